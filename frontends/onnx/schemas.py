@@ -1,15 +1,14 @@
-"""Writes src/ops/schemas.txt: the definitions of the ops that have a rule, as the `onnx` package and ONNX Runtime have
-them, and the names of ONNX's other ops.
+"""Writes src/ops/schemas.txt: the schemas of the ops that have a rule, from the `onnx` package and ONNX Runtime,
+and the names of ONNX's other ops.
 
     python3 schemas.py > src/ops/schemas.txt        (needs onnx, onnxruntime and numpy)
 
-A line is: op, the version from which the definition holds, the numbers of operands and of results as least..most
-(`*` is any number), the dtypes of the operands, and the attributes: name:type, then `!` if it must be given, or `=` and its
-default.
+A line is: op, the first version of the schema, the numbers of operands and of results as least..most (`*` is any
+number), the dtypes of the operands, and the attributes: name:type, then `!` if it is required, or `=` and its default.
 
-The dtypes are `@`, then for each operand a type variable (operands of one variable have one dtype; `~` after the last one where
-each of any number of operands has its own), then `;T=` and the dtypes of the variable T, by the letters of LETTERS. Of a variable
-without dtypes any type is accepted, such as a sequence.
+The dtypes are `@`, then a type variable for each operand, then `;T=` and the dtypes of the variable T, as the letters of
+LETTERS. Operands with the same variable have the same dtype. `~` after the last variable means that variadic operands may
+have different dtypes. A variable without dtypes accepts any type, such as a sequence.
 """
 
 import pathlib
@@ -26,7 +25,7 @@ LETTERS = {
     "bool": "b", "uint8": "u", "int32": "i", "int64": "l", "float16": "h", "bfloat16": "y", "float": "f", "double": "d",
 }
 
-# ONNX Runtime registers the collectives only where it is built with NCCL, and the norm under ONNX's domain.
+# ONNX Runtime registers the collectives only if it is built with NCCL, and the norm under ONNX's domain.
 UNREGISTERED = [
     "com.microsoft::AllGather 1 1..1 1..1 @T;T=builhyfd axis:int=0 group_size:int=1",
     "com.microsoft::AllReduce 1 1..1 1..1 @T;T=builhyfd group_size:int=1",
@@ -68,7 +67,7 @@ def attribute(name, schema):
 
 
 def letters(types):
-    """The letters of the tensor types among these; nothing if other kinds of values are accepted as well."""
+    """The letters of the tensor types among these. Empty if other kinds of values are accepted as well."""
     found = [t.removeprefix("tensor(").removesuffix(")") for t in types]
     if any("(" in t for t in found):
         return ""

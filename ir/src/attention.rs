@@ -1,34 +1,36 @@
-//! Which keys a query sees: the bounds of [`Op::Attention`](crate::Op::Attention), and the order of its operands.
+//! The columns that a row of attention sees: the bounds of [`Op::Attention`](crate::Op::Attention), and the
+//! order of its operands.
 //!
-//! Rows are positions of queries, columns positions of keys, both counted from 0. A row sees the columns that all bounds
-//! let through, so what it sees is one interval ([`visible_columns`]); causal order, windows, chunks and lengths are such bounds.
-//! Limits are exact integers: sums that leave 64 bits count as the nearest end, which no column reaches.
+//! Rows are positions of queries and columns are positions of keys, both counted from 0. A row sees the columns
+//! that all bounds admit, which form one interval ([`visible_columns`]). Causal order, windows, chunks and
+//! lengths are such bounds. Limits are exact integers: a sum that overflows 64 bits saturates, and no column
+//! reaches that limit.
 
 use std::ops::Range;
 
 use crate::dim::Dim;
 use crate::named_enum;
 
-/// One side of what a row sees, at the position `p`: `add`, plus the index of the row if `row`, plus the element of an
-/// operand if `operand`.
+/// One side of the interval that a row sees. It is given by the position `p`: `add`, plus the index of the row
+/// if `row`, plus the element of an operand if `operand`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct AttentionBound {
     pub side: BoundSide,
     pub row: bool,
-    /// What is added; may be negative.
+    /// A constant summand, which may be negative.
     pub add: Dim,
-    /// Positions are cut into chunks of so many, from 0 on, and the limit is where the chunk of `p` begins (from) or ends
-    /// (below). Without chunks the limit is `p`.
+    /// If set, positions are divided into chunks of this length, from 0 on, and the limit is the begin (for
+    /// `From`) or the end (for `Below`) of the chunk of `p`. Without chunks the limit is `p`.
     pub chunk: Option<u64>,
-    /// An integer operand is added that broadcasts to `[.., h, l, 1]`.
+    /// Whether an integer operand is added, which broadcasts to `[.., h, l, 1]`.
     pub operand: bool,
 }
 
 named_enum! {
     BoundSide {
-        /// Those before the limit.
+        /// Columns before the limit.
         Below = "below",
-        /// The limit and those behind it.
+        /// Columns from the limit on.
         From = "from",
     }
 }
@@ -43,7 +45,7 @@ impl AttentionBound {
         AttentionBound::relative_to_row(BoundSide::Below, 1)
     }
 
-    /// The limit of a row, where `add` and the element of the operand (0 without one) are known.
+    /// The limit of a row for known values of `add` and of the operand's element (0 without an operand).
     pub fn limit(&self, row: usize, add: i64, operand: i64) -> i64 {
         let row = if self.row { i64::try_from(row).unwrap_or(i64::MAX) } else { 0 };
         let p = row.saturating_add(add).saturating_add(operand);
@@ -56,25 +58,26 @@ impl AttentionBound {
     }
 }
 
-/// The bounds of attention that is causal or sees everything.
+/// The bounds of causal attention, or none.
 pub fn causal_bounds_if(causal: bool) -> Vec<AttentionBound> {
     if causal { vec![AttentionBound::causal()] } else { Vec::new() }
 }
 
-/// Whether the bounds say that row `i` sees columns up to `i`, and nothing else.
+/// Whether row `i` sees exactly the columns up to `i`.
 pub fn is_causal(bounds: &[AttentionBound]) -> bool {
     matches!(bounds, [bound] if *bound == AttentionBound::causal())
 }
 
-/// How many bounds have an operand.
+/// The number of bounds with an operand.
 pub fn position_operand_count(bounds: &[AttentionBound]) -> usize {
     bounds.iter().filter(|b| b.operand).count()
 }
 
-/// The columns below `columns` that a row sees, by the limit of each bound.
+/// The columns below `columns` that a row sees, given the limit of each bound.
 pub fn visible_columns(limits: impl IntoIterator<Item = (BoundSide, i64)>, columns: usize) -> Range<usize> {
     let column = |limit: i64| usize::try_from(limit.max(0)).unwrap_or(usize::MAX).min(columns);
-    let (mut start, mut end) = (0, columns);
+    let mut start = 0;
+    let mut end = columns;
     for (side, limit) in limits {
         match side {
             BoundSide::From => start = start.max(column(limit)),
@@ -90,19 +93,21 @@ pub struct AttentionOperands<'a, T> {
     pub k: &'a T,
     pub v: &'a T,
     pub mask: Option<&'a T>,
-    /// One for each bound that has an operand, in their order.
+    /// One operand for each bound that has one, in the order of the bounds.
     pub positions: &'a [T],
-    /// One more score of each row, if there is one.
+    /// An additional score of each row.
     pub sink: Option<&'a T>,
 }
 
 impl<'a, T> AttentionOperands<'a, T> {
-    /// Takes operands in their order apart, of which the last is a `sink` or not; `None` if there are not as many as
-    /// bounds say.
+    /// Splits the operands in their order. The last one is a sink if `sink` is set. `None` if the number of
+    /// operands does not match.
     pub fn from_operands(bounds: &[AttentionBound], sink: bool, operands: &'a [T]) -> Option<Self> {
-        let (sink, operands) = match sink {
-            true => operands.split_last().map(|(last, others)| (Some(last), others))?,
-            false => (None, operands),
+        let (sink, operands) = if sink {
+            let (last, others) = operands.split_last()?;
+            (Some(last), others)
+        } else {
+            (None, operands)
         };
         let split = operands.len().checked_sub(position_operand_count(bounds))?;
         let (first, positions) = operands.split_at(split);

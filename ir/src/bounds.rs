@@ -1,17 +1,18 @@
-//! Bounds checks: conditions on the sizes of a run under which no node reads outside of an axis.
+//! Bounds checks: conditions on the sizes of a run under which no node reads outside an axis.
 //!
-//! Extents, starts of slices and indices may depend on symbols, so whether a program stays within its axes can depend on
-//! the sizes of a run. [`BoundsChecks::derive`] derives the conditions from a program: one for each slice, `topk`, gather or
-//! scatter of elements, and for each index operand whose elements are known before the run: a series ([`crate::closed_form`]), or
-//! a value that is computed from constants. Conditions that hold for all values of the symbols are left out.
+//! Extents, starts of slices and indices may depend on symbols, so the sizes of a run decide whether a program
+//! stays within its axes. [`BoundsChecks::derive`] derives the conditions from a program. There is one
+//! condition for each slice, `topk`, gather or scatter of elements. There is also one for each index operand
+//! whose elements are known before the run: a series ([`crate::closed_form`]), or a value computed from
+//! constants. Conditions that hold for all values of the symbols are omitted.
 //!
-//! Every backend evaluates the conditions of the *source* of a plan when it binds the sizes of a run, before any step.
-//! Passes may therefore merge, move and drop slices, and turn indices into slices, as long as these conditions cover
-//! the indices of the source: a rewrite cannot lose a check that is not derived from its result. Nodes that no output needs
-//! are checked as well, as in the interpreter.
+//! Every backend evaluates the conditions of the *source* of a plan when it binds the sizes of a run, before
+//! any step. Passes may therefore merge, move and drop slices, and turn indices into slices, as long as these
+//! conditions cover the indices of the source. A rewrite cannot lose a check that is not derived from its
+//! result. Nodes that no output needs are checked as well, as in the interpreter.
 //!
-//! Indices that are data (arguments, parameters, values computed from them) are not covered: kernels check them when they
-//! read.
+//! Indices that are data (arguments, parameters, values computed from them) are not covered. Kernels check them
+//! when they read.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
@@ -27,19 +28,21 @@ use crate::symbol::SymbolTable;
 use crate::tensor::Tensor;
 use crate::text::{op_dims, op_name};
 
-/// Index operands for which more elements than this are computed are checked by the kernels alone, unless they are series.
+/// The maximum number of elements that are computed for an index operand. Larger operands that are not series
+/// are checked by kernels only.
 const MAX_ELEMENTS: usize = 1 << 18;
-/// Index operands that more nodes than this compute, likewise.
+/// The maximum number of nodes that are evaluated for an index operand. Operands that need more are checked by
+/// kernels only.
 const MAX_NODES: usize = 64;
 
-/// A node that reads outside of an axis at the sizes of a run.
+/// An error: a node reads outside an axis at the sizes of a run.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("%{node} ({op}): {message}")]
 pub struct OutOfBounds {
     /// The name of the node's first result.
     pub node: String,
     pub op: &'static str,
-    /// The index, the axis and its extent.
+    /// The index, the axis and the extent of the axis.
     pub message: String,
 }
 
@@ -56,7 +59,7 @@ struct BoundsCheck {
     operand: ValueId,
     axis: usize,
     required: BoundsCondition,
-    /// Nothing is read unless each of these is at least 1.
+    /// The node reads nothing, and the check is skipped, unless each of these is at least 1.
     counts: Vec<Dim>,
 }
 
@@ -83,9 +86,9 @@ impl BoundsChecks {
         out
     }
 
-    /// Whether runs ensure that all known elements of this node's index operands lie within their axes: they do for all sizes,
-    /// or a check here says so for the sizes of the run. A check of an operand that may have no elements does not, because
-    /// it is skipped then.
+    /// Whether runs ensure that all known elements of this node's index operands lie within their axes. This is
+    /// the case if they do for all sizes, or if a check tests it for the sizes of the run. A check of an
+    /// operand that may be empty does not count, because it is then skipped.
     pub fn covers(&self, node: NodeId) -> bool {
         self.covered.contains(&node)
     }
@@ -147,7 +150,8 @@ impl BoundsChecks {
         let operands = node.op.index_operands(node.inputs.len());
         let mut covered = !operands.is_empty();
         for (position, axis) in operands {
-            let (operand, index) = (node.inputs[0], node.inputs[position]);
+            let operand = node.inputs[0];
+            let index = node.inputs[position];
             let shape = &graph.ty(index).shape;
             let Some((first, last)) = indices.range_of_indices(index) else {
                 covered = false;
@@ -184,7 +188,8 @@ impl BoundsCheck {
     }
 
     fn always_holds(&self, graph: &Graph) -> bool {
-        let (extent, symbols) = (self.extent(graph), &graph.symbols);
+        let extent = self.extent(graph);
+        let symbols = &graph.symbols;
         match &self.required {
             BoundsCondition::Within { first, last } => is_range_within_axis(first, last, extent, symbols),
             BoundsCondition::AtLeast(count) => count.provably_le(extent, symbols),
@@ -199,20 +204,23 @@ impl BoundsCheck {
         let n = extent.eval(bindings);
         let shown =
             |dim: &Dim| EvaluatedDim { dim, value: dim.eval(bindings), symbols: &graph.symbols }.to_string();
-        let (axis, operand) = (self.axis, graph.value_name(self.operand));
+        let axis = self.axis;
+        let operand = graph.value_name(self.operand);
         let message = match &self.required {
             BoundsCondition::Within { first, last } => {
                 let inside =
                     |dim: &Dim| matches!((dim.eval(bindings), n), (Some(i), Some(n)) if 0 <= i && i < n);
                 let Some(index) = [first, last].into_iter().find(|dim| !inside(dim)) else { return Ok(()) };
-                let (index, extent) = (shown(index), shown(extent));
+                let index = shown(index);
+                let extent = shown(extent);
                 format!("index {index} is outside axis {axis} of %{operand}, whose extent is {extent}")
             }
             BoundsCondition::AtLeast(count) => {
                 if matches!((count.eval(bindings), n), (Some(count), Some(n)) if count <= n) {
                     return Ok(());
                 }
-                let (count, extent) = (shown(count), shown(extent));
+                let count = shown(count);
+                let extent = shown(extent);
                 format!("expected at most {extent} elements along axis {axis} of %{operand}, found {count}")
             }
         };
@@ -243,7 +251,7 @@ impl fmt::Display for EvaluatedDim<'_> {
 struct IndexRanges<'g> {
     graph: &'g Graph,
     known: EntityMap<ValueId, Option<ClosedForm>>,
-    /// The least and the greatest element of values that constants give, if they are known.
+    /// The least and the greatest element of values computed from constants, if known.
     constants: HashMap<ValueId, Option<(i64, i64)>>,
 }
 
@@ -253,7 +261,7 @@ impl IndexRanges<'_> {
             return known.value_range(&self.graph.ty(index).shape);
         }
         let mut value = index;
-        // Ops that keep all elements may have any shape.
+        // Ops that preserve all elements may have any shape.
         while let ValueDef::Node(node, _) = self.graph.values[value].def {
             let Node { op, inputs, .. } = &self.graph.nodes[node];
             if !matches!(op, Op::Reshape | Op::Permute { .. } | Op::Expand | Op::Copy) {
@@ -269,9 +277,11 @@ impl IndexRanges<'_> {
     }
 }
 
-/// The elements of an integer value that a few nodes compute from constants, all of known extents.
+/// The elements of an integer value that few nodes compute from constants, all with known extents.
 fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
-    let (mut nodes, mut inputs, mut open) = (BTreeSet::new(), BTreeSet::new(), vec![value]);
+    let mut nodes = BTreeSet::new();
+    let mut inputs = BTreeSet::new();
+    let mut open = vec![value];
     let mut elements = 0_usize;
     while let Some(value) = open.pop() {
         let extents = graph.ty(value).shape.iter().map(|d| usize::try_from(d.as_const()?).ok());
@@ -295,8 +305,11 @@ fn constant_elements(graph: &Graph, value: ValueId) -> Option<Vec<i64>> {
     let mut part = Graph { ranks: Some(1), ..Graph::new("constants") };
     let mut new = HashMap::new();
     for id in inputs {
-        let (input, old) = (&graph.inputs[id], &graph.values[graph.inputs[id].value]);
-        let (name, ty, data) = (old.name.clone(), old.ty.clone(), input.data.clone());
+        let input = &graph.inputs[id];
+        let old = &graph.values[graph.inputs[id].value];
+        let name = old.name.clone();
+        let ty = old.ty.clone();
+        let data = input.data.clone();
         new.insert(input.value, part.add_input(InputKind::Constant, name, "", ty, data));
     }
     for id in nodes {

@@ -27,7 +27,7 @@ pub struct BuildError {
 #[derive(Debug, Default)]
 pub struct GraphBuilder {
     graph: Graph,
-    /// For each name that was asked for, how many values carry it or a suffixed form.
+    /// For each requested name, the number of values with that name or a suffixed form of it.
     taken: HashMap<String, usize>,
 }
 
@@ -48,12 +48,12 @@ impl GraphBuilder {
         &self.graph
     }
 
-    /// The graph so far, for what has no method here (renaming, custom ops).
+    /// The graph so far, for changes that have no method here (renaming, custom ops).
     pub fn graph_mut(&mut self) -> &mut Graph {
         &mut self.graph
     }
 
-    /// Ends building. The caller verifies.
+    /// Returns the graph. The caller verifies it.
     pub fn finish(self) -> Graph {
         self.graph
     }
@@ -62,7 +62,7 @@ impl GraphBuilder {
         self.graph.symbols.push(Symbol { name: name.into(), min, max, alias: None })
     }
 
-    /// The group of this name, added with these members if it is new.
+    /// The group with this name. It is added with these members if it is new.
     pub fn group(&mut self, name: &str, members: GroupMembers) -> GroupId {
         let known = self.graph.groups.iter().find(|(_, g)| g.name == name).map(|(id, _)| id);
         match known {
@@ -83,8 +83,9 @@ impl GraphBuilder {
         self.graph.add_input(kind, name, source, ty, data)
     }
 
-    /// Adds a node whose op fixes the result types; returns all results. Fails if the operands break the op's typing
-    /// rule, the op leaves its result type to be declared, or an operand, a group or a custom op is none of this graph.
+    /// Adds a node whose op determines the result types; returns all results. Fails if the operands break the
+    /// op's typing rule, if the op's result type must be declared, or if an operand, a group or a custom op is
+    /// not in this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
         let error = |message: String| self.error(name, &message);
         self.check_references(&op, inputs).map_err(error)?;
@@ -96,8 +97,8 @@ impl GraphBuilder {
         Ok(self.push(name, op, inputs, types))
     }
 
-    /// Adds a node with declared result types; returns all results. Fails if operands or results break the op's typing
-    /// rule, or an operand, a group or a custom op is none of this graph.
+    /// Adds a node with declared result types; returns all results. Fails if operands or results break the op's
+    /// typing rule, or if an operand, a group or a custom op is not in this graph.
     pub fn node_as(
         &mut self,
         name: &str,
@@ -134,7 +135,7 @@ impl GraphBuilder {
         self.node_as(name, op, inputs, vec![ty]).map(|r| r[0])
     }
 
-    /// Fails if the numbers of elements differ, or the operand is none of this graph.
+    /// Fails if the numbers of elements differ, or if the operand is not in this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
         let error = |message: String| self.error(name, &message);
         self.check_references(&Op::Reshape, &[x]).map_err(error)?;
@@ -153,7 +154,7 @@ impl GraphBuilder {
         self.node(name, Op::Collective(Collective { kind, group, variant: None }), inputs)
     }
 
-    /// Gives a value this name, or one that starts with it if it is taken.
+    /// Gives a value this name, or a name with this prefix if the name is taken.
     pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
         let error = |message: String| self.error(name, &message);
         self.check_references(&Op::Copy, &[value]).map_err(error)?;
@@ -161,16 +162,18 @@ impl GraphBuilder {
         Ok(())
     }
 
-    /// Declares a returned output. That it is a value of this graph is the verifier's to say.
+    /// Declares a returned output. The verifier checks that the value is in this graph.
     pub fn output(&mut self, value: ValueId) {
         self.graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
     }
 
-    /// Whether all that a node names is of this graph. Symbols of dims are the verifier's.
+    /// Checks that all ids that a node refers to are in this graph, except symbols of dims, which the verifier
+    /// checks.
     fn check_references(&self, op: &Op, inputs: &[ValueId]) -> Result<(), String> {
         let graph = &self.graph;
         let unknown = |what: &str, id: &dyn std::fmt::Display, count: usize| {
-            Err(format!("the {what} {id} is none of this graph, which has {count}"))
+            let plural = if count == 1 { "" } else { "s" };
+            Err(format!("{what} {id} is out of range: the graph has {count} {what}{plural}"))
         };
         if let Some(v) = inputs.iter().find(|&&v| graph.values.get(v).is_none()) {
             return unknown("value", v, graph.values.len());
@@ -204,8 +207,8 @@ impl GraphBuilder {
         self.graph.nodes[node].outputs.clone()
     }
 
-    /// A name that no value has yet: `wanted` with everything but letters, digits, `_` and `.` replaced,
-    /// and a number behind it if it is taken.
+    /// An unused name: `wanted` with all characters except letters, digits, `_` and `.` replaced, followed by a
+    /// number if it is taken.
     fn unique_name(&mut self, wanted: &str) -> String {
         let mut base: String = wanted
             .chars()

@@ -1,12 +1,12 @@
-//! What is known of the elements of a value without running the program.
+//! Closed forms: facts about the elements of a value without running the program.
 //!
-//! Masks and positions are built from `full`, `iota` and a few integer ops. Instead of their elements, which
-//! would need static shapes, two closed forms are carried along: every element is one scalar, or element
-//! `i` of an integer tensor is `start + Σ step[a] * i[a]`. Both work for symbolic extents. A comparison of
-//! two such values is known when their difference has one sign over all positions.
+//! Masks and positions are built from `full`, `iota` and a few integer ops. Their elements would need static
+//! shapes, so two closed forms represent them instead: every element is one scalar, or element `i` of an
+//! integer tensor is `start + Σ step[a] * i[a]`. Both work for symbolic extents. A comparison of two such
+//! values is known if their difference has one sign over all positions.
 //!
-//! Invariants: a scalar is stored as the dtype stores it, and is not NaN; an affine value fits its dtype everywhere, has
-//! a step for each axis, 0 along axes of extent 1, and at least one that is not 0.
+//! Invariants: a scalar is stored as its dtype represents it, and is not NaN. The elements of an affine value
+//! fit its dtype. It has one step per axis, which is 0 along axes of extent 1, and at least one step is not 0.
 
 pub mod scalar;
 
@@ -34,11 +34,11 @@ pub enum ClosedForm {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AffineForm {
     pub start: i64,
-    /// What one step along each axis adds.
+    /// The increment along each axis.
     pub step: Vec<i64>,
 }
 
-/// Constants up to this many elements are looked at.
+/// The maximum number of elements of a constant that is examined.
 const MAX_ELEMENTS: usize = 1 << 16;
 
 #[derive(Clone, Copy)]
@@ -84,7 +84,8 @@ impl ClosedForm {
             ClosedForm::Full(_) => return None,
             ClosedForm::Affine(affine) => affine,
         };
-        let (mut first, mut last) = (Dim::from(affine.start), Dim::from(affine.start));
+        let mut first = Dim::from(affine.start);
+        let mut last = first.clone();
         for (&step, extent) in affine.step.iter().zip(shape) {
             let moved = (extent.clone() - Dim::from(1)) * Dim::from(step);
             let end = if step < 0 { &mut first } else { &mut last };
@@ -100,7 +101,7 @@ impl ClosedForm {
         }
     }
 
-    /// The elements of a constant: all equal, or an integer series along the last axis.
+    /// The closed form of a constant: all elements equal, or an integer series along the last axis.
     pub fn from_tensor(tensor: &Tensor) -> Option<ClosedForm> {
         let n = tensor.numel();
         if n == 0 || n > MAX_ELEMENTS {
@@ -200,7 +201,7 @@ impl ClosedForm {
         }
     }
 
-    /// As an affine value of this many axes, if it is an integer tensor.
+    /// The value as an affine form over this many axes, if it is an integer tensor.
     fn as_affine(&self, rank: usize) -> Option<AffineForm> {
         match self {
             ClosedForm::Full(Scalar::Int(start)) => Some(AffineForm { start: *start, step: vec![0; rank] }),
@@ -278,7 +279,7 @@ impl AffineForm {
                 }
                 step
             }
-            // Only where axes of extent 1 come and go do the others keep their steps.
+            // The steps are known only if the reshape just adds or removes axes of extent 1.
             Op::Reshape => {
                 let steps: Vec<i64> = non_unit_axes(&x.shape).map(|(a, _)| self.step[a]).collect();
                 let same =
@@ -298,7 +299,7 @@ pub fn non_unit_axes(shape: &[Dim]) -> impl Iterator<Item = (usize, &Dim)> {
     shape.iter().enumerate().filter(|(_, d)| d.as_const() != Some(1))
 }
 
-/// An integer tensor of this type, if its elements fit the dtype.
+/// The closed form of an integer tensor of this type, if its elements fit the dtype.
 fn affine_of_type(
     start: i64,
     mut step: Vec<i64>,
@@ -359,7 +360,7 @@ fn fold_binary(
         Some(ClosedForm::Full(Scalar::Bool(b))) => Some(*b),
         _ => None,
     };
-    // One side may decide alone.
+    // One operand alone may decide the result.
     for side in [bool_of(0), bool_of(1)] {
         match (op, side) {
             (BinaryOp::And, Some(false)) => return Some(ClosedForm::Full(Scalar::Bool(false))),
@@ -367,13 +368,15 @@ fn fold_binary(
             _ => {}
         }
     }
-    let (x, y) = (xy[0].0?, xy[1].0?);
+    let x = xy[0].0?;
+    let y = xy[1].0?;
     if let (ClosedForm::Full(a), ClosedForm::Full(b)) = (x, y)
         && let Some(s) = scalar::fold_binary(op, *a, *b, xy[0].1.dtype)
     {
         return Some(ClosedForm::Full(s));
     }
-    let (a, b) = (x.as_affine(ty.rank())?, y.as_affine(ty.rank())?);
+    let a = x.as_affine(ty.rank())?;
+    let b = y.as_affine(ty.rank())?;
     let combine = |f: fn(i64, i64) -> Option<i64>| -> Option<(i64, Vec<i64>)> {
         let steps = a.step.iter().zip(&b.step).map(|(&s, &t)| f(s, t)).collect::<Option<_>>()?;
         Some((f(a.start, b.start)?, steps))
@@ -396,7 +399,7 @@ fn fold_binary(
     }
 }
 
-/// The outcome of a comparison whose difference lies within bounds, if they decide it.
+/// The outcome of a comparison, given bounds of the difference of its operands, if they decide it.
 fn decide_comparison(op: BinaryOp, (min, max): (i64, i64)) -> Option<bool> {
     let (always, never) = match op {
         BinaryOp::Eq => ((min, max) == (0, 0), min > 0 || max < 0),
@@ -432,7 +435,7 @@ fn fold_reduce(
     }
 }
 
-/// The result of a collective on cells of `ranks` ranks, which all have the same operand.
+/// The result of a collective on cells of `ranks` ranks whose operands are all equal.
 fn fold_collective(
     kind: &CollectiveKind,
     x: &ClosedForm,
@@ -442,7 +445,7 @@ fn fold_collective(
     match (kind, x) {
         (CollectiveKind::Broadcast { .. }, _) => Some(x.clone()),
         (CollectiveKind::AllReduce(CollectiveReduceOp::Max | CollectiveReduceOp::Min), _) => Some(x.clone()),
-        // A rank to which nobody sends has zeros.
+        // The result of a rank without a sender is zero.
         (CollectiveKind::Permute { pairs }, _) => {
             (0..ranks).all(|rank| pairs.iter().any(|(_, to)| *to == rank)).then(|| x.clone())
         }
@@ -463,7 +466,8 @@ fn fold_collective(
     }
 }
 
-/// Pieces that continue one another. A piece of extent 1 fits any step along the axis.
+/// The closed form of a concatenation, if each piece continues the previous one. A piece of extent 1 fits any
+/// step along the axis.
 fn fold_concat(
     cx: ClosedFormContext<'_>,
     axis: usize,

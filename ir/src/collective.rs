@@ -1,9 +1,11 @@
 //! Collectives, the variants that run them, and the contract of each variant.
 //!
-//! A collective is a functional value: it names its group and gives a new tensor. A [`CollectiveVariant`] is a way
-//! to run it; its [`Contract`] states what the run touches on peers and what it promises about time. The
-//! contracts are the only source of that knowledge: placement, liveness, the check and every backend
-//! read this table.
+//! A collective is a functional value: it names its group and yields a new tensor. A [`CollectiveVariant`] is
+//! an implementation of a collective. Its [`Contract`] states which memory of peers the implementation
+//! accesses, and what its completion guarantees.
+//!
+//! The contracts are the only source of these facts. Placement, liveness, the plan check and every backend read
+//! this table.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,23 +14,23 @@ use crate::named_enum;
 
 /// Communication between the ranks of a group.
 ///
-/// With `n` ranks in each cell of the group, `x` is the operand:
-/// - all-reduce: the result has the type of `x`; element `i` is the reduction of `x[i]` over the ranks in
+/// With `n` ranks in each cell of the group, and `x` the operand:
+/// - all-reduce: the result has the type of `x`. Element `i` is the reduction of `x[i]` over the ranks in
 ///   ascending order.
-/// - all-gather: `x [d, …]` gives `[n*d, …]`, the operands one after another by rank.
+/// - all-gather: `x [d, …]` gives `[n*d, …]`, the operands concatenated in order of rank.
 /// - reduce-scatter: `x [n*d, …]` gives `[d, …]`, this rank's piece of the reduction.
-/// - all-to-all: `x [n*d, …]` gives `[n*d, …]`: piece `p` of `x` goes to rank `p`, which stores it as its
-///   piece of this rank's number.
+/// - all-to-all: `x [n*d, …]` gives `[n*d, …]`. Piece `p` of rank `r`'s operand becomes piece `r` of
+///   rank `p`'s result.
 /// - broadcast: the operand of rank `root`.
-/// - permute: for each pair `(from, to)` the result on `to` is the operand of `from`; a rank that nobody
-///   sends to has zeros.
+/// - permute: for each pair `(from, to)` the result on `to` is the operand of `from`. The result of a rank
+///   that is no `to` is zero.
 ///
-/// Ranks are positions within the group's cell.
+/// Ranks are positions within the cell of the group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Collective {
     pub kind: CollectiveKind,
     pub group: GroupId,
-    /// How, once that is chosen.
+    /// The implementation; `None` until one is chosen.
     pub variant: Option<CollectiveVariant>,
 }
 
@@ -58,7 +60,7 @@ impl CollectiveKind {
         self.collective_name().facts()
     }
 
-    /// How it combines the operands of different ranks; `None` for collectives that only move elements.
+    /// The reduction that combines the operands of the ranks; `None` for collectives that only move elements.
     pub fn reduce_op(&self) -> Option<CollectiveReduceOp> {
         match self {
             CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(*op),
@@ -69,12 +71,14 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether a second operand says on the device how many rows go to each rank; a second result then says how many came.
+    /// Whether a second operand holds the number of rows for each rank. It is known only on the device. A
+    /// second result then holds the number of rows received from each rank.
     pub fn has_device_splits(&self) -> bool {
         *self == CollectiveKind::AllToAll(AllToAllSplits::Device)
     }
 
-    /// The rank of a cell whose operand is the result of rank `number`, if one rank sends it all of its operand.
+    /// The rank of a cell whose whole operand is the result of rank `number`; `None` if no single rank sends
+    /// it.
     pub fn sender_to(&self, number: u32) -> Option<u32> {
         match self {
             CollectiveKind::Broadcast { root } => Some(*root),
@@ -85,8 +89,8 @@ impl CollectiveKind {
         }
     }
 
-    /// The sizes of operand and result among `n` ranks, where `whole` is that of the result of an all-gather and of the
-    /// operand of others.
+    /// The sizes of operand and result among `n` ranks. `whole` is the size of the result for an all-gather,
+    /// and of the operand for all other collectives.
     pub fn operand_and_result_sizes(&self, whole: u64, n: u64) -> (u64, u64) {
         let piece = whole / n.max(1);
         match self.facts() {
@@ -101,8 +105,8 @@ impl CollectiveKind {
         self.collective_name().name()
     }
 
-    /// One of each kind that contracts tell apart, among `n` ranks: reductions sum, the root is rank 0, each rank sends to
-    /// the next.
+    /// One sample of each kind that contracts distinguish, among `n` ranks: reductions sum, the root is rank 0,
+    /// and each rank sends to the next.
     pub fn sample_kinds(n: u32) -> [CollectiveKind; 7] {
         [
             CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
@@ -115,9 +119,10 @@ impl CollectiveKind {
         ]
     }
 
-    /// The pairs `(from, to)` of different ranks of which `from` sends its operand to `to`, in a cell of `n`
-    /// ranks: those of a permute without ranks that send to themselves, and for a broadcast the root with
-    /// every other rank. `None` for collectives that take from every rank. No rank receives twice.
+    /// The pairs `(from, to)` of different ranks in a cell of `n` ranks where `from` sends its operand to `to`.
+    /// For a permute these are its pairs without the ranks that send to themselves. For a broadcast the root is
+    /// paired with every other rank. `None` for collectives that receive from every rank. No rank receives
+    /// twice.
     pub fn send_pairs(&self, n: u32) -> Option<Vec<(u32, u32)>> {
         match self {
             CollectiveKind::Permute { pairs } => {
@@ -132,12 +137,12 @@ impl CollectiveKind {
 }
 
 named_enum! {
-    /// How an all-to-all divides the leading axis.
+    /// How an all-to-all divides the leading axis of its operand.
     AllToAllSplits {
         Even = "even",
-        /// By a second operand: `[n]` i64 rows for each rank, known only on the device. The results are the
-        /// rows received, packed in order of rank at the front of `x`'s type (the rest is zero), and `[n]` i64
-        /// rows received from each rank.
+        /// By a second operand `[n]` i64, the number of rows for each rank, which is known only on the device.
+        /// The first result has the type of `x`: the received rows, packed in order of rank at the front, and
+        /// zeros after them. The second result `[n]` i64 is the number of rows received from each rank.
         Device = "device",
     }
 }
@@ -154,13 +159,14 @@ named_enum! {
     }
 }
 
-/// What is known of a collective by its name, for passes, planner and backends that do not care which one it is.
+/// Properties that follow from the name of a collective, for passes, planner and backends that treat all
+/// collectives in the same way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CollectiveFacts {
     pub reduces: bool,
-    /// Whether the leading axis of the operand has a piece for each rank of a cell.
+    /// Whether the leading axis of the operand has one piece for each rank of a cell.
     pub operand_pieces: bool,
-    /// Whether the leading axis of the result has a piece of each rank of a cell.
+    /// Whether the leading axis of the result has one piece from each rank of a cell.
     pub result_pieces: bool,
     pub result_distribution: ResultDistribution,
 }
@@ -169,7 +175,7 @@ pub struct CollectiveFacts {
 pub enum ResultDistribution {
     Replicated,
     Sharded,
-    /// To each the operand of the rank that sends to it.
+    /// Each rank has the operand of the rank that sends to it.
     FromSender,
 }
 
@@ -193,31 +199,32 @@ impl CollectiveName {
 }
 
 impl CollectiveFacts {
-    /// Whether each element of the result is made of those at its position in the operands.
+    /// Whether each element of the result depends only on elements at the same position of the operands.
     pub fn preserves_positions(self) -> bool {
         !self.operand_pieces && !self.result_pieces
     }
 
-    /// Whether the size that estimates are for is that of the result, not that of the operand.
+    /// Whether estimates use the size of the result instead of the size of the operand.
     pub fn is_sized_by_result(self) -> bool {
         self.result_pieces && !self.operand_pieces
     }
 }
 
 named_enum! {
-    /// How all-reduce and reduce-scatter combine elements: floats accumulate in f32 (f64 for f64) in
-    /// ascending order of rank and round once.
+    /// How all-reduce and reduce-scatter combine elements. Floats accumulate in f32 (f64 for f64) in ascending
+    /// order of rank, and are rounded once.
     CollectiveReduceOp { Sum = "sum", Avg = "avg", Max = "max", Min = "min", Prod = "prod" }
 }
 
 named_enum! {
     CollectiveVariant {
-        /// The library's own: staged through its buffers, ordinary operands.
+        /// The communication library's own implementation: ordinary operands, staged through the library's
+        /// buffers.
         Plain = "plain",
         /// All-reduce: every rank reads all operands of its peers and reduces everything.
         OneShot = "one_shot",
-        /// All-reduce, reduce-scatter, all-gather, all-to-all: the LL (low latency) protocol of NCCL, data with its
-        /// flag in one store, into the peers' landing zones; large messages on GPUs go by its LL128.
+        /// All-reduce, reduce-scatter, all-gather, all-to-all: the LL (low latency) protocol of NCCL. One store
+        /// writes data together with its flag into the peers' landing zones. On GPUs large messages use LL128.
         Ll = "ll",
         /// All-reduce: every rank reduces one slice and writes it to all results.
         TwoShot = "two_shot",
@@ -225,34 +232,35 @@ named_enum! {
         Pull = "pull",
         /// All-gather, all-to-all: every rank writes into its peers' results.
         Push = "push",
-        /// All-gather, all-to-all: as push, by copies without a kernel between two rendezvous, which leaves the
-        /// multiprocessors to what runs beside it.
+        /// All-gather, all-to-all: as push, but with copies instead of a kernel, between two rendezvous. The
+        /// multiprocessors stay free for concurrent kernels.
         Copies = "copies",
-        /// All-gather, all-to-all: as pull, by copies without a kernel behind a rendezvous. The result may lie in any memory,
-        /// such as where the caller wants it.
+        /// All-gather, all-to-all: as pull, but with copies instead of a kernel, after a rendezvous. The result
+        /// may lie in any memory, such as the caller's.
         PullCopies = "pull_copies",
-        /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there. It waits
-        /// for the receiver's word that the result is free, and reads its own operand wherever that lies;
-        /// NCCL's put would want that in a window too.
+        /// Broadcast, permute: the sender writes into the receiver's result, then sets a flag there. Before
+        /// that it waits until the receiver signals that the result is free. Its operand may lie in any memory;
+        /// NCCL's put would require a window for it too.
         Put = "put",
-        /// All-reduce and reduce-scatter that sum, all-gather, all-to-all: the library's own on operands and
-        /// results in a window that is registered with it, where its kernels reach the peers' directly.
+        /// All-reduce and reduce-scatter that sum, all-gather, all-to-all: the library's own implementation on
+        /// operands and results in a registered window, where its kernels access the peers' memory directly.
         NcclWindow = "nccl_window",
-        /// All-gather, all-to-all: the same, with copy engines instead of multiprocessors.
+        /// All-gather, all-to-all: as `nccl_window`, with copy engines instead of multiprocessors.
         CopyEngine = "copy_engine",
     }
 }
 
+/// The memory of a peer that a variant accesses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PeerAccess {
-    /// Nothing in the arenas, or only what the library keeps within the peer's own step: after the peer has
-    /// arrived, and before it completes. There the peer's own accesses stand in for it.
+    /// Nothing in the arenas, or only accesses that the library keeps within the peer's own step, between the
+    /// peer's arrival and its completion. The peer's own accesses cover those in the memory model.
     Nothing,
     ReadOperand,
-    /// Writes into the peers' result; where pairs meet, into that of the receiver alone.
+    /// Writes into the peers' results. With [`SyncScope::Pairs`] only into the receiver's result.
     WriteResult,
     ReadOperandWriteResult,
-    /// Writes into the peers' landing zone of this epoch; the peer reads it there.
+    /// Writes into the peers' landing zone of the current epoch. The peer reads the data there.
     WriteLanding,
 }
 
@@ -265,24 +273,25 @@ impl PeerAccess {
     }
 }
 
-/// Whose arrival the completion of a variant tells of.
+/// The ranks whose arrival precedes the completion of a variant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SyncScope {
     Nobody,
-    /// For each pair of the collective ([`CollectiveKind::send_pairs`]) a rendezvous of its two ranks: the sender
-    /// touches the receiver after both have arrived, and neither completes before that touch is over. Ranks
-    /// that form no pair learn nothing of each other, and a rank without a pair waits for nobody.
+    /// The two ranks of each pair of the collective ([`CollectiveKind::send_pairs`]) meet. The sender accesses
+    /// the receiver's memory after both have arrived, and neither completes before that access has ended. Ranks
+    /// that form no pair are not synchronized, and a rank without a pair waits for no other.
     Pairs,
-    /// Every peer's: it completes on no rank before every peer has arrived.
+    /// All ranks of the cell: it completes on no rank before every peer has arrived.
     Group,
 }
 
-/// Whether a variant ends with a barrier.
+/// Whether a variant ends with an exit barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ExitBarrierPolicy {
-    /// Never: completion says nothing about peers that still touch this rank.
+    /// Never: peers may still access this rank's memory after completion.
     Never,
-    /// As the plan says: with it, no rank completes before all peers stopped touching it.
+    /// The plan decides. With the barrier, no rank completes before all peers have stopped accessing its
+    /// memory.
     Droppable,
     Always,
 }
@@ -291,52 +300,59 @@ pub enum ExitBarrierPolicy {
 #[serde(rename_all = "snake_case")]
 pub enum ExitBarrier {
     Kept,
-    /// It does not: lifetimes stand in for it.
+    /// The step does not wait; lifetimes in the plan replace the barrier.
     Dropped,
 }
 
-/// The promises of a variant (DESIGN of cross-rank liveness in ARCHITECTURE.md).
+/// The guarantees of a variant. ARCHITECTURE.md explains the cross-rank liveness that rests on them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Contract {
-    /// Touches no peer before every peer has arrived; then [`meets`](Self::sync_scope) is the group.
+    /// Accesses no peer's memory before every peer has arrived. [`sync_scope`](Self::sync_scope) is then
+    /// `Group`.
     pub entry_barrier: bool,
     pub sync_scope: SyncScope,
-    /// Completes on no rank before all peers have stopped touching this rank.
+    /// Whether it completes on no rank before all peers have stopped accessing this rank's memory.
     pub exit_barrier: ExitBarrierPolicy,
-    /// Where the group meets: a rank writes its own result only after that. Without it, from its arrival on.
+    /// Whether a rank writes its own result only after the rendezvous of the group. If not, it may write from
+    /// its arrival on.
     pub result_after_rendezvous: bool,
     pub peer_access: PeerAccess,
     pub symmetric_operand: bool,
     pub symmetric_result: bool,
-    /// The result may lie on the operand's bytes. For all-gather that is this rank's piece of the result,
-    /// for reduce-scatter this rank's piece of the operand.
+    /// Whether the result may lie on the operand's bytes. For an all-gather the operand is then this rank's
+    /// piece of the result; for a reduce-scatter the result is this rank's piece of the operand.
     pub in_place: bool,
-    /// All ranks of a cell get the same bits of what the collective gives to all of them, which matters where floats are summed.
-    /// Facts about programs rest on it ([`crate::replication`]), so variants without it cannot be added without a change there.
+    /// Whether all ranks of a cell get the same bits of a result that the collective gives to all of them. It
+    /// matters where floats are summed. [`crate::replication`] relies on it, so a variant without it requires a
+    /// change there.
     ///
-    /// Kernels of symmc, on hosts and on GPUs, add the ranks of a cell in ascending order, whichever rank computes an element:
-    /// with `one_shot`, and with `ll` in one round, every rank computes all elements in this order; with `two_shot`, and with `ll` in two
-    /// rounds, one rank computes an element and sends it to all. NCCL chooses other orders, but one for an element: rings, trees
-    /// and switches (NVLS) reduce it in one place and pass on the result, and so do its kernels for windows (`RSxLD_AGxST`,
-    /// `RSxLDMC_AGxSTMC`), except `AGxLL_R`, with which every rank adds all operands, from rank 0 on.
+    /// Kernels of symmc, on hosts and on GPUs, add the operands of a cell in ascending order of rank, whichever
+    /// rank computes an element. With `one_shot`, and with `ll` in one round, every rank computes all elements
+    /// in this order. With `two_shot`, and with `ll` in two rounds, one rank computes an element and sends it
+    /// to all.
+    ///
+    /// NCCL chooses other orders, but one order per element. Rings, trees and switches (NVLS) reduce an element
+    /// in one place and pass on the result. Its kernels for windows (`RSxLD_AGxST`, `RSxLDMC_AGxSTMC`) do the
+    /// same. The exception is `AGxLL_R`, where every rank adds all operands, from rank 0 on.
     pub same_bits: bool,
 }
 
 impl CollectiveVariant {
-    /// The variant that programs, profiles and plans of older versions call `name`.
+    /// The variant that older versions of programs, profiles and plans call `name`.
     pub fn from_legacy_name(name: &str) -> Option<CollectiveVariant> {
         (name == "packets").then_some(CollectiveVariant::Ll)
     }
 
-    /// The names that there are, for who says another; one of an older version is told by its new name.
+    /// The expected names, for an error about the unknown name `found`. For a legacy name it is the current
+    /// one.
     pub fn describe_expected_names(found: &str) -> String {
         match CollectiveVariant::from_legacy_name(found) {
-            Some(variant) => format!("`{variant}`, as it is called now"),
+            Some(variant) => format!("its current name `{variant}`"),
             None => format!("one of {}", CollectiveVariant::names()),
         }
     }
 
-    /// Whether the library of the machine runs it, not a kernel of symmc.
+    /// Whether the machine's communication library runs it instead of a kernel of symmc.
     pub fn is_library(self) -> bool {
         matches!(
             self,
@@ -344,17 +360,17 @@ impl CollectiveVariant {
         )
     }
 
-    /// Whether the library finds operands and results of peers in a window, where this rank's own are: each starts at the
-    /// same byte on all ranks of a cell. Only the operand of an all-gather, which its own rank alone reads, may lie at
-    /// its rank's piece of what the group gathers.
+    /// Whether the library locates operands and results of peers from this rank's own offsets in a window: each
+    /// then starts at the same byte on all ranks of a cell. The operand of an all-gather is an exception. Only
+    /// its own rank reads it, so it may lie at its rank's piece of the gathered result.
     pub fn uses_nccl_window(self) -> bool {
         matches!(self, CollectiveVariant::NcclWindow | CollectiveVariant::CopyEngine)
     }
 
-    /// The contract under which this variant runs a collective of this kind; `None` if it cannot run it.
+    /// The contract of this variant for a collective of this kind; `None` if the variant does not support it.
     pub fn contract(self, kind: &CollectiveKind) -> Option<Contract> {
         use CollectiveKind as K;
-        // The others say in what they differ from this.
+        // The other contracts are written as differences from this one.
         let push = Contract {
             entry_barrier: true,
             sync_scope: SyncScope::Group,
@@ -373,9 +389,9 @@ impl CollectiveVariant {
             symmetric_result: false,
             ..push
         };
-        // NCCL promises a rank that its operand and result are its own again when the call has completed on
-        // that rank, and that nobody touches them before it has arrived. No more holds of every algorithm
-        // that it may choose: some write a peer's piece as soon as that peer has come, and the own one at once.
+        // NCCL guarantees that a rank may reuse its operand and result once the call has completed on that
+        // rank, and that no peer accesses them before the rank has arrived. Its algorithms have nothing else in
+        // common: some write a peer's piece as soon as that peer has arrived, and the own piece at once.
         let library = Contract {
             entry_barrier: false,
             sync_scope: match kind {
@@ -387,7 +403,7 @@ impl CollectiveVariant {
             peer_access: PeerAccess::Nothing,
             symmetric_operand: false,
             symmetric_result: false,
-            // Sends and receives are of one group of calls: which comes first is up to the library.
+            // Sends and receives form one group of calls; their order is up to the library.
             in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. }),
             same_bits: true,
         };
@@ -410,7 +426,7 @@ impl CollectiveVariant {
                 pull
             }
             (CollectiveVariant::Pull, K::ReduceScatter(_)) => pull,
-            // The exit also tells that nobody reads a rank's sizes any more.
+            // The exit barrier also guarantees that no peer still reads this rank's sizes.
             (CollectiveVariant::Pull, K::AllToAll(AllToAllSplits::Device)) => {
                 Contract { exit_barrier: ExitBarrierPolicy::Always, ..pull }
             }
@@ -426,8 +442,8 @@ impl CollectiveVariant {
                 ..push
             },
             (CollectiveVariant::TwoShot, K::AllReduce(_)) => {
-                let touch = PeerAccess::ReadOperandWriteResult;
-                Contract { peer_access: touch, symmetric_operand: true, in_place: true, ..push }
+                let access = PeerAccess::ReadOperandWriteResult;
+                Contract { peer_access: access, symmetric_operand: true, in_place: true, ..push }
             }
             (CollectiveVariant::Push | CollectiveVariant::Copies, K::AllGather) => {
                 Contract { in_place: true, ..push }
@@ -438,7 +454,8 @@ impl CollectiveVariant {
                 sync_scope: SyncScope::Pairs,
                 exit_barrier: ExitBarrierPolicy::Never,
                 result_after_rendezvous: false,
-                // The root reads its operand alone; a rank of a permute may read while it is written to.
+                // Only the root reads its operand. A rank of a permute may still read its operand while its
+                // result is written.
                 in_place: matches!(kind, K::Broadcast { .. }),
                 ..push
             },
@@ -446,18 +463,18 @@ impl CollectiveVariant {
         })
     }
 
-    /// The bytes of symmetric memory that this variant asks for: operand, result and both landing zones. `bytes` is the
-    /// size that estimates are for: of the result of an all-gather, of the operand of the others.
+    /// The bytes of symmetric memory that this variant needs: operand, result and both landing zones. `bytes`
+    /// is the size that estimates use: of the result for an all-gather, of the operand for the others.
     pub fn symmetric_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         let Some(contract) = self.contract(kind) else { return 0 };
         let (operand, result) = kind.operand_and_result_sizes(bytes, n);
-        let of = |symmetric: bool, bytes: u64| if symmetric { bytes } else { 0 };
-        of(contract.symmetric_operand, operand)
-            .saturating_add(of(contract.symmetric_result, result))
+        let if_symmetric = |symmetric: bool, bytes: u64| if symmetric { bytes } else { 0 };
+        if_symmetric(contract.symmetric_operand, operand)
+            .saturating_add(if_symmetric(contract.symmetric_result, result))
             .saturating_add(self.landing_bytes(kind, operand, n).saturating_mul(2))
     }
 
-    /// The size in bytes of one landing zone on a group of `n` ranks for an operand of `bytes` bytes
+    /// The size in bytes of one landing zone for a group of `n` ranks and an operand of `bytes` bytes
     /// ([`landing_zone_bytes`]).
     pub fn landing_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         if self != CollectiveVariant::Ll {
@@ -468,24 +485,26 @@ impl CollectiveVariant {
     }
 }
 
-/// The bytes up to which the messages of all ranks of a cell together go by LL: words of 8 bytes, 4 of them data and 4 a
-/// flag. Larger ones go by LL128: lines of 128 bytes, 120 of them data, in a part of the landing zone that LL never
-/// uses. The host has one protocol of the same idea for all sizes, lines of 64 bytes with 60 of data, which takes no
-/// more room.
+/// The largest sum of the messages of all ranks of a cell, in bytes, that uses LL: words of 8 bytes, 4 of data
+/// and 4 of flag. Larger messages use LL128: lines of 128 bytes, 120 of them data, in a part of the landing
+/// zone that LL never uses. The host has one similar protocol for all sizes, with lines of 64 bytes, 60 of them
+/// data. It needs no more room.
 pub const LL_BYTES: u64 = 128 << 10;
 
-/// Sizes in bytes from which on a variant takes another form on GPUs. They follow from the call alone and are equal on all
-/// ranks. Plans are made and run by the default; others are for tests.
+/// Sizes in bytes at which a variant changes its form on GPUs. They depend on the call alone and are equal on
+/// all ranks. Plans are made and run with the defaults; other values are for tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProtocolThresholds {
-    /// What the messages of all ranks of a cell together may have to go by LL and not by LL128. Landing zones are laid
-    /// out by it: it is [`LL_BYTES`] wherever a plan runs.
+    /// The largest sum of the messages of all ranks of a cell that uses LL instead of LL128. The layout of
+    /// landing zones depends on it, so it is [`LL_BYTES`] wherever a plan runs.
     pub ll_bytes: u64,
-    /// What an all-reduce by LL128 must save on the links of a rank to go in two rounds, a reduce-scatter and an
-    /// all-gather: one round sends the operand to each peer, two send a slice to and from each.
+    /// The least traffic per rank that two rounds must save for an all-reduce by LL128 to use them: a
+    /// reduce-scatter and an all-gather. One round sends the operand to each peer. Two rounds send one slice to
+    /// and from each peer.
     pub min_saved_bytes: u64,
-    /// The smallest operand of a two-shot all-reduce between two ranks that stores to its peer and loads nothing from
-    /// it; among more ranks it is smaller by as much as there are more. Then it adds a residual along the way.
+    /// The smallest operand for which a two-shot all-reduce between two ranks only stores to its peer and loads
+    /// nothing from it. With `n` ranks the limit is `2 / n` of this value. In this form it adds a residual
+    /// along the way.
     pub min_pushed_bytes: u64,
 }
 
@@ -496,36 +515,36 @@ impl Default for ProtocolThresholds {
 }
 
 impl ProtocolThresholds {
-    /// Whether messages of so many bytes to each of `n` ranks go by LL, not by LL128.
+    /// Whether messages of `message` bytes to each of `n` ranks use LL instead of LL128.
     pub fn uses_ll(&self, message: u64, n: u64) -> bool {
         message <= self.ll_bytes / n.max(1)
     }
 
-    /// Whether an all-reduce by `ll` of so many bytes among `n` ranks goes in two rounds.
+    /// Whether an all-reduce of `bytes` bytes by `ll` among `n` ranks uses two rounds.
     pub fn uses_two_rounds(&self, bytes: u64, n: u64) -> bool {
-        // One round sends n - 1 operands, two send 2 (n - 1) / n of one.
+        // One round sends n - 1 operands; two rounds send 2 (n - 1) / n of one operand.
         n > 2
             && !self.uses_ll(bytes, n)
             && bytes.saturating_mul((n - 1) * (n - 2)) / n >= self.min_saved_bytes
     }
 
-    /// Whether an all-reduce in two shots of so many bytes among `n` ranks is large enough to go by stores alone.
+    /// Whether a two-shot all-reduce of `bytes` bytes among `n` ranks is large enough to use stores only.
     pub fn uses_stores_only(&self, bytes: u64, n: u64) -> bool {
         bytes.saturating_mul(n) >= self.min_pushed_bytes.max(1).saturating_mul(2)
     }
 }
 
-/// The bytes of a line of LL128, which lies at a multiple of as many: landing zones do, and all their parts.
+/// The size in bytes of an LL128 line. Lines are aligned to it, and so are landing zones and all their parts.
 pub const LL128_LINE: u64 = 128;
 
-/// The part of a landing zone that holds messages of up to `bytes` bytes by LL. Every rank of the `n`, this one
-/// included, has a slot.
+/// The size in bytes of the part of a landing zone that holds messages of up to `bytes` bytes by LL. Each of
+/// the `n` ranks has a slot, this rank included.
 pub fn ll_zone_bytes(bytes: u64, n: u64) -> u64 {
     (n * (bytes.div_ceil(4) * 8).max(64)).next_multiple_of(LL128_LINE)
 }
 
-/// The size in bytes of a landing zone for messages of up to `bytes` bytes among `n` ranks, where those that have
-/// `ll` bytes together go by LL and larger ones, behind them, by LL128.
+/// The size in bytes of a landing zone for messages of up to `bytes` bytes among `n` ranks. Messages with a sum
+/// of up to `ll` bytes use LL; larger messages use LL128, in a part after that of LL.
 pub fn landing_zone_bytes(bytes: u64, n: u64, ll: u64) -> u64 {
     match bytes {
         0 => 0,
@@ -539,7 +558,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_leave_out_who_sends_to_itself() {
+    fn pairs_exclude_ranks_that_send_to_themselves() {
         let permute = CollectiveKind::Permute { pairs: vec![(2, 0), (1, 1), (0, 2)] };
         assert_eq!(permute.send_pairs(3), Some(vec![(2, 0), (0, 2)]));
         assert_eq!(CollectiveKind::Permute { pairs: vec![] }.send_pairs(3), Some(vec![]));
@@ -556,7 +575,7 @@ mod tests {
                 let what = format!("{} {variant}", kind.name());
                 assert!(!c.entry_barrier || c.sync_scope == SyncScope::Group, "{what}");
                 assert!(!c.result_after_rendezvous || c.sync_scope == SyncScope::Group, "{what}");
-                // What peers touch before a rank's own step, or after it, the library does not keep apart.
+                // The library does not separate peers' accesses before and after a rank's own step.
                 assert!(
                     !variant.is_library()
                         || c.peer_access == PeerAccess::Nothing && !c.result_after_rendezvous,
@@ -572,7 +591,7 @@ mod tests {
                 );
                 assert!(
                     c.same_bits,
-                    "{what}: `Replication` takes all collectives to give ranks the same bits"
+                    "{what}: `Replication` relies on collectives that give all ranks the same bits"
                 );
             }
         }

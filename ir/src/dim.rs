@@ -5,8 +5,8 @@
 //! constants fold, so equal expressions compare equal whenever they are equal as polynomials over their
 //! atoms.
 //!
-//! Arithmetic saturates at the ends of `i64`. A dim that saturated is far beyond what the verifier
-//! accepts, so no later stage sees one.
+//! Arithmetic saturates at the ends of `i64`. A saturated dim is far beyond the limits of the
+//! verifier, so no later stage sees one.
 
 use std::fmt;
 use std::ops::{Add, Mul, Sub};
@@ -44,22 +44,23 @@ type AtomProduct = SmallVec<[DimAtom; 1]>;
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct DimTerm {
-    /// Sorted; an atom to the k-th power stands k times.
+    /// Sorted; an atom to the k-th power occurs k times.
     product: AtomProduct,
     factor: i64,
 }
 
-/// A condition on symbols at which a dim changes its form: a `min` or `max` takes its other argument, or a quotient or a
-/// remainder steps.
+/// A condition on symbols at which a dim changes its form: a `min` or `max` selects its other argument, or a
+/// quotient or remainder steps.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DimBreakpoint {
-    /// The form changes where this changes its sign: the difference of the arguments of a `min` or `max`.
+    /// The form changes where this dim changes its sign. It is the difference of the arguments of a `min` or
+    /// `max`.
     Sign(Dim),
-    /// The value steps where the first is a multiple of the second.
+    /// The value steps where the first dim is a multiple of the second.
     Multiple(Dim, Dim),
 }
 
-/// A factor that the polynomial form does not look into.
+/// A factor that the polynomial form treats as opaque.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum DimAtom {
     Symbol(SymbolId),
@@ -69,22 +70,23 @@ enum DimAtom {
     Min(Dim, Dim),
 }
 
-/// The most atoms that a dim may have, those within its atoms included; see [`check_shape_complexity`].
+/// The maximum number of atoms of a dim, including atoms within atoms; see [`check_shape_complexity`].
 pub const MAX_ATOMS: usize = 256;
-/// The deepest nesting of `div`, `mod`, `max` and `min` that a dim may have; see [`check_shape_complexity`].
+/// The maximum nesting depth of `div`, `mod`, `max` and `min` in a dim; see [`check_shape_complexity`].
 pub const MAX_DEPTH: usize = 32;
 pub const MAX_RANK: usize = 64;
-/// The most terms that the product of a shape's dims may expand to; see [`check_shape_complexity`].
+/// The maximum number of terms in the product of a shape's dims; see [`check_shape_complexity`].
 pub const MAX_TERMS: usize = 1024;
 
-/// Checks that a shape stays within the limits of this module, so that no later arithmetic on it explodes.
+/// Checks that a shape stays within the limits of this module, so that later arithmetic on it stays small.
 pub fn check_shape_complexity(shape: &[Dim]) -> Result<(), String> {
     if shape.len() > MAX_RANK {
         return Err(format!("expected at most {MAX_RANK} axes, found {}", shape.len()));
     }
     let mut terms: usize = 1;
     for dim in shape {
-        let (atoms, depth) = (dim.atom_count(), dim.depth());
+        let atoms = dim.atom_count();
+        let depth = dim.depth();
         if atoms > MAX_ATOMS {
             return Err(format!("expected an extent of at most {MAX_ATOMS} factors, found {atoms}"));
         }
@@ -95,7 +97,7 @@ pub fn check_shape_complexity(shape: &[Dim]) -> Result<(), String> {
     }
     if terms > MAX_TERMS {
         return Err(format!(
-            "expected a number of elements of at most {MAX_TERMS} terms, found up to {terms}"
+            "expected at most {MAX_TERMS} terms in the number of elements, found up to {terms}"
         ));
     }
     Ok(())
@@ -145,7 +147,7 @@ impl Dim {
         Dim::from_normal_terms(smallvec![DimTerm { product: smallvec![atom], factor: 1 }], 0)
     }
 
-    /// A sum of terms that are in normal form, at least one.
+    /// A sum of terms in normal form, at least one term.
     fn from_normal_terms(terms: DimTerms, constant: i64) -> Self {
         Dim(DimRepr::Sum(Arc::new(DimSum { terms, constant })))
     }
@@ -178,7 +180,7 @@ impl Dim {
         }
     }
 
-    /// The expression times a constant. Factors that are not 0 keep the normal form.
+    /// The expression times a constant. A factor other than 0 preserves the normal form.
     fn scale_by(&self, by: i64) -> Self {
         match (&self.0, by) {
             (_, 1) => self.clone(),
@@ -232,25 +234,25 @@ impl Dim {
         }
     }
 
-    /// The number of terms, the constant included unless it is 0; at least 1.
+    /// The number of terms, including the constant unless it is 0; at least 1.
     pub fn term_count(&self) -> usize {
         let (terms, constant) = self.terms_and_constant();
         (terms.len() + usize::from(constant != 0)).max(1)
     }
 
-    /// The number of atoms, those within atoms included.
+    /// The number of atoms, including atoms within atoms.
     pub fn atom_count(&self) -> usize {
         let count = |atom: &DimAtom| atom.arguments().map_or(1, |(a, b)| 1 + a.atom_count() + b.atom_count());
         self.terms_and_constant().0.iter().flat_map(|t| &t.product).map(count).sum()
     }
 
-    /// How deep `div`, `mod`, `max` and `min` are nested; 0 without any.
+    /// The nesting depth of `div`, `mod`, `max` and `min`; 0 without any.
     pub fn depth(&self) -> usize {
         let depth = |atom: &DimAtom| atom.arguments().map_or(0, |(a, b)| 1 + a.depth().max(b.depth()));
         self.terms_and_constant().0.iter().flat_map(|t| &t.product).map(depth).max().unwrap_or(0)
     }
 
-    /// `self / divisor` when the division is exact as a polynomial.
+    /// `self / divisor` if the division is exact as a polynomial.
     pub fn exact_div(&self, divisor: &Dim) -> Option<Dim> {
         if self == divisor && divisor.as_const() != Some(0) {
             return Some(Dim::from(1));
@@ -278,26 +280,28 @@ impl Dim {
         Some(Dim::from_terms(out, constant / factor))
     }
 
-    /// Division by a sum: by its leading term in turn, until nothing is left. Terms are led by those of most factors,
-    /// and among these by the first; every step takes such a term away and leaves smaller ones.
+    /// Long division by a sum. Each step divides by the leading term, until nothing is left. The leading term
+    /// is the one with the most factors, and the first among equals; every step removes such a term and leaves
+    /// smaller ones.
     fn long_div(&self, divisor: &Dim) -> Option<Dim> {
-        let lead = |d: &Dim| {
-            let most = |a: &&DimTerm, b: &&DimTerm| {
+        let leading_term = |d: &Dim| {
+            let by_leading_order = |a: &&DimTerm, b: &&DimTerm| {
                 a.product.len().cmp(&b.product.len()).then_with(|| b.product.cmp(&a.product))
             };
             d.terms_and_constant()
                 .0
                 .iter()
-                .max_by(most)
+                .max_by(by_leading_order)
                 .map(|t| Dim::from_normal_terms(smallvec![t.clone()], 0))
         };
-        let by = lead(divisor)?;
-        let (mut rest, mut quotient) = (self.clone(), Dim::from(0));
+        let divisor_lead = leading_term(divisor)?;
+        let mut rest = self.clone();
+        let mut quotient = Dim::from(0);
         for _ in 0..MAX_ATOMS {
             if rest.as_const() == Some(0) {
                 return Some(quotient);
             }
-            let part = lead(&rest)?.exact_div(&by)?;
+            let part = leading_term(&rest)?.exact_div(&divisor_lead)?;
             rest = rest - part.clone() * divisor.clone();
             quotient = quotient + part;
             check_shape_complexity(&[rest.clone(), quotient.clone()]).ok()?;
@@ -305,7 +309,7 @@ impl Dim {
         None
     }
 
-    /// `floor(self / divisor)`. Division by the constant 0 stays as an expression that has no value.
+    /// `floor(self / divisor)`. Division by the constant 0 remains an expression, which has no value.
     pub fn floor_div(&self, divisor: &Dim) -> Dim {
         if let Some(exact) = self.exact_div(divisor) {
             return exact;
@@ -355,7 +359,8 @@ impl Dim {
         if known { low.clone() } else { Dim::from_atom(DimAtom::Min(low.clone(), high.clone())) }
     }
 
-    /// Both, and whether the first is known to be at most the second; else as they stand in a normal form.
+    /// Both dims, and whether the first is known to be at most the second. If it is unknown, they are in the
+    /// order of the normal form.
     fn order_by_bounds<'a>(&'a self, other: &'a Dim) -> ([&'a Dim; 2], bool) {
         let difference = (self.clone() - other.clone()).as_const();
         let first = difference.map_or(self <= other, |d| d < 0);
@@ -376,9 +381,9 @@ impl Dim {
         Some(sum)
     }
 
-    /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic:
-    /// never too narrow, possibly too wide. Products of differences are taken whole. That `k*div(a, k)` lies within
-    /// `k - 1` below `a` is known for sums `a` of symbols.
+    /// Inclusive bounds over all values of the symbols within their own bounds, by interval arithmetic: never
+    /// too narrow, possibly too wide. Products of differences are bounded as a whole. For sums `a` of symbols
+    /// the bounds use the fact that `k*div(a, k)` lies within `k - 1` below `a`.
     pub fn bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
         let (terms, constant) = self.terms_and_constant();
         let is_flat = |a: &DimAtom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
@@ -386,15 +391,15 @@ impl Dim {
         if !terms.iter().any(nests) {
             return self.flat_bounds(symbols);
         }
-        // What nests is the same however the rest is written. Bounded once for each way to write that, it would take
-        // work exponential in its depth.
+        // The nested terms are the same in every form of the other terms. Bounding them once per form would
+        // take time exponential in their depth.
         let (nested, flat): (DimTerms, DimTerms) = terms.iter().cloned().partition(nests);
         let nested = Dim::from_normal_terms(nested, 0).interval_bounds(symbols);
         let flat = Dim::from_terms(flat, constant).flat_bounds(symbols);
         (nested.0.saturating_add(flat.0), nested.1.saturating_add(flat.1))
     }
 
-    /// The bounds where nothing nests.
+    /// The bounds of an expression without nesting.
     fn flat_bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
         let mut plain = self.interval_bounds(symbols);
         if let Some((low, high)) = self.corner_bounds(symbols) {
@@ -424,8 +429,8 @@ impl Dim {
         sum
     }
 
-    /// The same value with the first term `c*k*div(a, k)` written as `c*a - c*mod(a, k)`. Only where `a` is a
-    /// short sum of symbols, small enough that nothing saturates.
+    /// The same value with the first term `c*k*div(a, k)` written as `c*a - c*mod(a, k)`. `None` unless `a` is
+    /// a short sum of symbols, small enough that nothing saturates.
     fn rewrite_div_as_mod(&self, symbols: &SymbolTable) -> Option<Dim> {
         const SMALL: i64 = 1 << 20;
         let (terms, constant) = self.terms_and_constant();
@@ -507,8 +512,9 @@ impl Dim {
         })
     }
 
-    /// The same value for all values of the symbols within their bounds, without what these decide: the larger of two
-    /// extents of which one is never less, the remainder of what is less than the divisor.
+    /// The same value for all values of the symbols within their bounds, with the operations that these bounds
+    /// decide removed: a `max` or `min` one of whose arguments is never the result, or the remainder of a value
+    /// below the divisor.
     pub fn simplify_within(&self, symbols: &SymbolTable) -> Dim {
         if self.depth() == 0 {
             return self.clone();
@@ -535,7 +541,8 @@ impl DimAtom {
 
     fn simplify_within(&self, symbols: &SymbolTable) -> Dim {
         let Some((a, b)) = self.arguments() else { return Dim::from_atom(self.clone()) };
-        let (a, b) = (a.simplify_within(symbols), b.simplify_within(symbols));
+        let a = a.simplify_within(symbols);
+        let b = b.simplify_within(symbols);
         let (low, high) = (a.clone() - b.clone()).bounds(symbols);
         match self {
             DimAtom::Max(..) if low >= 0 => a,
@@ -570,15 +577,18 @@ impl DimAtom {
         match self {
             DimAtom::Symbol(s) => symbols.get(*s).map_or((i64::MIN, i64::MAX), |s| (s.min, s.max)),
             DimAtom::Max(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 (a.0.max(b.0), a.1.max(b.1))
             }
             DimAtom::Min(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 (a.0.min(b.0), a.1.min(b.1))
             }
             DimAtom::FloorDiv(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 if b.0 <= 0 {
                     return (i64::MIN, i64::MAX);
                 }
@@ -586,7 +596,8 @@ impl DimAtom {
                 (ends[0][0].min(ends[0][1]), ends[1][0].max(ends[1][1]))
             }
             DimAtom::Mod(a, b) => {
-                let (a, b) = (a.bounds(symbols), b.bounds(symbols));
+                let a = a.bounds(symbols);
+                let b = b.bounds(symbols);
                 match (a.0 >= 0, b.0 > 0) {
                     (_, false) => (i64::MIN, i64::MAX),
                     (true, true) if a.1 < b.0 => a,
@@ -622,7 +633,7 @@ fn multiply_ranges(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
     (ends.into_iter().min().unwrap_or(0), ends.into_iter().max().unwrap_or(0))
 }
 
-/// `from` without one occurrence of each atom in `what`; `None` if one is missing. Both are sorted.
+/// `from` without one occurrence of each atom in `what`; `None` if one does not occur. Both are sorted.
 fn remove_atoms(from: &[DimAtom], what: &[DimAtom]) -> Option<AtomProduct> {
     let mut rest = AtomProduct::from(from);
     for atom in what {
@@ -747,7 +758,7 @@ fn write_dim(f: &mut fmt::Formatter<'_>, dim: &Dim, symbol: &WriteSymbol<'_>) ->
 }
 
 impl Dim {
-    /// All conditions of the dim, those within arguments included.
+    /// All conditions at which the dim changes its form, including those within arguments.
     pub fn breakpoints(&self) -> Vec<DimBreakpoint> {
         let mut out = Vec::new();
         self.collect_breakpoints(&mut out);

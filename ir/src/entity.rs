@@ -1,10 +1,10 @@
-//! Entities: `u32` newtypes that index a [`EntityMap`]. There are no bare indices in the public API.
+//! Entities: `u32` newtypes that index an [`EntityMap`]. The public API uses no bare indices.
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-/// A key of a [`EntityMap`].
+/// A key of an [`EntityMap`].
 pub trait Entity: Copy + Eq {
     fn new(index: usize) -> Self;
     fn index(self) -> usize;

@@ -1,7 +1,8 @@
-//! The program: values, nodes, inputs, outputs and groups. Its ids and symbols have files of their own.
+//! The program: values, nodes, inputs, outputs and groups. Ids and symbols are in [`crate::ids`] and
+//! [`crate::symbol`].
 //!
-//! Nodes stand in program order, which is a topological order: a node's operands are inputs or results of
-//! earlier nodes. The numbered invariants are in [`crate::verify`].
+//! Nodes are in program order, which is a topological order: a node's operands are inputs or results of earlier
+//! nodes. The numbered invariants are in [`crate::verify`].
 
 use std::sync::Arc;
 
@@ -15,11 +16,11 @@ use crate::symbol::SymbolTable;
 use crate::tensor::Tensor;
 use crate::types::TensorType;
 
-/// Who belongs together in a group. Every rank belongs to exactly one cell, all cells have one size.
+/// The members of a group: cells of equal size. Every rank belongs to exactly one cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GroupMembers {
     World,
-    /// A partition of the ranks; the position within a cell is the rank within the group.
+    /// A partition of the ranks. The position within a cell is the rank within the group.
     Cells(Vec<Vec<u32>>),
 }
 
@@ -32,9 +33,9 @@ pub struct GroupDef {
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum InputKind {
-    /// Given anew for each run.
+    /// The caller passes it for each run.
     Argument,
-    /// Given once, before the first run: a weight or a buffer, possibly another on each rank.
+    /// The caller passes it once, before the first run: a weight or a buffer. It may differ between ranks.
     Parameter,
     /// Part of the program.
     Constant,
@@ -44,16 +45,16 @@ pub enum InputKind {
 pub struct GraphInput {
     pub value: ValueId,
     pub kind: InputKind,
-    /// The name that it has where the program came from (`l.0.qkv.weight`); empty without one. See [`Graph::checkpoint_name`].
+    /// The name in the program's origin (`l.0.qkv.weight`), or empty. See [`Graph::checkpoint_name`].
     pub source: String,
-    /// The data of a constant.
+    /// The data of a constant; `None` for all other kinds.
     pub data: Option<Arc<Tensor>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OutputKind {
     Returned,
-    /// Into an input, whose next run sees it.
+    /// Replaces the content of an input; the next run reads the new content.
     Mutates(InputId),
 }
 
@@ -82,7 +83,7 @@ pub struct Value {
 pub struct Node {
     pub op: Op,
     pub inputs: Vec<ValueId>,
-    /// Its results, at least one.
+    /// The results, at least one.
     pub outputs: Vec<ValueId>,
 }
 
@@ -93,7 +94,8 @@ pub struct CustomOp {
     pub symmetric_operands: Vec<usize>,
     /// Positions of the results that must lie in the symmetric arena.
     pub symmetric_results: Vec<usize>,
-    /// The group whose peers it touches, if it touches any; such an op keeps entry, meets and exit.
+    /// The group whose peers it accesses, if any. Such an op has an entry barrier, a rendezvous of the group
+    /// and an exit barrier.
     pub group: Option<GroupId>,
 }
 
@@ -110,8 +112,8 @@ pub struct Graph {
     pub values: EntityMap<ValueId, Value>,
     /// All nodes, in program order.
     pub nodes: EntityMap<NodeId, Node>,
-    /// The nodes that run together, in program order; all others run by themselves. What a program computes does not depend
-    /// on it, and passes drop it.
+    /// Sets of nodes that run as one step, in program order. Every other node is a step. The results of a
+    /// program do not depend on dispatches, and passes drop them.
     pub dispatches: Vec<Dispatch>,
     pub outputs: Vec<GraphOutput>,
 }
@@ -146,8 +148,8 @@ impl Graph {
         value
     }
 
-    /// Adds a node with results of these names and types; returns the node. The number of an op becomes a value of the
-    /// dtype that it stands beside.
+    /// Adds a node with results of these names and types. A scalar attribute of the op is converted to the
+    /// dtype of the first operand, or of the first result if there is no operand.
     pub fn add_node(&mut self, op: Op, inputs: Vec<ValueId>, results: Vec<(String, TensorType)>) -> NodeId {
         let id = <NodeId as crate::entity::Entity>::new(self.nodes.len());
         let operand = inputs.first().map(|&v| self.ty(v).dtype);
@@ -172,7 +174,7 @@ impl Graph {
         &self.values[value].name
     }
 
-    /// The name under which files of tensors hold an input: its source, or the name of its value if it has none.
+    /// The name of an input in checkpoint files: its source, or the name of its value if it has none.
     pub fn checkpoint_name<'g>(&'g self, input: &'g GraphInput) -> &'g str {
         if input.source.is_empty() { self.value_name(input.value) } else { &input.source }
     }
@@ -202,7 +204,7 @@ impl Graph {
         users
     }
 
-    /// For each node the last collective that it is or needs.
+    /// For each node the last collective among the node itself and the nodes that it depends on.
     pub fn last_collectives(&self) -> EntityMap<NodeId, Option<NodeId>> {
         let mut out: EntityMap<NodeId, Option<NodeId>> = EntityMap::filled(None, self.nodes.len());
         for (n, node) in self.nodes.iter() {
@@ -212,8 +214,7 @@ impl Graph {
         out
     }
 
-    /// The cells of a group: lists of ranks that partition all ranks. `None` while the number of ranks is
-    /// open.
+    /// The cells of a group: lists of ranks that partition all ranks. `None` while the number of ranks is open.
     pub fn cells(&self, group: GroupId) -> Option<Vec<Vec<u32>>> {
         match &self.groups[group].members {
             GroupMembers::World => Some(vec![(0..self.ranks?).collect()]),
@@ -221,7 +222,7 @@ impl Graph {
         }
     }
 
-    /// The number of each rank within its cell of a group, by rank. `None` while the number of ranks is open.
+    /// For each rank its position within its cell of the group. `None` while the number of ranks is open.
     pub fn ranks_within_cells(&self, group: GroupId) -> Option<Vec<usize>> {
         let mut numbers = vec![0; self.ranks? as usize];
         for cell in self.cells(group)? {
@@ -232,7 +233,8 @@ impl Graph {
         Some(numbers)
     }
 
-    /// Whether the ranks of each cell of `within` have one number in `group`. False while the number of ranks is open.
+    /// Whether all ranks of each cell of `within` have the same position in their cells of `group`. False while
+    /// the number of ranks is open.
     pub fn has_equal_rank_within(&self, group: GroupId, within: GroupId) -> bool {
         let (Some(numbers), Some(cells)) = (self.ranks_within_cells(group), self.cells(within)) else {
             return false;
@@ -241,12 +243,14 @@ impl Graph {
         cells.iter().all(|cell| cell.iter().all(|rank| number(rank) == cell.first().and_then(number)))
     }
 
-    /// Whether two groups have the same cells, each with its ranks in the same order. False while the number of ranks is open.
+    /// Whether two groups have the same cells, each with its ranks in the same order. False while the number of
+    /// ranks is open.
     pub fn have_same_cells(&self, a: GroupId, b: GroupId) -> bool {
         a == b || self.sorted_cells(a).is_some_and(|cells| Some(cells) == self.sorted_cells(b))
     }
 
-    /// A group with these cells, each with its ranks in this order.
+    /// The first group with these cells, in any order of the cells and with the ranks of each cell in this
+    /// order.
     pub fn group_with_cells(&self, cells: &[Vec<u32>]) -> Option<GroupId> {
         let mut cells = cells.to_vec();
         cells.sort_unstable();

@@ -1,4 +1,4 @@
-//! The ids of what a graph holds: indices into its tables.
+//! The ids of a graph's entities: indices into the tables of [`Graph`](crate::Graph).
 
 crate::entity!(
     /// A value of a graph: an input or a result of a node.

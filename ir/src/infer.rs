@@ -15,14 +15,14 @@ use crate::types::{DType, FloatAttribute, TensorType};
 
 const MAX_CHUNK: u64 = 1 << 40;
 
-/// The result types that `op` gives for operands of these types, on groups of `n` ranks. `Ok(None)` if
-/// the op leaves them to be declared.
+/// The result types of `op` for operands of these types, on groups of `n` ranks. `Ok(None)` if the result types
+/// must be declared.
 pub fn infer_types(
     op: &Op,
     operands: &[&TensorType],
     n: Option<u32>,
 ) -> Result<Option<Vec<TensorType>>, String> {
-    let one = |ty: TensorType| Ok(Some(vec![ty]));
+    let single_result = |ty: TensorType| Ok(Some(vec![ty]));
     check_operand_count(op, operands.len())?;
     let x = operands.first().copied();
     let first = || x.cloned().ok_or_else(|| "it needs an operand".to_string());
@@ -43,25 +43,28 @@ pub fn infer_types(
             if u.is_predicate() {
                 ty.dtype = DType::Bool;
             }
-            one(ty)
+            single_result(ty)
         }
         Op::Binary(b) => {
             check_same_dtype(&operands[..2])?;
             let dtype = binary_result_dtype(*b, operands[0].dtype)?;
-            one(TensorType::new(dtype, broadcast_shapes(&[&operands[0].shape, &operands[1].shape])?))
+            single_result(TensorType::new(
+                dtype,
+                broadcast_shapes(&[&operands[0].shape, &operands[1].shape])?,
+            ))
         }
         Op::BinaryScalar { op, .. } => {
             let ty = first()?;
-            one(TensorType::new(binary_result_dtype(*op, ty.dtype)?, ty.shape))
+            single_result(TensorType::new(binary_result_dtype(*op, ty.dtype)?, ty.shape))
         }
-        Op::Select => one(infer_select(operands)?),
-        Op::MatMul => one(infer_matmul(operands[0], operands[1])?),
-        Op::GroupedMatMul => one(infer_grouped_matmul(operands[0], operands[1], operands[2])?),
-        Op::Reduce { op, axes, keep } => one(infer_reduce(*op, axes, *keep, operands[0])?),
+        Op::Select => single_result(infer_select(operands)?),
+        Op::MatMul => single_result(infer_matmul(operands[0], operands[1])?),
+        Op::GroupedMatMul => single_result(infer_grouped_matmul(operands[0], operands[1], operands[2])?),
+        Op::Reduce { op, axes, keep } => single_result(infer_reduce(*op, axes, *keep, operands[0])?),
         Op::ArgReduce { axis, keep, .. } => {
             let x = first()?;
             check_axis(*axis, &x)?;
-            one(TensorType::new(DType::I64, reduced_shape(&x.shape, &[*axis], *keep)))
+            single_result(TensorType::new(DType::I64, reduced_shape(&x.shape, &[*axis], *keep)))
         }
         Op::CumSum { axis } => {
             let mut x = first()?;
@@ -69,17 +72,17 @@ pub fn infer_types(
             if !x.dtype.is_float() {
                 x.dtype = DType::I64;
             }
-            one(x)
+            single_result(x)
         }
         Op::Softmax { axis, .. } => {
             let x = first()?;
             check_axis(*axis, &x)?;
             check_float(&x)?;
-            one(x)
+            single_result(x)
         }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
             check_norm(operands, *axes)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::Attention { cap, bounds, sink, log_sum_exp, .. } => {
             check_attention_attributes(*cap, bounds)?;
@@ -92,7 +95,8 @@ pub fn infer_types(
         Op::AttentionGradient { bounds, .. } => infer_attention_gradient(bounds, operands).map(Some),
         Op::Permuted { op, perm } => {
             ensure(op.is_permutable(), || "only attention and its gradient permute their results".into())?;
-            let mut types = infer_types(op, operands, n)?.ok_or("an op of known result types is permuted")?;
+            let mut types = infer_types(op, operands, n)?
+                .ok_or("the result types of the permuted op cannot be inferred")?;
             for ty in types.iter_mut().take(op.permuted_results()) {
                 *ty = infer_permute(ty, perm)?;
             }
@@ -100,31 +104,31 @@ pub fn infer_types(
         }
         Op::RotaryEmbedding { width, .. } => {
             check_rotary(operands, *width)?;
-            one(first()?)
+            single_result(first()?)
         }
-        Op::Take { axis } => one(infer_take(operands, *axis)?),
+        Op::Take { axis } => single_result(infer_take(operands, *axis)?),
         Op::Index { axis } => {
             let x = first()?;
-            one(TensorType::new(x.dtype, indexed_shape(&x, &operands[1..], *axis)?))
+            single_result(TensorType::new(x.dtype, indexed_shape(&x, &operands[1..], *axis)?))
         }
         Op::GatherElements { axis } => {
             let x = first()?;
             check_axis(*axis, &x)?;
             check_index_dtype(operands[1])?;
             check_same_rank(&x, operands[1])?;
-            one(TensorType::new(x.dtype, operands[1].shape.clone()))
+            single_result(TensorType::new(x.dtype, operands[1].shape.clone()))
         }
         Op::ScatterElements { axis, .. } => {
             check_scatter(operands, *axis)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::IndexAdd { axis } => {
             check_index_add(operands, *axis)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::IndexPut { axis, .. } => {
             check_index_put(operands, *axis)?;
-            one(first()?)
+            single_result(first()?)
         }
         Op::Sort { axis, .. } => {
             let x = first()?;
@@ -132,13 +136,13 @@ pub fn infer_types(
             let positions = TensorType::new(DType::I64, x.shape.clone());
             Ok(Some(vec![x, positions]))
         }
-        Op::Concat { axis } => one(infer_concat(operands, *axis)?),
-        Op::Permute { perm } => one(infer_permute(operands[0], perm)?),
-        Op::Copy => one(first()?),
+        Op::Concat { axis } => single_result(infer_concat(operands, *axis)?),
+        Op::Permute { perm } => single_result(infer_permute(operands[0], perm)?),
+        Op::Copy => single_result(first()?),
         Op::Shard { axis, .. } => {
             let x = first()?;
             check_axis(*axis, &x)?;
-            one(shard_type(&x, *axis, n)?)
+            single_result(shard_type(&x, *axis, n)?)
         }
         Op::Collective(c) => infer_collective(&c.kind, operands, n).map(Some),
     }
@@ -167,7 +171,7 @@ pub fn check_types(
     let count = op.facts().results;
     ensure(results.len() == count, || format!("it gives {count} results, found {}", results.len()))?;
     let r = results[0];
-    let same = |x: &TensorType| {
+    let check_same_dtype_as = |x: &TensorType| {
         ensure(x.dtype == r.dtype, || format!("the result must be {}, found {}", x.dtype, r.dtype))
     };
     match op {
@@ -179,31 +183,33 @@ pub fn check_types(
             format!("the shape must stay {:?}, found {:?}", operands[0].shape, r.shape)
         }),
         Op::Reshape => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             ensure(operands[0].numel() == r.numel(), || {
                 format!("{:?} elements do not fit {:?}", operands[0].numel(), r.shape)
             })
         }
         Op::Expand => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             ensure(broadcast_shapes(&[&operands[0].shape, &r.shape]).as_deref() == Ok(&r.shape), || {
                 format!("{:?} does not expand to {:?}", operands[0].shape, r.shape)
             })
         }
         Op::Slice { axis, step, .. } => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             check_axis(*axis, operands[0])?;
             check_same_rank(operands[0], r)?;
             ensure(*step >= 1, || format!("the step must be at least 1, found {step}"))?;
             check_same_except_axis(operands[0], r, *axis)
         }
         Op::Pad { low, .. } => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             check_same_rank(operands[0], r)?;
-            ensure(low.len() == r.rank(), || format!("it pads {} axes of {}", low.len(), r.rank()))
+            ensure(low.len() == r.rank(), || {
+                format!("`low` must have one entry per axis: expected {}, found {}", r.rank(), low.len())
+            })
         }
         Op::TopK { axis, .. } => {
-            same(operands[0])?;
+            check_same_dtype_as(operands[0])?;
             check_axis(*axis, operands[0])?;
             check_same_rank(operands[0], r)?;
             check_same_except_axis(operands[0], r, *axis)?;
@@ -214,7 +220,7 @@ pub fn check_types(
                 )
             })
         }
-        _ => Err("its result types are declared without a rule that they must satisfy".into()),
+        _ => Err("the declared result types of this op have no typing rule".into()),
     }
 }
 
@@ -237,13 +243,14 @@ fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), String> {
     if holds { Ok(()) } else { Err(message()) }
 }
 
-/// The least and the largest number of operands of an op.
+/// The minimum and the maximum number of operands of an op.
 pub fn operand_counts(op: &Op) -> (usize, usize) {
     forms::head(op).1
 }
 
 pub fn check_operand_and_result_counts(op: &Op, operands: usize, results: usize) -> Result<(), String> {
-    let ((min, max), least) = (operand_counts(op), op.facts().results);
+    let (min, max) = operand_counts(op);
+    let least = op.facts().results;
     ensure((min..=max).contains(&operands) && results >= least, || {
         format!("{min} to {max} operands and {least} results")
     })
@@ -259,7 +266,7 @@ fn check_operand_count(op: &Op, found: usize) -> Result<(), String> {
 }
 
 fn check_axis(axis: usize, x: &TensorType) -> Result<(), String> {
-    ensure(axis < x.rank(), || format!("axis {axis} of an operand with {} axes", x.rank()))
+    ensure(axis < x.rank(), || format!("axis {axis} is out of range: the operand has {} axes", x.rank()))
 }
 
 fn check_same_rank(x: &TensorType, y: &TensorType) -> Result<(), String> {
@@ -353,7 +360,7 @@ fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Re
     Ok(TensorType::new(x.dtype, shape))
 }
 
-/// Checks what attention says beside its operands.
+/// Checks the attributes of attention.
 fn check_attention_attributes(cap: Option<FloatAttribute>, bounds: &[AttentionBound]) -> Result<(), String> {
     if let Some(cap) = cap {
         ensure(cap.0.is_finite() && cap.0 > 0.0, || {
@@ -367,24 +374,27 @@ fn check_attention_attributes(cap: Option<FloatAttribute>, bounds: &[AttentionBo
 }
 
 fn infer_attention(parts: &AttentionOperands<'_, &TensorType>) -> Result<TensorType, String> {
-    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+    let q = *parts.q;
+    let k = *parts.k;
+    let v = *parts.v;
     check_same_dtype(&[q, k, v])?;
     check_float(q)?;
     check_same_rank(q, k)?;
     check_same_rank(q, v)?;
     let r = q.rank();
     ensure(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
-    let same = |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
+    let check_equal =
+        |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
     for a in 0..r - 3 {
-        same(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
-        same(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
+        check_equal(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
+        check_equal(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
     }
-    same(&k.shape[r - 3], &v.shape[r - 3], "the heads of k and v")?;
+    check_equal(&k.shape[r - 3], &v.shape[r - 3], "the heads of k and v")?;
     ensure(q.shape[r - 3].exact_div(&k.shape[r - 3]).is_some(), || {
         format!("the heads of k, {:?}, do not divide those of q, {:?}", k.shape[r - 3], q.shape[r - 3])
     })?;
-    same(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
-    same(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
+    check_equal(&q.shape[r - 1], &k.shape[r - 1], "the inner extents of q and k")?;
+    check_equal(&k.shape[r - 2], &v.shape[r - 2], "the lengths of k and v")?;
     if let Some(mask) = parts.mask {
         ensure(mask.dtype == DType::Bool || mask.dtype.is_float(), || {
             format!("the mask must be bool or floating-point, found {}", mask.dtype)
@@ -431,21 +441,23 @@ fn infer_attention_gradient(
     let parts = AttentionOperands::from_operands(bounds, false, forward)
         .ok_or("it needs queries, keys and values")?;
     let expected = infer_attention(&parts)?;
-    let is = |what: &str, found: &TensorType, expected: &TensorType| {
+    let check_type = |what: &str, found: &TensorType, expected: &TensorType| {
         ensure(found == expected, || {
-            let (e, f) = (expected, found);
-            format!("the {what} must be {}{:?}, found {}{:?}", e.dtype, e.shape, f.dtype, f.shape)
+            let (dtype, shape) = (expected.dtype, &expected.shape);
+            format!("the {what} must be {dtype}{shape:?}, found {}{:?}", found.dtype, found.shape)
         })
     };
-    is("gradient of the result", gradient, &expected)?;
-    is("result", result, &expected)?;
-    is("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
+    check_type("gradient of the result", gradient, &expected)?;
+    check_type("result", result, &expected)?;
+    check_type("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
     Ok([parts.q, parts.k, parts.v].map(|ty| (*ty).clone()).to_vec())
 }
 
 /// Checks the operands of a rotary embedding of the first `width` elements.
 fn check_rotary(operands: &[&TensorType], width: usize) -> Result<(), String> {
-    let (x, cos, sin) = (operands[0], operands[1], operands[2]);
+    let x = operands[0];
+    let cos = operands[1];
+    let sin = operands[2];
     check_float(x)?;
     check_float(cos)?;
     ensure(cos == sin, || {
@@ -459,9 +471,11 @@ fn check_rotary(operands: &[&TensorType], width: usize) -> Result<(), String> {
     })?;
     let ((x_last, x_rows), (last, rows)) = (split_last(x), split_last(cos));
     let extent = |d: Option<&Dim>| d.and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
-    ensure(width >= 2 && width.is_multiple_of(2), || format!("it turns pairs, found a width of {width}"))?;
+    ensure(width >= 2 && width.is_multiple_of(2), || {
+        format!("the width must be even and at least 2, found {width}")
+    })?;
     ensure(extent(x_last).is_some_and(|n| n >= width), || {
-        format!("it turns {width} elements of rows of {:?}", x.shape)
+        format!("expected rows of at least {width} elements, found {:?}", x.shape)
     })?;
     ensure(extent(last).is_some_and(|n| n == width || n == width / 2), || {
         format!("expected {width} or {} cosines in a row, found {:?}", width / 2, cos.shape)
@@ -508,7 +522,7 @@ fn check_norm(operands: &[&TensorType], axes: usize) -> Result<(), String> {
     let x = operands[0];
     check_float(x)?;
     ensure(axes >= 1 && axes <= x.rank(), || {
-        format!("it normalises {axes} axes of an operand with {}", x.rank())
+        format!("the number of normalised axes must be 1 to {}, found {axes}", x.rank())
     })?;
     let tail = &x.shape[x.rank() - axes..];
     for w in &operands[1..] {
@@ -520,7 +534,8 @@ fn check_norm(operands: &[&TensorType], axes: usize) -> Result<(), String> {
 }
 
 fn infer_take(operands: &[&TensorType], axis: usize) -> Result<TensorType, String> {
-    let (x, index) = (operands[0], operands[1]);
+    let x = operands[0];
+    let index = operands[1];
     check_axis(axis, x)?;
     check_index_dtype(index)?;
     let mut shape = x.shape[..axis].to_vec();
@@ -530,16 +545,18 @@ fn infer_take(operands: &[&TensorType], axis: usize) -> Result<TensorType, Strin
 }
 
 fn check_scatter(operands: &[&TensorType], axis: usize) -> Result<(), String> {
-    let (x, index) = (operands[0], operands[1]);
+    let x = operands[0];
+    let index = operands[1];
     check_axis(axis, x)?;
     check_index_dtype(index)?;
     check_same_rank(x, index)?;
     check_scatter_source(x.dtype, &index.shape, operands[2])
 }
 
-/// Checks the operands of an addition at indices.
+/// Checks the operands of `index_add`.
 fn check_index_add(operands: &[&TensorType], axis: usize) -> Result<(), String> {
-    let (x, index) = (operands[0], operands[1]);
+    let x = operands[0];
+    let index = operands[1];
     check_axis(axis, x)?;
     check_index_dtype(index)?;
     ensure(index.rank() == 1, || "the index must have one axis".into())?;
@@ -555,9 +572,10 @@ fn check_scatter_source(dtype: DType, shape: &[Dim], src: &TensorType) -> Result
     })
 }
 
-/// Checks the operands of a store at indices.
+/// Checks the operands of `index_put`.
 fn check_index_put(operands: &[&TensorType], axis: usize) -> Result<(), String> {
-    let (x, src) = (operands[0], operands[1]);
+    let x = operands[0];
+    let src = operands[1];
     let at = indexed_shape(x, &operands[2..], axis)?;
     ensure(src.dtype == x.dtype && broadcast_shapes(&[&src.shape, &at])? == at, || {
         format!("src must broadcast to {}{at:?}, found {}{:?}", x.dtype, src.dtype, src.shape)
@@ -574,7 +592,7 @@ fn infer_concat(operands: &[&TensorType], axis: usize) -> Result<TensorType, Str
         for (a, d) in shape.iter_mut().enumerate() {
             if a == axis {
                 *d = d.clone() + y.shape[a].clone();
-                ensure(d.atom_count() <= MAX_ATOMS, || "the extents have too large a sum".into())?;
+                ensure(d.atom_count() <= MAX_ATOMS, || "the sum of the extents is too complex".into())?;
             } else {
                 ensure(*d == y.shape[a], || {
                     format!("extents of axis {a} differ: {d:?} and {:?}", y.shape[a])
@@ -589,14 +607,14 @@ fn infer_permute(x: &TensorType, perm: &[usize]) -> Result<TensorType, String> {
     let mut seen = perm.to_vec();
     seen.sort_unstable();
     ensure(seen.iter().copied().eq(0..x.rank()), || {
-        format!("{perm:?} is no permutation of {} axes", x.rank())
+        format!("{perm:?} is not a permutation of {} axes", x.rank())
     })?;
     Ok(TensorType::new(x.dtype, perm.iter().map(|&p| x.shape[p].clone()).collect::<Vec<_>>()))
 }
 
 fn indexed_shape(x: &TensorType, indices: &[&TensorType], axis: usize) -> Result<Vec<Dim>, String> {
     ensure(axis.saturating_add(indices.len()) <= x.rank(), || {
-        format!("{} indices from axis {axis} on an operand with {} axes", indices.len(), x.rank())
+        format!("{} indices from axis {axis} on exceed an operand with {} axes", indices.len(), x.rank())
     })?;
     for i in indices {
         check_index_dtype(i)?;
@@ -612,14 +630,15 @@ fn require_rank_count(n: Option<u32>) -> Result<Dim, String> {
     n.map(|n| Dim::from(i64::from(n))).ok_or("the number of ranks is open".to_string())
 }
 
-/// The type of one of as many equal pieces along an axis as there are ranks.
+/// The type of one piece of a value whose axis is divided into equal pieces, one per rank.
 fn shard_type(x: &TensorType, axis: usize, n: Option<u32>) -> Result<TensorType, String> {
     let n = require_rank_count(n)?;
     let d = &x.shape[axis];
-    let extent =
-        || if axis == 0 { "the leading extent".into() } else { format!("the extent of axis {axis},") };
-    let len =
-        d.exact_div(&n).ok_or_else(|| format!("{} {d:?} is not a multiple of {n:?} ranks", extent()))?;
+    let len = d.exact_div(&n).ok_or_else(|| {
+        let extent =
+            if axis == 0 { format!("leading extent {d:?}") } else { format!("extent {d:?} of axis {axis}") };
+        format!("the {extent} is not a multiple of {n:?} ranks")
+    })?;
     let mut ty = x.clone();
     ty.shape[axis] = len;
     Ok(ty)
@@ -670,7 +689,8 @@ fn infer_collective(
             vec![x.clone()]
         }
         CollectiveKind::Permute { pairs } => {
-            let (mut senders, mut receivers) = (HashSet::new(), HashSet::new());
+            let mut senders = HashSet::new();
+            let mut receivers = HashSet::new();
             for &(from, to) in pairs {
                 check_rank_in_group("the sender", from, n)?;
                 check_rank_in_group("the receiver", to, n)?;
@@ -682,7 +702,7 @@ fn infer_collective(
     })
 }
 
-/// Checks that a rank is in a group of `n`, unless `n` is open.
+/// Checks that a rank is in a group of `n` ranks, unless `n` is open.
 fn check_rank_in_group(what: &str, rank: u32, n: Option<u32>) -> Result<(), String> {
     match n {
         Some(n) if rank >= n => Err(format!("{what} {rank} is not in a group of {n} ranks")),

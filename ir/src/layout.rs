@@ -1,8 +1,8 @@
-//! Where the elements of a value lie within the memory of the value it is a view of.
+//! Layouts: the position of a value's elements within the memory of its base.
 //!
-//! Every value that is not a view is stored contiguously in row-major order in memory of its own: it is a
-//! *base*. A view shares the memory of its base under an offset and strides, both dims. A `reshape` is a
-//! view only where the strides of its operand allow it for every binding; elsewhere it gives a base.
+//! Every value that is not a view is stored contiguously in row-major order in its own memory: it is a *base*.
+//! A view shares the memory of its base at an offset and with strides, both dims. A `reshape` is a view only if
+//! the strides of its operand allow it for every binding of the symbols; otherwise its result is a base.
 
 use crate::dim::Dim;
 use crate::entity::EntityMap;
@@ -11,20 +11,20 @@ use crate::ids::ValueId;
 use crate::op::Op;
 use crate::types::TensorType;
 
-/// Where a value lies in its base, in elements of the value's dtype.
+/// The layout of a value within its base, in elements of the value's dtype.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
-    /// The value whose memory this one uses; itself for a base.
+    /// The value whose memory this value uses; the value itself for a base.
     pub base: ValueId,
     /// The position of the first element.
     pub offset: Dim,
-    /// The distance between neighbours along each axis; 0 along an expanded axis.
+    /// The distance between adjacent elements along each axis; 0 along an expanded axis.
     pub strides: Vec<Dim>,
 }
 
 impl Layout {
-    /// Whether the elements of a value of this type are the contiguous run of its base that starts at the
-    /// offset, in row-major order. Strides of axes with extent 1 do not matter.
+    /// Whether the elements of a value of this type are contiguous in row-major order in the base, from the
+    /// offset on. Strides of axes with extent 1 do not matter.
     pub fn is_contiguous(&self, ty: &TensorType) -> bool {
         let dense = ty.contiguous_strides();
         self.strides.iter().zip(&dense).zip(&ty.shape).all(|((s, d), n)| s == d || n.as_const() == Some(1))
@@ -50,7 +50,7 @@ pub fn compute_layouts(graph: &Graph) -> EntityMap<ValueId, Layout> {
     out
 }
 
-/// The layout of a view of `x`; `None` if the op is no view of this operand.
+/// The layout of a view of `x`; `None` if the op is not a view of this operand.
 pub fn view_layout(op: &Op, layout: &Layout, x: &TensorType, result: &TensorType) -> Option<Layout> {
     let base = layout.base;
     match op {
@@ -83,9 +83,9 @@ pub fn view_layout(op: &Op, layout: &Layout, x: &TensorType, result: &TensorType
     }
 }
 
-/// The strides of a reshaped view; `None` if none serve. Runs of axes that lie densely one inside the
-/// other merge into one; each merged run is then split over the new axes. (The method of PyTorch's and
-/// NumPy's no-copy reshape, here over symbolic extents.)
+/// The strides of a reshaped view; `None` if no strides represent it. Adjacent axes that are dense within each
+/// other are merged, and each merged run is then split over the new axes. (This is the method of PyTorch's and
+/// NumPy's no-copy reshape, for symbolic extents.)
 fn reshape_strides(old: &[Dim], old_strides: &[Dim], new: &[Dim]) -> Option<Vec<Dim>> {
     // Merged runs, outermost first: (number of elements, stride of the innermost axis).
     let mut runs: Vec<(Dim, Dim)> = Vec::new();

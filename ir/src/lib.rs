@@ -1,12 +1,14 @@
 //! The intermediate representation of symmc.
 //!
-//! A [`Graph`] is one tensor program in single-assignment form that every rank runs: values with a
-//! [`TensorType`] (a dtype and symbolic dims), nodes with one [`Op`] of a closed set, and collectives that
-//! are ordinary functional nodes naming their group. This crate also holds what all later stages
-//! share: the [`CollectiveVariant`]s of the collectives with their [`Contract`]s, the [`machine`] profiles, the
-//! [`layout`] of views, the `.symm` [`text`] form, the [`verify`] pass and the reference [`interp`].
+//! A [`Graph`] is one tensor program in single-assignment form that every rank runs. It has values with a
+//! [`TensorType`] (a dtype and symbolic dims) and nodes with one [`Op`] of a closed set. Collectives are
+//! ordinary functional nodes that name their group.
 //!
-//! Of the workspace it uses `symmc-support` alone.
+//! This crate also holds the definitions that all later stages share: the [`CollectiveVariant`]s with their
+//! [`Contract`]s, the [`machine`] profiles, the [`layout`] of views, the `.symm` [`text`] form, the [`verify`]
+//! pass and the reference interpreter [`interp`].
+//!
+//! In the workspace it depends only on `symmc-support`.
 
 pub mod attention;
 pub mod bounds;

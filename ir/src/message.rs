@@ -1,25 +1,25 @@
 //! Messages for people. They quote names, expressions and lines of untrusted files, and go to terminals.
-//! [`escape_message`] escapes control characters and bounds the length. Every message passes it: errors of the API when they are
-//! displayed, and messages of the command. No other code escapes or truncates.
+//! [`escape_message`] escapes control characters and limits the length. Every message passes through it: errors
+//! of the API when they are displayed, and messages of the command. No other code escapes or truncates.
 
 use std::fmt::Write;
 
-/// The most characters of a word, as of a name or a list without spaces.
+/// The maximum length of a word, such as a name or a list without spaces, in characters.
 const WORD: usize = 1024;
-/// How many characters are kept of a longer word.
+/// The length of the kept beginning of a longer word.
 const WORD_HEAD: usize = 256;
-/// The most characters of a line.
+/// The maximum length of a line, in characters.
 const LINE: usize = 4096;
-/// How many characters are kept of the beginning and of the end of a longer line.
+/// The length of the kept beginning and of the kept end of a longer line.
 const LINE_HEAD: usize = 2048;
 const LINE_TAIL: usize = 512;
-/// The most lines, and the most characters of all.
+/// The maximum number of lines, and the maximum length of the whole message in characters.
 const LINES: usize = 200;
 const ALL: usize = 32 << 10;
 
-/// A message with escaped control characters and marks that reorder text (`\u{1b}`), and with a bounded length and a count of
-/// the rest. Lines after the first are indented, so that a name cannot look like a separate message. A short message
-/// without such characters stays as it is, and so does a message that was made printable before.
+/// The message with control characters and direction marks escaped (`\u{1b}`), and with limited length and a
+/// count of the omitted rest. Lines after the first are indented, so that a name cannot look like a separate
+/// message. A short message without such characters is unchanged, and so is a message that was already escaped.
 pub fn escape_message(message: &str) -> String {
     let mut out = String::with_capacity(message.len().min(ALL));
     let lines = message.split('\n').count();
@@ -41,7 +41,7 @@ pub fn escape_message(message: &str) -> String {
     out
 }
 
-/// A line with all control characters and marks that reorder text escaped.
+/// A line with all control characters and direction marks escaped.
 pub fn escaped_line(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     line.chars().for_each(|c| push_escaped(&mut out, c));
@@ -60,12 +60,13 @@ pub fn push_escaped(out: &mut String, c: char) {
     }
 }
 
-/// Whether an invisible character changes the display of others: marks of direction, and separators of lines and paragraphs.
+/// Whether an invisible character changes the display of other characters: direction marks, and separators of
+/// lines and paragraphs.
 fn reorders_text(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// A line with its long words cut, and then cut in the middle if it is still long.
+/// A line with long words truncated, then truncated in the middle if it is still long.
 fn shorten_line(line: &str) -> String {
     if line.len() <= WORD {
         return line.to_string();
@@ -99,7 +100,7 @@ fn push_word(out: &mut String, word: &str) {
     let _ = write!(out, "… ({} more characters)", group_digits(count - WORD_HEAD));
 }
 
-/// Names for a message, in their order: at most `most` of them, and how many more there are.
+/// A list of names for a message, in order: at most `most` of them, and the number of further names.
 pub fn list_names<T: AsRef<str>>(names: &[T], most: usize) -> String {
     let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
     match names.len().saturating_sub(most) {
@@ -126,7 +127,7 @@ mod tests {
     use super::*;
     use symmc_support::random::SplitMix;
 
-    /// What holds for every printable message.
+    /// Checks the properties of every escaped message.
     fn check(message: &str) -> String {
         let shown = escape_message(message);
         let acts = |c: char| c != '\n' && c != '\t' && (c.is_control() || reorders_text(c));
@@ -148,14 +149,14 @@ mod tests {
     }
 
     #[test]
-    fn what_a_terminal_acts_on_is_escaped() {
+    fn terminal_controls_are_escaped() {
         let osc = check("\u{1b}]0;title\u{7}\u{9b}31m\0\u{7f}\r\u{202e}x");
         assert_eq!(osc, r"\u{1b}]0;title\u{7}\u{9b}31m\u{0}\u{7f}\r\u{202e}x");
         assert_eq!(check("name\nerror: forged"), "name\n  error: forged");
     }
 
     #[test]
-    fn what_is_long_is_cut_and_counted() {
+    fn long_messages_are_truncated_and_counted() {
         let name = "x".repeat(98_256);
         assert_eq!(
             check(&format!("the name {name} is taken")),

@@ -1,8 +1,9 @@
-//! Numerics classes: which changes of rounding a plan may make to its program.
+//! Numerics classes: the changes of rounding that a plan may make to its program.
 //!
-//! Without a class a plan is *exact*: a program is rewritten only where no value is rounded otherwise and no range becomes smaller. Sums
-//! whose order the program leaves open, those of a collective, of a reduction along an axis or of a product, may be taken in another order.
-//! Each class allows one kind of change more; classes combine, and none implies another.
+//! Without a class a plan is *exact*: rewrites change neither the rounding of a value nor its range. The
+//! program leaves the order of some sums open: those of a collective, of a reduction along an axis and of a
+//! product. Their order may change. Each class allows one more kind of change. Classes combine, and none
+//! implies another.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,17 +16,18 @@ use crate::types::DType;
 
 named_enum! {
     NumericsClass {
-        /// Sums are taken in another order, or before a collective instead of after it. Every sum keeps its type.
+        /// Sums may use another order, or happen before a collective instead of after it. Every sum keeps its
+        /// type.
         Reassociate = "reassociate",
         /// Collectives transfer and add bf16 where the program has f32 that was or will be rounded to bf16.
         Narrow = "narrow",
-        /// The same with f16. Its range is smaller: sums that f32 holds can become infinite.
+        /// As `narrow`, with f16. Its range is smaller: sums that f32 can represent may become infinite.
         NarrowF16 = "narrow-f16",
     }
 }
 
 impl NumericsClass {
-    /// The float type that values may be rounded to besides those of the program.
+    /// A float type that values may be rounded to, in addition to the types of the program.
     pub fn narrow_type(self) -> Option<DType> {
         match self {
             NumericsClass::Reassociate => None,
@@ -34,7 +36,7 @@ impl NumericsClass {
         }
     }
 
-    /// Whether that type has a smaller range, so that finite values may become infinite.
+    /// Whether that type has a smaller range than f32, so that finite values may become infinite.
     pub fn narrows_range(self) -> bool {
         self == NumericsClass::NarrowF16
     }
@@ -44,7 +46,7 @@ impl NumericsClass {
     }
 }
 
-/// A set of numerics classes. The empty set is exact. Written and read as `exact`, or as names separated by commas:
+/// A set of numerics classes. The empty set is exact. The text form is `exact`, or names separated by commas:
 /// `reassociate,narrow`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Numerics {
@@ -68,7 +70,7 @@ impl Numerics {
         Numerics { classes: self.classes | class.bit() }
     }
 
-    /// The classes as a part of a line of a report, behind a comma; empty for the empty set.
+    /// The classes as the end of a report line, after a comma; empty for the empty set.
     pub fn report_suffix(&self) -> String {
         if self.is_exact() { String::new() } else { format!(", numerics {self}") }
     }
@@ -177,20 +179,20 @@ impl<'de> Deserialize<'de> for Numerics {
     }
 }
 
-/// What an op does to the rounding of its operands.
+/// The effect of an op on the rounding of its operands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RoundingEffect {
-    /// It moves or selects elements, or computes without rounding.
+    /// The op moves or selects elements, or computes without rounding.
     Keeps,
-    /// It rounds its result to the type of that, once; integers stay exact.
+    /// The op rounds its result once, to the dtype of the result. Integers stay exact.
     Rounds,
-    /// As [`Rounds`](Self::Rounds), of several roundings in an order that an implementation chooses.
+    /// As [`Rounds`](Self::Rounds), but with several roundings in an order that the implementation chooses.
     Accumulates,
-    /// As [`Rounds`](Self::Rounds), and it is discontinuous.
+    /// As [`Rounds`](Self::Rounds), and the op is discontinuous.
     Jumps,
-    /// It is constant except for jumps.
+    /// The op is constant except for jumps.
     Steps,
-    /// It converts from the dtype of its operand to that of its result.
+    /// The op converts from the dtype of its operand to that of its result.
     Converts,
     Unknown,
 }

@@ -1,13 +1,14 @@
 //! The closed set of ops.
 //!
-//! Element-wise ops broadcast their operands as NumPy does. Ops whose result shape is a free parameter
-//! (`reshape`, `expand`, `slice`, `full`, `iota`, `topk`, `pad`, opaque and custom ops) take it from the
-//! declared result type; for all others [`crate::infer`] derives it. Axes count from 0 and are never
-//! negative. Every op is pure.
+//! Element-wise ops broadcast their operands as NumPy does. The result shape of some ops is a free parameter
+//! (`reshape`, `expand`, `slice`, `full`, `iota`, `topk`, `pad`, opaque and custom ops): the declared result
+//! type gives it. For all other ops [`crate::infer`] derives it. Axes count from 0 and are never negative.
+//! Every op is pure.
 //!
-//! [`Op::facts`] is the table of what passes, planner and backends must know of each op. It has a row for every op and a
-//! value in every column, so a new op does not compile without them. Facts are part of the contract of an op: kernels of
-//! every backend keep them. The check of plans has its own rules for results that lie on operands, and does not read them.
+//! [`Op::facts`] is the table of the facts that passes, planner and backends need about each op. It has a row
+//! for every op and a value in every column, so a new op does not compile without them. Facts are part of the
+//! contract of an op: kernels of every backend comply with them. The plan check has its own rules for results
+//! that overwrite operands, and does not read this table.
 
 use crate::attention::AttentionBound;
 use crate::collective::{Collective, CollectiveKind, CollectiveReduceOp};
@@ -17,7 +18,7 @@ use crate::named_enum;
 use crate::numerics::RoundingEffect;
 use crate::types::{DType, FloatAttribute, Scalar};
 
-/// What a node computes. Operands are written `x`, `y`, … in the order of the node's inputs.
+/// The operation of a node. Operands are written `x`, `y`, … in the order of the node's inputs.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     /// Every element is the scalar. No operand.
@@ -31,7 +32,7 @@ pub enum Op {
     Unary(UnaryOp),
     /// Two operands of one dtype, broadcast.
     Binary(BinaryOp),
-    /// `x op scalar`, or `scalar op x` when `scalar_left`. An integer is a value of the dtype of `x`.
+    /// `x op scalar`, or `scalar op x` when `scalar_left`. An integer scalar is a value of the dtype of `x`.
     BinaryScalar {
         op: BinaryOp,
         scalar: Scalar,
@@ -39,27 +40,28 @@ pub enum Op {
     },
     /// `cond ? x : y`, all three broadcast; `cond` is bool.
     Select,
-    /// `x` converted to the dtype of the result: floats round to nearest even, float to integer truncates,
-    /// to bool is `x != 0`. Beyond the range of i64 a float becomes its nearest end and NaN becomes 0, then
-    /// narrower integers wrap.
+    /// `x` converted to the dtype of the result. Floats round to nearest even, float to integer truncates, and
+    /// the conversion to bool is `x != 0`. A float outside the range of i64 becomes the nearest end of that
+    /// range, and NaN becomes 0; narrower integers then wrap.
     Cast,
 
     /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
     MatMul,
-    /// Matrix products of groups of rows, each with a matrix of its own, as a mixture of experts has them. Operands:
-    /// `x [rows, k]`, `y [groups, k, n]` and the `ends [groups]` of the groups (i32 or i64): group `g` has the rows from
-    /// `ends[g - 1]`, or 0 for the first, up to `ends[g]`, and each of them is `x @ y[g]` in the result `[rows, n]`,
-    /// accumulated as in [`Op::MatMul`]. Groups may be empty; rows behind the last end are zero. An end below the one
-    /// before it, or below 0, or beyond the rows, is an error of the run. With `x [m, k]` and `y [k, n]` the groups
-    /// divide K: the result `[groups, m, n]` has the product of each group's columns of `x` and rows of `y`.
+    /// Matrix products of groups of rows, each group with its own matrix, as in a mixture of experts. Operands:
+    /// `x [rows, k]`, `y [groups, k, n]` and the `ends [groups]` of the groups (i32 or i64). Group `g` has the
+    /// rows from `ends[g - 1]`, or 0 for the first group, up to `ends[g]`. Each row of it is `x @ y[g]` in the
+    /// result `[rows, n]`, accumulated as in [`Op::MatMul`]. Groups may be empty, and rows after the last end
+    /// are zero. An end that is below its predecessor, below 0 or above the number of rows is a run-time error.
+    /// With `x [m, k]` and `y [k, n]` the groups divide K: the result `[groups, m, n]` has the product of each
+    /// group's columns of `x` and rows of `y`.
     GroupedMatMul,
-    /// Reduction over `axes` (ascending); `keep` leaves them with extent 1.
+    /// Reduction over `axes` (ascending). `keep` leaves these axes with extent 1.
     Reduce {
         op: ReductionKind,
         axes: Vec<usize>,
         keep: bool,
     },
-    /// Arg-reduction: index (i64) of the largest or smallest element along `axis`, the first of equals.
+    /// Index (i64) of the largest or smallest element along `axis`; the first index among equal elements.
     ArgReduce {
         op: ArgOp,
         axis: usize,
@@ -69,14 +71,15 @@ pub enum Op {
     CumSum {
         axis: usize,
     },
-    /// Softmax along `axis`, computed in f32 or wider; its logarithm when `log`.
+    /// Softmax along `axis`, computed in f32 or wider; the logarithm of it if `log` is set.
     Softmax {
         axis: usize,
         log: bool,
     },
-    /// `x / sqrt(mean(x²) + eps)` over the last `axes` axes, computed in f32 or wider; an optional second
-    /// operand of those axes' shape multiplies it. With `round_first` the normalised value is rounded to
-    /// the dtype of the result before the weight multiplies it (Hugging Face), else after (PyTorch).
+    /// `x / sqrt(mean(x²) + eps)` over the last `axes` axes, computed in f32 or wider. An optional second
+    /// operand, the weight, has the shape of those axes and multiplies the result. With `round_first` the
+    /// normalised value is rounded to the dtype of the result before this product (Hugging Face), else after it
+    /// (PyTorch).
     RmsNorm {
         axes: usize,
         eps: FloatAttribute,
@@ -88,16 +91,20 @@ pub enum Op {
         axes: usize,
         eps: FloatAttribute,
     },
-    /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, `g` divides
-    /// `h`. Scores are `q @ kᵀ * scale`, and with a `cap` then `cap * tanh(scores / cap)`. An optional
-    /// operand after `v` is a bool mask (true attends) or a float that is added to the scores, and
-    /// broadcasts to `[.., h, l, s]`. Behind it stands an i32 or i64 operand for each of the `bounds` that
-    /// has one, which broadcasts to `[.., h, l, 1]`. A row sees the columns that the mask and all bounds let
-    /// it see; see [`crate::attention`]. A row that sees nothing is zero; what a row does not see adds
-    /// nothing to it, also where `v` is NaN there. With a `sink` the last operand, a float that broadcasts to
-    /// `[.., h, l, 1]`, is one more score of each row, neither scaled nor hidden, whose value is zero. With
-    /// `log_sum_exp` there is a second result `[.., h, l]`, f32 (f64 for f64): the natural logarithm of the sum of the
-    /// exponentials of the scores that a row sees, its sink among them. It is minus infinity for a row that sees nothing.
+    /// Scaled dot-product attention: `q [.., h, l, e]`, `k [.., g, s, e]`, `v [.., g, s, f]`, where `g` divides
+    /// `h`.
+    ///
+    /// Scores are `q @ kᵀ * scale`. With a `cap` they are then `cap * tanh(scores / cap)`. An optional operand
+    /// after `v` is the mask, which broadcasts to `[.., h, l, s]`: a bool (true attends) or a float that is
+    /// added to the scores. After it follows one i32 or i64 operand for each of the `bounds` that has one; it
+    /// broadcasts to `[.., h, l, 1]`. A row sees the columns that the mask and all bounds admit
+    /// ([`crate::attention`]). A row that sees no column is zero. Columns that a row does not see do not
+    /// contribute to it, even where `v` is NaN.
+    ///
+    /// With a `sink` the last operand, a float that broadcasts to `[.., h, l, 1]`, is one more score of each
+    /// row, neither scaled nor masked, whose value is zero. With `log_sum_exp` there is a second result `[..,
+    /// h, l]`, f32 (f64 for f64): the natural logarithm of the sum of the exponentials of the scores that a row
+    /// sees, its sink included. It is minus infinity for a row that sees no column.
     Attention {
         scale: FloatAttribute,
         cap: Option<FloatAttribute>,
@@ -105,42 +112,49 @@ pub enum Op {
         sink: bool,
         log_sum_exp: bool,
     },
-    /// The gradients of [`Op::Attention`] without cap and sink, for its queries, keys and values: three results with the
-    /// types of these. Operands: the gradient of the result, the result, the log-sum-exp, then the operands of the
-    /// attention. With the weights `p = exp(scores - log_sum_exp)`, which are 0 where a row does not see the column and
-    /// in rows whose log-sum-exp is minus infinity, `d = p * (gradient @ vᵀ - sum(gradient * result))`: the gradients are
-    /// `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`, the latter two summed over the query heads that share a head
-    /// of keys. Operands that are not finite may make all gradients of their heads NaN, also where they are not seen.
+    /// The gradients of [`Op::Attention`] without cap and sink with respect to its queries, keys and values:
+    /// three results with the types of these.
+    ///
+    /// Operands: the gradient of the result, the result, the log-sum-exp, then the operands of the attention.
+    /// Let `p = exp(scores - log_sum_exp)` be the weights, which are 0 where a row does not see the column and
+    /// in rows whose log-sum-exp is minus infinity. Let `d = p * (gradient @ vᵀ - sum(gradient * result))`. The
+    /// gradients are `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`. The latter two are summed over the
+    /// query heads that share a head of keys. Operands that are not finite may make all gradients of their
+    /// heads NaN, even in columns that are not seen.
     AttentionGradient {
         scale: FloatAttribute,
         bounds: Vec<AttentionBound>,
     },
-    /// What `op` gives, stored with its axes in another order: axis `i` of the result is axis `perm[i]` of that. `op` is
-    /// [`Op::Attention`], whose first result is permuted, or [`Op::AttentionGradient`], all of whose results are. Their
-    /// kernels store through strides, so that a permuted result costs no copy.
+    /// The results of `op`, stored with their axes in another order: axis `i` of the result is axis `perm[i]`
+    /// of the result of `op`. `op` is [`Op::Attention`], whose first result is permuted, or
+    /// [`Op::AttentionGradient`], all of whose results are. Kernels store through strides, so a permuted result
+    /// costs no copy.
     Permuted {
         op: Box<Op>,
         perm: Vec<usize>,
     },
-    /// Rotary position embedding of `x [.., e]`: pairs of the first `width` elements of each row are turned by angles whose
-    /// cosines and sines are given, the rest stays. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and
-    /// `2i + 1` where they are `interleaved`; `(a, b)` becomes `(a * cos - b * sin, b * cos + a * sin)`. Operands: `x`,
-    /// `cos` and `sin`, of one shape, which have a number for each of the `width` elements or one for each pair, and whose
-    /// leading axes broadcast to those of `x`. Their dtype is that of `x` or a wider one: each product and each sum is
-    /// rounded to it, and the result to that of `x`, as where these are nodes of their own.
+    /// Rotary position embedding of `x [.., e]`: pairs of the first `width` elements of each row are rotated by
+    /// angles with the given cosines and sines. The other elements are unchanged. Pair `i` is the elements `i`
+    /// and `i + width / 2`, or `2i` and `2i + 1` if `interleaved`. `(a, b)` becomes `(a * cos - b * sin, b *
+    /// cos + a * sin)`.
+    ///
+    /// Operands: `x`, `cos` and `sin`. The latter two have one shape, with a number for each of the `width`
+    /// elements or one for each pair, and their leading axes broadcast to those of `x`. Their dtype is that of
+    /// `x` or a wider one. Each product and each sum is rounded to that dtype, and the result to the dtype of
+    /// `x`, as if these were separate nodes.
     RotaryEmbedding {
         width: usize,
         interleaved: bool,
     },
 
-    /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in
-    /// the ops below, an index that is negative or beyond its axis is an error of the run; where a framework
-    /// lets indices count from the end, its frontend adds the extent to them.
+    /// `x` indexed along `axis` by an integer tensor of any rank, whose axes replace that axis. Here and in the
+    /// ops below, an index that is negative or beyond its axis is a run-time error. If a framework lets indices
+    /// count from the end, its frontend adds the extent to them.
     Take {
         axis: usize,
     },
-    /// `x` indexed by several integer tensors that broadcast together, at `axis`, `axis + 1`, …; their
-    /// broadcast axes replace those. Operands: `x`, then the indices.
+    /// `x` indexed at `axis`, `axis + 1`, … by several integer tensors that broadcast together. Their broadcast
+    /// axes replace the indexed axes. Operands: `x`, then the indices.
     Index {
         axis: usize,
     },
@@ -149,7 +163,7 @@ pub enum Op {
         axis: usize,
     },
     /// `x` with `src[i…]` stored (or combined) at `i…` with coordinate `axis` replaced by `index[i…]`.
-    /// Operands: `x`, `index`, `src`. On equal indices the last in row-major order wins a store.
+    /// Operands: `x`, `index`, `src`. Where indices are equal, the last element in row-major order is stored.
     ScatterElements {
         axis: usize,
         combine: Option<ReductionKind>,
@@ -165,43 +179,44 @@ pub enum Op {
         accumulate: bool,
     },
 
-    /// The `k` first elements along `axis` in sorted order and their positions (i64): two results, `k` is
-    /// the extent of the results' axis. Equal elements keep their order.
+    /// The `k` first elements along `axis` in sorted order, and their positions (i64): two results. `k` is the
+    /// extent of that axis in the results. Equal elements keep their order.
     TopK {
         axis: usize,
         largest: bool,
     },
-    /// All elements along `axis` sorted, and their positions (i64): two results. Stable.
+    /// All elements along `axis` in sorted order, and their positions (i64): two results. Stable.
     Sort {
         axis: usize,
         descending: bool,
     },
 
-    /// All operands one after another along `axis`.
+    /// All operands concatenated along `axis`.
     Concat {
         axis: usize,
     },
-    /// `x` with `low[i]` elements before and enough after each axis to fill the result, of value `value`.
-    /// A negative `low` crops.
+    /// `x` with `low[i]` elements of value `value` before axis `i`, and as many after it as the result needs. A
+    /// negative `low` crops.
     Pad {
         low: Vec<Dim>,
         value: Scalar,
     },
-    /// This rank's piece of `x`: `axis` is divided into as many equal pieces as a cell of the group has ranks, and a rank gets
-    /// the piece of its position in its cell. Nothing is communicated, and the result has memory of its own.
+    /// This rank's piece of `x`: `axis` is divided into one equal piece for each rank of a cell of the group,
+    /// and a rank gets the piece of its position in its cell. There is no communication, and the result has its
+    /// own memory.
     Shard {
         axis: usize,
         group: GroupId,
     },
 
-    /// The same elements in row-major order under the result's shape. A view where the layout of `x`
-    /// allows it (see [`crate::layout`]).
+    /// The same elements in row-major order, in the result's shape. A view where the layout of `x` allows it
+    /// ([`crate::layout`]).
     Reshape,
     /// Axis `i` of the result is axis `perm[i]` of `x`. A view.
     Permute {
         perm: Vec<usize>,
     },
-    /// `x[.., start, start + step, ..]` along `axis`, as many as the result has. A view.
+    /// `x[.., start, start + step, ..]` along `axis`. The result gives the number of elements. A view.
     Slice {
         axis: usize,
         start: Dim,
@@ -209,12 +224,12 @@ pub enum Op {
     },
     /// `x` broadcast to the shape of the result (new axes in front). A view.
     Expand,
-    /// The same value, stored contiguously in memory of its own.
+    /// The same value, stored contiguously in its own memory.
     Copy,
 
     Collective(Collective),
 
-    /// An op that the importer does not know: planned, but not run. `attributes` is what is known of its
+    /// An op that the importer does not support. It can be planned but not run. `attributes` describes its
     /// non-tensor arguments, for people.
     Opaque {
         name: String,
@@ -228,11 +243,11 @@ impl Op {
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand)
     }
-    /// Whether it may be the op of [`Op::Permuted`].
+    /// Whether [`Op::Permuted`] can contain this op.
     pub fn is_permutable(&self) -> bool {
         self.permuted_results() > 0
     }
-    /// How many of its results [`Op::Permuted`] permutes, from the first on.
+    /// The number of results that [`Op::Permuted`] permutes, counted from the first.
     pub fn permuted_results(&self) -> usize {
         match self {
             Op::Attention { .. } => 1,
@@ -240,25 +255,26 @@ impl Op {
             _ => 0,
         }
     }
-    /// Whether each element of the result is made of the elements of the operands at the same position, broadcast to
-    /// its shape.
+    /// Whether each element of the result depends only on the elements of the operands at the same position,
+    /// after broadcasting.
     pub fn is_element_wise(&self) -> bool {
         self.operand_use(0) == OperandUse::Element
     }
     pub fn is_opaque(&self) -> bool {
         self.operand_use(0) == OperandUse::Unknown
     }
-    /// Whether it divides integers, where its result is of this dtype: a divisor of zero is an error of the run.
+    /// Whether it divides integers if its result has this dtype; a zero divisor is then a run-time error.
     pub fn divides_integers(&self, dtype: DType) -> bool {
         matches!(self.facts().rejected_data, RejectedData::ZeroDivisor { .. }) && !dtype.is_float()
     }
-    /// Whether it can be a node of a [map](crate::DispatchForm::Map): it is element-wise, or gives the same at each position.
+    /// Whether it can be a node of a [map](crate::DispatchForm::Map): it is element-wise, or constant over all
+    /// positions.
     pub fn fits_map(&self) -> bool {
         self.is_element_wise() || matches!(self, Op::Full(_))
     }
 
-    /// The op with its number, if it has one, as a value of this dtype: integers wrap, so that every backend computes
-    /// with the same one.
+    /// The op with its scalar, if it has one, as a value of this dtype. Integers wrap, so that every backend
+    /// uses the same value.
     pub(crate) fn with_scalar_dtype(self, dtype: DType) -> Op {
         match self {
             Op::Full(s) => Op::Full(s.wrap_to(dtype)),
@@ -270,8 +286,8 @@ impl Op {
         }
     }
 
-    /// The operands that index the first operand, by position, each with the axis that it indexes; of a node with this many
-    /// operands.
+    /// The operands that index the first operand, for a node with `operands` operands: pairs of the operand's
+    /// position and the axis that it indexes.
     pub fn index_operands(&self, operands: usize) -> Vec<(usize, usize)> {
         let axis = |k: usize| match self.operand_use(k) {
             OperandUse::Index { axis, first } => Some((k, axis + k - first)),
@@ -341,8 +357,8 @@ impl Op {
                 row([Selected, indices, indices], [Keeps; 2], 1, OpCost::Bytes, Positions)
             }
             Op::ScatterElements { axis, combine } => {
-                let (updated, rounding) =
-                    (Updated { is_read: combine.is_some() }, combine.map_or(Keeps, ReductionKind::rounding));
+                let updated = Updated { is_read: combine.is_some() };
+                let rounding = combine.map_or(Keeps, ReductionKind::rounding);
                 row([updated, index(axis, 1), Stored], [rounding; 2], 1, OpCost::Bytes, Positions)
             }
             Op::IndexAdd { axis } => {
@@ -355,7 +371,7 @@ impl Op {
                 row([updated, Stored, index(axis, 2)], [rounding; 2], 1, OpCost::Bytes, Positions)
             }
 
-            // The values in sorted order are continuous in the operand, their positions are not.
+            // The sorted values are continuous in the operand; their positions are not.
             Op::TopK { .. } | Op::Sort { .. } => row([Combined; 3], [Keeps, Steps], 2, OpCost::Sort, Nothing),
 
             Op::Concat { .. } | Op::Pad { .. } => row([Moved; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
@@ -376,7 +392,7 @@ impl Op {
         }
     }
 
-    /// The group whose cells its results depend on: that of a collective, or of a [`Op::Shard`].
+    /// The group whose cells its results depend on: the group of a collective or of an [`Op::Shard`].
     pub fn group(&self) -> Option<GroupId> {
         match self {
             Op::Collective(c) => Some(c.group),
@@ -401,55 +417,59 @@ impl Op {
     }
 }
 
-/// What is known of an op, whatever the types of its operands are.
+/// The facts about an op that do not depend on the types of its operands.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct OpFacts<'a> {
-    /// How the elements of the first operand, of the second, and of each further one are used.
+    /// How the elements of the first operand, the second operand, and all further operands are used.
     pub operands: [OperandUse; 3],
-    /// How the first result is rounded, and each further one.
+    /// How the first result, and all further results, are rounded.
     pub rounding: [RoundingEffect; 2],
-    /// How many results it has. Programs may declare more for ops of which nothing is known.
+    /// The number of results. Programs may declare more for opaque and custom ops.
     pub results: usize,
     pub cost: OpCost<'a>,
     pub rejected_data: RejectedData<'a>,
 }
 
+/// How the elements of an operand are used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OperandUse {
     Absent,
-    /// Each makes the elements of the result at its position, and no others.
+    /// Each element affects only the element of the result at its position.
     Element,
-    /// Each is the element of the result at its position.
+    /// Each element is the element of the result at its position.
     Kept,
-    /// They are elements of the result, at other positions.
+    /// The elements are elements of the result, at other positions.
     Moved,
-    /// As [`Moved`](Self::Moved), and only those are read that the result has.
+    /// As [`Moved`](Self::Moved), but only the elements that are in the result are read.
     Selected,
-    /// They are the elements of the result at their positions, except where those of a [`Stored`](Self::Stored) operand
-    /// replace them, or change them if they are read.
+    /// The elements are the elements of the result at their positions, except where elements of a
+    /// [`Stored`](Self::Stored) operand replace them, or modify them if `is_read`.
     Updated {
         is_read: bool,
     },
-    /// They replace or change elements of the [`Updated`](Self::Updated) operand.
+    /// The elements replace or modify elements of the [`Updated`](Self::Updated) operand.
     Stored,
     /// Operand `k` holds positions along the axis `axis + k - first` of the first operand.
     Index {
         axis: usize,
         first: usize,
     },
-    /// They say how many rows of the first operand belong together.
+    /// The elements are the numbers of rows of the first operand that belong together.
     Counts,
-    /// All of a row is read before the result has elements there, and these lie where those of the operand do.
+    /// All of a row is read before elements of the same row of the result are written. Rows of operand and
+    /// result have the same positions.
     Row,
-    /// Several of them make one element of the result, and may be read after others of it are written.
+    /// Several elements affect one element of the result, and may be read after other elements of the result
+    /// are written.
     Combined,
-    /// As [`Combined`](Self::Combined); they are matrices, of which at most one is read for each row of the first operand.
+    /// As [`Combined`](Self::Combined). The elements form matrices, of which at most one is read for each row
+    /// of the first operand.
     Matrices,
     Unknown,
 }
 
 impl OperandUse {
-    /// Whether a result of the same shape and size of elements may lie on the operand, element on element.
+    /// Whether a result with the same shape and element size may lie on the operand, element on element.
     pub fn may_be_overwritten(self) -> bool {
         use OperandUse::*;
         match self {
@@ -461,10 +481,10 @@ impl OperandUse {
     }
 }
 
-/// What an op computes, besides the bytes that it moves.
+/// The computation of an op, for cost estimates, in addition to the bytes that it moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OpCost<'a> {
-    /// Nothing that takes longer than moving its bytes.
+    /// Nothing that takes longer than moving the bytes.
     Bytes,
     Product,
     /// Products of groups of rows.
@@ -472,32 +492,33 @@ pub enum OpCost<'a> {
     Attention {
         bounds: &'a [AttentionBound],
     },
-    /// The gradients of attention within these bounds, whose operands follow three others.
+    /// The gradients of attention within these bounds. The operands of the attention follow three other
+    /// operands.
     AttentionGradient {
         bounds: &'a [AttentionBound],
     },
     Sort,
 }
 
-/// The data of operands that are an error of the run.
+/// The values of operands that are a run-time error.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RejectedData<'a> {
     Nothing,
     /// Positions or counts that are out of range.
     Positions,
-    /// A divisor of zero, where the operands are integers. The divisor is an operand, or this scalar.
+    /// A zero divisor, if the operands are integers. The divisor is an operand, or this scalar.
     ZeroDivisor {
         scalar: Option<Scalar>,
     },
-    /// None, but axes without elements.
+    /// No value is an error, but a reduction over axes without elements is.
     NoElements {
         axes: &'a [usize],
     },
 }
 
 named_enum! {
-    /// Element-wise functions of one operand. All keep the dtype, but `is_nan` and `is_finite`, which give
-    /// bool. `not` is logical on bool and bitwise on integers. NaN gives NaN, but for `sign`, which is 0
+    /// Element-wise functions of one operand. All keep the dtype, except `is_nan` and `is_finite`, whose result
+    /// is bool. `not` is logical on bool and bitwise on integers. NaN gives NaN, except for `sign`, which is 0
     /// as in PyTorch.
     UnaryOp {
         Neg = "neg", Abs = "abs", Sign = "sign", Not = "not",
@@ -513,12 +534,12 @@ named_enum! {
 }
 
 named_enum! {
-    /// Element-wise functions of two operands of one dtype. Comparisons give bool; `and`, `or`, `xor` are
-    /// logical on bool and bitwise on integers; `div` of integers is not defined (cast first, or
-    /// `floor_div`); `rem` has the sign of the divisor. `floor_div` is the floor of the exact quotient, of
-    /// zeros with the sign of the quotient; by zero it is the quotient of floats and an error of integers.
-    /// `atan2` of `x` and `y` is the angle of the point `(y, x)`, which is the order of C and PyTorch.
-    /// `max` and `min` are NaN where an operand is, and the first of equals.
+    /// Element-wise functions of two operands of one dtype. The result of comparisons is bool. `and`, `or`,
+    /// `xor` are logical on bool and bitwise on integers. `div` of integers is not defined (cast first, or use
+    /// `floor_div`). `rem` has the sign of the divisor. `floor_div` is the floor of the exact quotient; a zero
+    /// result has the sign of the quotient. `floor_div` by zero is the quotient for floats and an error for
+    /// integers. `atan2` of `x` and `y` is the angle of the point `(y, x)`, which is the argument order of C
+    /// and PyTorch. `max` and `min` are NaN if an operand is, and the first of equal operands.
     BinaryOp {
         Add = "add", Sub = "sub", Mul = "mul", Div = "div", FloorDiv = "floor_div", Rem = "rem",
         Pow = "pow", Atan2 = "atan2", Max = "max", Min = "min", And = "and", Or = "or", Xor = "xor",
@@ -545,7 +566,7 @@ impl BinaryOp {
             FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => RoundingEffect::Steps,
         }
     }
-    /// What it refuses with this scalar as its divisor, or with an operand.
+    /// The rejected values of the divisor: this scalar, or an operand if `None`.
     fn rejected_data(self, scalar: Option<Scalar>) -> RejectedData<'static> {
         match self {
             BinaryOp::FloorDiv | BinaryOp::Rem => RejectedData::ZeroDivisor { scalar },
@@ -576,7 +597,7 @@ impl UnaryOp {
             Exp | Log | Sqrt | Rsqrt | Reciprocal | Sin | Cos | Tanh | Erf | Sigmoid | Gelu | GeluTanh => {
                 RoundingEffect::Rounds
             }
-            // A product with a function that is rounded.
+            // The product of the operand with a rounded function of it.
             Silu => RoundingEffect::Accumulates,
         }
     }
@@ -587,8 +608,8 @@ impl UnaryOp {
 }
 
 named_enum! {
-    /// How a reduction combines elements. `sum`, `mean` and `prod` of floats accumulate in f32 or wider;
-    /// `sum` and `prod` of bool and small integers give i64; `any` and `all` give bool.
+    /// How a reduction combines elements. `sum`, `mean` and `prod` of floats accumulate in f32 or wider. `sum`
+    /// and `prod` of bool and small integers give i64. `any` and `all` give bool.
     ReductionKind { Sum = "sum", Mean = "mean", Prod = "prod", Max = "max", Min = "min", Any = "any", All = "all" }
 }
 
@@ -611,7 +632,7 @@ impl ReductionKind {
             ReductionKind::Any | ReductionKind::All => RoundingEffect::Steps,
         }
     }
-    /// What it refuses along these axes: the largest of no elements.
+    /// The extremum of no elements is an error.
     fn rejected_data(self, axes: &[usize]) -> RejectedData<'_> {
         match self {
             ReductionKind::Max | ReductionKind::Min => RejectedData::NoElements { axes },
@@ -625,6 +646,6 @@ impl ReductionKind {
 }
 
 named_enum! {
-    /// Which element an arg-reduction ([`Op::ArgReduce`]) looks for.
+    /// The element that an arg-reduction ([`Op::ArgReduce`]) selects.
     ArgOp { Max = "argmax", Min = "argmin" }
 }

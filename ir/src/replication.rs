@@ -1,14 +1,15 @@
-//! Which ranks hold the same bits of a value.
+//! Replication: which ranks hold the same bits of a value.
 //!
-//! A [`Replication`] is a partition of the ranks: ranks of one part hold the same bits of the value in every run, on every
-//! backend. Ranks of different parts may hold the same bits or not. Constants are the same on all ranks. Arguments and parameters
-//! count as different on each. A collective gives the same bits to ranks that get the same parts of the same operands
-//! ([`Contract::same_bits`](crate::Contract::same_bits)). Every other op gives the same bits wherever its operands have them: GPUs of a run
-//! use the kernels that rank 0 chooses, and no kernel depends on the order in which threads finish. Kernels of custom ops
-//! and opaque ops promise nothing.
+//! A [`Replication`] is a partition of the ranks: ranks of one part hold the same bits of the value in every
+//! run, on every backend. Ranks of different parts may or may not hold the same bits. Constants are the same on
+//! all ranks. Arguments and parameters are assumed to differ on each. A collective gives the same bits to ranks
+//! that receive the same parts of the same operands ([`Contract::same_bits`](crate::Contract::same_bits)).
+//! Every other op gives the same bits to ranks whose operands have the same bits: the GPUs of a run use the
+//! kernels that rank 0 chooses, and no kernel depends on the order in which threads finish. There is no such
+//! guarantee for kernels of custom ops and opaque ops.
 //!
-//! Groups count by their cells here, never by their names. A sum of floats over the ranks of a cell may be taken in another order in
-//! another cell, so its bits are only known to be the same within the cell.
+//! Groups are compared by their cells, never by their names. The order in which a cell sums floats may differ
+//! between cells, so the bits of such a sum are known to be the same only within a cell.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ pub struct Replication {
 }
 
 impl Replication {
-    /// Every rank may hold other bits.
+    /// Every rank may hold different bits.
     pub fn none(ranks: u32) -> Self {
         Replication { first: (0..ranks).collect() }
     }
@@ -50,7 +51,7 @@ impl Replication {
         }
     }
 
-    /// The lowest rank that is known to hold what this rank holds.
+    /// The lowest rank that is known to hold the same bits as this rank.
     pub fn representative_rank(&self, rank: u32) -> u32 {
         self.first.get(rank as usize).copied().unwrap_or(rank)
     }
@@ -64,7 +65,7 @@ impl Replication {
         cells.iter().all(|cell| cell.iter().all(|&rank| self.are_replicas(rank, cell[0])))
     }
 
-    /// What holds for a function of a value with this replication and of one with that.
+    /// The replication of a function of two values with these replications.
     #[must_use]
     pub fn intersect(&self, other: &Replication) -> Self {
         if Arc::ptr_eq(&self.first, &other.first) || self == other || other.first.iter().all(|&f| f == 0) {
@@ -91,7 +92,7 @@ impl Replication {
         out
     }
 
-    /// For an input, which has data where it is a constant of the program.
+    /// The replication of an input: constants are the same on all ranks.
     pub fn of_input(graph: &Graph, has_data: bool) -> Self {
         let ranks = graph.ranks.unwrap_or(0);
         if has_data { Replication::full(ranks) } else { Replication::none(ranks) }
@@ -125,7 +126,7 @@ impl Replication {
     }
 }
 
-/// The cells of a group, and for each rank its cell and its number within that.
+/// The cells of a group, and for each rank its cell and its position within the cell.
 struct CellMembership {
     cells: Vec<Vec<u32>>,
     place: Vec<(usize, usize)>,
@@ -152,7 +153,7 @@ impl CellMembership {
     fn collective(&self, kind: &CollectiveKind, dtype: DType, x: &Replication) -> Replication {
         let parts =
             |cell: &Vec<u32>| -> Vec<u32> { cell.iter().map(|&rank| x.first[rank as usize]).collect() };
-        // Cells with equal numbers have the same operands, in the same order.
+        // Cells with equal keys have the same operands, in the same order.
         let mut numbers = HashMap::new();
         let of_cell: Vec<usize> = self
             .cells
@@ -167,7 +168,7 @@ impl CellMembership {
             let from = kind.sender_to(number as u32)?;
             self.cells[cell].get(from as usize).map(|&rank| x.first[rank as usize])
         };
-        // Sums of floats may be taken in another order in each cell.
+        // The order of a float sum may differ between cells.
         let rounds = dtype.is_float() && kind.rounding() == RoundingEffect::Accumulates;
         let operands = |cell: usize| if rounds { cell } else { of_cell[cell] };
         let facts = kind.facts();

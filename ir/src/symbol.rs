@@ -4,7 +4,7 @@ use crate::entity::EntityMap;
 
 crate::entity!(SymbolId, "sym");
 
-/// The symbols of a program; for a bucket with the ranges of that.
+/// The symbols of a program, or of one bucket, whose ranges are then those of the bucket.
 pub type SymbolTable = EntityMap<SymbolId, Symbol>;
 
 /// A symbol: an integer between `min` and `max`, both included, fixed for one run.
@@ -15,6 +15,6 @@ pub struct Symbol {
     /// The smallest value, at least 0.
     pub min: i64,
     pub max: i64,
-    /// The name in the file that the program came from, if it is another.
+    /// The name in the imported file, if it differs from `name`.
     pub alias: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! A tensor with its data: the form in which weights, inputs and outputs pass between crates.
+//! A tensor with its data: the form in which crates exchange weights, inputs and outputs.
 
 use std::fmt;
 use std::io;
@@ -30,7 +30,7 @@ impl TensorData {
     }
 }
 
-/// Equal bits, wherever they lie.
+/// Equality of bits, regardless of where they are stored.
 impl PartialEq for Tensor {
     fn eq(&self, other: &Tensor) -> bool {
         (self.dtype, &self.shape, self.data()) == (other.dtype, &other.shape, other.data())
@@ -40,7 +40,7 @@ impl PartialEq for Tensor {
 impl Eq for Tensor {}
 
 impl Tensor {
-    /// A tensor of this data; `None` if `data` is not exactly as long as dtype and shape say.
+    /// A tensor with this data; `None` if the length of `data` does not match dtype and shape.
     pub fn new(dtype: DType, shape: impl Into<Vec<usize>>, data: Vec<u8>) -> Option<Self> {
         let shape = shape.into();
         (byte_len(dtype, &shape)? == data.len()).then_some(Tensor {
@@ -50,8 +50,8 @@ impl Tensor {
         })
     }
 
-    /// A tensor whose data lie in a backing; `None` if they are not exactly as many as dtype and shape say. Writing
-    /// to it copies them first.
+    /// A tensor whose data lie in a backing; `None` if their length does not match dtype and shape. Writing to
+    /// the tensor copies them first.
     pub fn from_backing(dtype: DType, shape: impl Into<Vec<usize>>, data: BackingSlice) -> Option<Self> {
         let shape = shape.into();
         let fits = byte_len(dtype, &shape)? == data.range().len();
@@ -74,15 +74,15 @@ impl Tensor {
     pub fn data(&self) -> &[u8] {
         self.data.bytes()
     }
-    /// Where the bytes lie, if not in memory of the tensor alone.
+    /// The backing, unless the bytes lie in the tensor's own memory.
     pub fn backing_slice(&self) -> Option<&BackingSlice> {
         match &self.data {
             TensorData::Owned(_) => None,
             TensorData::Shared(part) => Some(part),
         }
     }
-    /// Copies the bytes from `at` on, as many as `into` takes. In contrast to [`data`](Self::data), a file that another process
-    /// shortened is an error. Fails if there are fewer, or as [`BackingSlice::read`].
+    /// Fills `into` with bytes from `at` on. In contrast to [`data`](Self::data), a file that another process
+    /// truncated is an error. Fails if there are fewer bytes, or as [`BackingSlice::read`].
     pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {
             TensorData::Shared(part) => part.read_from(at, into),
@@ -94,8 +94,8 @@ impl Tensor {
             }
         }
     }
-    /// This tensor in memory that nobody else changes: a copy, where it lies in a file. Fails if the file cannot be
-    /// read, or changed since it was opened.
+    /// This tensor in memory that no other process changes: a copy if its data lie in a file. Fails if the file
+    /// cannot be read, or changed since it was opened.
     pub fn load_to_memory(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
         let Some(part) = self.backing_slice().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
         let mut data = vec![0; part.range().len()];
@@ -125,7 +125,7 @@ impl Tensor {
         read_i64(self.dtype, self.data(), i)
     }
 
-    /// Element `i` in row-major order in as many digits as tell it from its neighbours.
+    /// Element `i` in row-major order, with as many digits as distinguish it from adjacent values.
     pub fn element_text(&self, i: usize) -> String {
         match self.dtype {
             DType::Bool => (self.get_i64(i) != 0).to_string(),
@@ -147,7 +147,7 @@ impl Tensor {
         (0..self.numel()).map(|i| read_i64(self.dtype, data, i)).collect()
     }
 
-    /// A tensor from `f64` elements, rounded to the dtype; `None` if their number does not fit the shape.
+    /// A tensor from `f64` elements, rounded to the dtype; `None` if their number does not match the shape.
     pub fn from_f64(dtype: DType, shape: impl Into<Vec<usize>>, elements: &[f64]) -> Option<Self> {
         let mut out = Tensor::zeros(dtype, shape)?;
         (out.numel() == elements.len()).then_some(())?;
@@ -158,7 +158,7 @@ impl Tensor {
         Some(out)
     }
 
-    /// A tensor from `i64` elements, converted to the dtype; `None` if their number does not fit the shape.
+    /// A tensor from `i64` elements, converted to the dtype; `None` if their number does not match the shape.
     pub fn from_i64(dtype: DType, shape: impl Into<Vec<usize>>, elements: &[i64]) -> Option<Self> {
         let mut out = Tensor::zeros(dtype, shape)?;
         (out.numel() == elements.len()).then_some(())?;
@@ -170,10 +170,10 @@ impl Tensor {
     }
 }
 
-/// The most elements that [`Debug`](fmt::Debug) shows.
+/// The maximum number of elements that [`Debug`](fmt::Debug) shows.
 const SHOWN: usize = 16;
 
-/// Type and extents; few elements also.
+/// Dtype and extents, and the elements if there are few.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.numel() {
@@ -184,7 +184,7 @@ impl fmt::Debug for Tensor {
 }
 
 impl Tensor {
-    /// How many axes begin with element `i`, which is also how many end before it.
+    /// The number of axes that begin with element `i`, which is also the number that end before it.
     fn axes_starting_at(&self, i: usize) -> usize {
         let mut span = 1;
         let begins = |extent: &&usize| {
@@ -195,7 +195,7 @@ impl Tensor {
     }
 }
 
-/// All elements, in brackets for each axis; `{:#}` has a line for each row of the last axis.
+/// All elements, in brackets for each axis. `{:#}` uses one line for each row of the last axis.
 impl fmt::Display for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rank = self.shape.len();
@@ -203,7 +203,8 @@ impl fmt::Display for Tensor {
             return f.write_str("[]");
         }
         for i in 0..self.numel() {
-            let (opens, closes) = (self.axes_starting_at(i), self.axes_starting_at(i + 1));
+            let opens = self.axes_starting_at(i);
+            let closes = self.axes_starting_at(i + 1);
             if i > 0 {
                 match (f.alternate(), opens) {
                     (_, 0) => f.write_str(", ")?,
@@ -247,8 +248,8 @@ pub fn read_i64(dtype: DType, data: &[u8], i: usize) -> i64 {
     }
 }
 
-/// `x` as f32, where an inexact value becomes its neighbour with an odd last bit. Rounding that again to a
-/// format with at least two bits less (f16, bf16) gives what rounding `x` once gives (Boldo and Melquiond,
+/// `x` as f32, where an inexact value becomes its neighbour with an odd last bit. Rounding the result to a
+/// format with at least two bits less (f16, bf16) then equals rounding `x` once (Boldo and Melquiond,
 /// "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008). The `half`
 /// crate's own conversions from f64 round twice.
 #[inline(always)]
@@ -258,7 +259,7 @@ pub fn round_to_odd(x: f64) -> f32 {
     if back == x || x.is_nan() {
         return near;
     }
-    // The bits of a float count up with its magnitude.
+    // The bits of a float ascend with its magnitude.
     let away = back.abs() > x.abs();
     f32::from_bits((near.to_bits() - u32::from(away)) | 1)
 }

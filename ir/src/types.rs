@@ -11,12 +11,12 @@ named_enum! {
     DType { Bool = "bool", U8 = "u8", I32 = "i32", I64 = "i64", F16 = "f16", BF16 = "bf16", F32 = "f32", F64 = "f64" }
 }
 
-/// What is known of a dtype, and how others name it.
+/// Properties of a dtype, and its codes in other systems.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct DTypeFacts {
     /// The size of one element in bytes.
     pub bytes: usize,
-    /// How exact floats of this type are; `None` for integers and bool.
+    /// The precision of floats of this type; `None` for integers and bool.
     pub precision: Option<FloatPrecision>,
     /// The code and the bits in DLPack.
     pub dlpack: (u8, u8),
@@ -30,12 +30,12 @@ pub struct DTypeFacts {
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct FloatPrecision {
-    /// The fraction by which elements of two correct programs may differ.
+    /// The relative difference allowed between elements of two correct programs.
     pub tolerance: f64,
-    /// About the fraction by which two correct results of one op differ: a unit in the last place of narrow types, and a few of
-    /// wide ones, in which sums of many terms and functions are taken.
+    /// The approximate relative difference between two correct results of one op: one unit in the last place of
+    /// narrow types, and a few units of wide types, in which long sums and functions are computed.
     pub noise: f64,
-    /// The least number above 0.
+    /// The smallest positive number.
     pub least: f64,
 }
 
@@ -80,13 +80,13 @@ impl DType {
     pub fn size(self) -> usize {
         self.facts().bytes
     }
-    /// The dtype in which PyTorch and ONNX Runtime compute what is made of several ops on floats: f64 for itself, f32 for
-    /// all others.
+    /// The dtype in which PyTorch and ONNX Runtime compute composite float ops: f64 for f64, f32 for all other
+    /// dtypes.
     pub fn compute_dtype(self) -> DType {
         if self == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
-    /// Whether every value of `other` is a value of this dtype, so that a cast from it loses nothing.
+    /// Whether this dtype represents every value of `other`, so that a cast from it is lossless.
     pub fn represents(self, other: DType) -> bool {
         use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
         self == other
@@ -105,7 +105,7 @@ impl DType {
     }
 }
 
-/// An `f64` attribute that compares and hashes by its bits; all NaNs are one.
+/// An `f64` attribute that compares and hashes by its bits; all NaNs are equal.
 #[derive(Clone, Copy)]
 pub struct FloatAttribute(pub f64);
 
@@ -131,8 +131,8 @@ impl fmt::Debug for FloatAttribute {
         write!(f, "{:?}", self.0)
     }
 }
-/// Prints a form that always has a point, an exponent, `inf` or `nan`, and reads back to the same bits
-/// (all NaNs read back as the one quiet NaN).
+/// Prints a form that always has a point, an exponent, `inf` or `nan`, and that reads back as the same bits
+/// (all NaNs read back as one quiet NaN).
 impl fmt::Display for FloatAttribute {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.0.is_nan() { f.write_str("nan") } else { write!(f, "{:?}", self.0) }
@@ -163,7 +163,7 @@ impl Scalar {
             _ => Scalar::Int(self.as_i64()).wrap_to(dtype),
         }
     }
-    /// An integer beyond the range of a narrower integer dtype wraps, as a value that is cast to it does.
+    /// The scalar as a value of an integer dtype: an integer outside its range wraps, as in a cast.
     pub fn wrap_to(self, dtype: DType) -> Scalar {
         match (self, dtype) {
             (Scalar::Int(i), DType::U8) => Scalar::Int(i64::from(i as u8)),
@@ -171,7 +171,7 @@ impl Scalar {
             (s, _) => s,
         }
     }
-    /// The value of an integer dtype that is nearest to an integer; others are as they were.
+    /// The nearest value of an integer dtype; scalars of other kinds are unchanged.
     pub fn saturate_to(self, dtype: DType) -> Scalar {
         match (self, dtype) {
             (Scalar::Int(i), DType::U8) => Scalar::Int(i.clamp(0, i64::from(u8::MAX))),

@@ -1,36 +1,40 @@
-//! The invariants of a graph, and their check.
+//! The invariants of a graph, and the verifier.
 //!
-//! Everything that takes a graph may rely on these; whatever makes one from outside (a parser, an importer)
-//! or rewrites one (a pass) is followed by [`verify`]. It reports every violation, not the first, except that
-//! a violation of I1 hides all others, because they look up ids.
+//! All code that takes a graph may rely on these invariants. Code that makes a graph from external data (a
+//! parser, an importer) or rewrites one (a pass) is followed by [`verify`]. The verifier reports all
+//! violations, with one exception: after a violation of I1 it checks nothing else, because the other checks
+//! look up ids.
 //!
-//! - **I1 ids**: every id is in its table: operands, results, definitions, outputs, groups, custom ops, and
-//!   the symbols of all dims.
+//! - **I1 ids**: every id is in its table. This holds for operands, results, definitions, outputs, groups,
+//!   custom ops, and the symbols of all dims.
 //! - **I2 definitions**: the table of values lists the inputs and the results of nodes in the order of
 //!   definition: inputs ascending, nodes ascending, the results of one node together. Each value names its
-//!   definition and the definition names the value. Each node has a result. (Hence the text form keeps ids.)
+//!   definition, and the definition names the value. Each node has a result. (Hence the text form preserves
+//!   ids.)
 //! - **I3 order**: an operand is defined before the node that uses it.
 //! - **I4 names**: names of values and of symbols are identifiers; names of groups and of custom ops are not
-//!   empty; each is unique among its kind.
+//!   empty. Each name is unique among its kind.
 //! - **I5 ranks**: there are 1 to [`MAX_RANKS`] ranks, unless their number is open.
-//! - **I6 groups**: the cells of a group are of one size and hold every rank exactly once.
+//! - **I6 groups**: the cells of a group are of equal size and contain every rank exactly once.
 //! - **I7 symbols**: a symbol is between 0 and [`MAX_EXTENT`], and its minimum is not above its maximum.
 //! - **I8 dims**: an extent is at least 0 and at most [`MAX_EXTENT`] for all values of the symbols, as far as
-//!   interval arithmetic shows. So is the magnitude of every other dim. All dims are small enough to compute
-//!   with ([`dim::check_shape_complexity`]).
+//!   interval arithmetic shows. The same limit holds for the magnitude of every other dim. All dims are small
+//!   enough to compute with ([`dim::check_shape_complexity`]).
 //! - **I9 sizes**: a value has at most [`MAX_BYTES`] bytes for all values of the symbols.
 //! - **I10 typing**: operands and results of a node satisfy the rule of its op ([`infer::check_types`]).
-//! - **I11 constants**: a constant has data of exactly its type, with 0 and 1 as the only bools; no other
-//!   input has data.
-//! - **I12 outputs**: an output that mutates an input has its type; a constant is not mutated, no input twice.
-//! - **I13 variants**: the variant of a collective can run a collective of its kind.
-//! - **I14 custom ops**: the positions that a signature calls symmetric exist at every node of the op.
-//! - **I15 bounds**: no slice reaches outside of its operand, no `topk` takes more elements than there are, and
+//! - **I11 constants**: a constant has data of exactly its type, with 0 and 1 as the only bools. No other input
+//!   has data.
+//! - **I12 outputs**: an output that mutates an input has the type of that input. A constant is not mutated,
+//!   and no input is mutated twice.
+//! - **I13 variants**: the variant of a collective supports collectives of its kind.
+//! - **I14 custom ops**: the positions that a signature declares symmetric exist at every node of the op.
+//! - **I15 bounds**: a slice stays within its operand, `topk` takes at most as many elements as there are, and
 //!   the index of `gather_elements` and `scatter_elements` is not longer than `x` along any other axis. A node
-//!   violates this only if interval arithmetic shows that all values of the symbols break it. Sizes
-//!   that break it are refused when a run binds them ([`crate::bounds`]).
-//! - **I16 dispatches**: they have nodes of the graph, each node belongs to one at most, they stand in program order, and
-//!   their nodes are what their form takes ([`crate::dispatch`]).
+//!   violates this only if interval arithmetic shows that all values of the symbols break it. Single sizes that
+//!   break it are rejected when a run binds them ([`crate::bounds`]).
+//! - **I16 dispatches**: a dispatch consists of nodes of the graph, and each node belongs to at most one
+//!   dispatch. Dispatches are in program order, and their nodes satisfy the rules of their form
+//!   ([`crate::dispatch`]).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -47,12 +51,13 @@ use crate::op::Op;
 use crate::text::{is_identifier, op_dims, op_name, with_symbol_names};
 use crate::types::{DType, TensorType};
 
-/// The most ranks that a program, a plan or a file of tensors can have.
+/// The maximum number of ranks of a program, a plan or a tensor file.
 pub const MAX_RANKS: u32 = 1024;
 pub const MAX_EXTENT: i64 = 1 << 40;
 pub const MAX_BYTES: i64 = 1 << 46;
 
-/// One of the invariants of the [module](self); its number is its value. Messages name what is wrong without it.
+/// One of the invariants of the [module](self), with its number as its value. Messages describe a violation
+/// without the number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Invariant {
     Ids = 1,
@@ -76,9 +81,9 @@ pub enum Invariant {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub struct Violation {
     pub invariant: Invariant,
-    /// What breaks it: `%value`, `@group`, `symbol n`, …
+    /// The location: `%value`, `@group`, `symbol n`, …
     pub at: String,
-    /// The op, if a node breaks it.
+    /// The op, if the violation is at a node.
     pub op: Option<&'static str>,
     pub message: String,
 }
@@ -93,8 +98,8 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Checks every invariant of the [module](self). Fails with all violations, in the order of the invariants' tables:
-/// program, symbols, groups, values, nodes, outputs.
+/// Checks every invariant of the [module](self). On failure it returns all violations, in the order program,
+/// symbols, groups, values, nodes, outputs.
 pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
     let mut v = Verifier { graph, found: Vec::new() };
     v.check_ids();
@@ -112,8 +117,9 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
     if v.found.is_empty() { Ok(()) } else { Err(v.found) }
 }
 
-/// [`verify`] without I15, for a program that passes derive from another and whose symbols are narrowed to some sizes. All of
-/// these may break a bound of the source, so that no run at them begins ([`crate::bounds`]).
+/// [`verify`] without I15, for a program that passes derive from another program, with symbols narrowed to a
+/// sub-range. All sizes in that range may break a bound of the source; a run with such sizes never starts
+/// ([`crate::bounds`]).
 pub fn verify_derived(graph: &Graph) -> Result<(), Vec<Violation>> {
     let without_bounds = |found: Vec<Violation>| -> Vec<Violation> {
         found.into_iter().filter(|v| v.invariant != Invariant::Bounds).collect()
@@ -291,11 +297,12 @@ impl Verifier<'_> {
         }
     }
 
-    /// Each definition names its values and each of these names the definition. What is left to check of I2
-    /// is the order, in which each value stands once exactly if each definition does.
+    /// Checks the order of the table of values. The caller has checked that each definition names its values
+    /// and each of them names the definition. Each value then occurs once exactly if each definition does.
     fn check_numbering(&mut self) {
         let g = self.graph;
-        let (mut inputs, mut nodes) = (g.inputs.keys(), g.nodes.keys());
+        let mut inputs = g.inputs.keys();
+        let mut nodes = g.nodes.keys();
         let mut values = g.values.iter();
         while let Some((id, value)) = values.next() {
             let fits = match value.def {
@@ -342,7 +349,7 @@ impl Verifier<'_> {
 
     // I8, I9, I11
 
-    /// Checks all values; returns which have dims that are small enough to compute with.
+    /// Checks all values. Returns for each whether its dims are small enough to compute with.
     fn check_values(&mut self) -> EntityMap<ValueId, bool> {
         let g = self.graph;
         let mut computable = EntityMap::filled(true, g.values.len());
@@ -380,7 +387,7 @@ impl Verifier<'_> {
     fn check_constant_data(&mut self, id: InputId, input: &GraphInput) {
         let ty = self.graph.ty(input.value);
         let message = match (input.kind, &input.data) {
-            (InputKind::Constant, None) => Some("expected data of a constant, found none".to_string()),
+            (InputKind::Constant, None) => Some("expected the data of the constant, found none".to_string()),
             (InputKind::Constant, Some(data)) => {
                 let shape: Option<Vec<i64>> = ty.shape.iter().map(Dim::as_const).collect();
                 let found = data.shape().iter().map(|&n| i64::try_from(n).ok());
@@ -400,7 +407,9 @@ impl Verifier<'_> {
                     None
                 }
             }
-            (_, Some(_)) => Some(format!("expected data of constants only, found some of {id}")),
+            (_, Some(_)) => {
+                Some(format!("expected no data, because only constants have data, found data of {id}"))
+            }
             (_, None) => None,
         };
         if let Some(message) = message {
@@ -450,7 +459,7 @@ impl Verifier<'_> {
         match &node.op {
             Op::Collective(c) => {
                 if let Some(variant) = c.variant.filter(|v| v.contract(&c.kind).is_none()) {
-                    let message = format!("expected a variant that can run it, found {variant}");
+                    let message = format!("expected a variant that supports the collective, found {variant}");
                     self.report_node(Invariant::Variants, id, message);
                 }
             }
@@ -461,7 +470,8 @@ impl Verifier<'_> {
                 for (what, i) in [("operand", operand), ("result", result)] {
                     if let Some(i) = i {
                         let name = &custom.name;
-                        let message = format!("expected the symmetric {what} {i} of {name:?}, found none");
+                        let message =
+                            format!("expected {what} {i}, which {name:?} declares symmetric, found none");
                         self.report_node(Invariant::Customs, id, message);
                     }
                 }
@@ -470,20 +480,22 @@ impl Verifier<'_> {
         }
     }
 
-    /// I15, of a node that is well typed.
+    /// Checks I15 for a well-typed node.
     fn check_index_bounds(&mut self, id: NodeId, op: &Op, operands: &[&TensorType], results: &[&TensorType]) {
         let symbols = &self.graph.symbols;
         match op {
             Op::Slice { axis, start, step } => {
-                let (extent, count) = (&operands[0].shape[*axis], &results[0].shape[*axis]);
+                let extent = &operands[0].shape[*axis];
+                let count = &results[0].shape[*axis];
                 if count.bounds(symbols).0 < 1 {
                     return;
                 }
                 let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
                 let below = start.bounds(symbols).1 < 0;
                 if below || extent.provably_le(&last, symbols) {
-                    let (extent, start, last) =
-                        (extent.display(symbols), start.display(symbols), last.display(symbols));
+                    let extent = extent.display(symbols);
+                    let start = start.display(symbols);
+                    let last = last.display(symbols);
                     let message =
                         format!("expected positions from 0 to below {extent}, found {start} to {last}");
                     self.report_node(Invariant::Bounds, id, message);
@@ -505,7 +517,8 @@ impl Verifier<'_> {
     fn check_at_most(&mut self, id: NodeId, found: &Dim, limit: &Dim) {
         let symbols = &self.graph.symbols;
         if (limit.clone() + Dim::from(1)).provably_le(found, symbols) {
-            let (limit, found) = (limit.display(symbols), found.display(symbols));
+            let limit = limit.display(symbols);
+            let found = found.display(symbols);
             self.report_node(
                 Invariant::Bounds,
                 id,
@@ -521,7 +534,8 @@ impl Verifier<'_> {
         if g.dispatches.is_empty() {
             return;
         }
-        let (users, mut next) = (g.users(), 0);
+        let users = g.users();
+        let mut next = 0;
         for (d, dispatch) in g.dispatches.iter().enumerate() {
             let [first, last] = [dispatch.first, dispatch.last].map(Entity::index);
             if !(next <= first && first <= last && last < g.nodes.len()) {
@@ -546,14 +560,16 @@ impl Verifier<'_> {
             let OutputKind::Mutates(id) = output.kind else { continue };
             let input = &g.inputs[id];
             let target = self.describe_value(input.value);
-            let (expected, found) = (g.ty(input.value), g.ty(output.value));
+            let expected = g.ty(input.value);
+            let found = g.ty(output.value);
             if input.kind == InputKind::Constant {
                 let message =
                     format!("expected an argument or a parameter to mutate, found constant {target}");
                 self.report(Invariant::Outputs, describe_output(i), message);
             }
             if expected != found {
-                let (expected, found) = (self.display_type(expected), self.display_type(found));
+                let expected = self.display_type(expected);
+                let found = self.display_type(found);
                 let message = format!("expected {expected} of {target}, found {found}");
                 self.report(Invariant::Outputs, describe_output(i), message);
             }
@@ -580,10 +596,11 @@ fn describe_output(i: usize) -> String {
 }
 
 fn unknown_id_message(what: &str, id: impl Entity + fmt::Display, len: usize) -> String {
-    format!("expected one of {len} {what}s, found {what} {id}")
+    let plural = if len == 1 { "" } else { "s" };
+    format!("{what} {id} is out of range: the graph has {len} {what}{plural}")
 }
 
-/// Reports names that are not valid or stand twice.
+/// Reports names that are invalid or duplicated.
 fn check_unique_names<'a>(
     names: impl ExactSizeIterator<Item = &'a str>,
     prefix: &str,
@@ -598,12 +615,12 @@ fn check_unique_names<'a>(
             found.push((at(), format!("expected {expected}, found {name:?}")));
         }
         if !seen.insert(name) {
-            found.push((at(), "expected one of this name, found another".to_string()));
+            found.push((at(), "expected a unique name, found a duplicate".to_string()));
         }
     }
 }
 
-/// Checks that the cells of a group are of one size and hold each rank once.
+/// Checks that the cells of a group are of equal size and contain each rank once.
 fn check_partition(group: &GroupDef, ranks: Option<u32>) -> Result<(), String> {
     let GroupMembers::Cells(cells) = &group.members else { return Ok(()) };
     let size = cells.first().map_or(0, Vec::len);
@@ -613,7 +630,7 @@ fn check_partition(group: &GroupDef, ranks: Option<u32>) -> Result<(), String> {
     let total = size * cells.len();
     let n = ranks.map_or(total, |n| n as usize);
     if total != n || total == 0 || total > MAX_RANKS as usize {
-        return Err(format!("expected cells of all {n} ranks, found {total} ranks"));
+        return Err(format!("expected cells that cover all {n} ranks, found {total} ranks"));
     }
     let mut seen = vec![false; n];
     for &rank in cells.iter().flatten() {

@@ -1,4 +1,4 @@
-//! The text form over the corpus: what is written reads back as it was.
+//! The text form over the corpus: written text reads back as the same graph.
 
 #[path = "text/errors.rs"]
 mod errors;

@@ -1,10 +1,11 @@
-//! Which exit barriers run that could be dropped, and what dropping costs.
+//! Decides which droppable exit barriers run, and computes the cost of dropping them.
 //!
-//! A dropped exit barrier is paid for in memory: the operand stays occupied until the next rendezvous. It is dropped where
-//! lifetimes can stand in for it, unless the caller keeps barriers to save memory ([`keep`]).
+//! A dropped exit barrier costs memory: the operand stays occupied until the next rendezvous. A barrier is
+//! dropped if lifetimes can replace it, unless the caller keeps barriers to save memory
+//! ([`select_barriers_to_keep`]).
 //!
-//! The cost of one barrier is what the bound of the symmetric arena changes by when this one alone is decided the
-//! other way. Several can cost nothing each and something together.
+//! The cost of one barrier is the change of the symmetric arena's bound if this barrier alone is decided the
+//! other way. Several barriers can cost nothing each and still cost something together.
 
 use std::collections::BTreeSet;
 
@@ -16,12 +17,12 @@ use crate::liveness::{ExitChoice, Liveness, NextRendezvous};
 use crate::scheduled::{PlacedSteps, ScheduledProgram, SizedClass, lifetime_block};
 
 pub struct BarrierCosts {
-    /// For each step with an exit barrier that lifetimes could stand in for: the bytes that dropping it costs.
+    /// For each step with an exit barrier that lifetimes can replace, the bytes that dropping it costs.
     pub each: Vec<Option<u64>>,
     pub dropped: u64,
 }
 
-/// What dropping barriers costs a schedule whose classes have these lifetimes and sizes.
+/// The cost of the dropped barriers of a schedule whose classes have these lifetimes and sizes.
 pub fn compute_barrier_costs(placed: &PlacedSteps, sized: &[SizedClass]) -> BarrierCosts {
     let mut each = vec![None; placed.steps.list.len()];
     if placed.live.options.iter().all(|o| !matches!(o, ExitChoice::Dropped(_))) {
@@ -30,14 +31,17 @@ pub fn compute_barrier_costs(placed: &PlacedSteps, sized: &[SizedClass]) -> Barr
     let arena = SymmetricArenaLoad::new(placed, sized);
     let bound = arena.bound();
     for choice in arena.droppable_barriers() {
-        let changed = (0..arena.load.len()).map(|t| match choice.dropped {
-            true => arena.load[t].saturating_sub(choice.extra_bytes_at(t)),
-            false => arena.load[t].saturating_add(choice.extra_bytes_at(t)),
+        let changed = (0..arena.load.len()).map(|t| {
+            if choice.dropped {
+                arena.load[t].saturating_sub(choice.extra_bytes_at(t))
+            } else {
+                arena.load[t].saturating_add(choice.extra_bytes_at(t))
+            }
         });
         each[choice.step as usize] = Some(changed.max().unwrap_or(0).abs_diff(bound));
     }
     for (s, option) in placed.live.options.iter().enumerate() {
-        // What lies in no buffer costs none.
+        // Operands outside of buffers cost nothing.
         if matches!(option, ExitChoice::Dropped(_)) && each[s].is_none() {
             each[s] = Some(0);
         }
@@ -52,8 +56,8 @@ pub fn compute_barrier_costs(placed: &PlacedSteps, sized: &[SizedClass]) -> Barr
     BarrierCosts { each, dropped: bound.saturating_sub(load.into_iter().max().unwrap_or(0)) }
 }
 
-/// The dropped barriers to keep so that the symmetric arena holds at most `room` bytes at any step, as far as that
-/// helps.
+/// Selects dropped barriers to keep, so that the symmetric arena holds at most `room` bytes at any step. If
+/// that is impossible, it selects the barriers that help.
 pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room: u64) -> BTreeSet<u32> {
     let mut arena = SymmetricArenaLoad::new(placed, sized);
     let barriers: Vec<DroppableBarrier> = arena
@@ -64,7 +68,7 @@ pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room:
     let mut kept = vec![false; barriers.len()];
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
-            // The one that takes away the most of all that is too much.
+            // Prefer the barrier that removes the most of the excess.
             let helps = |c: &DroppableBarrier| -> u128 {
                 let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.extra_bytes_at(t)));
                 (t..arena.load.len()).map(over).sum()
@@ -75,7 +79,7 @@ pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room:
             arena.update_load(&barriers[i], u64::saturating_sub);
         }
     }
-    // What was kept first may be superfluous now.
+    // A barrier that was selected early may be superfluous now.
     for (i, c) in barriers.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
         let fits = |t: usize| match c.extra_bytes_at(t) {
             0 => true,
@@ -89,7 +93,7 @@ pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room:
     barriers.iter().zip(kept).filter(|(_, kept)| *kept).map(|(c, _)| c.step).collect()
 }
 
-/// A barrier that lifetimes can stand in for.
+/// An exit barrier that lifetimes can replace.
 struct DroppableBarrier {
     step: u32,
     dropped: bool,
@@ -99,13 +103,13 @@ struct DroppableBarrier {
 /// The class of an operand that peers read.
 struct BarrierOperand {
     size: u64,
-    /// When it is occupied, with the barrier and without it.
+    /// The lifetime of the class if the barrier runs, and if it does not.
     with: Block,
     without: Block,
 }
 
 impl DroppableBarrier {
-    /// The bytes of operands that are occupied at `t` only because the barrier does not run.
+    /// The bytes of operands that are occupied at step `t` only because the barrier is dropped.
     fn extra_bytes_at(&self, t: usize) -> u64 {
         let only_without =
             self.operands.iter().filter(|o| is_alive_at(&o.without, t) && !is_alive_at(&o.with, t));
@@ -117,7 +121,7 @@ fn is_alive_at(b: &Block, t: usize) -> bool {
     if b.start < b.end { (b.start..b.end).contains(&t) } else { t >= b.start || t < b.end }
 }
 
-/// What the symmetric arena holds during each step.
+/// The bytes that the symmetric arena holds during each step.
 struct SymmetricArenaLoad<'a> {
     placed: &'a PlacedSteps,
     sized: &'a [SizedClass],
@@ -146,7 +150,8 @@ impl<'a> SymmetricArenaLoad<'a> {
     }
 
     fn droppable_barriers(&self) -> Vec<DroppableBarrier> {
-        let (placed, mut live) = (self.placed, self.placed.live.clone());
+        let placed = self.placed;
+        let mut live = self.placed.live.clone();
         let mut of_class = vec![None; placed.classes.list.len()];
         for s in self.sized.iter().filter(|s| s.arena == ArenaKind::Symmetric) {
             of_class[s.class] = Some(s);
@@ -177,7 +182,7 @@ impl<'a> SymmetricArenaLoad<'a> {
     }
 }
 
-/// The lifetime of a class when barriers are decided as in `live`.
+/// The lifetime of a class if barriers are decided as in `live`.
 fn lifetime_with_barriers(placed: &PlacedSteps, live: &Liveness, sized: &SizedClass) -> Block {
     let class = &placed.classes.list[sized.class];
     let readers = class.members.iter().flat_map(|m| live.readers.steps_reading(m.value));
@@ -192,14 +197,14 @@ fn lifetime_with_barriers(placed: &PlacedSteps, live: &Liveness, sized: &SizedCl
     lifetime_block(class, live, wraps.max())
 }
 
-/// The most bytes of classes that the symmetric arena holds at any step.
+/// The largest sum of bytes of classes that the symmetric arena holds at any step.
 pub fn symmetric_load(program: &ScheduledProgram) -> Result<u64> {
     let steps = program.placed.steps.list.len();
     let load = load_by_step(&program.sized_classes()?, steps, ArenaKind::Symmetric, |s| s.block);
     Ok(load.into_iter().max().unwrap_or(0))
 }
 
-/// What an arena holds during each of `steps` steps, where `block` gives the lifetimes.
+/// The bytes that an arena holds during each of `steps` steps. `block` gives the lifetime of each class.
 pub fn load_by_step(
     sized: &[SizedClass],
     steps: usize,
@@ -208,7 +213,8 @@ pub fn load_by_step(
 ) -> Vec<u64> {
     let mut turns = vec![0i128; steps + 1];
     for s in sized.iter().filter(|s| s.arena == arena) {
-        let (b, size) = (block(s), i128::from(s.block.size));
+        let b = block(s);
+        let size = i128::from(s.block.size);
         turns[b.start] += size;
         turns[b.end.min(steps)] -= size;
         if b.end <= b.start {

@@ -1,4 +1,4 @@
-//! One bucket: packing, waits, and all of it written down.
+//! Builds one bucket: packs the arenas, computes the waits, and writes the entries of the plan.
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -23,11 +23,12 @@ use crate::scheduled::{ScheduledProgram, SizedClass, size_classes};
 use crate::steps::{ScheduleStep, symmetric_positions};
 use crate::waits::{PlacedClass, waits};
 
-/// How a collective was chosen, and what follows for its steps.
+/// The decision for a collective, with its consequences for the steps.
 #[derive(Clone, PartialEq, Debug)]
 pub struct CollectiveChoice {
     pub decision: Decision,
-    /// Of each of its nodes the most blocks of its kernel on GPUs, if the machine's profile says so; missing ones are none.
+    /// For each of its nodes the largest number of blocks of its kernel on GPUs, if the machine's profile gives
+    /// one. Missing entries mean no limit.
     pub blocks: Vec<Option<u32>>,
 }
 
@@ -166,7 +167,8 @@ impl BucketWriter<'_> {
     }
 
     fn steps(&self, laned: Vec<LaneAssignment>, decisions: &[CollectiveChoice]) -> Vec<Step> {
-        let (graph, placed) = (self.graph(), &self.program.placed);
+        let graph = self.graph();
+        let placed = &self.program.placed;
         let decided = decisions.iter().flat_map(|d| d.decision.nodes.iter().zip(&d.blocks));
         let blocks: HashMap<&str, u32> = decided.filter_map(|(node, &b)| Some((node.as_str(), b?))).collect();
         let list = placed.steps.list.iter().zip(laned).zip(placed.live.exits.iter().zip(&self.costs.each));
@@ -219,7 +221,7 @@ impl BucketWriter<'_> {
         places
     }
 
-    /// Where an input lies that is not bound, and why.
+    /// The place of an input that is not bound, and the reason for it.
     fn input_placement(&self, input: usize, value: ValueId) -> (MemoryRef, String) {
         let classes = &self.program.placed.classes;
         match classes.class_of[value].map(|c| classes.list[c as usize].space) {
@@ -248,10 +250,12 @@ impl BucketWriter<'_> {
             }
             (SharingReason::Shard(v), _) => format!("this rank's piece of %{}", graph.value_name(v)),
             (SharingReason::Piece(v), _) => format!("a piece of %{}", graph.value_name(v)),
-            (SharingReason::Nothing, ClassLocation::Output(k)) => match class.top == member.value {
-                true => format!("output {k}"),
-                false => format!("in output {k}, which %{} becomes", graph.value_name(class.top)),
-            },
+            (SharingReason::Nothing, ClassLocation::Output(k)) if class.top == member.value => {
+                format!("output {k}")
+            }
+            (SharingReason::Nothing, ClassLocation::Output(k)) => {
+                format!("in output {k}, which %{} becomes", graph.value_name(class.top))
+            }
             (SharingReason::Nothing, ClassLocation::Arena(ArenaKind::Symmetric)) => String::new(),
             (SharingReason::Nothing, ClassLocation::Arena(ArenaKind::Ordinary)) => {
                 "an intermediate value".to_string()
@@ -269,9 +273,10 @@ impl BucketWriter<'_> {
         ValuePlacement { memory, offset: member.offset.display(self.symbols).to_string(), by_rank, why }
     }
 
-    /// Why bases must be symmetric, for people: the first node that needs each.
+    /// The reason, for people, why each base must be symmetric: the first node that requires it.
     fn symmetric_reasons(&self) -> HashMap<ValueId, String> {
-        let (graph, base) = (self.graph(), &self.program.prepared.base);
+        let graph = self.graph();
+        let base = &self.program.prepared.base;
         let mut needs = HashMap::new();
         let nodes = |step: &ScheduleStep| step.nodes().map(|n| (n, step.peers)).collect::<Vec<_>>();
         for (id, peers) in self.program.placed.steps.list.iter().flat_map(nodes) {
@@ -293,9 +298,10 @@ impl BucketWriter<'_> {
         needs
     }
 
-    /// The inserted copies that move something.
+    /// The inserted copies that move data. Copies that are written over their operand move none.
     fn copies(&self) -> Result<Vec<ForcedCopy>> {
-        let (graph, classes) = (self.graph(), &self.program.placed.classes);
+        let graph = self.graph();
+        let classes = &self.program.placed.classes;
         let idle: BTreeSet<ValueId> = classes
             .iter()
             .flat_map(|(_, c)| &c.members)
@@ -322,7 +328,7 @@ impl BucketWriter<'_> {
         Ok(copies.into_iter().map(|(_, copy)| copy).collect())
     }
 
-    /// The decisions in order of the steps. Estimates are kept to the nanosecond.
+    /// The decisions in order of the steps. Estimates are rounded to nanoseconds.
     fn decisions(&self, decisions: &[CollectiveChoice]) -> Vec<Decision> {
         let graph = self.graph();
         let list = self.program.placed.steps.list.iter().enumerate();

@@ -1,8 +1,9 @@
-//! Memory of the symmetric arena that has one place in all buckets: landing zones and bound inputs.
+//! Lays out the memory of the symmetric arena that has the same place in all buckets: landing zones and bound
+//! inputs.
 //!
-//! All collectives of a group by `ll` share two zones, each as large as the largest of them needs in any bucket.
-//! A bound input has the size of its largest bucket. Zones stand first, in order of the groups' names, each at a
-//! multiple of [`LL128_LINE`]; then inputs in order of their index.
+//! All collectives of a group by `ll` share two zones. Each zone is as large as the largest of these
+//! collectives needs in any bucket. A bound input has the size of its largest bucket. Zones come first, in
+//! order of the groups' names, each at a multiple of [`LL128_LINE`]. Inputs follow in order of their index.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ use crate::scheduled::aligned_upper_bytes;
 
 #[derive(Default)]
 pub struct FixedMemoryLayout {
-    /// The bytes of the symmetric arena that it takes.
+    /// The end of the fixed memory in the symmetric arena, in bytes.
     pub end: u64,
     /// The fixed memory of each bound input, by index of the input.
     pub bound: IndexMap<usize, usize>,
@@ -57,7 +58,7 @@ pub fn lay_out_fixed_memory<'a>(
     }
 }
 
-/// The size of a landing zone of each group with collectives by `ll`, in order of their names.
+/// The size of a landing zone for each group with collectives by `ll`, in order of the groups' names.
 fn landing_zone_sizes<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<IndexMap<String, u64>> {
     let mut zones: IndexMap<String, u64> = IndexMap::new();
     for graph in lowered {
@@ -74,7 +75,7 @@ fn landing_zone_sizes<'a>(lowered: impl Iterator<Item = &'a Graph>) -> Result<In
                 return Err(PlanError::LandingTooLarge { node, bytes, ranks });
             }
             let known = zones.entry(graph.groups[c.group].name.clone()).or_insert(0);
-            // An empty operand sends no line, but its step names the zones.
+            // An empty operand sends no line, but its step still names the zones.
             *known = (*known).max(variant.landing_bytes(&c.kind, bytes, ranks)).max(1);
         }
     }

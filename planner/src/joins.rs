@@ -1,18 +1,20 @@
-//! How long collectives may be in flight: joins between [`at_once`] and [`awaited`] that fit memory.
+//! Chooses how long collectives may be in flight, within a limit of memory. A join lies between
+//! [`immediate_joins`] and [`joins_at_first_use`].
 //!
-//! What a collective touches stays occupied until its join. Beginning with none in flight, one collective after
-//! another, in the order of the steps, gets the latest join at which no instant exceeds the limit of its arena.
+//! Bytes that a collective accesses stay occupied until its join. At the start no collective is in flight. Then
+//! each collective, in the order of the steps, gets the latest join for which no arena exceeds its limit at any
+//! step.
 //!
-//! [`at_once`]: crate::liveness::at_once
-//! [`awaited`]: crate::liveness::awaited
+//! [`immediate_joins`]: crate::liveness::immediate_joins [`joins_at_first_use`]:
+//! crate::liveness::joins_at_first_use
 
 use symmc_plan::Lane;
 
 use crate::order::ArenaDemand;
 use crate::scheduled::{PlacedSteps, SizedClass};
 
-/// The joins of each step. `sized` are the classes of `placed`, which has nothing in flight; `awaited` are the latest
-/// joins of use, and `limit` is what each arena may hold at any instant.
+/// The joins of each step. `sized` are the classes of `placed`, in which nothing is in flight. `awaited` are
+/// the latest joins, at first use. `limit` is the number of bytes that each arena may hold at any step.
 pub fn latest_joins_within(
     placed: &PlacedSteps,
     sized: &[SizedClass],
@@ -20,7 +22,8 @@ pub fn latest_joins_within(
     limit: ArenaDemand,
 ) -> Vec<u32> {
     let mut load = arena_loads(sized, awaited.len());
-    // The end of each class, its bytes and arena. What wraps is occupied to the end as it is.
+    // The end of each class, its bytes and its arena. A class that wraps is occupied to the end of the run
+    // already.
     let mut held: Vec<Option<(usize, u64, usize)>> = vec![None; placed.classes.list.len()];
     for s in sized.iter().filter(|s| s.block.start < s.block.end) {
         held[s.class] = Some((s.block.end, s.block.size, s.arena as usize));
@@ -58,12 +61,13 @@ pub fn latest_joins_within(
     joined
 }
 
-/// The bytes of each arena that are occupied at each of so many steps.
+/// The bytes of each arena that are occupied at each of `steps` steps.
 fn arena_loads(sized: &[SizedClass], steps: usize) -> [Vec<u64>; 2] {
-    // By how much the sum rises from one step to the next.
+    // The change of the sum from one step to the next.
     let mut rises = [vec![0i128; steps + 1], vec![0i128; steps + 1]];
     for s in sized {
-        let (block, rises) = (s.block, &mut rises[s.arena as usize]);
+        let block = s.block;
+        let rises = &mut rises[s.arena as usize];
         let wraps = block.start >= block.end;
         for (start, end) in [(block.start, if wraps { steps } else { block.end }), (0, block.end)] {
             rises[start.min(steps)] += i128::from(block.size);

@@ -1,12 +1,13 @@
-//! The lane of each step of a bucket.
+//! Assigns the lane of each step of a bucket.
 //!
-//! Orders are chosen, and values are placed, with every collective on the communication lane. A collective that has
-//! nothing to run concurrently with moves to the compute lane: two steps of one lane follow each other faster than two
-//! steps of different lanes. On machines where synchronising two lanes takes time ([`Profile::crossing`]), few light compute
-//! steps next to it do not count, because they take less.
+//! Orders are chosen and values are placed with every collective on the communication lane. Afterwards a
+//! collective that has nothing to run concurrently with moves to the compute lane: two steps of one lane follow
+//! each other faster than two steps of different lanes. On some machines synchronising two lanes takes time
+//! ([`MachineProfile::lane_crossing_ns`]). There a few light compute steps next to the collective do not count,
+//! because they take less.
 //!
-//! The new lanes order at least what the old ones ordered: compute steps keep their order, and a collective waits for the
-//! one before it if that is on the other lane.
+//! The new lanes preserve the order that the old lanes imposed. Compute steps keep their order, and a
+//! collective waits for the collective before it if that is on the other lane.
 
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{NodeId, Op, OpCost, SymbolTable};
@@ -15,9 +16,10 @@ use symmc_plan::Lane;
 use crate::prepare::PreparedGraph;
 use crate::steps::{ScheduleStep, StepList, is_view};
 
-/// How many light steps next to a collective still take less time than synchronising two lanes.
+/// The largest number of light steps next to a collective that still take less time than synchronising two
+/// lanes.
 const MOST_LIGHT_STEPS: usize = 2;
-/// The most bytes that a light step reads and writes.
+/// The largest number of bytes that a light step reads and writes.
 const MOST_LIGHT_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -26,7 +28,8 @@ pub struct LaneAssignment {
     pub waits: Vec<usize>,
 }
 
-/// The lanes of the steps of a bucket, from their waits with every collective on the communication lane.
+/// Assigns lanes and waits to the steps of a bucket, given their waits with every collective on the
+/// communication lane.
 pub fn assign_lanes(
     prepared: &PreparedGraph,
     steps: &StepList,
@@ -46,14 +49,14 @@ fn move_collectives(steps: Vec<LaneAssignment>, is_light: impl Fn(usize) -> bool
     let moves = find_movable_collectives(&steps, is_light);
     let lane = |s: usize| if moves[s] { Lane::Compute } else { steps[s].lane };
     let mut previous_collective = None;
-    // For each lane how many steps of the other one are known to have completed.
+    // For each lane the number of steps of the other lane that are known to have completed.
     let mut completed = [0; 2];
     let mut out = Vec::with_capacity(steps.len());
     for (s, step) in steps.iter().enumerate() {
         let own = lane(s);
         let collective = previous_collective.filter(|_| step.lane == Lane::Comm);
         let awaited = step.waits.iter().copied().chain(collective).filter(|&w| lane(w) != own).max();
-        // A lane runs in order, so waiting for the latest step covers all before it.
+        // A lane runs in order, so waiting for the latest step covers all steps before it.
         let known = &mut completed[own as usize];
         let waits = awaited.filter(|w| w + 1 > *known);
         *known = waits.map_or(*known, |w| w + 1);
@@ -88,7 +91,7 @@ fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -
     moves
 }
 
-/// Whether a compute step takes little more than its launch, at the upper ends of the ranges.
+/// Whether a compute step takes little more than its launch, at the upper bounds of the symbols.
 fn is_light(prepared: &PreparedGraph, step: &ScheduleStep, symbols: &SymbolTable) -> bool {
     let graph = &prepared.graph;
     let is_step = |n: NodeId| !is_view(graph, &prepared.base, n);
@@ -117,7 +120,7 @@ mod tests {
         list.iter().map(|(lane, waits)| LaneAssignment { lane: *lane, waits: waits.to_vec() }).collect()
     }
 
-    /// The lanes and waits of steps of which none is light.
+    /// The lanes and waits after the move, if no step is light.
     fn moved(list: &[(Lane, &[usize])]) -> Vec<LaneAssignment> {
         move_collectives(steps(list), |_| false)
     }
@@ -153,7 +156,7 @@ mod tests {
         };
         assert_eq!(lane_of_1(&list, &[2]), COMM);
         assert_eq!(lane_of_1(&list, &[2, 3]), COMPUTE);
-        // If 1 does not wait for 0, that is a third one.
+        // If step 1 does not wait for step 0, then step 0 is a third light step.
         let list = [(COMPUTE, &[][..]), (COMM, &[]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])];
         assert_eq!(lane_of_1(&list, &[0, 2, 3]), COMM);
     }
@@ -171,7 +174,8 @@ mod tests {
                 list.push(LaneAssignment { lane, waits: wait.into_iter().collect() });
             }
             let after = move_collectives(list.clone(), |s| s % 3 == 0);
-            let (old, new) = (ordered_before(&list), ordered_before(&after));
+            let old = ordered_before(&list);
+            let new = ordered_before(&after);
             for s in 0..count {
                 assert!(old[s].iter().all(|earlier| new[s].contains(earlier)), "{list:?} became {after:?}");
                 assert!(after[s].waits.iter().all(|&w| after[w].lane != after[s].lane));

@@ -1,12 +1,17 @@
-//! From a lowered graph to a plan.
+//! The memory planner: turns a lowered graph into a plan.
 //!
-//! [`plan()`] orders the steps, decides where each value lies, packs both arenas and writes a
-//! [`Plan`](symmc_plan::Plan). Whether that is safe is not said here: the crate `symmc-check` proves it from the plan alone.
+//! [`plan()`] orders the steps, places each value, packs both arenas and writes a [`Plan`](symmc_plan::Plan).
+//! The planner does not prove that the plan is safe. The crate `symmc-check` does, from the plan alone.
 //!
-//! The way through: `prepare` inserts the copies that placement forces; `order` makes candidates, of which
-//! `schedule` takes one; `liveness` says when memory may be written again, with regard to peers; `place` merges
-//! values that share memory, `keep` keeps some from it; [`symmc_pack`] finds offsets; `waits` orders the two lanes;
-//! `lanes` moves collectives that overlap nothing to the compute lane; `bucket` and `pipeline` write it all down. Each is a page of its own.
+//! # Stages
+//! - `prepare` inserts the copies that placement forces.
+//! - `order` makes candidate orders, and `schedule` chooses one.
+//! - `liveness` decides when memory may be overwritten, with regard to peers. `barriers` and `joins` trade exit
+//!   barriers and overlap for memory.
+//! - `memory_classes` merges values that share memory.
+//! - `fixed_memory` lays out landing zones and bound inputs, and [`symmc_pack`] finds the offsets of buffers.
+//! - `waits` orders the two lanes, and `lanes` moves collectives that overlap nothing to the compute lane.
+//! - `bucket` and `pipeline` write the plan.
 
 mod barriers;
 mod bucket;

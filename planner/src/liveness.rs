@@ -1,21 +1,22 @@
-//! When memory that a step touched may be written again, on this rank and with regard to its peers.
+//! Decides when memory that a step accessed may be overwritten, on this rank and with regard to its peers.
 //!
-//! Everything here follows from the order of the steps and the contracts; it knows no buffers. A *release*
-//! is the first step, in the order of the list, that may write bytes which an access used:
-//! - A compute step releases what it read one step later.
-//! - A collective may be in flight until a compute step waits for it. What it read or wrote is released at
-//!   its *join*: at that step, so that reuse does not force a wait of its own, or before it where memory is worth
-//!   more than overlap; then the step that reuses the bytes waits.
-//! - What a sender writes into its receiver needs no more than that: it comes after the receiver's arrival
-//!   and before its completion.
-//! - An operand that peers read, with its exit barrier dropped, is released by the next collective in the
-//!   order of the communication lane that meets the same peers: by the time that it has met, every peer has
-//!   left the earlier one. A collective whose pairs meet is none that does. If its join is the very next
-//!   step, and its contract has it write its results after the rendezvous, these may already take the bytes; its
-//!   operands, which are written before it, may not.
+//! This module uses only the order of the steps and the contracts, and knows nothing about buffers. The
+//! *release* of an access is the first step in the list that may write the accessed bytes:
+//! - A compute step releases its operands one step later.
+//! - A collective may be in flight until a compute step waits for it. The bytes that it read or wrote are
+//!   released at its *join*. The join is that compute step, so that reuse causes no wait of its own. It can
+//!   also be earlier, if memory is worth more than overlap. The step that reuses the bytes then waits.
+//! - A write of a sender into its receiver needs no further rule. It comes after the receiver's arrival and
+//!   before the receiver's completion.
+//! - An operand that peers read, with its exit barrier dropped, is released by the next collective of the
+//!   communication lane that meets the same peers. After that rendezvous every peer has left the earlier
+//!   collective. A collective in which only pairs meet does not count.
+//! - The join of that next collective may be the very next step, and its contract may write the results after
+//!   the rendezvous. Its results may then take the released bytes. Its operands are written earlier and may
+//!   not.
 //!
-//! The next rendezvous may be that of the next run. Then the operand stays occupied through the end of the run
-//! and on to that rendezvous, which must come before the operand is written again.
+//! The next rendezvous may belong to the next run. The operand then stays occupied through the end of the run
+//! and up to that rendezvous, which must come before the operand is written again.
 
 use std::collections::BTreeSet;
 
@@ -26,37 +27,38 @@ use symmc_plan::Lane;
 
 use crate::steps::{BaseReaders, StepList, input_of};
 
-/// The next collective that meets all peers of another.
+/// The next collective that meets all peers of a given collective.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NextRendezvous {
-    /// At this later step of the run.
+    /// A later step of the same run.
     Later(u32),
-    /// At this step of the next run, possibly the same step.
+    /// A step of the next run, possibly the same step.
     NextRun(u32),
     Never,
 }
 
-/// What is decided about an exit barrier that can be dropped.
+/// The decision about a droppable exit barrier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ExitChoice {
-    /// The step has none that can be dropped.
+    /// The step has no droppable exit barrier.
     None,
     Kept,
-    /// Dropped; the operand is occupied until the rendezvous.
+    /// The barrier is dropped. The operand is occupied until the rendezvous.
     Dropped(NextRendezvous),
-    /// Dropped if the operand's memory turns out to be free until this step of the next run.
+    /// The barrier is dropped if the operand's memory turns out to be free until this step of the next run.
     Pending(u32),
 }
 
 #[derive(Clone, Debug)]
 pub struct Liveness {
-    /// The first step, behind each, that may write bytes which it used ([`awaited`], [`at_once`], or between).
+    /// The join of each step: the first later step that may write bytes which the step used. It lies between
+    /// [`immediate_joins`] and [`joins_at_first_use`].
     pub joined: Vec<u32>,
-    /// For a collective: whether it writes its results after its rendezvous.
+    /// For each step whether it is a collective that writes its results after its rendezvous.
     late: Vec<bool>,
-    /// For each step, what is decided about its exit barrier.
+    /// The decision about each step's exit barrier.
     pub exits: Vec<ExitChoice>,
-    /// The same if every barrier is dropped that lifetimes can stand in for.
+    /// The same decisions if every barrier is dropped that lifetimes can replace.
     pub options: Vec<ExitChoice>,
     pub readers: BaseReaders,
     outputs: Vec<bool>,
@@ -66,22 +68,22 @@ pub struct Liveness {
 pub struct LivenessChoices {
     /// See [`Liveness::joined`].
     pub joined: Vec<u32>,
-    /// The steps whose exit barriers run although lifetimes could stand in for them.
+    /// The steps whose exit barriers run although lifetimes could replace them.
     pub kept: BTreeSet<u32>,
 }
 
-/// Whether a dropped exit may rely on a rendezvous of the next run. With several buckets it may not, because
-/// the next run may be of another bucket, whose steps know nothing of this operand.
+/// Whether a dropped exit barrier may rely on a rendezvous of the next run. With several buckets it may not:
+/// the next run may be of another bucket, whose steps are unrelated to this operand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NextRun {
     /// The next run has the same steps.
     Same,
-    /// The next run may have others.
+    /// The next run may have other steps.
     Unknown,
 }
 
 impl Liveness {
-    /// Analyses `steps`, with these inputs bound.
+    /// Analyses `steps`. `bound` are the indices of the bound inputs.
     pub fn new(
         graph: &Graph,
         steps: &StepList,
@@ -104,7 +106,7 @@ impl Liveness {
             if !droppable || step.reads.is_empty() {
                 return ExitChoice::None;
             }
-            // An input that is given once is never written again, unless its size changes between runs.
+            // An input that is written once is never overwritten, unless its size changes between runs.
             let is_constant = |operand: ValueId| {
                 input_of(graph, operand).is_some_and(|i| {
                     let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
@@ -138,11 +140,12 @@ impl Liveness {
             outputs[o.value.index()] = true;
         }
         let late = steps.list.iter().map(|s| s.peers.is_some_and(|p| p.contract.result_after_rendezvous));
-        let (joined, late) = (choices.joined, late.collect());
+        let joined = choices.joined;
+        let late = late.collect();
         Liveness { joined, late, exits, options, readers: steps.readers(), outputs }
     }
 
-    /// The number of steps, which stands for the end of the run.
+    /// The number of steps. As a release it means the end of the run.
     pub fn run_end(&self) -> u32 {
         self.joined.len() as u32
     }
@@ -165,7 +168,7 @@ impl Liveness {
         }
     }
 
-    /// The release of a base that the step `def` writes: the end of the run for outputs.
+    /// The release of a base that the step `def` writes. Outputs are released at the end of the run.
     pub fn release_step(&self, base: ValueId, def: u32) -> u32 {
         if self.outputs[base.index()] {
             return self.run_end();
@@ -174,7 +177,7 @@ impl Liveness {
         reads.max().unwrap_or(0).max(self.joined[def as usize])
     }
 
-    /// Whether `step` is the last to need a base: every other access releases it by then.
+    /// Whether `step` is the last reader of a base and every other access releases the base by then.
     pub fn dies_at(&self, base: ValueId, step: u32) -> bool {
         let last = self.readers.steps_reading(base).last() == Some(&step);
         last && !self.outputs[base.index()] && self.earlier_reads_released_at(base, step)
@@ -187,12 +190,12 @@ impl Liveness {
     }
 }
 
-/// Joins that force no wait: for a collective the first compute step that runs after it has completed, or the
-/// number of steps; for a compute step the next one.
+/// Joins that cause no wait. For a collective the join is the first compute step that runs after its
+/// completion, or the number of steps. For a compute step it is the next step.
 pub fn joins_at_first_use(steps: &StepList) -> Vec<u32> {
     let end = steps.list.len() as u32;
     let mut joined: Vec<u32> = (1..=end).collect();
-    // Collectives that no compute step has waited for yet, in order.
+    // Collectives for which no compute step has waited yet, in order.
     let mut open = std::collections::VecDeque::new();
     for (s, step) in steps.list.iter().enumerate() {
         match step.lane {
@@ -213,8 +216,8 @@ pub fn joins_at_first_use(steps: &StepList) -> Vec<u32> {
     joined
 }
 
-/// Joins that leave nothing in flight: for each step the next. Where a compute step writes over bytes of a collective,
-/// it waits for that.
+/// Joins that leave no collective in flight: the join of each step is the next step. A compute step that
+/// overwrites bytes of a collective waits for the collective.
 pub fn immediate_joins(steps: &StepList) -> Vec<u32> {
     (1..=steps.list.len() as u32).collect()
 }
@@ -246,12 +249,12 @@ fn find_rendezvous(graph: &Graph, steps: &StepList) -> Vec<NextRendezvous> {
     out
 }
 
-/// Which groups meet all peers of which other groups.
+/// For each group the groups whose peers it meets completely.
 struct GroupCoverage(Vec<Vec<bool>>);
 
 impl GroupCoverage {
     fn new(graph: &Graph) -> GroupCoverage {
-        // The cell of each rank, by group.
+        // For each group the cell of each rank.
         let cell_of: Vec<Vec<usize>> = graph
             .groups
             .keys()
@@ -270,8 +273,11 @@ impl GroupCoverage {
             })
             .collect();
         let within = |large: &Vec<usize>, cells: &[Vec<u32>]| {
-            let of = |rank: &u32| large.get(*rank as usize);
-            cells.iter().all(|cell| cell.iter().all(|r| of(r).is_some() && of(r) == of(&cell[0])))
+            let cell_of = |rank: &u32| large.get(*rank as usize);
+            let is_within = |cell: &Vec<u32>| {
+                cell.iter().all(|rank| cell_of(rank).is_some() && cell_of(rank) == cell_of(&cell[0]))
+            };
+            cells.iter().all(is_within)
         };
         let rows = cell_of.iter().map(|large| {
             let small = graph.groups.keys().map(|g| within(large, &graph.cells(g).unwrap_or_default()));

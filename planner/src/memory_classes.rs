@@ -1,12 +1,12 @@
-//! Which values share memory, and which memory that is.
+//! Decides which values share memory, and in which memory they lie.
 //!
-//! Every base that a node defines starts in a [`Class`] of its own. Classes merge where a result may lie on
-//! or around an operand of its node (the cases are listed at [`crate::plan`]). A class becomes
-//! one buffer, or lies in the caller's memory of an output.
+//! Every base that a node defines starts in a [`BufferClass`] of its own. Classes merge if a result may
+//! overwrite or enclose an operand of its node. A class becomes one buffer, or lies in the caller's memory of
+//! an output.
 //!
-//! A class has a *top*: the value that fills all of it and is the last to be written. Only a top that fills
-//! its class can be written over, so a class is always a chain of values at one place, with the parts of a
-//! gathered or concatenated value below it.
+//! A class has a *top*: the value that fills the class and is written last. Only a top that fills its class can
+//! be overwritten. A class is therefore a chain of values at one place, together with the parts of gathered or
+//! concatenated values.
 
 use std::collections::BTreeSet;
 
@@ -28,45 +28,45 @@ pub enum ClassLocation {
 #[derive(Clone, Debug)]
 pub struct BufferClass {
     pub space: ClassLocation,
-    /// Bytes.
+    /// The size in bytes.
     pub size: Dim,
-    /// The value that fills all of it and is written last.
+    /// The value that fills the class and is written last.
     pub top: ValueId,
-    /// Its values, the top among them; none in a class that was merged into another.
+    /// The values of the class, the top among them. A class that was merged into another has none.
     pub members: Vec<ClassMember>,
     pub first: u32,
     top_step: u32,
-    /// The release of all members but the top.
+    /// The latest release of all members except the top.
     others: u32,
 }
 
 #[derive(Clone, Debug)]
 pub struct ClassMember {
-    /// The value, a base.
+    /// The value, which is a base.
     pub value: ValueId,
-    /// Bytes from the start of the class.
+    /// The distance in bytes from the start of the class.
     pub offset: Dim,
-    /// Bytes to add for each rank before this one in its cell of the group.
+    /// The bytes to add for each rank before this one in its cell of the group.
     pub by_rank: Option<(GroupId, Dim)>,
-    /// What it lies on or in: the result that it is a part of, or the operand that it overwrites.
+    /// The reason for the place of the value.
     pub shares: SharingReason,
 }
 
-/// Why a value lies where others lie.
+/// The reason why a value shares memory with another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SharingReason {
-    /// It has the memory from its start on.
+    /// The value has the memory from the start and shares it with no earlier value.
     Nothing,
-    /// It is written over this operand.
+    /// The value is written over this operand.
     Over(ValueId),
-    /// It is this rank's piece of a gathered result.
+    /// The value is this rank's piece of a gathered result.
     Shard(ValueId),
     Piece(ValueId),
 }
 
-/// Which larger results in an arena are written apart from their parts: these steps, by their positions. All others have
-/// their parts produced inside of them, which saves the copy and the parts' own bytes, but occupies the whole from its
-/// first part on. Parts of outputs always are inside.
+/// The steps, by position, whose larger results in an arena are written separately from their parts. The parts
+/// of all other larger results are produced inside of the result. That saves the copy and the parts' own bytes,
+/// but occupies the whole result from its first part on. Parts of outputs are always produced inside.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct SeparateResults(pub BTreeSet<u32>);
 
@@ -74,7 +74,8 @@ pub struct SeparateResults(pub BTreeSet<u32>);
 pub struct BufferClasses {
     /// Merged classes are empty.
     pub list: Vec<BufferClass>,
-    /// The index of the class of each value; none for views, and for inputs but those that an output replaces in place.
+    /// The index of the class of each value. Views have none, and inputs have one only if an output replaces
+    /// them in place.
     pub class_of: EntityMap<ValueId, Option<u32>>,
 }
 
@@ -99,7 +100,7 @@ impl BufferClasses {
         placing.classes
     }
 
-    /// The larger results in an arena that have parts inside of them, each with the index of its class.
+    /// The larger results in an arena that enclose their parts, each with the index of its class.
     pub fn enclosing_results(&self) -> impl Iterator<Item = (ValueId, usize)> {
         let arenas = self.iter().filter(|(_, c)| matches!(c.space, ClassLocation::Arena(_)));
         let members = arenas.flat_map(|(i, c)| c.members.iter().map(move |m| (m, i)));
@@ -115,7 +116,7 @@ impl BufferClasses {
 }
 
 impl BufferClass {
-    /// The first step that may write other values into its bytes.
+    /// The first step that may write other values into the bytes of the class.
     pub fn release_step(&self, live: &Liveness) -> u32 {
         live.release_step(self.top, self.top_step).max(self.others)
     }
@@ -139,7 +140,9 @@ fn singleton_classes(program: &PreparedGraph, steps: &StepList) -> BufferClasses
             of[value] = Some(list.len() as u32);
             let member =
                 ClassMember { value, offset: Dim::from(0), by_rank: None, shares: SharingReason::Nothing };
-            let (size, members, first) = (program.bytes[value].clone(), vec![member], s as u32);
+            let size = program.bytes[value].clone();
+            let members = vec![member];
+            let first = s as u32;
             list.push(BufferClass { space, size, top: value, members, first, top_step: first, others: 0 });
         }
     }
@@ -153,27 +156,28 @@ struct ClassMerger<'a> {
     apart: &'a SeparateResults,
     classes: BufferClasses,
     windows: Vec<WindowValue>,
-    /// Bases that lie at one place on all ranks.
+    /// The bases that must have the same place on all ranks.
     level: BTreeSet<ValueId>,
 }
 
-/// The bases that kernels of dispatches find at one place on all ranks: those of reductions and of products.
+/// The bases that kernels of dispatches expect at the same place on all ranks: those of reductions and of
+/// products.
 fn uniform_offset_bases(steps: &StepList) -> BTreeSet<ValueId> {
     let forms = [DispatchForm::Reduction, DispatchForm::Product].map(Some);
     let of = steps.list.iter().filter(|step| forms.contains(&step.dispatch.map(|d| d.form)));
     of.flat_map(|step| step.reads.iter().chain(&step.writes)).copied().collect()
 }
 
-/// A value that the library looks for in a window.
+/// A value that the library accesses through a window.
 struct WindowValue {
     /// Its base.
     value: ValueId,
     group: GroupId,
-    /// Whether it is the operand of an all-gather.
+    /// Whether the value is the operand of an all-gather.
     gathered: bool,
 }
 
-/// The operands and results of collectives in windows.
+/// The operands and results of collectives that use windows.
 fn window_values(program: &PreparedGraph, steps: &StepList) -> Vec<WindowValue> {
     let mut out = Vec::new();
     for step in &steps.list {
@@ -183,20 +187,22 @@ fn window_values(program: &PreparedGraph, steps: &StepList) -> Vec<WindowValue> 
             continue;
         };
         let gathers = c.kind == CollectiveKind::AllGather;
-        let of = |value, gathered| WindowValue { value, group: c.group, gathered };
-        out.extend(node.inputs.iter().map(|&x| of(program.base[x], gathers)));
-        out.extend(node.outputs.iter().map(|&r| of(r, false)));
+        let window_value = |value, gathered| WindowValue { value, group: c.group, gathered };
+        out.extend(node.inputs.iter().map(|&x| window_value(program.base[x], gathers)));
+        out.extend(node.outputs.iter().map(|&r| window_value(r, false)));
     }
     out
 }
 
 impl ClassMerger<'_> {
-    /// The base of `operand`, if the operand is all of its class, steps before `s` that use the class have released it by
-    /// then, and later ones that read it come after the end of `s` because they are in its lane.
+    /// The base of `operand`, if all other users of its class let a result of step `s` take its bytes. The operand
+    /// must be all of its class. Steps before `s` that use the class must have released it. Later readers must
+    /// be in the lane of `s`, so that they start after `s` ends.
     fn released_base(&self, operand: ValueId, s: usize) -> Option<ValueId> {
         let base = self.program.base[operand];
         let class = &self.classes.list[self.classes.class_of[base]? as usize];
-        // Peers may still read a piece of a gathered value when the rank itself is done with all of it.
+        // Peers may still read a piece of a gathered value after the rank itself has finished with the whole
+        // value.
         let whole = class.top == base && self.program.covers_base[operand] && class.others <= s as u32;
         let lane = |s: usize| self.steps.list[s].lane;
         let mut later =
@@ -205,12 +211,12 @@ impl ClassMerger<'_> {
         (whole && follow && self.live.earlier_reads_released_at(base, s as u32)).then_some(base)
     }
 
-    /// [`settled`](Self::settled), if nothing needs the base after step `s` either.
+    /// [`released_base`](Self::released_base), if no step after `s` needs the base.
     fn dying_base(&self, operand: ValueId, s: usize) -> Option<ValueId> {
         self.released_base(operand, s).filter(|&base| self.live.dies_at(base, s as u32))
     }
 
-    /// An all-gather's operand at its piece of the result, which holds the same bytes afterwards.
+    /// Places the operand of an all-gather at its piece of the result. The operand's bytes stay the same.
     fn merge_all_gather(&mut self, s: usize) {
         let step = &self.steps.list[s];
         let Op::Collective(c) = &self.program.graph.nodes[step.node].op else { return };
@@ -222,13 +228,14 @@ impl ClassMerger<'_> {
             return;
         }
         let node = &self.program.graph.nodes[step.node];
-        let (operand, result) = (node.inputs[0], node.outputs[0]);
+        let operand = node.inputs[0];
+        let result = node.outputs[0];
         let Some(base) = self.released_base(operand, s) else { return };
         let stride = self.program.bytes[base].clone();
         self.merge_into_result(base, result, Dim::from(0), Some((c.group, stride)));
     }
 
-    /// The operands of a concatenation at their pieces of the result, where they stay as well.
+    /// Places the operands of a concatenation at their pieces of the result. The operands' bytes stay the same.
     fn merge_concat(&mut self, s: usize) {
         let graph = &self.program.graph;
         let node = &graph.nodes[self.steps.list[s].node];
@@ -246,8 +253,8 @@ impl ClassMerger<'_> {
         }
     }
 
-    /// Moves the class of `part` into the class of `whole`. A part that peers touch only goes where they
-    /// reach; the whole does not move for it.
+    /// Moves the class of `part` into the class of `whole`. A part that peers access moves only into memory
+    /// that peers can reach. The whole never moves because of a part.
     fn merge_into_result(
         &mut self,
         part: ValueId,
@@ -256,8 +263,10 @@ impl ClassMerger<'_> {
         by_rank: Option<(GroupId, Dim)>,
     ) {
         let (Some(p), Some(w)) = (self.classes.class_of[part], self.classes.class_of[whole]) else { return };
-        let (p, w) = (p as usize, w as usize);
-        let (from, into) = (&self.classes.list[p], &self.classes.list[w]);
+        let p = p as usize;
+        let w = w as usize;
+        let from = &self.classes.list[p];
+        let into = &self.classes.list[w];
         let symmetric = ClassLocation::Arena(ArenaKind::Symmetric);
         let fits = match (from.space, into.space) {
             (ClassLocation::Output(_), _) => false,
@@ -270,10 +279,10 @@ impl ClassMerger<'_> {
             }
         };
         let nested = by_rank.is_some() && from.members.iter().any(|m| m.by_rank.is_some());
-        // Peers touch aligned bytes only.
+        // Peers access aligned bytes only.
         let step = by_rank.as_ref().map_or(&offset, |(_, stride)| stride);
         let aligned = step.is_divisible_by(PEER_ALIGN) || from.space != symmetric;
-        // A place begins within its memory as far as its bounds show.
+        // The bounds of an offset must show that it is not negative.
         let begins =
             |m: &ClassMember| (m.offset.clone() + offset.clone()).bounds(&self.program.graph.symbols).0 >= 0;
         let fits = fits && from.members.iter().all(begins);
@@ -303,8 +312,8 @@ impl ClassMerger<'_> {
         }
     }
 
-    /// Whether all of a class lies within a value, at this offset of it, whatever the sizes. The memory of an output is as
-    /// large as the output is in that run.
+    /// Whether all members of a class lie within `whole` at this offset, for all sizes. In each run the memory
+    /// of an output is exactly as large as the output.
     fn fits_within(
         &self,
         class: &BufferClass,
@@ -312,7 +321,8 @@ impl ClassMerger<'_> {
         by_rank: Option<&(GroupId, Dim)>,
         whole: ValueId,
     ) -> bool {
-        let (graph, bytes) = (&self.program.graph, &self.program.bytes);
+        let graph = &self.program.graph;
+        let bytes = &self.program.bytes;
         class.members.iter().all(|m| {
             let mut end = m.offset.clone() + offset.clone() + bytes[m.value].clone();
             if let Some((group, stride)) = by_rank.or(m.by_rank.as_ref()) {
@@ -323,25 +333,28 @@ impl ClassMerger<'_> {
         })
     }
 
-    /// Whether a value of a class would lie elsewhere on ranks that find it in a window, if the class lay by rank in a
-    /// group.
+    /// Whether ranks would find a value of a class at different places in a window, if the class were placed by
+    /// rank in a group.
     fn window_breaks(&self, class: &BufferClass, group: GroupId) -> bool {
         let graph = &self.program.graph;
         let uses = |w: &&WindowValue| class.members.iter().any(|m| m.value == w.value);
-        let own = |w: &WindowValue| w.gathered && graph.cells(w.group) == graph.cells(group);
-        self.windows.iter().filter(uses).any(|w| !own(w) && !graph.has_equal_rank_within(group, w.group))
+        let is_own_piece = |w: &WindowValue| w.gathered && graph.cells(w.group) == graph.cells(group);
+        let breaks = |w: &WindowValue| !is_own_piece(w) && !graph.has_equal_rank_within(group, w.group);
+        self.windows.iter().filter(uses).any(breaks)
     }
 
-    /// The results of a step that allows it over operands that it reads last.
+    /// Places results of a step over operands that the step reads last, if the op allows it.
     fn merge_overwritten(&mut self, s: usize) {
-        let (program, step) = (self.program, &self.steps.list[s]);
+        let program = self.program;
+        let step = &self.steps.list[s];
         let operands = step.operands(&program.graph, &program.base);
         for &result in &step.writes {
             let Some(r) = self.classes.class_of[result] else { continue };
             let single = self.classes.list[r as usize].members.len() == 1;
             let mut able: Vec<&StepOperand> =
                 operands.iter().filter(|o| o.may_be_overwritten_by(&program.graph, result)).collect();
-            // A value that nodes add to one after another stays in one place.
+            // Prefer an operand of the node that defines the result. A value to which nodes add repeatedly then
+            // stays in one place.
             able.sort_by_key(|o| program.graph.defining_node(result) != Some(o.node));
             let over = able.into_iter().find_map(|o| {
                 let base = self.dying_base(o.value, s)?;
@@ -357,8 +370,8 @@ impl ClassMerger<'_> {
         }
     }
 
-    /// Whether every operand that has bytes of `base` has exactly the elements of the result, and is one that the result may
-    /// lie on.
+    /// Whether every operand that uses bytes of `base` has exactly the elements of the result, and may be
+    /// overwritten by the result.
     fn uses_match_result(&self, operands: &[StepOperand], base: ValueId, result: ValueId) -> bool {
         let graph = &self.program.graph;
         let ty = graph.ty(result);
@@ -370,8 +383,8 @@ impl ClassMerger<'_> {
         operands.iter().all(|o| self.program.base[o.value] != base || on(o))
     }
 
-    /// Inputs in the memory of the outputs that replace them, where nothing reads the input any more once the first value
-    /// is written there.
+    /// Places inputs in the memory of the outputs that replace them, if no step reads the input after the first
+    /// value is written there.
     fn merge_replaced_inputs(&mut self) {
         let graph = &self.program.graph;
         for output in &graph.outputs {
@@ -390,7 +403,7 @@ impl ClassMerger<'_> {
             if reads {
                 let step = &self.steps.list[first as usize];
                 let operands = step.operands(graph, &self.program.base);
-                // The value that this step writes, at the start of the memory.
+                // The value that this step writes, if it lies at the start of the memory.
                 let begins =
                     |m: &ClassMember| self.steps.def[m.value] == Some(first) && m.offset == Dim::from(0);
                 let members = &self.classes.list[c as usize].members;
@@ -409,10 +422,11 @@ impl ClassMerger<'_> {
         }
     }
 
-    /// Whether the class `r` of a result may take over the class `x` of an operand: both in one arena, or
-    /// the result in its output.
+    /// Whether the class `r` of a result may take over the class `x` of an operand. Both must be in one arena,
+    /// or the result in its output.
     fn mergeable(&self, x: u32, r: u32) -> bool {
-        let (x, r) = (&self.classes.list[x as usize], &self.classes.list[r as usize]);
+        let x = &self.classes.list[x as usize];
+        let r = &self.classes.list[r as usize];
         let sizes = x.size == r.size;
         sizes
             && match (x.space, r.space) {
@@ -427,8 +441,10 @@ impl ClassMerger<'_> {
 
     fn merge_over_operand(&mut self, base: ValueId, result: ValueId) {
         let (Some(x), Some(r)) = (self.classes.class_of[base], self.classes.class_of[result]) else { return };
-        let (x, r) = (x as usize, r as usize);
-        let (space, step) = (self.classes.list[r].space, self.classes.list[r].top_step);
+        let x = x as usize;
+        let r = r as usize;
+        let space = self.classes.list[r].space;
+        let step = self.classes.list[r].top_step;
         let mut moved = std::mem::take(&mut self.classes.list[r].members);
         if let Some(m) = moved.first_mut() {
             m.shares = SharingReason::Over(base);
@@ -436,7 +452,7 @@ impl ClassMerger<'_> {
         let class = &mut self.classes.list[x];
         class.space = space;
         (class.top, class.top_step) = (result, step);
-        // The operand has no later use, so what it occupied is released with this step.
+        // The operand has no later use, so its bytes are released with this step.
         class.others = class.others.max(self.live.joined[step as usize]);
         class.members.append(&mut moved);
         self.classes.class_of[result] = Some(x as u32);

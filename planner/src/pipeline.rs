@@ -1,10 +1,11 @@
-//! From lowered graphs to the plan: prepare, form dispatches, order, place, pack, write down.
+//! Turns lowered graphs into the plan: prepares, forms dispatches, orders, places, packs and writes.
 //!
-//! Buckets whose planned programs are equal share one entry of [`Plan::programs`], one order and one
-//! placement; they differ in sizes, offsets and waits.
+//! Buckets with equal planned programs share one entry of [`Plan::programs`], one order and one placement. They
+//! differ in sizes, offsets and waits.
 //!
-//! [`plan()`] makes one plan. A caller with a limit of symmetric memory uses a [`Planner`]: it schedules the same programs in several
-//! ways, and keeps exit barriers step by step ([`Schedules::keep_barriers`]). The limit itself is deliberately absent here.
+//! [`plan()`] makes one plan. Callers with a limit of symmetric memory use a [`Planner`]. It can schedule the
+//! same programs in several ways, and keep exit barriers step by step ([`ProgramSchedules::keep_barriers`]).
+//! The limit itself is deliberately absent here.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,35 +31,35 @@ use crate::views::ValueViews;
 /// A program for one range of the symbols.
 #[derive(Clone, Debug)]
 pub struct BucketInput {
-    /// The lowered program: every collective has a variant, the symbols have the ranges of the bucket.
+    /// The lowered program. Every collective has a variant, and the symbols have the ranges of the bucket.
     pub graph: Graph,
-    /// How its collectives were chosen, in any order.
+    /// The decisions for its collectives, in any order.
     pub decisions: Vec<CollectiveChoice>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct PlanConfig {
-    /// The name of the machine profile that the choices were made with.
+    /// The name of the machine profile by which variants were chosen.
     pub machine: String,
-    /// The arguments that callers write into the symmetric arena where a collective needs them there.
-    /// Parameters and constants always are.
+    /// The arguments that callers write into the symmetric arena if a collective needs them there. Parameters
+    /// and constants are always bound in this way.
     pub bind: BTreeSet<InputId>,
-    /// The profile that estimates the time of steps, which their order depends on; `None` takes the
-    /// built-in one of the name `machine`, and constants if there is none.
+    /// The profile that estimates the times of steps. Their order depends on these times. `None` selects the
+    /// built-in profile named `machine`, and constant times if there is none.
     pub profile: Option<MachineProfile>,
     pub order: OrderStrategy,
-    /// How much more memory than the leanest order an order may take at most to overlap communication with
+    /// The memory that an order may take above the leanest order in order to overlap communication with
     /// computation, as a fraction.
     pub slack: f64,
-    /// How many microseconds a run must become faster for each MiB of memory that overlap takes.
+    /// The microseconds by which a run must become faster for each MiB of memory that overlap takes.
     pub memory_price: f64,
-    /// The buckets, by their position, that have an order of their own. Others with equal programs share one, which is made for
-    /// the upper ends of all of them.
+    /// The buckets, by position, that get an order of their own. Other buckets with equal programs share one
+    /// order, which is made for the upper bounds of all of them.
     pub own_orders: BTreeSet<usize>,
-    /// Whether runs of buckets of another plan may follow, as if these buckets were some of several.
+    /// Whether runs of buckets of another plan may follow. These buckets are then treated as some of several.
     pub among_others: bool,
     pub pack: symmc_pack::Config,
-    /// The numerics classes that the passes were allowed, which the plan states.
+    /// The numerics classes that the passes were allowed to use. The plan states them.
     pub numerics: Numerics,
 }
 
@@ -85,9 +86,8 @@ impl Default for PlanConfig {
     }
 }
 
-/// Plans the program `source` for the buckets `lowered`, which stand for it over disjoint ranges of its
-/// symbols. Fails if the lowered programs do not stand for the source, are not lowered, or need more memory than can be
-/// addressed.
+/// Plans the program `source`. `lowered` has one bucket for each of several disjoint ranges of its symbols.
+/// Fails if the buckets do not match the source, are not lowered, or need more memory than can be addressed.
 pub fn plan(source: &Graph, lowered: &[BucketInput], config: &PlanConfig) -> Result<Plan> {
     Planner::new(source, lowered, config)?.plan()
 }
@@ -108,7 +108,7 @@ pub struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    /// Prepares the buckets `lowered`, which stand for the program `source` over disjoint ranges of its symbols.
+    /// Prepares the buckets `lowered` of the program `source`, which cover disjoint ranges of its symbols.
     pub fn new(source: &'a Graph, lowered: &'a [BucketInput], config: &'a PlanConfig) -> Result<Planner<'a>> {
         let ranks = source.ranks.ok_or_else(|| PlanError::OpenRanks { program: source.name.clone() })?;
         check_buckets(source, lowered)?;
@@ -144,12 +144,12 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The bytes of the symmetric arena for landing zones and bound inputs.
+    /// The bytes of the symmetric arena that landing zones and bound inputs take.
     pub fn fixed_bytes(&self) -> u64 {
         self.fixed_memory.end
     }
 
-    /// What dropped exit barriers may assume of the next run, the cheaper assumption first.
+    /// The assumptions about the next run that dropped exit barriers may make, the cheaper one first.
     pub fn next_runs(&self) -> &'static [NextRun] {
         let is_alone = self.lowered.len() == 1 && !self.config.among_others;
         if is_alone { &[NextRun::Same, NextRun::Unknown] } else { &[NextRun::Unknown] }
@@ -162,17 +162,18 @@ impl<'a> Planner<'a> {
         if !next_runs.contains(&NextRun::Same) || !has_costly_wraparound(&buckets[0]) {
             return schedules.write(buckets);
         }
-        // Lifetimes on a circle may need more than their bound. Without a dropped exit that reaches into the next
-        // run they lie on a line.
+        // Lifetimes that wrap around the end of the run may need more than their bound. Without dropped exit
+        // barriers that rely on the next run no lifetime wraps.
         let on_a_line = self.schedule(self.config.order, NextRun::Unknown)?;
         let line_buckets = on_a_line.buckets()?;
-        match symmetric_peak(&line_buckets) < symmetric_peak(&buckets) {
-            true => on_a_line.write(line_buckets),
-            false => schedules.write(buckets),
+        if symmetric_peak(&line_buckets) < symmetric_peak(&buckets) {
+            on_a_line.write(line_buckets)
+        } else {
+            schedules.write(buckets)
         }
     }
 
-    /// Orders and places the programs, with every exit barrier dropped that lifetimes can stand in for.
+    /// Orders and places the programs. Every exit barrier is dropped that lifetimes can replace.
     pub fn schedule(&self, order: OrderStrategy, next_run: NextRun) -> Result<ProgramSchedules<'_>> {
         let rules = ScheduleRules {
             bound: &self.bound,
@@ -196,23 +197,24 @@ pub struct ProgramSchedules<'p> {
 }
 
 impl ProgramSchedules<'_> {
-    /// The least bytes that the symmetric arena takes, wherever blocks lie.
+    /// A lower bound of the bytes that the symmetric arena takes, for any offsets of blocks.
     pub fn symmetric_bound(&self) -> Result<u64> {
         Ok(self.planner.fixed_bytes().saturating_add(self.load()?))
     }
 
-    /// The most bytes of blocks that the symmetric arena holds at any step.
+    /// The largest number of bytes in blocks that the symmetric arena holds at any step.
     fn load(&self) -> Result<u64> {
         self.programs.iter().try_fold(0, |most: u64, program| Ok(most.max(symmetric_load(program)?)))
     }
 
-    /// Whether dropped exit barriers rely on the next run having the same steps. If none does, schedules for other next runs are equal.
+    /// Whether dropped exit barriers rely on the next run having the same steps. If none does, then schedules
+    /// for other next runs are equal.
     pub fn rely_on_next_run(&self) -> bool {
         self.programs.iter().any(|program| program.placed.relies_on_next_run())
     }
 
-    /// Keeps exit barriers that are dropped where the symmetric arena holds the most; once that lowers nothing any more, all that
-    /// free memory at any step. Returns whether any more are kept.
+    /// Keeps dropped exit barriers at the steps where the symmetric arena holds the most. Once that lowers
+    /// nothing any more, keeps all that free memory at any step. Returns whether it kept any.
     pub fn keep_barriers(&mut self) -> Result<bool> {
         let most = self.load()?;
         for room in [most.saturating_sub(1), 0] {
@@ -275,13 +277,14 @@ fn symmetric_peak(buckets: &[Bucket]) -> u64 {
     buckets.iter().map(|b| b.totals.symmetric_peak).max().unwrap_or(0)
 }
 
-/// Whether memory that is occupied from one run to the next may be what lifts the peak above the bound.
+/// Whether memory that is occupied from one run to the next may be the reason why the peak exceeds the bound.
 fn has_costly_wraparound(b: &Bucket) -> bool {
     let above = b.totals.symmetric_peak - b.totals.symmetric_bound;
     above * 100 > b.totals.symmetric_bound && b.buffers.iter().any(|b| b.last < b.first)
 }
 
-/// The lowered programs have the inputs, outputs, groups and symbols of the source, and disjoint ranges.
+/// Checks that the lowered programs have the inputs, outputs, groups and symbols of the source, and disjoint
+/// ranges.
 fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<()> {
     if lowered.is_empty() {
         return Err(PlanError::NoBucket);
@@ -312,7 +315,7 @@ fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<()> {
     Ok(())
 }
 
-/// The views of each lowered program. Programs that differ in nothing but variants have the same ones.
+/// The views of each lowered program. Programs that differ only in variants share them.
 fn shared_views(lowered: &[BucketInput]) -> Vec<Arc<ValueViews>> {
     let mut out: Vec<Arc<ValueViews>> = Vec::with_capacity(lowered.len());
     for b in lowered {
@@ -323,7 +326,7 @@ fn shared_views(lowered: &[BucketInput]) -> Vec<Arc<ValueViews>> {
     out
 }
 
-/// Whether two graphs have the same values and the same nodes but for collectives.
+/// Whether two graphs have the same values, and the same nodes except collectives.
 fn equal_except_collectives(a: &Graph, b: &Graph) -> bool {
     let same = |x: &Node, y: &Node| {
         x.inputs == y.inputs
@@ -335,9 +338,9 @@ fn equal_except_collectives(a: &Graph, b: &Graph) -> bool {
         && a.nodes.values().zip(b.nodes.values()).all(|(x, y)| same(x, y))
 }
 
-/// The distinct planned programs and the index of each bucket's. Equal ones have the smallest ranges of the
-/// symbols that hold those of their buckets; they stay apart if they are only valid over ranges of their
-/// own. Buckets of `own_orders` share with no other.
+/// The distinct planned programs, and for each bucket the index of its program. A shared program has the
+/// smallest ranges of symbols that contain the ranges of its buckets. Equal programs stay separate if they are
+/// only valid over their own ranges. Buckets of `own_orders` share with no other bucket.
 fn deduplicate_programs(
     prepared: Vec<Result<PreparedGraph>>,
     own_orders: &BTreeSet<usize>,
@@ -379,9 +382,10 @@ fn deduplicate_programs(
 fn arena_sizes(buckets: &[Bucket]) -> Result<ArenaSizes> {
     let most = |arena: &'static str, f: fn(&Bucket) -> u64| {
         let bytes = buckets.iter().map(f).max().unwrap_or(0);
-        match bytes <= MAX_SIZE {
-            true => Ok(bytes.next_multiple_of(PAGE)),
-            false => Err(PlanError::ArenaTooLarge { arena, bytes }),
+        if bytes <= MAX_SIZE {
+            Ok(bytes.next_multiple_of(PAGE))
+        } else {
+            Err(PlanError::ArenaTooLarge { arena, bytes })
         }
     };
     Ok(ArenaSizes {

@@ -1,13 +1,13 @@
-//! The planned program: the lowered one with the copies that placement forces.
+//! Makes the planned program: the lowered program with the copies that placement forces.
 //!
-//! A value that must be symmetric is one that a collective's variant says so of. It is produced there when
-//! a node defines it. A copy stands in where nothing else serves:
+//! A value must be symmetric if the variant of a collective requires it. If a node defines the value, the node
+//! produces it in the symmetric arena. Otherwise a copy is inserted for:
 //! - a symmetric operand that is an argument (or a view of one) and is not bound,
 //! - a symmetric operand that is a part of an output,
-//! - an operand of a collective that is not contiguous in its base, or not aligned where peers touch it,
-//! - an output that is an input, a view, a value returned before, or a value in the symmetric arena.
+//! - an operand of a collective that is not contiguous in its base, or not aligned although peers access it,
+//! - an output that is an input, a view, a value that is returned twice, or a value in the symmetric arena.
 //!
-//! One value is copied once however many collectives need the copy.
+//! A value is copied once, even if several collectives need the copy.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -31,9 +31,9 @@ pub struct PreparedGraph {
     pub base: EntityMap<ValueId, ValueId>,
     /// Whether a value is all of its base in row-major order.
     pub covers_base: EntityMap<ValueId, bool>,
-    /// The bytes of each base; 0 for views.
+    /// The bytes of each base, and 0 for views.
     pub bytes: EntityMap<ValueId, Dim>,
-    /// The bases that must lie in the symmetric arena, bound inputs among them.
+    /// The bases that must lie in the symmetric arena, including bound inputs.
     pub symmetric: EntityMap<ValueId, bool>,
     pub copies: Vec<InsertedCopy>,
 }
@@ -43,12 +43,12 @@ pub struct InsertedCopy {
     pub value: ValueId,
     pub source: ValueId,
     pub reason: CopyReason,
-    /// The input that could be bound instead.
+    /// The input that could be bound to avoid the copy.
     pub bind: Option<usize>,
 }
 
-/// The indices of the inputs that some collective needs in the symmetric arena and that may lie there:
-/// parameters, constants, and the arguments in `bind`.
+/// The indices of the inputs that some collective needs in the symmetric arena and that may lie there. These
+/// are parameters, constants, and the arguments in `bind`.
 pub fn bound_inputs(graph: &Graph, views: &ValueViews, bind: &BTreeSet<InputId>) -> Result<BTreeSet<usize>> {
     let mut bound = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
@@ -67,7 +67,7 @@ pub fn bound_inputs(graph: &Graph, views: &ValueViews, bind: &BTreeSet<InputId>)
     Ok(bound)
 }
 
-/// Inserts the copies and marks what must be symmetric.
+/// Inserts the copies and marks the values that must be symmetric.
 pub fn prepare(graph: &Graph, views: &ValueViews, bound: &BTreeSet<usize>) -> Result<PreparedGraph> {
     let mut work = CopyInserter {
         graph,
@@ -83,7 +83,7 @@ pub fn prepare(graph: &Graph, views: &ValueViews, bound: &BTreeSet<usize>) -> Re
     Ok(work.build())
 }
 
-/// Whether peers can reach a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its
+/// Whether peers can access a view: it is contiguous and starts at a multiple of [`PEER_ALIGN`] bytes of its
 /// base.
 fn is_peer_reachable(graph: &Graph, views: &ValueViews, value: ValueId) -> bool {
     let start = views.offset(value) * Dim::from(graph.ty(value).dtype.size() as i64);
@@ -96,7 +96,7 @@ struct CopyInserter<'a> {
     outputs: HashSet<ValueId>,
     views: &'a ValueViews,
     symmetric: EntityMap<ValueId, bool>,
-    /// Operands to copy, in order of node and position.
+    /// The operands to copy, in order of node and position.
     operand_copies: Vec<OperandCopy>,
 }
 
@@ -109,7 +109,8 @@ struct OperandCopy {
 }
 
 impl CopyInserter<'_> {
-    /// Decides for each operand and result of a node that talks to peers.
+    /// Marks the operands and results of a node that must be symmetric, and records the operands that need a
+    /// copy.
     fn mark_symmetric(&mut self, id: NodeId, node: &Node) -> Result<()> {
         let peers = peer_contract(self.graph, id)?;
         let (operands, results) = symmetric_positions(self.graph, id, peers.as_ref());
@@ -120,20 +121,23 @@ impl CopyInserter<'_> {
         }
         for (position, &v) in node.inputs.iter().enumerate() {
             let symmetric = operands.contains(&position);
-            let contiguous = peers.is_none()
-                || match symmetric {
-                    true => is_peer_reachable(self.graph, self.views, v),
-                    false => self.views.contiguous(self.graph, v),
-                };
+            let contiguous = if peers.is_none() {
+                true
+            } else if symmetric {
+                is_peer_reachable(self.graph, self.views, v)
+            } else {
+                self.views.contiguous(self.graph, v)
+            };
             let copy = |reason, bind| OperandCopy { node: id, position, symmetric, reason, bind };
             let base = self.views.base(v);
             let input = input_of(self.graph, base).map(|i| i.index());
             if !contiguous {
                 self.operand_copies.push(copy(CopyReason::Contiguous, None));
             } else if let (true, Some(i)) = (symmetric, input) {
-                match self.bound.contains(&i) {
-                    true => self.symmetric[base] = true,
-                    false => self.operand_copies.push(copy(CopyReason::SymmetricInput, Some(i))),
+                if self.bound.contains(&i) {
+                    self.symmetric[base] = true;
+                } else {
+                    self.operand_copies.push(copy(CopyReason::SymmetricInput, Some(i)));
                 }
             } else if symmetric {
                 let part = self.graph.ty(v).numel() != self.graph.ty(base).numel();
@@ -147,7 +151,7 @@ impl CopyInserter<'_> {
         Ok(())
     }
 
-    /// Whether the value can be an output as it stands, apart from having been returned before.
+    /// Whether the value can be an output without a copy, unless it was returned before.
     fn returnable(&self, v: ValueId) -> bool {
         self.views.base(v) == v && !self.symmetric[v] && input_of(self.graph, v).is_none()
     }
@@ -156,8 +160,8 @@ impl CopyInserter<'_> {
         let graph = self.graph;
         let mut out = GraphRebuilder::new(graph);
         let mut returned = HashSet::new();
-        // Output copies by the value that they copy: early ones free symmetric memory, late ones let a view
-        // die in its output.
+        // The output copies by the value that they copy. Early copies free symmetric memory. Late copies let a
+        // view die in its output.
         let mut early: HashMap<ValueId, Vec<usize>> = HashMap::new();
         let mut late = Vec::new();
         for (k, output) in graph.outputs.iter().enumerate() {
@@ -165,9 +169,10 @@ impl CopyInserter<'_> {
             if self.returnable(v) && returned.insert(v) {
                 continue;
             }
-            match self.symmetric[self.views.base(v)] && graph.defining_node(v).is_some() {
-                true => early.entry(v).or_default().push(k),
-                false => late.push(k),
+            if self.symmetric[self.views.base(v)] && graph.defining_node(v).is_some() {
+                early.entry(v).or_default().push(k);
+            } else {
+                late.push(k);
             }
         }
         let mut wanted = self.operand_copies.iter().peekable();
@@ -178,10 +183,10 @@ impl CopyInserter<'_> {
             let mut operands: Vec<(NodeId, Vec<ValueId>)> = Vec::with_capacity(unit.nodes.len());
             for &id in &unit.nodes {
                 let node = &graph.nodes[id];
-                let mut own: Vec<ValueId> = node.inputs.iter().map(|&v| out.map[v]).collect();
+                let mut inputs: Vec<ValueId> = node.inputs.iter().map(|&v| out.map[v]).collect();
                 while let Some(c) = wanted.next_if(|c| c.node == id) {
                     let v = node.inputs[c.position];
-                    own[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
+                    inputs[c.position] = *made.entry((v, c.symmetric)).or_insert_with(|| {
                         let value = out.insert_copy(v, if c.symmetric { "symmetric" } else { "dense" });
                         copies.push(InsertedCopy {
                             value,
@@ -192,7 +197,7 @@ impl CopyInserter<'_> {
                         value
                     });
                 }
-                operands.push((id, own));
+                operands.push((id, inputs));
             }
             out.copy_unit(unit.form, operands);
             for &v in unit.nodes.iter().flat_map(|&id| &graph.nodes[id].outputs) {
@@ -212,8 +217,8 @@ impl CopyInserter<'_> {
         self.finish(out, copies, symmetric)
     }
 
-    /// Carries what is known of the old values over to the new graph. Copies are bases, whole by themselves;
-    /// those in `symmetric` lie in the symmetric arena.
+    /// Transfers the properties of the old values to the new graph. Copies are bases that are not views. The
+    /// copies in `symmetric_copies` lie in the symmetric arena.
     fn finish(
         &self,
         out: GraphRebuilder<'_>,
@@ -241,7 +246,7 @@ impl CopyInserter<'_> {
     }
 }
 
-/// The nodes of a program in its order, where collectives that run as one step are one unit.
+/// The nodes of a program in order. Collectives that run as one step form one unit.
 fn units(graph: &Graph) -> Vec<DispatchUnit> {
     let mut sets = graph.dispatches.iter().filter(|d| d.form == DispatchForm::Collectives).peekable();
     let mut units: Vec<DispatchUnit> = Vec::with_capacity(graph.nodes.len());
@@ -262,10 +267,10 @@ fn units(graph: &Graph) -> Vec<DispatchUnit> {
 struct GraphRebuilder<'a> {
     old: &'a Graph,
     graph: Graph,
-    /// The new value of each old one that is built already.
+    /// The new value of each old value that was copied already.
     map: EntityMap<ValueId, ValueId>,
     names: HashSet<String>,
-    /// The next number to put behind each name that is taken.
+    /// The next number to append to each name that is taken.
     next: HashMap<String, usize>,
 }
 
@@ -275,7 +280,8 @@ impl<'a> GraphRebuilder<'a> {
         let mut map = EntityMap::filled(<ValueId as Entity>::new(0), old.values.len());
         for (_, input) in old.inputs.iter() {
             let value = &old.values[input.value];
-            let (name, source) = (value.name.clone(), input.source.clone());
+            let name = value.name.clone();
+            let source = input.source.clone();
             map[input.value] =
                 graph.add_input(input.kind, name, source, value.ty.clone(), input.data.clone());
         }
@@ -295,7 +301,7 @@ impl<'a> GraphRebuilder<'a> {
         new
     }
 
-    /// Nodes with their operands, next to each other: a dispatch if they are one step of a form.
+    /// Copies nodes with their operands as adjacent nodes, and as a dispatch if they are one step of a form.
     fn copy_unit(&mut self, form: Option<DispatchForm>, nodes: Vec<(NodeId, Vec<ValueId>)>) {
         let new: Vec<NodeId> = nodes.into_iter().map(|(id, operands)| self.copy_node(id, operands)).collect();
         if let (Some(form), Some(&first), Some(&last)) = (form, new.first(), new.last()) {
@@ -309,7 +315,8 @@ impl<'a> GraphRebuilder<'a> {
         }
         let base = format!("{}.{suffix}", self.old.value_name(of));
         let mut name = base.clone();
-        // Numbers below the next one are taken, so that many copies of one value need no search each.
+        // Numbers below the next one are taken, so that many copies of one value do not each search from the
+        // start.
         let next = self.next.entry(base.clone()).or_insert(2);
         while !self.names.insert(name.clone()) {
             name = format!("{base}.{next}");
@@ -327,7 +334,7 @@ impl<'a> GraphRebuilder<'a> {
     }
 }
 
-/// The tables of a graph that no pass changes.
+/// The tables of a graph that the planner does not change.
 fn copy_tables(old: &Graph) -> Graph {
     Graph {
         name: old.name.clone(),
@@ -339,16 +346,16 @@ fn copy_tables(old: &Graph) -> Graph {
     }
 }
 
-/// A program whose nodes are put in another order.
+/// Rebuilds a program with its nodes in another order.
 struct NodeReorder<'a> {
     old: &'a Graph,
     out: GraphRebuilder<'a>,
-    /// The new node of each old one that is there.
+    /// The new node of each old node that was appended already.
     done: EntityMap<NodeId, Option<NodeId>>,
 }
 
 impl NodeReorder<'_> {
-    /// Puts a node behind those that it needs, of which only views may be missing.
+    /// Appends a node after its dependences. Only views may be missing among these.
     fn append_node(&mut self, node: NodeId) {
         let mut stack = vec![node];
         while let Some(&id) = stack.last() {
@@ -366,22 +373,22 @@ impl NodeReorder<'_> {
         }
     }
 
-    /// The nodes that a node needs and that are not there.
+    /// The dependences of a node that were not appended yet.
     fn missing_nodes(&self, id: NodeId, into: &mut Vec<NodeId>) {
         let defs = self.old.nodes[id].inputs.iter().filter_map(|&v| self.old.defining_node(v));
         into.extend(defs.filter(|&n| self.done[n].is_none()));
     }
 
-    /// Puts the nodes of a unit next to each other, behind all that they need.
+    /// Appends the nodes of a unit next to each other, after all their dependences.
     fn append_unit(&mut self, unit: &DispatchUnit) {
         let mut missing = Vec::new();
         unit.nodes.iter().for_each(|&n| self.missing_nodes(n, &mut missing));
         missing.retain(|n| !unit.nodes.contains(n));
         missing.into_iter().for_each(|n| self.append_node(n));
         unit.nodes.iter().for_each(|&n| self.append_node(n));
-        let new = |n: Option<&NodeId>| n.and_then(|&n| self.done[n]);
+        let new_node = |n: Option<&NodeId>| n.and_then(|&n| self.done[n]);
         if let (Some(form), Some(first), Some(last)) =
-            (unit.form, new(unit.nodes.first()), new(unit.nodes.last()))
+            (unit.form, new_node(unit.nodes.first()), new_node(unit.nodes.last()))
         {
             self.out.graph.dispatches.push(Dispatch { form, first, last });
         }
@@ -389,7 +396,7 @@ impl NodeReorder<'_> {
 }
 
 impl PreparedGraph {
-    /// The same program with the dispatches that a machine is capable of.
+    /// The same program with the dispatches that a machine supports.
     pub fn with_dispatches(self, profile: &MachineProfile) -> PreparedGraph {
         if profile.dispatches.is_none() {
             return self;
@@ -402,20 +409,21 @@ impl PreparedGraph {
         if units.iter().any(|u| u.form.is_some()) { ordered.reordered(&units) } else { ordered }
     }
 
-    /// The same program with its nodes in this order, which names all that are no views outside of dispatches; each of these
-    /// stands before the first that needs it.
+    /// The same program with its nodes in this order. The order names all nodes except views outside of
+    /// dispatches. Each view comes before the first node that needs it.
     pub fn reordered(&self, order: &[DispatchUnit]) -> PreparedGraph {
         let done = EntityMap::filled(None, self.graph.nodes.len());
         let mut reorder = NodeReorder { old: &self.graph, out: GraphRebuilder::new(&self.graph), done };
         order.iter().for_each(|unit| reorder.append_unit(unit));
-        // Views that nothing uses come last.
+        // Unused views come last.
         self.graph.nodes.keys().for_each(|n| reorder.append_node(n));
         let mut out = reorder.out;
         let outputs = self.graph.outputs.iter();
         out.graph.outputs = outputs.map(|o| GraphOutput { value: out.map[o.value], kind: o.kind }).collect();
         let len = out.graph.values.len();
         let mut base: EntityMap<ValueId, ValueId> = out.graph.values.keys().collect();
-        let (mut whole, mut symmetric) = (EntityMap::filled(false, len), EntityMap::filled(false, len));
+        let mut whole = EntityMap::filled(false, len);
+        let mut symmetric = EntityMap::filled(false, len);
         let mut bytes = EntityMap::filled(Dim::from(0), len);
         for (old, &new) in out.map.iter() {
             base[new] = out.map[self.base[old]];

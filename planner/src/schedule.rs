@@ -1,9 +1,12 @@
-//! Orders and places a program: which order, and how long its collectives may be in flight.
+//! Orders and places a program: chooses the order of steps, and how long collectives may be in flight.
 //!
-//! What a collective uses is either free as soon as it has started, so that whoever takes the bytes waits for it, or
-//! stays occupied until a step that reads its results waits anyway. The first is the form *without overlap*, by
-//! which orders are compared for memory. The order and the joins of collectives that are taken cost least: their estimated
-//! time, and their memory at a price, within a limit over the leanest order without overlap.
+//! Bytes that a collective uses are released in one of two ways. They can be free as soon as the collective has
+//! started, and the step that takes the bytes then waits for it. Or they stay occupied until a step that reads
+//! the collective's results waits anyway. The first way is the form *without overlap*, by which orders are
+//! compared for memory.
+//!
+//! The chosen order and joins cost least: their estimated time, plus their memory at a price. Their memory is
+//! limited relative to the leanest order without overlap.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -30,31 +33,31 @@ pub struct ScheduleRules<'a> {
     pub bound: &'a BTreeSet<usize>,
     pub next_run: NextRun,
     pub order: OrderStrategy,
-    /// How much more memory than the leanest order an order may take at most, as a fraction.
+    /// The memory that an order may take above the leanest order, as a fraction.
     pub slack: f64,
-    /// How many nanoseconds of the run a MiB of memory is worth.
+    /// The nanoseconds of a run that a MiB of memory is worth.
     pub price: u64,
     pub profile: Option<&'a MachineProfile>,
 }
 
-/// An order with its joins that is not placed yet.
+/// An order with its joins whose values are not placed yet.
 struct EstimatedOrder {
     order: Vec<u32>,
     joined: Vec<u32>,
-    /// Estimated nanoseconds.
+    /// The estimated time in nanoseconds.
     time: u64,
-    /// Bytes by the model.
+    /// The peak in bytes, by the model.
     peak: u64,
 }
 
 struct ScheduleCandidate {
-    /// The steps, as they are numbered in program order.
+    /// The steps by their numbers in program order.
     order: Vec<u32>,
     /// See [`Liveness::joined`].
     joined: Vec<u32>,
     apart: SeparateResults,
     demand: ArenaDemand,
-    /// Estimated nanoseconds.
+    /// The estimated time in nanoseconds.
     time: u64,
 }
 
@@ -71,13 +74,11 @@ pub fn schedule(prepared: &Arc<PreparedGraph>, rules: &ScheduleRules<'_>) -> Res
     let work = ScheduleSearch { prepared, steps: &steps, symbols: &symbols, tasks: &tasks, rules };
     let best = work.choose()?;
     let in_place = best.order.iter().enumerate().all(|(i, &s)| i == s as usize);
-    let prepared = match in_place {
-        true => prepared.clone(),
-        false => {
-            let units: Vec<DispatchUnit> =
-                best.order.iter().map(|&s| steps.list[s as usize].unit()).collect();
-            Arc::new(prepared.reordered(&units))
-        }
+    let prepared = if in_place {
+        prepared.clone()
+    } else {
+        let units: Vec<DispatchUnit> = best.order.iter().map(|&s| steps.list[s as usize].unit()).collect();
+        Arc::new(prepared.reordered(&units))
     };
     let steps = StepList::new(&prepared.graph, &prepared.base)?;
     let choices = LivenessChoices { joined: best.joined, kept: BTreeSet::new() };
@@ -85,8 +86,8 @@ pub fn schedule(prepared: &Arc<PreparedGraph>, rules: &ScheduleRules<'_>) -> Res
     Ok(ScheduledProgram { prepared, placed, kept_barriers: BTreeSet::new(), separate: best.apart })
 }
 
-/// Keeps exit barriers that are dropped, so that the symmetric arena holds at most `room` bytes at any step besides fixed memory, as
-/// far as that helps. Returns whether any more are kept.
+/// Keeps dropped exit barriers so that the symmetric arena holds at most `room` bytes at any step, without
+/// fixed memory. If that is impossible, it keeps those that help. Returns whether it kept any.
 pub fn keep_barriers(program: &mut ScheduledProgram, room: u64, rules: &ScheduleRules<'_>) -> Result<bool> {
     let more = barriers::select_barriers_to_keep(&program.placed, &program.sized_classes()?, room);
     if more.is_empty() {
@@ -123,19 +124,21 @@ impl ScheduleSearch<'_> {
         }
         let lean = found[least].bytes();
         let limit = with_slack(lean, self.rules.slack);
-        let mut best = found.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
-        let best = best.by_ref().min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i)).map_or(least, |(i, _)| i);
-        let bases: Vec<Vec<u32>> = if least == 0 { vec![least] } else { vec![least, 0] }
-            .into_iter()
-            .map(|i| found[i].order.clone())
-            .collect();
-        let best = found.swap_remove(best);
+        let within_limit = found.iter().enumerate().filter(|(_, c)| c.bytes() <= limit);
+        let cheapest = within_limit.min_by_key(|(i, c)| (self.cost(c), c.bytes(), *i));
+        let cheapest = cheapest.map_or(least, |(i, _)| i);
+        // The leanest order and program order, which is the first candidate.
+        let mut bases = vec![found[least].order.clone()];
+        if least != 0 {
+            bases.push(found[0].order.clone());
+        }
+        let best = found.swap_remove(cheapest);
         let mut overlapping = self.overlapping_orders(&bases, lean, limit, best.time);
         overlapping.extend(found.into_iter().map(|c| self.join_at_first_use(c.order)));
         self.cheapest(best, overlapping, limit)
     }
 
-    /// What a candidate costs: its time, and its memory at the price of the rules.
+    /// The cost of a candidate: its time, plus its memory at the price of the rules.
     fn cost(&self, candidate: &ScheduleCandidate) -> u64 {
         self.weighted_cost(candidate.time, candidate.bytes())
     }
@@ -145,7 +148,8 @@ impl ScheduleSearch<'_> {
         time.saturating_add(u64::try_from(memory).unwrap_or(u64::MAX))
     }
 
-    /// Overlapped forms of some orders, with the memory between `lean` and `limit`, that are faster than `time` by estimate.
+    /// Overlapped forms of the orders `bases`, with budgets between `lean` and `limit`, that are estimated to
+    /// be faster than `time`.
     fn overlapping_orders(
         &self,
         bases: &[Vec<u32>],
@@ -184,7 +188,7 @@ impl ScheduleSearch<'_> {
         EstimatedOrder { time: makespan(self.tasks, &order, &joined), peak, order, joined }
     }
 
-    /// The cheapest of `best` and others that take at most `limit` bytes once they are placed.
+    /// The cheapest of `best` and the other orders that take at most `limit` bytes once they are placed.
     fn cheapest(
         &self,
         mut best: ScheduleCandidate,
@@ -219,13 +223,13 @@ impl ScheduleSearch<'_> {
         Ok(best)
     }
 
-    /// The orders that are looked at for memory, without overlap; program order first.
+    /// The candidates for least memory, without overlap. Program order comes first.
     fn memory_candidates(&self) -> Result<Vec<ScheduleCandidate>> {
         let mut found: Vec<ScheduleCandidate> = Vec::new();
         let mut exact = false;
         let mut add = |found: &mut Vec<ScheduleCandidate>, order: Vec<u32>| {
             let peak = order::estimate_peak(self.tasks, &order);
-            // Where the model is right, an order that it finds no better is not placed.
+            // If the model is exact, an order is placed only if the model finds it better than all others.
             let better = found.iter().all(|c| total_bytes(peak) < c.bytes());
             let worth = better || !exact || self.tasks.len() < SMALL;
             if worth && !found.iter().any(|c| c.order == order) {
@@ -255,7 +259,7 @@ impl ScheduleSearch<'_> {
         self.place_candidate(order, immediate_joins(self.steps))
     }
 
-    /// The order with its collectives in flight no longer than `joined` and as long as so many bytes allow.
+    /// The order with joins no later than `joined`, and as late as `limit` bytes allow.
     fn shorten_joins(
         &self,
         order: Vec<u32>,
@@ -270,7 +274,7 @@ impl ScheduleSearch<'_> {
         let sized = size_classes(self.prepared, &placed, self.symbols)?;
         let least = self.demand(&placed)?;
         let Some(left) = limit.checked_sub(total_bytes(least)) else { return Ok(None) };
-        // What is left for both arenas may be needed in one of them.
+        // One arena may need all remaining bytes, or each arena half of them.
         for share in [left, left / 2] {
             let limits = least.map(|b| b.saturating_add(share));
             let found = self.place_candidate(
@@ -284,7 +288,8 @@ impl ScheduleSearch<'_> {
         Ok(None)
     }
 
-    /// An order with these joins; its larger results all with their parts inside or all apart, whichever takes less.
+    /// Places an order with these joins. Either all larger results enclose their parts or none does, whichever
+    /// takes less.
     fn place_candidate(&self, order: Vec<u32>, joined: Vec<u32>) -> Result<ScheduleCandidate> {
         let steps = self.steps.permuted(&order);
         let mut apart = SeparateResults::default();
@@ -304,13 +309,15 @@ impl ScheduleSearch<'_> {
         Ok(ScheduleCandidate { order, joined, apart, demand, time })
     }
 
-    /// Decides for each larger result by itself, among those that matter where memory peaks, whether its parts are inside.
+    /// Decides for each single larger result whether it encloses its parts. Only results that matter at a peak
+    /// are considered.
     fn choose_separate_results(&self, candidate: &mut ScheduleCandidate) -> Result<()> {
         let place = |apart: &SeparateResults| {
             self.place_steps(self.steps.permuted(&candidate.order), candidate.joined.clone(), apart)
         };
         let mut tried: BTreeSet<SeparateResults> = BTreeSet::from([candidate.apart.clone()]);
-        let (mut apart, mut demand) = (candidate.apart.clone(), candidate.demand);
+        let mut apart = candidate.apart.clone();
+        let mut demand = candidate.demand;
         let mut changes = self.separation_changes(&place(&apart), &apart)?;
         while tried.len() < PLACEMENTS {
             let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
@@ -322,12 +329,14 @@ impl ScheduleSearch<'_> {
                 (apart, demand) = (next, needed);
             }
         }
-        (candidate.apart, candidate.demand) = (apart, demand);
+        candidate.apart = apart;
+        candidate.demand = demand;
         Ok(())
     }
 
-    /// Ways to change one larger result where an arena peaks: to write it apart if its parts have it occupied there before
-    /// it is written, and to have its parts inside if both are alive there.
+    /// Changes of one larger result that can lower the peak of an arena. A result is written separately if its
+    /// parts make it occupied at the peak before it is written. Its parts are placed inside if both are alive
+    /// at the peak.
     fn separation_changes(
         &self,
         placed: &PlacedSteps,
@@ -340,7 +349,8 @@ impl ScheduleSearch<'_> {
             let most = load.iter().max().copied().unwrap_or(0);
             let Some(peak) = load.iter().position(|&l| l == most && l > 0) else { continue };
             for (whole, class) in placed.classes.enclosing_results() {
-                let (first, written) = (placed.classes.list[class].first, placed.steps.def[whole]);
+                let first = placed.classes.list[class].first;
+                let written = placed.steps.def[whole];
                 if let Some(step) = written.filter(|&w| (first as usize..w as usize).contains(&peak)) {
                     out.push(SeparateResults(apart.0.iter().copied().chain([step]).collect()));
                 }
@@ -365,27 +375,27 @@ impl ScheduleSearch<'_> {
     /// The bound of each arena.
     fn demand(&self, placed: &PlacedSteps) -> Result<ArenaDemand> {
         let sized = size_classes(self.prepared, placed, self.symbols)?;
-        let of = |arena| {
+        let bound = |arena| {
             let blocks = sized.iter().filter(|s| s.arena == arena).map(|s| s.block);
             symmc_pack::load_bound(&blocks.collect::<Vec<symmc_pack::Block>>())
         };
-        Ok([of(ArenaKind::Ordinary), of(ArenaKind::Symmetric)])
+        Ok([bound(ArenaKind::Ordinary), bound(ArenaKind::Symmetric)])
     }
 }
 
-/// The parts, in percent, of the memory that overlap may take at most, with which schedules are tried.
+/// The parts, in percent, of the memory available to overlap, for which schedules are tried.
 const PARTS: [u64; 4] = [100, 30, 10, 0];
 
-/// How many overlapped orders are placed.
+/// The number of overlapped orders that are placed.
 const PLACED: usize = 5;
 
-/// How many of the leanest orders are improved where they peak.
+/// The number of the leanest orders that are improved at their peaks.
 const IMPROVED: usize = 3;
 
-/// How many ways to place the parts of larger results are tried for one order.
+/// The number of placements of the parts of larger results that are tried for one order.
 const PLACEMENTS: usize = 24;
 
-/// The number of steps below which every order is placed, whatever the model says.
+/// The number of steps below which every order is placed, regardless of the model.
 const SMALL: usize = 500;
 
 fn place_steps(

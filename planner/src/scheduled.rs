@@ -1,4 +1,4 @@
-//! A program that is ordered and placed, and how large its classes are at the upper bounds of a bucket.
+//! A program that is ordered and placed, and the sizes of its classes at the upper bounds of a bucket.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,24 +13,24 @@ use crate::memory_classes::{BufferClass, BufferClasses, ClassLocation, SeparateR
 use crate::prepare::PreparedGraph;
 use crate::steps::StepList;
 
-/// A program that is ordered and placed; buckets that share it differ in sizes alone.
+/// A program that is ordered and placed. Buckets that share it differ only in sizes.
 pub struct ScheduledProgram {
     pub prepared: Arc<PreparedGraph>,
     pub placed: PlacedSteps,
-    /// The steps whose exit barriers are kept although lifetimes could stand in for them.
+    /// The steps whose exit barriers are kept although lifetimes could replace them.
     pub kept_barriers: BTreeSet<u32>,
-    /// The larger results that lie apart from their parts.
+    /// The larger results that are written separately from their parts.
     pub separate: SeparateResults,
 }
 
 impl ScheduledProgram {
-    /// Its classes at the upper ends of its symbols.
+    /// The classes with their sizes at the upper bounds of the program's symbols.
     pub fn sized_classes(&self) -> Result<Vec<SizedClass>> {
         size_classes(&self.prepared, &self.placed, &self.prepared.graph.symbols)
     }
 }
 
-/// An order of the steps of a program with what follows from it.
+/// An order of the steps of a program, with the lifetimes and classes that follow from it.
 pub struct PlacedSteps {
     pub steps: StepList,
     /// When memory may be written again.
@@ -45,23 +45,25 @@ impl PlacedSteps {
         self.live.exits.iter().any(relies)
     }
 
-    /// Keeps or drops the exit barriers that were left open, now that the classes are known.
+    /// Keeps or drops the exit barriers that are still pending, now that the classes are known.
     pub fn resolve_pending_exits(&mut self) {
-        let (steps, classes) = (&self.steps.list, &self.classes);
-        let settle = |(s, exit): (usize, &mut ExitChoice)| {
+        let steps = &self.steps.list;
+        let classes = &self.classes;
+        let resolve = |(s, exit): (usize, &mut ExitChoice)| {
             if let ExitChoice::Pending(y) = *exit {
-                // Inputs among them are never written again.
+                // Inputs among them are never overwritten.
                 let mut written =
                     steps[s].communicated_bases().iter().filter(|&&v| self.steps.def[v].is_some());
                 let class = |v: ValueId| classes.class_of[v].map(|c| &classes.list[c as usize]);
-                *exit = match written.all(|&v| class(v).is_some_and(|c| c.first > y)) {
-                    true => ExitChoice::Dropped(NextRendezvous::NextRun(y)),
-                    false => ExitChoice::Kept,
+                *exit = if written.all(|&v| class(v).is_some_and(|c| c.first > y)) {
+                    ExitChoice::Dropped(NextRendezvous::NextRun(y))
+                } else {
+                    ExitChoice::Kept
                 };
             }
         };
-        self.live.exits.iter_mut().enumerate().for_each(settle);
-        self.live.options.iter_mut().enumerate().for_each(settle);
+        self.live.exits.iter_mut().enumerate().for_each(resolve);
+        self.live.options.iter_mut().enumerate().for_each(resolve);
     }
 }
 
@@ -76,9 +78,11 @@ pub fn aligned_upper_bytes(dim: &Dim, symbols: &SymbolTable, value: &str) -> Res
 
 /// The lifetime of each class with arena memory as a block without a size.
 pub fn lifetime_block(class: &BufferClass, live: &Liveness, wraps: Option<u32>) -> Block {
-    let (first, release) = (class.first, class.release_step(live).max(class.first + 1));
+    let first = class.first;
+    let release = class.release_step(live).max(class.first + 1);
     let end = match wraps {
-        // It is freed by the rendezvous's own results at the earliest, and before it is written again.
+        // The results of the rendezvous may take the bytes at the earliest. The bytes must be free before they
+        // are written again.
         Some(y) => match live.rendezvous_release_step(y).min(first) {
             0 => release,
             end => end,
@@ -89,15 +93,15 @@ pub fn lifetime_block(class: &BufferClass, live: &Liveness, wraps: Option<u32>) 
 }
 
 pub struct SizedClass {
-    /// The index of the class in [`Classes::list`].
+    /// The index of the class in [`BufferClasses::list`].
     pub class: usize,
     pub arena: ArenaKind,
     pub block: Block,
-    /// The rendezvous of the next run that frees it, if its lifetime wraps.
+    /// The rendezvous of the next run that frees the class, if its lifetime wraps.
     pub wraps: Option<u32>,
 }
 
-/// The classes that lie in an arena, with their lifetimes and their sizes at the upper bounds of `symbols`.
+/// The classes in an arena, with their lifetimes and their sizes at the upper bounds of `symbols`.
 pub fn size_classes(
     prepared: &PreparedGraph,
     placed: &PlacedSteps,

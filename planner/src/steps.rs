@@ -1,5 +1,5 @@
-//! The steps of a program: its dispatches, and its other nodes without the views, with the base values that each reads and
-//! writes.
+//! The steps of a program, with the base values that each reads and writes. A step is a dispatch, or another
+//! node that is not a view.
 
 use smallvec::SmallVec;
 use symmc_dispatch::DispatchUnit;
@@ -15,15 +15,15 @@ use crate::error::{PlanError, Result};
 
 #[derive(Clone, Debug)]
 pub struct ScheduleStep {
-    /// The node that it runs, or the first of its dispatch.
+    /// The node of the step, or the first node of its dispatch.
     pub node: NodeId,
     pub dispatch: Option<Dispatch>,
     pub lane: Lane,
-    /// The bases whose memory it reads, each once, in order of its operands.
+    /// The bases that the step reads, each once, in order of its operands.
     pub reads: Vec<ValueId>,
-    /// The values that it defines and that have memory, all of them bases.
+    /// The values that the step defines and that have memory. All are bases.
     pub writes: Vec<ValueId>,
-    /// What it promises to peers, if it touches any or meets them.
+    /// The contract with peers, if the step accesses or meets them.
     pub peers: Option<PeerContract>,
 }
 
@@ -50,11 +50,12 @@ impl ScheduleStep {
         (operands.collect(), results.collect())
     }
 
-    /// The bases that its collectives read, those that peers may read among them.
+    /// The bases that the collectives of the step read. The bases that peers may read are among them.
     pub fn communicated_bases(&self) -> &[ValueId] {
         let count = match self.dispatch {
             Some(Dispatch { form: DispatchForm::Collectives, .. }) => self.reads.len(),
-            // The collective is the first node, and has one operand that its variant may let peers read with an exit that can be dropped.
+            // The collective is the first node. If peers may read its operand with a droppable exit barrier, it
+            // has only this operand.
             _ => self.reads.len().min(1),
         };
         &self.reads[..count]
@@ -69,7 +70,7 @@ impl ScheduleStep {
         DispatchUnit { form: self.dispatch.map(|d| d.form), nodes: self.nodes().collect() }
     }
 
-    /// What it reads of values that other steps define.
+    /// The operands of the step that other steps define.
     pub fn operands(&self, graph: &Graph, base: &EntityMap<ValueId, ValueId>) -> SmallVec<[StepOperand; 4]> {
         let mut out = SmallVec::new();
         for id in self.nodes() {
@@ -87,7 +88,7 @@ impl ScheduleStep {
         out
     }
 
-    /// Whether a result of the node may lie on operand `k`, element on element.
+    /// Whether a result of the node may be written over operand `k`, element by element.
     fn is_overwritable(&self, node: &Node, k: usize) -> bool {
         match &node.op {
             Op::Collective(c) => {
@@ -104,13 +105,13 @@ impl ScheduleStep {
 pub struct StepOperand {
     pub value: ValueId,
     pub node: NodeId,
-    /// Which results of the step may lie on it, element on element, where it is read last. The others may not share bytes
-    /// with it.
+    /// The results of the step that may be written over the operand, element by element, if the step reads it
+    /// last. Other results may not share bytes with it.
     overwriting: OverwriteRule,
 }
 
 impl StepOperand {
-    /// Whether a result of the step may lie on it and loses nothing by that.
+    /// Whether a result of the step may be written over the operand without a loss of time.
     pub fn may_be_overwritten_by(&self, graph: &Graph, result: ValueId) -> bool {
         graph.defining_node(result).is_some_and(|writer| {
             self.overwriting.allows(self.node, writer) && !waits_for_readers(graph, self.node, writer)
@@ -118,28 +119,31 @@ impl StepOperand {
     }
 }
 
-/// Whether the kernel of a dispatch, of which these are nodes, would wait before `writer` writes over what `reader` reads.
-/// Where rows are few, several blocks send of each to the peers of an all-reduce by `ll`, and another writes its norm: it would
-/// have to wait for them, which took 1.3 µs of 9.5 on H100s, for at most the bytes that one message of `ll` has.
+/// Whether the kernel of a dispatch with these nodes would wait before `writer` overwrites the operand of
+/// `reader`.
+///
+/// If there are few rows, several blocks send parts of each row to the peers of an all-reduce by `ll`, and
+/// another block writes the norm of the row. That block would have to wait for the senders. The wait took 1.3
+/// µs of 9.5 µs on H100s, and saves at most the bytes of one message of `ll`.
 fn waits_for_readers(graph: &Graph, reader: NodeId, writer: NodeId) -> bool {
     let sends =
         graph.nodes[reader].op.as_collective().is_some_and(|c| c.variant == Some(CollectiveVariant::Ll));
     sends && matches!(graph.nodes[writer].op, Op::RmsNorm { .. })
 }
 
-/// The cross-rank side of a step.
+/// The relation of a step to other ranks.
 #[derive(Clone, Copy, Debug)]
 pub struct PeerContract {
     pub group: GroupId,
-    /// What its variant touches on peers, and when.
+    /// The accesses of its variant to peers, and their order.
     pub contract: Contract,
 }
 
 #[derive(Clone, Debug)]
 pub struct StepList {
-    /// In the order in which they run.
+    /// The steps in the order in which they run.
     pub list: Vec<ScheduleStep>,
-    /// The step that defines each base; `None` for inputs and views.
+    /// The step that defines each base. `None` for inputs and views.
     pub def: EntityMap<ValueId, Option<u32>>,
 }
 
@@ -171,7 +175,8 @@ impl StepList {
             let peers = peer_contract(graph, id)?;
             let lane = if peers.is_some() { Lane::Comm } else { Lane::Compute };
             if open.is_none() {
-                let (reads, writes) = (Vec::with_capacity(node.inputs.len()), Vec::new());
+                let reads = Vec::with_capacity(node.inputs.len());
+                let writes = Vec::new();
                 list.push(ScheduleStep { node: id, dispatch: None, lane, reads, writes, peers });
             }
             let s = list.len() as u32 - 1;
@@ -241,12 +246,12 @@ impl BaseReaders {
     }
 }
 
-/// Whether the node only gives another view of memory that its operand already has.
+/// Whether the node only makes another view of the memory of its operand.
 pub fn is_view(graph: &Graph, base: &EntityMap<ValueId, ValueId>, node: NodeId) -> bool {
     graph.nodes[node].outputs.iter().all(|&v| base[v] != v)
 }
 
-/// The group and contract of a collective, or of a custom op that touches peers.
+/// The group and contract of a collective, or of a custom op that accesses peers.
 pub fn peer_contract(graph: &Graph, node: NodeId) -> Result<Option<PeerContract>> {
     match &graph.nodes[node].op {
         Op::Collective(c) => {
@@ -268,7 +273,8 @@ pub fn peer_contract(graph: &Graph, node: NodeId) -> Result<Option<PeerContract>
         }
         Op::Custom(id) => Ok(graph.customs.get(*id).and_then(|c| {
             let group = c.group?;
-            // A custom op that touches peers keeps every barrier; what it touches is in its signature.
+            // A custom op that accesses peers keeps every barrier. Its signature states the operands and
+            // results that peers access.
             let touch = symmc_ir::collective::PeerAccess::ReadOperandWriteResult;
             let contract = Contract {
                 entry_barrier: true,

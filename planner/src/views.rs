@@ -1,7 +1,6 @@
-//! The memory that each value uses: its own, or as a view that of a base.
+//! The base of each value. A value that is not a view is its own base.
 //!
-//! The rules are those of [`symmc_ir::layout`]; the layout of a base is only worked out when a view needs
-//! it.
+//! The rules are those of [`symmc_ir::layout`]. The layout of a base is computed only if a view needs it.
 
 use symmc_ir::layout::{Layout, view_layout};
 use symmc_ir::{Dim, EntityMap, Graph, ValueDef, ValueId};
@@ -88,7 +87,8 @@ mod tests {
              %e: f32[2, 12*n] = expand %d\nreturn %e\n",
         );
         let graph = graph.expect("parses");
-        let (views, layouts) = (ValueViews::new(&graph), symmc_ir::layout::compute_layouts(&graph));
+        let views = ValueViews::new(&graph);
+        let layouts = symmc_ir::layout::compute_layouts(&graph);
         for (v, layout) in layouts.iter() {
             assert_eq!(views.base(v), layout.base, "{v}");
             assert_eq!(views.contiguous(&graph, v), layout.is_contiguous(graph.ty(v)), "{v}");

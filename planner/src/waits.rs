@@ -1,13 +1,14 @@
-//! The waits between lanes.
+//! Computes the waits between lanes.
 //!
-//! Lanes run at the same time, so the order of the list alone orders nothing between them. A step waits for
-//! the latest step of the other lane that
-//! - defines one of its operands,
-//! - touched bytes that it writes, as a value of the same class or of a class that had the bytes before, or
-//! - is the rendezvous that tells that peers have left bytes that it writes.
+//! Lanes run concurrently, so the order of the list alone orders nothing between them. A step waits for the
+//! latest step of the other lane that does one of the following:
+//! - It defines one of the step's operands.
+//! - It accessed bytes that the step writes, as a value of the same class or of a class that had the bytes
+//!   before.
+//! - It is the rendezvous after which peers no longer access bytes that the step writes.
 //!
-//! A lane runs in order, so waiting for the latest covers all earlier ones, and a wait that an earlier step
-//! of the lane already made is left out. What remains is the smallest set.
+//! A lane runs in order, so a wait for the latest step covers all earlier ones. A wait that an earlier step of
+//! the lane has made is left out. The remaining waits are the smallest sufficient set.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -18,27 +19,28 @@ use crate::liveness::{ExitChoice, Liveness, NextRendezvous};
 use crate::memory_classes::{BufferClasses, ClassLocation, SharingReason};
 use crate::steps::StepList;
 
-/// The latest step of each lane, as `step + 1`; 0 is none.
+/// The latest step of each lane as `step + 1`. 0 means none.
 type LatestSteps = [u32; 2];
 
-/// Where a class lies in an arena: class, start, end.
+/// The bytes of a class in an arena.
 pub struct PlacedClass {
     pub class: usize,
     pub arena: ArenaKind,
     pub start: u64,
-    /// The byte behind its last.
+    /// The exclusive end.
     pub end: u64,
     pub wraps: Option<u32>,
 }
 
+/// The steps for which each step waits. `extents` are the bytes of the classes that lie in an arena.
 pub fn waits(
     steps: &StepList,
     live: &Liveness,
     classes: &BufferClasses,
     extents: &[PlacedClass],
 ) -> Vec<Vec<usize>> {
-    let followed = predecessors(extents, classes, &last_accesses(steps, live, classes));
-    // Values that lie inside of a larger one, with that.
+    let before_class = predecessors(extents, classes, &last_accesses(steps, live, classes));
+    // For each value that lies inside of a larger one, the larger value.
     let inside: HashMap<ValueId, ValueId> = classes
         .iter()
         .flat_map(|(_, c)| &c.members)
@@ -47,29 +49,33 @@ pub fn waits(
             _ => None,
         })
         .collect();
-    // What is touched of the parts of those that have parts themselves: nothing else of the class has their bytes.
+    // The accesses to parts of values that are parts themselves. No other value of the class has their bytes.
     let mut parts: HashMap<ValueId, LatestSteps> =
         inside.values().filter(|whole| inside.contains_key(whole)).map(|&whole| (whole, [0; 2])).collect();
+    // The accesses to each class so far.
     let mut so_far: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
-    // What is touched of inputs, which have all bytes of the outputs that replace them.
+    // The accesses to inputs that are replaced. An input has all bytes of the output that replaces it.
     let mut replaced: Vec<LatestSteps> = vec![[0; 2]; classes.list.len()];
+    // For each lane the latest step of the other lane for which it has waited.
     let mut known: LatestSteps = [0; 2];
     let mut out = Vec::with_capacity(steps.list.len());
     for (s, step) in steps.list.iter().enumerate() {
-        let (own, other) = (step.lane as usize, 1 - step.lane as usize);
+        let own_lane = step.lane as usize;
+        let other_lane = 1 - own_lane;
+        // The latest step of the other lane for which this step must wait, plus 1.
         let mut need = 0;
-        let produced = |v: &ValueId| {
-            let def = steps.def[*v].filter(|&d| steps.list[d as usize].lane as usize == other);
+        let defined_by_other = |v: &ValueId| {
+            let def = steps.def[*v].filter(|&d| steps.list[d as usize].lane as usize == other_lane);
             def.map_or(0, |d| d + 1)
         };
-        need = step.reads.iter().map(produced).fold(need, u32::max);
+        need = step.reads.iter().map(defined_by_other).fold(need, u32::max);
         for &v in &step.writes {
             let Some(c) = classes.class_of[v].map(|c| c as usize) else { continue };
-            need = need.max(followed[c][other]);
+            need = need.max(before_class[c][other_lane]);
             need = need.max(match (inside.contains_key(&v), parts.get(&v)) {
-                (false, _) => so_far[c][other],
-                (true, Some(parts)) => parts[other].max(replaced[c][other]),
-                (true, None) => replaced[c][other],
+                (false, _) => so_far[c][other_lane],
+                (true, Some(parts)) => parts[other_lane].max(replaced[c][other_lane]),
+                (true, None) => replaced[c][other_lane],
             });
         }
         for (v, lane, until) in step_accesses(steps, live, s) {
@@ -88,14 +94,14 @@ pub fn waits(
             }
         }
         debug_assert!(need as usize <= s, "step {s} would wait for step {need}");
-        let new = need > known[own];
-        known[own] = known[own].max(need);
-        out.push(if new { vec![need as usize - 1] } else { Vec::new() });
+        let must_wait = need > known[own_lane];
+        known[own_lane] = known[own_lane].max(need);
+        out.push(if must_wait { vec![need as usize - 1] } else { Vec::new() });
     }
     out
 }
 
-/// What step `s` touches: values, each with a lane and the step, plus 1, of that lane until which it does.
+/// The accesses of step `s`: values, each with a lane and the last step of that lane that accesses it, plus 1.
 fn step_accesses(steps: &StepList, live: &Liveness, s: usize) -> impl Iterator<Item = (ValueId, Lane, u32)> {
     let step = &steps.list[s];
     let own = step.reads.iter().chain(&step.writes).map(move |&v| (v, step.lane, s as u32 + 1));
@@ -122,8 +128,8 @@ fn last_accesses(steps: &StepList, live: &Liveness, classes: &BufferClasses) -> 
     touches
 }
 
-/// For each class the last touches of those that had its bytes before. A class that follows another comes
-/// after all of its touches, so only the latest owner of each byte counts.
+/// For each class the last accesses of the classes that had its bytes before. A class comes after all accesses
+/// of the classes that it follows, so only the latest owner of each byte counts.
 fn predecessors(extents: &[PlacedClass], classes: &BufferClasses, last: &[LatestSteps]) -> Vec<LatestSteps> {
     let mut owners = [ByteOwners::default(), ByteOwners::default()];
     let mut out = vec![[0; 2]; last.len()];
@@ -148,7 +154,8 @@ fn predecessors(extents: &[PlacedClass], classes: &BufferClasses, last: &[Latest
 struct ByteOwners(BTreeMap<u64, (u64, LatestSteps)>);
 
 impl ByteOwners {
-    /// Gives `start..end` to an owner with these touches; returns the latest touches of the owners before.
+    /// Assigns `start..end` to an owner with these accesses. Returns the latest accesses of the previous
+    /// owners.
     fn assign(&mut self, start: u64, end: u64, touches: LatestSteps) -> LatestSteps {
         let mut before = [0; 2];
         let first = self.0.range(..=start).next_back().map_or(start, |(&s, _)| s);
@@ -181,8 +188,8 @@ mod tests {
     use crate::prepare::{PreparedGraph, prepare};
     use crate::views::ValueViews;
 
-    /// Waits of a program whose classes lie at these offsets: `value offset end`, one a word triple. A
-    /// class that is not listed shares nothing.
+    /// The waits of a program whose classes have these offsets. The layout consists of word triples `value
+    /// start end`. A class that is not listed shares no bytes.
     fn waits_of(program: &str, layout: &str) -> Vec<Vec<usize>> {
         let head = "program \"w\" ranks 2\ngroup @g world\narg %x: f32[16, 16]\nparam %w: f32[16, 16]\n";
         let graph = text::parse(&format!("{head}{program}")).unwrap_or_else(|e| panic!("{e}"));
@@ -200,7 +207,8 @@ mod tests {
                     p.graph.values.iter().find(|(_, v)| v.name == c[0]).map(|(id, _)| id).expect(c[0]);
                 let class = classes.class_of[value].expect("a class") as usize;
                 let number = |s: &str| s.parse().expect("a number");
-                let (start, end) = (number(c[1]), number(c[2]));
+                let start = number(c[1]);
+                let end = number(c[2]);
                 PlacedClass { class, arena: ArenaKind::Ordinary, start, end, wraps: None }
             })
             .collect();
@@ -221,7 +229,7 @@ mod tests {
 
     #[test]
     fn a_result_waits_for_the_last_access_to_its_bytes_in_the_other_lane() {
-        // c takes the bytes of a, which b read last.
+        // `c` takes the bytes of `a`, which `b` read last.
         assert_eq!(
             waits_of(PROGRAM, "a 0 9 b 10 19 c 0 9 d 30 39"),
             [vec![], vec![], vec![1], vec![], vec![2]]
@@ -233,7 +241,7 @@ mod tests {
 
     #[test]
     fn bytes_reach_back_to_every_owner_that_is_still_the_latest() {
-        // d takes a part of a and a part of c; c is the communication lane's.
+        // `d` takes parts of the bytes of `a` and of `c`. The value `c` is written on the communication lane.
         let program = "%a: f32[16, 16] = matmul %x, %w\n%b: f32[16, 16] = matmul %a, %w\n\
             %c: f32[16, 16] = all_reduce %b op=sum group=@g via=plain\n%d: f32[16, 16] = matmul %w, %w\n\
             %z: f32[16, 16] = matmul %d, %d\nreturn %z\n";

@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! host_collectives measure RANKS KIB        lines: kind, bytes, ranks, variant, microseconds
-//! host_collectives measure-all RANKS KIB    the same of all kinds, and of local copies
-//! host_collectives table FILE               compares such lines of variants and of `openmpi`
+//! host_collectives measure-all RANKS KIB    the same for all kinds, and for local copies
+//! host_collectives table FILE               compares such lines of variants with those of `openmpi`
 //! host_collectives profile FILE             such lines as a machine profile
 //! ```
 //!
 //! Bytes are those of the tensor (all-reduce, all-to-all, broadcast, permute), of the result (all-gather) or
 //! of the operand (reduce-scatter). A measurement is the median over calls on each rank, and of these the
-//! largest; the operand is written anew before each call, outside of the measured time. Where a file holds
+//! largest. The operand is rewritten before each call, outside of the measured time. If a file contains
 //! several measurements of the same thing, their median counts.
 
 use std::collections::BTreeMap;
@@ -33,8 +33,9 @@ fn main() -> Result<(), Failure> {
     let argument = |i: usize| args.get(i).map(String::as_str);
     match argument(0) {
         Some(what @ ("measure" | "measure-all")) => {
-            let ranks: u32 = argument(1).ok_or("how many ranks?")?.parse()?;
-            let largest = argument(2).ok_or("up to how many KiB?")?.parse::<usize>()? << 10;
+            let ranks: u32 = argument(1).ok_or("missing argument: the number of ranks")?.parse()?;
+            let largest =
+                argument(2).ok_or("missing argument: the largest size in KiB")?.parse::<usize>()? << 10;
             let mut kinds = kinds(ranks);
             if what == "measure" {
                 kinds.truncate(COMPARED);
@@ -42,13 +43,13 @@ fn main() -> Result<(), Failure> {
             measure(ranks, largest, &trials(&kinds, largest))?;
             if what == "measure-all" { copies(largest) } else { Ok(()) }
         }
-        Some("table") => table(&read(argument(1).ok_or("which file?")?)?),
-        Some("profile") => profile(&read(argument(1).ok_or("which file?")?)?),
+        Some("table") => table(&read(argument(1).ok_or("missing argument: the file of measurements")?)?),
+        Some("profile") => profile(&read(argument(1).ok_or("missing argument: the file of measurements")?)?),
         _ => Err("expected measure, table or profile".into()),
     }
 }
 
-/// A way to run a collective of so many bytes.
+/// A way to run a collective of a given size.
 struct Trial {
     kind: CollectiveKind,
     variant: CollectiveVariant,
@@ -77,7 +78,7 @@ impl Trial {
 /// The number of kinds that are compared with Open MPI.
 const COMPARED: usize = 3;
 
-/// All kinds, those that are compared first.
+/// All kinds; those that are compared come first.
 fn kinds(n: u32) -> Vec<CollectiveKind> {
     vec![
         CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
@@ -193,8 +194,8 @@ fn run_trial(comm: &HostCommunicator, trial: &Trial, zone: usize, largest: usize
             CallRegion { memory: RegionMemory::Symmetric, offset, by_rank: None }
         };
         let (x, y) = (at(0), at(1));
-        // SAFETY: the operand lies within this rank's arena; peers have left it since the call before the
-        // last, because the last met.
+        // SAFETY: the operand lies within this rank's arena; peers finished reading it in the call before the
+        // last, because the last call synchronised all ranks.
         unsafe {
             let to = comm.arena().as_ptr().add(x.offset).cast::<f32>();
             (0..operand / 4).for_each(|k| to.add(k).write((i + k) as f32));
@@ -249,7 +250,7 @@ fn read(path: &str) -> Result<Measured, Failure> {
     Ok(all.into_iter().map(|(key, times)| (key, medians(times))).collect())
 }
 
-/// Prints the best variant beside Open MPI for all that both measured.
+/// Prints the best variant next to Open MPI for everything that both measured.
 fn table(measured: &Measured) -> Result<(), Failure> {
     println!("kind                bytes ranks  openmpi us     symmc us  ratio  variant");
     for ((kind, bytes, ranks), times) in measured {
@@ -278,7 +279,9 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
     for points in series.values_mut() {
         (1..points.len()).rev().for_each(|i| points[i - 1].1 = points[i - 1].1.min(points[i].1));
     }
-    let copy = series.remove(&("copy", "plain", 1)).ok_or("no copies: was it measure-all?")?;
+    let copy = series
+        .remove(&("copy", "plain", 1))
+        .ok_or("the file has no measurements of copies: was it written by measure-all?")?;
     let curve = |(&(kind, name, ranks), points): (&Key, &Points)| {
         let kept = name.strip_suffix("+exit");
         let without = kept.and_then(|variant| series.get(&(kind, variant, ranks)));
@@ -290,9 +293,10 @@ fn profile(measured: &Measured) -> Result<(), Failure> {
         };
         let variant = kept.unwrap_or(name);
         Ok(CollectiveCurve {
-            collective: CollectiveName::from_name(kind).ok_or_else(|| format!("{kind} is no collective"))?,
+            collective: CollectiveName::from_name(kind)
+                .ok_or_else(|| format!("{kind} is not a collective"))?,
             variant: CollectiveVariant::from_name(variant)
-                .ok_or_else(|| format!("{variant} is no variant"))?,
+                .ok_or_else(|| format!("{variant} is not a variant"))?,
             exit,
             ranks,
             provenance: Provenance::Measured,

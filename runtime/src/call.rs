@@ -1,8 +1,8 @@
-//! One collective, or one custom op that touches peers, as the executor hands it to a communicator: the seam
-//! between a plan's steps and the backend that runs them.
+//! One collective, or one custom op that touches peers, as the executor passes it to a communicator: the
+//! interface between a plan's steps and the backend that runs them.
 //!
-//! All sizes and offsets are concrete: the bindings of the run are already applied. Ranks of a cell call
-//! with equal values, but for `Private` addresses and the contents of memory.
+//! All sizes and offsets are concrete: the bindings of the run are already applied. Ranks of a cell call with
+//! equal values, except for `Private` addresses and the contents of memory.
 
 use symmc_ir::collective::{CollectiveKind, CollectiveVariant};
 use symmc_ir::types::DType;
@@ -18,8 +18,8 @@ pub struct CollectiveCall<'a> {
     pub name: &'a str,
     pub kind: &'a CollectiveKind,
     pub variant: CollectiveVariant,
-    /// Whether a droppable exit barrier runs; `None` for variants without one, and taken as kept for those
-    /// that have one.
+    /// Whether a droppable exit barrier is kept or dropped; `None` for variants without one. A droppable
+    /// barrier with `None` is kept.
     pub exit: Option<ExitBarrier>,
     /// The ranks of this rank's cell, in the order of the group.
     pub cell: &'a [u32],
@@ -44,7 +44,8 @@ pub struct CallRegion<'a> {
     pub memory: RegionMemory,
     /// Bytes from the start of that memory to the region on this rank.
     pub offset: usize,
-    /// The same on each rank of the run, where it differs: when a rank's shard lies inside a gathered tensor.
+    /// The offset on each rank of the run, if the ranks differ: when a rank's shard lies inside a gathered
+    /// tensor.
     pub by_rank: Option<&'a [usize]>,
 }
 
@@ -59,7 +60,7 @@ impl CallRegion<'_> {
 pub enum RegionMemory {
     /// The symmetric arena, which every rank of the run maps.
     Symmetric,
-    /// Memory that only this rank reaches; the address of its first byte.
+    /// Memory that only this rank can access; the address of its first byte.
     Private(*mut u8),
 }
 
@@ -75,15 +76,16 @@ pub struct PeerCall<'a> {
 
 /// The symmetric arenas of a cell while a custom op touches them.
 pub trait PeerMemory {
-    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of this number. Fails if they do not
-    /// lie in the arena.
+    /// The address of `bytes` bytes at `offset` in the symmetric arena of rank number `number` of the cell.
+    /// Fails if they do not lie in the arena.
     fn peer_address(&self, number: usize, offset: usize, bytes: usize) -> Result<*mut u8>;
 
-    /// Comes before or after a touch of a peer.
+    /// Called before and after each access to a peer's memory.
     fn on_peer_access(&self) {}
 }
 
-/// Where bytes start on a rank: at the same place on all, or as the list says, which has every rank of the run.
+/// The start of bytes on a rank: the same offset on all ranks, or the offset in the list, which has an entry
+/// for every rank of the run.
 pub(crate) fn rank_offset(offset: usize, by_rank: Option<&[usize]>, rank: u32) -> usize {
     by_rank.map_or(offset, |list| list.get(rank as usize).copied().unwrap_or(usize::MAX))
 }

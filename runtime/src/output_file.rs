@@ -1,9 +1,10 @@
-//! Files that symmc writes: each appears whole or not at all.
+//! Files that symmc writes: each appears completely or not at all.
 //!
-//! The bytes go to a new file with a random name in the folder of the destination (`create_new`, so no link and no file of
-//! another user is ever opened), which is then renamed. A symbolic link at the destination is replaced, as compilers and
-//! linkers do, and its target stays as it is. The bytes are on the disk before the rename, so that also after a crash of the
-//! machine the file is whole or the older one. A device, a pipe or a descriptor (`/dev/stdout`) takes the bytes as
+//! The bytes go to a new file with a random name in the folder of the destination (`create_new`, so no link
+//! and no file of another user is ever opened), which is then renamed. A symbolic link at the destination is
+//! replaced, as compilers and linkers do, and its target is unchanged. The bytes are on the disk before the
+//! rename, so even after a crash of the machine the file is either complete or the older one. A device, a
+//! pipe or a descriptor (`/dev/stdout`) receives the bytes directly.
 //! they come.
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
@@ -21,7 +22,7 @@ const NEW_FILE_MODE: u32 = 0o666;
 /// The kind of entry at the path of an output file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Destination {
-    /// Nothing, a file, or a symbolic link: a new file takes its place.
+    /// Nothing, a file, or a symbolic link: it is replaced by a new file.
     File,
     Folder,
     /// A device, a pipe, a socket, or a name of an open descriptor, such as `/dev/stdout`.
@@ -50,8 +51,8 @@ fn is_stream(kind: fs::FileType) -> bool {
     kind.is_char_device() || kind.is_block_device() || kind.is_fifo() || kind.is_socket()
 }
 
-/// Writes a file, or sends the bytes to the stream at `path`. Fails if it cannot be written. A file that was there
-/// before is still there, unchanged.
+/// Writes a file, or sends the bytes to the stream at `path`. Fails if it cannot be written. An existing file
+/// is then unchanged.
 pub fn write_output(path: &Path, bytes: &[u8]) -> io::Result<()> {
     match Destination::detect(path)? {
         Destination::Stream => open_stream(path)?.write_all(bytes),
@@ -70,7 +71,8 @@ pub fn check_writable(path: &Path) -> io::Result<()> {
     tempfile::tempfile_in(parent_folder(path)).map(drop)
 }
 
-/// A file under a random name next to its destination. Dropped before [`commit`](Self::commit), it is removed.
+/// A file under a random name next to its destination. It is removed if it is dropped before
+/// [`commit`](Self::commit).
 #[derive(Debug)]
 pub struct PendingFile {
     file: NamedTempFile,
@@ -78,9 +80,9 @@ pub struct PendingFile {
 }
 
 impl PendingFile {
-    /// Creates the file that will stand at `destination`. It gets the permissions of the user's own file that it replaces,
-    /// and else those that the umask leaves. Fails if `destination` is a folder, or no file can be created in its
-    /// folder.
+    /// Creates the file that will replace `destination`. It gets the permissions of the replaced file if that
+    /// belongs to this user, and otherwise those of the umask. Fails if `destination` is a folder, or no file
+    /// can be created in its folder.
     pub fn create(destination: &Path) -> io::Result<PendingFile> {
         reject_folder(destination)?;
         let mut builder = Builder::new();
@@ -93,22 +95,22 @@ impl PendingFile {
         Ok(PendingFile { file, destination: destination.to_path_buf() })
     }
 
-    /// Where the bytes go.
+    /// The file to write to.
     pub fn file(&mut self) -> &mut File {
         self.file.as_file_mut()
     }
 
-    /// Has the bytes written to the disk, then renames the file to its destination, replacing an existing file.
+    /// Flushes the bytes to the disk, then renames the file to its destination, replacing an existing file.
     pub fn commit(self) -> io::Result<()> {
         sync_to_disk(self.file.as_file())?;
         self.file.persist(&self.destination).map(drop).map_err(|error| error.error)?;
-        // The rename itself may be lost in a crash of the machine, with which the older file is back.
+        // A crash of the machine may undo the rename itself, which restores the older file.
         let _ = File::open(parent_folder(&self.destination)).and_then(|folder| folder.sync_all());
         Ok(())
     }
 }
 
-/// Has the contents of a file written to the disk, where the file system can do that.
+/// Flushes the contents of a file to the disk, if the file system supports it.
 fn sync_to_disk(file: &File) -> io::Result<()> {
     match file.sync_all() {
         Err(error)
@@ -120,12 +122,12 @@ fn sync_to_disk(file: &File) -> io::Result<()> {
     }
 }
 
-/// The permissions of the regular file at `path`, if it belongs to this user: a file that another user put there does not
+/// The permissions of the regular file at `path`, if it belongs to this user: a file of another user must not
 /// decide who may write the new one.
 fn replaced_mode(path: &Path) -> Option<u32> {
     let found = fs::symlink_metadata(path).ok()?;
-    let own = found.is_file() && found.uid() == geteuid().as_raw();
-    own.then(|| found.permissions().mode() & 0o777)
+    let belongs_to_user = found.is_file() && found.uid() == geteuid().as_raw();
+    belongs_to_user.then(|| found.permissions().mode() & 0o777)
 }
 
 fn reject_folder(path: &Path) -> io::Result<()> {
@@ -143,7 +145,7 @@ fn open_stream(path: &Path) -> io::Result<File> {
         let file = OpenOptions::new().write(true).custom_flags(libc::O_NOFOLLOW).open(path)?;
         return match file.metadata()?.file_type() {
             kind if is_stream(kind) => Ok(file),
-            _ => Err(io::Error::other("it was replaced by a file while it was opened")),
+            _ => Err(io::Error::other("it was replaced by a file while being opened")),
         };
     }
     let duplicate = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
@@ -155,8 +157,8 @@ fn open_stream(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether a path is a name that the system gives to a device or to a descriptor of this process: a link directly in `/dev`
-/// or in the folder of its descriptors.
+/// Whether a path is a name that the system gives to a device or to a descriptor of this process: a link
+/// directly in `/dev` or in the folder of its descriptors.
 fn is_system_link(path: &Path) -> bool {
     let Ok(folder) = fs::canonicalize(parent_folder(path)) else { return false };
     let is_link = fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_symlink());
@@ -177,7 +179,7 @@ fn descriptor_number(path: &Path) -> Option<u32> {
     named.to_str()?.parse().ok()
 }
 
-/// Which file a path leads to, through links and under all its names.
+/// The file that a path leads to, through links and under any of its names.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct FileId {
     device: u64,
@@ -213,7 +215,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().permissions().mode() & 0o777
     }
 
-    /// Every kind of thing that may stand at the destination.
+    /// Every kind of entry that may exist at the destination.
     #[test]
     fn a_link_is_replaced_and_its_target_stays() {
         let folder = tempfile::tempdir().unwrap();
@@ -246,7 +248,7 @@ mod tests {
         let secret = folder.path().join("secret");
         fs::write(&secret, "keep").unwrap();
         let out = folder.path().join("plan.json");
-        // The names that were used before: of this process, and of those that follow.
+        // The temporary names that were used before: of this process, and of those that follow.
         for id in std::process::id()..std::process::id() + 50 {
             symlink(&secret, folder.path().join(format!(".plan.json.{id}.part"))).unwrap();
         }

@@ -1,10 +1,11 @@
-//! One rank of a plan between runs: the seam behind which sessions on devices stand.
+//! One rank of a plan between runs: the interface that sessions on devices implement.
 //!
-//! A session holds a rank's arenas, what was made of the plan for each size, and the connection to its peers. Its caller
-//! says where inputs and outputs lie, sets sizes, and puts runs behind each other. Names and types are the business of
-//! whoever stands in front; here inputs and outputs have numbers. What does not depend on the device is in [`SessionPorts`].
+//! A session holds a rank's arenas, the resolved programs of each set of sizes, and the connection to its
+//! peers. Its caller binds the memory of inputs and outputs, sets sizes, and enqueues runs. Callers map names
+//! and types to numbers: here inputs and outputs have numbers only. The device-independent part is in
+//! [`SessionPorts`].
 //!
-//! A run takes the sizes and the memory that are set when it is put there. What is set later is for later runs.
+//! A run uses the sizes and the memory that are set when it is enqueued. Later changes affect later runs.
 
 mod caller_arena;
 mod layout;
@@ -40,115 +41,117 @@ pub use ports::{
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RawStream(pub *mut std::ffi::c_void);
 
-// SAFETY: a handle is a name; whoever uses it answers for what it names.
+// SAFETY: a handle is only a name; its users are responsible for what it refers to.
 unsafe impl Send for RawStream {}
 
-/// How often a session recorded a run of its program for sizes and memory, and what became of the recordings. The host
-/// records none.
+/// Counts of the recordings that a session made of runs of its program for sizes and memory. The host records
+/// none.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct RecordingCounts {
     pub created: u64,
-    /// How often one took over other memory instead.
+    /// The number of recordings that were changed to use other memory.
     pub retargeted: u64,
-    /// How many had to go because more were kept than may be.
+    /// The number of recordings that were dropped because the limit was reached.
     pub evicted: u64,
 }
 
-/// A step as it ran.
+/// A step with its measured times.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct TracedStep {
     /// The name of its first result.
     pub node: String,
     pub op: String,
     pub lane: Lane,
-    /// When it began, in microseconds from the start of the run.
+    /// The start of the step, in microseconds from the start of the run.
     pub start_us: f64,
     pub us: f64,
 }
 
 /// One rank of a plan on a device.
 pub trait DeviceSession: Send {
-    /// Opens another program in this session, which takes turns with the others in the same arenas; its number. The first has
-    /// number 0. All ranks call this together, between runs. Fails if the session has symmetric memory for its caller,
-    /// is recorded by its caller, or has no room; ranks open different plans; or a rank failed. The session goes on
-    /// where another request could do.
+    /// Opens another program in this session, and returns its number. The programs take turns in the same
+    /// arenas; the first has number 0. All ranks call this together, between runs. Fails if the session has
+    /// symmetric memory for its caller, is recorded by its caller, or has no room; if ranks open different
+    /// plans; or if a rank failed. If another request may still succeed, the session continues.
     fn open_program(&mut self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<usize>;
 
-    /// Has the calls that follow be about a program of the session. Fails if there is no such program.
+    /// Selects the program of the session that the following calls refer to. Fails if there is no such
+    /// program.
     fn switch_to_program(&mut self, program: usize) -> Result<()>;
 
-    /// Ends a program, once all runs have ended. Its inputs and outputs are freed; another program has to be selected then.
-    /// Fails if a run failed.
+    /// Closes a program, once all runs have ended. Its inputs and outputs are freed; another program has to
+    /// be selected then. Fails if a run failed.
     fn close_program(&mut self, program: usize) -> Result<()>;
 
-    /// Sets the values of the imported program's symbols for the runs that come. Fails if no bucket serves them.
+    /// Sets the values of the imported program's symbols for later runs. Fails if no bucket covers them.
     fn set_sizes(&mut self, bindings: &SymbolBindings) -> Result<()>;
 
-    /// The program at the sizes that are set. Fails if a symbol has no value yet.
+    /// The program at the current sizes. Fails if a symbol has no value yet.
     fn resolved_program(&self) -> Result<&ResolvedProgram>;
 
-    /// Has the runs that come find an input, or write an output, in memory of the caller; with `None` in memory of the
-    /// session again. Fails if the memory is not aligned, of another device, or the session's. Whether it is large
-    /// enough and overlaps nothing that a run writes is asked when a run is put there.
+    /// Binds memory of the caller to an input or output for later runs; with `None` the session's memory is
+    /// used again. Fails if the memory is not aligned, is on another device, or belongs to the session. Its
+    /// size, and overlaps with memory that a run writes, are checked when a run is enqueued.
     ///
     /// # Safety
-    /// The memory is valid until it is replaced or the session ends, and all runs that take it have ended. While a run is
-    /// in progress nobody else writes it, nor reads what the run writes.
+    /// The memory is valid until it is replaced or the session ends, and all runs that use it have ended.
+    /// While a run is in progress nothing else writes it, nor reads what the run writes.
     unsafe fn bind_port(&mut self, port: Port, memory: Option<DeviceRange>) -> Result<()>;
 
     fn device(&self) -> DeviceName;
 
-    /// So many zeros of the device, which are the caller's and outlive the session.
+    /// Allocates zeroed memory of the device. It belongs to the caller and outlives the session.
     fn allocate_memory(&self, bytes: usize) -> Result<Arc<dyn DeviceMemory>>;
 
-    /// So many zeros of the symmetric memory for the caller, at the same offset on all ranks, which allocate together. They
-    /// outlive the session. Fails if ranks allocate different sizes, or there is not as much left, which is told to all
-    /// of them alike; or a rank failed.
+    /// Allocates zeroed symmetric memory for the caller, at the same offset on all ranks, which call this
+    /// together. The memory outlives the session. Fails if ranks request different sizes, if not enough
+    /// memory is left (on all ranks with the same error), or if a rank failed.
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>>;
 
-    /// The bytes of a tensor in memory of the device, which nobody writes: once there for all sessions of this process, as
-    /// long as one of them keeps them. Fails if the file of the tensor cannot be read, or there is not as much memory.
+    /// The bytes of a tensor in memory of the device, which nothing writes. All sessions of this process
+    /// share one copy, as long as one of them uses it. Fails if the file of the tensor cannot be read, or
+    /// there is not enough memory.
     fn share_tensor(&self, tensor: &Arc<Tensor>) -> Result<SharedTensor>;
 
-    /// The memory of an input or output for the runs that come. The caller may write inputs there, and read outputs, while no
-    /// run is in progress, until sizes are set that need more, or the session ends. Fails if a symbol has no value yet,
-    /// or there is no memory.
+    /// The memory of an input or output for later runs. The caller may write inputs there, and read outputs,
+    /// while no run is in progress, until sizes are set that need more, or the session ends. Fails if a
+    /// symbol has no value yet, or there is not enough memory.
     fn port_memory(&mut self, port: Port) -> Result<PortMemory>;
 
-    /// Copies the data of an input to where it lies, once all runs have ended. Fails if it has another size, is a
-    /// constant, or a run failed.
+    /// Copies the data of an input to its memory, once all runs have ended. Fails if the size differs, the
+    /// input is a constant, or a run failed.
     fn write_input(&mut self, input: usize, data: &[u8]) -> Result<()> {
         self.write_inputs(&[(input, InputData::Memory(data))])
     }
 
-    /// Copies the data of several inputs to where they lie, once all runs have ended. Fails as [`write`](Self::write_input),
-    /// or if data cannot be read.
+    /// Copies the data of several inputs to their memory, once all runs have ended. Fails as
+    /// [`write_input`](Self::write_input), or if the data cannot be read.
     fn write_inputs(&mut self, inputs: &[(usize, InputData<'_>)]) -> Result<()>;
 
-    /// Copies the data of an input or output from where it lies, once all runs have ended. Fails if it has another
-    /// size, or a run failed.
+    /// Copies the data of an input or output from its memory, once all runs have ended. Fails if the size
+    /// differs, or a run failed.
     fn read_port(&mut self, port: Port, data: &mut [u8]) -> Result<()>;
 
-    /// Prepares the next run, which then begins at once. Runs prepare themselves otherwise. All ranks call this together, and set
-    /// no other sizes before that run.
+    /// Prepares the next run, so that it begins without delay. Without this call, runs prepare themselves.
+    /// All ranks call this together, and set no other sizes before that run.
     fn prepare_run(&mut self) -> Result<()> {
         Ok(())
     }
 
-    /// Puts one run behind those that are there; on `stream`, where the device has streams and one is given. All ranks put
-    /// the same runs there, in the same order. Fails if an input has no data, lent memory is too small or overlaps what
-    /// a run writes, peers run with other sizes, or an earlier run failed.
+    /// Enqueues one run after the earlier ones; on `stream`, if the device has streams and one is given. All
+    /// ranks enqueue the same runs, in the same order. Fails if an input has no data, bound memory is too
+    /// small or overlaps memory that a run writes, peers run with other sizes, or an earlier run failed.
     fn enqueue(&mut self, stream: Option<RawStream>) -> Result<()>;
 
-    /// Runs once, behind those that are there, and waits for the end.
+    /// Runs once, after the earlier runs, and waits for the end.
     fn run(&mut self) -> Result<()>;
 
-    /// Runs once, step by step, and waits for the end; the steps with their times on the device. Fails as
-    /// [`run`](Self::run), or if the device takes no times.
+    /// Runs once, step by step, and waits for the end; returns the steps with their times on the device.
+    /// Fails as [`run`](Self::run), or if the device does not measure steps.
     fn run_traced(&mut self) -> Result<Vec<TracedStep>> {
         Err(RunError::Unsupported(format!(
-            "{}: the times of single steps are not taken there",
+            "{}: times of single steps are not measured on this device",
             self.device()
         )))
     }
@@ -156,19 +159,21 @@ pub trait DeviceSession: Send {
     /// Whether all runs have ended. Fails if one failed, with its rank, step and op.
     fn poll(&mut self) -> Result<bool>;
 
-    /// Waits until all runs have ended. Fails if one failed, or did not end within `limit`.
+    /// Waits until all runs have ended. Fails if one failed, or did not end before the timeout `limit`.
     fn wait(&mut self, limit: Duration) -> Result<()>;
 
-    /// Gives the memory of the arenas back until [`resume`](Self::resume_arenas), once all runs have ended. All ranks call both.
+    /// Frees the memory of the arenas until [`resume_arenas`](Self::resume_arenas), once all runs have ended.
+    /// All ranks call both.
     fn release_arenas(&mut self) -> Result<()>;
 
-    /// Takes the memory of the arenas again. What lay there is lost: inputs there are to be written again.
+    /// Allocates the memory of the arenas again. Its contents are lost: inputs in the arenas must be written
+    /// again.
     fn resume_arenas(&mut self) -> Result<()>;
 
-    /// What the session takes of its device now.
+    /// The memory that the session uses on its device now.
     fn memory_usage(&self) -> MemoryUsage;
 
-    /// How often it recorded runs since it was opened, or has had its memory again.
+    /// The recordings of runs since the session was opened, or its arenas were resumed.
     fn recording_counts(&self) -> RecordingCounts {
         RecordingCounts::default()
     }
@@ -176,8 +181,8 @@ pub trait DeviceSession: Send {
     /// Waits until all runs have ended, and ends the session on this rank. Fails if a run failed.
     fn close(self: Box<Self>) -> Result<()>;
 
-    /// Ends the session on all ranks at once, for this reason, without waiting for other ranks. Dropping a session while a
-    /// run is in progress or during a panic does the same, without a reason; any other drop behaves like
-    /// [`close`](Self::close).
+    /// Ends the session on all ranks at once, for this reason, without waiting for other ranks. Dropping a
+    /// session while a run is in progress or during a panic does the same, without a reason; any other drop
+    /// behaves like [`close`](Self::close).
     fn abort(self: Box<Self>, reason: &str);
 }

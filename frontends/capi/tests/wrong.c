@@ -139,7 +139,7 @@ static void of_sessions(void) {
     refused(symmc_session_bind(session, "", x, 32), INPUT, "no input or output");
     refused(symmc_session_bind(session, "in.99999999999999999999", x, 32), INPUT, "no input or output");
     refused(symmc_session_bind(session, "out.1", x, 32), INPUT, "no input or output");
-    refused(symmc_session_bind(session, "x", x, SIZE_MAX), INPUT, "ends behind the last address");
+    refused(symmc_session_bind(session, "x", x, SIZE_MAX), INPUT, "ends after the last address");
     refused(symmc_session_unbind(session, "w.q"), INPUT, "no input or output");
     must(symmc_session_write(session, "z", x, 32));
     must(symmc_session_bind(session, "x", x, 28));
@@ -160,7 +160,7 @@ static void of_sessions(void) {
     refused(symmc_session_read(session, "y", NULL, 32), INPUT, "NULL");
     refused(symmc_session_poll(session, NULL), INPUT, "NULL");
     refused(symmc_session_taken(session, NULL), INPUT, "NULL");
-    refused(symmc_session_enqueue_on(session, x), INPUT, "sessions of the host have none");
+    refused(symmc_session_enqueue_on(session, x), INPUT, "sessions of the host have no streams");
     refused(symmc_session_read(session, "y", y, SIZE_MAX), INPUT, "32 bytes");
     must(symmc_session_wait(session, UINT64_MAX));
     must(symmc_session_read(session, "y", y, sizeof y));
@@ -192,7 +192,7 @@ static void of_sessions(void) {
 
     /* While memory is released, calls that need it fail with an error that names it. */
     must(symmc_session_release(session));
-    refused(symmc_session_run(session), INPUT, "resume it first");
+    refused(symmc_session_run(session), INPUT, "resume the session first");
     must(symmc_session_release(session));
     must(symmc_session_resume(session));
     must(symmc_session_resume(session));
@@ -263,9 +263,9 @@ static void of_options(void) {
     must(symmc_session_allocate_symmetric(session, 4000, &buffer));
     must(symmc_buffer_write(buffer, 3996, &something, 4));
     symmc_buffer_free(buffer);
-    refused(symmc_session_allocate_symmetric(session, 1 << 20, &buffer), INPUT, "how much there is");
+    refused(symmc_session_allocate_symmetric(session, 1 << 20, &buffer), INPUT, "when the session is opened");
     refused(symmc_session_allocate_symmetric(NULL, 8, &buffer), INPUT, "the handle of the session is NULL");
-    refused(symmc_session_release(session), INPUT, "cannot be given back");
+    refused(symmc_session_release(session), INPUT, "cannot be released");
     must(symmc_session_close(session));
     must(symmc_session_options_set_symmetric(options, 0));
     must(symmc_session_options_set_limit(options, 0));

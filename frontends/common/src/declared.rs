@@ -1,17 +1,18 @@
-//! What a program declares, held against what its ops give: where two types only look different (`2*(s0//2)` for a
-//! known even `s0`), the one that the operands give stands; a real difference is an error.
+//! Checks the types that a program declares against the types that its operators compute. Two types may only
+//! look different: `2*(s0//2)` is `s0` for an `s0` that is known to be even. The computed type is then used.
+//! A real difference is an error.
 
 use symmc_ir::{DType, Dim, Graph, SymbolTable, TensorType, verify};
 
-/// A declared type and another that a value has, for people.
+/// A declared type and the different type of the value, as text.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TypeMismatch {
     pub expected: String,
     pub found: String,
 }
 
-/// Holds a type against a declared one, in which extents that are not known are `None`. Fails if under no values of the
-/// symbols are the two the same.
+/// Compares a computed type with a declared one. Declared extents that are unknown are `None`. Fails if no
+/// values of the symbols make the two types equal.
 pub fn check_declared_type(
     found: &TensorType,
     dtype: DType,

@@ -1,16 +1,20 @@
-//! Sums of products by labels of axes (`ik,kj->ij`), as matrix products.
+//! Einsum: sums of products over labelled axes (`ik,kj->ij`), lowered to matrix products.
 
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
 use crate::emit::{Emit, extent_product};
 use crate::rule::{RuleFailure, RuleResult};
 
-/// One or two operands without repeated labels or dots, as one matrix product: labels of both operands are
-/// batch axes if the result has them and inner axes if not; labels of one operand that the result lacks
-/// are summed first. Without an arrow the result has the labels that occur once, in alphabetical order. Fails if it is
-/// another equation, an operand has another number of axes than its labels, or extents do not agree.
+/// Lowers an einsum of one or two operands to one matrix product.
+///
+/// Labels of both operands are batch axes if the result has them, and inner axes otherwise. Labels of one
+/// operand that the result lacks are summed first. Without an arrow the result has the labels that occur
+/// once, in alphabetical order.
+///
+/// Operands with a repeated label or with dots are unsupported. Fails if an operand's number of axes is not
+/// that of its labels, or extents do not agree.
 pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> RuleResult<ValueId, E::Error> {
-    let other = || Err(RuleFailure::Opaque(format!("the equation {equation}")));
+    let unsupported = || Err(RuleFailure::Opaque(format!("the equation `{equation}` is not supported")));
     let equation = equation.replace(' ', "");
     let (inputs, output) = match equation.split_once("->") {
         Some((inputs, output)) => (inputs, output.chars().collect::<Vec<char>>()),
@@ -21,11 +25,12 @@ pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> RuleRe
         |t: &Vec<char>| t.iter().enumerate().all(|(i, l)| l.is_ascii_alphabetic() && !t[..i].contains(l));
     let known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
     if !known || !terms.iter().all(distinct) || !distinct(&output) || terms.len() != tensors.len() {
-        return other();
+        return unsupported();
     }
     for (t, &x) in terms.iter().zip(tensors) {
         if c.rank(x) != t.len() {
-            let (expected, found) = (t.len(), c.rank(x));
+            let expected = t.len();
+            let found = c.rank(x);
             return Err(c.invalid_node(format!("expected {expected} axes for `{equation}`, found {found}")));
         }
     }
@@ -36,13 +41,12 @@ pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> RuleRe
             let (y, t) = sum_out_labels(c, *y, t, |l| output.contains(&l) || s.contains(&l))?;
             contract_operands(c, (x, &s), (y, &t), &output)?
         }
-        _ => return other(),
+        _ => return unsupported(),
     };
     let perm = label_positions(&output, &labels);
     c.permute(z, perm)
 }
 
-/// The labels that occur once.
 fn labels_occurring_once(equation: &str) -> Vec<char> {
     let mut labels: Vec<char> = equation.chars().filter(char::is_ascii_alphabetic).collect();
     labels.sort_unstable();
@@ -55,7 +59,7 @@ fn label_positions(wanted: &[char], labels: &[char]) -> Vec<usize> {
     wanted.iter().filter_map(|l| labels.iter().position(|m| m == l)).collect()
 }
 
-/// `x` summed over the labels that are not kept.
+/// Sums `x` over the labels that `keep` rejects. Returns the result and its labels.
 fn sum_out_labels<E: Emit>(
     c: &mut E,
     x: ValueId,
@@ -68,33 +72,41 @@ fn sum_out_labels<E: Emit>(
     Ok((x, left))
 }
 
-/// The product of two operands over the labels that the output lacks.
+/// The product of two operands over the labels that the output lacks. Returns the result and its labels.
 fn contract_operands<E: Emit>(
     c: &mut E,
     (x, s): (ValueId, &[char]),
     (y, t): (ValueId, &[char]),
     output: &[char],
 ) -> RuleResult<(ValueId, Vec<char>), E::Error> {
-    let pick = |from: &[char], holds: &dyn Fn(char) -> bool| -> Vec<char> {
+    let select_labels = |from: &[char], holds: &dyn Fn(char) -> bool| -> Vec<char> {
         from.iter().copied().filter(|&l| holds(l)).collect()
     };
-    let batch = pick(s, &|l| t.contains(&l) && output.contains(&l));
-    let inner = pick(s, &|l| t.contains(&l) && !output.contains(&l));
-    let left = pick(s, &|l| !t.contains(&l));
-    let right = pick(t, &|l| !s.contains(&l));
-    let extent = |c: &E, v: ValueId, labels: &[char], l: char| -> Dim {
-        labels.iter().position(|m| *m == l).and_then(|i| c.ty(v).shape.get(i).cloned()).unwrap_or(1.into())
-    };
-    let dims = |c: &E, v, from: &[char], which: &[char]| -> Vec<Dim> {
-        which.iter().map(|&l| extent(c, v, from, l)).collect()
-    };
-    let (b, l, r, k) =
-        (dims(c, x, s, &batch), dims(c, x, s, &left), dims(c, y, t, &right), dims(c, x, s, &inner));
+    let batch = select_labels(s, &|l| t.contains(&l) && output.contains(&l));
+    let inner = select_labels(s, &|l| t.contains(&l) && !output.contains(&l));
+    let left = select_labels(s, &|l| !t.contains(&l));
+    let right = select_labels(t, &|l| !s.contains(&l));
+    let batch_extents = label_extents(c, x, s, &batch);
+    let left_extents = label_extents(c, x, s, &left);
+    let right_extents = label_extents(c, y, t, &right);
+    let inner_extents = label_extents(c, x, s, &inner);
+    let left_rows = extent_product(&left_extents);
+    let right_columns = extent_product(&right_extents);
+    let inner_length = extent_product(&inner_extents);
     let x = c.permute(x, label_positions(&[&batch[..], &left, &inner].concat(), s))?;
     let y = c.permute(y, label_positions(&[&batch[..], &inner, &right].concat(), t))?;
-    let x = c.reshape(x, [&b[..], &[extent_product(&l), extent_product(&k)]].concat())?;
-    let y = c.reshape(y, [&b[..], &[extent_product(&k), extent_product(&r)]].concat())?;
+    let x = c.reshape(x, [&batch_extents[..], &[left_rows, inner_length.clone()]].concat())?;
+    let y = c.reshape(y, [&batch_extents[..], &[inner_length, right_columns]].concat())?;
     let z = c.matmul(x, y)?;
-    let z = c.reshape(z, [&b[..], &l, &r].concat())?;
+    let z = c.reshape(z, [&batch_extents[..], &left_extents, &right_extents].concat())?;
     Ok((z, [&batch[..], &left, &right].concat()))
+}
+
+/// The extents of `wanted` axes of a value whose axes have these labels.
+fn label_extents<E: Emit>(c: &E, v: ValueId, labels: &[char], wanted: &[char]) -> Vec<Dim> {
+    let extent = |label: &char| {
+        let axis = labels.iter().position(|l| l == label);
+        axis.and_then(|i| c.ty(v).shape.get(i).cloned()).unwrap_or(1.into())
+    };
+    wanted.iter().map(extent).collect()
 }

@@ -1,7 +1,8 @@
-//! What frontends emit: nodes with one result, with the no-ops among them left out, and what several frameworks
-//! write alike (positions that count from the end, shapes with an open extent, triangles).
+//! The methods by which frontends emit graph nodes: nodes with one result, without the no-ops among them, and
+//! conventions that several frameworks share, such as positions that count from the end, shapes with an open
+//! extent, and triangular masks.
 //!
-//! A frontend implements [`Emit`] for the node that it lowers; its rules then call the methods.
+//! A frontend implements [`Emit`] for the node that it lowers. Its rules then call the methods.
 
 use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::text::with_symbol_names;
@@ -13,21 +14,20 @@ use symmc_ir::{
 use crate::requirement;
 use crate::rule::{RuleFailure, RuleResult};
 
-/// A value that was emitted.
+/// The result of a method that emits one value.
 type EmitResult<E> = RuleResult<ValueId, E>;
 
-/// Emits the nodes of one node of a program. See the [module](self). All methods that emit fail where the operands
-/// break the typing rule of the op, or extents grow beyond the limits of [`symmc_ir::dim`].
+/// Emits graph nodes for one node of a program. See the [module](self). Every emitting method fails if the
+/// operands violate the typing rule of the op, or if extents exceed the limits of [`symmc_ir::dim`].
 pub trait Emit {
     type Error;
 
-    /// The graph that is being built.
     fn builder(&self) -> &GraphBuilder;
     fn builder_mut(&mut self) -> &mut GraphBuilder;
-    /// What the names of emitted values start with.
+    /// The prefix of the names of emitted values.
     fn label(&self) -> &str;
 
-    /// The failure of this node with one sentence that says what is wrong.
+    /// Wraps one sentence that says what is wrong with this node.
     fn invalid_node(&self, message: String) -> RuleFailure<Self::Error> {
         RuleFailure::Invalid(with_symbol_names(&message, &self.builder().graph().symbols))
     }
@@ -48,12 +48,12 @@ pub trait Emit {
         self.ty(v).rank()
     }
 
-    /// The extent of an axis; 1 for the axis that a tensor without axes pretends to have.
+    /// The extent of an axis. A tensor without axes counts as having one axis of extent 1.
     fn extent(&self, x: ValueId, axis: usize) -> Dim {
         self.ty(x).shape.get(axis).cloned().unwrap_or(1.into())
     }
 
-    /// An axis of `n`, counted from 0, given that negative ones count from the end.
+    /// The axis, counted from 0, of `n` axes. Negative axes count from the end.
     fn axis_within(&self, axis: i64, n: usize) -> RuleResult<usize, Self::Error> {
         let n = n as i64;
         if (-n..n).contains(&axis) {
@@ -63,7 +63,8 @@ pub trait Emit {
         }
     }
 
-    /// Axes of `n`, counted from 0 and ascending, given that negative ones count from the end.
+    /// The axes of `n`, counted from 0 and ascending. Negative axes count from the end. Fails if an axis
+    /// occurs twice.
     fn axes_within(&self, axes: &[i64], n: usize) -> RuleResult<Vec<usize>, Self::Error> {
         let mut axes: Vec<usize> = axes.iter().map(|&a| self.axis_within(a, n)).collect::<Result<_, _>>()?;
         axes.sort_unstable();
@@ -77,7 +78,7 @@ pub trait Emit {
         d.bounds(&self.builder().graph().symbols)
     }
 
-    /// A node whose op fixes its result types.
+    /// Emits a node whose op determines its result types.
     fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> RuleResult<Vec<ValueId>, Self::Error> {
         let name = format!("{}.{hint}", self.label());
         let results = self.builder_mut().node(&name, op, inputs)?;
@@ -91,7 +92,7 @@ pub trait Emit {
         Ok(self.emit_all(hint, op, inputs)?[0])
     }
 
-    /// A node with a declared result type.
+    /// Emits a node with a declared result type.
     fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> EmitResult<Self::Error> {
         check_shape_complexity(&ty.shape).map_err(|m| self.invalid_node(m))?;
         let name = format!("{}.{hint}", self.label());
@@ -112,7 +113,8 @@ pub trait Emit {
         self.emit(op.name(), Op::Unary(op), &[x])
     }
 
-    /// Two operands that have one dtype. Addition and multiplication of bools are `or` and `and`.
+    /// `x op y` for two operands of the same dtype. Addition and multiplication of bools become `or` and
+    /// `and`.
     fn binary(&mut self, op: BinaryOp, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let op = as_logical_op(op, self.dtype(x));
         self.emit(op.name(), Op::Binary(op), &[x, y])
@@ -138,24 +140,24 @@ pub trait Emit {
         if self.is_non_negative(x) && self.is_non_negative(y) {
             return Ok(floor);
         }
-        // The floor lies below the truncation by one where the quotient is negative and not exact.
+        // The floor is one less than the truncation if the quotient is negative and not exact.
         let negative = self.binary_scalar(BinaryOp::Lt, floor, Scalar::Int(0))?;
         let below = self.inexact_and(x, y, negative)?;
         self.binary(BinaryOp::Add, floor, below)
     }
 
-    /// The remainder of two integers that has the sign of `x`. (The least integer has no magnitude.)
+    /// The remainder of two integers, with the sign of `x`. (The least integer has no magnitude.)
     fn truncated_remainder(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
         let low_x = self.binary_scalar(BinaryOp::Lt, x, Scalar::Int(0))?;
         let low_y = self.binary_scalar(BinaryOp::Lt, y, Scalar::Int(0))?;
-        let apart = self.binary(BinaryOp::Xor, low_x, low_y)?;
-        let apart = self.inexact_and(x, y, apart)?;
+        let signs_differ = self.binary(BinaryOp::Xor, low_x, low_y)?;
+        let apart = self.inexact_and(x, y, signs_differ)?;
         let excess = self.binary(BinaryOp::Mul, apart, y)?;
         self.binary(BinaryOp::Sub, rest, excess)
     }
 
-    /// 1 where integers have a remainder and `also` holds, else 0.
+    /// 1 if the division of two integers has a remainder and `also` holds, else 0, element by element.
     fn inexact_and(&mut self, x: ValueId, y: ValueId, also: ValueId) -> EmitResult<Self::Error> {
         let rest = self.binary(BinaryOp::Rem, x, y)?;
         let rest = self.binary_scalar(BinaryOp::Ne, rest, Scalar::Int(0))?;
@@ -163,7 +165,6 @@ pub trait Emit {
         self.cast(both, self.dtype(x))
     }
 
-    /// `x op y` for a number.
     fn binary_float(&mut self, op: BinaryOp, x: ValueId, y: f64) -> EmitResult<Self::Error> {
         self.binary_scalar(op, x, Scalar::Float(FloatAttribute(y)))
     }
@@ -182,8 +183,8 @@ pub trait Emit {
         self.cast(angle, self.dtype(cosine))
     }
 
-    /// One leg of a right triangle whose hypotenuse is 1, in the dtype that it is computed in, and the other leg:
-    /// `sqrt((1 - x) * (1 + x))`, where nothing cancels.
+    /// The legs of a right triangle whose hypotenuse is 1: `x` in its compute dtype, and the other leg
+    /// `sqrt((1 - x) * (1 + x))`. That form has no cancellation.
     fn triangle_legs(&mut self, x: ValueId) -> RuleResult<(ValueId, ValueId), Self::Error> {
         let x = self.cast(x, self.dtype(x).compute_dtype())?;
         let below = self.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)?;
@@ -203,7 +204,7 @@ pub trait Emit {
         self.emit_as("full", Op::Full(s.convert_to(dtype)), &[], TensorType::new(dtype, shape))
     }
 
-    /// `start`, `start + step`, … as many as `len`.
+    /// `len` integers `start`, `start + step`, ….
     fn iota(&mut self, len: Dim, start: i64, step: i64, dtype: DType) -> EmitResult<Self::Error> {
         self.emit_as("iota", Op::Iota { start, step }, &[], TensorType::new(dtype, vec![len]))
     }
@@ -221,7 +222,7 @@ pub trait Emit {
         self.cast(scalar, dtype)
     }
 
-    /// The positions `start`, `start + step`, … as many as `len`.
+    /// `len` positions `start`, `start + step`, …. The start may be symbolic.
     fn emit_positions(&mut self, start: &Dim, step: i64, len: Dim) -> EmitResult<Self::Error> {
         if let Some(start) = start.as_const() {
             return self.iota(len, start, step, DType::I64);
@@ -231,7 +232,7 @@ pub trait Emit {
         self.binary(BinaryOp::Add, iota, start)
     }
 
-    /// The integers from `start` by `step` up to `end`, which is left out.
+    /// The integers from `start` by `step` up to `end`, exclusive.
     fn range(&mut self, start: &Dim, end: &Dim, step: i64, dtype: DType) -> EmitResult<Self::Error> {
         let distance = match step {
             0 => return Err(self.invalid_node("expected a step other than 0".into())),
@@ -250,7 +251,7 @@ pub trait Emit {
         }
     }
 
-    /// `column op row` for a matrix of this many rows and columns, the column's position less `offset`.
+    /// `column - offset op row` for each element of a matrix with this many rows and columns.
     fn compare_positions(
         &mut self,
         (rows, columns): (Dim, Dim),
@@ -263,11 +264,11 @@ pub trait Emit {
         self.binary(op, column, row)
     }
 
-    /// The elements of the last two axes where `column - offset op row`, others 0.
+    /// The elements of the last two axes for which `column - offset op row` holds; 0 elsewhere.
     fn triangle(&mut self, x: ValueId, op: BinaryOp, offset: &Dim) -> EmitResult<Self::Error> {
         let shape = self.shape(x);
         let [.., rows, columns] = shape.as_slice() else {
-            return Err(self.invalid_node(format!("expected two axes or more, found {}", shape.len())));
+            return Err(self.invalid_node(format!("expected at least two axes, found {}", shape.len())));
         };
         let keep = self.compare_positions((rows.clone(), columns.clone()), op, offset)?;
         let zero = self.full(Scalar::Int(0), self.dtype(x), vec![])?;
@@ -292,12 +293,13 @@ pub trait Emit {
         }
         let known: Vec<Dim> = shape.iter().filter(|d| !is_open(d)).cloned().collect();
         if known.len() + 1 != shape.len() {
-            return Err(self.invalid_node(format!("expected one open extent at most, found {shape:?}")));
+            return Err(self.invalid_node(format!("expected at most one extent of -1, found {shape:?}")));
         }
         check_shape_complexity(&known).map_err(|m| self.invalid_node(m))?;
         let known = extent_product(&known);
         if known.as_const() == Some(0) {
-            return Err(self.invalid_node(format!("expected extents that fix the open one, found {shape:?}")));
+            let message = format!("expected other extents than 0 next to the extent -1, found {shape:?}");
+            return Err(self.invalid_node(message));
         }
         let rest = match numel.exact_div(&known) {
             Some(exact) => exact,
@@ -335,7 +337,7 @@ pub trait Emit {
         self.emit_as("expand", Op::Expand, &[x], ty)
     }
 
-    /// `len` elements of an axis from `start` on, `step` apart.
+    /// `len` elements of an axis, from `start` on, in steps of `step`.
     fn slice(&mut self, x: ValueId, axis: usize, start: Dim, len: Dim, step: i64) -> EmitResult<Self::Error> {
         let mut shape = self.shape(x);
         if start.as_const() == Some(0) && step == 1 && shape.get(axis) == Some(&len) {
@@ -353,7 +355,8 @@ pub trait Emit {
         self.emit_as("slice", Op::Slice { axis, start, step }, &[x], ty)
     }
 
-    /// Pieces of these lengths, one after another; they must add up to the axis.
+    /// Splits an axis into consecutive slices of these lengths. The lengths must add up to the extent of the
+    /// axis.
     fn split_by_lengths(
         &mut self,
         x: ValueId,
@@ -369,7 +372,7 @@ pub trait Emit {
         }
         let (low, high) = self.dim_bounds(&(n.clone() - start.clone()));
         if low > 0 || high < 0 {
-            return Err(self.invalid_node(format!("expected pieces of {n:?} together, found {start:?}")));
+            return Err(self.invalid_node(format!("expected lengths that add up to {n:?}, found {start:?}")));
         }
         self.require_equal("pieces", &start, &n)?;
         Ok(pieces)
@@ -388,7 +391,7 @@ pub trait Emit {
         added.map_err(|message| self.invalid_node(format!("{what}: {message}")))
     }
 
-    /// Requires an axis to have as many elements as negative numbers of a padding crop.
+    /// Requires an axis to have at least as many elements as the negative numbers of a padding remove.
     fn require_cropped(&mut self, extent: &Dim, before: &Dim, after: &Dim) -> RuleResult<(), Self::Error> {
         let mut cropped = Dim::from(0);
         for pad in [before, after] {
@@ -399,8 +402,9 @@ pub trait Emit {
         self.require_at_most("cropped", &cropped, extent)
     }
 
-    /// Start and length of the slice from `start` to `end` (`None` is the end) of `n` elements, `step` apart, where
-    /// positions below 0 count from the end and all are limited to the axis. The step is 1 or more.
+    /// Start and length of the slice from `start` to `end`, exclusive, of `n` elements, in steps of `step`.
+    /// An `end` of `None` is the end of the axis. Positions below 0 count from the end, and all positions are
+    /// limited to the axis. The step is at least 1.
     fn slice_range(&self, n: &Dim, start: Dim, end: Option<Dim>, step: i64) -> (Dim, Dim) {
         let start = self.clamp_position(start, n);
         let end = end.map_or_else(|| n.clone(), |end| self.clamp_position(end, n));
@@ -414,7 +418,7 @@ pub trait Emit {
         (start, len)
     }
 
-    /// A position that may count from the end of an axis of extent `n`.
+    /// The position counted from 0. A negative one counts from the end of an axis of extent `n`.
     fn index_from_start(&self, position: Dim, n: &Dim) -> Dim {
         if self.dim_bounds(&position).1 < 0 { n.clone() + position } else { position }
     }
@@ -465,37 +469,40 @@ pub trait Emit {
         }
     }
 
-    /// `x` once or more along each axis.
+    /// Repeats `x` along each axis.
     fn repeat(&mut self, x: ValueId, repeats: &[Dim]) -> EmitResult<Self::Error> {
-        let mut own = self.shape(x);
-        if repeats.len() < own.len() {
-            let (n, found) = (own.len(), repeats.len());
-            return Err(self.invalid_node(format!("expected {n} repeats or more, found {found}")));
+        let mut shape = self.shape(x);
+        if repeats.len() < shape.len() {
+            let minimum = shape.len();
+            let found = repeats.len();
+            return Err(self.invalid_node(format!("expected at least {minimum} repeats, found {found}")));
         }
-        while own.len() < repeats.len() {
-            own.insert(0, 1.into());
+        while shape.len() < repeats.len() {
+            shape.insert(0, 1.into());
         }
         if repeats.iter().all(|r| r.as_const() == Some(1)) {
-            return self.reshape(x, own);
+            return self.reshape(x, shape);
         }
-        let once: Vec<Dim> = own.iter().flat_map(|d| [Dim::from(1), d.clone()]).collect();
-        let all: Vec<Dim> = repeats.iter().zip(&own).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
-        let joined: Vec<Dim> = repeats.iter().zip(&own).map(|(r, d)| r.clone() * d.clone()).collect();
+        let once: Vec<Dim> = shape.iter().flat_map(|d| [Dim::from(1), d.clone()]).collect();
+        let all: Vec<Dim> = repeats.iter().zip(&shape).flat_map(|(r, d)| [r.clone(), d.clone()]).collect();
+        let joined: Vec<Dim> = repeats.iter().zip(&shape).map(|(r, d)| r.clone() * d.clone()).collect();
         let y = self.reshape(x, once)?;
         let y = self.expand(y, all)?;
         self.reshape(y, joined)
     }
 
-    // The rest.
+    // Products, reductions, normalization, attention, collectives.
 
     /// `x @ y` over the last two axes.
     fn matmul(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         self.emit("matmul", Op::MatMul, &[x, y])
     }
 
-    /// NumPy's `matmul`: a vector on the left is a row, on the right a column, and its axis vanishes.
+    /// NumPy's `matmul`: a vector is a row on the left and a column on the right, and that axis is dropped
+    /// from the result.
     fn numpy_matmul(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        let (row, column) = (self.rank(x) == 1, self.rank(y) == 1);
+        let row = self.rank(x) == 1;
+        let column = self.rank(y) == 1;
         let x = if row { self.unsqueeze(x, 0)? } else { x };
         let y = if column { self.unsqueeze(y, 1)? } else { y };
         let mut z = self.matmul(x, y)?;
@@ -519,12 +526,12 @@ pub trait Emit {
         self.emit(op.name(), Op::Reduce { op, axes, keep }, &[x])
     }
 
-    /// An arg-reduction: the index of the largest or smallest element along `axis`, the first of equals.
+    /// The index of the largest or smallest element along `axis`; of equal elements, the first.
     fn arg_reduce(&mut self, op: ArgOp, x: ValueId, axis: usize, keep: bool) -> EmitResult<Self::Error> {
         self.emit(op.name(), Op::ArgReduce { op, axis, keep }, &[x])
     }
 
-    /// A layer norm over the last `axes` axes, with a weight and a bias of their shape if there are any.
+    /// A layer norm over the last `axes` axes. The optional weight and bias have the shape of those axes.
     fn layer_norm(
         &mut self,
         x: ValueId,
@@ -546,7 +553,8 @@ pub trait Emit {
         self.emit("layer_norm", Op::LayerNorm { axes, eps: FloatAttribute(eps) }, &operands)
     }
 
-    /// The mean over the last `axes` axes, and `1 / sqrt(variance + eps)`, both wide and with those axes kept.
+    /// The mean over the last `axes` axes, and `1 / sqrt(variance + eps)`. Both are in the compute dtype and
+    /// keep those axes.
     fn mean_and_inverse_std(
         &mut self,
         x: ValueId,
@@ -560,7 +568,7 @@ pub trait Emit {
         Ok((mean, self.inverse_rms(centred, axes, eps)?))
     }
 
-    /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, wide and with those axes kept.
+    /// `1 / sqrt(mean(x²) + eps)` over the last `axes` axes, in the compute dtype. It keeps those axes.
     fn inverse_rms(&mut self, x: ValueId, axes: usize, eps: f64) -> EmitResult<Self::Error> {
         let x = self.cast(x, self.dtype(x).compute_dtype())?;
         let last = (self.rank(x).saturating_sub(axes)..self.rank(x)).collect();
@@ -570,7 +578,7 @@ pub trait Emit {
         self.unary(UnaryOp::Rsqrt, shifted)
     }
 
-    /// `log(sum(exp(x)))` over `axes`, computed of what is left of `x` after the shift.
+    /// `log(sum(exp(x)))` over `axes`, computed as `shift + log(sum(exp(x - shift)))`.
     fn log_sum_exp(
         &mut self,
         x: ValueId,
@@ -588,11 +596,11 @@ pub trait Emit {
         self.reshape(y, left)
     }
 
-    /// `[n, channels, …]` with each group of channels as one axis: `[n, groups, …]`.
+    /// Reshapes `[n, channels, …]` to `[n, groups, elements of a group]`.
     fn group_channels(&mut self, x: ValueId, groups: i64) -> EmitResult<Self::Error> {
         let shape = self.shape(x);
         let [n, channels, ..] = shape.as_slice() else {
-            return Err(self.invalid_node(format!("expected two axes or more, found {}", shape.len())));
+            return Err(self.invalid_node(format!("expected at least two axes, found {}", shape.len())));
         };
         match extent_product(&shape[1..]).exact_div(&groups.into()) {
             Some(each) => self.reshape(x, vec![n.clone(), groups.into(), each]),
@@ -602,28 +610,29 @@ pub trait Emit {
         }
     }
 
-    /// A vector over the channels of `[n, channels, …]`, broadcastable to that shape.
+    /// Reshapes a vector over the channels of `[n, channels, …]` so that it broadcasts to that shape.
     fn reshape_per_channel(&mut self, x: ValueId, shape: &[Dim]) -> EmitResult<Self::Error> {
         let after = shape.iter().skip(2).map(|_| Dim::from(1));
         self.reshape(x, shape.iter().skip(1).take(1).cloned().chain(after).collect())
     }
 
-    /// The scale of attention: this one, or else that of the size of its heads.
+    /// The scale of attention: the given one, or by default `1 / sqrt(head size)`.
     fn attention_scale(&self, q: ValueId, given: Option<f64>) -> RuleResult<f64, Self::Error> {
         match (given, self.ty(q).shape.last().and_then(Dim::as_const)) {
             (Some(scale), _) => Ok(scale),
             (None, Some(size @ 1..)) => Ok(1.0 / (size as f64).sqrt()),
-            _ => Err(RuleFailure::Opaque("its head size is symbolic".into())),
+            _ => Err(RuleFailure::Opaque("the head size is symbolic and no scale is given".into())),
         }
     }
 
-    /// Attention; a mask is of bools or is added.
+    /// Attention. A bool mask selects elements, and a float mask is added to the scores.
     fn emit_attention(
         &mut self,
         [q, k, v]: [ValueId; 3],
         mask: Option<ValueId>,
         scale: f64,
-        (cap, bounds): (Option<FloatAttribute>, Vec<AttentionBound>),
+        cap: Option<FloatAttribute>,
+        bounds: Vec<AttentionBound>,
     ) -> EmitResult<Self::Error> {
         let mut operands = vec![q, k, v];
         if let Some(mask) = mask {
@@ -641,7 +650,7 @@ pub trait Emit {
         self.emit(hint, Op::Collective(Collective { kind, group, variant: None }), &[x])
     }
 
-    /// An index whose negative elements count from the end of `n` elements.
+    /// The index counted from 0. Negative elements count from the end of `n` elements.
     fn wrap_negative_index(&mut self, index: ValueId, n: &Dim) -> EmitResult<Self::Error> {
         if self.is_non_negative(index) {
             return Ok(index);
@@ -657,7 +666,7 @@ pub trait Emit {
         self.select(negative, from_end, index)
     }
 
-    /// Whether no element of an integer value can be negative, by how it is computed.
+    /// Whether no element of an integer value can be negative, judged by the nodes that compute it.
     fn is_non_negative(&self, v: ValueId) -> bool {
         is_computed_non_negative(self.builder(), v, &mut 64)
     }
@@ -667,7 +676,6 @@ pub fn extent_product(extents: &[Dim]) -> Dim {
     extents.iter().cloned().fold(Dim::from(1), |a, b| a * b)
 }
 
-/// Arithmetic on bools as logic.
 fn as_logical_op(op: BinaryOp, dtype: DType) -> BinaryOp {
     match (op, dtype) {
         (BinaryOp::Add, DType::Bool) => BinaryOp::Or,
@@ -676,7 +684,7 @@ fn as_logical_op(op: BinaryOp, dtype: DType) -> BinaryOp {
     }
 }
 
-/// Whether no element can be negative; `budget` bounds the number of values that are looked at.
+/// Whether no element can be negative. `budget` bounds the number of values that are visited.
 fn is_computed_non_negative(builder: &GraphBuilder, v: ValueId, budget: &mut usize) -> bool {
     let graph = builder.graph();
     let dtype = graph.ty(v).dtype;

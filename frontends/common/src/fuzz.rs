@@ -1,13 +1,14 @@
-//! What fuzzing checks of a reader.
+//! The property that fuzz targets of importers check.
 
 use std::fmt::Display;
 
 use symmc_ir::{Graph, verify};
 
-/// Holds what a reader made of some input against what it promises. Returns whether that was a program.
+/// Checks the result of an import: the graph verifies, or the error has a message. Returns whether the input
+/// was a program.
 ///
 /// # Panics
-/// The graph does not verify, or an error says nothing.
+/// The graph does not verify, or the error message is empty.
 pub fn check_import(imported: Result<Graph, impl Display>) -> bool {
     match imported {
         Err(e) => {

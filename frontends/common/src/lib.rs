@@ -1,7 +1,8 @@
-//! What the readers of tensor programs share, whatever the format.
+//! The parts that importers of tensor programs share, whatever the file format.
 //!
-//! A reader walks over the nodes of a program and looks up the rule of each in its tables. What it reads, and what a
-//! rule asks of a node, is the reader's own; what rules emit, and what symbols and their expressions are, is here.
+//! An importer visits the nodes of a program and looks up the rule of each op in its tables. File formats and
+//! access to a node's operands belong to each importer. This crate has the emission of graph nodes, and the
+//! symbols of a program with their expressions.
 
 pub mod declared;
 pub mod einsum;

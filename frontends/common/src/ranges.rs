@@ -1,33 +1,33 @@
-//! The symbols of a program that is imported: what its file says of them, and what the caller says beyond that.
+//! The symbols of an imported program: their declarations in the file, and the constraints of the caller.
 //!
-//! A caller gives a symbol a narrower range, or says that it is an expression of others: exporters write a symbol for
-//! each extent that varies, also where two must be equal in every run. Such a symbol vanishes from the program. One that
-//! goes in steps is an expression of a symbol of its own, such as `2*pairs`, and so is one that is never less than others:
-//! `tokens + rest`.
+//! A caller narrows the range of a symbol or defines it as an expression of other symbols. Exporters write a
+//! symbol for each extent that varies, even if two of them are equal in every run. A symbol that is defined
+//! by an expression vanishes from the program. A symbol that takes steps of 2 is an expression of a new
+//! symbol, such as `2*pairs`. So is a symbol that is never less than others: `tokens + rest`.
 //!
-//! A symbol to which nobody gives an upper bound takes that of the recorded arguments, if there are some, else a
-//! default. It is told which those are.
+//! A symbol without an upper bound takes the bound of the recorded arguments if there are some, else a
+//! default. The result lists these symbols.
 
 use symmc_ir::{Dim, Symbol, SymbolId, SymbolTable};
 use thiserror::Error;
 
 use crate::sympy;
 
-/// Upper bounds from here on mean "no bound": PyTorch writes such for open ends.
+/// Upper bounds from here on mean "unbounded": PyTorch writes such numbers for open ends.
 const OPEN: i64 = 1 << 40;
 
-/// What a caller says of a symbol.
+/// A caller's constraint on a symbol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SymbolConstraint {
-    /// Its range, both ends included; an end that is left out stays that of the program.
+    /// The range, both ends included. An end that is left out keeps the value of the program.
     Range { min: Option<i64>, max: Option<i64> },
-    /// It is an expression of other symbols, such as `past` or `past + 1`, or of one that is new: in steps, `2*pairs`, or what it
-    /// has beyond others, `past + rest`.
+    /// The symbol is an expression of other symbols, such as `past` or `past + 1`. It may use one new symbol,
+    /// for the number of steps (`2*pairs`) or for the difference from others (`past + rest`).
     Equals(String),
 }
 
 impl SymbolConstraint {
-    /// `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
+    /// Parses `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
     pub fn parse(text: &str) -> Result<SymbolConstraint, String> {
         let text = text.trim();
         let number = |end: &str| match end.trim() {
@@ -38,40 +38,43 @@ impl SymbolConstraint {
             (Some((min, max)), _) => (number(min)?, number(max.trim_start_matches('='))?),
             (None, Ok(n)) => (Some(n), Some(n)),
             (None, Err(_)) => {
-                let sound = !text.is_empty() && sympy::parse(text).is_ok();
-                let refused = || format!("expected a range such as 1..64, or another symbol, found {text:?}");
-                return sound.then(|| SymbolConstraint::Equals(text.to_string())).ok_or_else(refused);
+                if text.is_empty() || sympy::parse(text).is_err() {
+                    let expected = "expected a range such as 1..64 or an expression of symbols";
+                    return Err(format!("{expected}, found {text:?}"));
+                }
+                return Ok(SymbolConstraint::Equals(text.to_string()));
             }
         };
         match range {
             (None, None) => Err(format!("expected a range such as 1..64, found {text:?}")),
             (Some(min), _) if min < 0 => Err(format!("expected an extent of 0 or more, found {min}")),
             (Some(min), Some(max)) if min > max => {
-                Err(format!("expected a range that ascends, found {text}"))
+                Err(format!("expected a minimum that is at most the maximum, found {text}"))
             }
             (min, max) => Ok(SymbolConstraint::Range { min, max }),
         }
     }
 }
 
-/// What a caller says of the symbols of a program.
+/// A caller's constraints on the symbols of a program.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SymbolConstraints {
-    /// By the name of the symbol: the program's, or that of the file.
+    /// By the name of the symbol, in the program or in the file.
     pub constraints: Vec<(String, SymbolConstraint)>,
-    /// Upper bounds by name of what else is asked for, such as buckets, for symbols that have none.
+    /// Upper bounds for symbols that have none, by name. They come from other requests of the caller, such as
+    /// buckets.
     pub fallback_bounds: Vec<(String, i64)>,
-    /// The shapes of the arguments that are recorded of a run, in their order; bounds of the same kind.
+    /// The shapes of the recorded arguments, in their order. They also bound symbols that have no bound.
     pub recorded_shapes: Vec<Vec<usize>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeclaredSymbol {
     pub name: String,
-    /// Its name elsewhere, if that is another.
+    /// Its name in the file, if it is different.
     pub alias: Option<String>,
     pub min: i64,
-    /// The largest value, if the file says one.
+    /// The largest value, if the file states one.
     pub max: Option<i64>,
     /// Its value in the recorded arguments.
     pub recorded: Option<i64>,
@@ -86,8 +89,9 @@ impl DeclaredSymbol {
     }
 }
 
-/// The range of a symbol, from the ends that a file says; without an upper bound, that is `None`. One value may be any integer:
-/// such a symbol is a number. Fails if it is empty, or begins where there is no bound any more.
+/// The range of a symbol, from the ends that the file states. The maximum is `None` if there is no upper
+/// bound. A range of one value may be any integer: such a symbol is a constant. Fails if the range is empty,
+/// or starts where upper bounds mean "unbounded".
 pub fn normalize_range(
     symbol: &str,
     min: Option<i64>,
@@ -101,13 +105,13 @@ pub fn normalize_range(
     let min = min.unwrap_or(0).max(0);
     let max = max.filter(|m| *m < OPEN);
     if max.is_some_and(|max| min > max) || min >= OPEN {
-        let expected = format!("a range that is not empty and starts below {OPEN}");
+        let expected = format!("a non-empty range that starts below {OPEN}");
         return Err(range_error(symbol, &expected, format!("{min}..={}", max.unwrap_or(OPEN))));
     }
     Ok((min, max))
 }
 
-/// A symbol's name in a file as an identifier of the text form.
+/// A symbol's name in the file, changed to an identifier of the text form.
 pub fn to_identifier(name: &str) -> String {
     let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
@@ -117,7 +121,7 @@ pub fn to_identifier(name: &str) -> String {
     out
 }
 
-/// What is said of a symbol contradicts itself or the program.
+/// A constraint on a symbol that contradicts another constraint or the program.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("symbol `{symbol}`: expected {expected}, found {found}")]
 pub struct RangeError {
@@ -128,89 +132,93 @@ pub struct RangeError {
 
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct ResolvedSymbols {
-    /// Those that are left.
+    /// The symbols that remain in the program.
     pub table: SymbolTable,
-    /// What each declared symbol is.
+    /// The value of each declared symbol, in terms of the remaining ones.
     pub dims: Vec<Dim>,
-    /// The names of those that took the default bound.
+    /// The names of the symbols that had no upper bound.
     pub unbounded: Vec<String>,
 }
 
-/// Settles the symbols of a program; `default` bounds those to which nobody gives an upper bound. Fails if a caller
-/// names a symbol that there is not, or says of one what contradicts the program.
+/// Resolves the symbols of a program. `default` bounds the symbols without an upper bound. Fails if a caller
+/// names an unknown symbol, or a constraint contradicts the program.
 pub fn resolve_symbols(
     declared: &[DeclaredSymbol],
     given: &SymbolConstraints,
     default: i64,
     notes: &mut Vec<String>,
 ) -> Result<ResolvedSymbols, RangeError> {
-    let of_file = declared.len();
-    let with_parts = add_new_symbols(declared, given, notes)?;
-    let declared = with_parts.as_slice();
-    let mut own: Vec<DeclaredSymbol> = declared.to_vec();
-    let mut told: Vec<Option<&SymbolConstraint>> = vec![None; own.len()];
-    for (name, extent) in &given.constraints {
+    let declared_in_file = declared.len();
+    let with_new_symbols = add_new_symbols(declared, given, notes)?;
+    let declared = with_new_symbols.as_slice();
+    let mut narrowed: Vec<DeclaredSymbol> = declared.to_vec();
+    let mut constraints: Vec<Option<&SymbolConstraint>> = vec![None; declared.len()];
+    for (name, constraint) in &given.constraints {
         let at = find_symbol(declared, name)?;
-        if told[at].replace(extent).is_some() {
-            return Err(range_error(name, "one range", "two".into()));
+        if constraints[at].replace(constraint).is_some() {
+            return Err(range_error(name, "one constraint", "two".into()));
         }
-        if let SymbolConstraint::Range { min, max } = extent {
-            narrow_range(&mut own[at], (*min, *max), notes)?;
-        }
-    }
-    // A symbol that is another one has a range, which is the other's as well.
-    let mut same: Vec<(usize, usize)> = Vec::new();
-    for (at, extent) in told.iter().enumerate() {
-        let Some(SymbolConstraint::Equals(text)) = extent else { continue };
-        let of = symbols_of_expression(declared, &own[at], text)?;
-        if let Some(tied) = of.iter().find(|&&i| matches!(told[i], Some(SymbolConstraint::Equals(_)))) {
-            let found = format!("{text}, in which {} is one of another as well", declared[*tied].name);
-            return Err(range_error(&own[at].name, "an expression of symbols that have a range", found));
-        }
-        if let ([other], Ok(sympy::SizeExpr::Symbol(_))) = (of.as_slice(), sympy::parse(text)) {
-            same.push((at, *other));
+        if let SymbolConstraint::Range { min, max } = constraint {
+            narrow_range(&mut narrowed[at], (*min, *max), notes)?;
         }
     }
-    for (at, other) in same {
-        let (min, max) = (own[at].min, own[at].max);
-        let own = &mut own[other];
-        (own.min, own.max) = (own.min.max(min), own.max.into_iter().chain(max).min());
-        if own.max.is_some_and(|max| max < own.min) {
-            let found = format!("none that {} has, too", declared[at].display_name());
-            return Err(range_error(&own.name, "a range", found));
+    // Two symbols that are equal both have the intersection of their ranges.
+    let mut equal_pairs: Vec<(usize, usize)> = Vec::new();
+    for (at, constraint) in constraints.iter().enumerate() {
+        let Some(SymbolConstraint::Equals(text)) = constraint else { continue };
+        let used = symbols_of_expression(declared, &narrowed[at], text)?;
+        let is_defined = |i: &&usize| matches!(constraints[**i], Some(SymbolConstraint::Equals(_)));
+        if let Some(defined) = used.iter().find(is_defined) {
+            let found = format!("{text}, in which {} is itself an expression", declared[*defined].name);
+            return Err(range_error(&narrowed[at].name, "an expression of symbols that have a range", found));
+        }
+        if let ([other], Ok(sympy::SizeExpr::Symbol(_))) = (used.as_slice(), sympy::parse(text)) {
+            equal_pairs.push((at, *other));
         }
     }
-    let mut settled = ResolvedSymbols::default();
-    let mut ids = vec![None; own.len()];
-    for (at, symbol) in own.iter().enumerate() {
-        // A number that no extent can be is no symbol.
+    for (at, other) in equal_pairs {
+        let min = narrowed[at].min;
+        let max = narrowed[at].max;
+        let remaining = &mut narrowed[other];
+        remaining.min = remaining.min.max(min);
+        remaining.max = remaining.max.into_iter().chain(max).min();
+        if remaining.max.is_some_and(|max| max < remaining.min) {
+            let expected = format!("a range that overlaps the range of {}", declared[at].display_name());
+            return Err(range_error(&remaining.name, &expected, "no common value".into()));
+        }
+    }
+    let mut resolved = ResolvedSymbols::default();
+    let mut ids = vec![None; narrowed.len()];
+    for (at, symbol) in narrowed.iter().enumerate() {
+        // A constant that cannot be an extent gets no symbol.
         let is_number = symbol.max == Some(symbol.min) && !(0..OPEN).contains(&symbol.min);
-        if !is_number && !matches!(told[at], Some(SymbolConstraint::Equals(_))) {
+        if !is_number && !matches!(constraints[at], Some(SymbolConstraint::Equals(_))) {
             let max =
-                choose_upper_bound(symbol, &given.fallback_bounds, default, &mut settled.unbounded, notes);
-            let (name, alias) = (symbol.name.clone(), symbol.alias.clone());
-            ids[at] = Some(settled.table.push(Symbol { name, min: symbol.min, max, alias }));
+                choose_upper_bound(symbol, &given.fallback_bounds, default, &mut resolved.unbounded, notes);
+            let name = symbol.name.clone();
+            let alias = symbol.alias.clone();
+            ids[at] = Some(resolved.table.push(Symbol { name, min: symbol.min, max, alias }));
         }
     }
-    for (at, symbol) in own.iter().enumerate().take(of_file) {
-        settled.dims.push(match (ids[at], told[at]) {
-            // Nothing has to be shown of a symbol that is a number.
+    for (at, symbol) in narrowed.iter().enumerate().take(declared_in_file) {
+        resolved.dims.push(match (ids[at], constraints[at]) {
+            // A symbol with one value is replaced by that constant.
             (_, None | Some(SymbolConstraint::Range { .. })) if symbol.max == Some(symbol.min) => {
                 Dim::from(symbol.min)
             }
             (Some(id), _) => Dim::from(id),
             (None, Some(SymbolConstraint::Equals(text))) => {
-                resolve_expression(declared, symbol, text, &ids, &settled.table)?
+                resolve_expression(declared, symbol, text, &ids, &resolved.table)?
             }
             (None, _) => Dim::from(0),
         });
     }
-    Ok(settled)
+    Ok(resolved)
 }
 
-/// The symbols with those that are new in what is said of them: of a symbol that goes in steps, the number of these, and of one
-/// that is never less than others, the rest. Fails if a new one is called nearly as one of the program: that is meant,
-/// and misspelt.
+/// The declared symbols and the new ones that constraints introduce: the number of steps of a symbol that
+/// takes steps, and the remainder of a symbol that is never less than others. Fails if the name of a new
+/// symbol is almost that of a symbol of the program, which is taken for a misspelling.
 fn add_new_symbols(
     declared: &[DeclaredSymbol],
     given: &SymbolConstraints,
@@ -230,8 +238,9 @@ fn add_new_symbols(
             && known.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
         {
             let whole = &declared[at];
-            let (max, recorded) = (whole.max, whole.recorded);
-            notes.push(format!("symbol {rest} is new, the rest in {name} = {text}"));
+            let max = whole.max;
+            let recorded = whole.recorded;
+            notes.push(format!("symbol {rest} is added: the program does not have it ({name} = {text})"));
             all.push(DeclaredSymbol { name: rest.to_string(), alias: None, min: 0, max, recorded });
         }
     }
@@ -240,7 +249,7 @@ fn add_new_symbols(
         if let Some(meant) = names.into_iter().find(|name| is_misspelling(&new.name, name)) {
             let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
             let expected = format!(
-                "a symbol of the program: {}, or a new one whose name is not nearly `{meant}`",
+                "a symbol of the program ({}), or a new name that is less similar to `{meant}`",
                 known.join(", ")
             );
             return Err(range_error(&new.name, &expected, format!("`{}`", new.name)));
@@ -249,20 +258,25 @@ fn add_new_symbols(
     Ok(all)
 }
 
-/// Whether a name is another of four letters or more but for one letter that is missing, added or replaced, or two that changed
-/// places. Numbers tell names apart.
+/// Whether `found` is `meant` with one letter missing, added or replaced, or with two neighbours swapped.
+/// Names below four letters are never misspellings. Names that differ in a digit are different names.
 fn is_misspelling(found: &str, meant: &str) -> bool {
-    let (a, b): (Vec<char>, Vec<char>) = (found.chars().collect(), meant.chars().collect());
-    let same = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
-    let (a, b) = (&a[same..], &b[same..]);
-    let behind = |a: &[char], n: usize| a.get(n..).unwrap_or_default().to_vec();
-    let is_one = behind(a, 1) == behind(b, 1) || behind(a, 1) == b || a == behind(b, 1);
+    let found_letters: Vec<char> = found.chars().collect();
+    let meant_letters: Vec<char> = meant.chars().collect();
+    let common = found_letters.iter().zip(&meant_letters).take_while(|(a, b)| a == b).count();
+    // The letters from the first difference on.
+    let a = &found_letters[common..];
+    let b = &meant_letters[common..];
+    let is_replaced = a.get(1..).unwrap_or_default() == b.get(1..).unwrap_or_default();
+    let is_added = a.get(1..).unwrap_or_default() == b;
+    let is_missing = a == b.get(1..).unwrap_or_default();
     let is_swap = a.len() > 1 && b.len() > 1 && a[..2] == [b[1], b[0]] && a[2..] == b[2..];
     let has_digit = a.iter().chain(b).take(2).any(char::is_ascii_digit);
-    meant.chars().count() >= 4 && found != meant && (is_one || is_swap) && !has_digit
+    let is_one_edit = is_replaced || is_added || is_missing || is_swap;
+    meant_letters.len() >= 4 && found != meant && is_one_edit && !has_digit
 }
 
-/// What a sum is of.
+/// The terms of a sum.
 fn sum_terms<'a, 'e>(e: &'a sympy::SizeExpr<'e>) -> Vec<&'a sympy::SizeExpr<'e>> {
     match e {
         sympy::SizeExpr::Call("Add", args) => args.iter().flat_map(sum_terms).collect(),
@@ -270,7 +284,7 @@ fn sum_terms<'a, 'e>(e: &'a sympy::SizeExpr<'e>) -> Vec<&'a sympy::SizeExpr<'e>>
     }
 }
 
-/// The symbols with the numbers of steps of those that go in steps.
+/// The declared symbols and the numbers of steps of those that take steps.
 fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Vec<DeclaredSymbol> {
     let mut all = declared.to_vec();
     for (name, extent) in &given.constraints {
@@ -284,21 +298,22 @@ fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Ve
         if find_symbol(&all, part).is_ok() {
             continue;
         }
-        let (whole, within) = (&declared[at], |n: i64| n.saturating_sub(rest).div_euclid(step));
+        let whole = &declared[at];
+        let steps_within = |n: i64| n.saturating_sub(rest).div_euclid(step);
         // The least number of steps that reaches the least value.
-        let min = within(whole.min.saturating_add(step - 1)).max(0);
+        let min = steps_within(whole.min.saturating_add(step - 1)).max(0);
         all.push(DeclaredSymbol {
             name: part.to_string(),
             alias: None,
             min,
-            max: whole.max.map(|max| within(max).max(min)),
-            recorded: whole.recorded.map(within),
+            max: whole.max.map(|max| steps_within(max).max(min)),
+            recorded: whole.recorded.map(steps_within),
         });
     }
     all
 }
 
-/// The factor and the summand of an expression of one symbol, if it is a line.
+/// The factor and the summand of an expression that is linear in one symbol.
 fn as_linear(e: &sympy::SizeExpr<'_>) -> Option<(i64, i64)> {
     match e {
         sympy::SizeExpr::Int(i) => Some((0, *i)),
@@ -318,7 +333,8 @@ fn as_linear(e: &sympy::SizeExpr<'_>) -> Option<(i64, i64)> {
     }
 }
 
-/// Narrows the range of a symbol of a program that is finished; what it is by an expression stands in its text.
+/// Narrows the ranges of the symbols of a finished program. Symbols that are expressions of others no longer
+/// exist there.
 pub fn narrow_ranges(
     symbols: &mut SymbolTable,
     given: &SymbolConstraints,
@@ -327,19 +343,21 @@ pub fn narrow_ranges(
     let declared: Vec<DeclaredSymbol> = symbols
         .values()
         .map(|s| {
-            let (name, alias) = (s.name.clone(), s.alias.clone());
+            let name = s.name.clone();
+            let alias = s.alias.clone();
             DeclaredSymbol { name, alias, min: s.min, max: Some(s.max), recorded: None }
         })
         .collect();
     if let Some((name, SymbolConstraint::Equals(text))) =
         given.constraints.iter().find(|(_, e)| matches!(e, SymbolConstraint::Equals(_)))
     {
-        let expected = "a range, as the text of a program has one symbol for what is equal";
+        let expected = "a range (a program in text form has one symbol for equal sizes)";
         return Err(range_error(name, expected, text.clone()));
     }
-    let settled = resolve_symbols(&declared, given, 0, notes)?;
-    for (symbol, narrow) in symbols.values_mut().zip(settled.table.values()) {
-        (symbol.min, symbol.max) = (narrow.min, narrow.max);
+    let resolved = resolve_symbols(&declared, given, 0, notes)?;
+    for (symbol, narrow) in symbols.values_mut().zip(resolved.table.values()) {
+        symbol.min = narrow.min;
+        symbol.max = narrow.max;
     }
     Ok(())
 }
@@ -353,8 +371,11 @@ fn find_symbol(declared: &[DeclaredSymbol], name: &str) -> Result<usize, RangeEr
     let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
     found.ok_or_else(|| {
         let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
-        let known =
-            if known.is_empty() { "none, as the program has no symbols".into() } else { known.join(", ") };
+        let known = if known.is_empty() {
+            "none, because the program has no symbols".into()
+        } else {
+            known.join(", ")
+        };
         range_error(name, &format!("a symbol of the program: {known}"), format!("`{name}`"))
     })
 }
@@ -374,13 +395,13 @@ fn narrow_range(
     let beyond = |n: i64| own.max.is_some_and(|most| n > most);
     if max.is_some_and(|n| n < own.min || beyond(n)) || min.is_some_and(beyond) {
         let most = own.max.map_or(String::new(), |m| m.to_string());
-        let expected = format!("a range within {}..{most}, which the program has", own.min);
+        let expected = format!("a range within {}..{most}, the range in the program", own.min);
         return Err(range_error(&own.display_name(), &expected, found()));
     }
     if let Some(min) = min {
         if min < own.min {
             notes.push(format!(
-                "symbol {} starts at {}: the program holds for no less",
+                "symbol {} starts at {}: the program is not valid for less",
                 own.display_name(),
                 own.min
             ));
@@ -391,7 +412,7 @@ fn narrow_range(
     Ok(())
 }
 
-/// The symbols of an expression that a symbol is.
+/// The symbols in the expression that defines a symbol.
 fn symbols_of_expression(
     declared: &[DeclaredSymbol],
     own: &DeclaredSymbol,
@@ -401,7 +422,7 @@ fn symbols_of_expression(
     sympy::symbols_in(&parsed).into_iter().map(|name| find_symbol(declared, name)).collect()
 }
 
-/// The largest value of a symbol.
+/// The largest value of a symbol, with a note if the program does not bound it.
 fn choose_upper_bound(
     own: &DeclaredSymbol,
     bounds: &[(String, i64)],
@@ -412,23 +433,25 @@ fn choose_upper_bound(
     if let Some(max) = own.max {
         return max;
     }
-    let is_it = |name: &str| own.name == name || own.alias.as_deref() == Some(name);
-    let asked = bounds.iter().filter(|(name, _)| is_it(name)).map(|(_, bound)| *bound).max();
-    let (max, why) = match (asked, own.recorded) {
+    let is_named = |name: &str| own.name == name || own.alias.as_deref() == Some(name);
+    let requested = bounds.iter().filter(|(name, _)| is_named(name)).map(|(_, bound)| *bound).max();
+    let (max, why) = match (requested, own.recorded) {
         (None, None) => (default, ""),
-        (None, Some(recorded)) => (recorded, ", as the recorded tensors have it"),
-        (Some(asked), recorded) => (recorded.unwrap_or(asked).max(asked), ", the largest that is asked for"),
+        (None, Some(recorded)) => (recorded, ", the value in the recorded tensors"),
+        (Some(requested), recorded) => {
+            (recorded.unwrap_or(requested).max(requested), ", the largest requested value")
+        }
     };
     let max = max.max(own.min);
     notes.push(format!(
-        "symbol {} has no upper bound in the program; {max} is taken{why}",
+        "symbol {} has no upper bound in the program; assuming {max}{why}",
         own.display_name()
     ));
     open.push(own.name.clone());
     max
 }
 
-/// What a symbol is that is an expression of others.
+/// The value of a symbol that is defined by an expression of others.
 fn resolve_expression(
     declared: &[DeclaredSymbol],
     own: &DeclaredSymbol,
@@ -436,33 +459,34 @@ fn resolve_expression(
     ids: &[Option<SymbolId>],
     table: &SymbolTable,
 ) -> Result<Dim, RangeError> {
-    let of = |name: &str| {
+    let resolve = |name: &str| {
         let at = find_symbol(declared, name).map_err(|e| e.to_string())?;
-        ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is an expression itself"))
+        ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is itself an expression"))
     };
-    let dim = sympy::parse(text).and_then(|e| sympy::to_dim(&e, &of));
+    let dim = sympy::parse(text).and_then(|e| sympy::to_dim(&e, &resolve));
     let dim = dim.map_err(|m| range_error(&own.name, "an expression of symbols", m))?;
     let (low, high) = dim.bounds(table);
     if high < own.min || own.max.is_some_and(|max| low > max) {
         let most = own.max.map_or(String::new(), |m| m.to_string());
-        let expected = format!("a value within {}..{most}, which the program has", own.min);
+        let expected = format!("a value within {}..{most}, the range in the program", own.min);
         return Err(range_error(&own.display_name(), &expected, format!("{text}, which is {low} to {high}")));
     }
     Ok(dim)
 }
 
-/// The symbols that a message about extents is of.
+/// The symbols that an error message about extents mentions.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MentionedSymbols {
     pub named: Vec<String>,
-    /// The same by their names in the file.
+    /// The names of the same symbols in the file.
     pub aliases: Vec<String>,
-    /// Those of these that took the default bound.
+    /// The mentioned symbols that had no upper bound.
     pub unbounded: Vec<String>,
 }
 
 impl MentionedSymbols {
-    /// Those of a message about a program; `None` if it names none. `open` are those that took the default bound.
+    /// Finds the symbols that a message mentions; `None` if it mentions none. `open` are the symbols without
+    /// an upper bound.
     pub fn find_in_message(
         message: &str,
         symbols: &SymbolTable,
@@ -501,7 +525,7 @@ mod tests {
         text.split(' ').map(one).collect()
     }
 
-    /// The symbols as `name min..max`, the dims of all declared ones, and the notes.
+    /// The symbols as `name min..max`, the dims of all declared symbols, and the notes.
     fn settled(of: &str, given: &[(&str, &str)]) -> Result<(Vec<String>, Vec<String>, Vec<String>), String> {
         let mut notes = Vec::new();
         let parse = |(name, text): &(&str, &str)| {
@@ -527,7 +551,7 @@ mod tests {
             normalize_range("k", Some(-7), Some(-5)).is_err()
                 && normalize_range("k", Some(OPEN), None).is_err()
         );
-        // Those that no extent can be are no symbols at all.
+        // Constants that cannot be extents get no symbol.
         let (symbols, dims, _) = settled("a:-7..-7 b:2..64 c:5..5", &[]).expect("symbols");
         assert_eq!((symbols, dims.join(" ")), (vec!["b 2..64".into(), "c 5..5".into()], "-7 b 5".into()));
     }
@@ -543,7 +567,7 @@ mod tests {
         assert_eq!(of("a:2..65", &[("s_a", "4*k + 1")]), Ok((words(&["k 1..16"]), words(&["4*k + 1"]))));
         assert_eq!(of("a:0..", &[("a", "3 + 2*(k + k)")]), Ok((words(&["k 0..1000"]), words(&["4*k + 3"]))));
         assert_eq!(of("a:2..65", &[("a", "2*k"), ("k", "..4")]), Ok((words(&["k 1..4"]), words(&["2*k"]))));
-        // A name that nothing has, and that is no number of steps, is a mistake.
+        // An unknown name that is not a number of steps is an error.
         for text in ["k", "k + 1", "2*k*k", "2*k + b", "floor(k/2)", "-2*k", "2*k + c"] {
             let found = of("a:2..65 b:0..9", &[("a", text)]);
             let error = found.expect_err(text);
@@ -553,7 +577,7 @@ mod tests {
                 "{text}: {error}"
             );
         }
-        // One step at least is within the range.
+        // At least one step is within the range.
         let error = of("a:2..3", &[("a", "5*k")]).expect_err("too far");
         assert!(error.contains("expected a value within 2..3"), "{error}");
     }
@@ -561,20 +585,23 @@ mod tests {
     #[test]
     fn what_is_never_less_than_others_is_them_and_the_rest() {
         let (symbols, dims, notes) = settled("a:1..8 b:2..64", &[("b", "a + rest")]).expect("symbols");
-        assert_eq!(notes, ["symbol rest is new, the rest in b = a + rest"]);
+        assert_eq!(notes, ["symbol rest is added: the program does not have it (b = a + rest)"]);
         assert_eq!(symbols, ["a 1..8", "rest 0..64"]);
         assert_eq!(dims, ["a", "a + rest"]);
         let said = [("b", "6*n + rest + 1"), ("a", "2*n"), ("rest", "..9")];
         let (symbols, dims, _) = settled("a:2..8 b:2..64", &said).expect("symbols");
         assert_eq!(symbols, ["n 1..4", "rest 0..9"]);
         assert_eq!(dims, ["2*n", "6*n + rest + 1"]);
-        // What is nearly the name of another is that one, misspelt.
+        // A name that is almost that of a symbol is an error.
         for typo in ["lenght", "lengh", "lengthh", "langth"] {
             for text in [format!("past + {typo}"), format!("2*{typo}")] {
                 let error =
                     settled("past:1..8 length:1..8 total:2..64", &[("total", &text)]).expect_err(typo);
                 assert!(error.contains("past (s_past), length (s_length)"), "{typo}: {error}");
-                assert!(error.contains(&format!("not nearly `length`, found `{typo}`")), "{typo}: {error}");
+                assert!(
+                    error.contains(&format!("less similar to `length`, found `{typo}`")),
+                    "{typo}: {error}"
+                );
             }
         }
         for new in ["rest", "long", "length_2", "s_past2"] {
@@ -597,8 +624,8 @@ mod tests {
         assert_eq!(
             notes,
             [
-                "symbol a (s_a) starts at 2: the program holds for no less",
-                "symbol b (s_b) has no upper bound in the program; 1000 is taken"
+                "symbol a (s_a) starts at 2: the program is not valid for less",
+                "symbol b (s_b) has no upper bound in the program; assuming 1000"
             ]
         );
     }
@@ -612,19 +639,23 @@ mod tests {
         refused(
             "a:2..9",
             &[("a", "1..64")],
-            "`a (s_a)`: expected a range within 2..9, which the program has, found 1..64",
+            "`a (s_a)`: expected a range within 2..9, the range in the program, found 1..64",
         );
-        refused("a:2..", &[("a", "1")], "within 2.., which the program has, found 1");
+        refused("a:2..", &[("a", "1")], "within 2.., the range in the program, found 1");
         refused(
             "a:2.. b:0..",
             &[("c", "1..2")],
             "`c`: expected a symbol of the program: a (s_a), b (s_b), found `c`",
         );
-        refused("a:2..", &[("a", "2..3"), ("s_a", "2..4")], "expected one range, found two");
-        refused("a:2.. b:2..", &[("a", "b"), ("b", "a")], "in which b is one of another as well");
-        refused("a:2.. b:2..", &[("a", "a")], "in which a is one of another as well");
+        refused("a:2..", &[("a", "2..3"), ("s_a", "2..4")], "expected one constraint, found two");
+        refused("a:2.. b:2..", &[("a", "b"), ("b", "a")], "in which b is itself an expression");
+        refused("a:2.. b:2..", &[("a", "a")], "in which a is itself an expression");
         refused("a:2.. b:2..", &[("a", "c + 1")], "`c`: expected a symbol of the program");
-        refused("a:2..4 b:5..9", &[("a", "b")], "`b`: expected a range, found none that a (s_a) has, too");
+        refused(
+            "a:2..4 b:5..9",
+            &[("a", "b")],
+            "`b`: expected a range that overlaps the range of a (s_a), found no common value",
+        );
         refused("a:2..4 b:5..9", &[("a", "b + 1")], "found b + 1, which is 6 to 10");
         for text in ["", "..", "x y", "5..2", "-1..2", "1..b", "1...2"] {
             refused("a:2..", &[("a", text)], "parse: ");
@@ -648,10 +679,10 @@ mod tests {
         let given = SymbolConstraints { fallback_bounds: bounds, ..SymbolConstraints::default() };
         let settled = resolve_symbols(&all, &given, 1000, &mut notes).expect("symbols");
         assert_eq!(settled.table.values().map(|s| s.max).collect::<Vec<_>>(), [5, 64]);
-        assert!(notes[1].ends_with("64 is taken, the largest that is asked for"), "{}", notes[1]);
+        assert!(notes[1].ends_with("assuming 64, the largest requested value"), "{}", notes[1]);
         assert_eq!(
             notes[0],
-            "symbol a (s_a) has no upper bound in the program; 5 is taken, as the recorded tensors have it"
+            "symbol a (s_a) has no upper bound in the program; assuming 5, the value in the recorded tensors"
         );
         let of = |message| {
             MentionedSymbols::find_in_message(message, &settled.table, &settled.unbounded)

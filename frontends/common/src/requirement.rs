@@ -1,26 +1,27 @@
-//! Requirements on the sizes of a run: that an expression of the symbols is at most another, or equal to it.
+//! Requirements on the sizes of a run: an expression of the symbols is at most another, or equal to it.
 //!
-//! Programs state such conditions with pieces that add up to an axis, with equal splits, with assertions. A condition that
-//! holds for all sizes needs nothing, and one that holds for none is an error. Any other becomes a node that no output
-//! needs: the first `count` elements of an iota of `limit` elements. Its bounds check ([`symmc_ir::BoundsChecks`]) fails
-//! at the sizes that violate the condition, on every backend and before any step. Passes remove the node from the planned
-//! program; the checks are those of the source.
+//! Programs state such conditions by slices that add up to an axis, by equal splits, and by assertions. A
+//! condition that holds for all sizes needs nothing, and a condition that holds for none is an error. Any
+//! other becomes a node that no output needs: the first `count` elements of an iota of `limit` elements. Its
+//! bounds check ([`symmc_ir::BoundsChecks`]) fails at the sizes that violate the condition, on every backend
+//! and before any step. Passes remove the node from the planned program, but the checks are those of the
+//! source program.
 
 use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::text::with_symbol_names;
 use symmc_ir::{DType, Dim, GraphBuilder, Op, SymbolTable, TensorType};
 
-/// The largest magnitude of a side of a requirement. Two of them are within the limit of an extent.
+/// The largest magnitude of a side of a requirement. The sum of two is within the limit of an extent.
 const MAX_SIDE: i64 = symmc_ir::verify::MAX_EXTENT / 2;
 
-/// Whether a requirement can have this expression as a side.
+/// Whether an expression is small enough to be a side of a requirement.
 pub fn is_within_limits(side: &Dim, symbols: &SymbolTable) -> bool {
     let (low, high) = side.bounds(symbols);
     low >= -MAX_SIDE && high <= MAX_SIDE
 }
 
-/// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages. Fails if no size
-/// satisfies the requirement, or a side of it exceeds the limits of [`symmc_ir::dim`].
+/// Requires `count <= limit` for the sizes of each run. `label` names the requirement in messages. Fails if
+/// no size satisfies the requirement, or a side exceeds the limits of [`symmc_ir::dim`].
 pub fn require_at_most(
     builder: &mut GraphBuilder,
     label: &str,
@@ -41,10 +42,11 @@ pub fn require_at_most(
     if !is_within_limits(count, symbols) || !is_within_limits(limit, symbols) {
         return Err(message(&format!("sizes up to {MAX_SIDE}, and at most")));
     }
-    // Extents are not negative, so both sides move up by the same number.
+    // Extents cannot be negative, so both sides are raised by the same number.
     let least = count.bounds(symbols).0.min(limit.bounds(symbols).0).min(0);
     let extent = |d: &Dim| vec![d.clone() - Dim::from(least)];
-    let (count, limit) = (extent(count), extent(limit));
+    let count = extent(count);
+    let limit = extent(limit);
     check_shape_complexity(&count).and_then(|()| check_shape_complexity(&limit))?;
     let iota = Op::Iota { start: 0, step: 1 };
     let all = builder.op_as(&format!("{label}.limit"), iota, &[], TensorType::new(DType::I64, limit));

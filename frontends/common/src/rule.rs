@@ -1,4 +1,4 @@
-//! Tables of rules: which ops a reader knows, and why a rule does not lower a node.
+//! Tables of lowering rules, and the reasons for which a rule does not lower a node.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -7,22 +7,21 @@ use indexmap::IndexMap;
 use symmc_ir::ValueId;
 use symmc_ir::builder::BuildError;
 
-/// Why a rule does not lower a node; `E` is the reader's error.
+/// The reason for which a rule does not lower a node. `E` is the importer's error.
 #[derive(Debug)]
 pub enum RuleFailure<E> {
-    /// The node is a valid use of the op that the rule does not cover: it becomes opaque.
+    /// The node uses the op in a valid way that the rule does not cover. It becomes opaque.
     Opaque(String),
-    /// The node is broken: one sentence with what was expected and found.
+    /// The node is invalid. The sentence says what was expected and found.
     Invalid(String),
-    /// The program is broken elsewhere.
+    /// The program is invalid elsewhere.
     Error(E),
 }
 
-/// The result of a rule, and of what rules call.
 pub type RuleResult<T, E> = Result<T, RuleFailure<E>>;
 
 impl<E> RuleFailure<E> {
-    /// The error of the program; `here` makes one of what is wrong with the node.
+    /// The error of the program. `here` makes an error of a message about the node.
     pub fn into_error(self, here: impl FnOnce(String) -> E) -> E {
         match self {
             RuleFailure::Error(e) => e,
@@ -37,20 +36,20 @@ impl<E> From<BuildError> for RuleFailure<E> {
     }
 }
 
-/// A node while its rule runs, as a reader has it.
+/// An importer's view of a node while its rule runs.
 pub trait RuleCall {
     type Error;
 
-    /// States the value of the only result.
+    /// Sets the value of the only result.
     fn finish_with_value(&mut self, value: ValueId) -> RuleResult<(), Self::Error>;
 }
 
-/// What lowers a node of an op: a function of a reader's own type of call.
+/// The rule that lowers a node: a function that takes the importer's own type of call.
 #[derive(Clone, Copy, Debug)]
 pub enum OpRule<V, R> {
-    /// Gives the value of the only result.
+    /// Returns the value of the only result.
     Value(V),
-    /// States the results.
+    /// Sets the results itself.
     Results(R),
 }
 
@@ -73,7 +72,7 @@ impl<V, R> OpRule<V, R> {
 #[derive(Debug)]
 pub struct RuleRow<R> {
     pub name: &'static str,
-    /// What a node becomes, in words for documentation.
+    /// The documentation of what a node becomes.
     pub becomes: &'static str,
     pub rule: R,
 }
@@ -102,7 +101,7 @@ impl<R> RuleTables<R> {
     }
 }
 
-/// The ops of a program that stay opaque, with the first reason and how often.
+/// The ops of a program that stay opaque, each with the first reason and the number of nodes.
 #[derive(Debug, Default)]
 pub struct OpaqueOps(IndexMap<String, (String, usize)>);
 
@@ -111,7 +110,7 @@ impl OpaqueOps {
         self.0.entry(op.to_string()).or_insert_with(|| (why.to_string(), 0)).1 += 1;
     }
 
-    /// A sentence for each op; they are forgotten with that.
+    /// Removes the recorded ops and returns a sentence for each.
     pub fn take_notes(&mut self) -> impl Iterator<Item = String> {
         std::mem::take(&mut self.0).into_iter().map(|(op, (why, count))| {
             let nodes = if count == 1 { "node" } else { "nodes" };

@@ -1,6 +1,7 @@
-//! Sizes of a graph that is no program yet, as expressions of symbols that nothing declares.
+//! Sizes of a graph that is not yet a program, as expressions of undeclared symbols.
 //!
-//! The torch.compile frontend passes sizes, and the guards on them, as the text that PyTorch prints. All reasoning about them is here.
+//! The torch.compile frontend passes sizes, and the guards on them, as the text that PyTorch prints. All
+//! reasoning about them is here.
 
 use indexmap::IndexMap;
 use symmc_ir::{Dim, Symbol, SymbolId, SymbolTable};
@@ -19,14 +20,15 @@ pub fn evaluate_size(expression: &str, sizes: &CallSizes) -> Option<i64> {
     sympy::to_dim(&sympy::parse(expression).ok()?, &value).ok()?.as_const()
 }
 
-/// How many times as large as `unit` a size is, if that is the same whole number for all values of their symbols.
+/// The whole number `size / unit`, if it is the same for all values of the symbols.
 pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
     let mut symbols = SizeSymbols::default();
-    let (size, unit) = (symbols.parse_dim(size)?, symbols.parse_dim(unit)?);
+    let size = symbols.parse_dim(size)?;
+    let unit = symbols.parse_dim(unit)?;
     size.exact_div(&unit)?.as_const()
 }
 
-/// The symbols of some expressions. Each is at least 1: PyTorch has other graphs for empty tensors.
+/// The symbols of some expressions. Each is at least 1: PyTorch traces separate graphs for empty tensors.
 #[derive(Default)]
 struct SizeSymbols(SymbolTable);
 

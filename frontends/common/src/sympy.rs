@@ -1,9 +1,9 @@
-//! Sympy expressions: the `srepr` form that PyTorch writes (`Mul(Integer(4), Symbol('s0', …))`) and the
-//! infix form of older minor versions (`4*s0`, `(s0//2)`).
+//! Sympy expressions: the `srepr` form that PyTorch writes (`Mul(Integer(4), Symbol('s0', …))`) and the infix
+//! form of older minor versions (`4*s0`, `(s0//2)`).
 //!
-//! Only integer expressions over symbols become dims, with floats that are rounded to integers among them as far as no
-//! rounding of floats shows (`rounded`). Anything else (rationals, functions without an integer counterpart) is refused by
-//! name.
+//! Only integer expressions over symbols become dims. Floats may occur inside a function that rounds to an
+//! integer, if the rounding of floats cannot change the result (`rounding`). Everything else (rationals,
+//! functions without an integer counterpart) is rejected by name.
 
 use indexmap::IndexSet;
 use symmc_ir::Dim;
@@ -14,7 +14,7 @@ mod rounding;
 pub use expr::SizeExpr;
 use expr::check_limits;
 
-/// Deepest nesting that is read; a bound on the parser's stack.
+/// The deepest nesting that is accepted. It bounds the parser's stack.
 const MAX_DEPTH: usize = 100;
 
 pub fn parse(text: &str) -> Result<SizeExpr<'_>, String> {
@@ -27,7 +27,6 @@ pub fn parse(text: &str) -> Result<SizeExpr<'_>, String> {
     Ok(e)
 }
 
-/// The symbols that occur, in order of appearance.
 pub fn symbols_in<'a>(e: &SizeExpr<'a>) -> IndexSet<&'a str> {
     match e {
         SizeExpr::Int(_) | SizeExpr::Float(_) => IndexSet::new(),
@@ -36,12 +35,12 @@ pub fn symbols_in<'a>(e: &SizeExpr<'a>) -> IndexSet<&'a str> {
     }
 }
 
-/// The expression as a dim; `resolve` gives the dim of a symbol. What grows beyond the limits of
-/// [`symmc_ir::dim`] is refused.
+/// The expression as a dim. `resolve` gives the dim of a symbol. Expressions that exceed the limits of
+/// [`symmc_ir::dim`] are rejected.
 pub fn to_dim(e: &SizeExpr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -> Result<Dim, String> {
     let (name, args) = match e {
         SizeExpr::Int(i) => return Ok(Dim::from(*i)),
-        SizeExpr::Float(x) => return Err(format!("{x:?} is no integer")),
+        SizeExpr::Float(x) => return Err(format!("{x:?} is not an integer")),
         SizeExpr::Symbol(s) => return resolve(s),
         SizeExpr::Call(name, args) => (*name, args),
     };
@@ -60,7 +59,7 @@ pub fn to_dim(e: &SizeExpr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -
     let args = args.iter().map(|a| to_dim(a, resolve)).collect::<Result<Vec<_>, _>>()?;
     let fold = |f: &dyn Fn(Dim, Dim) -> Dim| {
         let mut rest = args.iter().cloned();
-        let first = rest.next().ok_or_else(|| format!("`{name}` without operands"))?;
+        let first = rest.next().ok_or_else(|| format!("`{name}` has no operands"))?;
         rest.try_fold(first, |a, b| check_limits(f(a, b)))
     };
     let dim = match (name, args.as_slice()) {
@@ -73,13 +72,13 @@ pub fn to_dim(e: &SizeExpr<'_>, resolve: &dyn Fn(&str) -> Result<Dim, String>) -
         ("Mod" | "PythonMod", [a, b]) => Ok(a.modulo(b)),
         ("ModularIndexing", [a, b, c]) => Ok(a.floor_div(b).modulo(c)),
         ("Identity", [a]) => Ok(a.clone()),
-        _ => Err(format!("`{name}` of {} operands is no supported integer function", args.len())),
+        _ => Err(format!("`{name}` with {} operands is not a supported integer function", args.len())),
     };
     dim.and_then(check_limits)
 }
 
-/// The conditions `first <= second` which together say the same as a relation between dims; `None` where the expression is no
-/// conjunction of such.
+/// The conditions `first <= second` that together are equivalent to a relation between dims. `None` if the
+/// expression is not a conjunction of such conditions.
 pub fn relation_conditions(
     e: &SizeExpr<'_>,
     resolve: &dyn Fn(&str) -> Result<Dim, String>,
@@ -103,7 +102,8 @@ pub fn relation_conditions(
             relation_conditions(&SizeExpr::Call(opposite, sides.clone()), resolve)
         }
         (relation, [a, b]) => {
-            let (a, b) = (to_dim(a, resolve).ok()?, to_dim(b, resolve).ok()?);
+            let a = to_dim(a, resolve).ok()?;
+            let b = to_dim(b, resolve).ok()?;
             match relation {
                 "GreaterThan" | "Ge" => Some(vec![(b, a)]),
                 "StrictGreaterThan" | "Gt" => Some(vec![(b + one, a)]),
@@ -117,8 +117,8 @@ pub fn relation_conditions(
     }
 }
 
-/// The truth of a relation between dims, given the bounds of the difference of two dims; `None` if the
-/// bounds leave it open or the expression is no relation.
+/// The truth of a relation between dims, given the bounds of the difference of two dims. `None` if the bounds
+/// do not decide it or the expression is not a relation.
 pub fn decide_relation(
     e: &SizeExpr<'_>,
     resolve: &dyn Fn(&str) -> Result<Dim, String>,
@@ -129,16 +129,22 @@ pub fn decide_relation(
         ("Not", [a]) => decide_relation(a, resolve, bounds).map(|b| !b),
         ("And", _) => {
             let all: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
-            match (all.contains(&Some(false)), all.contains(&None)) {
-                (true, _) => Some(false),
-                (false, open) => (!open).then_some(true),
+            if all.contains(&Some(false)) {
+                Some(false)
+            } else if all.contains(&None) {
+                None
+            } else {
+                Some(true)
             }
         }
         ("Or", _) => {
             let all: Vec<_> = args.iter().map(|a| decide_relation(a, resolve, bounds)).collect();
-            match (all.contains(&Some(true)), all.contains(&None)) {
-                (true, _) => Some(true),
-                (false, open) => (!open).then_some(false),
+            if all.contains(&Some(true)) {
+                Some(true)
+            } else if all.contains(&None) {
+                None
+            } else {
+                Some(false)
             }
         }
         (relation, [a, b]) => {
@@ -201,7 +207,7 @@ impl<'a> SizeExprParser<'a> {
 
     fn sum(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
         if depth > MAX_DEPTH {
-            return Err("it is nested too deeply".into());
+            return Err("the expression is nested too deeply".into());
         }
         let mut e = self.product(depth)?;
         loop {
@@ -234,7 +240,7 @@ impl<'a> SizeExprParser<'a> {
 
     fn power(&mut self, depth: usize) -> Result<SizeExpr<'a>, String> {
         if depth > MAX_DEPTH {
-            return Err("it is nested too deeply".into());
+            return Err("the expression is nested too deeply".into());
         }
         // A power binds tighter than the sign before it.
         if self.eat_token("-") {
@@ -282,7 +288,7 @@ impl<'a> SizeExprParser<'a> {
                 self.expect_token(")")?;
                 match e {
                     SizeExpr::Int(_) => Ok(e),
-                    _ => Err("`Integer` of something that is no integer".into()),
+                    _ => Err("the operand of `Integer` is not an integer".into()),
                 }
             }
             "Float" => {
@@ -291,12 +297,12 @@ impl<'a> SizeExprParser<'a> {
                 self.skip_assumptions()?;
                 Ok(SizeExpr::Float(float))
             }
-            "Rational" => Err(format!("`{name}` is no integer")),
+            "Rational" => Err(format!("`{name}` is not an integer")),
             _ => self.call(name, depth),
         }
     }
 
-    /// A number whose whole part was read, if a fraction follows.
+    /// The number whose whole part was already read, if a fraction follows.
     fn fraction(&mut self, whole: &'a str) -> Option<f64> {
         let from = self.at - whole.len();
         let rest = self.rest().strip_prefix('.')?;
@@ -333,7 +339,7 @@ impl<'a> SizeExprParser<'a> {
         let name = self.while_char(|c| c != quote);
         self.at += 1;
         if self.at > self.text.len() || name.is_empty() {
-            return Err("a quoted name does not end".into());
+            return Err("a quoted name is empty or has no closing quote".into());
         }
         Ok(name)
     }
@@ -397,9 +403,11 @@ mod tests {
         assert!(dim("Pow(Symbol('s0'), Integer(-1))").unwrap_err().contains("exponent"));
         assert!(dim("ToFloat(Symbol('s0'))").unwrap_err().contains("ToFloat"));
         assert!(
-            dim("Mul(Float('0.5', precision=53), Symbol('s0'))").unwrap_err().contains("0.5 is no integer")
+            dim("Mul(Float('0.5', precision=53), Symbol('s0'))")
+                .unwrap_err()
+                .contains("0.5 is not an integer")
         );
-        assert!(dim("0.5*s0").unwrap_err().contains("0.5 is no integer"));
+        assert!(dim("0.5*s0").unwrap_err().contains("0.5 is not an integer"));
         assert!(dim("Symbol('u0')").unwrap_err().contains("u0"));
         for broken in ["", "Mul(", "Symbol('s0", "Integer(x)", "s0 s1", &"(".repeat(500)] {
             assert!(dim(broken).is_err(), "{broken}");

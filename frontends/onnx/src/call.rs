@@ -1,4 +1,4 @@
-//! One node while its rule runs: its operands by position and its attributes by name.
+//! A view of one node for the rule that lowers it: operands by position and attributes by name.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -22,19 +22,19 @@ pub(crate) enum CallOperand {
     Scalar(Scalar),
 }
 
-/// Emits the nodes of one call.
+/// A rule: a function that emits the graph nodes of one call.
 type RuleFn<T> = for<'a, 'c, 'p> fn(&'a mut OpCall<'c, 'p>) -> RuleResult<T>;
 
 pub(crate) type OpRule = symmc_import::OpRule<RuleFn<ValueId>, RuleFn<()>>;
 
-/// A rule, and the newest version of the op that it was written for. A later one that
-/// [`schemas`](crate::ops::schemas) knows is refused.
+/// A rule, and the newest version of the op that it supports. A later version that
+/// [`schemas`](crate::ops::schemas) has is rejected.
 pub(crate) struct VersionedRule {
     pub up_to: i64,
     pub rule: OpRule,
 }
 
-/// A row of a table: the name, behind its domain and two colons if that is not ONNX's own, what it becomes, and its rule.
+/// A row of a rule table. The name of an op outside ONNX's own domain starts with its domain and two colons.
 pub(crate) type RuleRow = symmc_import::RuleRow<VersionedRule>;
 
 pub(crate) const fn row(
@@ -61,12 +61,12 @@ pub(crate) struct OpCall<'c, 'p> {
     pub node: &'p proto::NodeProto,
     /// The version of the operator set of the node's domain.
     pub version: i64,
-    /// What the names of emitted values start with.
+    /// The prefix of the names of emitted values.
     pub label: String,
     schema: &'static OpSchema,
     results: Vec<Option<NameBinding<'p>>>,
     read: RefCell<ReadMarks>,
-    /// Values from here on were emitted by this call.
+    /// Values from this index on were emitted by this call.
     first_new: usize,
 }
 
@@ -102,7 +102,7 @@ impl Emit for OpCall<'_, '_> {
     }
 }
 
-/// What of a node was looked at, by position.
+/// The operands and attributes of a node that its rule has read, by position.
 #[derive(Default)]
 struct ReadMarks {
     operands: HashSet<usize>,
@@ -110,7 +110,7 @@ struct ReadMarks {
 }
 
 impl<'c, 'p> OpCall<'c, 'p> {
-    /// A node that its definition allows.
+    /// A call of a node that [`OpSchema::check_node`] accepts.
     pub fn new(
         lowering: &'c mut ImportLowering<'p>,
         node: &'p proto::NodeProto,
@@ -119,29 +119,30 @@ impl<'c, 'p> OpCall<'c, 'p> {
     ) -> Self {
         let first_new = lowering.builder.graph().values.len();
         let label = format!("{}{}", lowering.scope.prefix, node_label(node));
-        let (results, read) = (vec![None; node.output.len()], RefCell::default());
+        let results = vec![None; node.output.len()];
+        let read = RefCell::default();
         OpCall { results, read, schema, version, label, first_new, lowering, node }
     }
 
-    /// What was looked at so far does not count: what is done with it begins now.
+    /// Forgets which operands and attributes were read, before another rule reads them.
     pub fn reset_reads(&self) {
         self.read.take();
     }
 
-    /// Fails where the node states what nothing looked at: an operand, or an attribute that says other than what
-    /// holds without it.
+    /// Fails if the rule did not read an operand, or an attribute whose value is not the default.
     fn check_all_read(&self) -> RuleResult {
-        let (node, read) = (self.node, self.read.take());
+        let node = self.node;
+        let read = self.read.take();
         for (i, name) in node.input.iter().enumerate() {
             if !read.operands.contains(&i) && self.operand_name(i).is_some() {
-                return Err(RuleFailure::Opaque(format!("operand {i}, `{name}`, is not covered")));
+                return Err(RuleFailure::Opaque(format!("operand {i} (`{name}`) is not supported")));
             }
         }
         for (_, a) in node.attribute.iter().enumerate().filter(|(i, _)| !read.attributes.contains(i)) {
             let Some(given) = self.resolve_attribute(a) else { continue };
             if !self.schema.attribute(&a.name).is_some_and(|s| s.is_default(given)) {
                 return Err(RuleFailure::Opaque(format!(
-                    "the attribute {} is not covered",
+                    "the attribute {} is not supported",
                     describe_attribute(given)
                 )));
             }
@@ -151,7 +152,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     // Operands.
 
-    /// The name of an operand; `None` if it is left out.
+    /// The name of an operand; `None` if it is omitted.
     pub fn operand_name(&self, i: usize) -> Option<&'p str> {
         let node = self.node;
         self.read.borrow_mut().operands.insert(i);
@@ -205,7 +206,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         })
     }
 
-    /// A tensor, or the number that it holds if that is known and the operand has no more than `rank` axes.
+    /// A tensor, or its number if that is known and the operand has at most `rank` axes.
     pub fn operand(&mut self, i: usize, rank: usize) -> RuleResult<CallOperand> {
         if let Some(data) = self.constant_data(i)?
             && data.numel() == 1
@@ -217,13 +218,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.tensor(i).map(CallOperand::Tensor)
     }
 
-    /// The number that an operand is known to hold.
+    /// The number in a one-element operand, if it is known.
     pub fn scalar(&mut self, i: usize) -> RuleResult<Option<Scalar>> {
         let data = self.constant_data(i)?.filter(|d| d.numel() == 1);
         Ok(data.and_then(|d| uniform_scalar(&d)))
     }
 
-    /// The elements of an integer operand that must be known.
+    /// The elements of an integer operand. Fails if they are not known at import.
     pub fn ints(&mut self, i: usize, what: &str) -> RuleResult<SymbolicInts> {
         match self.opt_ints(i, what)? {
             Some(ints) => Ok(ints),
@@ -231,40 +232,44 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    /// The elements of an integer operand that must be known if it is there.
+    /// The elements of an optional integer operand. Fails if it is present and not known at import.
     pub fn opt_ints(&mut self, i: usize, what: &str) -> RuleResult<Option<SymbolicInts>> {
         let Some(name) = self.operand_name(i) else { return Ok(None) };
         if let Some(ints) = self.known_value(i)?.and_then(|k| k.as_ints()) {
             return Ok(Some(ints));
         }
-        let parameter = match self.lowering.resolve_name(name)? {
+        let is_parameter = match self.lowering.resolve_name(name)? {
             NameBinding::Value(v) => {
                 let graph = self.lowering.builder.graph();
                 matches!(graph.values[v].def, ValueDef::Input(i) if graph.inputs[i].kind == InputKind::Parameter)
             }
             _ => false,
         };
-        Err(RuleFailure::Opaque(match parameter {
-            true => format!("{what}, `{name}`, is a parameter or differs between the ranks"),
-            false => format!("{what}, `{name}`, depends on data"),
-        }))
+        let why = if is_parameter {
+            "it is a parameter or differs between the ranks"
+        } else {
+            "it depends on data"
+        };
+        Err(RuleFailure::Opaque(format!("`{name}` ({what}) is not known at import: {why}")))
     }
 
-    /// The elements of an integer operand that must be constants.
+    /// The elements of an optional integer operand. Fails if they are not constants.
     pub fn opt_consts(&mut self, i: usize, what: &str) -> RuleResult<Option<Vec<i64>>> {
         let Some(ints) = self.opt_ints(i, what)? else { return Ok(None) };
         let consts = ints.dims.iter().map(Dim::as_const).collect::<Option<Vec<_>>>();
-        consts.map(Some).ok_or_else(|| RuleFailure::Opaque(format!("{what} are symbolic")))
+        consts.map(Some).ok_or_else(|| {
+            RuleFailure::Opaque(format!("expected constants as {what}, found symbolic values"))
+        })
     }
 
-    /// An extent for messages.
+    /// An extent with the names of its symbols, for messages.
     pub fn display_dim(&self, dim: &Dim) -> String {
         dim.display(&self.lowering.symbols.table).to_string()
     }
 
     // Attributes.
 
-    /// The attribute of this name. One that refers to an attribute of the function around it is that one.
+    /// The attribute of this name. A reference to an attribute of the enclosing function is resolved.
     pub fn attribute(&self, name: &str) -> Option<&'p proto::AttributeProto> {
         let node = self.node;
         let (at, found) = node.attribute.iter().enumerate().find(|(_, a)| a.name == name)?;
@@ -272,12 +277,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.resolve_attribute(found)
     }
 
-    /// An attribute of the node, or the one that it refers to.
+    /// The attribute itself, or the attribute of the enclosing function that it refers to.
     fn resolve_attribute(&self, a: &'p proto::AttributeProto) -> Option<&'p proto::AttributeProto> {
         self.lowering.scope.resolve_attribute(a)
     }
 
-    /// Attributes that change nothing of what the rule emits.
+    /// Marks attributes as read that do not affect the emitted nodes.
     pub fn ignore(&self, names: &[&str]) {
         for name in names {
             self.attribute(name);
@@ -316,7 +321,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     pub fn opt_float(&self, name: &str) -> RuleResult<Option<f64>> {
-        // The shortest decimal that reads as the stored number: 1e-5 is meant, not its neighbour.
+        // The shortest decimal that parses to the stored f32, so that 1e-5 does not become the nearest f32 in
+        // f64.
         let exact = |x: f32| x.to_string().parse().unwrap_or(f64::from(x));
         Ok(self.typed_attribute(name, kind::FLOAT, "a number")?.map(|a| exact(a.f)))
     }
@@ -348,11 +354,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
         let Some(code) = self.opt_int(name)? else { return Ok(None) };
         match tensor_data::dtype_from_code(i32::try_from(code).unwrap_or(-1)) {
             Ok(d) => Ok(Some(d)),
-            Err(found) => Err(RuleFailure::Opaque(format!("it needs {found}"))),
+            Err(found) => Err(RuleFailure::Opaque(format!("{found} is not supported"))),
         }
     }
 
-    /// An axis counted from 0, given that negative ones count from the end of `rank` axes.
+    /// The axis counted from 0. Negative axes count from the end of `rank` axes.
     pub fn resolve_axis(&self, axis: i64, rank: usize) -> RuleResult<usize> {
         self.axis_within(axis, rank)
     }
@@ -361,7 +367,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.resolve_axis(self.int_or(name, default)?, rank)
     }
 
-    /// The axes that operand `i` or, in older versions, an attribute names, ascending; `None` if neither is there.
+    /// The ascending axes in operand `i` or, in older versions, in the attribute `axes`. `None` if neither is
+    /// present.
     pub fn axes(&mut self, i: usize, rank: usize) -> RuleResult<Option<Vec<usize>>> {
         let given = match self.opt_consts(i, "axes")? {
             Some(axes) => Some(axes),
@@ -376,13 +383,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.results.len()
     }
 
-    /// Whether anything reads a result.
+    /// Whether the program reads a result.
     pub fn is_result_read(&self, result: usize) -> bool {
         let name = self.node.output.get(result).filter(|n| !n.is_empty());
         name.is_some_and(|n| self.lowering.scope.is_read(n))
     }
 
-    /// The declared type of a result, if all of it is known.
+    /// The declared type of a result, if it is completely known.
     pub fn declared_result_type(&self, result: usize) -> RuleResult<Option<TensorType>> {
         match self.node.output.get(result) {
             Some(name) => Ok(self.lowering.declared_type(name)?),
@@ -404,7 +411,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.bind_result(result, NameBinding::Known(known, None));
     }
 
-    /// States the value of the only result.
+    /// Sets the value of the only result.
     pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
         self.set_result(0, value);
         Ok(())
@@ -418,12 +425,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    /// States that the only result is a sequence.
+    /// Makes the only result a sequence.
     pub fn set_sequence(&mut self, parts: Vec<ValueId>) {
         self.bind_result(0, NameBinding::Sequence(parts));
     }
 
-    /// States what the only result is, by an operand.
+    /// Makes the only result the same value as an operand.
     pub fn forward_operand(&mut self, i: usize) -> RuleResult {
         let name = require_operand(i, self.operand_name(i))?;
         let binding = self.lowering.resolve_name(name)?;
@@ -453,7 +460,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 continue;
             }
             let Some(binding) = binding else {
-                let why = format!("a result of {} that has no counterpart", node.op_type);
+                let why = format!("a result of {} that is not supported", node.op_type);
                 lowering.scope.bind(name, NameBinding::Unavailable(why)).map_err(RuleFailure::Invalid)?;
                 continue;
             };

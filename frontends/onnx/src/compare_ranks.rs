@@ -1,4 +1,4 @@
-//! Whether the programs of all ranks are one: they may differ in the data of parameters and in names.
+//! Compares the programs of all ranks. They may differ only in the data of parameters and in names.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use symmc_ir::{Graph, Tensor, text};
 
 use crate::error::FailureReason;
 
-/// Holds the program of a rank against that of rank 0; returns the rank's weights by the names of rank 0.
+/// Compares the program of a rank with that of rank 0. Returns the rank's weights under the names of rank 0.
 pub(crate) fn compare_with_first(
     first: &str,
     expected: &Graph,
@@ -15,13 +15,14 @@ pub(crate) fn compare_with_first(
     mut weights: IndexMap<String, Arc<Tensor>>,
 ) -> Result<IndexMap<String, Arc<Tensor>>, FailureReason> {
     let mut out = IndexMap::new();
-    let alike = found.values.len() == expected.values.len() && found.inputs.len() == expected.inputs.len();
-    // What one has more stands behind what both have, which gets the names of rank 0.
+    let same_counts =
+        found.values.len() == expected.values.len() && found.inputs.len() == expected.inputs.len();
+    // Values and inputs that both programs have get the names of rank 0.
     for (id, value) in expected.values.iter().take(found.values.len()) {
         found.values[id].name.clone_from(&value.name);
     }
     for (id, input) in expected.inputs.iter().take(found.inputs.len()) {
-        if let Some(data) = weights.swap_remove(&found.inputs[id].source).filter(|_| alike) {
+        if let Some(data) = weights.swap_remove(&found.inputs[id].source).filter(|_| same_counts) {
             out.insert(input.source.clone(), data);
         }
         found.inputs[id].source.clone_from(&input.source);
@@ -39,7 +40,7 @@ pub(crate) fn compare_with_first(
     Err(FailureReason::Difference { first: first.into(), expected, found })
 }
 
-/// The first lines that differ: of the inputs, else of the symbols, else of the nodes, else of the rest.
+/// The first lines that differ. Inputs are compared first, then symbols, nodes, and the rest.
 fn first_difference(expected: &str, found: &str) -> (String, String) {
     const PARTS: [&[&str]; 3] = [&["arg ", "param ", "const "], &["symbol "], &["%", "return"]];
     let part = |line: &str| PARTS.iter().position(|p| p.iter().any(|start| line.starts_with(start)));
@@ -47,7 +48,8 @@ fn first_difference(expected: &str, found: &str) -> (String, String) {
         let lines = |text: &str| -> Vec<String> {
             text.lines().filter(|line| part(line) == wanted).map(String::from).collect()
         };
-        let (expected, found) = (lines(expected), lines(found));
+        let expected = lines(expected);
+        let found = lines(found);
         for i in 0..expected.len().max(found.len()) {
             let line = |lines: &[String]| lines.get(i).map_or("none", String::as_str).to_string();
             if expected.get(i) != found.get(i) {

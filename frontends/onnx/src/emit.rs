@@ -1,4 +1,4 @@
-//! The values that hold known expressions.
+//! Emits the values that hold known integer expressions.
 
 use symmc_import::{Emit, RuleResult};
 use symmc_ir::{GraphBuilder, TensorType, ValueId};
@@ -6,7 +6,7 @@ use symmc_ir::{GraphBuilder, TensorType, ValueId};
 use crate::error::FailureReason;
 use crate::known_values::SymbolicInts;
 
-/// Emits nodes that no node of the program stands for.
+/// Emits graph nodes that belong to no node of the program.
 struct DetachedEmitter<'a> {
     builder: &'a mut GraphBuilder,
     label: &'a str,
@@ -28,7 +28,7 @@ impl Emit for DetachedEmitter<'_> {
     }
 }
 
-/// A value that holds these expressions.
+/// Emits a tensor of these expressions.
 pub(crate) fn emit_ints(
     builder: &mut GraphBuilder,
     label: &str,

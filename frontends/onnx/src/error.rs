@@ -1,4 +1,4 @@
-//! Why programs could not be imported. Every message names the file and the tensor, symbol or node at fault, what was
+//! The errors of an import. Every message names the file and the tensor, symbol or node at fault, what was
 //! expected and what was found.
 
 use symmc_import::ranges::{MentionedSymbols, RangeError};
@@ -9,7 +9,7 @@ use thiserror::Error;
 pub struct ImportError {
     pub file: String,
     pub reason: FailureReason,
-    /// The symbols in question, where extents with symbols show that something is wrong.
+    /// The symbols that the message mentions, if it is about symbolic extents.
     pub symbols: Option<Box<MentionedSymbols>>,
 }
 
@@ -19,12 +19,12 @@ pub enum FailureReason {
     Io(std::io::Error),
     #[error("expected an ONNX model, found {0}")]
     Model(String),
-    /// It is written in a version that is not read.
+    /// A version that is not supported.
     #[error("expected {expected}, found {found}")]
     Version { expected: String, found: String },
     #[error("stored tensor `{tensor}`: {message}")]
     Tensor { tensor: String, message: String },
-    /// The range of a symbol is empty or unusable, or what the caller says of it contradicts the program.
+    /// The range of a symbol is empty or unusable, or a constraint of the caller contradicts the program.
     #[error(transparent)]
     Range(#[from] RangeError),
     #[error("`{value}`: {message}")]
@@ -33,15 +33,15 @@ pub enum FailureReason {
     Node { node: String, op: String, message: String },
     #[error("{0}")]
     Ranks(String),
-    /// The program is not that of rank 0.
-    #[error("the program is not that of {first}: expected `{expected}`, found `{found}`")]
+    /// The program differs from that of rank 0.
+    #[error("the program differs from that of {first}: expected `{expected}`, found `{found}`")]
     Difference {
         first: String,
-        /// What that has at the first difference.
+        /// The text of rank 0 at the first difference.
         expected: String,
         found: String,
     },
-    /// The graph breaks an invariant of the IR, such as the limits of extents.
+    /// The graph violates an invariant of the IR, such as the limits of extents.
     #[error("the program cannot be represented: {0}")]
     Graph(String),
 }

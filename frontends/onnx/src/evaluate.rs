@@ -1,5 +1,5 @@
-//! Nodes whose operands are all constants are computed while the program is imported, by their own rules and the
-//! reference interpreter.
+//! Constant folding: nodes whose operands are all constants are evaluated at import, by their own rules and
+//! the reference interpreter.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::call::{OpCall, OpRule};
 use crate::known_values::KnownValue;
 use crate::lower::RuleResult;
 
-/// The most elements of operands and results together that are computed.
+/// The largest number of elements of operands and results together that are evaluated.
 const MAX_ELEMENTS: usize = 1 << 14;
 
-/// Computes the node, if all its operands are constants that are small. Returns whether it was.
+/// Evaluates the node if all its operands are small constants. Returns whether it was evaluated.
 pub(crate) fn fold_constants(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult<bool> {
     if c.lowering.scratch || c.node.input.iter().all(String::is_empty) {
         return Ok(false);
@@ -36,7 +36,7 @@ pub(crate) fn fold_constants(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult
     let lowered = rule.apply(c);
     let scratch = std::mem::replace(&mut c.lowering.builder, outer);
     c.lowering.scratch = false;
-    // A node that does not lower is not computed; what is wrong with it shows where it is lowered.
+    // A node that does not lower is not evaluated. The error is reported when the node is lowered.
     let results = lowered.ok().and_then(|()| evaluate_scratch_graph(c, scratch));
     c.clear_result_values();
     let Some(results) = results else { return Ok(false) };
@@ -48,7 +48,7 @@ pub(crate) fn fold_constants(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult
     Ok(true)
 }
 
-/// The data of the results that the rule gave as values of the scratch graph.
+/// The data of the results that the rule emitted as values of the scratch graph.
 fn evaluate_scratch_graph(c: &OpCall<'_, '_>, scratch: GraphBuilder) -> Option<Vec<Option<Tensor>>> {
     let mut graph = scratch.finish();
     let values = c.result_values();

@@ -1,16 +1,17 @@
-//! Which fields the messages of the format have. The decoder skips fields that [`crate::proto`] does not declare; here
-//! those that do not change what a program computes are told from those that nobody knows, which are refused.
+//! The fields of the messages of the format. The decoder skips fields that [`crate::proto`] does not declare.
+//! This module rejects models with fields that the format does not have, because they might change what the
+//! program computes.
 
 use bytes::Buf;
 
 use crate::error::FailureReason;
 
 struct MessageFields {
-    /// What it is, for people.
+    /// The name of the message in errors.
     name: &'static str,
-    /// The fields with messages in them that are looked into.
+    /// The fields with nested messages that are checked too.
     nested: &'static [(u64, &'static MessageFields)],
-    /// All other fields.
+    /// All other fields of the message.
     plain: &'static [u64],
 }
 
@@ -32,19 +33,19 @@ static TYPE: MessageFields =
 static VALUE: MessageFields =
     MessageFields { name: "value", nested: &[(2, &TYPE), (4, &ENTRY)], plain: &[1, 3] };
 static OPERATORS: MessageFields = MessageFields { name: "operator set", nested: &[], plain: &[1, 2] };
-// 13 is text for people, 10, 11, 14, 15 and 22, 23 hold what no rule takes.
+// Field 13 is documentation. Fields 10, 11, 14, 15 and 22, 23 hold types that no rule supports.
 static ATTRIBUTE: MessageFields = MessageFields {
     name: "attribute",
     nested: &[(5, &TENSOR), (6, &GRAPH)],
     plain: &[1, 2, 3, 4, 7, 8, 9, 10, 11, 13, 14, 15, 20, 21, 22, 23],
 };
-// 6 is text for people, 10 says on which devices the node may run.
+// Field 6 is documentation. Field 10 says on which devices the node may run.
 static NODE: MessageFields = MessageFields {
     name: "node",
     nested: &[(5, &ATTRIBUTE), (9, &ENTRY)],
     plain: &[1, 2, 3, 4, 6, 7, 8, 10],
 };
-// 10 is text for people, 14 says which names are scales of which.
+// Field 10 is documentation. Field 14 pairs quantized tensors with their scales.
 static GRAPH: MessageFields = MessageFields {
     name: "graph",
     nested: &[
@@ -63,14 +64,15 @@ static FUNCTION: MessageFields = MessageFields {
     nested: &[(7, &NODE), (9, &OPERATORS), (11, &ATTRIBUTE), (12, &VALUE), (14, &ENTRY)],
     plain: &[1, 4, 5, 6, 8, 10, 13],
 };
-// 3 to 6 name the program and its producer, 20 is how it was trained, 26 the devices that nodes may name.
+// Fields 3 to 6 name the program and its producer, 20 is about training, 26 lists devices that nodes may
+// name.
 static MODEL: MessageFields = MessageFields {
     name: "model",
     nested: &[(7, &GRAPH), (8, &OPERATORS), (14, &ENTRY), (25, &FUNCTION)],
     plain: &[1, 2, 3, 4, 5, 6, 20, 26],
 };
 
-/// Fails where a model that was decoded has a field that is not known.
+/// Fails if a decoded model has an unknown field.
 pub(crate) fn check_known_fields(model: &mut dyn Buf) -> Result<(), FailureReason> {
     check_message(&MODEL, model, 0).map_err(|found| FailureReason::Version {
         expected: format!("fields that version {} of the format has", crate::versions::FORMAT.1),
@@ -78,8 +80,8 @@ pub(crate) fn check_known_fields(model: &mut dyn Buf) -> Result<(), FailureReaso
     })
 }
 
-/// Walks a message that ends where `end` bytes remain. The bytes are a sound message, as they were decoded before: that
-/// bounds the nesting, too.
+/// Checks a message that ends where `end` bytes remain. The bytes are a valid message, because they were
+/// decoded before. This also bounds the nesting.
 fn check_message(message: &MessageFields, model: &mut dyn Buf, end: usize) -> Result<(), String> {
     while model.remaining() > end {
         let Some(key) = varint(model) else { return Ok(()) };
@@ -108,7 +110,7 @@ fn check_message(message: &MessageFields, model: &mut dyn Buf, end: usize) -> Re
     Ok(())
 }
 
-/// A number of seven bits a byte.
+/// Reads a varint: seven bits per byte, the lowest first.
 fn varint(model: &mut dyn Buf) -> Option<u64> {
     let mut value = 0u64;
     for i in 0..10 {

@@ -1,6 +1,8 @@
-//! A mapped file as a buffer to decode from. A file that another process shortens while it is mapped raises SIGBUS where the
-//! lost pages are touched, so the format is read by position, in pieces. The data of large tensors are not read at all: they
-//! become parts of the mapping, for readers that read them by position as well.
+//! A mapped file as a buffer for the decoder.
+//!
+//! If another process truncates a mapped file, touching the lost pages raises SIGBUS. The format is therefore
+//! read by position, in blocks. The data of large tensors is not read here: it becomes a range of the
+//! mapping, and its readers also read by position.
 
 use std::io;
 use std::sync::Arc;
@@ -8,33 +10,34 @@ use std::sync::Arc;
 use bytes::{Buf, Bytes};
 use symmc_support::{Backing, MappedFile};
 
-/// How many bytes are read at once.
+/// The number of bytes that are read at once.
 const WINDOW: usize = 64 << 10;
 
-/// Runs of bytes from this length on are not read.
+/// The length from which on a run of bytes is not read.
 const LARGE: usize = 4 << 10;
 
-/// The bytes of a mapped file from a position on. After an error they are zeros, which no decoder takes for a message.
+/// The bytes of a mapped file from a position on. After a read error they are zeros, which no decoder accepts
+/// as a message.
 pub(crate) struct FileBuf {
     file: Arc<MappedFile>,
-    /// The mapping, whose pages are not touched.
+    /// The mapping. Its pages are not touched.
     mapping: Bytes,
     at: usize,
-    /// The bytes from `start` on: at least one from `at` on unless that is the end.
+    /// The bytes from `start` on. They include the byte at `at`, unless that is the end.
     window: Vec<u8>,
     start: usize,
     failed: Option<io::Error>,
 }
 
 impl FileBuf {
-    /// The whole file; `mapping` are its contents.
+    /// A buffer of the whole file. `mapping` is its contents.
     pub fn new(file: Arc<MappedFile>, mapping: Bytes) -> FileBuf {
         let mut buf = FileBuf { file, mapping, at: 0, window: Vec::new(), start: 0, failed: None };
         buf.refill();
         buf
     }
 
-    /// Whether everything that was decoded is from the file as it was when it was opened.
+    /// Whether every read succeeded, so that the decoded bytes are those of the file as it was opened.
     pub fn check_unchanged(self) -> io::Result<()> {
         self.failed.map_or(Ok(()), Err)
     }
@@ -104,7 +107,8 @@ mod tests {
         let all: Vec<u8> = (0..3 * WINDOW + 17).map(|i| (i % 251) as u8).collect();
         std::fs::write(&path, &all).unwrap();
         for step in [1, 7, LARGE - 1, LARGE, WINDOW - 1, WINDOW, WINDOW + 1, 2 * WINDOW, all.len()] {
-            let (mut buf, mut taken) = (opened(&path), Vec::new());
+            let mut buf = opened(&path);
+            let mut taken = Vec::new();
             while buf.has_remaining() {
                 let next = step.min(buf.remaining());
                 match taken.len() % 3 {

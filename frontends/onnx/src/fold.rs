@@ -1,4 +1,5 @@
-//! Ops on integers that are expressions of the program's symbols: what shapes are computed with.
+//! Constant folding of integers that are expressions of the program's symbols, as in the computation of
+//! shapes.
 
 use symmc_import::Emit;
 use symmc_ir::dim::check_shape_complexity;
@@ -10,8 +11,8 @@ use crate::lower::RuleResult;
 use crate::node::normalize_domain;
 use crate::tensor_data;
 
-/// Computes the node, if all its operands are known integers, some of them symbolic, and the op is one that keeps
-/// them integers. Returns whether it was.
+/// Folds the node if all its operands are known integers, some of them symbolic, and its op is supported
+/// here. Returns whether it was folded.
 pub(crate) fn fold_ints(c: &mut OpCall<'_, '_>) -> RuleResult<bool> {
     if !normalize_domain(&c.node.domain).is_empty() || c.node.input.is_empty() || c.node.input.len() > 64 {
         return Ok(false);
@@ -89,21 +90,23 @@ fn fold_cast(c: &OpCall<'_, '_>, x: &SymbolicInts) -> RuleResult<Option<Symbolic
     let Some(code) = c.opt_int("to")? else { return Ok(None) };
     let dtype = tensor_data::dtype_from_code(i32::try_from(code).unwrap_or(-1)).ok();
     c.ignore(&["saturate", "round_mode"]);
-    // A cast to a narrower integer changes nothing of what fits an extent.
+    // A cast between integers does not change a value that fits an extent.
     Ok(dtype
         .filter(|d| matches!(d, DType::I64 | DType::I32))
         .map(|dtype| SymbolicInts { dtype, ..x.clone() }))
 }
 
-/// Integer arithmetic as ONNX has it: division truncates, the remainder has the sign of the divisor or, by `fmod`, of
-/// the dividend. `None` if the result is beyond the limits of [`symmc_ir::dim`], or not known.
+/// Integer arithmetic with ONNX's semantics. Division truncates. The remainder has the sign of the divisor
+/// or, with `fmod`, of the dividend. `None` if the result exceeds the limits of [`symmc_ir::dim`], or is not
+/// known.
 fn fold_arithmetic(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim> {
-    let (p, q) = (p.clone(), q.clone());
+    let p = p.clone();
+    let q = q.clone();
     let positive = |d: &Dim| c.dim_bounds(d).0 > 0;
     let result = match op {
         "Add" => p + q,
         "Sub" => p - q,
-        // As many terms as the product expands to, before it is.
+        // The check bounds the number of terms before the product is expanded.
         "Mul" if check_shape_complexity(&[p.clone(), q.clone()]).is_ok() => p * q,
         "Div" if positive(&q) && c.dim_bounds(&p).0 >= 0 => p.floor_div(&q),
         "Mod" if positive(&q) && (c.flag("fmod").is_ok_and(|f| !f) || c.dim_bounds(&p).0 >= 0) => {
@@ -113,12 +116,12 @@ fn fold_arithmetic(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim
         "Max" => p.max_with(&q),
         _ => return None,
     };
-    // What the bounds decide makes the result smaller, and equal to others.
+    // Simplification within the bounds of the symbols makes results smaller, and equal results identical.
     let sound = |d: &Dim| check_shape_complexity(std::slice::from_ref(d)).is_ok();
     sound(&result).then(|| result.simplify_within(&c.builder().graph().symbols)).filter(sound)
 }
 
-/// The truth of a relation, where the bounds of the symbols decide it.
+/// The truth of a comparison, if the bounds of the symbols decide it.
 fn decide_comparison(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<bool> {
     let (low, high) = c.dim_bounds(&(p.clone() - q.clone()));
     let (yes, no) = match op {
@@ -133,7 +136,7 @@ fn decide_comparison(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<b
 
 fn fold_where(operands: &[Option<SymbolicInts>]) -> Option<SymbolicInts> {
     let [Some(condition), Some(x), Some(y)] = operands else { return None };
-    // The shape of all three: that of the condition with one, with the other.
+    // The shape to which all three operands broadcast.
     let shape = x
         .zip_broadcast(y, x.dtype, |p, _| Some(p.clone()))?
         .zip_broadcast(condition, x.dtype, |p, _| Some(p.clone()))?
@@ -167,14 +170,14 @@ fn fold_concat(c: &OpCall<'_, '_>, operands: &[Option<SymbolicInts>]) -> RuleRes
     Ok(Some(SymbolicInts { dtype: all[0].dtype, ..SymbolicInts::vector(dims) }))
 }
 
-/// A slice of a vector by constant positions: operands, or attributes before version 10.
+/// A slice of a vector at constant positions. They are operands, or attributes before version 10.
 fn fold_slice(
     c: &OpCall<'_, '_>,
     x: &SymbolicInts,
     operands: &[Option<SymbolicInts>],
 ) -> RuleResult<Option<SymbolicInts>> {
     let [n] = x.shape.as_slice() else { return Ok(None) };
-    // `None` if it is not one known number, `Some(None)` if it is left out.
+    // `None` if it is not one known number; `Some(None)` if it is omitted.
     let number = |i: usize, name: &str| -> RuleResult<Option<Option<i64>>> {
         let given: Option<Vec<Dim>> = match operands.get(i).and_then(Option::as_ref) {
             Some(ints) => Some(ints.dims.clone()),
@@ -196,11 +199,12 @@ fn fold_slice(
     Ok(positions.and_then(|p| x.take_positions(0, &p, &[p.len()])))
 }
 
-/// The positions that a slice of `n` elements takes.
+/// The positions of the elements that a slice of `n` elements takes.
 fn slice_positions(n: i64, start: i64, end: i64, step: i64) -> Option<Vec<i64>> {
     let absolute = |p: i64| if p < 0 { p.saturating_add(n) } else { p };
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
-    let (start, end) = (absolute(start).clamp(low, high), absolute(end).clamp(low, high));
+    let start = absolute(start).clamp(low, high);
+    let end = absolute(end).clamp(low, high);
     match step {
         0 => None,
         1.. => Some((start..end).step_by(usize::try_from(step).ok()?).collect()),
@@ -208,7 +212,7 @@ fn slice_positions(n: i64, start: i64, end: i64, step: i64) -> Option<Vec<i64>> 
     }
 }
 
-/// Tensors of so few elements have one axis or none; a reshape by constants gives them others.
+/// Squeeze, Unsqueeze and Reshape to a constant shape.
 fn fold_reshape(
     c: &mut OpCall<'_, '_>,
     x: &SymbolicInts,
@@ -244,7 +248,8 @@ fn fold_reshape(
     Ok(x.clone().with_shape(shape))
 }
 
-/// The shape that the target of a reshape is: 0 copies an extent unless it is `literal`, and -1 is what is left.
+/// The shape of the result of a reshape. An extent of 0 copies that of `x` unless `literal`, and -1 is
+/// inferred.
 fn reshape_target_shape(x: &SymbolicInts, target: &[i64], literal: bool) -> Option<Vec<usize>> {
     let extent = |(i, d): (usize, &i64)| match d {
         -1 => Some(1),
@@ -304,7 +309,7 @@ fn fold_split(
         (None, Some(list)) => list.iter().map(|&d| usize::try_from(d).ok()).collect(),
         (None, None) => even.then(|| vec![n / count; count]),
     };
-    // What is wrong with others shows where they are lowered.
+    // Invalid lengths are reported when the node is lowered.
     let fits = |l: &Vec<usize>| {
         l.len() == count && l.iter().try_fold(0usize, |sum, &l| sum.checked_add(l)) == Some(*n)
     };

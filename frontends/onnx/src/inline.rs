@@ -1,5 +1,4 @@
-//! Nodes that run a graph of their own: calls of the model's functions, and branches whose condition is known. The
-//! nodes of that graph take their place.
+//! Inlines nodes that run a graph: calls of the model's functions, and branches with a known condition.
 
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
 use crate::node::{describe_attribute, node_label, normalize_domain};
@@ -14,7 +13,7 @@ pub(crate) enum InlinedBody<'p> {
     Branch(&'p proto::GraphProto),
 }
 
-/// The graph that a node runs, if it is one that is put in its place.
+/// The body that replaces a node, if the node is to be inlined.
 pub(crate) fn find_inlined_body<'p>(
     lowering: &mut ImportLowering<'p>,
     node: &'p proto::NodeProto,
@@ -34,9 +33,9 @@ pub(crate) fn find_inlined_body<'p>(
         NameBinding::Known(known, _) => match known.as_ints().as_ref().map(|i| i.dims.as_slice()) {
             Some([one]) if one.as_const() == Some(0) => "else_branch",
             Some([one]) if one.as_const().is_some() => "then_branch",
-            _ => return Err(RuleFailure::Opaque("its condition is not one constant".into())),
+            _ => return Err(RuleFailure::Opaque("the condition is not a single constant".into())),
         },
-        _ => return Err(RuleFailure::Opaque("its condition depends on data".into())),
+        _ => return Err(RuleFailure::Opaque("the condition depends on data".into())),
     };
     let branch = node.attribute.iter().find(|a| a.name == name).and_then(|a| a.g.as_deref());
     match branch {
@@ -45,14 +44,14 @@ pub(crate) fn find_inlined_body<'p>(
     }
 }
 
-/// What a body needs to be lowered.
+/// A body that is ready to be lowered.
 pub(crate) struct BodyScope<'p> {
     pub scope: NameScope<'p>,
     pub nodes: &'p [proto::NodeProto],
     pub outputs: Vec<&'p str>,
 }
 
-/// The body of a node with names of its own.
+/// Prepares the body of a node, with a new scope.
 pub(crate) fn prepare_body<'p>(
     lowering: &mut ImportLowering<'p>,
     node: &'p proto::NodeProto,
@@ -80,7 +79,6 @@ pub(crate) fn prepare_body<'p>(
     }
 }
 
-/// The scope of the body of a called function.
 fn function_scope<'p>(
     lowering: &mut ImportLowering<'p>,
     node: &'p proto::NodeProto,
@@ -88,12 +86,14 @@ fn function_scope<'p>(
     prefix: String,
 ) -> RuleResult<NameScope<'p>> {
     if node.input.len() > function.input.len() {
-        let (expected, found) = (function.input.len(), node.input.len());
-        return Err(RuleFailure::Invalid(format!("expected {expected} operands at most, found {found}")));
+        let expected = function.input.len();
+        let found = node.input.len();
+        return Err(RuleFailure::Invalid(format!("expected at most {expected} operands, found {found}")));
     }
     if node.output.len() > function.output.len() {
-        let (expected, found) = (function.output.len(), node.output.len());
-        return Err(RuleFailure::Invalid(format!("expected {expected} results at most, found {found}")));
+        let expected = function.output.len();
+        let found = node.output.len();
+        return Err(RuleFailure::Invalid(format!("expected at most {expected} results, found {found}")));
     }
     let mut opsets = lowering.scope.opsets.clone();
     opsets.extend(versions::opset_versions(&function.opset_import)?);
@@ -102,12 +102,12 @@ fn function_scope<'p>(
     for default in &function.attribute_proto {
         scope.attributes.insert(&default.name, default);
     }
-    let declared = |name: &str| {
+    let is_declared = |name: &str| {
         function.attribute.iter().any(|a| a == name)
             || function.attribute_proto.iter().any(|a| a.name == name)
     };
     for given in &node.attribute {
-        if !declared(&given.name) {
+        if !is_declared(&given.name) {
             let found = describe_attribute(given);
             return Err(RuleFailure::Invalid(format!(
                 "expected an attribute of the function, found {found}"

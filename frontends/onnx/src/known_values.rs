@@ -1,13 +1,13 @@
-//! Values that are known while a program is imported: constants, and integer tensors whose elements are expressions of
-//! the program's symbols, as shapes are. Arithmetic on the latter happens here, so that a shape that the program
-//! computes is known where it is used.
+//! Values that are known at import: constants, and integer tensors whose elements are expressions of the
+//! program's symbols, such as shapes. Arithmetic on such integers happens here, so that a computed shape is
+//! known to the nodes that use it.
 
 use std::sync::Arc;
 
 use symmc_ir::dim::check_shape_complexity;
 use symmc_ir::{DType, Dim, FloatAttribute, Scalar, Tensor, TensorType};
 
-/// The most elements of an integer tensor that are followed as expressions.
+/// The largest number of elements of an integer tensor that is tracked as expressions.
 pub(crate) const MAX_FOLLOWED: usize = 1024;
 
 /// An integer tensor whose elements are expressions of symbols.
@@ -21,12 +21,12 @@ pub(crate) struct SymbolicInts {
 #[derive(Clone, Debug)]
 pub(crate) enum KnownValue {
     Data(Arc<Tensor>),
-    /// Expressions, at least one of them no constant.
+    /// Expressions. At least one of them is not a constant.
     Ints(SymbolicInts),
 }
 
 impl KnownValue {
-    /// The elements as expressions, if they are integers and not too many.
+    /// The elements as expressions, if they are integers and at most [`MAX_FOLLOWED`].
     pub fn as_ints(&self) -> Option<SymbolicInts> {
         match self {
             KnownValue::Ints(i) => Some(i.clone()),
@@ -49,8 +49,8 @@ impl SymbolicInts {
         SymbolicInts { dtype: DType::I64, shape: vec![], dims: vec![dim] }
     }
 
-    /// As a known value: a constant if all elements are. `None` if an expression is beyond the limits of
-    /// [`symmc_ir::dim`], or they are too many.
+    /// Converts to a known value: a constant if all elements are constants. `None` if an expression exceeds
+    /// the limits of [`symmc_ir::dim`], or there are too many elements.
     pub fn into_known(self) -> Option<KnownValue> {
         if self.dims.len() > MAX_FOLLOWED || self.dims.len() != self.shape.iter().product::<usize>() {
             return None;
@@ -68,7 +68,8 @@ impl SymbolicInts {
         }
     }
 
-    /// Element by element with another, broadcast; `None` if `f` does not know one.
+    /// Combines the elements with those of another tensor, with broadcasting. `None` if `f` returns `None`
+    /// for any pair.
     pub fn zip_broadcast(
         &self,
         other: &SymbolicInts,
@@ -83,9 +84,10 @@ impl SymbolicInts {
         Some(SymbolicInts { dtype, shape, dims })
     }
 
-    /// The element that stands at position `i` of a shape to which this broadcasts.
+    /// The element at position `i` of a shape to which this tensor broadcasts.
     pub fn broadcast_element(&self, shape: &[usize], mut i: usize) -> Option<&Dim> {
-        let (mut at, mut stride) = (0, 1);
+        let mut at = 0;
+        let mut stride = 1;
         for (axis, &n) in shape.iter().enumerate().rev() {
             let position = i % n.max(1);
             i /= n.max(1);
@@ -97,7 +99,7 @@ impl SymbolicInts {
         self.dims.get(at)
     }
 
-    /// The elements at these positions along an axis, whose axes replace it.
+    /// The elements at these positions along an axis. The axes `replacing` take the place of the axis.
     pub fn take_positions(
         &self,
         axis: usize,
@@ -106,7 +108,8 @@ impl SymbolicInts {
     ) -> Option<SymbolicInts> {
         let n = *self.shape.get(axis)?;
         let count = |dims: &[usize]| dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let (outer, inner) = (count(&self.shape[..axis])?, count(&self.shape[axis + 1..])?);
+        let outer = count(&self.shape[..axis])?;
+        let inner = count(&self.shape[axis + 1..])?;
         let shape = [&self.shape[..axis], replacing, &self.shape[axis + 1..]].concat();
         let count = outer.checked_mul(inner)?.checked_mul(positions.len()).filter(|n| *n <= MAX_FOLLOWED)?;
         let mut dims = Vec::with_capacity(count);
@@ -144,7 +147,7 @@ pub(crate) fn type_of_tensor(data: &Tensor) -> TensorType {
     TensorType::new(data.dtype(), shape)
 }
 
-/// The one number that all elements are.
+/// The value of all elements, if they are equal.
 pub(crate) fn uniform_scalar(data: &Tensor) -> Option<Scalar> {
     let size = data.dtype().size();
     let first = data.data().get(..size)?;

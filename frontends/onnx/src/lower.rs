@@ -1,4 +1,4 @@
-//! A program on its way to a graph: what its names and symbols stand for, what it declares, and what it stores.
+//! The state of an import: the bindings of names and symbols, the declared types, and the stored tensors.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) type RuleFailure = symmc_import::RuleFailure<FailureReason>;
 
 pub(crate) type RuleResult<T = ()> = symmc_import::RuleResult<T, FailureReason>;
 
-/// A value that was emitted, as rules give it.
+/// The result of a rule that emits one value.
 pub(crate) type EmitResult = RuleResult<ValueId>;
 
 impl From<FailureReason> for RuleFailure {
@@ -31,23 +31,23 @@ impl From<FailureReason> for RuleFailure {
     }
 }
 
-/// A function of the model, by domain, name and overload.
+/// The key of a function of the model: domain, name and overload.
 pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 
 pub(crate) struct ImportLowering<'p> {
     pub builder: GraphBuilder,
     pub symbols: ProgramSymbols,
     pub scope: NameScope<'p>,
-    /// The scopes around it, from the program's own on.
+    /// The enclosing scopes, outermost first.
     pub outer: Vec<NameScope<'p>>,
     pub functions: HashMap<FunctionKey<'p>, &'p proto::FunctionProto>,
     pub ranks: RankCount,
     pub tensor_files: &'p TensorFiles,
     pub parameters: &'p ParameterSet,
-    /// The names of the tensors that the program's own graph stores: the sources of its parameters.
+    /// The names of the tensors that the program's top-level graph stores: the sources of its parameters.
     pub initializers: HashSet<&'p str>,
     pub weights: IndexMap<String, Arc<Tensor>>,
-    /// Whether nodes are built to be evaluated: then nothing is kept of them.
+    /// Whether nodes are emitted only to be evaluated. Their bindings and parameters are then not kept.
     pub scratch: bool,
     pub opaque: OpaqueOps,
     pub nodes: usize,
@@ -60,7 +60,7 @@ impl<'p> ImportLowering<'p> {
         symbols: ProgramSymbols,
         scope: NameScope<'p>,
         ranks: RankCount,
-        beside: &'p TensorFiles,
+        tensor_files: &'p TensorFiles,
         parameters: &'p ParameterSet,
     ) -> Self {
         ImportLowering {
@@ -70,7 +70,7 @@ impl<'p> ImportLowering<'p> {
             outer: Vec::new(),
             functions: HashMap::new(),
             ranks,
-            tensor_files: beside,
+            tensor_files,
             parameters,
             initializers: HashSet::new(),
             weights: IndexMap::new(),
@@ -81,24 +81,24 @@ impl<'p> ImportLowering<'p> {
         }
     }
 
-    /// Lowers within a scope of its own; returns that with the names it has then.
+    /// Lowers within a new scope, and returns the scope with the names that were bound in it.
     pub fn lower_in_scope(
         &mut self,
         scope: NameScope<'p>,
         lower: impl FnOnce(&mut Self) -> Result<(), FailureReason>,
     ) -> Result<NameScope<'p>, FailureReason> {
-        let around = std::mem::replace(&mut self.scope, scope);
-        self.outer.push(around);
+        let enclosing = std::mem::replace(&mut self.scope, scope);
+        self.outer.push(enclosing);
         let lowered = lower(self);
-        let around = self.outer.pop();
-        let inner = match around {
-            Some(around) => std::mem::replace(&mut self.scope, around),
+        let inner = match self.outer.pop() {
+            Some(enclosing) => std::mem::replace(&mut self.scope, enclosing),
             None => return Err(FailureReason::Graph("a scope is missing".into())),
         };
         lowered.map(|()| inner)
     }
 
-    /// The type that the program declares for a value; `None` if it declares none that is known.
+    /// The type that the program declares for a value, with unknown extents as `None`. `None` if the dtype or
+    /// the number of axes is not declared.
     pub fn partial_declared_type(
         &self,
         name: &str,
@@ -112,7 +112,7 @@ impl<'p> ImportLowering<'p> {
             return Ok(None);
         }
         let dtype = tensor_data::dtype_from_code(tensor.elem_type)
-            .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
+            .map_err(|found| error(format!("expected a supported dtype, found {found}")))?;
         let Some(shape) = &tensor.shape else { return Ok(None) };
         let dims = shape.dim.iter().enumerate();
         let dims =
@@ -127,12 +127,10 @@ impl<'p> ImportLowering<'p> {
 
     // Names.
 
-    /// What a name stands for; a stored tensor is read first.
+    /// The binding of a name. A stored tensor is read first.
     pub fn resolve_name(&mut self, name: &str) -> RuleResult<NameBinding<'p>> {
         let Some((level, key, binding)) = self.find_binding(name) else {
-            return Err(RuleFailure::Invalid(format!(
-                "expected a value that is defined before, found `{name}`"
-            )));
+            return Err(RuleFailure::Invalid(format!("`{name}` is not defined before it is used")));
         };
         let NameBinding::Stored(tensor) = binding else { return Ok(binding) };
         let binding = self.load_stored(tensor, level)?;
@@ -142,7 +140,7 @@ impl<'p> ImportLowering<'p> {
         Ok(binding)
     }
 
-    /// The level of the scope that binds a name: as many as are around it.
+    /// The binding of a name, with the level of its scope: the number of enclosing scopes.
     fn find_binding(&self, name: &str) -> Option<(usize, &'p str, NameBinding<'p>)> {
         let mut scope = &self.scope;
         let mut level = self.outer.len();
@@ -159,7 +157,7 @@ impl<'p> ImportLowering<'p> {
         self.outer.get_mut(level).unwrap_or(&mut self.scope)
     }
 
-    /// A tensor that the graph at a level stores: a parameter, or a known constant.
+    /// Loads a tensor that the graph at a level stores: as a parameter, or as a known constant.
     fn load_stored(&mut self, tensor: &'p proto::TensorProto, level: usize) -> RuleResult<NameBinding<'p>> {
         let name = tensor.name.as_str();
         let error = |message: String| FailureReason::Tensor { tensor: name.to_string(), message };
@@ -173,7 +171,7 @@ impl<'p> ImportLowering<'p> {
         }
         let data = Arc::new(self.tensor_files.load_tensor(tensor).map_err(error)?);
         if self.scratch {
-            return Err(RuleFailure::Opaque("it reads a parameter".into()));
+            return Err(RuleFailure::Opaque("the node reads a parameter".into()));
         }
         let source = match level {
             0 => name.to_string(),
@@ -185,12 +183,12 @@ impl<'p> ImportLowering<'p> {
         Ok(NameBinding::Value(self.add_parameter(source, data)?))
     }
 
-    /// A parameter that no initializer is.
+    /// Adds a parameter that is not an initializer, under an unused source name.
     pub fn add_renamed_parameter(&mut self, label: &str, data: Arc<Tensor>) -> EmitResult {
         self.add_parameter(self.unused_source_name(label), data)
     }
 
-    /// A parameter with its data. No other has its source.
+    /// Adds a parameter with its data. The source name must be unused.
     fn add_parameter(&mut self, source: String, data: Arc<Tensor>) -> EmitResult {
         let ty = type_of_tensor(&data);
         symmc_ir::dim::check_shape_complexity(&ty.shape).map_err(RuleFailure::Invalid)?;
@@ -199,7 +197,7 @@ impl<'p> ImportLowering<'p> {
         Ok(value)
     }
 
-    /// This name or, where a stored tensor of the program or another parameter has it, one with a number behind it.
+    /// The name, or the name with a number appended if an initializer or another parameter has it.
     fn unused_source_name(&self, name: &str) -> String {
         let taken = |s: &str| self.initializers.contains(s) || self.weights.contains_key(s);
         let numbered = (2usize..).map(|n| format!("{name}#{n}"));
@@ -219,14 +217,16 @@ impl<'p> ImportLowering<'p> {
             }
             NameBinding::Unavailable(why) => Err(RuleFailure::Invalid(format!("`{name}` is {why}"))),
             NameBinding::Sequence(_) => Err(RuleFailure::Opaque(format!("`{name}` is a sequence"))),
-            NameBinding::Omitted => Err(RuleFailure::Invalid(format!("`{name}` is left out by the call"))),
+            NameBinding::Omitted => {
+                Err(RuleFailure::Invalid(format!("`{name}` is an input that the function call omits")))
+            }
             NameBinding::Stored(_) => {
-                Err(RuleFailure::Invalid(format!("`{name}` is stored and was not read")))
+                Err(RuleFailure::Invalid(format!("stored tensor `{name}` was not read")))
             }
         }
     }
 
-    /// The dtype of the tensor that a name stands for, if it is known, without reading the tensor.
+    /// The dtype of the tensor that a name is bound to, if it is known, without reading the tensor.
     pub fn dtype_of(&self, name: &str) -> Option<DType> {
         match self.find_binding(name)?.2 {
             NameBinding::Value(v) | NameBinding::Known(_, Some(v)) => Some(self.builder.graph().ty(v).dtype),

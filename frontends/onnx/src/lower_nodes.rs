@@ -1,9 +1,9 @@
-//! Turns the nodes of a program into nodes of a graph, one after another.
+//! Lowers the nodes of a program to graph nodes, in order.
 //!
-//! Each op has a rule ([`crate::ops`]) that emits nodes for it. Around the rules, this module follows known values, puts
-//! the bodies of functions and of decided branches in the place of their calls, keeps ONNX's names for results, and holds
-//! each result against the type that the program declares for it. An op without a rule becomes opaque if its result
-//! types are declared.
+//! Each op has a rule ([`crate::ops`]) that emits graph nodes for it. Around the rules, this module folds
+//! known values, inlines functions and branches with a known condition, keeps ONNX's names for results, and
+//! checks each result against its declared type. An op without a rule becomes opaque if its result types are
+//! declared.
 
 use symmc_ir::text::with_symbol_names;
 use symmc_ir::{DType, Op};
@@ -18,7 +18,7 @@ use crate::proto;
 use crate::scope::NameBinding;
 use crate::{evaluate, fold};
 
-/// The most nodes that calls of functions may expand to.
+/// The largest number of nodes that function calls may expand to.
 const MAX_NODES: usize = 1 << 18;
 
 impl<'p> ImportLowering<'p> {
@@ -52,7 +52,7 @@ impl<'p> ImportLowering<'p> {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &why),
             other => other,
         };
-        // Messages of the IR have ids of symbols.
+        // Messages of the IR contain ids of symbols, which are replaced by names.
         let named = |message: String| error(with_symbol_names(&message, &self.symbols.table));
         lowered.map_err(|stop| stop.into_error(named))
     }
@@ -65,9 +65,9 @@ impl<'p> ImportLowering<'p> {
             inner.lower_nodes(nodes)?;
             for name in &outputs {
                 let binding = inner.resolve_name(name).unwrap_or_else(|_| {
-                    let of = node_label(node);
+                    let node = node_label(node);
                     NameBinding::Unavailable(format!(
-                        "the result `{name}` of `{of}`, which it does not define"
+                        "the result `{name}` of `{node}`, which the body does not define"
                     ))
                 });
                 results.push(binding);
@@ -86,12 +86,16 @@ impl<'p> ImportLowering<'p> {
         let Some(row) = ops::find_rule(&node.domain, &node.op_type) else {
             let standard =
                 normalize_domain(&node.domain).is_empty() && ops::schemas::is_standard(&node.op_type);
-            let why = if standard { "this op of ONNX is not supported" } else { "no rule for it" };
+            let why = if standard {
+                "this ONNX operator is not supported"
+            } else {
+                "this operator is not supported"
+            };
             return Err(RuleFailure::Opaque(why.into()));
         };
         let Some(version) = self.scope.opsets.get(normalize_domain(&node.domain)).copied() else {
             return Err(RuleFailure::Invalid(format!(
-                "expected an import of the operators of `{}`, found none",
+                "expected an opset_import for the domain `{}`, found none",
                 node.domain
             )));
         };
@@ -110,7 +114,7 @@ impl<'p> ImportLowering<'p> {
         call.finish()
     }
 
-    /// Represents a node as an opaque op with its declared results.
+    /// Lowers a node to an opaque op with its declared result types.
     fn lower_opaque(&mut self, node: &'p proto::NodeProto, why: &str) -> RuleResult {
         let op = display_name(node);
         if self.scratch {
@@ -127,7 +131,7 @@ impl<'p> ImportLowering<'p> {
             let declared = self.declared_type(name)?;
             types.push(declared.ok_or_else(|| {
                 RuleFailure::Invalid(format!(
-                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference declares those of ONNX's own ops"
+                    "{why}, and the program does not declare the type of its result `{name}`; onnx.shape_inference adds the types of ONNX's own operators"
                 ))
             })?);
         }

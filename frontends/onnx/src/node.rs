@@ -1,19 +1,19 @@
-//! What nodes, their ops and their attributes are called.
+//! The names of nodes, ops and attributes in messages.
 
 use crate::proto::{self, attribute_type as kind};
 
-/// The name of a node, or else of its first result.
+/// The name of a node, or the name of its first result if the node has none.
 pub(crate) fn node_label(node: &proto::NodeProto) -> &str {
     let first = node.output.iter().find(|o| !o.is_empty()).map_or("", String::as_str);
     if node.name.is_empty() { first } else { &node.name }
 }
 
-/// A domain by one name: ONNX's own has two.
+/// A domain in canonical form: ONNX's own domain is `ai.onnx` or empty.
 pub(crate) fn normalize_domain(domain: &str) -> &str {
     if domain == "ai.onnx" { "" } else { domain }
 }
 
-/// The op of a node for people.
+/// The op of a node with its domain, for messages.
 pub(crate) fn display_name(node: &proto::NodeProto) -> String {
     match normalize_domain(&node.domain) {
         "" => node.op_type.clone(),

@@ -1,5 +1,5 @@
-//! Which stored tensors are parameters: those that are not small integers or single numbers, that PyTorch calls so, or
-//! whose data differ between the files of the ranks.
+//! Decides which stored tensors are parameters: tensors that are neither small integers nor single numbers,
+//! tensors that PyTorch lists as parameters, and tensors whose data differs between the files of the ranks.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,26 +8,27 @@ use symmc_ir::DType;
 use crate::proto;
 use crate::tensor_data::{self, TensorFiles};
 
-/// Where `torch.onnx` keeps what the inputs of the exported program are.
+/// The metadata key under which `torch.onnx` stores the signature of the exported program.
 const SIGNATURE: &str = "pkg.torch.export.ExportedProgram.graph_signature";
 
 /// The largest constant that becomes part of the program, in bytes.
 pub(crate) const MAX_CONSTANT: usize = 1 << 20;
 
-/// Whether a stored tensor of this type is a constant unless it is known to be a parameter: integers, which are
-/// shapes, positions and masks, and single numbers.
+/// Whether a stored tensor of this type is a constant, unless it is known to be a parameter. Constants are
+/// integers (shapes, positions and masks) and single numbers.
 pub(crate) fn is_constant(dtype: DType, shape: &[usize]) -> bool {
     let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).unwrap_or(usize::MAX);
     let bytes = elements.saturating_mul(dtype.size());
     if dtype.is_float() { elements <= 1 } else { bytes <= MAX_CONSTANT }
 }
 
-/// The tensors that are parameters whatever they look like.
+/// The tensors that are parameters regardless of their type.
 #[derive(Default)]
 pub(crate) struct ParameterSet {
-    /// Those that PyTorch says are, by name.
+    /// The names of the parameters according to PyTorch.
     named: HashSet<String>,
-    /// Those whose data differ between the files, by address: names may differ as well.
+    /// The tensors whose data differs between the files. They are identified by address, because names may
+    /// differ too.
     differing: HashSet<*const proto::TensorProto>,
 }
 
@@ -36,13 +37,13 @@ impl ParameterSet {
         self.named.contains(&tensor.name) || self.differs(tensor)
     }
 
-    /// Whether the data that stand at this place of the program differ between the files.
+    /// Whether the data at this position of the program differs between the files.
     pub fn differs(&self, tensor: &proto::TensorProto) -> bool {
         self.differing.contains(&std::ptr::from_ref(tensor))
     }
 }
 
-pub(crate) fn find_parameters(models: &[proto::ModelProto], beside: &[TensorFiles]) -> ParameterSet {
+pub(crate) fn find_parameters(models: &[proto::ModelProto], tensor_files: &[TensorFiles]) -> ParameterSet {
     let mut out = ParameterSet::default();
     let Some(first) = models.first() else { return out };
     let metadata = first.graph.iter().flat_map(|g| &g.metadata_props).chain(&first.metadata_props);
@@ -50,16 +51,16 @@ pub(crate) fn find_parameters(models: &[proto::ModelProto], beside: &[TensorFile
         let targets = text.lines().filter_map(|line| line.split_once(": PARAMETER target='"));
         out.named.extend(targets.filter_map(|(_, rest)| Some(rest.split_once('\'')?.0.to_string())));
     }
-    // What cannot be read is told where it is used.
-    let read = |place: &TensorUse<'_>, beside: &TensorFiles| {
+    // A tensor that cannot be read is reported where it is used.
+    let read = |place: &TensorUse<'_>, files: &TensorFiles| {
         let small =
             tensor_data::stored_type(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-        (small || !place.initializer).then(|| beside.read_tensor(place.tensor).ok()).flatten()
+        (small || !place.initializer).then(|| files.read_tensor(place.tensor).ok()).flatten()
     };
     let expected = tensor_uses(first);
-    for (model, own) in models.iter().zip(beside).skip(1) {
+    for (model, files) in models.iter().zip(tensor_files).skip(1) {
         for (a, b) in expected.iter().zip(&tensor_uses(model)) {
-            if let (Some(x), Some(y)) = (read(a, &beside[0]), read(b, own))
+            if let (Some(x), Some(y)) = (read(a, &tensor_files[0]), read(b, files))
                 && x != y
             {
                 out.differing.extend([a.tensor, b.tensor].map(std::ptr::from_ref));
@@ -69,14 +70,14 @@ pub(crate) fn find_parameters(models: &[proto::ModelProto], beside: &[TensorFile
     out
 }
 
-/// Where a program reads a tensor that its file holds.
+/// One use of a tensor that is stored in the file.
 struct TensorUse<'p> {
     tensor: &'p proto::TensorProto,
-    /// Else it is the value of a `Constant`.
+    /// Whether the tensor is an initializer. Otherwise it is the value of a `Constant`.
     initializer: bool,
 }
 
-/// All of them in the order of the nodes, which is that of the same program under other names.
+/// All uses in the order of the nodes. The order is the same for the same program with other names.
 fn tensor_uses(model: &proto::ModelProto) -> Vec<TensorUse<'_>> {
     let mut out = Vec::new();
     if let Some(graph) = &model.graph {
@@ -88,7 +89,7 @@ fn tensor_uses(model: &proto::ModelProto) -> Vec<TensorUse<'_>> {
     out
 }
 
-/// The initializers that a graph sees by name: its own and those around it.
+/// The initializers that a graph sees by name: its own and those of the enclosing graphs.
 #[derive(Default)]
 struct VisibleInitializers<'a, 'p> {
     own: HashMap<&'p str, &'p proto::TensorProto>,

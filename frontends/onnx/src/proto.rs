@@ -1,7 +1,8 @@
-//! The messages of the ONNX format that are read, with the field numbers of `onnx.proto` (IR version 14). The decoder
-//! skips fields that are not declared here; `fields.rs` refuses those that the format does not have.
+//! The messages of the ONNX format that the importer reads, with the field numbers of `onnx.proto` (IR
+//! version 14). The decoder skips fields that are not declared here; `fields.rs` rejects fields that the
+//! format does not have.
 //!
-//! The decoder bounds the nesting of messages, and keeps raw data as parts of the file's bytes.
+//! The decoder bounds the nesting of messages, and keeps raw data as ranges of the file's bytes.
 
 use bytes::Bytes;
 use prost::Message;
@@ -86,7 +87,7 @@ pub struct AttributeProto {
     pub ref_attr_name: String,
 }
 
-/// The codes of [`AttributeProto::type`]; files of old versions leave it 0.
+/// The codes of [`AttributeProto::type`]. Files of old versions leave it 0.
 pub mod attribute_type {
     pub const FLOAT: i32 = 1;
     pub const INT: i32 = 2;
@@ -99,7 +100,7 @@ pub mod attribute_type {
     pub const SPARSE_TENSOR: i32 = 11;
 }
 
-/// The codes of element types that are named elsewhere than in `data.rs`.
+/// The codes of element types that modules other than `tensor_data.rs` use.
 pub mod element_type {
     pub const DOUBLE: i32 = 11;
 }
@@ -130,7 +131,7 @@ pub struct TensorProto {
     pub data_location: i32,
 }
 
-/// The [`TensorProto::data_location`] of data in a file of their own.
+/// The [`TensorProto::data_location`] of data in an external file.
 pub const EXTERNAL: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
@@ -155,7 +156,7 @@ pub struct ValueInfoProto {
     pub r#type: Option<TypeProto>,
 }
 
-/// A type; without a tensor type it is a sequence, a map or another that has no counterpart.
+/// A type. Without a tensor type it is a sequence, a map or another unsupported type.
 #[derive(Clone, PartialEq, Message)]
 pub struct TypeProto {
     #[prost(message, optional, tag = "1")]

@@ -1,13 +1,13 @@
-//! How many ranks a program has. ONNX Runtime's collectives state it (`group_size`), and there is one file for each
-//! rank.
+//! The number of ranks of a program. ONNX Runtime's collectives state it as `group_size`, and there is one
+//! file per rank.
 
 use crate::error::FailureReason;
 
-/// What is known of the number of ranks, from what the caller says, the number of files, and the collectives that
-/// were lowered: all of them are among all ranks.
+/// The number of ranks as known from the caller, the number of files, and the collectives lowered so far. All
+/// collectives span all ranks.
 pub(crate) struct RankCount {
     files: usize,
-    /// Who states the number, in words, and the number.
+    /// A phrase that says where the number comes from, and the number.
     stated: Option<(String, u32)>,
     communicates: bool,
 }
@@ -24,7 +24,7 @@ impl RankCount {
         }
     }
 
-    /// Takes in a collective with its `group_size`, if it has one.
+    /// Records a collective and its `group_size`, if it has one.
     pub fn record_collective(&mut self, node: &str, group_size: Option<i64>) -> Result<(), FailureReason> {
         self.communicates = true;
         let Some(size) = group_size else { return Ok(()) };
@@ -38,10 +38,11 @@ impl RankCount {
         match &self.stated {
             Some((_, first)) if *first == n => Ok(()),
             Some((first_who, first)) => {
-                Err(FailureReason::Ranks(format!("the number of ranks: {first_who} {first}, {who} {n}")))
+                let message = format!("conflicting numbers of ranks: {first_who} {first}, {who} {n}");
+                Err(FailureReason::Ranks(message))
             }
             None if self.files > 1 && self.files as u64 != u64::from(n) => Err(FailureReason::Ranks(
-                format!("expected {n} files, one for each rank, as {who} {n}; found {}", self.files),
+                format!("expected {n} files, one for each rank, because {who} {n}; found {}", self.files),
             )),
             None => {
                 self.stated = Some((who, n));
@@ -50,13 +51,13 @@ impl RankCount {
         }
     }
 
-    /// The number so far.
+    /// The number of ranks as far as it is known now.
     pub fn count_so_far(&self) -> Option<u32> {
         let of_files = || u32::try_from(self.files).ok().filter(|n| *n > 1);
         self.stated.as_ref().map(|(_, n)| *n).or_else(of_files)
     }
 
-    /// The number after all nodes; it stays open only where there are collectives that do not state it.
+    /// The number of ranks after all nodes. It is unknown only if there are collectives that do not state it.
     pub fn final_count(&self) -> Option<u32> {
         self.count_so_far().or_else(|| (!self.communicates).then_some(1))
     }

@@ -1,7 +1,7 @@
-//! The names of one graph of the program: what they stand for, and which are read.
+//! The names of one graph of the program: their bindings, and the names that are read.
 //!
-//! The program is one graph. The body of a function is another with names of its own; that of a branch also sees the
-//! names around it.
+//! The program is one graph. The body of a function is another graph with separate names. The body of a
+//! branch also sees the names of the enclosing scope.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,25 +13,25 @@ use crate::proto;
 #[derive(Clone, Debug)]
 pub(crate) enum NameBinding<'p> {
     Value(ValueId),
-    /// A known value, and the value of the graph that holds it once one does.
+    /// A known value, and the graph value that holds it once it was emitted.
     Known(KnownValue, Option<ValueId>),
-    /// A stored tensor that nothing has read yet.
+    /// A stored tensor that has not been read yet.
     Stored(&'p proto::TensorProto),
     Sequence(Vec<ValueId>),
-    /// An operand that the call of a function leaves out.
+    /// An operand that the function call omits.
     Omitted,
-    /// Not a tensor of the graph: why.
+    /// No tensor, with a phrase that says why.
     Unavailable(String),
 }
 
 pub(crate) struct NameScope<'p> {
-    /// What the names of values start with, so that they are unique among all graphs.
+    /// The prefix of the names of values, which makes them unique across graphs.
     pub prefix: String,
-    /// Whether the names of the scope around it are seen.
+    /// Whether names of the enclosing scope are visible.
     pub inner: bool,
     /// The versions of the operator sets by domain.
     pub opsets: HashMap<&'p str, i64>,
-    /// The attributes of the function call that this is the body of.
+    /// The attributes of the function call whose body this is.
     pub attributes: HashMap<&'p str, &'p proto::AttributeProto>,
     pub declared: HashMap<&'p str, &'p proto::TypeProto>,
     values: HashMap<&'p str, NameBinding<'p>>,
@@ -58,7 +58,7 @@ impl<'p> NameScope<'p> {
         scope
     }
 
-    /// The attribute that one of a node stands for: itself, or that of the function call around it.
+    /// The attribute itself, or the attribute of the enclosing function call that it refers to.
     pub fn resolve_attribute(&self, a: &'p proto::AttributeProto) -> Option<&'p proto::AttributeProto> {
         if a.ref_attr_name.is_empty() {
             Some(a)
@@ -85,7 +85,7 @@ impl<'p> NameScope<'p> {
         }
     }
 
-    /// Marks what is read after all nodes.
+    /// Marks names that are read after all nodes.
     pub fn mark_read_at_end(&mut self, names: impl IntoIterator<Item = &'p str>) {
         self.read.extend(names);
     }
@@ -102,12 +102,12 @@ impl<'p> NameScope<'p> {
         }
     }
 
-    /// Binds a name anew, to another form of the same value.
+    /// Rebinds a name to another form of the same value.
     pub fn rebind(&mut self, name: &'p str, binding: NameBinding<'p>) {
         self.values.insert(name, binding);
     }
 
-    /// What a name stands for, with the name as the program has it.
+    /// The binding of a name, with the name as the program stores it.
     pub fn get(&self, name: &str) -> Option<(&'p str, &NameBinding<'p>)> {
         self.values.get_key_value(name).map(|(k, v)| (*k, v))
     }

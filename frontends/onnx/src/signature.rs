@@ -1,7 +1,7 @@
 //! The inputs and outputs of a program.
 //!
-//! Inputs of the graph that no stored tensor gives are arguments. Stored tensors that are read become parameters or
-//! constants ([`crate::parameters`]).
+//! Inputs of the graph that are not stored tensors are arguments. Stored tensors that are read become
+//! parameters or constants ([`crate::parameters`]).
 
 use std::collections::HashSet;
 
@@ -12,7 +12,7 @@ use crate::lower::ImportLowering;
 use crate::proto;
 use crate::scope::NameBinding;
 
-/// The inputs that a caller gives.
+/// The inputs that the caller of the program passes.
 pub(crate) fn caller_inputs(graph: &proto::GraphProto) -> Vec<&proto::ValueInfoProto> {
     let stored: HashSet<&str> = graph.initializer.iter().map(|t| t.name.as_str()).collect();
     graph.input.iter().filter(|i| !stored.contains(i.name.as_str())).collect()
@@ -45,8 +45,8 @@ pub(crate) fn lower_inputs<'p>(
         let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
         lowering.scope.bind(name, NameBinding::Value(value)).map_err(|m| error(name, m))?;
     }
-    // Parameters stand before the nodes, in the order in which these read them. One that cannot be read is told of
-    // where it is used.
+    // Parameters come before the nodes, in the order in which the nodes read them. A tensor that cannot be
+    // read is reported where it is used.
     for name in graph.node.iter().flat_map(|n| &n.input).filter(|n| !n.is_empty()) {
         let _ = lowering.resolve_name(name);
     }

@@ -1,11 +1,12 @@
 //! The symbols of a program and the dims of its extents.
 //!
-//! A symbol belongs to a program if it occurs in an extent of an argument: those a caller fixes for a run. ONNX names
-//! extents by free text (`dim_param`). What reads as an integer expression (`2*tokens`, `past + 1`) is one; any other
-//! text is one symbol. An extent without value and name is a symbol of its own.
+//! The symbols of a program are those in the extents of its arguments: a caller fixes them for a run. ONNX
+//! names extents by free text (`dim_param`). Text that parses as an integer expression (`2*tokens`, `past +
+//! 1`) is an expression; any other text is one symbol. An extent without value and name gets a symbol of its
+//! own.
 //!
-//! `torch.export` names symbols `s23`. The only symbol of a program, if it has such a name, is called `tokens`; a
-//! symbol that has another name in PyTorch keeps that as its alias.
+//! `torch.export` names symbols `s23`. If such a symbol is the only one of a program, it is called `tokens`.
+//! A symbol with a different name in PyTorch keeps that name as its alias.
 
 use std::collections::HashMap;
 
@@ -17,18 +18,18 @@ use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 use crate::error::FailureReason;
 use crate::proto;
 
-/// Where `torch.onnx` keeps the ranges of symbols.
+/// The metadata key under which `torch.onnx` stores the ranges of symbols.
 const RANGES: &str = "pkg.torch.export.ExportedProgram.range_constraints";
 
 /// The symbols of a program, by the names of the file.
 pub(crate) struct ProgramSymbols {
     pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
-    /// Those to which nobody gives an upper bound.
+    /// The symbols for which neither the program nor the caller gives an upper bound.
     pub unbounded: Vec<String>,
 }
 
-/// An interval; an end without a bound is `None`.
+/// An interval. An end without a bound is `None`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct SymbolRange {
     min: Option<i64>,
@@ -36,12 +37,13 @@ struct SymbolRange {
 }
 
 impl ProgramSymbols {
-    /// Collects, bounds and names the symbols of the arguments, with what the caller says of them. `max_extent` bounds
-    /// those without an upper bound; a note says so.
+    /// Collects, bounds and names the symbols of the arguments, and applies the caller's constraints.
+    /// `max_extent` bounds symbols without an upper bound, with a note.
     pub fn new(
         arguments: &[&proto::ValueInfoProto],
         metadata: &[proto::StringStringEntryProto],
-        (given, max_extent): (&SymbolConstraints, i64),
+        given: &SymbolConstraints,
+        max_extent: i64,
         notes: &mut Vec<String>,
     ) -> Result<Self, FailureReason> {
         let mut order: Vec<String> = Vec::new();
@@ -66,11 +68,11 @@ impl ProgramSymbols {
                 known.range.and_then(|r| r.min),
                 known.range.and_then(|r| r.max),
             )?;
-            let said = |(asked, _): &(String, SymbolConstraint)| *asked == shown || asked == name;
-            if !known.certain && !given.constraints.iter().any(said) {
+            let is_constrained = |(asked, _): &(String, SymbolConstraint)| *asked == shown || asked == name;
+            if !known.certain && !given.constraints.iter().any(is_constrained) {
                 let max = max.map_or("any size".into(), |max| max.to_string());
                 notes.push(format!(
-                    "symbol {shown} is taken to be {min} to {max}, as its range is not certain"
+                    "symbol {shown} is assumed to be {min} to {max}: its range is not certain"
                 ));
             }
             let alias = known.torch.or(Some(name)).filter(|alias| **alias != shown).cloned();
@@ -82,8 +84,8 @@ impl ProgramSymbols {
         Ok(ProgramSymbols { table, ids: order.into_iter().zip(dims).collect(), unbounded: open })
     }
 
-    /// The dim of an extent of this value; `None` if it is not known: without value and name, or by a symbol that is
-    /// no extent of an argument.
+    /// The dim of an extent of this value. `None` if it is not known: it has neither value nor name, or uses
+    /// a symbol that is not an extent of an argument.
     pub fn resolve_extent(
         &self,
         value: &str,
@@ -109,22 +111,23 @@ impl ProgramSymbols {
     }
 }
 
-/// What the recorded arguments have where an extent is just this symbol, the largest if they differ.
+/// The extent in the recorded arguments on an axis that consists of just this symbol. The largest one, if
+/// they differ.
 fn recorded_extent(symbol: &str, arguments: &[&proto::ValueInfoProto], shapes: &[Vec<usize>]) -> Option<i64> {
     let of_argument = |(argument, shape): (&&proto::ValueInfoProto, &Vec<usize>)| {
         let own = argument.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?;
-        let is_it = |(axis, dim): &(usize, &proto::DimensionProto)| match declared_extent(dim) {
+        let is_symbol = |(axis, dim): &(usize, &proto::DimensionProto)| match declared_extent(dim) {
             DeclaredExtent::Named(name) => name == symbol,
             DeclaredExtent::Open => anonymous_symbol(&argument.name, *axis) == symbol,
             DeclaredExtent::Known(_) => false,
         };
-        let axes = own.dim.iter().enumerate().filter(is_it);
+        let axes = own.dim.iter().enumerate().filter(is_symbol);
         axes.filter_map(|(axis, _)| i64::try_from(*shape.get(axis)?).ok()).max()
     };
     arguments.iter().zip(shapes).filter_map(of_argument).max()
 }
 
-/// What the file says of an extent.
+/// The extent as the file declares it.
 enum DeclaredExtent<'a> {
     Known(i64),
     Named(&'a str),
@@ -154,7 +157,7 @@ fn collect_symbols(argument: &str, axis: usize, dim: &proto::DimensionProto, ord
         DeclaredExtent::Open => add(anonymous_symbol(argument, axis)),
         DeclaredExtent::Named(name) => {
             let parsed = sympy::parse(name);
-            // Text that is no integer expression names one symbol.
+            // Text that is not an integer expression names one symbol.
             let zero = |_: &str| Ok(Dim::from(0));
             match parsed.as_ref().map(|e| (e, sympy::to_dim(e, &zero))) {
                 Ok((SizeExpr::Symbol(s), _)) => add((*s).to_string()),
@@ -165,27 +168,28 @@ fn collect_symbols(argument: &str, axis: usize, dim: &proto::DimensionProto, ord
     }
 }
 
-/// Whether PyTorch made up the name.
+/// Whether PyTorch generated the name.
 fn is_generated(name: &str) -> bool {
     name.strip_prefix('s').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
 }
 
-/// What is known of a symbol besides its name in the file.
+/// The range of a symbol, and its name in PyTorch.
 #[derive(Clone, Copy)]
 struct AssignedRange<'r> {
-    /// Its name in PyTorch, if that is certain.
+    /// The name in PyTorch, if it differs and is certain.
     torch: Option<&'r String>,
     range: Option<SymbolRange>,
-    /// Whether the range is its own, and not the least that covers all which may be.
+    /// Whether the range is that of the symbol, rather than a range that covers all candidates.
     certain: bool,
 }
 
-/// The range of each symbol: that of its own name; else, where only one is left of both, that one; else the one that
-/// covers all that are left, if there is one for each symbol.
+/// Assigns a range to each symbol. A range with the symbol's own name is preferred. Otherwise, if one symbol
+/// and one range are left, they belong together. Otherwise the symbol gets a range that covers all remaining
+/// ones, provided that there is one for each symbol.
 fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>) -> Vec<AssignedRange<'r>> {
     let left: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
     let unnamed = order.iter().filter(|name| !ranges.contains_key(*name)).count();
-    let alike = left.windows(2).all(|w| w[0].1 == w[1].1);
+    let all_equal = left.windows(2).all(|w| w[0].1 == w[1].1);
     let all = left.iter().map(|(_, range)| **range).reduce(|a, b| SymbolRange {
         min: a.min.zip(b.min).map(|(a, b)| a.min(b)),
         max: a.max.zip(b.max).map(|(a, b)| a.max(b)),
@@ -197,13 +201,15 @@ fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>
             (None, [(torch, range)]) if unnamed == 1 => {
                 AssignedRange { torch: Some(torch), range: Some(**range), certain: true }
             }
-            (None, _) if left.len() >= unnamed => AssignedRange { torch: None, range: all, certain: alike },
+            (None, _) if left.len() >= unnamed => {
+                AssignedRange { torch: None, range: all, certain: all_equal }
+            }
             _ => AssignedRange { torch: None, range: None, certain: true },
         })
         .collect()
 }
 
-/// `{s23: VR[2, 1024], s5: VR[0, int_oo]}`; what cannot be read is left out.
+/// Parses `{s23: VR[2, 1024], s5: VR[0, int_oo]}`. Entries that do not parse are left out.
 fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
     let mut out = IndexMap::new();
     for part in text.trim().trim_start_matches('{').split("VR[").collect::<Vec<_>>().windows(2) {
@@ -216,7 +222,7 @@ fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
     out
 }
 
-/// The name, with a number behind it if another symbol has it.
+/// The name, with a number appended if another symbol has it.
 fn unique_name(others: &[DeclaredSymbol], name: String) -> String {
     let taken = |name: &str| others.iter().any(|s| s.name == name);
     let numbered = (2..).map(|n| format!("{name}_{n}"));
@@ -247,7 +253,8 @@ mod tests {
         let found = ProgramSymbols::new(
             &[&argument(dims)],
             &metadata,
-            (&SymbolConstraints::default(), 1 << 20),
+            &SymbolConstraints::default(),
+            1 << 20,
             &mut notes,
         )
         .expect("sound ranges");
@@ -265,14 +272,14 @@ mod tests {
         assert_eq!(all(&["s23"], "{s23: VR[2, 1024]}"), ["tokens (s23) 2..1024"]);
         assert_eq!(all(&["a", "s1"], "{s0: VR[2, 8], s1: VR[3, 9]}"), ["a (s0) 2..8", "s1 3..9"]);
         assert_eq!(all(&["a", "b"], "{s0: VR[2, 8], s1: VR[2, 8]}"), ["a 2..8", "b 2..8"]);
-        // Which is whose is not known: what covers both is right for either.
+        // The assignment is unknown, so each symbol gets a range that covers both.
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8], s1: VR[3, 9]}");
         assert_eq!(found, ["a 2..9", "b 2..9"]);
-        assert_eq!(notes[1], "symbol b is taken to be 2 to 9, as its range is not certain");
-        // Each without a bound has the default one.
+        assert_eq!(notes[1], "symbol b is assumed to be 2 to 9: its range is not certain");
+        // Symbols without a bound get the default one.
         let (found, notes) = symbols(&["a", "b"], "{s0: VR[2, 8]}");
         assert_eq!(found, ["a 0..1048576", "b 0..1048576"]);
-        assert_eq!(notes[0], "symbol a has no upper bound in the program; 1048576 is taken");
+        assert_eq!(notes[0], "symbol a has no upper bound in the program; assuming 1048576");
         assert_eq!(
             all(&["a b", "a_b", "c d"], ""),
             ["a_b (a b) 0..1048576", "a_b_2 (a_b) 0..1048576", "c_d (c d) 0..1048576"]
@@ -282,7 +289,8 @@ mod tests {
             ProgramSymbols::new(
                 &[&argument(&["n"])],
                 &[proto::StringStringEntryProto { key: RANGES.into(), value: "{s0: VR[9, 2]}".into() }],
-                (&SymbolConstraints::default(), 1 << 20),
+                &SymbolConstraints::default(),
+                1 << 20,
                 &mut Vec::new()
             )
             .is_err()
@@ -292,7 +300,7 @@ mod tests {
     #[test]
     fn extents_are_expressions_or_names() {
         let x = argument(&["past + 1", "2*tokens", "a name, with text", "7"]);
-        let symbols = ProgramSymbols::new(&[&x], &[], (&SymbolConstraints::default(), 64), &mut Vec::new())
+        let symbols = ProgramSymbols::new(&[&x], &[], &SymbolConstraints::default(), 64, &mut Vec::new())
             .expect("symbols");
         let names: Vec<&str> = symbols.table.values().map(|s| s.name.as_str()).collect();
         assert_eq!(names, ["past", "tokens", "a_name__with_text"]);

@@ -1,7 +1,8 @@
-//! Stored tensors: their data as raw bytes, as typed fields, or in files of their own beside the model.
+//! Stored tensors. Their data is raw bytes, typed fields, or a range of an external file.
 //!
-//! A file is untrusted: what is taken is held against what is there before memory is, and the path of a file of data
-//! starts at the model's folder and leads down. Links on it are followed, since caches of models link to their files.
+//! A file is untrusted: sizes are checked against the actual data before memory is allocated, and the path of
+//! an external file starts at the model's folder and leads down. Symbolic links on the path are followed,
+//! because caches of models link to their files.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use symmc_support::{Backing, BackingSlice, MappedFile};
 
 use crate::proto;
 
-/// The dtype of an ONNX element type, or the name of one that the IR has not.
+/// The dtype of an ONNX element type, or the name of one that the IR does not have.
 pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
     if let Some(&known) = DType::ALL.iter().find(|dtype| dtype.facts().onnx == code) {
         return Ok(known);
@@ -52,15 +53,20 @@ pub(crate) fn dtype_from_code(code: i32) -> Result<DType, String> {
 
 pub(crate) fn stored_type(tensor: &proto::TensorProto) -> Result<(DType, Vec<usize>), String> {
     let dtype = dtype_from_code(tensor.data_type)
-        .map_err(|found| format!("expected a dtype that the IR has, found {found}"))?;
+        .map_err(|found| format!("expected a supported dtype, found {found}"))?;
     let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
     match shape {
         Some(shape) if shape.len() <= symmc_ir::dim::MAX_RANK => Ok((dtype, shape)),
-        _ => Err(format!("expected extents of 0 or more on few axes, found {:?}", tensor.dims)),
+        _ => Err(format!(
+            "expected at most {} extents, each 0 or more, found {:?}",
+            symmc_ir::dim::MAX_RANK,
+            tensor.dims
+        )),
     }
 }
 
-/// The files of data of one model: its own, where that is mapped, and those beside it.
+/// The files with the tensor data of one model: the model file itself if it is mapped, and its external
+/// files.
 pub(crate) struct TensorFiles {
     folder: Option<PathBuf>,
     own: Option<Arc<MappedFile>>,
@@ -75,9 +81,9 @@ impl Backing for InlineBytes {
     }
 }
 
-/// Bytes that cannot be used where they lie: elements across their alignment, or bools that are not checked yet. They
-/// are copied when they are first read, which who only makes a plan never does. What others can change is read anew by
-/// whoever computes with it.
+/// Bytes that cannot be used in place: misaligned elements, or bools that are not yet checked. They are
+/// copied at the first read, which a process that only compiles a plan never does. Data that other processes
+/// can change is read again by each execution.
 struct LazyCopy {
     from: BackingSlice,
     copy: OnceLock<Vec<u8>>,
@@ -85,7 +91,7 @@ struct LazyCopy {
 }
 
 impl Backing for LazyCopy {
-    /// Zeros where a file has lost the bytes: importing it, or reading them, is an error then.
+    /// Zeros if the file has lost the bytes. Importing or reading them is an error in that case.
     fn bytes(&self) -> &[u8] {
         self.copy.get_or_init(|| {
             let mut copy = vec![0; self.size()];
@@ -125,7 +131,7 @@ impl TensorFiles {
         TensorFiles { folder, own, open: RefCell::default() }
     }
 
-    /// Whether all files are what they were when they were opened.
+    /// Whether all files are unchanged since they were opened.
     pub fn check_unchanged(&self) -> io::Result<()> {
         let open = self.open.borrow();
         self.own.iter().chain(open.values()).try_for_each(|file| file.check_unchanged())
@@ -138,7 +144,7 @@ impl TensorFiles {
         paths
     }
 
-    /// Bytes of the model's file, in that file where it is mapped.
+    /// Bytes of the model file, as a range of that file if it is mapped.
     fn inline_part(&self, raw: &Bytes) -> Option<BackingSlice> {
         if let Some(own) = &self.own {
             let start = raw.as_ptr().addr().checked_sub(own.bytes().as_ptr().addr());
@@ -153,7 +159,7 @@ impl TensorFiles {
     pub fn load_tensor(&self, tensor: &proto::TensorProto) -> Result<Tensor, String> {
         let (dtype, shape) = stored_type(tensor)?;
         if tensor.segment.is_some() {
-            return Err("it is stored in segments, which are not read".into());
+            return Err("segmented tensors are not supported".into());
         }
         let elements = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
         let count = elements.and_then(|n| n.checked_mul(dtype.size()));
@@ -179,32 +185,31 @@ impl TensorFiles {
         made.ok_or_else(expected)
     }
 
-    /// A stored tensor with its data in memory that no other process changes. Fails as [`load_tensor`](Self::load_tensor), or if its
-    /// file cannot be read, or changed.
+    /// A stored tensor whose data is in memory that no other process changes. Fails if
+    /// [`load_tensor`](Self::load_tensor) does, or if its file cannot be read or has changed.
     pub fn read_tensor(&self, tensor: &proto::TensorProto) -> Result<Arc<Tensor>, String> {
         Arc::new(self.load_tensor(tensor)?).load_to_memory().map_err(|e| e.to_string())
     }
 
-    /// The bytes of a tensor in a file of its own; `count` are as many as it has elements for.
+    /// The bytes of a tensor in an external file. `count` is the size of its elements in bytes.
     fn external_part(&self, tensor: &proto::TensorProto, count: usize) -> Result<BackingSlice, String> {
         let entry = |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
         let number = |key: &str| match entry(key) {
             None => Ok(None),
-            Some(text) => text
-                .parse::<usize>()
-                .map(Some)
-                .map_err(|_| format!("expected a number of bytes as {key} of its data, found `{text}`")),
+            Some(text) => text.parse::<usize>().map(Some).map_err(|_| {
+                format!("expected a number of bytes as {key} of the external data, found `{text}`")
+            }),
         };
         let location = entry("location").unwrap_or("");
         let start = number("offset")?.unwrap_or(0);
         if let Some(length) = number("length")?.filter(|&l| l != count) {
-            return Err(format!("expected {count} bytes of data, its length says {length}"));
+            return Err(format!("expected {count} bytes of external data, found a length of {length}"));
         }
         let file = self.open_data_file(location)?;
         let range: Option<Range<usize>> = start.checked_add(count).map(|end| start..end);
         let found = file.bytes().len();
         range.and_then(|range| BackingSlice::new(file, range)).ok_or_else(|| {
-            format!("expected {count} bytes from {start} on in `{location}`, found a file of {found}")
+            format!("expected {count} bytes at offset {start} of `{location}`, found a file of {found} bytes")
         })
     }
 
@@ -216,16 +221,18 @@ impl TensorFiles {
         let within = !location.is_empty()
             && relative.components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
         if !within {
-            return Err(format!("expected a file below the model's folder for its data, found `{location}`"));
+            return Err(format!(
+                "expected an external data file below the model's folder, found `{location}`"
+            ));
         }
         let Some(folder) = &self.folder else {
             return Err(format!(
-                "its data is in the file `{location}`, and the folder of the model is not known"
+                "the data is in the external file `{location}`, but the model's folder is not known"
             ));
         };
         let path = folder.join(relative);
-        let failed = |e: io::Error| format!("the file of its data, {}: {e}", path.display());
-        // To open a pipe would wait for its writer.
+        let failed = |e: io::Error| format!("external data file {}: {e}", path.display());
+        // Opening a pipe would wait for its writer.
         let kind = std::fs::metadata(&path).map_err(failed)?.file_type();
         if !kind.is_file() {
             let what = match kind {
@@ -234,7 +241,7 @@ impl TensorFiles {
                 k if k.is_socket() => "socket",
                 _ => "device",
             };
-            return Err(format!("expected a file for its data, found the {what} {}", path.display()));
+            return Err(format!("expected an external data file, found the {what} {}", path.display()));
         }
         let file = MappedFile::open(&path).map_err(failed)?;
         let file = Arc::new(file);
@@ -243,9 +250,10 @@ impl TensorFiles {
     }
 }
 
-/// A tensor of these bytes where they lie, or of a copy that is made when it is read.
+/// A tensor that uses these bytes in place, or a copy that is made at the first read.
 fn tensor_over_part(dtype: DType, shape: &[usize], part: BackingSlice) -> Option<Tensor> {
-    let (size, bools) = (part.range().len(), dtype == DType::Bool);
+    let size = part.range().len();
+    let bools = dtype == DType::Bool;
     if part.bytes().as_ptr().addr().is_multiple_of(dtype.size()) && !bools {
         return Tensor::from_backing(dtype, shape, part);
     }
@@ -260,7 +268,7 @@ fn typed_field_bytes(tensor: &proto::TensorProto, dtype: DType) -> Vec<u8> {
         DType::F64 => tensor.double_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::I64 => tensor.int64_data.iter().flat_map(|x| x.to_le_bytes()).collect(),
         DType::F16 | DType::BF16 => ints.iter().flat_map(|x| (*x as u16).to_le_bytes()).collect(),
-        // The field of 32 bits has the elements of all other integers, and of bool.
+        // `int32_data` holds the elements of all other integer dtypes, and of bool.
         _ => {
             let mut out = vec![0; ints.len() * dtype.size()];
             ints.iter().enumerate().for_each(|(i, &x)| write_i64(dtype, &mut out, i, x.into()));

@@ -1,6 +1,6 @@
-//! The versions that a program is written in: of the format, and of the operator sets that it imports.
+//! The versions of a program: of the format, and of the operator sets that it imports.
 //!
-//! A version that was not known when this was written may mean another thing by the same text, so it is refused.
+//! A version that is newer than this importer may give the same text another meaning, so it is rejected.
 
 use std::collections::HashMap;
 
@@ -9,14 +9,14 @@ use crate::node::normalize_domain;
 use crate::ops::schemas;
 use crate::proto;
 
-/// The versions of the format that are read: operator sets are imported since the first, and [`proto`] has the fields
-/// of the last.
+/// The supported versions of the format. Operator sets exist since the first, and [`proto`] has the fields of
+/// the last.
 pub(crate) const FORMAT: (i64, i64) = (3, 14);
 
-/// The oldest version of ONNX's operator set that is read: broadcasting was another before.
+/// The oldest supported version of ONNX's operator set. Older versions have other broadcasting rules.
 const OLDEST: i64 = 7;
 
-/// Fails where the model is in a version that is not read.
+/// Fails if the model has an unsupported version.
 pub(crate) fn check_model_versions(model: &proto::ModelProto) -> Result<(), FailureReason> {
     let (oldest, newest) = FORMAT;
     if !(oldest..=newest).contains(&model.ir_version) {
@@ -29,16 +29,16 @@ pub(crate) fn check_model_versions(model: &proto::ModelProto) -> Result<(), Fail
     for function in &model.functions {
         opset_versions(&function.opset_import)?;
     }
-    match model.opset_import.iter().any(|o| normalize_domain(&o.domain).is_empty()) {
-        true => Ok(()),
-        false => Err(FailureReason::Version {
+    if !model.opset_import.iter().any(|o| normalize_domain(&o.domain).is_empty()) {
+        return Err(FailureReason::Version {
             expected: format!("version {OLDEST} to {} of ONNX's operators", schemas::newest_opset()),
             found: "none".into(),
-        }),
+        });
     }
+    Ok(())
 }
 
-/// The versions of operator sets by domain. Fails if one is of a version that is not known, or stands there in two
+/// The versions of the operator sets, by domain. Fails if a version is unsupported, or a domain has two
 /// versions.
 pub(crate) fn opset_versions(
     imports: &[proto::OperatorSetIdProto],
@@ -56,7 +56,8 @@ pub(crate) fn opset_versions(
             found: format!("version {}", import.version),
         };
         if !known.contains(&import.version) {
-            let (oldest, newest) = (known.start(), known.end());
+            let oldest = known.start();
+            let newest = known.end();
             let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };
             return Err(error(format!("version {range} of {who}")));
         }

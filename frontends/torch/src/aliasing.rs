@@ -1,7 +1,8 @@
-//! Whether PyTorch gives the result of an op memory of its own.
+//! Whether the result of an op has separate memory in PyTorch.
 //!
-//! Most ops do. Some always give a view of their operand; `reshape` and its like do where the strides of the operand
-//! allow it, which the program declares. Where that matters, a result gets memory of its own by a copy.
+//! Most results do. Some ops always return a view of their operand. `reshape` and similar ops return a view
+//! if the strides of the operand allow it; the program declares the strides. If the difference matters, the
+//! result is copied, so that its memory is separate.
 
 use symmc_import::Emit;
 use symmc_ir::{Dim, NodeId, Op, ValueDef, ValueId};
@@ -13,15 +14,15 @@ use crate::schema::{Argument, SymInt};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ResultAliasing {
-    /// In that of its operand.
+    /// The result is in the memory of the operand.
     Shared,
-    /// In memory of its own.
+    /// The result has separate memory.
     Separate,
-    /// The program does not tell.
+    /// The program does not determine it.
     Unknown,
 }
 
-/// The ops whose result is their operand, or a view of it.
+/// The ops whose result is their operand or a view of it.
 const ALIASING: [&str; 54] = [
     "_reshape_alias",
     "adjoint",
@@ -79,7 +80,7 @@ const ALIASING: [&str; 54] = [
     "view_as_real",
 ];
 
-/// The ops whose result is a view where the strides of their operand allow it.
+/// The ops whose result is a view if the strides of the operand allow it.
 const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
 
 fn result_aliasing(c: &OpCall<'_, '_>) -> ResultAliasing {
@@ -95,7 +96,7 @@ fn result_aliasing(c: &OpCall<'_, '_>) -> ResultAliasing {
     }
 }
 
-/// In a program with ops that write: gives the results of a call memory of their own where PyTorch does.
+/// In a program with ops that write: copies the results of a call that have separate memory in PyTorch.
 pub(crate) fn separate_results(c: &mut OpCall<'_, '_>) -> RuleResult {
     if c.lowering.in_place {
         for i in 0..c.result_slot_count() {
@@ -108,25 +109,26 @@ pub(crate) fn separate_results(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
-/// In a program with ops that write: the result of an op that PyTorch gives memory of its own, as a copy if its rule
-/// left it in the memory of an operand.
+/// In a program with ops that write: copies the result of an op if PyTorch gives it separate memory and the
+/// rule left it in the memory of an operand.
 pub(crate) fn ensure_separate(c: &mut OpCall<'_, '_>, value: ValueId) -> EmitResult {
     let (base, _) = find_base(c, value);
     if !c.existed_before(base) {
         return Ok(value);
     }
-    let how = result_aliasing(c);
-    if how == ResultAliasing::Shared {
+    let aliasing = result_aliasing(c);
+    if aliasing == ResultAliasing::Shared {
         return Ok(value);
     }
     let copy = c.emit("copy", Op::Copy, &[value])?;
-    if how == ResultAliasing::Unknown {
+    if aliasing == ResultAliasing::Unknown {
         c.lowering.possible_aliases.push((copy, base));
     }
     Ok(copy)
 }
 
-/// Notes that PyTorch has the result of an op that gives views in the memory of `operand`, where the program reads it.
+/// Records that in PyTorch the result of a view op shares memory with `operand`, although the graph does not
+/// show it.
 pub(crate) fn note_alias(c: &mut OpCall<'_, '_>, value: ValueId, operand: ValueId) {
     if c.lowering.in_place && effects::returns_views(&c.node.target) {
         c.lowering.possible_aliases.push((value, operand));
@@ -136,7 +138,8 @@ pub(crate) fn note_alias(c: &mut OpCall<'_, '_>, value: ValueId, operand: ValueI
 /// The base of a value, and the view nodes that lead from it to the value.
 pub(crate) fn find_base(c: &OpCall<'_, '_>, value: ValueId) -> (ValueId, Vec<NodeId>) {
     let graph = c.lowering.builder.graph();
-    let (mut at, mut chain) = (value, Vec::new());
+    let mut at = value;
+    let mut chain = Vec::new();
     while let ValueDef::Node(node, _) = graph.values[at].def {
         if !graph.nodes[node].op.is_view() && !c.lowering.rank_slice_nodes.contains(&node) {
             break;
@@ -154,11 +157,12 @@ fn operand_layout<'p>(c: &OpCall<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
     let dims = |list: &'p [SymInt<'p>]| -> Option<Vec<Dim>> {
         list.iter().map(|s| c.lowering.symbols.resolve_extent(s).ok()).collect()
     };
-    let (sizes, strides) = (dims(&meta.sizes)?, dims(&meta.strides)?);
+    let sizes = dims(&meta.sizes)?;
+    let strides = dims(&meta.strides)?;
     (sizes.len() == strides.len()).then_some((sizes, strides))
 }
 
-/// Where the first operand begins in its storage, in elements, as the program declares it.
+/// The declared offset of the first operand in its storage, in elements.
 pub(crate) fn storage_begin(c: &OpCall<'_, '_>) -> Option<Dim> {
     let Some(Argument::Tensor(name)) = c.argument_at(0) else { return None };
     let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;
@@ -167,7 +171,8 @@ pub(crate) fn storage_begin(c: &OpCall<'_, '_>) -> Option<Dim> {
         .map_or(Some(Dim::from(0)), |offset| c.lowering.symbols.resolve_extent(offset).ok())
 }
 
-/// The axes of the first operand from the outermost in memory to the innermost, where its elements lie behind each other.
+/// The axes of the first operand from the outermost in memory to the innermost. `None` if its elements are
+/// not contiguous.
 pub(crate) fn memory_order(c: &OpCall<'_, '_>) -> Option<Vec<usize>> {
     let (sizes, strides) = operand_layout(c)?;
     let mut order: Vec<usize> = (0..sizes.len()).collect();
@@ -179,7 +184,7 @@ pub(crate) fn memory_order(c: &OpCall<'_, '_>) -> Option<Vec<usize>> {
     (is_row_major(&sorted(&sizes), &sorted(&strides)) == Some(true)).then_some(order)
 }
 
-/// Whether these are the strides of row-major order; `None` if that is not known.
+/// Whether these are the strides of row-major order. `None` if that is not known.
 pub(crate) fn is_row_major(sizes: &[Dim], strides: &[Dim]) -> Option<bool> {
     let mut expected = Dim::from(1);
     for (size, stride) in sizes.iter().zip(strides).rev() {
@@ -211,7 +216,9 @@ fn reshape_aliasing(c: &OpCall<'_, '_>) -> Option<ResultAliasing> {
     }
     let known = |dims: &[Dim]| dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
     let value = c.result(0)?;
-    let (sizes, strides, new) = (known(&sizes)?, known(&strides)?, known(&c.shape(value))?);
+    let sizes = known(&sizes)?;
+    let strides = known(&strides)?;
+    let new = known(&c.shape(value))?;
     Some(if is_viewable_as(&sizes, &strides, &new) {
         ResultAliasing::Shared
     } else {
@@ -219,8 +226,8 @@ fn reshape_aliasing(c: &OpCall<'_, '_>) -> Option<ResultAliasing> {
     })
 }
 
-/// Whether a tensor of these strides can be seen under another shape: each run of its axes that lies evenly in memory
-/// must be a run of the new ones.
+/// Whether a tensor of these strides can be viewed as another shape. Each run of contiguous axes must
+/// correspond to a run of the new axes.
 fn is_viewable_as(sizes: &[i64], strides: &[i64], new: &[i64]) -> bool {
     if sizes.contains(&0) {
         return true;
@@ -231,8 +238,9 @@ fn is_viewable_as(sizes: &[i64], strides: &[i64], new: &[i64]) -> bool {
         sizes.iter().copied().zip(strides.iter().copied()).filter(|a| a.0 != 1).collect();
     for (i, (size, stride)) in axes.iter().enumerate().rev() {
         run = run.saturating_mul(*size);
-        let goes_on = i.checked_sub(1).is_some_and(|o| axes[o].1 == stride.saturating_mul(*size));
-        if goes_on {
+        let is_contiguous_with_outer =
+            i.checked_sub(1).is_some_and(|o| axes[o].1 == stride.saturating_mul(*size));
+        if is_contiguous_with_outer {
             continue;
         }
         let mut seen = 1i64;

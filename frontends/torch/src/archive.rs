@@ -1,9 +1,10 @@
 //! The `.pt2` container: a zip archive whose entries share one root folder.
 //!
-//! Read are `archive_format`, `byteorder`, one `models/*.json`, and the raw storages that the weights and
-//! constants configs name ([`crate::stored_tensors`]). Pickles are never opened, sample inputs never read. An archive is
-//! untrusted: sizes are checked before memory is taken. No two entries share bytes of the file, none unpacks to more
-//! than its bytes can hold, and all that is unpacked stays below [`ArchiveLimits`].
+//! The importer reads `archive_format`, `byteorder`, one `models/*.json`, and the raw storages that the
+//! weights and constants configs name ([`crate::stored_tensors`]). It never opens pickles and never reads
+//! sample inputs. An archive is untrusted: sizes are checked before memory is allocated. No two entries share
+//! bytes of the file, no entry unpacks to more than its bytes can contain, and the total stays below
+//! [`ArchiveLimits`].
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
@@ -21,19 +22,20 @@ const MAX_JSON: u64 = 1 << 30;
 const LEGACY: &str = "serialized_exported_program.json";
 const BEFORE: &str = "; the archive was written by a version of PyTorch before 2.8";
 
-/// What a byte of the file may become: weights hardly compress, and text seldom more.
+/// The accepted unpacked size per byte of the file. Weights hardly compress, and text rarely compresses more
+/// than this.
 const RATIO: u64 = 64;
 
-/// What JSON entries may unpack to besides.
+/// The additional unpacked size that JSON entries may have.
 const FREE_JSON: u64 = 1 << 26;
 
-/// What stored tensors may unpack to besides.
+/// The additional unpacked size that stored tensors may have.
 const FREE_TENSORS: u64 = 1 << 30;
 
-/// What deflate makes of a byte at most (258 bytes of a match in two bits).
+/// The largest number of bytes that deflate produces from one byte (a match of 258 bytes in two bits).
 const DEFLATE_RATIO: u64 = 1032;
 
-/// How much an archive may still unpack to.
+/// The unpacked size that an archive may have, and the part of it that is used.
 struct UnpackLimit {
     total: u64,
     used: u64,
@@ -56,7 +58,7 @@ impl UnpackLimit {
 /// The limits of the two kinds of entries.
 struct ArchiveLimits {
     json: UnpackLimit,
-    /// Storages and the tensors made of them, each counted once however many names it has.
+    /// Storages and the tensors made of them. Each counts once, even if it has several names.
     tensors: UnpackLimit,
 }
 
@@ -71,8 +73,9 @@ impl<'a> Archive<'a> {
     /// Opens an archive and checks that it is a `.pt2` of this byte order.
     pub fn open(bytes: &'a [u8]) -> Result<Self> {
         let zip_error = |e: zip::result::ZipError| ImportError::Zip(e.to_string());
-        // The file is the archive from its first byte on. Looking for where it starts would take the second header
-        // of some central directories for the first: PyTorch writes records of zip64 behind every directory.
+        // The archive starts at the first byte of the file. A search for the start would take the second
+        // header of some central directories for the first, because PyTorch writes zip64 records after every
+        // directory.
         let config = Config { archive_offset: ArchiveOffset::Known(0) };
         let mut zip = ZipArchive::with_config(config, Cursor::new(bytes)).map_err(zip_error)?;
         let mut names = Vec::with_capacity(zip.len());
@@ -84,20 +87,17 @@ impl<'a> Archive<'a> {
         }
         if packed > bytes.len() as u64 {
             return Err(ImportError::Zip(format!(
-                "its entries have {packed} bytes together, the file has {}",
+                "the entries have {packed} bytes in total, but the file has {}",
                 bytes.len()
             )));
         }
         let root = names
             .iter()
             .find_map(|n| n.strip_suffix("archive_format").filter(|r| r.is_empty() || r.ends_with('/')))
-            .ok_or_else(|| ImportError::MissingEntry {
-                entry: "archive_format".into(),
-                hint: match names.iter().any(|n| n.rsplit('/').next() == Some(LEGACY)) {
-                    true => BEFORE,
-                    false => "; it is no torch.export archive",
-                }
-                .into(),
+            .ok_or_else(|| {
+                let is_legacy = names.iter().any(|n| n.rsplit('/').next() == Some(LEGACY));
+                let hint = if is_legacy { BEFORE } else { "; it is not a torch.export archive" };
+                ImportError::MissingEntry { entry: "archive_format".into(), hint: hint.into() }
             })?
             .to_string();
         let mut entries = HashMap::with_capacity(names.len());
@@ -131,8 +131,8 @@ impl<'a> Archive<'a> {
         })
     }
 
-    /// The program to import: its name (`model`) and JSON text. With several programs it is the one called
-    /// `wanted`, else `model`.
+    /// The program to import: its name (`model`) and JSON text. If there are several programs, the one called
+    /// `wanted` is preferred, then `model`.
     pub fn program(&mut self, wanted: &str) -> Result<(String, String)> {
         let mut names: Vec<String> = self
             .entries
@@ -163,11 +163,11 @@ impl<'a> Archive<'a> {
         let entry = format!("models/{name}.json");
         let bytes = self.read_entry(&entry, MAX_JSON)?;
         let text = String::from_utf8(bytes)
-            .map_err(|_| ImportError::Entry { entry, message: "it is not UTF-8".into() })?;
+            .map_err(|_| ImportError::Entry { entry, message: "the text is not UTF-8".into() })?;
         Ok((name, text))
     }
 
-    /// The config of the stored tensors of this kind (`weights`, `constants`); empty if there is none.
+    /// The config of the stored tensors of this kind (`weights`, `constants`). Empty if there is none.
     pub fn config(&mut self, kind: &str, model: &str) -> Result<IndexMap<String, TensorPayload>> {
         let entry = format!("data/{kind}/{model}_{kind}_config.json");
         if !self.entries.contains_key(&entry) {
@@ -187,9 +187,9 @@ impl<'a> Archive<'a> {
         if self.entries.contains_key(LEGACY) {
             BEFORE
         } else if self.entries.keys().any(|n| n.starts_with("data/") && n.ends_with("_config.json")) {
-            "; torch.export.save failed before it wrote the program, its own error says why"
+            "; torch.export.save failed before it wrote the program: see its error"
         } else {
-            "; it holds no exported program"
+            "; the archive has no exported program"
         }
     }
 
@@ -197,19 +197,21 @@ impl<'a> Archive<'a> {
         self.entries.contains_key(entry)
     }
 
-    /// Counts bytes that an entry, or a tensor made of it, will take. To be called before they are taken.
+    /// Counts the bytes that an entry, or a tensor made of it, will take. Must be called before they are
+    /// allocated.
     pub fn reserve_bytes(&mut self, entry: &str, bytes: u64) -> Result<()> {
         self.limits.tensors.charge(entry, bytes)
     }
 
-    /// The size of an entry, which its bytes in the file can hold.
+    /// The unpacked size of an entry. Fails if its bytes in the file cannot unpack to this size.
     pub fn entry_size(&mut self, entry: &str) -> Result<u64> {
         let Some(&index) = self.entries.get(entry) else {
             return Err(ImportError::MissingEntry { entry: entry.into(), hint: String::new() });
         };
         let error = |message: String| ImportError::Entry { entry: entry.into(), message };
         let file = self.zip.by_index_raw(index).map_err(|e| error(e.to_string()))?;
-        let (size, packed) = (file.size(), file.compressed_size());
+        let size = file.size();
+        let packed = file.compressed_size();
         let most = match file.compression() {
             CompressionMethod::Stored => packed,
             _ => packed.saturating_mul(DEFLATE_RATIO),
@@ -229,13 +231,13 @@ impl<'a> Archive<'a> {
         self.unpack(entry)
     }
 
-    /// The bytes of an entry that has been counted.
+    /// The bytes of an entry whose size has been counted.
     pub fn unpack(&mut self, entry: &str) -> Result<Vec<u8>> {
         let size = self.entry_size(entry)?;
         let error = |message: String| ImportError::Entry { entry: entry.into(), message };
         let index = self.entries.get(entry).copied().unwrap_or(usize::MAX);
         let file = self.zip.by_index(index).map_err(|e| error(e.to_string()))?;
-        // A stored size is believed only as far as data arrives.
+        // The stored size is only trusted as far as data arrives.
         let mut bytes = Vec::with_capacity(size.min(1 << 26) as usize);
         file.take(size + 1).read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
         if bytes.len() as u64 != size {

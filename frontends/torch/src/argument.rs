@@ -1,6 +1,6 @@
-//! How arguments and results of nodes are read and shown: they are one-of objects of the schema.
+//! Reads and displays the arguments and results of nodes, which are one-of objects of the schema.
 //!
-//! An alternative that no op here needs is [`Argument::Other`] with its name.
+//! An alternative that no op here needs becomes [`Argument::Other`] with its name.
 
 use std::fmt;
 
@@ -38,7 +38,7 @@ impl Argument<'_> {
     }
 }
 
-/// The argument as it would stand in a call, for the attributes of opaque ops.
+/// The argument as it is written in a call, for the attributes of opaque ops.
 impl fmt::Display for Argument<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -95,7 +95,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Argument<'a> {
     }
 }
 
-/// The alternative `key` of an argument; `None` if it is null.
+/// The alternative `key` of an argument. `None` if it is null.
 fn alternative<'de, A: MapAccess<'de>>(
     key: &JsonStr<'de>,
     map: &mut A,

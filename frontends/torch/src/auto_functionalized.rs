@@ -1,6 +1,8 @@
-//! Calls of ops that write, in the form that `run_decompositions()` gives them: `auto_functionalized` and its second
-//! version take the op, its other arguments, and the memory that it writes (the *bases*), of which each written
-//! argument is a view; their results are those of the op and then the new bases.
+//! Calls of ops that write, in the form that `run_decompositions()` gives them.
+//!
+//! `auto_functionalized` and its second version take the op, its other arguments, and the memory that it
+//! writes (the *bases*). Each written argument is a view of a base. The results are those of the op, followed
+//! by the new bases.
 
 use symmc_import::Emit;
 use symmc_ir::ValueId;
@@ -12,29 +14,29 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::operand_dtypes;
 use crate::ops::{self, slicing};
 
-/// How a written argument lies in its base.
+/// The part of its base that a written argument views.
 enum BaseView {
     Full,
     Slice { axis: i64, start: symmc_ir::Dim, end: symmc_ir::Dim },
 }
 
-/// A written argument: its name, its base's number, and how it lies there.
+/// A written argument: its name, the number of its base, and its view of the base.
 struct WrittenArgument<'p> {
     name: &'p str,
     base: usize,
     view: BaseView,
 }
 
-/// Lowers a call; one of an op without a rule is opaque.
+/// Lowers a call. A call of an op without a rule becomes opaque.
 pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResult {
     let Some(writes) = effects::find_op_writes(op) else {
-        return Err(RuleFailure::Opaque("no rule for it".into()));
+        return Err(RuleFailure::Opaque("this operator is not supported".into()));
     };
     let rule = match &writes.functional {
         Some(target) => ops::find_rule(target),
         None => ops::find_writing(op),
     };
-    let Some(rule) = rule else { return Err(RuleFailure::Opaque("no rule for it".into())) };
+    let Some(rule) = rule else { return Err(RuleFailure::Opaque("this operator is not supported".into())) };
     let bases = c.tensors("_all_bases")?;
     let written = written_arguments(c)?;
     let mut given = Vec::with_capacity(written.len());
@@ -57,7 +59,7 @@ pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResu
     set_results(c, writes, &new, bases, &written)
 }
 
-/// The results of the call from the new contents of what the op writes.
+/// Sets the results of the call from the new contents of the written arguments.
 fn set_results(
     c: &mut OpCall<'_, '_>,
     writes: &OpWrites,
@@ -103,7 +105,7 @@ fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'
     for input in &c.node.inputs {
         let name: &'p str = &input.name;
         if let Some(list) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_length")) {
-            return Err(RuleFailure::Opaque(format!("it writes the list `{list}`")));
+            return Err(RuleFailure::Opaque(format!("writes to the list `{list}` are not supported")));
         }
         let Some(argument) = name.strip_prefix('_').and_then(|n| n.strip_suffix("_base_index")) else {
             continue;
@@ -111,12 +113,14 @@ fn written_arguments<'p>(c: &OpCall<'_, 'p>) -> RuleResult<Vec<WrittenArgument<'
         let Some(base) = c.opt_int(name)? else { continue };
         let base = usize::try_from(base)
             .map_err(|_| RuleFailure::Invalid(format!("expected a base, found {base}")))?;
-        let of = |what: &str| format!("_{argument}_{what}");
-        let view = if c.get(&of("storage_offset")).is_some() {
-            return Err(RuleFailure::Opaque(format!("`{argument}` is a view that strides describe")));
-        } else if c.get(&of("slice_dim")).is_some() {
-            let axis = c.int(&of("slice_dim"))?;
-            BaseView::Slice { axis, start: c.dim(&of("slice_start"))?, end: c.dim(&of("slice_end"))? }
+        let field = |suffix: &str| format!("_{argument}_{suffix}");
+        let view = if c.get(&field("storage_offset")).is_some() {
+            return Err(RuleFailure::Opaque(format!(
+                "`{argument}` is a strided view, which is not supported"
+            )));
+        } else if c.get(&field("slice_dim")).is_some() {
+            let axis = c.int(&field("slice_dim"))?;
+            BaseView::Slice { axis, start: c.dim(&field("slice_start"))?, end: c.dim(&field("slice_end"))? }
         } else {
             BaseView::Full
         };

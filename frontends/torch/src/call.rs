@@ -1,8 +1,9 @@
-//! One node while its rule runs: access to its arguments by the names of PyTorch's op schemas.
+//! A view of one node for the rule that lowers it: access to its arguments by the names of PyTorch's op
+//! schemas.
 //!
-//! The program leaves out arguments that have their default value, so every accessor of an optional
-//! argument answers `None` both for a missing one and for an explicit none; rules supply the default. An argument
-//! that the rule of its op does not look at is an error: what it means would be passed over.
+//! The program omits arguments that have their default value. Every accessor of an optional argument
+//! therefore returns `None` both for a missing argument and for an explicit none; rules supply the default.
+//! An argument that the rule does not read is an error, because its effect would be lost.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -22,12 +23,13 @@ pub(crate) enum CallOperand {
     Scalar(Scalar),
     /// An integer that is an expression of the program's symbols.
     Dim(Dim),
-    /// A float that is one, in PyTorch's words.
+    /// A float expression of the program's symbols, in PyTorch's notation.
     FloatExpr(String),
 }
 
 impl CallOperand {
-    /// The operand with a number rounded to this dtype, as the kernels have it that take no wider number than the tensor's.
+    /// The operand with a number rounded to this dtype. Some kernels take a number only in the dtype of the
+    /// tensor.
     pub fn rounded_to(&self, dtype: DType) -> CallOperand {
         match self {
             CallOperand::Scalar(s) => CallOperand::Scalar(dtype::round_scalar(*s, dtype)),
@@ -36,16 +38,16 @@ impl CallOperand {
     }
 }
 
-/// Arguments that say where and how a tensor is stored, not what it holds.
+/// Arguments that affect how a tensor is stored, but not its value.
 const IMMATERIAL: [&str; 6] =
     ["device", "layout", "memory_format", "non_blocking", "pin_memory", "requires_grad"];
 
-/// Emits the nodes of one call.
+/// A rule: a function that emits the graph nodes of one call.
 type RuleFn<T> = for<'a, 'c, 'p> fn(&'a mut OpCall<'c, 'p>) -> RuleResult<T>;
 
 pub(crate) type OpRule = symmc_import::OpRule<RuleFn<ValueId>, RuleFn<()>>;
 
-/// A row of a table: the target without `torch.ops.`, what it becomes, and its rule.
+/// A row of a rule table: the target without `torch.ops.`, the ops that it becomes, and its rule.
 pub(crate) type RuleRow = symmc_import::RuleRow<OpRule>;
 
 pub(crate) const fn row(name: &'static str, becomes: &'static str, value: RuleFn<ValueId>) -> RuleRow {
@@ -64,24 +66,24 @@ pub(crate) const fn row_of_results(
 pub(crate) struct OpCall<'c, 'p> {
     pub lowering: &'c mut ImportLowering<'p>,
     pub node: &'p ExportedNode<'p>,
-    /// What the names of emitted values start with.
+    /// The prefix of the names of emitted values.
     pub label: String,
-    /// The arguments: those of the node, without what a wrapper has in front.
+    /// The arguments of the node, without those that a wrapper puts first.
     inputs: &'p [NamedArgument<'p>],
-    /// Arguments that a wrapper gives in another form.
+    /// Arguments that a wrapper passes in another form.
     overrides: Vec<(&'p str, ValueId)>,
-    /// What stands for tensors by their names, while a rule is applied to parts of them.
+    /// Values that replace tensors by name, while a rule is applied to components of complex tensors.
     parts: Option<HashMap<&'p str, ValueId>>,
-    /// The element of list arguments that is meant, where an op is applied to one after the other.
+    /// The element of list arguments to use, while an op is applied to one element after the other.
     element: Option<usize>,
-    /// Names that an argument has here, where a rule asks for another.
+    /// Pairs of the name that a rule asks for and the name that the op has for the argument.
     renamed: &'static [(&'static str, &'static str)],
     read: RefCell<HashSet<&'p str>>,
-    /// All results are wanted, whether or not the program names them.
+    /// Whether all results are wanted, even if the program does not name them.
     pub wants_all: bool,
     results: Vec<Option<&'p str>>,
     result_values: Vec<Option<ValueId>>,
-    /// Values from here on were emitted by this call.
+    /// Values from this index on were emitted by this call.
     first_new: usize,
 }
 
@@ -115,13 +117,14 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    /// Lets the arguments be those after the first `skip`, with values for some that are not among them.
+    /// Makes the arguments those after the first `skip`, with values for some that are missing among them.
     pub fn override_arguments(&mut self, skip: usize, given: Vec<(&'p str, ValueId)>) {
         self.inputs = self.node.inputs.get(skip..).unwrap_or_default();
         self.overrides = given;
     }
 
-    /// Applies a rule to the elements of list arguments, one after the other; the results, if it gives one for each.
+    /// Applies a rule to each element of list arguments. Returns the results; fails if the rule gives none
+    /// for an element.
     pub fn apply_to_elements(
         &mut self,
         count: usize,
@@ -139,13 +142,14 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 None => return fail_invalid(format!("expected a result for element {i}, found none")),
             }
         }
-        (self.element, self.renamed) = (None, &[]);
+        self.element = None;
+        self.renamed = &[];
         self.result_values.fill(None);
         Ok(all)
     }
 
-    /// The results of a rule where values stand for tensors by their names: the real or the imaginary parts of complex ones,
-    /// whose dtypes mean those of the parts then.
+    /// Applies a rule while `parts` replace tensors by name. The parts are the real or the imaginary
+    /// components of complex tensors, and complex dtypes mean the dtype of a component.
     pub fn apply_to_components(
         &mut self,
         parts: HashMap<&'p str, ValueId>,
@@ -159,7 +163,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     // Arguments.
 
-    /// The argument of this name; nothing if it is absent or none.
+    /// The argument of this name. `None` if it is absent or an explicit none.
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
         let here = |n: &str| {
             let input = self.inputs.iter().find(|i| &*i.name == n)?;
@@ -177,31 +181,32 @@ impl<'c, 'p> OpCall<'c, 'p> {
         Some(&input.arg)
     }
 
-    /// Says that these arguments change nothing about the results, whatever they are.
+    /// Marks arguments as read that do not affect the results.
     pub fn ignore(&self, names: &[&str]) {
         for name in names {
             self.get(name);
         }
     }
 
-    /// Says that no argument matters here.
+    /// Marks all arguments as read.
     pub fn ignore_all(&self) {
         self.read.borrow_mut().extend(self.inputs.iter().map(|i| &*i.name));
     }
 
-    /// Fails if the program gives an argument that nothing looked at.
+    /// Fails if the rule did not read an argument that the program passes.
     pub fn check_all_read(&self) -> RuleResult {
         let read = self.read.borrow();
         let given = self.inputs.iter().filter(|i| !matches!(i.arg, Argument::None));
         match given.into_iter().find(|i| !read.contains(&*i.name) && !IMMATERIAL.contains(&&*i.name)) {
             None => Ok(()),
             Some(i) => {
-                fail_invalid(format!("expected no argument `{}`, found {}", &*i.name, i.arg.describe()))
+                let found = i.arg.describe();
+                fail_invalid(format!("the argument `{}` is not supported, found {found}", &*i.name))
             }
         }
     }
 
-    /// The dtypes of the tensors that an argument is. Looking at them is not reading the argument.
+    /// The dtypes of the tensors in an argument. This does not mark the argument as read.
     pub fn dtypes(&self, name: &str) -> Vec<DType> {
         if let Some(value) = self.override_value(name) {
             return vec![self.dtype(value)];
@@ -215,7 +220,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.overrides.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
     }
 
-    /// A tensor, or the element of a list of tensors that is meant.
+    /// A tensor, or the current element of a list of tensors.
     fn element_tensor(&self, arg: &Argument<'_>) -> Option<EmitResult> {
         let name = match (arg, self.element) {
             (Argument::Tensor(t), _) => t,
@@ -263,7 +268,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         require_argument(name, self.opt_tensor(name)?)
     }
 
-    /// The first argument, a tensor, whatever its name is.
+    /// The first argument, which must be a tensor, whatever its name.
     pub fn first_tensor(&self) -> EmitResult {
         if let Some(value) = self.override_value("self").or_else(|| self.override_value("input")) {
             return Ok(value);
@@ -322,14 +327,14 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }))
     }
 
-    /// The integers of all ranks that an argument is, if it differs between them.
+    /// The integers of all ranks in an argument, if they differ between ranks.
     pub fn ints_by_rank(&self, name: &str) -> Option<(&'p PerRankArgument, &'p [i64])> {
         let Some(Argument::ByRank(b)) = self.get(name) else { return None };
         let PerRankNumbers::Ints(numbers) = &b.numbers else { return None };
         Some((b, numbers))
     }
 
-    /// The sizes of all ranks that an argument is, if they differ and depend on symbols.
+    /// The sizes of all ranks in an argument, if they differ between ranks and depend on symbols.
     pub fn dims_by_rank(&self, name: &str) -> RuleResult<Option<(&'p PerRankArgument, Vec<Dim>)>> {
         let Some(Argument::ByRank(b)) = self.get(name) else { return Ok(None) };
         let PerRankNumbers::Expressions(texts) = &b.numbers else { return Ok(None) };
@@ -337,14 +342,14 @@ impl<'c, 'p> OpCall<'c, 'p> {
         Ok(Some((b, dims.collect::<Result<_, _>>()?)))
     }
 
-    /// The lists of all ranks that an argument is, if they differ.
+    /// The lists of all ranks in an argument, if they differ between ranks.
     pub fn lists_by_rank(&self, name: &str) -> Option<(&'p PerRankArgument, &'p [Vec<Option<i64>>])> {
         let Some(Argument::ByRank(b)) = self.get(name) else { return None };
         let PerRankNumbers::Lists(lists) = &b.numbers else { return None };
         Some((b, lists))
     }
 
-    /// The input that holds a number which differs between ranks.
+    /// The input that holds a number that differs between ranks.
     pub fn per_rank_input(&self, by_rank: &PerRankArgument) -> EmitResult {
         let value = self.lowering.per_rank_inputs.get(&by_rank.name).copied();
         value.ok_or_else(|| RuleFailure::Invalid(format!("expected an input `{}`, found none", by_rank.name)))
@@ -415,21 +420,20 @@ impl<'c, 'p> OpCall<'c, 'p> {
             None => Ok(None),
             Some(Argument::ScalarType(code)) => match self.dtype_from_code(*code) {
                 Ok(d) => Ok(Some(d)),
-                Err(found) => {
-                    fail_invalid(format!("expected a dtype that the IR has as `{name}`, found {found}"))
-                }
+                Err(found) => fail_invalid(format!("expected a supported dtype as `{name}`, found {found}")),
             },
             Some(other) => self.fail_argument_kind(name, "a dtype", other),
         }
     }
 
-    /// The dtype of a `ScalarType`; of a complex one that of its parts, where these are meant.
+    /// The dtype of a `ScalarType`. While a rule is applied to components, a complex dtype becomes that of a
+    /// component.
     fn dtype_from_code(&self, code: u32) -> Result<DType, String> {
         let part = self.parts.as_ref().and_then(|_| dtype::complex_component_dtype(code));
         part.map_or_else(|| dtype::from_schema(code), Ok)
     }
 
-    /// An integer that may be symbolic.
+    /// An integer, which may be symbolic.
     pub fn opt_dim(&self, name: &str) -> RuleResult<Option<Dim>> {
         self.get(name).map(|a| self.dim_from_argument(name, a)).transpose()
     }
@@ -459,13 +463,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }))
     }
 
-    /// A shape, within the limits of [`symmc_ir::dim`].
+    /// A shape within the limits of [`symmc_ir::dim`].
     pub fn dims(&self, name: &str) -> RuleResult<Vec<Dim>> {
         let dims = require_argument(name, self.opt_dims(name)?)?;
         symmc_ir::dim::check_shape_complexity(&dims).map(|()| dims).map_err(RuleFailure::Invalid)
     }
 
-    /// An integer that must be known.
+    /// An integer that must be a constant.
     pub fn opt_int(&self, name: &str) -> RuleResult<Option<i64>> {
         match self.opt_dim(name)? {
             None => Ok(None),
@@ -505,7 +509,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    /// The expression of a float that is not known.
+    /// The expression of a float that is not a constant.
     fn float_expr(&self, s: &SymArgument<'p>) -> Option<&'p str> {
         let value = self.lowering.scope.graph.sym_float_values.get(&**s.as_name.as_ref()?)?;
         value.as_expr.as_ref().map(|e| &*e.expr_str)
@@ -519,8 +523,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
         value.map(|x| x.0).ok_or_else(|| RuleFailure::Opaque("an operand is a symbolic float".into()))
     }
 
-    /// An axis counted from 0, given that negative ones count from the end of `rank` axes. PyTorch lets a tensor without
-    /// axes be addressed as if it had one.
+    /// The axis counted from 0. Negative axes count from the end of `rank` axes. PyTorch addresses a tensor
+    /// without axes as if it had one.
     pub fn resolve_axis(&self, axis: i64, rank: usize) -> RuleResult<usize> {
         self.axis_within(axis, rank.max(1))
     }
@@ -533,7 +537,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.resolve_axis(self.int(name)?, rank)
     }
 
-    /// Axes of a reduction, ascending; no list or an empty one means all.
+    /// The axes of a reduction, ascending. A missing or empty list means all axes.
     pub fn axes(&self, name: &str, rank: usize) -> RuleResult<Vec<usize>> {
         let mut axes = match self.opt_ints(name)? {
             Some(list) if !list.is_empty() => self.axes_within(&list, rank.max(1))?,
@@ -545,22 +549,22 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     // Results.
 
-    /// How many results the program names, lists flattened.
+    /// The number of results that the program names, with lists flattened.
     pub fn result_count(&self) -> usize {
         self.results.len()
     }
 
-    /// Whether anything reads a result.
+    /// Whether the program reads a result.
     pub fn is_result_read(&self, result: usize) -> bool {
         self.wants_all
             || self.results.get(result).copied().flatten().is_some_and(|n| self.lowering.scope.is_read(n))
     }
 
-    /// Fails as opaque if anything reads a result after the first `known` ones.
+    /// Fails as opaque if the program reads a result after the first `known` ones.
     pub fn require_results_unread_from(&self, known: usize) -> RuleResult {
         match (known..self.results.len()).find(|&i| self.is_result_read(i)) {
             None => Ok(()),
-            Some(i) => Err(RuleFailure::Opaque(format!("its result {i} is used"))),
+            Some(i) => Err(RuleFailure::Opaque(format!("result {i} is used, which is not supported"))),
         }
     }
 
@@ -585,18 +589,18 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    /// The values that were stated, which are forgotten with that.
+    /// Takes the result values that were set.
     pub fn take_results(&mut self) -> Vec<Option<ValueId>> {
         let none = vec![None; self.results.len()];
         std::mem::replace(&mut self.result_values, none)
     }
 
-    /// The names that the program gives to results, lists flattened.
+    /// The names that the program gives to results, with lists flattened.
     pub fn result_names(&self) -> &[Option<&'p str>] {
         &self.results
     }
 
-    /// How many results may have values that were stated.
+    /// The number of result slots, including results that the program does not name.
     pub fn result_slot_count(&self) -> usize {
         self.result_values.len()
     }
@@ -605,13 +609,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
         self.result_values.get(result).copied().flatten()
     }
 
-    /// States the value of the only result.
+    /// Sets the value of the only result.
     pub fn set_only_result(&mut self, value: ValueId) -> RuleResult {
         self.set_result(0, value);
         Ok(())
     }
 
-    /// Whether a value was there before this call.
+    /// Whether a value existed before this call.
     pub fn existed_before(&self, value: ValueId) -> bool {
         symmc_ir::entity::Entity::index(value) < self.first_new
     }
@@ -629,14 +633,14 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 continue;
             }
             let Some(value) = value else {
-                let why = format!("a result of {} that has no counterpart", &*node.target);
+                let why = format!("a result of {} that is not supported", &*node.target);
                 lowering.scope.bind(name, NameBinding::Unavailable(why)).map_err(RuleFailure::Invalid)?;
                 continue;
             };
             lowering.check_declared(node, name, value)?;
             lowering.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
             let entry = &mut lowering.builder.graph_mut().values[value];
-            // Emitted helpers have a dot after the label; names of the program do not.
+            // Helper values have a dot after the label; names of the program do not.
             let helper = entry.name.get(lowering.scope.prefix.len()..).is_some_and(|n| n.contains('.'));
             if symmc_ir::entity::Entity::index(value) >= first_new && helper {
                 entry.name = format!("{}{name}", lowering.scope.prefix);

@@ -1,20 +1,21 @@
-//! Schemas of custom ops, as a caller declares them in PyTorch's notation:
-//! `mylib::f(Tensor x, Tensor(a!) out, *, float eps=1e-5) -> ()`, with `!` at what the op writes.
+//! Schemas of custom ops that a caller declares in PyTorch's notation: `mylib::f(Tensor x, Tensor(a!) out, *,
+//! float eps=1e-5) -> ()`. A `!` marks what the op writes.
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OpWrites {
     pub arguments: Vec<String>,
-    /// The counterpart that gives the new contents as results, in the order of `arguments`.
+    /// The functional counterpart, which returns the new contents as results in the order of `arguments`.
     pub functional: Option<String>,
-    /// How many results it gives besides. They come first; without any the results are what it wrote.
+    /// The number of other results of the counterpart, which come first. If it is 0, the results of the op
+    /// are what it wrote.
     pub own_results: usize,
-    /// The written arguments that the results are, if they are not the first ones.
+    /// The written arguments that the op returns, if they are not the first ones.
     pub returned: Option<Vec<String>>,
 }
 
 #[derive(Clone, Debug)]
 pub(crate) struct DeclaredOp {
-    /// The target without `torch.ops.` (`mylib.f.default`).
+    /// The target without `torch.ops.`, such as `mylib.f.default`.
     pub target: String,
     pub text: String,
     pub writes: OpWrites,
@@ -32,7 +33,7 @@ impl DeclaredOp {
         let (namespace, op) = name
             .split_once("::")
             .filter(|(n, o)| !n.is_empty() && !o.is_empty() && !name.contains(char::is_whitespace))
-            .ok_or_else(|| format!("expected `namespace::op` as its name, found `{name}`"))?;
+            .ok_or_else(|| format!("expected a name of the form `namespace::op`, found `{name}`"))?;
         let (op, overload) = op.split_once('.').unwrap_or((op, "default"));
         let mut written = Vec::new();
         for part in split(arguments)? {
@@ -59,10 +60,11 @@ impl DeclaredOp {
     }
 }
 
-/// The number of tensors that the results are besides written arguments, and those arguments.
+/// The number of results that are new tensors, and the written arguments among the results.
 fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec<String>), String> {
     let inner = text.strip_prefix('(').and_then(|t| t.strip_suffix(')'));
-    let (mut own, mut returned) = (0, Vec::new());
+    let mut own = 0;
+    let mut returned = Vec::new();
     for part in split(inner.unwrap_or(text))? {
         match alias(part) {
             None => own += usize::from(part.starts_with("Tensor")),
@@ -72,27 +74,29 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
             }
             Some(_) => {
                 return Err(format!(
-                    "expected results with memory of their own, or written ones, found `{part}`"
+                    "expected results that are new tensors or written arguments, found `{part}`"
                 ));
             }
         }
     }
     if own > 0 && !returned.is_empty() {
-        return Err("expected results that all are written arguments, or none, found both".into());
+        return Err("expected results that are all written arguments or all new tensors, found both".into());
     }
     Ok((own, returned))
 }
 
-/// What stands in parentheses behind a type: `a!` in `Tensor(a!)[]`.
+/// The alias annotation of a type: `a!` in `Tensor(a!)[]`.
 fn alias(ty: &str) -> Option<&str> {
     let rest = ty.trim().strip_prefix("Tensor")?;
     let rest = rest.strip_prefix("[]").unwrap_or(rest);
     rest.strip_prefix('(')?.split_once(')').map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
 }
 
-/// The parts between commas that stand in no brackets.
+/// The parts between commas outside of brackets.
 fn split(text: &str) -> Result<Vec<&str>, String> {
-    let (mut parts, mut depth, mut from) = (Vec::new(), 0i32, 0);
+    let mut parts = Vec::new();
+    let mut depth = 0i32;
+    let mut from = 0;
     for (at, c) in text.char_indices() {
         match c {
             '(' | '[' => depth += 1,
@@ -105,7 +109,7 @@ fn split(text: &str) -> Result<Vec<&str>, String> {
         }
     }
     if depth != 0 {
-        return Err(format!("expected brackets in pairs, found `{text}`"));
+        return Err(format!("expected balanced brackets, found `{text}`"));
     }
     parts.push(text[from..].trim());
     parts.retain(|p| !p.is_empty());
@@ -137,11 +141,11 @@ mod tests {
         );
         for (text, expected) in [
             ("m::f(Tensor x)", "no arrow"),
-            ("f(Tensor x) -> Tensor", "expected `namespace::op`"),
+            ("f(Tensor x) -> Tensor", "expected a name of the form `namespace::op`"),
             ("m::f(x) -> Tensor", "expected a type and a name"),
             ("m::f(Tensor x -> Tensor", "expected `name(arguments)`"),
-            ("m::f(int[ x) -> Tensor", "brackets in pairs"),
-            ("m::f(Tensor(a) x) -> Tensor(a)", "memory of their own"),
+            ("m::f(int[ x) -> Tensor", "balanced brackets"),
+            ("m::f(Tensor(a) x) -> Tensor(a)", "new tensors or written arguments"),
             ("m::f(Tensor(a!) x) -> (Tensor, Tensor(a!))", "found both"),
             ("m::f(Tensor x) -> Tensor(a!)", "expected an argument (a!)"),
         ] {

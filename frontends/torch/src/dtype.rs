@@ -1,12 +1,12 @@
 //! PyTorch's dtypes and its promotion rules.
 //!
-//! PyTorch lets operands of different dtypes meet; the IR does not. [`result_type`] is PyTorch's rule for
-//! the common dtype: among operands of one category (bool, integer, floating-point) tensors with axes
-//! outrank tensors without, which outrank Python scalars; a higher category outranks all.
+//! PyTorch accepts operands of different dtypes; the IR does not. [`result_type`] is PyTorch's rule for the
+//! common dtype. Within a category (bool, integer, floating-point), tensors with axes take precedence over
+//! tensors without, which take precedence over Python scalars. A higher category takes precedence over all.
 
 use symmc_ir::{DType, FloatAttribute, Scalar, Tensor};
 
-/// PyTorch's default floating-point dtype: what a Python float becomes beside integers.
+/// PyTorch's default floating-point dtype: the dtype of a Python float next to integers.
 pub(crate) const DEFAULT_FLOAT: DType = DType::F32;
 
 /// The dtype of a `ScalarType` of the schema. Fails with the name of a dtype that the IR does not have.
@@ -15,7 +15,7 @@ pub(crate) fn from_schema(code: u32) -> Result<DType, String> {
     found.copied().ok_or_else(|| unsupported_dtype_name(code))
 }
 
-/// The dtype of the parts of complex numbers of this `ScalarType`, if it is one of them.
+/// The dtype of the components of a complex `ScalarType`.
 pub(crate) fn complex_component_dtype(code: u32) -> Option<DType> {
     match code {
         10 => Some(DType::F32),
@@ -42,7 +42,7 @@ fn unsupported_dtype_name(code: u32) -> String {
     format!("dtype {name}")
 }
 
-/// How an operand takes part in promotion.
+/// The precedence of an operand in promotion.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum PromotionPriority {
     Scalar,
@@ -58,7 +58,7 @@ fn category(d: DType) -> u8 {
     }
 }
 
-/// The smallest dtype that both convert to.
+/// The smallest dtype to which both convert.
 pub(crate) fn promote(a: DType, b: DType) -> DType {
     use DType::*;
     if a == b {
@@ -75,22 +75,22 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
             }
         }
         _ if a == F64 || b == F64 => F64,
-        // f16 with bf16 gives f32, as f32 with either does.
+        // The result of f16 with bf16 is f32, as is that of f32 with either.
         _ => F32,
     }
 }
 
-/// The common dtype of these operands; `None` without operands.
+/// The common dtype of these operands. `None` without operands.
 pub(crate) fn result_type(operands: &[(PromotionPriority, DType)]) -> Option<DType> {
-    let of = |w: PromotionPriority| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
+    let promoted = |w: PromotionPriority| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
     let combine = |higher: Option<DType>, lower: Option<DType>| match (higher, lower) {
         (Some(h), Some(l)) if category(l) > category(h) => Some(promote(h, l)),
         (Some(h), _) => Some(h),
         (None, l) => l,
     };
     combine(
-        of(PromotionPriority::Tensor),
-        combine(of(PromotionPriority::NoAxes), of(PromotionPriority::Scalar)),
+        promoted(PromotionPriority::Tensor),
+        combine(promoted(PromotionPriority::NoAxes), promoted(PromotionPriority::Scalar)),
     )
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn scalar_dtype(s: Scalar) -> DType {
     }
 }
 
-/// The scalar as a tensor of this dtype holds it: rounded to the dtype where that is a floating-point type.
+/// The scalar as a tensor of this dtype holds it: rounded if the dtype is a floating-point one.
 pub(crate) fn round_scalar(s: Scalar, dtype: DType) -> Scalar {
     match Tensor::from_f64(dtype, [], &[s.as_f64()]) {
         Some(one) if dtype.is_float() => {

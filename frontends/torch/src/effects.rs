@@ -1,10 +1,10 @@
-//! What ops do beside giving results.
+//! The effects of ops besides their results.
 //!
-//! An exported program names its ops and holds no schemas. What the ops of PyTorch write is in `effects.txt`, which
-//! `tools/effects.py` makes from the schemas that PyTorch registers; those of other ops may be declared
-//! ([`crate::custom_schema`]). In a program that says it is functional (the dialect `ATEN`, which `run_decompositions()`
-//! gives and whose verifier refuses ops that write) no op writes its operands. An op of which none of this tells is
-//! unknown: it may write any of its operands.
+//! An exported program names its ops and contains no schemas. `effects.txt` lists what PyTorch's ops write;
+//! `tools/effects.py` generates it from the schemas that PyTorch registers. Callers may declare schemas of
+//! other ops ([`crate::custom_schema`]). A program may state that it is functional: the dialect `ATEN`, which
+//! `run_decompositions()` produces and whose verifier rejects ops that write. No op of such a program writes
+//! its operands. An op that none of this covers is unknown: it may write any of its operands.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
@@ -15,17 +15,16 @@ use crate::error::{ImportError, Result};
 use crate::schema::{Argument, ExportedGraph, ExportedNode, JsonStr, NamedArgument};
 use crate::scope::tensor_names;
 
-/// What an op does beside giving results.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum OpEffect {
     Pure,
     Writes(OpWrites),
-    /// It changes the shape or the storage of an operand.
+    /// The op changes the shape or the storage of an operand.
     Resizes,
     Draws,
-    /// What no result shows.
+    /// An effect that no result shows.
     External,
-    /// Its name says that it writes, and nothing what.
+    /// The name says that the op writes, but nothing says what.
     UnclearWrites,
     Unknown,
 }
@@ -40,7 +39,7 @@ enum EffectKind {
 
 struct WriteRow {
     writes: OpWrites,
-    /// The argument without which it writes nothing.
+    /// The argument that enables the write, if it is optional.
     flag: Option<&'static str>,
 }
 
@@ -50,11 +49,11 @@ struct EffectTable {
     views: HashSet<&'static str>,
 }
 
-/// Why an op that draws random numbers is refused.
-pub(crate) const DRAWS: &str = "it draws random numbers, which a program cannot: export the model in evaluation mode, \
-                                or make the numbers an argument";
+/// The error for an op that draws random numbers.
+pub(crate) const DRAWS: &str = "random numbers are not supported: export the model in evaluation mode, \
+                                or pass the numbers as an argument";
 
-/// Wrappers of graphs that have no effects but those of their graphs.
+/// Wrappers of graphs that have no effects except those of their graphs.
 const WRAPPERS: [&str; 12] = [
     "cond",
     "while_loop",
@@ -97,17 +96,19 @@ fn effect_table() -> &'static EffectTable {
     })
 }
 
-/// A line `write OP OVERLOADS ARGUMENTS FUNCTIONAL [+N] [=ARGUMENTS] [?FLAG]`.
+/// Parses a line `write OP OVERLOADS ARGUMENTS FUNCTIONAL [+N] [=ARGUMENTS] [?FLAG]`.
 fn parse_write_row(table: &mut EffectTable, mut words: impl Iterator<Item = &'static str>) {
     let (Some(op), Some(overloads), Some(arguments), Some(functional)) =
         (words.next(), words.next(), words.next(), words.next())
     else {
         return;
     };
-    let (mut own, mut returned, mut flag) = (0, None, None);
+    let mut own_results = 0;
+    let mut returned = None;
+    let mut flag = None;
     for word in words {
         match word.split_at_checked(1) {
-            Some(("+", n)) => own = n.parse().unwrap_or(0),
+            Some(("+", n)) => own_results = n.parse().unwrap_or(0),
             Some(("=", names)) => returned = Some(split_names(names)),
             Some(("?", name)) => flag = Some(name),
             _ => {}
@@ -123,7 +124,7 @@ fn parse_write_row(table: &mut EffectTable, mut words: impl Iterator<Item = &'st
         let writes = OpWrites {
             arguments: split_names(arguments),
             functional,
-            own_results: own,
+            own_results,
             returned: returned.clone(),
         };
         table.writes.insert(format!("{op}.{overload}"), WriteRow { writes, flag });
@@ -134,7 +135,7 @@ fn split_names(names: &str) -> Vec<String> {
     names.split(',').filter(|n| !n.is_empty()).map(str::to_string).collect()
 }
 
-/// A target without what all ops have in front.
+/// A target without the prefix `torch.ops.`.
 pub(crate) fn bare_target(target: &str) -> &str {
     target.strip_prefix("torch.ops.").unwrap_or(target)
 }
@@ -156,29 +157,30 @@ pub(crate) fn functionalized_op<'p>(node: &'p ExportedNode<'p>) -> Option<&'p st
     })
 }
 
-/// What an op of PyTorch writes.
+/// The arguments that an op of PyTorch writes.
 pub(crate) fn find_op_writes(target: &str) -> Option<&'static OpWrites> {
     effect_table().writes.get(bare_target(target)).map(|row| &row.writes)
 }
 
-/// Whether the results of an op share memory with its operands by its schema.
+/// Whether the results of an op share memory with its operands according to its schema.
 pub(crate) fn returns_views(target: &str) -> bool {
     effect_table().views.contains(op_name(target))
 }
 
-/// Whether an op draws random numbers, as far as its arguments let it. Attention and rrelu do only if they are told to.
+/// Whether an op draws random numbers with these arguments. Attention and rrelu only do on request.
 pub(crate) fn draws_random_numbers(node: &ExportedNode<'_>) -> bool {
     let op = op_name(&node.target);
-    let told = |name: &str| node.inputs.iter().any(|i| &*i.name == name);
+    let is_given = |name: &str| node.inputs.iter().any(|i| &*i.name == name);
     let off = |i: &NamedArgument<'_>| match (&*i.name, &i.arg) {
         ("train" | "training", Argument::Bool(on)) => !on,
         ("p" | "dropout" | "dropout_p", Argument::Float(p)) => *p == 0.0,
         ("p" | "dropout" | "dropout_p", Argument::Int(p)) => *p == 0,
         _ => false,
     };
-    let silent = op.contains("scaled_dot_product") && !told("dropout_p")
-        || matches!(op, "aten.rrelu" | "aten.rrelu_") && !told("training");
-    effect_table().kinds.get(op) == Some(&EffectKind::Draws) && !silent && !node.inputs.iter().any(off)
+    let is_off_by_default = op.contains("scaled_dot_product") && !is_given("dropout_p")
+        || matches!(op, "aten.rrelu" | "aten.rrelu_") && !is_given("training");
+    let may_draw = effect_table().kinds.get(op) == Some(&EffectKind::Draws);
+    may_draw && !is_off_by_default && !node.inputs.iter().any(off)
 }
 
 /// Whether the name of a target says that it writes an operand (`aten.add_.Tensor`, `aten.add.out`).
@@ -190,12 +192,12 @@ fn is_named_in_place(target: &str) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct EffectAnalysis {
     declared: HashMap<String, DeclaredOp>,
-    /// The program says that its ops write nothing.
+    /// Whether the program states that its ops write nothing.
     functional: bool,
 }
 
 impl EffectAnalysis {
-    /// Takes the schemas that the caller declares. Fails if one cannot be read, or two are of one op.
+    /// Parses the schemas that the caller declares. Fails if one is invalid, or an op has two.
     pub fn new(schemas: &[String], verifiers: &[JsonStr<'_>]) -> Result<Self> {
         let mut declared = HashMap::new();
         for text in schemas {

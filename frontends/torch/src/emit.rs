@@ -1,4 +1,5 @@
-//! The dtype handling that PyTorch does implicitly, and groups by name. What rules emit is [`symmc_import::emit`]'s.
+//! The implicit dtype conversions of PyTorch, and groups by name. The other emitting methods are those of
+//! [`symmc_import::emit`].
 
 use symmc_import::{Emit, RuleCall};
 use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, ValueDef, ValueId};
@@ -35,14 +36,14 @@ impl Emit for OpCall<'_, '_> {
 }
 
 impl OpCall<'_, '_> {
-    /// `x`, as the default float dtype if it holds integers or bools.
+    /// `x`, converted to the default float dtype if it holds integers or bools.
     pub fn cast_to_float(&mut self, x: ValueId) -> EmitResult {
         if self.dtype(x).is_float() { Ok(x) } else { self.cast(x, dtype::DEFAULT_FLOAT) }
     }
 
     fn promotion_priority(&self, o: &CallOperand) -> (PromotionPriority, DType) {
         match o {
-            // It stands where a number stood.
+            // The input of a number that differs between ranks promotes like a number.
             CallOperand::Tensor(v) if self.lowering.per_rank_inputs.values().any(|n| n == v) => {
                 let float = self.dtype(*v).is_float();
                 (PromotionPriority::Scalar, if float { dtype::DEFAULT_FLOAT } else { DType::I64 })
@@ -63,7 +64,7 @@ impl OpCall<'_, '_> {
         dtype::result_type(&weights).unwrap_or(dtype::DEFAULT_FLOAT)
     }
 
-    /// An operand as a tensor of this dtype; a number becomes a tensor without axes.
+    /// An operand as a tensor of this dtype. A number becomes a tensor without axes.
     pub fn as_tensor(&mut self, o: &CallOperand, dtype: DType) -> EmitResult {
         match o {
             CallOperand::Tensor(v) => self.cast(*v, dtype),
@@ -76,7 +77,8 @@ impl OpCall<'_, '_> {
         }
     }
 
-    /// An operand of a composite that is computed in a wider dtype than that of the op: a tensor takes the dtype of the op first.
+    /// An operand of a composite op that is computed in a wider dtype than the op's. A tensor is first
+    /// converted to the dtype of the op.
     pub fn widen_operand(&mut self, o: CallOperand, dtype: DType, wide: DType) -> RuleResult<CallOperand> {
         Ok(match o {
             CallOperand::Tensor(v) => {
@@ -87,7 +89,7 @@ impl OpCall<'_, '_> {
         })
     }
 
-    /// Two operands of any kind, of which at least one is a tensor, after conversion to `dtype`.
+    /// A binary op of two operands after conversion to `dtype`. At least one of them is a tensor.
     pub fn emit_binary(
         &mut self,
         op: BinaryOp,
@@ -112,8 +114,8 @@ impl OpCall<'_, '_> {
         }
     }
 
-    /// The rows of an axis that a rank takes: a view, in programs with ops that write. `positions` are those of the ranks if these are
-    /// equal pieces.
+    /// The rows of an axis that a rank takes. In programs with ops that write, the result is a view.
+    /// `positions` are those of the ranks if their slices are equal pieces of the axis.
     pub fn take_rank_slice(
         &mut self,
         x: ValueId,
@@ -129,7 +131,8 @@ impl OpCall<'_, '_> {
         Ok(y)
     }
 
-    /// A group of the program. Fails if the call names none, or not by a string.
+    /// The group that the call names. Fails if the call does not name one with a string, or the group is
+    /// unknown.
     pub fn resolve_group(&self) -> RuleResult<GroupId> {
         let group = match self.opt_string("group_name") {
             Ok(None) => self.opt_string("group"),

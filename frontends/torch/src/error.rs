@@ -1,9 +1,9 @@
-//! Why a program could not be imported. Every message names the entry, symbol or node at fault, what was
-//! expected and what was found.
+//! The errors of an import. Every message names the entry, symbol or node at fault, what was expected and
+//! what was found.
 
 use thiserror::Error;
 
-/// The result of what fails with a [`ImportError`], or with another error where one is named.
+/// A result whose error is [`ImportError`] unless another one is named.
 pub type Result<T, E = ImportError> = std::result::Result<T, E>;
 
 #[derive(Debug, Error)]
@@ -14,23 +14,23 @@ pub enum ImportError {
     MissingEntry {
         /// The entry, without the root folder.
         entry: String,
-        /// What may have happened; empty or starting with a separator.
+        /// The possible reason. Empty or starting with a separator.
         hint: String,
     },
     #[error("entry `{entry}`: {message}")]
     Entry { entry: String, message: String },
-    /// An entry has another content than a program of this kind.
+    /// The content of an entry is not that of a supported program.
     #[error("entry `{entry}`: expected {expected}, found {found}")]
     Content {
         entry: String,
-        /// What a readable program has there.
+        /// The content that a supported program has there.
         expected: String,
         found: String,
     },
-    #[error("entry `{entry}`: {found} bytes unpacked are more than the limit of {limit}")]
+    #[error("entry `{entry}`: the unpacked size of {found} bytes exceeds the limit of {limit}")]
     TooLarge {
         entry: String,
-        /// Its size, or the size of all that was read so far.
+        /// The size of the entry, or of everything that was read so far.
         found: u64,
         limit: u64,
     },
@@ -44,41 +44,42 @@ pub enum ImportError {
     #[error("the expression `{expression}`: {message}")]
     Expression {
         expression: String,
-        /// Which part of it is not supported.
+        /// The part of the expression that is not supported.
         message: String,
     },
-    /// The range of a symbol is empty or unusable, or what the caller says of it contradicts the program.
+    /// The range of a symbol is empty or unusable, or a constraint of the caller contradicts the program.
     #[error(transparent)]
     Range(#[from] symmc_import::ranges::RangeError),
-    /// Something is wrong that extents with symbols show; it may be that these have no range, or are equal.
+    /// An error about symbolic extents. A missing constraint may be the reason: a range, or the equality of
+    /// two symbols.
     #[error("{error}")]
     Extents { error: Box<ImportError>, symbols: symmc_import::ranges::MentionedSymbols },
     #[error("`{name}` in the signature: {message}")]
     Signature { name: String, message: String },
-    /// The number of ranks, or of a group, is contradictory.
+    /// Contradictory numbers of ranks of the program or of a group.
     #[error("{what}: {first} says {first_ranks} ranks, {second} says {second_ranks}{hint}")]
     Ranks {
         what: String,
-        /// Who says the first number.
+        /// The source of the first number.
         first: String,
         first_ranks: u32,
-        /// Who says the second number.
+        /// The source of the second number.
         second: String,
         second_ranks: u32,
-        /// What helps; empty or starting with a separator.
+        /// Advice. Empty or starting with a separator.
         hint: String,
     },
     #[error("group `{group}`: {message}")]
     Group { group: String, message: String },
-    /// A schema that the caller declares cannot be read or used.
+    /// A schema that the caller declares is invalid, or does not apply to the program.
     #[error("the schema `{schema}`: {message}")]
     Declared { schema: String, message: String },
-    /// The archive of a rank after the first is at fault.
+    /// The error is in the archive of a rank after the first.
     #[error("rank {rank}: {source}")]
     Rank { rank: usize, source: Box<ImportError> },
     #[error(
-        "{place}: expected what the archive of rank 0 has, {first}, found {found}; ranks may differ in names, data, single numbers and the parts that they take: other branches on the \
-         rank have to be numbers or data before the export"
+        "{place}: rank 0 has {first}, this rank has {found}; the programs of ranks may differ in names, data, single numbers and the slices that they take: \
+         turn other branches on the rank into numbers or data before the export"
     )]
     Difference {
         /// The node and argument, input or output.
@@ -92,13 +93,13 @@ pub enum ImportError {
     Undescribed { groups: Vec<UndescribedGroup>, ranks: Option<u32> },
     #[error("node `{node}` ({op}): {message}")]
     Node { node: String, op: String, message: String },
-    /// The operands of a node have dtypes that its operator does not take together: PyTorch raises, too.
+    /// The operator does not accept the dtypes of its operands together. PyTorch raises an error as well.
     #[error("node `{node}` ({op}): {message}")]
     Dtypes { node: String, op: String, message: String },
-    /// The graph breaks an invariant of the IR, such as the limits of extents.
+    /// The graph violates an invariant of the IR, such as the limits of extents.
     #[error("the program cannot be represented: {0}")]
     Graph(String),
-    /// A value has another type than the program declares for it.
+    /// The type of a value is not the one that the program declares.
     #[error("node `{node}` ({op}): the program declares {expected} for `{value}`, found {found}")]
     Type { node: String, op: String, value: String, expected: String, found: String },
 }
@@ -115,7 +116,7 @@ impl ImportError {
         }
     }
 
-    /// Whether operands have dtypes for which PyTorch raises, too.
+    /// Whether the error is one of dtypes for which PyTorch raises as well.
     pub fn is_dtype_error(&self) -> bool {
         match self {
             ImportError::Dtypes { .. } => true,
@@ -132,17 +133,17 @@ impl ImportError {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UndescribedGroup {
-    /// PyTorch's name for it.
+    /// The name of the group in PyTorch.
     pub name: String,
     pub size: Option<u32>,
     pub nodes: Vec<String>,
 }
 
-/// How many nodes of a group a message names.
+/// The number of nodes per group that a message lists.
 const SHOWN: usize = 3;
 
 fn list_undescribed_groups(groups: &[UndescribedGroup]) -> String {
-    let one = |g: &UndescribedGroup| {
+    let describe = |g: &UndescribedGroup| {
         let size = g.size.map_or(String::new(), |n| format!("{n} ranks each, "));
         let nodes: Vec<String> = g.nodes.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
         let more = match g.nodes.len().saturating_sub(SHOWN) {
@@ -152,5 +153,5 @@ fn list_undescribed_groups(groups: &[UndescribedGroup]) -> String {
         let what = if g.nodes.len() == 1 { "node" } else { "nodes" };
         format!("group `{}` ({size}{what} {}{more})", g.name, nodes.join(", "))
     };
-    groups.iter().map(one).collect::<Vec<_>>().join(" and ")
+    groups.iter().map(describe).collect::<Vec<_>>().join(" and ")
 }

@@ -1,6 +1,6 @@
-//! Numbers that a program computes of its sizes as floats, such as the ratio of two extents, as tensors without axes.
+//! Float expressions of the program's sizes, such as the ratio of two extents, as tensors without axes.
 //!
-//! PyTorch writes them as expressions; they stand where numbers stand, and are computed in f64.
+//! PyTorch writes them as expressions in place of numbers. They are computed in f64.
 
 use symmc_import::Emit;
 use symmc_import::sympy::{self, SizeExpr};
@@ -9,7 +9,7 @@ use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-/// The value of an expression, in f64.
+/// Emits the value of an expression, in f64.
 pub(crate) fn emit_float_expr(c: &mut OpCall<'_, '_>, text: &str) -> EmitResult {
     let parsed = sympy::parse(text).map_err(|why| unsupported_expr(text, &why))?;
     emit_expr_node(c, text, &parsed)
@@ -45,6 +45,6 @@ fn emit_expr_node(c: &mut OpCall<'_, '_>, text: &str, e: &SizeExpr<'_>) -> EmitR
             };
             rest.iter().try_fold(*first, |a, b| c.binary(op, a, *b))
         }
-        _ => Err(unsupported_expr(text, &format!("`{name}` of {} operands", args.len()))),
+        _ => Err(unsupported_expr(text, &format!("`{name}` with {} operands is not supported", args.len()))),
     }
 }

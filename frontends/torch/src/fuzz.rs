@@ -1,14 +1,14 @@
-//! What fuzzing checks, shared by the fuzz target `pt2` and the tests.
+//! The property that the fuzz target `pt2` and the tests check.
 
 use std::io::{Cursor, Write};
 
 use crate::{ImportOptions, import};
 
-/// Imports bytes: an archive, or else the JSON of a program, which is put into an archive so that the
-/// checksums of the container do not hide it. Returns whether they are a program.
+/// Imports bytes: an archive, or the JSON of a program. JSON is put into an archive, so that the checksums of
+/// the container do not reject mutations. Returns whether the bytes are a program.
 ///
 /// # Panics
-/// The importer panics, or gives a graph that does not verify.
+/// The importer panics, or returns a graph that does not verify.
 pub fn check_bytes(bytes: &[u8]) -> bool {
     let packed;
     let bytes = if bytes.starts_with(b"{") {
@@ -20,7 +20,7 @@ pub fn check_bytes(bytes: &[u8]) -> bool {
     symmc_import::fuzz::check_import(import(bytes, &ImportOptions::default()).map(|imported| imported.graph))
 }
 
-/// An archive of this program, without stored tensors; empty if it cannot be written.
+/// An archive of this program, without stored tensors. Empty if it cannot be written.
 fn pack(program: &[u8]) -> Vec<u8> {
     let write = || -> zip::result::ZipResult<Vec<u8>> {
         let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));

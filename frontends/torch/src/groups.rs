@@ -1,8 +1,9 @@
-//! How many ranks a program has, and who belongs to its groups.
+//! The number of ranks of a program, and the members of its groups.
 //!
-//! A `.pt2` names its groups but not their members. What tells them: the options; the name, where it is PyTorch's for
-//! the group of all ranks; a size that collectives state (`group_size`, a list of splits) and that is the number of
-//! ranks. A group that nothing describes is an error, never the world.
+//! A `.pt2` names its groups but does not list their members. They are known from the options, from the name
+//! (PyTorch's name for the group of all ranks), or from a size that collectives state (`group_size`, a list
+//! of splits) if it equals the number of ranks. A group without any of these is an error; it is never assumed
+//! to be all ranks.
 
 use indexmap::IndexMap;
 use symmc_ir::GroupMembers;
@@ -13,21 +14,21 @@ use crate::options::ImportOptions;
 use crate::per_rank::{PerRankArgument, PerRankNumbers};
 use crate::schema::{Argument, ExportedGraph, ExportedNode, ExportedProgram};
 
-/// PyTorch's name of the default group, which has all ranks: groups are counted in the order they are made.
+/// PyTorch's name of the default group of all ranks. PyTorch numbers groups in the order of their creation.
 const DEFAULT: &str = "0";
 
 pub(crate) struct ResolvedGroups {
     pub ranks: Option<u32>,
-    /// Whether [`ImportOptions::assumed_ranks`] decided.
+    /// Whether [`ImportOptions::assumed_ranks`] gave the number of ranks.
     pub assumed: bool,
     pub groups: IndexMap<String, GroupMembers>,
-    /// What a user should know of the groups.
+    /// Remarks for the user about the groups.
     pub notes: Vec<String>,
 }
 
-/// Who said how many ranks.
+/// A number of ranks and its source.
 struct RankCountSource {
-    who: String,
+    source: String,
     ranks: u32,
 }
 
@@ -41,7 +42,7 @@ pub(crate) fn resolve_groups(
     program: &ExportedProgram<'_>,
     options: &ImportOptions,
 ) -> Result<ResolvedGroups> {
-    let mut world = options.ranks.map(|ranks| RankCountSource { who: "the caller".into(), ranks });
+    let mut world = options.ranks.map(|ranks| RankCountSource { source: "the caller".into(), ranks });
     if options.ranks == Some(0) {
         return Err(ImportError::Group {
             group: "world".into(),
@@ -49,13 +50,9 @@ pub(crate) fn resolve_groups(
         });
     }
     for (name, cells) in &options.groups {
-        let who = format!("the list of members of group `{name}`");
-        merge_rank_count(
-            &mut world,
-            "the program",
-            RankCountSource { who, ranks: check_partition(name, cells)? },
-            "",
-        )?;
+        let source = format!("the list of members of group `{name}`");
+        let ranks = check_partition(name, cells)?;
+        merge_rank_count(&mut world, "the program", RankCountSource { source, ranks }, "")?;
     }
     let mut uses = IndexMap::new();
     collect_group_uses(&program.graph_module.graph, &mut uses)?;
@@ -68,14 +65,13 @@ pub(crate) fn resolve_groups(
         });
     }
     for (name, used) in &mut uses {
-        let Some(stated) = used.size.as_ref().map(|s| RankCountSource { who: s.who.clone(), ranks: s.ranks })
-        else {
-            continue;
-        };
+        let Some(RankCountSource { source, ranks }) = &used.size else { continue };
+        let stated = RankCountSource { source: source.clone(), ranks: *ranks };
         match options.groups.get(name) {
             Some(cells) => {
                 let size = cells.first().map_or(0, |c| c.len() as u32);
-                let mut given = Some(RankCountSource { who: "the list of its members".into(), ranks: size });
+                let mut given =
+                    Some(RankCountSource { source: "the list of its members".into(), ranks: size });
                 merge_rank_count(&mut given, &format!("group `{name}`"), stated, "")?;
             }
             None if name == DEFAULT => {
@@ -91,13 +87,14 @@ pub(crate) fn resolve_groups(
     Ok(ResolvedGroups { ranks, assumed: known.is_none() && ranks.is_some(), groups, notes })
 }
 
-/// The members of the groups that a program uses, and what a user should know of them.
+/// The members of the groups that a program uses, and remarks for the user about them.
 fn resolve_members(
     uses: IndexMap<String, GroupUse>,
     ranks: Option<u32>,
     options: &ImportOptions,
 ) -> Result<(IndexMap<String, GroupMembers>, Vec<String>)> {
-    let (mut groups, mut notes) = (IndexMap::new(), Vec::new());
+    let mut groups = IndexMap::new();
+    let mut notes = Vec::new();
     let mut undescribed = Vec::new();
     for (name, used) in uses {
         let size = used.size.map(|s| s.ranks);
@@ -106,7 +103,7 @@ fn resolve_members(
             None if name == DEFAULT || ranks == Some(1) => GroupMembers::World,
             None if size.is_some() && size == ranks => {
                 notes.push(format!(
-                    "group `{name}` has as many ranks as the program: taken as all ranks in ascending order; state its \
+                    "group `{name}` has as many ranks as the program: assuming all ranks in ascending order; give its \
                      members if they have another order"
                 ));
                 GroupMembers::World
@@ -124,7 +121,7 @@ fn resolve_members(
     Ok((groups, notes))
 }
 
-/// The groups that the nodes of a graph use, those of the graphs it wraps included.
+/// Collects the groups that the nodes of a graph use, including those of wrapped graphs.
 fn collect_group_uses(graph: &ExportedGraph<'_>, uses: &mut IndexMap<String, GroupUse>) -> Result<()> {
     for node in &graph.nodes {
         for input in &node.inputs {
@@ -140,19 +137,15 @@ fn collect_group_uses(graph: &ExportedGraph<'_>, uses: &mut IndexMap<String, Gro
         let used = uses.entry(group.to_string()).or_default();
         used.nodes.push(node.name().to_string());
         if let Some(ranks) = stated_size(node) {
-            let who = format!("node `{}`", node.name());
-            merge_rank_count(
-                &mut used.size,
-                &format!("group `{group}`"),
-                RankCountSource { who, ranks },
-                "",
-            )?;
+            let source = format!("node `{}`", node.name());
+            let group = format!("group `{group}`");
+            merge_rank_count(&mut used.size, &group, RankCountSource { source, ranks }, "")?;
         }
     }
     Ok(())
 }
 
-/// The error where the caller says another number of ranks than there are archives.
+/// The error for a number of archives that is not the caller's number of ranks.
 pub(crate) fn rank_count_mismatch(asked: u32, archives: u32) -> ImportError {
     ImportError::Ranks {
         what: "the program".into(),
@@ -176,9 +169,9 @@ fn merge_rank_count(
         Some(old) => {
             return Err(ImportError::Ranks {
                 what: what.into(),
-                first: std::mem::take(&mut old.who),
+                first: std::mem::take(&mut old.source),
                 first_ranks: old.ranks,
-                second: new.who,
+                second: new.source,
                 second_ranks: new.ranks,
                 hint: hint.into(),
             });
@@ -191,7 +184,7 @@ fn check_partition(group: &str, cells: &[Vec<u32>]) -> Result<u32> {
     let error = |message: String| ImportError::Group { group: group.into(), message };
     let size = cells.first().map_or(0, Vec::len);
     if size == 0 || cells.iter().any(|c| c.len() != size) {
-        return Err(error(format!("expected lists of ranks of one length, found {cells:?}")));
+        return Err(error(format!("expected lists of ranks of equal length, found {cells:?}")));
     }
     let mut all: Vec<u32> = cells.iter().flatten().copied().collect();
     all.sort_unstable();

@@ -1,11 +1,11 @@
-//! Ops that wrap a graph of their own and change nothing about its values: the graph takes their place.
+//! Inlines ops that wrap a graph and do not change its values.
 
 use crate::call::OpCall;
 use crate::lower::{RuleFailure, RuleResult};
 use crate::schema::{self, Argument, ExportedNode};
 use crate::scope::{NameBinding, NameScope, tensor_names};
 
-/// The wrappers, without `torch.ops.higher_order.`; each runs its graph on the tensors that follow it.
+/// The wrappers, without `torch.ops.higher_order.`. Each runs its graph on the tensors that follow it.
 const WRAPPERS: [&str; 6] = [
     "wrap_with_set_grad_enabled",
     "wrap_with_autocast",
@@ -26,7 +26,7 @@ pub(crate) fn wrapped_graph<'p>(node: &'p ExportedNode<'p>) -> Option<&'p schema
     })
 }
 
-/// The names of a wrapped graph, of which those of its inputs stand for the operands of the call.
+/// The scope of a wrapped graph, in which its inputs are bound to the operands of the call.
 pub(crate) fn wrapped_scope<'p>(
     c: &OpCall<'_, 'p>,
     graph: &'p schema::ExportedGraph<'p>,
@@ -36,7 +36,7 @@ pub(crate) fn wrapped_scope<'p>(
     if autocast
         && !node.inputs.iter().any(|i| &*i.name == "enabled" && matches!(i.arg, Argument::Bool(false)))
     {
-        return Err(RuleFailure::Opaque("it converts the operands of the ops within".into()));
+        return Err(RuleFailure::Opaque("autocast is not supported: it converts operands implicitly".into()));
     }
     let operands: Vec<&str> = node
         .inputs
@@ -47,7 +47,7 @@ pub(crate) fn wrapped_scope<'p>(
     let parameters: Vec<&'p str> = graph.inputs.iter().flat_map(tensor_names).collect();
     if operands.len() != parameters.len() {
         return Err(RuleFailure::Invalid(format!(
-            "expected {} tensors for the graph it wraps, found {}",
+            "expected {} tensors for the wrapped graph, found {}",
             parameters.len(),
             operands.len()
         )));
@@ -61,7 +61,7 @@ pub(crate) fn wrapped_scope<'p>(
     Ok(inner)
 }
 
-/// Lets the results of the call be those of the wrapped graph.
+/// Sets the results of the call to those of the wrapped graph.
 pub(crate) fn set_wrapped_results(
     c: &mut OpCall<'_, '_>,
     graph: &schema::ExportedGraph<'_>,

@@ -1,14 +1,14 @@
-//! Ops that write their operands, as functional ones.
+//! Converts ops that write their operands to functional ones.
 //!
-//! PyTorch's export may leave ops such as `add_`, `copy_` and `mm.out` in a program. What an op writes is known from
-//! its schema ([`crate::effects`]); the rule of its functional counterpart gives the new contents, and without a rule
-//! an opaque op does, whose results are its own and then the new contents of what it writes. Every name of a written
-//! tensor stands for the new contents from then on, and every other view of the memory is taken again from it. A
-//! tensor that is a view is written back into its base, which becomes a new base. Writing an input makes an output
-//! that mutates it.
+//! PyTorch's export may leave ops such as `add_`, `copy_` and `mm.out` in a program. The schema of an op says
+//! what it writes ([`crate::effects`]). The rule of its functional counterpart gives the new contents.
+//! Without a rule an opaque op gives them: its results are those of the op, followed by the new contents.
+//! From then on, every name of a written tensor is bound to the new contents, and every other view of the
+//! memory is taken again from them. A written view is written back into its base, which becomes a new base.
+//! Writing an input makes an output that mutates the input.
 //!
-//! Not covered, and refused by name: views that do not show which elements of the base they are (expansions), and
-//! memory that is shared in a way that the program does not show, where it is read later.
+//! Unsupported, and rejected by name: views that do not show which elements of the base they are
+//! (expansions), and shared memory that the program does not show and that is read later.
 
 use std::collections::HashSet;
 
@@ -24,8 +24,8 @@ use crate::operand_dtypes;
 use crate::ops;
 use crate::scope::{NameBinding, tensor_names};
 
-/// What helps where an op that writes cannot be lowered.
-pub(crate) const ADVICE: &str = "after `run_decompositions()` no op of the program writes its operands";
+/// Advice for an op that writes and cannot be lowered.
+pub(crate) const ADVICE: &str = "`run_decompositions()` removes writes to operands";
 
 fn fail_unsupported_write<T>(why: &str) -> RuleResult<T> {
     Err(RuleFailure::Invalid(format!("{why}; {ADVICE}")))
@@ -41,11 +41,11 @@ pub(crate) fn lower_in_place(c: &mut OpCall<'_, '_>, writes: &OpWrites) -> RuleR
             operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
             rule.apply(c)
         }
-        None => Err(RuleFailure::Opaque("no rule for it".into())),
+        None => Err(RuleFailure::Opaque("this operator is not supported".into())),
     })
 }
 
-/// Lowers a call of an op that writes, by a rule for the new contents.
+/// Lowers a call of an op that writes. `rule` gives the new contents.
 pub(crate) fn lower_in_place_by_rule<'c, 'p>(
     c: &mut OpCall<'c, 'p>,
     writes: &OpWrites,
@@ -84,17 +84,17 @@ pub(crate) fn lower_in_place_by_rule<'c, 'p>(
     Ok(())
 }
 
-/// How many of the results that the program names are not written arguments.
+/// The number of results that the program names and that are not written arguments.
 fn count_own_results(c: &OpCall<'_, '_>, writes: &OpWrites) -> usize {
     if writes.own_results > 0 { c.result_names().len() } else { 0 }
 }
 
-/// The names of the tensors in these arguments; absent ones have none.
+/// The names of the tensors in these arguments. Absent arguments have none.
 fn flat_tensor_names<'p>(c: &OpCall<'_, 'p>, arguments: &[String]) -> Vec<&'p str> {
     arguments.iter().filter_map(|a| c.get(a)).flat_map(tensor_names).collect()
 }
 
-/// An opaque op for one that writes: its results and the new contents of what it writes.
+/// Emits an opaque op for one that writes. Its results are those of the op and the new contents.
 fn emit_opaque_write(
     c: &mut OpCall<'_, '_>,
     writes: &OpWrites,
@@ -126,7 +126,8 @@ fn assign_contents(c: &mut OpCall<'_, '_>, name: &str, new: ValueId) -> RuleResu
     let (base, _) = find_base(c, new);
     let new = if c.existed_before(base) { c.emit("copy", Op::Copy, &[new])? } else { new };
     if c.ty(new).shape != c.ty(old).shape {
-        let (expected, found) = (c.lowering.display_type(c.ty(old)), c.lowering.display_type(c.ty(new)));
+        let expected = c.lowering.display_type(c.ty(old));
+        let found = c.lowering.display_type(c.ty(new));
         return fail_unsupported_write(&format!(
             "expected {expected} to be written to `{name}`, found {found}"
         ));
@@ -134,16 +135,14 @@ fn assign_contents(c: &mut OpCall<'_, '_>, name: &str, new: ValueId) -> RuleResu
     write_shared_memory(c, name, old, new)
 }
 
-/// Leaves a name and everything that shares memory with it without contents.
+/// Marks the contents of a name, and of everything that shares memory with it, as undefined.
 fn invalidate_contents(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult {
     let old = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
     let (base, _) = find_base(c, old);
     if c.existed_before(base) && base.index() < c.lowering.scope.first_value {
-        return fail_unsupported_write(&format!(
-            "it writes `{name}`, which belongs to the graph around this one"
-        ));
+        return fail_unsupported_write(&format!("it writes `{name}`, which belongs to the enclosing graph"));
     }
-    let why = format!("memory that node `{}` leaves with contents that nothing defines", c.node.name());
+    let why = format!("memory whose contents are undefined after node `{}`", c.node.name());
     let names: Vec<_> = c.lowering.scope.tensors();
     for (other, value) in names {
         if find_base(c, value).0 == base {
@@ -153,13 +152,11 @@ fn invalidate_contents(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult {
     Ok(())
 }
 
-/// Makes `new` the value of everything that shares memory with `old`.
+/// Updates the values of everything that shares memory with `old`, after `new` was written to it.
 fn write_shared_memory(c: &mut OpCall<'_, '_>, name: &str, old: ValueId, new: ValueId) -> RuleResult {
     let (base, chain) = find_base(c, old);
     if base.index() < c.lowering.scope.first_value {
-        return fail_unsupported_write(&format!(
-            "it writes `{name}`, which belongs to the graph around this one"
-        ));
+        return fail_unsupported_write(&format!("it writes `{name}`, which belongs to the enclosing graph"));
     }
     if let Some(other) = find_alias_reader(c, base) {
         return fail_unsupported_write(&format!("it writes `{name}`, which may share memory with {other}"));
@@ -181,7 +178,7 @@ fn write_shared_memory(c: &mut OpCall<'_, '_>, name: &str, old: ValueId, new: Va
     record_input_write(c, name, base, new_base)
 }
 
-/// The bases of memory that a base may share, itself among them.
+/// The bases of memory that may be shared with a base, including the base itself.
 fn possibly_aliased_bases(c: &OpCall<'_, '_>, base: ValueId) -> HashSet<ValueId> {
     let mut all = HashSet::from([base]);
     let pairs: Vec<(ValueId, ValueId)> =
@@ -199,7 +196,7 @@ fn possibly_aliased_bases(c: &OpCall<'_, '_>, base: ValueId) -> HashSet<ValueId>
     }
 }
 
-/// Who reads, after this node, memory that may be that of `base` although the program does not show it.
+/// A reader, after this node, of memory that may be that of `base` although the program does not show it.
 fn find_alias_reader(c: &OpCall<'_, '_>, base: ValueId) -> Option<String> {
     if c.lowering.possible_aliases.is_empty() {
         return None;
@@ -209,7 +206,8 @@ fn find_alias_reader(c: &OpCall<'_, '_>, base: ValueId) -> Option<String> {
     find_reader(c, &all)
 }
 
-/// Who reads memory after this node: a later node or output, or the caller, whose input it is.
+/// A reader of memory after this node: a later node or output, or the caller of the program if it is an
+/// input.
 fn find_reader(c: &OpCall<'_, '_>, bases: &HashSet<ValueId>) -> Option<String> {
     for (name, value) in c.lowering.scope.tensors() {
         if bases.contains(&find_base(c, value).0) && c.lowering.scope.is_read_later(name) {
@@ -225,7 +223,7 @@ fn find_reader(c: &OpCall<'_, '_>, bases: &HashSet<ValueId>) -> Option<String> {
     input.map(|i| format!("the input `{}`", graph.values[*i].name))
 }
 
-/// Who would see it if a node wrote this operand: the first of them.
+/// The first reader that would see a write of this node to an operand.
 pub(crate) fn find_observer(c: &OpCall<'_, '_>, operand: ValueId) -> Option<String> {
     find_reader(c, &possibly_aliased_bases(c, find_base(c, operand).0))
 }
@@ -256,7 +254,7 @@ fn write_into_base(c: &mut OpCall<'_, '_>, name: &str, chain: &[NodeId], new: Va
             }
             _ => {
                 return fail_unsupported_write(&format!(
-                    "it writes `{name}`, a view that does not show which elements of its base it is"
+                    "it writes `{name}`, a view whose elements of the base are not known"
                 ));
             }
         };
@@ -264,7 +262,7 @@ fn write_into_base(c: &mut OpCall<'_, '_>, name: &str, chain: &[NodeId], new: Va
     Ok(new)
 }
 
-/// The view that `chain` describes, of another base.
+/// The view that `chain` describes, taken from another base.
 fn replay_view(c: &mut OpCall<'_, '_>, chain: &[NodeId], base: ValueId) -> EmitResult {
     let mut at = base;
     for &id in chain {
@@ -279,7 +277,9 @@ fn replay_view(c: &mut OpCall<'_, '_>, chain: &[NodeId], base: ValueId) -> EmitR
                     let positions = piece.map(|piece| piece.positions.clone());
                     c.take_rank_slice(at, axis, index, positions)?
                 }
-                None => return fail_unsupported_write("expected an index of a part, found none"),
+                None => {
+                    return fail_unsupported_write("expected an index for the slice of a rank, found none");
+                }
             },
             op => c.emit_as("view", op, &[at], ty)?,
         };
@@ -287,7 +287,7 @@ fn replay_view(c: &mut OpCall<'_, '_>, chain: &[NodeId], base: ValueId) -> EmitR
     Ok(at)
 }
 
-/// Notes that an input is written, if `base` is one or what one became.
+/// Records a write to an input, if `base` is an input or its current value.
 fn record_input_write(c: &mut OpCall<'_, '_>, name: &str, base: ValueId, new_base: ValueId) -> RuleResult {
     let lowering = &mut *c.lowering;
     let input = match lowering.builder.graph().values[base].def {
@@ -303,7 +303,7 @@ fn record_input_write(c: &mut OpCall<'_, '_>, name: &str, base: ValueId, new_bas
             lowering.weights.insert(input.source.clone(), data);
             lowering.buffers.push(input.source.clone());
         }
-        lowering.notes.push(format!("`{name}` is written and therefore a parameter"));
+        lowering.notes.push(format!("`{name}` becomes a parameter because the program writes it"));
     }
     Ok(())
 }

@@ -1,28 +1,28 @@
-//! Reads `torch.export` programs (`.pt2`) into symmc graphs.
+//! Imports `torch.export` programs (`.pt2`) as symmc graphs.
 //!
 //! ```text
 //! archive (zip) ──► schema (JSON) ──► symbols, groups ──► signature ──► lower, by ops/ ──► Graph
 //! ```
 //!
-//! What an import does beyond translating ops:
-//! - **Symbols.** PyTorch keeps only generated names such as `s23`. The only symbol of a program is called
-//!   `tokens`; with several, the symbol of the last axis of the first integer argument is `tokens` and that
-//!   of its axis 0, if another, `batch`. Others keep their names. PyTorch's name stays as the symbol's
-//!   alias. A symbol without an upper bound gets [`ImportOptions::max_extent`], with a note.
-//! - **Ranks.** A `.pt2` does not say how many ranks run it. Collectives of the default group that state a size fix
-//!   it, [`ImportOptions::ranks`] gives it otherwise; it stays open if neither does. Nor does it say who belongs to a
-//!   group: see [`ImportOptions::groups`].
-//! - **Types.** Implicit conversions become casts, and every result is held against the type that the
-//!   program declares for it.
-//! - **Ops that write** become functional ones; writing an input becomes an output that mutates it. What an op writes
-//!   is known from PyTorch's schemas, from [`ImportOptions::schemas`], or from the program, if it says that it is
-//!   functional; an op of which nothing tells is refused where it could matter. Ops that draw random numbers are
-//!   refused.
-//! - **Assertions** that can be decided are checked; all vanish.
-//! - **Unknown ops** that write nothing become opaque, with a note.
+//! Besides translating ops, an import does the following:
+//! - **Symbols.** PyTorch stores only generated names such as `s23`. The only symbol of a program is called
+//!   `tokens`. If there are several, the symbol of the last axis of the first integer argument is called
+//!   `tokens`, and that of its axis 0, if it is another, `batch`. Other symbols keep their names. PyTorch's
+//!   name becomes the symbol's alias. A symbol without an upper bound gets [`ImportOptions::max_extent`],
+//!   with a note.
+//! - **Ranks.** A `.pt2` does not state how many ranks run it. Collectives of the default group that state a
+//!   size determine the number, or [`ImportOptions::ranks`] gives it. Otherwise it stays unknown. The file
+//!   does not state the members of groups either, see [`ImportOptions::groups`].
+//! - **Types.** Implicit conversions become casts, and every result is checked against its declared type.
+//! - **Ops that write** become functional ones, and writing an input becomes an output that mutates it.
+//!   PyTorch's schemas, [`ImportOptions::schemas`], or the program, if it states that it is functional, say
+//!   what an op writes. An op without this information is rejected if a write could be observed. Ops that
+//!   draw random numbers are rejected.
+//! - **Assertions** that can be decided are checked. All assertions are then removed.
+//! - **Unsupported ops** that write nothing become opaque, with a note.
 //!
-//! An archive is untrusted data: no input makes an import panic, pickles are refused by name, and what is
-//! unpacked is bounded by the size of the file. Sample inputs and traces are not read.
+//! An archive is untrusted data: no input makes an import panic, pickles are rejected by name, and the
+//! unpacked size is bounded by the size of the file. Sample inputs and traces are not read.
 
 mod aliasing;
 mod archive;
@@ -76,40 +76,40 @@ use symbols::ProgramSymbols;
 #[derive(Clone, Debug)]
 pub struct ImportOutput {
     pub graph: Graph,
-    /// The data of its parameters by their source names, as far as the archive holds it: that of the rank
-    /// that exported it.
+    /// The data of the parameters by their source names, as far as the archive contains it. It is that of the
+    /// rank that exported the archive.
     pub weights: IndexMap<String, Arc<Tensor>>,
-    /// That of the ranks after the first, where each gave an archive. Numbers that differ between the programs of ranks
-    /// are parameters, too.
+    /// The same for the ranks after the first, if each has an archive. Numbers that differ between the
+    /// programs of ranks are parameters, too.
     pub other_rank_weights: Vec<IndexMap<String, Arc<Tensor>>>,
-    /// Those of them that PyTorch calls buffers: state that is no parameter.
+    /// The names of those weights that PyTorch calls buffers: state other than parameters.
     pub buffers: Vec<String>,
-    /// The names of tensors that have several: tied weights.
+    /// The names of tensors that have several names: tied weights.
     pub tied_names: Vec<Vec<String>>,
     /// Whether [`ImportOptions::assumed_ranks`] gave the number of ranks.
     pub ranks_assumed: bool,
-    /// What a user should know about the import, in sentences.
+    /// Remarks for the user about the import, in sentences.
     pub notes: Vec<String>,
-    /// The symbols to which neither the program nor the caller gives an upper bound.
+    /// The symbols for which neither the program nor the caller gives an upper bound.
     pub unbounded: Vec<String>,
 }
 
 pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<ImportOutput, ImportError> {
-    let (mut archive, model, text) = open_archive(bytes, options)?;
+    let OpenedArchive { mut archive, model, text } = open_archive(bytes, options)?;
     let program = parse_program(&format!("models/{model}.json"), &text)?;
     let stores = open_tensors(&mut archive, &model, None)?;
     convert_program(&program, &mut [stores], options)
 }
 
-/// Imports a program from the archives of all its ranks, that of rank 0 first. They may differ in names and data, and in
-/// numbers that stand where a tensor may: each such number becomes a parameter without axes. Groups that ranks call by
-/// different names have the ranks of one name as a cell. [`ImportError::Rank`] tells the archive at fault, if it is not
-/// the first.
+/// Imports a program from the archives of all its ranks, rank 0 first. The programs may differ in names and
+/// data, and in numbers in places where a tensor is possible: each such number becomes a parameter without
+/// axes. If ranks call a group by different names, the ranks that use one name form a cell.
+/// [`ImportError::Rank`] names the archive at fault, unless it is the first.
 pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOutput, ImportError> {
-    let of = |rank: usize| move |e: ImportError| e.with_rank(rank);
+    let in_rank = |rank: usize| move |e: ImportError| e.with_rank(rank);
     let mut opened = Vec::with_capacity(files.len());
     for (i, bytes) in files.iter().enumerate() {
-        opened.push(open_archive(bytes, options).map_err(of(i))?);
+        opened.push(open_archive(bytes, options).map_err(in_rank(i))?);
     }
     let mut options = options.clone();
     let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
@@ -117,15 +117,17 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOu
         return Err(groups::rank_count_mismatch(ranks, count));
     }
     options.ranks = Some(count);
-    let (mut archives, mut models, mut texts) = (Vec::new(), Vec::new(), Vec::new());
-    for (archive, model, text) in opened {
+    let mut archives = Vec::new();
+    let mut models = Vec::new();
+    let mut texts = Vec::new();
+    for OpenedArchive { archive, model, text } in opened {
         archives.push(archive);
         models.push(model);
         texts.push(text);
     }
     let mut programs = Vec::with_capacity(files.len());
     for (i, (model, text)) in models.iter().zip(&texts).enumerate() {
-        programs.push(parse_program(&format!("models/{model}.json"), text).map_err(of(i))?);
+        programs.push(parse_program(&format!("models/{model}.json"), text).map_err(in_rank(i))?);
     }
     let merged = merge_ranks::merge_programs(&mut programs)?;
     for (name, cells) in merged.groups {
@@ -134,21 +136,27 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOu
     let mut all = Vec::with_capacity(files.len());
     let names = std::iter::once(None).chain(merged.names.iter().map(|n| Some(&n.stored)));
     for (i, ((archive, model), names)) in archives.iter_mut().zip(&models).zip(names).enumerate() {
-        all.push(open_tensors(archive, model, names).map_err(of(i))?);
+        all.push(open_tensors(archive, model, names).map_err(in_rank(i))?);
     }
-    let first = programs.first().ok_or_else(|| ImportError::Graph("there is no archive".into()))?;
+    let first = programs.first().ok_or_else(|| ImportError::Graph("no archive was given".into()))?;
     convert_program(first, &mut all, &options)
 }
 
-type OpenedArchive<'b> = (Archive<'b>, String, String);
+struct OpenedArchive<'b> {
+    archive: Archive<'b>,
+    /// The name of the program in the archive.
+    model: String,
+    /// The JSON text of the program.
+    text: String,
+}
 
 fn open_archive<'b>(bytes: &'b [u8], options: &ImportOptions) -> Result<OpenedArchive<'b>, ImportError> {
     let mut archive = Archive::open(bytes)?;
     let (model, text) = archive.program(&options.name)?;
-    Ok((archive, model, text))
+    Ok(OpenedArchive { archive, model, text })
 }
 
-/// The stored tensors of an archive, called what rank 0 calls them.
+/// The stored tensors of an archive, under the names of rank 0.
 fn open_tensors<'s, 'a>(
     archive: &'s mut Archive<'a>,
     model: &str,
@@ -166,13 +174,13 @@ fn open_tensors<'s, 'a>(
     })
 }
 
-/// Every PyTorch op that is imported as more than an opaque one: its target (`aten.add`, which stands for
-/// all its overloads, or one overload such as `aten.max.dim`) and what it becomes.
+/// Every PyTorch op that has a rule, and the ops that it becomes. A target is an op (`aten.add`), with all
+/// its overloads, or one overload (`aten.max.dim`).
 pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
     ops::supported()
 }
 
-/// The version of the ops of aten whose meaning the rules have; all programs of schema 8 have it.
+/// The version of the aten ops that the rules implement. All programs of schema 8 have it.
 const ATEN_OPSET: i64 = 10;
 
 fn parse_program<'t>(entry: &str, text: &'t str) -> Result<ExportedProgram<'t>, ImportError> {
@@ -184,13 +192,13 @@ fn parse_program<'t>(entry: &str, text: &'t str) -> Result<ExportedProgram<'t>, 
         Ok(program) if program.schema_version.major == 8 => match program.opset_version.get("aten") {
             Some(version) if *version != ATEN_OPSET => Err(ImportError::Content {
                 entry: entry.to_string(),
-                expected: format!("version {ATEN_OPSET} of the ops of aten"),
+                expected: format!("version {ATEN_OPSET} of the aten operators"),
                 found: version.to_string(),
             }),
             _ => Ok(program),
         },
         Ok(program) => Err(schema(program.schema_version)),
-        // Another version may have another structure; its number says more than where they differ.
+        // Another version may have another structure. Its number is a better error than the first difference.
         Err(e) => match serde_json::from_str::<VersionOnly>(text) {
             Ok(v) if v.schema_version.major != 8 => Err(schema(v.schema_version)),
             _ => Err(ImportError::Entry { entry: entry.to_string(), message: e.to_string() }),
@@ -209,10 +217,12 @@ fn convert_program(
     let symbols = ProgramSymbols::new(
         &signature::argument_sizes(program),
         &range,
-        (&options.constraints, options.max_extent),
+        &options.constraints,
+        options.max_extent,
         &mut notes,
     )?;
-    let (table, open) = (symbols.table.clone(), symbols.unbounded.clone());
+    let table = symbols.table.clone();
+    let unbounded = symbols.unbounded.clone();
     let assumed = ranks.assumed;
     let mut builder = GraphBuilder::new(options.name.clone(), ranks.ranks);
     builder.graph_mut().symbols = table.clone();
@@ -221,8 +231,8 @@ fn convert_program(
     let mut lowering = ImportLowering::new(builder, &program.graph_module.graph, symbols, effects);
     lowering.notes = notes;
     lower_program(program, stores, lowering, ranks.groups)
-        .map(|imported| ImportOutput { unbounded: open.clone(), ranks_assumed: assumed, ..imported })
-        .map_err(|error| match MentionedSymbols::find_in_message(&error.to_string(), &table, &open) {
+        .map(|imported| ImportOutput { unbounded: unbounded.clone(), ranks_assumed: assumed, ..imported })
+        .map_err(|error| match MentionedSymbols::find_in_message(&error.to_string(), &table, &unbounded) {
             Some(symbols) => ImportError::Extents { error: Box::new(error), symbols },
             None => error,
         })
@@ -243,30 +253,30 @@ fn lower_program<'p>(
     let numbers = signature::add_per_rank_inputs(&mut lowering, program);
     lowering.lower_program_nodes()?;
     signature::lower_outputs(&mut lowering, program, &inputs)?;
-    let ImportLowering { builder, weights: written, buffers, notes, rank_shards: rank_pieces, .. } = lowering;
+    let ImportLowering { builder, weights: former_constants, buffers, notes, rank_shards, .. } = lowering;
     let mut graph = builder.finish();
-    shards::make_shards(&mut graph, rank_pieces);
+    shards::make_shards(&mut graph, rank_shards);
     let graph = verify_graph(graph).map_err(ImportError::Graph)?;
-    let mut of_ranks = Vec::with_capacity(stores.len());
-    for (rank, of_rank) in stores.iter_mut().enumerate() {
-        let mut weights = written.clone();
-        weights.extend(signature::load_weights(&inputs, of_rank).map_err(|e| e.with_rank(rank))?);
+    let mut weights_by_rank = Vec::with_capacity(stores.len());
+    for (rank, store) in stores.iter_mut().enumerate() {
+        let mut weights = former_constants.clone();
+        weights.extend(signature::load_weights(&inputs, store).map_err(|e| e.with_rank(rank))?);
         let number = |n: &&per_rank::PerRankArgument| {
             Some((n.name.clone(), Arc::new(n.numbers.tensor_of_rank(rank)?)))
         };
         weights.extend(numbers.iter().filter_map(number));
-        of_ranks.push(weights);
+        weights_by_rank.push(weights);
     }
-    let ties = stores.first().map_or_else(Vec::new, ArchiveTensors::tied_names);
-    let mut of_ranks = of_ranks.into_iter();
-    let weights = of_ranks.next().unwrap_or_default();
-    let others = of_ranks.collect();
+    let tied_names = stores.first().map_or_else(Vec::new, ArchiveTensors::tied_names);
+    let mut weights_by_rank = weights_by_rank.into_iter();
+    let weights = weights_by_rank.next().unwrap_or_default();
+    let other_rank_weights = weights_by_rank.collect();
     Ok(ImportOutput {
         graph,
         weights,
-        other_rank_weights: others,
+        other_rank_weights,
         buffers,
-        tied_names: ties,
+        tied_names,
         ranks_assumed: false,
         notes,
         unbounded: Vec::new(),

@@ -1,4 +1,4 @@
-//! A program on its way to a graph: what its names, symbols and groups stand for, and what it declares.
+//! The state of an import: the bindings of names, symbols and groups, and the declared types.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ pub(crate) type RuleFailure = symmc_import::RuleFailure<ImportError>;
 
 pub(crate) type RuleResult<T = ()> = symmc_import::RuleResult<T, ImportError>;
 
-/// A value that was emitted, as rules give it.
+/// The result of a rule that emits one value.
 pub(crate) type EmitResult = RuleResult<ValueId>;
 
 impl From<ImportError> for RuleFailure {
@@ -33,9 +33,10 @@ pub(crate) struct ImportLowering<'p> {
     pub scope: NameScope<'p>,
     pub symbols: ProgramSymbols<'p>,
     pub groups: IndexMap<String, GroupId>,
-    /// The inputs that hold numbers which differ between ranks, by name.
+    /// The inputs that hold numbers that differ between ranks, by name.
     pub per_rank_inputs: IndexMap<String, ValueId>,
-    /// The nodes whose results are views of their first operand although their op is none: parts that ranks take.
+    /// Nodes whose result is a view of their first operand, although their op is not a view: slices that
+    /// ranks take.
     pub rank_slice_nodes: HashSet<NodeId>,
     pub rank_shards: Vec<RankShard>,
     /// The data of constants that became parameters.
@@ -44,7 +45,7 @@ pub(crate) struct ImportLowering<'p> {
     pub buffers: Vec<String>,
     /// Inputs that in-place ops wrote, with their current values.
     pub written_inputs: IndexMap<InputId, ValueId>,
-    /// Whether the program has ops that write; copies matter then.
+    /// Whether the program has ops that write, so that copies matter.
     pub in_place: bool,
     pub effects: EffectAnalysis,
     /// Pairs of values that may share memory although the graph does not show it.
@@ -83,7 +84,8 @@ impl<'p> ImportLowering<'p> {
         self.type_with_dtype(name, dtype::from_schema)
     }
 
-    /// The type of what is held for a value: complex numbers are their parts ([`crate::ops::complex`]).
+    /// The type of the value that represents a tensor. Complex tensors are stored as their components
+    /// ([`crate::ops::complex`]).
     pub fn component_type(&self, name: &str) -> Result<TensorType> {
         if !self.is_complex(name) {
             return self.declared_type(name);
@@ -100,15 +102,19 @@ impl<'p> ImportLowering<'p> {
         meta.is_some_and(|m| dtype::complex_component_dtype(m.dtype).is_some())
     }
 
-    fn type_with_dtype(&self, name: &str, of: impl Fn(u32) -> Result<DType, String>) -> Result<TensorType> {
+    fn type_with_dtype(
+        &self,
+        name: &str,
+        resolve_dtype: impl Fn(u32) -> Result<DType, String>,
+    ) -> Result<TensorType> {
         let error = |message: String| ImportError::Signature { name: name.into(), message };
         let meta = self.scope.graph.tensor_values.get(name);
         let meta = meta.ok_or_else(|| error("expected an entry in tensor_values, found none".into()))?;
         if meta.layout != STRIDED {
             return Err(error(format!("expected the strided layout, found layout {}", meta.layout)));
         }
-        let dtype = of(meta.dtype)
-            .map_err(|found| error(format!("expected a dtype that the IR has, found {found}")))?;
+        let dtype = resolve_dtype(meta.dtype)
+            .map_err(|found| error(format!("expected a supported dtype, found {found}")))?;
         let shape =
             meta.sizes.iter().map(|s| self.symbols.resolve_extent(s)).collect::<Result<Vec<Dim>, _>>()?;
         symmc_ir::dim::check_shape_complexity(&shape).map_err(error)?;
@@ -127,9 +133,10 @@ impl<'p> ImportLowering<'p> {
         let mut attributes = Vec::new();
         for input in &node.inputs {
             if let Argument::ByRank(b) = &input.arg {
-                let (name, found) = (&*input.name, b.numbers.describe());
+                let name = &*input.name;
+                let found = b.numbers.describe();
                 return Err(RuleFailure::Invalid(format!(
-                    "{why}: expected one `{name}` for all ranks, found {found}"
+                    "{why}: expected the same `{name}` on all ranks, found {found}"
                 )));
             }
             let names = tensor_names(&input.arg);
@@ -143,7 +150,8 @@ impl<'p> ImportLowering<'p> {
         }
         self.opaque.record(&target, why);
         if types.is_empty() {
-            // Without a tensor result nothing depends on it; integer results have their expressions in the program.
+            // Nothing depends on a node without a tensor result: integer results have expressions in the
+            // program.
             return Ok(Vec::new());
         }
         let op = Op::Opaque { name: target, attributes: attributes.join(", ") };

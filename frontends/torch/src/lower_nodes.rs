@@ -1,9 +1,9 @@
-//! Turns the nodes of a program into nodes of a graph, one after another.
+//! Lowers the nodes of a program to graph nodes, in order.
 //!
-//! Each target has a rule ([`crate::ops`]) that emits nodes for it. Around the rules, this module keeps PyTorch's names
-//! for results, and holds each result against the type that the program declares for it: where the two only look
-//! different (`2*(s0//2)` for a known even `s0`), the type that the operands give stands; a real difference is an
-//! error. A target without a rule becomes an opaque op.
+//! Each target has a rule ([`crate::ops`]) that emits graph nodes for it. Around the rules, this module keeps
+//! PyTorch's names for results and checks each result against its declared type. If the two only look
+//! different (`2*(s0//2)` for a known even `s0`), the computed type is used; a real difference is an error. A
+//! target without a rule becomes an opaque op.
 
 use crate::aliasing;
 use crate::auto_functionalized;
@@ -50,7 +50,7 @@ impl<'p> ImportLowering<'p> {
         lowered.map_err(|stop| stop.into_error(error))
     }
 
-    /// Represents a node that writes nothing as an opaque op with its declared results.
+    /// Lowers a node that writes nothing to an opaque op with its declared results.
     fn lower_opaque(&mut self, node: &'p ExportedNode<'p>, effect: &OpEffect, why: &str) -> RuleResult {
         if let Some(refusal) = self.explain_unrepresented(node, effect) {
             return Err(RuleFailure::Invalid(refusal));
@@ -77,7 +77,7 @@ impl<'p> ImportLowering<'p> {
         Ok(())
     }
 
-    /// Why an opaque op would not do all that a node does.
+    /// The reason for which an opaque op cannot represent a node, if there is one.
     fn explain_unrepresented(&mut self, node: &'p ExportedNode<'p>, effect: &OpEffect) -> Option<String> {
         let advice = inplace::ADVICE;
         match effect {
@@ -87,11 +87,9 @@ impl<'p> ImportLowering<'p> {
                 Some(format!("it changes the shape or the storage of its operand in place; {advice}"))
             }
             OpEffect::Draws => Some(effects::DRAWS.into()),
-            OpEffect::External => {
-                Some("it has an effect besides its results, which a program cannot have".into())
-            }
+            OpEffect::External => Some("it has a side effect, which is not supported".into()),
             OpEffect::UnclearWrites => {
-                Some(format!("it writes its operand by its name, and there is no rule for it; {advice}"))
+                Some(format!("its name says that it writes its operand, and it is not supported; {advice}"))
             }
             OpEffect::Unknown => {
                 let call = OpCall::new(self, node);
@@ -99,14 +97,16 @@ impl<'p> ImportLowering<'p> {
                 let noticed = operands
                     .filter_map(|n| call.lowering.scope.value(n).ok())
                     .find_map(|v| inplace::find_observer(&call, v));
-                let what = match (node.results().is_empty(), noticed) {
-                    (true, _) => "it gives no result, so it must have an effect".into(),
-                    (false, Some(who)) => format!("it may write {who}"),
-                    (false, None) => return None,
+                let reason = if node.results().is_empty() {
+                    "it has no result, so it must have a side effect".into()
+                } else if let Some(observer) = noticed {
+                    format!("it may write {observer}")
+                } else {
+                    return None;
                 };
                 Some(format!(
-                    "{what}: the program does not tell what this op writes, and neither does a declared schema \
-                     (such as {}, with Tensor(a!) for what it writes); {advice}",
+                    "{reason}: the program does not state what this operator writes; declare its schema \
+                     (such as {}, with Tensor(a!) for arguments that it writes); {advice}",
                     example_schema(node)
                 ))
             }
@@ -126,7 +126,9 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
     }
     match effect {
         OpEffect::Writes(writes) => inplace::lower_in_place(call, writes),
-        OpEffect::Resizes | OpEffect::UnclearWrites => Err(RuleFailure::Opaque("no rule for it".into())),
+        OpEffect::Resizes | OpEffect::UnclearWrites => {
+            Err(RuleFailure::Opaque("this operator is not supported".into()))
+        }
         _ => match ops::find_rule(&call.node.target) {
             Some(rule) => {
                 operand_dtypes::check_operand_dtypes(call, &call.node.target)?;
@@ -134,7 +136,7 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
                 call.check_all_read()?;
                 aliasing::separate_results(call)
             }
-            None => Err(RuleFailure::Opaque("no rule for it".into())),
+            None => Err(RuleFailure::Opaque("this operator is not supported".into())),
         },
     }
 }
@@ -167,7 +169,7 @@ fn lower_wrapped_graph<'p>(call: &mut OpCall<'_, 'p>, graph: &'p ExportedGraph<'
     inline::set_wrapped_results(call, graph, &inner)
 }
 
-/// What the schema of a node's op may be, if it is pure.
+/// A possible schema of a node's op, on the assumption that it is pure.
 fn example_schema(node: &ExportedNode<'_>) -> String {
     let target = effects::bare_target(&node.target);
     let (op, overload) = target.rsplit_once('.').unwrap_or((target, ""));

@@ -1,8 +1,9 @@
-//! One program of the programs that the ranks exported, an archive for each.
+//! Merges the programs that the ranks exported, one archive per rank, into one.
 //!
-//! They must be one program but for names and data. A number that differs, such as the first row of a rank's part of a
-//! vocabulary, becomes an argument that is known for each rank ([`PerRankArgument`]); rules that take a tensor there take it, and
-//! others refuse it by name. So do the lists of pieces that ranks exchange. Process groups that ranks call by different names are the cells of one group. Every other
+//! The programs must be the same except for names and data. A number that differs, such as the first row of a
+//! rank's slice of a vocabulary, becomes an argument with a value per rank ([`PerRankArgument`]). Rules that
+//! accept a tensor there accept it, and other rules reject it by name. The split sizes of an exchange may
+//! also differ. Process groups that ranks call by different names become the cells of one group. Every other
 //! difference is an error.
 
 use std::collections::HashMap;
@@ -18,17 +19,17 @@ use crate::schema::{
 use crate::scope::tensor_names;
 use crate::unify;
 
-/// What the names of a rank's program are in that of rank 0.
+/// The correspondence of names between a rank's program and that of rank 0.
 pub(crate) struct StoredNames {
-    /// The names under which the rank stores what rank 0 stores under these.
+    /// For each stored tensor of rank 0, the name under which the rank stores it.
     pub stored: HashMap<String, String>,
 }
 
-/// What comes of several programs besides the first, which was changed to be that of all ranks.
+/// The result of merging programs, besides the first program, which was changed into that of all ranks.
 pub(crate) struct MergedPrograms {
-    /// For the programs after the first.
+    /// The names of the programs after the first.
     pub names: Vec<StoredNames>,
-    /// The cells of groups by the names that rank 0 gives them.
+    /// The cells of groups, by the names that rank 0 gives them.
     pub groups: IndexMap<String, Vec<Vec<u32>>>,
 }
 
@@ -42,22 +43,24 @@ pub(crate) fn merge_programs<'p>(programs: &mut [ExportedProgram<'p>]) -> Result
     };
     let mut numbers = vec![number_arguments(first)];
     let mut lists = vec![collect_arguments(first, row_counts)];
-    let mut called = vec![collect_arguments(first, group_argument)];
+    let mut group_names = vec![collect_arguments(first, group_argument)];
     for (i, other) in others.iter().enumerate() {
         names.push(ProgramComparison::new(first, other).compare_programs().map_err(|e| e.with_rank(i + 1))?);
         numbers.push(number_arguments(other));
         lists.push(collect_arguments(other, row_counts));
-        called.push(collect_arguments(other, group_argument));
+        group_names.push(collect_arguments(other, group_argument));
     }
-    let groups = group_cells(first, &called)?;
-    let (mut at, mut list) = (0, 0);
+    let groups = group_cells(first, &group_names)?;
+    let mut number_index = 0;
+    let mut list_index = 0;
     visit_arguments_mut(&mut first.graph_module.graph, &mut |node, input| {
         let differing = if is_number(input) {
-            at += 1;
-            differing_numbers(&numbers.iter().filter_map(|n| n.get(at - 1)).collect::<Vec<_>>())
+            number_index += 1;
+            let by_rank: Vec<_> = numbers.iter().filter_map(|n| n.get(number_index - 1)).collect();
+            differing_numbers(&by_rank)
         } else if row_counts(input).is_some() {
-            list += 1;
-            differing_row_counts(lists.iter().filter_map(|l| l.get(list - 1)).collect())
+            list_index += 1;
+            differing_row_counts(lists.iter().filter_map(|l| l.get(list_index - 1)).collect())
         } else {
             None
         };
@@ -98,7 +101,7 @@ fn is_number(input: &NamedArgument<'_>) -> bool {
     matches!(&input.arg, Argument::Int(_) | Argument::Float(_) | Argument::SymInt(_))
 }
 
-/// What each argument that may be a number is.
+/// The number in each argument that may be a number.
 fn number_arguments(program: &ExportedProgram<'_>) -> Vec<Option<NumberArgument>> {
     fn visit(graph: &ExportedGraph<'_>, out: &mut Vec<Option<NumberArgument>>) {
         for input in graph.nodes.iter().flat_map(|n| &n.inputs) {
@@ -114,14 +117,14 @@ fn number_arguments(program: &ExportedProgram<'_>) -> Vec<Option<NumberArgument>
     out
 }
 
-/// How many rows a rank exchanges with each.
+/// The number of rows that a rank exchanges with another.
 #[derive(Clone, PartialEq)]
 enum RowCount {
     Known(i64),
     Named(String),
 }
 
-/// The pieces of an exchange, where an argument says which: other ones on each rank, as a rule.
+/// The split sizes of an exchange, if the argument is a list of them. They usually differ between ranks.
 fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
     if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes") {
         return None;
@@ -137,30 +140,30 @@ fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
     }
 }
 
-/// The lists, if they are not all the same.
-fn differing_row_counts(of_ranks: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
-    if of_ranks.windows(2).all(|w| w[0] == w[1]) {
+/// The lists, unless they are all the same.
+fn differing_row_counts(lists: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
+    if lists.windows(2).all(|w| w[0] == w[1]) {
         return None;
     }
     let known = |piece: &RowCount| match piece {
         RowCount::Known(rows) => Some(*rows),
         RowCount::Named(_) => None,
     };
-    Some(PerRankNumbers::Lists(of_ranks.into_iter().map(|list| list.iter().map(known).collect()).collect()))
+    Some(PerRankNumbers::Lists(lists.into_iter().map(|list| list.iter().map(known).collect()).collect()))
 }
 
-/// The numbers, if they are not all the same.
-fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
-    let of_ranks: Vec<&NumberArgument> = of_ranks.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
+/// The numbers, unless they are all the same.
+fn differing_numbers(numbers: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
+    let numbers: Vec<&NumberArgument> = numbers.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
     let same = |a: &NumberArgument, b: &NumberArgument| match (a, b) {
         (NumberArgument::Float(a), NumberArgument::Float(b)) => a.to_bits() == b.to_bits(),
         _ => a == b,
     };
-    if of_ranks.windows(2).all(|w| same(w[0], w[1])) {
+    if numbers.windows(2).all(|w| same(w[0], w[1])) {
         return None;
     }
     let int = |n: &&NumberArgument| if let NumberArgument::Int(i) = n { Some(*i) } else { None };
-    if let Some(ints) = of_ranks.iter().map(int).collect() {
+    if let Some(ints) = numbers.iter().map(int).collect() {
         return Some(PerRankNumbers::Ints(ints));
     }
     let float = |n: &&NumberArgument| match n {
@@ -168,7 +171,7 @@ fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumb
         NumberArgument::Float(x) => Some(*x),
         NumberArgument::Expression(_) => None,
     };
-    if let Some(floats) = of_ranks.iter().map(float).collect() {
+    if let Some(floats) = numbers.iter().map(float).collect() {
         return Some(PerRankNumbers::Floats(floats));
     }
     let text = |n: &&NumberArgument| match n {
@@ -176,7 +179,7 @@ fn differing_numbers(of_ranks: &[&Option<NumberArgument>]) -> Option<PerRankNumb
         NumberArgument::Float(x) => format!("Float({x:?})"),
         NumberArgument::Expression(text) => text.clone(),
     };
-    Some(PerRankNumbers::Expressions(of_ranks.iter().map(text).collect()))
+    Some(PerRankNumbers::Expressions(numbers.iter().map(text).collect()))
 }
 
 fn group_argument(input: &NamedArgument<'_>) -> Option<String> {
@@ -201,7 +204,7 @@ pub(crate) fn find_per_rank_arguments<'p>(program: &'p ExportedProgram<'p>) -> V
     out
 }
 
-/// What `pick` takes of all arguments, in their order.
+/// The results of `pick` for all arguments, in order.
 fn collect_arguments<T>(
     program: &ExportedProgram<'_>,
     pick: impl Fn(&NamedArgument<'_>) -> Option<T>,
@@ -239,16 +242,16 @@ fn visit_arguments_mut<'p>(
     }
 }
 
-/// The cells of groups that ranks call by different names: a cell has the ranks that use one name.
+/// The cells of groups that ranks call by different names. The ranks that use one name form a cell.
 fn group_cells(
     first: &ExportedProgram<'_>,
-    called: &[Vec<String>],
+    group_names: &[Vec<String>],
 ) -> Result<IndexMap<String, Vec<Vec<u32>>>> {
     let mut groups: IndexMap<String, Vec<Vec<u32>>> = IndexMap::new();
     for (at, name) in collect_arguments(first, group_argument).into_iter().enumerate() {
         let mut cells: IndexMap<&str, Vec<u32>> = IndexMap::new();
-        for (rank, of_rank) in called.iter().enumerate() {
-            if let Some(name) = of_rank.get(at) {
+        for (rank, names) in group_names.iter().enumerate() {
+            if let Some(name) = names.get(at) {
                 cells.entry(name).or_default().push(rank as u32);
             }
         }
@@ -257,7 +260,7 @@ fn group_cells(
             Some(known) if *known != cells => {
                 return Err(ImportError::Group {
                     group: name,
-                    message: format!("the names that ranks give it mean {known:?} and {cells:?}"),
+                    message: format!("the names that the ranks use imply both {known:?} and {cells:?}"),
                 });
             }
             Some(_) => {}
@@ -271,9 +274,9 @@ fn group_cells(
 struct ProgramComparison<'a, 'p> {
     first: &'a ExportedProgram<'p>,
     other: &'a ExportedProgram<'p>,
-    /// The names of values: the other's, and what the first calls them.
+    /// The names of values in the first program, by the names in the other.
     values: HashMap<&'a str, &'a str>,
-    /// The names of stored tensors: the first's, and what the other calls them.
+    /// The names of stored tensors in the other program, by the names in the first.
     stored: HashMap<String, String>,
 }
 
@@ -293,7 +296,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
     }
 
     fn compare_programs(mut self) -> Result<StoredNames> {
-        let (first, other) = (self.first, self.other);
+        let first = self.first;
+        let other = self.other;
         for (symbol, range) in &first.range_constraints {
             let found = other.range_constraints.get(symbol);
             let end = |n: Option<i64>| n.map_or("none".to_string(), |n| n.to_string());
@@ -308,7 +312,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
                 );
             }
         }
-        let (a, b) = (&first.graph_module, &other.graph_module);
+        let a = &first.graph_module;
+        let b = &other.graph_module;
         compare_counts("inputs", a.signature.input_specs.len(), b.signature.input_specs.len())?;
         for (a, b) in a.signature.input_specs.iter().zip(&b.signature.input_specs) {
             self.compare_input(a, b)?;
@@ -321,7 +326,7 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         Ok(StoredNames { stored: self.stored })
     }
 
-    /// Takes two names for one value, which must have one type.
+    /// Records that two names mean the same value. The types must be equal.
     fn match_names(
         &mut self,
         graphs: [&'a ExportedGraph<'p>; 2],
@@ -330,8 +335,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         b: &'a str,
     ) -> CompareResult {
         self.values.insert(b, a);
-        let (x, y) = (graphs[0].tensor_values.get(a), graphs[1].tensor_values.get(b));
-        let (x, y) = (x.map_or("none".into(), describe_type), y.map_or("none".into(), describe_type));
+        let type_of = |graph: &ExportedGraph<'p>, name: &str| {
+            graph.tensor_values.get(name).map_or("none".into(), describe_type)
+        };
+        let x = type_of(graphs[0], a);
+        let y = type_of(graphs[1], b);
         if x == y { Ok(()) } else { difference_error(format!("{place}, the type of `{a}`"), x, y) }
     }
 
@@ -365,7 +373,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
     }
 
     fn compare_output(&mut self, i: usize, a: &'a OutputSpec<'p>, b: &'a OutputSpec<'p>) -> CompareResult {
-        let (x, y) = (written_output(a), written_output(b));
+        let x = written_output(a);
+        let y = written_output(b);
         let place = format!("output {i}");
         let same = match (&x, &y) {
             (Some((kind, value, target)), Some((other_kind, other_value, other_target))) => {
@@ -390,7 +399,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             self.compare_node([a, b], x, y)?;
         }
         let both = a.nodes.len().min(b.nodes.len());
-        let (one, other) = (a.nodes.get(both), b.nodes.get(both));
+        let one = a.nodes.get(both);
+        let other = b.nodes.get(both);
         if one.is_none() && other.is_none() {
             return Ok(());
         }
@@ -419,7 +429,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             return difference_error(place, describe_call(a), describe_call(b));
         }
         for i in 0..a.inputs.len().max(b.inputs.len()) {
-            let (x, y) = (a.inputs.get(i), b.inputs.get(i));
+            let x = a.inputs.get(i);
+            let y = b.inputs.get(i);
             let (Some(x), Some(y)) = (x, y) else {
                 let show = |i: Option<&NamedArgument<'_>>| {
                     i.map_or("none".into(), |i| format!("`{}` = {}", &*i.name, i.arg.describe()))
@@ -471,11 +482,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             (Argument::Tensor(x), Argument::Tensor(y)) => named(y) == Some(x),
             (Argument::Tensors(x), Argument::Tensors(y)) => all(x, y),
             (Argument::OptionalTensors(x), Argument::OptionalTensors(y)) => {
-                let one = |(x, y): (&Option<JsonStr<'p>>, &Option<JsonStr<'p>>)| match (x, y) {
+                let is_same_name = |(x, y): (&Option<JsonStr<'p>>, &Option<JsonStr<'p>>)| match (x, y) {
                     (Some(x), Some(y)) => named(y) == Some(x),
                     (x, y) => x.is_none() && y.is_none(),
                 };
-                x.len() == y.len() && x.iter().zip(y).all(one)
+                x.len() == y.len() && x.iter().zip(y).all(is_same_name)
             }
             (Argument::SymInt(x), Argument::SymInt(y)) => is_same_sym_int(graphs, x, y),
             (Argument::SymBool(x), Argument::SymBool(y)) | (Argument::SymFloat(x), Argument::SymFloat(y)) => {
@@ -497,10 +508,10 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             (Argument::ScalarType(x), Argument::ScalarType(y)) => x == y,
             (Argument::Operator(x), Argument::Operator(y)) => x == y,
             (Argument::SymFloats(x), Argument::SymFloats(y)) => {
-                let one = |(x, y): (&SymArgument<'p>, &SymArgument<'p>)| {
+                let is_same_float = |(x, y): (&SymArgument<'p>, &SymArgument<'p>)| {
                     x.as_name == y.as_name && x.as_float == y.as_float && x.as_int == y.as_int
                 };
-                x.len() == y.len() && x.iter().zip(y).all(one)
+                x.len() == y.len() && x.iter().zip(y).all(is_same_float)
             }
             (Argument::None, Argument::None) | (Argument::CustomObj(_), Argument::CustomObj(_)) => true,
             (Argument::Graph(x), Argument::Graph(y)) => return self.compare_wrapped_graphs(place, x, y),

@@ -1,9 +1,9 @@
 //! Requirements of operators on the dtypes of their operands.
 //!
-//! Rules convert operands to a common dtype where PyTorch does. If PyTorch raises instead, as for a product of f32 and f64,
-//! the operator has a row here, and a program that violates it is refused with [`ImportError::Dtypes`]. The tests
-//! compare the rows with PyTorch for all pairs of dtypes (`tests/suite/dtypes.txt`). If devices differ, dtypes that
-//! one of them accepts are accepted.
+//! Rules convert operands to a common dtype where PyTorch does. Where PyTorch raises an error instead, as for
+//! a product of f32 and f64, the operator has a row here, and a program that violates it is rejected with
+//! [`ImportError::Dtypes`]. The tests compare the rows with PyTorch for all pairs of dtypes
+//! (`tests/suite/dtypes.txt`). If devices differ, the dtypes that any of them accepts are accepted.
 
 use symmc_ir::DType;
 
@@ -16,11 +16,12 @@ use crate::lower::{RuleFailure, RuleResult};
 enum DtypeRequirement {
     /// All of these have the dtype of the first.
     Same(&'static [&'static str]),
-    /// These all have the dtype of the first, or all are f32 beside a first one of f16 or bf16.
+    /// All of these have the dtype of the first argument, or all are f32 next to a first argument of f16 or
+    /// bf16.
     SameOrF32(&'static str, &'static [&'static str]),
     OneOf(&'static str, &'static [DType]),
     NoBool(&'static [&'static str]),
-    /// Not all of these are integers or bools.
+    /// At least one of these is neither integer nor bool.
     SomeFloat(&'static [&'static str]),
 }
 
@@ -28,7 +29,7 @@ use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
 use DtypeRequirement::{NoBool, OneOf, Same, SameOrF32, SomeFloat};
 
 const INDEX: &[DType] = &[I32, I64];
-/// Bools and bytes are masks as indices, and numbers elsewhere.
+/// Bools and bytes are masks when they are indices, and numbers elsewhere.
 const INTEGERS: &[DType] = &[Bool, U8, I32, I64];
 const FLOATS: &[DType] = &[F16, BF16, F32, F64];
 
@@ -119,18 +120,17 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
 ];
 
 impl DtypeRequirement {
-    /// What a call breaks.
+    /// The violation of the requirement by a call, if there is one.
     fn find_violation(&self, call: &OpCall<'_, '_>) -> Option<String> {
         match self {
             Same(names) => {
                 let mut all = names.iter().flat_map(|name| argument_dtypes(call, name));
                 let (first, dtype) = all.next()?;
                 let (name, found) = all.find(|(_, found)| *found != dtype)?;
-                Some(match first == name {
-                    true => format!("expected tensors of one dtype as `{name}`, found {dtype} and {found}"),
-                    false => {
-                        format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {found}")
-                    }
+                Some(if first == name {
+                    format!("expected tensors of the same dtype as `{name}`, found {dtype} and {found}")
+                } else {
+                    format!("expected `{name}` to have the dtype of `{first}`, {dtype}, found {found}")
                 })
             }
             SameOrF32(first, others) => {
@@ -156,7 +156,7 @@ impl DtypeRequirement {
             NoBool(names) => {
                 let mut all = names.iter().flat_map(|name| argument_dtypes(call, name));
                 let (name, _) = all.find(|(_, found)| *found == Bool)?;
-                Some(format!("expected numbers as `{name}`, found bools, which are not subtracted"))
+                Some(format!("expected numbers as `{name}`, found bools, which cannot be subtracted"))
             }
             SomeFloat(names) => {
                 let all: Vec<(&str, DType)> =
@@ -176,13 +176,15 @@ fn argument_dtypes<'n>(call: &OpCall<'_, '_>, name: &'n str) -> Vec<(&'n str, DT
     call.dtypes(name).into_iter().map(|dtype| (name, dtype)).collect()
 }
 
-/// Refuses a call whose operands have dtypes for which PyTorch raises.
+/// Rejects a call whose operands have dtypes for which PyTorch raises an error.
 pub(crate) fn check_operand_dtypes(call: &OpCall<'_, '_>, target: &str) -> RuleResult {
     let target = bare_target(target);
     let op = target.rsplit_once('.').map_or(target, |(op, _)| op);
-    let demands =
-        ROWS.iter().filter(|(name, _)| *name == op || *name == target).flat_map(|(_, demands)| *demands);
-    match demands.into_iter().find_map(|demand| demand.find_violation(call)) {
+    let requirements = ROWS
+        .iter()
+        .filter(|(name, _)| *name == op || *name == target)
+        .flat_map(|(_, requirements)| *requirements);
+    match requirements.into_iter().find_map(|requirement| requirement.find_violation(call)) {
         None => Ok(()),
         Some(message) => Err(RuleFailure::Error(ImportError::Dtypes {
             node: call.node.name().into(),

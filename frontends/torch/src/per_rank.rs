@@ -1,10 +1,10 @@
-//! A number, or a list of them, that differs between the programs of ranks.
+//! A number, or a list of numbers, that differs between the programs of ranks.
 
 use symmc_ir::{DType, Dim, Tensor, TensorType};
 
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct PerRankArgument {
-    /// What the input that holds it is called.
+    /// The name of the input that holds it.
     pub name: String,
     pub numbers: PerRankNumbers,
 }
@@ -15,26 +15,29 @@ pub(crate) enum PerRankNumbers {
     Floats(Vec<f64>),
     /// A size of each rank that depends on symbols, as the program writes it.
     Expressions(Vec<String>),
-    /// A list of each rank, in which sizes that depend on symbols are not known.
+    /// A list of each rank. Sizes that depend on symbols are `None`.
     Lists(Vec<Vec<Option<i64>>>),
 }
 
 impl PerRankNumbers {
     pub fn describe(&self) -> String {
         match self {
-            PerRankNumbers::Ints(v) => format!("another integer on each rank, {v:?}"),
-            PerRankNumbers::Floats(v) => format!("another number on each rank, {v:?}"),
-            PerRankNumbers::Expressions(v) => format!("another size on each rank, {}", v.join(", ")),
+            PerRankNumbers::Ints(v) => format!("a different integer on each rank, {v:?}"),
+            PerRankNumbers::Floats(v) => format!("a different number on each rank, {v:?}"),
+            PerRankNumbers::Expressions(v) => format!("a different size on each rank, {}", v.join(", ")),
             PerRankNumbers::Lists(v) => {
                 let size = |n: &Option<i64>| n.map_or("?".to_string(), |n| n.to_string());
                 let list =
                     |v: &Vec<Option<i64>>| format!("[{}]", v.iter().map(size).collect::<Vec<_>>().join(", "));
-                format!("other integers on each rank, {}", v.iter().map(list).collect::<Vec<_>>().join(", "))
+                format!(
+                    "different integers on each rank, {}",
+                    v.iter().map(list).collect::<Vec<_>>().join(", ")
+                )
             }
         }
     }
 
-    /// Whether an input of the program holds them: lists of which all is known.
+    /// Whether an input of the program holds the numbers. Lists must be completely known.
     pub fn is_input(&self) -> bool {
         match self {
             PerRankNumbers::Lists(v) => v.iter().flatten().all(Option::is_some),
@@ -44,7 +47,7 @@ impl PerRankNumbers {
 
     pub fn input_type(&self) -> TensorType {
         match self {
-            // Of sizes the input holds which rank it is.
+            // For sizes, the input holds the number of the rank.
             PerRankNumbers::Ints(_) | PerRankNumbers::Expressions(_) => TensorType::new(DType::I64, vec![]),
             PerRankNumbers::Floats(_) => TensorType::new(DType::F64, vec![]),
             PerRankNumbers::Lists(v) => {

@@ -1,7 +1,7 @@
 //! The part of the program JSON (schema 8) that an import reads, borrowed from the text.
 //!
-//! Unknown fields are skipped without being built, stack traces and other metadata among them, so a newer
-//! minor version of the schema stays readable. How arguments of nodes are read is in [`crate::argument`].
+//! Unknown fields are skipped without being built, including stack traces and other metadata. A newer minor
+//! version of the schema therefore stays readable. [`crate::argument`] reads the arguments of nodes.
 
 use std::borrow::{Borrow, Cow};
 use std::collections::HashMap;
@@ -50,7 +50,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for JsonStr<'a> {
     }
 }
 
-/// A float; JSON has no infinities and NaN, they are strings.
+/// A float. JSON has no infinities and no NaN, so they are strings.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct JsonFloat(pub f64);
 
@@ -93,12 +93,13 @@ pub(crate) struct ExportedProgram<'a> {
     pub schema_version: SchemaVersion,
     #[serde(borrow, default)]
     pub opset_version: IndexMap<JsonStr<'a>, i64>,
-    /// What the program was verified as: `TRAINING`, or `ATEN`, in which no op writes its operands.
+    /// The dialects for which the program was verified: `TRAINING`, or `ATEN`, in which no op writes its
+    /// operands.
     #[serde(borrow, default)]
     pub verifiers: Vec<JsonStr<'a>>,
 }
 
-/// The version alone, for programs of another schema.
+/// The version without the program, for programs of another schema.
 #[derive(Deserialize)]
 pub(crate) struct VersionOnly {
     pub schema_version: SchemaVersion,
@@ -110,7 +111,7 @@ pub(crate) struct SchemaVersion {
     pub minor: i64,
 }
 
-/// The bounds of a symbol, both included; an open end has no value.
+/// The bounds of a symbol, both included. An open end has no value.
 #[derive(Deserialize, Clone, Copy)]
 pub(crate) struct RangeConstraint {
     pub min_val: Option<i64>,
@@ -151,7 +152,7 @@ pub(crate) struct ExportedNode<'a> {
 }
 
 impl<'a> ExportedNode<'a> {
-    /// A node that no file has.
+    /// Creates a node that is not in the file.
     pub fn new(
         target: JsonStr<'a>,
         name: JsonStr<'a>,
@@ -161,12 +162,12 @@ impl<'a> ExportedNode<'a> {
         ExportedNode { target, inputs, outputs, name: Some(name) }
     }
 
-    /// The node's own name, else that of its first result, else its target.
+    /// The name of the node, of its first result, or its target, whichever is there first.
     pub fn name(&self) -> &str {
         self.name.as_deref().or_else(|| self.results().into_iter().flatten().next()).unwrap_or(&self.target)
     }
 
-    /// The names of the results, lists flattened; `None` for a result that does not exist.
+    /// The names of the results, with lists flattened. `None` for a result that does not exist.
     pub fn results(&self) -> Vec<Option<&str>> {
         let mut names = Vec::with_capacity(self.outputs.len());
         for output in &self.outputs {
@@ -212,12 +213,12 @@ pub(crate) enum Argument<'a> {
     SymFloats(Vec<SymArgument<'a>>),
     ScalarType(u32),
     CustomObj(JsonStr<'a>),
-    /// A number that differs between ranks; no archive holds one.
+    /// A number that differs between ranks. It results from merging programs and does not occur in archives.
     ByRank(PerRankArgument),
     /// The target of an op that a wrapper calls.
     Operator(JsonStr<'a>),
     Graph(Box<ExportedGraph<'a>>),
-    /// An alternative that no op here reads (device, layout, …): its name.
+    /// The name of an alternative that no op here reads (device, layout, …).
     Other(JsonStr<'a>),
 }
 
@@ -237,17 +238,17 @@ pub(crate) struct TensorMeta<'a> {
     pub dtype: u32,
     #[serde(borrow)]
     pub sizes: Vec<SymInt<'a>>,
-    /// In elements; absent in programs that were not traced by PyTorch.
+    /// Strides in elements. Absent in programs that were not traced by PyTorch.
     #[serde(borrow, default)]
     pub strides: Vec<SymInt<'a>>,
-    /// Where the first element is in the storage, in elements; absent for 0.
+    /// The offset of the first element in the storage, in elements. Absent if it is 0.
     #[serde(borrow, default)]
     pub storage_offset: Option<SymInt<'a>>,
     #[serde(default = "strided")]
     pub layout: u32,
 }
 
-/// The number of the strided layout, the only one that is read.
+/// The number of the strided layout, the only one that is supported.
 pub(crate) const STRIDED: u32 = 7;
 
 fn strided() -> u32 {
@@ -306,7 +307,7 @@ pub(crate) struct InputSpec<'a> {
     pub token: Option<IgnoredAny>,
 }
 
-/// An argument that is no tensor and whose value is part of the program.
+/// An argument that is not a tensor and whose value is part of the program.
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'a"))]
 pub(crate) struct ConstantInputSpec<'a> {
@@ -403,7 +404,7 @@ pub(crate) struct TensorPayload {
     pub tensor_meta: Option<StorageMeta>,
 }
 
-/// How a tensor lies in its storage, in elements.
+/// The layout of a tensor in its storage, in elements.
 #[derive(Clone, Deserialize)]
 pub(crate) struct StorageMeta {
     pub dtype: u32,

@@ -1,7 +1,7 @@
-//! The names of one graph of the program: what they stand for and where they are last read.
+//! The names of one graph of the program: their bindings, and where they are last read.
 //!
-//! The program is one graph; the body of a wrapper such as `wrap_with_set_grad_enabled` is another, with
-//! names of its own.
+//! The program is one graph. The body of a wrapper such as `wrap_with_set_grad_enabled` is another graph with
+//! separate names.
 
 use std::collections::HashMap;
 
@@ -12,19 +12,19 @@ use crate::schema::{self, Argument};
 #[derive(Clone, Debug)]
 pub(crate) enum NameBinding {
     Value(ValueId),
-    /// Not a tensor of the graph: why.
+    /// No tensor, with a phrase that says why.
     Unavailable(String),
 }
 
 pub(crate) struct NameScope<'p> {
     pub graph: &'p schema::ExportedGraph<'p>,
-    /// What the names of values start with, so that they are unique among all graphs.
+    /// The prefix of the names of values, which makes them unique across graphs.
     pub prefix: String,
-    /// The number of values before this graph: those from here on are its own.
+    /// The number of values that existed before this graph. Values from this index on belong to it.
     pub first_value: usize,
     pub position: usize,
     values: HashMap<&'p str, NameBinding>,
-    /// The position of the last node that reads a name; outputs come after all nodes.
+    /// The position of the last node that reads a name. Outputs come after all nodes.
     last_read: HashMap<&'p str, usize>,
 }
 
@@ -52,7 +52,7 @@ impl<'p> NameScope<'p> {
         self.last_read.contains_key(name)
     }
 
-    /// Whether an output of the graph or of the program is this name.
+    /// Whether the graph or the program returns this name.
     pub fn is_returned(&self, name: &str) -> bool {
         self.last_read.get(name) == Some(&usize::MAX)
     }
@@ -62,7 +62,7 @@ impl<'p> NameScope<'p> {
         self.last_read.get(name).is_some_and(|&at| at > self.position)
     }
 
-    /// Binds a name. Fails if the name is bound already, or is no identifier.
+    /// Binds a name. Fails if the name is already bound, or is not an identifier.
     pub fn bind(&mut self, name: &'p str, binding: NameBinding) -> Result<(), String> {
         let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
         if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit()) {
@@ -74,7 +74,7 @@ impl<'p> NameScope<'p> {
         }
     }
 
-    /// Lets every name of one value stand for another from now on.
+    /// Binds every name of one value to another value.
     pub fn replace(&mut self, old: ValueId, new: ValueId) {
         for binding in self.values.values_mut() {
             match binding {
@@ -84,12 +84,12 @@ impl<'p> NameScope<'p> {
         }
     }
 
-    /// Lets a name stand for something else from now on.
+    /// Rebinds a name.
     pub fn rebind(&mut self, name: &'p str, binding: NameBinding) {
         self.values.insert(name, binding);
     }
 
-    /// All names that stand for tensors, sorted.
+    /// All names that are bound to tensors, sorted.
     pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
         let value = |b: &NameBinding| match b {
             NameBinding::Value(v) => Some(*v),
@@ -100,12 +100,12 @@ impl<'p> NameScope<'p> {
         all
     }
 
-    /// The value of a name. Fails if nothing before this node defines it, or it is no tensor.
+    /// The value of a name. Fails if it is not defined before this node, or is not a tensor.
     pub fn value(&self, name: &str) -> Result<ValueId, String> {
         match self.values.get(name) {
             Some(NameBinding::Value(v)) => Ok(*v),
             Some(NameBinding::Unavailable(why)) => Err(format!("`{name}` is {why}")),
-            None => Err(format!("expected a value that is defined before, found `{name}`")),
+            None => Err(format!("`{name}` is not defined before it is used")),
         }
     }
 }

@@ -1,26 +1,28 @@
-//! Pieces of values that ranks take by their positions in a group.
+//! Slices of values that ranks take by their positions in a group.
 //!
-//! A rank takes its part of a value as a `take` at indices of its own, in whatever way the program spells that, so that ops that
-//! write into the part find these indices. At the end of an import the parts that are equal pieces of an axis, one for each position
-//! in the cells of a group, become [`Op::Shard`], which needs no indices. The group is one of the program's where one of them has these
-//! positions. Otherwise a group is added: any cells with these positions mean the same.
+//! Whatever the notation of the program, a rank's slice of a value is lowered to a `take` with indices per
+//! rank, so that ops that write into the slice find these indices. At the end of an import, slices that are
+//! equal pieces of an axis, one for each position in the cells of a group, become [`Op::Shard`], which needs
+//! no indices. The group is an existing one of the program if the ranks have these positions in it. Otherwise
+//! a group is added: any cells with these positions have the same meaning.
 
 use symmc_ir::{Dim, Graph, GroupDef, GroupId, GroupMembers, NodeId, Op};
 
-/// A part that is the piece of each rank's position.
+/// A slice that is the piece of each rank's position.
 pub(crate) struct RankShard {
-    /// The node that takes it from its first operand.
+    /// The node that takes the slice from its first operand.
     pub node: NodeId,
     pub axis: usize,
     pub positions: Vec<usize>,
 }
 
-/// The positions of ranks whose parts of an axis begin here, each of this length; `None` if these are not equal pieces of the whole axis.
+/// The positions of ranks whose slices of an axis have these starts and this length. `None` if the slices are
+/// not equal pieces of the whole axis.
 pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
     let ranks = i64::try_from(starts.len()).ok()?;
     let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
-    let at = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
-    let found = starts.iter().map(|start| at(start).and_then(|p| usize::try_from(p).ok()));
+    let position_of = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
+    let found = starts.iter().map(|start| position_of(start).and_then(|p| usize::try_from(p).ok()));
     let found = found.collect::<Option<Vec<usize>>>()?;
     let times = |p: usize| found.iter().filter(|&&q| q == p).count();
     let often = times(0);
@@ -28,7 +30,7 @@ pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option
     are_cells.then_some(found)
 }
 
-/// Makes shards of the parts of a graph that is read.
+/// Converts the slices of a finished graph to shards.
 pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankShard>) {
     for RankShard { node, axis, positions } in pieces {
         if graph.ranks.and_then(|n| usize::try_from(n).ok()) != Some(positions.len()) {
@@ -43,7 +45,7 @@ pub(crate) fn make_shards(graph: &mut Graph, pieces: Vec<RankShard>) {
     }
 }
 
-/// A group in which ranks have these positions.
+/// Finds or adds a group in which ranks have these positions.
 fn find_or_add_group(graph: &mut Graph, positions: &[usize]) -> GroupId {
     if let Some(known) =
         graph.groups.keys().find(|&g| graph.ranks_within_cells(g).as_deref() == Some(positions))
@@ -78,7 +80,7 @@ mod tests {
         assert_eq!(found(&[0, 2, 4], 2, 6), Some(vec![0, 1, 2]));
         assert_eq!(found(&[4, 0, 2], 2, 6), Some(vec![2, 0, 1]));
         assert_eq!(found(&[3, 0, 3, 0], 3, 6), Some(vec![1, 0, 1, 0]));
-        // Other lengths, a rest, a piece that nobody takes or that more ranks take, and starts between pieces.
+        // Other lengths, a rest, a piece that no rank or too many ranks take, and starts between pieces.
         assert_eq!(found(&[0, 2], 2, 5), None);
         assert_eq!(found(&[0, 2], 2, 6), None);
         assert_eq!(found(&[0, 0, 3], 3, 6), None);

@@ -1,13 +1,13 @@
 //! The inputs and outputs of a program.
 //!
-//! - User inputs become arguments, parameters and persistent buffers become parameters: those are in a
+//! - User inputs become arguments. Parameters and persistent buffers become parameters: they belong to a
 //!   model's state and may differ between ranks.
-//! - Non-persistent buffers and tensor constants whose data the archive holds become constants, if nothing
-//!   writes them and they are small enough to be part of the program's text; else parameters.
-//! - An integer argument is a symbol; strings, numbers and tokens among the arguments are already part of
-//!   the program and vanish, with a note that names the argument and its value.
+//! - Non-persistent buffers and tensor constants become constants if the archive contains their data, nothing
+//!   writes them, and they are small enough for the program's text. Otherwise they become parameters.
+//! - An integer argument is a symbol. Strings, numbers and tokens among the arguments are already part of the
+//!   program and vanish, with a note that names the argument and its value.
 //! - Complex tensors are floats with one more axis ([`crate::ops::complex`]).
-//! - Outputs that are no tensors vanish. A mutation is an output that goes into an input.
+//! - Outputs that are not tensors vanish. A mutation is an output that is written to an input.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ fn signature_error(name: &str, message: impl Into<String>) -> ImportError {
     ImportError::Signature { name: name.into(), message: message.into() }
 }
 
-/// What the inputs tell about symbols.
+/// The sizes in the inputs, which determine the symbols.
 pub(crate) fn argument_sizes<'p>(program: &'p ExportedProgram<'p>) -> Vec<ArgumentSizes<'p>> {
     let graph = &program.graph_module.graph;
     let mut out = Vec::new();
@@ -75,7 +75,7 @@ fn stored_name<'p>(spec: &'p InputSpec<'p>) -> Option<&'p str> {
     parameter.or(buffer).or(spec.tensor_constant.as_ref().map(|t| &*t.arg.name))
 }
 
-/// The inputs that outputs write, by the names that output specs use.
+/// The inputs that outputs can write, by the names that output specs use.
 pub(crate) struct ProgramInputs {
     by_source: HashMap<String, InputId>,
     by_argument: HashMap<String, InputId>,
@@ -89,7 +89,8 @@ pub(crate) struct ArchiveTensors<'s, 'a> {
 }
 
 impl ArchiveTensors<'_, '_> {
-    /// Counts the data of all stored inputs of a program against the archive's limits, before any are read.
+    /// Counts the data of all stored inputs of a program against the archive's limits, before any data is
+    /// read.
     fn reserve_all(&mut self, program: &ExportedProgram<'_>) -> Result<()> {
         let names = || {
             program
@@ -115,7 +116,7 @@ impl ArchiveTensors<'_, '_> {
         self.weights.tied_names().into_iter().chain(self.constants.tied_names()).collect()
     }
 
-    /// The data of a stored input; it must have the declared type.
+    /// The data of a stored input. Fails if it does not have the declared type.
     fn load_tensor(&mut self, name: &str, ty: &TensorType) -> Result<Option<Arc<Tensor>>> {
         let tensor = match self.weights.load_tensor(self.archive, name)? {
             Some(t) => t,
@@ -151,8 +152,8 @@ pub(crate) fn lower_inputs<'p>(
             buffer.or(s.parameter_mutation.as_ref().map(|p| &*p.parameter_name))
         })
         .collect();
-    for (rank, of_rank) in stores.iter_mut().enumerate() {
-        of_rank.reserve_all(program).map_err(|e| e.with_rank(rank))?;
+    for (rank, store) in stores.iter_mut().enumerate() {
+        store.reserve_all(program).map_err(|e| e.with_rank(rank))?;
     }
     let mut inputs =
         ProgramInputs { by_source: HashMap::new(), by_argument: HashMap::new(), parameters: Vec::new() };
@@ -163,7 +164,7 @@ pub(crate) fn lower_inputs<'p>(
             continue;
         }
         if let Some(custom) = &spec.custom_obj {
-            let why = "a custom object, which has no counterpart".to_string();
+            let why = "a custom object, which is not supported".to_string();
             bind_name(lowering, &custom.arg.name, NameBinding::Unavailable(why))?;
             continue;
         }
@@ -174,7 +175,7 @@ pub(crate) fn lower_inputs<'p>(
                 None => {
                     return Err(signature_error(
                         "input_specs",
-                        "expected a known kind of input, found another",
+                        "expected a supported kind of input, found another",
                     ));
                 }
             }
@@ -183,11 +184,12 @@ pub(crate) fn lower_inputs<'p>(
         let ty = lowering.component_type(name)?;
         let size = stores.first().map_or(Ok(None), |s| s.tensor_size(source))?;
         let small = size.is_some_and(|n| n <= MAX_CONSTANT);
-        let constant = match may_be_constant && small && !mutated.contains(source) {
-            true => load_if_equal(stores, source, &ty)?,
-            false => None,
+        let constant = if may_be_constant && small && !mutated.contains(source) {
+            load_if_equal(stores, source, &ty)?
+        } else {
+            None
         };
-        let (kind, held) = if constant.is_some() {
+        let (kind, data) = if constant.is_some() {
             (InputKind::Constant, constant)
         } else {
             match size {
@@ -198,7 +200,7 @@ pub(crate) fn lower_inputs<'p>(
             inputs.parameters.extend(size.map(|_| (source.to_string(), ty.clone())));
             (InputKind::Parameter, None)
         };
-        let value = lowering.builder.input(kind, name, source, ty, held);
+        let value = lowering.builder.input(kind, name, source, ty, data);
         inputs.by_source.insert(source.to_string(), last_input(lowering));
         bind_name(lowering, name, NameBinding::Value(value))?;
     }
@@ -208,15 +210,15 @@ pub(crate) fn lower_inputs<'p>(
     Ok(inputs)
 }
 
-/// The data of a stored tensor, if all ranks have the same.
+/// The data of a stored tensor, if it is the same on all ranks.
 fn load_if_equal(
     stores: &mut [ArchiveTensors<'_, '_>],
     source: &str,
     ty: &TensorType,
 ) -> Result<Option<Arc<Tensor>>> {
     let mut first: Option<Arc<Tensor>> = None;
-    for (rank, of_rank) in stores.iter_mut().enumerate() {
-        let data = of_rank.load_tensor(source, ty).map_err(|e| e.with_rank(rank))?;
+    for (rank, store) in stores.iter_mut().enumerate() {
+        let data = store.load_tensor(source, ty).map_err(|e| e.with_rank(rank))?;
         match (&first, data) {
             (_, None) => return Ok(None),
             (None, data) => first = data,
@@ -246,8 +248,8 @@ pub(crate) fn add_per_rank_inputs<'p>(
     inputs.into_iter().map(|(number, _)| number).collect()
 }
 
-/// The data of the parameters that the archive of a rank holds, by their source names. Reading them comes last, so that
-/// a program that is refused takes no memory for them.
+/// The data of the parameters in the archive of a rank, by their source names. It is read last, so that a
+/// rejected program takes no memory for it.
 pub(crate) fn load_weights(
     inputs: &ProgramInputs,
     stores: &mut ArchiveTensors<'_, '_>,
@@ -261,11 +263,11 @@ pub(crate) fn load_weights(
     Ok(weights)
 }
 
-/// Notes an argument of the exported model that is no input of the program, which holds for one value of it.
+/// Notes an argument of the exported model that is not an input: the program is valid for one value of it.
 fn note_fixed_argument(lowering: &mut ImportLowering<'_>, name: &str, value: &Argument<'_>) {
     if !matches!(value, Argument::None) {
         lowering.notes.push(format!(
-            "the argument {name} is {value} in this program, and no input: export it again for another"
+            "the argument {name} is fixed to {value} in this program: export it again for another value"
         ));
     }
 }
@@ -321,7 +323,7 @@ fn lower_user_input<'p>(
         Argument::CustomObj(name) => bind_name(
             lowering,
             name,
-            NameBinding::Unavailable("a custom object, which has no counterpart".into()),
+            NameBinding::Unavailable("a custom object, which is not supported".into()),
         ),
         Argument::Tensors(_) | Argument::OptionalTensors(_) => Err(signature_error(
             "user_input",
@@ -331,7 +333,7 @@ fn lower_user_input<'p>(
     }
 }
 
-/// Notes what is held of complex numbers that a caller gives or takes.
+/// Notes the representation of complex inputs and outputs.
 fn note_complex(lowering: &mut ImportLowering<'_>, what: &str, name: &str) {
     if lowering.is_complex(name) {
         lowering
@@ -340,7 +342,7 @@ fn note_complex(lowering: &mut ImportLowering<'_>, what: &str, name: &str) {
     }
 }
 
-/// Marks what the outputs read, so that rules know which results are wanted.
+/// Marks the results that outputs read, so that rules know which results are wanted.
 pub(crate) fn mark_outputs<'p>(lowering: &mut ImportLowering<'p>, program: &'p ExportedProgram<'p>) {
     for spec in &program.graph_module.signature.output_specs {
         if let Some((name, _)) = output_target(spec) {
@@ -384,13 +386,16 @@ pub(crate) fn lower_outputs<'p>(
         let Some((name, target)) = output_target(spec) else {
             match &spec.user_output {
                 Some(user) => {
-                    lowering.notes.push(format!("output {i} is {} and is left out", user.arg.describe()));
+                    lowering.notes.push(format!(
+                        "output {i} is {}, not a tensor, and is left out",
+                        user.arg.describe()
+                    ));
                 }
                 None if spec.token.is_some() => {}
                 None => {
                     return Err(signature_error(
                         "output_specs",
-                        "expected a known kind of output, found another",
+                        "expected a supported kind of output, found another",
                     ));
                 }
             }
@@ -418,7 +423,7 @@ pub(crate) fn lower_outputs<'p>(
     Ok(())
 }
 
-/// The input that a mutation writes; it must have the type of what is written.
+/// The input that a mutation writes. Its type must be that of the written value.
 fn mutated_input(
     lowering: &ImportLowering<'_>,
     by_name: &HashMap<String, InputId>,
@@ -429,9 +434,11 @@ fn mutated_input(
     let input = by_name.get(name).copied();
     let input = input
         .ok_or_else(|| signature_error(name, "expected an input of this name to be written, found none"))?;
-    let (expected, found) = (graph.ty(graph.inputs[input].value), graph.ty(value));
+    let expected = graph.ty(graph.inputs[input].value);
+    let found = graph.ty(value);
     if expected != found {
-        let (expected, found) = (lowering.display_type(expected), lowering.display_type(found));
+        let expected = lowering.display_type(expected);
+        let found = lowering.display_type(found);
         return Err(signature_error(name, format!("expected {expected} to be written, found {found}")));
     }
     Ok(input)

@@ -1,6 +1,7 @@
-//! The stored tensors of an archive: which names they have, where they lie, and their data.
+//! The stored tensors of an archive: their names, their regions of storages, and their data.
 //!
-//! Several names of one region of one storage are one tensor: tied weights. It is read, counted and kept once.
+//! Several names for one region of one storage are one tensor: tied weights. Such a tensor is read, counted
+//! and stored once.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use crate::dtype;
 use crate::error::{ImportError, Result};
 use crate::schema::{STRIDED, StorageMeta, TensorPayload};
 
-/// The stored tensors of one kind, read when they are asked for.
+/// The stored tensors of one kind, read on demand.
 pub(crate) struct TensorStore {
     /// `weights` or `constants`.
     kind: &'static str,
     config: IndexMap<String, TensorPayload>,
-    /// How many regions of each storage are still to be made into tensors; it is kept until then.
+    /// The number of regions of each storage that are not yet tensors. A storage is retained until none is
+    /// left.
     regions: HashMap<String, usize>,
     storages: HashMap<String, Arc<Vec<u8>>>,
     tensors: HashMap<(String, StorageRegion), Arc<Tensor>>,
@@ -26,11 +28,17 @@ pub(crate) struct TensorStore {
 
 impl TensorStore {
     pub fn new(kind: &'static str, config: IndexMap<String, TensorPayload>) -> Self {
-        let (regions, storages) = (HashMap::new(), HashMap::new());
-        TensorStore { kind, config, regions, storages, tensors: HashMap::new() }
+        TensorStore {
+            kind,
+            config,
+            regions: HashMap::new(),
+            storages: HashMap::new(),
+            tensors: HashMap::new(),
+        }
     }
 
-    /// Calls the tensors what another archive calls them: by these names the tensors of those.
+    /// Renames the tensors. `names` has the new name of each tensor as the key, and its name in this archive
+    /// as the value.
     pub fn with_names(mut self, names: &HashMap<String, String>) -> Self {
         let payload = |own: &String| self.config.get(own).cloned();
         self.config = names.iter().filter_map(|(name, own)| Some((name.clone(), payload(own)?))).collect();
@@ -47,7 +55,7 @@ impl TensorStore {
         (payload.use_pickle || archive.contains(&entry)).then_some(entry)
     }
 
-    /// Counts what the tensors of these names take, before anything is taken.
+    /// Counts the memory that these tensors will take, before it is allocated.
     pub fn reserve_tensors<'n>(
         &mut self,
         archive: &mut Archive<'_>,
@@ -71,16 +79,16 @@ impl TensorStore {
         Ok(())
     }
 
-    /// The size in bytes of the tensor of this name, as it is stored; `None` if the archive names none or leaves its
-    /// data out.
+    /// The stored size in bytes of the tensor with this name. `None` if the archive does not name it or does
+    /// not contain its data.
     pub fn tensor_size(&self, archive: &Archive<'_>, name: &str) -> Result<Option<u64>> {
         let Some(payload) = self.config.get(name) else { return Ok(None) };
         let Some(entry) = self.storage_entry(archive, payload) else { return Ok(None) };
         Ok(Some(StorageRegion::from_payload(name, payload, &entry)?.bytes))
     }
 
-    /// The tensor of this name, contiguous; `None` if the archive names none or leaves its data out. It must have been
-    /// counted.
+    /// The contiguous tensor with this name. `None` if the archive does not name it or does not contain its
+    /// data. Its size must have been counted.
     pub fn load_tensor(&mut self, archive: &mut Archive<'_>, name: &str) -> Result<Option<Arc<Tensor>>> {
         let Some(payload) = self.config.get(name) else { return Ok(None) };
         let Some(entry) = self.storage_entry(archive, payload) else { return Ok(None) };
@@ -105,7 +113,7 @@ impl TensorStore {
         Ok(Some(tensor))
     }
 
-    /// The names that are one tensor, where a tensor has several.
+    /// The sets of names that are one tensor.
     pub fn tied_names(&self) -> Vec<Vec<String>> {
         let mut names: IndexMap<(&str, StorageRegion), Vec<String>> = IndexMap::new();
         for (name, payload) in &self.config {
@@ -122,7 +130,7 @@ fn stored_error(tensor: &str, expected: impl Into<String>, found: impl Into<Stri
     ImportError::Stored { tensor: tensor.into(), expected: expected.into(), found: found.into() }
 }
 
-/// A strided region of a storage, in elements; checked against overflow.
+/// A strided region of a storage, in elements, checked for overflow.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct StorageRegion {
     dtype: DType,
@@ -131,7 +139,7 @@ struct StorageRegion {
     offset: usize,
     /// The size of the contiguous tensor.
     bytes: u64,
-    /// How many elements of the storage the region needs.
+    /// The number of elements that the storage must have.
     needed: usize,
 }
 
@@ -148,11 +156,11 @@ impl StorageRegion {
         if meta.layout != STRIDED {
             return Err(stored_error(name, "the strided layout", format!("layout {}", meta.layout)));
         }
-        // Complex numbers are their parts, side by side.
+        // Complex numbers are stored as pairs of components.
         let part = dtype::complex_component_dtype(meta.dtype);
         let dtype = part
             .map_or_else(|| dtype::from_schema(meta.dtype), Ok)
-            .map_err(|found| stored_error(name, "a dtype of the program format", found))?;
+            .map_err(|found| stored_error(name, "a supported dtype", found))?;
         let known = |what: &str, e: &crate::schema::StoredInt| {
             e.as_int.and_then(|i| usize::try_from(i).ok()).ok_or_else(|| {
                 stored_error(name, format!("a known, non-negative {what}"), format!("{:?}", e.as_int))

@@ -1,12 +1,12 @@
 //! The symbols of a program and the dims of its expressions.
 //!
-//! A symbol belongs to a program if it is an extent of an argument or an integer argument: those a caller
-//! fixes for a run. Any other symbol depends on data and cannot be an extent.
+//! The symbols of a program are those in extents of arguments and in integer arguments: a caller fixes them
+//! for a run. Any other symbol depends on data and cannot be an extent.
 //!
-//! PyTorch keeps only generated names (`s23`). The only symbol of a program is therefore called `tokens`;
-//! with several, the one that is the last axis of the first integer tensor argument is `tokens` and the
-//! one that is its axis 0, if another, `batch`. Other symbols keep their names, and a renamed one keeps
-//! PyTorch's as its alias.
+//! PyTorch stores only generated names (`s23`). The only symbol of a program is therefore called `tokens`. If
+//! there are several, the symbol of the last axis of the first integer tensor argument is called `tokens`,
+//! and that of its axis 0, if it is another, `batch`. Other symbols keep their names. A renamed symbol keeps
+//! PyTorch's name as its alias.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -23,27 +23,28 @@ use crate::schema::{RangeConstraint, SymInt};
 pub(crate) struct ProgramSymbols<'p> {
     pub table: EntityMap<SymbolId, Symbol>,
     ids: HashMap<String, Dim>,
-    /// Those to which nobody gives an upper bound.
+    /// The symbols for which neither the program nor the caller gives an upper bound.
     pub unbounded: Vec<String>,
     dims: RefCell<HashMap<&'p str, Dim>>,
 }
 
-/// What an argument of the program tells about symbols, in the order of the signature.
+/// The sizes in an argument of the program. Arguments are in the order of the signature.
 pub(crate) struct ArgumentSizes<'p> {
     pub sizes: Vec<&'p SymInt<'p>>,
-    /// Whether it is an integer tensor of the caller, whose axes name symbols.
+    /// Whether the argument is an integer tensor of the caller, whose axes name symbols.
     pub names_axes: bool,
-    /// Which of the caller's tensors it is, counted from 0.
+    /// The number of the tensor among the caller's tensors, counted from 0.
     pub argument: Option<usize>,
 }
 
 impl<'p> ProgramSymbols<'p> {
-    /// Collects, bounds and names the symbols of the arguments, with what the caller says of them. `max_extent` bounds
-    /// those without an upper bound; a note says so.
+    /// Collects, bounds and names the symbols of the arguments, and applies the caller's constraints.
+    /// `max_extent` bounds symbols without an upper bound, with a note.
     pub fn new(
         arguments: &[ArgumentSizes<'p>],
         range: &dyn Fn(&str) -> Option<RangeConstraint>,
-        (given, max_extent): (&SymbolConstraints, i64),
+        given: &SymbolConstraints,
+        max_extent: i64,
         notes: &mut Vec<String>,
     ) -> Result<Self> {
         let mut order: IndexSet<&str> = IndexSet::new();
@@ -63,7 +64,7 @@ impl<'p> ProgramSymbols<'p> {
         }
         let named = arguments.iter().zip(&bare).find(|(a, axes)| a.names_axes && !axes.is_empty());
         let renamed = choose_names(&order, named.map_or(&[], |(_, axes)| axes));
-        // What the recorded arguments have, the largest if they differ.
+        // The extent in the recorded arguments. The largest one, if they differ.
         let recorded = |torch: &str| {
             let axes = arguments
                 .iter()
@@ -95,7 +96,7 @@ impl<'p> ProgramSymbols<'p> {
         }
     }
 
-    /// The dim of an expression. Expressions repeat, so their dims are kept.
+    /// The dim of an expression. Expressions repeat, so their dims are cached.
     pub fn resolve_expression(&self, text: &'p str) -> Result<Dim> {
         if let Some(dim) = self.dims.borrow().get(text) {
             return Ok(dim.clone());
@@ -108,18 +109,18 @@ impl<'p> ProgramSymbols<'p> {
         Ok(dim)
     }
 
-    /// The dim of a parsed expression, if it is one of integers.
+    /// The dim of a parsed expression, if it is an integer expression.
     pub fn resolve_parsed(&self, e: &SizeExpr<'_>) -> Result<Dim, String> {
         sympy::to_dim(e, &|s| self.resolve_symbol(s)).map(|dim| dim.simplify_within(&self.table))
     }
 
-    /// The truth of a symbolic relation, where the bounds of the symbols decide it.
+    /// The truth of a symbolic relation, if the bounds of the symbols decide it.
     pub fn decide_relation(&self, text: &str) -> Option<bool> {
         let e = sympy::parse(text).ok()?;
         sympy::decide_relation(&e, &|s| self.resolve_symbol(s), &|d| d.bounds(&self.table))
     }
 
-    /// The conditions `first <= second` that a symbolic relation states, if it is a conjunction of such.
+    /// The conditions `first <= second` of a symbolic relation, if it is a conjunction of such conditions.
     pub fn relation_conditions(&self, text: &str) -> Option<Vec<(Dim, Dim)>> {
         let e = sympy::parse(text).ok()?;
         let found = sympy::relation_conditions(&e, &|s| self.resolve_symbol(s))?;
@@ -133,7 +134,7 @@ impl<'p> ProgramSymbols<'p> {
 
     fn resolve_symbol(&self, symbol: &str) -> Result<Dim, String> {
         let dim = self.ids.get(symbol).cloned();
-        dim.ok_or_else(|| format!("`{symbol}` is no extent of an argument: it depends on data"))
+        dim.ok_or_else(|| format!("`{symbol}` is not an extent of an argument: it depends on data"))
     }
 }
 
@@ -141,7 +142,7 @@ fn expression_error(text: &str, message: String) -> ImportError {
     ImportError::Expression { expression: text.into(), message }
 }
 
-/// The new name of each symbol; `axes` are the symbols of the argument that names them.
+/// The new name of each symbol. `axes` are the symbols of the argument that names them.
 fn choose_names(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
     let mut names: Vec<String> = order.iter().map(|s| ranges::to_identifier(s)).collect();
     let mut give = |symbol: Option<&str>, name: &str| {

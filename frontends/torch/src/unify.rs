@@ -1,10 +1,11 @@
-//! Normalises the parts of tensors that ranks take by their numbers, so that all ranks have one form.
+//! Normalizes the slices of tensors that ranks take by their numbers, so that all ranks have the same form.
 //!
-//! A rank takes its part of a tensor as a slice, as one of the results of a division (`chunk(n)[rank]`), or by an index from
-//! the end (`x[-1 - rank]`). Each rank uses another result of a division, so its program would differ from those of other ranks.
-//! Before programs are compared, a division of which one result is read becomes the slice or the index of
-//! that result, `narrow` becomes a slice, indices from the end count from the start if the extent is known, and
-//! nodes that only compute sizes are removed: the program has their values as expressions.
+//! A rank takes its slice of a tensor as a slice, as one of the results of a division (`chunk(n)[rank]`), or
+//! by an index from the end (`x[-1 - rank]`). Each rank uses another result of a division, so its program
+//! would differ from those of other ranks. Before programs are compared, this module makes four changes. A
+//! division with one result that is read becomes the slice or the index of that result. `narrow` becomes a
+//! slice. Indices from the end count from the start if the extent is known. Nodes that only compute sizes are
+//! removed, because the program has their values as expressions.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -16,7 +17,7 @@ use crate::schema::{
 };
 use crate::scope::tensor_names;
 
-/// The divisions of a tensor along an axis into consecutive parts.
+/// The ops that divide a tensor along an axis into consecutive slices.
 const DIVISIONS: [&str; 11] = [
     "aten.split",
     "aten.split_copy",
@@ -31,7 +32,7 @@ const DIVISIONS: [&str; 11] = [
     "aten.unbind_copy",
 ];
 
-/// Rewrites the parts of a program into the form that the programs of all ranks share.
+/// Rewrites the slices in a program into the form that the programs of all ranks share.
 pub(crate) fn unify_program(program: &mut ExportedProgram<'_>) {
     let specs = program.graph_module.signature.output_specs.iter().filter_map(schema::written_output);
     let returned = specs.map(|(_, name, _)| name.to_string()).collect();
@@ -96,7 +97,7 @@ fn named_argument<'p>(name: &str, arg: Argument<'p>) -> NamedArgument<'p> {
     NamedArgument { name: owned_str(name), arg }
 }
 
-/// The axis of a node, from the start, of an operand with so many axes.
+/// The axis argument of a node, counted from 0, for an operand of this rank.
 fn axis_argument(node: &ExportedNode<'_>, rank: usize) -> Option<usize> {
     let axis = match argument(node, "dim") {
         None => 0,
@@ -106,7 +107,7 @@ fn axis_argument(node: &ExportedNode<'_>, rank: usize) -> Option<usize> {
     usize::try_from(axis).ok().filter(|a| *a < rank)
 }
 
-/// The tensor that a node divides, and what the program declares for it.
+/// The tensor that a node divides, and its declared type.
 fn divided_tensor<'g, 'p>(
     graph: &'g ExportedGraph<'p>,
     node: &ExportedNode<'p>,
@@ -115,7 +116,7 @@ fn divided_tensor<'g, 'p>(
     Some((name.clone(), graph.tensor_values.get(&**name)?))
 }
 
-/// A division as the part of it that is read, and `narrow` as a slice.
+/// A division with one result that is read, or a `narrow`, as a slice or an index.
 fn division_as_slice<'p>(
     graph: &mut ExportedGraph<'p>,
     node: &ExportedNode<'p>,
@@ -178,7 +179,7 @@ fn sum_argument<'p>(graph: &mut ExportedGraph<'p>, extents: &[String], name: &st
     })
 }
 
-/// An extent in the words of the program, or as a number.
+/// An extent as the program's expression, or as a number.
 fn extent_expression(size: &SymInt<'_>) -> Option<String> {
     match (&size.as_expr, size.as_int) {
         (Some(e), _) => Some(e.expr_str.to_string()),
@@ -190,7 +191,8 @@ fn extent_expression(size: &SymInt<'_>) -> Option<String> {
 fn narrow_as_slice<'p>(graph: &ExportedGraph<'p>, node: &ExportedNode<'p>) -> Option<ExportedNode<'p>> {
     let (tensor, meta) = divided_tensor(graph, node)?;
     let axis = axis_argument(node, meta.sizes.len())?;
-    let (mut start, length) = (int_argument(node, "start")?, int_argument(node, "length")?);
+    let mut start = int_argument(node, "start")?;
+    let length = int_argument(node, "length")?;
     if start < 0 {
         start = start.checked_add(meta.sizes.get(axis)?.as_int?)?;
     }
@@ -207,7 +209,7 @@ fn narrow_as_slice<'p>(graph: &ExportedGraph<'p>, node: &ExportedNode<'p>) -> Op
     Some(ExportedNode::new(owned_str("torch.ops.aten.slice.Tensor"), owned_str(node.name()), inputs, outputs))
 }
 
-/// Positions from the end of an axis of known extent, from its start.
+/// Converts positions from the end of an axis of known extent to positions from its start.
 fn normalize_positions(graph: &ExportedGraph<'_>, node: &mut ExportedNode<'_>) {
     let names: &[&str] = match op_name(node) {
         "aten.select" | "aten.select_copy" | "aten.select_scatter" => &["index"],

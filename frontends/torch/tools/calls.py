@@ -1,4 +1,4 @@
-"""Records calls of PyTorch's operators that leave arguments to their defaults, and the dtypes that operators take.
+"""Records calls of PyTorch's operators that use defaults for arguments, and the dtypes that operators accept.
 
     python3 calls.py ../src/ops calls > ../tests/suite/calls.txt
     python3 calls.py ../src/ops dtypes > ../tests/suite/dtypes.txt
@@ -8,8 +8,8 @@ dtype; with each optional argument left out, on operands of ordinary and of smal
 round. The lines have the form of `tests/suite/ops.txt`.
 
 The table of dtypes has one line for each operator, call and operand: the dtypes of the results for every dtype of that
-operand (columns) against every dtype of the others (rows), by the letters of LETTERS; `.` where PyTorch raises, `,`
-where only the kernel of the CPU is missing.
+operand (columns) against every dtype of the others (rows), as the letters of LETTERS. `.` means that PyTorch raises an error,
+and `,` that only the CPU kernel is missing.
 """
 
 import itertools
@@ -40,13 +40,13 @@ NAMES = {
 LETTERS = {dtype: letter for dtype, letter in zip(NAMES, "builhyfd")}
 
 SAMPLES = 24
-"""How many samples of an operator and dtype are looked at."""
+"""The number of samples that are used per operator and dtype."""
 
 MOST = 32
-"""The most elements that the operands of a line have together, and its results."""
+"""The largest total number of elements of the operands of a line, and of its results."""
 
-# Results that operands do not define, order that is free, values that differ between kernels of one version, and ops
-# with tests of their own.
+# Results that operands do not define, arbitrary order, values that differ between kernels of one version, and ops
+# with separate tests.
 LEFT_OUT = re.compile(
     r"aten\.(empty|new_empty|native_dropout|dropout|feature_dropout|bernoulli|rand|multinomial|topk|sort|argsort|msort|erfinv"
     r"|_assert|sym_|_functional|resize|set_|_foreach|_fused_adam|_fused_sgd|stft|_fft|fft_|istft|view_as|detach|_scaled_dot"
@@ -55,14 +55,14 @@ LEFT_OUT = re.compile(
 )
 
 
-# Left out of the table of dtypes: complex numbers, and what only other operators call.
+# Left out of the table of dtypes: complex numbers, and ops that only other operators call.
 UNTYPED = re.compile(r"aten\.(_fft|stft|istft|linspace|polar|complex|_embedding_bag_backward|take_along_dim)")
 
 # Where devices differ for f16 and bf16: kernels for CPUs round the number to the dtype in sums and not in thresholds, those
-# for GPUs the other way around. symmc does as those for GPUs.
+# for GPUs the other way around. symmc follows the GPU kernels.
 DEVICES = re.compile(r"aten\.(add|sub|subtract|rsub|threshold|threshold_backward|index_add)\b")
 
-# Operands whose dtypes PyTorch does not look at, and reads as another or rejects later.
+# Operands whose dtypes PyTorch does not check. It reads them as another dtype, or rejects them later.
 UNCHECKED = {
     ("aten.convolution", "bias"),
     ("aten.convolution_backward", "weight"),
@@ -83,7 +83,7 @@ def has_rule(rows, overload):
 
 
 def named(overload, args, kwargs):
-    """The arguments of a call by their names, in the order of the schema; nothing if they do not fit."""
+    """The arguments of a call by their names, in the order of the schema; None if they do not match it."""
     schema, found = overload._schema.arguments, {}
     if len(args) > len(schema):
         return None
@@ -101,7 +101,7 @@ def tensors_of(arguments):
 
 
 class Recorder(TorchDispatchMode):
-    """Takes down the calls below autograd, those of gradients too."""
+    """Records the calls below autograd, including those of gradients."""
 
     def __init__(self, take):
         super().__init__()
@@ -147,7 +147,7 @@ class Calls:
         size = sum(t.numel() for t in tensors)
         known = self.found.get(key)
         good = 0 < size <= MOST and all(t.numel() for t in tensors)
-        # Of one element norms have noise alone.
+        # The norm of one element is only rounding noise.
         shape = arguments.get("normalized_shape")
         good = good and (shape is None or math.prod(shape) > 1)
         if good and (known is None or size > known[0] and size <= 24 or known[0] > 24 and size < known[0]):
@@ -196,7 +196,7 @@ def of_op(calls, op, dtype):
 
 
 def EXTRA():
-    """Calls of operators that no sample has."""
+    """Calls of operators without samples."""
     aten = torch.ops.aten
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         torch.manual_seed(1)
@@ -228,9 +228,9 @@ def EXTRA():
 
 
 def result_of(overload, arguments):
-    """What a call gives: tensors, and whether it is one list of them; nothing if PyTorch raises."""
+    """The result of a call: tensors, and whether it is one list of tensors. None if PyTorch raises an error."""
     schema = overload._schema.arguments
-    # Arguments behind one that is left out go by name.
+    # Arguments after an omitted one are passed by name.
     args, kwargs, skipped = [], {}, False
     for a in schema:
         if a.name not in arguments:
@@ -259,7 +259,7 @@ def shown(t):
 
 
 def argument(value, place):
-    """An argument as the lines have it, or nothing if they cannot."""
+    """An argument in the form of the lines, or None if they cannot represent it."""
     if isinstance(value, torch.Tensor):
         return place(value)
     if value is None:
@@ -287,7 +287,7 @@ IMMATERIAL = ("device", "layout", "memory_format", "non_blocking", "pin_memory",
 
 
 def line(overload, arguments):
-    """The line of a call, or nothing where PyTorch raises or the form has no place for it."""
+    """The line of a call. None if PyTorch raises an error or the form cannot represent the call."""
     try:
         given = result_of(overload, copied(arguments))
     except Exception:
@@ -316,7 +316,7 @@ def line(overload, arguments):
 
 
 def quantised(arguments, scale=1.0):
-    """The same call with floats that have short decimals."""
+    """The same call with floats that have short decimal representations."""
 
     def of(t):
         if isinstance(t, torch.Tensor) and t.dtype.is_floating_point:
@@ -327,7 +327,7 @@ def quantised(arguments, scale=1.0):
 
 
 def fits(type_, value):
-    """Whether an argument is what the schema says: Python lets a bool pass for an integer, and a tensor for a name."""
+    """Whether an argument has the type of the schema. Python lets a bool pass for an integer, and a tensor for a name."""
     kind = str(type_)
     if isinstance(value, torch.Tensor):
         return "Tensor" in kind
@@ -350,7 +350,7 @@ def numbers_of(overload):
 
 
 def variants(overload, arguments):
-    """A call with each optional argument left out, and with other numbers."""
+    """A call with each optional argument omitted, and with other numbers."""
     schema = {a.name: a for a in overload._schema.arguments}
     names = [a.name for a in schema.values() if a.name not in IMMATERIAL]
     if not numbers_of(overload) and all(not schema[n].has_default_value() and "Optional" not in str(schema[n].type) for n in names):
@@ -381,12 +381,12 @@ def variants(overload, arguments):
         }
     if floats:
         tensors = [n for n in required if isinstance(arguments[n], torch.Tensor)]
-        # A number may stand where the schema has a tensor.
+        # A number may replace a tensor of the schema.
         others = [n for n in tensors if len(tensors) > 1 and arguments[n].dtype.is_floating_point]
         if DEVICES.match(str(overload)) and not any(t.dtype in (torch.float32, torch.float64) for t in tensors_of(plain)):
             return
         for name, value in itertools.product([*names, *others], (0.1, -1.3)):
-            # Where an element is the number as the dtype has it, it matters which of the two is compared.
+            # If an element equals the number after rounding to the dtype, it matters which of the two is compared.
             yield {n: meeting(v, value) for n, v in plain.items()} | {name: value}
 
 
@@ -404,11 +404,11 @@ def record_calls(rows):
 
 
 MISSING = re.compile("not implemented for|without overflow|not supported for|not supported on|does not support|unsupported dtype", re.IGNORECASE)
-"""What PyTorch says where one device has no kernel for a dtype that the operator takes."""
+"""PyTorch's errors if one device has no kernel for a dtype that the operator accepts."""
 
 
 def dtypes_of(overload, arguments):
-    """The letters of the results for a call, or why there are none."""
+    """The letters of the results of a call, or the reason why there are none."""
     try:
         found = result_of(overload, copied(arguments))
     except Exception as error:
@@ -418,7 +418,7 @@ def dtypes_of(overload, arguments):
 
 
 def with_dtypes(arguments, main, place, other):
-    """A call whose operands have one dtype, but for the one at a place."""
+    """A call whose operands have the same dtype, except the one at a position."""
     at, first = itertools.count(), tensors_of(arguments)[0].dtype
 
     def of(value):
@@ -428,7 +428,7 @@ def with_dtypes(arguments, main, place, other):
         dtype = other if here == place else main if value.dtype == first else value.dtype
         if dtype == value.dtype:
             return value
-        # Not 0, by which integers are not divided.
+        # Not 0, because integers cannot be divided by 0.
         return (value.abs() + 1 if value.dtype.is_floating_point else value).to(dtype)
 
     return {n: main if isinstance(v, torch.dtype) else pytree.tree_map(of, v) for n, v in arguments.items()}
@@ -471,7 +471,7 @@ def table(overload, arguments):
 
 
 def record_dtypes(rows):
-    """The table, a call for each operator and number of operands."""
+    """The table, with one call for each operator and number of operands."""
     chosen = {}
     found = collect(rows, [torch.float32, torch.int64, torch.bool], UNTYPED)
     for (name, given, types, *_), (size, overload, arguments) in found.items():

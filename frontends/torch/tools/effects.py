@@ -1,20 +1,20 @@
-"""Writes `src/effects.txt`: what the ops that PyTorch registers do beside giving results.
+"""Writes `src/effects.txt`: the effects of the ops that PyTorch registers, besides their results.
 
     python3 effects.py > ../src/effects.txt
 
-An exported program names its ops but holds no schema, so what an op writes is not in the file. The table has,
-one a line:
+An exported program names its ops but has no schemas, so the file does not say what an op writes. Each line of the
+table is one of these:
 
     write OP OVERLOADS ARGUMENTS FUNCTIONAL [+N] [=ARGUMENTS] [?FLAG]
-        these overloads write these arguments; the counterpart that gives the new contents as results instead,
-        `-` if there is none, without an overload if it is that of the op, without an op if that is the same;
-        with +N the op gives N results of its own, else its results are what it wrote, or of that what follows `=`;
-        with ?FLAG they write only where the argument FLAG is true
-    resize OPS      they change the shape, strides or storage of an operand, not its elements
-    random OPS      they draw random numbers (the tag `nondeterministic_seeded`)
-    effect OPS      they do what no result shows
-    view OPS        their results are views of operands
-    pure OPS        they do nothing beside giving results
+        These overloads write these arguments. FUNCTIONAL is the counterpart that returns the new contents as results:
+        `-` if the op has none, without an overload if the overload is the same, and without an op if the op is the same.
+        With +N the op has N results besides the written arguments. Otherwise its results are all arguments that it
+        wrote, or those after `=`. With ?FLAG the op writes only if the argument FLAG is true.
+    resize OPS      ops that change the shape, strides or storage of an operand, but not its elements
+    random OPS      ops that draw random numbers (the tag `nondeterministic_seeded`)
+    effect OPS      ops with an effect that no result shows
+    view OPS        ops whose results are views of operands
+    pure OPS        ops without effects besides their results
 """
 
 import importlib
@@ -35,7 +35,7 @@ for module in (
 NAMESPACES = "aten prims _c10d_functional _c10d_functional_autograd c10d symm_mem _dtensor fsdp inductor \
 quantized quantized_decomposed rngprims mkldnn onednn mkldnn_prepacked".split()
 
-# Ops that write although their schemas do not say so: arguments, own results, flag.
+# Ops that write although their schemas do not say so: written arguments, number of other results, flag.
 STATISTICS = ["running_mean", "running_var"]
 UNSAID = {
     "aten.batch_norm.default": (STATISTICS, 1, "training"),
@@ -50,19 +50,19 @@ UNSAID = {
     "symm_mem.one_shot_all_reduce_copy_out.default": (["out", "symm_buffer"], 0, None),
 }
 
-# Ops with effects that neither results nor written arguments show, and those of whole namespaces.
+# Ops, and whole namespaces of ops, with effects that neither results nor written arguments show.
 EFFECTS = """inductor.resize_storage_bytes_ inductor.accumulate_grad_ aten.record_stream aten.retain_grad
 _c10d_functional.batch_p2p_ops _c10d_functional.isend _c10d_functional.irecv symm_mem.get_remote_tensors
 symm_mem.nvshmem_put symm_mem.nvshmem_get symm_mem.nvshmem_get_out symm_mem.nccl_put symm_mem.nccl_get
 symm_mem.nccl_get_out symm_mem.stream_write_value32_ symm_mem.memcpy_to_multicast_""".split()
 EFFECT_NAMESPACES = ["c10d"]
 
-# Pure ops of packages that are no part of PyTorch.
+# Pure ops of packages outside of PyTorch.
 PACKAGES = ["transformers.grouped_mm_fallback", "transformers.grouped_mm_fallback_backward"]
 
 
 def is_tensor_op(schema):
-    """Whether the op belongs to programs, not to TorchScript's lists, dicts and strings."""
+    """Whether the op can occur in programs, in contrast to TorchScript's ops on lists, dicts and strings."""
     return any("Tensor" in str(a.type) for a in [*schema.arguments, *schema.returns])
 
 
@@ -71,7 +71,7 @@ def written(schema):
 
 
 def returned_arguments(schema):
-    """The written arguments that the results are, in order."""
+    """The written arguments that the op returns, in order."""
     aliases = {frozenset(a.alias_info.before_set): a.name for a in schema.arguments if a.alias_info is not None}
     alias = [r.alias_info for r in schema.returns if r.alias_info is not None and r.alias_info.is_write]
     return [aliases[frozenset(a.before_set)] for a in alias]
@@ -100,12 +100,12 @@ for target in schemas:
 
 
 def functional(target, schema, arguments):
-    """The counterpart that gives the new contents: the same arguments, or the same without the written ones."""
+    """The functional counterpart. It has the same arguments, or the same without the written ones."""
     op, overload = target.rsplit(".", 1)
     namespace, name = op.split(".", 1)
     bare = re.sub(r"^__i(\w+)__$", r"__\1__", name).removesuffix("_")
     for candidate in (f"{namespace}.{bare}", f"{namespace}.{name.removesuffix('_out')}", op):
-        # The same overload first: others may differ in types only.
+        # The same overload is preferred. Others may differ in types only.
         order = sorted(overloads.get(candidate, []), key=lambda t: t.rsplit(".", 1)[1] != overload)
         for other in order:
             if other == target or written(schemas[other]) or len(schemas[other].returns) != len(arguments):
@@ -125,7 +125,7 @@ for target, schema in sorted(schemas.items()):
     if op.split(".")[0] in EFFECT_NAMESPACES or op in EFFECTS or not (arguments or schema.returns):
         kinds["effect"].add(op)
         continue
-    # `detach_` changes nothing but what gradients flow through.
+    # `detach_` only changes the flow of gradients.
     if "inplace_view" in own_tags and op != "aten.detach_" or op in ("aten.set_", "aten.resize_", "prims.resize", "prims.as_strided"):
         kinds["resize"].add(op)
         continue
@@ -149,7 +149,7 @@ for target, schema in sorted(schemas.items()):
     row = (op, " ".join([",".join(arguments), counterpart, *extra]))
     writes.setdefault(row, []).append(overload)
 
-# An op counts as pure if none of its overloads is anything else; those that write are told apart by overload.
+# An op counts as pure if none of its overloads is anything else; ops that write are listed by overload.
 for kind in ("resize", "random", "effect"):
     kinds["pure"] -= kinds[kind]
 kinds["pure"] |= set(PACKAGES)

@@ -27,10 +27,10 @@ for file in pathlib.Path(sys.argv[1]).glob("*.rs"):
 for schema in sorted(torch._C._jit_get_all_schemas(), key=str):
     op = schema.name.replace("::", ".")
     writes = any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
-    # TorchScript's ops on numbers, strings and lists are in no program.
+    # TorchScript's ops on numbers, strings and lists do not occur in programs.
     if "Tensor" not in str(schema) and not re.match(r"aten\.(sym|_assert|_functional)", op):
         continue
     if op in rows or f"{op}.{schema.overload_name or 'default'}" in rows:
-        # What writes goes by the rule of its functional counterpart.
+        # An op that writes uses the rule of its functional counterpart.
         if not writes or op.startswith("symm_mem"):
             print(re.sub(r"\b(NoneType|__torch__[\w.]*)\b", "Any", str(schema)))

@@ -106,11 +106,11 @@ line("aten._safe_softmax.default",["self=%x","dim=1"],{},A._safe_softmax(r,1),[(
 line("aten.pow.Tensor_Scalar",["self=%x","exponent=0.5"],{},A.pow(x,0.5),[('x',x)])
 line("aten.pow.Tensor_Scalar",["self=%x","exponent=-0.5"],{},A.pow(x,-0.5),[('x',x)])
 def tried(call, args, f, ts):
-    """A line, unless PyTorch refuses the call."""
+    """A line, unless PyTorch rejects the call."""
     try: res = f()
     except (RuntimeError, ZeroDivisionError): return
     line(call, args, {}, res, ts)
-# Integers at the ends of their dtype (those of i64 that f64 holds), and numbers that the dtype does not hold.
+# Integers at the ends of their dtype (those of i64 that f64 holds), and numbers that the dtype cannot represent.
 for kind in (torch.uint8,torch.int32,torch.int64):
     low,high=torch.iinfo(kind).min,torch.iinfo(kind).max
     ends=[low,low+1,high-1,high] if kind!=torch.int64 else [low,-2**62,2**62]

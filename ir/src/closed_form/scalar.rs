@@ -1,12 +1,12 @@
-//! Arithmetic on scalars as a tensor of a dtype would do it.
+//! Arithmetic on scalars with the results that tensors of a dtype would have.
 
 use crate::collective::CollectiveReduceOp;
 use crate::op::BinaryOp;
 use crate::tensor::{read_f64, read_i64, write_f64, write_i64};
 use crate::types::{DType, FloatAttribute, Scalar};
 
-/// A scalar as a tensor of this dtype stores it: rounded, truncated or compared with 0. `None` for an
-/// integer that does not fit or is not exact as `f64`, and for NaN.
+/// A scalar as a tensor of this dtype stores it: rounded, truncated or compared with 0. `None` for an integer
+/// that does not fit or has no exact `f64`, and for NaN.
 pub fn as_stored(dtype: DType, s: Scalar) -> Option<Scalar> {
     convert_scalar(s, dtype)
 }
@@ -38,8 +38,8 @@ pub fn convert_scalar(s: Scalar, dtype: DType) -> Option<Scalar> {
     }
 }
 
-/// The number of a scalar op on a tensor of this dtype, as the op computes with it: comparisons take it in the dtype of the
-/// tensor, arithmetic on floats of 32 bits or less in f32. `None` as for [`as_stored`].
+/// The scalar of a scalar op on a tensor of this dtype, as the op uses it. Comparisons use it in the dtype of
+/// the tensor; arithmetic on floats of 32 bits or less uses f32. `None` as for [`as_stored`].
 pub fn scalar_operand(op: BinaryOp, s: Scalar, dtype: DType) -> Option<Scalar> {
     let wide = match dtype {
         DType::F16 | DType::BF16 if !op.is_comparison() => DType::F32,
@@ -50,7 +50,8 @@ pub fn scalar_operand(op: BinaryOp, s: Scalar, dtype: DType) -> Option<Scalar> {
     is_same.then_some(taken)
 }
 
-/// `a op b` for operands of one dtype, or of f32 where `b` or `a` is the number of a scalar op; `None` where the result is not certain to the last bit.
+/// `a op b` for operands of one dtype, or of f32 if `a` or `b` is the scalar of a scalar op. `None` if the
+/// result is not certain to the last bit.
 pub fn fold_binary(op: BinaryOp, a: Scalar, b: Scalar, dtype: DType) -> Option<Scalar> {
     use BinaryOp::*;
     if op.is_comparison() {
@@ -82,7 +83,7 @@ pub fn fold_binary(op: BinaryOp, a: Scalar, b: Scalar, dtype: DType) -> Option<S
             };
             convert_scalar(Scalar::Int(value), dtype)
         }
-        // One operation in f64, rounded once more, is the correctly rounded one in every narrower type.
+        // One operation in f64, rounded once more, is correctly rounded in every narrower type.
         (Scalar::Float(x), Scalar::Float(y)) => {
             let value = match op {
                 Add => x.0 + y.0,
@@ -109,7 +110,8 @@ fn evaluate_comparison(op: BinaryOp, order: std::cmp::Ordering) -> Option<bool> 
     })
 }
 
-/// The reduction of `ranks` copies of `s`, in rank order; none for means and products of integers and for bools.
+/// The reduction of `ranks` copies of `s`, in order of rank. `None` for means and products of integers, and for
+/// bools.
 pub fn reduce_copies(op: CollectiveReduceOp, s: Scalar, dtype: DType, ranks: u32) -> Option<Scalar> {
     let again = |first: f64, f: &dyn Fn(f64, f64) -> f64| (1..ranks).fold(first, |all, _| f(all, first));
     let narrow = |x: f64| if dtype == DType::F64 { x } else { f64::from(x as f32) };

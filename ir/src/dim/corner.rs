@@ -1,20 +1,20 @@
-//! Bounds of polynomials whose terms have several signs, as of `(a - 2) * (b - 2)`.
+//! Bounds of polynomials whose terms have different signs, such as `(a - 2) * (b - 2)`.
 //!
-//! Interval arithmetic takes each term for itself. Counted from the least value of every atom, such a product has no negative
-//! terms, and its bounds are exact.
+//! Interval arithmetic bounds each term separately. Rewritten with the distance of every atom from its minimum,
+//! such a product has no negative terms, and its bounds are exact.
 
 use std::collections::BTreeMap;
 
 use super::{Dim, DimAtom};
 use crate::symbol::SymbolTable;
 
-/// The most terms, and the most atoms of a term, that are written anew.
+/// The maximum number of terms, and of atoms per term, that are rewritten.
 const MOST_TERMS: usize = 16;
 const MOST_ATOMS: usize = 4;
 
 impl Dim {
-    /// The bounds where each atom is written as its least value and what it has above that: never too narrow. `None` where that
-    /// tells nothing new, or not in numbers of this size.
+    /// The bounds after rewriting each atom as its minimum plus the distance from it: never too narrow. `None`
+    /// if the rewriting gains nothing, or if the numbers are too large.
     pub(super) fn corner_bounds(&self, symbols: &SymbolTable) -> Option<(i64, i64)> {
         let (terms, constant) = self.terms_and_constant();
         let is_product = terms.iter().any(|t| t.product.len() > 1);
@@ -28,7 +28,8 @@ impl Dim {
                 return None;
             }
             for above in 0..1u32 << term.product.len() {
-                let (mut factor, mut rest) = (i128::from(term.factor), Vec::new());
+                let mut factor = i128::from(term.factor);
+                let mut rest = Vec::new();
                 for (i, atom) in term.product.iter().enumerate() {
                     if above >> i & 1 == 1 {
                         rest.push(atom);
@@ -40,14 +41,15 @@ impl Dim {
                 *sum = sum.checked_add(factor)?;
             }
         }
-        let (mut low, mut high) = (0i128, 0i128);
+        let mut low = 0i128;
+        let mut high = 0i128;
         for (atoms, factor) in sums {
             let mut most = factor;
             for atom in &atoms {
                 let (least, largest) = atom.bounds(symbols);
                 most = most.checked_mul(i128::from(largest) - i128::from(least))?;
             }
-            // What is above the least value may be 0.
+            // The distance from the minimum may be 0.
             let least = if atoms.is_empty() { factor } else { 0 };
             low = low.checked_add(most.min(least))?;
             high = high.checked_add(most.max(least))?;

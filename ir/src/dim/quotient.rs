@@ -1,16 +1,16 @@
-//! What is known of quotients and remainders by constants: parts that leave nothing, and divisions that lose nothing.
+//! Simplification of quotients and remainders by constants: exact parts, and divisions without remainder.
 
 use smallvec::smallvec;
 
 use super::{Dim, DimAtom, DimTerm, DimTerms, floor_div, floor_mod, multiply_ranges};
 use crate::symbol::SymbolTable;
 
-/// Far below where arithmetic saturates.
+/// A limit far below the point where arithmetic saturates.
 const LIMIT: i64 = 1 << 60;
 
 impl Dim {
-    /// `b` times the first and the second are the expression: of the second no term is a multiple of `b`, and its constant is
-    /// from 0 to `b - 1`.
+    /// The expression as `b` times the first result plus the second. No term of the second is a multiple of
+    /// `b`, and its constant is from 0 to `b - 1`.
     pub(super) fn split_by_divisor(&self, b: i64) -> (Dim, Dim) {
         let (terms, constant) = self.terms_and_constant();
         let (whole, rest): (DimTerms, DimTerms) = terms.iter().cloned().partition(|t| t.factor % b == 0);
@@ -19,8 +19,9 @@ impl Dim {
         (Dim::from_terms(whole, floor_div(constant, b)), rest)
     }
 
-    /// `div(self, b)` of what [`parted`](Self::parted) leaves, which is no constant, in the one form of all that are written in
-    /// these ways: `div(div(a, m) + c, b)` is `div(a + m*c, m*b)`, factors that all terms and `b` have in common vanish, and
+    /// The normal form of `div(self, b)`, where `self` is the rest of
+    /// [`split_by_divisor`](Self::split_by_divisor) and not constant. Three equalities give one form:
+    /// `div(div(a, m) + c, b)` is `div(a + m*c, m*b)`, common factors of all terms and `b` cancel, and
     /// `-div(-a, b)` is `div(a + b - 1, b)`.
     pub(super) fn normalized_quotient(&self, b: i64) -> Dim {
         if let Some((inner, by)) = self.merge_nested_division(b) {
@@ -39,8 +40,9 @@ impl Dim {
         Dim::from_atom(DimAtom::FloorDiv(self.clone(), Dim::from(b)))
     }
 
-    /// The quotient by a divisor with a term `c*div(a, k)` where `a` is a multiple of `k`, if it is exact. Both sides are multiplied by
-    /// `k` for that: with `m = n + mod(-n, 8)`, `div(m, div(m, 8))` is `8*m` divided by `m`.
+    /// The quotient by a divisor with a term `c*div(a, k)`, where `a` is a multiple of `k`, if it is exact.
+    /// Both sides are multiplied by `k` for that: with `m = n + mod(-n, 8)`, `div(m, div(m, 8))` is `8*m`
+    /// divided by `m`.
     pub(super) fn exact_div_by_quotient(&self, divisor: &Dim) -> Option<Dim> {
         let k = divisor.terms_and_constant().0.iter().find_map(DimTerm::missing_divisor)?;
         let multiple = divisor.clone() * Dim::from(k);
@@ -55,7 +57,8 @@ impl Dim {
         (self.clone() * Dim::from(k)).exact_div(&multiple)
     }
 
-    /// What divided by the second is the expression divided by `b`, without the one division that is a term of the expression.
+    /// Removes a division that is a term of the expression. The first result divided by the second equals the
+    /// expression divided by `b`.
     fn merge_nested_division(&self, b: i64) -> Option<(Dim, i64)> {
         let (terms, constant) = self.terms_and_constant();
         let nested = |t: &DimTerm| match t.product.as_slice() {
@@ -76,12 +79,12 @@ impl Dim {
         }
         let mut rest = DimTerms::from(terms);
         let is_positive = rest.remove(at).factor > 0;
-        // A negative quotient is that of the negative number, rounded up.
+        // The negation of a quotient is the quotient of the negated number, rounded up.
         let a = if is_positive { a } else { a.scale_by(-1).add_constant(m - 1) };
         Some((a + Dim::from_terms(rest, constant).scale_by(m), by))
     }
 
-    /// The same value with remainders written as what division leaves, where they do not nest deeply.
+    /// The same value with remainders written as differences, unless they nest deeply.
     fn expand_remainders(&self) -> Dim {
         const DEEP: usize = 3;
         if self.depth() > DEEP {
@@ -95,8 +98,8 @@ impl Dim {
         })
     }
 
-    /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if that times the expression is small for all
-    /// values of the symbols.
+    /// The divisor `k` of a term `c*div(a, k)` where `c` is not a multiple of `k`. `None` unless `k` times the
+    /// expression is small for all values of the symbols.
     pub(super) fn missing_divisor_within(&self, symbols: &SymbolTable) -> Option<i64> {
         let (terms, constant) = self.terms_and_constant();
         let k = terms.iter().find_map(DimTerm::missing_divisor)?;
@@ -111,8 +114,8 @@ impl Dim {
 }
 
 impl DimTerm {
-    /// What the term is without a division that leaves nothing: `4*div(a, 4)` is `a` where that is a multiple of 4, as
-    /// `n + mod(-n, 4)` is.
+    /// The term without a division that is exact: `4*div(a, 4)` is `a` if `a` is a multiple of 4, as `n +
+    /// mod(-n, 4)` is.
     pub(super) fn cancel_exact_division(&self) -> Option<Dim> {
         let whole = |atom: &DimAtom| {
             let DimAtom::FloorDiv(a, k) = atom else { return None };
@@ -126,7 +129,7 @@ impl DimTerm {
         Some(a * Dim::from_terms(smallvec![DimTerm { product, factor: self.factor / divisor }], 0))
     }
 
-    /// The divisor of a term `c*div(a, k)` whose factor is no multiple of it, if both are small.
+    /// The divisor `k` of a term `c*div(a, k)` where `c` is not a multiple of `k`, if both are small.
     fn missing_divisor(&self) -> Option<i64> {
         const SMALL: i64 = 1 << 20;
         let [DimAtom::FloorDiv(_, k)] = self.product.as_slice() else { return None };

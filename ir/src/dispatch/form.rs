@@ -1,7 +1,7 @@
-//! The forms, and which results of each may lie on what it reads.
+//! The dispatch forms, and for each form the results that may lie on an operand.
 //!
-//! [`Form::overwriting`] is the contract of the kernels of a form. The planner places by it, and the check proves by it: what
-//! either adds for single nodes is its own.
+//! [`DispatchForm::overwrite_rule`] is part of the contract of the kernels of a form. The planner places by it
+//! and the plan check verifies by it. Their rules for single nodes are separate.
 
 use crate::entity::Entity;
 use crate::ids::NodeId;
@@ -12,15 +12,15 @@ named_enum! {
     DispatchForm {
         /// Element-wise nodes over one shape.
         Map = "map",
-        /// Matrix products, and element-wise nodes behind them as their epilogue.
+        /// Matrix products, followed by element-wise nodes as their epilogue.
         Product = "product",
-        /// Matrix products side by side, and rotary embeddings of what they give.
+        /// Matrix products of one left operand, and rotary embeddings of their results.
         Batch = "batch",
         /// An all-reduce, a residual, and a norm.
         Reduction = "reduction",
-        /// An all-gather, and a copy that stores its result with its axes in another order.
+        /// An all-gather, and a copy that stores its result with the axes in another order.
         Gather = "gather",
-        /// Element-wise nodes over one shape, and the norm of the rows of what one of them gives.
+        /// Element-wise nodes over one shape, and the norm of the rows of one of their values.
         Norm = "norm",
         /// Reductions of rows, and element-wise nodes before, between and after them.
         Rows = "rows",
@@ -32,13 +32,13 @@ named_enum! {
     }
 }
 
-/// Which results of a dispatch may lie on an operand of one of its nodes, element on element.
+/// The results of a dispatch that may lie on an operand of one of its nodes, element on element.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum OverwriteRule {
     Never,
-    /// Those of the same node.
+    /// The results of the same node.
     SameNode,
-    /// Those of the same node and of nodes behind it.
+    /// The results of the same node and of later nodes.
     SameOrLaterNode,
 }
 
@@ -54,7 +54,7 @@ impl OverwriteRule {
 }
 
 impl DispatchForm {
-    /// Which results may lie on this operand of a node, which other steps define.
+    /// The results that may lie on this operand of a node of the dispatch. Another step defines the operand.
     pub fn overwrite_rule(self, op: &Op, operand: usize) -> OverwriteRule {
         match (self, op) {
             (DispatchForm::Reduction, Op::Collective(c)) => {
@@ -79,7 +79,7 @@ impl DispatchForm {
         }
     }
 
-    /// Whether what a node gives has no memory if nothing else reads it.
+    /// Whether the result of a node has no memory if no node outside the dispatch reads it.
     pub(super) fn keeps_result_internal(self, op: &Op) -> bool {
         match (self, op) {
             (DispatchForm::Reduction, Op::Collective(c)) => {
@@ -105,14 +105,14 @@ impl DispatchForm {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Dispatch {
     pub form: DispatchForm,
-    /// The first of the nodes, by which the step is named.
+    /// The first node; it names the step.
     pub first: NodeId,
-    /// The last of them; all between the two belong to it.
+    /// The last node. All nodes between `first` and `last` belong to the dispatch.
     pub last: NodeId,
 }
 
 impl Dispatch {
-    /// Its nodes, in program order.
+    /// The nodes, in program order.
     pub fn nodes(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
         (self.first.index()..=self.last.index()).map(NodeId::new)
     }

@@ -1,4 +1,4 @@
-//! Rotary embeddings of what a matrix product gives, head by head.
+//! Rotary embeddings of the columns of a matrix product, head by head.
 
 use crate::dim::Dim;
 use crate::entity::EntityMap;
@@ -15,8 +15,8 @@ pub struct RotatedProduct {
     pub views: Vec<NodeId>,
 }
 
-/// What a rotary embedding turns, if it turns all columns of a matrix product, in heads of as many as its rows have elements,
-/// and nothing else reads them. `users` are the nodes that use each value.
+/// The matrix product that a rotary embedding rotates. The embedding must rotate all columns of the product, in
+/// heads as wide as its own rows, and nothing else may read them. `users` are the nodes that use each value.
 pub fn find_rotated_product(
     graph: &Graph,
     users: &EntityMap<ValueId, Vec<NodeId>>,
@@ -24,7 +24,9 @@ pub fn find_rotated_product(
 ) -> Option<RotatedProduct> {
     let node = &graph.nodes[rotary];
     let (&Op::RotaryEmbedding { width, .. }, Some(&x)) = (&node.op, node.inputs.first()) else { return None };
-    let (mut at, mut reader, mut views) = (x, rotary, Vec::new());
+    let mut at = x;
+    let mut reader = rotary;
+    let mut views = Vec::new();
     let product = loop {
         let alone = users[at][..] == [reader] && graph.outputs.iter().all(|o| o.value != at);
         reader = graph.defining_node(at).filter(|_| alone)?;
@@ -39,7 +41,8 @@ pub fn find_rotated_product(
     let ty = graph.ty(at);
     let mut layout = Layout { base: at, offset: Dim::from(0), strides: ty.contiguous_strides() };
     for &view in &views {
-        let (from, to) = (graph.nodes[view].inputs[0], graph.nodes[view].outputs[0]);
+        let from = graph.nodes[view].inputs[0];
+        let to = graph.nodes[view].outputs[0];
         layout = view_layout(&graph.nodes[view].op, &layout, graph.ty(from), graph.ty(to))?;
     }
     let columns = ty.shape.last()?.as_const()?;
@@ -48,8 +51,8 @@ pub fn find_rotated_product(
         .then_some(RotatedProduct { product, views })
 }
 
-/// Whether the last axis of a view of a matrix is a head: so many of its columns side by side. The other axes are of heads or of
-/// rows.
+/// Whether the last axis of a view of a matrix is a head, that is, adjacent columns of the matrix. The other
+/// axes must be axes of heads or of rows.
 fn is_split_into_heads(shape: &[Dim], strides: &[Dim], columns: i64) -> bool {
     let (Some((head, shape)), Some((along, strides))) = (shape.split_last(), strides.split_last()) else {
         return false;

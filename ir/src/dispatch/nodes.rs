@@ -1,4 +1,5 @@
-//! The nodes of a dispatch in their program: which values only they know, and whether they are one of its form.
+//! The nodes of dispatches: which values are internal to a dispatch, and whether the nodes satisfy the rules of
+//! its form.
 
 use super::form::{Dispatch, DispatchForm};
 use super::heads::find_rotated_product;
@@ -20,26 +21,29 @@ impl Graph {
         out
     }
 
-    /// Which bases have no memory, because only nodes of one dispatch know them. `base` gives the base of each value.
+    /// The bases that have no memory because only nodes of one dispatch use them. `base` gives the base of each
+    /// value.
     pub fn dispatch_internal_values(&self, base: impl Fn(ValueId) -> ValueId) -> EntityMap<ValueId, bool> {
         let mut out = EntityMap::filled(false, self.values.len());
         if self.dispatches.is_empty() {
             return out;
         }
-        let of = self.dispatch_by_node();
-        let defined = |v: ValueId| match self.values[v].def {
-            ValueDef::Node(n, _) => of[n],
+        let dispatch_of = self.dispatch_by_node();
+        let defining_dispatch = |v: ValueId| match self.values[v].def {
+            ValueDef::Node(n, _) => dispatch_of[n],
             ValueDef::Input(_) => None,
         };
         for dispatch in &self.dispatches {
             for node in dispatch.nodes().map(|n| &self.nodes[n]) {
-                let inner = dispatch.form.keeps_result_internal(&node.op);
-                node.outputs.iter().for_each(|&v| out[v] = inner && base(v) == v);
+                let internal = dispatch.form.keeps_result_internal(&node.op);
+                node.outputs.iter().for_each(|&v| out[v] = internal && base(v) == v);
             }
         }
         for (id, node) in self.nodes.iter() {
-            for b in node.inputs.iter().map(|&v| base(v)).filter(|&b| of[id] != defined(b)) {
-                out[b] = false;
+            for b in node.inputs.iter().map(|&v| base(v)) {
+                if dispatch_of[id] != defining_dispatch(b) {
+                    out[b] = false;
+                }
             }
         }
         self.outputs.iter().for_each(|o| out[base(o.value)] = false);
@@ -47,8 +51,8 @@ impl Graph {
     }
 }
 
-/// What the products of one [`DispatchForm::Batch`] have alike: the left operand and the rank of the right one. None of what is no
-/// product.
+/// The properties that all products of one [`DispatchForm::Batch`] share: the left operand and the number of
+/// axes of the right operand. `None` if the node is no matrix product.
 pub fn batch_key(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
     let node = &graph.nodes[node];
     match (&node.op, &node.inputs[..]) {
@@ -57,7 +61,8 @@ pub fn batch_key(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
     }
 }
 
-/// Whether a node is an all-gather of which each rank writes its own result, after the group has met.
+/// Whether the op is an all-gather by a variant where each rank writes its own result, after the rendezvous of
+/// the group.
 fn is_gathered_by_readers(op: &Op) -> bool {
     let Some(collective) = op.as_collective().filter(|c| c.kind == CollectiveKind::AllGather) else {
         return false;
@@ -67,41 +72,43 @@ fn is_gathered_by_readers(op: &Op) -> bool {
         .is_some_and(|c| c.result_after_rendezvous && !c.peer_access.writes_result() && !c.symmetric_result)
 }
 
-/// Checks that the nodes of a dispatch are one of its form. `users` are the nodes that use each value.
+/// Checks that the nodes of a dispatch satisfy the rules of its form. `users` are the nodes that use each
+/// value.
 pub(crate) fn check_dispatch(
     graph: &Graph,
     dispatch: &Dispatch,
     users: &EntityMap<ValueId, Vec<NodeId>>,
 ) -> Result<(), (NodeId, String)> {
-    let nodes = DispatchChecker { graph, dispatch, users };
+    let checker = DispatchChecker { graph, dispatch, users };
     if let Some(first) = dispatch.nodes().next().filter(|&n| graph.nodes[n].op.is_view()) {
-        return Err(nodes.mismatch_error(first, "a step in front"));
+        return Err(checker.mismatch_error(first, "a node that is not a view at the front"));
     }
     match dispatch.form {
-        DispatchForm::Map => nodes.check_map(),
-        DispatchForm::Product => nodes.check_product(),
-        DispatchForm::Batch => nodes.check_batch(),
-        DispatchForm::Reduction => nodes.check_reduction(),
-        DispatchForm::Gather => nodes.check_gather(),
-        DispatchForm::Norm => nodes.check_norm(),
-        DispatchForm::Rows => nodes.check_rows(),
-        DispatchForm::Rotary => nodes.check_independent(
+        DispatchForm::Map => checker.check_map(),
+        DispatchForm::Product => checker.check_product(),
+        DispatchForm::Batch => checker.check_batch(),
+        DispatchForm::Reduction => checker.check_reduction(),
+        DispatchForm::Gather => checker.check_gather(),
+        DispatchForm::Norm => checker.check_norm(),
+        DispatchForm::Rows => checker.check_rows(),
+        DispatchForm::Rotary => checker.check_independent(
             |op| matches!(op, Op::RotaryEmbedding { .. }),
-            "rotary embeddings that do not need each other",
+            "independent rotary embeddings",
         ),
-        DispatchForm::Scatter => nodes.check_independent(
+        DispatchForm::Scatter => checker.check_independent(
             |op| matches!(op, Op::IndexPut { .. }),
-            "indexed stores that do not need each other",
+            "independent stores at indices (index_put)",
         ),
-        DispatchForm::Collectives => nodes.check_collectives(),
+        DispatchForm::Collectives => checker.check_collectives(),
     }
 }
 
-/// The part of the contract of a collective that all collectives of a [`DispatchForm::Collectives`] share. None if it can be in no such dispatch.
+/// The part of a collective's contract that all collectives of a [`DispatchForm::Collectives`] have in common.
+/// `None` if the collective cannot be in such a dispatch.
 pub fn shared_contract(collective: &Collective) -> Option<Contract> {
     let contract = collective.variant?.contract(&collective.kind)?;
-    let meets = contract.entry_barrier && contract.sync_scope == SyncScope::Group;
-    meets.then_some(Contract { in_place: false, ..contract })
+    let has_rendezvous = contract.entry_barrier && contract.sync_scope == SyncScope::Group;
+    has_rendezvous.then_some(Contract { in_place: false, ..contract })
 }
 
 type CheckResult = Result<(), (NodeId, String)>;
@@ -119,10 +126,12 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn mismatch_error(&self, at: NodeId, expected: &str) -> (NodeId, String) {
-        let (form, found) = (self.dispatch.form, op_name(&self.graph.nodes[at].op));
-        (at, format!("expected {expected} of a dispatch of the form {form}, found {found}"))
+        let form = self.dispatch.form;
+        let found = op_name(&self.graph.nodes[at].op);
+        (at, format!("expected {expected} in a dispatch of form {form}, found {found}"))
     }
 
+    /// The node of the dispatch that defines a value; `None` if another step or an input defines it.
     fn internal_def(&self, value: ValueId) -> Option<NodeId> {
         self.graph.defining_node(value).filter(|&n| self.dispatch.contains(n))
     }
@@ -134,7 +143,8 @@ impl<'a> DispatchChecker<'a> {
         }
     }
 
-    /// The element-wise nodes have one shape, and read values of the dispatch at the same positions.
+    /// Checks that the element-wise nodes have one shape, and that values of the dispatch that they read have
+    /// it too.
     fn check_same_shape(&self) -> CheckResult {
         let mut expected = None;
         for (id, node) in self.iter_nodes().filter(|(_, n)| n.op.fits_map()) {
@@ -145,7 +155,9 @@ impl<'a> DispatchChecker<'a> {
                 if expected != found {
                     return Err((
                         id,
-                        format!("expected the shape {expected:?} of its dispatch, found {found:?}"),
+                        format!(
+                            "expected the shape {expected:?} of the other nodes of the dispatch, found {found:?}"
+                        ),
                     ));
                 }
             }
@@ -160,9 +172,10 @@ impl<'a> DispatchChecker<'a> {
                 (Op::MatMul, &[x, y]) => {
                     if *left.get_or_insert(x) != x || self.internal_def(x).or(self.internal_def(y)).is_some()
                     {
-                        return Err(
-                            self.mismatch_error(id, "products of one left operand that others define")
-                        );
+                        return Err(self.mismatch_error(
+                            id,
+                            "products of one left operand, without operands from the dispatch",
+                        ));
                     }
                     self.check_read_internally(id)?;
                 }
@@ -185,35 +198,39 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn check_batch(&self) -> CheckResult {
-        let (mut alike, mut views) = (None, Vec::new());
+        let mut common_key = None;
+        let mut unrotated_views = Vec::new();
         for (id, node) in self.iter_nodes() {
-            let inside = |k: usize| node.inputs.iter().skip(k).any(|&v| self.internal_def(v).is_some());
+            let reads_internal_from =
+                |k: usize| node.inputs.iter().skip(k).any(|&v| self.internal_def(v).is_some());
             match &node.op {
-                Op::Reshape | Op::Permute { .. } => views.push(id),
+                Op::Reshape | Op::Permute { .. } => unrotated_views.push(id),
                 Op::RotaryEmbedding { .. } => {
-                    let of = find_rotated_product(self.graph, self.users, id)
-                        .filter(|of| self.dispatch.contains(of.product));
-                    let of = of.filter(|_| !inside(1));
-                    let of = of.ok_or_else(|| {
-                        self.mismatch_error(id, "rotary embeddings of whole products that nothing else reads")
-                    })?;
-                    views.retain(|view| !of.views.contains(view));
+                    let rotated = find_rotated_product(self.graph, self.users, id)
+                        .filter(|rotated| self.dispatch.contains(rotated.product))
+                        .filter(|_| !reads_internal_from(1));
+                    let Some(rotated) = rotated else {
+                        let expected = "rotary embeddings of whole products that nothing else reads";
+                        return Err(self.mismatch_error(id, expected));
+                    };
+                    unrotated_views.retain(|view| !rotated.views.contains(view));
                 }
                 _ => {
-                    let of = batch_key(self.graph, id).ok_or_else(|| self.mismatch_error(id, "a product"))?;
-                    if *alike.get_or_insert(of) != of || inside(0) {
+                    let key =
+                        batch_key(self.graph, id).ok_or_else(|| self.mismatch_error(id, "a product"))?;
+                    if *common_key.get_or_insert(key) != key || reads_internal_from(0) {
                         return Err(self.mismatch_error(id, "products of one left operand"));
                     }
                 }
             }
         }
-        match views.first() {
-            Some(&view) => Err(self.mismatch_error(view, "views that rotary embeddings turn")),
+        match unrotated_views.first() {
+            Some(&view) => Err(self.mismatch_error(view, "only views that rotary embeddings read")),
             None => Ok(()),
         }
     }
 
-    /// Only nodes of the dispatch read the products of a node.
+    /// Checks that only nodes of the dispatch read the results of a node.
     fn check_read_internally(&self, id: NodeId) -> CheckResult {
         if self.is_read_internally(id) {
             Ok(())
@@ -229,7 +246,7 @@ impl<'a> DispatchChecker<'a> {
         })
     }
 
-    /// What a value is before it was given another shape by nodes of the dispatch.
+    /// The value before nodes of the dispatch reshaped it.
     fn strip_reshapes(&self, value: ValueId) -> ValueId {
         let node = self.internal_def(value).map(|n| &self.graph.nodes[n]);
         match node.map(|n| (&n.op, &n.inputs[..])) {
@@ -239,31 +256,38 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn check_reduction(&self) -> CheckResult {
-        let (mut reduced, mut sum, mut normed) = (None, None, None);
+        let mut reduced = None;
+        let mut sum = None;
+        let mut normed = None;
         for (id, node) in self.iter_nodes() {
-            let inside = |k: usize| node.inputs.get(k).filter(|v| self.internal_def(**v).is_some());
+            let internal_operand = |k: usize| node.inputs.get(k).filter(|v| self.internal_def(**v).is_some());
             let fits = match &node.op {
                 Op::Collective(c) => {
-                    let reduces = matches!(c.kind, CollectiveKind::AllReduce(_));
-                    reduces && reduced.replace(node.outputs[0]).is_none()
+                    let is_all_reduce = matches!(c.kind, CollectiveKind::AllReduce(_));
+                    is_all_reduce && reduced.replace(node.outputs[0]).is_none()
                 }
-                Op::Reshape => inside(0).is_some(),
+                Op::Reshape => internal_operand(0).is_some(),
                 Op::Binary(BinaryOp::Add) => {
-                    let of = [inside(0), inside(1)].map(|v| v.map(|&v| self.strip_reshapes(v)));
-                    let one = matches!(of, [Some(v), None] | [None, Some(v)] if Some(v) == reduced);
+                    let sources = [internal_operand(0), internal_operand(1)]
+                        .map(|v| v.map(|&v| self.strip_reshapes(v)));
+                    let adds_to_reduced =
+                        matches!(sources, [Some(v), None] | [None, Some(v)] if Some(v) == reduced);
                     let shape = |v: &ValueId| &self.graph.ty(*v).shape;
-                    let same = node.inputs.iter().all(|v| shape(v) == shape(&node.outputs[0]));
-                    one && same && sum.replace(node.outputs[0]).is_none()
+                    let same_shape = node.inputs.iter().all(|v| shape(v) == shape(&node.outputs[0]));
+                    adds_to_reduced && same_shape && sum.replace(node.outputs[0]).is_none()
                 }
                 Op::RmsNorm { axes: 1, .. } => {
-                    let of = inside(0).map(|&v| self.strip_reshapes(v));
-                    of.is_some() && of == sum && inside(1).is_none() && normed.replace(id).is_none()
+                    let source = internal_operand(0).map(|&v| self.strip_reshapes(v));
+                    source.is_some()
+                        && source == sum
+                        && internal_operand(1).is_none()
+                        && normed.replace(id).is_none()
                 }
                 _ => false,
             };
             if !fits {
-                return Err(self
-                    .mismatch_error(id, "an all-reduce, the sum with a residual and the norm of its rows"));
+                let expected = "an all-reduce, the sum with a residual and the norm of its rows";
+                return Err(self.mismatch_error(id, expected));
             }
         }
         match sum {
@@ -273,24 +297,28 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn check_gather(&self) -> CheckResult {
-        let (first, last) = (self.dispatch.first, self.dispatch.last);
+        let first = self.dispatch.first;
+        let last = self.dispatch.last;
         if !is_gathered_by_readers(&self.graph.nodes[first].op) {
             return Err(self.mismatch_error(first, "an all-gather whose results peers do not write"));
         }
-        let mut of = self.graph.nodes[first].outputs[0];
-        let ty = self.graph.ty(of);
-        let mut layout = Layout { base: of, offset: Dim::from(0), strides: ty.contiguous_strides() };
+        let mut current = self.graph.nodes[first].outputs[0];
+        let ty = self.graph.ty(current);
+        let mut layout = Layout { base: current, offset: Dim::from(0), strides: ty.contiguous_strides() };
         self.check_read_internally(first)?;
         for (id, node) in self.iter_nodes().skip(1) {
-            let follows = node.inputs[..] == [of];
+            let follows = node.inputs[..] == [current];
             let view = match &node.op {
                 op @ (Op::Reshape | Op::Permute { .. }) => {
-                    view_layout(op, &layout, self.graph.ty(of), self.graph.ty(node.outputs[0]))
+                    view_layout(op, &layout, self.graph.ty(current), self.graph.ty(node.outputs[0]))
                 }
                 _ => None,
             };
             match view {
-                Some(view) if follows && id != last => (layout, of) = (view, node.outputs[0]),
+                Some(view) if follows && id != last => {
+                    layout = view;
+                    current = node.outputs[0];
+                }
                 None if follows && id == last && matches!(node.op, Op::Reshape | Op::Copy) => return Ok(()),
                 _ => {
                     return Err(self.mismatch_error(
@@ -308,27 +336,28 @@ impl<'a> DispatchChecker<'a> {
         let last = self.dispatch.last;
         let node = &self.graph.nodes[last];
         let shape = |v: &ValueId| &self.graph.ty(*v).shape;
-        let mut inside = node.inputs.iter().map(|&v| self.internal_def(v));
+        let mut operand_defs = node.inputs.iter().map(|&v| self.internal_def(v));
         let fits = matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. })
-            && inside.next().flatten().is_some()
-            && inside.all(|n| n.is_none());
+            && operand_defs.next().flatten().is_some()
+            && operand_defs.all(|n| n.is_none());
         if !fits {
-            return Err(
-                self.mismatch_error(last, "the norm over the last axis of what a node gives, at the end")
-            );
+            let expected = "the norm over the last axis of a node's result at the end";
+            return Err(self.mismatch_error(last, expected));
         }
         match self.iter_nodes().find(|(id, n)| *id != last && !n.op.fits_map()) {
             Some((id, _)) => return Err(self.mismatch_error(id, "an element-wise node")),
             None => self.check_same_shape()?,
         }
-        let given = self.iter_nodes().next().map(|(_, n)| shape(&n.outputs[0]));
-        match given == Some(shape(&node.outputs[0])) {
-            true => Ok(()),
-            false => Err(self.mismatch_error(last, "a norm of the shape of the other nodes")),
+        let map_shape = self.iter_nodes().next().map(|(_, n)| shape(&n.outputs[0]));
+        if map_shape == Some(shape(&node.outputs[0])) {
+            Ok(())
+        } else {
+            Err(self.mismatch_error(last, "a norm of the shape of the other nodes"))
         }
     }
 
-    /// Reductions over the last axis of values of one shape, and element-wise nodes of that shape or with one element for each row.
+    /// Checks for reductions over the last axis of values of one shape, and element-wise nodes of that shape,
+    /// or with one element for each row, or with one row that all rows read.
     fn check_rows(&self) -> CheckResult {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
         let reduces = |node: &Node| matches!(node.op, Op::Reduce { .. });
@@ -340,59 +369,66 @@ impl<'a> DispatchChecker<'a> {
             );
         };
         let one = Dim::from(1);
-        let is_one = |of: &[Dim]| of.split_last() == Some((&one, leading));
-        let is_along = |of: &[Dim]| {
-            let (last, others) = of.split_last().unzip();
+        let has_one_per_row = |found: &[Dim]| found.split_last() == Some((&one, leading));
+        let is_one_row = |found: &[Dim]| {
+            let (last, others) = found.split_last().unzip();
             last == row.last() && others.is_some_and(|others| others.iter().all(|n| *n == one))
         };
         for (id, node) in self.iter_nodes() {
-            let inside = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some()).map(shape);
-            let own = node.outputs.first().map(shape);
+            let internal_shapes =
+                || node.inputs.iter().filter(|v| self.internal_def(**v).is_some()).map(shape);
+            let result_shape = node.outputs.first().map(shape);
             let fits = match &node.op {
                 Op::Reduce { axes, keep, .. } => {
                     *keep && axes[..] == [leading.len()] && node.inputs.first().map(shape) == Some(row)
                 }
-                op if op.fits_map() && own == Some(row) => {
-                    inside().all(|of| of == row || is_one(of) || is_along(of))
+                op if op.fits_map() && result_shape == Some(row) => {
+                    internal_shapes().all(|found| found == row || has_one_per_row(found) || is_one_row(found))
                 }
-                op if op.fits_map() && own.is_some_and(is_along) => {
-                    inside().all(is_along) && self.is_read_internally(id)
+                op if op.fits_map() && result_shape.is_some_and(is_one_row) => {
+                    internal_shapes().all(is_one_row) && self.is_read_internally(id)
                 }
-                op => op.fits_map() && own.is_some_and(is_one) && inside().all(is_one),
+                op => {
+                    op.fits_map()
+                        && result_shape.is_some_and(has_one_per_row)
+                        && internal_shapes().all(has_one_per_row)
+                }
             };
             if !fits {
-                let expected = "a reduction of rows over the last axis, which it keeps, or an element-wise node over the same rows";
+                let expected = "a reduction of rows that keeps the last axis, or an element-wise node over the same rows";
                 return Err(self.mismatch_error(id, expected));
             }
         }
         Ok(())
     }
 
-    /// Collectives of one group and variant, none of which reads what another gives.
+    /// Checks for independent collectives with one group, variant and shared contract.
     fn check_collectives(&self) -> CheckResult {
         let mut common: Option<(&Collective, Contract)> = None;
         for (id, node) in self.iter_nodes() {
-            let own = match (&node.op, &node.inputs[..], &node.outputs[..]) {
+            let own_contract = match (&node.op, &node.inputs[..], &node.outputs[..]) {
                 (Op::Collective(c), &[x], &[_]) if self.internal_def(x).is_none() => {
                     shared_contract(c).map(|contract| (c, contract))
                 }
                 _ => None,
             };
-            let fits = own.is_some_and(|(c, contract)| {
+            let fits = own_contract.is_some_and(|(c, contract)| {
                 let (first, shared) = common.get_or_insert((c, contract));
                 (first.group, first.variant, *shared) == (c.group, c.variant, contract)
             });
             if !fits {
-                let expected = "collectives of one group and one variant with an entry barrier, which do not need each other,";
+                let expected = "independent collectives of one group and one variant with an entry barrier";
                 return Err(self.mismatch_error(id, expected));
             }
         }
         Ok(())
     }
 
-    /// All nodes are of one kind, and none reads what another gives.
-    fn check_independent(&self, is: fn(&Op) -> bool, expected: &str) -> CheckResult {
-        let fits = |node: &Node| is(&node.op) && node.inputs.iter().all(|&v| self.internal_def(v).is_none());
+    /// Checks that all nodes satisfy `accepts_op`, and that none reads a result of another node of the
+    /// dispatch.
+    fn check_independent(&self, accepts_op: fn(&Op) -> bool, expected: &str) -> CheckResult {
+        let fits =
+            |node: &Node| accepts_op(&node.op) && node.inputs.iter().all(|&v| self.internal_def(v).is_none());
         match self.iter_nodes().find(|(_, node)| !fits(node)) {
             Some((id, _)) => Err(self.mismatch_error(id, expected)),
             None => Ok(()),
@@ -421,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_nodes_of_a_dispatch_read_is_inner() {
+    fn values_that_only_nodes_of_a_dispatch_read_are_internal() {
         let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
         let layouts = compute_layouts(&graph);
         let inner = graph.dispatch_internal_values(|v| layouts[v].base);
@@ -468,12 +504,12 @@ mod tests {
             ("%b: bf16[4, 3] = neg %y\n", "no collective"),
         ] {
             let found = of(&[gather, second]).expect_err(why);
-            assert!(found.contains("dispatch of the form collectives, found"), "{why}: {found}");
+            assert!(found.contains("dispatch of form collectives, found"), "{why}: {found}");
         }
     }
 
     #[test]
-    fn texts_that_are_no_dispatch_are_refused_by_name() {
+    fn invalid_dispatches_are_rejected() {
         for (from, to, message) in [
             (
                 "dispatch map",

@@ -1,9 +1,10 @@
-//! The interpreter's own tensors: elements are held wide and always already rounded to their dtype.
+//! The interpreter's own tensors. Elements are held in a wide type and are always already rounded to their
+//! dtype.
 //!
-//! Invariants: the number of elements is the product of the shape; float dtypes hold `f64`, all others
-//! `i64`; every element is exactly representable in the dtype. An op therefore computes in the wide type
-//! and rounds once, in [`Array::floats`] or [`Array::ints`]. Elements are stored row-major; there are no
-//! strided views, a view op copies.
+//! Invariants: the number of elements is the product of the shape. Float dtypes hold `f64`, all others `i64`.
+//! Every element is exactly representable in the dtype. An op therefore computes in the wide type and rounds
+//! once, in [`WideArray::from_floats`] or [`WideArray::from_ints`]. Elements are stored in row-major order. There are no
+//! strided views; a view op copies.
 
 use std::rc::Rc;
 
@@ -57,7 +58,7 @@ impl WideArray {
         }
     }
 
-    /// The tensor of these elements; `None` if its size overflows.
+    /// The array as a tensor; `None` if its size overflows.
     pub(super) fn to_tensor(&self) -> Option<Tensor> {
         match &*self.data {
             ArrayData::Float(v) => Tensor::from_f64(self.dtype, self.shape.as_slice(), v),
@@ -85,8 +86,8 @@ impl WideArray {
         WideArray { dtype: self.dtype, shape: shape.to_vec(), data: Rc::clone(&self.data) }
     }
 
-    /// The array whose element `i` is this one's element `positions[i]`, or `fill` where there is none
-    /// such.
+    /// The array whose element `i` is element `positions[i]` of this array, or `fill` if there is no such
+    /// element.
     pub(super) fn gather_positions(
         &self,
         shape: &[usize],
@@ -105,7 +106,7 @@ impl WideArray {
     }
 }
 
-/// The number of elements of a shape. Shapes of values were checked not to overflow.
+/// The number of elements of a shape. The caller has checked that it does not overflow.
 pub(super) fn numel(shape: &[usize]) -> usize {
     shape.iter().product()
 }
@@ -118,19 +119,19 @@ pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     out
 }
 
-/// The strides with which a row-major `from` is read as if it had the shape `to` (NumPy broadcasting).
+/// The strides that read a row-major array of shape `from` as if it had the shape `to` (NumPy broadcasting).
 pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<usize> {
     let new = to.len() - from.len();
     let dense = strides(from);
     (0..to.len()).map(|a| if a < new || from[a - new] == 1 { 0 } else { dense[a - new] }).collect()
 }
 
-/// The extents before, at and after an axis: element `(o, i, k)` stands at `(o * n + i) * inner + k`.
+/// The extents before, at and after an axis: element `(o, i, k)` is at `(o * n + i) * inner + k`.
 pub(super) fn extents_around_axis(shape: &[usize], axis: usize) -> (usize, usize, usize) {
     (numel(&shape[..axis]), shape[axis], numel(&shape[axis + 1..]))
 }
 
-/// Visits all coordinates of `shape` in row-major order with the offsets that each of the strides gives.
+/// Visits all coordinates of `shape` in row-major order, with the offset for each of the strides.
 #[inline]
 pub(super) fn for_each_offset<const N: usize>(
     shape: &[usize],
@@ -161,7 +162,7 @@ pub(super) fn for_each_offset<const N: usize>(
             let back =
                 if coordinates[axis] == outer[axis] { std::mem::take(&mut coordinates[axis]) } else { 0 };
             for (a, s) in starts.iter_mut().zip(&strides) {
-                // One step ahead, or from one past the end back to the front.
+                // Advances by one, or wraps from one past the end to the front.
                 *a = *a + s[axis] - back * s[axis];
             }
             if back == 0 {
@@ -197,7 +198,7 @@ mod tests {
 
     #[test]
     fn rounding_is_done_once() {
-        // One and a half unit in the last place, then a little more than what f32 keeps.
+        // One and a half units in the last place, then slightly more than f32 can represent.
         let tie = 1.0 + 2f64.powi(-8);
         assert_eq!(round_to_dtype(DType::BF16, tie), 1.0);
         assert_eq!(round_to_dtype(DType::BF16, tie + 2f64.powi(-40)), 1.0 + 2f64.powi(-7));

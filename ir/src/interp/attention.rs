@@ -9,7 +9,7 @@ use crate::attention::{AttentionBound, AttentionOperands, visible_columns};
 
 enum MaskElements<'a> {
     None,
-    /// Nonzero attends.
+    /// Nonzero elements attend.
     Bool(&'a [i64]),
     /// Added to the scores.
     Float(&'a [f64]),
@@ -20,7 +20,7 @@ pub(super) struct ScoreAttributes<'a> {
     pub cap: Option<f64>,
     pub bounds: &'a [AttentionBound],
     pub adds: Vec<i64>,
-    /// Whether an operand is one more score of each row.
+    /// Whether an operand is an additional score of each row.
     pub sink: bool,
 }
 
@@ -30,7 +30,7 @@ impl ScoreAttributes<'_> {
         self.cap.map_or(score, |cap| cap * (score / cap).tanh())
     }
 
-    /// The columns that each row of `rows`, `[.., h, l]`, sees of `s`.
+    /// The columns among `s` that each row of `rows`, `[.., h, l]`, sees.
     fn visible_columns_by_row(
         &self,
         positions: &[&WideArray],
@@ -47,7 +47,8 @@ impl ScoreAttributes<'_> {
             if bound.operand
                 && let Some(x) = positions.next()
             {
-                let (elements, mut row) = (x.as_ints()?, 0);
+                let elements = x.as_ints()?;
+                let mut row = 0;
                 for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
                     of_rows[row] = elements[at];
                     row += 1;
@@ -62,13 +63,13 @@ impl ScoreAttributes<'_> {
 }
 
 struct ScoreRow<'a> {
-    /// Its number among the rows of all heads.
+    /// The index of the row among the rows of all heads.
     row: usize,
-    /// The head of keys and values that it reads, among those of the whole batch.
+    /// The index of the head of keys and values that it reads, among the heads of the whole batch.
     shared: usize,
-    /// Its scores; `None` where it does not see the column.
+    /// The scores; `None` for columns that the row does not see.
     scores: &'a [Option<f64>],
-    /// One more score, whose value is zero.
+    /// An additional score, whose value is zero.
     sink: Option<f64>,
 }
 
@@ -78,10 +79,14 @@ fn for_each_row(
     attributes: &ScoreAttributes<'_>,
     mut each: impl FnMut(ScoreRow<'_>),
 ) -> Result<()> {
-    let (q, k) = (*parts.q, *parts.k);
+    let q = *parts.q;
+    let k = *parts.k;
     let rank = q.shape.len();
-    let (h, l) = (q.shape[rank - 3], q.shape[rank - 2]);
-    let (g, s, e) = (k.shape[rank - 3], k.shape[rank - 2], k.shape[rank - 1]);
+    let h = q.shape[rank - 3];
+    let l = q.shape[rank - 2];
+    let g = k.shape[rank - 3];
+    let s = k.shape[rank - 2];
+    let e = k.shape[rank - 1];
     let rows = &q.shape[..rank - 1];
     let (mask, mask_strides) = match parts.mask {
         None => (MaskElements::None, vec![0; rank]),
@@ -93,7 +98,8 @@ fn for_each_row(
             (mask, broadcast_strides(&m.shape, &[rows, &[s]].concat()))
         }
     };
-    let (q, keys) = (q.as_floats()?, k.as_floats()?);
+    let q = q.as_floats()?;
+    let keys = k.as_floats()?;
     let visible = attributes.visible_columns_by_row(parts.positions, rows, s)?;
     let sinks = parts.sink.map(|x| x.as_floats()).transpose()?;
     let column = [rows, &[1]].concat();
@@ -102,7 +108,7 @@ fn for_each_row(
     let mut row = 0;
     for_each_offset(rows, [&mask_strides[..rank - 1], &sink_strides[..rank - 1]], |[mask_start, sink]| {
         let head = row / l;
-        // Heads of q share heads of k and v in runs of h / g.
+        // Groups of h / g adjacent heads of q share a head of k and v.
         let shared = head / h * g + head % h / (h / g.max(1)).max(1);
         let query = &q[row * e..][..e];
         for (j, score) in scores.iter_mut().enumerate() {
@@ -132,9 +138,11 @@ pub(super) fn attention(
 ) -> Result<(WideArray, WideArray)> {
     let parts =
         AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
-    let (v, dtype) = (*parts.v, operands[0].dtype);
+    let v = *parts.v;
+    let dtype = operands[0].dtype;
     let rank = shape.len();
-    let (s, f) = (v.shape[rank - 2], v.shape[rank - 1]);
+    let s = v.shape[rank - 2];
+    let f = v.shape[rank - 1];
     let values = v.as_floats()?;
     let mut out = Vec::with_capacity(numel(shape));
     let mut sums = Vec::with_capacity(numel(&shape[..rank - 1]));
@@ -147,8 +155,8 @@ pub(super) fn attention(
     Ok((WideArray::from_floats(dtype, shape, out), sums))
 }
 
-/// Adds the rows of `values` to `out`, weighted with the softmax of the scores that are seen and of the sink; gives the
-/// log-sum-exp of these. If none is seen, or all are minus infinity, `out` stays.
+/// Adds the rows of `values` to `out`, weighted with the softmax of the visible scores and the sink. Returns
+/// the log-sum-exp of these. If no score is visible, or all are minus infinity, `out` is unchanged.
 fn accumulate_row(row: &ScoreRow<'_>, values: &[f64], out: &mut [f64]) -> f64 {
     let seen = row.scores.iter().flatten().chain(&row.sink);
     let max = seen.clone().fold(f64::NEG_INFINITY, |m, &x| float_max(m, x));
@@ -167,19 +175,27 @@ fn accumulate_row(row: &ScoreRow<'_>, values: &[f64], out: &mut [f64]) -> f64 {
     max + sum.ln()
 }
 
-/// The gradients of attention for its queries, keys and values; operands: the gradient of the result, the result, the
-/// log-sum-exp, then those of [`attention`].
+/// The gradients of attention with respect to its queries, keys and values. Operands: the gradient of the
+/// result, the result, the log-sum-exp, then the operands of [`attention`].
 pub(super) fn attention_gradient(
     operands: &[&WideArray],
     attributes: &ScoreAttributes<'_>,
 ) -> Result<Vec<WideArray>> {
     let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING)?;
     let parts = AttentionOperands::from_operands(attributes.bounds, false, forward).ok_or(MISSING)?;
-    let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+    let q = *parts.q;
+    let k = *parts.k;
+    let v = *parts.v;
     let rank = q.shape.len();
-    let (s, e, f) = (k.shape[rank - 2], k.shape[rank - 1], v.shape[rank - 1]);
-    let (gradients, results, sums) = (gradient.as_floats()?, result.as_floats()?, sums.as_floats()?);
-    let (queries, keys, values) = (q.as_floats()?, k.as_floats()?, v.as_floats()?);
+    let s = k.shape[rank - 2];
+    let e = k.shape[rank - 1];
+    let f = v.shape[rank - 1];
+    let gradients = gradient.as_floats()?;
+    let results = result.as_floats()?;
+    let sums = sums.as_floats()?;
+    let queries = q.as_floats()?;
+    let keys = k.as_floats()?;
+    let values = v.as_floats()?;
     let [mut of_q, mut of_k, mut of_v] = [q, k, v].map(|x| vec![0.0; numel(&x.shape)]);
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
     let add = |to: &mut [f64], times: f64, x: &[f64]| {
@@ -189,7 +205,8 @@ pub(super) fn attention_gradient(
         if sums[row] == f64::NEG_INFINITY {
             return;
         }
-        let (query, gradient) = (&queries[row * e..][..e], &gradients[row * f..][..f]);
+        let query = &queries[row * e..][..e];
+        let gradient = &gradients[row * f..][..f];
         let mean = dot(gradient, &results[row * f..][..f]);
         for (j, score) in scores.iter().enumerate() {
             let Some(score) = score else { continue };

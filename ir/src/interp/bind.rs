@@ -1,4 +1,4 @@
-//! Symbols and inputs: solving symbols from the shapes of inputs, and checking both before a run.
+//! Symbols and inputs: solves symbols from the shapes of inputs, and checks both before a run.
 
 use super::error::InterpError;
 use crate::dim::{Dim, SymbolBindings};
@@ -7,20 +7,22 @@ use crate::ids::ValueId;
 use crate::symbol::SymbolId;
 use crate::tensor::Tensor;
 
-/// The symbols' values that make the types of a program's inputs fit these tensors, which are all inputs
-/// of one rank in order.
+/// The values of the symbols for which the types of a program's inputs match these tensors, which are all
+/// inputs of one rank in order.
 ///
-/// A dim that is one symbol fixes it; so does one that is linear in a single symbol that no other dim
-/// fixes (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol that occurs
-/// in no input's shape stays unbound. Fails for another number of inputs, a dtype or shape that does not fit, a symbol
-/// out of its bounds, or one that the shapes mention and do not fix.
+/// A dim that is one symbol determines that symbol. So does a dim that is linear in a single symbol that no
+/// other dim determines (`4*tokens`, `tokens + 1`). A symbol whose bounds coincide has that value. A symbol
+/// that occurs in no input's shape stays unbound.
+///
+/// Fails for a wrong number of inputs, a dtype or shape that does not match, a symbol out of its bounds, or a
+/// symbol that occurs in shapes but is not determined by them.
 pub fn infer_bindings(graph: &Graph, inputs: &[&Tensor]) -> Result<SymbolBindings, InterpError> {
     check_count(graph, 0, inputs.len())?;
     let values = graph.inputs.values().map(|i| i.value);
     solve_bindings(graph, &values.zip(inputs.iter().copied()).collect::<Vec<_>>())
 }
 
-/// [`infer_bindings`] for some of the inputs, each named by its value.
+/// [`infer_bindings`] for a subset of the inputs, each identified by its value.
 pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<SymbolBindings, InterpError> {
     let mut bindings = SymbolBindings::new();
     for (id, symbol) in graph.symbols.iter().filter(|(_, s)| s.min == s.max) {
@@ -52,7 +54,7 @@ pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Sy
             break;
         }
     }
-    // The shapes first: a wrong extent explains a symbol that it left open or put out of bounds.
+    // Shapes are checked first: a wrong extent explains a symbol that it left undetermined or out of bounds.
     for &(value, tensor) in inputs {
         check_input(graph, &bindings, 0, value, tensor)?;
     }
@@ -61,9 +63,9 @@ pub fn solve_bindings(graph: &Graph, inputs: &[(ValueId, &Tensor)]) -> Result<Sy
 }
 
 enum DimSolution {
-    /// The dim has more than one unbound symbol, or one that it is not linear in.
+    /// The dim has several unbound symbols, or one in which it is not linear.
     Open,
-    /// The dim has no unbound symbol, or no value of the symbol gives the extent.
+    /// The dim has no unbound symbol, or no value of the symbol yields the extent.
     None,
     Symbol(SymbolId, i64),
 }
@@ -75,8 +77,8 @@ fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
         [one] => *one,
         _ => return DimSolution::Open,
     };
-    let at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
-    let (Some(zero), Some(one)) = (at(0), at(1)) else { return DimSolution::Open };
+    let extent_at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
+    let (Some(zero), Some(one)) = (extent_at(0), extent_at(1)) else { return DimSolution::Open };
     let factor = one.saturating_sub(zero);
     if factor == 0 || known != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
         return DimSolution::Open;
@@ -90,7 +92,8 @@ fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
 pub(super) fn check_bindings(graph: &Graph, bindings: &SymbolBindings) -> Result<(), InterpError> {
     for (id, symbol) in graph.symbols.iter() {
         if let Some(value) = bindings.get(id).filter(|v| !(symbol.min..=symbol.max).contains(v)) {
-            let (min, max) = (symbol.min, symbol.max);
+            let min = symbol.min;
+            let max = symbol.max;
             return Err(InterpError::SymbolOutOfRange { symbol: symbol.name.clone(), value, min, max });
         }
     }
@@ -112,7 +115,8 @@ pub(super) fn check_input(
     let ty = graph.ty(value);
     let input = || graph.value_name(value).to_string();
     if tensor.dtype() != ty.dtype {
-        let (expected, found) = (ty.dtype, tensor.dtype());
+        let expected = ty.dtype;
+        let found = tensor.dtype();
         return Err(InterpError::InputDType { rank, input: input(), expected, found });
     }
     let expected: Option<Vec<i64>> = ty.shape.iter().map(|d| d.eval(bindings)).collect();
@@ -120,14 +124,15 @@ pub(super) fn check_input(
     if expected.iter().copied().eq(tensor.shape().iter().map(|&d| d as i64)) {
         return Ok(());
     }
-    let (dims, found) = (display_dims(graph, value), tensor.shape().to_vec());
+    let dims = display_dims(graph, value);
+    let found = tensor.shape().to_vec();
     Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
 }
 
-/// For values of more elements memory is mapped on trial before a run.
+/// The number of elements from which on memory is mapped on trial before a run.
 const LARGE: usize = 1 << 27;
 
-/// The shape of a value under the bindings. Its elements, held wide, fit into memory.
+/// The shape of a value under the bindings. Fails if its elements, in the wide type, do not fit into memory.
 pub(super) fn concrete_shape(
     graph: &Graph,
     bindings: &SymbolBindings,

@@ -8,56 +8,56 @@ use super::movement::{concat, full};
 use crate::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 use crate::types::{DType, Scalar};
 
-/// The results on each rank of a cell from the operands on each. Fails with the rank within the cell, and what it
-/// found.
+/// The results on each rank of a cell, from the operands on each. An error carries the rank within the cell.
 pub(super) fn exchange(
     kind: &CollectiveKind,
     operands: &[Vec<WideArray>],
 ) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let x: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
-    let one = |results: Vec<WideArray>| Ok(results.into_iter().map(|r| vec![r]).collect());
+    let one_result_per_rank = |results: Vec<WideArray>| Ok(results.into_iter().map(|r| vec![r]).collect());
     let at_root = |e: OpError| (0, e);
     match kind {
-        CollectiveKind::AllReduce(op) => one(vec![reduce(*op, &x).map_err(at_root)?; n]),
+        CollectiveKind::AllReduce(op) => one_result_per_rank(vec![reduce(*op, &x).map_err(at_root)?; n]),
         CollectiveKind::ReduceScatter(op) => {
             let sum = reduce(*op, &x).map_err(at_root)?;
             let piece = sum.shape[0] / n;
-            one((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect())
+            one_result_per_rank((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect())
         }
-        CollectiveKind::AllGather => one(vec![concat_leading(&x).map_err(at_root)?; n]),
+        CollectiveKind::AllGather => one_result_per_rank(vec![concat_leading(&x).map_err(at_root)?; n]),
         CollectiveKind::AllToAll(AllToAllSplits::Even) => {
             let piece = x[0].shape[0] / n;
             let received = |r: usize| {
                 let pieces: Vec<WideArray> = x.iter().map(|x| leading_rows(x, r * piece, piece)).collect();
                 concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))
             };
-            one((0..n).map(received).collect::<Result<_, _>>()?)
+            one_result_per_rank((0..n).map(received).collect::<Result<_, _>>()?)
         }
         CollectiveKind::AllToAll(AllToAllSplits::Device) => exchange_by_splits(operands),
-        CollectiveKind::Broadcast { root } => one(vec![x[*root as usize].clone(); n]),
+        CollectiveKind::Broadcast { root } => one_result_per_rank(vec![x[*root as usize].clone(); n]),
         CollectiveKind::Permute { pairs } => {
             let received = |r: usize| match pairs.iter().find(|(_, to)| *to as usize == r) {
                 Some((from, _)) => x[*from as usize].clone(),
                 None => full(Scalar::Int(0), x[r].dtype, &x[r].shape),
             };
-            one((0..n).map(received).collect())
+            one_result_per_rank((0..n).map(received).collect())
         }
     }
 }
 
-/// All operands one after another along the leading axis.
+/// All operands concatenated along the leading axis.
 fn concat_leading(x: &[&WideArray]) -> Result<WideArray> {
     let mut shape = x[0].shape.clone();
     shape[0] = x.iter().map(|x| x.shape[0]).sum();
     concat(x, 0, &shape)
 }
 
-/// The reduction in ascending order of rank. Floats accumulate in f32, f64 in f64, and round once, so
-/// that a backend that does the same gives the same bits.
+/// The reduction in ascending order of rank. Floats accumulate in f32 (f64 in f64) and are rounded once, so a
+/// backend that does the same gives the same bits.
 fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
     let n = x.len();
-    let (dtype, shape) = (x[0].dtype, &x[0].shape);
+    let dtype = x[0].dtype;
+    let shape = &x[0].shape;
     match &*x[0].data {
         ArrayData::Float(first) => {
             let f: fn(f64, f64) -> f64 = match op {
@@ -66,7 +66,8 @@ fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
                 CollectiveReduceOp::Max => float_max,
                 CollectiveReduceOp::Min => float_min,
             };
-            // Sum, product and quotient of two f32 in f64, rounded to f32, are those of f32 itself.
+            // Sum, product and quotient of two f32, computed in f64 and rounded to f32, equal the f32
+            // operations.
             let narrow: fn(f64) -> f64 = if dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
             let mut out = first.clone();
             for y in &x[1..] {
@@ -96,7 +97,7 @@ fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
     }
 }
 
-/// All-to-all by split sizes on the device: operands `x` and `[n]` rows for each rank.
+/// All-to-all with split sizes known only on the device. Operands: `x`, and `[n]` rows for each rank.
 fn exchange_by_splits(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let capacity = operands[0][0].shape[0];

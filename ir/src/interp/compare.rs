@@ -1,11 +1,13 @@
-//! Comparing a found tensor with the expected one, element by element.
+//! Compares a found tensor with the expected one, element by element.
 //!
-//! Integers and booleans are compared exactly. A float may differ by an absolute tolerance and a fraction of the
-//! expected element, `|found - expected| <= absolute + relative * |expected|`; NaN is near NaN only, and an infinity
-//! near itself only. A sum in another order is off by a fraction of its terms, not of its result, and terms are as
-//! large as typical elements: [`Tolerance::of`] takes the absolute part from the median of the expected magnitudes,
-//! which no single large element moves. The fraction follows from the types in which the element was computed, which its
-//! [`RoundingHistory`] tells.
+//! Integers and booleans are compared exactly. A float may differ by an absolute tolerance plus a fraction of
+//! the expected element, `|found - expected| <= absolute + relative * |expected|`. NaN matches only NaN, and an
+//! infinity only itself.
+//!
+//! The error of a sum in another order is a fraction of its terms, not of its result, and terms are about as
+//! large as typical elements. [`Tolerance::for_dtype_of`] therefore derives the absolute part from the median
+//! of the expected magnitudes, which no single large element affects. The fraction depends on the types in
+//! which the element was computed, which its [`RoundingHistory`] records.
 
 use std::fmt;
 
@@ -16,15 +18,15 @@ use crate::types::DType;
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tolerance {
-    /// So much, whatever the element.
+    /// The allowed difference for every element.
     pub absolute: f64,
-    /// So much of the expected element's magnitude.
+    /// The allowed difference as a fraction of the expected element's magnitude.
     pub relative: f64,
-    /// Whether an infinity or NaN may stand for a finite element, if runs with noise show one.
+    /// Whether an infinity or NaN may replace a finite element, if runs with noise show one.
     pub may_overflow: bool,
 }
 
-/// The most magnitudes that a median is taken of; larger tensors are sampled evenly.
+/// The maximum number of magnitudes for a median. Larger tensors are sampled evenly.
 const SAMPLES: usize = 1 << 20;
 
 impl Tolerance {
@@ -34,38 +36,41 @@ impl Tolerance {
         Tolerance { absolute, ..Tolerance::EXACT }
     }
 
-    /// The default for results that other kernels computed in the type that they have, with sums in another order: a
-    /// fraction of each element ([`fraction`](Self::default_fraction)), and the same fraction of a typical one, the median of the
-    /// magnitudes that are neither 0 nor infinite. Integers and booleans are exact.
+    /// The default for results that other kernels computed in the same type, with sums in another order. It is
+    /// a fraction of each element ([`default_fraction`](Self::default_fraction)), plus the same fraction of a
+    /// typical element: the median of the magnitudes that are neither 0 nor infinite. Integers and booleans are
+    /// exact.
     pub fn for_dtype_of(expected: &Tensor) -> Tolerance {
         Tolerance::for_history(&RoundingHistory::rounded_to(expected.dtype()), expected)
     }
 
-    /// The default for results with this rounding history: as [`of`](Self::for_dtype_of), by the coarsest type that the result, or
-    /// a value it was computed from, was rounded to. Integers, booleans, and results without rounding in their history are
-    /// exact.
+    /// The default for results with this rounding history: as [`for_dtype_of`](Self::for_dtype_of), for the
+    /// coarsest type that the result, or a value it was computed from, was rounded to. Integers, booleans, and
+    /// results whose history has no rounding are exact.
     pub fn for_history(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         let coarsest = |of: fn(DType) -> f64| history.types().map(of).fold(0.0, f64::max);
         let relative = coarsest(Tolerance::default_fraction);
         if relative == 0.0 || !expected.dtype().is_float() {
             return Tolerance::EXACT;
         }
-        // Below its normal numbers a format's steps are larger than any fraction of the number.
+        // Subnormal numbers have larger steps than any fraction of the number.
         let steps = 4.0 * coarsest(smallest_step);
         let absolute = relative * typical_magnitude(expected) + steps;
         Tolerance { absolute, relative, may_overflow: history.may_overflow() }
     }
 
-    /// For results that are stored in a finer type than values they were computed from: the tolerance of that type, as if
-    /// nothing coarser were in the history. Runs with noise widen it ([`widened_by_noise`](Self::widened_by_noise)).
+    /// For results that are stored in a finer type than values they were computed from: the tolerance of the
+    /// stored type, as if the history had nothing coarser. Runs with noise widen it
+    /// ([`widened_by_noise`](Self::widened_by_noise)).
     pub fn for_stored_type(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         let limit = Tolerance::for_history(history, expected);
-        let own = Tolerance::default_fraction(expected.dtype());
-        if own == 0.0 || own >= limit.relative { limit } else { limit.with_relative(own) }
+        let fraction = Tolerance::default_fraction(expected.dtype());
+        if fraction == 0.0 || fraction >= limit.relative { limit } else { limit.with_relative(fraction) }
     }
 
-    /// This tolerance, widened to several times the largest move of a typical element in a run with noise, and at most to
-    /// `limit`. How far rounding moves a result that is averaged over many rounded values follows from no type.
+    /// This tolerance, widened to several times the largest move of a typical element in a run with noise, and
+    /// at most to `limit`. No type determines how far rounding moves a result that is averaged over many
+    /// rounded values.
     #[must_use]
     pub fn widened_by_noise(self, expected: &Tensor, noisy: &Tensor, limit: Tolerance) -> Tolerance {
         if limit.relative <= self.relative || expected.numel() != noisy.numel() {
@@ -82,13 +87,14 @@ impl Tolerance {
         Tolerance { absolute: self.absolute * relative / self.relative, relative, ..self }
     }
 
-    /// The fraction that elements of a dtype may differ by: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and 4e-2 for bf16.
+    /// The allowed relative difference for elements of a dtype: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and
+    /// 4e-2 for bf16.
     pub fn default_fraction(dtype: DType) -> f64 {
         dtype.facts().precision.map_or(0.0, |p| p.tolerance)
     }
 
     fn allowed_difference(&self, expected: f64) -> f64 {
-        // 0 of an infinity is no number.
+        // 0 times an infinity is NaN.
         if self.relative == 0.0 { self.absolute } else { self.absolute + self.relative * expected.abs() }
     }
 }
@@ -102,12 +108,13 @@ impl fmt::Display for Tolerance {
     }
 }
 
-/// The distance of the numbers nearest to 0.
+/// The distance between the numbers nearest to 0.
 fn smallest_step(dtype: DType) -> f64 {
     dtype.facts().precision.map_or(0.0, |p| p.least)
 }
 
-/// The median of the magnitudes of finite elements other than 0, the lower one of two; 0 if there are none.
+/// The median of the magnitudes of finite elements other than 0 (the lower of two middle ones); 0 if there are
+/// none.
 fn typical_magnitude(tensor: &Tensor) -> f64 {
     let stride = tensor.numel().div_ceil(SAMPLES).max(1);
     let elements = (0..tensor.numel()).step_by(stride).map(|i| tensor.get_f64(i).abs());
@@ -122,30 +129,30 @@ fn typical_magnitude(tensor: &Tensor) -> f64 {
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct TensorComparison {
     pub elements: usize,
-    /// The number of elements that differ by more than the tolerance allows, or are NaN on one side only.
+    /// The number of elements that differ by more than the tolerance, or are NaN on one side only.
     pub beyond: usize,
-    /// The largest absolute difference; infinite where one is infinite and the other is not the same
-    /// infinity. Elements that are NaN on a side do not count here.
+    /// The largest absolute difference. It is infinite if one element is infinite and the other is not the same
+    /// infinity. Elements that are NaN on either side are excluded.
     pub max_abs: f64,
-    /// The largest difference as a multiple of what the tolerance allows at that element; infinite where it allows none.
-    /// Elements that are NaN on a side do not count here.
+    /// The largest difference as a multiple of the allowed difference of that element; infinite if no
+    /// difference is allowed. Elements that are NaN on either side are excluded.
     pub of_tolerance: f64,
-    /// The element that is farthest from what the tolerance allows; `None` if all elements are equal.
+    /// The element that exceeds its allowed difference the most; `None` if all elements are equal.
     pub worst: Option<ElementDifference>,
-    /// The number of elements that are NaN on one side only, and that the tolerance does not allow.
+    /// The number of elements that are NaN on one side only, and not allowed to be.
     pub nan_mismatch: usize,
     /// The number of elements that are infinite or NaN instead of finite, as the tolerance allows.
     pub overflowed: usize,
-    /// The number of elements that differ by more than the tolerance, but not by more than roundings move them.
+    /// The number of elements that differ by more than the tolerance, but by no more than rounding explains.
     pub sensitive: usize,
-    /// What differs if the tensors have not the same dtype and shape; then nothing else was compared.
+    /// A description of the different dtypes or shapes. If present, nothing else was compared.
     pub type_mismatch: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ElementDifference {
     pub at: Vec<usize>,
-    /// The element found, in all its digits.
+    /// The found element, with all its digits.
     pub found: String,
     pub expected: String,
 }
@@ -161,7 +168,7 @@ impl TensorComparison {
         }
     }
 
-    /// Whether types agree and no element differs, or was allowed to.
+    /// Whether the types match, and every difference is within the tolerance or explained by rounding.
     pub fn is_equal(&self) -> bool {
         self.agrees() && self.max_abs == 0.0 && self.overflowed + self.sensitive == 0
     }
@@ -193,11 +200,13 @@ impl fmt::Display for TensorComparison {
             (most, _) => write!(f, "largest absolute difference {most:.2e}")?,
         }
         if self.overflowed > 0 {
-            let (some, all) = (self.overflowed, self.elements);
+            let some = self.overflowed;
+            let all = self.elements;
             write!(f, ", {some} of {all} elements infinite or NaN, which the numerics class allows")?;
         }
         if self.sensitive > 0 {
-            let (some, all) = (self.sensitive, self.elements);
+            let some = self.sensitive;
+            let all = self.elements;
             write!(
                 f,
                 ", {some} of {all} elements beyond it, but no farther than noise on every rounding moves them"
@@ -223,8 +232,8 @@ pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> Tenso
     compare_within(found, expected, tolerance, None)
 }
 
-/// [`compare()`], except that elements which are beyond the tolerance, but not farther than roundings move them, are counted
-/// apart ([`TensorComparison::sensitive`]).
+/// [`compare()`], but elements beyond the tolerance that rounding explains are counted separately
+/// ([`TensorComparison::sensitive`]).
 pub fn compare_with_spread(
     found: &Tensor,
     expected: &Tensor,
@@ -253,14 +262,15 @@ fn compare_within(
         let allowed = tolerance.allowed_difference(expected.get_f64(i));
         let within = difference.is_finite() && difference <= allowed;
         if !within && spread.is_some_and(|spread| spread.explains(i, found, expected)) {
-            match tolerance.may_overflow && !difference.is_finite() && expected.get_f64(i).is_finite() {
-                true => out.overflowed += 1,
-                false => out.sensitive += 1,
+            if tolerance.may_overflow && !difference.is_finite() && expected.get_f64(i).is_finite() {
+                out.overflowed += 1;
+            } else {
+                out.sensitive += 1;
             }
             continue;
         }
         out.record_difference(difference, allowed, within);
-        // The farther beyond what is allowed the worse; what is no number is worst.
+        // The worst element is the one that exceeds its allowed difference the most; NaN is the worst.
         let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
         let excess = if excess.is_nan() { f64::INFINITY } else { excess };
         if worst.is_none_or(|(most, _)| excess > most) {
@@ -275,7 +285,7 @@ fn compare_within(
     out
 }
 
-/// The spread of the elements that are beyond the tolerance, before any run with noise.
+/// The spread of the elements beyond the tolerance, before any run with noise.
 pub fn spread_of_beyond(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> NoiseSpread {
     let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
     let elements = if type_mismatch(found, expected).is_some() { 0 } else { found.numel() };
@@ -283,7 +293,7 @@ pub fn spread_of_beyond(found: &Tensor, expected: &Tensor, tolerance: Tolerance)
     NoiseSpread::for_elements((0..elements).filter(is_beyond).collect())
 }
 
-/// The number of elements of a spread that neither the tolerance nor the spread allows.
+/// The number of elements of a spread that neither the tolerance nor the spread explains.
 pub fn count_unexplained(
     spread: &NoiseSpread,
     found: &Tensor,
@@ -329,7 +339,7 @@ mod tests {
         floats(DType::F32, elements)
     }
 
-    /// Whether `found` passes for `expected` by default.
+    /// Whether `found` matches `expected` with the default tolerance.
     fn passes(found: &Tensor, expected: &Tensor) -> bool {
         compare(found, expected, Tolerance::for_dtype_of(expected)).agrees()
     }
@@ -352,7 +362,7 @@ mod tests {
         let line = |found: &[f64], expected: &[f64], tolerance| {
             compare(&f32s(found), &f32s(expected), tolerance).to_string()
         };
-        // Near zero a difference can be many times the element, and be nothing.
+        // Near zero a difference can be many times the element and still be insignificant.
         let near_zero = line(&[1e-9, 1.0], &[1e-12, 1.0], Tolerance::absolute(1e-6));
         assert_eq!(near_zero, "largest absolute difference 9.99e-10, at most 0.1 % of the tolerance");
         let beyond = line(&[3.0], &[1.0], Tolerance::absolute(0.5));
@@ -371,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_allowed_where_noise_shows_it() {
+    fn non_finite_elements_are_allowed_if_noise_shows_them() {
         let (inf, nan) = (f64::INFINITY, f64::NAN);
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
         let with = |found: f64, expected: f64, noisy: &[f64]| {
@@ -398,7 +408,8 @@ mod tests {
             let c = with(found, expected, noisy);
             assert!(c.agrees(), "{found} for {expected} with {noisy:?}: {c}");
         }
-        // Without such a run, of the other sign, below what moves upwards, or far from what was finite.
+        // Not explained: no such run, the other sign, below the upward moves, or far from the finite values
+        // seen.
         let refused: [(f64, f64, &[f64]); 11] = [
             (nan, 1.0, &[1.0]),
             (inf, 1.0, &[]),
@@ -431,7 +442,7 @@ mod tests {
         assert_eq!(left(&spread), 0);
         let c = compare_with_spread(&found, &expected, tolerance, &spread);
         assert!(c.agrees() && c.sensitive == 2, "{c}");
-        // An element that was within its tolerance is not explained by it.
+        // The spread does not cover an element that was within its tolerance.
         let other = f32s(&[8.0, 2.5, 3.0, 5.0]);
         assert_eq!(compare_with_spread(&other, &expected, tolerance, &spread).beyond, 1);
     }
@@ -480,7 +491,7 @@ mod tests {
     #[test]
     fn defaults_follow_the_typical_element_not_the_largest() {
         for (dtype, off) in [(DType::F64, 1e-7), (DType::F32, 1e-2), (DType::F16, 0.2), (DType::BF16, 0.5)] {
-            // An output of small numbers that are all wrong, one large element beside typical ones, few elements.
+            // Wrong outputs of small numbers, one large element among typical ones, and few elements.
             for scale in [1e-3, 1.0, 100.0] {
                 let ramp: Vec<f64> = (0..100).map(|i| scale * (1.0 + f64::from(i) / 100.0)).collect();
                 let wrong: Vec<f64> = ramp.iter().map(|x| x * (1.0 + off)).collect();
@@ -493,7 +504,7 @@ mod tests {
             let expected = floats(dtype, &outlier);
             assert!(passes(&expected, &expected) && !passes(&floats(dtype, &wrong), &expected), "{dtype}");
             assert!(!passes(&floats(dtype, &[1.0 + 2.0 * off, 1000.0]), &floats(dtype, &[1.0, 1000.0])));
-            // Zeros, as of a ReLU, say nothing of the others.
+            // Zeros, such as those of a ReLU, do not affect the tolerance of other elements.
             let mut sparse = vec![0.0; 90];
             sparse.extend([1.0; 10]);
             let mut wrong = sparse.clone();
@@ -504,14 +515,14 @@ mod tests {
 
     #[test]
     fn defaults_allow_sums_in_another_order() {
-        // Elements near 0 beside typical ones are off by a fraction of the latter.
+        // Elements near 0 among typical elements have errors relative to the typical ones.
         for (dtype, last_place) in [(DType::F32, -23), (DType::F16, -10), (DType::BF16, -7)] {
             let step = 2f64.powi(last_place);
             let expected = floats(dtype, &[1.0, -1.5, step, 0.0, 2.0]);
             let found = floats(dtype, &[1.0 + step, -1.5, 3.0 * step, -2.0 * step, 2.0 - 2.0 * step]);
             assert!(passes(&found, &expected), "{dtype}");
         }
-        // Neighbours among the smallest numbers.
+        // Adjacent numbers among the smallest ones.
         let tiny = |bits: &[u16]| {
             let bytes: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
             Tensor::new(DType::F16, vec![bits.len()], bytes).unwrap()

@@ -1,7 +1,7 @@
-//! One op on one rank: from the op to the function that computes it.
+//! One op on one rank: selects the function that computes an op.
 //!
-//! The node was type-checked before, so that operands and result shapes fit as the op's rule says.
-//! Collectives and custom ops span ranks and are not here.
+//! The node has been type-checked, so operands and result shapes satisfy the op's rule. Collectives and custom
+//! ops span ranks and are elsewhere.
 
 use super::array::WideArray;
 use super::error::{OpError, Result};

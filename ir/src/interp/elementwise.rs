@@ -37,7 +37,7 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
     match op {
         UnaryOp::Neg => |x| -x,
         UnaryOp::Abs => f64::abs,
-        // Zero for NaN too, as in PyTorch.
+        // NaN gives zero too, as in PyTorch.
         UnaryOp::Sign => |x| f64::from(i8::from(x > 0.0) - i8::from(x < 0.0)),
         UnaryOp::Exp => f64::exp,
         UnaryOp::Log => f64::ln,
@@ -60,7 +60,7 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
             let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
             0.5 * x * (1.0 + inner.tanh())
         },
-        // Not reached: predicates give bool, and `not` is not defined on floats.
+        // Unreachable: predicates give bool, and `not` is not defined on floats.
         UnaryOp::Not | UnaryOp::IsNan | UnaryOp::IsFinite => |_| f64::NAN,
     }
 }
@@ -92,8 +92,8 @@ pub(super) fn binary(op: BinaryOp, x: &WideArray, y: &WideArray, shape: &[usize]
     }
 }
 
-/// `x op scalar`, or `scalar op x`. For comparisons the scalar has the dtype of `x`; for arithmetic on
-/// f16, bf16 and f32 it has f32.
+/// `x op scalar`, or `scalar op x`. For comparisons the scalar has the dtype of `x`. For arithmetic on f16,
+/// bf16 and f32 it is an f32.
 pub(super) fn binary_scalar(
     op: BinaryOp,
     x: &WideArray,
@@ -127,7 +127,8 @@ fn zip<T: Copy, R>(
         return a.iter().zip(b).map(|(&a, &b)| f(a, b)).collect();
     }
     let mut out = Vec::with_capacity(numel(shape));
-    let (sa, sb) = (broadcast_strides(a_shape, shape), broadcast_strides(b_shape, shape));
+    let sa = broadcast_strides(a_shape, shape);
+    let sb = broadcast_strides(b_shape, shape);
     for_each_offset(shape, [&sa, &sb], |[i, j]| out.push(f(a[i], b[j])));
     out
 }
@@ -139,7 +140,7 @@ fn comparison<T: PartialOrd>(op: BinaryOp) -> fn(T, T) -> bool {
         BinaryOp::Lt => |a, b| a < b,
         BinaryOp::Le => |a, b| a <= b,
         BinaryOp::Gt => |a, b| a > b,
-        // The one that is left of the six comparisons.
+        // The remaining comparison.
         _ => |a, b| a >= b,
     }
 }
@@ -159,7 +160,7 @@ fn float_binary(op: BinaryOp) -> fn(f64, f64) -> f64 {
         BinaryOp::Atan2 => f64::atan2,
         BinaryOp::Max => float_max,
         BinaryOp::Min => float_min,
-        // Not reached: bitwise ops are not defined on floats, comparisons give bool.
+        // Unreachable: bitwise ops are not defined on floats, and comparisons give bool.
         _ => |_, _| f64::NAN,
     }
 }
@@ -191,7 +192,7 @@ pub(super) fn float_min(a: f64, b: f64) -> f64 {
     if a.is_nan() || a <= b { a } else { b }
 }
 
-/// The function gives `None` for a division by zero.
+/// The function returns `None` for a division by zero.
 fn int_binary(op: BinaryOp, dtype: DType) -> Result<fn(i64, i64) -> Option<i64>> {
     Ok(match op {
         BinaryOp::Add => |a, b| Some(a.wrapping_add(b)),
@@ -226,7 +227,9 @@ fn int_pow(base: i64, exponent: i64) -> i64 {
             _ => 0,
         };
     }
-    let (mut out, mut square, mut rest) = (1i64, base, exponent);
+    let mut out = 1i64;
+    let mut square = base;
+    let mut rest = exponent;
     while rest > 0 {
         if rest & 1 == 1 {
             out = out.wrapping_mul(square);
@@ -264,14 +267,14 @@ pub(super) fn select(cond: &WideArray, x: &WideArray, y: &WideArray, shape: &[us
     }
 }
 
-/// Floats beyond the range of i64 become its nearest end, NaN becomes 0; narrower integers wrap.
+/// Floats outside the range of i64 become its nearest end, and NaN becomes 0. Narrower integers wrap.
 pub(super) fn cast(x: &WideArray, dtype: DType) -> WideArray {
     let shape = &x.shape;
     match (&*x.data, dtype) {
         (ArrayData::Float(v), DType::Bool) => WideArray::from_bools(shape, v.iter().map(|&x| x != 0.0)),
         (ArrayData::Float(v), _) if dtype.is_float() => WideArray::from_floats(dtype, shape, v.clone()),
         (ArrayData::Float(v), _) => WideArray::from_ints(dtype, shape, v.iter().map(|&x| x as i64).collect()),
-        // Through f64, an i64 would be rounded twice.
+        // The conversion of an i64 by way of f64 would round twice.
         (ArrayData::Int(v), DType::F32) => {
             WideArray::from_floats(dtype, shape, v.iter().map(|&x| f64::from(x as f32)).collect())
         }
@@ -293,7 +296,7 @@ fn erf(x: f64) -> f64 {
     }
 }
 
-/// `1 - erf(x)`, precise where that is small.
+/// `1 - erf(x)`, precise where the result is small.
 fn erfc(x: f64) -> f64 {
     if x.is_nan() {
         x
@@ -308,7 +311,9 @@ fn erfc(x: f64) -> f64 {
 
 /// `2/√π · exp(-x²) · Σ 2ⁿ x²ⁿ⁺¹ / (2n+1)!!`, whose terms have one sign (Abramowitz and Stegun 7.1.6).
 fn erf_series(x: f64) -> f64 {
-    let (mut term, mut sum, mut n) = (x, x, 0.0);
+    let mut term = x;
+    let mut sum = x;
+    let mut n = 0.0;
     while term.abs() > 1e-17 * sum.abs() {
         n += 1.0;
         term *= 2.0 * x * x / (2.0 * n + 1.0);

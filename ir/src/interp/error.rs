@@ -1,24 +1,24 @@
-//! What can go wrong when a program is interpreted.
+//! Errors of the interpreter.
 //!
-//! [`InterpError`] says where (rank, node, op, input); [`OpError`] says what an op found. Nothing here is
-//! about graphs that break the verifier's rules, with one exception: a node that does not type-check is
-//! reported rather than run.
+//! [`InterpError`] locates an error (rank, node, op, input); [`OpError`] describes what an op found. Graphs
+//! that break the verifier's rules are not covered, with one exception: a node that does not type-check is
+//! reported and not run.
 
 use thiserror::Error;
 
 use crate::types::DType;
 
-/// The result of what fails with a [`OpError`], or with another error where one is named.
+/// The result of operations that fail with an [`OpError`], or with another error `E`.
 pub type Result<T, E = OpError> = std::result::Result<T, E>;
 
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum InterpError {
-    #[error("the program leaves its number of ranks open; close it before running")]
+    #[error("the number of ranks is open; set it before running")]
     OpenRanks,
-    #[error("expected inputs for {expected} ranks, found them for {found}")]
+    #[error("expected inputs for {expected} ranks, found inputs for {found}")]
     RankCount { expected: usize, found: usize },
     #[error(
-        "group @{group}: expected cells of one size in which each of {ranks} ranks stands once, found {cells:?}"
+        "group @{group}: expected cells of equal size that contain each of {ranks} ranks once, found {cells:?}"
     )]
     Cells { group: String, ranks: u32, cells: Vec<Vec<u32>> },
     #[error("rank {rank}: expected {expected} inputs, found {found}")]
@@ -33,7 +33,7 @@ pub enum InterpError {
     UnboundSymbol { symbol: String, value: String },
     #[error("the symbol {symbol} is {value}, expected {min} to {max}")]
     SymbolOutOfRange { symbol: String, value: i64, min: i64, max: i64 },
-    /// A dim has no value under the bindings, or one that is no extent, or the size of the value overflows.
+    /// A dim has no value under the bindings, or is no valid extent, or the size of the value overflows.
     #[error(
         "%{value}: the shape {dims} has no size under the bindings (negative, division by zero or overflow)"
     )]
@@ -57,7 +57,7 @@ pub enum OpError {
     )]
     Index {
         index: i64,
-        /// Its position in the index operand, row-major.
+        /// The position in the index operand, in row-major order.
         position: usize,
         axis: usize,
         extent: usize,
@@ -78,7 +78,7 @@ pub enum OpError {
     GroupEnd { group: usize, end: i64, start: usize, rows: usize },
     #[error("{what}: expected at most {capacity} rows in all and none negative, found {found:?}")]
     Splits { what: &'static str, capacity: usize, found: Vec<i64> },
-    #[error("the op `{name}` is opaque: it can be planned, not run")]
+    #[error("the op `{name}` is opaque: it can be planned but not run")]
     Opaque { name: String },
     #[error("no kernel is registered for the custom op `{name}`")]
     NoKernel { name: String },

@@ -1,6 +1,6 @@
-//! Reading and writing at positions that are data.
+//! Reads and writes at positions that are data.
 //!
-//! An index outside its axis is an error; a negative one is outside.
+//! An index outside its axis is an error, and so is a negative index.
 
 use super::array::{
     ArrayData, WideArray, broadcast_strides, extents_around_axis, for_each_offset, numel, strides,
@@ -19,7 +19,7 @@ fn resolve_indices(indices: &WideArray, axis: usize, extent: usize) -> Result<Ve
     indices.as_ints()?.iter().enumerate().map(resolve).collect()
 }
 
-/// The shape that shapes broadcast to; the verifier's rules make them agree.
+/// The shape to which the shapes broadcast. The verifier's rules guarantee that they do.
 fn broadcast_index_shape(indices: &[&WideArray]) -> Vec<usize> {
     let rank = indices.iter().map(|i| i.shape.len()).max().unwrap_or(0);
     let mut out = vec![1; rank];
@@ -33,12 +33,14 @@ fn broadcast_index_shape(indices: &[&WideArray]) -> Vec<usize> {
     out
 }
 
-/// For every element that indexing `x` from `axis` on reads, in row-major order, its position in `x`; and
-/// the shape of the result.
+/// The position in `x` of every element that indexing `x` from `axis` on reads, in row-major order, and the
+/// shape of the result.
 fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Result<(Vec<usize>, Vec<usize>)> {
     let end = axis + indices.len();
     let selected = &x.shape[axis..end];
-    let (outer, middle, inner) = (numel(&x.shape[..axis]), numel(selected), numel(&x.shape[end..]));
+    let outer = numel(&x.shape[..axis]);
+    let middle = numel(selected);
+    let inner = numel(&x.shape[end..]);
     let shape = broadcast_index_shape(indices);
     let mut within = vec![0; numel(&shape)];
     for (i, (index, stride)) in indices.iter().zip(strides(selected)).enumerate() {
@@ -64,7 +66,8 @@ fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Resu
 fn element_positions(x: &WideArray, index: &WideArray, axis: usize) -> Result<Vec<usize>> {
     for a in (0..x.shape.len()).filter(|&a| a != axis) {
         if index.shape[a] > x.shape[a] {
-            let (limit, found) = (x.shape[a], index.shape[a]);
+            let limit = x.shape[a];
+            let found = index.shape[a];
             return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found });
         }
     }
@@ -78,7 +81,7 @@ fn element_positions(x: &WideArray, index: &WideArray, axis: usize) -> Result<Ve
     Ok(out)
 }
 
-/// `x` with `src` elements stored, or combined, at `(position in x, position in src)` one after another.
+/// `x` with elements of `src` stored or combined, in the order of the pairs `(position in x, position in src)`.
 fn write_elements(
     x: &WideArray,
     src: &WideArray,
@@ -105,7 +108,7 @@ fn write_elements(
         }
         (ArrayData::Int(a), ArrayData::Int(b)) => {
             let mut out = a.clone();
-            // The mean of integers is their sum divided towards minus infinity.
+            // The mean of integers is their sum divided, rounded towards minus infinity.
             let f: fn(i64, i64) -> i64 = match combine {
                 None => |_, new| new,
                 Some(r) => int_fold(r).map_or(i64::wrapping_add, |(_, f)| f),

@@ -20,17 +20,19 @@ pub(super) fn matmul(x: &WideArray, y: &WideArray, shape: &[usize]) -> Result<Wi
     }
 }
 
-/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`; zeros behind the last. Or, of two
-/// matrices, those of the groups that divide K.
+/// Products of the groups of rows of `x` that end at `ends` with the matrices of `y`, and zeros after the last
+/// group. For two matrices: the products of the groups that divide K.
 pub(super) fn grouped_matmul(
     x: &WideArray,
     y: &WideArray,
     ends: &WideArray,
     shape: &[usize],
 ) -> Result<WideArray> {
-    let (a, b) = (x.as_floats()?, y.as_floats()?);
+    let a = x.as_floats()?;
+    let b = y.as_floats()?;
     let divides_k = y.shape.len() == 2;
-    let (k, n) = (x.shape[1], shape[shape.len() - 1]);
+    let k = x.shape[1];
+    let n = shape[shape.len() - 1];
     let rows = if divides_k { k } else { x.shape[0] };
     let mut out = vec![0.0; numel(shape)];
     let mut start = 0;
@@ -65,7 +67,8 @@ fn product<T: Copy>(
     add: impl Fn(&mut T, T, T),
 ) -> Vec<T> {
     let (batch, tail) = shape.split_at(shape.len() - 2);
-    let (m, n) = (tail[0], tail[1]);
+    let m = tail[0];
+    let n = tail[1];
     let k = x_shape[x_shape.len() - 1];
     let mut out = vec![zero; numel(shape)];
     if out.is_empty() || k == 0 {
@@ -75,7 +78,8 @@ fn product<T: Copy>(
     let sy = broadcast_strides(&y_shape[..y_shape.len() - 2], batch);
     let mut matrices = out.chunks_exact_mut(m * n);
     for_each_offset(batch, [&sx, &sy], |[i, j]| {
-        let (x, y) = (&x[i * m * k..][..m * k], &y[j * k * n..][..k * n]);
+        let x = &x[i * m * k..][..m * k];
+        let y = &y[j * k * n..][..k * n];
         let Some(out) = matrices.next() else { return };
         for (x_row, out_row) in x.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
             for (&a, y_row) in x_row.iter().zip(y.chunks_exact(n)) {
@@ -88,8 +92,8 @@ fn product<T: Copy>(
     out
 }
 
-/// Rotary position embedding: `x [.., e]`, the cosines and the sines. Each product and each sum is rounded to the dtype of
-/// the cosines.
+/// Rotary position embedding of `x [.., e]` with the cosines and the sines. Each product and each sum is
+/// rounded to the dtype of the cosines.
 pub(super) fn rotary(
     x: &WideArray,
     cos: &WideArray,
@@ -97,15 +101,20 @@ pub(super) fn rotary(
     width: usize,
     interleaved: bool,
 ) -> Result<WideArray> {
-    let (dtype, rank) = (cos.dtype, x.shape.len());
-    let (e, numbers) = (x.shape[rank - 1], cos.shape[cos.shape.len() - 1]);
+    let dtype = cos.dtype;
+    let rank = x.shape.len();
+    let e = x.shape[rank - 1];
+    let numbers = cos.shape[cos.shape.len() - 1];
     let rows = &x.shape[..rank - 1];
     let starts = broadcast_strides(&cos.shape[..cos.shape.len() - 1], rows);
-    let (v, cos, sin) = (x.as_floats()?, cos.as_floats()?, sin.as_floats()?);
+    let v = x.as_floats()?;
+    let cos = cos.as_floats()?;
+    let sin = sin.as_floats()?;
     let mut out = v.to_vec();
     let mut row = 0;
     for_each_offset(rows, [&starts], |[at]| {
-        let (from, to) = (&v[row * e..][..e], &mut out[row * e..][..e]);
+        let from = &v[row * e..][..e];
+        let to = &mut out[row * e..][..e];
         for pair in 0..width / 2 {
             let (i, j) = if interleaved { (2 * pair, 2 * pair + 1) } else { (pair, pair + width / 2) };
             let number = |element| at * numbers + if numbers == width { element } else { pair };

@@ -1,13 +1,12 @@
 //! The reference interpreter: runs all ranks of a program in one process.
 //!
-//! It is the oracle against which host ranks and GPUs are compared, so it is written for clarity: elements
-//! are wide ([`f64`] or [`i64`]), every op computes wide and rounds once to its dtype (all-reduce and
-//! reduce-scatter accumulate in f32, as documented on [`crate::CollectiveReduceOp`]), and all ranks advance node by
-//! node in program order, so that a collective finds the operands of all its ranks. It knows no variants,
-//! no memory and no plan.
+//! Host ranks and GPUs are compared with it, so it is written for clarity. Elements are wide ([`f64`] or
+//! [`i64`]), and every op computes wide and rounds once to its dtype. All-reduce and reduce-scatter accumulate
+//! in f32, as documented on [`crate::CollectiveReduceOp`]. All ranks advance node by node in program order, so
+//! a collective finds the operands of all its ranks. Variants, memory and plans do not exist here.
 //!
-//! The graph satisfies the verifier's rules about ids and names ([`crate::verify`]); what depends on the
-//! bindings and on data is checked here, and nodes are type-checked again.
+//! The graph must satisfy the verifier's rules about ids and names ([`crate::verify`]). The interpreter checks
+//! the conditions that depend on bindings and data, and type-checks nodes again.
 
 mod array;
 mod attention;
@@ -55,8 +54,8 @@ use crate::types::{DType, TensorType};
 use array::WideArray;
 
 /// Runs a program without custom kernels. `inputs[rank]` holds all inputs of the rank in the order of the
-/// graph, constants included; the result holds all outputs of each rank in order. Fails for inputs or bindings that do
-/// not fit the program, or an op that fails on its data.
+/// graph, constants included. The result holds all outputs of each rank in order. Fails if inputs or bindings
+/// do not match the program, or if an op fails on its data.
 pub fn run(
     graph: &Graph,
     bindings: &SymbolBindings,
@@ -74,8 +73,8 @@ pub fn run_with_registry(
     Interpreter::new(graph, bindings, inputs, registry)?.run_to_end()
 }
 
-/// [`run_with_registry`] with noise on every rounding: outputs that differ much from those of [`run_with_registry`] are
-/// sensitive to rounding errors.
+/// [`run_with_registry`] with noise on every rounding. Outputs that differ much from those of
+/// [`run_with_registry`] are sensitive to rounding errors.
 pub fn run_with_noise(
     graph: &Graph,
     bindings: &SymbolBindings,
@@ -94,10 +93,10 @@ struct Interpreter<'a> {
     registry: &'a ReferenceKernelRegistry,
     /// The shape of each value, equal on all ranks.
     shapes: EntityMap<ValueId, Vec<usize>>,
-    /// The last node that uses each value; `None` for a value that nobody uses, and for an output.
+    /// The last node that uses each value; `None` for unused values and for outputs.
     last_use: EntityMap<ValueId, Option<NodeId>>,
     is_output: EntityMap<ValueId, bool>,
-    /// For each rank the values that are computed and still used. Inputs enter at their first use.
+    /// For each rank the values that are computed and still needed. Inputs enter at their first use.
     values: Vec<EntityMap<ValueId, Option<WideArray>>>,
     noise: Option<RoundingNoise>,
 }
@@ -156,7 +155,7 @@ impl<'a> Interpreter<'a> {
         self.collect_outputs()
     }
 
-    /// Runs a node on all ranks and drops what is not used any more.
+    /// Runs a node on all ranks, and drops the values that are not needed any more.
     fn run_node(&mut self, node: NodeId) -> Result<(), InterpError> {
         match &self.graph.nodes[node].op {
             Op::Collective(c) => {
@@ -195,8 +194,8 @@ impl<'a> Interpreter<'a> {
         Ok(())
     }
 
-    /// Runs a node cell by cell: `exchange` gets the ranks of the cell and the operands of each, and gives
-    /// the results of each, or the number within the cell of the rank that failed.
+    /// Runs a node cell by cell. `exchange` receives the ranks of the cell and the operands of each. It returns
+    /// the results of each, or the position within the cell of the rank that failed.
     fn run_by_cell(
         &mut self,
         node: NodeId,
@@ -256,7 +255,7 @@ impl<'a> Interpreter<'a> {
         graph.nodes[node].inputs.iter().map(|&v| self.load_value(rank, v)).collect()
     }
 
-    /// The value on a rank; sharing its elements.
+    /// The value on a rank, sharing its elements.
     fn load_value(&mut self, rank: usize, value: ValueId) -> Result<WideArray, InterpError> {
         if let Some(array) = &self.values[rank][value] {
             return Ok(array.clone());
@@ -310,7 +309,7 @@ impl<'a> Interpreter<'a> {
     }
 }
 
-/// In each group every rank stands once, in cells of one size.
+/// Checks that each group contains every rank once, in cells of equal size.
 fn check_groups(graph: &Graph, ranks: u32) -> Result<(), InterpError> {
     for group in graph.groups.values() {
         let GroupMembers::Cells(cells) = &group.members else { continue };
@@ -333,10 +332,10 @@ fn check_types(graph: &Graph) -> Result<(), InterpError> {
             Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
                 if graph.groups.get(*group).is_none() =>
             {
-                return Err(error("its group does not exist".to_string()));
+                return Err(error("the group of the node does not exist".to_string()));
             }
             Op::Custom(custom) if graph.customs.get(*custom).is_none() => {
-                return Err(error("it is not registered with the graph".to_string()));
+                return Err(error("the custom op is not registered with the graph".to_string()));
             }
             op => op.group().and_then(|group| graph.group_size(group)),
         };

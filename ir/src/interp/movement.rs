@@ -1,7 +1,7 @@
-//! Ops that make or move elements without computing: constants, views, concatenation, padding, sorting.
+//! Ops that create or move elements without computing: constants, views, concatenation, padding, sorting.
 //!
-//! Each op that moves computes, for every element of its result, the position of its source, and picks.
-//! Views copy here; that they share memory is a matter of plans.
+//! Each op that moves elements computes the source position of every element of its result, and gathers. Views
+//! copy here; sharing memory is a matter of plans.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use super::elementwise::cast;
 use super::error::{OpError, Result};
 use crate::types::{DType, Scalar};
 
-/// A position that no array has: [`Array::pick`] fills there.
+/// A position outside every array, at which [`WideArray::gather_positions`] fills.
 const NOWHERE: usize = usize::MAX;
 
 pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {
@@ -45,7 +45,7 @@ pub(super) fn permute(x: &WideArray, perm: &[usize], shape: &[usize]) -> WideArr
     x.gather_positions(shape, &positions, Scalar::Int(0))
 }
 
-/// On each rank of a cell the piece of its operand along an axis at the rank's position.
+/// On each rank of a cell, the piece of its operand along an axis at the rank's position.
 pub(super) fn shards(
     operands: &[Vec<WideArray>],
     axis: usize,
@@ -62,12 +62,14 @@ pub(super) fn shards(
 }
 
 pub(super) fn slice(x: &WideArray, axis: usize, start: i64, step: i64, shape: &[usize]) -> Result<WideArray> {
-    let (count, extent) = (shape[axis], x.shape[axis]);
+    let count = shape[axis];
+    let extent = x.shape[axis];
     let outside = OpError::Slice { axis, start, step, count, extent };
     let reach = |count: usize| {
         let last = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
         (start >= 0 && step >= 1).then_some(())?;
-        let (start, last) = (usize::try_from(start).ok()?, usize::try_from(last).ok()?);
+        let start = usize::try_from(start).ok()?;
+        let last = usize::try_from(last).ok()?;
         (last < extent).then_some((start, usize::try_from(step).ok()?))
     };
     let (start, step) = if count == 0 { (0, 1) } else { reach(count).ok_or(outside)? };
@@ -120,8 +122,8 @@ pub(super) fn pad(x: &WideArray, low: &[i64], value: Scalar, shape: &[usize]) ->
     x.gather_positions(shape, &positions, value)
 }
 
-/// The first elements along `axis` in stable sorted order, as many as `shape` has, and their positions.
-/// NaN counts as greater than every number.
+/// The first elements along `axis` in stable sorted order, and their positions. `shape` gives their number. NaN
+/// is greater than every number.
 pub(super) fn sorted(
     x: &WideArray,
     axis: usize,

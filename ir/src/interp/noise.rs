@@ -1,9 +1,10 @@
 //! Noise on every rounding of a run, which shows how far rounding errors grow within a program.
 //!
-//! Differences that cancel, state that grows from run to run, and step functions near their step turn the small
-//! differences between two correct backends into large ones. A run with noise makes such differences on purpose: every
-//! result that an op rounds is moved by about as much as backends differ there. The program does not determine an element
-//! that moves far under noise to any better precision. An element that does not move has to be right.
+//! Some programs amplify the small differences between two correct backends: differences that cancel, state
+//! that grows from run to run, and step functions near their step. A run with noise makes such differences on
+//! purpose. It moves every result that an op rounds by about the usual difference between backends. If an
+//! element moves far under noise, the program does not determine it more precisely. An element that does not
+//! move must be correct.
 
 use super::array::{ArrayData, WideArray};
 use super::collective;
@@ -17,22 +18,22 @@ use symmc_support::random::SplitMix;
 #[derive(Clone, Copy, Debug)]
 pub struct RoundingNoise {
     pub seed: u64,
-    /// The numerics classes of the plan that the run stands for: f32 that ranks reduce moves as far as the types do that
-    /// these allow for it.
+    /// The numerics classes of the plan that the run simulates. An f32 that ranks reduce moves as far as the
+    /// types that these classes allow for it.
     pub numerics: Numerics,
 }
 
-/// What an op does to its elements' errors.
+/// The effect of an op on the errors of its elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum NoiseScale {
-    /// Each result is rounded by itself.
+    /// Each result is rounded separately.
     Element,
     /// Results are sums, whose errors are fractions of their terms.
     Terms,
 }
 
 impl RoundingNoise {
-    /// A result of a node with noise. Equal results of several ranks get equal noise.
+    /// A result of a node, with noise. Equal results of several ranks get equal noise.
     pub(super) fn perturb(self, node: usize, op: &Op, array: WideArray) -> WideArray {
         let ArrayData::Float(elements) = &*array.data else { return array };
         let extent = if op.is_element_wise() { NoiseScale::Element } else { NoiseScale::Terms };
@@ -53,9 +54,10 @@ impl RoundingNoise {
 const MOST_F16: f64 = 65504.0;
 
 impl RoundingNoise {
-    /// Results of a reduction of f32 whose terms or sums leave the range of a type that the numerics classes allow for it.
-    /// In which order ranks add, and whether they use that type, is left to the plan, so runs with different seeds take
-    /// different ones of the numbers that an element may become: NaN, an infinity, or the sum itself.
+    /// The results of an f32 reduction whose terms or sums exceed the range of a type that the numerics classes
+    /// allow for it. The plan chooses the order in which ranks add, and whether they use that type. An element
+    /// may therefore become NaN, an infinity, or the sum itself, and runs with different seeds select different
+    /// ones of these.
     pub(super) fn perturb_overflow(
         self,
         kind: &CollectiveKind,
@@ -79,8 +81,8 @@ impl RoundingNoise {
             CollectiveKind::ReduceScatter(_) => CollectiveKind::ReduceScatter(op),
             _ => CollectiveKind::AllReduce(op),
         };
-        let parts = |sign: f64| {
-            let one = |x: &WideArray| match &*x.data {
+        let exchange_parts = |sign: f64| {
+            let part_of_array = |x: &WideArray| match &*x.data {
                 ArrayData::Float(elements) => WideArray::from_floats(
                     x.dtype,
                     &x.shape,
@@ -89,14 +91,18 @@ impl RoundingNoise {
                 ArrayData::Int(_) => x.clone(),
             };
             let operands: Vec<Vec<WideArray>> =
-                operands.iter().map(|x| x.iter().map(one).collect()).collect();
+                operands.iter().map(|x| x.iter().map(part_of_array).collect()).collect();
             collective::exchange(&kind, &operands)
         };
-        let (positive, negative) = (parts(1.0)?, parts(-1.0)?);
-        let one = |((x, p), n): ((Vec<WideArray>, &Vec<WideArray>), &Vec<WideArray>)| {
-            x.into_iter().zip(p.iter().zip(n)).map(|(x, (p, n))| self.replace_out_of_range(x, p, n)).collect()
-        };
-        Ok(results.into_iter().zip(&positive).zip(&negative).map(one).collect())
+        let positive = exchange_parts(1.0)?;
+        let negative = exchange_parts(-1.0)?;
+        let mut out = Vec::with_capacity(results.len());
+        for ((arrays, positive_sums), negative_sums) in results.into_iter().zip(&positive).zip(&negative) {
+            let sums = positive_sums.iter().zip(negative_sums);
+            let replaced = arrays.into_iter().zip(sums);
+            out.push(replaced.map(|(x, (p, n))| self.replace_out_of_range(x, p, n)).collect());
+        }
+        Ok(out)
     }
 
     fn replace_out_of_range(self, x: WideArray, positive: &WideArray, negative: &WideArray) -> WideArray {
@@ -105,8 +111,9 @@ impl RoundingNoise {
         else {
             return x;
         };
-        let one = |((&x, &p), &n): ((&f64, &f64), &f64)| {
-            let (up, down) = (p > MOST_F16, n > MOST_F16);
+        let replace = |((&x, &p), &n): ((&f64, &f64), &f64)| {
+            let up = p > MOST_F16;
+            let down = n > MOST_F16;
             match (up, down, self.seed % 4) {
                 (true, true, 0) => f64::NAN,
                 (true, true, 1) => f64::INFINITY,
@@ -116,7 +123,7 @@ impl RoundingNoise {
                 _ => x,
             }
         };
-        let out = elements.iter().zip(p).zip(n).map(one).collect();
+        let out = elements.iter().zip(p).zip(n).map(replace).collect();
         WideArray::from_floats(x.dtype, &x.shape, out)
     }
 }

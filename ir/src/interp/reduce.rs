@@ -1,6 +1,6 @@
 //! Reductions, arg-reductions, cumulative sums, softmax and norms.
 //!
-//! Floats accumulate in f64, in row-major order, and round once at the end.
+//! Floats accumulate in f64, in row-major order, and are rounded once at the end.
 
 use super::array::{
     ArrayData, WideArray, extents_around_axis, for_each_offset, numel, round_to_dtype, strides,
@@ -17,7 +17,7 @@ pub(super) fn reduce(
     dtype: DType,
     shape: &[usize],
 ) -> Result<WideArray> {
-    // Strides of the result as seen from the operand: 0 along the reduced axes.
+    // The strides of the result as seen from the operand: 0 along the reduced axes.
     let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
     let dense = strides(&kept.iter().map(|&a| x.shape[a]).collect::<Vec<_>>());
     let mut to = vec![0; x.shape.len()];
@@ -89,7 +89,7 @@ pub(super) fn int_fold(op: ReductionKind) -> Option<Fold<i64>> {
     })
 }
 
-/// The index of the largest or smallest element; of floats that contain NaN, that of the first NaN.
+/// The index of the largest or smallest element. For floats with NaN, the index of the first NaN.
 pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &WideArray, shape: &[usize]) -> Result<WideArray> {
     fn extreme_positions<T: Copy>(
         v: &[T],

@@ -6,14 +6,13 @@ use std::fmt;
 use crate::tensor::Tensor;
 use crate::types::DType;
 
-/// What the kernel of a custom op is called with: one cell of the op's group, or one rank for an op
-/// without a group.
+/// A call of the kernel of a custom op: one cell of the op's group, or one rank for an op without a group.
 pub struct CustomKernelCall<'a> {
     /// The name of the op, `namespace::op`.
     pub name: &'a str,
-    /// The ranks of the cell, in order of their number within it.
+    /// The ranks of the cell, in order of their position within it.
     pub ranks: &'a [u32],
-    /// For each rank of the cell its operands.
+    /// The operands of each rank of the cell.
     pub operands: &'a [Vec<Tensor>],
     /// The dtype and shape of each result, equal on all ranks.
     pub results: &'a [(DType, Vec<usize>)],
@@ -31,8 +30,8 @@ impl ReferenceKernelRegistry {
         ReferenceKernelRegistry::default()
     }
 
-    /// Registers the kernel of the custom op `name`, replacing an earlier one. The kernel gives for each
-    /// rank of the cell its results, or a sentence that says why it cannot.
+    /// Registers the kernel of the custom op `name`, replacing an earlier one. The kernel returns the results
+    /// of each rank of the cell, or an error message.
     pub fn register(
         &mut self,
         name: impl Into<String>,

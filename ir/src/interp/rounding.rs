@@ -1,16 +1,18 @@
-//! The rounding history of each value of a program: to which float types it, or anything that it was computed from, was
-//! rounded.
+//! The rounding history of each value of a program: the float types to which the value, or any value it was
+//! computed from, was rounded.
 //!
-//! Two correct implementations of a program differ where numbers are rounded: sums are taken in another order, functions
-//! are off in the last place. How far results may differ therefore follows from the types of the computation, not from the
-//! type of the result: a product of f32 that is cast to f64 is as exact as f32. Data movement, integers, and selections
-//! of elements round nothing, so values made of these alone are equal on every backend.
+//! Two correct implementations of a program differ where numbers are rounded. Sums are taken in another order,
+//! and functions are off in the last place. The expected difference of results therefore depends on the types
+//! of the computation, not on the type of the result: a product of f32 that is cast to f64 is as exact as f32.
+//! Data movement, integers, and selections of elements do not round, so values computed only by these are equal
+//! on every backend.
 //!
-//! A step function of a rounded value (a comparison, a cast to an integer, the position of a maximum) gives the same on
-//! every backend, except near the step, where it gives something else entirely. Such values, and all that is computed from
-//! them, *may flip*.
+//! A step function of a rounded value (a comparison, a cast to an integer, the position of a maximum) gives the
+//! same result on every backend, except near the step, where it gives something else entirely. Such values, and
+//! all values computed from them, *may flip*.
 //!
-//! Deliberately absent: how rounding errors grow from node to node. Runs with noise show that ([`run_with_noise`]).
+//! Deliberately absent: the growth of rounding errors from node to node. Runs with noise show it
+//! ([`run_with_noise`]).
 //!
 //! [`run_with_noise`]: super::run_with_noise
 
@@ -22,21 +24,21 @@ use crate::numerics::{Numerics, NumericsClass};
 use crate::op::Op;
 use crate::types::DType;
 
-/// The float types to which a value, or anything that it was computed from, was rounded.
+/// The float types to which a value, or any value it was computed from, was rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct RoundingHistory {
-    /// A bit for each of [`FLOATS`].
+    /// One bit for each of [`FLOATS`].
     rounded_to: u8,
     /// Whether a step function of a rounded value is in the history.
     may_flip: bool,
-    /// Whether a plan may have carried it in a type of a smaller range.
+    /// Whether a plan may have represented it in a type with a smaller range.
     may_overflow: bool,
 }
 
 const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
 
 impl RoundingHistory {
-    /// Nothing was rounded: every backend gives the same bits.
+    /// No rounding: every backend gives the same bits.
     pub const EXACT: RoundingHistory =
         RoundingHistory { rounded_to: 0, may_flip: false, may_overflow: false };
 
@@ -44,7 +46,7 @@ impl RoundingHistory {
         RoundingHistory::EXACT.and_rounded_to(dtype)
     }
 
-    /// Whether nothing was rounded, directly or in front of a step function.
+    /// Whether nothing was rounded, directly or before a step function.
     pub fn is_exact(&self) -> bool {
         *self == RoundingHistory::EXACT
     }
@@ -53,7 +55,8 @@ impl RoundingHistory {
         self.may_flip
     }
 
-    /// Whether a finite value may be infinite or NaN instead, because a numerics class allows a type of a smaller range.
+    /// Whether a finite value may be infinite or NaN instead, because a numerics class allows a type with a
+    /// smaller range.
     pub fn may_overflow(&self) -> bool {
         self.may_overflow
     }
@@ -63,8 +66,8 @@ impl RoundingHistory {
         FLOATS.into_iter().enumerate().filter_map(move |(i, dtype)| (set >> i & 1 == 1).then_some(dtype))
     }
 
-    /// This history, extended by what the numerics classes of a plan allow, as far as the planned value makes use of it.
-    /// A planned program can therefore not loosen its own comparison.
+    /// This history, extended by the effects that the numerics classes of a plan allow, as far as the planned
+    /// value uses them. A planned program therefore cannot loosen its own comparison.
     pub fn with_numerics(self, numerics: Numerics, planned: &RoundingHistory) -> RoundingHistory {
         let uses = |class: &NumericsClass| planned.types().any(|t| Some(t) == class.narrow_type());
         numerics.classes().filter(uses).fold(self, |history, class| {
@@ -79,7 +82,7 @@ impl RoundingHistory {
         RoundingHistory { rounded_to: self.rounded_to | bit, ..self }
     }
 
-    /// The history of a value that was computed from values of both, without rounding.
+    /// The history of a value that was computed from both values without rounding.
     #[must_use]
     pub fn join(self, other: RoundingHistory) -> RoundingHistory {
         RoundingHistory {
@@ -92,9 +95,9 @@ impl RoundingHistory {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunCount {
-    /// Once: inputs are exact.
+    /// One run: inputs are exact.
     One,
-    /// Several times: an input that an output replaces has the history of that output.
+    /// Several runs: an input that an output replaces has the history of that output.
     Several,
 }
 
@@ -104,7 +107,7 @@ pub fn rounding_histories(graph: &Graph, runs: RunCount) -> EntityMap<ValueId, R
         for node in graph.nodes.values() {
             trace_node(graph, node, &mut histories);
         }
-        // Histories only grow, so this ends.
+        // Histories only grow, so the loop ends.
         if runs == RunCount::One || !carry_state(graph, &mut histories) {
             return histories;
         }
@@ -116,7 +119,7 @@ pub fn output_histories(graph: &Graph, runs: RunCount) -> Vec<RoundingHistory> {
     graph.outputs.iter().map(|output| histories[output.value]).collect()
 }
 
-/// Joins the histories of outputs into the inputs that they replace; whether one changed.
+/// Merges the histories of outputs into the inputs that they replace. Returns whether one changed.
 fn carry_state(graph: &Graph, histories: &mut EntityMap<ValueId, RoundingHistory>) -> bool {
     let mut changed = false;
     for output in &graph.outputs {
@@ -129,7 +132,7 @@ fn carry_state(graph: &Graph, histories: &mut EntityMap<ValueId, RoundingHistory
     changed
 }
 
-/// Whether a node rounds its result `k` to the type of that.
+/// Whether a node rounds its result `k` to the dtype of that result.
 pub(super) fn is_rounded(graph: &Graph, node: &Node, k: usize) -> bool {
     let Some(&value) = node.outputs.get(k) else { return false };
     let to = graph.ty(value).dtype;
@@ -171,7 +174,7 @@ fn result_rounding(op: &Op, result: usize, from: DType, to: DType) -> RoundingEf
     }
 }
 
-/// A cast is exact where the result type has every number of the operand's.
+/// A cast is exact if the result dtype represents every number of the operand's dtype.
 fn cast_rounding(from: DType, to: DType) -> RoundingEffect {
     let exact = match (from, to) {
         (from, to) if from == to => true,
@@ -180,9 +183,11 @@ fn cast_rounding(from: DType, to: DType) -> RoundingEffect {
         (DType::F16 | DType::BF16, DType::F32 | DType::F64) => true,
         (from, to) => !from.is_float() && !to.is_float(),
     };
-    match exact {
-        true => RoundingEffect::Keeps,
-        false if to.is_float() => RoundingEffect::Rounds,
-        false => RoundingEffect::Steps,
+    if exact {
+        RoundingEffect::Keeps
+    } else if to.is_float() {
+        RoundingEffect::Rounds
+    } else {
+        RoundingEffect::Steps
     }
 }

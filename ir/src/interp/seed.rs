@@ -1,7 +1,7 @@
-//! Inputs drawn from a seed, fit to be run: indices within the axes they index, norms near 1.
+//! Inputs generated from a seed that are fit to be run: indices within the axes they index, norms near 1.
 //!
-//! Every input has a generator of its own, so that its elements depend on nothing but the seed, its
-//! position, its type and its uses.
+//! Every input has its own generator, so its elements depend only on the seed, its position, its type and its
+//! uses.
 
 use std::sync::Arc;
 
@@ -17,15 +17,15 @@ use crate::tensor::Tensor;
 use crate::types::DType;
 use symmc_support::random::SplitMix;
 
-/// Which drawn inputs differ by rank.
+/// The generated inputs that differ by rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub enum SeedScope {
     Shared,
     PerRank,
-    /// Inputs that are operands of collectives, also after moves and element-wise ops, so that a collective that reads the
-    /// wrong peer gives a wrong result. All other inputs are the same on every rank, such as tokens and positions, and so are
-    /// inputs that also select elements for an op.
+    /// Inputs that are operands of collectives, also after moves and element-wise ops, so that a collective
+    /// that reads the wrong peer gives a wrong result. All other inputs are the same on every rank, such as
+    /// tokens and positions. So are inputs that also select elements for an op.
     #[default]
     CollectiveOperands,
 }
@@ -33,31 +33,31 @@ pub enum SeedScope {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SeedConfig {
     pub seed: u64,
-    /// How arguments are drawn. Tensor-parallel programs take the same tokens on every rank, programs with
-    /// data of their own on each rank do not.
+    /// The distribution of arguments over ranks. Tensor-parallel programs take the same tokens on every rank;
+    /// data-parallel programs take different data.
     pub arguments: SeedScope,
     pub parameters: SeedScope,
 }
 
 impl SeedConfig {
-    /// Shared arguments, parameters of its own on each rank.
+    /// Arguments are shared, and parameters differ by rank.
     pub fn new(seed: u64) -> Self {
         SeedConfig { seed, arguments: SeedScope::Shared, parameters: SeedScope::PerRank }
     }
 }
 
-/// All inputs of a rank in order: constants as they are, all others drawn.
+/// All inputs of a rank in order: constants as they are, all others generated.
 ///
 /// - Float arguments are uniform in [-1, 1]. So are float parameters with two axes or more, divided by the
 ///   square root of the last extent.
-/// - Float parameters with one axis or none are 1 ± 0.1 where a norm or a product multiplies with them,
+/// - Float parameters with one axis or none are 1 ± 0.1 if a norm or a product multiplies with them,
 ///   else ± 0.1.
-/// - An integer that, through views, casts, concatenations and exchanges, indexes an axis is drawn within
-///   the smallest such axis; split sizes of an all-to-all so that they always fit; ends of groups of rows ascend
-///   within these; others from 0 to 7.
-/// - Bools are true or false alike.
+/// - An integer that indexes an axis, directly or through views, casts, concatenations and exchanges, is
+///   within the smallest such axis. Split sizes of an all-to-all always fit. Ends of groups of rows ascend
+///   within these rows. Other integers are from 0 to 7.
+/// - Bools are true or false with equal probability.
 ///
-/// Fails for an unbound symbol, an extent that is none, or a constant without data.
+/// Fails for an unbound symbol, an invalid extent, or a constant without data.
 pub fn seeded_inputs(
     graph: &Graph,
     bindings: &SymbolBindings,
@@ -68,7 +68,7 @@ pub fn seeded_inputs(
     graph.inputs.keys().map(|id| seeds.generate_input(id, rank)).collect()
 }
 
-/// Inputs of a program, drawn one by one as by [`seeded_inputs`].
+/// The inputs of a program, generated one by one as by [`seeded_inputs`].
 pub struct SeededInputs<'a> {
     graph: &'a Graph,
     bindings: &'a SymbolBindings,
@@ -85,17 +85,17 @@ impl<'a> SeededInputs<'a> {
         self.generate(id, rank, usize::MAX)
     }
 
-    /// The first elements of a float input on a rank, at most so many, along one axis; other inputs whole.
+    /// The first elements of a float input on a rank, at most `most`, along one axis; other inputs in full.
     pub fn generate_sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
         self.generate(id, rank, most)
     }
 
-    /// One past the largest integer that an input may have where it is an index; `None` if it is none.
+    /// One past the largest integer that an input may contain if it is an index; `None` if it is no index.
     pub fn index_limit(&self, id: InputId) -> Result<Option<u64>, InterpError> {
         index_limit(self.graph, self.bindings, &self.users, self.graph.inputs[id].value)
     }
 
-    /// Whether an input says where groups of rows end, so that its elements ascend.
+    /// Whether an input holds the ends of groups of rows, so that its elements ascend.
     pub fn holds_group_ends(&self, id: InputId) -> bool {
         value_holds_group_ends(self.graph, &self.users, self.graph.inputs[id].value)
     }
@@ -166,7 +166,7 @@ fn sort_ascending(drawn: Tensor) -> Option<Tensor> {
     Tensor::from_i64(drawn.dtype(), drawn.shape(), &elements)
 }
 
-/// Whether the value, as it is or cast, says where groups of rows end.
+/// Whether the value, directly or after a cast, holds the ends of groups of rows.
 fn value_holds_group_ends(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
     let ends = |v: ValueId, n: NodeId| {
         let node = &graph.nodes[n];
@@ -175,7 +175,7 @@ fn value_holds_group_ends(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>
     values_sharing_elements(graph, users, value).into_iter().any(|v| users[v].iter().any(|&n| ends(v, n)))
 }
 
-/// One past the largest integer that is in range wherever the value indexes; `None` if it indexes nothing.
+/// One past the largest integer that is in range wherever the value is an index; `None` if it is no index.
 fn index_limit(
     graph: &Graph,
     bindings: &SymbolBindings,
@@ -193,11 +193,11 @@ fn index_limit(
                 };
                 let end = match (node.op.operand_use(operand), node.op.group()) {
                     (OperandUse::Index { axis, first }, _) => extent(axis + operand - first)?,
-                    // Rows for each rank.
+                    // The number of rows for each rank.
                     (OperandUse::Counts, Some(group)) => {
                         extent(0)? / u64::from(graph.group_size(group).unwrap_or(1).max(1)) + 1
                     }
-                    // Ends of groups of rows, or of terms; all of them may be in groups.
+                    // Ends of groups of rows, or of terms. All of them may belong to groups.
                     (OperandUse::Counts, None) => {
                         let axis = usize::from(graph.ty(node.inputs[1]).rank() == 2);
                         extent(axis)?.saturating_add(1)
@@ -211,7 +211,7 @@ fn index_limit(
     Ok(limit)
 }
 
-/// The value and all values that hold some of its elements unchanged.
+/// The value, and all values that contain some of its elements unchanged.
 fn values_sharing_elements(
     graph: &Graph,
     users: &EntityMap<ValueId, Vec<NodeId>>,
@@ -230,7 +230,7 @@ fn values_sharing_elements(
                 match node.op.operand_use(operand) {
                     OperandUse::Kept | OperandUse::Moved => true,
                     OperandUse::Element => node.op == Op::Cast,
-                    // A piece for each rank, unlike elements that are looked up.
+                    // These have a piece for each rank, in contrast to elements that are looked up.
                     OperandUse::Selected => matches!(node.op, Op::Shard { .. }),
                     _ => false,
                 }
@@ -244,8 +244,8 @@ fn values_sharing_elements(
     out
 }
 
-/// Whether a collective takes the value as operand, as it is, moved or changed element by element, and nothing selects
-/// elements by it.
+/// Whether a collective takes the value as operand, directly, moved or changed element by element, and the
+/// value selects no elements.
 fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
     let mut seen = EntityMap::filled(false, graph.values.len());
     let mut reached = vec![value];

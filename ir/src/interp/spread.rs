@@ -1,7 +1,8 @@
-//! How far elements move when every rounding of the run that computed them is moved ([`run_with_noise`]).
+//! The spread of elements: how far they move if every rounding of the run that computed them is moved
+//! ([`run_with_noise`]).
 //!
-//! A spread says what another correct backend may give for an element. It is kept for all elements, or only for those that
-//! are beyond their tolerance, so that rounds of noise do not look at all others.
+//! A spread bounds the results of other correct backends. It is kept for all elements, or only for those beyond
+//! their tolerance, so that rounds of noise skip all other elements.
 //!
 //! [`run_with_noise`]: super::run_with_noise
 
@@ -14,13 +15,13 @@ pub struct NoiseSpread {
     moves: Vec<ElementSpread>,
 }
 
-/// What runs with noise gave instead of an element.
+/// The values that runs with noise gave instead of an element.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 struct ElementSpread {
-    /// For a finite element the largest move to another finite number. For an infinite one the least magnitude that was
-    /// finite, for NaN the largest.
+    /// For a finite element the largest move to another finite number. For an infinite element the smallest
+    /// finite magnitude that was seen, for NaN the largest.
     largest_move: f64,
-    /// Which of [`POSITIVE`], [`NEGATIVE`], [`NAN`] and [`FINITE`] were seen.
+    /// The flags [`POSITIVE`], [`NEGATIVE`], [`NAN`] and [`FINITE`] of the values that were seen.
     classes: u8,
 }
 
@@ -29,7 +30,7 @@ const NEGATIVE: u8 = 2;
 const NAN: u8 = 4;
 const FINITE: u8 = 8;
 
-/// Correct results may be this much farther apart than the largest move that was seen.
+/// Correct results may differ by this factor times the largest move that was seen.
 pub(super) const SPREAD_FACTOR: f64 = 4.0;
 
 fn classify(x: f64) -> u8 {
@@ -46,14 +47,14 @@ impl NoiseSpread {
         NoiseSpread { elements: None, moves: vec![ElementSpread::default(); expected.numel()] }
     }
 
-    /// These elements do not move; nothing is known of others.
+    /// A spread without moves for these elements, and without information about others.
     pub fn for_elements(mut elements: Vec<usize>) -> NoiseSpread {
         elements.sort_unstable();
         elements.dedup();
         NoiseSpread { moves: vec![ElementSpread::default(); elements.len()], elements: Some(elements) }
     }
 
-    /// Takes in one run with noise; whether an element moved farther than before.
+    /// Adds one run with noise. Returns whether an element moved farther than before.
     pub fn widen(&mut self, expected: &Tensor, noisy: &Tensor) -> bool {
         let all = expected.numel().min(noisy.numel());
         let mut wider = false;
@@ -68,7 +69,7 @@ impl NoiseSpread {
         wider
     }
 
-    /// The elements that it is kept for.
+    /// The elements that the spread covers.
     pub fn elements(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.moves.len()).map(|k| self.elements.as_ref().map_or(k, |elements| elements[k]))
     }
@@ -87,7 +88,8 @@ impl NoiseSpread {
         if !found.dtype().is_float() {
             return distance(found, expected, element) <= SPREAD_FACTOR * moves.largest_move;
         }
-        let (found, expected) = (found.get_f64(element), expected.get_f64(element));
+        let found = found.get_f64(element);
+        let expected = expected.get_f64(element);
         match (found.is_finite(), expected.is_finite()) {
             (false, _) => moves.explains_nonfinite(found),
             // Values on the way to an infinity that was seen are possible, too.
@@ -110,7 +112,8 @@ impl ElementSpread {
             self.largest_move = self.largest_move.max(distance(noisy, expected, i));
             return;
         }
-        let (x, expected) = (noisy.get_f64(i), expected.get_f64(i));
+        let x = noisy.get_f64(i);
+        let expected = expected.get_f64(i);
         let is_first = self.classes & FINITE == 0;
         self.classes |= classify(x);
         if !x.is_finite() {
@@ -123,8 +126,8 @@ impl ElementSpread {
         };
     }
 
-    /// Whether a run with noise gave such a number that is not finite. After a NaN any of them is possible: which of
-    /// several terms are infinite depends on roundings.
+    /// Whether a run with noise gave a non-finite number of this kind. After a NaN all of them are possible,
+    /// because rounding decides which of several terms are infinite.
     fn explains_nonfinite(&self, found: f64) -> bool {
         self.classes & (classify(found) | NAN) != 0
     }
@@ -132,13 +135,14 @@ impl ElementSpread {
 
 /// The distance of two elements; NaN if exactly one of them is NaN.
 pub(super) fn distance(found: &Tensor, expected: &Tensor, i: usize) -> f64 {
-    match found.dtype().is_float() {
-        true => float_distance(found.get_f64(i), expected.get_f64(i)),
-        false => found.get_i64(i).abs_diff(expected.get_i64(i)) as f64,
+    if found.dtype().is_float() {
+        float_distance(found.get_f64(i), expected.get_f64(i))
+    } else {
+        found.get_i64(i).abs_diff(expected.get_i64(i)) as f64
     }
 }
 
-/// How far two floats are from each other: 0 if both are NaN or the same infinity, NaN if one of them is NaN.
+/// The distance of two floats: 0 if both are NaN or the same infinity, NaN if exactly one of them is NaN.
 fn float_distance(found: f64, expected: f64) -> f64 {
     if found == expected || (found.is_nan() && expected.is_nan()) { 0.0 } else { (found - expected).abs() }
 }

@@ -1,8 +1,8 @@
 //! The backend that runs plans on a machine, as profiles name it.
 //!
-//! Profiles of versions 1 and 2 have no field `backend`. `symmc tune` wrote them for NVIDIA GPUs alone, with the number of
-//! multiprocessors, so a profile with this number is read as one of [`Cuda`](TargetBackend::Cuda), any other as one of
-//! [`Host`](TargetBackend::Host). From version 3 on the field is required.
+//! Profiles of versions 1 and 2 have no field `backend`. `symmc tune` wrote them only for NVIDIA GPUs, with the
+//! number of multiprocessors. A profile with this number is therefore read as [`Cuda`](TargetBackend::Cuda),
+//! any other as [`Host`](TargetBackend::Host). From version 3 on the field is required.
 
 use std::borrow::Cow;
 
@@ -44,13 +44,13 @@ struct BackendFields {
     multiprocessors: Option<IgnoredAny>,
 }
 
-/// The text of a profile with its backend, which is added to a profile of a version without the field.
+/// The text of a profile with its backend, which is added if the version of the profile lacks the field.
 pub fn add_backend(text: &str) -> Cow<'_, str> {
     let Ok(fields) = serde_json::from_str::<BackendFields>(text) else { return Cow::Borrowed(text) };
     if fields.version > LAST_VERSION_WITHOUT || fields.backend.is_some() {
         return Cow::Borrowed(text);
     }
     let backend = if fields.multiprocessors.is_some() { TargetBackend::Cuda } else { TargetBackend::Host };
-    // The text stays as it is otherwise, so that errors keep their lines.
+    // The rest of the text is unchanged, so that errors keep their lines.
     Cow::Owned(text.replacen('{', &format!("{{\"backend\": \"{backend}\", "), 1))
 }

@@ -1,25 +1,27 @@
-//! What kernels a machine has for several nodes at once: the table that tells which dispatches a program gets.
+//! The kernels that a machine has for several nodes at once. This table decides which dispatches a program
+//! gets.
 //!
-//! Whoever generates code for the machine does all that the table promises; what it does not name runs node by node.
+//! The code generator of the machine supports everything in the table. Nodes that the table does not cover run
+//! one by one.
 
 use serde::{Deserialize, Serialize};
 
 use crate::collective::CollectiveVariant;
 
-/// The forms of [dispatches](crate::dispatch) that a machine runs, each with its limits. Forms that are not named it
-/// does not run.
+/// The forms of [dispatches](crate::dispatch) that a machine supports, each with its limits. Absent forms are
+/// unsupported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DispatchCapabilities {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub map: Option<MapLimits>,
-    /// Matrix products of bf16 and f16, and what is done element by element with them.
+    /// Matrix products of bf16 and f16, and element-wise nodes on their results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub product: Option<ProductLimits>,
-    /// Matrix products of one left operand, and rotary embeddings of what they give.
+    /// Matrix products of one left operand, and rotary embeddings of their results.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch: Option<BatchLimits>,
-    /// All-reduces by `ll`, and in two shots of large tensors, with a residual and a norm.
+    /// All-reduces by `ll`, and large two-shot all-reduces, with a residual and a norm.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reduction: Option<ReductionLimits>,
     /// All-gathers by `ll` and `pull` that store their results with the axes in another order.
@@ -46,25 +48,26 @@ pub struct MapLimits {
     pub nodes: u32,
 }
 
-/// Limits of dispatches of the form `product`: skinny GEMMs with an epilogue. Their left matrices have `rows`, their right
-/// ones `columns` and K terms for each element. What counts of columns are those of all products that one
-/// multiprocessor has.
+/// Limits of dispatches of the form `product`: skinny GEMMs with an epilogue. Their left matrices have `rows`,
+/// and their right matrices have `columns` and K terms for each element. The number of columns counts all
+/// products together that one multiprocessor computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductLimits {
-    /// The most products, where columns that are read apart count as products of their own.
+    /// The maximum number of products. Separately read columns count as separate products.
     pub products: u32,
-    /// The most rows.
+    /// The maximum number of rows.
     pub rows: u32,
-    /// The most columns at once, and in how many waves at most.
+    /// The maximum number of columns at once, in at most `waves` waves.
     pub columns: u32,
     /// See [`columns`](Self::columns).
     pub waves: u32,
-    /// From so many columns on any K is worth it, fewer are up to [`few_k`](Self::few_k).
+    /// With at least this many columns any K is profitable; with fewer, K must not exceed
+    /// [`few_k`](Self::few_k).
     pub few_columns: u32,
     /// See [`few_columns`](Self::few_columns).
     pub few_k: u32,
-    /// Where clusters of two blocks split K.
+    /// Clusters of two blocks that split K.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub split_k: Option<SplitKLimits>,
 }
@@ -74,18 +77,19 @@ pub struct ProductLimits {
 #[serde(deny_unknown_fields)]
 pub struct BatchLimits {
     pub products: u32,
-    /// Where rotary embeddings of what they give are part of them.
+    /// Rotary embeddings of the results of the products.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<BatchRotaryLimits>,
 }
 
-/// Limits of products of bf16 and f16 that turn what they give.
+/// Limits of products of bf16 and f16 with rotary embeddings of their results.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BatchRotaryLimits {
-    /// The most rows.
+    /// The maximum number of rows.
     pub rows: u32,
-    /// The most columns of a multiprocessor: with more, reading the right matrices takes long beside what is saved.
+    /// The maximum number of columns of a multiprocessor. With more, reading the right matrices costs more than
+    /// fusion saves.
     pub columns: u32,
 }
 
@@ -93,21 +97,21 @@ pub struct BatchRotaryLimits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitKLimits {
-    /// The fewest rows.
+    /// The minimum number of rows.
     pub rows: u32,
-    /// The most columns of a cluster.
+    /// The maximum number of columns of a cluster.
     pub columns: u32,
-    /// The least K.
+    /// The minimum K.
     pub k: u32,
 }
 
-/// The extents of products that are done side by side.
+/// The extents of products that one kernel computes side by side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ProductShape {
     pub count: u64,
     pub rows: u64,
     pub columns: u64,
-    /// K: terms of each element.
+    /// K: the number of terms of each element.
     pub k: u64,
 }
 
@@ -115,15 +119,16 @@ pub struct ProductShape {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReductionLimits {
-    /// The most bytes of a row that is normalised.
+    /// The maximum size of a normalised row, in bytes.
     pub row: u32,
 }
 
-/// Limits of dispatches of the form `gather`, which divide what each rank has into rows and store the rows of all ranks in turn.
+/// Limits of dispatches of the form `gather`, which divide the operand of each rank into rows and store the
+/// rows of all ranks in turn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatherLimits {
-    /// The bytes of a row are a multiple of this.
+    /// The size of a row in bytes must be a multiple of this.
     pub unit: u32,
 }
 
@@ -131,7 +136,7 @@ pub struct GatherLimits {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NormLimits {
-    /// The most elements of a row.
+    /// The maximum number of elements of a row.
     pub row: u32,
 }
 
@@ -140,7 +145,7 @@ pub struct NormLimits {
 #[serde(deny_unknown_fields)]
 pub struct RowReductionLimits {
     pub nodes: u32,
-    /// The most elements of a row.
+    /// The maximum number of elements of a row.
     pub row: u32,
 }
 
@@ -171,7 +176,7 @@ impl CollectiveLimits {
         [CollectiveVariant::Pull, CollectiveVariant::Push, CollectiveVariant::OneShot];
 }
 
-/// A limit that is 0: as it stands in the file.
+/// The path of a limit that is 0.
 fn find_zero_field(value: &serde_json::Value, at: &str) -> Option<String> {
     match value {
         serde_json::Value::Object(fields) => {
@@ -182,12 +187,13 @@ fn find_zero_field(value: &serde_json::Value, at: &str) -> Option<String> {
 }
 
 impl DispatchCapabilities {
-    /// The path in a profile of a limit that is 0, if there is one: who has no such kernel leaves it out.
+    /// The path in a profile of a limit that is 0, if there is one. A machine without a kernel must omit its
+    /// limits instead.
     pub(super) fn find_zero_limit(&self) -> Option<String> {
         find_zero_field(&serde_json::to_value(self).unwrap_or_default(), "dispatches")
     }
 
-    /// Those of the kernels that this version generates for GPUs.
+    /// The capabilities of the kernels that this version generates for GPUs.
     pub const GPU: DispatchCapabilities = DispatchCapabilities {
         map: Some(MapLimits { nodes: 32 }),
         product: Some(ProductLimits {
@@ -209,17 +215,17 @@ impl DispatchCapabilities {
         collectives: Some(CollectiveLimits { nodes: 16 }),
     };
 
-    /// Whether every node runs by itself.
+    /// Whether every node runs as its own step.
     pub fn is_none(&self) -> bool {
         *self == DispatchCapabilities::default()
     }
 }
 
 impl ProductLimits {
-    /// Whether products with so many rows, and with any fewer, are one kernel that is no slower than the library, on a machine
-    /// of so many multiprocessors.
+    /// Whether one kernel computes these products no slower than the library, for this number of rows and any
+    /// smaller number, on a machine with `multiprocessors` multiprocessors.
     pub fn is_profitable(&self, of: &ProductShape, multiprocessors: u32) -> bool {
-        // Few rows are not done by split-K.
+        // Split-K is not used for few rows.
         let few = self.split_k.map_or(of.rows, |p| u64::from(p.rows).saturating_sub(1));
         [of.rows, of.rows.min(few)].into_iter().all(|rows| {
             let of = ProductShape { rows, ..*of };
@@ -228,9 +234,11 @@ impl ProductLimits {
         })
     }
 
-    /// The most rows with which they are; 0 where they never are. The rows of `of` have no meaning.
+    /// The maximum number of rows with which they are profitable; 0 if they never are. The rows of `of` are
+    /// ignored.
     pub fn max_profitable_rows(&self, of: &ProductShape, multiprocessors: u32) -> u64 {
-        let (mut low, mut high) = (0, u64::from(self.rows));
+        let mut low = 0;
+        let mut high = u64::from(self.rows);
         while low < high {
             let rows = low + (high - low).div_ceil(2);
             if self.is_profitable(&ProductShape { rows, ..*of }, multiprocessors) {
@@ -242,11 +250,11 @@ impl ProductLimits {
         low
     }
 
-    /// The same where each multiprocessor has columns with all of K. Where rows are many beside columns, the library is
-    /// faster.
+    /// As [`is_profitable`](Self::is_profitable), if each multiprocessor has columns with all of K. The library
+    /// is faster if there are many rows for the number of columns.
     pub fn is_profitable_with_full_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
         let (waves, columns) = self.waves_and_columns(of, multiprocessors);
-        // The library would do one product after another.
+        // The library would compute one product after another.
         let most_rows = if of.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
         self.fits(of)
             && waves <= u64::from(self.waves)
@@ -255,12 +263,13 @@ impl ProductLimits {
     }
 
     pub fn waves_and_columns(&self, of: &ProductShape, multiprocessors: u32) -> (u64, u64) {
-        let (all, multiprocessors) = (of.columns.saturating_mul(of.count), u64::from(multiprocessors.max(1)));
+        let all = of.columns.saturating_mul(of.count);
+        let multiprocessors = u64::from(multiprocessors.max(1));
         let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
         (waves, all.div_ceil(multiprocessors * waves).next_multiple_of(8))
     }
 
-    /// The same by split-K.
+    /// As [`is_profitable`](Self::is_profitable), by split-K.
     pub fn is_profitable_with_split_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
         let Some(split_k) = self.split_k.filter(|_| multiprocessors > 1) else { return false };
         let each = of.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
@@ -275,7 +284,7 @@ impl ProductLimits {
         (1..=u64::from(self.products)).contains(&of.count) && of.rows <= u64::from(self.rows)
     }
 
-    /// Whether stages of so many columns are worth what each costs beside, for this K.
+    /// Whether stages of this many columns amortise their fixed cost, for this K.
     fn has_enough_columns_for_k(&self, columns: u64, k: u64) -> bool {
         columns >= u64::from(self.few_columns) || k <= u64::from(self.few_k)
     }

@@ -1,8 +1,9 @@
-//! The time of a collective, or of several that run as one step: one start-up, and the transfers one after another.
+//! The time of a collective, or of several collectives that run as one step: one start-up, and the transfers
+//! one after another.
 //!
-//! Collectives of one kind take the time of one with as many bytes as they have together, because a curve says how the time of a kind grows
-//! with its bytes. Those of several kinds have the longest of their start-ups. A step of several collectives takes a little longer for
-//! each further one.
+//! Collectives of one kind take the time of one collective with the sum of their bytes, because the curve of a
+//! kind covers its bytes. Collectives of several kinds have the longest of their start-ups. A step of several
+//! collectives takes slightly longer for each further one.
 
 use smallvec::SmallVec;
 
@@ -10,8 +11,8 @@ use super::timeline::{self, TimedStep};
 use super::{CollectiveVariant, MachineProfile};
 use crate::collective::{CollectiveKind, CollectiveName};
 
-/// What each further collective of a step costs besides its bytes, in microseconds: its addresses and
-/// sizes are loaded. Four gathers of 128 KiB on two H100 took 6.6 µs less as one step than one by one.
+/// The cost of each further collective of a step besides its bytes, in microseconds: loading its addresses and
+/// sizes. Four gathers of 128 KiB on two H100 took 6.6 µs less as one step than one by one.
 const EXTRA_COLLECTIVE_US: f64 = 0.2;
 
 struct KindBytes<'k> {
@@ -32,8 +33,9 @@ fn sum_bytes_by_kind<'k>(collectives: &[(&'k CollectiveKind, u64)]) -> SmallVec<
 }
 
 impl MachineProfile {
-    /// The estimated time in microseconds of collectives that run as one step, each a kind and its bytes; for the rest see
-    /// [`estimate`](Self::estimate_collective). `None` if there are none, or if one of them has no estimate.
+    /// The estimated time in microseconds of collectives that run as one step, each given as its kind and
+    /// bytes. The other parameters are those of [`estimate_collective`](Self::estimate_collective). `None` if
+    /// there are no collectives, or if one of them has no estimate.
     pub fn estimate_collectives(
         &self,
         collectives: &[(&CollectiveKind, u64)],
@@ -44,7 +46,8 @@ impl MachineProfile {
         if let &[(kind, bytes)] = collectives {
             return self.estimate_collective(kind, variant, exit, bytes, ranks);
         }
-        let (mut startup_us, mut transfer_us) = (0.0f64, 0.0);
+        let mut startup_us = 0.0f64;
+        let mut transfer_us = 0.0;
         for KindBytes { kind, bytes } in sum_bytes_by_kind(collectives) {
             let own_us = self.estimate_collective(kind, variant, exit, 1, ranks)?;
             transfer_us += self.estimate_collective(kind, variant, exit, bytes, ranks)? - own_us;
@@ -54,8 +57,9 @@ impl MachineProfile {
         Some(startup_us + transfer_us + EXTRA_COLLECTIVE_US * further as f64)
     }
 
-    /// Collectives that run as one step, as a step of a timeline: their time alone, what they take from computation beside them, and
-    /// their rate there. On a machine that does not tell how many multiprocessors it has, neither slows the other.
+    /// Collectives that run as one step, as a step of a timeline: their time alone, the share that they take
+    /// from concurrent computation, and their rate next to it. On a machine with an unknown number of
+    /// multiprocessors, neither slows the other.
     pub fn timed_collectives(
         &self,
         collectives: &[(&CollectiveKind, u64)],
@@ -72,12 +76,15 @@ impl MachineProfile {
             Some(taken) => (taken * full, rates.fold(1.0, f64::min) * full),
             None => (0.0, full),
         };
-        let (time, taken, rate) = (timeline::us_to_ns(us), taken as u32, rate as u32);
+        let time = timeline::us_to_ns(us);
+        let taken = taken as u32;
+        let rate = rate as u32;
         Some(TimedStep { communicates: true, compute_share: taken, rate, ..TimedStep::compute(time) })
     }
 
-    /// The estimated microseconds that a collective adds to a run in which `beside_us` of compute can run beside it
-    /// (see the [module](super)); for the rest see [`estimate`](Self::estimate_collective).
+    /// The estimated microseconds that a collective adds to a run in which `concurrent_us` of compute can
+    /// overlap it (see the [module](super)). The other parameters are those of
+    /// [`estimate_collective`](Self::estimate_collective).
     pub fn estimate_added_us(
         &self,
         kind: &CollectiveKind,
@@ -85,22 +92,22 @@ impl MachineProfile {
         exit: Option<bool>,
         bytes: u64,
         ranks: u32,
-        beside_us: f64,
+        concurrent_us: f64,
     ) -> Option<f64> {
-        self.estimate_added_us_of_collectives(&[(kind, bytes)], variant, exit, ranks, beside_us)
+        self.estimate_added_us_of_collectives(&[(kind, bytes)], variant, exit, ranks, concurrent_us)
     }
 
-    /// The same for collectives that run as one step.
+    /// As [`estimate_added_us`](Self::estimate_added_us), for collectives that run as one step.
     pub fn estimate_added_us_of_collectives(
         &self,
         collectives: &[(&CollectiveKind, u64)],
         variant: CollectiveVariant,
         exit: Option<bool>,
         ranks: u32,
-        beside_us: f64,
+        concurrent_us: f64,
     ) -> Option<f64> {
         let us = self.estimate_collectives(collectives, variant, exit, ranks)?;
-        let hidden = us.min(beside_us);
+        let hidden = us.min(concurrent_us);
         if hidden == 0.0 {
             return Some(us);
         }
@@ -110,18 +117,19 @@ impl MachineProfile {
         Some(us - hidden + hidden * taken)
     }
 
-    /// The part of its time that a step of collectives takes from computation beside it.
+    /// The share of its time that a step of collectives takes from concurrent computation.
     fn occupied_compute_share_of_collectives(
         &self,
         collectives: &[(&CollectiveKind, u64)],
         variant: CollectiveVariant,
         ranks: u32,
     ) -> Option<f64> {
-        let of = |same: KindBytes<'_>| self.occupied_compute_share(same.kind, variant, same.bytes, ranks);
-        sum_bytes_by_kind(collectives)
-            .into_iter()
-            .map(of)
-            .try_fold(0.0, |most, taken| Some(f64::max(most, taken?)))
+        let mut most = 0.0;
+        for same in sum_bytes_by_kind(collectives) {
+            let taken = self.occupied_compute_share(same.kind, variant, same.bytes, ranks)?;
+            most = f64::max(most, taken);
+        }
+        Some(most)
     }
 }
 
@@ -139,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn one_collective_takes_what_it_takes_alone() {
+    fn a_step_of_one_collective_takes_its_own_time() {
         let p = profile();
         for kind in [&GATHER, &EXCHANGE, &SUM] {
             for bytes in [1, 1 << 10, 100_000, 1 << 20, 1 << 29] {
@@ -166,13 +174,13 @@ mod tests {
             (together - us(&[(&GATHER, 512 << 10)]) - 3.0 * EXTRA_COLLECTIVE_US).abs() < 1e-9,
             "{together}"
         );
-        // Of two kinds, whose order does not matter.
+        // Two kinds, in any order.
         let [mixed, reversed] =
             [us(&[(&EXCHANGE, 2 << 20), (&SUM, 1 << 10)]), us(&[(&SUM, 1 << 10), (&EXCHANGE, 2 << 20)])];
         assert!((mixed - reversed).abs() < 1e-9);
         let (exchange, sum) = (us(&[(&EXCHANGE, 2 << 20)]), us(&[(&SUM, 1 << 10)]));
         assert!(mixed > exchange && mixed < exchange + sum - 3.0, "{mixed} {exchange} {sum}");
-        // A kind that the variant does not run.
+        // A kind that the variant does not support.
         let reduce = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
         assert_eq!(
             p.estimate_collectives(&[(&GATHER, 4), (&reduce, 4)], CollectiveVariant::Pull, None, 4),
@@ -181,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn several_take_of_computation_what_one_of_all_bytes_takes() {
+    fn several_collectives_slow_computation_like_one_of_all_bytes() {
         let p = profile();
         let all = [(&GATHER, 1u64 << 20); 8];
         let several = p.timed_collectives(&all, CollectiveVariant::Push, None, 4).expect("curves");

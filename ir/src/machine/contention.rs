@@ -1,10 +1,10 @@
-//! What collectives and computation take from each other while both run, as measured on a machine.
+//! The slowdown of collectives and computation by each other, as measured on a machine.
 
 use serde::{Deserialize, Serialize};
 
 use crate::collective::{CollectiveName, CollectiveVariant};
 
-/// One measurement of a collective beside products that fill the machine.
+/// One measurement of a collective concurrent with products that fill the machine.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "ContentionFields", into = "ContentionFields")]
 pub struct ContentionMeasurement {
@@ -13,9 +13,9 @@ pub struct ContentionMeasurement {
     pub ranks: u32,
     /// The bytes of the collective, as in curves.
     pub bytes: u64,
-    /// How much longer the products took because of it, as a part of its time alone.
+    /// The increase of the products' time because of it, as a fraction of the collective's time alone.
     pub taken: f64,
-    /// Its rate beside the products, as a part of that alone.
+    /// Its rate next to the products, as a fraction of its rate alone.
     pub rate: f64,
 }
 
@@ -44,7 +44,8 @@ struct ContentionFields {
 impl From<ContentionMeasurement> for ContentionFields {
     fn from(c: ContentionMeasurement) -> ContentionFields {
         let ContentionMeasurement { collective, variant, ranks, bytes, taken, rate } = c;
-        let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
+        let collective = collective.name().to_string();
+        let variant = variant.name().to_string();
         ContentionFields { collective, variant, ranks, bytes, taken, rate }
     }
 }

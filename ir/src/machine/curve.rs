@@ -1,4 +1,4 @@
-//! One measured or modelled series of times by size, and how a time is read off it.
+//! Curves: measured or modelled times by size, and their interpolation.
 
 use std::fmt;
 
@@ -6,26 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::collective::{CollectiveName, CollectiveVariant, ExitBarrier};
 
-/// The time of one way to run one collective by its size, on groups of one number of ranks.
+/// The time of one variant of one collective by its size, on groups of one number of ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(try_from = "written::CurveFields", into = "written::CurveFields")]
 pub struct CollectiveCurve {
     pub collective: CollectiveName,
     pub variant: CollectiveVariant,
-    /// For a variant whose exit barrier can be dropped: whether it was.
+    /// For a variant with a droppable exit barrier: whether it was kept or dropped.
     pub exit: Option<ExitBarrier>,
     /// The number of ranks in the group, at least 2.
     pub ranks: u32,
     pub provenance: Provenance,
-    /// How they were measured or what they were modelled from, for people.
+    /// The method of measurement or the origin of the model, for people.
     pub note: String,
-    /// Bytes and microseconds, by ascending bytes.
+    /// Bytes and microseconds, in ascending order of bytes.
     pub points: Vec<(u64, f64)>,
-    /// Of each point, how far the least and the most of its measurements lie apart, as a part of the time, if that
-    /// is known.
+    /// For each point the distance between the smallest and the largest of its measurements, as a fraction of
+    /// the time, if known.
     pub spread: Vec<f64>,
-    /// Of each point, the most blocks of a kernel that the time is for, if the variant is a kernel and that is known;
-    /// all ranks launch as many.
+    /// For each point the maximum number of blocks of the kernel that the time applies to, if the variant is a
+    /// kernel and the number is known. All ranks launch the same number.
     pub blocks: Vec<u32>,
 }
 
@@ -37,21 +37,21 @@ pub struct CopyCurve {
     pub provenance: Provenance,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
-    /// Bytes and microseconds, by ascending bytes.
+    /// Bytes and microseconds, in ascending order of bytes.
     pub points: Vec<(u64, f64)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Provenance {
-    /// The machine itself.
+    /// Measured on the machine.
     Measured,
-    /// A formula over other numbers.
+    /// Computed by a formula from other numbers.
     Modelled,
 }
 
 impl CollectiveCurve {
-    /// What a profile has at most one curve for.
+    /// The key: a profile has at most one curve for each.
     pub(super) fn key(&self) -> (CollectiveName, CollectiveVariant, Option<ExitBarrier>, u32) {
         (self.collective, self.variant, self.exit, self.ranks)
     }
@@ -61,7 +61,8 @@ impl CollectiveCurve {
         interpolate_time(&self.points, bytes)
     }
 
-    /// The most blocks of a kernel for `bytes`: those of the last point that is not larger, or of the first.
+    /// The maximum number of blocks of the kernel for `bytes`: that of the last point that is not larger, or of
+    /// the first point.
     pub fn blocks_at(&self, bytes: u64) -> Option<u32> {
         let above = self.points.partition_point(|p| p.0 <= bytes);
         self.blocks.get(above.saturating_sub(1)).copied()
@@ -120,7 +121,8 @@ mod written {
                 spread,
                 blocks,
             } = curve;
-            let (collective, variant) = (collective.name().to_string(), variant.name().to_string());
+            let collective = collective.name().to_string();
+            let variant = variant.name().to_string();
             CurveFields { collective, variant, exit, ranks, provenance, note, points, spread, blocks }
         }
     }
@@ -155,8 +157,8 @@ mod written {
     }
 }
 
-/// The time at `bytes`: constant up to the first point, linear in the bytes between points and on beyond
-/// the last, where a series that does not rise goes on in proportion.
+/// The time at `bytes`: constant up to the first point, linear in the bytes between points and beyond the last.
+/// If the last segment does not rise, the time beyond it is proportional to the bytes.
 pub(super) fn interpolate_time(points: &[(u64, f64)], bytes: u64) -> f64 {
     let above = points.partition_point(|p| p.0 < bytes);
     match (above.checked_sub(1).map(|i| points[i]), points.get(above)) {
@@ -177,13 +179,13 @@ fn interpolate_segment(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
     a.1 + (b.1 - a.1) * ((bytes - a.0) as f64 / (b.0 - a.0) as f64)
 }
 
-/// The times that a profile may have, in microseconds: sums and products of such times are finite.
+/// The allowed times of a profile, in microseconds. Sums and products of such times are finite.
 const ALLOWED_TIMES_US: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
 
-/// Checks that there are points, that the bytes ascend from at least 1 and that the times are possible.
+/// Checks that there are points, that the bytes ascend from at least 1, and that the times are allowed.
 pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
     if points.is_empty() {
-        return Err("it has no points".into());
+        return Err("the curve has no points".into());
     }
     for (i, &(bytes, us)) in points.iter().enumerate() {
         let before = i.checked_sub(1).map_or(0, |i| points[i].0);
@@ -191,7 +193,8 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
         if !ALLOWED_TIMES_US.contains(&us) {
-            let (least, most) = (ALLOWED_TIMES_US.start(), ALLOWED_TIMES_US.end());
+            let least = ALLOWED_TIMES_US.start();
+            let most = ALLOWED_TIMES_US.end();
             return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
         }
     }

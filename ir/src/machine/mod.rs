@@ -1,35 +1,37 @@
-//! Machine profiles: how long each way to run a collective takes on a machine.
+//! Machine profiles: the time that each variant of each collective takes on a machine.
 //!
-//! A [`MachineProfile`] is data: a JSON file of [`CollectiveCurve`]s, one for each collective, variant, fate of the exit
-//! barrier and number of ranks. The built-in ones are embedded in the binary; others are read from files.
-//! Unknown versions, fields and names are refused.
+//! A [`MachineProfile`] is data: a JSON file of [`CollectiveCurve`]s, one for each collective, variant, state
+//! of the exit barrier and number of ranks. The built-in profiles are embedded in the binary; others are read
+//! from files. Unknown versions, fields and names are rejected.
 //!
-//! # What the bytes of a curve are
-//! The tensor of an all-reduce, all-to-all, broadcast or permute, the gathered result of an all-gather,
-//! the operand of a reduce-scatter: always the larger side.
+//! # The bytes of a curve
+//! The bytes are those of the larger side: the tensor of an all-reduce, all-to-all, broadcast or permute, the
+//! gathered result of an all-gather, and the operand of a reduce-scatter.
 //!
-//! # How a time is read off a curve
-//! Between two points the time is linear in the bytes: each stretch is a start-up plus a transfer at one
-//! bandwidth, which is how collectives behave and what the points of a doubling series resolve well. Below
-//! the first point the time is that of the first point; above the last it goes on with the bandwidth
-//! of the last stretch. A number of ranks without a curve of its own is modelled from the nearest one that
-//! has a curve ([`model`]). All of this is additions, products and quotients of `f64`, which give
-//! the same bits on every machine; logarithms do not, and every rank must choose alike.
+//! # Interpolation
+//! Between two points the time is linear in the bytes: each segment is a start-up plus a transfer at one
+//! bandwidth. Collectives behave in this way, and a series of doubling sizes resolves it well. Below the first
+//! point the time is that of the first point. Above the last point it continues with the bandwidth of the last
+//! segment. A number of ranks without its own curve is modelled from the nearest number with a curve
+//! ([`model`]). All of this uses only additions, products and quotients of `f64`, which give the same bits on
+//! every machine. Logarithms do not, and all ranks must make the same choice.
 //!
-//! # What a collective takes from compute beside it
-//! A machine that tells how many multiprocessors it has shares them: a collective beside compute adds to a run what
-//! of its time nothing hides, and what it takes from the compute meanwhile ([`model::occupied_compute_share`]). So one that leaves
-//! the multiprocessors alone may be the better one there, though it is slower by itself. Where a profile does not
-//! tell, the choice of variants counts nothing as hidden. Timelines of whole runs ([`timeline`]) also slow the collective down
-//! ([`MachineProfile::timed_collectives`]). A profile may state what was measured ([`ContentionMeasurement`]).
+//! # Contention between collectives and compute
+//! A machine with a known number of multiprocessors shares them. A collective that overlaps compute adds two
+//! things to a run: the part of its time that nothing overlaps, and the slowdown of the compute
+//! ([`model::occupied_compute_share`]). A variant that leaves the multiprocessors alone may therefore be better
+//! there, even if it is slower alone. If a profile does not state the number, the choice of variants counts no
+//! time as overlapped. Timelines of whole runs ([`timeline`]) also slow down the collective
+//! ([`MachineProfile::timed_collectives`]). A profile may state measurements ([`ContentionMeasurement`]).
 //!
-//! # What a collective does along the way
-//! On a machine whose [capabilities](DispatchCapabilities) say so, the kernel of an all-reduce by `ll`, or in two shots of a large
-//! tensor, also adds the residual that follows. `ll` saves a kernel, and storing and reading the reduction once; two shots
-//! do the addition while the links are busy. The variant is credited with as much as a copy of the reduction takes.
+//! # Fused work
+//! On a machine whose [capabilities](DispatchCapabilities) include it, the kernel of an all-reduce by `ll`, or
+//! of a large two-shot all-reduce, also adds the residual that follows. `ll` saves a kernel, and one store and
+//! read of the reduction. Two-shot kernels do the addition while the links are busy. The variant is credited
+//! with the time of a copy of the reduction.
 //!
-//! Deliberately not here: what copies a placement forces (the lowering and the planner know that) and how
-//! profiles are measured.
+//! Deliberately not here: the copies that a placement forces (the lowering and the planner know them), and the
+//! measurement of profiles.
 
 mod backend;
 mod capability;
@@ -58,8 +60,9 @@ pub use curve::{CollectiveCurve, CopyCurve, Provenance};
 pub use throughput::{OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
-/// The version of the format that this crate writes. Earlier ones, which lack fields, are read as well: version 1 has neither
-/// `product_rates` nor `contention`, and versions 1 and 2 have no `backend` ([`TargetBackend`]).
+/// The version of the format that this crate writes. Earlier versions, which lack fields, can be read as well:
+/// version 1 has neither `product_rates` nor `contention`, and versions 1 and 2 have no `backend`
+/// ([`TargetBackend`]).
 pub const VERSION: u32 = 3;
 
 const BUILTIN: [(&str, &str); 4] = [
@@ -69,38 +72,40 @@ const BUILTIN: [(&str, &str); 4] = [
     ("h200x8", include_str!("h200x8.json")),
 ];
 
-/// How long each way to run a collective takes on a machine, in microseconds (see the [module](self)).
+/// The times of the variants of collectives on a machine, in microseconds (see the [module](self)).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineProfile {
     /// The version of the format: at most [`VERSION`].
     pub version: u32,
-    /// The name under which plans record it.
+    /// The name that plans record.
     pub name: String,
-    /// What machine it is and where the numbers come from, for people.
+    /// A description of the machine and of the origin of the numbers, for people.
     pub about: String,
-    /// The backend that runs plans there. Profiles of versions 1 and 2 lack it: those that tell `multiprocessors` are of
-    /// [`TargetBackend::Cuda`], others of [`TargetBackend::Host`].
+    /// The backend that runs plans on the machine. Profiles of versions 1 and 2 lack it: profiles with
+    /// `multiprocessors` are read as [`TargetBackend::Cuda`], others as [`TargetBackend::Host`].
     pub backend: TargetBackend,
-    /// How many multiprocessors a device has; none where communication takes all of a rank that computes beside it.
+    /// The number of multiprocessors of a device. Absent if communication occupies all of a rank that would
+    /// compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// Which nodes are one kernel there. A profile that was written before there were such tables, with the field
-    /// `fuses_residual`, is read with that of the kernels for GPUs.
+    /// The sets of nodes that run as one kernel. A profile with the older field `fuses_residual` instead is
+    /// read with the table of the kernels for GPUs.
     #[serde(default, skip_serializing_if = "DispatchCapabilities::is_none")]
     pub dispatches: DispatchCapabilities,
-    /// How fast it computes. Without it, products take as long as copying a byte for each 512 operations.
+    /// The rates of computation. Without it, products take as long as copying one byte for each 512 operations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throughput: Option<Throughput>,
-    /// How fast products of few and of many rows are, by ascending rows. Without them, all are as fast as `throughput` says.
+    /// The rates of products by their number of rows, in ascending order. Without it, all products have the
+    /// rates of `throughput`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub product_rates: Vec<ProductRate>,
-    /// What collectives and computation take from each other while both run, at most one for each collective, variant and number
-    /// of ranks. What is not measured is modelled ([`model`]).
+    /// The measured slowdown of collectives and computation by each other: at most one measurement for each
+    /// collective, variant and number of ranks. Missing measurements are modelled ([`model`]).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<ContentionMeasurement>,
     pub copy: CopyCurve,
-    /// The curves, at most one for each collective, variant, exit barrier and number of ranks.
+    /// The curves: at most one for each collective, variant, state of the exit barrier and number of ranks.
     pub curves: Vec<CollectiveCurve>,
 }
 
@@ -131,7 +136,7 @@ impl MachineProfile {
         MachineProfile::from_json(text).ok()
     }
 
-    /// The name of the built-in profile that is nearest to a machine of so many GPUs.
+    /// The name of the built-in profile that is closest to a machine with this number of GPUs.
     pub fn nearest_builtin(gpus: u32) -> &'static str {
         match gpus {
             0..=2 => "h200x2",
@@ -144,8 +149,8 @@ impl MachineProfile {
         BUILTIN.iter().map(|(name, _)| *name).collect()
     }
 
-    /// Fails if the text is no profile, has another version, or a curve is named twice, names an unknown collective or
-    /// variant, or has no, unordered or impossible points.
+    /// Fails if the text is not a profile or has another version. Fails also for a curve that is duplicated,
+    /// names an unknown collective or variant, or has missing, unordered or invalid points.
     pub fn from_json(text: &str) -> Result<MachineProfile, ProfileError> {
         let text = backend::add_backend(text);
         let profile = serde_json::from_str(&text).or_else(|error| parse_legacy(&text).ok_or(error));
@@ -155,8 +160,8 @@ impl MachineProfile {
         }
         let error =
             |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
-        let zero = (profile.multiprocessors == Some(0)).then(|| "multiprocessors".to_string());
-        if let Some(field) = zero.or_else(|| profile.dispatches.find_zero_limit()) {
+        let zero_field = (profile.multiprocessors == Some(0)).then(|| "multiprocessors".to_string());
+        if let Some(field) = zero_field.or_else(|| profile.dispatches.find_zero_limit()) {
             return Err(ProfileError::Zero { name: profile.name, field });
         }
         if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
@@ -168,13 +173,14 @@ impl MachineProfile {
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
             let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
-            let checked = if known { Err("it is given twice".to_string()) } else { check_curve(curve) };
+            let checked =
+                if known { Err("the curve is a duplicate".to_string()) } else { check_curve(curve) };
             checked.map_err(|m| error(curve.to_string(), m))?;
         }
         Ok(profile)
     }
 
-    /// The first measurement of products or of contention that breaks a rule, and which.
+    /// The first measurement of products or of contention that breaks a rule, and the message.
     fn invalid_measurement(&self) -> Option<(String, String)> {
         for (i, rate) in self.product_rates.iter().enumerate() {
             let after = i.checked_sub(1).map_or(0, |before| self.product_rates[before].rows);
@@ -182,12 +188,14 @@ impl MachineProfile {
                 return Some((format!("product_rates[{i}]"), message));
             }
         }
-        for (i, of) in self.contention.iter().enumerate() {
-            let same = |c: &&ContentionMeasurement| {
-                (c.collective, c.variant, c.ranks) == (of.collective, of.variant, of.ranks)
+        for (i, measurement) in self.contention.iter().enumerate() {
+            let has_same_key = |c: &&ContentionMeasurement| {
+                (c.collective, c.variant, c.ranks)
+                    == (measurement.collective, measurement.variant, measurement.ranks)
             };
-            let twice = self.contention[..i].iter().find(same).map(|_| "it is given twice".to_string());
-            if let Some(message) = twice.or_else(|| of.validation_error()) {
+            let duplicate =
+                self.contention[..i].iter().find(has_same_key).map(|_| "it is a duplicate".to_string());
+            if let Some(message) = duplicate.or_else(|| measurement.validation_error()) {
                 return Some((format!("contention[{i}]"), message));
             }
         }
@@ -198,10 +206,10 @@ impl MachineProfile {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// The estimated time in microseconds of one collective on groups of `ranks` ranks; `None` if the
-    /// profile has no curve for this variant, or one of `ll` for smaller messages only: the landing zones of
-    /// larger ones are worth no guess. `exit` is whether a droppable exit barrier is kept; it does
-    /// not matter for other variants, and `None` counts as kept. For `bytes` see the [module](self).
+    /// The estimated time in microseconds of one collective on groups of `ranks` ranks. `None` if the profile
+    /// has no curve for this variant, or only one of `ll` for smaller messages, because extrapolation would not
+    /// justify the landing zones of larger ones. `exit` is whether a droppable exit barrier is kept; it is
+    /// ignored for other variants, and `None` counts as kept. The [module](self) defines `bytes`.
     pub fn estimate_collective(
         &self,
         kind: &CollectiveKind,
@@ -210,7 +218,7 @@ impl MachineProfile {
         bytes: u64,
         ranks: u32,
     ) -> Option<f64> {
-        // Kernels of a GPU reach this many peers, and no more.
+        // The kernels for GPUs support at most this number of ranks.
         if self.backend == TargetBackend::Cuda && ranks > model::MAX_GPU_CELL_RANKS && !variant.is_library() {
             return None;
         }
@@ -219,8 +227,9 @@ impl MachineProfile {
         (known || variant != CollectiveVariant::Ll).then(|| model::scale_to_ranks(curve, bytes, ranks))
     }
 
-    /// The part of its time that a collective takes from computation beside it; none on a machine that does not tell how many
-    /// multiprocessors it has. What was measured at some bytes holds for others in proportion to [`model::taken`].
+    /// The share of its time that a collective takes from concurrent computation. `None` if the number of
+    /// multiprocessors of the machine is unknown. A measurement at one size is scaled to other sizes in
+    /// proportion to [`model::occupied_compute_share`].
     fn occupied_compute_share(
         &self,
         kind: &CollectiveKind,
@@ -240,16 +249,16 @@ impl MachineProfile {
                 multiprocessors,
             )
         };
-        let own = modelled(bytes, ranks);
+        let modelled_share = modelled(bytes, ranks);
         Some(match self.nearest_contention(kind, variant, ranks) {
             Some(measured) => {
-                (measured.taken * own / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
+                (measured.taken * modelled_share / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
             }
-            None => own,
+            None => modelled_share,
         })
     }
 
-    /// The rate of a collective beside computation that fills the machine.
+    /// The rate of a collective next to computation that fills the machine.
     fn concurrent_rate(&self, kind: &CollectiveKind, variant: CollectiveVariant, ranks: u32) -> f64 {
         self.nearest_contention(kind, variant, ranks)
             .map_or_else(|| model::concurrent_rate(variant), |measured| measured.rate)
@@ -267,8 +276,8 @@ impl MachineProfile {
         of.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
-    /// The curve that [`estimate`](Self::estimate_collective) reads: that of `ranks` ranks or, lacking it, the nearest
-    /// number (the smaller of two equally near), from which the time is modelled.
+    /// The curve that [`estimate_collective`](Self::estimate_collective) reads: the curve for `ranks` ranks, or
+    /// for the nearest number (the smaller of two equally near), from which the time is then modelled.
     pub fn nearest_curve(
         &self,
         kind: &CollectiveKind,
@@ -284,8 +293,8 @@ impl MachineProfile {
             .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
-    /// The most blocks of the kernel that runs a collective on a GPU, if its curve says so; for the rest see
-    /// [`estimate`](Self::estimate_collective).
+    /// The maximum number of blocks of the kernel that runs a collective on a GPU, if its curve states it. The
+    /// parameters are those of [`estimate_collective`](Self::estimate_collective).
     pub fn max_blocks(
         &self,
         kind: &CollectiveKind,
@@ -293,7 +302,7 @@ impl MachineProfile {
         bytes: u64,
         ranks: u32,
     ) -> Option<u32> {
-        // Whether an exit barrier runs makes no difference to what is between.
+        // The blocks do not depend on whether the exit barrier runs.
         [Some(false), Some(true)]
             .into_iter()
             .find_map(|exit| self.nearest_curve(kind, variant, exit, ranks).and_then(|c| c.blocks_at(bytes)))
@@ -301,20 +310,19 @@ impl MachineProfile {
 
     /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
     pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
-        let has = |v: &CollectiveVariant| {
+        let has_curve = |v: &CollectiveVariant| {
             self.nearest_curve(kind, *v, None, 2).or(self.nearest_curve(kind, *v, Some(false), 2)).is_some()
         };
-        CollectiveVariant::ALL.iter().copied().filter(has).collect()
+        CollectiveVariant::ALL.iter().copied().filter(has_curve).collect()
     }
 
-    /// The estimated time in microseconds of copying `bytes` within the memory of one rank; no bytes take
-    /// no time.
+    /// The estimated time in microseconds of copying `bytes` within the memory of one rank; 0 for no bytes.
     pub fn copy_us(&self, bytes: u64) -> f64 {
         if bytes == 0 { 0.0 } else { curve::interpolate_time(&self.copy.points, bytes) }
     }
 }
 
-/// A profile with a field that versions without tables of capabilities wrote.
+/// A profile with a field of versions that had no tables of capabilities.
 fn parse_legacy(text: &str) -> Option<MachineProfile> {
     let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
     if fields.remove("fuses_residual")?.as_bool()? {
@@ -329,11 +337,13 @@ fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
     }
     curve::check_points(&curve.points)?;
     if !curve.spread.is_empty() && curve.spread.len() != curve.points.len() {
-        let (points, spread) = (curve.points.len(), curve.spread.len());
+        let points = curve.points.len();
+        let spread = curve.spread.len();
         return Err(format!("{spread} spreads for {points} points, expected one each or none"));
     }
     if !curve.blocks.is_empty() && curve.blocks.len() != curve.points.len() {
-        let (points, blocks) = (curve.points.len(), curve.blocks.len());
+        let points = curve.points.len();
+        let blocks = curve.blocks.len();
         return Err(format!("{blocks} numbers of blocks for {points} points, expected one each or none"));
     }
     if curve.blocks.contains(&0) {
@@ -362,8 +372,8 @@ mod tests {
         assert!(MachineProfile::builtin("abacus").is_none());
     }
 
-    /// Every collective has plain, and every variant with a contract has a curve, with both fates of a
-    /// droppable exit; those of GPUs alone on machines with GPUs.
+    /// Checks that every collective has plain, and that every variant with a contract has a curve, for both
+    /// states of a droppable exit barrier. Variants of GPUs are required only on machines with GPUs.
     #[test]
     fn builtin_profiles_are_complete() {
         for name in MachineProfile::builtin_names() {
@@ -404,7 +414,7 @@ mod tests {
         }
     }
 
-    /// Every path to a number in a JSON value.
+    /// The paths to all numbers in a JSON value.
     fn numbers(value: &serde_json::Value, at: &str, out: &mut Vec<String>) {
         match value {
             serde_json::Value::Object(fields) => {
@@ -415,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn measured_contention_stands_for_the_model() {
+    fn measured_contention_replaces_the_model() {
         let of = |taken, rate| ContentionMeasurement {
             collective: CollectiveName::AllGather,
             variant: CollectiveVariant::Push,
@@ -433,7 +443,7 @@ mod tests {
         let at = timed(&measured, 1 << 24);
         assert_eq!((at.compute_share, at.rate), (timeline::FULL_RATE / 4, timeline::FULL_RATE / 2));
         assert_eq!(at.time, timed(&plain, 1 << 24).time);
-        // At other sizes the model scales it, and other variants have the model alone.
+        // The model scales the measurement to other sizes, and other variants use only the model.
         let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).compute_share));
         let expected = 0.25 * f64::from(timeline::FULL_RATE) * small / large;
         assert!((f64::from(timed(&measured, 1 << 13).compute_share) - expected).abs() <= 2.0);
@@ -442,7 +452,7 @@ mod tests {
         };
         assert_eq!(pull(&measured), pull(&plain));
         assert_eq!(MachineProfile::from_json(&measured.to_json()).unwrap(), measured);
-        // Version 1 has none, and is read.
+        // Version 1 has no measurements, and can be read.
         let mut old = fields(&plain);
         old.insert("version".into(), 1.into());
         old.remove("product_rates");
@@ -454,7 +464,7 @@ mod tests {
             (MachineProfile { contention: vec![of(0.5, 0.0)], ..plain.clone() }, "contention[0]: rate"),
             (
                 MachineProfile { contention: vec![of(0.5, 0.5); 2], ..plain.clone() },
-                "contention[1]: it is given twice",
+                "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
             (MachineProfile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 3"),
@@ -563,14 +573,14 @@ mod tests {
     }
 
     #[test]
-    fn beside_compute_a_slower_collective_may_add_less() {
+    fn a_slower_collective_may_add_less_next_to_compute() {
         let p = MachineProfile::builtin("h200x2").unwrap();
         let added = |variant, beside_us| {
             p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()
         };
         assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
         assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
-        // What does not hide counts whole.
+        // Time that is not overlapped counts in full.
         let alone = added(CollectiveVariant::Copies, 0.0);
         assert_eq!(added(CollectiveVariant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
         let host = MachineProfile::builtin("host").unwrap();
@@ -620,8 +630,8 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         }
         refused(&|p| p.curves[0].ranks = 1, "1 ranks, expected at least 2");
-        refused(&|p| p.curves.push(p.curves[3].clone()), "it is given twice");
-        refused(&|p| p.curves[0].points.clear(), "it has no points");
+        refused(&|p| p.curves.push(p.curves[3].clone()), "the curve is a duplicate");
+        refused(&|p| p.curves[0].points.clear(), "the curve has no points");
         refused(&|p| p.curves[0].spread = vec![0.5], "1 spreads for ");
         refused(&|p| p.curves[0].blocks = vec![8], "1 numbers of blocks for ");
         refused(&|p| p.curves[0].blocks = vec![0; p.curves[0].points.len()], "0 blocks, expected at least 1");

@@ -1,23 +1,24 @@
-//! The cost model that carries a curve from one number of ranks to another.
+//! The cost model that scales a curve from one number of ranks to another.
 //!
-//! A time is a start-up, which the barriers and flags cost and which hardly depends on the number of
-//! ranks within one machine, plus a transfer in proportion to the bytes that the busiest link of a rank
-//! carries ([`link_traffic`]). With `m` the curve's number of ranks, `first` the time of its first point and
-//! `t` its time at these bytes, `n` ranks take `first + (t - first) * traffic(n) / traffic(m)`.
+//! A time is a start-up plus a transfer. The start-up is the cost of barriers and flags, which hardly depends
+//! on the number of ranks within one machine. The transfer is proportional to the bytes that the busiest link
+//! of a rank carries ([`link_traffic`]). Let `m` be the curve's number of ranks, `first` the time of its first
+//! point and `t` its time at these bytes. Then `n` ranks take `first + (t - first) * traffic(n) / traffic(m)`.
 
 use super::curve::CollectiveCurve;
 use crate::collective::{CollectiveName, CollectiveVariant, ResultDistribution};
 
-/// What moving bytes at the speed of links and memory takes from compute beside it, whoever moves them: on two H200
-/// copies of 213 µs add 77 to 119 to a product of 1334 to 1391.
+/// The share of concurrent compute that moving bytes at the speed of links and memory takes, regardless of the
+/// mechanism. On two H200, copies of 213 µs add 77 to 119 µs to a product of 1334 to 1391 µs.
 const TRANSFER_SHARE: f64 = 1.0 / 3.0;
 const LIBRARY_BLOCKS: u64 = 32;
-/// The most ranks of a cell that kernels on GPUs communicate in; more are left to the library.
+/// The maximum number of ranks of a cell in which kernels on GPUs communicate. Larger cells use the library.
 pub const MAX_GPU_CELL_RANKS: u32 = 8;
 
-/// The part of its time that a collective takes from compute beside it on a GPU of so many multiprocessors. Copies and
-/// copy engines take none of these; a kernel has a block on one for every 4 KiB that it moves for a peer (1 KiB by
-/// `ll`), up to `most`, or 128 (64) where a profile names none, which is how GPUs run them.
+/// The share of its time that a collective takes from concurrent compute on a GPU with `multiprocessors`
+/// multiprocessors. Copies and copy engines occupy none of these. A kernel has one block for every 4 KiB that
+/// it moves for a peer (1 KiB by `ll`), up to `most` blocks. If a profile does not state `most`, it is 128 (64
+/// by `ll`), which is how GPUs run them.
 pub fn occupied_compute_share(
     collective: CollectiveName,
     variant: CollectiveVariant,
@@ -31,20 +32,21 @@ pub fn occupied_compute_share(
         !facts.reduces || matches!(variant, CollectiveVariant::OneShot | CollectiveVariant::Ll);
     let whole = facts.preserves_positions() && in_one_round;
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
-    let most = |own: u64| most.map_or(own, u64::from);
+    let max_blocks = |default: u64| most.map_or(default, u64::from);
     let blocks = match variant {
         CollectiveVariant::Copies | CollectiveVariant::PullCopies | CollectiveVariant::CopyEngine => 0,
         CollectiveVariant::Plain | CollectiveVariant::NcclWindow => LIBRARY_BLOCKS,
-        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(most(64)),
-        _ => moved.div_ceil(4 << 10).min(most(128)),
+        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(max_blocks(64)),
+        _ => moved.div_ceil(4 << 10).min(max_blocks(128)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + TRANSFER_SHARE).min(1.0)
 }
 
-/// At which rate of full speed a collective runs beside computation that fills the GPU. A kernel gets multiprocessors only as
-/// blocks of the computation end: a reduce-scatter of 0.36 ms took 1.7 ms beside products on H100s. Copies need none, but the
-/// barriers around them do, and so do the kernels with which the library's copy engines are started. On two H100, 16 MiB by `copies` and
-/// `pull_copies` ran at 0.47 to 0.64 beside products, by copy engines at 0.26 to 0.35.
+/// The rate of a collective next to computation that fills the GPU, as a fraction of full speed. A kernel gets
+/// multiprocessors only as blocks of the computation end: a reduce-scatter of 0.36 ms took 1.7 ms next to
+/// products on H100s. Copies need none. The barriers around them do, and so do the kernels that start the
+/// library's copy engines. On two H100, 16 MiB by `copies` and `pull_copies` ran at 0.47 to 0.64 next to
+/// products, and by copy engines at 0.26 to 0.35.
 pub fn concurrent_rate(variant: CollectiveVariant) -> f64 {
     match variant {
         CollectiveVariant::Copies | CollectiveVariant::PullCopies => 0.5,
@@ -54,9 +56,10 @@ pub fn concurrent_rate(variant: CollectiveVariant) -> f64 {
 
 /// The bytes through one rank's link for each byte of the collective, on groups of `ranks` ranks.
 ///
-/// All-reduces that read or write everything (`one_shot`, `ll`) carry `n - 1`, those in two phases
-/// `2(n-1)/n`; all-gather, reduce-scatter and all-to-all carry `(n-1)/n` of their larger side; broadcast
-/// and permute carry each byte once, but a root that puts sends each byte to all others.
+/// All-reduces that read or write everything (`one_shot`, `ll`) carry `n - 1`, and all-reduces in two phases
+/// `2(n-1)/n`. All-gather, reduce-scatter and all-to-all carry `(n-1)/n` of their larger side. Broadcast and
+/// permute carry each byte once, except that the root of a broadcast by `put` sends each byte to all other
+/// ranks.
 pub fn link_traffic(collective: CollectiveName, variant: CollectiveVariant, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     let facts = collective.facts();
@@ -118,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_take_their_blocks_and_all_take_what_moving_takes() {
+    fn kernels_take_blocks_and_every_variant_takes_the_transfer_share() {
         let taken =
             |variant, bytes| occupied_compute_share(CollectiveName::AllGather, variant, bytes, 2, None, 128);
         assert_eq!(taken(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);

@@ -1,8 +1,9 @@
-//! Estimated time of steps: memory traffic, operations and the least time of a kernel.
+//! Estimated time of steps, from memory traffic, operations and the minimum time of a kernel.
 //!
-//! A step that computes takes the longest of three times: moving the bytes that it reads and writes once ([`Profile::copy_us`]; a copy moves
-//! each byte twice), its operations at the [`Throughput`] of the machine, and the least time of each of its kernels. A step without
-//! kernels, as a concatenation of what lies in place already, takes no time.
+//! A step that computes takes the longest of three times: moving the bytes that it reads and writes once
+//! ([`MachineProfile::copy_us`]; a copy moves each byte twice), its operations at the [`Throughput`] of the
+//! machine, and the minimum time of each of its kernels. A step without kernels takes no time, for example a
+//! concatenation whose operands are already in place.
 
 use smallvec::SmallVec;
 
@@ -13,18 +14,20 @@ use crate::collective::Collective;
 use crate::graph::{Graph, Node};
 use crate::{Dim, NodeId, Op};
 
-/// For profiles that do not state it: operations that take as long as copying a byte.
+/// For profiles without a throughput: the number of operations that take as long as copying a byte.
 const OPERATIONS_PER_BYTE: f64 = 512.0;
 
 impl MachineProfile {
-    /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
+    /// The minimum nanoseconds between the end of a step and the start of a step of the other lane that waits
+    /// for it.
     pub fn lane_crossing_ns(&self) -> u64 {
         self.throughput.map_or(0, |t| us_to_ns(t.crossing_us))
     }
 
-    /// A step of these nodes, which move this together, with its estimated time; `size` is the size of a dim, and `exit` says whether a
-    /// droppable exit barrier is kept. A step with a collective takes the time of that: what it
-    /// computes besides is done while it communicates. A collective without a curve takes 8 µs and 10 µs for each MB.
+    /// A step of these nodes, which move `moved` together, with its estimated time. `size` evaluates a dim, and
+    /// `exit` is whether a droppable exit barrier is kept. A step with a collective takes the time of the
+    /// collective, because its computation happens while it communicates. A collective without a curve takes 8
+    /// µs plus 10 µs for each MB.
     pub fn timed_step(
         &self,
         graph: &Graph,
@@ -34,7 +37,8 @@ impl MachineProfile {
         size: impl Fn(&Dim) -> u64,
     ) -> TimedStep {
         let mut operations = OperationCounts::default();
-        let (mut rows, mut count): (Option<u64>, usize) = (None, 0);
+        let mut rows: Option<u64> = None;
+        let mut count = 0;
         let mut collectives: SmallVec<[(&Collective, u64); 1]> = SmallVec::new();
         for node in nodes.map(|n| &graph.nodes[n]) {
             let Op::Collective(c) = &node.op else {
@@ -60,14 +64,15 @@ impl MachineProfile {
         }
         let least = self.throughput.map_or(0.0, |t| t.kernel_us * moved.kernels as f64);
         let us = self.compute_us(moved.bytes, operations).max(least);
-        // A reduction by itself is done in pieces where rows are few.
+        // A reduction that is the only node is divided into pieces if there are few rows.
         let rows = rows.filter(|_| count > 1);
         TimedStep::compute(us_to_ns(
             rows.map_or(us, |rows| us.max(self.row_kernel_us(Some(rows), moved.bytes))),
         ))
     }
 
-    /// The estimated time in microseconds of a step that reads and writes so many bytes and does these operations.
+    /// The estimated time in microseconds of a step that reads and writes `moved` bytes and does these
+    /// operations.
     pub fn compute_us(&self, moved: u64, operations: OperationCounts) -> f64 {
         let moving = self.copy_us(moved / 2);
         let OperationCounts { matmul_16bit, matmul, attention, attention_block, rows } = operations;
@@ -125,7 +130,7 @@ mod tests {
             OperationCounts { matmul_16bit: count, rows: 8, ..OperationCounts::default() }
         );
         assert_eq!(product("f32"), OperationCounts { matmul: count, rows: 8, ..OperationCounts::default() });
-        // Two products of all pairs, of which causal order leaves half; the gradient has five.
+        // Two products of all pairs, half of them under causal order; the gradient has five.
         let arguments = "arg %q: bf16[4, 16, 8]\narg %s: f32[4, 16]\n%y: bf16[4, 16, 8]";
         let gradient = operations(&format!(
             "{arguments}, %z: bf16[4, 16, 8], %w: bf16[4, 16, 8] = attention_gradient %q, %q, %s, %q, %q, %q causal=true scale=1.0\n\
@@ -153,7 +158,7 @@ mod tests {
         assert_eq!(p.compute_us(2 << 28, none), p.copy_us(1 << 28));
         let million = OperationCounts { matmul_16bit: 690_000_000_000, ..none };
         assert_eq!(p.compute_us(1024, million), 690e9 / (throughput.matmul_16bit * 1e6));
-        // Narrow products are faster than wide ones, and a profile without a throughput goes by bytes.
+        // Narrow products are faster than wide ones, and a profile without a throughput estimates from bytes.
         let wide = OperationCounts { matmul: 690_000_000_000, ..none };
         assert!(p.compute_us(1024, wide) > p.compute_us(1024, million));
         let without = MachineProfile { throughput: None, ..p.clone() };

@@ -1,4 +1,4 @@
-//! How fast a machine computes, and the operations of nodes.
+//! The compute throughput of a machine, and the operation counts of nodes.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,8 @@ use crate::graph::{Graph, Node};
 use crate::op::OpCost;
 use crate::{Dim, ValueId};
 
-/// How fast a machine computes, in 10¹² operations per second. A multiplication and an addition are two operations.
+/// The throughput of a machine, in 10¹² operations per second. A multiplication and an addition count as two
+/// operations.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Throughput {
@@ -16,10 +17,10 @@ pub struct Throughput {
     /// Matrix products of wider types.
     pub matmul: f64,
     pub attention: f64,
-    /// The least time of a kernel, in microseconds.
+    /// The minimum time of a kernel, in microseconds.
     pub kernel_us: f64,
-    /// The least time between the end of a step of one lane and the start of one of the other lane that waits for it, in
-    /// microseconds.
+    /// The minimum time between the end of a step and the start of a step of the other lane that waits for it,
+    /// in microseconds.
     pub crossing_us: f64,
 }
 
@@ -37,7 +38,7 @@ impl Throughput {
     }
 }
 
-/// How fast products with results of so many rows are, in 10¹² operations per second.
+/// The rates of products whose results have this number of rows, in 10¹² operations per second.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductRate {
@@ -47,7 +48,7 @@ pub struct ProductRate {
 }
 
 impl ProductRate {
-    /// What is wrong with it, where the one before it has so many rows.
+    /// The problem of this entry, if any, where `after` is the number of rows of the previous entry.
     pub(super) fn validation_error(&self, after: u64) -> Option<String> {
         if self.rows <= after {
             return Some(format!("rows: expected more than {after}, found {}", self.rows));
@@ -57,41 +58,44 @@ impl ProductRate {
         invalid.map(|(field, rate)| format!("{field}: expected a positive finite number, found {rate}"))
     }
 
-    /// The rate at so many rows: between two points linear in the rows, as a product of few rows takes as long as reading its
-    /// weights; beyond the ends as at the ends. None without points.
+    /// The rate at this number of rows: linear in the rows between two points, because a product of few rows
+    /// takes as long as reading its weights, and constant beyond the ends. `None` without points.
     pub(super) fn interpolate_rate(
         points: &[ProductRate],
         rows: u64,
         rate: impl Fn(&ProductRate) -> f64,
     ) -> Option<f64> {
         let above = points.partition_point(|p| p.rows < rows);
-        let (before, after) = (above.checked_sub(1).and_then(|b| points.get(b)), points.get(above));
+        let before = above.checked_sub(1).and_then(|b| points.get(b));
+        let after = points.get(above);
         let (Some(before), Some(after)) = (before, after) else { return before.or(after).map(rate) };
         let part = (rows - before.rows) as f64 / (after.rows - before.rows) as f64;
         Some(rate(before) + part * (rate(after) - rate(before)))
     }
 }
 
-/// The operations of nodes, by what limits them.
+/// The operation counts of nodes, by limiting resource.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct OperationCounts {
     pub matmul_16bit: u64,
     pub matmul: u64,
     pub attention: u64,
-    /// Of attention, those of the block of rows that has the most: one multiprocessor computes it, however many are idle.
+    /// The attention operations of the block of rows with the most. One multiprocessor computes it, even if
+    /// others are idle.
     pub attention_block: u64,
-    /// The most rows of the result of a product.
+    /// The maximum number of rows of the result of a product.
     pub rows: u64,
 }
 
 impl OperationCounts {
-    /// The operations of a node, by the size of a dim. Of a grouped product: where the groups divide K, each group like the
-    /// others. Of attention with a bound that moves with the row: half of all pairs.
+    /// The operations of a node, where `size` evaluates a dim. If the groups of a grouped product divide K, all
+    /// groups are assumed equal. Attention with a bound relative to the row is counted as half of all pairs.
     pub fn count_node(graph: &Graph, node: &Node, size: impl Fn(&Dim) -> u64) -> OperationCounts {
         let mut out = OperationCounts::default();
         let elements = |shape: &[Dim]| shape.iter().map(&size).fold(1, u64::saturating_mul);
         let [Some(&first), Some(&result)] = [node.inputs.first(), node.outputs.first()] else { return out };
-        let (of, result) = (graph.ty(first), graph.ty(result));
+        let of = graph.ty(first);
+        let result = graph.ty(result);
         match node.op.facts().cost {
             cost @ (OpCost::Product | OpCost::GroupedProduct) => {
                 let is_grouped = cost == OpCost::GroupedProduct;
@@ -117,7 +121,8 @@ impl OperationCounts {
             OpCost::Attention { bounds } => {
                 (out.attention, out.attention_block) = count_attention(graph, &node.inputs, bounds, &size);
             }
-            // The gradient computes weights again and has four products more: two and a half times as many operations.
+            // The gradient recomputes the weights and has four more products: two and a half times the
+            // operations.
             OpCost::AttentionGradient { bounds } => {
                 let forward = node.inputs.get(3..).unwrap_or_default();
                 let (all, block) = count_attention(graph, forward, bounds, &size);
@@ -140,11 +145,12 @@ impl OperationCounts {
     }
 }
 
-/// The rows of queries that kernels of attention give to one block of threads.
+/// The rows of queries that kernels of attention assign to one block of threads.
 const ROWS_PER_BLOCK: u64 = 128;
 
-/// The operations of attention: queries by keys, and weights by values. Where a bound moves with the row, rows see half of the keys, but
-/// the last block of rows sees them all; where several do, as in a window, no block sees more than others.
+/// The operations of attention, in total and for the largest block: queries by keys, and weights by values.
+/// With one bound relative to the row, rows see half of the keys on average, but the last block of rows sees
+/// all of them. With several, as in a window, no block sees more than others.
 fn count_attention(
     graph: &Graph,
     inputs: &[ValueId],

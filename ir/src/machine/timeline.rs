@@ -1,37 +1,40 @@
-//! The time of a list of steps on two lanes that run side by side: computation and communication.
+//! The time of a list of steps on two concurrent lanes: computation and communication.
 //!
-//! Each lane runs its steps in the order of the list; a step starts when its lane is free and the steps that it waits for
-//! have ended. While both lanes run, each step progresses at the rate that the other leaves it: a collective takes memory
-//! bandwidth and multiprocessors from computation, and a kernel that communicates waits for multiprocessors that computation
-//! holds. All arithmetic is in integers, so that every rank computes the same times.
+//! Each lane runs its steps in the order of the list. A step starts when its lane is free and the steps that it
+//! waits for have ended. While both lanes run, each step progresses at the rate that the other leaves it: a
+//! collective takes memory bandwidth and multiprocessors from computation, and a kernel that communicates waits
+//! for multiprocessors that computation occupies. All arithmetic uses integers, so that every rank computes the
+//! same times.
 
 /// The unit of rates: full speed.
 pub const FULL_RATE: u32 = 1024;
 
-/// The nanoseconds from which on computation counts as one that fills the machine: kernels of several waves of blocks, between
-/// which a kernel that communicates finds no multiprocessor. Shorter ones end before that matters.
+/// The duration in nanoseconds from which on computation is assumed to fill the machine: kernels of several
+/// waves of blocks, between which a kernel that communicates finds no free multiprocessor. Shorter kernels end
+/// before that matters.
 pub const MACHINE_FILLING_NS: u64 = 50_000;
 
 /// The share of the memory bandwidth that communication takes: a third.
 const BANDWIDTH_SHARE: u32 = FULL_RATE / 3;
 
-/// Microseconds in nanoseconds, at most a thousand seconds.
+/// Converts microseconds to nanoseconds, at most a thousand seconds.
 pub fn us_to_ns(us: f64) -> u64 {
     (us * 1000.0).clamp(0.0, 1e12) as u64
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimedStep {
-    /// Whether it runs on the communication lane.
+    /// Whether the step runs on the communication lane.
     pub communicates: bool,
-    /// Its time alone, in nanoseconds.
+    /// The time of the step alone, in nanoseconds.
     pub time: u64,
-    /// For a step that computes, whether it occupies all multiprocessors for long ([`MACHINE_FILLING_NS`]).
+    /// For a step that computes: whether it occupies all multiprocessors for long ([`MACHINE_FILLING_NS`]).
     pub fills_machine: bool,
-    /// For a step that communicates, the part of [`FULL_RATE`] that it takes from computation when it runs at full speed.
+    /// For a step that communicates: the share of [`FULL_RATE`] that it takes from computation when it runs at
+    /// full speed.
     pub compute_share: u32,
-    /// For a step that communicates, at which rate of [`FULL_RATE`] it runs beside such computation; beside other computation it
-    /// runs at full speed.
+    /// For a step that communicates: its rate, relative to [`FULL_RATE`], next to computation that fills the
+    /// machine. Next to other computation it runs at full speed.
     pub rate: u32,
 }
 
@@ -48,8 +51,9 @@ impl TimedStep {
 }
 
 impl TimedStep {
-    /// The rates of this computation and of a collective while both run. A collective takes of computation that fills the
-    /// machine in proportion to its own rate, and of other computation a share of the memory bandwidth alone.
+    /// The rates of this computation and of a collective while both run. A collective slows computation that
+    /// fills the machine in proportion to its own rate. From other computation it takes only a share of the
+    /// memory bandwidth.
     fn concurrent_rates(&self, collective: &TimedStep) -> [u32; 2] {
         let taken = collective.compute_share.min(FULL_RATE);
         if !self.fills_machine {
@@ -60,22 +64,23 @@ impl TimedStep {
     }
 }
 
-/// When each step runs, in nanoseconds from the start of the run.
+/// The start and end of each step, in nanoseconds from the start of the run, and totals.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Timeline {
     pub spans: Vec<(u64, u64)>,
-    /// For each step that communicates, how much longer the computation takes because of it: the time in which nothing
-    /// computes while it runs, and what it slows the computation down by.
+    /// For each step that communicates, the increase of the run's time because of it: the time in which it runs
+    /// and nothing computes, plus the slowdown of the computation.
     pub exposed: Vec<u64>,
-    /// For each step that communicates, how long computation runs beside it.
+    /// For each step that communicates, the time in which computation runs concurrently.
     pub overlapped: Vec<u64>,
     /// The end of the last step.
     pub total: u64,
 }
 
-/// The timeline of these steps. `waits(i, f)` calls `f` with each step that step `i` waits for; all of them are before it in
-/// the list. A step starts `crossing` nanoseconds after the end of a step of the other lane that it waits for, at the earliest,
-/// unless the one of both that communicates starts while nothing computes.
+/// Simulates the timeline of these steps. `waits(i, f)` calls `f` with each step that step `i` waits for; all
+/// of them are earlier in the list. A step starts at least `crossing` nanoseconds after the end of a step of
+/// the other lane that it waits for. There is no crossing if the communicating one of both starts while nothing
+/// computes.
 pub fn simulate_timeline(
     steps: &[TimedStep],
     crossing: u64,
@@ -106,12 +111,12 @@ pub fn simulate_timeline(
 
 struct LaneState {
     steps: Vec<usize>,
-    /// How many of them have started.
+    /// The number of steps that have started.
     next: usize,
-    /// The step that runs, with what is left of its time at full speed.
+    /// The running step, with the rest of its time at full speed.
     running: Option<(usize, u64)>,
-    /// The last step of the other lane that the next one waits for, once that is known. The other lane runs in order, so all
-    /// others have ended then.
+    /// The last step of the other lane that the next step waits for, once known. The other lane runs in order,
+    /// so all other steps that it waits for have ended by then.
     awaited: Option<usize>,
 }
 
@@ -120,22 +125,26 @@ struct TimelineSimulation<'a> {
     crossing: u64,
     lanes: [LaneState; 2],
     ended: Vec<bool>,
-    /// The steps that communicate while nothing computes: they run in line with the computation, as on one lane.
+    /// The steps that communicate while nothing computes. They run in line with the computation, as on one
+    /// lane.
     inline: Vec<bool>,
     out: Timeline,
 }
 
 impl TimelineSimulation<'_> {
-    /// Starts the next step of a lane that is idle, if all that it waits for has ended.
+    /// Starts the next step of an idle lane, if all steps that it waits for have ended.
     fn start_next(&mut self, l: usize, waits: &impl Fn(usize, &mut dyn FnMut(usize))) {
-        let (now, computes) = (self.out.total, self.lanes[0].running.is_some());
+        let now = self.out.total;
+        let computes = self.lanes[0].running.is_some();
         let lane = &mut self.lanes[l];
         let Some(&step) = lane.steps.get(lane.next).filter(|_| lane.running.is_none()) else { return };
         if lane.awaited.is_some_and(|w| !self.ended[w]) {
             return;
         }
-        // The last end of a step of the other lane, if it takes time to cross from there.
-        let (mut last, mut crossed) = (None, None);
+        // The last unfinished step to wait for, and the last end of a step of the other lane that delays this
+        // one by the crossing.
+        let mut last = None;
+        let mut crossed = None;
         waits(step, &mut |w| match self.ended.get(w) {
             Some(false) => last = last.max(Some(w)),
             Some(true) if self.timed[w].communicates != (l == 1) && !self.inline[w] => {
@@ -158,7 +167,7 @@ impl TimelineSimulation<'_> {
         self.out.spans[step].0 = now.saturating_add(delay);
     }
 
-    /// Goes on to the next end of a step; false if nothing runs any more.
+    /// Advances to the next end of a step; returns false if nothing runs any more.
     fn advance(&mut self, waits: &impl Fn(usize, &mut dyn FnMut(usize))) -> bool {
         let now = self.out.total;
         for l in 0..self.lanes.len() {
@@ -230,20 +239,21 @@ mod tests {
 
     #[test]
     fn a_collective_slows_computation_and_is_slowed() {
-        // At half speed each: the collective would take all; when it has ended the computation goes on at full speed.
+        // At half speed each. The collective would take all; when it has ended, the computation continues at
+        // full speed.
         let t = of(&[(filling(100), &[]), (communicate(20, FULL_RATE, FULL_RATE / 2), &[])]);
         assert_eq!(t.spans, [(0, 120), (0, 40)]);
         assert_eq!((t.exposed[1], t.total), (20, 120));
         // It leaves nothing: the computation starts over at its end.
         let t = of(&[(filling(100), &[]), (communicate(20, FULL_RATE, FULL_RATE), &[])]);
         assert_eq!((t.spans[0].1, t.exposed[1]), (120, 20));
-        // Kernels that do not fill the machine share memory bandwidth alone.
+        // Kernels that do not fill the machine share only memory bandwidth.
         let t = of(&[(TimedStep::compute(300), &[]), (communicate(90, FULL_RATE, FULL_RATE / 4), &[])]);
         assert_eq!((t.spans[1].1, t.total), (90, 330));
     }
 
     #[test]
-    fn what_runs_after_all_computation_is_exposed() {
+    fn communication_after_all_computation_is_exposed() {
         let t = of(&[(TimedStep::compute(10), &[]), (communicate(30, 0, FULL_RATE), &[])]);
         assert_eq!((t.exposed[1], t.total), (20, 30));
         assert_eq!(of(&[]).total, 0);
@@ -268,11 +278,11 @@ mod tests {
             TimedStep::compute(50),
             communicate(10, 0, FULL_RATE),
         ];
-        // The first collective runs beside step 2, the second one behind all computation.
+        // The first collective runs concurrently with step 2, the second one after all computation.
         let waits: [&[usize]; 5] = [&[], &[0], &[], &[1], &[3]];
         let t = simulate_timeline(&steps, 5, |i, f| waits[i].iter().for_each(|&w| f(w)));
         assert_eq!(t.spans, [(0, 100), (105, 145), (100, 200), (200, 250), (250, 260)]);
-        // A step that waits for a collective that ran beside others starts later by the crossing.
+        // A step that waits for a collective that ran concurrently with others starts later by the crossing.
         let waits: [&[usize]; 4] = [&[], &[], &[1], &[]];
         let steps = [
             TimedStep::compute(10),
@@ -284,11 +294,11 @@ mod tests {
         assert_eq!((t.spans[2].0, t.exposed[1], t.total), (45, 35, 96));
     }
 
-    /// The work is in proportion to steps and waits, also for a step that waits for very many.
+    /// The work is proportional to steps and waits, even for a step that waits for very many steps.
     #[test]
     fn each_wait_is_looked_at_a_few_times() {
         for n in [1000, 100_000] {
-            // Collectives, of which the last computation waits for half.
+            // Collectives, half of which the last computation waits for.
             let steps: Vec<TimedStep> = (0..n)
                 .map(|i| if i % 2 == 0 { communicate(5, 0, FULL_RATE) } else { TimedStep::compute(7) })
                 .collect();
@@ -309,7 +319,7 @@ mod tests {
         }
     }
 
-    /// What a run takes beyond its computation is what is exposed.
+    /// The time of a run minus its computation is the exposed time.
     #[test]
     fn exposed_times_add_up() {
         let mut rng = symmc_support::random::SplitMix(9);

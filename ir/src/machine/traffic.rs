@@ -1,10 +1,12 @@
-//! The bytes that a step moves: those that it reads and writes.
+//! The bytes that a step reads and writes.
 //!
-//! Of a value that is read several times the largest read counts; a read through a view moves the elements of the view. A table
-//! lookup reads the elements that it selects, not the table, a shard its piece, and a grouped product the matrices of at most as many groups as
-//! there are rows. A store into a value that lies in the memory of its result (a cache) moves what is stored alone.
+//! For a value that is read several times only the largest read counts. A read through a view moves the
+//! elements of the view. A table lookup reads the elements that it selects, not the table; a shard reads its
+//! piece; a grouped product reads at most as many matrices as there are rows. A store into a value in the
+//! memory of its result (a cache) moves only the stored elements.
 //!
-//! A concatenation moves the operands that do not lie in their pieces of the result yet, several of one shape by one kernel.
+//! A concatenation moves the operands that are not yet in place in the result, several operands of one shape by
+//! one kernel.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,15 +14,15 @@ use crate::graph::{Graph, Node};
 use crate::op::OperandUse;
 use crate::{NodeId, Op, TensorType, ValueId};
 
-/// The most operands of a concatenation that one kernel moves, all of one shape.
+/// The maximum number of operands of a concatenation that one kernel moves, all of one shape.
 pub const MAX_CONCAT_OPERANDS_PER_KERNEL: usize = 8;
-/// The bytes from which on a run of memory is copied by itself.
+/// The size in bytes from which on a contiguous operand is copied separately.
 pub const MIN_SEPARATE_COPY_BYTES: u64 = 1 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StepTraffic {
     pub bytes: u64,
-    /// The kernels that do so, one after another.
+    /// The number of kernels that move them, one after another.
     pub kernels: u64,
 }
 
@@ -30,13 +32,14 @@ impl StepTraffic {
     }
 }
 
-/// What the bytes of a step depend on, besides the graph.
+/// The properties besides the graph that determine the bytes of a step.
 pub struct TrafficModel<Base, Bytes, InPlace> {
     /// The value whose memory a value is a view of, or itself.
     pub base: Base,
     pub bytes: Bytes,
-    /// Whether an operand, by its position among the inputs of a node, lies where the first result of the node has its elements.
-    /// Asked of values that are stored into and of operands of concatenations.
+    /// Whether an operand, by its position among the inputs of a node, lies at the bytes of its elements in the
+    /// node's first result. It is called only for values that are stored into and for operands of
+    /// concatenations.
     pub in_place: InPlace,
 }
 
@@ -46,7 +49,8 @@ where
     Bytes: Fn(ValueId) -> u64,
     InPlace: Fn(NodeId, usize) -> bool,
 {
-    /// What a step moves that consists of these nodes; for the rest see [`moved`](Self::traffic_bytes).
+    /// The traffic of a step that consists of these nodes. `reads` and `writes` are as for
+    /// [`traffic_bytes`](Self::traffic_bytes).
     pub fn step_traffic(
         &self,
         graph: &Graph,
@@ -66,7 +70,7 @@ where
         let outer = node.outputs.first().map_or(&[][..], |&v| &graph.ty(v).shape).iter().take(axis);
         let in_runs = outer.into_iter().all(|d| d.as_const() == Some(1));
         let mut moved = StepTraffic::default();
-        // The operands of each shape that kernels move.
+        // The number of operands of each shape that kernels move.
         let mut by_shape: HashMap<&TensorType, usize> = HashMap::new();
         for (k, &value) in node.inputs.iter().enumerate() {
             let bytes = (self.bytes)(value);
@@ -85,7 +89,8 @@ where
         moved
     }
 
-    /// The bytes of a step that reads these operands, each a position among the inputs of a node, and writes these values.
+    /// The bytes of a step that reads these operands, each given by its position among the inputs of a node,
+    /// and writes these values.
     pub fn traffic_bytes(
         &self,
         graph: &Graph,
@@ -128,13 +133,15 @@ where
         let [x, y, ..] = node.inputs[..] else { return None };
         let [_, k, n] = &graph.ty(y).shape[..] else { return None };
         let [row, matrix] = [&graph.ty(x).shape[1..], &[k.clone(), n.clone()]].map(|shape| shape.to_vec());
-        let (row, matrix) = (static_numel(&row)?, static_numel(&matrix)?);
-        let (x, size) = (graph.ty(x), graph.ty(y).dtype.size() as u64);
+        let row = static_numel(&row)?;
+        let matrix = static_numel(&matrix)?;
+        let x = graph.ty(x);
+        let size = graph.ty(y).dtype.size() as u64;
         let rows = (self.bytes)(node.inputs[0]) / (row * x.dtype.size() as u64).max(1);
         Some(rows.saturating_mul(matrix).saturating_mul(size))
     }
 
-    /// The bytes that a node stores into the memory of its first operand, if its result lies there.
+    /// The bytes that a node stores into the memory of its first operand. `None` unless its result lies there.
     fn in_place_store_bytes(&self, graph: &Graph, node: &Node) -> Option<u64> {
         let stored = |&k: &usize| node.op.operand_use(k) == OperandUse::Stored;
         let source = (0..node.inputs.len()).find(stored)?;
@@ -171,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn lookups_read_what_they_select() {
+    fn lookups_read_the_selected_elements() {
         let rows = 16 * 64 * 2;
         let take =
             "param %e: bf16[1000, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = take %e, %i axis=0\nreturn %y\n";
@@ -183,14 +190,14 @@ mod tests {
         assert_eq!(moved(gather, false), 16 * 4 * (2 + 2 + 8));
         let shard = "group @w world\narg %x: bf16[1000, 64]\n%y: bf16[1000, 16] = shard %x axis=1 group=@w\nreturn %y\n";
         assert_eq!(moved(shard, false), 2 * 1000 * 16 * 2);
-        // A table that is smaller than what is selected is read once.
+        // A table that is smaller than the selection is read once.
         let small =
             "param %e: bf16[2, 64]\narg %i: i64[t]\n%y: bf16[t, 64] = take %e, %i axis=0\nreturn %y\n";
         assert_eq!(moved(small, false), rows + 2 * 64 * 2 + 16 * 8);
     }
 
     #[test]
-    fn stores_move_what_is_stored_if_they_are_in_place() {
+    fn in_place_stores_move_the_stored_elements() {
         let put = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
             %y: bf16[4096, 64] = index_put %c, %s, %i axis=0 accumulate=false\nreturn %y\n";
         let (source, cache) = (16 * 64 * 2, 4096 * 64 * 2);
@@ -220,11 +227,11 @@ mod tests {
         assert_eq!(moved(three, &[]), StepTraffic { bytes: 2 * (16 + 64), kernels: 2 });
         assert_eq!(moved(three, &[1]), StepTraffic { bytes: 2 * 16, kernels: 1 });
         assert_eq!(moved(three, &[0, 1]), StepTraffic { bytes: 0, kernels: 0 });
-        // Of one shape, nine are more than one kernel moves.
+        // Nine operands of one shape are more than one kernel moves.
         let nine = format!("%y: f32[1, 36] = concat {} axis=1\n", ["%a"; 9].join(", "));
         assert_eq!(moved(&nine, &[]), StepTraffic { bytes: 2 * 9 * 16, kernels: 2 });
         assert_eq!(moved(&nine, &[3]), StepTraffic { bytes: 2 * 8 * 16, kernels: 1 });
-        // Long runs are copied one by one.
+        // Large contiguous operands are copied one by one.
         let whole = 512 * 1024 * 4;
         assert_eq!(
             moved("%y: f32[1024, 1024] = concat %h, %h axis=0\n", &[]),

@@ -1,4 +1,4 @@
-//! Attributes of ops: how a value of each type is read and written, and which dims it holds.
+//! Attributes of ops: for each type of attribute, how it is read and written, and which dims it contains.
 
 use std::iter;
 
@@ -12,7 +12,7 @@ use crate::dim::Dim;
 use crate::op::{Op, ReductionKind};
 use crate::types::{FloatAttribute, Scalar};
 
-/// What an attribute can be. Writing it and reading that gives the same.
+/// The types of attributes. Reading the written form gives the same value.
 pub(super) trait TextAttribute: Sized {
     fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self>;
     fn write(&self, out: &mut TextWriter<'_>);
@@ -98,7 +98,7 @@ impl<T: TextAttribute> TextAttribute for Vec<T> {
     }
 }
 
-/// How a scatter combines.
+/// The way in which a scatter combines elements.
 impl TextAttribute for Option<ReductionKind> {
     fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         match cursor.token {
@@ -126,7 +126,8 @@ impl TextAttribute for (u32, u32) {
     }
 }
 
-/// A side, perhaps `chunk n of`, and the position `row + operand + (dim)`, of which the first two may be missing.
+/// A side, optionally `chunk n of`, and the position `row + operand + (dim)`, where `row` and `operand` are
+/// optional.
 impl TextAttribute for AttentionBound {
     fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         let side = cursor.choice(BoundSide::from_name, BoundSide::ALL)?;
@@ -138,7 +139,8 @@ impl TextAttribute for AttentionBound {
             }
             Ok(found)
         };
-        let (row, operand) = (moves("row")?, moves("operand")?);
+        let row = moves("row")?;
+        let operand = moves("operand")?;
         cursor.expect("(")?;
         let add = cursor.dim()?;
         cursor.expect(")")?;
@@ -202,7 +204,8 @@ impl AttributeReader<'_, '_> {
         if self.cursor.token == Token::Ident(key) { self.read(key).map(Some) } else { Ok(None) }
     }
 
-    /// Attention, whose bounds have a short form, and whose cap, sink, log-sum-exp and permutation may be missing.
+    /// The attributes of attention. Causal bounds have a short form; cap, sink, log-sum-exp and permutation are
+    /// optional.
     pub fn read_attention(&mut self) -> ParseResult<Op> {
         let bounds = self.read_bounds()?;
         let scale = self.read("scale")?;
@@ -212,7 +215,8 @@ impl AttributeReader<'_, '_> {
         self.read_permutation(Op::Attention { scale, cap, bounds, sink, log_sum_exp })
     }
 
-    /// The gradient of attention, whose bounds have a short form, and whose permutation may be missing.
+    /// The attributes of the gradient of attention. Causal bounds have a short form; the permutation is
+    /// optional.
     pub fn read_attention_gradient(&mut self) -> ParseResult<Op> {
         let bounds = self.read_bounds()?;
         let scale = self.read("scale")?;
@@ -226,7 +230,7 @@ impl AttributeReader<'_, '_> {
         })
     }
 
-    /// The op, or the op with its results permuted if a permutation follows.
+    /// The op, or the op with permuted results if a permutation follows.
     fn read_permutation(&mut self, op: Op) -> ParseResult<Op> {
         Ok(match self.read_optional("perm")? {
             Some(perm) => Op::Permuted { op: Box::new(op), perm },
@@ -244,11 +248,12 @@ impl TextWriter<'_> {
         value.write(self);
     }
 
-    /// The bounds of attention, in their short form where that says it.
+    /// The bounds of attention, in the short form if possible.
     pub fn bounds(&mut self, bounds: &Vec<AttentionBound>) {
-        match bounds.is_empty() || attention::is_causal(bounds) {
-            true => self.attribute("causal", &!bounds.is_empty()),
-            false => self.attribute("bounds", bounds),
+        if bounds.is_empty() || attention::is_causal(bounds) {
+            self.attribute("causal", &!bounds.is_empty());
+        } else {
+            self.attribute("bounds", bounds);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Reads the small parts of the text form: numbers, names, lists, dims.
+//! Reads the basic elements of the text form: numbers, names, lists, dims.
 //!
-//! A [`Cursor`] looks one token ahead. Recursion is bounded by the nesting that a dim may have, and the
-//! size of a dim by [`crate::dim::MAX_ATOMS`], so that no text makes reading deep or slow.
+//! A [`TokenCursor`] looks one token ahead. Recursion is limited by the nesting depth of a dim, and the size of a
+//! dim by [`crate::dim::MAX_ATOMS`], so that no input makes reading deep or slow.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,11 +15,11 @@ use crate::types::{FloatAttribute, Scalar};
 
 pub(super) type ParseResult<T> = Result<T, ParseFailure>;
 
-/// A position between two tokens, with the symbols that dims may name.
+/// A position between two tokens, with the symbols that dims may refer to.
 pub(super) struct TokenCursor<'a> {
     lexer: Lexer<'a>,
     pub token: Token<'a>,
-    /// Where it starts.
+    /// The byte position of the next token.
     pub at: usize,
     pub symbols: HashMap<Cow<'a, str>, SymbolId>,
 }
@@ -49,7 +49,7 @@ impl<'a> TokenCursor<'a> {
         matches!(self.token, Token::Value(_))
     }
 
-    /// Takes the mark if it is next.
+    /// Consumes the mark if it is next.
     pub fn eat(&mut self, mark: &str) -> ParseResult<bool> {
         let found = self.is_mark(mark);
         if found {
@@ -101,7 +101,7 @@ impl<'a> TokenCursor<'a> {
         }
     }
 
-    /// `%name`, with its place.
+    /// `%name`, with its position.
     pub fn value_name(&mut self) -> ParseResult<(Cow<'a, str>, usize)> {
         let at = self.at;
         match &mut self.token {
@@ -162,7 +162,7 @@ impl<'a> TokenCursor<'a> {
         }
     }
 
-    /// One of these, by its name.
+    /// One of these names.
     pub fn choice<T: fmt::Display>(
         &mut self,
         from_name: impl FnOnce(&str) -> Option<T>,
@@ -182,7 +182,7 @@ impl<'a> TokenCursor<'a> {
         }
     }
 
-    /// A float, or an integer in its place.
+    /// A float, or an integer as a float.
     pub fn float(&mut self) -> ParseResult<FloatAttribute> {
         self.scalar().and_then(|s| match s {
             (Scalar::Bool(_), at) => Err(ParseFailure::new(at, "expected a float, found a bool")),
@@ -217,7 +217,7 @@ impl<'a> TokenCursor<'a> {
         Ok((scalar, at))
     }
 
-    /// `[item, …]`, with no comma behind the last item.
+    /// `[item, …]`, without a trailing comma.
     pub fn list<T>(&mut self, mut item: impl FnMut(&mut Self) -> ParseResult<T>) -> ParseResult<Vec<T>> {
         self.expect("[")?;
         let mut out = Vec::new();

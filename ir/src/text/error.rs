@@ -1,4 +1,4 @@
-//! Where and why a text is no graph.
+//! Parse errors: where a text is not a graph, and why.
 
 use std::fmt;
 
@@ -6,10 +6,10 @@ use thiserror::Error;
 
 use crate::message::escaped_line;
 
-/// The most characters of a line that an error carries.
+/// The maximum number of characters of a line that an error carries.
 const CLIP: usize = 120;
 
-/// Why a text could not be read. Displays with the line's text and a caret below the place.
+/// A parse error. It displays the text of the line, with a caret below the position.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub struct ParseError {
     /// The line, counted from 1.
@@ -19,7 +19,7 @@ pub struct ParseError {
     pub message: String,
     /// The text of the line; of a long line, the part around the column with `…` at its cut ends.
     pub text: String,
-    /// The number of characters of `text` before the place.
+    /// The number of characters of `text` before the position.
     caret: usize,
 }
 
@@ -28,7 +28,7 @@ impl fmt::Display for ParseError {
         writeln!(f, "line {}, column {}: {}", self.line, self.column, self.message)?;
         writeln!(f, "  | {}", escaped_line(&self.text))?;
         f.write_str("  | ")?;
-        // The caret stands below the place in the escaped line.
+        // The caret is below the position in the escaped line.
         let before: String = self.text.chars().take(self.caret).collect();
         for c in escaped_line(&before).chars() {
             f.write_str(if c == '\t' { "\t" } else { " " })?;
@@ -39,7 +39,7 @@ impl fmt::Display for ParseError {
 
 #[derive(Debug)]
 pub(super) struct ParseFailure {
-    /// The byte in the text.
+    /// The byte position in the text.
     pub at: usize,
     pub message: String,
 }
@@ -64,7 +64,7 @@ impl ParseFailure {
     }
 }
 
-/// The part of a line around a character, and the number of characters before it in that part.
+/// The part of a line around a character, and the number of characters before that character in the part.
 fn clip_line(line: &str, caret: usize) -> (String, usize) {
     let skip = if caret <= CLIP * 2 / 3 { 0 } else { caret - CLIP / 2 };
     let mut rest = line.chars().skip(skip);
@@ -80,7 +80,7 @@ fn clip_line(line: &str, caret: usize) -> (String, usize) {
     (out, caret - skip + lead)
 }
 
-/// A piece of text as error messages quote it: at most 40 characters.
+/// A piece of text, quoted for an error message: at most 40 characters.
 pub(super) fn quote(text: &str) -> String {
     let mut out: String = text.chars().take(40).collect();
     if out.len() < text.len() {

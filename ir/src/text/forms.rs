@@ -1,10 +1,10 @@
 //! The table of the ops in the text form: name, operands, attributes, meaning and an example of each.
 //!
 //! Reading, writing, [`op_dims`], [`operand_counts`](crate::infer::operand_counts), [`op_names`] and
-//! [`reference()`](super::reference()) are made of it, as `table.rs` says. Every example stands in the program
-//! [`PRELUDE`] and is printed as it is written here.
+//! [`reference()`](super::reference()) are generated from it, as `table.rs` explains. Every example is part of
+//! the program [`PRELUDE`], and printing it gives the same text.
 //!
-//! What is not here: what types an op takes and gives ([`crate::infer`]).
+//! The types of operands and results are in [`crate::infer`].
 
 use smallvec::SmallVec;
 
@@ -20,18 +20,18 @@ use crate::op::{ArgOp, Op};
 #[derive(Clone, Copy, Debug)]
 pub struct OpForm {
     pub name: &'static str,
-    /// The operands in their order: `name?` may be left out, `name…` may stand several times.
+    /// The operands in order. `name?` is optional, `name…` may be repeated.
     pub operands: &'static str,
-    /// What it computes, with the meaning of each attribute.
+    /// The result, with the meaning of each attribute.
     pub meaning: &'static str,
-    /// Lines that use it, in the program of [`PRELUDE`].
+    /// Lines that use the op, in the program of [`PRELUDE`].
     pub example: &'static str,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct OpSection {
     pub title: &'static str,
-    /// What holds for all of them.
+    /// The properties that all ops of the section share.
     pub about: &'static str,
     pub forms: &'static [OpForm],
 }
@@ -144,11 +144,12 @@ ops! {
             "`x @ y` over the last two axes; leading axes broadcast."
             => "%turned: f32[64, 128] = permute %w perm=[1, 0]\n%matmul: f32[t, 128] = matmul %x, %turned";
         "grouped_matmul" ("x, y, ends") op GroupedMatMul {}:
-            "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, k, n]`). \
-             Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` (`[groups]`, i32 or i64). \
-             Groups may be empty; rows behind the last end are zero. An end below the one before it or beyond the \
-             rows ends the run with an error. With `x` `[m, k]` and `y` `[k, n]` the groups divide K, and the \
-             result `[groups, m, n]` has the product of each: the gradient of the matrices."
+            "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, \
+             k, n]`). Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` \
+             (`[groups]`, i32 or i64). Groups may be empty, and rows after the last end are zero. An end \
+             below the one before it or beyond the rows ends the run with an error. With `x` `[m, k]` and `y` \
+             `[k, n]` the groups divide K, and the result `[groups, m, n]` has the product of each: the \
+             gradient of the matrices."
             => "%experts: f32[4, 64, 32] = reshape %w\n\
                 %grouped_matmul: f32[t, 32] = grouped_matmul %x, %experts, %rows\n\
                 %by_terms: f32[64, t] = permute %x perm=[1, 0]\n\
@@ -177,19 +178,21 @@ ops! {
             "`(x - mean) / sqrt(var + eps)` over the last `axes` axes, times the weight, plus the bias."
             => "%layer_norm: f32[t, 64] = layer_norm %x, %scale, %scale axes=1 eps=1e-5";
         "attention" ("q, k, v, mask?, position?, sink?"):
-            "Scaled dot-product attention of `q [.., h, l, e]`, `k [.., g, s, e]` and `v [.., g, s, f]`, where `g` \
-             divides `h`. The mask broadcasts to `[.., h, l, s]`: bool (true attends) or a float that is added to \
-             the scores, which are first `cap * tanh(scores / cap)` where a `cap` is given. `causal` lets row `i` see \
-             columns up to `i`. Other `bounds` stand in its place: a row sees the columns that all of them let it \
-             see, those `below` a limit, or those `from` it on. The limit is the sum that follows: the index of the \
-             `row`, the `operand` of this bound, and a dim, of which only the dim must stand there; `chunk n of` makes \
-             it the end (below) or the beginning (from) of the `n` positions, counted from 0 in whole chunks, among \
-             which the sum lies. Operands of bounds are i32 or i64, broadcast to `[.., h, l, 1]`, and follow the \
-             others in the order of their bounds. With `sink=true` the last operand, which broadcasts to `[.., h, l, 1]`, is one \
-             more score of each row, neither scaled nor hidden, whose value is zero. A row that sees nothing is zero. The result is `[.., h, l, f]`, and with \
-             a `perm` has axis `perm[i]` of that as its axis `i`. With `log_sum_exp=true` a second result `[.., h, l]`, f32 or \
-             for f64 f64, is the natural logarithm of the sum of the exponentials of the scores that a row sees, or minus infinity \
-             where it sees nothing."
+            "Scaled dot-product attention of `q [.., h, l, e]`, `k [.., g, s, e]` and `v [.., g, s, f]`, \
+             where `g` divides `h`. The mask broadcasts to `[.., h, l, s]`: bool (true attends) or a float \
+             that is added to the scores, which are first `cap * tanh(scores / cap)` if a `cap` is given. \
+             `causal` lets row `i` see columns up to `i`. Other `bounds` replace it: a row sees the columns \
+             that all bounds admit, each the columns `below` a limit, or `from` a limit on. The limit is the \
+             sum that follows: the index of the `row`, the `operand` of this bound, and a dim. Only the dim \
+             is required. `chunk n of` divides positions into chunks of `n`, from 0 on; the limit is then the \
+             end (below) or the beginning (from) of the chunk that contains the sum. Operands of bounds are \
+             i32 or i64, broadcast to `[.., h, l, 1]`, and follow the others in the order of their bounds. \
+             With `sink=true` the last operand, which broadcasts to `[.., h, l, 1]`, is one more score of \
+             each row, neither scaled nor masked, whose value is zero. A row that sees no column is zero. The \
+             result is `[.., h, l, f]`. With a `perm`, axis `i` of the result is axis `perm[i]` of that. With \
+             `log_sum_exp=true` a second result `[.., h, l]`, f32 (f64 for f64), is the natural logarithm of \
+             the sum of the exponentials of the scores that a row sees, or minus infinity if it sees no \
+             column."
             => "%attention: f32[8, t, 16] = attention %heads, %heads, %heads causal=true scale=0.25\n\
                 %attention.window: f32[8, t, 16] = attention %heads, %heads, %heads bounds=[below row + (1), from row + (-3)] \
                 scale=0.25 cap=30.0\n\
@@ -201,23 +204,25 @@ ops! {
                 %attention.result: f32[8, t, 16], %attention.sums: f32[8, t] = attention %heads, %heads, %heads causal=true \
                 scale=0.25 log_sum_exp=true";
         "attention_gradient" ("gradient, result, log_sum_exp, q, k, v, mask?, position?"):
-            "The gradients of `q`, `k` and `v` of an `attention` without cap and sink: three results of their types. \
-             `gradient` is that of its first result; `result` and `log_sum_exp` are its results; the other operands, \
-             `causal` or `bounds`, and `scale` are its own. The weights are `p = exp(scores - log_sum_exp)`, 0 where a row \
-             does not see the column, and `d = p * (gradient @ vᵀ - sum(gradient * result))`. The results are \
-             `scale * d @ k`, `scale * dᵀ @ q` and `pᵀ @ gradient`, the latter two summed over the query heads that share \
-             a head of keys. With a `perm` each has axis `perm[i]` of that as its axis `i`. Operands that are not finite \
-             may make all gradients of their heads NaN."
+            "The gradients of `q`, `k` and `v` of an `attention` without cap and sink: three results of their \
+             types. `gradient` is the gradient of its first result; `result` and `log_sum_exp` are its \
+             results; the other operands, `causal` or `bounds`, and `scale` are those of the `attention`. The \
+             weights are `p = exp(scores - log_sum_exp)`, 0 where a row does not see the column, and `d = p * \
+             (gradient @ vᵀ - sum(gradient * result))`. The results are `scale * d @ k`, `scale * dᵀ @ q` and \
+             `pᵀ @ gradient`, the latter two summed over the query heads that share a head of keys. With a \
+             `perm`, axis `i` of each result is axis `perm[i]` of these. Operands that are not finite may \
+             make all gradients of their heads NaN."
             => "%gradient.q: f32[8, t, 16], %gradient.k: f32[8, t, 16], %gradient.v: f32[8, t, 16] = attention_gradient \
                 %attention.result, %attention.result, %attention.sums, %heads, %heads, %heads causal=true scale=0.25\n\
                 %some.q: f32[t, 8, 16], %some.k: f32[t, 8, 16], %some.v: f32[t, 8, 16] = attention_gradient \
                 %attention.result, %attention.result, %attention.sums, %heads, %heads, %heads, %lengths \
                 bounds=[below operand + (0)] scale=0.25 perm=[1, 0, 2]";
         "rotary_embedding" ("x, cos, sin") op RotaryEmbedding { width, interleaved }:
-            "Pairs of the first `width` elements of each row of `x`, turned: `(a, b)` becomes `(a * cos - b * sin, \
-             b * cos + a * sin)`. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and `2i + 1` where they \
-             are `interleaved`. `cos` and `sin` have `width` numbers in a row, or one for each pair; their other axes \
-             broadcast to those of `x`. Products and sums are rounded to their dtype, which is that of `x` or a wider one."
+            "Pairs of the first `width` elements of each row of `x`, rotated: `(a, b)` becomes `(a * cos - b \
+             * sin, b * cos + a * sin)`. Pair `i` is the elements `i` and `i + width / 2`, or `2i` and `2i + \
+             1` if `interleaved`. `cos` and `sin` have `width` numbers in a row, or one for each pair; their \
+             other axes broadcast to those of `x`. Products and sums are rounded to their dtype, which is \
+             that of `x` or a wider one."
             => "%rotary_embedding: f32[8, t, 16] = rotary_embedding %heads, %angles, %angles width=16 interleaved=false";
     }
 
@@ -262,12 +267,13 @@ ops! {
             "All operands one after another along `axis`."
             => "%concat: f32[2*t, 64] = concat %x, %y axis=0";
         "pad" ("x") op Pad { low, value }:
-            "`x` with `low[i]` elements of `value` before axis `i`, and behind it as many as the result has room \
-             for. A negative `low` crops."
+            "`x` with `low[i]` elements of `value` before axis `i`, and as many after it as the result needs. \
+             A negative `low` crops."
             => "%pad: f32[t + 1, 64] = pad %x low=[1, 0] value=0.0";
         "shard" ("x"):
-            "This rank's piece of `x`: `axis` is divided into as many equal pieces as a cell of `group` has ranks, and \
-             the piece of the rank's position in its cell is the result, in memory of its own. Nothing is communicated."
+            "This rank's piece of `x`: `axis` is divided into as many equal pieces as a cell of `group` has \
+             ranks, and the result is the piece at the rank's position in its cell, in its own memory. There \
+             is no communication."
             => "%shard: f32[t, 16] = shard %x axis=1 group=@all";
         "reshape" ("x") op Reshape {}:
             "The same elements in row-major order."
@@ -280,16 +286,16 @@ ops! {
              before the run begins."
             => "%slice: f32[1, 64] = slice %x axis=0 start=t - 1 step=1";
         "expand" ("x") op Expand {}:
-            "`x` broadcast to the result; new axes stand in front."
+            "`x` broadcast to the result; new axes are in front."
             => "%expand: f32[t, 64] = expand %scale";
         "copy" ("x") op Copy {}:
-            "The same value in memory of its own."
+            "The same value in its own memory."
             => "%copy: f32[1, 64] = copy %slice";
     }
 
     section "Collectives"
-    "`group` says which ranks communicate; numbers of ranks are positions within a cell of it. `n` is the size \
-     of a cell. `via=` behind the group says the variant, once one is chosen (docs/concepts.md). Floats \
+    "`group` says which ranks communicate; numbers of ranks are positions within a cell of it. `n` is the \
+     size of a cell. `via=` after the group is the variant, once one is chosen (docs/concepts.md). Floats \
      accumulate in f32, or in f64 for f64, in ascending order of rank and round once." {
         "all_reduce" ("x") kind AllReduce { @0 op }:
             "The reduction of `x` over the ranks by `op`: sum, avg, max, min or prod."
@@ -301,23 +307,23 @@ ops! {
             "`[n*d, …]` gives `[d, …]`: this rank's piece of the reduction."
             => "%reduce_scatter: f32[32, 64] = reduce_scatter %w op=sum group=@all";
         "all_to_all" ("x, rows?") kind AllToAll { @0 splits }:
-            "Piece `p` of `x` goes to rank `p`, which stores it as the piece of this rank's number. With \
-             `splits=even` pieces are equal. With `splits=device` the second operand (`[n]`, i64) has the number of \
-             rows for each rank; the results are the rows received, packed in order of rank with zeros behind, \
-             and how many came from each rank."
+            "Piece `p` of `x` goes to rank `p`, where it becomes the piece with the number of this rank. With \
+             `splits=even` pieces are equal. With `splits=device` the second operand (`[n]`, i64) has the \
+             number of rows for each rank; the results are the received rows, packed in order of rank and \
+             followed by zeros, and the number of rows from each rank."
             => "%all_to_all: f32[128, 64] = all_to_all %w splits=even group=@all\n%packed: f32[t, 64], %received: \
                 i64[4] = all_to_all %x, %rows splits=device group=@all";
         "broadcast" ("x") kind Broadcast { root }:
             "The operand of rank `root`."
             => "%broadcast: f32[t, 64] = broadcast %x root=0 group=@all";
         "permute_ranks" ("x") kind Permute { pairs }:
-            "For each pair `from->to` the result on `to` is the operand of `from`; a rank that nobody sends to has \
-             zeros."
+            "For each pair `from->to` the result on `to` is the operand of `from`; the result of a rank \
+             without a sender is zero."
             => "%permute_ranks: f32[t, 64] = permute_ranks %x pairs=[0->1, 1->2, 2->3, 3->0] group=@all";
     }
 
     section "Ops from outside"
-    "The result types are what the program says." {
+    "The program declares the result types." {
         "opaque" ("x?…"):
             "An op that the importer does not know, by its name: it is planned, not run. `attributes` is what is \
              known of the rest."

@@ -1,13 +1,13 @@
-//! What must hold for any bytes that are read as text: shared by the fuzz target and the tests.
+//! The properties of reading arbitrary bytes, shared by the fuzz target and the tests.
 
 use super::{parse, parse_dim, print};
 use crate::layout;
 use crate::symbol::Symbol;
 use crate::verify::verify;
 
-/// Panics if reading these bytes breaks a promise of the text form: whatever reads prints to a text that
-/// reads as the same graph and prints alike; and nothing panics, neither reading nor verifying nor, for a
-/// verified graph, deriving the layouts.
+/// Panics if reading these bytes violates a guarantee of the text form. A text that can be read prints as a
+/// text that reads as the same graph and prints identically. Nothing panics: neither reading nor verifying nor,
+/// for a verified graph, deriving the layouts.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     let symbol = |name: &str, min, max| Symbol { name: name.into(), min, max, alias: None };

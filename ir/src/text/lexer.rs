@@ -1,7 +1,7 @@
 //! Splits the text form into tokens.
 //!
-//! Line ends are tokens, because statements end with them, except within brackets and after a comma.
-//! Tokens borrow from the text unless a string has escapes.
+//! Line ends are tokens because they end statements, except within brackets and after a comma. Tokens borrow
+//! from the text, except strings with escapes.
 
 use std::borrow::Cow;
 
@@ -63,13 +63,13 @@ fn match_punctuation(text: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// A position in the text and what decides whether a line end counts.
+/// A position in the text, and the state that decides whether a line end counts.
 pub(super) struct Lexer<'a> {
     text: &'a str,
     at: usize,
-    /// How many brackets are open.
+    /// The number of open brackets.
     depth: usize,
-    /// The last token lets the statement go on in the next line.
+    /// Whether the last token continues the statement on the next line.
     goes_on: bool,
 }
 
@@ -78,7 +78,7 @@ impl<'a> Lexer<'a> {
         Lexer { text, at: 0, depth: 0, goes_on: true }
     }
 
-    /// The next token and the byte where it starts.
+    /// The next token, and the byte position where it starts.
     pub fn next(&mut self) -> Result<(Token<'a>, usize), ParseFailure> {
         loop {
             self.skip_blank();
@@ -125,7 +125,7 @@ impl<'a> Lexer<'a> {
                 }
                 None => {
                     let found = self.text[start..].chars().next().unwrap_or_default();
-                    Err(ParseFailure::new(start, format!("no statement has the character {found:?} here")))
+                    Err(ParseFailure::new(start, format!("unexpected character {found:?}")))
                 }
             },
         }
@@ -147,7 +147,7 @@ impl<'a> Lexer<'a> {
             return self.read_string();
         }
         match self.read_word() {
-            "" => Err(ParseFailure::new(start, format!("expected a name behind `{sigil}`"))),
+            "" => Err(ParseFailure::new(start, format!("expected a name after `{sigil}`"))),
             name => Ok(Cow::Borrowed(name)),
         }
     }
@@ -204,7 +204,7 @@ impl<'a> Lexer<'a> {
     }
 }
 
-/// The character of an escape whose backslash is read.
+/// The character of an escape, after its backslash.
 fn decode_escape(chars: &mut std::str::CharIndices<'_>) -> Option<char> {
     Some(match chars.next()?.1 {
         '"' => '"',

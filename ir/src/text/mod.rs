@@ -1,12 +1,12 @@
 //! The `.symm` text form of a graph.
 //!
-//! [`print()`] writes a graph, [`parse()`] reads it. Parsing what was printed gives the same graph, ids included,
-//! and printing what was parsed gives the same text if it was printed before. Parsing checks syntax, names
-//! and the typing of every node; what else a graph must satisfy is [`crate::verify`]'s to say.
+//! [`print()`] writes a graph, and [`parse()`] reads one. Parsing printed text gives the same graph, ids
+//! included, and printing it again gives the same text. Parsing checks syntax, names and the typing of every
+//! node. [`crate::verify`] checks all other invariants of a graph.
 //!
 //! # The form
-//! One statement stands on one line; a line may break after a comma and within brackets. `//` starts a
-//! comment. The first statement is `program`; every other stands after those that it refers to:
+//! Each line is one statement; a line may break after a comma and within brackets. `//` starts a comment. The
+//! first statement is `program`. Every other statement follows the statements that it refers to:
 //!
 //! ```text
 //! program "name" ranks 4                        // `ranks ?` while the number is open
@@ -21,17 +21,17 @@
 //! mutate %buf = %new                            // an output into an input
 //! ```
 //!
-//! - Values are `%name`, groups `@name`. A name of other characters than letters, digits, `_` and `.` is
-//!   quoted: `%"a b"`. Strings know the escapes `\"`, `\\`, `\n`, `\r`, `\t` and `\u{hex}`.
+//! - Values are `%name`, groups `@name`. A name with characters other than letters, digits, `_` and `.` is
+//!   quoted: `%"a b"`. Strings have the escapes `\"`, `\\`, `\n`, `\r`, `\t` and `\u{hex}`.
 //! - A dim is a sum of products: `4*tokens*(n + 1) - div(tokens, 2)`, with the functions `div` (floor), `mod`
 //!   (sign of the divisor), `max` and `min` of two dims.
-//! - A scalar is `true`, `false`, an integer, or a float, which has a point or an exponent or is `inf`,
-//!   `-inf` or `nan`.
-//! - Element-wise ops of two operands take a scalar in the place of either: `sub 1.0, %x`.
-//! - Attributes stand behind the operands in a fixed order, each of them always; only `via`, the variant of
-//!   a collective, is left out where none is chosen.
+//! - A scalar is `true`, `false`, an integer, or a float, which has a point or an exponent or is `inf`, `-inf`
+//!   or `nan`.
+//! - An element-wise op of two operands takes a scalar instead of either: `sub 1.0, %x`.
+//! - Attributes follow the operands in a fixed order. All are required, except `via`, the variant of a
+//!   collective, which is absent if none is chosen.
 //!
-//! What is not here: files, and any other rendering of a graph.
+//! Files, and any other rendering of a graph, belong to other crates.
 
 mod attributes;
 mod cursor;

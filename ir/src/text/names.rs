@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use crate::entity::Entity;
 use crate::symbol::{SymbolId, SymbolTable};
 
-/// A message of [`crate::infer`] with the names of symbols (`tokens`) in the place of their ids (`sym0`).
+/// A message of [`crate::infer`] with the names of symbols (`tokens`) instead of their ids (`sym0`).
 pub fn with_symbol_names(message: &str, symbols: &SymbolTable) -> String {
     let mut out = String::with_capacity(message.len());
     let mut rest = message;

@@ -1,6 +1,5 @@
-//! Reads the right side of a node: the op, its operands and its attributes.
-//!
-//! What is not here: the attributes of each op, which the table of ops has (`forms.rs`).
+//! Reads the right side of a node: the op, its operands and its attributes. The attributes of each op are in
+//! the table of ops (`forms.rs`).
 
 use std::borrow::Cow;
 
@@ -14,13 +13,13 @@ use crate::ids::ValueId;
 use crate::op::{BinaryOp, Op, UnaryOp};
 use crate::types::Scalar;
 
-/// What stands between the name of an op and its attributes.
+/// The part of a node between the name of the op and its attributes.
 struct OpHead<'a> {
     name: &'a str,
     at: usize,
     callee: Option<(Cow<'a, str>, usize)>,
     values: Vec<ValueId>,
-    /// A scalar operand and how many values stand before it.
+    /// A scalar operand, and the number of values before it.
     scalar: Option<(Scalar, usize)>,
 }
 
@@ -102,20 +101,21 @@ impl<'a> ProgramParser<'a> {
 
 fn build_binary_scalar(head: &OpHead<'_>, scalar: Scalar, before: usize) -> ParseResult<Op> {
     let Some(op) = BinaryOp::from_name(head.name) else {
-        return Err(match op_names().any(|n| n == head.name) {
-            true => ParseFailure::new(head.at, format!("{} takes no scalar operand", quote(head.name))),
-            false => unknown_op_error(head.name, head.at),
+        return Err(if op_names().any(|n| n == head.name) {
+            ParseFailure::new(head.at, format!("{} takes no scalar operand", quote(head.name)))
+        } else {
+            unknown_op_error(head.name, head.at)
         });
     };
     if head.values.len() != 1 {
         let found = head.values.len();
-        let message = format!("{} takes one value beside a scalar, found {found}", quote(head.name));
+        let message = format!("{} takes one value next to a scalar, found {found}", quote(head.name));
         return Err(ParseFailure::new(head.at, message));
     }
     Ok(Op::BinaryScalar { op, scalar, scalar_left: before == 0 })
 }
 
-/// The failure of a name that no op has, with the names that are close to it.
+/// The error for an unknown op name, with similar names as a hint.
 fn unknown_op_error(name: &str, at: usize) -> ParseFailure {
     let mut close: Vec<(usize, &str)> = op_names()
         .filter(|_| name.len() <= 32)

@@ -19,13 +19,13 @@ use crate::symbol::{Symbol, SymbolTable};
 use crate::tensor::Tensor;
 use crate::types::{DType, TensorType};
 
-/// The graph of this text. Fails at the first place where the text breaks the form of the [module](super), names what
-/// is not defined or defines a name twice, or where a node breaks the typing rule of its op.
+/// Parses a graph. Fails at the first position where the text breaks the form of the [module](super), refers to
+/// an undefined name or defines a name twice, or where a node breaks the typing rule of its op.
 pub fn parse(text: &str) -> Result<Graph, ParseError> {
     ProgramParser::new(text).and_then(ProgramParser::parse_program).map_err(|failure| failure.locate(text))
 }
 
-/// Fails if the text is no dim, or names a symbol that the table does not have.
+/// Fails if the text is not a dim, or refers to a symbol that is not in the table.
 pub fn parse_dim(text: &str, symbols: &SymbolTable) -> Result<Dim, ParseError> {
     let read = || {
         let mut cursor = TokenCursor::new(text)?;
@@ -39,7 +39,7 @@ pub fn parse_dim(text: &str, symbols: &SymbolTable) -> Result<Dim, ParseError> {
     read().map_err(|failure: ParseFailure| failure.locate(text))
 }
 
-/// More than the bytes of a line as a rule.
+/// A typical upper limit of the bytes of a line.
 const BYTES_OF_LINE: usize = 128;
 
 pub(super) struct ProgramParser<'a> {
@@ -209,7 +209,7 @@ impl<'a> ProgramParser<'a> {
         Ok(TensorType { dtype, shape })
     }
 
-    /// A value that is defined.
+    /// A defined value.
     pub(super) fn parse_value_ref(&mut self) -> ParseResult<ValueId> {
         let (name, at) = self.cursor.value_name()?;
         let known = self.values.get(&name).copied();
@@ -218,7 +218,7 @@ impl<'a> ProgramParser<'a> {
         })
     }
 
-    /// A group that is defined.
+    /// A defined group.
     pub(super) fn parse_group_ref(&mut self) -> ParseResult<GroupId> {
         let (name, at) = self.cursor.group_name()?;
         let known = self.groups.get(&name).copied();
@@ -264,7 +264,7 @@ impl<'a> ProgramParser<'a> {
         Ok(())
     }
 
-    /// Nodes between braces.
+    /// The nodes of a dispatch, between braces.
     fn parse_dispatch(&mut self) -> ParseResult<()> {
         let at = self.cursor.at;
         let word = self.cursor.word("the form of the dispatch")?;
@@ -286,7 +286,8 @@ impl<'a> ProgramParser<'a> {
         if first == end {
             return Err(self.cursor.unexpected("a node of the dispatch"));
         }
-        let (first, last) = (NodeId::new(first), NodeId::new(end - 1));
+        let first = NodeId::new(first);
+        let last = NodeId::new(end - 1);
         self.graph.dispatches.push(Dispatch { form, first, last });
         self.cursor.expect("}")
     }
@@ -308,7 +309,7 @@ impl<'a> ProgramParser<'a> {
             let name = self.graph.value_name(target);
             ParseFailure::new(
                 at,
-                format!("only an input can be mutated, {} is none", quote(&format!("%{name}"))),
+                format!("only an input can be mutated, and {} is not an input", quote(&format!("%{name}"))),
             )
         })?;
         self.cursor.expect("=")?;

@@ -1,7 +1,7 @@
 //! Writes a graph in text form.
 //!
-//! Inputs and nodes are written in the order of their values, so that reading numbers them alike. Writing
-//! never fails: an id that is in no table is written as `%?`, `@?` or `?`, which reading refuses.
+//! Inputs and nodes are written in the order of their values, so that parsing assigns the same ids. Writing
+//! never fails: an id that is in no table is written as `%?`, `@?` or `?`, which parsing rejects.
 
 use super::forms::{op_name, write_attributes, write_kind};
 use super::quote::is_identifier;
@@ -22,7 +22,7 @@ pub fn print(graph: &Graph) -> String {
     p.out
 }
 
-/// The attributes of a collective as they follow its operands, each after a space, except its group and variant.
+/// The attributes of a collective except its group and variant, each after a space.
 pub fn collective_attributes(kind: &CollectiveKind) -> String {
     let graph = Graph::new("");
     let mut p = TextWriter { graph: &graph, out: String::new() };

@@ -1,4 +1,4 @@
-//! Names and strings of the text form: what stands without quotes, and how the rest is quoted.
+//! Names and strings of the text form: which names need no quotes, and how other names and strings are quoted.
 
 /// Whether a value or a group can be written without quotes.
 pub(super) fn is_bare(name: &str) -> bool {

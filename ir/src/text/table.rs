@@ -1,21 +1,25 @@
-//! What a row of the table of ops becomes.
+//! The macro that turns the table of ops into code.
 //!
-//! `ops!` reads the rows of `forms.rs`: a name, operands, the variant of [`Op`] or of [`CollectiveKind`] with its attributes
-//! in the order of the text, a meaning and an example. Of these it makes the names, the numbers of operands, what reads
-//! attributes and what writes them, the dims among them, and the documented [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
-//! An attribute is a field of its name, or, behind `@0`, the field 0; what stands behind `;` is no attribute but tells two
-//! rows of one variant apart. Rows without a variant are read and written by hand here: element-wise ops, attention, shards, and
-//! ops from outside.
+//! `ops!` reads the rows of `forms.rs`: a name, operands, the variant of [`Op`] or of [`CollectiveKind`] with
+//! its attributes in the order of the text, a meaning and an example. It generates the names, the numbers of
+//! operands, the code that reads and writes attributes and lists their dims, and the documented
+//! [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
 //!
-//! What is not here: how a value of each type is read and written, and which dims it holds (`attributes.rs`).
+//! An attribute is a field with its name, or field 0 if its name follows `@0`. Fields after `;` are not
+//! attributes; they distinguish two rows of one variant. Rows without a variant have hand-written code:
+//! element-wise ops, attention, shards, and opaque and custom ops.
+//!
+//! How values of each attribute type are read and written, and which dims they contain, is in `attributes.rs`.
 //!
 //! [`Op`]: crate::op::Op
 //! [`CollectiveKind`]: crate::collective::CollectiveKind
 
 pub(super) const fn counts(operands: &str) -> (usize, usize) {
     let mut rest = operands.as_bytes();
-    let (mut named, mut optional, mut repeated) = (!rest.is_empty() as usize, 0, false);
-    while let [first, behind @ ..] = rest {
+    let mut named = !rest.is_empty() as usize;
+    let mut optional = 0;
+    let mut repeated = false;
+    while let [first, tail @ ..] = rest {
         match *first {
             b',' => named += 1,
             b'?' => optional += 1,
@@ -23,7 +27,7 @@ pub(super) const fn counts(operands: &str) -> (usize, usize) {
             0xe2 => repeated = true,
             _ => {}
         }
-        rest = behind;
+        rest = tail;
     }
     (named - optional, if repeated { usize::MAX } else { named })
 }
@@ -41,7 +45,7 @@ macro_rules! ops {
             forms: &[$(OpForm { name: $name, operands: $operands, meaning: $meaning, example: $example }),*],
         }),*];
 
-        /// The name of an op, and the least and the largest number of its operands.
+        /// The name of an op, and the minimum and maximum number of its operands.
         pub(crate) fn head(op: &Op) -> (&'static str, (usize, usize)) {
             match op {
                 $($($(Op::$op { $($which: $value,)? .. } => ($name, const { counts($operands) }),)?)*)*
@@ -67,7 +71,7 @@ macro_rules! ops {
             }
         }
 
-        /// The op of this name with its attributes, if it has a row with a variant of [`Op`].
+        /// The op with this name and its attributes, if a row with a variant of [`Op`] has the name.
         pub(super) fn read_op(name: &str, a: &mut AttributeReader<'_, '_>) -> ParseResult<Option<Op>> {
             Ok(Some(match name {
                 $($($($name => {
@@ -78,7 +82,7 @@ macro_rules! ops {
             }))
         }
 
-        /// What the collective of this name communicates, if there is one.
+        /// The kind of the collective with this name, if there is one.
         pub(super) fn read_kind(name: &str, a: &mut AttributeReader<'_, '_>) -> ParseResult<Option<CollectiveKind>> {
             Ok(Some(match name {
                 $($($($name => {
@@ -89,7 +93,7 @@ macro_rules! ops {
             }))
         }
 
-        /// Writes the attributes of a collective, but for its group and variant.
+        /// Writes the attributes of a collective except its group and variant.
         pub(super) fn write_kind(kind: &CollectiveKind, out: &mut TextWriter<'_>) {
             match kind {
                 $($($(CollectiveKind::$kind { $($($kind_at:)? $kind_key,)* } => {

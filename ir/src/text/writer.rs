@@ -1,4 +1,4 @@
-//! Writes the small parts of the text form: names, lists, dims, types. The twin of `cursor.rs`.
+//! Writes the basic elements of the text form: names, lists, dims, types. The counterpart of `cursor.rs`.
 
 use std::fmt::Write as _;
 

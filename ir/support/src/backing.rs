@@ -1,5 +1,5 @@
-//! Memory that tensors lie in without owning it alone: a mapped file, from which weights reach a rank or a device
-//! without a copy on the way.
+//! Memory that tensors share: a mapped file, from which weights reach a rank or a device without intermediate
+//! copies.
 
 use std::fmt;
 use std::fs::File;
@@ -16,18 +16,18 @@ use memmap2::Mmap;
 pub trait Backing: Send + Sync {
     fn bytes(&self) -> &[u8];
 
-    /// How many they are, without a look at them.
+    /// The number of bytes, without reading them.
     fn size(&self) -> usize {
         self.bytes().len()
     }
 
-    /// The file whose whole contents they are, for other processes that read it as well.
+    /// The file whose whole contents these bytes are, so that other processes can read it as well.
     fn file(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes. Fails if they are not there any more, or not what they
-    /// were when this value was made.
+    /// Fills `into` with bytes from `at` on. Fails if they no longer exist, or changed since this value was
+    /// made.
     fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let end = at.checked_add(into.len());
         let bytes = end.and_then(|end| self.bytes().get(at..end));
@@ -35,13 +35,13 @@ pub trait Backing: Send + Sync {
         Ok(())
     }
 
-    /// What tells these bytes from others without reading them, where others can change them: a file's place, size
-    /// and age. Who computes with such bytes [reads](Self::read) them first.
+    /// An identity of the bytes that needs no read, if other processes can change them: a file's location, size
+    /// and age. Code that computes with such bytes must [read](Self::read) them first.
     fn identity(&self) -> Option<String> {
         None
     }
 
-    /// When the file was last written before this value was made, in seconds and nanoseconds.
+    /// The time of the file's last write before this value was made, in seconds and nanoseconds.
     fn modified(&self) -> Option<(i64, i64)> {
         None
     }
@@ -54,7 +54,7 @@ pub struct BackingSlice {
 }
 
 impl BackingSlice {
-    /// These bytes of a backing; `None` if it has not as many.
+    /// This range of a backing; `None` if the backing is shorter.
     pub fn new(backing: Arc<dyn Backing>, range: Range<usize>) -> Option<BackingSlice> {
         let within = range.start <= range.end && range.end <= backing.size();
         within.then_some(BackingSlice { backing, range })
@@ -72,19 +72,19 @@ impl BackingSlice {
         self.backing.bytes().get(self.range.clone()).unwrap_or_default()
     }
 
-    /// A copy of its bytes.
+    /// A copy of the bytes.
     pub fn read(&self, into: &mut [u8]) -> io::Result<()> {
         self.read_from(0, into)
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes. Fails if the part has fewer, or as [`Backing::read`].
+    /// Fills `into` with bytes from `at` on. Fails if the slice has fewer, or as [`Backing::read`].
     pub fn read_from(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
         let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.range.len());
         let start = self.range.start.checked_add(at).filter(|_| is_within);
         self.backing.read(start.ok_or(io::ErrorKind::UnexpectedEof)?, into)
     }
 
-    /// Whether others can change the bytes.
+    /// Whether other processes can change the bytes.
     pub fn is_volatile(&self) -> bool {
         self.backing.identity().is_some()
     }
@@ -104,7 +104,7 @@ pub struct MappedFile {
     stamp: FileIdentity,
 }
 
-/// A file's place, size and age.
+/// A file's location, size and age.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FileIdentity {
     device: u64,
@@ -125,8 +125,9 @@ impl MappedFile {
     pub fn open(path: &Path) -> std::io::Result<MappedFile> {
         let file = File::open(path)?;
         let stamp = FileIdentity::from_file(&file)?;
-        // SAFETY: the map is only read. A file that another process shortens while it is mapped raises SIGBUS where
-        // the lost pages are touched: who computes with the bytes reads them from the file first.
+        // SAFETY: the map is only read. A file that another process truncates while it is mapped raises SIGBUS
+        // when
+        // the lost pages are accessed, so code that computes with the bytes reads them from the file first.
         let map = unsafe { Mmap::map(&file) }?;
         Ok(MappedFile { path: path.to_path_buf(), file, map, stamp })
     }
@@ -135,9 +136,10 @@ impl MappedFile {
         &self.path
     }
 
-    /// Whether the file is what it was when it was opened.
+    /// Whether the file is unchanged since it was opened.
     pub fn check_unchanged(&self) -> io::Result<()> {
-        let (now, then) = (FileIdentity::from_file(&self.file)?, self.stamp);
+        let now = FileIdentity::from_file(&self.file)?;
+        let then = self.stamp;
         if now == then {
             return Ok(());
         }

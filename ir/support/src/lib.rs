@@ -1,5 +1,5 @@
-//! Machinery below all crates of symmc that knows nothing of programs: threads for independent work, bytes that lie in
-//! mapped files, and random numbers from a seed.
+//! Utilities below all crates of symmc, independent of programs: threads for independent work, bytes in mapped
+//! files, and random numbers from a seed.
 
 mod backing;
 pub mod parallel;

@@ -1,8 +1,9 @@
 //! Independent work on several threads, with results in the order of the items.
 //!
-//! What is computed does not depend on the number of threads: where the system gives fewer than there are cores, or
-//! none, the others do the work. Its threads live no longer than a call, so that a process has one thread again when it
-//! forks; threads that others start here ([`spawn_scoped`], [`spawn_detached`]) live as long as those want.
+//! Results do not depend on the number of threads. If the system provides fewer threads than there are cores,
+//! or none, the remaining threads do the work. Worker threads end with the call, so that a process has a single
+//! thread again when it forks. Threads that callers start ([`spawn_scoped`], [`spawn_detached`]) live as long
+//! as their work.
 
 use std::io::Result;
 use std::panic::resume_unwind;
@@ -11,11 +12,12 @@ use std::thread::{self, Builder, JoinHandle, Scope, ScopedJoinHandle};
 
 use memmap2::MmapOptions;
 
-/// What a thread takes at first: its stack, as the standard library makes it, and what it allocates when it starts.
+/// The memory that a thread needs at its start: its stack, with the standard library's size, and its first
+/// allocations.
 const THREAD_START_BYTES: usize = 4 << 20;
 
-/// Starts a thread, if the system gives one. Fails if it does not, or there is no memory for it. A thread that finds
-/// none while it starts would end the process, so memory is mapped on trial before.
+/// Starts a thread. Fails if the system provides none, or if there is no memory for it. A thread that finds no
+/// memory at its start would end the process, so memory is mapped on trial before.
 pub fn spawn_scoped<'scope, T: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     work: impl FnOnce() -> T + Send + 'scope,
@@ -24,17 +26,17 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     Builder::new().spawn_scoped(scope, work)
 }
 
-/// Starts a thread that lives on by itself, as [`spawn_scoped`].
+/// Starts a detached thread; fails as [`spawn_scoped`].
 pub fn spawn_detached<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>> {
     MmapOptions::new().len(THREAD_START_BYTES).map_anon().map(drop)?;
     Builder::new().spawn(work)
 }
 
-/// Nodes of graphs, below which starting threads costs more than it saves.
+/// The number of graph nodes below which starting threads costs more than it saves.
 const MIN_PARALLEL_NODES: usize = 1000;
 
-/// The results of `work` for each item. `nodes` says how large the items are together, in nodes of graphs:
-/// little work stays on this thread.
+/// The results of `work` for each item. `nodes` is the total size of the items in graph nodes; small work stays
+/// on this thread.
 pub fn map<T: Send, R: Send>(items: Vec<T>, nodes: usize, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let cores =
         if nodes < MIN_PARALLEL_NODES { 1 } else { thread::available_parallelism().map_or(1, usize::from) };

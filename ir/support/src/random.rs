@@ -1,4 +1,4 @@
-//! A small generator of numbers, for drawn inputs and for tests that name their seed.
+//! A small random number generator, for generated inputs and for tests that record their seed.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014) with its state.
 /// Equal states give equal numbers, on every machine.
@@ -6,7 +6,7 @@
 pub struct SplitMix(pub u64);
 
 impl SplitMix {
-    // An iterator would end, and borrow.
+    // `Iterator` does not fit: its `next` may end.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -16,12 +16,12 @@ impl SplitMix {
         z ^ (z >> 31)
     }
 
-    /// Uniform in `0..end`, up to a bias of `end / 2^64`; 0 if that is empty.
+    /// Uniform in `0..end`, up to a bias of `end / 2^64`; 0 if the range is empty.
     pub fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// True once in `n` times.
+    /// True with probability 1 in `n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -31,7 +31,7 @@ impl SplitMix {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// One of these, of which there is at least one.
+    /// One of these items, of which there must be at least one.
     pub fn pick<T: Clone>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())].clone()
     }

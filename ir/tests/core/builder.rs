@@ -54,13 +54,13 @@ fn errors_name_the_node() {
 }
 
 #[test]
-fn what_is_of_another_graph_is_an_error() {
+fn ids_of_another_graph_are_an_error() {
     let mut b = GraphBuilder::new("p", Some(2));
     b.group("all", GroupMembers::World);
     let x = b.input(InputKind::Argument, "x", "", f32s(4), None);
     let (value, group) = (ValueId::new(7), GroupId::new(1));
     let gather = b.collective("g", CollectiveKind::AllGather, group, &[x]).unwrap_err();
-    assert_eq!(gather.to_string(), "%g: the group @g1 is none of this graph, which has 1");
+    assert_eq!(gather.to_string(), "%g: group @g1 is out of range: the graph has 1 group");
     let errors = [
         b.collective("g", CollectiveKind::AllGather, GroupId::new(0), &[value]).unwrap_err(),
         b.node("n", Op::Unary(UnaryOp::Relu), &[value]).unwrap_err(),
@@ -70,7 +70,7 @@ fn what_is_of_another_graph_is_an_error() {
         b.reshape("n", value, vec![Dim::from(4)]).unwrap_err(),
         b.rename(value, "n").unwrap_err(),
     ];
-    assert!(errors.iter().all(|e| e.message.contains("none of this graph")), "{errors:?}");
+    assert!(errors.iter().all(|e| e.message.contains("is out of range: the graph has")), "{errors:?}");
     // Without an error of the builder's the verifier finds it.
     let symbol = Dim::from(SymbolId::new(3));
     for wrong in 0..3 {

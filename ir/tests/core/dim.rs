@@ -124,7 +124,7 @@ proptest! {
     }
 
     #[test]
-    fn what_bounds_decide_is_left_out(expr in expr()) {
+    fn operations_that_bounds_decide_are_removed(expr in expr()) {
         let (dim, symbols) = (expr.dim(), symbols());
         let within = dim.simplify_within(&symbols);
         prop_assert!(within.depth() <= dim.depth(), "{dim:?}: {within:?}");
@@ -286,7 +286,7 @@ fn symbols_of_a_dim_ascend_once() {
 
 #[test]
 fn bounds_of_nested_sums_of_divisions_are_found() {
-    // Every level holds divisions that may be written as remainders, beside the level before.
+    // Every level contains divisions that may be written as remainders, next to the previous level.
     let divisions = (2..5).fold(c(0), |sum, k| sum + (s(1) + c(1)).floor_div(&c(k)) * c(k));
     let dim = (0..30).fold(s(0), |dim, _| dim.max_with(&s(2)) + divisions.clone());
     assert!(symmc_ir::dim::check_shape_complexity(std::slice::from_ref(&dim)).is_ok());
@@ -295,7 +295,7 @@ fn bounds_of_nested_sums_of_divisions_are_found() {
 }
 
 #[test]
-fn quotients_of_what_is_a_multiple_lose_nothing() {
+fn quotients_of_multiples_are_exact() {
     let (n, four) = (s(1), c(4));
     let padded = n.clone() + (c(0) - n.clone()).modulo(&four);
     assert_eq!(padded.floor_div(&four) * four.clone(), padded);

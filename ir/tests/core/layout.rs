@@ -139,7 +139,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn views_read_what_they_mean(choices in prop::collection::vec(any::<u32>(), 40), symbolic in any::<bool>()) {
+    fn views_read_the_elements_of_their_layout(choices in prop::collection::vec(any::<u32>(), 40), symbolic in any::<bool>()) {
         let graph = chain(&mut Choices(choices), symbolic);
         let layouts = compute_layouts(&graph);
         for n in 1..=4 {
@@ -147,7 +147,7 @@ proptest! {
                 let mut bindings = SymbolBindings::new();
                 bindings.set(SymbolId::new(0), n);
                 bindings.set(SymbolId::new(1), m);
-                // Values behind a copying reshape have a base of their own; the check ends there.
+                // Values after a copying reshape have another base; the check ends there.
                 for (id, value) in graph.values.iter().take_while(|(id, _)| layouts[*id].base.index() == 0) {
                     let shape = value.ty.concrete_shape(&bindings).unwrap();
                     let expected = positions(&graph, id, &bindings).unwrap();

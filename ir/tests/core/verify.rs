@@ -46,7 +46,7 @@ fn node(graph: &Graph, name: &str) -> NodeId {
     graph.defining_node(value(graph, name)).unwrap()
 }
 
-/// Applies a mutation and expects one violation that displays like this behind the number of its invariant.
+/// Applies a mutation and expects one violation with this text, which follows the number of its invariant.
 fn one(expected: &str, mutate: impl FnOnce(&mut Graph)) {
     let mut graph = base();
     mutate(&mut graph);
@@ -66,7 +66,7 @@ fn set_type(graph: &mut Graph, name: &str, ty: &str) {
 
 #[test]
 fn ids() {
-    one("I1 %relu (relu): expected one of 14 values, found value %v99", |g| {
+    one("I1 %relu (relu): value %v99 is out of range: the graph has 14 values", |g| {
         let n = node(g, "relu");
         g.nodes[n].inputs[0] = ValueId::new(99);
     });
@@ -74,33 +74,33 @@ fn ids() {
         let v = value(g, "relu");
         g.values[v].def = ValueDef::Node(NodeId::new(0), 1);
     });
-    one("I1 %x: expected one of 1 symbols, found symbol sym7", |g| {
+    one("I1 %x: symbol sym7 is out of range: the graph has 1 symbol", |g| {
         let v = value(g, "x");
         g.values[v].ty.shape[0] = Dim::from(SymbolId::new(7));
     });
-    one("I1 in1: expected one of 14 values, found value %v99", |g| {
+    one("I1 in1: value %v99 is out of range: the graph has 14 values", |g| {
         g.inputs[InputId::new(1)].value = ValueId::new(99);
     });
-    one("I1 custom \"c\": expected one of 1 groups, found group @g1", |g| {
+    one("I1 custom \"c\": group @g1 is out of range: the graph has 1 group", |g| {
         g.customs[CustomId::new(0)].group = Some(GroupId::new(1));
     });
-    one("I1 %reduce (all_reduce): expected one of 1 groups, found group @g1", |g| {
+    one("I1 %reduce (all_reduce): group @g1 is out of range: the graph has 1 group", |g| {
         let n = node(g, "reduce");
         let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
         c.group = GroupId::new(1);
     });
-    one("I1 %custom (custom): expected one of 1 custom ops, found custom op custom3", |g| {
+    one("I1 %custom (custom): custom op custom3 is out of range: the graph has 1 custom op", |g| {
         let n = node(g, "custom");
         g.nodes[n].op = Op::Custom(CustomId::new(3));
     });
-    one("I1 %slice (slice): expected one of 1 symbols, found symbol sym2", |g| {
+    one("I1 %slice (slice): symbol sym2 is out of range: the graph has 1 symbol", |g| {
         let n = node(g, "slice");
         g.nodes[n].op = Op::Slice { axis: 0, start: Dim::from(SymbolId::new(2)), step: 1 };
     });
-    one("I1 output 0: expected one of 14 values, found value %v14", |g| {
+    one("I1 output 0: value %v14 is out of range: the graph has 14 values", |g| {
         g.outputs[0].value = ValueId::new(14)
     });
-    one("I1 output 1: expected one of 3 inputs, found input in3", |g| {
+    one("I1 output 1: input in3 is out of range: the graph has 3 inputs", |g| {
         g.outputs[1].kind = OutputKind::Mutates(InputId::new(3));
     });
 }
@@ -147,7 +147,7 @@ fn names() {
             g.values[v].name = new.into();
         }
     };
-    one("I4 %x: expected one of this name, found another", rename("relu", "x"));
+    one("I4 %x: expected a unique name, found a duplicate", rename("relu", "x"));
     one("I4 %a b: expected an identifier, found \"a b\"", rename("relu", "a b"));
     one("I4 %: expected an identifier, found \"\"", rename("relu", ""));
     one("I4 %0: expected an identifier, found \"0\"", rename("relu", "0"));
@@ -155,11 +155,11 @@ fn names() {
         g.symbols[SymbolId::new(0)].name = "é".into()
     });
     one("I4 @: expected a name, found \"\"", |g| g.groups[GroupId::new(0)].name = String::new());
-    one("I4 @pairs: expected one of this name, found another", |g| {
+    one("I4 @pairs: expected a unique name, found a duplicate", |g| {
         let group = g.groups[GroupId::new(0)].clone();
         g.groups.push(group);
     });
-    one("I4 custom c: expected one of this name, found another", |g| {
+    one("I4 custom c: expected a unique name, found a duplicate", |g| {
         let custom = g.customs[CustomId::new(0)].clone();
         g.customs.push(custom);
     });
@@ -181,8 +181,8 @@ fn program() {
         move |g: &mut Graph| g.groups[GroupId::new(0)].members = GroupMembers::Cells(cells)
     };
     one("I6 @pairs: expected cells of 1 ranks, found [1, 2, 3]", cells(&[&[0], &[1, 2, 3]]));
-    one("I6 @pairs: expected cells of all 4 ranks, found 2 ranks", cells(&[&[0, 1]]));
-    one("I6 @pairs: expected cells of all 4 ranks, found 0 ranks", cells(&[]));
+    one("I6 @pairs: expected cells that cover all 4 ranks, found 2 ranks", cells(&[&[0, 1]]));
+    one("I6 @pairs: expected cells that cover all 4 ranks, found 0 ranks", cells(&[]));
     one("I6 @pairs: expected cells of 1 ranks, found []", cells(&[&[], &[]]));
     one("I6 @pairs: expected each rank once, found rank 1 twice", cells(&[&[0, 1], &[1, 2]]));
     one("I6 @pairs: expected ranks below 4, found rank 4", cells(&[&[0, 1], &[2, 4]]));
@@ -233,7 +233,7 @@ fn dims_and_sizes() {
             None,
         );
     });
-    one("I8 %new: expected a number of elements of at most 1024 terms, found up to 2048", |g| {
+    one("I8 %new: expected at most 1024 terms in the number of elements, found up to 2048", |g| {
         let dim = Dim::from(SymbolId::new(0)) + Dim::from(1);
         g.add_input(
             symmc_ir::InputKind::Argument,
@@ -278,12 +278,12 @@ fn typing() {
 fn constants() {
     let data =
         |data: Option<Tensor>| move |g: &mut Graph| g.inputs[InputId::new(2)].data = data.map(Arc::new);
-    one("I11 %c: expected data of a constant, found none", data(None));
+    one("I11 %c: expected the data of the constant, found none", data(None));
     one("I11 %c: expected data of type bool[2], found u8[2]", data(Tensor::zeros(DType::U8, [2])));
     one("I11 %c: expected data of type bool[2], found bool[1, 2]", data(Tensor::zeros(DType::Bool, [1, 2])));
     one("I11 %c: expected bools stored as 0 or 1, found 2", data(Tensor::new(DType::Bool, [2], vec![1, 2])));
     one("I11 %c: expected data of type bool[n], found bool[2]", |g| set_type(g, "c", "bool[n]"));
-    one("I11 %w: expected data of constants only, found some of in1", |g| {
+    one("I11 %w: expected no data, because only constants have data, found data of in1", |g| {
         g.inputs[InputId::new(1)].data = Tensor::zeros(DType::F32, [2, 8]).map(Arc::new);
     });
 }
@@ -305,20 +305,20 @@ fn outputs() {
 
 #[test]
 fn variants_and_custom_ops() {
-    one("I13 %reduce (all_reduce): expected a variant that can run it, found push", |g| {
+    one("I13 %reduce (all_reduce): expected a variant that supports the collective, found push", |g| {
         let n = node(g, "reduce");
         let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
         c.variant = Some(CollectiveVariant::Push);
     });
-    one("I13 %reduce (all_reduce): expected a variant that can run it, found put", |g| {
+    one("I13 %reduce (all_reduce): expected a variant that supports the collective, found put", |g| {
         let n = node(g, "reduce");
         let Op::Collective(c) = &mut g.nodes[n].op else { panic!() };
         c.variant = Some(CollectiveVariant::Put);
     });
-    one("I14 %custom (custom): expected the symmetric operand 2 of \"c\", found none", |g| {
+    one("I14 %custom (custom): expected operand 2, which \"c\" declares symmetric, found none", |g| {
         g.customs[CustomId::new(0)].symmetric_operands = vec![0, 2];
     });
-    one("I14 %custom (custom): expected the symmetric result 1 of \"c\", found none", |g| {
+    one("I14 %custom (custom): expected result 1, which \"c\" declares symmetric, found none", |g| {
         g.customs[CustomId::new(0)].symmetric_results = vec![1];
     });
 }

@@ -14,7 +14,7 @@ fn attention(bounds: &[AttentionBound]) -> Op {
 }
 
 #[test]
-fn the_log_sum_exp_is_that_of_what_a_row_sees() {
+fn the_log_sum_exp_covers_the_visible_columns() {
     let op = |sink| Op::Attention {
         scale: FloatAttribute(2.0),
         cap: None,
@@ -31,7 +31,7 @@ fn the_log_sum_exp_is_that_of_what_a_row_sees() {
     let both = (1.0 + 2f64.exp()).ln();
     let operands = [q.clone(), k.clone(), v.clone()];
     check_near(op(false), &operands, &[ones.clone(), t(DType::F32, &[1, 2], &[0.0, both])], 1e-6);
-    // The first row sees nothing. A sink is among what is summed.
+    // The first row sees no column. The sum includes a sink.
     let mask = t(DType::Bool, &[2, 2], &[0.0, 1.0, 1.0, 1.0]);
     let operands = [q, k, v, mask];
     let blind = t(DType::F32, &[1, 2, 1], &[0.0, 1.0]);

@@ -4,7 +4,7 @@ use symmc_ir::SymbolBindings;
 use symmc_ir::interp::{SeedConfig, SeedScope, SeededInputs};
 use symmc_ir::text;
 
-/// Arguments whose names say what is expected: `own` differs by rank, `alike` does not.
+/// Arguments whose names state the expectation: `own` differs by rank, `alike` does not.
 const PROGRAM: &str = r#"program "p" ranks 2
 group @g world
 arg %own_direct: f32[4]
@@ -43,7 +43,7 @@ return %a, %f, %g, %j, %k, %m, %n, %o, %p, %s
 "#;
 
 #[test]
-fn operands_of_collectives_differ_by_rank_and_what_selects_elements_does_not() {
+fn operands_of_collectives_differ_by_rank_and_selectors_do_not() {
     let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
     let bindings = SymbolBindings::new();
     for draw in [SeedScope::CollectiveOperands, SeedScope::Shared, SeedScope::PerRank] {
@@ -58,7 +58,7 @@ fn operands_of_collectives_differ_by_rank_and_what_selects_elements_does_not() {
             };
             assert_eq!(seeds.differs_by_rank(id), expected, "{draw:?} %{name}");
             let drawn = [0, 1].map(|rank| seeds.generate_input(id, rank).unwrap());
-            // A few integers or bools may be drawn alike twice.
+            // A few integers or bools may have the same values twice.
             if !expected || graph.ty(input.value).dtype.is_float() {
                 assert_eq!(drawn[0] != drawn[1], expected, "{draw:?} %{name}");
             }

@@ -202,7 +202,7 @@ fn scalars() {
     let bf16 = |x: f64| t(DType::BF16, &[1], &[x]);
     check(scalar(BinaryOp::Mul, float(0.1), false), &[bf16(3.0)], &[bf16(0.300_781_25)]);
     check(scalar(BinaryOp::Mul, float(0.3333), false), &[bf16(3.0)], &[bf16(1.0)]);
-    // That of a comparison is rounded to the operand's dtype.
+    // A comparison's scalar is rounded to the operand's dtype.
     check(scalar(BinaryOp::Eq, float(0.1), false), &[bf16(0.1)], &[bools(&[1], &[1])]);
     check(
         scalar(BinaryOp::FloorDiv, Scalar::Int(2), false),

@@ -1,4 +1,4 @@
-//! Noise on every rounding: what is sensitive moves, what is not stays, and what is exact stays as it is.
+//! Noise on every rounding: sensitive results move, others hardly move, and exact results do not.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ return %tie
 ";
 
 #[test]
-fn noise_moves_what_is_sensitive_and_nothing_else() {
+fn noise_moves_only_sensitive_results() {
     let found = spreads(PROGRAM, Numerics::EXACT);
     let off = |k: usize, by: f64| {
         let (expected, spread) = &found[k];

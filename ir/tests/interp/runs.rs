@@ -15,7 +15,7 @@ use symmc_ir::{
     ValueId,
 };
 
-/// Runs a collective on as many ranks as there are operands.
+/// Runs a collective with one rank per operand.
 fn exchange(
     kind: CollectiveKind,
     cells: &[&[u32]],
@@ -134,7 +134,7 @@ fn all_to_all_by_splits_on_the_device() {
     let second = [f32s(&[3, 2], &[12.0, 13.0, 14.0, 15.0, 24.0, 25.0]), i64s(&[2], &[2, 1])];
     assert_same("rank 0", &found[0], &first, 0.0);
     assert_same("rank 1", &found[1], &second, 0.0);
-    // Rows that nobody fills are zero.
+    // Rows without data are zero.
     let found = exchange(kind.clone(), &[], &operands([0, 1], [0, 0]), &results).unwrap();
     assert_same("rank 0", &found[0], &[f32s(&[3, 2], &[0.0; 6]), i64s(&[2], &[0, 0])], 0.0);
     let second = [f32s(&[3, 2], &[10.0, 11.0, 0.0, 0.0, 0.0, 0.0]), i64s(&[2], &[1, 0])];
@@ -241,7 +241,7 @@ fn runs_check_their_inputs() {
         error(&graph, &bind(3, 1), &inputs),
         "rank 0, input %z: expected the shape [13, 1] ([4*tokens + 1, k]), found [9, 1]"
     );
-    assert_eq!(error(&graph, &bind(2, 1), &[]), "expected inputs for 1 ranks, found them for 0");
+    assert_eq!(error(&graph, &bind(2, 1), &[]), "expected inputs for 1 ranks, found inputs for 0");
     let short = vec![vec![z]];
     assert_eq!(error(&graph, &bind(2, 1), &short), "rank 0: expected 2 inputs, found 1");
     let swapped = vec![vec![x.clone(), x]];
@@ -291,7 +291,7 @@ fn broken_graphs_are_refused() {
     let found = run(&b.finish(), &SymbolBindings::new(), &inputs(3)).unwrap_err();
     assert_eq!(
         found.to_string(),
-        "group @tp: expected cells of one size in which each of 3 ranks stands once, found [[0, 1], [1, 2]]"
+        "group @tp: expected cells of equal size that contain each of 3 ranks once, found [[0, 1], [1, 2]]"
     );
     let mut graph = Graph::new("types");
     graph.ranks = Some(1);
@@ -305,7 +305,7 @@ fn broken_graphs_are_refused() {
 fn opaque_and_custom_ops() {
     let x = f32s(&[2], &[1.0, 2.0]);
     let op = Op::Opaque { name: "aten.frobnicate".into(), attributes: String::new() };
-    let message = "the op `aten.frobnicate` is opaque: it can be planned, not run";
+    let message = "the op `aten.frobnicate` is opaque: it can be planned but not run";
     check_error(op, std::slice::from_ref(&x), &[type_of(&x)], message);
 
     let mut b = GraphBuilder::new("custom", Some(4));
@@ -457,7 +457,7 @@ fn a_divided_product_is_the_whole_product() {
     found.iter().for_each(|found| assert_same("rank", found, &expected, 0.0));
 }
 
-/// Inputs of every kind and use that seeds tell apart.
+/// Inputs of every kind and use that seeds distinguish.
 fn inputs_of_all_kinds() -> Graph {
     let mut b = GraphBuilder::new("seeds", Some(2));
     let world = b.group("ep", GroupMembers::World);
@@ -529,7 +529,7 @@ fn seeds_draw_fitting_inputs() {
     let with = |rank| seeded_inputs(&graph, &SymbolBindings::new(), &config, rank).unwrap();
     assert_eq!(with(0)[0], with(1)[0]);
     assert_ne!(with(0)[4], with(1)[4]);
-    // Where a part is enough, it is the first elements of a float input, and others whole.
+    // A sample is the first elements of a float input, and other inputs in full.
     let bindings = SymbolBindings::new();
     let seeds = SeededInputs::new(&graph, &bindings, SeedConfig::new(1));
     for (id, whole) in graph.inputs.keys().zip(&inputs) {

@@ -56,7 +56,7 @@ fn a_sink_takes_a_part_of_the_weights() {
         AttentionBound { operand: true, row: false, ..AttentionBound::relative_to_row(BoundSide::Below, 0) };
     let operands = [q.clone(), k.clone(), v.clone(), length, sinks];
     check_near(op(vec![bound.clone()]), &operands, &[f32s(&[2, 1, 1], &[5.0, 1.0])], 1e-5);
-    // What sees nothing is zero, and a sink of minus infinity is none.
+    // A row that sees no column is zero, and a sink of minus infinity has no effect.
     let operands = [q, k, v, i64s(&[2, 1, 1], &[0, 1]), f32s(&[2, 1, 1], &[-2.0, -INF])];
     check_near(op(vec![bound]), &operands, &[f32s(&[2, 1, 1], &[0.0, 4.0])], 1e-5);
 }
@@ -158,7 +158,7 @@ fn attention() {
         log_sum_exp: false,
     };
     let zeros = |n| f32s(&[1, n, 1], &vec![0.0; n]);
-    // Equal scores: the mean of what is seen. Three queries on two keys.
+    // Equal scores: the mean of the visible values. Three queries on two keys.
     let v = f32s(&[1, 2, 1], &[2.0, 4.0]);
     let qkv = [zeros(3), zeros(2), v.clone()];
     check(attention(false), &qkv, &[f32s(&[1, 3, 1], &[3.0, 3.0, 3.0])]);
@@ -175,14 +175,14 @@ fn attention() {
     check(attention(false), &with(mask), &[f32s(&[1, 3, 1], &[0.0, 3.0, 3.0])]);
     let mask = f32s(&[1, 1, 2], &[3f64.ln(), 0.0]);
     check_near(attention(false), &with(mask), &[f32s(&[1, 3, 1], &[2.5, 2.5, 2.5])], 1e-6);
-    // Nothing to see, and nobody who sees.
+    // No columns, and no rows.
     let nothing = [zeros(2), zeros(0), f32s(&[1, 0, 2], &[])];
     check(attention(false), &nothing, &[f32s(&[1, 2, 2], &[0.0; 4])]);
     check(attention(true), &[zeros(0), zeros(2), v], &[f32s(&[1, 0, 1], &[])]);
 }
 
 #[test]
-fn attention_sees_what_all_bounds_let_it_see() {
+fn attention_sees_the_columns_that_all_bounds_admit() {
     // Each value is its own bit, and all scores are equal: four times the mean tells the columns.
     let seen = |bounds: Vec<AttentionBound>, positions: &[Tensor]| {
         let op =
@@ -377,7 +377,7 @@ fn joining_and_padding() {
     let pad = |low: &[i64], value| Op::Pad { low: dims(low), value };
     let expected = i64s(&[3, 4], &[9, 9, 9, 9, 9, 3, 4, 9, 9, 5, 6, 9]);
     check(pad(&[1, 1], Scalar::Int(9)), &[b.clone()], &[expected]);
-    // Cropped in front, and behind because the result is short.
+    // Cropped at the front, and at the end because the result is short.
     check(pad(&[-1, 0], Scalar::Int(0)), &[b.clone()], &[i64s(&[1, 1], &[5])]);
     check(pad(&[-3, 0], Scalar::Int(7)), &[b.clone()], &[i64s(&[2, 2], &[7; 4])]);
     check(pad(&[0, 5], Scalar::Int(7)), &[b], &[i64s(&[2, 1], &[7, 7])]);

@@ -13,7 +13,7 @@ fn error(text: &str) -> String {
     parse(text).expect_err("the text is wrong").to_string()
 }
 
-/// The message for a line behind the header, with its column.
+/// The message for a line after the header, with its column.
 fn line(text: &str) -> String {
     let error = parse(&format!("{HEADER}{text}\n")).expect_err(text);
     assert!(error.line == 5, "{error}");
@@ -48,7 +48,7 @@ fn long_lines_are_cut() {
     assert_eq!(lines[1].chars().nth(caret), Some('?'));
 }
 
-/// Lines behind the head, with the column and the message of their failure.
+/// Lines after the header, with the column and the message of their failure.
 const STATEMENTS: &[(&str, &str)] = &[
     (
         "relu %x",
@@ -69,7 +69,7 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("group @all world", "7: the group `@all` is already defined"),
     ("group @new", "11: expected `world` or the lists of ranks, found the end of the line"),
     ("group @new [[0, -1]]", "17: expected an integer from 0 to 2^32 - 1, found -1"),
-    ("symbol m in 1..8", "14: no statement has the character '.' here"),
+    ("symbol m in 1..8", "14: unexpected character '.'"),
     ("symbol m in 1..=99999999999999999999", "17: the integer `99999999999999999999` does not fit 64 bits"),
     (
         "custom \"c\" symmetric operands [4294967296] results []",
@@ -80,7 +80,7 @@ const STATEMENTS: &[(&str, &str)] = &[
     ("arg %y: f32[8 8]", "15: expected `,` or `]`, found `8`"),
     ("arg %y: f32[8,]", "15: expected a dim, found `]`"),
     ("arg %y: f32[k]", "13: no symbol has the name `k`"),
-    ("arg %: f32[]", "5: expected a name behind `%`"),
+    ("arg %: f32[]", "5: expected a name after `%`"),
     ("arg %y: f32[] source x", "22: expected the name in the weights as a string, found `x`"),
     ("arg %y: f32[] = hex\"00\"", "15: expected the end of the line, found `=`"),
     ("const %y: f32[]", "16: expected `=`, found the end of the line"),
@@ -106,7 +106,7 @@ const STATEMENTS: &[(&str, &str)] = &[
         "arg %y: f32[] source \"a\\u{d800}\"",
         "24: expected one of the escapes \\\", \\\\, \\n, \\r, \\t and \\u{hex}",
     ),
-    ("é", "1: no statement has the character 'é' here"),
+    ("é", "1: unexpected character 'é'"),
 ];
 
 #[test]
@@ -122,7 +122,7 @@ fn statements() {
     let unclosed = parse(&format!("{HEADER}arg %y: f32[8\nreturn %x\n")).unwrap_err();
     assert_eq!((unclosed.line, unclosed.message.as_str()), (6, "expected `,` or `]`, found `return`"));
     let node = format!("{HEADER}%y: f32[n, 8] = relu %x\nmutate %y = %x\n");
-    assert_eq!(parse(&node).unwrap_err().message, "only an input can be mutated, `%y` is none");
+    assert_eq!(parse(&node).unwrap_err().message, "only an input can be mutated, and `%y` is not an input");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn nodes() {
         ("relu %x,", "expected an operand, found the end of the text"),
         ("relu 1.0", "`relu` takes no scalar operand"),
         ("add 1.0, 2.0", "a node takes one scalar operand at most"),
-        ("add %x, %x, 2.0", "`add` takes one value beside a scalar, found 2"),
+        ("add %x, %x, 2.0", "`add` takes one value next to a scalar, found 2"),
         ("add %x, 1e999", "the float `1e999` is too large"),
         ("add %x, -9223372036854775809", "the integer `9223372036854775809` does not fit 64 bits"),
         ("full value=x", "expected a scalar, found `x`"),
@@ -168,10 +168,7 @@ fn nodes() {
             "all_reduce %x op=sum group=@all via=fast",
             "expected one of plain, one_shot, ll, two_shot, pull, push, copies, pull_copies, put, nccl_window, copy_engine, found `fast`",
         ),
-        (
-            "all_reduce %x op=sum group=@all via=packets",
-            "expected `ll`, as it is called now, found `packets`",
-        ),
+        ("all_reduce %x op=sum group=@all via=packets", "expected its current name `ll`, found `packets`"),
         ("permute_ranks %x pairs=[0-1] group=@all", "expected `->`, found `-`"),
         ("custom \"c\" %x", "no custom op has the name `c`"),
         ("opaque %x", "expected the name of the op as a string, found `%x`"),

@@ -1,4 +1,7 @@
-//! The buffers of a bucket: bounds, lifetimes, reach, and the sums of the bucket.
+//! The rules for the buffers of a bucket: bounds, alignment, lifetimes, reach, and the totals of the bucket.
+//!
+//! Decisions and copies are checked here too. These rules compare the derived fields of a plan with its steps.
+//! Freedom from races does not rest on them: [`time`](super::time) proves it from the accesses alone.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -10,31 +13,33 @@ use super::findings::Findings;
 use super::fixed_memory::FixedMemoryIndex;
 use super::step::BucketSchedule;
 
-/// Checks the buffers of a bucket as they are declared: within their arena, aligned, apart while alive
-/// together, and apart from fixed memory.
+/// Checks the buffers of a bucket as they are declared. Each lies within its arena and is aligned. It shares no
+/// bytes with fixed memory or with a buffer that is alive at the same step.
 pub fn check_declared_buffers(
-    (plan, fixed): (&Plan, &FixedMemoryIndex),
-    (index, bucket): (usize, &Bucket),
+    plan: &Plan,
+    fixed: &FixedMemoryIndex,
+    index: usize,
+    bucket: &Bucket,
     errors: &mut Findings,
 ) {
     let steps = bucket.steps.len();
     for (i, b) in bucket.buffers.iter().enumerate() {
-        let expected = size_of(plan, b.arena);
+        let expected = arena_size(plan, b.arena);
         let end = b.offset.saturating_add(b.size);
         if end > expected {
             let arena = b.arena;
             errors.push(CheckError::BufferOutside { bucket: index, buffer: i, arena, expected, found: end });
         }
         if b.offset % ALIGN != 0 {
-            let (expected, found) = (ALIGN, b.offset);
-            errors.push(CheckError::BufferMisaligned { bucket: index, buffer: i, expected, found });
+            let found = b.offset;
+            errors.push(CheckError::BufferMisaligned { bucket: index, buffer: i, expected: ALIGN, found });
         }
         if b.first >= steps || b.last >= steps {
-            let (bucket, first, last) = (index, b.first, b.last);
-            errors.push(CheckError::BufferSteps { bucket, buffer: i, first, last, steps });
+            let Buffer { first, last, .. } = *b;
+            errors.push(CheckError::BufferSteps { bucket: index, buffer: i, first, last, steps });
         }
-        let reached = b.arena == ArenaKind::Symmetric && b.size > 0;
-        if let Some(fixed) = fixed.find_overlapping(b.offset, end).filter(|_| reached) {
+        let may_overlap_fixed = b.arena == ArenaKind::Symmetric && b.size > 0;
+        if let Some(fixed) = fixed.find_overlapping(b.offset, end).filter(|_| may_overlap_fixed) {
             errors.push(CheckError::BufferFixedOverlap { bucket: index, buffer: i, fixed });
         }
     }
@@ -43,7 +48,7 @@ pub fn check_declared_buffers(
     }
 }
 
-fn size_of(plan: &Plan, arena: ArenaKind) -> u64 {
+fn arena_size(plan: &Plan, arena: ArenaKind) -> u64 {
     match arena {
         ArenaKind::Ordinary => plan.arenas.ordinary,
         ArenaKind::Symmetric => plan.arenas.symmetric,
@@ -54,11 +59,11 @@ fn alive_at(b: &Buffer, step: usize) -> bool {
     if b.first <= b.last { (b.first..=b.last).contains(&step) } else { step >= b.first || step <= b.last }
 }
 
-/// When buffers of an arena begin and end to be occupied, by step: `(step, ends, buffer)`, ends behind
-/// begins of the same step.
+/// The begin and the end of each lifetime of a buffer of an arena, by step: `(step, ends, buffer)`. At equal
+/// steps all begins come before all ends, because a buffer is still occupied in its last step.
 fn lifetime_events(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
-    let mut turns = Vec::new();
-    let mut add = |from: usize, to: usize, i: usize| turns.extend([(from, false, i), (to, true, i)]);
+    let mut events = Vec::new();
+    let mut add = |from: usize, to: usize, i: usize| events.extend([(from, false, i), (to, true, i)]);
     for (i, b) in bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena) {
         if b.first <= b.last {
             add(b.first, b.last, i);
@@ -67,11 +72,14 @@ fn lifetime_events(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize
             add(b.first, b.first.max(bucket.steps.len().saturating_sub(1)), i);
         }
     }
-    turns.sort_unstable();
-    turns
+    events.sort_unstable();
+    events
 }
 
-/// Sweeps over the steps with the buffers that are alive, by offset.
+/// Checks that buffers that are alive at one step are disjoint, in a sweep over the steps.
+///
+/// `alive` holds the live buffers by offset. They are disjoint, so a new buffer can only overlap its neighbours.
+/// A buffer that overlaps is reported and not added, so that this stays true.
 fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Findings) {
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     let mut known: HashSet<(usize, usize)> = HashSet::new();
@@ -91,7 +99,8 @@ fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: 
         let above = alive.range(b.offset..).next().filter(|&(&offset, _)| offset < end(i)).map(|(_, &j)| j);
         match below.or(above) {
             Some(j) if j != i => {
-                let (first, second) = (i.min(j), i.max(j));
+                let first = i.min(j);
+                let second = i.max(j);
                 if known.insert((first, second)) {
                     errors.push(CheckError::BuffersOverlap { bucket: index, first, second });
                 }
@@ -103,7 +112,7 @@ fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: 
     }
 }
 
-/// Checks what the steps do to the buffers: within their lifetime, and as their reach says.
+/// Checks that steps access buffers only during their lifetimes, and that peers reach them as `reach` declares.
 pub fn check_buffer_uses(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
     let mut reach = vec![PeerReach::Local; bucket.buffers.len()];
@@ -136,12 +145,14 @@ pub fn check_buffer_uses(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     }
     for (buffer, (&expected, b)) in reach.iter().zip(&bucket.buffers).enumerate() {
         if expected != b.reach {
-            let (bucket, found) = (schedule.index, b.reach);
-            errors.push(CheckError::BufferReach { bucket, buffer, expected, found });
+            let bucket = schedule.index;
+            errors.push(CheckError::BufferReach { bucket, buffer, expected, found: b.reach });
         }
     }
 }
 
+/// Compares the totals of a bucket with sums over its buffers, copies and steps. `barrier_bytes` and `workspace`
+/// are estimates of the planner and of the device compiler, and are not checked.
 pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Findings) {
     let bucket = schedule.bucket;
     let (ordinary_peak, ordinary_bound) = peak_and_bound(bucket, ArenaKind::Ordinary);
@@ -178,11 +189,12 @@ pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Fin
     }
 }
 
-/// The highest end of a buffer, and the largest sum of buffers that are alive together.
+/// The highest end of a buffer of an arena, and the largest sum of buffers that are alive at one step.
 fn peak_and_bound(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
     let of_arena = bucket.buffers.iter().filter(|b| b.arena == arena);
     let peak = of_arena.map(|b| b.offset.saturating_add(b.size)).max().unwrap_or(0);
-    let (mut alive, mut bound) = (0u64, 0u64);
+    let mut alive = 0u64;
+    let mut bound = 0u64;
     for (_, ends, i) in lifetime_events(bucket, arena) {
         let size = bucket.buffers[i].size;
         if ends {
@@ -195,13 +207,15 @@ fn peak_and_bound(bucket: &Bucket, arena: ArenaKind) -> (u64, u64) {
     (peak, bound)
 }
 
-/// Checks that decisions speak of the program, and that each node belongs to at most one.
+/// Checks that decisions name values of the source and nodes of the program, that each node belongs to at most
+/// one decision, that the chosen alternative exists, and that times are finite and not negative.
 pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, errors: &mut Findings) {
     let bucket = schedule.index;
     let mut count: BTreeMap<&str, usize> = BTreeMap::new();
     for d in &schedule.bucket.decisions {
         let mut unknown = |found: &String| {
-            let (collective, found) = (d.collective.clone(), found.clone());
+            let collective = d.collective.clone();
+            let found = found.clone();
             errors.push(CheckError::DecisionNode { bucket, collective, found });
         };
         if !is_named_after(sources, &d.collective) {
@@ -216,12 +230,15 @@ pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, e
         for a in &d.alternatives {
             let times = [("us", a.us), ("copy_us", a.copy_us), ("saved_us", a.saved_us)];
             for (what, us) in times.into_iter().filter(|(_, us)| !us.is_finite() || *us < 0.0) {
-                let (collective, alternative, found) = (d.collective.clone(), a.name.clone(), us.to_string());
+                let collective = d.collective.clone();
+                let alternative = a.name.clone();
+                let found = us.to_string();
                 errors.push(CheckError::DecisionTime { bucket, collective, alternative, what, found });
             }
         }
         if d.alternatives.iter().all(|a| a.name != d.chosen) {
-            let (collective, found) = (d.collective.clone(), d.chosen.clone());
+            let collective = d.collective.clone();
+            let found = d.chosen.clone();
             errors.push(CheckError::DecisionChosen { bucket, collective, found });
         }
     }
@@ -230,21 +247,23 @@ pub fn check_decisions(schedule: &BucketSchedule<'_>, sources: &HashSet<&str>, e
     }
 }
 
-/// Whether this is the name of a value of the source, or such a name with suffixes: that of a collective that a pass added on the
-/// way to that value.
+/// Whether this is the name of a value of the source, or such a name with suffixes that begin with `.`. A suffix
+/// marks a collective that a pass added in order to compute that value.
 fn is_named_after(sources: &HashSet<&str>, name: &str) -> bool {
     std::iter::successors(Some(name), |name| Some(name.rsplit_once('.')?.0))
         .any(|name| sources.contains(name))
 }
 
-/// Checks that the copies that the plan lists are copies of the program.
+/// Checks the list of copies: each entry describes one `copy` node of the program, and no node is listed twice.
 pub fn check_copies(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
-    let (program, graph) = (schedule.program, &schedule.program.graph);
+    let program = schedule.program;
+    let graph = &schedule.program.graph;
     let mut seen = BTreeSet::new();
     for copy in &schedule.bucket.copies {
         let mut differs = |what: &'static str, expected: String, found: String| {
             if expected != found {
-                let (bucket, node) = (schedule.index, copy.node.clone());
+                let bucket = schedule.index;
+                let node = copy.node.clone();
                 errors.push(CheckError::Copy { bucket, node, what, expected, found });
             }
         };
@@ -252,18 +271,19 @@ pub fn check_copies(schedule: &BucketSchedule<'_>, errors: &mut Findings) {
         let node =
             value.and_then(|v| graph.defining_node(v)).map(|n| &graph.nodes[n]).filter(|n| n.op == Op::Copy);
         let (Some(value), Some(node)) = (value, node) else {
-            differs("the op", "copy".into(), "no copy".into());
+            differs("the op", "copy".into(), "missing or another op".into());
             continue;
         };
         if !seen.insert(value) {
             differs("the number of entries", "1".into(), "2".into());
         }
         let of = node.inputs.first().map_or("", |&v| graph.value_name(v));
-        differs("the operand", of.to_string(), copy.of.clone());
+        differs("the operand", format!("%{of}"), format!("%{}", copy.of));
         let bytes = graph.ty(value).bytes().upper_bound(&schedule.symbols);
         differs("the number of bytes", bytes.to_string(), copy.bytes.to_string());
         if let Some(bind) = copy.bind.filter(|&b| b >= graph.inputs.len()) {
-            differs("the input to bind", format!("less than {}", graph.inputs.len()), bind.to_string());
+            let expected = format!("an index less than {}", graph.inputs.len());
+            differs("the input to bind", expected, bind.to_string());
         }
     }
 }

@@ -1,7 +1,7 @@
-//! A plan together with its proof: what runs.
+//! A plan together with its proof. Runtimes accept only checked plans.
 //!
-//! Checking is the only way to make one, and nothing that was checked changes inside of one, so whoever takes
-//! a [`CheckedPlan`] need not check it again. A plan from a file is a plain [`Plan`].
+//! A [`CheckedPlan`] can only be made by the check, and its checked parts are immutable. Code that receives one
+//! need not check it again. A plan that was read from a file is a plain [`Plan`].
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::CheckError;
 use crate::prove::prove;
 use crate::report::CheckReport;
 
-/// A plan that the [check](crate) has proved safe, with its programs as the check read them. A clone shares it.
+/// A plan that the [check](crate) has proved safe, with its parsed programs. Clones share the data.
 #[derive(Clone, Debug)]
 pub struct CheckedPlan {
     plan: ParsedPlan,
@@ -24,6 +24,7 @@ impl CheckedPlan {
         CheckedPlan::try_new(plan).map_err(|refused| refused.1)
     }
 
+    /// Like [`CheckedPlan::new`], but returns the plan together with the findings if the check fails.
     pub fn try_new(plan: Plan) -> Result<Self, Box<(Plan, Vec<CheckError>)>> {
         match prove(&plan) {
             Ok(proof) => {
@@ -38,12 +39,12 @@ impl CheckedPlan {
         &self.report
     }
 
-    /// The plan, to be changed; it counts as unchecked then.
+    /// Gives up the proof and returns the plan, which can then be changed.
     pub fn into_plan(self) -> Plan {
         self.plan.into_plan()
     }
 
-    /// [`ParsedPlan::with_workspaces`]: the check does not ask for these.
+    /// [`ParsedPlan::with_workspaces`]. The proof stays valid because the check does not read workspace sizes.
     pub fn with_workspaces(self, bytes: &[u64]) -> CheckedPlan {
         CheckedPlan { plan: self.plan.with_workspaces(bytes), ..self }
     }

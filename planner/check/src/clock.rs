@@ -1,16 +1,17 @@
-//! Vector clocks of all ranks and lanes over a sequence of runs.
+//! Vector clocks of all ranks and lanes over a sequence of runs. They decide the happens-before order.
 //!
-//! A clock has one entry for each lane of each rank: the tick up to which the holder knows that lane to
-//! have come. Ticks grow along the list of steps and from run to run, so that a tick names one point of one
-//! step: its last touch of peers, or its completion. An access that ends at tick `t` of a lane happens
-//! before whatever starts under a clock whose entry for that lane is `t` or more.
+//! A clock has one entry for each lane of each rank. The entry is the last tick that the lane is known to have
+//! reached. Ticks grow along the list of steps and from run to run. A tick names one point of one step: its last
+//! touch of peers, or its completion. An access that ends at tick `t` of a lane happens before an access that
+//! starts under a clock whose entry for that lane is at least `t`.
 //!
-//! All ranks run the same list, and a step only depends on earlier points of the list, so one pass over the
-//! list visits every point after all that it depends on.
+//! All ranks run the same list, and a step depends only on earlier points of the list. One pass over the list
+//! therefore visits every point after all points that it depends on.
 //!
-//! What ranks learn from each other they learn together with all of their cell, so their clocks are kept once for all
-//! that share them, each with what the rank knows of itself. Work and memory go by the clocks that differ, not by the
-//! number of ranks.
+//! # Shared clocks
+//! Ranks of a cell meet together, so they learn the same about all others. Their clock is stored once and shared.
+//! Each rank adds the ticks of its own lanes ([`LaneClock`]). Work and memory grow with the number of distinct
+//! clocks, not with the number of ranks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -24,7 +25,7 @@ use super::step::{CheckStep, StepSync};
 
 pub const LANES: usize = 2;
 
-/// A completed step that a later one is compared with.
+/// A completed step, for comparison with later steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PastStep {
     pub lane: usize,
@@ -35,32 +36,36 @@ pub struct PastStep {
 
 #[derive(Clone, Default, Debug)]
 struct GroupHistory {
+    /// The last step of the group.
     last: Option<PastStep>,
-    /// The zone that the next collective by LL goes to.
+    /// The landing zone that the next collective by LL uses.
     zone: usize,
+    /// The last step that used each landing zone.
     zones: [Option<PastStep>; 2],
 }
 
-/// Something that the clocks alone show to be wrong.
+/// A violation of the order within a group. The clocks show it without any access to memory.
 pub enum OrderFault {
-    /// The step is not ordered after an earlier one on the same group.
+    /// The step is not ordered after this earlier one of the same group.
     Unordered(PastStep),
-    /// The step writes into a landing zone that is not known to be read.
+    /// The step writes into a landing zone that some rank may still be reading in this earlier step.
     Landing(PastStep),
 }
 
-/// What a lane of a rank knows: a clock that others may share, and how far the rank's own lanes have come, whatever that
-/// clock says of them.
+/// The clock of one lane of one rank: a clock that others may share, and the ticks of the rank's own lanes. For
+/// the own lanes the larger of both entries counts.
 #[derive(Clone, Debug)]
 struct LaneClock {
     shared: Arc<[u32]>,
     own: [u32; LANES],
 }
 
-/// What is known where an access starts: the least of what those know who make it.
+/// The clocks under which an access starts, one for each rank that makes it. A fact is known at the start of the
+/// access only if all of these ranks know it.
 #[derive(Clone)]
 pub struct AccessStart<'a>(SmallVec<[KnownClock<'a>; 1]>);
 
+/// A clock of one rank, or of a cell after its rendezvous (`own` is `None` then).
 #[derive(Clone, Copy)]
 struct KnownClock<'a> {
     shared: &'a [u32],
@@ -68,7 +73,7 @@ struct KnownClock<'a> {
 }
 
 impl AccessStart<'_> {
-    /// Whether this lane of this rank is known to have come to `tick`.
+    /// Whether this lane of this rank is known to have reached `tick`.
     pub fn knows(&self, rank: usize, lane: usize, tick: u32) -> bool {
         self.0.iter().all(|known| {
             let own = known.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
@@ -77,25 +82,26 @@ impl AccessStart<'_> {
     }
 }
 
-/// What those know who have met.
+/// The clocks after the rendezvous of the current step.
 #[derive(Clone)]
 enum RendezvousClocks {
     None,
-    /// The clock of each cell of the group.
+    /// The clock of each cell of the group. It is computed for every step with a group, and used only where the
+    /// contract of the step says that the group meets.
     Cells(Vec<Arc<[u32]>>),
-    /// What each rank knows when it has met those with which it forms pairs.
+    /// The clock of each rank after it has met all ranks with which it forms pairs.
     Pairs(Vec<LaneClock>),
 }
 
 #[derive(Clone)]
 pub struct VectorClocks {
-    /// What each lane of each rank knows, one after another.
+    /// The current clock of each lane of each rank, at index `rank * LANES + lane`.
     now: Vec<LaneClock>,
     /// The tick of the start of this run.
     base: u32,
     /// The tick of the start of the next run.
     next: u32,
-    /// What all ranks know at the completion of steps that are waited for.
+    /// The clocks of all ranks at the completion of those steps that later steps wait for.
     kept: BTreeMap<usize, Vec<LaneClock>>,
     groups: Vec<GroupHistory>,
     rendezvous: RendezvousClocks,
@@ -122,7 +128,7 @@ impl VectorClocks {
         &self.now[rank * LANES + lane]
     }
 
-    /// What a lane of a rank knows: at the start of a run, or at the arrival of the step in that lane.
+    /// The current clock of a lane of a rank: at the start of a run, or at the arrival of the current step.
     pub fn now(&self, rank: usize, lane: usize) -> AccessStart<'_> {
         AccessStart(smallvec![self.lane_clock(rank, lane).known(rank)])
     }
@@ -145,7 +151,7 @@ impl VectorClocks {
         self.base + 2 + 2 * step as u32
     }
 
-    /// Starts a run of `steps` steps: on each rank after all its lanes.
+    /// Starts a run of `steps` steps. On each rank the run starts after all its lanes have finished the run before.
     pub fn start_run(&mut self, steps: usize) {
         self.base = self.next;
         self.next = self.base + 2 + 2 * steps as u32;
@@ -158,11 +164,12 @@ impl VectorClocks {
         }
     }
 
-    /// Brings every rank to the arrival of a step, and every cell of its group to its rendezvous.
+    /// Advances every rank to the arrival of a step, and computes the clocks of its rendezvous.
     pub fn arrive(
         &mut self,
         step: &CheckStep,
-        (bucket, index): (usize, usize),
+        bucket: usize,
+        index: usize,
         ranks: &SimulatedRanks,
         faults: &mut Vec<OrderFault>,
     ) {
@@ -178,11 +185,12 @@ impl VectorClocks {
             Some(exchange) => self.meet_in_pairs(exchange, step.lane, ranks),
             None => self.meet_in_cells(&ranks.cells[sync.group], step.lane),
         };
-        self.compare_with_group(step, sync, (bucket, index), ranks, faults);
+        self.compare_with_group(step, sync, bucket, index, ranks, faults);
     }
 
     fn meet_in_cells(&mut self, cells: &[Vec<usize>], lane: usize) -> RendezvousClocks {
-        // Cells whose ranks share the same clocks differ only in what these know of themselves.
+        // Cells whose ranks have the same shared clocks differ only in the ticks of their own lanes. The join of the
+        // shared clocks is therefore computed once for each set of shared clocks.
         let mut known: HashMap<Vec<*const u32>, Arc<[u32]>> = HashMap::new();
         let mut met = Vec::with_capacity(cells.len());
         for cell in cells {
@@ -214,31 +222,34 @@ impl VectorClocks {
         let mut met: Vec<LaneClock> = (0..ranks.count).map(|r| self.lane_clock(r, lane).clone()).collect();
         for (from, to) in exchange.rank_pairs(&ranks.cells) {
             for (rank, other) in [(from, to), (to, from)] {
-                let (row, other) = (&mut met[rank], (other, self.lane_clock(other, lane)));
-                let mut clock = row.shared.to_vec();
-                raise(&mut clock, &other.1.shared);
-                raise(&mut clock[other.0 * LANES..(other.0 + 1) * LANES], &other.1.own);
-                row.shared = clock.into();
+                let other_clock = self.lane_clock(other, lane);
+                let mut clock = met[rank].shared.to_vec();
+                raise(&mut clock, &other_clock.shared);
+                raise(&mut clock[other * LANES..(other + 1) * LANES], &other_clock.own);
+                met[rank].shared = clock.into();
                 self.joins += 1;
             }
         }
         RendezvousClocks::Pairs(met)
     }
 
-    /// Compares a step with the earlier ones of its group.
+    /// Compares a step with earlier steps of its group. The step must arrive after the last of them on every rank.
+    /// If the step writes a landing zone, then all ranks of a cell must know that all others have completed the
+    /// last step that used this zone.
     fn compare_with_group(
         &mut self,
         step: &CheckStep,
         sync: StepSync,
-        (bucket, index): (usize, usize),
+        bucket: usize,
+        index: usize,
         ranks: &SimulatedRanks,
         faults: &mut Vec<OrderFault>,
     ) {
         let this = PastStep { lane: step.lane, tick: self.completion(index), bucket, step: index };
         let past = &self.groups[sync.group];
-        let followed =
+        let is_completed =
             |p: &PastStep| (0..ranks.count).all(|r| self.lane_clock(r, step.lane).own[p.lane] >= p.tick);
-        if let Some(last) = past.last.filter(|p| !followed(p)) {
+        if let Some(last) = past.last.filter(|p| !is_completed(p)) {
             faults.push(OrderFault::Unordered(last));
         }
         if sync.landing {
@@ -258,7 +269,7 @@ impl VectorClocks {
         }
     }
 
-    /// What is known where a rank begins to write the results of a step.
+    /// The clock under which a rank begins to write the results of a step.
     pub fn start_of_result_writes(
         &self,
         rank: usize,
@@ -270,7 +281,7 @@ impl VectorClocks {
             .unwrap_or_else(|| self.now(rank, step.lane))
     }
 
-    /// What is known where the peers of a rank begin to touch its memory: what each of them knows.
+    /// The clocks under which the peers of a rank begin to touch its memory.
     pub fn start_of_peer_accesses(
         &self,
         rank: usize,
@@ -284,7 +295,7 @@ impl VectorClocks {
         })
     }
 
-    /// What the cell of a rank knows after its rendezvous.
+    /// The clock of the rank's cell after the rendezvous. `None` if the current step has no such rendezvous.
     fn rendezvous_start(
         &self,
         rank: usize,
@@ -296,12 +307,13 @@ impl VectorClocks {
         Some(AccessStart(smallvec![KnownClock { shared, own: None }]))
     }
 
-    /// Brings every rank to the completion of a step.
+    /// Advances every rank to the completion of a step. `waited_for` says whether a later step waits for it.
     pub fn complete(&mut self, step: &CheckStep, index: usize, ranks: &SimulatedRanks, waited_for: bool) {
-        let (last_touch, completion) = (self.last_touch(index), self.completion(index));
+        let last_touch = self.last_touch(index);
+        let completion = self.completion(index);
         match (std::mem::replace(&mut self.rendezvous, RendezvousClocks::None), step.sync) {
             (RendezvousClocks::Pairs(met), _) => {
-                met.into_iter().enumerate().for_each(|(r, row)| self.now[r * LANES + step.lane] = row);
+                met.into_iter().enumerate().for_each(|(r, clock)| self.now[r * LANES + step.lane] = clock);
             }
             (RendezvousClocks::Cells(met), Some(sync)) if sync.meets == SyncScope::Group || sync.exit => {
                 for (cell, mut clock) in ranks.cells[sync.group].iter().zip(met) {
@@ -316,50 +328,53 @@ impl VectorClocks {
             _ => {}
         }
         let in_lane = self.now.iter_mut().skip(step.lane).step_by(LANES);
-        in_lane.for_each(|row| row.own[step.lane] = completion);
+        in_lane.for_each(|clock| clock.own[step.lane] = completion);
         if waited_for {
             let in_lane = self.now.iter().skip(step.lane).step_by(LANES);
             self.kept.insert(index, in_lane.cloned().collect());
         }
     }
 
-    /// Forgets what was known at the completion of a step that no later one waits for.
+    /// Drops the clocks of a completed step for which no later step waits.
     pub fn forget(&mut self, step: usize) {
         self.kept.remove(&step);
     }
 
-    /// Whether every lane of each of these ranks knows that each of them had come to `tick`.
+    /// Whether every lane of each of these ranks knows that all lanes of all of them have reached `tick`.
     pub fn all_know(&self, ranks: &[usize], tick: u32) -> bool {
         (0..LANES).all(|lane| self.know_each_other(ranks, lane, 0..LANES, tick))
     }
 
-    /// Whether this lane of each of these ranks knows that the lanes `of` each of them had come to `tick`.
-    fn know_each_other(&self, ranks: &[usize], lane: usize, of: Range<usize>, tick: u32) -> bool {
-        // Two of those that a clock does not know to have come, at most.
-        let mut open: HashMap<*const u32, SmallVec<[usize; 2]>> = HashMap::new();
+    /// Whether `lane` of each of these ranks knows that `lanes` of all of them have reached `tick`.
+    fn know_each_other(&self, ranks: &[usize], lane: usize, lanes: Range<usize>, tick: u32) -> bool {
+        // For each shared clock, the ranks that it does not know to have reached the tick. A rank can only make up
+        // for itself with its own ticks, so two such ranks decide the answer and no more are stored.
+        let mut unknown: HashMap<*const u32, SmallVec<[usize; 2]>> = HashMap::new();
         ranks.iter().all(|&rank| {
-            let row = self.lane_clock(rank, lane);
-            let open = open.entry(row.shared.as_ptr()).or_insert_with(|| {
-                let come = |r: usize| of.clone().all(|l| row.shared[r * LANES + l] >= tick);
-                ranks.iter().copied().filter(|&r| !come(r)).take(2).collect()
+            let clock = self.lane_clock(rank, lane);
+            let unknown = unknown.entry(clock.shared.as_ptr()).or_insert_with(|| {
+                let has_reached = |r: usize| lanes.clone().all(|l| clock.shared[r * LANES + l] >= tick);
+                ranks.iter().copied().filter(|&r| !has_reached(r)).take(2).collect()
             });
-            let known = |l: usize| row.own[l].max(row.shared[rank * LANES + l]) >= tick;
-            open.iter().all(|&r| r == rank && of.clone().all(known))
+            let knows_itself = |l: usize| clock.own[l].max(clock.shared[rank * LANES + l]) >= tick;
+            unknown.iter().all(|&r| r == rank && lanes.clone().all(knows_itself))
         })
     }
 
-    /// All that matters for what may follow with regard to what happened before `tick`.
+    /// The part of the state that decides which later accesses are ordered after points before `tick`. Two states
+    /// with equal summaries allow the same continuations. Equal clocks get equal numbers, so that the summary does
+    /// not depend on which clocks are shared.
     pub fn summary(&self, tick: u32) -> Vec<u32> {
         let mut clocks: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
-        let mut of: HashMap<*const u32, u32> = HashMap::new();
+        let mut number_by_address: HashMap<*const u32, u32> = HashMap::new();
         let mut out = Vec::new();
-        for row in &self.now {
-            let number = *of.entry(row.shared.as_ptr()).or_insert_with(|| {
-                let (next, clock) = (clocks.len() as u32, row.shared.iter().map(|&t| t.min(tick)));
-                *clocks.entry(clock.collect()).or_insert(next)
+        for LaneClock { shared, own } in &self.now {
+            let number = *number_by_address.entry(shared.as_ptr()).or_insert_with(|| {
+                let next = clocks.len() as u32;
+                *clocks.entry(shared.iter().map(|&t| t.min(tick)).collect()).or_insert(next)
             });
             out.push(number);
-            out.extend(row.own.iter().map(|&t| t.min(tick)));
+            out.extend(own.iter().map(|&t| t.min(tick)));
         }
         for (clock, number) in clocks {
             out.push(number);
@@ -385,7 +400,8 @@ impl LaneClock {
     }
 }
 
-/// Joined clocks, each made once. The clocks that they were made of are held, so that no other takes their address.
+/// Joins of shared clocks by the addresses of both, so that equal joins are computed and stored once. Each entry
+/// keeps its two operands alive, so that no other clock can be allocated at their addresses.
 #[derive(Default)]
 struct JoinCache(HashMap<(*const u32, *const u32), [Arc<[u32]>; 3]>);
 
@@ -407,6 +423,7 @@ impl JoinCache {
     }
 }
 
+/// Raises each entry of a clock to at least the entry of `by`.
 fn raise(clock: &mut [u32], by: &[u32]) {
     clock.iter_mut().zip(by).for_each(|(a, &b)| *a = (*a).max(b));
 }
@@ -454,7 +471,7 @@ pub(super) mod tests {
         for _ in 0..runs {
             clocks.start_run(steps.len());
             for (i, s) in steps.iter().enumerate() {
-                clocks.arrive(s, (0, i), ranks, &mut faults);
+                clocks.arrive(s, 0, i, ranks, &mut faults);
                 clocks.complete(s, i, ranks, true);
             }
         }
@@ -506,7 +523,7 @@ pub(super) mod tests {
         let start = clocks.run_start();
         let mut knows = Vec::new();
         for (i, s) in steps.iter().enumerate() {
-            clocks.arrive(s, (0, i), &ranks, &mut faults);
+            clocks.arrive(s, 0, i, &ranks, &mut faults);
             clocks.complete(s, i, &ranks, false);
             let arrived = |r: usize, of: usize| clocks.now(r, 1).knows(of, 1, start);
             let of = |r| (0..4).filter(|&of| arrived(r, of)).collect::<Vec<usize>>();

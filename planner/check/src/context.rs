@@ -1,4 +1,4 @@
-//! What the rules for the steps of one bucket look at.
+//! The input of the rules for the steps of one bucket: the plan, the bucket and its resolved places.
 
 use symmc_ir::{EntityMap, SymbolTable, ValueId};
 use symmc_plan::{Bucket, Plan};
@@ -11,18 +11,19 @@ use super::program::{PlanPrograms, PlannedProgram};
 pub struct CheckContext<'a> {
     pub plan: &'a Plan,
     pub programs: &'a PlanPrograms,
+    /// The index of the bucket.
     pub index: usize,
     pub bucket: &'a Bucket,
     pub program: &'a PlannedProgram,
     /// The symbols of the program with the ranges of the bucket.
     pub symbols: &'a SymbolTable,
-    /// Where each base value lies.
+    /// The location of each base value. `None` for views, and for values whose placement is wrong.
     pub locations: &'a EntityMap<ValueId, Option<ValueLocation>>,
     pub overlaps: &'a ValueOverlaps,
 }
 
 impl CheckContext<'_> {
-    /// Whether two values share bytes.
+    /// Whether two base values may share bytes in one run.
     pub fn share_bytes(&self, a: ValueId, b: ValueId) -> bool {
         share_bytes(self.overlaps, self.locations, a, b)
     }
@@ -33,7 +34,7 @@ impl CheckContext<'_> {
     }
 }
 
-/// Whether two values share bytes in one run, as far as is known of where they lie.
+/// Whether two base values may share bytes in one run. Values without a location share no bytes.
 pub fn share_bytes(
     overlaps: &ValueOverlaps,
     locations: &EntityMap<ValueId, Option<ValueLocation>>,
@@ -48,6 +49,7 @@ pub fn share_bytes(
 
 /// Whether a value has as many elements as its base.
 pub fn covers_base(program: &PlannedProgram, x: ValueId) -> bool {
-    let (graph, base) = (&program.graph, program.base(x));
+    let graph = &program.graph;
+    let base = program.base(x);
     base == x || graph.ty(base).numel() == graph.ty(x).numel()
 }

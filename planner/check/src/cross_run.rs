@@ -1,4 +1,5 @@
-//! What a run leaves to those after it: forms of buckets, and accesses that later runs may conflict with.
+//! The parts of a run that matter for later runs: the form of its bucket, and the accesses that may conflict with
+//! accesses of later runs.
 
 use std::collections::HashMap;
 
@@ -9,16 +10,18 @@ use super::memory::{AccessHistory, AccessRecord};
 use super::step::{BucketSchedule, CheckStep, StepSync};
 
 pub struct CrossRunConflicts {
-    /// For each bucket the first of its form: of the same lanes, waits and collectives.
+    /// For each bucket the first bucket of its form. Buckets of one form have the same lanes, waits and collectives.
     pub form: Vec<usize>,
-    /// Whether any step touches its peers before it has met them, so that they may do so as soon as a run starts.
+    /// Whether any step accesses the memory of its peers before it has met them. Peers may then access memory as
+    /// soon as their run starts.
     pub accesses_before_rendezvous: bool,
-    /// The bytes that runs of any bucket write, and those that they touch, by space.
+    /// The bytes that runs of any bucket write, by space.
     written: HashMap<SpaceId, ByteIntervals>,
+    /// The bytes that runs of any bucket read or write, by space.
     touched: HashMap<SpaceId, ByteIntervals>,
 }
 
-/// What the order of a step depends on.
+/// The properties of a step that decide how it orders ranks: lane, waits, group and pairs.
 type OrderForm<'a> = (usize, &'a [usize], Option<StepSync>, &'a [(u32, u32)]);
 
 impl CrossRunConflicts {
@@ -30,12 +33,10 @@ impl CrossRunConflicts {
                 schedule.steps.iter().map(|s| (s.lane, s.waits.as_slice(), s.sync, s.pairs.as_slice()));
             form.push(*first.entry(of_step.collect()).or_insert(b));
         }
-        let is_blind = |s: &CheckStep| {
-            let touches = !s.peer_reads.is_empty() || !s.peer_writes.is_empty();
-            touches && s.sync.is_some_and(|sync| !sync.entry && sync.meets != SyncScope::Pairs)
-        };
-        let blind = schedules.iter().flat_map(|s| &s.steps).any(is_blind);
-        let (mut written, mut touched) = (HashMap::new(), HashMap::new());
+        let accesses_before_rendezvous =
+            schedules.iter().flat_map(|s| &s.steps).any(CheckStep::accesses_before_rendezvous);
+        let mut written = HashMap::new();
+        let mut touched = HashMap::new();
         for schedule in schedules {
             let by_caller = schedule.bound.iter().map(|(v, _)| v);
             let writes = schedule.steps.iter().flat_map(|s| &s.writes).chain(by_caller);
@@ -54,20 +55,27 @@ impl CrossRunConflicts {
             }
         }
         written.values_mut().chain(touched.values_mut()).for_each(ByteIntervals::merge_overlapping);
-        CrossRunConflicts { form, accesses_before_rendezvous: blind, written, touched }
+        CrossRunConflicts { form, accesses_before_rendezvous, written, touched }
     }
 
-    /// Keeps the accesses of a run that those after it may conflict with: not known to be `over`, on bytes that any run
-    /// writes, or touches where they write.
-    pub fn retain_conflicts(&self, memory: &mut AccessHistory, over: impl Fn(&AccessRecord) -> bool) {
+    /// Drops the accesses of a run with which no later run can conflict. These are the accesses that are known to be
+    /// `complete`, reads of bytes that no run writes, and writes of bytes that no run accesses.
+    pub fn retain_conflicts(&self, memory: &mut AccessHistory, complete: impl Fn(&AccessRecord) -> bool) {
         memory.keep_accesses(|space, bytes, record| {
             let others = if record.write { &self.touched } else { &self.written };
-            !over(record) && others.get(&space).is_some_and(|o| o.overlaps(bytes))
+            !complete(record) && others.get(&space).is_some_and(|o| o.overlaps(bytes))
         });
     }
 }
 
-/// Bytes, as intervals that are apart and ascend.
+impl CheckStep {
+    fn accesses_before_rendezvous(&self) -> bool {
+        let reaches_peers = !self.peer_reads.is_empty() || !self.peer_writes.is_empty();
+        reaches_peers && self.sync.is_some_and(|sync| !sync.entry && sync.meets != SyncScope::Pairs)
+    }
+}
+
+/// A set of bytes, as disjoint intervals in ascending order.
 #[derive(Default)]
 struct ByteIntervals(Vec<(u64, u64)>);
 
@@ -85,7 +93,7 @@ impl ByteIntervals {
     }
 
     fn overlaps(&self, (low, high): (u64, u64)) -> bool {
-        let behind = self.0.partition_point(|i| i.1 <= low);
-        self.0.get(behind).is_some_and(|i| i.0 < high)
+        let next = self.0.partition_point(|i| i.1 <= low);
+        self.0.get(next).is_some_and(|i| i.0 < high)
     }
 }

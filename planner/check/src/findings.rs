@@ -1,9 +1,11 @@
-//! The findings of a check: the first [`MOST`] of them, and the number of all.
+//! The findings of a check: the first [`MOST`] of them, and the total number.
 //!
-//! An untrusted plan may break a rule at each of its entries. The findings that are kept and printed stay few.
+//! An untrusted plan may break a rule at each of its entries, so the number of stored and printed findings is
+//! bounded.
 
 use super::error::CheckError;
 
+/// The largest number of findings that are stored.
 pub const MOST: usize = 100;
 
 #[derive(Debug, Default)]
@@ -34,7 +36,7 @@ impl Findings {
         self.count == 0
     }
 
-    /// The findings that are kept, then the number of the others, if there are any.
+    /// The stored findings, followed by [`CheckError::More`] if there are others.
     pub fn into_errors(self) -> Vec<CheckError> {
         let Findings { kept: mut errors, count } = self;
         let count = count - errors.len();

@@ -1,4 +1,4 @@
-//! The fixed memory of a plan: its rules, and the lookup of pieces by role and by byte.
+//! The rules for the fixed memory of a plan, and an index of its regions by role and by byte.
 
 use std::collections::HashMap;
 
@@ -8,51 +8,54 @@ use symmc_plan::{ALIGN, FixedRegion, FixedRole, Plan};
 use super::error::CheckError;
 use super::findings::Findings;
 
-/// The fixed memory of a plan, found by role and by byte.
 pub struct FixedMemoryIndex {
-    of_role: HashMap<FixedRole, usize>,
-    /// By offset: the start of each piece, the furthest end of those up to it, and the piece that ends there.
-    pieces: Vec<(u64, u64, usize)>,
+    by_role: HashMap<FixedRole, usize>,
+    /// The regions in order of their starts. Each entry holds the start of its region, the largest end of all
+    /// regions up to it, and the region that has this end.
+    regions: Vec<(u64, u64, usize)>,
 }
 
 impl FixedMemoryIndex {
     pub fn new(plan: &Plan) -> FixedMemoryIndex {
-        let mut of_role = HashMap::with_capacity(plan.fixed.len());
+        let mut by_role = HashMap::with_capacity(plan.fixed.len());
+        let mut regions = Vec::with_capacity(plan.fixed.len());
         for (i, f) in plan.fixed.iter().enumerate() {
-            of_role.entry(f.role.clone()).or_insert(i);
+            by_role.entry(f.role.clone()).or_insert(i);
+            regions.push((f.offset, f.offset.saturating_add(f.size), i));
         }
-        let piece = |(i, f): (usize, &FixedRegion)| (f.offset, f.offset.saturating_add(f.size), i);
-        let mut pieces: Vec<_> = plan.fixed.iter().enumerate().map(piece).collect();
-        pieces.sort_unstable();
-        for k in 1..pieces.len() {
-            let (_, end, widest) = pieces[k - 1];
-            if end > pieces[k].1 {
-                (pieces[k].1, pieces[k].2) = (end, widest);
+        regions.sort_unstable();
+        for k in 1..regions.len() {
+            let (_, end, furthest) = regions[k - 1];
+            if end > regions[k].1 {
+                regions[k].1 = end;
+                regions[k].2 = furthest;
             }
         }
-        FixedMemoryIndex { of_role, pieces }
+        FixedMemoryIndex { by_role, regions }
     }
 
     pub fn find_role(&self, role: &FixedRole) -> Option<usize> {
-        self.of_role.get(role).copied()
+        self.by_role.get(role).copied()
     }
 
-    /// The piece that an input is bound to.
+    /// The region to which an input is bound.
     pub fn bound_input(&self, input: usize) -> Option<usize> {
         self.find_role(&FixedRole::Bound { input })
     }
 
-    /// A piece that has bytes among these.
+    /// A region that overlaps these bytes.
     pub fn find_overlapping(&self, low: u64, high: u64) -> Option<usize> {
-        let before = self.pieces.partition_point(|piece| piece.0 < high);
-        let &(_, end, widest) = self.pieces.get(before.checked_sub(1)?)?;
-        (end > low).then_some(widest)
+        let count = self.regions.partition_point(|region| region.0 < high);
+        let &(_, end, furthest) = self.regions.get(count.checked_sub(1)?)?;
+        (end > low).then_some(furthest)
     }
 }
 
-/// Checks the fixed memory of a plan whose programs have this many inputs. `has_group` says whether a group name exists.
+/// Checks the fixed memory of a plan whose programs have `inputs` inputs. `has_group` says whether a group name
+/// exists.
 pub fn check(
-    (plan, fixed): (&Plan, &FixedMemoryIndex),
+    plan: &Plan,
+    fixed: &FixedMemoryIndex,
     inputs: usize,
     has_group: impl Fn(&str) -> bool,
     errors: &mut Findings,

@@ -1,9 +1,10 @@
-//! What must hold for any bytes that are read as a plan: shared by the fuzz target and the tests.
+//! The property that holds for any bytes that are read as a plan. The fuzz target and the tests share it.
 
 use symmc_plan::Plan;
 
-/// Panics if these bytes break a promise of the reader: whatever reads is written as a text that reads as
-/// the same plan, errors say where, and the check answers for any plan.
+/// Panics unless these bytes satisfy the contract of the reader. If they parse as a plan, then writing and reading
+/// the plan again gives the same text, and the check terminates without a panic. Otherwise the error has a
+/// message.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match Plan::from_json(text) {

@@ -1,17 +1,19 @@
-//! When a result may lie on bytes of an operand of the same step.
+//! Rules for a result that overlaps an operand of the same step. One of them must hold:
 //!
-//! - Element-wise ops, casts and copies: each element of the result lies exactly on the element of the
-//!   operand that it is computed from, and no other.
-//! - Softmax, norms and cumulative sums, which have read what they need of a row before they write it, and scatters, which
-//!   change elements of their first operand: the same, on the first operand alone.
-//! - Concatenation: the operand lies where it ends up, as one run; when it ends up in several places, in one
-//!   of them. Or all of its base is an operand that does.
-//! - Collectives whose contract allows it: exactly on the operand; for all-gather the operand is this
-//!   rank's piece of the result, for reduce-scatter the result is this rank's piece of the operand.
-//! - Dispatches: on operands that the contract of their form names, exactly and with elements of the same extents and size.
-//! - Any op: the elements that it reads of the shared base are disjoint from the result.
+//! - *Element-wise ops, casts and copies*: each element of the result lies exactly on the element of the operand
+//!   from which it is computed.
+//! - *Softmax, norms, cumulative sums and rotary embeddings* read all that they need of a row before they write it.
+//!   *Scatters* change elements of their first operand. For both, the result lies exactly on the first operand.
+//! - *Concatenation*: the operand is contiguous and lies at its own piece of the result, or at one of them if it
+//!   occurs several times. An operand is also allowed if another operand is all of its base and lies so.
+//! - *Collectives*, if their contract allows it: the result lies exactly on the operand. For an all-gather the
+//!   operand is this rank's piece of the result. For a reduce-scatter the result is this rank's piece of the
+//!   operand.
+//! - *Dispatches*: the result lies exactly on an operand that the contract of the form names, with equal shapes and
+//!   sizes of elements.
+//! - *Any op*: the elements that it reads of the shared base are disjoint from the result.
 //!
-//! Everything else reads elements after others were written, in an order that this module does not know.
+//! All other overlaps are rejected: the op may read an element after it was overwritten.
 
 use std::collections::HashSet;
 
@@ -20,27 +22,28 @@ use symmc_ir::{CollectiveKind, Contract, Dim, DispatchForm, Graph, Node, NodeId,
 use super::context::{CheckContext, covers_base};
 use super::location::{RankDisplacement, SymbolicRange, ValueLocation, are_disjoint};
 
-/// What a result does to an operand whose base it overlaps.
+/// The effect of a result on an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OverlayEffect {
-    /// The op would read what it has written.
+    /// The op may read bytes that it has overwritten.
     Illegal,
-    /// The bytes of the operand's base hold other values afterwards.
+    /// The overlay is allowed, and the base of the operand is lost.
     Replaces,
-    /// The bytes that are written hold the same values as before.
+    /// The overlay is allowed, and the written bytes hold the same data as before.
     Keeps,
 }
 
+/// An operand of a node of a step.
 #[derive(Clone, Copy)]
 pub struct OperandRead {
     pub node: NodeId,
-    /// Its number among the operands of the node.
+    /// The index among the operands of the node.
     pub operand: usize,
+    /// The form of the dispatch, if the step is a dispatch.
     pub form: Option<DispatchForm>,
 }
 
-/// What a result of a step does to an operand of it, whose base it overlaps. `in_place` are the operands of a
-/// concatenation that lie where they end up.
+/// The effect of a result of a step on an operand of the step whose base it overlaps.
 pub fn overlay(
     ctx: &CheckContext<'_>,
     reading: OperandRead,
@@ -56,66 +59,86 @@ pub fn overlay(
     let (Some(base), Some(location)) = (&ctx.locations[layout.base], &ctx.locations[result]) else {
         return OverlayEffect::Illegal;
     };
-    let (tx, tr) = (graph.ty(x), graph.ty(result));
+    let tx = graph.ty(x);
+    let tr = graph.ty(result);
     let element = Dim::from(tx.dtype.size() as i64);
     let start = base.range.start.clone() + layout.offset.clone() * element.clone();
+    let read = PlacedValue { location: base, ty: tx };
+    let written = PlacedValue { location, ty: tr };
     let same_memory = base.range.memory == location.range.memory;
-    let rule = match &node.op {
-        _ if !same_memory => OverlayEffect::Illegal,
-        _ if form.is_some_and(|form| !form_allows_overlay(form, reading, graph, result)) => {
-            OverlayEffect::Illegal
+    let same_start = start == location.range.start && layout.is_contiguous(tx);
+    let effect = if !same_memory {
+        OverlayEffect::Illegal
+    } else if matches!(node.op, Op::Concat { .. }) {
+        let is_in_place = in_place.contains(x, layout.base) && read.has_same_rank(written);
+        if form.is_none() && is_in_place { OverlayEffect::Keeps } else { OverlayEffect::Illegal }
+    } else if !same_start {
+        OverlayEffect::Illegal
+    } else if let Some(form) = form {
+        let is_allowed = form_allows_overlay(form, reading, graph, result) && same_elements(read, written);
+        if is_allowed { OverlayEffect::Replaces } else { OverlayEffect::Illegal }
+    } else {
+        match &node.op {
+            Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
+                collective_effect(&c.kind, ctx.program.group_index(c.group), read, written)
+            }
+            op => element_on_element(op, operand, read, written),
         }
-        Op::Concat { .. } if in_place.contains(x, layout.base) && base.range.rank == location.range.rank => {
-            OverlayEffect::Keeps
-        }
-        Op::Concat { .. } => OverlayEffect::Illegal,
-        _ if start != location.range.start || !layout.is_contiguous(tx) => OverlayEffect::Illegal,
-        _ if form.is_some() => match same_elements((base, tx), (location, tr)) {
-            true => OverlayEffect::Replaces,
-            false => OverlayEffect::Illegal,
-        },
-        Op::Collective(c) if contract.is_some_and(|c| c.in_place) => {
-            collective_effect(&c.kind, ctx.program.group_index(c.group), (base, tx), (location, tr))
-        }
-        op => element_on_element(op, operand, (base, tx), (location, tr)),
     };
-    if rule != OverlayEffect::Illegal {
-        return rule;
+    if effect != OverlayEffect::Illegal {
+        return effect;
     }
+    // No rule for the op applies. The overlap is still allowed if the op reads only bytes outside of the result.
     let extent = tx
         .shape
         .iter()
         .zip(&layout.strides)
         .fold(Dim::from(1), |sum, (n, stride)| sum + (n.clone() - Dim::from(1)) * stride.clone());
-    let read = SymbolicRange { start: start.clone(), end: start + extent * element, ..base.range.clone() };
-    if are_disjoint(&read, &location.range, ctx.symbols) {
+    let end = start.clone() + extent * element;
+    let read_range = SymbolicRange { start, end, ..base.range.clone() };
+    if are_disjoint(&read_range, &location.range, ctx.symbols) {
         OverlayEffect::Replaces
     } else {
         OverlayEffect::Illegal
     }
 }
 
-/// Whether two contiguous values that start at one place have their elements at the same places.
-fn same_elements(x: (&ValueLocation, &TensorType), r: (&ValueLocation, &TensorType)) -> bool {
-    x.1.shape == r.1.shape && x.1.dtype.size() == r.1.dtype.size() && x.0.range.rank == r.0.range.rank
+/// A value with its type and the location of its base.
+#[derive(Clone, Copy)]
+struct PlacedValue<'a> {
+    location: &'a ValueLocation,
+    ty: &'a TensorType,
 }
 
-/// Whether a result of a dispatch may lie on an operand of one of its nodes, element on element.
+impl PlacedValue<'_> {
+    fn has_same_rank(&self, other: PlacedValue<'_>) -> bool {
+        self.location.range.rank == other.location.range.rank
+    }
+
+    /// Whether this is each rank's own piece of a value that has the same place on all ranks of the group.
+    fn is_own_piece_of(&self, whole: PlacedValue<'_>, group: usize) -> bool {
+        let by_rank = |n: &RankDisplacement| n.group == group && n.stride == self.ty.bytes();
+        whole.location.range.rank.is_none() && self.location.range.rank.as_ref().is_some_and(by_rank)
+    }
+}
+
+/// Whether two contiguous values with the same start have all their elements at the same bytes.
+fn same_elements(x: PlacedValue<'_>, r: PlacedValue<'_>) -> bool {
+    x.ty.shape == r.ty.shape && x.ty.dtype.size() == r.ty.dtype.size() && x.has_same_rank(r)
+}
+
+/// Whether the contract of a form lets a result of the dispatch lie on an operand of one of its nodes.
 fn form_allows_overlay(form: DispatchForm, reading: OperandRead, graph: &Graph, result: ValueId) -> bool {
     let overwriting = form.overwrite_rule(&graph.nodes[reading.node].op, reading.operand);
     graph.defining_node(result).is_some_and(|writer| overwriting.allows(reading.node, writer))
 }
 
-/// The rule for a contiguous operand that starts where its result does and has this number.
+/// The rule for a contiguous operand, with its index, that starts at the same byte as the result.
 ///
-/// These are the check's own rules, which do not read the table of facts that the planner places by: an error there is
-/// found here. Ops without a rule overwrite nothing. A test of the planner compares both for all ops.
-fn element_on_element(
-    op: &Op,
-    operand: usize,
-    x: (&ValueLocation, &TensorType),
-    r: (&ValueLocation, &TensorType),
-) -> OverlayEffect {
+/// These rules belong to the check and do not use the table of facts by which the planner places results. So the
+/// check finds errors in that table. A test of the planner compares both for all ops. An op without a rule may not
+/// overwrite its operands.
+fn element_on_element(op: &Op, operand: usize, x: PlacedValue<'_>, r: PlacedValue<'_>) -> OverlayEffect {
     match op {
         _ if !same_elements(x, r) => OverlayEffect::Illegal,
         Op::Copy => OverlayEffect::Keeps,
@@ -138,26 +161,28 @@ fn element_on_element(
     }
 }
 
-/// The operands of a concatenation that lie at their own piece of the result, as one run.
+/// The operands of a concatenation that are contiguous and lie at their own piece of the result.
 #[derive(Default)]
 pub struct InPlaceConcat {
     operands: HashSet<ValueId>,
-    /// The bases of which an operand among these is all.
+    /// The bases that one of these operands covers completely.
     bases: HashSet<ValueId>,
 }
 
 impl InPlaceConcat {
-    /// Those of a node, as far as the memory of its result is that of their bases; none if it is no concatenation or
-    /// its pieces are no runs.
+    /// The in-place operands of a node, under the assumption that they lie in the memory of the result. There are
+    /// none if the node is not a concatenation, or if its pieces are not contiguous in the result.
     pub fn from_node(ctx: &CheckContext<'_>, node: &Node, result: ValueId) -> InPlaceConcat {
-        let (graph, mut out) = (&ctx.program.graph, InPlaceConcat::default());
+        let graph = &ctx.program.graph;
+        let mut out = InPlaceConcat::default();
         let (Op::Concat { axis }, Some(location)) = (&node.op, &ctx.locations[result]) else { return out };
         if graph.ty(result).shape[..*axis].iter().any(|d| d.as_const() != Some(1)) {
             return out;
         }
         let mut piece = location.range.start.clone();
         for &x in &node.inputs {
-            let (ty, layout) = (graph.ty(x), &ctx.program.layouts[x]);
+            let ty = graph.ty(x);
+            let layout = &ctx.program.layouts[x];
             let start = ctx.locations[layout.base].as_ref().map(|base| {
                 base.range.start.clone() + layout.offset.clone() * Dim::from(ty.dtype.size() as i64)
             });
@@ -172,28 +197,24 @@ impl InPlaceConcat {
         out
     }
 
-    /// Whether an operand, or all of its base, is among them.
+    /// Whether an operand lies in place itself or because an in-place operand covers its base.
     fn contains(&self, operand: ValueId, base: ValueId) -> bool {
         self.operands.contains(&operand) || self.bases.contains(&base)
     }
 }
 
-/// The rule for a collective whose operand starts where its result does on rank 0 of the group.
+/// The rule for a collective whose operand starts at the same byte as its result on rank 0 of the group.
 fn collective_effect(
     kind: &CollectiveKind,
     group: usize,
-    x: (&ValueLocation, &TensorType),
-    r: (&ValueLocation, &TensorType),
+    x: PlacedValue<'_>,
+    r: PlacedValue<'_>,
 ) -> OverlayEffect {
-    let piece = |whole: &ValueLocation, part: &ValueLocation, ty: &TensorType| {
-        let by_rank = |n: &RankDisplacement| n.group == group && n.stride == ty.bytes();
-        whole.range.rank.is_none() && part.range.rank.as_ref().is_some_and(by_rank)
-    };
     match kind {
-        CollectiveKind::AllGather if piece(r.0, x.0, x.1) => OverlayEffect::Keeps,
-        CollectiveKind::ReduceScatter(_) if piece(x.0, r.0, r.1) => OverlayEffect::Replaces,
+        CollectiveKind::AllGather if x.is_own_piece_of(r, group) => OverlayEffect::Keeps,
+        CollectiveKind::ReduceScatter(_) if r.is_own_piece_of(x, group) => OverlayEffect::Replaces,
         CollectiveKind::AllReduce(_) | CollectiveKind::Broadcast { .. } | CollectiveKind::Permute { .. }
-            if x.0.range.rank == r.0.range.rank =>
+            if x.has_same_rank(r) =>
         {
             OverlayEffect::Replaces
         }

@@ -1,23 +1,24 @@
-//! Where base values lie: places resolved to bytes, and which of them can share bytes.
+//! Locations of base values: placements resolved to bytes, and the test whether two locations are disjoint.
 //!
-//! A [`Location`] is resolved for every rank and every binding at once. Its *span* holds all bytes that the
-//! value can occupy on any rank under any binding of the bucket; two values whose spans meet are taken to
-//! share bytes, unless [`apart`] proves them disjoint for every rank and binding. Within a run both have one
-//! binding; values of two runs of a bucket have two that differ, and values of two buckets are told apart by
-//! their spans alone.
+//! A [`ValueLocation`] describes a value on every rank under every binding at once. Its *span* holds all bytes
+//! that the value can occupy on any rank under any binding of the bucket. Two values whose spans overlap are taken
+//! to share bytes, unless [`are_disjoint`] proves them disjoint for every rank and binding.
+//!
+//! Two values of one run have the same binding. Two values of two runs of one bucket have independent bindings.
+//! Two values of different buckets are compared by their spans only.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::{
     Dim, EntityMap, Graph, GroupId, InputKind, OutputKind, SymbolId, SymbolTable, TensorType, ValueDef,
     ValueId,
 };
-use symmc_plan::{ArenaKind, Bucket, FixedRole, MemoryRef, Plan, ResolvedPlacement};
+use symmc_plan::{ArenaKind, Bucket, MemoryRef, Plan, ResolvedPlacement};
 
 use super::error::CheckError;
 use super::findings::Findings;
 use super::program::{PlanPrograms, PlannedProgram};
 
-/// Memory that steps write, numbered: the two arenas, then one for each output.
+/// A memory space that steps may write: one of the two arenas, or the memory of one output.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SpaceId(pub usize);
 
@@ -29,11 +30,11 @@ impl SpaceId {
     }
 }
 
-/// The part of a start that depends on the rank: `stride` times the number within the group, which is
-/// less than `size`.
+/// The part of a start that depends on the rank: `stride` times the number of the rank within its cell of the
+/// group. The number is less than `size`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RankDisplacement {
-    /// The group, an index of [`Programs::groups`].
+    /// An index of [`PlanPrograms::groups`].
     pub group: usize,
     /// The number of ranks in a cell.
     pub size: u32,
@@ -41,28 +42,28 @@ pub struct RankDisplacement {
     pub stride: Dim,
 }
 
-/// Bytes of a memory, by rank and binding.
+/// A range of bytes of a memory that depends on the rank and the binding.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SymbolicRange {
     pub memory: MemoryRef,
-    /// The first byte on rank 0 of the group that `rank` names.
+    /// The first byte, on rank number 0 of the group that `rank` names.
     pub start: Dim,
-    /// The byte behind the last, on the same rank.
+    /// The exclusive end, on the same rank.
     pub end: Dim,
-    /// What other ranks add to both.
+    /// The displacement of both on other ranks.
     pub rank: Option<RankDisplacement>,
 }
 
 #[derive(Clone, Debug)]
 pub struct ValueLocation {
     pub range: SymbolicRange,
-    /// The memory that steps write, if it is not the caller's memory of an input.
+    /// The space that holds the value. `None` for the caller's memory of an input, which steps never write.
     pub space: Option<SpaceId>,
-    /// The span: the first byte that it can occupy in the space.
+    /// The start of the span within the space.
     pub low: u64,
-    /// The span: the byte behind the last that it can occupy in the space.
+    /// The exclusive end of the span within the space.
     pub high: u64,
-    /// Whether it starts at the same byte on every rank under every binding.
+    /// Whether the value starts at the same byte on every rank under every binding.
     pub rigid: bool,
     pub symmetric: bool,
 }
@@ -71,8 +72,9 @@ impl ValueLocation {
     pub fn spans_overlap(&self, other: &ValueLocation) -> bool {
         self.space.is_some() && self.space == other.space && self.low < other.high && other.low < self.high
     }
-    /// Whether two values whose spans meet may share bytes when each is of a run of its own of one bucket, under bindings
-    /// that have nothing to do with each other.
+
+    /// Whether two values of one bucket, whose spans overlap, may share bytes if they belong to different runs. The
+    /// bindings of the two runs are independent.
     pub fn overlaps_in_other_run(&self, other: &ValueLocation, symbols: &SymbolTable) -> bool {
         (self.rigid && other.rigid)
             || !are_disjoint(
@@ -84,15 +86,15 @@ impl ValueLocation {
 }
 
 impl SymbolicRange {
-    /// The range with every symbol replaced by one that stands behind all of `symbols`.
+    /// The range with each symbol replaced by its duplicate in [`duplicate_symbols`].
     fn with_fresh_symbols(&self, symbols: &SymbolTable) -> SymbolicRange {
-        let other = |dim: &Dim| dim.substitute(&|s| Dim::from(SymbolId::new(symbols.len() + s.index())));
-        let rank = self.rank.as_ref().map(|n| RankDisplacement { stride: other(&n.stride), ..n.clone() });
-        SymbolicRange { memory: self.memory, start: other(&self.start), end: other(&self.end), rank }
+        let renamed = |dim: &Dim| dim.substitute(&|s| Dim::from(SymbolId::new(symbols.len() + s.index())));
+        let rank = self.rank.as_ref().map(|n| RankDisplacement { stride: renamed(&n.stride), ..n.clone() });
+        SymbolicRange { memory: self.memory, start: renamed(&self.start), end: renamed(&self.end), rank }
     }
 }
 
-/// The symbols of two runs of one bucket.
+/// The symbols of two runs of one bucket: `symbols`, followed by a duplicate of each.
 fn duplicate_symbols(symbols: &SymbolTable) -> SymbolTable {
     let mut both = symbols.clone();
     for symbol in symbols.values() {
@@ -101,42 +103,53 @@ fn duplicate_symbols(symbols: &SymbolTable) -> SymbolTable {
     both
 }
 
-/// Whether two ranges of one memory are disjoint on every rank under every binding, as far as bounds of
-/// dims show. Both ends of the numbers of the ranks are tried; between them both ranges move linearly.
+/// Whether bounds of dims prove that two ranges of one memory are disjoint on every rank under every binding.
+///
+/// Only the lowest and the highest rank numbers are tried. Between these corners both ranges move linearly, so an
+/// order that holds at all corners holds for all ranks. If both ranges depend on the same group, one rank has the
+/// same number in both, and only equal numbers are compared.
 pub fn are_disjoint(a: &SymbolicRange, b: &SymbolicRange, symbols: &SymbolTable) -> bool {
     if a.memory != b.memory {
         return false;
     }
-    let together = match (&a.rank, &b.rank) {
+    let same_group = match (&a.rank, &b.rank) {
         (Some(x), Some(y)) => x.group == y.group,
         _ => false,
     };
-    let ends = |n: &Option<RankDisplacement>| match n {
-        Some(n) => vec![0, i64::from(n.size) - 1],
-        None => vec![0],
-    };
     let mut corners: Vec<(i64, i64)> = Vec::with_capacity(4);
-    for i in ends(&a.rank) {
-        corners.extend(ends(&b.rank).into_iter().filter(|&j| !together || i == j).map(|j| (i, j)));
+    for i in extreme_numbers(&a.rank) {
+        let numbers = extreme_numbers(&b.rank).into_iter().filter(|&j| !same_group || i == j);
+        corners.extend(numbers.map(|j| (i, j)));
     }
-    let shift = |n: &Option<RankDisplacement>, i: i64| match n {
-        Some(n) if i != 0 => n.stride.clone() * Dim::from(i),
-        _ => Dim::from(0),
-    };
-    let below = |x: &SymbolicRange, y: &SymbolicRange, swap: bool| {
-        corners.iter().all(|&(i, j)| {
-            let (i, j) = if swap { (j, i) } else { (i, j) };
-            let (end, start) = (x.end.clone() + shift(&x.rank, i), y.start.clone() + shift(&y.rank, j));
-            end.provably_le(&start, symbols)
-        })
-    };
-    below(a, b, false) || below(b, a, true)
+    let a_before_b = corners.iter().all(|&(i, j)| ends_before(a, i, b, j, symbols));
+    a_before_b || corners.iter().all(|&(i, j)| ends_before(b, j, a, i, symbols))
 }
 
-/// Resolves the places of a bucket. Values whose place is wrong have none.
+/// The lowest and the highest number of a rank within its cell.
+fn extreme_numbers(rank: &Option<RankDisplacement>) -> Vec<i64> {
+    match rank {
+        Some(rank) => vec![0, i64::from(rank.size) - 1],
+        None => vec![0],
+    }
+}
+
+/// Whether the first range on rank number `i` provably ends before the second range on rank number `j` starts.
+fn ends_before(first: &SymbolicRange, i: i64, second: &SymbolicRange, j: i64, symbols: &SymbolTable) -> bool {
+    let displacement = |rank: &Option<RankDisplacement>, number: i64| match rank {
+        Some(rank) if number != 0 => rank.stride.clone() * Dim::from(number),
+        _ => Dim::from(0),
+    };
+    let end = first.end.clone() + displacement(&first.rank, i);
+    let start = second.start.clone() + displacement(&second.rank, j);
+    end.provably_le(&start, symbols)
+}
+
+/// Resolves the placements of a bucket. A value whose placement is wrong has no location.
 pub fn resolve_locations(
-    (plan, programs): (&Plan, &PlanPrograms),
-    (index, bucket): (usize, &Bucket),
+    plan: &Plan,
+    programs: &PlanPrograms,
+    index: usize,
+    bucket: &Bucket,
     program: &PlannedProgram,
     symbols: &SymbolTable,
     errors: &mut Findings,
@@ -153,7 +166,8 @@ pub fn resolve_locations(
     locations
 }
 
-/// An upper bound of the bytes of a value of this type. Both ways to bound are sound; the first is cheap.
+/// An upper bound of the size in bytes of a value of this type. The bound by axis is cheap. The tighter bound of
+/// the whole product is only computed if the cheap one exceeds `limit`. Both are sound.
 fn bytes_at_most(ty: &TensorType, limit: i64, symbols: &SymbolTable) -> i64 {
     let by_axis =
         ty.shape.iter().fold(ty.dtype.size() as i64, |n, d| n.saturating_mul(d.bounds(symbols).1.max(0)));
@@ -177,7 +191,8 @@ impl LocationResolver<'_> {
         errors: &mut Findings,
     ) -> Option<ValueLocation> {
         let graph = &self.program.graph;
-        let (name, ty) = (graph.value_name(value).to_string(), graph.ty(value));
+        let name = graph.value_name(value).to_string();
+        let ty = graph.ty(value);
         let (space, origin, size) = self.memory(value, &name, place.memory, errors)?;
         let start = place.offset.clone();
         let rank = place.by_rank.as_ref().map(|(group, stride)| self.rank_offset(*group, stride));
@@ -227,8 +242,8 @@ impl LocationResolver<'_> {
         })
     }
 
-    /// Whether a value that is not the output itself lies within its output under every binding. The memory
-    /// of an output is exactly as large as the output is in that run.
+    /// Whether a value that shares the memory of an output lies within that output under every binding. In each
+    /// run the memory of an output is exactly as large as the output. Other memories always pass.
     fn within_output(
         &self,
         value: ValueId,
@@ -246,7 +261,8 @@ impl LocationResolver<'_> {
         end.provably_le(&graph.ty(output.value).bytes(), self.symbols)
     }
 
-    /// The space of a memory, where it starts there, and its size.
+    /// The space of a memory, its start within that space, and its size. Fails if the memory does not exist, or if
+    /// a step writes the value and the memory may only be read.
     fn memory(
         &self,
         value: ValueId,
@@ -256,8 +272,7 @@ impl LocationResolver<'_> {
     ) -> Option<(Option<SpaceId>, u64, u64)> {
         let graph = &self.program.graph;
         let bucket = self.index;
-        let unknown = CheckError::PlaceMemory { bucket, value: name.to_string(), found: memory };
-        let whole = |value| {
+        let max_size = |value| {
             let ty = graph.ty(value);
             u64::try_from(bytes_at_most(ty, 0, self.symbols)).unwrap_or(0)
         };
@@ -269,18 +284,18 @@ impl LocationResolver<'_> {
             MemoryRef::Fixed(f) => {
                 self.plan.fixed.get(f).map(|f| (Some(SpaceId::SYMMETRIC), f.offset, f.size))
             }
-            MemoryRef::Input(i) => graph.inputs.values().nth(i).map(|i| (None, 0, whole(i.value))),
+            MemoryRef::Input(i) => graph.inputs.values().nth(i).map(|i| (None, 0, max_size(i.value))),
             MemoryRef::Output(k) => {
-                graph.outputs.get(k).map(|o| (Some(SpaceId::output(k)), 0, whole(o.value)))
+                graph.outputs.get(k).map(|o| (Some(SpaceId::output(k)), 0, max_size(o.value)))
             }
         };
         if found.is_none() {
-            errors.push(unknown);
+            errors.push(CheckError::PlaceMemory { bucket, value: name.to_string(), found: memory });
             return None;
         }
         let written = matches!(graph.values[value].def, ValueDef::Node(..));
-        let landing = matches!(memory, MemoryRef::Fixed(f) if matches!(self.plan.fixed[f].role, FixedRole::Landing { .. }));
-        if written && (landing || matches!(memory, MemoryRef::Input(_))) {
+        // Landing zones and memory of inputs: the runtime gives the latter to callers and moves it to where theirs is.
+        if written && matches!(memory, MemoryRef::Fixed(_) | MemoryRef::Input(_)) {
             errors.push(CheckError::PlaceReadOnly { bucket, value: name.to_string(), found: memory });
             return None;
         }
@@ -292,13 +307,16 @@ impl LocationResolver<'_> {
         RankDisplacement { group, size: self.programs.groups[group].size.max(1), stride: stride.clone() }
     }
 
-    /// Inputs and outputs must lie where the caller puts and finds them.
+    /// Checks that inputs and outputs have the memory that the caller provides. An input lies in its own memory, in
+    /// the fixed memory that it is bound to, or in the output that replaces it. An output lies in its own memory,
+    /// is written by a step, and is returned once.
     fn check_inputs_and_outputs(
         &self,
         locations: &EntityMap<ValueId, Option<ValueLocation>>,
         errors: &mut Findings,
     ) {
-        let (graph, bucket) = (&self.program.graph, self.index);
+        let graph = &self.program.graph;
+        let bucket = self.index;
         let at_zero = |location: &ValueLocation| {
             location.range.start.as_const() == Some(0) && location.range.rank.is_none()
         };
@@ -340,17 +358,16 @@ impl LocationResolver<'_> {
     }
 }
 
-/// Whether the caller writes a bound input at the start of each run, not only before the first: it is an
-/// argument, its size differs between runs, or an output replaces it between them. Asked of the source: its size may
-/// be constant within one bucket and differ between two.
+/// Whether the caller writes a bound input at the start of each run, and not only before the first. This holds if
+/// the input is an argument, if its size is symbolic, or if an output replaces it. The source decides, because a
+/// size may be constant in each bucket and still differ between two buckets.
 pub fn written_each_run(source: &Graph, input: usize) -> bool {
-    let graph = source;
-    let varies = |i: &symmc_ir::GraphInput| {
-        i.kind == InputKind::Argument || graph.ty(i.value).shape.iter().any(|d| d.as_const().is_none())
-    };
-    graph.inputs.values().nth(input).is_some_and(varies)
-        || graph.outputs.iter().any(|o| match o.kind {
-            OutputKind::Mutates(i) => i.index() == input,
-            OutputKind::Returned => false,
-        })
+    let varies = source.inputs.values().nth(input).is_some_and(|i| {
+        i.kind == InputKind::Argument || source.ty(i.value).shape.iter().any(|d| d.as_const().is_none())
+    });
+    let is_replaced = source.outputs.iter().any(|o| match o.kind {
+        OutputKind::Mutates(i) => i.index() == input,
+        OutputKind::Returned => false,
+    });
+    varies || is_replaced
 }

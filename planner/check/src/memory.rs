@@ -1,11 +1,14 @@
-//! The memory of one rank over time: who touched each byte last, and which values its bytes hold.
+//! The memory of one rank over time: the last accesses to each byte, and the values that its bytes hold.
 //!
-//! Spaces are cut into pieces of bytes with one history. A piece keeps the accesses that later ones may have
-//! to be compared with: an access is forgotten when another one stands in for it, because whatever
-//! conflicts with the one conflicts with the other and comes after it only by coming after the other.
+//! A space is divided into segments of bytes with equal history. A segment keeps the accesses with which later ones
+//! may have to be compared. A new access *replaces* an earlier one if every later access that conflicts with the
+//! earlier one also conflicts with the new one, and is ordered after the earlier one if it is ordered after the new
+//! one. Replaced accesses are dropped:
+//! - a write replaces each access that ended before the write starts;
+//! - a read replaces an earlier read by the same lane of the same ranks.
 //!
-//! Where a value lies apart from others although their spans meet, an access to it stands in for none but those to the
-//! same value. Such *loose* accesses are no part of the pieces; each is kept once, with its span.
+//! A value may be disjoint from others although their spans overlap. An access to it replaces only accesses to the
+//! same value. Such *loose* accesses are not part of the segments. Each is stored once, with its span.
 
 use std::collections::BTreeMap;
 
@@ -15,23 +18,24 @@ use symmc_ir::ValueId;
 use super::error::Accessor;
 use super::location::SpaceId;
 
-/// The step number of what the caller writes at the start of a run.
+/// The step number of accesses by the caller at the start of a run.
 pub const START: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessRecord {
     pub value: ValueId,
     pub step: u32,
-    /// The tick at which it ended, on every rank that made it.
+    /// The tick at which the access ended, on every rank that made it.
     pub end: u32,
     pub lane: u8,
     pub write: bool,
     pub accessor: Accessor,
+    /// The group whose ranks are the peers, for an access by peers.
     pub group: u16,
 }
 
 impl AccessRecord {
-    /// Whether both were made by the same lanes of the same ranks.
+    /// Whether both accesses were made by the same lane of the same ranks.
     fn same_makers(&self, other: &AccessRecord) -> bool {
         self.lane == other.lane
             && self.accessor == other.accessor
@@ -39,21 +43,23 @@ impl AccessRecord {
     }
 }
 
-/// What an access finds about an earlier one.
+/// The order of an earlier access with regard to a new one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AccessOrder {
-    /// It ended before this one starts.
+    /// The earlier access ended before the new one starts.
     Before,
-    /// Nothing is known, and nothing needs to be.
+    /// The accesses are unordered and need no order: both belong to one step, or their values share no bytes.
     Exempt,
-    /// Nothing orders them although they share bytes.
+    /// The accesses share bytes and are unordered.
     Race,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct ByteSegment {
+    /// The exclusive end.
     end: u64,
     records: SmallVec<[AccessRecord; 3]>,
+    /// The values that the bytes hold.
     holds: SmallVec<[ValueId; 2]>,
 }
 
@@ -61,27 +67,28 @@ struct ByteSegment {
 pub struct AccessSpan {
     pub space: SpaceId,
     pub low: u64,
-    /// The byte behind the last.
+    /// The exclusive end.
     pub high: u64,
-    /// Whether all values that share the memory with the touched one share bytes with it wherever their
-    /// spans meet. Only then does the access stand in for those to other values.
+    /// Whether the accessed value shares bytes with every value of its memory whose span overlaps its own. Only
+    /// then can the access replace accesses to other values.
     pub simple: bool,
 }
 
 #[derive(Clone, Debug, Default)]
 struct SpaceHistory {
-    pieces: BTreeMap<u64, ByteSegment>,
+    /// Disjoint segments by their first byte.
+    segments: BTreeMap<u64, ByteSegment>,
     loose: Vec<LooseItem<AccessRecord>>,
-    /// The values that loose accesses wrote.
+    /// The values that loose accesses wrote and that are not lost.
     held: Vec<LooseItem<ValueId>>,
 }
 
-/// Something about bytes within a span.
+/// An item that applies to the bytes of a span.
 #[derive(Clone, Copy, Debug)]
 struct LooseItem<T> {
     low: u64,
     high: u64,
-    what: T,
+    item: T,
 }
 
 impl<T: Copy> LooseItem<T> {
@@ -89,14 +96,14 @@ impl<T: Copy> LooseItem<T> {
         self.low < span.high && span.low < self.high
     }
 
-    /// What lies in front of a span and behind it.
+    /// The same item for its bytes before a span and for those after it.
     fn remainder_outside(&self, span: &AccessSpan) -> impl Iterator<Item = Self> {
         let parts = [(self.low, self.high.min(span.low)), (self.low.max(span.high), self.high)];
-        let what = self.what;
+        let item = self.item;
         parts.into_iter().filter(|(low, high)| low < high).map(move |(low, high)| LooseItem {
             low,
             high,
-            what,
+            item,
         })
     }
 }
@@ -107,15 +114,15 @@ pub struct AccessHistory {
 }
 
 impl AccessHistory {
-    /// Makes accesses of one step to one value, all reads or all writes. `judge` gives for an earlier access
-    /// that conflicts its order against all of these. For a write, `replaces` tells for each other value
+    /// Records accesses of one step to one value, all reads or all writes. `judge` decides for each earlier access
+    /// that conflicts its order with regard to all of these. For a write, `overwrites` decides for each other value
     /// that the bytes hold whether it is lost.
     pub fn record_accesses(
         &mut self,
         span: AccessSpan,
         accesses: &[AccessRecord],
         judge: &mut dyn FnMut(&AccessRecord) -> AccessOrder,
-        replaces: &mut dyn FnMut(ValueId) -> bool,
+        overwrites: &mut dyn FnMut(ValueId) -> bool,
     ) {
         let Some(&first) = accesses.first() else { return };
         if span.low >= span.high {
@@ -124,30 +131,30 @@ impl AccessHistory {
         let history = self.spaces.entry(span.space).or_default();
         history.replace_loose(&span, accesses, judge);
         if first.write {
-            history.held.retain(|held| !(held.overlaps(&span) && replaces(held.what)));
+            history.held.retain(|held| !(held.overlaps(&span) && overwrites(held.item)));
         }
-        let space = &mut history.pieces;
+        let space = &mut history.segments;
         if !span.simple {
-            for (_, piece) in range_mut(space, span.low, span.high) {
-                piece.records.iter().filter(|old| old.write || first.write).for_each(|old| {
+            for (_, segment) in range_mut(space, span.low, span.high) {
+                segment.records.iter().filter(|old| old.write || first.write).for_each(|old| {
                     judge(old);
                 });
                 if first.write {
-                    piece.holds.retain(|v| !replaces(*v));
+                    segment.holds.retain(|v| !overwrites(*v));
                 }
             }
             let AccessSpan { low, high, .. } = span;
-            history.loose.extend(accesses.iter().map(|&what| LooseItem { low, high, what }));
+            history.loose.extend(accesses.iter().map(|&item| LooseItem { low, high, item }));
             if first.write {
-                history.held.push(LooseItem { low, high, what: first.value });
+                history.held.push(LooseItem { low, high, item: first.value });
             }
             return;
         }
         split_segment(space, span.low);
         split_segment(space, span.high);
-        fill(space, span.low, span.high);
-        for (_, piece) in space.range_mut(span.low..span.high) {
-            piece.records.retain(|old| {
+        fill_gaps(space, span.low, span.high);
+        for (_, segment) in space.range_mut(span.low..span.high) {
+            segment.records.retain(|old| {
                 if old.write || first.write {
                     let order = judge(old);
                     !(first.write && order == AccessOrder::Before)
@@ -155,18 +162,18 @@ impl AccessHistory {
                     !accesses.iter().any(|new| new.same_makers(old))
                 }
             });
-            piece.records.extend(accesses.iter().copied());
+            segment.records.extend(accesses.iter().copied());
             if first.write {
-                piece.holds.retain(|v| !replaces(*v));
-                piece.holds.push(first.value);
+                segment.holds.retain(|v| !overwrites(*v));
+                segment.holds.push(first.value);
             }
         }
         if first.write {
-            merge(space, span.low, span.high);
+            merge_segments(space, span.low, span.high);
         }
     }
 
-    /// Compares accesses with all earlier ones, and leaves no trace.
+    /// Calls `judge` for all recorded accesses that conflict with an access to this span. Records nothing.
     pub fn compare(
         &self,
         span: AccessSpan,
@@ -174,27 +181,29 @@ impl AccessHistory {
         judge: &mut dyn FnMut(&AccessRecord) -> AccessOrder,
     ) {
         let Some(history) = self.spaces.get(&span.space).filter(|_| span.low < span.high) else { return };
-        let space = &history.pieces;
-        let before = space.range(..span.low).next_back().filter(|(_, p)| p.end > span.low);
-        let pieces = before.into_iter().chain(space.range(span.low..span.high)).flat_map(|(_, p)| &p.records);
-        let loose = history.loose.iter().filter(|l| l.overlaps(&span)).map(|l| &l.what);
-        pieces.chain(loose).filter(|old| old.write || write).for_each(|old| {
+        let space = &history.segments;
+        let before = space.range(..span.low).next_back().filter(|(_, s)| s.end > span.low);
+        let segments = before.into_iter().chain(space.range(span.low..span.high));
+        let records = segments.flat_map(|(_, s)| &s.records);
+        let loose = history.loose.iter().filter(|l| l.overlaps(&span)).map(|l| &l.item);
+        records.chain(loose).filter(|old| old.write || write).for_each(|old| {
             judge(old);
         });
     }
 
-    /// Keeps the accesses, each with its space and bytes, for which `keep` says so, and what values the bytes hold no more.
+    /// Drops all accesses except those that `keep` selects by space, bytes and record. Also drops the information
+    /// which values the bytes hold.
     pub fn keep_accesses(&mut self, keep: impl Fn(SpaceId, (u64, u64), &AccessRecord) -> bool) {
         for (&space, history) in &mut self.spaces {
             history.held.clear();
-            history.loose.retain(|l| keep(space, (l.low, l.high), &l.what));
-            history.pieces.retain(|&low, piece| {
-                piece.holds.clear();
-                piece.records.retain(|record| keep(space, (low, piece.end), record));
-                !piece.records.is_empty()
+            history.loose.retain(|l| keep(space, (l.low, l.high), &l.item));
+            history.segments.retain(|&low, segment| {
+                segment.holds.clear();
+                segment.records.retain(|record| keep(space, (low, segment.end), record));
+                !segment.records.is_empty()
             });
         }
-        self.spaces.retain(|_, history| !(history.loose.is_empty() && history.pieces.is_empty()));
+        self.spaces.retain(|_, history| !(history.loose.is_empty() && history.segments.is_empty()));
     }
 
     pub fn is_empty(&self) -> bool {
@@ -203,7 +212,7 @@ impl AccessHistory {
 }
 
 impl SpaceHistory {
-    /// Compares accesses with earlier loose ones, and forgets those that they stand in for.
+    /// Compares accesses with earlier loose ones, and drops those that they replace.
     fn replace_loose(
         &mut self,
         span: &AccessSpan,
@@ -216,15 +225,16 @@ impl SpaceHistory {
             if !old.overlaps(span) {
                 return true;
             }
-            let stands_in = if old.what.write || first.write {
-                judge(&old.what) == AccessOrder::Before && first.write
+            let replaced = if old.item.write || first.write {
+                judge(&old.item) == AccessOrder::Before && first.write
             } else {
-                accesses.iter().any(|new| new.same_makers(&old.what))
+                accesses.iter().any(|new| new.same_makers(&old.item))
             };
-            if !stands_in || !(span.simple || old.what.value == first.value) {
+            if !replaced || !(span.simple || old.item.value == first.value) {
                 return true;
             }
-            if old.what.value != first.value {
+            // The access to another value still counts for its bytes outside of the span.
+            if old.item.value != first.value {
                 outside.extend(old.remainder_outside(span));
             }
             false
@@ -233,7 +243,7 @@ impl SpaceHistory {
     }
 }
 
-/// The pieces that meet these bytes.
+/// The segments that overlap these bytes.
 fn range_mut(
     space: &mut BTreeMap<u64, ByteSegment>,
     low: u64,
@@ -243,23 +253,23 @@ fn range_mut(
     space.range_mut(from..high)
 }
 
-/// Divides the piece that `at` lies in, if it lies within one.
+/// Splits the segment that contains `at`, unless `at` is its first byte.
 fn split_segment(space: &mut BTreeMap<u64, ByteSegment>, at: u64) {
-    let Some((_, piece)) = space.range_mut(..at).next_back().filter(|(_, p)| p.end > at) else { return };
-    let behind = piece.clone();
-    piece.end = at;
-    space.insert(at, behind);
+    let Some((_, segment)) = space.range_mut(..at).next_back().filter(|(_, s)| s.end > at) else { return };
+    let upper = segment.clone();
+    segment.end = at;
+    space.insert(at, upper);
 }
 
-/// Makes pieces without a history of the bytes that have none yet.
-fn fill(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
+/// Inserts segments with an empty history for the bytes that no segment covers.
+fn fill_gaps(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
     let mut at = low;
     let mut gaps: SmallVec<[(u64, u64); 4]> = SmallVec::new();
-    for (&start, piece) in space.range(low..high) {
+    for (&start, segment) in space.range(low..high) {
         if start > at {
             gaps.push((at, start));
         }
-        at = piece.end;
+        at = segment.end;
     }
     if at < high {
         gaps.push((at, high));
@@ -269,26 +279,26 @@ fn fill(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
     }
 }
 
-/// Joins neighbours of equal history.
-fn merge(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
-    let mut gone: SmallVec<[u64; 8]> = SmallVec::new();
+/// Merges adjacent segments with equal history. All bytes from `low` to `high` are covered by segments.
+fn merge_segments(space: &mut BTreeMap<u64, ByteSegment>, low: u64, high: u64) {
+    let mut removed: SmallVec<[u64; 8]> = SmallVec::new();
     let mut last: Option<(u64, &ByteSegment)> = None;
-    let mut ends: SmallVec<[(u64, u64); 8]> = SmallVec::new();
-    for (&start, piece) in space.range(low..high) {
+    let mut new_ends: SmallVec<[(u64, u64); 8]> = SmallVec::new();
+    for (&start, segment) in space.range(low..high) {
         match last {
-            Some((kept, p)) if p.records == piece.records && p.holds == piece.holds => {
-                gone.push(start);
-                ends.push((kept, piece.end));
+            Some((kept, s)) if s.records == segment.records && s.holds == segment.holds => {
+                removed.push(start);
+                new_ends.push((kept, segment.end));
             }
-            _ => last = Some((start, piece)),
+            _ => last = Some((start, segment)),
         }
     }
-    for start in gone {
+    for start in removed {
         space.remove(&start);
     }
-    for (kept, end) in ends {
-        if let Some(piece) = space.get_mut(&kept) {
-            piece.end = end;
+    for (kept, end) in new_ends {
+        if let Some(segment) = space.get_mut(&kept) {
+            segment.end = end;
         }
     }
 }

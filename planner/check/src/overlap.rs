@@ -1,9 +1,12 @@
-//! Which values of a bucket share bytes in one run.
+//! Decides which values of a bucket may share bytes in one run.
 //!
-//! Values of two memories do where their spans meet. In a memory whose values all start at constant bytes it is the
-//! same; in others the dims may tell values apart. Ends of values are put in an order in which each is known to be no
-//! less than the one before, as far as bounds show; from such a chain it follows for any two values, without looking
-//! at every pair of dims.
+//! Values with disjoint spans share no bytes. If spans overlap, two cases remain:
+//! - Values of different memories, and values that all start at constant bytes, are taken to share bytes.
+//! - Other values of one memory may still be disjoint, because their dims have one binding.
+//!
+//! The starts and ends of the values of a memory are sorted into a chain. Bounds of dims show for most neighbours of
+//! the chain that they ascend for all sizes. The order of any two ends between two breaks of the chain follows, so
+//! that not every pair of dims has to be compared.
 
 use std::collections::HashMap;
 
@@ -13,17 +16,18 @@ use symmc_plan::MemoryRef;
 use super::location::{SymbolicRange, ValueLocation, are_disjoint};
 
 pub struct ValueOverlaps {
-    /// The memory of each value, if dims tell some of its values apart, and the value's place there.
+    /// For each value its memory, as an index of `memories`, and its place there. `None` if all values of the
+    /// memory start at constant bytes: their spans decide.
     place: EntityMap<ValueId, Option<(usize, usize)>>,
     memories: Vec<DistinctLocations>,
 }
 
-/// The places in a memory, each once.
+/// The distinct places of the values of one memory.
 struct DistinctLocations {
     count: usize,
-    /// For each two places whether they are known to be apart.
-    apart: Vec<bool>,
-    /// Whether a place shares bytes with all whose spans meet its own.
+    /// For each pair of places whose spans overlap whether they are proven disjoint, at index `i * count + j`.
+    disjoint: Vec<bool>,
+    /// For each place whether it may share bytes with every place whose span overlaps its own.
     simple: Vec<bool>,
 }
 
@@ -31,7 +35,7 @@ impl ValueOverlaps {
     pub fn new(locations: &EntityMap<ValueId, Option<ValueLocation>>, symbols: &SymbolTable) -> Self {
         let mut of_memory: Vec<Vec<ValueId>> = Vec::new();
         let mut known: HashMap<MemoryRef, usize> = HashMap::new();
-        for (v, location) in locations.iter().filter_map(|(v, h)| Some((v, h.as_ref()?))) {
+        for (v, location) in locations.iter().filter_map(|(v, location)| Some((v, location.as_ref()?))) {
             let at = *known.entry(location.range.memory).or_insert(of_memory.len());
             match of_memory.get_mut(at) {
                 Some(values) => values.push(v),
@@ -41,18 +45,19 @@ impl ValueOverlaps {
         let mut place = EntityMap::filled(None, locations.len());
         let mut memories = Vec::new();
         for values in of_memory {
-            let locations: Vec<(ValueId, &ValueLocation)> =
+            let in_memory: Vec<(ValueId, &ValueLocation)> =
                 values.iter().filter_map(|&v| Some((v, locations[v].as_ref()?))).collect();
-            if locations.iter().all(|(_, h)| h.rigid) {
+            if in_memory.iter().all(|(_, location)| location.rigid) {
                 continue;
             }
             let mut distinct: Vec<&ValueLocation> = Vec::new();
             let mut number: HashMap<(&Dim, &Dim, Option<(usize, &Dim)>), usize> = HashMap::new();
-            for (v, h) in locations {
-                let rank = h.range.rank.as_ref().map(|n| (n.group, &n.stride));
-                let at = *number.entry((&h.range.start, &h.range.end, rank)).or_insert(distinct.len());
+            for (v, location) in in_memory {
+                let SymbolicRange { start, end, rank, .. } = &location.range;
+                let rank = rank.as_ref().map(|n| (n.group, &n.stride));
+                let at = *number.entry((start, end, rank)).or_insert(distinct.len());
                 if at == distinct.len() {
-                    distinct.push(h);
+                    distinct.push(location);
                 }
                 place[v] = Some((memories.len(), at));
             }
@@ -61,7 +66,7 @@ impl ValueOverlaps {
         ValueOverlaps { place, memories }
     }
 
-    /// Whether two values with these locations share bytes, as far as is known.
+    /// Whether two values with these locations may share bytes.
     pub fn share_bytes(&self, (a, x): (ValueId, &ValueLocation), (b, y): (ValueId, &ValueLocation)) -> bool {
         x.spans_overlap(y)
             && match (self.place[a], self.place[b]) {
@@ -70,7 +75,7 @@ impl ValueOverlaps {
             }
     }
 
-    /// Whether a value shares bytes with all values of its memory whose spans meet its own.
+    /// Whether a value may share bytes with every value of its memory whose span overlaps its own.
     pub fn is_simple(&self, value: ValueId) -> bool {
         self.place[value].is_none_or(|(m, i)| self.memories[m].simple[i])
     }
@@ -80,33 +85,37 @@ impl DistinctLocations {
     fn new(locations: &[&ValueLocation], symbols: &SymbolTable) -> Self {
         let count = locations.len();
         let chain = BoundaryChain::new(locations, symbols);
-        let mut places =
-            DistinctLocations { count, apart: vec![false; count * count], simple: vec![true; count] };
+        let mut disjoint = vec![false; count * count];
+        let mut simple = vec![true; count];
         for i in 0..count {
             for j in 0..i {
-                let (x, y) = (locations[i], locations[j]);
+                let x = locations[i];
+                let y = locations[j];
                 if x.spans_overlap(y) && !(x.rigid && y.rigid) && chain.are_disjoint((i, x), (j, y), symbols)
                 {
-                    (places.apart[i * count + j], places.apart[j * count + i]) = (true, true);
-                    (places.simple[i], places.simple[j]) = (false, false);
+                    disjoint[i * count + j] = true;
+                    disjoint[j * count + i] = true;
+                    simple[i] = false;
+                    simple[j] = false;
                 }
             }
         }
-        places
+        DistinctLocations { count, disjoint, simple }
     }
 
     fn are_disjoint(&self, i: usize, j: usize) -> bool {
-        self.apart[i * self.count + j]
+        self.disjoint[i * self.count + j]
     }
 }
 
-/// The ends of all places that do not depend on the rank, in an ascending order.
+/// The boundaries of all places that do not depend on the rank: their starts and ends, in ascending order.
 struct BoundaryChain {
-    /// The numbers of both ends of each place; `None` if it depends on the rank.
+    /// For each place the indices of its start and its end in the chain. `None` if the place depends on the rank.
     ends: Vec<Option<(usize, usize)>>,
-    /// For each end how many up to it are not known to be at least the one before.
+    /// For each boundary the number of boundaries up to it that are not proven to be at least their predecessor.
+    /// Between two boundaries with equal numbers the chain provably ascends.
     breaks: Vec<usize>,
-    /// Each end with all symbols at their lower and at their upper bounds.
+    /// The value of each boundary with all symbols at their upper and at their lower bounds.
     samples: Vec<[Option<i64>; 2]>,
 }
 
@@ -145,9 +154,9 @@ impl BoundaryChain {
         if ascends(a.1, b.0) || ascends(b.1, a.0) {
             return true;
         }
-        // Where they share bytes under one of two bindings, the dims cannot show that they do not.
-        let shares = |at: usize| {
-            let sample = |end: usize| self.samples[end][at];
+        // If they share bytes under one of the two sampled bindings, a comparison of dims cannot succeed.
+        let shares = |binding: usize| {
+            let sample = |boundary: usize| self.samples[boundary][binding];
             let ends = [a, b].map(|(start, end)| Some((sample(start)?, sample(end)?)));
             matches!(ends, [Some(a), Some(b)] if a.0.max(b.0) < a.1.min(b.1))
         };

@@ -1,4 +1,4 @@
-//! The plan as a whole: its programs, their ranks, groups and signatures, and its fixed memory.
+//! The rules for the plan as a whole: its programs, their ranks, groups and signatures, and its fixed memory.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Deref;
@@ -15,11 +15,12 @@ use super::error::{CheckError, ProgramId};
 use super::findings::Findings;
 use super::fixed_memory::FixedMemoryIndex;
 
-/// About the bytes of a line of a program's text.
+/// The approximate number of bytes per line of a program's text. It only estimates work for threads.
 const BYTES_OF_LINE: usize = 64;
 
 pub struct PlannedProgram {
     read: ParsedProgram,
+    /// For each group of the program, its index in [`PlanPrograms::groups`].
     groups: Vec<usize>,
 }
 
@@ -41,7 +42,7 @@ impl Deref for PlannedProgram {
     }
 }
 
-/// A group of ranks, the same in all programs that have one of this name.
+/// A group of ranks. All programs that have a group of this name agree on its members.
 pub struct PlanGroup {
     pub name: String,
     pub members: GroupMembers,
@@ -58,8 +59,8 @@ pub struct PlanPrograms {
     pub fixed: FixedMemoryIndex,
 }
 
-/// Reads the programs of a plan. Fails with what is wrong with the version, the number of ranks, a text or its
-/// signature. Nothing else of the plan has a meaning then.
+/// Reads the programs of a plan. Fails with findings about the version, the number of ranks, a text or its
+/// signature. The rest of the plan has no meaning in these cases.
 pub fn read(plan: &Plan) -> Result<PlanPrograms, Findings> {
     let mut errors = Findings::default();
     if plan.version != VERSION {
@@ -75,17 +76,21 @@ pub fn read(plan: &Plan) -> Result<PlanPrograms, Findings> {
     if !errors.is_empty() {
         return Err(errors);
     }
-    let hash = sha256_hex(plan.source.text.as_bytes());
-    if hash != plan.source.hash {
-        errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found: hash });
+    let found = sha256_hex(plan.source.text.as_bytes());
+    if found != plan.source.hash {
+        errors.push(CheckError::SourceHash { expected: plan.source.hash.clone(), found });
     }
     let Some((source, planned)) = parse_programs(plan, &mut errors) else { return Err(errors) };
     if source.ranks.is_some_and(|r| r != plan.ranks) {
-        let (program, found) = (ProgramId::Source, source.ranks);
-        errors.push(CheckError::ProgramRanks { program, expected: plan.ranks, found });
+        errors.push(CheckError::ProgramRanks {
+            program: ProgramId::Source,
+            expected: plan.ranks,
+            found: source.ranks,
+        });
     }
     if source.name != plan.source.name {
-        let (expected, found) = (source.name.clone(), plan.source.name.clone());
+        let expected = source.name.clone();
+        let found = plan.source.name.clone();
         errors.push(CheckError::SourceName { expected, found });
     }
     for (p, ParsedProgram { graph, .. }) in planned.iter().enumerate() {
@@ -105,14 +110,14 @@ pub fn read(plan: &Plan) -> Result<PlanPrograms, Findings> {
     Ok(PlanPrograms { source, planned: planned.collect(), groups, group_of, fixed })
 }
 
-/// Reads the texts of the source and of the planned programs; `None` if one is no program.
+/// Parses the texts of the source and of the planned programs. `None` if a text is not a valid program.
 fn parse_programs(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<ParsedProgram>)> {
     let planned = plan.programs.iter().enumerate().map(|(p, text)| (ProgramId::Planned(p), text));
     let texts: Vec<_> = [(ProgramId::Source, &plan.source.text)].into_iter().chain(planned).collect();
     let lines = texts.iter().map(|(_, text)| text.len() / BYTES_OF_LINE).sum();
     let mut read = Vec::with_capacity(texts.len());
-    let one = |(program, text): (ProgramId, &String)| (program, ParsedProgram::parse(text));
-    for (program, result) in parallel::map(texts, lines, one) {
+    let results = parallel::map(texts, lines, |(program, text)| (program, ParsedProgram::parse(text)));
+    for (program, result) in results {
         match result {
             Ok(program) => read.push(program),
             Err(ProgramReadError::Text(error)) => {
@@ -131,7 +136,7 @@ fn parse_programs(plan: &Plan, errors: &mut Findings) -> Option<(Graph, Vec<Pars
     Some((read.pop()?.graph, planned))
 }
 
-/// Checks that buckets name all programs: a program that serves no sizes has no meaning.
+/// Checks that every program is used by a bucket.
 fn check_unused_programs(plan: &Plan, errors: &mut Findings) {
     if plan.buckets.is_empty() {
         return;
@@ -143,32 +148,34 @@ fn check_unused_programs(plan: &Plan, errors: &mut Findings) {
 
 const MAX_TEXT: usize = 4096;
 
+/// Checks the lengths of texts that are written for people and have no meaning for the plan.
 fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
-    let mut bound = |what: &dyn Fn() -> String, text: &str| {
+    let mut check_length = |what: &dyn Fn() -> String, text: &str| {
         if text.len() > MAX_TEXT {
-            let (expected, found) = (MAX_TEXT, text.len());
-            errors.push(CheckError::TextTooLong { what: what(), expected, found });
+            let what = what();
+            errors.push(CheckError::TextTooLong { what, expected: MAX_TEXT, found: text.len() });
         }
     };
-    bound(&|| "the name of the machine".into(), &plan.machine);
+    check_length(&|| "the name of the machine".into(), &plan.machine);
     for r in &plan.replacements {
         for text in [&r.collective, &r.rule, &r.what].into_iter().chain(&r.by) {
-            bound(&|| "a text of what became of a collective".into(), text);
+            check_length(&|| format!("the replacement of collective %{}", r.collective), text);
         }
     }
     for (b, Bucket { places, decisions, .. }) in plan.buckets.iter().enumerate() {
         for (value, place) in places.iter() {
-            bound(&|| format!("bucket {b}: the reason for the place of %{value}"), &place.why);
+            check_length(&|| format!("the reason for the place of %{value} in bucket {b}"), &place.why);
         }
         for d in decisions {
             let names = d.alternatives.iter().map(|a| &a.name).chain(d.rules.iter().map(|r| &r.name));
             names.for_each(|name| {
-                bound(&|| format!("bucket {b}: a name in the decision for %{}", d.collective), name)
+                check_length(&|| format!("a name in the decision for %{} in bucket {b}", d.collective), name)
             });
         }
     }
 }
 
+/// Checks that each custom op is declared as in the source: same group, same symmetric operands and results.
 fn check_customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let of_source: HashMap<&str, &CustomOp> = source.customs.values().map(|c| (c.name.as_str(), c)).collect();
     let group = |graph: &Graph, custom: &CustomOp| match custom.group.and_then(|g| graph.groups.get(g)) {
@@ -183,29 +190,27 @@ fn check_customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &m
             }
         };
         let Some(expected) = of_source.get(custom.name.as_str()) else {
-            differs("a declaration", "none".into(), "one".into());
+            differs("the declaration", "absent".into(), "present".into());
             continue;
         };
         differs("the group", group(source, expected), group(planned, custom));
-        let positions = |of: &[usize]| format!("{of:?}");
-        let operands = [expected, &custom].map(|c| positions(&c.symmetric_operands));
-        let [of_source, of_planned] = operands;
-        differs("the symmetric operands", of_source, of_planned);
-        let results = [expected, &custom].map(|c| positions(&c.symmetric_results));
-        let [of_source, of_planned] = results;
-        differs("the symmetric results", of_source, of_planned);
+        let operands = |custom: &CustomOp| format!("{:?}", custom.symmetric_operands);
+        differs("the list of symmetric operands", operands(expected), operands(custom));
+        let results = |custom: &CustomOp| format!("{:?}", custom.symmetric_results);
+        differs("the list of symmetric results", results(expected), results(custom));
     }
 }
 
-/// The groups of all programs, the index of each by name, and for each planned program the indices of its groups. A group of
-/// one name has the same cells in all of them, the source included.
+/// Collects the groups of all programs, the index of each by name, and for each planned program the indices of
+/// its groups. Groups of one name must have the same cells in all programs, the source included.
 fn collect_groups(
     source: &Graph,
     planned: &[ParsedProgram],
     ranks: u32,
     errors: &mut Findings,
 ) -> (Vec<PlanGroup>, HashMap<String, usize>, Vec<Vec<usize>>) {
-    let (mut all, mut first): (Vec<PlanGroup>, Vec<ProgramId>) = (Vec::new(), Vec::new());
+    let mut all: Vec<PlanGroup> = Vec::new();
+    let mut first: Vec<ProgramId> = Vec::new();
     let mut index: HashMap<String, usize> = HashMap::new();
     let mut of_program = Vec::with_capacity(planned.len());
     let graphs = planned.iter().enumerate().map(|(p, read)| (ProgramId::Planned(p), &read.graph));
@@ -220,7 +225,8 @@ fn collect_groups(
                     first.push(program);
                 }
                 Some(known) if !same_cells(&known.members, &group.members, ranks) => {
-                    let (group, other) = (group.name.clone(), first[at]);
+                    let group = group.name.clone();
+                    let other = first[at];
                     errors.push(CheckError::GroupMembers { program, group, other });
                 }
                 Some(_) => {}
@@ -234,7 +240,8 @@ fn collect_groups(
     (all, index, of_program)
 }
 
-/// Whether two groups have the same cells in the same order: that of all ranks may be written out.
+/// Whether two groups have the same cells in the same order. The group of all ranks may be written as `world` or
+/// as one cell that lists all ranks.
 fn same_cells(a: &GroupMembers, b: &GroupMembers, ranks: u32) -> bool {
     let is_world = |members: &GroupMembers| match members {
         GroupMembers::World => true,
@@ -243,7 +250,7 @@ fn same_cells(a: &GroupMembers, b: &GroupMembers, ranks: u32) -> bool {
     a == b || is_world(a) && is_world(b)
 }
 
-/// Compares inputs and outputs of a planned program with those of the source.
+/// Checks that a planned program has the inputs and outputs of the source.
 fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let mut differ = |what: String, expected: String, found: String| {
         if expected != found {
@@ -253,14 +260,21 @@ fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: 
     let count = |n: usize| n.to_string();
     differ("the number of inputs".into(), count(source.inputs.len()), count(planned.inputs.len()));
     differ("the number of outputs".into(), count(source.outputs.len()), count(planned.outputs.len()));
-    let narrowed = narrowed(source, planned);
+    let names = |graph: &Graph| {
+        let mut names: Vec<String> = graph.symbols.values().map(|s| s.name.clone()).collect();
+        names.sort_unstable();
+        names.join(", ")
+    };
+    // Each run binds the symbols of the source. A program without one of them would compute the same at all its values.
+    differ("the symbols".into(), names(source), names(planned));
+    let narrowed = narrow_symbols(source, planned);
     for (i, (s, p)) in source.inputs.values().zip(planned.inputs.values()).enumerate() {
         differ(format!("the kind of input {i}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
         differ(format!("the source of input {i}"), format!("{:?}", s.source), format!("{:?}", p.source));
         let [expected, found] = describe_types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
         differ(format!("the type of input {i}"), expected, found);
         if s.data != p.data {
-            differ(format!("the data of input {i}"), "as there".into(), "other".into());
+            differ(format!("the data of input {i}"), "the same".into(), "different".into());
         }
     }
     for (k, (s, p)) in source.outputs.iter().zip(&planned.outputs).enumerate() {
@@ -270,7 +284,8 @@ fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: 
     }
 }
 
-fn narrowed(source: &Graph, planned: &Graph) -> SymbolTable {
+/// The symbols of the source, with the ranges that the planned program gives to them.
+fn narrow_symbols(source: &Graph, planned: &Graph) -> SymbolTable {
     let mut symbols = source.symbols.clone();
     for symbol in symbols.values_mut() {
         if let Some(p) = planned.symbols.values().find(|p| p.name == symbol.name) {
@@ -280,7 +295,8 @@ fn narrowed(source: &Graph, planned: &Graph) -> SymbolTable {
     symbols
 }
 
-/// Both types in words; a dim that has one value within the range of the planned program is that value.
+/// Describes both types for comparison. A dim that has only one value within the ranges of the planned program
+/// is written as that value.
 fn describe_types(
     source: &TensorType,
     planned: &TensorType,
@@ -297,7 +313,7 @@ fn describe_types(
     [words(source, narrowed), words(planned, &graph.symbols)]
 }
 
-/// Checks that there is a bucket, and that the arenas have sizes that memory can hold; and the fixed memory.
+/// Checks that the plan has a bucket, that its arenas are no larger than [`MAX_SIZE`], and its fixed memory.
 pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findings) {
     if plan.buckets.is_empty() {
         errors.push(CheckError::BucketsMissing { expected: 1, found: 0 });
@@ -309,5 +325,5 @@ pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findi
         }
     }
     let has_group = |name: &str| programs.group_of.contains_key(name);
-    super::fixed_memory::check((plan, &programs.fixed), programs.source.inputs.len(), has_group, errors);
+    super::fixed_memory::check(plan, &programs.fixed, programs.source.inputs.len(), has_group, errors);
 }

@@ -1,4 +1,7 @@
-//! The proof of a plan: its texts, then places, buffers and steps of each bucket, then time.
+//! The proof of a plan, in three stages: its texts; then places, buffers and steps of each bucket; then time.
+//!
+//! A stage runs only if the stages before it found nothing that would make it meaningless: texts must be right
+//! before buckets are resolved, and everything must be right before runs are simulated.
 
 use std::collections::HashSet;
 
@@ -20,11 +23,11 @@ pub fn check(plan: &Plan) -> Result<CheckReport, Vec<CheckError>> {
     prove(plan).map(|proof| proof.report)
 }
 
-/// [`check`] that gives the programs it read as well, so that nobody has to read them again.
+/// [`check`] that also returns the parsed programs, so that callers need not parse them again.
 ///
-/// Fails with what the plan breaks: the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number
-/// of the others. Rules about texts come first; places, buffers and steps are looked at when the texts are right, and
-/// time when everything else is.
+/// Fails with the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number of all others.
+/// Findings about texts hide all other findings. Races and lost values are only searched for if there is no
+/// other finding.
 pub fn prove(plan: &Plan) -> Result<PlanProof, Vec<CheckError>> {
     prove_plan(plan).map_err(Findings::into_errors)
 }
@@ -34,14 +37,15 @@ fn prove_plan(plan: &Plan) -> Result<PlanProof, Findings> {
     let mut errors = Findings::default();
     let mut report = CheckReport { buckets: plan.buckets.len(), ..CheckReport::default() };
     program::check_plan_level(plan, &programs, &mut errors);
-    let (mut schedules, mut uses) = (Vec::new(), Findings::default());
-    for (schedule, misplaced, misused) in resolve_buckets(plan, &programs) {
-        schedules.extend(schedule);
-        errors.append(misplaced);
-        uses.append(misused);
+    let mut schedules = Vec::new();
+    let mut derived_errors = Findings::default();
+    for bucket in resolve_buckets(plan, &programs) {
+        schedules.extend(bucket.schedule);
+        errors.append(bucket.errors);
+        derived_errors.append(bucket.derived_errors);
     }
     check_range_overlaps(plan, &mut errors);
-    errors.append(uses);
+    errors.append(derived_errors);
     for schedule in &schedules {
         report.steps += schedule.steps.len();
         report.values += schedule.locations.values().flatten().count();
@@ -60,35 +64,39 @@ fn prove_plan(plan: &Plan) -> Result<PlanProof, Findings> {
 #[derive(Clone, Debug)]
 pub struct PlanProof {
     pub report: CheckReport,
-    /// The imported program as it read it.
+    /// The imported program.
     pub source: Graph,
-    /// The planned programs as it read them.
     pub programs: Vec<symmc_plan::ParsedProgram>,
 }
 
-/// Each bucket resolved, what is wrong with its places and steps, and what is wrong with the rest of it.
-fn resolve_buckets<'a>(
-    plan: &'a Plan,
-    programs: &'a PlanPrograms,
-) -> Vec<(Option<BucketSchedule<'a>>, Findings, Findings)> {
+struct ResolvedBucket<'a> {
+    schedule: Option<BucketSchedule<'a>>,
+    /// Findings about the places and steps.
+    errors: Findings,
+    /// Findings about uses of buffers, totals, decisions and copies.
+    derived_errors: Findings,
+}
+
+fn resolve_buckets<'a>(plan: &'a Plan, programs: &'a PlanPrograms) -> Vec<ResolvedBucket<'a>> {
     let steps = plan.buckets.iter().map(|b| b.steps.len()).sum();
     let sources: HashSet<&str> = programs.source.values.values().map(|v| v.name.as_str()).collect();
     parallel::map(plan.buckets.iter().enumerate().collect(), steps, |(i, bucket)| {
-        let (mut misplaced, mut misused) = (Findings::default(), Findings::default());
-        let schedule = resolve_schedule(plan, programs, i, bucket, &mut misplaced);
+        let mut errors = Findings::default();
+        let mut derived_errors = Findings::default();
+        let schedule = resolve_schedule(plan, programs, i, bucket, &mut errors);
         if let Some(schedule) = &schedule {
             if schedule.steps.len() == schedule.bucket.steps.len() {
-                buffer::check_buffer_uses(schedule, &mut misused);
+                buffer::check_buffer_uses(schedule, &mut derived_errors);
             }
-            buffer::check_totals(plan, schedule, &mut misused);
-            buffer::check_decisions(schedule, &sources, &mut misused);
-            buffer::check_copies(schedule, &mut misused);
+            buffer::check_totals(plan, schedule, &mut derived_errors);
+            buffer::check_decisions(schedule, &sources, &mut derived_errors);
+            buffer::check_copies(schedule, &mut derived_errors);
         }
-        (schedule, misplaced, misused)
+        ResolvedBucket { schedule, errors, derived_errors }
     })
 }
 
-/// Resolves a bucket; `None` if it does not say which program it schedules, or for which sizes.
+/// Resolves a bucket. `None` if its program does not exist or its ranges are invalid.
 fn resolve_schedule<'a>(
     plan: &Plan,
     programs: &'a PlanPrograms,
@@ -97,31 +105,31 @@ fn resolve_schedule<'a>(
     errors: &mut Findings,
 ) -> Option<BucketSchedule<'a>> {
     let Some(program) = programs.planned.get(bucket.program) else {
-        let (expected, found) = (programs.planned.len(), bucket.program);
-        errors.push(CheckError::BucketProgram { bucket: index, expected, found });
+        let expected = programs.planned.len();
+        errors.push(CheckError::BucketProgram { bucket: index, expected, found: bucket.program });
         return None;
     };
     let symbols = resolve_symbols(programs, program, index, bucket, errors)?;
-    buffer::check_declared_buffers((plan, &programs.fixed), (index, bucket), errors);
-    let locations = location::resolve_locations((plan, programs), (index, bucket), program, &symbols, errors);
+    buffer::check_declared_buffers(plan, &programs.fixed, index, bucket, errors);
+    let locations = location::resolve_locations(plan, programs, index, bucket, program, &symbols, errors);
     let overlaps = ValueOverlaps::new(&locations, &symbols);
-    let (of_bucket, overlap) = (&symbols, &overlaps);
     let ctx = CheckContext {
         plan,
         programs,
         index,
         bucket,
         program,
-        symbols: of_bucket,
+        symbols: &symbols,
         locations: &locations,
-        overlaps: overlap,
+        overlaps: &overlaps,
     };
     let steps = step::resolve_steps(&ctx, errors);
     let bound = step::bound_inputs(&programs.source, program, &locations);
     Some(BucketSchedule { index, bucket, program, symbols, locations, overlaps, steps, bound })
 }
 
-/// The symbols of a program with the ranges of a bucket, which must be those of the program or narrower.
+/// The symbols of a program with the ranges of a bucket. A range must lie within the symbol's ranges in the
+/// program and in the source.
 fn resolve_symbols(
     programs: &PlanPrograms,
     program: &PlannedProgram,
@@ -141,41 +149,50 @@ fn resolve_symbols(
         let (min, max) =
             source.map_or((symbol.min, symbol.max), |s| (s.min.max(symbol.min), s.max.min(symbol.max)));
         if ranged.min > ranged.max || ranged.min < min || ranged.max > max {
-            let (symbol, expected, found) = (symbol.name.clone(), [min, max], [ranged.min, ranged.max]);
-            errors.push(CheckError::BucketRange { bucket: index, symbol, expected, found });
+            errors.push(CheckError::BucketRange {
+                bucket: index,
+                symbol: symbol.name.clone(),
+                expected: [min, max],
+                found: [ranged.min, ranged.max],
+            });
             return None;
         }
     }
     Some(symbols)
 }
 
-/// Each size must have at most one bucket. A bucket that serves sizes of others is reported once, with one of them: where
-/// many are equal, their pairs are too many to look at.
+/// Checks that the ranges of buckets are disjoint. A bucket that overlaps several others is reported once, with
+/// one of them, because many equal buckets have too many pairs to compare.
+///
+/// The buckets are sorted by their starts along the symbol along which the fewest pairs overlap.
 fn check_range_overlaps(plan: &Plan, errors: &mut Findings) {
     let symbols = plan.buckets.first().map(|b| b.symbols.keys().collect::<Vec<_>>()).unwrap_or_default();
-    // A bucket without the symbols of the others is reported for that.
-    let ranges = |(i, b): (usize, &Bucket)| {
-        let of = symbols.iter().map(|&s| b.symbols.get(s).copied());
-        Some((i, of.collect::<Option<Vec<[i64; 2]>>>()?)).filter(|_| b.symbols.len() == symbols.len())
+    // A bucket whose symbols differ from those of the first is skipped: another rule reports it.
+    let ranges_of = |(i, b): (usize, &Bucket)| {
+        let ranges = symbols.iter().map(|&s| b.symbols.get(s).copied()).collect::<Option<Vec<[i64; 2]>>>()?;
+        (b.symbols.len() == symbols.len()).then_some((i, ranges))
     };
     let mut ranges: Vec<(usize, Vec<[i64; 2]>)> =
-        plan.buckets.iter().enumerate().filter_map(ranges).collect();
+        plan.buckets.iter().enumerate().filter_map(ranges_of).collect();
     let Some(axis) = (0..symbols.len()).min_by_key(|&axis| count_overlapping_pairs(&ranges, axis)) else {
+        // Without symbols all buckets serve the same sizes.
         let pairs = (1..plan.buckets.len()).map(|second| CheckError::BucketsOverlap { first: 0, second });
         return errors.extend(pairs);
     };
     ranges.sort_by_key(|(i, r)| (r[axis][0], *i));
     let mut found = Vec::new();
     for (k, (a, x)) in ranges.iter().enumerate() {
-        let mut behind = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
-        let meets = behind.find(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
-        found.extend(meets.map(|(b, _)| (a.max(b), a.min(b))));
+        let mut candidates = ranges[k + 1..].iter().take_while(|(_, y)| y[axis][0] <= x[axis][1]);
+        let overlapping =
+            candidates.find(|(_, y)| x.iter().zip(y).all(|(x, y)| x[0] <= y[1] && y[0] <= x[1]));
+        found.extend(overlapping.map(|(b, _)| (a.max(b), a.min(b))));
     }
     found.sort_unstable();
     errors.extend(found.into_iter().map(|(&second, &first)| CheckError::BucketsOverlap { first, second }));
 }
 
-/// How many pairs of ranges meet along one symbol.
+/// Counts, for each range, the ranges that start within it along one symbol, itself included. Each pair that
+/// overlaps is counted once, or twice if both start at the same size.
 fn count_overlapping_pairs(ranges: &[(usize, Vec<[i64; 2]>)], axis: usize) -> u64 {
     let mut starts: Vec<i64> = ranges.iter().map(|(_, r)| r[axis][0]).collect();
     starts.sort_unstable();

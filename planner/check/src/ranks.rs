@@ -1,14 +1,18 @@
-//! Which ranks are simulated, and on which memory is examined.
+//! Selects the ranks to simulate, and the ranks whose memory is examined.
 //!
-//! A conflict is between two ranks over the memory of a third. When every group that is used holds all ranks
-//! in one cell, the ranks are exchangeable: what a rank knows of another is the same for all pairs, and three
-//! ranks show all there is to see. Elsewhere, and where pairs of ranks meet, all ranks are simulated; memory is
-//! then examined on one of each class of ranks that symmetries of all groups and pairs exchange
-//! ([`Ranks::examined`]).
+//! A conflict involves at most three ranks: two ranks access the memory of a third. If every used group holds all
+//! ranks in one cell and no pairs meet, then all ranks are interchangeable, and three ranks represent all others.
+//! Otherwise all ranks are simulated. Symmetries of all groups and exchanges divide them into classes. The memory
+//! of one rank of each class is examined ([`SimulatedRanks::examined`]).
 //!
-//! A symmetry is a permutation of the ranks that takes every cell of a group to a cell of that group and every pair
-//! of an exchange to a pair of that exchange. Tried are those that meshes have, which turn one digit of the rank's
-//! number in a mixed base, all rotations, all exclusive ors, and exchanges of two ranks.
+//! A symmetry is a permutation of the ranks that maps every cell of a group to a cell of that group, and every pair
+//! of an exchange to a pair of that exchange. Four kinds of permutations are tried:
+//! - rotations of one digit of the rank in a mixed base, which are the symmetries of meshes;
+//! - rotations of all ranks;
+//! - exclusive or with a constant;
+//! - exchanges of two ranks.
+//!
+//! A symmetry that is not found costs time only: more ranks are examined.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -20,14 +24,15 @@ use super::step::CheckStep;
 
 pub struct SimulatedRanks {
     pub count: usize,
-    /// The cells of each group; none for a group that is not used.
+    /// The cells of each group. A group that is not used has none.
     pub cells: Vec<Vec<Vec<usize>>>,
-    /// The cell of each rank, for each group that is used.
+    /// For each used group the cell of each rank.
     cell_of: Vec<Vec<usize>>,
+    /// The ranks whose memory is examined: one of each class.
     pub examined: Vec<usize>,
 }
 
-/// The pairs of ranks that meet in a step: its group, and their numbers within each cell.
+/// The pairs of ranks that meet in a step: its group, and the numbers of both ranks within each cell.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct PairExchange<'a> {
     group: usize,
@@ -35,7 +40,7 @@ pub struct PairExchange<'a> {
 }
 
 impl<'a> PairExchange<'a> {
-    /// That of a step in which pairs meet.
+    /// The exchange of a step. `None` unless the contract of the step says that pairs meet.
     pub fn from_step(step: &'a CheckStep) -> Option<Self> {
         let sync = step.sync.filter(|s| s.meets == SyncScope::Pairs)?;
         Some(PairExchange { group: sync.group, pairs: &step.pairs })
@@ -51,7 +56,7 @@ impl<'a> PairExchange<'a> {
 }
 
 impl SimulatedRanks {
-    /// The ranks to simulate for `ranks` ranks of which the groups in `used` and `exchanges` order some.
+    /// Selects the ranks for a plan of `ranks` ranks. `used` says for each group whether a step uses it.
     pub fn new(
         ranks: usize,
         groups: &[PlanGroup],
@@ -89,7 +94,7 @@ impl SimulatedRanks {
         SimulatedRanks { count, cells, cell_of, examined }
     }
 
-    /// The number of the cell of a group that a rank is in; `None` if the group is not used.
+    /// The index of the cell of a group that contains the rank. `None` if the group is not used.
     pub fn cell_of(&self, group: usize, rank: usize) -> Option<usize> {
         self.cell_of[group].get(rank).copied().filter(|&c| c != usize::MAX)
     }
@@ -110,7 +115,7 @@ fn cells_of(group: &PlanGroup, used: bool, ranks: usize) -> Vec<Vec<usize>> {
     }
 }
 
-/// The cells of each group, and the pairs that meet in each exchange.
+/// The structure that symmetries preserve: the cells of each group, and the pairs of ranks of each exchange.
 struct GroupStructure<'a> {
     ranks: &'a SimulatedRanks,
     pairs: &'a [BTreeSet<(usize, usize)>],
@@ -141,7 +146,7 @@ impl GroupStructure<'_> {
         (0..n).filter(|&r| classes.representative(r) == r).collect()
     }
 
-    /// Puts together what a permutation exchanges, if it is a symmetry.
+    /// Joins the classes of each rank and its image, if the permutation is a symmetry.
     fn apply_permutation(&self, classes: &mut RankClasses, map: &dyn Fn(usize) -> usize) {
         if classes.count > 1 && self.keeps_pairs(map) && self.keeps_cells(map) {
             (0..self.ranks.count).for_each(|r| classes.join(r, map(r)));
@@ -149,7 +154,7 @@ impl GroupStructure<'_> {
     }
 
     fn keeps_pairs(&self, map: &dyn Fn(usize) -> usize) -> bool {
-        self.pairs.iter().all(|of| of.iter().all(|&(from, to)| of.contains(&(map(from), map(to)))))
+        self.pairs.iter().all(|pairs| pairs.iter().all(|&(from, to)| pairs.contains(&(map(from), map(to)))))
     }
 
     fn keeps_cells(&self, map: &dyn Fn(usize) -> usize) -> bool {
@@ -159,17 +164,17 @@ impl GroupStructure<'_> {
         })
     }
 
-    /// Puts together ranks of which each two can be exchanged: those that are in the same cells, but for cells of one
-    /// rank, and form the same pairs.
+    /// Joins the classes of two ranks if exchanging them is a symmetry: both are in the same cells, except cells of
+    /// one rank, and the exchange maps the pairs of both to pairs.
     fn join_exchangeable(&self, classes: &mut RankClasses) {
         let mut pairs_of: Vec<Vec<(usize, usize, usize)>> = vec![Vec::new(); self.ranks.count];
-        for (e, of) in self.pairs.iter().enumerate() {
-            for &(from, to) in of {
+        for (e, pairs) in self.pairs.iter().enumerate() {
+            for &(from, to) in pairs {
                 pairs_of[from].push((e, from, to));
                 pairs_of[to].push((e, from, to));
             }
         }
-        let twins = |a: usize, b: usize| {
+        let can_exchange = |a: usize, b: usize| {
             let swap = |r: usize| match r {
                 r if r == a => b,
                 r if r == b => a,
@@ -183,39 +188,41 @@ impl GroupStructure<'_> {
             let cell = |(g, cells): (usize, &Vec<Vec<usize>>)| {
                 self.ranks.cell_of(g, r).filter(|&c| cells[c].len() > 1)
             };
-            let alike = first.entry(self.ranks.cells.iter().enumerate().map(cell).collect()).or_default();
-            match alike.iter().find(|&&a| twins(a, r)) {
+            let same_cells =
+                first.entry(self.ranks.cells.iter().enumerate().map(cell).collect()).or_default();
+            match same_cells.iter().find(|&&a| can_exchange(a, r)) {
                 Some(&a) => classes.join(a, r),
-                None => alike.push(r),
+                None => same_cells.push(r),
             }
         }
     }
 }
 
-/// Disjoint classes of ranks, each with its lowest rank as the first.
+/// Disjoint classes of ranks as a union-find structure. The lowest rank of a class represents it.
 struct RankClasses {
-    above: Vec<usize>,
+    parent: Vec<usize>,
     count: usize,
 }
 
 impl RankClasses {
     fn new(ranks: usize) -> Self {
-        RankClasses { above: (0..ranks).collect(), count: ranks }
+        RankClasses { parent: (0..ranks).collect(), count: ranks }
     }
 
     fn representative(&mut self, rank: usize) -> usize {
         let mut at = rank;
-        while self.above[at] != at {
-            self.above[at] = self.above[self.above[at]];
-            at = self.above[at];
+        while self.parent[at] != at {
+            self.parent[at] = self.parent[self.parent[at]];
+            at = self.parent[at];
         }
         at
     }
 
     fn join(&mut self, a: usize, b: usize) {
-        let (a, b) = (self.representative(a), self.representative(b));
+        let a = self.representative(a);
+        let b = self.representative(b);
         if a != b {
-            self.above[a.max(b)] = a.min(b);
+            self.parent[a.max(b)] = a.min(b);
             self.count -= 1;
         }
     }
@@ -268,7 +275,7 @@ mod tests {
         assert_eq!(ranks(24, &mesh, &[]).examined, [0]);
         let planes = [group(along(1, 8, 24), 8), group(along(2, 12, 24), 12)];
         assert_eq!(ranks(24, &planes, &[]).examined, [0]);
-        // Stages that send to the next and not around: one class for each.
+        // Stages send to the next stage and do not wrap around, so each stage is a class.
         let down: Vec<(u32, u32)> = (0..16).map(|r| (r, r + 8)).collect();
         let staged = [group(GroupMembers::World, 24), group(along(1, 8, 24), 8)];
         assert_eq!(ranks(24, &staged, &[exchange_step(&down)]).examined, [0, 8, 16]);

@@ -1,21 +1,21 @@
-//! What a proof looked at.
+//! Statistics about a proof: the amount of work that the check did.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CheckReport {
     pub buckets: usize,
     pub steps: usize,
-    /// The number of base values with a place, over all buckets.
+    /// The number of base values with a location, over all buckets.
     pub values: usize,
-    /// The number of ranks that were simulated; symmetry covers the others.
+    /// The number of ranks that were simulated. They represent all others by symmetry.
     pub simulated: usize,
-    /// The number of ranks whose memory was examined.
+    /// The number of simulated ranks whose memory was examined.
     pub examined: usize,
     pub accesses: u64,
     /// The number of pairs of accesses to shared bytes that were compared.
     pub compared: u64,
-    /// The number of clocks that rendezvous joined.
+    /// The number of clocks that were joined at rendezvous.
     pub joins: u64,
-    /// The number of runs followed after another.
+    /// The number of simulated runs that follow another run.
     pub sequences: usize,
 }
 

@@ -1,4 +1,5 @@
-//! The steps of a bucket, resolved: which values each touches, by whom, and how it orders ranks.
+//! The rules for the steps of a bucket, and the resolved form of a step: the values that it accesses, the accesses
+//! that peers make, and the way in which it orders ranks.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,20 +19,22 @@ use super::location::{ValueLocation, written_each_run};
 use super::overlap::ValueOverlaps;
 use super::program::PlannedProgram;
 
-/// The alignment of what peers reach.
+/// The alignment in bytes of memory that peers access.
 const PEER_ALIGNMENT: i64 = 16;
 
+/// A resolved bucket.
 pub struct BucketSchedule<'a> {
+    /// The index of the bucket.
     pub index: usize,
     pub bucket: &'a Bucket,
     pub program: &'a PlannedProgram,
     pub symbols: SymbolTable,
     pub locations: EntityMap<ValueId, Option<ValueLocation>>,
-    /// Which of them share bytes in one run.
+    /// The values that may share bytes in one run.
     pub overlaps: ValueOverlaps,
     pub steps: Vec<CheckStep>,
-    /// The inputs that lie in fixed memory, or in that of the outputs that replace them, and whether the caller writes them
-    /// before each run.
+    /// The inputs that lie in fixed memory or in the memory of the output that replaces them, each with whether the
+    /// caller writes it before each run.
     pub bound: Vec<(ValueId, bool)>,
 }
 
@@ -42,49 +45,52 @@ impl BucketSchedule<'_> {
     }
 }
 
-/// A step, resolved. All values are bases.
+/// A resolved step. All values are bases.
 #[derive(Clone, Debug)]
 pub struct CheckStep {
     pub lane: usize,
     pub waits: Vec<usize>,
     pub reads: Vec<ValueId>,
     pub writes: Vec<ValueId>,
-    /// What peers read, all of it among `reads`.
+    /// The values that peers read, a subset of `reads`.
     pub peer_reads: Vec<ValueId>,
-    /// What peers write, all of it among `writes`.
+    /// The values that peers write, a subset of `writes`.
     pub peer_writes: Vec<ValueId>,
-    /// Operands that a result lies on and that hold the same bytes afterwards.
+    /// Operands that stay intact although a result overlaps them.
     pub keeps: HashSet<ValueId>,
-    /// How it orders ranks, if it is a collective or touches peers.
+    /// The order between ranks, if the step is a collective or accesses peers.
     pub sync: Option<StepSync>,
-    /// The pairs of ranks that meet, as numbers within a cell of the group, sender first.
+    /// The pairs of ranks that meet, as numbers within a cell of the group. The sender comes first.
     pub pairs: Vec<(u32, u32)>,
 }
 
-/// How a step orders the ranks of a group.
+/// The order that a step imposes on the ranks of a group.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct StepSync {
-    /// An index of [`Programs::groups`].
+    /// An index of [`PlanPrograms::groups`](super::program::PlanPrograms::groups).
     pub group: usize,
-    /// Whether it touches no peer before every peer has arrived.
+    /// Whether the step has an entry barrier: it accesses no peer before every peer has arrived.
     pub entry: bool,
-    /// Whose arrival its completion tells of.
+    /// The ranks that are known to have arrived once the step completes.
     pub meets: SyncScope,
-    /// Whether a rank writes its own result only after the group has met.
+    /// Whether a rank writes its own result only after the rendezvous of the group.
     pub result_after_rendezvous: bool,
-    /// Whether it completes on no rank before all peers have stopped touching this rank.
+    /// Whether the step has an exit barrier: it completes on a rank only after all peers have stopped accessing that
+    /// rank.
     pub exit: bool,
-    /// Whether it writes the peers' landing zones.
+    /// Whether the step writes landing zones of peers.
     pub landing: bool,
 }
 
 impl BucketSchedule<'_> {
-    /// Whether two values share bytes in one run, as far as is known.
+    /// Whether two base values may share bytes in one run.
     pub fn share_bytes(&self, a: ValueId, b: ValueId) -> bool {
         share_bytes(&self.overlaps, &self.locations, a, b)
     }
 }
 
+/// Resolves the steps of a bucket. Steps that name no node of the program are reported and left out. Every node must
+/// have exactly one step, except views.
 pub fn resolve_steps(ctx: &CheckContext<'_>, errors: &mut Findings) -> Vec<CheckStep> {
     let graph = &ctx.program.graph;
     let mut step_of: HashMap<NodeId, usize> = HashMap::with_capacity(ctx.bucket.steps.len());
@@ -114,17 +120,20 @@ pub fn resolve_steps(ctx: &CheckContext<'_>, errors: &mut Findings) -> Vec<Check
     resolved.collect()
 }
 
-/// The inputs of a program that lie in memory which steps may write, and whether the caller writes them before each run.
+/// The inputs of a program that lie in a space that steps may write, each with whether the caller writes it before
+/// each run.
 pub fn bound_inputs(
     source: &Graph,
     program: &PlannedProgram,
     locations: &EntityMap<ValueId, Option<ValueLocation>>,
 ) -> Vec<(ValueId, bool)> {
-    let within = |v: ValueId| locations[v].as_ref().is_some_and(|h| h.space.is_some());
-    let inputs = program.graph.inputs.iter().filter(|(_, i)| within(i.value));
+    let in_space = |v: ValueId| locations[v].as_ref().is_some_and(|location| location.space.is_some());
+    let inputs = program.graph.inputs.iter().filter(|(_, i)| in_space(i.value));
     inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
 }
 
+/// Checks that operands are defined by earlier steps, and that each wait names an earlier step of the other lane
+/// once.
 fn check_order(
     ctx: &CheckContext<'_>,
     s: usize,
@@ -198,45 +207,48 @@ fn resolve_step(ctx: &CheckContext<'_>, s: usize, run: StepNodes, errors: &mut F
 
 const MAX_BLOCKS: u32 = 1024;
 
-/// What a step says beside its node, lane and waits belongs to a collective.
+/// Checks the optional fields of a step. Only a step with a collective may have them.
 fn check_fields(ctx: &CheckContext<'_>, s: usize, communicates: bool, errors: &mut Findings) {
     let step = &ctx.bucket.steps[s];
-    let mut unfit = |field, expected, found| {
+    let mut report = |field, expected, found: String| {
         errors.push(CheckError::StepField { at: ctx.step_location(s), field, expected, found });
     };
     match step.blocks {
         Some(found) if !communicates => {
-            unfit("blocks", "none where no collective runs", found.to_string());
+            report("blocks", "no value because the step has no collective", found.to_string());
         }
         Some(found) if !(1..=MAX_BLOCKS).contains(&found) => {
-            unfit("blocks", "1 to 1024", found.to_string());
+            report("blocks", "1 to 1024", found.to_string());
         }
         _ => {}
     }
     if let Some(found) = step.exit_bytes.filter(|_| !communicates) {
-        unfit("exit_bytes", "none where no collective runs", found.to_string());
+        report("exit_bytes", "no value because the step has no collective", found.to_string());
     }
 }
 
-/// What a reduction reads and writes is stored contiguously, at one place on all ranks.
+/// Checks that the operands and results of a reduction are contiguous and at the same place on all ranks.
 fn check_reduction_placement(ctx: &CheckContext<'_>, s: usize, run: StepNodes, errors: &mut Findings) {
     let graph = &ctx.program.graph;
     let operands = run.operands(ctx.program).map(|(_, _, x)| (x, ValueSide::Operand));
     let results = run.results(ctx.program).into_iter().map(|r| (r, ValueSide::Result));
     for (v, side) in operands.chain(results) {
-        let (layout, name) = (&ctx.program.layouts[v], || graph.value_name(v).to_string());
+        let layout = &ctx.program.layouts[v];
+        let at = ctx.step_location(s);
+        let value = graph.value_name(v).to_string();
+        let rank = ctx.locations[layout.base].as_ref().and_then(|location| location.range.rank.as_ref());
         if !layout.is_contiguous(graph.ty(v)) {
-            errors.push(CheckError::NotContiguous { at: ctx.step_location(s), value: name() });
+            errors.push(CheckError::NotContiguous { at: at.clone(), value: value.clone() });
         }
-        let numbered = ctx.locations[layout.base].as_ref().and_then(|h| h.range.rank.as_ref());
-        if let Some(numbered) = numbered {
-            let group = ctx.programs.groups[numbered.group].name.clone();
-            errors.push(CheckError::ReductionUneven { at: ctx.step_location(s), side, value: name(), group });
+        if let Some(rank) = rank {
+            let group = ctx.programs.groups[rank.group].name.clone();
+            errors.push(CheckError::ReductionUneven { at, side, value, group });
         }
     }
 }
 
-/// Results must not lie on each other, and on operands only where the op, or the form of the dispatch, allows it.
+/// Checks that the results of a step share no bytes with each other, and that they share bytes with operands only if
+/// the op or the form of the dispatch allows it ([`inplace`](super::inplace)).
 fn check_shared_bytes(
     ctx: &CheckContext<'_>,
     s: usize,
@@ -253,7 +265,8 @@ fn check_shared_bytes(
         };
         for &other in &out.writes[..i] {
             if ctx.share_bytes(other, r) {
-                let (first, second) = (graph.value_name(other).to_string(), graph.value_name(r).to_string());
+                let first = graph.value_name(other).to_string();
+                let second = graph.value_name(r).to_string();
                 errors.push(CheckError::ResultsOverlap { at: ctx.step_location(s), first, second });
             }
         }
@@ -268,8 +281,8 @@ fn check_shared_bytes(
                 OverlayEffect::Keeps if covers_base(ctx.program, x) => drop(out.keeps.insert(base)),
                 OverlayEffect::Keeps => {}
                 OverlayEffect::Illegal => {
-                    let (operand, result) =
-                        (graph.value_name(x).to_string(), graph.value_name(r).to_string());
+                    let operand = graph.value_name(x).to_string();
+                    let result = graph.value_name(r).to_string();
                     errors.push(CheckError::InPlace { at: ctx.step_location(s), operand, result });
                 }
             }
@@ -277,6 +290,8 @@ fn check_shared_bytes(
     }
 }
 
+/// Checks a collective against the contract of its variant, and fills in the accesses of peers and the order between
+/// ranks. Returns the contract, or `None` if the variant or the exit barrier is wrong.
 fn resolve_collective(
     ctx: &CheckContext<'_>,
     s: usize,
@@ -286,8 +301,7 @@ fn resolve_collective(
 ) -> Option<Contract> {
     let c = node.op.as_collective()?;
     let at = || ctx.step_location(s);
-    let runs = c.variant.and_then(|v| Some((v, v.contract(&c.kind)?)));
-    let Some((variant, contract)) = runs else {
+    let Some((variant, contract)) = c.variant.and_then(|v| Some((v, v.contract(&c.kind)?))) else {
         errors.push(CheckError::VariantMissing { at: at() });
         return None;
     };
@@ -301,7 +315,7 @@ fn resolve_collective(
             return None;
         }
         (ExitBarrierPolicy::Droppable, Some(barrier)) => barrier == ExitBarrier::Kept,
-        (kind, None) => kind == ExitBarrierPolicy::Always,
+        (policy, None) => policy == ExitBarrierPolicy::Always,
     };
     for &x in &node.inputs {
         let graph = &ctx.program.graph;
@@ -334,8 +348,9 @@ fn resolve_collective(
     Some(contract)
 }
 
-/// Checks that the library finds the operands and results of all ranks of a cell at one place in its window. The operand
-/// of an all-gather is read by its own rank alone, and may lie at its piece of what the group gathers.
+/// Checks that the operands and results of a variant that uses NCCL windows have the same place in the window on all
+/// ranks of a cell. The operand of an all-gather is only read by its own rank, and may lie at that rank's piece of the
+/// result.
 fn check_windows(ctx: &CheckContext<'_>, s: usize, node: &Node, errors: &mut Findings) {
     let Some(c) = node.op.as_collective() else { return };
     let graph = &ctx.program.graph;
@@ -344,18 +359,22 @@ fn check_windows(ctx: &CheckContext<'_>, s: usize, node: &Node, errors: &mut Fin
     for (value, side, gathered) in operands.chain(node.outputs.iter().map(|&r| (r, ValueSide::Result, false)))
     {
         let location = ctx.locations[ctx.program.base(value)].as_ref();
-        let Some(numbered) = location.and_then(|h| h.range.rank.as_ref()) else { continue };
-        let by = &ctx.programs.groups[numbered.group].name;
-        let own = gathered && numbered.group == ctx.program.group_index(c.group);
-        let group = graph.groups.iter().find(|(_, g)| g.name == *by).map(|(id, _)| id);
-        if !own && !group.is_some_and(|group| graph.has_equal_rank_within(group, c.group)) {
-            let (value, group) = (graph.value_name(value).to_string(), by.clone());
-            errors.push(CheckError::WindowUneven { at: ctx.step_location(s), side, value, group });
+        let Some(rank) = location.and_then(|location| location.range.rank.as_ref()) else { continue };
+        let name = &ctx.programs.groups[rank.group].name;
+        let is_own_piece = gathered && rank.group == ctx.program.group_index(c.group);
+        let group = graph.groups.iter().find(|(_, g)| g.name == *name).map(|(id, _)| id);
+        if !is_own_piece && !group.is_some_and(|group| graph.has_equal_rank_within(group, c.group)) {
+            errors.push(CheckError::WindowUneven {
+                at: ctx.step_location(s),
+                side,
+                value: graph.value_name(value).to_string(),
+                group: name.clone(),
+            });
         }
     }
 }
 
-/// Checks the two landing zones of a variant that uses them; whether it does.
+/// Checks that both landing zones exist and are large enough, if the variant uses them. Returns whether it does.
 fn check_landing_zones(
     ctx: &CheckContext<'_>,
     s: usize,
@@ -375,7 +394,8 @@ fn check_landing_zones(
     let expected = variant.landing_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), u64::from(group.size));
     for zone in 0..2 {
         let role = FixedRole::Landing { group: group.name.clone(), zone };
-        let (at, group) = (ctx.step_location(s), group.name.clone());
+        let at = ctx.step_location(s);
+        let group = group.name.clone();
         match ctx.programs.fixed.find_role(&role).and_then(|f| ctx.plan.fixed.get(f)).map(|f| f.size) {
             None => errors.push(CheckError::LandingMissing { at, group, zone }),
             Some(found) if found < expected => {
@@ -387,7 +407,7 @@ fn check_landing_zones(
     true
 }
 
-/// A custom op touches the symmetric operands and results of its peers between entry and exit.
+/// Resolves a custom op. Peers access its symmetric operands and results between its entry and exit barriers.
 fn resolve_custom_op(
     ctx: &CheckContext<'_>,
     s: usize,
@@ -425,9 +445,10 @@ fn resolve_custom_op(
     });
 }
 
-/// Checks that peers can reach a value: it lies in the symmetric arena, aligned.
+/// Checks that peers can access a value: it lies in the symmetric arena and is aligned.
 fn check_symmetric(ctx: &CheckContext<'_>, s: usize, value: ValueId, side: ValueSide, errors: &mut Findings) {
-    let (graph, layout) = (&ctx.program.graph, &ctx.program.layouts[value]);
+    let graph = &ctx.program.graph;
+    let layout = &ctx.program.layouts[value];
     let Some(location) = &ctx.locations[layout.base] else { return };
     let name = graph.value_name(value).to_string();
     if !location.symmetric {

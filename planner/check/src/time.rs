@@ -1,16 +1,23 @@
-//! The proof over time: races and lost values within a run, and races between a run and those after it.
+//! The proof over time: no races and no lost values within a run, and no races between a run and later runs.
 //!
-//! Each bucket is run once from nothing, with every access recorded on the examined ranks. What a later run
-//! does is the same in every run of its bucket, so that only its accesses have to be compared with those
-//! of the first run: from the end of the first run every sequence of buckets is followed until every rank
-//! knows that all others have left the first run, or nothing new can be learnt. Two runs are enough where
-//! every run meets; where one does not, longer sequences are followed.
+//! # Within a run
+//! Each bucket is simulated once from the initial state. Every access on the examined ranks is recorded and
+//! compared with the earlier accesses to the same bytes.
+//!
+//! # Between runs
+//! Every pair of runs has to be compared, with any runs in between. The accesses of a run depend only on its
+//! bucket. It therefore suffices to compare the recorded run of each bucket with all runs that may follow it.
+//! The simulation follows every sequence of buckets after the recorded run. A sequence ends when every rank
+//! knows that all ranks that access the same memory have left the recorded run. A sequence also ends when it
+//! reaches a state of the clocks that another sequence has reached before ([`VectorClocks::summary`]). Two runs
+//! are enough if all ranks meet in every run. Otherwise longer sequences are followed.
 //!
 //! # Many buckets
-//! What ranks know of each other follows from lanes, waits and collectives alone: buckets that agree in those have one
-//! *form*. Of the accesses of the first run only those are compared with later ones that may still be in the air when
-//! the next run starts, on bytes that any run touches in conflict (`Left`). Where nothing of that kind is left, the runs
-//! that follow can only be wrong about landing zones, and one bucket stands for all of its form, before and after.
+//! Lanes, waits and collectives alone decide what ranks know of each other. Buckets that agree in them have one
+//! *form*. Only some accesses of the recorded run need a comparison with later runs ([`CrossRunConflicts`]).
+//! They may still be in progress when the next run starts, and access bytes that some run accesses in conflict.
+//! If there is no such access, later runs can only break the rules about landing zones. One bucket then
+//! represents all buckets of its form, both as the recorded run and as a later one.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -28,9 +35,11 @@ use super::ranks::{PairExchange, SimulatedRanks};
 use super::report::CheckReport;
 use super::step::{BucketSchedule, CheckStep};
 
-/// After this many errors no more are looked for.
+/// The number of errors after which the search stops.
 const ENOUGH: usize = 100;
 
+/// Simulates runs of all buckets and returns the races, lost values and order faults found, each once. The steps
+/// must have passed all other rules.
 pub fn check(
     programs: &PlanPrograms,
     schedules: &[BucketSchedule<'_>],
@@ -46,16 +55,23 @@ pub fn check(
     let ranks = SimulatedRanks::new(ranks as usize, &programs.groups, &used, &exchanges);
     (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
     let facts: Vec<BucketRunFacts> = schedules.iter().map(BucketRunFacts::new).collect();
-    let peers = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r).collect()).collect();
-    let peers: Vec<Vec<Vec<usize>>> = ranks.examined.iter().map(peers).collect();
+    let peers_of_rank = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r).collect()).collect();
+    let peers: Vec<Vec<Vec<usize>>> = ranks.examined.iter().map(peers_of_rank).collect();
     let steps = schedules.iter().map(|s| s.steps.len()).sum();
-    let left = CrossRunConflicts::new(schedules);
+    let conflicts = CrossRunConflicts::new(schedules);
     let proofs = parallel::map((0..schedules.len()).collect(), steps, |bucket| {
-        let (ranks, facts, peers, left) = (&ranks, &facts, &peers, &left);
-        let (errors, seen, report) = (Vec::new(), BTreeSet::new(), CheckReport::default());
-        let mut proof = RaceProof { programs, schedules, facts, peers, ranks, errors, seen, report };
+        let mut proof = RaceProof {
+            programs,
+            schedules,
+            facts: &facts,
+            ranks: &ranks,
+            peers: &peers,
+            errors: Vec::new(),
+            seen: BTreeSet::new(),
+            report: CheckReport::default(),
+        };
         let (clocks, memories) = proof.first_run(bucket);
-        proof.follow(bucket, &clocks, memories, left);
+        proof.follow(bucket, &clocks, memories, &conflicts);
         (proof.errors, proof.report)
     });
     let mut errors: Vec<CheckError> = Vec::new();
@@ -64,7 +80,7 @@ pub fn check(
         report.compared += of_bucket.compared;
         report.joins += of_bucket.joins;
         report.sequences += of_bucket.sequences;
-        // The runs after those of two buckets may show the same.
+        // The proofs of two buckets may find the same error in later runs.
         let new: Vec<CheckError> = found.into_iter().filter(|e| !errors.contains(e)).collect();
         errors.extend(new);
         if errors.len() >= ENOUGH {
@@ -74,10 +90,11 @@ pub fn check(
     errors
 }
 
-/// What does not change while a bucket runs.
+/// Facts about a bucket that do not change during a run.
 struct BucketRunFacts {
-    /// What each value occupies, if it lies in memory that steps write.
+    /// The span of each value that lies in a space that steps may write.
     spans: EntityMap<ValueId, Option<AccessSpan>>,
+    /// For each step the last step that waits for it.
     last_waiter: Vec<Option<usize>>,
 }
 
@@ -101,26 +118,25 @@ impl BucketRunFacts {
     }
 }
 
-/// What the bytes of a value hold.
+/// The state of a base value in the current run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ValueContent {
     Intact,
-    /// Nothing yet.
     Unwritten,
-    /// What this step wrote over it.
+    /// This step overwrote bytes of the value.
     Lost(u32),
 }
 
-/// Accesses of one step to one value of one examined rank, all reads or all writes.
+/// Accesses of one step to one value in the memory of one examined rank, all reads or all writes.
 struct AccessBatch<'a> {
     bucket: usize,
-    /// The position of the rank among those examined.
+    /// The index of the rank in [`SimulatedRanks::examined`].
     examined: usize,
-    /// The accesses, each with the clock under which it starts.
+    /// The accesses, each with the clocks under which it starts.
     accesses: Vec<(AccessRecord, AccessStart<'a>)>,
     /// The bucket of the earlier accesses that these are compared with.
     earlier: usize,
-    /// Whether those are of the same run.
+    /// Whether the earlier accesses belong to the same run.
     same_run: bool,
 }
 
@@ -132,21 +148,21 @@ struct RaceProof<'a> {
     /// For each examined rank and each group, its peers.
     peers: &'a [Vec<Vec<usize>>],
     errors: Vec<CheckError>,
-    /// The races among the errors.
+    /// The races that are among the errors already.
     seen: BTreeSet<(MemoryAccess, MemoryAccess)>,
     report: CheckReport,
 }
 
-/// Where the accesses of a run go.
+/// The earlier accesses with which the accesses of a run are compared.
 enum ComparisonTarget<'m> {
-    /// They are recorded, and compared with the earlier ones of the same run.
+    /// The accesses of the same run so far. The accesses of the run are recorded there.
     Own(&'m mut [AccessHistory], &'m mut Vec<ValueContent>),
-    /// They are compared with those of the last run of this bucket.
+    /// The accesses of a recorded run of this bucket. Nothing is recorded.
     Run(usize, &'m [AccessHistory]),
 }
 
 impl RaceProof<'_> {
-    /// Runs a bucket from nothing.
+    /// Simulates the first run of a bucket and records its accesses.
     fn first_run(&mut self, bucket: usize) -> (VectorClocks, Vec<AccessHistory>) {
         let schedule = &self.schedules[bucket];
         let mut clocks = VectorClocks::new(self.ranks);
@@ -162,7 +178,7 @@ impl RaceProof<'_> {
         (clocks, memories)
     }
 
-    /// The caller reads all outputs, and bound parameters serve the next run.
+    /// Checks that outputs are intact, as the caller reads them, and bound parameters, as the next run needs them.
     fn at_end(&mut self, bucket: usize, contents: &[ValueContent]) {
         let schedule = &self.schedules[bucket];
         let outputs = schedule.program.graph.outputs.iter().map(|o| o.value);
@@ -186,15 +202,18 @@ impl RaceProof<'_> {
         }
     }
 
-    /// Follows every sequence of runs after one of `bucket`, until no rank can meet what that one left.
+    /// Follows every sequence of runs after a recorded run of `bucket`. `after` are the clocks and `memories` the
+    /// accesses at its end. A sequence ends when every rank knows that all ranks around it have left the recorded
+    /// run.
     fn follow(
         &mut self,
         bucket: usize,
         after: &VectorClocks,
         mut memories: Vec<AccessHistory>,
-        left: &CrossRunConflicts,
+        conflicts: &CrossRunConflicts,
     ) {
         let tick = after.next_start();
+        // For each examined rank, itself and its peers in any group: the ranks that access its memory.
         let around: Vec<Vec<usize>> = self
             .ranks
             .examined
@@ -210,21 +229,30 @@ impl RaceProof<'_> {
         for ((memory, &rank), (peers, around)) in
             memories.iter_mut().zip(&self.ranks.examined).zip(self.peers.iter().zip(&around))
         {
-            left.retain_conflicts(memory, |old| {
-                let knows = |of: usize| is_known_complete(&start.now(of, 0), old, rank, peers);
-                if left.accesses_before_rendezvous { around.iter().all(|&r| knows(r)) } else { knows(rank) }
+            // A later access starts under the clock of the rank itself, or of a peer after its rendezvous with the
+            // rank. Only an access before the rendezvous starts under what the peer alone knows.
+            conflicts.retain_conflicts(memory, |old| {
+                let knows = |r: usize| is_known_complete(&start.now(r, 0), old, rank, peers);
+                if conflicts.accesses_before_rendezvous {
+                    around.iter().all(|&r| knows(r))
+                } else {
+                    knows(rank)
+                }
             });
         }
-        let next: Vec<usize> = match memories.iter().all(AccessHistory::is_empty) {
-            true if left.form[bucket] != bucket => return,
-            true => (0..self.schedules.len()).filter(|&b| left.form[b] == b).collect(),
-            false => (0..self.schedules.len()).collect(),
+        let is_first_of_form = |b: usize| conflicts.form[b] == b;
+        let next_buckets: Vec<usize> = if !memories.iter().all(AccessHistory::is_empty) {
+            (0..self.schedules.len()).collect()
+        } else if is_first_of_form(bucket) {
+            (0..self.schedules.len()).filter(|&b| is_first_of_form(b)).collect()
+        } else {
+            return;
         };
         let over = |clocks: &VectorClocks| around.iter().all(|ranks| clocks.all_know(ranks, tick));
         let mut known: BTreeSet<Vec<u32>> = BTreeSet::new();
         let mut open = vec![after.clone()];
         while let Some(before) = open.pop() {
-            for &next in &next {
+            for &next in &next_buckets {
                 let mut clocks = before.clone();
                 self.report.sequences += 1;
                 let done = self.run(next, &mut clocks, ComparisonTarget::Run(bucket, &memories), over);
@@ -238,7 +266,8 @@ impl RaceProof<'_> {
         }
     }
 
-    /// Runs a bucket until `over`; whether that came.
+    /// Simulates a run of a bucket until `over` holds or the run ends. Returns whether the sequence ends here:
+    /// `over` holds, or there are enough errors.
     fn run(
         &mut self,
         bucket: usize,
@@ -246,7 +275,8 @@ impl RaceProof<'_> {
         mut against: ComparisonTarget<'_>,
         over: impl Fn(&VectorClocks) -> bool,
     ) -> bool {
-        let (schedules, facts) = (self.schedules, self.facts);
+        let schedules = self.schedules;
+        let facts = self.facts;
         let schedule = &schedules[bucket];
         clocks.start_run(schedule.steps.len());
         self.write_bound_inputs(bucket, clocks, &mut against);
@@ -255,7 +285,7 @@ impl RaceProof<'_> {
             if (index == 0 || step.sync.is_some() || !step.waits.is_empty()) && over(clocks) {
                 return true;
             }
-            clocks.arrive(step, (bucket, index), self.ranks, &mut faults);
+            clocks.arrive(step, bucket, index, self.ranks, &mut faults);
             for fault in faults.drain(..) {
                 self.report_fault(bucket, index, fault);
             }
@@ -275,17 +305,18 @@ impl RaceProof<'_> {
         let at = self.schedules[bucket].step_location(step);
         let sync = self.schedules[bucket].steps[step].sync;
         let group = sync.map(|s| self.programs.groups[s.group].name.clone()).unwrap_or_default();
-        let then = |p: &PastStep| self.schedules[p.bucket].step_location(p.step);
+        let location = |p: &PastStep| self.schedules[p.bucket].step_location(p.step);
         let error = match fault {
-            OrderFault::Unordered(p) => CheckError::Unordered { earlier: then(&p), at, group },
-            OrderFault::Landing(p) => CheckError::LandingRace { earlier: then(&p), at, group },
+            OrderFault::Unordered(p) => CheckError::Unordered { earlier: location(&p), at, group },
+            OrderFault::Landing(p) => CheckError::LandingRace { earlier: location(&p), at, group },
         };
         if !self.errors.contains(&error) {
             self.errors.push(error);
         }
     }
 
-    /// The caller writes bound inputs: parameters before the first run, the others before each.
+    /// Applies the writes of bound inputs by the caller at the start of a run: all of them at the start of the first
+    /// run, and at later starts only those that it writes before each run.
     fn write_bound_inputs(
         &mut self,
         bucket: usize,
@@ -313,7 +344,7 @@ impl RaceProof<'_> {
         }
     }
 
-    /// All accesses of a step, reads before writes.
+    /// Applies all accesses of a step, reads before writes.
     fn access_step(
         &mut self,
         bucket: usize,
@@ -321,7 +352,8 @@ impl RaceProof<'_> {
         clocks: &VectorClocks,
         against: &mut ComparisonTarget<'_>,
     ) {
-        let (schedules, ranks) = (self.schedules, self.ranks);
+        let schedules = self.schedules;
+        let ranks = self.ranks;
         let step = &schedules[bucket].steps[index];
         if let ComparisonTarget::Own(_, contents) = against {
             for &v in &step.reads {
@@ -337,27 +369,27 @@ impl RaceProof<'_> {
         for (examined, &rank) in ranks.examined.iter().enumerate() {
             let has_peers = step.sync.is_some() && !self.peers[examined][group].is_empty();
             for (value, write) in step.accesses() {
-                let (own_start, by_peers) = match write {
-                    false => (clocks.now(rank, step.lane), step.peer_reads.contains(&value)),
-                    true => {
-                        (clocks.start_of_result_writes(rank, step, ranks), step.peer_writes.contains(&value))
-                    }
+                let own_start = if write {
+                    clocks.start_of_result_writes(rank, step, ranks)
+                } else {
+                    clocks.now(rank, step.lane)
                 };
-                let (end, lane) = (clocks.completion(index), step.lane as u8);
+                let by_peers =
+                    if write { step.peer_writes.contains(&value) } else { step.peer_reads.contains(&value) };
                 let own = AccessRecord {
                     value,
                     step: index as u32,
-                    end,
-                    lane,
+                    end: clocks.completion(index),
+                    lane: step.lane as u8,
                     write,
                     accessor: Accessor::Own,
                     group: group as u16,
                 };
                 let mut accesses = vec![(own, own_start)];
-                // What a sender writes lies within what its receiver writes: after its arrival, before its
-                // completion.
-                let within_own = step.sync.is_some_and(|s| s.meets == SyncScope::Pairs);
-                if by_peers && has_peers && !within_own {
+                // If pairs meet, the write of a sender comes after the arrival and before the completion of its
+                // receiver. The receiver's own write covers it.
+                let covered_by_own = step.sync.is_some_and(|s| s.meets == SyncScope::Pairs);
+                if by_peers && has_peers && !covered_by_own {
                     let peers =
                         AccessRecord { accessor: Accessor::Peers, end: clocks.last_touch(index), ..own };
                     accesses.push((peers, clocks.start_of_peer_accesses(rank, step, ranks)));
@@ -367,6 +399,9 @@ impl RaceProof<'_> {
         }
     }
 
+    /// Compares accesses of one step to one value with the earlier ones, and records them if the target is the same
+    /// run. A write makes its value intact, and makes all other values lost that share bytes with it and are not
+    /// in `keeps`.
     fn apply_accesses(
         &mut self,
         bucket: usize,
@@ -375,20 +410,21 @@ impl RaceProof<'_> {
         keeps: &HashSet<ValueId>,
         against: &mut ComparisonTarget<'_>,
     ) {
-        let (schedules, facts) = (self.schedules, self.facts);
+        let schedules = self.schedules;
+        let facts = self.facts;
         let schedule = &schedules[bucket];
         let first = accesses[0].0;
         let Some(span) = facts[bucket].spans[first.value] else { return };
         self.report.accesses += accesses.len() as u64;
         match against {
             ComparisonTarget::Run(earlier, memories) => {
-                let touch = AccessBatch { bucket, examined, accesses, earlier: *earlier, same_run: false };
-                memories[examined].compare(span, first.write, &mut |old| self.judge(&touch, old));
+                let batch = AccessBatch { bucket, examined, accesses, earlier: *earlier, same_run: false };
+                memories[examined].compare(span, first.write, &mut |old| self.judge(&batch, old));
             }
             ComparisonTarget::Own(memories, contents) => {
                 let records: Vec<AccessRecord> = accesses.iter().map(|a| a.0).collect();
-                let touch = AccessBatch { bucket, examined, accesses, earlier: bucket, same_run: true };
-                let replaces = &mut |other: ValueId| {
+                let batch = AccessBatch { bucket, examined, accesses, earlier: bucket, same_run: true };
+                let overwrites = &mut |other: ValueId| {
                     if other == first.value
                         || keeps.contains(&other)
                         || !schedule.share_bytes(first.value, other)
@@ -401,8 +437,8 @@ impl RaceProof<'_> {
                 memories[examined].record_accesses(
                     span,
                     &records,
-                    &mut |old| self.judge(&touch, old),
-                    replaces,
+                    &mut |old| self.judge(&batch, old),
+                    overwrites,
                 );
                 if first.write {
                     contents[symmc_ir::entity::Entity::index(first.value)] = ValueContent::Intact;
@@ -411,36 +447,37 @@ impl RaceProof<'_> {
         }
     }
 
-    /// The order of an earlier access that conflicts with these.
-    fn judge(&mut self, touch: &AccessBatch<'_>, old: &AccessRecord) -> AccessOrder {
+    /// Decides the order of an earlier access against a batch that conflicts with it, and reports a race.
+    fn judge(&mut self, batch: &AccessBatch<'_>, old: &AccessRecord) -> AccessOrder {
         self.report.compared += 1;
-        if touch.same_run && touch.accesses[0].0.step == old.step {
+        if batch.same_run && batch.accesses[0].0.step == old.step {
             return AccessOrder::Exempt;
         }
-        let rank = self.ranks.examined[touch.examined];
-        let before =
-            |start: &AccessStart<'_>| is_known_complete(start, old, rank, &self.peers[touch.examined]);
-        let Some(new) = touch.accesses.iter().find(|(_, start)| !before(start)).map(|(new, _)| *new) else {
+        let rank = self.ranks.examined[batch.examined];
+        let peers = &self.peers[batch.examined];
+        let unordered = batch.accesses.iter().find(|(_, start)| !is_known_complete(start, old, rank, peers));
+        let Some((new, _)) = unordered else {
             return AccessOrder::Before;
         };
-        if !self.share_bytes(touch, old.value, new.value) {
+        if !self.share_bytes(batch, old.value, new.value) {
             return AccessOrder::Exempt;
         }
-        let pair = (self.access(touch.earlier, old), self.access(touch.bucket, &new));
-        if self.seen.insert(pair.clone()) {
-            self.errors.push(CheckError::Race { first: pair.0, second: pair.1 });
+        let first = self.access(batch.earlier, old);
+        let second = self.access(batch.bucket, new);
+        if self.seen.insert((first.clone(), second.clone())) {
+            self.errors.push(CheckError::Race { first, second });
         }
         AccessOrder::Race
     }
 
-    /// Whether an earlier and a later value, whose spans meet, share bytes under the bindings of their runs.
-    fn share_bytes(&self, touch: &AccessBatch<'_>, earlier: ValueId, later: ValueId) -> bool {
-        let schedule = &self.schedules[touch.bucket];
-        if touch.bucket != touch.earlier || earlier == later || schedule.share_bytes(earlier, later) {
+    /// Whether an earlier and a later value, whose spans overlap, may share bytes under the bindings of their runs.
+    fn share_bytes(&self, batch: &AccessBatch<'_>, earlier: ValueId, later: ValueId) -> bool {
+        let schedule = &self.schedules[batch.bucket];
+        if batch.bucket != batch.earlier || earlier == later || schedule.share_bytes(earlier, later) {
             return true;
         }
         let locations = schedule.locations[earlier].as_ref().zip(schedule.locations[later].as_ref());
-        !touch.same_run && locations.is_some_and(|(x, y)| x.overlaps_in_other_run(y, &schedule.symbols))
+        !batch.same_run && locations.is_some_and(|(x, y)| x.overlaps_in_other_run(y, &schedule.symbols))
     }
 
     fn access(&self, bucket: usize, record: &AccessRecord) -> MemoryAccess {
@@ -460,7 +497,8 @@ impl RaceProof<'_> {
     }
 }
 
-/// Whether whoever starts knows that an access to the memory of `rank` is over, made by it or its `peers` in each group.
+/// Whether an access to the memory of `rank` is known to be complete under the clocks of `start`. The access was made
+/// by the rank itself, by its caller, or by its peers. `peers` are the peers of the rank in each group.
 fn is_known_complete(start: &AccessStart<'_>, old: &AccessRecord, rank: usize, peers: &[Vec<usize>]) -> bool {
     let ended = |r: usize| start.knows(r, old.lane as usize, old.end);
     match old.accessor {
@@ -470,7 +508,7 @@ fn is_known_complete(start: &AccessStart<'_>, old: &AccessRecord, rank: usize, p
 }
 
 impl CheckStep {
-    /// Each value that the step touches and whether it writes it, reads first.
+    /// The values that the step reads, then those that it writes, each with whether it is a write.
     fn accesses(&self) -> impl Iterator<Item = (ValueId, bool)> {
         self.reads.iter().map(|&v| (v, false)).chain(self.writes.iter().map(|&v| (v, true)))
     }

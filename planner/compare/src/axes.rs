@@ -1,8 +1,8 @@
-//! Axes along which a region computes each position independently and in the same way.
+//! Finds the axes along which a region computes each position independently and in the same way.
 //!
-//! Along such an axis a few positions are enough: the region is compared on a prefix of them, whatever the extent.
-//! Axes of values that are read at the same position are one [`AxisSets`] set. A set is *fixed* if an op of the region reads
-//! several of its positions for one result, or the number of the position.
+//! A few positions are enough along such an axis: the region is compared on a prefix of them, for any extent.
+//! Axes of values that are read at the same position form one set of [`AxisSets`]. A set is *fixed* if an op of
+//! the region reads several of its positions for one result, or uses the number of the position.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub struct AxisSets<'a> {
     fixed: Vec<bool>,
 }
 
-/// The most elements of a constant that a region reads whole.
+/// The largest number of elements of a constant that a region reads whole.
 const MOST_CONSTANT: i64 = 1 << 16;
 
 impl<'a> AxisSets<'a> {
@@ -69,8 +69,10 @@ impl<'a> AxisSets<'a> {
 
     fn join(&mut self, a: ValueAxis, b: ValueAxis) {
         let (Some(&a), Some(&b)) = (self.number.get(&a), self.number.get(&b)) else { return };
-        let (a, b) = (self.find(a), self.find(b));
-        let (low, high) = (a.min(b), a.max(b));
+        let a = self.find(a);
+        let b = self.find(b);
+        let low = a.min(b);
+        let high = a.max(b);
         self.above[high] = low;
         self.fixed[low] |= self.fixed[high];
     }
@@ -95,12 +97,16 @@ impl<'a> AxisSets<'a> {
         self.program.types[value].rank()
     }
 
-    /// Joins the axes of an operand that broadcasts to a result with those of that, but for `skip` axes at the end.
+    /// Joins the axes of an operand that broadcasts to a result with the axes of the result, except the last
+    /// `skip` axes.
     fn broadcast(&mut self, x: ValueId, result: ValueId, skip: usize) {
-        let (own, rank) = (self.rank(x), self.rank(result));
+        let own = self.rank(x);
+        let rank = self.rank(result);
         for back in skip..own.min(rank) {
-            let (a, r) = (own - 1 - back, rank - 1 - back);
-            let (extent, of_result) = (&self.program.types[x].shape[a], &self.program.types[result].shape[r]);
+            let a = own - 1 - back;
+            let r = rank - 1 - back;
+            let extent = &self.program.types[x].shape[a];
+            let of_result = &self.program.types[result].shape[r];
             if extent == of_result {
                 self.join((x, a), (result, r));
             } else if !is_unit(extent) {
@@ -130,7 +136,9 @@ impl<'a> AxisSets<'a> {
                 }
             }
             (Op::MatMul, &[x, y]) => {
-                let (rx, ry, r) = (self.rank(x), self.rank(y), self.rank(result));
+                let rx = self.rank(x);
+                let ry = self.rank(y);
+                let r = self.rank(result);
                 self.broadcast(x, result, 2);
                 self.broadcast(y, result, 2);
                 self.join((x, rx - 2), (result, r - 2));
@@ -167,9 +175,10 @@ impl<'a> AxisSets<'a> {
             (Op::Pad { .. }, &[x]) => {
                 for axis in 0..self.rank(x) {
                     let same = self.program.types[x].shape[axis] == self.program.types[result].shape[axis];
-                    match same {
-                        true => self.join((x, axis), (result, axis)),
-                        false => self.fix_both((x, axis), (result, axis)),
+                    if same {
+                        self.join((x, axis), (result, axis));
+                    } else {
+                        self.fix_both((x, axis), (result, axis));
                     }
                 }
             }
@@ -199,7 +208,7 @@ impl<'a> AxisSets<'a> {
         }
     }
 
-    /// An op that looks along one axis.
+    /// Joins all axes except one, for an op that reads several positions along that axis.
     fn join_except_axis(&mut self, x: ValueId, results: &[ValueId], axis: usize) {
         for &result in results {
             for a in 0..self.rank(x) {
@@ -213,10 +222,11 @@ impl<'a> AxisSets<'a> {
         self.fix((x, axis));
     }
 
-    /// Axes that stay in front and at the end are read at the same position.
+    /// Leading and trailing axes with equal extents are read at the same position.
     fn join_reshaped(&mut self, x: ValueId, result: ValueId) {
         let program = self.program;
-        let (a, b) = (&program.types[x].shape, &program.types[result].shape);
+        let a = &program.types[x].shape;
+        let b = &program.types[result].shape;
         let front = a.iter().zip(b).take_while(|(m, n)| m == n).count();
         let rest = a.len().min(b.len()) - front;
         let back = a.iter().rev().zip(b.iter().rev()).take(rest).take_while(|(m, n)| m == n).count();
@@ -238,19 +248,21 @@ impl<'a> AxisSets<'a> {
         (axis + 1..self.rank(x)).for_each(|a| self.join((x, a), (result, a + inner - 1)));
     }
 
-    /// Attention, whose axis `i` is axis `at(i)` of the result.
+    /// Joins the axes of attention. Axis `i` of attention is axis `at(i)` of the result.
     fn attention(&mut self, op: &Op, inputs: &[ValueId], result: ValueId, at: &dyn Fn(usize) -> usize) {
         let Op::Attention { bounds, sink, .. } = op else { return };
         let Some(parts) = AttentionOperands::from_operands(bounds, *sink, inputs) else {
             return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
         };
-        let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+        let q = *parts.q;
+        let k = *parts.k;
+        let v = *parts.v;
         let rank = self.rank(result);
         let Some(lead) = rank.checked_sub(3) else {
             return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
         };
         let shapes = |v: ValueId| &self.program.types[v].shape;
-        // One head of keys and values serves all of the queries.
+        // One head of keys and values serves all heads of queries.
         let one = |x: ValueId| shapes(x).get(lead).is_some_and(is_unit);
         let alike = |x: ValueId| shapes(x).get(lead) == shapes(q).get(lead);
         let heads = [k, v].into_iter().all(alike) || [k, v].into_iter().all(one);
@@ -284,12 +296,13 @@ impl<'a> AxisSets<'a> {
                 self.fix(to);
             }
         }
-        // What else is read broadcasts to the scores.
+        // The other operands broadcast to the scores.
         let others = inputs.iter().skip(3);
         for &x in others {
             let own = self.rank(x);
             for back in 0..own {
-                let (a, axis) = (own - 1 - back, rank.checked_sub(1 + back));
+                let a = own - 1 - back;
+                let axis = rank.checked_sub(1 + back);
                 let unit = is_unit(&self.program.types[x].shape[a]);
                 match axis.filter(|_| back > 0 && !unit) {
                     Some(axis) => self.join((x, a), (result, at(axis))),

@@ -1,29 +1,29 @@
 //! The result of a comparison.
 //!
-//! Lists are bounded, and each has a count of what it does not list. The text form names every part that was not compared,
-//! or only in part.
+//! Lists are bounded, and each has a count of the entries that are not listed. The text form names every part
+//! that was not compared, or only in part.
 
 use std::fmt;
 
-/// The most entries of each list.
+/// The largest number of entries of each list.
 pub const MOST: usize = 100;
 const MOST_PARTS: usize = 20;
 
-/// How a plan, or a bucket of it, compares with its source.
+/// The result of the comparison of a plan, or of a bucket, with its source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 #[non_exhaustive]
 pub enum SourceStatus {
     /// The planned programs are the source, node for node.
     #[default]
     Equal,
-    /// The parts that differ in form were compared on drawn values and agree. All else is equal node for node.
+    /// The parts that differ in form were compared on drawn values and agree. All other nodes are equal.
     EqualByParts,
     /// Some parts were not compared, or their comparison gave no decision. No difference was found.
     NotCompared,
     Different,
 }
 
-/// What the comparison of a part does not cover.
+/// A reason why the comparison of a part is not complete.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[non_exhaustive]
 pub enum LimitKind {
@@ -46,7 +46,8 @@ pub enum LimitKind {
 #[non_exhaustive]
 pub struct PartLimit {
     pub kind: LimitKind,
-    /// The bucket and sizes of one such case, at the upper end of a bucket if there is one, and what was compared there.
+    /// The bucket and sizes of one such case, and the sizes or positions that were compared there. A case at
+    /// the upper end of a bucket is preferred.
     pub at: String,
     /// The number of sizes with this limit, in all buckets.
     pub sizes: u64,
@@ -83,19 +84,19 @@ impl fmt::Display for PartLimit {
     }
 }
 
-/// A part of planned programs that has another form than in the source, and that was compared on drawn values.
+/// A part of planned programs that differs in form from the source, and that was compared on drawn values.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct ComparedPart {
-    /// The value that was compared, in the first of its places.
+    /// The compared value, in the first of its places.
     pub value: String,
-    /// The number of nodes with which the source computes it from values that both programs have.
+    /// The number of nodes by which the source computes the value from values that both programs have.
     pub source_nodes: usize,
     /// The number of nodes of the planned program.
     pub planned_nodes: usize,
     /// The number of its places, in all planned programs.
     pub places: usize,
-    /// What the comparison does not cover, at most one entry of each kind.
+    /// The limits of the comparison, at most one entry of each kind.
     pub limits: Vec<PartLimit>,
 }
 
@@ -117,7 +118,7 @@ impl ComparedPart {
     }
 }
 
-/// Adds a limit. `replaces` if its sizes are to be stated instead of those that are known.
+/// Adds a limit. `replaces` says whether its sizes replace those that are stated already.
 pub(crate) fn add_limit(limits: &mut Vec<PartLimit>, limit: PartLimit, replaces: bool) {
     match limits.iter_mut().find(|known| known.kind == limit.kind) {
         Some(known) => {
@@ -275,7 +276,8 @@ impl fmt::Display for SourceComparison {
 
 impl fmt::Display for ComparedPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (source, planned) = (count_text(self.source_nodes, "node"), self.planned_nodes);
+        let source = count_text(self.source_nodes, "node");
+        let planned = self.planned_nodes;
         write!(f, "%{} ({source} of the source, {planned} planned", self.value)?;
         if self.places > 1 {
             write!(f, ", in {} places", self.places)?;

@@ -1,8 +1,9 @@
 //! A region at given sizes, as a separate program.
 //!
-//! Extents and dims are numbers. Of the root a window is computed ([`crate::windows`]), and of all other values the windows
-//! that it needs. A value that is needed in several windows is computed several times. In [`Precision::Wide`] all floats
-//! are f64, so that only values that depend on no input are rounded: constants keep their bits.
+//! All extents and dims are numbers. The program computes a window of the root ([`crate::windows`]) and the
+//! windows of all other values that this window needs. A value that is needed in several windows is computed
+//! several times. With [`Precision::Wide`] all floats are f64, except values that depend on no input. These are
+//! rounded as the program says, so that constants keep their bits.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -20,30 +21,30 @@ use crate::number::{NumberedProgram, dtype_of_scalar, round_to_dtype};
 use crate::region::{ComparedRegion, MOST_NODES};
 use crate::windows::{ValueWindow, WindowedOp, normalized, window_extents, window_op};
 
-/// The elements that are computed in the time in which one is drawn.
+/// The number of elements that are computed in the time in which one is drawn.
 const DRAWING: u128 = 4;
-/// The elements that are computed in the time in which one is sorted.
+/// The number of elements that are computed in the time in which one is sorted.
 const SORTING: u128 = 16;
 const MOST_INSTANCES: usize = 4 * MOST_NODES;
 
-/// Whether values are rounded to their dtypes.
+/// The precision of floats in a concrete region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RegionPrecision {
-    /// Floats are f64.
+    /// All floats are f64.
     Wide,
-    /// As the program says.
+    /// Floats have the dtypes of the program.
     Typed,
 }
 
 #[derive(Clone, Debug)]
 pub struct RegionLeaf {
     pub class: ElementClass,
-    /// The position of the first one in the class.
+    /// The position of the first element in the class.
     pub offset: i64,
     /// The distance along each axis.
     pub strides: Vec<i64>,
     pub dtype: DType,
-    /// Which ranks hold the same elements, if that is known.
+    /// The ranks that hold the same elements, if known.
     pub replication: Option<Replication>,
     pub data: Option<std::sync::Arc<Tensor>>,
 }
@@ -51,11 +52,11 @@ pub struct RegionLeaf {
 pub struct ConcreteRegion {
     /// The program: an argument for each leaf, the root as its one output.
     pub graph: Graph,
-    /// What the arguments hold.
+    /// The contents of the arguments.
     pub leaves: Vec<RegionLeaf>,
 }
 
-/// A region with what does not depend on sizes.
+/// The properties of a region that do not depend on sizes.
 pub struct RegionTemplate<'a> {
     pub program: &'a NumberedProgram<'a>,
     pub region: &'a ComparedRegion,
@@ -65,7 +66,7 @@ pub struct RegionTemplate<'a> {
 }
 
 impl RegionTemplate<'_> {
-    /// The root axes that are free, each with its set.
+    /// For each axis of the root its set, if the axis is free.
     pub fn free_root_axes(&self) -> Vec<Option<usize>> {
         let root = self.region.root;
         (0..self.program.types[root].rank()).map(|axis| self.axes.free((root, axis))).collect()
@@ -96,7 +97,7 @@ struct NeededWindows {
     shapes: HashMap<ValueId, Vec<i64>>,
     root: ValueWindow,
     windows: HashMap<ValueId, Vec<ValueWindow>>,
-    /// How each node of the region computes the windows of its results, in reverse order.
+    /// For each node of the region the ops that compute the windows of its results, in reverse order.
     nodes: Vec<(NodeId, Vec<(ValueWindow, WindowedOp)>)>,
 }
 
@@ -127,7 +128,7 @@ impl NeededWindows {
             let computed = out.collect_operand_windows(program, node, sizes)?;
             instances += computed.len();
             if instances > MOST_INSTANCES {
-                return Err("too many windows of its values are needed".into());
+                return Err("the part needs too many windows of its values".into());
             }
             out.nodes.push((n, computed));
         }
@@ -178,7 +179,7 @@ struct ConcreteBuilder<'a> {
     needed: NeededWindows,
     graph: Graph,
     map: HashMap<(ValueId, ValueWindow), ValueId>,
-    /// Values that depend on no input as nodes read them that do.
+    /// For each value that depends on no input its copy in f64, which is read by nodes that depend on inputs.
     widened: HashMap<ValueId, ValueId>,
     groups: HashMap<GroupId, GroupId>,
 }
@@ -192,7 +193,9 @@ impl<'a> ConcreteBuilder<'a> {
     ) -> Self {
         let mut graph = Graph::new("part");
         graph.ranks = Some(template.ranks);
-        let (map, widened, groups) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let map = HashMap::new();
+        let widened = HashMap::new();
+        let groups = HashMap::new();
         ConcreteBuilder { template, sizes, precision, needed, graph, map, widened, groups }
     }
 
@@ -216,7 +219,7 @@ impl<'a> ConcreteBuilder<'a> {
 
     fn leaf(&mut self, leaf: ValueId, window: ValueWindow) -> Result<RegionLeaf, String> {
         let RegionTemplate { program, .. } = self.template;
-        let elements = program.elements[leaf].clone().ok_or("a value that is not computed")?;
+        let elements = program.elements[leaf].clone().ok_or("a leaf of the part was not computed")?;
         let ty = self.window_type(leaf, &window, false);
         let name = format!("x{}", self.graph.inputs.len());
         let new = self.graph.add_input(InputKind::Argument, name, "", ty, None);
@@ -241,7 +244,7 @@ impl<'a> ConcreteBuilder<'a> {
         })
     }
 
-    /// The type of a window of a value. What depends on no input keeps its dtype.
+    /// The type of a window of a value. A value that depends on no input keeps its dtype.
     fn window_type(&self, value: ValueId, window: &ValueWindow, constant: bool) -> TensorType {
         let dtype = self.template.program.types[value].dtype;
         let shape = window_extents(window, &self.needed.shapes[&value])
@@ -252,7 +255,7 @@ impl<'a> ConcreteBuilder<'a> {
         TensorType::new(if wide { DType::F64 } else { dtype }, shape)
     }
 
-    /// The value that stands for a window of one of the region where an op reads it.
+    /// The value of the concrete program that an op reads for a window of a value of the region.
     fn operand(
         &mut self,
         value: ValueId,
@@ -260,7 +263,7 @@ impl<'a> ConcreteBuilder<'a> {
         by_constant: bool,
     ) -> Result<ValueId, String> {
         let RegionTemplate { program, .. } = self.template;
-        let known = *self.map.get(&(value, window.clone())).ok_or("a value that is not computed")?;
+        let known = *self.map.get(&(value, window.clone())).ok_or("a value of the part was not computed")?;
         let ty = self.graph.ty(known).clone();
         let widens = self.precision == RegionPrecision::Wide && !by_constant && program.constant[value];
         if !widens || !ty.dtype.is_float() || ty.dtype == DType::F64 {
@@ -277,7 +280,7 @@ impl<'a> ConcreteBuilder<'a> {
         Ok(wide)
     }
 
-    /// A node over a window of its results.
+    /// Adds a node over a window of its results.
     fn add_windowed_node(
         &mut self,
         node: &Node,
@@ -302,7 +305,7 @@ impl<'a> ConcreteBuilder<'a> {
         }
         let mut results = Vec::with_capacity(node.outputs.len());
         for &v in &node.outputs {
-            // Results of several shapes are computed whole.
+            // Results of several shapes are computed completely.
             let all = vec![None; self.needed.shapes[&v].len()];
             let computed = if all.len() == computed.len() { &computed } else { &all };
             let name = format!("v{}", self.graph.values.len() + results.len());
@@ -332,7 +335,7 @@ impl<'a> ConcreteBuilder<'a> {
         if let Some(&known) = self.groups.get(&group) {
             return Ok(known);
         }
-        let found = self.template.program.graph.groups.get(group).ok_or("a group that does not exist")?;
+        let found = self.template.program.graph.groups.get(group).ok_or("the group does not exist")?;
         let name = format!("g{}", self.graph.groups.len());
         let new = self.graph.groups.push(symmc_ir::GroupDef { name, members: found.members.clone() });
         self.groups.insert(group, new);
@@ -340,11 +343,14 @@ impl<'a> ConcreteBuilder<'a> {
     }
 }
 
-/// The op with its number as the interpreter holds it beside operands of this dtype.
+/// The op with its scalar as the interpreter stores it for operands of this dtype.
 fn with_rounded_scalar(op: Op, dtype: Option<DType>) -> Op {
-    let round = |scalar: Scalar, dtype: DType| match dtype.is_float() {
-        true => Scalar::Float(FloatAttribute(round_to_dtype(dtype, scalar.as_f64()))),
-        false => scalar,
+    let round = |scalar: Scalar, dtype: DType| {
+        if dtype.is_float() {
+            Scalar::Float(FloatAttribute(round_to_dtype(dtype, scalar.as_f64())))
+        } else {
+            scalar
+        }
     };
     match (op, dtype) {
         (Op::BinaryScalar { op, scalar, scalar_left }, Some(x)) => {
@@ -356,8 +362,8 @@ fn with_rounded_scalar(op: Op, dtype: Option<DType>) -> Op {
     }
 }
 
-/// About what a run of a concrete region computes on all ranks: elements, and a quarter of the products of sums. Drawing an
-/// element costs as much as computing several.
+/// Estimates the work of a run of a concrete region on all ranks, in elements. Products in sums count a
+/// quarter. Drawing an element costs as much as computing several.
 pub fn estimate_work(graph: &Graph) -> u128 {
     let numel = |v: ValueId| -> u128 {
         graph
@@ -383,7 +389,8 @@ pub fn estimate_work(graph: &Graph) -> u128 {
         let products = match cost {
             OpCost::Product | OpCost::GroupedProduct => result.saturating_mul(extent(node.inputs.first(), 0)),
             OpCost::Attention { .. } => attention(0, 1),
-            // Five products of the size of the two of attention, whose operands are behind three others.
+            // Five products, each of the size of one of the two products of attention. The operands start at
+            // index 3.
             OpCost::AttentionGradient { .. } => attention(3, 3),
             OpCost::Bytes | OpCost::Sort => 0,
         };
@@ -394,7 +401,7 @@ pub fn estimate_work(graph: &Graph) -> u128 {
     inputs.saturating_mul(DRAWING).saturating_add(nodes).saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
 }
 
-/// Sizes by the symbols of a numbering: those that are not named take their least value.
+/// The bindings of the symbols of a numbering. Symbols that are not named get their smallest value.
 pub fn bindings(symbols: &SymbolTable, sizes: &[(String, i64)]) -> SymbolBindings {
     let mut out = SymbolBindings::new();
     for (id, symbol) in symbols.iter() {

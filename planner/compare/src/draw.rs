@@ -1,8 +1,9 @@
-//! Draws the elements of leaves of regions by their position in the class, so that both programs read the same elements.
+//! Draws the elements of leaves of regions by their position in the class, so that both programs read the same
+//! elements.
 //!
-//! Several kinds of draws are needed: values of moderate size; small values, which reveal added constants; and wide draws with
-//! large magnitudes and with values near the constants of the programs. Ranks that hold the same bits of a value
-//! ([`symmc_ir::Replication`]) draw the same.
+//! Three kinds of draws are needed: values of moderate size; small values, which reveal added constants; and
+//! wide draws with large magnitudes and with values near the constants of the programs. Ranks that hold the
+//! same bits of a value ([`symmc_ir::Replication`]) draw the same elements.
 
 use std::collections::BTreeMap;
 
@@ -21,27 +22,29 @@ pub enum DrawKind {
     Moderate,
     /// Floats between -1/1024 and 1/1024.
     Small,
-    /// Floats up to 8192, integers up to 2^40, and numbers near those of the programs.
+    /// Floats up to 8192, integers up to 2^40, and numbers near the constants of the programs.
     Wide,
 }
 
 /// The draws for the leaves of a pair of regions.
 pub struct LeafDraws {
-    /// The number of each class, by when it is first read.
+    /// The number of each class, in the order of first reads.
     number: BTreeMap<ElementClass, u64>,
-    /// One past the largest integer of a class whose integers are indices.
+    /// The exclusive upper limit of a class whose integers are indices.
     limits: BTreeMap<ElementClass, u64>,
     ascending: BTreeMap<ElementClass, u64>,
     critical: Vec<f64>,
 }
 
-/// The most constants of the programs near which values are drawn.
+/// The largest number of constants of the programs near which values are drawn.
 const MOST_CRITICAL: usize = 12;
 
 impl LeafDraws {
-    /// For both regions, as they are at some sizes.
+    /// The draws for both regions at some sizes.
     pub fn new(pair: [&ConcreteRegion; 2]) -> Result<LeafDraws, String> {
-        let (mut number, mut limits, mut ascending) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut number = BTreeMap::new();
+        let mut limits = BTreeMap::new();
+        let mut ascending = BTreeMap::new();
         let unbound = SymbolBindings::new();
         let config = SeedConfig { seed: 0, arguments: SeedScope::PerRank, parameters: SeedScope::PerRank };
         for concrete in pair {
@@ -68,13 +71,15 @@ impl LeafDraws {
         Ok(LeafDraws { number, limits, ascending, critical: critical_values(pair) })
     }
 
-    /// The tensor of a leaf on a rank. `shift` moves floats by a part of that size of themselves. Fails if the data of
-    /// a constant do not have the elements that are read.
+    /// The tensor of a leaf on a rank. `shift` moves floats by up to this fraction of themselves. Fails if the
+    /// data of a constant do not have the elements that are read.
     pub fn tensor(
         &self,
         graph: &Graph,
-        (leaf, k): (&RegionLeaf, usize),
-        (kind, seed, rank): (DrawKind, u64, u32),
+        leaf: &RegionLeaf,
+        k: usize,
+        (kind, seed): (DrawKind, u64),
+        rank: u32,
         shift: f64,
     ) -> Result<Tensor, String> {
         let ty = graph.ty(graph.inputs[InputId::new(k)].value);
@@ -84,34 +89,29 @@ impl LeafDraws {
             .map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0))
             .collect();
         let positions = positions(leaf, &shape);
-        let wrong = || "the data of a constant do not fit".to_string();
+        let wrong = || "the data of a constant lack elements that the part reads".to_string();
         if let Some(data) = &leaf.data {
-            let at = |&p: &i64| usize::try_from(p).ok().filter(|&p| p < data.numel());
-            let at: Option<Vec<usize>> = positions.iter().map(at).collect();
-            let at = at.ok_or_else(wrong)?;
-            return match ty.dtype.is_float() {
-                true => Tensor::from_f64(
-                    ty.dtype,
-                    shape,
-                    &at.iter().map(|&p| data.get_f64(p)).collect::<Vec<_>>(),
-                ),
-                false => Tensor::from_i64(
-                    ty.dtype,
-                    shape,
-                    &at.iter().map(|&p| data.get_i64(p)).collect::<Vec<_>>(),
-                ),
-            }
-            .ok_or_else(wrong);
+            let index = |&p: &i64| usize::try_from(p).ok().filter(|&p| p < data.numel());
+            let indices: Option<Vec<usize>> = positions.iter().map(index).collect();
+            let indices = indices.ok_or_else(wrong)?;
+            let tensor = if ty.dtype.is_float() {
+                let floats: Vec<f64> = indices.iter().map(|&p| data.get_f64(p)).collect();
+                Tensor::from_f64(ty.dtype, shape, &floats)
+            } else {
+                let integers: Vec<i64> = indices.iter().map(|&p| data.get_i64(p)).collect();
+                Tensor::from_i64(ty.dtype, shape, &integers)
+            };
+            return tensor.ok_or_else(wrong);
         }
         let rank = leaf.replication.as_ref().map_or(rank, |held| held.representative_rank(rank));
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
-        let stream = self.class_seed(leaf.class, (seed, rank));
+        let stream = self.class_seed(leaf.class, seed, rank);
         let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
         if ty.dtype.is_float() {
             let element = |&p: &i64| {
                 let mut random = random(p);
                 let x = round_to_dtype(leaf.dtype, self.float(kind, &mut random));
-                // Each element by itself, and all of a leaf together, as rounded factors move them.
+                // Shifts each element separately, and all elements of a leaf together, as rounded factors do.
                 x * (1.0 + shift * (random.symmetric_unit() + together))
             };
             return Tensor::from_f64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
@@ -122,8 +122,8 @@ impl LeafDraws {
             .ok_or_else(wrong)
     }
 
-    /// The start of the random numbers of a class.
-    fn class_seed(&self, class: ElementClass, (seed, rank): (u64, u32)) -> u64 {
+    /// The seed of the random numbers of a class.
+    fn class_seed(&self, class: ElementClass, seed: u64, rank: u32) -> u64 {
         let class = self.number.get(&class).copied().unwrap_or(0);
         SplitMix(seed ^ class << 48 ^ u64::from(rank) << 32).next()
     }
@@ -195,7 +195,7 @@ fn positions(leaf: &RegionLeaf, shape: &[usize]) -> Vec<i64> {
     out
 }
 
-/// The numbers that stand in the programs, and those in the middle between two of them.
+/// The constants of the programs, and the middle between each two of them.
 fn critical_values(pair: [&ConcreteRegion; 2]) -> Vec<f64> {
     let mut found: Vec<f64> = Vec::new();
     let mut add = |scalar: &Scalar| {

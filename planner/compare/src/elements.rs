@@ -1,8 +1,8 @@
-//! Which elements of a class a value has, and in which order.
+//! The elements of a class that a value has, and their order.
 //!
-//! A *class* is a sequence of elements that both programs may compute. A value shows elements of one class under an offset
-//! and strides, as a view shows those of its base (`symmc_ir::layout`). Two values are equal if they show the same elements
-//! of one class in the same order.
+//! A *class* is a sequence of elements that both programs may compute. A value shows elements of one class
+//! under an offset and strides, as a view shows elements of its base (`symmc_ir::layout`). Two values are equal
+//! if they show the same elements of one class in the same order.
 //!
 //! Invariant: strides of axes of extent 1 are 0.
 
@@ -29,19 +29,20 @@ pub fn is_unit(extent: &Dim) -> bool {
 }
 
 impl ElementView {
-    /// All elements of a class, which has as many as the shape.
+    /// All elements of a class, which has as many elements as the shape.
     pub fn full(class: ElementClass, shape: &[Dim]) -> ElementView {
         let strides = contiguous_strides(shape);
         ElementView { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
     }
 
-    /// One element, at each position of a shape.
+    /// One element, repeated at each position of a shape.
     pub fn repeated(class: ElementClass, shape: &[Dim]) -> ElementView {
         let strides = vec![Dim::from(0); shape.len()];
         ElementView { class, offset: Dim::from(0), shape: shape.to_vec(), strides }
     }
 
-    /// What a view shows of these elements; `None` where it is none, or may reach beyond the value.
+    /// The elements that a view of these elements shows. `None` if the op is not a view, or may reach beyond
+    /// the value.
     pub fn apply_view(
         &self,
         op: &Op,
@@ -50,7 +51,8 @@ impl ElementView {
         symbols: &SymbolTable,
     ) -> Option<ElementView> {
         if let Op::Slice { axis, start, step } = op {
-            let (own, count) = (self.shape.get(*axis)?, result.shape.get(*axis)?);
+            let own = self.shape.get(*axis)?;
+            let count = result.shape.get(*axis)?;
             let last = start.clone() + (count.clone() - Dim::from(1)) * Dim::from(*step);
             let within = Dim::from(0).provably_le(start, symbols)
                 && last.provably_le(&(own.clone() - Dim::from(1)), symbols);
@@ -71,7 +73,7 @@ impl ElementView {
         units.for_each(|(_, stride)| *stride = Dim::from(0));
     }
 
-    /// The stride along each axis of a shape that the elements broadcast to.
+    /// The stride along each axis of a shape to which the elements broadcast.
     pub fn broadcast_strides(&self, rank: usize) -> Vec<Dim> {
         let new = rank.saturating_sub(self.shape.len());
         let mut strides = vec![Dim::from(0); new];
@@ -93,7 +95,7 @@ pub fn contiguous_strides(shape: &[Dim]) -> Vec<Dim> {
     strides
 }
 
-/// Axes along which several operands are read together.
+/// The axes along which several operands are read together.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct AxisNest {
     /// The extents, outermost first; none is 1.
@@ -103,7 +105,7 @@ pub struct AxisNest {
 }
 
 impl AxisNest {
-    /// Axes of these extents, each with the strides of all operands, without those of extent 1.
+    /// The axes of these extents with the strides of all operands. Axes of extent 1 are left out.
     pub fn new(extents: &[Dim], strides: &[Vec<Dim>]) -> AxisNest {
         let kept: Vec<usize> = (0..extents.len()).filter(|&axis| !is_unit(&extents[axis])).collect();
         let of = |all: &Vec<Dim>| kept.iter().map(|&axis| all[axis].clone()).collect();
@@ -113,7 +115,7 @@ impl AxisNest {
         }
     }
 
-    /// The same positions in the same order, with neighbouring axes that all operands read as one as one axis.
+    /// The same positions in the same order. Neighbouring axes are merged if all operands read them as one.
     pub fn merged(mut self) -> AxisNest {
         let mut axis = self.extents.len();
         while axis >= 2 {

@@ -1,11 +1,13 @@
 //! Compares two concrete regions: both run in the reference interpreter on drawn leaves.
 //!
-//! The first runs have all floats in f64, where the two sides differ only by the rounding of f64, so that nearly any other
-//! difference is found, whatever the dtypes of the program. The tolerance is measured: leaves are moved by a part in 2^26,
-//! and rounding may move results as far as that moves those of the source. The second runs have the dtypes of the program, and
-//! find roundings of one side only. Results must be equal to the bit if no op fuses or sums several roundings, else within
-//! the tolerance of their rounding history ([`Rounding`]), or no further apart than noise on every rounding of the source moves
-//! them.
+//! The first runs have all floats in f64. Both sides then differ only by the rounding of f64, so that the runs
+//! find nearly any other difference, whatever the dtypes of the program are. The tolerance is measured: leaves
+//! are moved by a part in 2^26, and rounding may move results as far as that moves the results of the source.
+//!
+//! The second runs have the dtypes of the program, and find roundings that only one side has. Results must be
+//! equal to the bit if no op fuses or sums several roundings. Otherwise they must be within the tolerance of
+//! their rounding history ([`RoundingHistory`]), or no further apart than noise on every rounding of the source
+//! moves them.
 
 use std::sync::Arc;
 
@@ -21,29 +23,29 @@ use crate::draw::{DrawKind, LeafDraws};
 
 /// The relative shift of leaves that measures the effect of rounding.
 const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
-/// The factor by which results may move more.
+/// The factor by which the planned results may differ more than the shifted source.
 const TIMES: f64 = 4.0;
-/// The relative difference of an element that is allowed if it does not move at all.
+/// The allowed relative difference of an element that does not move at all.
 const RELATIVE: f64 = 1.5e-7;
-/// The difference that is allowed, relative to the largest element.
+/// The allowed difference, relative to the largest element.
 const OF_LARGEST: f64 = 1e-12;
 /// The number of draws with the dtypes of the program.
 const DRAWS: u64 = 3;
-/// The most runs with noise for one draw.
+/// The largest number of runs with noise for one draw.
 const NOISY_RUNS: u64 = 4;
-/// The elements of the root that wide draws have together, and the most of these draws.
+/// The number of root elements that all wide draws have together, and the largest number of these draws.
 const ENOUGH: i64 = 2048;
 const MOST_DRAWS: i64 = 24;
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verdict {
-    /// Equal, over this many elements.
+    /// Equal. This many elements were compared.
     Equal(u64),
-    /// Equal in some draws only, as with ties and roundings.
+    /// Equal in some draws only, as happens with ties and roundings.
     Undecided(String),
-    /// The first difference.
+    /// Different. The text describes the first difference.
     Differs(String),
-    /// Not compared, and why.
+    /// Not compared. The text is the reason.
     Unknown(String),
 }
 
@@ -55,14 +57,14 @@ impl Verdict {
 }
 
 pub struct RegionPair {
-    /// The part of the source and of the planned program, floats as f64.
+    /// The part of the source and of the planned program, with floats as f64.
     pub wide: [ConcreteRegion; 2],
-    /// The same with the dtypes of the programs.
+    /// The same parts with the dtypes of the programs.
     pub typed: [ConcreteRegion; 2],
     /// Whether no op fuses or sums several roundings.
     pub same_bits: bool,
     pub numerics: Numerics,
-    /// Whether more is drawn than the least.
+    /// Whether to draw more often than the minimum.
     pub thorough: bool,
 }
 
@@ -76,7 +78,8 @@ pub fn judge(pair: &RegionPair) -> Verdict {
 fn compare_pair(pair: &RegionPair) -> Result<Verdict, String> {
     let drawing = LeafDraws::new([&pair.wide[0], &pair.wide[1]])?;
     let floats = pair.wide[0].leaves.iter().chain(&pair.wide[1].leaves).any(|l| l.dtype.is_float());
-    let (mut elements, mut reason) = (0, None);
+    let mut elements = 0;
+    let mut reason = None;
     for (kind, seed) in draws(pair) {
         if kind == DrawKind::Small && !floats {
             continue;
@@ -117,7 +120,7 @@ fn compare_pair(pair: &RegionPair) -> Result<Verdict, String> {
     compare_rounded(pair, &drawing, elements)
 }
 
-/// What is drawn, and by which seeds: few elements are drawn more often.
+/// The kinds and seeds of draws. Small regions are drawn more often.
 fn draws(pair: &RegionPair) -> Vec<(DrawKind, u64)> {
     let mut out = vec![(DrawKind::Moderate, 1)];
     if pair.thorough {
@@ -134,16 +137,18 @@ fn wide_draws(graph: &Graph) -> u64 {
     (ENOUGH / elements.max(1)).clamp(2, MOST_DRAWS).unsigned_abs()
 }
 
-/// About how often a comparison runs both regions. `graph` is one of them.
+/// Estimates how often a comparison runs both regions. `graph` is one of them.
 pub fn count_runs(graph: &Graph, thorough: bool) -> u64 {
-    // In f64 the source runs twice; the dtypes of the program are usually drawn once.
+    // In f64 the source runs twice. With the dtypes of the program there is usually one draw.
     let draws = if thorough { 3 + wide_draws(graph) } else { 1 };
     (3 * draws).div_ceil(2) + 1
 }
 
 fn compare_rounded(pair: &RegionPair, drawing: &LeafDraws, elements: u64) -> Result<Verdict, String> {
     let rounding = RoundingTolerance::from_pair(pair);
-    let (mut difference, mut reason, mut ran) = (None, None, false);
+    let mut difference = None;
+    let mut reason = None;
+    let mut ran = false;
     for seed in 5..5 + DRAWS {
         let kind = if rounding.same_bits && seed > 5 { DrawKind::Wide } else { DrawKind::Moderate };
         let expected = match run_region(&pair.typed[0], drawing, (kind, seed), 0.0) {
@@ -197,7 +202,7 @@ struct NoisyRuns<'a> {
 }
 
 impl NoisyRuns<'_> {
-    /// Whether noise moves the results as far as those of the planned program differ.
+    /// Whether noise moves the results as far as the planned results differ.
     fn explains(&self, found: &[Tensor], expected: &[Tensor], numerics: Numerics) -> bool {
         let mut spreads: Vec<NoiseSpread> = expected.iter().map(NoiseSpread::without_moves).collect();
         for seed in 0..NOISY_RUNS {
@@ -220,9 +225,9 @@ impl NoisyRuns<'_> {
     }
 }
 
-/// The tolerance of results with the dtypes of the program. It is decided only here.
+/// The tolerance of results with the dtypes of the program. All decisions about it are made here.
 struct RoundingTolerance {
-    /// To which types the root of the source was rounded, and what the numerics classes of the plan allow the planned one.
+    /// The types to which the root of the source was rounded, and the numerics classes that the plan allows.
     history: RoundingHistory,
     same_bits: bool,
 }
@@ -243,11 +248,11 @@ impl RoundingTolerance {
             return Tolerance::EXACT;
         }
         if self.same_bits {
-            // Powers and quotients of f64 are not computed in more.
+            // Powers and quotients of f64 cannot be computed in a wider type.
             let relative = if expected.dtype() == DType::F64 { 1e-14 } else { 0.0 };
             return Tolerance { relative, ..Tolerance::EXACT };
         }
-        // Parts that sum in another order differ also where all that is summed is exact.
+        // Parts that sum in another order differ even if all summands are exact.
         let history = if self.history.is_exact() {
             RoundingHistory::rounded_to(expected.dtype())
         } else {
@@ -278,7 +283,7 @@ fn run_region_with_noise(
     let of_rank = |rank: u32| -> Result<Vec<Arc<Tensor>>, String> {
         let leaves = concrete.leaves.iter().enumerate();
         leaves
-            .map(|(k, leaf)| Ok(Arc::new(drawing.tensor(graph, (leaf, k), (kind, seed, rank), shift)?)))
+            .map(|(k, leaf)| Ok(Arc::new(drawing.tensor(graph, leaf, k, (kind, seed), rank, shift)?)))
             .collect()
     };
     let inputs = (0..graph.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>()?;
@@ -292,7 +297,7 @@ fn run_region_with_noise(
     Ok(outputs.into_iter().flatten().collect())
 }
 
-/// The first element that is further from the expected one than rounding in f64 takes it.
+/// The first element that differs from the expected one by more than rounding in f64 explains.
 fn find_difference(
     found: &Tensor,
     expected: &Tensor,
@@ -314,7 +319,8 @@ fn find_difference(
     let finite = (0..expected.numel()).map(|i| expected.get_f64(i).abs()).filter(|x| x.is_finite());
     let largest = finite.fold(0.0, f64::max);
     let apart = |i: usize| {
-        let (x, y) = (found.get_f64(i), expected.get_f64(i));
+        let x = found.get_f64(i);
+        let y = expected.get_f64(i);
         let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs());
         if x == y || x.is_nan() && y.is_nan() {
             return false;

@@ -1,23 +1,29 @@
 //! Compares the planned programs of a plan with the source that the plan carries.
 //!
-//! Both programs are walked node by node. Values that are computed in the same way have one number
-//! (`number`), and nearly all values of a planned program have numbers of the source. The other values form *parts*. A
-//! part reaches from a value that has the same name in both programs back to values that are equal in both, and runs alone in
-//! the reference interpreter, on drawn values and at selected sizes (`sizes`, `judge`). So programs of any size
-//! are compared, and results of opaque and custom ops are equal if their operands are.
+//! Both programs are walked node by node. Values that are computed in the same way get one number (`number`).
+//! Nearly all values of a planned program have numbers of the source. The other values form *parts*. A part
+//! reaches from a value that has the same name in both programs back to values that are equal in both. It runs
+//! alone in the reference interpreter, on drawn values and at selected sizes (`sizes`, `judge`). Programs of
+//! any size can therefore be compared. Results of opaque and custom ops are equal if their operands are.
 //!
-//! Names are only hints: a wrong pair of values does not compare equal, and is skipped. Values that were found equal count
-//! as one value from then on, so that each part is small. Parts that differ only in their place, such as those of the layers
-//! of a model, run once.
+//! Names are only hints: a wrong pair of values does not compare equal, and is skipped. Values that were found
+//! equal count as one value from then on, so that each part is small. Parts that differ only in their place,
+//! such as those of the layers of a model, run once.
 //!
-//! # What is trusted
-//! The identities of `number`, the interpreter, which ranks hold the same bits of a value of the source
-//! ([`symmc_ir::Replication`], so that drawn values are the same there), and that a part that agrees on the drawn values agrees. The passes are
-//! not used here.
+//! # Trusted parts
+//! The comparison relies on four things:
+//! - the identities of `number`;
+//! - the interpreter;
+//! - the analysis of ranks that hold the same bits of a value of the source ([`symmc_ir::Replication`]), by
+//!   which drawn values are the same there;
+//! - the assumption that a part that agrees on the drawn values agrees on all values.
+//!
+//! The passes are not used here.
 //!
 //! # Bounds
-//! Work is near linear in the plan: a part has at most `region::MOST_NODES` nodes on each side, and all parts together
-//! compute at most a fixed number of elements. The result names what is left out: parts, sizes and positions.
+//! The work is nearly linear in the plan. A part has at most `region::MOST_NODES` nodes on each side, and all
+//! parts together compute at most a fixed number of elements. The result names all parts, sizes and positions
+//! that are left out.
 
 mod axes;
 mod comparison;
@@ -46,7 +52,7 @@ pub use comparison::{
 use parts::ComparisonState;
 use walk::ComparisonWalk;
 
-/// The most elements that are computed for one plan.
+/// The largest number of elements that are computed for one plan.
 const WORK: u128 = 1 << 29;
 
 pub fn compare(plan: &ParsedPlan) -> SourceComparison {

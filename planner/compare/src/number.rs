@@ -1,15 +1,23 @@
-//! Value numbering: values of both programs that are computed in the same way have the same [`Elements`].
+//! Value numbering: values of both programs that are computed in the same way have the same [`ElementView`].
 //!
-//! A [`Numbering`] is shared by the source and one planned program. Each op becomes a [`Term`] over the elements of its
-//! operands, and equal terms are one class. Few identities are built in, all of them bit for bit: views are offsets and
-//! strides; a copy, a cast to the same dtype and a collective on groups of one rank are their operand; element-wise ops,
-//! reductions and norms do not depend on the division of their positions into axes, nor products on that of the rows of their left
-//! operand; values that are constant along an axis are computed once; a scalar operand is a tensor of that scalar; a slice that is a
-//! part of a concatenation is that part, also where a collective made each element of those at the same position. Variants and
-//! dispatches are ignored, groups are equal by their cells, dims by their values within the ranges of the planned program.
+//! A [`ValueNumbering`] is shared by the source and one planned program. Each op becomes a [`ClassTerm`] over the
+//! elements of its operands, and equal terms are one class. Variants and dispatches are ignored. Groups are
+//! equal if their cells are, and dims if their values within the ranges of the planned program are.
 //!
-//! Opaque and custom ops are unknown functions of their operands: the n-th use on equal operands in one program is
-//! the n-th use in the other. Deliberately absent: the rewrites of the passes, because the comparison must not share their errors.
+//! Only these identities are built in. All of them hold bit for bit:
+//! - Views are offsets and strides.
+//! - A copy, a cast to the same dtype, and a collective on groups of one rank are their operand.
+//! - Element-wise ops, reductions and norms do not depend on the division of their positions into axes.
+//!   Products do not depend on the division of the rows of their left operand.
+//! - Values that are constant along an axis are computed once.
+//! - A scalar operand is a tensor of that scalar.
+//! - A slice that is a part of a concatenation is that part. This also holds after a collective that makes each
+//!   element from the elements at the same position.
+//!
+//! Opaque and custom ops are unknown functions of their operands: the n-th use on equal operands in one program
+//! is the n-th use in the other.
+//!
+//! Deliberately absent: the rewrites of the passes, because the comparison must not share their errors.
 
 use std::collections::HashMap;
 
@@ -23,14 +31,14 @@ use symmc_ir::{
 
 use crate::elements::{AxisNest, ElementClass, ElementView, contiguous_strides, is_unit};
 
-/// How a class is computed.
+/// The computation of a class.
 #[derive(PartialEq, Eq, Hash, Debug)]
 enum ClassTerm {
     /// An input, by its position.
     Input(usize),
     /// One element of this dtype, by its bits.
     Scalar(DType, u64),
-    /// Elements of another class, one after the other.
+    /// Consecutive elements of another class.
     Run { class: ElementClass, offset: Dim, nest: AxisNest },
     /// An op whose positions are independent except along the axes in `inner`.
     Nested { op: Op, dtype: DType, operands: Vec<(ElementClass, Dim)>, outer: AxisNest, inner: AxisNest },
@@ -41,14 +49,15 @@ enum ClassTerm {
 #[derive(Default)]
 pub struct ValueNumbering {
     terms: HashMap<ClassTerm, ElementClass>,
-    /// The parts of classes that are concatenations, or collectives of such that make each element of those at the same position.
+    /// The parts of classes that are concatenations, or results of collectives that act on each position of a
+    /// concatenation.
     parts: HashMap<ElementClass, Vec<ConcatPart>>,
     cells: HashMap<Vec<Vec<u32>>, usize>,
     /// The symbols of the source with the ranges of the planned program, then those that only the planned program has.
     pub symbols: SymbolTable,
 }
 
-/// Elements of a class that lie one after the other.
+/// Consecutive elements of a class.
 #[derive(Clone)]
 struct ConcatPart {
     start: Dim,
@@ -64,18 +73,20 @@ pub struct NumberedProgram<'a> {
     pub types: EntityMap<ValueId, TensorType>,
     /// The elements of each value that outputs need, once it is numbered.
     pub elements: EntityMap<ValueId, Option<ElementView>>,
-    /// Whether each value depends on no input and no rank.
+    /// For each value whether it depends on no input and no rank.
     pub closed: EntityMap<ValueId, bool>,
-    /// Whether each value depends on no input; ranks may have different ones, as shards of a constant.
+    /// For each value whether it depends on no input. Ranks may have different values, such as shards of a
+    /// constant.
     pub constant: EntityMap<ValueId, bool>,
-    /// Whether outputs need each node.
+    /// For each node whether outputs need it.
     pub live: EntityMap<NodeId, bool>,
     map: HashMap<SymbolId, SymbolId>,
     dims: HashMap<Dim, Dim>,
     uses: HashMap<(Op, Vec<ElementView>), u32>,
 }
 
-/// Whether an op of operands that are the same on all ranks, and known, gives such results.
+/// Whether an op gives known results that are the same on all ranks, if its operands are known and the same on
+/// all ranks.
 fn is_same_everywhere(op: &Op) -> bool {
     match op {
         op if op.is_opaque() => false,
@@ -105,7 +116,7 @@ impl ValueNumbering {
         ValueNumbering { symbols, ..ValueNumbering::default() }
     }
 
-    /// Begins with a program: inputs are numbered, nodes are not.
+    /// Starts to number a program: its inputs get numbers, its nodes do not yet.
     pub fn add_program<'a>(&mut self, graph: &'a Graph) -> NumberedProgram<'a> {
         let by_name: HashMap<&str, SymbolId> =
             self.symbols.iter().map(|(id, symbol)| (symbol.name.as_str(), id)).collect();
@@ -149,7 +160,7 @@ impl ValueNumbering {
             (program.closed[v], program.constant[v]) = (closed, constant);
         }
         if let &[result] = &node.outputs[..]
-            && let Some(found) = self.apply_identity(program, (&op, alone), (&node.inputs, &operands), result)
+            && let Some(found) = self.apply_identity(program, &op, alone, &node.inputs, &operands, result)
         {
             program.elements[result] = Some(found);
             return;
@@ -164,7 +175,9 @@ impl ValueNumbering {
         let results: Vec<TensorType> = node.outputs.iter().map(|&v| program.types[v].clone()).collect();
         let parts = self.parts_of_concat(&op, &operands, &results);
         for (result, &v) in node.outputs.iter().enumerate() {
-            let (op, operands, results) = (op.clone(), operands.clone(), results.clone());
+            let op = op.clone();
+            let operands = operands.clone();
+            let results = results.clone();
             let class = self.intern_term(ClassTerm::Node { op, operands, results, result, use_ });
             program.elements[v] = Some(ElementView::full(class, &program.types[v].shape));
             if let Some(parts) = &parts {
@@ -198,7 +211,7 @@ impl ValueNumbering {
         parts.collect()
     }
 
-    /// Lets the parts of an operand be parts of what a collective makes of it position by position.
+    /// Makes the parts of an operand the parts of the result of a collective that acts position by position.
     fn reduce_parts(&mut self, op: &Op, x: &ElementView, result: &ElementView, dtype: DType) {
         let Some(parts) = self.parts.get(&x.class).cloned() else { return };
         let end = parts.last().map(|p| p.start.clone() + p.count.clone());
@@ -221,7 +234,7 @@ impl ValueNumbering {
         self.parts.insert(result.class, reduced);
     }
 
-    /// A view that shows just one part of its class, as what that part is.
+    /// A view that shows exactly one part of its class, as a view of the source of that part.
     fn find_part(&self, view: &ElementView, ty: &TensorType) -> Option<ElementView> {
         let parts = self.parts.get(&view.class)?;
         let count = shape_product(&view.shape);
@@ -253,7 +266,7 @@ impl ValueNumbering {
         found
     }
 
-    /// The op as both programs name it.
+    /// The op in the form that both programs share.
     fn normalize_op(&mut self, program: &mut NumberedProgram<'_>, op: &Op) -> Op {
         let mut out = op.clone();
         for dim in op_dims_mut(&mut out) {
@@ -264,7 +277,7 @@ impl ValueNumbering {
         }
         match &mut out {
             Op::Collective(c) => c.variant = None,
-            // The check holds declarations of one name to be equal.
+            // The check proves that declarations of one name are equal.
             Op::Custom(id) => {
                 let name = program.graph.customs.get(*id).map_or("", |c| c.name.as_str());
                 out = Op::Opaque { name: name.to_string(), attributes: "custom".into() };
@@ -297,12 +310,14 @@ impl ValueNumbering {
         }
     }
 
-    /// The elements of the one result of a node, if an identity says them.
+    /// The elements of the single result of a node, if an identity gives them.
     fn apply_identity(
         &mut self,
         program: &NumberedProgram<'_>,
-        (op, alone): (&Op, bool),
-        (inputs, operands): (&[ValueId], &[ElementView]),
+        op: &Op,
+        alone: bool,
+        inputs: &[ValueId],
+        operands: &[ElementView],
         result: ValueId,
     ) -> Option<ElementView> {
         let ty = &program.types[result];
@@ -357,25 +372,27 @@ impl ValueNumbering {
         self.intern_term(ClassTerm::Scalar(dtype, bits))
     }
 
-    /// Elements one behind the other, under another shape.
+    /// Consecutive elements under another shape.
     fn contiguous_run(&mut self, x: &ElementView, shape: &[Dim]) -> ElementView {
         let nest = AxisNest::new(&x.shape, std::slice::from_ref(&x.strides)).merged();
         let class = self.intern_term(ClassTerm::Run { class: x.class, offset: x.offset.clone(), nest });
         ElementView::full(class, shape)
     }
 
-    /// An op that makes each element of those at the same position.
+    /// An op that makes each element from the elements at the same position.
     fn pointwise(&mut self, op: Op, operands: &[ElementView], ty: &TensorType) -> ElementView {
         let strides: Vec<Vec<Dim>> = operands.iter().map(|x| x.broadcast_strides(ty.rank())).collect();
-        self.nested(op, operands, (ty, &ty.shape), &strides, AxisNest::default())
+        self.nested(op, operands, ty, &ty.shape, &strides, AxisNest::default())
     }
 
-    /// The result of an op over the axes `shape` of its result. What is the same along an axis is there once.
+    /// The result of an op over the axes `shape` of its result. Values that are constant along an axis are
+    /// computed once.
     fn nested(
         &mut self,
         op: Op,
         operands: &[ElementView],
-        (ty, shape): (&TensorType, &[Dim]),
+        ty: &TensorType,
+        shape: &[Dim],
         strides: &[Vec<Dim>],
         inner: AxisNest,
     ) -> ElementView {
@@ -386,7 +403,7 @@ impl ValueNumbering {
         let of = |s: &Vec<Dim>| kept.iter().map(|&axis| s[axis].clone()).collect();
         let strides: Vec<Vec<Dim>> = strides.iter().map(of).collect();
         let outer = AxisNest::new(&extents, &strides).merged();
-        // The axes within are stored behind the others.
+        // The inner axes are stored after the others.
         let behind: &[Dim] = &ty.shape[shape.len().min(ty.rank())..];
         let stored: Vec<Dim> = extents.iter().chain(behind).cloned().collect();
         let stored = contiguous_strides(&stored);
@@ -401,14 +418,16 @@ impl ValueNumbering {
     fn product(&mut self, operands: &[ElementView], ty: &TensorType) -> Option<ElementView> {
         let [x, y] = operands else { return None };
         let rank = ty.rank();
-        let (xs, ys) = (x.broadcast_strides(rank), y.broadcast_strides(rank));
+        let xs = x.broadcast_strides(rank);
+        let ys = y.broadcast_strides(rank);
         let [last, row] = [rank.checked_sub(1)?, rank.checked_sub(2)?];
         let terms = x.shape.last()?.clone();
         let inner = AxisNest::new(&[terms], &[vec![xs[last].clone()], vec![ys[row].clone()]]);
-        let (mut of_x, mut of_y) = (xs, ys);
+        let mut of_x = xs;
+        let mut of_y = ys;
         of_x[last] = Dim::from(0);
         of_y[row] = Dim::from(0);
-        Some(self.nested(Op::MatMul, operands, (ty, &ty.shape), &[of_x, of_y], inner))
+        Some(self.nested(Op::MatMul, operands, ty, &ty.shape, &[of_x, of_y], inner))
     }
 
     fn reduction(
@@ -426,7 +445,7 @@ impl ValueNumbering {
         let keeps = ty.rank() == x.shape.len();
         let narrow = TensorType::new(ty.dtype, pick(&outside, &x.shape));
         let strides = pick(&outside, &x.strides);
-        let found = self.nested(op, std::slice::from_ref(x), (&narrow, &narrow.shape), &[strides], inner);
+        let found = self.nested(op, std::slice::from_ref(x), &narrow, &narrow.shape, &[strides], inner);
         if !keeps {
             return found;
         }
@@ -447,7 +466,7 @@ impl ValueNumbering {
         let inner: Vec<Vec<Dim>> = all.iter().map(|s| s[lead..].to_vec()).collect();
         let inner = AxisNest::new(&ty.shape[lead..], &inner);
         let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
-        Some(self.nested(op.clone(), operands, (ty, &ty.shape[..lead]), &outer, inner))
+        Some(self.nested(op.clone(), operands, ty, &ty.shape[..lead], &outer, inner))
     }
 }
 
@@ -470,7 +489,7 @@ fn scalar_bits(dtype: DType, scalar: Scalar) -> (DType, u64) {
     }
 }
 
-/// The dtype in which the interpreter holds the scalar of an op on a value of this dtype.
+/// The dtype in which the interpreter stores the scalar of an op on a value of this dtype.
 pub fn dtype_of_scalar(op: BinaryOp, x: DType) -> DType {
     if op.is_comparison() || !x.is_float() { x } else { x.compute_dtype() }
 }
@@ -492,7 +511,7 @@ fn live_nodes(graph: &Graph) -> EntityMap<NodeId, bool> {
     live
 }
 
-/// Whether a fused or summing op rounds in places of its own: others give the same bits wherever they stand.
+/// Whether an op fuses or sums several roundings. All other ops give the same bits wherever they stand.
 pub fn has_own_rounding(op: &Op, operand: DType) -> bool {
     let reduces = match op {
         Op::ScatterElements { combine, .. } => combine.is_some(),

@@ -1,8 +1,9 @@
 //! The comparison of one pair of regions at the selected sizes of all buckets of a planned program.
 //!
-//! A pair runs whole where that is cheap enough. Otherwise samples of the positions along axes that are not computed alike
-//! run, in windows ([`crate::windows`]) at the ends, in the middle and around numbers that positions are compared with. Whatever
-//! does not run becomes a [`PartLimit`].
+//! A pair runs as a whole if that is cheap enough. Otherwise samples of the positions run, in windows
+//! ([`crate::windows`]) along axes whose positions are not computed uniformly. The windows lie at the ends, in
+//! the middle, and around numbers with which positions are compared. Everything that does not run becomes a
+//! [`PartLimit`].
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,21 +23,21 @@ use crate::region::ComparedRegion;
 use crate::sizes::{NamedSizes, SizeConditions};
 use crate::windows::{AxisSpan, ValueWindow};
 
-/// The most elements that one comparison may compute, over all of its draws.
+/// The largest number of elements that one comparison may compute, over all of its draws.
 const ONE: u128 = 1 << 26;
 /// The same for a comparison of samples.
 const SAMPLES: u128 = 1 << 28;
-/// Comparisons of more elements run on samples where these are much cheaper.
+/// Comparisons of more elements run on samples if these are much cheaper.
 const LARGE: u128 = 1 << 24;
 /// Comparisons draw more often if they then compute at most this many elements.
 const THOROUGH: u128 = 1 << 23;
-/// The positions of a sample along one axis, and the least extent of which samples are taken.
+/// The number of positions of a sample along one axis, and the smallest extent that is sampled.
 const SAMPLE: i64 = 4;
 const LEAST_SAMPLED: i64 = 32;
-/// The most numbers around which samples are taken.
+/// The largest number of numbers around which samples are taken.
 const MOST_NUMBERS: usize = 4;
 
-const TOO_MUCH: &str = "more elements would have to be computed than the check takes time for";
+const TOO_MUCH: &str = "the comparison would have to compute too many elements";
 
 /// The state that the comparisons of all programs of a plan share.
 pub struct ComparisonState {
@@ -61,8 +62,8 @@ pub struct ComparisonState {
 pub struct PairedRegions {
     pub of_source: ComparedRegion,
     pub of_planned: ComparedRegion,
-    /// Whether no op of the two regions fuses or sums several roundings. Values outside of the regions are computed in the
-    /// same way by both programs.
+    /// Whether no op of the two regions fuses or sums several roundings. Both programs compute values outside
+    /// of the regions in the same way.
     pub same_bits: bool,
 }
 
@@ -79,7 +80,8 @@ pub struct PartOutcome {
 
 impl PartOutcome {
     fn unknown(reason: String) -> PartOutcome {
-        let (verdict, at) = (Verdict::Unknown(reason), String::new());
+        let verdict = Verdict::Unknown(reason);
+        let at = String::new();
         PartOutcome { verdict, at, limits: Vec::new(), elements: 0, canonical_text: None }
     }
 }
@@ -90,13 +92,13 @@ pub struct ProgramPair<'p, 'a> {
     pub symbols: &'p SymbolTable,
     pub buckets: &'p [(usize, &'a Bucket)],
     pub ranks: u32,
-    /// Which ranks hold the same bits of the elements of a class.
+    /// For each class the ranks that hold the same bits of its elements.
     pub replication: &'p HashMap<ElementClass, Replication>,
 }
 
 impl<'p, 'a> ProgramPair<'p, 'a> {
-    /// Compares two regions at the selected sizes. Equal regions of one program run once: limits and elements are part of
-    /// the first outcome alone.
+    /// Compares two regions at the selected sizes. Equal regions of one program run once. Limits and elements
+    /// are counted in the first outcome only.
     pub fn compare(&self, regions: &'p PairedRegions, shared: &mut ComparisonState) -> PartOutcome {
         let PairedRegions { of_source, of_planned, same_bits } = regions;
         let meaning = of_source.uninterpretable_reason(self.source);
@@ -138,7 +140,8 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
             }
         }
         let PartRun { elements, limits, ran, .. } = run;
-        // All sizes of these buckets may be large. The part is compared if it ran at smaller sizes, for another program.
+        // All sizes of these buckets may be too large. The part still counts as compared if it ran at smaller
+        // sizes for another program.
         if !ran && !limits.is_empty() && !shared.agreeing.contains(text) {
             return PartOutcome::unknown(TOO_MUCH.into());
         }
@@ -152,7 +155,7 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         PartOutcome { verdict, at, limits, elements, canonical_text: part.canonical_text(self.source.graph) }
     }
 
-    /// The text of a pair of regions over symbols: everything that the outcome depends on besides the buckets.
+    /// The text of a pair of regions over symbols. Besides the buckets, the outcome depends only on it.
     fn symbolic_text(&self, regions: &PairedRegions) -> String {
         let mut numbers: HashMap<ElementClass, usize> = HashMap::new();
         let mut out = format!("{}\n", regions.same_bits);
@@ -165,9 +168,10 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
                 if let Some(elements) = &program.elements[leaf] {
                     let next = numbers.len();
                     let number = numbers.entry(elements.class).or_insert(next);
-                    // The class stands for the data of the program, which may be large.
+                    // The class represents the data of the program, which may be large.
                     let class = ComparedRegion::is_constant(program, leaf).then_some(elements.class);
-                    let (offset, strides) = (&elements.offset, &elements.strides);
+                    let offset = &elements.offset;
+                    let strides = &elements.strides;
                     let held = self.replication.get(&elements.class).filter(|held| !held.is_none());
                     out.push_str(&format!("{number} {offset:?} {strides:?} {class:?} {held:?}\n"));
                 }
@@ -198,15 +202,15 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
 struct ComparisonPart<'a> {
     templates: [RegionTemplate<'a>; 2],
     conditions: SizeConditions,
-    /// Whether each axis of the root is computed alike at all positions, by both regions.
+    /// For each axis of the root whether both regions compute all its positions uniformly.
     alike_axes: Vec<bool>,
     same_bits: bool,
 }
 
-/// A window of the root, and what is left out by it.
+/// A window of the root, with a description of the positions that it leaves out.
 struct WindowSample {
     windows: Vec<ValueWindow>,
-    /// The axes and positions, if not all that differ are in the windows.
+    /// The axes and positions of the windows, if the windows do not have all positions that may differ.
     positions: Option<String>,
 }
 
@@ -221,8 +225,8 @@ impl<'a> ComparisonPart<'a> {
         ComparisonPart { templates, conditions, alike_axes, same_bits }
     }
 
-    /// How many positions are compared along axes that are computed alike: more where there are few such axes, and then few
-    /// where the rest is large.
+    /// The numbers of positions to compare along uniform axes. They are larger if there are few such axes, and
+    /// then smaller if the rest is large.
     fn uniform_extents(&self) -> [i64; 2] {
         let most = match self.alike_axes.iter().filter(|alike| **alike).count() {
             0 | 1 => 128,
@@ -233,13 +237,13 @@ impl<'a> ComparisonPart<'a> {
         [most, 2]
     }
 
-    /// All positions, except along axes that are computed alike.
+    /// The sample with all positions, except along uniform axes.
     fn full_sample(&self, extent: i64) -> WindowSample {
         let short = |alike: &bool| alike.then_some(AxisSpan { start: 0, count: extent });
         WindowSample { windows: vec![self.alike_axes.iter().map(short).collect()], positions: None }
     }
 
-    /// A sample of the positions along the other axes too; `None` if these are short.
+    /// A sample of the positions along the other axes as well. `None` if these axes are short.
     fn sample(&self, shape: &[i64]) -> Option<WindowSample> {
         let is_sampled = |axis: usize| !self.alike_axes[axis] && shape[axis] >= LEAST_SAMPLED;
         let axes: Vec<usize> = (0..shape.len()).filter(|&axis| is_sampled(axis)).collect();
@@ -265,7 +269,7 @@ impl<'a> ComparisonPart<'a> {
         };
         let mut windows: Vec<ValueWindow> = (0..count).map(|k| window(&|_| k)).collect();
         if axes.len() > 1 {
-            // The start of one axis meets the end of another.
+            // Combine the start of one axis with the end of another.
             windows.extend(axes.iter().map(|&first| window(&|axis| usize::from(axis == first))));
         }
         let of_axis = |&axis: &usize| {
@@ -295,7 +299,7 @@ impl<'a> ComparisonPart<'a> {
     }
 }
 
-/// A sample at sizes, with floats as f64.
+/// A sample at given sizes, with floats as f64.
 struct PreparedSample {
     pairs: Vec<(ValueWindow, [ConcreteRegion; 2])>,
     positions: Option<String>,
@@ -312,21 +316,23 @@ struct PartRun<'p, 'a, 's> {
 }
 
 impl PartRun<'_, '_, '_> {
-    /// The verdicts at the sizes of a bucket where the pair ran, up to the first that is not equal.
+    /// The verdicts at the sizes of a bucket at which the pair ran, up to the first verdict that is not equal.
     fn compare_in_bucket(
         &mut self,
         symbols: &SymbolTable,
         index: usize,
         bucket: &Bucket,
     ) -> Vec<(String, Verdict)> {
-        let (source, bounds) = (&self.shared.source, &self.shared.bounds);
+        let source = &self.shared.source;
+        let bounds = &self.shared.bounds;
         let is_valid = |sizes: &NamedSizes| {
             bounds.is_empty() || bounds.evaluate(source, &bindings(symbols, sizes)).is_ok()
         };
         let chosen = self.part.conditions.choose_sizes(symbols, bucket, &is_valid);
         let mut out = Vec::new();
         if chosen.sizes.is_empty() {
-            let reason = format!("no sizes of bucket {index} were found that the bounds of the source allow");
+            let reason =
+                format!("found no sizes of bucket {index} that the bounds checks of the source accept");
             out.push((format!("bucket {index}"), Verdict::Unknown(reason)));
             return out;
         }
@@ -379,7 +385,8 @@ impl PartRun<'_, '_, '_> {
         let Some(PreparedSample { pairs, positions, thorough, .. }) = prepared else {
             return Verdict::Unknown(TOO_MUCH.into());
         };
-        let (mut elements, mut undecided) = (0, None);
+        let mut elements = 0;
+        let mut undecided = None;
         for (window, wide) in pairs {
             match self.judge_window(sizes, &window, wide, thorough) {
                 Verdict::Equal(n) => elements += n,
@@ -398,7 +405,7 @@ impl PartRun<'_, '_, '_> {
         undecided.map_or(Verdict::Equal(elements), Verdict::Undecided)
     }
 
-    /// What runs at some sizes; `None` if all that could run takes too long.
+    /// The sample to run at given sizes. `None` if all candidates take too long.
     fn prepare(&self, sizes: &SymbolBindings) -> Result<Option<PreparedSample>, String> {
         let [most, least] = self.part.uniform_extents();
         let large = self.cost_sample(sizes, self.part.full_sample(most))?;
@@ -420,7 +427,9 @@ impl PartRun<'_, '_, '_> {
     }
 
     fn cost_sample(&self, sizes: &SymbolBindings, sample: WindowSample) -> Result<PreparedSample, String> {
-        let (mut pairs, mut usual, mut thorough) = (Vec::new(), 0u128, 0u128);
+        let mut pairs = Vec::new();
+        let mut usual = 0u128;
+        let mut thorough = 0u128;
         for window in sample.windows {
             let pair = self.part.instantiate(sizes, &window, RegionPrecision::Wide)?;
             usual = usual.saturating_add(cost(&pair, false));
@@ -463,7 +472,7 @@ impl PartRun<'_, '_, '_> {
     }
 }
 
-/// About how many elements the comparison of a pair computes.
+/// Estimates the number of elements that the comparison of a pair computes.
 fn cost(pair: &[ConcreteRegion; 2], thorough: bool) -> u128 {
     let together = estimate_work(&pair[0].graph).saturating_add(estimate_work(&pair[1].graph));
     together.saturating_mul(u128::from(count_runs(&pair[0].graph, thorough)))
@@ -477,7 +486,8 @@ fn is_too_much(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::Unknown(reason) if reason == TOO_MUCH)
 }
 
-/// Everything that a comparison depends on, as text. Classes are numbered in the order in which they are first read.
+/// The text of everything on which a comparison depends. Classes are numbered in the order in which they are
+/// first read.
 fn comparison_key(pair: &[ConcreteRegion; 2], same_bits: bool) -> String {
     let mut numbers: HashMap<ElementClass, usize> = HashMap::new();
     let mut out = format!("{same_bits}\n");
@@ -486,7 +496,7 @@ fn comparison_key(pair: &[ConcreteRegion; 2], same_bits: bool) -> String {
         for leaf in &concrete.leaves {
             let next = numbers.len();
             let number = numbers.entry(leaf.class).or_insert(next);
-            // The class stands for the data of the program, which may be large.
+            // The class represents the data of the program, which may be large.
             let class = leaf.data.as_ref().map(|_| leaf.class);
             let held = leaf.replication.as_ref().filter(|held| !held.is_none());
             out.push_str(&format!("{number} {} {:?} {class:?} {held:?}\n", leaf.offset, leaf.strides));
@@ -497,13 +507,14 @@ fn comparison_key(pair: &[ConcreteRegion; 2], same_bits: bool) -> String {
 
 fn describe_sizes(bucket: usize, sizes: &NamedSizes) -> String {
     let sizes: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    match sizes.is_empty() {
-        true => format!("bucket {bucket}"),
-        false => format!("bucket {bucket} ({})", sizes.join(", ")),
+    if sizes.is_empty() {
+        format!("bucket {bucket}")
+    } else {
+        format!("bucket {bucket} ({})", sizes.join(", "))
     }
 }
 
-/// Sizes whose distance from the lower end of a bucket is divided by a power of two.
+/// Sizes at a distance from the lower end of a bucket that is divided by a power of two.
 fn scaled(sizes: &NamedSizes, bucket: &Bucket, by: u32) -> NamedSizes {
     let one = |(name, value): &(String, i64)| {
         let low = bucket.symbols.get(name).map_or(*value, |range| range[0]);

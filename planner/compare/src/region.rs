@@ -1,6 +1,6 @@
 //! Regions: the nodes of one program between a value and the nearest values that both programs have.
 //!
-//! Invariant: nodes stand in program order; a leaf is read by a node, or is the root itself.
+//! Invariant: nodes are in program order. A leaf is read by a node, or is the root itself.
 
 use std::collections::HashSet;
 
@@ -18,8 +18,8 @@ pub struct ComparedRegion {
     pub leaves: Vec<ValueId>,
 }
 
-/// The region of a value up to the leaves that `is_leaf` selects; `None` if it has more nodes than `most`. Inputs are leaves;
-/// values that depend on no input are not.
+/// The region of a value up to the leaves that `is_leaf` selects. `None` if it has more nodes than `most`.
+/// Inputs are leaves. Values that depend on no input are not.
 pub fn find_region(
     program: &NumberedProgram<'_>,
     root: ValueId,
@@ -27,8 +27,10 @@ pub fn find_region(
     is_leaf: impl Fn(ValueId) -> bool,
 ) -> Option<ComparedRegion> {
     let graph = program.graph;
-    let (mut nodes, mut leaves) = (Vec::new(), Vec::new());
-    let (mut seen, mut seen_nodes) = (HashSet::from([root]), HashSet::new());
+    let mut nodes = Vec::new();
+    let mut leaves = Vec::new();
+    let mut seen = HashSet::from([root]);
+    let mut seen_nodes = HashSet::new();
     let mut open = vec![root];
     while let Some(value) = open.pop() {
         match graph.values[value].def {
@@ -51,7 +53,7 @@ pub fn find_region(
 }
 
 impl ComparedRegion {
-    /// Why the interpreter cannot run a node of the region, if so.
+    /// The reason why the interpreter cannot run a node of the region, if there is one.
     pub fn uninterpretable_reason(&self, program: &NumberedProgram<'_>) -> Option<String> {
         self.nodes.iter().find_map(|&n| match &program.graph.nodes[n].op {
             Op::Opaque { name, .. } => Some(format!("{name} is opaque: its computation is not known")),
@@ -63,12 +65,12 @@ impl ComparedRegion {
         })
     }
 
-    /// Whether ranks communicate in it, or take their pieces of values.
+    /// Whether ranks communicate in the region, or take their pieces of values.
     pub fn depends_on_ranks(&self, program: &NumberedProgram<'_>) -> bool {
         self.nodes.iter().any(|&n| program.graph.nodes[n].op.group().is_some())
     }
 
-    /// The constants among the leaves, whose data are part of the program.
+    /// Whether a leaf is a constant, whose data are part of the program.
     pub fn is_constant(program: &NumberedProgram<'_>, leaf: ValueId) -> bool {
         match program.graph.values[leaf].def {
             ValueDef::Input(id) => program.graph.inputs[id].kind == InputKind::Constant,

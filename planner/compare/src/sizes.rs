@@ -1,9 +1,11 @@
-//! The sizes at which a region is compared: both ends of each bucket, and sizes next to those where a condition changes.
+//! Selects the sizes at which a region is compared: both ends of each bucket, and sizes next to those at which
+//! a condition changes.
 //!
-//! Conditions change where a `min`, `max`, quotient or remainder of sizes does, and where an extent reaches a number that
-//! positions are compared with: a window, a chunk, an offset. The search varies one symbol at a time, with small values of the
-//! others. Its limits are part of the result ([`ChosenSizes::left_out`]). Sizes that the bounds checks of the source reject
-//! are not chosen, because no run has them.
+//! A condition changes with a `min`, `max`, quotient or remainder of sizes. It also changes if an extent
+//! reaches a number with which positions are compared: a window, a chunk, an offset. The search varies one
+//! symbol at a time, with small values of the others. Its limits are part of the result
+//! ([`ChosenSizes::left_out`]). Sizes that the bounds checks of the source reject are not chosen, because no
+//! run has them.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -20,26 +22,27 @@ use crate::region::ComparedRegion;
 pub type NamedSizes = Vec<(String, i64)>;
 
 const MOST_SIZES: usize = 64;
-/// The most conditions of a region of which sizes are searched.
+/// The largest number of conditions of a region for which sizes are searched.
 const MOST_CONDITIONS: usize = 4096;
 
-/// The dims of a pair of regions, and the numbers that positions may be compared with.
+/// The dims of a pair of regions, and the numbers with which positions may be compared.
 #[derive(Default)]
 pub struct SizeConditions {
     dims: Vec<Dim>,
     known: HashSet<Dim>,
     numbers: BTreeSet<i64>,
-    /// Whether positions count.
+    /// Whether results depend on the numbers of positions.
     positions: bool,
 }
 
 #[derive(Debug)]
 pub struct ChosenSizes {
-    /// The sizes, those at the ends first.
+    /// The selected sizes, starting with both ends.
     pub sizes: Vec<NamedSizes>,
-    /// Which of them stands for the upper end.
+    /// The index of the sizes that represent the upper end.
     pub upper: Option<usize>,
-    /// Whether the upper end is below that of the bucket, because the bounds checks of the source reject that.
+    /// Whether these are below the upper end of the bucket, because the bounds checks of the source reject
+    /// that.
     pub is_bounded: bool,
     /// The number of sizes and conditions that were left out.
     pub left_out: u64,
@@ -95,7 +98,7 @@ impl SizeConditions {
         }
     }
 
-    /// Numbers that positions may be compared with, at which something may change.
+    /// The numbers with which positions may be compared, and at which a condition may change.
     pub fn compared_numbers(&self) -> impl Iterator<Item = i64> + '_ {
         self.numbers.iter().copied().filter(|_| self.positions)
     }
@@ -154,7 +157,7 @@ impl SizeConditions {
         }
     }
 
-    /// The lower end, sizes near it, and the upper end of a bucket, of the symbols that matter here or of all.
+    /// The lower end of a bucket, sizes near it, and the upper end, for the symbols in `used` or for all.
     fn bucket_boundaries(used: &BTreeSet<&str>, bucket: &Bucket, all: bool) -> [NamedSizes; 3] {
         let with = |value: &dyn Fn(usize, [i64; 2]) -> i64| -> NamedSizes {
             let one = |(i, (name, range)): (usize, (&String, &[i64; 2]))| {
@@ -168,7 +171,7 @@ impl SizeConditions {
         [with(&|_, [low, _]| low), near, with(&|_, [_, high]| high)]
     }
 
-    /// Values of one symbol at which a condition changes, with the others as in `at`.
+    /// The values of one symbol at which a condition changes, with the other symbols as in `at`.
     fn find_turning_points(
         &self,
         search: &mut ConditionSearch<'_>,
@@ -243,7 +246,7 @@ fn corners<'a>(low: &'a NamedSizes, high: &'a NamedSizes) -> impl Iterator<Item 
     (0..low.len()).flat_map(move |k| [corner(k, [high, low]), corner(k, [low, high])])
 }
 
-/// An end of a bucket, or the last valid sizes that are found on the way to it from valid ones.
+/// An end of a bucket, or the last valid sizes that are found between valid sizes and that end.
 fn last_valid_sizes(
     from: &[NamedSizes],
     end: &NamedSizes,
@@ -261,7 +264,8 @@ fn last_valid_sizes(
         };
         start.iter().zip(end).map(one).collect()
     };
-    let (mut valid, mut invalid) = (0, STEPS);
+    let mut valid = 0;
+    let mut invalid = STEPS;
     while invalid - valid > 1 {
         let middle = valid + (invalid - valid) / 2;
         if is_valid(&between(middle)) { valid = middle } else { invalid = middle }
@@ -269,14 +273,15 @@ fn last_valid_sizes(
     Some(between(valid))
 }
 
-/// The first value from which on a function that grows or falls is on the other side of 0.
+/// The first value at which a monotonic function has changed its sign.
 fn find_sign_change(f: &mut dyn FnMut(i64) -> Option<i64>, [low, high]: [i64; 2]) -> Option<i64> {
     let mut side = |v: i64| f(v).map(|x| x >= 0);
     let first = side(low)?;
     if side(high)? == first {
         return None;
     }
-    let (mut from, mut to) = (low, high);
+    let mut from = low;
+    let mut to = high;
     while to - from > 1 {
         let middle = from + (to - from) / 2;
         if side(middle)? == first { from = middle } else { to = middle }

@@ -1,4 +1,4 @@
-//! Sweeps over ops: a window of a value is what a run of the whole value gives there.
+//! Sweeps over ops. A window of a value must equal the same positions of a run of the whole value.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,8 @@ const HEAD: &str = "program \"p\" ranks 2\ngroup @w world\narg %x: f32[12, 16]\n
     arg %g: f32[16]\narg %q: f32[2, 4, 12, 8]\narg %k: f32[2, 2, 10, 8]\narg %o: f32[2, 1, 10, 8]\narg %f: f32[2, 4, 10, 8]\n\
     arg %m: bool[12, 10]\narg %a: f32[4, 1, 10]\narg %p: i64[12, 1]\narg %i: i64[12, 3]\narg %c: f32[12, 8]\n";
 
-/// Programs of one result each, with every op whose windows reach its operands, and some whose windows do not.
+/// Programs with one result each. They cover every op whose windows reach its operands, and some ops whose
+/// windows do not.
 const PROGRAMS: &[&str] = &[
     "%z: f32[12, 16] = add %x, %r",
     "%z: f32[12, 16] = mul %g, %x",

@@ -1,9 +1,10 @@
 //! The walk over one planned program and the source.
 //!
-//! A planned value whose elements the source does not have is paired with the source's value of the same name and type, and
-//! their parts back to values that both programs have are compared. If the parts agree, the planned value counts as the source's
-//! from then on. Otherwise the value is *suspect*: a rewrite may have given an old name to another value, and a later value
-//! may agree again. It is a difference only if no later value agrees.
+//! A planned value whose elements the source does not have is paired with the source's value of the same name
+//! and type. Their parts back to values that both programs have are compared. If the parts agree, the planned
+//! value counts as the source's value from then on. Otherwise the value is *suspect*: a rewrite may have given
+//! an old name to another value, and a later value may agree again. It is a difference only if no later value
+//! agrees.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -17,15 +18,15 @@ use crate::number::{NumberedProgram, ValueNumbering, has_own_rounding};
 use crate::parts::{ComparisonState, PairedRegions, PartOutcome, ProgramPair};
 use crate::region::{ComparedRegion, MOST_NODES, find_region};
 
-/// How many values in a row may be suspect before the first of them is a difference.
+/// The number of suspect values in a row after which the first of them is reported as a difference.
 const MOST_SUSPECT: usize = 4;
-/// How often a part is extended by computing more of its leaves.
+/// The largest number of times that a part is extended by computing more of its leaves.
 const MOST_OPENED: usize = 12;
-/// A value that does not agree with that of its name.
+/// A planned value that does not agree with the source's value of the same name.
 struct SuspectValue {
     /// The number of suspect values in a row up to this one.
     depth: usize,
-    /// The value of the source that has its name.
+    /// The value of the source with the same name.
     of: ValueId,
     what: String,
     at: String,
@@ -40,12 +41,12 @@ pub(crate) struct ComparisonWalk<'a, 's> {
     in_source: HashSet<ElementClass>,
     in_planned: HashSet<ElementClass>,
     by_name: HashMap<&'a str, ValueId>,
-    /// Which ranks hold the same bits of the elements of each class of the source.
+    /// For each class of the source the ranks that hold the same bits of its elements.
     replication: HashMap<ElementClass, Replication>,
     suspects: HashMap<ValueId, SuspectValue>,
-    /// The classes that were taken as equal without a comparison.
+    /// The classes that were assumed to be equal without a comparison.
     assumed: HashSet<ElementClass>,
-    /// The first output that is computed from each planned value.
+    /// For each planned value the first output that is computed from it.
     feeds: EntityMap<ValueId, Option<usize>>,
     status: SourceStatus,
     shared: &'s mut ComparisonState,
@@ -101,7 +102,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
         for (k, (of_source, of_planned)) in self.source.graph.outputs.iter().zip(&planned.outputs).enumerate()
         {
-            let (s, p) = (of_source.value, of_planned.value);
+            let s = of_source.value;
+            let p = of_planned.value;
             if self.source.elements[s] != self.planned.elements[p] {
                 self.compare_values(s, p, Some(k));
             }
@@ -130,13 +132,13 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    /// Compares a planned value with one of the source. An output has to be that value.
+    /// Compares a planned value with a value of the source. An output must be equal to that value.
     fn compare_values(&mut self, s: ValueId, p: ValueId, output: Option<usize>) {
         let (verdict, at, regions) = self.examine(s, p, false);
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
         match verdict {
-            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, (verdict, &at)),
+            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &at),
             Verdict::Differs(_) if assumed => {
                 self.report_uncompared(p, "it is computed from a part that was not compared");
                 self.assume(s, p);
@@ -158,8 +160,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    /// Marks a planned value as equal to that of the source, after a comparison without a difference.
-    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, (verdict, at): (Verdict, &str)) {
+    /// Marks a planned value as equal to the source's value, after a comparison without a difference.
+    fn accept(&mut self, s: ValueId, p: ValueId, output: Option<usize>, verdict: Verdict, at: &str) {
         if let Verdict::Undecided(what) = verdict {
             let what = self.describe_difference(p, output, at, &what);
             self.shared.comparison.add_undecided(what);
@@ -187,8 +189,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         self.shared.comparison.add_uncompared(&format!("%{name}"), reason);
     }
 
-    /// Reports a difference at the first of the suspect values that a value is computed from; or marks the values as equal, if
-    /// a wider part of their computation agrees.
+    /// Reports a difference at the first suspect value from which a value is computed. If a wider part of the
+    /// computation agrees, marks the values as equal instead.
     fn resolve_suspect(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
         let mut first = first;
         for _ in 0..=MOST_SUSPECT {
@@ -197,13 +199,13 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             if !found.is_agreement() {
                 break;
             }
-            self.accept(of, first, output, (found, &at));
+            self.accept(of, first, output, found, &at);
             if first == p {
                 return;
             }
             let (found, at, regions) = self.examine(s, p, false);
             if found.is_agreement() {
-                return self.accept(s, p, output, (found, &at));
+                return self.accept(s, p, output, found, &at);
             }
             first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }
@@ -215,16 +217,17 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let what = self.describe_difference(first, output, &at, &what);
         self.shared.comparison.add_difference(what);
         self.status = SourceStatus::Different;
-        // Values that are computed from it are compared as if it were the source's.
+        // Values that are computed from the suspect value are compared as if it were the source's value.
         if let Some(of) = self.suspects.get(&first).map(|suspect| suspect.of) {
             self.mark_equal(of, first);
         }
         self.mark_equal(s, p);
     }
 
-    /// A difference, with the source's name of the output that it concerns.
+    /// Describes a difference, with the source's name of the output that it concerns.
     fn describe_difference(&self, p: ValueId, output: Option<usize>, at: &str, what: &str) -> String {
-        let (source, planned) = (self.source.graph, self.planned.graph);
+        let source = self.source.graph;
+        let planned = self.planned.graph;
         let name = planned.value_name(p);
         let of =
             output.or(self.feeds[p]).and_then(|k| Some((k, source.value_name(source.outputs.get(k)?.value))));
@@ -235,9 +238,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    /// Compares two values from values that both programs have. These are drawn independently, although equality may depend
-    /// on a relation between them. So if the two values differ, leaves that only one side reads are computed as well, and if
-    /// `thorough` the other leaves, one after another.
+    /// Compares two values, computed from values that both programs have. These are drawn independently,
+    /// although equality may depend on a relation between them. If the two values differ, leaves that only one
+    /// side reads are therefore computed as well. If `thorough`, the other leaves follow one by one.
     fn examine(
         &mut self,
         s: ValueId,
@@ -271,7 +274,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         (verdict, at, Some(first))
     }
 
-    /// The values before the same views of all elements: their axes are those that ops compute along.
+    /// The values before views of all elements that both sides have in common. Ops compute along the axes of
+    /// these values.
     fn strip_common_views(&self, mut s: ValueId, mut p: ValueId) -> (ValueId, ValueId) {
         loop {
             let node = |program: &NumberedProgram<'a>, v: ValueId| {
@@ -292,8 +296,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    /// The leaves of regions to compute next: those that only one side reads; else those of integers; else the last leaf, if
-    /// `thorough` or if only one side reads an input.
+    /// The leaves of regions to compute next. Leaves that only one side reads come first, then leaves of
+    /// integers. The last leaf follows if `thorough`, or if only one side reads an input.
     fn leaves_to_open(&self, regions: &PairedRegions, thorough: bool) -> Vec<ElementClass> {
         let leaves = |program: &NumberedProgram<'_>, region: &ComparedRegion| {
             let class = |&v: &ValueId| Some((program.elements[v].as_ref()?.class, v));
@@ -315,7 +319,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
         let computed: Vec<(ElementClass, ValueId)> =
             of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
-        // Masks and positions are made of integers that are related; floats hardly ever are.
+        // Masks and positions are made of related integers. Floats are hardly ever related.
         let whole = |&(_, v): &(ElementClass, ValueId)| !self.source.types[v].dtype.is_float();
         let integers: Vec<ElementClass> = computed.iter().copied().filter(whole).map(|(c, _)| c).collect();
         if !integers.is_empty() || !thorough && inputs.is_empty() {
@@ -363,7 +367,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             && (of(&self.source, &regions.of_source) || of(&self.planned, &regions.of_planned))
     }
 
-    /// Compares two regions at the selected sizes; the bucket and sizes of the difference.
+    /// Compares two regions at the selected sizes. Returns the verdict, and the bucket and sizes of a
+    /// difference.
     fn compare(&mut self, regions: &PairedRegions) -> (Verdict, String) {
         let programs = ProgramPair {
             source: &self.source,
@@ -380,7 +385,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         (outcome.verdict, outcome.at)
     }
 
-    /// Adds a part that agrees to the result.
+    /// Adds a part that was compared to the result.
     fn record_outcome(&mut self, regions: &PairedRegions, outcome: &PartOutcome) {
         self.status = self.status.max(SourceStatus::EqualByParts);
         let ComparisonState { comparison, parts, .. } = &mut *self.shared;

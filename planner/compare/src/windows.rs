@@ -1,7 +1,8 @@
-//! Windows: a few consecutive positions along the axes of a value, and which positions of its operands an op needs for them.
+//! Windows: a few consecutive positions along the axes of a value, and the positions of operands that an op
+//! needs for them.
 //!
-//! A window of a result is computed exactly, from windows of the operands where each position along an axis is computed
-//! by itself. Along other axes the op computes all positions, and the result is cut afterwards.
+//! A window of a result is computed exactly. Along axes whose positions are computed independently, windows of
+//! the operands suffice. Along other axes the op computes all positions, and the result is cut afterwards.
 
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::{Dim, Op};
@@ -15,7 +16,7 @@ pub struct AxisSpan {
 /// The positions along each axis of a value; `None` for all.
 pub type ValueWindow = Vec<Option<AxisSpan>>;
 
-/// How an op computes a window of its result.
+/// The computation of a window of an op's result.
 #[derive(Clone, Debug)]
 pub struct WindowedOp {
     pub op: Op,
@@ -24,7 +25,7 @@ pub struct WindowedOp {
     pub computed: ValueWindow,
 }
 
-/// A window with spans of whole axes as `None`.
+/// The window with `None` for spans that cover a whole axis.
 pub fn normalized(window: ValueWindow, shape: &[i64]) -> ValueWindow {
     let whole = |span: &AxisSpan, extent: i64| span.start == 0 && span.count >= extent;
     window.into_iter().zip(shape).map(|(span, &extent)| span.filter(|s| !whole(s, extent))).collect()
@@ -34,7 +35,7 @@ pub fn window_extents(window: &ValueWindow, shape: &[i64]) -> Vec<i64> {
     window.iter().zip(shape).map(|(span, &extent)| span.map_or(extent, |s| s.count)).collect()
 }
 
-/// An op over a window of its results, which all have this shape. Dims of the op are numbers.
+/// An op over a window of its results, which all have this shape. All dims of the op are numbers.
 pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWindow) -> WindowedOp {
     let all = || operands.iter().map(|x| vec![None; x.len()]).collect::<Vec<ValueWindow>>();
     let whole = || WindowedOp { op: op.clone(), operands: all(), computed: vec![None; shape.len()] };
@@ -90,7 +91,8 @@ impl WindowPusher<'_> {
         self.window.iter().enumerate().map(|(a, span)| span.filter(|_| !axes.contains(&a))).collect()
     }
 
-    /// An op whose operands broadcast to its result and whose positions are independent, except along some axes.
+    /// An op whose operands broadcast to its result and whose positions are independent, except along some
+    /// axes.
     fn push_broadcast(&self, except: &[usize]) -> WindowedOp {
         let computed = self.window_without_axes(except);
         let operands = self.operands.iter().map(|x| aligned(x, self.shape, &computed)).collect();
@@ -114,7 +116,8 @@ impl WindowPusher<'_> {
     fn push_matmul(&self) -> Option<WindowedOp> {
         let &[x, y] = self.operands else { return None };
         let row = self.shape.len().checked_sub(2)?;
-        let (of_x, of_y) = (x.len().checked_sub(2)?, y.len().checked_sub(2)?);
+        let of_x = x.len().checked_sub(2)?;
+        let of_y = y.len().checked_sub(2)?;
         let mut windows = [aligned(x, self.shape, self.window), aligned(y, self.shape, self.window)];
         windows[0][of_x] = self.window[row];
         windows[0][of_x + 1] = None;
@@ -158,7 +161,7 @@ impl WindowPusher<'_> {
         })
     }
 
-    /// Axes that stay in front and at the end are read at the same position.
+    /// Leading and trailing axes with equal extents are read at the same position.
     fn push_reshape(&self) -> Option<WindowedOp> {
         let &[x] = self.operands else { return None };
         let shape = self.shape;
@@ -198,14 +201,18 @@ impl WindowPusher<'_> {
     /// Attention over a window of its result in its own order of axes.
     fn push_attention(&self, op: &Op, window: ValueWindow, shape: Vec<i64>) -> Option<WindowedOp> {
         let Op::Attention { scale, cap, bounds, sink, log_sum_exp: false } = op else { return None };
-        let (rank, heads) = (shape.len(), shape.len().checked_sub(3)?);
+        let rank = shape.len();
+        let heads = shape.len().checked_sub(3)?;
         let parts = AttentionOperands::from_operands(bounds, *sink, self.operands)?;
-        let (q, k, v) = (*parts.q, *parts.k, *parts.v);
+        let q = *parts.q;
+        let k = *parts.k;
+        let v = *parts.v;
         if [q, k, v].iter().any(|x| x.len() != rank) {
             return None;
         }
-        let (row, feature) = (rank - 2, rank - 1);
-        // Several heads of queries for each of several heads of keys stay together.
+        let row = rank - 2;
+        let feature = rank - 1;
+        // If several heads of queries share one head of keys, they stay together.
         let grouped = k[heads] != q[heads] && k[heads] != 1 || v[heads] != k[heads];
         let mut computed = window;
         if grouped {
@@ -220,10 +227,10 @@ impl WindowPusher<'_> {
             vec![aligned(q, &shape, &rows), aligned(k, &shape, &leading), aligned(v, &shape, &leading)];
         operands[0][feature] = None;
         operands[2][feature] = computed[feature];
-        // Keys and values have an axis of their own in place of the rows.
+        // In keys and values, the axis of keys takes the place of the rows.
         operands[1][row] = None;
         operands[2][row] = None;
-        // What else is read broadcasts to the scores: its last axis is that of the keys.
+        // The other operands broadcast to the scores. Their last axis is that of the keys.
         for x in self.operands.iter().skip(3) {
             let mut of_rows = aligned(x, &shape, &rows);
             if let Some(last) = of_rows.last_mut() {
@@ -241,9 +248,10 @@ impl WindowPusher<'_> {
     }
 }
 
-/// The window of an operand whose axes broadcast to those of a result, aligned at the last.
+/// The window of an operand whose axes broadcast to those of a result, aligned at the last axis.
 fn aligned(x: &[i64], shape: &[i64], window: &ValueWindow) -> ValueWindow {
-    let (own, rank) = (x.len(), shape.len());
+    let own = x.len();
+    let rank = shape.len();
     let one = |axis: usize| {
         let to = (axis + rank).checked_sub(own)?;
         if x[axis] == shape[to] && x[axis] != 1 { window[to] } else { None }

@@ -1,50 +1,56 @@
-//! Blocks, and their lifetimes over sections.
+//! Blocks of memory, and their lifetimes.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block {
-    /// The first instant at which it is alive.
+    /// The first instant at which the block is alive.
     pub start: usize,
-    /// The first instant at which it is not alive any more. With `end <= start` the lifetime wraps: it is
-    /// alive at all instants from `start` on and at all instants before `end`.
+    /// The first instant at which the block is no longer alive. With `end <= start` the lifetime wraps: the
+    /// block is alive from `start` on and at all instants before `end`.
     pub end: usize,
     pub size: u64,
-    /// Its offset is a multiple of this; 0 counts as 1.
+    /// The offset must be a multiple of this. 0 counts as 1.
     pub align: u64,
-    /// Where it must lie, if that is given.
+    /// The required offset, if it is given.
     pub offset: Option<u64>,
 }
 
 impl Block {
-    /// A block that is alive over `start..end`, of any offset.
+    /// A block that is alive over `start..end` and may have any offset.
     pub fn new(start: usize, end: usize, size: u64) -> Self {
         Block { start, end, size, align: 1, offset: None }
     }
 }
 
-/// Lifetimes over sections: the instants whose sets of live blocks are in no other's. Two blocks are alive together
-/// exactly if they share a section. Blocks of no size are in none.
+/// The lifetimes of blocks over *sections*: the instants whose set of live blocks is not contained in that of
+/// another instant. Two blocks are alive together exactly if they share a section. Blocks of size 0 are in no
+/// section.
 pub(crate) struct BlockSpans {
     pub sections: usize,
-    /// Up to two half-open ranges a block; the second one is empty unless the lifetime wraps.
+    /// Up to two half-open ranges per block. The second range is empty unless the lifetime wraps.
     pub ranges: Vec<[(u32, u32); 2]>,
 }
 
 impl BlockSpans {
     pub fn new(blocks: &[Block]) -> Self {
         let times = SectionIndex::new(blocks);
-        let at = |t| times.sections_before(t);
-        let parts = blocks
+        let ranges = blocks
             .iter()
-            .map(|b| match b.start < b.end {
-                _ if b.size == 0 => [(at(b.start), at(b.start)), (0, 0)],
-                true => [(at(b.start), at(b.end)), (0, 0)],
-                false => [(at(b.start), times.count), (0, at(b.end))],
+            .map(|b| {
+                let start = times.sections_before(b.start);
+                let end = times.sections_before(b.end);
+                if b.size == 0 {
+                    [(start, start), (0, 0)]
+                } else if b.start < b.end {
+                    [(start, end), (0, 0)]
+                } else {
+                    [(start, times.count), (0, end)]
+                }
             })
             .collect();
-        BlockSpans { sections: times.count as usize, ranges: parts }
+        BlockSpans { sections: times.count as usize, ranges }
     }
 
-    /// The half-open ranges of a block that are not empty.
+    /// The non-empty half-open ranges of a block.
     pub fn ranges_of(&self, block: usize) -> impl Iterator<Item = (usize, usize)> + use<'_> {
         self.ranges[block].iter().filter(|p| p.0 < p.1).map(|p| (p.0 as usize, p.1 as usize))
     }
@@ -72,11 +78,11 @@ impl BlockSpans {
     }
 }
 
-/// How many sections come before each instant.
+/// The number of sections before each instant.
 struct SectionIndex {
-    /// The instants at which something starts or ends, where they are far apart.
+    /// The instants at which a lifetime starts or ends. Empty if instants are dense.
     sorted: Vec<usize>,
-    /// The number of sections before each of these, or before each instant.
+    /// The number of sections before each entry of `sorted`, or before each instant if `sorted` is not used.
     before: Vec<u32>,
     count: u32,
 }
@@ -97,14 +103,15 @@ impl SectionIndex {
         let instants = if sorted.is_empty() { last + 1 } else { sorted.len() };
         let mut times = SectionIndex { sorted, before: vec![0; instants], count: 0 };
         for b in blocks.iter().filter(|b| b.size > 0) {
-            let (start, end) = (times.instant_index(b.start), times.instant_index(b.end));
+            let start = times.instant_index(b.start);
+            let end = times.instant_index(b.end);
             times.before[start] |= Self::STARTS;
             times.before[end] |= Self::ENDS;
             if b.end <= b.start && b.end > 0 {
                 times.before[0] |= Self::STARTS;
             }
         }
-        // A section is the last start before an end, and the end of time ends all.
+        // A section is the last start before an end. The end of time ends all lifetimes.
         let mut open = 0;
         for t in &mut times.before {
             let marks = *t;
@@ -129,7 +136,7 @@ impl SectionIndex {
     }
 }
 
-/// Whether all blocks of some size are alive over one range of instants and may lie anywhere.
+/// Whether no block with a size has a wrapped lifetime or a given offset.
 pub(crate) fn has_plain_lifetimes(blocks: &[Block]) -> bool {
     blocks.iter().all(|b| b.size == 0 || (b.start < b.end && b.offset.is_none()))
 }

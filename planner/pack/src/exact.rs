@@ -1,19 +1,21 @@
-//! Exact search: is there a packing of at most this peak?
+//! Exact search: decides whether there is a packing with at most a given peak.
 //!
-//! Blocks are looked at in *sections*, as lifetimes are counted in. Stacked blocks make a
-//! skyline over the sections, and a *niche* is a stretch of it with higher neighbours on both sides. What starts at
-//! the bottom of a niche lies within it, so one section of a niche asks one question: which of its blocks rests on
-//! the bottom there, or does none? The answers exclude each other, and any niche may be asked first; the search
-//! ([`search`]) asks where it has failed most. Every packing can be pushed down until each block rests on the
-//! ground or on another, so nothing is lost. What follows from an answer is worked out by [`skyline`].
+//! Blocks are stacked over *sections*, the same units that count lifetimes. The stacked blocks form a skyline
+//! over the sections. A *niche* is a stretch of the skyline with higher neighbours on both sides. A block that
+//! starts at the bottom of a niche lies within it. A section of a niche therefore poses one question: which
+//! block rests on the bottom there, if any? The answers exclude each other, and any niche may be asked first.
+//! The search ([`search`]) asks where it has failed most often. Every packing can be pushed down until each
+//! block rests on the ground or on another block, so the search misses no packing. [`skyline`] derives the
+//! consequences of an answer.
 //!
-//! Turns of growing length start anew with other ranks of the blocks and other ways to choose the section; what has
-//! failed is remembered, and so is where. All limits are numbers of placements: the search never looks at a clock.
+//! The search restarts in turns of growing length, with other ranks of the blocks and other rules to choose the
+//! section. It remembers failed states and the sections where they failed. All limits are numbers of
+//! placements. The search never reads a clock.
 //!
-//! Sizes are whole units, so that numbers are short; of very many units, sizes are rounded up, by less than a millionth of
-//! their sum each.
+//! Sizes are whole units, so that numbers stay small. If there would be too many units, sizes are rounded up,
+//! each by less than a millionth of their sum.
 //!
-//! Not here: wrapped lifetimes and given offsets.
+//! Deliberately absent: wrapped lifetimes and given offsets.
 
 mod problem;
 mod search;

@@ -1,33 +1,36 @@
-//! Packing: offsets for memory blocks of known sizes and lifetimes, so that blocks that are alive together
-//! do not overlap, with a small peak. The problem is known as dynamic storage allocation.
+//! Packing: finds offsets for memory blocks of known sizes and lifetimes, so that blocks that are alive
+//! together do not overlap and the peak is small. The problem is known as dynamic storage allocation.
 //!
 //! # The model
-//! Time is a row of instants. A [`Block`] is alive over a half-open range of them, or, when its range
-//! wraps, from its start through the end of time and on from the beginning to its end, as in a program
-//! that runs again and again. Peak and bound of a wrapped block count at all its instants; it has one
-//! offset.
+//! Time is a sequence of instants. A [`Block`] is alive over a half-open range of them. If its range wraps, it
+//! is alive from its start through the end of time, and from the beginning to its end, as in a program that
+//! runs repeatedly. A wrapped block has one offset, and counts in peak and bound at all its instants.
 //!
-//! The *bound* is the largest sum of sizes alive at one instant; no packing has a lower peak. Blocks with a
+//! The *bound* is the largest sum of sizes alive at one instant. No packing has a lower peak. Blocks with a
 //! given offset stay there and count in both.
 //!
 //! # The method
-//! First come two sweeps through time, away from the instant of the bound (`sweep.rs`): a packing in little time, often
-//! at the bound where that is a peak in time. Then blocks are placed one after another into the lowest (first fit) or
-//! tightest (best fit) gap that is free for their whole lifetime. A portfolio of orders is tried, led by the blocks that
-//! are alive at the instants of the bound: at one instant they stack without gaps, and everything else lies to the left
-//! or to the right of it. An order ends where it cannot be the best any more. Where a budget for it is given and the
-//! problem is small, an exact search then tries peaks between the bound and the best so far; elsewhere, rounds that
-//! promote the blocks that stuck out follow. The search ends at the bound or when its budgets are spent; it never looks
-//! at a clock, so equal problems give equal offsets.
+//! 1. Two sweeps through time start at the instant of the bound (`sweep.rs`). They give a packing in little
+//!    time, often at the bound if the load peaks there.
+//! 2. Blocks are placed one after another into the lowest gap (first fit) or the tightest gap (best fit) that
+//!    is free for their whole lifetime. A portfolio of orders is tried. An order starts with the blocks that are
+//!    alive at the instants of the bound: at one instant they stack without gaps, and all other blocks lie
+//!    before or after it. An order ends early if it cannot become the best.
+//! 3. If the problem is small and has a budget for it, an exact search tries peaks between the bound and the
+//!    best so far. Otherwise, rounds follow that promote the blocks that end above the goal.
 //!
-//! Stretches of time that no lifetime connects are packed one by one, those of one shape once.
+//! The search ends at the bound or when its budgets are spent. It never reads a clock, so equal problems give
+//! equal offsets.
 //!
-//! Time is cut into *sections*, the instants whose sets of live blocks are in no other's. Free gaps come from a segment
-//! tree over the sections whose nodes hold unions of offset ranges. There are no lists of overlapping pairs, so memory
-//! stays near `n log n`; so does time, unless thousands of gaps lie between the blocks of one instant: what is read of
-//! them counts as work.
+//! Stretches of time that no lifetime connects are packed separately, and those of equal shape once.
 //!
-//! Not here: the choice of an order of operators.
+//! # Data structures
+//! Time is divided into *sections*: the instants whose set of live blocks is not contained in that of another
+//! instant. A segment tree over the sections finds free gaps. Its nodes hold unions of offset ranges. There are
+//! no lists of overlapping pairs, so memory stays near `n log n`. Time does too, unless thousands of gaps lie
+//! between the blocks of one instant. Reading gaps counts as work.
+//!
+//! Deliberately absent: the choice of an order of operators.
 
 mod block;
 mod exact;
@@ -51,20 +54,20 @@ pub use verify::{VerifiedPacking, VerifyError, verify};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Config {
-    /// The number of block placements after which no further order is tried. The first packing and the first order come
-    /// before.
+    /// The number of block placements after which no further order is tried. The sweeps and the first order
+    /// always run.
     pub work: u64,
     pub rounds: u64,
-    /// A peak at most this fraction above the bound ends the search.
+    /// The search ends at a peak at most this fraction above the bound.
     pub enough: f64,
     /// The number of block placements of the exact search, for problems that are small enough for it.
     pub exact: u64,
-    /// A peak at most this ends the search too.
+    /// The search also ends at a peak of at most this.
     pub capacity: Option<u64>,
 }
 
 impl Config {
-    /// A search that takes its time: seconds on hard problems.
+    /// A configuration for a long search: seconds on hard problems.
     pub fn thorough() -> Self {
         Config { work: 1_000_000, rounds: 32, exact: 400_000, ..Config::default() }
     }
@@ -86,7 +89,8 @@ pub struct Packing {
     /// The blocks that are alive at the first instant of the bound, in order of their index.
     pub at_bound: Vec<usize>,
     pub order: &'static str,
-    /// The number of block placements that the search made; what else it read is counted in these as well.
+    /// The number of block placements that the search made. Other reads are converted into placements and
+    /// included.
     pub work: u64,
 }
 
@@ -94,14 +98,14 @@ pub struct Packing {
 pub enum PackError {
     #[error("blocks {first} and {second} have given offsets, are alive together and overlap")]
     Overlap { first: usize, second: usize },
-    #[error("block {block} is given offset {offset}, which is no multiple of its alignment {align}")]
+    #[error("block {block} is given offset {offset}, expected a multiple of its alignment {align}")]
     Misaligned { block: usize, offset: u64, align: u64 },
     /// The sizes add up to more than 2^62 bytes.
     #[error("the sizes of the blocks add up to more than 2^62 bytes")]
     TooLarge,
 }
 
-/// Fails for given offsets that contradict each other or an alignment, and for sizes beyond 2^62 bytes.
+/// Fails if given offsets contradict each other or an alignment, or if the sizes exceed 2^62 bytes.
 pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     let reach = blocks.iter().try_fold(0u64, |sum, b| {
         sum.checked_add(b.size)?
@@ -132,13 +136,13 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
             (packing.peak, packing.offsets, packing.order) = found;
         }
     }
-    // The searches do not look at blocks of no size.
+    // The searches skip blocks of size 0.
     let given = |b: &Block| b.offset.filter(|_| b.size == 0);
     packing.offsets.iter_mut().zip(blocks).for_each(|(offset, b)| *offset = given(b).unwrap_or(*offset));
     Ok(packing)
 }
 
-/// Packs the parts of a problem one by one, with shares of the budgets.
+/// Packs the parts of a problem separately, with shares of the budgets.
 fn pack_parts(
     blocks: &[Block],
     spans: &BlockSpans,
@@ -147,7 +151,8 @@ fn pack_parts(
     goal: u64,
     packing: &mut Packing,
 ) -> Result<(), PackError> {
-    let (mut offsets, mut known) = (vec![0; blocks.len()], parts::PartOffsets::default());
+    let mut offsets = vec![0; blocks.len()];
+    let mut known = parts::PartOffsets::default();
     for part in parts {
         known.place_part(blocks, spans, &part, &mut offsets, |own| {
             let share = |budget: u64| (u128::from(budget) * own.len() as u128 / blocks.len() as u128) as u64;
@@ -166,7 +171,7 @@ fn pack_parts(
     Ok(())
 }
 
-/// Packs blocks that no instant parts. The work stands beside the result.
+/// Packs blocks that form one part. Returns the work together with the result.
 fn pack_connected(
     blocks: &[Block],
     spans: &BlockSpans,
@@ -178,7 +183,7 @@ fn pack_connected(
     let swept = sweep::sweep(blocks, spans, loads);
     let mut best: Option<FoundPacking> = swept.map(|(peak, offsets)| (peak, offsets, "away from the bound"));
     let swept = if best.is_some() { blocks.len() as u64 } else { 0 };
-    // Nothing is given where there is a sweep.
+    // A sweep exists only if no offset is given, so there are no given offsets to check.
     if let Some(found) = best.take_if(|b| b.0 <= goal) {
         return Ok((found, swept));
     }
@@ -188,8 +193,9 @@ fn pack_connected(
     search.try_orders(orders.by_ref().take(FIRST_ORDERS), &mut best, goal);
     let mut more = 0;
     if let Some(found) = best.take_if(|b| b.0 > goal && config.exact > 0) {
-        let refined = refine::refine(blocks, spans, found, (max_load(loads).0, goal), config.exact);
-        (best, more) = (Some(refined.0), refined.1);
+        let (refined, work) = refine::refine(blocks, spans, found, max_load(loads).0, goal, config.exact);
+        best = Some(refined);
+        more = work;
     }
     search.try_orders(orders, &mut best, goal);
     let mut best = best.unwrap_or_default();
@@ -214,7 +220,7 @@ fn max_load(loads: &[u64]) -> (u64, Option<usize>) {
     best
 }
 
-/// The number of orders that come before an exact search.
+/// The number of orders that are tried before an exact search.
 const FIRST_ORDERS: usize = 2;
 
 /// The number of offset ranges read or moved that counts as one placement.
@@ -224,7 +230,7 @@ struct OrderSearch<'a> {
     blocks: &'a [Block],
     spans: &'a BlockSpans,
     occupancy: Occupancy,
-    /// The blocks placed and the ranges read in search of their gaps.
+    /// The placed blocks, plus the ranges that were read in search of their gaps.
     placed: u64,
     passed: u64,
     budget: u64,
@@ -233,7 +239,7 @@ struct OrderSearch<'a> {
 }
 
 impl<'a> OrderSearch<'a> {
-    /// After some placements, with a budget for these and more.
+    /// A search after `placed` placements, with a budget that includes them.
     fn new(blocks: &'a [Block], spans: &'a BlockSpans, placed: u64, budget: u64) -> Self {
         let occupancy = Occupancy::new(spans.sections);
         OrderSearch { blocks, spans, occupancy, placed, passed: 0, budget, ordered: false }
@@ -243,12 +249,13 @@ impl<'a> OrderSearch<'a> {
         self.placed + (self.passed + self.occupancy.moved) / RANGES
     }
 
-    /// Whether the budget has no room for one more order.
+    /// Whether the budget does not allow one more order.
     fn spent(&self) -> bool {
         self.work() + self.blocks.len() as u64 > self.budget
     }
 
-    /// Tries these orders until one reaches the goal or the budget is spent; the first of all is always tried.
+    /// Tries these orders until one reaches the goal or the budget is spent. The very first order is always
+    /// tried.
     fn try_orders(
         &mut self,
         mut orders: impl Iterator<Item = PlacementOrder>,
@@ -256,19 +263,21 @@ impl<'a> OrderSearch<'a> {
         goal: u64,
     ) {
         while best.as_ref().is_none_or(|b| b.0 > goal) && !(self.ordered && self.spent()) {
-            // An order is made only where it is tried: they are large.
+            // Orders are large, so each is made only when it is tried.
             let Some(order) = orders.next() else { break };
             self.ordered = true;
             let limit = best.as_ref().map(|b| b.0);
-            let (fit, name) = (order.fit, order.name);
+            let fit = order.fit;
+            let name = order.name;
             if let Some((peak, offsets)) = self.place(&order.sequence(), fit, limit) {
                 *best = Some((peak, offsets, name));
             }
         }
     }
 
-    /// Places all blocks in this sequence, given offsets first; returns the peak and the offsets. With a limit, nothing
-    /// if the peak is not below it, or once it takes twice the work that it should and the budget is spent.
+    /// Places all blocks in this sequence, blocks with given offsets first. Returns the peak and the offsets.
+    /// Returns nothing if the peak is not below `limit`, or if the budget is spent and the order takes twice
+    /// the expected work.
     fn place(&mut self, sequence: &[u32], fit: FitRule, limit: Option<u64>) -> Option<(u64, Vec<u64>)> {
         let most = self.budget.max(self.work() + 2 * self.blocks.len() as u64);
         self.occupancy.clear();
@@ -317,8 +326,8 @@ impl<'a> OrderSearch<'a> {
         }
     }
 
-    /// Repeats from the best packing so far: blocks that end above the goal move to the front, each round
-    /// adding to their weight, until the goal or the budget is reached.
+    /// Improves the best packing in rounds. Blocks that end above the goal gain weight and move to the front,
+    /// until the goal or the budget is reached.
     fn promote(&mut self, mut best: FoundPacking, goal: u64) -> FoundPacking {
         let mut weight = vec![0u32; self.blocks.len()];
         let mut offsets = best.1.clone();
@@ -329,7 +338,7 @@ impl<'a> OrderSearch<'a> {
                     weight[b] += 1;
                 }
             }
-            // Within a weight, from the bottom of the last packing up.
+            // Blocks of equal weight keep the order of their offsets in the last packing.
             sequence.sort_by_key(|&b| (std::cmp::Reverse(weight[b as usize]), offsets[b as usize], b));
             let Some((peak, next)) = self.place(&sequence, FitRule::First, Some(u64::MAX)) else { break };
             offsets = next;
@@ -340,14 +349,16 @@ impl<'a> OrderSearch<'a> {
         best
     }
 
-    /// Given offsets do not overlap.
+    /// Checks that given offsets do not overlap.
     fn check_fixed_offsets(&mut self) -> Result<(), PackError> {
         let given: Vec<usize> = (0..self.blocks.len()).filter(|&b| self.blocks[b].offset.is_some()).collect();
         for (i, &b) in given.iter().enumerate() {
-            let (block, offset) = (&self.blocks[b], self.blocks[b].offset.unwrap_or(0));
+            let block = &self.blocks[b];
+            let offset = self.blocks[b].offset.unwrap_or(0);
             if self.occupancy.occupied_during(self.spans.ranges_of(b)).blocks_range(offset, block.size) {
                 let touches = |&&a: &&usize| {
-                    let (from, other) = (self.blocks[a].offset.unwrap_or(0), &self.blocks[a]);
+                    let from = self.blocks[a].offset.unwrap_or(0);
+                    let other = &self.blocks[a];
                     from < offset + block.size
                         && offset < from + other.size
                         && self

@@ -1,11 +1,12 @@
-//! Which offsets are taken over a range of instants: a segment tree over time.
+//! The offsets that are taken over a range of instants, as a segment tree over time.
 //!
-//! A node stands for a range of instants. It holds two unions of offset ranges: those taken for the whole
-//! of its range by blocks that cover it (`cover`), and those taken at some instant of it (`any`). A block
-//! adds itself to the cover of O(log n) nodes and to the `any` of these and their ancestors, up to one that has
-//! its range already: then the ancestors have it too. What is taken at some instant of a query range is the union of
-//! `any` at the nodes that tile it and of `cover` at their ancestors: O(log n) unions. In a dense packing most of a
-//! union is one range from the ground up, which lies in the node itself, so short lifetimes touch little memory.
+//! A node represents a range of instants. It holds two unions of offset ranges: `cover` has those that blocks
+//! take over the whole range, and `any` has those that are taken at some instant of the range. A block adds
+//! itself to the cover of O(log n) nodes, and to the `any` of these and of their ancestors, up to the first
+//! that contains the range already. Higher ancestors then contain it too. The offsets taken at some instant of
+//! a query range are the union of `any` at the nodes that tile the range and of `cover` at their ancestors:
+//! O(log n) unions. In a dense packing most of a union is one range from the ground up, which is stored in the
+//! node itself, so short lifetimes access little memory.
 
 use smallvec::SmallVec;
 
@@ -13,12 +14,13 @@ use smallvec::SmallVec;
 struct RangeUnion {
     /// The end of the range that starts at 0.
     ground: u64,
-    /// The other ranges: sorted, apart from each other and from the ground. Most nodes of short stretches have two at most.
+    /// The other ranges, sorted and disjoint from each other and from the ground. Most nodes of short stretches
+    /// have at most two.
     rest: SmallVec<[(u64, u64); 2]>,
 }
 
 impl RangeUnion {
-    /// Adds a range; whether it was not in the union before.
+    /// Adds a range. Returns whether the union changed.
     fn add_range(&mut self, from: u64, to: u64) -> bool {
         if from <= self.ground {
             if to <= self.ground {
@@ -53,18 +55,19 @@ impl RangeUnion {
 }
 
 pub struct Occupancy {
-    /// The number of leaves, a power of two; node 1 is the root, node `i` has the children `2i`, `2i + 1`.
+    /// The number of leaves, a power of two. Node 1 is the root, and node `i` has the children `2i` and `2i +
+    /// 1`.
     leaves: usize,
     any: Vec<RangeUnion>,
-    /// Of the nodes that are no leaves: what is taken at a leaf is taken for the whole of it.
+    /// The covers of inner nodes. A leaf needs none, because ranges taken at a leaf are taken for all of it.
     cover: Vec<RangeUnion>,
     used: Vec<u32>,
-    /// The number of ranges in the way of those added so far: at most these were moved.
+    /// The number of existing ranges that insertions met. At most this many were moved.
     pub moved: u64,
 }
 
 impl Occupancy {
-    /// Nothing taken over `instants` instants.
+    /// An empty tree over `instants` instants.
     pub fn new(instants: usize) -> Self {
         let leaves = instants.next_power_of_two().max(1);
         let nodes = |count| vec![RangeUnion::default(); count];
@@ -80,9 +83,10 @@ impl Occupancy {
         }
     }
 
-    /// Takes the offsets `low..high` over the instants `from..to`.
+    /// Marks the offsets `low..high` as taken over the instants `from..to`.
     pub fn occupy(&mut self, from: usize, to: usize, low: u64, high: u64) {
-        let (mut l, mut r) = (from + self.leaves, to + self.leaves);
+        let mut l = from + self.leaves;
+        let mut r = to + self.leaves;
         while l < r {
             if l % 2 == 1 {
                 self.occupy_node(l, low, high);
@@ -112,11 +116,12 @@ impl Occupancy {
         }
     }
 
-    /// What is taken at some instant of these half-open ranges.
+    /// The offsets that are taken at some instant of these half-open ranges.
     pub fn occupied_during(&self, ranges: impl Iterator<Item = (usize, usize)>) -> OccupiedOffsets<'_> {
         let mut taken = OccupiedOffsets { solid: 0, unions: Unions::new(), passed: 0 };
         for (from, to) in ranges {
-            let (mut l, mut r) = (from + self.leaves, to + self.leaves);
+            let mut l = from + self.leaves;
+            let mut r = to + self.leaves;
             while l < r {
                 if l % 2 == 1 {
                     taken.add_union(&self.any[l]);
@@ -128,9 +133,10 @@ impl Occupancy {
                 }
                 (l, r) = (l / 2, r / 2);
             }
-            // Ancestors of the first and the last instant; those inside the range cover less than the
-            // tiles above them already tell.
-            let (mut l, mut r) = ((from + self.leaves) / 2, (to - 1 + self.leaves) / 2);
+            // Visits the ancestors of the first and the last instant. Ancestors inside the range cover no more
+            // than the tiles above them.
+            let mut l = (from + self.leaves) / 2;
+            let mut r = (to - 1 + self.leaves) / 2;
             while l > 0 {
                 taken.add_union(&self.cover[l]);
                 if r != l {
@@ -143,11 +149,11 @@ impl Occupancy {
     }
 }
 
-/// Unions of ranges, each sorted, of which those passed are cut off.
+/// Sorted unions of ranges, without the ranges that were passed.
 type Unions<'a> = SmallVec<[&'a [(u64, u64)]; 32]>;
 
 pub struct OccupiedOffsets<'a> {
-    /// All is taken below this.
+    /// All offsets below this are taken.
     solid: u64,
     unions: Unions<'a>,
     /// The number of ranges read so far.
@@ -162,7 +168,7 @@ impl<'a> OccupiedOffsets<'a> {
         }
     }
 
-    /// Whether some of `offset..offset + size` is taken.
+    /// Whether part of `offset..offset + size` is taken.
     pub fn blocks_range(mut self, offset: u64, size: u64) -> bool {
         self.solid > offset || self.free_from(offset, size, 1) != offset
     }
@@ -172,7 +178,7 @@ impl<'a> OccupiedOffsets<'a> {
         self.free_from(self.solid, size, align)
     }
 
-    /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, the lowest of
+    /// The start of the smallest gap that holds `size` bytes at a multiple of `align`, and the lowest among
     /// equals. The open space above everything counts as the largest gap.
     pub fn tightest_gap(&mut self, size: u64, align: u64) -> u64 {
         let mut best: Option<(u64, u64)> = None;
@@ -191,7 +197,8 @@ impl<'a> OccupiedOffsets<'a> {
         best.map_or(offset, |b| b.1)
     }
 
-    /// The lowest multiple of `align` from `from` on at which `size` bytes are free. Passes what ends there or below.
+    /// The lowest multiple of `align` at or above `from` at which `size` bytes are free. Passes ranges that end
+    /// at or below it.
     fn free_from(&mut self, from: u64, size: u64, align: u64) -> u64 {
         self.unions.retain(|u| u.last().is_some_and(|r| r.1 > from));
         let mut offset = from;

@@ -4,7 +4,7 @@ use crate::block::{Block, BlockSpans};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FitRule {
-    /// The lowest.
+    /// The lowest gap.
     First,
     Best,
 }
@@ -24,7 +24,7 @@ impl PlacementOrder {
     }
 }
 
-/// The orders to try, the most promising first. They are made one by one, as the search asks for them.
+/// The orders to try, the most promising first. They are made one by one, on demand.
 pub fn portfolio<'a>(
     blocks: &'a [Block],
     spans: &'a BlockSpans,
@@ -33,7 +33,7 @@ pub fn portfolio<'a>(
     let last = blocks.iter().map(|b| b.start.max(b.end)).max().unwrap_or(0);
     let length = |b: &Block| if b.start < b.end { b.end - b.start } else { last - b.start + b.end };
     let lengths: Vec<u64> = blocks.iter().map(|b| length(b) as u64).collect();
-    // How many instants of the bound there are before each.
+    // For each instant the number of instants of the bound before it.
     let bound = loads.iter().max();
     let mut before = vec![0u32];
     before.extend(loads.iter().scan(0, |sum, load| {
@@ -84,7 +84,7 @@ pub fn portfolio<'a>(
     })
 }
 
-/// The largest load during each block's life, by a tree of maxima over time.
+/// The largest load during each block's lifetime, by a tree of maxima over time.
 pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> {
     let leaves = loads.len();
     let mut tree = [&vec![0; leaves], loads].concat();
@@ -92,7 +92,9 @@ pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> 
         tree[node] = tree[2 * node].max(tree[2 * node + 1]);
     }
     let over = |(from, to): (usize, usize)| {
-        let (mut l, mut r, mut most) = (from + leaves, to + leaves, 0);
+        let mut l = from + leaves;
+        let mut r = to + leaves;
+        let mut most = 0;
         while l < r {
             if l % 2 == 1 {
                 most = most.max(tree[l]);
@@ -109,5 +111,5 @@ pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> 
     (0..blocks).map(|b| spans.ranges_of(b).map(over).max().unwrap_or(0)).collect()
 }
 
-/// A peak, its offsets and the name of the order that gave them.
+/// A peak, its offsets, and the name of the order that gave them.
 pub(crate) type FoundPacking = (u64, Vec<u64>, &'static str);

@@ -1,7 +1,7 @@
-//! Problems that fall into parts: stretches of time that no lifetime connects are packed one by one, and those of the
-//! same shape once.
+//! Divides a problem into parts: stretches of time that no lifetime connects. Parts are packed separately, and
+//! parts of equal shape once.
 //!
-//! Not here: wrapped lifetimes, which connect the ends of time, and given offsets.
+//! Deliberately absent: wrapped lifetimes, which connect both ends of time, and given offsets.
 
 use std::collections::HashMap;
 
@@ -10,12 +10,13 @@ use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 /// Start and end within the part, size and alignment.
 type Shape = (u32, u32, u64, u64);
 
-/// The blocks of each part, in order of time and, within a part, of their index. Nothing if there is but one.
+/// The blocks of each part. Parts are in order of time, and the blocks of a part in order of their index.
+/// `None` if there is only one part.
 pub fn split_into_parts(blocks: &[Block], spans: &BlockSpans) -> Option<Vec<Vec<u32>>> {
     if !has_plain_lifetimes(blocks) {
         return None;
     }
-    // How many lifetimes go on at each section, by differences; then the number of the part.
+    // The number of lifetimes that continue at each section, by differences. Afterwards the number of the part.
     let mut change = vec![0i32; spans.sections + 1];
     for [(from, to), _] in spans.ranges.iter().filter(|[(from, to), _]| from < to) {
         change[*from as usize + 1] += 1;
@@ -40,14 +41,14 @@ pub fn split_into_parts(blocks: &[Block], spans: &BlockSpans) -> Option<Vec<Vec<
     (parts.len() > 1).then_some(parts)
 }
 
-/// Offsets of parts by their shapes.
+/// The offsets of parts, by their shapes.
 #[derive(Default)]
 pub struct PartOffsets {
     offsets: HashMap<Vec<Shape>, Vec<u64>>,
 }
 
 impl PartOffsets {
-    /// Puts the offsets of a part where they belong: those of an earlier part of its shape, or what `pack` makes of it.
+    /// Stores the offsets of a part: those of an earlier part of its shape, or the result of `pack`.
     pub fn place_part<E>(
         &mut self,
         blocks: &[Block],

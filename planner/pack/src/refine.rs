@@ -1,30 +1,31 @@
-//! Lower and lower peaks by exact search, for problems that are small enough for it.
+//! Lowers the peak by exact search, for problems that are small enough.
 //!
-//! The first peak that is tried lies near the bound, where an answer is quickly found; then the goal is tried and, by
-//! halving, what lies between it and the best so far; all that again with more work until the goal is reached, or
-//! shown to be out of reach, or the budget is spent.
+//! The first peak to try lies near the bound, where an answer is found quickly. Then the search tries the goal
+//! and bisects the range between the goal and the best peak so far. This repeats with more work per trial until
+//! the goal is reached or proven impossible, or the budget is spent.
 
 use super::exact::{ExactAnswer, ExactProblem, ExactSearch};
 use crate::block::{Block, BlockSpans};
 use crate::orders::FoundPacking;
 
-/// The largest problem for exact search.
+/// The largest number of blocks for exact search.
 const BLOCKS: usize = 1_200;
 
-/// The work with which each peak is tried first, in all and for each block.
+/// The work with which each peak is tried first: a constant, and an amount per block.
 const FIRST_TRIAL: u64 = 4_000;
 const FIRST_TRIAL_EACH: u64 = 16;
 
-/// The part of the bound that the first peak lies above it.
+/// The first peak lies above the bound by the bound divided by this.
 const NEAR: u64 = 20;
 
-/// Improves `best` within a budget of work. The work done stands beside the result; it is none if the problem is not of
-/// the kind that is searched.
+/// Improves `best` within a budget of work. Returns the work together with the result. Returns no work if the
+/// problem is too large or of another kind.
 pub fn refine(
     blocks: &[Block],
     spans: &BlockSpans,
     best: FoundPacking,
-    (bound, goal): (u64, u64),
+    bound: u64,
+    goal: u64,
     budget: u64,
 ) -> (FoundPacking, u64) {
     let Some(exact) = ExactProblem::new(blocks, spans, BLOCKS) else {
@@ -41,7 +42,7 @@ pub fn refine(
         if trials.least == goal {
             trials.run(&mut at_goal, goal, work);
         }
-        // Nothing was found below this in this round.
+        // No packing below this peak was found in this round.
         let mut low = trials.least.max(goal + 1);
         while low < trials.best.0 && trials.can_continue() {
             let peak = low + (trials.best.0 - low) / 2;
@@ -65,12 +66,12 @@ struct ExactTrials<'a> {
 }
 
 impl ExactTrials<'_> {
-    /// Whether there is something to look for, and work left for it.
+    /// Whether a better peak is possible and work is left.
     fn can_continue(&self) -> bool {
         self.best.0 > self.least && self.spent < self.budget
     }
 
-    /// Continues the search for a peak by this many steps; whether it was reached.
+    /// Continues the search for a peak by this many steps. Returns whether it was reached.
     fn run(&mut self, search: &mut ExactSearch<'_>, peak: u64, steps: u64) -> bool {
         let before = search.work();
         let answer = search.run(search.steps() + steps, before + self.budget - self.spent);

@@ -1,14 +1,15 @@
-//! A first packing in little time: two sweeps through time, away from the instant of the bound.
+//! A first packing in little time: two sweeps through time, starting at the instant of the bound.
 //!
-//! The blocks alive at the bound are stacked, the earliest at the bottom. From there one sweep goes to the end of time
-//! and one, mirrored, to its beginning: blocks that end give their bytes back, those that start take the tightest gap,
-//! and in it the side whose neighbour ends at about the same time as they do, so that gaps merge. The gaps are kept by
-//! size and the live blocks as a list by offset: a block costs O(log n) however many are alive.
+//! The blocks alive at the bound are stacked, the earliest at the bottom. One sweep goes to the end of time,
+//! and one, mirrored, to its beginning. Blocks that end free their bytes, and blocks that start take the
+//! tightest gap. Within the gap they take the side whose neighbour ends at about the same time, so that gaps
+//! merge. The gaps are sorted by size, and the live blocks form a list by offset. A block costs O(log n),
+//! regardless of the number of live blocks.
 //!
-//! Large traces are often packed at the bound by this alone. Where sizes vary and the load is high for long, gaps
-//! stay between blocks, and orders that do not follow time do better.
+//! Large traces are often packed at the bound by this alone. If sizes vary and the load stays high for long,
+//! gaps remain between blocks, and orders that do not follow time give better packings.
 //!
-//! Not here: wrapped lifetimes and given offsets.
+//! Deliberately absent: wrapped lifetimes and given offsets.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -18,7 +19,7 @@ use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 /// The number of gaps that are tried for a block before one is taken that has room for any alignment.
 const TRIED: usize = 16;
 
-/// The peak and the offsets, if there are neither wrapped lifetimes nor given offsets.
+/// The peak and the offsets. `None` if there are wrapped lifetimes or given offsets.
 pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64, Vec<u64>)> {
     if !has_plain_lifetimes(blocks) {
         return None;
@@ -42,9 +43,10 @@ pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64
 struct SweepPacker<'a, L> {
     blocks: &'a [Block],
     offsets: &'a mut [u64],
-    /// The lifetime of a block as this sweep sees it.
+    /// The lifetime of each block in the direction of this sweep.
     life: L,
-    /// The neighbours of each live block by offset. Behind the blocks stand the ground below all and the sky above all.
+    /// The neighbours of each live block by offset. Two extra entries after the blocks represent the ground
+    /// below all blocks and the open space above all.
     below: Vec<u32>,
     above: Vec<u32>,
     /// The gaps between live blocks: size, offset and the block below.
@@ -55,12 +57,13 @@ struct SweepPacker<'a, L> {
 impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
     fn new(blocks: &'a [Block], offsets: &'a mut [u64], life: L) -> Self {
         let n = blocks.len();
-        let (mut below, mut above) = (vec![0; n + 2], vec![0; n + 2]);
+        let mut below = vec![0; n + 2];
+        let mut above = vec![0; n + 2];
         (above[n], below[n + 1]) = (n as u32 + 1, n as u32);
         SweepPacker { blocks, offsets, life, below, above, gaps: BTreeSet::new(), peak: 0 }
     }
 
-    /// Stacks the first blocks and places the others, which start later; the peak.
+    /// Stacks the first blocks and places the others, which start later. Returns the peak.
     fn run(mut self, stack: &[u32], mut births: Vec<u32>) -> u64 {
         for &b in stack {
             self.put_on_top(b);
@@ -82,7 +85,7 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
         self.peak
     }
 
-    /// Puts a block into the tightest gap, or above all.
+    /// Places a block into the tightest gap, or above all blocks.
     fn place(&mut self, b: u32) {
         let Block { size, align, .. } = self.blocks[b as usize];
         let align = align.max(1);
@@ -93,11 +96,11 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
             return self.put_on_top(b);
         };
         let end = (self.life)(b).1;
-        let apart = |other: u32| match (other as usize) < self.blocks.len() {
-            true => (self.life)(other).1.abs_diff(end),
-            false => u32::MAX,
+        let distance_of_ends = |other: u32| {
+            let is_block = (other as usize) < self.blocks.len();
+            if is_block { (self.life)(other).1.abs_diff(end) } else { u32::MAX }
         };
-        let top = apart(self.above[under as usize]) < apart(under);
+        let top = distance_of_ends(self.above[under as usize]) < distance_of_ends(under);
         self.insert_above(
             b,
             under,
@@ -110,7 +113,7 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
         self.insert_above(b, under, self.top(under).next_multiple_of(self.blocks[b as usize].align.max(1)));
     }
 
-    /// Puts a block at an offset in the gap above another.
+    /// Inserts a block at an offset in the gap above another block.
     fn insert_above(&mut self, b: u32, under: u32, at: u64) {
         if let Some(gap) = self.gap(under) {
             self.gaps.remove(&gap);
@@ -125,7 +128,8 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
     }
 
     fn remove(&mut self, b: u32) {
-        let (under, over) = (self.below[b as usize], self.above[b as usize]);
+        let under = self.below[b as usize];
+        let over = self.above[b as usize];
         for gap in [self.gap(under), self.gap(b)].into_iter().flatten() {
             self.gaps.remove(&gap);
         }
@@ -142,7 +146,7 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
         self.blocks.get(b as usize).map_or(0, |block| self.offsets[b as usize] + block.size)
     }
 
-    /// The gap above a live block, if there is one under another.
+    /// The gap above a live block, if another block lies above it and leaves a gap.
     fn gap(&self, under: u32) -> Option<(u64, u64, u32)> {
         let start = self.top(under);
         let end = *self.offsets.get(self.above[under as usize] as usize)?;

@@ -1,10 +1,11 @@
-//! Packing problems as the published CSV: a header, then one buffer a line.
+//! Packing problems as the published CSV format: a header, then one buffer per line.
 //!
-//! The columns `id`, `lower`, `upper` and `size` may stand in any order; lifetimes are half-open. Older files
-//! have `start` and `end`, the end inclusive. `alignment` and `offset` are honoured (an empty offset or -1 is
-//! none); other columns are read over. What is written has half-open lifetimes.
+//! The columns `id`, `lower`, `upper` and `size` may come in any order, and lifetimes are half-open. Older
+//! files have `start` and `end` with an inclusive end. `alignment` and `offset` are honoured, and an empty
+//! offset or -1 means none. Other columns are ignored. Tables are written with half-open lifetimes.
 //!
-//! Not here: quoted cells, wrapped lifetimes, and minimalloc's gaps: a buffer with gaps is alive throughout.
+//! Deliberately absent: quoted cells, wrapped lifetimes, and minimalloc's gaps. A buffer with gaps is taken to
+//! be alive throughout.
 
 use std::collections::HashMap;
 use std::ops::Index;
@@ -13,14 +14,14 @@ use thiserror::Error;
 
 use crate::block::Block;
 
-/// Buffers by name.
+/// A packing problem whose buffers have names.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BlockTable {
     pub ids: NameList,
     pub blocks: Vec<Block>,
 }
 
-/// Names, one behind the other in one text: a million of them are short.
+/// Names, concatenated in one text, which saves memory for a million of them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct NameList {
     text: String,
@@ -52,11 +53,11 @@ pub enum TableError {
     Empty,
     #[error("line 1: found the columns {found}; expected {missing} among them")]
     Column { found: String, missing: &'static str },
-    #[error("line 1: the column {0} stands there twice")]
+    #[error("line 1: the column {0} occurs twice")]
     Repeated(String),
     #[error("line {line}: found {found} cells, expected {expected} as in the header")]
     Cells {
-        /// The line, from 1.
+        /// The line number, from 1.
         line: usize,
         found: usize,
         expected: usize,
@@ -66,7 +67,7 @@ pub enum TableError {
         line: usize,
         column: &'static str,
         found: String,
-        /// What it may hold.
+        /// The values that the cell may hold.
         expected: &'static str,
     },
     #[error("line {line}: the lifetime {lower}..{upper} is empty, expected lower < upper")]
@@ -76,7 +77,7 @@ pub enum TableError {
         /// The end, exclusive.
         upper: usize,
     },
-    #[error("line {line}: found the id {id} again, after line {first}; expected ids that differ")]
+    #[error("line {line}: the id {id} occurs already in line {first}, expected unique ids")]
     Id { line: usize, id: String, first: usize },
 }
 
@@ -85,7 +86,7 @@ struct TableColumns {
     id: usize,
     start: usize,
     end: usize,
-    /// Whether the end is the last instant and not the one after it.
+    /// Whether the end is the last instant instead of the instant after it.
     inclusive: bool,
     size: usize,
     alignment: Option<usize>,
@@ -128,8 +129,10 @@ impl BlockTable {
         table.ids.ends.reserve(most);
         table.blocks.reserve(most);
         let mut seen: HashMap<&str, usize> = HashMap::new();
-        // As long as ids are longer than the one before, or as long and higher, as numbers that ascend are, they differ.
-        let (mut ascending, mut last) = (true, "");
+        // Ids are unique as long as each is longer than the one before, or equally long and greater, as
+        // ascending numbers are.
+        let mut ascending = true;
+        let mut last = "";
         let mut cells: Vec<&str> = Vec::new();
         for (line, row) in rows(text) {
             split(row, &mut cells);
@@ -156,7 +159,7 @@ impl BlockTable {
         Ok(table)
     }
 
-    /// The table with these offsets, as text.
+    /// Writes the table with these offsets.
     pub fn write(&self, offsets: &[u64]) -> String {
         let aligned = self.blocks.iter().any(|b| b.align > 1);
         let mut out = String::from(if aligned {
@@ -180,7 +183,7 @@ impl BlockTable {
     }
 }
 
-/// The lines below the header with something on them, and their numbers.
+/// The non-empty lines below the header, with their numbers.
 fn rows(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.lines()).skip(1).filter(|(_, line)| !line.trim().is_empty())
 }
@@ -195,7 +198,7 @@ fn split<'t>(line: &'t str, cells: &mut Vec<&'t str>) {
     cells.push(line[from..].trim());
 }
 
-/// Appends a number, without the cost of a formatter, which shows where there are millions.
+/// Appends a number without a formatter, whose cost is noticeable for millions of numbers.
 fn push_number(out: &mut String, mut number: u64) {
     let mut digits = [b'0'; 20];
     let mut first = digits.len() - 1;
@@ -223,7 +226,8 @@ fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Bl
     let given = columns.offset.filter(|&at| !matches!(cells[at], "" | "-1"));
     let align = columns.alignment.map(|at| number(at, "alignment", "a positive integer")).transpose()?;
     if let (Some(0), Some(at)) = (align, columns.alignment) {
-        let (column, expected) = ("alignment", "a positive integer");
+        let column = "alignment";
+        let expected = "a positive integer";
         return Err(TableError::Cell { line, column, found: cells[at].into(), expected });
     }
     Ok(Block {

@@ -1,11 +1,11 @@
-//! Lifetimes in, offsets out.
+//! Tests of packings: lifetimes in, expected offsets out.
 
 use proptest::prelude::*;
 
 use super::exact::{ExactAnswer, ExactProblem};
 use super::*;
 
-/// Packs blocks written `start..end: size`, one a word; `@offset` gives an offset.
+/// Packs blocks written as words `start..end:size`. A suffix `@offset` gives an offset.
 fn offsets(text: &str) -> Vec<u64> {
     packed(text).offsets
 }
@@ -98,7 +98,7 @@ fn blocks_at_the_bound_are_reported() {
 
 #[test]
 fn blocks_at_any_instant_of_the_bound_come_first() {
-    // The bound is reached at 1 and at 5; the largest of the others is not alive then.
+    // The bound is reached at 1 and at 5. The largest of the other blocks is not alive then.
     let b = blocks("0..3:1 1..2:9 4..7:6 5..6:4 8..9:9");
     let spans = BlockSpans::new(&b);
     let loads = spans.loads(&b);
@@ -124,7 +124,7 @@ fn nothing_packs_into_nothing() {
 
 #[test]
 fn a_problem_that_time_orders_is_packed_by_one_sweep() {
-    // Away from the bound at 2, on either side: gaps merge again, and the last block finds one as large as itself.
+    // On either side of the bound at 2, gaps merge again, and the last block finds a gap of its own size.
     let p = packed("0..4:4 1..3:4 2..6:4 3..5:3 4..6:4 6..8:12 0..1:8 3..4:1");
     assert_eq!((p.peak, p.work, p.order), (12, 8, "away from the bound"));
     verify(&blocks("0..4:4 1..3:4 2..6:4 3..5:3 4..6:4 6..8:12 0..1:8 3..4:1"), &p.offsets)
@@ -133,7 +133,8 @@ fn a_problem_that_time_orders_is_packed_by_one_sweep() {
 
 #[test]
 fn a_sweep_keeps_alignments_where_many_gaps_are_tight() {
-    // When half of the small ones end, they leave more gaps of 16 bytes, 8 above a multiple of 16, than are tried.
+    // When half of the small blocks end, they leave more gaps of 16 bytes than are tried, at 8 above a multiple
+    // of 16.
     let mut b = vec![Block::new(0, 5, 4104)];
     b.extend((0..40).map(|i| Block::new(0, if i % 2 == 0 { 5 } else { 9 }, 16)));
     b.extend((0..40).map(|_| Block { align: 16, ..Block::new(5, 9, 16) }));
@@ -151,9 +152,9 @@ fn a_sweep_keeps_alignments_where_many_gaps_are_tight() {
 fn parts_of_one_shape_are_packed_once() {
     let p = packed("0..2:8 1..3:4 1..2:2 7..9:2 6..8:8 7..9:4 20..21:5");
     let alike = [p.offsets[0] == p.offsets[4], p.offsets[1] == p.offsets[5]];
-    // Two parts in which the same blocks meet, though one of them ends later, and a third one.
+    // Two parts in which the same blocks overlap in time, although one of them ends later, and a third part.
     assert_eq!((p.bound, p.peak, p.work, alike, p.offsets[6]), (14, 14, 4, [true; 2], 0));
-    // In the second part two of the blocks do not meet.
+    // In the second part two of the blocks do not overlap in time.
     let p = packed("0..2:8 1..3:4 1..2:2 7..9:2 6..8:8 8..9:4 20..21:5");
     assert_eq!((p.bound, p.peak, p.work), (14, 14, 7));
     let p = packed("0..2:8 1..3:4 1..2:2 7..8:2 6..8:8 7..9:4");
@@ -163,7 +164,8 @@ fn parts_of_one_shape_are_packed_once() {
 
 #[test]
 fn blocks_of_no_size_do_not_keep_others_from_being_packed_in_parts() {
-    // One wraps and has a given offset; the other lies between two equal parts.
+    // In the first problem one block wraps and has a given offset. In the second one lies between two equal
+    // parts.
     let p = packed("0..2:8 1..3:4 0..0:0@64 2..8:0 7..9:8 8..10:4");
     assert_eq!((p.bound, p.peak, p.work), (12, 12, 3));
     assert_eq!((p.offsets[2], &p.offsets[4..]), (64, &p.offsets[..2]));
@@ -200,7 +202,7 @@ proptest! {
 
     #[test]
     fn parts_make_a_packing(lives in prop::collection::vec((0usize..6, 1usize..4, 0u64..9), 1..12), copies in 1usize..4) {
-        // Copies one behind the other, their blocks in turn.
+        // Copies one after another, with their blocks interleaved.
         let block = |(i, &(start, length, size)): (usize, &(usize, usize, u64)), copy: usize| {
             let start = 9 * copy + start;
             Block { align: 1 + i as u64 % 3, ..Block::new(start, start + length, size) }
@@ -208,7 +210,8 @@ proptest! {
         let blocks: Vec<Block> =
             lives.iter().enumerate().flat_map(|l| (0..copies).map(move |copy| block(l, copy))).collect();
         let once: Vec<Block> = lives.iter().enumerate().map(|l| block(l, 0)).collect();
-        let (p, one) = (pack(&blocks, &Config::default()).expect("packs"), pack(&once, &Config::default()).expect("packs"));
+        let p = pack(&blocks, &Config::default()).expect("packs");
+        let one = pack(&once, &Config::default()).expect("packs");
         prop_assert_eq!(verify(&blocks, &p.offsets), Ok(VerifiedPacking { peak: p.peak, bound: p.bound }));
         prop_assert_eq!((p.peak, p.bound), (one.peak, one.bound));
     }
@@ -267,7 +270,7 @@ fn what_is_no_table_is_refused_with_its_line() {
         ("b,-1,1,8,1", "line 3: lower is \"-1\", expected an integer from 0 to 2^62 - 1"),
         ("b,0,1,8,0", "line 3: alignment is \"0\", expected a positive integer"),
         ("b,1,1,8,1", "line 3: the lifetime 1..1 is empty, expected lower < upper"),
-        ("a,0,1,8,1", "line 3: found the id a again, after line 2; expected ids that differ"),
+        ("a,0,1,8,1", "line 3: the id a occurs already in line 2, expected unique ids"),
     ] {
         assert_eq!(body(line), message);
     }
@@ -284,7 +287,7 @@ fn ids_differ_whether_they_ascend_or_not() {
         Err(TableError::Id { line, id, first }) => (id, first, line),
         other => panic!("{ids}: {other:?}"),
     };
-    // A dash is an empty line.
+    // A dash marks an empty line.
     assert_eq!(again("0 - 3 7 - 3"), ("3".into(), 4, 7));
     assert_eq!(again("5 5"), ("5".into(), 2, 3));
     assert_eq!(again("a 5 a"), ("a".into(), 2, 4));
@@ -321,7 +324,7 @@ fn the_sweep_finds_what_is_no_packing() {
 proptest! {
     #[test]
     fn exact_search_agrees_with_all_orders(
-        // Small sizes often fit without waste; of large ones, little is wasted compared with the capacity.
+        // Small sizes often fit without waste. With large sizes, little is wasted compared with the capacity.
         blocks in prop_oneof![problem(6), problem(200)]
     ) {
         let least = least_peak(&blocks, &mut vec![None; blocks.len()]);
@@ -344,7 +347,7 @@ fn problem(most: u64) -> impl Strategy<Value = Vec<Block>> {
     prop::collection::vec(block, 0..7)
 }
 
-/// The least peak: every packing can be pushed down into one that first fit makes in some order.
+/// The smallest peak. Every packing can be pushed down into one that first fit makes in some order.
 fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
     let mut best = u64::MAX;
     for b in 0..blocks.len() {
@@ -382,7 +385,8 @@ fn exact_search_counts_how_long_lives_are() {
         search.work()
     };
     // There are three times as many blocks, and the long ones are twenty times as long.
-    let (short, long) = (work(30), work(600));
+    let short = work(30);
+    let long = work(600);
     assert!(long > 6 * short, "{short} {long}");
 }
 
@@ -404,14 +408,14 @@ fn exact_search_is_for_problems_that_it_knows() {
         let b = blocks(text);
         assert!(ExactProblem::new(&b, &BlockSpans::new(&b), 2).is_none(), "{text}");
     }
-    // Sizes that are many units are rounded up to larger ones, unless an alignment is no multiple of these.
+    // Sizes that are many units are rounded up to larger units, unless an alignment is not a multiple of these.
     let mut b = blocks("0..1:1 0..2:70368744177665");
     let exact = ExactProblem::new(&b, &BlockSpans::new(&b), 2).expect("a problem");
     let ExactAnswer::Found(offsets) = exact.search(71 << 40).run(9, 9) else { panic!("there is room") };
     assert!(verify(&b, &offsets).is_ok_and(|v| v.peak <= 71 << 40));
     b[0].align = 6;
     assert!(ExactProblem::new(&b, &BlockSpans::new(&b), 2).is_none());
-    // With no budget it says that it does not know.
+    // With no budget the answer is that it is unknown.
     let b = blocks("0..1:1 0..1:1");
     let exact = ExactProblem::new(&b, &BlockSpans::new(&b), 2).expect("a problem");
     assert_eq!(exact.search(2).run(0, 0), ExactAnswer::Open);

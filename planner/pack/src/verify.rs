@@ -1,7 +1,7 @@
-//! Whether offsets are a packing, by a sweep over time that knows nothing of how they were found.
+//! Verifies that offsets are a packing, by a sweep over time that is independent of the search.
 //!
-//! Blocks enter a map of what is alive, sorted by offset, at their start and leave it at their end; a block
-//! that enters may touch neither neighbour. The sum of what is in the map gives the bound anew.
+//! At its start a block enters a map of the live blocks, sorted by offset, and at its end it leaves the map. A
+//! block that enters may overlap neither neighbour. The largest sum of the sizes in the map is the bound.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct VerifiedPacking {
 
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum VerifyError {
-    #[error("{found} offsets, expected one for each of {blocks} blocks")]
+    #[error("found {found} offsets, expected one for each of {blocks} blocks")]
     Count { found: usize, blocks: usize },
     #[error("blocks {first} and {second} are alive together and overlap")]
     Overlap {
@@ -25,7 +25,9 @@ pub enum VerifyError {
         first: usize,
         second: usize,
     },
-    #[error("block {block} lies at {offset}, where neither its alignment nor its given offset puts it")]
+    #[error(
+        "block {block} lies at {offset}, expected a multiple of its alignment and its given offset, if any"
+    )]
     Misplaced { block: usize, offset: u64 },
 }
 
@@ -33,10 +35,11 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<VerifiedPacking, Veri
     if blocks.len() != offsets.len() {
         return Err(VerifyError::Count { found: offsets.len(), blocks: blocks.len() });
     }
-    // At one instant, what ends leaves before what starts enters.
+    // At one instant, blocks that end leave before blocks that start enter.
     let mut events: Vec<(usize, bool, u32)> = Vec::with_capacity(2 * blocks.len());
     for (b, block) in blocks.iter().enumerate() {
-        let (offset, align) = (offsets[b], block.align.max(1));
+        let offset = offsets[b];
+        let align = block.align.max(1);
         if offset % align != 0 || block.offset.is_some_and(|given| given != offset) {
             return Err(VerifyError::Misplaced { block: b, offset });
         }
@@ -52,16 +55,18 @@ pub fn verify(blocks: &[Block], offsets: &[u64]) -> Result<VerifiedPacking, Veri
     }
     events.sort_unstable();
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
-    let (mut load, mut found) = (0, VerifiedPacking::default());
+    let mut load = 0;
+    let mut found = VerifiedPacking::default();
     for (_, starts, b) in events {
         let b = b as usize;
-        let (from, to) = (offsets[b], offsets[b] + blocks[b].size);
+        let from = offsets[b];
+        let to = offsets[b] + blocks[b].size;
         if !starts {
             alive.remove(&from);
             load -= blocks[b].size;
             continue;
         }
-        // All in the map lie apart, so only the highest that starts below can touch.
+        // All blocks in the map are disjoint, so only the highest one that starts below can overlap.
         if let Some((&low, &a)) = alive.range(..to).next_back()
             && low + blocks[a].size > from
         {

@@ -1,4 +1,4 @@
-//! The estimated time of a bucket: the plan's own steps, lanes and waits, in the time of a machine profile.
+//! The estimated time of a bucket: the plan's own steps, lanes and waits, with the times of a machine profile.
 
 use indexmap::IndexMap;
 use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate_timeline};
@@ -12,11 +12,11 @@ use crate::{Bucket, ExitBarrier, Lane, ParsedProgram, ResolveError, StepNodes};
 pub struct BucketEstimate {
     /// From the start of the first step to the end of the last.
     pub total_us: f64,
-    /// What all computation takes alone.
+    /// The time of all computation without communication.
     pub compute_us: f64,
-    /// The rest: communication that nothing hides, and what communication slows computation down by.
+    /// The rest: communication that nothing overlaps, and the slowdown of computation by communication.
     pub exposed_us: f64,
-    /// Each step that communicates, in order.
+    /// All steps that communicate, in order.
     pub communication: Vec<CommunicationEstimate>,
 }
 
@@ -25,17 +25,17 @@ pub struct CommunicationEstimate {
     pub step: usize,
     /// The node of its collective or custom op.
     pub node: NodeId,
-    /// Its time alone, in microseconds.
+    /// The time of the step alone, in microseconds.
     pub us: f64,
-    /// How much longer the run takes because of it, in microseconds.
+    /// The increase of the run's time because of the step, in microseconds.
     pub exposed_us: f64,
-    /// How long computation runs beside it, in microseconds.
+    /// The time in which computation runs concurrently with the step, in microseconds.
     pub overlapped_us: f64,
 }
 
 impl ParsedProgram {
-    /// The estimated time of a run of `bucket`, of a checked plan, at the upper ends of its ranges. Fails if the bucket
-    /// has other symbols or names a step that does not exist.
+    /// The estimated time of one run of `bucket` of a checked plan, at the upper bounds of its symbols. Fails
+    /// if the bucket has other symbols or names a step that does not exist.
     pub fn estimate(
         &self,
         bucket: &Bucket,
@@ -44,8 +44,8 @@ impl ParsedProgram {
         self.estimate_within(bucket, profile, &self.resolve_symbols(bucket)?)
     }
 
-    /// The estimated time of a run of `bucket` at these sizes, by the names of the symbols; symbols that are not among them
-    /// have the upper ends of their ranges.
+    /// The estimated time of one run of `bucket` at these sizes, by the names of the symbols. Symbols without a
+    /// size are at their upper bounds.
     pub fn estimate_at(
         &self,
         bucket: &Bucket,
@@ -61,7 +61,7 @@ impl ParsedProgram {
         self.estimate_within(bucket, profile, &symbols)
     }
 
-    /// The estimated time at the upper ends of these ranges.
+    /// The estimated time at the upper bounds of these symbols.
     fn estimate_within(
         &self,
         bucket: &Bucket,
@@ -97,7 +97,7 @@ impl ParsedProgram {
                 compute += timed.time;
                 continue;
             };
-            // On the compute lane nothing else runs meanwhile.
+            // Nothing else runs concurrently with a collective in the compute lane.
             let exposed = if timed.communicates { exposed[step] } else { timed.time };
             communication.push(CommunicationEstimate {
                 step,
@@ -107,7 +107,8 @@ impl ParsedProgram {
                 overlapped_us: us(overlapped[step]),
             });
         }
-        let (total_us, compute_us) = (us(total), us(compute));
+        let total_us = us(total);
+        let compute_us = us(compute);
         Ok(BucketEstimate {
             total_us,
             compute_us,
@@ -126,13 +127,15 @@ impl ParsedProgram {
         memory.step_traffic(&self.graph, run.nodes(), reads, run.results(self).into_iter())
     }
 
-    /// Whether the operand `k` of a node lies where the result has its elements: all of the result, or a piece of a concatenation.
+    /// Whether operand `k` of a node lies at the bytes of its elements in the result: all of the result, or its
+    /// piece of a concatenation.
     fn is_in_place(&self, node: NodeId, k: usize, bucket: &Bucket, symbols: &SymbolTable) -> Option<bool> {
         let graph = &self.graph;
         let Node { op, inputs, outputs } = &graph.nodes[node];
         let (&operand, &result) = (inputs.get(k)?, outputs.first()?);
         let place = |v: ValueId| bucket.places.get(graph.value_name(v));
-        let (of, to) = (place(self.base(operand))?, place(result)?);
+        let of = place(self.base(operand))?;
+        let to = place(result)?;
         let Op::Concat { axis } = *op else {
             return Some((of.memory, &of.offset) == (to.memory, &to.offset));
         };
@@ -148,7 +151,7 @@ impl ParsedProgram {
         Some(start(of)? + inner == start(to)? + before)
     }
 
-    /// The first node of a step that communicates, if one does.
+    /// The first node of a step that communicates, if any.
     fn communication_node(&self, run: StepNodes) -> Option<NodeId> {
         run.nodes().find(|&n| match self.graph.nodes[n].op {
             Op::Collective(_) => true,
@@ -162,7 +165,7 @@ fn is_unit_extent(dim: &Dim) -> bool {
     dim.as_const() == Some(1)
 }
 
-/// A dim at the upper ends of the ranges.
+/// A dim at the upper bounds of the symbols, at least 1.
 fn upper_size(dim: &Dim, symbols: &SymbolTable) -> u64 {
     u64::try_from(dim.upper_bound(symbols).max(1)).unwrap_or(u64::MAX)
 }

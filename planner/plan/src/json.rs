@@ -1,11 +1,10 @@
 //! The plan as JSON.
 //!
-//! Writing is canonical: equal plans give equal bytes, so [`Plan::hash`] identifies a plan. Lines break
-//! down to the entries of a bucket's tables, one step, buffer or place a line, so that plans can be
-//! compared with line tools.
+//! Writing is canonical: equal plans give equal bytes, so [`Plan::hash`] identifies a plan. Every entry of a
+//! bucket's tables (a step, a buffer, a place) is on its own line, so that line-based tools can compare plans.
 //!
-//! Reading refuses other versions, unknown fields and missing fields by name. It checks the form alone;
-//! that indices exist and memory is safe is the business of the check.
+//! Reading rejects other versions, unknown fields and missing fields, with their names. It checks the form
+//! only. The plan check verifies that indices exist and that memory is safe.
 
 use std::io;
 
@@ -26,15 +25,15 @@ pub enum PlanReadError {
         line: usize,
         /// The column, from 1.
         column: usize,
-        /// What is wrong, naming the field.
+        /// The problem, with the name of the field.
         message: String,
     },
 }
 
-/// What became of plans of an older version.
+/// A hint about plans of an older version.
 fn legacy_version_hint(version: u64) -> &'static str {
     match version {
-        1 => ", where the variant `packets` is called `ll`: compile the program again",
+        1 => ", in which the variant `packets` is called `ll`; compile the program again",
         _ => "",
     }
 }
@@ -81,7 +80,7 @@ pub fn sha256_hex(bytes: &[u8]) -> String {
 
 fn format_error(error: serde_json::Error) -> PlanReadError {
     let text = error.to_string();
-    // serde_json appends the position, which stands in fields of its own here.
+    // serde_json appends the position, which has its own fields here.
     let message = match text.rfind(" at line ") {
         Some(at) => text[..at].to_string(),
         None => text,
@@ -89,10 +88,10 @@ fn format_error(error: serde_json::Error) -> PlanReadError {
     PlanReadError::Form { line: error.line(), column: error.column(), message }
 }
 
-/// Breaks lines down to this depth of nesting: plan, buckets, bucket, table.
+/// The nesting depth to which lines are broken: plan, buckets, bucket, table.
 const DEPTH: usize = 4;
 
-/// The formatter behind [`Plan::to_json`].
+/// The formatter of [`Plan::to_json`].
 #[derive(Default)]
 struct PlanFormatter {
     depth: usize,

@@ -1,10 +1,12 @@
-//! The plan: what the planner writes, what the check proves and what a runtime executes.
+//! The plan: the planner writes it, the plan check verifies it, and a runtime executes it.
 //!
-//! A [`Plan`] is the plan as it is written (`wire.rs`, as JSON in `json.rs`): it names programs, values, nodes and
-//! groups by text, so that it can be kept, compared and read elsewhere. A [`ParsedPlan`] has its programs as graphs
-//! (`read.rs`), each read once, when it is asked for; against those whoever works with it resolves what it says
-//! (`resolve.rs`): ids, dims and dispatches. What a bucket takes by a machine profile is in `estimate.rs`.
+//! A [`Plan`] is the wire form (`wire.rs`, as JSON in `json.rs`). It refers to programs, values, nodes and
+//! groups by text, so that it can be stored, compared and read elsewhere. A [`ParsedPlan`] holds the programs
+//! as graphs (`read.rs`); each is parsed once, on first use. Code that works with a plan resolves its names
+//! against these graphs (`resolve.rs`): ids, dims and dispatches. `estimate.rs` estimates the time of a bucket
+//! with a machine profile.
 //!
+//! How plans are made, and whether they are safe, belongs to other crates.
 //! Not here: how plans are made, and whether they are safe.
 
 mod estimate;

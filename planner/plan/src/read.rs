@@ -1,4 +1,4 @@
-//! A plan whose programs are read: what the check leaves behind and what runs.
+//! A plan with its programs as graphs. The plan check returns it, and runtimes execute it.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -10,8 +10,7 @@ use thiserror::Error;
 
 use crate::{ParsedProgram, Plan, ProgramReadError};
 
-/// A plan as it is written, with its programs as graphs: each is read once, by whoever asks for it first. A clone shares
-/// all of it.
+/// A plan with its programs as graphs. Each program is parsed once, on first use. Clones share everything.
 #[derive(Clone, Debug)]
 pub struct ParsedPlan {
     plan: Arc<Plan>,
@@ -19,27 +18,28 @@ pub struct ParsedPlan {
     programs: Arc<[OnceLock<Result<ParsedProgram, ProgramReadError>>]>,
 }
 
-/// A text of a plan that is no program.
+/// A text in a plan that is no valid program, or a missing program.
 #[derive(Clone, PartialEq, Debug, Error)]
 pub enum PlanProgramError {
     #[error("the imported program of the plan: {0}")]
     Source(ParseError),
     #[error("program {0} of the plan: {1}")]
     Program(usize, ProgramReadError),
-    /// A planned program that the plan does not have.
+    /// The plan has no program with this index.
     #[error("the plan has no program {0}")]
     Missing(usize),
 }
 
 impl ParsedPlan {
-    /// Reads the imported program of a plan; the planned ones are read when they are asked for.
+    /// Parses the imported program of a plan. The planned programs are parsed on first use.
     pub fn parse(plan: Arc<Plan>) -> Result<ParsedPlan, PlanProgramError> {
         let source = Arc::new(text::parse(&plan.source.text).map_err(PlanProgramError::Source)?);
         let programs = plan.programs.iter().map(|_| OnceLock::new()).collect();
         Ok(ParsedPlan { plan, source, programs })
     }
 
-    /// A plan with what whoever read it found: the imported program, and the planned ones in their order.
+    /// A plan with programs that the caller has already parsed: the imported program, and the planned ones in
+    /// order.
     pub fn from_parts(plan: Arc<Plan>, source: Graph, programs: Vec<ParsedProgram>) -> ParsedPlan {
         let programs = programs.into_iter().map(|program| OnceLock::from(Ok(program))).collect();
         ParsedPlan { plan, source: Arc::new(source), programs }
@@ -49,7 +49,7 @@ impl ParsedPlan {
         &self.source
     }
 
-    /// Fails if there is none of this index, or its text is no valid program.
+    /// Fails if there is no program with this index, or if its text is no valid program.
     pub fn program(&self, index: usize) -> Result<&ParsedProgram, PlanProgramError> {
         let missing = || PlanProgramError::Missing(index);
         let cell = self.programs.get(index).ok_or_else(missing)?;
@@ -59,8 +59,8 @@ impl ParsedPlan {
             .map_err(|e| PlanProgramError::Program(index, e.clone()))
     }
 
-    /// The rounding history of each output for comparisons with a planned program: that of the source, extended by what
-    /// the numerics classes of the plan allow.
+    /// The rounding history of each output, for comparisons with a planned program: the history in the source,
+    /// extended by the effects that the numerics classes of the plan allow.
     pub fn output_histories(
         &self,
         program: usize,
@@ -74,18 +74,18 @@ impl ParsedPlan {
             .collect())
     }
 
-    /// The planned programs, each with whether its text is one.
+    /// The planned programs in order, each with its parse result.
     pub fn programs(&self) -> impl Iterator<Item = Result<&ParsedProgram, PlanProgramError>> {
         (0..self.programs.len()).map(|index| self.program(index))
     }
 
-    /// The plan as it is written, to be changed.
+    /// The wire form of the plan, for modification.
     pub fn into_plan(self) -> Plan {
         Arc::unwrap_or_clone(self.plan)
     }
 
-    /// The plan with the bytes that GPUs use in each bucket beside the arenas
-    /// ([`Totals::workspace`](crate::BucketTotals::workspace)), which nothing else of it depends on.
+    /// The plan with the bytes that GPUs use in each bucket in addition to the arenas
+    /// ([`BucketTotals::workspace`](crate::BucketTotals::workspace)). Nothing else in the plan depends on them.
     pub fn with_workspaces(mut self, bytes: &[u64]) -> ParsedPlan {
         let plan = Arc::make_mut(&mut self.plan);
         plan.buckets.iter_mut().zip(bytes).for_each(|(bucket, &bytes)| bucket.totals.workspace = bytes);

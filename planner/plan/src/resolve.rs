@@ -1,8 +1,8 @@
-//! A plan as code works with it: programs are graphs, names are ids, offsets are dims.
+//! A plan in resolved form: programs are graphs, names are ids, offsets are dims.
 //!
-//! A written plan names programs, values, nodes and groups by text. Whoever works with one reads each program once
-//! ([`ReadProgram::read`]) and resolves against it what a bucket says of symbols, places and steps. Asked here is only that
-//! names and texts mean something; whether the plan is safe is the business of the check.
+//! The wire form refers to programs, values, nodes and groups by text. Users of a plan parse each program once
+//! ([`ParsedProgram::parse`]), and resolve symbols, places and steps of a bucket against it. This module checks
+//! only that names and texts can be resolved. The plan check verifies that the plan is safe.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use crate::{Bucket, MemoryRef, Step, ValuePlacement};
 #[derive(Clone, Debug)]
 pub struct ParsedProgram {
     pub graph: Graph,
-    /// Where each value lies within its base.
+    /// The layout of each value within its base.
     pub layouts: EntityMap<ValueId, Layout>,
     dispatch_of: EntityMap<NodeId, Option<usize>>,
     inner: EntityMap<ValueId, bool>,
@@ -33,36 +33,36 @@ pub enum ProgramReadError {
     Invalid(Vec<Violation>),
 }
 
-/// What a bucket says of something that its program does not have.
+/// A part of a bucket that its program does not have, or that is missing.
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
 pub enum ResolveError {
-    #[error("it has symbols {found:?}, its program {expected:?}")]
+    #[error("the bucket has symbols {found:?}, but its program has symbols {expected:?}")]
     BucketSymbols { expected: Vec<String>, found: Vec<String> },
     #[error("%{value} has no place")]
     PlaceMissing { value: String },
-    #[error("a place is given for %{value}, which is no base value of the program")]
+    #[error("a place is given for %{value}, which is not a base value of the program")]
     PlaceUnknown { value: String },
-    #[error("the place of %{value} has {text:?}: {error}")]
+    #[error("the place of %{value} contains {text:?}: {error}")]
     PlaceDim { value: String, text: String, error: String },
-    #[error("the place of %{value} counts ranks within {group}, which does not exist")]
+    #[error("the place of %{value} depends on the rank within group {group}, which does not exist")]
     PlaceGroup { value: String, group: String },
-    #[error("step {step}: %{found} names no node that is a step")]
+    #[error("step {step}: %{found} does not name a node that is a step")]
     StepUnknown { step: usize, found: String },
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ResolvedPlacement {
     pub memory: MemoryRef,
-    /// The position of its first byte in the memory.
+    /// The offset of the first byte within the memory.
     pub offset: Dim,
-    /// The group that this rank counts in, and the bytes that are added for each rank before it there.
+    /// The group whose ranks are counted, and the bytes that are added for each rank before this one.
     pub by_rank: Option<(GroupId, Dim)>,
 }
 
-/// What a step runs: a node, or those of a dispatch.
+/// The nodes of a step: one node, or the nodes of a dispatch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StepNodes {
-    /// The node, or the first one of the dispatch.
+    /// The node, or the first node of the dispatch.
     pub first: NodeId,
     pub dispatch: Option<Dispatch>,
 }
@@ -72,8 +72,8 @@ impl ParsedProgram {
         let graph = text::parse(text).map_err(ProgramReadError::Text)?;
         verify_derived(&graph).map_err(ProgramReadError::Invalid)?;
         let layouts = compute_layouts(&graph);
-        let (dispatch_of, inner) =
-            (graph.dispatch_by_node(), graph.dispatch_internal_values(|v| layouts[v].base));
+        let dispatch_of = graph.dispatch_by_node();
+        let inner = graph.dispatch_internal_values(|v| layouts[v].base);
         let names = graph.values.iter().map(|(id, v)| (v.name.clone(), id)).collect();
         Ok(ParsedProgram { graph, layouts, dispatch_of, inner, names })
     }
@@ -90,17 +90,17 @@ impl ParsedProgram {
         self.layouts[value].base
     }
 
-    /// Whether a value has no memory, because only the nodes of one dispatch know it.
+    /// Whether a value has no memory because only the nodes of one dispatch use it.
     pub fn is_dispatch_internal(&self, value: ValueId) -> bool {
         self.inner[value]
     }
 
-    /// Whether a value has memory of its own.
+    /// Whether a value has its own memory, that is, it is neither a view nor internal to a dispatch.
     pub fn has_memory(&self, value: ValueId) -> bool {
         self.base(value) == value && !self.inner[value]
     }
 
-    /// Whether a node only gives another view of memory.
+    /// Whether a node only yields another view of existing memory.
     pub fn is_view(&self, node: NodeId) -> bool {
         let node = &self.graph.nodes[node];
         node.op.is_view() && node.outputs.first().is_some_and(|&v| self.base(v) != v)
@@ -119,7 +119,7 @@ impl ParsedProgram {
         })
     }
 
-    /// Where each value with memory of its own lies, and what does not resolve.
+    /// The place of each value with memory, and the entries that do not resolve.
     pub fn resolve_placements(
         &self,
         bucket: &Bucket,
@@ -180,7 +180,8 @@ impl ParsedProgram {
         bucket.steps.iter().enumerate().map(move |s| self.resolve_step(&s.1.node).ok_or_else(|| unknown(s)))
     }
 
-    /// A step is named by its node, or by the first one of its dispatch; a node by its first result.
+    /// Finds a step by its name: the name of its node or of the first node of its dispatch. The name of a node
+    /// is that of its first result.
     fn resolve_step(&self, name: &str) -> Option<StepNodes> {
         let first = self.graph.defining_node(self.value_by_name(name)?)?;
         let dispatch = self.dispatch_of[first].and_then(|d| self.graph.dispatches.get(d)).copied();
@@ -191,7 +192,7 @@ impl ParsedProgram {
 }
 
 impl ResolveError {
-    /// The name of the rule that is broken, the same whatever breaks it.
+    /// The name of the kind of error, which does not depend on its fields.
     pub fn kind(&self) -> &'static str {
         match self {
             ResolveError::BucketSymbols { .. } => "BucketSymbols",
@@ -205,22 +206,23 @@ impl ResolveError {
 }
 
 impl StepNodes {
-    /// Its nodes, in program order.
+    /// The nodes, in program order.
     pub fn nodes(self) -> impl Iterator<Item = NodeId> {
         let last = self.dispatch.map_or(self.first, |d| d.last);
         (self.first.index()..=last.index()).map(NodeId::new)
     }
 
-    /// The operands that other steps define, each with the node that reads it and its number there.
+    /// The operands that other steps define: the node that reads each, the operand's position there, and the
+    /// value.
     pub fn operands(self, program: &ParsedProgram) -> impl Iterator<Item = (NodeId, usize, ValueId)> + '_ {
         let graph = &program.graph;
         let all =
             self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
-        let own = move |x: ValueId| {
+        let is_defined_here = move |x: ValueId| {
             let def = graph.defining_node(program.base(x));
             self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.contains(n))
         };
-        all.filter(move |(_, _, x)| !own(*x))
+        all.filter(move |(_, _, x)| !is_defined_here(*x))
     }
 
     pub fn results(self, program: &ParsedProgram) -> Vec<ValueId> {

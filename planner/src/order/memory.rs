@@ -1,4 +1,4 @@
-//! Live bytes of both arenas while an order runs.
+//! Live bytes of both arenas during a run of an order, by the model.
 
 use super::model::TaskGraph;
 
@@ -9,20 +9,20 @@ pub fn total_bytes(of: ArenaBytes) -> u64 {
     of[0].saturating_add(of[1])
 }
 
-/// Live bytes while an order runs.
+/// The live bytes at a point of a run.
 pub struct LiveMemory<'a> {
     tasks: &'a TaskGraph,
     pub live: ArenaBytes,
-    /// How many steps have still to end that touch each class.
+    /// For each class the number of steps that access it and have not ended.
     pub remaining_users: Vec<u32>,
-    /// Whether a step that touches each class has begun.
+    /// For each class whether a step that accesses it has begun.
     begun: Vec<bool>,
-    /// Whether a result was written over each class, so that its bytes count for that.
+    /// For each class whether a result was written over it. Its bytes then count for the class of the result.
     gone: Vec<bool>,
 }
 
 impl<'a> LiveMemory<'a> {
-    /// Before the first step.
+    /// The state before the first step.
     pub fn new(tasks: &'a TaskGraph) -> Self {
         let classes = tasks.classes.len();
         let left = (0..classes).map(|c| tasks.users.row(c).len() as u32).collect();
@@ -35,7 +35,7 @@ impl<'a> LiveMemory<'a> {
         }
     }
 
-    /// Whether no step has touched the class yet.
+    /// Whether no step has accessed the class yet.
     pub fn is_untouched(&self, class: u32) -> bool {
         !self.begun[class as usize]
     }
@@ -54,13 +54,13 @@ impl<'a> LiveMemory<'a> {
         bytes
     }
 
-    /// The class that the result of `s` is written over if `s` runs next.
+    /// The class over which the result of `s` is written if `s` runs next.
     pub fn overwritten_class(&self, s: usize) -> Option<u32> {
         let last = |&&c: &&u32| self.remaining_users[c as usize] == 1 && !self.is_untouched(c);
         self.tasks.over.row(s).iter().find(last).copied()
     }
 
-    /// Runs a step; returns what is live during it.
+    /// Runs a step and returns the bytes that are live during it.
     pub fn run(&mut self, s: usize) -> ArenaBytes {
         self.begin_step(s);
         let during = self.live;
@@ -68,7 +68,7 @@ impl<'a> LiveMemory<'a> {
         during
     }
 
-    /// Begins a step; others may run beside it until it [ends](Self::end).
+    /// Begins a step. Other steps may run concurrently until it ends ([`Self::end_step`]).
     pub fn begin_step(&mut self, s: usize) {
         if let Some(over) = self.overwritten_class(s) {
             let class = &self.tasks.classes[over as usize];
@@ -83,7 +83,7 @@ impl<'a> LiveMemory<'a> {
         }
     }
 
-    /// Ends a step, and with it the classes that no other step touches.
+    /// Ends a step, and frees the classes that no remaining step accesses.
     pub fn end_step(&mut self, s: usize) {
         for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
@@ -95,7 +95,7 @@ impl<'a> LiveMemory<'a> {
     }
 }
 
-/// What is live during each step of an order.
+/// The live bytes during each step of an order.
 pub fn live_bytes_by_step(tasks: &TaskGraph, order: &[u32]) -> Vec<ArenaBytes> {
     let mut memory = LiveMemory::new(tasks);
     order.iter().map(|&s| memory.run(s as usize)).collect()

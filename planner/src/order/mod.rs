@@ -1,19 +1,26 @@
-//! The order of the steps.
+//! Makes candidate orders of the steps.
 //!
-//! Memory and overlap pull apart: a collective that starts early and is waited for late keeps its operand
-//! and its result for longer. So candidates are made, each a topological order, and two questions asked:
-//! - which is the *leanest*: the orders that are known by a name ([`named`]) and some of them made backwards, the
-//!   best of these improved where it peaks ([`window`]);
-//! - which costs least: its estimated time, and its memory at a price ([`super::schedule`]), among those within a limit over the
-//!   leanest; the overlapped forms ([`overlap`]) of the leanest and of program order are candidates here.
+//! Memory and overlap conflict: a collective that starts early and is awaited late keeps its operand and its
+//! result occupied for longer. So the module makes candidates, each a topological order, and two questions
+//! select among them:
+//! - Which order is the *leanest*? The candidates are the orders that have a name ([`named`]) and some orders
+//!   that are made backwards. The best of them are improved at their peaks ([`window`]).
+//! - Which order costs least? The cost is the estimated time plus the memory at a price ([`super::schedule`]).
+//!   Memory is limited relative to the leanest order. The overlapped forms ([`overlap`]) of the leanest order
+//!   and of program order are candidates here.
 //!
-//! Memory is that of the order once its values are placed ([`Demand`]): the largest sum of live bytes in each
-//! arena, with all that collectives keep occupied. Only what narrows the search down is counted by the simpler
-//! [`model`].
+//! The memory of an order is its demand after its values are placed ([`ArenaDemand`]): the largest sum of live
+//! bytes in each arena, with all bytes that collectives keep occupied. The simpler [`model`] only narrows down
+//! the search.
 //!
-//! Estimates decide nothing but the order. All sums and comparisons are of integers; floating point is only in the
-//! estimated times and in what [`more`] allows, by sums, products and quotients, which are the same on every machine.
-//! All budgets are counts of work. So every rank agrees. Not here: rematerialisation; orders of symbolic sizes, which are those of the upper bounds.
+//! # Determinism
+//! All ranks must choose the same order. All sums and comparisons use integers. Floating point occurs only in
+//! estimated times and in [`with_slack`], in sums, products and quotients, which are the same on every machine.
+//! All budgets are counts of work. Estimates decide nothing except the order.
+//!
+//! # Deliberately absent
+//! There is no rematerialisation. There are no orders for symbolic sizes: an order is made for the upper
+//! bounds.
 
 mod memory;
 mod model;
@@ -30,20 +37,21 @@ pub use window::improve;
 use memory::live_bytes_by_step;
 use overlap::{Prefetches, overlap};
 
-/// The largest sum of live bytes in the ordinary and in the symmetric arena, of an order whose values are placed.
+/// The largest sum of live bytes in the ordinary and in the symmetric arena, for an order whose values are
+/// placed.
 pub type ArenaDemand = [u64; 2];
 
-/// The demand of an order by the model.
+/// The demand of an order as the model estimates it.
 pub fn estimate_peak(tasks: &TaskGraph, order: &[u32]) -> ArenaDemand {
     memory::peak_bytes(&live_bytes_by_step(tasks, order))
 }
 
-/// The order of this name; `None` if it takes a search.
+/// The order with this name. `None` if it requires a search.
 pub fn build_order(tasks: &TaskGraph, order: OrderStrategy) -> Option<Vec<u32>> {
     named::build_order(tasks, order)
 }
 
-/// Orders made backwards, from the last step to the first, by the rules that look at memory.
+/// Orders that are made backwards, from the last step to the first, by the rules that consider memory.
 pub fn backward_orders(tasks: &TaskGraph) -> [Vec<u32>; 2] {
     let reversed = tasks.reversed();
     [named::GreedyRule::Freed, named::GreedyRule::Peak].map(|rule| {
@@ -53,7 +61,7 @@ pub fn backward_orders(tasks: &TaskGraph) -> [Vec<u32>; 2] {
     })
 }
 
-/// The overlapped forms of an order: with prefetches just in time, and with earlier ones.
+/// The overlapped forms of an order: with prefetches just in time, and with earlier prefetches.
 pub struct OverlapVariants<'a> {
     tasks: &'a TaskGraph,
     order: &'a [u32],
@@ -65,16 +73,16 @@ impl<'a> OverlapVariants<'a> {
         OverlapVariants { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
     }
 
-    /// Those that keep to so many bytes of both arenas by the model.
+    /// The forms whose live bytes in both arenas stay within `budget`, by the model.
     pub fn within_budget(&self, budget: u64) -> impl Iterator<Item = OverlappedOrder> {
         self.prefetches.iter().map(move |prefetches| overlap(self.tasks, self.order, prefetches, budget))
     }
 }
 
-/// How much earlier than at its latest start a prefetch starts, in percent of its time, in each overlapped form.
+/// The lead of prefetches over their latest start, in percent of their time, for each overlapped form.
 const LEADS: [u64; 2] = [25, 150];
 
-/// So many bytes and the fraction `share` of them.
+/// The bytes plus the fraction `share` of them.
 pub fn with_slack(bytes: u64, share: f64) -> u64 {
     bytes.saturating_add((bytes as f64 * share) as u64)
 }

@@ -1,15 +1,16 @@
-//! What ordering knows of a program: steps, what comes before what, how long steps take, and which memory they
-//! touch.
+//! The model by which steps are ordered: dependences between steps, their times, and the memory that they
+//! access.
 //!
-//! Memory is counted in *classes*: values that share memory in every order because one step alone reads the one
-//! and writes the other over it or around it, as [`crate::place`] merges them. A class is occupied from the first
-//! step that touches it to the last. Of values that several steps read, whichever step comes last may write its
-//! result over them; that is counted where the order is known ([`super::memory`]). What collectives keep occupied
-//! until they are awaited or met is not counted here: the demand of an order that is placed has it.
+//! Memory is counted in *classes*: values that share memory in every order. This is the case if one step alone
+//! reads a value and writes its result over or around it, as [`crate::memory_classes`] merges them. A class is
+//! occupied from the first step that accesses it to the last. If several steps read a value, the last of them
+//! may write its result over it. The order decides which one is last, so [`super::memory`] counts that. The
+//! model does not count bytes that collectives keep occupied until they are awaited or met. The demand of a
+//! placed order includes them.
 //!
-//! Read backwards, dependences and classes are the same, so an order of the reversed program is one of the program.
-//! What a result may be written over is not, as that dies there and backwards begins there: the memory by which orders
-//! are made backwards is an estimate, and they are compared forwards.
+//! Dependences and classes are the same when read backwards, so an order of the reversed program is an order of
+//! the program. Only overwriting is not symmetric: an operand dies where its result begins. The memory by which
+//! backward orders are made is therefore an estimate, and the finished orders are compared forwards.
 
 use std::collections::BTreeSet;
 
@@ -22,11 +23,11 @@ use symmc_plan::{ALIGN, CopyReason, Lane};
 use crate::prepare::PreparedGraph;
 use crate::steps::{BaseReaders, ScheduleStep, StepList};
 
-/// What ordering needs to know about the steps, in program order.
+/// The steps in program order with all that ordering needs.
 #[derive(Clone)]
 pub struct TaskGraph {
     pub lane: Vec<Lane>,
-    /// For each step the steps that must come before it, ascending, each once.
+    /// For each step the steps that must come before it, ascending and unique.
     pub before: IndexLists,
     /// For each step the steps that must come after it.
     pub after: IndexLists,
@@ -34,10 +35,11 @@ pub struct TaskGraph {
     pub touches: IndexLists,
     pub users: IndexLists,
     pub classes: Vec<MemoryClass>,
-    /// For each step the classes that its result may be written over, if no other step needs them any more.
+    /// For each step the classes over which its result may be written, if no other step needs them any more.
     pub over: IndexLists,
     pub timed: Vec<TimedStep>,
-    /// The nanoseconds between the end of a step of one lane and the start of one of the other lane that waits for it.
+    /// The nanoseconds between the end of a step of one lane and the start of a step of the other lane that
+    /// waits for it.
     pub crossing: u64,
 }
 
@@ -45,7 +47,7 @@ pub struct TaskGraph {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryClass {
     pub bytes: u64,
-    /// The index of its arena: [`symmc_plan::ArenaKind`].
+    /// The index of its arena, as in [`symmc_plan::ArenaKind`].
     pub arena: usize,
 }
 
@@ -57,7 +59,8 @@ pub struct IndexLists {
 
 impl IndexLists {
     pub fn from_rows(rows: impl Iterator<Item = Vec<u32>>) -> IndexLists {
-        let (mut start, mut items) = (vec![0], Vec::new());
+        let mut start = vec![0];
+        let mut items = Vec::new();
         for row in rows {
             items.extend(row);
             start.push(items.len() as u32);
@@ -137,7 +140,7 @@ impl TaskGraph {
         let memory =
             InPlaceOperands { program, steps, readers: &readers, replaced: replaced.collect(), together };
         let timed_steps = steps.list.iter().enumerate().map(|(at, step)| {
-            estimate_step(program, step_traffic(program, &sizes, (at, step), &memory), step, symbols, profile)
+            estimate_step(program, step_traffic(program, &sizes, at, step, &memory), step, symbols, profile)
         });
         TaskGraph {
             lane: steps.list.iter().map(|s| s.lane).collect(),
@@ -156,14 +159,14 @@ impl TaskGraph {
         self.lane.len()
     }
 
-    /// The same tasks with time running backwards.
+    /// The same tasks in reverse.
     pub fn reversed(&self) -> TaskGraph {
         TaskGraph { before: self.after.clone(), after: self.before.clone(), ..self.clone() }
     }
 }
 
-/// Lets a copy into an output follow the other readers of what it copies: their memory can then be the
-/// output's, and the copy moves nothing.
+/// Makes a copy into an output follow the other readers of its operand. The operand can then use the memory of
+/// the output, and the copy moves nothing.
 fn order_output_copies_last(
     program: &PreparedGraph,
     steps: &StepList,
@@ -183,14 +186,14 @@ fn order_output_copies_last(
 
 const NONE: u32 = u32::MAX;
 
-/// Values that share memory in every order, as sets with one value that stands for each.
+/// Sets of values that share memory in every order, as a union-find structure with one root value per set.
 struct SharedMemorySets<'a> {
     program: &'a PreparedGraph,
     steps: &'a StepList,
     readers: &'a BaseReaders,
     sizes: &'a [u64],
     output: Vec<bool>,
-    /// Another value of the same set, or itself for the one that stands for the set.
+    /// For each value another value of its set, or itself for the root.
     toward: Vec<u32>,
 }
 
@@ -208,7 +211,7 @@ impl<'a> SharedMemorySets<'a> {
         SharedMemorySets { program, steps, readers, sizes, output, toward: (0..sizes.len() as u32).collect() }
     }
 
-    /// The value that stands for the set of `v`. Sets of long chains are found fast, as each search halves the way.
+    /// The root of the set of `v`. Each search halves the path, so long chains are found fast.
     fn find_root(&mut self, v: ValueId) -> usize {
         let mut at = v.index();
         while self.toward[at] as usize != at {
@@ -218,7 +221,7 @@ impl<'a> SharedMemorySets<'a> {
         at
     }
 
-    /// Merges as [`crate::place`] does for operands that no other step reads.
+    /// Merges operands that no other step reads with the results, as [`crate::memory_classes`] does.
     fn merge_operands(&mut self) {
         for s in 0..self.steps.list.len() {
             let node = &self.program.graph.nodes[self.steps.list[s].node];
@@ -237,9 +240,10 @@ impl<'a> SharedMemorySets<'a> {
         }
     }
 
-    /// Whether operands of the step may lie inside its result.
+    /// Whether operands of the step may be placed inside of its result.
     fn can_enclose_operands(&self, s: usize) -> bool {
-        let (graph, step) = (&self.program.graph, &self.steps.list[s]);
+        let graph = &self.program.graph;
+        let step = &self.steps.list[s];
         let node = &graph.nodes[step.node];
         match &node.op {
             Op::Concat { axis } => {
@@ -253,11 +257,12 @@ impl<'a> SharedMemorySets<'a> {
         }
     }
 
-    /// Lets the memory of `operand`, which step `s` alone reads, be that of `result`.
+    /// Gives `operand`, which only step `s` reads, the memory of `result`.
     fn share_memory(&mut self, s: usize, operand: ValueId, result: ValueId) {
         let base = self.program.base[operand];
         let alone = self.steps.def[base].is_some() && self.readers.steps_reading(base) == [s as u32];
-        let (from, into) = (self.find_root(base), self.find_root(result));
+        let from = self.find_root(base);
+        let into = self.find_root(result);
         let [from_symmetric, into_symmetric] =
             [from, into].map(|v| self.program.symmetric[ValueId::new(v)] && !self.output[v]);
         let reaches = !from_symmetric || into_symmetric;
@@ -266,14 +271,17 @@ impl<'a> SharedMemorySets<'a> {
         }
     }
 
-    /// The bases of a step's operands that its result may be written over, apart from when they die.
+    /// The bases of a step's operands over which its result may be written, regardless of their lifetimes.
     fn overwritable_operands(&self, s: usize) -> impl Iterator<Item = ValueId> {
-        let (graph, step) = (&self.program.graph, &self.steps.list[s]);
+        let graph = &self.program.graph;
+        let step = &self.steps.list[s];
         let operands = step.operands(graph, &self.program.base);
         operands.into_iter().filter_map(move |o| {
             let result = *step.writes.first().filter(|&&r| o.may_be_overwritten_by(graph, r))?;
-            let (ty, arena) = (graph.ty(result), self.program.symmetric[result]);
-            let (of, base) = (graph.ty(o.value), self.program.base[o.value]);
+            let ty = graph.ty(result);
+            let arena = self.program.symmetric[result];
+            let of = graph.ty(o.value);
+            let base = self.program.base[o.value];
             let same = of.shape == ty.shape && of.dtype.size() == ty.dtype.size();
             let near = self.program.symmetric[base] == arena && !self.output[base.index()];
             let fits = same && near && self.program.covers_base[o.value] && self.steps.def[base].is_some();
@@ -286,7 +294,7 @@ impl<'a> SharedMemorySets<'a> {
         let mut classes = Vec::new();
         for (v, def) in self.steps.def.iter() {
             let root = self.find_root(v);
-            // Inputs take no arena memory, outputs none either.
+            // Inputs and outputs take no arena memory.
             if def.is_none() || self.output[root] {
                 continue;
             }
@@ -301,20 +309,20 @@ impl<'a> SharedMemorySets<'a> {
     }
 }
 
-/// Which operands lie where the result has its elements.
+/// Decides which operands are stored in place at the elements of the result.
 struct InPlaceOperands<'a> {
     program: &'a PreparedGraph,
     steps: &'a StepList,
     readers: &'a BaseReaders,
     /// The inputs that outputs replace.
     replaced: BTreeSet<usize>,
-    /// For each value a number that those share which share memory in every order.
+    /// For each value the number of its set. Values with equal numbers share memory in every order.
     together: Vec<usize>,
 }
 
 impl InPlaceOperands<'_> {
-    /// Whether an operand of a node of this step is a piece of its result, or can be overwritten in program order: by its last
-    /// reader, if a step defines it or an output replaces it.
+    /// Whether an operand of a node of this step is a piece of the result, or can be overwritten in program
+    /// order. The last reader can overwrite a value if a step defines it or an output replaces it.
     fn is_in_place(&self, step: usize, node: NodeId, k: usize) -> bool {
         let graph = &self.program.graph;
         let Node { op, inputs, outputs } = &graph.nodes[node];
@@ -335,11 +343,12 @@ impl InPlaceOperands<'_> {
 fn step_traffic(
     program: &PreparedGraph,
     sizes: &[u64],
-    (at, step): (usize, &ScheduleStep),
+    at: usize,
+    step: &ScheduleStep,
     in_place: &InPlaceOperands<'_>,
 ) -> StepTraffic {
     let graph = &program.graph;
-    let own = |base: ValueId| {
+    let is_defined_here = |base: ValueId| {
         let nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
         graph.defining_node(base).is_some_and(|n| nodes.contains(&n))
     };
@@ -349,12 +358,12 @@ fn step_traffic(
         in_place: |n, k| in_place.is_in_place(at, n, k),
     };
     let reads = step.nodes().flat_map(|n| (0..graph.nodes[n].inputs.len()).map(move |k| (n, k)));
-    let reads = reads.filter(|&(n, k)| !own(program.base[graph.nodes[n].inputs[k]]));
+    let reads = reads.filter(|&(n, k)| !is_defined_here(program.base[graph.nodes[n].inputs[k]]));
     memory.step_traffic(graph, step.nodes(), reads, step.writes.iter().copied())
 }
 
-/// A step with its estimated time; without a profile, a nanosecond for each two bytes that
-/// computation moves, and for each 100 of communication.
+/// A step with its estimated time. Without a profile, computation takes 1000 ns per kernel and 1 ns per 2 bytes, and
+/// communication takes 8000 ns and 1 ns per 100 bytes.
 fn estimate_step(
     program: &PreparedGraph,
     moved: StepTraffic,
@@ -381,8 +390,8 @@ mod tests {
     use super::*;
 
     impl TaskGraph {
-        /// Steps that write one value each, of these classes, and read those of the steps `before` them. A result may
-        /// be written over an operand of the same class.
+        /// Steps that write one value each, of these classes, and read the values of the steps `before` them. A
+        /// result may be written over an operand of the same class.
         pub fn of_values(before: impl Iterator<Item = Vec<u32>>, classes: Vec<MemoryClass>) -> TaskGraph {
             let before = IndexLists::from_rows(before);
             let n = classes.len();
@@ -404,13 +413,14 @@ mod tests {
             }
         }
 
-        /// Steps of random dependences that write a value of random size each, so many times in a row.
+        /// Random dependences between steps that write a value of random size each, repeated `copies` times in
+        /// a row.
         pub fn random(rng: &mut SplitMix, steps: usize, copies: usize) -> TaskGraph {
             let mut before: Vec<Vec<u32>> = Vec::new();
             let mut classes = Vec::new();
             let first = rng.0;
             for copy in 0..copies {
-                // Every copy is the same, on the last value of the one before.
+                // Every copy is the same and depends on the last value of the copy before.
                 rng.0 = first;
                 for s in 0..steps {
                     let mut row: Vec<u32> = (0..rng.below(4))

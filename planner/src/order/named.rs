@@ -1,19 +1,21 @@
-//! Orders that are known by a name, each by one simple rule.
+//! Orders that have a name. Each follows one simple rule.
 //!
 //! - *program*: the order of the nodes.
-//! - *list*: next comes the step that frees the most bytes over what it adds (XLA's list scheduler).
-//! - *dfs*: each step after all that it needs, depth first, beginning with those that touch the fewest bytes
-//!   (Inductor).
-//! - *dfs-users*: depth first from the ends; of what a step needs, first what has the more further users above it
-//!   and the larger cone (XLA's DFS scheduler).
-//! - *postorder*: each step directly before the first that uses it.
-//! - *lpmf*: next comes the step that raises the peak least, then the one that leaves the fewest bytes (Inductor's
-//!   least peak memory first).
-//! - *bfs*: next comes the step whose operands were made the longest ago (Inductor).
+//! - *list*: the next step is the one that frees the most bytes relative to the bytes that it adds (XLA's list
+//!   scheduler).
+//! - *dfs*: each step comes after its dependences, depth first, starting with the steps that access the fewest
+//!   bytes (Inductor).
+//! - *dfs-users*: depth first from the last steps. Of the dependences of a step, the one with more further
+//!   users and the larger cone comes first (XLA's DFS scheduler).
+//! - *postorder*: each step comes directly before the first step that uses it.
+//! - *lpmf*: the next step is the one that raises the peak least. Among equals it is the one that leaves the
+//!   fewest bytes (Inductor's least peak memory first).
+//! - *bfs*: the next step is the one whose operands were computed the longest ago (Inductor).
 //!
-//! Equals are taken in program order. All take time near linear in the operands of all steps. *lpmf* looks at no more
-//! than [`SCAN`] steps of those that could come next from either side, from what leaves the fewest bytes and from what
-//! adds the fewest; where that does not decide it is the best of these and not of all.
+//! Equal steps are taken in program order. All orders take time nearly linear in the number of operands of all
+//! steps. *lpmf* considers at most [`SCAN`] ready steps from each of two lists: those that leave the fewest
+//! bytes, and those that add the fewest. If these do not decide, the result is the best of the considered steps
+//! only.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -26,37 +28,38 @@ use super::memory::LiveMemory;
 use super::model::TaskGraph;
 
 named_enum! {
-    /// An order of the steps, by how it comes about.
+    /// The way in which an order of the steps is found.
     #[derive(Default)]
     OrderStrategy {
-        /// The fastest by estimate of those with little more memory than the leanest.
+        /// The order with the least estimated cost, among orders with little more memory than the leanest one.
         #[default]
         Chosen = "chosen",
-        /// The least memory that was found.
+        /// The order with the least memory that was found.
         Lean = "lean",
         /// The order of the nodes.
         Program = "program",
-        /// Next comes the step that frees the most bytes over what it adds, as in XLA's list scheduler.
+        /// The next step frees the most bytes relative to the bytes that it adds, as in XLA's list scheduler.
         List = "list",
-        /// Depth first from the steps that touch the fewest bytes, as in Inductor.
+        /// Depth first from the steps that access the fewest bytes, as in Inductor.
         Dfs = "dfs",
-        /// Depth first from the ends, to what has the more further users first, as in XLA's DFS scheduler.
+        /// Depth first from the last steps, dependences with more further users first, as in XLA's DFS
+        /// scheduler.
         DfsUsers = "dfs-users",
-        /// Each step directly before the first that uses it.
+        /// Each step comes directly before the first step that uses it.
         PostOrder = "post-order",
-        /// Next comes the step that raises the peak least: Inductor's least peak memory first.
+        /// The next step raises the peak least, as in Inductor's least peak memory first.
         Lpmf = "lpmf",
-        /// Next comes the step whose operands were made the longest ago, as in Inductor.
+        /// The next step has the operands that were computed the longest ago, as in Inductor.
         Bfs = "bfs",
     }
 }
 
 impl OrderStrategy {
-    /// The orders that a simple rule makes.
+    /// The orders that follow one simple rule.
     pub const NAMED: &'static [OrderStrategy] = OrderStrategy::ALL.split_at(2).1;
 }
 
-/// The order of this name; `None` if it takes a search.
+/// The order with this name. `None` if it requires a search.
 pub fn build_order(tasks: &TaskGraph, name: OrderStrategy) -> Option<Vec<u32>> {
     Some(match name {
         OrderStrategy::Chosen | OrderStrategy::Lean => return None,
@@ -73,7 +76,7 @@ pub fn build_order(tasks: &TaskGraph, name: OrderStrategy) -> Option<Vec<u32>> {
     })
 }
 
-/// Each step after all that it needs, from `roots` on; `arrange` says in which order to go to what a step needs.
+/// Visits each step after its dependences, starting from `roots`. `arrange` sorts the dependences of a step.
 fn depth_first(
     tasks: &TaskGraph,
     roots: impl Iterator<Item = u32>,
@@ -150,30 +153,33 @@ fn bfs(tasks: &TaskGraph) -> Vec<u32> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum GreedyRule {
-    /// The bytes that stay, then the number of users.
+    /// Compares the bytes that stay live, then the number of users.
     Freed,
-    /// The peak, then the bytes that stay.
+    /// Compares the peak, then the bytes that stay live.
     Peak,
 }
 
-/// How many steps that could come next are looked at from either side for one that does not raise the peak.
+/// The largest number of ready steps that are considered from each side, in the search for one that does not
+/// raise the peak.
 const SCAN: usize = 64;
 
-/// Takes one step after another by a rule.
+/// Appends one ready step after another by a rule.
 pub fn greedy(tasks: &TaskGraph, rule: GreedyRule) -> Vec<u32> {
     GreedyScheduler::new(tasks, rule).run().0
 }
 
-/// What a step would do to the live bytes if it came next: what stays, the tie breaker, what it adds.
+/// The effect of a step on the live bytes if it comes next: the bytes that stay, the tie breaker, the bytes
+/// that it adds.
 type Effect = (i128, i64, u64);
 
 struct ReadyStep {
-    /// The bytes of the classes, by arena, that it would touch first and those that it would touch last.
+    /// The bytes of classes, by arena, that the step would be the first to access and those that it would be
+    /// the last to access.
     first: [u128; 2],
     last: [u128; 2],
-    /// By which it stands in the sorted sets.
+    /// The key of the step in the sorted sets.
     effect: Effect,
-    /// Whether these bytes are no longer those of `effect`.
+    /// Whether the bytes have changed since `effect` was computed.
     stale: bool,
 }
 
@@ -185,7 +191,7 @@ struct GreedyScheduler<'a> {
     by_effect: BTreeSet<(i128, i64, u32)>,
     by_added: BTreeSet<(u64, i128, u32)>,
     peak: u64,
-    /// How many classes, users of classes and steps in sorted sets were looked at.
+    /// The number of classes, users of classes and entries of sorted sets that were visited.
     work: usize,
 }
 
@@ -203,7 +209,7 @@ impl<'a> GreedyScheduler<'a> {
         }
     }
 
-    /// The order, and the work that it took.
+    /// Returns the order and the work that it took.
     fn run(mut self) -> (Vec<u32>, usize) {
         let tasks = self.tasks;
         let mut missing: Vec<u32> = (0..tasks.len()).map(|s| tasks.before.row(s).len() as u32).collect();
@@ -226,7 +232,8 @@ impl<'a> GreedyScheduler<'a> {
     }
 
     fn add_ready(&mut self, s: usize) {
-        let (mut first, mut last) = ([0; 2], [0; 2]);
+        let mut first = [0; 2];
+        let mut last = [0; 2];
         for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
             if self.memory.is_untouched(c) {
@@ -240,7 +247,7 @@ impl<'a> GreedyScheduler<'a> {
         self.insert_sorted(s, first, last);
     }
 
-    /// Gives a step that could come next its place in the sorted sets.
+    /// Inserts a ready step into the sorted sets.
     fn insert_sorted(&mut self, s: usize, first: [u128; 2], last: [u128; 2]) {
         let bytes = |b: u128| b.min(u128::from(u64::MAX)) as u64;
         let mut added = first.map(bytes);
@@ -267,15 +274,16 @@ impl<'a> GreedyScheduler<'a> {
         Some(ready)
     }
 
-    /// After step `s`: what the first and the last user but one of a class do has changed for those that remain. Each
-    /// of these gets its new place once.
+    /// Updates the ready steps after step `s`. The first and the last but one user of a class change the
+    /// effects of the users that remain. Each of these is reinserted once.
     fn update_ready_effects(&mut self, s: usize) {
         let mut stale = Vec::new();
         for &c in self.tasks.touches.row(s) {
             let class = &self.tasks.classes[c as usize];
             let users = self.tasks.users.row(c as usize);
             let left = self.memory.remaining_users[c as usize] as usize;
-            let (touched, ends) = (left + 1 == users.len(), left == 1);
+            let touched = left + 1 == users.len();
+            let ends = left == 1;
             if !touched && !ends {
                 continue;
             }
@@ -309,7 +317,7 @@ impl<'a> GreedyScheduler<'a> {
         first.map(|s| s as usize)
     }
 
-    /// Of the steps that do not raise the peak, that which leaves the fewest bytes.
+    /// Among the steps that do not raise the peak, the one that leaves the fewest bytes.
     fn best_below_peak(&mut self) -> Option<u32> {
         let live = self.memory.live[0].saturating_add(self.memory.live[1]);
         let fits = |added: u64| live.saturating_add(added) <= self.peak;
@@ -337,7 +345,8 @@ mod tests {
 
     const RULES: [GreedyRule; 2] = [GreedyRule::Freed, GreedyRule::Peak];
 
-    /// Steps that write a value each: `wide` of nothing; readers of one of these each if `read`; `ends` of all.
+    /// Steps that write a value each: `wide` steps without operands, one reader of each if `read`, and `ends`
+    /// readers of all.
     fn fan(wide: usize, read: bool, ends: usize) -> TaskGraph {
         let readers = if read { wide } else { 0 };
         let before = |s: usize| match s {
@@ -364,10 +373,11 @@ mod tests {
         }
     }
 
-    /// The rules, by looking at every step each time.
+    /// The same rules by a visit of every ready step each time.
     fn slow(tasks: &TaskGraph, rule: GreedyRule) -> Vec<u32> {
         let mut memory = LiveMemory::new(tasks);
-        let (mut order, mut peak) = (Vec::new(), 0);
+        let mut order = Vec::new();
+        let mut peak = 0;
         while order.len() < tasks.len() {
             let ready = (0..tasks.len() as u32).filter(|s| {
                 !order.contains(s) && tasks.before.row(*s as usize).iter().all(|b| order.contains(b))

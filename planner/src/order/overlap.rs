@@ -1,19 +1,24 @@
-//! Overlap: communication beside computation, by list scheduling on two lanes in estimated time.
+//! Overlaps communication with computation, by list scheduling on two lanes in estimated time.
 //!
-//! The compute lane takes the first step, in the order it starts from, whose operands have arrived. The communication lane
-//! takes collectives of two kinds:
-//! - A collective that needs results of the computation starts as soon as these are there.
-//! - A *prefetch* needs nothing but inputs, or inputs after little computation such as casts of parameters. It could start at
-//!   any time, and its result takes memory from then on. Each has a latest start, from which it ends just before the first step
-//!   that uses it, all prefetches one after another; it starts a set part of its time earlier (the lead of [`Prefetches::new`]). The
-//!   computation in front of it is moved ahead accordingly. A collective that no step uses, such as a gather that the program
-//!   returns, needs no turn: it runs where no prefetch has to start meanwhile.
+//! The compute lane takes the first step of the initial order whose operands are available. The communication
+//! lane takes collectives of two kinds:
+//! - A collective that needs results of the computation starts as soon as these are available.
+//! - A *prefetch* needs only inputs, or inputs after little computation such as casts of parameters. It could
+//!   start at any time, but its result takes memory from then on. Its latest start is the time from which it
+//!   ends just before the first step that uses it, with all prefetches one after another. It starts earlier by
+//!   a set part of its own time (the lead of [`Prefetches::new`]). The computation that it needs is moved ahead
+//!   accordingly.
 //!
-//! Memory is taken when a step starts and is free again when its last user ends, or, for a collective, when the first
-//! computation after its end starts. A step that would exceed the budget waits while others free memory.
+//! A collective that no step uses, such as a gather that the program returns, has no such deadline. It runs
+//! when no prefetch has to start in the meantime.
 //!
-//! The result is a list in which a collective stands at its start and a computation at its end: a collective is in front of all
-//! steps that end after it starts, so no placement gives it bytes that these still use, and it never waits for them.
+//! Memory is taken when a step starts. It is free again when its last user ends or, for a collective, when the
+//! first computation after the collective's end starts. A step that would exceed the budget waits until others
+//! free memory.
+//!
+//! The result is a list in which a collective stands at its start and a computation at its end. A collective
+//! therefore stands before all steps that end after it starts. No placement gives it bytes that these steps
+//! still use, and it never waits for them.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -23,28 +28,29 @@ use symmc_plan::Lane;
 use super::memory::{LiveMemory, total_bytes};
 use super::model::TaskGraph;
 
-/// An order of the steps with what may be in flight.
+/// An order of the steps with the time that each collective may be in flight.
 pub struct OverlappedOrder {
     pub order: Vec<u32>,
-    /// For each place of the order the first place behind it at which bytes that the step used may be written again.
+    /// For each position of the order, the first later position at which bytes that the step used may be
+    /// overwritten.
     pub joined: Vec<u32>,
-    /// The most bytes that are live at once, by the model.
+    /// The largest number of live bytes, by the model.
     pub peak: u64,
 }
 
-/// Overlaps communication with computation, starting from `order`, whose prefetches these are. At most `budget` bytes of both
-/// arenas are live at once, unless computation would wait for nothing.
+/// Overlaps communication with computation, starting from `order` with its `prefetches`. At most `budget` bytes
+/// of both arenas are live at once, unless computation would otherwise never continue.
 pub fn overlap(tasks: &TaskGraph, order: &[u32], prefetches: &Prefetches, budget: u64) -> OverlappedOrder {
     OverlapScheduler::new(tasks, order, prefetches, budget).run()
 }
 
-/// The timeline of an order, by place. The compute lane waits for each collective at its join (see
-/// [`crate::liveness::Liveness::joined`]), and a collective waits for all computation in front of it, whose bytes it may be
-/// given.
+/// The timeline of an order, by position. The compute lane waits for each collective at its join (see
+/// [`crate::liveness::Liveness::joined`]). A collective waits for all computation before it, because it may be
+/// given the bytes of that computation.
 pub fn simulate_order(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> Timeline {
     let mut place = vec![0usize; tasks.len()];
     order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
-    // For each place the last collective that is joined by then.
+    // For each position the last collective that is joined by then.
     let mut due = vec![None; tasks.len() + 1];
     for (at, &s) in order.iter().enumerate() {
         if tasks.timed[s as usize].communicates {
@@ -52,12 +58,12 @@ pub fn simulate_order(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> Timel
             *due = (*due).max(Some(at));
         }
     }
-    // A join in front of a collective holds for the computation behind it.
+    // A join in front of a collective also holds for the computation after it.
     for at in 1..due.len() {
         due[at] = due[at].max(due[at - 1]);
     }
     let steps: Vec<_> = order.iter().map(|&s| tasks.timed[s as usize]).collect();
-    // For each place the last computation in front of it.
+    // For each position the last computation before it.
     let mut computed = vec![None; steps.len()];
     for at in 1..steps.len() {
         computed[at] = if steps[at - 1].communicates { computed[at - 1] } else { Some(at - 1) };
@@ -69,33 +75,34 @@ pub fn simulate_order(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> Timel
     })
 }
 
-/// The estimated time of an order in nanoseconds, see [`timeline`].
+/// The estimated time of an order in nanoseconds, see [`simulate_order`].
 pub fn makespan(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> u64 {
     simulate_order(tasks, order, joined).total
 }
 
 pub struct Prefetches {
-    /// For each step the time at which its turn comes: for computation how much of it is in front, for a collective its latest
-    /// start.
+    /// For each step the time of its turn. For a computation this is the amount of computation before it, and
+    /// for a collective its latest start.
     turn: Vec<u64>,
-    /// For each prefetch the earliest start, in time of computation as well.
+    /// For each prefetch the earliest start, on the same time scale.
     earliest: Vec<Option<u64>>,
     /// The computation that is moved ahead for prefetches.
     moved: Vec<bool>,
     unused: Vec<bool>,
 }
 
-/// The most steps that are moved ahead for one prefetch, and the nanoseconds that they may take beside those of the prefetch itself: a
-/// cast of a small parameter takes longer than its gather.
+/// The largest number of steps that are moved ahead for one prefetch, and the nanoseconds that they may take in
+/// addition to the time of the prefetch: a cast of a small parameter takes longer than its gather.
 const MOVED: usize = 16;
 const MOVED_TIME: u64 = 20_000;
 
-/// The turn of the first step: an offset of all turns. Where communication takes longer than computation, latest starts are before the
-/// first step; with the offset they are not cut off at 0, and prefetches keep the order of their uses.
+/// The turn of the first step, as an offset of all turns. If communication takes longer than computation,
+/// latest starts lie before the first step. The offset keeps them from being clamped to 0, so that prefetches
+/// keep the order of their uses.
 const FIRST: u64 = 1 << 60;
 
 impl Prefetches {
-    /// Those of an order, which start earlier than at their latest start by `lead` percent of their time.
+    /// The prefetches of an order. They start earlier than their latest start by `lead` percent of their time.
     pub fn new(tasks: &TaskGraph, order: &[u32], lead: u64) -> Prefetches {
         let mut ahead: Vec<Vec<u32>> = vec![Vec::new(); tasks.len()];
         let mut moved = vec![false; tasks.len()];
@@ -110,7 +117,7 @@ impl Prefetches {
         }
         let mut turn = vec![FIRST; tasks.len()];
         let mut now = FIRST;
-        // When the steps that are not moved begin, ascending.
+        // The begin of each step that is not moved, ascending.
         let mut begins = vec![FIRST];
         for &s in order {
             turn[s as usize] = now;
@@ -128,9 +135,10 @@ impl Prefetches {
             (turn[s], earliest[s]) = (now, Some(0));
         }
         let mut next = u64::MAX;
-        // The earliest starts of the prefetch that is used next, and of the computation that is moved ahead for it: none that is used
-        // before has to wait for these.
-        let (mut start, mut before) = (u64::MAX, u64::MAX);
+        // The earliest start of the next prefetch in order of use, and of the computation that is moved ahead
+        // for it. No prefetch that is used earlier has to wait for these.
+        let mut start = u64::MAX;
+        let mut before = u64::MAX;
         for &(used, s) in by_use.iter().rev() {
             let s = s as usize;
             let time = concurrent_time(tasks, s);
@@ -140,7 +148,7 @@ impl Prefetches {
             before = before.min(start);
             for &f in ahead[s].iter().rev() {
                 before = before.saturating_sub(tasks.timed[f as usize].time);
-                // In front of the step that would run at that time.
+                // The computation is inserted before the step that would run at that time.
                 let begin = begins[begins.partition_point(|&b| b <= before).saturating_sub(1)];
                 turn[f as usize] = turn[f as usize].min(begin.min(before));
             }
@@ -149,8 +157,9 @@ impl Prefetches {
     }
 }
 
-/// What a collective needs before it can start, in order, if that is little enough to move it ahead: no other collective, and
-/// computation that takes no longer than it, or no longer than [`MOVED_TIME`].
+/// The steps that a collective needs before it can start, in order, if they are few enough to be moved ahead.
+/// There must be no other collective among them, and they must not take longer than the collective or than
+/// [`MOVED_TIME`].
 fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
     let mut found = BTreeSet::new();
     let mut open = vec![collective];
@@ -171,7 +180,7 @@ fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
     Some(found.into_iter().collect())
 }
 
-/// A step that runs, from when to when; of a collective its place in the order.
+/// A running step with its start and end. For a collective it also has the position in the order.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct RunningStep {
     step: usize,
@@ -184,41 +193,42 @@ struct OverlapScheduler<'a> {
     tasks: &'a TaskGraph,
     prefetches: &'a Prefetches,
     budget: u64,
-    /// The steps in the order that it starts from, and the place of each there.
+    /// The steps in the initial order, and the rank of each step there.
     from: &'a [u32],
     rank: Vec<u32>,
-    /// The first place of that order with a computation that has not started and was not moved ahead.
+    /// The first rank of a computation that has not started and was not moved ahead.
     frontier: usize,
     started: Vec<bool>,
-    /// How many steps must still end before each.
+    /// For each step the number of dependences that have not ended.
     missing: Vec<u32>,
     memory: LiveMemory<'a>,
     now: u64,
     computing: Option<RunningStep>,
     communicating: Option<RunningStep>,
-    /// Steps whose operands have arrived, by turn and rank: computation, collectives, computation that is moved ahead,
-    /// prefetches, and those that no step uses. The last three wait for their time, and must not hide the others.
+    /// The ready steps by turn and rank, in five queues: computation, collectives, computation that is moved
+    /// ahead, prefetches, and collectives that no step uses. Steps of the last three queues wait for their time
+    /// and must not hide the others.
     ready: [BTreeSet<(u64, u32)>; 5],
     /// The prefetches that steps use and that have not started, by turn.
     pending: BTreeSet<(u64, u32)>,
-    /// Collectives that have ended, whose memory no computation may take over yet; and those whose memory the computation
-    /// that runs may take over.
+    /// The first queue holds collectives that have ended and whose memory no computation may take over yet. The
+    /// second holds those whose memory the running computation may take over.
     ended: VecDeque<RunningStep>,
     joining: Vec<usize>,
-    /// The bytes of the latter.
+    /// The bytes of the second queue.
     held: u64,
-    /// The place of each collective that has started.
+    /// The position of each collective that has started.
     place: Vec<usize>,
     out: OverlappedOrder,
 }
 
-/// The index of prefetches, and of those that no step uses, in [`Scheduler::ready`].
+/// The indices in [`Scheduler::ready`] of prefetches, and of collectives that no step uses.
 const PREFETCH: usize = 3;
 const UNUSED: usize = 4;
 
-/// How many ready steps are looked at for one that fits the budget.
+/// The number of ready steps that are tried for one that fits the budget.
 const LOOKED_AT: usize = 8;
-/// The part of its time, in percent, that a collective may take longer than estimated before its memory is taken over.
+/// The margin on the estimated time of a collective, in percent, that passes before its memory is taken over.
 const MARGIN: u64 = 25;
 
 impl<'a> OverlapScheduler<'a> {
@@ -275,7 +285,7 @@ impl<'a> OverlapScheduler<'a> {
         self.ready[kind].insert((self.prefetches.turn[s], self.rank[s]));
     }
 
-    /// The index of the steps in [`Self::ready`] that are like this one.
+    /// The index of the queue in [`Self::ready`] for a step.
     fn ready_queue(&self, s: usize) -> usize {
         if self.prefetches.unused[s] {
             return UNUSED;
@@ -288,12 +298,12 @@ impl<'a> OverlapScheduler<'a> {
         self.ready[kind].iter().take(LOOKED_AT).map(|&(_, rank)| self.from[rank as usize] as usize)
     }
 
-    /// In what order steps start that could start now.
+    /// The priority among steps that could start now.
     fn start_priority(&self, s: usize) -> (u64, bool, u32) {
         (self.prefetches.turn[s], !self.prefetches.moved[s], self.rank[s])
     }
 
-    /// How much of the computation has been done, moved steps apart.
+    /// The time of computation that has been done, without moved steps.
     fn progress(&self) -> u64 {
         match &self.computing {
             Some(r) if !self.prefetches.moved[r.step] => {
@@ -318,8 +328,8 @@ impl<'a> OverlapScheduler<'a> {
         self.frontier = frontier;
     }
 
-    /// Whether a step fits the budget if it starts now. A collective stands in front of the computation that runs, which has not
-    /// taken over the memory of earlier ones there.
+    /// Whether a step fits the budget if it starts now. A collective stands before the running computation in
+    /// the order, and that computation has not taken over the memory of earlier collectives at this position.
     fn fits(&self, s: usize) -> bool {
         let added = self.memory.added_bytes(s);
         let held = if self.tasks.lane[s] == Lane::Comm { self.held } else { 0 };
@@ -327,7 +337,7 @@ impl<'a> OverlapScheduler<'a> {
         added == [0; 2] || live.saturating_add(total_bytes(added)) <= self.budget
     }
 
-    /// Starts the first collective whose time has come and that fits.
+    /// Starts the first collective whose time has come and that fits the budget.
     fn start_communication(&mut self) {
         if self.communicating.is_some() {
             return;
@@ -337,7 +347,7 @@ impl<'a> OverlapScheduler<'a> {
         let found = [1, PREFETCH]
             .into_iter()
             .filter_map(|kind| self.first_ready(kind).filter(due).find(|&s| self.fits(s)));
-        // A prefetch that has to start before it ends goes first.
+        // A prefetch that has to start before this collective ends goes first.
         let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
         let between = |s: &usize| progress.saturating_add(concurrent_time(self.tasks, *s)) <= next;
         let unused = || self.first_ready(UNUSED).filter(between).find(|&s| self.fits(s));
@@ -346,8 +356,8 @@ impl<'a> OverlapScheduler<'a> {
         }
     }
 
-    /// Starts the first computation whose turn has come and that fits. If none fits, it waits for what is in flight, and takes
-    /// the first if nothing is.
+    /// Starts the first computation whose turn has come and that fits the budget. If none fits, it waits for
+    /// collectives in flight. If there are none, it starts the first computation anyway.
     fn start_computation(&mut self) {
         if self.computing.is_some() {
             return;
@@ -355,7 +365,7 @@ impl<'a> OverlapScheduler<'a> {
         self.take_over(None);
         let mut found = self.first_due(|this, s| this.fits(s));
         if found.is_none() && self.communicating.is_none() {
-            // Nothing is in flight: all that has ended gives its memory.
+            // Nothing is in flight, so the memory of all ended collectives can be taken over.
             while !self.ended.is_empty() {
                 self.take_over_first();
             }
@@ -366,7 +376,7 @@ impl<'a> OverlapScheduler<'a> {
         }
     }
 
-    /// The first computation that is ready, whose turn has come, and of which `is_fine` holds.
+    /// The first ready computation whose turn has come and for which `is_fine` holds.
     fn first_due(&self, is_fine: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let turn = self.frontier_turn();
         let due = |s: &usize| !self.prefetches.moved[*s] || self.prefetches.turn[*s] <= turn;
@@ -376,7 +386,7 @@ impl<'a> OverlapScheduler<'a> {
         found.min_by_key(|&s| self.start_priority(s))
     }
 
-    /// Starts the first step that is ready, where nothing runs; false if there is none.
+    /// Starts the first ready step although it may exceed the budget. Returns false if there is none.
     fn force_start(&mut self) -> bool {
         let first = (0..self.ready.len()).filter_map(|kind| self.first_ready(kind).next());
         let Some(s) = first.min_by_key(|&s| self.start_priority(s)) else { return false };
@@ -385,7 +395,8 @@ impl<'a> OverlapScheduler<'a> {
     }
 
     fn start_step(&mut self, s: usize) {
-        let (lane, kind) = (self.tasks.lane[s], self.ready_queue(s));
+        let lane = self.tasks.lane[s];
+        let kind = self.ready_queue(s);
         self.ready[kind].remove(&(self.prefetches.turn[s], self.rank[s]));
         self.pending.remove(&(self.prefetches.turn[s], self.rank[s]));
         self.started[s] = true;
@@ -393,7 +404,8 @@ impl<'a> OverlapScheduler<'a> {
             Some(_) => concurrent_time(self.tasks, s),
             None => self.tasks.timed[s].time,
         };
-        let (start, end) = (self.now, self.now.saturating_add(time));
+        let start = self.now;
+        let end = self.now.saturating_add(time);
         let running = RunningStep { step: s, start, end, place: self.out.order.len() };
         if lane == Lane::Comm {
             self.memory.begin_step(s);
@@ -409,8 +421,8 @@ impl<'a> OverlapScheduler<'a> {
         self.out.peak = self.out.peak.max(total_bytes(self.memory.live));
     }
 
-    /// Lets the next computation take over the memory of the collectives that have ended for sure by now: those whose estimate
-    /// has passed by a margin, and, if it is known, those that it waits for and those before them.
+    /// Lets the next computation take over the memory of collectives that have certainly ended: those whose
+    /// estimate has passed by a margin and, if `next` is known, those that it waits for and all before them.
     fn take_over(&mut self, next: Option<usize>) {
         let awaited = next.into_iter().flat_map(|s| self.tasks.before.row(s)).map(|&b| b as usize);
         let awaited = awaited.filter(|&b| self.tasks.lane[b] == Lane::Comm).map(|b| self.place[b]).max();
@@ -432,7 +444,7 @@ impl<'a> OverlapScheduler<'a> {
         self.joining.push(c.place);
     }
 
-    /// Goes on to the next time at which a step ends or a prefetch is due.
+    /// Advances to the next time at which a step ends or a prefetch is due.
     fn advance_time(&mut self) {
         let ends = [self.computing, self.communicating].into_iter().flatten().map(|r| r.end);
         let mut next = ends.min().unwrap_or(self.now);
@@ -483,7 +495,7 @@ mod tests {
     use super::*;
     use crate::order::model::{IndexLists, MemoryClass};
 
-    /// Steps of values of one class each: what is in front of each, its bytes and time, and whether it communicates.
+    /// Steps of one value each, from their dependences, bytes, times, and whether they communicate.
     fn tasks(steps: &[(&[u32], u64, u64, bool)]) -> TaskGraph {
         let classes = steps.iter().map(|s| MemoryClass { bytes: s.1, arena: 0 }).collect();
         let mut tasks = TaskGraph::of_values(steps.iter().map(|s| s.0.to_vec()), classes);
@@ -495,7 +507,7 @@ mod tests {
         tasks
     }
 
-    /// Layers of a cast, a gather of it and a product that reads the gather and the product before.
+    /// Layers with a cast, a gather of the cast, and a product that reads the gather and the previous product.
     fn layers(count: u32) -> TaskGraph {
         let rows: Vec<(Vec<u32>, u64, u64, bool)> = (0..count)
             .flat_map(|l| {
@@ -511,7 +523,8 @@ mod tests {
         let tasks = layers(6);
         let from: Vec<u32> = (0..18).collect();
         let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
-        // All but the first gather are hidden; casts run on the compute lane, the second one beside the first gather.
+        // All gathers except the first are hidden. Casts run on the compute lane, the second one during the
+        // first gather.
         assert_eq!(
             makespan(&tasks, &found.order, &found.joined),
             6 * (5 + 200) + 50 - 5,
@@ -526,13 +539,13 @@ mod tests {
         assert!(found.peak <= 150, "{}", found.peak);
     }
 
-    /// Where communication takes longer than computation all gathers are late. The first to be used goes first, also if it is small and
-    /// its cast takes longer than itself.
+    /// If communication takes longer than computation, all gathers are late. The gather that is used first goes
+    /// first, also if it is small and its cast takes longer than the gather itself.
     #[test]
     fn late_gathers_of_parameters_keep_the_order_of_their_uses() {
         let mut rows: Vec<(Vec<u32>, u64, u64, bool)> = Vec::new();
         let sizes = [2u64, 500, 2, 700, 500, 3, 900, 2];
-        // The last parameter is the first in the order that it starts from.
+        // The last parameter comes first in the initial order.
         for &time in sizes.iter().rev() {
             let cast = rows.len() as u32;
             rows.extend([(vec![], time, 5, false), (vec![cast], time, time, true)]);
@@ -550,7 +563,7 @@ mod tests {
             let gathers = found.order.iter().copied().filter(|&s| tasks.lane[s as usize] == Lane::Comm);
             let expected: Vec<u32> = (0..count).map(|k| 2 * (count - 1 - k) + 1).collect();
             assert_eq!(gathers.collect::<Vec<_>>(), expected, "{:?}", found.order);
-            // Gathers follow each other, but for casts that a small gather does not hide.
+            // Gathers follow each other without gaps, except for casts that a small gather does not hide.
             let total = sizes.iter().sum::<u64>() + 5 * u64::from(count) + 20;
             assert!(makespan(&tasks, &found.order, &found.joined) <= total, "{:?}", found.order);
         }
@@ -570,18 +583,19 @@ mod tests {
         assert_eq!(makespan(&tasks, &found.order, &found.joined), 300);
     }
 
-    /// Twenty gathers that are not due do not keep a reduction from draining beside the first product.
+    /// Twenty gathers that are not due do not keep a reduction from overlapping the first product.
     #[test]
     fn prefetches_that_are_not_due_do_not_hide_reductions() {
         let mut rows: Vec<(Vec<u32>, u64, u64, bool)> =
             vec![(vec![], 10, 1000, false), (vec![0], 10, 400, true)];
         for _ in 0..20 {
-            let (gather, last) = (rows.len() as u32, if rows.len() == 2 { 0 } else { rows.len() as u32 - 1 });
+            let gather = rows.len() as u32;
+            let last = if rows.len() == 2 { 0 } else { rows.len() as u32 - 1 };
             rows.push((vec![], 100, 50, true));
             rows.push((vec![gather, last], 10, 1000, false));
         }
         let tasks = tasks(&rows.iter().map(|r| (&r.0[..], r.1, r.2, r.3)).collect::<Vec<_>>());
-        // The reduction is last in the order that it starts from.
+        // The reduction is last in the initial order.
         let from: Vec<u32> = [0].into_iter().chain(2..tasks.len() as u32).chain([1]).collect();
         let found = overlap(&tasks, &from, &Prefetches::new(&tasks, &from, 25), u64::MAX);
         let time = simulate_order(&tasks, &found.order, &found.joined);
@@ -594,7 +608,8 @@ mod tests {
         );
     }
 
-    /// Gathers that the program returns run in idle time of the lane, and make no prefetch start earlier than it needs to.
+    /// Gathers that the program returns run in idle time of the lane, and do not make a prefetch start earlier
+    /// than needed.
     #[test]
     fn collectives_that_no_step_uses_leave_prefetches_their_time() {
         let layers = layers(6);
@@ -618,7 +633,8 @@ mod tests {
         assert_eq!((time, peak), (alone.0, alone.1), "beside all that was there before");
     }
 
-    /// Whatever the dependences, times and budgets: each step once, behind what it needs, and joins behind their steps.
+    /// For random dependences, times and budgets, each step occurs once and after its dependences, and joins
+    /// come after their steps.
     #[test]
     fn every_order_is_one_of_the_program() {
         let mut rng = SplitMix(3);
@@ -641,7 +657,8 @@ mod tests {
                 let next = joined[at] as usize;
                 assert!(next > at && next <= order.len());
                 assert!(tasks.lane[s as usize] == Lane::Comm || next == at + 1);
-                // Whoever reads a collective waits for it: its memory is not needed longer than the last reader says.
+                // Readers of a collective wait for it, so its memory is not needed for longer than the last
+                // reader says.
                 let first =
                     tasks.after.row(s as usize).iter().filter(|&&a| tasks.lane[a as usize] == Lane::Compute);
                 let first = first.map(|&a| place[a as usize]).min();

@@ -1,30 +1,31 @@
-//! Improves an order where it peaks: a few steps around each peak are put in the best order that there is.
+//! Improves an order at its peaks: a few steps around each peak are put into the best order that a search
+//! finds.
 //!
-//! What is live depends on the set of steps that have run, not on their order. So a search over these sets finds an
-//! order of a window of steps: of each number of steps it follows the sets that are reached with the lowest peaks, and
-//! no set that is not reached below the peak there is. Where there are no more sets than it follows, the order that
-//! it finds is the best one.
+//! The live bytes depend on the set of steps that have run, not on their order. The search for an order of a
+//! window of steps therefore works on such sets. For each number of steps it follows the sets with the lowest
+//! peaks that stay below the current peak. If it never has to drop a set, then the order that it finds is the
+//! best one.
 //!
-//! The peak in one arena is lowered while the other stays below its own. Windows that are equal, as those of
-//! equal layers are, are solved once.
+//! The peak of one arena is lowered, and the other arena stays at or below its own peak. Equal windows, such as
+//! those of equal layers, are solved once.
 
 use std::collections::HashMap;
 
 use super::memory::{LiveMemory, live_bytes_by_step, peak_bytes};
 use super::model::TaskGraph;
 
-/// The number of steps that are put in order together; a set of them is a word.
+/// The number of steps in a window. A set of them fits into one word.
 const WINDOW: usize = 40;
 
-/// How many steps before a peak a window starts, as it is tried; descending, so that each starts behind the one
-/// before it and what is in front of it has run.
+/// The distances from the start of a window to the peak that are tried, in steps. They descend, so that each
+/// window starts after the previous one and the steps before it have run.
 const AHEAD: [usize; 3] = [4 * WINDOW / 5, WINDOW / 2, WINDOW / 5];
 
-/// How many sets of equally many steps are followed, and how many sets are looked at in all windows.
+/// The number of sets of equal size that are followed, and the number of sets that are visited in all windows.
 const BEAM: usize = 100;
 const SETS: usize = 200_000;
 
-/// How often the peaks are looked for.
+/// The number of rounds in which peaks are searched for.
 const ROUNDS: usize = 40;
 
 pub fn improve(tasks: &TaskGraph, order: &[u32]) -> Vec<u32> {
@@ -44,20 +45,20 @@ pub fn improve(tasks: &TaskGraph, order: &[u32]) -> Vec<u32> {
 struct WindowImprover<'a> {
     tasks: &'a TaskGraph,
     order: Vec<u32>,
-    /// The best order of each window that was solved, as positions; none if there is no better one.
+    /// The best order of each window that was solved, as positions. `None` if no order is better.
     known: HashMap<Vec<u64>, Option<Vec<u8>>>,
     sets: usize,
 }
 
 impl WindowImprover<'_> {
-    /// Lowers the peak of one arena; false if some window with that peak has no better order.
+    /// Lowers the peak of one arena. Returns false if some window with that peak has no better order.
     fn lower_peak(&mut self, arena: usize) -> bool {
         let before = live_bytes_by_step(self.tasks, &self.order);
         let most = peak_bytes(&before);
         if most[arena] == 0 {
             return false;
         }
-        // The steps in front of a window are a prefix of the order, whatever happens behind it.
+        // The steps before a window are a prefix of the order and do not depend on later changes.
         let mut memory = LiveMemory::new(self.tasks);
         let mut done = 0;
         let mut from = 0;
@@ -101,13 +102,13 @@ impl WindowImprover<'_> {
     }
 }
 
-/// A class that some step of a window touches.
+/// A class that some step of a window accesses.
 struct WindowClass {
     bytes: u64,
     arena: usize,
-    /// The steps of the window that touch it.
+    /// The steps of the window that access it.
     by: u64,
-    /// Whether it is live before the window, and after it.
+    /// Whether it is live before the window, and whether it is live after the window.
     born: bool,
     lives_on: bool,
 }
@@ -115,16 +116,16 @@ struct WindowClass {
 struct StepWindow {
     /// For each step, the steps of the window that must come before it.
     before: Vec<u64>,
-    /// For each step, the classes that it touches and those that it may write over.
+    /// For each step, the classes that it accesses and those that it may overwrite.
     touches: Vec<Vec<u32>>,
     over: Vec<Vec<u32>>,
     held: Vec<WindowClass>,
     /// The arena whose peak is to be lowered.
     arena: usize,
-    /// What may at most be live beyond what is live at the start: in the arena less than this, in the other at
-    /// most this.
+    /// The room above the bytes that are live at the start. The arena must stay below its limit, and the other
+    /// arena at or below its own.
     room: [i128; 2],
-    /// All of the above: equal windows have equal keys.
+    /// All fields above as numbers: equal windows have equal keys.
     key: Vec<u64>,
 }
 
@@ -188,11 +189,12 @@ impl StepWindow {
         key
     }
 
-    /// What is live more than before the window during step `i` and after it, when the steps `set` have run and
-    /// `live` is what is live then.
+    /// The live bytes relative to the start of the window, during step `i` and after it. The steps of `set`
+    /// have run, and `live` are the live bytes then.
     fn step_memory(&self, i: usize, set: u64, live: [i128; 2]) -> ([i128; 2], [i128; 2]) {
         let bit = 1u64 << i;
-        let (mut during, mut after) = (live, live);
+        let mut during = live;
+        let mut after = live;
         for &k in &self.touches[i] {
             let h = &self.held[k as usize];
             if !h.born && h.by & set == 0 {
@@ -210,7 +212,8 @@ impl StepWindow {
         (during, after)
     }
 
-    /// An order with a lower peak than there is, the lowest that the search finds, and the number of sets looked at.
+    /// The order with the lowest peak that the search finds, if that is lower than the current peak, and the
+    /// number of visited sets.
     fn solve(&self) -> (Option<Vec<u8>>, usize) {
         let mut reached = vec![ReachedSet { before: 0, step: 0, set: 0, live: [0; 2], peak: 0 }];
         let mut level = vec![0u32];
@@ -249,8 +252,8 @@ impl StepWindow {
         (best, reached.len())
     }
 
-    /// The sets that one more step leads to, as far as they stay within the room. A step that lowers what is live
-    /// without a new peak is taken at once: later it would do the same.
+    /// The sets that one more step leads to, as far as they stay within the room. A step that lowers the live
+    /// bytes without a new peak is taken at once, because it would do the same later.
     fn extend_set(&self, at: u32, from: &ReachedSet) -> Vec<ReachedSet> {
         let other = 1 - self.arena;
         let mut out = Vec::new();
@@ -279,7 +282,8 @@ struct ReachedSet {
     before: u32,
     step: u8,
     set: u64,
-    /// What is live more than before the window, and the most of the arena whose peak is lowered.
+    /// The live bytes relative to the start of the window, and the peak so far of the arena that is to be
+    /// lowered.
     live: [i128; 2],
     peak: i128,
 }

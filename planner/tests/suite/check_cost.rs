@@ -1,4 +1,5 @@
-//! What plans and proofs take their work from: not pairs of values, not pairs of buckets, and not every rank.
+//! Tests of the cost of plans and proofs: the work does not grow with pairs of values, pairs of buckets, or
+//! ranks.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +7,7 @@ use symmc_check::{CheckReport, check};
 use symmc_ir::{CollectiveVariant, Graph, GroupMembers, text};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
-/// `n` values of a symbol each, all-reduced and gathered as one.
+/// A program of `symbols` values with one symbol each, all-reduced and gathered as one.
 fn concatenated(symbols: usize) -> Graph {
     let each = |line: &dyn Fn(usize) -> String| (0..symbols).map(line).collect::<String>();
     let list = |item: &dyn Fn(usize) -> String, by: &str| (0..symbols).map(item).collect::<Vec<_>>().join(by);
@@ -60,7 +61,7 @@ fn buckets_that_order_their_steps_alike_are_followed_once() {
     }
     let report = proof(&source, &buckets);
     assert_eq!(report.buckets, 256);
-    // Waits may differ with the places.
+    // The waits of buckets may differ, because their places may.
     assert!(report.sequences < 256, "{report:?}");
 }
 
@@ -91,7 +92,8 @@ fn ranks_of_a_large_mesh_share_what_they_know() {
     assert_eq!((report.simulated, report.examined), (1024, 1));
 }
 
-/// Each output needs a copy of its own. A search for each name from the first would take minutes here.
+/// Each output needs a copy with a new name. A search for each name from the first number on would take minutes
+/// here.
 #[test]
 fn copies_of_one_value_are_named_one_after_the_other() {
     const COPIES: usize = 20_000;

@@ -1,4 +1,5 @@
-//! Dispatches: which nodes become one step, what of them has memory, and that the check sees through them.
+//! Tests of dispatches: which nodes become one step, which of their values have memory, and that the check
+//! handles them.
 
 use std::collections::BTreeSet;
 
@@ -34,7 +35,7 @@ pub(crate) fn dispatches(plan: &Plan) -> Vec<String> {
     all.collect()
 }
 
-/// A layer of a transformer behind its attention, for so many tokens.
+/// A layer of a transformer after its attention, for `tokens` tokens.
 fn layer(tokens: &str, variant: &str) -> String {
     format!(
         "program \"layer\" ranks 2\nsymbol t in {tokens}\ngroup @tp world\n\
@@ -70,7 +71,7 @@ fn a_layer_of_few_tokens_is_its_kernels() {
 
 #[test]
 fn the_norm_of_a_reduction_keeps_off_what_blocks_of_its_rows_send() {
-    // A layer behind it, so that the norm of the second reduction is no output.
+    // A second layer follows, so that the norm of the second reduction is no output.
     let program =
         layer("1..=64", "ll").replace("return %nz", "%e: bf16[t, 4096] = matmul %nz, %dnt\nreturn %e");
     let plan = planned(&program);
@@ -92,11 +93,11 @@ fn few_long_rows_are_normalised_by_a_kernel_of_their_own() {
 fn many_tokens_keep_what_pays() {
     let plan = planned(&layer("1..=4096", "ll"));
     assert_eq!(dispatches(&plan), ["reduction: r y ny", "map: s m", "reduction: rd z nz"]);
-    // By stores alone from 32 MiB on, which give no norm.
+    // From 32 MiB on, stores alone are used, which compute no norm.
     let plan = planned(&layer("4096..=8192", "two_shot"));
     assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
     assert!(plan.buckets[0].places.contains_key("r"), "peers write the reduction");
-    // Smaller ones of the bucket add by a kernel of its own.
+    // Smaller sizes of the bucket use a separate kernel for the addition.
     let plan = planned(&layer("1..=8192", "two_shot"));
     assert_eq!(dispatches(&plan), ["reduction: r y", "map: s m", "reduction: rd z"]);
     let plan = planned(&layer("1..=2048", "two_shot"));
@@ -121,7 +122,7 @@ fn a_norm_is_done_with_the_rows_that_it_reads() {
     for norm in [rms, both] {
         assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["norm: s y ny"], "{norm}");
     }
-    // Rows that are not kept in registers; a norm of what the nodes read, or by what they give.
+    // Rows that are not kept in registers, a norm of an operand, and a norm of a result.
     let maps = |program: String| assert_eq!(dispatches(&planned(&program)), ["map: s y"]);
     maps(residual(rms, 32768));
     maps(residual(&rms.replace("%y", "%x"), 4096));
@@ -150,7 +151,7 @@ fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
         plan.programs[0] = plan.programs[0].replacen(from, to, 1);
         broken(&plan)
     };
-    // Narrower, wider, of another form, of what others give.
+    // Narrower, wider, of another form, and of results of other nodes.
     let after = "%e: bf16[t, 4096] = neg %ny\n";
     let invalid = BTreeSet::from(["Invalid".to_string()]);
     assert_eq!(edit(&format!("{norm}}}\n"), &format!("}}\n{norm}")), invalid);
@@ -159,7 +160,7 @@ fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
     assert_eq!(edit("rms_norm %y, %w", "rms_norm %x, %w"), invalid);
 }
 
-/// Queries, keys and values of so many tokens, with `views` between the queries and their rotary embedding.
+/// Queries, keys and values of `tokens` tokens, with `views` between the queries and their rotary embedding.
 fn heads(tokens: &str, views: &str) -> String {
     format!(
         "program \"heads\" ranks 1\nsymbol t in {tokens}\narg %x: bf16[1, t, 4096]\nparam %q: bf16[1024, 4096]\n\
@@ -188,14 +189,14 @@ fn heads_of_few_rows_are_turned_by_the_products_that_give_them() {
     assert!(plan.buckets[0].places.contains_key("pv"), "attention reads it");
     let apart = ["batch: pq pk pv", "rotary: rq rk"];
     assert_eq!(dispatches(&planned(&heads("1..=65", BY_HEADS))), apart);
-    // Queries that others read as well, and rows of columns.
+    // Queries with other readers, and rows of columns.
     let program = heads("1..=64", BY_HEADS);
     assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %pq"))), apart);
     assert_eq!(dispatches(&planned(&program.replace("return %a", "return %a, %hq"))), apart);
     let crossed =
         "%tq: bf16[1, 1024, t] = permute %pq perm=[0, 2, 1]\n%hq: bf16[1, 8, t, 128] = reshape %tq\n";
     assert_eq!(dispatches(&planned(&heads("1..=64", crossed))), apart);
-    // Reading wide weights takes long beside what is saved.
+    // Reading wide weights takes longer than the dispatch saves.
     let wide = program.replace("1024", "8192").replace("%gq: bf16[1, t, 8,", "%gq: bf16[1, t, 64,");
     let wide = wide.replace("bf16[1, 8, t, 128]", "bf16[1, 64, t, 128]");
     assert_eq!(dispatches(&planned(&wide)), apart);
@@ -205,7 +206,7 @@ fn heads_of_few_rows_are_turned_by_the_products_that_give_them() {
     assert_eq!(dispatches(&planned(&rows)), apart);
 }
 
-/// Queries, keys and values, the first two with a norm before the next product, and `between` behind it.
+/// Queries, keys and values. The first two have a norm before the next product, and `between` follows.
 fn normed_heads(between: &str) -> String {
     let head = |name: &str, n: i64| {
         format!(
@@ -240,7 +241,7 @@ fn products_of_one_left_operand_are_a_batch_with_norms_between_them() {
         dispatches(&planned(&normed_heads(&far).replace("return %a", "return %a, %e9"))),
         ["batch: pk pv"]
     );
-    // A weight that something between them gives.
+    // A weight that is computed between them.
     let made = program.replace(
         "%pk: bf16[1, t, 128] = matmul %x, %wk",
         "%ek: bf16[4096, 128] = exp %wk\n%pk: bf16[1, t, 128] = matmul %x, %ek",
@@ -260,15 +261,15 @@ fn a_batch_that_turns_heads_is_no_wider_and_no_narrower_than_planned() {
     };
     let invalid = BTreeSet::from(["Invalid".to_string()]);
     let keys = "%rk: bf16[1, 1, t, 128] = rotary_embedding %hk, %c, %s width=128 interleaved=false\n";
-    // Without the embedding of the keys, their product has no memory; the view in front of it turns nothing.
+    // Without the embedding of the keys, their product has no memory. The view before it reorders nothing.
     assert_eq!(edit(&[(&format!("{keys}}}\n"), &format!("}}\n{keys}"))]), invalid);
     let view = "%hk: bf16[1, 1, t, 128] = reshape %pk\n";
     let narrow = edit(&[(&format!("{view}{keys}}}\n"), &format!("}}\n{view}{keys}"))]);
     assert!(narrow.contains("StepMissing") && narrow.contains("PlaceMissing"), "{narrow:?}");
-    // Another form, and turned by what the dispatch gives itself.
+    // Another form, and an embedding with a value that the dispatch itself computes.
     assert_eq!(edit(&[("dispatch batch {", "dispatch rotary {")]), invalid);
     assert_eq!(edit(&[("rotary_embedding %hk, %c, %s", "rotary_embedding %hk, %hk, %hk")]), invalid);
-    // Turned keys over what the products read, and over the cosines.
+    // Embedded keys over the operand of the products, and over the cosines.
     for over in ["x", "c"] {
         let mut plan = planned(
             &heads("1..=64", BY_HEADS).replace("arg %x", "arg %y").replace("arg %c", "arg %d").replacen(
@@ -301,7 +302,7 @@ fn caches_are_stored_into_by_one_kernel_where_they_lie() {
         assert_eq!(places[cache].memory, places[stored].memory, "%{cache}");
     }
     assert!(plan.buckets[0].copies.is_empty(), "{:?}", plan.buckets[0].copies);
-    // What is stored next depends on what was stored.
+    // The second stored value depends on the first store.
     let chained = CACHES.replace("index_put %cv, %v", "index_put %nk, %v").replace("mutate %ck = %nk\n", "");
     assert_eq!(dispatches(&planned(&chained)), [""; 0]);
 }
@@ -317,7 +318,7 @@ fn stores_of_a_dispatch_lie_on_nothing_that_another_reads() {
     };
     let invalid = BTreeSet::from(["Invalid".to_string()]);
     let values = "%nv: bf16[1, 2, 512, 128] = index_put %cv, %v, %at axis=2 accumulate=false\n";
-    // Narrower, wider, of another form, and of what it gives itself.
+    // Narrower, wider, of another form, and a store of a value that the dispatch itself computes.
     assert!(edit(&format!("{values}}}\n"), &format!("}}\n{values}")).contains("StepMissing"));
     let attention =
         "%a: bf16[1, 8, t, 128] = attention %q, %nk, %nv causal=false scale=0.08838834764831845\n";
@@ -350,7 +351,7 @@ fn two_products_are_worth_a_kernel_where_one_is_not() {
     assert_eq!(dispatches(&one), ["map: s b m"]);
 }
 
-/// An all-gather along the last axis, and what reads it.
+/// An all-gather along the last axis, and its reader.
 fn gathered(tokens: &str, variant: &str) -> String {
     format!(
         "program \"gathered\" ranks 4\nsymbol t in {tokens}\ngroup @tp world\narg %x: bf16[t, 64]\nparam %w: bf16[256, 32]\n\
@@ -369,7 +370,7 @@ fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
         assert_eq!(steps, ["l", "g", "y"]);
         assert!(!plan.buckets[0].places.contains_key("g"), "%g has memory");
     }
-    // Other variants, whose results peers or the library write.
+    // Other variants, whose results are written by peers or by the library.
     for variant in ["push", "plain", "copies", "pull_copies", "nccl_window"] {
         assert_eq!(dispatches(&planned(&gathered("1..=64", variant))), [""; 0], "{variant}");
     }
@@ -378,7 +379,7 @@ fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
         assert!(program.contains(from), "{from}");
         assert_eq!(dispatches(&planned(&program.replace(from, to))), [""; 0], "{to}");
     };
-    // What is gathered is read elsewhere, or is the result.
+    // The gathered value has other readers, or is returned.
     apart("return %y", "return %y, %g");
     apart("return %y", "%e: bf16[4*t, 64] = neg %g\nreturn %y, %e");
     apart("return %y", "%e: bf16[t, 4, 64] = neg %p\nreturn %y, %e");
@@ -389,7 +390,7 @@ fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
     let columns = "%r: bf16[4, t, 64] = reshape %g\n%p: bf16[t, 64, 4] = permute %r perm=[1, 2, 0]\n";
     let (start, end) = (program.find("%r:").expect("views"), program.find("%f:").expect("a copy"));
     assert_eq!(dispatches(&planned(&(program[..start].to_string() + columns + &program[end..]))), [""; 0]);
-    // Along a middle axis, and a view that is returned, of which the plan makes a copy.
+    // A gather along a middle axis, and a returned view, which the plan copies.
     let middle =
         program.replace("%r: bf16[4, t, 64] = reshape %g", "%r: bf16[4, t, 2, 32] = reshape %g").replace(
             "%p: bf16[t, 4, 64] = permute %r perm=[1, 0, 2]",
@@ -413,14 +414,15 @@ fn a_gather_is_no_wider_and_no_narrower_than_planned_and_lies_on_no_operand() {
     let invalid = BTreeSet::from(["Invalid".to_string()]);
     let copy = "%f: bf16[t, 256] = reshape %p\n";
     let product = "%y: bf16[t, 32] = matmul %f, %w\n";
-    // Without the copy, with what follows it, in another form, and by variants that write results of peers or from the arrival on.
+    // Without the copy, with the next node, in another form, and by variants that write results of peers or
+    // write from arrival on.
     assert_eq!(edit(&[(&format!("{copy}}}\n"), &format!("}}\n{copy}"))]), invalid);
     assert_eq!(edit(&[(&format!("}}\n{product}"), &format!("{product}}}\n"))]), invalid);
     assert_eq!(edit(&[("dispatch gather {", "dispatch reduction {")]), invalid);
     for variant in ["push", "plain", "nccl_window"] {
         assert_eq!(edit(&[("via=pull", &format!("via={variant}"))]), invalid, "{variant}");
     }
-    // A copy of something else, or of a part.
+    // A copy of another value, or of a part.
     assert!(!edit(&[("permute %r perm=[1, 0, 2]", "permute %l perm=[1, 0, 2]")]).is_empty());
     // The copy over the operand, and without memory.
     let mut plan = planned(&gathered("1..=64", "ll"));
@@ -432,7 +434,7 @@ fn a_gather_is_no_wider_and_no_narrower_than_planned_and_lies_on_no_operand() {
     assert!(broken(&plan).contains("PlaceMissing"), "{:?}", broken(&plan));
 }
 
-/// The rules that a plan breaks.
+/// The rules that a plan violates.
 pub(crate) fn broken(plan: &Plan) -> BTreeSet<String> {
     check(plan).err().unwrap_or_default().iter().map(|e| e.kind()).collect()
 }
@@ -448,12 +450,12 @@ fn edited(from: &str, to: &str) -> Plan {
 #[test]
 fn a_dispatch_that_is_wider_or_narrower_than_planned_is_found() {
     let last = "%m: bf16[t, 4096] = mul %s, %up\n}\n";
-    // Without the last node the one before has a result that needs memory, and the last is no step.
+    // Without the last node, the node before it has a result that needs memory, and the last node has no step.
     let mut narrow = planned(&layer("1..=4096", "ll"));
     narrow.programs[0] = narrow.programs[0].replacen(last, "}\n%m: bf16[t, 4096] = mul %s, %up\n", 1);
     let found = broken(&narrow);
     assert!(found.contains("StepMissing") && found.contains("PlaceMissing"), "{found:?}");
-    // With the product behind it, which is a step of its own.
+    // With the following product, which is a step of its own.
     let down = "%d: bf16[t, 4096] = matmul %m, %dnt\n";
     let mut wide = edited(last, &last[..last.len() - 2]);
     wide.programs[0] = wide.programs[0].replacen(down, &format!("{down}}}\n"), 1);
@@ -534,7 +536,8 @@ fn collectives_of_a_set_are_one_step_with_one_pair_of_barriers() {
 
 #[test]
 fn collectives_of_a_set_need_not_be_neighbours_of_what_they_read() {
-    // What stands between: a norm of rows whose units the walk closes, and a reduction over rows that it defers.
+    // The nodes between: a norm of rows, whose units the walk closes, and a reduction over rows, which it
+    // defers.
     let between = "%n: f32[4*t, 12] = softmax %h axis=1 log=false\n%m: f32[12] = reduce %n op=sum axes=[0] keep=false\n\
          %q: bf16[12] = cast %m\n%f: bf16[12] = neg %q\n";
     let nodes = "%a: bf16[64, 64] = all_gather %p group=@w via=V\n\
@@ -547,7 +550,7 @@ fn collectives_of_a_set_need_not_be_neighbours_of_what_they_read() {
 
 #[test]
 fn an_exit_barrier_of_a_set_protects_all_operands() {
-    // One that is given once, and one that each run computes.
+    // One operand is written once, and one is computed in each run.
     let nodes = "%a: bf16[64, 64] = all_gather %p group=@w via=V\n\
          %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n";
     let program = together("pull", "", nodes).replace("return %c\n", "");
@@ -560,7 +563,7 @@ fn an_exit_barrier_of_a_set_protects_all_operands() {
     let errors = check(&plan).expect_err("the next run writes what peers may still read");
     let races = errors.iter().map(ToString::to_string).filter(|e| e.contains("%h")).count();
     assert!(races > 0, "{errors:?}");
-    // Both given once: nothing is written again.
+    // Both are written once, so nothing is overwritten.
     let constant = program
         .replace("arg %x: f32[4*t, 12]", "arg %x: f32[4*t, 12]\nparam %k: f32[8, 12]")
         .replace("%b: f32[4*t, 12] = all_to_all %h", "%b: f32[8, 12] = all_to_all %k")

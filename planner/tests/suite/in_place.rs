@@ -1,4 +1,5 @@
-//! The planner places results by the table of facts of ops, the check by rules of its own: both agree on every op.
+//! The planner places results by the table of facts of ops, and the check uses rules of its own. Both must
+//! agree on every op.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +11,7 @@ use symmc_planner::{BucketInput, PlanConfig, plan};
 
 use crate::common::corrupt::{flatten, mend};
 
-/// What a node of a program needs, with copies as the operands of the node, and a copy of each of its results returned.
+/// The operands of a node, copied before it, and a returned copy of each of its results.
 fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
     let mut needed: BTreeSet<NodeId> = [target].into();
     let mut open = vec![target];

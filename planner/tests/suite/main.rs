@@ -1,4 +1,5 @@
-//! What the planner makes and what the check proves, in one binary, because each takes seconds to link.
+//! Tests of the planner's plans and of the check's proofs, in one binary, because each binary takes seconds to
+//! link.
 
 mod check_cost;
 mod common;

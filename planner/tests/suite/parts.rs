@@ -1,4 +1,4 @@
-//! Larger results whose parts are produced inside of them: only where that takes no more memory.
+//! Larger results enclose their parts only if that takes no more memory.
 
 use symmc_check::check;
 use symmc_ir::text;
@@ -21,14 +21,14 @@ fn planned_on(ranks: u32, body: &str) -> Plan {
     plan
 }
 
-/// Why a value lies where it lies.
+/// The reason for the place of a value.
 fn why<'p>(plan: &'p Plan, value: &str) -> &'p str {
     &plan.buckets[0].places[value].why
 }
 
 #[test]
 fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
-    // With %early inside, 4352 bytes of %all would be occupied beside the 8192 of %big.
+    // With %early inside, 4352 bytes of %all would be occupied together with the 8192 bytes of %big.
     let body = "arg %x: f32[64]\narg %y: f32[2048]\n%early: f32[64] = neg %x\n\
         %big: f32[2048] = exp %y\n%bigger: f32[2048] = cumsum %big axis=0\n%sum: f32[] = reduce %bigger op=sum axes=[0] keep=false\n\
         %wide: f32[1024] = expand %sum\n%late: f32[1024] = exp %wide\n%all: f32[1088] = concat %early, %late axis=0\n\
@@ -36,7 +36,7 @@ fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
         %spread: f32[1024] = expand %r\n%a: f32[1024] = exp %spread\n%b: f32[1024] = neg %spread\n\
         %second: f32[2048] = concat %a, %b axis=0\n%s: f32[] = reduce %second op=max axes=[0] keep=false\nreturn %s\n";
     let plan = planned(body);
-    // Most are alive where %all is written: it and both its pieces.
+    // The peak is where %all is written: it and both its pieces are alive.
     assert_eq!(plan.buckets[0].totals.ordinary_bound, 2 * 1088 * 4, "{}", plan.to_json());
     assert_ne!(why(&plan, "early"), "a piece of %all");
     assert_eq!(why(&plan, "a"), "a piece of %second");
@@ -44,7 +44,8 @@ fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
 
 #[test]
 fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own() {
-    // Whether one row lies within all rows is a matter of both symbols: an output's memory is as large as it is in that run.
+    // Both symbols decide whether one row lies within all rows: an output's memory is as large as the output is
+    // in that run.
     let row = "symbol m in 2..=16\nsymbol n in 2..=16\narg %x: f32[m, n]\n%first: f32[1, n] = slice %x axis=0 start=0 step=1\n\
         %row: f32[1, n] = add %first, 1.0\n%rest: f32[m - 1, n] = slice %x axis=0 start=1 step=1\n\
         %all: f32[m, n] = concat %row, %rest axis=0\n";
@@ -57,7 +58,7 @@ fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own(
     ] {
         planned(&format!("{row}{end}"));
     }
-    // The last rows end where all do.
+    // The last rows end where all rows end.
     let plan = planned(
         "symbol m in 2..=16\narg %x: f32[m, 8]\n%first: f32[1, 8] = slice %x axis=0 start=0 step=1\n\
          %row: f32[1, 8] = add %first, 1.0\n%more: f32[m, 8] = exp %x\n%all: f32[m + 1, 8] = concat %row, %more axis=0\nreturn %all\n",
@@ -67,7 +68,7 @@ fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own(
 
 #[test]
 fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
-    // Peers read %b until the all-gather has met, while %c is put together beside it in %all.
+    // Peers read %b until the all-gather has met. Meanwhile %c is placed next to it in %all.
     let body = "group @g world\narg %x: f32[6, 4]\n%s: f32[6, 4] = neg %x\n\
         %p: f32[6, 4] = broadcast %s root=0 group=@g via=plain\n%b: f32[6, 4] = mul %p, %x\n\
         %r: f32[6, 4] = all_reduce %b op=sum group=@g via=one_shot\n%t: f32[6, 4] = add %p, %r\n\
@@ -81,7 +82,7 @@ fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
 
 #[test]
 fn what_is_not_known_to_begin_within_a_value_has_memory_of_its_own() {
-    // The last part begins at 416 t - 128 t u, whose bounds are below 0.
+    // The last part begins at 416 t - 128 t u, whose lower bound is negative.
     for output in ["return %all\n", "%n: f32[12*t, 13 - 4*u] = exp %all\nreturn %n\n"] {
         let plan = planned(&format!(
             "symbol t in 0..=6\nsymbol u in 1..=3\narg %x: f32[4*t, 13 - 4*u]\n\

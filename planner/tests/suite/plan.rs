@@ -1,9 +1,9 @@
-//! Small programs and what their plans must say.
+//! Small programs and the expected plans.
 //!
-//! A plan is written as one line a step: its number, `-` or `~` for the lanes of computation and
-//! communication, the node, what it waits for, the fate of a droppable exit barrier, and where its results
-//! lie with the steps at which that memory is occupied: `o` for the ordinary and `s` for the symmetric
-//! arena with an offset, `out`, `in` and `fixed` with an index.
+//! A plan is written as one line per step: its number, `-` or `~` for the compute and the communication lane,
+//! the node, its waits, the decision about a droppable exit barrier, and the places of its results with the
+//! steps at which that memory is occupied. Places are `o` for the ordinary and `s` for the symmetric arena with
+//! an offset, and `out`, `in` and `fixed` with an index.
 
 use std::fmt::Write;
 
@@ -25,7 +25,7 @@ fn graph(body: &str) -> Graph {
     text::parse(&format!("{HEAD}{body}")).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Plans buckets; the source has the range of all of them together.
+/// Plans buckets. The source has the range that covers all of them.
 fn try_plan(graphs: Vec<Graph>, config: &PlanConfig) -> Result<Plan, PlanError> {
     let mut source = graphs[0].clone();
     for (s, symbol) in graphs.iter().flat_map(|g| g.symbols.iter()) {
@@ -37,7 +37,7 @@ fn try_plan(graphs: Vec<Graph>, config: &PlanConfig) -> Result<Plan, PlanError> 
     plan(&source, &buckets, config)
 }
 
-/// Plans a program in the order of its nodes as far as that is the best one, and checks the plan.
+/// Plans a program, whose node order is the best order unless stated otherwise, and checks the plan.
 fn planned(body: &str) -> Plan {
     planned_with(vec![graph(body)], &PlanConfig::default())
 }
@@ -142,7 +142,7 @@ fn a_dropped_operand_outlives_the_next_operand() {
 
 #[test]
 fn an_odd_number_of_turns_keeps_one_barrier() {
-    // Three operands, each alive with both others, would need three places on the circle.
+    // Three operands that are each alive together with both others would need three places across runs.
     let p = planned(&chain(&["@all via=one_shot", "@all via=one_shot", "@all via=one_shot"]));
     let t = p.buckets[0].totals;
     assert_eq!((t.barriers_dropped, t.barriers_kept), (2, 1));
@@ -170,7 +170,7 @@ fn results_of_the_rendezvous_may_take_the_bytes() {
     );
 }
 
-/// Two collectives of which the second, run this way, writes an operand of a third.
+/// Two collectives. With this variant the second writes an operand of a third.
 fn rendezvous_through(variant: &str) -> String {
     format!(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
@@ -185,8 +185,8 @@ fn rendezvous_through(variant: &str) -> String {
 
 #[test]
 fn what_the_library_writes_waits_for_the_whole_rendezvous() {
-    // The library may write a piece of r1 as soon as one peer has come, while another still reads a0: the bytes
-    // that a push may take are not free for it.
+    // The library may write a piece of r1 as soon as one peer has arrived, while another still reads a0. The
+    // bytes that a push may take are not free for it.
     let pushed = planned_in_order(&rendezvous_through("push"));
     let plain = planned_in_order(&rendezvous_through("plain"));
     let place = |p: &Plan, value: &str| match place_of(p, value).memory {
@@ -195,7 +195,7 @@ fn what_the_library_writes_waits_for_the_whole_rendezvous() {
     };
     assert_eq!(place(&pushed, "a0"), place(&pushed, "r1"), "after the rendezvous");
     assert_ne!(place(&plain, "a0"), place(&plain, "r1"), "from the arrival on");
-    // The check tells the two apart by the variant alone.
+    // The check distinguishes the two by the variant alone.
     let mut wrong = pushed.clone();
     for program in wrong.programs.iter_mut() {
         *program = program.replace("via=push", "via=plain");
@@ -206,7 +206,7 @@ fn what_the_library_writes_waits_for_the_whole_rendezvous() {
 
 #[test]
 fn a_lone_collective_keeps_its_barrier() {
-    // It meets itself only after its operand is written again.
+    // The collective meets itself only after its operand is written again.
     expect(
         &planned(&chain(&["@all via=one_shot"])),
         "0 - a0 = s0 [0..1]
@@ -214,7 +214,7 @@ fn a_lone_collective_keeps_its_barrier() {
     );
 }
 
-/// One-shot all-reduces of operands with so many rows of 256 bytes.
+/// One-shot all-reduces of operands with these numbers of rows of 256 bytes.
 fn rows(rows: &[usize]) -> String {
     let mut body = String::from("param %w: f32[64, 64]\n");
     let mut returned = Vec::new();
@@ -239,16 +239,16 @@ fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
     };
     let sizes = |p: &Plan| (p.arenas.symmetric, p.buckets[0].totals.barrier_bytes);
     let (large, small) = (64 * 64 * 4, 16 * 64 * 4);
-    // Each operand stays until the next has been reduced: two of the large ones lie side by side.
+    // Each operand stays until the next has been reduced, so two of the large ones are alive together.
     let free = &plans[0];
     assert_eq!(sizes(free), (2 * large, large), "{}", steps(free));
     assert!(exits(free).iter().all(|e| e.0 == ExitBarrier::Dropped), "{}", steps(free));
-    // One barrier between the large ones is enough for what lies between.
+    // One barrier between the large operands is enough for the small ones in between.
     let tight = within(large + small);
     assert_eq!(sizes(tight).0, large + small, "{}", steps(tight));
     let kept: Vec<_> = exits(tight).into_iter().filter(|e| e.0 == ExitBarrier::Kept).collect();
     assert_eq!(kept, [(ExitBarrier::Kept, Some(large - small))], "{}", steps(tight));
-    // Without any dropped barrier next to them the large ones are alone.
+    // If no barrier next to the large operands is dropped, each is alive alone.
     let least = within(large);
     assert_eq!(sizes(least), (large, 0), "{}", steps(least));
     let dropped = exits(least).iter().filter(|e| e.0 == ExitBarrier::Dropped).count();
@@ -285,7 +285,7 @@ fn a_broadcast_does_not_meet() {
 
 #[test]
 fn a_put_writes_the_symmetric_arena_and_does_not_meet() {
-    // The operand stays where it is; of a returned result only the copy leaves the arena.
+    // The operand stays in place. Of a returned result only the copy leaves the arena.
     let p = planned(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
          %a: f32[16, 16] = matmul %x, %w\n\
@@ -309,7 +309,7 @@ fn a_put_writes_the_symmetric_arena_and_does_not_meet() {
         reach,
         [PeerReach::Read, PeerReach::Local, PeerReach::Written, PeerReach::Local, PeerReach::Written]
     );
-    // An input is sent from where it lies.
+    // An input is sent from its own place.
     let p = planned(
         "arg %x: f32[16, 16]\n%y: f32[16, 16] = broadcast %x root=1 group=@pairs via=put\nreturn %y\n",
     );
@@ -350,7 +350,7 @@ fn collectives_by_ll_share_two_landing_zones_of_the_largest_size() {
     let fixed: Vec<(FixedRole, u64, u64)> =
         p.fixed.iter().map(|f| (f.role.clone(), f.offset, f.size)).collect();
     let zone = |group: &str, zone| FixedRole::Landing { group: group.into(), zone };
-    // Eight bytes carry four; every rank has a slot: 1024 bytes from four ranks, 256 from two.
+    // Eight bytes carry four, and every rank has a slot: 1024 bytes from four ranks, 256 from two.
     assert_eq!(
         fixed,
         [
@@ -395,8 +395,8 @@ fn a_bound_argument_needs_no_copy_but_its_last_barrier() {
     assert!(p.buckets[0].copies.is_empty());
     assert_eq!(place_of(&p, "x").memory, MemoryRef::Fixed(1));
     let exits: Vec<Option<ExitBarrier>> = p.buckets[0].steps.iter().map(|s| s.exit).collect();
-    // The parameter is never written again and the argument's first reader is met by its second; peers must
-    // have left the second before the caller writes the argument anew.
+    // The parameter is never overwritten, and the argument's second reader meets its first. Peers must have
+    // left the second reader before the caller writes the argument again.
     assert_eq!(exits, [Some(ExitBarrier::Dropped), Some(ExitBarrier::Dropped), Some(ExitBarrier::Kept)]);
 }
 
@@ -417,7 +417,7 @@ fn operands_that_peers_cannot_read_in_one_run_are_copied() {
     let copies: Vec<(&str, CopyReason)> =
         p.buckets[0].copies.iter().map(|c| (c.of.as_str(), c.reason)).collect();
     assert_eq!(copies, [("t", CopyReason::Contiguous), ("s", CopyReason::Contiguous)]);
-    // u is aligned, so all of h lies where peers read it.
+    // u is aligned, so peers read all of h in place.
     let MemoryRef::Buffer(h) = place_of(&p, "h").memory else { panic!() };
     assert_eq!(p.buckets[0].buffers[h].arena, ArenaKind::Symmetric);
 }
@@ -521,7 +521,7 @@ fn rows_and_stores_are_written_over_the_first_operand() {
         assert_eq!(of(v), of("h"), "{v}\n{}", steps(&p));
     }
     assert_eq!(place_of(&p, "q").why, "over %p, which nothing needs any more");
-    // What is read all over, or at other times than it is written, stays.
+    // An input that is read at other positions or at other times than it is written stays in its own memory.
     let p = planned(
         "arg %x: f32[16]\narg %at: i64[16]\n%h: f32[16] = relu %x\n\
          %n: f32[16] = layer_norm %h, %h axes=1 eps=1e-5\n%k: f32[16] = exp %n\n\
@@ -547,7 +547,7 @@ fn outputs_are_written_over_the_inputs_that_they_replace() {
     assert_eq!(["cache", "p", "q"].map(|v| place(&p, v)), ["out1", "out1", "out1"], "{}", steps(&p));
     assert!(p.buckets[0].buffers.is_empty() && p.buckets[0].copies.is_empty());
     assert_eq!(place_of(&p, "p").why, "over %cache, which nothing needs any more");
-    // What is read beside the new value stays where its caller has it.
+    // An input that is read together with the new value stays in the caller's memory.
     let p = cache("%z: f32[64, 16] = sub %q, %cache\n");
     assert_eq!(["cache", "p", "q"].map(|v| place(&p, v)), ["in2", "out1", "out1"], "{}", steps(&p));
     let p = planned(
@@ -555,7 +555,7 @@ fn outputs_are_written_over_the_inputs_that_they_replace() {
          mutate %s = %n\n",
     );
     assert_eq!(place(&p, "s"), "in0", "{}", steps(&p));
-    // A collective that reads it may be in flight, unless the new value waits for that.
+    // A collective that reads the input may be in flight, unless the new value waits for it.
     let reduced = |beside: &str| {
         planned(&format!(
             "arg %x: f32[16, 16]\nparam %s: f32[16, 16]\n\
@@ -583,7 +583,7 @@ fn a_broadcast_is_written_over_its_operand() {
     assert_eq!(of("b"), of("h"), "{}", steps(&plain));
     // A rank may be written to before its own operand is sent.
     assert_ne!(of("p"), of("b"), "{}", steps(&plain));
-    // Only the destination of a put is symmetric: what it sends stays where it is.
+    // Only the destination of a put is symmetric. The sent operand stays in place.
     let put = with("put");
     assert_ne!(place_of(&put, "b").memory, place_of(&put, "h").memory, "{}", steps(&put));
 }
@@ -677,7 +677,8 @@ const INDEPENDENT: &str = "arg %x: f32[64, 64]\nparam %w: f32[64, 64]\n\
 fn overlap_stays_within_the_budget() {
     let p = planned_with(vec![graph(INDEPENDENT)], &PlanConfig { slack: 0.05, ..PlanConfig::default() });
     let order: Vec<&str> = p.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
-    // One product beside the collective takes the place that a user of both would; two need a third more memory.
+    // One product next to the collective takes the place that a user of both would take. Two products need a
+    // third more memory.
     assert_eq!(order, ["a", "r", "i", "u", "j", "z"]);
 }
 
@@ -687,7 +688,7 @@ fn independent_work_runs_between_a_collective_and_its_user() {
     let order: Vec<&str> = p.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
     let at = |n: &str| order.iter().position(|s| *s == n).expect(n);
     assert!(at("r") < at("i") && at("i") < at("u"), "{order:?}");
-    // The user of the collective waits, the work between does not.
+    // The user of the collective waits, and the work between does not.
     for (s, step) in p.buckets[0].steps.iter().enumerate() {
         let expected = match order[s] {
             "r" => vec![at("a")],
@@ -696,12 +697,12 @@ fn independent_work_runs_between_a_collective_and_its_user() {
         };
         assert_eq!(step.waits, expected, "{}", steps(&p));
     }
-    // What the collective reads and writes stays occupied while it may be in flight.
+    // The operand and result of the collective stay occupied while it may be in flight.
     let MemoryRef::Buffer(b) = place_of(&p, "a").memory else { panic!() };
     assert!(p.buckets[0].buffers[b].last + 1 >= at("u"), "{}", steps(&p));
 }
 
-/// Four products of which nothing but their reduce-scatters is left, which nobody awaits.
+/// Only the reduce-scatters of four products remain, and no step waits for them.
 const UNAWAITED: &str = "arg %x: f32[64, 64]\nparam %w: f32[64, 64]\n\
     %a: f32[64, 64] = matmul %x, %w\n%ra: f32[16, 64] = reduce_scatter %a op=sum group=@all via=plain\n\
     %b: f32[64, 64] = matmul %x, %w\n%rb: f32[16, 64] = reduce_scatter %b op=sum group=@all via=plain\n\
@@ -717,7 +718,8 @@ fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
     // Each product takes the bytes of the one before, and waits until that is scattered.
     let (lean, half, free) = (with(0.0), with(1.0), with(3.0));
     assert_eq!((bound(&lean), concurrent(&lean)), (1, 0), "{}", steps(&lean));
-    // With twice the memory the next product is made meanwhile, with more memory more collectives are in flight; no more is taken than helps.
+    // With twice the memory the next product is computed meanwhile. With more memory more collectives are in
+    // flight. No more memory is taken than helps.
     assert_eq!((bound(&half), concurrent(&half)), (2, 1), "{}", steps(&half));
     assert!(bound(&free) < 4 && concurrent(&free) > 1, "{}", steps(&free));
 }
@@ -756,22 +758,22 @@ fn what_cannot_be_planned_is_refused_by_name() {
     let no_variant = graph("arg %x: f32[4]\n%r: f32[4] = all_reduce %x op=sum group=@all\nreturn %r\n");
     assert_eq!(error(vec![no_variant]), "%r: all_reduce has no variant; lower the program first");
     let wrong = graph("arg %x: f32[4]\n%r: f32[4] = all_reduce %x op=sum group=@all via=push\nreturn %r\n");
-    assert_eq!(error(vec![wrong]), "%r: the variant push cannot run all_reduce");
+    assert_eq!(error(vec![wrong]), "%r: the variant push does not support all_reduce");
     let mut open = graph("arg %x: f32[4]\n%r: f32[4] = relu %x\nreturn %r\n");
     open.ranks = None;
-    assert_eq!(error(vec![open]), "p: the number of ranks is open; a plan needs it");
+    assert_eq!(error(vec![open]), "p: the number of ranks is open, expected a fixed number");
     let body = "symbol n in 1..=9007199254740992\narg %x: f32[n, 1]\nparam %w: f32[1, 1]\n%h: f32[n, 1] = relu %x\n\
                 %r: f32[n, 1] = matmul %h, %w\nreturn %r\n";
     assert!(
         error(vec![graph(body)])
-            .starts_with("%h: its size at the upper bound of its symbols is 36028797018963968")
+            .starts_with("%h: the size at the upper bounds of the symbols is 36028797018963968")
     );
     let body = "symbol n in 1..=1099511627776\narg %x: f32[n, 4096]\n\
                 %r: f32[n, 4096] = all_reduce %x op=sum group=@all via=ll\nreturn %r\n";
-    let landing =
-        "%r: a landing zone for 18014398509481984 bytes from each of 4 ranks is too large; at most 2^52 fit";
+    let landing = "%r: a landing zone for 18014398509481984 bytes from each of 4 ranks is too large, \
+        expected at most 2^52 bytes";
     assert_eq!(error(vec![graph(body)]), landing);
-    // Thousands of the largest values there are do not overflow on the way there.
+    // Thousands of the largest possible values do not overflow intermediate sums.
     let mut huge = String::from("arg %x: f32[562949953421312, 2]\nparam %w: f32[2, 2]\n");
     for i in 0..5000 {
         let _ = writeln!(huge, "%a{i}: f32[562949953421312, 2] = matmul %x, %w");
@@ -783,7 +785,7 @@ fn what_cannot_be_planned_is_refused_by_name() {
     let sums: Vec<String> = (0..5000).map(|i| format!("%r{i}")).collect();
     let _ = writeln!(huge, "%c: f32[2814749767106560000, 2] = concat {} axis=0\nreturn %r0", sums.join(", "));
     let found = error(vec![graph(&huge)]);
-    assert!(found.starts_with("%c: its size at the upper bound"), "{found}");
+    assert!(found.starts_with("%c: the size at the upper bounds"), "{found}");
     let two = graph("symbol n in 1..=8\narg %x: f32[n]\n%h: f32[n] = relu %x\nreturn %h\n");
     let overlapping = narrowed(&two, &[(1, 4), (4, 8)]);
     assert_eq!(error(overlapping), "buckets 0 and 1 overlap: both serve n=4");

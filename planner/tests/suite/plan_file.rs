@@ -1,4 +1,4 @@
-//! The plan as a file: canonical, refused by name when it is not one, and robust against any bytes.
+//! The plan as a file: canonical, rejected with a precise message if invalid, and robust against any bytes.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn other_versions_are_refused() {
     assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 3 }));
     let message = |found| PlanReadError::Version { found }.to_string();
     assert_eq!(message(3), "the plan has version 3; this program reads version 2");
-    let renamed = ", where the variant `packets` is called `ll`: compile the program again";
+    let renamed = ", in which the variant `packets` is called `ll`; compile the program again";
     assert_eq!(message(1), format!("the plan has version 1; this program reads version 2{renamed}"));
 }
 
@@ -41,10 +41,10 @@ fn unknown_and_missing_fields_are_named() {
     assert!(error(String::new()).starts_with("line 1, column 0"), "{}", error(String::new()));
 }
 
-/// Where the entries of all tables of a JSON text begin and end: from a key to behind its value.
+/// The ranges of the entries of all tables of a JSON text: from the key to the end of the value.
 fn entries(text: &str) -> Vec<std::ops::Range<usize>> {
     let bytes = text.as_bytes();
-    // For each open bracket whether it is a table's, and where its entry began.
+    // For each open bracket whether it opens a table, and the start of its current entry.
     let (mut open, mut out) = (Vec::<(bool, Option<usize>)>::new(), Vec::new());
     let mut at = 0;
     while at < bytes.len() {
@@ -104,7 +104,7 @@ fn a_step_a_buffer_and_a_place_are_lines() {
     assert!(text.ends_with("}\n"));
 }
 
-/// Half of the damage cuts, copies or overwrites bytes; the other half replaces one number by another.
+/// Half of the damage cuts, copies or overwrites bytes. The other half replaces one number by another.
 fn damage(r: &mut SplitMix, text: &mut Vec<u8>) {
     let (from, len) = (r.below(text.len()), r.below(40));
     let to = (from + len).min(text.len());

@@ -1,4 +1,4 @@
-//! Random programs: every plan passes the check, is the same twice, and survives its file.
+//! Random programs: every plan passes the check, is deterministic, and survives a round trip through its file.
 
 use symmc_check::check;
 use symmc_ir::Graph;
@@ -59,7 +59,7 @@ fn a_plan_survives_its_file() {
 #[test]
 fn no_order_of_a_name_is_leaner_than_the_lean_one() {
     let mut gained = 0;
-    // Of the large ones not every order is placed.
+    // Not every order of the large programs is placed.
     let sizes = (0..80).map(|seed| 10 + seed).chain([900; 4]);
     for (seed, size) in sizes.enumerate() {
         let seed = seed as u64;

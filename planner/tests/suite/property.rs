@@ -1,5 +1,5 @@
 //! Random programs through the planner: plans pass the check, and the explorer, which decides by brute force,
-//! finds nothing in them.
+//! finds no errors in them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,7 +26,7 @@ fn config(rng: &mut SplitMix) -> Config {
     }
 }
 
-/// The most collectives of a bucket that have begun and that no step of the computation has waited for.
+/// The largest number of collectives of a bucket that have begun and for which no compute step has waited.
 fn in_flight(bucket: &Bucket) -> usize {
     let (mut issued, mut awaited, mut most) = (0, 0, 0);
     let mut number = vec![0; bucket.steps.len()];
@@ -51,20 +51,20 @@ fn reuses(bucket: &Bucket, arena: ArenaKind) -> bool {
     taken.windows(2).any(|pair| pair[1].0 < pair[0].1)
 }
 
-/// What random plans have in common with those of real programs.
+/// Counts of properties that random plans share with plans of real programs.
 #[derive(Default, Debug)]
 struct Coverage {
-    /// Those with three collectives or more in flight.
+    /// Plans with three or more collectives in flight.
     in_flight: usize,
-    /// Those of these with three variants or more.
+    /// Plans among these with three or more variants.
     variants: usize,
-    /// Those with three collectives or more in flight in which values of the symmetric arena share memory.
+    /// Plans with three or more collectives in flight in which values of the symmetric arena share memory.
     reuse: usize,
     /// The kinds of collectives with their variants.
     ways: BTreeSet<(&'static str, CollectiveVariant)>,
-    /// Those in which the pieces of an exchange are summed.
+    /// Plans in which the pieces of an exchange are summed.
     sums: usize,
-    /// Those with collectives that run as one step.
+    /// Plans with collectives that run as one step.
     sets: usize,
 }
 
@@ -97,7 +97,8 @@ impl Coverage {
         self.ways.extend(other.ways);
     }
 
-    /// Whether each kind has been run as each variant that it has, but for exchanges whose sizes are known on the device alone.
+    /// The combinations of kinds and variants that have not run, except exchanges whose sizes are known on the
+    /// device only.
     fn missing(&self) -> Vec<(&'static str, CollectiveVariant)> {
         let kinds = CollectiveKind::sample_kinds(2);
         let kinds = kinds.iter().filter(|k| !matches!(k, CollectiveKind::AllToAll(AllToAllSplits::Device)));
@@ -155,30 +156,31 @@ fn copies(plan: &Plan) -> bool {
     plan.programs.iter().any(|t| text::parse(t).expect("parses").nodes.values().any(|n| copies(&n.op)))
 }
 
-/// The most sequences of runs of one length that the explorer is asked about one plan.
+/// The largest number of sequences of runs of one length that the explorer examines per plan.
 const SEQUENCES: usize = 16;
 
-/// What became of damaged plans.
+/// The outcomes of damaged plans.
 #[derive(Default, Debug)]
 struct Tally {
-    /// The check passes them, and the explorer finds nothing.
+    /// The check accepts the plan, and the explorer finds nothing.
     accepted: usize,
-    /// The same of plans with symbols.
+    /// The number among these that have symbols.
     accepted_with_symbols: usize,
-    /// The check does not pass them, and the explorer finds why.
+    /// The check rejects the plan, and the explorer finds an error.
     rejected: usize,
-    /// The check does not pass them, and the explorer finds nothing: extents are symbols or places depend on the rank, so
-    /// that the check knows bounds where the explorer knows bytes, or bytes are equal where values differ.
+    /// The check rejects the plan, and the explorer finds nothing. Extents are symbols or places depend on the
+    /// rank, so that the check knows bounds where the explorer knows bytes; or bytes are equal although values
+    /// differ.
     unconfirmed: usize,
-    /// They are broken in a way that the explorer does not look for.
+    /// Plans that are invalid in a way that the explorer does not examine.
     other: usize,
-    /// The rules that rejected plans break.
+    /// The rules that rejected plans violate.
     kinds: BTreeSet<String>,
-    /// What the plans were before they were damaged.
+    /// The properties of the plans before they were damaged.
     coverage: Coverage,
 }
 
-/// What is wrong with a plan in some sequence of two or three runs.
+/// The errors of a plan in some sequences of two or three runs.
 fn findings(plan: &Plan, rng: &mut SplitMix) -> BTreeSet<String> {
     let lengths: &[u32] = if plan.buckets.len() == 1 { &[2, 3] } else { &[2] };
     let found = lengths.iter().flat_map(|&length| {
@@ -188,9 +190,9 @@ fn findings(plan: &Plan, rng: &mut SplitMix) -> BTreeSet<String> {
     found.take(1).flatten().collect()
 }
 
-/// Damages one random plan and compares what check and explorer say. The check must be right whenever it
-/// passes a plan. Where extents are constant and no place depends on the rank it must also be right when it
-/// does not: there it knows all bytes exactly.
+/// Damages one random plan and compares the check with the explorer. The check must be right whenever it
+/// accepts a plan. If extents are constant and no place depends on the rank, it must also be right when it
+/// rejects one: it then knows all bytes exactly.
 fn compare(seed: u64) -> Tally {
     let mut rng = SplitMix(seed ^ 0xdead);
     let config = config(&mut rng);
@@ -198,7 +200,7 @@ fn compare(seed: u64) -> Tally {
     compare_one(seed, config, exact, rng)
 }
 
-/// The same of a step of training, whose collectives may begin together.
+/// The same for a training step whose collectives may begin together.
 fn compare_sharded(seed: u64) -> Tally {
     let mut rng = SplitMix(seed ^ 0xf1e1d);
     let config = Config { sharded: true, ..config(&mut rng) };
@@ -223,7 +225,7 @@ fn compare_one(seed: u64, config: Config, exact: bool, mut rng: SplitMix) -> Tal
     }
     story.extend(errors.iter().map(|e| e.to_string()));
     let findings = findings(&plan, &mut rng);
-    // The explorer also knows values by the values that they are copies of.
+    // The explorer also recognises values by the values of which they are copies.
     let about_bytes = |e: &CheckError| matches!(e, CheckError::Lost { .. } | CheckError::InPlace { .. });
     let same_bytes = || errors.iter().all(about_bytes) && copies(&plan);
     let agree = match (errors.is_empty(), findings.is_empty()) {
@@ -242,7 +244,7 @@ fn compare_one(seed: u64, config: Config, exact: bool, mut rng: SplitMix) -> Tal
     tally
 }
 
-/// Compares so many damaged plans, or as many as `PROPTEST_CASES` asks for, as of the other properties, if that is more.
+/// Compares at least `least` damaged plans, or `PROPTEST_CASES` if that is more.
 fn compare_all(least: u64, compare: impl Fn(u64) -> Tally + Sync) -> Tally {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
     let seeds = (0..asked.unwrap_or(0).max(least)).collect();
@@ -279,7 +281,7 @@ fn check_and_explorer_agree_on_damaged_plans() {
     assert_eq!(tally.coverage.missing(), [], "{tally:?}");
 }
 
-/// Replaces one number or text of a JSON value by another; false if there is none.
+/// Replaces one number or text of a JSON value by another. Returns false if there is none.
 fn replace_leaf(value: &mut serde_json::Value, rng: &mut SplitMix) -> bool {
     use serde_json::Value;
     match value {

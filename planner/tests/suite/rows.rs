@@ -1,9 +1,9 @@
-//! Reductions of rows with the element-wise nodes around them as one step: which nodes join, where the results lie, and where the
-//! nodes run by themselves.
+//! Reductions of rows with the element-wise nodes around them as one step: which nodes join, where the results
+//! lie, and when the nodes run separately.
 
 use crate::dispatch::{broken, dispatches, planned};
 
-/// A program over `t` rows of `n` elements; the body has `D` for these.
+/// A program over `t` rows of `n` elements. `D` in the body stands for these extents.
 fn program(rows: &str, n: i64, body: &str) -> String {
     let body = body.replace("[D]", &format!("[t, {n}]"));
     format!("program \"rows\" ranks 1\nsymbol t in {rows}\n{}", body.replace("[N]", &format!("[{n}]")))
@@ -57,7 +57,7 @@ fn softmax_layer_norm_and_their_gradients_are_one_step_each() {
 
 #[test]
 fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
-    // Over the first axis, without the axis, and of columns that are no neighbours in memory.
+    // Over the first axis, without the axis, and of columns that are not adjacent in memory.
     let of = |reduce: &str| {
         let body = format!("arg %x: f32[2048, 2048]\n%a: f32[2048, 2048] = exp %x\n{reduce}\nreturn %r\n");
         dispatches(&planned(&program("1..=1", 8, &body)))
@@ -68,7 +68,7 @@ fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
     let columns = "%t: f32[2048, 2048] = permute %x perm=[1, 0]\n%b: f32[2048, 2048] = neg %t\n\
         %r: f32[2048, 1] = reduce %b op=sum axes=[1] keep=true";
     assert_eq!(of(columns), ["map: a b"]);
-    // Numbers of the rows that something else computes first.
+    // Numbers of the rows that another node computes first.
     let shared = "arg %x: f32[D]\narg %i: f32[t, 1]\n%j: f32[t, 1] = exp %i\n%k: f32[t, 1] = neg %j\n\
         %a: f32[D] = mul %x, %k\n%s: f32[t, 1] = reduce %a op=sum axes=[1] keep=true\n%b: f32[D] = mul %a, %s\nreturn %b\n";
     assert_eq!(dispatches(&planned(&program("256..=512", 1024, shared))), ["rows: j k a s b"]);
@@ -83,7 +83,7 @@ fn what_becomes_of_a_weight_is_computed_with_the_rows_that_read_it() {
     let plan = planned(&program("256..=512", 1024, body));
     assert_eq!(dispatches(&plan), ["rows: wc w1 s d y"]);
     assert!(!plan.buckets[0].places.contains_key("w1"));
-    // Others read it as well.
+    // Other nodes read it as well.
     let returned = format!("{body}return %w1\n");
     assert_eq!(dispatches(&planned(&program("256..=512", 1024, &returned))), ["map: wc w1", "rows: s d y"]);
     let mut stored = plan.clone();

@@ -1,11 +1,12 @@
-//! What training graphs are made of: gradients of weights next to those of activations, optimizer steps, sums of gradients, and casts
-//! of sharded parameters.
+//! Typical parts of training graphs: gradients of weights next to gradients of activations, optimizer steps,
+//! sums of gradients, and casts of sharded parameters.
 
 use symmc_plan::{MemoryRef, Plan};
 
 use crate::dispatch::{dispatches, planned};
 
-/// The gradient of a norm with a weight: the weight's is a reduction over the rows, and stands in the middle.
+/// The gradient of a norm with a weight. The weight's gradient is a reduction over the rows, and stands in the
+/// middle.
 const BACKWARD: &str = "program \"backward\" ranks 1\narg %g: bf16[2048, 1024]\narg %x: f32[2048, 1024]\n\
     arg %n: f32[2048, 1024]\narg %r: f32[2048, 1]\narg %res: bf16[2048, 1024]\nparam %w: bf16[1024]\n\
     %c: f32[2048, 1024] = cast %g\n%wc: f32[1024] = cast %w\n%gn: f32[2048, 1024] = mul %c, %n\n%gw: f32[2048, 1024] = mul %c, %wc\n\
@@ -21,14 +22,14 @@ fn the_gradient_of_a_weight_divides_no_rows() {
     assert_eq!(dispatches(&plan), ["rows: c wc gn gw a b s v z q k y"]);
     let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
     assert_eq!(steps.len(), 3, "{steps:?}");
-    // A reduction over rows that the rest of the row needs divides it.
+    // A reduction over rows divides the dispatch if the rest of the row needs it.
     let needed = BACKWARD
         .replace("mul %v, %x", "mul %v, %shift")
         .replace("%a: f32", "%shift: f32[1, 1024] = abs %dw\n%a: f32");
     assert_eq!(dispatches(&planned(&needed)), ["rows: c wc gn gw a b s v", "map: db shift", "map: z q k y"]);
 }
 
-/// A step of AdamW as PyTorch's `foreach` form has it: all tensors of one statement, then all of the next.
+/// A step of AdamW in PyTorch's `foreach` form: one statement for all tensors, then the next.
 fn adamw(shapes: &[&str]) -> String {
     let mut text = String::from("program \"adamw\" ranks 1\narg %c1: f32[]\narg %c2: f32[]\n");
     let each = |text: &mut String, line: &str| {
@@ -65,7 +66,7 @@ fn adamw(shapes: &[&str]) -> String {
     text
 }
 
-/// Whether results that replace inputs lie in one memory with them, and nothing is copied.
+/// Whether results that replace inputs share their memory, and nothing is copied.
 fn is_in_place(plan: &Plan, pairs: &[(&str, &str)]) -> bool {
     let bucket = &plan.buckets[0];
     let held = |(input, result): &(&str, &str)| {
@@ -126,7 +127,7 @@ fn casts_of_shards_are_written_into_the_operands_of_their_gathers() {
     }
 }
 
-/// Steps are not merged where one of them is needed before a collective that the other waits for has ended.
+/// Steps are not merged if one of them is needed before the end of a collective for which the other waits.
 #[test]
 fn merged_maps_delay_nothing_that_waits_for_no_collective() {
     let program = |also: &str| {
@@ -154,13 +155,13 @@ const GATED: &str = "program \"gated\" ranks 2\ngroup @g world\narg %g: bf16[204
 #[test]
 fn the_gradient_of_a_gated_product_is_one_map() {
     assert_eq!(dispatches(&planned(GATED)), ["map: s h du ds e dg"]);
-    // A product that the last map reads and that reads the first map keeps these two apart.
+    // A product that reads the first map and is read by the last map keeps the two separate.
     let chained = GATED.replace(
         "%ds: bf16[2048, 512] = mul %dh, %u",
         "%dx2: bf16[2048, 512] = matmul %dx, %wd\n%ds: bf16[2048, 512] = mul %dx2, %u",
     );
     assert_eq!(dispatches(&planned(&chained)), ["map: s h du", "map: ds e dg"]);
-    // What a collective reads waits for nothing else.
+    // The operand of a collective waits for nothing else.
     let communicated = GATED.replace(
         "return %dg\n",
         "%r: bf16[2048, 512] = all_reduce %dg op=sum group=@g via=one_shot\nreturn %r\n",
@@ -168,8 +169,8 @@ fn the_gradient_of_a_gated_product_is_one_map() {
     assert_eq!(dispatches(&planned(&communicated)), ["map: ds e dg", "map: s h du"]);
 }
 
-/// A map that waits for a gather of a parameter is merged with one that does not if a product stands in front of both, beside
-/// which the gather runs.
+/// A map that waits for a gather of a parameter is merged with one that does not, if a product before both runs
+/// concurrently with the gather.
 #[test]
 fn maps_are_merged_over_gathers_that_run_beside_a_product() {
     let gathered = GATED

@@ -1,4 +1,4 @@
-//! Collectives of the library in windows: what peers are to find there lies at one place on all ranks of a cell.
+//! Collectives of the library in windows: operands and results must have the same place on all ranks of a cell.
 
 use symmc_check::{CheckError, check};
 use symmc_ir::text;
@@ -35,7 +35,7 @@ fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
             let mut plan = gathered(ranks, groups, op);
             let place = &mut plan.buckets[0].places["a"];
             assert_eq!(place.by_rank.is_some(), by_rank, "{op} on {groups:?}");
-            // As if it lay by rank in its own group, where each rank has another number.
+            // Place it by rank in its own group, in which each rank has another number.
             place.by_rank = Some(PerRankOffset { group: "g".into(), stride: "1024".into() });
             let errors = check(&plan).expect_err("not at one place");
             let uneven = |e: &CheckError| matches!(e, CheckError::WindowUneven { value, .. } if value == "a");

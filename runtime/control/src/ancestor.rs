@@ -1,12 +1,13 @@
-//! The process that started all ranks of a run on this host.
+//! Finds the process that started all ranks of a run on this host.
 //!
-//! A launcher gives each rank variables that it does not have itself, and what a rank starts inherits them. So it is the
-//! nearest ancestor without them, however many shells and scripts stand between.
+//! A launcher sets variables for each rank that its own environment does not have, and the processes that a
+//! rank starts inherit them. The launcher is therefore the nearest ancestor without these variables, however
+//! many shells and scripts are in between.
 
 use std::fs;
 
-/// Names the nearest ancestor of this process whose environment does not set `variable`, or cannot be read: its number
-/// and when it started, which no other process has had.
+/// Names the nearest ancestor of this process whose environment does not set `variable`, or cannot be read:
+/// its process number and start time, which together are unique.
 pub(crate) fn starting_process(variable: &str) -> String {
     let mut process = std::os::unix::process::parent_id();
     while let Some(parent) = parent_process(process).filter(|_| sets_variable(process, variable)) {
@@ -15,7 +16,7 @@ pub(crate) fn starting_process(variable: &str) -> String {
     format!("{process}/{}", stat_field(process, STARTED).unwrap_or_default())
 }
 
-/// Where the state of a process says who its parent is, and when it started; from 0 behind its name.
+/// Indices of the parent and the start time in the state of a process, counted from 0 after its name.
 const PARENT: usize = 1;
 const STARTED: usize = 19;
 
@@ -23,7 +24,7 @@ fn parent_process(process: u32) -> Option<u32> {
     stat_field(process, PARENT)?.parse().ok().filter(|&parent| parent != 0)
 }
 
-/// A field of `/proc/<process>/stat`, behind the name, which may hold anything.
+/// A field of `/proc/<process>/stat`, counted after the name, which may hold any characters.
 fn stat_field(process: u32, index: usize) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     let (_, fields) = stat.rsplit_once(") ")?;

@@ -1,13 +1,13 @@
-//! An allocator for commands, for which memory that cannot be had is an end with a message and not an abort.
+//! An allocator for commands: a failed allocation ends the process with a message instead of an abort.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// The system's allocator. Where that has nothing more it calls the function with the bytes that were asked for, which
+/// The system's allocator. On failure it calls the function with the number of requested bytes. The function
 /// must not allocate ([`exit_immediately`]).
 #[derive(Debug)]
 pub struct BoundedAllocator(pub fn(usize) -> !);
 
-// SAFETY: every call goes to the system's allocator as it is; what it refuses is never returned.
+// SAFETY: every call goes to the system's allocator unchanged; a failed allocation is never returned.
 unsafe impl GlobalAlloc for BoundedAllocator {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {

@@ -1,11 +1,11 @@
 //! Control sockets: messages between the coordinator of a run and its ranks.
 //!
-//! A message is one packet of a Unix `SOCK_SEQPACKET` socket, a value as JSON. Descriptors of shared memory
-//! travel with packets of their own after the message that announces them.
+//! A message is one packet of a Unix `SOCK_SEQPACKET` socket: a value as JSON. Descriptors of shared memory
+//! travel in packets of their own after the message that announces them.
 //!
-//! Reading never blocks in the system: it takes the packets that are there, and waits for more by polling, with a deadline.
-//! Processes that serve several peers take packets as they come ([`Channel::try_receive`],
-//! [`Channel::try_receive_fds`]), so that a peer which stops between two packets delays no other.
+//! Reads never block in the system: they take the packets that have arrived, and wait for more by polling,
+//! with a deadline. A process that serves several peers takes packets as they come ([`Channel::try_receive`],
+//! [`Channel::try_receive_fds`]), so a peer that stops between two packets delays no other.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -28,20 +28,20 @@ pub(crate) const PROTOCOL: u32 = 5;
 const LARGEST: usize = 128 << 10;
 /// Descriptors in one packet; the system allows 253.
 const BATCH: usize = 64;
-/// How long one end waits for the other to make room for a message.
+/// How long a send waits for the receiver to make room for a message.
 const SENDING: Duration = Duration::from_secs(1);
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum CoordinatorMessage {
-    /// The run, and the sizes of the segments whose descriptors follow.
+    /// Describes the run and the sizes of the segments whose descriptors follow.
     Welcome(WelcomeMessage),
-    /// Contents may differ between ranks: digests of every byte are wanted.
+    /// Contents may differ between ranks: each rank must send digests of every byte.
     Digest,
     /// All ranks run this plan and version.
     Proceed,
     /// All ranks are ready.
     Start,
-    /// The run has ended for all: as it should, or with this error.
+    /// The run has ended for all ranks: successfully, or with this error.
     Verdict(Option<RunError>),
 }
 
@@ -53,26 +53,27 @@ pub(crate) struct WelcomeMessage {
     pub groups: usize,
     /// Bytes of each symmetric arena.
     pub arena: usize,
-    /// Where counters start.
+    /// The first value of counters.
     pub first: u32,
     /// Bytes of each segment of the task, for a rank that the launcher started.
     pub task: Vec<usize>,
     /// The number of files that the task names.
     pub files: usize,
-    /// No wait takes longer.
+    /// The timeout of every wait.
     pub limit: Duration,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) enum RankMessage {
-    /// The first message of a rank that joins by itself, and would wait for the others so many milliseconds more.
+    /// The first message of a rank that another launcher started. The rank would wait for the others for
+    /// another `left_ms` milliseconds.
     Join {
         rank: u32,
         ranks: u32,
         run: String,
         left_ms: u64,
     },
-    /// The only message of a rank that would join and cannot begin.
+    /// The only message of a rank that was to join and cannot begin.
     Decline {
         rank: u32,
         ranks: u32,
@@ -84,31 +85,32 @@ pub(crate) enum RankMessage {
     Digests(Vec<(String, String)>),
     /// The rank's memory is loaded.
     Ready,
-    /// A piece of what the rank found, as text, for the launcher.
+    /// A piece of the rank's answer to the launcher, as text.
     Answer(String),
     Done,
     Failed(RunError),
 }
 
-/// What must agree on all ranks.
+/// The data that must be equal on all ranks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct RankIdentity {
     pub protocol: u32,
     pub version: String,
     /// The hash of the plan.
     pub plan: String,
-    /// What distinguishes it from others in error messages.
+    /// Properties that distinguish the plan from others in error messages.
     pub about: Vec<(String, String)>,
-    /// What else is to be alike.
+    /// Other settings that must be equal.
     pub terms: Vec<(String, String)>,
-    /// Which of these are contents, compared by what identifies them first.
+    /// The names of terms that are contents: their identities are compared first, and digests if these
+    /// differ.
     pub contents: Vec<String>,
 }
 
 #[derive(Debug)]
 pub struct Channel {
     fd: OwnedFd,
-    /// The rank at the other end, for messages.
+    /// The rank of the peer process, for messages.
     peer: u32,
 }
 
@@ -116,7 +118,7 @@ pub struct Channel {
 pub enum ReceiveOutcome<T> {
     Nothing,
     Message(T),
-    /// The end: the other end is gone, and all that it sent has been read.
+    /// The peer closed the connection, and everything that it sent has been read.
     End,
 }
 
@@ -139,16 +141,19 @@ impl Channel {
         self.fd.as_fd()
     }
 
-    /// Sends a message. It is no error that the other end is gone: receiving detects that.
+    /// Sends a message. A closed connection is no error here: receiving detects it.
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let bytes = serde_json::to_vec(message).map_err(|e| self.protocol_error(e))?;
         if bytes.len() > LARGEST {
-            return Err(self.protocol_error(format!("a message of {} bytes is too long", bytes.len())));
+            return Err(self.protocol_error(format!(
+                "a message of {} bytes exceeds the maximum of {LARGEST} bytes",
+                bytes.len()
+            )));
         }
         self.send_packet(&bytes, &[])
     }
 
-    /// Sends descriptors, behind a message that says how many.
+    /// Sends descriptors, after a message that announces their number.
     pub fn send_fds(&self, fds: &[BorrowedFd<'_>]) -> Result<()> {
         let raw: Vec<RawFd> = fds.iter().map(|fd| fd.as_raw_fd()).collect();
         raw.chunks(BATCH).try_for_each(|batch| self.send_packet(b"fds", batch))
@@ -162,14 +167,16 @@ impl Channel {
             match sendmsg::<()>(self.fd.as_raw_fd(), &data, control, MsgFlags::MSG_NOSIGNAL, None) {
                 Ok(_) | Err(Errno::EPIPE | Errno::ECONNRESET) => return Ok(()),
                 Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => return Err(self.protocol_error("the other end reads no messages")),
+                Err(Errno::EAGAIN) => {
+                    return Err(self.protocol_error("the peer process does not read its messages"));
+                }
                 Err(e) => return Err(self.call_error("sending a message", "sendmsg", e)),
             }
         }
     }
 
-    /// The next message; `None` when the other end is gone. Fails if nothing came before `deadline`, or something that
-    /// is not a message.
+    /// The next message; `None` when the peer closed the connection. Fails if nothing came before `deadline`,
+    /// or the packet is not a message.
     pub fn receive<T: DeserializeOwned>(&self, deadline: Option<Instant>) -> Result<Option<T>> {
         loop {
             match self.try_receive()? {
@@ -180,7 +187,7 @@ impl Channel {
         }
     }
 
-    /// The next message, if it has come. Never waits.
+    /// The next message, if it has arrived. Never waits.
     pub fn try_receive<T: DeserializeOwned>(&self) -> Result<ReceiveOutcome<T>> {
         Ok(match self.take_packet()? {
             ReceiveOutcome::Message(packet) => ReceiveOutcome::Message(
@@ -197,14 +204,18 @@ impl Channel {
         while fds.len() < count {
             match self.try_receive_fds()? {
                 ReceiveOutcome::Message(more) => fds.extend(more),
-                ReceiveOutcome::End => return Err(self.protocol_error("the other end is gone")),
+                ReceiveOutcome::End => {
+                    return Err(self.protocol_error(
+                        "the connection closed while descriptors of shared memory were missing",
+                    ));
+                }
                 ReceiveOutcome::Nothing => self.wait_packet(Some(deadline))?,
             }
         }
         Ok(fds)
     }
 
-    /// The descriptors of the next packet, if it has come. Never waits. Fails if a message came.
+    /// The descriptors of the next packet, if it has arrived. Never waits. Fails if a message came instead.
     pub fn try_receive_fds(&self) -> Result<ReceiveOutcome<Vec<OwnedFd>>> {
         match self.take_packet()? {
             ReceiveOutcome::Message(packet) if packet.fds.is_empty() => {
@@ -220,20 +231,20 @@ impl Channel {
         if self.wait_readable(deadline)? {
             Ok(())
         } else {
-            Err(self.protocol_error("no message within the limit"))
+            Err(self.protocol_error("no message arrived within the timeout"))
         }
     }
 
     fn take_packet(&self) -> Result<ReceiveOutcome<ChannelPacket>> {
         let mut was_reset = false;
         loop {
-            // A buffer of the size of the packet: threads that listen get by with little memory.
+            // The buffer has the size of the packet, so that listening threads need little memory.
             let ahead = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
             let size = match recv(self.fd.as_raw_fd(), &mut [], ahead) {
                 Ok(size) => size,
                 Err(Errno::EINTR) => continue,
                 Err(Errno::EAGAIN) => return Ok(ReceiveOutcome::Nothing),
-                // The other end closed with messages unread. What it sent before is there still.
+                // The peer closed with unread messages. Messages that it sent before are still there.
                 Err(Errno::ECONNRESET) if !was_reset => {
                     was_reset = true;
                     continue;
@@ -252,20 +263,21 @@ impl Channel {
                 Err(e) => return Err(self.call_error("receiving a message", "recvmsg", e)),
             };
             if got.flags.contains(MsgFlags::MSG_CTRUNC) {
-                // There is room for all in the packet, so the process had none for descriptors.
+                // There is room for all descriptors of the packet, so this process cannot open any more.
                 let what = "receiving the descriptors of shared memory";
                 return Err(self.call_error(what, "recvmsg", Errno::EMFILE));
             }
             let mut fds = Vec::new();
             for message in got.cmsgs().map_err(|e| self.protocol_error(e))? {
                 if let ControlMessageOwned::ScmRights(raw) = message {
-                    // SAFETY: the kernel made these descriptors for this process; nobody else owns them.
+                    // SAFETY: the kernel made these descriptors for this process; nothing else owns them.
                     fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
                 }
             }
-            let (len, truncated) = (got.bytes, got.flags.contains(MsgFlags::MSG_TRUNC));
+            let len = got.bytes;
+            let truncated = got.flags.contains(MsgFlags::MSG_TRUNC);
             if truncated {
-                return Err(self.protocol_error("a message is too long"));
+                return Err(self.protocol_error("a message exceeds the maximum of {LARGEST} bytes"));
             }
             if len == 0 {
                 return Ok(ReceiveOutcome::End);
@@ -275,7 +287,7 @@ impl Channel {
         }
     }
 
-    /// Waits for a message or the end; whether one came before `deadline`.
+    /// Waits for a message or the end of the connection; returns whether one came before `deadline`.
     pub fn wait_readable(&self, deadline: Option<Instant>) -> Result<bool> {
         loop {
             let timeout = match deadline {
@@ -295,13 +307,13 @@ impl Channel {
         }
     }
 
-    /// Ends the connection: who waits at either end learns that nothing more comes.
+    /// Closes the connection: waits of both processes end, and no message follows.
     pub fn close(&self) {
-        // An end that is closed already stays so.
+        // A connection that is closed already stays closed.
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
 
-    /// The error of a system call on this socket. What the environment refuses is no fault of the peer.
+    /// The error of a system call on this socket. Failures of the environment are not the fault of the peer.
     fn call_error(&self, what: &str, call: &str, error: Errno) -> RunError {
         match RunError::from_system_call(what, call, error) {
             RunError::System { error, .. } => self.protocol_error(error),
@@ -314,21 +326,21 @@ impl Channel {
     }
 }
 
-/// Bounds how long connecting and sending wait for the other end, which may be stopped.
+/// Bounds how long connecting and sending wait for the peer, which may be stopped.
 pub(crate) fn set_send_timeout(fd: &OwnedFd) {
     let limit = TimeVal::milliseconds(SENDING.as_millis() as i64);
-    // A system that refuses it leaves sending without a bound; messages are few, and fit the buffer.
+    // If the system refuses the option, sends have no bound; messages are few and fit the buffer.
     let _ = setsockopt(fd, sockopt::SendTimeout, &limit);
 }
 
-/// Whether the process at the other end belongs to this user.
+/// Whether the peer process belongs to this user.
 pub fn is_same_user(fd: &OwnedFd) -> Result<bool> {
     let peer = getsockopt(fd, sockopt::PeerCredentials)
         .map_err(|e| RunError::from_system_call("asking for the user of a peer", "getsockopt", e))?;
     Ok(peer.uid() == getuid().as_raw())
 }
 
-/// The next connection to `listener`; `None` when there is none before `until`.
+/// The next connection to `listener`; `None` if none came before `until`.
 pub fn accept_connection(listener: &OwnedFd, until: Instant) -> Result<Option<OwnedFd>> {
     loop {
         let left = until.saturating_duration_since(Instant::now()).as_millis().min(1 << 30);
@@ -340,7 +352,7 @@ pub fn accept_connection(listener: &OwnedFd, until: Instant) -> Result<Option<Ow
             Err(e) => return Err(RunError::from_system_call("waiting for ranks", "poll", e)),
         }
         match accept4(listener.as_raw_fd(), SockFlag::SOCK_CLOEXEC) {
-            // SAFETY: the kernel made this descriptor for this process; nobody else owns it.
+            // SAFETY: the kernel made this descriptor for this process; nothing else owns it.
             Ok(fd) => return Ok(Some(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(Errno::EINTR | Errno::ECONNABORTED) => {}
             Err(e) => return Err(RunError::from_system_call("accepting a rank", "accept4", e)),
@@ -387,8 +399,8 @@ mod tests {
         }
     }
 
-    /// A peer that is stopped between the packets of a message, or inside of one: what has come is taken, nothing waits for
-    /// the rest.
+    /// A peer that is stopped between the packets of a message, or inside a message: arrived packets are
+    /// taken, and no call waits for the rest.
     #[test]
     fn a_message_of_several_packets_is_taken_as_it_comes() {
         let (a, b) = pair();

@@ -1,17 +1,17 @@
 //! The control segment: the words through which the ranks of a run signal each other.
 //!
-//! It holds, each on cache lines of its own:
+//! The segment holds, each on separate cache lines:
 //! - the coordinator's heartbeat ([`crate::heartbeat`]);
 //! - the abort word, with the error that ended the run;
-//! - per rank: a doorbell (a futex), the number of its sleepers, how far it came, its heartbeat, after how many runs
-//!   it closed its session, and the runs that it announced last;
-//! - per group and rank three counters that only that rank advances and its peers wait for: `meet`
-//!   (barriers passed), `filled` and `drained` (chunks of the plain variant written and read);
+//! - per rank: a doorbell (a futex), the number of its sleepers, its progress, its heartbeat, the number of
+//!   runs after which it closed its session, and its latest announcements of runs;
+//! - per group and rank three counters that this rank advances and its peers wait for: `meet` (barriers
+//!   passed), `filled` and `drained` (chunks of the plain variant written and read);
 //! - per group and rank two signals of puts into that rank, `free` and `landed`.
 //!
-//! Counters wrap around; they are compared by their signed distance. A rank that waits sleeps on its own
-//! doorbell whatever it waits for; a rank that advanced a counter rings the doorbells of those peers that
-//! have sleepers. The protocol of waiting is in [`crate::wait`].
+//! Counters wrap around and are compared by their signed distance. A waiting rank sleeps on its own doorbell,
+//! whatever it waits for. A rank that advances a counter rings the doorbells of the peers that have sleepers.
+//! The protocol of waiting is in [`crate::wait`].
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -26,16 +26,18 @@ const ABORT: usize = LINE;
 const ABORT_TEXT: usize = 2 * LINE;
 const RANKS: usize = 4096;
 const ABORT_TEXT_LEN: usize = RANKS - ABORT_TEXT;
-/// How many milliseconds the reason of an abort may take to be written.
+/// The number of milliseconds that the reason of an abort may take to be written.
 const WRITING_LOOKS: u32 = 200;
-/// The longest text of an error of which only the text is kept; JSON may take six bytes for one of them.
+/// The maximum length of the text that is kept if an error is too long; one character may take six bytes of JSON.
 const ABORT_REASON_LEN: usize = 500;
+/// The reason of a run that was ended by a process that did not store its error completely.
+const UNKNOWN_CAUSE: &str = "the run ended, and the cause is unknown";
 const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
 const FLAGS_SIZE: usize = 5 * LINE;
-/// Runs of a rank whose announcements are kept.
+/// The number of runs whose announcements are kept for each rank.
 pub const ANNOUNCED: u64 = 64;
-/// After how far a rank came: whether it is within a run, its heartbeat, and one more than the runs after which it closed its
-/// session.
+/// Offsets after a rank's progress: whether it is within a run, its heartbeat, and the number of runs before
+/// it closed its session, plus one.
 const RUNNING: usize = 24;
 const HEARTBEAT: usize = 64;
 const CLOSED: usize = 72;
@@ -50,12 +52,13 @@ pub enum GroupCounter {
     Drained = 2,
 }
 
-/// A signal between the sender and the receiver of a put: the largest number of a put for which it was given.
+/// A signal between the sender and the receiver of a put. Its word holds the largest number of a put for
+/// which it was given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PutSignal {
-    /// The receiver's result may be written. The receiver gives it.
+    /// The receiver's result may be written. The receiver gives this signal.
     Free = 3,
-    /// It has been written. The sender gives it.
+    /// The result has been written. The sender gives this signal.
     Landed = 4,
 }
 
@@ -67,11 +70,11 @@ pub struct RankProgress {
     pub running: bool,
     /// The step that began last; `None` outside of a run.
     pub step: Option<u32>,
-    /// A number that changes whenever the rank begins a step.
+    /// A number that changes when the rank begins a step.
     pub beats: u64,
 }
 
-/// The control segment of a run, as one process maps it.
+/// The control segment of a run, as mapped by one process.
 #[derive(Clone, Debug)]
 pub struct ControlSegment {
     segment: Arc<MemorySegment>,
@@ -141,11 +144,12 @@ impl ControlSegment {
         self.word_at(self.rank_offset(rank) + 4)
     }
 
-    /// Wakes those of `peers` that sleep. What they wait for must be stored before.
+    /// Wakes the sleeping ranks of `peers`. The caller must store the value that they wait for before this
+    /// call.
     #[inline]
     pub fn wake_ranks(&self, peers: impl Iterator<Item = u32>) {
-        // Orders the stores before with the loads below, against the sleeper that counts itself and then
-        // looks again at what it waits for.
+        // Orders the earlier stores before the loads below. The matching fence is in the sleeper, which
+        // counts itself and then checks its condition again.
         fence(Ordering::SeqCst);
         for peer in peers {
             if self.sleepers(peer).load(Ordering::Relaxed) != 0 {
@@ -161,7 +165,8 @@ impl ControlSegment {
         futex_wake_all(bell);
     }
 
-    /// The word in which `rank` announces a run: the run's number and one, then a digest of how it runs.
+    /// The word in which `rank` announces a run: the run's number plus one in the upper half, then a digest
+    /// of its sizes.
     pub fn announcement_word(&self, rank: u32, run: u64) -> &AtomicU64 {
         self.long_word_at(self.rank_offset(rank) + 2 * LINE + (run % ANNOUNCED) as usize * 8)
     }
@@ -174,7 +179,7 @@ impl ControlSegment {
         beats.store(beats.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Records that `rank` is within no step.
+    /// Records that `rank` is outside of any step.
     pub fn end_step(&self, rank: u32) {
         self.word_at(self.rank_offset(rank) + LINE).store(0, Ordering::Relaxed);
     }
@@ -183,7 +188,7 @@ impl ControlSegment {
         self.word_at(self.rank_offset(rank) + LINE + HEARTBEAT)
     }
 
-    /// Counts up the heartbeat of a rank; one thread of the rank does that.
+    /// Increments the heartbeat of a rank; one thread of the rank does this.
     pub(crate) fn publish_heartbeat(&self, rank: u32) {
         increment_word(self.heartbeat(rank));
     }
@@ -201,17 +206,17 @@ impl ControlSegment {
             .store(runs.wrapping_add(1), Ordering::Release);
     }
 
-    /// After how many runs `rank` closed its session, if it has.
+    /// The number of runs after which `rank` closed its session, if it has closed it.
     pub fn runs_before_close(&self, rank: u32) -> Option<u64> {
         self.long_word_at(self.rank_offset(rank) + LINE + CLOSED).load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Records that `rank` goes on, wherever it is.
+    /// Records that `rank` makes progress, wherever it is.
     pub fn record_progress(&self, rank: u32) {
         self.long_word_at(self.rank_offset(rank) + LINE + 16).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Records that `rank` begins a run, or ends its last when `run` is `None`.
+    /// Records that `rank` begins a run; with `None`, that its last run has ended.
     pub fn begin_run(&self, rank: u32, run: Option<(u64, u32)>) {
         let at = self.rank_offset(rank) + LINE;
         self.word_at(at).store(0, Ordering::Relaxed);
@@ -234,14 +239,14 @@ impl ControlSegment {
         }
     }
 
-    /// Ends the run for all ranks, for a reason that `rank` reports. The first caller's reason stays.
+    /// Ends the run for all ranks, for a reason that `rank` reports. Later calls keep the first reason.
     pub fn abort(&self, rank: u32, reason: &RunError) {
         let state = self.word_at(ABORT);
         let text = encode_error(rank, reason);
         if state.compare_exchange(0, 1, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
             let len = text.len().min(ABORT_TEXT_LEN);
-            // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to
-            // 1 writes it; readers look at it after they saw state 2.
+            // SAFETY: the text lies within the segment, and only the caller that moved the state from 0 to 1
+            // writes it; readers read it after they have seen state 2.
             unsafe {
                 let to = self.segment.as_ptr().add(ABORT_TEXT);
                 std::ptr::copy_nonoverlapping(text.as_ptr(), to, len);
@@ -262,14 +267,14 @@ impl ControlSegment {
     pub fn abort_reason(&self) -> Option<RunError> {
         let state = self.word_at(ABORT);
         let mut looks = 0;
-        // The process that writes the reason may lose its processor, and may die meanwhile.
+        // The process that writes the reason may be descheduled or die before it is complete.
         while state.load(Ordering::Acquire) == 1 && looks < WRITING_LOOKS {
             std::thread::sleep(Duration::from_millis(1));
             looks += 1;
         }
         match state.load(Ordering::Acquire) {
             0 => None,
-            1 => Some(RunError::Aborted { rank: 0, reason: "the run ends".into() }),
+            1 => Some(RunError::Aborted { rank: 0, reason: UNKNOWN_CAUSE.into() }),
             _ => {
                 let reporter = self.word_at(ABORT + 4).load(Ordering::Relaxed);
                 let len = self.word_at(ABORT + 8).load(Ordering::Relaxed) as usize;
@@ -279,7 +284,7 @@ impl ControlSegment {
                     let from = self.segment.as_ptr().add(ABORT_TEXT);
                     std::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
                 }
-                let unread = |_| RunError::Aborted { rank: reporter, reason: "the run ends".into() };
+                let unread = |_| RunError::Aborted { rank: reporter, reason: UNKNOWN_CAUSE.into() };
                 let cause = serde_json::from_slice(&text).unwrap_or_else(unread);
                 Some(match cause {
                     RunError::Reported { .. } => cause,
@@ -289,9 +294,10 @@ impl ControlSegment {
         }
     }
 
-    /// The same of a run that is known to have ended.
+    /// The reason for which a run ended that is known to have ended.
     pub fn end_reason(&self) -> RunError {
-        self.abort_reason().unwrap_or_else(|| RunError::Aborted { rank: 0, reason: "the run ends".into() })
+        let unknown = || RunError::Aborted { rank: 0, reason: UNKNOWN_CAUSE.into() };
+        self.abort_reason().unwrap_or_else(unknown)
     }
 
     #[inline]
@@ -309,7 +315,7 @@ impl ControlSegment {
     #[inline]
     fn word_at(&self, offset: usize) -> &AtomicU32 {
         debug_assert!(offset + 4 <= self.segment.len() && offset.is_multiple_of(4));
-        // SAFETY: the offset lies within the segment, is aligned, and these words are only ever accessed
+        // SAFETY: the offset lies within the segment and is aligned, and these words are only ever accessed
         // as atomics.
         unsafe { AtomicU32::from_ptr(self.segment.as_ptr().add(offset).cast()) }
     }
@@ -317,12 +323,12 @@ impl ControlSegment {
     #[inline]
     fn long_word_at(&self, offset: usize) -> &AtomicU64 {
         debug_assert!(offset + 8 <= self.segment.len() && offset.is_multiple_of(8));
-        // SAFETY: as in `word`.
+        // SAFETY: as in `word_at`.
         unsafe { AtomicU64::from_ptr(self.segment.as_ptr().add(offset).cast()) }
     }
 }
 
-/// Counts up a word that one thread writes. 0 means that nothing counts it.
+/// Increments a word that one thread writes. 0 means that no thread increments it.
 fn increment_word(word: &AtomicU32) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
 }
@@ -338,7 +344,7 @@ fn encode_error(rank: u32, reason: &RunError) -> Vec<u8> {
     serde_json::to_vec(&RunError::Aborted { rank, reason: reason_text }).unwrap_or_default()
 }
 
-/// Whether a counter has reached `target`, whichever way both wrapped.
+/// Whether a counter has reached `target`, also after both wrapped around.
 #[inline]
 pub fn has_reached(counter: u32, target: u32) -> bool {
     counter.wrapping_sub(target) as i32 >= 0

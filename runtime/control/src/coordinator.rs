@@ -1,10 +1,11 @@
-//! The coordinator of a run: compares what the ranks run, starts them together, watches them, and decides
-//! why a run ended.
+//! The coordinator of a run: compares the plans of the ranks, starts the ranks together, watches them, and
+//! decides why a run ended.
 //!
-//! It talks to every rank over a control socket and reads how far each came from the control segment. Until all ranks have
-//! started it follows the machine of [`crate::joining`]. When something ends the run it sets the abort word, so that
-//! every wait ends, listens a moment longer for a better explanation (a rank that died explains why another one waited
-//! too long), and notifies every rank.
+//! The coordinator exchanges messages with every rank over a control socket and reads the progress of each from the
+//! control segment. Until all ranks have started it follows the state machine of [`crate::joining`]. When the
+//! run fails it sets the abort word, which ends every wait. It then collects errors for a moment longer, in
+//! case one explains the failure better (a rank that died explains why another one timed out). Finally it
+//! notifies every rank.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +23,10 @@ use crate::joining::{
 };
 use crate::steps::{LocateStep, StepName};
 
-/// How long after the first failure others are listened to.
+/// How long after the first failure errors of other ranks are collected.
 const GRACE: Duration = Duration::from_millis(150);
-/// A rank that hangs is noticed this much later than its peers' waits end, because they know more.
+/// Additional time before a rank without progress is reported. Its peers' waits end earlier, and their errors
+/// have more detail.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The name and version that ranks compare.
@@ -35,12 +37,12 @@ pub(crate) fn symmc_version() -> String {
 #[derive(Clone, Debug)]
 pub struct PlanSubject {
     pub hash: String,
-    /// What distinguishes it from others in error messages.
+    /// Properties that distinguish the plan from others in error messages.
     pub about: Vec<(String, String)>,
 }
 
 impl RankIdentity {
-    /// What a rank says about itself: what it runs and under which terms.
+    /// The identity that a rank sends: its plan and its terms.
     pub fn new(subject: PlanSubject, terms: &[JoinTerm]) -> Result<RankIdentity> {
         let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
         let terms = terms.iter().map(JoinTerm::compared_value).collect::<Result<_, _>>()?;
@@ -49,44 +51,48 @@ impl RankIdentity {
     }
 }
 
-/// A plan by its hash, and by what `other` does not have alike.
+/// Describes a plan by its hash and by the properties that differ from those of `other`.
 fn describe_plan(identity: &RankIdentity, other: &RankIdentity) -> String {
     let differ = identity.about.iter().filter(|term| !other.about.contains(term));
     let differ: Vec<String> = differ.map(|(name, value)| format!("{name} {value}")).collect();
-    match differ.is_empty() {
-        true => format!("the plan {} (of the same program, made otherwise)", identity.plan),
-        false => format!("the plan {} ({})", identity.plan, differ.join(", ")),
+    if differ.is_empty() {
+        format!("the plan {} (same program, compiled differently)", identity.plan)
+    } else {
+        format!("the plan {} ({})", identity.plan, differ.join(", "))
     }
 }
 
-/// The terms of `a` that `b` does not have alike: `tokens=7, seed=1`.
+/// The terms of `a` that `b` lacks or has with another value: `with tokens=7, seed=1`.
 fn differing_terms(a: &[(String, String)], b: &[(String, String)]) -> String {
     let differ: Vec<String> =
         a.iter().filter(|t| !b.contains(t)).map(|(name, value)| format!("{name}={value}")).collect();
-    if differ.is_empty() { "without".into() } else { format!("with {}", differ.join(", ")) }
+    if differ.is_empty() { "without these settings".into() } else { format!("with {}", differ.join(", ")) }
 }
 
 impl RankIdentity {
-    /// Whether ranks that are alike in all but their contents are so identified.
+    /// Whether the two identities differ at most in the identities of their contents.
     fn differs_only_in_contents(&self, other: &RankIdentity) -> bool {
-        let text = |i: &RankIdentity| {
-            let texts = i.terms.iter().filter(|(name, _)| !i.contents.contains(name));
-            texts.cloned().collect::<Vec<_>>()
+        let texts = |identity: &RankIdentity| -> Vec<(String, String)> {
+            let is_text = |(name, _): &&(String, String)| !identity.contents.contains(name);
+            identity.terms.iter().filter(is_text).cloned().collect()
         };
-        let head = |i: &RankIdentity| (i.protocol, i.version.clone(), i.plan.clone(), i.contents.clone());
-        head(self) == head(other) && text(self) == text(other)
+        self.protocol == other.protocol
+            && self.version == other.version
+            && self.plan == other.plan
+            && self.contents == other.contents
+            && texts(self) == texts(other)
     }
 }
 
-/// What the coordinator expects of a rank.
+/// The phase of a rank, as the coordinator sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RankPhase {
-    /// What its stage of joining says.
+    /// The rank is joining; its task depends on the stage.
     Joining,
     Running,
-    /// It has run the plan.
+    /// The rank has run the plan.
     Done,
-    /// It failed, or is gone.
+    /// The rank failed, or its process is gone.
     Gone,
 }
 
@@ -96,23 +102,22 @@ pub(crate) struct CoordinatedRank {
     phase: RankPhase,
     identity: Option<RankIdentity>,
     answer: String,
-    /// Its progress when it last changed, and when that was.
+    /// Its progress counter when that last changed, with the time of the change in `since`.
     beats: u64,
     since: Duration,
-    /// Since when its process was seen stopped.
+    /// The time at which its process was first seen stopped, while it is.
     stopped: Option<Duration>,
 }
 
 impl CoordinatedRank {
     pub fn new(channel: Channel) -> Self {
-        let (phase, since) = (RankPhase::Joining, Duration::ZERO);
         CoordinatedRank {
             channel,
-            phase,
+            phase: RankPhase::Joining,
             identity: None,
             answer: String::new(),
             beats: 0,
-            since,
+            since: Duration::ZERO,
             stopped: None,
         }
     }
@@ -124,13 +129,14 @@ impl CoordinatedRank {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunKind {
-    /// A job: ranks run from the start to the end.
+    /// A job: ranks run from start to end.
     Job,
-    /// A session: between runs ranks may take as long as their callers want, until one of them closes.
+    /// A session: between runs ranks may take as long as their callers want, until one of them closes its
+    /// session.
     Session,
 }
 
-/// The processes of ranks, where a launcher started them.
+/// The processes of ranks that a launcher started.
 pub(crate) trait RankProcesses {
     fn poll_exit(&mut self, rank: u32) -> Option<ProcessEnd>;
 
@@ -145,13 +151,13 @@ pub(crate) struct Coordinator<'a> {
     pub members: Vec<CoordinatedRank>,
     pub joining: CoordinatorMachine,
     pub clock: ActiveClock,
-    /// The processes of ranks, where this one started them; without them it is the process of rank 0.
+    /// The processes of ranks, if this process started them. Otherwise this is the process of rank 0.
     pub processes: Option<&'a mut dyn RankProcesses>,
     pub observer: Observer,
 }
 
 impl<'a> Coordinator<'a> {
-    /// Coordinates a job of ranks that were sent the shared memory just now.
+    /// Coordinates a job of ranks that have just been sent the shared memory.
     pub fn new(
         locate_step: LocateStep,
         control: &'a ControlSegment,
@@ -161,9 +167,9 @@ impl<'a> Coordinator<'a> {
         let mut clock = ActiveClock::start();
         let joining =
             CoordinatorMachine::after_welcome(control.ranks(), JoinTimeouts::new(limit), clock.now());
-        let (watched, observer) = (RunKind::Job, Observer::new(control));
+        let observer = Observer::new(control);
         Coordinator {
-            run_kind: watched,
+            run_kind: RunKind::Job,
             locate_step,
             control,
             limit,
@@ -175,7 +181,8 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Takes the run from the first message of every rank to the end, and notifies every rank how it ended.
+    /// Coordinates the run from the first message of every rank to the end, and notifies every rank of the
+    /// result.
     pub fn run(&mut self) -> Result<()> {
         let result = self.run_to_end();
         match &result {
@@ -213,12 +220,12 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Errors that the coordinator found itself are reported by rank 0, if this is its process.
+    /// Marks an error that the coordinator found as reported by rank 0, if this is the process of rank 0.
     fn as_reported(&self, error: RunError) -> RunError {
         if self.processes.is_none() { error.reported_by(0) } else { error }
     }
 
-    /// Waits for the next event and handles it; notices ranks that are late, unless the run has failed.
+    /// Waits for the next event and handles it. Detects ranks that are late, unless the run has failed.
     fn process_next_event(&mut self, goes_well: bool) -> Result<()> {
         for rank in self.poll_channels()? {
             self.handle_message(rank)?;
@@ -237,7 +244,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// The ranks that have something to say.
+    /// The ranks with a message or a closed connection.
     fn poll_channels(&self) -> Result<Vec<usize>> {
         let listening = |m: &CoordinatedRank| m.phase != RankPhase::Gone && m.phase != RankPhase::Done;
         let ranks: Vec<usize> = (0..self.members.len()).filter(|&r| listening(&self.members[r])).collect();
@@ -252,7 +259,7 @@ impl<'a> Coordinator<'a> {
         Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| speaks(fd)).map(|(r, _)| r).collect())
     }
 
-    /// Handles the next message of a rank, if it has come. Never waits for the rest of one.
+    /// Handles the next message of a rank, if it has arrived. Never waits for the rest of a message.
     fn handle_message(&mut self, rank: usize) -> Result<()> {
         let now = self.clock.now();
         let member = &mut self.members[rank];
@@ -294,7 +301,7 @@ impl<'a> Coordinator<'a> {
         }
     }
 
-    /// Records a rank's answer, and enters the next stage once all have answered.
+    /// Records a rank's answer, and enters the next stage once all ranks have answered.
     fn record_answer(&mut self, rank: usize, answer: RankAnswer) -> Result<()> {
         let now = self.clock.now();
         match self.joining.accept_answer(rank as u32, answer, now) {
@@ -324,8 +331,8 @@ impl<'a> Coordinator<'a> {
         self.members.iter().try_for_each(|m| m.channel.send(message))
     }
 
-    /// Lets the ranks load, if they are alike. Contents that are identified otherwise may be equal: then digests are
-    /// asked for, once.
+    /// Orders the ranks to load if their identities are equal. Contents with different identities may still
+    /// be equal: in this case the coordinator requests digests, once.
     fn compare_or_request_digests(&mut self, now: Duration) -> Result<()> {
         let identities: Vec<&RankIdentity> =
             self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
@@ -341,7 +348,7 @@ impl<'a> Coordinator<'a> {
         self.broadcast(&CoordinatorMessage::Proceed, now)
     }
 
-    /// Notices a rank that does not answer while the run opens.
+    /// Detects a rank that does not answer while the run opens.
     fn check_joining(&mut self, now: Duration) -> Result<()> {
         self.observer.sample_heartbeats(now);
         if let Some(processes) = &mut self.processes {
@@ -352,7 +359,8 @@ impl<'a> Coordinator<'a> {
         }
         let silence = |rank: u32| {
             let stopped = self.members.get(rank as usize).and_then(|m| m.stopped);
-            // A process that this one started may take its time before the first heartbeat, unless it is stopped.
+            // A process that this one started may take its time before the first heartbeat, unless it is
+            // stopped.
             let started = || stopped.map_or(Duration::ZERO, |at| now.saturating_sub(at));
             self.observer.silence(rank, now).or_else(|| self.processes.is_some().then(started))
         };
@@ -375,22 +383,21 @@ impl<'a> Coordinator<'a> {
                 return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
             }
             if other.plan != first.plan {
-                let (expected, found) = (describe_plan(first, other), describe_plan(other, first));
+                let expected = describe_plan(first, other);
+                let found = describe_plan(other, first);
                 return Err(RunError::PlanDiffers { rank, expected, found });
             }
             if other.terms != first.terms {
-                let (found, expected) = (
-                    differing_terms(&other.terms, &first.terms),
-                    differing_terms(&first.terms, &other.terms),
-                );
+                let found = differing_terms(&other.terms, &first.terms);
+                let expected = differing_terms(&first.terms, &other.terms);
                 return Err(RunError::TermsDiffer { rank, expected, found });
             }
         }
         Ok(())
     }
 
-    /// Notices that a session cannot run any more: a rank begins or waits in a run after another rank has closed its session,
-    /// or a rank closed its session longer ago than the limit.
+    /// Detects that a session cannot continue: a rank begins or waits in a run after another rank has closed
+    /// its session, or a rank closed its session longer ago than the timeout.
     fn check_closed(&mut self, now: Duration) -> Result<()> {
         if self.run_kind == RunKind::Job || self.all_in_phase(RankPhase::Done) {
             return Ok(());
@@ -408,7 +415,8 @@ impl<'a> Coordinator<'a> {
         Ok(())
     }
 
-    /// Notices ranks that begin no step for longer than the limit, and names the one that is furthest behind.
+    /// Detects ranks that begin no step for longer than the timeout, and reports the one with the least
+    /// progress.
     fn check_progress(&mut self, now: Duration) -> Result<()> {
         let mut late: Vec<u32> = Vec::new();
         for (rank, member) in (0..).zip(&mut self.members).filter(|(_, m)| m.phase == RankPhase::Running) {
@@ -426,7 +434,7 @@ impl<'a> Coordinator<'a> {
         let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
         let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
         let behind = |rank: &u32| culprit::progress_position(&self.control.progress(*rank));
-        // A late rank may wait for a rank that has not begun the run and does not count as late.
+        // A late rank may wait for a rank that has not begun the run and therefore does not count as late.
         let furthest = || {
             late.iter().copied().min_by_key(behind).map(|rank| culprit::find_culprit(self.control, rank, &[]))
         };
@@ -472,18 +480,18 @@ impl<'a> Coordinator<'a> {
     }
 }
 
-/// The exit code of a rank that the system refused something.
+/// The exit code of a rank that could not get a resource of the system.
 const REFUSED: i32 = 2;
 
 #[derive(Debug)]
 pub(crate) struct ProcessEnd {
     /// `signal 9, SIGKILL` or `exit code 3`.
     pub how: String,
-    /// Its exit code, if it ended by itself.
+    /// The exit code, if the process was not killed by a signal.
     pub code: Option<i32>,
 }
 
-/// The error of a rank that is gone, and how if that is known.
+/// The error of a rank whose process is gone; `how` says how it ended, if that is known.
 pub(crate) fn death_error(
     locate_step: &LocateStep,
     control: &ControlSegment,
@@ -507,7 +515,7 @@ pub fn explaining_error(errors: Vec<RunError>) -> RunError {
     errors.into_iter().min_by_key(explanation_order).unwrap_or_else(none)
 }
 
-/// The less it is, the more an error explains.
+/// Orders errors: the smaller the number, the more the error explains.
 fn explanation_order(error: &RunError) -> u32 {
     match error {
         RunError::Died { .. } | RunError::DiedOutside { .. } | RunError::Refused { .. } => 0,

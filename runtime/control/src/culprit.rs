@@ -1,12 +1,12 @@
 //! Finds the rank that keeps the others waiting.
 //!
-//! A rank that waits too long sees which peers have not come, and these may wait for another rank themselves. All ranks
-//! run the same steps, so a rank waits only for ranks that are not further than itself: the rank that is furthest
-//! behind waits for none.
+//! A rank that times out knows which peers have not come, and these may wait for another rank themselves. All
+//! ranks run the same steps, so a rank waits only for ranks with no more progress than itself. The rank with
+//! the least progress waits for no other.
 
 use crate::control::{ControlSegment, RankProgress};
 
-/// How far a rank is, in an order that all ranks share: the run, then the step.
+/// The progress of a rank, in an order that all ranks share: the run, then the step.
 pub(crate) type ProgressPosition = (u64, u64);
 
 pub(crate) fn progress_position(progress: &RankProgress) -> ProgressPosition {
@@ -19,14 +19,15 @@ pub(crate) fn progress_position(progress: &RankProgress) -> ProgressPosition {
     }
 }
 
-/// The rank that keeps `reporter` waiting in the end. `missing` are the ranks that it waits for; there is one at least.
+/// The rank that ultimately keeps `reporter` waiting. `missing` are the ranks that it waits for, at least
+/// one.
 pub fn find_culprit(control: &ControlSegment, reporter: u32, missing: &[u32]) -> u32 {
-    let of = |rank: &u32| progress_position(&control.progress(*rank));
+    let position = |rank: &u32| progress_position(&control.progress(*rank));
     let others = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
-    // Of ranks that are equally far behind the first counts, so the missing ones go first.
-    let last = missing.iter().copied().chain(others).min_by_key(of);
+    // Among ranks with equal progress the first in the list is chosen, so the missing ones go first.
+    let last = missing.iter().copied().chain(others).min_by_key(position);
     let first = missing.first().copied().unwrap_or(reporter);
-    last.filter(|rank| of(rank) < of(&reporter)).unwrap_or(first)
+    last.filter(|rank| position(rank) < position(&reporter)).unwrap_or(first)
 }
 
 #[cfg(test)]
@@ -41,7 +42,7 @@ mod tests {
         ControlSegment::new(Arc::new(segment), 4, 1).expect("control words")
     }
 
-    /// Puts a rank at a step of a run; outside of the run with no step.
+    /// Places a rank at a step of a run; without a step, outside of the run.
     fn put(control: &ControlSegment, rank: u32, run: u64, step: Option<u32>) {
         control.begin_run(rank, Some((run, 0)));
         match step {
@@ -70,7 +71,7 @@ mod tests {
         put(&control, 2, 2, None);
         put(&control, 3, 3, Some(9));
         assert_eq!(find_culprit(&control, 0, &[1]), 2);
-        // A rank that never ran is furthest behind, and where all are equally far it is who is missing.
+        // A rank that never ran has the least progress. If all are equal, the missing rank is the culprit.
         let fresh = super::tests::control();
         put(&fresh, 0, 0, Some(0));
         assert_eq!(find_culprit(&fresh, 0, &[3]), 3);

@@ -1,7 +1,7 @@
-//! Collects one descriptor from each peer over a socket that this rank listens to.
+//! Collects one descriptor from each peer over a listening socket of this rank.
 //!
-//! Each peer connects, sends its number, then the descriptor. All connections are served as their packets come, so that a peer
-//! which stops between two packets delays no other, and it is the one that is blamed.
+//! Each peer connects, sends its rank, then the descriptor. All connections are served as their packets
+//! arrive. A peer that stops between two packets therefore delays no other, and the error names it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use crate::heartbeat::TICK;
 
 struct DescriptorPeer {
     channel: Channel,
-    /// Its number, once it has sent that.
+    /// Its rank, once it has sent it.
     rank: Option<u32>,
-    /// Whether nothing more comes.
+    /// Whether nothing more is expected from the connection.
     is_done: bool,
 }
 
-/// The descriptors of the ranks in `expected`, in that order. `what` they are is said in errors. Fails if a rank has
-/// not sent its descriptor within `limit`, is gone, or sends something else. The error names a rank that began and did
-/// not finish before one that did not come.
+/// The descriptors of the ranks in `expected`, in this order. `what` names the descriptors in errors. Fails
+/// if a rank has not sent its descriptor within `limit`, is gone, or sends something else. The error prefers
+/// a rank that began and did not finish over one that did not connect.
 pub fn collect_descriptors(
     listener: &OwnedFd,
     expected: &[u32],
@@ -38,8 +38,8 @@ pub fn collect_descriptors(
         if Instant::now() >= until {
             let began = peers.iter().filter_map(|peer| peer.rank).find(|rank| missing(rank));
             let rank = began.or_else(|| expected.iter().copied().find(missing)).unwrap_or_default();
-            let (at, limit_ms) = (format!("before passing {what}"), limit.as_millis() as u64);
-            return Err(RunError::Stuck { rank, at, limit_ms });
+            let at = format!("before passing {what}");
+            return Err(RunError::Stuck { rank, at, limit_ms: limit.as_millis() as u64 });
         }
         wait_packets(listener, &peers)?;
         while let Some(fd) = accept_connection(listener, Instant::now())? {
@@ -57,7 +57,7 @@ pub fn collect_descriptors(
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Waits for a connection or a packet, for a tick at most.
+/// Waits for a connection or a packet, for at most one tick.
 fn wait_packets(listener: &OwnedFd, peers: &[DescriptorPeer]) -> Result<()> {
     let listened = peers.iter().filter(|peer| !peer.is_done).map(|peer| peer.channel.fd());
     let all = std::iter::once(listener.as_fd()).chain(listened);
@@ -69,7 +69,7 @@ fn wait_packets(listener: &OwnedFd, peers: &[DescriptorPeer]) -> Result<()> {
 }
 
 impl DescriptorPeer {
-    /// Takes the next packet, if it has come: the rank and its descriptor, once both are there.
+    /// Takes the next packet, if it has arrived. Returns the rank and its descriptor once both have arrived.
     fn receive_descriptor(&mut self, what: &str) -> Result<Option<(u32, OwnedFd)>> {
         let Some(rank) = self.rank else {
             match self.channel.try_receive::<u32>() {
@@ -78,7 +78,7 @@ impl DescriptorPeer {
                     self.channel.set_peer(rank);
                 }
                 Ok(ReceiveOutcome::Nothing) => {}
-                // A process without a number is not a rank.
+                // A process that sends no rank is not a rank.
                 Ok(ReceiveOutcome::End) | Err(RunError::Protocol { .. }) => self.is_done = true,
                 Err(error) => return Err(error),
             }
@@ -91,8 +91,8 @@ impl DescriptorPeer {
                 Ok(fds.pop().map(|fd| (rank, fd)))
             }
             ReceiveOutcome::End => {
-                let (how, when) = ("its process is gone".into(), format!("before passing {what}"));
-                Err(RunError::DiedOutside { rank, how, when })
+                let when = format!("before passing {what}");
+                Err(RunError::DiedOutside { rank, how: "its process is gone".into(), when })
             }
         }
     }
@@ -112,7 +112,7 @@ mod tests {
         socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).expect("a socket")
     }
 
-    /// A socket to listen to, and a way to connect to it.
+    /// A listening socket and its address, for peers that connect.
     fn meeting() -> (OwnedFd, impl Fn() -> Channel) {
         let listener = open();
         bind(listener.as_raw_fd(), &UnixAddr::new_unnamed()).expect("a name");
@@ -134,7 +134,7 @@ mod tests {
 
     const SOON: Duration = Duration::from_millis(200);
 
-    /// What a peer does that does not send everything.
+    /// The behaviour of a peer that does not send everything.
     #[derive(Clone, Copy, Debug)]
     enum Stops {
         BeforeConnecting,
@@ -144,7 +144,7 @@ mod tests {
         Closing,
     }
 
-    /// Every rank stops at every point, before and after the others come: it is the one that is named.
+    /// Every rank stops at every point, before and after the others connect: the error names this rank.
     #[test]
     fn a_peer_that_stops_between_two_packets_is_named_and_delays_no_other() {
         use Stops::{BeforeConnecting, BeforeDescriptor, BeforeNumber, Closing, InsteadOfDescriptor};

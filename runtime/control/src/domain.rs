@@ -1,8 +1,9 @@
-//! A domain: the ranks that share load and store, and their memory as one process maps it.
+//! A domain: the ranks that share memory by load and store, and this memory as one process maps it.
 //!
-//! All ranks of a run are in one domain today, on one host. A run on several hosts would have a domain for each. Joining, supervision
-//! and agreement exchange messages, and would need another transport between hosts. Collectives, announcements and aborts use words of
-//! the domain, and would need a part between domains. Code that takes a [`Domain`] states thereby that its ranks share memory.
+//! All ranks of a run are in one domain today, on one host. A run on several hosts would have a domain for
+//! each. Joining, supervision and agreement exchange messages, and would need another transport between
+//! hosts. Collectives, announcements and aborts use words of the domain, and would need a part between
+//! domains. Code that takes a [`SharedRunMemory`] states thereby that its ranks share memory.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ pub const CHUNK: usize = 256 << 10;
 /// Bytes of staging of one rank in one group.
 pub const PER_RANK: usize = 2 * CHUNK;
 
-/// The shared memory of a run, as one process maps it.
+/// The shared memory of a run, as mapped by one process.
 #[derive(Clone, Debug)]
 pub struct SharedRunMemory {
     pub arenas: Vec<Arc<MemorySegment>>,
@@ -27,19 +28,19 @@ pub struct SharedRunMemory {
 }
 
 impl SharedRunMemory {
-    /// The bytes of staging for this many ranks and groups. Untouched parts cost nothing.
+    /// The bytes of staging for this many ranks and groups. Untouched pages cost nothing.
     pub fn staging_size(ranks: u32, groups: usize) -> usize {
         groups * ranks as usize * PER_RANK
     }
 
-    /// A rank's part of what the ranks have together beside their arenas.
+    /// A rank's part of the memory that the ranks share in addition to their arenas.
     pub fn bytes_per_rank(ranks: u32, groups: usize) -> usize {
         let all = ControlSegment::segment_bytes(ranks, groups) + SharedRunMemory::staging_size(ranks, groups);
         all.div_ceil(ranks.max(1) as usize)
     }
 
-    /// Fresh memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters and epochs of LL
-    /// start at `first`, as those of the communicators.
+    /// New memory for `ranks` ranks with symmetric arenas of `arena` bytes. Counters start at `first`;
+    /// communicators start theirs and the epochs of LL at the same value.
     pub fn create(ranks: u32, groups: usize, arena: usize, first: u32) -> Result<SharedRunMemory> {
         let control = Arc::new(MemorySegment::create(
             "the control segment",

@@ -1,21 +1,22 @@
 //! Errors of system calls, classified by their error number in one place.
 //!
-//! A system call fails for one of three reasons: a limit or a lack (resources), the machine or a container that does not
-//! offer or allow it (unsupported), or wrong arguments, which are a fault of this program. The first two are conditions of
-//! the environment that a user can change: the error names the call and the remedy.
+//! A system call fails for one of three reasons. A limit is reached or a resource is exhausted. The machine
+//! or a container does not offer or allow the call (unsupported). The arguments are wrong, which is a fault
+//! of this program. Users can change conditions of the first two kinds: the error names the call and the
+//! remedy.
 
 use std::io;
 
 use crate::error::RunError;
 
-/// What the error number of a system call says.
+/// The kind of failure that the error number of a system call indicates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum SystemErrorKind {
-    /// A limit is reached, or the system has no more.
+    /// A limit is reached, or the system has no more of the resource.
     Exhausted,
     /// Not permitted, or not offered by this kernel.
     Forbidden,
-    /// A file, device or program is not there.
+    /// A file, device or program does not exist.
     Missing,
     Other,
 }
@@ -53,9 +54,10 @@ impl SystemErrorKind {
 }
 
 impl RunError {
-    /// The error of the system call `call`, which was made for `what`.
+    /// The error of the system call `call`; `what` names its purpose.
     pub fn from_system_call(what: impl Into<String>, call: &str, error: impl Into<io::Error>) -> RunError {
-        let (what, error) = (what.into(), error.into());
+        let error = error.into();
+        let what = what.into();
         match SystemErrorKind::classify(&error) {
             SystemErrorKind::Exhausted => {
                 RunError::Exhausted { what: format!("{what} ({call})"), error: error.to_string() }
@@ -70,7 +72,7 @@ impl RunError {
         }
     }
 
-    /// The error of a system call that was to give so many bytes of memory.
+    /// The error of a system call that was to provide `bytes` bytes of memory.
     pub fn from_failed_allocation(
         what: &str,
         bytes: usize,
@@ -98,8 +100,8 @@ fn forbidden_error(what: &str, call: &str, error: &io::Error) -> RunError {
 mod tests {
     use super::*;
 
-    /// Every error number there is: a refusal of the environment is never classified as a fault of this program, and its
-    /// message names the call.
+    /// For every error number: a failure of the environment is never classified as a fault of this program,
+    /// and its message names the call.
     #[test]
     fn every_error_number_has_a_class_and_names_the_call() {
         let (mut forbidden, mut missing) = (0, 0);
@@ -134,7 +136,7 @@ mod tests {
             assert!(matches!(of_memory, RunError::Memory { bytes: 64, .. }), "{of_memory}");
         }
         assert_eq!((forbidden, missing), (8, 6));
-        // Arguments that the system cannot take are a fault of this program.
+        // Invalid arguments are a fault of this program.
         for number in [libc::EINVAL, libc::EFAULT, libc::EBADF, libc::ENOTSOCK] {
             let error = RunError::from_system_call("it", "poll", io::Error::from_raw_os_error(number));
             assert!(matches!(error, RunError::System { .. }), "{error}");

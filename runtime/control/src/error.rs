@@ -1,16 +1,16 @@
-//! What ends a run.
+//! The errors that end a run.
 //!
 //! A [`RunError`] crosses process boundaries: every rank reports its own, and the coordinator picks the
 //! cause. It therefore holds text and numbers only, and is serialised on the control sockets.
 //!
-//! Three questions have one answer each: which rank is at fault ([`RunError::culprit`]), which rank noticed it
-//! ([`RunError::reporter`]), and at which step it happened ([`RunError::step`]). An error that one rank found reaches the
-//! others as [`RunError::Reported`], with its cause unchanged.
+//! An error answers three questions: which rank is at fault ([`RunError::culprit`]), which rank noticed the
+//! fault ([`RunError::reporter`]), and at which step it happened ([`RunError::step`]). An error that one rank
+//! found reaches the others as [`RunError::Reported`], with its cause unchanged.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// The result of what fails with a [`RunError`], or with another error where one is named.
+/// The result of an operation that fails with a [`RunError`], or with another error type where one is named.
 pub type Result<T, E = RunError> = std::result::Result<T, E>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -29,13 +29,13 @@ pub enum ValueMismatch {
     /// The importer does not know the op.
     #[error("it is opaque: it can be planned, not run")]
     Opaque,
-    /// Nobody registered a kernel for the custom op.
+    /// No kernel is registered for the custom op.
     #[error("no kernel is registered for it")]
     NoKernel,
-    /// The kernel is made for another signature.
+    /// The registered kernel has another signature.
     #[error("the kernel that is registered for it has another signature: {0}")]
     Signature(String),
-    /// The backend has no form of the op, or not for these types or ranks.
+    /// The backend does not implement the op, or not for these types or ranks.
     #[error("{0}")]
     Backend(String),
 }
@@ -43,15 +43,16 @@ pub enum ValueMismatch {
 /// Why a run failed, with the rank, step and node as far as they are known.
 #[derive(Clone, PartialEq, Debug, Error, Serialize, Deserialize)]
 pub enum RunError {
-    /// The job or the environment does not describe a run that is possible. The text names the thing, what
-    /// was expected and what was found.
+    /// The job or the environment does not describe a possible run. The text names the thing, what was
+    /// expected and what was found.
     #[error("{0}")]
     Invalid(String),
-    /// What is asked for needs something that this machine does not have or does not allow: a driver, a library, a system
-    /// call. The text names it.
+    /// The request needs something that this machine does not have or does not allow: a driver, a library, a
+    /// system call. The text names it.
     #[error("{0}")]
     Unsupported(String),
-    /// What a plan that has been checked says does not hold, or a backend refuses what it said that it runs.
+    /// A checked plan contains a statement that does not hold, or a backend refuses a plan that it had
+    /// accepted.
     #[error("{0}; this is a defect of symmc, please report it with the program and the command")]
     Defect(String),
     #[error("{}%{node} ({op}): {why}", rank_text(*rank))]
@@ -71,10 +72,10 @@ pub enum RunError {
         op: String,
         detail: String,
     },
-    /// A step met data that its op does not take: an index outside its axis, rows that do not fit.
+    /// A step received data that its op does not accept: an index outside its axis, rows that do not fit.
     #[error("rank {rank}, step {step} ({op} %{node}): {detail}")]
     Data { rank: u32, step: usize, node: String, op: String, fault: DataFault, detail: String },
-    /// The program reads outside of an axis at the sizes of the run; no step ran.
+    /// The program reads outside of an axis at the sizes of the run. No step ran.
     #[error("%{node} ({op}): {detail}")]
     Bounds {
         /// The node of the imported program: the name of its first result.
@@ -88,12 +89,12 @@ pub enum RunError {
     #[error("{what}: {error}; is a limit on threads, processes or open files reached (ulimit -a)?")]
     Exhausted { what: String, error: String },
     #[error(
-        "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}: the limit{behind}",
+        "rank {rank} waited {limit_ms} ms for {missing} at step {step} ({op} %{node}), run {run}, and timed out{behind}",
         missing = peers_text(peers), behind = waiting_text(*culprit, peers)
     )]
     Limit {
         rank: u32,
-        /// The rank that all wait for in the end: one of `peers`, or a rank that these wait for themselves.
+        /// The rank that ultimately keeps the others waiting: one of `peers`, or a rank that these wait for themselves.
         culprit: u32,
         peers: Vec<u32>,
         step: usize,
@@ -114,24 +115,25 @@ pub enum RunError {
         op: String,
         run: u64,
     },
-    /// A rank's process ended before its first step, or after its last.
+    /// A rank's process ended outside of a step.
     #[error("rank {rank} died ({how}) {when}")]
     DiedOutside {
         rank: u32,
         how: String,
-        /// `before the first step` or `after the last step`.
+        /// `before the first step`, `between steps` or `while the ranks joined`.
         when: String,
     },
-    /// A rank's process ended by itself with exit code 2: memory, threads or files could not be had, not even to report it.
+    /// The process of a rank exited with code 2: it could not get memory, threads or files, not even to
+    /// report this.
     #[error(
-        "rank {rank} could not get what it needs of the system (exit code 2); its own message tells what"
+        "rank {rank} could not get memory, threads or files from the system (exit code 2); see its own error message"
     )]
     Refused { rank: u32 },
-    /// A rank neither finished nor reported within the limit.
+    /// A rank neither finished nor reported an error before the timeout.
     #[error("rank {rank} made no progress for {limit_ms} ms {at}")]
     Stuck {
         rank: u32,
-        /// Where it was last seen: `at step 3 (all_reduce %x), run 0`.
+        /// The place at which it was last seen: `at step 3 (all_reduce %x), run 0`.
         at: String,
         limit_ms: u64,
     },
@@ -139,22 +141,22 @@ pub enum RunError {
     Absent { ranks: Vec<u32>, limit_ms: u64 },
     #[error("{detail}")]
     Misplaced {
-        /// The rank that it says it is.
+        /// The rank that the process claims to be.
         rank: u32,
         detail: String,
     },
     #[error("rank {rank} has {found}, rank 0 has {expected}: all ranks must run the same plan")]
     PlanDiffers {
         rank: u32,
-        /// What tells the plan of rank 0 from that of `rank`: `the program "mlp" (plan 1f…)`.
+        /// The properties of rank 0's plan that differ from those of `rank`: `the program "mlp" (plan 1f…)`.
         expected: String,
-        /// What tells the plan of `rank` from that of rank 0.
+        /// The properties of `rank`'s plan that differ from those of rank 0.
         found: String,
     },
     #[error("rank {rank} runs {found}, rank 0 runs {expected}: all ranks must run the same version")]
     VersionDiffers { rank: u32, expected: String, found: String },
-    /// The ranks do not run the same plan in the same way: with the same sizes, seed or tensors.
-    #[error("rank {rank} runs {found}, rank 0 {expected}: all ranks must run alike")]
+    /// The ranks run the same plan with different settings (sizes, seed or tensors), or open different programs.
+    #[error("rank {rank} runs {found}, rank 0 {expected}: all ranks must agree")]
     TermsDiffer {
         rank: u32,
         /// How rank 0 runs: `with tokens=5`.
@@ -163,36 +165,38 @@ pub enum RunError {
         found: String,
     },
     #[error(
-        "run {run}: rank {rank} runs it with {sizes}, rank {peer} with other sizes: all ranks must run alike"
+        "run {run}: rank {rank} runs it with {}, rank {peer} with other values: all ranks must agree on the program, \
+         its sizes and symmetric memory",
+        sizes_text(sizes)
     )]
     SizesDiffer {
-        /// The rank that found out.
+        /// The rank that detected the difference.
         rank: u32,
-        /// A rank that runs with other sizes.
+        /// A rank that runs another program, or with other sizes or symmetric memory.
         peer: u32,
         run: u64,
-        /// The sizes of `rank`: `n=4`.
+        /// The program, sizes and symmetric memory of `rank`: `n=4`.
         sizes: String,
     },
     #[error("rank {rank} {how}")]
     Left {
         rank: u32,
-        /// How: `closed its session after 3 runs`.
+        /// The way in which it left: `closed its session after 3 runs`.
         how: String,
     },
-    /// The caller's limit for its own runs passed. The runs continue.
-    #[error("run {run} of rank {rank} has not ended within {limit_ms} ms, and goes on")]
+    /// The caller's timeout for its own runs passed. The runs continue.
+    #[error("run {run} of rank {rank} did not end within the timeout of {limit_ms} ms, and continues")]
     Unfinished {
         rank: u32,
         /// The first run that has not ended, from 0.
         run: u64,
-        /// How long it waited, in milliseconds.
+        /// The timeout in milliseconds.
         limit_ms: u64,
     },
-    /// What another rank found, with the cause as that rank reported it.
+    /// An error that another rank found, with the cause as that rank reported it.
     #[error("{}", reported_text(*reporter, cause))]
     Reported { reporter: u32, cause: Box<RunError> },
-    /// The run ended elsewhere, and no cause is known.
+    /// The run ended on another rank, and no cause is known.
     #[error("rank {rank} stopped: {reason}")]
     Aborted { rank: u32, reason: String },
     #[error("{what}: {error}")]
@@ -202,19 +206,20 @@ pub enum RunError {
 }
 
 impl RunError {
-    /// Something that failed without an error number; system calls have [`RunError::from_system_call`].
+    /// The error of an operation that failed without an error number. System calls use
+    /// [`RunError::from_system_call`].
     pub fn system(what: impl Into<String>, error: impl std::fmt::Display) -> Self {
         RunError::System { what: what.into(), error: error.to_string() }
     }
 
-    /// The error of ranks that want to run when `rank` has closed its session.
+    /// The error of ranks that want to run after `rank` has closed its session.
     pub fn session_closed(rank: u32, runs: u64) -> Self {
         let count = if runs == 1 { "1 run".into() } else { format!("{runs} runs") };
         RunError::Left { rank, how: format!("closed its session after {count}") }
     }
 
-    /// The rank at fault: that failed, died, stopped, left, did not come, or differs from the others. Unknown where the run
-    /// or the system is at fault, and no rank.
+    /// The rank at fault: the rank that failed, died, stopped, left, did not join, or differs from the
+    /// others. `None` if no rank is at fault but the run or the system.
     pub fn culprit(&self) -> Option<u32> {
         match self {
             RunError::Step { rank, .. }
@@ -246,7 +251,8 @@ impl RunError {
         }
     }
 
-    /// The rank that noticed it; unknown where a launcher did that is no rank, or where the error has not left its rank.
+    /// The rank that noticed the error. `None` if a launcher that is not a rank noticed it, or the error has
+    /// not left its rank.
     pub fn reporter(&self) -> Option<u32> {
         match self {
             RunError::Step { rank, .. }
@@ -278,7 +284,8 @@ impl RunError {
         }
     }
 
-    /// The same, found by `reporter`, unless its reporter is known already, or it only says that the run ended.
+    /// Marks the error as reported by `reporter`, unless its reporter is known already or it only says that
+    /// the run ended.
     #[must_use]
     pub fn reported_by(self, reporter: u32) -> RunError {
         match self.reporter() {
@@ -288,10 +295,14 @@ impl RunError {
         }
     }
 
-    /// Whether this only repeats that the run ended elsewhere.
+    /// Whether this error only repeats that the run ended on another rank.
     pub fn is_consequence(&self) -> bool {
         matches!(self, RunError::Aborted { .. } | RunError::Reported { .. })
     }
+}
+
+fn sizes_text(sizes: &str) -> &str {
+    if sizes.is_empty() { "no sizes" } else { sizes }
 }
 
 fn rank_text(rank: Option<u32>) -> String {
@@ -303,11 +314,12 @@ fn peers_text(peers: &[u32]) -> String {
     if peers.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }
 }
 
-/// The error of one rank, for all ranks: with the number of that rank, unless the text names a rank already.
+/// The text of one rank's error for all ranks: with the number of this rank, unless the text names a rank
+/// already.
 fn reported_text(reporter: u32, cause: &RunError) -> String {
-    let (text, name) = (cause.to_string(), format!("rank {reporter}"));
-    let is_named = cause.culprit().is_some() || text.starts_with(&name);
-    if is_named { text } else { format!("{name}: {text}") }
+    let text = cause.to_string();
+    let name = format!("rank {reporter}");
+    if cause.culprit().is_some() || text.starts_with(&name) { text } else { format!("{name}: {text}") }
 }
 
 /// Names the rank that keeps the others waiting, unless the text has named it already.

@@ -1,8 +1,9 @@
 //! Rank 0 gathers the ranks of a run that another launcher started.
 //!
-//! Every process that connects says which rank it is. When a rank is there twice, comes from another run, cannot
-//! begin or dies meanwhile, the others are still awaited for a moment, so that all of them learn the same. That holds too
-//! where this process has no descriptor left for them: one is kept for that case, and they are served one after another.
+//! Every process that connects sends its rank. A rank may connect twice, come from another run, be unable to
+//! begin, or die meanwhile. Then the others are still awaited for a moment, so that all of them get the same
+//! error. If this process runs out of descriptors, a reserved one is freed for this purpose, and the
+//! remaining processes are served one after another.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -19,14 +20,14 @@ use crate::heartbeat::{ActiveClock, TICK};
 use crate::joining::{CoordinatorMachine, JoinFault, JoinStage, JoinTimeouts, RankAnswer};
 use crate::membership::Membership;
 
-/// How long ranks that have not come are awaited once the run cannot be.
+/// How long missing ranks are still awaited after the run has failed.
 pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
-/// How long a process that connected may take to say which rank it is, where others wait for its descriptor.
+/// How long a connected process may take to send its rank while others wait for its descriptor.
 const SAYING: Duration = Duration::from_millis(200);
 
 pub(crate) struct GatheredRanks {
-    /// By rank.
+    /// The channel of each rank, by rank.
     pub channels: Vec<Channel>,
     pub machine: CoordinatorMachine,
     pub clock: ActiveClock,
@@ -34,10 +35,10 @@ pub(crate) struct GatheredRanks {
 
 struct ConnectedProcess {
     channel: Channel,
-    /// Whether the process at the other end is this one.
+    /// Whether the peer process is this process.
     own: bool,
     rank: Option<u32>,
-    /// Whether it has closed its end.
+    /// Whether the peer process has closed the connection.
     gone: bool,
 }
 
@@ -49,9 +50,9 @@ pub(crate) struct RankGatherer<'a> {
     clock: ActiveClock,
     candidates: Vec<ConnectedProcess>,
     fault: Option<RunError>,
-    /// Given up for the descriptor of a process that comes when there is no other.
+    /// A reserved descriptor, freed for a process that connects when there is no other.
     spare: Option<OwnedFd>,
-    /// Whether there are no descriptors left.
+    /// Whether this process has no descriptors left.
     is_starved: bool,
 }
 
@@ -60,11 +61,20 @@ impl<'a> RankGatherer<'a> {
         let mut clock = ActiveClock::start();
         let machine = CoordinatorMachine::new(place.ranks, JoinTimeouts::new(limit), clock.now());
         let spare = listener.try_clone().ok();
-        let (candidates, fault) = (Vec::new(), None);
-        RankGatherer { place, listener, limit, machine, clock, candidates, fault, spare, is_starved: false }
+        RankGatherer {
+            place,
+            listener,
+            limit,
+            machine,
+            clock,
+            candidates: Vec::new(),
+            fault: None,
+            spare,
+            is_starved: false,
+        }
     }
 
-    /// The run cannot be: processes that come are notified.
+    /// Fails the run: processes that connect from now on get this error. Only the first error counts.
     pub fn reject_run(&mut self, error: RunError) {
         if self.fault.is_none() {
             tracing::warn!(target: "symmc::join", %error, "the ranks cannot start");
@@ -76,12 +86,12 @@ impl<'a> RankGatherer<'a> {
 
     pub fn count_rank(&mut self, rank: u32) {
         let now = self.clock.now();
-        // The machine orders the welcome by its next stage.
+        // The order of the state machine, to welcome the ranks, follows from its stage.
         let _ = self.machine.accept_answer(rank, RankAnswer::Join, now);
     }
 
-    /// A channel to each rank, once all have come. Fails if ranks did not come, or one that came cannot take part. All
-    /// that came have been notified.
+    /// Returns a channel to each rank once all have joined. Fails if a rank did not join, or one that joined
+    /// cannot take part. All processes that connected have then been notified.
     pub fn gather_all(mut self) -> Result<GatheredRanks> {
         while self.machine.stage() == JoinStage::Gathering {
             let now = self.clock.now();
@@ -109,7 +119,7 @@ impl<'a> RankGatherer<'a> {
         Ok(GatheredRanks { channels, machine: self.machine, clock: self.clock })
     }
 
-    /// Refuses processes that came to a run that has all its ranks.
+    /// Refuses processes that connected to a run that has all its ranks.
     fn reject_latecomers(&mut self) {
         while let Ok(Some(fd)) = accept_connection(self.listener, Instant::now()) {
             self.candidates.push(ConnectedProcess {
@@ -119,7 +129,7 @@ impl<'a> RankGatherer<'a> {
                 gone: false,
             });
         }
-        let all = "all ranks of this run are there already: was a rank started twice?".to_string();
+        let all = "all ranks of this run have joined already: was a rank started twice?".to_string();
         for candidate in self.candidates.iter().filter(|candidate| candidate.rank.is_none()) {
             // A process that cannot be notified is gone.
             let _ =
@@ -174,12 +184,12 @@ impl<'a> RankGatherer<'a> {
 
     /// Refuses a process with the reason, and closes its descriptor.
     fn reject_connection(&mut self, fd: OwnedFd) {
-        let (channel, fault) = (Channel::new(fd, 0), self.fault.clone());
+        let channel = Channel::new(fd, 0);
         if let Ok(Some(RankMessage::Join { rank, .. })) = channel.receive(Some(Instant::now() + SAYING)) {
             self.count_rank(rank);
         }
         // A process that cannot be notified is gone.
-        let _ = channel.send(&CoordinatorMessage::Verdict(fault));
+        let _ = channel.send(&CoordinatorMessage::Verdict(self.fault.clone()));
     }
 
     fn handle_message(&mut self, at: usize) -> Result<()> {
@@ -201,7 +211,8 @@ impl<'a> RankGatherer<'a> {
             }
             (Ok(ReceiveOutcome::End), Some(rank)) => {
                 candidate.gone = true;
-                let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
+                let how = "its process is gone".into();
+                let when = "while the ranks joined".into();
                 Err(RunError::DiedOutside { rank, how, when }.reported_by(self.place.rank))
             }
             (Ok(ReceiveOutcome::Message(other)), Some(rank)) => {
@@ -211,7 +222,7 @@ impl<'a> RankGatherer<'a> {
             }
             (Err(error), rank) => {
                 candidate.gone = true;
-                // Without a number, a process that sends something else is not a rank.
+                // A process that sends something else before its rank is not a rank.
                 let is_foreign = rank.is_none() && matches!(error, RunError::Protocol { .. });
                 if is_foreign { Ok(()) } else { Err(error.reported_by(self.place.rank)) }
             }

@@ -1,8 +1,8 @@
 //! How the ranks of sessions find each other.
 //!
-//! Wherever their numbers come from, the ranks of a session meet at one abstract socket whose name they all know
-//! ([`crate::join`]): from the environment of a launcher, because they are threads of one process, or because the first
-//! rank drew it and the caller's own means passed it on.
+//! The ranks of a session meet at one abstract socket whose name they all know ([`crate::join`]). The name
+//! comes from the environment of a launcher, from the process whose threads the ranks are, or from the first
+//! rank, which drew it at random and passed it on by the caller's own means.
 
 use std::fs::File;
 use std::io::Read;
@@ -12,22 +12,22 @@ use crate::error::{Result, RunError};
 use crate::membership::{DRAWN, Membership};
 use crate::process;
 
-/// Groups of threads that this process has made.
+/// The number of groups of threads that this process has made.
 static THREADS: AtomicU64 = AtomicU64::new(0);
 
-/// One rank's place in a group, in which it opens sessions together with the others.
+/// One rank of a group, which opens sessions together with the other ranks.
 #[derive(Debug)]
 pub struct Group {
     place: Membership,
     within_process: bool,
     sessions: AtomicU64,
-    /// The process that opened them; 0 before the first.
+    /// The process that opened these sessions; 0 before the first.
     process: AtomicU32,
 }
 
 /// The caller's means to exchange bytes among ranks.
 pub trait Bootstrap {
-    /// Every rank's bytes, by rank. All ranks give equally many.
+    /// Returns the bytes of every rank, by rank. All ranks pass the same number of bytes.
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String>;
 
     fn barrier(&mut self) -> Result<(), String> {
@@ -36,13 +36,14 @@ pub trait Bootstrap {
 }
 
 impl Group {
-    /// The place that a launcher gave this process: torchrun, `mpirun`, Slurm or another that sets their variables. `None`
-    /// where no launcher did. Fails if its variables contradict each other, or say that ranks are on several machines.
+    /// The group and rank that a launcher gave this process: torchrun, `mpirun`, Slurm or another launcher
+    /// that sets their variables. `None` if there was no launcher. Fails if its variables contradict each
+    /// other, or say that ranks are on several machines.
     pub fn from_env() -> Result<Option<Group>> {
         Ok(Membership::from_env()?.map(Group::from_membership))
     }
 
-    /// The place of a process that knows it otherwise.
+    /// The group of a process that knows its rank by other means.
     pub fn from_membership(place: Membership) -> Group {
         Group { place, within_process: false, sessions: AtomicU64::new(0), process: AtomicU32::new(0) }
     }
@@ -54,10 +55,12 @@ impl Group {
         (0..ranks).map(|rank| Group { within_process: true, ..Group::from_membership(place(rank)) }).collect()
     }
 
-    /// The place of `rank` among ranks of one machine that have means of their own to exchange bytes. All of
-    /// them call this at the same time. Fails if these means fail, or the ranks do not fit each other.
+    /// Joins `rank` to a group of ranks of one machine that have their own means to exchange bytes. All of
+    /// them call this at the same time. Fails if these means fail, or the ranks contradict each other.
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group> {
-        let failed = |e| RunError::Invalid(format!("rank {rank} of {ranks}: telling the other ranks: {e}"));
+        let failed = |e| {
+            RunError::Invalid(format!("rank {rank} of {ranks}: exchanging data with the other ranks: {e}"))
+        };
         let mut mine = [0u8; 24];
         mine[8..].copy_from_slice(&random_secret()?);
         mine[..4].copy_from_slice(&rank.to_le_bytes());
@@ -70,7 +73,7 @@ impl Group {
         for r in 0..ranks {
             let expected = [r.to_le_bytes(), ranks.to_le_bytes()].concat();
             if says(r as usize).is_none_or(|said| said[..8] != expected) {
-                // An answer ends with the secret of a rank, which no message has.
+                // An answer ends with the secret of a rank, which must not appear in a message.
                 let found = all.get(r as usize).map_or_else(String::new, |answer| describe_answer(answer));
                 return Err(failed(format!(
                     "expected the answer of rank {r} of {ranks} as answer {r}, found {found}"
@@ -91,7 +94,8 @@ impl Group {
         self.place.ranks
     }
 
-    /// Tells the other ranks that this one does not come to the next session, and why; the error as all of them have it.
+    /// Notifies the other ranks that this one does not join the next session, and why. Returns the error that
+    /// all of them get.
     pub fn decline(&self, error: RunError) -> RunError {
         match self.next_session_membership() {
             Ok(place) => place.decline(error),
@@ -103,14 +107,14 @@ impl Group {
         self.within_process
     }
 
-    /// Where the ranks meet for one more session. Fails if this is a fork of the process that opened sessions of the
-    /// group, and would take its place.
+    /// The address of the ranks for one more session. Fails if this process is a fork of the process that
+    /// opened sessions of the group: it would take that process's rank.
     pub fn next_session_membership(&self) -> Result<Membership> {
         let here = process::current_process();
         let first = self.process.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed);
         match first.err().filter(|owner| *owner != here) {
             Some(owner) => Err(RunError::Invalid(format!(
-                "the group has sessions of process {owner}, of which this process is a fork: make a group of its own here"
+                "the group has sessions of process {owner}, and this process is a fork of it: create a new group in this process"
             ))),
             None => {
                 let number = self.sessions.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +124,7 @@ impl Group {
     }
 }
 
-/// What an answer of [`Group::bootstrap`] says, without the secret that it ends with.
+/// Describes an answer of [`Group::bootstrap`], without the secret at its end.
 fn describe_answer(answer: &[u8]) -> String {
     let number = |at: usize| Some(u32::from_le_bytes(answer.get(at..at + 4)?.try_into().ok()?));
     match (answer.len(), number(0), number(4)) {
@@ -141,7 +145,7 @@ pub fn random_secret() -> Result<[u8; 16]> {
 mod tests {
     use super::*;
 
-    /// Ranks that answer as `change` makes of the own answer.
+    /// Ranks that get their own answer, modified by `change`.
     struct Answers<F>(Vec<Vec<u8>>, F);
 
     impl<F: Fn(&[u8]) -> Vec<Vec<u8>>> Bootstrap for Answers<F> {
@@ -151,7 +155,8 @@ mod tests {
         }
     }
 
-    /// Every way in which answers do not fit: the message says how, and has no byte of the secret in any notation.
+    /// Every way in which answers can be wrong: the message describes it, and has no byte of the secret in
+    /// any notation.
     #[test]
     fn no_message_has_the_secret() {
         let with = |mine: &[u8], rank: u8, ranks: u8| {

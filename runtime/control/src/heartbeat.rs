@@ -1,25 +1,27 @@
-//! Heartbeats: they distinguish a process that is stopped from one that is slow.
+//! Heartbeats: they distinguish a stopped process from a slow one.
 //!
-//! Each rank's listening thread ([`crate::link`]) and the coordinator count up a word of the control segment every few
-//! milliseconds, whatever else their processes do. Others watch whether it changes. A process that is stopped, frozen
-//! or swapped out shows no change. A word that is 0 says nothing: that process has no thread for it.
+//! The listening thread of each rank ([`crate::link`]) and the coordinator increment a word of the control
+//! segment every few milliseconds, whatever else their processes do. Other processes observe whether it
+//! changes. The word of a process that is stopped, frozen or swapped out does not change. A word that is 0
+//! carries no information: that process has no thread for it.
 //!
-//! An observer that was stopped itself must not blame others for the time that it missed. So time is counted by
-//! [`ActiveClock`], in which a pause of the observer is short.
+//! An observer that was stopped itself must not blame others for the time that it missed. Time is therefore
+//! counted by [`ActiveClock`], in which a pause of the observer is short.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::control::ControlSegment;
 
-/// How often a process publishes its heartbeat, and looks for those of others.
+/// The interval at which a process publishes its heartbeat and samples those of others.
 pub(crate) const TICK: Duration = Duration::from_millis(50);
-/// The longest step of an active clock. More passes between two looks only where the process did not run.
+/// The longest step of an active clock. More time passes between two readings only if the process did not
+/// run.
 const LONGEST_STEP: Duration = Duration::from_millis(500);
-/// Silence that is shorter says nothing on a busy machine.
+/// A shorter silence is not significant on a busy machine.
 pub(crate) const SHORTEST_SILENCE: Duration = Duration::from_millis(400);
 
-/// Counts the time in which this process runs. It must be looked at every [`TICK`] or so.
+/// Counts the time in which this process runs. It must be read about every [`TICK`].
 #[derive(Debug)]
 pub(crate) struct ActiveClock {
     last: Instant,
@@ -35,7 +37,7 @@ impl ActiveClock {
         ActiveClock { last: Instant::now(), active }
     }
 
-    /// The time since the start, without most of each pause.
+    /// The time since the start, in which each pause counts as at most [`LONGEST_STEP`].
     pub fn now(&mut self) -> Duration {
         let now = Instant::now();
         self.active += (now - self.last).min(LONGEST_STEP);
@@ -83,12 +85,12 @@ impl Observer {
         self.coordinator.observe(self.control.coordinator_heartbeat(), now);
     }
 
-    /// How long a rank has shown no heartbeat; `None` where it never showed one.
+    /// How long a rank has shown no heartbeat; `None` if it never showed one.
     pub fn silence(&self, rank: u32, now: Duration) -> Option<Duration> {
         self.ranks.get(rank as usize)?.silence(now)
     }
 
-    /// The same of the coordinator.
+    /// How long the coordinator has shown no heartbeat; `None` if it never showed one.
     pub fn coordinator_silence(&self, now: Duration) -> Option<Duration> {
         self.coordinator.silence(now)
     }

@@ -1,13 +1,14 @@
 //! Ranks that another launcher started: torchrun, `mpirun` or Slurm.
 //!
-//! Each process finds its rank in the environment (`launchers`) and meets the others at an abstract Unix socket, where
-//! rank 0 coordinates. The name of the socket is made of the user and of what identifies the run, so runs
-//! do not meet each other; an abstract name vanishes with its process. Both sides accept only processes of
-//! the same user, by the kernel's word. All ranks are on one host.
+//! Each process finds its rank in the environment (`launchers`) and meets the others at an abstract Unix
+//! socket, where rank 0 coordinates. The socket's name is derived from the user and from what identifies the
+//! run, so different runs do not meet. An abstract name vanishes with its process. Both sides accept only
+//! processes of the same user, as reported by the kernel. All ranks are on one host.
 //!
-//! No rank waits longer than its limit for the others, and the earliest limit ends the wait of all: a rank that
-//! joins says how long it would still wait. What keeps one from running ends the run of all, also before it began. The
-//! order of messages and the timeouts are those of [`crate::joining`].
+//! No rank waits for the others beyond its timeout, and the earliest timeout ends the wait of all: a joining
+//! rank sends how long it would still wait. A failure that keeps one rank from running ends the run of all
+//! ranks, even before the run has begun. The order of messages and the timeouts are those of
+//! [`crate::joining`].
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,7 +37,7 @@ use crate::rank::{map_domain, receive_welcome};
 use crate::steps::LocateStep;
 use crate::trace::enter_coordinator_span;
 
-/// How long a rank that cannot begin looks for rank 0, to notify it.
+/// How long a rank that cannot begin tries to reach rank 0, to notify it.
 const DECLINING: Duration = Duration::from_secs(2);
 /// The pause between two attempts to connect: the first, and the longest.
 const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(20)];
@@ -44,23 +45,23 @@ const RETRY: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(
 #[derive(Clone)]
 pub struct JoinRequest {
     pub subject: PlanSubject,
-    /// What else must be the same on all of them.
+    /// Other settings that must be equal on all ranks.
     pub terms: Vec<JoinTerm>,
-    /// Groups of ranks that have flags of their own.
+    /// The number of groups of ranks with separate flags.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
     pub run_kind: RunKind,
     pub locate_step: LocateStep,
-    /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
+    /// The first value of counters and epochs of LL. 0 except in tests of their wrap-around.
     pub first: u32,
-    /// No wait takes longer.
+    /// The timeout of every wait.
     pub limit: Duration,
 }
 
 impl Membership {
-    /// Notifies the other ranks that this one cannot begin, and why, so that none waits for it. Returns the error as all ranks
-    /// get it. Ranks that cannot be reached in a moment are not notified.
+    /// Notifies the other ranks that this one cannot begin, and why, so that none waits for it. Returns the
+    /// error that all ranks get. Ranks that cannot be reached within a moment are not notified.
     pub fn decline(&self, error: RunError) -> RunError {
         let error = error.reported_by(self.rank);
         tracing::warn!(target: "symmc::join", %error, "declining to join, notifying the other ranks");
@@ -73,35 +74,35 @@ impl Membership {
             _ => {
                 let notified =
                     connect_to_coordinator(self, Instant::now() + DECLINING, DECLINING).and_then(|channel| {
-                        let (rank, ranks, run) = (self.rank, self.ranks, self.run.clone());
+                        let Membership { rank, ranks, run } = self.clone();
                         channel.send(&RankMessage::Decline { rank, ranks, run, error: error.clone() })
                     });
-                // This rank fails in any case; the others find out at their limit.
+                // This rank fails in any case; without the notice the others find out at their timeout.
                 let _ = notified;
             }
         }
         error
     }
 
-    /// The first message of this rank, which would wait for others so long.
+    /// The first message of this rank, which would wait for the others for `left` more.
     fn join_message(&self, left: Duration) -> RankMessage {
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         RankMessage::Join { rank: self.rank, ranks: self.ranks, run: self.run.clone(), left_ms }
     }
 }
 
-/// Notifies the ranks that come in a moment that there will be no run.
+/// Notifies ranks that connect within a moment that there will be no run.
 fn reject_ranks(place: &Membership, listener: &OwnedFd, limit: Duration, error: &RunError) {
     let mut gathering = RankGatherer::new(place, listener, limit);
     gathering.count_rank(place.rank);
     gathering.reject_run(error.clone());
-    // It ends with the error given.
+    // Gathering always ends with the given error.
     let _ = gathering.gather_all();
 }
 
 impl JoinedRank {
-    /// Joins as the rank of `place`; returns when all ranks have come and run the same. Fails if the other ranks do not
-    /// come or run something else.
+    /// Joins as the rank of `place`; returns when all ranks have joined and run the same plan with the same
+    /// settings. Fails if the other ranks do not join or run something else.
     pub fn join(place: &Membership, purpose: &JoinRequest) -> Result<JoinedRank> {
         let identity = RankIdentity::new(purpose.subject.clone(), &purpose.terms);
         let identity = identity.map_err(|error| place.decline(error))?;
@@ -110,10 +111,10 @@ impl JoinedRank {
             return connect_rank(place, purpose, identity, until);
         }
         let Some(listener) = bind_meeting_socket(place)? else {
-            // Whoever is there says whether it is this run's.
+            // The process that is already bound to the address tells whether it belongs to this run.
             return match connect_rank(place, purpose, identity, Instant::now() + DECLINING) {
                 Err(RunError::Absent { .. }) | Ok(_) => Err(RunError::Invalid(format!(
-                    "another run of this user meets at the same point ({}): is MASTER_PORT in use?",
+                    "another run of this user has the same rendezvous address ({}): is MASTER_PORT in use?",
                     place.public_run_name()
                 ))),
                 Err(error) => Err(error),
@@ -130,7 +131,7 @@ impl JoinedRank {
 /// The more informative of two errors: the coordinator's verdict, and the error that ended rank 0 itself.
 fn explaining_error(coordinator: Result<()>, own: RunError) -> RunError {
     match coordinator {
-        // The coordinator sees an error of rank 0 only as the end or the absence of rank 0.
+        // The coordinator sees an error of rank 0 only as the exit or the absence of rank 0.
         Err(verdict) => match verdict.cause() {
             RunError::DiedOutside { rank: 0, .. } => own.reported_by(0),
             RunError::Absent { ranks, .. } if ranks.contains(&0) => own.reported_by(0),
@@ -159,7 +160,7 @@ fn start_coordinator(
     })
 }
 
-/// Joins as the rank of `place`; returns when all ranks run the same.
+/// Joins as the rank of `place`; returns when all ranks have the same identity.
 fn connect_rank(
     place: &Membership,
     purpose: &JoinRequest,
@@ -196,15 +197,16 @@ fn connect_rank(
     }
 }
 
-/// The symmetric arena of ranks that run the same is as large as each of them expects.
+/// Checks that the symmetric arena of this rank has the size that the rank expects. The arenas of all ranks
+/// are equal.
 fn expect_arena_size(purpose: &JoinRequest, rank: u32, domain: &SharedRunMemory) -> Result<()> {
-    match domain.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
-        true => Ok(()),
-        false => Err(RunError::system("the symmetric arena", "has another size than this rank expects")),
+    if domain.arenas.get(rank as usize).is_some_and(|arena| arena.len() == purpose.arena) {
+        return Ok(());
     }
+    Err(RunError::system("the symmetric arena", "its size differs from what this rank expects"))
 }
 
-/// The first message of rank 0, which names the missing ranks where the run cannot be.
+/// The first message of rank 0. If the run failed, it is an error that names the missing ranks.
 fn await_welcome(
     place: &Membership,
     channel: &Channel,
@@ -213,12 +215,13 @@ fn await_welcome(
 ) -> Result<(WelcomeMessage, Vec<OwnedFd>)> {
     loop {
         if channel.wait_readable(Some(Instant::now() + TICK))? {
-            // The descriptors follow the message at once, unless rank 0 is stopped just then.
+            // The descriptors follow the message at once, unless rank 0 is stopped in between.
             let until = Instant::now() + limit;
             let received = receive_welcome(channel, until)
                 .map_err(|error| if Instant::now() >= until { opening.stuck_error(limit) } else { error });
             let gone = || {
-                let (how, when) = ("its process is gone".into(), "while the ranks joined".into());
+                let how = "its process is gone".into();
+                let when = "while the ranks joined".into();
                 RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
             };
             let (welcome, fds) = received?.ok_or_else(gone)?;
@@ -233,7 +236,7 @@ fn await_welcome(
     }
 }
 
-/// The socket at which ranks meet; `None` if there is one already.
+/// Binds the socket at which ranks meet; `None` if another process has bound it already.
 fn bind_meeting_socket(place: &Membership) -> Result<Option<OwnedFd>> {
     let failed = |call| move |e: Errno| RunError::from_system_call("opening the rendezvous point", call, e);
     let fd = seqpacket_socket().map_err(failed("socket"))?;
@@ -250,7 +253,7 @@ fn seqpacket_socket() -> nix::Result<OwnedFd> {
     socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
 }
 
-/// Connects to rank 0, which may not be there yet.
+/// Connects to rank 0, which may not have started yet.
 fn connect_to_coordinator(place: &Membership, until: Instant, limit: Duration) -> Result<Channel> {
     let address = place.address()?;
     let [mut pause, longest] = RETRY;
@@ -262,7 +265,7 @@ fn connect_to_coordinator(place: &Membership, until: Instant, limit: Duration) -
             Ok(()) if is_same_user(&fd)? => return Ok(Channel::new(fd, 0)),
             Ok(()) => {
                 return Err(RunError::Invalid(format!(
-                    "the rendezvous point of {} belongs to another user",
+                    "the rendezvous address of {} belongs to another user",
                     place.public_run_name()
                 )));
             }
@@ -279,7 +282,7 @@ fn connect_to_coordinator(place: &Membership, until: Instant, limit: Duration) -
     }
 }
 
-/// What rank 0 coordinates once all ranks have come.
+/// The run that rank 0 coordinates once all ranks have joined.
 struct GatheredRun {
     place: Membership,
     purpose: JoinRequest,
@@ -311,7 +314,7 @@ impl GatheredRun {
         let _span = enter_coordinator_span();
         let gathered = RankGatherer::new(place, &listener, limit).gather_all()?;
         let channels = gathered.channels;
-        // Who comes now belongs to no run any more.
+        // Processes that connect from now on belong to no run.
         drop(listener);
         let created = SharedRunMemory::create(place.ranks, purpose.groups, purpose.arena, purpose.first);
         let welcomed = created.and_then(|domain| self.welcome_all(&channels, &domain).map(|()| domain));

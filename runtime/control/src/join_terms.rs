@@ -1,17 +1,19 @@
-//! What must be alike on ranks that joined by themselves, besides plan, sizes and number of runs.
+//! Settings that must be equal on ranks of another launcher, in addition to plan, sizes and number of runs.
 //!
-//! A term is a text, or content that is too large to be read only to be compared: a file of tensors. Of content,
-//! ranks first compare what the system says identifies it, the same file of the same age on one machine. Only where
-//! that differs does every rank read all of it, and digests of every byte are compared.
+//! A term is a text, or content that is too large to be read only for a comparison: a file of tensors. Ranks
+//! first compare what identifies the content according to the system: on one machine, the same file with the
+//! same modification time. Only if that differs does every rank read all of it and send a digest of every
+//! byte.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::error::{Result, RunError};
 
-/// Bytes that ranks must have alike.
+/// Bytes that must be equal on all ranks.
 pub trait TermContent: Send + Sync {
-    /// What identifies the content without reading it. Contents of one identity are equal; others may be.
+    /// Identifies the content without reading it. Contents with the same identity are equal; contents with
+    /// different identities may be.
     fn identity(&self) -> std::io::Result<String>;
 
     /// A digest of every byte.
@@ -40,7 +42,7 @@ impl JoinTerm {
         JoinTerm { name: name.into(), value: JoinTermValue::Content(content) }
     }
 
-    /// The name, and what is compared first.
+    /// The name, and the value that is compared first.
     pub(crate) fn compared_value(&self) -> Result<(String, String)> {
         let value = match &self.value {
             JoinTermValue::Text(text) => text.clone(),

@@ -1,7 +1,7 @@
-//! A rank that has joined: its peers have come and run the same, and are watched until it leaves.
+//! A rank that has joined a run: its peers run the same plan, and are watched until the rank leaves.
 //!
-//! A rank that joined for a session leaves it when its caller wants, without a wait for peers that go on. A rank that joined
-//! for a job ends with the job of all ranks, and learns how that ended.
+//! A rank that joined for a session leaves it when its caller wants, without waiting for peers that continue.
+//! A rank that joined for a job ends with the job of all ranks, and gets its result.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -18,23 +18,24 @@ pub struct JoinedRank {
     link: CoordinatorLink,
     rank: u32,
     domain: SharedRunMemory,
-    /// On rank 0 of ranks that no launcher coordinates, the thread that does.
+    /// The coordinating thread, on rank 0 of a run that no launcher of this crate coordinates.
     coordinator: Option<JoinHandle<Result<()>>>,
-    /// How long rank 0 waits for the others at most when it closes a session.
+    /// The maximum time that rank 0 waits for the others when it closes a session.
     close_timeout: Duration,
 }
 
 /// How a rank leaves a session in which it has no run in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LeaveMode {
-    /// Its caller closed the session.
+    /// The caller closed the session.
     Closed,
-    /// Its caller dropped the session, and does not expect that this takes long.
+    /// The caller dropped the session, and does not expect this to take long.
     Dropped,
 }
 
 impl LeaveMode {
-    /// How long rank 0 waits for the others, if it would wait for `close_timeout` when it closes.
+    /// The maximum time that rank 0 waits for the others, where `close_timeout` is the maximum for a closed
+    /// session.
     fn max_wait(self, close_timeout: Duration) -> Duration {
         match self {
             LeaveMode::Closed => close_timeout,
@@ -43,16 +44,18 @@ impl LeaveMode {
     }
 }
 
+/// The runs whose progress a session records in the control segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ProgressRecording {
-    /// When each begins and ends.
+    /// The beginning and end of every run.
     All,
-    /// While the rank waits for its end, if it does.
+    /// Only a run for whose end the rank waits, while it waits.
     Awaited,
 }
 
 impl ProgressRecording {
-    /// Whether a rank is not through the last run of another one, or has yet to begin what that one has ended.
+    /// Whether a rank has not finished the last run of `other`, or has yet to begin a run that `other` has
+    /// ended.
     fn is_within_run(self, rank: &RankProgress, other: &RankProgress) -> bool {
         let has_ended = self == ProgressRecording::All && other.beats > 0 && !other.running;
         (rank.running && rank.run <= other.run) || (has_ended && (rank.beats == 0 || rank.run < other.run))
@@ -64,12 +67,12 @@ impl JoinedRank {
         JoinedRank { link, rank, domain, coordinator: None, close_timeout: Duration::ZERO }
     }
 
-    /// Rank 0 with the thread that coordinates all ranks.
+    /// Adds to rank 0 the thread that coordinates all ranks.
     pub(crate) fn with_coordinator(self, coordinator: JoinHandle<Result<()>>) -> JoinedRank {
         JoinedRank { coordinator: Some(coordinator), ..self }
     }
 
-    /// Rank 0 waits at most so long for the others when it closes a session.
+    /// Sets the maximum time that rank 0 waits for the others when it closes a session.
     pub fn with_close_timeout(self, close_timeout: Duration) -> JoinedRank {
         JoinedRank { close_timeout, ..self }
     }
@@ -82,18 +85,19 @@ impl JoinedRank {
         &self.domain
     }
 
-    /// Says that this rank is ready to run; returns when all are.
+    /// Notifies the coordinator that this rank is ready to run; returns when all ranks are.
     pub fn start(&self) -> Result<()> {
         self.link.start()
     }
 
-    /// Ends the run on all ranks, because of what happened on this one; the error that explains it best.
+    /// Ends the run on all ranks because of an error of this one. Returns the error that explains the failure
+    /// best.
     pub fn fail_run(&self, error: RunError) -> RunError {
         self.domain.control.abort(self.rank, &error);
         self.link.report_failure(error)
     }
 
-    /// Whether the run goes on.
+    /// Fails if the run has ended on any rank.
     pub fn expect_running(&self) -> Result<()> {
         self.domain.control.abort_reason().map_or(Ok(()), Err)
     }
@@ -103,23 +107,25 @@ impl JoinedRank {
         self.link.send_answer(&text)
     }
 
-    /// Ends a job with how it went on this rank; returns how it ended for all ranks.
+    /// Ends a job with the result of this rank; returns the result of all ranks.
     pub fn conclude_job(self, result: Result<()>) -> Result<()> {
         let result = self.link.report_result(result);
         let verdict = self.coordinator.map_or(Ok(()), await_coordinator);
         verdict.and(result)
     }
 
-    /// Leaves a session after this many runs, without waiting for the others to leave: they may do so late, and wait for this
-    /// rank before. Where ranks are processes, rank 0, whose coordinator goes on but lives no longer than this process, waits
-    /// until they have ended the runs that it has ended, but no longer than the limit, or half a second if the session is
-    /// dropped. Peers that begin another run than these are refused.
+    /// Leaves a session after this many runs. It does not wait for the others to leave: they may do so late,
+    /// and may wait for this rank before. If ranks are processes, the coordinator of rank 0 ends with its
+    /// process. Rank 0 therefore waits until the others have ended the runs that it has ended. It waits for
+    /// at most the timeout, or half a second if the session is dropped. Peers that begin a later run are
+    /// refused.
     pub fn leave_session(self, recorded: ProgressRecording, runs: u64, leaving: LeaveMode) {
-        let (control, me) = (self.domain.control.clone(), self.rank);
+        let control = self.domain.control.clone();
+        let me = self.rank;
         control.set_closed(me, runs);
-        let own = control.progress(me);
+        let own_progress = control.progress(me);
         let others = (0..control.ranks()).filter(|&rank| rank != me);
-        let within = |rank| recorded.is_within_run(&control.progress(rank), &own);
+        let within = |rank| recorded.is_within_run(&control.progress(rank), &own_progress);
         // A coordinator that is gone needs no notice.
         let _ = self.link.report_done();
         drop(self.link);
@@ -133,7 +139,7 @@ impl JoinedRank {
     }
 }
 
-/// Waits until the coordinator has said how the run ended.
+/// Waits until the coordinator has returned the result of the run.
 pub(crate) fn await_coordinator(coordinator: JoinHandle<Result<()>>) -> Result<()> {
     coordinator.join().unwrap_or_else(|_| Err(RunError::system("the coordinator", "panicked")))
 }
@@ -153,8 +159,8 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(3600);
 
-    /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator goes on: it does not wait for the
-    /// limit. A watchdog ends rank 1's run after 30 seconds.
+    /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator continues: rank 0
+    /// does not wait for the timeout. A watchdog ends rank 1's run after 30 seconds.
     #[test]
     fn a_session_that_is_dropped_does_not_wait_for_peers_for_the_limit() {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");

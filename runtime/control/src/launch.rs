@@ -1,8 +1,8 @@
-//! The launcher: one process for each rank, started by this one.
+//! The launcher: this process starts one process for each rank.
 //!
-//! A rank inherits one control socket and is handed the shared memory over it. Ranks die with the launcher
-//! (`PR_SET_PDEATHSIG`), and the launcher kills and reaps every rank before it returns, whatever happened. It waits no
-//! longer than the limit for the process of a rank to begin.
+//! A rank inherits one control socket and receives the shared memory over it. Ranks die with the launcher
+//! (`PR_SET_PDEATHSIG`), and the launcher kills and reaps every rank before it returns, whatever happened. It
+//! waits for the process of a rank to begin for at most the timeout.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -23,27 +23,27 @@ use crate::spawn::{CallFailure, RankCommand, RankProcess};
 use crate::steps::LocateStep;
 use crate::trace::enter_coordinator_span;
 
-/// How long ranks have to end by themselves after a run.
+/// How long ranks have to exit after a run before they are killed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub struct LaunchConfig<'a> {
     pub ranks: u32,
-    /// Groups of ranks that have flags of their own.
+    /// The number of groups of ranks with separate flags.
     pub groups: usize,
     /// Bytes of the symmetric arena of each rank.
     pub arena: usize,
     pub first: u32,
-    /// No wait takes longer.
+    /// The timeout of every wait.
     pub limit: Duration,
     pub locate_step: LocateStep,
-    /// For each rank its segments beside the task, which has number 0.
+    /// The segments of each rank in addition to the task, which has number 0.
     pub segments: &'a dyn Fn(u32) -> Vec<&'a MemorySegment>,
     pub files: Vec<BorrowedFd<'a>>,
 }
 
-/// Has one process for each rank do a task; what each of them answered. Fails if a process cannot be started, or a rank
-/// failed, died or hung.
+/// Starts one process for each rank, which does a task; returns the answer of each. Fails if a process cannot
+/// be started, or a rank failed, died or hung.
 pub fn launch_ranks(
     config: LaunchConfig<'_>,
     command: &RankCommand,
@@ -62,11 +62,11 @@ pub fn launch_ranks(
     let mut members = Vec::new();
     for rank in 0..ranks {
         let channel = processes.spawn(command, rank, limit)?;
-        let own: Vec<&MemorySegment> = [&task].into_iter().chain(segments(rank)).collect();
-        let task = own.iter().map(|segment| segment.len()).collect();
+        let rank_segments: Vec<&MemorySegment> = [&task].into_iter().chain(segments(rank)).collect();
+        let task = rank_segments.iter().map(|segment| segment.len()).collect();
         let welcome = WelcomeMessage { rank, ranks, groups, arena, first, task, files: files.len(), limit };
         channel.send(&CoordinatorMessage::Welcome(welcome))?;
-        let fds = domain.fds().into_iter().chain(own.iter().map(|segment| segment.fd())).flatten();
+        let fds = domain.fds().into_iter().chain(rank_segments.iter().map(|segment| segment.fd())).flatten();
         channel.send_fds(&fds.chain(files.iter().copied()).collect::<Vec<_>>())?;
         members.push(CoordinatedRank::new(channel));
     }
@@ -79,7 +79,7 @@ pub fn launch_ranks(
     let answers =
         std::mem::take(&mut coordinator.members).into_iter().map(CoordinatedRank::into_answer).collect();
     drop(coordinator);
-    // Ranks have this long to end by themselves; others are killed.
+    // Ranks that do not exit in time are killed.
     processes.wait_all(Instant::now() + EXIT_TIMEOUT);
     Ok(answers)
 }
@@ -87,7 +87,7 @@ pub fn launch_ranks(
 /// The processes of the ranks. None outlives this value.
 struct LaunchedProcesses {
     children: Vec<RankProcess>,
-    /// What they read from and write to.
+    /// The file that they read from and write to.
     null: File,
 }
 
@@ -103,7 +103,7 @@ impl RankProcesses for LaunchedProcesses {
 }
 
 impl LaunchedProcesses {
-    /// Starts the process of a rank; the launcher's end of its control socket.
+    /// Starts the process of a rank; returns the launcher's end of its control socket.
     fn spawn(&mut self, command: &RankCommand, rank: u32, limit: Duration) -> Result<Channel> {
         let failed = |failure: CallFailure| {
             let what = format!("starting rank {rank} ({})", command.program.display());
@@ -118,11 +118,12 @@ impl LaunchedProcesses {
         if begun.map_err(failed)? {
             return Ok(Channel::new(ours, rank));
         }
-        let (at, limit_ms) = ("before its program began".into(), limit.as_millis() as u64);
+        let at = "before its program began".into();
+        let limit_ms = limit.as_millis() as u64;
         Err(RunError::Stuck { rank, at, limit_ms })
     }
 
-    /// Waits until all have ended; whether they have.
+    /// Waits until all processes have exited; returns whether they have.
     fn wait_all(&mut self, until: Instant) -> bool {
         let mut pause = Duration::from_micros(50);
         loop {

@@ -1,24 +1,25 @@
-//! What other launchers pass to the processes that they start: which rank each is, and of how many.
+//! Detection of other launchers: the rank of this process and the number of ranks, as a launcher passes them.
 //!
-//! A launcher is a row of [`FAMILIES`]: the variables in which it gives the rank, the number of ranks and how many of them
-//! are on this host, and what distinguishes one run from another. Those that give no such name (Hydra, which MPICH and Intel
-//! MPI use) are distinguished by the process that started all ranks.
+//! A launcher is a row of [`FAMILIES`]: the variables in which it passes the rank, the number of ranks, the
+//! number of ranks on this host, and what distinguishes one run from another. Runs of launchers without such
+//! a name (Hydra, which MPICH and Intel MPI use) are distinguished by the process that started all ranks.
 //!
-//! Where several launchers speak (`torchrun` within a Slurm step), a domain of one process gives way to a larger one, and
-//! the same rank of the same number is no contradiction. Anything else is refused with both named.
+//! Variables of several launchers may be set (`torchrun` within a Slurm step). Then a launcher with one rank
+//! yields to one with more, and launchers that agree on the rank and the number of ranks do not conflict.
+//! Anything else is refused with an error that names both.
 
 use std::fmt;
 
 use crate::error::{Result, RunError};
 use crate::membership::Membership;
 
-/// Who says which rank this process is.
+/// The launcher that assigns this process its rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LauncherChoice {
-    /// Whoever the environment shows.
+    /// The launcher that the environment indicates.
     #[default]
     Auto,
-    /// Nobody: this process starts all ranks, whatever the environment says.
+    /// No other launcher: this process starts all ranks, whatever the environment contains.
     Local,
     Torchrun,
     /// An MPI launcher: Open MPI, MPICH, Intel MPI or MVAPICH.
@@ -40,11 +41,11 @@ impl fmt::Display for LauncherChoice {
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DetectedLauncher {
-    /// Its place among the ranks that a launcher started; none if it starts them itself.
+    /// Its rank among the ranks that a launcher started; `None` if this process starts the ranks itself.
     pub membership: Option<Membership>,
-    /// The launcher that gave the place, for people.
+    /// The display name of the launcher that gave the rank.
     pub launcher: Option<&'static str>,
-    /// What was found and does not count, for people.
+    /// A message about variables that were found and are ignored.
     pub note: Option<String>,
 }
 
@@ -53,15 +54,15 @@ struct LauncherFamily {
     name: &'static str,
     launch: LauncherChoice,
     rank: &'static str,
-    /// The number of ranks: the first of these that is set.
+    /// The variables of the number of ranks: the first that is set counts.
     size: &'static [&'static str],
-    /// How many of them are on this host.
+    /// The variable of the number of ranks on this host.
     local: Option<&'static str>,
-    /// The number of hosts: the first of these that is set.
+    /// The variables of the number of hosts: the first that is set counts.
     hosts: &'static [&'static str],
-    /// Without these it is not this launcher that speaks.
+    /// Variables that must be set if this launcher started the process.
     required_variables: &'static [&'static str],
-    /// What identifies the run, as far as it is set.
+    /// Variables that identify the run, as far as they are set.
     run: &'static [&'static str],
 }
 
@@ -118,21 +119,24 @@ const FAMILIES: [LauncherFamily; 5] = [
     },
 ];
 
-/// Steps from this number on are no step of srun: the shell of salloc, the batch script, and others of Slurm's own.
+/// Step numbers from here on are not steps of srun: the shell of salloc, the batch script, and other steps of
+/// Slurm itself.
 const SLURM_SHELLS: u64 = 0xffff_fff0;
 
 type VariableLookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 impl Membership {
-    /// The place that the environment gives this process: [`find`](Self::detect) with [`LauncherChoice::Auto`].
+    /// The membership that the environment gives this process: [`detect`](Self::detect) with
+    /// [`LauncherChoice::Auto`].
     pub fn from_env() -> Result<Option<Membership>> {
         Ok(Membership::detect(LauncherChoice::Auto)?.membership)
     }
 
-    /// The place that a launcher gives this process through the environment: torchrun, `mpirun` and `mpiexec` of Open
-    /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. None where no launcher speaks, or only of a domain of one process.
-    /// Fails if a variable is missing or no number, the ranks are on several hosts, two launchers contradict each
-    /// other, or the one that `launch` names says nothing.
+    /// The membership that a launcher gives this process through the environment: torchrun, `mpirun` and
+    /// `mpiexec` of Open MPI, MPICH, Intel MPI and MVAPICH, or `srun`. `None` without a launcher, or if it
+    /// started only one process. Fails if a variable is missing or not a number, the ranks are on several
+    /// hosts, two launchers contradict each other, or the launcher that `launch` names did not start this
+    /// process.
     pub fn detect(launch: LauncherChoice) -> Result<DetectedLauncher> {
         detect_launcher(launch, &|name| std::env::var(name).ok(), &|rank| {
             crate::ancestor::starting_process(rank)
@@ -156,22 +160,20 @@ fn detect_launcher(
             continue;
         }
         if !family.started_this_process(get) {
-            let says = || {
-                format!(
-                    "{} is set in the environment, but not {}",
-                    family.rank,
-                    family.missing_variables(get)
-                )
-            };
+            let incomplete = format!(
+                "{} is set in the environment, but not {}",
+                family.rank,
+                family.missing_variables(get)
+            );
             match launch {
-                // The variables that a Slurm allocation gives its shell are not worth a word.
+                // The variables that a Slurm allocation sets for its shell need no note.
                 LauncherChoice::Auto if family.launch == LauncherChoice::Slurm => {}
-                LauncherChoice::Auto => note = Some(format!("{}: taken as no launcher's", says())),
-                _ => return Err(invalid_environment(format!("--launch {launch}: {}", says()))),
+                LauncherChoice::Auto => note = Some(format!("{incomplete}: no launcher is assumed")),
+                _ => return Err(RunError::Invalid(format!("launcher {launch}: {incomplete}"))),
             }
             continue;
         }
-        let (rank, ranks) = family.rank_and_size(get).map_err(|e| error_with_hint(e, launch))?;
+        let (rank, ranks) = family.rank_and_size(get).map_err(RunError::Invalid)?;
         found.push((family, rank, ranks));
     }
     if launch == LauncherChoice::Auto {
@@ -184,54 +186,52 @@ fn detect_launcher(
                 let names: Vec<&str> =
                     FAMILIES.iter().filter(|f| f.launch == launch).map(|f| f.rank).collect();
                 let names = names.join(" nor ");
-                Err(invalid_environment(format!("--launch {launch}: the environment does not set {names}")))
+                Err(RunError::Invalid(format!("launcher {launch}: the environment does not set {names}")))
             }
         };
     };
-    if let Some(other) = found.iter().find(|f| (f.1, f.2) != (rank, ranks)) {
-        return Err(invalid_environment(format!(
-            "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {} of {} ({}); --launch {} or {} takes one of them, --launch local neither",
-            family.name,
-            family.rank,
-            other.0.name,
-            other.1,
-            other.2,
-            other.0.rank,
-            family.launch,
-            other.0.launch
+    let other =
+        found.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
+    if let Some(&(other, other_rank, other_ranks)) = other {
+        return Err(RunError::Invalid(format!(
+            "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {other_rank} of \
+             {other_ranks} ({}); choose the launcher {} or {}, or none",
+            family.name, family.rank, other.name, other.rank, family.launch, other.launch
         )));
     }
-    family.expect_one_host(ranks, get).map_err(|e| error_with_hint(e, launch))?;
+    family.expect_one_host(ranks, get).map_err(RunError::Invalid)?;
     let run = family.run_identity(get, starter);
     let place = Some(Membership { rank, ranks, run });
     Ok(DetectedLauncher { membership: place, launcher: Some(family.name), note: None })
 }
 
 impl LauncherFamily {
-    /// Whether it is this launcher that speaks, and of ranks that it started.
+    /// Whether this launcher started this process as one of its ranks.
     fn started_this_process(&self, get: VariableLookup) -> bool {
         let step = || get("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u64>().ok());
         let shell = self.launch == LauncherChoice::Slurm && step().is_some_and(|id| id >= SLURM_SHELLS);
-        // A rank without a number of ranks is a rest of something; with one the rest is asked for.
-        let rest = self.launch == LauncherChoice::Torchrun && get("WORLD_SIZE").is_some();
-        !shell && (rest || self.required_variables.iter().all(|name| get(name).is_some()))
+        // A rank without a number of ranks is left over from another program. With a number of ranks, missing
+        // variables are an error.
+        let is_torchrun = self.launch == LauncherChoice::Torchrun && get("WORLD_SIZE").is_some();
+        !shell && (is_torchrun || self.required_variables.iter().all(|name| get(name).is_some()))
     }
 
     fn missing_variables(&self, get: VariableLookup) -> String {
         let missing = self.required_variables.iter().find(|name| get(name).is_none());
-        missing.map_or_else(|| "the step of srun".into(), |name| name.to_string())
+        missing.map_or_else(|| "a step of srun".into(), |name| name.to_string())
     }
 
     /// This process's rank, and the number of ranks.
     fn rank_and_size(&self, get: VariableLookup) -> Result<(u32, u32), String> {
         let size = self.size.iter().find(|name| get(name).is_some()).or(self.size.first());
         let size = size.copied().unwrap_or_default();
-        let number = |name: &str| -> Result<u32, String> {
+        let read_number = |name: &str| -> Result<u32, String> {
             let text = get(name)
                 .ok_or_else(|| format!("{} is set in the environment, but not {name}", self.rank))?;
             text.trim().parse().map_err(|_| format!("{name}: expected a number, found {text:?}"))
         };
-        let (me, ranks) = (number(self.rank)?, number(size)?);
+        let me = read_number(self.rank)?;
+        let ranks = read_number(size)?;
         if ranks == 0 {
             return Err(format!("{size}: expected at least 1 rank, found 0"));
         }
@@ -256,24 +256,11 @@ impl LauncherFamily {
         Ok(())
     }
 
-    /// What distinguishes this run from others of the user.
+    /// Identifies this run among others of the user.
     fn run_identity(&self, get: VariableLookup, starter: &dyn Fn(&str) -> String) -> String {
         let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
         let parts = if parts.iter().all(String::is_empty) { starter(self.rank) } else { parts.join("/") };
         format!("{}/{parts}", self.rank)
-    }
-}
-
-fn invalid_environment(text: String) -> RunError {
-    RunError::Invalid(text)
-}
-
-fn error_with_hint(text: String, launch: LauncherChoice) -> RunError {
-    match launch {
-        LauncherChoice::Auto => {
-            invalid_environment(format!("{text}; --launch local ignores the environment"))
-        }
-        _ => invalid_environment(text),
     }
 }
 
@@ -356,7 +343,7 @@ mod tests {
         let batch =
             [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_JOB_ID", "7"), ("SLURM_NNODES", "1")];
         assert_eq!(find(LauncherChoice::Auto, &batch), Ok(DetectedLauncher::default()));
-        // salloc with an interactive step, and a batch script as newer versions tell it.
+        // salloc with an interactive step, and a batch script as newer versions report it.
         for id in ["4294967290", "4294967291"] {
             let shell = [&batch[..], &[("SLURM_STEP_ID", id), ("SLURM_STEP_NUM_TASKS", "4")]].concat();
             assert_eq!(find(LauncherChoice::Auto, &shell), Ok(DetectedLauncher::default()));
@@ -379,7 +366,7 @@ mod tests {
         assert_eq!(find(LauncherChoice::Local, &TORCH), Ok(DetectedLauncher::default()));
         assert!(find(LauncherChoice::Torchrun, &[("RANK", "1")]).unwrap_err().contains("WORLD_SIZE"));
         assert!(find(LauncherChoice::Mpi, &TORCH).unwrap_err().contains("PMI_RANK"));
-        // Where another launcher speaks, the rest of one is not worth a word.
+        // If another launcher started the process, incomplete variables of one need no note.
         let both = [&[("RANK", "1")], &HYDRA[..]].concat();
         let found = find(LauncherChoice::Auto, &both).unwrap();
         assert_eq!((found.membership.map(|p| p.rank), found.note), (Some(1), None));
@@ -394,11 +381,11 @@ mod tests {
         assert_eq!(place(&alone), None);
         let asked = find(LauncherChoice::Mpi, &alone).unwrap().membership.unwrap();
         assert_eq!((asked.rank, asked.ranks), (0, 1));
-        // srun with PMI tells the same twice.
+        // srun with PMI sets both families to the same rank.
         let pmi = [&STEP[..], &[("PMI_RANK", "1"), ("PMI_SIZE", "3")]].concat();
         assert_eq!(place(&pmi), Some((1, 3)));
         let both = error(&[&TORCH[..], &HYDRA].concat());
-        for part in ["torchrun says rank 2 of 4", "rank 1 of 3", "PMI_RANK", "--launch torchrun or mpi"] {
+        for part in ["torchrun says rank 2 of 4", "rank 1 of 3", "PMI_RANK", "torchrun or mpi"] {
             assert!(both.contains(part), "{both}");
         }
         let asked = find(LauncherChoice::Mpi, &[&TORCH[..], &HYDRA].concat()).unwrap().membership;
@@ -413,7 +400,6 @@ mod tests {
         assert!(broken("x", "2").contains("expected a number"));
         assert!(broken("2", "2").contains("below 2"));
         assert!(broken("0", "0").contains("at least 1"));
-        assert!(broken("x", "2").contains("--launch local"));
         let hosts = [("RANK", "0"), ("WORLD_SIZE", "16"), ("LOCAL_WORLD_SIZE", "8"), ("MASTER_PORT", "1")];
         assert!(error(&hosts).contains("several hosts"));
         let mpi = [("PMI_RANK", "0"), ("PMI_SIZE", "16"), ("MPI_LOCALNRANKS", "8")];

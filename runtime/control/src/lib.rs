@@ -1,15 +1,17 @@
-//! Brings the ranks of a run together, watches them, and ends them: rendezvous, supervision, channels, agreement, launchers.
+//! Joining, supervision and shutdown of the ranks of a run: rendezvous, channels, agreement, launchers.
 //!
 //! - [`launch_ranks`] starts one process for each rank; each of them calls [`rank_main`].
-//! - [`JoinedRank::join`] joins as the rank that another launcher gave this process ([`crate::launchers`]), or that a thread of a
-//!   [`Group`] is.
+//! - [`JoinedRank::join`] joins a run that this crate did not launch. The rank comes from another launcher
+//!   ([`LauncherChoice`] names them) or from a thread of a [`Group`].
 //!
-//! From the bottom up: `memory` maps segments, `control` holds the words through which ranks signal each other, `domain` is all
-//! memory that they share, and `wait` bounds every wait. `joining` is the protocol by which a run opens; `channel`, `opening`, `link`,
-//! `gather` and `coordinator` carry it out, watch the run and end it. Every failure is a [`RunError`].
+//! The modules from the bottom up: `memory` maps segments. `control` holds the words through which ranks
+//! signal each other. `domain` is all memory that they share. `wait` bounds every wait. `joining` is the
+//! protocol by which a run opens. `channel`, `opening`, `link`, `gather` and `coordinator` carry the protocol
+//! out, watch the run and end it. Every failure is a [`RunError`].
 //!
-//! What ranks run is not known here: callers give a [`PlanSubject`] that ranks compare, and name steps for errors ([`LocateStep`]).
-//! Nothing here has a name in a file system, so nothing is left behind, however a run ends.
+//! This crate does not know the plans that ranks run: callers pass a [`PlanSubject`] that ranks compare, and
+//! name steps for errors ([`LocateStep`]). Nothing here has a name in a file system, so nothing is left over,
+//! however a run ends.
 
 mod ancestor;
 mod bounded_allocator;
@@ -63,21 +65,21 @@ pub use steps::{LocateStep, StepName};
 pub use trace::enter_rank_span;
 pub use wait::{SpinConfig, WaitFailure, Waiter, YieldMode};
 
-/// Gives `SIGPIPE` its default effect back, which the Rust runtime suppresses: a command whose reader goes
-/// away ends quietly. Control sockets never raise it.
+/// Restores the default effect of `SIGPIPE`, which the Rust runtime suppresses: a command whose reader closes
+/// the pipe ends quietly. Control sockets never raise it.
 pub fn restore_default_sigpipe() {
     // SAFETY: sets the disposition of one signal to the default; no handler is installed.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Takes its effect from `SIGXFSZ`, which ends processes that make a file larger than the system lets them (`ulimit -f`): they
-/// get an error instead. Processes that are started later have it so, too.
+/// Ignores `SIGXFSZ`, which ends a process that makes a file larger than its limit (`ulimit -f`): the process
+/// gets an error instead. Processes started later inherit this.
 pub fn ignore_sigxfsz() {
     // SAFETY: sets the disposition of one signal; no handler is installed.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// The bytes to which the stack of the first thread may grow; none without a limit.
+/// The bytes to which the stack of the first thread may grow; `None` without a limit.
 pub fn stack_limit() -> Option<u64> {
     machine_limits::resource_limit(machine_limits::ResourceLimit::Stack)
 }

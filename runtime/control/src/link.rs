@@ -1,7 +1,8 @@
-//! A rank's link to the coordinator of its run, from the comparison of plans to the verdict.
+//! A rank's connection to the coordinator of its run, from the comparison of plans to the verdict.
 //!
-//! While the link is open a thread of its own reads the control socket, so that a run that ends elsewhere ends this
-//! rank's waits early, and shows the rank's heartbeat. A run that ends on this rank is reported through the link.
+//! While the link is open a separate thread reads the control socket, so that a run that ends on another rank
+//! ends this rank's waits early. The thread also publishes the rank's heartbeat. A run that ends on this rank
+//! is reported through the link.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -22,18 +23,19 @@ use crate::opening::{CoordinatedBy, OpeningRank, ReceivedMessage, unexpected_mes
 use crate::steps::LocateStep;
 use crate::trace::enter_rank_span;
 
-/// The coordinator gives up on ranks earlier than this after the limit.
+/// Additional time after the timeout in which a rank waits for the verdict. The coordinator gives up on ranks
+/// earlier.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The coordinator explains a run that was ended earlier than this, if it can.
+/// The time that a rank waits for the coordinator's explanation of a run that another rank ended.
 const EXPLAINING: Duration = Duration::from_secs(1);
 
-/// Bytes of an answer that one message carries. Quotes in it are escaped there.
+/// Bytes of an answer in one message. Its quotes are escaped there.
 const ANSWER_PIECE: usize = 32 << 10;
 
-/// How a run ended for all ranks.
+/// The result of a run for all ranks.
 type RunVerdict = Result<()>;
 
-/// Where the rank of a link is, and who coordinates its run.
+/// The rank of a link, and the coordinator of its run.
 pub(crate) struct CoordinatorLinkConfig {
     pub control: ControlSegment,
     pub rank: u32,
@@ -57,17 +59,17 @@ struct CoordinatorLinkState {
     by: CoordinatedBy,
     locate_step: LocateStep,
     limit: Duration,
-    /// Whether the rank waits for no message any more.
+    /// Whether the rank expects no more messages.
     ended: AtomicBool,
-    /// Whether the coordinator was sent how the run ended on this rank.
+    /// Whether the coordinator was sent the result of this rank.
     is_reported: AtomicBool,
-    /// The error that explains the failure of this rank best, once it failed.
+    /// The error that explains the failure of this rank best, once it has failed.
     failure: OnceLock<RunError>,
 }
 
 #[derive(Debug, Default)]
 struct LinkListener {
-    /// From the thread, if there is one.
+    /// Messages from the thread, if there is one.
     messages: Option<mpsc::Receiver<ReceivedMessage>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -89,7 +91,7 @@ impl CoordinatorLink {
         });
         let (sender, messages) = mpsc::channel();
         let listening = state.clone();
-        // Without a thread the rank reads the socket itself where it waits, and shows no heartbeat.
+        // Without a thread the rank reads the socket itself where it waits, and publishes no heartbeat.
         let listener = match parallel::spawn_detached(move || listening.listen_for_messages(&sender)) {
             Ok(thread) => LinkListener { messages: Some(messages), thread: Some(thread) },
             Err(_) => LinkListener::default(),
@@ -97,7 +99,7 @@ impl CoordinatorLink {
         CoordinatorLink { state, listener: Mutex::new(listener), opening: Mutex::new(opening) }
     }
 
-    /// Says what this rank runs; returns when all ranks run the same.
+    /// Sends the identity of this rank; returns when all ranks have agreed on it.
     pub fn agree_on_identity(&self, identity: RankIdentity, settings: &[JoinTerm]) -> Result<()> {
         tracing::debug!(target: "symmc::join", "comparing plan and settings with those of all ranks");
         let mut task = self.exchange_answer(RankAnswer::Hello, &RankMessage::Hello(identity))?;
@@ -111,14 +113,14 @@ impl CoordinatorLink {
         expect_task(JoinTask::Load, task)
     }
 
-    /// Says that this rank is ready; returns when all ranks are. Fails if a rank failed before, or the coordinator is
-    /// gone or stuck.
+    /// Notifies the coordinator that this rank is ready; returns when all ranks are. Fails if a rank failed
+    /// before, or the coordinator is gone or stuck.
     pub fn start(&self) -> Result<()> {
         tracing::debug!(target: "symmc::join", "ready, waiting until all ranks are");
         expect_task(JoinTask::Run, self.exchange_answer(RankAnswer::Ready, &RankMessage::Ready)?)
     }
 
-    /// Sends an answer, and waits for what to do next.
+    /// Sends an answer, and waits for the next task.
     fn exchange_answer(&self, answer: RankAnswer, message: &RankMessage) -> Result<JoinTask> {
         let mut opening = self.opening.lock().unwrap_or_else(PoisonError::into_inner);
         opening.record_answer(answer);
@@ -129,7 +131,7 @@ impl CoordinatorLink {
         })
     }
 
-    /// Tells the coordinator how the run ended on this rank, and waits for how it ended for all.
+    /// Sends the coordinator the result of this rank, and waits for the result of all ranks.
     pub fn report_result(&self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.report_done().and_then(|()| {
@@ -140,7 +142,7 @@ impl CoordinatorLink {
         }
     }
 
-    /// Sends what the rank found to the launcher.
+    /// Sends the rank's answer to the launcher.
     pub fn send_answer(&self, answer: &str) -> Result<()> {
         let mut rest = answer;
         while !rest.is_empty() {
@@ -157,7 +159,8 @@ impl CoordinatorLink {
         self.state.channel.send(&RankMessage::Done)
     }
 
-    /// Reports a failure to the coordinator; the error that explains it best, the same for every call.
+    /// Reports a failure to the coordinator. Returns the error that explains it best, the same for every
+    /// call.
     pub fn report_failure(&self, error: RunError) -> RunError {
         self.state.failure.get_or_init(|| self.report_first_failure(error)).clone()
     }
@@ -167,7 +170,7 @@ impl CoordinatorLink {
         let _span = enter_rank_span(self.state.rank);
         tracing::warn!(target: "symmc::run", %error, "reporting a failure to all ranks");
         if !self.state.is_reported.swap(true, Ordering::Relaxed) {
-            // The coordinator may have ended the run itself; then it does not listen any more.
+            // The coordinator may have ended the run itself; then it no longer reads messages.
             let _ = self.state.channel.send(&RankMessage::Failed(error.clone()));
         }
         let is_foreign = error.is_consequence() && error.reporter() != Some(self.state.rank);
@@ -181,7 +184,8 @@ impl CoordinatorLink {
         self.listener.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The next message, if it comes within a tick: from the thread that listens, or else from the socket.
+    /// The next message, if it comes within a tick: from the listening thread, or without one from the
+    /// socket.
     fn next_message(&self) -> Option<ReceivedMessage> {
         if let Some(messages) = &self.lock_listener().messages {
             return match messages.recv_timeout(TICK) {
@@ -198,25 +202,29 @@ impl CoordinatorLink {
         }
     }
 
-    /// The coordinator's verdict, which comes when all ranks have ended; `None` if none made progress for that long, or the
-    /// coordinator shows no heartbeat.
+    /// Waits for the coordinator's verdict, which comes when all ranks have ended. `None` if no rank made
+    /// progress for `timeout`, or the coordinator shows no heartbeat.
     fn await_verdict(&self, timeout: Duration) -> Option<RunVerdict> {
         let control = &self.state.control;
         let beats = || (0..control.ranks()).map(|r| control.progress(r).beats).collect::<Vec<_>>();
-        let (mut clock, mut observer) = (ActiveClock::start(), Observer::new(control));
-        let (mut last, mut since) = (beats(), clock.now());
+        let mut clock = ActiveClock::start();
+        let mut observer = Observer::new(control);
+        let mut last_beats = beats();
+        let mut since = clock.now();
         loop {
             if let Some(message) = self.next_message() {
                 return Some(self.state.verdict_of(message));
             }
-            let (now, found) = (clock.now(), beats());
+            let now = clock.now();
+            let found = beats();
             observer.sample_heartbeats(now);
             let silence = observer.coordinator_silence(now);
             if silence.is_some_and(|silence| silence >= self.state.limit.max(SHORTEST_SILENCE)) {
                 return None;
             }
-            if found != last {
-                (last, since) = (found, now);
+            if found != last_beats {
+                last_beats = found;
+                since = now;
             }
             if now.saturating_sub(since) > timeout {
                 return None;
@@ -235,17 +243,18 @@ impl CoordinatorLink {
 impl Drop for CoordinatorLink {
     fn drop(&mut self) {
         self.state.ended.store(true, Ordering::Relaxed);
-        // The listener wakes up; what was sent before arrives.
+        // The listener wakes up; messages that were sent before still arrive.
         self.state.channel.close();
         if let Some(thread) = self.lock_listener().thread.take() {
-            // A thread that panicked has nothing more to say.
+            // A thread that panicked has no result.
             let _ = thread.join();
         }
     }
 }
 
 impl CoordinatorLinkState {
-    /// Reads messages and shows heartbeats, until the verdict; ends the run if that is bad or cannot come any more.
+    /// Reads messages and publishes heartbeats until the verdict. Ends the run if the verdict is an error or
+    /// cannot arrive any more.
     fn listen_for_messages(&self, messages: &mpsc::Sender<ReceivedMessage>) {
         while !self.ended.load(Ordering::Relaxed) {
             self.control.publish_heartbeat(self.rank);
@@ -257,18 +266,18 @@ impl CoordinatorLinkState {
             if self.ended.load(Ordering::Relaxed) {
                 return;
             }
-            let goes_on = matches!(
+            let continues = matches!(
                 message,
                 Ok(Some(
                     CoordinatorMessage::Digest | CoordinatorMessage::Proceed | CoordinatorMessage::Start
                 ))
             );
-            if !goes_on && let Err(error) = self.verdict_of(message.clone()) {
+            if !continues && let Err(error) = self.verdict_of(message.clone()) {
                 self.control.abort(self.rank, &error);
             }
-            // The rank may have ended without waiting for it.
+            // The rank may have ended without waiting for the message.
             let _ = messages.send(message);
-            if !goes_on {
+            if !continues {
                 return;
             }
         }
@@ -283,8 +292,8 @@ impl CoordinatorLinkState {
         }
     }
 
-    /// The end of the process that coordinates the run, before it said how that ended. If the run had ended before, that is
-    /// the reason.
+    /// The error of a coordinating process that exited before its verdict. If the run had already ended, its
+    /// reason is returned.
     fn coordinator_gone_error(&self) -> RunError {
         let known = self.control.abort_reason();
         if let Some(reason) = known.filter(|reason| !matches!(reason.cause(), RunError::Aborted { .. })) {
@@ -293,20 +302,18 @@ impl CoordinatorLinkState {
         if self.by == CoordinatedBy::Launcher {
             return RunError::Aborted { rank: self.rank, reason: "the launcher of the ranks is gone".into() };
         }
-        // A process that has closed its session may end.
+        // A process that has closed its session may exit.
         if let Some(runs) = self.control.runs_before_close(0) {
             return RunError::session_closed(0, runs).reported_by(self.rank);
         }
-        let how = "its process is gone, and with it what coordinated the run";
+        let how = "its process, which coordinated the run, is gone";
         death_error(&self.locate_step, &self.control, 0, Some(how.into())).reported_by(self.rank)
     }
 }
 
 fn expect_task(expected: JoinTask, found: JoinTask) -> Result<()> {
-    match found == expected {
-        true => Ok(()),
-        false => {
-            Err(RunError::Protocol { rank: 0, detail: format!("expected to {expected:?}, found {found:?}") })
-        }
+    if found == expected {
+        return Ok(());
     }
+    Err(RunError::Protocol { rank: 0, detail: format!("expected to {expected:?}, found {found:?}") })
 }

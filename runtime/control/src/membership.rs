@@ -1,4 +1,4 @@
-//! A process's place among the ranks of a run that another launcher started, and the address where they meet.
+//! The rank of a process in a run that another launcher started, and the address where the ranks meet.
 
 use std::fmt;
 
@@ -7,16 +7,16 @@ use nix::unistd::getuid;
 
 use crate::error::{Result, RunError};
 
-/// This process's place in a run that another launcher started.
+/// The rank of this process in a run that another launcher started.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Membership {
     pub rank: u32,
     pub ranks: u32,
-    /// What distinguishes this run from others of the user.
+    /// Distinguishes this run from others of the user.
     pub run: String,
 }
 
-/// How the names of runs begin that their ranks drew at random: such a name is a secret of the ranks.
+/// Prefix of the names of runs that their ranks drew at random: such a name is a secret of the ranks.
 pub(crate) const DRAWN: &str = "bootstrap ";
 
 impl fmt::Debug for Membership {
@@ -28,9 +28,9 @@ impl fmt::Debug for Membership {
 }
 
 impl Membership {
-    /// What messages call the run, without a secret.
+    /// The name of the run for messages, without a secret.
     pub(crate) fn public_run_name(&self) -> &str {
-        if self.run.starts_with(DRAWN) { "a group of ranks that met before" } else { &self.run }
+        if self.run.starts_with(DRAWN) { "a group that exchanged a secret name" } else { &self.run }
     }
 
     pub(crate) fn address(&self) -> Result<UnixAddr> {

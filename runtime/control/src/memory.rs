@@ -1,11 +1,12 @@
-//! Memory of a run: segments that ranks share, and memory of one rank.
+//! Memory of a run: segments that ranks share, and private memory of one rank.
 //!
-//! A shared segment is an anonymous file (`memfd_create`) with sealed size that is mapped by every process
-//! that was handed its descriptor. It has no name in any file system: the kernel frees it with the last
-//! process that holds it, however that process ends.
+//! A shared segment is an anonymous file (`memfd_create`) with sealed size. Every process that received its
+//! descriptor maps it. It has no name in any file system: the kernel frees it with the last process that
+//! holds it, however that process ends.
 //!
-//! All bytes of both start as zero. Segments are page aligned and never empty, so that every address within the asked length
-//! is valid. Files are never mapped here: another process that shortens one would end this process with SIGBUS.
+//! All bytes of both start as zero. Segments are page aligned and never empty, so every address within the
+//! requested length is valid. Files are never mapped here: another process that shortens a file would end
+//! this process with SIGBUS.
 
 use std::ffi::CString;
 use std::num::NonZeroUsize;
@@ -21,7 +22,7 @@ use nix::unistd::ftruncate;
 
 use crate::error::{Result, RunError};
 
-/// From this size on a mapping is aligned to huge pages and asks for them.
+/// A mapping of this size or more is aligned to huge pages and requests them.
 const HUGE: usize = 2 << 20;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,15 +40,15 @@ pub struct MemorySegment {
     fd: Option<OwnedFd>,
 }
 
-// SAFETY: a segment owns its mapping and gives out raw pointers only; who dereferences them answers for
-// synchronisation.
+// SAFETY: a segment owns its mapping and only hands out raw pointers; code that dereferences them is
+// responsible for synchronisation.
 unsafe impl Send for MemorySegment {}
 // SAFETY: as above; no method of a shared reference touches the memory.
 unsafe impl Sync for MemorySegment {}
 
 impl MemorySegment {
-    /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` it is for is said in
-    /// errors and in `/proc/<pid>/maps`.
+    /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` names its purpose
+    /// in errors and in `/proc/<pid>/maps`.
     pub fn create(what: &str, len: usize) -> Result<MemorySegment> {
         let failed = |call| move |e: Errno| RunError::from_failed_allocation(what, len, call, e);
         let label = CString::new(format!("symmc {what}")).unwrap_or_default();
@@ -60,7 +61,7 @@ impl MemorySegment {
         MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite)
     }
 
-    /// Maps the shared segment behind `fd`, which must have sealed size and at least `len` bytes.
+    /// Maps the shared segment of `fd`, which must have sealed size and at least `len` bytes.
     pub fn map_shared(what: &str, fd: OwnedFd, len: usize, access: SegmentAccess) -> Result<MemorySegment> {
         let failed = |call| move |e: Errno| RunError::from_failed_allocation(what, len, call, e);
         let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed("fcntl"))?;
@@ -78,7 +79,7 @@ impl MemorySegment {
         Ok(MemorySegment { address, len, mapped, fd: Some(fd) })
     }
 
-    /// Memory of `len` bytes of zeros that only this process reaches.
+    /// Memory of `len` bytes of zeros that only this process can access.
     pub fn create_private(what: &str, len: usize) -> Result<MemorySegment> {
         let mapped = len.max(1);
         let size = NonZeroUsize::new(mapped).unwrap_or(NonZeroUsize::MIN);
@@ -89,17 +90,18 @@ impl MemorySegment {
         let address = address.map_err(|e| RunError::from_failed_allocation(what, len, "mmap", e))?.cast();
         let segment = MemorySegment { address, len, mapped, fd: None };
         if mapped >= HUGE {
-            // SAFETY: the range is the mapping just made. Advice only; its failure changes nothing.
+            // SAFETY: the range is the new mapping. Advice only; its failure changes nothing.
             let _ = unsafe { madvise(segment.address.cast(), mapped, MmapAdvise::MADV_HUGEPAGE) };
         }
         Ok(segment)
     }
 
-    /// Gives the pages of a shared segment back to the system, for all processes that map it. Its bytes are zero then.
+    /// Returns the pages of a shared segment to the system, for all processes that map it. Its bytes are zero
+    /// afterwards.
     pub fn discard_pages(&self) -> Result<()> {
-        // SAFETY: the range is this segment's mapping; who uses it answers for what it holds.
+        // SAFETY: the range is this segment's mapping; its users are responsible for the contents.
         let done = unsafe { madvise(self.address.cast(), self.mapped, MmapAdvise::MADV_REMOVE) };
-        done.map_err(|e| RunError::from_system_call("giving shared memory back", "madvise", e))
+        done.map_err(|e| RunError::from_system_call("returning shared memory to the system", "madvise", e))
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
@@ -118,7 +120,7 @@ impl MemorySegment {
         self.fd.as_ref().map(|fd| fd.as_fd())
     }
 
-    /// The address of `len` bytes from an offset on. Fails if they do not lie within the segment.
+    /// The address of `len` bytes that start at `offset`. Fails if they do not lie within the segment.
     pub fn checked_address(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
         let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
@@ -128,7 +130,7 @@ impl MemorySegment {
 
 impl Drop for MemorySegment {
     fn drop(&mut self) {
-        // SAFETY: the range is this segment's own mapping, and nobody may use its addresses any more.
+        // SAFETY: the range is this segment's own mapping, and its addresses may not be used any more.
         let _ = unsafe { munmap(self.address.cast(), self.mapped) };
     }
 }
@@ -148,7 +150,7 @@ fn map_aligned(fd: BorrowedFd<'_>, len: usize, protection: ProtFlags) -> nix::Re
     let at = from.next_multiple_of(HUGE);
     let end = (at + len).next_multiple_of(4096);
     // SAFETY: the parts of the reservation before and after the aligned range are unmapped, then the range
-    // itself is replaced; nothing else lies in the reservation.
+    // itself is replaced; the reservation contains nothing else.
     unsafe {
         if at > from {
             munmap(start, at - from)?;

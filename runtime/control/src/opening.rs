@@ -1,4 +1,5 @@
-//! A rank's wait for the coordinator while a run opens: feeds the machine of [`crate::joining`] from a control socket.
+//! A rank's wait for the coordinator while a run opens: feeds the machine of [`crate::joining`] from a
+//! control socket.
 
 use std::time::Duration;
 
@@ -8,14 +9,15 @@ use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer};
 use crate::joining::{CoordinatorNotice, JoinTask, JoinTimeouts, RankAnswer, RankMachine};
 
-/// What came on a control socket; `None` at its end.
+/// The result of reading a control socket; `None` at the end of the connection.
 pub(crate) type ReceivedMessage = Result<Option<CoordinatorMessage>>;
 
+/// The process that coordinates a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CoordinatedBy {
-    /// That of rank 0.
+    /// The process of rank 0.
     Rank0,
-    /// A launcher that is no rank.
+    /// A launcher that is not a rank.
     Launcher,
 }
 
@@ -43,7 +45,7 @@ pub(crate) struct OpeningRank {
 }
 
 impl OpeningRank {
-    /// A rank that joins now, and has waited for `waited` of its limit already.
+    /// A rank that joins now, and has already waited for `waited` of its timeout.
     pub fn new(rank: u32, by: CoordinatedBy, limit: Duration, waited: Duration) -> OpeningRank {
         let machine = RankMachine::new(JoinTimeouts::new(limit), Duration::ZERO);
         OpeningRank { machine, clock: ActiveClock::start_at(waited), observer: None, rank, by }
@@ -58,8 +60,9 @@ impl OpeningRank {
         self.machine.record_answer(answer, self.clock.now());
     }
 
-    /// Waits for what the rank does next. `next` waits for a message for a [`TICK`](crate::heartbeat::TICK) at most.
-    /// Fails if the run ended before, or the coordinator is gone or keeps the rank waiting.
+    /// Waits for the next task of the rank. `next` waits for a message for at most a
+    /// [`TICK`](crate::heartbeat::TICK). Fails if the run ended before, or the coordinator is gone or keeps
+    /// the rank waiting.
     pub fn await_task(&mut self, next: &mut dyn FnMut() -> Option<ReceivedMessage>) -> Result<JoinTask> {
         loop {
             if let Some(message) = next() {
@@ -69,7 +72,7 @@ impl OpeningRank {
         }
     }
 
-    /// What the rank does after this message.
+    /// The task of the rank after this message.
     fn handle_message(&self, message: Option<CoordinatorMessage>) -> Result<JoinTask> {
         let notice = match &message {
             Some(CoordinatorMessage::Welcome(_)) => CoordinatorNotice::Welcome,
@@ -78,20 +81,20 @@ impl OpeningRank {
             Some(CoordinatorMessage::Start) => CoordinatorNotice::Start,
             Some(CoordinatorMessage::Verdict(Some(error))) => return Err(error.clone()),
             Some(CoordinatorMessage::Verdict(None)) | None => {
-                return Err(unexpected_message("an order", &message));
+                return Err(unexpected_message("a message that continues the joining", &message));
             }
         };
         self.machine
             .task_after(notice)
-            .ok_or_else(|| unexpected_message("what follows this rank's last answer", &message))
+            .ok_or_else(|| unexpected_message("a message that follows this rank's last answer", &message))
     }
 
-    /// Takes a message that was read elsewhere, and after which the rank has this to do. Fails if the message cannot
-    /// follow the rank's last answer.
+    /// Handles a notice that was read elsewhere, after which the rank has this task. Fails if the notice
+    /// cannot follow the rank's last answer.
     pub fn expect_task(&self, notice: CoordinatorNotice, task: JoinTask) -> Result<()> {
         match self.machine.task_after(notice) {
             Some(found) if found == task => Ok(()),
-            _ => Err(RunError::Protocol { rank: 0, detail: format!("did not expect {notice:?}") }),
+            _ => Err(RunError::Protocol { rank: 0, detail: format!("unexpected message {notice:?}") }),
         }
     }
 
@@ -101,7 +104,7 @@ impl OpeningRank {
         self.by.stuck_error(self.rank, at, waited)
     }
 
-    /// Notices a coordinator that keeps the rank waiting.
+    /// Fails if the coordinator keeps the rank waiting for too long.
     pub fn expect_progress(&mut self) -> Result<()> {
         let now = self.clock.now();
         let silence = self.observer.as_mut().and_then(|observer| {
@@ -112,11 +115,11 @@ impl OpeningRank {
     }
 }
 
-/// A message that is not the one which was expected.
+/// The error of a message that differs from the expected one.
 pub(crate) fn unexpected_message(expected: &str, found: &Option<CoordinatorMessage>) -> RunError {
     let found = match found {
         Some(message) => format!("{message:?}"),
-        None => "the end".into(),
+        None => "the end of the connection".into(),
     };
     RunError::Protocol { rank: 0, detail: format!("expected {expected}, found {found}") }
 }

@@ -1,15 +1,15 @@
-//! The number of this process, without a system call.
+//! The process number of this process, without a system call.
 //!
-//! What a session holds (threads, sockets, shared memory) does not survive a fork: the child has a copy without the threads, and
-//! whatever it does with the rest reaches the parent's peers. So sessions compare the process that opened them with the one
-//! that calls, before every call.
+//! The resources of a session (threads, sockets, shared memory) do not survive a fork: the child has a copy
+//! without the threads, and its use of the rest reaches the parent's peers. Before every call, a session
+//! therefore compares the process that opened it with the calling process.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// The number of this process; 0 while it is unknown.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
-/// Whether children forget the number.
+/// Whether a fork resets the number in the child.
 static IS_WATCHED: AtomicBool = AtomicBool::new(false);
 static WATCH: Once = Once::new();
 

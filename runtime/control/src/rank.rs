@@ -31,13 +31,14 @@ pub struct LaunchedRank {
     welcome: WelcomeMessage,
     /// `None` once the rank has joined.
     domain: Option<SharedRunMemory>,
-    /// The segments of the task, the first with its text. `None` once they were mapped.
+    /// The segments of the task; the first has its text. `None` once a segment was mapped.
     segments: Vec<Option<OwnedFd>>,
     files: Vec<OwnedFd>,
 }
 
-/// Does what the launcher behind the control socket `fd` started this process for. Failures are reported to the launcher and
-/// are not errors here. Fails if `fd` is no control socket, or the launcher cannot be understood.
+/// Runs the task that the launcher at the other end of control socket `fd` assigned to this process. Failures are
+/// reported to the launcher and are not errors here. Fails if `fd` is not a control socket, or the launcher's
+/// messages are invalid.
 pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) -> Result<()> {
     let channel = Channel::new(control_socket(fd)?, 0);
     let (welcome, fds) = receive_welcome(&channel, Instant::now() + WELCOME)?
@@ -62,7 +63,7 @@ pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) 
 
 fn control_socket(fd: RawFd) -> Result<OwnedFd> {
     let invalid = |detail: &dyn std::fmt::Display| {
-        let what = format!("descriptor {fd} is no control socket ({detail})");
+        let what = format!("descriptor {fd} is not a control socket ({detail})");
         RunError::Invalid(format!("{what}: ranks are started by a launcher"))
     };
     // SAFETY: asking for the flags of a descriptor touches no memory.
@@ -73,7 +74,7 @@ fn control_socket(fd: RawFd) -> Result<OwnedFd> {
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     getsockopt(&socket, sockopt::SockType).map_err(|e| match e {
         Errno::ENOTSOCK | Errno::EBADF => invalid(&e),
-        other => RunError::from_system_call("looking at the control socket", "getsockopt", other),
+        other => RunError::from_system_call("querying the control socket", "getsockopt", other),
     })?;
     Ok(socket)
 }
@@ -87,7 +88,7 @@ impl LaunchedRank {
         self.welcome.ranks
     }
 
-    /// What the launcher wants this rank to do. Fails if it is something that this program does not know.
+    /// The task of this rank. Fails if this program does not know it.
     pub fn receive_task<T: DeserializeOwned>(&mut self) -> Result<T> {
         let segment = self.map_segment(0, "the task of a rank", SegmentAccess::Read)?;
         // SAFETY: the launcher wrote the task before it sent the segment, and never writes it again.
@@ -108,7 +109,7 @@ impl LaunchedRank {
         std::mem::take(&mut self.files)
     }
 
-    /// Joins the other ranks; returns when all of them run the same under the same terms.
+    /// Joins the other ranks; returns when all of them run the same plan with equal terms.
     pub fn join(
         &mut self,
         subject: PlanSubject,
@@ -131,7 +132,7 @@ impl LaunchedRank {
     }
 }
 
-/// The first message, and the descriptors of the shared memory; `None` when the other end is gone.
+/// The first message, and the descriptors of the shared memory; `None` if the connection was closed.
 pub(crate) fn receive_welcome(
     channel: &Channel,
     until: Instant,

@@ -1,8 +1,8 @@
 //! The process of a rank, started without an unbounded wait.
 //!
-//! The standard library's `Command::spawn` waits until the child has begun its program. A child that is stopped before
-//! that would hold the launcher for ever. Here the launcher waits for it only as long as it wants, and knows its number
-//! from the start, so that it can end it.
+//! The standard library's `Command::spawn` waits until the child has begun its program. A child that is
+//! stopped before this point would block the launcher forever. The function here lets the launcher wait with
+//! a timeout, and returns the child's process number at once, so that the launcher can kill it.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -33,10 +33,10 @@ pub struct RankCommand {
 #[derive(Debug)]
 pub(crate) struct RankProcess {
     pid: libc::pid_t,
-    /// `None` until it has ended and was reaped.
+    /// `None` until the process has exited and was reaped.
     status: Option<ExitStatus>,
     is_stopped: bool,
-    /// Closed when the child begins its program; holds its [`ChildReport`] where it cannot.
+    /// Closed when the child begins its program; contains its [`ChildReport`] if it cannot.
     begun: OwnedFd,
 }
 
@@ -55,11 +55,11 @@ impl CallFailure {
 /// The system calls of the child before its program, by their numbers in its report.
 const CHILD_CALLS: [&str; 5] = ["prctl", "getppid", "dup2", "fcntl", "execve"];
 
-/// What a child that cannot begin its program writes: which of [`CHILD_CALLS`] failed, and in the lower half the error
-/// number.
+/// The report of a child that cannot begin its program: in the upper half the index in [`CHILD_CALLS`] of the
+/// call that failed, in the lower half the error number.
 type ChildReport = u64;
 
-/// What the child needs between fork and exec, where nothing may be allocated.
+/// The data that the child needs between fork and exec, where nothing may be allocated.
 struct PreparedExec {
     program: CString,
     /// Pointers into `_arguments`, and NULL.
@@ -72,30 +72,31 @@ struct PreparedExec {
 }
 
 impl RankProcess {
-    /// Forks a child that runs the command, with the number of `inherited`, which stays open in it, as one more argument. It
-    /// reads from and writes to `null`, except for errors, and dies with this thread. Fails if the system gives no
-    /// process, descriptor or memory. Whether the program exists is not known yet.
+    /// Forks a child that runs the command, with the number of `inherited` as one more argument. This
+    /// descriptor stays open in the child. The child reads from and writes to `null`, except for errors, and
+    /// dies with this thread. Fails if the system provides no process, descriptor or memory. Whether the
+    /// program exists is not known yet.
     pub fn spawn(
         command: &RankCommand,
         inherited: &OwnedFd,
         null: &File,
     ) -> Result<RankProcess, CallFailure> {
-        let (begun, theirs) = pipe2(OFlag::O_CLOEXEC).map_err(|e| CallFailure::new("pipe2", e))?;
+        let (begun, child_end) = pipe2(OFlag::O_CLOEXEC).map_err(|e| CallFailure::new("pipe2", e))?;
         let text = |e| CallFailure::new("execve", io::Error::from(e));
         let program = CString::new(command.program.as_os_str().as_bytes()).map_err(text)?;
         let given = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
         let given = given.map(CString::new).collect::<Result<Vec<_>, _>>().map_err(text)?;
         let arguments: Vec<CString> = [program.clone()].into_iter().chain(given).collect();
         let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
-        let (inherited, launcher) = (inherited.as_raw_fd(), std::process::id() as libc::pid_t);
-        let (null, begun_fd) = (null.as_raw_fd(), theirs.as_raw_fd());
+        let inherited = inherited.as_raw_fd();
+        let launcher = std::process::id() as libc::pid_t;
         let exec = PreparedExec {
             program,
             pointers,
             _arguments: arguments,
-            null,
+            null: null.as_raw_fd(),
             inherited,
-            begun: begun_fd,
+            begun: child_end.as_raw_fd(),
             launcher,
         };
         // SAFETY: the child makes only system calls that are safe between fork and exec, and never returns.
@@ -136,27 +137,29 @@ impl RankProcess {
         self.status.is_none() && self.is_stopped
     }
 
-    /// Kills it, if it has not ended.
+    /// Kills the process, if it has not exited.
     pub fn kill(&mut self) {
         if self.status.is_none() {
-            // SAFETY: the process is a child that was not reaped, so that nothing else has its number.
+            // SAFETY: the process is a child that was not reaped, so no other process has its number.
             unsafe { libc::kill(self.pid, libc::SIGKILL) };
         }
     }
 
-    /// Takes the changes of its state that the system holds.
+    /// Takes the state changes that the system holds for the process.
     fn poll_state(&mut self) {
         while self.status.is_none() {
             let mut status = 0;
             let flags = libc::WNOHANG | libc::WUNTRACED | libc::WCONTINUED;
-            // SAFETY: the call writes to the place it is given and keeps nothing.
+            // SAFETY: the call writes only to the given variable and keeps no pointer to it.
             if unsafe { libc::waitpid(self.pid, &raw mut status, flags) } != self.pid {
                 return;
             }
-            match (libc::WIFSTOPPED(status), libc::WIFCONTINUED(status)) {
-                (true, _) => self.is_stopped = true,
-                (_, true) => self.is_stopped = false,
-                (false, false) => self.status = Some(ExitStatus::from_raw(status)),
+            if libc::WIFSTOPPED(status) {
+                self.is_stopped = true;
+            } else if libc::WIFCONTINUED(status) {
+                self.is_stopped = false;
+            } else {
+                self.status = Some(ExitStatus::from_raw(status));
             }
         }
     }
@@ -168,7 +171,7 @@ fn child_failure(report: ChildReport) -> CallFailure {
 }
 
 impl PreparedExec {
-    /// Becomes the program of a rank.
+    /// Replaces the process by the program of a rank.
     ///
     /// # Safety
     /// Called once, in a child right after a fork.
@@ -179,7 +182,7 @@ impl PreparedExec {
             libc::sigemptyset(&raw mut none);
             libc::pthread_sigmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
             libc::signal(libc::SIGPIPE, libc::SIG_DFL);
-            // The rank dies with the launcher, also if that died before this call.
+            // The rank dies with the launcher, even if the launcher died before this call.
             let failed = if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                 0
             } else if libc::getppid() != self.launcher {

@@ -1,6 +1,6 @@
 //! Names of the steps that ranks run, for the errors of ranks that died or stopped there.
 //!
-//! Whoever watches ranks sees numbers of runs, buckets and steps. Their names are known to the code that runs plans.
+//! The coordinator sees numbers of runs, buckets and steps. The code that runs plans knows their names.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub struct StepName {
     pub op: String,
 }
 
-/// Names the step that a rank had begun. Ranks that run no plan have none.
+/// Names the step that a rank had begun. Ranks that run no plan have no names.
 #[derive(Clone, Default)]
 pub struct LocateStep(Option<Arc<Locate>>);
 

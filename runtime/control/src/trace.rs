@@ -1,14 +1,16 @@
-//! The spans in which code of a rank runs, so that each line of the log names the rank.
+//! Spans for the code of a rank, so that each line of the log names the rank.
 //!
-//! Events have the targets `symmc::join`, `symmc::session`, `symmc::gpu` and `symmc::run`, wherever their code lies (docs/debugging.md).
-//! An event or span that no subscriber wants costs one load, and nothing is formatted for it.
+//! Events have the targets `symmc::join`, `symmc::session`, `symmc::gpu` and `symmc::run`, in whichever crate
+//! their code is (docs/debugging.md). An event or span without a subscriber costs one load and formats
+//! nothing.
 
 use tracing::span::EnteredSpan;
 use tracing::{Level, Span};
 
 const NAME: &str = "rank";
 
-/// Enters the span of a rank for as long as the value lives, unless the thread is in one.
+/// Enters the span of a rank until the returned value is dropped. Does nothing if the thread is in such a
+/// span already.
 pub fn enter_rank_span(rank: u32) -> Option<EnteredSpan> {
     if !tracing::span_enabled!(target: "symmc::rank", Level::ERROR) {
         return None;

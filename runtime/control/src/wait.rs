@@ -1,13 +1,13 @@
-//! Waiting for peers: spin briefly, then sleep; never without a limit.
+//! Waiting for peers: spin briefly, then sleep, always with a timeout.
 //!
-//! A thread that waits first looks again and again. How long depends on whether that paid off lately; where
-//! there are more ranks than processors it gives the processor up between looks. After that it
-//! counts itself among its rank's sleepers, looks once more, and sleeps on its rank's doorbell for a slice
-//! of time at most, after which it looks for an abort and at the limit. Time in which this process was stopped itself does
+//! A waiting thread first polls its condition. How long depends on whether spinning succeeded lately. If
+//! there are more ranks than processors, it yields the processor between polls. Then it counts itself among
+//! its rank's sleepers, polls once more, and sleeps on its rank's doorbell. After at most a time slice it
+//! wakes up and checks for an abort and for the timeout. Time in which this process was stopped itself does
 //! not count.
 //!
-//! No wake-up is lost: the sleeper counts itself and then looks; the signaller stores and then looks at the
-//! count; both with a full fence between.
+//! No wake-up is lost: the sleeper counts itself and then polls; the signaller stores and then reads the
+//! count; both have a full fence in between.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -15,14 +15,14 @@ use std::time::{Duration, Instant};
 use crate::control::{ControlSegment, futex_wait};
 use crate::heartbeat::{ActiveClock, SHORTEST_SILENCE};
 
-/// The longest sleep without a look at the abort word and the clock.
+/// The longest sleep without a check of the abort word and the clock.
 const SLICE: Duration = Duration::from_millis(20);
 
-/// Why waiting ended before what was waited for.
+/// The reason for which a wait ended before its condition was true.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum WaitFailure {
     Limit {
-        /// A rank whose process has shown no heartbeat since half of the limit.
+        /// A rank whose process has shown no heartbeat since half of the timeout.
         silent: Option<u32>,
     },
     Aborted,
@@ -30,34 +30,33 @@ pub enum WaitFailure {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SpinConfig {
-    /// Looks before the clock is read for the first time.
+    /// The number of polls before the clock is read for the first time.
     pub polls: u32,
-    /// Whether the processor is given up between later looks.
+    /// Whether the processor is yielded between later polls.
     pub yields: YieldMode,
-    /// At least this long, in nanoseconds.
+    /// The shortest spinning time, in nanoseconds.
     pub min_ns: u32,
-    /// At most this long, in nanoseconds.
+    /// The longest spinning time, in nanoseconds.
     pub max_ns: u32,
 }
 
-/// Whether a waiting thread gives up the processor.
+/// Whether a waiting thread yields the processor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum YieldMode {
-    /// Others have processors of their own.
+    /// Other threads have their own processors.
     Never,
-    /// Others need it, perhaps to bring what is waited for.
+    /// Other threads need the processor, perhaps to make the condition true.
     Always,
 }
 
 impl SpinConfig {
-    /// What suits `threads` busy threads on this machine.
+    /// A configuration for `threads` busy threads on this machine.
     pub fn for_threads(threads: usize) -> SpinConfig {
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        match threads {
-            n if n <= cores => {
-                SpinConfig { polls: 64, yields: YieldMode::Never, min_ns: 20_000, max_ns: 400_000 }
-            }
-            _ => SpinConfig { polls: 4, yields: YieldMode::Always, min_ns: 10_000, max_ns: 200_000 },
+        if threads <= cores {
+            SpinConfig { polls: 64, yields: YieldMode::Never, min_ns: 20_000, max_ns: 400_000 }
+        } else {
+            SpinConfig { polls: 4, yields: YieldMode::Always, min_ns: 10_000, max_ns: 200_000 }
         }
     }
 }
@@ -68,7 +67,7 @@ pub struct Waiter {
     rank: u32,
     limit: Duration,
     spin: SpinConfig,
-    /// The spinning time in force, in nanoseconds.
+    /// The current spinning time, in nanoseconds.
     budget: AtomicU32,
 }
 
@@ -81,14 +80,14 @@ impl Waiter {
         self.limit
     }
 
-    /// Waits until `ready`. Everything that the signaller did before it made `ready` true has happened
+    /// Waits until `ready` returns true. All effects of the signaller before it made `ready` true happen
     /// before this returns, if `ready` loads with acquire.
     #[inline]
     pub fn wait_until(&self, ready: impl Fn() -> bool) -> Result<(), WaitFailure> {
         if self.spin_until(&ready) { Ok(()) } else { self.wait_until_slow(&ready) }
     }
 
-    /// Looks for a moment, without sleep or limit; whether it is ready.
+    /// Polls a few times, without sleep or timeout; returns whether `ready` was true.
     #[inline]
     fn spin_until(&self, ready: impl Fn() -> bool) -> bool {
         for _ in 0..self.spin.polls {
@@ -141,14 +140,15 @@ impl Waiter {
         (0..self.control.ranks()).map(|rank| self.control.heartbeat(rank).load(Ordering::Relaxed)).collect()
     }
 
-    /// The first rank that showed heartbeats before and none since; they were taken at half of the limit.
+    /// The first rank that showed heartbeats before and none since; `before` was sampled at half of the
+    /// timeout.
     fn first_silent_rank(&self, before: Option<&[u32]>) -> Option<u32> {
         let before = before.filter(|_| self.limit / 2 >= SHORTEST_SILENCE)?;
         let unchanged = |(before, now): (&u32, &u32)| *before != 0 && before == now;
         before.iter().zip(&self.sample_heartbeats()).position(unchanged).map(|rank| rank as u32)
     }
 
-    /// Sleeps until the doorbell rings or the slice ends; whether it is ready.
+    /// Sleeps until the doorbell rings or the time slice ends; returns the value of `ready`.
     fn sleep_until_bell(&self, ready: &dyn Fn() -> bool) -> bool {
         let bell = self.control.doorbell(self.rank);
         let sleepers = self.control.sleepers(self.rank);
@@ -162,7 +162,8 @@ impl Waiter {
         ready()
     }
 
-    /// Spins longer after waits that were short, shorter after waits that spinning would not have covered.
+    /// Lengthens spinning after short waits, and shortens it after waits that spinning would not have
+    /// covered.
     fn adapt_budget(&self, waited: Duration, budget: u32) {
         let waited = u32::try_from(waited.as_nanos()).unwrap_or(u32::MAX);
         let wanted = if waited <= self.spin.max_ns { waited.saturating_mul(2) } else { self.spin.min_ns };

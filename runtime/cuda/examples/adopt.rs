@@ -1,11 +1,11 @@
-//! An engine with a stream and a communicator of its own embeds a plan: it launches a run on its stream, and records
-//! one into its graph, between kernels of its own.
+//! An application with its own stream and communicator embeds a plan: it launches a run on its stream, and
+//! records another one into its graph, between kernels of the application.
 //!
 //! ```text
 //! adopt RANKS      one thread and one GPU for each rank
 //! ```
 //!
-//! The program's first all-reduce is NCCL's, on the engine's communicator, the second is symmc's own.
+//! The program's first all-reduce runs by NCCL on the application's communicator, the second one by symmc.
 
 use std::process::ExitCode;
 use std::thread;
@@ -22,7 +22,7 @@ use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::{DeviceSession, Port};
 
 const ELEMENTS: usize = 4096;
-/// Runs that the engine's graph holds, and how often it is replayed.
+/// The number of runs in the application's graph, and the number of its replays.
 const RUNS: usize = 2;
 const REPLAYS: usize = 3;
 const LIMIT: Duration = Duration::from_secs(30);
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Plans the program, runs it on as many threads, and compares.
+/// Plans the program, runs it on one thread per rank, and compares the results.
 fn run(ranks: &str) -> Result<(), Failure> {
     let ranks: u32 = ranks.parse()?;
     let program = format!(
@@ -86,14 +86,14 @@ fn numbers(rank: u32) -> Vec<f32> {
     (0..ELEMENTS).map(|i| ((i * 7 + rank as usize * 5) % 13) as f32 - 6.0).collect()
 }
 
-/// One rank of the engine, which embeds symmc; its output.
+/// One rank of the application, which embeds symmc; returns its output.
 fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Failure> {
     let device = Device::open(group.rank())?;
     let stream = Stream::new(&device)?;
     let nccl = Nccl::load()?;
     let communicator = nccl.comm_init_rank(group.ranks(), id, group.rank(), &NcclConfig::default())?;
-    // SAFETY: stream and communicator were made above for this GPU, by the library that the session uses, and outlive the
-    // session; only this thread uses them.
+    // SAFETY: the stream and the communicator were created above for this GPU, by the library that the
+    // session uses. They outlive the session, and only this thread uses them.
     let gpu = unsafe {
         GpuConfig::new(group.rank())
             .with_stream(stream.handle().cast())
@@ -104,7 +104,7 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
     session.set_sizes(&SymbolBindings::new())?;
     let input: Vec<u8> = numbers(group.rank()).iter().flat_map(|x| x.to_ne_bytes()).collect();
     session.write_input(0, &input)?;
-    // A run among other work of the engine, then a graph of the engine that holds runs.
+    // A run among other work of the application, then a graph of the application that holds runs.
     session.enqueue(None)?;
     session.wait(LIMIT)?;
     let mut put = Ok(());
@@ -123,7 +123,7 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
     session.read_port(Port::Output(0), &mut output)?;
     drop(graph);
     Box::new(session).close()?;
-    // What was lent is as it was: the engine ends it.
+    // The borrowed handles still exist: the application destroys them.
     // SAFETY: the communicator exists, and nothing runs on it.
     let code = unsafe { (nccl.functions().comm_destroy)(communicator) };
     nccl.check_code("ncclCommDestroy", code)?;

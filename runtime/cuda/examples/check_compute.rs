@@ -1,5 +1,5 @@
-//! Runs all cases of the compute steps on GPU 0, those at the edges of dtypes (`special`) among them, and prints those that
-//! fail.
+//! Runs all cases of the compute steps on GPU 0, including those at the edges of dtypes (`special`), and
+//! prints the failed ones.
 //!
 //! ```text
 //! check_compute [words]    only cases whose names contain all words
@@ -8,7 +8,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-// The tests use the rest.
+// The tests use the other items of the module.
 #[allow(dead_code)]
 #[path = "../tests/compute/check.rs"]
 mod check;
@@ -24,7 +24,8 @@ fn run(words: &[String]) -> Result<usize, CudaError> {
     let started = Instant::now();
     let (failures, by_library) = check::run(&device, &cases)?;
     failures.iter().for_each(|f| println!("{f}"));
-    let (n, failed) = (cases.len(), failures.len());
+    let n = cases.len();
+    let failed = failures.len();
     let seconds = started.elapsed().as_secs_f64();
     println!(
         "{}: {n} cases, {failed} failed, {by_library} attentions by cuDNN, {seconds:.1} s",

@@ -1,4 +1,5 @@
-//! How jobs and measurements run on GPUs: which GPU is whose, and what they choose there.
+//! How jobs and measurements run on GPUs: the GPU of each rank, the arena's allocator, the choice of
+//! algorithms.
 
 use serde::{Deserialize, Serialize};
 use symmc_plan::ParsedPlan;
@@ -12,15 +13,15 @@ use crate::device::driver;
 use crate::error::{CudaError, Result};
 use crate::session::{CudaSession, GpuConfig, ProgressReporting};
 
-/// How a job runs on GPUs: rank `r` on GPU `r`, until a `with_…` says otherwise.
+/// How a job runs on GPUs: rank `r` on GPU `r`, unless a `with_…` method says otherwise.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct CudaConfig {
-    /// The GPU of each rank, by its number among those that the rank's process sees. Empty: rank `r` takes
-    /// GPU `r`.
+    /// The GPU of each rank, as an ordinal among the GPUs that the rank's process sees. If empty, rank `r`
+    /// uses GPU `r`.
     pub gpus: Vec<u32>,
-    /// Who allocates the symmetric arena.
+    /// The allocator of the symmetric arena.
     pub arena: ArenaSource,
     /// How algorithms of matrix products are chosen.
     pub products: AlgorithmSelection,
@@ -31,7 +32,7 @@ impl CudaConfig {
         CudaConfig { gpus: gpus.into(), ..self }
     }
 
-    /// Sets who allocates the symmetric arena.
+    /// Sets the allocator of the symmetric arena.
     pub fn with_arena(self, arena: ArenaSource) -> CudaConfig {
         CudaConfig { arena, ..self }
     }
@@ -41,13 +42,15 @@ impl CudaConfig {
         CudaConfig { products, ..self }
     }
 
-    /// Whether GPUs run all steps of a plan. Asked when the plan is made for GPUs, on a machine that may have none; what passes
-    /// here is refused by no rank. Fails with the first step that they do not run, and why ([`RunError::CannotRun`]).
+    /// Checks that GPUs can run all steps of a plan. The check runs when the plan is made for GPUs, on a
+    /// machine that may have none. No rank refuses a plan that passes. Fails with the first unsupported step
+    /// and the reason ([`RunError::CannotRun`]).
     pub fn accept(&self, plan: &ParsedPlan) -> Result<(), RunError> {
         check_supported(plan, &self.gpus)
     }
 
-    /// Opens the session of a job on its rank. Peers are shown which of NCCL's collectives the rank is in, where `progress` says so.
+    /// Opens the session of a job on its rank. If `progress` is enabled, peers see which NCCL collective the
+    /// rank is in.
     pub fn open(
         &self,
         request: &SessionRequest<'_>,
@@ -69,15 +72,17 @@ impl CudaConfig {
             None if self.gpus.is_empty() => rank,
             None => {
                 let given = self.gpus.len();
-                return Err(CudaError::Unsupported(format!("{ranks} ranks, but GPUs for {given} are named")));
+                let text = format!("{given} GPUs are named for {ranks} ranks: expected one GPU per rank");
+                return Err(CudaError::Unsupported(text));
             }
         };
         if gpu < found {
             return Ok(gpu);
         }
-        Err(CudaError::Unsupported(match self.gpus.is_empty() {
-            true => format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}"),
-            false => format!("rank {rank} is to run on GPU {gpu}; this process sees {found}, from 0"),
+        Err(CudaError::Unsupported(if self.gpus.is_empty() {
+            format!("{ranks} ranks need {ranks} GPUs, one each; this process sees {found}")
+        } else {
+            format!("rank {rank} is assigned to GPU {gpu}; this process sees {found} GPUs, numbered from 0")
         }))
     }
 }

@@ -1,10 +1,10 @@
-//! What goes wrong on a device.
+//! Errors of the CUDA backend.
 
 use cudarc::driver::result;
 use symmc_runtime::RunError;
 use thiserror::Error;
 
-/// The result of what fails with a [`CudaError`], or with another error where one is named.
+/// A result whose error is [`CudaError`] unless another one is named.
 pub type Result<T, E = CudaError> = std::result::Result<T, E>;
 
 #[derive(Clone, PartialEq, Debug, Error)]
@@ -13,12 +13,12 @@ pub enum CudaError {
     #[error("{library} was not found: {install}")]
     Missing {
         library: &'static str,
-        /// How to get it.
+        /// How to install it.
         install: &'static str,
     },
     #[error("{call}: {name} ({text})")]
     Driver {
-        /// What was attempted, with sizes and names.
+        /// The attempted call, with sizes and names.
         call: String,
         name: String,
         text: String,
@@ -32,11 +32,11 @@ pub enum CudaError {
     /// A library other than the driver refused a call.
     #[error("{call}: {detail}")]
     Library { call: String, detail: String },
-    /// The machine or the program does not allow what is asked. The text names the thing, what was found and
+    /// The machine or the program does not support the request. The text names the thing, what was found and
     /// what was expected.
     #[error("{0}")]
     Unsupported(String),
-    /// A rank that this one needs failed or left.
+    /// A rank that this one depends on failed or left.
     #[error(transparent)]
     Run(#[from] RunError),
 }
@@ -58,8 +58,8 @@ impl From<nccl_sys::NcclError> for CudaError {
     }
 }
 
-/// Refuses to have the system's loader take a library, whose files are called `prefix` and more, from a folder that others
-/// can write.
+/// Refuses to let the system's loader take a library (files named `prefix…`) from a folder that others can
+/// write.
 pub(crate) fn trust_loader_path(prefix: &str) -> Result<()> {
     nccl_sys::trust::check_loader_path(prefix).map_err(|untrusted| {
         let remedy = untrusted.remedy();
@@ -67,7 +67,7 @@ pub(crate) fn trust_loader_path(prefix: &str) -> Result<()> {
     })
 }
 
-/// The result of a driver call, with what was attempted.
+/// Converts the result of a driver call; `what` describes the call for the error.
 pub(crate) fn check_driver_result<T>(
     what: impl FnOnce() -> String,
     result: Result<T, result::DriverError>,

@@ -1,17 +1,18 @@
-//! What ranks tell each other before they share memory, and while they choose together.
+//! Small exchanges between ranks, before they share memory and while they choose algorithms together.
 
 use symmc_runtime::RunError;
 use symmc_runtime::host::HostCommunicator;
 
 use crate::error::Result;
 
-/// How ranks tell each other small things before they share memory. All ranks call in the same order.
+/// Exchanges small values between ranks before they share memory. All ranks make the same calls in the same
+/// order.
 pub trait RankExchange {
     fn rank(&self) -> u32;
     fn ranks(&self) -> u32;
-    /// Every rank's bytes, by rank. All ranks give equally many.
+    /// Gathers the bytes of every rank, by rank. All ranks pass the same number of bytes.
     fn all_gather(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>, RunError>;
-    /// Whether the run goes on. Asked while this rank waits for peers in other ways than through this value.
+    /// Fails if the run was ended. Callers poll this while they wait for peers by other means.
     fn expect_running(&self) -> Result<(), RunError> {
         Ok(())
     }
@@ -35,7 +36,7 @@ impl RankExchange for HostCommunicator {
     }
 }
 
-/// What rank 0 says, of what all ranks say.
+/// Gathers the bytes of all ranks and returns those of rank 0.
 pub(crate) fn value_of_rank_0(exchange: &dyn RankExchange, mine: &[u8]) -> Result<Vec<u8>> {
     let first = exchange.all_gather(mine)?.into_iter().next();
     Ok(first.ok_or_else(|| RunError::system("choosing algorithms", "there is no rank 0"))?)
@@ -47,7 +48,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Two threads as ranks.
+    /// Two threads that act as ranks.
     pub struct ThreadPair {
         said: Mutex<[Vec<u8>; 2]>,
         both: Barrier,

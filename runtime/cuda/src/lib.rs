@@ -1,11 +1,11 @@
-//! Runs plans on GPUs: one rank for each GPU, one symmetric arena each, one CUDA graph for each recorded run.
+//! Runs plans on GPUs: one rank per GPU, one symmetric arena per rank, one CUDA graph per recorded run.
 //!
 //! ```text
 //! Bound (numbers) ──codegen──► Command (launches, symbolic pointers) ──program──► CUDA graph ──session──► runs
 //! ```
 //!
-//! CUDA is found at run time. Without it everything here builds, and using it is an error that says what is
-//! missing. No panic of a loader reaches a caller: every library is asked for before it is used.
+//! CUDA is found at run time. Without CUDA this crate still builds, and its functions return an error that
+//! names the missing library. No loader panic reaches a caller: each library is probed before it is used.
 
 pub mod bench;
 pub mod codegen;

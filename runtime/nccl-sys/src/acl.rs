@@ -1,9 +1,10 @@
 //! POSIX access control lists: which users and groups a list gives write permission, beyond the mode.
 //!
-//! Linux keeps a list as an extended attribute: a version, then entries of a tag, permissions and an id. The mask limits
-//! the entries of groups and of named users. In the mode of a file with a list, the bits of the group are the mask.
-//! A folder can have a second list, which the entries that are created in it get (the umask does not apply then).
-//! Other kinds of lists (NFSv4) are not read.
+//! Linux stores a list as an extended attribute: a version, then entries of a tag, permissions and an id. The
+//! mask limits the entries of groups and of named users. In the mode of a file with a list, the bits of the
+//! group are the mask. A folder can have a second list, which is given to the entries that are created in it
+//! (the umask does not apply then).
+//! Deliberately absent: other kinds of lists (NFSv4).
 
 use std::ffi::{CStr, CString};
 use std::io;
@@ -12,9 +13,9 @@ use std::path::Path;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum AclKind {
-    /// Who may use the folder or file itself.
+    /// The access to the folder or file itself.
     Access,
-    /// What entries that are created in the folder get.
+    /// The list that entries created in the folder get.
     Default,
 }
 
@@ -58,7 +59,8 @@ pub(crate) fn acl_writers(path: &Path, kind: AclKind) -> io::Result<Option<Vec<A
 
 /// The parties other than the owner that a list lets write.
 fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
-    let unknown = || io::Error::new(io::ErrorKind::InvalidData, "an access control list of an unknown form");
+    let unknown =
+        || io::Error::new(io::ErrorKind::InvalidData, "an access control list in an unknown format");
     let (head, entries) = list.split_at_checked(HEAD).ok_or_else(unknown)?;
     if head != VERSION.to_le_bytes() || !entries.len().is_multiple_of(ENTRY) {
         return Err(unknown());
@@ -73,7 +75,8 @@ fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
         .collect();
     let mask = entries.iter().find(|(tag, ..)| *tag == TAG_MASK).map_or(WRITE, |(_, bits, _)| *bits);
     let writer = |&(tag, bits, id): &(u16, u16, u32)| {
-        let (writes, is_limited) = (bits & WRITE != 0, bits & mask & WRITE != 0);
+        let writes = bits & WRITE != 0;
+        let is_limited = bits & mask & WRITE != 0;
         match tag {
             TAG_USER if is_limited => Some(AclWriter::User(id)),
             TAG_OWNING_GROUP if is_limited => Some(AclWriter::OwningGroup),
@@ -85,12 +88,13 @@ fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
     Ok(entries.iter().filter_map(writer).collect())
 }
 
-/// The value of an extended attribute; `None` where there is none, or the file system has no such attributes.
+/// The value of an extended attribute; `None` if it does not exist, or the file system does not support such
+/// attributes.
 fn read_attribute(path: &Path, name: &CStr) -> io::Result<Option<Vec<u8>>> {
     let path = CString::new(path.as_os_str().as_bytes())?;
     // The kernel's limit for the size of a value.
     let mut value = vec![0u8; 64 << 10];
-    // SAFETY: both texts end with a zero, and the buffer is as long as is said.
+    // SAFETY: both texts end with a zero, and the buffer has the given length.
     let size =
         unsafe { libc::lgetxattr(path.as_ptr(), name.as_ptr(), value.as_mut_ptr().cast(), value.len()) };
     match usize::try_from(size) {
@@ -109,7 +113,7 @@ fn read_attribute(path: &Path, name: &CStr) -> io::Result<Option<Vec<u8>>> {
     }
 }
 
-/// Lists as the kernel keeps them, for tests.
+/// Lists in the kernel's format, for tests.
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
@@ -132,7 +136,7 @@ pub(crate) mod testing {
         (TAG_GROUP, bits, gid)
     }
 
-    /// A list of entries, which stand in the order of their tags.
+    /// A list of entries, which are in the order of their tags.
     pub fn list(entries: &[(u16, u16, u32)]) -> Vec<u8> {
         let entry = |(tag, bits, id): &(u16, u16, u32)| {
             [&tag.to_le_bytes()[..], &bits.to_le_bytes(), &id.to_le_bytes()].concat()
@@ -140,11 +144,11 @@ pub(crate) mod testing {
         [VERSION.to_le_bytes().to_vec()].into_iter().chain(entries.iter().map(entry)).flatten().collect()
     }
 
-    /// Gives a path a list; whether the file system has lists.
+    /// Sets the list of a path; returns whether the file system supports lists.
     pub fn set(path: &Path, kind: AclKind, list: &[u8]) -> bool {
         let path = CString::new(path.as_os_str().as_bytes()).expect("no zero");
         let name = kind.attribute_name();
-        // SAFETY: both texts end with a zero, and the list is as long as is said.
+        // SAFETY: both texts end with a zero, and the list has the given length.
         let set =
             unsafe { libc::lsetxattr(path.as_ptr(), name.as_ptr(), list.as_ptr().cast(), list.len(), 0) };
         let error = io::Error::last_os_error();

@@ -1,31 +1,31 @@
-//! How a communicator is made (`ncclConfig_t`).
+//! The configuration of a communicator (`ncclConfig_t`).
 //!
-//! The struct of `nccl.h` grows at its end: 72 bytes in 2.27, 80 in 2.28, 88 in 2.29, 120 in 2.32, and no field
-//! has moved. NCCL reads as many bytes as the struct says it has, at most as many as it knows, and gives every
-//! field that is newer than the struct's version its default. So one declaration, of 2.27, that states its own
-//! size and version serves every library that is accepted.
+//! The struct of `nccl.h` grows at its end: 72 bytes in 2.27, 80 in 2.28, 88 in 2.29, 120 in 2.32, and no
+//! field has moved. NCCL reads as many bytes as the struct states, at most as many as it knows, and gives
+//! every field that is newer than the struct's version its default. One declaration, of 2.27, that states its
+//! own size and version therefore serves every accepted library.
 //!
-//! Deliberately not here: the fields of later versions, and the network's name.
+//! Deliberately absent: the fields of later versions, and the network's name.
 
 use std::ffi::{c_char, c_int, c_uint};
 
-/// The value of an integer that is left to NCCL.
+/// The value of an integer that NCCL chooses.
 const UNSET: c_int = c_int::MIN;
 
-/// How a communicator is made. Everything is left to NCCL unless it is set.
+/// The configuration of a communicator. NCCL chooses every value that is not set.
 #[repr(C)]
 #[derive(Clone, Debug)]
 pub struct NcclConfig {
     size: usize,
     magic: c_uint,
     version: c_uint,
-    /// 0: calls on the communicator may answer "in progress". 1: they wait.
+    /// 0: calls on the communicator may return "in progress". 1: they block.
     pub blocking: c_int,
     /// Thread blocks per cluster.
     pub cga_cluster_size: c_int,
-    /// The least number of thread blocks a kernel takes. NCCL refuses it without `max_ctas`.
+    /// The least number of thread blocks that a kernel uses. NCCL refuses it without `max_ctas`.
     pub min_ctas: c_int,
-    /// The largest number of thread blocks a kernel takes.
+    /// The largest number of thread blocks that a kernel uses.
     pub max_ctas: c_int,
     net_name: *const c_char,
     /// 1: a communicator split off shares resources with its parent.
@@ -33,7 +33,7 @@ pub struct NcclConfig {
     /// The traffic class of network connections.
     pub traffic_class: c_int,
     comm_name: *const c_char,
-    /// 1: collectives inside the network are used where there are any.
+    /// 1: collectives inside the network are used if there are any.
     pub collnet_enable: c_int,
     /// See [`cta_policy`](crate::cta_policy).
     pub cta_policy: c_int,
@@ -44,7 +44,7 @@ pub struct NcclConfig {
 }
 
 impl NcclConfig {
-    /// Marks a struct that was filled on purpose.
+    /// Marks a struct as initialised.
     const MAGIC: c_uint = 0xcafe_beef;
     /// The version whose fields the struct has: 2.27.0.
     const LAYOUT: c_uint = 22_700;

@@ -1,4 +1,4 @@
-//! What can go wrong: no usable library, a function that the library does not have yet, a call that failed.
+//! Errors: no usable library, a function that the library does not have yet, a call that failed.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use crate::version::Version;
 /// No usable library was found. The text lists every attempt and says how to install one.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 pub struct LoadError {
-    /// What was tried, in order.
+    /// The attempts, in order.
     pub attempts: Vec<LoadAttempt>,
 }
 
@@ -31,7 +31,7 @@ pub enum LoadFailure {
     /// Another user could have put it there.
     #[error("not loaded: {}; {}", found, found.remedy())]
     Untrusted { found: UntrustedPath },
-    /// The loader did not open it.
+    /// The system's loader did not open it.
     #[error("{0}")]
     Loader(String),
     /// A function is missing that every accepted version has.
@@ -39,10 +39,10 @@ pub enum LoadFailure {
     NoSymbol(&'static str),
     #[error("found version {found}, expected {} or newer", Version::OLDEST)]
     Old {
-        /// The version it says it is.
+        /// The version that the library reports.
         found: Version,
     },
-    /// It does not say which version it is.
+    /// The library does not report its version.
     #[error(transparent)]
     Call(#[from] NcclError),
 }
@@ -72,13 +72,13 @@ pub struct MissingFunction {
     pub found: Version,
 }
 
-/// A call that NCCL answered with a failure.
+/// A failed call of NCCL.
 #[derive(Clone, PartialEq, Eq, Error, Debug)]
 #[error("{call} failed with {}: {text}", code_name(*.code))]
 pub struct NcclError {
     pub call: &'static str,
     pub code: ResultCode,
-    /// What NCCL says about it: the meaning of the code, then its last message, if there is one. The message is
+    /// NCCL's description: the meaning of the code, then its last message, if there is one. The message is
     /// the library's last on any thread.
     pub text: String,
 }

@@ -1,7 +1,7 @@
 //! The table of functions, by their names in `nccl.h` without the prefix.
 //!
-//! The first part is in every accepted version and must be present; the second came later and each entry says
-//! with which version. The prototypes were compared with the headers of 2.27.7, 2.28.9, 2.29.7 and 2.32.3.
+//! The first part is in every accepted version and must be present. The second part came later; each entry
+//! states its version. The prototypes were compared with the headers of 2.27.7, 2.28.9, 2.29.7 and 2.32.3.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -12,14 +12,14 @@ use crate::error::LoadFailure;
 use crate::types::{Comm, DataType, RedOp, ResultCode, Stream, UniqueId, Window};
 use crate::version::Version;
 
-/// Declares the table, how it is filled, and the symbol and first version of each later function.
+/// Declares the table, the code that fills it, and the symbol and first version of each later function.
 macro_rules! functions {
     (
         always { $($field:ident = $symbol:literal ($($arg:ty),*) -> $answer:ty;)* }
         later { $($late:ident = $late_symbol:literal since ($major:literal, $minor:literal, $patch:literal)
                   ($($late_arg:ty),*) -> $late_answer:ty;)* }
     ) => {
-        /// The functions of a loaded library. To call one is unsafe: handles and buffers must be alive, and
+        /// The functions of a loaded library. Calling one is unsafe: handles and buffers must be alive, and
         /// buffers as large as the count says, until the stream has run the call.
         #[derive(Clone, Debug)]
         pub struct Functions {
@@ -50,7 +50,7 @@ macro_rules! functions {
             }
         }
 
-        /// The symbols of the functions that came after the oldest accepted version, and when.
+        /// The symbols of the functions that came after the oldest accepted version, and their versions.
         pub(crate) mod later {
             use super::Version;
             $(

@@ -1,18 +1,18 @@
-//! libnccl, loaded when first used.
+//! libnccl, loaded at first use.
 //!
-//! [`Nccl::load`] finds the library (`search`), opens it, asks its version and fills a table of the functions
-//! that symmc calls (`functions`). Nothing is linked: a program that holds this crate starts on a machine
-//! without NCCL, and only `load` fails there, saying what was tried.
+//! [`Nccl::load`] finds the library (`search`), opens it, queries its version and fills a table of the
+//! functions that symmc calls (`functions`). Nothing is linked: a program with this crate starts on a machine
+//! without NCCL, and only `load` fails there, with a list of its attempts.
 //!
 //! Invariants:
 //! - A loaded library is 2.27 or newer, has every function that 2.27 has, and is never closed.
-//! - Numbers that NCCL hands out (result codes, versions) are integers here, not enums: a newer library may
-//!   know more of them.
-//! - A handle (`Comm`, `Window`) is an address. Who passes it on answers for its being alive; hence most of the
-//!   table is unsafe to call, and safe methods exist only where no handle is passed.
+//! - Numbers that NCCL returns (result codes, versions) are integers here, not enums: a newer library may
+//!   have more of them.
+//! - A handle (`Comm`, `Window`) is an address. Callers are responsible for its lifetime. Most of the table
+//!   is therefore unsafe to call, and safe methods exist only where no handle is passed.
 //!
-//! Deliberately not here: streams and devices (the current CUDA device is the caller's matter), the device-side
-//! API, whose structs change size with every release, and shared ownership of communicators.
+//! Deliberately absent: streams and devices (callers set the current CUDA device), the device-side API, whose
+//! structs change size with every release, and shared ownership of communicators.
 
 mod acl;
 mod config;

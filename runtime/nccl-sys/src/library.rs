@@ -29,8 +29,8 @@ pub struct Nccl {
 static LOADED: Mutex<Option<&'static Nccl>> = Mutex::new(None);
 
 impl Nccl {
-    /// The library of this process. The first call that succeeds decides which; one that failed may be repeated. Fails
-    /// if there is no usable library, with what was tried, and what the loader said.
+    /// The library of this process. The first call that succeeds selects it; a failed call may be repeated.
+    /// Fails if there is no usable library; the error lists the attempts and the loader's messages.
     pub fn load() -> Result<&'static Nccl, LoadError> {
         let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nccl) = *loaded {
@@ -40,9 +40,10 @@ impl Nccl {
         Ok(*loaded.insert(nccl))
     }
 
-    /// The first usable library of a search. Its symbols stay its own: another NCCL that the process loaded in
-    /// the same way is neither used nor disturbed. (A bare name, though, is a library already loaded under that
-    /// name, and symbols that the process made global come first for every library.)
+    /// The first usable library of a search. Its symbols are local: it neither uses nor disturbs another NCCL
+    /// that the process has loaded in the same way. There are two exceptions. A bare name resolves to a
+    /// library that is already loaded under this name. Symbols that the process made global take precedence
+    /// in every library.
     pub fn find_library(search: &LibrarySearch) -> Result<Nccl, LoadError> {
         let mut attempts = Vec::new();
         for path in search.candidates(&NCCL) {
@@ -59,16 +60,16 @@ impl Nccl {
             return Err(LoadFailure::Absent);
         }
         trust::check_library(path, "libnccl.so").map_err(|found| LoadFailure::Untrusted { found })?;
-        // SAFETY: the file is NCCL by its name or by the user's word, and NCCL's initialisers may run at any
-        // time.
+        // SAFETY: the file is NCCL by its name or by the user's choice, and NCCL's initialisers may run at
+        // any time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        // NCCL keeps threads and exit handlers, so that a library that was opened is never closed.
+        // NCCL keeps threads and exit handlers, so an opened library is never closed.
         let library = ManuallyDrop::new(library.map_err(|e| LoadFailure::Loader(loader_text(&e)))?);
         let version = query_version(&library)?;
         if version < Version::OLDEST {
             return Err(LoadFailure::Old { found: version });
         }
-        // SAFETY: the library calls itself NCCL of an accepted version, and stays open.
+        // SAFETY: the library reports an accepted version of NCCL, and stays open.
         let functions = unsafe { Functions::of(&library) }?;
         Ok(Nccl { path: path.to_path_buf(), version, functions })
     }
@@ -94,7 +95,7 @@ impl Nccl {
         unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, Comm, Stream) -> ResultCode,
         MissingFunction,
     > {
-        self.require_version(self.functions.all_to_all, later::all_to_all)
+        self.require_version(self.functions.all_to_all, later::all_to_all.0, later::all_to_all.1)
     }
 
     /// `ncclGetLsaDevicePointer`: window, offset in bytes, rank within the window's NVLink domain, the address. Fails
@@ -103,27 +104,32 @@ impl Nccl {
         &self,
     ) -> Result<unsafe extern "C" fn(Window, usize, c_int, *mut *mut c_void) -> ResultCode, MissingFunction>
     {
-        self.require_version(self.functions.get_lsa_device_pointer, later::get_lsa_device_pointer)
+        self.require_version(
+            self.functions.get_lsa_device_pointer,
+            later::get_lsa_device_pointer.0,
+            later::get_lsa_device_pointer.1,
+        )
     }
 
     fn require_version<F>(
         &self,
         function: Option<F>,
-        (symbol, since): (&'static str, Version),
+        symbol: &'static str,
+        since: Version,
     ) -> Result<F, MissingFunction> {
         function.ok_or(MissingFunction { symbol, since, found: self.version })
     }
 
-    /// Turns the answer of `call` into a result. Only success is one: on a communicator that does not block, look
-    /// for [`IN_PROGRESS`](result_code::IN_PROGRESS) first.
+    /// Turns the result code of `call` into a result. Only success is `Ok`: on a nonblocking communicator,
+    /// check for [`IN_PROGRESS`](result_code::IN_PROGRESS) first.
     pub fn check_code(&self, call: &'static str, code: ResultCode) -> Result<(), NcclError> {
         if code == result_code::SUCCESS { Ok(()) } else { Err(self.call_error(call, code)) }
     }
 
     fn call_error(&self, call: &'static str, code: ResultCode) -> NcclError {
-        // SAFETY: the function takes any code and answers a constant string.
+        // SAFETY: the function accepts any code and returns a constant string.
         let mut text = unsafe { read_c_text((self.functions.get_error_string)(code)) };
-        // SAFETY: the function takes no communicator as well as any, and answers a static buffer of `TEXT` bytes
+        // SAFETY: the function also accepts a null communicator, and returns a static buffer of `TEXT` bytes
         // that always ends with a zero.
         let last = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
         if !last.is_empty() {
@@ -132,8 +138,8 @@ impl Nccl {
         NcclError { call, code, text }
     }
 
-    /// A new id, for one rank to make and all ranks to get. Fails if NCCL found no network interface, or its
-    /// environment is broken.
+    /// A new id, which one rank creates and all ranks get. Fails if NCCL found no network interface, or its
+    /// environment is invalid.
     pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
         let mut id = UniqueId::from_bytes([0; UniqueId::BYTES]);
         // SAFETY: the function writes one id.
@@ -142,8 +148,8 @@ impl Nccl {
     }
 
     /// Joins `ranks` ranks that all hold `id`, with the current CUDA device, as `rank`. Waits for all of them
-    /// unless the config says not to block; then the communicator is still in the making. Not for use within a
-    /// group, where NCCL would come back to the arguments when it ends.
+    /// unless the config is nonblocking; then the communicator is still being created. Must not be called
+    /// within a group, where NCCL would access the arguments after this call.
     pub fn comm_init_rank(
         &self,
         ranks: u32,
@@ -156,15 +162,16 @@ impl Nccl {
             let text = format!("rank {rank} of {ranks}: expected numbers up to {}", c_int::MAX);
             return Err(NcclError { call: CALL, code: result_code::INVALID_ARGUMENT, text });
         };
-        let (mut comm, mut config) = (Comm::NULL, config.clone());
+        let mut comm = Comm::NULL;
+        let mut config = config.clone();
         // SAFETY: the function writes one handle, and reads the config, whose size the config states, during
         // the call.
         let code = unsafe { (self.functions.comm_init_rank_config)(&mut comm, ranks, id, rank, &mut config) };
         if code == result_code::IN_PROGRESS { Ok(comm) } else { self.check_code(CALL, code).map(|()| comm) }
     }
 
-    /// What a communicator that does not block is doing: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
-    /// goes on, success when it is done, else how it failed.
+    /// The state of a nonblocking communicator: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
+    /// continues, success when it is done, else its failure.
     ///
     /// # Safety
     /// The communicator exists.
@@ -175,7 +182,7 @@ impl Nccl {
         self.check_code("ncclCommGetAsyncError", code).map(|()| state)
     }
 
-    /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are given back
+    /// Allocates `size` bytes on the current CUDA device that can be registered as a window. They are freed
     /// with `ncclMemFree`.
     pub fn mem_alloc(&self, size: usize) -> Result<*mut c_void, NcclError> {
         let mut address = std::ptr::null_mut();
@@ -185,7 +192,7 @@ impl Nccl {
     }
 }
 
-/// Asks an opened library for its version, before anything else is looked up.
+/// Queries the version of an opened library, before any other symbol is resolved.
 fn query_version(library: &Library) -> Result<Version, LoadFailure> {
     const CALL: &str = "ncclGetVersion";
     // SAFETY: the function has had this type since NCCL 2.0.
@@ -196,12 +203,12 @@ fn query_version(library: &Library) -> Result<Version, LoadFailure> {
     match unsafe { function(&mut code) } {
         result_code::SUCCESS => Ok(Version::from_code(code)),
         code => {
-            Err(NcclError { call: CALL, code, text: "the library does not say its version".into() }.into())
+            Err(NcclError { call: CALL, code, text: "the library does not report its version".into() }.into())
         }
     }
 }
 
-/// What the system's loader said: the source, because the error itself names only the call.
+/// The message of the system's loader: the error's source, because the error itself names only the call.
 fn loader_text(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
 }
@@ -213,7 +220,8 @@ fn loader_text(error: &libloading::Error) -> String {
 unsafe fn read_c_text(address: *const c_char) -> String {
     let mut bytes = Vec::new();
     while !address.is_null() && bytes.len() < TEXT {
-        // SAFETY: the caller's promise; volatile, because another thread of NCCL may write a message just now.
+        // SAFETY: the caller's promise; volatile, because another thread of NCCL may write a message
+        // concurrently.
         let byte = unsafe { address.add(bytes.len()).read_volatile() } as u8;
         if byte == 0 {
             break;

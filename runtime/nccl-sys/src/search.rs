@@ -1,8 +1,9 @@
-//! Where a library is looked for.
+//! The search for a library.
 //!
-//! With its own variable set (`SYMMC_NCCL_PATH`), only there. Otherwise the names that the system's loader knows, then the
-//! toolkit that `CUDA_HOME` or `CUDA_PATH` names, then the wheels that `pip install nvidia-nccl-cu13` leaves below a Python
-//! installation. No Python is run: its folders follow from where `python3` lies on the `PATH`.
+//! If the library's own variable is set (`SYMMC_NCCL_PATH`), only this path is searched. Otherwise the search
+//! tries the names that the system's loader knows, then the toolkit that `CUDA_HOME` or `CUDA_PATH` names,
+//! then the wheels that `pip install nvidia-nccl-cu13` puts below a Python installation. No Python is run:
+//! its folders are derived from the location of `python3` on the `PATH`.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -13,11 +14,11 @@ pub const PATH_VARIABLE: &str = "SYMMC_NCCL_PATH";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LibraryNames {
-    /// The environment variable that names it: a file, or the folder that holds it.
+    /// The environment variable that names it: a file, or the folder that contains it.
     pub variable: &'static str,
-    /// Its names, the one with the interface's version first.
+    /// Its file names, the one with the interface's version first.
     pub names: [&'static str; 2],
-    /// Its place below a folder of Python packages.
+    /// Its path below a folder of Python packages.
     pub wheel_path: &'static str,
 }
 
@@ -29,7 +30,7 @@ pub const NCCL: LibraryNames = LibraryNames {
 
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct LibrarySearch {
-    /// A file or a folder; if there is one, nothing else is tried.
+    /// A file or a folder; if it is set, nothing else is tried.
     pub explicit_path: Option<PathBuf>,
     /// The root of the CUDA toolkit.
     pub toolkit: Option<PathBuf>,
@@ -41,8 +42,8 @@ pub struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// The search that this process's environment asks for: the library's own variable, `CUDA_HOME`, `CUDA_PATH`,
-    /// `VIRTUAL_ENV`, `PATH` and `HOME`. An empty variable counts as unset.
+    /// The search that this process's environment defines: the library's own variable, `CUDA_HOME`,
+    /// `CUDA_PATH`, `VIRTUAL_ENV`, `PATH` and `HOME`. An empty variable counts as unset.
     pub fn from_env(wanted: &LibraryNames) -> LibrarySearch {
         LibrarySearch::from_variables(wanted, &|name| std::env::var_os(name))
     }
@@ -58,7 +59,7 @@ impl LibrarySearch {
         }
     }
 
-    /// What to open, in order. A path with a slash is a file, which may not exist; a bare name is for the
+    /// The candidates, in order. A path with a slash is a file, which may not exist; a bare name is for the
     /// system's loader.
     pub fn candidates(&self, wanted: &LibraryNames) -> Vec<PathBuf> {
         if let Some(path) = &self.explicit_path {
@@ -72,11 +73,11 @@ impl LibrarySearch {
     }
 
     /// The folders of Python packages that exist: those of the virtual environment, then those of every
-    /// `python3` on the `PATH` (where it lies, and where it really is if that is a link), then the user's own. None
-    /// comes twice, by whatever name.
+    /// `python3` on the `PATH` (of the entry itself, and of its target if it is a link), then the user's own.
+    /// Each folder appears once, whatever its names.
     fn package_folders(&self) -> Vec<PathBuf> {
         let mut prefixes: Vec<PathBuf> = self.virtual_env.iter().cloned().collect();
-        // A relative entry depends on the folder that the process happens to be in.
+        // A relative entry depends on the current folder of the process.
         let programs =
             self.path.iter().filter(|folder| folder.is_absolute()).map(|folder| folder.join("python3"));
         for python in programs.filter(|python| python.is_file()) {
@@ -164,7 +165,7 @@ mod tests {
         std::fs::write(folder(&root, "usr/bin").join("python3.12"), "").expect("a file");
         std::os::unix::fs::symlink("../usr/bin/python3.12", path[2].join("python3")).expect("a link");
 
-        // A relative folder leads to packages as well, and is passed over.
+        // A relative folder leads to packages as well, and is skipped.
         folder(&root, "relative/lib/python3.12/site-packages");
         std::fs::write(folder(&root, "relative/bin").join("python3"), "").expect("a file");
         let here = std::env::current_dir().expect("a folder");

@@ -1,5 +1,5 @@
-//! Trusted paths. Libraries and cached kernels are loaded only from places that nobody except the user and root can write;
-//! otherwise another user of the machine decides which code runs.
+//! Trusted paths. Libraries and cached kernels are loaded only from places that nobody except the user and
+//! root can write; otherwise another user of the machine could decide which code runs.
 //!
 //! All folders and symbolic links of a path are checked, because a user that can write a folder can replace its entries. In a
 //! folder with the sticky bit, such as `/tmp`, only their owners can replace entries. Write permission of a group is ignored
@@ -17,9 +17,9 @@ use nix::unistd::{Gid, Group, Uid, User, geteuid};
 
 use crate::acl::{self, AclKind, AclWriter};
 
-/// The most symbolic links that are followed on the way to one path, as the kernel's limit.
+/// The maximum number of symbolic links that are followed on the way to one path, as in the kernel.
 const MAX_LINKS: usize = 40;
-/// Write permission of group and others, and the sticky bit.
+/// Mode bits: write permission of group and others, and the sticky bit.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
 const STICKY: u32 = 0o1000;
@@ -33,13 +33,13 @@ pub struct UntrustedPath {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DistrustReason {
-    /// It belongs to another user than this one and root.
+    /// The entry belongs to a user other than this one and root.
     Owner(u32),
-    /// Others can write it; its mode.
+    /// Others can write it; contains its mode.
     Writable(u32),
-    /// An access control list lets others write it; who.
+    /// An access control list lets others write it; contains their names.
     Listed(String),
-    /// An access control list lets others write what is created in the folder; who.
+    /// An access control list lets others write entries that are created in the folder; contains their names.
     Inherited(String),
     /// The permissions cannot be read.
     Unknown(String),
@@ -70,14 +70,14 @@ impl fmt::Display for UntrustedPath {
             }
             DistrustReason::Listed(who) => write!(f, "the access control list of {path} lets {who} write it"),
             DistrustReason::Inherited(who) => {
-                write!(f, "the default access control list of {path} lets {who} write what is created there")
+                write!(f, "the default access control list of {path} lets {who} write new entries of it")
             }
             DistrustReason::Unknown(error) => write!(f, "{path}: {error}"),
         }
     }
 }
 
-/// What the rules need to know of a folder, a file or a link.
+/// The properties of a folder, a file or a link that the rules need.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct EntryPermissions {
     uid: u32,
@@ -87,7 +87,7 @@ struct EntryPermissions {
     group_is_shared: bool,
     /// A user or group that its access control list lets write.
     listed: Option<String>,
-    /// The same of entries that are created in it.
+    /// A user or group that its default list lets write entries created in it.
     inherited: Option<String>,
 }
 
@@ -105,7 +105,7 @@ fn find_distrust(facts: &EntryPermissions, position: PathPosition, owners: &[u32
         return Some(DistrustReason::Owner(facts.uid));
     }
     if facts.is_link {
-        // The permissions of a link mean nothing.
+        // The permissions of a link have no effect.
         return None;
     }
     let shared = facts.mode & OTHERS_WRITE != 0 || facts.mode & GROUP_WRITES != 0 && facts.group_is_shared;
@@ -123,12 +123,13 @@ fn find_distrust(facts: &EntryPermissions, position: PathPosition, owners: &[u32
 /// Checks that nobody except this user and root can change the contents of a folder.
 pub fn check_folder(path: &Path) -> Result<(), UntrustedPath> {
     let (seen, missing) = path_entries(path)?;
-    match missing {
-        Some(error) => {
-            Err(UntrustedPath { path: path.to_path_buf(), why: DistrustReason::Unknown(error.to_string()) })
-        }
-        None => check_entries(&seen, PathPosition::Last),
+    if let Some(error) = missing {
+        return Err(UntrustedPath {
+            path: path.to_path_buf(),
+            why: DistrustReason::Unknown(error.to_string()),
+        });
     }
+    check_entries(&seen, PathPosition::Last)
 }
 
 /// Checks that nobody except this user and root can change or replace a file.
@@ -137,23 +138,23 @@ pub fn check_file(path: &Path) -> Result<(), UntrustedPath> {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).map_or(Ok(()), check_folder)
 }
 
-/// Checks a folder as [`check_folder`]. If the folder does not exist yet, checks that nobody else could replace it after this
-/// user has created it.
+/// Checks a folder as [`check_folder`]. If the folder does not exist yet, checks that nobody else can replace
+/// it after this user has created it.
 pub fn check_new_folder(path: &Path) -> Result<(), UntrustedPath> {
     let (seen, missing) = path_entries(path)?;
     check_entries(&seen, if missing.is_some() { PathPosition::Intermediate } else { PathPosition::Last })
 }
 
-/// Checks a library before it is loaded: a file, or a bare name that the system's loader resolves. `prefix` begins the names
-/// of the library's files.
+/// Checks a library before it is loaded: a file, or a bare name that the system's loader resolves. The names
+/// of the library's files begin with `prefix`.
 pub fn check_library(path: &Path, prefix: &str) -> Result<(), UntrustedPath> {
     let is_bare_name = path.components().count() == 1 && !path.is_absolute();
     if is_bare_name { check_loader_path(prefix) } else { check_file(path) }
 }
 
-/// Checks the folders that the system's loader would take a library from because the user names them (`LD_LIBRARY_PATH`);
-/// its own are root's. `prefix` begins the names of the library's files. Fails if one of these folders has such a file,
-/// and another user can change the folder.
+/// Checks the folders from which the system's loader would load a library because the user names them
+/// (`LD_LIBRARY_PATH`); the loader's own folders belong to root. The names of the library's files begin with
+/// `prefix`. Fails if one of these folders has such a file, and another user can change the folder.
 pub fn check_loader_path(prefix: &str) -> Result<(), UntrustedPath> {
     let variable = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     check_loader_folders(&variable, prefix)
@@ -176,7 +177,7 @@ fn check_loader_folders(variable: &OsString, prefix: &str) -> Result<(), Untrust
     Ok(())
 }
 
-/// An entry of the way to a path.
+/// An entry on the way to a path.
 struct PathEntry {
     path: PathBuf,
     permissions: EntryPermissions,
@@ -193,14 +194,15 @@ fn check_entries(seen: &[PathEntry], last: PathPosition) -> Result<(), Untrusted
     Ok(())
 }
 
-/// Root, this user, and the owner of the root folder. That is root, except in containers that do not map the host's root.
+/// Root, this user, and the owner of the root folder. The owner is root, except in containers that do not map
+/// the host's root.
 fn trusted_owners() -> Vec<u32> {
     let root = fs::symlink_metadata("/").ok().map(|found| found.uid());
     [0, geteuid().as_raw()].into_iter().chain(root).collect()
 }
 
-/// All folders and links on the way to a path, in the order in which they are used, and the error of the first that is not
-/// there.
+/// All folders and links on the way to a path, in the order in which they are used, and the error of the
+/// first one that does not exist.
 fn path_entries(path: &Path) -> Result<(Vec<PathEntry>, Option<io::Error>), UntrustedPath> {
     let unknown = |path: &Path, error: &dyn fmt::Display| UntrustedPath {
         path: path.to_path_buf(),
@@ -272,9 +274,9 @@ fn entry_permissions(path: &Path, found: &Metadata) -> io::Result<EntryPermissio
         uid: found.uid(),
         mode: found.mode(),
         is_link,
-        // Only a group that may write is looked up.
+        // Only a group with write permission is looked up.
         group_is_shared: group_writes && has_other_members(found.gid()),
-        // The mode says what the owning group and all others may do.
+        // The mode already has the permissions of the owning group and of others.
         listed: access.and_then(|writers| {
             let named = writers.into_iter().filter(|w| matches!(w, AclWriter::User(_) | AclWriter::Group(_)));
             find_other_writer(named, found.gid())
@@ -283,7 +285,7 @@ fn entry_permissions(path: &Path, found: &Metadata) -> io::Result<EntryPermissio
     })
 }
 
-/// The first writer that is another than this user and root. `gid` is that of the owning group.
+/// The first writer other than this user and root. `gid` is that of the owning group.
 fn find_other_writer(mut writers: impl Iterator<Item = AclWriter>, gid: u32) -> Option<String> {
     let owners = trusted_owners();
     writers.find_map(|writer| match writer {
@@ -294,7 +296,7 @@ fn find_other_writer(mut writers: impl Iterator<Item = AclWriter>, gid: u32) -> 
     })
 }
 
-/// Whether a group has members other than this user and root, as far as the system's files say.
+/// Whether a group has members other than this user and root, according to the system's files.
 fn has_other_members(gid: u32) -> bool {
     let (Ok(Some(group)), Ok(Some(own))) = (Group::from_gid(Gid::from_raw(gid)), User::from_uid(geteuid()))
     else {
@@ -303,21 +305,23 @@ fn has_other_members(gid: u32) -> bool {
     let Ok(users) = fs::read_to_string("/etc/passwd") else { return true };
     let is_other = |name: &str| name != own.name && name != "root";
     let named = group.mem.iter().any(|name| is_other(name));
-    // What a directory service calls the primary group of all users is not in this file.
+    // This file does not list the users of a directory service, nor their primary group.
     let of_service = own.gid.as_raw() == gid && group.name != own.name && !users_are_local();
     named || has_primary_members(&users, gid, own.uid) || of_service
 }
 
-/// Whether a user other than this one and root has a group as primary group, by the lines of `/etc/passwd`.
+/// Whether a user other than this one and root has a group as primary group, according to the lines of
+/// `/etc/passwd`.
 fn has_primary_members(users: &str, gid: u32, own: Uid) -> bool {
     users.lines().any(|line| {
         let mut fields = line.split(':').skip(2).map(|field| field.parse::<u32>().ok());
-        let (uid, primary) = (fields.next().flatten(), fields.next().flatten());
+        let uid = fields.next().flatten();
+        let primary = fields.next().flatten();
         primary == Some(gid) && uid.is_some_and(|uid| uid != 0 && uid != own.as_raw())
     })
 }
 
-/// Whether all users stand in `/etc/passwd`.
+/// Whether all users are in `/etc/passwd`.
 fn users_are_local() -> bool {
     let Ok(text) = fs::read_to_string("/etc/nsswitch.conf") else { return true };
     let line = text.lines().find_map(|line| line.trim().strip_prefix("passwd:"));
@@ -397,7 +401,7 @@ mod tests {
         assert_eq!(expected.remedy(), format!("chmod go-w {}", outer.display()));
         let expected = Err(expected);
         assert!(all().iter().all(|found| *found == expected), "{:?}", all());
-        // The sticky bit keeps entries, and so what is in them, but not what is put there anew.
+        // The sticky bit protects existing entries and their contents, but not new entries.
         set_mode(&outer, 0o1777);
         assert!(all().iter().all(Result::is_ok), "{:?}", all());
         check_folder(&outer).unwrap_err();
@@ -410,7 +414,7 @@ mod tests {
         assert!(check_folder(&root.join("loop")).unwrap_err().to_string().contains("too many"));
     }
 
-    /// Lists of a folder and of its parent, with every kind of entry; the file system keeps them.
+    /// Lists of a folder and of its parent, with every kind of entry, as stored by the file system.
     #[test]
     fn an_access_control_list_that_lets_others_write_is_not_trusted() {
         use crate::acl::testing::{OWN, group, list, mask, others, owning_group, set, user};
@@ -421,7 +425,7 @@ mod tests {
         let own = geteuid().as_raw();
         let with = |entry, limit| vec![OWN, entry, owning_group(5), mask(limit), others(5)];
         let with_group = |entry, limit| vec![OWN, owning_group(5), entry, mask(limit), others(5)];
-        // A gid that no file of the system knows counts as shared.
+        // A gid that no file of the system lists counts as shared.
         let cases = [
             (with(user(7, 54321), 7), Some("uid 54321")),
             (with(user(2, 54321), 2), Some("uid 54321")),
@@ -453,7 +457,7 @@ mod tests {
                 }
             }
         }
-        // Others are trusted with nothing, however the list says it; the mode shows it as well.
+        // Others are never trusted, however the list names them; the mode shows them as well.
         let all = list(&[OWN, owning_group(5), others(7)]);
         assert!(set(&inner, AclKind::Default, &all));
         assert_eq!(check_folder(&inner).unwrap_err().why, DistrustReason::Inherited("all users".into()));

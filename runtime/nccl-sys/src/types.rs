@@ -1,11 +1,11 @@
 //! The types and constants of NCCL's C interface that symmc uses.
 //!
-//! Every number is NCCL's own, from `nccl.h`. Enums of the header are integers: NCCL may hand out values that
+//! Every number is NCCL's own, from `nccl.h`. Enums of the header are integers: NCCL may return values that
 //! this file does not list.
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// What a call answers (`ncclResult_t`); the values are in [`result_code`].
+/// The result of a call (`ncclResult_t`); the values are in [`result_code`].
 pub type ResultCode = c_int;
 /// The element type of a buffer (`ncclDataType_t`); the values are in [`data_type`].
 pub type DataType = c_int;
@@ -29,12 +29,12 @@ impl Comm {
 }
 
 impl Window {
-    /// No window; registration that is not supported may also answer this.
+    /// No window; registration that is not supported may also return this.
     pub const NULL: Window = Window(std::ptr::null_mut());
 }
 
 // SAFETY: a handle is an address that this crate never dereferences; every call that takes one is unsafe, and
-// who makes it answers for the order of the calls on that handle.
+// its caller is responsible for the order of the calls on that handle.
 unsafe impl Send for Comm {}
 // SAFETY: as above.
 unsafe impl Sync for Comm {}
@@ -43,7 +43,7 @@ unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
 
-/// The name under which ranks find each other: one rank makes it, all ranks of the communicator get it.
+/// The name under which ranks find each other: one rank creates it, and all ranks of the communicator get it.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct UniqueId {
@@ -54,7 +54,7 @@ pub struct UniqueId {
 impl UniqueId {
     pub const BYTES: usize = 128;
 
-    /// An id received from the rank that made it.
+    /// An id received from the rank that created it.
     pub fn from_bytes(bytes: [u8; UniqueId::BYTES]) -> UniqueId {
         UniqueId { internal: bytes.map(|b| b as c_char) }
     }
@@ -74,12 +74,12 @@ pub mod result_code {
     pub const SYSTEM_ERROR: ResultCode = 2;
     pub const INTERNAL_ERROR: ResultCode = 3;
     pub const INVALID_ARGUMENT: ResultCode = 4;
-    /// The call is not allowed here.
+    /// The call is not allowed in this context.
     pub const INVALID_USAGE: ResultCode = 5;
     pub const REMOTE_ERROR: ResultCode = 6;
-    /// A call on a communicator that does not block goes on in the background.
+    /// A call on a nonblocking communicator continues in the background.
     pub const IN_PROGRESS: ResultCode = 7;
-    /// A wait took longer than allowed (newer versions).
+    /// A wait exceeded its timeout (newer versions).
     pub const TIMEOUT: ResultCode = 8;
 
     /// The name that `nccl.h` gives to a code; `None` for a code that is not listed here.
@@ -127,7 +127,7 @@ pub mod red_op {
 pub mod window {
     use std::ffi::c_int;
 
-    /// No promise about offsets.
+    /// No guarantee about offsets.
     pub const DEFAULT: c_int = 0;
     /// Operands have the same offset in the window on all ranks: the symmetric kernels may run.
     pub const COLL_SYMMETRIC: c_int = 1;
@@ -135,12 +135,12 @@ pub mod window {
     pub const ALIGNMENT: usize = 4096;
 }
 
-/// Values of `Config::cta_policy`: how a communicator uses the GPU's multiprocessors.
+/// Values of `NcclConfig::cta_policy`: the use of the GPU's multiprocessors by a communicator.
 pub mod cta_policy {
     use std::ffi::c_int;
 
-    /// As fast as possible.
+    /// As many as are fastest.
     pub const DEFAULT: c_int = 0;
-    /// None where possible: the copy engines move the data (2.28 or newer).
+    /// None if possible: the copy engines move the data (2.28 or newer).
     pub const ZERO: c_int = 2;
 }

@@ -12,15 +12,15 @@ pub struct Version {
 }
 
 impl Version {
-    /// The oldest version that is accepted: the first with windows.
+    /// The oldest accepted version: the first with windows.
     pub const OLDEST: Version = Version::new(2, 27, 0);
 
     pub const fn new(major: u32, minor: u32, patch: u32) -> Version {
         Version { major, minor, patch }
     }
 
-    /// Decodes the answer of `ncclGetVersion`: `MNPP` up to 2.8 (2708 is 2.7.8), `MNNPP` from 2.9 on (22809
-    /// is 2.28.9). A negative code, which no library gives, is version 0.0.0.
+    /// Decodes the result of `ncclGetVersion`: `MNPP` up to 2.8 (2708 is 2.7.8), `MNNPP` from 2.9 on (22809
+    /// is 2.28.9). A negative code, which no library returns, is version 0.0.0.
     pub fn from_code(code: i32) -> Version {
         let code = u32::try_from(code).unwrap_or(0);
         let unit = if code < 10_000 { 1_000 } else { 10_000 };

@@ -1,5 +1,5 @@
-//! Loading, version gates and errors, over fake libraries that the C compiler builds from `fake_nccl.c`. No GPU
-//! and no NCCL is needed.
+//! Loading, version gates and errors, with fake libraries that the C compiler builds from `fake_nccl.c`. They
+//! need neither a GPU nor NCCL.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ fn refusals(error: &LoadError) -> Vec<&LoadFailure> {
     error.attempts.iter().map(|a| &a.failure).collect()
 }
 
-/// A library is not even opened where another user could have put it: its initialisers would run.
+/// A library is not even opened if another user could have put it there: its initialisers would run.
 #[test]
 fn a_library_in_a_folder_that_others_can_write_is_not_loaded() {
     let dir = TempDir::new().expect("a folder");
@@ -112,7 +112,7 @@ fn later_functions_are_optional() {
     let dir = TempDir::new().expect("a folder");
     let first = fake(&dir.path().join("first/libnccl.so.2"), &["-DVERSION=22707", "-DCONFIG=72"]);
     let later = fake(&dir.path().join("later/libnccl.so"), &["-DVERSION=23203", "-DCONFIG=120", "-DLATER"]);
-    // Both stay in the process side by side, with the same soname, and neither becomes global.
+    // Both stay in the process together, with the same soname, and neither becomes global.
     let first = Nccl::find_library(&only(&first)).expect("the first version");
     let later = Nccl::find_library(&only(later.parent().expect("a folder"))).expect("a later version");
     assert_eq!((first.version(), later.version()), (Version::new(2, 27, 7), Version::new(2, 32, 3)));
@@ -131,7 +131,7 @@ fn later_functions_are_optional() {
     assert!(later.all_to_all().is_ok());
     let pointer = later.get_lsa_device_pointer().expect("2.32 has it");
     let mut address = std::ptr::null_mut();
-    // SAFETY: the fake function only adds up numbers.
+    // SAFETY: the fake function only adds numbers.
     let code = unsafe { pointer(Window(0x10000 as *mut _), 256, 3, &mut address) };
     assert_eq!((code, address as usize), (0, 0x10000 + 256 + 3 * 4096));
 }
@@ -164,7 +164,7 @@ fn configs_and_errors_of_every_layout() {
             said(4, |_| ()),
             "ncclCommInitRankConfig failed with code 99: unknown result code; last message: no such rank"
         );
-        // SAFETY: the fake function takes any handle.
+        // SAFETY: the fake function accepts any handle.
         let state = |n: usize| unsafe { nccl.async_state(Comm(n as *mut _)) };
         assert_eq!([state(1), state(1), state(1), state(2)], [Ok(7), Ok(7), Ok(0), Ok(2)], "{code}");
         assert!(state(0).expect_err("no communicator").to_string().contains("ncclCommGetAsyncError"));
@@ -173,7 +173,7 @@ fn configs_and_errors_of_every_layout() {
     }
 }
 
-/// `load` reads this process's environment, so the test runs itself with another one.
+/// `load` reads this process's environment, so the test runs itself with another environment.
 #[test]
 fn load_follows_the_environment() {
     const NAME: &str = "load_follows_the_environment";

@@ -1,4 +1,5 @@
-//! What a kernel of a custom op is called with: its operands and results, and what it may touch on peers.
+//! The arguments of a custom op's kernel: its operands and results, and the memory of peers that it may
+//! access.
 
 use std::borrow::Cow;
 use std::marker::PhantomData;
@@ -18,7 +19,7 @@ pub(crate) struct ResultMemory<'a> {
     pub ptr: *mut u8,
 }
 
-/// The operands and results of one rank of the cell; `None` for what the kernel may not touch there.
+/// The operands and results of one rank of the cell; `None` for those that the kernel may not touch there.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RankTensors<'a> {
     pub operands: Vec<Option<TensorView<'a>>>,
@@ -40,23 +41,24 @@ pub struct CustomCall<'a> {
 }
 
 impl<'a> CustomCall<'a> {
-    /// A call on the rank of `number` within `cell`; `touch` comes before and after each touch of a peer.
+    /// A call on rank number `number` of `cell`; `touch` is called before and after each access to a peer's
+    /// memory.
     ///
     /// # Safety
-    /// For `'a`, the memory of every side is valid and aligned; nobody writes the operands, nobody but this
-    /// call and those of peers writes the results, nobody but this call those that `signature` does not share,
-    /// and no result overlaps an operand or another result. There is a side for each rank of the cell, with all
-    /// operands and results on the own one.
+    /// For `'a`, the memory of all tensors is valid and aligned. Nothing writes the operands. Only this call
+    /// and those of peers write the results, and only this call writes results that `signature` does not
+    /// share. No result overlaps an operand or another result. `tensors` has an entry for each rank of the
+    /// cell, and that of this rank has all operands and results.
     pub(crate) unsafe fn new(
         name: &'a str,
         cell: &'a [u32],
         number: usize,
         signature: &'a KernelSignature,
-        sides: &'a [RankTensors<'a>],
+        tensors: &'a [RankTensors<'a>],
         touch: &'a dyn Fn(),
     ) -> Self {
-        let taken = vec![false; sides[number].results.len()];
-        CustomCall { name, cell, number, signature, tensors_by_rank: sides, borrowed_results: taken, touch }
+        let borrowed_results = vec![false; tensors[number].results.len()];
+        CustomCall { name, cell, number, signature, tensors_by_rank: tensors, borrowed_results, touch }
     }
 
     /// The name of the op, `namespace::op`.
@@ -102,7 +104,7 @@ impl<'a> CustomCall<'a> {
         operand_elements(self.own_operand(position)?, position)
     }
 
-    /// The elements of an operand of the rank of this number.
+    /// The elements of an operand of rank number `number`.
     ///
     /// # Errors
     /// As [`operand`](Self::operand); there is no such rank, or the signature does not name the operand.
@@ -122,11 +124,11 @@ impl<'a> CustomCall<'a> {
         elements
     }
 
-    /// The elements of a result of this rank, to be written; what they hold before is not specified.
+    /// The elements of a result of this rank, to be written; their previous contents are not specified.
     ///
     /// # Errors
-    /// There is no such result, it has another dtype, the kernel has it already, or peers write it too
-    /// ([`peer_result`](Self::peer_result) then).
+    /// There is no such result, it has another dtype, the kernel has borrowed it already, or peers write it
+    /// too (use [`peer_result`](Self::peer_result) then).
     pub fn result<T: Element>(&mut self, position: usize) -> Result<&'a mut [T], CustomError> {
         let result = *self.own_result(position)?;
         if self.signature.peer_results().contains(&position) {
@@ -139,13 +141,13 @@ impl<'a> CustomCall<'a> {
         if elements == 0 {
             return Ok(&mut []);
         }
-        // SAFETY: the result is dense memory that nobody else touches for `'a`, by the promise of `new`; it is
-        // given away once, and any bytes are a valid element.
+        // SAFETY: the result is dense memory that nothing else touches for `'a`, by the promise of `new`; it
+        // is borrowed once, and any bytes are a valid element.
         Ok(unsafe { std::slice::from_raw_parts_mut(ptr, elements) })
     }
 
-    /// A result of the rank of this number, this rank included, that the ranks of the cell write together. Each
-    /// element is written by one of them.
+    /// A result of rank number `number` (which may be this rank) that the ranks of the cell write together.
+    /// Each element is written by one of them.
     ///
     /// # Errors
     /// There is no such result or rank, it has another dtype, or the signature does not name it.
@@ -206,13 +208,16 @@ impl<T: Element> PeerResult<'_, T> {
     /// They do not lie within the result.
     pub fn write(&self, at: usize, from: &[T]) -> Result<(), CustomError> {
         if at.checked_add(from.len()).is_none_or(|end| end > self.elements) {
-            let (position, len, elements) = (self.position, from.len(), self.elements);
+            let position = self.position;
+            let len = from.len();
+            let elements = self.elements;
             return Err(CustomError::Range { position, at, len, elements });
         }
         (self.touch)();
         for (i, &x) in from.iter().enumerate() {
-            // SAFETY: the element lies within the result, as was just seen; ranks write shared results through
-            // this function alone and nobody reads them meanwhile, by the promise of `CustomCall::new`.
+            // SAFETY: the element lies within the result, as checked above; ranks write shared results
+            // through this function alone and nothing reads them meanwhile, by the promise of
+            // `CustomCall::new`.
             unsafe { x.store(self.ptr.add(at + i)) };
         }
         (self.touch)();
@@ -232,7 +237,7 @@ fn typed_result<T: Element>(
     Ok((result.ptr.cast(), result.shape.iter().product()))
 }
 
-/// The elements of an operand, where they lie if that is in row-major order.
+/// The elements of an operand: borrowed if they are stored in row-major order, otherwise copied.
 fn operand_elements<'a, T: Element>(
     view: &TensorView<'a>,
     position: usize,
@@ -241,24 +246,27 @@ fn operand_elements<'a, T: Element>(
     if !T::holds(found) {
         return Err(CustomError::Type { what: "operand", position, found, expected: T::NAME });
     }
-    let (shape, strides, ptr) = (view.shape(), view.strides(), view.as_ptr().cast::<T>());
+    let shape = view.shape();
+    let strides = view.strides();
+    let ptr = view.as_ptr().cast::<T>();
     let count = shape.iter().product();
     if count == 0 {
         return Ok(Cow::Borrowed(&[]));
     }
     if crate::kernels::is_dense(shape, strides) {
-        // SAFETY: the elements are one run, which nobody writes for `'a`, by the promise of `CustomCall::new`;
-        // any bytes are a valid element.
+        // SAFETY: the elements are contiguous, and nothing writes them for `'a`, by the promise of
+        // `CustomCall::new`; any bytes are a valid element.
         return Ok(Cow::Borrowed(unsafe { std::slice::from_raw_parts(ptr, count) }));
     }
     let mut out = Vec::with_capacity(count);
     for i in 0..count {
-        let (mut rest, mut at) = (i, 0);
+        let mut rest = i;
+        let mut at = 0;
         for (&n, &stride) in shape.iter().zip(strides).rev() {
             at += (rest % n) as isize * stride;
             rest /= n;
         }
-        // SAFETY: shape and strides reach the element, as whoever made the view promised.
+        // SAFETY: shape and strides reach the element, by the promise of the code that made the view.
         out.push(unsafe { ptr.offset(at).read() });
     }
     Ok(Cow::Owned(out))

@@ -13,14 +13,13 @@ mod sealed {
 pub trait Element: Copy + Send + Sync + sealed::Sealed + 'static {
     const NAME: &'static str;
 
-    /// Whether elements of this dtype are stored so.
+    /// Whether elements of this dtype are stored as this type.
     fn holds(dtype: DType) -> bool;
 
     /// Stores an element that other ranks may store to at the same time.
     ///
     /// # Safety
-    /// `to` is valid for writes and aligned, and whoever else touches it meanwhile does so through this
-    /// function.
+    /// `to` is valid for writes and aligned, and concurrent accesses from elsewhere go through this function.
     #[doc(hidden)]
     unsafe fn store(self, to: *mut Self);
 }

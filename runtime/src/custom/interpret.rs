@@ -1,7 +1,7 @@
-//! Kernels in the reference interpreter: the ranks of a cell run one after another, on tensors of their own.
+//! Kernels in the reference interpreter: the ranks of a cell run one after another, on separate tensors.
 //!
-//! That is a possible order of a real run, because nothing orders kernels of one op among each other. It says
-//! nothing about a kernel itself; it is what placement, barriers and the plan are compared with.
+//! This is a possible order of a real run, because nothing orders the kernels of one op among each other. The
+//! interpreter does not check a kernel itself; it is the reference for placement, barriers and the plan.
 
 use symmc_ir::{DType, Tensor, interp};
 
@@ -10,7 +10,7 @@ use super::registry::{CustomKernelRegistry, KernelEntry, invoke_kernel};
 use crate::kernels::{TensorView, contiguous_strides};
 
 impl CustomKernelRegistry {
-    /// The same kernels for the interpreter. Signatures are [`check`](Self::expect_kernels)'s to compare.
+    /// The same kernels for the interpreter. [`expect_kernels`](Self::expect_kernels) compares signatures.
     pub fn to_interpreter_registry(&self) -> interp::ReferenceKernelRegistry {
         let mut out = interp::ReferenceKernelRegistry::new();
         for (name, entry) in self.kernels() {
@@ -53,7 +53,7 @@ impl AlignedTensor {
     }
 }
 
-/// Runs a kernel on all ranks of a cell; the results of each.
+/// Runs a kernel on all ranks of a cell; returns the results of each rank.
 fn interpret_kernel(
     entry: &KernelEntry,
     call: &interp::CustomKernelCall<'_>,
@@ -71,7 +71,7 @@ fn interpret_kernel(
             .map(|p| rank_tensors(entry, p == number, &operands[p], call.results, &pointers[p]))
             .collect();
         let signature = &entry.signature;
-        // SAFETY: the sides are tensors of this function, which nothing else touches meanwhile.
+        // SAFETY: the tensors belong to this function, and nothing else touches them meanwhile.
         let mut on_rank =
             unsafe { CustomCall::new(call.name, call.ranks, number, signature, &sides, &|| ()) };
         invoke_kernel(entry, &mut on_rank).map_err(|e| format!("rank {}: {e}", call.ranks[number]))?;
@@ -79,7 +79,7 @@ fn interpret_kernel(
     results.iter().map(|of_rank| of_rank.iter().map(AlignedTensor::to_tensor).collect()).collect()
 }
 
-/// What a kernel sees of one rank.
+/// The tensors of one rank that a kernel may access.
 fn rank_tensors<'a>(
     entry: &KernelEntry,
     own: bool,
@@ -87,7 +87,8 @@ fn rank_tensors<'a>(
     results: &'a [(DType, Vec<usize>)],
     pointers: &[*mut u8],
 ) -> RankTensors<'a> {
-    let (reads, writes) = (entry.signature.peer_operands(), entry.signature.peer_results());
+    let reads = entry.signature.peer_operands();
+    let writes = entry.signature.peer_results();
     let view = |(i, x): (usize, &'a AlignedTensor)| {
         let ptr = x.words.as_ptr().cast();
         // SAFETY: the tensor is held for `'a`, dense, aligned, and never written.

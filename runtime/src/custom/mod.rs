@@ -1,15 +1,16 @@
-//! Kernels of custom ops: what an embedder registers, and what a kernel is called with.
+//! Kernels of custom ops: their registry and the arguments of their calls.
 //!
-//! A [`CustomKernelRegistry`] holds a [`KernelSignature`] and a kernel for each custom op by its name. The same kernel runs on
-//! host ranks, where operands and results lie as the plan says, and in the interpreter
-//! ([`CustomKernelRegistry::to_interpreter_registry`]), where every rank has tensors of its own.
+//! A [`CustomKernelRegistry`] holds a [`KernelSignature`] and a kernel for each custom op by its name. The
+//! same kernel runs on host ranks, where the plan places operands and results, and in the interpreter
+//! ([`CustomKernelRegistry::to_interpreter_registry`]), where every rank has separate tensors.
 //!
 //! An op that touches peers runs between two barriers: every peer has arrived before the kernel starts, and
-//! no peer goes on before all kernels have ended. Meanwhile a kernel may read the operands of peers and write
-//! the results of peers that its signature names, and nothing else; there is no barrier within a kernel.
+//! no peer continues before all kernels have ended. Meanwhile a kernel may read the operands of peers and
+//! write the results of peers that its signature names, and nothing else. There is no barrier within a
+//! kernel.
 //!
-//! A kernel that fails or panics ends the run on every rank. One that never returns does so too where ranks are
-//! processes, after the limit of the run.
+//! A kernel that fails or panics ends the run on every rank. If ranks are processes, a kernel that never
+//! returns does so too, after the timeout of the run.
 
 mod call;
 mod element;

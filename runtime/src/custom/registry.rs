@@ -1,4 +1,4 @@
-//! The kernels of custom ops by name, each with the signature that it is made for.
+//! The kernels of custom ops by name, each with its signature.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -34,8 +34,8 @@ impl CustomKernelRegistry {
         CustomKernelRegistry { entries: BTreeMap::new() }
     }
 
-    /// Registers the kernel of the custom op `name`, replacing an earlier one. The kernel writes the results, or
-    /// says why it cannot.
+    /// Registers the kernel of the custom op `name`, replacing an earlier one. The kernel writes the results,
+    /// or returns the reason why it cannot.
     pub fn register(
         &mut self,
         name: impl Into<String>,
@@ -46,12 +46,13 @@ impl CustomKernelRegistry {
         self
     }
 
-    /// Whether every op of a program has a kernel. Fails with the first that has none, or one of another signature.
+    /// Checks that every op of a program has a kernel. Fails with the first op without one, or with one of
+    /// another signature.
     pub fn expect_kernels(&self, graph: &Graph) -> Result<()> {
         graph.nodes.keys().try_for_each(|node| self.find_kernel(graph, node, None).map(|_| ()))
     }
 
-    /// The kernel of a node; `None` for a node that needs none. `rank` is this rank, if an error is to name it.
+    /// The kernel of a node; `None` for a node that needs none. Errors name the rank `rank`, if there is one.
     pub(crate) fn find_kernel(
         &self,
         graph: &Graph,
@@ -70,7 +71,8 @@ impl CustomKernelRegistry {
             },
             _ => Ok(None),
         };
-        let (node, op) = (graph.node_name(node).to_string(), op_display_name(graph, &data.op));
+        let node = graph.node_name(node).to_string();
+        let op = op_display_name(graph, &data.op);
         found.map_err(|why| RunError::CannotRun { rank, node, op, why })
     }
 
@@ -86,7 +88,7 @@ impl fmt::Debug for CustomKernelRegistry {
     }
 }
 
-/// An op for people, with the name of a custom or opaque one.
+/// The display name of an op, with the name of a custom or opaque one.
 pub(crate) fn op_display_name(graph: &Graph, op: &Op) -> String {
     let name = symmc_ir::text::op_name(op);
     match op {
@@ -96,7 +98,7 @@ pub(crate) fn op_display_name(graph: &Graph, op: &Op) -> String {
     }
 }
 
-/// Calls a kernel; its failure as a text, also if it panics.
+/// Calls a kernel. Returns its failure as text, also if it panics.
 pub(crate) fn invoke_kernel(entry: &KernelEntry, call: &mut CustomCall<'_>) -> Result<(), String> {
     match catch_unwind(AssertUnwindSafe(|| (entry.kernel)(call))) {
         Ok(result) => result.map_err(|e| e.to_string()),

@@ -1,8 +1,8 @@
-//! What a kernel of a custom op is made for.
+//! The signature that a kernel of a custom op is written for.
 
 use symmc_ir::{CustomId, DType, Graph, Node};
 
-/// What a kernel expects of the op that it is registered for.
+/// The properties that a kernel expects of the op that it is registered for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct KernelSignature {
     operands: Vec<DType>,
@@ -14,18 +14,22 @@ pub struct KernelSignature {
 impl KernelSignature {
     /// An op with operands and results of these dtypes that touches no peer.
     pub fn new(operands: &[DType], results: &[DType]) -> Self {
-        let (operands, results) = (operands.to_vec(), results.to_vec());
-        KernelSignature { operands, results, reads: Vec::new(), writes: Vec::new() }
+        KernelSignature {
+            operands: operands.to_vec(),
+            results: results.to_vec(),
+            reads: Vec::new(),
+            writes: Vec::new(),
+        }
     }
 
-    /// The same, and it reads the operands of peers at these positions: those that the program declares
+    /// Adds that the kernel reads the operands of peers at these positions: those that the program declares
     /// symmetric.
     pub fn reading_peers(mut self, operands: &[usize]) -> Self {
         self.reads = sorted_positions(operands);
         self
     }
 
-    /// The same, and it writes the results of peers at these positions: those that the program declares
+    /// Adds that the kernel writes the results of peers at these positions: those that the program declares
     /// symmetric.
     pub fn writing_peers(mut self, results: &[usize]) -> Self {
         self.writes = sorted_positions(results);
@@ -60,9 +64,11 @@ impl KernelSignature {
             Some(_) => sorted_positions(positions),
             None => Vec::new(),
         };
-        let touched = |what, expected: &[usize], found: Vec<usize>| match expected == found {
-            true => Ok(()),
-            false => Err(format!("{what}: expected positions {expected:?}, found {found:?}")),
+        let touched = |what, expected: &[usize], found: Vec<usize>| {
+            if expected == found {
+                return Ok(());
+            }
+            Err(format!("{what}: expected positions {expected:?}, found {found:?}"))
         };
         touched("operands that peers read", &self.reads, declared(&op.symmetric_operands))?;
         touched("results that peers write", &self.writes, declared(&op.symmetric_results))

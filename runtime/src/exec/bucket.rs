@@ -1,4 +1,4 @@
-//! One bucket of a plan on one rank: what does not depend on the bindings of a run.
+//! One bucket of a plan on one rank: everything that does not depend on the bindings of a run.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use symmc_plan::{
 use crate::custom::{CustomKernelRegistry, KernelEntry};
 use crate::error::{Result, RunError};
 
-/// Memory that a base value lies in, as a run addresses it.
+/// The memory of a base value, as a run addresses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum MemorySpace {
     Ordinary,
@@ -21,24 +21,25 @@ pub enum MemorySpace {
     Input(usize),
     /// The caller's memory of an output.
     Output(usize),
-    /// Memory that belongs to a dispatch while it runs. Where a dispatch is one kernel, what lies there has no memory.
+    /// Memory that belongs to a dispatch while it runs. If a dispatch is one kernel, values in this space
+    /// have no memory.
     Inner,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct BasePlacement {
     pub space: MemorySpace,
-    /// Where the buffer starts in its arena.
+    /// The start of the buffer in its arena.
     pub start: usize,
-    /// The bytes from there that the value may use; `None` for the caller's memory.
+    /// The bytes from `start` that the value may use; `None` for the caller's memory.
     pub capacity: Option<usize>,
-    /// Bytes behind `start`.
+    /// Bytes after `start`.
     pub offset: Dim,
     pub by_rank: Option<RankOffset>,
 }
 
 impl BasePlacement {
-    /// What a rank multiplies the stride with; 0 for a value that starts at the same place on all.
+    /// The factor of the stride for a rank; 0 for a value with the same start on all ranks.
     pub fn cell_number(&self, rank: u32) -> usize {
         let list = self.by_rank.as_ref().map(|b| &b.numbers);
         list.and_then(|numbers| numbers.get(rank as usize)).copied().unwrap_or(0)
@@ -49,14 +50,14 @@ impl BasePlacement {
 #[derive(Clone, Debug)]
 pub(super) struct RankOffset {
     pub stride: Dim,
-    /// The number of every rank of the run within its cell of the group that the place names.
+    /// The number of every rank of the run within its cell of the placement's group.
     pub numbers: Arc<[usize]>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct PreparedStep {
     pub node: NodeId,
-    /// The dispatch that it runs, which `node` begins.
+    /// The dispatch that the step runs; `node` is its first node.
     pub dispatch: Option<Dispatch>,
     pub lane: Lane,
     pub waits: Vec<usize>,
@@ -122,8 +123,8 @@ impl AlignedBytes {
 }
 
 impl PreparedBucket {
-    /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket names something that it does not have, or
-    /// holds an op that has no kernel here.
+    /// Bucket `bucket` of a checked plan on rank `rank`. Fails if the bucket refers to something that it does
+    /// not have, or contains an op that has no kernel here.
     pub fn new(plan: &ParsedPlan, bucket: usize, rank: u32, registry: &CustomKernelRegistry) -> Result<Self> {
         let index = bucket;
         let bucket =
@@ -168,7 +169,7 @@ impl PreparedBucket {
         self.steps.len()
     }
 
-    /// The input that an output writes into.
+    /// The outputs that write into inputs, each with its input.
     pub(super) fn mutated_inputs(&self) -> impl Iterator<Item = (usize, InputId)> {
         self.graph.outputs.iter().enumerate().filter_map(|(k, o)| match o.kind {
             OutputKind::Mutates(input) => Some((k, input)),
@@ -205,7 +206,7 @@ impl BucketContext<'_> {
             Some(placed) => self
                 .base_placement(placed)
                 .map(Some)
-                .map_err(|e| invalid_plan(format!("the place of %{}: {e}", graph.value_name(value)))),
+                .map_err(|e| invalid_plan(format!("the placement of %{}: {e}", graph.value_name(value)))),
             None => Ok(self.program.is_dispatch_internal(value).then(|| inner.clone())),
         };
         placed.iter().map(place).collect()
@@ -267,14 +268,21 @@ impl BucketContext<'_> {
             for node in run.nodes() {
                 self.expect_variant(&graph.nodes[node].op, graph.node_name(node))?;
             }
-            let (lane, waits, exit, blocks) = (step.lane, step.waits.clone(), step.exit, step.blocks);
             let StepNodes { first: node, dispatch } = *run;
-            out.push(PreparedStep { node, dispatch, lane, waits, exit, blocks, custom });
+            out.push(PreparedStep {
+                node,
+                dispatch,
+                lane: step.lane,
+                waits: step.waits.clone(),
+                exit: step.exit,
+                blocks: step.blocks,
+                custom,
+            });
         }
         Ok(out)
     }
 
-    /// Refuses a collective that names no variant.
+    /// Refuses a collective without a variant that runs it.
     fn expect_variant(&self, op: &Op, node: &str) -> Result<()> {
         match op.as_collective() {
             Some(c) if c.variant.and_then(|v| v.contract(&c.kind)).is_none() => {
@@ -297,7 +305,7 @@ impl BucketContext<'_> {
     }
 }
 
-/// Checks that `size` bytes from `offset` lie within an arena; gives the size.
+/// Checks that `size` bytes from `offset` lie within an arena; returns the size.
 fn check_within_arena(offset: u64, size: u64, arena: u64) -> Result<usize, String> {
     match offset.checked_add(size) {
         Some(end) if end <= arena => Ok(size as usize),

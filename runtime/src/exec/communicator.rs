@@ -1,4 +1,4 @@
-//! The seam between the walk of steps and what moves data between ranks.
+//! The interface between the walk of steps and the backend that moves data between ranks.
 
 use crate::call::{CollectiveCall, PeerCall, PeerMemory};
 use crate::error::{Result, RunError};
@@ -9,19 +9,20 @@ pub trait Communicator: Sync {
         let _ = step;
     }
 
-    /// Runs one collective to its completion on this rank. Fails if a peer failed, hung or left, or the call does not
-    /// fit the communicator.
+    /// Runs one collective to its completion on this rank. Fails if a peer failed, hung or left, or the
+    /// communicator cannot serve the call.
     ///
     /// # Safety
-    /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
+    /// `Private` regions point to memory of this rank as large as the call says. Nothing else touches the
     /// call's memory in ways that the contract of its variant does not order.
     unsafe fn run_collective(&self, call: &CollectiveCall<'_>) -> Result<()>;
 
-    /// Runs `kernel`, that of a custom op, between an entry and an exit barrier of its cell. Fails as
-    /// [`collective`](Self::run_collective), with the error of the kernel, or if this communicator cannot.
+    /// Runs `kernel`, which is that of a custom op, between an entry and an exit barrier of its cell. Fails
+    /// as [`run_collective`](Self::run_collective), with the error of the kernel, or if this communicator
+    /// does not support it.
     ///
     /// # Safety
-    /// Nobody touches what the kernel touches in ways that the two barriers do not order.
+    /// Nothing touches the memory that the kernel touches in ways that the two barriers do not order.
     unsafe fn run_custom(
         &self,
         call: &PeerCall<'_>,
@@ -29,11 +30,13 @@ pub trait Communicator: Sync {
     ) -> Result<()> {
         let _ = kernel;
         let PeerCall { name, op, .. } = call;
-        Err(RunError::Invalid(format!("%{name} ({op}): it touches peers, which this backend cannot")))
+        Err(RunError::Invalid(format!(
+            "%{name} ({op}): it accesses peers, which this backend does not support"
+        )))
     }
 
-    /// Tells the peers, and another thread of this rank that is inside
-    /// [`collective`](Self::run_collective), that this rank ends with `error`.
+    /// Notifies the peers that this rank ends with `error`, and also another thread of this rank that is
+    /// inside [`run_collective`](Self::run_collective).
     fn abort(&self, error: &RunError) {
         let _ = error;
     }

@@ -1,4 +1,4 @@
-//! How steps are walked, and what a run reports.
+//! Configuration of the walk of steps, and the report of a run.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ExecConfig {
@@ -11,7 +11,7 @@ pub enum Lanes {
     /// The caller's thread runs all steps in the order of the plan.
     #[default]
     Inline,
-    /// One thread for each lane; only lanes and waits order the steps, as far as the plan allows.
+    /// One thread for each lane; the steps are ordered by lanes and waits only, as far as the plan allows.
     Threads,
 }
 
@@ -26,6 +26,6 @@ pub enum Timing {
 pub struct RunReport {
     /// The index of the bucket that served the run.
     pub bucket: usize,
-    /// Nanoseconds of each step, waits for other lanes not included, if they were measured.
+    /// Nanoseconds of each step, without waits for other lanes, if they were measured.
     pub step_ns: Option<Vec<u64>>,
 }

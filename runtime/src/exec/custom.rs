@@ -1,4 +1,5 @@
-//! Custom ops of a run: the kernel of one, with its operands and results on this rank and what it may touch on peers.
+//! Custom ops of a run: calls the kernel with its operands and results on this rank, and the memory of peers
+//! that it may access.
 
 use super::resolved::{LocatedTensor, PeerRegion, ResolvedPeers};
 use super::step::StepRun;
@@ -17,15 +18,15 @@ pub(super) struct CustomStep<'a> {
 }
 
 impl<'a> CustomStep<'a> {
-    /// Runs the kernel, between the barriers of its contract if it touches peers.
+    /// Runs the kernel. If it touches peers, the barriers of its contract surround it.
     ///
     /// # Safety
-    /// The operands and results were resolved against memory that is there, and the plan orders the step.
+    /// The operands and results were resolved against memory that exists, and the plan orders the step.
     pub unsafe fn run(&self, step: &StepRun<'_>) -> Result<()> {
         let Some(peers) = self.peers else {
             let sides = [self.own_tensors(step)];
             let cell = [step.rank];
-            // SAFETY: by the caller; one rank alone.
+            // SAFETY: by the caller; the cell has one rank.
             let mut call =
                 unsafe { CustomCall::new(self.name, &cell, 0, &self.kernel.signature, &sides, &|| ()) };
             return invoke_kernel(self.kernel, &mut call).map_err(|e| step.step_error(e));
@@ -39,11 +40,12 @@ impl<'a> CustomStep<'a> {
         };
         let mut kernel = |memory: &dyn PeerMemory| {
             let number = peers.number;
-            let side = |p| {
+            let tensors = |p| {
                 if p == number { Ok(self.own_tensors(step)) } else { self.peer_tensors(peers, p, memory) }
             };
-            let sides = (0..peers.cell.len()).map(side).collect::<Result<Vec<_>>>()?;
-            let (signature, touch) = (&self.kernel.signature, || memory.on_peer_access());
+            let sides = (0..peers.cell.len()).map(tensors).collect::<Result<Vec<_>>>()?;
+            let signature = &self.kernel.signature;
+            let touch = || memory.on_peer_access();
             // SAFETY: by the caller; the barriers around the kernel order it with those of the peers.
             let mut call =
                 unsafe { CustomCall::new(self.name, &peers.cell, number, signature, &sides, &touch) };
@@ -63,7 +65,7 @@ impl<'a> CustomStep<'a> {
         }
     }
 
-    /// What the kernel may touch on the rank of number `p`.
+    /// The tensors that the kernel may touch on rank number `p`.
     fn peer_tensors(
         &self,
         peers: &ResolvedPeers,
@@ -73,8 +75,8 @@ impl<'a> CustomStep<'a> {
         let view = |(x, region): (&'a LocatedTensor, &Option<PeerRegion>)| {
             let Some(region) = region else { return Ok(None) };
             let ptr = region.peer_address(memory, &peers.cell, p)?;
-            // SAFETY: the view lies within its base on every rank alike, and the base in the arena of the peer;
-            // the contract of the op lets this rank read it.
+            // SAFETY: the view lies within its base at the same offset on every rank, and the base in the
+            // arena of the peer; the contract of the op lets this rank read it.
             Ok(Some(unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, ptr) }))
         };
         let written = |(y, region): (&'a LocatedTensor, &Option<PeerRegion>)| {

@@ -1,4 +1,4 @@
-//! A plan on one rank, ready to be bound to sizes: which bucket serves, and what was resolved for it.
+//! A plan on one rank, ready to be bound to sizes: selects the bucket, and caches the resolved programs.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::custom::CustomKernelRegistry;
 use crate::error::{Result, RunError};
 use crate::kernels::ScratchNeeds;
 
-/// How many bindings an executor keeps resolved.
+/// The number of bindings that an executor keeps resolved.
 const KEPT: usize = 64;
 
 /// A plan on one rank, ready to be bound to sizes.
@@ -23,7 +23,7 @@ pub struct Executor {
     rank: u32,
     registry: CustomKernelRegistry,
     config: ExecConfig,
-    /// What the sizes of a run must satisfy for the imported program to stay within its axes.
+    /// The conditions on the sizes of a run under which the imported program stays within its axes.
     bounds: BoundsChecks,
     programs: Vec<Option<PreparedBucket>>,
     /// Resolved bindings, oldest first.
@@ -43,14 +43,15 @@ impl Executor {
         }
         let programs = plan.buckets.iter().map(|_| None).collect();
         let bounds = BoundsChecks::derive(plan.source_program());
-        let (plan, registry) = (plan.clone(), registry.clone());
+        let plan = plan.clone();
+        let registry = registry.clone();
         Ok(Executor { plan, rank, registry, config, bounds, programs, bound: Vec::new() })
     }
 
-    /// Every bucket that can run, with its symbols at their upper ends where it serves these.
+    /// Every bucket that can run, resolved with its symbols at their upper ends if the bucket covers these.
     pub fn largest_buckets(&mut self) -> Vec<(&PreparedBucket, Option<ResolvedProgram>)> {
         for bucket in 0..self.programs.len() {
-            // One that cannot run is refused when it is to.
+            // A bucket that cannot run is refused when it is selected for a run.
             let _ = self.prepared_bucket(bucket);
         }
         let at_most = |program: &PreparedBucket| {
@@ -62,9 +63,11 @@ impl Executor {
         self.programs.iter().flatten().map(|program| (program, at_most(program))).collect()
     }
 
-    /// What kernels of the host need beside operands and results in each lane, at the largest sizes.
+    /// The scratch memory of host kernels in each lane, in addition to operands and results, at the largest
+    /// sizes.
     pub fn scratch_needs(&mut self) -> [ScratchNeeds; 2] {
-        let (lanes, mut needs) = (self.config.lanes, <[ScratchNeeds; 2]>::default());
+        let lanes = self.config.lanes;
+        let mut needs = <[ScratchNeeds; 2]>::default();
         for bound in self.largest_buckets().into_iter().filter_map(|(_, bound)| bound) {
             bound.add_scratch_needs(lanes, &mut needs);
         }
@@ -80,7 +83,7 @@ impl Executor {
         self.plan.source_program()
     }
 
-    /// The values of the symbols in words: `n=4, m=7`.
+    /// The values of the symbols as text: `n=4, m=7`.
     pub fn describe_sizes(&self, bindings: &SymbolBindings) -> String {
         let text = |(name, value): (&String, &i64)| format!("{name}={value}");
         self.symbol_values(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
@@ -99,9 +102,9 @@ impl Executor {
         named.collect()
     }
 
-    /// Everything resolved for these values of the imported program's symbols. Fails if no bucket serves them, the
-    /// imported program reads outside of an axis, the bucket cannot run (it holds an op without a kernel), or its
-    /// memory does not hold its values.
+    /// The program, resolved for these values of the imported program's symbols. Fails if no bucket covers
+    /// them, the imported program reads outside of an axis, the bucket cannot run (it contains an op without
+    /// a kernel), or a value does not fit its memory.
     pub fn resolve_bindings(&mut self, bindings: &SymbolBindings) -> Result<Arc<ResolvedProgram>> {
         if let Some((_, bound)) = self.bound.iter().find(|(known, _)| known == bindings) {
             return Ok(bound.clone());
@@ -118,7 +121,7 @@ impl Executor {
     }
 }
 
-/// The bucket whose ranges hold these values.
+/// The bucket whose ranges contain these values.
 fn select_bucket(plan: &Plan, named: &IndexMap<String, i64>) -> Result<usize> {
     plan.find_bucket(named).map_err(|e| RunError::Invalid(e.to_string()))
 }

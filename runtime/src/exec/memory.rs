@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::{Result, RunError};
 
-/// Bytes somewhere; empty when the pointer is null.
+/// Bytes at an address; empty when the pointer is null.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ByteSpan {
     pub ptr: *mut u8,
@@ -25,14 +25,14 @@ impl ByteSpan {
     }
 }
 
-/// Data that a session copies to its device in pieces, without having all of them in memory of the host. They are read, not
-/// mapped: if another process shortens or writes the file, reading is an error, where touching a mapping would end the process
-/// with SIGBUS.
+/// Data that a session copies to its device in pieces, without holding all of it in host memory. The data is
+/// read, not mapped: if another process shortens or writes the file, reading fails, where touching a mapping
+/// would end the process with SIGBUS.
 pub trait InputSource: fmt::Debug + Send + Sync {
     fn size(&self) -> usize;
 
-    /// Copies the bytes from `at` on, as many as `into` takes. Fails if they cannot be read, or are not what they were
-    /// when the run was prepared.
+    /// Copies the bytes from `at` on, as many as `into` holds. Fails if they cannot be read, or have changed
+    /// since the run was prepared.
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()>;
 }
 
@@ -50,13 +50,14 @@ impl InputData<'_> {
         }
     }
 
-    /// Copies the bytes from `at` on, as many as `into` takes. Fails if there are fewer, or as [`InputSource::read`].
+    /// Copies the bytes from `at` on, as many as `into` holds. Fails if there are fewer, or as
+    /// [`InputSource::read`].
     pub fn read(self, at: usize, into: &mut [u8]) -> Result<()> {
         match self {
             InputData::Memory(bytes) => {
                 let end = at.checked_add(into.len());
                 let found = end.and_then(|end| bytes.get(at..end));
-                let outside = || RunError::system("reading an input", "it is shorter than its type says");
+                let outside = || RunError::system("reading an input", "it is shorter than its type requires");
                 into.copy_from_slice(found.ok_or_else(outside)?);
                 Ok(())
             }
@@ -71,7 +72,7 @@ pub struct RankMemory {
     pub ordinary: ByteSpan,
     /// This rank's symmetric arena as this rank maps it, aligned to 64 bytes.
     pub symmetric: ByteSpan,
-    /// The data of each input, aligned to its dtype; it is only read, but for an input that an output
+    /// The data of each input, aligned to its dtype. It is only read, except for an input that an output
     /// mutates. An input without memory is a constant of the program, or one that the plan holds in fixed
     /// memory and whose caller wrote it there.
     pub inputs: Vec<ByteSpan>,

@@ -1,18 +1,19 @@
 //! Executes the steps of a checked plan on one rank.
 //!
-//! An [`Executor`] holds a plan for one rank. [`Executor::resolve_bindings`] picks the bucket that serves the bindings, and resolves
-//! every operand to a place in memory and every extent to a number ([`ResolvedProgram`], once for each binding). A session walks the
-//! steps of that: kernels run here, collectives go to a [`Communicator`].
+//! An [`Executor`] holds a plan for one rank. [`Executor::resolve_bindings`] picks the bucket that covers the
+//! bindings, and resolves every operand to a place in memory and every extent to a number
+//! ([`ResolvedProgram`], once for each binding). A session walks the steps of the resolved program: kernels
+//! run here, collectives go to a [`Communicator`].
 //!
 //! ```text
-//! Plan ──► PreparedBucket (one bucket: graph, layouts, places) ──bind──► Bound (numbers) ──► run (addresses)
+//! Plan ──► PreparedBucket (graph, layouts, placements) ──bind──► ResolvedProgram (numbers) ──► run (addresses)
 //! ```
 //!
-//! The plan has been checked; what memory safety needs is checked again where it is cheap: every view lies
-//! within its base, every base within its buffer, every buffer within its arena, and the caller's memory is
-//! as large as the program says.
+//! The plan has been checked. The conditions of memory safety are checked again where it is cheap: every view
+//! lies within its base, every base within its buffer, every buffer within its arena, and the caller's memory
+//! is as large as the program requires.
 //!
-//! Not here: how ranks reach each other, processes, and the choice of a plan.
+//! Deliberately absent: communication between ranks, processes, and the choice of a plan.
 
 mod bucket;
 mod communicator;

@@ -1,9 +1,10 @@
 //! A resolved program that shares its session with other programs.
 //!
-//! Its parts of the symmetric arena and its groups have other places and numbers than in its plan, the same on all ranks. A barrier of
-//! all ranks precedes its steps: whatever program ran before has ended on every rank before a step of this one begins, so that
-//! accesses of different programs are ordered whatever their plans are. Runs of one program after each other are ordered as the plan
-//! says. The barrier is part of every run, because recordings of callers are replayed in an order that nobody knows.
+//! Its parts of the symmetric arena and its groups have other offsets and numbers than in its plan, the same
+//! on all ranks. A barrier of all ranks precedes its steps: the program that ran before has ended on every
+//! rank before a step of this one begins. Accesses of different programs are therefore ordered whatever their
+//! plans are. Consecutive runs of one program are ordered as the plan says. The barrier is part of every run,
+//! because callers may replay recordings in any order.
 
 use symmc_ir::{CollectiveKind, CollectiveVariant, DType};
 use symmc_plan::{ExitBarrier, Lane};
@@ -15,24 +16,25 @@ use super::resolved::{
     StepWork,
 };
 
-/// Where a program of a session lies, and what its groups are called there.
+/// The placement of a program in a session, and the numbers of its groups there.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ProgramPlacement {
     /// The number of the program in the session.
     pub program: usize,
-    /// The parts of the symmetric arena that lie elsewhere than in the plan. Together they are all of it.
+    /// The parts of the symmetric arena whose offsets differ from the plan. Together they are the whole
+    /// arena.
     pub relocations: Vec<RelocatedRange>,
     /// The bytes of the symmetric arena of the session.
     pub symmetric_bytes: usize,
     pub ranks: u32,
     /// For each group of the plan its number in the session.
     pub groups: Vec<usize>,
-    /// The group of all ranks that meets before each run, if the session has other programs.
+    /// The group of all ranks for the barrier before each run, if the session has other programs.
     pub barrier: Option<usize>,
 }
 
 impl ProgramPlacement {
-    /// Where a byte of the symmetric arena of the plan lies.
+    /// The offset in the session of a byte of the plan's symmetric arena.
     pub fn session_offset(&self, offset: usize) -> usize {
         relocate_offset(&self.relocations, offset)
     }
@@ -82,17 +84,18 @@ impl ProgramPlacement {
 }
 
 impl ResolvedProgram {
-    /// The same where a session has it.
+    /// This program with the placement that it has in a session.
     pub fn with_placement(&self, placement: &ProgramPlacement) -> ResolvedProgram {
         let mut bound = self.with_relocations(&placement.relocations);
-        (bound.program, bound.symmetric_bytes) = (placement.program, placement.symmetric_bytes);
+        bound.program = placement.program;
+        bound.symmetric_bytes = placement.symmetric_bytes;
         bound.steps.iter_mut().for_each(|step| placement.renumber_groups(&mut step.work));
         let Some(group) = placement.barrier else { return bound };
         for step in &mut bound.steps {
             step.index += 1;
             step.waits.iter_mut().for_each(|earlier| *earlier += 1);
         }
-        // Steps of the barrier's lane follow it; of the other lane, those after the first follow that one.
+        // Steps of the barrier's lane follow the barrier. In the other lane the first step waits for it.
         let lane = bound.steps.first().map_or(Lane::Compute, |step| step.lane);
         if let Some(first) = bound.steps.iter_mut().find(|step| step.lane != lane) {
             first.waits.push(0);

@@ -1,8 +1,8 @@
-//! A resolved program whose inputs lie elsewhere in the symmetric arena than the plan says.
+//! A resolved program whose inputs have other offsets in the symmetric arena than in the plan.
 //!
-//! Fixed memory of the plan holds one input and nothing else, in all buckets. Where all ranks take other bytes of their
-//! arenas for it, which nothing else uses and which have the same offset on every rank, what was proved of the plan
-//! holds as before: every access to these bytes has another name, the same on all ranks.
+//! Fixed memory of the plan holds one input and nothing else, in all buckets. All ranks may use other bytes
+//! of their arenas for it if nothing else uses these bytes and they have the same offset on every rank. The
+//! proof of the plan then still holds: it applies with these bytes renamed, in the same way on all ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,26 +13,26 @@ use super::resolved::{
     ResolvedMember, ResolvedPeers, ResolvedProgram, ResolvedRegion, StepWork,
 };
 
-/// Fixed memory that lies elsewhere, in bytes from the start of the symmetric arena.
+/// Fixed memory with another offset, in bytes from the start of the symmetric arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RelocatedRange {
-    /// Where the plan has it.
+    /// Its range in the plan.
     pub from: Range<usize>,
-    /// Where it starts instead.
+    /// Its start instead of that.
     pub to: usize,
 }
 
-/// Where a byte of the symmetric arena lies, of which these parts lie elsewhere.
+/// The offset of a byte of the symmetric arena after these parts were moved.
 pub(super) fn relocate_offset(moves: &[RelocatedRange], offset: usize) -> usize {
     let moved = moves.iter().find(|moved| moved.from.contains(&offset));
     moved.map_or(offset, |moved| moved.to + (offset - moved.from.start))
 }
 
-/// All that lies elsewhere.
+/// All moved parts.
 struct Relocations<'a>(&'a [RelocatedRange]);
 
 impl ResolvedProgram {
-    /// The same with some of the fixed memory elsewhere.
+    /// This program with some of the fixed memory moved.
     pub fn with_relocations(&self, moves: &[RelocatedRange]) -> ResolvedProgram {
         let moves = Relocations(moves);
         ResolvedProgram {
@@ -50,7 +50,7 @@ impl ResolvedProgram {
 }
 
 impl Relocations<'_> {
-    /// Where a byte of the symmetric arena lies.
+    /// The offset of a byte of the symmetric arena after the move.
     fn relocated_offset(&self, offset: usize) -> usize {
         relocate_offset(self.0, offset)
     }
@@ -89,8 +89,14 @@ impl Relocations<'_> {
 
     fn relocate_step(&self, step: &ExecutableStep) -> ExecutableStep {
         let ExecutableStep { index, lane, waits, node, op_name, work } = step;
-        let (waits, node, op_name) = (waits.clone(), node.clone(), op_name.clone());
-        ExecutableStep { index: *index, lane: *lane, waits, node, op_name, work: self.relocate_work(work) }
+        ExecutableStep {
+            index: *index,
+            lane: *lane,
+            waits: waits.clone(),
+            node: node.clone(),
+            op_name: op_name.clone(),
+            work: self.relocate_work(work),
+        }
     }
 
     fn relocate_work(&self, work: &StepWork) -> StepWork {

@@ -1,7 +1,7 @@
 //! Resolves a program for one binding of its symbols.
 //!
-//! Resolving checks what memory safety rests on: every view lies within its base, every base within the
-//! memory that its place names, every collective's operand and result is one dense run.
+//! Resolving checks the conditions of memory safety: every view lies within its base, every base within the
+//! memory of its placement, every collective's operand and result is one dense run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -27,14 +27,14 @@ use crate::kernels::is_dense;
 const INNER_ALIGN: usize = 64;
 
 impl PreparedBucket {
-    /// Resolves the program for these values of its symbols, by name. Fails if a symbol has no value in the bucket's
-    /// range, or a value does not fit its memory.
+    /// Resolves the program for these values of its symbols, by name. Fails if a symbol has no value in the
+    /// bucket's range, or a value does not fit its memory.
     pub fn resolve_bindings(&self, symbols: &IndexMap<String, i64>) -> Result<ResolvedProgram> {
         self.resolve_for_purpose(symbols, ResolvePurpose::Run)
     }
 
-    /// Resolves the program to find its needs at these sizes, also at sizes at which it cannot run: a view that
-    /// reaches beyond its base starts at the start of the base. The result must not run.
+    /// Resolves the program to find its needs at these sizes, also at sizes at which it cannot run: a view
+    /// that reaches beyond its base is moved to the start of the base. The result must not run.
     pub fn resolve_for_size(&self, symbols: &IndexMap<String, i64>) -> Result<ResolvedProgram> {
         self.resolve_for_purpose(symbols, ResolvePurpose::Size)
     }
@@ -48,8 +48,11 @@ impl PreparedBucket {
         for (id, symbol) in self.graph.symbols.iter() {
             let value = symbols.get(&symbol.name).copied();
             let value = value.filter(|v| (symbol.min..=symbol.max).contains(v)).ok_or_else(|| {
-                let (name, min, max) = (&symbol.name, symbol.min, symbol.max);
-                RunError::Invalid(format!("symbol {name}: expected {min} to {max}, found {value:?}"))
+                let name = &symbol.name;
+                let min = symbol.min;
+                let max = symbol.max;
+                let found = value.map_or_else(|| "no value".to_string(), |value| value.to_string());
+                RunError::Invalid(format!("symbol {name}: expected {min} to {max}, found {found}"))
             })?;
             bindings.set(id, value);
         }
@@ -88,7 +91,7 @@ struct ProgramResolver<'a> {
     graph: &'a Graph,
     bindings: SymbolBindings,
     purpose: ResolvePurpose,
-    /// Where the inner values of each dispatch start.
+    /// The start of each inner value within its dispatch's memory.
     inner_offsets: HashMap<ValueId, usize>,
 }
 
@@ -97,7 +100,7 @@ impl ProgramResolver<'_> {
         RunError::Defect(format!("the plan cannot run: %{}: {message}", self.graph.value_name(value)))
     }
 
-    /// Places the inner values of each dispatch one behind the other.
+    /// Places the inner values of each dispatch one after another.
     fn place_inner_values(&mut self) -> Result<()> {
         let inner =
             |v: ValueId| self.program.placements[v].as_ref().is_some_and(|p| p.space == MemorySpace::Inner);
@@ -138,11 +141,11 @@ impl ProgramResolver<'_> {
             .ok_or_else(|| self.invalid_value(value, "its size overflows"))
     }
 
-    /// The place of a base, with its offset behind the start of its memory space (without the part that depends on
-    /// the rank) and that part.
+    /// The placement of a base, its offset from the start of its memory space without the part that depends
+    /// on the rank, and this part's stride.
     fn locate_base(&self, base: ValueId) -> Result<(&BasePlacement, usize, usize)> {
         let place = self.program.placements[base].as_ref();
-        let place = place.ok_or_else(|| self.invalid_value(base, "it has no place"))?;
+        let place = place.ok_or_else(|| self.invalid_value(base, "it has no placement"))?;
         if place.space == MemorySpace::Inner {
             return Ok((place, self.inner_offsets.get(&base).copied().unwrap_or(0), 0));
         }
@@ -156,7 +159,8 @@ impl ProgramResolver<'_> {
         let inner = by_rank.checked_mul(number).and_then(|r| r.checked_add(offset));
         let end = inner.and_then(|i| i.checked_add(bytes));
         let overflow = || self.invalid_value(base, "its offset overflows");
-        let (inner, end) = (inner.ok_or_else(overflow)?, end.ok_or_else(overflow)?);
+        let inner = inner.ok_or_else(overflow)?;
+        let end = end.ok_or_else(overflow)?;
         let room = match (place.capacity, place.space) {
             (Some(room), _) => room,
             (None, MemorySpace::Output(k)) => self.contiguous_bytes(self.graph.outputs[k].value)?,
@@ -178,7 +182,7 @@ impl ProgramResolver<'_> {
         Ok((place, place.start + offset, by_rank))
     }
 
-    /// Where a value lies; it lies within its base.
+    /// The location of a value; fails if the value does not lie within its base.
     fn locate_value(&self, value: ValueId) -> Result<LocatedTensor> {
         let layout = &self.program.layouts[value];
         let (place, offset, by_rank) = self.locate_base(layout.base)?;
@@ -214,7 +218,7 @@ impl ProgramResolver<'_> {
         values.iter().map(|&v| self.locate_value(v)).collect()
     }
 
-    /// Where this rank's piece of a value along an axis lies.
+    /// The location of this rank's piece of a value along an axis.
     fn locate_shard(&self, value: ValueId, axis: usize, group: GroupId) -> Result<LocatedTensor> {
         let mut piece = self.locate_value(value)?;
         let outside = || self.invalid_value(value, "this rank has no piece of it");
@@ -234,7 +238,8 @@ impl ProgramResolver<'_> {
     fn resolve_step(&self, index: usize, step: &PreparedStep) -> Result<ExecutableStep> {
         let node = &self.graph.nodes[step.node];
         let name = self.graph.node_name(step.node).to_string();
-        let (lane, waits) = (step.lane, step.waits.clone());
+        let lane = step.lane;
+        let waits = step.waits.clone();
         if let Some(dispatch) = step.dispatch {
             let work = StepWork::Dispatch(self.resolve_dispatch(step, dispatch)?);
             let op_name = format!("dispatch {}", dispatch.form);
@@ -279,7 +284,8 @@ impl ProgramResolver<'_> {
 
     fn resolve_dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<ResolvedDispatch> {
         let view = |node: &Node| node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
-        let (mut members, mut inner) = (Vec::new(), 0);
+        let mut members = Vec::new();
+        let mut inner = 0;
         for id in dispatch.nodes() {
             let node = &self.graph.nodes[id];
             for v in &node.outputs {
@@ -288,9 +294,11 @@ impl ProgramResolver<'_> {
                 }
             }
             if !view(node) {
-                let (name, op_name) =
-                    (self.graph.node_name(id).to_string(), op_display_name(self.graph, &node.op));
-                members.push(ResolvedMember { node: name, op_name, work: self.resolve_work(step, id)? });
+                members.push(ResolvedMember {
+                    node: self.graph.node_name(id).to_string(),
+                    op_name: op_display_name(self.graph, &node.op),
+                    work: self.resolve_work(step, id)?,
+                });
             }
         }
         Ok(ResolvedDispatch { form: dispatch.form, members, inner_bytes: inner })
@@ -313,7 +321,8 @@ impl ProgramResolver<'_> {
         c: &Collective,
     ) -> Result<ResolvedCollective> {
         let node = &self.graph.nodes[id];
-        let (x, y) = (node.inputs[0], node.outputs[0]);
+        let x = node.inputs[0];
+        let y = node.outputs[0];
         let missing = || self.invalid_value(y, "it names no variant that runs it");
         let variant = c.variant.ok_or_else(missing)?;
         let contract = variant.contract(&c.kind).ok_or_else(missing)?;
@@ -349,21 +358,19 @@ impl ProgramResolver<'_> {
         })
     }
 
-    /// The region of an operand or result of a collective, which peers touch or not.
+    /// The region of a collective's operand or result. `peers` says whether peers access it.
     fn resolve_region(&self, value: ValueId, peers: bool) -> Result<ResolvedRegion> {
         let at = self.locate_value(value)?;
         if !is_dense(&at.shape, &at.strides) {
             return Err(self.invalid_value(value, "a collective needs its elements in one dense run"));
         }
         if peers && at.space != MemorySpace::Symmetric {
-            return Err(
-                self.invalid_value(value, "peers touch it, but it does not lie in the symmetric arena")
-            );
+            return Err(self.invalid_value(value, "peers access it, but it is not in the symmetric arena"));
         }
         Ok(ResolvedRegion { space: at.space, offset: at.offset, by_rank: self.offsets_by_rank(value, &at)? })
     }
 
-    /// Where a value that lies by rank starts on every rank of the run.
+    /// The start of a value on every rank of the run; `None` if it is the same on all.
     fn offsets_by_rank(&self, value: ValueId, at: &LocatedTensor) -> Result<Option<Arc<[usize]>>> {
         let (place, _, stride) = self.locate_base(self.program.layouts[value].base)?;
         let Some(by_rank) = &place.by_rank else { return Ok(None) };
@@ -382,15 +389,15 @@ impl ProgramResolver<'_> {
             }
         }
         for (index, input) in self.graph.inputs.values().enumerate() {
-            let (name, dtype) =
-                (self.graph.value_name(input.value).to_string(), self.graph.ty(input.value).dtype);
+            let name = self.graph.value_name(input.value).to_string();
+            let dtype = self.graph.ty(input.value).dtype;
             let bytes = self.contiguous_bytes(input.value)?;
-            // Steps write one that an output replaces in place.
+            // Steps write an input that an output replaces in place.
             if matches!(&self.program.placements[input.value], Some(p) if matches!(p.space, MemorySpace::Output(_)))
             {
                 direct[index] = true;
             }
-            // An input that nothing uses may have no place.
+            // An input that nothing uses may have no placement.
             let fixed = match &self.program.placements[input.value] {
                 None => None,
                 Some(_) => {
@@ -416,10 +423,11 @@ impl ProgramResolver<'_> {
                 if at.space != MemorySpace::Output(index) {
                     return Err(self.invalid_value(
                         output.value,
-                        format!("it is output {index}, but does not lie there"),
+                        format!("it is output {index}, but its memory is not that of the output"),
                     ));
                 }
-                let (name, dtype) = (self.graph.value_name(output.value).to_string(), at.dtype);
+                let name = self.graph.value_name(output.value).to_string();
+                let dtype = at.dtype;
                 let in_place = mutates.is_some_and(|i| {
                     let place = &self.program.placements[self.graph.inputs[InputId::new(i)].value];
                     place.as_ref().is_some_and(|p| p.space == MemorySpace::Output(index))
@@ -437,7 +445,8 @@ impl ProgramResolver<'_> {
 
     /// The peers of a custom op; `None` for an op without a group.
     fn resolve_peers(&self, id: NodeId, custom: CustomId) -> Result<Option<ResolvedPeers>> {
-        let (node, op) = (&self.graph.nodes[id], &self.graph.customs[custom]);
+        let node = &self.graph.nodes[id];
+        let op = &self.graph.customs[custom];
         let Some(group) = op.group else { return Ok(None) };
         let cells = self.graph.cells(group).unwrap_or_default();
         let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();
@@ -456,13 +465,12 @@ impl ProgramResolver<'_> {
     fn resolve_peer_region(&self, value: ValueId) -> Result<PeerRegion> {
         let at = self.locate_value(value)?;
         if at.space != MemorySpace::Symmetric {
-            return Err(
-                self.invalid_value(value, "peers touch it, but it does not lie in the symmetric arena")
-            );
+            return Err(self.invalid_value(value, "peers access it, but it is not in the symmetric arena"));
         }
         let base = self.program.layouts[value].base;
         let own = self.locate_value(base)?;
-        let (first, bytes) = (at.offset - own.offset, self.contiguous_bytes(base)?);
+        let first = at.offset - own.offset;
+        let bytes = self.contiguous_bytes(base)?;
         Ok(PeerRegion {
             offset: own.offset,
             by_rank: self.offsets_by_rank(base, &own)?,

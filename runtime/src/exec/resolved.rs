@@ -1,5 +1,5 @@
-//! A program under one binding of its symbols: every extent, stride and offset a number. Only the start addresses of the
-//! arenas and of the caller's memory are left for the run.
+//! A program under one binding of its symbols: every extent, stride and offset is a number. Only the start
+//! addresses of the arenas and of the caller's memory are left for the run.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl ResolvedProgram {
         self.rank
     }
 
-    /// The data of a constant input, which the program carries.
+    /// The data of a constant input, which the program contains.
     pub fn constant_data(&self, input: usize) -> Option<&[u8]> {
         self.constants.get(input)?.as_ref().map(AlignedBytes::bytes)
     }
@@ -49,11 +49,11 @@ impl ResolvedProgram {
 
 #[derive(Clone, Debug)]
 pub struct LocatedTensor {
-    /// The memory that its first byte is counted from.
+    /// The memory in which `offset` is counted.
     pub space: MemorySpace,
     /// Bytes from the start of the memory.
     pub offset: usize,
-    /// Bytes by which the offset grows from each rank of a cell to the next; 0 where it is the same on all.
+    /// Bytes by which the offset grows from each rank of a cell to the next; 0 if it is the same on all.
     pub by_rank: usize,
     pub dtype: DType,
     pub shape: Box<[usize]>,
@@ -62,7 +62,7 @@ pub struct LocatedTensor {
 }
 
 impl LocatedTensor {
-    /// The same elements with axis `i` as axis `perm[i]`; `None` if `perm` is no permutation of the axes.
+    /// The same elements with axis `i` as axis `perm[i]`; `None` if `perm` is not a permutation of the axes.
     pub fn unpermuted(&self, perm: &[usize]) -> Option<LocatedTensor> {
         let mut seen = vec![false; self.shape.len()];
         let mut out = self.clone();
@@ -76,7 +76,7 @@ impl LocatedTensor {
     }
 }
 
-/// An input as its caller gives it, and where the plan wants it.
+/// An input as its caller provides it, and its location in the plan.
 #[derive(Clone, Debug)]
 pub struct ResolvedInput {
     pub name: String,
@@ -96,12 +96,12 @@ pub struct ResolvedOutput {
     pub bytes: usize,
     /// The input that it is written back to at the end of the run.
     pub mutates: Option<usize>,
-    /// Whether that input lies in the output's memory: the steps take the memory of the input for both.
+    /// Whether that input lies in the output's memory: the steps then use the memory of the input for both.
     pub in_place: bool,
 }
 
 impl ResolvedOutput {
-    /// The input in whose memory the steps write it, if it lies there.
+    /// The input in whose memory the steps write this output, if there is one.
     pub fn input_in_place(&self) -> Option<usize> {
         self.mutates.filter(|_| self.in_place)
     }
@@ -140,7 +140,7 @@ pub enum StepWork {
 }
 
 impl StepWork {
-    /// What it does, node by node: itself, or what the members of the dispatch do.
+    /// The work node by node: the work itself, or that of the members of a dispatch.
     pub fn node_work(&self) -> impl Iterator<Item = &StepWork> {
         let members = if let StepWork::Dispatch(dispatch) = self { &dispatch.members[..] } else { &[] };
         let own = (!matches!(self, StepWork::Dispatch(_))).then_some(self);
@@ -148,13 +148,14 @@ impl StepWork {
     }
 }
 
-/// Nodes that run as one step, with everything resolved. Values that only they know lie in [`MemorySpace::Inner`].
+/// Nodes that run as one step, with everything resolved. Values that only they use lie in
+/// [`MemorySpace::Inner`].
 #[derive(Debug)]
 pub struct ResolvedDispatch {
     pub form: DispatchForm,
     /// The nodes without the views, in order.
     pub members: Vec<ResolvedMember>,
-    /// The bytes of their inner values, where each has memory of its own.
+    /// The bytes of their inner values, if each has separate memory.
     pub inner_bytes: usize,
 }
 
@@ -162,11 +163,11 @@ pub struct ResolvedDispatch {
 pub struct ResolvedMember {
     pub node: String,
     pub op_name: String,
-    /// What it does; neither a custom op nor a dispatch.
+    /// The work of the node; neither a custom op nor a dispatch.
     pub work: StepWork,
 }
 
-/// A collective with everything resolved but addresses.
+/// A collective with everything resolved except addresses.
 #[derive(Clone, Debug)]
 pub struct ResolvedCollective {
     pub kind: CollectiveKind,
@@ -181,7 +182,7 @@ pub struct ResolvedCollective {
     pub row_elements: usize,
     pub operand: ResolvedRegion,
     pub result: ResolvedRegion,
-    /// The most blocks of its kernel on GPUs, equal on all ranks, if the plan says so.
+    /// The maximum number of blocks of its kernel on GPUs, equal on all ranks, if the plan sets it.
     pub blocks: Option<u32>,
     /// The offsets of the two landing zones in the symmetric arena, for `ll`.
     pub landing: Option<[usize; 2]>,
@@ -194,8 +195,8 @@ pub struct ResolvedRegion {
     pub space: MemorySpace,
     /// Bytes from the start of the memory space on this rank.
     pub offset: usize,
-    /// For bytes that lie elsewhere on each rank, which may be a piece of what another group gathers: where they start
-    /// on each rank of the run. `None` where that is `offset` on all.
+    /// The start on each rank of the run, if the ranks differ: the bytes may be a piece of what another group
+    /// gathers. `None` if the start is `offset` on all ranks.
     pub by_rank: Option<Arc<[usize]>>,
 }
 
@@ -216,18 +217,18 @@ pub struct ResolvedPeers {
     pub cell: Vec<u32>,
     pub number: usize,
     pub group: usize,
-    /// Where each operand lies in the arenas of the cell; `None` for one that peers do not read.
+    /// The location of each operand in the arenas of the cell; `None` for one that peers do not read.
     pub operands: Vec<Option<PeerRegion>>,
-    /// Where each result lies in the arenas of the cell; `None` for one that peers do not write.
+    /// The location of each result in the arenas of the cell; `None` for one that peers do not write.
     pub results: Vec<Option<PeerRegion>>,
 }
 
 /// A value in the symmetric arenas of a cell.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PeerRegion {
-    /// Bytes from the start of the arena to its base, on every rank that `by_rank` does not tell of.
+    /// Bytes from the start of the arena to its base, on all ranks if `by_rank` is `None`.
     pub offset: usize,
-    /// Where its base starts on each rank of the run, if it lies elsewhere on each.
+    /// The start of its base on each rank of the run, if the ranks differ.
     pub by_rank: Option<Arc<[usize]>>,
     /// The size of its base.
     pub bytes: usize,

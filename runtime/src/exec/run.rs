@@ -1,4 +1,4 @@
-//! Walks resolved steps: kernels and collectives are called here.
+//! Walks resolved steps: calls kernels and collectives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -25,28 +25,30 @@ use crate::call::{CallRegion, CollectiveCall, RegionMemory};
 use crate::error::{Result, RunError};
 use crate::kernels::{self, Scratch, ScratchNeeds, TensorLayout, TensorView, TensorViewMut, compute_with};
 
-/// Values as kernels are asked about them, without addresses.
+/// The layouts of values, without addresses, for queries about kernels.
 fn tensor_shapes(values: &[LocatedTensor]) -> SmallVec<[TensorLayout<'_>; 4]> {
     values.iter().map(|x| (x.dtype, &*x.shape, &*x.strides)).collect()
 }
 
-/// How long a lane sleeps at most before it looks again; a wake-up normally comes first.
+/// The longest sleep of a lane before it checks its condition again; a wake-up normally comes first.
 const NAP: Duration = Duration::from_millis(50);
 
 impl ResolvedProgram {
-    /// Writes parameters and constants that the plan holds in fixed memory there. An input without caller's
-    /// memory is left as it is, unless it is a constant. Fails if the caller's memory does not fit the program.
+    /// Copies parameters and constants that the plan holds in fixed memory to this memory. An input without
+    /// caller's memory is left unchanged, unless it is a constant. Fails if the caller's memory does not fit
+    /// the program.
     ///
     /// # Safety
     /// As [`run`](Self::run).
     pub unsafe fn load_fixed_inputs(&self, memory: &RankMemory) -> Result<()> {
         self.check_memory(memory)?;
-        // SAFETY: the caller's promise; `check` saw that the memory is large enough.
+        // SAFETY: the caller's promise; `check_memory` has verified that the memory is large enough.
         unsafe { self.write_fixed_inputs(memory, |kind| kind != InputKind::Argument) };
         Ok(())
     }
 
-    /// Adds what its kernels need beside operands and results: those of both lanes where they run side by side.
+    /// Adds the scratch memory of its kernels, in addition to operands and results: that of both lanes, if
+    /// they run concurrently.
     pub(super) fn add_scratch_needs(&self, lanes: Lanes, needs: &mut [ScratchNeeds; 2]) {
         fn work_needs(work: &StepWork) -> ScratchNeeds {
             match work {
@@ -72,8 +74,8 @@ impl ResolvedProgram {
         }
     }
 
-    /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet. Then a rank that has
-    /// run all steps does not know yet whether the run succeeded on all ranks.
+    /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet. If
+    /// so, a rank that has run all steps does not know yet whether the run succeeded on all ranks.
     pub fn may_fail_on_one_rank(&self, ranks: u32, lanes: Lanes) -> bool {
         let refuses = |work: &StepWork| match work {
             StepWork::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &tensor_shapes(operands)),
@@ -85,20 +87,22 @@ impl ResolvedProgram {
             }
             _ => false,
         };
-        let last = self.steps.iter().rev().find_map(|step| match meets_all(&step.work) {
-            true => Some(false),
-            false => step.work.node_work().any(refuses).then_some(true),
+        let last = self.steps.iter().rev().find_map(|step| {
+            if meets_all(&step.work) {
+                return Some(false);
+            }
+            step.work.node_work().any(refuses).then_some(true)
         });
         ranks > 1 && last.unwrap_or(false)
     }
 
-    /// Runs the program once. Fails if the caller's memory does not fit the program, a kernel refused its operands, or
-    /// a collective failed. Inputs that outputs mutate may be half changed then.
+    /// Runs the program once. Fails if the caller's memory does not fit the program, a kernel refused its
+    /// operands, or a collective failed. Inputs that outputs mutate may then be partly changed.
     ///
     /// # Safety
     /// The spans of `memory` must be valid for reads and writes (inputs that no output mutates: for reads)
-    /// until this returns. Nobody else may use them meanwhile, but the peers the symmetric arena as the
-    /// checked plan says. Inputs and outputs overlap neither each other nor the arenas.
+    /// until this returns. Nothing else may use them meanwhile, except that peers may use the symmetric arena
+    /// as the checked plan says. Inputs and outputs overlap neither each other nor the arenas.
     pub unsafe fn run(
         &self,
         memory: &RankMemory,
@@ -107,7 +111,7 @@ impl ResolvedProgram {
         scratch: &mut [Scratch; 2],
     ) -> Result<RunReport> {
         self.check_memory(memory)?;
-        // SAFETY: the caller's promise; `check` saw that the memory is large enough.
+        // SAFETY: the caller's promise; `check_memory` has verified that the memory is large enough.
         unsafe { self.write_fixed_inputs(memory, |kind| kind == InputKind::Argument) };
         let bases = self.space_bases(memory);
         let timed = if config.timing == Timing::Steps { self.steps.len() } else { 0 };
@@ -130,7 +134,7 @@ impl ResolvedProgram {
         Ok(RunReport { bucket: self.bucket, step_ns: (timed > 0).then_some(times) })
     }
 
-    /// Checks that the memory is there, large enough and aligned.
+    /// Checks that the memory exists, is large enough and aligned.
     fn check_memory(&self, memory: &RankMemory) -> Result<()> {
         let fits = |what: &dyn Fn() -> String, span: &ByteSpan, bytes: usize, align: usize| {
             let aligned = span.ptr.addr().is_multiple_of(align);
@@ -146,9 +150,11 @@ impl ResolvedProgram {
         };
         fits(&|| "the ordinary arena".into(), &memory.ordinary, self.ordinary_bytes, 64)?;
         fits(&|| "the symmetric arena".into(), &memory.symmetric, self.symmetric_bytes, 64)?;
-        let count = |what: &str, expected: usize, found: usize| match expected == found {
-            true => Ok(()),
-            false => Err(RunError::Invalid(format!("expected {expected} {what}, found {found}"))),
+        let count = |what: &str, expected: usize, found: usize| {
+            if expected == found {
+                return Ok(());
+            }
+            Err(RunError::Invalid(format!("expected {expected} {what}, found {found}")))
         };
         count("inputs", self.inputs.len(), memory.inputs.len())?;
         count("outputs", self.outputs.len(), memory.outputs.len())?;
@@ -164,7 +170,7 @@ impl ResolvedProgram {
         Ok(())
     }
 
-    /// The data of an input: the caller's, else that of a constant.
+    /// The data of an input: the caller's memory, or without it the constant.
     fn input_address(&self, memory: &RankMemory, input: usize) -> *mut u8 {
         match (memory.inputs[input].ptr, &self.constants[input]) {
             (ptr, Some(constant)) if ptr.is_null() && constant.len() > 0 => constant.as_ptr().cast_mut(),
@@ -172,7 +178,7 @@ impl ResolvedProgram {
         }
     }
 
-    /// Where the steps write an output: in the memory of the input that it replaces, if that lies there.
+    /// The memory in which the steps write an output: that of the input that it replaces, if they share it.
     fn output_address(&self, memory: &RankMemory, output: &ResolvedOutput, given: &ByteSpan) -> *mut u8 {
         output.input_in_place().map_or(given.ptr, |input| self.input_address(memory, input))
     }
@@ -191,23 +197,24 @@ impl ResolvedProgram {
         }
     }
 
-    /// Copies inputs of some kinds to the fixed memory that holds them.
+    /// Copies inputs of the kinds that `which` accepts to the fixed memory that holds them.
     ///
     /// # Safety
-    /// As [`run`](Self::run), after [`check`](Self::check).
+    /// As [`run`](Self::run), after [`check_memory`](Self::check_memory).
     unsafe fn write_fixed_inputs(&self, memory: &RankMemory, which: impl Fn(InputKind) -> bool) {
         for (i, input) in self.inputs.iter().enumerate().filter(|(_, input)| which(input.kind)) {
             let (Some(offset), from) = (input.fixed, self.input_address(memory, i)) else { continue };
             let to = memory.symmetric.ptr.wrapping_add(offset);
             if !from.is_null() && from != to {
-                // SAFETY: both hold the bytes of the input: `check` and the resolution of its place saw it.
+                // SAFETY: both hold the bytes of the input: `check_memory` and the resolution of its
+                // placement have verified it.
                 unsafe { std::ptr::copy(from, to, input.bytes) };
             }
         }
     }
 
-    /// Copies outputs that mutate inputs to them: where the plan holds them, and where the caller does. Those that were
-    /// written in the memory of the input are copied to the caller's instead.
+    /// Copies outputs that mutate inputs to the memory of these inputs: the plan's and the caller's. Outputs
+    /// that were written in the memory of the input are copied to the caller's memory of the output instead.
     ///
     /// # Safety
     /// As [`run`](Self::run), after all steps.
@@ -216,7 +223,7 @@ impl ResolvedProgram {
             let Some(i) = output.mutates else { continue };
             let from = self.output_address(memory, output, span);
             if output.in_place && from != span.ptr && output.bytes > 0 {
-                // SAFETY: both hold the bytes of the output: `check` saw it.
+                // SAFETY: both hold the bytes of the output: `check_memory` has verified it.
                 unsafe { std::ptr::copy(from, span.ptr, output.bytes) };
                 continue;
             }
@@ -225,7 +232,7 @@ impl ResolvedProgram {
             let given = Some(memory.inputs[i].ptr).filter(|p| !p.is_null());
             for to in [held, given].into_iter().flatten() {
                 if bytes == output.bytes && to != span.ptr {
-                    // SAFETY: both hold the bytes of the output, which is typed as the input.
+                    // SAFETY: both hold the bytes of the output, which has the type of the input.
                     unsafe { std::ptr::copy(span.ptr, to, bytes) };
                 }
             }
@@ -247,7 +254,7 @@ struct LaneRunner<'a> {
 }
 
 impl LaneRunner<'_> {
-    /// All steps in the order of the plan.
+    /// Runs all steps in the order of the plan.
     fn run_inline(&self, scratch: &mut Scratch) -> Result<()> {
         for step in &self.bound.steps {
             self.run_timed_step(step, scratch).inspect_err(|error| self.notify_peers(error))?;
@@ -255,7 +262,7 @@ impl LaneRunner<'_> {
         Ok(())
     }
 
-    /// One thread for each lane; one for both where the system gives no more.
+    /// Runs each lane on a thread; both on one thread if the system cannot start another.
     fn run_on_threads(&self, scratch: &mut [Scratch; 2]) -> Result<()> {
         let [compute, comm] = scratch;
         let started = thread::scope(|scope| {
@@ -275,7 +282,7 @@ impl LaneRunner<'_> {
         }
     }
 
-    /// Tells the peers of an error that began here.
+    /// Notifies the peers of an error that began on this rank.
     fn notify_peers(&self, error: &RunError) {
         if !error.is_consequence() {
             self.comm.abort(error);
@@ -286,7 +293,7 @@ impl LaneRunner<'_> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The steps of one lane, in order. Ends early when another lane failed.
+    /// Runs the steps of one lane, in order. Ends early when another lane failed.
     fn run_lane(&self, lane: Lane, scratch: &mut Scratch) {
         for step in self.bound.steps.iter().filter(|s| s.lane == lane) {
             if !self.await_steps(&step.waits) {
@@ -310,7 +317,7 @@ impl LaneRunner<'_> {
         }
     }
 
-    /// Waits until these steps have completed; false when the run failed.
+    /// Waits until these steps have completed; returns false if the run failed.
     fn await_steps(&self, waits: &[usize]) -> bool {
         let done = || waits.iter().all(|&w| self.done[w].load(Ordering::Acquire));
         if done() {
@@ -376,14 +383,15 @@ impl StepRun<'_> {
                 })
             }
             StepWork::Custom { name, kernel, operands, results, peers } => {
-                let (op, peers) = (self.op, peers.as_ref());
+                let op = self.op;
+                let peers = peers.as_ref();
                 let custom = CustomStep { name, op, kernel: &kernel.0, operands, results, peers };
                 // SAFETY: as for a collective.
                 unsafe { custom.run(self) }
             }
             StepWork::Collective(c) => self.run_collective(c),
             StepWork::Dispatch(_) => {
-                Err(RunError::Defect(format!("%{}: a dispatch within a dispatch", self.node)))
+                Err(RunError::Defect(format!("%{}: a dispatch contains another dispatch", self.node)))
             }
         }
     }
@@ -412,8 +420,8 @@ impl StepRun<'_> {
             landing: c.landing,
             splits: c.splits.as_ref().map(|(a, b)| (call_region(self, a), call_region(self, b))),
         };
-        // SAFETY: the regions were resolved against memory that `check` saw to be large enough, and the plan
-        // orders the step.
+        // SAFETY: the regions were resolved against memory that `check_memory` has verified to be large
+        // enough, and the plan orders the step.
         unsafe { self.comm.run_collective(&call) }
     }
 }

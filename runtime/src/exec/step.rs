@@ -1,4 +1,4 @@
-//! A step of a run: what every step knows, and where its values lie.
+//! A step of a run: the data that every step needs, and the addresses of its values.
 
 use super::bucket::MemorySpace;
 use super::communicator::Communicator;
@@ -16,19 +16,23 @@ pub(super) struct StepRun<'a> {
     pub op: &'a str,
     pub comm: &'a dyn Communicator,
     pub bases: &'a SpaceBases,
-    /// The memory of the dispatch that the step is, if it is one.
+    /// The memory of the dispatch, if the step is one.
     pub inner: *mut u8,
 }
 
 impl StepRun<'_> {
     pub fn step_error(&self, detail: String) -> RunError {
-        let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
+        let step = self.index;
+        let node = self.node.to_string();
+        let op = self.op.to_string();
         RunError::Step { rank: self.rank, step, node, op, detail }
     }
 
-    /// The error of the data that this step is given.
+    /// The error of a step that refuses its data.
     pub fn data_error(&self, fault: DataFault, detail: String) -> RunError {
-        let (step, node, op) = (self.index, self.node.to_string(), self.op.to_string());
+        let step = self.index;
+        let node = self.node.to_string();
+        let op = self.op.to_string();
         RunError::Data { rank: self.rank, step, node, op, fault, detail }
     }
 
@@ -38,8 +42,8 @@ impl StepRun<'_> {
     }
 
     pub fn view<'v>(&self, x: &'v LocatedTensor) -> TensorView<'v> {
-        // SAFETY: resolving the value saw that it lies within its memory and is aligned there; the checked
-        // plan orders this step before and after all others that touch the bytes.
+        // SAFETY: resolving the value has verified that it lies within its memory and is aligned there; the
+        // checked plan orders this step before or after all others that touch the bytes.
         unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, self.address(x)) }
     }
 
@@ -60,7 +64,7 @@ pub(super) struct SpaceBases {
 unsafe impl Sync for SpaceBases {}
 
 impl SpaceBases {
-    /// The start of a memory space; of that of a dispatch, `inner`.
+    /// The start of a memory space; `inner` is that of a dispatch.
     pub fn space_start(&self, space: MemorySpace, inner: *mut u8) -> *mut u8 {
         match space {
             MemorySpace::Ordinary => self.ordinary,

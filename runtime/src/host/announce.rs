@@ -1,9 +1,10 @@
-//! Ranks of a session announce each run before they begin it, so that none begins one with other sizes than its peers.
+//! Ranks of a session announce each run before they begin it, so that no rank begins a run with other sizes
+//! than its peers.
 //!
-//! A rank stores a digest of its sizes under the number of the run and then looks at what its peers stored under that
-//! number. Of two ranks at least the later one sees the other's, and refuses before it touches anything; the other one's
-//! waits end then. Nobody waits for a peer that has not come so far, unless it is so far behind that its announcement would
-//! be forgotten.
+//! A rank stores a digest of its sizes under the number of the run, and then reads the digests that its peers
+//! stored under this number. Of two ranks at least the later one sees the other's digest. If they differ it
+//! refuses before it touches anything, and the other rank's waits end. No rank waits for a peer that has not
+//! announced the run yet, unless that peer is so many runs late that its announcement would be overwritten.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -13,8 +14,9 @@ use super::comm::HostCommunicator;
 use crate::error::{Result, RunError};
 
 impl HostCommunicator {
-    /// Announces that this rank begins `run` so. `sizes` says in words how, for the error. Fails if a peer begins it in
-    /// another way, is too far behind, or failed. Each ends the run on all ranks.
+    /// Announces that this rank begins `run` with the sizes of `digest`. `sizes` describes them as text, for
+    /// the error. Fails if a peer begins the run with other sizes, is too many runs late, or failed. Each
+    /// failure ends the run on all ranks.
     pub fn announce_run(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
         let agreed = self.expect_open(run).and_then(|()| self.await_near_peers(run));
         let agreed = agreed.and_then(|()| self.compare_announcements(run, digest, sizes));
@@ -25,7 +27,7 @@ impl HostCommunicator {
         })
     }
 
-    /// Refuses a run that a peer does not run any more, because it closed its session.
+    /// Refuses a run after which a peer does not run any more, because it closed its session.
     fn expect_open(&self, run: u64) -> Result<()> {
         let closed = |rank| Some((rank, self.control().runs_before_close(rank).filter(|runs| *runs <= run)?));
         (0..self.ranks())
@@ -33,9 +35,10 @@ impl HostCommunicator {
             .map_or(Ok(()), |(rank, runs)| Err(RunError::session_closed(rank, runs)))
     }
 
-    /// Waits until all peers are near enough.
+    /// Waits until all peers are at most [`ANNOUNCED`] runs late.
     fn await_near_peers(&self, run: u64) -> Result<()> {
-        // What the word of this run holds at a peer that is near: this run, or the one whose place it takes.
+        // The word of this run at a peer that is not too late: for this run, or for the run whose slot it
+        // reuses.
         let near = [run_word(run), run.checked_sub(ANNOUNCED).map_or(0, run_word)];
         let control = self.control();
         let is_near = |peer| {
@@ -58,9 +61,10 @@ impl HostCommunicator {
     }
 
     fn compare_announcements(&self, run: u64, digest: u32, sizes: &dyn Fn() -> String) -> Result<()> {
-        let (control, mine) = (self.control(), u64::from(run_word(run)) << 32 | u64::from(digest));
+        let control = self.control();
+        let mine = u64::from(run_word(run)) << 32 | u64::from(digest);
         control.announcement_word(self.rank(), run).store(mine, Ordering::Release);
-        // This rank's store, then its loads: of two ranks one sees the other's.
+        // This rank's store precedes its loads: of two ranks one sees the other's digest.
         fence(Ordering::SeqCst);
         let word = |peer| control.announcement_word(peer, run).load(Ordering::Acquire);
         let differs = |peer: &u32| (word(*peer) >> 32) as u32 == run_word(run) && word(*peer) != mine;
@@ -71,7 +75,7 @@ impl HostCommunicator {
     }
 }
 
-/// A run as its word names it; never 0 for those of the first 4 billion.
+/// The number of a run in its word; never 0 for the first 4 billion runs.
 fn run_word(run: u64) -> u32 {
     (run as u32).wrapping_add(1)
 }

@@ -1,7 +1,7 @@
-//! Delays from a seed: what a rank suffers before and after it touches a peer when the run asks for chaos.
+//! Random delays from a seed, before and after a rank accesses a peer, if the run asks for chaos.
 //!
-//! The same seed, rank, run, step and touch always give the same delay. Most touches have none; some spin,
-//! some give up the processor, few sleep for up to two milliseconds.
+//! The same seed, rank, run, step and access always give the same delay. Most accesses have no delay; some
+//! spin, some yield the processor, few sleep for up to two milliseconds.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Collectives, and custom ops that touch peers, on one rank: which variant runs, and who hears of an error.
+//! Collectives, and custom ops that touch peers, on one rank: selects the variant, and notifies the peers of
+//! errors.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind, CollectiveVariant, SyncScope};
@@ -12,8 +13,9 @@ use crate::error::{Result, RunError};
 use crate::exec::Communicator;
 
 impl HostCommunicator {
-    /// Every rank's bytes, by rank. All ranks call this at the same point with equally many; not while the
-    /// plan runs on the host. Fails if a peer failed, or did not come within the limit.
+    /// Returns the bytes of every rank, by rank. All ranks call this at the same point with the same number
+    /// of bytes, and not while the plan runs on the host. Fails if a peer failed, or did not come before the
+    /// timeout.
     pub fn exchange_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
@@ -30,7 +32,7 @@ impl HostCommunicator {
             variant: CollectiveVariant::Plain,
             exit: None,
             cell: &cell,
-            // The last group is no group of the plan.
+            // The last group is not a group of the plan.
             group: self.control().groups().saturating_sub(1),
             dtype: DType::U8,
             elements: operand.len(),
@@ -42,17 +44,17 @@ impl HostCommunicator {
         };
         // SAFETY: both regions are buffers of this call, as large as it says.
         unsafe { self.run_collective(&call)? };
-        // It was no step of the plan.
+        // The exchange was not a step of the plan.
         self.domain.control.end_step(self.rank);
         Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
-    /// Runs one collective on this rank. Fails with [`RunError::Step`] for a call that its variant or its memory cannot
-    /// serve, [`RunError::Limit`] when peers do not come, [`RunError::Aborted`] when the run ended elsewhere. Each ends
-    /// the run on all ranks.
+    /// Runs one collective on this rank. Fails with [`RunError::Step`] for a call that its variant or its
+    /// memory cannot serve, [`RunError::Limit`] when peers do not come, [`RunError::Aborted`] or
+    /// [`RunError::Reported`] when the run ended on another rank. Each failure ends the run on all ranks.
     ///
     /// # Safety
-    /// `Private` regions point to memory of this rank as large as the call says. Nobody else touches the
+    /// `Private` regions point to memory of this rank as large as the call says. Nothing else touches the
     /// call's memory in ways that the contract of its variant does not order.
     pub unsafe fn run_collective(&self, call: &CollectiveCall) -> Result<()> {
         self.begin_step(call.step);
@@ -61,12 +63,13 @@ impl HostCommunicator {
     }
 
     /// Runs `kernel` on this rank between the two barriers of a custom op that touches peers: every peer has
-    /// arrived before it starts, and this returns when the kernels of all peers have ended. The kernel is given
-    /// the peers' memory. Fails as [`collective`](Self::run_collective), and with the error of the kernel, which ends the
-    /// run on all ranks too.
+    /// arrived before it starts, and this returns when the kernels of all peers have ended. The kernel gets
+    /// access to the peers' memory. Fails as [`run_collective`](Self::run_collective), and with the error of
+    /// the kernel, which ends the run on all ranks too.
     ///
     /// # Safety
-    /// Nobody touches what the kernel touches in ways that an entry and an exit barrier do not order.
+    /// Nothing touches the memory that the kernel touches in ways that an entry and an exit barrier do not
+    /// order.
     pub unsafe fn run_custom(
         &self,
         call: &PeerCall<'_>,
@@ -122,7 +125,7 @@ fn dispatch_variant(running: &RunningCollective) -> Result<()> {
         return staged::run_single_rank(running);
     }
     if running.bytes == 0 && running.call.splits.is_none() {
-        // Nothing to move; what meets still meets.
+        // There is nothing to move, but variants that synchronise still do.
         return match running.call.variant.contract(running.call.kind).map(|c| c.sync_scope) {
             Some(SyncScope::Group) => running.await_barrier(),
             Some(SyncScope::Pairs) => put::run(running),

@@ -1,12 +1,13 @@
-//! The communicator of one rank: the shared memory of a run, the state of each group, and how far the rank is.
+//! The communicator of one rank: the shared memory of a run, the state of each group, and the progress of the
+//! rank.
 //!
 //! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, rendezvous, post, exit,
-//! completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in [`super::running`].
-//! The variants are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`], [`super::landing`] (`ll`) and
-//! [`super::staged`] (plain); [`super::collective`] says which of them runs.
+//! completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in
+//! [`super::running`]. The variants are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`],
+//! [`super::landing`] (`ll`) and [`super::staged`] (plain); [`super::collective`] selects one of them.
 //!
-//! The collectives of one group are issued in one order, the same on every rank of a cell; different groups
-//! may be driven by different threads. What fails on one rank aborts the run on all.
+//! The collectives of one group are issued in one order, the same on every rank of a cell. Different groups
+//! may be driven by different threads. A failure on one rank aborts the run on all.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -20,10 +21,11 @@ use crate::error::{Result, RunError};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommConfig {
     pub limit: Duration,
-    /// The seed of random delays, if wanted.
+    /// The seed of random delays, if they are requested.
     pub chaos: Option<u64>,
     pub spin: SpinConfig,
-    /// Where counters and epochs of LL start, the same on all ranks. 0 but in tests of the wrap-around.
+    /// The first value of counters and epochs of LL, the same on all ranks. 0 except in tests of the
+    /// wrap-around.
     pub first: u32,
 }
 
@@ -43,7 +45,7 @@ pub struct HostCommunicator {
     pub(super) run: AtomicU64,
 }
 
-/// What a rank remembers of a group. All ranks of a cell hold the same values between collectives.
+/// A rank's state of a group. All ranks of a cell hold the same values between collectives.
 #[derive(Debug)]
 pub(super) struct GroupState {
     /// Barriers passed.
@@ -54,13 +56,14 @@ pub(super) struct GroupState {
     pub ll: AtomicU64,
     /// Collectives with puts begun.
     pub puts: AtomicU64,
-    /// The bytes that they ever used of a landing zone.
+    /// The largest number of bytes of a landing zone that collectives of the group have used.
     pub landing_used: AtomicUsize,
 }
 
 impl HostCommunicator {
     pub fn new(domain: SharedRunMemory, rank: u32, config: CommConfig) -> Result<HostCommunicator> {
-        let (ranks, groups) = (domain.control.ranks(), domain.control.groups());
+        let ranks = domain.control.ranks();
+        let groups = domain.control.groups();
         if rank >= ranks || domain.arenas.len() != ranks as usize {
             let found = domain.arenas.len();
             return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {found} arenas")));
@@ -90,7 +93,7 @@ impl HostCommunicator {
         self.domain.control.ranks()
     }
 
-    /// Its part of what the ranks have together beside their arenas, in bytes.
+    /// This rank's part of the memory that the ranks share in addition to their arenas, in bytes.
     pub fn shared_bytes(&self) -> usize {
         SharedRunMemory::bytes_per_rank(self.ranks(), self.domain.control.groups())
     }
@@ -99,7 +102,7 @@ impl HostCommunicator {
         &self.domain.arenas[self.rank as usize]
     }
 
-    /// The same, for who keeps it beyond the run.
+    /// The arena of this rank, for users that keep it beyond the run.
     pub fn shared_arena(&self) -> &Arc<MemorySegment> {
         &self.domain.arenas[self.rank as usize]
     }
@@ -119,7 +122,7 @@ impl HostCommunicator {
         self.domain.control.begin_run(self.rank, None);
     }
 
-    /// Records that this rank begins a step. Collectives record themselves.
+    /// Records that this rank begins a step. Collectives call this themselves.
     pub fn begin_step(&self, step: usize) {
         self.domain.control.begin_step(self.rank, step as u32);
     }

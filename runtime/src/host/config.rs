@@ -1,4 +1,4 @@
-//! How the ranks of this machine run plans.
+//! Configuration of plans that run on the ranks of this machine.
 
 use std::time::Duration;
 
@@ -11,30 +11,32 @@ use crate::error::{Result, RunError};
 use crate::exec::{ExecConfig, Lanes, Timing};
 use crate::session::{CallerArena, SessionLayout};
 
-/// How a plan runs on the ranks of this machine.
+/// The configuration of a plan that runs on the ranks of this machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostConfig {
-    /// No wait takes longer. A rank that makes no progress for this long ends the run.
+    /// The timeout of every wait. A rank that makes no progress for this long ends the run.
     pub limit: Duration,
-    /// Delays ranks at random around every touch of a peer, from this seed.
+    /// The seed of random delays around every access to a peer, if they are requested.
     pub chaos: Option<u64>,
     /// Whether a rank runs its lanes on one thread or on one each.
     pub threads: LaneThreads,
-    /// Where counters and epochs of LL start. 0 but in tests of their wrap-around.
+    /// The first value of counters and epochs of LL. 0 except in tests of their wrap-around.
     pub first: u32,
-    /// Bytes of symmetric memory for the caller of a session, beside what the plan needs.
+    /// Bytes of symmetric memory for the caller of a session, in addition to the plan's.
     pub callers: usize,
-    /// Whether other programs may be opened in a session of the host, which reserves addresses and groups for them.
+    /// Whether other programs may be opened in a session of the host, which then reserves addresses and
+    /// groups for them.
     pub extendable: bool,
 }
 
-/// The groups that a session has room for beside those of its first program, if it may have others.
+/// The number of groups that a session reserves in addition to those of its first program, if it may have
+/// others.
 const SPARE_GROUPS: usize = 32;
 
-/// Which threads of a rank run its lanes.
+/// The threads on which a rank runs its lanes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum LaneThreads {
-    /// One runs all steps in the order of the plan.
+    /// One thread runs all steps in the order of the plan.
     #[default]
     One,
     Each,
@@ -61,18 +63,18 @@ impl HostConfig {
     }
 
     pub(crate) fn symmetric_bytes(&self, plan: &Plan) -> Result<usize> {
-        match self.extendable {
-            true => Ok(SessionLayout::reserved_capacity(plan)),
-            false => Ok(CallerArena::new(plan, self.callers)?.end()),
+        if self.extendable {
+            return Ok(SessionLayout::reserved_capacity(plan));
         }
+        Ok(CallerArena::new(plan, self.callers)?.end())
     }
 
-    /// The groups of a session that begins with a plan.
+    /// The number of groups of a session that begins with this plan.
     pub(crate) fn session_groups(&self, plan: &ParsedPlan) -> usize {
         count_groups(plan) + if self.extendable { SPARE_GROUPS } else { 0 }
     }
 
-    /// How a rank walks its steps.
+    /// The configuration of a rank's walk of steps.
     pub(super) fn exec_config(&self) -> ExecConfig {
         let lanes = match self.threads {
             LaneThreads::One => Lanes::Inline,
@@ -82,7 +84,7 @@ impl HostConfig {
     }
 }
 
-/// The groups of ranks that have flags of their own: those of the plan, and one for what ranks exchange besides.
+/// The number of groups with separate flags: those of the plan, and one for other exchanges between ranks.
 pub(super) fn count_groups(plan: &ParsedPlan) -> usize {
     let planned = plan.programs().map(|p| p.map_or(0, |p| p.graph.groups.len()));
     planned.fold(plan.source_program().groups.len(), usize::max) + 1

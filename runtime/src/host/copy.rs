@@ -1,12 +1,12 @@
 //! Copies between ranks' memory.
 //!
-//! Results that are too large for the caches are stored around them (non-temporal stores): the processor
-//! then does not read the destination first.
+//! Results that are too large for the caches bypass them (non-temporal stores): the processor then does not
+//! read the destination first.
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreMode {
     Cached,
-    /// Around them.
+    /// Bypassing the caches.
     Streamed,
 }
 
@@ -14,7 +14,7 @@ pub enum StoreMode {
 const LARGE: usize = 4 << 20;
 
 impl StoreMode {
-    /// What suits a result of `bytes` bytes.
+    /// The mode for a result of `bytes` bytes.
     pub fn for_size(bytes: usize) -> StoreMode {
         #[cfg(target_arch = "x86_64")]
         if bytes >= LARGE && is_x86_feature_detected!("avx2") {
@@ -35,12 +35,12 @@ impl StoreMode {
     }
 }
 
-/// Copies `bytes` bytes; nothing where source and destination are one. After streamed stores
-/// [`Stores::settle`] must run before the result is shown to anybody.
+/// Copies `bytes` bytes; does nothing if source and destination are equal. After streamed stores
+/// [`StoreMode::fence`] must run before the result is made visible to other threads.
 ///
 /// # Safety
-/// Both hold `bytes` bytes and are the same or do not overlap; nobody writes the source or touches the
-/// destination meanwhile. `Streamed` comes from [`Stores::of`].
+/// Both hold `bytes` bytes and are the same or do not overlap; nothing else writes the source or touches the
+/// destination meanwhile. `Streamed` comes from [`StoreMode::for_size`].
 #[inline]
 pub unsafe fn copy_bytes(to: *mut u8, from: *const u8, bytes: usize, stores: StoreMode) {
     if std::ptr::eq(to, from) {
@@ -48,7 +48,7 @@ pub unsafe fn copy_bytes(to: *mut u8, from: *const u8, bytes: usize, stores: Sto
     }
     #[cfg(target_arch = "x86_64")]
     if stores == StoreMode::Streamed {
-        // SAFETY: by the caller; `Stores::of` saw that the processor has AVX2.
+        // SAFETY: by the caller; `StoreMode::for_size` has checked that the processor has AVX2.
         return unsafe { stream_bytes(to, from, bytes) };
     }
     let _ = stores;
@@ -66,9 +66,11 @@ unsafe fn stream_bytes(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: by the caller; head, vectors and tail cover the bytes once, and the vectors are aligned.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
-        let (from_mid, to_mid) = (from.add(head), to.add(head));
+        let from_mid = from.add(head);
+        let to_mid = to.add(head);
         for i in 0..vectors {
-            let (from, to) = (from_mid.add(128 * i).cast::<__m256i>(), to_mid.add(128 * i).cast::<__m256i>());
+            let from = from_mid.add(128 * i).cast::<__m256i>();
+            let to = to_mid.add(128 * i).cast::<__m256i>();
             let x = [0, 1, 2, 3].map(|k| _mm256_loadu_si256(from.add(k)));
             (0..4).for_each(|k| _mm256_stream_si256(to.add(k), x[k]));
         }

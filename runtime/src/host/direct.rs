@@ -1,8 +1,8 @@
-//! Variants that reach into the peers' arenas behind a barrier: one-shot and two-shot all-reduce, pull and
-//! push.
+//! Variants that access the peers' arenas after a barrier: one-shot and two-shot all-reduce, pull and push.
 //!
-//! All of them have an entry barrier, so no peer is touched and no result is written before every peer has
-//! arrived. Ranks begin with different peers, so that they do not all read the same memory at once.
+//! All of them have an entry barrier, so no peer's memory is accessed and no result is written before every
+//! peer has arrived. Each rank begins with a different peer, so that they do not all read the same memory at
+//! once.
 
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
 
@@ -46,7 +46,7 @@ fn one_shot(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let result = running.region_address(&call.result, running.bytes)?;
     let operands = operand_addresses(running, running.bytes)?;
     running.await_barrier()?;
-    // Each rank begins at another place.
+    // Each rank begins at another offset.
     let start = reduced_slice(running, running.me).0;
     reduce_range(running, op, &operands, &[result], start, call.elements);
     reduce_range(running, op, &operands, &[result], 0, start);
@@ -105,7 +105,7 @@ fn pull_all_to_all(running: &RunningCollective) -> Result<()> {
 
 enum PushedChunk {
     FullOperand,
-    /// The piece of the receiver's number.
+    /// The piece of the operand with the receiver's number.
     ReceiverChunk,
 }
 
@@ -161,8 +161,8 @@ fn reduce_range(
         let elements = (SLICE / size).min(to - at);
         let sources: PerRank<*const u8> = operands.iter().map(|o| o.wrapping_add(at * size)).collect();
         let outs: PerRank<*mut u8> = outs.iter().map(|o| o.wrapping_add(at * size)).collect();
-        // SAFETY: the ranges were checked against their arenas when their addresses were taken; the entry
-        // barrier has passed, so peers have arrived and the contract lets this rank touch them.
+        // SAFETY: the ranges were checked against their arenas when their addresses were resolved; the entry
+        // barrier has passed, so peers have arrived and the contract lets this rank access them.
         unsafe { reducer.reduce(&sources, &outs, elements, stores) };
         at += elements;
         running.delay_peer_access();

@@ -1,4 +1,5 @@
-//! What ranks join for when they run a plan: the plan, its steps by name, and the terms that must be alike.
+//! The join request of ranks that run a plan: the plan, the names of its steps, and the terms that must be
+//! equal.
 
 use symmc_control::{JoinRequest, JoinTerm, LocateStep, PlanSubject, RankProgress, RunKind, StepName};
 use symmc_ir::text;
@@ -8,11 +9,12 @@ use super::config::HostConfig;
 use crate::custom::op_display_name;
 use crate::error::Result;
 
-/// What ranks join for to run a plan. Fails if the symmetric arena would be larger than any memory.
+/// The request with which ranks join to run a plan. Fails if the symmetric arena would be larger than any
+/// memory.
 pub fn plan_join_request(
     plan: &ParsedPlan,
     config: &HostConfig,
-    watched: RunKind,
+    run_kind: RunKind,
     terms: Vec<JoinTerm>,
 ) -> Result<JoinRequest> {
     Ok(JoinRequest {
@@ -20,19 +22,19 @@ pub fn plan_join_request(
         terms,
         groups: config.session_groups(plan),
         arena: config.symmetric_bytes(plan)?,
-        run_kind: watched,
+        run_kind,
         locate_step: step_locator(plan),
         first: config.first,
         limit: config.limit,
     })
 }
 
-/// A plan as ranks compare it.
+/// The identity of a plan that ranks compare.
 pub fn plan_subject(plan: &Plan) -> PlanSubject {
     PlanSubject { hash: plan.hash(), about: describe_plan(plan) }
 }
 
-/// What people tell a plan from others by.
+/// Properties that distinguish a plan from others in error messages.
 fn describe_plan(plan: &Plan) -> Vec<(String, String)> {
     let short = |text: &str| text.chars().take(12).collect::<String>();
     let ranges: Vec<String> = plan.buckets.iter().map(|bucket| bucket.describe_range()).collect();

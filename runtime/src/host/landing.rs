@@ -1,11 +1,12 @@
-//! The variant `ll`: every rank pushes its operand, or each peer's piece of it, into the peers' landing zones, data
-//! and flag in one line, and reads its own zone. There is no barrier; each line tells that it arrived.
+//! The variant `ll`: every rank pushes its operand, or each peer's piece of it, into the peers' landing
+//! zones, with data and flag in one line, and reads its own zone. There is no barrier; the flag of each line
+//! shows that it has arrived.
 //!
-//! The two zones of a group are used in turn, and the flag of a line is the epoch of its collective, so
-//! what is left over from earlier collectives is never mistaken for this one. Epochs run from 1 to the
-//! largest `u32` and then begin again; before they do, the ranks meet, clear their zones and meet again.
+//! The two zones of a group are used in turn, and the flag of a line is the epoch of its collective. Lines of
+//! earlier collectives are therefore never mistaken for this one. Epochs run from 1 to the largest `u32` and
+//! then begin again; before they do, the ranks meet, clear their zones and meet again.
 //!
-//! A zone has one slot for each rank of the cell, its sender; a rank leaves its own empty.
+//! A zone has one slot for each rank of the cell, its sender; the slot of the rank itself stays empty.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -21,7 +22,7 @@ const EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
 const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
 
-/// Bytes of the peers' slots of the next collective that a rank asks to own ahead.
+/// Bytes of the peers' slots of the next collective whose cache lines a rank prefetches for writing.
 const AHEAD: usize = 4096;
 
 struct LandingZones {
@@ -43,8 +44,8 @@ impl LandingZones {
         from * ll::line_count(self.message) * ll::LINE
     }
 
-    /// After all lines were received: the next message most likely has this size and goes to the other
-    /// zones, which the peers have left, since they have sent lines for these.
+    /// Called after all lines were received. The next message most likely has this size and goes to the other
+    /// zones. The peers no longer read these, since they have sent lines for the current zones.
     fn prefetch_next_zones(&self, running: &RunningCollective) {
         let most = AHEAD / running.n.saturating_sub(1).max(1);
         for p in running.peer_numbers() {
@@ -87,7 +88,8 @@ fn begin_message(running: &RunningCollective, message: usize) -> Result<LandingZ
     }
     state.ll.store(number + 1, Ordering::Relaxed);
     state.landing_used.fetch_max(used, Ordering::Relaxed);
-    let (offset, next) = (offsets[(number & 1) as usize], offsets[(number & 1 ^ 1) as usize]);
+    let offset = offsets[(number & 1) as usize];
+    let next = offsets[(number & 1 ^ 1) as usize];
     running.arena_address(running.me, next, used)?;
     let zones = (0..running.n).map(|p| running.arena_address(p, offset, used)).collect::<Result<_, _>>()?;
     let epoch = (number % EPOCHS) as u32 + 1;
@@ -108,8 +110,8 @@ fn clear_flags(running: &RunningCollective, offsets: [usize; 2]) -> Result<()> {
     running.await_barrier()
 }
 
-/// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of the
-/// operand, and reduces what came with its own.
+/// All-reduce and reduce-scatter: sends `message` bytes to each peer, those for peer `p` at `p * stride` of
+/// the operand, and reduces the received messages with its own.
 fn reduce_messages(
     running: &RunningCollective,
     op: CollectiveReduceOp,
@@ -130,13 +132,16 @@ fn reduce_messages(
     let count = message / size;
     let reducer = running.reducer(op);
     let mut acc = AccumulatorBlock::new();
-    let (mut low, mut high) = (AccumulatorBlock::new(), AccumulatorBlock::new());
+    let mut low = AccumulatorBlock::new();
+    let mut high = AccumulatorBlock::new();
     let mut at = 0;
     while at < count {
         let elements = PIECE.min(count - at);
-        let (from, to) = (at * size, (at + elements) * size);
-        // SAFETY: rooms hold a block of any dtype, this rank's part of the operand and the result the whole message; a
-        // block of the operand is read before that of the result is written.
+        let from = at * size;
+        let to = (at + elements) * size;
+        // SAFETY: the blocks have room for elements of any dtype. This rank's part of the operand and the
+        // result have the size of the whole message. A block of the operand is read before that of the result
+        // is written.
         unsafe {
             let source = |p: usize, room: &mut AccumulatorBlock| -> Result<*const u8> {
                 if p == running.me {
@@ -145,7 +150,8 @@ fn reduce_messages(
                 receive_message(running, &zones, p, room.as_mut_ptr(), from, to)?;
                 Ok(room.as_mut_ptr())
             };
-            let (a, b) = (source(0, &mut low)?, source(1, &mut high)?);
+            let a = source(0, &mut low)?;
+            let b = source(1, &mut high)?;
             reducer.start(&mut acc, a, b, elements);
             for p in 2..running.n {
                 reducer.combine(&mut acc, source(p, &mut low)?, elements);
@@ -181,14 +187,14 @@ fn exchange_messages(running: &RunningCollective, message: usize, stride: usize)
     }
     zones.prefetch_next_zones(running);
     let own = operand.wrapping_add(running.me * stride);
-    // SAFETY: operand and result hold as much; they are this rank's own.
+    // SAFETY: operand and result hold as many bytes; they belong to this rank.
     unsafe { copy_bytes(result.wrapping_add(running.me * message), own, message, StoreMode::Cached) };
     Ok(())
 }
 
 fn send_message(running: &RunningCollective, zones: &LandingZones, p: usize, from: *const u8) {
     running.delay_peer_access();
-    // What this rank did before it arrived happens before a peer sees a line.
+    // Effects of this rank before it arrived happen before a peer sees a line.
     fence(Ordering::Release);
     // SAFETY: the zone lies within the peer's arena and holds lines only; the operand holds the message.
     unsafe { ll::store_lines(zones.slot(p, running.me), from, zones.message, zones.epoch) };
@@ -208,7 +214,7 @@ fn receive_message(
     let slot = zones.slot(running.me, p).wrapping_add(first * ll::LINE);
     let bytes = to - from;
     let mut done = 0;
-    // A look at the last line first: to look at each as it comes slows the sender down.
+    // The last line is polled first: polling each line as it arrives slows the sender down.
     await_line(running, zones, p, ll::line_count(to) - 1)?;
     loop {
         // SAFETY: the slot lies within this rank's zone and holds lines only; `out` has room for the bytes.

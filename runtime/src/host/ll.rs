@@ -1,9 +1,9 @@
 //! The LL protocol between ranks of the host: data with its flag.
 //!
-//! A line has 64 bytes: 60 bytes of data, then a 4-byte flag, the epoch of the collective. The
-//! flag is stored after the data (release) and looked at before it (acquire), so a reader that sees the
-//! epoch has the data of the line, and no barrier is needed. Both lie in one cache line, so they travel
-//! together. What the last line of a message has room for beyond it is left as it is.
+//! A line has 64 bytes: 60 bytes of data, then a 4-byte flag, the epoch of the collective. The flag is stored
+//! after the data (release) and read before it (acquire), so a reader that sees the epoch has the data of the
+//! line, and no barrier is needed. Both lie in one cache line, so they travel together. The unused rest of a
+//! message's last line is not written.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,9 +18,8 @@ pub fn line_count(bytes: usize) -> usize {
 
 /// Stores `bytes` bytes from `from` as lines of `epoch` at `to`.
 ///
-/// # Safety
-/// `from` holds the bytes; `to` is a multiple of 4 with room for [`count`] lines, whose data nobody reads
-/// before it has seen their flags and nobody else writes.
+/// `from` holds the bytes; `to` is a multiple of 4 with room for [`line_count`] lines. Nothing reads their
+/// data before it has seen their flags, and nothing else writes them.
 pub unsafe fn store_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32) {
     let whole = bytes / DATA;
     // SAFETY: by the caller; the last line takes only what remains.
@@ -38,11 +37,12 @@ pub unsafe fn store_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32
     }
 }
 
-/// Copies data out of the lines of `epoch` at `from`, from line `first` on, until one has not arrived;
-/// the number of lines that have, the first ones included. `bytes` and `to` are those of the whole message.
+/// Copies data out of the lines of `epoch` at `from`, from line `first` on, until one has not arrived.
+/// Returns the number of lines that have arrived, the first ones included. `bytes` and `to` are those of the
+/// whole message.
 ///
 /// # Safety
-/// `to` has room for `bytes` bytes; `from` is a multiple of 4 with [`count`] lines.
+/// `to` has room for `bytes` bytes; `from` is a multiple of 4 with [`line_count`] lines.
 pub unsafe fn load_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32, first: usize) -> usize {
     let whole = bytes / DATA;
     let mut done = first;
@@ -68,20 +68,20 @@ pub unsafe fn load_lines(to: *mut u8, from: *const u8, bytes: usize, epoch: u32,
 /// Whether line `i` of the message at `from` has arrived.
 ///
 /// # Safety
-/// As for [`load`], and the message has such a line.
+/// As for [`load_lines`], and the message has such a line.
 #[inline]
 pub unsafe fn has_line_arrived(from: *const u8, i: usize, epoch: u32) -> bool {
     // SAFETY: by the caller.
     unsafe { line_flag(from.add(LINE * i)).load(Ordering::Acquire) == epoch }
 }
 
-/// Asks the processor to own `bytes` bytes at `at`, which are to be written soon.
+/// Requests ownership of the cache lines of `bytes` bytes at `at`, which are to be written soon.
 #[inline]
 pub fn prefetch_for_stores(at: *mut u8, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for i in 0..bytes / LINE {
         let line = at.wrapping_add(LINE * i);
-        // SAFETY: a hint; it has no effect that the program can see, and never faults.
+        // SAFETY: a hint; it has no effect that the program can observe, and never faults.
         unsafe {
             std::arch::asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly))
         };
@@ -92,7 +92,8 @@ pub fn prefetch_for_stores(at: *mut u8, bytes: usize) {
 
 #[inline(always)]
 unsafe fn line_flag<'a>(line: *const u8) -> &'a AtomicU32 {
-    // SAFETY: by the caller the line lies in a landing zone, aligned, and its flag is only accessed so.
+    // SAFETY: by the caller the line lies in a landing zone, aligned, and its flag is only accessed as an
+    // atomic.
     unsafe { AtomicU32::from_ptr(line.add(DATA).cast_mut().cast()) }
 }
 

@@ -1,8 +1,8 @@
 //! The host as a device: collectives through shared memory, and sessions.
 //!
-//! [`HostSession`] runs plans on a rank that has joined the others (`symmc-control`). From the bottom up: `reduce` and `ll` move
-//! elements, [`HostCommunicator`] runs collectives (`direct`, `put`, `landing`, `staged` and `splits` are its variants), `queue` has the runs of a
-//! session.
+//! [`HostSession`] runs plans on a rank that has joined the others (`symmc-control`). The modules from the
+//! bottom up: `reduce` and `ll` move elements; [`HostCommunicator`] runs collectives (`direct`, `put`,
+//! `landing`, `staged` and `splits` are its variants); `queue` holds the runs of a session.
 
 mod announce;
 mod chaos;

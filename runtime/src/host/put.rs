@@ -1,9 +1,10 @@
-//! Puts: the sender of a pair writes into the receiver's result and says so; broadcast and permute.
+//! Puts: the sender of a pair writes into the receiver's result and signals it; used by broadcast and
+//! permute.
 //!
-//! Two signals lie with each receiver in each group. Both hold the number of a put, which all ranks of the cell
-//! count alike, those without a pair too: `free` says that the receiver has arrived, so that its result may be
-//! written, `landed` that its sender has written it. A rank gives its own `free` before it waits for anything,
-//! so no circle of ranks waits for itself. Numbers have 64 bits and never wrap.
+//! Each receiver has two signals in each group. Both hold the number of a put; all ranks of the cell count
+//! puts in the same way, including ranks without a pair. `free` means that the receiver has arrived, so its
+//! result may be written. `landed` means that its sender has written it. A rank sets its own `free` before it
+//! waits for anything, so ranks never wait for each other in a circle. Numbers have 64 bits and never wrap.
 //!
 //! Ranks that form no pair do not wait for each other: nothing here is a barrier.
 
@@ -16,7 +17,8 @@ use super::running::{RunningCollective, copy_slices};
 use crate::error::Result;
 
 pub(super) fn run(running: &RunningCollective) -> Result<()> {
-    let (call, me) = (running.call, running.me as u32);
+    let call = running.call;
+    let me = running.me as u32;
     let pairs = call.kind.send_pairs(running.n as u32).unwrap_or_default();
     let operand = running.region_address(&call.operand, running.bytes)?;
     let result = running.region_address(&call.result, running.bytes)?;
@@ -42,7 +44,7 @@ pub(super) fn run(running: &RunningCollective) -> Result<()> {
     Ok(())
 }
 
-/// Whether a rank that nobody else sends to has its own operand as the result.
+/// Whether a rank without another sender has its own operand as the result.
 fn keeps_own_operand(kind: &CollectiveKind, me: u32) -> bool {
     match kind {
         CollectiveKind::Broadcast { root } => *root == me,
@@ -51,7 +53,7 @@ fn keeps_own_operand(kind: &CollectiveKind, me: u32) -> bool {
     }
 }
 
-/// Gives a signal of the receiver of number `receiver`, for which number `peer` may be waiting.
+/// Sets a signal of receiver number `receiver`, for which rank number `peer` may be waiting.
 fn post_signal(running: &RunningCollective, receiver: usize, signal: PutSignal, number: u64, peer: usize) {
     running.delay_peer_access();
     let control = running.comm.control();
@@ -60,7 +62,7 @@ fn post_signal(running: &RunningCollective, receiver: usize, signal: PutSignal, 
     control.wake_ranks(std::iter::once(running.call.cell[peer]));
 }
 
-/// Waits for a signal of the receiver of number `receiver`, which number `peer` gives.
+/// Waits for a signal of receiver number `receiver`, which rank number `peer` sets.
 fn await_signal(
     running: &RunningCollective,
     receiver: usize,

@@ -1,4 +1,5 @@
-//! The runs of a session of the host: one after another, on the caller's thread or on one of the session.
+//! The runs of a session of the host: one after another, on the caller's thread or on a thread of the
+//! session.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
@@ -15,17 +16,18 @@ use crate::exec::{ByteSpan, ExecConfig, RankMemory};
 use crate::kernels::{Scratch, ScratchNeeds};
 use crate::session::SizedProgram;
 
-/// What one run takes.
+/// The resources of one run.
 pub(super) struct ResolvedHostRun {
     pub sized: SizedProgram,
     pub memory: RankMemory,
     /// Whether ranks confirm to each other at the end of the run that no step refused its data.
     pub confirms_success: bool,
-    /// Held as long as a run may use it.
+    /// Keeps the memory alive as long as a run may use it.
     pub _segments: Vec<Arc<MemorySegment>>,
 }
 
-// SAFETY: the spans name memory that the segments hold, or that the caller lends to the session's runs, wherever they run.
+// SAFETY: the spans refer to memory that the segments hold, or that the caller lends to the session's runs,
+// on any thread.
 unsafe impl Send for ResolvedHostRun {}
 // SAFETY: as above; runs follow each other.
 unsafe impl Sync for ResolvedHostRun {}
@@ -33,16 +35,16 @@ unsafe impl Sync for ResolvedHostRun {}
 pub(super) struct PendingHostRun {
     pub number: u64,
     pub resolved: Arc<ResolvedHostRun>,
-    /// The bucket, where its steps are those of the plan that the session was opened with.
+    /// The bucket, if its steps are those of the plan that the session was opened with.
     pub bucket: Option<usize>,
-    /// Inputs to be copied to the symmetric arena before: where from with how many bytes, and where to.
+    /// Inputs to be copied to the symmetric arena before the run: the source, and the destination offset.
     pub loads: Vec<(ByteSpan, usize)>,
 }
 
-// SAFETY: as for `ResolvedRun`.
+// SAFETY: as for `ResolvedHostRun`.
 unsafe impl Send for PendingHostRun {}
 
-/// Runs that were put behind each other, and the thread that does them.
+/// Enqueued runs, and the thread that executes them.
 #[derive(Default)]
 pub(super) struct HostRunQueue {
     pub exec: ExecConfig,
@@ -50,12 +52,12 @@ pub(super) struct HostRunQueue {
     worker: Option<(mpsc::Sender<PendingHostRun>, JoinHandle<()>)>,
 }
 
-/// How far the runs are.
+/// The progress of the runs.
 #[derive(Default)]
 struct QueueState {
     progress: Mutex<QueueProgress>,
     changed: Condvar,
-    /// What kernels of each lane need at the largest sizes.
+    /// The scratch memory that kernels of each lane need at the largest sizes.
     needs: [ScratchNeeds; 2],
 }
 
@@ -64,7 +66,7 @@ struct QueueProgress {
     enqueued: u64,
     done: u64,
     failure: Option<RunError>,
-    /// `None` before the first run, and while one has it.
+    /// `None` before the first run, and while a run uses it.
     scratch: Option<[Scratch; 2]>,
 }
 
@@ -73,7 +75,7 @@ impl QueueState {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bytes of what kernels have beside operands and results; of a run in progress, as much as it may need.
+    /// The bytes of the kernels' scratch memory; during a run, the most that it may need.
     fn scratch_bytes(&self) -> usize {
         let progress = self.lock_progress();
         match &progress.scratch {
@@ -86,7 +88,7 @@ impl QueueState {
     fn run_pending(&self, joined: &SessionRank, exec: &ExecConfig, pending: &PendingHostRun) -> Result<()> {
         let kept = self.lock_progress().scratch.take();
         let mut scratch = kept.unwrap_or_else(|| self.needs.each_ref().map(Scratch::with_needs));
-        // SAFETY: the segments of the run and the lender keep the memory; no other run is in progress.
+        // SAFETY: the segments of the run and the caller keep the memory alive; no other run is in progress.
         let work = AssertUnwindSafe(|| unsafe { execute_run(joined, exec, pending, &mut scratch) });
         let ran = catch_unwind(work).unwrap_or_else(|panic| {
             Err(RunError::Defect(format!("run {} panicked: {}", pending.number, panic_message(&*panic))))
@@ -104,20 +106,22 @@ impl QueueState {
     }
 }
 
-/// A bucket whose steps have no names for whoever watches the ranks.
+/// A bucket whose steps have no names for the coordinator.
 const UNNAMED: usize = u32::MAX as usize;
 
 /// # Safety
-/// As [`Bound::run`].
+/// As [`ResolvedProgram::run`].
 unsafe fn execute_run(
     joined: &SessionRank,
     exec: &ExecConfig,
     pending: &PendingHostRun,
     scratch: &mut [Scratch; 2],
 ) -> Result<()> {
-    let (comm, resolved) = (joined.comm(), &*pending.resolved);
+    let comm = joined.comm();
+    let resolved = &*pending.resolved;
     let SizedProgram { program: bound, digest, text } = &resolved.sized;
-    let (number, bucket) = (pending.number, bound.bucket());
+    let number = pending.number;
+    let bucket = bound.bucket();
     let _span = enter_rank_span(comm.rank());
     tracing::trace!(target: "symmc::run", number, bucket, "starting a run");
     joined.expect_running()?;
@@ -126,7 +130,7 @@ unsafe fn execute_run(
     for (from, offset) in &pending.loads {
         let to = comm.arena().as_ptr().wrapping_add(*offset);
         if from.ptr != to {
-            // SAFETY: both hold the bytes of the input: it was resolved so, and peers touch it in runs alone.
+            // SAFETY: both hold the bytes of the input, by its resolution; peers access it during runs only.
             unsafe { std::ptr::copy(from.ptr, to, from.len) };
         }
     }
@@ -142,22 +146,22 @@ unsafe fn execute_run(
 }
 
 impl HostRunQueue {
-    /// No runs yet, where kernels of each lane need this at the largest sizes.
+    /// An empty queue, where kernels of each lane have these needs at the largest sizes.
     pub fn new(exec: ExecConfig, needs: [ScratchNeeds; 2]) -> HostRunQueue {
         HostRunQueue { exec, state: Arc::new(QueueState { needs, ..QueueState::default() }), worker: None }
     }
 
-    /// The bytes of what kernels have beside operands and results.
+    /// The bytes of the kernels' scratch memory.
     pub fn scratch_bytes(&self) -> usize {
         self.state.scratch_bytes()
     }
 
-    /// Frees what kernels have beside operands and results. Nothing is in progress.
+    /// Frees the kernels' scratch memory. No run may be in progress.
     pub fn free_scratch(&self) {
         self.state.lock_progress().scratch = None;
     }
 
-    /// Has kernels find what they need beside operands and results, also for another program. Nothing is in progress.
+    /// Adds the needs of another program to the kernels' scratch memory. No run may be in progress.
     pub fn extend_scratch_needs(&mut self, more: &[ScratchNeeds; 2]) {
         self.stop_worker();
         let mut needs = self.state.needs.clone();
@@ -179,13 +183,13 @@ impl HostRunQueue {
         self.state.lock_progress().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Runs in this thread; nothing is in progress.
+    /// Executes a run in this thread; no other run may be in progress.
     pub fn run_on_this_thread(&self, joined: &SessionRank, pending: &PendingHostRun) -> Result<()> {
         self.state.lock_progress().enqueued += 1;
         self.state.run_pending(joined, &self.exec, pending)
     }
 
-    /// Starts the thread, if there is none.
+    /// Starts the thread, if it is not running.
     pub fn ensure_worker(&mut self, joined: &Arc<SessionRank>) -> Result<()> {
         if self.worker.is_none() {
             self.worker = Some(self.spawn_worker(joined.clone())?);
@@ -196,7 +200,7 @@ impl HostRunQueue {
     pub fn enqueue(&self, pending: PendingHostRun) -> Result<()> {
         self.state.lock_progress().enqueued += 1;
         let sent = self.worker.as_ref().is_some_and(|(sender, _)| sender.send(pending).is_ok());
-        sent.then_some(()).ok_or_else(|| RunError::Defect("a session has no thread".into()))
+        sent.then_some(()).ok_or_else(|| RunError::Defect("the session has no thread for its runs".into()))
     }
 
     fn spawn_worker(
@@ -204,15 +208,16 @@ impl HostRunQueue {
         joined: Arc<SessionRank>,
     ) -> Result<(mpsc::Sender<PendingHostRun>, JoinHandle<()>)> {
         let (sender, runs) = mpsc::channel::<PendingHostRun>();
-        let (state, exec) = (self.state.clone(), self.exec);
+        let state = self.state.clone();
+        let exec = self.exec;
         let work = move || {
             for pending in runs {
-                let failed = state.lock_progress().failure.is_some();
-                match failed {
-                    // What comes behind a failure is not run.
-                    true => state.lock_progress().done += 1,
-                    // The failure is kept for whoever waits.
-                    false => drop(state.run_pending(&joined, &exec, &pending)),
+                if state.lock_progress().failure.is_some() {
+                    // Runs after a failure are not executed.
+                    state.lock_progress().done += 1;
+                } else {
+                    // The failure is stored for callers that wait.
+                    drop(state.run_pending(&joined, &exec, &pending));
                 }
             }
         };
@@ -245,11 +250,11 @@ impl HostRunQueue {
         }
     }
 
-    /// Ends the thread, once what is there has been done.
+    /// Ends the thread, after it has executed the enqueued runs.
     pub fn stop_worker(&mut self) {
         if let Some((sender, thread)) = self.worker.take() {
             drop(sender);
-            // Its failures were kept.
+            // Failures of the thread are stored already.
             let _ = thread.join();
         }
     }

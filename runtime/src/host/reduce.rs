@@ -1,12 +1,13 @@
 //! Reduction of elements over ranks.
 //!
-//! All variants reduce through this file, so they agree bit for bit: operands combine in ascending order of
+//! All variants reduce through this file, so they agree bit for bit. Operands combine in ascending order of
 //! rank, floats accumulate in f32 (f64 for f64) and round once at the end, integers wrap, the average of
-//! integers divides their exact i64 sum and truncates. The larger and the smaller of two floats are NaN if
-//! one is. On bool, sum and max are "or", the others "and".
+//! integers divides their exact i64 sum and truncates. The maximum and minimum of two floats are NaN if one
+//! of them is. On bool, sum and max are "or", the others "and".
 //!
-//! A reduction works in blocks on an accumulator that stays in the L1 cache. Loops are written to
-//! vectorise; on x86-64 they are also compiled for AVX2 and F16C and the processor chooses.
+//! A reduction works in blocks on an accumulator that stays in the L1 cache. The loops are written to
+//! vectorise. On x86-64 they are also compiled for AVX2 and F16C, and selected at run time by the features of
+//! the processor.
 
 use std::mem::MaybeUninit;
 
@@ -18,7 +19,7 @@ use super::copy::{StoreMode, copy_bytes};
 /// Elements of one block.
 pub const BLOCK: usize = 1024;
 
-/// Room for a block of any dtype or accumulating type. What it holds is meaningless until it is written.
+/// Room for a block of any dtype or accumulating type. Its contents are uninitialised until they are written.
 #[repr(C, align(64))]
 pub struct AccumulatorBlock([MaybeUninit<u64>; BLOCK]);
 
@@ -59,7 +60,7 @@ impl Reducer {
     /// Begins a block of at most [`BLOCK`] elements with those of the two lowest ranks.
     ///
     /// # Safety
-    /// Both sources hold `elements` elements that nobody writes meanwhile; they need no alignment.
+    /// Both sources hold `elements` elements that nothing writes meanwhile; they need no alignment.
     #[inline]
     pub unsafe fn start(&self, acc: &mut AccumulatorBlock, a: *const u8, b: *const u8, elements: usize) {
         debug_assert!(elements <= BLOCK);
@@ -81,7 +82,7 @@ impl Reducer {
     /// Rounds the block of `ranks` operands and stores it at each of `outs`.
     ///
     /// # Safety
-    /// Each of `outs` has room for `elements` elements that nobody else touches meanwhile.
+    /// Each of `outs` has room for `elements` elements that nothing else touches meanwhile.
     #[inline]
     pub unsafe fn finish(
         &self,
@@ -99,7 +100,7 @@ impl Reducer {
     /// Reduces `elements` elements of at least two sources, in ascending order of rank, into each of `outs`.
     ///
     /// # Safety
-    /// Each source holds as many elements and each of `outs` has room for as many; nobody else writes the
+    /// Each source holds as many elements and each of `outs` has room for as many. Nothing else writes the
     /// sources or touches `outs` meanwhile. One of `outs` may be one of the sources; otherwise they do not
     /// overlap.
     pub unsafe fn reduce(&self, sources: &[*const u8], outs: &[*mut u8], elements: usize, stores: StoreMode) {
@@ -109,8 +110,7 @@ impl Reducer {
         while at < elements {
             let n = BLOCK.min(elements - at);
             let byte = at * self.size;
-            // SAFETY: `at + n` is at most `elements`; a block is read from all sources before any is
-            // written.
+            // SAFETY: `at + n` is at most `elements`; a block is read from all sources before any is written.
             unsafe {
                 self.start(&mut acc, sources[0].add(byte), sources[1].add(byte), n);
                 for source in &sources[2..] {
@@ -128,7 +128,7 @@ impl Reducer {
     }
 }
 
-/// An element as it is stored and as it accumulates.
+/// An element in its stored form, and the type in which it accumulates.
 trait ReduceElement: Copy {
     type Acc: Copy;
     /// Whether an accumulated element has the form of a stored one.
@@ -142,7 +142,7 @@ trait ReduceOperation<A> {
     /// Whether [`finish`](Self::finish) does anything.
     const FINISHES: bool = false;
     fn combine(a: A, b: A) -> A;
-    /// What remains to be done after the last of `n` operands.
+    /// The last operation, after the last of `n` operands.
     #[inline(always)]
     fn finish(a: A, _n: usize) -> A {
         a
@@ -156,7 +156,8 @@ unsafe fn start<E: ReduceElement, O: ReduceOperation<E::Acc>>(
     b: *const u8,
     n: usize,
 ) {
-    let (a, b) = (a.cast::<E>(), b.cast::<E>());
+    let a = a.cast::<E>();
+    let b = b.cast::<E>();
     let acc = acc.as_mut_ptr().cast::<E::Acc>();
     for i in 0..n {
         // SAFETY: `i` is below `n`, which the caller bounds by the block and the sources.
@@ -193,7 +194,8 @@ unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
     let from = if E::AS_STORED && !O::FINISHES {
         acc.as_mut_ptr()
     } else {
-        let (from, to) = (acc.as_mut_ptr().cast::<E::Acc>(), rounded.as_mut_ptr().cast::<E>());
+        let from = acc.as_mut_ptr().cast::<E::Acc>();
+        let to = rounded.as_mut_ptr().cast::<E>();
         for i in 0..n {
             // SAFETY: `start` wrote the accumulator's first `n` elements; there is room for as many.
             unsafe { to.add(i).write(E::narrow(O::finish(from.add(i).read(), ranks))) };
@@ -201,7 +203,7 @@ unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
         to.cast()
     };
     for out in outs {
-        // SAFETY: the caller gives room for `n` elements, of which `from` holds as many.
+        // SAFETY: the caller provides room for `n` elements, of which `from` holds as many.
         unsafe { copy_bytes(*out, from, n * size_of::<E>(), stores) };
     }
 }
@@ -220,7 +222,7 @@ macro_rules! plain_element {
 }
 plain_element!(u8, i32, i64, f32, f64);
 
-/// f16 by software.
+/// f16, converted by software.
 #[derive(Clone, Copy)]
 struct F16(u16);
 impl ReduceElement for F16 {
@@ -363,7 +365,7 @@ mod x86 {
 
     use super::*;
 
-    /// f16 by the processor.
+    /// f16, converted by the processor.
     #[derive(Clone, Copy)]
     struct F16C(u16);
     impl ReduceElement for F16C {
@@ -453,7 +455,7 @@ mod tests {
         }
     }
 
-    /// Small values, so that every step is exact but the last.
+    /// Small values, so that every step except the last is exact.
     fn operand(dtype: DType, rank: usize, n: usize) -> Vec<u8> {
         let mut out = vec![0; n * dtype.size()];
         for i in 0..n {

@@ -1,5 +1,5 @@
-//! One step of one rank that meets its peers: barriers, waits, addresses in the peers' arenas, errors. What
-//! collectives and custom ops that touch peers have in common.
+//! One step of one rank that synchronises with its peers: barriers, waits, addresses in the peers' arenas,
+//! errors. Collectives and custom ops that touch peers share this code.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::comm::{GroupState, HostCommunicator};
 use crate::call::PeerMemory;
 use crate::error::{DataFault, Result, RunError};
 
-/// The step that a rank meets its peers for.
+/// The step in which a rank synchronises with its peers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RendezvousStep<'a> {
     pub step: usize,
@@ -32,7 +32,8 @@ pub(super) struct StepRendezvous<'a> {
 }
 
 impl<'a> StepRendezvous<'a> {
-    /// The rank of `comm` at this step. Fails if the cell is none of this rank in this run.
+    /// The rank of `comm` at this step. Fails if the cell does not contain this rank, or the run has no such
+    /// group.
     pub fn new(comm: &'a HostCommunicator, info: RendezvousStep<'a>) -> Result<Self> {
         let me = info.cell.iter().position(|&r| r == comm.rank);
         let (Some(me), Some(group)) = (me, comm.groups.get(info.group)) else {
@@ -47,7 +48,7 @@ impl<'a> StepRendezvous<'a> {
         Ok(rendezvous)
     }
 
-    /// Before or after a touch of a peer: delays the rank where the run asks for chaos.
+    /// Delays the rank before or after an access to a peer, if the run asks for chaos.
     #[inline]
     pub fn delay_peer_access(&self) {
         if let Some(chaos) = &self.comm.chaos {
@@ -68,10 +69,11 @@ impl<'a> StepRendezvous<'a> {
         Ok(())
     }
 
-    /// The peers in the cell: their numbers, beginning after this rank's.
+    /// The numbers of the peers in the cell, beginning after this rank's.
     #[inline]
     pub fn peer_numbers(&self) -> impl Iterator<Item = usize> + use<> {
-        let (me, n) = (self.me, self.n);
+        let me = self.me;
+        let n = self.n;
         (1..n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 
@@ -113,7 +115,7 @@ impl<'a> StepRendezvous<'a> {
         has_reached(word.load(Ordering::Acquire), target)
     }
 
-    /// The error of a wait that ended early; `ready` tells which peers had come.
+    /// The error of a wait that ended early; `ready` returns which peers had come.
     #[cold]
     pub fn wait_error(&self, ended: WaitFailure, ready: impl Fn(usize) -> bool) -> RunError {
         let control = &self.comm.domain.control;
@@ -134,7 +136,7 @@ impl<'a> StepRendezvous<'a> {
         }
     }
 
-    /// The address of `bytes` bytes at `offset` in the symmetric arena of the rank of number `p`.
+    /// The address of `bytes` bytes at `offset` in the symmetric arena of rank number `p`.
     pub fn arena_address(&self, p: usize, offset: usize, bytes: usize) -> Result<*mut u8> {
         let arena = &self.comm.domain.arenas[self.info.cell[p] as usize];
         if offset.checked_add(bytes).is_none_or(|end| end > arena.len()) {
@@ -152,11 +154,12 @@ impl<'a> StepRendezvous<'a> {
         step_error(self.comm, &self.info, detail)
     }
 
-    /// An error of the data that this step is given.
+    /// The error of a step that refuses its data.
     #[cold]
     pub fn data_error(&self, detail: String) -> RunError {
         let RendezvousStep { step, node, op, .. } = self.info;
-        let (rank, fault) = (self.comm.rank, DataFault::Other);
+        let rank = self.comm.rank;
+        let fault = DataFault::Other;
         RunError::Data { rank, step, node: node.into(), op: op.into(), fault, detail }
     }
 }

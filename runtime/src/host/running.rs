@@ -1,4 +1,4 @@
-//! One collective in progress on one rank: the regions of a call, what no variant can serve, and the exit.
+//! One collective in progress on one rank: the regions of a call, checks of the call, and the exit.
 
 use std::ops::Deref;
 
@@ -42,9 +42,10 @@ impl<'a> RunningCollective<'a> {
         Ok(running)
     }
 
-    /// Refuses what no variant can serve.
+    /// Refuses calls that no variant can serve.
     fn check_supported(&self) -> Result<()> {
-        let (call, n) = (self.call, self.n);
+        let call = self.call;
+        let n = self.n;
         let Some(contract) = call.variant.contract(call.kind) else {
             return Err(self.call_error(format!("the variant {} does not run this collective", call.variant)));
         };
@@ -73,7 +74,7 @@ impl<'a> RunningCollective<'a> {
         }
     }
 
-    /// The exit barrier, unless the variant or the plan does without.
+    /// The exit barrier, unless the variant has none or the plan drops it.
     pub fn exit_barrier(&self) -> Result<()> {
         let exit = self.call.variant.contract(self.call.kind).map(|c| c.exit_barrier);
         let dropped = self.call.exit == Some(ExitBarrier::Dropped);
@@ -91,7 +92,7 @@ impl<'a> RunningCollective<'a> {
         }
     }
 
-    /// The address of `bytes` bytes of a symmetric region on the rank of number `p`.
+    /// The address of `bytes` bytes of a symmetric region on rank number `p`.
     pub fn peer_region_address(&self, region: &CallRegion, p: usize, bytes: usize) -> Result<*mut u8> {
         self.arena_address(p, region.offset_on_rank(self.info.cell[p]), bytes)
     }
@@ -103,14 +104,14 @@ impl<'a> RunningCollective<'a> {
 
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;
 
-/// Copies in slices; this rank may touch both at this time.
+/// Copies in slices; the contract must let this rank touch both ranges now.
 pub(super) fn copy_slices(running: &RunningCollective, to: *mut u8, from: *const u8, bytes: usize) {
     let stores = StoreMode::for_size(bytes * running.n);
     let mut at = 0;
     while at < bytes {
         let n = SLICE.min(bytes - at);
-        // SAFETY: the ranges were checked against their arenas when their addresses were taken, or are this
-        // rank's own; the contract lets this rank touch them now.
+        // SAFETY: the ranges were checked against their arenas when their addresses were resolved, or belong
+        // to this rank; the contract lets this rank touch them now.
         unsafe { copy_bytes(to.wrapping_add(at), from.wrapping_add(at), n, stores) };
         at += n;
         running.delay_peer_access();

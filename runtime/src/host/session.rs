@@ -1,7 +1,8 @@
-//! A session of one rank on the host: runs go from memory to memory of this process, peers are reached by shared memory.
+//! A session of one rank on the host: runs read and write memory of this process, and reach peers through
+//! shared memory.
 //!
-//! A run is put on a queue that a thread of the session works off. Who waits for it anyway runs it in the own thread, where
-//! nothing is in progress.
+//! A run is put on a queue that a thread of the session executes. A caller that waits for the run executes it
+//! in its own thread, if no run is in progress.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,11 +36,11 @@ pub struct HostSession {
     rank: u32,
     ports: SessionPorts<MemorySegment>,
     ordinary_arena: Option<Arc<MemorySegment>>,
-    /// What the next run takes, unless something was set since.
+    /// The resources of the next run, unless a setting has changed since.
     next_resolved: Option<Arc<ResolvedHostRun>>,
     runs: u64,
     queue: HostRunQueue,
-    /// The program that calls are about, whose inputs and outputs are those above.
+    /// The program that calls refer to, whose inputs and outputs are `ports`.
     selected_program: usize,
     /// The other programs, by number.
     parked: Vec<Option<ParkedProgram>>,
@@ -47,16 +48,16 @@ pub struct HostSession {
     config: HostConfig,
 }
 
-/// A program of the session while calls are about another one.
+/// A program of the session while another one is selected.
 struct ParkedProgram {
     ports: SessionPorts<MemorySegment>,
     resolved: Option<Arc<ResolvedHostRun>>,
 }
 
 impl HostSession {
-    /// Opens the session of a rank; returns when all ranks of the group have, and run the same. `terms` is what else must
-    /// be alike. Fails if the group has another number of ranks, an op has no kernel, or the other ranks do not come or
-    /// run something else.
+    /// Opens the session of a rank; returns when all ranks of the group have opened it and run the same plan.
+    /// `terms` are other settings that must be equal. Fails if the group has another number of ranks, an op
+    /// has no kernel, or the other ranks do not join or run something else.
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
@@ -64,24 +65,27 @@ impl HostSession {
         config: &HostConfig,
         terms: Vec<JoinTerm>,
     ) -> Result<HostSession> {
-        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
+        let _span = enter_rank_span(group.rank());
+        let started = Instant::now();
         expect_kernels(plan, kernels).map_err(|error| group.decline(error))?;
         let joined = Arc::new(SessionRank::join_session(plan, group, config, terms)?);
         let opened = HostSession::open_joined(&joined, plan, kernels, config);
         let session = opened.and_then(|session| joined.start().map(|()| session));
         let session = session.map_err(|error| joined.fail_run(error))?;
-        let (ranks, elapsed) = (plan.ranks, started.elapsed());
-        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        let ranks = plan.ranks;
+        let elapsed = started.elapsed();
+        let symmetric = plan.arenas.symmetric;
+        let ordinary = plan.arenas.ordinary;
         tracing::info!(target: "symmc::session", ranks, symmetric, ordinary, ?elapsed, "opened a session on the host");
         Ok(session)
     }
 
-    /// Opens a session of a plan that was checked on a rank that has joined the others, and has yet to [start]. A session leaves
-    /// the others when it ends, unless its caller has the rank too.
+    /// Opens a session of a checked plan on a rank that has joined the others, and has yet to [start]. A
+    /// session leaves the others when it ends, unless its caller holds the rank too.
     ///
     /// [start]: SessionRank::start
     ///
-    /// Fails if an op has no kernel, or there is no memory.
+    /// Fails if an op has no kernel, or there is not enough memory.
     pub fn open_joined(
         joined: &Arc<SessionRank>,
         plan: &ParsedPlan,
@@ -94,9 +98,9 @@ impl HostSession {
         if room.is_some() && config.callers > 0 {
             return Err(caller_memory_error());
         }
-        let arrangement = SessionLayout::new(plan, room);
+        let layout = SessionLayout::new(plan, room);
         if room.is_some() {
-            ports.set_placement(arrangement.program_placement(0))?;
+            ports.set_placement(layout.program_placement(0))?;
         }
         let queue = HostRunQueue::new(config.exec_config(), ports.scratch_needs());
         Ok(HostSession {
@@ -109,13 +113,13 @@ impl HostSession {
             queue,
             selected_program: 0,
             parked: vec![None],
-            layout: arrangement,
+            layout,
             config: config.clone(),
         })
     }
 
-    /// What the session of a rank will take: at most, for what depends on sizes and on what the caller lends. Fails if
-    /// the plan has no such rank, or an op has no kernel.
+    /// The memory that the session of a rank will use: the maximum, for the part that depends on sizes and on
+    /// memory that the caller binds. Fails if the plan has no such rank, or an op has no kernel.
     pub fn memory_budget(
         plan: &CheckedPlan,
         rank: u32,
@@ -127,9 +131,10 @@ impl HostSession {
         let needs = executor.scratch_needs();
         Ok(MemoryUsage {
             ordinary: arena_size(plan.arenas.ordinary)?,
-            symmetric: match config.extendable {
-                true => SessionLayout::new(plan, Some(0)).required_bytes(),
-                false => config.symmetric_bytes(plan)?,
+            symmetric: if config.extendable {
+                SessionLayout::new(plan, Some(0)).required_bytes()
+            } else {
+                config.symmetric_bytes(plan)?
             },
             flags: SharedRunMemory::bytes_per_rank(plan.ranks, count_groups(plan)),
             scratch: needs.iter().map(ScratchNeeds::bytes).sum(),
@@ -139,7 +144,8 @@ impl HostSession {
 
     fn prepare_program(&self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<PreparedProgram> {
         if plan.ranks != self.ports.plan().ranks {
-            let (expected, found) = (self.ports.plan().ranks, plan.ranks);
+            let expected = self.ports.plan().ranks;
+            let found = plan.ranks;
             return Err(RunError::Invalid(format!(
                 "the session has {expected} ranks, the plan is for {found}"
             )));
@@ -154,21 +160,21 @@ impl HostSession {
         let executor = Executor::new(plan, self.rank, kernels, self.config.exec_config())?;
         let mut ports = SessionPorts::new(executor, (1, 0))?;
         let needs = ports.scratch_needs();
-        let mut arrangement = self.layout.clone();
-        // The last group is no group of a plan.
+        let mut layout = self.layout.clone();
+        // The last group is not a group of a plan.
         let groups = self.session_rank()?.comm().control().groups().saturating_sub(1);
-        arrangement.add_program(plan, Some(groups))?;
+        layout.add_program(plan, Some(groups))?;
         let ordinary = match &self.ordinary_arena {
             None => return Err(arenas_released_error()),
-            Some(there) if there.len() >= arrangement.ordinary_bytes() => there.clone(),
+            Some(arena) if arena.len() >= layout.ordinary_bytes() => arena.clone(),
             Some(_) => {
-                Arc::new(MemorySegment::create_private("the ordinary arena", arrangement.ordinary_bytes())?)
+                Arc::new(MemorySegment::create_private("the ordinary arena", layout.ordinary_bytes())?)
             }
         };
-        Ok(PreparedProgram { ports, needs, layout: arrangement, ordinary })
+        Ok(PreparedProgram { ports, needs, layout, ordinary })
     }
 
-    /// Has every program lie where the session has it now.
+    /// Updates the placement of every program to the current layout of the session.
     fn update_placements(&mut self) -> Result<()> {
         self.next_resolved = None;
         if self.layout.is_open(self.selected_program) {
@@ -218,15 +224,20 @@ impl HostSession {
             (0..bound.outputs.len()).map(|k| Ok(range_span(self.locate_port(Port::Output(k))?.range)));
         let outputs = outputs.collect::<Result<_>>()?;
         let ordinary = self.ordinary_arena.clone().ok_or_else(arenas_released_error)?;
-        let (ordinary_span, symmetric) =
-            (range_span(segment_range(&ordinary)), range_span(self.symmetric_arena()?));
-        let memory = RankMemory { ordinary: ordinary_span, symmetric, inputs, outputs };
+        let memory = RankMemory {
+            ordinary: range_span(segment_range(&ordinary)),
+            symmetric: range_span(self.symmetric_arena()?),
+            inputs,
+            outputs,
+        };
         let segments = self.ports.session_memories().cloned().chain([ordinary]).collect();
-        let agrees = sized.program.may_fail_on_one_rank(self.ports.plan().ranks, self.queue.exec.lanes);
-        Ok(ResolvedHostRun { sized, memory, confirms_success: agrees, _segments: segments })
+        let confirms_success =
+            sized.program.may_fail_on_one_rank(self.ports.plan().ranks, self.queue.exec.lanes);
+        Ok(ResolvedHostRun { sized, memory, confirms_success, _segments: segments })
     }
 
-    /// The parameters and constants that the run has to find in the symmetric arena and that are not there yet.
+    /// The parameters and constants that the run expects in the symmetric arena and that have not been copied
+    /// there yet.
     fn pending_loads(&mut self, resolved: &ResolvedHostRun) -> Vec<(ByteSpan, usize)> {
         let ResolvedHostRun { sized: SizedProgram { program: bound, .. }, memory, .. } = resolved;
         let mut out = Vec::new();
@@ -244,15 +255,15 @@ impl HostSession {
         out
     }
 
-    /// Refuses an access by the caller while runs may touch the memory.
+    /// Refuses an access by the caller while runs may use the memory.
     fn expect_idle(&self, port: Port) -> Result<()> {
         if self.queue.is_idle()? { Ok(()) } else { Err(self.ports.busy_error(port)) }
     }
 
-    /// Ends the session in order, once all runs have ended; others may go on for a moment.
+    /// Closes the session, once all runs have ended; other ranks may continue for a moment.
     fn leave_group(&mut self, leaving: LeaveMode) {
         self.queue.stop_worker();
-        // The worker has ended: nobody else has it, unless it stays with the caller.
+        // The worker has ended: the session holds the only reference, unless the caller has one.
         if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(self.rank);
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
@@ -260,7 +271,8 @@ impl HostSession {
         }
     }
 
-    /// Ends the session on all ranks, without a wait for others. `how` this rank leaves.
+    /// Ends the session on all ranks, without waiting for others. `how` describes the way in which this rank
+    /// leaves.
     fn abort_group(&mut self, how: String) {
         if let Some(joined) = self.session_rank.take() {
             let _span = enter_rank_span(self.rank);
@@ -292,7 +304,7 @@ impl PortBackend for HostSession {
         smaller: Option<Arc<MemorySegment>>,
     ) -> Result<MemorySegment> {
         let larger = MemorySegment::create_private(name, bytes)?;
-        // Runs in progress may use the smaller one, which holds the data too.
+        // Runs in progress may use the smaller segment, which holds the data too.
         if let Some(old) = smaller {
             // SAFETY: both are mapped for as many bytes; they do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(old.as_ptr(), larger.as_ptr(), old.len()) };
@@ -305,8 +317,8 @@ impl Drop for HostSession {
     fn drop(&mut self) {
         let is_idle = self.queue.is_idle().unwrap_or(true);
         if is_idle && self.queue.expect_no_failure().is_ok() && !std::thread::panicking() {
-            // Peers may still be in a run that this rank has ended, as at the end of a program: they finish it. A peer that
-            // begins or waits in another run gets an error at once.
+            // Peers may still be in a run that this rank has ended, as at the end of a program: they finish
+            // it. A peer that begins or waits in another run gets an error at once.
             return self.leave_group(LeaveMode::Dropped);
         }
         let how =
@@ -324,16 +336,19 @@ impl DeviceSession for HostSession {
 
     fn open_program(&mut self, plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<usize> {
         self.queue.wait_idle(self.rank, None)?;
-        let (joined, made) = (self.session_rank()?, self.prepare_program(plan, kernels));
-        let said = joined.comm().exchange_bytes(&encode_proposal(plan, made.as_ref().err()));
-        let agreed = check_proposals(&said.map_err(|error| joined.fail_run(error))?);
-        let PreparedProgram { ports, needs, layout: arrangement, ordinary } = made?;
+        let joined = self.session_rank()?;
+        let prepared = self.prepare_program(plan, kernels);
+        let proposals = joined.comm().exchange_bytes(&encode_proposal(plan, prepared.as_ref().err()));
+        let agreed = check_proposals(&proposals.map_err(|error| joined.fail_run(error))?);
+        // A rank that cannot open the program reports its own error.
+        let PreparedProgram { ports, needs, layout, ordinary } = prepared?;
         agreed?;
-        let number = arrangement.program_count() - 1;
+        let number = layout.program_count() - 1;
         let _span = enter_rank_span(self.rank);
         tracing::info!(target: "symmc::session", program = number, "opened a program");
         self.parked.push(Some(ParkedProgram { ports, resolved: None }));
-        (self.layout, self.ordinary_arena) = (arrangement, Some(ordinary));
+        self.layout = layout;
+        self.ordinary_arena = Some(ordinary);
         self.queue.extend_scratch_needs(&needs);
         self.update_placements().map_err(|error| joined.fail_run(error))?;
         Ok(number)
@@ -372,7 +387,8 @@ impl DeviceSession for HostSession {
             return Ok(());
         }
         let ordinary = self.ordinary_arena.as_ref().map(|s| ("the ordinary arena", segment_range(s)));
-        let (arena, reserved) = (self.symmetric_arena()?, ordinary.into_iter().collect());
+        let arena = self.symmetric_arena()?;
+        let reserved = ordinary.into_iter().collect();
         self.ports.bind_memory(port, memory, Some(arena), reserved)?;
         self.next_resolved = None;
         Ok(())
@@ -388,7 +404,8 @@ impl DeviceSession for HostSession {
 
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>> {
         self.queue.wait_idle(self.rank, None)?;
-        let (joined, rank) = (self.session_rank()?, self.rank);
+        let joined = self.session_rank()?;
+        let rank = self.rank;
         let asked = joined
             .comm()
             .exchange_bytes(&(bytes as u64).to_le_bytes())
@@ -416,11 +433,11 @@ impl DeviceSession for HostSession {
             let to = range_span(self.expose_input(input, data.size())?);
             self.next_resolved = None;
             match data {
-                // SAFETY: the memory is the session's or bound for as many bytes, no run is in progress, and the data are a slice
-                // that nobody writes.
+                // SAFETY: the memory belongs to the session or is bound with as many bytes, no run is in
+                // progress, and the data is a slice that nothing writes.
                 InputData::Memory(bytes) => unsafe { std::ptr::copy(bytes.as_ptr(), to.ptr, bytes.len()) },
                 InputData::Source(source) if to.len > 0 => {
-                    // SAFETY: as above; nobody else has the memory meanwhile.
+                    // SAFETY: as above; nothing else uses the memory meanwhile.
                     source.read(0, unsafe { std::slice::from_raw_parts_mut(to.ptr, to.len) })?;
                 }
                 InputData::Source(_) => {}
@@ -439,7 +456,7 @@ impl DeviceSession for HostSession {
         };
         match constant {
             Some(bytes) => data.copy_from_slice(bytes),
-            // SAFETY: as for writing; the slice is the caller's alone.
+            // SAFETY: as for writing; the slice belongs to the caller alone.
             None => unsafe { std::ptr::copy(range_span(memory.range).ptr, data.as_mut_ptr(), data.len()) },
         }
         Ok(())
@@ -447,9 +464,11 @@ impl DeviceSession for HostSession {
 
     fn enqueue(&mut self, stream: Option<RawStream>) -> Result<()> {
         if stream.is_some() {
-            return Err(RunError::Invalid("a stream was given: sessions of the host have none".into()));
+            return Err(RunError::Invalid(
+                "a stream was given, but sessions of the host have no streams".into(),
+            ));
         }
-        // A run that has a number is done.
+        // A run that has a number must be executed, so the worker is started first.
         self.queue.ensure_worker(&self.session_rank()?)?;
         let pending = self.prepare_next_run()?;
         self.queue.enqueue(pending)
@@ -460,7 +479,8 @@ impl DeviceSession for HostSession {
             self.enqueue(None)?;
             return self.queue.wait_idle(self.rank, None);
         }
-        let (pending, joined) = (self.prepare_next_run()?, self.session_rank()?);
+        let pending = self.prepare_next_run()?;
+        let joined = self.session_rank()?;
         self.queue.run_on_this_thread(&joined, &pending)
     }
 
@@ -501,18 +521,22 @@ impl DeviceSession for HostSession {
     }
 
     fn memory_usage(&self) -> MemoryUsage {
-        let symmetric = match self.config.extendable {
-            true => self.layout.required_bytes(),
-            false => self.symmetric_arena().map_or(0, |arena| arena.bytes),
+        let symmetric = if self.config.extendable {
+            self.layout.required_bytes()
+        } else {
+            self.symmetric_arena().map_or(0, |arena| arena.bytes)
         };
         let parked = self.parked.iter().flatten().flat_map(|parked| parked.ports.session_memories());
         MemoryUsage {
             ordinary: self.ordinary_arena.as_ref().map_or(0, |s| s.len()),
             symmetric: if self.ordinary_arena.is_some() { symmetric } else { 0 },
-            flags: self.session_rank.as_ref().map_or(0, |joined| match self.config.extendable {
-                // Nothing touches the flags of groups that no program has.
-                true => SharedRunMemory::bytes_per_rank(joined.comm().ranks(), self.layout.group_count() + 1),
-                false => joined.comm().shared_bytes(),
+            flags: self.session_rank.as_ref().map_or(0, |joined| {
+                if self.config.extendable {
+                    // Nothing touches the flags of groups that no program uses.
+                    SharedRunMemory::bytes_per_rank(joined.comm().ranks(), self.layout.group_count() + 1)
+                } else {
+                    joined.comm().shared_bytes()
+                }
             }),
             scratch: self.queue.scratch_bytes(),
             ports: self.ports.session_memories().chain(parked).map(|s| s.len()).sum(),
@@ -538,10 +562,13 @@ struct PreparedProgram {
 }
 
 fn caller_memory_error() -> RunError {
-    RunError::Invalid("symmetric memory for the caller: a session of several programs has none".into())
+    RunError::Invalid(
+        "symmetric memory for the caller: a session of several programs does not provide it".into(),
+    )
 }
 
-/// Whether the host runs every node of a plan. Asked when the plan is made for the host; what passes here is refused by no rank.
+/// Checks that the host runs every node of a plan. This is checked when a plan is made for the host; no rank
+/// refuses a plan that passes.
 pub fn expect_kernels(plan: &ParsedPlan, kernels: &CustomKernelRegistry) -> Result<()> {
     plan.programs().try_for_each(|program| kernels.expect_kernels(&program.map_err(unread_plan_error)?.graph))
 }

@@ -1,4 +1,4 @@
-//! A rank that has joined the others, with its communicator: what sessions run as.
+//! A rank that has joined the others, with its communicator: the rank that a session runs as.
 
 use serde::Serialize;
 use symmc_control::{Group, JoinTerm, JoinedRank, LeaveMode, ProgressRecording, RunKind};
@@ -9,8 +9,8 @@ use super::config::HostConfig;
 use super::join_request::plan_join_request;
 use crate::error::{Result, RunError};
 
-/// A rank that has joined the others, with its communicator. There is one for each rank that joined, since communicators count
-/// the collectives of each group.
+/// A rank that has joined the others, with its communicator. There is one for each joined rank, since
+/// communicators count the collectives of each group.
 #[derive(Debug)]
 pub struct SessionRank {
     joined: JoinedRank,
@@ -18,8 +18,8 @@ pub struct SessionRank {
 }
 
 impl SessionRank {
-    /// A rank that has joined, and communicates like this. Fails if the memory that the ranks share does not have this
-    /// rank. The run has ended then.
+    /// Creates the communicator of a rank that has joined. If the shared memory does not have this rank, this
+    /// fails and the run ends.
     pub fn new(joined: JoinedRank, config: CommConfig) -> Result<SessionRank> {
         match HostCommunicator::new(joined.domain().clone(), joined.rank(), config) {
             Ok(comm) => Ok(SessionRank { joined, comm }),
@@ -27,9 +27,9 @@ impl SessionRank {
         }
     }
 
-    /// Joins as the group's rank for a session of `plan`; returns when all ranks have come. `terms` is what else must be alike
-    /// on all of them. Fails if the group has another number of ranks, or the other ranks do not come or run something
-    /// else.
+    /// Joins as the group's rank for a session of `plan`; returns when all ranks have joined. `terms` are
+    /// other settings that must be equal on all of them. Fails if the group has another number of ranks, or
+    /// the other ranks do not join or run something else.
     pub fn join_session(
         plan: &ParsedPlan,
         group: &Group,
@@ -80,6 +80,8 @@ fn expect_group_size(plan: &Plan, group: &Group) -> Result<()> {
     if plan.ranks == group.ranks() {
         return Ok(());
     }
-    let (rank, expected, found) = (group.rank(), plan.ranks, group.ranks());
+    let rank = group.rank();
+    let expected = plan.ranks;
+    let found = group.ranks();
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the group has {found}")))
 }

@@ -1,8 +1,8 @@
 //! All-to-all with sizes on the device, through staging or by reading the peers' operands.
 //!
-//! Every rank first shows all its split sizes, so every rank knows the whole matrix and all agree on whether
-//! it fits and on the number of chunks. Through staging each chunk then carries, for each peer, its share of the rows.
-//! Last, what no row fills is zeroed and the received sizes are stored.
+//! Every rank first publishes all its split sizes. Every rank therefore knows the whole matrix, and all agree
+//! on whether it fits and on the number of chunks. With staging, each chunk then carries each peer's share of
+//! the rows. Finally the unused rest of the result is zeroed and the received sizes are stored.
 
 use symmc_control::CHUNK;
 
@@ -19,7 +19,7 @@ pub(super) fn run(running: &RunningCollective) -> Result<()> {
     Ok(())
 }
 
-/// By reading the peers' operands, once all have shown their sizes, which is when all have arrived.
+/// Reads the peers' operands, once all have published their sizes, which shows that all have arrived.
 pub(super) fn pull_rows(running: &RunningCollective) -> Result<()> {
     let operands =
         (0..running.n).map(|p| running.peer_region_address(&running.call.operand, p, running.bytes));
@@ -38,14 +38,14 @@ pub(super) fn pull_rows(running: &RunningCollective) -> Result<()> {
     running.exit_barrier()
 }
 
-/// Where a rank's operand, result, sizes and received sizes are.
+/// The addresses of a rank's operand, result and received sizes.
 struct SplitAddresses {
     operand: *const u8,
     result: *mut u8,
     received: *mut u8,
 }
 
-/// Shows the sizes of all ranks to all.
+/// Exchanges the sizes of all ranks.
 fn exchange_sizes(
     running: &RunningCollective,
     stage: &mut ChunkStage,
@@ -56,33 +56,33 @@ fn exchange_sizes(
         return Err(running.call_error("expected split sizes, found none".into()));
     };
     let row = call.row * call.dtype.size();
-    // Of rows without elements there are as many as anybody says: nothing moves.
+    // Rows without elements can have any number: nothing moves.
     let capacity = call.elements.checked_div(call.row).unwrap_or(usize::MAX);
     if call.row > 0 && capacity * call.row != call.elements {
-        let (row, elements) = (call.row, call.elements);
+        let row = call.row;
+        let elements = call.elements;
         return Err(
             running.call_error(format!("expected whole rows of {row} elements, found {elements} elements"))
         );
     }
-    let (splits, received) =
-        (running.region_address(splits, 8 * n)?, running.region_address(received, 8 * n)?);
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let splits = running.region_address(splits, 8 * n)?;
+    let received = running.region_address(received, 8 * n)?;
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let rows =
         SplitRows { sent: gather_split_matrix(running, stage, splits, capacity)?, me: running.me, row };
     Ok((SplitAddresses { operand, result, received }, rows))
 }
 
-/// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the received sizes.
+/// Fills the parts without a peer: this rank's rows for itself, zeros after the received rows, and the
+/// received sizes.
 fn fill_local_parts(running: &RunningCollective, ends: &SplitAddresses, rows: &SplitRows) {
     let filled = rows.receive_offset(running.n);
-    let (to, from) = (rows.receive_offset(running.me), rows.send_offset(running.me));
+    let to = ends.result.wrapping_add(rows.receive_offset(running.me));
+    let from = ends.operand.wrapping_add(rows.send_offset(running.me));
     // SAFETY: the sums of sizes fit operand and result; the sizes have room for `n` numbers.
     unsafe {
-        let own = (ends.result.wrapping_add(to), ends.operand.wrapping_add(from));
-        copy_bytes(own.0, own.1, rows.row_bytes(running.me, running.me), StoreMode::Cached);
+        copy_bytes(to, from, rows.row_bytes(running.me, running.me), StoreMode::Cached);
         std::ptr::write_bytes(ends.result.wrapping_add(filled), 0, running.bytes - filled);
         for (p, sizes) in rows.sent.iter().enumerate() {
             let count = (sizes[running.me] as i64).to_le_bytes();
@@ -91,7 +91,7 @@ fn fill_local_parts(running: &RunningCollective, ends: &SplitAddresses, rows: &S
     }
 }
 
-/// Who sends how many rows to whom, and where they lie on this rank.
+/// The numbers of rows that ranks send to each other, and their offsets on this rank.
 struct SplitRows {
     /// The rows that each rank sends to each.
     sent: Vec<Vec<usize>>,
@@ -104,15 +104,15 @@ impl SplitRows {
     fn row_bytes(&self, from: usize, to: usize) -> usize {
         self.sent[from][to] * self.row
     }
-    /// Where in the operand the rows for rank `p` begin, in bytes.
+    /// The offset in the operand of the rows for rank `p`, in bytes.
     fn send_offset(&self, p: usize) -> usize {
         self.peer_send_offset(self.me, p)
     }
-    /// Where in the operand of rank `from` the rows for rank `to` begin, in bytes.
+    /// The offset in the operand of rank `from` of the rows for rank `to`, in bytes.
     fn peer_send_offset(&self, from: usize, to: usize) -> usize {
         self.sent[from][..to].iter().sum::<usize>() * self.row
     }
-    /// Where in the result the rows of rank `p` begin, in bytes.
+    /// The offset in the result of the rows of rank `p`, in bytes.
     fn receive_offset(&self, p: usize) -> usize {
         self.sent[..p].iter().map(|sizes| sizes[self.me]).sum::<usize>() * self.row
     }
@@ -161,7 +161,7 @@ fn exchange_rows(
     Ok(())
 }
 
-/// The rows that each rank sends to each, after all have shown theirs and all sums fit.
+/// The numbers of rows that each rank sends to each, once all have published theirs and all sums fit.
 fn gather_split_matrix(
     running: &RunningCollective,
     stage: &mut ChunkStage,
@@ -169,26 +169,26 @@ fn gather_split_matrix(
     capacity: usize,
 ) -> Result<Vec<Vec<usize>>> {
     let n = running.n;
-    let mut shown: Vec<*const u8> = vec![splits; n];
+    let mut published: Vec<*const u8> = vec![splits; n];
     let chunk = stage.next_chunk();
     if n > 1 {
         if 8 * n > CHUNK {
             return Err(running.call_error(format!("expected at most {} ranks, found {n}", CHUNK / 8)));
         }
         stage.acquire_chunk(chunk)?;
-        // SAFETY: the sizes are `n` numbers and fit a chunk, which is this rank's to write.
+        // SAFETY: the sizes are `n` numbers and fit a chunk, which this rank may write now.
         unsafe { copy_bytes(stage.chunk_address(running.me, chunk), splits, 8 * n, StoreMode::Cached) };
         stage.publish_chunk(chunk);
         stage.await_all_chunks(chunk)?;
-        running.peer_numbers().for_each(|p| shown[p] = stage.chunk_address(p, chunk));
+        running.peer_numbers().for_each(|p| published[p] = stage.chunk_address(p, chunk));
     }
     let read = |from: *const u8, i: usize| {
         let mut bytes = [0; 8];
-        // SAFETY: `n` numbers lie there, and `i` is below `n`.
+        // SAFETY: there are `n` numbers at the address, and `i` is below `n`.
         unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(8 * i), bytes.as_mut_ptr(), 8) };
         i64::from_le_bytes(bytes)
     };
-    let rows: Vec<Vec<i64>> = shown.iter().map(|&at| (0..n).map(|i| read(at, i)).collect()).collect();
+    let rows: Vec<Vec<i64>> = published.iter().map(|&at| (0..n).map(|i| read(at, i)).collect()).collect();
     if n > 1 {
         stage.release_chunk(chunk);
     }

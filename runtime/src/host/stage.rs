@@ -1,9 +1,10 @@
-//! Staging: memory of its own through which the data of a collective pass, chunk by chunk.
+//! Staging: separate memory through which the data of a collective passes, chunk by chunk.
 //!
 //! Each rank has two chunks of staging for each group. All ranks of a cell count the chunks that they
 //! exchange in the same way; chunk `c` lies in staging `c % 2`. A rank writes a chunk once all peers have
-//! drained the one before the last (`drained` ≥ `c - 1`), then sets `filled` to `c + 1`; a reader waits for
-//! that, and sets `drained` to `c + 1` when it needs nothing of that chunk any more from anybody.
+//! drained the one before the last (`drained` ≥ `c - 1`), then sets `filled` to `c + 1`. A reader waits for
+//! that, and sets `drained` to `c + 1` when it has read everything that it needs from that chunk of all
+//! peers.
 
 use std::sync::atomic::Ordering;
 
@@ -42,7 +43,7 @@ impl<'a> ChunkStage<'a> {
         self.running.await_peers(GroupCounter::Drained, chunk.wrapping_sub(1))
     }
 
-    /// Hands this rank's chunk to the peers.
+    /// Publishes this rank's chunk to the peers.
     pub fn publish_chunk(&self, chunk: u32) {
         self.running.delay_peer_access();
         self.running.advance_counter(GroupCounter::Filled, chunk.wrapping_add(1));
@@ -59,17 +60,18 @@ impl<'a> ChunkStage<'a> {
         self.running.await_peer(p, GroupCounter::Filled, chunk.wrapping_add(1))
     }
 
-    /// Says that this rank needs nothing of a chunk any more.
+    /// Releases a chunk of all peers after this rank has read it.
     pub fn release_chunk(&self, chunk: u32) {
         self.running.delay_peer_access();
         self.running.advance_counter(GroupCounter::Drained, chunk.wrapping_add(1));
     }
 }
 
-/// Bytes that each peer has in a chunk that is divided among the peers, a multiple of 8.
+/// Bytes of each peer in a chunk that is divided among the peers, a multiple of 8.
 pub(super) fn chunk_share(running: &RunningCollective) -> Result<usize> {
-    match CHUNK / running.n / 8 * 8 {
-        0 => Err(running.call_error(format!("expected at most {} ranks, found {}", CHUNK / 8, running.n))),
-        share => Ok(share),
+    let share = CHUNK / running.n / 8 * 8;
+    if share == 0 {
+        return Err(running.call_error(format!("expected at most {} ranks, found {}", CHUNK / 8, running.n)));
     }
+    Ok(share)
 }

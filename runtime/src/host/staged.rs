@@ -1,7 +1,7 @@
-//! The plain variant: data passes through staging memory of its own, so that operands and results may lie
+//! The plain variant: data passes through separate staging memory, so that operands and results may lie
 //! anywhere ([`super::stage`]). Also the collectives of a cell of one rank.
 //!
-//! All kinds but broadcast and permute wait for the first chunk of every peer before they write a result.
+//! All kinds except broadcast and permute wait for the first chunk of every peer before they write a result.
 
 use symmc_control::CHUNK;
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
@@ -11,7 +11,7 @@ use super::running::{PerRank, RunningCollective};
 use super::stage::{ChunkStage, chunk_share};
 use crate::error::Result;
 
-/// All-reduce up to this many bytes from all peers together is reduced by every rank.
+/// An all-reduce of up to this many bytes from all peers together is reduced completely by every rank.
 const ONE_PHASE: usize = 64 << 10;
 
 pub(super) fn run(running: &RunningCollective) -> Result<()> {
@@ -35,16 +35,15 @@ pub(super) fn run_single_rank(running: &RunningCollective) -> Result<()> {
     if call.splits.is_some() {
         return super::splits::run(running);
     }
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let nobody_sends = matches!(call.kind, CollectiveKind::Permute { pairs } if pairs.is_empty());
-    // SAFETY: both hold the bytes of the operand and are this rank's own.
+    // SAFETY: both hold the bytes of the operand and belong to this rank.
     unsafe {
-        match nobody_sends {
-            true => std::ptr::write_bytes(result, 0, running.bytes),
-            false => copy_bytes(result, operand, running.bytes, StoreMode::Cached),
+        if nobody_sends {
+            std::ptr::write_bytes(result, 0, running.bytes);
+        } else {
+            copy_bytes(result, operand, running.bytes, StoreMode::Cached);
         }
     }
     Ok(())
@@ -55,17 +54,15 @@ fn chunk_ranges(elements: usize, most: usize) -> impl Iterator<Item = (usize, us
     (0..elements.div_ceil(most)).map(move |i| (i * most, ((i + 1) * most).min(elements)))
 }
 
-/// One chunk, which every rank reduces as a whole.
+/// One chunk, which every rank reduces completely.
 fn reduce_small(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let call = running.call;
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let mut stage = ChunkStage::new(running);
     let chunk = stage.next_chunk();
     stage.acquire_chunk(chunk)?;
-    // SAFETY: the operand is smaller than a chunk; staging is this rank's to write until it publishes.
+    // SAFETY: the operand is smaller than a chunk; this rank may write its staging until it publishes.
     unsafe { copy_bytes(stage.chunk_address(running.me, chunk), operand, running.bytes, StoreMode::Cached) };
     stage.publish_chunk(chunk);
     stage.await_all_chunks(chunk)?;
@@ -85,28 +82,28 @@ fn reduce_small(running: &RunningCollective, op: CollectiveReduceOp) -> Result<(
     Ok(())
 }
 
-/// Two chunks at a time: operands, of which each rank reduces one slice, then the reduced slices.
+/// Two chunks at a time: the operands, then the slices that each rank has reduced.
 fn all_reduce(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let call = running.call;
     let size = call.dtype.size();
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let reducer = running.reducer(op);
     let mut stage = ChunkStage::new(running);
     for (from, to) in chunk_ranges(call.elements, CHUNK / size) {
         // Byte offsets within the chunk of the slice of number `p`.
         let slice = |p: usize| ((to - from) * p / running.n * size, (to - from) * (p + 1) / running.n * size);
-        let (operand, result) = (operand.wrapping_add(from * size), result.wrapping_add(from * size));
+        let operand = operand.wrapping_add(from * size);
+        let result = result.wrapping_add(from * size);
         let (low, high) = slice(running.me);
-        let (raw, reduced) = (stage.next_chunk(), stage.next_chunk());
+        let raw = stage.next_chunk();
+        let reduced = stage.next_chunk();
 
         stage.acquire_chunk(raw)?;
         for p in running.peer_numbers() {
             let (low, high) = slice(p);
             let to = stage.chunk_address(running.me, raw).wrapping_add(low);
-            // SAFETY: the slice lies within operand and chunk; the chunk is this rank's to write.
+            // SAFETY: the slice lies within operand and chunk; this rank may write the chunk now.
             unsafe { copy_bytes(to, operand.wrapping_add(low), high - low, StoreMode::Cached) };
         }
         stage.publish_chunk(raw);
@@ -146,15 +143,13 @@ fn all_reduce(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()>
 
 fn all_gather(running: &RunningCollective) -> Result<()> {
     let call = running.call;
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes * running.n)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes * running.n)?;
     let mut stage = ChunkStage::new(running);
     for (from, to) in chunk_ranges(running.bytes, CHUNK) {
         let chunk = stage.next_chunk();
         stage.acquire_chunk(chunk)?;
-        // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
+        // SAFETY: the range lies within operand and chunk; this rank may write the chunk now.
         unsafe {
             copy_bytes(
                 stage.chunk_address(running.me, chunk),
@@ -184,13 +179,14 @@ fn all_gather(running: &RunningCollective) -> Result<()> {
     Ok(())
 }
 
-/// Puts a range of every peer's piece of the operand into this rank's chunk at `slot`, `share` bytes
-/// for each.
+/// Copies a range of every peer's piece of the operand into this rank's chunk at `slot`, `share` bytes for
+/// each.
 fn stage_pieces(
     running: &RunningCollective,
     slot: *mut u8,
     share: usize,
-    (operand, piece): (*const u8, usize),
+    operand: *const u8,
+    piece: usize,
     bytes: usize,
 ) {
     for p in running.peer_numbers() {
@@ -203,9 +199,10 @@ fn stage_pieces(
 fn reduce_scatter(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()> {
     let call = running.call;
     let size = call.dtype.size();
-    let (elements, piece) = (call.elements / running.n, running.bytes / running.n);
-    let (operand, result) =
-        (running.region_address(&call.operand, running.bytes)?, running.region_address(&call.result, piece)?);
+    let elements = call.elements / running.n;
+    let piece = running.bytes / running.n;
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, piece)?;
     let reducer = running.reducer(op);
     let share = chunk_share(running)?;
     let mut stage = ChunkStage::new(running);
@@ -217,15 +214,19 @@ fn reduce_scatter(running: &RunningCollective, op: CollectiveReduceOp) -> Result
             running,
             stage.chunk_address(running.me, chunk),
             share,
-            (operand, piece),
+            operand,
+            piece,
             (to - from) * size,
         );
         stage.publish_chunk(chunk);
         stage.await_all_chunks(chunk)?;
         let sources: PerRank<*const u8> = (0..running.n)
-            .map(|p| match p == running.me {
-                true => operand.cast_const().wrapping_add(p * piece),
-                false => stage.chunk_address(p, chunk).cast_const().wrapping_add(running.me * share),
+            .map(|p| {
+                if p == running.me {
+                    operand.cast_const().wrapping_add(p * piece)
+                } else {
+                    stage.chunk_address(p, chunk).cast_const().wrapping_add(running.me * share)
+                }
             })
             .collect();
         // SAFETY: ranges lie within their pieces; chunks are not written before this rank has drained them.
@@ -240,23 +241,22 @@ fn reduce_scatter(running: &RunningCollective, op: CollectiveReduceOp) -> Result
 fn all_to_all(running: &RunningCollective) -> Result<()> {
     let call = running.call;
     let piece = running.bytes / running.n;
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let share = chunk_share(running)?;
     let mut stage = ChunkStage::new(running);
     for (from, to) in chunk_ranges(piece, share) {
         let chunk = stage.next_chunk();
         let operand = operand.wrapping_add(from);
         stage.acquire_chunk(chunk)?;
-        stage_pieces(running, stage.chunk_address(running.me, chunk), share, (operand, piece), to - from);
+        stage_pieces(running, stage.chunk_address(running.me, chunk), share, operand, piece, to - from);
         stage.publish_chunk(chunk);
         stage.await_all_chunks(chunk)?;
         for p in running.peer_numbers().chain([running.me]) {
-            let source = match p == running.me {
-                true => operand.wrapping_add(p * piece),
-                false => stage.chunk_address(p, chunk).wrapping_add(running.me * share),
+            let source = if p == running.me {
+                operand.wrapping_add(p * piece)
+            } else {
+                stage.chunk_address(p, chunk).wrapping_add(running.me * share)
             };
             // SAFETY: ranges lie within their pieces; chunks are not written before this rank drained them.
             unsafe {
@@ -270,16 +270,14 @@ fn all_to_all(running: &RunningCollective) -> Result<()> {
 
 fn broadcast(running: &RunningCollective, root: usize) -> Result<()> {
     let call = running.call;
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let mut stage = ChunkStage::new(running);
     for (from, to) in chunk_ranges(running.bytes, CHUNK) {
         let chunk = stage.next_chunk();
         let source = if running.me == root {
             stage.acquire_chunk(chunk)?;
-            // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
+            // SAFETY: the range lies within operand and chunk; this rank may write the chunk now.
             unsafe {
                 copy_bytes(
                     stage.chunk_address(root, chunk),
@@ -303,10 +301,8 @@ fn broadcast(running: &RunningCollective, root: usize) -> Result<()> {
 
 fn permute(running: &RunningCollective, pairs: &[(u32, u32)]) -> Result<()> {
     let call = running.call;
-    let (operand, result) = (
-        running.region_address(&call.operand, running.bytes)?,
-        running.region_address(&call.result, running.bytes)?,
-    );
+    let operand = running.region_address(&call.operand, running.bytes)?;
+    let result = running.region_address(&call.result, running.bytes)?;
     let sends = pairs.iter().any(|&(from, _)| from as usize == running.me);
     let sender = pairs.iter().find(|&&(_, to)| to as usize == running.me).map(|&(from, _)| from as usize);
     let mut stage = ChunkStage::new(running);
@@ -315,7 +311,7 @@ fn permute(running: &RunningCollective, pairs: &[(u32, u32)]) -> Result<()> {
         let operand = operand.wrapping_add(from);
         if sends {
             stage.acquire_chunk(chunk)?;
-            // SAFETY: the range lies within operand and chunk; the chunk is this rank's to write.
+            // SAFETY: the range lies within operand and chunk; this rank may write the chunk now.
             unsafe {
                 copy_bytes(stage.chunk_address(running.me, chunk), operand, to - from, StoreMode::Cached)
             };
@@ -329,7 +325,7 @@ fn permute(running: &RunningCollective, pairs: &[(u32, u32)]) -> Result<()> {
                 // drained it.
                 unsafe { copy_bytes(result, stage.chunk_address(p, chunk), to - from, StoreMode::Cached) };
             }
-            // SAFETY: the range lies within operand and result, which are this rank's own.
+            // SAFETY: the range lies within operand and result, which belong to this rank.
             Some(_) => unsafe { copy_bytes(result, operand, to - from, StoreMode::Cached) },
             // SAFETY: the range lies within the result.
             None => unsafe { std::ptr::write_bytes(result, 0, to - from) },

@@ -1,9 +1,9 @@
-//! Inputs that lie in files, as a rank takes them.
+//! Inputs that lie in files, as a rank reads them.
 //!
-//! Another process may shorten a file at any time, and touching lost pages of a mapping ends the process with SIGBUS. So
-//! files are read by position, never mapped, and a file that was shortened or written meanwhile is an error that names it.
-//! Sessions read them in pieces to where they need them ([`InputSource`]). Memory with sealed size cannot be shortened, and is
-//! mapped.
+//! Another process may shorten a file at any time, and touching lost pages of a mapping ends the process with
+//! SIGBUS. Files are therefore read by position and never mapped. A file that was shortened or written
+//! meanwhile is an error that names it. Sessions read files in pieces to the memory where they need the data
+//! ([`InputSource`]). Memory with sealed size cannot be shortened, and is mapped.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,7 +22,7 @@ use crate::exec::{InputData, InputSource};
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct FileStamp {
     pub bytes: usize,
-    /// When it was last written, in seconds and nanoseconds.
+    /// The time of the last write, in seconds and nanoseconds.
     pub modified: Option<(i64, i64)>,
 }
 
@@ -34,13 +34,13 @@ impl FileStamp {
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) struct InputLocation {
-    /// The file, if not the segment of all inputs.
+    /// The file; `None` for the segment of all inputs.
     pub file: Option<usize>,
     pub offset: usize,
     pub len: usize,
 }
 
-/// A part of a file that the launcher found like this.
+/// A part of a file, with the state of the file that the launcher found.
 #[derive(Debug)]
 pub(super) struct FileSlice {
     file: Arc<File>,
@@ -57,36 +57,33 @@ impl InputSource for FileSlice {
     fn read(&self, at: usize, into: &mut [u8]) -> Result<()> {
         let is_within = at.checked_add(into.len()).is_some_and(|end| end <= self.len);
         let from = self.offset.checked_add(at).filter(|_| is_within);
-        let from =
-            from.ok_or_else(|| RunError::system("reading an input", "the place lies outside of the input"))?;
+        let from = from.ok_or_else(|| {
+            RunError::system("reading an input", "the requested bytes lie outside of the input")
+        })?;
         let read = self.file.read_exact_at(into, from as u64);
-        // A change explains an error, and spoils what was read.
+        // A change explains an error, and invalidates the data that was read.
         expect_unchanged(&self.file, self.stamp)?;
         read.map_err(|e| RunError::Invalid(format!("{}: {e}", file_name(&self.file))))
     }
 }
 
-/// A file that inputs lie in, as a rank has it.
+/// A file that contains inputs, as a rank has opened it.
 #[derive(Debug)]
 pub(super) enum OpenFile {
     /// Mapped: its size is sealed.
     Mapped(MemorySegment),
-    /// To be read by position.
+    /// Read by position.
     Read(Arc<File>, FileStamp),
 }
 
 impl OpenFile {
-    /// A file that was found like this.
+    /// Opens a file with the state that the launcher found.
     pub fn new(fd: OwnedFd, stamp: FileStamp) -> Result<OpenFile> {
-        match is_sealed(&fd) {
-            true => Ok(OpenFile::Mapped(MemorySegment::map_shared(
-                "the inputs",
-                fd,
-                stamp.bytes,
-                SegmentAccess::Read,
-            )?)),
-            false => Ok(OpenFile::Read(Arc::new(File::from(fd)), stamp)),
+        if is_sealed(&fd) {
+            let segment = MemorySegment::map_shared("the inputs", fd, stamp.bytes, SegmentAccess::Read)?;
+            return Ok(OpenFile::Mapped(segment));
         }
+        Ok(OpenFile::Read(Arc::new(File::from(fd)), stamp))
     }
 
     pub fn locate_input(&self, place: &InputLocation) -> Result<LocatedInput<'_>> {
@@ -94,7 +91,7 @@ impl OpenFile {
         match self {
             OpenFile::Mapped(segment) => {
                 let start = segment.checked_address(offset, len)?;
-                // SAFETY: the bytes are there as long as the segment, and nobody writes them.
+                // SAFETY: the bytes exist as long as the segment, and nothing writes them.
                 Ok(LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, len) }))
             }
             OpenFile::Read(file, stamp) => {
@@ -127,11 +124,12 @@ impl TensorInput {
         TensorInput(tensor.clone())
     }
 
-    /// Its data: read by position, where the tensor lies in a file.
+    /// Its data; read by position if the tensor lies in a file.
     pub fn data(&self) -> InputData<'_> {
-        match self.0.backing_slice().is_some_and(BackingSlice::is_volatile) {
-            true => InputData::Source(self),
-            false => InputData::Memory(self.0.data()),
+        if self.0.backing_slice().is_some_and(BackingSlice::is_volatile) {
+            InputData::Source(self)
+        } else {
+            InputData::Memory(self.0.data())
         }
     }
 }
@@ -146,25 +144,27 @@ impl InputSource for TensorInput {
     }
 }
 
-/// Whether the size of what is behind a descriptor cannot become less.
+/// Whether the size of the file of a descriptor cannot decrease.
 fn is_sealed(fd: &OwnedFd) -> bool {
     fcntl(fd, FcntlArg::F_GET_SEALS).is_ok_and(|seals| seals & SealFlag::F_SEAL_SHRINK.bits() != 0)
 }
 
-/// Refuses a file that is not what the launcher found any more.
+/// Refuses a file that differs from the state that the launcher found.
 fn expect_unchanged(file: &File, stamp: FileStamp) -> Result<()> {
     let now = file.metadata().map_err(|e| RunError::Invalid(format!("{}: {e}", file_name(file))))?;
     let modified = stamp.modified.is_some_and(|m| m != (now.mtime(), now.mtime_nsec()));
     if now.len() == stamp.bytes as u64 && !modified {
         return Ok(());
     }
-    let (file, expected, found) = (file_name(file), stamp.bytes, now.len());
+    let file = file_name(file);
+    let expected = stamp.bytes;
+    let found = now.len();
     Err(RunError::Invalid(format!(
         "{file}: the file changed while it was in use: it had {expected} bytes, now it has {found}"
     )))
 }
 
-/// The path of an open file, as the system tells it.
+/// The path of an open file, as reported by the system.
 fn file_name(file: &File) -> String {
     let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
     link.map_or_else(|_| "a file of inputs".into(), |path| path.display().to_string())

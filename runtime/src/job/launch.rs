@@ -1,4 +1,5 @@
-//! Jobs on processes that this one starts: what a rank is told, and the shared memory of its inputs and outputs.
+//! Jobs on processes that this one starts: the message for each rank, and the shared memory of its inputs and
+//! outputs.
 
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -20,7 +21,7 @@ use crate::error::{Result, RunError};
 use crate::exec::unread_plan_error;
 use crate::host::{HostConfig, SessionRank, plan_subject, step_locator};
 
-/// A plan at some sizes, as ranks that are processes are told.
+/// A plan at some sizes, as sent to ranks that are processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct PlanMessage {
     /// The plan as JSON.
@@ -30,26 +31,26 @@ pub struct PlanMessage {
     pub config: HostConfig,
 }
 
-/// A job as ranks that are processes are told.
+/// A job as sent to ranks that are processes.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct JobMessage {
     plan: PlanMessage,
     repeats: u32,
     trace: Option<PathBuf>,
-    /// For each rank and input where its data lie.
+    /// The location of the data for each rank and input.
     inputs: Vec<Vec<InputLocation>>,
     files: Vec<FileStamp>,
     /// The offset and size of each output in the segment of the rank.
     outputs: Vec<[usize; 2]>,
 }
 
-/// The segments of a job beside its text.
+/// The indices of a job's segments; its text has index 0.
 const INPUTS: usize = 1;
 const OUTPUTS: usize = 2;
 
-/// Runs a job on one process for each rank. `task` makes what each process is told of the text of the job; the process gives it
-/// to [`JobMessage::run`]. Fails if the inputs do not fit the plan, a process cannot be started, or a rank failed, died or
-/// hung.
+/// Runs a job on one process for each rank. `task` makes each process's message from the message of the job;
+/// the process passes this to [`JobMessage::run`]. Fails if the inputs do not fit the plan, a process cannot
+/// be started, or a rank failed, died or hung.
 pub fn launch_job<T: Serialize>(
     job: &Job<'_>,
     command: &RankCommand,
@@ -69,7 +70,7 @@ pub fn launch_job<T: Serialize>(
     Ok(JobResult { outputs: memory.read_outputs(&slots)?, times })
 }
 
-/// Ranks that run a plan, without segments or files of their own.
+/// A launch of ranks that run a plan, without segments or files.
 fn launch_config<'a>(plan: &ParsedPlan, config: &HostConfig, ranks: u32) -> Result<LaunchConfig<'a>> {
     Ok(LaunchConfig {
         ranks,
@@ -83,8 +84,8 @@ fn launch_config<'a>(plan: &ParsedPlan, config: &HostConfig, ranks: u32) -> Resu
     })
 }
 
-/// Has one process for each rank of a plan do what is no job, as measure it; what each of them answered. Fails if a
-/// process cannot be started, or a rank failed, died or hung.
+/// Starts one process for each rank of a plan for a task that is not a job, such as a measurement; returns
+/// the answer of each. Fails if a process cannot be started, or a rank failed, died or hung.
 pub fn launch_plan_task<T: Serialize>(
     plan: &ParsedPlan,
     bindings: &SymbolBindings,
@@ -120,7 +121,8 @@ impl PlanMessage {
     }
 
     pub fn join(&self, rank: &mut LaunchedRank, plan: &ParsedPlan, runs: u32) -> Result<SessionRank> {
-        let (ranks, terms) = (rank.ranks(), job_terms(plan, &self.bindings(), runs));
+        let ranks = rank.ranks();
+        let terms = job_terms(plan, &self.bindings(), runs);
         let joined = rank.join(plan_subject(plan), &terms, step_locator(plan))?;
         SessionRank::new(joined, self.config.comm_config(ranks))
     }
@@ -129,7 +131,8 @@ impl PlanMessage {
 impl JobMessage {
     /// Runs the job on its rank, in the session that `open` opens.
     pub fn run(self, rank: &mut LaunchedRank, open: &OpenSession<'_>) -> Result<()> {
-        let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
+        let plan = self.plan.read_plan()?;
+        let bindings = self.plan.bindings();
         let shared = rank.map_segment(INPUTS, "the inputs", SegmentAccess::Read)?;
         let own = rank.map_segment(OUTPUTS, "the outputs of a rank", SegmentAccess::ReadWrite)?;
         let places = self.inputs.get(rank.rank() as usize).map_or(&[][..], |places| places);
@@ -138,7 +141,8 @@ impl JobMessage {
         let input = |place: &InputLocation| match place.file {
             None => {
                 let start = shared.checked_address(place.offset, place.len)?;
-                // SAFETY: the launcher wrote the inputs before it sent the segment, and nobody writes them again.
+                // SAFETY: the launcher wrote the inputs before it sent the segment, and nothing writes them
+                // again.
                 Ok(LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) }))
             }
             Some(file) => {
@@ -149,7 +153,7 @@ impl JobMessage {
         let inputs = places.iter().map(input).collect::<Result<Vec<_>>>()?;
         let output = |&[offset, len]: &[usize; 2]| {
             let start = own.checked_address(offset, len)?;
-            // SAFETY: the launcher laid the outputs out apart from each other; nobody else touches them before the end.
+            // SAFETY: the launcher placed the outputs disjointly; nothing else touches them before the end.
             Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
         };
         let outputs = self.outputs.iter().map(output).collect::<Result<_>>()?;
@@ -167,14 +171,14 @@ impl JobMessage {
     }
 }
 
-/// The shared memory through which ranks get the inputs of a job and give its outputs.
+/// The shared memory through which ranks receive the inputs of a job and return its outputs.
 struct JobMemory {
-    /// The data of all inputs of all ranks that do not lie in files; equal tensors lie there once.
+    /// The data of all inputs of all ranks that do not lie in files; equal tensors are stored once.
     inputs: MemorySegment,
     places: Vec<Vec<InputLocation>>,
-    /// The files that inputs lie in, which ranks read as well.
+    /// The files that contain inputs, which ranks read directly.
     files: Vec<Arc<dyn Backing>>,
-    /// The outputs of each rank, and where in it each of them lies.
+    /// The outputs of each rank, and the place of each output in its segment.
     outputs: Vec<MemorySegment>,
     output_places: Vec<[usize; 2]>,
 }
@@ -231,7 +235,8 @@ impl JobMemory {
     }
 }
 
-/// The start of each of these sizes when they lie one after another, aligned for every dtype, and the end.
+/// The start of each of these sizes when they are stored one after another, aligned for every dtype, and the
+/// end.
 pub(super) fn segment_layout(sizes: impl Iterator<Item = usize>) -> Result<(Vec<usize>, usize)> {
     let mut starts = Vec::new();
     let mut end = 0usize;
@@ -265,10 +270,11 @@ fn store_tensor(segment: &MemorySegment, start: usize, tensor: &Tensor) -> Resul
     tensor.read(0, into).map_err(|e| RunError::Invalid(format!("the inputs: {e}")))
 }
 
-/// So many bytes at `start` of a segment of this process.
+/// The `len` bytes at `start` of a segment of this process.
 #[allow(clippy::mut_from_ref)]
 fn segment_slice(segment: &MemorySegment, start: usize, len: usize) -> &mut [u8] {
     assert!(start + len <= segment.len(), "tensors lie within the segment laid out for them");
-    // SAFETY: the range lies within the segment, which no other process has yet, and callers write one place at a time.
+    // SAFETY: the range lies within the segment, which no other process has yet, and callers write one range
+    // at a time.
     unsafe { std::slice::from_raw_parts_mut(segment.as_ptr().add(start), len) }
 }

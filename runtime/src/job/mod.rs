@@ -1,7 +1,8 @@
-//! Jobs: a plan runs some times on all its ranks, from given inputs to the outputs of the last run.
+//! Jobs: a plan runs one or more times on all its ranks, from given inputs to the outputs of the last run.
 //!
-//! A job is a session on each rank: opened, given the inputs, run, and asked for the outputs. It is the same for every
-//! device; callers say how a session is opened there ([`OpenSession`]). Ranks are
+//! A job is a session on each rank. It opens the session, writes the inputs, runs, and reads the outputs.
+//! This is the same for every device; callers provide the function that opens a session on the device
+//! ([`OpenSession`]). Ranks are
 //! - processes that this one starts ([`launch_job`]),
 //! - processes that another launcher started ([`run_rank`]), or
 //! - threads of this process ([`run_threads`]).

@@ -1,4 +1,4 @@
-//! What a job needs, after its inputs were found to fit the program.
+//! The outputs of a job, after checking that its inputs fit the program.
 
 use std::sync::Arc;
 
@@ -21,8 +21,9 @@ impl TensorSlot {
     }
 }
 
-/// Checks that `inputs` fit the plan's program for these bindings, where `first` is the rank of the first list; the outputs of
-/// each rank. Fails if an input is missing or has another type, or an output has no size.
+/// Checks that `inputs` fit the plan's program for these bindings, where `first` is the rank of the first
+/// list. Returns the outputs of each rank. Fails if an input is missing or has another type, or an output has
+/// no size.
 pub(super) fn expect_inputs(
     plan: &ParsedPlan,
     bindings: &SymbolBindings,
@@ -48,7 +49,8 @@ fn tensor_slot(graph: &Graph, value: ValueId, bindings: &SymbolBindings, what: &
 
 fn check_inputs(graph: &Graph, bindings: &SymbolBindings, inputs: &[Arc<Tensor>], rank: u32) -> Result<()> {
     if inputs.len() != graph.inputs.len() {
-        let (expected, found) = (graph.inputs.len(), inputs.len());
+        let expected = graph.inputs.len();
+        let found = inputs.len();
         return Err(RunError::Invalid(format!("rank {rank}: expected {expected} inputs, found {found}")));
     }
     for (input, tensor) in graph.inputs.values().zip(inputs) {

@@ -1,4 +1,4 @@
-//! What a job is, and one rank of it.
+//! The definition of a job, and one rank of it.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ pub struct Job<'a> {
     pub bindings: SymbolBindings,
     /// One tensor for each rank and input of the program, constants included.
     pub inputs: &'a [Vec<Arc<Tensor>>],
-    /// How often the plan runs, at least once. An input that an output mutates keeps its new value.
+    /// The number of runs, at least one. An input that an output mutates keeps its new value.
     pub repeats: u32,
-    /// The last run goes step by step, and the times of the steps are written to this file.
+    /// The last run goes step by step, and the times of its steps are written to this file.
     pub trace: Option<PathBuf>,
     pub config: HostConfig,
 }
@@ -36,7 +36,7 @@ pub struct JobResult {
     pub times: Vec<RunTimes>,
 }
 
-/// What one rank of a job brings along, where ranks join by themselves.
+/// The job of one rank, where another launcher started the ranks.
 #[derive(Clone, Debug)]
 pub struct RankJob<'a> {
     /// The plan; the same on all ranks.
@@ -45,17 +45,18 @@ pub struct RankJob<'a> {
     pub bindings: SymbolBindings,
     /// This rank's tensor for each input of the program, constants included.
     pub inputs: &'a [Arc<Tensor>],
-    /// How often the plan runs, at least once; the same on all ranks.
+    /// The number of runs, at least one; the same on all ranks.
     pub repeats: u32,
-    /// As of a [`Job`].
+    /// The same as in a [`Job`].
     pub trace: Option<PathBuf>,
-    /// What else must be the same on all ranks: the seed of drawn inputs, the file of recorded ones.
+    /// Other settings that must be equal on all ranks: the seed of drawn inputs, the file of recorded ones.
     pub settings: &'a [JoinTerm],
     pub config: HostConfig,
 }
 
-/// Runs this process's rank together with the others; its outputs, and the times of its runs. Fails if the inputs do
-/// not fit the plan, an op has no kernel, the other ranks do not come or run something else, or a rank failed.
+/// Runs this process's rank together with the others; returns its outputs, and the times of its runs. Fails
+/// if the inputs do not fit the plan, an op has no kernel, the other ranks do not join or run something else,
+/// or a rank failed.
 pub fn run_rank(
     place: &Membership,
     job: &RankJob<'_>,
@@ -90,25 +91,28 @@ fn expect_membership(place: &Membership, plan: &Plan) -> Result<()> {
     if plan.ranks == place.ranks {
         return Ok(());
     }
-    let (rank, expected, found) = (place.rank, plan.ranks, place.ranks);
+    let rank = place.rank;
+    let expected = plan.ranks;
+    let found = place.ranks;
     Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
 }
 
 pub(super) fn expect_rank_count(job: &Job<'_>) -> Result<u32> {
-    let (ranks, found) = (job.plan.ranks, job.inputs.len());
-    match found == ranks as usize && ranks > 0 {
-        true => Ok(ranks),
-        false => Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {found}"))),
+    let ranks = job.plan.ranks;
+    let found = job.inputs.len();
+    if found == ranks as usize && ranks > 0 {
+        return Ok(ranks);
     }
+    Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {found}")))
 }
 
-/// Checks that the inputs of all ranks fit the program; the outputs of each rank.
+/// Checks that the inputs of all ranks fit the program; returns the outputs of each rank.
 pub(super) fn expect_all_inputs(job: &Job<'_>) -> Result<Vec<TensorSlot>> {
     let inputs: Vec<&[Arc<Tensor>]> = job.inputs.iter().map(|inputs| &inputs[..]).collect();
     expect_inputs(job.plan, &job.bindings, &inputs, 0)
 }
 
-/// The sizes of a job and how often it runs, as terms.
+/// The sizes of a job and its number of runs, as terms.
 pub(super) fn job_terms(plan: &Plan, bindings: &SymbolBindings, repeats: u32) -> Vec<JoinTerm> {
     let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
     let size = |(i, name): (usize, &String)| {

@@ -1,7 +1,7 @@
-//! The runs of a job on one rank: open a session, give it the inputs, run, take the outputs.
+//! The runs of a job on one rank: opens a session, provides the inputs, runs, reads the outputs.
 //!
-//! Memory of this process is lent to sessions of the host, which read inputs and write outputs where they lie. Sessions of
-//! other devices copy. An input that a run replaces is copied for either.
+//! Sessions of the host borrow memory of this process: they read inputs and write outputs in place. Sessions
+//! of other devices copy. An input that a run replaces is copied on every device.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::session::{DeviceName, DeviceRange, DeviceSession, Port};
 
 #[derive(Clone, Copy)]
 pub struct SessionRequest<'a> {
-    /// The rank, which the session runs as and leaves to the job.
+    /// The rank that the session runs as. It remains with the job when the session ends.
     pub rank: &'a Arc<SessionRank>,
     pub plan: &'a ParsedPlan,
     /// The values of the imported program's symbols, the only ones that the session runs with.
@@ -29,7 +29,7 @@ pub struct SessionRequest<'a> {
 /// Opens the session of a rank on its device, together with all other ranks.
 pub type OpenSession<'o> = dyn Fn(&SessionRequest<'_>) -> Result<Box<dyn DeviceSession>> + Sync + 'o;
 
-/// Opens it on the host, with these kernels of custom ops.
+/// Opens the session on the host, with these kernels of custom ops.
 pub fn open_on_host(
     request: &SessionRequest<'_>,
     kernels: &CustomKernelRegistry,
@@ -38,20 +38,20 @@ pub fn open_on_host(
     Ok(Box::new(HostSession::open_joined(rank, plan, kernels, config)?))
 }
 
-/// What a rank runs, and where its data lie.
+/// The workload of a rank: its plan, and the location of its data.
 pub(super) struct RankWorkload<'a> {
     pub plan: &'a ParsedPlan,
     pub bindings: &'a SymbolBindings,
     pub config: &'a HostConfig,
     pub repeats: u32,
-    /// The file for the times of the steps of the last run, which runs step by step then.
+    /// The file for the times of the steps of the last run, which then runs step by step.
     pub trace: Option<&'a Path>,
     pub inputs: Vec<InputData<'a>>,
-    /// Where the outputs of the last run are wanted.
+    /// The destination of the outputs of the last run.
     pub outputs: Vec<&'a mut [u8]>,
 }
 
-/// Runs a job on a rank that has joined; the times of its runs once the job has ended on all ranks.
+/// Runs a job on a rank that has joined; returns the times of its runs once the job has ended on all ranks.
 pub(super) fn run_joined_rank(
     rank: SessionRank,
     runs: RankWorkload<'_>,
@@ -62,10 +62,11 @@ pub(super) fn run_joined_rank(
     let opened = open(&SessionRequest { rank: &rank, plan, bindings, config });
     let ran = opened.and_then(|session| run_and_close(session, &rank, runs));
     let ran = ran.map_err(|error| rank.fail_run(error));
-    let kept = || RunError::Defect("the session of a job goes on".into());
+    let still_open = || RunError::Defect("the session of a job was not closed".into());
     let answered = ran.and_then(|times| rank.send_answer(&times).map(|()| times));
-    let (times, result) = (answered.as_ref().copied().unwrap_or_default(), answered.map(drop));
-    Arc::into_inner(rank).ok_or_else(kept)?.conclude_job(result)?;
+    let times = answered.as_ref().copied().unwrap_or_default();
+    let result = answered.map(drop);
+    Arc::into_inner(rank).ok_or_else(still_open)?.conclude_job(result)?;
     Ok(times)
 }
 
@@ -77,7 +78,7 @@ fn run_and_close(
     match run_repeats(&mut *session, rank, runs) {
         Ok(times) => session.close().map(|()| times),
         Err(error) => {
-            // Peers get this reason, and none that the session would give.
+            // Peers get this reason, instead of one that the session would give.
             let error = rank.fail_run(error);
             session.abort("its job failed");
             Err(error)
@@ -97,7 +98,8 @@ fn run_repeats(
     session.prepare_run()?;
     rank.start()?;
     let renewed = inputs_to_rewrite(session, copied)?;
-    let (mut clock, mut steps) = (RunClock::default(), Vec::new());
+    let mut clock = RunClock::default();
+    let mut steps = Vec::new();
     let repeats = runs.repeats.max(1);
     for repeat in 1..=repeats {
         clock.begin_run();
@@ -119,17 +121,18 @@ fn run_repeats(
     Ok(clock.run_times())
 }
 
-/// Lends the inputs that the session may read where they lie; those that are to be copied.
+/// Binds the inputs that the session may read in place; returns those that are to be copied.
 fn provide_inputs<'d>(
     session: &mut dyn DeviceSession,
     inputs: &[InputData<'d>],
 ) -> Result<Vec<(usize, InputData<'d>)>> {
     let on_host = session.device() == DeviceName::Host;
     let bound = session.resolved_program()?;
-    let (mut lent, mut copied) = (Vec::new(), Vec::new());
+    let mut lent = Vec::new();
+    let mut copied = Vec::new();
     for (index, (input, data)) in bound.inputs.iter().zip(inputs).enumerate() {
         match data {
-            // The program has the data of constants.
+            // The program contains the data of constants.
             _ if bound.constant_data(index).is_some() => {}
             InputData::Memory(bytes)
                 if on_host && !bound.is_replaced(index) && is_aligned(bytes, input.dtype.size()) =>
@@ -140,13 +143,15 @@ fn provide_inputs<'d>(
         }
     }
     for (index, memory) in lent {
-        // SAFETY: the memory outlives the session, which is closed before the job ends; nobody writes it meanwhile.
+        // SAFETY: the memory outlives the session, which is closed before the job ends; nothing writes it
+        // meanwhile.
         unsafe { session.bind_port(Port::Input(index), Some(memory))? };
     }
     Ok(copied)
 }
 
-/// Lends the memory of outputs that the session may write where it lies; which these are.
+/// Binds the memory of outputs that the session may write in place; returns for each output whether it was
+/// bound.
 fn bind_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> Result<Vec<bool>> {
     let on_host = session.device() == DeviceName::Host;
     let aligns: Vec<usize> =
@@ -156,7 +161,7 @@ fn bind_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> R
         let is_lent = on_host && is_aligned(output, align);
         if is_lent {
             let memory = memory_range(output.as_mut_ptr(), output.len());
-            // SAFETY: the memory outlives the session, and nobody else has it.
+            // SAFETY: the memory outlives the session, and nothing else uses it.
             unsafe { session.bind_port(Port::Output(index), Some(memory))? };
         }
         lent.push(is_lent);
@@ -164,8 +169,8 @@ fn bind_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> R
     Ok(lent)
 }
 
-/// Of the inputs that were copied, those whose memory may hold something else after a run: arguments in fixed memory, which
-/// their caller writes before each run, unless an output replaces them.
+/// The copied inputs whose memory may have changed after a run: arguments in fixed memory, which their caller
+/// writes before each run, unless an output replaces them.
 fn inputs_to_rewrite<'d>(
     session: &dyn DeviceSession,
     copied: Vec<(usize, InputData<'d>)>,

@@ -1,4 +1,5 @@
-//! Jobs on threads of this process, with the same shared memory, variants, limits and supervision as on processes.
+//! Jobs on threads of this process, with the same shared memory, variants, timeouts and supervision as on
+//! processes.
 
 use std::thread;
 
@@ -25,8 +26,8 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
             })
         };
         let threads: Vec<_> = places.iter().map(start).collect();
-        let died = |_| Err(RunError::system("a rank's thread", "panicked"));
-        threads.into_iter().map(|started| started?.join().unwrap_or_else(died)).collect()
+        let panicked = |_| Err(RunError::system("a rank's thread", "panicked"));
+        threads.into_iter().map(|started| started?.join().unwrap_or_else(panicked)).collect()
     });
     if results.iter().any(Result::is_err) {
         let errors: Vec<(u32, RunError)> =
@@ -37,13 +38,13 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
     Ok(JobResult { outputs, times })
 }
 
-/// The error that explains the others. Threads do not die: peers see the death of a rank where it has ended with an error of its
-/// own.
+/// The error that explains the others. Threads do not die: if a peer reports the death of a rank, that rank
+/// has ended with an error, which explains more.
 fn explaining_thread_error(errors: Vec<(u32, RunError)>) -> RunError {
-    let of_death =
+    let is_death =
         |error: &RunError| matches!(error.cause(), RunError::Died { .. } | RunError::DiedOutside { .. });
-    let only_deaths = errors.iter().all(|(_, error)| of_death(error));
-    let explaining = errors.into_iter().filter(|(_, error)| only_deaths || !of_death(error));
+    let only_deaths = errors.iter().all(|(_, error)| is_death(error));
+    let explaining = errors.into_iter().filter(|(_, error)| only_deaths || !is_death(error));
     explaining_error(explaining.map(|(rank, error)| error.reported_by(rank)).collect())
 }
 

@@ -1,20 +1,20 @@
-//! How long the runs of a plan take on a rank, starting and loading not included.
+//! The time that runs of a plan take on a rank, without starting and loading.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-/// The most runs whose times are kept; of more, the last ones.
+/// The maximum number of runs whose times are kept: the last ones.
 const KEPT: usize = 1 << 16;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct RunTimes {
     pub runs: u64,
     pub least: Duration,
-    /// The median of the last 65,536.
+    /// The median of the last 65,536 runs.
     pub median: Duration,
-    /// What each took of processors on average, with waiting that spins; of the rank's process, so that ranks that are
-    /// threads have that of all.
+    /// The average processor time of a run, including waits that spin. It is that of the rank's process: with
+    /// ranks as threads, the time of all of them.
     pub processor: Duration,
 }
 
@@ -27,7 +27,7 @@ impl RunTimes {
         RunTimes { runs: runs.len() as u64, least, median, processor: Duration::ZERO }
     }
 
-    /// Those of the slowest of several ranks, which the others wait for.
+    /// The times of the slowest of several ranks, which the others wait for.
     pub fn slowest(ranks: &[RunTimes]) -> Option<RunTimes> {
         ranks.iter().copied().max_by_key(|times| times.median)
     }
@@ -36,7 +36,7 @@ impl RunTimes {
 #[derive(Debug, Default)]
 pub(super) struct RunClock {
     began: Option<Instant>,
-    /// The process's time of processors when the first run began.
+    /// The process's processor time when the first run began.
     first_processor_time: Option<Duration>,
     recent_runs: Vec<Duration>,
     runs: u64,
@@ -52,7 +52,7 @@ impl RunClock {
         self.began = Some(Instant::now());
     }
 
-    /// The run that is under way has ended.
+    /// Records that the current run has ended.
     pub fn end_run(&mut self) {
         let Some(began) = self.began.take() else { return };
         let time = began.elapsed();
@@ -75,12 +75,13 @@ impl RunClock {
     }
 }
 
-/// What this process has taken of processors.
+/// The processor time that this process has used.
 fn processor_time() -> Option<Duration> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes the structure that it is given, and nothing else.
+    // SAFETY: the call writes only to the given struct.
     let code = unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut time) };
-    let (seconds, nanos) = (u64::try_from(time.tv_sec).ok()?, u32::try_from(time.tv_nsec).ok()?);
+    let seconds = u64::try_from(time.tv_sec).ok()?;
+    let nanos = u32::try_from(time.tv_nsec).ok()?;
     (code == 0).then_some(Duration::new(seconds, nanos))
 }
 

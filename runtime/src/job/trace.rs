@@ -1,7 +1,7 @@
-//! Traces of runs in the form that Chrome's tracing page and Perfetto read.
+//! Traces of runs in the format that Chrome's tracing page and Perfetto read.
 //!
-//! One file for a run: a process for each rank, a thread for each lane, a complete event for each step, with
-//! times of the device. Ranks have no common clock; each rank's times begin with its own run.
+//! There is one file for a run: a process for each rank, a thread for each lane, a complete event for each
+//! step, with times of the device. Ranks have no common clock; each rank's times begin with its own run.
 
 use std::path::Path;
 
@@ -13,10 +13,12 @@ use crate::host::HostCommunicator;
 use crate::output_file;
 use crate::session::TracedStep;
 
-/// Gathers what all ranks traced; rank 0 writes it to `path`. Fails if a peer failed, or the file cannot be written.
+/// Gathers the traces of all ranks; rank 0 writes them to `path`. Fails if a peer failed, or the file cannot
+/// be written.
 pub fn write_trace(path: &Path, steps: &[TracedStep], comm: &HostCommunicator) -> Result<()> {
     let mine = serde_json::to_vec(steps).map_err(encoding_error)?;
-    // All ranks give equally many bytes: first the number, then as many as the longest.
+    // All ranks must pass the same number of bytes: first the length, then as many bytes as the longest
+    // trace.
     let lengths = comm.exchange_bytes(&(mine.len() as u64).to_le_bytes())?;
     let length = |bytes: &Vec<u8>| {
         <[u8; 8]>::try_from(&bytes[..]).map_or(0, |b| usize::try_from(u64::from_le_bytes(b)).unwrap_or(0))

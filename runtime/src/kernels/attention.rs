@@ -1,10 +1,11 @@
 //! Scaled dot-product attention without the matrix of scores.
 //!
-//! For each head, blocks of rows of `q` meet blocks of rows of `k` and `v`. The running maximum and sum of
-//! each row rescale what was accumulated before (online softmax: Milakov and Gimelshein, 2018; blocked as in
+//! For each head, blocks of rows of `q` are combined with blocks of rows of `k` and `v`. The running maximum
+//! and sum of each row rescale the earlier sums (online softmax: Milakov and Gimelshein, 2018; blocked as in
 //! FlashAttention, Dao et al., 2022). Scores, weights and sums are f32 (f64 for f64); the result is rounded
-//! once. What a row does not see adds nothing to it, also where `v` is infinite or NaN there. What bounds leave to a row
-//! is an interval, so blocks of `k` and `v` that no row of a block sees are passed over.
+//! once. A column that a row does not see adds nothing to it, even if `v` is infinite or NaN there. The
+//! columns that the bounds leave to a row form an interval, so blocks of `k` and `v` that no row of a block
+//! sees are skipped.
 
 use std::ops::Range;
 
@@ -23,7 +24,7 @@ pub(super) const ROWS: usize = 64;
 /// Rows of `k` and `v` in a block.
 pub(super) const COLUMNS: usize = 256;
 
-/// The attributes of an attention; what bounds add is constant.
+/// The attributes of an attention. The added offsets of the bounds are constants.
 pub(super) struct AttentionParams<'a> {
     pub scale: f64,
     pub cap: Option<f64>,
@@ -31,7 +32,7 @@ pub(super) struct AttentionParams<'a> {
     pub sink: bool,
 }
 
-/// The extents of one head, in the letters of [`symmc_ir::Op::Attention`].
+/// The extents of one head, with the letters of [`symmc_ir::Op::Attention`].
 #[derive(Clone, Copy)]
 pub(super) struct HeadShape {
     pub l: usize,
@@ -49,7 +50,8 @@ pub(super) fn attention(
     scratch: &mut Scratch,
 ) -> Result<()> {
     let o = &attention_operands(scores, operands)?;
-    let (result, sums) = (&results[0], results.get(1));
+    let result = &results[0];
+    let sums = results.get(1);
     let (head, group) = check_shapes(scores, o, result)?;
     if let Some(sums) = sums {
         check_log_sum_exp(o, sums)?;
@@ -84,8 +86,12 @@ pub(super) fn attention(
         &split(sums.unwrap_or(o.q))[..],
     ]);
     let inner = |v: &StridedView| v.with_axes(v.axes[batch..].iter().copied());
-    let (q, k, v, r) = (inner(o.q), inner(o.k), inner(o.v), inner(result));
-    let (mask, sums) = (mask.map(inner), sums.map(inner));
+    let q = inner(o.q);
+    let k = inner(o.k);
+    let v = inner(o.v);
+    let r = inner(result);
+    let mask = mask.map(inner);
+    let sums = sums.map(inner);
     let mut first_head = 0;
     while let Some([qo, ko, vo, ro, mo, so]) = positions.next() {
         let mask = mask.as_ref().map(|m| m.with_offset(mo));
@@ -93,7 +99,8 @@ pub(super) fn attention(
         for kv in 0..k.axis_len(0) {
             let at =
                 |v: &StridedView, offset: isize, head: usize| select_leading(&v.with_offset(offset), head);
-            let (k, v) = (at(&k, ko, kv), at(&v, vo, kv));
+            let k = at(&k, ko, kv);
+            let v = at(&v, vo, kv);
             let heads: Vec<_> = (kv * group..(kv + 1) * group)
                 .map(|h| AttentionQueryHead {
                     q: at(&q, qo, h),
@@ -112,7 +119,7 @@ pub(super) fn attention(
     Ok(())
 }
 
-/// The operands by what they are.
+/// The operands by role.
 pub(super) fn attention_operands<'a>(
     scores: &AttentionParams<'_>,
     operands: &'a [StridedView],
@@ -130,21 +137,24 @@ pub(super) fn attention_operands<'a>(
 
 /// Checks the type of the log-sum-exp.
 pub(super) fn check_log_sum_exp(o: &AttentionOperands<'_, StridedView>, sums: &StridedView) -> Result<()> {
-    let (q, found) = (o.q.shape(), sums.shape());
+    let q = o.q.shape();
+    let found = sums.shape();
     let expected = &q[..q.len() - 1];
     if sums.dtype == o.q.dtype.compute_dtype() && found[..] == *expected {
         return Ok(());
     }
-    let what = "the log-sum-exp of attention".into();
-    let expected = format!("{}{expected:?}", o.q.dtype.compute_dtype());
-    Err(KernelError::Shape { what, expected, found: format!("{}{found:?}", sums.dtype) })
+    Err(KernelError::Shape {
+        what: "the log-sum-exp of attention".into(),
+        expected: format!("{}{expected:?}", o.q.dtype.compute_dtype()),
+        found: format!("{}{found:?}", sums.dtype),
+    })
 }
 
-/// What is known of the rows of all heads beside their scores.
+/// Properties of the rows of all heads in addition to their scores.
 struct RowVisibility<'a> {
-    /// Which columns each sees.
+    /// The columns that each row sees.
     limits: &'a [ColumnLimit<'a>],
-    /// One more score of each.
+    /// One more score of each row.
     sinks: Option<&'a [f64]>,
 }
 
@@ -156,7 +166,7 @@ pub(super) struct ColumnLimit<'a> {
 }
 
 impl ColumnLimit<'_> {
-    /// The limit of row `i` of a head whose first row is `first` of all rows.
+    /// The limit of row `i` of a head; `first` is the head's first row among all rows.
     pub fn limit_of_row(&self, first: usize, i: usize) -> (BoundSide, i64) {
         let position = self.positions.as_ref().map_or(0, |p| p[first + i]);
         (self.bound.side, self.bound.limit(i, self.add, position))
@@ -201,7 +211,7 @@ struct AttentionQueryHead {
     q: StridedView,
     result: StridedView,
     mask: Option<StridedView>,
-    /// Where the log-sum-exp of its rows goes, if that is wanted.
+    /// The destination of the log-sum-exp of its rows, if it is requested.
     sums: Option<StridedView>,
     /// The number of its first row among the rows of all heads.
     first_row: usize,
@@ -212,13 +222,15 @@ pub(super) fn select_leading(v: &StridedView, index: usize) -> StridedView {
     v.slice_axis(0, index, 1).with_axes(v.axes[1..].iter().copied())
 }
 
-/// Checks the shapes; gives the extents of a head and the number of query heads for each head of `k`.
+/// Checks the shapes; returns the extents of a head and the number of query heads for each head of `k`.
 pub(super) fn check_shapes(
     scores: &AttentionParams<'_>,
     o: &AttentionOperands<'_, StridedView>,
     result: &StridedView,
 ) -> Result<(HeadShape, usize)> {
-    let (q, k, v) = (o.q.shape(), o.k.shape(), o.v.shape());
+    let q = o.q.shape();
+    let k = o.k.shape();
+    let v = o.v.shape();
     let misfit = || KernelError::Shape {
         what: "attention".into(),
         expected: "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]".into(),
@@ -242,14 +254,15 @@ pub(super) fn check_shapes(
         && k[r - 1] == head.e
         && v[r - 2] == head.s
         && result.shape() == expected;
-    let (h, g) = (q[r - 3], k[r - 3]);
+    let h = q[r - 3];
+    let g = k[r - 3];
     if !fits || (h != 0 && h.checked_rem(g) != Some(0)) {
         return Err(misfit());
     }
     Ok((head, h.checked_div(g).unwrap_or(0)))
 }
 
-/// A view as a matrix of `R`: where it lies, or converted into a buffer.
+/// A view as a matrix of `R`: in place, or converted into a buffer.
 pub(super) fn as_gemm_matrix<R: GemmNumber>(
     v: &StridedView,
     scratch: &mut Scratch,
@@ -261,7 +274,7 @@ pub(super) fn as_gemm_matrix<R: GemmNumber>(
     (read_matrix(v, &mut buffer), Some(buffer))
 }
 
-/// The buffers of the heads that share one head of `k` and `v`, by the extents in the order of [`Head`].
+/// The buffers of the heads that share one head of `k` and `v`, by the extents in the order of [`HeadShape`].
 pub(super) fn add_head_needs(dtype: DType, [l, s, e, f]: [usize; 4], out: &mut ScratchNeeds) {
     for_real!(dtype, R => {
         if dtype != <R as super::element::ComputeNumber>::DTYPE {
@@ -271,7 +284,7 @@ pub(super) fn add_head_needs(dtype: DType, [l, s, e, f]: [usize; 4], out: &mut S
     });
 }
 
-/// The query heads that share one head of `k` and `v`.
+/// Computes the query heads that share one head of `k` and `v`.
 fn run_heads<R: GemmNumber>(
     head: HeadShape,
     heads: &[AttentionQueryHead],
@@ -332,26 +345,26 @@ unsafe fn all_finite<R: GemmNumber>(values: GemmMatrix<R>, head: HeadShape) -> b
     (0..head.s).all(|row| (0..head.f).all(|column| finite(row, column)))
 }
 
-/// A block of rows on its way through all blocks of `k` and `v`.
+/// A block of rows and its state while all blocks of `k` and `v` are processed.
 struct AttentionRows<R> {
     head: HeadShape,
     keys: GemmMatrix<R>,
     values: GemmMatrix<R>,
-    /// Whether all values are finite, so that a weight of 0 leaves none of them.
+    /// Whether all values are finite, so that a weight of 0 removes them.
     finite: bool,
     scores: ScratchBuffer<R>,
     mask: ScratchBuffer<R>,
     /// The weighted sums of the rows of `v`, scaled for the maximum so far.
     sums: ScratchBuffer<R>,
     max: [R; ROWS],
-    /// The sums of the weights, scaled likewise.
+    /// The sums of the weights, scaled in the same way.
     total: [f64; ROWS],
     /// The columns that the bounds leave to each row.
     visible: [Range<usize>; ROWS],
 }
 
 impl<R: GemmNumber> AttentionRows<R> {
-    /// Sets `m` rows to what they are before any column: a sink is a score whose value is zero.
+    /// Initialises `m` rows to the state before any column: a sink is a score whose value is zero.
     fn begin_rows(&mut self, m: usize, sinks: Option<&[f64]>) {
         self.sums[..m * self.head.f].fill(R::ZERO);
         self.max = [R::NEG_INFINITY; ROWS];
@@ -362,15 +375,17 @@ impl<R: GemmNumber> AttentionRows<R> {
         }
     }
 
-    /// The log-sum-exp of each row: minus infinity where nothing is seen.
+    /// The log-sum-exp of each row: minus infinity if the row sees nothing.
     fn log_sum_exp(&self) -> [R; ROWS] {
-        std::array::from_fn(|i| match self.total[i] == 0.0 {
-            true => R::NEG_INFINITY,
-            false => R::of(self.max[i].wide() + self.total[i].ln()),
+        std::array::from_fn(|i| {
+            if self.total[i] == 0.0 {
+                return R::NEG_INFINITY;
+            }
+            R::of(self.max[i].wide() + self.total[i].ln())
         })
     }
 
-    /// Leaves the attention of rows `first..first + m`, which have begun, in `sums`.
+    /// Computes the attention of rows `first..first + m`, which must have begun, in `sums`.
     fn attend_rows(&mut self, queries: GemmMatrix<R>, first: usize, m: usize, mask: Option<&StridedView>) {
         let HeadShape { e, f, scale, cap, .. } = self.head;
         let seen = self.visible[..m].iter().filter(|r| !r.is_empty());
@@ -379,7 +394,7 @@ impl<R: GemmNumber> AttentionRows<R> {
             let n = COLUMNS.min(seen.end - start);
             let scores = GemmMatrix::dense(self.scores.as_mut_ptr(), n);
             let keys = self.keys.element_at(start, 0).transposed();
-            // SAFETY: the matrices hold these rows, and `scores` is a buffer of its own.
+            // SAFETY: the matrices hold these rows, and `scores` is a separate buffer.
             unsafe { R::gemm(GemmExtents { m, k: e, n }, R::of(scale), queries, keys, R::ZERO, scores) };
             if let Some(cap) = cap {
                 let scores = self.scores[..m * n].iter_mut();
@@ -397,7 +412,7 @@ impl<R: GemmNumber> AttentionRows<R> {
             }
             let sums = GemmMatrix::dense(self.sums.as_mut_ptr(), f);
             let values = self.values.element_at(start, 0);
-            // SAFETY: as above, with `sums` a buffer of its own.
+            // SAFETY: as above; `sums` is a separate buffer.
             unsafe { R::gemm(GemmExtents { m, k: n, n: f }, R::ONE, scores, values, R::ONE, sums) };
         }
         for i in 0..m {
@@ -407,8 +422,8 @@ impl<R: GemmNumber> AttentionRows<R> {
         }
     }
 
-    /// Adds the weighted rows `start..start + n` of `v` to the `m` rows, without what these do not see: a weight of 0
-    /// does not hide an infinite value. `masked` says that the mask is of bools.
+    /// Adds the weighted rows `start..start + n` of `v` to the `m` rows, except columns that a row does not
+    /// see: a weight of 0 does not hide an infinite value. `masked` says that the mask is of bools.
     fn add_visible_columns(&mut self, m: usize, start: usize, n: usize, masked: bool) {
         let f = self.head.f;
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
@@ -435,12 +450,13 @@ impl<R: GemmNumber> AttentionRows<R> {
         }
     }
 
-    /// Turns the scores of row `i` at the columns `start..start + n` into weights, of which those count that the row
-    /// sees, and rescales what the row has accumulated.
+    /// Turns the scores of row `i` at the columns `start..start + n` into weights of the columns that the row
+    /// sees, and rescales the earlier sums of the row.
     fn weigh_row(&mut self, i: usize, start: usize, n: usize) {
         let f = self.head.f;
         let column = |at: usize| at.saturating_sub(start).min(n);
-        let (from, below) = (column(self.visible[i].start), column(self.visible[i].end));
+        let from = column(self.visible[i].start);
+        let below = column(self.visible[i].end);
         let scores = &mut self.scores[i * n..(i + 1) * n];
         scores[..from].fill(R::ZERO);
         scores[below..].fill(R::ZERO);

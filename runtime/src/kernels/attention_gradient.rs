@@ -1,8 +1,9 @@
 //! The gradients of attention, without the matrix of scores.
 //!
-//! For each head of keys, blocks of rows of the query heads that share it meet blocks of columns. Weights are computed again
-//! from the log-sum-exp of each row (FlashAttention-2, Dao, 2023). The gradients of keys and values are accumulated in
-//! f32 (f64 for f64) over all rows of the head, that of the queries over all columns of a block of rows; each is rounded once.
+//! For each head of keys, blocks of rows of the query heads that share it are combined with blocks of
+//! columns. Weights are recomputed from the log-sum-exp of each row (FlashAttention-2, Dao, 2023). The
+//! gradients of keys and values are accumulated in f32 (f64 for f64) over all rows of the head, and the
+//! gradient of the queries over all columns of a block of rows. Each is rounded once.
 
 use std::ops::Range;
 
@@ -19,8 +20,8 @@ use super::norm::for_real;
 use super::scratch::{Scratch, ScratchBuffer, ScratchNeeds};
 use super::strided::{Odometer, StridedReader, StridedView, StridedWriter};
 
-/// Operands: the gradient of the result, the result, the log-sum-exp, then those of the attention. Results: the gradients of
-/// queries, keys and values.
+/// Operands: the gradient of the result, the result, the log-sum-exp, then the operands of the attention.
+/// Results: the gradients of queries, keys and values.
 pub(super) fn attention_gradient(
     scores: &AttentionParams<'_>,
     operands: &[StridedView],
@@ -75,7 +76,7 @@ pub(super) fn attention_gradient(
     Ok(())
 }
 
-/// Checks all shapes; gives the extents of a head and the number of query heads for each head of keys.
+/// Checks all shapes; returns the extents of a head and the number of query heads for each head of keys.
 fn check_gradient_shapes(
     scores: &AttentionParams<'_>,
     o: &AttentionOperands<'_, StridedView>,
@@ -111,7 +112,7 @@ struct GradientKeyHead {
     v_gradient: StridedView,
 }
 
-/// The buffers of the heads that share one head of keys, by the extents in the order of [`Head`].
+/// The buffers of the heads that share one head of keys, by the extents in the order of [`HeadShape`].
 pub(super) fn add_gradient_needs(dtype: DType, [l, s, e, f]: [usize; 4], out: &mut ScratchNeeds) {
     for_real!(dtype, R => {
         let rows = ROWS.min(l);
@@ -123,7 +124,7 @@ pub(super) fn add_gradient_needs(dtype: DType, [l, s, e, f]: [usize; 4], out: &m
     });
 }
 
-/// The query heads that share one head of keys and values.
+/// Computes the query heads that share one head of keys and values.
 fn run_heads<R: GemmNumber>(
     head: HeadShape,
     heads: &[GradientQueryHead],
@@ -185,7 +186,7 @@ fn run_heads<R: GemmNumber>(
     }
 }
 
-/// A block of rows on its way through all blocks of columns.
+/// A block of rows and its state while all blocks of columns are processed.
 struct GradientRows<R> {
     head: HeadShape,
     keys: GemmMatrix<R>,
@@ -208,7 +209,7 @@ struct GradientRows<R> {
 }
 
 impl<R: GemmNumber> GradientRows<R> {
-    /// Reads what is known of rows `first..first + m`.
+    /// Reads the log-sum-exp and the results of rows `first..first + m`.
     fn begin_rows(&mut self, one: &GradientQueryHead, gradients: GemmMatrix<R>, first: usize, m: usize) {
         let f = self.head.f;
         StridedReader::<R>::new(&one.sums.slice_axis(0, first, m)).read_next(&mut self.sums[..m]);
@@ -225,7 +226,7 @@ impl<R: GemmNumber> GradientRows<R> {
         self.q_gradient[..m * self.head.e].fill(R::ZERO);
     }
 
-    /// Adds what the `m` rows, which have begun, give to all gradients.
+    /// Adds the contributions of the `m` rows, which must have begun, to all gradients.
     fn accumulate_rows(
         &mut self,
         queries: GemmMatrix<R>,
@@ -240,8 +241,9 @@ impl<R: GemmNumber> GradientRows<R> {
             let n = COLUMNS.min(seen.end - start);
             let weights = GemmMatrix::dense(self.weights.as_mut_ptr(), n);
             let of_scores = GemmMatrix::dense(self.score_gradient.as_mut_ptr(), n);
-            let (keys, values) = (self.keys.element_at(start, 0), self.values.element_at(start, 0));
-            // SAFETY: the matrices hold these rows, and what is written are buffers of their own.
+            let keys = self.keys.element_at(start, 0);
+            let values = self.values.element_at(start, 0);
+            // SAFETY: the matrices hold these rows, and the results are separate buffers.
             unsafe {
                 R::gemm(
                     GemmExtents { m, k: e, n },
@@ -272,24 +274,29 @@ impl<R: GemmNumber> GradientRows<R> {
             // SAFETY: as above; rows `start..start + n` of the gradients exist.
             unsafe {
                 R::gemm(GemmExtents { m, k: n, n: e }, R::ONE, of_scores, keys, R::ONE, of_q);
-                let (of_scores, weights) = (of_scores.transposed(), weights.transposed());
+                let of_scores = of_scores.transposed();
+                let weights = weights.transposed();
                 R::gemm(GemmExtents { m: n, k: m, n: e }, R::ONE, of_scores, queries, R::ONE, of_k);
                 R::gemm(GemmExtents { m: n, k: m, n: f }, R::ONE, weights, gradients, R::ONE, of_v);
             }
         }
     }
 
-    /// Turns the scores of row `i` at the columns `start..start + n` into weights, and the gradients of these into those of
-    /// products of queries and keys. `masked` says that there is a mask, and whether it is of bools.
+    /// Turns the scores of row `i` at the columns `start..start + n` into weights, and the gradients of the
+    /// weights into those of the products of queries and keys. `masked` says whether there is a mask, and
+    /// whether it is of bools.
     fn weigh_row(&mut self, i: usize, start: usize, n: usize, masked: Option<bool>) {
-        let (sum, mean, scale) = (self.sums[i], self.means[i], R::of(self.head.scale));
+        let sum = self.sums[i];
+        let mean = self.means[i];
+        let scale = R::of(self.head.scale);
         let row = i * n..(i + 1) * n;
         let of_scores = &mut self.score_gradient[row.clone()];
         for (j, (weight, of_score)) in self.weights[row].iter_mut().zip(of_scores).enumerate() {
             let mask = self.mask[i * n + j];
             let hidden = !self.visible[i].contains(&(start + j)) || masked == Some(true) && mask == R::ZERO;
             if hidden {
-                (*weight, *of_score) = (R::ZERO, R::ZERO);
+                *weight = R::ZERO;
+                *of_score = R::ZERO;
                 continue;
             }
             let bias = if masked == Some(false) { mask } else { R::ZERO };

@@ -1,8 +1,8 @@
 //! Element types as they are stored, and the types that kernels compute in.
 //!
-//! An [`Element`] is one stored dtype. A [`Number`] is a type that kernels compute in: `f32` for f16, bf16
-//! and f32, `f64` for f64, `i64` for integers and bool. Every conversion from a number to an element rounds
-//! once, to nearest even; integers wrap.
+//! A [`StoredElement`] is one stored dtype. A [`ComputeNumber`] is a type that kernels compute in: `f32` for
+//! f16, bf16 and f32, `f64` for f64, `i64` for integers and bool. Every conversion from a number to an
+//! element rounds once, to nearest even; integers wrap.
 
 use half::{bf16, f16};
 use symmc_ir::tensor::round_to_odd;
@@ -10,7 +10,8 @@ use symmc_ir::{DType, Scalar};
 
 use super::scratch::PooledNumber;
 
-/// A stored element: plain bytes, any bit pattern is valid. What has defaults goes through f32, as of types that are narrower.
+/// A stored element: plain bytes, any bit pattern is valid. The default methods convert through f32, for
+/// types that are narrower than f32.
 pub(super) trait StoredElement: Copy {
     fn to_f32(self) -> f32;
     #[inline(always)]
@@ -95,14 +96,14 @@ impl StoredElement for bf16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
-        // Adding half of the last place kept, less one when that place is even, rounds to nearest even.
+        // Adding half of the last kept place, minus one if that place is even, rounds to nearest even.
         let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
         let quiet = (bits >> 16) | 0x40;
         bf16::from_bits(if x.is_nan() { quiet } else { rounded } as u16)
     }
 }
 
-/// The difference of the exponent biases of f32 and f16, in the place of an f32's exponent.
+/// The difference of the exponent biases of f32 and f16, at the position of an f32's exponent.
 const F16_BIAS: u32 = 112 << 23;
 
 impl StoredElement for f16 {
@@ -110,7 +111,7 @@ impl StoredElement for f16 {
     fn to_f32(self) -> f32 {
         let magnitude = u32::from(self.to_bits() & 0x7fff);
         let sign = u32::from(self.to_bits() & 0x8000) << 16;
-        // The largest exponent of each type stands for infinity and NaN, so it moves by twice the bias.
+        // The largest exponent of each type represents infinity and NaN, so it moves by twice the bias.
         let special = if magnitude >= 0x7c00 { F16_BIAS } else { 0 };
         let normal = (magnitude << 13) + F16_BIAS + special;
         let subnormal = (magnitude as f32 * 2f32.powi(-24)).to_bits();
@@ -119,8 +120,9 @@ impl StoredElement for f16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         let bits = x.to_bits();
-        let (magnitude, sign) = (bits & 0x7fff_ffff, (bits >> 16) & 0x8000);
-        // As for bf16; what rounds up beyond the largest number, or is larger, becomes infinity.
+        let magnitude = bits & 0x7fff_ffff;
+        let sign = (bits >> 16) & 0x8000;
+        // As for bf16. A number that rounds up beyond the largest f16, or is larger, becomes infinity.
         let rebiased = magnitude.wrapping_sub(F16_BIAS);
         let normal = (rebiased.wrapping_add(0xfff + ((rebiased >> 13) & 1)) >> 13).min(0x7c00);
         // The last place of an f32 between 1/2 and 1 is that of a subnormal f16.
@@ -131,8 +133,9 @@ impl StoredElement for f16 {
     }
 }
 
+/// A type that kernels compute in.
 pub(super) trait ComputeNumber: PooledNumber + PartialOrd {
-    /// The dtype that is stored as this very type.
+    /// The dtype that is stored as this type.
     const DTYPE: DType;
     fn from_element<E: StoredElement>(x: E) -> Self;
     fn to_element<E: StoredElement>(self) -> E;
@@ -243,7 +246,7 @@ mod tests {
 
     #[test]
     fn f64_rounds_once_to_half_types() {
-        // Just above the midpoint of 1 and its bf16 successor, by less than an f32 can tell.
+        // Just above the midpoint of 1 and its bf16 successor, by less than the precision of an f32.
         let x = 1.0 + 2f64.powi(-8) + 2f64.powi(-40);
         assert_eq!(<bf16 as StoredElement>::from_f64(x).to_f32(), 1.0 + 2f32.powi(-7));
         let x = 1.0 + 2f64.powi(-11) + 2f64.powi(-40);

@@ -1,4 +1,4 @@
-//! Why a kernel refuses its operands.
+//! The errors of kernels that refuse their operands.
 
 use symmc_ir::text::op_name;
 use symmc_ir::{DType, Op};
@@ -6,7 +6,8 @@ use thiserror::Error;
 
 use crate::error::DataFault;
 
-/// The result of what fails with a [`KernelError`], or with another error where one is named.
+/// The result of an operation that fails with a [`KernelError`], or with another error type where one is
+/// named.
 pub type Result<T, E = KernelError> = std::result::Result<T, E>;
 
 #[derive(Clone, PartialEq, Eq, Debug, Error)]
@@ -19,10 +20,10 @@ pub enum KernelError {
     Arity { op: String, expected: String, found: String },
     #[error("{op} is not defined on {dtype}")]
     Undefined { op: String, dtype: DType },
-    /// A group of rows ends before the one in front of it, or beyond the rows.
-    #[error("a group of rows ends at {end}, where ends ascend from 0 to at most {rows}")]
+    /// A group of rows ends before the previous group, or beyond the rows.
+    #[error("a group of rows ends at {end}: expected ascending ends from 0 to at most {rows}")]
     GroupEnd {
-        /// The first such end.
+        /// The first invalid end.
         end: i64,
         rows: usize,
     },
@@ -37,7 +38,7 @@ pub enum KernelError {
 }
 
 impl KernelError {
-    /// What is wrong with the data of the operands; `None` if the step does not fit its op instead.
+    /// The kind of invalid data in the operands; `None` if the step does not fit its op instead.
     pub fn data_fault(&self) -> Option<DataFault> {
         use KernelError::{Arity, Empty, GroupEnd, Index, NoKernel, Shape, Symbolic, Undefined, ZeroDivisor};
         match self {
@@ -57,7 +58,7 @@ impl KernelError {
     }
 }
 
-/// Checks that the slices that [`compute_with`](super::compute_with) takes apart are long enough.
+/// Checks that the slices that [`compute_with`](super::compute_with) indexes are long enough.
 pub(super) fn check_arity(op: &Op, operands: usize, results: usize) -> Result<()> {
     symmc_ir::infer::check_operand_and_result_counts(op, operands, results).map_err(|expected| {
         KernelError::Arity { op: op_name(op).into(), expected, found: format!("{operands} and {results}") }

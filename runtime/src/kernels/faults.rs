@@ -1,7 +1,8 @@
-//! The ops that may refuse the data of their operands, decided from shapes and attributes only.
+//! The ops that may refuse the data of their operands, derived from shapes and attributes only.
 //!
-//! Ranks agree at the end of a run that has such a step, so the answer must be the same on all ranks. A missing row here
-//! costs this agreement, not safety: the error still ends the run on all ranks. A test compares the rows with the kernels.
+//! Ranks confirm success at the end of a run that has such a step, so the result must be the same on all
+//! ranks. A missing case here skips this confirmation, but is not unsafe: the error still ends the run on all
+//! ranks. A test compares the cases with the kernels.
 
 use symmc_ir::{Op, RejectedData, Scalar};
 

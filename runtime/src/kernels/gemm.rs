@@ -3,7 +3,7 @@
 use super::element::ComputeNumber;
 use super::math::RealNumber;
 
-/// A matrix in memory: first element, and the distances between rows and between columns in elements.
+/// A matrix in memory: its first element, and the distances between rows and between columns in elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct GemmMatrix<C> {
     pub ptr: *mut C,
@@ -36,7 +36,7 @@ pub(super) trait GemmNumber: RealNumber {
     /// `c = alpha a b + beta c`; with `beta` 0, `c` is not read.
     ///
     /// # Safety
-    /// All elements of the three matrices must be there, and `c` must not overlap `a` or `b`.
+    /// All elements of the three matrices must exist, and `c` must not overlap `a` or `b`.
     unsafe fn gemm(
         e: GemmExtents,
         alpha: Self,
@@ -77,16 +77,17 @@ macro_rules! gemm {
 gemm!(f32, sgemm);
 gemm!(f64, dgemm);
 
-/// Whether the product of a few rows with a matrix is best read straight through, without packing it.
+/// Whether the product of a few rows with a matrix is faster if the matrix is read directly, without packing
+/// it.
 fn has_few_rows<C>(m: usize, a: GemmMatrix<C>, b: GemmMatrix<C>, c: GemmMatrix<C>) -> bool {
     m <= 3 && a.column == 1 && c.column == 1 && (b.row == 1 || b.column == 1)
 }
 
-/// [`Gemm::gemm`] for few rows: dot products along the columns of `b` where they are dense, else sums of
-/// its rows.
+/// [`GemmNumber::gemm`] for few rows: dot products along the columns of `b` if they are dense, otherwise sums
+/// of its rows.
 ///
 /// # Safety
-/// As [`Gemm::gemm`], where `a` and `c` have dense rows and `b` has dense rows or columns.
+/// As [`GemmNumber::gemm`], where `a` and `c` have dense rows and `b` has dense rows or columns.
 unsafe fn rows_times_matrix<C: GemmNumber>(
     e: GemmExtents,
     alpha: C,
@@ -119,7 +120,8 @@ unsafe fn rows_times_matrix<C: GemmNumber>(
     }
 }
 
-/// How many rows [`add_rows`] adds up before it adds their sum: keeps rounding from growing with `k`.
+/// The number of rows that [`add_scaled_rows`] adds before it adds their sum: this keeps rounding errors from
+/// growing with `k`.
 const ROWS: usize = 64;
 
 /// # Safety
@@ -152,7 +154,8 @@ pub(super) fn dot_product<C: RealNumber>(x: &[C], y: &[C]) -> C {
     let mut total = 0.0;
     for (x, y) in x.chunks(CHUNK).zip(y.chunks(CHUNK)) {
         let mut lanes = [C::ZERO; LANES];
-        let (xs, ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+        let xs = x.chunks_exact(LANES);
+        let ys = y.chunks_exact(LANES);
         let tail: f64 = xs.remainder().iter().zip(ys.remainder()).map(|(&x, &y)| (x * y).wide()).sum();
         for (x, y) in xs.zip(ys) {
             for i in 0..LANES {

@@ -1,9 +1,8 @@
 //! Gathering and scattering: take, index, gather, scatter, index-add and index-put.
 //!
-//! Indices are read and checked before anything moves: one that is negative or beyond its axis is an error
-//! that names it. Stores happen in row-major order of the indices, so that the last of
-//! equal indices wins. Accumulation happens in f64 or i64 over a copy of the operand, so that the result is
-//! rounded once.
+//! Indices are read and checked before anything moves: an index that is negative or beyond its axis is an
+//! error that names it. Stores happen in row-major order of the indices, so the last of equal indices wins.
+//! Accumulation happens in f64 or i64 over a copy of the operand, so the result is rounded once.
 
 use symmc_ir::{DType, ReductionKind};
 
@@ -28,13 +27,13 @@ fn index_offsets(
     Ok(out)
 }
 
-/// The position that an index means on an axis of this extent.
+/// The position of an index on an axis of this extent.
 fn resolve_position(index: i64, axis: usize, extent: usize) -> Result<usize> {
     let within = usize::try_from(index).ok().filter(|&i| i < extent);
     within.ok_or(KernelError::Index { index, axis, extent })
 }
 
-/// [`offsets`] broadcast to a shape.
+/// [`index_offsets`] broadcast to a shape.
 fn broadcast_offsets(
     indices: &StridedView,
     axis: usize,
@@ -92,10 +91,10 @@ fn common_shape(indices: &[StridedView]) -> Result<Vec<usize>> {
     Ok(out)
 }
 
-/// Where indexing moves data: the shape of the indexed form `[before, at, rest]`, and its pieces.
+/// The memory layout of indexing: the shape of the indexed form `[before, at, rest]`, and its parts.
 struct IndexedLayout {
     at: Vec<usize>,
-    /// The extents of the axes before the indexed ones, and behind them.
+    /// The extents of the axes before the indexed ones, and after them.
     before: Vec<StridedAxis>,
     rest: Vec<StridedAxis>,
     shape: Vec<usize>,
@@ -117,7 +116,7 @@ fn indexed_layout(axis: usize, x: &StridedView, indices: &[StridedView]) -> Resu
     Ok(IndexedLayout { at, before, rest, shape })
 }
 
-/// `x` at the indices, which stand for its axes from `axis` on.
+/// `x` at the indices, which replace its axes from `axis` on.
 pub(super) fn index_axes(
     axis: usize,
     x: &StridedView,
@@ -149,7 +148,7 @@ pub(super) fn index_axes(
     Ok(())
 }
 
-/// The axes of a view in three parts: before, `n` from `axis` on, and behind.
+/// The axes of a view in three parts: those before `axis`, `n` from `axis` on, and those after them.
 fn split_axes(v: &StridedView, axis: usize, n: usize) -> (&[StridedAxis], &[StridedAxis], &[StridedAxis]) {
     let (before, tail) = v.axes.split_at(axis);
     let (at, rest) = tail.split_at(n);
@@ -188,22 +187,22 @@ fn clip_axes(axes: &mut [StridedAxis], indices: &StridedView) {
     }
 }
 
-/// Checks that `indices` is no larger than `x` along any axis but `axis`.
+/// Checks that `indices` is no larger than `x` along any axis except `axis`.
 fn check_index_shape(axis: usize, x: &StridedView, indices: &StridedView) -> Result<()> {
     let fits = axis < x.rank()
         && indices.rank() == x.rank()
         && (0..x.rank()).all(|a| a == axis || indices.axis_len(a) <= x.axis_len(a));
-    match fits {
-        true => Ok(()),
-        false => Err(KernelError::Shape {
-            what: "the index".into(),
-            expected: format!("at most {:?} along the axes but {axis}", x.shape()),
-            found: format!("{:?}", indices.shape()),
-        }),
+    if fits {
+        return Ok(());
     }
+    Err(KernelError::Shape {
+        what: "the index".into(),
+        expected: format!("at most {:?} along all axes except {axis}", x.shape()),
+        found: format!("{:?}", indices.shape()),
+    })
 }
 
-/// The operands of a scatter: `x` with `src` combined into the elements that `index` names.
+/// The operands of a scatter: `x` with `src` combined into the elements that `index` selects.
 pub(super) struct ScatterOperands<'a> {
     pub x: &'a StridedView,
     pub index: &'a StridedView,
@@ -236,13 +235,13 @@ pub(super) fn scatter(
 }
 
 fn expect_same_shape(what: &str, expected: &StridedView, found: &StridedView) -> Result<()> {
-    match expected.shape() == found.shape() {
-        true => Ok(()),
-        false => Err(KernelError::shape_mismatch(what, &expected.shape(), &found.shape())),
+    if expected.shape() == found.shape() {
+        return Ok(());
     }
+    Err(KernelError::shape_mismatch(what, &expected.shape(), &found.shape()))
 }
 
-/// `x` with `src` combined at the positions that [`index`] with the same indices reads.
+/// `x` with `src` combined at the positions that [`index_axes`] with the same indices reads.
 pub(super) fn index_put(
     axis: usize,
     combine: Option<ReductionKind>,
@@ -255,7 +254,7 @@ pub(super) fn index_put(
     expect_same_shape("the result of an indexed store", x, result)?;
     let i = indexed_layout(axis, x, indices)?;
     let src = src.broadcast(&i.shape)?;
-    // Positions along each indexed axis, before the memory of the target is known.
+    // Positions along each indexed axis. The memory of the target is not known yet.
     let mut along = Vec::with_capacity(indices.len());
     for (k, t) in indices.iter().enumerate() {
         let positions = StridedAxis { n: x.axis_len(axis + k), stride: 1 };
@@ -279,12 +278,14 @@ pub(super) fn index_put(
     Ok(())
 }
 
-/// What a scatter changes: it is called once with the memory to change, of the extents of `x`, and a
-/// function that it calls with the byte offset of each target and the address of its source.
+/// The changes of a scatter. The function is called once with the memory to change, which has the extents of
+/// `x`, and with a callback. It calls the callback with the byte offset of each target and the address of its
+/// source.
 type Changes<'a> = &'a dyn Fn(&StridedView, &mut dyn FnMut(isize, *const u8));
 
-/// Puts `x` with scattered changes into `result`, stored or combined with what is there. Each target and its source are the first elements of
-/// pieces whose axes are the last ones of `x`; those of the source are `piece`.
+/// Writes `x` with scattered changes to `result`: sources are stored, or combined with the existing elements.
+/// Each target and its source are the first elements of pieces whose axes are the last axes of `x`; `piece`
+/// are those of the source.
 fn scatter_pieces(
     combine: Option<ReductionKind>,
     x: &StridedView,
@@ -304,7 +305,7 @@ fn scatter_pieces(
     }
 }
 
-/// [`scattered`] with combination in numbers of type `A`.
+/// [`scatter_pieces`] with combination in numbers of type `A`.
 fn combine_pieces<A: Accumulate>(
     op: ReductionKind,
     x: &StridedView,
@@ -325,7 +326,7 @@ fn combine_pieces<A: Accumulate>(
             return;
         }
         StridedReader::new(&StridedView { ptr: from.cast_mut(), ..piece.clone() }).read_next(&mut values);
-        // The pieces are the last axes of dense memory: they are dense.
+        // The pieces are the last axes of dense memory, so they are dense.
         let first = to as usize / size_of::<A>();
         let touched = first..first + values.len();
         A::accumulate_each(op, &mut sums[touched.clone()], &values);

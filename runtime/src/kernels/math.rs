@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::element::ComputeNumber;
 
-/// What element-wise functions and normalisations need of a floating-point type.
+/// The functions of a floating-point type that element-wise functions and normalisations need.
 pub(super) trait RealNumber:
     ComputeNumber
     + std::ops::Add<Output = Self>
@@ -54,19 +54,19 @@ pub(super) trait RealNumber:
         Self::of(0.5 * x * (1.0 + Self::erf_wide(x * std::f64::consts::FRAC_1_SQRT_2)))
     }
     /// The approximation of [`gelu`](Self::gelu) by tanh. Since `(1 + tanh u) / 2` is the logistic function
-    /// of `2 u`, nothing cancels.
+    /// of `2 u`, there is no cancellation.
     #[inline(always)]
     fn gelu_tanh(self) -> Self {
         let x = self;
         let u = Self::of(SQRT_2_OVER_PI) * (x + Self::of(0.044715) * x * x * x);
         x * (u + u).sigmoid()
     }
-    /// The larger, the first of equals; NaN if either is.
+    /// The larger number; the first if both are equal, NaN if either is NaN.
     #[inline(always)]
     fn max_nan(self, other: Self) -> Self {
         if self >= other || self.is_nan() { self } else { other }
     }
-    /// The smaller, the first of equals; NaN if either is.
+    /// The smaller number; the first if both are equal, NaN if either is NaN.
     #[inline(always)]
     fn min_nan(self, other: Self) -> Self {
         if self <= other || self.is_nan() { self } else { other }
@@ -76,7 +76,7 @@ pub(super) trait RealNumber:
         let r = self % divisor;
         if r != Self::ZERO && (r < Self::ZERO) != (divisor < Self::ZERO) { r + divisor } else { r }
     }
-    /// The quotient rounded down; by zero as the true quotient.
+    /// The quotient rounded down; division by zero gives the same as true division.
     fn div_floor(self, divisor: Self) -> Self {
         Self::of(exact_floor_div(self.wide(), divisor.wide()))
     }
@@ -88,7 +88,8 @@ fn exact_floor_div(x: f64, y: f64) -> f64 {
         return x / y;
     }
     let r = x % y;
-    // Nearly whole: what is divided is a multiple of the divisor. By an infinity it is 0.
+    // The quotient is nearly integral: the dividend was reduced to a multiple of the divisor. Division by an
+    // infinity gives 0.
     let whole = (x - r) / y;
     let quotient = if r != 0.0 && (r < 0.0) != (y < 0.0) { whole - 1.0 } else { whole };
     if quotient == 0.0 { 0f64.copysign(x / y) } else { quotient.round_ties_even() }
@@ -143,8 +144,8 @@ real! {
 }
 
 /// `e^x` without branches, so that loops over it vectorise: `x = n ln 2 + r` with `|r| <= ln 2 / 2`, the
-/// Taylor polynomial of degree 7 in `r`, and a scaling by `2^n` in two factors. Off by at most 2 units in
-/// the last place.
+/// Taylor polynomial of degree 7 in `r`, and a scaling by `2^n` in two factors. The error is at most 2 units
+/// in the last place.
 #[inline(always)]
 pub(super) fn exp_f32(x: f32) -> f32 {
     // ln 2 in two parts, the first with enough trailing zeros that `n * LN2_HIGH` is exact.
@@ -160,7 +161,7 @@ pub(super) fn exp_f32(x: f32) -> f32 {
     for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         p = p * r + c;
     }
-    // The integer stands in the low bits of `shifted`. For a NaN it is arbitrary, but `p` is NaN.
+    // The integer is in the low bits of `shifted`. For a NaN it is arbitrary, but `p` is NaN.
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
     let power = |k: i32| f32::from_bits((k.wrapping_add(127) << 23) as u32);
@@ -169,10 +170,10 @@ pub(super) fn exp_f32(x: f32) -> f32 {
 
 /// The distance between the points around which [`erf`] is expanded.
 const ERF_STEP: f64 = 0.125;
-/// From here on `erf` is 1 in f64.
+/// From this argument on `erf` is 1 in f64.
 const ERF_END: f64 = 6.0;
 const ERF_TERMS: usize = 12;
-/// The terms that f32 needs.
+/// The number of terms that f32 needs.
 const ERF_TERMS_F32: usize = 8;
 
 /// The error function, to within a few units in the last place of f64.
@@ -201,7 +202,9 @@ fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
     let scale = std::f64::consts::FRAC_2_SQRT_PI * (-c * c).exp();
     let mut out = [0.0; ERF_TERMS];
     // erf(c) = 2/√π e^(-c²) Σ 2^n c^(2n+1) / (1·3·…·(2n+1)), all terms positive (7.1.6).
-    let (mut term, mut sum, mut n) = (c, 0.0, 0.0);
+    let mut term = c;
+    let mut sum = 0.0;
+    let mut n = 0.0;
     while term > sum * 1e-18 {
         sum += term;
         n += 1.0;
@@ -209,7 +212,9 @@ fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
     }
     out[0] = scale * sum;
     // Coefficient k+1 is scale (-1)^k H_k(c) / (k+1)!, with H_{k+1} = 2c H_k - 2k H_{k-1}.
-    let (mut last, mut hermite, mut factorial) = (0.0, 1.0, 1.0);
+    let mut last = 0.0;
+    let mut hermite = 1.0;
+    let mut factorial = 1.0;
     for k in 0..ERF_TERMS - 1 {
         factorial *= (k + 1) as f64;
         out[k + 1] = scale * hermite / factorial * if k % 2 == 0 { 1.0 } else { -1.0 };

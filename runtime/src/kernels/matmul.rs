@@ -1,8 +1,8 @@
 //! Matrix product over the last two axes, with broadcast leading axes, and products of groups of rows.
 //!
-//! f32 and f64 operands are multiplied where they lie, whatever their strides. Half-precision operands are
-//! converted to f32 block by block, with the whole of `k` in one block, so that every element of the result
-//! is rounded once. Integers are multiplied in i64 and wrap.
+//! f32 and f64 operands are multiplied in place, whatever their strides. Half-precision operands are
+//! converted to f32 block by block, with all of `k` in one block, so that every element of the result is
+//! rounded once. Integers are multiplied in i64 and wrap.
 
 use symmc_ir::{DType, Scalar};
 
@@ -13,7 +13,7 @@ use super::pointwise;
 use super::scratch::{Scratch, ScratchNeeds};
 use super::strided::{Odometer, StridedReader, StridedView, StridedWriter};
 
-/// The most f32 numbers of the right operand that are converted at once.
+/// The maximum number of f32 numbers of the right operand that are converted at once.
 const BLOCK_NUMBERS: usize = 1 << 19;
 
 pub(super) fn matmul(
@@ -26,8 +26,11 @@ pub(super) fn matmul(
     let batch = &result.shape()[..rank - 2];
     let matrix = |v: &StridedView| v.with_axes(v.axes[v.rank() - 2..].iter().copied());
     let outer = |v: &StridedView| v.with_axes(v.axes[..v.rank() - 2].iter().copied()).broadcast(batch);
-    let (xo, yo) = (outer(x)?, outer(y)?);
-    let (xm, ym, rm) = (matrix(x), matrix(y), matrix(result));
+    let xo = outer(x)?;
+    let yo = outer(y)?;
+    let xm = matrix(x);
+    let ym = matrix(y);
+    let rm = matrix(result);
     if result.numel() == 0 {
         return Ok(());
     }
@@ -60,8 +63,9 @@ fn gemm_extents(x: &StridedView, y: &StridedView, result: &StridedView) -> Resul
     Ok((result.rank(), GemmExtents { m, k, n }))
 }
 
-/// Each group of the rows of `x` times its own matrix of `y`; zeros behind the last. Or, of two matrices, the products of
-/// the groups that divide K. The ends are checked before anything is written. Operands: `x`, `y`, the ends.
+/// Multiplies each group of the rows of `x` by its own matrix of `y`, with zeros after the last group. Or,
+/// for two matrices, computes the products of the groups that divide K. The ends are checked before anything
+/// is written. Operands: `x`, `y`, the ends.
 pub(super) fn grouped_matmul(
     [x, y, ends]: [&StridedView; 3],
     result: &StridedView,
@@ -84,7 +88,8 @@ pub(super) fn grouped_matmul(
     let rows = if divides_k { e.k } else { e.m };
     let mut given = scratch.allocate::<i64>(ends.axis_len(0));
     StridedReader::new(ends).read_next(&mut given);
-    let (mut start, mut parts) = (0, Vec::with_capacity(given.len()));
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(given.len());
     for (group, &end) in given.iter().enumerate() {
         let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
         let end = within.ok_or(KernelError::GroupEnd { end, rows })?;
@@ -94,12 +99,14 @@ pub(super) fn grouped_matmul(
     scratch.return_buffer(given);
     for (group, first, own) in parts {
         if divides_k {
-            let (columns, rows) = (x.slice_axis(1, first, own), y.slice_axis(0, first, own));
+            let columns = x.slice_axis(1, first, own);
+            let rows = y.slice_axis(0, first, own);
             if e.m > 0 && e.n > 0 {
                 single_matmul(&columns, &rows, &matrix(result, group), GemmExtents { k: own, ..e }, scratch);
             }
         } else if own > 0 && e.n > 0 {
-            let (rows, out) = (x.slice_axis(0, first, own), result.slice_axis(0, first, own));
+            let rows = x.slice_axis(0, first, own);
+            let out = result.slice_axis(0, first, own);
             single_matmul(&rows, &matrix(y, group), &out, GemmExtents { m: own, ..e }, scratch);
         }
     }
@@ -109,8 +116,7 @@ pub(super) fn grouped_matmul(
     Ok(())
 }
 
-/// A batch of products with one right matrix as a single product, where the rows of the batch lie at one
-/// stride.
+/// A batch of products with one right matrix as a single product, if the rows of the batch have one stride.
 fn fold_batch(
     x: &StridedView,
     y: &StridedView,
@@ -130,7 +136,8 @@ fn fold_batch(
             _ => None,
         }
     };
-    let (x, r) = (fold(x)?, fold(result)?);
+    let x = fold(x)?;
+    let r = fold(result)?;
     let m = r.axis_len(0);
     (x.axis_len(0) == m).then_some((x, r, GemmExtents { m, ..e }))
 }
@@ -151,7 +158,7 @@ fn single_matmul(
 }
 
 fn matmul_in_place<C: GemmNumber>(x: &StridedView, y: &StridedView, result: &StridedView, e: GemmExtents) {
-    // SAFETY: the views hold the matrices as elements of `C`, and a result of a product never lies on an
+    // SAFETY: the views hold the matrices as elements of `C`, and the result of a product never overlaps an
     // operand.
     unsafe { C::gemm(e, C::ONE, as_matrix(x), as_matrix(y), C::ZERO, as_matrix(result)) };
 }
@@ -162,7 +169,7 @@ pub(super) fn as_matrix<C: ComputeNumber>(v: &StridedView) -> GemmMatrix<C> {
     GemmMatrix { ptr: v.ptr.cast(), row: v.axes[0].stride / size, column: v.axes[1].stride / size }
 }
 
-/// The rows and columns of a result that are computed from converted operands at once.
+/// The rows and columns of a result that are computed at once from converted operands.
 fn block_size(e: GemmExtents) -> (usize, usize) {
     let columns = (BLOCK_NUMBERS / e.k.max(1)).clamp(8, e.n.max(8)).min(e.n);
     let rows = (BLOCK_NUMBERS / e.k.max(columns).max(1)).clamp(8, e.m.max(8)).min(e.m);
@@ -208,7 +215,7 @@ fn matmul_converted(
     scratch.return_buffer(c);
 }
 
-/// Reads a matrix into `buffer` in the order in which it lies in memory.
+/// Reads a matrix into `buffer` in its order in memory.
 pub(super) fn read_matrix<C: ComputeNumber>(v: &StridedView, buffer: &mut [C]) -> GemmMatrix<C> {
     let by_column = v.axes[0].stride.abs() < v.axes[1].stride.abs();
     let n = v.numel();

@@ -1,17 +1,18 @@
 //! The ops on the CPU.
 //!
-//! [`compute`] runs one op on strided views over raw memory ([`TensorView`], [`TensorViewMut`]). Semantics are those of
-//! [`symmc_ir::Op`]; floats are computed in f32 (f64 for f64) and rounded once to the dtype of the result,
-//! sums are taken in a wider type or in short runs, so that results do not depend on the order of summation
-//! beyond the last places.
+//! [`compute`] runs one op on strided views over raw memory ([`TensorView`], [`TensorViewMut`]). Semantics
+//! are those of [`symmc_ir::Op`]. Floats are computed in f32 (f64 for f64) and rounded once to the dtype of
+//! the result. Sums are computed in a wider type or in short runs, so that results do not depend on the order
+//! of summation except in the last places.
 //!
-//! # Where a result may lie
-//! A result may lie exactly on an operand of the same layout for all element-wise ops, for softmax, norms
-//! and cumulative sums, and on the first operand of a scatter or a rotary embedding; an operand of a concatenation may
-//! lie in its place in the result. Elsewhere a result must not overlap an operand.
+//! # Overlap of results and operands
+//! A result may lie exactly on an operand of the same layout for all element-wise ops, for softmax, norms and
+//! cumulative sums, and on the first operand of a scatter or a rotary embedding. An operand of a
+//! concatenation may lie at its position in the result. In all other cases a result must not overlap an
+//! operand.
 //!
-//! Not here: collectives, custom and opaque ops, views other than reshapes that move data, shards, which are copies of what a
-//! rank finds at its position ([`crate::exec`]), and symbols (every dim of an op must be a constant).
+//! Deliberately absent: collectives, custom and opaque ops, views (except reshapes that move data), shards,
+//! which are copies of a rank's piece ([`crate::exec`]), and symbols (every dim of an op must be a constant).
 
 mod attention;
 mod attention_gradient;
@@ -48,8 +49,8 @@ pub use view::{TensorView, TensorViewMut, contiguous_strides};
 
 use strided::{StridedView, unpermuted_results};
 
-/// Runs one op with memory of its own for what it needs meanwhile. Fails if the operands do not fit the op, or an index
-/// is out of range. The results are then unspecified.
+/// Runs one op with newly allocated scratch memory. Fails if the operands do not fit the op, or an index is
+/// out of range. The results are then unspecified.
 pub fn compute(op: &Op, operands: &[TensorView<'_>], results: &mut [TensorViewMut<'_>]) -> Result<()> {
     compute_with(op, operands, results, &mut Scratch::new())
 }
@@ -141,8 +142,9 @@ fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) 
     Ok(())
 }
 
-/// The buffers that an op takes at once, from shapes alone: an upper bound, which a test compares with what kernels take.
-/// None for what it refuses, and for ops without a kernel. Memory of custom kernels is not in it.
+/// The buffers that an op uses at once, derived from shapes alone: an upper bound, which a test compares with
+/// the kernels' use. It is empty for an op that is refused or has no kernel, and excludes the memory of
+/// custom kernels.
 pub fn scratch_needs(op: &Op, operands: &[TensorLayout<'_>], results: &[TensorLayout<'_>]) -> ScratchNeeds {
     let strided =
         |&(dtype, shape, strides): &TensorLayout<'_>| StridedView::without_address(dtype, shape, strides);
@@ -153,7 +155,7 @@ pub fn scratch_needs(op: &Op, operands: &[TensorLayout<'_>], results: &[TensorLa
     out
 }
 
-/// `None` where the operands do not fit the op.
+/// `None` if the operands do not fit the op.
 fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut ScratchNeeds) -> Option<()> {
     check_arity(op, x.len(), r.len()).ok()?;
     match op {
@@ -185,8 +187,8 @@ fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut Scratch
 }
 
 fn expect_same_type(x: &StridedView, result: &StridedView) -> Result<()> {
-    match x.shape() == result.shape() {
-        true => Ok(()),
-        false => Err(KernelError::shape_mismatch("the result", &x.shape(), &result.shape())),
+    if x.shape() == result.shape() {
+        return Ok(());
     }
+    Err(KernelError::shape_mismatch("the result", &x.shape(), &result.shape()))
 }

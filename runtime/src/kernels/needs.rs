@@ -1,7 +1,7 @@
-//! What kernels need beside their operands and results while they run, told from shapes alone.
+//! The scratch memory of kernels in addition to their operands and results, derived from shapes alone.
 //!
-//! For the kernels of each kind an upper bound of the buffers that one takes at once; `None` where operands do not fit it. Memory
-//! of the library of products is not in it.
+//! For each kind of kernel this is an upper bound of the buffers that it uses at once; `None` if the operands
+//! do not fit the kernel. The internal memory of the matrix product library is excluded.
 
 use symmc_ir::attention::{AttentionBound, AttentionOperands};
 use symmc_ir::{DType, ReductionKind};
@@ -25,14 +25,16 @@ fn extent_back(v: &StridedView, axis: usize) -> Option<usize> {
     extent(v, v.rank().checked_sub(axis)?)
 }
 
-/// What sums are taken in.
+/// The accumulator that sums use.
 fn add_accumulators(dtype: DType, n: usize, out: &mut ScratchNeeds) {
     if dtype.is_float() { out.add::<f64>(n) } else { out.add::<i64>(n) }
 }
 
 pub(super) fn grouped(x: &[StridedView], r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     out.add::<i64>(extent(&x[2], 0)?);
-    let (m, k, n) = (extent(&x[0], 0)?, extent(&x[0], 1)?, extent_back(&x[1], 1)?);
+    let m = extent(&x[0], 0)?;
+    let k = extent(&x[0], 1)?;
+    let n = extent_back(&x[1], 1)?;
     matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
     Some(())
 }
@@ -66,9 +68,10 @@ pub(super) fn norm(axes: usize, x: &[StridedView], out: &mut ScratchNeeds) -> Op
     Some(())
 }
 
-/// The extents `[l, s, e, f]` of attention, with what positions and sinks of its rows take.
+/// The extents `[l, s, e, f]` of attention, with the buffers for positions and sinks of its rows.
 fn attention_extents(o: &AttentionOperands<'_, StridedView>, out: &mut ScratchNeeds) -> Option<[usize; 4]> {
-    let (l, e) = (extent_back(o.q, 2)?, extent_back(o.q, 1)?);
+    let l = extent_back(o.q, 2)?;
+    let e = extent_back(o.q, 1)?;
     let rows = o.q.numel() / e.max(1);
     o.positions.iter().for_each(|_| out.add::<i64>(rows));
     o.sink.iter().for_each(|_| out.add::<f64>(rows));
@@ -127,13 +130,14 @@ pub(super) fn scatter(
 }
 
 pub(super) fn sort(axis: usize, x: &StridedView, r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
-    let (n, k) = (extent(x, axis)?, extent(r, axis)?);
+    let n = extent(x, axis)?;
+    let k = extent(r, axis)?;
     for_number!(x.dtype, C => [n, k].into_iter().for_each(|n| out.add::<C>(n)));
     out.add::<i64>(n);
     Some(())
 }
 
-/// A copy takes a buffer where neither side is contiguous.
+/// A copy uses a buffer if neither side is contiguous.
 pub(super) fn copy(x: &StridedView, r: &StridedView, out: &mut ScratchNeeds) -> Option<()> {
     if !x.is_contiguous() && !r.is_contiguous() {
         out.add::<i64>((x.numel() * x.dtype.size()).div_ceil(8));
@@ -148,13 +152,14 @@ pub(super) fn matrix_product(
     r: &StridedView,
     out: &mut ScratchNeeds,
 ) -> Option<()> {
-    let (k, n) = (extent_back(x, 1)?, extent_back(y, 1)?);
+    let k = extent_back(x, 1)?;
+    let n = extent_back(y, 1)?;
     let m = r.numel() / n.max(1);
     matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
     Some(())
 }
 
-/// The number of positions that index tensors name together.
+/// The number of positions that index tensors select together.
 fn position_count(indices: &[StridedView]) -> usize {
     let rank = indices.iter().map(StridedView::rank).max().unwrap_or(0);
     let along = |back: usize| indices.iter().filter_map(|t| extent_back(t, back)).max().unwrap_or(1);
@@ -176,7 +181,7 @@ pub(super) fn index_put(
     Some(())
 }
 
-/// A scatter that combines, of pieces of so many elements.
+/// A scatter that combines, of pieces of this many elements.
 fn add_combine_buffers(
     combine: Option<ReductionKind>,
     x: &StridedView,

@@ -1,7 +1,7 @@
 //! Softmax, RMS norm and layer norm: one row at a time.
 //!
-//! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once: the squares of
-//! numbers far from 1 do not fit f32.
+//! Softmax is computed in f32 (f64 for f64), with sums in f64. Norms are computed in f64 and rounded once,
+//! because the squares of very large or small numbers exceed the range of f32.
 
 use super::error::{KernelError, Result};
 use super::gemm::sum_mapped;
@@ -34,7 +34,8 @@ pub(super) fn softmax(
     if axis >= x.rank() || x.shape() != result.shape() {
         return Err(KernelError::shape_mismatch("the result of softmax", &x.shape(), &result.shape()));
     }
-    let (x, result) = (x.axis_last(axis), result.axis_last(axis));
+    let x = x.axis_last(axis);
+    let result = result.axis_last(axis);
     for_real!(x.dtype, R => {
         map_rows::<R>(&x, &result, x.axis_len(x.rank() - 1), scratch, |row| softmax_row(log, row));
     });
@@ -42,7 +43,7 @@ pub(super) fn softmax(
 }
 
 widened! {
-    /// The largest element; NaN if there is one, minus infinity if there is none.
+    /// The largest element; NaN if any element is NaN, minus infinity without elements.
     pub(super) fn row_max<R: RealNumber>(row: &[R]) -> R {
         let mut lanes = [R::NEG_INFINITY; 16];
         for chunk in row.chunks(16) {
@@ -55,7 +56,7 @@ widened! {
 }
 
 widened! {
-    /// Replaces each element by `e^(x - max)`; gives their sum.
+    /// Replaces each element by `e^(x - max)`; returns their sum.
     pub(super) fn exp_row<R: RealNumber>(row: &mut [R], max: R) -> f64 {
         row.iter_mut().for_each(|x| *x = (*x - max).exp());
         sum_mapped(row, |x| x)
@@ -81,7 +82,8 @@ fn map_rows<R: RealNumber>(
     scratch: &mut Scratch,
     mut f: impl FnMut(&mut [R]),
 ) {
-    let (mut xs, mut out) = (StridedReader::<R>::new(x), StridedWriter::<R>::new(result));
+    let mut xs = StridedReader::<R>::new(x);
+    let mut out = StridedWriter::<R>::new(result);
     let mut row = scratch.allocate::<R>(n);
     for _ in 0..x.numel().checked_div(n).unwrap_or(0) {
         xs.read_next(&mut row);

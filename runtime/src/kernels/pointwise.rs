@@ -1,7 +1,7 @@
 //! Element-wise ops: unary, binary, select, cast, full and iota.
 //!
-//! Each works block by block: read a block of every operand as numbers, compute, write the block. Floats
-//! are computed in f32 (f64 for f64), integers and bool in i64 with wrap-around at the stored width.
+//! Each works block by block: it reads a block of every operand as numbers, computes, and writes the block.
+//! Floats are computed in f32 (f64 for f64), integers and bool in i64 with wrap-around at the stored width.
 
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp};
 
@@ -28,10 +28,14 @@ fn expect_defined(takes: bool, op: &str, dtype: DType) -> Result<()> {
 pub(super) fn binary(op: BinaryOp, x: &StridedView, y: &StridedView, result: &StridedView) -> Result<()> {
     expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     let shape = result.shape();
-    let (x, y) = (x.broadcast(&shape)?, y.broadcast(&shape)?);
+    let x = x.broadcast(&shape)?;
+    let y = y.broadcast(&shape)?;
     for_number!(x.dtype, C => {
-        let (mut xs, mut ys, mut out) = (StridedReader::<C>::new(&x), StridedReader::<C>::new(&y), StridedWriter::<C>::new(result));
-        let (mut a, mut b) = ([C::default(); BLOCK], [C::default(); BLOCK]);
+        let mut xs = StridedReader::<C>::new(&x);
+        let mut ys = StridedReader::<C>::new(&y);
+        let mut out = StridedWriter::<C>::new(result);
+        let mut a = [C::default(); BLOCK];
+        let mut b = [C::default(); BLOCK];
         for n in block_sizes(result.numel()) {
             xs.read_next(&mut a[..n]);
             ys.read_next(&mut b[..n]);
@@ -52,10 +56,12 @@ pub(super) fn binary_scalar(
 ) -> Result<()> {
     expect_defined(op.supports_dtype(x.dtype), op.name(), x.dtype)?;
     for_number!(x.dtype, C => {
-        let (mut xs, mut out) = (StridedReader::<C>::new(x), StridedWriter::<C>::new(result));
-        let scalar = match op.is_comparison() {
-            true => for_element!(x.dtype, E => C::from_element(C::from_scalar(scalar).to_element::<E>())),
-            false => C::from_scalar(scalar),
+        let mut xs = StridedReader::<C>::new(x);
+        let mut out = StridedWriter::<C>::new(result);
+        let scalar = if op.is_comparison() {
+            for_element!(x.dtype, E => C::from_element(C::from_scalar(scalar).to_element::<E>()))
+        } else {
+            C::from_scalar(scalar)
         };
         let scalars = [scalar; BLOCK];
         let mut a = [C::default(); BLOCK];
@@ -81,11 +87,17 @@ pub(super) fn select(
     result: &StridedView,
 ) -> Result<()> {
     let shape = result.shape();
-    let (condition, x, y) = (condition.broadcast(&shape)?, x.broadcast(&shape)?, y.broadcast(&shape)?);
+    let condition = condition.broadcast(&shape)?;
+    let x = x.broadcast(&shape)?;
+    let y = y.broadcast(&shape)?;
     for_number!(x.dtype, C => {
         let mut conditions = StridedReader::<i64>::new(&condition);
-        let (mut xs, mut ys, mut out) = (StridedReader::<C>::new(&x), StridedReader::<C>::new(&y), StridedWriter::<C>::new(result));
-        let (mut c, mut a, mut b) = ([0i64; BLOCK], [C::default(); BLOCK], [C::default(); BLOCK]);
+        let mut xs = StridedReader::<C>::new(&x);
+        let mut ys = StridedReader::<C>::new(&y);
+        let mut out = StridedWriter::<C>::new(result);
+        let mut c = [0i64; BLOCK];
+        let mut a = [C::default(); BLOCK];
+        let mut b = [C::default(); BLOCK];
         for n in block_sizes(result.numel()) {
             conditions.read_next(&mut c[..n]);
             xs.read_next(&mut a[..n]);
@@ -114,7 +126,7 @@ pub(super) fn cast(x: &StridedView, result: &StridedView) {
 pub(super) fn full(scalar: Scalar, result: &StridedView) {
     match (result.dtype.is_float(), scalar) {
         (true, _) => fill_with(result, |_| scalar.as_f64()),
-        // A float that is not 0 is true even where it truncates to 0.
+        // A float other than 0 is true even if it truncates to 0.
         (false, Scalar::Float(x)) if result.dtype == DType::Bool => fill_with(result, |_| x.0),
         (false, _) => fill_with(result, |_| scalar.as_i64()),
     }
@@ -140,7 +152,8 @@ fn fill_with<C: ComputeNumber>(result: &StridedView, f: impl Fn(usize) -> C) {
 
 /// Reads `x` as `C`, applies `f` to each block and stores it.
 fn map_blocks<C: ComputeNumber>(x: &StridedView, result: &StridedView, f: impl Fn(&mut [C])) {
-    let (mut xs, mut out) = (StridedReader::<C>::new(x), StridedWriter::<C>::new(result));
+    let mut xs = StridedReader::<C>::new(x);
+    let mut out = StridedWriter::<C>::new(result);
     let mut buffer = [C::default(); BLOCK];
     for n in block_sizes(result.numel()) {
         xs.read_next(&mut buffer[..n]);
@@ -149,7 +162,7 @@ fn map_blocks<C: ComputeNumber>(x: &StridedView, result: &StridedView, f: impl F
     }
 }
 
-/// The sizes of the blocks that `n` elements fall into.
+/// The sizes of the blocks into which `n` elements are divided.
 pub(super) fn block_sizes(n: usize) -> impl Iterator<Item = usize> {
     (0..n.div_ceil(BLOCK)).map(move |i| BLOCK.min(n - i * BLOCK))
 }
@@ -205,8 +218,8 @@ fn unary_int_block(op: UnaryOp, dtype: DType, b: &mut [i64]) {
     }
 }
 
-/// Binary ops on blocks of one number type; the result replaces the left operand, 1 and 0 stand for true
-/// and false.
+/// Binary ops on blocks of one number type. The result replaces the left operand; 1 and 0 represent true and
+/// false.
 pub(super) trait CombineBlocks: ComputeNumber {
     fn combine(op: BinaryOp, a: &mut [Self], b: &[Self]) -> Result<()>;
 }
@@ -268,7 +281,7 @@ impl CombineBlocks for i64 {
             BinaryOp::Add => zip_blocks(a, b, i64::wrapping_add),
             BinaryOp::Sub => zip_blocks(a, b, i64::wrapping_sub),
             BinaryOp::Mul => zip_blocks(a, b, i64::wrapping_mul),
-            // Not reached: they are not defined on integers.
+            // Unreachable: these ops are not defined on integers.
             BinaryOp::Div | BinaryOp::Atan2 => {}
             BinaryOp::FloorDiv => zip_blocks(a, b, |x, y| {
                 let q = x.wrapping_div(y);
@@ -295,7 +308,7 @@ impl CombineBlocks for i64 {
     }
 }
 
-/// `x` to the power `e`, wrapping; a negative power is the integer part of the true one.
+/// `x` to the power `e`, wrapping; a negative power is the integer part of the exact one.
 fn int_pow(x: i64, e: i64) -> i64 {
     if e < 0 {
         return match x {
@@ -304,7 +317,9 @@ fn int_pow(x: i64, e: i64) -> i64 {
             _ => 0,
         };
     }
-    let (mut power, mut base, mut left) = (1i64, x, e);
+    let mut power = 1i64;
+    let mut base = x;
+    let mut left = e;
     while left > 0 {
         if left & 1 == 1 {
             power = power.wrapping_mul(base);

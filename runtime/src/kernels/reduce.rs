@@ -1,7 +1,7 @@
 //! Reductions, arg-reductions and cumulative sums.
 //!
 //! Floats are summed in f64 over short runs of f32, integers in i64, so the order of summation does not
-//! show. Maximum and minimum give NaN where any element is NaN.
+//! affect results. Maximum and minimum are NaN if any element is NaN.
 
 use symmc_ir::{ArgOp, DType, ReductionKind};
 
@@ -12,12 +12,12 @@ use super::pointwise::block_sizes;
 use super::scratch::Scratch;
 use super::strided::{BLOCK, StridedReader, StridedView, StridedWriter};
 
-/// A type that reductions and scatters accumulate in: f64 or i64.
+/// A type in which reductions and scatters accumulate: f64 or i64.
 pub(super) trait Accumulate: ComputeNumber {
     fn start(op: ReductionKind) -> Self;
-    /// The accumulation of a run onto `acc`.
+    /// Accumulates a run onto `acc`.
     fn accumulate_run(op: ReductionKind, acc: Self, xs: &[Self]) -> Self;
-    /// The accumulation of each element of `xs` onto its own accumulator.
+    /// Accumulates each element of `xs` onto its own accumulator.
     fn accumulate_each(op: ReductionKind, accs: &mut [Self], xs: &[Self]);
     fn add(self, x: Self) -> Self;
     fn divide(self, count: usize) -> Self;
@@ -114,7 +114,7 @@ impl Accumulate for i64 {
         self.wrapping_add(x)
     }
     fn divide(self, count: usize) -> i64 {
-        // Towards minus infinity: counts are positive.
+        // Rounds towards minus infinity: counts are positive.
         self.checked_div_euclid(count as i64).unwrap_or(0)
     }
 }
@@ -143,9 +143,10 @@ pub(super) fn reduce(
 /// The axes that are not reduced. Checks the shape of the result.
 fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedView) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.rank()).filter(|a| !axes.contains(a)).collect();
-    let expected: Vec<usize> = match keep {
-        true => (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.axis_len(a) }).collect(),
-        false => kept.iter().map(|&a| x.axis_len(a)).collect(),
+    let expected: Vec<usize> = if keep {
+        (0..x.rank()).map(|a| if axes.contains(&a) { 1 } else { x.axis_len(a) }).collect()
+    } else {
+        kept.iter().map(|&a| x.axis_len(a)).collect()
     };
     if axes.iter().any(|&a| a >= x.rank()) || result.shape()[..] != expected[..] {
         return Err(KernelError::shape_mismatch("the result of a reduction", &expected, &result.shape()));
@@ -154,7 +155,7 @@ fn remaining_axes(axes: &[usize], keep: bool, x: &StridedView, result: &StridedV
 }
 
 /// Reduces in three nested parts: the kept axes before the last reduced one, the reduced axes, and the kept
-/// axes behind the last reduced one, which are accumulated side by side.
+/// axes after the last reduced one, which are accumulated together.
 fn reduce_axes<A: Accumulate>(
     op: ReductionKind,
     axes: &[usize],
@@ -167,7 +168,9 @@ fn reduce_axes<A: Accumulate>(
     let inner: Vec<usize> = kept.iter().copied().filter(|&a| last.is_some_and(|l| a > l)).collect();
     let outer: Vec<usize> = kept.iter().copied().filter(|&a| !inner.contains(&a)).collect();
     let size = |axes: &[usize]| axes.iter().map(|&a| x.axis_len(a)).product::<usize>();
-    let (rows, count, width) = (size(&outer), size(axes), size(&inner));
+    let rows = size(&outer);
+    let count = size(axes);
+    let width = size(&inner);
     let order = outer.iter().chain(axes).chain(&inner).map(|&a| x.axes[a]);
     let mut xs = StridedReader::<A>::new(&x.with_axes(order));
     let mut out = StridedWriter::<A>::new(result);
@@ -225,7 +228,7 @@ pub(super) fn arg_reduce(
     Ok(())
 }
 
-/// The index of the first of the largest or smallest elements; of the first NaN if there is one.
+/// The index of the first largest or smallest element; of the first NaN if there is one.
 fn arg_extreme<C: ComputeNumber>(op: ArgOp, row: &[C]) -> usize {
     let mut best = 0;
     for (i, &x) in row.iter().enumerate() {

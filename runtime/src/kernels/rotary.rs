@@ -1,7 +1,7 @@
 //! Rotary position embedding: one row at a time.
 //!
-//! Products and sums are rounded to the dtype of the cosines, as if they were ops of their own. All of a row is read
-//! before any of it is written, so the result may lie on the first operand.
+//! Products and sums are rounded to the dtype of the cosines, as if they were separate ops. All of a row is
+//! read before any of it is written, so the result may lie on the first operand.
 
 use symmc_ir::DType;
 
@@ -55,10 +55,12 @@ pub(super) fn rotary(
     }
     let mut shape = x.shape();
     shape[last] = numbers;
-    let (cos, sin) = (cos.broadcast(&shape)?, sin.broadcast(&shape)?);
-    match x.dtype == DType::F64 || cos.dtype == DType::F64 {
-        true => rotate_rows::<f64>(rotary, [x, &cos, &sin], result, scratch),
-        false => rotate_rows::<f32>(rotary, [x, &cos, &sin], result, scratch),
+    let cos = cos.broadcast(&shape)?;
+    let sin = sin.broadcast(&shape)?;
+    if x.dtype == DType::F64 || cos.dtype == DType::F64 {
+        rotate_rows::<f64>(rotary, [x, &cos, &sin], result, scratch);
+    } else {
+        rotate_rows::<f32>(rotary, [x, &cos, &sin], result, scratch);
     }
     Ok(())
 }
@@ -69,9 +71,12 @@ fn rotate_rows<R: RealNumber>(
     result: &StridedView,
     scratch: &mut Scratch,
 ) {
-    let (e, numbers) = (x.axis_len(x.rank() - 1), cos.axis_len(cos.rank() - 1));
-    let (mut xs, mut out) = (StridedReader::<R>::new(x), StridedWriter::<R>::new(result));
-    let (mut cosines, mut sines) = (StridedReader::<R>::new(cos), StridedReader::<R>::new(sin));
+    let e = x.axis_len(x.rank() - 1);
+    let numbers = cos.axis_len(cos.rank() - 1);
+    let mut xs = StridedReader::<R>::new(x);
+    let mut out = StridedWriter::<R>::new(result);
+    let mut cosines = StridedReader::<R>::new(cos);
+    let mut sines = StridedReader::<R>::new(sin);
     let mut row = scratch.allocate::<R>(e);
     let [mut c, mut s, mut own, mut other] = [(); 4].map(|()| scratch.allocate::<R>(rotary.width));
     let number = |element: usize, pair: usize| if numbers == rotary.width { element } else { pair };
@@ -81,7 +86,8 @@ fn rotate_rows<R: RealNumber>(
         sines.read_next(&mut s[..numbers]);
         for at in 0..rotary.width / 2 {
             let [i, j] = rotary.pair_positions(at);
-            let (ni, nj) = (number(i, at), number(j, at));
+            let ni = number(i, at);
+            let nj = number(j, at);
             (own[i], own[j]) = (row[i] * c[ni], row[j] * c[nj]);
             (other[i], other[j]) = (-row[j] * s[ni], row[i] * s[nj]);
         }

@@ -1,11 +1,12 @@
 //! Memory that kernels need while they run, kept from one kernel to the next.
 //!
-//! Who knows the ops that come says what they need ([`Needs`], by `needs` in this folder): buffers then never take more than
-//! that together, whatever the order in which ops ask for them. Nothing is allocated before a kernel asks.
+//! Code that knows the ops in advance states their needs ([`ScratchNeeds`], computed by `needs` in this
+//! folder): the buffers then never exceed these in total, whatever the order in which ops request them.
+//! Nothing is allocated before a kernel requests it.
 
 use std::ops::{Deref, DerefMut};
 
-/// Buffers to reuse. One thread at a time uses it.
+/// Buffers to reuse. One thread at a time uses them.
 #[derive(Debug, Default)]
 pub struct Scratch {
     f32s: Vec<PooledBuffer<f32>>,
@@ -13,14 +14,14 @@ pub struct Scratch {
     i64s: Vec<PooledBuffer<i64>>,
 }
 
-/// A buffer, and how many numbers it is meant to grow to.
+/// A buffer, and the number of numbers to which it is meant to grow.
 #[derive(Debug, Default)]
 pub(super) struct PooledBuffer<C> {
     target_len: usize,
     all: Vec<C>,
 }
 
-/// A type of numbers that there are buffers of.
+/// A type of numbers for which there are buffers.
 pub(super) trait PooledNumber: Copy + Default + 'static {
     fn pool(scratch: &mut Scratch) -> &mut Vec<PooledBuffer<Self>>;
     fn sizes(needs: &mut ScratchNeeds) -> &mut Vec<usize>;
@@ -76,7 +77,7 @@ impl Scratch {
         Scratch::default()
     }
 
-    /// No memory yet, for ops that need no more than this.
+    /// Empty scratch memory for ops that need no more than this.
     pub fn with_needs(needs: &ScratchNeeds) -> Self {
         fn empty_buffers<C: PooledNumber>(sizes: &[usize]) -> Vec<PooledBuffer<C>> {
             sizes.iter().map(|&room| PooledBuffer { target_len: room, all: Vec::new() }).collect()
@@ -95,7 +96,7 @@ impl Scratch {
         pool_bytes(&self.f32s) + pool_bytes(&self.f64s) + pool_bytes(&self.i64s)
     }
 
-    /// Memory of so many bytes of unspecified value, aligned to 8.
+    /// Memory of `bytes` bytes with unspecified contents, aligned to 8.
     pub fn allocate_bytes(&mut self, bytes: usize) -> ScratchBytes {
         ScratchBytes(self.allocate::<i64>(bytes.div_ceil(8)))
     }
@@ -104,8 +105,8 @@ impl Scratch {
         self.return_buffer(bytes.0);
     }
 
-    /// A buffer of `n` numbers of unspecified value. The smallest that is meant for as many serves: what is left then serves
-    /// the rest of what the op needs.
+    /// A buffer of `n` numbers with unspecified contents. The smallest sufficient buffer is used, which
+    /// leaves the larger ones for the op's other requests.
     pub(super) fn allocate<C: PooledNumber>(&mut self, n: usize) -> ScratchBuffer<C> {
         let pool = C::pool(self);
         let all = 0..pool.len();
@@ -116,7 +117,7 @@ impl Scratch {
         slot.target_len = slot.target_len.max(n);
         let has = slot.all.len();
         if has < n {
-            // What grows a little in every run is not moved in every run.
+            // A buffer that grows a little in every run is not reallocated in every run.
             slot.all.reserve_exact((2 * has).clamp(n, slot.target_len) - has);
             slot.all.resize(n, C::default());
         }
@@ -128,7 +129,8 @@ impl Scratch {
     }
 }
 
-/// The buffers that an op has at once, or at most those of several ops: how many numbers of each type, the most first.
+/// The buffers that an op uses at once, or the maximum over several ops: the number of numbers of each type,
+/// the largest first.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ScratchNeeds {
     f32s: Vec<usize>,
@@ -143,12 +145,12 @@ impl ScratchNeeds {
         sizes.insert(at, n);
     }
 
-    /// So many bytes beside the rest.
+    /// Adds `bytes` bytes to the needs.
     pub fn add_bytes(&mut self, bytes: usize) {
         self.add::<i64>(bytes.div_ceil(8));
     }
 
-    /// What serves both, one behind the other.
+    /// The needs that cover both, one after the other.
     pub fn merge(&mut self, other: &ScratchNeeds) {
         let merge = |own: &mut Vec<usize>, other: &[usize]| {
             own.resize(own.len().max(other.len()), 0);

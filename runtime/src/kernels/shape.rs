@@ -1,4 +1,4 @@
-//! Ops that move elements without computing: concat, pad, and reshapes and copies into memory of their own.
+//! Ops that move elements without computing: concat, pad, and reshapes and copies into new memory.
 
 use smallvec::SmallVec;
 use symmc_ir::{Dim, Scalar};
@@ -8,7 +8,7 @@ use super::pointwise::full;
 use super::scratch::Scratch;
 use super::strided::{StridedView, copy_view};
 
-/// All operands one after another along `axis`. An operand that lies in its place already is not moved.
+/// All operands one after another along `axis`. An operand that is already in place is not moved.
 pub(super) fn concat(axis: usize, operands: &[StridedView], result: &StridedView) -> Result<()> {
     let mut start = 0;
     for x in operands {
@@ -24,14 +24,14 @@ pub(super) fn concat(axis: usize, operands: &[StridedView], result: &StridedView
         copy_view(x, &result.slice_axis(axis, start, n));
         start += n;
     }
-    match operands.is_empty() || start == result.axis_len(axis) {
-        true => Ok(()),
-        false => Err(KernelError::shape_mismatch("the result of concat", &[start], &[result.axis_len(axis)])),
+    if operands.is_empty() || start == result.axis_len(axis) {
+        return Ok(());
     }
+    Err(KernelError::shape_mismatch("the result of concat", &[start], &[result.axis_len(axis)]))
 }
 
-/// `x` between elements of `value`: `low[i]` of them before it along axis `i`, cropped where that is
-/// negative or where the result ends earlier.
+/// `x` between elements of `value`: `low[i]` of them before it along axis `i`, cropped if that is negative or
+/// if the result ends earlier.
 pub(super) fn pad(low: &[Dim], value: Scalar, x: &StridedView, result: &StridedView) -> Result<()> {
     if low.len() != x.rank() || x.rank() != result.rank() || x.dtype != result.dtype {
         return Err(KernelError::shape_mismatch("the result of pad", &x.shape(), &result.shape()));
@@ -41,7 +41,8 @@ pub(super) fn pad(low: &[Dim], value: Scalar, x: &StridedView, result: &StridedV
         .map(|d| d.as_const().ok_or_else(|| KernelError::Symbolic { what: "a padding".into() }))
         .collect::<Result<_, _>>()?;
     full(value, result);
-    let (mut from, mut to) = (x.clone(), result.clone());
+    let mut from = x.clone();
+    let mut to = result.clone();
     for (axis, &low) in low.iter().enumerate() {
         let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(from.axis_len(axis));
         let start = usize::try_from(low).unwrap_or(0).min(to.axis_len(axis));
@@ -63,7 +64,7 @@ pub(super) fn reshape(x: &StridedView, result: &StridedView, scratch: &mut Scrat
     } else if x.is_contiguous() {
         copy_view(&StridedView::contiguous(x.dtype, &result.shape(), x.ptr), result);
     } else {
-        // Words of any dtype pass through whole bytes of a dense buffer.
+        // Words of any dtype are processed as whole bytes of a dense buffer.
         let mut dense = scratch.allocate::<i64>((x.numel() * x.dtype.size()).div_ceil(8));
         let at = dense.as_mut_ptr().cast();
         copy_view(x, &StridedView::contiguous(x.dtype, &x.shape(), at));

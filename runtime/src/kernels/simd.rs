@@ -1,9 +1,9 @@
 //! Inner loops compiled twice: for every CPU, and for those with wider vectors.
 //!
-//! Both give the same bits: nothing is contracted or reassociated, so ranks on different machines agree.
+//! Both give the same bits: no operation is contracted or reassociated, so ranks on different machines agree.
 
-/// Declares a function whose body is also compiled for AVX2 and chosen when the CPU has it. Everything that
-/// the body calls in its loops must be inlined.
+/// Declares a function whose body is also compiled for AVX2; this version is chosen if the CPU supports it.
+/// All functions that the body calls in its loops must be inlined.
 macro_rules! widened {
     (
         $(#[$meta:meta])*

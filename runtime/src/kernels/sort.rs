@@ -10,7 +10,7 @@ use super::scratch::Scratch;
 use super::strided::{StridedReader, StridedView, StridedWriter};
 
 /// The first `k` elements along `axis` in ascending or descending order, with their positions; `k` is the
-/// extent of the results. All of them for a sort.
+/// extent of the results. A sort has all elements.
 pub(super) fn sort_axis(
     axis: usize,
     descending: bool,
@@ -26,7 +26,8 @@ pub(super) fn sort_axis(
     if axis >= x.rank() || values.shape() != expected || positions.shape() != expected {
         return Err(KernelError::shape_mismatch("the results of sorting", &expected, &values.shape()));
     }
-    let (n, k) = (x.axis_len(axis), values.axis_len(axis));
+    let n = x.axis_len(axis);
+    let k = values.axis_len(axis);
     if k == 0 {
         return Ok(());
     }
@@ -34,13 +35,15 @@ pub(super) fn sort_axis(
         let mut rows = StridedReader::<C>::new(&x.axis_last(axis));
         let mut out = StridedWriter::<C>::new(&values.axis_last(axis));
         let mut out_positions = StridedWriter::<i64>::new(&positions.axis_last(axis));
-        let (mut row, mut best) = (scratch.allocate::<C>(n), scratch.allocate::<C>(k));
+        let mut row = scratch.allocate::<C>(n);
+        let mut best = scratch.allocate::<C>(k);
         let mut order = scratch.allocate::<i64>(n);
         for _ in 0..values.numel() / k {
             rows.read_next(&mut row);
             order.iter_mut().zip(0..).for_each(|(o, i)| *o = i);
             select_first(&mut order, k, |a, b| {
-                let (x, y) = (row[a as usize], row[b as usize]);
+                let x = row[a as usize];
+                let y = row[b as usize];
                 let by_value = if descending { compare_nan_last(y, x) } else { compare_nan_last(x, y) };
                 by_value.then(a.cmp(&b))
             });
@@ -55,7 +58,7 @@ pub(super) fn sort_axis(
     Ok(())
 }
 
-/// Moves the `k` first under a total order without equals to the front, in order.
+/// Moves the first `k` elements under a total order without equals to the front, in order.
 fn select_first(order: &mut [i64], k: usize, compare: impl Fn(i64, i64) -> Ordering) {
     if k < order.len() {
         order.select_nth_unstable_by(k - 1, |&a, &b| compare(a, b));

@@ -1,10 +1,10 @@
 //! Walking strided memory.
 //!
-//! A [`Strided`] is a view with byte strides that kernels permute, broadcast and cut. A [`Reader`] gives
-//! its elements in row-major order in blocks of numbers, a [`Writer`] stores blocks; both convert between
-//! the stored and the computed type and treat runs of equal stride at once. Element-wise kernels read a
-//! block of every operand before they write that block of the result, so a result may lie on an operand of
-//! the same layout. [`copy`] moves elements without looking at them.
+//! A [`StridedView`] is a view with byte strides that kernels permute, broadcast and slice. A
+//! [`StridedReader`] reads its elements in row-major order in blocks of numbers, a [`StridedWriter`] stores
+//! blocks. Both convert between the stored and the computed type and process runs of equal stride at once.
+//! Element-wise kernels read a block of every operand before they write that block of the result, so a result
+//! may lie on an operand of the same layout. [`copy_view`] moves elements without interpreting them.
 
 use std::marker::PhantomData;
 
@@ -15,7 +15,7 @@ use super::element::{ComputeNumber, StoredElement, for_element};
 use super::error::{KernelError, Result};
 use super::view::{TensorView, TensorViewMut};
 
-/// How many numbers kernels handle at once.
+/// The number of numbers that kernels process at once.
 pub(super) const BLOCK: usize = 512;
 
 /// One axis: its extent, and the distance between neighbours in bytes.
@@ -27,7 +27,7 @@ pub(super) struct StridedAxis {
 
 pub(super) type Axes = SmallVec<[StridedAxis; 6]>;
 
-/// A view with byte strides. Its memory is what the view that it came from promised.
+/// A view with byte strides. The guarantees of its memory are those of the view that it was made from.
 #[derive(Clone, Debug)]
 pub(super) struct StridedView {
     pub ptr: *mut u8,
@@ -65,7 +65,7 @@ impl StridedView {
         }
         StridedView { ptr, dtype, axes }
     }
-    /// The layout of a view that lies nowhere yet; strides count elements.
+    /// The layout of a view without memory; strides count elements.
     pub fn without_address(dtype: DType, shape: &[usize], strides: &[isize]) -> Self {
         StridedView { ptr: std::ptr::null_mut(), dtype, axes: byte_axes(dtype, shape, strides) }
     }
@@ -81,11 +81,11 @@ impl StridedView {
     pub fn numel(&self) -> usize {
         axes_numel(&self.axes)
     }
-    /// The same elements seen from another first element.
+    /// The same axes from another first element.
     pub fn with_offset(&self, byte_offset: isize) -> Self {
         StridedView { ptr: self.ptr.wrapping_offset(byte_offset), dtype: self.dtype, axes: self.axes.clone() }
     }
-    /// The same first element under other axes.
+    /// The same first element with other axes.
     pub fn with_axes(&self, axes: impl IntoIterator<Item = StridedAxis>) -> Self {
         StridedView { ptr: self.ptr, dtype: self.dtype, axes: axes.into_iter().collect() }
     }
@@ -95,14 +95,14 @@ impl StridedView {
         out.axes[axis].n = n;
         out
     }
-    /// `axis` moved behind all others.
+    /// Moves `axis` after all others.
     pub fn axis_last(&self, axis: usize) -> Self {
         let mut out = self.clone();
         let moved = out.axes.remove(axis);
         out.axes.push(moved);
         out
     }
-    /// Axis `i` as axis `perm[i]`; `None` if that is no permutation of the axes.
+    /// Axis `i` as axis `perm[i]`; `None` if `perm` is not a permutation of the axes.
     pub fn unpermuted(&self, perm: &[usize]) -> Option<Self> {
         let mut axes: SmallVec<[Option<StridedAxis>; 6]> = SmallVec::from_elem(None, self.rank());
         for (i, &axis) in perm.iter().enumerate() {
@@ -145,7 +145,7 @@ impl StridedView {
     }
 }
 
-/// The results of an op whose results are permuted, with their axes as that op has them.
+/// The results of an op whose results are permuted, with the axes in the op's order.
 pub(super) fn unpermuted_results(
     op: &Op,
     perm: &[usize],
@@ -180,7 +180,7 @@ pub(super) fn merge_axes(axes: &[StridedAxis]) -> Axes {
     out
 }
 
-/// Steps through the positions of some axes in row-major order, keeping one byte offset for each of `K`
+/// Iterates over the positions of some axes in row-major order, keeping one byte offset for each of `K`
 /// stride tables.
 pub(super) struct Odometer<const K: usize> {
     extents: SmallVec<[usize; 6]>,
@@ -192,14 +192,14 @@ pub(super) struct Odometer<const K: usize> {
 }
 
 impl<const K: usize> Odometer<K> {
-    /// Over the axes of `K` tables of equal extents.
+    /// Iterates over the axes of `K` tables of equal extents.
     pub fn new(tables: [&[StridedAxis]; K]) -> Self {
         let extents: SmallVec<[usize; 6]> = tables[0].iter().map(|a| a.n).collect();
         let strides = (0..extents.len()).map(|i| std::array::from_fn(|k| tables[k][i].stride)).collect();
         let left = extents.iter().product();
         Odometer { index: SmallVec::from_elem(0, extents.len()), extents, strides, offsets: [0; K], left }
     }
-    /// The offsets of the current position, then moves on; `None` after the last.
+    /// Returns the offsets of the current position, then advances; `None` after the last.
     pub fn next(&mut self) -> Option<[isize; K]> {
         self.left = self.left.checked_sub(1)?;
         let now = self.offsets;
@@ -220,12 +220,12 @@ impl<const K: usize> Odometer<K> {
     }
 }
 
-/// The position within a view, shared by [`Reader`] and [`Writer`].
+/// The position within a view, shared by [`StridedReader`] and [`StridedWriter`].
 struct StridedCursor {
     dtype: DType,
     outer: Odometer<1>,
     inner: StridedAxis,
-    /// The first element of the current inner run, and how many of it are done.
+    /// The first element of the current inner run, and the number of its elements that are done.
     run: *mut u8,
     done: usize,
     start: *mut u8,
@@ -240,7 +240,7 @@ impl StridedCursor {
         StridedCursor { dtype: view.dtype, outer, inner, run: view.ptr, done: 0, start: view.ptr }
     }
 
-    /// The next up to `wanted` elements of equal stride: pointer to the first, and their number.
+    /// The next up to `wanted` elements of equal stride: a pointer to the first, and their number.
     fn advance(&mut self, wanted: usize) -> (*mut u8, usize) {
         if self.done == self.inner.n {
             let offset = self.outer.next().map_or(0, |[o]| o);
@@ -254,7 +254,7 @@ impl StridedCursor {
     }
 }
 
-/// Gives the elements of a view in row-major order, as numbers. It must not be asked for more elements than
+/// Reads the elements of a view in row-major order, as numbers. Callers must not request more elements than
 /// the view has.
 pub(super) struct StridedReader<C> {
     cursor: StridedCursor,
@@ -274,7 +274,8 @@ impl<C: ComputeNumber> StridedReader<C> {
         let mut filled = 0;
         while filled < out.len() {
             let (ptr, n) = self.cursor.advance(out.len() - filled);
-            // SAFETY: the cursor gives `n` elements of the view, which its maker promised to be readable.
+            // SAFETY: the cursor returns `n` elements of the view, whose creator guarantees that they are
+            // readable.
             unsafe {
                 load_strided(self.cursor.dtype, ptr, self.cursor.inner.stride, &mut out[filled..filled + n])
             };
@@ -283,7 +284,7 @@ impl<C: ComputeNumber> StridedReader<C> {
     }
 }
 
-/// Stores numbers into a view in row-major order. It must not be given more than the view has.
+/// Stores numbers into a view in row-major order. Callers must not store more elements than the view has.
 pub(super) struct StridedWriter<C> {
     cursor: StridedCursor,
     left: usize,
@@ -302,7 +303,8 @@ impl<C: ComputeNumber> StridedWriter<C> {
         let mut stored = 0;
         while stored < data.len() {
             let (ptr, n) = self.cursor.advance(data.len() - stored);
-            // SAFETY: the cursor gives `n` elements of the view, which its maker promised to be writable.
+            // SAFETY: the cursor returns `n` elements of the view, whose creator guarantees that they are
+            // writable.
             unsafe {
                 store_strided(self.cursor.dtype, ptr, self.cursor.inner.stride, &data[stored..stored + n])
             };
@@ -327,7 +329,7 @@ unsafe fn load_strided<C: ComputeNumber>(dtype: DType, ptr: *const u8, stride: i
 }
 
 /// # Safety
-/// As [`load`], for elements of type `E`.
+/// As [`load_strided`], for elements of type `E`.
 unsafe fn load_elements<E: StoredElement, C: ComputeNumber>(ptr: *const u8, stride: isize, out: &mut [C]) {
     let size = size_of::<E>() as isize;
     match stride {
@@ -386,14 +388,14 @@ pub(super) fn copy_view(from: &StridedView, to: &StridedView) {
     }
 }
 
-/// A strided copy that is worked out once and run at many places.
+/// A strided copy that is planned once and run at many addresses.
 pub(super) struct CopyPlan {
     axes: SmallVec<[(usize, isize, isize); 6]>,
     size: usize,
 }
 
 impl CopyPlan {
-    /// Between views of equal extents whose elements have `size` bytes.
+    /// A copy between views of equal extents whose elements have `size` bytes.
     pub fn new(from: &[StridedAxis], to: &[StridedAxis], size: usize) -> Self {
         let mut axes: SmallVec<[(usize, isize, isize); 6]> = SmallVec::new();
         for (f, t) in from.iter().zip(to) {
@@ -416,14 +418,14 @@ impl CopyPlan {
     fn copy_level(&self, axes: &[(usize, isize, isize)], from: *const u8, to: *mut u8) {
         let size = self.size as isize;
         match *axes {
-            // SAFETY: the views that the plan was made for hold these elements; the two do not overlap.
+            // SAFETY: the views for which the plan was made hold these elements; the two do not overlap.
             [] => unsafe { std::ptr::copy_nonoverlapping(from, to, self.size) },
             [(n, f, t)] if f == size && t == size => {
                 // SAFETY: as above; both runs are dense.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, n * self.size) }
             }
             [(n, f, t)] => self.copy_innermost(n, from, f, to, t),
-            // Rows of one side are columns of the other: tiles keep the lines of both in the cache.
+            // Rows of one side are columns of the other: tiles keep the cache lines of both in the cache.
             [outer, inner] if outer.1.abs() < inner.1.abs() && inner.2.abs() < outer.2.abs() => {
                 const TILE: usize = 32;
                 for i in (0..outer.0).step_by(TILE) {
@@ -448,7 +450,7 @@ impl CopyPlan {
     /// Copies `n` elements at these strides.
     fn copy_innermost(&self, n: usize, from: *const u8, f: isize, to: *mut u8, t: isize) {
         match self.size {
-            // SAFETY: the views that the plan was made for hold these elements, of this size and alignment.
+            // SAFETY: the views for which the plan was made hold these elements, of this size and alignment.
             1 => unsafe { copy_run::<u8>(n, from, f, to, t) },
             // SAFETY: the same.
             2 => unsafe { copy_run::<u16>(n, from, f, to, t) },

@@ -2,8 +2,8 @@
 //!
 //! A view is dtype, shape, strides in elements and a pointer to its first element. Views are raw: operands
 //! and results of one kernel may share bytes, and other ranks may read an operand at the same time, so no
-//! kernel ever forms a reference to a whole operand. Whoever makes a view promises that its elements are
-//! there ([`View::new`]); kernels check everything else.
+//! kernel ever forms a reference to a whole operand. The creator of a view guarantees that its elements exist
+//! ([`TensorView::new`]); kernels check everything else.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -38,9 +38,9 @@ impl<'a> TensorView<'a> {
     /// A view of the elements that start at `ptr`; strides count elements, one for each axis.
     ///
     /// # Safety
-    /// For `'a`, every element that shape and strides reach from `ptr` must lie in one allocation, be
-    /// aligned to the size of the dtype and hold initialised bytes, and nobody may write it while a kernel
-    /// reads it, but the kernel itself.
+    /// For `'a`, every element that shape and strides reach from `ptr` must lie in one allocation, be aligned
+    /// to the size of the dtype and hold initialised bytes. Nothing except the kernel itself may write it
+    /// while the kernel reads it.
     pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *const u8) -> Self {
         debug_assert_eq!(shape.len(), strides.len());
         debug_assert!(is_aligned(dtype, shape, ptr), "{dtype} view at {ptr:?}");
@@ -65,8 +65,8 @@ impl<'a> TensorViewMut<'a> {
     /// A view of the elements that start at `ptr`; strides count elements, one for each axis.
     ///
     /// # Safety
-    /// As [`TensorView::new`]; nobody else may touch the elements while a kernel runs, and no two index tuples may
-    /// reach the same element.
+    /// As [`TensorView::new`]; nothing else may touch the elements while a kernel runs, and no two index
+    /// tuples may reach the same element.
     pub unsafe fn new(dtype: DType, shape: &'a [usize], strides: &'a [isize], ptr: *mut u8) -> Self {
         // SAFETY: by the caller.
         TensorViewMut { view: unsafe { TensorView::new(dtype, shape, strides, ptr) }, memory: PhantomData }

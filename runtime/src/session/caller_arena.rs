@@ -1,7 +1,8 @@
-//! Symmetric memory of the caller: a part of the arenas behind what the plan needs, of which all ranks take the same.
+//! Symmetric memory of the caller: a part of the arenas after the plan's memory, with the same size on all
+//! ranks.
 //!
-//! Blocks have the same offset on all ranks and are never given again, so that an offset names one of them for as long as
-//! the session lasts.
+//! Blocks have the same offset on all ranks and are never reused, so an offset names one block for as long as
+//! the session exists.
 
 use std::ops::Range;
 
@@ -16,12 +17,12 @@ const BLOCK: usize = 256;
 pub struct CallerArena {
     /// In bytes from the start of the arena.
     range: Range<usize>,
-    /// Where the next block starts at the earliest.
+    /// The lowest offset of the next block.
     next: usize,
 }
 
 impl CallerArena {
-    /// A part of so many bytes, of which nothing is taken. Fails if the arena would be larger than any memory.
+    /// A part of `bytes` bytes, without any blocks. Fails if the arena would be larger than any memory.
     pub fn new(plan: &Plan, bytes: usize) -> Result<CallerArena> {
         let planned = usize::try_from(plan.arenas.symmetric).ok();
         let start = planned.and_then(|end| end.checked_next_multiple_of(PAGE as usize));
@@ -37,33 +38,33 @@ impl CallerArena {
         Ok(CallerArena { next: start, range })
     }
 
-    /// The end of the part, and so the bytes of the arena.
+    /// The end of the part, which is the size of the arena.
     pub fn end(&self) -> usize {
         self.range.end
     }
 
-    /// Whether nothing was taken.
+    /// Whether no block was allocated.
     pub fn is_unused(&self) -> bool {
         self.next == self.range.start
     }
 
-    /// Takes a block. `asked` is for how many bytes each rank asks, which all of them know. Fails if the ranks ask for
-    /// different sizes, or there is not as much left; on all ranks alike.
+    /// Allocates a block. `asked` are the sizes that the ranks request, which all of them know. Fails if the
+    /// ranks request different sizes, or not enough memory is left; on all ranks with the same error.
     pub fn allocate_block(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
         let bytes = |said: &Vec<u8>| <[u8; 8]>::try_from(&said[..]).map(u64::from_le_bytes).unwrap_or(0);
         let asked: Vec<u64> = asked.iter().map(bytes).collect();
         let mine = asked.get(rank as usize).copied().unwrap_or(0);
         if asked.iter().any(|&other| other != mine) {
             return Err(RunError::Invalid(format!(
-                "symmetric memory of the caller: all ranks allocate the same, found {asked:?} bytes by rank"
+                "symmetric memory of the caller: all ranks must allocate the same size, found {asked:?} bytes by rank"
             )));
         }
         let left = self.range.end - self.next;
         let block = usize::try_from(mine).ok().filter(|&bytes| bytes <= left);
         let Some(bytes) = block else {
             return Err(RunError::Invalid(format!(
-                "symmetric memory of the caller: expected at most {left} bytes, found {mine}; how much there is, is said \
-                 when the session is opened"
+                "symmetric memory of the caller: expected at most {left} bytes, found {mine}; its size is set when the \
+                 session is opened"
             )));
         };
         let start = self.next;
@@ -71,14 +72,14 @@ impl CallerArena {
         Ok(start..start + bytes)
     }
 
-    /// Where memory starts in the arena, if it lies in blocks that were taken.
+    /// The offset of memory in the arena, if it lies in allocated blocks.
     pub fn block_offset(&self, memory: DeviceRange, arena: DeviceRange) -> Option<usize> {
         let start = usize::try_from(memory.address.checked_sub(arena.address)?).ok()?;
         let end = start.checked_add(memory.bytes)?;
         (start >= self.range.start && end <= self.next).then_some(start)
     }
 
-    /// What of the arena is not the caller's.
+    /// The parts of the arena that do not belong to the caller's blocks.
     pub fn surrounding_ranges(&self, arena: DeviceRange) -> [DeviceRange; 2] {
         let at = |from: usize, to: usize| DeviceRange {
             address: arena.address.saturating_add(from as u64),

@@ -1,29 +1,31 @@
-//! The programs of a session: where each has its part of the symmetric arena, and which groups they share.
+//! The programs of a session: the placement of each in the symmetric arena, and the groups that they share.
 //!
 //! ```text
 //! 0                                                                      end of the symmetric arena
-//! | buffers of all programs, one on the other ... |   free   | fixed 2 | fixed 1 | fixed 0 |
+//! | buffers of all programs, overlapping ...     |   free   | fixed 2 | fixed 1 | fixed 0 |
 //! ```
 //!
-//! Programs take turns, so that their buffers share bytes. What stays from run to run, landing zones and inputs that are held in
-//! symmetric memory, has bytes of its own: flags of an old message must never lie where another program stores data.
+//! Programs take turns, so their buffers share bytes. Memory that keeps its contents from run to run (landing
+//! zones, and inputs that are held in symmetric memory) has separate bytes: flags of an old message must
+//! never lie where another program stores data.
 //!
-//! Groups with the same cells have one number in all programs, and with it one set of flags and communicators, unless they have
-//! landing zones: the epoch of a message has to be new in the zone that receives it.
+//! Groups with the same cells have the same number in all programs, and therefore share one set of flags and
+//! communicators. Groups with landing zones are not shared: the epoch of a message must be new in the zone
+//! that receives it.
 
 use symmc_plan::{ArenaKind, FixedRole, PAGE, ParsedPlan, Plan};
 
 use crate::error::{Result, RunError};
 use crate::exec::{ProgramPlacement, RelocatedRange};
 
-/// All programs of a session, those that were closed among them.
+/// All programs of a session, including closed ones.
 #[derive(Clone, Debug)]
 pub struct SessionLayout {
     ranks: u32,
-    /// The bytes of the symmetric arena, where these cannot change.
+    /// The bytes of the symmetric arena, if its size cannot change.
     fixed_capacity: Option<usize>,
     programs: Vec<ProgramLayout>,
-    /// The cells of each group that programs share; none of one that belongs to one program.
+    /// The cells of each group that programs share; `None` for a group of a single program.
     groups: Vec<Option<CellRanks>>,
     /// The group of all ranks, once there are several programs.
     barrier: Option<usize>,
@@ -35,14 +37,14 @@ type CellRanks = Vec<Vec<u32>>;
 struct ProgramLayout {
     is_open: bool,
     ordinary: usize,
-    /// The end of its fixed memory in the arena of the plan; its buffers lie after that.
+    /// The end of its fixed memory in the arena of the plan; its buffers follow.
     fixed_end: usize,
     symmetric: usize,
     groups: Vec<usize>,
 }
 
 impl ProgramLayout {
-    /// Where its buffers start: they keep their alignment.
+    /// The start of its buffers in the session's arena: they keep their alignment.
     fn buffer_offset(&self) -> usize {
         self.fixed_end % PAGE as usize
     }
@@ -53,25 +55,30 @@ impl ProgramLayout {
 }
 
 impl SessionLayout {
-    /// The program that a session is opened with. `room` is for the bytes of the symmetric arena, if it cannot grow.
+    /// The program that a session is opened with. `room` is the size of the symmetric arena in bytes, if it
+    /// cannot grow.
     pub fn new(plan: &ParsedPlan, room: Option<usize>) -> SessionLayout {
-        let (programs, groups) = (Vec::new(), Vec::new());
-        let mut all =
-            SessionLayout { ranks: plan.ranks, fixed_capacity: room, programs, groups, barrier: None };
+        let mut all = SessionLayout {
+            ranks: plan.ranks,
+            fixed_capacity: room,
+            programs: Vec::new(),
+            groups: Vec::new(),
+            barrier: None,
+        };
         all.append_program(plan);
         all
     }
 
-    /// The bytes of a symmetric arena that cannot grow, for a session that begins with this plan and may get other programs.
-    /// Pages that nobody touches take no memory.
+    /// The bytes of a symmetric arena that cannot grow, for a session that begins with this plan and may get
+    /// other programs. Pages that nothing touches use no memory.
     pub fn reserved_capacity(plan: &Plan) -> usize {
         const LEAST: usize = 64 << 20;
         let own = round_up_to_pages(saturating_bytes(plan.arenas.symmetric)).saturating_add(PAGE as usize);
         own.saturating_add(own.saturating_mul(7).max(LEAST))
     }
 
-    /// Another program; its number. Fails if it does not fit into the symmetric arena, or the session has not as many
-    /// groups. Nothing has changed then.
+    /// Adds a program and returns its number. Fails if it does not fit into the symmetric arena, or the
+    /// session has not enough groups. Nothing changes in this case.
     pub fn add_program(&mut self, plan: &ParsedPlan, groups: Option<usize>) -> Result<usize> {
         let before = self.clone();
         if self.barrier.is_none() {
@@ -79,28 +86,32 @@ impl SessionLayout {
             self.groups.push(None);
         }
         self.append_program(plan);
-        let (needed, has) = (self.required_bytes(), self.fixed_capacity.unwrap_or(usize::MAX));
-        let (found, most) = (self.groups.len(), groups.unwrap_or(usize::MAX));
-        if needed <= has && found <= most {
+        let needed = self.required_bytes();
+        let capacity = self.fixed_capacity.unwrap_or(usize::MAX);
+        let found = self.groups.len();
+        let most = groups.unwrap_or(usize::MAX);
+        if needed <= capacity && found <= most {
             return Ok(self.programs.len() - 1);
         }
         *self = before;
-        Err(RunError::Invalid(match needed <= has {
-            true => format!("the programs of the session have {found} groups: expected at most {most}"),
-            false => format!(
-                "the programs of the session need {needed} bytes of the symmetric arena: expected at most {has}"
-            ),
+        Err(RunError::Invalid(if needed <= capacity {
+            format!("the programs of the session have {found} groups: expected at most {most}")
+        } else {
+            format!(
+                "the programs of the session need {needed} bytes of the symmetric arena: expected at most {capacity}"
+            )
         }))
     }
 
-    /// A program has no runs any more. Its memory is free where the arena is made anew for another program.
+    /// Closes a program without runs in progress. Its memory is freed when the arena is allocated again for
+    /// another program.
     pub fn close_program(&mut self, number: usize) {
         if let Some(program) = self.programs.get_mut(number) {
             program.is_open = false;
         }
     }
 
-    /// How many programs there were.
+    /// The number of programs that were opened.
     pub fn program_count(&self) -> usize {
         self.programs.len()
     }
@@ -156,7 +167,8 @@ impl SessionLayout {
         }
     }
 
-    /// The programs whose memory is taken. Where the arena cannot change, that of closed ones stays: others would have to move.
+    /// The programs that occupy memory. If the arena cannot change, closed programs keep theirs: others would
+    /// have to move.
     fn allocated_programs(&self) -> impl Iterator<Item = &ProgramLayout> {
         self.programs.iter().filter(|program| program.is_open || self.fixed_capacity.is_some())
     }
@@ -167,13 +179,14 @@ impl SessionLayout {
             let group = self.assign_group(cells, &groups);
             groups.push(group);
         }
-        let (symmetric, fixed) = (saturating_bytes(plan.arenas.symmetric), fixed_end(plan));
+        let symmetric = saturating_bytes(plan.arenas.symmetric);
+        let fixed = fixed_end(plan);
         let ordinary = saturating_bytes(plan.arenas.ordinary);
         self.programs.push(ProgramLayout { is_open: true, ordinary, fixed_end: fixed, symmetric, groups });
     }
 
-    /// The number of a group with these cells, which the program has none of `taken` for: collectives of two groups of one program
-    /// may run at the same time, whatever their cells are.
+    /// The number of a group with these cells that the program does not use already (`taken`): collectives of
+    /// two groups of one program may run at the same time, whatever their cells are.
     fn assign_group(&mut self, cells: Option<CellRanks>, taken: &[usize]) -> usize {
         let is_known = |number: usize, known: &Option<CellRanks>| {
             known.is_some() && *known == cells && !taken.contains(&number)
@@ -194,7 +207,8 @@ fn round_up_to_pages(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(PAGE as usize).unwrap_or(usize::MAX)
 }
 
-/// The end of the fixed memory of a plan, after which its buffers lie; the whole arena if a buffer lies before.
+/// The end of the fixed memory of a plan, after which its buffers lie; the whole arena if a buffer lies
+/// before it.
 fn fixed_end(plan: &ParsedPlan) -> usize {
     let end = plan.fixed.iter().map(|fixed| fixed.offset.saturating_add(fixed.size)).max().unwrap_or(0);
     let buffers = plan.buckets.iter().flat_map(|bucket| &bucket.buffers);
@@ -203,7 +217,8 @@ fn fixed_end(plan: &ParsedPlan) -> usize {
     saturating_bytes(if is_apart { end.min(plan.arenas.symmetric) } else { plan.arenas.symmetric })
 }
 
-/// The cells of each group of a plan by number; none where it has landing zones, or another group in another planned program.
+/// The cells of each group of a plan by number; `None` if the group has landing zones, or if another program
+/// of the plan has another group of this number.
 fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
     let mut all: Vec<Option<CellRanks>> = Vec::new();
     for program in plan.programs().flatten() {
@@ -221,26 +236,29 @@ fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
     all
 }
 
-/// What a rank says when it opens another program: which plan, and whether it can.
+/// The proposal that a rank sends when it opens another program: the plan, and whether the rank can open it.
 pub fn encode_proposal(plan: &Plan, refusal: Option<&RunError>) -> Vec<u8> {
-    let mut said = plan.hash().into_bytes();
-    said.push(u8::from(refusal.is_some()));
-    said
+    let mut proposal = plan.hash().into_bytes();
+    proposal.push(u8::from(refusal.is_some()));
+    proposal
 }
 
-/// Refuses a program on all ranks alike, of what each of them says. Fails if a rank cannot open it, or ranks open
-/// different plans.
-pub fn check_proposals(said: &[Vec<u8>]) -> Result<()> {
-    let first = said.first();
-    for (rank, said) in (0u32..).zip(said) {
-        if said.last() != Some(&0) {
+/// Checks the proposals of all ranks, with the same result on all of them. Fails if a rank cannot open the
+/// program, or ranks open different plans.
+pub fn check_proposals(proposals: &[Vec<u8>]) -> Result<()> {
+    let first = proposals.first();
+    for (rank, proposal) in (0u32..).zip(proposals) {
+        if proposal.last() != Some(&0) {
             return Err(RunError::Invalid(format!("rank {rank} cannot open another program in the session")));
         }
     }
-    let plan = |said: &Vec<u8>| {
-        format!("another program, of the plan {}", String::from_utf8_lossy(said.get(..12).unwrap_or(said)))
+    let plan = |proposal: &Vec<u8>| {
+        format!(
+            "another program, of the plan {}",
+            String::from_utf8_lossy(proposal.get(..12).unwrap_or(proposal))
+        )
     };
-    match (0u32..).zip(said).find(|(_, said)| Some(*said) != first) {
+    match (0u32..).zip(proposals).find(|(_, proposal)| Some(*proposal) != first) {
         None => Ok(()),
         Some((rank, said)) => Err(RunError::TermsDiffer {
             rank,
@@ -278,7 +296,8 @@ mod tests {
             groups
         };
         assert_eq!(numbers(&[world(), pairs(), world(), None]), [0, 1, 2, 3]);
-        // The second of two worlds is that of the first program; one with landing zones is its own.
+        // The second of two groups of all ranks shares that of the first program; one with landing zones is
+        // separate.
         assert_eq!(numbers(&[pairs(), world(), world(), world(), None]), [1, 0, 2, 4, 5]);
     }
 

@@ -1,4 +1,4 @@
-//! Memory of a device that whoever holds it may lend to sessions there.
+//! Memory of a device that its owner may bind to ports of sessions there.
 
 use std::any::Any;
 use std::fmt;
@@ -26,7 +26,7 @@ impl fmt::Display for DeviceName {
     }
 }
 
-/// Bytes of a device, which are there as long as this value is.
+/// Bytes of a device, which exist as long as this value.
 pub trait DeviceMemory: fmt::Debug + Send + Sync {
     fn device(&self) -> DeviceName;
 
@@ -35,13 +35,13 @@ pub trait DeviceMemory: fmt::Debug + Send + Sync {
     /// Copies data to the bytes from `at` on.
     ///
     /// # Safety
-    /// There are as many, and no run uses them meanwhile.
+    /// There are as many bytes, and no run uses them meanwhile.
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()>;
 
     /// Copies the bytes from `at` on.
     ///
     /// # Safety
-    /// There are as many, and no run writes them meanwhile.
+    /// There are as many bytes, and no run writes them meanwhile.
     unsafe fn read(&self, at: usize, data: &mut [u8]) -> Result<()>;
 }
 
@@ -55,7 +55,7 @@ impl DeviceMemory for MemorySegment {
     }
 
     unsafe fn write(&self, at: usize, data: &[u8]) -> Result<()> {
-        // SAFETY: the bytes are there and nobody uses them, by the caller.
+        // SAFETY: by the caller, the bytes exist and nothing uses them.
         unsafe { std::ptr::copy(data.as_ptr(), self.as_ptr().wrapping_add(at), data.len()) };
         Ok(())
     }
@@ -67,7 +67,7 @@ impl DeviceMemory for MemorySegment {
     }
 }
 
-/// Bytes of a device, and what keeps them there.
+/// Bytes of a device, and the owner that keeps them alive.
 #[derive(Clone)]
 pub struct SharedTensor {
     pub range: DeviceRange,
@@ -75,7 +75,7 @@ pub struct SharedTensor {
 }
 
 impl SharedTensor {
-    /// A tensor, where it lies on the host: in memory, into which one that lies in a file is read.
+    /// A tensor in memory of the host; a tensor in a file is read into memory.
     pub fn on_host(tensor: &Arc<Tensor>) -> Result<SharedTensor> {
         let owner = SharedTensor::load_tensor(tensor)?;
         let address = owner.data().as_ptr().expose_provenance() as u64;
@@ -87,6 +87,6 @@ impl SharedTensor {
     }
 
     pub fn unreadable_tensor(error: std::io::Error) -> RunError {
-        RunError::Invalid(format!("its tensor cannot be read: {error}"))
+        RunError::Invalid(format!("the tensor cannot be read: {error}"))
     }
 }

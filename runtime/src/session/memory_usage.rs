@@ -1,22 +1,22 @@
-//! What sessions take of memory, told before anything is allocated.
+//! The memory use of sessions, known before anything is allocated.
 
 use symmc_plan::{FixedRole, Plan};
 
 use crate::exec::{PreparedBucket, ResolvedProgram};
 
-/// Bytes that a session takes of its device: has taken, or will take at most.
+/// Bytes that a session uses on its device: currently, or at most.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[non_exhaustive]
 pub struct MemoryUsage {
     pub ordinary: usize,
     /// The symmetric arena, which peers reach.
     pub symmetric: usize,
-    /// Words by which ranks signal each other, and what they pass chunks through: of what ranks of the host have together,
-    /// this rank's part.
+    /// The words by which ranks signal each other, and the staging for chunks. If ranks of the host share
+    /// them, this is the part of this rank.
     pub flags: usize,
     /// Workspaces of kernels.
     pub scratch: usize,
-    /// Inputs and outputs that the caller lends no memory for.
+    /// Inputs and outputs for which the caller binds no memory.
     pub ports: usize,
 }
 
@@ -27,24 +27,26 @@ impl MemoryUsage {
     }
 }
 
-/// Whether a device has constants of the program in memory of the session.
+/// Whether a device copies constants of the program to memory of the session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ConstantStorage {
-    /// They are read where the program has them.
+    /// They are read from the program.
     Read,
     Copied,
 }
 
-/// What inputs and outputs take at most at any sizes that the plan serves, if the caller lends memory for none: those that
-/// the plan does not hold in the symmetric arena, and outputs that do not lie in the input that they replace.
-/// `largest` is what [`Executor::largest`](crate::exec::Executor::largest_buckets) gives.
+/// The maximum bytes of inputs and outputs at any sizes that the plan serves, if the caller binds memory to
+/// none. Excluded are inputs that the plan holds in the symmetric arena, and outputs that share the memory of
+/// the input that they replace. `largest` is the result of
+/// [`Executor::largest_buckets`](crate::exec::Executor::largest_buckets).
 pub fn max_port_bytes(
     plan: &Plan,
     largest: &[(&PreparedBucket, Option<ResolvedProgram>)],
     constants: ConstantStorage,
 ) -> usize {
     let Some((first, _)) = largest.first() else { return 0 };
-    let (inputs, outputs) = (first.graph().inputs.len(), first.graph().outputs.len());
+    let inputs = first.graph().inputs.len();
+    let outputs = first.graph().outputs.len();
     let fixed = |input: usize| plan.fixed.iter().any(|memory| memory.role == FixedRole::Bound { input });
     let most = |of: &dyn Fn(&PreparedBucket, &Option<ResolvedProgram>) -> Option<usize>| {
         largest.iter().filter_map(|(program, bound)| of(program, bound)).max().unwrap_or(0)

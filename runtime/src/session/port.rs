@@ -1,4 +1,4 @@
-//! Inputs and outputs by number, and where one is stored.
+//! Inputs and outputs by number, and the storage of each.
 
 /// An input or an output of the program, by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -15,7 +15,7 @@ pub struct DeviceRange {
 }
 
 impl DeviceRange {
-    /// Behind the last byte.
+    /// The address after the last byte.
     pub fn end(&self) -> u64 {
         self.address.saturating_add(self.bytes as u64)
     }
@@ -30,16 +30,16 @@ impl DeviceRange {
 pub enum PortStorage {
     /// In memory that the caller bound, at this address.
     Caller(u64),
-    /// With the program: a constant that the caller did not bind. The plan may hold it in the symmetric arena, this many bytes
-    /// from its start.
+    /// In the program: a constant that the caller did not bind. The plan may hold it in the symmetric arena,
+    /// at this offset in bytes.
     Program(Option<usize>),
-    /// In the symmetric arena of the session, which peers reach, this many bytes from its start.
+    /// In the symmetric arena of the session, which peers access, at this offset in bytes.
     Symmetric(usize),
     /// In other memory of the session.
     Session,
 }
 
-/// The memory of an input or output, at the sizes that are set.
+/// The memory of an input or output at the current sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortMemory {
     pub range: DeviceRange,

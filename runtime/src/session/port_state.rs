@@ -1,4 +1,4 @@
-//! What a session knows of one input or output, and which memory of the caller a run rejects.
+//! The state of one input or output of a session, and checks of the memory that the caller binds.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,30 +7,31 @@ use super::port::{DeviceRange, Port};
 use crate::error::{Result, RunError};
 use crate::exec::ResolvedProgram;
 
-/// An input or output of a session, with memory of the kind `M`.
+/// An input or output of a session, with memory of type `M`.
 #[derive(Debug)]
 pub struct PortState<M> {
-    /// As errors name it: `input %x`.
+    /// Its name in errors: `input %x`.
     pub name: String,
-    /// What the start of its memory must be a multiple of.
+    /// The required alignment of its memory.
     pub(super) align: usize,
     pub binding: Option<DeviceRange>,
-    /// The session's own memory.
+    /// Memory of the session.
     pub memory: Option<Arc<M>>,
-    /// Whether the caller wrote it, or got its address; of a constant, whether it is there.
+    /// Whether the caller wrote it, or got its address; for a constant, whether its data is there.
     pub has_data: bool,
-    /// Whether what the plan holds of it in the symmetric arena is there.
+    /// Whether the data that the plan holds in the symmetric arena is there.
     pub is_loaded: bool,
-    /// Where the plan holds an input in the symmetric arena, in any bucket.
+    /// The range of an input that the plan holds in the symmetric arena, in any bucket.
     pub(super) fixed_range: Option<Range<usize>>,
-    /// Where an input is in symmetric memory of the caller instead.
+    /// The offset of an input in symmetric memory of the caller, if it is there instead.
     pub(super) caller_offset: Option<usize>,
-    /// Whether an input may be written before each run. The plan relies on it that others are written before the first run only.
+    /// Whether an input may be written before each run. The plan relies on other inputs being written before
+    /// the first run only.
     pub(super) is_rewritable: bool,
 }
 
 impl<M> PortState<M> {
-    /// An input or output without memory, on a device whose kernels want memory at multiples of `align`.
+    /// An input or output without memory, on a device whose kernels need memory at multiples of `align`.
     pub(super) fn new(name: String, align: usize) -> PortState<M> {
         PortState {
             name,
@@ -50,7 +51,7 @@ impl<M> PortState<M> {
         RunError::Invalid(format!("{}: the memory of {bytes} bytes at {address:#x} {why}", self.name))
     }
 
-    /// Fails if memory that is bound has fewer bytes than this.
+    /// Fails if bound memory has fewer bytes than this.
     pub(super) fn expect_capacity(&self, bytes: usize) -> Result<()> {
         match self.binding {
             Some(memory) if memory.bytes < bytes => {
@@ -60,7 +61,8 @@ impl<M> PortState<M> {
         }
     }
 
-    /// Fails if memory cannot be bound, whatever size is needed. `reserved` is memory of the session, with names.
+    /// Fails if memory cannot be bound, whatever size is needed. `reserved` is memory of the session, with
+    /// names.
     pub(super) fn expect_bindable(
         &self,
         memory: DeviceRange,
@@ -73,7 +75,7 @@ impl<M> PortState<M> {
             return Err(self.rejected_memory(memory, "has no address"));
         }
         if memory.address.checked_add(memory.bytes as u64).is_none() {
-            return Err(self.rejected_memory(memory, "ends behind the last address"));
+            return Err(self.rejected_memory(memory, "ends after the last address"));
         }
         if !memory.address.is_multiple_of(self.align as u64) {
             let why = format!("is not aligned: expected a multiple of {}", self.align);
@@ -86,8 +88,9 @@ impl<M> PortState<M> {
     }
 }
 
-/// Fails if memory that is bound is too small for a run at these sizes, or if a run writes memory that something else is bound to as
-/// well. `changed` are the ports that were bound since this last succeeded at the same sizes; `None` stands for all.
+/// Fails if bound memory is too small for a run at these sizes, or if a run writes memory that is bound to
+/// another port as well. `changed` are the ports that were bound since this last succeeded at the same sizes;
+/// `None` means all.
 pub(super) fn check_bound_memory<M>(
     inputs: &[PortState<M>],
     outputs: &[PortState<M>],
@@ -109,7 +112,7 @@ pub(super) fn check_bound_memory<M>(
 
 fn check_all_disjoint<M>(all: &[UsedMemory<'_, M>]) -> Result<()> {
     all.iter().try_for_each(|one| one.state.expect_capacity(one.used_range.bytes))?;
-    // Only what begins before the end of another one overlaps it.
+    // Only a range that begins before the end of another one overlaps it.
     let mut order: Vec<usize> = (0..all.len()).collect();
     order.sort_unstable_by_key(|&at| all[at].used_range.address);
     for (place, &one) in order.iter().enumerate() {
@@ -174,7 +177,7 @@ impl<M> UsedMemory<'_, M> {
         Err(one.state.rejected_memory(one.binding, &why))
     }
 
-    /// Whether one is an input and the other the output that replaces it, at one place.
+    /// Whether one is an input and the other the output that replaces it, in the same memory.
     fn is_replaced_by(&self, other: &UsedMemory<'_, M>) -> bool {
         let one_each = matches!(
             (self.port, other.port),

@@ -1,7 +1,8 @@
-//! The inputs and outputs of a session: how large they are at the sizes that are set, whose memory they lie in, and what is
-//! known of their data.
+//! The inputs and outputs of a session: their sizes at the current symbol values, their memory, and the state
+//! of their data.
 //!
-//! The rules are the same on every device; what memory is, and how data come there, is the device's.
+//! The rules are the same on every device; the kind of memory, and the way data is copied to it, depend on
+//! the device.
 
 use std::sync::Arc;
 
@@ -19,19 +20,19 @@ use crate::kernels::ScratchNeeds;
 #[derive(Clone, Debug)]
 pub struct SizedProgram {
     pub program: Arc<ResolvedProgram>,
-    /// What ranks compare before a run.
+    /// The digest that ranks compare before a run.
     pub digest: u32,
-    /// The sizes in words, and which inputs lie in symmetric memory of the caller.
+    /// The sizes as text, and the inputs that lie in symmetric memory of the caller.
     pub text: Arc<str>,
 }
 
-/// How many programs with inputs in symmetric memory of the caller are kept.
+/// The number of programs with inputs in symmetric memory of the caller that are kept.
 const KEPT: usize = 64;
 
-/// How many ports that were bound again are checked one by one.
+/// The number of newly bound ports up to which they are checked one by one.
 const FEW: usize = 8;
 
-/// The device of a session: what the rules of [`SessionPorts`] need of it.
+/// The device of a session: the functions that [`SessionPorts`] needs of it.
 pub trait PortBackend {
     type Memory: DeviceMemory;
 
@@ -40,8 +41,8 @@ pub trait PortBackend {
     /// The symmetric arena. Fails if the session has none now.
     fn symmetric_arena(&self) -> Result<DeviceRange>;
 
-    /// Memory of this many bytes for an input or output of this name. It begins with the data of the smaller memory that it
-    /// takes the place of. Fails if there is not as much memory, or a run failed.
+    /// Allocates memory of this many bytes for an input or output of this name. It begins with the data of
+    /// the smaller memory that it replaces. Fails if there is not enough memory, or a run failed.
     fn allocate_port_memory(
         &mut self,
         name: &str,
@@ -49,18 +50,21 @@ pub trait PortBackend {
         smaller: Option<Arc<Self::Memory>>,
     ) -> Result<Self::Memory>;
 
-    /// The address of a constant's data, where a run finds them. The host reads them with the program, at no address.
+    /// The address of a constant's data for a run. The host reads the data from the program, without an
+    /// address.
     fn constant_address(&mut self, input: usize, bytes: usize) -> Result<u64> {
         let _ = (input, bytes);
         Ok(0)
     }
 
-    /// The memory of an input or output at the sizes that are set, allocated if there is none. Fails as
-    /// [`SessionPorts::port_bytes`] and [`allocate_port`](Self::allocate_port_memory), or if memory that the caller bound is too small.
+    /// The memory of an input or output at the current sizes, allocated if there is none. Fails as
+    /// [`SessionPorts::port_bytes`] and [`allocate_port_memory`](Self::allocate_port_memory), or if memory
+    /// that the caller bound is too small.
     fn locate_port(&mut self, port: Port) -> Result<PortMemory> {
         let ports = self.ports();
         let holder = ports.memory_owner(port)?;
-        let (bytes, storage) = (ports.port_bytes(holder)?, ports.resolve_storage(holder)?);
+        let bytes = ports.port_bytes(holder)?;
+        let storage = ports.resolve_storage(holder)?;
         let address = match (storage, holder) {
             (PortStorage::Caller(address), _) => address,
             (PortStorage::Program(None), Port::Input(input)) => self.constant_address(input, bytes)?,
@@ -74,7 +78,7 @@ pub trait PortBackend {
         Ok(PortMemory { range: DeviceRange { address, bytes }, storage })
     }
 
-    /// The address of memory of the session's own for an input or output, which has this many bytes.
+    /// The address of memory of the session for an input or output, with this many bytes.
     fn ensure_session_memory(&mut self, port: Port, bytes: usize) -> Result<u64> {
         let smaller = match &self.ports().state(port).memory {
             Some(memory) if memory.range().bytes >= bytes => return Ok(memory.range().address),
@@ -87,7 +91,7 @@ pub trait PortBackend {
         Ok(address)
     }
 
-    /// As [`locate`](Self::locate_port), for a caller that may write an input there.
+    /// As [`locate_port`](Self::locate_port), for a caller that may write an input there.
     fn expose_port(&mut self, port: Port) -> Result<PortMemory> {
         let memory = self.locate_port(port)?;
         if let (Port::Input(_), PortStorage::Session | PortStorage::Symmetric(_)) = (port, memory.storage) {
@@ -96,8 +100,8 @@ pub trait PortBackend {
         Ok(memory)
     }
 
-    /// As [`expose`](Self::expose_port), for data of this many bytes that are written now. Fails as
-    /// [`expose`](Self::expose_port), or if the input has another size or is a constant.
+    /// As [`expose_port`](Self::expose_port), for data of this many bytes that is written now. Fails as
+    /// [`expose_port`](Self::expose_port), or if the input has another size or is a constant.
     fn expose_input(&mut self, input: usize, bytes: usize) -> Result<DeviceRange> {
         let port = Port::Input(input);
         let memory = self.expose_port(port)?;
@@ -109,7 +113,7 @@ pub trait PortBackend {
     }
 }
 
-/// All inputs and outputs of a session, in memory of the kind `M`.
+/// All inputs and outputs of a session, in memory of type `M`.
 #[derive(Debug)]
 pub struct SessionPorts<M> {
     executor: Executor,
@@ -119,18 +123,20 @@ pub struct SessionPorts<M> {
     relocated_programs: Vec<SizedProgram>,
     inputs: Vec<PortState<M>>,
     outputs: Vec<PortState<M>>,
-    /// The ports that were bound since all bound memory was found to serve a run; `None` stands for all.
+    /// The ports that were bound since all bound memory was last checked for a run; `None` means all.
     unchecked: Option<Vec<Port>>,
     caller_arena: CallerArena,
-    /// Where the program lies in a session that has or may have others.
+    /// The placement of the program in a session that has or may have other programs.
     placement: Option<ProgramPlacement>,
 }
 
 impl<M> SessionPorts<M> {
-    /// Those of the plan of an executor on its rank, without data. Kernels of the device want memory at multiples of `align`,
-    /// and `callers` bytes of symmetric memory are the caller's. Fails if the symmetric arena would be larger than any memory.
+    /// The ports of an executor's plan on its rank, without data. Kernels of the device need memory at
+    /// multiples of `align`. `callers` bytes of symmetric memory belong to the caller. Fails if the symmetric
+    /// arena would be larger than any memory.
     pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<SessionPorts<M>> {
-        let (plan, source) = (executor.plan(), executor.source_graph());
+        let plan = executor.plan();
+        let source = executor.source_graph();
         let state = |kind: &str, value: ValueId| {
             let align = source.ty(value).dtype.size().max(align);
             PortState::new(format!("{kind} %{}", source.value_name(value)), align)
@@ -173,8 +179,8 @@ impl<M> SessionPorts<M> {
         self.executor.scratch_needs()
     }
 
-    /// Has the program lie where a session with several programs has it. What lay in its part of the symmetric arena stays where it
-    /// was. Fails if the sizes that are set do not resolve any more.
+    /// Sets the placement of the program in a session with several programs. Data in its part of the
+    /// symmetric arena is not moved. Fails if the current sizes no longer resolve.
     pub fn set_placement(&mut self, placement: ProgramPlacement) -> Result<()> {
         self.placement = Some(placement);
         self.relocated_programs.clear();
@@ -184,8 +190,8 @@ impl<M> SessionPorts<M> {
         Ok(())
     }
 
-    /// Sets the values of the imported program's symbols. Fails if no bucket serves them. The sizes stay as they were
-    /// then.
+    /// Sets the values of the imported program's symbols. Fails if no bucket covers them; the sizes are then
+    /// unchanged.
     pub fn set_sizes(&mut self, bindings: &SymbolBindings) -> Result<()> {
         self.sized = Some(self.resolve_program(bindings)?);
         self.bindings = Some(bindings.clone());
@@ -193,11 +199,11 @@ impl<M> SessionPorts<M> {
         Ok(())
     }
 
-    /// The program at these sizes, with inputs where they lie.
+    /// The program at these sizes, with inputs at their current location.
     fn resolve_program(&mut self, bindings: &SymbolBindings) -> Result<SizedProgram> {
         let bound = self.executor.resolve_bindings(bindings)?;
         let mut parts = vec![self.executor.describe_sizes(bindings)];
-        // What is kept by this text is never that of another program of the session.
+        // The program number in the text keeps the texts of the session's programs distinct.
         if let Some(placement) = self.placement.as_ref().filter(|placement| placement.program > 0) {
             parts.insert(0, format!("program {}", placement.program));
         }
@@ -228,14 +234,14 @@ impl<M> SessionPorts<M> {
         Ok(sized)
     }
 
-    /// The program at the sizes that are set. Fails if a symbol has no value.
+    /// The program at the current sizes. Fails if a symbol has no value.
     pub fn sized_program(&self) -> Result<&SizedProgram> {
         let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
         self.sized.as_ref().ok_or_else(none)
     }
 
-    /// The bytes of an input or output at the sizes that are set. Fails if a symbol has no value, or there is no such
-    /// input or output.
+    /// The bytes of an input or output at the current sizes. Fails if a symbol has no value, or there is no
+    /// such input or output.
     pub fn port_bytes(&self, port: Port) -> Result<usize> {
         let bound = &self.sized_program()?.program;
         self.expect_port(port)?;
@@ -255,8 +261,8 @@ impl<M> SessionPorts<M> {
         exists.then_some(()).ok_or_else(none)
     }
 
-    /// The port whose memory an input or output of the program has: the input that an output replaces in place, if the caller
-    /// bound nothing else for the output.
+    /// The port whose memory an input or output uses: for an output that replaces an input in place, this
+    /// input, unless the caller bound other memory to the output.
     fn memory_owner(&self, port: Port) -> Result<Port> {
         self.expect_port(port)?;
         let replaced = match port {
@@ -268,7 +274,8 @@ impl<M> SessionPorts<M> {
         Ok(replaced.map_or(port, Port::Input))
     }
 
-    /// Where a [holder](Self::holder) is stored. Fails if memory that the caller bound is too small.
+    /// The storage of a [memory owner](Self::memory_owner). Fails if memory that the caller bound is too
+    /// small.
     fn resolve_storage(&self, holder: Port) -> Result<PortStorage> {
         let state = self.state(holder);
         if let Some(memory) = state.binding {
@@ -302,20 +309,20 @@ impl<M> SessionPorts<M> {
         self.inputs.iter().chain(&self.outputs).filter_map(|state| state.memory.as_ref())
     }
 
-    /// Where an input of the program lies in the symmetric arena, if the plan holds it there in some bucket.
+    /// The offset of an input in the symmetric arena, if the plan holds it there in some bucket.
     pub fn fixed_offset(&self, input: usize) -> Option<usize> {
         let offset = |at| self.placement.as_ref().map_or(at, |placement| placement.session_offset(at));
         let state = &self.inputs[input];
         state.fixed_range.as_ref().map(|plan| state.caller_offset.unwrap_or_else(|| offset(plan.start)))
     }
 
-    /// Whether an input of the program may be written there before each run, not before the first alone.
+    /// Whether an input may be written in its memory before each run, instead of before the first run only.
     pub fn is_rewritable(&self, input: usize) -> bool {
         self.inputs[input].is_rewritable
     }
 
-    /// Fails if a run cannot use the memory that the caller bound: it is too small, or a run writes what something else is bound
-    /// to as well.
+    /// Fails if a run cannot use the memory that the caller bound: it is too small, or a run writes memory
+    /// that is bound to another port as well.
     pub fn check_bound_memory(&mut self) -> Result<()> {
         let program = &self.sized_program()?.program;
         check_bound_memory(&self.inputs, &self.outputs, program, self.unchecked.as_deref())?;
@@ -323,12 +330,12 @@ impl<M> SessionPorts<M> {
         Ok(())
     }
 
-    /// Binds memory of the caller, or releases it. An input that the plan holds in symmetric memory stays where the caller has it
-    /// if that is symmetric memory as well, at the same place on all ranks. `arena` is the symmetric arena, if it is there now,
-    /// and `reserved` is other memory of the session, with names.
+    /// Binds memory of the caller, or releases it. An input that the plan holds in symmetric memory is used
+    /// in place if the bound memory is symmetric as well, at the same offset on all ranks. `arena` is the
+    /// symmetric arena, if it is allocated now, and `reserved` is other memory of the session, with names.
     ///
-    /// Fails if the memory has no address, is not aligned, or overlaps memory of the session, and if the plan relies on it that
-    /// the input stays as it was when a run first read it. What was bound before stays bound then.
+    /// Fails if the memory has no address, is not aligned, or overlaps memory of the session, or if the plan
+    /// relies on the input being unchanged since a run first read it. The previous binding then stays.
     pub fn bind_memory(
         &mut self,
         port: Port,
@@ -354,7 +361,8 @@ impl<M> SessionPorts<M> {
         }
         if state.is_loaded && !state.is_rewritable {
             return Err(RunError::Invalid(format!(
-                "{}: the plan holds it in symmetric memory, where it was written before the first run",
+                "{}: it cannot be bound any more: the plan holds it in symmetric memory, where it was written before the \
+                 first run",
                 state.name
             )));
         }
@@ -363,7 +371,8 @@ impl<M> SessionPorts<M> {
         }
         let is_elsewhere = state.caller_offset != placed;
         let state = self.state_mut(port);
-        (state.binding, state.caller_offset) = (memory, placed);
+        state.binding = memory;
+        state.caller_offset = placed;
         self.unchecked = self.unchecked.take().and_then(|mut ports| {
             if !ports.contains(&port) {
                 ports.push(port);
@@ -380,39 +389,40 @@ impl<M> SessionPorts<M> {
         &mut self.caller_arena
     }
 
-    /// Refuses to give the arenas back while the caller has memory there.
+    /// Refuses to release the arenas while the caller has memory there.
     pub fn expect_no_caller_memory(&self) -> Result<()> {
-        match self.caller_arena.is_unused() {
-            true => Ok(()),
-            false => Err(RunError::Invalid(
-                "the caller has memory in the symmetric arena, which cannot be given back therefore".into(),
-            )),
+        if self.caller_arena.is_unused() {
+            return Ok(());
         }
+        Err(RunError::Invalid(
+            "the caller has memory in the symmetric arena, which therefore cannot be released".into(),
+        ))
     }
 
-    /// Forgets what was in the symmetric arena.
+    /// Marks the data in the symmetric arena as lost.
     pub fn invalidate_symmetric(&mut self) {
         for input in self.inputs.iter_mut().filter(|input| input.fixed_range.is_some()) {
-            (input.has_data, input.is_loaded) = (false, false);
+            input.has_data = false;
+            input.is_loaded = false;
         }
     }
 
-    /// Refuses a run that would find nothing in an input. Fails if nobody gave its data, or a symbol has no value.
+    /// Refuses a run whose input has no data. Also fails if a symbol has no value.
     pub fn expect_data(&self, input: usize) -> Result<()> {
-        let (port, bound) = (Port::Input(input), &self.sized_program()?.program);
+        let port = Port::Input(input);
+        let bound = &self.sized_program()?.program;
         let state = self.state(port);
         let given = state.has_data || state.binding.is_some();
         if given || self.port_bytes(port)? == 0 || bound.constant_data(input).is_some() {
             return Ok(());
         }
         Err(RunError::Invalid(format!(
-            "{} has no data: it was neither written, nor bound, nor asked for its address",
+            "{} has no data: it was neither written nor bound, and its address was not requested",
             self.state(port).name
         )))
     }
 
-    /// Refuses data of another size. Fails if an input or output has another number of bytes, or as
-    /// [`bytes`](Self::port_bytes).
+    /// Fails if an input or output has another number of bytes, or as [`port_bytes`](Self::port_bytes).
     pub fn expect_bytes(&self, port: Port, found: usize) -> Result<()> {
         let expected = self.port_bytes(port)?;
         if expected == found {
@@ -422,12 +432,12 @@ impl<M> SessionPorts<M> {
         Err(RunError::Invalid(format!("{name}: expected {expected} bytes, found {found}")))
     }
 
-    /// An access by the caller while runs may touch the memory.
+    /// The error of an access by the caller while runs may use the memory.
     pub fn busy_error(&self, port: Port) -> RunError {
         RunError::Invalid(format!("{}: {IN_PROGRESS}", self.state(port).name))
     }
 
-    /// Data for a constant.
+    /// The error of data that is written to a constant.
     pub fn constant_error(&self, port: Port) -> RunError {
         RunError::Invalid(format!("{} is a constant of the program", self.state(port).name))
     }
@@ -435,7 +445,7 @@ impl<M> SessionPorts<M> {
 
 const IN_PROGRESS: &str = "a run is in progress: wait for its end first";
 
-/// What may not be done while a run is in progress.
+/// The error of an operation that is not allowed while a run is in progress.
 pub fn run_in_progress_error() -> RunError {
     RunError::Invalid(IN_PROGRESS.into())
 }
@@ -444,13 +454,13 @@ pub fn session_ended_error() -> RunError {
     RunError::Invalid("the session has ended".into())
 }
 
-/// A session without arenas.
+/// The error of a session whose arenas are released.
 pub fn arenas_released_error() -> RunError {
-    RunError::Invalid("the session gave its memory back: resume it first".into())
+    RunError::Invalid("the memory of the session was released: resume the session first".into())
 }
 
-/// Whether the caller may write an input before each run: an argument, an input that an output replaces, or one whose size
-/// depends on a symbol.
+/// Whether the caller may write an input before each run: an argument, an input that an output replaces, or
+/// one whose size depends on a symbol.
 fn may_be_rewritten(source: &Graph, id: InputId, input: &GraphInput) -> bool {
     let is_replaced = source.outputs.iter().any(|output| output.kind == OutputKind::Mutates(id));
     let varies = source.ty(input.value).concrete_shape(&SymbolBindings::new()).is_none();

@@ -1,5 +1,6 @@
-//! Values that lie at their rank's piece of what one group gathers, touched by the peers of another group: every kind of
-//! collective under every variant, on meshes whose groups cross, nest and are numbered the other way round.
+//! Values that lie at their rank's piece of what one group gathers, accessed by the peers of another group:
+//! every kind of collective with every variant, on meshes whose groups cross, nest and are numbered in
+//! reverse.
 
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 use symmc_ir::{CollectiveVariant, interp};
@@ -16,7 +17,7 @@ const MESHES: [(u32, &str, &str); 5] = [
     (8, "[[0, 4], [5, 1], [2, 6], [3, 7]]", "[[0, 1, 2, 3], [7, 6, 5, 4]]"),
 ];
 
-/// What a kind is called in a program, with the rows of its operand for results of `rows` rows.
+/// The name of a kind in a program, with the rows of its operand for results of `rows` rows.
 fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
     match kind {
         CollectiveKind::AllReduce(_) => ("all_reduce %x op=sum".into(), rows),

@@ -1,4 +1,4 @@
-//! The executor on planned programs: results against the interpreter ([`results`]), and what it refuses
+//! The executor on planned programs: results against the interpreter ([`results`]), and errors
 //! ([`refusals`]).
 
 mod by_rank;

@@ -1,4 +1,4 @@
-//! What the executor refuses, and how a failure in one lane ends the other.
+//! The errors of the executor, and how a failure in one lane ends the other.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -104,7 +104,7 @@ fn opaque_ops_are_refused_by_name_before_anything_runs() {
         run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &none(), &memory, &comm);
     assert_contains(&message(result.map(|_| ())), &["%z", "aten.foo", "opaque"]);
     assert_eq!(comm.begun.load(Ordering::Relaxed), 0);
-    // Without anything started, the host says the same.
+    // The check of the host before a run reports the same error.
     let kernels = CustomKernelRegistry::new();
     let plan = ParsedPlan::parse(Arc::new(planned.plan)).expect("programs");
     let told = expect_kernels(&plan, &kernels).expect_err("no kernel");
@@ -173,7 +173,7 @@ fn plans_that_leave_their_memory_are_refused() {
         let mut plan = planned.plan.clone();
         change(&mut plan);
         let error = run_changed(&planned, &plan, &n, |_| ()).expect_err("it ran");
-        // Only a plan that nobody checked is like that.
+        // Only an unchecked plan can be like this.
         assert!(matches!(error, RunError::Defect(_)), "{error:?}");
         error.to_string()
     };
@@ -213,7 +213,7 @@ const %i: i64[1] = hex"0900000000000000"
 return %z
 "#;
 
-/// Runs the two lanes on threads; gives the error.
+/// Runs the two lanes on threads; returns the error.
 fn run_lanes(comm: &Scripted, change: impl FnOnce(&mut Plan)) -> RunError {
     let mut planned = planned(TWO_LANES);
     change(&mut planned.plan);

@@ -1,4 +1,4 @@
-//! Planned programs give what the interpreter gives, inline and with a thread for each lane.
+//! Planned programs give the results of the interpreter, inline and with a thread for each lane.
 
 use symmc_ir::{DType, Tensor, interp};
 use symmc_runtime::custom::KernelSignature;

@@ -63,7 +63,7 @@ pub struct Block {
 }
 
 impl Block {
-    /// Memory that holds no zeros, as memory that was used before.
+    /// Memory that does not hold zeros, like memory that was used before.
     pub fn new(len: usize) -> Self {
         Block { lines: vec![Line([0xa5; 64]); len.div_ceil(64)], len }
     }
@@ -81,7 +81,7 @@ impl Block {
     }
 }
 
-/// What a rank runs with.
+/// The memory and inputs of a rank.
 pub struct Rank {
     pub ordinary: Block,
     pub symmetric: Block,
@@ -111,7 +111,7 @@ impl Rank {
         }
     }
 
-    /// Runs a plan with arguments that are drawn anew for each run.
+    /// Runs a plan with arguments that are drawn again for each run.
     fn run(
         &mut self,
         executor: &mut Executor,
@@ -182,7 +182,7 @@ pub fn run_once(
 }
 
 /// Runs all ranks as threads, `repeats` times, and checks the outputs of each run against the interpreter,
-/// which sees what earlier runs wrote into inputs.
+/// which keeps the inputs that earlier runs wrote.
 pub fn check_against_interpreter(
     planned: &Planned,
     registry: (&CustomKernelRegistry, &interp::ReferenceKernelRegistry),

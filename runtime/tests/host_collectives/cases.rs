@@ -34,7 +34,7 @@ impl Case {
     }
 }
 
-/// Who runs the cases.
+/// The ranks that run the cases.
 #[derive(Clone, Debug)]
 pub struct Setup {
     pub ranks: u32,
@@ -119,7 +119,7 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
     });
 }
 
-/// By how many bytes operands lie further on each next rank, where they do.
+/// The bytes by which operands are shifted from each rank to the next, if they are.
 const SHIFT: usize = 192;
 
 /// The symmetric arena: two landing zones, two operands in turn, two results in turn.
@@ -139,8 +139,8 @@ impl Layout {
         2 * self.zone + (2 + i % 2) * self.whole
     }
 
-    /// Where operand and result of case `i` lie: in place the shard inside the whole, else half of the
-    /// cases on the same place everywhere and half elsewhere on each rank.
+    /// The operand and result of case `i`: in place, the shard inside the whole; otherwise half of the cases
+    /// have the same offset on all ranks and half have different offsets.
     fn case(&self, case: &Case, i: usize, n: usize) -> Places {
         let bytes = case.elements * case.dtype.size();
         let (operand, result) = (self.operand(i), self.result(i));
@@ -204,10 +204,11 @@ fn run_case(comm: &HostCommunicator, cell: &[u32], me: usize, i: usize, case: &C
     }
 }
 
-/// Where operand and result of a case start, on the rank of number 0, and the bytes by which each next one is further.
+/// The start of operand and result of a case on rank number 0, and the bytes by which each next rank's is
+/// shifted.
 type Places = [(usize, usize); 2];
 
-/// Where operand and result start on each rank of the run.
+/// The start of operand and result on each rank of the run.
 fn starts(cell: &[u32], places: &Places) -> [Vec<usize>; 2] {
     let ranks = cell.iter().max().map_or(0, |&r| r as usize + 1);
     let number = |rank: usize| cell.iter().position(|&r| r as usize == rank).unwrap_or(0);

@@ -107,7 +107,7 @@ fn dropped_exits_with_buffers_in_turn() {
     run_cases(&Setup { chaos: Some(3), ..Setup::new(3, world(3)) }, &cases);
 }
 
-/// No barrier holds back a rank that is ahead: only the rank that it sends to, or that sends to it.
+/// No barrier holds back a rank that is ahead: only the rank that it sends to, or that sends to it, does.
 #[test]
 fn puts_alone_keep_pairs_in_step() {
     let kinds = |n: u32| {

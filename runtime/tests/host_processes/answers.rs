@@ -1,4 +1,4 @@
-//! Ranks that do no job, and answer over the control channel.
+//! Ranks that run no job, and send answers over the control channel.
 
 use std::time::Duration;
 use symmc_control::{LaunchConfig, LaunchedRank, LocateStep, PlanSubject, RankCommand, launch_ranks};
@@ -15,7 +15,7 @@ pub const TESTS: &[Test] = &[
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Sends an answer of so many characters, after all ranks have met.
+/// Sends an answer of this many characters, after all ranks have met.
 pub fn answer(rank: &mut LaunchedRank, characters: usize) -> Result<(), RunError> {
     let subject = PlanSubject { hash: "answers".into(), about: Vec::new() };
     let comm = CommConfig::new(rank.ranks(), LIMIT);

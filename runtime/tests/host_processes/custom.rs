@@ -1,5 +1,5 @@
-//! Custom ops on ranks: the numbers of the collectives that they stand for, and how runs end when kernels fail,
-//! lack, or are made for another signature.
+//! Custom ops on ranks: the numbers of the collectives that they replace, and how runs end when kernels fail,
+//! are missing, or have another signature.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub const TESTS: &[Test] = &[
     ("a_kernel_gets_what_it_declares", a_kernel_gets_what_it_declares),
 ];
 
-/// A fused op, one that reads its peers and one that writes them, among collectives. The state gives each run other values, so
-/// that what an earlier run left behind is wrong.
+/// A fused op, one that reads its peers and one that writes them, among collectives. The state gives each run
+/// different values, so results of an earlier run are wrong.
 const CUSTOM: &str = r#"
 %t: f32[8, n] = permute %y perm=[1, 0]
 %a: f32[n, 8] = custom "my::fused" %t, %state
@@ -88,7 +88,7 @@ fn come_late(call: &CustomCall<'_>) {
     }
 }
 
-/// The sum of the first operands of all ranks, and the own second one.
+/// The sum of the first operands of all ranks, and this rank's second one.
 fn sum(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
     come_late(call);
     let y = call.result::<f32>(0)?;
@@ -163,7 +163,7 @@ pub fn kernels_of(name: &str) -> CustomKernelRegistry {
     kernels
 }
 
-/// What the program without custom ops gives.
+/// The results of the program without custom ops.
 fn known(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> Owned {
     let mut owned = Owned::new(&program(ranks, group, size, KNOWN), n);
     owned.repeats = repeats;
@@ -257,7 +257,7 @@ fn a_failing_kernel_ends_the_run() {
     assert!(interpreted.unwrap_err().to_string().contains("rank 1: it does not converge"));
 }
 
-/// How a job ends on ranks with no kernels, and on threads of a registry.
+/// The errors of a job on ranks without kernels, and on threads with a registry.
 fn cannot_run(result: Result<Vec<Vec<symmc_ir::Tensor>>, RunError>) -> (Option<u32>, String, ValueMismatch) {
     match result {
         Err(RunError::CannotRun { rank, op, why, .. }) => (rank, op, why),
@@ -310,12 +310,12 @@ fn a_kernel_gets_what_it_declares() {
     };
     assert_eq!(
         detail(single("my::curious", "[0]", "[]", " group @g", "%e, %x")),
-        "operand 0 is f32, the kernel takes it for f64; \
+        "operand 0 is f32, the kernel accesses it as f64; \
          the kernel asks for operand 2, the op has 2; \
          the signature does not let kernels read operand 1 of peers; \
-         the kernel asks for number 2 of a cell of 2 ranks; \
+         the kernel asks for rank number 2 of a cell of 2 ranks; \
          the signature does not let kernels write result 0 of peers; \
-         the kernel has result 0 already"
+         the kernel has borrowed result 0 already"
     );
     assert_eq!(
         detail(single("my::careless", "[]", "[0]", " group @g", "%e")),

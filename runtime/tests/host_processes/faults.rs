@@ -1,4 +1,5 @@
-//! Ranks that die, stop, or never were: every run ends in time, with its reason, and leaves nothing.
+//! Ranks that die, stop, or never existed: every run ends in time, with its reason, and leaves nothing
+//! behind.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -51,7 +52,8 @@ fn endless() -> Owned {
     owned
 }
 
-/// Runs the endless job and sends a signal to a rank after a delay; the error and the time since.
+/// Runs the endless job and sends a signal to a rank after a delay; returns the error and the time since the
+/// signal.
 fn disturb(owned: &Owned, rank: usize, delay: Duration, signal: Signal) -> (RunError, Duration) {
     let (result, time) = std::thread::scope(|scope| {
         let run = scope.spawn(|| launch(&owned.job(), &command()));
@@ -108,7 +110,7 @@ fn a_stopped_rank_ends_the_run() {
         let (error, time) = disturb(&owned, rank, Duration::from_millis(300), Signal::SIGSTOP);
         assert!(time > Duration::from_millis(900) && time < Duration::from_secs(4), "{time:?}");
         match error.cause() {
-            // A rank may wait for one that itself waits for the stopped one.
+            // A rank may wait for one that itself waits for the stopped rank.
             RunError::Limit { rank: waiting, peers, op, culprit, .. } => {
                 assert!(*waiting as usize != rank && !peers.is_empty() && !op.is_empty(), "{error}");
                 assert_eq!(*culprit as usize, rank, "{error}");
@@ -118,7 +120,7 @@ fn a_stopped_rank_ends_the_run() {
     }
 }
 
-/// Started as a process of its own, to be killed.
+/// Started as a separate process, to be killed.
 pub fn launcher() -> ExitCode {
     let result = launch(&endless().job(), &command());
     eprintln!("{result:?}");
@@ -156,7 +158,7 @@ fn programs_that_are_no_ranks() {
         RunError::DiedOutside { how, .. } => assert_eq!(how, "exit code 1"),
         other => panic!("{other}"),
     }
-    // As a rank that the system gives no memory ends.
+    // A rank that gets no memory from the system exits in this way.
     let refused =
         RankCommand { program: "/bin/sh".into(), args: ["-c", "exit 2"].map(String::from).to_vec() };
     let error = launch(&owned.job(), &refused).expect_err("the run fails");
@@ -164,12 +166,12 @@ fn programs_that_are_no_ranks() {
     let this = std::env::current_exe().expect("this binary has a path");
     let out = Command::new(this).args(["rank", "77"]).output().expect("it starts");
     assert_eq!(out.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&out.stderr).contains("descriptor 77 is no control socket"));
+    assert!(String::from_utf8_lossy(&out.stderr).contains("descriptor 77 is not a control socket"));
 }
 
 fn a_failing_step_ends_the_run() {
     let mut owned = Owned::mixed(2);
-    // The plan is edited so that no bucket serves the size; every rank finds out by itself.
+    // The plan is edited so that no bucket covers the size; every rank detects this independently.
     owned.edit(|plan| {
         for bucket in &mut plan.buckets {
             bucket.symbols.values_mut().for_each(|range| *range = [60, 64]);
@@ -198,7 +200,7 @@ fn children(pid: u32) -> Vec<Pid> {
     out.into_iter().map(Pid::from_raw).collect()
 }
 
-/// Whether a process has ended; one that nobody reaped yet has.
+/// Whether a process has exited; a process that was not reaped yet counts as exited.
 pub fn gone(pid: Pid) -> bool {
     match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(stat) => stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('Z')),

@@ -20,7 +20,7 @@ pub const TESTS: &[Test] = &[
     ("a_file_that_is_shortened_under_a_run_is_named", a_file_that_is_shortened_under_a_run_is_named),
 ];
 
-/// Shortens the file of the inputs, as rank 0. Other ranks wait until it is.
+/// Shortens the file of the inputs, as rank 0. Other ranks wait until this is done.
 pub fn shorten(path: &Path, length: u64, rank: u32) {
     let size = || std::fs::metadata(path).expect("the file is there").len();
     match rank {
@@ -57,7 +57,7 @@ fn with_file(path: &Path) -> (Owned, usize) {
     (owned, end)
 }
 
-/// The outputs of ranks that a launcher starts, and of ranks that join by themselves.
+/// The outputs of ranks that this launcher starts, and of ranks of another launcher.
 fn all_ways(owned: &Owned, name: &str) -> [Result<Vec<Vec<Tensor>>, RunError>; 2] {
     [launch(&owned.job(), &command()), joined(owned, name, &|_| ())]
 }

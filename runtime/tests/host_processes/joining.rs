@@ -21,7 +21,7 @@ pub const TESTS: &[Test] = &[
     ("a_rank_that_stops_while_the_run_opens_is_named", a_rank_that_stops_while_the_run_opens_is_named),
 ];
 
-/// Started as a process of its own: joins, runs, compares with the interpreter.
+/// Started as a separate process: joins, runs, compares with the interpreter.
 pub fn member() -> ExitCode {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let mut owned = match variable("WORLD_SIZE").as_str() {
@@ -35,9 +35,9 @@ pub fn member() -> ExitCode {
     let mut settings = Vec::new();
     if !variable("TEST_STOP").is_empty() {
         owned.config.limit = Duration::from_secs(2);
-        // Enough runs to be stopped in.
+        // Enough runs to be stopped during one.
         owned.repeats = u32::MAX;
-        // Ranks that identify their contents otherwise read them.
+        // Ranks with different identities of their contents read them.
         settings.push(JoinTerm::content(
             "contents",
             Arc::new(Stops { at: stops.clone(), name: variable("RANK") }),

@@ -1,9 +1,10 @@
 //! Ranks as processes: results, and how runs end when ranks die, hang or differ.
 //!
-//! This binary is its own rank: `rank <fd>` runs the rank behind a control socket, `rank-with <kernels> <fd>` does
-//! so with other kernels of custom ops, `rank-partial <fd>` stops one rank inside a message, `join` joins by the environment, `launcher` starts a run that does not
-//! end. Otherwise it runs the tests whose names contain the first argument. Tests run one after another, so that
-//! the children of this process are the ranks of the test.
+//! This binary is also the rank process: `rank <fd>` runs the rank of a control socket, `rank-with <kernels>
+//! <fd>` does so with other kernels of custom ops, `rank-partial <fd>` stops one rank inside a message,
+//! `join` joins by the environment, `launcher` starts a run that does not end. Otherwise it runs the tests
+//! whose names contain the first argument. Tests run one after another, so that the children of this process
+//! are the ranks of the test.
 
 mod answers;
 mod custom;

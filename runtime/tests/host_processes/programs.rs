@@ -79,7 +79,7 @@ impl Owned {
         Owned { plan, bindings, inputs, config, repeats: 1 }
     }
 
-    /// Changes the plan, which still checks.
+    /// Changes the plan, which still passes the checker.
     pub fn edit(&mut self, change: impl FnOnce(&mut Plan)) {
         let mut plan = self.plan.clone().into_plan();
         change(&mut plan);
@@ -98,7 +98,7 @@ impl Owned {
         }
     }
 
-    /// What the interpreter gives; it runs again with the state that it left, as often as the job.
+    /// The results of the interpreter; it runs as often as the job, and keeps its state.
     pub fn expected(&self) -> Vec<Vec<Tensor>> {
         let graph = text::parse(&self.plan.source.text).expect("the program parses");
         let kernels = crate::custom::kernels().to_interpreter_registry();
@@ -136,18 +136,18 @@ pub fn command() -> RankCommand {
     RankCommand { program, args: vec!["rank".into()] }
 }
 
-/// What the process of a rank is told to do.
+/// The task of a rank's process.
 #[derive(Serialize, Deserialize)]
 pub enum Task {
     /// A job.
     Run(JobMessage),
     /// A job, before which rank 0 shortens the file of the inputs.
     RunOnShortened { path: std::path::PathBuf, length: u64, job: JobMessage },
-    /// Sends so many characters and the rank.
+    /// Sends this many characters and the rank.
     Answer { characters: usize },
 }
 
-/// Does what a rank is told, with these kernels of custom ops.
+/// Runs a rank's task, with these kernels of custom ops.
 pub fn work(rank: &mut LaunchedRank, kernels: &CustomKernelRegistry) -> Result<(), RunError> {
     match rank.receive_task()? {
         Task::Run(job) => job.run(rank, &open(kernels)),
@@ -166,12 +166,12 @@ pub fn open(
     |request| open_on_host(request, kernels)
 }
 
-/// Runs a job on processes; the outputs of each rank.
+/// Runs a job on processes; returns the outputs of each rank.
 pub fn launch(job: &Job<'_>, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunError> {
     job::launch_job(job, command, Task::Run).map(|ran| ran.outputs)
 }
 
-/// Runs a job on threads; the outputs of each rank.
+/// Runs a job on threads; returns the outputs of each rank.
 pub fn run_threads(job: &Job<'_>, kernels: &CustomKernelRegistry) -> Result<Vec<Vec<Tensor>>, RunError> {
     job::run_threads(job, &open(kernels)).map(|ran| ran.outputs)
 }

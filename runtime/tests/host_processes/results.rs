@@ -1,4 +1,4 @@
-//! Runs that end well give the interpreter's numbers.
+//! Successful runs give the interpreter's numbers.
 
 use std::fs::File;
 use std::io::{Seek, Write};
@@ -60,7 +60,7 @@ fn chaos_changes_no_number() {
 fn a_state_lives_through_repeats() {
     let mut owned = Owned::mixed(2);
     owned.repeats = 7;
-    // Counters wrap on the way.
+    // Counters wrap during these runs.
     owned.config.first = u32::MAX - 9;
     assert_eq!(run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(), owned.expected());
     assert_eq!(launch(&owned.job(), &command()).unwrap(), owned.expected());
@@ -95,7 +95,7 @@ fn inputs_in_a_file_are_read_from_there() {
         owned.inputs.iter().map(|inputs| inputs.iter().map(|t| place(t.data())).collect()).collect();
     let mut file = File::from(memfd_create(c"inputs", MFdFlags::empty()).unwrap());
     file.write_all(&content).unwrap();
-    // The launcher looks at the states alone, which it copies because runs replace them.
+    // The launcher reads only the states, which it copies because runs replace them.
     let mut bytes = vec![0; content.len()];
     ranges.iter().for_each(|r| bytes[r[1].clone()].copy_from_slice(&content[r[1].clone()]));
     let backing = Arc::new(OfFile { file, bytes });

@@ -1,4 +1,4 @@
-//! Kernels against values worked out by hand, with an eye on the corners of their definitions.
+//! Kernels against values computed by hand, with attention to corner cases of their definitions.
 
 use std::f64::consts::PI;
 
@@ -303,7 +303,7 @@ fn scatters() {
     let add = Op::IndexAdd { axis: 0 };
     let y = floats(DType::BF16, &[2, 1], &[256.0, 0.0]);
     let ones = floats(DType::BF16, &[4, 1], &[1.0; 4]);
-    // 256 + 1 is no bf16: the sum must be rounded once.
+    // 257 is not representable in bf16: the sum must be rounded once.
     assert_floats(&one(&add, &[y, i64s(&[0, 0, 0, 0]), ones], DType::BF16, &[2, 1]), &[260.0, 0.0]);
     let put = |accumulate| {
         let op = Op::IndexPut { axis: 0, accumulate };

@@ -1,5 +1,5 @@
-//! Kernels on strided views: against values worked out by hand ([`expected`]), and against the interpreter
-//! on random operands in random layouts ([`oracle`]) and on the values at the edges of the dtypes ([`edges`]).
+//! Kernels on strided views: against values computed by hand ([`expected`]), and against the interpreter on
+//! random operands in random layouts ([`oracle`]) and on the values at the edges of the dtypes ([`edges`]).
 
 mod edges;
 mod expected;

@@ -31,7 +31,8 @@ fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// Integers of operands become some that kernels refuse; `call` holds what they refuse against what was told.
+/// Some integers of operands become values that kernels refuse; `call` compares refusals with the stated
+/// ones.
 fn check_bad_data(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
     let make = THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;

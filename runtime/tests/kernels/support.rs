@@ -8,7 +8,7 @@ use symmc_runtime::kernels::{
 };
 use symmc_support::random::SplitMix;
 
-/// What the bytes around a placed tensor hold.
+/// The contents of the bytes around a placed tensor.
 const CANARY: u8 = 0xa5;
 
 /// A tensor that lies somewhere in memory under some strides.
@@ -21,7 +21,7 @@ pub struct Placed {
 }
 
 impl Placed {
-    /// Room for a tensor in a random layout.
+    /// Memory for a tensor in a random layout.
     pub fn room(dtype: DType, shape: &[usize], random: &mut SplitMix) -> Self {
         Self::with(dtype, shape, Layout::scattered(shape, random))
     }
@@ -32,7 +32,7 @@ impl Placed {
         Placed { dtype, shape: shape.to_vec(), layout, words }
     }
 
-    /// Dense room, filled with the tensor.
+    /// Dense memory, filled with the tensor.
     pub fn dense(tensor: &Tensor) -> Self {
         let mut out = Self::with(tensor.dtype(), tensor.shape(), Layout::dense(tensor.shape()));
         out.store(tensor);
@@ -70,7 +70,7 @@ impl Placed {
         Tensor::new(self.dtype, self.shape.clone(), data).expect("as long as the shape says")
     }
 
-    /// Whether no byte but those of the elements was written.
+    /// Whether only the bytes of the elements were written.
     pub fn surroundings_are_untouched(&self) -> bool {
         let mut own = vec![false; self.words.len() * 8];
         for at in self.places() {
@@ -103,7 +103,8 @@ impl Placed {
     }
 }
 
-/// Runs a kernel on placed operands. It takes no more memory than was told, and refuses data only where that was told.
+/// Runs a kernel on placed operands. Checks that it uses no more memory than its stated needs, and refuses
+/// data only if it may.
 pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), KernelError> {
     fn shaped(placed: &[Placed]) -> Vec<TensorLayout<'_>> {
         placed.iter().map(|p| (p.dtype, &p.shape[..], &p.layout.strides[..])).collect()
@@ -120,7 +121,7 @@ pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), 
     done
 }
 
-/// Runs a kernel on dense operands; gives its results.
+/// Runs a kernel on dense operands; returns its results.
 pub fn run(op: &Op, operands: &[Tensor], results: &[(DType, &[usize])]) -> Result<Vec<Tensor>, KernelError> {
     let operands: Vec<Placed> = operands.iter().map(Placed::dense).collect();
     let room = |(dtype, shape): &(DType, &[usize])| Tensor::zeros(*dtype, *shape).expect("small");

@@ -3,5 +3,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    symmc_onnx::fuzz::check(data);
+    symmc_onnx::fuzz::check_bytes(data);
 });

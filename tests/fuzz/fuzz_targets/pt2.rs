@@ -3,5 +3,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    symmc_torch::fuzz::check(data);
+    symmc_torch::fuzz::check_bytes(data);
 });

@@ -156,13 +156,24 @@ fn decline_run(place: Option<&Membership>, error: &anyhow::Error) {
 fn find_membership(args: &RunArgs) -> Result<Option<Membership>> {
     match args.backend {
         BackendArg::Host | BackendArg::Cuda => {
-            let found = Membership::detect(args.launch.into()).map_err(symmc::Error::from)?;
+            let found = Membership::detect(args.launch.into())
+                .map_err(|error| symmc::Error::from(with_launch_hint(error)))?;
             if let Some(note) = found.note {
                 messages::note(&note);
             }
             Ok(found.membership)
         }
         BackendArg::Threads | BackendArg::Interpreter => Ok(None),
+    }
+}
+
+/// Adds the remedy of this command to an error of the environment of a launcher.
+fn with_launch_hint(error: RunError) -> RunError {
+    match error {
+        RunError::Invalid(text) => RunError::Invalid(format!(
+            "{text}; choose a launcher with --launch, or ignore the environment with --launch local"
+        )),
+        other => other,
     }
 }
 

@@ -403,9 +403,12 @@ fn ranges_that_do_not_fit() {
     refuses("--dim tokens=1", &["a range within 2..4096", "found 1"]);
     refuses("--dim tokens=9..2", &["--dim", "ascends"]);
     refuses("--dim tokens=a+", &["--dim", "a range such as 1..64"]);
-    refuses("--dim tokens=2..8 --dim s27=3..9", &["expected one range, found two"]);
-    refuses("--dim tokens=batch", &["the text of a program has one symbol for what is equal"]);
-    refuses("--dim tokens=2..8 --bucket tokens=8,16", &["bucket bound 16 of symbol tokens is out of range: expected 2 to 8"]);
+    refuses("--dim tokens=2..8 --dim s27=3..9", &["expected one constraint, found two"]);
+    refuses("--dim tokens=batch", &["a program in text form has one symbol for equal sizes"]);
+    refuses(
+        "--dim tokens=2..8 --bucket tokens=8,16",
+        &["bucket bound 16 of symbol tokens is out of range: expected 2 to 8"],
+    );
     let many = (2..=100).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
     let few = (1..=60).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
     let parts = ["at most 4096 buckets, found 5940", "99 of tokens and 60 of batch", "fewer upper bounds"];

@@ -1,9 +1,10 @@
 //! Relations between sizes that a graph does not state, assumed from the sizes of a call.
 //!
-//! Dynamo has a symbol for each extent that varies. It does not know that two of them are always equal, that one is a product of others
-//! (flattened tokens), or that one is at least another (rows of a table that is cut to the number of tokens), unless a guard asked. The
-//! importer rejects operators that need such a relation. A relation is assumed if it holds for the sizes of the call. Sizes for which it
-//! does not hold get another plan.
+//! Dynamo has a symbol for each extent that varies. Unless a guard asked, it does not know of relations
+//! between symbols: two are always equal, one is a product of others (flattened tokens), or one is at least
+//! another (rows of a table that is cut to the number of tokens). The importer rejects operators that need
+//! such a relation. A relation is assumed if it holds for the sizes of the call. Sizes that violate it get
+//! another plan.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +14,7 @@ use super::steps::SizeStep;
 use super::{CallSizes, SizeSymbols, evaluate_size};
 use crate::ranges::RangeError;
 
-/// The largest number of sizes in a product, and of sizes that are fixed to numbers at a time.
+/// The largest number of sizes in a product, and of sizes that are fixed to constants at a time.
 const MAX_TOGETHER: usize = 3;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -21,7 +22,8 @@ struct SizeRelation {
     symbol: String,
     /// An expression of other symbols.
     expression: String,
-    /// The symbol that it is at least. The difference of the two is a new symbol, and part of the expression.
+    /// The symbol that is a lower bound. The difference of the two is a new symbol, and part of the
+    /// expression.
     least: Option<String>,
 }
 
@@ -50,7 +52,7 @@ impl SizeRelation {
     }
 }
 
-/// For each symbol of a file with a known relation, an expression of other symbols.
+/// For each symbol of a file with a known relation, its expression of other symbols.
 pub type SymbolExpressions = IndexMap<String, String>;
 
 pub type ImportAttempt<P, E> = Result<P, ImportRejection<E>>;
@@ -58,7 +60,7 @@ pub type ImportAttempt<P, E> = Result<P, ImportRejection<E>>;
 #[derive(Clone, Debug)]
 pub struct ImportRejection<E> {
     pub error: E,
-    /// The kind of the error. Relations are assumed for `input`.
+    /// The kind of the error. Relations are assumed only for the kind `input`.
     pub kind: String,
     pub node: Option<String>,
     pub symbols: Vec<String>,
@@ -74,27 +76,29 @@ pub struct SizeAssumptions {
 }
 
 impl SizeAssumptions {
-    /// Without assumptions. `may_fix_sizes` says whether sizes may be fixed to numbers; each of their values then gets its own plan.
+    /// Starts without assumptions. `may_fix_sizes` allows fixing sizes to constants; each of their values
+    /// then gets its own plan.
     pub fn new(steps: Vec<SizeStep>, may_fix_sizes: bool) -> Self {
         SizeAssumptions { steps, may_fix_sizes, assumed: Vec::new(), refuted: Vec::new() }
     }
 
-    /// The known and assumed relations, as the importer takes them. Symbols with a relation are substituted in the others.
+    /// The known and assumed relations, in the form that the importer takes. Symbols with a relation are
+    /// substituted in the others.
     pub fn symbol_expressions(&self) -> SymbolExpressions {
         let step = |step: &SizeStep| format!("{}*{} + {}", step.step, step.quotient(), step.rest);
         let mut known: SymbolExpressions =
             self.steps.iter().map(|one| (one.symbol.clone(), step(one))).collect();
         known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.expression.clone())));
-        // The quotient is no symbol of the file. It vanishes if it is something else.
-        let of_file = known.keys().filter(|symbol| !self.is_quotient(symbol));
-        let dims = of_file.filter_map(|symbol| {
+        // The quotient is not a symbol of the file. It vanishes if it is defined by another relation.
+        let file_symbols = known.keys().filter(|symbol| !self.is_quotient(symbol));
+        let dims = file_symbols.filter_map(|symbol| {
             let mut symbols = SizeSymbols::default();
             let mut dim = symbols.parse_dim(symbol)?;
-            // This ends: a relation is only made of symbols that have none.
+            // This terminates because a relation only uses symbols that have no relation.
             while let Some(inner) = dim.symbols().into_iter().find(|&id| known.contains_key(symbols.name(id)))
             {
-                let is = symbols.parse_dim(&known[symbols.name(inner)])?;
-                dim = dim.substitute(&|id| if id == inner { is.clone() } else { id.into() });
+                let value = symbols.parse_dim(&known[symbols.name(inner)])?;
+                dim = dim.substitute(&|id| if id == inner { value.clone() } else { id.into() });
             }
             Some((symbol.clone(), dim.display(&symbols.0).to_string()))
         });
@@ -105,16 +109,16 @@ impl SizeAssumptions {
         self.steps.iter().any(|step| step.quotient() == symbol)
     }
 
-    /// If a symbol stands for the difference of two sizes, the larger of them.
+    /// The larger of two sizes, if the symbol is their difference.
     fn larger_size(&self, symbol: &str) -> Option<&String> {
         let is_difference = |one: &&SizeRelation| one.difference().is_some_and(|(name, _)| name == symbol);
         self.assumed.iter().find(is_difference).map(|one| &one.symbol)
     }
 
-    /// The sizes of a call with those of the new symbols: quotients and differences.
+    /// The sizes of a call, completed with those of the new symbols: quotients and differences.
     ///
     /// # Errors
-    /// A size is not in its steps.
+    /// A size is not a multiple of its step plus its rest.
     pub fn complete_sizes(&self, mut sizes: CallSizes) -> Result<CallSizes, RangeError> {
         for step in &self.steps {
             if let Some(&size) = sizes.get(&step.symbol) {
@@ -130,14 +134,14 @@ impl SizeAssumptions {
         Ok(sizes)
     }
 
-    /// Drops the relations that do not hold for these sizes; whether all hold.
+    /// Drops the relations that do not hold for these sizes. Returns whether all held.
     pub fn drop_refuted(&mut self, sizes: &CallSizes) -> bool {
         let before = self.refuted.len();
         self.refuted.extend(self.assumed.extract_if(.., |one| !one.holds(sizes)));
         self.refuted.len() == before
     }
 
-    /// Fixes symbols to these sizes, unless something is assumed of them.
+    /// Fixes symbols to these sizes, except symbols that already have a relation.
     pub fn fix_sizes(&mut self, symbols: &[String], sizes: &CallSizes) {
         for symbol in symbols.iter().filter(|symbol| sizes.contains_key(*symbol)) {
             if !self.is_assumed(symbol) {
@@ -150,11 +154,12 @@ impl SizeAssumptions {
         self.assumed.iter().any(|one| one.symbol == symbol)
     }
 
-    /// Imports a program by `open`, which takes the relations. After a refusal, relations that hold for these sizes are tried, until
-    /// no operator needs another one.
+    /// Imports a program with `open`, which takes the relations. After a rejection, tries relations that hold
+    /// for these sizes, until no operator needs another one.
     ///
     /// # Errors
-    /// An operator needs a relation that is not found, or `open` fails otherwise: its outer error ends the search.
+    /// An operator needs a relation that is not found, or `open` fails with its outer error, which ends the
+    /// search.
     pub fn import_with_assumptions<P, E>(
         &mut self,
         sizes: &CallSizes,
@@ -183,7 +188,7 @@ impl SizeAssumptions {
         }
     }
 
-    /// Whether another node or size is refused now, and not because of the new relations.
+    /// Whether the importer now rejects another node or size, and not because of the new relations.
     fn is_different_rejection<E>(
         &self,
         found: &ImportRejection<E>,
@@ -196,7 +201,8 @@ impl SizeAssumptions {
         !is_of_sizes && !is_new && self.rejection_subject(found) != self.rejection_subject(before)
     }
 
-    /// The kind, the node and the symbols of a refusal. The difference of two sizes counts as the larger one.
+    /// The kind, the node and the symbols of a rejection. The difference of two sizes counts as the larger
+    /// one.
     fn rejection_subject<'a, E>(
         &'a self,
         of: &'a ImportRejection<E>,
@@ -205,8 +211,8 @@ impl SizeAssumptions {
         (&of.kind, &of.node, sizes.collect())
     }
 
-    /// Candidates for relations of the symbols of a refusal: two are equal, one is a product of others or at least another, or, if
-    /// need be, some are numbers.
+    /// Candidate relations between the symbols of a rejection: two are equal, one is a product of others or
+    /// at least another, or, as a last resort, some are constants.
     fn candidate_relations<E>(
         &self,
         refusal: &ImportRejection<E>,
@@ -227,9 +233,9 @@ impl SizeAssumptions {
             let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
             products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
         });
-        let of_file = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
-        let at_least =
-            of_file.flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
+        let file_symbols = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
+        let at_least = file_symbols
+            .flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
         let possible = equal.chain(products).chain(at_least);
         let possible = possible.filter(|one| one.holds(sizes) && !self.refuted.contains(one));
         let mut found: Vec<_> = possible.map(|one| vec![one]).collect();
@@ -244,8 +250,9 @@ impl SizeAssumptions {
         found
     }
 
-    /// The upper ends of the buckets of each symbol of a program. `ranges` has the least and the largest value of each symbol, both
-    /// included. `ends` are sizes; if a symbol is the quotient of a size, they are divided. The difference of two sizes has no buckets.
+    /// The upper ends of the buckets of each symbol of a program. `ranges` has the least and the largest
+    /// value of each symbol, both included. `ends` are sizes, and are divided for a symbol that is the
+    /// quotient of a size. The difference of two sizes has no buckets.
     pub fn bucket_ends(
         &self,
         ranges: &IndexMap<String, (i64, i64)>,
@@ -264,7 +271,7 @@ impl SizeAssumptions {
     }
 }
 
-/// The combinations of this many symbols, in their order.
+/// All combinations of `count` symbols, in their order.
 fn combinations<'a>(symbols: &[&'a str], count: usize) -> Vec<Vec<&'a str>> {
     match (symbols, count) {
         (_, 0) => vec![Vec::new()],
@@ -289,7 +296,7 @@ mod tests {
         all.iter().map(|&(name, size)| (name.to_string(), size)).collect()
     }
 
-    /// An importer that needs `left == right` or `left >= right` for each node, shown for all sizes.
+    /// An importer that needs `left == right` or `left >= right` for each node, proven for all sizes.
     fn import(dims: &SymbolExpressions, needs: &[&str]) -> ImportAttempt<(), String> {
         let mut symbols = SizeSymbols::default();
         for (node, need) in needs.iter().enumerate() {
@@ -424,7 +431,8 @@ mod tests {
         for _ in 0..3000 {
             let mut draw =
                 || -> CallSizes { names.map(|name| (name.to_string(), 1 + random.below(4) as i64)).into() };
-            let (first, then) = (draw(), draw());
+            let first = draw();
+            let then = draw();
             let needs: Vec<&str> = (0..2).map(|_| random.pick(&pool)).collect();
             let mut known = SizeAssumptions::new(Vec::new(), random.one_in(2));
             if assume(&mut known, &first, &needs).is_err() {

@@ -1,7 +1,8 @@
 //! Sizes that are multiples of a number, plus a rest.
 //!
-//! Code that divides rows among ranks or into pieces asks whether the division has a remainder. The answer is a guard, so it holds in
-//! every call of the graph. The program then has a symbol for the quotient, and the size is an expression of it.
+//! Code that divides rows among ranks or into slices asks whether the division has a remainder. The answer is
+//! a guard, so it holds in every call of the graph. The program then has a symbol for the quotient, and the
+//! size is an expression of that symbol.
 
 use indexmap::IndexMap;
 use symmc_ir::Dim;
@@ -11,10 +12,10 @@ use super::SizeSymbols;
 use crate::ranges::{RangeError, range_error};
 use crate::sympy::{self, SizeExpr};
 
-/// The largest common multiple of divisors. Beyond it, a size stays as it is.
+/// The largest common multiple of divisors. A size with a larger one keeps its symbol.
 const MAX_PERIOD: i64 = 4096;
 
-/// A size that is `step * quotient + rest`. The quotient is another symbol.
+/// A size of the form `step * quotient + rest`. The quotient is another symbol.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SizeStep {
     pub symbol: String,
@@ -29,7 +30,7 @@ impl SizeStep {
         format!("{}_by_{}", self.symbol, self.step)
     }
 
-    /// The largest quotient of a size up to this.
+    /// The largest quotient of a size that is at most this one.
     pub fn divide_down(&self, size: i64) -> i64 {
         size.saturating_sub(self.rest).div_euclid(self.step)
     }
@@ -37,7 +38,7 @@ impl SizeStep {
     /// The quotient of a size.
     ///
     /// # Errors
-    /// The size is not in the steps.
+    /// The size is not a multiple of the step plus the rest.
     pub fn divide(&self, size: i64) -> Result<i64, RangeError> {
         if size.rem_euclid(self.step) == self.rest {
             return Ok(self.divide_down(size));
@@ -47,14 +48,15 @@ impl SizeStep {
     }
 }
 
-/// The remainders of a size that are possible after a division by the period.
+/// The possible remainders of a size after division by the period.
 #[derive(Clone, Debug)]
 struct PossibleRemainders {
     period: i64,
     possible: Vec<i64>,
 }
 
-/// The steps of these symbols in which all sizes are for which the guards hold.
+/// The step and the rest of each symbol, for the sizes that satisfy the guards. Symbols without a step are
+/// left out.
 pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
     let mut known: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
     for (symbol, found) in guards.iter().filter_map(|guard| solve_guard(guard)) {
@@ -69,7 +71,8 @@ pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
     steps.collect()
 }
 
-/// The symbol whose remainders decide a guard, an equation, for all values of the symbols.
+/// The symbol whose remainder decides a guard, for all values of the other symbols. The guard must be an
+/// equation.
 fn solve_guard(guard: &str) -> Option<(&str, PossibleRemainders)> {
     let parsed = sympy::parse(guard).ok()?;
     let SizeExpr::Call("Eq" | "Equality", sides) = &parsed else { return None };
@@ -82,7 +85,8 @@ fn solve_guard(guard: &str) -> Option<(&str, PossibleRemainders)> {
     let period = (1..=MAX_PERIOD).find(|n| divisors.iter().all(|divisor| n % divisor == 0))?;
     let quotient = Dim::from(symbols.id("the quotient")) - 1.into();
     let decided_by = |symbol| {
-        let (size, mut possible) = (symbols.id(symbol), Vec::new());
+        let size = symbols.id(symbol);
+        let mut possible = Vec::new();
         for rest in 1..=period {
             let stepped = Dim::from(period) * quotient.clone() + rest.into();
             let at_rest = difference.substitute(&|s| if s == size { stepped.clone() } else { s.into() });
@@ -97,12 +101,13 @@ fn solve_guard(guard: &str) -> Option<(&str, PossibleRemainders)> {
     sympy::symbols_in(&parsed).into_iter().find_map(decided_by)
 }
 
-/// The step and the rest of the sizes with all of these remainders, if there is one besides 1.
+/// The step and the rest of the sizes with all of these remainders, if the step is more than 1.
 fn common_step(all: &[PossibleRemainders]) -> Option<(i64, i64)> {
     let period = (1..=MAX_PERIOD).find(|n| all.iter().all(|one| n % one.period == 0))?;
     let is_possible = |size: &i64| all.iter().all(|one| one.possible.contains(&(size % one.period)));
     let sizes: Vec<i64> = (0..period).filter(is_possible).collect();
-    let (rest, count) = (*sizes.first()?, sizes.len() as i64);
+    let rest = *sizes.first()?;
+    let count = sizes.len() as i64;
     let step = period / count;
     let is_even = step * count == period && sizes.iter().all(|size| size % step == rest);
     (step > 1 && is_even).then_some((step, rest))
@@ -115,7 +120,6 @@ mod tests {
     use super::super::{CallSizes, evaluate_size};
     use super::*;
 
-    /// A random number from `low` to `high`.
     fn number(random: &mut SplitMix, low: i64, high: i64) -> i64 {
         low + random.below((high - low + 1) as usize) as i64
     }
@@ -140,7 +144,8 @@ mod tests {
             ("Eq(s0*Mod(s0, 4), s0)", Some((4, 1))),
             ("Eq(Mod(s0, 6) + Mod(s0, 4), 0)", Some((12, 0))),
             ("Eq(Max(1, Mod(s0, 4)), 3)", Some((4, 3))),
-            // No steps: the guard holds for no size, for all sizes, in unequal steps, depending on another symbol, or for few sizes.
+            // No steps: the guard holds for no size, for all sizes, in unequal steps, depending on another
+            // symbol, or for few sizes.
             ("Eq(Mod(s0, 4), 5)", None),
             ("Eq(Mod(2*s0, 4), 1)", None),
             ("Eq(2*Mod(s0, 4), Mod(2*s0, 8))", None),
@@ -204,7 +209,10 @@ mod tests {
         let mut found_steps = 0;
         for _ in 0..1000 {
             let mut one = |low, high| number(&mut random, low, high);
-            let (n, m, rest, offset) = (one(1, 9), one(1, 9), one(0, 9), one(0, 9));
+            let n = one(1, 9);
+            let m = one(1, 9);
+            let rest = one(0, 9);
+            let offset = one(0, 9);
             let size = format!("({}*s0 + {})", one(1, 5), one(0, 9));
             let (left, right) = match one(0, 4) {
                 0 => (format!("Mod({size}, {n})"), format!("{rest}")),

@@ -1,4 +1,4 @@
-//! Expressions as they are parsed, and the limits of dims.
+//! Parsed expressions, and the limits of dims.
 
 use symmc_ir::Dim;
 use symmc_ir::dim::check_shape_complexity;
@@ -8,11 +8,11 @@ pub enum SizeExpr<'a> {
     Int(i64),
     Float(f64),
     Symbol(&'a str),
-    /// `name(args…)`; infix operators have the name of the function that sympy prints for them.
+    /// `name(args…)`. Infix operators have the name of the function that sympy prints for them.
     Call(&'a str, Vec<SizeExpr<'a>>),
 }
 
-/// A dim within the limits of [`symmc_ir::dim`].
+/// The dim, if it is within the limits of [`symmc_ir::dim`].
 pub(super) fn check_limits(d: Dim) -> Result<Dim, String> {
     check_shape_complexity(std::slice::from_ref(&d)).map(|()| d)
 }

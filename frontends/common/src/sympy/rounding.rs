@@ -1,23 +1,25 @@
-//! Floats of sizes that are rounded to integers, such as `TruncToInt(Mul(Float('0.5'), ToFloat(s0)))`, as dims.
+//! Float expressions of sizes that are rounded to integers, such as `TruncToInt(Mul(Float('0.5'),
+//! ToFloat(s0)))`, as dims.
 //!
-//! PyTorch computes them in f64. They are dims where that cannot round to another integer than exact arithmetic does: of sums
-//! and products with short binary fractions, of one division by an integer at the end, and of numbers alone.
+//! PyTorch computes them in f64. They become dims only if f64 cannot round to another integer than exact
+//! arithmetic. That holds for sums and products with short binary fractions, for one division by an integer
+//! at the end, and for expressions of constants.
 
 use symmc_ir::Dim;
 
 use super::expr::{SizeExpr, check_limits};
 
-/// What gives the dim of an expression of integers.
+/// A function that gives the dim of an integer expression.
 type ResolveInteger<'r> = &'r dyn Fn(&SizeExpr<'_>) -> Result<Dim, String>;
 
-/// The largest numerator and denominator of a factor: with them, products with sizes are exact in f64.
+/// The largest numerator and denominator of a factor. Products of such factors with sizes are exact in f64.
 const SHORT: i64 = 1 << 12;
 /// The largest denominator of a product.
 const FINE: i64 = 1 << 24;
-/// The largest number that is rounded.
+/// The limit of rounded numbers, exclusive.
 const LARGE: f64 = (1u64 << 53) as f64;
 
-/// What a function that rounds gives of an expression.
+/// The value of the rounding function `name` of an expression.
 pub(super) fn rounded_to_dim(name: &str, e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<Dim, String> {
     if let Some(x) = evaluate_real(e, whole) {
         let n = match name {
@@ -26,39 +28,42 @@ pub(super) fn rounded_to_dim(name: &str, e: &SizeExpr<'_>, whole: ResolveInteger
             "TruncToInt" => x.trunc(),
             _ => x.round_ties_even(),
         };
-        let fits = n.abs() < LARGE;
-        return fits.then(|| Dim::from(n as i64)).ok_or_else(|| format!("`{name}` of {x}"));
+        if n.abs() >= LARGE {
+            return Err(format!("`{name}` of {x} is not below 2^53"));
+        }
+        return Ok(Dim::from(n as i64));
     }
-    let SizeQuotient { numerator: of, denominator: by, .. } = to_quotient(e, whole)?;
-    let by = Dim::from(by);
+    let SizeQuotient { numerator, denominator, .. } = to_quotient(e, whole)?;
+    let denominator = Dim::from(denominator);
     let zero = || Dim::from(0);
-    let (down, up) = (of.floor_div(&by), zero() - (zero() - of).floor_div(&by));
+    let down = numerator.floor_div(&denominator);
+    let up = zero() - (zero() - numerator).floor_div(&denominator);
     match name {
         "FloorToInt" => Ok(down),
         "CeilToInt" => Ok(up),
         "TruncToInt" => Ok(down.max_with(&zero()) + up.min_with(&zero())),
-        _ => Err(format!("`{name}` of a size is no supported integer function")),
+        _ => Err(format!("`{name}` of a size is not a supported integer function")),
     }
 }
 
 struct SizeQuotient {
     numerator: Dim,
     denominator: i64,
-    /// Whether f64 has another number for it, on the same side of all integers.
+    /// Whether f64 rounds the quotient to another number, between the same two integers.
     is_inexact: bool,
 }
 
 impl SizeQuotient {
-    fn new(of: Dim, by: i64, is_near: bool) -> Result<SizeQuotient, String> {
-        if by > FINE {
-            return Err(format!("a fraction with the denominator {by}"));
+    fn new(numerator: Dim, denominator: i64, is_inexact: bool) -> Result<SizeQuotient, String> {
+        if denominator > FINE {
+            return Err(format!("the denominator {denominator} of a fraction exceeds {FINE}"));
         }
-        Ok(SizeQuotient { numerator: check_limits(of)?, denominator: by, is_inexact: is_near })
+        Ok(SizeQuotient { numerator: check_limits(numerator)?, denominator, is_inexact })
     }
 
-    /// The same, where nothing was rounded yet.
+    /// The quotient itself, if nothing was rounded yet.
     fn require_exact(self) -> Result<SizeQuotient, String> {
-        if self.is_inexact { Err("a quotient that is computed with".into()) } else { Ok(self) }
+        if self.is_inexact { Err("arithmetic with a quotient that f64 rounds".into()) } else { Ok(self) }
     }
 }
 
@@ -86,31 +91,33 @@ fn to_quotient(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<SizeQuotie
             )
         }),
         ("IntTrueDiv" | "FloatTrueDiv", [a, b]) => {
-            let (a, b) = (exact(a)?, exact(b)?);
-            let by = b.numerator.as_const().filter(|&n| n != 0 && (-FINE..=FINE).contains(&n));
-            let by = by.ok_or("a division by no number, or by 0")?;
-            let of = a.numerator * Dim::from(b.denominator) * Dim::from(by.signum());
-            SizeQuotient::new(of, a.denominator * by.abs(), !by.unsigned_abs().is_power_of_two())
+            let dividend = exact(a)?;
+            let divisor = exact(b)?;
+            let by = divisor.numerator.as_const().filter(|&n| n != 0 && (-FINE..=FINE).contains(&n));
+            let by = by.ok_or_else(|| format!("the divisor is not a non-zero constant of at most {FINE}"))?;
+            let numerator = dividend.numerator * Dim::from(divisor.denominator) * Dim::from(by.signum());
+            let is_inexact = !by.unsigned_abs().is_power_of_two();
+            SizeQuotient::new(numerator, dividend.denominator * by.abs(), is_inexact)
         }
         _ => SizeQuotient::new(whole(e)?, 1, false),
     }
 }
 
-/// A float that is a short binary fraction.
+/// A float as a fraction whose denominator is a small power of two.
 fn short_binary_fraction(x: f64) -> Result<SizeQuotient, String> {
     let limit = SHORT as f64;
-    let mut by = 1;
-    while by < SHORT && (x * by as f64).fract() != 0.0 {
-        by *= 2;
+    let mut denominator = 1;
+    while denominator < SHORT && (x * denominator as f64).fract() != 0.0 {
+        denominator *= 2;
     }
-    let of = x * by as f64;
-    if of.fract() != 0.0 || of.abs() > limit {
-        return Err(format!("{x:?} is no short binary fraction"));
+    let numerator = x * denominator as f64;
+    if numerator.fract() != 0.0 || numerator.abs() > limit {
+        return Err(format!("{x:?} is not a short binary fraction"));
     }
-    SizeQuotient::new(Dim::from(of as i64), by, false)
+    SizeQuotient::new(Dim::from(numerator as i64), denominator, false)
 }
 
-/// The value of an expression of numbers alone, as f64 has it.
+/// The value in f64 of an expression of constants.
 fn evaluate_real(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Option<f64> {
     if let Ok(dim) = whole(e) {
         return dim.as_const().map(|n| n as f64);

@@ -26,7 +26,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("com.microsoft::BiasGelu", 1, "add, gelu", |c| unary_of_biased(c, UnaryOp::Gelu)),
     row("HardSigmoid", 22, "mul, add, max, min", |c| {
         let x = c.tensor(0)?;
-        let (alpha, beta) = (c.float_or("alpha", 0.2)?, c.float_or("beta", 0.5)?);
+        let alpha = c.float_or("alpha", 0.2)?;
+        let beta = c.float_or("beta", 0.5)?;
         hard_sigmoid(c, x, alpha, beta)
     }),
     row("HardSwish", 22, "x * hardsigmoid(x)", |c| {
@@ -35,34 +36,40 @@ pub(super) const ROWS: &[RuleRow] = &[
         c.binary(BinaryOp::Mul, x, gate)
     }),
     row("LeakyRelu", 16, "select", |c| {
-        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 0.01)?);
+        let x = c.tensor(0)?;
+        let alpha = c.float_or("alpha", 0.01)?;
         let low = c.binary_float(BinaryOp::Mul, x, alpha)?;
         select_above(c, x, 0.0, x, low)
     }),
     row("PRelu", 16, "select", |c| {
-        let (x, slope) = (c.tensor(0)?, c.tensor(1)?);
+        let x = c.tensor(0)?;
+        let slope = c.tensor(1)?;
         let low = c.binary(BinaryOp::Mul, x, slope)?;
         select_above(c, x, 0.0, x, low)
     }),
     row("ThresholdedRelu", 22, "select", |c| {
-        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
+        let x = c.tensor(0)?;
+        let alpha = c.float_or("alpha", 1.0)?;
         let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
         select_above(c, x, alpha, x, zero)
     }),
     row("Elu", 22, "select of exp and tanh", |c| {
-        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
+        let x = c.tensor(0)?;
+        let alpha = c.float_or("alpha", 1.0)?;
         let low = expm1(c, x, alpha)?;
         select_above(c, x, 0.0, x, low)
     }),
     row("Selu", 22, "select of exp and tanh, mul", |c| {
         let x = c.tensor(0)?;
-        let (alpha, gamma) = (c.float_or("alpha", 1.673_263_2)?, c.float_or("gamma", 1.050_701)?);
+        let alpha = c.float_or("alpha", 1.673_263_2)?;
+        let gamma = c.float_or("gamma", 1.050_701)?;
         let high = c.binary_float(BinaryOp::Mul, x, gamma)?;
         let low = expm1(c, x, alpha * gamma)?;
         select_above(c, x, 0.0, high, low)
     }),
     row("Celu", 28, "select of exp and tanh", |c| {
-        let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", 1.0)?);
+        let x = c.tensor(0)?;
+        let alpha = c.float_or("alpha", 1.0)?;
         let scaled = c.binary_float(BinaryOp::Div, x, alpha)?;
         let low = expm1(c, scaled, alpha)?;
         select_above(c, x, 0.0, x, low)
@@ -86,7 +93,8 @@ pub(super) const ROWS: &[RuleRow] = &[
 ];
 
 fn swish(c: &mut OpCall<'_, '_>, default: f64) -> EmitResult {
-    let (x, alpha) = (c.tensor(0)?, c.float_or("alpha", default)?);
+    let x = c.tensor(0)?;
+    let alpha = c.float_or("alpha", default)?;
     if alpha == 1.0 {
         return unary(c, UnaryOp::Silu);
     }
@@ -95,7 +103,7 @@ fn swish(c: &mut OpCall<'_, '_>, default: f64) -> EmitResult {
     c.binary(BinaryOp::Mul, x, gate)
 }
 
-/// A function of the first operand with the second, if there is one, added.
+/// Applies a function to the sum of the first operand and the optional second one.
 fn unary_of_biased(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     let mut x = c.tensor(0)?;
     if let Some(bias) = c.opt_tensor(1)? {
@@ -111,7 +119,7 @@ fn hard_sigmoid(c: &mut OpCall<'_, '_>, x: ValueId, alpha: f64, beta: f64) -> Em
     c.binary_float(BinaryOp::Min, y, 1.0)
 }
 
-/// The result is `high` where `x` is above a threshold, else `low`.
+/// `high` where `x` is above a threshold, else `low`.
 fn select_above(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -123,7 +131,8 @@ fn select_above(
     c.select(above, high, low)
 }
 
-/// `scale * (exp(x) - 1)`, as `tanh(x / 2) * (exp(x) + 1)`, which keeps the digits of small numbers.
+/// `scale * (exp(x) - 1)`, computed as `tanh(x / 2) * (exp(x) + 1)`, which keeps the precision of small
+/// numbers.
 fn expm1(c: &mut OpCall<'_, '_>, x: ValueId, scale: f64) -> EmitResult {
     let half = c.binary_float(BinaryOp::Mul, x, 0.5)?;
     let t = c.unary(UnaryOp::Tanh, half)?;

@@ -1,4 +1,4 @@
-//! Scaled dot-product attention and rotary embeddings, as ONNX and ONNX Runtime have them whole.
+//! Scaled dot-product attention and rotary embeddings: ONNX and ONNX Runtime have single ops for them.
 
 use symmc_import::Emit;
 use symmc_ir::attention::causal_bounds_if;
@@ -22,7 +22,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
 ];
 
-/// An operand with its heads as the second of four axes; one of three axes has them within the last.
+/// Reshapes `[batch, length, width]` to `[batch, heads, length, width / heads]`. An operand of four axes
+/// already has this form.
 fn split_heads(c: &mut OpCall<'_, '_>, x: ValueId, heads: i64) -> EmitResult {
     match c.shape(x).as_slice() {
         [_, _, _, _] => Ok(x),
@@ -42,14 +43,14 @@ fn split_heads(c: &mut OpCall<'_, '_>, x: ValueId, heads: i64) -> EmitResult {
     }
 }
 
-/// What scores are beside a mask.
+/// Options of the attention scores, besides a mask.
 struct AttentionOptions {
     cap: Option<FloatAttribute>,
-    /// Whether queries see keys up to their own alone.
+    /// Whether a query sees only keys up to its own position.
     causal: bool,
 }
 
-/// Attention of queries, keys and values by heads. The result is as the query was.
+/// Attention over split heads. With `flat`, the heads of the result are joined into the last axis.
 fn attention_by_heads(
     c: &mut OpCall<'_, '_>,
     [q, k, v]: [ValueId; 3],
@@ -57,15 +58,16 @@ fn attention_by_heads(
     scores: AttentionOptions,
     flat: bool,
 ) -> EmitResult {
-    // The softmax is as precise as the program asks for, or more.
+    // The softmax is computed in the requested precision or a higher one.
     if let Some(precision) = c.opt_int("softmax_precision")?
         && precision == i64::from(kind::DOUBLE)
         && c.dtype(q) != DType::F64
     {
-        return Err(RuleFailure::Opaque("its softmax is of 64 bits".into()));
+        return Err(RuleFailure::Opaque("a softmax in 64 bits is not supported".into()));
     }
     let scale = c.attention_scale(q, c.opt_float("scale")?.filter(|s| *s != 0.0))?;
-    let y = c.emit_attention([q, k, v], mask, scale, (scores.cap, causal_bounds_if(scores.causal)))?;
+    let bounds = causal_bounds_if(scores.causal);
+    let y = c.emit_attention([q, k, v], mask, scale, scores.cap, bounds)?;
     if !flat {
         return Ok(y);
     }
@@ -74,7 +76,7 @@ fn attention_by_heads(
     c.reshape(y, vec![shape[0].clone(), shape[1].clone(), shape[2].clone() * shape[3].clone()])
 }
 
-/// Keys or values behind those of the past; they are a result of their own.
+/// Appends keys or values to those of the past. The concatenation is also the result `result`.
 fn append_to_past(c: &mut OpCall<'_, '_>, x: ValueId, past: usize, result: usize) -> EmitResult {
     let present = match c.opt_tensor(past)? {
         Some(past) => c.concat(&[past, x], 2)?,
@@ -86,14 +88,16 @@ fn append_to_past(c: &mut OpCall<'_, '_>, x: ValueId, past: usize, result: usize
 
 fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.operand_name(6).is_some() || c.is_result_read(3) {
-        return Err(RuleFailure::Opaque("it gives its scores, or pads keys".into()));
+        return Err(RuleFailure::Opaque("key padding and the output of scores are not supported".into()));
     }
-    // Scores are capped before a mask is added to them.
+    // Scores are capped before the mask is added.
     let cap =
         Some(c.float_or("softcap", 0.0)?).filter(|cap| *cap > 0.0 && cap.is_finite()).map(FloatAttribute);
-    // It says which scores are given.
+    // The mode only selects which scores are output.
     c.ignore(&["qk_matmul_output_mode"]);
-    let (q, k, v) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let q = c.tensor(0)?;
+    let k = c.tensor(1)?;
+    let v = c.tensor(2)?;
     let flat = c.rank(q) == 3;
     let heads = c.int_or("q_num_heads", 0)?;
     let key_heads = c.int_or("kv_num_heads", heads)?;
@@ -102,20 +106,23 @@ fn attention(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some(past) => c.extent(past, 2),
         None => 0.into(),
     };
-    let (left, right) = (c.int_or("left_window_size", -1)?, c.int_or("right_window_size", -1)?);
+    let left = c.int_or("left_window_size", -1)?;
+    let right = c.int_or("right_window_size", -1)?;
     let q = split_heads(c, q, heads)?;
-    let (k, v) = (split_heads(c, k, key_heads)?, split_heads(c, v, key_heads)?);
-    let (k, v) = (append_to_past(c, k, 4, 1)?, append_to_past(c, v, 5, 2)?);
+    let k = split_heads(c, k, key_heads)?;
+    let v = split_heads(c, v, key_heads)?;
+    let k = append_to_past(c, k, 4, 1)?;
+    let v = append_to_past(c, v, 5, 2)?;
     let mask = c.opt_tensor(3)?;
-    // Behind a past, `causal` is a window whose right side is the query itself.
-    let behind = past.as_const() != Some(0);
-    let right = if causal && behind { 0 } else { right };
+    // With a past, `causal` is a window whose right end is the query itself.
+    let has_past = past.as_const() != Some(0);
+    let right = if causal && has_past { 0 } else { right };
     let mask = apply_window_mask(c, (q, k), mask, &past, (left, right))?;
-    attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap, causal: causal && !behind }, flat)
+    attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap, causal: causal && !has_past }, flat)
 }
 
-/// A mask that also leaves out what is outside the window: keys more than `left` before a query or more than `right`
-/// behind it, where the first query has the position `past`. Sides below 0 are open.
+/// Adds a window to a mask: it excludes keys more than `left` before a query or more than `right` after it.
+/// The first query has the position `past`. A negative `left` or `right` means no limit on that side.
 fn apply_window_mask(
     c: &mut OpCall<'_, '_>,
     (q, k): (ValueId, ValueId),
@@ -145,7 +152,7 @@ fn apply_window_mask(
     c.select(seen, mask, never).map(Some)
 }
 
-/// Windows from here on leave nothing out.
+/// Windows of at least this width exclude nothing.
 const FAR: i64 = 1 << 40;
 
 /// Operands: query, key, value, bias, key padding, attention bias, past key, past value.
@@ -153,26 +160,29 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
     if (4..c.node.input.len()).any(|i| !matches!(i, 5..=7) && c.operand_name(i).is_some())
         || c.is_result_read(3)
     {
-        return Err(RuleFailure::Opaque("it pads keys, shares a cache or gives its scores".into()));
+        return Err(RuleFailure::Opaque(
+            "key padding, a shared cache and the output of scores are not supported".into(),
+        ));
     }
-    // It is what takes the place of padded keys.
+    // The value only replaces the scores of padded keys.
     c.ignore(&["mask_filter_value"]);
     let (Some(k), Some(v)) = (c.opt_tensor(1)?, c.opt_tensor(2)?) else {
-        return Err(RuleFailure::Opaque("its operands are packed".into()));
+        return Err(RuleFailure::Opaque("packed operands are not supported".into()));
     };
     let q = c.tensor(0)?;
-    let (flat, heads) = (c.rank(q) == 3, c.int("num_heads")?);
+    let flat = c.rank(q) == 3;
+    let heads = c.int("num_heads")?;
     let causal = c.flag("unidirectional")?;
     if causal && c.operand_name(6).is_some() {
-        return Err(RuleFailure::Opaque("it is causal behind a past".into()));
+        return Err(RuleFailure::Opaque("causal attention with a past is not supported".into()));
     }
     let mut parts = [q, k, v];
     if let Some(bias) = c.opt_tensor(3)? {
         let mut start = Dim::from(0);
         for x in &mut parts {
             let width = c.extent(*x, 2);
-            let own = c.slice(bias, 0, start.clone(), width.clone(), 1)?;
-            *x = c.binary(BinaryOp::Add, *x, own)?;
+            let own_bias = c.slice(bias, 0, start.clone(), width.clone(), 1)?;
+            *x = c.binary(BinaryOp::Add, *x, own_bias)?;
             start = start + width;
         }
     }
@@ -180,17 +190,20 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
         *x = split_heads(c, *x, heads)?;
     }
     let [q, k, v] = parts;
-    let (k, v) = (append_to_past(c, k, 6, 1)?, append_to_past(c, v, 7, 2)?);
+    let k = append_to_past(c, k, 6, 1)?;
+    let v = append_to_past(c, v, 7, 2)?;
     let mask = c.opt_tensor(5)?;
     attention_by_heads(c, [q, k, v], mask, AttentionOptions { cap: None, causal }, flat)
 }
 
-/// Pairs of elements turned by angles: the first half of the turned elements with the second, or each with its
-/// neighbour. `caches` are the operands with the cosines and sines, by position or as they are.
+/// Rotates pairs of elements by angles. A pair is an element of the first half of the rotated elements and
+/// its counterpart in the second half or, if interleaved, two neighbours. `caches` are the operands with the
+/// cosines and sines, which `positions` index if they are given.
 fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> EmitResult {
     let x = c.tensor(0)?;
     let own = c.shape(x);
-    let (cos, sin) = (c.tensor(caches.0)?, c.tensor(caches.1)?);
+    let cos = c.tensor(caches.0)?;
+    let sin = c.tensor(caches.1)?;
     let half = c.extent(cos, c.rank(cos).saturating_sub(1));
     let turned = half.clone() * Dim::from(2);
     let stated = c.int_or("rotary_embedding_dim", 0)?;
@@ -201,7 +214,7 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
         )));
     }
     if c.flag("is_packed_batching")? || c.float_or("scale", 1.0)? != 1.0 {
-        return Err(RuleFailure::Opaque("its batch is packed, or its angles are scaled".into()));
+        return Err(RuleFailure::Opaque("packed batches and scaled angles are not supported".into()));
     }
     let heads = match c.int_or("num_heads", 0)? {
         0 if own.len() == 3 => match own[2].exact_div(&turned).and_then(|h| h.as_const()) {
@@ -230,7 +243,7 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
         *angle = c.unsqueeze(*angle, 1)?;
     }
     let Some(width) = turned.as_const().and_then(|n| usize::try_from(n).ok()) else {
-        return Err(RuleFailure::Opaque("the number of its angles is symbolic".into()));
+        return Err(RuleFailure::Opaque("the number of angles is symbolic".into()));
     };
     let op = Op::RotaryEmbedding { width, interleaved: c.flag("interleaved")? };
     let mut y = c.emit("rotary_embedding", op, &[x, angles[0], angles[1]])?;
@@ -241,7 +254,7 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
     Ok(y)
 }
 
-/// The positions of `length` elements; one alone is that of the first.
+/// The positions of `length` elements. A single position is that of the first element.
 fn expand_positions(c: &mut OpCall<'_, '_>, positions: ValueId, length: Dim) -> EmitResult {
     if c.rank(positions) == 1 && c.extent(positions, 0).as_const() == Some(1) {
         let all = c.iota(length, 0, 1, c.dtype(positions))?;

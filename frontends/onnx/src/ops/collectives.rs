@@ -1,4 +1,4 @@
-//! ONNX Runtime's collectives, all among all ranks. See [`crate::ranks`] for their number.
+//! ONNX Runtime's collectives, which span all ranks. See [`crate::ranks`] for the number of ranks.
 
 use symmc_import::Emit;
 use symmc_ir::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, Dim, GroupId, GroupMembers};
@@ -19,7 +19,7 @@ pub(super) const ROWS: &[RuleRow] = &[
 
 const WORLD: &str = "world";
 
-/// The group of all ranks, after what the node says of their number.
+/// The group of all ranks. Records the `group_size` of the node, if there is one.
 fn world_group(c: &mut OpCall<'_, '_>) -> RuleResult<GroupId> {
     let size = c.opt_int("group_size")?;
     c.lowering.ranks.record_collective(&c.label, size)?;
@@ -35,7 +35,7 @@ fn collective(c: &mut OpCall<'_, '_>, kind: CollectiveKind) -> EmitResult {
     c.collective(kind, group, x)
 }
 
-/// The operands one after another along an axis. The IR's collective has axis 0: the pieces of others come to it.
+/// Gathers along an axis. The IR's collective gathers along axis 0, so another axis is moved there and back.
 fn all_gather(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
@@ -45,8 +45,9 @@ fn all_gather(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let group = world_group(c)?;
     let n = c.builder().graph().group_size(group);
-    let n =
-        n.ok_or_else(|| RuleFailure::Invalid("expected a known number of ranks, found an open one".into()))?;
+    let n = n.ok_or_else(|| {
+        RuleFailure::Invalid("the number of ranks is not known: expected a group_size".into())
+    })?;
     let n = Dim::from(i64::from(n));
     let y = c.collective(CollectiveKind::AllGather, group, x)?;
     let mut pieces = shape.clone();

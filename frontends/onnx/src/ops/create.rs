@@ -1,4 +1,4 @@
-//! Tensors from nothing or from the shape of another: constants, fills, ranges, triangles.
+//! Ops that create tensors: constants, fills, ranges, triangles.
 
 use std::sync::Arc;
 
@@ -36,9 +36,10 @@ pub(super) const ROWS: &[RuleRow] = &[
             [one] => Ok(one.clone()),
             many => Err(RuleFailure::Invalid(format!("expected one number as {what}, found {}", many.len()))),
         };
-        let (start, end) = (number(0, "the start")?, number(1, "the end")?);
+        let start = number(0, "the start")?;
+        let end = number(1, "the end")?;
         let step = number(2, "the step")?.as_const();
-        let step = step.ok_or_else(|| RuleFailure::Opaque("its step is symbolic".into()))?;
+        let step = step.ok_or_else(|| RuleFailure::Opaque("the step is symbolic".into()))?;
         c.range(&start, &end, step, dtype)
     }),
     row("EyeLike", 22, "eq of iotas", |c| {
@@ -61,7 +62,7 @@ pub(super) const ROWS: &[RuleRow] = &[
 
 fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
     let Some(given) = c.node.attribute.iter().find(|a| a.name.starts_with("value")) else {
-        return Err(RuleFailure::Opaque("it holds no dense value".into()));
+        return Err(RuleFailure::Opaque("the constant has no dense value".into()));
     };
     let Some(a) = c.attribute(&given.name) else {
         return Err(RuleFailure::Invalid(format!(
@@ -80,10 +81,13 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
         ("value_ints", _) => int(&a.ints, vec![a.ints.len()]).map(Arc::new),
         ("value_float", _) => float(&[a.f], vec![]).map(Arc::new),
         ("value_floats", _) => float(&a.floats, vec![a.floats.len()]).map(Arc::new),
-        (_, kind::STRING | kind::STRINGS) => return Err(RuleFailure::Opaque("it holds text".into())),
+        (_, kind::STRING | kind::STRINGS) => {
+            return Err(RuleFailure::Opaque("text constants are not supported".into()));
+        }
         _ => None,
     };
-    let data = data.ok_or_else(|| RuleFailure::Opaque(format!("it holds a `{}`", given.name)))?;
+    let data = data
+        .ok_or_else(|| RuleFailure::Opaque(format!("a constant with `{}` is not supported", given.name)))?;
     if a.t.as_deref().is_some_and(|t| c.lowering.parameters.differs(t)) {
         let label = c.label.clone();
         let value = c.lowering.add_renamed_parameter(&label, data)?;
@@ -93,14 +97,14 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
-/// A range of floats by constants: `max(ceil((end - start) / step), 0)` elements.
+/// A range of floats with constant bounds: `max(ceil((end - start) / step), 0)` elements.
 fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let mut number = |i: usize| c.scalar(i).map(|s| s.map(Scalar::as_f64));
     let (Some(start), Some(end), Some(step)) = (number(0)?, number(1)?, number(2)?) else {
-        return Err(RuleFailure::Opaque("its bounds are symbolic floats".into()));
+        return Err(RuleFailure::Opaque("the bounds are floats and not constants".into()));
     };
     let count = ((end - start) / step).ceil();
-    // A count that is no number is in no range.
+    // A NaN is not contained in any range.
     if !(f64::NEG_INFINITY..f64::from(1 << 30)).contains(&count) {
         return Err(RuleFailure::Invalid(format!(
             "expected a finite range, found {start} to {end} by {step}"

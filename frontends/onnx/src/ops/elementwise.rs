@@ -1,6 +1,6 @@
 //! Element-wise ops: arithmetic, comparisons, logic, functions, conversions.
 //!
-//! ONNX converts nothing by itself: operands have one dtype. Integer division truncates.
+//! ONNX has no implicit conversions: operands have the same dtype. Integer division truncates.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         let x = c.tensor(0)?;
         let mut y = c.unary(UnaryOp::Sign, x)?;
         if c.dtype(x).is_float() {
-            // What is no number has no sign, and stays.
+            // The sign of NaN is NaN.
             let none = c.unary(UnaryOp::IsNan, x)?;
             y = c.select(none, x, y)?;
         }
@@ -65,7 +65,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("Cos", 22, "cos", |c| unary(c, UnaryOp::Cos)),
     row("Tan", 22, "sin / cos", |c| {
         let x = c.tensor(0)?;
-        let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
+        let s = c.unary(UnaryOp::Sin, x)?;
+        let k = c.unary(UnaryOp::Cos, x)?;
         c.binary(BinaryOp::Div, s, k)
     }),
     row("Atan", 22, "atan2(x, 1)", |c| {
@@ -98,7 +99,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         if c.operand_type(0)?.dtype == dtype {
             return c.forward_operand(0);
         }
-        // A number is known in any dtype.
+        // A constant is converted at import.
         if let Some(s) = c.scalar(0)?.filter(|_| dtype.is_float()) {
             let shape = c.constant_data(0)?.map_or(vec![], |d| d.shape().to_vec());
             if let Some(data) = Tensor::from_f64(dtype, shape, &[s.as_f64()]) {
@@ -114,7 +115,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Dropout", 22, "(identity), where nothing is dropped", dropout),
 ];
 
-/// How casts to floats of eight bits and fewer round, which the IR has not.
+/// Attributes for rounding in casts to floats of at most eight bits. The IR does not have such dtypes.
 const NARROW: &[&str] = &["saturate", "round_mode"];
 
 pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
@@ -122,9 +123,10 @@ pub(super) fn unary(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     c.unary(op, x)
 }
 
-/// The first two operands, of which one may be a number.
+/// The first two operands. At most one of them is a number.
 fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
-    let (left, right) = (c.operand_type(0)?.rank(), c.operand_type(1)?.rank());
+    let left = c.operand_type(0)?.rank();
+    let right = c.operand_type(1)?.rank();
     let y = c.operand(1, left)?;
     let x = match y {
         CallOperand::Scalar(_) => CallOperand::Tensor(c.tensor(0)?),
@@ -133,15 +135,17 @@ fn binary_operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOpera
     Ok((x, y))
 }
 
-/// Two operands, of which at least one is a tensor.
+/// A binary op of two operands. At least one of them is a tensor.
 fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOperand) -> EmitResult {
     match (x, y) {
         (CallOperand::Tensor(x), CallOperand::Tensor(y)) => {
-            let (a, b) = (c.shape(x), c.shape(y));
+            let a = c.shape(x);
+            let b = c.shape(y);
             if infer::broadcast_shapes(&[&a, &b]).is_err() {
                 let shown =
                     |dims: &[Dim]| dims.iter().map(|d| c.display_dim(d)).collect::<Vec<_>>().join(", ");
-                let (a, b) = (shown(&a), shown(&b));
+                let a = shown(&a);
+                let b = shown(&b);
                 return Err(RuleFailure::Invalid(format!("the shapes [{a}] and [{b}] do not broadcast")));
             }
             c.binary(op, x, y)
@@ -149,7 +153,7 @@ fn emit_binary(c: &mut OpCall<'_, '_>, op: BinaryOp, x: CallOperand, y: CallOper
         (CallOperand::Tensor(x), CallOperand::Scalar(s)) => c.binary_scalar(op, x, s),
         (CallOperand::Scalar(s), CallOperand::Tensor(y)) => c.scalar_binary(op, s, y),
         (CallOperand::Scalar(_), CallOperand::Scalar(_)) => {
-            Err(RuleFailure::Invalid("expected a tensor among two numbers".into()))
+            Err(RuleFailure::Invalid("expected at least one tensor operand, found two numbers".into()))
         }
     }
 }
@@ -172,19 +176,22 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.operand_type(0)?.dtype.is_float() {
         return binary(c, BinaryOp::Div);
     }
-    let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+    let x = c.tensor(0)?;
+    let y = c.tensor(1)?;
     c.truncated_quotient(x, y)
 }
 
-/// The sign of the divisor, or with `fmod` that of the dividend.
+/// The remainder has the sign of the divisor or, with `fmod`, of the dividend.
 fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     if !c.flag("fmod")? {
         return binary(c, BinaryOp::Rem);
     }
-    let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+    let x = c.tensor(0)?;
+    let y = c.tensor(1)?;
     let z = if c.dtype(x).is_float() {
         let sign = c.unary(UnaryOp::Sign, x)?;
-        let (x, y) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+        let x = c.unary(UnaryOp::Abs, x)?;
+        let y = c.unary(UnaryOp::Abs, y)?;
         let z = c.binary(BinaryOp::Rem, x, y)?;
         c.binary(BinaryOp::Mul, z, sign)?
     } else {
@@ -193,9 +200,10 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(z)
 }
 
-/// The result has the dtype of the base, whatever that of the exponent is.
+/// The result has the dtype of the base, for any dtype of the exponent.
 fn power(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (base, exponent) = (c.operand_type(0)?, c.operand_type(1)?);
+    let base = c.operand_type(0)?;
+    let exponent = c.operand_type(1)?;
     let wide = if exponent.dtype.is_float() && !base.dtype.is_float() { exponent.dtype } else { base.dtype };
     let x = c.tensor(0)?;
     let x = c.cast(x, wide)?;
@@ -240,20 +248,22 @@ fn clip(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (condition, x, y) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let condition = c.tensor(0)?;
+    let x = c.tensor(1)?;
+    let y = c.tensor(2)?;
     c.select(condition, x, y)
 }
 
-/// Inference drops nothing; the mask of what is kept is true everywhere.
+/// Inference drops nothing, so the mask of retained elements is true everywhere.
 fn dropout(c: &mut OpCall<'_, '_>) -> RuleResult {
     let training = match c.operand_name(2) {
         None => false,
         Some(_) => c.scalar(2)?.is_none_or(|s| s.as_f64() != 0.0),
     };
     if training {
-        return Err(RuleFailure::Opaque("it draws random numbers".into()));
+        return Err(RuleFailure::Opaque("training mode is not supported: it draws random numbers".into()));
     }
-    // What would be dropped: an operand, or an attribute before version 12.
+    // The ratio of dropped elements: an operand, or an attribute before version 12.
     c.operand_name(1);
     c.ignore(&["ratio", "seed"]);
     if c.is_result_read(1) {

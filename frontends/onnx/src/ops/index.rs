@@ -1,5 +1,5 @@
-//! Reading and writing by index. ONNX lets indices count from the end; the IR does not. Where the way an index is
-//! computed does not show that it is never negative, it is wrapped.
+//! Reading and writing by index. Negative indices of ONNX count from the end, which the IR does not support.
+//! An index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, ValueId};
@@ -11,7 +11,8 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
-        let (x, index) = (c.tensor(0)?, c.tensor(1)?);
+        let x = c.tensor(0)?;
+        let index = c.tensor(1)?;
         let axis = c.axis_or("axis", 0, c.rank(x))?;
         let index = c.wrap_negative_index(index, &c.extent(x, axis))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
@@ -19,7 +20,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("GatherND", 13, "index", |c| {
         let x = c.tensor(0)?;
         if c.flag("batch_dims")? {
-            return Err(RuleFailure::Opaque("it has batch axes".into()));
+            return Err(RuleFailure::Opaque("batch axes are not supported".into()));
         }
         let mut operands = vec![x];
         operands.extend(coordinate_indices(c, x)?);
@@ -28,11 +29,14 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("ScatterElements", 18, "scatter", scatter),
     row_of_results("Scatter", 9, "scatter", scatter),
     row("ScatterND", 18, "index_put", |c| {
-        let (x, source) = (c.tensor(0)?, c.tensor(2)?);
+        let x = c.tensor(0)?;
+        let source = c.tensor(2)?;
         let accumulate = match c.opt_string("reduction")? {
             None | Some("none") => false,
             Some("add") => true,
-            Some(other) => return Err(RuleFailure::Opaque(format!("it combines by {other}"))),
+            Some(other) => {
+                return Err(RuleFailure::Opaque(format!("the reduction `{other}` is not supported")));
+            }
         };
         let mut operands = vec![x, source];
         operands.extend(coordinate_indices(c, x)?);
@@ -41,7 +45,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("OneHot", 28, "eq with an iota, select", one_hot),
 ];
 
-/// A constant index is a slice, which is a view.
+/// A gather at a constant index becomes a slice, which is a view.
 fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
@@ -49,7 +53,8 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     if let Some(data) = c.constant_data(1)?.filter(|d| d.numel() == 1 && d.shape().len() <= 1) {
         let given = data.to_i64()[0];
         let start = c.index_from_start(Dim::from(given), &n);
-        let (low, high) = (c.dim_bounds(&start).1, c.dim_bounds(&(n.clone() - start.clone())).1);
+        let low = c.dim_bounds(&start).1;
+        let high = c.dim_bounds(&(n.clone() - start.clone())).1;
         if low < 0 || high <= 0 {
             return Err(RuleFailure::Invalid(format!(
                 "expected an index from -{0} to {0} - 1, found {given}",
@@ -66,7 +71,7 @@ fn gather(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The indices of the first axes of `x` that the last axis of operand 1 lists.
+/// The indices into the first axes of `x`, from the last axis of operand 1.
 fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<ValueId>> {
     let index = c.tensor(1)?;
     let Some(last) = c.rank(index).checked_sub(1) else {
@@ -74,7 +79,8 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
     };
     let count = c.extent(index, last).as_const();
     let Some(count) = count.filter(|n| (1..=c.rank(x) as i64).contains(n)) else {
-        let (most, found) = (c.rank(x), c.extent(index, last));
+        let most = c.rank(x);
+        let found = c.extent(index, last);
         return Err(RuleFailure::Invalid(format!(
             "expected 1 to {most} coordinates, found {}",
             c.display_dim(&found)
@@ -90,7 +96,9 @@ fn coordinate_indices(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Vec<Valu
 }
 
 fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (x, index, source) = (c.tensor(0)?, c.tensor(1)?, c.tensor(2)?);
+    let x = c.tensor(0)?;
+    let index = c.tensor(1)?;
+    let source = c.tensor(2)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     let combine = match c.opt_string("reduction")? {
         None | Some("none") => None,
@@ -107,7 +115,7 @@ fn scatter(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The values are that of the others and that of the one.
+/// Operand 2 has the value of the other elements, followed by the value of the selected one.
 fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let index = c.tensor(0)?;
     let depth = match c.ints(1, "the depth")?.dims.as_slice() {
@@ -131,6 +139,7 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
         let one = c.slice(values, 0, i.into(), 1.into(), 1)?;
         c.reshape(one, vec![])
     };
-    let (off, on) = (value(0)?, value(1)?);
+    let off = value(0)?;
+    let on = value(1)?;
     c.select(hot, on, off)
 }

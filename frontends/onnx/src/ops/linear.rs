@@ -9,7 +9,8 @@ use crate::lower::{EmitResult, RuleFailure};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("MatMul", 13, "matmul", |c| {
-        let (x, y) = (c.tensor(0)?, c.tensor(1)?);
+        let x = c.tensor(0)?;
+        let y = c.tensor(1)?;
         c.numpy_matmul(x, y)
     }),
     row("Gemm", 13, "permute, matmul, mul, add", gemm),
@@ -22,9 +23,10 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("com.microsoft::TransposeMatMul", 1, "permute, matmul, mul", fused),
 ];
 
-/// `alpha * x @ y + beta * z`, `x` and `y` transposed if so said.
+/// `alpha * x @ y + beta * z`, with `x` and `y` transposed on request.
 fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
+    let mut x = c.tensor(0)?;
+    let mut y = c.tensor(1)?;
     if (c.rank(x), c.rank(y)) != (2, 2) {
         return Err(RuleFailure::Invalid(format!(
             "expected two matrices, found {} and {} axes",
@@ -38,9 +40,11 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.flag("transB")? {
         y = c.transposed(y)?;
     }
-    let (alpha, beta) = (c.float_or("alpha", 1.0)?, c.float_or("beta", 1.0)?);
+    let alpha = c.float_or("alpha", 1.0)?;
+    let beta = c.float_or("beta", 1.0)?;
     let mut z = c.matmul(x, y)?;
-    // Factors of integers are no integers; what they give is, and is truncated to one at the end.
+    // Fractional factors of integers: the computation is in f64, and the final result is truncated to an
+    // integer.
     let dtype = c.dtype(z);
     let whole = [alpha, beta].iter().all(|f| f.fract() == 0.0);
     let wide = if dtype.is_float() || whole { dtype } else { DType::F64 };
@@ -60,9 +64,10 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
 
 fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.flag("transBatchA")? || c.flag("transBatchB")? {
-        return Err(RuleFailure::Opaque("it transposes batch axes".into()));
+        return Err(RuleFailure::Opaque("transposed batch axes are not supported".into()));
     }
-    let (mut x, mut y) = (c.tensor(0)?, c.tensor(1)?);
+    let mut x = c.tensor(0)?;
+    let mut y = c.tensor(1)?;
     if c.flag("transA")? {
         x = c.transposed(x)?;
     }

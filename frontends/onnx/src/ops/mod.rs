@@ -1,4 +1,5 @@
-//! The rules, by domain and op. One table per theme; [`supported`] prints the tables that [`find_rule`] searches.
+//! The rules, by domain and op, in one table per theme. [`supported`] lists the rows that [`find_rule`]
+//! searches.
 
 mod activations;
 mod attention;
@@ -43,13 +44,15 @@ pub(crate) fn find_rule(domain: &str, op: &str) -> Option<&'static RuleRow> {
     }
 }
 
-/// The definition of an op in a version of its operator set. Fails if its rule was not written for that version, or
-/// there is no such op in it.
+/// The schema of an op in a version of its operator set. Fails if the operator set does not have the op, or
+/// its rule does not support that version.
 pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static OpSchema, String> {
     let known = schemas::op_versions(row.name);
     let Some(schema) = known.iter().filter(|s| s.since <= version).max_by_key(|s| s.since) else {
         let first = known.iter().map(|s| s.since).min().unwrap_or(1);
-        return Err(format!("expected version {first} or newer of its operators, found version {version}"));
+        return Err(format!(
+            "expected version {first} or newer of the operator set, found version {version}"
+        ));
     };
     if schema.since > row.rule.up_to && !schema.deprecated {
         return Err(format!(
@@ -87,6 +90,6 @@ mod tests {
         assert_eq!(error, "expected version 11 or older of the op, found version 12");
         let error =
             find_definition(&row_of_results("Gelu", 20, "", |_| Ok(())), 19).expect_err("an older one");
-        assert_eq!(error, "expected version 20 or newer of its operators, found version 19");
+        assert_eq!(error, "expected version 20 or newer of the operator set, found version 19");
     }
 }

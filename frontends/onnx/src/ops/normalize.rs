@@ -1,4 +1,4 @@
-//! Softmax and the norms, which stay whole where the IR has them.
+//! Softmax and normalization. They become single ops where the IR has them.
 
 use symmc_import::Emit;
 use symmc_import::emit::extent_product;
@@ -12,7 +12,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
     row_of_results("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
     row_of_results("LayerNormalization", 17, "layer_norm", |c| {
-        let (x, weight, bias) = (c.tensor(0)?, c.opt_tensor(1)?, c.opt_tensor(2)?);
+        let x = c.tensor(0)?;
+        let weight = c.opt_tensor(1)?;
+        let bias = c.opt_tensor(2)?;
         layer_norm(c, x, weight, bias, EPSILON)
     }),
     row_of_results("RMSNormalization", 23, "rms_norm", plain_rms_norm),
@@ -20,7 +22,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("com.microsoft::SimplifiedLayerNormalization", 1, "rms_norm", plain_rms_norm),
     row_of_results("com.microsoft::SkipLayerNormalization", 1, "add, layer_norm", |c| {
         let x = add_skip_connection(c, 4)?;
-        let (weight, bias) = (c.opt_tensor(2)?, c.opt_tensor(3)?);
+        let weight = c.opt_tensor(2)?;
+        let bias = c.opt_tensor(3)?;
         layer_norm(c, x, weight, bias, SKIP_EPSILON)
     }),
     row_of_results("com.microsoft::SkipSimplifiedLayerNormalization", 1, "add, rms_norm", |c| {
@@ -44,7 +47,7 @@ pub(super) const ROWS: &[RuleRow] = &[
             }
             p => return Err(RuleFailure::Invalid(format!("expected p of 1 or 2, found {p}"))),
         };
-        // Zeros stay.
+        // Vectors of zeros stay zeros.
         let zero = c.binary_float(BinaryOp::Eq, norm, 0.0)?;
         let one = c.full(Scalar::Int(1), c.dtype(norm), vec![])?;
         let norm = c.select(zero, one, norm)?;
@@ -52,13 +55,13 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
 ];
 
-/// What the norms add to the variance where the program does not say.
+/// The default of `epsilon`, which is added to the variance.
 const EPSILON: f64 = 1e-5;
 
-/// The same of ONNX Runtime's norms of a sum.
+/// The default of `epsilon` in ONNX Runtime's ops that normalize a sum.
 const SKIP_EPSILON: f64 = 1e-12;
 
-/// Before version 13 all axes from `axis` on were one.
+/// Before version 13, all axes from `axis` on were normalized as one.
 fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> RuleResult {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
@@ -73,9 +76,10 @@ fn softmax(c: &mut OpCall<'_, '_>, log: bool) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The sum of the first two operands and, if there is one, of operand `bias`: also the fourth result.
+/// The sum of the first two operands and of the optional operand `bias`. It is also the fourth result.
 fn add_skip_connection(c: &mut OpCall<'_, '_>, bias: usize) -> EmitResult {
-    let (x, skip) = (c.tensor(0)?, c.tensor(1)?);
+    let x = c.tensor(0)?;
+    let skip = c.tensor(1)?;
     let mut sum = c.binary(BinaryOp::Add, x, skip)?;
     if let Some(bias) = c.opt_tensor(bias)? {
         sum = c.binary(BinaryOp::Add, sum, bias)?;
@@ -89,7 +93,7 @@ fn normalized_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     Ok(rank - c.axis_or("axis", -1, rank)?)
 }
 
-/// A weight or bias in the shape of the last `axes` axes of `x`, if it broadcasts to that.
+/// A weight or bias, broadcast to the last `axes` axes of `x`.
 fn expand_to_normalized_axes(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -116,8 +120,8 @@ fn layer_norm(
 ) -> RuleResult {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("epsilon", epsilon)?;
-    let (weight, bias) =
-        (expand_to_normalized_axes(c, x, weight, axes)?, expand_to_normalized_axes(c, x, bias, axes)?);
+    let weight = expand_to_normalized_axes(c, x, weight, axes)?;
+    let bias = expand_to_normalized_axes(c, x, bias, axes)?;
     let y = c.layer_norm(x, (weight, bias), axes, eps)?;
     if c.is_result_read(1) || c.is_result_read(2) {
         let (mean, scale) = c.mean_and_inverse_std(x, axes, eps)?;
@@ -128,11 +132,12 @@ fn layer_norm(
 }
 
 fn plain_rms_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (x, weight) = (c.tensor(0)?, c.opt_tensor(1)?);
+    let x = c.tensor(0)?;
+    let weight = c.opt_tensor(1)?;
     rms_norm(c, x, weight, EPSILON)
 }
 
-/// The normalised value is rounded before the weight multiplies it.
+/// The normalized value is rounded to the dtype of `x` before it is multiplied by the weight.
 fn rms_norm(c: &mut OpCall<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon: f64) -> RuleResult {
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("epsilon", epsilon)?;
@@ -140,7 +145,8 @@ fn rms_norm(c: &mut OpCall<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon
     operands.extend(expand_to_normalized_axes(c, x, weight, axes)?);
     let y =
         c.emit("rms_norm", Op::RmsNorm { axes, eps: FloatAttribute(eps), round_first: true }, &operands)?;
-    // The inverse of the root mean square stands second, or third behind a mean that is never computed.
+    // The inverse of the root mean square is the second result, or the third after a mean that is never
+    // computed.
     let inverse = if c.result_count() > 2 { 2 } else { 1 };
     if c.is_result_read(inverse) {
         let scale = c.inverse_rms(x, axes, eps)?;
@@ -149,17 +155,18 @@ fn rms_norm(c: &mut OpCall<'_, '_>, x: ValueId, weight: Option<ValueId>, epsilon
     c.set_only_result(y)
 }
 
-/// `[n, c, …]` is normalised within each of the groups of channels as one axis.
+/// Normalizes `[n, channels, …]` within each group of channels.
 fn group_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let shape = c.shape(x);
     if c.version < 21 {
         return Err(RuleFailure::Opaque(format!(
-            "the weights of version {} are one for each group",
+            "version {} has one weight per group, which is not supported",
             c.version
         )));
     }
-    let (groups, eps) = (c.int("num_groups")?, c.float_or("epsilon", EPSILON)?);
+    let groups = c.int("num_groups")?;
+    let eps = c.float_or("epsilon", EPSILON)?;
     let flat = c.group_channels(x, groups)?;
     let y = c.emit("layer_norm", Op::LayerNorm { axes: 1, eps: FloatAttribute(eps) }, &[flat])?;
     let mut y = c.reshape(y, shape.clone())?;

@@ -28,7 +28,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("TopK", 24, "topk", top_k),
 ];
 
-/// The axes of a reduction, and whether they stay. `None` if nothing is reduced.
+/// The axes of a reduction, and whether they are kept. `None` if nothing is reduced.
 fn reduced_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<Option<(Vec<usize>, bool)>> {
     let rank = c.rank(x);
     let keep = c.int_or("keepdims", 1)? != 0;
@@ -46,7 +46,7 @@ fn reduce(c: &mut OpCall<'_, '_>, op: ReductionKind) -> EmitResult {
     reduce_keeping_dtype(c, op, x, axes, keep)
 }
 
-/// A reduction that keeps the dtype. The mean of integers truncates.
+/// A reduction whose result has the dtype of the operand. The mean of integers truncates.
 fn reduce_keeping_dtype(
     c: &mut OpCall<'_, '_>,
     op: ReductionKind,
@@ -72,7 +72,7 @@ fn reduce_keeping_dtype(
     c.cast(y, dtype)
 }
 
-/// A function before a sum and one after it.
+/// Applies a function, sums, and applies another function.
 fn sum_between(
     c: &mut OpCall<'_, '_>,
     before: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
@@ -80,7 +80,7 @@ fn sum_between(
 ) -> EmitResult {
     let x = c.tensor(0)?;
     let Some((axes, keep)) = reduced_axes(c, x)? else {
-        return Err(RuleFailure::Opaque("it reduces no axis".into()));
+        return Err(RuleFailure::Opaque("a reduction over no axis is not supported".into()));
     };
     let y = before(c, x)?;
     let y = reduce_keeping_dtype(c, ReductionKind::Sum, y, axes, keep)?;
@@ -93,7 +93,7 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
     if axes.is_empty() {
         return Ok(x);
     }
-    // An infinite maximum would make NaN of itself.
+    // Subtracting an infinite maximum from itself would give NaN.
     let most = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
     let size = c.unary(UnaryOp::Abs, most)?;
     let infinite = c.binary_float(BinaryOp::Eq, size, f64::INFINITY)?;
@@ -106,7 +106,7 @@ fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
     if c.flag("select_last_index")? {
-        return Err(RuleFailure::Opaque("it takes the last of equal elements".into()));
+        return Err(RuleFailure::Opaque("select_last_index is not supported".into()));
     }
     let keep = c.int_or("keepdims", 1)? != 0;
     c.arg_reduce(op, x, axis, keep)
@@ -122,7 +122,7 @@ fn cumulative_sum(c: &mut OpCall<'_, '_>) -> EmitResult {
     let y = c.emit("cumsum", Op::CumSum { axis }, &[from])?;
     let mut y = c.cast(y, dtype)?;
     if c.flag("exclusive")? {
-        // Moved on by one element.
+        // Shifted by one element.
         let mut low = vec![Dim::from(0); c.rank(y)];
         low[axis] = 1.into();
         let op = Op::Pad { low, value: Scalar::Int(0).convert_to(dtype) };
@@ -147,7 +147,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     };
     shape[axis] = k;
     symmc_ir::dim::check_shape_complexity(&shape).map_err(RuleFailure::Invalid)?;
-    // Any order will do for results that need not be sorted.
+    // Unsorted results may have any order, including the sorted one.
     c.ignore(&["sorted"]);
     let op = Op::TopK { axis, largest: c.int_or("largest", 1)? != 0 };
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];

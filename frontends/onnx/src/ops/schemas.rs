@@ -1,7 +1,8 @@
-//! What ONNX and ONNX Runtime say of the ops that have a rule: `schemas.txt`, which `schemas.py` writes from them.
+//! The schemas of the ops that have a rule, as ONNX and ONNX Runtime define them. `schemas.py` generates
+//! `schemas.txt` from those packages.
 //!
-//! Each version of an op has its numbers of operands and results, and its attributes with their types and defaults.
-//! A node is held against the version that its operator set has, before its rule runs.
+//! Each version of an op has its numbers of operands and results, and its attributes with their types and
+//! defaults. Before its rule runs, a node is checked against the version in the program's operator set.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
@@ -13,9 +14,9 @@ use crate::proto::{self, attribute_type as kind};
 
 #[derive(Debug)]
 pub(crate) struct OpSchema {
-    /// The version of the operator set from which it holds.
+    /// The first version of the operator set that has this schema.
     pub since: i64,
-    /// Whether the op is not one any more.
+    /// Whether the op is removed from this version on.
     pub deprecated: bool,
     operands: CountRange,
     results: CountRange,
@@ -26,23 +27,23 @@ pub(crate) struct OpSchema {
 #[derive(Clone, Copy, Debug)]
 struct CountRange {
     least: usize,
-    /// `None` if there may be any number.
+    /// `None` if there is no limit.
     most: Option<usize>,
 }
 
 #[derive(Debug, Default)]
 struct OperandDtypes {
-    /// The type variable of each operand, and whether each of any number of operands there has a dtype of its own. The last one
-    /// stands for all operands from there on.
+    /// The type variable of each operand. The flag says whether variadic operands there may have different
+    /// dtypes. The last entry holds for all further operands.
     variables: Vec<(&'static str, bool)>,
-    /// The dtypes of each variable; empty if it accepts other values than tensors.
+    /// The dtypes of each variable. Variables that also accept other values than tensors have none.
     accepted: Vec<(&'static str, Vec<DType>)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct AttributeSchema {
     pub name: &'static str,
-    /// Its type for people.
+    /// The name of its type in `schemas.txt`.
     pub what: &'static str,
     required: bool,
     default: Option<&'static str>,
@@ -58,12 +59,12 @@ pub(crate) fn newest_opset() -> i64 {
     schema_table().newest
 }
 
-/// Whether ONNX itself defines an op of this name.
+/// Whether ONNX itself defines an op with this name.
 pub(crate) fn is_standard(op: &str) -> bool {
     schema_table().others.contains(op) || schema_table().versions.contains_key(op)
 }
 
-/// All versions of an op, by its name with its domain.
+/// All versions of an op, by its name including its domain.
 pub(crate) fn op_versions(op: &str) -> &'static [OpSchema] {
     schema_table().versions.get(op).map_or(&[], Vec::as_slice)
 }
@@ -87,7 +88,7 @@ fn schema_table() -> &'static SchemaTable {
     })
 }
 
-/// `13 2..3 1..1 @T,T,V;T=hf;V=il alpha:float=1.0 axis:int!` or `11 deprecated`.
+/// Parses `13 2..3 1..1 @T,T,V;T=hf;V=il alpha:float=1.0 axis:int!` or `11 deprecated`.
 fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
     let since = words.next()?.parse().ok()?;
     let count = |word: &str| {
@@ -107,7 +108,8 @@ fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
             attributes: vec![],
         });
     }
-    let (operands, results) = (count(first)?, count(words.next()?)?);
+    let operands = count(first)?;
+    let results = count(words.next()?)?;
     let dtypes = OperandDtypes::parse_dtypes(words.next()?)?;
     let attribute = |word: &'static str| {
         let (name, ty) = word.split_once(':')?;
@@ -120,7 +122,7 @@ fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
 }
 
 impl OperandDtypes {
-    /// `@T,T,V;T=hf;V=il`.
+    /// Parses `@T,T,V;T=hf;V=il`.
     fn parse_dtypes(word: &'static str) -> Option<OperandDtypes> {
         let mut parts = word.strip_prefix('@')?.split(';');
         let variable = |name: &'static str| match name.strip_suffix('~') {
@@ -134,7 +136,8 @@ impl OperandDtypes {
             Some((name, dtypes.collect::<Option<Vec<_>>>()?, letters))
         };
         let accepted = parts.map(accepted).collect::<Option<Vec<_>>>()?;
-        // A variable of dtypes that the IR does not have accepts none of its dtypes; its ops have no rule.
+        // A variable whose dtypes the IR does not have accepts no dtype. Ops with such variables have no
+        // rule.
         let accepted = accepted.into_iter().filter(|(.., letters)| !letters.is_empty());
         Some(OperandDtypes {
             variables,
@@ -142,11 +145,12 @@ impl OperandDtypes {
         })
     }
 
-    /// Checks the dtypes of the operands as far as they are known.
+    /// Checks the dtypes of the operands that are known.
     fn check_operands(&self, op: &str, since: i64, dtypes: &[Option<DType>]) -> Result<(), String> {
         let mut bound: Vec<(&str, usize, DType)> = Vec::new();
         for (i, found) in dtypes.iter().enumerate() {
-            let (Some(found), Some(&(name, own))) = (*found, self.variables.get(i).or(self.variables.last()))
+            let (Some(found), Some(&(name, may_differ))) =
+                (*found, self.variables.get(i).or(self.variables.last()))
             else {
                 continue;
             };
@@ -159,7 +163,7 @@ impl OperandDtypes {
                 ));
             }
             match bound.iter().find(|(n, ..)| *n == name) {
-                Some(&(_, first, dtype)) if dtype != found && !own => {
+                Some(&(_, first, dtype)) if dtype != found && !may_differ => {
                     return Err(format!(
                         "operand {i} of {op}: expected the dtype of operand {first}, {dtype}, found {found}"
                     ));
@@ -172,7 +176,7 @@ impl OperandDtypes {
     }
 }
 
-/// Stands for the dtypes of a type variable that the IR has none of.
+/// Marks a type variable none of whose dtypes the IR has.
 const NO_DTYPE: char = '-';
 
 fn dtype_of_letter(letter: char) -> Option<DType> {
@@ -213,13 +217,13 @@ impl OpSchema {
         self.attributes.iter().find(|a| a.name == name)
     }
 
-    /// Checks the dtypes of the operands of a node, as far as they are known; `op` is the name of the op for people.
+    /// Checks the known dtypes of the operands of a node. `op` is the name of the op in messages.
     pub fn check_dtypes(&self, op: &str, dtypes: &[Option<DType>]) -> Result<(), String> {
         self.dtypes.check_operands(op, self.since, dtypes)
     }
 
-    /// Holds a node against this version of its op; `op` is its name for people. `resolved` gives the attribute that
-    /// one of the node stands for: itself, or that of the function call around it.
+    /// Checks a node against this version of its op. `op` is its name in messages. `resolved` returns the
+    /// attribute itself, or the attribute of the enclosing function call that it refers to.
     pub fn check_node<'p>(
         &self,
         op: &str,
@@ -227,12 +231,9 @@ impl OpSchema {
         resolved: impl Fn(&'p proto::AttributeProto) -> Option<&'p proto::AttributeProto>,
     ) -> Result<(), String> {
         if self.deprecated {
-            return Err(format!(
-                "expected an op of the program's version, found {op}, which ended with {}",
-                self.since
-            ));
+            return Err(format!("{op} is not available from version {} of the operator set on", self.since));
         }
-        // Operands at the end may be left out by an empty name.
+        // Operands at the end may be omitted by an empty name.
         let given = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
         self.operands.check_count("operand", given)?;
         self.results.check_count("result", node.output.len())?;
@@ -269,7 +270,7 @@ impl OpSchema {
 }
 
 impl AttributeSchema {
-    /// Whether an attribute says what holds without it, too.
+    /// Whether an attribute has its default value.
     pub fn is_default(&self, a: &proto::AttributeProto) -> bool {
         let Some(default) = self.default else { return false };
         match a.r#type {

@@ -1,4 +1,4 @@
-//! Sequences of tensors, which exist only while a program is imported.
+//! Sequences of tensors. They exist only at import.
 
 use symmc_import::Emit;
 use symmc_ir::{Dim, ValueId};
@@ -42,7 +42,7 @@ pub(super) const ROWS: &[RuleRow] = &[
 
 const MAX_PIECES: i64 = 4096;
 
-/// By lengths, by one length for all pieces but the last, or into single elements.
+/// Splits by lengths, by one length for all slices except the last, or into single elements.
 fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
@@ -55,10 +55,10 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
         other => {
             let each = other.map_or(Some(1), |i| i.dims.first().and_then(Dim::as_const));
             let (Some(n), Some(each @ 1..)) = (n.as_const(), each) else {
-                return Err(RuleFailure::Opaque("its number of pieces is symbolic".into()));
+                return Err(RuleFailure::Opaque("the number of slices is symbolic".into()));
             };
             if n / each >= MAX_PIECES {
-                return Err(RuleFailure::Opaque(format!("it has more than {MAX_PIECES} pieces")));
+                return Err(RuleFailure::Opaque(format!("more than {MAX_PIECES} slices are not supported")));
             }
             (0..(n + each - 1) / each).map(|i| Dim::from(each.min(n - i * each))).collect()
         }

@@ -1,4 +1,4 @@
-//! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
+//! Slices, splits, concatenation, repetition, padding.
 
 use symmc_import::Emit;
 use symmc_ir::{Dim, Op, Scalar, TensorType, ValueId};
@@ -53,19 +53,28 @@ fn require_four_axes(shape: &[Dim]) -> RuleResult<[Dim; 4]> {
         .map_err(|found| RuleFailure::Invalid(format!("expected four axes, found {}", found.len())))
 }
 
-/// Ends from here on mean the end of the axis.
+/// Ends of at least this magnitude mean the end of the axis.
 const FAR: i64 = 1 << 31;
 
-/// The starts, ends, axes and steps of a slice: operands, or attributes before version 10.
-fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<(Dim, Dim, i64, i64)>> {
-    let mut part = |i: usize, name: &str| -> RuleResult<Option<Vec<Dim>>> {
+struct SliceBounds {
+    start: Dim,
+    end: Dim,
+    axis: i64,
+    step: i64,
+}
+
+/// The bounds of a slice along each of its axes. They are operands, or attributes before version 10.
+fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<SliceBounds>> {
+    let mut list = |i: usize, name: &str| -> RuleResult<Option<Vec<Dim>>> {
         Ok(match c.opt_ints(i, name)? {
             Some(SymbolicInts { dims, .. }) => Some(dims),
             None => c.opt_attribute_ints(name)?.map(|v| v.iter().map(|&d| Dim::from(d)).collect()),
         })
     };
-    let (starts, ends) = (part(1, "starts")?, part(2, "ends")?);
-    let (axes, steps) = (part(3, "axes")?, part(4, "steps")?);
+    let starts = list(1, "starts")?;
+    let ends = list(2, "ends")?;
+    let axes = list(3, "axes")?;
+    let steps = list(4, "steps")?;
     let (Some(starts), Some(ends)) = (starts, ends) else {
         return Err(RuleFailure::Invalid("expected starts and ends, found none".into()));
     };
@@ -77,22 +86,21 @@ fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<(Dim, Dim, i64, i64)>>
     let constant = |list: &Option<Vec<Dim>>, i: usize, default: i64, what: &str| match list {
         None => Ok(default),
         Some(list) => {
-            list[i].as_const().ok_or_else(|| RuleFailure::Opaque(format!("its {what} are symbolic")))
+            list[i].as_const().ok_or_else(|| RuleFailure::Opaque(format!("the {what} are symbolic")))
         }
     };
-    starts
-        .into_iter()
-        .zip(ends)
-        .enumerate()
-        .map(|(i, (start, end))| {
-            Ok((start, end, constant(&axes, i, i as i64, "axes")?, constant(&steps, i, 1, "steps")?))
-        })
-        .collect()
+    let mut bounds = Vec::with_capacity(n);
+    for (i, (start, end)) in starts.into_iter().zip(ends).enumerate() {
+        let axis = constant(&axes, i, i as i64, "axes")?;
+        let step = constant(&steps, i, 1, "steps")?;
+        bounds.push(SliceBounds { start, end, axis, step });
+    }
+    Ok(bounds)
 }
 
 fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut y = c.tensor(0)?;
-    for (start, end, axis, step) in slice_bounds(c)? {
+    for SliceBounds { start, end, axis, step } in slice_bounds(c)? {
         let axis = c.resolve_axis(axis, c.rank(y))?;
         y = match step {
             0 => return Err(RuleFailure::Invalid("expected a step other than 0, found 0".into())),
@@ -107,7 +115,7 @@ fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(y)
 }
 
-/// A slice by a negative step, as an index.
+/// A slice with a negative step, as a gather by index.
 fn slice_backwards(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -124,7 +132,7 @@ fn slice_backwards(
             s => s.min_with(&last),
         },
     };
-    // The end is left out: -1 includes the first element.
+    // The end is exclusive, so -1 includes the first element.
     let end = match end.as_const() {
         Some(e) if e <= -FAR => Dim::from(-1),
         _ => match c.index_from_start(end, &n) {
@@ -136,7 +144,8 @@ fn slice_backwards(
     c.emit("take", Op::Take { axis }, &[x, index])
 }
 
-/// The lengths are an operand or an attribute, else all pieces are equally long but for the last.
+/// The lengths are an operand or an attribute. By default all slices have the same length, except that the
+/// last may be shorter.
 fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor(0)?;
     let axis = c.axis_or("axis", 0, c.rank(x))?;
@@ -169,10 +178,10 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
-/// All numbers before the axes, then all behind them; negative ones crop.
+/// The pads are all numbers before the axes, then all numbers after them. Negative numbers remove elements.
 fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     if let Some(mode) = c.opt_string("mode")?.filter(|m| *m != "constant") {
-        return Err(RuleFailure::Opaque(format!("the mode {mode}")));
+        return Err(RuleFailure::Opaque(format!("the mode `{mode}` is not supported")));
     }
     let x = c.tensor(0)?;
     let mut shape = c.shape(x);
@@ -190,13 +199,14 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
         return Err(RuleFailure::Invalid(format!("expected {} pads, found {}", 2 * axes.len(), pads.len())));
     }
     let value = match (c.operand_name(2), c.scalar(2)?) {
-        (Some(_), None) => return Err(RuleFailure::Opaque("its value depends on data".into())),
+        (Some(_), None) => return Err(RuleFailure::Opaque("the pad value depends on data".into())),
         (_, Some(value)) => value,
         (None, None) => Scalar::Float(symmc_ir::FloatAttribute(c.float_or("value", 0.0)?)),
     };
     let mut low = vec![Dim::from(0); rank];
     for (i, &axis) in axes.iter().enumerate() {
-        let (before, after) = (pads[i].clone(), pads[i + axes.len()].clone());
+        let before = pads[i].clone();
+        let after = pads[i + axes.len()].clone();
         c.require_cropped(&shape[axis], &before, &after)?;
         shape[axis] = shape[axis].clone() + before.clone() + after;
         low[axis] = before;

@@ -1,4 +1,4 @@
-//! Views that keep all elements, and facts about shapes.
+//! Views that keep all elements, and ops that return extents.
 
 use symmc_import::Emit;
 use symmc_import::emit::extent_product;
@@ -14,7 +14,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("Flatten", 25, "reshape", |c| {
         let x = c.tensor(0)?;
         let shape = c.shape(x);
-        // The axis may be the number of axes.
+        // The axis may be equal to the number of axes.
         let axis = c.axis_or("axis", 1, shape.len() + 1);
         let axis = match c.int_or("axis", 1)? {
             a if a < 0 => c.resolve_axis(a, shape.len())?,
@@ -69,7 +69,8 @@ pub(super) const ROWS: &[RuleRow] = &[
         let shape = c.operand_type(0)?.shape;
         let n = shape.len() as i64;
         let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
-        let (start, end) = (position(c.int_or("start", 0)?), position(c.int_or("end", n)?));
+        let start = position(c.int_or("start", 0)?);
+        let end = position(c.int_or("end", n)?);
         let dims = shape.get(start..end).unwrap_or_default().to_vec();
         set_extents(c, SymbolicInts::vector(dims))
     }),
@@ -79,11 +80,11 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
 ];
 
-/// The result is these extents.
+/// Sets these extents as the only result.
 fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
     match ints.into_known() {
         Some(known) => c.set_known(0, known),
-        None => return Err(RuleFailure::Invalid("the extents grow beyond what can be represented".into())),
+        None => return Err(RuleFailure::Invalid("the extents exceed the limits of the IR".into())),
     }
     Ok(())
 }

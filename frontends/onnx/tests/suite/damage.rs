@@ -1,5 +1,5 @@
-//! Files cut at every byte, and a second of random damage: an import gives a program that verifies, or an error, and
-//! never panics. The fuzz target `onnx` shares [`symmc_onnx::fuzz::check`].
+//! Files cut at every byte, and a second of random damage. An import gives a program that verifies, or an
+//! error, and never panics. The fuzz target `onnx` shares [`symmc_onnx::fuzz::check_bytes`].
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +48,7 @@ fn program() -> Fake {
         .output("n")
 }
 
-/// The bytes with some replaced, removed or doubled.
+/// The bytes with some of them replaced, removed or doubled.
 fn damaged(bytes: &[u8], random: &mut SplitMix) -> Vec<u8> {
     let mut out = bytes.to_vec();
     for _ in 0..1 + random.below(4) {
@@ -95,7 +95,7 @@ fn damaged_files_never_panic() {
 
 #[test]
 fn deep_nesting_is_refused() {
-    // Graphs within attributes within nodes, each a message in the one before.
+    // Graphs within attributes within nodes, each nested in the previous one.
     let mut bytes = Vec::new();
     for level in 0..20_000 {
         let tag = [0x0a, 0x2a, 0x32][level % 3];

@@ -1,6 +1,6 @@
-//! Nodes are held against the definitions of their ops: what these do not have is refused by name, and what a rule
-//! does not look at is not passed over. Every op of `ops.txt` is tried with every attribute and operand that its
-//! definition has and the line has not.
+//! Nodes are checked against the schemas of their ops. Attributes and operands that a schema does not have
+//! are rejected by name, and those that a rule does not read are not ignored. Every op of `ops.txt` is tried
+//! with every attribute and operand that its schema has and the line does not.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,7 +9,8 @@ use symmc_ir::Op;
 use crate::common::{Fake, attribute, stored, tensor};
 use crate::ops::program;
 
-/// One version of an op: the most operands and results that it may have, and its attributes as name, type and default.
+/// One version of an op: its largest numbers of operands and results, and its attributes as name, type and
+/// default.
 struct Definition {
     since: i64,
     most: [Option<usize>; 2],
@@ -35,9 +36,9 @@ fn definitions() -> HashMap<&'static str, Vec<Definition>> {
     all
 }
 
-/// What changes nothing of the numbers that the rules give.
+/// Attributes and operands that do not affect the numbers that the rules give.
 const HARMLESS: &[(&str, &str)] = &[
-    // Casts to floats of eight bits and fewer.
+    // Casts to floats of at most eight bits.
     ("Cast", "saturate"),
     ("Cast", "round_mode"),
     ("CastLike", "saturate"),
@@ -46,14 +47,14 @@ const HARMLESS: &[(&str, &str)] = &[
     ("Dropout", "seed"),
     ("Dropout", "ratio"),
     ("Dropout", "operand 1"),
-    // Any order will do.
+    // Any order is allowed.
     ("TopK", "sorted"),
-    // Of scores that are not given, and of keys that are not padded.
+    // These only affect scores that are output, and keys that are padded.
     ("Attention", "qk_matmul_output_mode"),
     ("com.microsoft::MultiHeadAttention", "mask_filter_value"),
 ];
 
-/// A program of `ops.txt` with its op and the definition of that.
+/// A program of `ops.txt` with its op and the schema of the op.
 fn cases(mut visit: impl FnMut(&'static str, &Definition, &dyn Fn() -> Fake)) {
     let all = definitions();
     for line in include_str!("ops.txt").lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
@@ -61,14 +62,14 @@ fn cases(mut visit: impl FnMut(&'static str, &Definition, &dyn Fn() -> Fake)) {
         let (op, version) =
             (call.split(' ').next().expect("an op"), version.parse::<i64>().expect("a version"));
         let Some(versions) = all.get(op) else { panic!("no definition of {op}") };
-        // All of com.microsoft's are of its version 1.
+        // All ops of com.microsoft have version 1.
         let version = if op.contains("::") { 1 } else { version };
         let of_then = versions.iter().filter(|d| d.since <= version).max_by_key(|d| d.since);
         visit(op, of_then.unwrap_or_else(|| panic!("no {op} in version {version}")), &|| program(line).0);
     }
 }
 
-/// The program as text, if it is one without opaque ops.
+/// The program as text, if it has no opaque ops.
 fn lowered(fake: &Fake) -> Option<String> {
     let graph = fake.import().ok()?.graph;
     let opaque = graph.nodes.values().any(|n| matches!(n.op, Op::Opaque { .. }));
@@ -88,7 +89,7 @@ fn values(ty: &str) -> &'static [&'static str] {
 
 #[test]
 fn every_attribute_is_read_or_refused() {
-    // An attribute may matter in some of the cases only.
+    // An attribute may affect only some of the cases.
     let (mut tried, mut read) = (BTreeSet::new(), BTreeSet::new());
     cases(|op, definition, fake| {
         let plain = lowered(&fake());
@@ -173,7 +174,7 @@ fn what_a_definition_has_not_is_refused_by_name() {
         assert!(with.error().contains("found version 99"), "{}", with.error());
         ops.insert(op);
     });
-    // Sequences, collectives, and what neither evaluator has, have tests of their own.
+    // Sequences, collectives, and ops that neither evaluator has are tested elsewhere.
     let apart = [
         "Constant",
         "Scatter",
@@ -217,7 +218,7 @@ fn versions_that_are_not_known_are_refused() {
     let mut none = relu().node("com.microsoft::Gelu", &["x"], &["z"]);
     none.model.opset_import.truncate(1);
     assert!(
-        none.error().contains("expected an import of the operators of `com.microsoft`"),
+        none.error().contains("expected an opset_import for the domain `com.microsoft`"),
         "{}",
         none.error()
     );
@@ -233,7 +234,7 @@ fn versions_that_are_not_known_are_refused() {
 fn fields_that_the_format_has_not_are_refused() {
     use prost::Message;
     use symmc_onnx::{ImportOptions, ModelSource, import};
-    // A field of a number, bytes that say so, and the message in which they stand.
+    // A field with its number, bytes with its value, and the message that contains it.
     let with = |bytes: Vec<u8>| {
         let file = ModelSource { name: "model.onnx".into(), bytes: bytes.into(), file: None, folder: None };
         import(&[file], &ImportOptions::default())
@@ -244,7 +245,7 @@ fn fields_that_the_format_has_not_are_refused() {
         bytes.extend(content);
         bytes
     };
-    // 6 is the text that describes a model, a node's is 6 as well; 9 is nobody's.
+    // Field 6 of a model and of a node is documentation. Field 9 of a model does not exist.
     let graph = |node: Vec<u8>| {
         let mut fake = fake();
         fake.graph().node.clear();

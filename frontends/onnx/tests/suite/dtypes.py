@@ -2,9 +2,9 @@
 
     python3 dtypes.py > dtypes.txt        (needs onnx, onnxruntime and numpy)
 
-A line is: version, op and attributes | operands, as in ops.txt but without data where they are no constants | for each operand that is no
-constant its position and, for every dtype of LETTERS in turn, whether ONNX Runtime accepts it there: `x`, `.` where it
-reports a type error, `?` where it fails otherwise. The position `*` varies all these operands together.
+A line is: version, op and attributes | operands, as in ops.txt, but only constants have data | the position of each
+operand that is not a constant, and for every dtype of LETTERS whether ONNX Runtime accepts it there: `x` if it does, `.` if
+it reports a type error, `?` if it fails for another reason. The position `*` varies all these operands together.
 """
 
 import sys
@@ -49,7 +49,7 @@ def accepts(version, op, attributes, operands, results, changed):
         text = str(error)
         if "NOT_IMPLEMENTED" in text:
             return "x"
-        # Other type errors are of the results, and of functions that ONNX Runtime puts in the place of ops.
+        # Other type errors are of the results, and of functions with which ONNX Runtime replaces ops.
         is_of_operands = "of input parameter" in text or "bound to different types" in text
         return "." if is_of_operands and f"({name})" in text else "?"
     return "x"

@@ -1,16 +1,16 @@
-//! What programs compute with extents, beyond what exporters usually write.
+//! Computations with extents, beyond those that exporters usually write.
 
 use symmc_ir::{BoundsChecks, Op, SymbolBindings};
 
 use crate::common::Fake;
 
-/// Checks that the program's text has these words.
+/// Checks that the program's text contains these words.
 fn has(fake: &Fake, line: &str) {
     let text = fake.text();
     assert!(text.contains(line), "{line:?} is missing in:\n{text}");
 }
 
-/// A program that computes with the shape of an `x` of this type, by these nodes.
+/// A program that computes with the shape of an `x` of this type, using these nodes.
 fn shaped(version: i64, x: &str, nodes: &[(&str, &[&str], &[&str])]) -> Fake {
     let mut fake = Fake::new(version).input("x", x).stored("k", "i64[3]", &[0.0, 0.0, 0.0]);
     fake = fake.stored("m", "i64[3]", &[3.0, 2.0, 3.0]).stored("one", "i64[1]", &[1.0]).node(
@@ -18,7 +18,7 @@ fn shaped(version: i64, x: &str, nodes: &[(&str, &[&str], &[&str])]) -> Fake {
         &["x"],
         &["shape"],
     );
-    // So few that tensors of many axes are not too large.
+    // The bound is small, so that tensors of many axes stay small.
     fake.max_extent = if x.matches(',').count() > 8 { 1 } else { 100 };
     for (call, inputs, outputs) in nodes {
         fake = fake.node(call, inputs, outputs);
@@ -78,7 +78,7 @@ fn remainders_of_negative_extents_have_the_sign_that_fmod_says() {
             .node("Expand", &["one", "target"], &["y"])
             .output("y")
     };
-    // -a mod 3 is not below 0; fmod(-a, 3) is not above.
+    // -a mod 3 is never negative; fmod(-a, 3) is never positive.
     has(&known("Mod", "k", "shape"), "mod(-a, 3)");
     assert!(known("Mod fmod=1", "k", "shape").error().contains("depends on data"));
     has(&known("Mod fmod=1", "shape", "k"), "mod(a, 3)");
@@ -132,7 +132,8 @@ fn ranges_of_floats_end_at_numbers() {
 
 #[test]
 fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
-    // The call on `x`, its results, and the sizes from 1 to 8 at which it runs; none if it is refused.
+    // The call on `x`, its results, and the sizes from 1 to 8 at which it runs. No sizes mean that it is
+    // rejected.
     let cases: [(&str, &[&str], &[&str], &[i64]); 9] = [
         ("Split axis=0", &["x", "parts"], &["a", "b"], &[5]),
         ("Split axis=0 num_outputs=2", &["x"], &["a", "b"], &[1, 2, 3, 4, 5, 6, 7, 8]),

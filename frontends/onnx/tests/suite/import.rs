@@ -1,4 +1,4 @@
-//! What an import does around the ops: shapes that are computed, functions, branches, declared types, several files.
+//! Work of an import besides the ops: computed shapes, functions, branches, declared types, several files.
 
 use symmc_ir::{DType, Graph, InputKind, Op};
 use symmc_onnx::{ImportOptions, ModelSource, import, proto};
@@ -24,7 +24,7 @@ fn has(fake: &Fake, part: &str) {
 
 #[test]
 fn shapes_that_a_program_computes_are_known() {
-    // [tokens, 8] as [tokens, 2, 4], by the shape of the operand; then back by its size.
+    // Reshapes [tokens, 8] to [tokens, 2, 4] by the shape of the operand, and back by its size.
     let fake = Fake::new(18)
         .input("x", "f32[tokens,8]")
         .stored("zero", "i64[]", &[0.0])
@@ -108,7 +108,7 @@ fn constants_take_the_dtype_of_others() {
 
 #[test]
 fn constants_are_computed() {
-    // 1 / sqrt(sqrt(8)) as exporters of attention leave it.
+    // 1 / sqrt(sqrt(8)), as exporters of attention write it.
     let fake = Fake::new(18)
         .input("x", "f32[tokens,8]")
         .stored("last", "i64[1]", &[-1.0])
@@ -218,12 +218,12 @@ fn branches_by_constants_are_taken() {
     assert_eq!(body(&fake)[1], "%y.b: f32[2] = abs %x");
     let mut open = fake.clone().input("c", "bool[]");
     open.graph().node[0].input[0] = "c".into();
-    has(&open, "its condition depends on data");
+    has(&open, "the condition depends on data");
 }
 
 #[test]
 fn parameters_of_branches_have_sources_of_their_own() {
-    // Two branches store another `w` each; the sources that they would get are taken or the same.
+    // Two branches each store another `w`. The source names that they would get are taken or equal.
     let times = |numbers: &[f64]| {
         let weight = stored("w", &tensor("f32[2]", numbers));
         vec![branch("then_branch", vec![node("Mul", &["x", "w"], &["b"])], vec![weight])]
@@ -296,11 +296,14 @@ fn unknown_ops_are_opaque_where_their_types_are_declared() {
     let imported = fake.import().expect("a program");
     assert!(matches!(&imported.graph.nodes.values().next().expect("a node").op,
         Op::Opaque { name, attributes } if name == "other::Thing" && attributes == "size=3"));
-    assert_eq!(imported.notes.last().expect("a note"), "other::Thing stays opaque (1 node): no rule for it");
+    assert_eq!(
+        imported.notes.last().expect("a note"),
+        "other::Thing stays opaque (1 node): this operator is not supported"
+    );
     let bare = Fake::new(18).input("x", "f32[4]").node("Thing", &["x"], &["y"]).output("y");
     has(
         &bare,
-        "node `y` (Thing): no rule for it, and the program does not declare the type of its result `y`",
+        "node `y` (Thing): this operator is not supported, and the program does not declare the type of its result `y`",
     );
 }
 
@@ -342,24 +345,24 @@ fn files_of_ranks_differ_in_weights_alone() {
     assert_eq!(parameters(&imported.graph), ["w"]);
     assert_eq!(imported.weights[0]["w"].to_f64(), [1.0, 0.0, 0.0, 1.0]);
     assert_eq!(imported.weights[1]["w"].to_f64(), [2.0, 0.0, 0.0, 2.0]);
-    // A factor that differs is a weight, too.
+    // A factor that differs between the files becomes a weight, too.
     let other = parallel(2.0, 4.0, 2.0);
     let imported = import_all(&[&a, &other]).expect("one program");
     assert_eq!(parameters(&imported.graph), ["w", "factor"]);
     assert_eq!(imported.weights[1]["factor"].to_f64(), [4.0]);
-    // A shape may not differ.
+    // A shape must not differ.
     let other = parallel(2.0, 3.0, 1.0);
     let error = import_all(&[&a, &other]).expect_err("two shapes").to_string();
     assert!(error.contains("`shape`") && error.contains("differs between the ranks"), "{error}");
-    // Nor may the nodes.
+    // Nodes must not differ either.
     let mut other = b.clone();
     other.graph().node[2].op_type = "Add".into();
     let error = import_all(&[&a, &other]).expect_err("two programs").to_string();
-    assert!(error.starts_with("r1.onnx: the program is not that of r0.onnx"), "{error}");
+    assert!(error.starts_with("r1.onnx: the program differs from that of r0.onnx"), "{error}");
     assert!(error.contains("= mul %r, 3.0`, found `") && error.contains("= add %r, 3.0`"), "{error}");
     let error = import_all(&[&a, &b, &b]).expect_err("three files").to_string();
     assert!(error.contains("expected 2 files") && error.contains("found 3"), "{error}");
-    // Names of values and initializers may.
+    // Names of values and initializers may differ.
     let mut renamed = b.clone();
     for node in &mut renamed.graph().node {
         for name in node.input.iter_mut().chain(&mut node.output) {
@@ -387,7 +390,7 @@ fn the_first_difference_between_ranks_is_named() {
     );
     let node = error(&rank("n", false));
     assert!(node.contains("all_reduce") && node.contains("abs %t`"), "{node}");
-    // An extent is called as the program calls it.
+    // An extent is shown with its name in the program.
     let groups = Fake::new(21).input("x", "f32[1,tokens,2]").stored("w", "f32[2]", &[1.0, 2.0]);
     let groups = groups.node("GroupNormalization num_groups=3", &["x", "w", "w"], &["y"]).output("y");
     has(&groups, "expected 3 groups to divide tokens channels");
@@ -399,7 +402,7 @@ fn the_first_difference_between_ranks_is_named() {
     let imported = import(&[file.clone(), file], &ImportOptions::default()).expect("one program");
     assert_eq!(
         imported.notes.last().expect("a note"),
-        "r.onnx is given for several ranks, which have the same weights"
+        "r.onnx is given for several ranks: they have the same weights"
     );
 }
 
@@ -463,7 +466,7 @@ fn collectives_count_where_they_are_put_in_place() {
         ..proto::FunctionProto::default()
     };
     let ranks = |fake: &Fake| fake.import().unwrap_or_else(|e| panic!("{e}")).graph.ranks;
-    // In the branch that is taken, not in the other one.
+    // A collective in the branch that is taken counts, one in the other branch does not.
     let mut fake = Fake::new(18)
         .input("x", "f32[2]")
         .stored("yes", "bool[]", &[1.0])
@@ -474,7 +477,7 @@ fn collectives_count_where_they_are_put_in_place() {
         branch("else_branch", vec![reduce("4")], vec![]),
     ];
     assert_eq!(ranks(&fake), Some(2));
-    // In functions that are called, by the attributes of the call.
+    // A collective in a called function, whose group_size is an attribute of the call.
     let fake = Fake::new(18)
         .input("x", "f32[2]")
         .function(function("called", "@size"))
@@ -618,8 +621,11 @@ fn models_that_are_none_are_named() {
         .node("Neg", &["x"], &["y"])
         .output("y");
     has(&twice, "expected one definition of `y`, found two");
-    has(&Fake::new(18).input("x", "f32[2]").output("y"), "`y`: expected a value that is defined before");
-    has(&Fake::new(18).input("x", "f32[2]").node("Relu", &["w"], &["y"]).output("y"), "found `w`");
+    has(&Fake::new(18).input("x", "f32[2]").output("y"), "`y`: `y` is not defined before it is used");
+    has(
+        &Fake::new(18).input("x", "f32[2]").node("Relu", &["w"], &["y"]).output("y"),
+        "`w` is not defined before it is used",
+    );
 }
 
 #[test]
@@ -641,7 +647,7 @@ fn stored_data_must_fit_their_type() {
         "stored tensor `w`: expected 24 bytes for f32[2, 3], found 16 in raw_data",
     );
     has(&with(&|t| t.raw_data = None), "found 0 in typed fields");
-    has(&with(&|t| t.dims = vec![-1, 2]), "expected extents of 0 or more");
+    has(&with(&|t| t.dims = vec![-1, 2]), "extents, each 0 or more");
     has(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
     has(&with(&|t| t.data_type = 3), "found the element type int8");
     has(&with(&|t| t.data_type = 99), "an element type of number 99");
@@ -727,10 +733,13 @@ fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
     };
     fails(
         &[("location", "w.data"), ("offset", "8")],
-        "expected 16 bytes from 8 on in `w.data`, found a file of 20",
+        "expected 16 bytes at offset 8 of `w.data`, found a file of 20 bytes",
     );
-    fails(&[("location", "w.data"), ("offset", "18446744073709551615")], "expected 16 bytes from");
-    fails(&[("location", "w.data"), ("length", "20")], "expected 16 bytes of data, its length says 20");
+    fails(&[("location", "w.data"), ("offset", "18446744073709551615")], "expected 16 bytes at offset");
+    fails(
+        &[("location", "w.data"), ("length", "20")],
+        "expected 16 bytes of external data, found a length of 20",
+    );
     fails(&[("location", "w.data"), ("offset", "x")], "found `x`");
     fails(&[("location", "../out.data")], "below the model's folder");
     fails(&[("location", "/etc/passwd")], "below the model's folder");
@@ -740,7 +749,7 @@ fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
     let pipe = std::process::Command::new("mkfifo").arg(dir.path().join("in/pipe.data")).status();
     assert!(pipe.is_ok_and(|s| s.success()));
     fails(&[("location", "pipe.data")], "found the named pipe");
-    // Links are followed: caches of models keep the files themselves elsewhere.
+    // Symbolic links are followed, because caches of models store the files elsewhere.
     for (to, name) in [("../out.data", "link.data"), ("/dev/null", "null.data")] {
         std::os::unix::fs::symlink(to, dir.path().join("in").join(name)).expect("a link");
     }

@@ -1,10 +1,10 @@
-"""Writes ops.txt: cases of ONNX ops with the results that the reference evaluator of the `onnx` package gives, and
-for those of com.microsoft ONNX Runtime.
+"""Writes ops.txt: cases of ONNX ops with the results of the reference evaluator of the `onnx` package. The results
+of ops of com.microsoft are those of ONNX Runtime.
 
     python3 ops.py > ops.txt        (needs onnx, onnxruntime and numpy)
 
 A case is: version of the operators, domain and op, attributes, operands, number of results. An operand is a NumPy array;
-C(array) is a constant of the program, None one that is left out.
+C(array) is a constant of the program, and None an omitted operand.
 """
 
 import sys

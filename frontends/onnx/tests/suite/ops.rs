@@ -1,5 +1,6 @@
-//! Every line of `ops.txt` is one op: the call, operands with data, and the results that ONNX's reference evaluator
-//! or ONNX Runtime gives. The call is imported as a program of one node and run by the reference interpreter.
+//! Every line of `ops.txt` is one op: the call, operands with data, and the results of ONNX's reference
+//! evaluator or ONNX Runtime. The call is imported as a program of one node and run by the reference
+//! interpreter.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ fn numbers(text: &str) -> Vec<f64> {
 pub fn typed(text: &str) -> (&str, Tensor) {
     let (ty, data) = text.split_once(':').unwrap_or_else(|| panic!("a type and numbers: {text}"));
     let (ty, numbers) = (ty.trim(), numbers(data));
-    // 64-bit integers are not rounded on the way.
+    // 64-bit integers are compared without rounding.
     let exact: Option<Vec<i64>> = data.split_whitespace().map(|w| w.parse().ok()).collect();
     match exact.filter(|_| ty.starts_with("i64")) {
         Some(exact) => {
@@ -35,7 +36,7 @@ fn borrowed(names: &[String]) -> Vec<&str> {
     names.iter().map(String::as_str).collect()
 }
 
-/// The program of a line, its arguments, and what its results must be.
+/// The program of a line, its arguments, and its expected results.
 pub fn program(line: &str) -> (Fake, Vec<Arc<Tensor>>, Vec<Tensor>) {
     let parts: Vec<&str> = line.split(" | ").map(str::trim).collect();
     let [call, operands, results] = parts.as_slice() else { panic!("three parts: {line}") };
@@ -82,7 +83,7 @@ fn every_op_gives_what_the_reference_evaluator_gives() {
 
 #[test]
 fn the_log_of_a_sum_of_zeros_is_minus_infinity() {
-    // ONNX's reference evaluator gives NaN; ONNX Runtime and NumPy give this.
+    // ONNX's reference evaluator gives NaN; ONNX Runtime and NumPy give these values.
     let line =
         "20 ReduceLogSumExp keepdims=0 | f32[2,2]: -inf -inf 0 inf; const i64[1]: 1 | f32[2]: -inf inf";
     assert_eq!(check(line), Ok(()));

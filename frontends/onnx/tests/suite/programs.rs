@@ -1,4 +1,5 @@
-//! The real program: one file for each rank. It imports completely, and the interpreter gives what the GPUs gave.
+//! The real program, with one file per rank. It imports completely, and the interpreter gives the results of
+//! the GPUs.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Symbols with what a caller says of them, and messages by the names of the program.
+//! Symbols with the caller's constraints, and messages with the names of the program.
 
 use prost::Message;
 use symmc_import::ranges::{SymbolConstraint, SymbolConstraints};
@@ -39,7 +39,7 @@ fn callers_bound_symbols_and_tie_them() {
     let imported = given(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
     assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
     assert_eq!(imported.unbounded, ["seq"]);
-    assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; 1048576 is taken"]);
+    assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; assuming 1048576"]);
     let error = given(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
     assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
 }
@@ -57,7 +57,7 @@ fn every_symbol_without_a_bound_has_the_same_and_is_told() {
 
 #[test]
 fn ranges_decide_what_shapes_compute() {
-    // The positions of a table of 64 rows up to the length, as exporters cut it.
+    // The rows of a table of 64 positions up to the length, as exporters write it.
     let fake = Fake::new(20)
         .input("x", "f32[seq,4]")
         .input("table", "f32[64,4]")
@@ -95,11 +95,11 @@ fn messages_have_the_names_of_the_program() {
     narrow.data_type = 26;
     has(&x("f32[4]").held(narrow).node("Cast to=1", &["w"], &["y"]).output("y"), "the element type int2");
     let conv = x("f32[1,1,4,4]").input("w", "f32[1,1,1,1]").node("Conv", &["x", "w"], &["y"]).output("y");
-    has(&conv, "this op of ONNX is not supported");
-    has(&conv, "onnx.shape_inference declares those of ONNX's own ops");
+    has(&conv, "this ONNX operator is not supported");
+    has(&conv, "onnx.shape_inference adds the types of ONNX's own operators");
 }
 
-/// The memory of this process that is not its files', in bytes.
+/// The memory of this process in bytes, without that of mapped files.
 fn private() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("a status");
     let line = status.lines().find_map(|l| l.strip_prefix("RssAnon:")).expect("a size");
@@ -108,7 +108,7 @@ fn private() -> usize {
 
 #[test]
 fn weights_within_a_file_are_read_when_they_are_used() {
-    // A matrix of 256 MiB behind a name that puts its elements across their alignment, in a file of holes.
+    // A matrix of 256 MiB in a sparse file, after a name whose length misaligns its elements.
     const ROWS: u64 = 1 << 16;
     let (bytes, width) = (ROWS * 1024 * 4, 1024);
     let mut fake = Fake::new(20)
@@ -160,7 +160,7 @@ fn weights_within_a_file_are_read_when_they_are_used() {
 fn weights_of_a_file_that_was_shortened_are_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");
-    // Names that put the elements on their alignment, and across it.
+    // Names whose lengths align and misalign the elements.
     for name in ["w", "wa", "wab", "wabc"] {
         let fake = Fake::new(20).input("x", "f32[5242880]").held(stored(name, &big));
         let fake = fake.node("Add", &["x", name], &["y"]).output("y");
@@ -176,7 +176,7 @@ fn weights_of_a_file_that_was_shortened_are_an_error() {
     }
 }
 
-/// The lengths that a large model is cut to between opening and decoding it.
+/// The lengths to which a large model is truncated between opening and decoding.
 #[test]
 fn a_model_that_is_shortened_before_it_is_decoded_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -125,7 +125,7 @@ fn what_does_not_fit_is_refused_and_the_session_goes_on() {
             "2 ranks, the plan is for 3",
         );
         let differing = if group.rank() == 0 { &own } else { &other };
-        refused(session.open_program(differing), ErrorKind::Disagreement, "all ranks must run alike");
+        refused(session.open_program(differing), ErrorKind::Disagreement, "all ranks must agree");
         assert_eq!(run(&mut session, 8, 1.0).expect("it goes on"), [2.0, 2.0]);
         // One rank alone cannot.
         let plan =
@@ -162,7 +162,7 @@ fn ranks_that_run_different_programs_are_told() {
         let mine = if group.rank() == 0 { &mut session } else { &mut next };
         run(mine, 8, 1.0).expect_err("they differ").to_string()
     });
-    assert!(errors.iter().all(|error| error.contains("all ranks must run alike")), "{errors:?}");
+    assert!(errors.iter().all(|error| error.contains("all ranks must agree")), "{errors:?}");
 }
 
 #[test]

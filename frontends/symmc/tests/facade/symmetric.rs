@@ -128,7 +128,7 @@ fn ranks_that_have_other_bytes_bound_are_refused_before_they_touch_anything() {
         }
         session.run().expect_err("they differ").to_string()
     });
-    assert!(errors.iter().all(|e| e.contains("all ranks must run alike")), "{errors:?}");
+    assert!(errors.iter().all(|e| e.contains("all ranks must agree")), "{errors:?}");
 }
 
 #[test]

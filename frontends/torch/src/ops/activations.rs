@@ -1,4 +1,4 @@
-//! Activation functions, and dropout where it drops nothing.
+//! Activation functions, and dropout with probability 0 or in evaluation mode.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, UnaryOp, ValueId};
@@ -17,7 +17,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.gelu", "gelu, gelu_tanh", gelu),
     row("aten.relu6", "max, min", |c| clamped(c, 0.0, 6.0)),
     row("aten.hardtanh", "max, min", |c| {
-        let (low, high) = (c.float_or("min_val", -1.0)?, c.float_or("max_val", 1.0)?);
+        let low = c.float_or("min_val", -1.0)?;
+        let high = c.float_or("max_val", 1.0)?;
         clamped(c, low, high)
     }),
     row("aten.hardsigmoid", "add, max, min, mul", |c| {
@@ -48,7 +49,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.log_sigmoid", "neg(softplus(neg)), in f64", |c| {
         through_f64(c, |c, x| {
             let n = c.unary(UnaryOp::Neg, x)?;
-            // From there on the logarithm adds nothing that f64 could hold.
+            // Above this threshold the logarithm adds nothing that f64 can represent.
             let s = softplus_of(c, n, 1.0, 40.0)?;
             c.unary(UnaryOp::Neg, s)
         })
@@ -56,8 +57,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.glu", "slice, sigmoid, mul", glu),
     row("aten.threshold", "select", |c| {
         let x = c.first_tensor()?;
-        let (threshold, value) = (c.scalar("threshold")?, c.scalar("value")?);
-        // NaN is not below the threshold and stays.
+        let threshold = c.scalar("threshold")?;
+        let value = c.scalar("value")?;
+        // NaN is not below the threshold, so it is kept.
         let below = c.binary_scalar(BinaryOp::Le, x, threshold)?;
         let fill = c.full(value, c.dtype(x), vec![])?;
         c.select(below, fill, x)
@@ -95,7 +97,8 @@ fn hard_sigmoid(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 
 /// `x > 0 ? scale * x : scale * alpha * (exp(input_scale * x) - 1)`.
 fn elu(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (alpha, scale) = (c.float_or("alpha", 1.0)?, c.float_or("scale", 1.0)?);
+    let alpha = c.float_or("alpha", 1.0)?;
+    let scale = c.float_or("scale", 1.0)?;
     let input_scale = c.float_or("input_scale", 1.0)?;
     through_f64(c, |c, x| {
         let positive = c.binary_float(BinaryOp::Gt, x, 0.0)?;
@@ -109,7 +112,8 @@ fn elu(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn softplus(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (beta, threshold) = (c.float_or("beta", 1.0)?, c.float_or("threshold", 20.0)?);
+    let beta = c.float_or("beta", 1.0)?;
+    let threshold = c.float_or("threshold", 20.0)?;
     through_f64(c, |c, x| softplus_of(c, x, beta, threshold))
 }
 

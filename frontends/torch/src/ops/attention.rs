@@ -1,8 +1,10 @@
-//! Scaled dot-product attention, whole and in the forms that PyTorch decomposes it to for its kernels, and their gradients.
+//! Scaled dot-product attention, as one op and in the forms to which PyTorch decomposes it for its kernels,
+//! and their gradients.
 //!
-//! The log-sum-exp of each row has another form for each kernel: some have an axis of one element after the rows, some more
-//! rows than the queries. It is stored as the program declares it and read back from that. Dropout is
-//! refused, so the random state is imported as zeros, which the gradient does not read. Gradients of masks stay opaque.
+//! The form of the log-sum-exp of each row depends on the kernel: some have an axis of one element after the
+//! rows, some have more rows than the queries. It is stored as the program declares it and read back from
+//! that form. Dropout is rejected, so the random state is imported as zeros, which the gradient does not
+//! read. Gradients of masks stay opaque.
 
 use symmc_import::Emit;
 use symmc_ir::attention::causal_bounds_if;
@@ -53,39 +55,41 @@ pub(super) const ROWS: &[RuleRow] = &[
     ),
 ];
 
-/// Attention whose other results nobody reads.
+/// Attention whose other results are not read.
 fn attention_alone(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     c.require_results_unread_from(1)?;
     attention(c, mask)
 }
 
-/// Attention with what the kernel for its gradient reads.
+/// Attention with the additional results that the kernel for its gradient reads.
 fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     for result in 2..c.result_count() {
         random_state(c, result)?;
     }
     let computed = c.bool_or("compute_log_sumexp", true)? && c.bool_or("compute_logsumexp", true)?;
     if c.is_result_read(1) && !computed {
-        return Err(RuleFailure::Opaque("its log-sum-exp is used, which it is not asked for".into()));
+        return Err(RuleFailure::Opaque("the log-sum-exp is used, but was not requested".into()));
     }
     attention(c, mask)
 }
 
 fn attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
-    // Heads are grouped where their numbers say so; the others are about results that are not read.
+    // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
-    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let q = c.tensor("query")?;
+    let k = c.tensor("key")?;
+    let v = c.tensor("value")?;
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
     if rank < 2 {
-        return Err(RuleFailure::Invalid(format!("expected a query of two axes or more, found {rank}")));
+        return Err(RuleFailure::Invalid(format!("expected a query of at least two axes, found {rank}")));
     }
     let scale = c.attention_scale(q, c.opt_scalar("scale")?.map(Scalar::as_f64))?;
     let operands = [expand_heads(c, q, q, rank)?, expand_heads(c, k, q, rank)?, expand_heads(c, v, q, rank)?];
     if !c.is_result_read(1) {
-        let y = c.emit_attention(operands, mask, scale, (None, causal_bounds_if(causal)))?;
+        let y = c.emit_attention(operands, mask, scale, None, causal_bounds_if(causal))?;
         let y = if rank == 2 { c.drop_axis(y, 0)? } else { y };
         return c.set_only_result(y);
     }
@@ -106,7 +110,8 @@ fn require_no_dropout(c: &OpCall<'_, '_>) -> RuleResult {
     }
 }
 
-/// The operands, followed by the mask if there is one, which is of bools or is added to the scores.
+/// The operands, followed by the mask if there is one. A bool mask selects, and a float mask is added to the
+/// scores.
 fn append_mask(
     c: &mut OpCall<'_, '_>,
     mut operands: Vec<ValueId>,
@@ -118,8 +123,8 @@ fn append_mask(
     Ok(operands)
 }
 
-/// States a result that only gradients with dropout would look at: zero, where the IR has its dtype, or nothing, where only
-/// gradients are given it.
+/// Sets a result that only gradients with dropout need. It is zero if the IR has its dtype, and is left out
+/// if only gradients read it.
 fn random_state(c: &mut OpCall<'_, '_>, result: usize) -> RuleResult {
     if !c.is_result_read(result) || is_read_by_gradients_alone(c, result) {
         return Ok(());
@@ -130,7 +135,7 @@ fn random_state(c: &mut OpCall<'_, '_>, result: usize) -> RuleResult {
             c.set_result(result, zero);
             Ok(())
         }
-        _ => Err(RuleFailure::Opaque(format!("its result {result} is used"))),
+        _ => Err(RuleFailure::Opaque(format!("result {result} is used, which is not supported"))),
     }
 }
 
@@ -146,8 +151,8 @@ fn is_read_by_gradients_alone(c: &OpCall<'_, '_>, result: usize) -> bool {
     readers.all(|n| is_gradient(&n.target)) && !c.lowering.scope.is_returned(name)
 }
 
-/// The log-sum-exp `[.., h, l]` as the program declares the result: perhaps with one more axis, and with more rows, whose
-/// weights are zero.
+/// The log-sum-exp `[.., h, l]` in the declared form of the result. That may have one more axis, and more
+/// rows, whose weights are zero.
 fn to_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId) -> EmitResult {
     let declared = c.declared_result_type(1)?;
     let mut shape = c.shape(sums);
@@ -176,7 +181,7 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
         sums = c.drop_axis(sums, rows.len())?;
     }
     if c.rank(sums) != rows.len() {
-        return Err(RuleFailure::Opaque(format!("its log-sum-exp has {} axes", c.rank(sums))));
+        return Err(RuleFailure::Opaque(format!("the log-sum-exp has {} axes", c.rank(sums))));
     }
     let last = rows.len() - 1;
     sums = c.slice(sums, last, Dim::from(0), rows[last].clone(), 1)?;
@@ -186,17 +191,20 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
 fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<&str>) -> RuleResult {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);
-    // Which gradients are wanted is said by which of them are read.
+    // The reads of the results already say which gradients are wanted.
     c.ignore(&["grad_input_mask"]);
     c.require_results_unread_from(3)?;
     require_no_dropout(c)?;
-    let (of_result, result) = (c.tensor(of_result)?, c.tensor("out")?);
-    let (q, k, v) = (c.tensor("query")?, c.tensor("key")?, c.tensor("value")?);
+    let of_result = c.tensor(of_result)?;
+    let result = c.tensor("out")?;
+    let q = c.tensor("query")?;
+    let k = c.tensor("key")?;
+    let v = c.tensor("value")?;
     let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     if c.rank(q) < 3 {
         return Err(RuleFailure::Invalid(format!(
-            "expected a query of three axes or more, found {}",
+            "expected a query of at least three axes, found {}",
             c.rank(q)
         )));
     }
@@ -213,12 +221,13 @@ fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<&str>) -> Rule
     Ok(())
 }
 
-/// An operand with a heads axis, and with the batch extents of the query where it broadcasts.
+/// An operand with a heads axis, expanded to the batch extents of the query where it broadcasts.
 fn expand_heads(c: &mut OpCall<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> EmitResult {
     if rank == 2 {
         return c.unsqueeze(x, 0);
     }
-    let (own, mut shape) = (c.shape(x), c.shape(q));
+    let own = c.shape(x);
+    let mut shape = c.shape(q);
     if own.len() > rank {
         return Err(RuleFailure::Opaque("key or value has more axes than the query".into()));
     }

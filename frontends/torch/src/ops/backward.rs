@@ -1,4 +1,4 @@
-//! The backward ops that stand in traced training graphs, in terms of forward ones.
+//! The backward ops of traced training graphs, in terms of forward ones.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, ReductionKind, Scalar, UnaryOp, ValueId};
@@ -10,10 +10,11 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("aten.threshold_backward", "le, select", |c| {
-        let (gradient, x) =
-            (CallOperand::Tensor(c.tensor("grad_output")?), CallOperand::Tensor(c.tensor("self")?));
+        let gradient = CallOperand::Tensor(c.tensor("grad_output")?);
+        let x = CallOperand::Tensor(c.tensor("self")?);
         let dtype = c.common_dtype(&[&gradient, &x]);
-        let (gradient, x) = (c.as_tensor(&gradient, dtype)?, c.as_tensor(&x, dtype)?);
+        let gradient = c.as_tensor(&gradient, dtype)?;
+        let x = c.as_tensor(&x, dtype)?;
         let threshold = c.opt_scalar("threshold")?.unwrap_or(Scalar::Int(0));
         let below = c.binary_scalar(BinaryOp::Le, x, threshold)?;
         let zero = c.full(Scalar::Int(0), c.dtype(gradient), vec![])?;
@@ -39,7 +40,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         let axis = c.axis("dim", c.rank(y))?;
         let product = c.binary(BinaryOp::Mul, gradient, y)?;
         let sum = sum_along(c, product, axis)?;
-        // PyTorch's kernel subtracts before it multiplies, which loses less where the two are close.
+        // PyTorch's kernel subtracts before it multiplies, which loses less precision if the two are close.
         let centred = c.binary(BinaryOp::Sub, gradient, sum)?;
         let x = c.binary(BinaryOp::Mul, centred, y)?;
         cast_to_input_dtype(c, x, dtype)
@@ -55,8 +56,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.gelu_backward", "g * (cdf + x * pdf)", gelu_backward),
     row("aten.native_dropout_backward", "g * mask * scale", |c| {
-        let (gradient, mask) =
-            (CallOperand::Tensor(c.tensor("grad_output")?), CallOperand::Tensor(c.tensor("mask")?));
+        let gradient = CallOperand::Tensor(c.tensor("grad_output")?);
+        let mask = CallOperand::Tensor(c.tensor("mask")?);
         let scale = c.float_or("scale", 1.0)?;
         let dtype =
             c.common_dtype(&[&gradient, &mask, &CallOperand::Scalar(Scalar::Float(FloatAttribute(scale)))]);
@@ -79,7 +80,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.native_layer_norm_backward", "mul, mean, sum", layer_norm_backward),
 ];
 
-/// The gradient of a part of a tensor, zeros for the whole, and the axis along which it is a part.
+/// The gradient of a slice of a tensor, zeros for the whole tensor, and the axis of the slice.
 fn gradient_and_zeros(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId, usize)> {
     let gradient = c.first_tensor()?;
     let sizes = c.dims("input_sizes")?;
@@ -91,7 +92,7 @@ fn one_minus(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
-/// Operands in the dtype to compute in, and their common dtype, to which the result is [round_result].
+/// Operands in their compute dtype, and their common dtype, to which [`round_result`] converts the result.
 fn widen_operands<const N: usize>(
     c: &mut OpCall<'_, '_>,
     names: [&str; N],
@@ -112,12 +113,12 @@ fn widen_operands<const N: usize>(
     Ok((values, dtype))
 }
 
-/// The sum along an axis, which stays; a tensor without axes is its own sum.
+/// The sum along an axis, which is kept. A tensor without axes is its own sum.
 fn sum_along(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
     if c.rank(x) == 0 { Ok(x) } else { c.reduce(ReductionKind::Sum, x, vec![axis], true) }
 }
 
-/// The result of a composite, rounded once.
+/// Rounds the result of a composite op once.
 fn round_result(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult {
     c.cast(x, dtype)
 }
@@ -185,11 +186,12 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     round_result(c, y, dtype)
 }
 
-/// The axes of `x` in front of the normalised ones, and these.
+/// The axes of `x` before the normalized ones, and the normalized ones.
 fn split_axes(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(Vec<usize>, Vec<usize>)> {
-    let (rank, axes) = (c.rank(x), c.dims("normalized_shape")?.len());
+    let rank = c.rank(x);
+    let axes = c.dims("normalized_shape")?.len();
     if axes > rank {
-        return Err(RuleFailure::Invalid(format!("expected {rank} normalised axes at most, found {axes}")));
+        return Err(RuleFailure::Invalid(format!("expected at most {rank} normalized axes, found {axes}")));
     }
     Ok(((0..rank - axes).collect(), (rank - axes..rank).collect()))
 }
@@ -213,13 +215,17 @@ fn set_sum(c: &mut OpCall<'_, '_>, result: usize, term: ValueId, axes: &[usize],
 fn layer_norm_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias", "output_mask"]);
-    let (gradient, x) = (c.tensor("grad_out")?, c.tensor("input")?);
-    let (mean, rstd) = (c.tensor("mean")?, c.tensor("rstd")?);
+    let gradient = c.tensor("grad_out")?;
+    let x = c.tensor("input")?;
+    let mean = c.tensor("mean")?;
+    let rstd = c.tensor("rstd")?;
     let dtype = c.dtype(x);
     let wide = dtype.compute_dtype();
     let (outer, inner) = split_axes(c, x)?;
-    let (g, x) = (c.cast(gradient, wide)?, c.cast(x, wide)?);
-    let (mean, rstd) = (c.cast(mean, wide)?, c.cast(rstd, wide)?);
+    let g = c.cast(gradient, wide)?;
+    let x = c.cast(x, wide)?;
+    let mean = c.cast(mean, wide)?;
+    let rstd = c.cast(rstd, wide)?;
     let centred = c.binary(BinaryOp::Sub, x, mean)?;
     let normal = c.binary(BinaryOp::Mul, centred, rstd)?;
     let weighted = times_weight(c, g)?;
@@ -243,11 +249,15 @@ fn layer_norm_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// weight `sum(g * x̂)`.
 fn rms_norm_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["output_mask"]);
-    let (gradient, x, rstd) = (c.tensor("grad_out")?, c.tensor("input")?, c.tensor("rstd")?);
+    let gradient = c.tensor("grad_out")?;
+    let x = c.tensor("input")?;
+    let rstd = c.tensor("rstd")?;
     let dtype = c.dtype(x);
     let wide = dtype.compute_dtype();
     let (outer, inner) = split_axes(c, x)?;
-    let (g, x, rstd) = (c.cast(gradient, wide)?, c.cast(x, wide)?, c.cast(rstd, wide)?);
+    let g = c.cast(gradient, wide)?;
+    let x = c.cast(x, wide)?;
+    let rstd = c.cast(rstd, wide)?;
     let normal = c.binary(BinaryOp::Mul, x, rstd)?;
     let weighted = times_weight(c, g)?;
     let product = c.binary(BinaryOp::Mul, weighted, normal)?;

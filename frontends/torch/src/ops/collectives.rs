@@ -1,7 +1,8 @@
 //! Collectives: PyTorch's functional ones and its symmetric-memory ones, which compute the same values.
 //!
-//! `wait_tensor` vanishes: the schedule decides when to wait. A coalesced call is one collective for each
-//! of its tensors. What a symmetric-memory op leaves in its work buffers is not defined. Groups are named by strings; see [`crate::groups`] for their members.
+//! `wait_tensor` vanishes, because the schedule decides when to wait. A coalesced call becomes one collective
+//! for each of its tensors. The contents of work buffers after a symmetric-memory op are undefined. Groups
+//! are named by strings; see [`crate::groups`] for their members.
 
 use symmc_import::Emit;
 use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, CollectiveReduceOp, Dim, GroupId, Op, ValueId};
@@ -66,15 +67,16 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row_of_results("symm_mem.fused_all_gather_matmul", "all_gather, matmul", all_gather_matmul),
     row("symm_mem.fused_matmul_reduce_scatter", "matmul, reduce_scatter", |c| {
-        let (a, b) = (c.tensor("A")?, c.tensor("B")?);
+        let a = c.tensor("A")?;
+        let b = c.tensor("B")?;
         let y = c.numpy_matmul(a, b)?;
         let axis = c.axis("scatter_dim", c.rank(y))?;
         collective_along_axis(c, y, axis, reduce_scatter)
     }),
 ];
 
-/// Ops that write and have no functional counterpart: their results are the new contents of what they write, in the
-/// order of their schemas, after results of their own. Contents that nothing defines are left out.
+/// Ops that write and have no functional counterpart. Their results are results of the op, followed by the
+/// new contents of what they write, in the order of their schemas. Undefined contents are left out.
 pub(super) const WRITING: &[RuleRow] = &[
     row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
     row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
@@ -83,7 +85,7 @@ pub(super) const WRITING: &[RuleRow] = &[
     row_of_results("symm_mem.nvshmem_broadcast", "broadcast", |c| {
         lower_each_tensor(c, |c, x| broadcast(c, x, "root"))
     }),
-    // The operand is reduced where it lies, in parts.
+    // The operand is reduced in place, in slices.
     row_of_results("symm_mem.two_shot_all_reduce_out", "all_reduce", |c| {
         let x = c.first_tensor()?;
         let y = all_reduce(c, x)?;
@@ -97,7 +99,7 @@ pub(super) const WRITING: &[RuleRow] = &[
         c.set_result(1, y);
         Ok(())
     }),
-    // The symmetric buffer takes a copy of the operand, of which only the sum is promised.
+    // The symmetric buffer takes a copy of the operand. Only the sum is specified.
     row_of_results("symm_mem.one_shot_all_reduce_copy", "all_reduce", all_reduce_local_input),
     row_of_results("symm_mem.one_shot_all_reduce_copy_out", "all_reduce", all_reduce_local_input),
 ];
@@ -108,7 +110,7 @@ fn all_reduce_local_input(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// A collective that works along axis 0, along another.
+/// Applies a collective that works along axis 0 along another axis.
 fn collective_along_axis(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -128,7 +130,8 @@ fn collective_along_axis(
 
 /// The gathered left matrix, and its product with each of the right ones.
 fn all_gather_matmul(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (a, bs) = (c.tensor("A")?, c.tensors("Bs")?);
+    let a = c.tensor("A")?;
+    let bs = c.tensors("Bs")?;
     let axis = c.axis("gather_dim", c.rank(a))?;
     let whole = collective_along_axis(c, a, axis, all_gather)?;
     if c.bool_or("return_A", true)? {
@@ -141,7 +144,7 @@ fn all_gather_matmul(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
-/// The first argument is a tensor or, in coalesced calls, a list of tensors.
+/// Applies a collective to the first argument, which is a tensor or, in coalesced calls, a list of tensors.
 fn lower_each_tensor(
     c: &mut OpCall<'_, '_>,
     lower: fn(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
@@ -150,7 +153,7 @@ fn lower_each_tensor(
         Some(name) => c.tensors(name)?,
         None => vec![c.first_tensor()?],
     };
-    // The sizes of groups are held against their members before any node is lowered.
+    // The sizes of groups were compared with their members before any node was lowered.
     c.ignore(&["group_size"]);
     if operands.is_empty() {
         c.ignore_all();
@@ -170,15 +173,15 @@ fn reduce_op(c: &OpCall<'_, '_>) -> RuleResult<CollectiveReduceOp> {
         Some("min") => CollectiveReduceOp::Min,
         Some("product") => CollectiveReduceOp::Prod,
         Some(other) => {
-            return Err(RuleFailure::Opaque(format!(
-                "it combines by {other}, not sum, avg, max, min or product"
-            )));
+            let expected = "expected the reduction sum, avg, max, min or product";
+            return Err(RuleFailure::Opaque(format!("{expected}, found `{other}`")));
         }
     })
 }
 
 fn all_reduce(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let (op, group) = (reduce_op(c)?, c.resolve_group()?);
+    let op = reduce_op(c)?;
+    let group = c.resolve_group()?;
     c.collective(CollectiveKind::AllReduce(op), group, x)
 }
 
@@ -188,20 +191,23 @@ fn all_gather(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let (op, group) = (reduce_op(c)?, c.resolve_group()?);
+    let op = reduce_op(c)?;
+    let group = c.resolve_group()?;
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
 }
 
 fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let group = c.resolve_group()?;
-    if let (Some(to), Some(from)) = (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS)) {
-        return lower_uneven_all_to_all(c, x, group, to, from.1);
+    if let (Some((by_rank, to)), Some((_, from))) =
+        (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS))
+    {
+        return lower_uneven_all_to_all(c, x, group, by_rank, to, from);
     }
     for name in [OUTPUT_SPLITS, INPUT_SPLITS] {
         let sizes = c.opt_dims(name)?.unwrap_or_default();
         if sizes.windows(2).any(|w| w[0] != w[1]) {
             return Err(RuleFailure::Invalid(format!(
-                "expected equal {name}, found {sizes:?}: a program with unequal ones fits one rank only, \
+                "expected equal {name}, found {sizes:?}: a program with unequal sizes fits one rank only, \
                  and all ranks must run the same program"
             )));
         }
@@ -211,8 +217,8 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
             let (low, high) = c.dim_bounds(&(total.clone() - rows.clone()));
             if low > 0 || high < 0 {
                 return Err(RuleFailure::Invalid(format!(
-                    "expected {name} of {rows:?} rows together, found {total:?}: all ranks run one program, in which each \
-                     has as many rows before and behind it"
+                    "expected {name} that add up to {rows:?} rows, found {total:?}: all ranks run the same program, so each \
+                     has as many rows after the exchange as before it"
                 )));
             }
             c.require_equal(name, &total, &rows)?;
@@ -224,32 +230,34 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 const INPUT_SPLITS: &str = "input_split_sizes";
 const OUTPUT_SPLITS: &str = "output_split_sizes";
 
-/// Rows of each rank, for each.
+/// The number of rows that each rank exchanges with each other rank. Unknown numbers are `None`.
 type SplitSizes = [Vec<Option<i64>>];
 
-/// An exchange of pieces that differ, of as many rows on all ranks: what each sends whole to one other is a permutation.
+/// An exchange with split sizes that differ between ranks. If each rank sends all its rows to one other rank,
+/// it is a permutation. Otherwise all ranks must have the same number of rows.
 fn lower_uneven_all_to_all(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
     group: GroupId,
-    (by_rank, to): (&PerRankArgument, &SplitSizes),
+    by_rank: &PerRankArgument,
+    to: &SplitSizes,
     from: &SplitSizes,
 ) -> EmitResult {
     let cells = c.lowering.builder.graph().cells(group);
-    let cells = cells
-        .ok_or_else(|| RuleFailure::Invalid("expected a known number of ranks, found an open one".into()))?;
-    let piece = |of: &SplitSizes, rank: u32, other: usize| -> Option<Option<i64>> {
+    let cells = cells.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
+    let rows_between = |of: &SplitSizes, rank: u32, other: usize| -> Option<Option<i64>> {
         of.get(rank as usize)?.get(other).copied()
     };
     for cell in &cells {
         for (i, &sender) in cell.iter().enumerate() {
             for (j, &receiver) in cell.iter().enumerate() {
-                let (sent, received) = (piece(to, sender, j), piece(from, receiver, i));
+                let sent = rows_between(to, sender, j);
+                let received = rows_between(from, receiver, i);
                 if sent.is_none() || sent != received {
                     let numbers = by_rank.numbers.describe();
                     return Err(RuleFailure::Invalid(format!(
-                        "expected rank {receiver} to receive from rank {sender} what that sends, found {sent:?} and \
-                         {received:?} in {numbers}"
+                        "expected rank {receiver} to receive as many rows from rank {sender} as that rank sends, \
+                         found {sent:?} sent and {received:?} received in {numbers}"
                     )));
                 }
             }
@@ -261,9 +269,10 @@ fn lower_uneven_all_to_all(
     let rows = c.ty(x).shape.first().and_then(Dim::as_const);
     let total = |list: &Vec<Option<i64>>| list.iter().try_fold(0i64, |sum, rows| sum.checked_add((*rows)?));
     if to.iter().chain(from).any(|list| total(list).is_none() || total(list) != rows) {
-        let (rows, numbers) = (c.ty(x).shape.first(), by_rank.numbers.describe());
+        let rows = c.ty(x).shape.first();
+        let numbers = by_rank.numbers.describe();
         return Err(RuleFailure::Invalid(format!(
-            "expected known {INPUT_SPLITS} of {rows:?} rows together on all ranks, found {numbers}"
+            "expected known {INPUT_SPLITS} that add up to {rows:?} rows on each rank, found {numbers}"
         )));
     }
     let counts = c.per_rank_input(by_rank)?;
@@ -275,18 +284,18 @@ fn lower_uneven_all_to_all(
     }
 }
 
-/// Who sends to whom in each cell, where each sends all to one.
+/// The pairs of sender and receiver in each cell, if each rank sends all its rows to one rank.
 fn find_permutation(cells: &[Vec<u32>], to: &SplitSizes) -> Option<Vec<(u32, u32)>> {
     let target = |rank: &u32| {
         let mut sent = to.get(*rank as usize)?.iter().enumerate().filter(|(_, rows)| **rows != Some(0));
         let (target, _) = sent.next()?;
         sent.next().is_none().then_some(target as u32)
     };
-    let of_cell = |cell: &Vec<u32>| {
+    let pairs_of_cell = |cell: &Vec<u32>| {
         let pairs = cell.iter().enumerate().map(|(i, rank)| Some((i as u32, target(rank)?)));
         pairs.collect::<Option<Vec<_>>>()
     };
-    let mut all = cells.iter().map(of_cell);
+    let mut all = cells.iter().map(pairs_of_cell);
     let first = all.next()??;
     all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
 }
@@ -299,14 +308,14 @@ fn broadcast(c: &mut OpCall<'_, '_>, x: ValueId, source: &str) -> EmitResult {
     c.collective(CollectiveKind::Broadcast { root }, group, x)
 }
 
-/// From a tensor that is sharded along `gather_dim` to one that is sharded along `shard_dim`.
+/// Converts a tensor that is sharded along `gather_dim` to one that is sharded along `shard_dim`.
 fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let group = c.resolve_group()?;
     let rank = c.rank(x);
-    let (from, to) = (c.axis("gather_dim", rank)?, c.axis("shard_dim", rank)?);
+    let from = c.axis("gather_dim", rank)?;
+    let to = c.axis("shard_dim", rank)?;
     let n = c.lowering.builder.graph().group_size(group);
-    let n =
-        n.ok_or_else(|| RuleFailure::Invalid("expected a known number of ranks, found an open one".into()))?;
+    let n = n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
     let n = Dim::from(i64::from(n));
     let mut shape = c.shape(x);
     if shape.is_empty() {
@@ -315,14 +324,14 @@ fn shard_another_axis(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let piece = shape[to].exact_div(&n);
     shape[to] = piece
         .ok_or_else(|| RuleFailure::Invalid(format!("expected {n:?} ranks to divide {:?}", shape[to])))?;
-    // The pieces come to the front, one for each rank.
+    // The pieces are moved to axis 0, one for each rank.
     let mut split = shape.clone();
     split.insert(to, n.clone());
     let y = c.reshape(x, split)?;
     let front: Vec<usize> = std::iter::once(to).chain((0..=rank).filter(|a| *a != to)).collect();
     let y = c.permute(y, front)?;
     let y = c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, y)?;
-    // The received pieces follow each other along the axis that was sharded.
+    // The received pieces are concatenated along the axis that was sharded.
     let back: Vec<usize> = (1..=from).chain(std::iter::once(0)).chain(from + 1..=rank).collect();
     let y = c.permute(y, back)?;
     shape[from] = shape[from].clone() * n;

@@ -1,13 +1,14 @@
 //! Complex numbers, as rotary embeddings and Fourier transforms use them.
 //!
-//! A complex tensor is held as PyTorch stores it: floats with one more axis, of extent 2, for the real and the imaginary
-//! part. So `view_as_complex` and `view_as_real` are the same value under another name, and inputs, outputs and stored
-//! tensors that are complex are floats with that axis. Whether a name stands for complex numbers is what the program
-//! declares for it. An op on complex operands, or with a complex result, goes by the tables here alone; others are refused.
+//! A complex tensor is stored as in PyTorch: floats with one more axis, of extent 2, for the real and the
+//! imaginary part. `view_as_complex` and `view_as_real` are therefore the same value under another name.
+//! Complex inputs, outputs and stored tensors are floats with that axis. The declared type of a name says
+//! whether it is complex. An op with a complex operand or result only uses the tables of this module. Other
+//! ops are rejected.
 //!
-//! - What moves, adds up or fills does with either part what it does with other numbers ([`per_component`]).
-//! - Products, and what is made of them, have formulas ([`arithmetic`]).
-//! - Fourier transforms are products with matrices of roots of one ([`fourier`]).
+//! - Ops that move, add up or fill treat each component like a real tensor ([`per_component`]).
+//! - Products, and ops that are made of products, have formulas ([`arithmetic`]).
+//! - Fourier transforms are products with matrices of roots of unity ([`fourier`]).
 
 mod arithmetic;
 mod components;
@@ -33,18 +34,22 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.view_as_complex", "(identity)", identity),
     row("aten.view_as_real", "(identity)", identity),
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
-        let (length, angle) = (c.tensor("abs")?, c.tensor("angle")?);
-        let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
-        let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
+        let length = c.tensor("abs")?;
+        let angle = c.tensor("angle")?;
+        let x = c.unary(UnaryOp::Cos, angle)?;
+        let y = c.unary(UnaryOp::Sin, angle)?;
+        let x = c.binary(BinaryOp::Mul, length, x)?;
+        let y = c.binary(BinaryOp::Mul, length, y)?;
         set_complex_result(c, x, y)
     }),
     row_of_results("aten.complex", "concat", |c| {
-        let (x, y) = (c.tensor("real")?, c.tensor("imag")?);
+        let x = c.tensor("real")?;
+        let y = c.tensor("imag")?;
         set_complex_result(c, x, y)
     }),
 ];
 
-/// Ops that have rows elsewhere for other numbers.
+/// Ops that have other rows for real operands.
 const ALSO_COMPLEX: &[RuleRow] = &[
     row_of_results("aten.mul", "mul, sub, add, concat", arithmetic::mul),
     row_of_results("aten.div.Tensor", "mul, div, concat", arithmetic::div),
@@ -96,7 +101,8 @@ const ALSO_COMPLEX: &[RuleRow] = &[
     row("aten.expand", "expand", expand),
     row("aten.transpose.int", "permute", |c| {
         let x = c.first_tensor()?;
-        let (a, b) = (c.axis("dim0", complex_rank(c, x))?, c.axis("dim1", complex_rank(c, x))?);
+        let a = c.axis("dim0", complex_rank(c, x))?;
+        let b = c.axis("dim1", complex_rank(c, x))?;
         let mut order: Vec<usize> = (0..c.rank(x)).collect();
         order.swap(a, b);
         c.permute(x, order)
@@ -115,7 +121,7 @@ pub(crate) fn involves_complex(c: &OpCall<'_, '_>) -> bool {
     operands.chain(c.node.results().into_iter().flatten()).any(|n| c.lowering.is_complex(n))
 }
 
-/// Applies the rule that an op has for complex numbers; `plain` is its rule for others.
+/// Applies the rule of an op for complex numbers. `plain` is its rule for real numbers.
 pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<OpRule>) -> RuleResult {
     let done = match (find_complex_rule(target), plain) {
         (Some(rule), _) => rule.apply(c),
@@ -124,26 +130,26 @@ pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<
         }
         _ => return Err(unsupported_complex_op()),
     };
-    // An opaque op has results of the IR's types.
+    // An opaque op cannot have complex results, so it is an error here.
     done.map_err(|e| match e {
-        RuleFailure::Opaque(why) => RuleFailure::Invalid(format!("it works on complex numbers: {why}")),
+        RuleFailure::Opaque(why) => RuleFailure::Invalid(format!("complex operands or results: {why}")),
         other => other,
     })
 }
 
-/// Why an op without a rule for complex numbers is refused.
+/// The error for an op without a rule for complex numbers.
 pub(crate) fn unsupported_complex_op() -> RuleFailure {
     let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
     let known = [&known[..], per_component::MOVING, per_component::FILLING].concat().join(", ");
     RuleFailure::Invalid(format!(
-        "it works on complex numbers: expected one of {known}, or of those that write what these give"
+        "this operator is not supported for complex numbers; supported are {known}, and their in-place forms"
     ))
 }
 
 fn find_complex_rule(target: &str) -> Option<OpRule> {
     let all = || ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
-    let of = |name: &str| all().find(|r| r.name == name).map(|r| r.rule);
-    of(target).or_else(|| of(target.rsplit_once('.')?.0))
+    let rule_named = |name: &str| all().find(|r| r.name == name).map(|r| r.rule);
+    rule_named(target).or_else(|| rule_named(target.rsplit_once('.')?.0))
 }
 
 fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -155,7 +161,7 @@ fn component_of_first(c: &mut OpCall<'_, '_>, which: i64) -> EmitResult {
     component(c, x, which)
 }
 
-/// The imaginary part times -1: both parts times 1 and -1.
+/// Negates the imaginary part: the components are multiplied by 1 and -1.
 fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let signs = c.iota(2.into(), 1, -2, symmc_ir::DType::I64)?;
@@ -165,9 +171,10 @@ fn conjugate(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(y)
 }
 
-/// What another tensor holds, as the contents of one: its type and extents stay.
+/// Copies `src` into `self`, which keeps its type and extents.
 fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (to, from) = (c.tensor("self")?, c.tensor("src")?);
+    let to = c.tensor("self")?;
+    let from = c.tensor("src")?;
     let value = match (is_first_complex(c), is_complex(c, "src")) {
         (true, false) => {
             let zero = c.full(symmc_ir::Scalar::Int(0), c.dtype(from), c.shape(from))?;
@@ -180,7 +187,8 @@ fn copy_complex(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.expand(value, c.shape(to))
 }
 
-/// A conversion: real numbers have an imaginary part of 0, and complex ones lose theirs where they become real.
+/// A conversion of dtype. Real numbers get an imaginary part of 0, and complex numbers that become real lose
+/// theirs.
 fn convert_complex(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["copy", "dtype", "other"]);
     let x = c.first_tensor()?;
@@ -212,7 +220,7 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
     c.reshape(x, shape)
 }
 
-/// -1 keeps the extent of `x`.
+/// An extent of -1 keeps the extent of `x`.
 fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
     let x = c.first_tensor()?;
@@ -221,7 +229,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     shape.push(2.into());
     let Some(new) = shape.len().checked_sub(own.len()) else {
         return Err(RuleFailure::Invalid(format!(
-            "expected {} axes or more, found {}",
+            "expected at least {} axes, found {}",
             complex_rank(c, x),
             shape.len() - 1
         )));

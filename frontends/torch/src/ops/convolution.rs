@@ -1,5 +1,6 @@
-//! Convolutions, their transposes and gradients, as one product each: the pieces of an operand under each element of the
-//! kernel, side by side, by the kernel as a matrix. A kernel of so many elements that the pieces would be many is left opaque.
+//! Convolutions, their transposes and gradients, as one matrix product each. The slices of an operand under
+//! each element of the kernel are concatenated and multiplied by the kernel as a matrix. A kernel with too
+//! many elements stays opaque.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Dim, ReductionKind, ValueId};
@@ -17,8 +18,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
-/// How a convolution takes its operands: `[outputs, inputs of a group, kernel...]` is the shape of its kernel, where a
-/// transposed one has its operand's channels in place of the outputs.
+/// The operands of a convolution. The shape of its kernel is `[outputs, inputs per group, kernel...]`. A
+/// transposed convolution has the channels of its operand in place of the outputs.
 struct ConvolutionLayout {
     windows: WindowGeometry,
     groups: i64,
@@ -30,11 +31,11 @@ struct ConvolutionLayout {
 
 impl ConvolutionLayout {
     fn from_call(c: &OpCall<'_, '_>, w: ValueId, axes: usize) -> RuleResult<ConvolutionLayout> {
-        let of_kernel = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
-        let Some(of_kernel) = of_kernel else {
-            return Err(RuleFailure::Opaque("its kernel has a symbolic extent".into()));
+        let kernel_shape = c.shape(w).iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
+        let Some(kernel_shape) = kernel_shape else {
+            return Err(RuleFailure::Opaque("the kernel has a symbolic extent".into()));
         };
-        let [outer, inner, kernel @ ..] = of_kernel.as_slice() else {
+        let [outer, inner, kernel @ ..] = kernel_shape.as_slice() else {
             return Err(RuleFailure::Invalid(format!("expected a kernel of {} axes", axes + 2)));
         };
         let windows = WindowGeometry::from_call(c, kernel.to_vec(), 1)?;
@@ -46,13 +47,14 @@ impl ConvolutionLayout {
         Ok(ConvolutionLayout { windows, groups, outer: *outer, inner: *inner, is_transposed })
     }
 
-    /// Refuses a tensor that has not so many channels.
+    /// Rejects a tensor with another number of channels.
     fn check_channels(&self, c: &OpCall<'_, '_>, x: ValueId, channels: Option<i64>) -> RuleResult {
         let found = c.extent(x, 1);
         if channels.map(Dim::from) == Some(found.clone()) {
             return Ok(());
         }
-        let (inner, groups) = (self.inner, self.groups);
+        let inner = self.inner;
+        let groups = self.groups;
         Err(RuleFailure::Invalid(format!(
             "expected {inner} channels in each of {groups} groups, found {found:?}"
         )))
@@ -62,7 +64,8 @@ impl ConvolutionLayout {
         self.inner.checked_mul(self.groups)
     }
 
-    /// From as many channels as the kernel's second axis says for each group to as many as its first.
+    /// The convolution. The operand has as many channels per group as the kernel's second axis, and the
+    /// result has as many channels as its first axis.
     fn forward_convolution(&self, c: &mut OpCall<'_, '_>, x: ValueId, w: ValueId) -> EmitResult {
         self.check_channels(c, x, self.input_channels())?;
         let x = window_columns(c, x, &self.windows)?;
@@ -84,21 +87,23 @@ impl ConvolutionLayout {
         self.multiply_kernel(c, w, x, self.outer / self.groups, self.inner.saturating_mul(self.groups))
     }
 
-    /// The gradient of the kernel, of the operand and the gradient of the result of [`ConvolutionLayout::forward_convolution`].
+    /// The gradient of the kernel, from the operand and the gradient of the result of
+    /// [`ConvolutionLayout::forward_convolution`].
     fn kernel_gradient(&self, c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> EmitResult {
         self.check_channels(c, x, self.input_channels())?;
         self.check_channels(c, y, Some(self.outer))?;
         let x = window_columns(c, x, &self.windows)?;
-        let (batch, places) = (c.extent(x, 0), trailing_extent_product(c, x, 3));
+        let batch = c.extent(x, 0);
+        let places = trailing_extent_product(c, x, 3);
         let terms = Dim::from(self.windows.elements() * self.inner);
         let x = self.group_columns(c, x, self.inner)?;
         let x = c.permute(x, vec![1, 0, 3, 2])?;
         let all = batch.clone() * places.clone();
         let x = c.reshape(x, vec![self.groups.into(), all.clone(), terms])?;
-        let of_group = Dim::from(self.outer / self.groups);
-        let y = c.reshape(y, vec![batch, self.groups.into(), of_group.clone(), places])?;
+        let outputs_per_group = Dim::from(self.outer / self.groups);
+        let y = c.reshape(y, vec![batch, self.groups.into(), outputs_per_group.clone(), places])?;
         let y = c.permute(y, vec![1, 2, 0, 3])?;
-        let y = c.reshape(y, vec![self.groups.into(), of_group, all])?;
+        let y = c.reshape(y, vec![self.groups.into(), outputs_per_group, all])?;
         let w = c.numpy_matmul(y, x)?;
         let w = c.reshape(w, vec![self.outer.into(), self.windows.elements().into(), self.inner.into()])?;
         let w = c.permute(w, vec![0, 2, 1])?;
@@ -107,8 +112,8 @@ impl ConvolutionLayout {
         c.reshape(w, shape)
     }
 
-    /// The kernel as `[groups, rows, elements * columns]`: `order` is that of groups, the rest of the first axis, the second
-    /// axis and the elements.
+    /// The kernel as `[groups, rows, elements * columns]`. `order` permutes four axes: groups, the rest of
+    /// the first axis, the second axis, and the elements.
     fn matrix(&self, c: &mut OpCall<'_, '_>, w: ValueId, order: [usize; 4]) -> EmitResult {
         let elements = self.windows.elements();
         let shape = [self.groups, self.outer / self.groups, self.inner, elements];
@@ -119,17 +124,20 @@ impl ConvolutionLayout {
         c.reshape(w, vec![self.groups.into(), rows.into(), terms.into()])
     }
 
-    /// `[batch, elements, groups * inputs, ...]` as `[batch, groups, elements * inputs, places]`.
+    /// Reshapes `[batch, elements, groups * inputs, ...]` to `[batch, groups, elements * inputs, places]`.
     fn group_columns(&self, c: &mut OpCall<'_, '_>, x: ValueId, inputs: i64) -> EmitResult {
-        let (batch, places) = (c.extent(x, 0), trailing_extent_product(c, x, 3));
-        let (elements, groups) = (self.windows.elements(), self.groups);
+        let batch = c.extent(x, 0);
+        let places = trailing_extent_product(c, x, 3);
+        let elements = self.windows.elements();
+        let groups = self.groups;
         let shape = vec![batch.clone(), elements.into(), groups.into(), inputs.into(), places.clone()];
         let x = c.reshape(x, shape)?;
         let x = c.permute(x, vec![0, 2, 1, 3, 4])?;
         c.reshape(x, vec![batch, groups.into(), (elements * inputs).into(), places])
     }
 
-    /// A kernel as a matrix by the pieces of an operand: `[batch, outputs, ...]`.
+    /// Multiplies a kernel in matrix form by the columns of an operand. The result is `[batch, outputs,
+    /// ...]`.
     fn multiply_kernel(
         &self,
         c: &mut OpCall<'_, '_>,
@@ -150,13 +158,15 @@ fn trailing_extent_product(c: &OpCall<'_, '_>, x: ValueId, first: usize) -> Dim 
     c.shape(x).into_iter().skip(first).fold(Dim::from(1), |a, b| a * b)
 }
 
-/// A convolution over `axes` axes, or as many as its kernel says.
+/// A convolution over `axes` axes, or as many as the kernel has.
 fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
-    let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
+    let x = c.tensor("input")?;
+    let w = c.tensor("weight")?;
     let bias = c.opt_tensor("bias")?;
     let n = axes.unwrap_or(c.rank(w).saturating_sub(2));
     if n == 0 || c.rank(w) != n + 2 || !(c.rank(x) == n + 2 || c.rank(x) == n + 1) {
-        let (found, kernel) = (c.rank(x), c.rank(w));
+        let found = c.rank(x);
+        let kernel = c.rank(w);
         return Err(RuleFailure::Invalid(format!(
             "expected {} axes, found {found} and a kernel of {kernel}",
             n + 2
@@ -189,10 +199,13 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
 fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     // Results that the mask leaves out are not read.
     c.ignore(&["bias_sizes", "output_mask", "output_padding"]);
-    let (gradient, x, w) = (c.tensor("grad_output")?, c.tensor("input")?, c.tensor("weight")?);
+    let gradient = c.tensor("grad_output")?;
+    let x = c.tensor("input")?;
+    let w = c.tensor("weight")?;
     let n = c.rank(w).saturating_sub(2);
     if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
-        let (found, of) = (c.rank(gradient), c.rank(x));
+        let found = c.rank(gradient);
+        let of = c.rank(x);
         return Err(RuleFailure::Invalid(format!("expected {} axes, found {found} and {of}", n + 2)));
     }
     let layout = ConvolutionLayout::from_call(c, w, n)?;

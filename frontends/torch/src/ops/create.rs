@@ -1,4 +1,4 @@
-//! Tensors from nothing or from the shape of another: fills, ranges, triangles.
+//! Ops that create tensors: fills, ranges, triangles.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Scalar, ValueId};
@@ -44,7 +44,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.arange", "iota", arange),
     row("prims.iota", "iota", |c| {
-        let (start, step) = (c.int_or("start", 0)?, c.int_or("step", 1)?);
+        let start = c.int_or("start", 0)?;
+        let step = c.int_or("step", 1)?;
         let len = c.dim("length")?;
         let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
         c.iota(len, start, step, dtype)
@@ -55,16 +56,16 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.triu", "select", |c| triangle(c, BinaryOp::Ge)),
 ];
 
-/// Where shape and dtype of a new tensor come from.
+/// The source of the shape and the dtype of a new tensor.
 #[derive(Clone, Copy, PartialEq)]
 enum FillTemplate {
     Size,
     Operand,
-    /// The shape from `size`, the dtype from the first operand.
+    /// The shape is `size`, the dtype is that of the first operand.
     Both,
 }
 
-/// How a tensor lies in memory is not part of its value.
+/// An empty tensor. Its memory layout is not part of its value.
 fn empty_with_layout(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["physical_layout", "stride"]);
     filled_tensor(c, FillTemplate::Size, Some(0))
@@ -123,12 +124,12 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
     let Some(by) = by.as_const().filter(|s| *s != 0) else {
-        return Err(RuleFailure::Opaque("its step is symbolic or zero".into()));
+        return Err(RuleFailure::Opaque("the step is symbolic or zero".into()));
     };
     c.range(&first, &last, by, dtype)
 }
 
-/// A range of integers that starts elsewhere on each rank and has one length on all.
+/// A range of integers with a start that differs between ranks and the same length on all.
 fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let Some((start, starts)) = c.ints_by_rank("start") else { return Ok(None) };
     let step = c.int_or("step", 1)?;
@@ -151,7 +152,7 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let len = same.and_then(|l| i64::try_from(l.first()?.0).ok());
     let Some(len) = len else {
         return Err(RuleFailure::Invalid(format!(
-            "expected ranges of one length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"
+            "expected ranges of the same length on all ranks, found starts {starts:?}, ends {ends:?} and step {step}"
         )));
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
@@ -161,12 +162,12 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     c.cast(y, dtype).map(Some)
 }
 
-/// A range of floats has as many elements as the program declares. One of an integer dtype goes from the integer part of
-/// its start by that of its step.
+/// A range of floats. Its number of elements is the declared one. A range of floats with an integer dtype
+/// uses the integer parts of its start and its step.
 fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) -> EmitResult {
     let declared = c.declared_result_type(0)?;
     let (CallOperand::Scalar(step), [len]) = (step, declared.shape.as_slice()) else {
-        return Err(RuleFailure::Opaque("its step is a symbolic float".into()));
+        return Err(RuleFailure::Opaque("the step is a symbolic float".into()));
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
     let y = match start {
@@ -176,12 +177,12 @@ fn float_range(c: &mut OpCall<'_, '_>, start: &CallOperand, step: &CallOperand) 
             let y = c.iota(len.clone(), 0, step.as_i64(), dtype)?;
             c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(y), start, dtype)?
         }
-        _ => return Err(RuleFailure::Opaque("its start is a symbolic float".into())),
+        _ => return Err(RuleFailure::Opaque("the start is a symbolic float".into())),
     };
     Ok(y)
 }
 
-/// `start + i * step` of a float dtype, computed in f64.
+/// `start + i * step` in a float dtype, computed in f64.
 fn affine(c: &mut OpCall<'_, '_>, len: Dim, start: &CallOperand, step: f64, dtype: DType) -> EmitResult {
     let y = c.iota(len, 0, 1, DType::F64)?;
     let y = c.binary_float(BinaryOp::Mul, y, step)?;
@@ -189,11 +190,13 @@ fn affine(c: &mut OpCall<'_, '_>, len: Dim, start: &CallOperand, step: f64, dtyp
     c.cast(y, dtype)
 }
 
-/// The first half is counted from the start, the second from the end; both are values of the dtype.
+/// The first half is counted from the start, the second from the end. Both ends are first rounded to the
+/// dtype.
 fn linspace(c: &mut OpCall<'_, '_>) -> EmitResult {
     let steps = c.int("steps")?;
     let dtype = c.opt_dtype("dtype")?.unwrap_or(dtype::DEFAULT_FLOAT);
-    let (first, end) = (c.scalar("start")?.convert_to(dtype), c.scalar("end")?.convert_to(dtype).as_f64());
+    let first = c.scalar("start")?.convert_to(dtype);
+    let end = c.scalar("end")?.convert_to(dtype).as_f64();
     let start = CallOperand::Scalar(Scalar::Float(FloatAttribute(first.as_f64())));
     if steps < 2 {
         let y = affine(c, steps.into(), &start, 0.0, dtype)?;

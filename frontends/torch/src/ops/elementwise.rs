@@ -1,7 +1,7 @@
 //! Element-wise ops: arithmetic, comparisons, logic, functions, conversions.
 //!
-//! Operands are converted to PyTorch's common dtype first. Functions that PyTorch computes in floating
-//! point convert integers to its default float dtype.
+//! Operands are first converted to PyTorch's common dtype. Functions that PyTorch computes in floating point
+//! convert integers to its default float dtype.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
@@ -24,7 +24,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.floor_divide", "floor_div", |c| {
         let (a, b) = operands(c)?;
         let dtype = c.common_dtype(&[&a, &b]);
-        // A dividend that is a number is rounded to the dtype of the tensor, a divisor is not.
+        // A number as the dividend is rounded to the dtype of the tensor; a number as the divisor is not.
         c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(dtype), &b, dtype)
     }),
     row("aten.remainder", "rem", remainder),
@@ -109,13 +109,14 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.square", "mul", |c| {
         let x = c.first_tensor()?;
-        // It is a power by a number: of bools an integer.
+        // PyTorch computes it as a power with an integer exponent, so bools become integers.
         let x = if c.dtype(x) == DType::Bool { c.cast(x, DType::I64)? } else { x };
         c.binary(BinaryOp::Mul, x, x)
     }),
     row("aten.tan", "sin / cos", |c| {
         let x = floating_first(c)?;
-        let (s, k) = (c.unary(UnaryOp::Sin, x)?, c.unary(UnaryOp::Cos, x)?);
+        let s = c.unary(UnaryOp::Sin, x)?;
+        let k = c.unary(UnaryOp::Cos, x)?;
         c.binary(BinaryOp::Div, s, k)
     }),
     row("aten.atan2", "atan2", |c| float_binary(c, BinaryOp::Atan2)),
@@ -157,7 +158,8 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.lift_fresh_copy", "(identity)", identity),
     row("aten.positive", "(identity)", identity),
     row("aten.copy", "cast, expand", |c| {
-        let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+        let x = c.first_tensor()?;
+        let source = c.tensor("src")?;
         let source = c.cast(source, c.dtype(x))?;
         c.expand(source, c.shape(x))
     }),
@@ -189,7 +191,7 @@ fn on_float_tensor(
     f(c, x)
 }
 
-/// Rounding leaves integers as they are.
+/// Rounding leaves integers unchanged.
 fn rounding(c: &mut OpCall<'_, '_>, op: UnaryOp) -> EmitResult {
     let x = c.first_tensor()?;
     let y = if c.dtype(x).is_float() { c.unary(op, x)? } else { x };
@@ -201,7 +203,7 @@ fn floating_first(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.cast_to_float(x)
 }
 
-/// A function that cancels in narrow floats, computed in f64.
+/// Applies in f64 a function that loses precision by cancellation in narrower floats.
 pub(super) fn through_f64(
     c: &mut OpCall<'_, '_>,
     f: impl FnOnce(&mut OpCall<'_, '_>, ValueId) -> EmitResult,
@@ -213,7 +215,7 @@ pub(super) fn through_f64(
     c.cast(y, dtype)
 }
 
-/// What `erf` gives `y` of: from Winitzki's estimate, which is off by 2 in 1000 at most, by steps of Newton.
+/// The inverse of `erf`: Winitzki's estimate, which is off by at most 2 in 1000, improved by Newton steps.
 fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     const A: f64 = 0.147;
     let square = c.binary(BinaryOp::Mul, y, y)?;
@@ -226,7 +228,7 @@ fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     let inner = c.binary(BinaryOp::Sub, inner, log)?;
     let inner = c.unary(UnaryOp::Sqrt, inner)?;
     let x = c.binary(BinaryOp::Sub, inner, half)?;
-    // What rounds to less than nothing is nothing.
+    // Rounding may give values slightly below zero.
     let x = c.binary_float(BinaryOp::Max, x, 0.0)?;
     let x = c.unary(UnaryOp::Sqrt, x)?;
     let sign = c.unary(UnaryOp::Sign, y)?;
@@ -248,7 +250,8 @@ fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
 
 fn hyperbolic(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId) -> EmitResult {
     let n = c.unary(UnaryOp::Neg, x)?;
-    let (a, b) = (c.unary(UnaryOp::Exp, x)?, c.unary(UnaryOp::Exp, n)?);
+    let a = c.unary(UnaryOp::Exp, x)?;
+    let b = c.unary(UnaryOp::Exp, n)?;
     let y = c.binary(op, a, b)?;
     c.binary_float(BinaryOp::Mul, y, 0.5)
 }
@@ -265,7 +268,7 @@ fn binary(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     c.emit_binary(op, &a, &b, dtype)
 }
 
-/// PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder, on every device.
+/// On every device, PyTorch rounds a scalar to the dtype of the tensor before it computes the remainder.
 fn remainder(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     let dtype = c.common_dtype(&[&a, &b]);
@@ -333,7 +336,8 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
             c.cast(q, common)?
         }
         Some("trunc") => {
-            let (x, y) = (c.as_tensor(&a, common)?, c.as_tensor(&b, common)?);
+            let x = c.as_tensor(&a, common)?;
+            let y = c.as_tensor(&b, common)?;
             c.truncated_quotient(x, y)?
         }
         Some(other) => {
@@ -348,20 +352,23 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (a, b) = operands(c)?;
     let dtype = c.common_dtype(&[&a, &b]);
-    let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    let x = c.as_tensor(&a, dtype)?;
+    let y = c.as_tensor(&b, dtype)?;
     if !dtype.is_float() {
         let y = c.truncated_remainder(x, y)?;
         return Ok(y);
     }
-    let (ax, ay) = (c.unary(UnaryOp::Abs, x)?, c.unary(UnaryOp::Abs, y)?);
+    let ax = c.unary(UnaryOp::Abs, x)?;
+    let ay = c.unary(UnaryOp::Abs, y)?;
     let r = c.binary(BinaryOp::Rem, ax, ay)?;
     let s = c.unary(UnaryOp::Sign, x)?;
     c.binary(BinaryOp::Mul, r, s)
 }
 
-/// A power by half a number is the root, which of -infinity is NaN.
+/// A power with the exponent 0.5 or -0.5 is a root. The root of -infinity is NaN.
 fn pow(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (a, b) = (c.operand("self")?, c.operand("exponent")?);
+    let a = c.operand("self")?;
+    let b = c.operand("exponent")?;
     let dtype = c.common_dtype(&[&a, &b]);
     let root = match &b {
         CallOperand::Scalar(s) if s.as_f64() == 0.5 => Some(UnaryOp::Sqrt),
@@ -384,14 +391,17 @@ pub(super) fn to_truth_value(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 fn logical(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
-    let (x, y) = (c.tensor("self")?, c.tensor("other")?);
-    let (x, y) = (to_truth_value(c, x)?, to_truth_value(c, y)?);
+    let x = c.tensor("self")?;
+    let y = c.tensor("other")?;
+    let x = to_truth_value(c, x)?;
+    let y = to_truth_value(c, y)?;
     c.binary(op, x, y)
 }
 
 fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = CallOperand::Tensor(c.first_tensor()?);
-    let (low, high) = (c.opt_operand("min")?, c.opt_operand("max")?);
+    let low = c.opt_operand("min")?;
+    let high = c.opt_operand("max")?;
     let all: Vec<&CallOperand> = [Some(&x), low.as_ref(), high.as_ref()].into_iter().flatten().collect();
     let dtype = c.common_dtype(&all);
     let mut y = c.as_tensor(&x, dtype)?;
@@ -410,18 +420,20 @@ fn clamp(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn select(c: &mut OpCall<'_, '_>) -> EmitResult {
     let (Some(a), Some(b)) = (c.opt_operand("self")?, c.opt_operand("other")?) else {
         return Err(RuleFailure::Opaque(
-            "its result has as many elements as the condition has true ones".into(),
+            "the number of result elements depends on the data of the condition".into(),
         ));
     };
     let condition = c.tensor("condition")?;
     let condition = to_truth_value(c, condition)?;
     let dtype = c.common_dtype(&[&a, &b]);
-    let (x, y) = (c.as_tensor(&a, dtype)?, c.as_tensor(&b, dtype)?);
+    let x = c.as_tensor(&a, dtype)?;
+    let y = c.as_tensor(&b, dtype)?;
     c.select(condition, x, y)
 }
 
 fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, mask) = (c.first_tensor()?, c.tensor("mask")?);
+    let x = c.first_tensor()?;
+    let mask = c.tensor("mask")?;
     let value = c.operand("value")?;
     let mask = to_truth_value(c, mask)?;
     let fill = c.as_tensor(&value, c.dtype(x))?;
@@ -429,7 +441,8 @@ fn masked_fill(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, end) = (c.first_tensor()?, c.tensor("end")?);
+    let x = c.first_tensor()?;
+    let end = c.tensor("end")?;
     let weight = c.operand("weight")?;
     let dtype = c.dtype(x);
     let difference = c.binary(BinaryOp::Sub, end, x)?;
@@ -448,7 +461,7 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
         let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &rest, dtype)?;
         c.binary(BinaryOp::Sub, end, step)
     };
-    // From the nearer end, as PyTorch does: both ends are then met exactly.
+    // PyTorch interpolates from the nearer end, so that both ends are exact.
     let y = match &weight {
         CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => forward(c)?,
         CallOperand::Scalar(_) => backward(c)?,
@@ -456,7 +469,8 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
             let size = c.as_tensor(other, dtype)?;
             let size = c.unary(UnaryOp::Abs, size)?;
             let near = c.binary_float(BinaryOp::Lt, size, 0.5)?;
-            let (f, b) = (forward(c)?, backward(c)?);
+            let f = forward(c)?;
+            let b = backward(c)?;
             c.select(near, f, b)?
         }
     };
@@ -466,15 +480,14 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// `x + value * (a op b)`, rounded to the dtype once.
 fn add_combined(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let x = CallOperand::Tensor(c.first_tensor()?);
-    let (a, b) = (CallOperand::Tensor(c.tensor("tensor1")?), CallOperand::Tensor(c.tensor("tensor2")?));
+    let a = CallOperand::Tensor(c.tensor("tensor1")?);
+    let b = CallOperand::Tensor(c.tensor("tensor2")?);
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
     let dtype = c.common_dtype(&[&x, &a, &b]);
     let wide = if dtype.is_float() { dtype.compute_dtype() } else { dtype };
-    let (x, a, b) = (
-        c.widen_operand(x, dtype, wide)?,
-        c.widen_operand(a, dtype, wide)?,
-        c.widen_operand(b, dtype, wide)?,
-    );
+    let x = c.widen_operand(x, dtype, wide)?;
+    let a = c.widen_operand(a, dtype, wide)?;
+    let b = c.widen_operand(b, dtype, wide)?;
     let mut y = c.emit_binary(op, &a, &b, wide)?;
     if value.as_f64() != 1.0 {
         y = c.binary_scalar(BinaryOp::Mul, y, value)?;
@@ -495,7 +508,8 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
         _ => return Ok(x),
     };
     let nan = c.float_or("nan", 0.0)?;
-    let (high, low) = (c.float_or("posinf", largest)?, c.float_or("neginf", -largest)?);
+    let high = c.float_or("posinf", largest)?;
+    let low = c.float_or("neginf", -largest)?;
     let mut y = x;
     let is_nan = c.unary(UnaryOp::IsNan, x)?;
     for (condition, value) in [(None, nan), (Some(f64::INFINITY), high), (Some(f64::NEG_INFINITY), low)] {
@@ -509,9 +523,9 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(y)
 }
 
-/// Conversions of dtype; device, layout and memory format do not matter to the program.
+/// Conversions of dtype. Device, layout and memory format do not affect the program.
 fn convert(c: &mut OpCall<'_, '_>) -> EmitResult {
-    // A copy has the same value; see `sharing`.
+    // A copy has the same value; see [`crate::aliasing`].
     c.ignore(&["copy"]);
     let x = c.first_tensor()?;
     let dtype = match (c.opt_dtype("dtype")?, c.opt_tensor("other")?) {

@@ -1,4 +1,5 @@
-//! Bags of embeddings: rows of a table, combined by bag. Bag `b` has the indices from `offsets[b]` up to those of the next.
+//! Bags of embeddings: rows of a table, reduced per bag. Bag `b` has the indices from `offsets[b]` up to
+//! `offsets[b + 1]`.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
@@ -39,53 +40,57 @@ struct EmbeddingBags {
     /// The bag of each index.
     bag_of_index: ValueId,
     count: Dim,
-    /// 1 for each index that counts and 0 for padding, where there may be some.
+    /// 1 for each index that is not padding and 0 for padding, if there may be padding.
     counted_indices: Option<ValueId>,
-    /// How many indices that count each bag has.
+    /// The number of indices of each bag that are not padding.
     sizes: ValueId,
 }
 
 impl EmbeddingBags {
-    /// What the arguments say of `count` bags.
+    /// The bags that the arguments describe. `count` is their number.
     fn from_offsets(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let (indices, offsets) = (c.tensor("indices")?, c.tensor("offsets")?);
+        let indices = c.tensor("indices")?;
+        let offsets = c.tensor("offsets")?;
         let indices = if c.dtype(indices) == DType::Bool { c.cast(indices, DType::I64)? } else { indices };
         if c.rank(indices) != 1 || c.rank(offsets) != 1 {
-            let (a, b) = (c.rank(indices), c.rank(offsets));
+            let a = c.rank(indices);
+            let b = c.rank(offsets);
             return Err(RuleFailure::Invalid(format!(
                 "expected indices and offsets of one axis, found {a} and {b}"
             )));
         }
         let n = c.extent(indices, 0);
-        // An index is of the last bag that begins at it or before; offsets rise.
+        // An index belongs to the last bag that starts at it or before it. Offsets are in ascending order.
         let offsets = c.slice(offsets, 0, 0.into(), count.clone(), 1)?;
         let offsets = c.cast(offsets, DType::I64)?;
         let position = c.iota(n, 0, 1, DType::I64)?;
         let position = c.unsqueeze(position, 1)?;
         let begun = c.binary(BinaryOp::Ge, position, offsets)?;
         let begun = c.reduce(ReductionKind::Sum, begun, vec![1], false)?;
-        let of = c.binary_scalar(BinaryOp::Sub, begun, Scalar::Int(1))?;
+        let bag_of_index = c.binary_scalar(BinaryOp::Sub, begun, Scalar::Int(1))?;
         let counted = find_counted_indices(c, indices)?;
         let ones = match counted {
             Some(counted) => c.cast(counted, DType::I64)?,
             None => c.full(Scalar::Int(1), DType::I64, c.shape(indices))?,
         };
         let none = c.full(Scalar::Int(0), DType::I64, vec![count.clone()])?;
-        let sizes = c.emit("index_add", Op::IndexAdd { axis: 0 }, &[none, of, ones])?;
-        Ok(EmbeddingBags { indices, bag_of_index: of, count, counted_indices: counted, sizes })
+        let sizes = c.emit("index_add", Op::IndexAdd { axis: 0 }, &[none, bag_of_index, ones])?;
+        Ok(EmbeddingBags { indices, bag_of_index, count, counted_indices: counted, sizes })
     }
 
-    /// The same where the program has computed it before.
+    /// The bags that the program has already computed in the forward op.
     fn from_computed(c: &mut OpCall<'_, '_>, count: Dim) -> RuleResult<EmbeddingBags> {
-        let (indices, of, sizes) = (c.tensor("indices")?, c.tensor("offset2bag")?, c.tensor("bag_size")?);
-        if c.shape(of) != c.shape(indices) || c.rank(of) != 1 {
-            return Err(RuleFailure::Opaque("it is not told the bag of each index".into()));
+        let indices = c.tensor("indices")?;
+        let bag_of_index = c.tensor("offset2bag")?;
+        let sizes = c.tensor("bag_size")?;
+        if c.shape(bag_of_index) != c.shape(indices) || c.rank(bag_of_index) != 1 {
+            return Err(RuleFailure::Opaque("`offset2bag` does not have the bag of each index".into()));
         }
         let counted = find_counted_indices(c, indices)?;
-        Ok(EmbeddingBags { indices, bag_of_index: of, count, counted_indices: counted, sizes })
+        Ok(EmbeddingBags { indices, bag_of_index, count, counted_indices: counted, sizes })
     }
 
-    /// Rows for the indices, which of padding are `other`.
+    /// Replaces the rows of padding indices by `other`.
     fn mask_padding(&self, c: &mut OpCall<'_, '_>, rows: ValueId, other: Scalar) -> EmitResult {
         let Some(counted) = self.counted_indices else { return Ok(rows) };
         let counted = c.unsqueeze(counted, 1)?;
@@ -93,7 +98,7 @@ impl EmbeddingBags {
         c.select(counted, rows, fill)
     }
 
-    /// Rows for the bags divided by how many indices count in each.
+    /// Divides the rows of the bags by the number of indices of each.
     fn divide_by_sizes(&self, c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
         let sizes = c.binary_scalar(BinaryOp::Max, self.sizes, Scalar::Int(1))?;
         let sizes = c.cast(sizes, c.dtype(rows))?;
@@ -102,7 +107,7 @@ impl EmbeddingBags {
     }
 }
 
-/// Which indices count, where one of the table's rows is padding.
+/// The indices that are not padding, if one of the table's rows is padding.
 fn find_counted_indices(c: &mut OpCall<'_, '_>, indices: ValueId) -> RuleResult<Option<ValueId>> {
     match c.int_or("padding_idx", -1)? {
         padding @ 0.. => c.binary_scalar(BinaryOp::Ne, indices, Scalar::Int(padding)).map(Some),
@@ -110,7 +115,7 @@ fn find_counted_indices(c: &mut OpCall<'_, '_>, indices: ValueId) -> RuleResult<
     }
 }
 
-/// Rows for the indices times the weight of each, if there are weights.
+/// Multiplies the row of each index by its weight, if there are weights.
 fn weight_rows(c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
     let Some(weights) = c.opt_tensor("per_sample_weights")? else { return Ok(rows) };
     let weights = c.cast(weights, c.dtype(rows))?;
@@ -119,9 +124,10 @@ fn weight_rows(c: &mut OpCall<'_, '_>, rows: ValueId) -> EmitResult {
 }
 
 fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
-    // These are about gradients.
+    // These arguments only affect gradients.
     c.ignore(&["scale_grad_by_freq", "sparse"]);
-    let (table, offsets) = (c.tensor("weight")?, c.tensor("offsets")?);
+    let table = c.tensor("weight")?;
+    let offsets = c.tensor("offsets")?;
     let mode = mode(c)?;
     let last = i64::from(c.bool_or("include_last_offset", false)?);
     let count = c.extent(offsets, 0) - Dim::from(last);
@@ -137,10 +143,12 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let y = c.cast(y, dtype)?;
     c.set_result(0, y);
     if mode == BagMode::Max && c.is_result_read(3) {
-        return Err(RuleFailure::Opaque("where its largest elements are from is used".into()));
+        return Err(RuleFailure::Opaque(
+            "the positions of the largest elements are used, which is not supported".into(),
+        ));
     }
-    // What else there is serves gradients: it has these contents wherever they need it. Those of sums need no sizes of bags,
-    // and PyTorch's kernels for CPUs leave them 0.
+    // The other results are for gradients, and have these contents if a gradient needs them. Gradients of
+    // sums do not need the sizes of bags, and PyTorch's CPU kernels leave them 0.
     let sizes = (mode != BagMode::Sum).then_some(bags.sizes);
     for (at, value) in [(1, Some(bags.bag_of_index)), (2, sizes), (3, None)] {
         if c.is_result_read(at) {
@@ -157,46 +165,48 @@ fn forward(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 fn sum_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId, mode: BagMode) -> EmitResult {
     let rows = bags.mask_padding(c, rows, Scalar::Int(0))?;
-    let (dtype, width) = (c.dtype(rows), c.extent(rows, 1));
+    let dtype = c.dtype(rows);
+    let width = c.extent(rows, 1);
     let none = c.full(Scalar::Int(0), dtype, vec![bags.count.clone(), width])?;
     let sum = c.emit("index_add", Op::IndexAdd { axis: 0 }, &[none, bags.bag_of_index, rows])?;
     if mode == BagMode::Sum { Ok(sum) } else { bags.divide_by_sizes(c, sum) }
 }
 
-/// The largest elements of the rows of each bag; of empty bags 0.
+/// The largest elements of the rows of each bag. They are 0 for empty bags.
 fn max_bags(c: &mut OpCall<'_, '_>, bags: &EmbeddingBags, rows: ValueId) -> EmitResult {
     let least = Scalar::Float(symmc_ir::FloatAttribute(f64::NEG_INFINITY));
     let rows = bags.mask_padding(c, rows, least)?;
     let shape = c.shape(rows);
-    let of = c.unsqueeze(bags.bag_of_index, 1)?;
-    let of = c.expand(of, shape.clone())?;
+    let bags_of_rows = c.unsqueeze(bags.bag_of_index, 1)?;
+    let bags_of_rows = c.expand(bags_of_rows, shape.clone())?;
     let ty = TensorType::new(c.dtype(rows), vec![bags.count.clone(), c.extent(rows, 1)]);
     let none = c.full(least, ty.dtype, ty.shape.clone())?;
     let op = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
-    let y = c.emit_as("scatter", op, &[none, of, rows], ty)?;
+    let y = c.emit_as("scatter", op, &[none, bags_of_rows, rows], ty)?;
     let some = c.binary_scalar(BinaryOp::Gt, bags.sizes, Scalar::Int(0))?;
     let some = c.unsqueeze(some, 1)?;
     let zero = c.full(Scalar::Int(0), c.dtype(y), vec![])?;
     c.select(some, y, zero)
 }
 
-/// The gradient of the table: that of each bag, at the rows of its indices.
+/// The gradient of the table: the gradient of each bag, added to the rows of its indices.
 fn backward(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["maximum_indices", "offset2bag", "bag_size"]);
     let gradient = c.tensor("grad")?;
     let count = c.extent(gradient, 0);
     let mode = mode(c)?;
     if mode == BagMode::Max || c.bool_or("scale_grad_by_freq", false)? || c.bool_or("sparse", false)? {
-        return Err(RuleFailure::Opaque(
-            "it is that of largest elements, scaled by frequency, or sparse".into(),
-        ));
+        let why =
+            "gradients of max bags, gradients scaled by frequency and sparse gradients are not supported";
+        return Err(RuleFailure::Opaque(why.into()));
     }
     let bags = if c.get("offsets").is_some() {
         EmbeddingBags::from_offsets(c, count)?
     } else {
         EmbeddingBags::from_computed(c, count)?
     };
-    let (dtype, rows) = (c.dtype(gradient), c.dim("num_weights")?);
+    let dtype = c.dtype(gradient);
+    let rows = c.dim("num_weights")?;
     let mut each = c.cast(gradient, dtype.compute_dtype())?;
     if mode == BagMode::Mean {
         each = bags.divide_by_sizes(c, each)?;

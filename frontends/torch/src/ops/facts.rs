@@ -1,7 +1,7 @@
 //! Ops that state facts about shapes and dtypes, and integer arithmetic on extents.
 //!
-//! Integers have their expressions in the program, so the ops that compute them vanish. Assertions vanish
-//! too; one that what is known contradicts is an error.
+//! The program has expressions for integers, so the ops that compute them vanish. Assertions vanish as well.
+//! An assertion that contradicts known facts is an error.
 
 use symmc_import::Emit;
 use symmc_import::requirement::is_within_limits;
@@ -67,7 +67,7 @@ fn nothing(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
-/// The extent that the program declares for the result must be that of the operand.
+/// The declared extent of the result must be that of the operand.
 fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["dim"]);
     let x = c.first_tensor()?;
@@ -136,12 +136,12 @@ fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {
     }
     match (truth, relation) {
         (Some(false), _) => {
-            let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("its condition");
-            Err(RuleFailure::Invalid(format!("it asserts what never holds: {message}")))
+            let message = c.opt_string("assert_msg").ok().flatten().unwrap_or("the condition");
+            Err(RuleFailure::Invalid(format!("the assertion never holds: {message}")))
         }
         (None, Some(text)) => {
-            // Assertions about numbers that depend on data, about products of sizes beyond all limits, and those that are no
-            // conjunctions are not checked.
+            // Three kinds of assertions are not checked: about numbers that depend on data, about products of
+            // sizes beyond the limits, and those that are not conjunctions.
             let conditions = c.lowering.symbols.relation_conditions(text).unwrap_or_default();
             let is_checked = |side: &Dim| is_within_limits(side, &c.lowering.symbols.table);
             let checked: Vec<_> =
@@ -155,10 +155,11 @@ fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {
 fn constrain(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["min", "max"]);
     let Some(arg) = c.argument_at(0) else { return Ok(()) };
-    // A size that depends on data has no dim; where it is used is where it is refused.
+    // A size that depends on data has no dim. It is rejected where it is used.
     let Ok(size) = c.dim_from_argument("size", arg) else { return Ok(()) };
     let (low, high) = c.dim_bounds(&size);
-    let (min, max) = (c.opt_int("min")?, c.opt_int("max")?);
+    let min = c.opt_int("min")?;
+    let max = c.opt_int("max")?;
     if min.is_some_and(|m| high < m) || max.is_some_and(|m| low > m) {
         return Err(RuleFailure::Invalid(format!(
             "it asserts a size from {} to {}, found one from {low} to {high}",

@@ -1,5 +1,5 @@
-//! Ops over lists of tensors: `_foreach_add` and its like are the op of one tensor for each element, and the fused
-//! optimisers their formula.
+//! Ops over lists of tensors. `_foreach_add` and similar ops apply the op of one tensor to each element. The
+//! fused optimizers have formulas.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Scalar, UnaryOp, ValueId};
@@ -8,10 +8,10 @@ use super::{OpRule, RuleRow, activations, create, elementwise, normalize, row_of
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-/// Where the ops of one tensor stand.
+/// The tables with the ops of one tensor.
 const SINGLE: [&[RuleRow]; 4] = [elementwise::ROWS, activations::ROWS, normalize::ROWS, create::ROWS];
 
-/// Where a rule of one tensor asks for an argument by a name that the op over lists has not.
+/// Pairs of the argument name that a rule of one tensor asks for and the name that the op over lists has.
 const RENAMED: &[(&str, &str)] = &[
     ("other", "scalar"),
     ("other", "scalars"),
@@ -73,11 +73,11 @@ rows! {
 }
 
 fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
-    // Powers of one number have their exponents as the list.
+    // For powers of one number, the list of exponents determines the number of elements.
     let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
     let count = c.tensors(list)?.len();
     let single: Option<OpRule> = SINGLE.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
-    let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("no rule for {one}")))?;
+    let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("{one} is not supported")))?;
     if count == 0 {
         c.ignore_all();
     }
@@ -88,15 +88,16 @@ fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
     Ok(())
 }
 
-/// Where weight decay goes.
+/// The target of weight decay.
 #[derive(Clone, Copy, PartialEq)]
 enum Decay {
     Gradient,
-    /// Into the parameter alone.
+    /// Only the parameter decays, not the gradient.
     Parameter,
 }
 
-/// The lists of a fused optimiser, all as long as that of the parameters, or empty.
+/// The state of a fused optimizer for each parameter. Each list is as long as that of the parameters, or
+/// empty.
 fn optimizer_state<const N: usize>(
     c: &OpCall<'_, '_>,
     names: [&str; N],
@@ -117,17 +118,18 @@ fn optimizer_state<const N: usize>(
     Ok((0..count).map(|i| std::array::from_fn(|n| lists.get(n).and_then(|l| l.get(i)).copied())).collect())
 }
 
-/// The arguments of fused optimisers that only mixed precision uses.
+/// Rejects the arguments of fused optimizers that only mixed precision uses.
 fn require_no_scaling(c: &OpCall<'_, '_>) -> RuleResult {
     for name in ["grad_scale", "found_inf"] {
         if c.opt_tensor(name)?.is_some() {
-            return Err(RuleFailure::Opaque(format!("it has `{name}`")));
+            return Err(RuleFailure::Opaque(format!("`{name}` is not supported")));
         }
     }
     Ok(())
 }
 
-/// A gradient as the optimiser sees it: negated to maximise, with the decay of the parameter where that goes into it.
+/// The gradient that the optimizer uses: negated to maximize, plus the decay of the parameter if the decay
+/// applies to the gradient.
 fn effective_gradient(c: &mut OpCall<'_, '_>, x: ValueId, g: ValueId, decay: f64) -> EmitResult {
     let g = if c.bool_or("maximize", false)? { c.unary(UnaryOp::Neg, g)? } else { g };
     if decay == 0.0 {
@@ -139,7 +141,8 @@ fn effective_gradient(c: &mut OpCall<'_, '_>, x: ValueId, g: ValueId, decay: f64
 
 /// `a * x + b * y`.
 fn weighted_sum(c: &mut OpCall<'_, '_>, a: f64, x: ValueId, b: f64, y: ValueId) -> EmitResult {
-    let (x, y) = (c.binary_float(BinaryOp::Mul, x, a)?, c.binary_float(BinaryOp::Mul, y, b)?);
+    let x = c.binary_float(BinaryOp::Mul, x, a)?;
+    let y = c.binary_float(BinaryOp::Mul, y, b)?;
     c.binary(BinaryOp::Add, x, y)
 }
 
@@ -149,8 +152,10 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
     let names = ["self", "grads", "exp_avgs", "exp_avg_sqs", "state_steps", "max_exp_avg_sqs"];
     let rows = optimizer_state(c, names)?;
     let amsgrad = c.bool_or("amsgrad", false)?;
-    let (beta1, beta2) = (c.float_or("beta1", 0.9)?, c.float_or("beta2", 0.999)?);
-    let (weight_decay, eps) = (c.float_or("weight_decay", 0.0)?, c.float_or("eps", 1e-8)?);
+    let beta1 = c.float_or("beta1", 0.9)?;
+    let beta2 = c.float_or("beta2", 0.999)?;
+    let weight_decay = c.float_or("weight_decay", 0.0)?;
+    let eps = c.float_or("eps", 1e-8)?;
     let count = rows.len();
     for (i, row) in rows.into_iter().enumerate() {
         let [Some(x), Some(g), Some(m), Some(v), Some(step), largest] = row else {
@@ -158,7 +163,7 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
         };
         let dtype = c.dtype(x);
         if [g, m, v].iter().any(|&t| c.dtype(t) != dtype) || !matches!(dtype, DType::F32 | DType::F64) {
-            return Err(RuleFailure::Opaque("its tensors are not all of f32 or f64".into()));
+            return Err(RuleFailure::Opaque("expected tensors that are all f32 or all f64".into()));
         }
         let lr = learning_rate(c, dtype)?;
         let mut x = x;
@@ -175,7 +180,8 @@ fn adam(c: &mut OpCall<'_, '_>, decay: Decay) -> RuleResult {
         let first = bias_correction(c, beta1, step)?;
         let second = bias_correction(c, beta2, step)?;
         let second = c.unary(UnaryOp::Sqrt, second)?;
-        let (first, second) = (c.cast(first, dtype)?, c.cast(second, dtype)?);
+        let first = c.cast(first, dtype)?;
+        let second = c.cast(second, dtype)?;
         let mut spread = v;
         if amsgrad {
             let Some(largest) = largest else {
@@ -215,13 +221,15 @@ fn bias_correction(c: &mut OpCall<'_, '_>, beta: f64, step: ValueId) -> EmitResu
     c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), power)
 }
 
-/// Results: parameters, gradients, momenta.
+/// SGD. Results: parameters, gradients, momenta.
 fn sgd(c: &mut OpCall<'_, '_>) -> RuleResult {
     require_no_scaling(c)?;
     let rows = optimizer_state(c, ["self", "grads", "momentum_buffer_list"])?;
-    let (momentum, dampening) = (c.float_or("momentum", 0.0)?, c.float_or("dampening", 0.0)?);
+    let momentum = c.float_or("momentum", 0.0)?;
+    let dampening = c.float_or("dampening", 0.0)?;
     let weight_decay = c.float_or("weight_decay", 0.0)?;
-    let (nesterov, first) = (c.bool_or("nesterov", false)?, c.bool_or("is_first_step", false)?);
+    let nesterov = c.bool_or("nesterov", false)?;
+    let first = c.bool_or("is_first_step", false)?;
     let count = rows.len();
     for (i, [x, g, buffer]) in rows.into_iter().enumerate() {
         let (Some(x), Some(g)) = (x, g) else {

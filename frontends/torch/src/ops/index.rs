@@ -1,7 +1,7 @@
-//! Reading by index: `index`, `embedding`, `gather` and their like.
+//! Reading by index: `index`, `embedding`, `gather` and similar ops.
 //!
-//! PyTorch's advanced indexing lets indices count from the end; the IR's does not. Where the way an index
-//! is computed does not show that it is never negative, it is wrapped.
+//! Negative indices of PyTorch's advanced indexing count from the end, which the IR does not support. An
+//! index is therefore wrapped, unless the nodes that compute it show that it is never negative.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Op, ValueId};
@@ -12,36 +12,42 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("aten.embedding", "take", |c| {
-        // These are about gradients.
+        // These arguments only affect gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);
-        let (w, ids) = (c.tensor("weight")?, c.tensor("indices")?);
+        let w = c.tensor("weight")?;
+        let ids = c.tensor("indices")?;
         c.emit("take", Op::Take { axis: 0 }, &[w, ids])
     }),
     row_of_results("aten.index_select", "take", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| c.emit("take", Op::Take { axis }, &[x, index]))
     }),
     row("aten.gather", "gather", |c| {
         c.ignore(&["sparse_grad"]);
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let axis = c.axis("dim", c.rank(x))?;
         let shape = c.shape(index);
-        let (x, index) = (as_row(c, x)?, as_row(c, index)?);
+        let x = as_row(c, x)?;
+        let index = as_row(c, index)?;
         let y = c.emit("gather", Op::GatherElements { axis }, &[x, index])?;
         c.reshape(y, shape)
     }),
     row("aten.take_along_dim", "gather", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("indices")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("indices")?;
         if c.get("dim").is_none() || c.rank(x) != c.rank(index) {
-            return Err(RuleFailure::Opaque("it flattens its operand".into()));
+            return Err(RuleFailure::Opaque("a flattened operand is not supported".into()));
         }
         let axis = c.axis("dim", c.rank(x))?;
         c.emit("gather", Op::GatherElements { axis }, &[x, index])
     }),
     row("aten.take", "reshape, take", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let flat = c.reshape(x, vec![c.ty(x).numel()])?;
         let index = c.wrap_negative_index(index, &c.ty(x).numel())?;
         c.emit("take", Op::Take { axis: 0 }, &[flat, index])
@@ -61,13 +67,13 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
 ];
 
-/// A tensor without axes as a row of one element: PyTorch addresses it as if it had one axis.
+/// A tensor without axes as a row of one element. PyTorch addresses it as if it had one axis.
 pub(super) fn as_row(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     if c.rank(x) == 0 { c.reshape(x, vec![1.into()]) } else { Ok(x) }
 }
 
-/// States the result of `f`, which keeps the shape of its operand `x` or changes one extent. A tensor without axes is a row
-/// of one element for `f`, and the result loses that axis.
+/// Sets the result of `f`, which keeps the shape of its operand `x` or changes one extent. A tensor without
+/// axes is passed to `f` as a row of one element, and the result loses that axis.
 pub(super) fn on_row(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -81,8 +87,8 @@ pub(super) fn on_row(
     c.set_only_result(y)
 }
 
-/// Where advanced indexing applies: `x` with the indexed axes next to each other, the first of them, the
-/// indices, and the permutation that was applied to `x`.
+/// The operands of advanced indexing: `x` with the indexed axes next to each other, the first of these axes,
+/// the indices, and the permutation that was applied to `x`.
 pub(super) struct AdvancedIndexing {
     pub x: ValueId,
     pub axis: usize,
@@ -90,13 +96,13 @@ pub(super) struct AdvancedIndexing {
     pub perm: Vec<usize>,
 }
 
-/// Resolves the list of optional indices. Indexed axes that do not stand together move to the front, as
-/// PyTorch's result has them.
+/// Resolves the list of optional indices. Indexed axes that are not adjacent move to the front, as in
+/// PyTorch's result.
 pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<AdvancedIndexing> {
     let list = c.opt_tensors("indices")?;
     if list.len() > c.rank(x) {
         return Err(RuleFailure::Invalid(format!(
-            "expected {} indices at most, found {}",
+            "expected at most {} indices, found {}",
             c.rank(x),
             list.len()
         )));
@@ -105,10 +111,10 @@ pub(super) fn resolve_indexing(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult
     let mut indices = Vec::new();
     for (axis, index) in list.into_iter().enumerate() {
         let Some(index) = index else { continue };
-        // Bytes are masks, too.
+        // PyTorch treats bytes as masks, too.
         if matches!(c.dtype(index), DType::Bool | DType::U8) {
             return Err(RuleFailure::Opaque(
-                "an index is a mask, so the extent of its result depends on data".into(),
+                "an index is a mask, so the extent of the result depends on data".into(),
             ));
         }
         let n = c.ty(x).shape[axis].clone();

@@ -1,4 +1,4 @@
-//! Matrix products in PyTorch's many forms, as batched `matmul` with views around it.
+//! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, ValueId};
@@ -20,22 +20,30 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.addmv", "matmul, add", |c| add_product(c, "mat", "vec")),
     row("aten.baddbmm", "matmul, add", |c| add_product(c, "batch1", "batch2")),
     row("aten.outer", "matmul", |c| {
-        let (x, y) = (CallOperand::Tensor(c.tensor("self")?), CallOperand::Tensor(c.tensor("vec2")?));
+        let x = CallOperand::Tensor(c.tensor("self")?);
+        let y = CallOperand::Tensor(c.tensor("vec2")?);
         let dtype = c.common_dtype(&[&x, &y]);
-        let (x, y) = (c.as_tensor(&x, dtype)?, c.as_tensor(&y, dtype)?);
-        let (x, y) = (c.unsqueeze(x, 1)?, c.unsqueeze(y, 0)?);
+        let x = c.as_tensor(&x, dtype)?;
+        let y = c.as_tensor(&y, dtype)?;
+        let x = c.unsqueeze(x, 1)?;
+        let y = c.unsqueeze(y, 0)?;
         c.matmul(x, y)
     }),
     row("aten.einsum", "permute, reshape, matmul", einsum),
     row("aten._grouped_mm", "grouped_matmul", grouped),
     row("transformers.grouped_mm_fallback", "grouped_matmul", |c| {
-        let (x, y, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
+        let x = c.tensor("input")?;
+        let y = c.tensor("weight")?;
+        let ends = c.tensor("offs")?;
         c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])
     }),
     row_of_results("transformers.grouped_mm_fallback_backward", "grouped_matmul, permute", |c| {
-        let (x, y, ends) = (c.tensor("input")?, c.tensor("weight")?, c.tensor("offs")?);
+        let x = c.tensor("input")?;
+        let y = c.tensor("weight")?;
+        let ends = c.tensor("offs")?;
         let gradient = c.tensor("grad_output")?;
-        let (x, y) = (c.transposed(x)?, c.transposed(y)?);
+        let x = c.transposed(x)?;
+        let y = c.transposed(y)?;
         let of_x = c.emit("grouped_matmul", Op::GroupedMatMul, &[gradient, y, ends])?;
         let of_y = c.emit("grouped_matmul", Op::GroupedMatMul, &[x, gradient, ends])?;
         c.set_result(0, of_x);
@@ -45,7 +53,8 @@ pub(super) const ROWS: &[RuleRow] = &[
 ];
 
 fn linear(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, w) = (c.tensor("input")?, c.tensor("weight")?);
+    let x = c.tensor("input")?;
+    let w = c.tensor("weight")?;
     let bias = c.opt_tensor("bias")?;
     let y = match c.rank(w) {
         1 => c.numpy_matmul(x, w)?,
@@ -62,12 +71,13 @@ fn linear(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn product(c: &mut OpCall<'_, '_>, other: &str) -> EmitResult {
-    let (x, y) = (c.first_tensor()?, c.tensor(other)?);
+    let x = c.first_tensor()?;
+    let y = c.tensor(other)?;
     let (x, y) = cast_factors(c, x, y)?;
     c.numpy_matmul(x, y)
 }
 
-/// The factors in the dtype that the product is asked for in: its terms are then added in that dtype.
+/// The factors in the requested dtype of the product. The terms are then also added in that dtype.
 fn cast_factors(c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> RuleResult<(ValueId, ValueId)> {
     match c.opt_dtype("out_dtype")? {
         Some(dtype) => Ok((c.cast(x, dtype)?, c.cast(y, dtype)?)),
@@ -77,8 +87,11 @@ fn cast_factors(c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> RuleResult<(V
 
 /// `beta * self + alpha * (x @ y)`.
 fn add_product(c: &mut OpCall<'_, '_>, x: &str, y: &str) -> EmitResult {
-    let (bias, x, y) = (c.first_tensor()?, c.tensor(x)?, c.tensor(y)?);
-    let (beta, alpha) = (c.float_or("beta", 1.0)?, c.float_or("alpha", 1.0)?);
+    let bias = c.first_tensor()?;
+    let x = c.tensor(x)?;
+    let y = c.tensor(y)?;
+    let beta = c.float_or("beta", 1.0)?;
+    let alpha = c.float_or("alpha", 1.0)?;
     let (x, y) = cast_factors(c, x, y)?;
     let mut z = c.numpy_matmul(x, y)?;
     if alpha != 1.0 {
@@ -100,24 +113,32 @@ fn einsum(c: &mut OpCall<'_, '_>) -> EmitResult {
     symmc_import::einsum::einsum(c, equation, &tensors)
 }
 
-/// Matrices of one operand in groups of the other: rows of the left one, or columns of the right one. Of two matrices the
-/// groups divide K. Without groups both are batches.
+/// Grouped matrix products. The groups divide the rows of the left operand or the columns of the right one.
+/// If both operands are matrices, the groups divide K. Without groups both operands are batches.
 fn grouped(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, y) = (c.first_tensor()?, c.tensor("mat2")?);
+    let x = c.first_tensor()?;
+    let y = c.tensor("mat2")?;
     let ends = c.opt_tensor("offs")?;
     if c.opt_tensor("bias")?.is_some() {
-        return Err(RuleFailure::Opaque("each group has a bias".into()));
+        return Err(RuleFailure::Opaque("a bias per group is not supported".into()));
     }
     let (x, y) = cast_factors(c, x, y)?;
     let z = match (c.rank(x), c.rank(y), ends) {
         (2, 2 | 3, Some(ends)) => c.emit("grouped_matmul", Op::GroupedMatMul, &[x, y, ends])?,
         (3, 2, Some(ends)) => {
-            let (rows, matrices) = (c.transposed(y)?, c.transposed(x)?);
+            let rows = c.transposed(y)?;
+            let matrices = c.transposed(x)?;
             let z = c.emit("grouped_matmul", Op::GroupedMatMul, &[rows, matrices, ends])?;
             c.transposed(z)?
         }
         (3, 3, None) => c.matmul(x, y)?,
-        _ => return Err(RuleFailure::Opaque(format!("matrices of {} and {} axes", c.rank(x), c.rank(y)))),
+        _ => {
+            return Err(RuleFailure::Opaque(format!(
+                "a grouped product of {} and {} axes is not supported",
+                c.rank(x),
+                c.rank(y)
+            )));
+        }
     };
     Ok(z)
 }

@@ -1,7 +1,7 @@
 //! Losses of training graphs.
 //!
 //! Class indices are `[n]` for scores `[n, classes]`, or `[n, …]` for `[n, classes, …]`. A target equal to
-//! `ignore_index` counts for nothing.
+//! `ignore_index` is ignored.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Op, ReductionKind, Scalar, UnaryOp, ValueId};
@@ -12,7 +12,8 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
-        let (x, y) = (CallOperand::Tensor(c.first_tensor()?), CallOperand::Tensor(c.tensor("target")?));
+        let x = CallOperand::Tensor(c.first_tensor()?);
+        let y = CallOperand::Tensor(c.tensor("target")?);
         let dtype = c.common_dtype(&[&x, &y]);
         let d = c.emit_binary(BinaryOp::Sub, &x, &y, dtype)?;
         let squares = c.binary(BinaryOp::Mul, d, d)?;
@@ -29,11 +30,12 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.nll_loss_forward", "gather, sum", nll),
     row_of_results("aten.cross_entropy_loss", "log_softmax, gather, sum", |c| {
         if c.float_or("label_smoothing", 0.0)? != 0.0 {
-            return Err(RuleFailure::Opaque("it smooths labels".into()));
+            return Err(RuleFailure::Opaque("label smoothing is not supported".into()));
         }
-        let (x, target) = (c.first_tensor()?, c.tensor("target")?);
+        let x = c.first_tensor()?;
+        let target = c.tensor("target")?;
         if c.dtype(target).is_float() {
-            return Err(RuleFailure::Opaque("its targets are probabilities".into()));
+            return Err(RuleFailure::Opaque("targets that are probabilities are not supported".into()));
         }
         let axis = class_axis(c, x)?;
         let x = c.emit("log_softmax", Op::Softmax { axis, log: true }, &[x])?;
@@ -42,7 +44,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.nll_loss_backward", "scatter, mul", nll_backward),
 ];
 
-/// PyTorch's numbers of the ways to reduce a loss.
+/// PyTorch's reductions of a loss.
 #[derive(Clone, Copy, PartialEq)]
 enum LossReduction {
     Each,
@@ -67,11 +69,12 @@ fn class_axis(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     }
 }
 
-/// The class axis; 1 or 0 for targets that count or do not, in the dtype of the scores; the targets with
-/// ignored ones as class 0 and a class axis of extent 1.
+/// The class axis, the weights of the targets, and the classes. A weight is 1, or 0 for an ignored target, in
+/// the dtype of the scores. The class of an ignored target is 0, and the classes have a class axis of extent
+/// 1.
 fn class_targets(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult<(usize, ValueId, ValueId)> {
     if c.opt_tensor("weight")?.is_some() {
-        return Err(RuleFailure::Opaque("it weighs classes".into()));
+        return Err(RuleFailure::Opaque("class weights are not supported".into()));
     }
     let axis = class_axis(c, x)?;
     let target = c.tensor("target")?;
@@ -89,32 +92,34 @@ fn nll(c: &mut OpCall<'_, '_>) -> RuleResult {
     nll_from_log_probabilities(c, x)
 }
 
-/// `-sum(x[target])` over the targets that count, by their number for the mean; that number is the second
-/// result.
+/// `-sum(x[target])` over the targets that are not ignored, divided by their number for the mean. The second
+/// result is that number.
 fn nll_from_log_probabilities(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
-    let how = loss_reduction(c)?;
+    let reduction = loss_reduction(c)?;
     let (axis, counts, class) = class_targets(c, x)?;
     let picked = c.emit("gather", Op::GatherElements { axis }, &[x, class])?;
     let picked = c.drop_axis(picked, axis)?;
     let loss = c.unary(UnaryOp::Neg, picked)?;
     let loss = c.binary(BinaryOp::Mul, loss, counts)?;
     let axes: Vec<usize> = (0..c.rank(loss)).collect();
-    if how == LossReduction::Each || axes.is_empty() {
+    if reduction == LossReduction::Each || axes.is_empty() {
         c.require_results_unread_from(1)?;
         return c.set_only_result(loss);
     }
     let sum = c.reduce(ReductionKind::Sum, loss, axes.clone(), false)?;
     let number = c.reduce(ReductionKind::Sum, counts, axes, false)?;
-    let y = if how == LossReduction::Mean { c.binary(BinaryOp::Div, sum, number)? } else { sum };
+    let y = if reduction == LossReduction::Mean { c.binary(BinaryOp::Div, sum, number)? } else { sum };
     c.set_result(1, number);
     c.set_only_result(y)
 }
 
 fn nll_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (mut gradient, x, total) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("total_weight")?);
-    let how = loss_reduction(c)?;
+    let mut gradient = c.tensor("grad_output")?;
+    let x = c.tensor("self")?;
+    let total = c.tensor("total_weight")?;
+    let reduction = loss_reduction(c)?;
     let (axis, counts, class) = class_targets(c, x)?;
-    if how == LossReduction::Mean {
+    if reduction == LossReduction::Mean {
         gradient = c.binary(BinaryOp::Div, gradient, total)?;
     }
     let each = c.binary(BinaryOp::Mul, gradient, counts)?;

@@ -1,9 +1,9 @@
-//! The rules, by target. One table per theme; [`supported`] prints the tables that [`find_rule`] searches.
+//! The rules, by target, in one table per theme. [`supported`] lists the rows that [`find_rule`] searches.
 //!
 //! A row names an op (`aten.add`), which covers all its overloads, or one overload (`aten.max.dim`), which
-//! takes precedence. Ops that write (`aten.add_`, `aten.add.out`) go by the row of their functional counterpart
-//! ([`crate::inplace`]); those that have none have rows of their own, whose results are the new contents of what they
-//! write.
+//! takes precedence. Ops that write (`aten.add_`, `aten.add.out`) use the row of their functional counterpart
+//! ([`crate::inplace`]). Ops without a counterpart have separate rows, whose results are the new contents of
+//! what they write.
 
 mod activations;
 mod attention;
@@ -66,13 +66,13 @@ pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
     row.map(|r| r.rule)
 }
 
-/// The rule of an op that writes and has no functional counterpart: its results are the new contents.
+/// The rule of an op that writes and has no functional counterpart. Its results are the new contents.
 pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
     let op = bare_target(target).rsplit_once('.')?.0;
     collectives::WRITING.iter().find(|r| r.name == op).map(|r| r.rule)
 }
 
-/// Every target with what it becomes, in the order of the themes.
+/// Every target with the ops that it becomes, in the order of the themes.
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
     TABLES.supported()
 }

@@ -1,4 +1,4 @@
-//! Softmax and the norms, which stay whole where the IR has them.
+//! Softmax and normalization. They become single ops where the IR has them.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, ReductionKind, Scalar, UnaryOp, ValueId};
@@ -68,12 +68,14 @@ fn normalized_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     if fits {
         Ok(shape.len())
     } else {
-        Err(RuleFailure::Invalid(format!("expected normalized_shape to end {own:?}, found {shape:?}")))
+        Err(RuleFailure::Invalid(format!(
+            "expected normalized_shape to be the last extents of {own:?}, found {shape:?}"
+        )))
     }
 }
 
-/// The default epsilon of `rms_norm`: that of the dtype in which PyTorch computes, which is f32 for f16
-/// and bf16. Its composite, its decomposition and its CUDA kernel agree, in all versions that write archives (2.8 and
+/// The default epsilon of `rms_norm`: that of PyTorch's compute dtype, which is f32 for f16 and bf16. Its
+/// composite, its decomposition and its CUDA kernel agree in all versions that write archives (2.8 and
 /// later), although the documentation of `nn.RMSNorm` names the epsilon of the operand's dtype.
 fn default_eps(dtype: DType) -> f64 {
     match dtype.compute_dtype() {
@@ -98,7 +100,8 @@ fn rms_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
             // A weight of another dtype multiplies before the result is rounded to the dtype of `x`.
             let wide = c.cast(x, dtype.compute_dtype())?;
             let normal = c.emit("rms_norm", op, &[wide])?;
-            let (normal, w) = (CallOperand::Tensor(normal), CallOperand::Tensor(w));
+            let normal = CallOperand::Tensor(normal);
+            let w = CallOperand::Tensor(w);
             let common = c.common_dtype(&[&normal, &w]);
             let y = c.emit_binary(BinaryOp::Mul, &normal, &w, common)?;
             c.cast(y, dtype)?
@@ -108,7 +111,7 @@ fn rms_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The norm by its scale, the second result of the fused form: the rows are reduced once.
+/// The norm computed from its scale, the second result of the fused form. The rows are reduced once.
 fn rms_norm_with_scale(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -129,8 +132,8 @@ fn rms_norm_with_scale(
     c.set_only_result(y)
 }
 
-/// The operand of a norm in the dtype of its weight and bias: where these are f32 and `x` is narrower, they apply before the
-/// result is rounded to the dtype of `x`.
+/// The operand of a norm in the dtype of its weight and bias. If these are f32 and `x` is narrower, they
+/// apply before the result is rounded to the dtype of `x`.
 fn cast_to_weight_dtype(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let weight = c.opt_tensor("weight")?.or(c.opt_tensor("bias")?);
     let dtype = weight.map_or(c.dtype(x), |w| c.dtype(w));
@@ -142,7 +145,8 @@ fn layer_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.first_tensor()?;
     let axes = normalized_axes(c, x)?;
     let eps = c.float_or("eps", 1e-5)?;
-    let (weight, bias) = (c.opt_tensor("weight")?, c.opt_tensor("bias")?);
+    let weight = c.opt_tensor("weight")?;
+    let bias = c.opt_tensor("bias")?;
     if c.is_result_read(1) || c.is_result_read(2) {
         return layer_norm_with_moments(c, x, axes, eps, (weight, bias));
     }
@@ -153,7 +157,7 @@ fn layer_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// The norm by its moments, which are results as well: the rows are reduced once.
+/// The norm computed from its moments, which are results as well. The rows are reduced once.
 fn layer_norm_with_moments(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -176,7 +180,7 @@ fn layer_norm_with_moments(
     let y = c.cast(y, dtype)?;
     for (result, moment) in [(1, mean), (2, scale)] {
         if c.is_result_read(result) {
-            // The kernels for CPUs give them in the dtype of `x`, those for GPUs in that in which they compute.
+            // CPU kernels return them in the dtype of `x`, GPU kernels in their compute dtype.
             let declared = c.declared_result_type(result)?.dtype;
             let moment = c.cast(moment, declared)?;
             c.set_result(result, moment);
@@ -185,7 +189,7 @@ fn layer_norm_with_moments(
     c.set_only_result(y)
 }
 
-/// `[n, c, …]` is normalised within each of the groups of channels as one axis.
+/// Normalizes `[n, channels, …]` within each group of channels.
 fn group_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     // The extents are those of the operand.
     c.ignore(&["cudnn_enabled", "N", "C", "HxW"]);
@@ -221,20 +225,21 @@ fn group_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
 }
 
 fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
-    // It is about statistics that are not updated here.
+    // The momentum is for statistics that are not updated here.
     c.ignore(&["momentum"]);
     let x = c.first_tensor()?;
     let shape = c.shape(x);
     if shape.len() < 2 {
-        return Err(RuleFailure::Invalid(format!("expected two axes or more, found {}", shape.len())));
+        return Err(RuleFailure::Invalid(format!("expected at least two axes, found {}", shape.len())));
     }
     let eps = c.float_or("eps", 1e-5)?;
-    let (mean, variance) = (c.tensor("running_mean")?, c.tensor("running_var")?);
+    let mean = c.tensor("running_mean")?;
+    let variance = c.tensor("running_var")?;
     let shifted = c.binary_float(BinaryOp::Add, variance, eps)?;
     let scale = c.unary(UnaryOp::Rsqrt, shifted)?;
     for (result, saved) in [(1, mean), (2, scale)] {
         if c.is_result_read(result) {
-            // What is kept for a gradient is nothing, or what was used.
+            // The value saved for a gradient is empty, or the statistic that was used.
             let declared = c.declared_result_type(result)?;
             let is_nothing = declared.numel().as_const() == Some(0);
             let kept =
@@ -271,7 +276,7 @@ fn vector_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
         let op = if order == 1.0 { ReductionKind::Sum } else { ReductionKind::Max };
         c.reduce(op, absolute, axes, keep)?
     } else {
-        return Err(RuleFailure::Opaque(format!("the norm of order {order}")));
+        return Err(RuleFailure::Opaque(format!("the norm of order {order} is not supported")));
     };
     Ok(y)
 }

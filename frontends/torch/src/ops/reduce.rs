@@ -52,7 +52,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
 ];
 
-/// The reduction over `axes`; without axes there is one element, which stays.
+/// The reduction over `axes`. Without axes there is one element, which is kept.
 fn reduce_axes(
     c: &mut OpCall<'_, '_>,
     op: ReductionKind,
@@ -84,7 +84,7 @@ fn reduce(c: &mut OpCall<'_, '_>, op: ReductionKind) -> EmitResult {
     Ok(y)
 }
 
-/// A value in the dtype that the call asks for, or its own.
+/// A value in the dtype that the call requests, or unchanged.
 pub(super) fn cast_to_requested_dtype(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     match c.opt_dtype("dtype")? {
         Some(dtype) => c.cast(y, dtype),
@@ -128,8 +128,8 @@ fn arg_reduce(c: &mut OpCall<'_, '_>, op: ArgOp) -> EmitResult {
     Ok(y)
 }
 
-/// `sum((x - mean)²) / (n - correction)`, its root for the standard deviation, and the mean as a second
-/// result where there is one.
+/// `sum((x - mean)²) / (n - correction)`, or its root for the standard deviation. The second result, if there
+/// is one, is the mean.
 fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
     let x = c.first_tensor()?;
     let axes = c.axes("dim", c.rank(x))?;
@@ -147,7 +147,7 @@ fn variance(c: &mut OpCall<'_, '_>, root: bool) -> RuleResult {
         y = match n.as_const().map(|n| n as f64).filter(|n| *n > correction) {
             Some(n) => c.binary_float(BinaryOp::Mul, y, n / (n - correction))?,
             None => {
-                // Too few elements leave 0 of 0, which is no number.
+                // Too few elements give 0 / 0, which is NaN.
                 let count = c.emit_dim(&n, c.dtype(y))?;
                 let left = c.binary_float(BinaryOp::Sub, count, correction)?;
                 let left = c.binary_float(BinaryOp::Max, left, 0.0)?;
@@ -178,12 +178,12 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
     let has_none = axes.iter().any(|&a| kept[a].as_const() == Some(0));
     let zero = c.full(Scalar::Int(0), c.dtype(x), vec![])?;
     let shift = if has_none {
-        // The logarithm of no sum: there is no largest element.
+        // There is no largest element of an empty axis. The result is the logarithm of 0.
         axes.iter().for_each(|&a| kept[a] = 1.into());
         c.expand(zero, kept)?
     } else {
         let max = c.reduce(ReductionKind::Max, x, axes.clone(), true)?;
-        // Where all is minus infinity the shift must stay finite.
+        // If all elements are minus infinity, the shift must stay finite.
         let finite = c.unary(UnaryOp::IsFinite, max)?;
         c.select(finite, max, zero)?
     };
@@ -191,7 +191,7 @@ fn log_sum_exp(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
-    // Sorted is one of the orders that are allowed otherwise.
+    // Unsorted results may have any order, including the sorted one.
     c.ignore(&["sorted"]);
     let x = c.first_tensor()?;
     let rank = c.rank(x);
@@ -203,7 +203,9 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         Some(extent) => *extent = k,
         None if k.as_const() == Some(1) => return only_element(c, x),
         None => {
-            return Err(RuleFailure::Opaque(format!("it takes {k:?} elements of an operand without axes")));
+            return Err(RuleFailure::Opaque(format!(
+                "topk of {k:?} elements of an operand without axes is not supported"
+            )));
         }
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
@@ -213,7 +215,7 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(both[0])
 }
 
-/// States the element of a tensor without axes, and its position 0.
+/// Sets the results to the element of a tensor without axes, and its position 0.
 fn only_element(c: &mut OpCall<'_, '_>, x: ValueId) -> RuleResult {
     let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
     c.set_result(1, zero);
@@ -240,10 +242,11 @@ fn sort_with_positions(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId)>
     Ok((both[0], both[1]))
 }
 
-/// The largest extent of an axis along which products run: each doubling of it is one more pass over the operand.
+/// The largest extent of an axis of a cumulative product. Each doubling is one more pass over the operand.
 const MOST_FACTORS: i64 = 1 << 24;
 
-/// Running products: in each pass an element takes in the product of twice as many before it.
+/// Cumulative products. Each pass multiplies an element by the product of the elements before it, twice as
+/// many as in the previous pass.
 fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let axis = c.axis("dim", c.rank(x))?;
@@ -260,10 +263,10 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     let most = c.dim_bounds(&n).1;
     if most > MOST_FACTORS {
         return Err(RuleFailure::Opaque(format!(
-            "its axis may have {most} elements, more than {MOST_FACTORS}"
+            "the axis may have {most} elements, more than {MOST_FACTORS}"
         )));
     }
-    // PyTorch has wider factors between.
+    // PyTorch computes the intermediate products in a wider dtype.
     let wide = match dtype {
         DType::F32 => DType::F64,
         other if other.is_float() => other.compute_dtype(),
@@ -287,24 +290,26 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.cast(y, dtype)
 }
 
-/// The bounds of a histogram that is given none: those of the data, and one beyond where these are one number.
+/// The bounds of a histogram without given bounds: the smallest and the largest element, each moved by 1 if
+/// they are equal.
 fn data_bounds(c: &mut OpCall<'_, '_>, column: ValueId) -> RuleResult<(ValueId, ValueId)> {
     let low = c.reduce(ReductionKind::Min, column, vec![0, 1], false)?;
     let high = c.reduce(ReductionKind::Max, column, vec![0, 1], false)?;
-    let one = c.binary(BinaryOp::Eq, low, high)?;
-    let (before, behind) =
-        (c.binary_float(BinaryOp::Sub, low, 1.0)?, c.binary_float(BinaryOp::Add, high, 1.0)?);
-    Ok((c.select(one, before, low)?, c.select(one, behind, high)?))
+    let is_one_value = c.binary(BinaryOp::Eq, low, high)?;
+    let before = c.binary_float(BinaryOp::Sub, low, 1.0)?;
+    let after = c.binary_float(BinaryOp::Add, high, 1.0)?;
+    Ok((c.select(is_one_value, before, low)?, c.select(is_one_value, after, high)?))
 }
 
-/// How many elements fall into each of `bins` equal intervals of `min..=max`; the last one includes `max`.
+/// The number of elements in each of `bins` equal intervals of `min..=max`. The last interval includes `max`.
 fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let bins = c.int_or("bins", 100)?;
-    let (low, high) = (c.float_or("min", 0.0)?, c.float_or("max", 0.0)?);
+    let low = c.float_or("min", 0.0)?;
+    let high = c.float_or("max", 0.0)?;
     let is_empty = c.ty(x).numel().as_const() == Some(0);
     if low > high || bins < 1 || (low == high && is_empty) {
-        return Err(RuleFailure::Opaque("its bounds are none".into()));
+        return Err(RuleFailure::Opaque("the histogram has no valid bounds".into()));
     }
     let wide = c.cast(x, DType::F64)?;
     let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;

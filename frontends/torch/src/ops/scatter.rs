@@ -1,4 +1,4 @@
-//! Writing by index: `index_put`, `index_add`, `scatter` and their like, as functional ops.
+//! Writing by index: `index_put`, `index_add`, `scatter` and similar ops, in functional form.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, ValueId};
@@ -14,7 +14,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),
     row_of_results("aten.index_add", "index_add", index_add),
     row_of_results("aten.index_copy", "index_put", |c| {
-        let (x, index, source) = (c.first_tensor()?, c.tensor("index")?, c.tensor("source")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
+        let source = c.tensor("source")?;
         let axis = c.axis("dim", c.rank(x))?;
         let index = as_row(c, index)?;
         on_row(c, x, |c, x| {
@@ -22,10 +24,11 @@ pub(super) const ROWS: &[RuleRow] = &[
         })
     }),
     row_of_results("aten.index_fill", "index_put", |c| {
-        let (x, index) = (c.first_tensor()?, c.tensor("index")?);
+        let x = c.first_tensor()?;
+        let index = c.tensor("index")?;
         let axis = c.axis("dim", c.rank(x))?;
         let value = c.operand("value")?;
-        // Alone among its kind, PyTorch's index_fill lets indices count from the end.
+        // In contrast to similar ops, PyTorch's index_fill accepts indices that count from the end.
         let n = c.extent(x, axis);
         let index = c.wrap_negative_index(index, &n)?;
         let index = as_row(c, index)?;
@@ -50,9 +53,10 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.scatter_add", "scatter", |c| scatter(c, Some(ReductionKind::Sum))),
     row("aten.scatter_reduce", "scatter; div for means", scatter_reduce),
     row("aten.embedding_dense_backward", "index_put", |c| {
-        let (gradient, index) = (c.tensor("grad_output")?, c.tensor("indices")?);
+        let gradient = c.tensor("grad_output")?;
+        let index = c.tensor("indices")?;
         if c.bool_or("scale_grad_by_freq", false)? {
-            return Err(RuleFailure::Opaque("it scales by frequency".into()));
+            return Err(RuleFailure::Opaque("scale_grad_by_freq is not supported".into()));
         }
         let rows = c.dim("num_weights")?;
         let width = c.shape(gradient).last().cloned().unwrap_or(1.into());
@@ -95,7 +99,7 @@ fn index_put(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// One value stored wherever a mask over the leading axes is true.
+/// Stores one value wherever a mask over the leading axes is true.
 fn masked_put(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -104,7 +108,9 @@ fn masked_put(
     accumulate: bool,
 ) -> RuleResult {
     if c.ty(value).numel().as_const() != Some(1) || c.rank(mask) > c.rank(x) {
-        return Err(RuleFailure::Opaque("it stores as many values as a mask has true elements".into()));
+        return Err(RuleFailure::Opaque(
+            "a mask with one value for each true element is not supported".into(),
+        ));
     }
     let mut shape = c.shape(mask);
     shape.resize(c.rank(x), Dim::from(1));
@@ -116,7 +122,9 @@ fn masked_put(
 }
 
 fn index_add(c: &mut OpCall<'_, '_>) -> RuleResult {
-    let (x, index, mut source) = (c.first_tensor()?, c.tensor("index")?, c.tensor("source")?);
+    let x = c.first_tensor()?;
+    let index = c.tensor("index")?;
+    let mut source = c.tensor("source")?;
     let axis = c.axis("dim", c.rank(x))?;
     let index = as_row(c, index)?;
     match c.opt_scalar("alpha")? {
@@ -144,7 +152,7 @@ fn scatter(c: &mut OpCall<'_, '_>, combine: Option<ReductionKind>) -> EmitResult
     scatter_into(c, x, source, combine)
 }
 
-/// What is scattered, with the extents of the index, and at least one axis.
+/// The source of a scatter, with the extents of the index and at least one axis.
 fn scatter_source(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let index = c.tensor("index")?;
     let index = as_row(c, index)?;
@@ -166,7 +174,7 @@ fn scatter_source(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     }
 }
 
-/// `x` with the source stored, or combined, where the arguments say.
+/// `x` with the source stored, or combined, at the positions that the arguments give.
 fn scatter_into(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -182,7 +190,8 @@ fn scatter_into(
     c.reshape(y, shape)
 }
 
-/// Elements of the operand take part, or only what is scattered where anything is.
+/// Elements of the operand take part. Without `include_self`, positions with scattered elements only use
+/// these.
 fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let dtype = c.dtype(x);
@@ -196,7 +205,12 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         Some("prod") => (ReductionKind::Prod, Scalar::Int(1)),
         Some("amax") => (ReductionKind::Max, least(i64::MIN, f64::NEG_INFINITY)),
         Some("amin") => (ReductionKind::Min, least(i64::MAX, f64::INFINITY)),
-        other => return Err(RuleFailure::Opaque(format!("it combines by {}", other.unwrap_or("nothing")))),
+        other => {
+            return Err(RuleFailure::Opaque(format!(
+                "the reduction `{}` is not supported",
+                other.unwrap_or("none")
+            )));
+        }
     };
     let source = scatter_source(c, dtype)?;
     let shape = c.shape(source);

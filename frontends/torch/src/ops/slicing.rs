@@ -1,4 +1,4 @@
-//! Parts of tensors and tensors from parts: slices, splits, concatenation, repetition, padding.
+//! Slices, splits, concatenation, repetition, padding.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
@@ -44,11 +44,12 @@ pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.constant_pad_nd", "pad", pad),
     row_of_results("aten.pad", "pad, where it is constant", |c| match c.opt_string("mode")? {
         None | Some("constant") => pad(c),
-        Some(other) => Err(RuleFailure::Opaque(format!("the mode {other}"))),
+        Some(other) => Err(RuleFailure::Opaque(format!("the mode `{other}` is not supported"))),
     }),
     row("aten.diff", "slice, sub", diff),
     row("aten.select_scatter", "slice, concat", |c| {
-        let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+        let x = c.first_tensor()?;
+        let source = c.tensor("src")?;
         let axis = c.axis("dim", c.rank(x))?;
         let n = c.extent(x, axis);
         if let Some(index) = index_by_rank(c, x, axis)? {
@@ -85,7 +86,7 @@ fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.slice(x, axis, start, len, step)
 }
 
-/// A slice that starts elsewhere on each rank and has one length on all: the rows of an index.
+/// A slice with a start that differs between ranks and the same length on all, as a gather by index.
 fn slice_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> RuleResult<Option<ValueId>> {
     match rows_by_rank(c, x, axis, step)? {
         None => Ok(None),
@@ -98,13 +99,15 @@ fn slice_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> 
 
 /// The elements of an axis that a slice takes.
 enum SliceRows {
-    /// From here on, on all ranks.
+    /// The elements from this position on, on all ranks.
     Same(Dim),
-    /// Those of an index, which every rank has its own of, with the positions of the ranks if these are equal pieces.
+    /// The elements at an index that each rank has, with the positions of the ranks if their slices are equal
+    /// pieces of the axis.
     PerRank { index: ValueId, positions: Option<Vec<usize>> },
 }
 
-/// What a slice takes whose start or end is another on each rank, and how many; `None` where neither is.
+/// The elements and the length of a slice whose start or end differs between ranks. `None` if neither
+/// differs.
 fn rows_by_rank(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -114,7 +117,8 @@ fn rows_by_rank(
     if let Some(found) = symbolic_rows(c, x, axis, step)? {
         return Ok(Some(found));
     }
-    let (start, end) = (c.ints_by_rank("start"), c.ints_by_rank("end"));
+    let start = c.ints_by_rank("start");
+    let end = c.ints_by_rank("end");
     let Some(ranks) = start.or(end).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
     let Some(extent) = n.as_const().filter(|_| step > 0) else {
@@ -122,16 +126,16 @@ fn rows_by_rank(
             "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
         )));
     };
-    let of_ranks = |c: &OpCall<'_, '_>, name: &str, default: i64| -> RuleResult<Vec<i64>> {
+    let positions_by_rank = |c: &OpCall<'_, '_>, name: &str, default: i64| -> RuleResult<Vec<i64>> {
         Ok(match c.ints_by_rank(name) {
             Some((_, v)) => v.to_vec(),
             None => vec![c.opt_int(name)?.unwrap_or(default); ranks],
         })
     };
     let limited = |at: &i64| if *at < 0 { at.saturating_add(extent).max(0) } else { (*at).min(extent) };
-    let raw = of_ranks(c, "start", 0)?;
+    let raw = positions_by_rank(c, "start", 0)?;
     let starts: Vec<i64> = raw.iter().map(limited).collect();
-    let ends: Vec<i64> = of_ranks(c, "end", i64::MAX)?.iter().map(limited).collect();
+    let ends: Vec<i64> = positions_by_rank(c, "end", i64::MAX)?.iter().map(limited).collect();
     let length = |(s, e): (&i64, &i64)| (e - s).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
     let lengths: Vec<u64> = starts.iter().zip(&ends).map(length).collect();
     let len = match lengths.as_slice() {
@@ -140,7 +144,7 @@ fn rows_by_rank(
     };
     let Some(len) = len else {
         return Err(RuleFailure::Invalid(format!(
-            "expected slices of one length that start from 0 to {extent} on all ranks, found starts {raw:?} and \
+            "expected slices of the same length that start from 0 to {extent} on all ranks, found starts {raw:?} and \
              lengths {lengths:?}"
         )));
     };
@@ -155,17 +159,19 @@ fn rows_by_rank(
     Ok(Some((SliceRows::PerRank { index, positions }, len.into())))
 }
 
-/// The rows and their number of a slice that begins at another size on each rank, such as a multiple of its length.
+/// The elements and the length of a slice whose start is a size that differs between ranks, such as a
+/// multiple of its length.
 fn symbolic_rows(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
     axis: usize,
     step: i64,
 ) -> RuleResult<Option<(SliceRows, Dim)>> {
-    let (start, end) = (c.dims_by_rank("start")?, c.dims_by_rank("end")?);
+    let start = c.dims_by_rank("start")?;
+    let end = c.dims_by_rank("end")?;
     let Some(ranks) = start.as_ref().or(end.as_ref()).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
-    let of_ranks = |c: &OpCall<'_, '_>, name: &str, default: Dim| -> RuleResult<Vec<Dim>> {
+    let positions_by_rank = |c: &OpCall<'_, '_>, name: &str, default: Dim| -> RuleResult<Vec<Dim>> {
         if let Some((_, ints)) = c.ints_by_rank(name) {
             return Ok(ints.iter().map(|&i| Dim::from(i)).collect());
         }
@@ -174,11 +180,11 @@ fn symbolic_rows(
     };
     let starts = match &start {
         Some((_, dims)) => dims.clone(),
-        None => of_ranks(c, "start", 0.into())?,
+        None => positions_by_rank(c, "start", 0.into())?,
     };
     let ends = match &end {
         Some((_, dims)) => dims.clone(),
-        None => of_ranks(c, "end", n.clone())?,
+        None => positions_by_rank(c, "end", n.clone())?,
     };
     let lengths: Vec<Dim> = starts.iter().zip(&ends).map(|(s, e)| e.clone() - s.clone()).collect();
     let within = |d: &Dim| c.dim_bounds(d).0 >= 0;
@@ -187,7 +193,7 @@ fn symbolic_rows(
         [len, rest @ ..] if step == 1 && is_inside && rest.iter().all(|l| l == len) => len.clone(),
         _ => {
             return Err(RuleFailure::Invalid(format!(
-                "a slice that differs between ranks: expected parts of one length within {n:?} and a step of 1 on all \
+                "a slice that differs between ranks: expected slices of the same length within {n:?} and a step of 1 on all \
                  ranks, found starts {starts:?}, lengths {lengths:?} and a step of {step}"
             )));
         }
@@ -215,7 +221,7 @@ fn symbolic_rows(
     Ok(Some((SliceRows::PerRank { index, positions }, len)))
 }
 
-/// An element of an axis that is another on each rank.
+/// An element of an axis at a position that differs between ranks.
 fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
     let Some(index) = index_by_rank(c, x, axis)? else { return Ok(None) };
     let at = c.ints_by_rank("index").map_or(&[][..], |(_, at)| at);
@@ -225,7 +231,7 @@ fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult
     c.drop_axis(one, axis).map(Some)
 }
 
-/// The index that is another on each rank, as one of one element.
+/// An index that differs between ranks, as a tensor of one element.
 fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
     let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
@@ -242,7 +248,8 @@ fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<
 fn select_index(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, index: Dim) -> EmitResult {
     let n = c.extent(x, axis);
     let start = c.index_from_start(index, &n);
-    let (low, high) = (c.dim_bounds(&start).0, c.dim_bounds(&(n.clone() - start.clone())).1);
+    let low = c.dim_bounds(&start).0;
+    let high = c.dim_bounds(&(n.clone() - start.clone())).1;
     if low < 0 && c.dim_bounds(&start).1 < 0 || high <= 0 {
         return Err(RuleFailure::Invalid(format!("expected an index within {n:?}, found {start:?}")));
     }
@@ -260,7 +267,7 @@ fn lower_select(c: &mut OpCall<'_, '_>) -> EmitResult {
     select_index(c, x, axis, index)
 }
 
-/// The pieces are as long as the program declares; they must add up to the axis.
+/// Splits into slices of the declared lengths, which must add up to the axis.
 fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["split_size", "split_sizes", "chunks", "sections", "indices", "tensor_indices_or_sections"]);
     let x = c.first_tensor()?;
@@ -275,7 +282,8 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
 fn unbind(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.first_tensor()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
-    let (n, count) = (c.extent(x, axis), c.result_count());
+    let n = c.extent(x, axis);
+    let count = c.result_count();
     if n.as_const() != Some(count as i64) {
         return Err(RuleFailure::Invalid(format!("expected {n:?} results, found {count}")));
     }
@@ -295,7 +303,7 @@ fn promote_tensors(c: &mut OpCall<'_, '_>, parts: Vec<ValueId>) -> RuleResult<Ve
 fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
     let parts = c.tensors("tensors")?;
     let parts = promote_tensors(c, parts)?;
-    // PyTorch lets empty tensors of one axis take part with any shape.
+    // PyTorch accepts empty tensors of one axis next to any shape.
     let empty = |c: &OpCall<'_, '_>, p: ValueId| c.rank(p) == 1 && c.ty(p).shape[0].as_const() == Some(0);
     let some: Vec<ValueId> = parts.iter().copied().filter(|&p| !empty(c, p)).collect();
     let parts = if some.is_empty() { parts } else { some };
@@ -327,7 +335,7 @@ fn repeat(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 }
 
 fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
-    // What the other arguments give.
+    // The output size follows from the other arguments.
     c.ignore(&["output_size"]);
     let x = c.first_tensor()?;
     let n = c.dim("repeats")?;
@@ -338,7 +346,7 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
     let mut shape = c.shape(x);
     let axis = c.axis_or("dim", 0, shape.len())?;
     if shape.is_empty() {
-        return Err(RuleFailure::Opaque("its operand has no axis".into()));
+        return Err(RuleFailure::Opaque("the operand has no axis".into()));
     }
     let y = c.unsqueeze(x, axis + 1)?;
     let mut all = c.shape(y);
@@ -383,7 +391,7 @@ fn roll(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.reshape(y, shape)
 }
 
-/// `pad` lists (before, after) from the last axis on; negative numbers crop.
+/// `pad` lists pairs (before, after) from the last axis on. Negative numbers remove elements.
 fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.first_tensor()?;
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(0)).convert_to(c.dtype(x));
@@ -392,7 +400,7 @@ fn pad(c: &mut OpCall<'_, '_>) -> RuleResult {
     let mut low = vec![Dim::from(0); shape.len()];
     if pads.len() % 2 != 0 || pads.len() / 2 > shape.len() {
         return Err(RuleFailure::Invalid(format!(
-            "expected pairs for {} axes at most, found {pads:?}",
+            "expected pairs for at most {} axes, found {pads:?}",
             shape.len()
         )));
     }
@@ -457,7 +465,8 @@ pub(crate) fn replace_slice(
 }
 
 fn slice_scatter(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, source) = (c.first_tensor()?, c.tensor("src")?);
+    let x = c.first_tensor()?;
+    let source = c.tensor("src")?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
     write_slice(c, x, source, axis, step)

@@ -1,7 +1,8 @@
 //! Views by strides: diagonals, windows along an axis, and elements at any strides.
 //!
-//! Where extents are known, or windows lie side by side, they are views of the program as well. Others are read by index: the
-//! program then does not show that PyTorch has them in the memory of the operand, which [`aliasing::note_alias`] notes.
+//! If extents are known, or windows are adjacent, the results are views in the graph as well. Otherwise they
+//! are read by index. The graph then does not show that PyTorch has them in the memory of the operand, which
+//! [`aliasing::note_alias`] records.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, ValueId};
@@ -24,15 +25,18 @@ fn diagonal(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
     let offset = c.int_or("offset", 0)?;
-    let (first, second) = (c.axis_or("dim1", 0, rank)?, c.axis_or("dim2", 1, rank)?);
+    let first = c.axis_or("dim1", 0, rank)?;
+    let second = c.axis_or("dim2", 1, rank)?;
     if first == second {
         return Err(RuleFailure::Invalid(format!("expected two distinct axes, found {first} and {second}")));
     }
-    let (n, m) = (c.extent(x, first), c.extent(x, second));
+    let n = c.extent(x, first);
+    let m = c.extent(x, second);
     let others = (0..rank).filter(|&a| a != first && a != second);
     let perm: Vec<usize> = others.chain([first, second]).collect();
     let x = c.permute(x, perm)?;
-    let (row, column) = (offset.min(0).saturating_neg(), offset.max(0));
+    let row = offset.min(0).saturating_neg();
+    let column = offset.max(0);
     if let (Some(n), Some(m)) = (n.as_const(), m.as_const()) {
         let len = n.saturating_sub(row).min(m.saturating_sub(column)).max(0);
         let start = if len == 0 { 0 } else { row * m + column };
@@ -57,10 +61,11 @@ fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
     if rank == 0 {
-        return Err(RuleFailure::Opaque("its operand has no axis".into()));
+        return Err(RuleFailure::Opaque("the operand has no axis".into()));
     }
     let axis = c.axis("dimension", rank)?;
-    let (size, step) = (c.int("size")?, c.int("step")?);
+    let size = c.int("size")?;
+    let step = c.int("step")?;
     let n = c.extent(x, axis);
     let beyond = n.clone() - Dim::from(size);
     if size < 0 || step < 1 || c.dim_bounds(&beyond).1 < 0 {
@@ -93,7 +98,7 @@ fn unfold(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 struct AsStridedAxis {
-    /// Which one of the result.
+    /// The axis of the result.
     at: usize,
     size: Dim,
     stride: Dim,
@@ -101,15 +106,17 @@ struct AsStridedAxis {
 
 fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
-    let (shape, strides) = (c.dims("size")?, c.dims("stride")?);
+    let shape = c.dims("size")?;
+    let strides = c.dims("stride")?;
     if shape.len() != strides.len() {
-        let (sizes, strides) = (shape.len(), strides.len());
+        let sizes = shape.len();
+        let strides = strides.len();
         return Err(RuleFailure::Invalid(format!(
             "expected a stride for each extent, found {sizes} and {strides}"
         )));
     }
     let Some(begin) = aliasing::storage_begin(c) else {
-        return Err(RuleFailure::Opaque("where its operand begins in memory is not known".into()));
+        return Err(RuleFailure::Opaque("the storage offset of the operand is not known".into()));
     };
     let offset = c.opt_dim("storage_offset")?.unwrap_or(begin.clone()) - begin;
     let x = flatten_in_memory_order(c, x)?;
@@ -128,7 +135,7 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
     let last = steps.fold(offset.clone(), |a, b| a + b);
     let low = axes.iter().map(|a| c.dim_bounds(&a.stride).0).chain([c.dim_bounds(&offset).0]).min();
     if low.is_none_or(|low| low < 0) || c.dim_bounds(&(c.extent(x, 0) - last)).0 < 1 {
-        return Err(RuleFailure::Opaque("it may reach beyond its operand".into()));
+        return Err(RuleFailure::Opaque("the view may reach beyond the operand".into()));
     }
     let y = take_strided(c, x, &offset, &axes)?;
     let mut narrow = vec![Dim::from(1); shape.len()];
@@ -141,18 +148,18 @@ fn as_strided(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.expand(y, shape)
 }
 
-/// The elements of the operand as they lie in memory, along one axis.
+/// The elements of the operand in memory order, along one axis.
 fn flatten_in_memory_order(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let Some(order) = aliasing::memory_order(c) else {
         return Err(RuleFailure::Opaque(
-            "its operand does not lie in memory as a whole, or where it does is not known".into(),
+            "the operand is not contiguous in memory, or its strides are not known".into(),
         ));
     };
     let y = c.permute(x, order)?;
     c.reshape(y, vec![c.ty(y).numel()])
 }
 
-/// The elements at these steps from `offset` on, with an axis for each.
+/// The elements at these steps from `offset` on, with one axis for each step.
 fn take_strided(c: &mut OpCall<'_, '_>, x: ValueId, offset: &Dim, axes: &[AsStridedAxis]) -> EmitResult {
     let sizes = |order: &[usize]| -> Vec<Dim> {
         order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect()

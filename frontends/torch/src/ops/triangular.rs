@@ -1,4 +1,5 @@
-//! Systems of triangular equations, by the inverse of the matrix: that of blocks on the diagonal, of twice the extent in each step.
+//! Systems of triangular equations, solved with the inverse of the matrix. The inverse is built from those of
+//! the blocks on the diagonal, whose extent doubles in each step.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, Dim, Op, Scalar, TensorType, UnaryOp, ValueId};
@@ -13,25 +14,27 @@ pub(super) const ROWS: &[RuleRow] =
 const MOST: i64 = 1024;
 
 fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (a, b) = (c.first_tensor()?, c.tensor("B")?);
+    let a = c.first_tensor()?;
+    let b = c.tensor("B")?;
     let upper = c.bool_or("upper", false)?;
     let left = c.bool_or("left", true)?;
     let unit = c.bool_or("unitriangular", false)?;
     let rank = c.rank(a);
     if rank < 2 || c.rank(b) < 2 || c.extent(a, rank - 2) != c.extent(a, rank - 1) {
-        let (a, b) = (c.shape(a), c.shape(b));
+        let a = c.shape(a);
+        let b = c.shape(b);
         return Err(RuleFailure::Invalid(format!(
-            "expected square matrices and matrices, found {a:?} and {b:?}"
+            "expected square matrices and right-hand sides, found {a:?} and {b:?}"
         )));
     }
     let Some(n) = c.extent(a, rank - 1).as_const().filter(|n| *n <= MOST) else {
         let n = c.extent(a, rank - 1);
         return Err(RuleFailure::Opaque(format!(
-            "its matrices have {n:?} rows, and more than {MOST} are not known how"
+            "matrices of {n:?} rows are not supported (at most {MOST})"
         )));
     };
     if !c.dtype(a).is_float() {
-        return Err(RuleFailure::Opaque(format!("its matrices are of {}", c.dtype(a))));
+        return Err(RuleFailure::Opaque(format!("matrices of {} are not supported", c.dtype(a))));
     }
     let lower = if upper { c.transposed(a)? } else { a };
     let inverse = invert_lower_triangular(c, lower, n, unit)?;
@@ -40,13 +43,13 @@ fn solve(c: &mut OpCall<'_, '_>) -> EmitResult {
     Ok(y)
 }
 
-/// The inverse of lower triangular matrices of `n` rows; what stands above the diagonal is not looked at.
+/// The inverse of lower triangular matrices of `n` rows. Elements above the diagonal are ignored.
 fn invert_lower_triangular(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, unit: bool) -> EmitResult {
     let shape = c.shape(a);
     let batch = shape.iter().rev().skip(2).cloned().fold(Dim::from(1), |a, b| a * b);
     let a = c.reshape(a, vec![batch.clone(), n.into(), n.into()])?;
     let extent = n.max(1).unsigned_abs().next_power_of_two().cast_signed();
-    // Rows behind the last are those of the unit matrix, of which nothing below is part of the result.
+    // The additional rows are those of the identity matrix. Nothing below them is part of the result.
     let low = vec![Dim::from(0); 3];
     let ty = TensorType::new(c.dtype(a), vec![batch.clone(), extent.into(), extent.into()]);
     let value = Scalar::Int(0).convert_to(ty.dtype);
@@ -84,7 +87,8 @@ fn invert_diagonal(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, extent: i64, unit
 
 /// The blocks of `size` rows on the diagonal, `[batch, number, size, size]`.
 fn blocks(c: &mut OpCall<'_, '_>, a: ValueId, extent: i64, size: i64) -> EmitResult {
-    let (batch, count) = (c.extent(a, 0), extent / size);
+    let batch = c.extent(a, 0);
+    let count = extent / size;
     let dims = |inner: [i64; 4]| -> Vec<Dim> {
         std::iter::once(batch.clone()).chain(inner.into_iter().map(Dim::from)).collect()
     };
@@ -95,7 +99,8 @@ fn blocks(c: &mut OpCall<'_, '_>, a: ValueId, extent: i64, size: i64) -> EmitRes
     c.permute(y, vec![0, 3, 1, 2])
 }
 
-/// The inverses of blocks of twice the extent: of `[[a, 0], [b, d]]` that is `[[a', 0], [-d' b a', d']]`.
+/// The inverses of blocks of twice the extent. The inverse of `[[a, 0], [b, d]]` is `[[a', 0], [-d' b a',
+/// d']]`.
 fn double_block_size(
     c: &mut OpCall<'_, '_>,
     a: ValueId,

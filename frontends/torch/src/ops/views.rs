@@ -68,7 +68,8 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 }
 
 fn reshape_as(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, other) = (c.first_tensor()?, c.tensor("other")?);
+    let x = c.first_tensor()?;
+    let other = c.tensor("other")?;
     c.reshape(x, c.shape(other))
 }
 
@@ -77,7 +78,7 @@ fn view_dtype(c: &mut OpCall<'_, '_>) -> EmitResult {
     if c.opt_dtype("dtype")? == Some(c.dtype(x)) {
         return identity(c);
     }
-    Err(RuleFailure::Opaque("it reinterprets the bits of its operand".into()))
+    Err(RuleFailure::Opaque("reinterpreting bits as another dtype is not supported".into()))
 }
 
 fn flatten(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -109,7 +110,7 @@ fn unflatten(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.reshape(x, shape)
 }
 
-/// Axes of extent 1 vanish: all, or those that are named.
+/// Removes axes of extent 1: all of them, or the given ones.
 fn squeeze(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let shape = c.shape(x);
@@ -140,7 +141,8 @@ fn permute(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn transpose(c: &mut OpCall<'_, '_>, first: &str, second: &str) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
-    let (a, b) = (c.axis(first, rank)?, c.axis(second, rank)?);
+    let a = c.axis(first, rank)?;
+    let b = c.axis(second, rank)?;
     let mut perm: Vec<usize> = (0..rank).collect();
     if rank > 0 {
         perm.swap(a, b);
@@ -165,7 +167,8 @@ fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     let axes = |c: &OpCall<'_, '_>, name: &str| -> RuleResult<Vec<usize>> {
         c.opt_ints(name)?.unwrap_or_default().into_iter().map(|a| c.resolve_axis(a, rank)).collect()
     };
-    let (from, to) = (axes(c, "source")?, axes(c, "destination")?);
+    let from = axes(c, "source")?;
+    let to = axes(c, "destination")?;
     let mut slots = vec![None; rank];
     for (&s, &d) in from.iter().zip(&to) {
         if let Some(slot) = slots.get_mut(d) {
@@ -179,7 +182,7 @@ fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.permute(x, perm)
 }
 
-/// -1 keeps the extent of `x`.
+/// An extent of -1 keeps the extent of `x`.
 fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
     let x = c.first_tensor()?;
@@ -187,7 +190,7 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     let own = c.shape(x);
     let Some(new) = shape.len().checked_sub(own.len()) else {
         return Err(RuleFailure::Invalid(format!(
-            "expected {} axes or more, found {}",
+            "expected at least {} axes, found {}",
             own.len(),
             shape.len()
         )));
@@ -201,11 +204,13 @@ fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
 }
 
 fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let (x, other) = (c.first_tensor()?, c.tensor("other")?);
+    let x = c.first_tensor()?;
+    let other = c.tensor("other")?;
     c.expand(x, c.shape(other))
 }
 
-/// Vectors as the coordinates of a grid: vector `i` varies along axis `i`, with `xy` the first two swapped.
+/// Vectors as the coordinates of a grid. Vector `i` varies along axis `i`; with `xy` indexing the first two
+/// axes are swapped.
 fn mesh_grid(c: &mut OpCall<'_, '_>) -> RuleResult {
     let parts = c.tensors("tensors")?;
     let swapped = c.opt_string("indexing")? == Some("xy") && parts.len() >= 2;

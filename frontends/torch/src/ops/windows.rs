@@ -1,4 +1,4 @@
-//! Windows that stand on the last axes of an operand, `[batch, channels, ...]`: those of convolutions and of pools.
+//! Windows on the last axes of an operand, `[batch, channels, ...]`, for convolutions and pooling.
 
 use symmc_import::Emit;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
@@ -23,32 +23,35 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.max_pool3d_with_indices_backward.default", "scatter", |c| max_pool_backward(c, 3)),
 ];
 
-/// The elements of a window at most, each of which is a slice.
+/// The largest number of elements of a window. Each element is a slice.
 const MOST: i64 = 128;
 
-/// Where windows stand, by axis.
+/// The positions of windows, by axis.
 #[derive(Clone)]
 pub(super) struct WindowGeometry {
     pub kernel: Vec<i64>,
     stride: Vec<i64>,
     padding: Vec<i64>,
     dilation: Vec<i64>,
-    /// How far the last window reaches beyond the padding.
+    /// The number of elements by which the last window exceeds the padding.
     beyond: Vec<Dim>,
 }
 
-/// The integers of an argument that has some.
+/// The integers of an argument, unless it is missing or empty.
 fn non_empty_ints(c: &OpCall<'_, '_>, name: &str) -> RuleResult<Option<Vec<i64>>> {
     Ok(c.opt_ints(name)?.filter(|v| !v.is_empty()))
 }
 
 impl WindowGeometry {
-    /// Windows of these extents as a call places them, `step` apart unless it says how far.
+    /// Windows of these extents, as a call places them. `step` is the default stride.
     pub fn from_call(c: &OpCall<'_, '_>, kernel: Vec<i64>, step: i64) -> RuleResult<WindowGeometry> {
         let beyond = vec![Dim::from(0); kernel.len()];
         let unplaced = WindowGeometry { kernel, stride: vec![], padding: vec![], dilation: vec![], beyond };
         if unplaced.kernel.iter().try_fold(1i64, |a, &k| a.checked_mul(k)).is_none_or(|e| e < 1) {
-            return Err(RuleFailure::Opaque(format!("its kernel has the extents {:?}", unplaced.kernel)));
+            return Err(RuleFailure::Opaque(format!(
+                "a kernel of the extents {:?} is not supported",
+                unplaced.kernel
+            )));
         }
         let stride = unplaced.axis_integers(c, "stride", step, 1)?;
         let padding = unplaced.axis_integers(c, "padding", 0, 0)?;
@@ -56,7 +59,7 @@ impl WindowGeometry {
         Ok(WindowGeometry { stride, padding, dilation, ..unplaced })
     }
 
-    /// An integer for each axis: one stands for all.
+    /// An integer for each axis. A single one applies to all axes.
     pub fn axis_integers(
         &self,
         c: &OpCall<'_, '_>,
@@ -84,7 +87,7 @@ impl WindowGeometry {
         both.map(|(((&k, &s), &p), &d)| (k, s, p, d))
     }
 
-    /// The extents of an operand on which so many windows stand, with what it has beyond the last.
+    /// The extents of an operand with this number of windows, plus `further` elements after the last.
     pub fn covered_extents(&self, count: &[Dim], further: &[i64]) -> Vec<Dim> {
         let all = self.axis_parameters().zip(count).zip(further);
         let extent = |(((k, s, p, d), count), &further): (((i64, i64, i64, i64), &Dim), &i64)| {
@@ -93,7 +96,7 @@ impl WindowGeometry {
         all.map(extent).collect()
     }
 
-    /// Windows that overlap nowhere and leave nothing between them.
+    /// Whether the windows neither overlap nor leave gaps.
     fn are_disjoint(&self) -> bool {
         self.axis_parameters().all(|(k, s, p, d)| k == s && p == 0 && d == 1)
     }
@@ -102,8 +105,9 @@ impl WindowGeometry {
         self.beyond.iter().any(|b| b.as_const() != Some(0))
     }
 
-    /// Has windows reach beyond the padding of an operand of these extents, where the call asks for that: as far as they begin
-    /// within it. One that is alone on an axis ends where the padding does.
+    /// Extends the windows beyond the padding of an operand of these extents, if the call requests ceil mode.
+    /// A window must start within the operand or the padding before it. A single window on an axis ends where
+    /// the padding does.
     fn apply_ceil_mode(&mut self, c: &OpCall<'_, '_>, area: &[Dim]) -> RuleResult {
         if !c.bool_or("ceil_mode", false)? {
             return Ok(());
@@ -113,13 +117,13 @@ impl WindowGeometry {
             if (n.clone() + Dim::from(2 * p - window_span(k, d))).exact_div(&s.into()).is_some() {
                 continue;
             }
-            // A window begins before the end of the operand and of the padding in front of it.
+            // A window starts before the end of the operand, which includes the padding in front of it.
             let whole = n.clone() + Dim::from(2 * p);
             let mut last =
                 (whole.clone() - Dim::from(window_span(k, d)) + Dim::from(s - 1)).floor_div(&s.into());
             if p.saturating_add(s) > window_span(k, d) {
                 let Some(n) = n.as_const() else {
-                    return Err(RuleFailure::Opaque("its last windows may begin beyond its operand".into()));
+                    return Err(RuleFailure::Opaque("the last windows may begin beyond the operand".into()));
                 };
                 last = last.min_with(&(n.saturating_add(p) - 1).div_euclid(s).into());
             }
@@ -140,22 +144,22 @@ impl WindowGeometry {
     fn check_count(&self) -> RuleResult {
         match self.elements() {
             n if n <= MOST => Ok(()),
-            n => Err(RuleFailure::Opaque(format!("its kernel has {n} elements, more than {MOST}"))),
+            n => Err(RuleFailure::Opaque(format!("the kernel has {n} elements, more than {MOST}"))),
         }
     }
 }
 
-/// From the first to the last element under a window.
+/// The distance from the first to the last element under a window, both included.
 fn window_span(kernel: i64, dilation: i64) -> i64 {
     (kernel - 1).saturating_mul(dilation).saturating_add(1)
 }
 
-/// For each element of a window what lies under it, wherever the window stands: `[batch, elements, channels, ...]`.
+/// The elements under each element of a window, for all windows: `[batch, elements, channels, ...]`.
 pub(super) fn window_columns(c: &mut OpCall<'_, '_>, x: ValueId, windows: &WindowGeometry) -> EmitResult {
     window_columns_padded(c, x, windows, Scalar::Int(0))
 }
 
-/// The same where `around` is what lies around the operand.
+/// The same as [`window_columns`], with padding of the value `around`.
 fn window_columns_padded(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -169,7 +173,8 @@ fn window_columns_padded(
         let extent = c.extent(x, i + 2) + Dim::from(2 * p) + beyond.clone();
         let left = extent.clone() - Dim::from(window_span(k, d));
         if c.dim_bounds(&left).0 < 0 {
-            let (n, reach) = (c.extent(x, i + 2), window_span(k, d));
+            let n = c.extent(x, i + 2);
+            let reach = window_span(k, d);
             return Err(RuleFailure::Opaque(format!(
                 "{n:?} elements of an axis may be fewer than the {reach} of the kernel"
             )));
@@ -186,10 +191,13 @@ fn window_columns_padded(
     window_slices(c, x, windows, &extents, |element| element)
 }
 
-/// The pieces of an operand under windows that lie side by side.
+/// The slices of an operand under adjacent windows.
 fn tile_columns(c: &mut OpCall<'_, '_>, x: ValueId, windows: &WindowGeometry, extents: &[Dim]) -> EmitResult {
-    let (mut x, n) = (x, extents.len());
-    let (mut shape, mut inner, mut outer) = (c.shape(x), Vec::new(), Vec::new());
+    let mut x = x;
+    let n = extents.len();
+    let mut shape = c.shape(x);
+    let mut inner = Vec::new();
+    let mut outer = Vec::new();
     shape.truncate(2);
     for (i, (&k, extent)) in windows.kernel.iter().zip(extents).enumerate() {
         x = c.slice(x, i + 2, 0.into(), extent.clone() * Dim::from(k), 1)?;
@@ -205,7 +213,8 @@ fn tile_columns(c: &mut OpCall<'_, '_>, x: ValueId, windows: &WindowGeometry, ex
     c.reshape(x, shape)
 }
 
-/// The slice of a padded operand that each element of a window sees, side by side.
+/// The slices of a padded operand under each element of a window, concatenated along axis 1. `of` maps the
+/// position in the result to the element.
 fn window_slices(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -215,7 +224,8 @@ fn window_slices(
 ) -> EmitResult {
     let mut all = Vec::new();
     for element in 0..windows.elements() {
-        let (mut piece, mut rest) = (x, of(element));
+        let mut piece = x;
+        let mut rest = of(element);
         for (i, (k, s, _, d)) in windows.axis_parameters().enumerate().collect::<Vec<_>>().into_iter().rev() {
             let len = extents.get(i).cloned().unwrap_or(1.into());
             piece = c.slice(piece, i + 2, ((rest % k) * d).into(), len, s)?;
@@ -226,7 +236,7 @@ fn window_slices(
     c.concat(&all, 1)
 }
 
-/// The operand with a number around it: `low` times in front, and behind as often as `area` wants.
+/// Pads the operand with a number: `low` elements before, and as many after as the extents `area` require.
 fn pad_operand(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -246,8 +256,9 @@ fn pad_operand(
     c.emit_as("pad", Op::Pad { low, value }, &[x], TensorType::new(dtype, shape))
 }
 
-/// What [`window_columns`] gives of the transposed operand: for each element of a window, from the last to the first, the element of `x`
-/// that it took part in, of an operand of the extents `to`; 0 where there is none.
+/// The columns of the transposed operation, which [`window_columns`] gives of the forward one. For each
+/// element of a window, from the last to the first, the result has the element of `x` that it contributed to,
+/// for an operand of the extents `to`. It is 0 where there is none.
 pub(super) fn transposed_columns(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -255,16 +266,16 @@ pub(super) fn transposed_columns(
     to: &[Dim],
 ) -> EmitResult {
     windows.check_count()?;
-    let (mut x, mut low, mut area) = (x, Vec::new(), Vec::new());
+    let mut x = x;
+    let mut low = Vec::new();
+    let mut area = Vec::new();
     for (i, ((k, s, p, d), to)) in windows.axis_parameters().zip(to).enumerate() {
         x = insert_zeros(c, x, i + 2, s)?;
         let front = window_span(k, d) - 1 - p;
         let extent = to.clone() + Dim::from(window_span(k, d) - 1);
-        let behind = extent.clone() - c.extent(x, i + 2) - Dim::from(front);
-        if front < 0 || c.dim_bounds(&behind).0 < 0 {
-            return Err(RuleFailure::Opaque(format!(
-                "its padding of {p} may be more than its kernel reaches"
-            )));
+        let after = extent.clone() - c.extent(x, i + 2) - Dim::from(front);
+        if front < 0 || c.dim_bounds(&after).0 < 0 {
+            return Err(RuleFailure::Opaque(format!("the padding of {p} may exceed the span of the kernel")));
         }
         low.push(front);
         area.push(extent);
@@ -281,20 +292,20 @@ pub(super) fn transposed_columns(
     window_slices(c, x, &dense, to, |element| count - 1 - element)
 }
 
-/// The sum of what lies under windows, at each element of an operand on which they stand: the transpose of [`window_columns`].
+/// The transpose of [`window_columns`]: each element of the operand is the sum of the window elements on it.
 fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let kernel = non_empty_ints(c, "kernel_size")?.unwrap_or_default();
-    let (windows, area) = (WindowGeometry::from_call(c, kernel, 1)?, c.dims("output_size")?);
+    let windows = WindowGeometry::from_call(c, kernel, 1)?;
+    let area = c.dims("output_size")?;
     windows.check_count()?;
     let is_batch = c.rank(x) == 3;
-    let (count, n) = (Dim::from(windows.elements()), windows.kernel.len());
+    let count = Dim::from(windows.elements());
+    let n = windows.kernel.len();
     let channels = c.shape(x).iter().rev().nth(1).and_then(|rows| rows.exact_div(&count));
     let Some(channels) = channels.filter(|_| c.rank(x) <= 3 && area.len() == n) else {
         let found = c.shape(x);
-        return Err(RuleFailure::Invalid(format!(
-            "expected {count:?} rows for each of some channels, found {found:?}"
-        )));
+        return Err(RuleFailure::Invalid(format!("expected a multiple of {count:?} rows, found {found:?}")));
     };
     let mut shape = vec![if is_batch { c.extent(x, 0) } else { 1.into() }, channels, count];
     let mut around = Vec::new();
@@ -322,7 +333,7 @@ fn fold(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.cast(y, dtype)
 }
 
-/// What one element of all windows has, where it lies under them in an operand of the extents `around`.
+/// One element of all windows, at its positions in an operand of the extents `around`. Other positions are 0.
 fn place_element(
     c: &mut OpCall<'_, '_>,
     x: ValueId,
@@ -332,7 +343,8 @@ fn place_element(
 ) -> EmitResult {
     let piece = c.slice(x, 2, element.into(), 1.into(), 1)?;
     let mut piece = c.drop_axis(piece, 2)?;
-    let (mut rest, mut low) = (element, vec![0; windows.kernel.len()]);
+    let mut rest = element;
+    let mut low = vec![0; windows.kernel.len()];
     for (i, (k, s, _, d)) in windows.axis_parameters().enumerate().collect::<Vec<_>>().into_iter().rev() {
         low[i] = (rest % k) * d;
         rest /= k;
@@ -346,7 +358,8 @@ fn insert_zeros(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, step: i64) -> E
     if step == 1 {
         return Ok(x);
     }
-    let (dtype, n) = (c.dtype(x), c.extent(x, axis));
+    let dtype = c.dtype(x);
+    let n = c.extent(x, axis);
     let mut shape = c.shape(x);
     let x = c.unsqueeze(x, axis + 1)?;
     let mut wide = c.shape(x);
@@ -378,7 +391,7 @@ fn pool_windows(c: &OpCall<'_, '_>, n: usize) -> RuleResult<WindowGeometry> {
     Ok(windows)
 }
 
-/// An operand of a pool with an axis of batch and one channel.
+/// An operand of pooling, reshaped to have a batch axis and one channel.
 fn flatten_to_one_channel(c: &mut OpCall<'_, '_>, x: ValueId, n: usize) -> EmitResult {
     let shape = c.shape(x);
     let outer = shape.len().checked_sub(n);
@@ -391,7 +404,7 @@ fn flatten_to_one_channel(c: &mut OpCall<'_, '_>, x: ValueId, n: usize) -> EmitR
     c.reshape(x, flat)
 }
 
-/// What a pool divides the sums of windows by: the elements of a window that count, a number or one for each window.
+/// Divides the sums of windows by the number of elements that count: one number, or one for each window.
 fn divide_by_counts(
     c: &mut OpCall<'_, '_>,
     windows: &WindowGeometry,
@@ -423,7 +436,8 @@ fn divide_by_counts(
 fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
-    let (mut shape, dtype) = (c.shape(x), c.dtype(x));
+    let mut shape = c.shape(x);
+    let dtype = c.dtype(x);
     let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
     windows.apply_ceil_mode(c, &area)?;
@@ -438,13 +452,15 @@ fn average_pool(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
 }
 
 fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
-    let (gradient, x) = (c.tensor("grad_output")?, c.tensor("self")?);
+    let gradient = c.tensor("grad_output")?;
+    let x = c.tensor("self")?;
     let mut windows = pool_windows(c, n)?;
-    let (shape, dtype) = (c.shape(x), c.dtype(x));
+    let shape = c.shape(x);
+    let dtype = c.dtype(x);
     let area = shape.get(shape.len().saturating_sub(n)..).unwrap_or_default().to_vec();
     windows.apply_ceil_mode(c, &area)?;
     if windows.exceed_padding() {
-        return Err(RuleFailure::Opaque("its last windows reach beyond its operand".into()));
+        return Err(RuleFailure::Opaque("the last windows reach beyond the operand".into()));
     }
     let gradient = flatten_to_one_channel(c, gradient, n)?;
     let gradient = c.cast(gradient, dtype.compute_dtype())?;
@@ -455,16 +471,18 @@ fn average_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     c.cast(y, dtype)
 }
 
-/// The largest element under each window, and where it is in the operand, in row-major order of the axes of windows.
+/// The largest element under each window, and its position in the operand, in row-major order of the axes of
+/// windows.
 fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
     let x = c.first_tensor()?;
     let mut windows = pool_windows(c, n)?;
-    let (mut shape, dtype) = (c.shape(x), c.dtype(x));
+    let mut shape = c.shape(x);
+    let dtype = c.dtype(x);
     let x = flatten_to_one_channel(c, x, n)?;
     let area = c.shape(x).split_off(2);
     windows.apply_ceil_mode(c, &area)?;
     if !dtype.is_float() {
-        return Err(RuleFailure::Opaque(format!("its operand is of {dtype}")));
+        return Err(RuleFailure::Opaque(format!("operands of {dtype} are not supported")));
     }
     let all = window_columns_padded(c, x, &windows, Scalar::Float(FloatAttribute(f64::NEG_INFINITY)))?;
     let y = c.reduce(ReductionKind::Max, all, vec![1], false)?;
@@ -481,7 +499,8 @@ fn max_pool(c: &mut OpCall<'_, '_>, n: usize) -> RuleResult {
     c.set_only_result(y)
 }
 
-/// Where in an operand of the extents `area` elements of windows are, by their numbers within their windows.
+/// The positions of window elements in an operand of the extents `area`, from their numbers within their
+/// windows.
 fn element_positions(
     c: &mut OpCall<'_, '_>,
     windows: &WindowGeometry,
@@ -510,10 +529,13 @@ fn element_positions(
 }
 
 fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
-    // The places say where windows stood.
+    // The indices already contain the positions of the windows.
     c.ignore(&["kernel_size", "stride", "padding", "dilation", "ceil_mode"]);
-    let (gradient, x, places) = (c.tensor("grad_output")?, c.tensor("self")?, c.tensor("indices")?);
-    let (shape, dtype) = (c.shape(x), c.dtype(gradient));
+    let gradient = c.tensor("grad_output")?;
+    let x = c.tensor("self")?;
+    let places = c.tensor("indices")?;
+    let shape = c.shape(x);
+    let dtype = c.dtype(gradient);
     let plane = |c: &mut OpCall<'_, '_>, x: ValueId| {
         let x = flatten_to_one_channel(c, x, n)?;
         let flat = c.shape(x).into_iter().skip(2).fold(Dim::from(1), |a, b| a * b);
@@ -521,7 +543,8 @@ fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
         c.reshape(x, vec![outer, flat])
     };
     let x = plane(c, x)?;
-    let (gradient, places) = (plane(c, gradient)?, plane(c, places)?);
+    let gradient = plane(c, gradient)?;
+    let places = plane(c, places)?;
     let gradient = c.cast(gradient, dtype.compute_dtype())?;
     let ty = TensorType::new(dtype.compute_dtype(), c.shape(x));
     let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape.clone())?;

@@ -1,4 +1,4 @@
-//! The container: what is refused, and by which name; aliases and strides of stored tensors; and a second
+//! The container: what is rejected, and with which name; aliases and strides of stored tensors; and a second
 //! of random damage.
 
 use serde_json::json;
@@ -51,13 +51,13 @@ fn what_is_no_program_is_refused_by_name() {
         ),
         (
             zipped("", &[("a.txt".into(), b"text".to_vec())]),
-            "no entry `archive_format`; it is no torch.export",
+            "no entry `archive_format`; it is not a torch.export",
         ),
         (set("archive_format", b"onnx"), "`archive_format`: expected `pt2`, found `onnx`"),
         (set("byteorder", b"big"), "`byteorder`: expected `little`, found `big`"),
         (set("models/model.json", b"{\"schema_version\": {\"major\": 9"), "`models/model.json`: EOF"),
         (set("models/model.json", b"{}"), "missing field `graph_module`"),
-        (set("models/model.json", b"\xff"), "`models/model.json`: it is not UTF-8"),
+        (set("models/model.json", b"\xff"), "`models/model.json`: the text is not UTF-8"),
         (set("data/weights/model_weights_config.json", b"[]"), "model_weights_config.json`: invalid"),
         (
             set("models/model.json", b"{\"schema_version\": {\"major\": 9, \"minor\": 1}}"),
@@ -121,7 +121,7 @@ fn stored_tensors_must_fit() {
     other.weights["w"]["tensor_meta"]["strides"] = json!([{"as_int": 0}, {"as_int": 0}]);
     assert!(other.error().contains("address space"), "{}", other.error());
     other.weights["w"]["tensor_meta"]["sizes"] = json!([{"as_int": 1i64 << 30}, {"as_int": 1}]);
-    assert!(other.error().contains("more than the limit"), "{}", other.error());
+    assert!(other.error().contains("exceeds the limit"), "{}", other.error());
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn bools_are_normalised() {
     assert_eq!(*data, Tensor::new(symmc_ir::DType::Bool, [3], vec![0, 1, 1]).unwrap());
 }
 
-/// A weight and the program, packed in one way behind an entry whose name has so many bytes.
+/// A weight and the program, compressed in one way, after an entry whose name has this many bytes.
 fn written(length: usize, method: CompressionMethod, wide: Wide) -> Vec<u8> {
     let fake = simple().parameter("w", "f32[2]", Some(&floats(&[1.0, 2.0])));
     let first = ("x".repeat(length), vec![7; 4]);
@@ -186,12 +186,12 @@ fn an_archive_whose_writing_failed_says_so() {
         assert!(found.contains("torch.export.save failed before it wrote the program"), "{found}");
     }
     let found = message(&changed(|e| e.retain(|e| e.0 == "archive_format")));
-    assert!(found.contains("it holds no exported program"), "{found}");
+    assert!(found.contains("the archive has no exported program"), "{found}");
 }
 
 #[test]
 fn tied_weights_are_read_and_counted_once() {
-    // Three hundred names of one tensor: counted for each name they would be beyond the limit.
+    // Three hundred names of one tensor. If each name counted, the limit would be exceeded.
     let data = vec![1u8; 16 << 20];
     let mut fake = simple().parameter("w0", "u8[16777216]", Some(&data));
     for i in 1..300 {
@@ -206,7 +206,7 @@ fn tied_weights_are_read_and_counted_once() {
     assert!(imported.weights.values().all(|w| std::sync::Arc::ptr_eq(w, &imported.weights["w0"])));
 }
 
-/// The archive with the entries of `simple` and these, the declared size of the last changed.
+/// An archive of the entries of `simple` and these. The declared size of the last entry is changed.
 fn declaring(extra: &[(&str, &[u8])], size: impl Fn(u64) -> u64) -> Vec<u8> {
     let mut entries: Vec<_> = simple()
         .entries()
@@ -222,20 +222,20 @@ fn declaring(extra: &[(&str, &[u8])], size: impl Fn(u64) -> u64) -> Vec<u8> {
 
 #[test]
 fn bombs_are_refused_before_they_unpack() {
-    // Blanks compress by a factor of a thousand: text by so much is no program.
+    // Blanks compress by a factor of a thousand, more than the text of any program.
     let mut entries = simple().entries();
     entries.iter_mut().find(|e| e.0.starts_with("models/")).unwrap().1 = vec![b' '; 1 << 27];
     let found = message(&common::zipped_as("r/", &entries, |_| CompressionMethod::Deflated));
-    assert!(found.contains("`models/model.json`") && found.contains("more than the limit"), "{found}");
+    assert!(found.contains("`models/model.json`") && found.contains("exceeds the limit"), "{found}");
 
-    // Declared sizes that the bytes in the file cannot hold.
+    // Declared sizes that the bytes in the file cannot unpack to.
     let config = br#"{"config": {}}"#;
     for size in [u64::MAX, 1 << 40, 1 << 26] {
         let found = message(&declaring(&[("data/weights/model_weights_config.json", config)], |_| size));
         assert!(found.contains(&format!("bytes cannot unpack to {size}")), "{found}");
     }
 
-    // Entries that lie over each other.
+    // Entries that overlap.
     let mut entries: Vec<_> =
         simple().entries().iter().map(|(n, d)| packed(n, d, CompressionMethod::Stored)).collect();
     let long = entries.iter().map(|e| e.data.len()).max().unwrap();
@@ -247,17 +247,18 @@ fn bombs_are_refused_before_they_unpack() {
         bytes[at + 24..at + 28].copy_from_slice(&(long as u32).to_le_bytes());
     }
     assert_eq!(bytes.len(), end);
-    assert!(message(&bytes).contains("bytes together, the file has"), "{}", message(&bytes));
+    assert!(message(&bytes).contains("bytes in total, but the file has"), "{}", message(&bytes));
 }
 
-/// Where the headers of the directory stand.
+/// The offsets of the headers in the directory.
 fn directory(bytes: &[u8]) -> Vec<usize> {
     (0..bytes.len() - 4).filter(|&i| bytes[i..].starts_with(b"PK\x01\x02")).collect()
 }
 
 #[test]
 fn tensors_that_are_refused_take_no_memory() {
-    // Tensors of one stored element, repeated by strides of 0: each would fit, all together do not.
+    // Tensors of one stored element, repeated by strides of 0. Each of them is within the limit, but not all
+    // together.
     let mut fake = simple();
     for i in 0..40 {
         fake = fake.parameter(&format!("w{i}"), "f32[8192,8192]", Some(&[0; 4]));
@@ -266,8 +267,8 @@ fn tensors_that_are_refused_take_no_memory() {
     let bytes = fake.bytes();
     let start = std::time::Instant::now();
     let found = message(&bytes);
-    assert!(found.contains("more than the limit"), "{found}");
-    // One of them takes longer to make.
+    assert!(found.contains("exceeds the limit"), "{found}");
+    // One of them takes longer to build.
     assert!(start.elapsed() < std::time::Duration::from_secs(1), "{:?}", start.elapsed());
 }
 
@@ -282,7 +283,7 @@ fn deep_json_is_refused() {
         });
         assert!(message(&bytes).contains("`models/model.json`"), "{}", message(&bytes));
     }
-    // Skipped fields may be as deep as they like.
+    // Skipped fields may have any depth.
     let mut program = simple().program().to_string();
     program.insert_str(1, &format!("\"x\":{}{},", "[".repeat(depth), "]".repeat(depth)));
     let bytes = changed(|e| {

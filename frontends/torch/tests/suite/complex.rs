@@ -1,5 +1,5 @@
-//! Complex numbers: what rotary embeddings and Fourier transforms do with them gives what the formulas say, and everything
-//! else is refused, never computed as if the two parts were two numbers.
+//! Complex numbers. Rotary embeddings and Fourier transforms give the results of their formulas. Everything
+//! else is rejected, and is never computed as if the two components were independent numbers.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ const X: [f64; 12] = [1.0, 2.0, -3.0, 0.5, 4.0, -1.0, 2.5, 3.0, -2.0, 1.5, 0.0, 
 const ANGLE: [f64; 3] = [0.3, -1.2, 2.0];
 const LENGTH: [f64; 3] = [1.0, 2.0, 0.5];
 
-/// `x` as two rows of three complex numbers, and three of a length and an angle.
+/// `x` as two rows of three complex numbers, and three pairs of length and angle.
 fn start() -> Fake {
     Fake::new()
         .input("x", "f32[2,3,2]")
@@ -81,7 +81,7 @@ fn parts_sums_and_views_are_those_of_complex_numbers() {
     let found = outputs(&["re", "im", "y", "pairs"].iter().fold(fake, |f, o| f.output(o)));
     assert_near(&found[0], &pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
     assert_near(&found[1], &pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
-    // Number 1 of the transposed ones is the first of the second row, number 4 the last of the first row.
+    // Element 1 of the transpose is the first of the second row, element 4 the last of the first row.
     let (one, four) = (3, 2);
     let two = [one, four].map(|i| [X[2 * i] * ANGLE[i % 3], X[2 * i + 1] * ANGLE[i % 3]]).concat();
     assert_near(&found[2], &[two.clone(), two].concat());
@@ -102,7 +102,7 @@ fn flat(numbers: &[(f64, f64)]) -> Vec<f64> {
     numbers.iter().flat_map(|n| [n.0, n.1]).collect()
 }
 
-/// A call on `z`, of two rows of three, `p`, of three, and `t`, which is real; and what it gives.
+/// Checks a call on `z`, of two rows of three, `p`, of three, and `t`, which is real.
 #[track_caller]
 fn assert_call(target: &str, arguments: &str, result: &str, expected: &[f64]) {
     let fake = start().node(target, arguments, &[("y", result)]).output("y");
@@ -268,7 +268,7 @@ fn long_transforms_are_refused() {
         )
         .output("y")
         .error();
-    assert!(error.contains("which may be more than 4096"), "{error}");
+    assert!(error.contains("may exceed the limit of 4096"), "{error}");
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
             .node("aten.view_as_real.default", "self=%z", &[("same", "f32[2,3,2]")])
             .node("aten.mul.Tensor", "self=%first other=1.0", &[("real", "f32[2,3]")]);
         let found = outputs(&["y", "same", "real"].iter().fold(fake, |f, o| f.output(o)));
-        // The memory of `x`, which the caller sees, comes last.
+        // The caller of the program sees the memory of `x`, which is the last output.
         let reals: Vec<f64> = expected.iter().copied().step_by(2).collect();
         for (found, expected) in found.iter().zip([&expected, &expected, &reals, &expected]) {
             assert_near(found, expected);
@@ -348,7 +348,7 @@ fn views_of_complex_numbers_that_are_no_views_here_are_not_read_after_a_write() 
 
 #[test]
 fn what_is_not_known_of_complex_numbers_is_refused() {
-    let whole = "it works on complex numbers";
+    let whole = "not supported for complex numbers";
     for (target, arguments, result, expected) in [
         ("aten.tanh.default", "self=%z", "c64[2,3]", whole),
         ("aten.prod.default", "self=%z", "c64[]", whole),
@@ -359,7 +359,7 @@ fn what_is_not_known_of_complex_numbers_is_refused() {
             "aten.constant_pad_nd.default",
             "self=%p pad=[0,1] value=1.0",
             "c64[4]",
-            "`value` is a number that is not 0",
+            "a number other than 0 as `value` is not supported",
         ),
         ("aten.view_as_complex.default", "self=%l", "c64[3]", "declares f32[3, 2] for `y`, found f32[3]"),
     ] {

@@ -1,5 +1,5 @@
-//! A second of random damage to archives and programs: an import gives a program that verifies, or an
-//! error, and never panics. The fuzz target `pt2` shares [`symmc_torch::fuzz::check`].
+//! A second of random damage to archives and programs. An import gives a program that verifies, or an error,
+//! and never panics. The fuzz target `pt2` shares [`symmc_torch::fuzz::check_bytes`].
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! What an import makes of symbols, signatures, groups, collectives, in-place ops and unknown ops, and how
-//! it refuses what it cannot represent.
+//! The import of symbols, signatures, groups, collectives, in-place ops and unsupported ops, and the
+//! rejection of programs that cannot be represented.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ fn ops(graph: &Graph) -> Vec<&Op> {
     graph.nodes.values().map(|n| &n.op).collect()
 }
 
-/// Runs a program of one rank on f32 vectors; the results as numbers.
+/// Runs a program of one rank on f32 vectors, and returns the results as numbers.
 pub fn run(fake: &Fake, inputs: &[&[f64]]) -> Vec<Vec<f64>> {
     let options = ImportOptions { ranks: Some(1), ..ImportOptions::default() };
     let imported = import(&fake.bytes(), &options).unwrap();
@@ -103,7 +103,7 @@ fn callers_say_more_of_symbols() {
     assert!(imported.unbounded.is_empty());
     let error = import(&fake.bytes(), &given(&[("s2", "1..64")])).expect_err("no such symbol").to_string();
     assert_eq!(error, "symbol `s2`: expected a symbol of the program: s0, s1, found `s2`");
-    // What is too large says of which symbols.
+    // Errors about sizes that are too large name the symbols.
     let large = Fake::new()
         .range("s0", Some(2), None)
         .range("s1", Some(2), None)
@@ -120,7 +120,7 @@ fn callers_say_more_of_symbols() {
     );
     assert_eq!(of.unbounded, ["s0", "s1"]);
     import(&large.bytes(), &given(&[("s0", "..64"), ("s1", "..4096")])).expect("a program");
-    // Recorded arguments bound what is open.
+    // Recorded arguments bound symbols without an upper bound.
     let recorded =
         SymbolConstraints { recorded_shapes: vec![vec![3, 5, 4096]], ..SymbolConstraints::default() };
     let options = ImportOptions { constraints: recorded, ..ImportOptions::default() };
@@ -130,7 +130,7 @@ fn callers_say_more_of_symbols() {
 
 #[test]
 fn what_ranges_decide_is_left_out_of_extents() {
-    // A table of 64 positions, cut to the length: the same as the length where that is at most 64.
+    // A table of 64 positions, cut to the length. Its extent is the length if that is at most 64.
     let fake = Fake::new()
         .range("s0", Some(2), None)
         .input("table", "f32[Min(64@ s0),8]")
@@ -162,10 +162,10 @@ fn unusable_symbols_are_refused() {
     entries.iter_mut().find(|e| e.0.starts_with("models")).unwrap().1 = text.into_bytes();
     let error =
         import(&crate::common::zipped("", &entries), &ImportOptions::default()).unwrap_err().to_string();
-    assert!(error.contains("`Rational` is no integer"), "{error}");
+    assert!(error.contains("`Rational` is not an integer"), "{error}");
     let data = x("f32[2]").node("aten.nonzero.default", "self=%x", &[("y", "i64[u0,1]")]).output("y");
     assert!(
-        data.error().contains("`u0` is no extent of an argument: it depends on data"),
+        data.error().contains("`u0` is not an extent of an argument: it depends on data"),
         "{}",
         data.error()
     );
@@ -223,7 +223,8 @@ fn symbolic_floats_stand_where_numbers_stand() {
                 .output("down")
                 .output("whole")
         };
-        // Numbers do not make a result wider, and those of integers are of the default float type.
+        // Numbers do not widen the dtype of a result. Next to integers, a float gives the default float
+        // dtype.
         for (result, input, dtype) in [
             ("f32[s0]", "f32[s0]", DType::F32),
             ("f32[s0]", "i64[s0]", DType::I64),
@@ -302,9 +303,9 @@ fn inputs_are_arguments_parameters_and_constants() {
     assert_eq!(
         imported.notes,
         [
-            "the argument flag is true in this program, and no input: export it again for another",
-            "output 2 is none and is left out",
-            "output 3 is the integer 3 and is left out"
+            "the argument flag is fixed to true in this program: export it again for another value",
+            "output 2 is none, not a tensor, and is left out",
+            "output 3 is the integer 3, not a tensor, and is left out"
         ]
     );
 }
@@ -313,7 +314,7 @@ fn inputs_are_arguments_parameters_and_constants() {
 fn broken_signatures_are_refused_by_name() {
     let base = || Fake::new().input("x", "f32[2]");
     assert!(
-        base().output("y").error().contains("`y` in the signature: expected a value that is defined before")
+        base().output("y").error().contains("`y` in the signature: `y` is not defined before it is used")
     );
     assert!(base().input("x", "f32[2]").error().contains("expected one definition of `x`"));
     let mut fake = base();
@@ -323,10 +324,7 @@ fn broken_signatures_are_refused_by_name() {
     fake.output_specs.push(json!({"buffer_mutation": {"arg": {"name": "x"}, "buffer_name": "b"}}));
     assert!(fake.error().contains("expected f32[3] to be written, found f32[2]"));
     assert!(
-        Fake::new()
-            .input("x", "i8[2]")
-            .error()
-            .contains("`x` in the signature: expected a dtype that the IR")
+        Fake::new().input("x", "i8[2]").error().contains("`x` in the signature: expected a supported dtype")
     );
     let mut fake = base();
     fake.input_specs
@@ -375,7 +373,10 @@ fn an_unknown_op_is_opaque_with_its_declared_results() {
     let node = imported.graph.nodes.values().next().unwrap();
     let expected = Op::Opaque { name: "mylib.mystery.default".into(), attributes: "k=3, s=\"how\"".into() };
     assert_eq!((&node.op, node.outputs.len()), (&expected, 2));
-    assert_eq!(imported.notes, ["mylib.mystery.default stays opaque (1 node): no rule for it"]);
+    assert_eq!(
+        imported.notes,
+        ["mylib.mystery.default stays opaque (1 node): this operator is not supported"]
+    );
 }
 
 #[test]
@@ -400,13 +401,13 @@ fn broken_nodes_are_refused_by_name() {
     for (target, arguments, ty, expected) in [
         ("aten.relu.default", "self=%x", "f32[2,4]", "declares f32[2, 4] for `y`, found f32[2, 3]"),
         ("aten.relu.default", "self=%x", "bf16[2,3]", "declares bf16[2, 3] for `y`, found f32[2, 3]"),
-        ("aten.relu.default", "self=%z", "f32[2,3]", "expected a value that is defined before, found `z`"),
+        ("aten.relu.default", "self=%z", "f32[2,3]", "`z` is not defined before it is used"),
         ("aten.relu.default", "self=3", "f32[2,3]", "expected a tensor as `argument 0`, found the integer 3"),
-        ("aten.permute.default", "self=%x dims=[0,0]", "f32[2,2]", "is no permutation"),
+        ("aten.permute.default", "self=%x dims=[0,0]", "f32[2,2]", "is not a permutation"),
         ("aten.sum.dim_IntList", "self=%x dim=[2]", "f32[2]", "expected an axis from -2 to 1, found 2"),
         ("aten.sum.dim_IntList", "self=%x dim=[0,-2]", "f32[3]", "expected distinct axes"),
         ("aten.view.default", "self=%x size=[4,-1]", "f32[4,1]", "expected a shape of 6 elements"),
-        ("aten.view.default", "self=%x size=[-1,-1]", "f32[2,3]", "expected one open extent"),
+        ("aten.view.default", "self=%x size=[-1,-1]", "f32[2,3]", "expected at most one extent of -1"),
         ("aten.mm.default", "self=%x mat2=%x", "f32[2,3]", "the inner extents differ"),
         ("aten.gelu.default", "self=%x approximate='no'", "f32[2,3]", "expected approximate none or tanh"),
         ("aten.select.int", "self=%x dim=0 index=5", "f32[3]", "expected an index within 2, found 5"),
@@ -415,14 +416,14 @@ fn broken_nodes_are_refused_by_name() {
             "aten.to.dtype",
             "self=%x dtype=:i8",
             "f32[2,3]",
-            "expected a dtype that the IR has as `dtype`, found dtype int8",
+            "expected a supported dtype as `dtype`, found dtype int8",
         ),
         ("aten.gather.default", "self=%x dim=0 index=%i", "f32[4]", "expected 2 axes, found 1"),
         (
             "aten.mystery_.default",
             "self=%x",
             "f32[2,3]",
-            "it writes its operand by its name, and there is no rule",
+            "its name says that it writes its operand, and it is not supported",
         ),
     ] {
         let found = node(target, arguments, ty);
@@ -452,7 +453,7 @@ fn assertions_vanish_or_fail() {
     relation("StrictGreaterThan(Symbol('s0'), Integer(1))").import().unwrap();
     relation("StrictGreaterThan(Symbol('s0'), Integer(5))").import().unwrap();
     let error = relation("StrictLessThan(Symbol('s0'), Integer(2))").error();
-    assert!(error.contains("it asserts what never holds: n>1"), "{error}");
+    assert!(error.contains("the assertion never holds: n>1"), "{error}");
 }
 
 #[test]
@@ -543,7 +544,7 @@ fn resharding_is_an_all_to_all_with_views() {
         .input("x", "f32[1,4]")
         .node("_dtensor.shard_dim_alltoall.default", arguments, &[("y", "f32[2,2]")])
         .output("y");
-    assert!(fake.error().contains("expected a known number of ranks"), "{}", fake.error());
+    assert!(fake.error().contains("the number of ranks is not known"), "{}", fake.error());
     let options = ImportOptions { ranks: Some(2), ..ImportOptions::default() };
     let graph = import(&fake.bytes(), &options).unwrap().graph;
     let shard = |data: &[f64]| vec![Arc::new(Tensor::from_f64(DType::F32, [1, 4], data).unwrap())];
@@ -580,11 +581,11 @@ fn collectives_that_ranks_would_not_share_are_refused() {
     );
     let value = error("all_reduce", "input=%x reduce_op='sum' group=%x");
     assert!(value.contains("the group must be a name") && value.contains("the tensor `x`"), "{value}");
-    // A reduction that is not known can be planned.
+    // An unsupported reduction can still be planned.
     let op =
         collective("all_reduce", "input=%x reduce_op='band' group='0'", "f32[4]", "f32[4]").import().unwrap();
     assert!(matches!(ops(&op.graph)[0], Op::Opaque { .. }));
-    assert!(op.notes[0].contains("it combines by band"), "{:?}", op.notes);
+    assert!(op.notes[0].contains("found `band`"), "{:?}", op.notes);
 }
 
 /// Two gathers in groups of these names and sizes.
@@ -614,7 +615,7 @@ fn groups_have_the_members_that_are_given() {
     let members: Vec<_> = graph.groups.values().map(|g| &g.members).collect();
     assert_eq!(members, [&GroupMembers::Cells(cells(&[&[0, 1], &[2, 3]])), &GroupMembers::World]);
     for (tp, ranks, expected) in [
-        (&[&[0u32, 1][..], &[2]][..], None, "group `tp`: expected lists of ranks of one length"),
+        (&[&[0u32, 1][..], &[2]][..], None, "group `tp`: expected lists of ranks of equal length"),
         (&[&[0, 1], &[2, 2]], None, "group `tp`: expected every rank from 0 to 3 once"),
         (&[&[0, 1], &[2, 3]], Some(8), "the caller says 8 ranks, the list of members of group `tp` says 4"),
         (
@@ -628,8 +629,8 @@ fn groups_have_the_members_that_are_given() {
     }
 }
 
-/// For every combination of what is known of two groups and of the ranks: a group is all ranks only where its name or
-/// its size says so, and the error lists every other one.
+/// For every combination of known facts about two groups and the ranks, a group is all ranks only if its name
+/// or its size says so. The error lists every other group.
 #[test]
 fn groups_that_nothing_describes_are_listed() {
     for first in ["0", "1", "tp"] {
@@ -639,7 +640,8 @@ fn groups_that_nothing_describes_are_listed() {
                     let fake = gathers([(first, 2), (second, 4)]);
                     let options = ImportOptions { ranks, assumed_ranks: assumed, ..ImportOptions::default() };
                     let found = import(&fake.bytes(), &options);
-                    // What the default group states counts more than what is assumed.
+                    // The size that the default group states takes precedence over the assumed number of
+                    // ranks.
                     let stated = [(first, 2), (second, 4)].iter().find(|g| g.0 == "0").map(|g| g.1);
                     if first == second || matches!((stated, ranks), (Some(s), Some(r)) if s != r) {
                         assert!(

@@ -1,5 +1,5 @@
-//! Every line of `ops.txt` is one op: operands with data, the call, and the results that PyTorch gives.
-//! The call is imported as a program of one node and run by the reference interpreter.
+//! Every line of `ops.txt` is one op: operands with data, the call, and PyTorch's results. The call is
+//! imported as a program of one node and run by the reference interpreter.
 
 use std::sync::Arc;
 
@@ -72,16 +72,16 @@ pub(crate) fn tensor(ty: &str, data: &[f64]) -> Tensor {
     Tensor::from_f64(dtype, shape, data).unwrap_or_else(|| panic!("{} numbers for {ty}", data.len()))
 }
 
-/// What a call gives.
+/// The outcome of a call.
 pub(crate) enum Outcome {
-    /// The results that have numbers in the line.
+    /// The results for which the line has numbers.
     Results(Vec<Tensor>),
     /// The op stays opaque.
     Opaque(String),
     Refused(ImportError),
 }
 
-/// Imports a call as a program of one node, and runs it by the reference interpreter.
+/// Imports a call as a program of one node, and runs it in the reference interpreter.
 pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
     let mut fake = Fake::new();
     for (name, ty, _) in &case.operands {
@@ -115,7 +115,7 @@ pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
     Ok(Outcome::Results(found))
 }
 
-/// The results of a line that have numbers.
+/// The results of a line for which it has numbers.
 pub(crate) fn expected(case: &Case<'_>) -> Vec<Tensor> {
     let with_numbers = case.results.iter().filter(|r| !r.1.is_empty() || r.0.contains("[0"));
     with_numbers.map(|(ty, data)| tensor(ty, data)).collect()

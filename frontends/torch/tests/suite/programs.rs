@@ -1,5 +1,5 @@
-//! Every real program imports completely: no op stays opaque, the collectives are all there, and symbols,
-//! ranks and weights are what their README says.
+//! Every real program imports completely: no op stays opaque, all collectives are there, and symbols, ranks
+//! and weights are those in the README of the programs.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ fn program(name: &str, ranks: Option<u32>) -> ImportOutput {
     import(&bytes, &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// How many collectives there are: all-reduce, all-gather, reduce-scatter, all-to-all.
+/// The numbers of collectives: all-reduce, all-gather, reduce-scatter, all-to-all.
 fn collectives(graph: &Graph) -> [usize; 4] {
     let mut count = [0; 4];
     for c in graph.nodes.values().filter_map(|n| n.op.as_collective()) {
@@ -31,7 +31,7 @@ fn collectives(graph: &Graph) -> [usize; 4] {
 
 #[test]
 fn every_program_imports() {
-    // Program, ranks it fixes, collectives, symbols, weights with data.
+    // Program, number of ranks that it determines, collectives, symbols, weights with data.
     for (name, ranks, expected, symbols, weights) in [
         ("megatron_tp4_f32", Some(4), [4, 1, 0, 0], vec![("tokens", 2, 4096, Some("s23"))], 15),
         ("megatron_tp4_bf16", Some(4), [4, 1, 0, 0], vec![("tokens", 2, 4096, Some("s23"))], 15),

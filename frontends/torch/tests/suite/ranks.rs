@@ -1,5 +1,5 @@
-//! Archives of all ranks as one program: numbers that differ become values of each rank, groups have the cells that
-//! their names tell, data come from each archive, and every other difference is refused by name.
+//! The archives of all ranks as one program. Numbers that differ get a value per rank, groups get the cells
+//! that their names imply, data comes from each archive, and every other difference is rejected by name.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ fn refusal(ranks: &[Fake]) -> String {
     joined(ranks).expect_err("they differ").to_string()
 }
 
-/// What each rank gives on these arguments, which all have.
+/// The results of each rank for these arguments, which are the same on all ranks.
 fn outputs(imported: &ImportOutput, arguments: &[Tensor]) -> Vec<Vec<f64>> {
     let weights: Vec<_> = std::iter::once(&imported.weights).chain(&imported.other_rank_weights).collect();
     let inputs: Vec<Vec<Arc<Tensor>>> = weights
@@ -41,7 +41,8 @@ fn ints(values: &[i64]) -> Tensor {
     Tensor::from_f64(DType::I64, [values.len()], &data).expect("integers")
 }
 
-/// An embedding whose rows lie by rank: rank `r` has the rows from `starts[r]` to `starts[r + 1]`, all as many.
+/// An embedding whose rows are split by rank. Rank `r` has the rows from `starts[r]` to `starts[r + 1]`, and
+/// all ranks have the same number.
 fn embedding(starts: &[i64], rank: usize) -> Fake {
     let (low, high) = (starts[rank], starts[rank + 1]);
     let rows: Vec<u8> = (low..high).flat_map(|row| (row as f32 * 10.0).to_le_bytes()).collect();
@@ -177,7 +178,7 @@ fn slices_are_written_where_the_rank_says() {
             .output("y")
     };
     let found = refusal(&[fake("start=0 end=2"), fake("start=2 end=5")]);
-    assert!(found.contains("slices of one length"), "{found}");
+    assert!(found.contains("slices of the same length"), "{found}");
 }
 
 #[test]
@@ -187,11 +188,11 @@ fn other_differences_are_refused_by_name() {
     };
     let add = node("aten.add.Tensor", "self=%x other=%x", "i64[6]");
     for (a, b, expected) in [
-        (add.clone(), node("aten.mul.Tensor", "self=%x other=%x", "i64[6]"), "node `y`: expected"),
+        (add.clone(), node("aten.mul.Tensor", "self=%x other=%x", "i64[6]"), "node `y`: rank 0 has"),
         (
             node("aten.view.default", "self=%x size=[2,3]", "i64[2,3]"),
             node("aten.view.default", "self=%x size=[3,2]", "i64[3,2]"),
-            "node `y` (torch.ops.aten.view.default), `size`: expected what the archive of rank 0 has, the integers [2, 3]",
+            "node `y` (torch.ops.aten.view.default), `size`: rank 0 has the integers [2, 3]",
         ),
         (
             node("aten.slice.Tensor", "self=%x dim=0 start=0 end=2", "i64[2]"),
@@ -201,7 +202,7 @@ fn other_differences_are_refused_by_name() {
         (
             node("aten.cumsum.default", "self=%x dim=0", "i64[6]"),
             node("aten.cumsum.default", "self=%x dim=-1", "i64[6]"),
-            "another integer on each rank, [0, -1]",
+            "a different integer on each rank, [0, -1]",
         ),
         (
             node("aten.polygamma.default", "n=0 self=%x", "f32[6]"),
@@ -214,7 +215,7 @@ fn other_differences_are_refused_by_name() {
         (
             add.clone(),
             add.clone().node("aten.neg.default", "self=%y", &[("z", "i64[6]")]),
-            "after node `y`: expected what the archive of rank 0 has, the end of the graph, found node `z`",
+            "after node `y`: rank 0 has the end of the graph, this rank has node `z`",
         ),
     ] {
         let found = refusal(&[a, b]);
@@ -269,14 +270,14 @@ fn groups_have_the_cells_that_their_names_tell() {
     let members: Vec<_> = graph.groups.values().map(|g| g.members.clone()).collect();
     let cells = |cells: [[u32; 2]; 2]| GroupMembers::Cells(cells.map(|c| c.to_vec()).to_vec());
     assert_eq!(members, [cells([[0, 1], [2, 3]]), cells([[0, 2], [1, 3]])]);
-    // One name on all ranks tells nothing, and cells have one size.
+    // The same name on all ranks implies nothing, and cells must have equal sizes.
     let found = refusal(&[rank("3", "0"), rank("3", "0")]);
     assert!(found.contains("the members of group `3`"), "{found}");
     let found = refusal(&[rank("3", "0"), rank("3", "0"), rank("4", "0")]);
-    assert!(found.contains("group `3`: expected lists of ranks of one length"), "{found}");
+    assert!(found.contains("group `3`: expected lists of ranks of equal length"), "{found}");
 }
 
-/// A rank that adds its hundreds to `x` and exchanges pieces of it.
+/// A rank that adds 100 times its number to `x` and exchanges slices of the sum.
 fn exchanging(rank: usize, to: &str, from: &str) -> Fake {
     let arguments = format!("input=%own output_split_sizes={from} input_split_sizes={to} group_name='0'");
     Fake::new()
@@ -291,7 +292,7 @@ fn exchanging(rank: usize, to: &str, from: &str) -> Fake {
 fn pieces_that_differ_between_ranks_are_exchanged() {
     let x = ints(&[0, 1, 2]);
     for (to, from, expected) in [
-        // All of it to the next, which is a permutation.
+        // Each rank sends everything to the next, which is a permutation.
         (
             ["[0,3,0]", "[0,0,3]", "[3,0,0]"],
             ["[0,0,3]", "[3,0,0]", "[0,3,0]"],
@@ -309,8 +310,8 @@ fn pieces_that_differ_between_ranks_are_exchanged() {
         assert_eq!(found, expected.map(|e| e.to_vec()), "{to:?}");
     }
     for (to, from, expected) in [
-        (["[1,2]", "[2,1]"], ["[1,1]", "[2,1]"], "to receive from rank 1 what that sends"),
-        (["[1,1]", "[2,1]"], ["[1,2]", "[1,1]"], "rows together on all ranks"),
+        (["[1,2]", "[2,1]"], ["[1,1]", "[2,1]"], "to receive as many rows from rank 1 as that rank sends"),
+        (["[1,1]", "[2,1]"], ["[1,2]", "[1,1]"], "rows on each rank"),
         (["[1,2]", "[2,1,0]"], ["[1,2]", "[2,1]"], "`input_split_sizes`"),
     ] {
         let ranks: Vec<Fake> = (0..2).map(|r| exchanging(r, to[r], from[r])).collect();
@@ -319,7 +320,7 @@ fn pieces_that_differ_between_ranks_are_exchanged() {
     }
 }
 
-/// The part that rank `r` of three takes of six rows, in the spellings that exports keep.
+/// The slice that rank `r` of three takes of six rows, in the notations that exports keep.
 fn part(form: &str, r: usize) -> Fake {
     let fake = Fake::new().input("x", "i64[6]");
     let pieces = [("p0", "i64[2]"), ("p1", "i64[2]"), ("p2", "i64[2]")];
@@ -397,7 +398,8 @@ fn pieces_are_those_of_a_group_with_the_positions() {
     assert_eq!(graph.ranks_within_cells(groups[0]), Some(vec![0, 0, 1, 1]));
 }
 
-/// A rank that writes its part of a copy of `x` in place: as a slice, by an index, or with what it read of it before.
+/// A rank that writes its slice of a copy of `x` in place: as a slice, by an index, or using data that it
+/// read before.
 fn writing(form: &str, r: usize) -> Fake {
     let fake = Fake::new().input("x", "i64[6]").node("aten.clone.default", "self=%x", &[("c", "i64[6]")]);
     let (slice, index) =
@@ -436,7 +438,7 @@ fn parts_are_written_in_place() {
         let ranks: Vec<Fake> = (0..2).map(|r| writing(form, r)).collect();
         let imported = joined(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{form}");
-        // A view that was read before shows what was written.
+        // A view that was read before shows the written data.
         let graph = &imported.graph;
         let weights: Vec<_> =
             std::iter::once(&imported.weights).chain(&imported.other_rank_weights).collect();
@@ -458,7 +460,7 @@ fn parts_are_written_in_place() {
     }
 }
 
-/// The part of an axis of extent `3 * s` that rank `r` takes: as a slice from `r * s`, or of a chunk.
+/// The slice of an axis of extent `3 * s` that rank `r` takes: from `r * s` on, or as a slice of a chunk.
 fn symbolic(form: &str, r: usize) -> Fake {
     let mut fake = Fake::new().range("s0", Some(1), Some(4)).sym_int("n", "3*s0").input("x", "i64[3*s0]");
     // Each rank computes other sizes.

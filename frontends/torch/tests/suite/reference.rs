@@ -1,4 +1,4 @@
-//! The numbers: programs run by the reference interpreter give what PyTorch gave on GPUs.
+//! Programs run by the reference interpreter give the results that PyTorch gave on GPUs.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn differences(name: &str, tensors: &str, ranks: u32) -> (f64, f64) {
 
 #[test]
 fn f32_programs_agree_with_pytorch() {
-    // The decomposed program has the weights and results of the one it comes from.
+    // The decomposed program has the weights and results of the original.
     for (name, tensors, ranks) in [
         ("megatron_tp4_f32", "megatron_tp4_f32", 4),
         ("hf_llama_tp2", "hf_llama_tp2", 2),

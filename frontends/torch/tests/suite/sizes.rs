@@ -1,12 +1,13 @@
-//! Constants of a call that constrain a dynamic extent: the program runs at exactly the sizes at which PyTorch runs the call, or
-//! is refused as a whole.
+//! Constants of a call that constrain a dynamic extent. The program runs at exactly the sizes at which
+//! PyTorch runs the call, or is rejected entirely.
 
 use symmc_ir::{BoundsChecks, Op, SymbolBindings};
 
 use crate::common::Fake;
 use serde_json::json;
 
-/// A call on `x` with the dynamic extent `s0`, and the sizes from 1 to 8 at which it runs; none if it is refused.
+/// A call on `x` with the dynamic extent `s0`, and the sizes from 1 to 8 at which it runs. No sizes mean that
+/// it is rejected.
 struct Case {
     target: &'static str,
     arguments: &'static str,

@@ -1,4 +1,4 @@
-//! Ops that write their operands: what is written is written, or refused by name with what helps.
+//! Ops that write their operands. Writes take effect, or are rejected by name with advice.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use symmc_torch::{ImportOptions, import};
 use crate::common::Fake;
 use crate::import::run;
 
-/// Runs a program of several ranks, whose inputs are the same f32 numbers times the rank plus one.
+/// Runs a program of several ranks. The inputs are the same f32 numbers times the rank plus one.
 fn run_ranks(fake: &Fake, ranks: u32, inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
     let options = ImportOptions { ranks: Some(ranks), ..ImportOptions::default() };
     let graph = import(&fake.bytes(), &options).unwrap().graph;
@@ -103,7 +103,7 @@ fn every_view_of_what_is_written_shows_it() {
 
 #[test]
 fn a_reshape_that_pytorch_copies_is_a_copy() {
-    // The strides of the operand tell: those of a transposed matrix are no view of a vector.
+    // The strides of the operand matter: a transposed matrix cannot be viewed as a vector.
     let program = |strides: [i64; 2]| {
         let mut fake = Fake::new()
             .input("x", "f32[2,2]")
@@ -133,7 +133,7 @@ fn writing_a_view_without_elements_of_its_own_is_refused() {
         .node("aten.expand.default", "self=%x size=[3]", &[("e", "f32[3]")])
         .node("aten.zero_.default", "self=%e", &[("z", "f32[3]")]);
     let error = expanded.output("z").error();
-    assert!(error.contains("a view that does not show which elements"), "{error}");
+    assert!(error.contains("a view whose elements of the base are not known"), "{error}");
     assert!(error.contains("run_decompositions()"), "{error}");
 }
 
@@ -200,7 +200,7 @@ fn what_lies_elsewhere_in_memory_is_not_read_by_strides() {
         fake.output("v")
     };
     let run = |fake: Fake| run(&fake, &[&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]]);
-    // The operand lies by columns, or behind something else.
+    // The operand is stored by columns, or after other data.
     let columns =
         |fake: &mut Fake| fake.values["x"]["strides"] = serde_json::json!([{"as_int": 1}, {"as_int": 2}]);
     let behind = |fake: &mut Fake| fake.values["x"]["storage_offset"] = serde_json::json!({"as_int": 4});
@@ -313,13 +313,10 @@ fn work_buffers_have_no_contents_afterwards() {
     assert_eq!(run_ranks(&fake.clone().output("o"), 2, &[&[1.0, 2.0]]), [[vec![3.0]], [vec![6.0]]]);
     let options = ImportOptions { ranks: Some(2), ..ImportOptions::default() };
     let error = import(&fake.output("c").bytes(), &options).unwrap_err().to_string();
-    assert!(
-        error.contains("`c` is memory that node `g` leaves with contents that nothing defines"),
-        "{error}"
-    );
+    assert!(error.contains("`c` is memory whose contents are undefined after node `g`"), "{error}");
 }
 
-/// A custom op that fills its first argument, whose result is then read.
+/// A custom op that fills its first argument. The argument is read afterwards.
 fn custom(results: &[(&str, &str)]) -> Fake {
     Fake::new()
         .input("x", "f32[2]")
@@ -332,8 +329,8 @@ fn custom(results: &[(&str, &str)]) -> Fake {
 #[test]
 fn a_custom_op_of_which_nothing_tells_is_refused_where_it_could_matter() {
     let error = custom(&[]).error();
-    let expected = "it gives no result, so it must have an effect: the program does not tell what this op writes, and \
-                    neither does a declared schema (such as `mylib::f(Tensor out, Tensor x) -> ()`";
+    let expected = "it has no result, so it must have a side effect: the program does not state what this operator writes; \
+                    declare its schema (such as `mylib::f(Tensor out, Tensor x) -> ()`";
     assert!(error.contains(expected) && error.contains("run_decompositions()"), "{error}");
     let error = custom(&[("r", "f32[2]")]).error();
     assert!(
@@ -372,7 +369,7 @@ fn a_declared_op_writes_what_its_schema_says() {
     assert_eq!(written(&same, "mylib::f(Tensor(a!) out, Tensor x) -> Tensor(a!)"), (true, 1, 0));
     let pure = custom(&[("r", "f32[2]")]).output("r");
     assert!(!written(&pure, "mylib::f(Tensor out, Tensor x) -> Tensor").0);
-    // Writing an argument is an output.
+    // A write to an argument is an output.
     let graph = custom(&[]).import_with(&["mylib::f(Tensor out, Tensor(a!) x) -> ()"]).unwrap().graph;
     assert!(graph.outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_))));
 }
@@ -384,7 +381,7 @@ fn declared_schemas_must_be_read_and_used() {
     let other = error(&["mylib::g(Tensor x) -> Tensor"]);
     assert!(other.contains("the program has no node of mylib.g.default"), "{other}");
     let nothing = error(&["mylib::f(Tensor out, Tensor x) -> ()"]);
-    assert!(nothing.contains("it has an effect besides its results"), "{nothing}");
+    assert!(nothing.contains("it has a side effect"), "{nothing}");
 }
 
 #[test]
@@ -417,7 +414,7 @@ fn functionalised_calls_are_the_op_that_they_call() {
     assert!(
         graph.nodes.values().any(|n| matches!(&n.op, Op::Opaque { name, .. } if name == "mylib.f.default"))
     );
-    // Of an op with a rule, in a part of its base.
+    // A write of an op with a rule, to a slice of its base.
     let gather = Fake::new()
         .functional()
         .input("x", "f32[1]")
@@ -436,17 +433,13 @@ fn functionalised_calls_are_the_op_that_they_call() {
 #[test]
 fn random_numbers_and_other_effects_are_refused() {
     for (target, arguments, expected) in [
-        ("aten.rand_like.default", "self=%x", "it draws random numbers"),
-        ("aten.dropout.default", "input=%x p=0.5 train=true", "it draws random numbers"),
-        ("aten.dropout_.default", "self=%x p=0.5 train=true", "it draws random numbers"),
-        ("aten.bernoulli_.float", "self=%x p=0.5", "it draws random numbers"),
+        ("aten.rand_like.default", "self=%x", "random numbers are not supported"),
+        ("aten.dropout.default", "input=%x p=0.5 train=true", "random numbers are not supported"),
+        ("aten.dropout_.default", "self=%x p=0.5 train=true", "random numbers are not supported"),
+        ("aten.bernoulli_.float", "self=%x p=0.5", "random numbers are not supported"),
         ("aten.t_.default", "self=%x", "changes the shape or the storage of its operand in place"),
-        (
-            "_c10d_functional.irecv.default",
-            "tensor=%x src=0 tag=0 group_name='0'",
-            "an effect besides its results",
-        ),
-        ("higher_order.with_effects", "token=%x x=%x", "an effect besides its results"),
+        ("_c10d_functional.irecv.default", "tensor=%x src=0 tag=0 group_name='0'", "a side effect"),
+        ("higher_order.with_effects", "token=%x x=%x", "a side effect"),
     ] {
         let fake = Fake::new().input("x", "f32[2]").node(target, arguments, &[("y", "f32[2]")]).output("y");
         for fake in [fake.clone(), fake.functional()] {
@@ -455,7 +448,7 @@ fn random_numbers_and_other_effects_are_refused() {
         }
     }
     let none = Fake::new().input("x", "f32[2]").node("c10d.barrier.default", "x=%x", &[]).output("x").error();
-    assert!(none.contains("an effect besides its results"), "{none}");
+    assert!(none.contains("a side effect"), "{none}");
 }
 
 #[test]
@@ -480,7 +473,7 @@ fn what_is_only_able_to_write_or_draw_is_not_refused() {
     };
     attention("").import().expect("nothing is dropped unless a probability is given");
     attention("dropout_p=0.0").import().expect("nothing is dropped");
-    assert!(attention("dropout_p=0.5").error().contains("it draws random numbers"));
+    assert!(attention("dropout_p=0.5").error().contains("random numbers are not supported"));
 }
 
 #[test]

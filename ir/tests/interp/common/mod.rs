@@ -1,4 +1,4 @@
-//! What the suites of the interpreter share: tensors in one line and single-op programs.
+//! Helpers of the interpreter suites: tensors in one line and single-op programs.
 #![allow(dead_code)]
 
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub fn apply(op: Op, inputs: &[Tensor], results: Vec<TensorType>) -> Result<Vec<
     Ok(out.remove(0))
 }
 
-/// Runs one op on as many ranks as there are inputs, with a group of these cells (none: all ranks).
+/// Runs one op with one rank per input, and a group of these cells (all ranks if there are none).
 pub fn apply_on_ranks(
     cells: &[&[u32]],
     op: impl Fn(GroupId) -> Op,
@@ -77,7 +77,7 @@ pub fn check_near(op: Op, inputs: &[Tensor], expected: &[Tensor], tolerance: f64
     assert_same(&name, &found, expected, tolerance);
 }
 
-/// The op fails on these inputs with exactly this message behind rank, node and op.
+/// Asserts that the op fails on these inputs with exactly this message after rank, node and op.
 #[track_caller]
 pub fn check_error(op: Op, inputs: &[Tensor], results: &[TensorType], expected: &str) {
     match apply(op, inputs, results.to_vec()) {

@@ -1,4 +1,5 @@
-//! The rules of the check, each with plans that break it. They are written by hand, so that nothing but the check is tested.
+//! The rules of the check, each with plans that break it. The plans are written by hand, so that the tests depend on
+//! no planner.
 
 mod rules;
 mod sizes;

@@ -1,4 +1,4 @@
-//! Sizes change from run to run: what a plan may not conclude from the sizes of one run about those of the next.
+//! Sizes may differ between two runs: tests that the check compares two runs under independent sizes.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,8 @@ use symmc_plan::{ExitBarrier, Lane, Plan};
 use crate::rules::{DROPPED, KEPT, breaks_as_it_is, kinds, small, step};
 use crate::sums::sums;
 
-/// Peers may still read `%b` when the next run writes `%a`, but not when it writes `%b`: it has met by then.
+/// Peers may still read `%b` when the next run writes `%a`. They have finished when it writes `%b`, because the ranks
+/// have met before.
 fn behind_each_other(a: &str, b: &str, exit: Option<ExitBarrier>) -> Plan {
     let text = "program \"sizes\" ranks 2\nsymbol t in 1..=8\ngroup @world world\n\narg %x: f32[t, 4]\n\
         arg %y: f32[t, 4]\n\
@@ -32,12 +33,12 @@ fn behind_each_other(a: &str, b: &str, exit: Option<ExitBarrier>) -> Plan {
 #[test]
 fn places_of_two_runs_are_compared_under_sizes_of_their_own() {
     let plans = |exit| {
-        // With t=1 and then t=8, `%a` takes bytes that peers still read as `%b`; where they lie apart in each run they
-        // may meet in two.
+        // With t=1 and then t=8, `%a` takes bytes that peers still read as `%b`. Both are disjoint within each run,
+        // but may overlap between two runs.
         let behind = behind_each_other("sym:0", "sym:16*t", exit);
         let before = behind_each_other("sym:16*t", "sym:0", exit);
         let further = behind_each_other("sym:0", "sym:16*t + 64", exit);
-        // Behind the largest `%a` there are no sizes for which they meet.
+        // After the end of the largest `%a` they overlap for no sizes.
         let apart = behind_each_other("sym:0", "sym:16*t + 128", exit);
         ([behind, before, further], apart)
     };

@@ -1,4 +1,4 @@
-//! Plans from strangers: groups that are others than in the source, and rules that are broken many times.
+//! Untrusted plans: groups that differ from those of the source, and rules that are broken many times.
 
 use std::collections::BTreeSet;
 
@@ -35,7 +35,7 @@ fn findings_are_bounded_and_counted() {
     let mut steps = good();
     let last = steps.buckets[0].steps[11].clone();
     steps.buckets[0].steps.extend(vec![last; 20_000]);
-    // Each is a step already, and touches a buffer behind its end.
+    // Each node has a step already, and each step accesses a buffer after its lifetime.
     assert_eq!(more(&steps), (symmc_check::MOST, 40_000 - symmc_check::MOST));
     let mut buffers = good();
     let first = buffers.buckets[0].buffers[2].clone();
@@ -43,7 +43,7 @@ fn findings_are_bounded_and_counted() {
     let (kept, rest) = more(&buffers);
     // Each overlaps one that is alive.
     assert!(kept == symmc_check::MOST && (39_900..=80_100).contains(&(kept + rest)), "{rest}");
-    // The text does not name more than are kept.
+    // The printed text covers only the stored findings.
     let texts: usize = check(&equal).expect_err("findings").iter().map(|e| e.to_string().len()).sum();
     assert!(texts < 10_000, "{texts}");
 }

@@ -1,14 +1,14 @@
-//! What a plan says of itself, made to fit after a change: sums, and what peers do to buffers.
+//! Repairs the derived fields of a plan after a change: totals, and the reach of buffers.
 
 use symmc_check::{CheckError, check};
 use symmc_plan::Plan;
 
-/// Makes sums and reach fit the rest of the plan.
+/// Sets totals and reach to the values that the check expects.
 pub fn sums(plan: &mut Plan) {
     repeat(plan, mend_sum);
 }
 
-/// Mends what the check finds, until nothing of it can be mended.
+/// Checks the plan and repairs findings with `mend`, until no finding can be repaired.
 pub fn repeat(plan: &mut Plan, mend: impl Fn(&mut Plan, &CheckError) -> bool) {
     for _ in 0..8 {
         let errors = check(plan).err().unwrap_or_default();
@@ -18,7 +18,7 @@ pub fn repeat(plan: &mut Plan, mend: impl Fn(&mut Plan, &CheckError) -> bool) {
     }
 }
 
-/// Mends one finding, if it is about sums or reach.
+/// Repairs one finding, if it is about totals or reach.
 pub fn mend_sum(plan: &mut Plan, error: &CheckError) -> bool {
     match error {
         CheckError::Total { bucket, total, expected, .. } => {

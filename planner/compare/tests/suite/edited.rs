@@ -1,4 +1,4 @@
-//! Plans whose programs were edited, each of which computes something else than its source.
+//! Plans whose programs were edited. Each computes something else than its source.
 
 use std::path::Path;
 

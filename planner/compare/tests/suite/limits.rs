@@ -1,4 +1,4 @@
-//! What a comparison does not cover is part of its result.
+//! Tests that a comparison reports what it does not cover.
 
 use crate::common::{compared, outcome};
 use symmc_compare::{LimitKind, MOST, SourceComparison, SourceStatus};

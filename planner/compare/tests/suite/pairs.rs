@@ -1,4 +1,4 @@
-//! Pairs of small programs, of which the second stands for the planned one.
+//! Pairs of small programs. The second program of a pair takes the role of the planned one.
 
 use crate::common::outcome;
 use symmc_compare::{MOST, SourceStatus};
@@ -62,7 +62,7 @@ fn collectives_of_several_values_are_those_of_each() {
         %u: f32[t, 16] = exp %r\n%v: f32[16, 16] = exp %s\nreturn %u\nreturn %v\n";
     let (found, all) = outcome(source, planned);
     assert_eq!(found, SourceStatus::Equal, "{all:#?}");
-    // Other positions, another reduction, and another value in the place of one.
+    // Other positions, another reduction, and another value in the place of one value.
     for (from, to) in [
         ("start=16*t step", "start=16*t - 1 step"),
         ("%c op=sum", "%c op=max"),
@@ -115,7 +115,8 @@ fn what_is_written_in_another_way_is_equal_by_comparison() {
     }
 }
 
-/// Many nodes between what gives ranks a common value and the node that is compared, of which each is a node of both programs.
+/// Many nodes lie between the op that gives ranks a common value and the compared node. Each of them is a node
+/// of both programs.
 fn layers(from: &str) -> String {
     let one = |i: usize| {
         format!(
@@ -139,11 +140,11 @@ fn ranks_draw_what_they_have_in_common() {
     let planned = format!("{same}%y: f32[t, 16] = exp %h20\nreturn %y\n");
     let (found, all) = outcome(&source, &planned);
     assert_eq!(found, SourceStatus::EqualByParts, "{all:#?}");
-    // Without the all-reduce each rank has its own.
+    // Without the all-reduce each rank has another value.
     let other = layers("%h0: f32[t, 16] = neg %x\n");
     let (found, _) = outcome(&source.replace(&same, &other), &planned.replace(&same, &other));
     assert_eq!(found, SourceStatus::Different);
-    // Parts of one text are not alike where ranks have another thing in common.
+    // Parts with equal texts are different parts if ranks have another value in common.
     let operands = "%a: f32[t, 16] = all_reduce %x op=sum group=@w\n%b: f32[t, 16] = neg %x\n";
     let sent = |of: &str| {
         format!("%{of}s: f32[t, 16] = broadcast %{of} root=1 group=@w\n%{of}y: f32[t, 16] = exp %{of}s\n")
@@ -260,14 +261,14 @@ fn ops_without_a_meaning_are_equal_on_equal_operands_alone() {
     let sum = "%y: f32[t, 16] = add %o0, %o1\nreturn %y\n";
     let (found, all) = outcome(&format!("{two}{sum}"), &format!("{two}{sum}"));
     assert_eq!(found, SourceStatus::Equal, "{all:#?}");
-    // Nobody knows whether two uses give the same.
+    // It is unknown whether two uses give the same result.
     let merged = format!("{}%y: f32[t, 16] = add %o0, %o0\nreturn %y\n", f("", "x", 0));
     let (found, all) = outcome(&format!("{two}{sum}"), &merged);
     assert_ne!(found, SourceStatus::Equal, "{all:#?}");
     let (found, all) = outcome(&format!("{two}{sum}"), &format!("{}{}{sum}", f("", "x", 0), f("a", "x", 1)));
     assert_eq!(found, SourceStatus::NotCompared, "{all:#?}");
     assert_eq!(all.left_out.len(), 1, "{all:#?}");
-    // What an op is given is compared.
+    // The operands of such an op are compared.
     let given = |of: &str| format!("%z: f32[t, 16] = {of} %x\n{}return %o0\n", f("", "z", 0));
     let (found, all) = outcome(&given("exp"), &given("tanh"));
     assert_eq!(found, SourceStatus::Different, "{all:#?}");
@@ -285,7 +286,7 @@ fn differences_are_bounded_and_work_grows_with_the_programs() {
         (found, all.differences.len(), all.more_differences),
         (SourceStatus::Different, MOST, 300 - MOST)
     );
-    // Parts that are alike are one, however many there are.
+    // Equal parts count as one, however many there are.
     let layers = |n: usize, square: &str| {
         let of = |i: usize| if i == 0 { "x".to_string() } else { format!("z{}", i - 1) };
         let layer = |i: usize| {

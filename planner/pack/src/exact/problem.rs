@@ -1,44 +1,45 @@
-//! A problem for exact search: blocks without wrapped lifetimes and given offsets, in whole units.
+//! A problem for the exact search: blocks without wrapped lifetimes or given offsets, in whole units.
 
 use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 
 /// The largest sum of sizes and alignments, in units.
 pub(super) const UNITS: u64 = 1 << 30;
 
-/// How far later turns stray from the keys of their ranks.
+/// The noise on the keys of ranks in later turns, as a fraction.
 const NOISE: f64 = 0.05;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExactAnswer {
-    /// These offsets.
+    /// A packing with these offsets.
     Found(Vec<u64>),
-    /// There is no such packing, of sizes that are whole units.
+    /// There is no such packing if sizes are rounded up to whole units.
     Impossible,
-    /// The limit was reached first.
+    /// The search reached its limit without an answer.
     Open,
 }
 
-/// A problem for exact search. Its blocks are those of some size, its sizes are in units.
+/// A problem for the exact search. It contains only blocks with a size, and counts sizes in units.
 pub struct ExactProblem {
-    /// The index of each block among those given.
+    /// The index of each block in the list of given blocks.
     pub(super) block: Vec<usize>,
     pub(super) given: usize,
-    /// The bytes of a unit.
+    /// The size of a unit in bytes.
     pub(super) unit: u64,
     pub(super) size: Vec<u32>,
     pub(super) align: Vec<u32>,
     /// The half-open range of sections of each block.
     pub(super) life: Vec<(usize, usize)>,
     pub(super) sections: usize,
-    /// The 64-bit words of a set of blocks.
+    /// The number of 64-bit words of a set of blocks.
     pub(super) words: usize,
-    /// The blocks that start before each section, and those that end there or before.
+    /// For each section the set of blocks that start before it, and the set of those that end there or before.
     pub(super) started: Vec<u64>,
     pub(super) ended: Vec<u64>,
 }
 
 impl ExactProblem {
-    /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes and given offsets.
+    /// A problem of at most `most` blocks, fewer than 2^16, without wrapped lifetimes or given offsets. `None`
+    /// for others.
     pub fn new(blocks: &[Block], spans: &BlockSpans, most: usize) -> Option<Self> {
         if blocks.len() > most || !has_plain_lifetimes(blocks) {
             return None;
@@ -46,7 +47,8 @@ impl ExactProblem {
         let unit = unit(blocks)?;
         let block: Vec<usize> = (0..blocks.len()).filter(|&b| blocks[b].size > 0).collect();
         let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.ranges_of(b)).collect();
-        let (words, sections) = (block.len().div_ceil(64), spans.sections);
+        let words = block.len().div_ceil(64);
+        let sections = spans.sections;
         let sums = |at: &dyn Fn(usize) -> usize| {
             let mut sets = vec![0u64; (sections + 1) * words];
             (0..life.len()).for_each(|b| sets[at(b) * words + b / 64] |= 1 << (b % 64));
@@ -70,20 +72,22 @@ impl ExactProblem {
         })
     }
 
-    /// A word of the set of blocks that are alive in one of these sections.
+    /// One word of the set of blocks that are alive in one of these sections.
     pub(super) fn alive_word(&self, from: usize, to: usize, word: usize) -> u64 {
         self.started[to * self.words + word] & !self.ended[from * self.words + word]
     }
 
-    /// The least peak above this one that a packing can have.
+    /// The smallest peak above this one that a packing can have.
     pub fn next_peak_above(&self, peak: u64) -> u64 {
         (peak / self.unit + 1) * self.unit
     }
 
-    /// A rank of each block for a turn: the long, the large in both, or the tall first, shuffled a little in later turns.
+    /// The rank of each block in a turn. The turns prefer long blocks, blocks that are both long and tall, or
+    /// tall blocks. Later turns shuffle the ranks slightly.
     pub(super) fn rank(&self, turn: u64) -> Vec<u32> {
         let key = |b: usize| {
-            let (length, size) = ((self.life[b].1 - self.life[b].0) as f64, self.size[b] as f64);
+            let length = (self.life[b].1 - self.life[b].0) as f64;
+            let size = self.size[b] as f64;
             let key = match turn % 3 {
                 0 => length + size / 1e9,
                 1 => length * size,
@@ -101,7 +105,7 @@ impl ExactProblem {
         rank
     }
 
-    /// Offsets in bytes, by the indices of the blocks given.
+    /// The offsets in bytes, by the indices of the given blocks.
     pub(super) fn offsets(&self, units: &[u32]) -> Vec<u64> {
         let mut offsets = vec![0; self.given];
         self.block.iter().zip(units).for_each(|(&b, &at)| offsets[b] = u64::from(at) * self.unit);
@@ -109,9 +113,9 @@ impl ExactProblem {
     }
 }
 
-/// The largest number of which every size is a multiple and every alignment a multiple or a divisor; where the sum is more
-/// than [`UNITS`] of these, a multiple that keeps alignments, and sizes are rounded up. Blocks that rest on one another lie
-/// at multiples of it.
+/// The unit: the largest number that divides all sizes, and divides or is a multiple of every alignment. If the
+/// sum exceeds [`UNITS`] of these, the unit is a larger multiple that preserves alignments, and sizes are
+/// rounded up. Blocks that rest on one another lie at multiples of the unit.
 fn unit(blocks: &[Block]) -> Option<u64> {
     let sized = || blocks.iter().filter(|b| b.size > 0);
     let mut unit = sized().fold(0, |unit, b| gcd(unit, b.size)).max(1);
@@ -126,7 +130,7 @@ fn unit(blocks: &[Block]) -> Option<u64> {
     apart(unit).is_none().then_some(unit)
 }
 
-/// A number that has little in common with another's.
+/// A pseudo-random number: close arguments give unrelated results.
 pub(super) fn mix_bits(from: u64) -> u64 {
     let x = (from ^ (from >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

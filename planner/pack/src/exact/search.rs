@@ -1,7 +1,8 @@
-//! The search tree of [`Exact`]: niches are asked what rests on them until nothing is left.
+//! The search tree of [`ExactSearch`]. It asks niches which block rests on them until no block is left.
 //!
-//! Where no block that is left connects two stretches of sections, these are solved one after another, and a failure
-//! goes back to where they parted. The tree is walked with a stack of its own, so depth costs no more than memory.
+//! If no remaining block connects two stretches of sections, the search solves them one after another. A
+//! failure backtracks to the point where they separated. The tree is walked with an explicit stack, so depth
+//! costs only memory.
 
 use std::collections::HashSet;
 
@@ -11,10 +12,10 @@ use super::skyline::Skyline;
 /// The number of failures that end each of the first turns.
 const FIRST_TURN: u64 = 200;
 
-/// The number of failures that end each of the turns after these.
+/// The number of failures that end each of the later turns.
 const LATER_TURN: u64 = 120;
 
-/// The number of turns of one length; the later ones then grow by half.
+/// The number of turns of equal length. After that their length grows by half each time.
 const EQUAL_TURNS: u64 = 3;
 
 /// The number of blocks read in sections that counts as one placement.
@@ -23,13 +24,13 @@ const READ: u64 = 2_048;
 /// The number of blocks and sections scanned that counts as one placement.
 const SCANNED: u64 = 4_096;
 
-/// The number of failures that are remembered at most.
+/// The largest number of failures that are remembered.
 const REMEMBERED: usize = 1 << 20;
 
-/// Stands for no question and no block.
+/// A marker for no question and no block.
 const NONE: u32 = u32::MAX;
 
-/// A stretch of sections whose blocks must still be placed, the question that it came from, and what comes after.
+/// A stretch of sections whose blocks must still be placed, the question from which it came, and the next task.
 #[derive(Clone, Copy)]
 struct SectionTask {
     from: usize,
@@ -43,35 +44,35 @@ struct NicheQuestion {
     task: SectionTask,
     section: usize,
     height: u32,
-    /// The blocks that may rest there, the next one last, and [`NONE`] for none of them.
+    /// The blocks that may rest there, with the next one last. [`NONE`] means that none of them does.
     answers: Vec<u32>,
     mark: usize,
-    /// The number of tasks before its answers.
+    /// The number of tasks before its answers were given.
     tasks: usize,
-    /// Its state, once that was worked out.
+    /// The key of its state, once computed.
     key: Option<u128>,
-    /// Whether the last answer was a block with nothing left above it: no other answer is better.
+    /// Whether the last answer was a block with no remaining block above it. No other answer is better then.
     open: bool,
 }
 
-/// A search for a packing of at most some peak, which can be continued.
+/// A resumable search for a packing of at most a given peak.
 pub struct ExactSearch<'a> {
     problem: &'a ExactProblem,
     skyline: Skyline<'a>,
     /// Blocks of low rank are tried first.
     rank: Vec<u32>,
-    /// How often each section could not be stacked, of late.
+    /// The recent number of failures in each section, weighted.
     weight: Vec<f64>,
-    /// What is left to do besides the question on top of the stack.
+    /// The tasks that remain besides the question on top of the stack.
     tasks: Vec<SectionTask>,
     stack: Vec<NicheQuestion>,
     failed: HashSet<u128>,
     turn: u64,
-    /// The failures that end a turn, and those of this one.
+    /// The number of failures that ends a turn, and the number in the current turn.
     length: u64,
     failures: u64,
     placements: u64,
-    /// The steps and the work that end this run.
+    /// The number of steps and the work that end this run.
     limit: u64,
     budget: u64,
 }
@@ -108,12 +109,12 @@ impl<'a> ExactSearch<'a> {
         }
     }
 
-    /// The work so far, in placements.
+    /// The work so far, counted in placements.
     pub fn work(&self) -> u64 {
         self.steps() + self.skyline.scanned / SCANNED
     }
 
-    /// The work without what is scanned: by it trials are measured, so that long lives do not shorten them.
+    /// The work without scans. Trials are measured by it, so that long lifetimes do not shorten them.
     pub fn steps(&self) -> u64 {
         self.placements + self.skyline.read / READ
     }
@@ -122,7 +123,7 @@ impl<'a> ExactSearch<'a> {
         self.steps() >= self.limit || self.work() >= self.budget
     }
 
-    /// Searches on until the steps so far are `limit` or the work so far is `budget`.
+    /// Continues the search until it has done `limit` steps or the work `budget` in total.
     pub fn run(&mut self, limit: u64, budget: u64) -> ExactAnswer {
         (self.limit, self.budget) = (limit, budget);
         if self.skyline.propagate().is_err() {
@@ -151,7 +152,7 @@ impl<'a> ExactSearch<'a> {
         ExactAnswer::Open
     }
 
-    /// One turn.
+    /// Runs one turn.
     fn run_turn(&mut self) -> TurnOutcome {
         self.stack.clear();
         self.tasks.clear();
@@ -172,7 +173,7 @@ impl<'a> ExactSearch<'a> {
         TurnOutcome::Found
     }
 
-    /// Adds the stretches between `from` and `to` that blocks connect to the tasks; the first one to do.
+    /// Adds a task for each connected stretch between `from` and `to`. Returns the task to do first.
     fn push_tasks(&mut self, from: usize, to: usize, parent: u32, mut next: u32) -> u32 {
         let mut parts = Vec::new();
         let mut start = from;
@@ -184,7 +185,7 @@ impl<'a> ExactSearch<'a> {
                 start = s;
             }
         }
-        // Small ones first.
+        // Small stretches come first.
         parts.sort_by_key(|&(from, to)| std::cmp::Reverse(to - from));
         for (from, to) in parts {
             self.tasks.push(SectionTask { from, to, parent, next });
@@ -193,18 +194,19 @@ impl<'a> ExactSearch<'a> {
         next
     }
 
-    /// Puts the question of a task on the stack; one that has failed before has no answers.
+    /// Pushes the question of a task onto the stack. A state that has failed before gets no answers.
     fn ask(&mut self, task: u32) {
         let task = self.tasks[task as usize];
         let key = (!self.failed.is_empty()).then(|| self.skyline.key(task.from, task.to));
         let known = key.is_some_and(|key| self.failed.contains(&key));
         let (section, answers) = if known { (task.from, Vec::new()) } else { self.choose(task) };
-        let (height, mark) = (self.skyline.height[section], self.skyline.mark());
+        let height = self.skyline.height[section];
+        let mark = self.skyline.mark();
         let tasks = self.tasks.len();
         self.stack.push(NicheQuestion { task, section, height, answers, mark, tasks, key, open: false });
     }
 
-    /// The section of a niche that is asked, and its possible answers, the first one last.
+    /// Chooses the section of a niche to ask, and its possible answers. The first answer comes last.
     fn choose(&self, task: SectionTask) -> (usize, Vec<u32>) {
         let height = |s: usize| self.skyline.height[s];
         let mut best = (f64::INFINITY, task.from);
@@ -233,7 +235,7 @@ impl<'a> ExactSearch<'a> {
         let shape = |b: u32| {
             (self.problem.life[b as usize], self.problem.size[b as usize], self.problem.align[b as usize])
         };
-        // Of equal blocks, one is enough.
+        // One of several equal blocks is enough.
         let first = |i: usize| !resting[..i].iter().any(|&b| shape(b) == shape(resting[i]));
         let chosen = (0..resting.len()).filter(|&i| first(i)).map(|i| resting[i]);
         let mut answers: Vec<u32> = chosen.chain([NONE]).collect();
@@ -241,17 +243,19 @@ impl<'a> ExactSearch<'a> {
         (section, answers)
     }
 
-    /// The blocks of a section that may rest on its height.
+    /// The blocks of a section that may rest at its height.
     fn resting(&self, section: usize) -> impl Iterator<Item = u32> + '_ {
         let height = self.skyline.height[section];
         self.skyline.unplaced_at(section).filter(move |&b| self.skyline.low[b] == height).map(|b| b as u32)
     }
 
-    /// How good it is to ask a section of a niche, low being good: low niches, where nothing may be wasted, few
-    /// answers, and where it failed. Found by trial on the published problems.
+    /// The priority of asking a section of a niche. Lower is better. It prefers low niches, niches where little
+    /// space may be wasted, few answers, and sections that failed before. The formula was found by experiments
+    /// on the published problems.
     fn score(&self, section: usize, best: f64) -> f64 {
         let skyline = &self.skyline;
-        let (height, capacity) = (skyline.height[section], skyline.capacity);
+        let height = skyline.height[section];
+        let capacity = skyline.capacity;
         let slack = capacity - height - skyline.remaining[section];
         let none = if slack == 0 { 0.0 } else { 0.5 };
         let part = |size: u32| f64::from(size) / f64::from(capacity.max(1));
@@ -263,7 +267,8 @@ impl<'a> ExactSearch<'a> {
         factor * (f64::from(skyline.resting[section]) + none)
     }
 
-    /// Gives the question on top its next answer that leads on; the first task that is left then.
+    /// Applies the next answer to the top question that is consistent. Returns the first task that is left
+    /// then.
     fn try_next_answer(&mut self) -> Option<u32> {
         let at = self.stack.len() - 1;
         while !self.stack[at].open {
@@ -293,11 +298,12 @@ impl<'a> ExactSearch<'a> {
         None
     }
 
-    /// The lowest that a block of this section can lie if none rests on its height: where the lows of the others are,
-    /// or on a block beside the section.
+    /// The lowest offset of a block of this section if none rests at its height. Candidates are the lowest
+    /// offsets of the other blocks, and the tops of blocks next to the section.
     fn lowest_above(&self, section: usize) -> Option<u32> {
         let skyline = &self.skyline;
-        let (height, most) = (skyline.height[section], skyline.capacity - skyline.remaining[section]);
+        let height = skyline.height[section];
+        let most = skyline.capacity - skyline.remaining[section];
         let beside = |b: usize| {
             let (from, to) = self.problem.life[b];
             let others = skyline.unplaced_in(from, section).chain(skyline.unplaced_in(section + 1, to));
@@ -312,13 +318,14 @@ impl<'a> ExactSearch<'a> {
         skyline.unplaced_at(section).map(lowest).min().filter(|&to| to <= most)
     }
 
-    /// Goes back from the question on top, which has failed, to the one that it came from; whether there is one.
+    /// Backtracks from the failed top question to the question from which it came. Returns whether there is
+    /// one.
     fn backtrack(&mut self) -> bool {
         let Some(NicheQuestion { task, key, .. }) = self.stack.pop() else {
             return false;
         };
         if self.failed.len() < REMEMBERED {
-            // All answers are undone: the state is that of the question.
+            // All answers are undone, so the state is that of the question.
             self.failed.insert(key.unwrap_or_else(|| self.skyline.key(task.from, task.to)));
         }
         self.stack.truncate((task.parent as usize).saturating_add(1));

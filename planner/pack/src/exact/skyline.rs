@@ -1,35 +1,37 @@
-//! A partial packing: how high each section is stacked, how low each block that is left can still lie, and what
-//! follows from one for the other. Every change is recorded, so that the search can go back.
+//! A partial packing: the height of each section, the lowest possible offset of each remaining block, and the
+//! consequences of one for the other. Every change is recorded on a trail, so that the search can undo it.
 //!
-//! In each section, the blocks that are left are jobs on one machine that all must end by the capacity, each released
-//! at its lowest offset. From that follows:
-//! - no block rests on a section's height if all that are left must lie higher, so the height rises to them;
-//! - the jobs must fit when they are done by order of release;
-//! - a block that would leave too little room for some others if it lay under them all lies above one of them.
+//! The remaining blocks of a section are jobs on one machine. All must end by the capacity, and each is
+//! released at its lowest offset. Three rules follow:
+//! - If all remaining blocks must lie higher than a section's height, then no block rests there, and the height
+//!   rises to the lowest of them.
+//! - The jobs must fit if they are done in order of release.
+//! - A block may leave too little room for some others if it lies below them all. It then lies above one of
+//!   them.
 //!
-//! What is known of sections lies in one list for each number, and loops over the sections of a life have no branches:
-//! they are most of the time.
+//! The facts about sections are stored as one array per property, and loops over the sections of a lifetime
+//! have no branches. Most of the time is spent in these loops.
 
 #[cfg(test)]
 mod tests;
 
 use super::problem::{ExactProblem, mix_bits};
 
-/// What a section that may waste more than this part of the capacity says of its blocks is not looked at: it costs
-/// more than it finds.
+/// A section is not examined by the job rules if it may waste more than this part of the capacity: the rules
+/// then cost more than they find.
 const ROOMY: u32 = 32;
 
-/// A value before a change.
+/// A value before a change, for undoing it.
 enum TrailEntry {
-    /// The height of a section and how many rested on it.
+    /// The height of a section and the number of blocks that could rest there.
     Height(u32, u32, u32),
-    /// How low a block could lie.
+    /// The lowest possible offset of a block.
     Low(u32, u32),
-    /// A block was placed; heights and what rested on them in its sections are saved.
+    /// A block was placed. The heights and counts of its sections are saved.
     Placed(u32),
 }
 
-/// An offset and, in the last 16 bits, the index of a block.
+/// A job: an offset and, in the last 16 bits, the index of a block.
 type PackedJob = u64;
 
 fn job(offset: u32, b: usize) -> PackedJob {
@@ -44,22 +46,22 @@ fn unpack_job(job: PackedJob) -> (usize, u32) {
 pub struct Skyline<'a> {
     problem: &'a ExactProblem,
     pub capacity: u32,
-    /// How high each section is stacked: nothing that is left comes to lie lower in it.
+    /// The height of each section. No remaining block will lie lower in it.
     pub height: Vec<u32>,
-    /// The sum of sizes that are left in each section.
+    /// The sum of the sizes of remaining blocks in each section.
     pub remaining: Vec<u32>,
-    /// The number of blocks that may rest on each section's height.
+    /// For each section the number of blocks that may rest at its height.
     pub resting: Vec<u32>,
-    /// 1 where some block may not lie under all others.
+    /// 1 for sections in which some block cannot lie below all others.
     tight: Vec<u32>,
-    /// 1 where something changed so that something may follow.
+    /// 1 for sections that changed and must be examined.
     pending: Vec<u32>,
-    /// The lowest offset that each block can still have, or has.
+    /// For each remaining block its lowest possible offset, and for each placed block its offset.
     pub low: Vec<u32>,
     unplaced: Vec<u64>,
-    /// The number of blocks that are left and alive on both sides of the start of each section.
+    /// For each section the number of remaining blocks that are alive on both sides of its start.
     pub crossing: Vec<u32>,
-    /// A number for each section's set of blocks that are left and start there.
+    /// For each section a hash of the set of remaining blocks that start there.
     starts: Vec<u64>,
     trail: Vec<TrailEntry>,
     saved: Vec<u32>,
@@ -68,13 +70,15 @@ pub struct Skyline<'a> {
     raises: Vec<(usize, u32)>,
     /// The number of blocks that were read in sections.
     pub read: u64,
-    /// The number of blocks and sections that were gone through besides: more, the longer lives are.
+    /// The number of blocks and sections that were scanned in other loops. It grows with the length of
+    /// lifetimes.
     pub scanned: u64,
 }
 
 impl<'a> Skyline<'a> {
     pub fn new(problem: &'a ExactProblem, capacity: u32) -> Self {
-        let (blocks, sections) = (problem.size.len(), problem.sections);
+        let blocks = problem.size.len();
+        let sections = problem.sections;
         let mut skyline = Skyline {
             problem,
             capacity,
@@ -102,7 +106,7 @@ impl<'a> Skyline<'a> {
         skyline
     }
 
-    /// The blocks that are left and alive in one of these sections.
+    /// The remaining blocks that are alive in one of these sections.
     pub fn unplaced_in(&self, from: usize, to: usize) -> impl Iterator<Item = usize> + use<'_> {
         let words = if from < to { self.problem.words } else { 0 };
         (0..words).flat_map(move |w| bits(w, self.problem.alive_word(from, to, w) & self.unplaced[w]))
@@ -112,7 +116,7 @@ impl<'a> Skyline<'a> {
         self.unplaced_in(section, section + 1)
     }
 
-    /// Where to go back to.
+    /// The current position of the trail, for undoing later changes.
     pub fn mark(&self) -> usize {
         self.trail.len()
     }
@@ -146,7 +150,7 @@ impl<'a> Skyline<'a> {
         self.pending.fill(0);
     }
 
-    /// Counts a block as left.
+    /// Counts a block as remaining.
     fn unplace_block(&mut self, b: usize) {
         let (from, to) = self.problem.life[b];
         self.unplaced[b / 64] |= 1 << (b % 64);
@@ -155,10 +159,11 @@ impl<'a> Skyline<'a> {
         self.starts[from] ^= mix_bits(b as u64 + 1);
     }
 
-    /// A number for the blocks that are left over these sections and the heights under them.
+    /// A hash of the remaining blocks over these sections and the heights below them.
     pub fn key(&self, from: usize, to: usize) -> u128 {
         let state = self.height[from..to].iter().zip(&self.starts[from..to]).zip(from as u64..);
-        let (mut key, mut more) = (mix_bits(to as u64), 0u64);
+        let mut key = mix_bits(to as u64);
+        let mut more = 0u64;
         for ((&height, &starts), s) in state {
             let number = mix_bits(starts ^ (s << 32 | u64::from(height)).wrapping_mul(0x9E37_79B9_7F4A_7C15));
             key = key.wrapping_add(number);
@@ -186,7 +191,7 @@ impl<'a> Skyline<'a> {
         self.raise_all(from, to, height);
     }
 
-    /// Says that nothing lies lower than this in a section.
+    /// Raises a section: no block lies below this height.
     pub fn lift(&mut self, section: usize, height: u32) {
         self.trail.push(TrailEntry::Height(section as u32, self.height[section], self.resting[section]));
         (self.height[section], self.resting[section]) = (height, 0);
@@ -194,7 +199,7 @@ impl<'a> Skyline<'a> {
         self.raise_all(section, section + 1, height);
     }
 
-    /// Says that no block of these sections lies lower than their new height.
+    /// Raises all blocks of these sections to at least their new height.
     fn raise_all(&mut self, from: usize, to: usize, height: u32) {
         for w in 0..self.problem.words {
             for b in bits(w, self.problem.alive_word(from, to, w) & self.unplaced[w]) {
@@ -210,7 +215,7 @@ impl<'a> Skyline<'a> {
         }
     }
 
-    /// Says that a block lies no lower than this, which is higher than was known.
+    /// Raises the lowest possible offset of a block.
     fn raise(&mut self, b: usize, to: u32) {
         let before = self.low[b];
         let (from, end) = self.problem.life[b];
@@ -221,10 +226,12 @@ impl<'a> Skyline<'a> {
         self.trail.push(TrailEntry::Low(b as u32, before));
         self.low[b] = low;
         self.scanned += (end - from) as u64;
-        // Negative where it cannot be placed any more.
+        // Negative if the block can no longer be placed.
         let room = self.capacity as i32 - low as i32;
-        let (height, left) = (&self.height[from..end], &self.remaining[from..end]);
-        let (resting, tight) = (&mut self.resting[from..end], &mut self.tight[from..end]);
+        let height = &self.height[from..end];
+        let left = &self.remaining[from..end];
+        let resting = &mut self.resting[from..end];
+        let tight = &mut self.tight[from..end];
         let flags = tight.iter_mut().zip(&mut self.pending[from..end]);
         for (((&height, &left), resting), (tight, pending)) in height.iter().zip(left).zip(resting).zip(flags)
         {
@@ -235,7 +242,7 @@ impl<'a> Skyline<'a> {
         }
     }
 
-    /// Draws all conclusions; the section that cannot be stacked, if there is one.
+    /// Applies the rules until nothing changes. Fails with a section that cannot be stacked.
     pub fn propagate(&mut self) -> Result<(), usize> {
         let mut from = 0;
         loop {
@@ -254,7 +261,8 @@ impl<'a> Skyline<'a> {
         }
     }
 
-    /// Lifts a section on which nothing rests to the lowest of its blocks; whether there is room for them.
+    /// Raises a section on which nothing rests to the lowest of its blocks. Returns whether the blocks still
+    /// fit.
     fn propagate_section(&mut self, s: usize) -> bool {
         let mut height = self.height[s];
         let rises = self.resting[s] == 0;
@@ -268,16 +276,16 @@ impl<'a> Skyline<'a> {
         fits
     }
 
-    /// The blocks of a section as jobs on one machine: whether they fit, and which cannot lie under others.
+    /// Applies the rules for jobs to a section. Returns whether the blocks fit.
     fn propagate_jobs(&mut self, s: usize) -> bool {
-        // Where much may be wasted nothing more is concluded.
+        // If much space may be wasted, the rules conclude nothing.
         if self.height[s] + self.remaining[s] + self.capacity / ROOMY < self.capacity {
             return true;
         }
         let under = self.capacity - self.remaining[s];
         let mut jobs = std::mem::take(&mut self.jobs);
         jobs.clear();
-        // Those above `under` cannot lie under all others.
+        // Blocks above `under` cannot lie below all others.
         let mut read = 0;
         self.unplaced_at(s).for_each(|b| {
             read += 1;
@@ -302,14 +310,15 @@ impl<'a> Skyline<'a> {
         fits
     }
 
-    /// What of the others cannot all lie above a block of these, the lowest first, is above some offset: the block lies
-    /// above one of them. Whether the blocks fit so.
+    /// Each of `jobs` is a block that cannot lie below all the others. Raises it to the lowest offset at which
+    /// it lies above one of them. The jobs are sorted, lowest first. Returns whether the blocks still fit.
     fn lie_above(&mut self, s: usize, jobs: &[PackedJob], under: u32) -> bool {
         let mut ends = std::mem::take(&mut self.ends);
         let size = |job: PackedJob| self.problem.size[unpack_job(job).0];
         ends.clear();
-        // All that ends below the lowest job counts for each.
-        let (lowest, mut sum) = (unpack_job(jobs[0]).1, 0);
+        // The blocks that end below the lowest job count for all jobs.
+        let lowest = unpack_job(jobs[0]).1;
+        let mut sum = 0;
         self.unplaced_at(s).for_each(|b| {
             let end = self.low[b] + self.problem.size[b];
             if end > lowest {
@@ -320,7 +329,7 @@ impl<'a> Skyline<'a> {
         });
         ends.sort_unstable();
         self.raises.clear();
-        // The ends up to each job's offset, with their sizes summed up.
+        // The ends up to each job's offset, with their sizes added.
         let mut first = 0;
         for &job in jobs {
             let (b, low) = unpack_job(job);
@@ -328,8 +337,11 @@ impl<'a> Skyline<'a> {
                 sum += size(end);
                 first += 1;
             }
-            // Less fills the room under the block than what must lie there.
-            let (mut fill, mut to, room) = (sum, low, low - under);
+            // Blocks of at least `room` bytes must end at or below the block's offset. It rises to the first end that
+            // reaches this.
+            let mut fill = sum;
+            let mut to = low;
+            let room = low - under;
             let mut others = ends[first..].iter().filter(|&&end| unpack_job(end).0 != b);
             while fill < room
                 && let Some(&end) = others.next()
@@ -353,7 +365,7 @@ impl<'a> Skyline<'a> {
     }
 }
 
-/// The blocks of a word of a set.
+/// The indices in one word of a set.
 fn bits(word: usize, mut set: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let bit = (set != 0).then(|| 64 * word + set.trailing_zeros() as usize);

@@ -1,4 +1,4 @@
-//! The entries of a bucket's tables: buffers, places, steps, decisions, copies, sums.
+//! The entries of a bucket's tables: buffers, places, steps, copies and totals.
 
 use serde::{Deserialize, Serialize};
 use symmc_ir::collective::ExitBarrier;
@@ -8,12 +8,12 @@ use symmc_ir::collective::ExitBarrier;
 pub struct Buffer {
     pub arena: ArenaKind,
     pub offset: u64,
-    /// Its size at the upper bound of the bucket, rounded up to a multiple of [`ALIGN`](super::ALIGN).
+    /// The size at the upper bounds of the bucket, rounded up to a multiple of [`ALIGN`](super::ALIGN).
     pub size: u64,
-    /// The first step at which it is occupied, counting the cross-rank rules.
+    /// The first step at which the buffer is occupied, cross-rank rules included.
     pub first: usize,
-    /// The last step at which it is occupied, counting the cross-rank rules. When `last < first` it is
-    /// occupied from `first` through the end of the run and on to `last` of the next run.
+    /// The last step at which the buffer is occupied, cross-rank rules included. If `last < first` it is
+    /// occupied from `first` through the end of the run, and up to `last` of the next run.
     pub last: usize,
     pub reach: PeerReach,
 }
@@ -23,16 +23,17 @@ pub struct Buffer {
 pub enum ArenaKind {
     /// Private to its rank.
     Ordinary,
-    /// Reached by peers, at equal offsets on all ranks.
+    /// Accessible to peers, at equal offsets on all ranks.
     Symmetric,
 }
 
+/// The access of peers to a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerReach {
     Local,
     Read,
-    /// They write it (and may read it).
+    /// Peers write it (and may read it).
     Written,
 }
 
@@ -40,12 +41,12 @@ pub enum PeerReach {
 #[serde(deny_unknown_fields)]
 pub struct ValuePlacement {
     pub memory: MemoryRef,
-    /// The position of its first byte in the memory, a dim.
+    /// The offset of the first byte within the memory, a dim.
     pub offset: String,
-    /// When set, `stride` times this rank's number within `group` is added to the offset.
+    /// If set, `stride` times this rank's position within `group` is added to the offset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by_rank: Option<PerRankOffset>,
-    /// Why it lies there, for people.
+    /// The reason for the place, for people.
     pub why: String,
 }
 
@@ -63,7 +64,7 @@ pub struct PerRankOffset {
 pub enum MemoryRef {
     Buffer(usize),
     Fixed(usize),
-    /// The caller's memory of an input; only read.
+    /// The caller's memory of an input; read-only.
     Input(usize),
     Output(usize),
 }
@@ -71,21 +72,21 @@ pub enum MemoryRef {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Step {
-    /// The node: the name of its first result.
+    /// The node, or the first node of a dispatch: the name of its first result.
     pub node: String,
     pub lane: Lane,
-    /// Earlier steps of other lanes that must have completed on this rank before it starts.
+    /// Earlier steps of other lanes that must have completed on this rank before this step starts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<usize>,
     /// For a collective whose variant has a droppable exit barrier: whether it is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit: Option<ExitBarrier>,
-    /// For an exit barrier that lifetimes can stand in for: by how much the largest sum of live bytes in the symmetric
-    /// arena is higher when this one is dropped than when it is kept, with all others as they are.
+    /// For an exit barrier that lifetimes could replace: the increase of the largest sum of live bytes in the
+    /// symmetric arena if this barrier were dropped instead of kept, with all others unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_bytes: Option<u64>,
-    /// The most blocks of its kernel on GPUs, if it runs a collective and the machine's profile says so. All ranks
-    /// launch as many.
+    /// The maximum number of blocks of its kernel on GPUs, if it runs a collective and the machine profile
+    /// limits it. All ranks launch the same number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u32>,
 }
@@ -107,10 +108,10 @@ pub struct ForcedCopy {
     /// The `copy` node of the planned program.
     pub node: String,
     pub of: String,
-    /// What it moves, at the upper bound of the bucket.
+    /// The bytes that it moves, at the upper bounds of the bucket.
     pub bytes: u64,
     pub reason: CopyReason,
-    /// The index of the input that a caller can bind to avoid it.
+    /// The index of the input that a caller can bind to avoid the copy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bind: Option<usize>,
 }
@@ -118,42 +119,42 @@ pub struct ForcedCopy {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CopyReason {
-    /// A collective needs an input in the symmetric arena and the input is not bound.
+    /// A collective needs an input in the symmetric arena, and the input is not bound.
     SymmetricInput,
     /// A collective needs a part of an output in the symmetric arena.
     SymmetricOutput,
-    /// A collective needs its operand contiguous, and aligned where peers touch it.
+    /// A collective needs its operand contiguous, and aligned where peers access it.
     Contiguous,
-    /// An output is an input, a view, a value that is returned twice, or a value that lies in the symmetric
-    /// arena.
+    /// An output is an input, a view, a value that is returned twice, or a value in the symmetric arena.
     Output,
 }
 
-/// Sums over a bucket, in bytes unless they say otherwise.
+/// Sums over a bucket, in bytes unless stated otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BucketTotals {
     /// The highest end of a buffer in the ordinary arena.
     pub ordinary_peak: u64,
-    /// The largest sum of buffers of the ordinary arena that are alive together.
+    /// The largest sum of buffers of the ordinary arena that are live at the same time.
     pub ordinary_bound: u64,
     /// The highest end of a buffer in the symmetric arena, fixed memory included.
     pub symmetric_peak: u64,
-    /// The largest sum of buffers of the symmetric arena that are alive together, fixed memory included.
+    /// The largest sum of buffers of the symmetric arena that are live at the same time, fixed memory included.
     pub symmetric_bound: u64,
     /// The number of copies that placement forced: the entries of [`Bucket::copies`](super::Bucket::copies).
     pub copies: u64,
-    /// What they move: the sum of their bytes.
+    /// The bytes that these copies move.
     pub copied: u64,
     pub barriers_dropped: u64,
     /// The number of droppable exit barriers kept.
     pub barriers_kept: u64,
-    /// What the dropped ones cost together: how much lower `symmetric_bound` would be were all of them kept. The
-    /// planner says so; it is no sum of the plan, and the check does not ask for it.
+    /// The total cost of the dropped barriers: the reduction of `symmetric_bound` if all of them were kept. The
+    /// planner computes it; it cannot be derived from the plan, and the plan check does not verify it.
     #[serde(default)]
     pub barrier_bytes: u64,
-    /// What GPUs use beside the arenas, at the largest sizes: a workspace of one step at a time. Whoever compiles for
-    /// GPUs says so; it is no sum of the plan, and the check does not ask for it.
+    /// The bytes that GPUs use in addition to the arenas, at the largest sizes: one workspace, used by one step
+    /// at a time. The compiler for GPUs sets it; it cannot be derived from the plan, and the plan check does
+    /// not verify it.
     #[serde(default)]
     pub workspace: u64,
 }

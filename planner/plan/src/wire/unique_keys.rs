@@ -1,4 +1,4 @@
-//! Tables by name, in which each name stands once: of two entries another reader might take the other one.
+//! Reads tables by name and rejects duplicate names. Other JSON readers may keep either of two entries.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -30,7 +30,7 @@ impl<'de, V: Deserialize<'de>> Visitor<'de> for UniqueKeysVisitor<V> {
     }
 }
 
-/// Reads a table. Fails if a name stands there twice.
+/// Reads a table. Fails if a name occurs twice.
 pub fn deserialize_unique_keys<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<IndexMap<String, V>, D::Error> {

@@ -1,8 +1,8 @@
 //! Random damage to plans.
 //!
-//! A plan is first brought into a form in which nothing but places, waits, order, variants and barriers
-//! decides about its safety: one buffer for each arena, alive all the time. Then damage cannot be told from
-//! lifetimes or overlapping buffers, and only the proof over time can find it.
+//! A plan is first brought into a form in which only places, waits, order, variants and barriers decide about
+//! its safety: one buffer for each arena, alive all the time. Damage is then invisible to the rules about
+//! lifetimes and buffers, and only the proof over time can find it.
 
 use std::collections::BTreeSet;
 
@@ -14,10 +14,10 @@ use symmc_support::random::SplitMix;
 
 use super::sums::{mend_sum, repeat};
 
-/// What a flattened arena has besides the room that values are moved in: for [`stack`].
+/// The extra bytes of a flattened arena, beyond the room in which values are moved, for [`stack`].
 const ROOM: u64 = 1 << 14;
 
-/// The same places, in one buffer for each arena with some room; fixed memory lies behind it, with two landing
+/// The same places in one buffer for each arena, with some extra room. Fixed memory follows, with two landing
 /// zones of `zone` bytes for every group.
 pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     let mut plan = plan.clone();
@@ -42,7 +42,7 @@ pub fn flatten(plan: &Plan, zone: u64) -> Plan {
     plan
 }
 
-/// Makes sums, reach and the presence of barriers fit the rest of the plan.
+/// Repairs totals, reach and the presence of barriers.
 pub fn mend(plan: &mut Plan) {
     repeat(plan, |plan, error| {
         match error {
@@ -56,8 +56,8 @@ pub fn mend(plan: &mut Plan) {
     });
 }
 
-/// Moves fixed memory behind everything else, and gives every group two landing zones of `size` bytes, so that
-/// variants can be exchanged.
+/// Moves fixed memory to the end, and gives every group two landing zones of `size` bytes, so that variants can
+/// be exchanged.
 fn add_zones(plan: &mut Plan, size: u64) {
     let groups: BTreeSet<String> = plan
         .programs
@@ -67,7 +67,7 @@ fn add_zones(plan: &mut Plan, size: u64) {
         })
         .collect();
     plan.fixed.retain(|f| !matches!(f.role, FixedRole::Landing { .. }));
-    // What stays is renumbered.
+    // The remaining entries are renumbered.
     let bound: Vec<usize> = plan
         .fixed
         .iter()
@@ -100,7 +100,7 @@ fn add_zones(plan: &mut Plan, size: u64) {
     }
 }
 
-/// Damages a flattened plan in one way; what was done, or `None` if that was not possible.
+/// Damages a flattened plan in one way. Returns a description, or `None` if the damage was not possible.
 pub fn damage(plan: &mut Plan, rng: &mut SplitMix) -> Option<String> {
     let b = rng.below(plan.buckets.len());
     let steps = plan.buckets[b].steps.len();
@@ -161,7 +161,7 @@ fn bytes(graph: &Graph, name: &str) -> String {
     bytes.display(&graph.symbols).to_string()
 }
 
-/// Moves a value within its arena, onto another value or right behind it more often than not.
+/// Moves a value within its arena, usually onto another value or directly after it.
 fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let bucket = &mut plan.buckets[b];
     let in_buffer: Vec<String> = bucket
@@ -176,7 +176,7 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let name = rng.pick(&in_buffer);
     let graph = text::parse(&plan.programs[bucket.program]).expect("parses");
     let node = graph.values_by_name().get(name.as_str()).and_then(|&v| graph.defining_node(v));
-    // Of all nodes of its step.
+    // All nodes of the step count.
     let step = node.map_or(vec![], |n| {
         let dispatch = graph.dispatches.iter().find(|d| d.contains(n));
         dispatch.map_or(vec![n], |d| d.nodes().collect())
@@ -202,8 +202,8 @@ fn move_value(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     Some(format!("%{name} of bucket {b} lies at {}", place.offset))
 }
 
-/// Puts the values of an arena one right behind another, in any order: they lie apart in every run, and in two runs of
-/// different sizes they may not. Barriers that can be dropped are, more often than not.
+/// Places the values of an arena directly after one another, in a random order. They are disjoint in every run,
+/// but may overlap between two runs of different sizes. Usually also drops the barriers that can be dropped.
 fn stack(plan: &mut Plan, b: usize, rng: &mut SplitMix) -> Option<String> {
     let bucket = &mut plan.buckets[b];
     let arena = usize::from(!rng.one_in(4));

@@ -1,12 +1,11 @@
-//! A second opinion on plans, by brute force and written apart from the check.
+//! A second opinion on plans, by brute force and independent of the check.
 //!
-//! A sequence of runs, each under a binding of its own, is unrolled on all ranks into explicit events with explicit
-//! edges.
-//! Every pair of accesses to shared bytes is looked up in the transitive closure of the edges. Memory is then
-//! played in the order of the list with a tag on every byte that says what it holds, so that every read can
-//! be compared with what the graph says.
+//! A sequence of runs, each with its own binding, is unrolled on all ranks into explicit events with explicit
+//! edges. Every pair of accesses to shared bytes is looked up in the transitive closure of the edges. Memory is
+//! then simulated in the order of the list, with a tag on every byte that identifies its content. Every read is
+//! compared with the content that the graph requires.
 //!
-//! Small plans only: time and memory are quadratic in the number of events.
+//! Only small plans are possible: time and memory are quadratic in the number of events.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -22,7 +21,7 @@ use symmc_ir::{
 use symmc_plan::{ArenaKind, Bucket, ExitBarrier, FixedRole, Lane, MemoryRef, Plan, ValuePlacement};
 use symmc_support::random::SplitMix;
 
-/// What a custom op with a group promises.
+/// The contract of a custom op with a group.
 const CUSTOM: Contract = Contract {
     entry_barrier: true,
     sync_scope: SyncScope::Group,
@@ -35,7 +34,7 @@ const CUSTOM: Contract = Contract {
     same_bits: false,
 };
 
-/// One run of a sequence: a bucket and the value of each symbol by name.
+/// One run of a sequence: a bucket, and the value of each symbol by name.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// The index of the bucket.
@@ -44,7 +43,7 @@ pub struct Run {
     pub symbols: BTreeMap<String, i64>,
 }
 
-/// What is wrong with a plan in this sequence of runs: one line for each finding, sorted.
+/// Finds the errors of a plan in this sequence of runs: one line for each finding, sorted.
 pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
     let read = |t: &String| {
         let graph = text::parse(t).expect("a planned program parses");
@@ -69,7 +68,7 @@ pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
     world.findings
 }
 
-/// Every bucket at each point of its ranges that the ends and the middle of each symbol's range give.
+/// Every bucket at each combination of the ends and the middle of its symbols' ranges.
 fn points(plan: &Plan) -> Vec<Run> {
     let ends = |[low, high]: [i64; 2]| BTreeSet::from([low, low.midpoint(high), high]);
     let mut all = Vec::new();
@@ -89,8 +88,8 @@ fn points(plan: &Plan) -> Vec<Run> {
     all
 }
 
-/// Sequences of `length` runs, whose buckets and sizes have nothing to do with each other: all there are of
-/// [`points`], or `most` of them at random.
+/// Sequences of `length` runs with independent buckets and sizes: all sequences over [`points`], or `most` of
+/// them at random.
 pub fn sequences(plan: &Plan, length: u32, most: usize, rng: &mut SplitMix) -> Vec<Vec<Run>> {
     let points = points(plan);
     let one = |number: usize| {
@@ -136,7 +135,7 @@ struct Access {
     begin: Event,
     end: Event,
     write: bool,
-    /// Equal for accesses that are exempt from each other.
+    /// Accesses with equal values are exempt from each other.
     step: (usize, usize),
     text: String,
 }
@@ -147,7 +146,7 @@ struct Points<'a> {
     met: &'a [Event],
     touched: &'a [Event],
     completed: &'a [Event],
-    /// Where pairs meet: sender, receiver, and between which events the sender writes.
+    /// If pairs meet: sender, receiver, and the events between which the sender writes.
     puts: &'a [(usize, usize, Event, Event)],
 }
 
@@ -157,11 +156,11 @@ struct World {
     /// For each event, the events that happen before it, as bits.
     before: Vec<Vec<u64>>,
     accesses: Vec<Access>,
-    /// What each rank has last done, per lane.
+    /// The last event of each rank, per lane.
     last: Vec<[Event; 2]>,
-    /// By name of the group: the number of collectives by LL so far.
+    /// For each group name the number of collectives by LL so far.
     epochs: HashMap<String, usize>,
-    /// By name of the group: the last collective and its completion on each rank.
+    /// For each group name the last collective and its completion on each rank.
     last_on: HashMap<String, (String, Vec<Event>)>,
     memory: HashMap<Region, Vec<u64>>,
     findings: BTreeSet<String>,
@@ -229,7 +228,7 @@ impl World {
         }
     }
 
-    /// Adds the events of one step on all ranks; the completions.
+    /// Adds the events of one step on all ranks. Returns the completions.
     fn step(&mut self, stage: &Stage<'_>, s: usize, done: &[Vec<Event>]) -> Vec<Event> {
         let step = &stage.bucket.steps[s];
         let lane = usize::from(step.lane == Lane::Comm);
@@ -257,7 +256,7 @@ impl World {
         completed
     }
 
-    /// A step that touches nothing but its own rank.
+    /// A step that accesses only its own rank.
     fn alone(&mut self, stage: &Stage<'_>, s: usize, arrive: &[Event]) -> Vec<Event> {
         let completed: Vec<Event> = arrive.iter().map(|&a| self.event(&[a])).collect();
         for r in 0..self.ranks {
@@ -281,7 +280,7 @@ impl World {
     ) -> Vec<Event> {
         self.same_group(stage, group, s, arrive);
         let lines = contract.peer_access == PeerAccess::WriteLanding;
-        // The lines that each rank waits for, with the rank that sent each.
+        // The lines for which each rank waits, each with the sending rank.
         let mut received: Vec<Vec<(usize, Event)>> = vec![Vec::new(); self.ranks];
         for (r, lines_to_r) in received.iter_mut().enumerate().filter(|_| lines) {
             let from = stage.cell(group, r).into_iter();
@@ -338,7 +337,8 @@ impl World {
         let communicating = stage.communicating(s);
         let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
         let begin = |q: usize| if contract.entry_barrier { at.met[q] } else { at.arrive[q] };
-        // Peers reach what the signature of a custom op names, and all that the contract of a variant says.
+        // Peers access the operands and results that the signature of a custom op names, and all that the
+        // contract of a variant allows.
         let touch = contract.peer_access;
         let reads = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {
             Op::Custom(id) => stage.graph.customs[*id].symmetric_operands.contains(&k),
@@ -464,7 +464,7 @@ impl World {
         });
     }
 
-    /// Plays a run in the order of the list.
+    /// Simulates a run in the order of the list.
     fn play(&mut self, stage: &Stage<'_>) {
         let tags = Tags { stage, known: RefCell::default() };
         for rank in 0..self.ranks {
@@ -537,7 +537,8 @@ impl World {
         }
     }
 
-    /// Whether writing the result at `low` leaves the element of operand `k` at `at` readable for as long as needed.
+    /// Whether the element of operand `k` at `at` stays readable for as long as needed after the result at
+    /// `low` is written.
     fn harmless(
         &self,
         stage: &Stage<'_>,
@@ -551,7 +552,7 @@ impl World {
         let (tx, tr) = (stage.graph.ty(x), stage.graph.ty(r));
         let size = tx.dtype.size();
         let len = stage.eval(&tr.bytes()) as usize;
-        // A write of what is there already.
+        // A write of the same content is harmless.
         let (bytes, held) = (&self.memory[&(rank, stage.bytes(r, rank).0)], tags.of(r, rank));
         if (at..at + size).all(|b| b >= low && b < low + len && bytes[b] == held[b - low]) {
             return true;
@@ -559,7 +560,7 @@ impl World {
         let same_element = at == low + element * size && size == tr.dtype.size();
         if let Some(dispatch) = stage.dispatch(id) {
             let Some(writer) = stage.graph.defining_node(r) else { return false };
-            // A node behind the writer would read what is written.
+            // A node after the writer would read the new content.
             let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
                 (DispatchForm::Batch | DispatchForm::Gather | DispatchForm::Collectives, _) => false,
                 (DispatchForm::Rotary | DispatchForm::Scatter, _) => k == 0 && writer == id,
@@ -598,7 +599,7 @@ impl World {
 }
 
 impl Stage<'_> {
-    /// The node that a step names.
+    /// The node that the step names.
     fn first(&self, s: usize) -> NodeId {
         let name = &self.bucket.steps[s].node;
         let value = self.graph.values.iter().find(|(_, v)| v.name == *name).map(|(id, _)| id);
@@ -628,7 +629,7 @@ impl Stage<'_> {
         self.nodes(s).into_iter().find(communicates).unwrap_or_else(|| self.first(s))
     }
 
-    /// What a step reads of other steps: the node that does, the number of its operand, the operand.
+    /// The operands that a step reads of other steps: the reading node, the operand's index, and the operand.
     fn operands(&self, s: usize) -> Vec<(NodeId, usize, ValueId)> {
         let nodes = self.nodes(s);
         let all = nodes
@@ -678,7 +679,7 @@ impl Stage<'_> {
         cells.iter().filter(|_| contract.sync_scope == SyncScope::Pairs).flat_map(in_cell).collect()
     }
 
-    /// Whether an input is given once and for all: it is no argument, nothing replaces it, and it has one size.
+    /// Whether an input is written only once: it is no argument, nothing replaces it, and it has one size.
     fn lasts(&self, input: InputId) -> bool {
         let graph = self.graph;
         let given = &graph.inputs[input];
@@ -742,15 +743,15 @@ impl Stage<'_> {
     }
 }
 
-/// What the bytes of a value hold, as numbers: equal numbers are equal bytes. Values that are put together
-/// from bytes of others have the bytes of those.
+/// The content of bytes as numbers: equal numbers mean equal bytes. A value that is assembled from bytes of
+/// others has their numbers.
 struct Tags<'a> {
     stage: &'a Stage<'a>,
     known: RefCell<HashMap<(ValueId, usize), Rc<Vec<u64>>>>,
 }
 
 impl Tags<'_> {
-    /// All bytes of a value on a rank.
+    /// The content of all bytes of a value on a rank.
     fn of(&self, value: ValueId, rank: usize) -> Rc<Vec<u64>> {
         if let Some(known) = self.known.borrow().get(&(value, rank)) {
             return known.clone();
@@ -785,7 +786,7 @@ impl Tags<'_> {
 
     fn fresh(&self, value: ValueId, rank: usize) -> Vec<u64> {
         let graph = self.stage.graph;
-        // Inputs are the same in all planned programs; other values are told apart by their run.
+        // Inputs are the same in all planned programs. Other values are distinguished by their run.
         let (run, id) = match graph.values[value].def {
             ValueDef::Input(i) => {
                 (if self.stage.lasts(i) { 0 } else { self.stage.run as u64 + 1 }, i.index())

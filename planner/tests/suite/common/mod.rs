@@ -1,7 +1,7 @@
-//! Random programs with collectives, planned; shared by the tests of the planner and its check.
+//! Random programs with collectives, and their plans. The tests of the planner and of the check share them.
 //!
-//! Programs are small and typical of what the planner sees: element-wise chains, views, concatenations and
-//! collectives over one or two groups, with constant or symbolic extents. Everything follows from a seed.
+//! The programs are small and typical for the planner: element-wise chains, views, concatenations and
+//! collectives over one or two groups, with constant or symbolic extents. Everything is determined by a seed.
 
 #![allow(dead_code)]
 
@@ -24,22 +24,22 @@ use symmc_plan::Plan;
 use symmc_planner::{BucketInput, OrderStrategy, PlanConfig, Planner, plan};
 use symmc_support::random::SplitMix;
 
-/// What random programs look like.
+/// The properties of random programs.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
     /// The number of ranks.
     pub ranks: u32,
-    /// Whether there are groups of half the ranks; the number of ranks is even then.
+    /// Whether there are groups of half the ranks. The number of ranks is even then.
     pub cells: bool,
     /// The number of symbols that leading extents depend on, at most two.
     pub symbols: usize,
     /// The number of nodes, roughly.
     pub nodes: usize,
-    /// Whether all-gathers may occur, whose operands can lie at places that depend on the rank.
+    /// Whether all-gathers may occur. Their operands can have places that depend on the rank.
     pub gathers: bool,
     /// Whether most collectives are exchanges between pairs of ranks.
     pub exchanges: bool,
-    /// Whether it is a step of training with sharded parameters, whose gathers may all begin at once.
+    /// Whether it is a training step with sharded parameters, whose gathers may all begin at once.
     pub sharded: bool,
 }
 
@@ -51,7 +51,7 @@ pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
     let mut make = Maker::new(config);
     for i in 0..1 + rng.below(3) {
         let kind = rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
-        // What is given once has one size, most of the time.
+        // An input that is written once usually has one size.
         let varies = kind == InputKind::Argument || (make.units.len() > 1 && rng.one_in(4));
         let unit = if varies { rng.pick(&make.units) } else { Dim::from(i64::from(config.ranks)) };
         let rows = unit * Dim::from(1 + rng.below(2) as i64);
@@ -104,13 +104,13 @@ impl Maker {
         self.b.graph().ty(v).shape[0].clone()
     }
 
-    /// A recent value, most of the time.
+    /// Usually a recent value.
     fn recent(&self, rng: &mut SplitMix) -> ValueId {
         let n = self.values.len();
         if rng.one_in(3) { self.values[rng.below(n)] } else { self.values[n - 1 - rng.below(n.min(3))] }
     }
 
-    /// A value of as many rows.
+    /// A value with the same number of rows.
     fn same_rows(&self, rng: &mut SplitMix, rows: &Dim) -> ValueId {
         let all: Vec<ValueId> = self.values.iter().copied().filter(|&y| self.rows(y) == *rows).collect();
         rng.pick(&all)
@@ -157,7 +157,7 @@ impl Maker {
         }
     }
 
-    /// A sum over ranks, what is added to it, and perhaps the norm of the rows of that.
+    /// A sum over ranks, an addition to it, and perhaps the norm of its rows.
     fn reduced(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
         let residual = self.same_rows(rng, rows);
         let kind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
@@ -173,7 +173,7 @@ impl Maker {
         }
     }
 
-    /// What machines have one kernel for, beside chains and reductions.
+    /// Nodes for which machines have one kernel, other than chains and reductions.
     fn one_kernel(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
         match rng.below(6) {
             0 => {
@@ -214,7 +214,7 @@ impl Maker {
         }
     }
 
-    /// Rows divided by what one or two reductions of them give.
+    /// Rows divided by the results of one or two reductions of them.
     fn rows_of(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
         let mut row = x;
         for _ in 0..1 + rng.below(2) {
@@ -261,7 +261,7 @@ impl Maker {
         }
     }
 
-    /// Half of the rows or of the columns of a value, used at once.
+    /// Half of the rows or of the columns of a value, used by the next node.
     fn view(&mut self, rng: &mut SplitMix, x: ValueId) {
         let rows = self.rows(x);
         let half = rows.exact_div(&Dim::from(2 * i64::from(self.config.ranks)));
@@ -285,7 +285,7 @@ impl Maker {
         }
     }
 
-    /// A custom op of one or two operands, with a signature of its own.
+    /// A custom op of one or two operands with a random signature.
     fn custom(&mut self, rng: &mut SplitMix, x: ValueId) {
         let inputs = if rng.one_in(2) { vec![x] } else { vec![x, self.recent(rng)] };
         let some = |rng: &mut SplitMix, n: usize| (0..n).filter(|_| rng.one_in(2)).collect();
@@ -326,7 +326,7 @@ impl Maker {
         }
     }
 
-    /// A gather along the second axis of rows: row by row what each rank has.
+    /// A gather along the second axis of rows, which places the pieces of all ranks row by row.
     fn gathered_in_turn(&mut self, rng: &mut SplitMix, x: ValueId) {
         let group = rng.pick(&self.groups);
         let n = Dim::from(i64::from(self.b.graph().group_size(group).unwrap_or(1)));
@@ -345,7 +345,8 @@ impl Maker {
         }
     }
 
-    /// A sum over ranks of which each has a piece: a reduce-scatter, or the sum of the pieces that an all-to-all brings.
+    /// A sum over ranks of which each rank gets a piece: a reduce-scatter, or the sum of the pieces of an
+    /// all-to-all.
     fn scattered(&mut self, rng: &mut SplitMix, x: ValueId, group: GroupId, n: u32) -> Option<ValueId> {
         if !rng.one_in(3) {
             let kind = CollectiveKind::ReduceScatter(CollectiveReduceOp::Sum);
@@ -360,8 +361,9 @@ impl Maker {
         self.b.op("sum", sum, &[parted]).ok()
     }
 
-    /// A step of training with sharded parameters: they are gathered, forwards and perhaps backwards again, each is used once in each
-    /// direction, and what their gradients are is scattered. Gathers stand together at the beginning, or each in front of its use.
+    /// A training step with sharded parameters. They are gathered in the forward pass and perhaps again in the
+    /// backward pass. Each is used once in each pass, and the gradients are scattered. The gathers stand
+    /// together at the beginning, or each before its use.
     fn sharded_step(&mut self, rng: &mut SplitMix) {
         let group = rng.pick(&self.groups);
         let n = self.b.graph().group_size(group).unwrap_or(1);
@@ -451,7 +453,7 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
         if let Op::Collective(c) = &mut node.op {
             let able: Vec<CollectiveVariant> =
                 CollectiveVariant::ALL.iter().copied().filter(|v| v.contract(&c.kind).is_some()).collect();
-            // Half of the gathers along other axes are able to store rows in turn.
+            // Half of the gathers along other axes can store rows in turn.
             let reshaped = users[node.outputs[0]].iter().all(|&n| graph.nodes[n].op == Op::Reshape);
             let in_turn = c.kind == CollectiveKind::AllGather && reshaped && rng.one_in(2);
             c.variant = Some(if in_turn {
@@ -464,7 +466,7 @@ pub fn with_variants(graph: &Graph, rng: &mut SplitMix) -> Graph {
     out
 }
 
-/// The same program with collectives of one group, drawn from those that do not need each other, as one step by one variant.
+/// The same program with several independent collectives of one group as one step by one variant.
 pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
     let by = |variant: CollectiveVariant, id: &NodeId| {
         let collective = graph.nodes[*id].op.as_collective()?;
@@ -479,7 +481,7 @@ pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
     }
     let variant = rng.pick(&variants);
     let able = |id: &NodeId| by(variant, id);
-    // What each node needs, and the set so far.
+    // The dependences of each node, and the set so far.
     let mut needs: Vec<BTreeSet<NodeId>> = Vec::new();
     let mut set: Vec<NodeId> = Vec::new();
     for (id, node) in graph.nodes.iter() {
@@ -524,10 +526,10 @@ pub fn with_a_set(graph: Graph, rng: &mut SplitMix) -> Graph {
     out
 }
 
-/// A plan of the program: one bucket, or two with variants of their own if it has a symbol. Collectives of `sharded` programs begin
-/// early, most of the time.
+/// A plan of the program: one bucket, or two with different variants if it has a symbol. Collectives of
+/// `sharded` programs usually begin early.
 pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
-    // Which symbol is divided, and how.
+    // The symbol whose range is divided, and the division.
     let divided = rng.below(graph.symbols.len().max(1));
     let ranges: Vec<[i64; 2]> = match rng.one_in(2) {
         _ if graph.symbols.is_empty() => vec![[0, 0]],
@@ -562,7 +564,7 @@ pub fn planned(graph: &Graph, sharded: bool, rng: &mut SplitMix) -> Plan {
     let profile = rng.one_in(2).then(|| MachineProfile::builtin("h200x2")).flatten().map(capable);
     let config = PlanConfig { bind, order, slack, profile, ..PlanConfig::default() };
     if rng.one_in(3) {
-        // With the exit barriers that some smaller symmetric arena needs.
+        // With the exit barriers that a smaller symmetric arena requires.
         let plans = plans_by_kept_barriers(graph, &buckets, &config);
         return plans[rng.below(plans.len())].clone();
     }

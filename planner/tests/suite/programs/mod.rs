@@ -20,8 +20,8 @@ pub fn narrowed(graph: &Graph, ranges: &[(i64, i64)]) -> Vec<Graph> {
     ranges.iter().map(narrow).collect()
 }
 
-/// A random program on four ranks with `size` nodes; all values are `f32 [4*t, 8]` or views and parts of
-/// that.
+/// A random program on four ranks with `size` nodes. All values are `f32 [4*t, 8]`, or views and parts of such
+/// values.
 pub fn program(seed: u64, size: usize) -> Graph {
     let mut r = SplitMix(seed);
     let mut b = GraphBuilder::new(format!("random {seed}"), Some(4));
@@ -123,7 +123,7 @@ fn node(
     }
 }
 
-/// Axes in another order, which a reshape then has to move.
+/// A permutation of the axes, which a reshape then has to copy.
 fn turned(b: &mut GraphBuilder, name: &str, x: ValueId, four: Dim) -> Option<ValueId> {
     let shape = b.graph().ty(x).shape.clone();
     let flat = b.reshape(&format!("{name}.flat"), x, vec![four, Dim::from(2), Dim::from(4)]).ok()?;
@@ -142,7 +142,7 @@ fn side_by_side(b: &mut GraphBuilder, name: &str, (x, y): (ValueId, ValueId), fo
     b.op(name, Op::Concat { axis: 1 }, &[low, high]).ok()
 }
 
-/// Halves of two values, computed apart, one on top of the other.
+/// Halves of two values, computed separately and concatenated along the first axis.
 fn on_top(b: &mut GraphBuilder, name: &str, (x, y): (ValueId, ValueId), t: SymbolId) -> Option<ValueId> {
     let two = TensorType::new(DType::F32, [Dim::from(t) * Dim::from(2), Dim::from(8)]);
     let mut piece = |i: i64, of: ValueId| {

@@ -1,7 +1,8 @@
-//! The joining protocol as two state machines, without sockets, threads or clocks: the coordinator's and a rank's.
+//! The joining protocol as two state machines, for the coordinator and for a rank, without sockets, threads
+//! or clocks.
 //!
-//! A run opens in stages. In each stage every rank owes the coordinator one answer, and the next stage begins when all have
-//! answered:
+//! A run opens in stages. In each stage every rank owes the coordinator one answer. The next stage begins
+//! when all ranks have answered:
 //!
 //! | stage | sent to all ranks when it begins | answer of each rank |
 //! |---|---|---|
@@ -11,14 +12,14 @@
 //! | loading | `Proceed` | `Ready`, its memory is loaded |
 //! | started | `Start` | |
 //!
-//! Callers feed messages, the time and the silence of others to a machine, and carry out its orders. A time is a duration
-//! since any fixed moment of the participant's own clock. Silence is how long another process has shown no heartbeat
-//! ([`crate::heartbeat`]), where that is known.
+//! Callers pass messages, the time and the silence of others to a machine, and carry out its orders. A time
+//! is a duration since any fixed moment of the participant's own clock. Silence is how long another process
+//! has shown no heartbeat ([`crate::heartbeat`]), where that is known.
 //!
-//! Every wait has a timeout, and a participant that waits too long blames only a participant that owes something:
-//! - The coordinator blames ranks that have not answered in the present stage: all of them while gathering, later the one
-//!   that was silent for the limit. A rank that is alive and slow may take longer ([`Timeouts::starting`]), since it works
-//!   for itself meanwhile.
+//! Every wait has a timeout. A participant that times out blames only a participant that owes an answer:
+//! - The coordinator blames ranks that have not answered in the present stage: all of them while gathering,
+//!   later the one that was silent for the timeout. A rank that is alive and slow may take longer
+//!   ([`JoinTimeouts::answer_limit`]), since it works locally meanwhile.
 //! - A rank blames only the coordinator, and only after the coordinator had the time to blame another rank.
 //!
 //! The module `model` explores all orders of stops and messages of two and three ranks.
@@ -30,13 +31,14 @@ use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct JoinTimeouts {
-    /// The requested limit, for ranks that do not come.
+    /// The requested timeout, for ranks that do not join.
     pub limit: Duration,
-    /// The limit for silence: the same, unless that is too short to tell a stopped process from a busy machine.
+    /// The timeout for silence: the same, unless that is too short to distinguish a stopped process from a
+    /// busy machine.
     pub silence_limit: Duration,
-    /// A rank that is alive may take this long for one answer, if the limit is less.
+    /// The time that a rank that is alive may take for one answer, if `limit` is less.
     pub answer_limit: Duration,
-    /// The same while contents are read.
+    /// The same limit while contents are read.
     pub digest_limit: Duration,
     /// How much longer a rank waits for the coordinator's explanation.
     pub explanation_grace: Duration,
@@ -44,13 +46,12 @@ pub(crate) struct JoinTimeouts {
 
 impl JoinTimeouts {
     pub fn new(limit: Duration) -> JoinTimeouts {
-        let [starting, digesting, answer] = [10_000, 600_000, 1_000].map(Duration::from_millis);
         JoinTimeouts {
             limit,
-            silence_limit: limit.max(answer),
-            answer_limit: starting,
-            digest_limit: digesting,
-            explanation_grace: answer,
+            silence_limit: limit.max(Duration::from_secs(1)),
+            answer_limit: Duration::from_secs(10),
+            digest_limit: Duration::from_secs(600),
+            explanation_grace: Duration::from_secs(1),
         }
     }
 
@@ -64,7 +65,7 @@ impl JoinTimeouts {
     }
 }
 
-/// Stages of a run that opens.
+/// The stages in which a run opens.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(crate) enum JoinStage {
     /// Ranks connect.
@@ -76,16 +77,16 @@ pub(crate) enum JoinStage {
     Started,
 }
 
-/// What a rank owes the coordinator in each stage.
+/// The answer that a rank owes the coordinator in each stage.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum RankAnswer {
-    /// In [`Stage::Gathering`].
+    /// In [`JoinStage::Gathering`].
     Join,
-    /// In [`Stage::Comparing`].
+    /// In [`JoinStage::Comparing`].
     Hello,
-    /// In [`Stage::Digesting`].
+    /// In [`JoinStage::Digesting`].
     Digests,
-    /// In [`Stage::Loading`].
+    /// In [`JoinStage::Loading`].
     Ready,
 }
 
@@ -100,20 +101,20 @@ impl RankAnswer {
     }
 }
 
-/// What the coordinator does once all ranks have answered.
+/// The action of the coordinator once all ranks have answered.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum CoordinatorOrder {
     Welcome,
-    /// Compare what the ranks run, and call [`Coordinating::compared`].
+    /// Compare the ranks' identities, and call [`CoordinatorMachine::finish_comparison`].
     Compare,
     Start,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum AnswerEffect {
-    /// The rank owes no such answer, which is a fault of the rank.
+    /// The rank does not owe this answer, which is a fault of the rank.
     Unexpected,
-    /// Other ranks owe theirs.
+    /// Other ranks still owe their answers.
     Waiting,
     /// All ranks have answered.
     Complete(CoordinatorOrder),
@@ -122,7 +123,7 @@ pub(crate) enum AnswerEffect {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum JoinFault {
     Absent(Vec<u32>),
-    /// This rank owes an answer, and showed no heartbeat or took too long, for this time.
+    /// This rank owes an answer, and for this time showed no heartbeat or did not answer.
     Late(u32, Duration),
 }
 
@@ -148,7 +149,7 @@ impl CoordinatorMachine {
         }
     }
 
-    /// Begins with ranks that have come, and were sent `Welcome` now.
+    /// Begins with ranks that have joined and were sent `Welcome` now.
     pub fn after_welcome(ranks: u32, timeouts: JoinTimeouts, now: Duration) -> CoordinatorMachine {
         let mut machine = CoordinatorMachine::new(ranks, timeouts, now);
         machine.enter_stage(JoinStage::Comparing, now);
@@ -169,7 +170,7 @@ impl CoordinatorMachine {
         numbered.filter(|(_, answered)| !**answered).map(|(rank, _)| rank).collect()
     }
 
-    /// Takes a rank's answer, and enters the next stage once all have answered.
+    /// Takes a rank's answer, and enters the next stage once all ranks have answered.
     pub fn accept_answer(&mut self, rank: u32, answer: RankAnswer, now: Duration) -> AnswerEffect {
         let is_in_stage = answer.stage() == self.stage;
         let Some(answered) =
@@ -194,13 +195,13 @@ impl CoordinatorMachine {
         })
     }
 
-    /// Enters the stage after [`Order::Compare`]: digesting or loading.
+    /// Enters the stage after [`CoordinatorOrder::Compare`]: digesting or loading.
     pub fn finish_comparison(&mut self, wants_digests: bool, now: Duration) {
         self.enter_stage(if wants_digests { JoinStage::Digesting } else { JoinStage::Loading }, now);
     }
 
-    /// What ends the run now, if something does. `silence` says how long a rank has shown no heartbeat, where that is
-    /// known.
+    /// Returns the fault that ends the run now, if there is one. `silence` says how long a rank has shown no
+    /// heartbeat, where that is known.
     pub fn check_timeouts(
         &self,
         now: Duration,
@@ -233,9 +234,9 @@ impl CoordinatorMachine {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) enum CoordinatorNotice {
     Welcome,
-    /// Digests are wanted.
+    /// The coordinator requests digests.
     Digest,
-    /// All ranks run the same.
+    /// All ranks have the same identity.
     Proceed,
     /// All ranks are ready.
     Start,
@@ -252,7 +253,7 @@ pub(crate) enum JoinTask {
     Run,
 }
 
-/// A rank's machine.
+/// The state machine of a rank.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct RankMachine {
     timeouts: JoinTimeouts,
@@ -266,13 +267,13 @@ impl RankMachine {
         RankMachine { timeouts, last_answer: RankAnswer::Join, answer_time: now }
     }
 
-    /// Notes that the rank sends an answer now.
+    /// Records that the rank sends an answer now.
     pub fn record_answer(&mut self, answer: RankAnswer, now: Duration) {
         self.last_answer = answer;
         self.answer_time = now;
     }
 
-    /// What the rank does after a message; `None` if the message is not one that can follow its last answer.
+    /// The task of the rank after a notice; `None` if the notice cannot follow the rank's last answer.
     pub fn task_after(&self, notice: CoordinatorNotice) -> Option<JoinTask> {
         match (self.last_answer, notice) {
             (RankAnswer::Join, CoordinatorNotice::Welcome) => Some(JoinTask::Greet),
@@ -283,18 +284,18 @@ impl RankMachine {
         }
     }
 
-    /// For how long the coordinator has kept the rank waiting, if that is too long. `silence` says how long the coordinator has
-    /// shown no heartbeat, where that is known.
+    /// Returns the exceeded limit if the coordinator has kept the rank waiting for too long. `silence` says
+    /// how long the coordinator has shown no heartbeat, where that is known.
     pub fn check_timeouts(&self, now: Duration, silence: Option<Duration>) -> Option<Duration> {
-        let JoinTimeouts { limit, silence_limit: quiet, explanation_grace: answer, .. } = self.timeouts;
+        let JoinTimeouts { limit, silence_limit, explanation_grace: grace, .. } = self.timeouts;
         let waited = now.saturating_sub(self.answer_time);
         let longest = self.timeouts.stage_timeout(self.last_answer.stage());
         match (self.last_answer, silence) {
-            // A coordinator that is alive explains which rank it waits for.
-            (RankAnswer::Join, _) if waited >= limit + answer => Some(limit),
-            (_, None) if waited >= quiet + answer => Some(quiet),
-            (_, Some(silence)) if silence >= quiet => Some(quiet),
-            _ => (waited >= longest + answer).then_some(longest),
+            // A coordinator that is alive reports which rank it waits for.
+            (RankAnswer::Join, _) if waited >= limit + grace => Some(limit),
+            (_, None) if waited >= silence_limit + grace => Some(silence_limit),
+            (_, Some(silence)) if silence >= silence_limit => Some(silence_limit),
+            _ => (waited >= longest + grace).then_some(longest),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Explores the joining protocol: every order of messages, work and stops of two and three ranks.
 //!
-//! The model is the machines of [`super`] with queues between them. A process is stopped at any point, before it starts,
-//! between any two of its actions, or while it waits; rank 0 and the coordinator are one process. Time goes on only
-//! when no process that runs has anything to do, so that whatever is late is late because of a stop. Two properties
-//! hold in every order: each process that runs ends within the limit of its own start or the last stop, and whom it
-//! blames is a process that was stopped. Without stops all ranks start, also next to a rank that is alive and slow.
+//! The model is the machines of [`super`] with queues between them. A process is stopped at any point: before
+//! it starts, between any two of its actions, or while it waits. Rank 0 and the coordinator are one process.
+//! Time passes only when no running process has anything to do, so any delay is caused by a stop. Two
+//! properties hold in every order. Each running process ends within the timeout, counted from its own start
+//! or the last stop. The process that it blames was stopped. Without stops all ranks start, even if one rank
+//! is alive and slow.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::*;
 
 const LIMIT: u32 = 4;
 const ANSWER: u32 = 1;
-/// The time that a slow rank takes to load: longer than the limit.
+/// The time that a slow rank takes to load: longer than the timeout.
 const SLOW: u32 = 6;
 
 fn time_units(n: u32) -> Duration {
@@ -21,21 +22,21 @@ fn time_units(n: u32) -> Duration {
 }
 
 fn timeouts() -> JoinTimeouts {
-    let [limit, starting, digesting, answer] = [LIMIT, 10, 12, ANSWER].map(time_units);
+    let limit = time_units(LIMIT);
     JoinTimeouts {
         limit,
         silence_limit: limit,
-        answer_limit: starting,
-        digest_limit: digesting,
-        explanation_grace: answer,
+        answer_limit: time_units(10),
+        digest_limit: time_units(12),
+        explanation_grace: time_units(ANSWER),
     }
 }
 
-/// What is the same in all orders.
+/// The parameters of a model, equal in all orders.
 #[derive(Clone, Copy, Debug)]
 struct ModelSetting {
     ranks: u32,
-    /// A rank that starts this much later than the others.
+    /// A rank and how much later than the others it starts.
     late: Option<(u32, u32)>,
     /// A rank that loads slowly.
     slow: Option<u32>,
@@ -59,9 +60,9 @@ enum ModelMessage {
 #[derive(Clone, Default, PartialEq, Eq, Hash, Debug)]
 struct ModelRank {
     machine: Option<RankMachine>,
-    /// What it works on, and when that is done.
+    /// The task that it works on, and when it is done.
     task: Option<(JoinTask, u32)>,
-    /// Whether it has mapped the shared memory, and so shows heartbeats.
+    /// Whether it has mapped the shared memory, and therefore shows heartbeats.
     is_mapped: bool,
     inbox: VecDeque<ModelMessage>,
     outcome: Option<ModelOutcome>,
@@ -72,7 +73,7 @@ struct ModelWorld {
     clock: u32,
     coordinator: Option<CoordinatorMachine>,
     outcome: Option<ModelOutcome>,
-    /// By rank, what it sent to the coordinator.
+    /// By rank, the answers that it sent to the coordinator.
     answers: Vec<VecDeque<RankAnswer>>,
     ranks: Vec<ModelRank>,
     stopped: Vec<Option<u32>>,
@@ -89,7 +90,8 @@ enum ModelAction {
 impl ModelWorld {
     fn new(ranks: u32) -> ModelWorld {
         let n = ranks as usize;
-        let (answers, members) = (vec![VecDeque::new(); n], vec![ModelRank::default(); n]);
+        let answers = vec![VecDeque::new(); n];
+        let members = vec![ModelRank::default(); n];
         ModelWorld {
             clock: 0,
             coordinator: None,
@@ -180,7 +182,7 @@ impl ModelWorld {
         let now = time_units(self.clock);
         let machine = self.coordinator.as_mut().expect("it has started");
         if answer == RankAnswer::Join {
-            // A rank that joins says how long it still waits.
+            // A rank that joins sends how long it still waits.
             machine.shorten_gathering(time_units(ModelWorld::start_time(setting, rank) + LIMIT));
         }
         let before = machine.stage();
@@ -201,11 +203,12 @@ impl ModelWorld {
         self.ranks.iter_mut().for_each(|state| state.inbox.push_back(ModelMessage::Notice(notice)));
     }
 
-    /// Lets a unit of time pass, after which all processes that run look at the clock.
+    /// Lets a unit of time pass, after which all running processes check their timeouts.
     fn pass_time(&mut self, setting: &ModelSetting) {
         self.clock += 1;
-        let (clock, stopped, mapped) =
-            (self.clock, self.stopped.clone(), self.ranks.iter().map(|r| r.is_mapped).collect::<Vec<_>>());
+        let clock = self.clock;
+        let stopped = self.stopped.clone();
+        let mapped: Vec<bool> = self.ranks.iter().map(|r| r.is_mapped).collect();
         let silent = |process: u32| time_units(stopped[process as usize].map_or(0, |at| clock - at));
         let of_rank = |rank: u32| (setting.signs && mapped[rank as usize]).then(|| silent(rank));
         let fault = self.coordinator.as_ref().filter(|_| self.is_running(0) && self.outcome.is_none());
@@ -231,7 +234,7 @@ impl ModelWorld {
         }
     }
 
-    /// The outcomes of the process of a rank: its own, and that of the coordinator for rank 0.
+    /// The outcomes of a rank's process: its own, and that of the coordinator for rank 0.
     fn outcomes(&self, rank: u32) -> Vec<Option<ModelOutcome>> {
         let coordinator = (rank == 0 && self.coordinator.is_some()).then_some(self.outcome);
         coordinator.into_iter().chain([self.ranks[rank as usize].outcome]).collect()
@@ -264,7 +267,7 @@ impl ModelWorld {
     }
 }
 
-/// All states that can be reached; how many there are, and how many ends.
+/// Explores all reachable states; returns their number and the number of ends.
 fn explore(setting: &ModelSetting) -> (usize, usize) {
     let mut seen = HashSet::new();
     let mut open = vec![ModelWorld::new(setting.ranks)];
@@ -312,7 +315,7 @@ fn every_order_of_stops_and_messages_ends_in_time_and_blames_a_stopped_rank() {
             ModelSetting { late: Some((1, 2)), ..plain },
             ModelSetting { slow: Some(0), ..plain },
             ModelSetting { slow: Some(1), ..plain },
-            // Without heartbeats a rank may take as long as the limit, alive or not.
+            // Without heartbeats a rank may take as long as the timeout, alive or not.
             ModelSetting { signs: false, ..plain },
         ];
         for setting in settings {
@@ -327,7 +330,7 @@ fn without_stops_all_ranks_start() {
     for slow in [None, Some(0), Some(1)] {
         let late = Some((2, 3));
         let setting = ModelSetting { ranks: 3, late, slow, digests: true, signs: true, stops: 0 };
-        // `check` refuses a rank that blames one that runs.
+        // `check_outcomes` refuses a rank that blames a running rank.
         let (_, ends) = explore(&setting);
         assert!(ends > 0);
     }

@@ -1,9 +1,9 @@
-//! Times of collectives on the GPUs at hand, every variant beside the vendor's own.
+//! Measures collectives on this machine's GPUs, every variant next to the vendor's own.
 //!
-//! A case is recorded ten times in a row into one graph, on two pairs of operands and results in turn, and
-//! the graph is replayed; what counts is the median of the replays over the number of calls. Ranks agree on the
-//! host that all of them can run a case, and meet there before each replay. The first replay's result is compared with
-//! what the collective must give.
+//! A case is recorded ten times in a row into one graph, on two pairs of operands and results in turn. The
+//! graph is replayed; the reported time is the median of the replays divided by the number of calls. Ranks
+//! agree on the host that all of them can run a case, and synchronize there before each replay. The result of
+//! the first replay is compared with the expected one.
 
 mod norm;
 mod rank;
@@ -24,8 +24,8 @@ use crate::error::{CudaError, Result};
 
 pub use crate::session::{ProgramBench, measure_program};
 
-/// Measures all cases on a rank that has joined the others and starts with them, and copies on the way. Fails if the
-/// machine lacks something that every case needs, or a peer failed.
+/// Measures all cases, and copies, on a rank that has joined the others. All ranks call this together. Fails
+/// if the machine lacks something that every case needs, or a peer failed.
 pub fn collectives(
     rank: &SessionRank,
     gpus: &CudaConfig,
@@ -37,11 +37,11 @@ pub fn collectives(
     rank.start()?;
     let dtype = DType::from_name(&config.dtype)
         .ok_or_else(|| CudaError::Unsupported(format!("unknown dtype {}", config.dtype)))?;
-    // Dropped after everything below.
+    // This value is dropped after everything below.
     let _caller = CallersContext::keep()?;
     let mut bench = RankBench::new(gpu, limit, config, dtype, comm)?;
     let measured = bench.measure_all(config, &|| rank.expect_running());
-    // Peers learn of a failure and leave.
+    // A failure ends the session, so that peers are notified and leave.
     Ok(measured.inspect_err(|_| bench.resources.mark_failed())?)
 }
 
@@ -57,7 +57,8 @@ impl RankBench<'_> {
         }
         let mut collectives = Vec::new();
         for case in cases(config, self.exchange.ranks()) {
-            // The library may connect ranks while its calls are recorded, so all record or none does.
+            // The library may connect ranks while its calls are recorded, so either all ranks record or none
+            // does.
             let prepared = match self.off.get(&case.variant) {
                 Some(text) => Err(CudaError::Unsupported(text.clone())),
                 None => self.prepare(&self.case_steps(&case)),
@@ -74,7 +75,8 @@ impl RankBench<'_> {
                 Err(text) => (None, Some(text)),
             };
             let CollectiveCase { kind, bytes, variant, exit, blocks } = case;
-            let (collective, variant) = (kind.name().to_string(), variant.name().to_string());
+            let collective = kind.name().to_string();
+            let variant = variant.name().to_string();
             collectives.push(MeasuredCollective { collective, variant, exit, bytes, blocks, us, failed });
         }
         let norms = self.measure_norms(&config.norms, config.replays, alive)?;
@@ -86,9 +88,9 @@ impl RankBench<'_> {
     }
 }
 
-/// Cases by collective, in the order in which they are measured: for each size the plain variant first.
+/// The cases by collective, in the order of measurement: for each size the plain variant first.
 fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
-    // Sizes that the device alone knows take as long as even ones.
+    // Sizes that only the device knows take as long as even ones.
     let kinds = CollectiveKind::sample_kinds(ranks);
     let kinds = kinds.into_iter().filter(|kind| *kind != CollectiveKind::AllToAll(AllToAllSplits::Device));
     let mut out = Vec::new();
@@ -96,7 +98,7 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
         for &bytes in &config.bytes {
             for &variant in CollectiveVariant::ALL {
                 let Some(contract) = variant.contract(&kind) else { continue };
-                // Far beyond where they are of use.
+                // These sizes are far beyond the useful range of this variant.
                 if variant == CollectiveVariant::Ll && bytes > MOST_LL {
                     continue;
                 }
@@ -114,7 +116,8 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
     out
 }
 
-/// The numbers of blocks that a variant is tried with for so many bytes: of those beyond what the work can have, one.
+/// The block counts that a variant is tried with for this size. Of the counts beyond what the work can use,
+/// only one is kept.
 fn block_counts_to_try(blocks: &[u32], variant: CollectiveVariant, bytes: usize) -> Vec<Option<u32>> {
     if blocks.is_empty()
         || variant.is_library()
@@ -122,7 +125,7 @@ fn block_counts_to_try(blocks: &[u32], variant: CollectiveVariant, bytes: usize)
     {
         return vec![None];
     }
-    // A block has at least a KiB.
+    // A block handles at least a KiB.
     let most = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
     let first_beyond = blocks.iter().copied().filter(|&b| b >= most).min().unwrap_or(u32::MAX);
     let within = blocks.iter().copied().filter(|&b| b < most || b == first_beyond);
@@ -134,7 +137,7 @@ mod tests {
     use super::*;
     use crate::exchange::RankExchange;
 
-    /// Rank 0 of three, whose peers say this.
+    /// Rank 0 of three, whose peers send these values.
     struct Peers([u8; 2]);
 
     impl RankExchange for Peers {

@@ -1,5 +1,5 @@
-//! Times of an all-reduce with the addition of a residual and RMS norm: as one kernel, and as a kernel for each. Both
-//! are compared with what the host computes in f64.
+//! Measures an all-reduce with the addition of a residual and an RMS norm, as one kernel and as three
+//! kernels. Both results are compared with values that the host computes in f64.
 
 use symmc_ir::collective::CollectiveVariant;
 use symmc_ir::op::BinaryOp;
@@ -17,21 +17,21 @@ use crate::codegen::compute::{self, KernelLowering};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result};
 
-/// What the norm adds to the mean of the squares.
+/// The term that is added to the mean of the squares.
 const EPS: f64 = 1e-5;
-/// How far a normalised element may be off, as a part of it: two roundings of bf16.
+/// The allowed relative error of a normalised element: two roundings of bf16.
 const TOLERANCE: f64 = 0.01;
 
-/// Which of the ordinary regions holds what.
+/// The contents of the ordinary regions.
 const RESIDUAL: usize = 0;
 const ADDED: usize = 1;
 const NORMED: usize = 2;
 const WEIGHT: usize = 3;
-/// The symmetric region of the reduction; the operands are in the first two, in turn.
+/// The symmetric region of the reduction; the operands alternate between the first two.
 const REDUCED: usize = 2;
 
 impl RankBench<'_> {
-    /// Measures these shapes, rows and elements of a row.
+    /// Measures these shapes: rows, and elements of a row.
     pub(super) fn measure_norms(
         &mut self,
         shapes: &[[usize; 2]],
@@ -72,7 +72,7 @@ impl RankBench<'_> {
         self.addresses.ordinary + (region * self.region) as Address
     }
 
-    /// The calls of the all-reduce alone.
+    /// The calls of the all-reduce without the other steps.
     fn reductions(&self, rows: usize, hidden: usize) -> Vec<ExecutableStep> {
         let (kind, bytes) =
             (CollectiveKind::AllReduce(CollectiveReduceOp::Sum), rows * hidden * self.dtype.size());
@@ -112,7 +112,8 @@ impl RankBench<'_> {
         self.prepare_lowered(&steps, lowered, &source)
     }
 
-    /// Compiles the calls as the kernels of three steps each, as programs do where the steps do not follow each other.
+    /// Compiles the calls as separate kernels for the three steps, like programs in which the steps are not
+    /// adjacent.
     fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.separate(rows, hidden);
         let (lowered, source) = self.with_program_context(|parts| {
@@ -173,17 +174,17 @@ impl RankBench<'_> {
         out
     }
 
-    /// Writes operands, residual and weight, and what no result is where results go.
+    /// Writes operands, residual and weight, and poison values to the destinations of results.
     fn fill(&self, rows: usize, hidden: usize) -> Result<()> {
         let elements = rows * hidden;
         let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
         let residual = small_integers(self.dtype, elements, RESIDUAL_SEED)?;
         let weights: Vec<f64> = (0..hidden).map(weight).collect();
-        let none = || CudaError::Unsupported(format!("no numbers of dtype {}", self.dtype));
+        let none = || CudaError::Unsupported(format!("dtype {} holds no numbers", self.dtype));
         let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights).ok_or_else(none)?;
         let poison = vec![0x7f; elements * self.dtype.size()];
         let stream = &self.resources.streams.compute;
-        // SAFETY: the regions exist and are large enough; nothing runs.
+        // SAFETY: the regions exist and are large enough; no run is in progress.
         unsafe {
             for turn in 0..2 {
                 stream.upload(self.addresses.symmetric + (turn * self.region) as Address, operand.data())?;
@@ -195,7 +196,7 @@ impl RankBench<'_> {
         }
     }
 
-    /// The first element of either result that is not what it must be.
+    /// Describes the first wrong element of either result.
     fn compare_norm(&self, rows: usize, hidden: usize) -> Result<Option<String>> {
         let elements = rows * hidden;
         let mut sum = small_integers(self.dtype, elements, RESIDUAL_SEED)?.to_f64();
@@ -210,7 +211,7 @@ impl RankBench<'_> {
             for (j, &x) in x.iter().enumerate() {
                 let i = row * hidden + j;
                 let expected = x * scale * weight(j);
-                // What is no number is not close.
+                // A value that is not a number is not close.
                 let close = (normed[i] - expected).abs() <= TOLERANCE * expected.abs();
                 if added[i] != x || !close {
                     let found = (added[i], normed[i]);
@@ -225,16 +226,16 @@ impl RankBench<'_> {
 
     fn read(&self, region: usize, elements: usize) -> Result<Vec<f64>> {
         let mut bytes = vec![0; elements * self.dtype.size()];
-        // SAFETY: the region exists and is large enough; nothing runs.
+        // SAFETY: the region exists and is large enough; no run is in progress.
         unsafe { self.resources.streams.compute.download(&mut bytes, self.ordinary(region))? };
         Ok(Tensor::new(self.dtype, vec![elements], bytes).map(|t| t.to_f64()).unwrap_or_default())
     }
 }
 
-/// What the residual is drawn from, on all ranks.
+/// The seed of the residual, on all ranks.
 const RESIDUAL_SEED: u32 = 9;
 
-/// Element `j` of the weight, exact in every dtype of floats.
+/// Element `j` of the weight, exact in every float dtype.
 fn weight(j: usize) -> f64 {
     0.5 + (j % 4) as f64 * 0.25
 }

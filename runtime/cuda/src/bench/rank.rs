@@ -1,4 +1,4 @@
-//! One rank that measures: its memory, the calls of a case as a program, and replays of what was recorded.
+//! A rank of a measurement: its memory, the calls of a case as a program, and replays of the recorded calls.
 
 use std::time::Duration;
 
@@ -28,27 +28,27 @@ use crate::program::{DeviceProgram, ProgramContext};
 use crate::session::resources::{self, Resources};
 use crate::session::wait;
 
-/// Calls in one graph.
+/// The number of calls in one graph.
 pub(super) const CALLS: usize = 10;
 
-/// Replays that do not count.
+/// Warm-up replays, which are not counted.
 const WARM: usize = 3;
 
-/// Bytes up to which results are compared.
+/// The size in bytes up to which results are compared.
 const COMPARED: usize = 4 << 20;
 
-/// Bytes up to which `ll` is measured; the landing zones have a slot of as many for every peer.
+/// The size in bytes up to which `ll` is measured; the landing zones have a slot of this size per peer.
 pub(super) const MOST_LL: usize = 4 << 20;
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct CollectiveCase {
     pub kind: CollectiveKind,
-    /// The larger side.
+    /// The larger side in bytes.
     pub bytes: usize,
     pub variant: CollectiveVariant,
     /// Whether a droppable exit barrier is kept.
     pub exit: Option<bool>,
-    /// The most blocks of its kernel.
+    /// The block limit of its kernel.
     pub blocks: Option<u32>,
 }
 
@@ -58,10 +58,10 @@ pub(super) struct RankBench<'a> {
     pub resources: Resources,
     pub peers: PeerContext,
     pub addresses: AddressMap,
-    /// Bytes of each of the regions: two operands, two results, two landing zones.
+    /// The bytes of each region: two operands, two results, two landing zones.
     pub region: usize,
     pub zone: usize,
-    /// Variants of the library that this machine cannot run, and why.
+    /// Library variants that this machine cannot run, with the reasons.
     pub off: IndexMap<CollectiveVariant, String>,
 }
 
@@ -107,14 +107,13 @@ impl<'a> RankBench<'a> {
             links: device.links()?,
         };
         let addresses = AddressMap::without_ports(memory.address() + local as Address, arena.address());
-        let (nccl, _arena, _memory) = (Communicators::default(), arena, memory);
         let resources = resources::ResourceParts {
             programs: vec![],
             streams,
-            nccl,
-            arena: _arena,
+            nccl: Communicators::default(),
+            arena,
             status,
-            _memory,
+            _memory: memory,
             device,
         };
         let resources = Resources::new(resources);
@@ -131,7 +130,7 @@ impl<'a> RankBench<'a> {
         Ok(bench)
     }
 
-    /// Makes the communicator of a variant of the library, or says why there is none.
+    /// Creates the communicator of a library variant, or notes why there is none.
     pub fn communicator(
         &mut self,
         variant: CollectiveVariant,
@@ -139,7 +138,8 @@ impl<'a> RankBench<'a> {
     ) -> Result<Result<(), String>> {
         let kind = CollectiveKind::AllGather;
         let steps = self.case_steps(&CollectiveCase { kind, bytes: 0, variant, exit: None, blocks: None });
-        let (device, exchange) = (self.resources.device.clone(), self.exchange);
+        let device = self.resources.device.clone();
+        let exchange = self.exchange;
         let arena = (self.resources.arena.address(), self.resources.arena.len());
         let making = CommunicatorContext { exchange, device: &device, arena, limit, lent: None };
         prepared_on_all_ranks(self.resources.nccl.create_missing(&steps, &making), exchange)
@@ -182,7 +182,7 @@ impl<'a> RankBench<'a> {
         (0..CALLS).map(step).collect()
     }
 
-    /// Times of copies of so many bytes between two buffers.
+    /// Measures copies of this many bytes between two buffers.
     pub fn measure_copies(
         &mut self,
         bytes: usize,
@@ -217,7 +217,7 @@ impl<'a> RankBench<'a> {
         Ok(times)
     }
 
-    /// Times of a case whose calls were recorded, and what is wrong with its result.
+    /// Measures a case whose calls were recorded. Returns the times, and a description of a wrong result.
     pub fn measure_case(
         &self,
         graph: &ExecutableGraph,
@@ -225,7 +225,8 @@ impl<'a> RankBench<'a> {
         replays: usize,
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<([f64; 3], Option<String>)> {
-        let (kind, bytes) = (&case.kind, case.bytes);
+        let kind = &case.kind;
+        let bytes = case.bytes;
         let base = if case.variant == CollectiveVariant::Plain {
             self.addresses.ordinary
         } else {
@@ -241,7 +242,7 @@ impl<'a> RankBench<'a> {
         let poison = vec![0x7f; bytes];
         for turn in 0..2 {
             let at = base + (turn * self.region) as Address;
-            // SAFETY: the regions exist; nothing runs.
+            // SAFETY: the regions exist; no run is in progress.
             unsafe {
                 self.resources.streams.compute.upload(at, operand.data())?;
                 self.resources.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
@@ -255,7 +256,7 @@ impl<'a> RankBench<'a> {
         Ok((times, wrong))
     }
 
-    /// Compiles these calls, which are the only program then.
+    /// Compiles these calls, which replace the previous program.
     pub fn prepare(&mut self, steps: &[ExecutableStep]) -> Result<()> {
         let program =
             self.with_program_context(|parts| DeviceProgram::new(self.exchange.rank(), steps, parts))?;
@@ -263,7 +264,7 @@ impl<'a> RankBench<'a> {
         Ok(())
     }
 
-    /// The same for calls that are lowered already.
+    /// Loads calls that are already lowered.
     pub fn prepare_lowered(
         &mut self,
         steps: &[ExecutableStep],
@@ -276,7 +277,7 @@ impl<'a> RankBench<'a> {
         Ok(())
     }
 
-    /// Calls `make` with what programs of the bench run with.
+    /// Calls `make` with the context in which programs of the bench run.
     pub fn with_program_context<T>(&self, make: impl FnOnce(&ProgramContext<'_>) -> T) -> T {
         let machine = KernelTarget {
             status: self.resources.status.address() + 2048,
@@ -297,13 +298,13 @@ impl<'a> RankBench<'a> {
     }
 
     pub fn record(&self) -> Result<ExecutableGraph> {
-        let missing = || CudaError::Unsupported("nothing was prepared".into());
+        let missing = || CudaError::Unsupported("no program was prepared".into());
         let program = self.resources.programs.last().ok_or_else(missing)?;
         program.record(PortBases::NONE, &self.resources.streams, &self.resources.nccl, 1)
     }
 
-    /// Least, median and most microseconds of one of the recorded calls over the replays; `first` is called after
-    /// the first replay.
+    /// The minimum, median and maximum microseconds of one recorded call over the replays. `first` is called
+    /// after the first replay.
     pub fn measure_times(
         &self,
         graph: &ExecutableGraph,
@@ -331,13 +332,13 @@ impl<'a> RankBench<'a> {
         match collective::read_missed_peer(&self.resources.status) {
             Some(m) => Err(CudaError::Run(RunError::system(
                 "a collective",
-                format!("rank {} did not come to call {}", m.peer, m.step),
+                format!("rank {} did not arrive at call {}", m.peer, m.step),
             ))),
             None => Ok(()),
         }
     }
 
-    /// The first element of either result that is not what the collective gives.
+    /// Describes the first wrong element of either result.
     pub fn compare(&self, kind: &CollectiveKind, base: Address, elements: usize) -> Result<Option<String>> {
         let n = self.exchange.ranks() as usize;
         let me = self.exchange.rank() as usize;
@@ -347,7 +348,7 @@ impl<'a> RankBench<'a> {
         let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f64>();
         let piece = elements / n;
         let facts = kind.facts();
-        // What this rank gets of the operands: its piece of each, or all of each.
+        // The part of the operands that this rank gets: its slice of each, or all of each.
         let (start, count) = if facts.operand_pieces { (me * piece, piece) } else { (0, piece * n) };
         let count = if facts.is_sized_by_result() { piece } else { count };
         let expected: Vec<f64> = if facts.reduces {
@@ -360,7 +361,7 @@ impl<'a> RankBench<'a> {
         for turn in 0..2 {
             let mut bytes = vec![0; expected.len() * self.dtype.size()];
             let at = base + ((2 + turn) * self.region) as Address;
-            // SAFETY: the region exists; nothing runs.
+            // SAFETY: the region exists; no run is in progress.
             unsafe { self.resources.streams.compute.download(&mut bytes, at)? };
             let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
             let found = found.map(|t| t.to_f64()).unwrap_or_default();
@@ -375,8 +376,8 @@ impl<'a> RankBench<'a> {
     }
 }
 
-/// What a rank prepared, if every rank could; else why this one could not, or which other. Fails if something is
-/// missing that no other case can do without, or a peer failed.
+/// The value that a rank prepared, if every rank succeeded; otherwise the reason of this rank, or the rank
+/// that failed. The outer error is a missing resource that every case needs, or a failed peer.
 pub(super) fn prepared_on_all_ranks<T>(
     mine: Result<T>,
     exchange: &dyn RankExchange,
@@ -397,10 +398,10 @@ pub(super) fn prepared_on_all_ranks<T>(
     })
 }
 
-/// Small whole numbers, whose sums are exact in every dtype.
+/// Small integers, whose sums are exact in every dtype.
 pub(super) fn small_integers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor> {
     let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
     let numbers: Vec<f64> = (0..elements).map(number).collect();
     Tensor::from_f64(dtype, vec![elements], &numbers)
-        .ok_or_else(|| CudaError::Unsupported(format!("no numbers of dtype {dtype}")))
+        .ok_or_else(|| CudaError::Unsupported(format!("dtype {dtype} holds no numbers")))
 }

@@ -1,8 +1,8 @@
-//! What is measured, and what was.
+//! The configuration and the results of measurements.
 
 use serde::{Deserialize, Serialize};
 
-/// What is measured: nothing, until a `with_…` says what.
+/// The measurements to make. By default there are none; `with_…` methods add them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
@@ -10,11 +10,11 @@ pub struct BenchConfig {
     /// The larger side of each collective, in bytes.
     pub bytes: Vec<usize>,
     pub dtype: String,
-    /// Replays of each graph that count.
+    /// The number of counted replays of each graph.
     pub replays: usize,
     /// All-reduces with a residual and a norm: rows, and elements of a row.
     pub norms: Vec<[usize; 2]>,
-    /// The most blocks that kernels of collectives are tried with; without any, as many as they have by themselves.
+    /// The block limits with which kernels of collectives are tried; if empty, only their default.
     pub blocks: Vec<u32>,
 }
 
@@ -34,7 +34,7 @@ impl BenchConfig {
         BenchConfig { dtype: dtype.into(), ..self }
     }
 
-    /// Sets how many replays of each graph count.
+    /// Sets the number of counted replays of each graph.
     pub fn with_replays(self, replays: usize) -> BenchConfig {
         BenchConfig { replays, ..self }
     }
@@ -44,7 +44,7 @@ impl BenchConfig {
         BenchConfig { norms: norms.into(), ..self }
     }
 
-    /// Sets the most blocks that kernels of collectives are tried with.
+    /// Sets the block limits with which kernels of collectives are tried.
     pub fn with_blocks(self, blocks: impl Into<Vec<u32>>) -> BenchConfig {
         BenchConfig { blocks: blocks.into(), ..self }
     }
@@ -54,16 +54,16 @@ impl BenchConfig {
 pub struct MeasuredCollective {
     pub collective: String,
     pub variant: String,
-    /// Of a variant whose exit barrier can be dropped: whether it was kept.
+    /// For a variant whose exit barrier can be dropped: whether it was kept.
     pub exit: Option<bool>,
     /// The larger side in bytes.
     pub bytes: usize,
-    /// The most blocks that its kernel was given, if any were named.
+    /// The block limit of its kernel, if one was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u32>,
-    /// Microseconds: least, median, most. `None` if it cannot run.
+    /// Microseconds: minimum, median, maximum. `None` if it cannot run.
     pub us: Option<[f64; 3]>,
-    /// What is wrong with its result, or why it cannot run.
+    /// The description of a wrong result, or the reason why it cannot run.
     pub failed: Option<String>,
 }
 
@@ -72,7 +72,7 @@ pub struct Measurements {
     /// The GPU, the driver and NCCL, with their versions.
     pub machine: String,
     pub multiprocessors: u32,
-    /// Copies within the memory of one rank: bytes, and the least, median and most microseconds.
+    /// Copies within the memory of one rank: bytes, and the minimum, median and maximum microseconds.
     pub copies: Vec<(usize, [f64; 3])>,
     pub collectives: Vec<MeasuredCollective>,
     pub norms: Vec<MeasuredNorm>,
@@ -81,16 +81,16 @@ pub struct Measurements {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct MeasuredNorm {
     pub rows: usize,
-    /// Elements of a row.
+    /// The number of elements of a row.
     pub hidden: usize,
     pub how: NormImplementation,
-    /// Microseconds: least, median, most. `None` if it cannot run.
+    /// Microseconds: minimum, median, maximum. `None` if it cannot run.
     pub us: Option<[f64; 3]>,
-    /// What is wrong with its result, or why it cannot run.
+    /// The description of a wrong result, or the reason why it cannot run.
     pub failed: Option<String>,
 }
 
-/// How the three are run.
+/// How the three steps are run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormImplementation {

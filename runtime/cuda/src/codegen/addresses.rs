@@ -1,4 +1,4 @@
-//! Where the memories of a rank are on its device, as commands name them.
+//! The device addresses of a rank's memories, as commands name them.
 
 use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedCollective, ResolvedProgram, ResolvedRegion};
 
@@ -6,20 +6,20 @@ use crate::codegen::collective::{CollectivePointers, SplitPointers};
 use crate::device::pointer::{Address, DevicePtr, MAX_PORTS};
 use crate::error::{CudaError, Result};
 
-/// The start of each memory that a place can name.
+/// The base of each memory that a location can name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AddressMap {
     pub ordinary: Address,
     pub symmetric: Address,
     /// The memory of each input: its port, or its place in the symmetric arena if the plan holds it there.
     inputs: Vec<DevicePtr>,
-    /// The memory of each output: that of the input which it replaces, if it is held there, else its port.
+    /// The memory of each output: the memory of the input that it replaces, if that holds it, else its port.
     outputs: Vec<DevicePtr>,
 }
 
 impl AddressMap {
-    /// For a program whose arenas are here. Ports are numbered in the order of the program, inputs first. Fails if the
-    /// program has more inputs and outputs than pointers can name.
+    /// The map of a program with these arenas. Ports are numbered in program order, inputs first. Fails if
+    /// the program has more inputs and outputs than pointers can name.
     pub fn new(bound: &ResolvedProgram, ordinary: Address, symmetric: Address) -> Result<AddressMap> {
         let count = bound.inputs.len() + bound.outputs.len();
         let port = |number: usize| {
@@ -46,7 +46,7 @@ impl AddressMap {
         Ok(AddressMap { ordinary, symmetric, inputs, outputs })
     }
 
-    /// For steps that name no input and no output.
+    /// A map for steps that name no input and no output.
     pub fn without_ports(ordinary: Address, symmetric: Address) -> AddressMap {
         AddressMap { ordinary, symmetric, inputs: Vec::new(), outputs: Vec::new() }
     }
@@ -57,7 +57,7 @@ impl AddressMap {
             MemorySpace::Symmetric => self.symmetric.into(),
             MemorySpace::Input(i) => self.inputs[i],
             MemorySpace::Output(o) => self.outputs[o],
-            // Kernels have it in registers.
+            // Inner values are in registers of kernels.
             MemorySpace::Inner => DevicePtr::NULL,
         }
     }
@@ -71,7 +71,7 @@ impl AddressMap {
         self.base_of(region.space) + region.offset as u64
     }
 
-    /// What a collective finds on this rank.
+    /// The addresses of a collective's values on this rank.
     pub fn collective_pointers(&self, call: &ResolvedCollective) -> CollectivePointers {
         let at = |region| self.region(region);
         let sizes = call

@@ -1,8 +1,9 @@
-//! That all ranks do alike what they do together.
+//! Checks that all ranks run the same kernel for each collective.
 //!
-//! Kernels of one collective understand each other only if they are one kernel: how messages are packed, in how many
-//! rounds, by how many blocks. That follows from the plan and from the machine, so it differs where ranks have other
-//! GPUs or another version of symmc. A run would hang or give wrong numbers then; so ranks compare before the first.
+//! The kernels of one collective must be the same on all ranks: the packing of messages, the number of
+//! rounds, the number of blocks. They follow from the plan and the machine, so they differ if ranks have
+//! different GPUs or versions of symmc. A run would then hang or compute wrong values. Therefore ranks
+//! compare their kernels before the first run.
 
 use sha2::{Digest, Sha256};
 use symmc_ir::{CollectiveKind as Kind, CollectiveVariant};
@@ -13,11 +14,11 @@ use crate::codegen::command::GpuCommand;
 use crate::error::{CudaError, Result};
 use crate::exchange::RankExchange;
 
-/// Bytes of what is compared of a step.
+/// The size in bytes of the digest of a step.
 const BYTES: usize = 8;
 
-/// What is compared of each step: how its collective is launched, parameters aside; zeros for steps without one, and for
-/// those whose kernels may differ by rank.
+/// The digests of all steps: how a collective is launched, without its parameters. The digest is zero for
+/// steps without a collective, and for collectives whose kernels may differ by rank.
 pub fn launch_digests(list: &[ExecutableStep], work: &[Vec<GpuCommand>]) -> Vec<u8> {
     let mut out = vec![0; list.len() * BYTES];
     for ((step, work), word) in list.iter().zip(work).zip(out.chunks_mut(BYTES)) {
@@ -28,8 +29,9 @@ pub fn launch_digests(list: &[ExecutableStep], work: &[Vec<GpuCommand>]) -> Vec<
     out
 }
 
-/// Whether all ranks run a collective by the same kernel: what one sends by LL or LL128, and block by block, its peers
-/// await so. Those that only load from peers, or store into their results, do as the memory of each rank allows.
+/// Whether all ranks must run the same kernel for a collective: peers expect messages in the sender's
+/// protocol (LL, LL128) and from the sender's blocks. Ranks that only load from peers, or store into their
+/// results, may choose kernels by their own memory.
 fn needs_same_launch(work: &StepWork) -> bool {
     let StepWork::Collective(call) = work else { return false };
     matches!(
@@ -40,9 +42,10 @@ fn needs_same_launch(work: &StepWork) -> bool {
 
 fn launch_digest(work: &[GpuCommand]) -> [u8; 32] {
     let mut hasher = Sha256::new();
-    // Peers see the first kernel alone.
+    // Peers observe only the first kernel.
     if let Some(GpuCommand::Kernel(kernel)) = work.first() {
-        // What is behind the name of a protocol is a number, and accesses may be as wide as a rank's own memory allows.
+        // The number after the name of a protocol is dropped, and access widths may depend on a rank's own
+        // memory.
         hasher.update(kernel.entry.trim_end_matches(|c: char| c.is_ascii_digit()));
         for n in kernel.grid.into_iter().chain(kernel.block).chain([kernel.cluster, kernel.shared]) {
             hasher.update(n.to_le_bytes());
@@ -51,8 +54,8 @@ fn launch_digest(work: &[GpuCommand]) -> [u8; 32] {
     hasher.finalize().into()
 }
 
-/// Compares what the ranks run together. Fails if another rank runs a collective by another kernel, with the first such
-/// step, or if a peer failed.
+/// Compares the launches of all ranks. Fails with the first step whose collective has another kernel on
+/// another rank, or if a peer failed.
 pub fn check_agreement(list: &[ExecutableStep], mine: &[u8], exchange: &dyn RankExchange) -> Result<()> {
     for (other, theirs) in exchange.all_gather(mine)?.iter().enumerate() {
         let differs = mine.chunks(BYTES).zip(theirs.chunks(BYTES)).position(|(a, b)| a != b);
@@ -80,7 +83,7 @@ mod tests {
 
     use super::*;
 
-    /// A rank whose peers say this.
+    /// A rank whose peers send these digests.
     struct Rank(Mutex<Vec<Vec<u8>>>);
 
     impl RankExchange for Rank {

@@ -1,6 +1,7 @@
-//! What a step becomes on a device: launches and calls of libraries with every size, address and constant fixed.
+//! The commands of a step on a device: launches and library calls with every size, address and constant
+//! fixed.
 //!
-//! A [`GpuCommand`] is made once for each binding and recorded into a graph, so nothing here is fast or slow by itself.
+//! A [`GpuCommand`] is made once per binding and recorded into a graph, so its own speed does not matter.
 
 use crate::codegen::compute::gemm::Gemm;
 use crate::codegen::compute::library_attention::AttentionCandidates;
@@ -8,16 +9,16 @@ use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::Result;
 use crate::nccl::call::NcclCall;
 
-/// What the lowering of a step gives.
+/// The result of lowering a step.
 pub type Commands = Result<Vec<GpuCommand>>;
 
-/// Something to be done on a stream, after what was recorded there before.
+/// An operation on a stream, which follows the stream's earlier operations.
 #[derive(Clone, PartialEq, Debug)]
 pub enum GpuCommand {
     Kernel(KernelLaunch),
     /// A matrix product by the vendor's library.
     Gemm(Gemm),
-    /// Attention by the vendor's library or by kernels, as is chosen when the program is loaded.
+    /// Attention by the vendor's library or by kernels. The choice is made when the program is loaded.
     Attention(Box<AttentionCandidates>),
     /// A collective by the vendor's library.
     Nccl(NcclCall),
@@ -28,7 +29,7 @@ pub enum GpuCommand {
         bytes: usize,
     },
     Store {
-        /// Where, at a multiple of 4.
+        /// The address, a multiple of 4.
         at: DevicePtr,
         word: u32,
     },

@@ -1,6 +1,6 @@
-//! CUDA C to machine code: NVRTC, with a cache on disk.
+//! Compiles CUDA C to machine code with NVRTC, with a cache on disk.
 //!
-//! A [`KernelSource`] gathers functions; equal ones are kept once. The cache holds one file for each source,
+//! A [`KernelSource`] gathers functions and deduplicates equal ones. The cache holds one file per source,
 //! architecture and compiler version.
 
 use std::ffi::{CString, c_void};
@@ -12,16 +12,16 @@ use indexmap::IndexMap;
 use crate::device::cache::{FileCache, entry_name};
 use crate::error::{CudaError, Result, trust_loader_path};
 
-/// What every kernel calls first.
+/// The function that every kernel calls first.
 const ENTRY: &str = include_str!("entry.cu");
 
-/// CUDA C to be compiled together.
+/// CUDA C that is compiled as one unit.
 #[derive(Clone, Default, Debug)]
 pub struct KernelSource {
-    /// What stands before the functions, each text once.
+    /// The texts before the functions, without duplicates.
     preludes: Vec<&'static str>,
     functions: IndexMap<String, String>,
-    /// The name of each text, with `@` for its own name.
+    /// The name of each text. In the text, `@` stands for the name.
     known: IndexMap<String, String>,
 }
 
@@ -30,21 +30,25 @@ impl KernelSource {
         KernelSource::default()
     }
 
-    /// Puts declarations before all functions.
+    /// Adds declarations before all functions.
     pub fn prelude(&mut self, text: &'static str) {
         if !self.preludes.contains(&text) {
             self.preludes.push(text);
         }
     }
 
-    /// Adds a function whose own name is written `@` in `text`; gives its name. A text that is there already
-    /// gives the name it has. `what` begins the name, so that profilers show what runs. A kernel calls
-    /// `symmc_enter()` before it touches what other kernels touch ([`Start::Dependent`](crate::device::launch::LaunchOrder)).
+    /// Adds a function and returns its name; `@` in `text` stands for the name. A text that was added before
+    /// keeps its name. `what` is the prefix of the name, which profilers show. A kernel calls `symmc_enter()`
+    /// before it accesses memory of other kernels
+    /// ([`LaunchOrder::Dependent`](crate::device::launch::LaunchOrder::Dependent)).
     ///
     /// # Panics
-    /// The text of a kernel has no such call.
+    /// The text of a kernel contains no such call.
     pub fn function(&mut self, what: &str, text: String) -> String {
-        assert!(!text.contains("__global__") || text.contains("symmc_enter("), "{what} does not enter");
+        assert!(
+            !text.contains("__global__") || text.contains("symmc_enter("),
+            "{what} does not call symmc_enter"
+        );
         if let Some(name) = self.known.get(&text) {
             return name.clone();
         }
@@ -74,7 +78,7 @@ impl KernelSource {
     }
 }
 
-/// Compiles `source` for compute capability `major.minor`, or finds the result of an earlier time.
+/// Compiles `source` for compute capability `major.minor`, or reads an earlier result from the cache.
 pub fn compile(source: &KernelSource, [major, minor]: [u32; 2]) -> Result<Vec<u8>> {
     let version = version()?;
     let text = source.text();
@@ -93,13 +97,13 @@ pub fn compile(source: &KernelSource, [major, minor]: [u32; 2]) -> Result<Vec<u8
     Ok(code)
 }
 
-/// The least version of NVRTC that translates what compute capability 9.0 has alone.
+/// The lowest version of NVRTC that supports the features specific to compute capability 9.0 (`sm_90a`).
 pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
 
 /// The version of NVRTC, major and minor.
 pub(crate) fn version() -> Result<[i32; 2]> {
     trust_loader_path("libnvrtc.so")?;
-    // SAFETY: tries to load the library; nothing else.
+    // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {
             library: "NVRTC (libnvrtc.so)",
@@ -107,13 +111,13 @@ pub(crate) fn version() -> Result<[i32; 2]> {
         });
     }
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is there, and writes two integers.
+    // SAFETY: the library is loaded, and writes two integers.
     let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
     code.result().map_err(|e| failed("nvrtcVersion", &e))?;
     Ok([major, minor])
 }
 
-/// The same as a text, and one of the library's functions.
+/// The version as text, and the address of one of the library's functions.
 pub(crate) fn library() -> Result<(String, *const c_void)> {
     let [major, minor] = version()?;
     // SAFETY: the function is only looked up.
@@ -156,7 +160,7 @@ fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>> {
         .result()
         .map_err(|e| failed("nvrtcGetCUBINSize", &e))?;
     let mut code = vec![0u8; size];
-    // SAFETY: the buffer is as large as the library said.
+    // SAFETY: the buffer has the size that the library returned.
     unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }
         .result()
         .map_err(|e| failed("nvrtcGetCUBIN", &e))?;

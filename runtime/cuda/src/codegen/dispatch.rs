@@ -1,7 +1,8 @@
-//! Dispatches: one kernel each.
+//! Lowers dispatches: one kernel each.
 //!
-//! What is one kernel the plan says, and that there is one the capabilities of the machine profile that it was made for. A
-//! dispatch that has none here was made for another machine, or the table promises what this generator cannot do.
+//! The plan decides what becomes one kernel. The capabilities of the plan's machine profile promise that such
+//! a kernel exists. A dispatch without a kernel here was made for another machine, or the capability table
+//! promises more than this generator can do.
 
 use smallvec::SmallVec;
 use symmc_ir::DispatchForm;
@@ -51,8 +52,8 @@ pub fn lower(
     })
 }
 
-/// A number for the memory of a value that all ranks lay out alike, if its distances from others there are known: the ordinary
-/// arena, or a port.
+/// An identifier of a value's memory, if all ranks lay that memory out in the same way, so that distances
+/// from other values in it are known: the ordinary arena, or a port.
 fn rank_invariant_memory(value: &LocatedTensor, setting: &LoweringContext<'_>) -> Option<usize> {
     match value.space {
         _ if value.by_rank != 0 => None,
@@ -80,7 +81,7 @@ mod tests {
     use super::*;
     use crate::codegen::unsupported;
 
-    /// A gate of two products of `%ny`, `%m`, in one of the ways to write it; `f` is its width.
+    /// A gate of two products of `%ny`, `%m`, in one of several forms; `f` is its width.
     fn gate(r: &mut SplitMix, f: i64) -> String {
         let wide = "%g: D[t, F2] = matmul %ny, %gu\n";
         let halves = |lead: &str, axis: usize| {
@@ -107,18 +108,18 @@ mod tests {
                 e = f / 8
             ),
             3 => format!("{one}%up: D[t, F] = matmul %ny, %g2\n{gated}"),
-            // A weight that is a part of a wider one.
+            // A weight that is part of a wider one.
             4 => format!("{one}%up: D[t, F] = matmul %ny, %g3\n{gated}"),
-            // What can meet data that it does not take.
+            // An op that can reject data.
             _ => format!("{one}%d: i64[t, F] = floor_div %i, %j\n%up: D[t, F] = cast %d\n{gated}"),
         };
         gate.replace("F]", &format!("{f}]")).replace("F2]", &format!("{}]", 2 * f))
     }
 
-    /// The reduction of `%p`, its residual and their norm, each where and as it is drawn, and what else is
-    /// returned of them; `h` is the width of a row.
+    /// The reduction of `%p`, its residual and their norm, in random forms and places, and the other returned
+    /// values; `h` is the width of a row.
     fn reduction(r: &mut SplitMix, h: i64, variant: &str) -> (String, String) {
-        // Of what begins in the middle of a word, and into such a place.
+        // The operand begins in the middle of a word.
         let operand = match r.below(3) {
             0 => "%cut: D[H*t] = slice %wide.p axis=0 start=1 step=1\n%p: D[t, H] = reshape %cut\n",
             _ => "%p: D[t, H] = reshape %whole.p\n",
@@ -141,7 +142,7 @@ mod tests {
                  %ny1: D[1, t, H] = reshape %ny\n"
             }
         };
-        // A norm of what is added to another.
+        // A norm of a sum with another value.
         let (then, more) = match r.below(3) {
             0 => ("", ""),
             1 => (
@@ -160,7 +161,7 @@ mod tests {
         (text.replace("H]", &format!("{h}]")).replace("H*t", &format!("{h}*t")), format!("{sum}{more}"))
     }
 
-    /// A gather of the rows of `%x` along an axis that is drawn, and what is returned of it; `h` is the width of a row.
+    /// A gather of the rows of `%x` along a random axis, and its returned value; `h` is the width of a row.
     fn gathered(r: &mut SplitMix, h: i64, ranks: u32) -> (String, &'static str) {
         let variant = r.pick(&["ll", "pull"]);
         let n = i64::from(ranks);
@@ -190,7 +191,8 @@ mod tests {
         (text.replace("N,", &format!("{n},")).replace("[N*", &format!("[{n}*")), returned)
     }
 
-    /// Heads of the product `%ps`, turned by it, or read by others; and the name of what is returned.
+    /// The product `%ps` as heads, with a rotary embedding or read otherwise, and the name of the returned
+    /// value.
     fn heads(r: &mut SplitMix) -> (String, &'static str) {
         if r.below(4) == 0 {
             return (String::new(), "%ps");
@@ -204,7 +206,7 @@ mod tests {
         (text, "%ts")
     }
 
-    /// A layer whose extents, dtype, variant and way to write products are drawn, and the range of its `t`.
+    /// A layer with random extents, dtype, variant and form of products, and the range of its `t`.
     fn layer(r: &mut SplitMix) -> (String, [i64; 2]) {
         let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
         let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
@@ -249,7 +251,7 @@ mod tests {
         (program.replace("D[", &format!("{dtype}[")), [low, high])
     }
 
-    /// Collectives of `%sa`, `%sb` and `%sc` as one step, most of the time, and what is returned of them.
+    /// Usually: collectives of `%sa`, `%sb` and `%sc` as one step, and their returned values.
     fn several(r: &mut SplitMix, ranks: u32) -> (String, &'static str) {
         let (own, all) = (3 * ranks, 3 * ranks * ranks);
         let nodes = match r.below(4) {
@@ -272,7 +274,8 @@ mod tests {
         (format!("dispatch collectives {{\n{nodes}}}\n"), ", %c1, %c2, %c3")
     }
 
-    /// Reductions of the rows of `%x` with what is before, between and after them, and what is returned of them.
+    /// Reductions of the rows of `%x` with pointwise ops before, between and after them, and the returned
+    /// values.
     fn rows(r: &mut SplitMix, h: i64) -> (String, &'static str) {
         let (text, returned) = match r.below(3) {
             // The forward pass of a norm that saves its root.
@@ -290,7 +293,7 @@ mod tests {
                  %ru: D[1, t, H] = mul %rq, %rt\n%ry: D[1, t, H] = sub %rp, %ru\n",
                 ", %ry",
             ),
-            // Reductions of a view, and numbers of rows alone.
+            // Reductions of a view, and ops on one element per row.
             _ => (
                 "%rx: D[t, 1, H] = reshape %whole.p\n%rm: D[t, 1, 1] = reduce %rx op=min axes=[2] keep=true\n\
                  %rn: D[t, 1, 1] = exp %rm\n%ra: D[t, 1, 1] = add %rn, %first\n",

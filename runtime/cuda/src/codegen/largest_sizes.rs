@@ -1,10 +1,11 @@
-//! The steps of a plan at its largest sizes, without a device: every symbol at the upper end of its bucket.
+//! The steps of a plan at its largest sizes, computed without a device: every symbol is at the upper end of
+//! its bucket.
 
 use indexmap::IndexMap;
 use symmc_plan::{Bucket, ParsedPlan};
 use symmc_runtime::exec::{CustomKernelRegistry, PreparedBucket, ResolvedProgram};
 
-/// Of the buckets of each program, the one with the largest sizes.
+/// For each program, the bucket with the largest sizes.
 pub(crate) fn largest_buckets(plan: &ParsedPlan) -> impl Iterator<Item = usize> + use<> {
     let mut largest: IndexMap<usize, usize> = IndexMap::new();
     for (index, bucket) in plan.buckets.iter().enumerate() {
@@ -17,7 +18,7 @@ pub(crate) fn largest_buckets(plan: &ParsedPlan) -> impl Iterator<Item = usize> 
     largest.into_values()
 }
 
-/// The steps of a bucket at its largest sizes on a rank; `None` where that has no kernels for other reasons, or no size.
+/// The steps of a bucket at its largest sizes on a rank; `None` if they cannot be bound.
 pub(crate) fn bind_largest(plan: &ParsedPlan, bucket: usize, rank: u32) -> Option<ResolvedProgram> {
     let symbols = &plan.buckets.get(bucket)?.symbols;
     let program = PreparedBucket::new(plan, bucket, rank, &CustomKernelRegistry::new()).ok()?;

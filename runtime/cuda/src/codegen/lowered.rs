@@ -1,5 +1,5 @@
-//! What the steps of a rank become, before anything is compiled or loaded: launches with symbolic pointers, and the code that
-//! they name. Nothing here touches a device.
+//! The lowered steps of a rank before anything is compiled or loaded: launches with symbolic pointers, and
+//! the code of the kernels that they name. Nothing here uses a device.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::nccl::Front;
 
 #[derive(Debug)]
 pub struct LoweredProgram {
-    /// What is done in the place of each step.
+    /// The commands of each step.
     pub(crate) work: Vec<Vec<GpuCommand>>,
     pub(crate) source: KernelSource,
     pub(crate) assertions: DeviceAssertions,
@@ -33,8 +33,8 @@ impl LoweredProgram {
         Ok(LoweredProgram { work, source, assertions })
     }
 
-    /// Lowers the steps of a program on a machine that has no GPU, as for one like those of the built-in profiles. The
-    /// symmetric arena of rank `r` is at `addresses.symmetric` and `r` × 2^36 bytes.
+    /// Lowers the steps of a program on a machine without a GPU, for a GPU like those of the built-in
+    /// profiles. The symmetric arena of rank `r` is at `addresses.symmetric` plus `r` × 2^36 bytes.
     pub fn without_device(
         bound: &Arc<ResolvedProgram>,
         ranks: u32,
@@ -45,7 +45,7 @@ impl LoweredProgram {
         LoweredProgram::new(bound.rank(), &bound.steps, &dry.context())
     }
 
-    /// What all ranks must have alike, for the steps that it was lowered from.
+    /// The digests that must be equal on all ranks, for the steps that it was lowered from.
     pub fn launch_digests(&self, list: &[ExecutableStep]) -> Vec<u8> {
         agreement::launch_digests(list, &self.work)
     }
@@ -54,7 +54,7 @@ impl LoweredProgram {
         &self.work
     }
 
-    /// The code that launches name.
+    /// The code of the kernels that launches name.
     pub fn code(&self) -> String {
         self.source.text()
     }

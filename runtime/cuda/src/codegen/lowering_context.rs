@@ -1,6 +1,7 @@
-//! What the steps of a rank are lowered with: where everything lies, and for what machine.
+//! The context in which the steps of a rank are lowered: the addresses of memory, and the target machine.
 //!
-//! A session has its own. Where there is no device, `Dry` has one for a GPU like those of the built-in profiles.
+//! A session has its own. Without a device, `DeviceFreeContext` provides one for a GPU like those of the
+//! built-in profiles.
 
 use symmc_runtime::exec::ResolvedProgram;
 
@@ -17,11 +18,12 @@ pub struct LoweringContext<'a> {
     pub peers: &'a PeerContext,
     pub machine: &'a KernelTarget,
     pub nccl: &'a Communicators,
-    /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
+    /// A word that holds one more than the step of the last NCCL collective that began; `None` if progress is
+    /// not reported.
     pub progress: Option<Address>,
 }
 
-/// What steps are lowered with where there is no device.
+/// The lowering context without a device.
 #[derive(Debug)]
 pub(crate) struct DeviceFreeContext {
     pub addresses: AddressMap,
@@ -31,8 +33,8 @@ pub(crate) struct DeviceFreeContext {
 }
 
 impl DeviceFreeContext {
-    /// For the steps of a rank of so many, in memory at these addresses, which nothing has: the symmetric arena of rank `r`
-    /// is at `addresses.symmetric` and `r` × 2^36 bytes.
+    /// A context for the steps of one of `ranks` ranks, in memory at these fictitious addresses: the
+    /// symmetric arena of rank `r` is at `addresses.symmetric` plus `r` × 2^36 bytes.
     pub fn new(
         bound: &ResolvedProgram,
         ranks: u32,

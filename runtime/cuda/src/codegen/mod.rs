@@ -1,4 +1,4 @@
-//! What steps become on a GPU: kernels, calls of libraries and compiled code.
+//! Lowers steps to GPU commands: kernels, library calls and compiled code.
 
 pub mod addresses;
 pub(crate) mod agreement;

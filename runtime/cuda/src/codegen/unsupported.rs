@@ -1,10 +1,10 @@
-//! What GPUs cannot run of a plan, told when the plan is made.
+//! Finds the steps of a plan that GPUs cannot run, when the plan is made.
 //!
-//! The steps of a plan are lowered as for a device, with every symbol at the upper end of its bucket and with addresses
-//! that nothing has: what a session would refuse is refused here, in the same words. Buckets of one program are lowered
-//! once, at the largest sizes. No CUDA is needed.
+//! The steps of a plan are lowered as for a device, with every symbol at the upper end of its bucket and with
+//! fictitious addresses. A step that a session would refuse is refused here with the same message. Buckets of
+//! one program are lowered once, at the largest sizes. CUDA is not needed.
 //!
-//! Not here: what a machine lacks (libraries, GPUs, memory, peer access), which only that machine knows.
+//! Not checked here: the libraries, GPUs, memory and peer access of a machine, which only that machine knows.
 
 use indexmap::IndexSet;
 use symmc_ir::DType;
@@ -32,7 +32,7 @@ pub struct UnsupportedStep {
     /// The name of its first result.
     pub node: String,
     pub op: String,
-    /// Why: what was found and what was expected.
+    /// The reason: what was found and what was expected.
     pub reason: String,
 }
 
@@ -42,17 +42,18 @@ impl std::fmt::Display for UnsupportedStep {
     }
 }
 
-/// A plan at its largest sizes on GPUs.
+/// The support of GPUs for a plan at its largest sizes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GpuSupport {
-    /// What GPUs cannot run, in order of the steps. Custom and opaque ops are not among it: whoever runs a plan knows which
-    /// kernels there are.
+    /// The unsupported steps, in order. Custom and opaque ops are not included: their kernels are registered
+    /// by the caller who runs the plan.
     pub unsupported: Vec<UnsupportedStep>,
-    /// The bytes that the steps of each bucket share beside the arenas; 0 where they cannot be bound.
+    /// The workspace bytes that the steps of each bucket share, apart from the arenas; 0 if the bucket cannot
+    /// be bound.
     pub workspaces: Vec<u64>,
 }
 
-/// What GPUs make of a plan with one GPU for each rank.
+/// Checks the support of GPUs for a plan with one GPU per rank.
 pub fn check_gpu_support(plan: &ParsedPlan) -> GpuSupport {
     let largest: Vec<usize> = largest_sizes::largest_buckets(plan).collect();
     let of_bucket = |bucket: usize| {
@@ -67,7 +68,8 @@ pub fn check_gpu_support(plan: &ParsedPlan) -> GpuSupport {
     GpuSupport { unsupported: distinct(of_largest), workspaces }
 }
 
-/// What GPUs cannot run of a plan, in order of the steps. `gpus` is the GPU of each rank, one each if it is empty.
+/// The unsupported steps of a plan, in order. `gpus` holds the GPU of each rank; if it is empty, each rank
+/// has its own GPU.
 pub fn find_unsupported(plan: &ParsedPlan, gpus: &[u32]) -> Vec<UnsupportedStep> {
     let largest = largest_sizes::largest_buckets(plan)
         .filter_map(|bucket| largest_sizes::bind_largest(plan, bucket, 0));
@@ -78,7 +80,7 @@ fn distinct(refusals: impl Iterator<Item = UnsupportedStep>) -> Vec<UnsupportedS
     refusals.collect::<IndexSet<_>>().into_iter().collect()
 }
 
-/// Whether GPUs run all steps of a plan: those that symmc has kernels for, and no custom op.
+/// Checks that GPUs can run all steps of a plan. Custom ops are refused.
 pub(crate) fn check_supported(plan: &ParsedPlan, gpus: &[u32]) -> Result<(), RunError> {
     expect_kernels(plan, &CustomKernelRegistry::new())?;
     match find_unsupported(plan, gpus).into_iter().next() {
@@ -105,7 +107,7 @@ pub(crate) fn unsupported_steps(bound: &ResolvedProgram, ranks: u32, gpus: &[u32
     let mut l = KernelLowering::new(&at, setting.machine);
     let mut refused = Vec::new();
     for step in &bound.steps {
-        // Their kernels are known when the plan runs.
+        // Kernels of custom ops are known only when the plan runs.
         if matches!(step.work, StepWork::Custom { .. }) {
             continue;
         }
@@ -126,7 +128,7 @@ pub(crate) fn unsupported_steps(bound: &ResolvedProgram, ranks: u32, gpus: &[u32
     refused
 }
 
-/// What the library cannot do on a group.
+/// The reason why the library cannot run a collective on a group, if any.
 fn unsupported_collective(call: &ResolvedCollective, gpus: &[u32]) -> Option<CudaError> {
     if !is_run_by_library(call) {
         return None;
@@ -146,7 +148,8 @@ fn unsupported_collective(call: &ResolvedCollective, gpus: &[u32]) -> Option<Cud
     let gpu = |rank: &u32| gpus.get(*rank as usize);
     let shares = |k: usize| call.cell[..k].iter().find(|r| gpu(r).is_some() && gpu(r) == gpu(&call.cell[k]));
     let (k, other) = (1..call.cell.len()).find_map(|k| Some((k, shares(k)?)))?;
-    let (rank, gpu) = (call.cell[k], gpu(other)?);
+    let rank = call.cell[k];
+    let gpu = gpu(other)?;
     Some(CudaError::Unsupported(format!(
         "the variant {} is NCCL's, which takes one rank for each GPU; ranks {other} and {rank} share GPU {gpu}",
         call.variant

@@ -1,13 +1,14 @@
-//! The workspace of steps: memory beside the arenas that one compute step at a time uses.
+//! The workspace of steps: memory apart from the arenas, used by one compute step at a time.
 //!
-//! A session allocates what its steps want at most (`of_steps`). What that will be is told for a plan with every symbol at
-//! the upper end of its bucket, for a GPU like those of the built-in profiles and with every library there (`at_most`).
+//! A session allocates the maximum that its steps need (`bytes_of_steps`). For a plan, the maximum is
+//! estimated with every symbol at the upper end of its bucket, for a GPU like those of the built-in profiles
+//! with every library present (`upper_bound_bytes`).
 
 use symmc_runtime::exec::{ExecutableStep, ResolvedProgram, StepWork};
 
 use crate::codegen::compute::{self, AttentionBackend, KernelTarget};
 
-/// The bytes that these steps share.
+/// The workspace bytes that these steps share.
 pub(crate) fn bytes_of_steps<'b>(
     steps: impl Iterator<Item = &'b ExecutableStep>,
     machine: &KernelTarget,
@@ -19,7 +20,8 @@ pub(crate) fn bytes_of_steps<'b>(
     steps.flat_map(|step| step.work.node_work()).map(part).max().unwrap_or(0)
 }
 
-/// The bytes that the steps of a program share at these sizes, whatever libraries there are.
+/// An upper bound for the workspace bytes of a program at these sizes, independent of the available
+/// libraries.
 pub(crate) fn upper_bound_bytes(bound: &ResolvedProgram) -> u64 {
     let machine = KernelTarget { attention: AttentionBackend::Measured, ..KernelTarget::PROFILE_GPU };
     bytes_of_steps(bound.steps.iter(), &machine) as u64
@@ -41,7 +43,7 @@ mod tests {
         unsupported::check_gpu_support(&plan).workspaces
     }
 
-    /// The workspace of attention in a dtype with a mask of another.
+    /// The workspace of attention in `dtype` with a mask of another dtype.
     fn of(dtype: &str, mask: &str) -> usize {
         let program = format!(
             "program \"p\" ranks 1\nsymbol n in 1..=512\narg %q: {dtype}[2, 8, n, 64]\narg %k: {dtype}[2, 2, n, 64]\n\
@@ -57,11 +59,11 @@ mod tests {
     fn the_library_counts_where_it_may_compute() {
         let [numbers, none] = [of("bf16", "bf16"), of("f32", "f32")];
         assert!(numbers >= cudnn::attention::workspace() && none < numbers, "{numbers} {none}");
-        // A mask of bools becomes numbers of two bytes.
+        // A mask of bools becomes a bias of two-byte numbers.
         assert_eq!(of("bf16", "bool"), numbers + 2 * 512 * 2);
     }
 
-    /// The workspace of gradients of attention of so many heads and tokens.
+    /// The workspace of attention gradients with this many heads and tokens.
     fn of_gradients(heads: usize, key_heads: usize, tokens: usize) -> usize {
         let (q, k) =
             (format!("bf16[1, {heads}, {tokens}, 128]"), format!("bf16[1, {key_heads}, {tokens}, 128]"));
@@ -81,7 +83,7 @@ mod tests {
             let bytes = of_gradients(heads, key_heads, tokens);
             assert!(bytes <= most, "{heads} heads, {tokens} tokens: {bytes}");
         }
-        // One head of keys is the least part.
+        // One head of keys is the smallest part.
         let pairs = 8 * 8192 * 8192 * 2;
         assert!((pairs..pairs + pairs / 2).contains(&of_gradients(32, 4, 8192)));
         assert!(of_gradients(4, 4, 256) < 32 << 20);

@@ -1,47 +1,48 @@
-//! Attention and its gradients as cuDNN takes them: four axes, a band of columns around each row, a bias.
+//! Attention and its gradients in the form of cuDNN: four axes, a band of visible columns per row, a bias.
 //!
-//! The variant of the library whose gradients have the same bits in each run stores the gradient of the scores. So that this
-//! does not grow with the number of heads, heads are divided into parts, one after the other.
+//! The library has a variant whose gradients have the same bits in each run. It stores the gradient of the
+//! scores. To bound this memory for any number of heads, heads are divided into parts that run one after
+//! another.
 
 use symmc_ir::DType;
 
 use crate::device::launch::DevicePtr;
 
-/// An operand or the result, `[batch, heads, rows, elements]`, with neighbouring elements side by side.
+/// An operand or the result, `[batch, heads, rows, elements]`, with contiguous elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionTensor {
     /// The first element, at a multiple of 16.
     pub at: DevicePtr,
-    /// Elements between neighbours along the first three axes.
+    /// The distances in elements between neighbours along the first three axes.
     pub strides: [i64; 3],
 }
 
-/// What is added to the scores, `[batch or 1, heads or 1, rows or 1, columns]`.
+/// The term that is added to the scores, `[batch or 1, heads or 1, rows or 1, columns]`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionBias {
     /// The first element.
     pub at: DevicePtr,
     pub dtype: DType,
     pub extents: [i64; 4],
-    /// Elements between neighbours.
+    /// The distances in elements between neighbours.
     pub strides: [i64; 4],
 }
 
-/// Which columns a row sees: row `i` those below `i + below` and from `i + from` on.
+/// The visible columns of each row: row `i` sees the columns below `i + below` and from `i + from` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VisibleBand {
-    /// Where they end.
+    /// The upper end.
     pub below: Option<i64>,
-    /// Where they begin.
+    /// The lower end.
     pub from: Option<i64>,
 }
 
 /// The gradients of an attention, in place of its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AttentionGradient {
-    /// That of the result.
+    /// The gradient of the result.
     pub of_r: AttentionTensor,
-    /// The first element of memory for a number in f32 for each row.
+    /// The first element of memory for one f32 number per row.
     pub means: DevicePtr,
     /// The gradients of the queries, keys and values.
     pub of_q: AttentionTensor,
@@ -53,19 +54,19 @@ pub struct AttentionGradient {
 pub struct CudnnAttention {
     /// The dtype of operands and result: bf16 or f16.
     pub dtype: DType,
-    /// Sequences.
+    /// The number of sequences.
     pub batch: usize,
-    /// Heads of queries.
+    /// The number of query heads.
     pub heads: usize,
-    /// Heads of keys and values, a divisor of those.
+    /// The number of heads of keys and values, which divides `heads`.
     pub key_heads: usize,
-    /// Rows.
+    /// The number of rows.
     pub queries: usize,
-    /// Columns.
+    /// The number of columns.
     pub keys: usize,
-    /// Elements of a query and of a key.
+    /// The number of elements of a query and of a key.
     pub e: usize,
-    /// Elements of a value.
+    /// The number of elements of a value.
     pub f: usize,
     pub scale: f32,
     pub cap: Option<f32>,
@@ -74,9 +75,9 @@ pub struct CudnnAttention {
     pub q: AttentionTensor,
     pub k: AttentionTensor,
     pub v: AttentionTensor,
-    /// The result; an operand of the gradients.
+    /// The result; for the gradients, an operand.
     pub r: AttentionTensor,
-    /// Where the log-sum-exp of each row is, in f32, as of rows of one element: a result, and an operand of the gradients.
+    /// The log-sum-exp of each row in f32, as rows of one element: a result, or an operand of the gradients.
     pub sums: Option<AttentionTensor>,
     pub gradient: Option<AttentionGradient>,
 }
@@ -85,34 +86,35 @@ pub fn workspace() -> usize {
     8 << 20
 }
 
-/// The most bytes of workspace that a gradient is given in one call of the library, if it can do with that.
+/// The largest workspace in bytes of one library call for a gradient, if a part can be that small.
 const MOST_WORKSPACE: usize = 256 << 20;
 
-/// The bytes of workspace of gradients of so many heads with so many queries, keys, and elements of keys and of values, about:
-/// the gradient of the scores in 16 bits, and the gradients of keys and values of each query head.
+/// An estimate of the workspace in bytes for gradients of `heads` heads: the gradient of the scores in 16
+/// bits, and the gradients of keys and values per query head. The extents are queries, keys, and elements of
+/// keys and of values.
 fn gradient_bytes(heads: usize, [queries, keys, e, f]: [usize; 4]) -> usize {
     let [rows, columns] = [queries, keys].map(|n| n.next_multiple_of(128));
     heads.saturating_mul(columns).saturating_mul(2 * (rows + e + f))
 }
 
-/// Into how many parts heads of keys are divided, where all of them want so many bytes.
+/// The number of parts into which key heads are divided, if all of them together need `bytes` bytes.
 fn part_count(bytes: usize, key_heads: usize) -> usize {
     let fits = |count: &usize| key_heads.is_multiple_of(*count) && bytes / count <= MOST_WORKSPACE;
     (1..=key_heads).find(fits).unwrap_or(key_heads.max(1))
 }
 
-/// The bytes of workspace that gradients may want of so many heads, over the batch, and so many heads of keys; by the extents in
-/// the order of `gradient_bytes`.
+/// The workspace in bytes for gradients of this many query heads and key heads, counted over the batch. The
+/// extents are in the order of `gradient_bytes`.
 pub(crate) fn gradient_workspace(heads: usize, key_heads: usize, extents: [usize; 4]) -> usize {
     let bytes = gradient_bytes(heads, extents);
     bytes / part_count(bytes, key_heads) + workspace()
 }
 
 impl CudnnAttention {
-    /// The same wherever it lies: what a plan of the library depends on.
+    /// The attention without addresses: the properties that a plan of the library depends on.
     pub(crate) fn without_addresses(&self) -> CudnnAttention {
         let nowhere = |t: AttentionTensor| AttentionTensor { at: DevicePtr::NULL, ..t };
-        // As much of a pointer as alignment depends on.
+        // Only the part of a pointer that determines its alignment is kept.
         let aligned = |at: DevicePtr| DevicePtr::from(at.alignment(16) % 16);
         let bias = self.bias.map(|b| AttentionBias { at: aligned(b.at), ..b });
         CudnnAttention {
@@ -133,7 +135,7 @@ impl CudnnAttention {
         }
     }
 
-    /// Where what it computes lies.
+    /// The addresses of its results.
     pub(crate) fn results(&self) -> Vec<DevicePtr> {
         match &self.gradient {
             None => self.sums.iter().map(|s| s.at).chain([self.r.at]).collect(),
@@ -152,8 +154,8 @@ impl CudnnAttention {
         tensors.into_iter().chain(others).chain(gradients)
     }
 
-    /// The same attention in parts, each of some of the heads, such that the memory that the library uses for each part is
-    /// within [`MOST_WORKSPACE`] where that is possible.
+    /// The attention in parts, each with some of the heads, such that the library's memory for each part is
+    /// within [`MOST_WORKSPACE`] if possible.
     pub(crate) fn split_heads(&self) -> Vec<CudnnAttention> {
         let count = match &self.gradient {
             None => 1,
@@ -195,7 +197,7 @@ impl CudnnAttention {
         }
     }
 
-    /// What tells attentions apart, as far as a choice for them depends on it.
+    /// The properties that the choice depends on, as text.
     pub(crate) fn key(&self) -> String {
         format!("{:?}", self.without_addresses())
     }

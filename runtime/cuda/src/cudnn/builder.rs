@@ -1,7 +1,7 @@
-//! The ops of attention, as cuDNN recognises them.
+//! The ops of attention, in the form that cuDNN recognises.
 //!
-//! Each op is a descriptor whose operands are tensors; those between two ops have no memory. The ops of the gradients are in
-//! `gradient`.
+//! Each op is a descriptor whose operands are tensors; tensors between two ops have no memory. The ops of the
+//! gradients are in `gradient`.
 
 use symmc_ir::DType;
 
@@ -10,14 +10,14 @@ use super::descriptor::{AttributeValue, CudnnDescriptor, DescriptorAttribute, De
 use super::library::CudnnLibrary;
 use crate::error::{CudaError, Result};
 
-/// Types of elements, as `cudnnDataType_t` numbers them.
+/// Element types, with the numbers of `cudnnDataType_t`.
 pub(super) const F32: i32 = 0;
 const F16: i32 = 2;
 const I32: i32 = 4;
 const BF16: i32 = 9;
 const BOOL: i32 = 11;
 
-/// Element-wise ops, as `cudnnPointwiseMode_t` numbers them.
+/// Element-wise ops, with the numbers of `cudnnPointwiseMode_t`.
 #[derive(Clone, Copy)]
 #[repr(i32)]
 pub(super) enum PointwiseMode {
@@ -35,7 +35,7 @@ pub(super) enum PointwiseMode {
     Select = 601,
 }
 
-/// The reductions, as `cudnnReduceTensorOp_t` numbers them.
+/// Reductions, with the numbers of `cudnnReduceTensorOp_t`.
 pub(super) const SUM: i32 = 0;
 const MAX: i32 = 3;
 
@@ -44,26 +44,26 @@ pub(super) fn data_type(dtype: DType) -> Result<i32> {
         DType::BF16 => Ok(BF16),
         DType::F16 => Ok(F16),
         DType::F32 => Ok(F32),
-        other => Err(CudaError::Unsupported(format!("cuDNN's attention has no {other}"))),
+        other => Err(CudaError::Unsupported(format!("cuDNN's attention does not support {other}"))),
     }
 }
 
-/// What is known of a tensor besides its descriptor.
+/// The properties of a tensor of the graph.
 #[derive(Clone, Copy)]
 pub(super) struct GraphTensor {
-    /// Its place among the tensors; its number for the library is one more.
+    /// Its index among the tensors; its number in the library is one more.
     pub index: usize,
     pub extents: [i64; 4],
 }
 
-/// Where the data of a tensor of the graph is.
+/// The data of a tensor of the graph.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum CudnnTensorData {
     Queries,
     Keys,
     Values,
     Result,
-    /// The log-sum-exp of each row; at a multiple of 16, or of 4.
+    /// The log-sum-exp of each row, aligned to 16 or to 4 bytes.
     Sums {
         aligned: bool,
     },
@@ -73,18 +73,18 @@ pub(super) enum CudnnTensorData {
     OfQueries,
     OfKeys,
     OfValues,
-    /// With rows at multiples of 16 bytes, or of its elements.
+    /// A bias with rows at multiples of 16 bytes, or of its element size.
     Bias {
         aligned: bool,
     },
-    /// Four bytes in the host's memory.
+    /// Four bytes in host memory.
     Constant([u8; 4]),
 }
 
 pub(super) struct CudnnGraphBuilder {
     pub cudnn: &'static CudnnLibrary,
     pub tensors: Vec<CudnnDescriptor>,
-    /// Descriptions of ops, which the ops name.
+    /// Descriptions of ops, to which the ops refer.
     pub kinds: Vec<CudnnDescriptor>,
     pub ops: Vec<CudnnDescriptor>,
     pub data: Vec<(i64, CudnnTensorData)>,
@@ -129,7 +129,7 @@ impl CudnnGraphBuilder {
         Ok(GraphTensor { index, extents })
     }
 
-    /// A number in f32 for each row.
+    /// A tensor with one f32 number per row.
     pub(super) fn add_row_scalars(
         &mut self,
         x: &CudnnAttention,
@@ -163,7 +163,7 @@ impl CudnnGraphBuilder {
         self.constant(number.to_le_bytes(), I32)
     }
 
-    /// An op of up to three operands with a result that exists.
+    /// Adds an op of up to three operands whose result tensor exists.
     pub(super) fn add_pointwise(
         &mut self,
         mode: PointwiseMode,
@@ -195,7 +195,7 @@ impl CudnnGraphBuilder {
         Ok(to)
     }
 
-    /// An op of floats.
+    /// Adds an op on floats.
     pub(super) fn pointwise_float(
         &mut self,
         mode: PointwiseMode,
@@ -205,38 +205,38 @@ impl CudnnGraphBuilder {
         self.add_pointwise(mode, operands, F32, None, to)
     }
 
-    /// An op of integers.
+    /// Adds an op on integers.
     fn pointwise_int(&mut self, mode: PointwiseMode, x: GraphTensor, y: GraphTensor) -> Result<GraphTensor> {
         let to = self.add_virtual_tensor(x.extents, I32)?;
         self.add_pointwise(mode, &[x, y], I32, None, to)
     }
 
-    /// An op whose result is true or false.
+    /// Adds an op whose result is boolean.
     fn pointwise_bool(&mut self, mode: PointwiseMode, x: GraphTensor, y: GraphTensor) -> Result<GraphTensor> {
         let to = self.add_virtual_tensor(x.extents, BOOL)?;
         self.add_pointwise(mode, &[x, y], BOOL, None, to)
     }
 
-    /// The index of each score along an axis.
+    /// Adds the index of each score along an axis.
     fn index(&mut self, scores: GraphTensor, axis: i64) -> Result<GraphTensor> {
         let to = self.add_virtual_tensor(scores.extents, I32)?;
         self.add_pointwise(PointwiseMode::Index, &[scores], F32, Some(axis), to)
     }
 
-    /// The scores where `seen`, minus infinity elsewhere.
+    /// Selects the scores where `seen` is true, and minus infinity elsewhere.
     fn hide(&mut self, scores: GraphTensor, seen: GraphTensor) -> Result<GraphTensor> {
         let nothing = self.float(f32::NEG_INFINITY)?;
         self.pointwise_float(PointwiseMode::Select, &[scores, nothing, seen])
     }
 
-    /// A reduction of the last axis.
+    /// Adds a reduction of the last axis.
     pub(super) fn reduce(&mut self, operator: i32, x: GraphTensor) -> Result<GraphTensor> {
         let [a, b, c, _] = x.extents;
         let to = self.add_virtual_tensor([a, b, c, 1], F32)?;
         self.reduce_to(operator, x, to)
     }
 
-    /// A reduction to the extents of a result that exists.
+    /// Adds a reduction to the extents of an existing result tensor.
     pub(super) fn reduce_to(
         &mut self,
         operator: i32,
@@ -270,7 +270,7 @@ impl CudnnGraphBuilder {
         Ok(())
     }
 
-    /// The scores, with what is hidden at minus infinity.
+    /// Adds the scores, with hidden columns at minus infinity.
     fn scores(&mut self, x: &CudnnAttention) -> Result<GraphTensor> {
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
@@ -300,10 +300,11 @@ impl CudnnGraphBuilder {
     }
 
     pub(super) fn band(&mut self, mut scores: GraphTensor, x: &CudnnAttention) -> Result<GraphTensor> {
-        let far = || CudaError::Unsupported(format!("cuDNN's attention has no band as far as {:?}", x.band));
+        let far =
+            || CudaError::Unsupported(format!("cuDNN's attention does not support the band {:?}", x.band));
         if let Some(below) = x.band.below {
             let (mut row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
-            // Column `row + below - 1` is the last.
+            // Column `row + below - 1` is the last visible one.
             let shift = below.checked_sub(1).and_then(|s| i32::try_from(s).ok()).ok_or_else(far)?;
             if shift != 0 {
                 let shift = self.int(shift)?;
@@ -314,7 +315,7 @@ impl CudnnGraphBuilder {
         }
         if let Some(from) = x.band.from {
             let (row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
-            // Column + window > row. The library wants this number as a float.
+            // The condition is column + window > row. The library requires this number as a float.
             let window = 1i64.checked_sub(from).filter(|w| w.unsigned_abs() < 1 << 24).ok_or_else(far)?;
             let window = self.float(window as f32)?;
             let column = self.pointwise_float(PointwiseMode::Add, &[column, window])?;
@@ -324,7 +325,7 @@ impl CudnnGraphBuilder {
         Ok(scores)
     }
 
-    /// The whole graph's ops.
+    /// Adds the ops of the whole graph.
     pub(super) fn attention(&mut self, x: &CudnnAttention) -> Result<()> {
         let scores = self.scores(x)?;
         let n = |n: usize| n as i64;
@@ -333,7 +334,7 @@ impl CudnnGraphBuilder {
         let less = self.pointwise_float(PointwiseMode::Sub, &[scores, top])?;
         let weights = self.pointwise_float(PointwiseMode::Exp, &[less])?;
         let sum = self.reduce(SUM, weights)?;
-        // The library knows the chain by its statistics, although nobody reads them.
+        // The library recognises the chain by its statistics, although they are not read.
         let log = self.pointwise_float(PointwiseMode::Log, &[sum])?;
         match x.sums {
             None => self.pointwise_float(PointwiseMode::Add, &[top, log])?,

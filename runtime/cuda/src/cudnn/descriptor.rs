@@ -1,4 +1,4 @@
-//! The objects of cuDNN's graph interface: made, given attributes, finished, and let go.
+//! Objects of cuDNN's graph interface: created, given attributes, finalized, and destroyed.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -6,7 +6,7 @@ use std::ptr;
 use super::library::{CudnnLibrary, Handle};
 use crate::error::Result;
 
-/// What a descriptor describes, as `cudnnBackendDescriptorType_t` numbers it.
+/// The kind of a descriptor, with the numbers of `cudnnBackendDescriptorType_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub(super) enum DescriptorKind {
@@ -25,7 +25,7 @@ pub(super) enum DescriptorKind {
     OperationReshape = 31,
 }
 
-/// An attribute, as `cudnnBackendAttributeName_t` numbers it.
+/// An attribute, with the numbers of `cudnnBackendAttributeName_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i32)]
 pub(super) enum DescriptorAttribute {
@@ -83,11 +83,11 @@ pub(super) enum AttributeValue<'a> {
     Many(&'a [CudnnDescriptor]),
 }
 
-/// The types of attributes that are asked for.
+/// The types of attributes that are read.
 const INT: i32 = 3;
 const DESCRIPTOR: i32 = 15;
 
-/// An object of the library, which is destroyed with this.
+/// An object of the library, which is destroyed when this value is dropped.
 pub(super) struct CudnnDescriptor {
     cudnn: &'static CudnnLibrary,
     kind: DescriptorKind,
@@ -100,14 +100,14 @@ impl std::fmt::Debug for CudnnDescriptor {
     }
 }
 
-// SAFETY: descriptors are memory of the library; one that is finished is only read.
+// SAFETY: descriptors are memory of the library; a finalized one is only read.
 unsafe impl Send for CudnnDescriptor {}
 // SAFETY: as above.
 unsafe impl Sync for CudnnDescriptor {}
 
 impl Drop for CudnnDescriptor {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, and nobody else's.
+        // SAFETY: made by `new`, and owned by this value only.
         unsafe { (self.cudnn.functions.unmake)(self.at) };
     }
 }
@@ -138,13 +138,13 @@ impl CudnnDescriptor {
                 (DESCRIPTOR, many.len(), many.as_ptr().cast())
             }
         };
-        // SAFETY: the descriptor is alive, and there are so many values of that type.
+        // SAFETY: the descriptor is alive, and there are `count` values of that type.
         let set = unsafe { (self.cudnn.functions.set)(self.at, attribute as i32, kind, count as i64, at) };
         self.cudnn.check(&format!("setting {attribute:?} of {:?} to {value:?}", self.kind), set)?;
         Ok(self)
     }
 
-    /// The same, finished: nothing is set any more.
+    /// Finalizes the descriptor: no attribute can be set afterwards.
     pub fn finish(self) -> Result<CudnnDescriptor> {
         // SAFETY: the descriptor is alive.
         let finished = unsafe { (self.cudnn.functions.finalize)(self.at) };
@@ -170,15 +170,16 @@ impl CudnnDescriptor {
     ) -> Result<Vec<CudnnDescriptor>> {
         let mut count = 0i64;
         let call = format!("reading {attribute:?} of {:?}", self.kind);
-        let (get, attribute) = (self.cudnn.functions.get, attribute as i32);
-        // SAFETY: the descriptor is alive; without room only the number is told.
+        let get = self.cudnn.functions.get;
+        let attribute = attribute as i32;
+        // SAFETY: the descriptor is alive; without room the library only writes the number of values.
         let got = unsafe { get(self.at, attribute, DESCRIPTOR, 0, &mut count, ptr::null_mut()) };
         self.cudnn.check(&call, got)?;
         let room = (0..count).map(|_| CudnnDescriptor::new(self.cudnn, kind));
         let mut all = room.collect::<Result<Vec<_>, _>>()?;
         let mut handles: Vec<Handle> = all.iter().map(|d| d.at).collect();
         let mut filled = 0i64;
-        // SAFETY: as above; the library fills the descriptors that the list names.
+        // SAFETY: as above; the library fills the listed descriptors.
         let got =
             unsafe { get(self.at, attribute, DESCRIPTOR, count, &mut filled, handles.as_mut_ptr().cast()) };
         self.cudnn.check(&call, got)?;

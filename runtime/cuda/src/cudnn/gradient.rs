@@ -1,9 +1,9 @@
-//! The ops of the gradients of attention, as cuDNN recognises them.
+//! The ops of the gradients of attention, in the form that cuDNN recognises.
 //!
-//! The chain is that of cuDNN's own frontend (`scaled_dot_product_flash_attention.h`, the composite backward node) without
-//! dropout. The last product writes the gradient of the queries itself: with a result in f32 between them the library adds to
-//! it with atomics, in an order that differs between runs; without one it keeps the gradient of the scores instead, and each
-//! run gives the same bits.
+//! The chain is that of cuDNN's own frontend (`scaled_dot_product_flash_attention.h`, the composite backward
+//! node) without dropout. The last product writes the gradient of the queries directly. With an intermediate
+//! f32 result, the library would add to it with atomics, in an order that differs between runs. Without one,
+//! it stores the gradient of the scores, and each run gives the same bits.
 
 use super::attention::{AttentionGradient, CudnnAttention};
 use super::builder::{CudnnGraphBuilder, CudnnTensorData, F32, GraphTensor, PointwiseMode, SUM, data_type};
@@ -11,7 +11,7 @@ use super::descriptor::{AttributeValue, CudnnDescriptor, DescriptorAttribute, De
 use crate::error::{CudaError, Result};
 
 impl CudnnGraphBuilder {
-    /// The whole graph's ops.
+    /// Adds the ops of the whole graph.
     pub(super) fn gradient(&mut self, x: &CudnnAttention, g: &AttentionGradient) -> Result<()> {
         let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
@@ -33,8 +33,9 @@ impl CudnnGraphBuilder {
         self.product([q, turned_k, scores])?;
         let scale = self.float(x.scale)?;
         scores = self.pointwise_float(PointwiseMode::Mul, &[scores, scale])?;
-        let sums =
-            x.sums.ok_or_else(|| CudaError::Unsupported("gradients of attention without sums".into()))?;
+        let sums = x.sums.ok_or_else(|| {
+            CudaError::Unsupported("gradients of attention need the log-sum-exp, found none".into())
+        })?;
         let sums = self.sums(x, sums)?;
         scores = self.pointwise_float(PointwiseMode::Sub, &[scores, sums])?;
         scores = self.band(scores, x)?;
@@ -89,7 +90,7 @@ impl CudnnGraphBuilder {
         self.tensor(extents, [b, h, s, 1], kind, Some(data))
     }
 
-    /// The product of `x` with rows for columns and `y`, summed over the heads that share one of the result.
+    /// Adds the product of the transposed `x` and `y`, summed over the heads that share a head of the result.
     fn turned_product(&mut self, x: GraphTensor, y: GraphTensor, to: GraphTensor, kind: i32) -> Result<()> {
         let [batch, heads, rows, columns] = x.extents;
         let strides = [heads * rows * columns, rows * columns, 1, columns];

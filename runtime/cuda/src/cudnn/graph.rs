@@ -1,9 +1,10 @@
-//! The graph of an attention, as cuDNN recognises it, and its plan.
+//! The graph of an attention, in the form that cuDNN recognises, and its plan.
 //!
-//! The library has one kernel for a chain of ops that it knows: a product of queries and keys, a scale, a cap, a bias, one
-//! choice between scores and minus infinity for each thing that hides columns, the maximum, difference, exponential and
-//! sum of a softmax with its statistics, a quotient, and a product with the values (cuDNN's documentation, "Fused flash
-//! attention"). Each op is a descriptor whose operands are tensors; those between two ops have no memory.
+//! The library has one kernel for a known chain of ops: a product of queries and keys, a scale, a cap, a
+//! bias, one selection between scores and minus infinity for each condition that hides columns, the maximum,
+//! difference, exponential and sum of a softmax with its statistics, a quotient, and a product with the
+//! values (cuDNN's documentation, "Fused flash attention"). Each op is a descriptor whose operands are
+//! tensors; tensors between two ops have no memory.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -19,11 +20,11 @@ use crate::device::driver::{Device, Stream};
 use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::{CudaError, Result};
 
-/// The heuristic that is asked for engines.
+/// The heuristic that returns engines.
 const MODE_A: i32 = 3;
 
-/// The compute capability from which on decoding with heads that share keys is reported to be wrong, by PyTorch with cuDNN 9.19
-/// and 9.20 on 10.0.
+/// The compute capability from which decoding with shared key heads is reported to be wrong: by PyTorch, with
+/// cuDNN 9.19 and 9.20 on 10.0.
 const FAULTY: [u32; 2] = [10, 0];
 
 /// A handle of the library on one device. One call at a time sets its stream and enqueues.
@@ -46,7 +47,7 @@ impl CudnnHandle {
 
 impl Drop for CudnnHandle {
     fn drop(&mut self) {
-        // SAFETY: created by `Planner::new`.
+        // SAFETY: created by `AttentionPlanner::new`.
         unsafe { (self.cudnn.functions.destroy)(self.handle()) };
     }
 }
@@ -63,18 +64,18 @@ struct AttentionPlan {
     plan: CudnnDescriptor,
     workspace: usize,
     data: Vec<(i64, CudnnTensorData)>,
-    /// What the plan was made of, last in first out.
+    /// The objects that the plan was made from, in the order in which they are dropped.
     _parts: (Vec<CudnnDescriptor>, CudnnGraphBuilder),
 }
 
 impl AttentionPlanner {
-    /// For the device, whose context is current. Fails if cuDNN is not there, or does not start, or its attention is
-    /// not trusted on this device.
+    /// A planner for the device, whose context is current. Fails if cuDNN is missing or does not start, or
+    /// its attention is not trusted on this device.
     pub fn new(device: &Arc<Device>) -> Result<AttentionPlanner> {
         if device.capability() >= FAULTY {
             let [major, minor] = device.capability();
             return Err(CudaError::Unsupported(format!(
-                "cuDNN's attention is not taken on compute capability {major}.{minor}; expected less than 10.0"
+                "cuDNN's attention is not used on compute capability {major}.{minor}; expected less than 10.0"
             )));
         }
         let cudnn = CudnnLibrary::load()?;
@@ -89,7 +90,7 @@ impl AttentionPlanner {
         self.context.cudnn.version
     }
 
-    /// Prepares an attention with so many bytes of memory beside it; `None` if the library does not take it.
+    /// Prepares an attention with `bytes` bytes of workspace; `None` if the library does not support it.
     pub fn prepare(
         &self,
         x: &CudnnAttention,
@@ -100,7 +101,7 @@ impl AttentionPlanner {
         let parts = x.split_heads();
         let mut prepared = Vec::with_capacity(parts.len());
         for part in parts {
-            // What the library refuses is no attention of its own.
+            // An attention that the library refuses is not an error.
             let plan = plans.entry(part.key()).or_insert_with(|| self.plan(&part).ok().map(Arc::new));
             match plan.as_ref().filter(|plan| plan.workspace <= bytes) {
                 Some(plan) => prepared.push(PlannedPart { plan: plan.clone(), attention: part }),
@@ -110,17 +111,20 @@ impl AttentionPlanner {
         Ok(Some(PreparedAttention { attention: Box::new(*x), workspace, parts: prepared }))
     }
 
-    /// The first plan that the library makes.
+    /// The first plan that the library can make.
     fn plan(&self, x: &CudnnAttention) -> Result<AttentionPlan> {
-        let (cudnn, handle) = (self.context.cudnn, self.context.handle());
+        let cudnn = self.context.cudnn;
+        let handle = self.context.handle();
         if cudnn.version == 91_400 && x.band.from.is_some() && x.band.below != Some(1) {
             let text = "windows that are not causal are wrong in cuDNN 9.14.0";
             return Err(CudaError::Unsupported(text.into()));
         }
-        // The library's own frontend hides what is behind the last key of these with a mask that they need.
+        // For these, the library's own frontend hides columns after the last key with an additional mask.
         if x.gradient.is_some() && cudnn.version <= 91_500 && !x.keys.is_multiple_of(128) {
-            let text =
-                format!("gradients of {} keys, which are no multiple of 128, in cuDNN before 9.15.1", x.keys);
+            let text = format!(
+                "gradients of {} keys, not a multiple of 128, are wrong in cuDNN before 9.15.1",
+                x.keys
+            );
             return Err(CudaError::Unsupported(text));
         }
         let mut parts =
@@ -150,7 +154,8 @@ impl AttentionPlanner {
                 Ok(plan) => {
                     let workspace = usize::try_from(plan.get_int(DescriptorAttribute::PlanWorkspace)?)
                         .unwrap_or(usize::MAX);
-                    let (context, data) = (self.context.clone(), parts.data.clone());
+                    let context = self.context.clone();
+                    let data = parts.data.clone();
                     let _parts = (vec![config, heuristics, graph], parts);
                     return Ok(AttentionPlan { context, plan, workspace, data, _parts });
                 }
@@ -165,17 +170,18 @@ struct PlannedPart {
     attention: CudnnAttention,
 }
 
-/// The operands, results and numbers of a part as the library takes them.
+/// The operands, results and constants of a part in the library's form.
 struct VariantPack {
     pack: CudnnDescriptor,
-    /// The numbers that the pack points to.
+    /// The constants that the pack points to.
     _constants: Box<[[u8; 4]]>,
 }
 
 impl PlannedPart {
-    /// The pack of a run whose ports begin at these bases.
+    /// The pack of a run with ports at these bases.
     fn pack(&self, workspace: Address, bases: PortBases<'_>) -> Result<VariantPack> {
-        let (plan, x) = (&self.plan, &self.attention);
+        let plan = &self.plan;
+        let x = &self.attention;
         let constants: Box<[[u8; 4]]> = plan
             .data
             .iter()
@@ -183,7 +189,7 @@ impl PlannedPart {
             .collect();
         let of =
             |which: fn(&AttentionGradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
-        let place = |((_, data), constant): (&(i64, CudnnTensorData), &[u8; 4])| -> *mut c_void {
+        let data_pointer = |((_, data), constant): (&(i64, CudnnTensorData), &[u8; 4])| -> *mut c_void {
             let at = match data {
                 CudnnTensorData::Queries => x.q.at,
                 CudnnTensorData::Keys => x.k.at,
@@ -201,7 +207,7 @@ impl PlannedPart {
             at.resolve(bases) as *mut c_void
         };
         let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
-        let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(place).collect();
+        let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(data_pointer).collect();
         let pack = CudnnDescriptor::new(plan.context.cudnn, DescriptorKind::Pack)?
             .with(DescriptorAttribute::PackIds, AttributeValue::Ints(&ids))?
             .with(DescriptorAttribute::PackPointers, AttributeValue::Pointers(&pointers))?
@@ -213,11 +219,12 @@ impl PlannedPart {
     /// Enqueues it.
     ///
     /// # Safety
-    /// As [`Prepared::run`].
+    /// As [`PreparedAttention::run`].
     unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<()> {
         let VariantPack { pack, _constants } = self.pack(workspace, bases)?;
         let context = &self.plan.context;
-        let (cudnn, handle) = (context.cudnn, context.handle.lock().unwrap_or_else(PoisonError::into_inner));
+        let cudnn = context.cudnn;
+        let handle = context.handle.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the handle and the stream are alive.
         let set = unsafe { (cudnn.functions.set_stream)(handle.0, stream.handle().cast()) };
         cudnn.check("taking a stream", set)?;
@@ -230,7 +237,7 @@ impl PlannedPart {
 pub struct PreparedAttention {
     attention: Box<CudnnAttention>,
     workspace: Address,
-    /// What runs one after the other, in the same workspace.
+    /// The parts, which run one after another in the same workspace.
     parts: Vec<PlannedPart>,
 }
 
@@ -242,8 +249,8 @@ impl PreparedAttention {
     /// Enqueues the attention with ports at these bases.
     ///
     /// # Safety
-    /// The operands, the results and the workspace exist until the stream has done it, and nothing else uses the workspace
-    /// meanwhile.
+    /// The operands, the results and the workspace exist until the stream has computed the attention, and
+    /// nothing else uses the workspace during this time.
     pub unsafe fn run(&self, stream: &Stream, bases: PortBases<'_>) -> Result<()> {
         // SAFETY: by the caller.
         self.parts.iter().try_for_each(|part| unsafe { part.run(stream, self.workspace, bases) })

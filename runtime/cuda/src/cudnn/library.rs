@@ -1,9 +1,10 @@
-//! libcudnn, loaded when first used.
+//! Loads libcudnn when it is first used.
 //!
-//! A loader gives the parts of one version to another that it opens later, so a process has one cuDNN. Without a variable
-//! that names it, the one that the process has already is taken, then that of a Python package, which frameworks bring and
-//! keep current, then those of the toolkit and the system. A library that was opened is never closed: it keeps threads and
-//! handlers.
+//! A system loader passes the parts of one version to another version that is opened later, so a process can
+//! have only one cuDNN. Unless the environment variable names a library, the search order is: the one that
+//! the process has already loaded, one of a Python package (which frameworks bring and keep current), those
+//! of the toolkit, those of the system. A library that was opened is never closed, because it keeps threads
+//! and handlers.
 
 use std::ffi::{c_char, c_void};
 use std::mem::ManuallyDrop;
@@ -24,21 +25,22 @@ const CUDNN: LibraryNames = LibraryNames {
     wheel_path: "nvidia/cudnn/lib/libcudnn.so.9",
 };
 
-/// The oldest version that is taken; attention of those before it has known faults. Of the versions from it on, 9.14.0 and
-/// 9.19.0 have computed all cases of attention on Hopper as the interpreter does; what is known to be wrong in one of them
-/// is refused where a graph is built, or is never asked for: with one row, causal order is a number of columns, because the
-/// library's causal graph of one row is wrong for heads that share keys.
+/// The oldest supported version; attention of older versions has known faults. Among the supported versions,
+/// 9.14.0 and 9.19.0 have computed all attention cases on Hopper like the interpreter. Known faults of a
+/// version are refused where a graph is built, or avoided: with one row, causal order is expressed as a
+/// number of columns, because the library's causal graph of one row is wrong for heads that share keys.
 const OLDEST: usize = 91_100;
 /// The first version whose constants and graphs may differ.
 const TOO_NEW: usize = 100_000;
 
-/// An answer of the library; 0 is success.
+/// A result code of the library; 0 is success.
 pub(super) type Status = i32;
 pub(super) type Handle = *mut c_void;
 
 macro_rules! functions {
     ($($field:ident = $symbol:literal ($($arg:ty),*) -> $answer:ty;)*) => {
-        /// The functions of the library that are called. To call one is unsafe: handles and descriptors must be alive.
+        /// The functions of the library that are called. Calling one is unsafe: handles and descriptors must
+        /// be alive.
         pub(super) struct Functions {
             $(pub $field: unsafe extern "C" fn($($arg),*) -> $answer,)*
         }
@@ -76,12 +78,12 @@ pub(super) struct CudnnLibrary {
 }
 
 impl CudnnLibrary {
-    /// The library of this process; what the first call finds stays.
+    /// The library of this process. The result of the first call is kept.
     pub fn load() -> Result<&'static CudnnLibrary> {
         CudnnLibrary::find_or_attempts().map_err(|tried| CudaError::Unsupported(missing(&tried.join("; "))))
     }
 
-    /// The same, or what was tried and why it was not taken.
+    /// The library, or the attempted files with the reasons for refusing each.
     fn find_or_attempts() -> Result<&'static CudnnLibrary, &'static [String]> {
         static LOADED: OnceLock<Result<CudnnLibrary, Vec<String>>> = OnceLock::new();
         let loaded = LOADED.get_or_init(|| {
@@ -92,9 +94,9 @@ impl CudnnLibrary {
         loaded.as_ref().map_err(Vec::as_slice)
     }
 
-    /// The one that this process has already, if it is usable.
+    /// The library that this process has already loaded, if it is usable.
     fn already_loaded() -> Option<CudnnLibrary> {
-        // SAFETY: nothing is opened that is not open.
+        // SAFETY: the flags only return a library that is already open.
         let library = unsafe { Library::open(Some(CUDNN.names[0]), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) };
         CudnnLibrary::from_library(ManuallyDrop::new(library.ok()?)).ok()
     }
@@ -112,11 +114,12 @@ impl CudnnLibrary {
 
     fn open(path: &Path) -> Result<CudnnLibrary, String> {
         if path.is_absolute() && !path.exists() {
-            return Err("is not there".into());
+            return Err("does not exist".into());
         }
         trust::check_library(path, "libcudnn.so")
             .map_err(|e| format!("is not loaded: {e}; {}", e.remedy()))?;
-        // SAFETY: the file is cuDNN by its name or by the user's word, and its initialisers may run at any time.
+        // SAFETY: the file is cuDNN by its name or by the user's choice, and its initialisers may run at any
+        // time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
         // The error itself names only the call.
         let said =
@@ -127,9 +130,9 @@ impl CudnnLibrary {
     }
 
     fn from_library(library: ManuallyDrop<Library>) -> Result<CudnnLibrary, String> {
-        // SAFETY: the library stays open, and calls itself cuDNN; its version is asked for below.
+        // SAFETY: the library stays open, and is cuDNN by its name; its version is checked below.
         let functions = unsafe { Functions::of(&library) }?;
-        // SAFETY: it takes nothing and only tells a number.
+        // SAFETY: the function has no parameters and only returns a number.
         let version = unsafe { (functions.version)() };
         if !(OLDEST..TOO_NEW).contains(&version) {
             return Err(format!(
@@ -145,7 +148,7 @@ impl CudnnLibrary {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the answer is a text that the library never frees.
+        // SAFETY: the returned text is never freed by the library.
         let text = unsafe {
             let text = (self.functions.text)(status);
             if text.is_null() { "".into() } else { std::ffi::CStr::from_ptr(text).to_string_lossy() }
@@ -154,7 +157,7 @@ impl CudnnLibrary {
     }
 }
 
-/// Files of Python packages, then other files, then the names that the system's loader knows.
+/// Sorts files of Python packages first, then other files, then names for the system's loader.
 fn search_order(mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
     candidates.sort_by_key(|path| (!path.ends_with(CUDNN.wheel_path), !path.is_absolute()));
     candidates
@@ -164,11 +167,11 @@ fn missing(tried: &str) -> String {
     format!("cuDNN was not found; expected {}; tried: {tried}", expected())
 }
 
-/// What is looked for, for people.
+/// Describes the expected library to users.
 pub(crate) fn expected() -> String {
     format!(
-        "libcudnn.so.9 of {} or newer, as `pip install nvidia-cudnn-cu13` leaves it, or {PATH_VARIABLE} to name it or its \
-         folder",
+        "libcudnn.so.9 of version {} or newer, for example from `pip install nvidia-cudnn-cu13`, or {PATH_VARIABLE} set \
+         to its file or folder",
         version_text(OLDEST)
     )
 }
@@ -177,18 +180,19 @@ fn version_text(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
 }
 
-/// The version of the library, `9.19.0`.
+/// The version of the library, such as `9.19.0`.
 pub fn version() -> Result<String> {
     Ok(version_text(CudnnLibrary::load()?.version))
 }
 
-/// The same, and one of its functions; or what was tried and why it was not taken.
+/// The version and the address of one of the library's functions; or the attempted files with the reasons for
+/// refusing each.
 pub(crate) fn library() -> Result<(String, *const c_void), &'static [String]> {
     let cudnn = CudnnLibrary::find_or_attempts()?;
     Ok((version_text(cudnn.version), cudnn.functions.version as *const c_void))
 }
 
-/// `dlopen`'s flag for a library only if the process has it.
+/// The flag of `dlopen` that only returns a library which the process has already loaded.
 const RTLD_NOLOAD: i32 = 4;
 
 #[cfg(test)]
@@ -212,7 +216,7 @@ mod tests {
         let Err(tried) = CudnnLibrary::find(&search) else { panic!("it is no library") };
         let tried = tried.join("; ");
         assert!(tried.contains("libcudnn.so.9 does not load ("), "{tried}");
-        assert!(tried.contains("libcudnn.so is not there"), "{tried}");
+        assert!(tried.contains("libcudnn.so does not exist"), "{tried}");
         assert!(missing(&tried).contains(PATH_VARIABLE));
         std::fs::remove_dir_all(&folder).unwrap();
         assert_eq!(version_text(91_900), "9.19.0");

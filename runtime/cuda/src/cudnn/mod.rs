@@ -1,13 +1,14 @@
 //! Fused attention by cuDNN.
 //!
 //! ```text
-//! Attention (data) ──Planner──► Plan (a graph of the library's, made once for a shape) ──at──► Prepared (addresses)
+//! CudnnAttention (data) ──AttentionPlanner──► AttentionPlan (once per shape) ──addresses──► PreparedAttention
 //! ```
 //!
-//! A [`PreparedAttention`] attention only enqueues, so that it can be recorded into a graph of launches.
+//! A [`PreparedAttention`] only enqueues work, so that it can be recorded into a graph.
 //!
-//! Deliberately not here: when the library is taken (`compute::choice`), and what it does not promise: that
-//! values which are not finite and not seen add nothing (`compute::fused` amends that).
+//! Deliberately not here: the choice of the library (`compute::attention_choice`), and the correction of
+//! values that are not finite and hidden, which the library does not exclude from sums
+//! (`compute::library_attention`).
 
 pub mod attention;
 mod builder;

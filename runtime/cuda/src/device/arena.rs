@@ -1,12 +1,13 @@
 //! Symmetric memory: one allocation on every GPU, mapped by every rank.
 //!
-//! Each rank allocates physical memory, exports it as a file descriptor, and passes that to every peer over a
-//! Unix socket; each rank maps all of them and may read and write them. Sizes are equal on all ranks, so an
-//! offset means the same everywhere. The sockets are abstract and their names are drawn at random and told
-//! to the peers over the run's own [`RankExchange`]; only processes of the same user are listened to.
+//! Each rank allocates physical memory, exports it as a file descriptor, and passes the descriptor to every
+//! peer over a Unix socket. Each rank maps the memory of all ranks, and may read and write it. Sizes are
+//! equal on all ranks, so an offset means the same everywhere. The sockets are abstract. Their names are
+//! random, and are exchanged over the run's own [`RankExchange`]; only connections from processes of the same
+//! user are accepted.
 //!
-//! The memory is what the CUDA driver calls virtual memory management, which is also what NCCL asks of a
-//! window. It may be NCCL's own as well ([`ArenaSource`]).
+//! The memory is allocated with the CUDA driver's virtual memory management, as NCCL requires for windows.
+//! NCCL can also allocate it ([`ArenaSource`]).
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ use crate::nccl::WindowMemory;
 
 const PASSING_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Who allocates and maps symmetric memory.
+/// The allocator of symmetric memory, which also maps it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArenaSource {
@@ -37,11 +38,11 @@ pub enum ArenaSource {
     Nccl,
 }
 
-/// Memory at equal offsets on all ranks, which is there as long as a clone of this value is.
+/// Memory at equal offsets on all ranks. It exists as long as a clone of this value does.
 #[derive(Clone, Debug)]
 pub struct SymmetricArena {
     memory: Arc<ArenaMemory>,
-    /// Where each rank's memory starts, as this rank maps it.
+    /// The address of each rank's memory, as this rank maps it.
     addresses: Vec<Address>,
     rank: usize,
     len: usize,
@@ -51,14 +52,14 @@ pub struct SymmetricArena {
 enum ArenaMemory {
     /// Each rank's memory as this rank maps it.
     Mapped { _mappings: Vec<Mapping> },
-    /// NCCL's.
+    /// Memory of NCCL.
     Window { _memory: WindowMemory },
 }
 
 impl SymmetricArena {
-    /// At least `len` bytes on each rank, zero on this one. Returns once all peers have mapped this rank's
-    /// memory. `limit` is how long NCCL has to map it. Fails if the GPU has not as many bytes, cannot share them, or a
-    /// peer failed.
+    /// Allocates at least `len` bytes on each rank, and zeroes the bytes of this rank. Returns after all
+    /// peers have mapped this rank's memory. `limit` is how long NCCL may take to map it. Fails if the GPU
+    /// has too little memory, cannot share it, or a peer failed.
     pub fn new(
         source: ArenaSource,
         device: &Arc<Device>,
@@ -71,7 +72,8 @@ impl SymmetricArena {
             ArenaSource::Vmm => Self::mapped(device, exchange, len)?,
             ArenaSource::Nccl => {
                 let memory = WindowMemory::new(device, exchange, len, limit)?;
-                let (addresses, len) = (memory.addresses().to_vec(), memory.bytes());
+                let addresses = memory.addresses().to_vec();
+                let len = memory.bytes();
                 SymmetricArena {
                     memory: Arc::new(ArenaMemory::Window { _memory: memory }),
                     addresses,
@@ -81,7 +83,8 @@ impl SymmetricArena {
             }
         };
         let len = arena.len;
-        // On a stream of its own: waiting for all of the GPU would end what other sessions of this process record there.
+        // A new stream is used, because waiting for the whole GPU would invalidate captures of other sessions
+        // of this process.
         let stream = Stream::new(device)?;
         // SAFETY: the range was just mapped; no peer touches it before the exchange below.
         unsafe { stream.fill(arena.address(), 0, len)? };
@@ -90,7 +93,7 @@ impl SymmetricArena {
         Ok(arena)
     }
 
-    /// Memory of the driver.
+    /// Allocates the memory with the driver.
     fn mapped(device: &Arc<Device>, exchange: &dyn RankExchange, len: usize) -> Result<Self> {
         let own = PhysicalMemory::new(device, len)?;
         let len = own.len;
@@ -150,7 +153,7 @@ fn location(device: &Device) -> sys::CUmemLocation {
     location
 }
 
-/// Physical memory of a GPU. Freed when neither this value nor a mapping holds it.
+/// Physical memory of a GPU. It is freed when neither this value nor a mapping holds it.
 #[derive(Debug)]
 struct PhysicalMemory {
     handle: sys::CUmemGenericAllocationHandle,
@@ -171,7 +174,7 @@ impl PhysicalMemory {
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         // SAFETY: all arguments live through the call.
         let asked = unsafe { sys::cuMemGetAllocationGranularity(&mut unit, &wanted, option) };
-        check_call(|| "asking for the granularity of shared memory".into(), asked)?;
+        check_call(|| "querying the granularity of shared memory".into(), asked)?;
         let len = len.max(1).next_multiple_of(unit.max(1));
         let mut handle = 0;
         // SAFETY: as above.
@@ -222,7 +225,8 @@ struct Mapping {
 impl Mapping {
     fn new(device: &Arc<Device>, memory: &PhysicalMemory, rank: usize) -> Result<Mapping> {
         let what = || format!("mapping the symmetric arena of rank {rank} on GPU {}", device.ordinal());
-        let (len, mut at) = (memory.len, 0);
+        let len = memory.len;
+        let mut at = 0;
         // SAFETY: reserves addresses only.
         check_call(what, unsafe { sys::cuMemAddressReserve(&mut at, len, 0, 0, 0) })?;
         // SAFETY: the range was just reserved and is as long as the memory.
@@ -238,7 +242,7 @@ impl Mapping {
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         // SAFETY: the range is mapped.
         let allowed = unsafe { sys::cuMemSetAccess(at, len, &access, 1) };
-        let reach = || format!("reaching the memory of rank {rank} from GPU {}", device.ordinal());
+        let reach = || format!("enabling access to the memory of rank {rank} from GPU {}", device.ordinal());
         check_call(reach, allowed)?;
         Ok(mapping)
     }
@@ -246,7 +250,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // Whoever drops it may be on a thread of somebody else.
+        // The drop may happen on a thread of the application, whose context is restored.
         let _callers = CallersContext::switch_to(&self.device);
         // SAFETY: mapped and reserved by `new`; nothing uses it any more.
         unsafe {
@@ -256,7 +260,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Gives every peer a descriptor, and gets one of each; `None` at this rank's own place.
+/// Sends every peer a descriptor, and receives one from each; `None` at this rank's own index.
 fn exchange_descriptors(exchange: &dyn RankExchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>> {
     let failed = |call: &str, e: nix::Error| {
         CudaError::Run(RunError::from_system_call("passing the symmetric arena", call, e))
@@ -283,7 +287,7 @@ fn exchange_descriptors(exchange: &dyn RankExchange, mine: OwnedFd) -> Result<Ve
     for (rank, fd) in peers.into_iter().zip(found) {
         out[rank as usize] = Some(fd);
     }
-    // Nobody leaves before all have what they need.
+    // No rank closes its sockets before all ranks have their descriptors.
     exchange.all_gather(&[0])?;
     Ok(out)
 }

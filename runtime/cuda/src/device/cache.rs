@@ -1,12 +1,12 @@
-//! Files of what was computed once for a machine: machine code, chosen algorithms.
+//! Files with results that are computed once per machine: machine code, chosen algorithms.
 //!
-//! A file begins with the SHA-256 of its name and of what follows. One that is damaged, or cannot be read or
-//! written, is the same as none: what it would hold is computed again. Files are written under a name drawn at
-//! random and then renamed, so that processes, also of several hosts with one home directory, never see half of one; what a
-//! process left that ended meanwhile is removed by a later one. Files belong to the user alone.
+//! A file begins with the SHA-256 of its name and of the data. A file that is damaged, or cannot be read or
+//! written, counts as absent: its content is computed again. Files are written under a random name and then
+//! renamed, so that no process, also on other hosts with the same home directory, ever reads a partial file.
+//! Drafts of processes that ended early are removed later. Files are accessible to the user only.
 //!
-//! A user that can write a file here decides which code runs on the GPU. So a folder that another user can write or replace is
-//! not used ([`nccl_sys::trust`]), and neither is a file that another user can write.
+//! A user who can write a file here decides which code runs on the GPU. Therefore a folder that another user
+//! can write or replace is not used ([`nccl_sys::trust`]), and neither is a file that another user can write.
 
 use std::fs;
 use std::io::Write as _;
@@ -18,13 +18,13 @@ use nccl_sys::trust::{self, UntrustedPath};
 use sha2::{Digest, Sha256};
 use symmc_control::random_secret;
 
-/// The bytes of the hash that a file begins with.
+/// The size of the hash at the start of a file.
 const HASH: usize = 32;
 
-/// A draft that is older was left behind.
+/// An older draft was abandoned.
 const DRAFT_MAX_AGE: Duration = Duration::from_secs(3600);
 
-/// A folder of such files, if there is one.
+/// A folder of cache files, if the environment names one.
 #[derive(Clone, Debug)]
 pub(crate) struct FileCache {
     folder: Option<PathBuf>,
@@ -38,17 +38,17 @@ impl FileCache {
         FileCache { folder: base.map(|base| base.join("symmc")) }
     }
 
-    /// Where the files lie, which need not exist yet.
+    /// The folder, which need not exist yet.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The reason for which the folder is not used: another user can change its contents.
+    /// The reason why the folder is not used: another user can change its contents.
     pub fn refusal(&self) -> Option<UntrustedPath> {
         trust::check_new_folder(self.folder.as_ref()?).err()
     }
 
-    /// What was written under this name, undamaged.
+    /// The data that was written under this name, if it is undamaged.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         let path = self.folder.as_ref()?.join(name);
         trust::check_file(&path).ok()?;
@@ -60,7 +60,7 @@ impl FileCache {
         (file == hash(name, &data)).then_some(data)
     }
 
-    /// Keeps `data` under this name. A cache that cannot be written is no cache.
+    /// Stores `data` under this name. Write errors are ignored.
     pub fn write(&self, name: &str, data: &[u8]) {
         let _ = self.try_write(name, data);
     }
@@ -70,7 +70,7 @@ impl FileCache {
         let untrusted = |e: UntrustedPath| std::io::Error::other(e.to_string());
         trust::check_new_folder(folder).map_err(untrusted)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        // Another user may have been faster.
+        // Another user may have created it in the meantime.
         trust::check_folder(folder).map_err(untrusted)?;
         remove_drafts(folder, DRAFT_MAX_AGE);
         let random = u128::from_le_bytes(random_secret().map_err(std::io::Error::other)?);
@@ -95,7 +95,7 @@ fn remove_drafts(folder: &Path, age: Duration) {
     }
 }
 
-/// The hash of a file of this name that holds these bytes.
+/// The hash of a file with this name and data.
 fn hash(name: &str, data: &[u8]) -> [u8; HASH] {
     let mut hash = Sha256::new();
     hash.update((name.len() as u64).to_le_bytes());
@@ -140,7 +140,7 @@ mod tests {
         cache.write(&name, b"code");
         assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
 
-        // A file under another file's name, and what is no file.
+        // A file under another file's name, and a folder instead of a file.
         fs::copy(path(&name), path("other.cubin")).unwrap();
         assert_eq!(cache.read("other.cubin"), None);
         fs::create_dir(path("folder.cubin")).unwrap();

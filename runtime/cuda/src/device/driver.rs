@@ -1,10 +1,10 @@
-//! What the CUDA driver owns, as Rust values: contexts, memory, pinned memory, streams, events, modules,
+//! Objects of the CUDA driver as Rust values: contexts, memory, pinned memory, streams, events, modules,
 //! graphs.
 //!
-//! Each value frees what it holds when it is dropped. A failure to free is not reported: the context is
-//! broken then, and the call that broke it has said so. All values belong to the primary context of one
-//! [`Device`], which is current on every thread that [`Device::enter`] was called on. Who runs on a thread of
-//! somebody else keeps [`CallersContext`].
+//! Each value releases its object when it is dropped. A failure to release is not reported: the context is
+//! then broken, and the call that broke it has reported an error. All values belong to the primary context of
+//! one [`Device`]. This context is current on every thread that called [`Device::enter`]. Code on a thread of
+//! the application keeps a [`CallersContext`] to restore the application's context.
 //!
 //! Deliberately not here: memory that peers map ([`crate::device::arena`]).
 

@@ -1,5 +1,5 @@
-//! What the driver says of the GPUs that this process sees, without a context on any of them: nothing is allocated, mapped
-//! or bound.
+//! The driver's description of the GPUs that this process sees. No context is created on any of them: nothing
+//! is allocated, mapped or bound.
 
 use cudarc::driver::{result, sys};
 
@@ -9,41 +9,41 @@ use crate::error::{Result, check_driver_result};
 /// How a GPU reaches the memory of another.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum GpuPeerAccess {
-    /// Not at all.
+    /// No access.
     None,
-    /// By loads and stores, as over PCIe.
+    /// Loads and stores, as over PCIe.
     LoadStore,
-    /// By atomic operations too, as over NVLink.
+    /// Atomic operations too, as over NVLink.
     Atomic,
 }
 
-/// Who may have contexts on a GPU.
+/// Which processes may have contexts on a GPU.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ComputeMode {
     /// Any process.
     Shared,
     /// One process at a time.
     Exclusive,
-    /// Nobody.
+    /// No process.
     Prohibited,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GpuInfo {
-    /// Its number among the GPUs that this process sees.
+    /// Its ordinal among the GPUs that this process sees.
     pub ordinal: u32,
     pub name: String,
     /// The compute capability, major and minor.
     pub capability: [u32; 2],
     pub multiprocessors: u32,
-    /// Bytes of its memory.
+    /// The size of its memory in bytes.
     pub memory: u64,
     pub compute_mode: ComputeMode,
-    /// Whether processes can pass its memory to each other as file descriptors.
+    /// Whether processes can share its memory as file descriptors.
     pub exports_memory: bool,
-    /// Whether it can be part of multicast objects, which symmc has no use for.
+    /// Whether it can be part of multicast objects. symmc does not use them.
     pub multicast: bool,
-    /// How it reaches each GPU, by their numbers; itself as [`GpuPeerAccess::Atomic`].
+    /// Its access to each GPU, by ordinal; itself as [`GpuPeerAccess::Atomic`].
     pub peer_access: Vec<GpuPeerAccess>,
 }
 
@@ -62,11 +62,11 @@ pub fn machine() -> Result<GpuInventory> {
 
 fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
     use sys::CUdevice_attribute as A;
-    let what = || format!("asking for GPU {ordinal}");
+    let what = || format!("querying GPU {ordinal}");
     let handle = check_driver_result(what, result::device::get(ordinal as i32))?;
     // SAFETY: the device exists.
     let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
-    // An attribute that an old driver does not know is one that it does not have.
+    // An attribute that an old driver does not know counts as unsupported.
     let has = |all: &[A]| all.iter().all(|&a| attribute(a).is_ok_and(|value| value != 0));
     let mode = match attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? as u32 {
         mode if mode == sys::CUcomputemode::CU_COMPUTEMODE_PROHIBITED as u32 => ComputeMode::Prohibited,
@@ -99,7 +99,7 @@ fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<GpuPeerAcces
     if ordinal == other {
         return Ok(GpuPeerAccess::Atomic);
     }
-    let what = || format!("asking for the link from GPU {ordinal} to GPU {other}");
+    let what = || format!("querying the link from GPU {ordinal} to GPU {other}");
     let peer = check_driver_result(what, result::device::get(other as i32))?;
     let (mut reached, mut atomics) = (0, 0);
     // SAFETY: both devices exist; the call writes one integer.

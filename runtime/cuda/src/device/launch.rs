@@ -1,7 +1,8 @@
-//! Launches of kernels as data: grids and parameters, in which every constant is fixed and pointers to ports are symbolic.
+//! Kernel launches as data: grids and parameters, with all constants fixed and symbolic pointers to ports.
 //!
-//! Addresses are of this rank's context. Those of peers are as well, because peers' arenas are mapped there. A parameter is
-//! plain bytes, or a tensor map: a matrix that kernels load box by box by TMA (`CUtensorMap`, compute capability 9).
+//! Addresses belong to this rank's context. Peers' arenas are mapped there, so their addresses do too. A
+//! parameter is plain bytes, or a tensor map: a matrix that kernels load in boxes by TMA (`CUtensorMap`,
+//! compute capability 9).
 
 use std::ffi::c_void;
 
@@ -13,11 +14,11 @@ use crate::error::{Result, check_driver_result};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LaunchOrder {
-    /// Once everything in front of it in its stream has ended.
+    /// After all earlier work in its stream has ended.
     After,
-    /// By programmatic dependent launch (PDL) where the device can (compute capability 9), else as [`After`](Self::After):
-    /// once every block of the kernel in front of it has entered, its blocks take their places, and wait in `symmc_enter()`
-    /// until that kernel has ended.
+    /// By programmatic dependent launch (PDL) if the device supports it (compute capability 9), else as
+    /// [`After`](Self::After). When every block of the previous kernel has started, blocks of this kernel are
+    /// scheduled. They wait in `symmc_enter()` until the previous kernel has ended.
     Dependent,
 }
 
@@ -26,25 +27,26 @@ pub struct KernelLaunch {
     /// The name of the function, unmangled.
     pub entry: String,
     pub grid: [u32; 3],
-    /// Threads of a block in x, y and z.
+    /// Threads per block in x, y and z.
     pub block: [u32; 3],
-    /// How many blocks, neighbours in x, run side by side and read each other's shared memory; 1 for none. More need
-    /// compute capability 9, and divide the grid.
+    /// The number of blocks, neighbours in x, that run concurrently and read each other's shared memory; 1
+    /// for no cluster. More than 1 needs compute capability 9, and must divide the grid.
     pub cluster: u32,
-    /// Bytes of dynamic shared memory; above 48 KiB the function is allowed it when it is loaded.
+    /// Bytes of dynamic shared memory. Above 48 KiB, the function gets permission when it is loaded.
     pub shared: u32,
     pub params: Vec<KernelParam>,
 }
 
 impl KernelLaunch {
-    /// So many blocks of so many threads in one row, without dynamic shared memory.
+    /// A one-dimensional grid of blocks without dynamic shared memory.
     pub(crate) fn flat(
         entry: String,
         blocks: usize,
         threads: usize,
         params: Vec<KernelParam>,
     ) -> KernelLaunch {
-        let (grid, block) = ([blocks as u32, 1, 1], [threads as u32, 1, 1]);
+        let grid = [blocks as u32, 1, 1];
+        let block = [threads as u32, 1, 1];
         KernelLaunch { entry, grid, block, cluster: 1, shared: 0, params }
     }
 
@@ -52,7 +54,7 @@ impl KernelLaunch {
         self.params.iter().flat_map(KernelParam::ports)
     }
 
-    /// A copy with addresses in the place of pointers to ports, as kernels that run on the host take it.
+    /// A copy with addresses instead of pointers to ports, for kernels that run on the host.
     pub fn resolved(&self, bases: PortBases<'_>) -> KernelLaunch {
         let resolved = |param: &KernelParam| match param {
             KernelParam::Value(plain) => {
@@ -68,16 +70,17 @@ impl KernelLaunch {
     }
 }
 
-/// Values whose bytes are all written: numbers, arrays of them, and structs without padding.
+/// Values whose bytes are all initialised: numbers, arrays of numbers, and structs without padding.
 ///
 /// # Safety
 /// No byte of a value is padding, and the alignment is at most 8.
 pub(crate) unsafe trait Plain: Copy {
-    /// Visits the pointers among its parts, each with the byte of the parameter where it is. The value begins at `at`.
+    /// Visits the pointers in the value, each with its byte offset in the parameter. The value begins at
+    /// `at`.
     fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr));
 }
 
-/// Numbers are plain, and no pointers.
+/// Numbers are plain and contain no pointers.
 macro_rules! plain_numbers {
     ($($ty:ty),*) => {$(
         // SAFETY: a number.
@@ -95,7 +98,7 @@ unsafe impl Plain for DevicePtr {
     }
 }
 
-// SAFETY: elements of an array have nothing between them.
+// SAFETY: an array has no padding between its elements.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {
     fn visit_pointers(&self, at: usize, visit: &mut dyn FnMut(usize, DevicePtr)) {
         for (i, element) in self.iter().enumerate() {
@@ -139,14 +142,15 @@ impl<T: CudaField, const N: usize> CudaField for [T; N] {
     }
 }
 
-/// Structs that kernels get as parameters.
+/// Structs that kernels receive as parameters.
 pub(crate) trait CudaStruct {
-    /// The declaration in CUDA C. `u32` and `u64` have to be declared before.
+    /// The declaration in CUDA C. It needs earlier declarations of `u32` and `u64`.
     fn declaration() -> String;
 }
 
-/// Declares a `repr(C)` struct that is [`Plain`], and how CUDA C declares it ([`CudaStruct`]). A struct can extend another
-/// one, which is its first field here and its base there. Does not compile if there are bytes between or after its fields.
+/// Declares a `repr(C)` struct that is [`Plain`], with its CUDA C declaration ([`CudaStruct`]). A struct can
+/// extend another one: the base is the first field in Rust and the base struct in C. A struct with padding
+/// does not compile.
 macro_rules! plain {
     ($(#[$meta:meta])* $vis:vis struct $name:ident $(extends $base:ident as $base_field:ident)? {
         $($(#[$about:meta])* $of:vis $field:ident: $ty:ty),* $(,)?
@@ -160,7 +164,7 @@ macro_rules! plain {
             assert!(size_of::<$name>() == fields, "bytes between or after the fields");
             assert!(align_of::<$name>() <= 8, "kernel parameters are aligned to 8 bytes at most");
         };
-        // SAFETY: the fields, which are plain, are as many bytes as the struct.
+        // SAFETY: all fields are plain, and the struct has no padding.
         unsafe impl $crate::device::launch::Plain for $name where $($ty: $crate::device::launch::Plain),* {
             fn visit_pointers(
                 &self,
@@ -203,7 +207,7 @@ pub(crate) use plain;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum KernelParam {
     Value(ValueParam),
-    /// A tensor map. The launch gives the kernel the driver's form of it.
+    /// A tensor map. The launch passes the driver's encoding of it to the kernel.
     Map(Box<TensorMap>),
 }
 
@@ -211,12 +215,12 @@ pub enum KernelParam {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ValueParam {
     words: SmallVec<[u64; 1]>,
-    /// The words that are pointers to ports, and what they point to.
+    /// The words that are pointers to ports, with their pointers.
     ports: SmallVec<[(u32, DevicePtr); 1]>,
 }
 
 impl ValueParam {
-    /// The words as the kernel gets them, except for [pointers to ports](Self::ports).
+    /// The words as the kernel receives them, except [pointers to ports](Self::ports).
     pub fn words(&self) -> &[u64] {
         &self.words
     }
@@ -255,7 +259,7 @@ impl KernelParam {
         words.iter().map(|&(_, pointer)| pointer).chain(map)
     }
 
-    /// The first byte; of a matrix, of its description. Pointers to ports are not resolved there.
+    /// The address of the parameter, or of the map's description. Pointers to ports are not resolved there.
     pub fn as_ptr(&self) -> *const u64 {
         match self {
             KernelParam::Value(plain) => plain.words.as_ptr(),
@@ -285,9 +289,9 @@ impl From<u32> for KernelParam {
 /// Columns of a box: 128 bytes.
 const COLUMNS: u32 = 64;
 
-/// A tensor map of a matrix of elements of two bytes. Kernels load boxes of it to shared memory by TMA, each of so many
-/// rows and of 64 columns, with zeros beyond the matrix; pieces of 16 bytes are swizzled by the number of their row.
-/// Kernels that run on the host, in tests, take it as it is here.
+/// A tensor map of a matrix of two-byte elements. Kernels load boxes of it to shared memory by TMA, each of
+/// `box_rows` rows and 64 columns, with zeros outside the matrix. Pieces of 16 bytes are swizzled by their
+/// row number. Kernels that run on the host, in tests, receive this struct itself.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMap {
@@ -310,8 +314,10 @@ impl TensorMap {
 
     pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
-        let (sizes, steps) = ([self.columns, self.rows], [self.step]);
-        let (box_sizes, every) = ([COLUMNS, self.box_rows as u32], [1, 1]);
+        let sizes = [self.columns, self.rows];
+        let steps = [self.step];
+        let box_sizes = [COLUMNS, self.box_rows as u32];
+        let every = [1, 1];
         let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
         // SAFETY: two sizes, one step and two sizes of a box are read, and the map is written; the memory is not touched.
         let encoded = unsafe {

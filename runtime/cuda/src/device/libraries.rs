@@ -1,7 +1,7 @@
-//! The vendor's libraries that this process finds: versions and files, and what to do where there is none.
+//! The vendor's libraries that this process finds: versions, files, and remedies for missing ones.
 //!
-//! Each is loaded as a run would load it, so what is named here is what a run takes. Nothing is asked of a GPU. What a
-//! library then starts of its own stays until the process ends.
+//! Each library is loaded exactly as a run loads it, so the report names the libraries that runs use. No GPU
+//! is queried. Threads and state that a library then creates stay until the process ends.
 
 use std::ffi::{CStr, OsStr, c_void};
 use std::fmt;
@@ -21,14 +21,14 @@ use crate::nccl as comms;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FoundLibrary {
-    /// Its version, as its vendor writes it.
+    /// Its version, in the vendor's notation.
     pub version: String,
-    /// The file that it was loaded from, if the system's loader tells.
+    /// The file that it was loaded from, if the system's loader reports it.
     pub file: Option<PathBuf>,
 }
 
 impl FoundLibrary {
-    /// A library of this version, by one of its functions.
+    /// Describes a library by its version and the address of one of its functions.
     fn from_symbol((version, symbol): (String, *const c_void)) -> FoundLibrary {
         FoundLibrary { version, file: file_of_symbol(symbol) }
     }
@@ -59,7 +59,7 @@ impl From<CudaError> for UnusableLibrary {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LibraryStatus {
-    /// What its vendor calls it.
+    /// The vendor's name of the library.
     pub name: &'static str,
     pub found: Result<FoundLibrary, UnusableLibrary>,
 }
@@ -99,7 +99,7 @@ pub fn cublaslt() -> Result<FoundLibrary, UnusableLibrary> {
     Ok(FoundLibrary::from_symbol(gemm::library()?))
 }
 
-/// cuDNN, which computes attention where it is there.
+/// cuDNN, which can compute attention.
 pub fn cudnn() -> Result<FoundLibrary, UnusableLibrary> {
     cudnn::library().map(FoundLibrary::from_symbol).map_err(|tried| UnusableLibrary {
         found: describe_attempts("libcudnn.so.9", tried.iter().cloned()),
@@ -107,26 +107,26 @@ pub fn cudnn() -> Result<FoundLibrary, UnusableLibrary> {
     })
 }
 
-/// NCCL, and what symmc makes of its version.
+/// NCCL, and the properties of its version that affect plans.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FoundNccl {
     pub library: FoundLibrary,
     /// Whether it has collectives by copy engines.
     pub copy_engines: bool,
-    /// Whether its kernels on windows are dependent launches that do not wait for what is in front of them in their stream
-    /// ([`PDL_WITHOUT_WAIT`](comms::PDL_WITHOUT_WAIT)). Something that is no kernel then stands in front of each such
-    /// call of a plan.
+    /// Whether its kernels on windows are dependent launches that do not wait for earlier work in their
+    /// stream ([`PDL_WITHOUT_WAIT`](comms::PDL_WITHOUT_WAIT)). Each such call of a plan is then preceded by
+    /// an operation other than a kernel.
     pub skips_pdl_wait: bool,
 }
 
-/// NCCL, whose collectives the plain variants are, and those by its windows and copy engines.
+/// NCCL, which runs the plain variants of collectives, and the variants by windows and copy engines.
 pub fn nccl() -> Result<FoundNccl, UnusableLibrary> {
     let nccl = Nccl::load().map_err(|error| {
         let tried = error.attempts.iter().map(|a| match a.failure {
             LoadFailure::Absent => format!("{}{ABSENT}", a.path.display()),
             ref refusal => format!("{}: {refusal}", a.path.display()),
         });
-        // The last line of the text says how to get one.
+        // The last line of the text is the remedy.
         let remedy = error.to_string().lines().last().unwrap_or_default().to_string();
         UnusableLibrary { found: describe_attempts("libnccl.so.2", tried), remedy }
     })?;
@@ -138,12 +138,12 @@ pub fn nccl() -> Result<FoundNccl, UnusableLibrary> {
     })
 }
 
-/// How an attempt at a file that is not there ends.
-const ABSENT: &str = " is not there";
-/// How many files that are not there are named; more are counted.
+/// The end of a message about a missing file.
+const ABSENT: &str = " does not exist";
+/// Up to this many missing files are named; more are only counted.
 const NAMED: usize = 2;
 
-/// What was found in place of a library: the files that were refused, else that there is none.
+/// Describes a failed search: the files that were refused, or that there was none.
 fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String {
     let absent = |text: &String| {
         text.ends_with(ABSENT) || text.contains("cannot open shared object file: No such file")
@@ -151,23 +151,26 @@ fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String 
     let (absent, refused): (Vec<String>, Vec<String>) = tried.partition(absent);
     match (refused.as_slice(), absent.as_slice()) {
         ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
-        ([], many) => format!("{name} is at none of the {} places where it is looked for", many.len()),
+        ([], many) => format!("{name} was not found in any of the {} searched places", many.len()),
         (all, _) => format!("no usable {name}: {}", all.join("; ")),
     }
 }
 
-/// Where compiled kernels and measured choices are kept for the user; none where the environment names no home.
+/// The folder for the user's compiled kernels and measured choices; `None` if the environment names no home
+/// directory.
 pub fn cache_folder() -> Option<PathBuf> {
     FileCache::for_user().folder().map(Path::to_path_buf)
 }
 
-/// The reason for which the folder of [`cache_folder`] is not used (another user can change its contents), and the remedy.
+/// The reason why the folder of [`cache_folder`] is not used (another user can change its contents), and the
+/// remedy.
 pub fn cache_refusal() -> Option<UnusableLibrary> {
     let refusal = FileCache::for_user().refusal()?;
     Some(UnusableLibrary { found: refusal.to_string(), remedy: refusal.remedy() })
 }
 
-/// The version of the driver's kernel module, where it is loaded: also in a container that has no GPUs.
+/// The version of the driver's kernel module, if it is loaded. It is also visible in a container without
+/// GPUs.
 pub fn kernel_module() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     let line = text.lines().next()?;
@@ -176,11 +179,11 @@ pub fn kernel_module() -> Option<String> {
 }
 
 fn file_of_symbol(symbol: *const c_void) -> Option<PathBuf> {
-    // SAFETY: all zeros are a description of nothing.
+    // SAFETY: an all-zero description is valid.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
-    // SAFETY: the loader looks the address up in what is loaded, whatever it is, and writes a description of it.
+    // SAFETY: the loader looks up any address among the loaded files, and writes a description of it.
     let known = unsafe { libc::dladdr(symbol, &mut about) } != 0 && !about.dli_fname.is_null();
-    // SAFETY: the name is a text of the loader that stays while the library is loaded.
+    // SAFETY: the name belongs to the loader and is valid while the library is loaded.
     let name = known.then(|| unsafe { CStr::from_ptr(about.dli_fname) })?;
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
@@ -210,13 +213,13 @@ mod tests {
     fn what_is_there_and_refused_is_named() {
         let of = |tried: &[&str]| describe_attempts("libx.so", tried.iter().map(ToString::to_string));
         let absent = [
-            "/a/libx.so is not there",
+            "/a/libx.so does not exist",
             "libx.so: libx.so: cannot open shared object file: No such file or directory",
-            "/c/libx.so is not there",
+            "/c/libx.so does not exist",
         ];
         let old = "/b/libx.so: found version 2.18.3, expected 2.27.0 or newer";
         assert_eq!(of(&[absent[0], old, absent[1]]), format!("no usable libx.so: {old}"));
-        assert_eq!(of(&absent), "libx.so is at none of the 3 places where it is looked for");
-        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so is not there");
+        assert_eq!(of(&absent), "libx.so was not found in any of the 3 searched places");
+        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so does not exist");
     }
 }

@@ -1,4 +1,4 @@
-//! The GPU: what the driver gives, memory, launches, and what this machine has.
+//! The GPU: driver objects, memory, launches, and the inventory of this machine.
 
 pub mod arena;
 pub(crate) mod cache;

@@ -1,30 +1,32 @@
-//! Device pointers in commands: known addresses, and places in memory whose address is known when a run is recorded.
+//! Device pointers in commands: known addresses, and locations whose address is known only when a run is
+//! recorded.
 //!
-//! Steps are lowered once for some sizes. The arenas, workspaces and the memory of peers are where they are then. Inputs and
-//! outputs may lie elsewhere in each run: each of them is a *port*, and commands hold its number and an offset
-//! ([`PtrTarget::Port`]). A pointer is resolved with the [`PortBases`] of a run when a launch is recorded, updated or put on
-//! a stream. So the launches that a new base touches can be read off the commands.
+//! Steps are lowered once per set of sizes. The arenas, the workspaces and the memory of peers have fixed
+//! addresses then. Inputs and outputs may be elsewhere in each run. Each of them is a *port*, and commands
+//! hold its number and an offset ([`PtrTarget::Port`]). A pointer is resolved with the [`PortBases`] of a run
+//! when a launch is recorded, updated or enqueued. The launches that depend on a base can therefore be read
+//! off the commands.
 //!
-//! A [`DevicePtr`] is packed into 64 bits, so that structs of kernel parameters can hold it in the place of the address that
-//! the kernel gets. Which words of a parameter are pointers follows from the types of its fields
-//! (`Plain` in `launch.rs`), never from the value of a word.
+//! A [`DevicePtr`] is packed into 64 bits, so that structs of kernel parameters can hold it in place of the
+//! address that the kernel receives. The types of a parameter's fields determine which of its words are
+//! pointers (`Plain` in `launch.rs`); the value of a word never does.
 //!
-//! Ports begin at multiples of [`PORT_ALIGNMENT`] bytes, which sessions demand of the memory that callers bind. Nothing is
-//! chosen for more alignment than that.
+//! Ports begin at multiples of [`PORT_ALIGNMENT`] bytes. Sessions require this of the memory that callers
+//! bind. No kernel or algorithm is chosen for a larger alignment.
 
 use std::ops::Add;
 
 /// An address in the device memory of a context.
 pub type Address = u64;
 
-/// What the base of each port is a multiple of, in bytes.
+/// The alignment of the base of each port, in bytes.
 pub const PORT_ALIGNMENT: u64 = 16;
 
 /// Marks a pointer to a port. Addresses of devices and of processes leave this bit clear.
 const PORT_TAG: u64 = 1 << 63;
 /// Bits of the offset within a port: 16 TiB.
 const OFFSET_BITS: u32 = 44;
-/// How many ports a program can have.
+/// The largest number of ports of a program.
 pub const MAX_PORTS: usize = 1 << (63 - OFFSET_BITS);
 
 #[repr(transparent)]
@@ -44,7 +46,7 @@ pub enum PtrTarget {
 impl DevicePtr {
     pub const NULL: DevicePtr = DevicePtr(0);
 
-    /// The first byte of a port; `None` if a program cannot have as many.
+    /// The first byte of a port; `None` if the number exceeds the limit.
     pub fn port(port: usize) -> Option<DevicePtr> {
         (port < MAX_PORTS).then_some(DevicePtr(PORT_TAG | (port as u64) << OFFSET_BITS))
     }
@@ -64,7 +66,7 @@ impl DevicePtr {
         }
     }
 
-    /// Whether the address is a multiple of `bytes`, wherever its port begins.
+    /// Whether the address is a multiple of `bytes` for every base of its port.
     pub fn is_multiple_of(self, bytes: u64) -> bool {
         match self.target() {
             PtrTarget::Fixed(address) => address.is_multiple_of(bytes),
@@ -74,7 +76,7 @@ impl DevicePtr {
         }
     }
 
-    /// The largest power of two, up to `most`, that the address is known to be a multiple of.
+    /// The largest power of two, up to `most`, that is known to divide the address.
     pub fn alignment(self, most: u64) -> u64 {
         let mut bytes = most;
         while !self.is_multiple_of(bytes) {
@@ -83,7 +85,7 @@ impl DevicePtr {
         bytes
     }
 
-    /// Bytes from `other` to this; `None` if they are in different memory, between which no distance is known.
+    /// Bytes from `other` to `self`; `None` if they are in different memories, whose distance is unknown.
     pub fn distance_from(self, other: DevicePtr) -> Option<i64> {
         match (self.target(), other.target()) {
             (PtrTarget::Fixed(a), PtrTarget::Fixed(b)) => Some(a.wrapping_sub(b) as i64),
@@ -100,7 +102,7 @@ impl DevicePtr {
         DevicePtr(self.0.wrapping_add_signed(bytes))
     }
 
-    /// The address in a run whose ports begin at these bases.
+    /// The address in a run with these port bases.
     pub fn resolve(self, bases: PortBases<'_>) -> Address {
         match self.target() {
             PtrTarget::Fixed(address) => address,
@@ -111,7 +113,7 @@ impl DevicePtr {
 
 impl From<Address> for DevicePtr {
     fn from(address: Address) -> DevicePtr {
-        debug_assert!(address & PORT_TAG == 0, "{address:#x} is no address of a device");
+        debug_assert!(address & PORT_TAG == 0, "{address:#x} is not a device address");
         DevicePtr(address & !PORT_TAG)
     }
 }
@@ -138,7 +140,7 @@ pub fn all_multiples_of(pointers: impl IntoIterator<Item = DevicePtr>, bytes: u6
     pointers.into_iter().all(|pointer| pointer.is_multiple_of(bytes))
 }
 
-/// Where the ports of a program begin in a run: inputs first, then outputs.
+/// The bases of the ports of a program in a run: inputs first, then outputs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PortBases<'a>(pub &'a [Address]);
 
@@ -151,7 +153,7 @@ impl<'b> PortBases<'b> {
         pairs.filter(|(_, (one, other))| one != other).map(|(port, _)| port)
     }
 
-    /// The base of a port. One that the program does not have begins at address 0, which no kernel can use.
+    /// The base of a port. A port that the program does not have is at address 0, which no kernel can use.
     fn base(self, port: u32) -> Address {
         self.0.get(port as usize).copied().unwrap_or_default()
     }

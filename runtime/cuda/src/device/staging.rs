@@ -1,7 +1,7 @@
 //! Large uploads through pinned memory.
 //!
-//! Data are copied in pieces into pinned buffers in turn, from memory or from a file that is read now: while the device takes
-//! one buffer, threads fill the other.
+//! Data is copied in pieces through two pinned buffers, from memory or from a file that is read on the way.
+//! While the device reads one buffer, threads fill the other.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,21 +13,21 @@ use crate::device::driver::{Device, Event, PinnedBuffer, Stream};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result};
 
-/// Bytes of a buffer.
+/// The size of a buffer in bytes.
 const PIECE: usize = 16 << 20;
-/// The threads that fill a buffer.
+/// The number of threads that fill a buffer.
 const THREADS: usize = 4;
-/// Bytes that are worth a thread.
+/// The number of bytes that justify another thread.
 const MIN_BYTES_PER_THREAD: usize = 1 << 20;
 
-/// From this size on an upload is worth the buffers.
+/// Uploads of at least this size use the pinned buffers.
 const STAGING_THRESHOLD: usize = 4 << 20;
 
-/// Copies data of the host to places of the device, behind what the stream holds, and waits for the end. The context is
-/// current.
+/// Copies host data to device addresses after earlier work on the stream, and waits for the end. The context
+/// is current.
 ///
 /// # Safety
-/// Each place has as many bytes as its data, and nothing else uses them meanwhile.
+/// Each address has room for its data, and nothing else uses this memory during the call.
 pub(crate) unsafe fn upload(
     device: &Arc<Device>,
     stream: &Stream,
@@ -60,7 +60,7 @@ pub(crate) unsafe fn upload(
     Ok(stream.synchronize()?)
 }
 
-/// The buffers. Uploads may still read them when a call returns; dropping this value waits for that.
+/// The pinned buffers. Uploads may still read them when a call returns; dropping this value waits for them.
 struct StagingBuffers<'a> {
     stream: &'a Stream,
     buffers: [(PinnedBuffer, Event); 2],
@@ -68,25 +68,27 @@ struct StagingBuffers<'a> {
 }
 
 impl<'a> StagingBuffers<'a> {
-    /// Buffers for uploads on this stream.
+    /// Creates buffers for uploads on this stream.
     fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<StagingBuffers<'a>> {
         let buffer = || Ok::<_, CudaError>((PinnedBuffer::new(device, PIECE)?, Event::new()?));
         Ok(StagingBuffers { stream, buffers: [buffer()?, buffer()?], next: 0 })
     }
 
-    /// Copies to the device, behind what the stream holds.
+    /// Copies to the device after earlier work on the stream.
     ///
     /// # Safety
-    /// `to` has as many bytes, and nothing else uses them until the stream is idle.
+    /// `to` has room for the data, and nothing else uses this memory until the stream is idle.
     unsafe fn upload(&mut self, to: Address, from: InputData<'_>) -> Result<(), RunError> {
         for start in (0..from.size()).step_by(PIECE) {
             let len = PIECE.min(from.size() - start);
             let (buffer, taken) = &self.buffers[self.next];
             taken.synchronize()?;
-            // SAFETY: the buffer is as long as the longest piece, and the device has taken what was there.
+            // SAFETY: the buffer is at least as long as a piece, and the device has read its previous
+            // content.
             let filled = unsafe { std::slice::from_raw_parts_mut(buffer.as_ptr(), len) };
             copy_parallel(filled, from, start)?;
-            // SAFETY: the buffer is not written before the event below was reached; the rest by the caller.
+            // SAFETY: the buffer is not written before the event below was reached; the rest is up to the
+            // caller.
             unsafe { self.stream.upload_pinned(to + start as Address, filled)? };
             taken.record(self.stream)?;
             self.next = 1 - self.next;
@@ -103,7 +105,8 @@ impl Drop for StagingBuffers<'_> {
     }
 }
 
-/// Copies the bytes from `start` on, on several threads as far as the system gives them: they may have to be read from a file.
+/// Copies the bytes from `start_at` on, with several threads if the system provides them. The source may be a
+/// file.
 fn copy_parallel(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunError> {
     let share = to.len().div_ceil(THREADS).max(MIN_BYTES_PER_THREAD);
     let parts: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
@@ -131,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// The bytes of a file that has become this short.
+    /// The bytes of a file that was shortened to a number of bytes, the second field.
     #[derive(Debug)]
     struct Shortened(Vec<u8>, usize);
 

@@ -1,4 +1,4 @@
-//! The streams of a rank: one for each lane.
+//! The streams of a rank: one per lane.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ pub struct LaneStreams {
 }
 
 impl LaneStreams {
-    /// One stream for each lane. What communicates goes first, because peers wait for it.
+    /// Creates one stream per lane. The communication stream has priority, because peers wait for it.
     pub fn new(device: &Arc<Device>) -> Result<LaneStreams> {
         Ok(LaneStreams { compute: Stream::new(device)?, comm: Stream::urgent(device)? })
     }
 
-    /// The caller's stream for the compute lane, if there is one, and new ones otherwise.
+    /// Uses the caller's stream for the compute lane, if there is one, and creates the others.
     pub fn with_compute_stream(device: &Arc<Device>, lent: Option<BorrowedStream>) -> Result<LaneStreams> {
         match lent {
             Some(lent) => {

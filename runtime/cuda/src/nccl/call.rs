@@ -1,4 +1,4 @@
-//! A collective as a call of the library, with everything fixed but the stream.
+//! A collective as a library call, with everything fixed except the stream.
 
 use nccl_sys::{Comm, DataType, RedOp};
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind};
@@ -6,21 +6,22 @@ use symmc_runtime::exec::ResolvedCollective;
 
 use crate::device::launch::DevicePtr;
 
-/// Whether the library runs a collective: it has none with sizes on the device, and a rank alone needs none.
+/// Whether the library runs a collective. It has none with sizes on the device, and a single rank needs no
+/// call.
 pub fn is_run_by_library(call: &ResolvedCollective) -> bool {
     call.variant.is_library()
         && call.cell.len() > 1
         && call.kind != CollectiveKind::AllToAll(AllToAllSplits::Device)
 }
 
-/// A call of the library, with everything fixed but the stream.
+/// A library call, with everything fixed except the stream.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NcclCall {
     pub(super) comm: Comm,
     pub(super) kind: CallKind,
     pub(super) send: DevicePtr,
     pub(super) receive: DevicePtr,
-    /// Elements of the smaller side.
+    /// The number of elements of the smaller side.
     pub(super) count: usize,
     pub(super) dtype: DataType,
 }
@@ -40,7 +41,7 @@ pub(super) enum CallKind {
     Broadcast {
         root: i32,
     },
-    /// Pieces to and from these numbers of the cell, with their distance from the start in bytes.
+    /// Slices to and from these ranks of the communicator, with their offsets in bytes.
     Exchange {
         sends: Vec<(i32, usize)>,
         receives: Vec<(i32, usize)>,

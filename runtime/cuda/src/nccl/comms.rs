@@ -1,13 +1,13 @@
-//! The communicators of a rank: made with the other ranks, with the symmetric arena as their window where a
-//! variant needs it there, and ended.
+//! The communicators of a rank: created together with the other ranks, with the symmetric arena as a window
+//! if a variant needs it, and destroyed.
 //!
-//! All ranks of a run make the same communicators in the same order: every rank offers an id for each, and the
-//! first rank of each cell's counts. They are made so that calls go on in the background, and waited for with a
-//! limit; a rank that fails meanwhile ends the wait of all. The arena is registered once for each communicator
-//! that needs it, before the first collective on it.
+//! All ranks of a run create the same communicators in the same order. Every rank offers an id for each; the
+//! id of the first rank of each cell is used. Communicators are non-blocking: calls continue in the
+//! background, and waits for them have a limit. A rank that fails during this time ends the wait of all
+//! ranks. The arena is registered once per communicator that needs it, before the first collective on it.
 //!
-//! A communicator of another owner ([`Lent`]) serves the plain variant in place of one of its own. It never gets
-//! a window.
+//! A communicator of the caller ([`BorrowedCommunicator`]) serves the plain variant instead of one of our
+//! own. It never gets a window.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -31,11 +31,12 @@ use crate::exchange::RankExchange;
 pub struct CommunicatorContext<'a> {
     pub exchange: &'a dyn RankExchange,
     pub device: &'a Arc<Device>,
-    /// This rank's symmetric arena: where it starts and its bytes, as many on all ranks. All of them are zero.
+    /// This rank's symmetric arena: its address, and its size in bytes, which is equal on all ranks. All of
+    /// its bytes are zero.
     pub arena: (Address, usize),
-    /// No wait takes longer.
+    /// The limit of each wait.
     pub limit: Duration,
-    /// A communicator that somebody else owns.
+    /// A communicator that the caller owns.
     pub lent: Option<&'a BorrowedCommunicator>,
 }
 
@@ -67,7 +68,7 @@ struct CommunicatorEntry {
     lent: bool,
 }
 
-/// The communicators of one rank, by group and by the variant of the library that they serve.
+/// The communicators of one rank, by group and by the library variant that they serve.
 #[derive(Debug, Default)]
 pub struct Communicators {
     library: Option<&'static Nccl>,
@@ -76,8 +77,8 @@ pub struct Communicators {
 }
 
 impl Communicators {
-    /// Makes those that these steps need, together with the other ranks. The library is only looked for if
-    /// there are any.
+    /// Creates the communicators that these steps need, together with the other ranks. The library is loaded
+    /// only if there are any.
     pub fn new<'b>(
         steps: impl IntoIterator<Item = &'b ExecutableStep>,
         making: &CommunicatorContext<'_>,
@@ -87,21 +88,22 @@ impl Communicators {
         Ok(out)
     }
 
-    /// Those that these steps need, of which there is none: the steps can be lowered with them, and not run.
+    /// Placeholders for the communicators that these steps need: the steps can be lowered with them, but not
+    /// run.
     pub(crate) fn placeholders<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Communicators {
         let none = || CommunicatorEntry { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
-        let of = |work: &StepWork| match work {
+        let placeholder_entry = |work: &StepWork| match work {
             StepWork::Collective(call) if call.variant.is_library() => {
                 Some(((call.group, call.variant), none()))
             }
             _ => None,
         };
         let parts = steps.into_iter().flat_map(|step| step.work.node_work());
-        Communicators { made: parts.filter_map(of).collect(), ..Communicators::default() }
+        Communicators { made: parts.filter_map(placeholder_entry).collect(), ..Communicators::default() }
     }
 
-    /// Makes those that these steps need too. Fails if there is no library, it lacks something, the machine gives no
-    /// window, a rank fails or does not come.
+    /// Creates the missing communicators that these steps need. Fails if there is no library, it lacks a
+    /// function, the machine supports no window, or a rank fails or does not arrive.
     pub fn create_missing<'b>(
         &mut self,
         steps: impl IntoIterator<Item = &'b ExecutableStep>,
@@ -133,7 +135,7 @@ impl Communicators {
         Ok(())
     }
 
-    /// Makes a communicator of all ranks with a window over the memory of `making`.
+    /// Creates a communicator of all ranks with a window over the memory of `making`.
     pub(super) fn window_of_all(&mut self, making: &CommunicatorContext<'_>) -> Result<Window> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         (self.library, self.limit) = (Some(nccl), making.limit);
@@ -141,10 +143,10 @@ impl Communicators {
             ((ALL_RANKS, CollectiveVariant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
         self.create_or_abort(nccl, key, &cell, making)?;
         let window = self.made.get(&key).and_then(|made| made.window);
-        window.ok_or_else(|| CudaError::Unsupported("a communicator without a window".into()))
+        window.ok_or_else(|| CudaError::Unsupported("the communicator has no window".into()))
     }
 
-    /// Makes one communicator, or leaves nothing of it.
+    /// Creates a communicator, or removes the incomplete one after a failure.
     fn create_or_abort(
         &mut self,
         nccl: &'static Nccl,
@@ -160,7 +162,7 @@ impl Communicators {
         })
     }
 
-    /// Makes one communicator. What there is of it after a failure is among those made.
+    /// Creates a communicator. After a failure, the incomplete one is among those of this value.
     fn create(
         &mut self,
         nccl: &'static Nccl,
@@ -168,8 +170,9 @@ impl Communicators {
         cell: &[u32],
         making: &CommunicatorContext<'_>,
     ) -> Result<()> {
-        let (exchange, variant) = (making.exchange, key.1);
-        // A rank that cannot says so, so that none waits for it.
+        let exchange = making.exchange;
+        let variant = key.1;
+        // A rank that cannot create one reports this, so that no rank waits for it.
         let mine = able(nccl, variant).and_then(|()| Ok(nccl.unique_id()?));
         let bytes = mine.as_ref().map_or([0; UniqueId::BYTES], |id| id.to_bytes());
         let said = [&[u8::from(mine.is_ok())][..], &bytes].concat();
@@ -185,20 +188,22 @@ impl Communicators {
         let (Some(id), Some(number)) = (id, number) else {
             return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
         };
-        let (ranks, id) = (cell.len() as u32, UniqueId::from_bytes(id));
+        let ranks = cell.len() as u32;
+        let id = UniqueId::from_bytes(id);
         let comm = nccl.comm_init_rank(ranks, id, number as u32, &config(variant))?;
         self.made.insert(key, CommunicatorEntry { comm, window: None, lent: false });
         let alive = || exchange.expect_running();
-        let patience = making.deadline(&alive);
+        let deadline = making.deadline(&alive);
         // SAFETY: the communicator was just made.
-        unsafe { patience.wait_for_call(nccl, comm, "ncclCommInitRankConfig", 0)? };
+        unsafe { deadline.wait_for_call(nccl, comm, "ncclCommInitRankConfig", 0)? };
         if variant == CollectiveVariant::Plain {
             return Ok(());
         }
-        let window = register(nccl, comm, making.arena, &patience)?;
+        let (at, bytes) = making.arena;
+        let window = register(nccl, comm, at, bytes, &deadline)?;
         self.made.insert(key, CommunicatorEntry { comm, window: Some(window), lent: false });
         if variant == CollectiveVariant::CopyEngine {
-            warm(nccl, comm, [number, cell.len()], making, &patience)?;
+            warm(nccl, comm, [number, cell.len()], making, &deadline)?;
         }
         Ok(())
     }
@@ -206,33 +211,33 @@ impl Communicators {
     pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
         let made = self.made.get(&(group, variant));
         let missing =
-            || CudaError::Unsupported(format!("a group without a communicator for the variant {variant}"));
+            || CudaError::Unsupported(format!("the group has no communicator for the variant {variant}"));
         made.map(|m| m.comm).ok_or_else(missing)
     }
 
     pub(super) fn library(&self) -> Result<&'static Nccl> {
-        self.library.ok_or_else(|| CudaError::Unsupported("a call of NCCL without a communicator".into()))
+        self.library.ok_or_else(|| CudaError::Unsupported("NCCL is called without a communicator".into()))
     }
 
-    /// Waits until the library has put a call, which answered `code`, on its stream.
+    /// Waits until the library has enqueued a call, which returned `code`.
     pub(super) fn wait_for_call(&self, comm: Comm, call: &'static str, code: i32) -> Result<()> {
-        let patience = CallDeadline { limit: self.limit, alive: &|| Ok(()) };
-        // SAFETY: calls are made of communicators of this value.
-        unsafe { patience.wait_for_call(self.library()?, comm, call, code) }
+        let deadline = CallDeadline { limit: self.limit, alive: &|| Ok(()) };
+        // SAFETY: calls are made on communicators of this value.
+        unsafe { deadline.wait_for_call(self.library()?, comm, call, code) }
     }
 
     pub fn version(&self) -> Option<Version> {
         self.library.map(Nccl::version)
     }
 
-    /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL), and these do not wait
-    /// for what is in front of them in their stream ([`PDL_WITHOUT_WAIT`]). A kernel of ours in front lets what follows
-    /// begin at once, so something else must come between.
+    /// Whether the library launches a variant's kernels by programmatic dependent launch (PDL) without a wait
+    /// for earlier work in their stream ([`PDL_WITHOUT_WAIT`]). Our kernels let the next one begin at once,
+    /// so another operation must separate them.
     pub(super) fn skips_pdl_wait(&self, variant: CollectiveVariant) -> bool {
         self.version().is_some_and(|version| skips_pdl_wait(version, variant))
     }
 
-    /// Communicators of another maker, for tests.
+    /// Communicators from elsewhere, for tests.
     #[cfg(test)]
     pub(super) fn of_test(
         library: &'static Nccl,
@@ -246,8 +251,8 @@ impl Communicators {
         Communicators { library: Some(library), made: made.collect(), limit: Duration::ZERO }
     }
 
-    /// Ends all communicators at once, whatever runs on them. For a run that failed. What is lent stays its
-    /// owner's to end.
+    /// Aborts all communicators at once, even with work in progress, after a failed run. Borrowed ones are
+    /// left to their owner.
     pub fn abort(&mut self) {
         let Some(library) = self.library else { return };
         for (_, made) in self.made.drain(..).filter(|(_, m)| !m.lent) {
@@ -273,7 +278,7 @@ impl Drop for Communicators {
     }
 }
 
-/// Whether the library that is found here has what a variant needs of it. No library has nothing.
+/// Whether the library on this machine has what a variant needs; `false` without a library.
 pub fn has(variant: CollectiveVariant) -> bool {
     !variant.is_library() || Nccl::load().is_ok_and(|nccl| lacks(nccl, variant).is_none())
 }
@@ -285,7 +290,7 @@ pub(super) fn lacks(nccl: &Nccl, variant: CollectiveVariant) -> Option<String> {
     }
 }
 
-/// Whether the library and the driver have what a variant needs.
+/// Checks that the library and the driver have what a variant needs.
 fn able(nccl: &Nccl, variant: CollectiveVariant) -> Result<()> {
     let refused = |what: String| CudaError::Unsupported(format!("the variant {variant}: {what}"));
     if let Some(missing) = lacks(nccl, variant) {
@@ -302,15 +307,15 @@ fn able(nccl: &Nccl, variant: CollectiveVariant) -> Result<()> {
     }
 }
 
-/// The CUDA version from which on NCCL uses copy engines; below it takes multiprocessors without a word.
+/// The CUDA version from which NCCL uses copy engines. With older ones it silently uses multiprocessors.
 const COPY_ENGINES: [u32; 2] = [12, 5];
 
-/// The first version whose symmetric kernels are launched as dependents of the kernel in front of them (programmatic
-/// dependent launch, PDL) but do not wait for its end, and the first in which they do so again. Others of the library's
-/// kernels, and its copy engines, are ordered by the stream.
+/// The first version whose symmetric kernels use programmatic dependent launch (PDL) without waiting for the
+/// end of the previous kernel, and the first in which they wait again. Other kernels of the library, and its
+/// copy engines, are ordered by the stream.
 pub const PDL_WITHOUT_WAIT: [Version; 2] = [Version::new(2, 28, 0), Version::new(2, 30, 7)];
 
-/// Whether a version launches a variant's kernels by PDL and does not wait within.
+/// Whether a version launches a variant's kernels by PDL without a wait in the kernel.
 pub(crate) fn skips_pdl_wait(version: Version, variant: CollectiveVariant) -> bool {
     variant == CollectiveVariant::NcclWindow && (PDL_WITHOUT_WAIT[0]..PDL_WITHOUT_WAIT[1]).contains(&version)
 }
@@ -318,36 +323,38 @@ pub(crate) fn skips_pdl_wait(version: Version, variant: CollectiveVariant) -> bo
 /// The first version whose windows are structs in device memory.
 pub(super) const DEVICE_WINDOWS: Version = Version::new(2, 28, 0);
 
-/// Makes the arena the window of a communicator.
+/// Registers the arena as a window of a communicator.
 fn register(
     nccl: &Nccl,
     comm: Comm,
-    (at, bytes): (Address, usize),
-    patience: &CallDeadline<'_>,
+    at: Address,
+    bytes: usize,
+    deadline: &CallDeadline<'_>,
 ) -> Result<Window> {
-    // The library writes the window when it is done, perhaps after this call. After a failure it may still do
-    // so: then these few bytes are left to it.
+    // The library writes the window when it is done, perhaps after this call. After a failure it may still
+    // write, so these few bytes are then leaked.
     let place = Box::into_raw(Box::new(Window::NULL));
     let base = at as usize as *mut c_void;
-    // SAFETY: the arena is memory of the driver's virtual memory management, whole, and outlives the window.
+    // SAFETY: the arena is a complete allocation of the driver's virtual memory management, and outlives the
+    // window.
     let code =
         unsafe { (nccl.functions().comm_window_register)(comm, base, bytes, place, window::COLL_SYMMETRIC) };
     // SAFETY: the communicator exists.
-    unsafe { patience.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
-    // SAFETY: the library is done with it.
+    unsafe { deadline.wait_for_call(nccl, comm, "ncclCommWindowRegister", code)? };
+    // SAFETY: the library no longer uses it.
     let window = unsafe { *Box::from_raw(place) };
-    match usable(nccl.version(), window) {
-        true => Ok(window),
-        false => Err(CudaError::Unsupported(format!(
-            "NCCL {} makes no symmetric window of the arena here: expected peer access between all GPUs of the \
-             group, and NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE unset or 1",
-            nccl.version()
-        ))),
+    if usable(nccl.version(), window) {
+        return Ok(window);
     }
+    Err(CudaError::Unsupported(format!(
+        "NCCL {} created no symmetric window of the arena: expected peer access between all GPUs of the group, \
+         and NCCL_WIN_ENABLE and NCCL_CUMEM_ENABLE unset or 1",
+        nccl.version()
+    )))
 }
 
-/// Whether a window is one. Where symmetric memory is not supported, registration succeeds all the same, with
-/// nothing or with a handle in host memory.
+/// Whether a window is usable. If symmetric memory is not supported, registration still succeeds, with a null
+/// handle or one in host memory.
 fn usable(version: Version, window: Window) -> bool {
     if window == Window::NULL {
         return false;
@@ -360,31 +367,34 @@ fn usable(version: Version, window: Window) -> bool {
     version < DEVICE_WINDOWS || (asked == sys::CUresult::CUDA_SUCCESS && kind == device)
 }
 
-/// Runs small all-gathers of the arena's first bytes, which are zero and stay so. The first lets the library make
-/// what it needs, which it cannot while calls are recorded. The second leaves flags that no recorded call waits
-/// for: they count calls from 1, and each recorded one waits for a 1.
+/// Runs small all-gathers of the arena's first bytes, which are zero and stay zero. The first one lets the
+/// library allocate its resources, which is not possible during a capture. The second one leaves flags that
+/// no recorded call waits for: flags count calls from 1, and each recorded call waits for a 1.
 fn warm(
     nccl: &Nccl,
     comm: Comm,
     [number, ranks]: [usize; 2],
     making: &CommunicatorContext<'_>,
-    patience: &CallDeadline<'_>,
+    deadline: &CallDeadline<'_>,
 ) -> Result<()> {
     const PIECE: usize = 16;
     let (at, bytes) = making.arena;
     if bytes < ranks * PIECE {
-        return Err(CudaError::Unsupported(format!("a symmetric arena of {bytes} bytes for {ranks} ranks")));
+        return Err(CudaError::Unsupported(format!(
+            "the symmetric arena has {bytes} bytes: expected at least {} for {ranks} ranks",
+            ranks * PIECE
+        )));
     }
     let stream = Stream::new(making.device)?;
     let receive = at as usize as *mut c_void;
     let send = receive.wrapping_byte_add(number * PIECE).cast_const();
     for _ in 0..2 {
-        // SAFETY: the arena is as large, and nothing else uses it yet.
+        // SAFETY: the arena is large enough, and nothing else uses it yet.
         let code = unsafe {
             (nccl.functions().all_gather)(send, receive, PIECE, data_type::U8, comm, stream.handle().cast())
         };
         // SAFETY: the communicator exists.
-        unsafe { patience.wait_for_call(nccl, comm, "ncclAllGather", code)? };
+        unsafe { deadline.wait_for_call(nccl, comm, "ncclAllGather", code)? };
     }
-    patience.poll_until("the first all-gather by copy engines", || Ok(stream.is_idle()?.then_some(())))
+    deadline.poll_until("the first all-gather by copy engines", || Ok(stream.is_idle()?.then_some(())))
 }

@@ -1,4 +1,5 @@
-//! Symmetric memory that the library allocates. A window of it over all ranks says where the peers' is mapped.
+//! Symmetric memory that the library allocates. Its window over all ranks gives the mapped addresses of
+//! peers.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -13,22 +14,22 @@ use crate::device::launch::Address;
 use crate::error::{CudaError, Result, check_driver_result};
 use crate::exchange::RankExchange;
 
-/// Sizes are multiples of this, which the driver allocates anyway.
+/// The granularity of sizes, at which the driver allocates anyway.
 const UNIT: usize = 2 << 20;
 
-/// This rank's memory, and the window over that of all ranks.
+/// This rank's memory, and the window over the memory of all ranks.
 #[derive(Debug)]
 pub struct WindowMemory {
     library: &'static Nccl,
     own: WindowAddress,
-    /// Where each rank's memory starts, as this rank maps it.
+    /// The address of each rank's memory, as this rank maps it.
     addresses: Vec<Address>,
     len: usize,
-    /// The communicator of the window. Ended before the memory is freed.
+    /// The communicator of the window. It is destroyed before the memory is freed.
     communicators: Communicators,
 }
 
-/// An address that the library gave.
+/// An address that the library returned.
 #[derive(Debug)]
 struct WindowAddress(*mut c_void);
 
@@ -38,8 +39,8 @@ unsafe impl Send for WindowAddress {}
 unsafe impl Sync for WindowAddress {}
 
 impl WindowMemory {
-    /// At least `len` bytes on each rank of the run. Fails if there is no library, it has too little to offer, the GPU
-    /// has not as many bytes, or a peer failed.
+    /// Allocates at least `len` bytes on each rank of the run. Fails if there is no library, it lacks a
+    /// function, the GPU has too little memory, or a peer failed.
     pub fn new(
         device: &Arc<Device>,
         exchange: &dyn RankExchange,
@@ -50,8 +51,9 @@ impl WindowMemory {
         let len = len.max(1).next_multiple_of(UNIT);
         let own = WindowAddress(library.mem_alloc(len)?);
         let at = own.0 as usize as Address;
-        // From here on what is dropped after a failure frees the memory.
-        let (addresses, communicators) = (vec![at], Communicators::default());
+        // From here on, dropping this value after a failure frees the memory.
+        let addresses = vec![at];
+        let communicators = Communicators::default();
         let mut memory = WindowMemory { library, own, addresses, len, communicators };
         let making = CommunicatorContext { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
@@ -70,22 +72,23 @@ impl WindowMemory {
         self.len
     }
 
-    /// Every rank leaves its number in its memory and finds that of each peer where the window says.
+    /// Checks the mapping: every rank writes its number to its memory, and reads that of each peer at the
+    /// window's address.
     fn check_mapping(&self, exchange: &dyn RankExchange) -> Result<()> {
         let number = |rank: u32| (0x5e4d_0000 + rank).to_le_bytes();
         let own = self.addresses[exchange.rank() as usize];
-        // SAFETY: the memory is as large, and nothing else uses it yet.
+        // SAFETY: the memory is large enough, and nothing else uses it yet.
         let written = unsafe { result::memcpy_htod_sync(own, &number(exchange.rank())) };
         check_driver_result(|| "writing to the arena of NCCL".into(), written)?;
         exchange.all_gather(&[0])?;
         for (rank, &at) in (0..).zip(&self.addresses) {
             let mut found = [0; 4];
-            // SAFETY: the window says that as many bytes are mapped there; if not, the driver refuses.
+            // SAFETY: the window maps that many bytes at this address; if it does not, the driver refuses.
             let read = unsafe { result::memcpy_dtoh_sync(&mut found, at) };
             check_driver_result(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
             if found != number(rank) {
                 let version = self.library.version();
-                let text = format!("NCCL {version}: the window does not show the memory of rank {rank}");
+                let text = format!("NCCL {version}: the window does not map the memory of rank {rank}");
                 return Err(CudaError::Unsupported(text));
             }
         }
@@ -96,12 +99,12 @@ impl WindowMemory {
 impl Drop for WindowMemory {
     fn drop(&mut self) {
         self.communicators = Communicators::default();
-        // SAFETY: allocated by `new`; its window was just ended.
+        // SAFETY: allocated by `new`; its window was deregistered just before.
         let _ = unsafe { (self.library.functions().mem_free)(self.own.0) };
     }
 }
 
-/// Where a window shows the start of a rank's memory.
+/// The mapped address of a rank's memory in a window.
 fn mapped_address(library: &Nccl, window: Window, rank: u32) -> Result<Address> {
     match library.get_lsa_device_pointer() {
         Ok(call) => {
@@ -118,15 +121,15 @@ fn mapped_address(library: &Nccl, window: Window, rank: u32) -> Result<Address> 
             check_driver_result(|| "reading NCCL's window".into(), read)?;
             Ok(parse_window_address(&bytes, rank))
         }
-        Err(missing) => Err(CudaError::Unsupported(format!("an arena of NCCL: {missing}"))),
+        Err(missing) => Err(CudaError::Unsupported(format!("an arena allocated by NCCL: {missing}"))),
     }
 }
 
-/// The bytes at the start of a window's struct that are read here.
+/// The number of bytes at the start of a window's struct that are read.
 const WINDOW_PREFIX: usize = 28;
 
-/// The same from the struct of the versions without that function, 2.28.3 to 2.29.1: an address, that of rank 0's
-/// memory, two ranks, and the distance between ranks in units of 4 GiB.
+/// The mapped address from the struct of the versions without that function, 2.28.3 to 2.29.1. The struct
+/// holds the address of rank 0's memory, two ranks, and the distance between ranks in units of 4 GiB.
 fn parse_window_address(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
     let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i])));
     let base = word(8) | word(12) << 32;

@@ -1,11 +1,11 @@
-//! The vendor's own collectives: with operands in ordinary memory, in a window, and by copy engines.
+//! The vendor's collectives: with operands in ordinary memory, in a window, and by copy engines.
 //!
-//! A group has a communicator of its own for each of the three variants of the library that a program uses
-//! ([`Communicators`]): operands of the plain variant are in no window of theirs, so that the library treats them as
-//! any memory, and the policy of no multiprocessors belongs to a whole communicator.
+//! A group has a separate communicator for each of the three library variants that a program uses
+//! ([`Communicators`]). The plain variant's communicator has no window over its operands, so that the library
+//! treats them like any memory. The policy of using no multiprocessors applies to a whole communicator.
 //!
-//! Deliberately not here: how the library splits a collective among its algorithms. What all of them promise is
-//! in `symmc_ir::collective`.
+//! Deliberately not here: how the library splits a collective among its algorithms. `symmc_ir::collective`
+//! has the contracts that all of them keep.
 
 mod borrowed;
 pub mod call;
@@ -34,27 +34,27 @@ use crate::device::driver::Stream;
 use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::{CudaError, Result};
 
-/// What is stored in front of a collective of the library.
+/// A store before a collective of the library.
 #[derive(Clone, Copy, Debug)]
 pub struct Front {
-    /// Where it is told that the collective begins, if anybody asks: kernels of ours report where they wait, the library's
-    /// do not.
+    /// The address where the start of the collective is reported, if progress is enabled. Our own kernels
+    /// report where they wait; the library's do not.
     pub told: Option<Address>,
-    /// A word that nobody reads.
+    /// A word that is never read.
     pub unread: Address,
     pub word: u32,
 }
 
 impl Communicators {
-    /// What stands in front of a collective of this variant. Where the library launches kernels by PDL that do not wait
-    /// within for the kernel in front of them, that is never a kernel.
+    /// The command before a collective of this variant. If the library launches kernels by PDL that do not
+    /// wait for the previous kernel, the previous command must not be a kernel.
     fn front(&self, variant: CollectiveVariant, front: Front) -> Option<GpuCommand> {
         let at = front.told.or_else(|| self.skips_pdl_wait(variant).then_some(front.unread))?;
         Some(GpuCommand::Store { at: at.into(), word: front.word })
     }
 
-    /// The calls of a collective of the library whose operand and result lie at these addresses, behind what stands in
-    /// front of them.
+    /// The library calls of a collective with its operand and result at these addresses, after the `front`
+    /// store.
     pub fn lower(
         &self,
         call: &ResolvedCollective,
@@ -81,7 +81,7 @@ impl Communicators {
             CollectiveKind::AllGather => make(CallKind::AllGather, elements),
             CollectiveKind::ReduceScatter(op) => make(CallKind::ReduceScatter(reduction(*op)), elements / n),
             CollectiveKind::Broadcast { root } => make(CallKind::Broadcast { root: *root as i32 }, elements),
-            // The plain variant stays with sends and receives, which every version has.
+            // The plain variant uses sends and receives, which every version has.
             CollectiveKind::AllToAll(AllToAllSplits::Even) if call.variant != CollectiveVariant::Plain => {
                 make(CallKind::AllToAll, elements / n)
             }
@@ -110,8 +110,8 @@ impl Communicators {
         Ok(work)
     }
 
-    /// Puts a call on a stream. Returns when the library has put all of it there. Fails if the library refuses, or a
-    /// peer does not come where it connects ranks at the first call.
+    /// Enqueues a call on a stream. Returns when the library has enqueued all of it. Fails if the library
+    /// refuses, or a peer does not arrive while the first call connects ranks.
     ///
     /// # Safety
     /// The memory of the call exists, and all ranks of its group make the same calls in the same order.
@@ -121,7 +121,7 @@ impl Communicators {
         self.wait_for_call(call.comm, name, code)
     }
 
-    /// Makes the call of the library; its name and answer.
+    /// Makes the library call; returns its name and result code.
     ///
     /// # Safety
     /// As [`run`](Self::run).
@@ -161,7 +161,7 @@ impl Communicators {
                 ("ncclBroadcast", code)
             }
             CallKind::Exchange { sends, receives } => {
-                // SAFETY: the group is ended below, whatever happens between.
+                // SAFETY: the group is ended below on every path.
                 nccl.check_code("ncclGroupStart", unsafe { (f.group_start)() })?;
                 let mut first = ("ncclGroupEnd", result_code::SUCCESS);
                 let mut keep = |name, code| {
@@ -170,12 +170,12 @@ impl Communicators {
                     }
                 };
                 for &(peer, at) in sends {
-                    // SAFETY: by the caller; pieces lie within the operand.
+                    // SAFETY: by the caller; slices are within the operand.
                     let code = unsafe { (f.send)(send.wrapping_byte_add(at), n, dtype, peer, comm, stream) };
                     keep("ncclSend", code);
                 }
                 for &(peer, at) in receives {
-                    // SAFETY: by the caller; pieces lie within the result.
+                    // SAFETY: by the caller; slices are within the result.
                     let code =
                         unsafe { (f.recv)(receive.wrapping_byte_add(at), n, dtype, peer, comm, stream) };
                     keep("ncclRecv", code);
@@ -188,7 +188,7 @@ impl Communicators {
     }
 }
 
-/// Truth is a byte that is 0 or 1: the sum of some is whether any is true, their product and mean whether all are.
+/// A bool is a byte of 0 or 1: the sum of bools is true if any is true, their product and mean if all are.
 fn reduction(op: CollectiveReduceOp, dtype: DType) -> RedOp {
     match (dtype, op) {
         (DType::Bool, CollectiveReduceOp::Sum) => red_op::MAX,

@@ -1,5 +1,5 @@
-//! The library's side of collectives over the fake library of `nccl-sys`, which the C compiler builds. No GPU and
-//! no NCCL is needed.
+//! Tests of library collectives with the fake library of `nccl-sys`, which the C compiler builds. They need
+//! neither a GPU nor NCCL.
 
 use std::path::Path;
 use std::process;
@@ -19,7 +19,7 @@ use crate::error::CudaError;
 
 /// The fake library of a version.
 fn fake(version: &str, later: bool) -> Nccl {
-    // Libraries are loaded only from folders that nobody else can write, as `/tmp` itself is not.
+    // Libraries are loaded only from folders that other users cannot write; `/tmp` itself is not one.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("libnccl.so");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nccl-sys/tests/fake_nccl.c");
@@ -42,10 +42,10 @@ fn comm(n: usize) -> Comm {
 fn a_call_is_done_when_the_communicator_says_so() {
     let nccl = fake("22809", true);
     let alive = || Ok(());
-    let patience = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
-    // The fake library is busy twice; then odd handles are done and even ones have failed.
+    let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
+    // The fake library is busy twice; then odd handles succeed and even ones fail.
     // SAFETY: the fake functions take any handle.
-    let settle = |n, code| unsafe { patience.wait_for_call(&nccl, comm(n), "ncclAllReduce", code) };
+    let settle = |n, code| unsafe { deadline.wait_for_call(&nccl, comm(n), "ncclAllReduce", code) };
     assert_eq!(settle(1, result_code::IN_PROGRESS), Ok(()));
     assert_eq!(settle(3, result_code::SUCCESS), Ok(()));
     let failed = settle(2, result_code::IN_PROGRESS).expect_err("a failure in the background");
@@ -59,12 +59,12 @@ fn a_lent_communicator_has_the_ranks_that_were_said() {
     let nccl = fake("22809", false);
     // SAFETY: the fake functions take any handle.
     let lent = |n, ranks: &[u32]| unsafe { BorrowedCommunicator::new(comm(n).0, ranks.to_vec()) };
-    // Number 2 of four ranks, which are these ranks of the plan.
+    // Rank 2 of four ranks, which are these ranks of the plan.
     assert_eq!(lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
     let other = lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
         other.to_string(),
-        "the lent communicator has 4 ranks, of which this is number 2: expected rank 5 of [4, 5, 6, 7]"
+        "the caller's communicator has 4 ranks, and this process is its rank 2: expected rank 5 of the plan in [4, 5, 6, 7]"
     );
     assert!(lent(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
     assert!(lent(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");

@@ -1,4 +1,4 @@
-//! Waiting for the library, which works in the background: never without a limit, and not for ranks that left.
+//! Waits for the library, which works in the background. Waits have a limit, and end when a rank has left.
 
 use std::time::{Duration, Instant};
 
@@ -7,18 +7,18 @@ use symmc_runtime::RunError;
 
 use crate::error::{CudaError, Result};
 
-/// How long and for whom this rank waits.
+/// The limit of a wait, and the check that the run has not ended.
 #[derive(Clone, Copy)]
 pub(super) struct CallDeadline<'a> {
-    /// No wait takes longer.
+    /// The limit of each wait.
     pub limit: Duration,
-    /// Fails when the run has ended elsewhere.
+    /// Fails if another rank has ended the run.
     pub alive: &'a dyn Fn() -> Result<(), RunError>,
 }
 
 impl CallDeadline<'_> {
-    /// Asks until `ask` has an answer. Fails if `ask` failed, the run has ended elsewhere, or `what` took longer than
-    /// the limit.
+    /// Polls until `ask` returns a value. Fails if `ask` failed, another rank has ended the run, or `what`
+    /// took longer than the limit.
     pub fn poll_until<T>(&self, what: &str, mut ask: impl FnMut() -> Result<Option<T>>) -> Result<T> {
         let start = Instant::now();
         let mut pause = Duration::from_micros(5);
@@ -29,7 +29,7 @@ impl CallDeadline<'_> {
             (self.alive)()?;
             if start.elapsed() > self.limit {
                 let ms = self.limit.as_millis();
-                let detail = format!("not done within {ms} ms: a rank of the group did not come");
+                let detail = format!("not done within {ms} ms: a rank of the group did not arrive");
                 return Err(CudaError::Library { call: what.into(), detail });
             }
             std::thread::sleep(pause);
@@ -37,8 +37,8 @@ impl CallDeadline<'_> {
         }
     }
 
-    /// Waits until a call on a communicator, which answered `code`, is done. Fails if the call failed, or as
-    /// [`until`](Self::until).
+    /// Waits until a call on a communicator, which returned `code`, is done. Fails if the call failed, or as
+    /// [`poll_until`](Self::poll_until).
     ///
     /// # Safety
     /// The communicator exists.
@@ -52,7 +52,7 @@ impl CallDeadline<'_> {
         if code != result_code::IN_PROGRESS {
             nccl.check_code(call, code)?;
         }
-        // Some calls say that they are done while their work goes on; the communicator's state does not.
+        // Some calls return success while their work continues; the communicator's state shows the truth.
         self.poll_until(call, || {
             // SAFETY: by the caller.
             match unsafe { nccl.async_state(comm) }? {
@@ -70,23 +70,23 @@ mod tests {
     #[test]
     fn a_wait_ends_with_the_answer_the_run_or_the_limit() {
         let alive = || Ok(());
-        let patience = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
+        let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
         let mut asked = 0;
         let third = || {
             asked += 1;
             Ok((asked == 3).then_some(asked))
         };
-        assert_eq!(patience.poll_until("x", third), Ok(3));
+        assert_eq!(deadline.poll_until("x", third), Ok(3));
         let gone = RunError::Aborted { rank: 1, reason: "no library".into() };
         let left = || Err(gone.clone());
         let never = || Ok(None::<u8>);
-        let patience = CallDeadline { alive: &left, ..patience };
-        assert_eq!(patience.poll_until("x", never), Err(gone.clone().into()));
-        let patience = CallDeadline { limit: Duration::ZERO, alive: &alive };
-        let error = patience.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
+        let deadline = CallDeadline { alive: &left, ..deadline };
+        assert_eq!(deadline.poll_until("x", never), Err(gone.clone().into()));
+        let deadline = CallDeadline { limit: Duration::ZERO, alive: &alive };
+        let error = deadline.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
         assert_eq!(
             error.to_string(),
-            "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not come"
+            "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not arrive"
         );
     }
 }

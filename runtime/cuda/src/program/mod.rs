@@ -1,11 +1,11 @@
-//! A program on one device: from resolved steps to a graph that replays with no work of the host.
+//! A program on one device: from resolved steps to a graph that replays without work on the host.
 //!
-//! The lanes of the plan are streams, and a step that the other lane waits for records an event. A kernel after another one in
-//! its stream is launched by programmatic dependent launch (PDL), and waits within. Steps of two lanes of which none waits for the
-//! other run in any order.
+//! The lanes of the plan are streams. A step that the other lane waits for records an event. A kernel that
+//! follows another kernel in its stream is launched by programmatic dependent launch (PDL), and waits inside
+//! the kernel. Two steps on different lanes run in any order if neither waits for the other.
 //!
-//! A program is made once for some sizes. Where its inputs and outputs are in a run ([`PortBases`]) is given when the run is
-//! recorded or enqueued, and recordings can take other bases (`rebased`).
+//! A program is made once per set of sizes. The bases of its inputs and outputs ([`PortBases`]) are given
+//! when a run is recorded or enqueued. A recording can be changed to other bases (`rebase`).
 
 mod rebase;
 mod work;
@@ -44,13 +44,14 @@ pub struct ProgramContext<'a> {
     pub peers: &'a PeerContext,
     pub machine: &'a KernelTarget,
     pub nccl: &'a Communicators,
-    /// How algorithms of matrix products are chosen; the heuristic's first without.
+    /// How algorithms of matrix products are chosen. `None`: the first one of the library's heuristic.
     pub search: Option<&'a GemmSearch<'a>>,
-    /// What was chosen for the same steps in other memory, which is chosen again without a search.
+    /// The choices for the same steps in other memory. They are reused without a search.
     pub settled: Option<&'a ProgramChoices>,
-    /// A word that holds one more than the step of the library's last collective that began, if anybody asks.
+    /// A word that holds one more than the step of the last NCCL collective that began. `None`: progress is
+    /// not reported.
     pub progress: Option<Address>,
-    /// Where ports begin while algorithms are measured.
+    /// The bases of the ports while algorithms are measured.
     pub bases: PortBases<'a>,
 }
 
@@ -61,42 +62,42 @@ impl ProgramContext<'_> {
     }
 }
 
-/// What was chosen when a program was made. Programs of the same steps in other memory are made by it without their peers.
+/// The choices made for a program. Programs of the same steps in other memory reuse them without their peers.
 #[derive(Clone)]
 pub struct ProgramChoices {
     products: gemm_search::GemmChoices,
     attentions: attention_choice::AttentionChoices,
     module: Option<Arc<Module>>,
-    /// What the module was compiled from.
+    /// The source text of the module.
     text: Arc<str>,
 }
 
 impl std::fmt::Debug for ProgramChoices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Settled").finish_non_exhaustive()
+        f.debug_struct("ProgramChoices").finish_non_exhaustive()
     }
 }
 
 pub struct DeviceProgram {
     steps: Vec<LoadedStep>,
     assertions: DeviceAssertions,
-    /// Memory for one matrix product at a time.
+    /// Workspace for one matrix product at a time.
     workspace: Address,
-    /// What was chosen for it, with the module that the functions of the steps belong to.
+    /// The choices made for it, with the module of the functions that the steps launch.
     settled: ProgramChoices,
     pieces: usize,
     uses: PortUses,
 }
 
-// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread. One session has the program, and
-// uses it from one thread at a time.
+// SAFETY: handles of the driver and of the vendor's libraries may be used from any thread. The program
+// belongs to one session, which uses it from one thread at a time.
 unsafe impl Send for DeviceProgram {}
 // SAFETY: as above.
 unsafe impl Sync for DeviceProgram {}
 
 impl DeviceProgram {
-    /// Compiles and loads the steps of a rank. Fails if a step has no form on a GPU, or a library that it needs is
-    /// missing.
+    /// Compiles and loads the steps of a rank. Fails if GPUs do not support a step, or a library that it
+    /// needs is missing.
     pub fn new(rank: u32, list: &[ExecutableStep], parts: &ProgramContext<'_>) -> Result<DeviceProgram> {
         let lowered = LoweredProgram::new(rank, list, &parts.lowering_context())?;
         if let (Some(search), None) = (parts.search, parts.settled) {
@@ -105,7 +106,7 @@ impl DeviceProgram {
         DeviceProgram::load_lowered(list, lowered, parts)
     }
 
-    /// Compiles and loads work that is lowered already. `list` says how it is ordered.
+    /// Compiles and loads lowered commands. `list` gives their order.
     pub fn from_commands(
         list: &[ExecutableStep],
         lowered: Vec<Vec<GpuCommand>>,
@@ -185,15 +186,15 @@ impl DeviceProgram {
         &self.assertions
     }
 
-    /// Enqueues one run with ports at these bases. It begins after the work that the compute stream holds, and later work
-    /// there begins after it.
+    /// Enqueues one run with ports at these bases. The run begins after earlier work in the compute stream,
+    /// and later work in that stream begins after the run.
     pub fn enqueue(&self, bases: PortBases<'_>, lanes: &LaneStreams, nccl: &Communicators) -> Result<()> {
         self.enqueue_with(lanes, &mut |_, work, stream, start| {
             self.enqueue_work(work, bases, stream, start, nccl)
         })
     }
 
-    /// Enqueues one run; `put` enqueues each piece of work.
+    /// Enqueues one run by calling `put` for each piece of work.
     fn enqueue_with(&self, lanes: &LaneStreams, put: Put<'_>) -> Result<()> {
         let both = self.steps.iter().any(|s| s.lane == Lane::Comm);
         if both {
@@ -228,16 +229,16 @@ impl DeviceProgram {
         Ok(())
     }
 
-    /// Puts one run on the streams, not as a graph, with an event before and after each step. What lies between
-    /// the two events of a step is its time on the device; steps begin later than in a graph, because the host
-    /// launches them one by one.
+    /// Enqueues one run on the streams without a graph, with an event before and after each step. The time
+    /// between the two events of a step is its time on the device. Steps begin later than in a graph, because
+    /// the host launches them one by one.
     pub fn enqueue_timed(
         &self,
         bases: PortBases<'_>,
         lanes: &LaneStreams,
         nccl: &Communicators,
     ) -> Result<Vec<[Event; 2]>> {
-        // Steps of the communication lane begin after the work that the compute stream holds, too.
+        // Steps of the communication lane also begin after earlier work in the compute stream.
         let start = Event::new()?;
         start.record(&lanes.compute)?;
         lanes.comm.wait(&start)?;
@@ -276,7 +277,7 @@ impl DeviceProgram {
                 // SAFETY: as above.
                 unsafe { stream.copy(to.resolve(bases), from.resolve(bases), *bytes) }
             }
-            // SAFETY: as above; words of progress are pinned memory of the session.
+            // SAFETY: as above; progress words are pinned memory of the session.
             LoadedWork::Store { at, word } => unsafe { stream.store(at.resolve(bases), *word) },
             // SAFETY: as above.
             LoadedWork::Zero { at, bytes } => unsafe { stream.fill(at.resolve(bases), 0, *bytes) },
@@ -290,7 +291,7 @@ impl DeviceProgram {
     }
 }
 
-/// Puts a piece of work on a stream.
+/// Enqueues a piece of work on a stream.
 type Put<'p> = &'p mut dyn FnMut(WorkId, &LoadedWork, &Stream, LaunchOrder) -> Result<()>;
 
 struct WorkLoader<'a> {
@@ -298,12 +299,13 @@ struct WorkLoader<'a> {
     functions: RefCell<IndexMap<(String, u32), Function>>,
     /// The matrix products, in the order of the work.
     products: std::vec::IntoIter<PreparedGemm>,
-    /// The attentions that the library may compute, in the order of the work; `None` for those that kernels do.
+    /// For each attention that the library can compute, in the order of the work: the prepared call, or
+    /// `None` if kernels compute it.
     attentions: std::vec::IntoIter<Option<cudnn::PreparedAttention>>,
 }
 
 impl WorkLoader<'_> {
-    /// Who computes each attention that the library may.
+    /// Chooses the implementation of each attention that the library can compute.
     fn choose_attentions(
         &self,
         lowered: &[Vec<GpuCommand>],
@@ -325,7 +327,7 @@ impl WorkLoader<'_> {
         attention_choice::choose_attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
     }
 
-    /// What a command becomes: one piece of work, or those of an attention.
+    /// Loads a command: one piece of work, or several for an attention.
     fn load_command(&mut self, command: GpuCommand) -> Result<Vec<LoadedWork>> {
         let ready = match command {
             GpuCommand::Kernel(kernel) => LoadedWork::Kernel(self.function(&kernel)?, kernel),
@@ -342,7 +344,7 @@ impl WorkLoader<'_> {
         Ok(vec![ready])
     }
 
-    /// An attention by the candidate that was chosen for it.
+    /// Loads the candidate that was chosen for an attention.
     fn load_attention(&mut self, candidates: AttentionCandidates) -> Result<Vec<LoadedWork>> {
         let prepared = self.attentions.next().flatten();
         let load = |kernel: KernelLaunch| Ok(LoadedWork::Kernel(self.function(&kernel)?, kernel));

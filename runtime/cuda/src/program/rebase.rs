@@ -1,5 +1,5 @@
-//! Recordings of a program whose ports get other bases: the pieces of work that hold pointers to these ports, and the graph
-//! nodes that launch them.
+//! Changes recordings of a program to other port bases: finds the pieces of work that hold pointers to these
+//! ports, and the graph nodes that launch them.
 
 use super::DeviceProgram;
 use super::work::{LoadedWork, WorkId, WorkNodes};
@@ -14,17 +14,17 @@ impl DeviceProgram {
         self.pieces
     }
 
-    /// Whether one recording of it can run with these bases and with those, as far as collectives of the library go.
+    /// Whether the library's collectives allow one recording to run with either of these bases.
     pub fn serves_both(&self, one: PortBases<'_>, other: PortBases<'_>) -> bool {
         one.changed_ports(other).all(|port| self.uses.work_ids(port).is_some())
     }
 
-    /// For each port how many pieces of work have to be set for another base, in a recording with these nodes; `None` if they
-    /// cannot be set.
+    /// For each port, the number of pieces of work that must be updated for another base, in a recording with
+    /// these nodes; `None` if they cannot be updated.
     pub fn rebase_costs(&self, nodes: &WorkNodes) -> Vec<Option<usize>> {
         let can_be_set = |place: &WorkId| match (self.find_work(*place), nodes.nodes_of(*place)) {
             (None, _) | (_, []) => false,
-            // The libraries launch as many kernels as they like.
+            // The libraries launch any number of kernels.
             (Some(LoadedWork::Gemm(_) | LoadedWork::Attention(_)), _) => true,
             (Some(_), found) => found.len() == 1,
         };
@@ -35,7 +35,7 @@ impl DeviceProgram {
         (0..self.uses.port_count()).map(cost).collect()
     }
 
-    /// The pieces of work that hold pointers to ports whose bases differ, in the order of the program.
+    /// The pieces of work that hold pointers to ports whose bases differ, in program order.
     fn affected_work(&self, from: PortBases<'_>, to: PortBases<'_>) -> Vec<WorkId> {
         let places = |port| self.uses.work_ids(port).unwrap_or_default();
         let mut out: Vec<WorkId> = from.changed_ports(to).flat_map(places).copied().collect();
@@ -44,8 +44,8 @@ impl DeviceProgram {
         out
     }
 
-    /// Enqueues one run on streams that are recorded, as [`enqueue`](Self::enqueue), and says which nodes the work with
-    /// pointers to ports became. Work that is not a chain of nodes is left out.
+    /// Enqueues one run on streams that are being captured, as [`enqueue`](Self::enqueue), and returns the
+    /// nodes of the work that holds pointers to ports. Work that is not a chain of nodes is left out.
     pub fn enqueue_noted(
         &self,
         bases: PortBases<'_>,
@@ -67,9 +67,9 @@ impl DeviceProgram {
         Ok(nodes)
     }
 
-    /// Sets the parameters of the nodes whose work holds pointers to ports with other bases, in a graph that was recorded with
-    /// these nodes. Whether it can; if not, some of them may have changed. Work of libraries is recorded on `scratch`, and not
-    /// run.
+    /// Updates the nodes whose work holds pointers to ports with other bases, in a graph that was recorded
+    /// with these nodes. Returns `false` if a node cannot be updated; some nodes may then have changed.
+    /// Library work is captured on `scratch` and not run.
     pub fn rebase(
         &self,
         from: PortBases<'_>,
@@ -88,16 +88,18 @@ impl DeviceProgram {
                 _ => return Ok(false),
             }
         }
-        self.update_library_nodes(&of_libraries, to, (graph, nodes), scratch)
+        self.update_library_nodes(&of_libraries, to, graph, nodes, scratch)
     }
 
-    /// Has nodes of a graph do this work of libraries with ports at these bases; whether they can. The libraries do not say
-    /// what they launch, so all of it is recorded once on `scratch`, and not run.
+    /// Updates nodes of a graph to do this library work with ports at these bases; returns `false` if they
+    /// cannot. The libraries do not say what they launch, so all of their work is captured once on `scratch`,
+    /// and not run.
     fn update_library_nodes(
         &self,
         all: &[(WorkId, &LoadedWork)],
         bases: PortBases<'_>,
-        (graph, nodes): (&ExecutableGraph, &WorkNodes),
+        graph: &ExecutableGraph,
+        nodes: &WorkNodes,
         scratch: &Stream,
     ) -> Result<bool> {
         if all.is_empty() {
@@ -121,7 +123,7 @@ impl DeviceProgram {
         })?;
         for ((place, _), like) in all.iter().zip(recorded) {
             let Some(like) = like else { return Ok(false) };
-            // SAFETY: as above; what was recorded is still there.
+            // SAFETY: as above; the capture still exists.
             if !unsafe { graph.copy_parameters(nodes.nodes_of(*place), &like)? } {
                 return Ok(false);
             }
@@ -134,7 +136,8 @@ impl DeviceProgram {
     }
 }
 
-/// Has nodes of a graph do this work, which is not a library's, with ports at these bases; whether they can.
+/// Updates a node of a graph to do this work (not a library's) with ports at these bases; returns `false` if
+/// it cannot.
 fn update_node(
     work: &LoadedWork,
     bases: PortBases<'_>,

@@ -1,4 +1,4 @@
-//! Pieces of work with everything looked up.
+//! Pieces of work, ready to launch: functions loaded, library calls prepared.
 
 use smallvec::SmallVec;
 use symmc_plan::Lane;
@@ -9,15 +9,15 @@ use crate::device::driver::{Function, GraphNode};
 use crate::device::launch::{DevicePtr, KernelLaunch, LaunchOrder};
 use crate::nccl::call::NcclCall;
 
-/// A piece of work: which of which step.
+/// Identifies a piece of work by its step and its index in the step.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkId {
     pub step: usize,
-    /// Its number among the work of the step.
+    /// Index among the work of the step.
     pub index: usize,
 }
 
-/// The graph nodes that pieces of work became in a recording, for those that hold pointers to ports.
+/// The graph nodes of each piece of work in a recording, for work that holds pointers to ports.
 #[derive(Debug, Default)]
 pub struct WorkNodes(Vec<Vec<SmallVec<[GraphNode; 1]>>>);
 
@@ -33,24 +33,24 @@ impl WorkNodes {
         step[place.index] = SmallVec::from_slice(nodes);
     }
 
-    /// The nodes of a piece of work; none if it has none, or is not a chain of nodes.
+    /// The nodes of a piece of work; empty if it has none, or is not a chain of nodes.
     pub fn nodes_of(&self, place: WorkId) -> &[GraphNode] {
         self.0.get(place.step).and_then(|step| step.get(place.index)).map_or(&[], |nodes| nodes)
     }
 }
 
-/// A step with everything looked up, its kernels loaded.
+/// A step that is ready to run, with its kernels loaded.
 pub(super) struct LoadedStep {
     /// The lane whose stream it runs on.
     pub lane: Lane,
-    /// Earlier steps, of the other lane, that it waits for.
+    /// Earlier steps of the other lane that it waits for.
     pub waits: Vec<usize>,
     /// Whether a step of the other lane waits for it.
     pub is_awaited: bool,
     pub work: Vec<LoadedWork>,
 }
 
-/// A piece of work with everything looked up.
+/// A piece of work that is ready to launch.
 pub(super) enum LoadedWork {
     Kernel(Function, KernelLaunch),
     Gemm(PreparedGemm),
@@ -62,10 +62,10 @@ pub(super) enum LoadedWork {
 }
 
 impl LoadedWork {
-    /// When a kernel after this in its stream may start: by PDL only after kernels that allow it.
+    /// When the next kernel in this stream may start. PDL applies only after kernels that allow it.
     pub fn next_start(&self) -> LaunchOrder {
         match self {
-            // The library's attention allows it when it ends.
+            // The library's attention kernel triggers the dependent launch when it ends.
             LoadedWork::Kernel(..) | LoadedWork::Attention(_) => LaunchOrder::Dependent,
             LoadedWork::Gemm(_)
             | LoadedWork::Copy { .. }
@@ -75,7 +75,7 @@ impl LoadedWork {
         }
     }
 
-    /// The ports that it holds pointers to; some of them more than once.
+    /// The ports that it holds pointers to, possibly with duplicates.
     pub fn ports(&self) -> impl Iterator<Item = usize> {
         let mut pointers: SmallVec<[DevicePtr; 8]> = SmallVec::new();
         match self {
@@ -90,19 +90,19 @@ impl LoadedWork {
     }
 }
 
-/// For each port the pieces of work that hold pointers to it.
+/// For each port, the pieces of work that hold pointers to it.
 pub(super) struct PortUses(Vec<PortUse>);
 
 #[derive(Clone, Default)]
 struct PortUse {
     places: Vec<WorkId>,
-    /// Whether a collective of the library sends from it or receives into it. The library keeps what it knows of calls by
-    /// their memory, so these are recorded anew for another base.
+    /// Whether a collective of the library sends from the port or receives into it. The library keeps state
+    /// per call and memory address, so these calls are recorded again for another base.
     by_library: bool,
 }
 
 impl PortUses {
-    /// Those of a program with this many ports.
+    /// Collects the uses in the steps of a program with this many ports.
     pub fn from_steps(steps: &[LoadedStep], ports: usize) -> PortUses {
         let mut uses = vec![PortUse::default(); ports];
         for (step, loaded) in steps.iter().enumerate() {
@@ -120,7 +120,7 @@ impl PortUses {
         PortUses(uses)
     }
 
-    /// The pieces of work that hold pointers to a port; `None` if its base cannot change in a recording.
+    /// The pieces of work that hold pointers to a port; `None` if a recording cannot change its base.
     pub fn work_ids(&self, port: usize) -> Option<&[WorkId]> {
         let found = self.0.get(port)?;
         (!found.by_library).then_some(&found.places)

@@ -1,5 +1,6 @@
-//! What runs of a session need beside the memory of inputs and outputs: arenas, flags, communicators, streams, workspace.
-//! All ranks take it together, for all sizes that the plan serves, and may give it back between runs.
+//! The resources of a session's runs, apart from the memory of inputs and outputs: arenas, flags,
+//! communicators, streams, workspace. All ranks allocate them together, for all sizes that the plan serves,
+//! and may release them between runs.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -36,7 +37,8 @@ use crate::{
 };
 
 pub(super) struct ExecutionContext {
-    /// Its memories are the ordinary arena, the words of collectives, and the workspaces, of which the last is used.
+    /// Its memories are the ordinary arena, the words of collectives, and the workspaces. The last workspace
+    /// is in use.
     pub resources: Resources<RecordingCache, Vec<DeviceBuffer>>,
     pub peers: PeerContext,
     pub machine: KernelTarget,
@@ -44,7 +46,7 @@ pub(super) struct ExecutionContext {
 }
 
 impl ExecutionContext {
-    /// Takes it; all ranks call this together.
+    /// Allocates the context; all ranks call this together.
     pub fn new(
         sizes: &ContextSizes,
         exchange: &dyn RankExchange,
@@ -70,7 +72,8 @@ impl ExecutionContext {
             links: device.links()?,
             ..peers_with_limit(limit, chaos)
         };
-        let (span, lent) = ((arena.address(), arena.len()), gpu.borrowed.communicator.as_ref());
+        let span = (arena.address(), arena.len());
+        let lent = gpu.borrowed.communicator.as_ref();
         let making = CommunicatorContext { exchange, device, arena: span, limit, lent };
         let nccl = Communicators::new(sizes.steps(), &making)?;
         let machine = KernelTarget {
@@ -84,7 +87,7 @@ impl ExecutionContext {
         // SAFETY: the words were just allocated; nothing uses them yet.
         unsafe { streams.compute.fill(local.address(), 0, local.len())? };
         streams.compute.synchronize()?;
-        // Nobody runs before all are here.
+        // No rank starts a run before all ranks are here.
         exchange.all_gather(&[0])?;
         let ordinary_at = ordinary.address();
         let resources = Resources::new(resources::ResourceParts {
@@ -99,15 +102,17 @@ impl ExecutionContext {
         Ok(ExecutionContext { resources, peers, machine, ordinary_address: ordinary_at })
     }
 
-    /// Makes it serve these steps too, if they need more than the largest sizes of the plan do. All ranks call this
-    /// together if `exchange` is given.
+    /// Grows the context for these steps, if they need more than the largest sizes of the plan. All ranks
+    /// call this together if `exchange` is given.
     pub fn extend_for(
         &mut self,
         steps: &[ExecutableStep],
         exchange: Option<&dyn RankExchange>,
-        (gpu, limit): (&GpuConfig, Duration),
+        gpu: &GpuConfig,
+        limit: Duration,
     ) -> Result<()> {
-        let (found, has) = (collective::control_of(steps), self.peers.control);
+        let found = collective::control_of(steps);
+        let has = self.peers.control;
         if found.groups > has.groups || found.max_exchange_ranks > has.max_exchange_ranks {
             return Err(CudaError::Run(RunError::Defect(format!(
                 "flags of the session: expected at most {has:?}, found {found:?}"
@@ -117,7 +122,8 @@ impl ExecutionContext {
         let device = self.resources.device.clone();
         if needed > self.machine.workspace_bytes {
             let workspace = DeviceBuffer::new(&device, "the workspace of steps", needed)?;
-            (self.machine.workspace, self.machine.workspace_bytes) = (workspace.address(), needed);
+            self.machine.workspace = workspace.address();
+            self.machine.workspace_bytes = needed;
             self.resources._memory.push(workspace);
         }
         if let Some(exchange) = exchange {
@@ -129,35 +135,35 @@ impl ExecutionContext {
         Ok(())
     }
 
-    /// What kernels of a program of the session know: those of each report apart.
+    /// The parameters of kernels of one program of the session. Each program reports to its own words.
     pub fn program_parameters(&self, program: usize) -> (PeerContext, KernelTarget) {
         let status = self.resources.status.address() + report::compute_status_offset(program) as Address;
         let peers = PeerContext { program: program as u8, ..self.peers.clone() };
         (peers, KernelTarget { status, ..self.machine })
     }
 
-    /// A stream of the caller in place of the first of the session's.
+    /// The streams of the context with a stream of the caller as the compute stream.
     pub fn streams_with_compute(&self, device: &Arc<Device>, compute: Stream) -> LaneStreams {
         // SAFETY: the session's own stream, which lives as long as the context.
         let comm = unsafe { BorrowedStream::new(self.resources.streams.comm.handle().cast()) };
         LaneStreams { compute, comm: Stream::adopt(device, comm) }
     }
 
-    /// What lies so many bytes from the start of the symmetric arena.
+    /// The address `offset` bytes from the start of the symmetric arena.
     pub fn symmetric(&self, offset: usize) -> Address {
         self.resources.arena.address() + offset as Address
     }
 
-    /// Where the step of NCCL's last collective that began is told.
+    /// The address of the progress word of NCCL's collectives.
     pub fn progress_address(&self) -> Address {
         self.resources.status.address() + PROGRESS as Address
     }
 
-    /// The word there: one more than the step, and 0 before the first.
+    /// The progress word: one more than the step of the last collective that began, and 0 before the first.
     pub fn progress(&self) -> &AtomicU32 {
         let at = self.resources.status.as_ptr().wrapping_add(PROGRESS);
-        // SAFETY: the word lies within the pinned memory, which lives as long as this, aligned; it is only used as an
-        // atomic here, and the device stores it whole.
+        // SAFETY: the word is aligned and lies within the pinned memory, which lives as long as `self`. The
+        // host uses it only as an atomic, and the device stores it as a whole.
         unsafe { AtomicU32::from_ptr(at.cast()) }
     }
 
@@ -174,7 +180,7 @@ impl ExecutionContext {
     }
 }
 
-/// What the steps do with the memory of inputs.
+/// How the steps use the memory of inputs.
 fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b ExecutableStep>) -> InputUse {
     let input = |space: MemorySpace| matches!(space, MemorySpace::Input(_));
     let writes = |work: &StepWork| match work {
@@ -187,7 +193,7 @@ fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b ExecutableStep>) -> InputUs
     if steps.any(|step| step.work.node_work().any(writes)) { InputUse::Written } else { InputUse::Read }
 }
 
-/// What waits for peers are like; addresses are left out.
+/// The wait settings of peers; addresses are left out.
 fn peers_with_limit(limit: Duration, chaos: Option<u64>) -> PeerContext {
     PeerContext {
         limit_ns: u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX),
@@ -198,16 +204,16 @@ fn peers_with_limit(limit: Duration, chaos: Option<u64>) -> PeerContext {
 
 pub(super) struct ContextSizes {
     pub ordinary: usize,
-    /// The symmetric arena without the flags behind it.
+    /// The symmetric arena without the flags after it.
     pub symmetric: usize,
     pub control: ControlRegion,
     pub words: usize,
-    /// The program at these sizes.
+    /// The program at each of these sizes.
     pub bounds: Vec<Arc<ResolvedProgram>>,
 }
 
 impl ContextSizes {
-    /// For all that a plan serves: every bucket at its upper end.
+    /// The sizes for everything that a plan serves: every bucket at its upper end.
     pub fn for_plan(plan: &ParsedPlan, rank: u32) -> ContextSizes {
         let bounds = (0..plan.buckets.len()).filter_map(|bucket| bind_largest(plan, bucket, rank));
         let bytes = |arena: u64| usize::try_from(arena).unwrap_or(usize::MAX);
@@ -215,13 +221,14 @@ impl ContextSizes {
         ContextSizes::new(arenas, bounds.map(Arc::new).collect())
     }
 
-    /// The same with so many bytes of symmetric memory of the caller. Fails if the symmetric arena would be larger than
-    /// any memory.
+    /// Adds `callers` bytes of symmetric memory of the caller. Fails if the symmetric arena would exceed the
+    /// address space.
     pub fn with_callers(self, plan: &Plan, callers: usize) -> Result<ContextSizes, RunError> {
         Ok(ContextSizes { symmetric: CallerArena::new(plan, callers)?.end(), ..self })
     }
 
-    /// For all programs of a session, where they lie there, in arenas of these sizes: ordinary, symmetric.
+    /// The sizes for all programs of a session at their placements, in arenas of these sizes: ordinary,
+    /// symmetric.
     pub fn for_programs<'p>(
         programs: impl Iterator<Item = (&'p ParsedPlan, ProgramPlacement)>,
         arenas: [usize; 2],
@@ -234,7 +241,7 @@ impl ContextSizes {
         ContextSizes::new(arenas, programs.flat_map(of_program).collect())
     }
 
-    /// For one binding alone.
+    /// The sizes for a single binding.
     pub fn for_bound(bound: &Arc<ResolvedProgram>) -> ContextSizes {
         ContextSizes::new([bound.ordinary_bytes, bound.symmetric_bytes], vec![bound.clone()])
     }
@@ -254,12 +261,13 @@ impl ContextSizes {
     }
 }
 
-/// What drivers round symmetric memory up to.
+/// The granularity to which drivers round symmetric memory up.
 const SHARED_UNIT: usize = 2 << 20;
 
-/// What the session of a rank will take of its GPU: at most, for what depends on sizes and on what the caller lends. Told
-/// without a GPU, for one like those of the built-in profiles with every library there; what the driver, the vendor's
-/// libraries and code take for themselves is not in it. Fails if the plan has no such rank, or GPUs cannot run a step.
+/// An upper bound of the GPU memory that the session of a rank will allocate, for the parts that depend on
+/// sizes and on the memory that the caller provides. It is computed without a GPU, for a GPU of the built-in
+/// profiles with every library present. Memory that the driver, the vendor's libraries and code use is not
+/// included. Fails if the plan has no such rank, or GPUs cannot run a step.
 pub fn memory_budget(
     plan: &CheckedPlan,
     rank: u32,

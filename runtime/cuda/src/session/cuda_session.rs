@@ -1,4 +1,4 @@
-//! A session of one rank on its GPU: what it holds, from its opening to its end.
+//! A session of one rank on its GPU: its state, from opening to end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -23,10 +23,10 @@ use crate::program::ProgramChoices;
 
 pub struct CudaSession {
     pub(super) last_run: LastRun,
-    /// `None` while it is given back, and once the session has ended.
+    /// `None` while arenas are released, and after the session has ended.
     pub(super) context: Option<ExecutionContext>,
     pub(super) choices: LruCache<Arc<str>, ProgramChoices>,
-    /// `None` once the session has ended.
+    /// `None` after the session has ended.
     pub(super) session_rank: Option<Arc<SessionRank>>,
     pub(super) gpu: GpuConfig,
     pub(super) config: HostConfig,
@@ -34,29 +34,29 @@ pub struct CudaSession {
     pub(super) pending_runs: PendingRuns,
     pub(super) runs: u64,
     pub(super) failure: Option<RunError>,
-    /// Since when a peer is known to have left, while runs are in progress.
+    /// When a peer was found to have left while runs were in progress.
     pub(super) peer_left_since: Option<Instant>,
     pub(super) device: Arc<Device>,
-    /// The program that calls are about, whose inputs, outputs and recording are those above.
+    /// The selected program: the inputs, outputs and last run above are its own.
     pub(super) program: usize,
     /// The other programs, by number.
     pub(super) parked: Vec<Option<ParkedProgram>>,
     pub(super) arrangement: SessionLayout,
 }
 
-/// A program of the session while calls are about another one.
+/// A program of the session while another one is selected.
 pub(super) struct ParkedProgram {
     pub ports: SessionPorts<DeviceBuffer>,
     pub last: LastRun,
 }
 
-/// What is known of the next run of a program from the last one.
+/// The cached resolution of a program's last run, for its next run.
 pub(super) enum LastRun {
-    /// Nothing. All ports are resolved again.
+    /// Nothing is cached. All ports are resolved again.
     Unknown,
-    /// The next run uses this recording, too.
+    /// The next run uses this recording again.
     Same(Arc<Recording>),
-    /// The caller bound other memory for these ports since. Only they are resolved again.
+    /// The caller has since bound other memory for these ports. Only these ports are resolved again.
     Rebound(Arc<Recording>, Vec<Port>),
 }
 
@@ -84,10 +84,10 @@ impl LastRun {
 unsafe impl Send for CudaSession {}
 
 impl CudaSession {
-    /// Opens the session of a rank; returns when all ranks of the group have, and run the same. Fails if the group has
-    /// another number of ranks, GPUs cannot run a step, there is no such GPU, a library or memory is missing, or the
-    /// other ranks do not come or run something else. Of `config`, GPUs take the limit, the chaos and the symmetric
-    /// memory for the caller.
+    /// Opens the session of a rank. Returns when all ranks of the group have opened theirs with the same
+    /// plan. Fails if the group has another number of ranks, GPUs cannot run a step, there is no such GPU, a
+    /// library or memory is missing, or the other ranks do not come or run another plan. GPUs use only the
+    /// limit, the chaos seed and the caller's symmetric memory of `config`.
     pub fn open(
         plan: &CheckedPlan,
         group: &Group,
@@ -95,7 +95,8 @@ impl CudaSession {
         config: &HostConfig,
     ) -> Result<CudaSession, RunError> {
         let ordinal = gpu.ordinal.unwrap_or(group.rank());
-        let (_span, started) = (enter_rank_span(group.rank()), Instant::now());
+        let _span = enter_rank_span(group.rank());
+        let started = Instant::now();
         let opened = check_supported(plan, &[]).and_then(|()| {
             let caller = CallersContext::keep()?;
             let device = Device::open(ordinal)?;
@@ -120,8 +121,9 @@ impl CudaSession {
         Ok(session)
     }
 
-    /// Opens a session at these sizes alone, on a rank that has joined the others and has yet to [start]. The session leaves the
-    /// others when it ends, unless its caller has the rank too. All ranks call this together.
+    /// Opens a session for these sizes only, on a rank that has joined the others but has not
+    /// [started][start]. The session leaves the group when it ends, unless its caller also holds the rank.
+    /// All ranks call this together.
     ///
     /// [start]: SessionRank::start
     ///
@@ -140,7 +142,7 @@ impl CudaSession {
         Ok(session)
     }
 
-    /// One without what runs need, which is nobody's yet.
+    /// Builds a session without an execution context and before it joins a group.
     pub(super) fn build(
         executor: Executor,
         gpu: &GpuConfig,
@@ -177,7 +179,7 @@ impl CudaSession {
         Ok(self)
     }
 
-    /// Takes what runs need; all ranks call this together.
+    /// Allocates the execution context; all ranks call this together.
     pub(super) fn make_context(
         &self,
         sizes: &ContextSizes,
@@ -190,14 +192,14 @@ impl CudaSession {
         &self.device
     }
 
-    /// The copies in the graph of the last run, with the addresses that it was recorded with; none if something was set or bound
-    /// since. Small programs are enqueued piece by piece, at other addresses than their graph.
+    /// The copies in the graph of the last run, with their recorded addresses; none if something was set or
+    /// bound since. Small programs are enqueued piece by piece, at other addresses than those of their graph.
     pub fn copies(&self) -> Result<Vec<GraphCopy>, RunError> {
         Ok(self.last_run.recording().map_or(Ok(vec![]), |recording| recording.copies())?)
     }
 
-    /// Makes the context of the GPU current, and what the caller records on this thread none of what is done here but
-    /// on his stream, until what this gives is dropped.
+    /// Makes the context of the GPU current. Until the result is dropped, a capture on this thread records
+    /// only work that is enqueued on the caller's stream.
     pub(super) fn enter_device(&self) -> Result<(Option<CallersContext>, RelaxedCaptureMode), RunError> {
         Ok((CallersContext::switch_to(&self.device)?, RelaxedCaptureMode::begin()?))
     }
@@ -210,10 +212,10 @@ impl CudaSession {
         self.context.as_ref().ok_or_else(arenas_released_error)
     }
 
-    /// Ends the session; peers may go on for a moment.
+    /// Ends the session; peers may continue for a moment.
     pub(super) fn leave_group(&mut self, leaving: LeaveMode) {
         if let Some(context) = &mut self.context {
-            // Runs on streams of the caller count as the session's own.
+            // Runs on streams of the caller are treated like the session's own.
             if self.pending_runs.pending {
                 let _ = context.resources.streams.compute.wait(&self.pending_runs.end);
             }
@@ -224,7 +226,7 @@ impl CudaSession {
         self.forget_last_runs();
         self.pending_runs.clear();
         self.context = None;
-        // Nobody else has the rank, unless it stays with the caller.
+        // This session is the only owner of the rank, unless the caller holds it too.
         if let Some(joined) = self.session_rank.take().and_then(Arc::into_inner) {
             let _span = enter_rank_span(joined.comm().rank());
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
@@ -232,13 +234,14 @@ impl CudaSession {
         }
     }
 
-    /// Ends the session on all ranks of its group, without a wait for others. `how` this rank leaves.
+    /// Ends the session on all ranks of its group, without waiting for other ranks. `how` describes how this
+    /// rank leaves.
     pub(super) fn abort_group(&mut self, how: String) {
         if let Some(rank) = self.comm().map(HostCommunicator::rank).ok().filter(|_| self.failure.is_none()) {
             let left = RunError::Left { rank, how };
             let is_idle = self.context.is_none() || self.poll_runs().unwrap_or(true);
             match self.session_rank.take_if(|_| is_idle && self.failure.is_none()) {
-                // Nothing is in progress on the device that would have to be told.
+                // Nothing is in progress on the device that would have to be notified.
                 Some(joined) => drop(joined.fail_run(left)),
                 None => drop(self.fail_session(left)),
             }
@@ -252,7 +255,7 @@ impl Drop for CudaSession {
         let _context = self.enter_device();
         let is_idle = self.context.is_none() || self.failure.is_some() || self.poll_runs().unwrap_or(true);
         if is_idle && self.failure.is_none() && !std::thread::panicking() {
-            // Peers may still be in a run that this rank has ended.
+            // Peers may still be in a run that this rank has completed.
             return self.leave_group(LeaveMode::Dropped);
         }
         let how =

@@ -1,7 +1,9 @@
-//! Memory of a GPU that sessions do not own: the caller's, and tensors of the host that several sessions read there.
+//! GPU memory that sessions do not own: the caller's memory, and tensors of the host that several sessions
+//! read.
 //!
-//! A tensor is on a GPU once, however many sessions of this process read it: they find it by its identity, which is that of
-//! its allocation. A weak reference keeps that from being used again, and the tensor from being written.
+//! A tensor is on a GPU once, however many sessions of this process read it. Sessions find it by its
+//! identity: the address of its allocation. A weak reference keeps this address from being reused, and the
+//! tensor from being written.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -23,7 +25,7 @@ use crate::error::Result;
 pub(super) struct CudaArenaBlock {
     pub device: Arc<Device>,
     pub arena: SymmetricArena,
-    /// In bytes from its start.
+    /// In bytes from the start of the arena.
     pub range: Range<usize>,
 }
 
@@ -68,10 +70,10 @@ impl DeviceMemory for DeviceBuffer {
     }
 }
 
-/// Copies data of the host to a GPU.
+/// Copies host data to a GPU.
 ///
 /// # Safety
-/// `to` has as many bytes, and nothing else uses them meanwhile.
+/// `to` has at least `data.len()` bytes, and nothing else uses them during the call.
 unsafe fn copy_to_device(device: &Arc<Device>, to: Address, data: &[u8]) -> Result<(), RunError> {
     let _callers = CallersContext::switch_to(device)?;
     let stream = Stream::new(device)?;
@@ -79,10 +81,10 @@ unsafe fn copy_to_device(device: &Arc<Device>, to: Address, data: &[u8]) -> Resu
     unsafe { upload(device, &stream, &[(to, InputData::Memory(data))]) }
 }
 
-/// Copies data of a GPU to the host.
+/// Copies GPU data to the host.
 ///
 /// # Safety
-/// `from` has as many bytes, and nothing writes them meanwhile.
+/// `from` has at least `data.len()` bytes, and nothing writes them during the call.
 unsafe fn copy_from_device(device: &Arc<Device>, from: Address, data: &mut [u8]) -> Result<(), RunError> {
     let _callers = CallersContext::switch_to(device)?;
     let stream = Stream::new(device)?;
@@ -91,7 +93,7 @@ unsafe fn copy_from_device(device: &Arc<Device>, from: Address, data: &mut [u8])
     Ok(())
 }
 
-/// Zeros of a GPU, whose context is current.
+/// Allocates zeroed memory on a GPU whose context is current.
 pub(super) fn allocate_zeroed(device: &Arc<Device>, bytes: usize) -> Result<DeviceBuffer> {
     let memory = DeviceBuffer::new(device, "memory of the caller", bytes)?;
     let stream = Stream::new(device)?;
@@ -101,13 +103,13 @@ pub(super) fn allocate_zeroed(device: &Arc<Device>, bytes: usize) -> Result<Devi
     Ok(memory)
 }
 
-/// A GPU, and the allocation of a tensor on the host.
+/// The ordinal of a GPU, and the address of a host tensor's allocation.
 type TensorIdentity = (u32, usize);
 
-/// A tensor that is on a GPU, or is being put there by who holds the lock.
+/// A tensor that is on a GPU, or is being copied there by the holder of the lock.
 #[derive(Default)]
 struct SharedTensorEntry {
-    /// Keeps the identity from being given again.
+    /// Keeps the address from being reused.
     _tensor: Weak<Tensor>,
     copy: Mutex<Weak<DeviceCopy>>,
 }
@@ -129,7 +131,7 @@ impl Drop for DeviceCopy {
     }
 }
 
-/// Forgets a place where nothing is, which nobody has but its so many holders, the list among them.
+/// Removes an entry without a copy, if exactly `holders` references to it exist, including the map's own.
 fn forget_if_unused(identity: TensorIdentity, holders: usize) {
     let mut places = lock_shared_tensors();
     let is_left = |place: &Arc<SharedTensorEntry>| {
@@ -141,7 +143,7 @@ fn forget_if_unused(identity: TensorIdentity, holders: usize) {
     }
 }
 
-/// A tensor on a GPU, whose context is current.
+/// Returns a tensor's copy on a GPU whose context is current; copies it first if necessary.
 pub(super) fn share_tensor(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result<SharedTensor, RunError> {
     let identity = (device.ordinal(), Arc::as_ptr(tensor).addr());
     let place = {
@@ -161,7 +163,7 @@ pub(super) fn share_tensor(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result
     Ok(SharedTensor { range: DeviceMemory::range(&copy.memory), owner: copy })
 }
 
-/// Reads a tensor in pieces. One that lies in a file is never mapped, and a file that changed is an error.
+/// Reads a tensor in pieces. A tensor in a file is never mapped, and a file that changed is an error.
 #[derive(Debug)]
 struct TensorSource<'a>(&'a Tensor);
 

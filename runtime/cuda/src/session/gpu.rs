@@ -1,4 +1,4 @@
-//! The GPU of a session, and what its caller lends.
+//! The GPU of a session, and the handles that its caller provides.
 
 use symmc_control::JoinTerm;
 
@@ -9,46 +9,49 @@ use crate::error::Result;
 use crate::nccl::BorrowedCommunicator;
 use crate::{AlgorithmSelection, codegen::compile, cudnn};
 
-/// What memory that is lent starts at a multiple of.
+/// The alignment of memory that callers bind, in bytes.
 pub const ALIGN: usize = 16;
 
-/// Whether ranks tell each other which of NCCL's collectives they are in.
+/// Whether ranks report to each other which NCCL collective they are in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum ProgressReporting {
-    /// They do: each of them is preceded by a store, which takes 1.5 to 3.5 µs.
+    /// A store before each collective reports it. The store takes 1.5 to 3.5 µs.
     Enabled,
-    /// They do not.
+    /// Collectives are not reported.
     #[default]
     Disabled,
 }
 
-/// What a session takes from its caller instead of making it. By default nothing.
+/// Handles that a session borrows from its caller instead of creating its own. By default there are none.
 ///
-/// Runs then begin and end on the caller's stream: put there to run, or, while the caller captures the stream, recorded into the
-/// caller's graph. Plain collectives run on the caller's communicator. Neither is ever ended here.
+/// With a stream, runs begin and end on the caller's stream: they are enqueued there, or recorded into the
+/// caller's graph while the caller captures the stream. With a communicator, plain collectives run on it. The
+/// session destroys neither.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BorrowedHandles {
-    /// The stream where runs begin and end.
+    /// The stream on which runs begin and end.
     pub stream: Option<BorrowedStream>,
     /// A communicator for plain collectives.
     pub communicator: Option<BorrowedCommunicator>,
 }
 
-/// The GPU of a session, and what its caller lends: by default the GPU whose number is that of the rank, and nothing.
+/// The GPU of a session, and its borrowed handles. By default the GPU whose ordinal is the rank, and no
+/// handles.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct GpuConfig {
-    /// The number of the GPU among those that the process sees; that of the rank without.
+    /// The ordinal of the GPU among those that the process sees. `None`: the rank.
     pub ordinal: Option<u32>,
     /// The caller's stream and communicator.
     pub borrowed: BorrowedHandles,
-    /// Who allocates the symmetric arena.
+    /// The allocator of the symmetric arena.
     pub arena: ArenaSource,
-    /// How algorithms of matrix products are chosen, and who computes attention.
+    /// How algorithms of matrix products and implementations of attention are chosen.
     pub products: AlgorithmSelection,
-    /// How many recorded runs are kept, and for how many sizes the choices. One of the same sizes serves other memory too.
+    /// The number of cached recordings, and of sizes whose choices are cached. One recording also serves
+    /// other memory at the same sizes.
     pub cached_recordings: usize,
-    /// Whether an error of a run that does not go on names the step, where that is one of NCCL's collectives.
+    /// Whether the error of a stalled run names the step, if that is an NCCL collective.
     pub progress: ProgressReporting,
 }
 
@@ -70,10 +73,10 @@ impl GpuConfig {
         GpuConfig { ordinal: Some(ordinal), ..GpuConfig::default() }
     }
 
-    /// Runs that are given no stream are put on this one, a `cudaStream_t` (`CUstream`).
+    /// Runs without a stream of their own are enqueued on this one, a `cudaStream_t` (`CUstream`).
     ///
     /// # Safety
-    /// It belongs to the primary context of the GPU, and exists until the session has ended.
+    /// The stream belongs to the primary context of the GPU, and exists until the session has ended.
     #[must_use]
     pub unsafe fn with_stream(mut self, stream: *mut std::ffi::c_void) -> GpuConfig {
         // SAFETY: by the caller.
@@ -81,7 +84,7 @@ impl GpuConfig {
         self
     }
 
-    /// Plain collectives of exactly these ranks run on this `ncclComm_t`, whose ranks they are in its order.
+    /// Plain collectives of exactly these ranks run on this `ncclComm_t`. Its rank `i` is `ranks[i]`.
     ///
     /// # Safety
     /// As [`BorrowedCommunicator::new`].
@@ -106,7 +109,7 @@ impl GpuConfig {
         GpuConfig { products, ..self }
     }
 
-    /// How many recorded runs are kept.
+    /// Sets the number of cached recordings.
     #[must_use]
     pub fn with_cached_recordings(self, kept: usize) -> GpuConfig {
         GpuConfig { cached_recordings: kept, ..self }
@@ -117,25 +120,25 @@ impl GpuConfig {
         GpuConfig { progress, ..self }
     }
 
-    /// What must be alike on all ranks, by name.
+    /// The terms that must be equal on all ranks, by name.
     pub(super) fn join_terms(&self, device: &Device) -> Result<Vec<JoinTerm>> {
-        let of = |version: [i32; 2]| format!("{}.{}", version[0], version[1]);
+        let version_name = |version: [i32; 2]| format!("{}.{}", version[0], version[1]);
         let cuda = driver::cuda_version()?;
         let terms = [
             ("device", format!("GPU ({})", device.name())),
             ("CUDA", format!("{}.{}", cuda[0], cuda[1])),
-            ("NVRTC", of(compile::version()?)),
+            ("NVRTC", version_name(compile::version()?)),
             ("cuBLASLt", gemm::library().map_or_else(|_| "none".into(), |(version, _)| version)),
             ("cuDNN", cudnn::version().map_or_else(|_| "none".into(), |version| version.to_string())),
             ("arena", format!("{:?}", self.arena)),
             ("products", format!("{:?}", self.products)),
-            ("kept runs", self.cached_recordings.to_string()),
-            ("lent communicators", usize::from(self.borrowed.communicator.is_some()).to_string()),
+            ("cached recordings", self.cached_recordings.to_string()),
+            ("communicators of the caller", usize::from(self.borrowed.communicator.is_some()).to_string()),
         ];
         Ok(terms.map(|(name, value)| JoinTerm::text(name, value)).into())
     }
 
-    /// Who computes attention. cuDNN is one who measures may choose.
+    /// The implementations of attention. Measuring may choose cuDNN.
     pub(super) fn attention_backend(&self) -> AttentionBackend {
         match self.products {
             AlgorithmSelection::Measured if cudnn::version().is_ok() => AttentionBackend::Measured,

@@ -1,35 +1,35 @@
-//! The most recently used of something, as many as are to be kept.
+//! A cache that keeps a limited number of the most recently used values.
 
-/// Values by key, of which the least recently used goes when there are too many.
+/// Values by key. When the cache is full, the least recently used value is evicted.
 #[derive(Debug)]
 pub(super) struct LruCache<K, V> {
-    /// The least recently used first.
+    /// The least recently used entry is first.
     entries: Vec<(K, V)>,
     most: usize,
     evicted: u64,
 }
 
 impl<K: PartialEq, V> LruCache<K, V> {
-    /// Keeps at most so many, and one at least.
+    /// Keeps at most `most` values, and at least one.
     pub fn new(most: usize) -> LruCache<K, V> {
         LruCache { entries: Vec::new(), most: most.max(1), evicted: 0 }
     }
 
-    /// The value of a key, which is the most recently used from now on.
+    /// The value of a key, which becomes the most recently used.
     pub fn get(&mut self, key: &K) -> Option<&V> {
         let at = self.entries.iter().rposition(|(known, _)| known == key)?;
         self.entries[at..].rotate_left(1);
         self.entries.last().map(|(_, value)| value)
     }
 
-    /// How far what is nearest by this measure is, and its place; the most recently used of several. Nothing where there is
-    /// no measure.
+    /// The distance and the index of the nearest entry by this measure; the most recently used among equals.
+    /// `None` if `measure` returns `None` for all entries.
     pub fn nearest(&self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(usize, usize)> {
-        let far = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
-        self.entries.iter().enumerate().rev().filter_map(far).min_by_key(|(far, _)| *far)
+        let measured = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
+        self.entries.iter().enumerate().rev().filter_map(measured).min_by_key(|(distance, _)| *distance)
     }
 
-    /// What is made of the most recently used of those of which something can be made.
+    /// The first result that `make` returns, from the most recently used entry on.
     pub fn find<T>(&self, make: impl Fn(&K, &V) -> Option<T>) -> Option<T> {
         self.entries.iter().rev().find_map(|(key, value)| make(key, value))
     }
@@ -47,12 +47,12 @@ impl<K: PartialEq, V> LruCache<K, V> {
         (at < self.entries.len()).then(|| self.entries.remove(at))
     }
 
-    /// Whether one more is kept without another one going.
+    /// Whether one more value fits without an eviction.
     pub fn has_capacity(&self) -> bool {
         self.entries.len() < self.most
     }
 
-    /// Keeps a value; the one that has to go for it.
+    /// Inserts a value; returns the evicted one, if any.
     pub fn insert_or_evict(&mut self, key: K, value: V) -> Option<V> {
         self.entries.push((key, value));
         if self.entries.len() <= self.most {
@@ -62,7 +62,7 @@ impl<K: PartialEq, V> LruCache<K, V> {
         Some(self.entries.remove(0).1)
     }
 
-    /// How many had to go.
+    /// The number of evictions.
     pub fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -101,7 +101,7 @@ mod tests {
         let mut ranks = [LruCache::new(3), LruCache::new(3)];
         for step in 0..200u64 {
             let key = step * step % 7;
-            // The second looks more often for what it looked for last: its memory changed.
+            // The second rank looks up its last key more often, because its memory changed.
             for (rank, recent) in ranks.iter_mut().enumerate() {
                 for _ in 0..=rank {
                     if recent.get(&key).is_none() {

@@ -1,4 +1,4 @@
-//! Where inputs and outputs of a session lie, and what is copied because the plan has them elsewhere.
+//! The memory of a session's inputs and outputs, and the copies for ports that the plan places elsewhere.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use crate::device::launch::Address;
 use crate::device::staging;
 
 pub(super) struct ResolvedPorts {
-    /// Where ports begin, and what is copied. An input that the plan holds elsewhere, or an output that an input holds, has
-    /// its address in the place of a base.
+    /// The bases of ports, and the copies. An input that the plan places elsewhere, or an output that an
+    /// input holds, has its actual address instead of a base.
     pub key: RecordingKey,
     pub memory: Vec<Arc<DeviceBuffer>>,
 }
@@ -41,7 +41,7 @@ impl PortBackend for CudaSession {
         let larger = DeviceBuffer::new(&self.device, name, bytes)?;
         if let Some(old) = smaller {
             let stream = &self.context()?.resources.streams.compute;
-            // SAFETY: both exist and are apart, and no run is in progress.
+            // SAFETY: both exist and do not overlap, and no run is in progress.
             unsafe { stream.copy(larger.address(), old.address(), old.len())? };
             stream.synchronize()?;
         }
@@ -65,25 +65,25 @@ impl CudaSession {
         self.upload_all(&[(to, InputData::Memory(data))])
     }
 
-    /// The same for several.
+    /// Uploads to several addresses.
     pub(super) fn upload_all(&self, all: &[(Address, InputData<'_>)]) -> Result<(), RunError> {
         let stream = &self.context()?.resources.streams.compute;
-        // SAFETY: the memory has as many bytes, and no run is in progress.
+        // SAFETY: the memory has at least that many bytes, and no run is in progress.
         unsafe { staging::upload(&self.device, stream, all) }
     }
 
-    /// Refuses memory that the GPU of the session does not hold.
+    /// Refuses memory that is not on the GPU of the session.
     pub(super) fn expect_own(&self, port: Port, given: DeviceRange) -> Result<(), RunError> {
         let Some(last) = given.bytes.checked_sub(1) else { return Ok(()) };
         for at in [given.address, given.address.saturating_add(last as Address)] {
             let found = match self.device.memory_holder(at)? {
                 MemoryHolder::Gpu(gpu) if gpu == self.device.ordinal() => continue,
-                MemoryHolder::Gpu(gpu) => format!("that of GPU {gpu}"),
-                MemoryHolder::Host => "memory of the host, or nobody's".to_string(),
+                MemoryHolder::Gpu(gpu) => format!("memory of GPU {gpu}"),
+                MemoryHolder::Host => "host memory, or no memory".to_string(),
             };
             let DeviceRange { address, bytes } = given;
             return Err(RunError::Invalid(format!(
-                "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found at {at:#x} {found}",
+                "{}: the memory of {bytes} bytes at {address:#x}: expected memory of GPU {}, found {found} at {at:#x}",
                 self.ports.state(port).name,
                 self.device.ordinal()
             )));
@@ -91,15 +91,15 @@ impl CudaSession {
         Ok(())
     }
 
-    /// What of the session a caller may not lend to it, beside the symmetric arena.
+    /// The session's memory that a caller may not bind, apart from the symmetric arena.
     pub(super) fn reserved(&self) -> Vec<(&'static str, DeviceRange)> {
         let Some(context) = &self.context else { return Vec::new() };
-        let of = |memory: &DeviceBuffer| DeviceRange { address: memory.address(), bytes: memory.len() };
-        context.resources._memory.iter().map(|memory| ("memory", of(memory))).collect()
+        let range_of = |memory: &DeviceBuffer| DeviceRange { address: memory.address(), bytes: memory.len() };
+        context.resources._memory.iter().map(|memory| ("memory", range_of(memory))).collect()
     }
 
-    /// What the next run takes, if it differs from the last one by memory that the caller bound for inputs that the plan holds
-    /// nowhere else and for outputs that replace no input.
+    /// The ports of the next run, if they differ from the last run's only in caller memory: inputs that the
+    /// plan places nowhere else, and outputs that replace no input.
     fn resolve_rebound(&self) -> Result<Option<ResolvedPorts>, RunError> {
         let LastRun::Rebound(recording, ports) = &self.last_run else { return Ok(None) };
         let bound = &self.ports.sized_program()?.program;
@@ -112,17 +112,21 @@ impl CudaSession {
                 }
                 Port::Output(k) => (bound.inputs.len() + k, bound.outputs[k].mutates.is_none()),
             };
-            let (Some(lent), true) = (self.ports.state(port).binding, is_alone) else { return Ok(None) };
-            bases[index] = lent.address;
+            if !is_alone {
+                return Ok(None);
+            }
+            let Some(bound_memory) = self.ports.state(port).binding else { return Ok(None) };
+            bases[index] = bound_memory.address;
         }
         let key = RecordingKey { bases: bases.into(), ..recording.key().clone() };
         Ok(Some(ResolvedPorts { key, memory: self.ports.session_memories().cloned().collect() }))
     }
 
-    /// What the next run takes.
+    /// Resolves the memory of all ports for the next run.
     pub(super) fn resolve(&mut self) -> Result<ResolvedPorts, RunError> {
         let SizedProgram { program: bound, text, .. } = self.ports.sized_program()?;
-        let (bound, sizes) = (bound.clone(), text.clone());
+        let bound = bound.clone();
+        let sizes = text.clone();
         self.ports.check_bound_memory()?;
         if let Some(resolved) = self.resolve_rebound()? {
             return Ok(resolved);
@@ -131,39 +135,42 @@ impl CudaSession {
         let mut bases: Vec<Address> = Vec::with_capacity(bound.inputs.len() + bound.outputs.len());
         let [mut before, mut after] = [Vec::new(), Vec::new()];
         for (i, input) in bound.inputs.iter().enumerate() {
-            let lent = self.ports.state(Port::Input(i)).binding;
+            let binding = self.ports.state(Port::Input(i)).binding;
             let memory = self.locate_port(Port::Input(i))?;
             self.ports.expect_data(i)?;
-            let held = self.ports.fixed_offset(i).map(|offset| arena + offset as Address);
-            if let (Some(to), Some(lent), true) = (held, lent, self.ports.is_rewritable(i)) {
-                before.push(PortCopy { to, from: lent.address, bytes: input.bytes });
+            let fixed = self.ports.fixed_offset(i).map(|offset| arena + offset as Address);
+            if let (Some(to), Some(binding)) = (fixed, binding)
+                && self.ports.is_rewritable(i)
+            {
+                before.push(PortCopy { to, from: binding.address, bytes: input.bytes });
             }
-            bases.push(held.unwrap_or(memory.range.address));
+            bases.push(fixed.unwrap_or(memory.range.address));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
-            let own = self.locate_port(Port::Output(k))?.range;
+            let memory = self.locate_port(Port::Output(k))?.range;
             let given =
                 output.mutates.and_then(|i| Some((i, self.ports.state(Port::Input(i)).binding?.address)));
             match (output.input_in_place(), output.mutates) {
-                // The steps write it where the input lies.
+                // The steps write this output into the input's memory.
                 (Some(i), _) => {
-                    let held = bases[i];
-                    after.push(PortCopy { to: own.address, from: held, bytes: output.bytes });
-                    bases.push(held);
+                    let base = bases[i];
+                    after.push(PortCopy { to: memory.address, from: base, bytes: output.bytes });
+                    bases.push(base);
                 }
                 (None, Some(i)) => {
-                    // Where the caller has one memory for both, the steps, which need two, take one of the session's.
-                    let shared = given.is_some_and(|(_, address)| address == own.address);
+                    // The steps need two memories. If the caller bound the same one for both, the output uses
+                    // session memory.
+                    let shared = given.is_some_and(|(_, address)| address == memory.address);
                     let from = if shared {
                         self.ensure_session_memory(Port::Output(k), output.bytes)?
                     } else {
-                        own.address
+                        memory.address
                     };
                     after.push(PortCopy { to: bases[i], from, bytes: output.bytes });
                     after.extend(given.map(|(_, to)| PortCopy { to, from, bytes: output.bytes }));
                     bases.push(from);
                 }
-                (None, None) => bases.push(own.address),
+                (None, None) => bases.push(memory.address),
             }
         }
         let mut moves = [before, after];
@@ -175,7 +182,7 @@ impl CudaSession {
         Ok(ResolvedPorts { key, memory: self.ports.session_memories().cloned().collect() })
     }
 
-    /// Has parameters and constants that the plan holds in the symmetric arena there.
+    /// Copies parameters and constants to their places in the symmetric arena, if the plan holds them there.
     pub(super) fn load_fixed_inputs(&mut self) -> Result<(), RunError> {
         let bound = self.ports.sized_program()?.program.clone();
         for (i, input) in bound.inputs.iter().enumerate() {
@@ -186,7 +193,7 @@ impl CudaSession {
             }
             let to = self.context()?.symmetric(offset);
             match (self.ports.state(port).binding, bound.constant_data(i)) {
-                // It lies there.
+                // The caller's memory is that place.
                 (Some(lent), _) if lent.address == to => {}
                 (Some(lent), _) => {
                     self.wait_for_runs(None)?;
@@ -199,7 +206,7 @@ impl CudaSession {
                     self.wait_for_runs(None)?;
                     self.upload(to, data)?;
                 }
-                // It was written there.
+                // The data was written there.
                 (None, None) => {}
             }
             self.ports.state_mut(port).is_loaded = true;

@@ -1,15 +1,15 @@
-//! One rank of a plan that stays on its GPU: memory, stream and communicator of its caller, sizes that change, runs behind
-//! each other.
+//! Sessions: one rank of a plan that stays loaded on its GPU. The caller can provide memory, a stream and a
+//! communicator, change sizes, and enqueue one run after another.
 //!
 //! ```text
-//! sizes ──with all ranks──► Settled: algorithms, compiled code      kept by sizes, the same on all ranks
-//! sizes + memory ──this rank alone──► Recording: one graph          kept by sizes and addresses
-//! other memory: a recording of these sizes is changed          the parameters of the nodes that hold its addresses
+//! sizes ──with all ranks──► ProgramChoices: algorithms, code      kept by sizes, the same on all ranks
+//! sizes + memory ──this rank alone──► Recording: one graph        kept by sizes and addresses
+//! other memory: a recording of these sizes is changed             the parameters of the nodes that hold its addresses
 //! run = launch of a recording, on any stream
 //! ```
 //!
-//! What ranks have to agree on depends on sizes alone, so that another pointer is the business of its rank: memory that
-//! is lent starts at a multiple of [`ALIGN`], and no kernel or algorithm is chosen for more than that.
+//! Ranks have to agree only on choices that depend on sizes. Another pointer concerns only its rank, because
+//! callers' memory is aligned to [`ALIGN`], and no kernel or algorithm is chosen for a larger alignment.
 
 mod context;
 mod cuda_session;

@@ -1,7 +1,9 @@
-//! Several programs in one session: they take turns in one execution context, which is made anew where another program is opened.
+//! Several programs in one session. They take turns in one execution context, which is reallocated when a
+//! program is added.
 //!
-//! A session keeps inputs, outputs and the last recording of each program apart. Everything else is shared: arenas, flags,
-//! communicators and their windows, workspace, streams, and the kept recordings, whose keys have the number of the program.
+//! A session keeps inputs, outputs and the last recording per program. Everything else is shared: arenas,
+//! flags, communicators and their windows, workspace, streams, and the cached recordings, whose keys include
+//! the program number.
 
 use symmc_check::CheckedPlan;
 use symmc_runtime::RunError;
@@ -18,7 +20,7 @@ use super::lru_cache::LruCache;
 use crate::codegen::unsupported::check_supported;
 use crate::device::driver::DeviceBuffer;
 
-/// The data of an input in symmetric memory, while that is allocated anew.
+/// The data of an input in symmetric memory, saved while that memory is reallocated.
 struct SavedInput {
     program: usize,
     input: usize,
@@ -51,11 +53,13 @@ impl CudaSession {
             return invalid(format!("the session has {ranks} ranks, the plan is for {}", plan.ranks));
         }
         if self.config.callers > 0 {
-            return invalid("symmetric memory for the caller: a session of several programs has none".into());
+            return invalid(
+                "a session of several programs cannot have symmetric memory for the caller".into(),
+            );
         }
         if !self.context()?.resources.programs.captured.is_empty() {
             return invalid(
-                "a graph of the caller holds a run of the session: its arenas cannot be allocated anew"
+                "the arenas cannot be reallocated: a graph of the caller contains a run of the session"
                     .into(),
             );
         }
@@ -67,7 +71,8 @@ impl CudaSession {
         Ok((SessionPorts::new(executor, (ALIGN, 0))?, arrangement))
     }
 
-    /// Takes arenas that serve all programs. All ranks call this together, and have ended all runs.
+    /// Reallocates the arenas for all programs. All ranks call this together, after all of their runs have
+    /// ended.
     fn reallocate_context(&mut self) -> Result<(), RunError> {
         let kept = self.save_inputs()?;
         self.forget_last_runs();
@@ -87,7 +92,7 @@ impl CudaSession {
         kept.into_iter().try_for_each(|input| self.restore_input(&input))
     }
 
-    /// What was written to inputs in symmetric memory.
+    /// Saves the data that was written to inputs in symmetric memory.
     fn save_inputs(&mut self) -> Result<Vec<SavedInput>, RunError> {
         let mut kept = Vec::new();
         for program in 0..self.arrangement.program_count() {
@@ -106,8 +111,9 @@ impl CudaSession {
                 }
             }
             for (input, offset, bytes) in found {
-                let (mut data, context) = (vec![0; bytes], self.context()?);
-                // SAFETY: the input has as many bytes there, and no run is in progress.
+                let mut data = vec![0; bytes];
+                let context = self.context()?;
+                // SAFETY: the input has that many bytes there, and no run is in progress.
                 unsafe { context.resources.streams.compute.download(&mut data, context.symmetric(offset))? };
                 kept.push(SavedInput { program, input, data });
             }
@@ -131,9 +137,10 @@ impl CudaSession {
     }
 
     fn ports_of_program(&mut self, program: usize) -> Option<&mut SessionPorts<DeviceBuffer>> {
-        match program == self.program {
-            true => self.arrangement.is_open(program).then_some(&mut self.ports),
-            false => self.parked.get_mut(program)?.as_mut().map(|parked| &mut parked.ports),
+        if program == self.program {
+            self.arrangement.is_open(program).then_some(&mut self.ports)
+        } else {
+            self.parked.get_mut(program)?.as_mut().map(|parked| &mut parked.ports)
         }
     }
 
@@ -142,9 +149,10 @@ impl CudaSession {
         self.parked.iter_mut().flatten().for_each(|parked| parked.last = LastRun::Unknown);
     }
 
-    /// How large everything is for all open programs.
+    /// The sizes of the context for all open programs.
     pub(super) fn context_sizes(&self) -> Result<ContextSizes, RunError> {
-        let (own, rank) = (self.ports.plan(), self.comm()?.rank());
+        let own = self.ports.plan();
+        let rank = self.comm()?.rank();
         if self.arrangement.program_count() == 1 {
             return ContextSizes::for_plan(own, rank).with_callers(own, self.config.callers);
         }
@@ -174,7 +182,7 @@ impl CudaSession {
         Ok(())
     }
 
-    /// Ends a program. Its recordings go when others need their place.
+    /// Closes a program. Its recordings are evicted when others need their slots.
     pub(super) fn end_program(&mut self, program: usize) -> Result<(), RunError> {
         self.wait_for_runs(None)?;
         self.arrangement.close_program(program);

@@ -1,4 +1,4 @@
-//! The runs that were put on streams and may not have ended.
+//! Runs that were enqueued on streams and may not have ended.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,7 +10,7 @@ use super::recording::Executable;
 use crate::device::driver::{Event, Stream};
 use crate::error::Result;
 
-/// The runs that were put on streams.
+/// The runs that were enqueued on streams.
 pub(super) struct PendingRuns {
     pub end: Event,
     /// The driver's handle of the stream of the last run.
@@ -18,11 +18,11 @@ pub(super) struct PendingRuns {
     pub pending: bool,
     /// The number of the first run that may not have ended.
     pub first: u64,
-    /// How many may not have.
+    /// The number of runs that may not have ended.
     pub count: u32,
-    /// What may run now.
+    /// Graphs that may be running.
     pub running: Vec<Arc<Executable>>,
-    /// What peers heard of them.
+    /// The progress that was reported to peers.
     pub progress: RunProgress,
 }
 
@@ -45,17 +45,18 @@ impl PendingRuns {
         self.running.clear();
     }
 
-    /// Has a stream wait for the runs that are there, if it is another one than theirs.
+    /// Makes a stream wait for the pending runs, unless they are on the same stream.
     pub fn wait_before(&self, stream: &Stream, context: &ExecutionContext) -> Result<()> {
-        match self.pending {
-            true if self.stream != Some(stream.handle().addr()) => stream.wait(&self.end)?,
-            true => {}
-            false => context.progress().store(0, Ordering::Relaxed),
+        if !self.pending {
+            context.progress().store(0, Ordering::Relaxed);
+        } else if self.stream != Some(stream.handle().addr()) {
+            stream.wait(&self.end)?;
         }
         Ok(())
     }
 
-    /// Marks that so many runs were put on a stream, behind those that are there; this is the number of the first.
+    /// Marks that `runs` runs were enqueued on a stream after the pending ones. `run` is the number of the
+    /// first.
     pub fn push_runs(
         &mut self,
         stream: &Stream,

@@ -1,4 +1,5 @@
-//! Times of a plan on its GPU: several runs in one graph with their time on the device, on inputs that are drawn there.
+//! Measures a plan on its GPU: several runs per graph, timed on the device, with inputs that are generated
+//! there.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,45 +21,46 @@ use crate::device::launch::Address;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ProgramBench {
-    /// Replays that count.
+    /// Replays that are counted.
     pub replays: u32,
     /// Runs in one graph.
     pub runs: u32,
-    /// The file for the times of the steps of one more run.
+    /// If set, the file for the step times of one more run.
     pub trace: Option<PathBuf>,
 }
 
-/// Replays that do not count.
+/// Warm-up replays, which are not counted.
 const WARM: u32 = 3;
 
 struct RecordedRuns {
     recording: Arc<Recording>,
-    /// That of the recording, if it is one run.
+    /// The graph of several runs; `None` for one run, which uses the graph of the recording.
     graph: Option<ExecutableGraph>,
     count: u32,
 }
 
-/// Floats that are drawn before they repeat: a prime number, so that rows of matrices differ.
+/// The number of generated floats before they repeat. It is prime, so that rows of matrices differ.
 const SAMPLE: usize = 262_139;
 
-/// Measures a plan on a rank that has joined the others and starts with them; the least, median and most microseconds of one
-/// run. All ranks call this together. Fails if GPUs cannot run a step, there is no such GPU, a library or memory is
-/// missing, or a peer failed.
+/// Measures a plan on a rank that has joined the others. Returns the minimum, median and maximum of one run
+/// in microseconds. All ranks call this together. Fails if GPUs cannot run a step, there is no such GPU, a
+/// library or memory is missing, or a peer failed.
 pub fn measure_program(
     request: &SessionRequest<'_>,
     gpus: &CudaConfig,
     bench: &ProgramBench,
 ) -> Result<[f64; 3], RunError> {
     let mut session = gpus.open(request, ProgressReporting::Disabled)?;
-    // Peers learn of a failure and leave.
+    // A failure ends the session, so that peers are notified and leave.
     session.measure(request, bench).map_err(|error| session.fail_session(error))
 }
 
 impl CudaSession {
-    /// Ranks meet before each replay.
+    /// Ranks synchronize before each replay.
     fn measure(&mut self, request: &SessionRequest<'_>, bench: &ProgramBench) -> Result<[f64; 3], RunError> {
         let _context = self.enter_device()?;
-        let (rank, comm) = (request.rank, request.rank.comm());
+        let rank = request.rank;
+        let comm = request.rank.comm();
         self.draw_inputs(request.plan.source_program(), request.bindings)?;
         let runs = self.record_runs(bench.runs)?;
         rank.start()?;
@@ -77,8 +79,9 @@ impl CudaSession {
         Ok(wait::min_median_max(times))
     }
 
-    /// Draws the data of all inputs; large ones repeat what was drawn. Constants are as they are. How long a product of
-    /// matrices takes depends on its data. Fails if inputs cannot be drawn, there is no memory, or the device failed.
+    /// Generates the data of all inputs. Large inputs repeat the generated sample; constants keep their
+    /// values. The data matters because the time of a matrix product depends on it. Fails if inputs cannot be
+    /// generated, there is no memory, or the device failed.
     fn draw_inputs(&mut self, source: &symmc_ir::Graph, bindings: &SymbolBindings) -> Result<(), RunError> {
         let seeds = SeededInputs::new(source, bindings, SeedConfig::new(1));
         let bound = self.ports.sized_program()?.program.clone();
@@ -87,16 +90,17 @@ impl CudaSession {
             if matches!(memory.storage, PortStorage::Program(_)) {
                 continue;
             }
-            let (at, compute) = (memory.range.address, &self.context()?.resources.streams.compute);
+            let at = memory.range.address;
+            let compute = &self.context()?.resources.streams.compute;
             let sample = seeds.generate_sample(id, bound.rank(), SAMPLE);
-            let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be drawn: {e}")))?;
+            let sample = sample.map_err(|e| RunError::Invalid(format!("inputs cannot be generated: {e}")))?;
             let mut done = input.bytes.min(sample.data().len());
             if done == 0 {
                 continue;
             }
-            // SAFETY: the input's memory is as large; no run is in progress.
+            // SAFETY: the input's memory is at least that large; no run is in progress.
             unsafe { compute.upload(at, &sample.data()[..done])? };
-            // What is there doubles until it fills the input.
+            // The filled part is doubled until it fills the input.
             while done < input.bytes {
                 let more = done.min(input.bytes - done);
                 // SAFETY: as above; the ranges do not overlap.
@@ -107,23 +111,24 @@ impl CudaSession {
         Ok(self.context()?.resources.streams.compute.synchronize()?)
     }
 
-    /// Records so many runs into one graph; together with all ranks. Fails if an input has no data, peers run with
-    /// other sizes, or the driver refuses a launch.
+    /// Records `count` runs into one graph; all ranks call this together. Fails if an input has no data,
+    /// peers run with other sizes, or the driver refuses a launch.
     fn record_runs(&mut self, count: u32) -> Result<RecordedRuns, RunError> {
         let recording = self.next_recording()?;
         let resources = &self.context()?.resources;
-        let one = |_| recording.enqueue(&resources.streams, &resources.nccl);
-        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(one));
+        let record_one = |_| recording.enqueue(&resources.streams, &resources.nccl);
+        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(record_one));
         let graph = (count != 1).then(several).transpose()?;
         Ok(RecordedRuns { recording, graph, count })
     }
 
-    /// Runs a graph, and waits for its end; its time on the device in microseconds.
+    /// Runs a graph and waits for its end. Returns its time on the device in microseconds.
     fn replay_runs(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
         begin.record(&self.context()?.resources.streams.compute)?;
-        let graph = (runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph), runs.count);
-        self.launch(&runs.recording, None, graph).map_err(|error| self.fail_session(error.into()))?;
+        let graph = runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph);
+        let launched = self.launch(&runs.recording, None, graph, runs.count);
+        launched.map_err(|error| self.fail_session(error.into()))?;
         self.runs += u64::from(runs.count);
         end.record(&self.context()?.resources.streams.compute)?;
         self.wait_for_runs(None)?;

@@ -1,12 +1,12 @@
-//! What peers hear of the runs that a rank waits for.
+//! The progress reports that a rank sends to peers about the runs that it waits for.
 //!
-//! Whoever coordinates the ranks ends a session when one of them waits and nothing is heard of it for longer than the limit. It
-//! hears of each of NCCL's collectives that begins, where the device tells it, and of this rank itself as long as runs are
-//! there that may take as long as they do: each as long as the limit.
+//! The coordinator ends a session when a rank waits and sends no report for longer than the limit. A rank
+//! reports each NCCL collective that begins, if the device publishes it. It also reports that it is alive
+//! while its pending runs may still be within their time: the limit for each run.
 
 use std::time::{Duration, Instant};
 
-/// What was heard of the runs in progress.
+/// The last report of the runs in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunProgress {
     /// One more than the step that began last; 0 before the first.
@@ -15,7 +15,7 @@ pub(super) struct RunProgress {
     last: Instant,
 }
 
-/// What peers are to hear.
+/// A report to peers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ProgressUpdate {
     Step(usize),
@@ -23,12 +23,12 @@ pub(super) enum ProgressUpdate {
 }
 
 impl RunProgress {
-    /// Nothing of runs that begin now.
+    /// The initial state of runs that begin now.
     pub fn new(now: Instant) -> RunProgress {
         RunProgress { word: 0, changed: now, last: now }
     }
 
-    /// What peers are to hear of so many runs now that the device told `word`.
+    /// The next report for `runs` pending runs, given that the device published `word`.
     pub fn next_update(
         &mut self,
         word: u32,
@@ -55,7 +55,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(8);
 
-    /// The seconds at which something is heard of runs of which the device tells nothing.
+    /// The seconds at which a report is sent for `runs` runs without any progress of the device.
     fn beats(runs: u32) -> Vec<u64> {
         let start = Instant::now();
         let mut heard = RunProgress::new(start);

@@ -1,11 +1,12 @@
-//! Recorded runs, and how they change where ports begin elsewhere.
+//! Recorded runs, and how they are changed to other port bases.
 //!
-//! A recording is an executable graph of a program together with the bases of its ports. For other bases the parameters of
-//! the nodes that hold pointers to these ports are set, and the old recording no longer exists. Runs that were enqueued
-//! before are not affected, and neither are graphs of the caller. A program whose nodes cannot be set is recorded again. So
-//! are bases that return, if many parameters would have to be set each time.
+//! A recording is an executable graph of a program together with the bases of its ports. For other bases, the
+//! parameters of the nodes that hold pointers to these ports are updated; the old recording then no longer
+//! exists. Runs that were enqueued before, and graphs of the caller, are not affected. A program whose nodes
+//! cannot be updated is recorded again. Bases that return are also recorded again, if many parameters would
+//! have to be updated each time.
 //!
-//! A program of a few pieces of work is enqueued piece by piece, which takes less time than setting parameters.
+//! A program of a few pieces of work is enqueued piece by piece, which is faster than updating parameters.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::error::Result;
 use crate::nccl::Communicators;
 use crate::program::{DeviceProgram, WorkNodes};
 
-/// Bytes that are copied in a run.
+/// A copy in a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PortCopy {
     pub to: Address,
@@ -28,11 +29,11 @@ pub(super) struct PortCopy {
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct RecordingKey {
-    /// The sizes in words.
+    /// The sizes as text.
     pub sizes: Arc<str>,
-    /// Where ports begin.
+    /// The bases of the ports.
     pub bases: Arc<[Address]>,
-    /// What is copied before the steps, and after them.
+    /// The copies before the steps, and after them.
     pub copies: [Vec<PortCopy>; 2],
 }
 
@@ -42,38 +43,40 @@ impl RecordingKey {
     }
 }
 
-/// A program at some sizes as an executable graph. Fields are dropped in this order.
+/// A program at some sizes as an executable graph. Fields are dropped in declaration order.
 pub(super) struct Executable {
     pub graph: ExecutableGraph,
     pub program: Arc<DeviceProgram>,
     pub bound: Arc<ResolvedProgram>,
-    /// What the work of the program became, if it holds pointers to ports.
+    /// The nodes of the work that holds pointers to ports.
     pub nodes: WorkNodes,
-    /// For each port how many pieces of work have to be set for another base; `None` if they cannot be set.
+    /// For each port, the number of pieces of work to update for another base; `None` if they cannot be
+    /// updated.
     rebase_costs: Vec<Option<usize>>,
-    /// What the copies before and after it became; `None` where that is not a node each.
+    /// The nodes of the copies before and after it; `None` if a copy is not exactly one node.
     copies: [Option<Vec<GraphNode>>; 2],
 }
 
-// SAFETY: one session has it, and uses its graph from one thread at a time.
+// SAFETY: it belongs to one session, which uses its graph from one thread at a time.
 unsafe impl Sync for Executable {}
 
-/// An executable graph in the memory that it runs in. Fields are dropped in this order.
+/// An executable graph with the memory that it uses. Fields are dropped in declaration order.
 pub(super) struct Recording {
     pub executable: Arc<Executable>,
     key: RecordingKey,
-    /// Whether the graph runs there; if not, it is put piece by piece.
+    /// Whether the graph uses this memory. If not, the run is enqueued piece by piece.
     pub runs_as_graph: bool,
     /// Held as long as the recording may run.
     memory: Vec<Arc<DeviceBuffer>>,
 }
 
 fn enqueue_copies(moves: &[PortCopy], stream: &Stream) -> Result<()> {
-    // SAFETY: the ranges exist and are apart: memory of the session, or lent for as many bytes.
+    // SAFETY: the ranges exist and do not overlap: memory of the session, or memory bound with at least that
+    // many bytes.
     moves.iter().try_for_each(|m| unsafe { stream.copy(m.to, m.from, m.bytes) })
 }
 
-/// The same on a stream that is recorded; the nodes that the copies become, if these are one each.
+/// Enqueues copies on a stream that is being captured. Returns their nodes, if each copy is exactly one node.
 fn copy_noted(moves: &[PortCopy], stream: &Stream) -> Result<Option<Vec<GraphNode>>> {
     let mut nodes = Some(Vec::with_capacity(moves.len()));
     for one in moves {
@@ -88,16 +91,18 @@ fn copy_noted(moves: &[PortCopy], stream: &Stream) -> Result<Option<Vec<GraphNod
 }
 
 impl Recording {
-    /// Records a program in this memory. With `is_noted` it can get other bases later.
+    /// Records a program in this memory. With `is_noted`, the recording can be changed to other bases later.
     pub fn new(
         program: Arc<DeviceProgram>,
         bound: Arc<ResolvedProgram>,
         key: &RecordingKey,
         memory: Vec<Arc<DeviceBuffer>>,
         is_noted: bool,
-        (streams, nccl): (&LaneStreams, &Communicators),
+        streams: &LaneStreams,
+        nccl: &Communicators,
     ) -> Result<Recording> {
-        let (mut nodes, mut copies) = (WorkNodes::default(), [None, None]);
+        let mut nodes = WorkNodes::default();
+        let mut copies = [None, None];
         let [before, after] = &key.copies;
         let graph = streams.compute.capture(|| {
             if !is_noted {
@@ -115,8 +120,8 @@ impl Recording {
         Ok(Recording { executable, key: key.clone(), runs_as_graph: true, memory })
     }
 
-    /// The same program in other memory, for [`put`](Self::put) alone: the graph runs where it did. `None` if its collectives
-    /// of the library would get other memory.
+    /// The same program in other memory, only for [`enqueue`](Self::enqueue): the graph keeps its memory.
+    /// `None` if collectives of the library would use other memory.
     pub fn for_enqueue(&self, key: &RecordingKey, memory: &[Arc<DeviceBuffer>]) -> Option<Recording> {
         let serves = self.executable.program.serves_both(self.key.bases(), key.bases());
         serves.then(|| self.with_key(key, memory, false))
@@ -135,24 +140,24 @@ impl Recording {
         &self.key
     }
 
-    /// Whether memory of the session must be kept until its runs have ended.
+    /// Whether session memory must be kept until the runs of this recording have ended.
     pub fn holds_memory(&self) -> bool {
         !self.memory.is_empty()
     }
 
-    /// Whether it is the same run in the same memory.
+    /// Whether both are the same run in the same memory.
     pub fn is_same_run(&self, other: &Recording) -> bool {
         Arc::ptr_eq(&self.executable, &other.executable) && self.key == other.key
     }
 
-    /// Puts one run on streams, as what they record or run.
+    /// Enqueues one run on streams, which may be capturing.
     pub fn enqueue(&self, streams: &LaneStreams, nccl: &Communicators) -> Result<()> {
         enqueue_copies(&self.key.copies[0], &streams.compute)?;
         self.executable.program.enqueue(self.key.bases(), streams, nccl)?;
         enqueue_copies(&self.key.copies[1], &streams.compute)
     }
 
-    /// The same step by step, with an event before and after each.
+    /// Enqueues one run step by step, with an event before and after each step.
     pub fn enqueue_timed(&self, streams: &LaneStreams, nccl: &Communicators) -> Result<Vec<[Event; 2]>> {
         enqueue_copies(&self.key.copies[0], &streams.compute)?;
         let events = self.executable.program.enqueue_timed(self.key.bases(), streams, nccl)?;
@@ -164,29 +169,29 @@ impl Recording {
         self.executable.graph.copies()
     }
 
-    /// About how many pieces of work would have to be set for a run in this memory; `None` if they cannot be. Work with several
-    /// ports counts once for each.
+    /// The approximate number of pieces of work to update for a run in this memory; `None` if they cannot be
+    /// updated. Work with several ports counts once per port.
     pub fn retarget_cost(&self, key: &RecordingKey) -> Option<usize> {
         let Executable { rebase_costs, copies, .. } = &*self.executable;
-        let mut far = 0;
+        let mut cost = 0;
         for port in self.key.bases().changed_ports(key.bases()) {
-            far += rebase_costs.get(port).copied().flatten()?;
+            cost += rebase_costs.get(port).copied().flatten()?;
         }
         for ((was, is), nodes) in self.key.copies.iter().zip(&key.copies).zip(copies) {
-            let alike = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
-            if !alike || was != is && nodes.is_none() {
+            let same_sizes = was.iter().map(|m| m.bytes).eq(is.iter().map(|m| m.bytes));
+            if !same_sizes || was != is && nodes.is_none() {
                 return None;
             }
-            far += was.iter().zip(is).filter(|(was, is)| was != is).count();
+            cost += was.iter().zip(is).filter(|(was, is)| was != is).count();
         }
-        Some(far)
+        Some(cost)
     }
 
     pub fn copy_count(&self) -> usize {
         self.key.copies.iter().map(Vec::len).sum()
     }
 
-    /// Has the graph run in this memory from now on; `None` if it cannot, and is of no use any more.
+    /// Changes the graph to this memory. `None` if that fails; the recording is then unusable.
     pub fn retarget(
         &self,
         key: &RecordingKey,
@@ -199,7 +204,7 @@ impl Recording {
         for ((was, is), nodes) in self.key.copies.iter().zip(&key.copies).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);
             for ((_, m), &node) in changed {
-                // SAFETY: the node copies as many bytes, and both ranges exist.
+                // SAFETY: the node copies the same number of bytes, and both ranges exist.
                 unsafe { graph.set_copy(node, m.to, m.from) }.ok()?;
             }
         }

@@ -1,6 +1,6 @@
-//! The recordings of a session: those that are kept, and which of them serves sizes and memory that a run asks for.
+//! The cached recordings of a session, and the choice of a recording for the sizes and memory of a run.
 //!
-//! Memory that takes turns is recorded; what is near is moved as long as that is cheaper.
+//! Memory that alternates is recorded. A nearby recording is retargeted as long as that is cheaper.
 
 use std::sync::Arc;
 
@@ -11,36 +11,38 @@ use crate::program::DeviceProgram;
 
 pub(super) struct RecordingCache {
     pub recordings: LruCache<RecordingKey, Arc<Recording>>,
-    /// What had to go while it may still run.
+    /// Recordings that were evicted while they may still run.
     pub retired: Vec<Arc<Recording>>,
-    /// What the caller's graphs hold, each once.
+    /// The recordings that the caller's graphs hold, each once.
     pub captured: Vec<Arc<Recording>>,
-    /// Memory that a recording gave up for other memory, and how often.
+    /// Keys that recordings had before they were retargeted, and how often.
     abandoned_keys: LruCache<RecordingKey, usize>,
-    /// Sizes of which a graph refused what it should have taken.
+    /// Sizes whose graph refused an update that should have worked.
     unretargetable_sizes: Vec<Arc<str>>,
-    /// How many recordings took over other memory.
+    /// The number of times that a recording was retargeted.
     pub retarget_count: u64,
     pub record_count: u64,
 }
 
 impl RecordingCache {
-    /// None yet, of which so many are to be kept.
+    /// An empty cache for `kept` recordings.
     pub fn new(kept: usize) -> RecordingCache {
-        let (retired, captured, refused, left) = (Vec::new(), Vec::new(), Vec::new(), LruCache::new(kept));
+        let retired = Vec::new();
+        let captured = Vec::new();
+        let refused = Vec::new();
         RecordingCache {
             recordings: LruCache::new(kept),
             retired,
             captured,
-            abandoned_keys: left,
+            abandoned_keys: LruCache::new(kept),
             unretargetable_sizes: refused,
             retarget_count: 0,
             record_count: 0,
         }
     }
 
-    /// The recording of some sizes and memory: one that is kept, or the nearest of the same sizes, moved there. What libraries
-    /// do is recorded on `scratch` for that, and not run.
+    /// The recording for a key: a cached one, or the nearest one of the same sizes, retargeted. Library work
+    /// is captured on `scratch` for the update, and not run.
     pub fn find_or_retarget(
         &mut self,
         key: &RecordingKey,
@@ -58,10 +60,10 @@ impl RecordingCache {
         if self.unretargetable_sizes.contains(&key.sizes) {
             return None;
         }
-        let far = |known: &RecordingKey, recording: &Arc<Recording>| {
+        let cost = |known: &RecordingKey, recording: &Arc<Recording>| {
             if known.sizes == key.sizes { recording.retarget_cost(key) } else { None }
         };
-        let place = choose_retarget((&self.recordings, &self.abandoned_keys), key, far, |known| {
+        let place = choose_retarget(&self.recordings, &self.abandoned_keys, key, cost, |known| {
             known.executable.program.pieces()
         })?;
         let (old, near) = self.recordings.remove_at(place)?;
@@ -81,13 +83,14 @@ impl RecordingCache {
         moved
     }
 
-    /// The program of some sizes, if a recording of it is kept.
+    /// The program of some sizes, if one of its recordings is cached.
     pub fn program(&self, sizes: &str) -> Option<Arc<DeviceProgram>> {
         self.recordings
             .find(|key, recording| (*key.sizes == *sizes).then(|| recording.executable.program.clone()))
     }
 
-    /// The program of some sizes in some memory, to be put piece by piece; `None` if none is known that can be there and fits.
+    /// A recording that can be enqueued piece by piece with this key; `None` if no cached one can and is
+    /// small enough.
     pub fn find_for_enqueue(
         &self,
         key: &RecordingKey,
@@ -104,35 +107,38 @@ impl RecordingCache {
     }
 }
 
-/// The place of the recording that is to be moved; none if there is none, or if this memory was left before and there is room
-/// for a recording of its own: memory that takes turns is recorded, and found from then on. That is so when it comes again if
-/// it is far from all; what is near is recorded when its moves took as long as that takes, which is as many as there are `pieces`
-/// of work.
+/// The index of the recording to retarget. `None` if there is none, or if this key was abandoned before and
+/// there is capacity for a recording of its own. Keys that alternate are recorded and then found in the
+/// cache. A key that is far from all recordings is recorded when it returns. A near one is recorded once its
+/// updates have cost as much as a new recording, which is `pieces` pieces of work.
 fn choose_retarget<K: PartialEq, V>(
-    (recent, left): (&LruCache<K, V>, &LruCache<K, usize>),
+    recent: &LruCache<K, V>,
+    abandoned: &LruCache<K, usize>,
     key: &K,
-    far: impl Fn(&K, &V) -> Option<usize>,
+    cost: impl Fn(&K, &V) -> Option<usize>,
     pieces: impl Fn(&V) -> usize,
 ) -> Option<usize> {
-    let (far, place) = recent.nearest(far)?;
+    let (cost, place) = recent.nearest(cost)?;
     let enough =
-        if far > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
-    let times = left.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
+        if cost > CHEAP_RETARGET_PIECES { 1 } else { recent.get_at(place).map_or(usize::MAX, pieces).max(1) };
+    let times = abandoned.find(|known, times| (known == key).then_some(*times)).unwrap_or_default();
     (times < enough || !recent.has_capacity()).then_some(place)
 }
 
-/// Pieces of work that take less time to be put one by one than to have their parameters set in a graph.
+/// Up to this many pieces of work, enqueuing them one by one is faster than updating their parameters in a
+/// graph.
 const MAX_DIRECT_PIECES: usize = 4;
 
-/// Pieces of work whose parameters take less time to be set than what comes again takes to be recorded a few times.
+/// Up to this many pieces of work, updating their parameters is cheaper than recording returning memory a few
+/// times.
 const CHEAP_RETARGET_PIECES: usize = 24;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// How often memory is found, moved and recorded, if programs of so many pieces are run in these places in turn, of which so
-    /// many recordings are kept.
+    /// The numbers of hits, retargets and recordings, if a program of `pieces` pieces runs at these keys in
+    /// turn with capacity for `kept` recordings.
     fn counted(kept: usize, pieces: usize, runs: &[usize]) -> [usize; 3] {
         let (mut recent, mut left) = (LruCache::new(kept), LruCache::new(kept));
         let [mut found, mut moved, mut recorded] = [0; 3];
@@ -142,7 +148,7 @@ mod tests {
                 continue;
             }
             let near =
-                choose_retarget((&recent, &left), &run, |known, ()| Some(run.abs_diff(*known)), |()| pieces);
+                choose_retarget(&recent, &left, &run, |known, ()| Some(run.abs_diff(*known)), |()| pieces);
             match near.and_then(|place| recent.remove_at(place)) {
                 Some((old, ())) => {
                     moved += 1;
@@ -162,7 +168,7 @@ mod tests {
         assert_eq!(counted(8, 1000, &turns), [0, 99, 1]);
         let all: Vec<usize> = (0..100).collect();
         assert_eq!(counted(8, 3, &all), [0, 99, 1]);
-        // Many places that run one small program: each has a recording of its own soon.
+        // Many keys for one small program: each soon has its own recording.
         let places: Vec<usize> = (0..1600).map(|run| run % 16).collect();
         let [found, moved, recorded] = counted(64, 3, &places);
         assert!(found > 1500 && recorded == 16, "{found} found, {moved} moved, {recorded} recorded");
@@ -171,10 +177,10 @@ mod tests {
     #[test]
     fn memory_that_is_far_is_recorded_when_it_comes_again() {
         let turns = |of: usize| (0..100).map(|run| run % of * 1000).collect::<Vec<usize>>();
-        // Two: the first is left for the second, comes again, and both are found from then on.
+        // Two keys: the first is abandoned for the second and returns; then both are found.
         assert_eq!(counted(8, 1000, &turns(2)), [97, 1, 2]);
         assert_eq!(counted(8, 1000, &turns(4)), [93, 3, 4]);
-        // Where there is no room for all of them, they are moved.
+        // Without capacity for all of them, recordings are retargeted.
         let [_, moved, recorded] = counted(2, 1000, &turns(4));
         assert!(moved > 50 && recorded <= 2, "{moved} moved, {recorded} recorded");
         let all: Vec<usize> = (0..100).map(|run| run * 1000).collect();

@@ -1,4 +1,4 @@
-//! What kernels report in the status words, as errors that name the step.
+//! Converts the reports of kernels in the status words to errors that name the step.
 
 use std::time::Duration;
 
@@ -9,18 +9,19 @@ use crate::codegen::collective::{self, InvalidSplits, MissedPeer, SplitDirection
 use crate::codegen::compute::{self, DeviceAssertions};
 use crate::device::driver::PinnedBuffer;
 
-/// The bytes of the status words: first the collectives', then those of compute kernels, then that of progress.
+/// The size of the status words in bytes: first those of collectives, then of compute kernels, then of
+/// progress.
 pub(crate) const STATUS: usize = 4096;
 pub(crate) const COMPUTE_STATUS: usize = 2048;
 pub(crate) const PROGRESS: usize = 3072;
 
-/// Where the compute kernels of a program of a session report: programs of one session have words of their own, as far as there
-/// are some.
+/// The offset at which compute kernels of a session's program report. Programs of one session use separate
+/// words, as long as there are enough.
 pub(crate) fn compute_status_offset(program: usize) -> usize {
     COMPUTE_STATUS + program * compute::STATUS_BYTES % (PROGRESS - COMPUTE_STATUS)
 }
 
-/// The status words, and what ran that wrote them.
+/// The status words, and the program and run that wrote them.
 pub(crate) struct StatusReport<'a> {
     pub status: &'a PinnedBuffer,
     pub bound: &'a ResolvedProgram,
@@ -31,7 +32,7 @@ pub(crate) struct StatusReport<'a> {
 }
 
 impl StatusReport<'_> {
-    /// What failed, if something did. The streams are idle.
+    /// The reported failure, if any. The streams are idle.
     pub fn failure(&self) -> Option<RunError> {
         let is_own = |program: u8| program == self.bound.program as u8;
         if let Some(missed) = collective::read_missed_peer(self.status) {
@@ -55,7 +56,7 @@ impl StatusReport<'_> {
         Some(self.data_error(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))
     }
 
-    /// A peer that did not come, as the host's ranks report it.
+    /// The error for a peer that did not arrive, in the same form as on host ranks.
     fn missed_peer_error(&self, missed: MissedPeer) -> RunError {
         let (node, op) = self.node_and_op(missed.step);
         RunError::Limit {
@@ -70,7 +71,7 @@ impl StatusReport<'_> {
         }
     }
 
-    /// What is wrong with sizes on the device, as the host's ranks say it.
+    /// Describes invalid sizes on the device, in the same form as on host ranks.
     fn describe_sizes(&self, unfit: &InvalidSplits) -> String {
         let call = self.bound.steps.get(unfit.step).map(|s| &s.work);
         let (ranks, capacity) = match call {
@@ -87,7 +88,7 @@ impl StatusReport<'_> {
         format!("rank {} {does} {sizes:?} rows: expected at most {capacity}", unfit.rank)
     }
 
-    /// Data that a step does not take.
+    /// The error for data that a step rejects.
     fn data_error(&self, step: usize, fault: DataFault, detail: String) -> RunError {
         let (node, op) = self.node_and_op(step);
         RunError::Data { rank: self.bound.rank(), step, node, op, fault, detail }

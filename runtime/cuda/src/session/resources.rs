@@ -1,8 +1,9 @@
-//! What a rank's kernels use, held until they have ended.
+//! The resources of a rank's kernels, held until these have ended.
 //!
-//! When a run fails, kernels may still wait for peers, ours and the library's. They are told to end, and what
-//! they use is freed when they have. What does not end within [`ENDING`] is left to the end of the process, and
-//! so is all that it uses: memory under a running kernel is never freed or unmapped.
+//! When a run fails, kernels may still wait for peers: our own and the library's. They are asked to end, and
+//! their resources are freed after they have ended. If kernels do not end within [`SHUTDOWN_TIMEOUT`], all of
+//! their resources stay allocated until the process ends: memory under a running kernel is never freed or
+//! unmapped.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -21,25 +22,25 @@ use crate::error::{CudaError, Result};
 use crate::nccl::Communicators;
 use crate::program::DeviceProgram;
 
-/// How long kernels have to end after they were told to.
+/// How long kernels have to end after they were asked to.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause between two looks at them.
+/// The pause between two polls.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The parts. They are dropped in this order: first what uses memory, then the memory.
+/// The parts. They are dropped in declaration order: first the users of memory, then the memory.
 pub(crate) struct ResourceParts<P = Vec<DeviceProgram>, M = DeviceBuffer> {
     pub programs: P,
     pub streams: LaneStreams,
     pub nccl: Communicators,
     pub arena: SymmetricArena,
-    /// Through which kernels are told to end, and report.
+    /// The host asks kernels to end through these words, and kernels report in them.
     pub status: PinnedBuffer,
-    /// What only this rank reaches.
+    /// Memory that only this rank accesses.
     pub _memory: M,
     pub device: Arc<Device>,
 }
 
-/// The parts, and whether something that used them failed.
+/// The parts, and whether work that used them failed.
 pub(crate) struct Resources<P = Vec<DeviceProgram>, M = DeviceBuffer> {
     parts: ManuallyDrop<ResourceParts<P, M>>,
     failed: AtomicBool,
@@ -50,13 +51,13 @@ impl<P, M> Resources<P, M> {
         Resources { parts: ManuallyDrop::new(parts), failed: AtomicBool::new(false) }
     }
 
-    /// Remembers that a run failed: peers may have left, and what waits for them does not end by itself.
+    /// Notes that a run failed. Peers may have left, so kernels that wait for them do not end on their own.
     pub fn mark_failed(&self) {
         self.failed.store(true, Ordering::Relaxed);
     }
 
-    /// Does something that leaves work on the device; remembers if that fails. Fails if something failed earlier, or as
-    /// `work`.
+    /// Runs `work`, which leaves work on the device, and notes its failure. Fails if an earlier call failed,
+    /// or as `work`.
     pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         if self.failed.load(Ordering::Relaxed) {
             let text = "an earlier run of this session failed: a new session is needed";
@@ -65,11 +66,11 @@ impl<P, M> Resources<P, M> {
         work().inspect_err(|_| self.mark_failed())
     }
 
-    /// Replays a graph of one of the programs and waits for it as [`wait::until_idle`]; its time on the device
-    /// in microseconds.
+    /// Replays a graph of one of the programs and waits for it like [`wait::wait_until_idle`]. Returns its
+    /// time on the device in microseconds.
     ///
     /// # Safety
-    /// The graph uses nothing but these parts.
+    /// The graph uses only these parts.
     pub unsafe fn replay(
         &self,
         graph: &ExecutableGraph,
@@ -96,26 +97,27 @@ impl<P, M> DerefMut for Resources<P, M> {
 impl<P, M> Drop for Resources<P, M> {
     fn drop(&mut self) {
         let _ = self.device.enter();
-        // Without a failure all ends by itself.
+        // Without a failure, all kernels end on their own.
         if *self.failed.get_mut() || !holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
             collective::abort_waits(&self.status);
             // The library's kernels may wait for a peer that has left.
             self.nccl.abort();
         }
-        match holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
+        if holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
             // SAFETY: dropped once, here; no kernel uses the parts any more.
-            true => unsafe { ManuallyDrop::drop(&mut self.parts) },
-            false => eprintln!(
-                "note: kernels on GPU {} did not end within {} s after they were told to: what they use is \
+            unsafe { ManuallyDrop::drop(&mut self.parts) }
+        } else {
+            eprintln!(
+                "note: kernels on GPU {} did not end within {} s after they were asked to: their resources are \
                  freed when this process ends",
                 self.device.ordinal(),
                 SHUTDOWN_TIMEOUT.as_secs()
-            ),
+            );
         }
     }
 }
 
-/// Whether something holds within a time.
+/// Polls `holds` until it is true or the limit has passed.
 fn holds_within(limit: Duration, holds: impl Fn() -> bool) -> bool {
     let start = Instant::now();
     while !holds() {

@@ -1,8 +1,8 @@
-//! Runs of a session: put on streams, watched, and what failed.
+//! Runs of a session: how they are enqueued and watched, and how failures are reported.
 //!
-//! A run on another stream than the one before it waits for that one there. One event marks the end of the last run, and
-//! so of all. While the caller records a stream, a run becomes part of the recording; the caller then waits for his own
-//! replays, and [`DeviceSession::poll`] tells what they reported.
+//! A run on another stream than the previous run waits for that run on its stream. One event marks the end of
+//! the last run, and therefore of all runs. While the caller captures a stream, a run becomes part of the
+//! capture. The caller then waits for the replays, and [`DeviceSession::poll`] returns what they reported.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,21 +39,21 @@ use crate::exchange::RankExchange;
 use crate::program::{DeviceProgram, ProgramChoices, ProgramContext};
 use crate::{codegen::collective, session::resources};
 
-/// How long a failure waits for kernels that were told to end, so that their reports are seen.
+/// How long a failure waits for kernels that were asked to end, so that their reports are seen.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 impl CudaSession {
-    /// Puts one run on a stream. What is wrong with it here is told before peers hear of it.
+    /// Enqueues one run on a stream. Errors of this rank are returned before peers are notified of the run.
     fn enqueue_run(&mut self, stream: Option<RawStream>) -> Result<(), RunError> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
         }
         let stream = match (stream, self.gpu.borrowed.stream) {
-            // SAFETY: the caller's promise: it exists, on this GPU.
+            // SAFETY: the caller guarantees that the stream exists on this GPU.
             (Some(raw), _) => Some(unsafe { BorrowedStream::new(raw.0) }),
             (None, adopted) => adopted,
         };
-        let stream = stream.map(|lent| Stream::adopt(&self.device, lent));
+        let stream = stream.map(|borrowed| Stream::adopt(&self.device, borrowed));
         let put = match stream {
             Some(stream) if self.is_capturing(&stream)? => {
                 let recording = self.next_for_capture()?;
@@ -61,9 +61,10 @@ impl CudaSession {
             }
             stream => {
                 let recording = self.next_recording()?;
-                match recording.runs_as_graph {
-                    true => self.launch(&recording, stream, (&recording.executable.graph, 1)),
-                    false => self.launch_pieces(&recording, stream),
+                if recording.runs_as_graph {
+                    self.launch(&recording, stream, &recording.executable.graph, 1)
+                } else {
+                    self.launch_pieces(&recording, stream)
                 }
             }
         };
@@ -73,7 +74,7 @@ impl CudaSession {
         put.map_err(|error| self.fail_session(error.into()))
     }
 
-    /// The recording of the next run, once peers know its sizes.
+    /// The recording of the next run, after its sizes were announced to peers.
     pub(super) fn next_recording(&mut self) -> Result<Arc<Recording>, RunError> {
         if let Some(recording) = self.last_run.recording().cloned() {
             self.announce()?;
@@ -86,7 +87,8 @@ impl CudaSession {
         Ok(recording)
     }
 
-    /// The next run for a recording of the caller, once peers know its sizes. It needs no graph of the session's own.
+    /// The next run for a capture by the caller, after its sizes were announced to peers. It needs no graph
+    /// of the session.
     fn next_for_capture(&mut self) -> Result<Arc<Recording>, RunError> {
         if self.last_run.recording().is_some() {
             return self.next_recording();
@@ -105,7 +107,7 @@ impl CudaSession {
         let known = self.pending_runs.stream == Some(stream.handle().addr());
         if !known && !stream.is_of_device()? {
             return Err(RunError::Invalid(format!(
-                "the stream is not of the primary context of GPU {}",
+                "the stream does not belong to the primary context of GPU {}",
                 self.device.ordinal()
             )));
         }
@@ -114,31 +116,34 @@ impl CudaSession {
 
     fn announce(&mut self) -> Result<(), RunError> {
         let SizedProgram { digest, text, .. } = self.ports.sized_program()?;
-        let (comm, run) = (self.comm()?, self.runs);
+        let comm = self.comm()?;
+        let run = self.runs;
         let said = comm.expect_running().and_then(|()| comm.announce_run(run, *digest, &|| text.to_string()));
         said.map_err(|error| self.fail_session(error))
     }
 
-    /// Launches a graph of so many runs of a recording, on the session's stream if none is given.
+    /// Launches a graph of this many runs of a recording, on the session's stream if none is given.
     pub(super) fn launch(
         &mut self,
         recording: &Arc<Recording>,
         stream: Option<Stream>,
-        (graph, runs): (&ExecutableGraph, u32),
+        graph: &ExecutableGraph,
+        runs: u32,
     ) -> Result<()> {
         let Some(context) = &self.context else { return Err(arenas_released_error().into()) };
         let stream = stream.as_ref().unwrap_or(&context.resources.streams.compute);
         self.pending_runs.wait_before(stream, context)?;
-        // SAFETY: the recording holds what it uses, or the lender does, and the context is there.
+        // SAFETY: the recording (or the caller) keeps the memory that the graph uses, and the context exists.
         unsafe { stream.replay(graph)? };
         self.pending_runs.push_runs(stream, &recording.executable, self.runs, runs)
     }
 
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
-        // SAFETY: as for the other one.
-        let own = || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
-        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, own()));
+        // SAFETY: as in `launch`.
+        let session_stream =
+            || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
+        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, session_stream()));
         self.pending_runs.wait_before(&stream, context)?;
         let streams = context.streams_with_compute(&self.device, stream);
         recording.enqueue(&streams, &context.resources.nccl)?;
@@ -148,7 +153,7 @@ impl CudaSession {
         self.pending_runs.push_runs(&streams.compute, &recording.executable, self.runs, 1)
     }
 
-    /// Puts one run on the session's streams step by step, behind `start`.
+    /// Enqueues one run step by step on the session's streams, after `start`.
     fn enqueue_timed(&mut self, recording: &Arc<Recording>, start: &Event) -> Result<Vec<[Event; 2]>> {
         let Some(context) = &self.context else { return Err(arenas_released_error().into()) };
         context.progress().store(0, Ordering::Relaxed);
@@ -159,7 +164,7 @@ impl CudaSession {
         Ok(events)
     }
 
-    /// Makes a run part of what the caller records.
+    /// Adds a run to the caller's capture.
     fn capture(&mut self, recording: &Arc<Recording>, compute: Stream) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
         recording.enqueue(&context.streams_with_compute(&self.device, compute), &context.resources.nccl)?;
@@ -169,8 +174,8 @@ impl CudaSession {
         Ok(())
     }
 
-    /// The recording of a resolved run. All ranks call this together if the sizes are new; which these are depends on the
-    /// runs before, which are the same on all ranks.
+    /// The recording of a resolved run. All ranks call this together if the sizes are new. Whether they are
+    /// new depends only on earlier runs, which are the same on all ranks.
     fn resolve_recording(&mut self, resolved: ResolvedPorts) -> Result<Arc<Recording>, RunError> {
         self.load_fixed_inputs()?;
         let ResolvedPorts { key, memory } = resolved;
@@ -189,15 +194,17 @@ impl CudaSession {
         self.record(program, key, memory)
     }
 
-    /// Lowers and loads the program at the sizes that are set; together with all ranks if nothing is settled for them.
+    /// Lowers and loads the program at the current sizes. All ranks call this together if there are no
+    /// choices for them yet.
     fn load_program(
         &mut self,
         key: &RecordingKey,
         settled: Option<ProgramChoices>,
     ) -> Result<Arc<DeviceProgram>, RunError> {
-        // Loading code may wait for what runs, and what is timed writes to the arenas.
+        // Loading code may wait for running kernels, and timed candidates write to the arenas.
         self.wait_for_runs(None)?;
-        let (_span, started) = (self.enter_span(), Instant::now());
+        let _span = self.enter_span();
+        let started = Instant::now();
         tracing::debug!(target: "symmc::gpu", sizes = %key.sizes, "loading a program");
         let bound = self.ports.sized_program()?.program.clone();
         let limit = self.config.limit;
@@ -207,8 +214,9 @@ impl CudaSession {
             ranks.all_gather(&[0])?;
         }
         let exchange = settled.is_none().then_some(ranks as &dyn RankExchange);
-        context.extend_for(&bound.steps, exchange, (&self.gpu, limit))?;
-        let (resources, bases) = (&context.resources, PortBases(&key.bases));
+        context.extend_for(&bound.steps, exchange, &self.gpu, limit)?;
+        let resources = &context.resources;
+        let bases = PortBases(&key.bases);
         let kept = input_ranges(&bound, &key.bases);
         let search = exchange.map(|exchange| GemmSearch {
             exchange,
@@ -249,10 +257,12 @@ impl CudaSession {
     ) -> Result<Arc<Recording>, RunError> {
         let bound = self.ports.sized_program()?.program.clone();
         let is_noted = has_frontiers()?;
-        let (_span, started) = (self.enter_span(), Instant::now());
+        let _span = self.enter_span();
+        let started = Instant::now();
         let context = self.context.as_mut().ok_or_else(arenas_released_error)?;
-        let lanes = (&context.resources.streams, &context.resources.nccl);
-        let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, lanes)?);
+        let streams = &context.resources.streams;
+        let nccl = &context.resources.nccl;
+        let recording = Arc::new(Recording::new(program, bound, &key, memory, is_noted, streams, nccl)?);
         let programs = &mut context.resources.programs;
         programs.record_count += 1;
         tracing::debug!(target: "symmc::gpu", recordings = programs.record_count, elapsed = ?started.elapsed(), "recorded a graph");
@@ -260,7 +270,7 @@ impl CudaSession {
         Ok(recording)
     }
 
-    /// Whether all runs have ended.
+    /// Polls the runs: whether all have ended.
     pub(super) fn poll_runs(&mut self) -> Result<bool, RunError> {
         if let Some(error) = &self.failure {
             return Err(error.clone());
@@ -284,15 +294,15 @@ impl CudaSession {
         Ok(true)
     }
 
-    /// Tells peers how far the runs are; whether the session goes on.
+    /// Reports the progress of runs to peers. Fails if the session has ended.
     fn report_progress(&mut self) -> Result<(), RunError> {
         let comm = self.session_rank.as_deref().map(SessionRank::comm).ok_or_else(session_ended_error)?;
         let word = self.context()?.progress().load(Ordering::Relaxed);
-        // Whoever watches the ranks knows the steps of the first plan.
+        // The supervisor of the ranks knows only the steps of the first plan.
         let is_named = self.arrangement.program_count() == 1;
         let flight = &mut self.pending_runs;
         match flight.progress.next_update(word, Instant::now(), self.config.limit, flight.count) {
-            // Steps have names where all runs are of one bucket.
+            // Steps have names only if all runs are of one bucket.
             Some(ProgressUpdate::Step(step)) if is_named && flight.bucket().is_some() => {
                 comm.begin_step(step)
             }
@@ -301,23 +311,25 @@ impl CudaSession {
         }
         let alive = comm.expect_running();
         match &alive {
-            // A peer that closed its session after the runs of this rank does not keep them from ending here. The session has
-            // ended, so that nothing watches the other peers any more: that takes no longer than the limit.
+            // A peer that closed its session after the runs of this rank does not keep them from ending here.
+            // Because the session has ended, nothing watches the other peers any more; this state lasts no
+            // longer than the limit.
             Err(error) if has_ended_runs(comm.control(), error, self.runs) => {
-                let left = self.peer_left_since.get_or_insert_with(Instant::now);
-                if left.elapsed() < self.config.limit { Ok(()) } else { alive }
+                let left_since = self.peer_left_since.get_or_insert_with(Instant::now);
+                if left_since.elapsed() < self.config.limit { Ok(()) } else { alive }
             }
             _ => alive,
         }
     }
 
-    /// What kernels reported, in words of the first run whose program it may be.
+    /// The error that kernels reported, described by the first run whose program may have reported it.
     fn kernel_error(&self) -> Option<RunError> {
         let context = self.context.as_ref()?;
         let captured = context.resources.programs.captured.iter().chain(self.last_run.recording());
         let all = self.pending_runs.running.iter().chain(captured.map(|recording| &recording.executable));
         let report = |executable: &Arc<Executable>| {
-            let (bound, assertions) = (&*executable.bound, executable.program.assertions());
+            let bound = &*executable.bound;
+            let assertions = executable.program.assertions();
             let (status, run, limit) =
                 (&context.resources.status, self.pending_runs.first, self.config.limit);
             StatusReport { status, bound, assertions, run, limit }.failure()
@@ -325,7 +337,7 @@ impl CudaSession {
         all.into_iter().find_map(report)
     }
 
-    /// Ends the session on all ranks; the error that explains it best.
+    /// Ends the session on all ranks. Returns the error that explains the failure best.
     pub(crate) fn fail_session(&mut self, error: RunError) -> RunError {
         if let Some(first) = &self.failure {
             return first.clone();
@@ -341,7 +353,7 @@ impl CudaSession {
         {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // What kernels say of the step explains more than that a peer has gone.
+        // A kernel's report about the step explains more than the departure of a peer.
         let error = if error.is_consequence() { self.kernel_error().unwrap_or(error) } else { error };
         let _span = self.enter_span();
         tracing::warn!(target: "symmc::run", %error, runs = self.runs, "ending the session on all ranks");
@@ -354,7 +366,7 @@ impl CudaSession {
             return self.poll_runs().map(drop);
         }
         let bucket = self.pending_runs.bucket().and_then(|bucket| u32::try_from(bucket).ok());
-        // Whoever watches the ranks knows the steps of the first plan.
+        // The supervisor of the ranks knows only the steps of the first plan.
         let bucket =
             if self.arrangement.program_count() == 1 { bucket.unwrap_or_default() } else { u32::MAX };
         let run = Some((self.pending_runs.first, bucket));
@@ -365,15 +377,15 @@ impl CudaSession {
         waited
     }
 
-    /// Shows peers that this rank waits for the end of a run, in a bucket, or that it does not any more: while it waits, peers
-    /// expect that it goes on.
+    /// Shows peers that this rank waits for the end of a run in a bucket, or no longer waits. While it waits,
+    /// peers expect progress.
     fn show_awaited(&self, run: Option<(u64, u32)>) {
         if let Ok(comm) = self.comm() {
             comm.control().begin_run(comm.rank(), run);
         }
     }
 
-    /// Has the log name the rank while the result lives.
+    /// Makes log records name the rank while the result lives.
     fn enter_span(&self) -> Option<EnteredSpan> {
         self.comm().ok().and_then(|comm| enter_rank_span(comm.rank()))
     }
@@ -383,43 +395,45 @@ impl CudaSession {
         while !self.poll_runs()? {
             let elapsed = start.elapsed();
             if let Some(limit) = limit.filter(|limit| elapsed >= *limit) {
-                let (rank, run) = (self.comm()?.rank(), self.pending_runs.first);
+                let rank = self.comm()?.rank();
+                let run = self.pending_runs.first;
                 let _span = enter_rank_span(rank);
                 tracing::warn!(target: "symmc::run", run, ?limit, "timed out waiting for a run");
                 return Err(RunError::Unfinished { rank, run, limit_ms: limit.as_millis() as u64 });
             }
-            match elapsed > Duration::from_millis(2) {
-                true => std::thread::sleep(Duration::from_micros(50)),
-                false => std::hint::spin_loop(),
+            if elapsed > Duration::from_millis(2) {
+                std::thread::sleep(Duration::from_micros(50));
+            } else {
+                std::hint::spin_loop();
             }
         }
         Ok(())
     }
 
-    /// Refuses an access by the caller while runs may touch the memory.
+    /// Refuses an access by the caller while runs may use the memory.
     fn expect_idle(&mut self, port: Port) -> Result<(), RunError> {
         if self.poll_runs()? { Ok(()) } else { Err(self.ports.busy_error(port)) }
     }
 
-    /// Tells all ranks that this one is here, and waits for them.
+    /// Waits until all ranks have reached this call.
     fn synchronize_ranks(&mut self) -> Result<(), RunError> {
         let met = self.comm()?.exchange_bytes(&[0]).map(drop);
         met.map_err(|error| self.fail_session(error))
     }
 }
 
-/// Whether the driver says what it records next work behind.
+/// Whether the driver reports the dependencies of a capture's next node.
 fn has_frontiers() -> Result<bool> {
     Ok(driver::cuda_version()? >= [12, 3])
 }
 
-/// Whether the session ended because a peer closed it, after that peer had ended this many runs.
+/// Whether the session ended because a peer closed it, after that peer had completed this many runs.
 fn has_ended_runs(control: &ControlSegment, end: &RunError, runs: u64) -> bool {
     let RunError::Left { rank, .. } = end.cause() else { return false };
     control.runs_before_close(*rank).is_some_and(|closed| closed >= runs)
 }
 
-/// Where the inputs of a program lie, whose data must stay.
+/// The memory ranges of a program's inputs. Their data must be preserved.
 fn input_ranges(bound: &ResolvedProgram, bases: &[Address]) -> Vec<Range<Address>> {
     let at = bound.inputs.iter().zip(bases);
     at.filter(|(input, _)| input.bytes > 0).map(|(input, &at)| at..at + input.bytes as Address).collect()
@@ -457,7 +471,8 @@ impl DeviceSession for CudaSession {
             return Ok(());
         }
         let _context = self.enter_device()?;
-        let (arena, reserved) = (self.symmetric_arena().ok(), self.reserved());
+        let arena = self.symmetric_arena().ok();
+        let reserved = self.reserved();
         self.ports.bind_memory(port, memory, arena, reserved)?;
         if let Some(given) = memory
             && let Err(error) = self.expect_own(port, given)
@@ -484,7 +499,8 @@ impl DeviceSession for CudaSession {
     fn allocate_symmetric(&mut self, bytes: usize) -> Result<Arc<dyn DeviceMemory>, RunError> {
         let _context = self.enter_device()?;
         let comm = self.comm()?;
-        let (rank, asked) = (comm.rank(), comm.exchange_bytes(&(bytes as u64).to_le_bytes()));
+        let rank = comm.rank();
+        let asked = comm.exchange_bytes(&(bytes as u64).to_le_bytes());
         let asked = asked.map_err(|error| self.fail_session(error))?;
         let arena = self.context()?.resources.arena.clone();
         let range = self.ports.caller_arena().allocate_block(&asked, rank)?;
@@ -517,7 +533,7 @@ impl DeviceSession for CudaSession {
         self.ports.expect_bytes(port, data.len())?;
         let memory = self.locate_port(port)?;
         let stream = &self.context()?.resources.streams.compute;
-        // SAFETY: the memory has as many bytes, and no run is in progress.
+        // SAFETY: the memory has that many bytes, and no run is in progress.
         unsafe { stream.download(data, memory.range.address)? };
         Ok(())
     }
@@ -540,7 +556,7 @@ impl DeviceSession for CudaSession {
 
     fn run_traced(&mut self) -> Result<Vec<TracedStep>, RunError> {
         let _context = self.enter_device()?;
-        // Runs that are on other streams have ended before the steps begin.
+        // Runs on other streams have ended before the steps begin.
         self.wait_for_runs(None)?;
         let recording = self.next_recording()?;
         let start = Event::timed()?;
@@ -589,7 +605,8 @@ impl DeviceSession for CudaSession {
         if self.context.is_some() {
             return self.synchronize_ranks();
         }
-        let (sizes, comm) = (self.context_sizes()?, self.comm()?);
+        let sizes = self.context_sizes()?;
+        let comm = self.comm()?;
         let made = self.make_context(&sizes, comm);
         let context = made.map_err(|error| self.fail_session(error.into()))?;
         self.context = Some(context);
@@ -641,7 +658,7 @@ mod tests {
             HostCommunicator::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
         let left = |how: &str| RunError::Left { rank: 1, how: how.into() };
         let ended = |error: &RunError, runs| has_ended_runs(comm.control(), error, runs);
-        // A peer that aborts its session says nothing.
+        // A peer that aborts its session announces no number of runs.
         assert!(!ended(&left("aborted its session: enough"), 0));
         comm.control().set_closed(1, 5);
         let closed = left("closed its session after 5 runs").reported_by(0);

@@ -1,4 +1,4 @@
-//! Waiting for the device while peers may fail, and the times of what was waited for.
+//! Waits for the device while peers may fail, and measures times.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use crate::device::driver::{Event, ExecutableGraph, PinnedBuffer};
 use crate::device::streams::LaneStreams;
 use crate::error::Result;
 
-/// How long a failure waits for kernels that were told to end, so that their reports are seen.
+/// How long a failure waits for kernels that were asked to end, so that their reports are seen.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Replays a graph and waits as [`until_idle`]; its time on the device in microseconds.
+/// Replays a graph and waits like [`wait_until_idle`]. Returns its time on the device in microseconds.
 ///
 /// # Safety
 /// Everything that the graph uses exists.
@@ -31,13 +31,13 @@ pub(crate) unsafe fn replay(
     begin.microseconds_to(&end)
 }
 
-/// Whether nothing runs on either stream. What failed does not run.
+/// Whether both streams are idle. A failed stream counts as idle.
 pub(crate) fn are_idle(streams: &LaneStreams) -> bool {
     [&streams.compute, &streams.comm].iter().all(|s| s.is_idle().unwrap_or(true))
 }
 
-/// Waits for both streams. `alive` is asked now and then; when it fails the kernels that wait for peers are told
-/// to end through the status words. Kernels may still run after a failure.
+/// Waits for both streams, and polls `alive` from time to time. When it fails, kernels that wait for peers
+/// are asked to end through the status words. Kernels may still run after a failure.
 pub(crate) fn wait_until_idle(
     streams: &LaneStreams,
     status: &PinnedBuffer,
@@ -69,11 +69,11 @@ pub(crate) fn wait_until_idle(
     }
 }
 
-/// The least, the median and the most of some times; zeros if there are none.
+/// The minimum, median and maximum of some times; zeros if there are none.
 pub(crate) fn min_median_max(mut times: Vec<f64>) -> [f64; 3] {
     times.sort_by(f64::total_cmp);
-    let at = |i: usize| times.get(i).copied().unwrap_or_default();
-    [at(0), at(times.len() / 2), at(times.len().saturating_sub(1))]
+    let at_index = |i: usize| times.get(i).copied().unwrap_or_default();
+    [at_index(0), at_index(times.len() / 2), at_index(times.len().saturating_sub(1))]
 }
 
 #[cfg(test)]

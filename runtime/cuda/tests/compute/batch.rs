@@ -1,4 +1,5 @@
-//! Products of one left matrix: few rows as one kernel, two of the same extents as a batch of the library.
+//! Products of one left matrix: few rows as one kernel, two products of the same extents as a batch of the
+//! library.
 
 use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::gemm::Gemm;
@@ -11,10 +12,10 @@ use crate::emulate::Library;
 use crate::machine;
 use crate::products::{Part, SPACING, World, compiles, kernels, near, part, steps, value};
 
-/// Rows that no kernel of ours takes.
+/// The number of rows is too large for our kernels.
 const M: usize = 300;
 
-/// What two products do, by the places of their right matrices and results.
+/// The lowered form of two products, given the places of their right matrices and results.
 fn lowered(left: LocatedTensor, right: [LocatedTensor; 2], results: [LocatedTensor; 2]) -> Vec<Gemm> {
     let parts: Vec<Part> = right
         .into_iter()
@@ -49,7 +50,7 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
         (b.at, c.at),
         [SPACING, 3 * SPACING].map(|offset| DevicePtr::from(0x100_0000 + offset as u64)).into()
     );
-    // Both behind each other the other way round are the same; the results alone are not.
+    // If both pairs are in the opposite order, the result is the same. If only the results are, it is not.
     assert_eq!(of([two.clone(), one.clone()], [four.clone(), three.clone()]), both);
     assert_eq!(of([one, two], [four, three]).len(), 2);
 }
@@ -63,7 +64,7 @@ fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
     assert_eq!(count(square(MemorySpace::Symmetric, 0), weights.clone(), apart.clone()), 1);
     assert_eq!(count(ordinary(0), [ordinary(1), square(MemorySpace::Symmetric, 2)], apart.clone()), 2);
     assert_eq!(count(ordinary(0), weights, [ordinary(3), square(MemorySpace::Symmetric, 4)]), 2);
-    // Two inputs lie in another order on another rank, two parts of one do not.
+    // Two inputs may be in another order on another rank; two parts of one input are not.
     let input = |i, place| square(MemorySpace::Input(i), place);
     assert_eq!(count(ordinary(0), [input(0, 1), input(1, 2)], apart.clone()), 2);
     assert_eq!(count(ordinary(0), [input(1, 1), input(1, 2)], apart), 1);
@@ -73,7 +74,7 @@ fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
 fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
     let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
     let product = |(p, &n): (usize, &usize)| {
-        // The weights are behind each other, and so are the results.
+        // The weights are contiguous, and so are the results.
         let mut right = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
         right.offset += widths[..p].iter().sum::<usize>() * k * 2;
         let result = row(MemorySpace::Ordinary, 3 + p, n);
@@ -89,7 +90,7 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
     let cases = [
-        // All of K, by blocks, warp-group MMA in pairs, and clusters of each size.
+        // All of K: by blocks, by warp-group MMA in pairs, and by clusters of each size.
         (1, 600, &[72, 40, 32][..], whole, 1),
         (5, 600, &[104, 40], whole, 1),
         (17, 600, &[200, 40, 72], clusters(8), 2),
@@ -113,7 +114,8 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
     }
 }
 
-/// Heads of [`of_widths`] that are turned, each product's as wide as given, by neighbours or halves; none of a width of 0.
+/// Rotary embeddings of the products of [`of_widths`], with heads of these widths, by neighbours or by
+/// halves; a width of 0 means none.
 fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<Part> {
     let turn = |(p, (product, &e)): (usize, (&Part, &usize))| {
         let x = &product.results[0];
@@ -123,7 +125,7 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
             strides: strides.map(|s| s as isize).into(),
             ..of.clone()
         };
-        // The result lies by heads, and so do some cosines.
+        // The result is stored by heads, and so are some cosines.
         let angles = if each { e } else { e / 2 };
         let place = |place, offset| {
             let value = value(MemorySpace::Ordinary, place, [m, angles], [angles as isize, 1]);

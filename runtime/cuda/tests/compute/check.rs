@@ -1,6 +1,6 @@
-//! Cases of every op on a device: how they lie in its memory, what they become, and a run of all of them.
+//! Cases of every op on a device: their layout in its memory, their lowering, and a run of all of them.
 //!
-//! Cases are compiled in parts, side by side.
+//! Cases are compiled in parts, concurrently.
 
 use std::cell::Cell;
 use std::fmt;
@@ -22,10 +22,10 @@ use symmc_ir::Tensor;
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_runtime::kernels::KernelError;
 
-/// What the bytes around operands and results hold.
+/// The value of the bytes around operands and results.
 const CANARY: u8 = 0xa5;
 
-/// The bytes of memory that a tensor takes.
+/// The size of a tensor's memory in bytes.
 fn bytes(x: &Placed) -> usize {
     x.layout.extent(x.tensor.shape()) * x.tensor.dtype().size()
 }
@@ -47,7 +47,7 @@ fn located(x: &Placed, start: usize) -> LocatedTensor {
     }
 }
 
-/// A tensor's memory, with the canary around it.
+/// The memory of a tensor, with the canary in its gaps.
 fn image(x: &Placed) -> Vec<u8> {
     let mut out = vec![CANARY; bytes(x)];
     let size = x.tensor.dtype().size();
@@ -57,7 +57,7 @@ fn image(x: &Placed) -> Vec<u8> {
     out
 }
 
-/// The tensor that lies in `memory` as this one does, if nothing else was written there.
+/// Reads the tensor with this layout from `memory`, if nothing else was written there.
 fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
     let size = x.tensor.dtype().size();
     let mut data = Vec::with_capacity(x.tensor.data().len());
@@ -75,9 +75,8 @@ fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
 /// A case that failed.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Its name.
+    /// The name of the case.
     pub case: String,
-    /// What is wrong.
     pub what: String,
 }
 
@@ -87,29 +86,29 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A case and where it lies.
+/// A case with the layout of its values in memory.
 pub struct Laid<'a> {
     case: &'a Case,
     operands: Vec<LocatedTensor>,
     results: Vec<LocatedTensor>,
-    /// What the results must be, or room for those of a case that must fail.
+    /// The expected results, or places for the results of a case that must fail.
     rooms: Vec<Placed>,
     /// The first byte of each result.
     starts: Vec<usize>,
-    /// What the memory holds at first, by its first byte.
+    /// The initial contents of the memory: first bytes and data.
     image: Vec<(usize, Vec<u8>)>,
 }
 
 impl Laid<'_> {
-    /// What the memory holds before the case runs: first bytes and bytes.
+    /// The contents of the memory before the case runs: first bytes and data.
     pub fn image(&self) -> &[(usize, Vec<u8>)] {
         &self.image
     }
 
-    /// Compares what the case left with what it must give. `read` gives bytes from a first one on.
+    /// Compares the results of the case with the expected ones. `read` returns bytes from an offset on.
     ///
     /// # Errors
-    /// A sentence that says what is wrong.
+    /// A sentence that describes the difference.
     pub fn verify(
         &self,
         failure: Option<KernelError>,
@@ -129,10 +128,10 @@ impl Laid<'_> {
     }
 }
 
-/// Bytes behind each operand and result that nothing may write.
+/// The number of bytes after each operand and result that nothing may write.
 const BEHIND: usize = 64;
 
-/// Puts cases one behind another; gives the bytes of all.
+/// Lays out cases one after another; returns the total size in bytes.
 pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
     let mut end = 0;
     let mut place = |bytes: usize| {
@@ -164,9 +163,9 @@ pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
 pub struct Lowered {
     /// The functions of all cases.
     pub source: KernelSource,
-    /// Where data can be out of range; the step is the number of the case.
+    /// The places where data can be out of range; the step is the index of the case.
     pub assertions: DeviceAssertions,
-    /// The work of each case, or why there is none.
+    /// The commands of each case, or the reason why there are none.
     pub works: Vec<Result<Vec<GpuCommand>, CudaError>>,
 }
 
@@ -187,14 +186,14 @@ fn lower_all(laid: &[Laid<'_>], machine: &KernelTarget) -> Lowered {
     Lowered { source: l.source, assertions: l.assertions, works }
 }
 
-/// The workspace that all cases do with.
+/// The workspace that is sufficient for all cases.
 pub fn workspace_bytes(cases: &[Case], machine: &KernelTarget) -> usize {
     let (laid, _) = lay(cases);
     let needed = laid.iter().map(|c| workspace(&c.case.op, &c.operands, &c.results, machine));
     needed.max().unwrap_or(0).max(GEMM_WORKSPACE)
 }
 
-/// Runs cases on a device; gives those that failed, and how many attentions the library computed.
+/// Runs cases on a device. Returns the failed ones, and the number of attentions that the library computed.
 ///
 /// # Errors
 /// The device cannot be used, or the code of the cases does not compile.
@@ -203,7 +202,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
     let stream = Stream::new(device)?;
     let memory = DeviceBuffer::new(device, "the cases", bytes)?;
     let status = PinnedBuffer::new(device, STATUS_BYTES)?;
-    // What cuDNN takes of attention, it computes.
+    // cuDNN computes the attentions that it supports.
     let library = cudnn::AttentionPlanner::new(device).ok();
     let attention = if library.is_some() { AttentionBackend::Measured } else { AttentionBackend::Kernels };
     let machine = KernelTarget { attention, ..KernelTarget::from_device(device) };
@@ -245,10 +244,10 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
     Ok((out, by_library.get()))
 }
 
-/// The cases of one module.
+/// The number of cases per module.
 const CHUNK: usize = 24;
 
-/// Compiles the parts side by side.
+/// Compiles the parts concurrently.
 fn compile_all(parts: &[Lowered], capability: [u32; 2]) -> Vec<Result<Vec<u8>, CudaError>> {
     let next = AtomicUsize::new(0);
     let done: Vec<_> = parts.iter().map(|_| OnceLock::new()).collect();
@@ -327,7 +326,7 @@ impl Runner<'_> {
                     return of.kernels.iter().try_for_each(|kernel| self.kernel(kernel));
                 };
                 of.numbers.iter().try_for_each(|kernel| self.kernel(kernel))?;
-                // SAFETY: as above; the workspace has room for it.
+                // SAFETY: as above; the workspace is large enough.
                 unsafe { prepared.run(self.stream, PortBases(&self.bases)) }?;
                 self.by_library.set(self.by_library.get() + 1);
                 of.amend.iter().try_for_each(|kernel| self.kernel(kernel))?;

@@ -1,5 +1,5 @@
-//! Kernels as they are, compiled for the host, against the interpreter. Skipped where there is no C++
-//! compiler.
+//! Runs the unmodified kernels, compiled for the host, and compares them with the interpreter. Skipped
+//! without a C++ compiler.
 
 use symmc_cases::{Case, KernelLibrary, corpus, special};
 use symmc_cuda::codegen::command::GpuCommand;
@@ -30,7 +30,7 @@ impl Library {
     }
 }
 
-/// Parts of the names of large cases that take a way of their own.
+/// Parts of the names of large cases that use special kernels or paths.
 const WAYS: &[&str] = &[
     "failing",
     "attention bf16 [8, 2, 130,",
@@ -79,7 +79,7 @@ const WAYS: &[&str] = &[
     "rotary f32 f32 [36, 12]",
 ];
 
-/// Some small cases of every op, and of the large ones those that take other ways.
+/// A sample of small cases of every op, and the large cases that use special paths.
 fn sample() -> Vec<Case> {
     let (mut small, mut bounded) = (0, 0);
     let mut takes = |name: &str| {
@@ -99,22 +99,22 @@ fn sample() -> Vec<Case> {
     out
 }
 
-/// What became of cases.
+/// The outcome of the cases.
 #[derive(Default)]
 pub(crate) struct Ran {
-    /// How many ran.
+    /// The number of cases that ran.
     pub all: usize,
-    /// How many of them were attentions that the library takes.
+    /// The number of these that were attentions which the library supports.
     pub by_library: usize,
-    /// What is wrong.
+    /// The failures.
     pub wrong: Vec<String>,
 }
 
-/// Runs cases as emulated kernels, or none without a compiler.
+/// Runs cases as emulated kernels; `None` without a compiler.
 pub(crate) fn run(what: &str, cases: &[Case], attention: AttentionBackend) -> Option<Ran> {
     let (laid, bytes) = lay(cases);
     let machine = KernelTarget {
-        // Few, so that small products have as many lines for each as large ones on a GPU.
+        // Few multiprocessors, so that small products have as many lines for each as large ones on a GPU.
         multiprocessors: 4,
         bandwidth: 4917,
         status: 0,
@@ -126,7 +126,7 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: AttentionBackend) -> Op
         attention,
     };
     let workspace_bytes = workspace_bytes(cases, &machine);
-    // Behind the cases lie the status word and the workspace.
+    // The status word and the workspace are after the cases.
     let mut memory = vec![0u128; (bytes + workspace_bytes + 4096).div_ceil(16) + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
     let status = base + bytes as u64;
@@ -139,11 +139,12 @@ pub(crate) fn run(what: &str, cases: &[Case], attention: AttentionBackend) -> Op
     let mut ran = Ran::default();
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
-        // The library's products are not ours to emulate.
+        // Products of the library are not emulated.
         if works.iter().any(|w| matches!(w, GpuCommand::Gemm(_))) {
             continue;
         }
-        // SAFETY: all addresses lie in `memory`, as it was laid out; nothing else touches it meanwhile.
+        // SAFETY: all addresses are within `memory`, as it was laid out; nothing else accesses it during this
+        // time.
         let word = unsafe {
             for (start, bytes) in laid.image() {
                 pointer(base + *start as u64).copy_from(bytes.as_ptr(), bytes.len());
@@ -187,7 +188,8 @@ fn kernels_give_what_the_interpreter_gives() {
     assert!(ran.all > cases.len() / 2, "{} of {} cases", ran.all, cases.len());
 }
 
-/// The cases at the edges of dtypes: of those with a scalar, which is a number in the text of the kernel, some of each op.
+/// The cases at the edges of dtypes. Scalars are part of the kernel's text, so only some cases of each op
+/// with a scalar are used.
 fn edges() -> Vec<Case> {
     let mut scalars = 0;
     let mut out = special();

@@ -1,7 +1,7 @@
-//! Attention that a library computes, with what is in front of it and behind it, on the host.
+//! Attention that a library computes, with the kernels before and after it, on the host.
 //!
-//! The library here is a reference that does what cuDNN does where data are not finite: in blocks of rows and columns of
-//! which some row sees some column it multiplies what is not seen with 0, and a row that sees nothing is 0 / 0.
+//! The library here is a reference that treats non-finite data like cuDNN. In blocks of rows and columns in
+//! which some row sees some column, it multiplies hidden values by 0; a row that sees nothing is 0 / 0.
 
 use symmc_cases::{Case, corpus};
 use symmc_cuda::codegen::compute::AttentionBackend;
@@ -13,10 +13,10 @@ use symmc_cuda::device::launch::{DevicePtr, PortBases};
 
 use crate::emulate::run;
 
-/// Rows and columns that are multiplied at once.
+/// The number of rows and columns that are multiplied at once.
 const BLOCK: usize = 64;
 
-/// An element in memory.
+/// Loads an element from memory.
 unsafe fn load(at: DevicePtr, dtype: DType, index: i64) -> f64 {
     let place = std::ptr::with_exposed_provenance::<u8>(at.resolve(PortBases::NONE) as usize);
     // SAFETY: by the caller, the element exists.
@@ -29,7 +29,7 @@ unsafe fn load(at: DevicePtr, dtype: DType, index: i64) -> f64 {
 /// Stores an element.
 ///
 /// # Safety
-/// It exists, and nothing else touches it.
+/// The element exists, and nothing else accesses it.
 unsafe fn store(at: DevicePtr, dtype: DType, index: i64, value: f64) {
     let place = std::ptr::with_exposed_provenance_mut::<u8>(at.resolve(PortBases::NONE) as usize);
     // SAFETY: by the caller.
@@ -39,12 +39,12 @@ unsafe fn store(at: DevicePtr, dtype: DType, index: i64, value: f64) {
     write_f64(dtype, bytes, 0, value);
 }
 
-/// Where a row of a tensor begins, in elements.
+/// The offset of a row of a tensor, in elements.
 fn row(x: &cudnn::AttentionTensor, at: [usize; 3]) -> i64 {
     at.iter().zip(x.strides).map(|(&i, stride)| i as i64 * stride).sum()
 }
 
-/// An attention with addresses in the place of pointers to ports.
+/// The attention with addresses instead of pointers to ports.
 pub(crate) fn resolved(x: &cudnn::CudnnAttention, bases: PortBases<'_>) -> cudnn::CudnnAttention {
     let pointer = |at: DevicePtr| DevicePtr::from(at.resolve(bases));
     let tensor = |t: cudnn::AttentionTensor| cudnn::AttentionTensor { at: pointer(t.at), ..t };
@@ -70,7 +70,7 @@ pub(crate) fn resolved(x: &cudnn::CudnnAttention, bases: PortBases<'_>) -> cudnn
 /// Computes an attention.
 ///
 /// # Safety
-/// Its operands and its result exist, and nothing else touches them.
+/// Its operands and its result exist, and nothing else accesses them.
 pub(crate) unsafe fn attend(x: &cudnn::CudnnAttention) {
     if let Some(gradient) = &x.gradient {
         // SAFETY: by the caller.
@@ -88,7 +88,7 @@ pub(crate) unsafe fn attend(x: &cudnn::CudnnAttention) {
                 // SAFETY: by the caller.
                 unsafe { store(sums.at, DType::F32, row(sums, [b, h, i]), top + sum.ln()) };
             }
-            // What the first and the last row of the block see.
+            // The columns that the first and the last row of the block see.
             let (first, last) = (i / BLOCK * BLOCK, (i / BLOCK + 1) * BLOCK - 1);
             let from = x.band.from.map_or(0, |from| first as i64 + from);
             let below = x.band.below.map_or(i64::MAX, |below| last as i64 + below);
@@ -193,8 +193,8 @@ unsafe fn score(x: &cudnn::CudnnAttention, [b, h, i]: [usize; 3], j: usize, grou
     score
 }
 
-/// Attention in the dtypes of the library: with masks of bools and of numbers, causal, in windows, with values that are not
-/// finite here and there.
+/// Attention in the dtypes of the library: with bool and numeric masks, causal, with windows, and with some
+/// values that are not finite.
 fn sample() -> Vec<Case> {
     let mut out = corpus();
     let fits = |x: &Tensor| {

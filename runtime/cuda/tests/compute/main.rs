@@ -1,7 +1,7 @@
-//! Compute steps without a GPU: lowering of every op ([`check`]), kernels on the host ([`emulate`]), fusion. Where
-//! NVRTC is present, some of the code is compiled.
+//! Compute steps without a GPU: lowering of every op ([`check`]), kernels on the host ([`emulate`]), fusion.
+//! If NVRTC is present, some of the code is compiled.
 
-// The example `check_compute` uses the rest.
+// The example `check_compute` uses the other items of the module.
 mod batch;
 #[allow(dead_code)]
 mod check;
@@ -57,7 +57,7 @@ fn every_case_is_lowered_and_compiles() {
             assert!(kernel.grid.iter().all(|&n| n > 0), "{}: {:?} blocks", case.name, kernel.grid);
         }
     }
-    // A sample: all of them take minutes.
+    // A sample, because compiling all cases takes minutes.
     let sample: Vec<_> = cases.into_iter().step_by(12).collect();
     for (target, shared, wgmma) in [([9, 0], 225 << 10, true), ([8, 0], 160 << 10, false)] {
         match compile(&lowered(&sample, &KernelTarget { shared, wgmma, ..machine }).source, target) {
@@ -81,7 +81,7 @@ fn at(space: MemorySpace, offset: usize) -> LocatedTensor {
 
 #[test]
 fn a_chain_is_one_kernel_that_stores_what_has_memory() {
-    // `x + 1` to the second place, `relu` of that to the third, times `x` to an output.
+    // The chain is `x + 1` to the second place, `relu` of that to the third, times `x` to an output.
     let (x, out) = (at(MemorySpace::Input(0), 0), at(MemorySpace::Output(0), 0));
     let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };
     let (relu, mul) = (Op::Unary(UnaryOp::Relu), Op::Binary(BinaryOp::Mul));

@@ -1,4 +1,4 @@
-//! Element-wise steps and the norm of their rows as one kernel give what they give alone.
+//! Element-wise steps and the norm of their rows in one kernel give the bits of separate steps.
 
 use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, fused_norm};
 use symmc_cuda::device::launch::DevicePtr;
@@ -8,7 +8,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use crate::emulate::Library;
 use crate::products::{Part, World, compiles, inside, kernels, part, steps, value};
 
-/// A residual, scaled by a number of each row, and its norm: `norm((x + silu(h)) * c)`.
+/// A residual, scaled by one number per row, and its norm: `norm((x + silu(h)) * c)`.
 fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
     let row = |space, place| value(space, place, [m, n], [pitch as isize, 1]);
     let of_row = |i: usize| {
@@ -28,7 +28,7 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
     ]
 }
 
-/// The norm of what is made of bools alone: their elements are smaller than those of what becomes of them.
+/// The norm of values that are computed from bools only, whose elements are narrower than the results.
 #[test]
 fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_steps() {
     let mut world = World::new();
@@ -70,7 +70,7 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
     let layer = || Op::LayerNorm { axes: 1, eps: FloatAttribute(1e-5) };
-    // Rows of a warp and of a block, those with gaps, and those that are no multiple of an access.
+    // Rows of a warp and of a block, rows with gaps, and rows that are not a multiple of an access.
     let cases = [
         (rms(false), 9, 256, 256),
         (rms(true), 3, 2048, 2048),
@@ -83,7 +83,7 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
             let list = residual(norm.clone(), m, n, pitch);
             let mut whole = inside(residual(norm.clone(), m, n, pitch));
             if known {
-                // Others read the sum as well.
+                // Other steps read the sum too.
                 let sum = list[1].results[0].clone();
                 whole[1].results = [sum.clone()];
                 whole[2].operands[0] = sum;

@@ -1,4 +1,4 @@
-//! Skinny GEMMs with an epilogue: one kernel gives the bits of the single steps.
+//! Skinny GEMMs with an epilogue: one kernel gives the bits of separate steps.
 
 use symmc_cuda::CudaError;
 use symmc_cuda::codegen::command::GpuCommand;
@@ -19,7 +19,7 @@ use crate::emulate::Library;
 const K: usize = 1800;
 const N: usize = 200;
 
-/// Bytes from the start of the memory to each value, far apart.
+/// The distance in bytes between the starts of two values.
 pub(crate) const SPACING: usize = 1 << 20;
 
 pub(crate) fn value(
@@ -50,7 +50,7 @@ pub(crate) fn steps(parts: &[Part]) -> Vec<BoundOperation<'_>> {
     parts.iter().map(step).collect()
 }
 
-/// The same with all but the last result known to nobody else.
+/// The same steps, with all results except the last one internal to the dispatch.
 pub(crate) fn inside(mut parts: Vec<Part>) -> Vec<Part> {
     let last = parts.len() - 1;
     let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
@@ -83,7 +83,7 @@ pub(crate) fn gated(m: usize) -> Vec<Part> {
     ]
 }
 
-/// The same with both weights in one, of which the halves of the columns are read.
+/// The same with both weights in one matrix, whose column halves are read separately.
 fn halved(m: usize) -> Vec<Part> {
     let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
     let (x, both) = (row(MemorySpace::Ordinary, 0, K), row(MemorySpace::Ordinary, 3, 2 * N));
@@ -98,7 +98,7 @@ fn halved(m: usize) -> Vec<Part> {
     ]
 }
 
-/// Where NVRTC is, it takes the code.
+/// Compiles the code, if NVRTC is available.
 pub(crate) fn compiles(source: &KernelSource) {
     match compile(source, [9, 0]) {
         Ok(code) => assert!(!code.is_empty()),
@@ -107,7 +107,7 @@ pub(crate) fn compiles(source: &KernelSource) {
     }
 }
 
-/// Memory with random values for the steps, and what kernels are lowered for.
+/// Memory with random values for the steps, and the target that kernels are lowered for.
 pub(crate) struct World {
     memory: Vec<u128>,
     pub machine: KernelTarget,
@@ -137,11 +137,11 @@ impl World {
         self.machine.status - 7 * SPACING as u64
     }
 
-    /// What lies at a place after these kernels, from the same start.
+    /// Runs these kernels on the same initial memory, and returns the bytes of a result.
     pub fn run(&mut self, library: &Library, kernels: &[KernelLaunch], result: &LocatedTensor) -> Vec<u8> {
         let mut random = SplitMix(3);
         for half in self.memory.iter_mut() {
-            // Halves of a sign, an exponent near one and a mantissa.
+            // 16-bit floats with a random sign, an exponent near one and a random mantissa.
             *half = (0..8).fold(0, |word, i| {
                 let bits = random.next() as u128;
                 word | ((bits & 0x807f) | 0x3e80 | (bits >> 8 & 0x0100)) << (16 * i)
@@ -149,7 +149,7 @@ impl World {
         }
         let status = std::ptr::with_exposed_provenance_mut::<u8>(self.machine.status as usize);
         let at = std::ptr::with_exposed_provenance::<u8>(self.base() as usize + result.offset);
-        // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
+        // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
         unsafe {
             status.write_bytes(0, STATUS_BYTES);
             kernels.iter().for_each(|k| library.run(k));
@@ -159,13 +159,13 @@ impl World {
 }
 
 impl World {
-    /// What a matrix product gives, of what lies in the memory.
+    /// The expected result of a matrix product of the values in memory.
     pub fn product(&self, part: &Part) -> Vec<u8> {
         let [x, y] = &part.operands[..] else { panic!("a product has two operands") };
         let element = |v: &LocatedTensor, row: usize, column: usize| {
             let at = v.offset as isize + (row as isize * v.strides[0] + column as isize * v.strides[1]) * 2;
             let at = std::ptr::with_exposed_provenance::<u16>((self.base() as usize).wrapping_add_signed(at));
-            // SAFETY: the address lies in the memory, of which nothing is written meanwhile.
+            // SAFETY: the address is within the memory, which is not written during this time.
             f64::from(f32::from_bits(u32::from(unsafe { at.read() }) << 16))
         };
         let ([m, k], n) = ([x.shape[0], x.shape[1]], y.shape[1]);
@@ -233,7 +233,7 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     }
 }
 
-/// Elements of bf16 that differ by their rounding alone.
+/// Compares bf16 elements that may differ only by rounding.
 pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
     let value = |bytes: &[u8]| f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
     for (i, (a, b)) in expected.chunks(2).zip(found.chunks(2)).enumerate() {
@@ -261,7 +261,7 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
             let mut l = KernelLowering::new(&at, &machine);
             let alone = compute::lower(&steps(&all)[0], &mut l).expect("it fits");
             let with = lower(&steps(&inside(all)), &mut l).expect("it fits").expect("one kernel");
-            // What the library does alone has another limit.
+            // A product that the library computes has another limit.
             let [GpuCommand::Kernel(alone)] = &alone[..] else { continue };
             let launch = |k: &KernelLaunch| (k.grid, k.block, k.cluster, k.shared);
             assert_eq!(launch(&kernels(with)[0]), launch(alone), "{m} rows, K {k}, {n} columns");
@@ -282,7 +282,7 @@ fn products_that_wait_for_memory_do_not_split_k() {
         bandwidth,
         ..world.machine
     };
-    // By the bandwidth of H200, of H100, and of a machine that does not say.
+    // For the bandwidth of H200, of H100, and of a machine that does not report it.
     for ([k, n], expected) in
         [([4096, 3072], [4, 1, 4]), ([7168, 4096], [2, 1, 2]), ([8192, 1280], [8, 4, 8])]
     {

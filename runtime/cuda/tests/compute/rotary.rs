@@ -1,4 +1,4 @@
-//! Rotary embeddings of queries and keys as one kernel give what they give alone.
+//! Rotary embeddings of queries and keys in one kernel give the bits of separate steps.
 
 use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::{
@@ -12,11 +12,11 @@ use symmc_support::random::SplitMix;
 use crate::emulate::Library;
 use crate::products::{Part, SPACING, kernels, part, steps};
 
-/// Tokens, and elements of a head.
+/// The number of tokens, and of elements of a head.
 const L: usize = 19;
 const E: usize = 32;
 
-/// A value by heads, which lie behind the tokens in memory where it is `turned`.
+/// A value by heads; with `by_token`, tokens are the outer axis in memory.
 fn heads(space: MemorySpace, place: usize, h: usize, by_token: bool) -> LocatedTensor {
     let strides = if by_token { [E, h * E, 1] } else { [L * E, E, 1] };
     LocatedTensor {
@@ -43,7 +43,7 @@ fn turn(x: LocatedTensor, result: LocatedTensor, interleaved: bool) -> Part {
     part(op, vec![x, angles(0), angles(1)], result)
 }
 
-/// Queries of more heads to a place of their own, and keys in place.
+/// Queries with more heads to another place, and keys in place.
 fn both() -> Vec<Part> {
     let keys = heads(MemorySpace::Ordinary, 4, 2, false);
     vec![
@@ -75,7 +75,7 @@ fn one_kernel_gives_the_bits_of_two() {
     let Some(library) = Library::build("rotary", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| {
         let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * SPACING);
-        // SAFETY: as many elements lie there, and nothing writes them meanwhile.
+        // SAFETY: that many elements exist there, and nothing writes them during this time.
         unsafe { std::slice::from_raw_parts(at, n).to_vec() }
     };
     let mut run = |kernels: &[KernelLaunch]| {
@@ -84,7 +84,7 @@ fn one_kernel_gives_the_bits_of_two() {
         memory.iter_mut().take(bytes / 16 + 16).for_each(|word| {
             *word = (0..8).fold(0, |w, i| w | u128::from((random.next() & 0x80ff) | 0x3f00) << (16 * i));
         });
-        // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
+        // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
         kernels.iter().for_each(|k| unsafe { library.run(k) });
         [words(3, 6 * L * E), words(4, 2 * L * E)]
     };

@@ -1,4 +1,5 @@
-//! Reductions of rows with the steps around them: one kernel gives what the interpreter gives, also where results lie on operands.
+//! Reductions of rows with the steps around them: one kernel gives the interpreter's results, also if results
+//! are in place of operands.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -16,16 +17,16 @@ use symmc_support::random::SplitMix;
 use crate::emulate::Library;
 use crate::products::{Part, World, compiles, kernels, steps, value};
 
-/// A program that is one dispatch and views of its inputs, where its values lie in one memory.
+/// A program of one dispatch and views of its inputs, with all of its values in one memory.
 struct Placed {
     graph: Graph,
-    /// The first byte of each base.
+    /// The offset of each base in bytes.
     offsets: Vec<usize>,
     bytes: usize,
 }
 
 impl Placed {
-    /// Results that the list names lie on the inputs that it names with them.
+    /// The listed results are in place of the inputs that they are paired with.
     fn new(program: &str, overlays: &[(ValueId, ValueId)]) -> Placed {
         let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
         assert_eq!(verify::verify(&graph), Ok(()), "{program}");
@@ -66,7 +67,7 @@ fn size(ty: &TensorType) -> usize {
     ty.bytes().as_const().expect("a number") as usize
 }
 
-/// A program with memory for it, and what it must give.
+/// A program with memory for it, and the expected results.
 struct Case {
     name: String,
     placed: Placed,
@@ -119,10 +120,10 @@ impl Case {
         let graph = &self.placed.graph;
         for (input, tensor) in graph.inputs.values().zip(&self.inputs) {
             let data = tensor.data();
-            // SAFETY: each value has room for its bytes in `memory`, which nothing else touches.
+            // SAFETY: each value has room for its bytes in `memory`, which nothing else accesses.
             unsafe { self.pointer(input.value).copy_from(data.as_ptr(), data.len()) };
         }
-        // SAFETY: all addresses lie in `memory`.
+        // SAFETY: all addresses are within `memory`.
         self.kernels.iter().for_each(|kernel| unsafe { library.run(kernel) });
         let histories = interp::output_histories(graph, RunCount::One);
         for ((output, expected), history) in graph.outputs.iter().zip(&self.expected).zip(&histories) {
@@ -137,7 +138,7 @@ impl Case {
     }
 }
 
-/// Runs the dispatches of programs as emulated kernels, where there is a compiler, and compares the outputs.
+/// Runs the dispatches of programs as emulated kernels, if there is a compiler, and compares the outputs.
 fn check(what: &str, mut cases: Vec<Case>) {
     let base = Cell::new(0);
     let at = |v: &LocatedTensor| DevicePtr::from(base.get() + v.offset as u64);
@@ -152,7 +153,7 @@ fn check(what: &str, mut cases: Vec<Case>) {
     cases.iter_mut().for_each(|case| case.run(&library));
 }
 
-/// Results that may lie on inputs, each with one of its own.
+/// The results that may be in place of inputs, each with a different one.
 fn overlays(program: &str) -> Vec<(ValueId, ValueId)> {
     let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
     let (form, users) = (graph.dispatches[0].form, graph.users());
@@ -257,7 +258,7 @@ fn random_rows(r: &mut SplitMix) -> String {
     text + &returned(r, &values)
 }
 
-/// The last value and some others, returned.
+/// The return statements for the last value and some others.
 fn returned(r: &mut SplitMix, values: &[Drawn]) -> String {
     let last = values.len() - 1;
     let named = values.iter().enumerate().skip(5).filter(|(k, _)| *k == last || r.one_in(4));
@@ -275,7 +276,7 @@ fn random_rows_give_what_the_interpreter_gives() {
     check("rows-random", (0..16).map(case).collect());
 }
 
-/// Reductions that leave few rows, or rows that are neighbours in memory, have more blocks than rows.
+/// Reductions with few result rows, or with adjacent rows, have more blocks than rows.
 #[test]
 fn long_reductions_use_all_multiprocessors() {
     let machine = crate::machine(1 << 20, 225 << 10);

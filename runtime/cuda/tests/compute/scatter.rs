@@ -1,4 +1,4 @@
-//! Stores into several caches as one kernel give what they give alone.
+//! Stores to several caches in one kernel give the bits of separate steps.
 
 use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::{
@@ -11,13 +11,13 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use crate::emulate::Library;
 use crate::products::{Part, SPACING, part, steps};
 
-/// Heads, positions of a cache, tokens, and elements of a head.
+/// The numbers of heads, of positions of a cache, of tokens, and of elements of a head.
 const H: usize = 3;
 const POSITIONS: usize = 40;
 const L: usize = 7;
 const E: usize = 72;
 
-/// Rows of heads, which lie behind each other.
+/// Rows of consecutive heads.
 fn rows(place: usize, heads: usize, l: usize) -> LocatedTensor {
     let strides = [l * E, E, 1].map(|s| s as isize).into();
     let shape = [heads, l, E].into();
@@ -39,7 +39,7 @@ fn store(cache: LocatedTensor, source: LocatedTensor, result: LocatedTensor, acc
     part(Op::IndexPut { axis: 1, accumulate }, vec![cache, source, positions()], result)
 }
 
-/// Keys where their cache lies, values of other heads elsewhere, and what adds up.
+/// Keys in place of their cache, values of other heads in another place, and an accumulating store.
 fn all() -> Vec<Part> {
     vec![
         store(rows(1, H, POSITIONS), rows(2, H, L), rows(1, H, POSITIONS), false),
@@ -66,18 +66,18 @@ fn one_kernel_stores_the_bits_of_three() {
     let one = scatter::lower_together(&steps, &mut l).expect("they fit");
     let mut lower = |step: &BoundOperation<'_>| compute::lower(step, &mut l).expect("it has a form");
     let three: Vec<_> = steps.iter().flat_map(&mut lower).collect();
-    // The values have a copy of their cache in front.
+    // The store of values is preceded by a copy of their cache.
     assert_eq!([one.len(), three.len()], [2, 4]);
     let Some(library) = Library::build("scatter", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| -> &mut [u16] {
         let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * SPACING);
-        // SAFETY: as many elements lie there, and nothing else touches them meanwhile.
+        // SAFETY: that many elements exist there, and nothing else accesses them during this time.
         unsafe { std::slice::from_raw_parts_mut(at, n) }
     };
     let mut run = |commands: &[GpuCommand]| {
         let mut random = symmc_support::random::SplitMix(4);
         memory.fill(0);
-        // Numbers near one, of both signs, and positions of which some are named twice, also from the end.
+        // Numbers near one, of both signs, and positions, some of them repeated, also counted from the end.
         for place in 1..7 {
             words(place, H * POSITIONS * E)
                 .iter_mut()
@@ -88,7 +88,7 @@ fn one_kernel_stores_the_bits_of_three() {
         }
         for command in commands {
             match command {
-                // SAFETY: all addresses lie in the memory; nothing else touches it meanwhile.
+                // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
                 GpuCommand::Kernel(kernel) => unsafe { library.run(kernel) },
                 &GpuCommand::Copy { to, from, bytes } => {
                     let of = |at: DevicePtr| {
@@ -104,7 +104,7 @@ fn one_kernel_stores_the_bits_of_three() {
     };
     let (together, alone) = (run(&one), run(&three));
     assert!(together == alone);
-    // The last of those that name a position is there.
+    // The last one of several stores to one position wins.
     let stored = |found: &[u16], position: usize, j: usize| {
         let sources = words(2, H * L * E);
         (0..H).all(|h| found[(h * POSITIONS + position) * E..][..E] == sources[(h * L + j) * E..][..E])

@@ -1,6 +1,6 @@
 //! Small ONNX models, built message by message.
 
-// Each module uses its part of this one.
+// Each test module uses only a part of this one.
 #![allow(dead_code)]
 
 use prost::Message;
@@ -12,7 +12,7 @@ use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import};
 #[derive(Clone)]
 pub struct Fake {
     pub model: proto::ModelProto,
-    /// The bound of symbols that have none.
+    /// The bound of symbols without an upper bound.
     pub max_extent: i64,
 }
 
@@ -30,7 +30,7 @@ pub fn code(dtype: DType) -> i32 {
     }
 }
 
-/// `f32[tokens,4]` as dtype and extents.
+/// Parses `f32[tokens,4]` into a dtype and extents.
 pub fn parse(ty: &str) -> (DType, Vec<&str>) {
     let (dtype, dims) =
         ty.strip_suffix(']').and_then(|t| t.split_once('[')).unwrap_or_else(|| panic!("{ty}"));
@@ -38,7 +38,7 @@ pub fn parse(ty: &str) -> (DType, Vec<&str>) {
     (DType::from_name(dtype).unwrap_or_else(|| panic!("dtype {dtype}")), dims)
 }
 
-/// A declared value; an extent that is no number is a name, `?` is unknown.
+/// A declared value. An extent that is not a number is a name, and `?` is unknown.
 pub fn value(name: &str, ty: &str) -> proto::ValueInfoProto {
     let (dtype, dims) = parse(ty);
     let dim = |text: &&str| match (text.parse(), *text) {
@@ -91,7 +91,7 @@ pub fn attribute(name: &str, text: &str) -> proto::AttributeProto {
     a
 }
 
-/// `domain::Op name=value …` with operands and results.
+/// A node, from `domain::Op name=value …` and its operands and results.
 pub fn node(call: &str, inputs: &[&str], outputs: &[&str]) -> proto::NodeProto {
     let (name, mut rest) = call.split_once(' ').unwrap_or((call, ""));
     let (domain, op) = name.rsplit_once("::").unwrap_or(("", name));
@@ -192,7 +192,7 @@ impl Fake {
         symmc_ir::text::print(&imported.graph)
     }
 
-    /// What is wrong with it.
+    /// The message of the error that importing gives.
     pub fn error(&self) -> String {
         match self.import() {
             Ok(imported) => panic!("it imports:\n{}", symmc_ir::text::print(&imported.graph)),

@@ -1,4 +1,4 @@
-//! Arithmetic of complex numbers: what the parts of a result are, of the parts of the operands.
+//! Arithmetic of complex numbers, by formulas for the components of the result.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
@@ -13,7 +13,7 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::ops::elementwise::add_scaled;
 use crate::schema::Argument;
 
-/// An operand: its real part and, where it is complex, its imaginary part.
+/// An operand: its real part and, if it is complex, its imaginary part.
 struct ComplexOperand {
     real: CallOperand,
     imaginary: Option<CallOperand>,
@@ -21,8 +21,8 @@ struct ComplexOperand {
 
 fn complex_operand(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult<ComplexOperand> {
     if let Some(Argument::Complex(a, b)) = c.get(name) {
-        let of = |x: f64| CallOperand::Scalar(Scalar::Float(FloatAttribute(x)));
-        return Ok(ComplexOperand { real: of(*a), imaginary: Some(of(*b)) });
+        let scalar = |x: f64| CallOperand::Scalar(Scalar::Float(FloatAttribute(x)));
+        return Ok(ComplexOperand { real: scalar(*a), imaginary: Some(scalar(*b)) });
     }
     if !is_complex(c, name) {
         return Ok(ComplexOperand { real: c.operand(name)?, imaginary: None });
@@ -32,19 +32,22 @@ fn complex_operand(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult<ComplexOper
     Ok(ComplexOperand { real: CallOperand::Tensor(a), imaginary: Some(CallOperand::Tensor(b)) })
 }
 
-/// `(a + bi)(d + ei) = ad - be + (ae + bd)i`; a real factor multiplies both parts.
+/// `(a + bi)(d + ei) = ad - be + (ae + bd)i`. A real factor multiplies both components.
 pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
     let dtype = declared_component_type(c)?.dtype;
     if let Some((z, factor)) = with_real_factor(c)? {
         let y = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(z), &factor, dtype)?;
         return c.set_only_result(y);
     }
-    let (x, y) = (complex_operand(c, "self")?, complex_operand(c, "other")?);
+    let x = complex_operand(c, "self")?;
+    let y = complex_operand(c, "other")?;
     let mut times = |x: &CallOperand, y: &CallOperand| c.emit_binary(BinaryOp::Mul, x, y, dtype);
     let (real, imaginary) = match (&x.imaginary, &y.imaginary) {
         (Some(b), Some(e)) => {
-            let (ad, be) = (times(&x.real, &y.real)?, times(b, e)?);
-            let (ae, bd) = (times(&x.real, e)?, times(b, &y.real)?);
+            let ad = times(&x.real, &y.real)?;
+            let be = times(b, e)?;
+            let ae = times(&x.real, e)?;
+            let bd = times(b, &y.real)?;
             (c.binary(BinaryOp::Sub, ad, be)?, c.binary(BinaryOp::Add, ae, bd)?)
         }
         (Some(b), None) => (times(&x.real, &y.real)?, times(b, &y.real)?),
@@ -54,7 +57,7 @@ pub(super) fn mul(c: &mut OpCall<'_, '_>) -> RuleResult {
     set_complex_result(c, real, imaginary)
 }
 
-/// A complex tensor and a real operand of both of its parts, if these are the operands of a product.
+/// The complex tensor and the real operand of a product, if the operands are of these kinds.
 fn with_real_factor(c: &mut OpCall<'_, '_>) -> RuleResult<Option<(ValueId, CallOperand)>> {
     let (z, factor) = match (is_complex(c, "self"), is_complex(c, "other")) {
         (true, false) => ("self", "other"),
@@ -71,7 +74,7 @@ fn with_real_factor(c: &mut OpCall<'_, '_>) -> RuleResult<Option<(ValueId, CallO
     Ok(Some((c.tensor(z)?, factor)))
 }
 
-/// A sum or a difference. A real number, and a real tensor, has an imaginary part of 0.
+/// A sum or a difference. The imaginary part of real numbers and tensors is 0.
 pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     if matches!(c.get("other"), Some(Argument::Tensor(_))) {
         let rule = match op {
@@ -82,16 +85,19 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     }
     let z = c.tensor("self")?;
     let Some(Argument::Tensor(name)) = c.get("self") else {
-        return Err(RuleFailure::Invalid("expected a tensor as `self`, found another".into()));
+        return Err(RuleFailure::Invalid(
+            "expected a tensor as `self`, found another kind of argument".into(),
+        ));
     };
-    let (mut a, mut b) = match c.lowering.is_complex(name) {
-        true => split_components(c, z)?,
-        false => (z, c.full(Scalar::Int(0), c.dtype(z), c.shape(z))?),
+    let (mut a, mut b) = if c.lowering.is_complex(name) {
+        split_components(c, z)?
+    } else {
+        (z, c.full(Scalar::Int(0), c.dtype(z), c.shape(z))?)
     };
     let dtype = declared_component_type(c)?.dtype;
     let other = complex_operand(c, "other")?;
     if c.float_or("alpha", 1.0)? != 1.0 {
-        return Err(RuleFailure::Opaque("`alpha` is a number that is not 1".into()));
+        return Err(RuleFailure::Opaque("an `alpha` other than 1 is not supported".into()));
     }
     a = c.emit_binary(op, &CallOperand::Tensor(a), &other.real, dtype)?;
     b = match other.imaginary {
@@ -101,14 +107,16 @@ pub(super) fn sum(c: &mut OpCall<'_, '_>, op: BinaryOp) -> RuleResult {
     set_complex_result(c, a, b)
 }
 
-/// The squares of both parts together; in f64, where no square of f32 overflows.
+/// The sum of the squares of both components. In f64 no square of an f32 overflows.
 fn squared_magnitude(c: &mut OpCall<'_, '_>, a: ValueId, b: ValueId) -> EmitResult {
-    let (a, b) = (c.cast(a, DType::F64)?, c.cast(b, DType::F64)?);
-    let (a, b) = (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?);
+    let a = c.cast(a, DType::F64)?;
+    let b = c.cast(b, DType::F64)?;
+    let a = c.binary(BinaryOp::Mul, a, a)?;
+    let b = c.binary(BinaryOp::Mul, b, b)?;
     c.binary(BinaryOp::Add, a, b)
 }
 
-/// `x / (d + ei) = x (d - ei) / (d² + e²)`; a real divisor divides both parts.
+/// `x / (d + ei) = x (d - ei) / (d² + e²)`. A real divisor divides both components.
 pub(super) fn div(c: &mut OpCall<'_, '_>) -> RuleResult {
     let dtype = declared_component_type(c)?.dtype;
     if is_complex(c, "self")
@@ -117,10 +125,13 @@ pub(super) fn div(c: &mut OpCall<'_, '_>) -> RuleResult {
         let y = c.emit_binary(BinaryOp::Div, &CallOperand::Tensor(z), &divisor, dtype)?;
         return c.set_only_result(y);
     }
-    let (x, y) = (complex_operand(c, "self")?, complex_operand(c, "other")?);
+    let x = complex_operand(c, "self")?;
+    let y = complex_operand(c, "other")?;
     let wide = DType::F64;
-    let (d, e) = (c.as_tensor(&y.real, wide)?, c.as_tensor(&y.imaginary.unwrap_or(ZERO), wide)?);
-    let (a, b) = (c.as_tensor(&x.real, wide)?, c.as_tensor(&x.imaginary.unwrap_or(ZERO), wide)?);
+    let d = c.as_tensor(&y.real, wide)?;
+    let e = c.as_tensor(&y.imaginary.unwrap_or(ZERO), wide)?;
+    let a = c.as_tensor(&x.real, wide)?;
+    let b = c.as_tensor(&x.imaginary.unwrap_or(ZERO), wide)?;
     quotient(c, (a, b), (d, e), dtype)
 }
 
@@ -133,9 +144,12 @@ fn quotient(
     dtype: DType,
 ) -> RuleResult {
     let length = squared_magnitude(c, d, e)?;
-    let (ad, be) = (c.binary(BinaryOp::Mul, a, d)?, c.binary(BinaryOp::Mul, b, e)?);
-    let (bd, ae) = (c.binary(BinaryOp::Mul, b, d)?, c.binary(BinaryOp::Mul, a, e)?);
-    let (real, imaginary) = (c.binary(BinaryOp::Add, ad, be)?, c.binary(BinaryOp::Sub, bd, ae)?);
+    let ad = c.binary(BinaryOp::Mul, a, d)?;
+    let be = c.binary(BinaryOp::Mul, b, e)?;
+    let bd = c.binary(BinaryOp::Mul, b, d)?;
+    let ae = c.binary(BinaryOp::Mul, a, e)?;
+    let real = c.binary(BinaryOp::Add, ad, be)?;
+    let imaginary = c.binary(BinaryOp::Sub, bd, ae)?;
     let mut all = Vec::with_capacity(2);
     for part in [real, imaginary] {
         let part = c.binary(BinaryOp::Div, part, length)?;
@@ -181,19 +195,24 @@ pub(super) fn sgn(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// `e^(a + bi) = e^a (cos b + i sin b)`.
 pub(super) fn exp(c: &mut OpCall<'_, '_>) -> RuleResult {
     let z = c.first_tensor()?;
-    let (length, angle) = (component(c, z, 0)?, component(c, z, 1)?);
+    let length = component(c, z, 0)?;
+    let angle = component(c, z, 1)?;
     let length = c.unary(UnaryOp::Exp, length)?;
-    let (x, y) = (c.unary(UnaryOp::Cos, angle)?, c.unary(UnaryOp::Sin, angle)?);
-    let (x, y) = (c.binary(BinaryOp::Mul, length, x)?, c.binary(BinaryOp::Mul, length, y)?);
+    let x = c.unary(UnaryOp::Cos, angle)?;
+    let y = c.unary(UnaryOp::Sin, angle)?;
+    let x = c.binary(BinaryOp::Mul, length, x)?;
+    let y = c.binary(BinaryOp::Mul, length, y)?;
     set_complex_result(c, x, y)
 }
 
 pub(super) fn square(c: &mut OpCall<'_, '_>) -> RuleResult {
     let z = c.first_tensor()?;
     let (a, b) = split_components(c, z)?;
-    let (aa, bb, ab) =
-        (c.binary(BinaryOp::Mul, a, a)?, c.binary(BinaryOp::Mul, b, b)?, c.binary(BinaryOp::Mul, a, b)?);
-    let (real, imaginary) = (c.binary(BinaryOp::Sub, aa, bb)?, c.binary(BinaryOp::Add, ab, ab)?);
+    let aa = c.binary(BinaryOp::Mul, a, a)?;
+    let bb = c.binary(BinaryOp::Mul, b, b)?;
+    let ab = c.binary(BinaryOp::Mul, a, b)?;
+    let real = c.binary(BinaryOp::Sub, aa, bb)?;
+    let imaginary = c.binary(BinaryOp::Add, ab, ab)?;
     set_complex_result(c, real, imaginary)
 }
 
@@ -210,7 +229,9 @@ pub(super) fn product(c: &mut OpCall<'_, '_>, other: &str) -> RuleResult {
     let real = c.numpy_matmul(a, d)?;
     let imaginary = match (b, e) {
         (Some(b), Some(e)) => {
-            let (be, ae, bd) = (c.numpy_matmul(b, e)?, c.numpy_matmul(a, e)?, c.numpy_matmul(b, d)?);
+            let be = c.numpy_matmul(b, e)?;
+            let ae = c.numpy_matmul(a, e)?;
+            let bd = c.numpy_matmul(b, d)?;
             let real = c.binary(BinaryOp::Sub, real, be)?;
             let imaginary = c.binary(BinaryOp::Add, ae, bd)?;
             let z = join_components(c, real, imaginary)?;

@@ -1,4 +1,4 @@
-//! The real and the imaginary parts of what is held for complex numbers, and which names stand for them.
+//! The real and the imaginary components of complex tensors, and the names that are complex.
 
 use symmc_import::Emit;
 use symmc_ir::{TensorType, ValueId};
@@ -7,7 +7,7 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::schema::Argument;
 
-/// The number of axes of a complex tensor.
+/// The number of axes of a complex tensor, without the axis of components.
 pub(super) fn complex_rank(c: &OpCall<'_, '_>, x: ValueId) -> usize {
     c.rank(x).saturating_sub(1)
 }
@@ -53,7 +53,6 @@ pub(super) fn is_complex(c: &OpCall<'_, '_>, name: &str) -> bool {
     matches!(c.get(name), Some(Argument::Tensor(n)) if c.lowering.is_complex(n))
 }
 
-/// Whether the first argument is complex.
 pub(super) fn is_first_complex(c: &OpCall<'_, '_>) -> bool {
     matches!(c.argument_at(0), Some(Argument::Tensor(n)) if c.lowering.is_complex(n))
 }

@@ -1,7 +1,8 @@
-//! Discrete Fourier transforms, as products with matrices of roots of one.
+//! Discrete Fourier transforms, as products with matrices of roots of unity.
 //!
-//! A transform of `n` numbers takes `n²` products, so that long ones are left to others. The roots are computed in f64 and
-//! taken from a table by `jk mod n`: they are as exact as the products' dtype lets them be.
+//! A transform of `n` numbers takes `n²` products, so long transforms are not supported. The roots are
+//! computed in f64 and taken from a table by `jk mod n`. They are as exact as the dtype of the product
+//! allows.
 
 use symmc_import::Emit;
 use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, UnaryOp, ValueId};
@@ -13,7 +14,8 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(in crate::ops) const ROWS: &[RuleRow] = &[
     row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
+        let axes = signal_axes(c)?;
+        let scale = scale_argument(c)?;
         let forward = c.bool_or("forward", true)?;
         let mut signal = FourierSignal::from_first_tensor(c)?;
         for axis in axes {
@@ -22,13 +24,15 @@ pub(in crate::ops) const ROWS: &[RuleRow] = &[
         signal.set_as_result(c)
     }),
     row_of_results("aten._fft_r2c", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
+        let axes = signal_axes(c)?;
+        let scale = scale_argument(c)?;
         let onesided = c.bool_or("onesided", false)?;
         let signal = FourierSignal::from_first_tensor(c)?;
         transform_real(c, signal, &axes, scale, onesided)
     }),
     row_of_results("aten._fft_c2r", "cos, sin, matmul", |c| {
-        let (axes, scale) = (signal_axes(c)?, scale_argument(c)?);
+        let axes = signal_axes(c)?;
+        let scale = scale_argument(c)?;
         let n = c.dim("last_dim_size")?;
         let signal = FourierSignal::from_first_tensor(c)?;
         transform_to_real(c, signal, &axes, scale, &n)
@@ -49,7 +53,7 @@ pub(in crate::ops) const ROWS: &[RuleRow] = &[
 
 const MOST: i64 = 4096;
 
-/// What each axis is divided by.
+/// The divisor along each axis.
 #[derive(Clone, Copy, PartialEq)]
 enum FourierScale {
     One,
@@ -57,7 +61,7 @@ enum FourierScale {
     Extent,
 }
 
-/// Numbers that are transformed: their real parts, and their imaginary parts where these are not all 0.
+/// The numbers to transform: the real parts, and the imaginary parts unless they are all 0.
 struct FourierSignal {
     real: ValueId,
     imaginary: Option<ValueId>,
@@ -81,7 +85,7 @@ impl FourierSignal {
         Ok(())
     }
 
-    /// Cuts an axis off, or fills it up with zeros.
+    /// Truncates an axis, or pads it with zeros.
     fn resize(&mut self, c: &mut OpCall<'_, '_>, axis: usize, n: &Dim) -> RuleResult {
         let own = c.extent(self.real, axis);
         if own == *n {
@@ -98,7 +102,9 @@ impl FourierSignal {
                 let zeros = c.full(Scalar::Int(0), c.dtype(x), shape)?;
                 c.concat(&[x, zeros], axis)
             }),
-            _ => Err(RuleFailure::Opaque("its signal is cut in some runs and filled up in others".into())),
+            _ => Err(RuleFailure::Opaque(
+                "the signal is truncated for some sizes and padded for others".into(),
+            )),
         }
     }
 
@@ -113,13 +119,13 @@ impl FourierSignal {
         let (cos, sin) = root_matrices(c, &n, [&n, &n], scale, c.dtype(self.real))?;
         let cos_real = multiply_along_axis(c, self.real, axis, cos)?;
         let sin_real = multiply_along_axis(c, self.real, axis, sin)?;
-        // Forward the angles are negative: (a + bi)(C - iS) = aC + bS + (bC - aS)i.
+        // A forward transform has negative angles: (a + bi)(C - iS) = aC + bS + (bC - aS)i.
         let (add, sub) =
             if forward { (BinaryOp::Add, BinaryOp::Sub) } else { (BinaryOp::Sub, BinaryOp::Add) };
         (self.real, self.imaginary) = match self.imaginary {
             Some(b) => {
-                let (cos_b, sin_b) =
-                    (multiply_along_axis(c, b, axis, cos)?, multiply_along_axis(c, b, axis, sin)?);
+                let cos_b = multiply_along_axis(c, b, axis, cos)?;
+                let sin_b = multiply_along_axis(c, b, axis, sin)?;
                 (c.binary(add, cos_real, sin_b)?, Some(c.binary(sub, cos_b, sin_real)?))
             }
             None if forward => (cos_real, Some(c.unary(UnaryOp::Neg, sin_real)?)),
@@ -137,7 +143,7 @@ impl FourierSignal {
     }
 }
 
-/// The axes that `dim` lists, of the first operand, each once.
+/// The distinct axes of the first operand that `dim` lists.
 fn signal_axes(c: &OpCall<'_, '_>) -> RuleResult<Vec<usize>> {
     let x = c.first_tensor()?;
     let rank = c.rank(x) - usize::from(is_first_complex(c));
@@ -174,7 +180,7 @@ fn norm_scale(c: &OpCall<'_, '_>, forward: bool) -> RuleResult<FourierScale> {
     }
 }
 
-/// The axes of the ops of `torch.fft`, with the lengths that these ask for.
+/// The axes of an op of `torch.fft`, and the requested lengths along them.
 fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Dim>>)> {
     let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
     let x = c.first_tensor()?;
@@ -196,13 +202,13 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
             "expected a length for each of the axes {axes:?}, found {asked:?}"
         )));
     }
-    // -1 keeps an extent.
-    let kept = |(n, &a): (Dim, &usize)| if n.as_const() == Some(-1) { c.extent(x, a) } else { n };
-    let asked = asked.map(|s| s.into_iter().zip(&axes).map(kept).collect());
+    // A length of -1 keeps the extent.
+    let length = |(n, &a): (Dim, &usize)| if n.as_const() == Some(-1) { c.extent(x, a) } else { n };
+    let asked = asked.map(|s| s.into_iter().zip(&axes).map(length).collect());
     Ok((axes, asked))
 }
 
-/// A transform of complex numbers to complex numbers, of `torch.fft`.
+/// A complex-to-complex transform of `torch.fft`.
 fn complex_fft(c: &mut OpCall<'_, '_>, forward: bool) -> RuleResult {
     let scale = norm_scale(c, forward)?;
     let (axes, asked) = axes_and_lengths(c)?;
@@ -240,12 +246,13 @@ fn inverse_real_fft(c: &mut OpCall<'_, '_>) -> RuleResult {
     transform_to_real(c, signal, &axes, scale, &n)
 }
 
-/// How many numbers of a transform of `n` real ones say all of it.
+/// The number of elements that determine the transform of `n` real numbers.
 fn half_spectrum_length(n: &Dim) -> Dim {
     n.floor_div(&2.into()) + Dim::from(1)
 }
 
-/// Transforms real numbers, the last of the axes first, of which the first half may be all that is wanted.
+/// Transforms real numbers, first along the last of the axes. With `onesided`, only the first half along that
+/// axis is computed.
 fn transform_real(
     c: &mut OpCall<'_, '_>,
     signal: FourierSignal,
@@ -259,7 +266,8 @@ fn transform_real(
     let n = c.extent(x, last);
     let columns = if onesided { half_spectrum_length(&n) } else { n.clone() };
     let (cos, sin) = root_matrices(c, &n, [&n, &columns], scale, c.dtype(x))?;
-    let (real, imaginary) = (multiply_along_axis(c, x, last, cos)?, multiply_along_axis(c, x, last, sin)?);
+    let real = multiply_along_axis(c, x, last, cos)?;
+    let imaginary = multiply_along_axis(c, x, last, sin)?;
     let mut signal = FourierSignal { real, imaginary: Some(c.unary(UnaryOp::Neg, imaginary)?) };
     for &axis in others {
         signal.transform_axis(c, axis, true, scale)?;
@@ -267,7 +275,8 @@ fn transform_real(
     signal.set_as_result(c)
 }
 
-/// The `n` real numbers along the last of the axes whose transform has this first half.
+/// The inverse transform to `n` real numbers along the last of the axes, from the first half of their
+/// transform.
 fn transform_to_real(
     c: &mut OpCall<'_, '_>,
     mut signal: FourierSignal,
@@ -285,7 +294,8 @@ fn transform_to_real(
     }
     let (cos, sin) = root_matrices(c, n, [&rows, n], scale, c.dtype(signal.real))?;
     let weights = half_spectrum_weights(c, n, &rows, c.dtype(signal.real))?;
-    let (cos, sin) = (c.binary(BinaryOp::Mul, cos, weights)?, c.binary(BinaryOp::Mul, sin, weights)?);
+    let cos = c.binary(BinaryOp::Mul, cos, weights)?;
+    let sin = c.binary(BinaryOp::Mul, sin, weights)?;
     let mut y = multiply_along_axis(c, signal.real, last, cos)?;
     if let Some(b) = signal.imaginary {
         let b = multiply_along_axis(c, b, last, sin)?;
@@ -294,8 +304,8 @@ fn transform_to_real(
     c.set_only_result(y)
 }
 
-/// How often each row of a first half is in the whole, as a column: the first, and that in the middle of an even number of
-/// them, once; the others twice.
+/// The number of times that each row of a first half occurs in the whole transform, as a column. The first
+/// row occurs once, and so does the middle row of an even number of rows. The others occur twice.
 fn half_spectrum_weights(c: &mut OpCall<'_, '_>, n: &Dim, rows: &Dim, dtype: DType) -> EmitResult {
     let k = c.iota(rows.clone(), 0, 1, DType::I64)?;
     let is_first = c.binary_scalar(BinaryOp::Eq, k, Scalar::Int(0))?;
@@ -317,7 +327,7 @@ fn multiply_along_axis(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize, matrix: 
     c.permute(y, back)
 }
 
-/// The cosines and sines of `2πjk/n`, by rows `j` and columns `k`.
+/// The cosines and sines of `2πjk/n`, with rows `j` and columns `k`.
 fn root_matrices(
     c: &mut OpCall<'_, '_>,
     n: &Dim,
@@ -327,7 +337,7 @@ fn root_matrices(
 ) -> RuleResult<(ValueId, ValueId)> {
     if c.dim_bounds(n).1 > MOST {
         return Err(RuleFailure::Opaque(format!(
-            "a transform of {n:?} numbers, which may be more than {MOST}"
+            "a transform of {n:?} numbers may exceed the limit of {MOST}"
         )));
     }
     let extent = c.emit_dim(n, DType::F64)?;
@@ -346,7 +356,7 @@ fn root_matrices(
     let jk = c.binary(BinaryOp::Mul, j, k)?;
     let modulus = c.emit_dim(n, DType::I64)?;
     let jk = c.binary(BinaryOp::Rem, jk, modulus)?;
-    let mut of = |op: UnaryOp| -> EmitResult {
+    let mut root_matrix = |op: UnaryOp| -> EmitResult {
         let mut y = c.unary(op, angles)?;
         if let Some(divisor) = divisor {
             y = c.binary(BinaryOp::Div, y, divisor)?;
@@ -354,5 +364,5 @@ fn root_matrices(
         let y = c.cast(y, dtype)?;
         c.emit("take", Op::Take { axis: 0 }, &[y, jk])
     };
-    Ok((of(UnaryOp::Cos)?, of(UnaryOp::Sin)?))
+    Ok((root_matrix(UnaryOp::Cos)?, root_matrix(UnaryOp::Sin)?))
 }

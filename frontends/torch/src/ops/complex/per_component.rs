@@ -1,7 +1,8 @@
-//! Ops that do with the real and with the imaginary parts of their operands what they do with other numbers: they move
-//! elements, add them up, or fill a tensor with them.
+//! Ops that treat the real and the imaginary components of their operands like real tensors: they move
+//! elements, add them up, or fill a tensor.
 //!
-//! The op's own rule is applied twice, to either part. Real operands among complex ones have an imaginary part of 0.
+//! The op's own rule is applied to each component. Real operands next to complex ones have an imaginary part
+//! of 0.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,7 @@ use crate::lower::{RuleFailure, RuleResult};
 use crate::schema::Argument;
 use crate::scope::tensor_names;
 
-/// Ops that move elements and add them up.
+/// Ops that move elements or add them up.
 pub(super) const MOVING: &[&str] = &[
     "aten.cat",
     "aten.chunk",
@@ -77,10 +78,10 @@ pub(super) const FILLING: &[&str] = &[
     "aten.zeros_like",
 ];
 
-/// Arguments that say which elements are meant.
+/// Arguments that select elements. They are not complex.
 const CHOOSING: [&str; 4] = ["index", "indices", "condition", "mask"];
 
-/// Arguments that may be a number where others are tensors.
+/// Arguments that may be numbers instead of tensors.
 const NUMBERS: [&str; 3] = ["self", "other", "value"];
 
 fn is_in_table(table: &[&str], target: &str) -> bool {
@@ -92,29 +93,28 @@ pub(super) fn has_component_rule(target: &str) -> bool {
 }
 
 pub(super) fn lower_per_component(c: &mut OpCall<'_, '_>, target: &str, rule: OpRule) -> RuleResult {
-    match is_in_table(FILLING, target) {
-        true => fill_real(c, rule),
-        false => apply_per_component(c, rule),
-    }
+    if is_in_table(FILLING, target) { fill_real(c, rule) } else { apply_per_component(c, rule) }
 }
 
-/// Applies a rule to either part of the operands.
+/// Applies a rule to each component of the operands.
 pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult {
     let number = |name: &&str| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0)));
     if let Some(name) = NUMBERS.iter().find(|n| number(n)) {
         let zero = matches!(c.get(name), Some(Argument::Float(x)) if *x == 0.0);
         if !zero {
-            return Err(RuleFailure::Opaque(format!("`{name}` is a number that is not 0")));
+            return Err(RuleFailure::Opaque(format!("a number other than 0 as `{name}` is not supported")));
         }
     }
-    let (mut real, mut imaginary) = (HashMap::new(), HashMap::new());
+    let mut real = HashMap::new();
+    let mut imaginary = HashMap::new();
     let mut operands = Vec::new();
     for input in c.node.inputs.iter().filter(|i| !CHOOSING.contains(&&*i.name)) {
         for name in tensor_names(&input.arg) {
             let x = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
-            let (a, b) = match c.lowering.is_complex(name) {
-                true => split_components(c, x)?,
-                false => (x, c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?),
+            let (a, b) = if c.lowering.is_complex(name) {
+                split_components(c, x)?
+            } else {
+                (x, c.full(Scalar::Int(0), c.dtype(x), c.shape(x))?)
             };
             real.insert(name, a);
             imaginary.insert(name, b);
@@ -133,14 +133,14 @@ pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleR
     Ok(())
 }
 
-/// What PyTorch has as a view is a value of its own here.
+/// Records that a result that is a view in PyTorch is a separate value here.
 fn note_operand_aliases(c: &mut OpCall<'_, '_>, z: ValueId, operands: &[ValueId]) {
     if c.lowering.in_place && effects::returns_views(&c.node.target) {
         c.lowering.possible_aliases.extend(operands.iter().map(|&x| (z, x)));
     }
 }
 
-/// The result of a rule, with an imaginary part of 0.
+/// Applies a rule that gives a real result, and adds an imaginary part of 0.
 fn fill_real(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult {
     let mut real = HashMap::new();
     for name in c.node.inputs.iter().flat_map(|i| tensor_names(&i.arg)) {

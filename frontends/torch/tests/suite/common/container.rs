@@ -1,22 +1,22 @@
-//! Zip archives as PyTorch's writer lays them out: data at multiples of 64 bytes, padded by an extra field; sizes in
-//! descriptors behind the data; the records of zip64 behind the directory even where nothing is large.
+//! Zip archives in the layout of PyTorch's writer: data at multiples of 64 bytes, padded by an extra field;
+//! sizes in descriptors after the data; and zip64 records after the directory even if nothing is large.
 
 use std::io::{Cursor, Read};
 
 use zip::{CompressionMethod, ZipArchive};
 
-/// Which records of zip64 an archive has.
+/// The zip64 records of an archive.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Wide {
-    /// None, as other writers leave them out.
+    /// No records, as from other writers.
     No,
-    /// Those behind the directory: what PyTorch writes.
+    /// The records after the directory, which PyTorch always writes.
     Records,
-    /// Also the sizes and offsets of all entries: what it writes of large ones.
+    /// Also the sizes and offsets of all entries, which PyTorch writes for large ones.
     Entries,
 }
 
-/// An entry as it lies in the file.
+/// An entry in its stored form.
 pub struct Packed {
     pub name: String,
     pub method: u16,
@@ -25,7 +25,6 @@ pub struct Packed {
     pub crc: u32,
 }
 
-/// Compresses an entry.
 pub fn packed(name: &str, data: &[u8], method: CompressionMethod) -> Packed {
     let one = super::zipped_as("", &[(name.to_string(), data.to_vec())], |_| method);
     let mut zip = ZipArchive::new(Cursor::new(one)).expect("an archive");

@@ -33,7 +33,7 @@ pub fn dtype_code(name: &str) -> u32 {
     DTYPES.iter().find(|d| d.0 == name).unwrap_or_else(|| panic!("no dtype {name}")).1
 }
 
-/// A symbol as PyTorch prints it; any other expression as it is.
+/// A symbol as PyTorch prints it. Other expressions are unchanged.
 fn expression(text: &str) -> String {
     if text.chars().all(|c| c.is_ascii_alphanumeric()) {
         format!("Symbol('{text}', positive=True, integer=True)")
@@ -42,7 +42,7 @@ fn expression(text: &str) -> String {
     }
 }
 
-/// The meta of `f32[2, s0]`.
+/// The metadata of `f32[2, s0]`.
 pub fn meta(ty: &str) -> Value {
     let (dtype, dims) = ty.trim().strip_suffix(']').and_then(|t| t.split_once('[')).expect("a type");
     let sizes: Vec<Value> = dims
@@ -141,7 +141,7 @@ pub struct Fake {
     pub sym_bools: Map<String, Value>,
     pub ranges: Map<String, Value>,
     pub schema: (i64, i64),
-    /// What the program was verified as.
+    /// The dialects for which the program was verified.
     pub dialect: &'static str,
     pub files: Vec<(String, Vec<u8>)>,
     pub weights: Map<String, Value>,
@@ -184,7 +184,7 @@ impl Fake {
         self
     }
 
-    /// A parameter `name` of the same stored name, with raw data.
+    /// A parameter whose stored name is its name, with raw data.
     pub fn parameter(mut self, name: &str, ty: &str, data: Option<&[u8]>) -> Self {
         self.input_value(name, ty);
         self.input_specs.push(json!({"parameter": {"arg": {"name": name}, "parameter_name": name}}));
@@ -265,7 +265,7 @@ impl Fake {
         self
     }
 
-    /// As `run_decompositions()` leaves a program: its ops write nothing.
+    /// Marks the program as the output of `run_decompositions()`: its ops write nothing.
     pub fn functional(mut self) -> Self {
         self.dialect = "ATEN";
         self

@@ -1,4 +1,4 @@
-//! Compares pairs of small programs, of which the second stands for the planned one.
+//! Compares pairs of small programs. The second program of a pair takes the role of the planned one.
 
 // Each test binary uses its part of this module.
 #![allow(dead_code)]
@@ -40,7 +40,7 @@ pub const HEAD: &str = "program \"p\" ranks 2\nsymbol t in 1..=5000\ngroup @w wo
     arg %x: f32[t, 16]\narg %h: bf16[t, 16]\narg %n: i64[t]\narg %q: f32[2, t, 8]\nparam %w: f32[16, 16] source \"w\"\nparam %g: f32[16] source \"g\"\n\
     param %gh: bf16[16] source \"gh\"\n";
 
-/// Compares two programs behind [`HEAD`].
+/// Compares two programs that both start with [`HEAD`].
 pub fn outcome(source: &str, planned: &str) -> (SourceStatus, SourceComparison) {
     let found = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
     (found.buckets[0], found)

@@ -1,18 +1,19 @@
-//! What a skyline counts while it changes is what one finds by counting anew.
+//! Tests that the incremental state of a skyline equals a state that is computed from scratch.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::{Block, BlockSpans};
 
-/// What must come back when a change is undone: heights, what is left and resting, lowest offsets, what crosses, the key.
+/// The state that must be restored when a change is undone: heights, sums and counts, lowest offsets, crossing
+/// counts, and the key.
 type State = (Vec<[u32; 3]>, Vec<u32>, Vec<u32>, u128);
 
 fn state(skyline: &Skyline) -> State {
     let sections = 0..skyline.height.len();
     let levels =
         sections.clone().map(|s| [skyline.height[s], skyline.remaining[s], skyline.resting[s]]).collect();
-    // A placed block's offset is not undone but found again.
+    // The offset of a placed block is not restored but computed again.
     let left: Vec<usize> = skyline.unplaced_in(0, sections.end).collect();
     let low = (0..skyline.low.len()).map(|b| if left.contains(&b) { skyline.low[b] } else { 0 }).collect();
     (levels, low, skyline.crossing.clone(), skyline.key(0, sections.end))
@@ -37,13 +38,13 @@ fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The lowest section with blocks that are left.
+/// The lowest section with remaining blocks.
 fn lowest(skyline: &Skyline) -> Option<usize> {
     let left = (0..skyline.height.len()).filter(|&s| skyline.remaining[s] > 0);
     left.min_by_key(|&s| skyline.height[s])
 }
 
-/// Places a block that rests on a section, or, if there is no such block by this number, lifts the section.
+/// Places a block that rests on a section. If there is no block with this number, raises the section instead.
 fn change(skyline: &mut Skyline, section: usize, choice: usize) {
     let height = skyline.height[section];
     let resting: Vec<usize> = skyline.unplaced_at(section).filter(|&b| skyline.low[b] == height).collect();

@@ -1,4 +1,5 @@
-//! Collectives whose ranks meet at barriers, and touch each other's operands and results between them.
+//! Collectives whose ranks synchronize at barriers, and access each other's operands and results between
+//! them.
 
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp};
 use symmc_plan::ExitBarrier;
@@ -16,12 +17,12 @@ use crate::device::pointer::all_multiples_of;
 use crate::error::Result;
 
 impl CollectiveRegions {
-    /// The places that are used.
+    /// The addresses in use: the first `from` sources and the first `to` destinations.
     pub fn addresses(&self, from: usize, to: usize) -> impl Iterator<Item = DevicePtr> + Clone {
         self.from.into_iter().take(from).chain(self.to.into_iter().take(to))
     }
 
-    /// Whether they all are multiples of 16.
+    /// Whether all of them are multiples of 16.
     pub fn is_vector(&self, from: usize, to: usize) -> bool {
         all_multiples_of(self.addresses(from, to), 16)
     }
@@ -32,7 +33,7 @@ impl CollectiveRegions {
     }
 }
 
-/// An all-reduce of the operands of all ranks.
+/// The regions of an all-reduce of the operands of all ranks.
 pub(super) fn all_reduce_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let mut part = CollectiveRegions { count: running.bound.elements as u64, ..CollectiveRegions::default() };
     for p in 0..running.n {
@@ -42,7 +43,7 @@ pub(super) fn all_reduce_part(running: &RankCollective) -> Result<CollectiveRegi
     Ok(part)
 }
 
-/// A reduction of this rank's piece of the operands of all ranks.
+/// The regions of a reduction of this rank's slice of all operands.
 pub(super) fn reduce_scatter_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let piece = running.slice_bytes()?;
     let mut part = CollectiveRegions {
@@ -56,7 +57,7 @@ pub(super) fn reduce_scatter_part(running: &RankCollective) -> Result<Collective
     Ok(part)
 }
 
-/// What this rank loads from the operands of all ranks.
+/// The regions that this rank loads from the operands of all ranks.
 pub(super) fn pull_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let (piece, source) = message_slices(running)?;
     let mut part = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
@@ -67,7 +68,7 @@ pub(super) fn pull_part(running: &RankCollective) -> Result<CollectiveRegions> {
     Ok(part)
 }
 
-/// What this rank stores into the results of all ranks.
+/// The regions that this rank stores to in the results of all ranks.
 pub(super) fn push_part(running: &RankCollective) -> Result<CollectiveRegions> {
     let (piece, source) = message_slices(running)?;
     let mut part = CollectiveRegions { count: piece as u64, ..CollectiveRegions::default() };
@@ -99,7 +100,8 @@ pub(super) fn reduce_scatter(
     op: CollectiveReduceOp,
     exit: ExitBarrier,
 ) -> Result<KernelCall> {
-    let (piece, call) = (running.slice_bytes()?, reduce_scatter_part(running)?.params(running));
+    let piece = running.slice_bytes()?;
+    let call = reduce_scatter_part(running)?.params(running);
     let how = BarrierReduction { op, output_count: 1, elements: running.bound.elements / running.n, exit };
     Ok(reduction_kernel(
         running,
@@ -119,19 +121,20 @@ pub(super) fn pull(running: &RankCollective, exit: ExitBarrier) -> Result<Kernel
     ))
 }
 
-/// An all-gather of rows of `row` bytes, in which the rows of all ranks follow each other.
+/// An all-gather of rows of `row` bytes that interleaves the rows of all ranks.
 pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier) -> Result<KernelCall> {
     let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
     for (i, p) in running.peers_then_self().enumerate() {
         call.from[i] = running.operand_of(p, running.bytes)?;
         call.to[i] = running.result + (p * row) as Address;
     }
-    let (n, exit) = (running.n, exit == ExitBarrier::Kept);
+    let n = running.n;
+    let keeps_exit = exit == ExitBarrier::Kept;
     let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), row, row);
     (call.count, call.row) = (running.bytes as u64, row as u64);
     Ok(KernelCall {
         what: format!("{}_rows", running.bound.kind.name()),
-        body: format!("move_rows<{unit}, {n}, {exit}>"),
+        body: format!("move_rows<{unit}, {n}, {keeps_exit}>"),
         params: ("BarrierParams", KernelParam::from_value(&call)),
         extra_param: None,
         most_threads: MAX_THREADS,
@@ -140,7 +143,8 @@ pub(super) fn pull_rows(running: &RankCollective, row: usize, exit: ExitBarrier)
 }
 
 pub(super) fn push(running: &RankCollective) -> Result<KernelCall> {
-    let (part, sends) = (push_part(running)?, SendPattern::of_kind(&running.bound.kind));
+    let part = push_part(running)?;
+    let sends = SendPattern::of_kind(&running.bound.kind);
     let how = BarrierMovement { sends, exit: ExitBarrier::Kept, bytes: part.count as usize };
     Ok(movement_kernel(running, part.params(running), how))
 }
@@ -154,7 +158,7 @@ pub(super) fn rendezvous(running: &RankCollective) -> KernelCall {
     )
 }
 
-/// Copies into peers between two rendezvous.
+/// Copies to peers between two rendezvous.
 pub(super) fn push_copies(
     running: &RankCollective,
     peers: &PeerContext,
@@ -168,7 +172,7 @@ pub(super) fn push_copies(
     copies_after_rendezvous(running, copy, ExitBarrier::Kept, peers, source)
 }
 
-/// Copies from peers behind a rendezvous.
+/// Copies from peers after a rendezvous.
 pub(super) fn pull_copies(
     running: &RankCollective,
     exit: ExitBarrier,
@@ -183,8 +187,8 @@ pub(super) fn pull_copies(
     copies_after_rendezvous(running, copy, exit, peers, source)
 }
 
-/// A copy for each rank between two rendezvous. The first is the entry. Copies before a kernel on a stream have completed when it
-/// starts, so that the second is the exit, where that is kept.
+/// One copy per rank between two rendezvous. The first rendezvous is the entry. Copies before a kernel in a
+/// stream have completed when the kernel starts, so the second rendezvous is the exit, if that is kept.
 fn copies_after_rendezvous(
     running: &RankCollective,
     copy: impl Fn(usize) -> Result<GpuCommand>,
@@ -193,7 +197,7 @@ fn copies_after_rendezvous(
     source: &mut KernelSource,
 ) -> Commands {
     let mut work = vec![GpuCommand::Kernel(rendezvous(running).launch(peers, source))];
-    // This rank is the last, so that peers need not wait for its own piece.
+    // The own slice is copied last, because peers do not wait for it.
     for p in running.peers_then_self() {
         let copy = copy(p)?;
         if !matches!(copy, GpuCommand::Copy { to, from, .. } if to == from) {
@@ -243,7 +247,8 @@ pub(super) fn put_kernel(running: &RankCollective) -> Result<KernelCall> {
     })
 }
 
-/// A reduction behind a barrier: of `elements` elements at `from` into the first `outs` of `to`.
+/// A reduction after a barrier: of `elements` elements at `from` into the first `output_count` places of
+/// `to`.
 pub(super) struct BarrierReduction {
     pub op: CollectiveReduceOp,
     pub output_count: usize,
@@ -259,7 +264,8 @@ pub(super) fn reduction_kernel(
     what: &str,
 ) -> KernelCall {
     let (element, operation) = reduction(running.bound.dtype, how.op);
-    let (outs, exit) = (how.output_count, how.exit == ExitBarrier::Kept);
+    let outs = how.output_count;
+    let exit = how.exit == ExitBarrier::Kept;
     let addresses = call.from[..running.n].iter().chain(&call.to[..outs]);
     let vector = all_multiples_of(addresses.copied(), 16);
     call.count = how.elements as u64;
@@ -282,7 +288,8 @@ struct BarrierMovement {
 
 fn movement_kernel(running: &RankCollective, mut call: BarrierParams, how: BarrierMovement) -> KernelCall {
     let bytes = how.bytes;
-    let (same, exit) = (how.sends == SendPattern::SameToAll, how.exit == ExitBarrier::Kept);
+    let same = how.sends == SendPattern::SameToAll;
+    let exit = how.exit == ExitBarrier::Kept;
     let n = running.n;
     let unit = movement_unit(call.from[..n].iter().chain(&call.to[..n]).copied(), 0, bytes);
     call.count = bytes as u64;
@@ -296,7 +303,7 @@ fn movement_kernel(running: &RankCollective, mut call: BarrierParams, how: Barri
     }
 }
 
-/// The unit in which `bytes` bytes move between these places, and between places `step` bytes apart.
+/// The unit in which `bytes` bytes move between these addresses, also between addresses `step` bytes apart.
 pub(super) fn movement_unit(
     places: impl Iterator<Item = DevicePtr> + Clone,
     step: usize,

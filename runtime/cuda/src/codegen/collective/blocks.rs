@@ -1,46 +1,46 @@
-//! How large the grids of collectives are.
+//! The grid sizes of collectives.
 //!
-//! A grid follows from the bytes of the call alone, so that it is the same on all ranks.
+//! A grid depends only on the bytes of the call, so it is equal on all ranks.
 
 use super::control::{MAX_BLOCKS, MAX_RANKS};
 
-/// The most threads of a block, which kernels are compiled for.
+/// The largest number of threads per block that kernels are compiled for.
 pub(super) const MAX_THREADS: u32 = 640;
-/// The most units of a row that one thread has, in all-reduce with a norm.
+/// The largest number of units of a row per thread, in all-reduce with a norm.
 const MAX_UNITS_PER_THREAD: u32 = 4;
 
-/// The most blocks of a grid in which several blocks send each row.
+/// The largest number of blocks of a grid in which several blocks send each row.
 const MAX_ROW_SENDERS: u32 = 64;
 
-/// A grid whose blocks have whole rows. If it has more blocks than rows, each row has as many to send it.
+/// A grid of blocks that handle whole rows. If it has more blocks than rows, several blocks send each row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct RowGrid {
-    /// Blocks and threads of a block.
+    /// Blocks, and threads per block.
     pub blocks: [u32; 2],
-    /// The most units of a row that one thread has.
+    /// The largest number of units of a row per thread.
     pub pieces: u32,
-    /// The units of a row that one block sends.
+    /// The number of units of a row that one block sends.
     pub share: u32,
 }
 
 /// The grids of one variant.
 ///
-/// Blocks of `threads` threads with one unit of work each are added, up to `blocks` blocks; beyond that blocks
-/// get more threads, up to `most_threads`, and beyond that threads get more work.
+/// First, blocks of `threads` threads with one unit of work each are added, up to `blocks` blocks. Beyond
+/// that, blocks get more threads, up to `most_threads`; then threads get more work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GridLimits {
-    /// The threads of a block while blocks can be added.
+    /// The number of threads per block while blocks can be added.
     pub threads: u32,
-    /// The most threads of a block, up to 640.
+    /// The largest number of threads per block, up to 640.
     pub most_threads: u32,
-    /// The most blocks, up to [`MAX_BLOCKS`].
+    /// The largest number of blocks, up to [`MAX_BLOCKS`].
     pub blocks: u32,
 }
 
 impl GridLimits {
-    /// Blocks and threads of a block for so many units of work.
+    /// Blocks, and threads per block, for this many units of work.
     pub fn grid(&self, units: usize) -> [u32; 2] {
-        // Each rank of the cell needs a thread to wait for it.
+        // Each rank of the cell needs a thread that waits for it.
         let least = self.threads.clamp(MAX_RANKS as u32, MAX_THREADS);
         let most = self.most_threads.clamp(least, MAX_THREADS);
         let most_blocks = self.blocks.clamp(1, MAX_BLOCKS as u32);
@@ -50,9 +50,10 @@ impl GridLimits {
         [blocks, threads.clamp(least, most)]
     }
 
-    /// The grid for `rows` rows of `units` units of work; `None` if a row is too large.
+    /// The grid for `rows` rows of `units` units of work each; `None` if a row is too large.
     pub(super) fn rows(&self, rows: usize, units: usize) -> Option<RowGrid> {
-        let (rows, units) = (u32::try_from(rows).ok()?.max(1), u32::try_from(units).ok()?);
+        let rows = u32::try_from(rows).ok()?.max(1);
+        let units = u32::try_from(units).ok()?;
         let most_blocks = self.blocks.clamp(1, MAX_BLOCKS as u32);
         let most = self.most_threads.clamp(MAX_RANKS as u32, MAX_THREADS);
         let least = self.threads.clamp(MAX_RANKS as u32, most);
@@ -65,17 +66,17 @@ impl GridLimits {
     }
 }
 
-/// How messages travel by `ll`: NCCL's protocols.
+/// The message protocol of `ll`: one of NCCL's protocols.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum LlProtocol {
-    /// Words of eight bytes, four of data.
+    /// Words of eight bytes, four of them data.
     Ll,
-    /// Lines of 128 bytes, 120 of data.
+    /// Lines of 128 bytes, 120 of them data.
     Ll128,
 }
 
 impl LlProtocol {
-    /// The kernels' type of it.
+    /// The kernels' type name of the protocol.
     pub fn name(self) -> &'static str {
         match self {
             LlProtocol::Ll => "Ll",
@@ -84,24 +85,26 @@ impl LlProtocol {
     }
 }
 
-/// The grids of all variants. A unit of work is 16 bytes of what one rank reduces or gets of each peer; by
-/// LL it is 8 bytes of a message.
+/// The grids of all variants. A unit of work is 16 bytes that one rank reduces or receives from each peer;
+/// with LL it is 8 bytes of a message.
 ///
-/// Each multiprocessor sends and asks for only so much at a time, so that from a few hundred KiB on every variant gains
-/// from all of them; small ones do not, and blocks that meet cost two flags for each peer.
+/// One multiprocessor can have only a limited number of requests in flight, so every variant gains from all
+/// multiprocessors from a few hundred KiB on. Small calls do not gain, and each block that synchronizes costs
+/// two flags per peer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct VariantGrids {
     pub ll: GridLimits,
     pub ll128: GridLimits,
     pub one_shot: GridLimits,
     pub two_shot: GridLimits,
-    /// Two-shot by stores alone.
+    /// Two-shot by stores only.
     pub pushed: GridLimits,
     pub reduce_scatter: GridLimits,
     pub pull: GridLimits,
     pub push: GridLimits,
     pub put: GridLimits,
-    /// All-reduce with residual and norm: a block has whole rows, and few rows more blocks.
+    /// All-reduce with residual and norm: a block handles whole rows; if there are few rows, more blocks
+    /// share them.
     pub norm: GridLimits,
 }
 

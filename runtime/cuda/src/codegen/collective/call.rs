@@ -1,6 +1,6 @@
-//! One collective of one rank, and the addresses that its kernel gets.
+//! A collective on one rank, and the addresses that its kernel receives.
 //!
-//! Every address of a peer is checked here against the arena before a kernel gets it.
+//! Every address of a peer is checked against the arena here, before it is passed to a kernel.
 
 use symmc_ir::collective::{LL128_LINE, ProtocolThresholds, landing_zone_bytes, ll_zone_bytes};
 use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
@@ -16,13 +16,13 @@ pub(super) struct RankCollective<'a> {
     pub bound: &'a ResolvedCollective,
     peers: &'a PeerContext,
     step: usize,
-    /// This rank's number in its cell.
+    /// The index of this rank in its cell.
     pub me: usize,
-    /// The ranks of the cell.
+    /// The number of ranks in the cell.
     pub n: usize,
-    /// Bytes of the operand.
+    /// The size of the operand in bytes.
     pub bytes: usize,
-    /// This rank's own operand and result.
+    /// The operand and the result on this rank.
     pub operand: DevicePtr,
     pub result: DevicePtr,
 }
@@ -52,7 +52,7 @@ impl<'a> RankCollective<'a> {
             );
         }
         if bytes.is_none() {
-            return Err(running.unsupported(format!("{} elements have no size", bound.elements)));
+            return Err(running.unsupported(format!("the size of {} elements is too large", bound.elements)));
         }
         Ok(RankCollective { me, ..running })
     }
@@ -78,8 +78,8 @@ impl<'a> RankCollective<'a> {
         params
     }
 
-    /// The parameters for `ll`: also the slots, `rounds` of them for each peer, with `units` units of 16 bytes
-    /// each. `message` is the bytes that a peer gets.
+    /// The parameters for `ll`, including the slots: `rounds` slots per peer, each of `units` units of 16
+    /// bytes. `message` is the size of the message to each peer in bytes.
     pub fn ll(
         &self,
         message: usize,
@@ -92,9 +92,10 @@ impl<'a> RankCollective<'a> {
         };
         let n = self.n as u64;
         let most = self.peers.thresholds.ll_bytes;
-        // LL128 lies behind all of LL, so that neither ever finds data of the other where it looks for a flag.
+        // LL128 lies after all of LL, so neither ever finds data of the other in place of a flag.
         let before = if protocol == LlProtocol::Ll128 { ll_zone_bytes(most / n, n) as usize } else { 0 };
-        let (slot, room) = (units * 16, landing_zone_bytes(message as u64, n, most) as usize);
+        let slot = units * 16;
+        let room = landing_zone_bytes(message as u64, n, most) as usize;
         let used = before + slot * (self.n - 1) * rounds;
         if used > room {
             return Err(
@@ -113,15 +114,15 @@ impl<'a> RankCollective<'a> {
             }
         }
         let mut params = LandingParams { base: self.group(), ..LandingParams::default() };
-        // A zone has a slot for each peer of its owner.
-        let at = |owner: usize, sender: usize| {
+        // A zone has one slot for each peer of its owner.
+        let slot_address = |owner: usize, sender: usize| {
             let index = if sender < owner { sender } else { sender - 1 };
             self.arena_of(owner) + (first + before + index * slot) as Address
         };
         let senders = (0..self.n).filter(|&p| p != self.me);
-        senders.for_each(|p| params.slots[p] = at(self.me, p));
+        senders.for_each(|p| params.slots[p] = slot_address(self.me, p));
         for (i, p) in self.peers_then_self().filter(|&p| p != self.me).enumerate() {
-            params.to[i] = at(p, self.me);
+            params.to[i] = slot_address(p, self.me);
         }
         params.zone = self.arena_of(self.me) + first as Address;
         params.other = (second as u64).wrapping_sub(first as u64);
@@ -130,12 +131,13 @@ impl<'a> RankCollective<'a> {
         Ok(params)
     }
 
-    /// Where the tables of sizes and the staging areas of all numbers lie, and the bytes that a block stages for one peer
-    /// at a time.
+    /// The tables of sizes and the staging areas of all ranks of the cell, and the bytes that a block stages
+    /// per peer at a time.
     pub fn exchange_areas(&self) -> Result<([Address; MAX_RANKS], [Address; MAX_RANKS], usize)> {
         let control = &self.peers.control;
         if self.n > control.max_exchange_ranks || self.bound.group >= control.groups {
-            let (ranks, groups) = (control.max_exchange_ranks, control.groups);
+            let ranks = control.max_exchange_ranks;
+            let groups = control.groups;
             return Err(self.unsupported(format!(
                 "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes, found {} of group {}",
                 self.n, self.bound.group
@@ -162,8 +164,8 @@ impl<'a> RankCollective<'a> {
         &self.peers.thresholds
     }
 
-    /// The numbers of the cell, beginning with the one after this rank and ending with this rank, so that not
-    /// all begin with the same.
+    /// The indices of the cell in cyclic order, from the one after this rank to this rank itself, so that
+    /// ranks begin with different peers.
     pub fn peers_then_self(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
@@ -180,44 +182,43 @@ impl<'a> RankCollective<'a> {
     fn region_of(&self, what: &str, at: &ResolvedRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
         let offset = at.offset_on_rank(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
-        match inside && at.space == MemorySpace::Symmetric {
-            true => Ok((self.arena_of(p) + offset as Address).into()),
-            false => {
-                let arena = self.peers.arena;
-                Err(self.unsupported(format!(
-                    "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
-                )))
-            }
+        if inside && at.space == MemorySpace::Symmetric {
+            return Ok((self.arena_of(p) + offset as Address).into());
         }
+        let arena = self.peers.arena;
+        Err(self.unsupported(format!(
+            "expected the {what} within the {arena} bytes of the symmetric arena, found {bytes} bytes at {at:?}"
+        )))
     }
 
     fn arena_of(&self, p: usize) -> Address {
         self.peers.arenas[self.bound.cell[p] as usize]
     }
 
-    /// The bytes of one of `n` equal pieces of the operand.
+    /// The size in bytes of one of `n` equal slices of the operand.
     pub fn slice_bytes(&self) -> Result<usize> {
-        match self.bound.elements.is_multiple_of(self.n) {
-            true => Ok(self.bytes / self.n),
-            false => {
-                let (n, elements) = (self.n, self.bound.elements);
-                Err(self.unsupported(format!("expected a multiple of {n} elements, found {elements}")))
-            }
+        let n = self.n;
+        let elements = self.bound.elements;
+        if elements.is_multiple_of(n) {
+            Ok(self.bytes / n)
+        } else {
+            Err(self.unsupported(format!("expected a multiple of {n} elements, found {elements}")))
         }
     }
 
-    /// Units of 16 bytes.
+    /// The number of 16-byte units.
     pub fn units(&self, bytes: usize) -> usize {
         bytes.div_ceil(16)
     }
 
-    /// The grid of one of the variants for so many units of work, with as many blocks as the plan says.
+    /// The grid of a variant for this many units of work, with the number of blocks from the plan if it gives
+    /// one.
     pub fn grid(&self, of: impl FnOnce(&VariantGrids) -> &GridLimits, units: usize) -> [u32; 2] {
         let known = of(&self.peers.blocks);
         GridLimits { blocks: self.bound.blocks.unwrap_or(known.blocks), ..*known }.grid(units)
     }
 
-    /// The error of a call that cannot be served.
+    /// The error for an unsupported call.
     #[cold]
     pub fn unsupported(&self, detail: String) -> CudaError {
         CudaError::Unsupported(format!(

@@ -1,10 +1,11 @@
-//! The words of memory through which kernels, peers and the host tell each other how far they are.
+//! The memory words through which kernels, peers and the host synchronize.
 //!
-//! - *Flags*, at the end of every rank's arena: `[group][block][number]` of 8 bytes, set by peers.
-//! - Behind them, for all-to-alls with sizes on the device: the *sizes*, `[group][block][number][number]` of 8 bytes,
-//!   row by row written by the rank of that number, and one *staging* area for all groups.
+//! - *Flags*, at the end of every rank's arena: `[group][block][number]` of 8 bytes, set by peers. *Number*
+//!   is the index of a rank in its cell.
+//! - After the flags, for all-to-alls with sizes on the device: the *sizes*, `[group][block][number][number]`
+//!   of 8 bytes, each row written by the rank with that number, and one *staging* area for all groups.
 //! - *Private words* of a rank: one shared record of 64 bytes, then `[group][block]` records of 16 bytes.
-//! - *Status words* in pinned memory: the host's order to end, and the report of a wait that ended early.
+//! - *Status words* in pinned memory: the host's abort request, and the report of a wait that ended early.
 //!
 //! `kernels/waits.cu` declares the same layouts.
 
@@ -16,33 +17,35 @@ use symmc_runtime::exec::{ExecutableStep, StepWork};
 
 use crate::device::driver::PinnedBuffer;
 
-/// The most blocks of a kernel that meets peers.
+/// The largest number of blocks of a kernel that synchronizes with peers.
 pub const MAX_BLOCKS: usize = 128;
-/// The most ranks of a cell.
+/// The largest number of ranks in a cell.
 pub const MAX_RANKS: usize = 8;
 const _: () = assert!(MAX_RANKS == MAX_GPU_CELL_RANKS as usize, "plans leave larger cells to the library");
 pub const STATUS_BYTES: usize = 128;
-/// The bytes of a block that are on their way to one peer at a time, where rows go through staging.
+/// The bytes that a block sends to one peer at a time, if rows go through staging.
 pub const STAGING_BYTES: usize = 16 << 10;
 
-/// The control region begins at a multiple of this.
+/// The alignment of the control region.
 pub(super) const PAGE: usize = 4096;
-/// Flags of one group.
+/// The size of the flags of one group.
 const FLAGS: usize = MAX_BLOCKS * MAX_RANKS * 8;
-/// Sizes of one group.
+/// The size of the sizes of one group.
 const SIZES: usize = MAX_BLOCKS * MAX_RANKS * MAX_RANKS * 8;
-/// What stands before the private words of the groups.
+/// The size of the shared record before the private words of the groups.
 const SHARED: usize = 64;
-/// Private words of one group.
+/// The size of the private words of one group.
 const WORDS: usize = MAX_BLOCKS * 16;
 
-/// What the control region behind the arena of each rank holds.
+/// The contents of the control region after the arena of each rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ControlRegion {
     pub groups: usize,
-    /// The most ranks of a cell that runs an all-to-all with sizes on the device; 0 if none does.
+    /// The largest number of ranks of a cell that runs an all-to-all with sizes on the device; 0 if there is
+    /// none.
     pub max_exchange_ranks: usize,
-    /// The bytes that a block stages for one peer at a time, a multiple of 16: [`STAGING_BYTES`] wherever a plan runs.
+    /// The bytes that a block stages per peer at a time, a multiple of 16. Plans always use
+    /// [`STAGING_BYTES`].
     pub staging_bytes: usize,
 }
 
@@ -52,18 +55,20 @@ impl ControlRegion {
         (self.staging_at() + staging).next_multiple_of(PAGE)
     }
 
-    /// Where the sizes of a group begin, for each block `[number][number]`.
+    /// The offset of the sizes of a group: `[number][number]` per block.
     pub(super) fn sizes_at(&self, group: usize) -> usize {
         self.groups * FLAGS + group * SIZES
     }
 
-    /// Where the staging area begins: `[round][number][block]` parts of [`staged`](Self::staged) bytes.
+    /// The offset of the staging area: `[round][number][block]` parts of
+    /// [`staging_bytes`](Self::staging_bytes) bytes.
     pub(super) fn staging_at(&self) -> usize {
         if self.max_exchange_ranks == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
     }
 }
 
-/// What these steps need of the control region: as many groups as one more than the highest that they communicate on.
+/// The control region that these steps need. The number of groups is one more than the highest that they
+/// communicate on.
 pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> ControlRegion {
     let mut out = ControlRegion { groups: 0, max_exchange_ranks: 0, staging_bytes: STAGING_BYTES };
     for work in steps.into_iter().flat_map(|step| step.work.node_work()) {
@@ -76,33 +81,33 @@ pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Co
     out
 }
 
-/// A word among the private ones that nobody reads.
+/// A private word that is never read.
 pub(super) const UNREAD: usize = SHARED - 8;
 
-/// The bytes of private words of each rank, for plans with this many groups.
+/// The size of the private words of each rank, for plans with this many groups.
 pub fn local_bytes(groups: usize) -> usize {
     SHARED + groups * WORDS
 }
 
-/// Where the flags of a group begin in the control region.
+/// The offset of the flags of a group in the control region.
 pub(super) fn flags_at(group: usize) -> usize {
     group * FLAGS
 }
 
-/// Where the words of a group begin in the private words.
+/// The offset of the words of a group in the private words.
 pub(super) fn words_at(group: usize) -> usize {
     SHARED + group * WORDS
 }
 
-/// Where reports have the number of the program above that of the step.
+/// In reports, the program number is stored above this many bits of the step.
 const STEP_BITS: u32 = 24;
 
-/// A step of a program as reports name it.
+/// The identifier of a step of a program in reports.
 pub(super) fn tagged_step(program: u8, step: usize) -> u32 {
     u32::from(program) << STEP_BITS | step as u32 & ((1 << STEP_BITS) - 1)
 }
 
-/// The program and the step that a report names.
+/// The program and the step of an identifier in a report.
 fn untagged_step(tagged: u32) -> (u8, usize) {
     ((tagged >> STEP_BITS) as u8, (tagged & ((1 << STEP_BITS) - 1)) as usize)
 }
@@ -122,53 +127,53 @@ struct Status {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MissedPeer {
-    /// The number of the program in its session, modulo 256.
+    /// The program number in its session, modulo 256.
     pub program: u8,
     pub step: usize,
-    /// The rank that did not come. Others may be missing too.
+    /// The rank that did not arrive. Others may be missing too.
     pub peer: u32,
     pub group: usize,
     pub block: u32,
-    /// What it waited for: the number of a barrier, or the flag of an epoch of LL.
+    /// The value that was awaited: the number of a barrier, or the epoch flag of LL.
     pub awaited: u64,
 }
 
-/// Sizes on the device that no rank's rows fit.
+/// Sizes on the device that exceed the rows of a rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InvalidSplits {
-    /// The number of the program in its session, modulo 256.
+    /// The program number in its session, modulo 256.
     pub program: u8,
     pub step: usize,
-    /// The rank whose sizes they are.
+    /// The rank whose sizes are invalid.
     pub rank: u32,
-    /// Whether it sends or receives so many rows.
+    /// Whether the rank sends or receives these rows.
     pub direction: SplitDirection,
-    /// The rows to or from each number of the cell; what is behind its ranks means nothing.
+    /// The rows to or from each number of the cell; entries beyond its ranks are meaningless.
     pub sizes: [i64; MAX_RANKS],
 }
 
-/// Which way rows go.
+/// The direction of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitDirection {
-    /// From the rank.
+    /// Sent by the rank.
     Sent,
-    /// To it.
+    /// Received by the rank.
     Received,
 }
 
-/// What `code` of the status words says.
+/// Values of `code` in the status words.
 const MISSED: u32 = 1;
 const SENT: u32 = 2;
 const RECEIVED: u32 = 3;
 
 fn status_words(status: &PinnedBuffer) -> Option<&Status> {
     let at = status.as_ptr().cast::<Status>();
-    // SAFETY: the memory is as large, zeroed when it was made, and lives as long as the reference; the words
-    // are atomic, and the device writes whole words.
+    // SAFETY: the memory is large enough, was zeroed when it was allocated, and lives as long as the
+    // reference. The words are atomic, and the device writes whole words.
     (status.len() >= size_of::<Status>() && at.is_aligned()).then(|| unsafe { &*at })
 }
 
-/// Tells this rank's kernels to wait no more. `status` begins with [`STATUS_BYTES`] bytes of status words.
+/// Ends the waits of this rank's kernels. `status` begins with [`STATUS_BYTES`] bytes of status words.
 pub fn abort_waits(status: &PinnedBuffer) {
     if let Some(words) = status_words(status) {
         words.abort.store(1, Ordering::Release);
@@ -180,7 +185,7 @@ pub fn read_missed_peer(status: &PinnedBuffer) -> Option<MissedPeer> {
     status_words(status).and_then(read)
 }
 
-/// The first sizes on the device that do not fit, if this rank saw some.
+/// The first invalid sizes on the device that this rank saw.
 pub fn read_invalid_splits(status: &PinnedBuffer) -> Option<InvalidSplits> {
     status_words(status).and_then(read_unfit)
 }

@@ -1,12 +1,14 @@
-//! All-reduces whose result is added to a residual, and perhaps normalised, right behind: one kernel.
+//! All-reduces that are fused into one kernel with the addition of a residual after them, and optionally a
+//! norm.
 //!
-//! Towards peers the kernel is the all-reduce, at its place in the order; it rounds where the single steps round. A
-//! two-shot is the same towards peers with the addition and without.
+//! For peers the kernel is the all-reduce, at its place in the order; it rounds where the separate steps
+//! round. For peers, a two-shot is the same with and without the addition.
 //!
-//! Such kernels are the all-reduce by `ll`, and the two-shot of large tensors, which takes the addition alone: what the
-//! norm needs comes with the last chunk. With a norm the lines of one kernel bring the whole operand to each peer. An
-//! all-reduce so large that it goes in two rounds sends less by itself, and takes the addition alone: what that saves
-//! is more than the norm's own kernel costs.
+//! Two all-reduces have such kernels: `ll`, and the two-shot of large tensors. The two-shot takes only the
+//! addition, because the norm needs a whole row, which is complete only with the last chunk. With a norm, one
+//! round of lines brings the whole operand to each peer. An all-reduce so large that it goes in two rounds
+//! sends less when it is not fused with the norm. It takes only the addition: this saves more than the norm's
+//! own kernel costs.
 
 use smallvec::SmallVec;
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
@@ -22,10 +24,10 @@ use crate::codegen::compute::{self, BoundOperation, KernelLowering};
 use crate::codegen::lowering_context::LoweringContext;
 use crate::error::Result;
 
-/// The elements of a row where the rows are not normalised: then they only divide the work among blocks.
+/// The elements of a row if rows are not normalised. Rows then only divide the work among blocks.
 const ROW: usize = 1024;
 
-/// Where values of one number of elements lie.
+/// The values of a fused tail, which have equal numbers of elements.
 struct FusedTail<'a> {
     call: &'a ResolvedCollective,
     residual: &'a LocatedTensor,
@@ -35,7 +37,7 @@ struct FusedTail<'a> {
 
 /// A norm over the last axis.
 struct TailNorm<'a> {
-    /// The elements of a row.
+    /// The number of elements of a row.
     hidden: usize,
     weight: Option<&'a LocatedTensor>,
     result: &'a LocatedTensor,
@@ -43,9 +45,9 @@ struct TailNorm<'a> {
     round_first: bool,
 }
 
-/// What an all-reduce, the addition behind it and perhaps the norm of the sum do on the device. Where the sizes of a
-/// run have no kernel for all of them, the last ones have kernels of their own. `None` where their layouts do not allow
-/// one.
+/// The commands of an all-reduce, the addition after it and optionally the norm of the sum. If no kernel can
+/// do all of them at these sizes, the last ones get their own kernels. `None` if the layouts do not allow
+/// fusion.
 pub fn lower(
     step: usize,
     members: &[ResolvedMember],
@@ -68,7 +70,7 @@ pub fn lower(
     }
     let (mut works, done) = match lower_values(step, &values, addresses, peers, &mut l.source)? {
         Some(work) => (vec![work], if values.norm.is_some() { 3 } else { 2 }),
-        // It loads from its peers.
+        // This form loads from its peers.
         None if call.variant == CollectiveVariant::TwoShot && call.result.space != MemorySpace::Inner => {
             let Some(alone) =
                 super::lower(step, call, &addresses.collective_pointers(call), peers, &mut l.source)?
@@ -87,7 +89,7 @@ pub fn lower(
     Ok(Some(works))
 }
 
-/// One kernel of these values, if there is one.
+/// A single kernel for these values, if there is one.
 fn lower_values(
     step: usize,
     values: &FusedTail<'_>,
@@ -136,10 +138,10 @@ fn match_tail<'a>(
         (false, true) => x,
         _ => return None,
     };
-    let same = |v: &LocatedTensor| {
+    let has_sum_layout = |v: &LocatedTensor| {
         v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_contiguous(v)
     };
-    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(same) {
+    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(has_sum_layout) {
         return None;
     }
     let norm = match norm {
@@ -149,7 +151,7 @@ fn match_tail<'a>(
     Some(FusedTail { call, residual, sum, norm })
 }
 
-/// Whether a value is the result of an all-reduce, element by element in the same order.
+/// Whether a value is the result of an all-reduce, with its elements in the same order.
 fn is_result(call: &ResolvedCollective, value: &LocatedTensor) -> bool {
     let at = &call.result;
     (at.space, at.offset, value.by_rank) == (value.space, value.offset, 0)
@@ -159,18 +161,19 @@ fn is_result(call: &ResolvedCollective, value: &LocatedTensor) -> bool {
         && is_contiguous(value)
 }
 
-/// The norm of the rows of `sum`, perhaps in another shape.
+/// Matches the norm of the rows of `sum`, which may be reshaped.
 fn match_norm<'a>(norm: &'a StepWork, sum: &LocatedTensor) -> Option<TailNorm<'a>> {
     let StepWork::Kernel { op: Op::RmsNorm { axes: 1, eps, round_first }, operands, results } = norm else {
         return None;
     };
-    let (x, weight) = (operands.first()?, operands.get(1));
+    let x = operands.first()?;
+    let weight = operands.get(1);
     let result = results.first()?;
-    let alike =
+    let fits_layout =
         |v: &LocatedTensor| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_contiguous(v);
     let elements = |v: &LocatedTensor| v.shape.iter().product::<usize>();
     let fits = (x.space, x.offset, x.dtype, elements(x)) == (sum.space, sum.offset, sum.dtype, elements(sum))
-        && [x, result].into_iter().all(alike)
+        && [x, result].into_iter().all(fits_layout)
         && weight
             .is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_contiguous(w));
     let hidden = *x.shape.last()?;
@@ -189,7 +192,7 @@ mod tests {
 
     const ROWS: usize = 4;
     const HIDDEN: usize = 64;
-    /// Bytes of a value, and places that are apart.
+    /// The bytes of a value. Values at different multiples of it do not overlap.
     const BYTES: usize = ROWS * HIDDEN * 2;
 
     fn value(offset: usize) -> LocatedTensor {
@@ -201,7 +204,7 @@ mod tests {
         StepWork::Kernel { op, operands, results: vec![result] }
     }
 
-    /// The reduction of what lies at 0, the sum with a residual, and the norm of that.
+    /// The reduction of the value at offset 0, its sum with a residual, and the norm of the sum.
     fn layer() -> Vec<ResolvedMember> {
         let region = |offset| ResolvedRegion::uniform(MemorySpace::Ordinary, offset);
         let call = ResolvedCollective {
@@ -244,7 +247,7 @@ mod tests {
         }
     }
 
-    /// The kernels of members as a rank has them, with their text; `None` if there are none.
+    /// The kernels of these members on a rank, with their text; `None` if there are none.
     fn lowered(members: &[ResolvedMember], rank: u32) -> Option<(Vec<GpuCommand>, String)> {
         let StepWork::Collective(call) = &members[0].work else { panic!("{members:?}") };
         let addresses = AddressMap::without_ports(1 << 40, 1 << 32);
@@ -263,12 +266,12 @@ mod tests {
     fn a_reduction_its_residual_and_norm_are_one() {
         let mut members = layer();
         let whole = lowered(&members, 0).expect("a kernel");
-        // In place, element on element, is the same.
+        // In place, with each element at its own address, gives the same kernel.
         values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * BYTES));
         assert_eq!(lowered(&members, 0).expect("a kernel").1, whole.1);
         members.pop();
         assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
-        // What only the dispatch reads is not stored.
+        // A value that only the dispatch reads is not stored.
         call_in(&mut members).result.space = MemorySpace::Inner;
         values_in(&mut members[1]).filter(|v| v.offset == BYTES).for_each(|v| v.space = MemorySpace::Inner);
         assert!(lowered(&members, 0).is_some());
@@ -276,7 +279,7 @@ mod tests {
 
     #[test]
     fn what_is_broadcast_or_lies_by_rank_has_no_kernel() {
-        // One row is reduced, and added to each of several.
+        // One row is reduced, and added to each of several rows.
         let mut broadcast = layer();
         call_in(&mut broadcast).elements = HIDDEN;
         for value in values_in(&mut broadcast[1]).take(2) {
@@ -315,12 +318,12 @@ mod tests {
         for (rows, hidden) in [(128, 4096), (32, 8192), (128, 8192), (2048, 4096)] {
             assert_eq!(kernels(4, rows, hidden), 2, "{rows} x {hidden}");
         }
-        // Between two ranks there is nothing to save; among more it is sooner.
+        // Between two ranks, two rounds save nothing; among more ranks they are used for smaller sizes.
         assert_eq!([kernels(2, 128, 8192), kernels(2, 2048, 4096)], [1, 1]);
         assert_eq!([kernels(8, 4, 8192), kernels(8, 8, 8192)], [1, 2]);
     }
 
-    /// A reduction in two shots, of `rows` rows of 4096 elements on two ranks, and its residual.
+    /// A two-shot reduction of `rows` rows of 4096 elements on two ranks, and its residual.
     fn two_shot(rows: usize) -> Vec<ResolvedMember> {
         let hidden = 4096;
         let mut members = layer();
@@ -340,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_two_shot_by_stores_alone_takes_the_addition() {
-        // The text of what is one kernel.
+        // The text, if there is exactly one kernel.
         let text = |members: &[ResolvedMember]| {
             let (works, text) = lowered(members, 0).expect("kernels");
             (works.len() == 1).then_some(text)

@@ -1,4 +1,5 @@
-//! A kernel with its parameters, ready to be launched: one small function of what the templates in `kernels/` declare.
+//! A kernel with its parameters, ready to be launched: one small function that instantiates a template of
+//! `kernels/`.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp};
@@ -11,7 +12,7 @@ use crate::device::driver::LinkAtomicity;
 use crate::device::launch::{Address, KernelLaunch, KernelParam};
 use crate::error::Result;
 
-/// Operations that reach peers.
+/// Operations that access peers.
 pub(super) const DEVICE: &str = include_str!("kernels/device.cu");
 
 const KERNELS: &str = concat!(
@@ -26,21 +27,22 @@ const KERNELS: &str = concat!(
     include_str!("kernels/splits.cu"),
 );
 
-/// What stands before them for delays around every touch of a peer.
+/// The text before the kernels that enables random delays around every access to a peer.
 const CHAOS: &str = "#define SYMMC_CHAOS\n";
 
-/// What stands before them where links may split lines of LL128.
+/// The text before the kernels if links may split lines of LL128.
 const SPLIT_LL128: &str = "#define SYMMC_SPLIT_LL128\n";
 
 pub(super) struct KernelCall {
-    /// What it does, for profilers.
+    /// A short description for profilers.
     pub what: String,
-    /// Its body, without namespace.
+    /// The template instance that the body calls, without namespace.
     pub body: String,
     pub params: (&'static str, KernelParam),
-    /// A second parameter and its type.
+    /// An optional second parameter with its type.
     pub extra_param: Option<(&'static str, KernelParam)>,
-    /// The most threads of a block that it is compiled for: fewer may have more registers.
+    /// The largest number of threads per block that it is compiled for. With fewer threads, each may have
+    /// more registers.
     pub most_threads: u32,
     pub blocks: [u32; 2],
 }
@@ -62,19 +64,20 @@ impl KernelCall {
             Some((ty, _)) => (format!(", const __grid_constant__ {ty} beside"), ", beside"),
             None => (String::new(), ""),
         };
-        // In the namespace of the kernels, so that other code in the program may use the same names.
+        // The kernel is in the namespace of the templates, so that other code in the program may use the same
+        // names.
         let text = format!(
             "namespace symmc_peer {{\nextern \"C\" __global__ void __launch_bounds__({}) \
              @(const __grid_constant__ {family} call{declared}) {{\n    symmc_enter();\n    {}(call{passed});\n}}\n}}\n",
             self.most_threads, self.body
         );
-        let beside = self.extra_param.map(|(_, param)| param);
-        let params = [params].into_iter().chain(beside).collect();
+        let extra_param = self.extra_param.map(|(_, param)| param);
+        let params = [params].into_iter().chain(extra_param).collect();
         KernelLaunch::flat(source.function(&self.what, text), blocks as usize, threads as usize, params)
     }
 }
 
-/// The types of the kernels' elements and operation.
+/// The kernels' type names of the element and the operation.
 pub(super) fn reduction(dtype: DType, op: CollectiveReduceOp) -> (String, &'static str) {
     let average = op == CollectiveReduceOp::Avg;
     let name = dtype.name().to_uppercase();
@@ -99,7 +102,7 @@ pub(super) fn reduction(dtype: DType, op: CollectiveReduceOp) -> (String, &'stat
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum SendPattern {
     SameToAll,
-    /// To each its own.
+    /// Each peer gets its own slice.
     OnePerPeer,
 }
 
@@ -109,8 +112,8 @@ impl SendPattern {
     }
 }
 
-/// The bytes that each rank gets of each, and from where in a sender's operand the receiver of this number
-/// takes them.
+/// The bytes that each rank receives from each, and a function from a receiver's index to its offset in the
+/// sender's operand.
 pub(super) fn message_slices(running: &RankCollective) -> Result<(usize, impl Fn(usize) -> Address + use<>)> {
     let whole = SendPattern::of_kind(&running.bound.kind) == SendPattern::SameToAll;
     let piece = if whole { running.bytes } else { running.slice_bytes()? };

@@ -1,8 +1,8 @@
-//! All-reduce, reduce-scatter, all-gather and all-to-all by `ll`: which protocol a message takes, LL or LL128, and its
-//! kernel.
+//! All-reduce, reduce-scatter, all-gather and all-to-all by `ll`: the choice of protocol, LL or LL128, and
+//! the kernel.
 //!
-//! Small messages go by LL, whose receipt needs nothing of neighbouring threads; large ones by LL128, whose lines carry
-//! nearly twice as much. A large all-reduce among more than two ranks goes in two rounds.
+//! Small messages use LL: a thread can receive a word without its neighbours. Large messages use LL128, whose
+//! lines carry nearly twice as much data. A large all-reduce among more than two ranks goes in two rounds.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp};
@@ -15,10 +15,10 @@ use crate::device::launch::{Address, DevicePtr, KernelParam};
 use crate::device::pointer::all_multiples_of;
 use crate::error::Result;
 
-/// Words of 8 bytes with data in a line of LL128, as `kernels/ll128.cu` has them.
+/// The number of 8-byte data words in a line of LL128, as in `kernels/ll128.cu`.
 const LINE: usize = 15;
 
-/// The units of 16 bytes of a message.
+/// The number of 16-byte units of a message.
 pub(super) fn units(protocol: LlProtocol, message: usize) -> usize {
     let words = message.div_ceil(8);
     match protocol {
@@ -33,21 +33,22 @@ pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result
     build_reduction(running, op, vector, None)
 }
 
-/// An all-reduce in two rounds to which `beside` says what is added; with `vector` all addresses are multiples of 8.
+/// An all-reduce in two rounds with an addition, given as a parameter. With `vector` all addresses are
+/// multiples of 8.
 pub(super) fn reduce_and_add(
     running: &RankCollective,
     op: CollectiveReduceOp,
     vector: bool,
-    beside: (&'static str, KernelParam),
+    addition: (&'static str, KernelParam),
 ) -> Result<KernelCall> {
-    build_reduction(running, op, vector, Some(beside))
+    build_reduction(running, op, vector, Some(addition))
 }
 
 fn build_reduction(
     running: &RankCollective,
     op: CollectiveReduceOp,
     vector: bool,
-    beside: Option<(&'static str, KernelParam)>,
+    addition: Option<(&'static str, KernelParam)>,
 ) -> Result<KernelCall> {
     let n = running.n;
     let protocol = running.protocol(running.bytes);
@@ -61,21 +62,22 @@ fn build_reduction(
     call.slice = slice as u64;
     let (element, operation) = reduction(running.bound.dtype, op);
     let blocks = grid(running, protocol, units);
-    let body = match (two_rounds, beside.is_some()) {
-        (false, _) => one_round_body(protocol, (element, operation), n, SendPattern::SameToAll, vector),
+    let body = match (two_rounds, addition.is_some()) {
+        (false, _) => one_round_body(protocol, &element, operation, n, SendPattern::SameToAll, vector),
         (true, false) => format!("ll128_reduce_twice<{element}, {operation}, {n}, {vector}>"),
         (true, true) => format!("ll128_add_twice<{element}, {operation}, {n}, {vector}>"),
     };
     Ok(KernelCall {
-        extra_param: beside,
+        extra_param: addition,
         ..landing_kernel(format!("ll_{}", running.bound.dtype), body, call, blocks)
     })
 }
 
-/// A reduction in one round of what all ranks send.
+/// A reduction in one round of the messages of all ranks.
 fn one_round_body(
     protocol: LlProtocol,
-    (element, operation): (String, &str),
+    element: &str,
+    operation: &str,
     n: usize,
     sends: SendPattern,
     vector: bool,
@@ -84,20 +86,21 @@ fn one_round_body(
     format!("ll_reduce<{}, {element}, {operation}, {n}, {same}, {vector}>", protocol.name())
 }
 
-/// A reduce-scatter: each rank sends every other the piece that it reduces.
+/// A reduce-scatter: each rank sends every other rank the slice that the receiver reduces.
 pub(super) fn reduce_scatter(running: &RankCollective, op: CollectiveReduceOp) -> Result<KernelCall> {
     let LandingSend { mut call, protocol, blocks, .. } = LandingSend::from_call(running)?;
     call.out[0] = running.result;
     let vector = all_vectors(&call.from[..running.n], &call.out[..1]);
     let dtype = running.bound.dtype;
-    let body = one_round_body(protocol, reduction(dtype, op), running.n, SendPattern::OnePerPeer, vector);
+    let (element, operation) = reduction(dtype, op);
+    let body = one_round_body(protocol, &element, operation, running.n, SendPattern::OnePerPeer, vector);
     Ok(landing_kernel(format!("ll_reduce_scatter_{dtype}"), body, call, blocks))
 }
 
-/// What each rank sends to every other, and its own piece.
+/// The messages of each rank to all others, and its own slice.
 struct LandingSend {
     call: LandingParams,
-    /// The bytes of each.
+    /// The size of each message in bytes.
     piece: usize,
     protocol: LlProtocol,
     blocks: [u32; 2],
@@ -126,14 +129,14 @@ pub(super) fn movement(running: &RankCollective) -> Result<KernelCall> {
     build_movement(running, pieces, apart, false)
 }
 
-/// An all-gather of rows of `row` bytes, a multiple of 8, in which the rows of all ranks follow each other.
+/// An all-gather of rows of `row` bytes, a multiple of 8, that interleaves the rows of all ranks.
 pub(super) fn gather_rows(running: &RankCollective, row: usize) -> Result<KernelCall> {
     let mut pieces = LandingSend::from_call(running)?;
     pieces.call.slice = row as u64;
     build_movement(running, pieces, row, true)
 }
 
-/// What ranks send, to places that are `apart` bytes from each other, perhaps in rows.
+/// Moves messages to places that are `apart` bytes from each other, optionally in rows.
 fn build_movement(
     running: &RankCollective,
     pieces: LandingSend,
@@ -152,7 +155,7 @@ fn build_movement(
     Ok(landing_kernel(format!("ll_{}", Kind::name(&running.bound.kind)), body, call, blocks))
 }
 
-/// An element that only moves.
+/// The type of an element that is only moved.
 fn element(dtype: DType) -> &'static str {
     match dtype.size() {
         1 => "u8",

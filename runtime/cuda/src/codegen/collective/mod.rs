@@ -1,71 +1,80 @@
-//! Collectives as kernels on peer pointers: every variant that does not leave the work to a library.
+//! Collectives as kernels with peer pointers: every variant that the library does not run.
 //!
-//! [`lower`] turns one collective of one rank into launches. A kernel takes the addresses of this rank and of
-//! its peers as parameters and finds what its group has counted in memory, so a graph that holds it is replayed without work of
-//! the host. `kernels/` holds the kernels as templates; what is generated is one small function for each
-//! combination of variant, dtype, ranks and operation that a program uses.
+//! [`lower`] turns one collective of one rank into launches. A kernel receives the addresses of this rank and
+//! its peers as parameters. It finds the counters of its group in memory, so a graph that holds the kernel
+//! can be replayed without work on the host. `kernels/` holds the kernels as templates. The generated code is
+//! one small function per combination of variant, dtype, ranks and operation that a program uses.
 //!
 //! # Flags
-//! Each rank's arena ends in a control region: for each group, block and rank a flag that this rank's peers
-//! set. Block `b` of a kernel meets block `b` of the same kernel on the peers; all ranks launch equal grids.
-//! Barriers are counted: a block stores the number of a barrier into the peers' flags and waits for it in its own;
-//! numbers are 64 bits wide and never wrap around in practice. What the group has counted lies in private
-//! memory, one copy for each block: a block reads its own copy, and writes it and those of blocks that this
-//! grid lacks, so all copies are equal between kernels and no block waits for another of its grid to count.
+//! Each rank's arena ends in a control region: for each group, block and rank, a flag that this rank's peers
+//! set. Block `b` of a kernel synchronizes with block `b` of the same kernel on the peers; all ranks launch
+//! equal grids. Barriers are counted: a block stores the number of a barrier into the peers' flags and waits
+//! for it in its own flags. Numbers have 64 bits and never wrap around in practice. The counters of a group
+//! are in private memory, one copy per block. A block reads its own copy, and writes it and the copies of
+//! blocks that this grid lacks. Therefore all copies are equal between kernels, and no block waits for
+//! another block of its grid to count.
 //!
-//! Why these flags hold what the contracts in `symmc_ir::collective` promise:
-//! - *arrival*: a kernel starts after the steps before it have completed, and completion of a kernel makes its
-//!   writes visible to all kernels after it, and through this device's cache, which serves peers too, to
-//!   whoever acquired a flag that such a kernel set. So any block's first flag tells of the whole rank's
-//!   arrival, and needs no fence.
-//! - *entry, meets*: a block touches a peer, and writes the result, only after it has seen the flag of one
+//! These flags implement the contracts of `symmc_ir::collective` as follows:
+//! - *arrival*: a kernel starts after the steps before it have completed. The completion of a kernel makes
+//!   its writes visible to all later kernels. Because peers are served through this device's cache, the
+//!   writes are also visible to any peer that acquired a flag which such a later kernel set. Hence the first
+//!   flag of any block announces the arrival of the whole rank, and needs no fence.
+//! - *entry, meets*: a block accesses a peer, and writes the result, only after it has seen the flag of one
 //!   block of every peer.
-//! - *exit*: threads of a block synchronise, then a release orders all that they read and wrote before its
-//!   flag. A kernel completes when all its blocks have seen the flags of all blocks of all peers, which is
-//!   when every peer has stopped touching this rank; what peers wrote here is then in this device's memory and
-//!   visible to later kernels, which wait for the end of this one (`symmc_enter`) before they read.
-//! - *LL* (NCCL's low latency protocol): eight bytes in one store, four of data and a flag that no earlier word at that
-//!   place has. Words are sent after arrival, and each thread waits for its words of all peers before it writes their
-//!   part of the result. The flag is the *epoch*, which counts the group's collectives by `ll`. Nothing but a word's own data has to be visible to who reads it, so there is no
-//!   fence: what ranks read before they sent has been read. Zones alternate with each collective; before the
-//!   flag wraps around, ranks meet, clear their zones and meet again.
-//! - *copies*: a rendezvous of one block, copies that need no kernel, and a second rendezvous, whose arrival comes after
-//!   the copies have completed: it is the exit, without which copies that only read peers do.
-//! - *pairs*: a receiver's first flag goes to its sender alone, which writes after it and then sets the second.
+//! - *exit*: the threads of a block synchronize; then a release orders all of their reads and writes before
+//!   the block's flag. A kernel completes when all of its blocks have seen the flags of all blocks of all
+//!   peers. At that time every peer has finished its accesses to this rank. The peers' writes are then in
+//!   this device's memory and visible to later kernels, which wait for the end of this one (`symmc_enter`)
+//!   before they read.
+//! - *LL* (NCCL's low latency protocol): eight bytes in one store, four of them data and four a flag that no
+//!   earlier word at the same place has. Words are sent after arrival. Each thread waits for its words from
+//!   all peers before it writes their part of the result. The flag is the *epoch*, which counts the group's
+//!   collectives by `ll`. A reader needs only the data of the word itself, so there is no fence: all reads of
+//!   a rank before its sends have completed. Zones alternate with each collective. Before the flag wraps
+//!   around, ranks synchronize, clear their zones and synchronize again.
+//! - *copies*: a rendezvous of one block, copies that need no kernel, and a second rendezvous. The second one
+//!   arrives after the copies have completed: it is the exit. Copies that only read from peers can omit it.
+//! - *pairs*: a receiver's first flag goes only to its sender, which writes after it and then sets the second
+//!   flag.
 //!
 //! - *LL128*: lines of 128 bytes, 120 of data and a flag, which arrive together (`kernels/device.cu`). LL and
-//!   LL128 have parts of a zone to themselves, so that neither finds the other's data where it looks for a flag.
-//!   A round that sends on what it reduced ends when every peer's part has come, each of which its sender made of
-//!   lines of all ranks: it tells of every arrival as one round does.
-//! - *shared rows*: where an all-reduce with a norm has few rows, several blocks send each, and one receives it and
-//!   writes its results (`kernels/norm.cu`). A line needs no particular sender, but zones are cleared block by
-//!   block: the collective that cleared them sends as it receives, a row to a block. A result that lies on the operand is
-//!   not written before the other blocks of the row have read their shares, which each tells with the flag of this
-//!   rank to itself.
-//! - *stores alone*: a two-shot of large tensors stores into the peers' results what they reduce, tells them chunk
-//!   by chunk with the block's flags, and overwrites it with the result (`kernels/pushed.cu`). A chunk of the result is
-//!   read for what follows it once all peers have told that they stored it. In place, a chunk of the operand is loaded
-//!   before peers are told that they may store there.
-//! - *sizes on the device*: every block tells the blocks of its number on all peers how many rows go where before
-//!   they meet, and a group's table of that is not written again before they have met once more (`kernels/splits.cu`).
+//!   LL128 use separate parts of a zone, so neither finds the other's data in place of a flag. In two rounds,
+//!   a rank sends its reduced slice in the second round, which ends when the slice of every peer has come.
+//!   Each sender made its slice from lines of all ranks, so the second round announces every arrival, as a
+//!   single round does.
+//! - *shared rows*: if an all-reduce with a norm has few rows, several blocks send each row, and one of them
+//!   receives it and writes its results (`kernels/norm.cu`). A line may come from any sender, but zones are
+//!   cleared block by block. Therefore, in the collective that cleared them, each row is sent by the block
+//!   that receives it. A result in place of the operand is written only after the other blocks of the row
+//!   have read their shares. Each of these blocks signals this with the flag of this rank to itself.
+//! - *stores only*: a two-shot of large tensors stores its operands into the peers' results, where they are
+//!   reduced. It signals each chunk with the block's flags, and then overwrites the chunk with the result
+//!   (`kernels/pushed.cu`). The fused addition reads a chunk of the result after all peers have signalled
+//!   that they stored it. In place, a chunk of the operand is loaded before peers are notified that they may
+//!   store there.
+//! - *sizes on the device*: before the barrier, every block sends the row counts to the blocks with its
+//!   number on all peers. The group's table of counts is not written again before the next barrier
+//!   (`kernels/splits.cu`).
 //!
-//! A block waits for blocks of the same number on peers and for no other, so a grid need not be resident as a
-//! whole, but its first unfinished block must get to run on every rank. (Blocks that share rows wait for others: such a
-//! grid must be resident.) The collectives of a rank run in one lane, one after another, and grids have at most
-//! [`MAX_BLOCKS`] blocks, so that the whole grid is resident on a device of as many multiprocessors; compute kernels
-//! beside it end by themselves and make room. Those behind it are launched once it is resident as a whole, not sooner
-//! ([`Start::Dependent`](crate::device::launch::LaunchOrder)).
+//! A block waits only for blocks with the same number on peers. A grid therefore need not be resident as a
+//! whole, but its first unfinished block must be scheduled on every rank. (Blocks that share rows wait for
+//! other blocks: such a grid must be resident.) The collectives of a rank run in one lane, one after another,
+//! and grids have at most [`MAX_BLOCKS`] blocks. The whole grid is therefore resident on a device with that
+//! many multiprocessors; concurrent compute kernels end on their own and make room. Kernels after it are
+//! launched only when it is resident as a whole
+//! ([`LaunchOrder::Dependent`](crate::device::launch::LaunchOrder::Dependent)).
 //!
 //! # Waits
-//! No wait is without a limit. A wait that reaches it reports once to the pinned status words ([`read_missed_peer`]) and
-//! stops all waits of this rank, as does the host by [`abort_waits`]; kernels that follow go through without waiting
-//! for long, and what they leave in memory is meaningless.
+//! Every wait has a limit. A wait that reaches it reports once to the pinned status words
+//! ([`read_missed_peer`]) and stops all waits of this rank; the host can do the same with [`abort_waits`].
+//! Later kernels then pass without long waits, and leave meaningless data in memory.
 //!
-//! [`lower_norm`] is the all-reduce by `ll` with what often follows it in a model, [`lower_addition`] the two-shot of large
-//! tensors with a residual; `follow` makes them of a dispatch. `rows` makes an all-gather that stores rows of all ranks in turn.
-//! [`lower_several`] is one kernel of several collectives.
+//! [`lower_norm`] is the all-reduce by `ll` with the steps that often follow it in a model.
+//! [`lower_addition`] is the two-shot of large tensors with a residual. `fused_tail` derives both from a
+//! dispatch. `rows` makes an all-gather that interleaves the rows of all ranks. [`lower_several`] makes one
+//! kernel for several collectives.
 //!
-//! Before the first run control region, landing zones and private words are zero on all ranks.
+//! Before the first run, the control region, the landing zones and the private words are zero on all ranks.
 
 mod barrier;
 mod blocks;
@@ -104,8 +113,8 @@ use crate::codegen::compile::KernelSource;
 use crate::error::{CudaError, Result};
 use crate::nccl::is_run_by_library;
 
-/// The launches that run `call` on this rank; `None` for what the library runs. `step` is for reports. Fails if the
-/// group has more ranks than kernels are made for, or the call does not fit its memory.
+/// The launches that run `call` on this rank; `None` if the library runs it. `step` is for reports. Fails if
+/// the group has more ranks than kernels support, or the call does not fit its memory.
 pub fn lower(
     step: usize,
     call: &ResolvedCollective,

@@ -1,8 +1,9 @@
-//! Several collectives of one group as one kernel, by `pull`, `push` or `one_shot`: one pair of barriers, and between the two what the
-//! kernels of all of them do there.
+//! Several collectives of one group as one kernel, by `pull`, `push` or `one_shot`: one pair of barriers,
+//! with the work of all collectives between them.
 //!
-//! Collectives may be of any kinds and dtypes. Each thread takes its turn at each of them: the first unit of one goes to the thread after
-//! the last unit of the one before, so that small ones are divided among the threads as one large collective would be.
+//! Collectives may have any kinds and dtypes. Threads take turns: the first unit of a collective goes to the
+//! thread after the last unit of the previous one. Small collectives are thus divided among the threads like
+//! one large collective.
 
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
 use symmc_plan::ExitBarrier;
@@ -22,17 +23,17 @@ use crate::codegen::compile::KernelSource;
 use crate::device::launch::KernelParam;
 use crate::error::Result;
 
-/// What is done between the barriers for one collective.
+/// The work of one collective between the barriers.
 struct BarrierWork {
     /// The template of `kernels/several.cu` with its first arguments.
     template: String,
     part: CollectiveRegions,
-    /// Units of 16 bytes.
+    /// The number of 16-byte units.
     units: usize,
 }
 
-/// The launches that run these collectives on this rank as one step. `None` if they are no collectives of one group and one variant that
-/// has such a kernel.
+/// The launches that run these collectives on this rank as one step. `None` if they are not collectives of
+/// one group and of one variant that has such a kernel.
 pub fn lower_several(
     step: usize,
     members: &[ResolvedMember],
@@ -103,7 +104,7 @@ fn barrier_work(running: &RankCollective<'_>) -> Result<Option<BarrierWork>> {
     }))
 }
 
-/// The kernel of all parts. Those of one template are in a loop of their own.
+/// The kernel of all parts. Parts with the same template share a loop.
 fn prepared(first: &RankCollective<'_>, mut parts: Vec<BarrierWork>) -> KernelCall {
     parts.sort_by(|a, b| a.template.cmp(&b.template));
     let units = parts.iter().map(|p| p.units).fold(0, usize::saturating_add);
@@ -117,9 +118,9 @@ fn prepared(first: &RankCollective<'_>, mut parts: Vec<BarrierWork>) -> KernelCa
     }
     let mut templates = String::new();
     let mut at = 0;
-    for alike in parts.chunk_by(|a, b| a.template == b.template) {
-        let end = at + alike.len();
-        templates.push_str(&format!(", {}, {at}, {end}>", alike[0].template));
+    for group in parts.chunk_by(|a, b| a.template == b.template) {
+        let end = at + group.len();
+        templates.push_str(&format!(", {}, {at}, {end}>", group[0].template));
         at = end;
     }
     let exit = first.bound.exit.unwrap_or(ExitBarrier::Kept) == ExitBarrier::Kept;

@@ -1,9 +1,9 @@
-//! All-reduce by `ll`, the addition of a residual and the RMS norm of each row as one kernel.
+//! All-reduce by `ll`, the addition of a residual and the RMS norm of each row, as one kernel.
 //!
-//! Each of the three rounds as it would alone, so fusing changes nothing but the order in which the squares of
-//! a row are summed. Towards peers the kernel is the all-reduce by `ll` of the same call. A block has whole rows; where
-//! rows are few, further blocks send parts of them. Without a norm a large reduction goes in two rounds, as it would by
-//! itself.
+//! Each of the three rounds as its separate kernel does, so fusion changes only the order in which the
+//! squares of a row are summed. For peers the kernel is the all-reduce by `ll` of the same call. A block
+//! handles whole rows; if there are few rows, further blocks send parts of them. Without a norm a large
+//! reduction goes in two rounds, like an unfused one.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
@@ -21,22 +21,23 @@ use crate::device::launch::{DevicePtr, KernelParam};
 use crate::device::pointer::all_multiples_of;
 use crate::error::Result;
 
-/// What follows the all-reduce, in its dtype. The operands and results may lie on each other's bytes, element on
-/// element.
+/// The values of the steps after the all-reduce, in its dtype. The operands and results may share memory if
+/// each element has the same address in both.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct AllReduceNorm {
     pub operand: DevicePtr,
-    /// What is added to the reduction.
+    /// The value that is added to the reduction.
     pub residual: DevicePtr,
-    /// What multiplies a normalised row.
+    /// The factor of a normalised row.
     pub weight: Option<DevicePtr>,
-    /// Where the reduction goes, if anything else uses it.
+    /// The destination of the reduction, if other steps use it.
     pub reduced: Option<DevicePtr>,
-    /// Where the sum with the residual goes.
+    /// The destination of the sum with the residual.
     pub added: DevicePtr,
-    /// Where the norm goes; without one the rows only divide the work, and what is said of a norm has no meaning.
+    /// The destination of the norm. Without a norm, rows only divide the work, and the fields of the norm
+    /// have no meaning.
     pub normed: Option<DevicePtr>,
-    /// The elements of a row.
+    /// The number of elements of a row.
     pub hidden: usize,
     /// Added to the mean of the squares.
     pub eps: f64,
@@ -45,7 +46,7 @@ pub struct AllReduceNorm {
 }
 
 impl AllReduceNorm {
-    /// Whether a result shares memory with the operand of `bytes` bytes. Ranks need not answer alike.
+    /// Whether a result shares memory with the operand of `bytes` bytes. The answer may differ between ranks.
     fn is_in_place(&self, bytes: usize) -> bool {
         let results = [self.reduced, Some(self.added), self.normed];
         let overlaps = |at: DevicePtr| {
@@ -54,7 +55,7 @@ impl AllReduceNorm {
         results.into_iter().flatten().any(overlaps)
     }
 
-    /// The parameters for an operand of `bytes` bytes in rows of `row` bytes, without a share.
+    /// The parameters for an operand of `bytes` bytes in rows of `row` bytes; the share is not set.
     fn parameters(&self, bytes: usize, row: usize) -> Norm {
         Norm {
             residual: self.residual,
@@ -70,7 +71,7 @@ impl AllReduceNorm {
     }
 }
 
-/// The launch that runs `call` and what follows it; `None` if they do not fit one kernel.
+/// The launch that runs `call` and the steps after it; `None` if they do not fit one kernel.
 pub fn lower_norm(
     step: usize,
     call: &ResolvedCollective,
@@ -93,25 +94,27 @@ pub fn lower_norm(
         return Ok(None);
     }
     let running = RankCollective::new(step, call, [norm.operand, norm.added], peers)?;
-    let beside = norm.parameters(running.bytes, row);
+    let tail = norm.parameters(running.bytes, row);
     if norm.normed.is_none() && peers.thresholds.uses_two_rounds(running.bytes as u64, running.n as u64) {
-        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", KernelParam::from_value(&beside)))?;
+        let prepared = ll::reduce_and_add(&running, *op, vector, ("Norm", KernelParam::from_value(&tail)))?;
         return Ok(Some(GpuCommand::Kernel(prepared.launch(peers, source))));
     }
     let protocol = running.protocol(running.bytes);
-    let (rows, units) = (call.elements / norm.hidden, ll::units(protocol, row));
+    let rows = call.elements / norm.hidden;
+    let units = ll::units(protocol, row);
     let Some(RowGrid { blocks, pieces, share }) = peers.blocks.norm.rows(rows, units) else {
         return Ok(None);
     };
-    // Rows begin with a line of LL128, so short ones may need more lines than the zone has.
+    // Rows begin with a line of LL128, so short rows may need more lines than the zone has.
     if protocol == LlProtocol::Ll128 && units * 16 * 15 > row * 17 {
         return Ok(None);
     }
     let mut parameters = running.ll(running.bytes, protocol, rows * units, 1)?;
     parameters.from[0] = norm.operand;
-    let beside = Norm { share, ..beside };
+    let tail = Norm { share, ..tail };
     let (element, operation) = reduction(call.dtype, *op);
-    let (n, first) = (running.n, norm.round_first);
+    let n = running.n;
+    let first = norm.round_first;
     let prepared = KernelCall {
         what: format!("ll_norm_{}", call.dtype),
         body: format!(
@@ -119,7 +122,7 @@ pub fn lower_norm(
             protocol.name()
         ),
         params: ("LandingParams", KernelParam::from_value(&parameters)),
-        extra_param: Some(("Norm", KernelParam::from_value(&beside))),
+        extra_param: Some(("Norm", KernelParam::from_value(&tail))),
         most_threads: MAX_THREADS,
         blocks,
     };

@@ -1,4 +1,4 @@
-//! What a rank's kernels know of the run, and where its collectives find what is their own.
+//! The run's context for a rank's kernels, and the addresses of a collective on this rank.
 
 use symmc_ir::collective::ProtocolThresholds;
 
@@ -7,30 +7,32 @@ use super::control::{self, ControlRegion};
 use crate::device::driver::LinkAtomicity;
 use crate::device::launch::{Address, DevicePtr};
 
-/// What a rank's kernels know of the run.
+/// The run's context for a rank's kernels.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct PeerContext {
     pub rank: u32,
-    /// The number of the program in its session, modulo 256: reports of waits have it above the step.
+    /// The program number in its session, modulo 256. Reports of waits hold it above the step.
     pub program: u8,
-    /// Where the symmetric arena of each rank is mapped in this rank's context; this rank's is among them.
+    /// The address of each rank's symmetric arena in this rank's context, including this rank's own.
     pub arenas: Vec<Address>,
-    /// The bytes of the plan's symmetric arena. The control region begins there, rounded up to 4096.
+    /// The size of the plan's symmetric arena in bytes. The control region begins after it, at the next
+    /// multiple of 4096.
     pub arena: usize,
     pub control: ControlRegion,
-    /// [`local_bytes`](super::local_bytes) bytes of device memory of this rank alone, at a multiple of 16.
+    /// [`local_bytes`](super::local_bytes) bytes of device memory that only this rank uses, at a multiple of
+    /// 16.
     pub local: Address,
-    /// [`STATUS_BYTES`](super::STATUS_BYTES) bytes of pinned memory, as the device sees them.
+    /// The device address of [`STATUS_BYTES`](super::STATUS_BYTES) bytes of pinned memory.
     pub status: Address,
     /// The longest wait for a peer, in nanoseconds.
     pub limit_ns: u64,
-    /// The seed of random delays around every touch of a peer, if wanted.
+    /// The seed of random delays around every access to a peer, if enabled.
     pub chaos: Option<u64>,
     /// The grids; equal on all ranks.
     pub blocks: VariantGrids,
-    /// From which sizes on variants take another form; equal on all ranks.
+    /// The sizes from which variants take another form; equal on all ranks.
     pub thresholds: ProtocolThresholds,
-    /// What the links to peers promise.
+    /// The atomicity of the links to peers.
     pub links: LinkAtomicity,
 }
 
@@ -42,18 +44,18 @@ pub struct CollectivePointers {
 }
 
 impl CollectivePointers {
-    /// Of a collective whose sizes are all known.
+    /// The pointers of a collective without sizes on the device.
     pub fn new(operand: DevicePtr, result: DevicePtr) -> CollectivePointers {
         CollectivePointers { operand, result, sizes: None }
     }
 }
 
-/// A word of this rank's own memory that nobody reads.
+/// A word of this rank's own memory that is never read.
 pub fn unread(peers: &PeerContext) -> Address {
     peers.local + control::UNREAD as Address
 }
 
-/// Where the sizes lie on a rank: those that it sends, and those that it receives.
+/// The addresses of the sizes on a rank: the sent and the received row counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SplitPointers {
     pub sent: DevicePtr,

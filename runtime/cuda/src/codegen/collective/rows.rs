@@ -1,7 +1,8 @@
-//! All-gathers whose kernel stores what it gathers with the axes in another order: a dispatch of the form `gather`.
+//! All-gathers whose kernel stores the gathered values with permuted axes: a dispatch of the form `gather`.
 //!
-//! What each rank has is rows, and row `r` of all ranks stands in front of row `r + 1` of any: the all-gather is along an axis that is
-//! not the first. Towards peers the kernel is the all-gather of the same call; only the places of its own result differ.
+//! Each rank holds rows. Row `r` of all ranks precedes row `r + 1` of any rank, because the all-gather is
+//! along an axis other than the first. For peers the kernel is the all-gather of the same call; only the
+//! addresses in its own result differ.
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
@@ -17,7 +18,7 @@ use crate::codegen::compute::KernelLowering;
 use crate::codegen::lowering_context::LoweringContext;
 use crate::error::Result;
 
-/// The kernel of an all-gather and of a copy of a view of its result. `None` where their layouts do not allow one.
+/// The kernel of an all-gather and a copy of a view of its result. `None` if the layouts do not allow one.
 pub fn lower(
     step: usize,
     members: &[ResolvedMember],
@@ -32,9 +33,10 @@ pub fn lower(
         return Ok(None);
     };
     let ([view], [result]) = (&operands[..], &results[..]) else { return Ok(None) };
-    let (true, Some(row)) = (call.kind == Kind::AllGather, gathered_row_elements(call, view)) else {
+    if call.kind != Kind::AllGather {
         return Ok(None);
-    };
+    }
+    let Some(row) = gathered_row_elements(call, view) else { return Ok(None) };
     let ends = CollectivePointers::new(addresses.region(&call.operand), addresses.address_of(result));
     if row == call.elements || call.cell.len() == 1 {
         return super::lower(step, call, &ends, peers, &mut l.source);
@@ -49,9 +51,11 @@ pub fn lower(
     Ok(Some(vec![GpuCommand::Kernel(prepared.launch(peers, &mut l.source))]))
 }
 
-/// The elements of a row, if a view of the result of an all-gather has all of its elements, with the rows of all ranks in turn.
+/// The elements of a row, if the view has all elements of an all-gather's result, with the rows of all ranks
+/// interleaved.
 fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Option<usize> {
-    let (ranks, all) = (call.cell.len(), call.elements.checked_mul(call.cell.len())?);
+    let ranks = call.cell.len();
+    let all = call.elements.checked_mul(ranks)?;
     let at = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
     if !at || view.shape.iter().product::<usize>() != all {
         return None;
@@ -59,7 +63,7 @@ fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Opt
     if all == 0 {
         return Some(call.elements);
     }
-    // Axes that lie densely one inside the other count as one: its extent and the stride of the innermost.
+    // Adjacent axes that are dense count as one axis: its extent, and the stride of the innermost.
     let mut axes: SmallVec<[(usize, usize); 4]> = SmallVec::new();
     for (&extent, &stride) in view.shape.iter().zip(&view.strides).filter(|(extent, _)| **extent != 1) {
         let stride = usize::try_from(stride).ok()?;

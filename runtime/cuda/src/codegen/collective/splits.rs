@@ -1,8 +1,8 @@
-//! All-to-all with sizes on the device: the sizes go between ranks within the kernel, and nothing returns to the host.
+//! All-to-all with sizes on the device: ranks exchange the sizes inside the kernel, without the host.
 //!
-//! The library has none, so its plain variant is a kernel here too: it moves rows through a staging area in the control
-//! region, and peers touch nothing of the plan. Sizes that do not fit are seen by all ranks of the cell alike, and
-//! reported ([`super::unfit`]).
+//! The library has no such collective, so the plain variant is a kernel here too. It moves rows through a
+//! staging area in the control region, and peers access no memory of the plan. All ranks of the cell detect
+//! invalid sizes together and report them ([`super::read_invalid_splits`]).
 
 use super::call::RankCollective;
 use super::kernel_call::KernelCall;
@@ -13,7 +13,7 @@ use crate::error::Result;
 use symmc_ir::collective::CollectiveVariant;
 use symmc_runtime::exec::{ResolvedCollective, ResolvedRegion};
 
-/// The most threads of a block: the parts of all peers are in registers.
+/// The largest number of threads per block: the parts of all peers are in registers.
 const THREADS: u32 = 512;
 
 pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -> Result<KernelCall> {
@@ -24,7 +24,8 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
     let row = bound.row_elements * bound.dtype.size();
     let capacity = bound.elements.checked_div(bound.row_elements).unwrap_or(0);
     if capacity * bound.row_elements != bound.elements {
-        let (row, elements) = (bound.row_elements, bound.elements);
+        let row = bound.row_elements;
+        let elements = bound.elements;
         return Err(running.unsupported(format!("expected whole rows of {row} elements, found {elements}")));
     }
     let (tables, staging, slot) = running.exchange_areas()?;
@@ -46,7 +47,8 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
         params.from[p] = running.operand_of(p, running.bytes)?;
     }
     let unit = unit(bound, row);
-    let (kernel, n) = (if pulls { "splits_pull" } else { "splits_staged" }, running.n);
+    let kernel = if pulls { "splits_pull" } else { "splits_staged" };
+    let n = running.n;
     let [blocks, threads] = running.grid(|b| &b.pull, running.units(running.bytes));
     Ok(KernelCall {
         what: bound.kind.name().into(),
@@ -58,8 +60,9 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
     })
 }
 
-/// The unit in which rows of so many bytes move. It is the same on all ranks, for it says how rows lie in staging: it
-/// follows from offsets, which are equal on all, and addresses begin at multiples of 16.
+/// The unit in which rows of `row` bytes move. It must be the same on all ranks, because it determines the
+/// layout in staging. It depends only on offsets, which are equal on all ranks; base addresses are multiples
+/// of 16.
 fn unit(bound: &ResolvedCollective, row: usize) -> &'static str {
     let starts = |r: &ResolvedRegion| bound.cell.iter().fold(0, |all, &rank| all | r.offset_on_rank(rank));
     match row | starts(&bound.operand) | starts(&bound.result) {

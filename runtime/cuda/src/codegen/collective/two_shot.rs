@@ -1,6 +1,7 @@
-//! All-reduce as two-shot: each rank reduces a slice of all operands and gives it to all.
+//! All-reduce as two-shot: each rank reduces one slice of all operands and sends the result to all ranks.
 //!
-//! Large tensors go by stores alone. Then the kernel can also add a residual to the result, chunk by chunk as it comes.
+//! Large tensors use stores only. The kernel can then also add a residual to the result, chunk by chunk as it
+//! arrives.
 
 use symmc_ir::DType;
 use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp, CollectiveVariant};
@@ -18,16 +19,18 @@ use crate::codegen::compile::KernelSource;
 use crate::device::launch::{Address, DevicePtr, KernelParam};
 use crate::error::Result;
 
-/// The most threads of a block by stores alone, so that there are registers for what it adds. Whether it adds makes no
-/// difference to the grid, which is the same on all ranks.
+/// The largest number of threads per block by stores only, so that registers remain for the addition. The
+/// grid does not depend on the addition, because it is the same on all ranks.
 const PUSHED_THREADS: u32 = 512;
 
 pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result<KernelCall> {
     if let Some(slice) = pushed_slice_bytes(running) {
         return pushed_kernel(running, op, slice, None);
     }
-    let (size, elements) = (running.bound.dtype.size(), running.bound.elements);
-    let (units, unit) = (running.units(running.bytes), 16 / size);
+    let size = running.bound.dtype.size();
+    let elements = running.bound.elements;
+    let units = running.units(running.bytes);
+    let unit = 16 / size;
     let start = |p: usize| (units * p / running.n * unit).min(elements);
     let (from, to) = (start(running.me), start(running.me + 1));
     let offset = (from * size) as Address;
@@ -39,13 +42,13 @@ pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result
         *slot = running.result_of(p, running.bytes)? + offset;
     }
     let how = BarrierReduction { op, output_count: running.n, elements: to - from, exit: ExitBarrier::Kept };
-    // Slices differ by a unit at most; grids are equal.
+    // Slices differ by at most a unit; grids are equal.
     let blocks = running.grid(|b| &b.two_shot, units.div_ceil(running.n));
     Ok(barrier::reduction_kernel(running, call, how, blocks, "two_shot"))
 }
 
-/// The bytes of a slice of a two-shot all-reduce by stores alone, if it can be one. All ranks answer alike, for
-/// offsets are equal on all.
+/// The bytes of a slice of a two-shot all-reduce by stores only, if that form is possible. The answer is the
+/// same on all ranks, because offsets are.
 fn pushed_slice_bytes(running: &RankCollective) -> Option<usize> {
     let [operand, result] = [&running.bound.operand, &running.bound.result];
     let slice = running.bytes / running.n;
@@ -65,12 +68,13 @@ fn pushed_kernel(
     addition: Option<&Addition>,
 ) -> Result<KernelCall> {
     let (element, operation) = reduction(running.bound.dtype, op);
-    let (n, at) = (running.n, |p: usize| (p * slice) as Address);
+    let n = running.n;
+    let slice_offset = |p: usize| (p * slice) as Address;
     let mut call = PushedParams { base: running.group(), ..PushedParams::default() };
     for (i, p) in running.peers_then_self().enumerate() {
-        call.from[i] = running.operand + at(p);
-        call.to[i] = running.result_of(p, running.bytes)? + at(running.me);
-        call.slots[p] = running.result + at(p);
+        call.from[i] = running.operand + slice_offset(p);
+        call.to[i] = running.result_of(p, running.bytes)? + slice_offset(running.me);
+        call.slots[p] = running.result + slice_offset(p);
     }
     call.slice = slice as u64;
     let [blocks, threads] = running.grid(|b| &b.pushed, running.units(slice));
@@ -89,8 +93,8 @@ fn pushed_kernel(
     })
 }
 
-/// The launch that runs `call` on this rank, whose own operand and result lie at these addresses, and the addition;
-/// `None` if it does not go by stores alone.
+/// The launch of `call` on this rank with its operand and result at these addresses, including the addition;
+/// `None` if it does not take the form by stores only.
 pub fn lower_addition(
     step: usize,
     call: &ResolvedCollective,

@@ -1,7 +1,8 @@
 //! Device-side assertions: places in a program where data can be out of range.
 //!
-//! A kernel that meets such data writes the number of an [`Assertion`] to the status word and goes on: unlike CUDA's
-//! own, it leaves the context as it is. [`Assertions::failure`] turns the number into the error of the host's kernels.
+//! A kernel that finds such data writes the number of a [`DeviceAssertion`] to the status word and continues.
+//! Unlike CUDA's own assertions, this leaves the context intact. [`DeviceAssertions::failed_assertion`]
+//! converts the number to the error that the host's kernels return.
 
 use symmc_runtime::kernels::KernelError;
 
@@ -15,7 +16,7 @@ pub struct DeviceAssertion {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AssertedFault {
     Index(IndexedAxis),
-    /// End a group before the one in front of it, or beyond so many rows.
+    /// The end of a group that is less than the previous end, or greater than this number of rows.
     GroupEnd {
         rows: usize,
     },

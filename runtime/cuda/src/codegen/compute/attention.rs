@@ -1,13 +1,14 @@
 //! Scaled dot-product attention: the geometry of its kernels.
 //!
-//! Query heads that share a head of keys form its rows, so that few queries still fill a block, and each
-//! key is read once for all of them. Where there are fewer blocks than the machine holds, the keys are
-//! split (split-KV, as in flash-decoding), and a second kernel combines the parts in a fixed order.
+//! The query heads that share a head of keys form its rows. A few queries can thus fill a block, and each key
+//! is read once for all of them. If there are fewer blocks than the machine can hold, the keys are split
+//! (split-KV, as in flash-decoding), and a second kernel combines the parts in a fixed order.
 //!
-//! bf16 and f16 go to tensor cores, which round the weights to the type of the values: many rows through shared
-//! memory ([`Algorithm::TensorCores`]), few straight from memory ([`Algorithm::Decode`]). All else is computed in f32
-//! or f64 by the lanes of warps. All take any bounds; keys that no row of a block sees are passed over. What cuDNN may
-//! do instead is [`fused`].
+//! bf16 and f16 use tensor cores, which round the weights to the type of the values. Many rows go through
+//! shared memory ([`AttentionAlgorithm::TensorCores`]), few rows are computed directly from memory
+//! ([`AttentionAlgorithm::Decode`]). All other cases are computed in f32 or f64 by the lanes of warps. All
+//! kernels support any bounds, and skip keys that no row of a block sees. The alternative by cuDNN is in
+//! [`library_attention`](super::library_attention).
 
 use std::fmt::Write as _;
 
@@ -31,16 +32,16 @@ use crate::error::{CudaError, Result};
 const WARPS: usize = 4;
 /// Keys of a tile.
 const KEYS: usize = 32;
-/// Parts of the keys of one block.
+/// The largest number of splits of the keys of one block.
 const MOST_SPLITS: usize = 64;
-/// Dynamic shared memory that a block may have.
+/// The largest dynamic shared memory of a block.
 pub(super) const MOST_SHARED: usize = 160 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AttentionSizes {
-    /// Heads of keys over the batch.
+    /// The number of key heads over the batch.
     pub heads: usize,
-    /// Query heads for each of them.
+    /// The number of query heads per key head.
     pub group: usize,
     pub queries: usize,
     pub keys: usize,
@@ -50,15 +51,15 @@ pub(super) struct AttentionSizes {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum AttentionAlgorithm {
-    /// A lane scores a key; a warp works on this many rows.
+    /// A lane scores a key; a warp computes this many rows.
     CudaCores(usize),
-    /// Tensor cores on so many times 64 rows, and on 64 keys.
+    /// Tensor cores on this many times 64 rows, and on 64 keys.
     TensorCores(usize),
     /// Tensor cores on 16 rows, with a warp for every 16 keys.
     Decode,
 }
 
-/// From how many rows on they count as many.
+/// The number of rows from which tensor cores with shared memory are used.
 const MANY_ROWS: usize = 32;
 
 impl AttentionAlgorithm {
@@ -70,7 +71,7 @@ impl AttentionAlgorithm {
         }
     }
 
-    /// Keys of a tile: what a block takes at once.
+    /// The number of keys of a tile, which a block processes at once.
     fn keys(self) -> usize {
         match self {
             AttentionAlgorithm::CudaCores(_) => KEYS,
@@ -78,7 +79,7 @@ impl AttentionAlgorithm {
         }
     }
 
-    /// Bytes of shared memory of a block.
+    /// The shared memory of a block in bytes.
     fn shared(self, x: &AttentionSizes, dtype: DType) -> usize {
         match self {
             AttentionAlgorithm::CudaCores(_) => {
@@ -111,7 +112,7 @@ pub(super) fn extents(
 ) -> Result<AttentionSizes> {
     let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
     let r = q.len();
-    let bad = || {
+    let shape_error = || {
         let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
         mismatch_error(
             "attention",
@@ -119,12 +120,12 @@ pub(super) fn extents(
             found,
         )
     };
-    let same = |d: DType| d == x.q.dtype && d.is_float();
+    let same_float_dtype = |d: DType| d == x.q.dtype && d.is_float();
     if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
-        return Err(bad());
+        return Err(shape_error());
     }
-    if ![x.k.dtype, x.v.dtype, result.dtype].into_iter().all(same) {
-        return Err(bad());
+    if ![x.k.dtype, x.v.dtype, result.dtype].into_iter().all(same_float_dtype) {
+        return Err(shape_error());
     }
     let (h, g) = (q[r - 3], k[r - 3]);
     let fits = q[..r - 3] == k[..r - 3]
@@ -135,20 +136,20 @@ pub(super) fn extents(
         && result.shape[..r - 1] == q[..r - 1]
         && result.shape[r - 1] == v[r - 1];
     if !fits || (h != 0 && h.checked_rem(g) != Some(0)) {
-        return Err(bad());
+        return Err(shape_error());
     }
     let heads = q[..r - 3].iter().product::<usize>() * g;
     let group = h.checked_div(g).unwrap_or(0);
     Ok(AttentionSizes { heads, group, queries: q[r - 2], keys: k[r - 2], e: q[r - 1], f: v[r - 1] })
 }
 
-/// The kernel for rows of an attention whose keys and values lie so.
+/// The kernel for the rows of an attention with this layout of keys and values.
 fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> AttentionAlgorithm {
     let rows = x.group * x.queries;
     let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
     let half = matches!(dtype, DType::BF16 | DType::F16) && whole;
-    // Positions are numbers of 32 bits there.
+    // These kernels use 32-bit positions.
     let small = rows.max(x.keys) < 1 << 30;
     if half && rows >= MANY_ROWS && short(x.e) && short(x.f) && small {
         return tensor_core_kernel(rows);
@@ -159,12 +160,13 @@ fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> At
     cuda_core_kernel(rows)
 }
 
-/// Each warp reads all keys and values, so twice the rows halve what shared memory gives.
+/// Each warp reads all keys and values, so twice the rows halve the shared memory traffic per row.
 fn tensor_core_kernel(rows: usize) -> AttentionAlgorithm {
     AttentionAlgorithm::TensorCores(if rows > 64 { 2 } else { 1 })
 }
 
-/// Whether the registers of a warp hold what [`Algorithm::Decode`] reads at once, in whole accesses.
+/// Whether the registers of a warp can hold the data that [`AttentionAlgorithm::Decode`] reads at once, in
+/// whole accesses.
 fn fits_decode(x: &AttentionSizes) -> bool {
     matches!(x.e, 32 | 64 | 96 | 128) && matches!(x.f, 64 | 128)
 }
@@ -184,7 +186,7 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
     let splits = match algorithm {
         AttentionAlgorithm::Decode => decode_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
         _ => {
-            // Two blocks of a multiprocessor work at once; a part is worth a block from a few tiles on.
+            // Two blocks per multiprocessor run concurrently. A split pays off from a few tiles on.
             let wanted = 2 * multiprocessors / blocks.max(1);
             wanted.min(tiles.div_ceil(4)).clamp(1, MOST_SPLITS)
         }
@@ -193,11 +195,12 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
     KeySplit { algorithm, splits: x.keys.div_ceil(chunk).max(1), chunk }
 }
 
-/// The fewest splits with which every multiprocessor has about as many blocks as the others and two at least, which
-/// ask for as much of memory as it gives; else as many as there may be.
+/// The smallest number of splits that gives every multiprocessor about equally many blocks, and at least two.
+/// These saturate the memory bandwidth. If there is no such number, the largest allowed one.
 fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
     let even = |splits: &usize| {
-        let (all, waves) = (blocks * splits, (blocks * splits).div_ceil(multiprocessors));
+        let all = blocks * splits;
+        let waves = all.div_ceil(multiprocessors);
         waves >= 2 && 10 * all >= 9 * waves * multiprocessors
     };
     (1..most).find(even).unwrap_or(most)
@@ -207,7 +210,7 @@ pub(super) fn accumulator_bytes(dtype: DType) -> usize {
     if dtype == DType::F64 { 8 } else { 4 }
 }
 
-/// What scores are, and which of them count.
+/// How scores are computed, and which of them count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ScoreOptions<'a> {
     pub scale: FloatAttribute,
@@ -224,21 +227,21 @@ pub(super) fn workspace(
 ) -> usize {
     let Some(o) = AttentionOperands::from_operands(scores.bounds, scores.sink, operands) else { return 0 };
     let Ok(x) = extents(&o, result) else { return 0 };
-    // Which algorithm it is depends on addresses, which are not known yet.
+    // The algorithm depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
     let algorithms = [cuda_core_kernel(rows), tensor_core_kernel(rows), AttentionAlgorithm::Decode];
     let bytes =
         |algorithm| partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
-    let own = algorithms.into_iter().map(bytes).max().unwrap_or(0);
+    let partials = algorithms.into_iter().map(bytes).max().unwrap_or(0);
     if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
-        return own;
+        return partials;
     }
     let numbers = if mask_bias::needs_bias(&o, scores.bounds) {
         mask_bias::bias_layout(&o, scores.bounds, x.keys)
     } else {
         None
     };
-    own.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, mask_bias::bytes))
+    partials.max(cudnn::attention::workspace() + numbers.as_ref().map_or(0, mask_bias::bytes))
 }
 
 fn partial_bytes(x: &AttentionSizes, split: &KeySplit, dtype: DType) -> usize {
@@ -252,11 +255,11 @@ fn partial_bytes(x: &AttentionSizes, split: &KeySplit, dtype: DType) -> usize {
 pub(super) fn width(rows: &HeadRows, n: usize, dtype: DType) -> usize {
     let mut width = 16 / dtype.size();
     let fits = |w: usize| {
-        let whole = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(w);
+        let is_multiple = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(w);
         rows.step == 1
             && n.is_multiple_of(w)
             && rows.at.is_multiple_of((w * dtype.size()) as u64)
-            && rows.head.iter().chain(&rows.row).all(whole)
+            && rows.head.iter().chain(&rows.row).all(is_multiple)
     };
     while width > 1 && !fits(width) {
         width /= 2;
@@ -268,13 +271,14 @@ struct AttentionLowering<'a> {
     x: AttentionSizes,
     dtype: DType,
     mask: Option<&'a LocatedTensor>,
-    /// Where q, k, v, the mask and the result lie.
+    /// The locations of q, k, v, the mask and the result.
     places: [HeadRows; 5],
-    /// The operands of the bounds, the sink, and where the log-sum-exp goes.
+    /// The operands of the bounds, the sink, and the destination of the log-sum-exp.
     operands: Vec<BoundPosition>,
-    /// The members of the layout that depend on neither algorithm nor split.
+    /// The members of the layout that depend on neither the algorithm nor the split.
     layout: String,
-    /// Whether keys and values lie still while the program runs, and no data say which are seen.
+    /// Whether keys and values do not change while the program runs, and the visible keys do not depend on
+    /// data.
     steady: bool,
 }
 
@@ -284,18 +288,19 @@ pub(super) fn lower(
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let (result, sums) = (&results[0], results.get(1));
-    let few = || {
+    let result = &results[0];
+    let sums = results.get(1);
+    let arity_error = || {
         mismatch_error(
             "attention",
             "q, k, v, a mask or none, an operand for each bound that has one, and a sink if there is one",
             operands.len(),
         )
     };
-    let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(few)?;
+    let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(arity_error)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
-        // Sums of rows whose values have no elements are computed by no kernel.
+        // No kernel computes sums of rows whose values have no elements.
         return match sums {
             Some(sums) if !sums.shape.contains(&0) => {
                 Err(mismatch_error("attention with log_sum_exp", "values that have elements", x.f))
@@ -303,8 +308,9 @@ pub(super) fn lower(
             _ => Ok(Vec::new()),
         };
     }
-    let open = || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
-    let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
+    let open_bounds_error =
+        || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
+    let limits = bounds::constants(scores.bounds).ok_or_else(open_bounds_error)?;
     let places = operand_rows(&x, &o, result, l)?;
     let positions = bound_operands(&x, &o, result, l)?;
     let sink = o.sink.map(|v| sink(&x, v, result, l)).transpose()?;
@@ -321,39 +327,40 @@ pub(super) fn lower(
     l.preludes();
     l.source.prelude(text::ATTENTION);
     let algorithm = match algorithm(&x, a.dtype, &a.places[1], &a.places[2]) {
-        // It keeps no sums.
+        // This algorithm keeps no sums.
         AttentionAlgorithm::Decode if sums.is_some() => cuda_core_kernel(x.group * x.queries),
         algorithm => algorithm,
     };
-    let own = a.kernels(algorithm, RecomputeRows::All, l)?;
+    let kernels_only = a.kernels(algorithm, RecomputeRows::All, l)?;
     if l.machine.attention == AttentionBackend::Measured
         && !scores.sink
-        && let Some(of) = a.candidates(scores, &limits, &o, (result, sums), &own, l)?
+        && let Some(of) = a.candidates(scores, &limits, &o, result, sums, &kernels_only, l)?
     {
         return Ok(vec![GpuCommand::Attention(Box::new(of))]);
     }
-    Ok(own.into_iter().map(GpuCommand::Kernel).collect())
+    Ok(kernels_only.into_iter().map(GpuCommand::Kernel).collect())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RecomputeRows {
     All,
-    /// Those in which something is not finite: of every so manyth row, all elements are looked at.
+    /// The rows with a result that is not finite. All elements are checked in one of every this many rows.
     Damaged(usize),
 }
 
-/// Neighbouring rows that an instruction of the library multiplies at once, at least.
+/// The smallest number of neighbouring rows that an instruction of the library multiplies at once.
 const LIBRARY_TILE_ROWS: usize = 16;
 
 impl AttentionLowering<'_> {
-    /// The attention in both forms, if the library takes it.
+    /// Both forms of the attention, if the library supports it.
     fn candidates(
         &self,
         scores: &ScoreOptions<'_>,
         limits: &[(&AttentionBound, i64)],
         o: &AttentionOperands<'_, LocatedTensor>,
-        (result, sums): (&LocatedTensor, Option<&LocatedTensor>),
-        own: &[KernelLaunch],
+        result: &LocatedTensor,
+        sums: Option<&LocatedTensor>,
+        kernels_only: &[KernelLaunch],
         l: &mut KernelLowering<'_>,
     ) -> Result<Option<AttentionCandidates>> {
         let (by_data, rest): (Vec<_>, Vec<_>) = limits.iter().copied().partition(|(bound, _)| bound.operand);
@@ -386,12 +393,12 @@ impl AttentionLowering<'_> {
             numbers,
             filled,
             amend,
-            kernels: own.to_vec(),
+            kernels: kernels_only.to_vec(),
         }))
     }
 
-    /// The kernel that computes again what hidden values came into. The library may take query heads that share a head of
-    /// keys side by side.
+    /// The kernel that recomputes rows into which hidden values leaked. The library may place query heads
+    /// that share a key head side by side.
     fn amend(&self, l: &mut KernelLowering<'_>) -> Result<KernelLaunch> {
         let x = &self.x;
         let rows = x.group * x.queries;
@@ -406,11 +413,11 @@ impl AttentionLowering<'_> {
         };
         let step = (LIBRARY_TILE_ROWS / x.group.next_power_of_two()).max(1);
         let kernels = self.kernels(algorithm, RecomputeRows::Damaged(step), l)?;
-        let missing = || CudaError::Unsupported("an attention without a kernel".into());
+        let missing = || CudaError::Unsupported("the attention has no kernel".into());
         kernels.into_iter().next().ok_or_else(missing)
     }
 
-    /// The kernel that puts the parts of the splits of each row together.
+    /// The kernel that combines the splits of each row.
     fn combine(
         &self,
         layout: &str,
@@ -435,7 +442,8 @@ impl AttentionLowering<'_> {
         redo: RecomputeRows,
         l: &mut KernelLowering<'_>,
     ) -> Result<Vec<KernelLaunch>> {
-        let (x, dtype) = (&self.x, self.dtype);
+        let x = &self.x;
+        let dtype = self.dtype;
         let mut split = split(x, algorithm, l.machine.multiprocessors as usize);
         let step = match redo {
             RecomputeRows::All => 0,
@@ -456,7 +464,10 @@ impl AttentionLowering<'_> {
             _ => algorithm.shared(x, dtype),
         };
         if shared > MOST_SHARED {
-            let text = format!("attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
+            let text = format!(
+                "GPUs have no kernel for attention in {dtype} with heads of {} and {} elements",
+                x.e, x.f
+            );
             return Err(CudaError::Unsupported(text));
         }
         let partial = l.workspace_for("attention", partial_bytes(x, &split, dtype))?;
@@ -479,7 +490,7 @@ impl AttentionLowering<'_> {
         Ok(out)
     }
 
-    /// Adds the kernel's text; gives its name.
+    /// Adds the kernel's text; returns its name.
     fn entry(
         &self,
         algorithm: AttentionAlgorithm,
@@ -493,7 +504,7 @@ impl AttentionLowering<'_> {
             Some(DType::Bool) => 1,
             Some(_) => 2,
         };
-        // Only the few begin to read before what is in front has ended.
+        // Only this algorithm starts reading before the previous kernel has ended.
         let enter = if algorithm == AttentionAlgorithm::Decode { "" } else { "symmc_enter();\n    " };
         let call = match algorithm {
             AttentionAlgorithm::CudaCores(rows) => {
@@ -518,7 +529,7 @@ impl AttentionLowering<'_> {
     }
 }
 
-/// Parameters for so many addresses besides the others, and the elements of an array of them.
+/// The declarations of this many further address parameters, and the elements of an array of them.
 pub(super) fn extra_pointers(n: usize) -> (String, String) {
     let names: Vec<String> = (0..n).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
@@ -526,7 +537,7 @@ pub(super) fn extra_pointers(n: usize) -> (String, String) {
     (parameters, given)
 }
 
-/// An operand that broadcasts to rows of all query heads with so many columns.
+/// An operand that broadcasts to rows of all query heads with this many columns.
 fn broadcast_rows(
     v: &LocatedTensor,
     scores: &[usize],
@@ -556,22 +567,22 @@ pub(super) fn operand_rows(
     result: &LocatedTensor,
     l: &KernelLowering<'_>,
 ) -> Result<[HeadRows; 5]> {
-    let place = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
+    let head_rows = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
     let mask = match o.mask {
         None => HeadRows { at: DevicePtr::NULL, head: Vec::new(), row: Vec::new(), step: 0 },
         Some(m) => broadcast_rows(m, &with_columns(o.q, x.keys), x.group, "the mask of attention", l)?,
     };
-    Ok([place(o.q, x.group), place(o.k, 1), place(o.v, 1), mask, place(result, x.group)])
+    Ok([head_rows(o.q, x.group), head_rows(o.k, 1), head_rows(o.v, 1), mask, head_rows(result, x.group)])
 }
 
-/// Where the operands of the bounds lie.
+/// The locations of the operands of the bounds.
 pub(super) fn bound_operands(
     x: &AttentionSizes,
     o: &AttentionOperands<'_, LocatedTensor>,
     result: &LocatedTensor,
     l: &KernelLowering<'_>,
 ) -> Result<Vec<BoundPosition>> {
-    let one = |v: &LocatedTensor| {
+    let position = |v: &LocatedTensor| {
         if !matches!(v.dtype, DType::I32 | DType::I64) {
             return Err(mismatch_error("an operand of the bounds of attention", "i32 or i64", v.dtype));
         }
@@ -579,10 +590,10 @@ pub(super) fn bound_operands(
             broadcast_rows(v, &with_columns(result, 1), x.group, "an operand of the bounds of attention", l)?;
         Ok(BoundPosition { at, dtype: v.dtype })
     };
-    o.positions.iter().map(one).collect()
+    o.positions.iter().map(position).collect()
 }
 
-/// Where the sinks of the rows lie.
+/// The location of the sinks of the rows.
 fn sink(
     x: &AttentionSizes,
     v: &LocatedTensor,
@@ -596,7 +607,7 @@ fn sink(
     Ok(BoundPosition { at, dtype: v.dtype })
 }
 
-/// Where the log-sum-exp of each row goes.
+/// The destination of the log-sum-exp of each row.
 pub(super) fn log_sum_exp_operand(
     x: &AttentionSizes,
     v: &LocatedTensor,
@@ -615,7 +626,7 @@ pub(super) fn log_sum_exp_operand(
     Ok(BoundPosition { at: HeadRows::new(l.address_of(v), &shape, &strides, x.group), dtype: v.dtype })
 }
 
-/// The members of the layout struct that all kernels of an attention have.
+/// The members of the layout struct that all kernels of an attention share.
 pub(super) fn layout(
     x: &AttentionSizes,
     scores: &ScoreOptions<'_>,

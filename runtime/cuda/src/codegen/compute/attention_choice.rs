@@ -1,8 +1,9 @@
-//! The choice between cuDNN and generated kernels for each attention, by measurement.
+//! Chooses between cuDNN and generated kernels for each attention, by measurement.
 //!
-//! Both are timed on the device, as recorded launches, once for each shape; what was found is kept on disk for that
-//! device, driver and library. Rank 0 chooses for all, as it does for matrix products, and what one rank cannot prepare no
-//! rank does: both sum in different orders, and ranks that compute the same value must get the same bits.
+//! Both are timed on the device as recorded launches, once per shape. The result is cached on disk for this
+//! device, driver and library. Rank 0 chooses for all ranks, as for matrix products, and an attention that
+//! one rank cannot prepare is not used by any rank. The two forms sum in different orders, and ranks that
+//! compute the same value must get the same bits.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -20,17 +21,17 @@ use crate::device::launch::{DevicePtr, KernelLaunch, LaunchOrder};
 use crate::error::{CudaError, Result};
 use crate::exchange::{RankExchange, value_of_rank_0};
 
-/// Runs that are timed together.
+/// The number of runs that are timed together.
 const RUNS: usize = 8;
-/// How often that is done; the least time counts.
+/// The number of repetitions; the least time counts.
 const ROUNDS: usize = 3;
-/// The part of the kernels' time by which the library must be faster: less than that is chance.
+/// The fraction of the kernels' time by which the library must be faster. A smaller gain is noise.
 const GAIN: f64 = 0.01;
 
 /// Launches a kernel of the program on the stream of the search.
 pub(crate) type Launch<'a> = &'a dyn Fn(&KernelLaunch, LaunchOrder) -> Result<()>;
 
-/// Which attentions of a program the library computes, and who prepares them.
+/// The attentions of a program that the library computes, and the planner that prepares them.
 #[derive(Clone, Default)]
 pub(crate) struct AttentionChoices {
     planner: Option<Arc<AttentionPlanner>>,
@@ -42,7 +43,7 @@ fn kernels_only(all: &[&AttentionCandidates]) -> (Vec<Option<PreparedAttention>>
     (all.iter().map(|_| None).collect(), AttentionChoices { planner: None, chosen })
 }
 
-/// Prepares the attentions that were settled to be the library's.
+/// Prepares the attentions for which the library was chosen earlier.
 fn prepare_chosen(
     settled: &AttentionChoices,
     machine: &KernelTarget,
@@ -51,15 +52,16 @@ fn prepare_chosen(
     let prepare = |(x, &chosen): (&&AttentionCandidates, &bool)| {
         let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
         let prepared = planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)?;
-        let refused = || CudaError::Unsupported(format!("cuDNN does not compute {} any more", x.key()));
+        let refused = || CudaError::Unsupported(format!("cuDNN no longer supports {}", x.key()));
         prepared.map(Some).ok_or_else(refused)
     };
     let prepared = all.iter().zip(settled.chosen.iter()).map(prepare).collect::<Result<_, _>>()?;
     Ok((prepared, settled.clone()))
 }
 
-/// Prepares those attentions that the library is to compute, as was settled or as is found now; `None` for those that
-/// kernels do. Where it is not settled, all ranks call this with attentions of the same shapes.
+/// Prepares the attentions that the library computes, by earlier choices or by new ones; `None` for
+/// attentions that kernels compute. Without earlier choices, all ranks call this with attentions of the same
+/// shapes.
 pub(crate) fn choose_attentions(
     settled: Option<&AttentionChoices>,
     search: Option<&GemmSearch<'_>>,
@@ -75,10 +77,10 @@ pub(crate) fn choose_attentions(
     if !do_all_ranks_measure(search.exchange, search.products, all.len())? {
         return Ok(kernels_only(all));
     }
-    // Who has no library says so below, by preparing nothing.
+    // A rank without the library prepares nothing below, which informs the others.
     let planner = AttentionPlanner::new(device).ok().map(Arc::new);
     let prepare = |x: &AttentionCandidates| match &planner {
-        // Running it once, below, writes its result.
+        // The trial run below writes the result.
         Some(planner) if x.attention.results().into_iter().all(|at| search.may_write(at)) => {
             planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)
         }
@@ -95,7 +97,7 @@ pub(crate) fn choose_attentions(
             return Ok(*kept == 1);
         }
         let found = measure(search, alike, &prepare, launch)?;
-        // What took too long may have been disturbed.
+        // A measurement that took too long may have been disturbed.
         if Instant::now() <= until {
             FileCache::for_user().write(&name, &[u8::from(found)]);
         }
@@ -111,14 +113,14 @@ pub(crate) fn choose_attentions(
     Ok((prepared, AttentionChoices { planner, chosen }))
 }
 
-/// Runs an attention by itself: the library loads code when it first runs, which it cannot while launches are recorded.
+/// Runs an attention once. The library loads code at its first run, which is not possible during a capture.
 fn run_once(prepared: &PreparedAttention, search: &GemmSearch<'_>) -> Result<()> {
     // SAFETY: the operands, the result and the workspace exist, and nothing else runs.
     unsafe { prepared.run(search.stream, search.bases) }?;
     search.stream.synchronize()
 }
 
-/// What rank 0 chooses for each attention.
+/// The choice of rank 0 for each attention.
 fn choose_on_rank_0(
     exchange: &dyn RankExchange,
     all: &[&AttentionCandidates],
@@ -141,7 +143,7 @@ fn choose_on_rank_0(
     Ok(first.iter().map(|&b| b == 1).collect())
 }
 
-/// What every rank has prepared.
+/// Keeps the attentions that every rank has prepared.
 fn keep_if_prepared_everywhere<T>(
     exchange: &dyn RankExchange,
     prepared: Vec<Option<T>>,
@@ -152,7 +154,7 @@ fn keep_if_prepared_everywhere<T>(
     Ok(prepared.into_iter().enumerate().map(|(i, p)| p.filter(|_| everywhere(i))).collect())
 }
 
-/// The operands that are filled before attentions are timed: those that may be written. Inputs keep their data.
+/// The operands that are filled before attentions are timed, if they may be written. Inputs keep their data.
 fn operands_to_fill<'x>(
     all: &[&'x AttentionCandidates],
     may_write: impl Fn(DevicePtr) -> bool,
@@ -169,7 +171,7 @@ fn measure(
     launch: Launch<'_>,
 ) -> Result<bool> {
     let some: Vec<&AttentionCandidates> = alike.iter().copied().take(RUNS).collect();
-    // What the library refuses, kernels compute.
+    // Kernels compute an attention that the library refuses.
     let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {
         return Ok(false);
     };
@@ -178,27 +180,27 @@ fn measure(
     }
     let stream = search.stream;
     for filled in operands_to_fill(&some, |at| search.may_write(at)) {
-        // SAFETY: the operands exist, and no data in them have to stay.
+        // SAFETY: the operands exist, and their data need not be preserved.
         unsafe { stream.fill(filled.at.resolve(search.bases), filled.byte, filled.bytes)? };
     }
     // As in a program, where a kernel follows others.
     let start = Cell::new(LaunchOrder::After);
-    let behind = |kernel: &KernelLaunch| launch(kernel, start.replace(LaunchOrder::Dependent));
+    let enqueue_dependent = |kernel: &KernelLaunch| launch(kernel, start.replace(LaunchOrder::Dependent));
     let by_library = || {
         start.set(LaunchOrder::After);
         some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
-            x.numbers.iter().try_for_each(behind)?;
+            x.numbers.iter().try_for_each(enqueue_dependent)?;
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
             unsafe { prepared.run(stream, search.bases) }?;
             start.set(LaunchOrder::Dependent);
-            x.amend.iter().try_for_each(behind)
+            x.amend.iter().try_for_each(enqueue_dependent)
         })
     };
     let by_kernels = || {
         start.set(LaunchOrder::After);
-        some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(behind))
+        some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(enqueue_dependent))
     };
-    // A library that fails as it runs is refused as one that does not prepare.
+    // A library that fails at run time is treated like one that does not prepare.
     let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
     let graphs = [stream.capture(by_kernels)?, graph];
     let (begin, end) = (Event::timed()?, Event::timed()?);
@@ -206,7 +208,7 @@ fn measure(
     for _ in 0..=ROUNDS {
         for (graph, best) in graphs.iter().zip(&mut best) {
             begin.record(stream)?;
-            // SAFETY: what was recorded uses memory that exists, and nothing else runs.
+            // SAFETY: the recorded work uses memory that exists, and nothing else runs.
             unsafe { stream.replay(graph)? };
             end.record(stream)?;
             stream.synchronize()?;

@@ -1,9 +1,10 @@
 //! The gradients of attention: the geometry of their kernels.
 //!
-//! Two kernels, neither of which stores scores or adds to memory that another block adds to, so that each run gives the same bits.
-//! The first takes rows: it sums the gradient times the result of each, for the second, and computes the gradient of the
-//! queries over all keys. The second takes keys: it computes the gradients of keys and values over all rows of the query
-//! heads that share them. What cuDNN may do instead is [`fused`].
+//! There are two kernels. Neither stores scores, or adds to memory that another block adds to, so each run
+//! gives the same bits. The first kernel works by rows: it sums the gradient times the result of each row for
+//! the second kernel, and computes the gradient of the queries over all keys. The second kernel works by
+//! keys: it computes the gradients of keys and values over all rows of the query heads that share them. The
+//! alternative by cuDNN is in [`library_attention`](super::library_attention).
 
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::{DType, FloatAttribute, Op, Scalar};
@@ -25,10 +26,10 @@ use crate::cudnn::{self, VisibleBand};
 use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::{CudaError, Result};
 
-/// Rows and keys of a tile.
+/// The number of rows and of keys of a tile.
 const TILE: usize = 32;
 
-/// The operands before those of the attention.
+/// The operands before the operands of the attention.
 struct ForwardResult<'a> {
     gradient: &'a LocatedTensor,
     result: &'a LocatedTensor,
@@ -60,7 +61,7 @@ pub(super) fn workspace(
     means + cudnn::attention::gradient_workspace(x.heads * x.group, o.k.shape[rank - 3], sizes)
 }
 
-/// The bytes of a number for each row.
+/// The size in bytes of one number per row.
 fn row_means_bytes(x: &AttentionSizes, size: usize) -> usize {
     (x.heads * x.group * x.queries * size).next_multiple_of(256)
 }
@@ -71,12 +72,12 @@ pub(super) fn lower(
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let few = || {
+    let arity_error = || {
         let expected = "the gradient of the result, the result, the log-sum-exp, q, k, v, a mask or none, an operand for \
                         each bound that has one";
         mismatch_error("the gradient of attention", expected, operands.len())
     };
-    let (of, o) = split_operands(scores, operands).ok_or_else(few)?;
+    let (of, o) = split_operands(scores, operands).ok_or_else(arity_error)?;
     let x = extents(&o, of.result)?;
     extents(&o, of.gradient)?;
     for (found, expected) in results.iter().zip([o.q, o.k, o.v]) {
@@ -85,19 +86,19 @@ pub(super) fn lower(
         }
     }
     if [x.heads * x.group * x.queries, x.keys, x.f].contains(&0) {
-        // Nothing is summed.
+        // There are no terms to sum.
         return zeros(results, l);
     }
     if x.e == 0 {
         return Err(mismatch_error("the gradient of attention", "queries that have elements", x.e));
     }
-    let own = gradient_kernels(scores, &x, &of, &o, results, l)?;
+    let kernels = gradient_kernels(scores, &x, &of, &o, results, l)?;
     if l.machine.attention == AttentionBackend::Measured
-        && let Some(candidates) = candidates(scores, &x, &of, &o, results, &own, l)
+        && let Some(candidates) = candidates(scores, &x, &of, &o, results, &kernels, l)
     {
         return Ok(vec![GpuCommand::Attention(Box::new(candidates))]);
     }
-    Ok(own.into_iter().map(GpuCommand::Kernel).collect())
+    Ok(kernels.into_iter().map(GpuCommand::Kernel).collect())
 }
 
 fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
@@ -108,14 +109,14 @@ fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
     Ok(out)
 }
 
-/// The gradients in both forms, if the library takes them: without a mask, and where each row sees a key.
+/// Both forms of the gradients, if the library supports them: no mask, and each row sees a key.
 fn candidates(
     scores: &ScoreOptions<'_>,
     x: &AttentionSizes,
     of: &ForwardResult<'_>,
     o: &AttentionOperands<'_, LocatedTensor>,
     results: &[LocatedTensor],
-    own: &[KernelLaunch],
+    kernels: &[KernelLaunch],
     l: &KernelLowering<'_>,
 ) -> Option<AttentionCandidates> {
     let limits = bounds::constants(scores.bounds)?;
@@ -137,7 +138,7 @@ fn candidates(
         numbers: None,
         filled: vec![],
         amend: None,
-        kernels: own.to_vec(),
+        kernels: kernels.to_vec(),
     })
 }
 
@@ -168,17 +169,18 @@ impl GradientOperands {
         results: &[LocatedTensor],
         l: &KernelLowering<'_>,
     ) -> Result<GradientOperands> {
-        let place = |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
+        let head_rows =
+            |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
         Ok(GradientOperands {
-            gradient: place(of.gradient, x.group),
+            gradient: head_rows(of.gradient, x.group),
             sums: log_sum_exp_operand(x, of.sums, of.result, l)?.at,
-            of_q: place(&results[0], x.group),
-            of_k: place(&results[1], 1),
-            of_v: place(&results[2], 1),
+            of_q: head_rows(&results[0], x.group),
+            of_k: head_rows(&results[1], 1),
+            of_v: head_rows(&results[2], 1),
         })
     }
 
-    /// The members of the layout that say where they lie.
+    /// The members of the layout that give the locations.
     fn layout(&self) -> String {
         let named = [
             ("g", &self.gradient),
@@ -206,8 +208,9 @@ fn gradient_kernels(
     l: &mut KernelLowering<'_>,
 ) -> Result<Vec<KernelLaunch>> {
     let dtype = o.q.dtype;
-    let open = || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
-    let limits = bounds::constants(scores.bounds).ok_or_else(open)?;
+    let open_bounds_error =
+        || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
+    let limits = bounds::constants(scores.bounds).ok_or_else(open_bounds_error)?;
     let forward = operand_rows(x, o, of.result, l)?;
     let positions = bound_operands(x, o, of.result, l)?;
     let more = GradientOperands::new(x, of, results, l)?;
@@ -221,8 +224,10 @@ fn gradient_kernels(
     l.source.prelude(text::ATTENTION_GRADIENT);
     let shared = shared_elements(x) * accumulator_bytes(dtype);
     if shared > MOST_SHARED {
-        let text =
-            format!("gradients of attention in {dtype} over heads of {} and {} elements on a GPU", x.e, x.f);
+        let text = format!(
+            "GPUs have no kernel for gradients of attention in {dtype} with heads of {} and {} elements",
+            x.e, x.f
+        );
         return Err(CudaError::Unsupported(text));
     }
     let means = l.workspace_for("the gradient of attention", row_means_bytes(x, accumulator_bytes(dtype)))?;
@@ -257,7 +262,7 @@ fn gradient_kernels(
     Ok(kernels.map(kernel).to_vec())
 }
 
-/// The numbers that a block has in shared memory.
+/// The number of elements that a block holds in shared memory.
 fn shared_elements(x: &AttentionSizes) -> usize {
     let rows = TILE * (x.e + x.f);
     let keys = TILE * (x.e + 1 + x.f + 1);

@@ -1,9 +1,10 @@
-//! Products of one left matrix: few rows by one kernel (`skinny.rs`), which may turn what they give as well, two of the same
-//! extents as a batch of the library.
+//! Products of one left matrix. Few rows use one kernel (`skinny.rs`), which can also apply rotary embeddings
+//! to the results. Two products of the same extents become a batch of the library.
 //!
-//! The library computes two at once by the distances between their matrices. The weights must lie in the order of the
-//! results, as the library (cuBLASLt of CUDA 13.0) takes no negative distances. All ranks decide alike, because they would
-//! sum in different orders otherwise: only distances within one memory count that every rank lays out alike.
+//! The library computes two products at once, given the distances between their matrices. The weights must be
+//! in the order of the results, because the library (cuBLASLt of CUDA 13.0) rejects negative distances. All
+//! ranks must decide in the same way, because otherwise they would sum in different orders. Therefore only
+//! distances within one memory count that every rank lays out in the same way.
 
 use std::fmt::Write as _;
 
@@ -20,21 +21,22 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::KernelParam;
 use crate::error::Result;
 
-/// What products do on the device: as one, or one after another; as one with the rotary embeddings of what they give, or `None`
-/// where there is no such kernel. `memory` says in which memory a value lies whose
-/// places are as far apart on all ranks, if it lies in one.
+/// Lowers products as one command or as several; with rotary embeddings of their results as one kernel, or
+/// `None` if there is no such kernel. `memory` identifies the memory of a value if its distances are the same
+/// on all ranks.
 pub fn lower(
     steps: &[BoundOperation<'_>],
     memory: &dyn Fn(&LocatedTensor) -> Option<usize>,
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
-    match steps.iter().any(|step| *step.op != Op::MatMul) {
-        true => rotary_products(steps, l),
-        false => plain_products(steps, memory, l).map(Some),
+    if steps.iter().any(|step| *step.op != Op::MatMul) {
+        rotary_products(steps, l)
+    } else {
+        plain_products(steps, memory, l).map(Some)
     }
 }
 
-/// Products and rotary embeddings of what they give, by one kernel.
+/// Lowers products, and rotary embeddings of their results, to one kernel.
 fn rotary_products(
     steps: &[BoundOperation<'_>],
     l: &mut KernelLowering<'_>,
@@ -45,7 +47,8 @@ fn rotary_products(
         return Ok(Some(Vec::new()));
     }
     let Some((gemms, steady)) = library_products(&products, l)? else { return Ok(None) };
-    let (mut halves, mut found) = (SmallVec::<[Option<usize>; 4]>::new(), 0);
+    let mut halves = SmallVec::<[Option<usize>; 4]>::new();
+    let mut found = 0;
     let mut epilogue = ProductEpilogue::default();
     for (p, (product, gemm)) in products.iter().zip(&gemms).enumerate() {
         let mut of = None;
@@ -83,7 +86,7 @@ fn plain_products(
     if let Some(work) = single_kernel(steps, l)? {
         return Ok(vec![work]);
     }
-    // The left matrix is one: it may lie anywhere.
+    // There is a single left matrix, which may be anywhere.
     let known = |step: &BoundOperation<'_>| {
         let all = step.operands.iter().skip(1).chain(step.results).map(memory);
         all.collect::<Option<SmallVec<[usize; 2]>>>()
@@ -107,14 +110,14 @@ fn plain_products(
     Ok(works.into_iter().map(|(work, _)| work).collect())
 }
 
-/// All products as one kernel of ours, if it is faster.
+/// A single kernel of our own for all products, if it is faster.
 fn single_kernel(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<GpuCommand>> {
     let steps: SmallVec<[&BoundOperation<'_>; 4]> = steps.iter().collect();
     let several = library_products(&steps, l)?.filter(|(gemms, _)| gemms.len() > 1);
     Ok(several.and_then(|(gemms, steady)| skinny::sequential_kernel(&gemms, steady, l)))
 }
 
-/// Products as the library would have them, and whether nothing writes their right matrices while the program runs.
+/// The products as library calls, and whether nothing writes their right matrices while the program runs.
 fn library_products(
     steps: &[&BoundOperation<'_>],
     l: &KernelLowering<'_>,
@@ -137,10 +140,12 @@ fn library_products(
 fn merge_into_batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
     let is_first_lower = second.c.at.distance_from(first.c.at)? > 0;
     let (low, high) = if is_first_lower { (first, second) } else { (second, first) };
-    let alike = |x: &DeviceMatrix, y: &DeviceMatrix| (x.step, x.order) == (y.step, y.order);
+    let same_layout = |x: &DeviceMatrix, y: &DeviceMatrix| (x.step, x.order) == (y.step, y.order);
     let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
-    let fits =
-        extents(low) == extents(high) && low.batch == 1 && alike(&low.b, &high.b) && alike(&low.c, &high.c);
+    let fits = extents(low) == extents(high)
+        && low.batch == 1
+        && same_layout(&low.b, &high.b)
+        && same_layout(&low.c, &high.c);
     let size = low.dtype.size() as i64;
     let between = |x: &DeviceMatrix, y: &DeviceMatrix| {
         let bytes = y.at.distance_from(x.at).filter(|&bytes| bytes > 0)?;

@@ -1,4 +1,4 @@
-//! Which keys rows see, as text of a kernel's layout, and as what cuDNN takes.
+//! The visible keys of rows, as text of a kernel's layout and in the form that cuDNN takes.
 
 use std::fmt::Write as _;
 
@@ -9,27 +9,27 @@ use super::space::HeadRows;
 use super::text::{int_literal, offset_function, stored_type};
 use crate::cudnn::VisibleBand;
 
-/// The operand of a bound, or a sink: where its elements lie for heads and rows, and their dtype.
+/// The operand of a bound, or a sink: the location of its elements for heads and rows, and their dtype.
 pub(super) struct BoundPosition {
     pub at: HeadRows,
     pub dtype: DType,
 }
 
-/// The bound with its constant; `None` while that is no number.
+/// The bound with its constant; `None` if that is not yet a number.
 fn constant(bound: &AttentionBound) -> Option<(&AttentionBound, i64)> {
     Some((bound, bound.add.as_const()?))
 }
 
-/// The bounds with what they add, once that is known of all.
+/// The bounds with their constants, if all of these are known.
 pub(super) fn constants(bounds: &[AttentionBound]) -> Option<Vec<(&AttentionBound, i64)>> {
     bounds.iter().map(constant).collect()
 }
 
-/// The members of a layout that say which keys a row of a head sees.
+/// The members of a layout that define the keys that a row of a head sees.
 pub(super) fn layout(bounds: &[(&AttentionBound, i64)], positions: &[BoundPosition]) -> String {
     let of_row = |side| bounds.iter().any(|(b, _)| b.row && b.side == side);
     let grows = of_row(BoundSide::Below) && !of_row(BoundSide::From);
-    // Without data, limits never fall from a row to the next.
+    // Without data, limits never decrease from one row to the next.
     let monotone = bounds.iter().all(|(b, _)| !b.operand);
     let mut out = format!(
         "static const bool BOUNDED = {}, GROWS = {grows}, MONOTONE = {monotone};\n",
@@ -68,7 +68,7 @@ pub(super) fn layout(bounds: &[(&AttentionBound, i64)], positions: &[BoundPositi
     out
 }
 
-/// The members of a layout that say what one more score of a row is, which is the operand of this number.
+/// The members of a layout that define an additional score of a row, which is operand `number`.
 pub(super) fn sink(sink: Option<&BoundPosition>, number: usize) -> String {
     let Some(sink) = sink else {
         return "static const bool SINK = false;\nSC_FN float sink(const void *const *, i64, i64) { return 0; }\n".into();
@@ -84,7 +84,8 @@ pub(super) fn sink(sink: Option<&BoundPosition>, number: usize) -> String {
     out
 }
 
-/// The members of a layout that say where the log-sum-exp of each row goes, which is the operand of this number.
+/// The members of a layout that define the destination of the log-sum-exp of each row, which is operand
+/// `number`.
 pub(super) fn sums(sums: Option<&BoundPosition>, number: usize) -> String {
     let Some(sums) = sums else {
         return "static const bool SUMS = false;\nSC_FN void put_sum(const void *const *, i64, i64, double) {}\n".into();
@@ -100,13 +101,14 @@ pub(super) fn sums(sums: Option<&BoundPosition>, number: usize) -> String {
     out
 }
 
-/// The band that `queries` rows see of how many of the keys, if that is what the bounds say.
+/// The visible band of `queries` rows and the number of visible keys, if the bounds have that form.
 pub(super) fn band(
     bounds: &[(&AttentionBound, i64)],
     queries: usize,
     keys: usize,
 ) -> Option<(VisibleBand, usize)> {
-    let (mut band, mut keys) = (VisibleBand::default(), i64::try_from(keys).ok()?);
+    let mut band = VisibleBand::default();
+    let mut keys = i64::try_from(keys).ok()?;
     let last = i64::try_from(queries).ok()?.checked_sub(1)?;
     for &(bound, add) in bounds.iter().filter(|b| !b.0.operand) {
         match (bound.side, bound.row && last > 0) {
@@ -118,7 +120,7 @@ pub(super) fn band(
             (BoundSide::From, false) => {}
         }
     }
-    // What hides nothing is no bound.
+    // A limit that hides nothing is dropped.
     band.below = band.below.filter(|&below| below < keys);
     band.from = band.from.filter(|&from| from.saturating_add(last) > 0);
     (keys > 0).then_some((band, usize::try_from(keys).ok()?)).filter(|_| bounds.iter().all(|b| !b.0.operand))
@@ -143,14 +145,14 @@ mod tests {
         let below = VisibleBand { below: Some(1), from: None };
         assert_eq!(of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
         assert_eq!(of(&[causal.clone(), window], 5, 9), Some((VisibleBand { from: Some(-3), ..below }, 9)));
-        // Of one row, a bound is a number of keys.
+        // For one row, a bound is a number of keys.
         assert_eq!(of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((whole, 4)));
         assert_eq!(of(&[bound(BoundSide::Below, false, 4), causal], 5, 9), Some((below, 4)));
         assert_eq!(
             of(&[bound(BoundSide::Below, true, 9), bound(BoundSide::From, true, -4)], 5, 9),
             Some((whole, 9))
         );
-        // What is neither: keys that begin later, chunks, data, nothing at all.
+        // Other forms: keys that begin later, chunks, data, no keys at all.
         assert_eq!(of(&[bound(BoundSide::From, false, 1)], 5, 9), None);
         assert_eq!(of(&[AttentionBound { chunk: Some(4), ..bound(BoundSide::Below, true, 0) }], 5, 9), None);
         assert_eq!(of(&[AttentionBound { operand: true, ..bound(BoundSide::Below, false, 0) }], 5, 9), None);

@@ -1,4 +1,4 @@
-//! Element-wise ops as statements of a [`Map`].
+//! Element-wise ops as statements of a [`MapKernel`].
 
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::{BinaryOp, DType, Op, Scalar, UnaryOp};
@@ -11,7 +11,7 @@ use super::text::{bits, computed_type, float_literal, int_literal, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::error::{CudaError, Result};
 
-/// One op in a kernel of its own.
+/// Lowers one op to a kernel.
 pub(super) fn lower(
     op: &Op,
     operands: &[LocatedTensor],
@@ -54,7 +54,7 @@ pub(super) fn load(
     Ok(map.load(l.address_of(x), stored_type(x.dtype), broadcast(shape, &x.shape, &x.strides)))
 }
 
-/// The value of one op on values of a map; each comes with its dtype.
+/// The value of one op on values of a map; each operand comes with its dtype.
 pub(super) fn op_value(
     map: &mut MapKernel,
     op: &Op,
@@ -118,12 +118,12 @@ fn binary(
         map.set_divisor_assertion(assertion);
     }
     let bad = if divides { ", bad" } else { "" };
-    // Both arguments have the one computed type, so that overloads and templates agree on it.
+    // Both arguments are cast to the computed type, so that overloads and templates agree on it.
     let c = computed_type(dtype);
     Ok(format!("b_{op}(({c}){x}, ({c}){y}{bad})"))
 }
 
-/// The scalar of a binary op on a tensor of a dtype. A comparison is made in that dtype.
+/// The scalar of a binary op on a tensor of a dtype. Comparisons use that dtype.
 fn literal(op: BinaryOp, dtype: DType, scalar: Scalar) -> String {
     if !dtype.is_float() {
         return int_literal(scalar.as_i64());

@@ -1,7 +1,7 @@
 //! Several element-wise steps as one kernel.
 //!
-//! A value passes from step to step in a register, rounded to its dtype as if it had been stored, so the bits are those of
-//! the single steps. What other steps read is stored.
+//! A value passes from step to step in a register, rounded to its dtype as if it had been stored. The bits
+//! therefore equal those of separate steps. Values that other steps read are stored.
 
 use smallvec::SmallVec;
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
@@ -13,7 +13,7 @@ use super::space::Strides;
 use crate::codegen::command::GpuCommand;
 use crate::error::Result;
 
-/// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
+/// Lowers steps to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
     let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
     let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
@@ -33,7 +33,7 @@ pub(super) fn have_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool 
     steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape))
 }
 
-/// Puts the value of a step behind those that are known, each with where it would be stored.
+/// Adds the value of a step to `known`, together with the tensor that it would be stored in.
 pub(super) fn evaluate<'a>(
     map: &mut MapKernel,
     step: &BoundOperation<'a>,
@@ -58,7 +58,7 @@ pub(super) fn evaluate<'a>(
     Ok(())
 }
 
-/// Stores the values that have memory, unless a later one takes the place.
+/// Stores the values that have memory, unless a later one overwrites them.
 pub(super) fn store(
     map: &mut MapKernel,
     known: &[(&LocatedTensor, MapValue)],
@@ -74,7 +74,7 @@ pub(super) fn store(
     }
 }
 
-/// Whether `x`, broadcast over the space, is the elements of the result `r` at the same positions.
+/// Whether `x`, broadcast over the space, reads the elements of the result `r` at the same positions.
 pub(super) fn reads_same_elements(r: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> bool {
     let strides = |v: &LocatedTensor| super::space::broadcast(shape, &v.shape, &v.strides);
     r.space == x.space

@@ -1,8 +1,8 @@
-//! A norm of rows that element-wise steps give, as one kernel.
+//! A norm of rows that element-wise steps compute, as one kernel.
 //!
-//! The element-wise steps are done as the rows are read, so that their result, if others read it as well, is stored but not
-//! read again. Values are rounded as in [`super::fused_map`]; what a norm adds up has the order that it has by itself, where its
-//! threads share rows alike.
+//! The element-wise steps are computed as the rows are read. If other steps read their result too, it is
+//! stored but not read again. Values are rounded as in [`super::fused_map`]. The sums of the norm have the
+//! order of a separate norm, if its threads share rows in the same way.
 
 use symmc_runtime::exec::LocatedTensor;
 
@@ -13,8 +13,7 @@ use super::rows::{self, RowNorm};
 use crate::codegen::command::GpuCommand;
 use crate::error::Result;
 
-/// What element-wise steps and the norm behind them do on the device, as one kernel; `None` where their shapes do not allow
-/// it.
+/// Lowers element-wise steps and the norm after them to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
     let Some((last, maps)) = steps.split_last() else { return Ok(Some(Vec::new())) };
     let norm = RowNorm::of(last.op)?;

@@ -1,11 +1,11 @@
 //! Matrix products by cuBLASLt.
 //!
-//! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, the first that the library's
-//! heuristic names or one of several ([`super::gemm_search`]). A [`PreparedGemm`] product only enqueues, so that it can be
-//! recorded into a graph.
+//! A [`Gemm`] is data. A [`GemmPlanner`] prepares it: descriptors and an algorithm, which is the first one of
+//! the library's heuristic or one of several ([`super::gemm_search`]). A [`PreparedGemm`] only enqueues work,
+//! so it can be recorded into a graph.
 //!
-//! The library counts columns first. A row-major matrix is the transpose of a column-major one, so
-//! `C = A B` is computed as `Cᵀ = Bᵀ Aᵀ`.
+//! The library is column-major. A row-major matrix is the transpose of a column-major one, so `C = A B` is
+//! computed as `Cᵀ = Bᵀ Aᵀ`.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -22,24 +22,24 @@ use crate::error::{CudaError, Result, trust_loader_path};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceMatrix {
     pub at: DevicePtr,
-    /// Elements between neighbours along the axis without unit stride.
+    /// The distance in elements between neighbours along the axis without unit stride.
     pub step: usize,
     pub order: MatrixOrder,
-    /// Elements between the matrices of a batch; 0 where all share one.
+    /// The distance in elements between the matrices of a batch; 0 if all share one.
     pub batch: isize,
 }
 
-/// Which axis of a matrix has unit stride.
+/// The axis of a matrix with unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MatrixOrder {
-    /// Elements of a row are neighbours.
+    /// Elements of a row are adjacent.
     Rows,
-    /// Elements of a column are neighbours.
+    /// Elements of a column are adjacent.
     Columns,
 }
 
-/// A matrix product `c = a b` with `a [m, k]`, `b [k, n]` and `c [m, n]`, for each of a batch. Sums are in
-/// f32 (f64 for f64), without TF32.
+/// A matrix product `c = a b` with `a [m, k]`, `b [k, n]` and `c [m, n]`, for each matrix of a batch. Sums
+/// are in f32 (f64 for f64), without TF32.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
     pub dtype: DType,
@@ -47,7 +47,7 @@ pub struct Gemm {
     pub m: usize,
     /// Columns of the result.
     pub n: usize,
-    /// Terms of each sum; at least 1.
+    /// The number of terms of each sum; at least 1.
     pub k: usize,
     pub batch: usize,
     pub a: DeviceMatrix,
@@ -61,8 +61,9 @@ impl Gemm {
         [self.a.at, self.b.at, self.c.at]
     }
 
-    /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes; 16 at most,
-    /// which is the most that algorithms ask for: what is chosen serves every memory that a caller may lend.
+    /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes. They are
+    /// at most 16, which is the largest that algorithms require. A chosen algorithm therefore works for any
+    /// memory that a caller binds.
     pub(crate) fn alignments(&self) -> [u8; 3] {
         let size = self.dtype.size() as u64;
         [self.a, self.b, self.c].map(|matrix| {
@@ -72,7 +73,7 @@ impl Gemm {
     }
 }
 
-/// How the library runs a product, as it wants to be told again.
+/// The library's algorithm for a product, in its serialised form.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GemmAlgorithm {
     words: [u64; 8],
@@ -80,10 +81,11 @@ pub struct GemmAlgorithm {
 }
 
 impl GemmAlgorithm {
-    /// The number of its bytes.
+    /// The length of its serialised form.
     pub(crate) const BYTES: usize = 73;
 
-    /// For another process with the same library and device. The last byte tells it from zeros.
+    /// Serialises it for other processes with the same library and device. The last byte distinguishes it
+    /// from zeros.
     pub(crate) fn to_bytes(self) -> [u8; GemmAlgorithm::BYTES] {
         let mut out = [1; GemmAlgorithm::BYTES];
         let words = self.words.into_iter().chain([self.workspace as u64]);
@@ -91,7 +93,7 @@ impl GemmAlgorithm {
         out
     }
 
-    /// What [`to_bytes`](Self::to_bytes) gave; `None` for anything else.
+    /// Parses the result of [`to_bytes`](Self::to_bytes); `None` for anything else.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<GemmAlgorithm> {
         let (bytes, [1]) = bytes.split_at_checked(GemmAlgorithm::BYTES - 1)? else { return None };
         let mut words = bytes.chunks_exact(8).map(|b| b.iter().rev().fold(0, |w, &b| w << 8 | u64::from(b)));
@@ -125,10 +127,10 @@ impl Drop for CublasHandle {
     }
 }
 
-/// Whether cuBLASLt can be loaded.
+/// Checks that cuBLASLt can be loaded.
 fn present() -> Result<()> {
     trust_loader_path("libcublasLt.so")?;
-    // SAFETY: tries to load the library; nothing else.
+    // SAFETY: only tries to load the library.
     if unsafe { sys::is_culib_present() } {
         return Ok(());
     }
@@ -138,10 +140,10 @@ fn present() -> Result<()> {
     })
 }
 
-/// The version of the library, `13.0.2`, and one of its functions.
+/// The version of the library, such as `13.0.2`, and the address of one of its functions.
 pub(crate) fn library() -> Result<(String, *const c_void)> {
     present()?;
-    // SAFETY: the library is there; it only tells its version.
+    // SAFETY: the library is loaded; the call only returns its version.
     let version = unsafe { sys::cublasLtGetVersion() };
     // SAFETY: the function is only looked up.
     let symbol = unsafe { sys::culib().get::<unsafe extern "C" fn() -> usize>(b"cublasLtGetVersion\0") };
@@ -163,12 +165,12 @@ impl GemmPlanner {
     }
 
     pub(crate) fn version(&self) -> usize {
-        // SAFETY: the library is there; it only tells its version.
+        // SAFETY: the library is loaded; the call only returns its version.
         unsafe { sys::cublasLtGetVersion() }
     }
 
-    /// Prepares a product with `workspace` bytes of memory beside it, by the first algorithm that the library's
-    /// heuristic names.
+    /// Prepares a product with `workspace` bytes of workspace and the first algorithm of the library's
+    /// heuristic.
     pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<PreparedGemm> {
         let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
         let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
@@ -188,7 +190,7 @@ impl GemmPlanner {
         // SAFETY: plain data for which zero is a valid value.
         let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
         let mut count = 0;
-        // SAFETY: all descriptors exist, and there is room for as many results.
+        // SAFETY: all descriptors exist, and there is room for `most` results.
         let asked = unsafe {
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.handle.handle,
@@ -213,7 +215,7 @@ impl GemmPlanner {
         Ok(found.iter().map(algorithm).collect())
     }
 
-    /// Prepares a product by this algorithm with `workspace` bytes of memory beside it.
+    /// Prepares a product with this algorithm and `workspace` bytes of workspace.
     pub(crate) fn prepare_as(
         &self,
         gemm: &Gemm,
@@ -225,7 +227,7 @@ impl GemmPlanner {
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
         // SAFETY: plain data for which zero is a valid value.
         let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-        // SAFETY: all descriptors exist; the library looks at the algorithm's words, and refuses what it does not know.
+        // SAFETY: all descriptors exist; the library checks the algorithm's words, and rejects unknown ones.
         let checked = unsafe {
             sys::cublasLtMatmulAlgoCheck(
                 self.handle.handle,
@@ -242,7 +244,7 @@ impl GemmPlanner {
         let needed = found.workspaceSize.max(algorithm.workspace);
         if needed > workspace {
             let text =
-                format!("the matrix product {gemm:?} needs {needed} bytes of workspace, not {workspace}");
+                format!("the matrix product {gemm:?} needs {needed} bytes of workspace, found {workspace}");
             return Err(CudaError::Unsupported(text));
         }
         Ok(PreparedGemm { handle: self.handle.clone(), descriptors, algorithm: algo, gemm: *gemm, needed })
@@ -276,9 +278,9 @@ impl PreparedGemm {
     ///
     /// # Safety
     /// The operands, the result and [`workspace`](Self::workspace) bytes at `workspace` exist until the
-    /// stream has done it, and nothing else uses the workspace meanwhile.
+    /// stream has computed the product, and nothing else uses the workspace during this time.
     pub unsafe fn run(&self, stream: &Stream, workspace: Address, bases: PortBases<'_>) -> Result<()> {
-        // One and zero of the type that sums are scaled in.
+        // One and zero in the type that scales sums.
         let (one, zero) = match self.gemm.dtype {
             DType::F64 => (1f64.to_bits(), 0),
             _ => (u64::from(1f32.to_bits()), 0u64),
@@ -340,7 +342,7 @@ impl GemmDescriptors {
         for (i, (matrix, rows, columns, transposed)) in sides.into_iter().enumerate() {
             out.layouts[i] = layout(gemm, &matrix, rows, columns)?;
             if let (Some(attribute), MatrixOrder::Columns) = (transposed, matrix.order) {
-                // CUBLAS_OP_T, of an enumeration that the bindings leave out.
+                // CUBLAS_OP_T, from an enumeration that the bindings lack.
                 let op = 1i32;
                 // SAFETY: the descriptor exists; the attribute is a 32-bit integer.
                 let set = unsafe {
@@ -355,7 +357,7 @@ impl GemmDescriptors {
 
 impl Drop for GemmDescriptors {
     fn drop(&mut self) {
-        // SAFETY: created by `new`; null where it failed before.
+        // SAFETY: created by `new`; null if `new` failed earlier.
         unsafe {
             for layout in self.layouts.into_iter().filter(|l| !l.is_null()) {
                 let _ = result::destroy_matrix_layout(layout);
@@ -365,8 +367,8 @@ impl Drop for GemmDescriptors {
     }
 }
 
-/// A row-major `[rows, columns]` matrix as the column-major `[columns, rows]` that it is; a column-major
-/// one as it is.
+/// A row-major `[rows, columns]` matrix is described as the equivalent column-major `[columns, rows]`; a
+/// column-major matrix is described directly.
 fn layout(
     gemm: &Gemm,
     matrix: &DeviceMatrix,
@@ -379,7 +381,7 @@ fn layout(
         DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
         DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
         DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
-        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not multiply {other}"))),
+        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not support {other}"))),
     };
     let (fast, slow) = match matrix.order {
         MatrixOrder::Rows => (columns, rows),
@@ -388,7 +390,8 @@ fn layout(
     let step = matrix.step.max(fast) as i64;
     let made = result::create_matrix_layout(dtype, fast as u64, slow as u64, step);
     let layout = made.map_err(|e| failed("cublasLtMatrixLayoutCreate", &e))?;
-    let (count, stride) = (gemm.batch as i32, matrix.batch as i64);
+    let count = gemm.batch as i32;
+    let stride = matrix.batch as i64;
     // SAFETY: the layout exists; the attributes are a 32-bit and a 64-bit integer.
     let set = unsafe {
         result::set_matrix_layout_attribute(
@@ -409,19 +412,19 @@ fn layout(
     match set {
         Ok(()) => Ok(layout),
         Err(error) => {
-            // SAFETY: created above and given to nobody.
+            // SAFETY: created above and not shared.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
             Err(failed("cublasLtMatrixLayoutSetAttribute", &error))
         }
     }
 }
 
-/// Where parts of a sum that several blocks have are added: in the result, in the result's type and in order; or in
-/// the workspace, in the type that sums are computed in.
+/// The place where the partial sums of several blocks are added: in the result, in the result's type and in order; or
+/// in the workspace, in the type in which sums are computed.
 const IN_PLACE: u32 = 1;
 const COMPUTE_TYPE: u32 = 2;
 
-/// What the choice of an algorithm has to respect.
+/// The constraints on the choice of an algorithm.
 struct GemmPreference(sys::cublasLtMatmulPreference_t);
 
 impl GemmPreference {
@@ -441,7 +444,7 @@ impl GemmPreference {
             )
         }
         .map_err(fail)?;
-        // Parts of a sum are added in f32 (f64) before they are rounded.
+        // Partial sums are added in f32 (f64) before they are rounded.
         let schemes = if gemm.dtype.size() == 2 { COMPUTE_TYPE } else { IN_PLACE | COMPUTE_TYPE };
         for (attribute, value) in [
             (Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),

@@ -1,10 +1,11 @@
-//! The choice of an algorithm for each matrix product, by measurement.
+//! Chooses an algorithm for each matrix product, by measurement.
 //!
-//! Several that the library's heuristic names are timed on the device, once for each shape; what was found is kept
-//! on disk for that device, driver and library. Rank 0 chooses for all: algorithms sum in different orders, and ranks
-//! that compute the same value must get the same bits. Products are timed in the memory that the program has for
-//! them, before anything else lies there, and those of one shape in turn, so that their weights come from memory as
-//! they do when the program runs; recorded, as launching takes longer than a small product.
+//! Several candidates of the library's heuristic are timed on the device, once per shape. The result is
+//! cached on disk for this device, driver and library. Rank 0 chooses for all ranks: algorithms sum in
+//! different orders, and ranks that compute the same value must get the same bits. Products are timed in the
+//! memory that the program has for them, before it holds other data. Products of one shape are timed in turn,
+//! so that their weights come from memory, as they do when the program runs. The runs are recorded, because a
+//! launch takes longer than a small product.
 
 use std::fmt;
 use std::ops::Range;
@@ -22,45 +23,46 @@ use crate::device::launch::{Address, DevicePtr, PortBases};
 use crate::error::Result;
 use crate::exchange::{RankExchange, value_of_rank_0};
 
-/// How the algorithms of matrix products are chosen, and who computes attention.
+/// How algorithms of matrix products and implementations of attention are chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AlgorithmSelection {
-    /// The fastest of several, by measurement; kept on disk.
+    /// The fastest of several, by measurement; cached on disk.
     #[default]
     Measured,
-    /// The first that the library's heuristic names; attention by generated kernels.
+    /// The first one of the library's heuristic; attention by generated kernels.
     Heuristic,
 }
 
-/// Algorithms that are timed for a product.
+/// The number of algorithms that are timed for a product.
 const CANDIDATES: usize = 8;
-/// Runs of each that are timed together: all products of a shape, as far as that is between these.
+/// The number of runs that are timed together: all products of a shape, clamped to this range.
 const RUNS: [usize; 2] = [8, 32];
-/// How often that is done; the least time counts.
+/// The number of repetitions; the least time counts.
 const ROUNDS: usize = 2;
-/// The part of its time by which an algorithm must be faster than the heuristic's first.
+/// The fraction of the time by which an algorithm must be faster than the heuristic's first.
 const MIN_GAIN: f64 = 0.02;
-/// What is not measured within this time, or a quarter of what ranks wait for each other, takes the heuristic's first.
+/// The search ends after this time, or after a quarter of the ranks' wait limit. Products that were not
+/// measured by then use the heuristic's first algorithm.
 pub(super) const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 
 pub struct GemmSearch<'a> {
-    /// The other ranks, which ask for the same products.
+    /// The other ranks, which search for the same products.
     pub exchange: &'a dyn RankExchange,
-    /// How to choose; measured if all ranks say so.
+    /// How to choose. Ranks measure only if all ranks ask for it.
     pub products: AlgorithmSelection,
     pub device: &'a Device,
     pub stream: &'a Stream,
     /// How long ranks wait for each other.
     pub limit: Duration,
-    /// Memory whose data must stay: what is computed into it is not timed.
+    /// Memory whose data must be preserved. Products that write to it are not timed.
     pub protected_ranges: &'a [Range<Address>],
-    /// Where ports begin meanwhile.
+    /// The bases of the ports during the search.
     pub bases: PortBases<'a>,
 }
 
 impl GemmSearch<'_> {
-    /// Whether something may be computed into this place for a time.
+    /// Whether the search may write to this address.
     pub(super) fn may_write(&self, at: DevicePtr) -> bool {
         let address = at.resolve(self.bases);
         !self.protected_ranges.iter().any(|kept| kept.contains(&address))
@@ -75,11 +77,11 @@ pub(crate) struct GemmChoices {
 
 impl fmt::Debug for GemmSearch<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Search").field("products", &self.products).finish_non_exhaustive()
+        f.debug_struct("GemmSearch").field("products", &self.products).finish_non_exhaustive()
     }
 }
 
-/// Prepares all matrix products of a program: by the algorithms that were settled, else by those that `search` finds, if
+/// Prepares all matrix products of a program: with earlier choices, else with those that `search` makes, if
 /// there is one. Fails if the library is missing or has no algorithm for a product, or as the search.
 pub(crate) fn prepare(
     settled: Option<&GemmChoices>,
@@ -92,7 +94,7 @@ pub(crate) fn prepare(
         Some(settled) => settled.clone(),
         None => {
             let planner = if gemms.is_empty() { None } else { Some(GemmPlanner::new(device)?) };
-            // Ranks without products take part all the same.
+            // Ranks without products take part too.
             let chosen = match search {
                 Some(search) => search.choose(planner.as_ref(), gemms, machine)?,
                 None => vec![None; gemms.len()],
@@ -111,8 +113,8 @@ pub(crate) fn prepare(
 }
 
 impl GemmSearch<'_> {
-    /// The algorithm of each product, `None` for the heuristic's first. All ranks call this with products of the
-    /// same shapes.
+    /// The algorithm of each product; `None` for the heuristic's first. All ranks call this with products of
+    /// the same shapes.
     fn choose(
         &self,
         planner: Option<&GemmPlanner>,
@@ -138,7 +140,7 @@ impl GemmSearch<'_> {
                 return Ok(None);
             }
             let found = self.measure(planner, alike, alignments, machine, end)?;
-            // What was cut short is not kept.
+            // A search that was cut short is not cached.
             if let Some(algorithm) = found.as_ref().filter(|_| Instant::now() <= end) {
                 cache.write(&name, &algorithm.to_bytes());
             }
@@ -146,7 +148,7 @@ impl GemmSearch<'_> {
         })
     }
 
-    /// The fastest of the candidates for products of one shape, of those that were timed before `until`.
+    /// The fastest candidate for products of one shape, among those that were timed before `until`.
     fn measure(
         &self,
         planner: &GemmPlanner,
@@ -167,7 +169,7 @@ impl GemmSearch<'_> {
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
             let run =
                 |product: &PreparedGemm| unsafe { product.run(self.stream, machine.workspace, self.bases) };
-            // What the library does not take back is no candidate.
+            // An algorithm that the library rejects is not a candidate.
             if let Ok(graph) = self.stream.capture(|| products.iter().cycle().take(runs).try_for_each(run)) {
                 tried.push((algorithm, graph, f64::INFINITY));
             }
@@ -191,7 +193,7 @@ impl GemmSearch<'_> {
     }
 }
 
-/// The least of these times, but the first where no other is clearly less; `None` if none is finite.
+/// The index of the least time, or the first one if no other is clearly less; `None` if none is finite.
 fn fastest(times: &[f64]) -> Option<usize> {
     let best = (0..times.len()).min_by(|&a, &b| times[a].total_cmp(&times[b]))?;
     let clearly = times[best] < times[0] * (1.0 - MIN_GAIN);
@@ -201,17 +203,17 @@ fn fastest(times: &[f64]) -> Option<usize> {
 /// The alignments of the left and right operand and the result, as powers of two in bytes.
 pub(crate) type Alignments = [u8; 3];
 
-/// What tells products apart, as far as an algorithm depends on it.
+/// The properties of a product that the choice of an algorithm depends on.
 fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
     let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
-    // How far apart the matrices of a batch are changes nothing but their alignment, unless they are one.
-    let side = |x: &DeviceMatrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
-    let sides = [side(a), side(b), side(c)].join(", ");
+    // The distance between the matrices of a batch matters only by its alignment, and by whether it is zero.
+    let describe = |x: &DeviceMatrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
+    let sides = [describe(a), describe(b), describe(c)].join(", ");
     format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
 }
 
-/// What rank 0 chooses for each product at the least alignments of all ranks; nothing unless all ranks measure and
-/// have as many products.
+/// The choice of rank 0 for each product, at the least alignments of all ranks. There are no choices unless
+/// all ranks measure and have the same number of products.
 fn choose_on_rank_0(
     exchange: &dyn RankExchange,
     products: AlgorithmSelection,
@@ -245,7 +247,7 @@ fn choose_on_rank_0(
     Ok(first.chunks(GemmAlgorithm::BYTES).map(GemmAlgorithm::from_bytes).collect())
 }
 
-/// Whether all ranks measure and have as many of what is measured, and some.
+/// Whether all ranks measure, and have the same nonzero number of candidates.
 pub(super) fn do_all_ranks_measure(
     exchange: &dyn RankExchange,
     products: AlgorithmSelection,
@@ -281,7 +283,7 @@ mod tests {
 
     type Chosen = Vec<Option<GemmAlgorithm>>;
 
-    /// What two ranks choose, and for which columns, how many products and which alignments rank 0 was asked.
+    /// The choices of two ranks, and the columns, product counts and alignments for which rank 0 was asked.
     fn choose(
         products: [AlgorithmSelection; 2],
         gemms: [&[Gemm]; 2],

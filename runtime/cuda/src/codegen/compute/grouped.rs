@@ -1,8 +1,9 @@
-//! Grouped GEMM: products of groups of rows, each with a matrix of its own, or of two matrices whose K the groups divide.
+//! Grouped GEMM: products of groups of rows, each with its own matrix, or of two matrices whose K is divided
+//! into groups.
 //!
-//! How many rows a group has is known on the device only: a launch has as many blocks as any division of the rows may
-//! need, and those that find no rows end. Halves in layouts that are copied 16 bytes at a time go by tensor cores,
-//! everything else by the kernel of products of any layout.
+//! The number of rows of a group is known only on the device. A launch therefore has as many blocks as any
+//! division of the rows may need; blocks without rows end at once. 16-bit floats in layouts that are copied
+//! 16 bytes at a time use tensor cores, everything else the kernel for products of any layout.
 
 use symmc_ir::DType;
 use symmc_runtime::exec::LocatedTensor;
@@ -14,19 +15,20 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{KernelLaunch, KernelParam};
 use crate::error::Result;
 
-/// Rows and columns of a tile of the kernel for any layout, and its threads.
+/// The rows and columns of a tile of the kernel for any layout, and its threads.
 const TILE: usize = 64;
 const THREADS: u32 = 256;
-/// By tensor cores: rows of a tile where groups have few rows or many, its columns, the K of a stage, threads.
+/// For tensor cores: the rows of a tile if groups have few rows or many, its columns, the K of a stage,
+/// threads.
 const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 64;
 const COLUMNS: usize = 128;
 const TILE_K: usize = 64;
 const TILE_THREADS: u32 = 128;
-/// Stages that are filled while one is read, at most and at least.
+/// The largest and the smallest number of stages that are filled while one is read.
 const STAGES: [usize; 2] = [3, 2];
 
-/// The kernel of a product, and its launch.
+/// The kernel of a product, and its launch parameters.
 struct GroupedKernel {
     call: String,
     rows: usize,
@@ -35,7 +37,7 @@ struct GroupedKernel {
     shared: usize,
 }
 
-/// The extents of a product of `m` rows by `n` columns, whose rows, or whose `k`, groups divide.
+/// The extents of a product of `m` rows by `n` columns, whose rows, or whose `k`, are divided into groups.
 #[derive(Clone, Copy)]
 struct GroupedSizes {
     m: usize,
@@ -67,18 +69,18 @@ impl GroupedSizes {
         if fits { Ok(e) } else { Err(mismatch_error("the result of grouped_matmul", shape, &result.shape)) }
     }
 
-    /// Tiles of so many rows that any division may need.
+    /// The number of tiles of `rows` rows that the worst division needs.
     fn tiles(self, rows: usize) -> usize {
         if self.divide_k {
             return self.groups * self.m.div_ceil(rows);
         }
-        // Each piece that has rows, the groups and what lies behind them, may have one tile that is not full.
+        // Each piece that has rows (the groups and the rest after them) may have one partial tile.
         let pieces = self.m.min(self.groups + 1);
         (self.m + pieces * (rows - 1)) / rows
     }
 }
 
-/// Operands: the rows, the matrices, the ends of the groups; or two matrices, and the ends.
+/// The operands are the rows, the matrices and the ends of the groups; or two matrices and the ends.
 pub(super) fn lower(
     operands: [&LocatedTensor; 3],
     result: &LocatedTensor,
@@ -130,7 +132,7 @@ pub(super) fn lower(
     Ok(vec![GpuCommand::Kernel(KernelLaunch { shared: config.shared as u32, ..kernel })])
 }
 
-/// Any layout and type.
+/// The kernel for any layout and type.
 fn any_layout_kernel(e: GroupedSizes) -> GroupedKernel {
     let tiles = e.n.div_ceil(TILE).max(1);
     let name = if e.divide_k { "grouped_terms" } else { "grouped_product" };
@@ -138,15 +140,15 @@ fn any_layout_kernel(e: GroupedSizes) -> GroupedKernel {
     GroupedKernel { call, rows: TILE, columns: TILE, threads: THREADS, shared: 0 }
 }
 
-/// Tensor cores, where both operands are halves that are copied 16 bytes at a time. Groups that divide K begin at any
-/// term, so there no line may have its terms side by side.
+/// The tensor core kernel, if both operands are 16-bit floats that can be copied 16 bytes at a time. Groups
+/// that divide K begin at any term, so the terms of a line must not be adjacent then.
 fn by_tensor_cores(
     [x, y]: [&LocatedTensor; 2],
     e: GroupedSizes,
     l: &KernelLowering<'_>,
 ) -> Option<GroupedKernel> {
     let eights = |stride: isize| stride > 0 && stride % 8 == 0;
-    // Whether the elements along the first or the second of two axes lie side by side, in whole pieces.
+    // Whether the elements along the first of two axes are adjacent, in whole pieces.
     let side_by_side =
         |[along, other]: [isize; 2], n: usize| along == 1 && eights(other) && n.is_multiple_of(8);
     let last = &y.strides[y.shape.len() - 2..];
@@ -167,9 +169,10 @@ fn by_tensor_cores(
     let stage = (rows + COLUMNS) * TILE_K * x.dtype.size();
     let stages = STAGES.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
     let tiles = e.n.div_ceil(COLUMNS).max(1);
-    let call = match e.divide_k {
-        true => format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>"),
-        false => format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>"),
+    let call = if e.divide_k {
+        format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>")
+    } else {
+        format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>")
     };
     Some(GroupedKernel { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
 }

@@ -1,10 +1,11 @@
-//! Attention that cuDNN may compute, beside the kernels that compute it otherwise.
+//! Attention that cuDNN can compute, together with the kernels that compute it otherwise.
 //!
-//! The library multiplies what a row does not see with 0, which is not 0 where a value is infinite or not a number, and
-//! gives rows that see nothing 0 / 0. Where something may be hidden, a kernel behind it looks at the result and computes
-//! those blocks again that such a number came into.
+//! The library multiplies hidden values by 0. The product is not 0 if a value is infinite or not a number.
+//! Rows that see nothing become 0 / 0. If something may be hidden, a kernel after the library call checks the
+//! result, and recomputes the blocks that such a value leaked into.
 //!
-//! What it takes as numbers only, [`numbers`](super::mask_bias) makes in front of it.
+//! Masks and bounds that the library takes only as numbers are converted before it by
+//! [`mask_bias`](super::mask_bias).
 
 use symmc_ir::DType;
 use symmc_runtime::exec::LocatedTensor;
@@ -17,49 +18,49 @@ use crate::device::launch::{DevicePtr, KernelLaunch};
 #[derive(Clone, PartialEq, Debug)]
 pub struct AttentionCandidates {
     pub attention: CudnnAttention,
-    /// The bytes of the workspace that are the library's.
+    /// The workspace bytes that the library may use.
     pub library_workspace_bytes: usize,
-    /// What is in front of it there.
+    /// The kernel before the library call, which writes the bias.
     pub numbers: Option<KernelLaunch>,
-    /// What is set before both are timed.
+    /// Memory that is filled before both forms are timed.
     pub filled: Vec<TimingFill>,
-    /// What follows it there.
+    /// The kernel after the library call.
     pub amend: Option<KernelLaunch>,
     /// The kernels that compute it without the library.
     pub kernels: Vec<KernelLaunch>,
 }
 
 impl AttentionCandidates {
-    /// What tells them apart, as far as a choice for them depends on it.
+    /// The properties that the choice depends on, as text.
     pub(crate) fn key(&self) -> String {
         let made = if self.numbers.is_some() { " with numbers in front" } else { "" };
         format!("{}{made}", self.attention.key())
     }
 }
 
-/// Memory that is set before kernels and the library are timed: so that all columns are seen.
+/// Memory that is filled before kernels and the library are timed, so that all columns are visible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimingFill {
     pub at: DevicePtr,
-    /// How long it is.
+    /// Its length in bytes.
     pub bytes: usize,
-    /// What each byte of it becomes.
+    /// The value of each of its bytes.
     pub byte: u8,
 }
 
-/// What an attention is but for where its operands lie.
+/// The form of an attention, without the locations of its operands.
 pub(super) struct AttentionForm {
     pub scale: f64,
     pub cap: Option<f64>,
     pub band: VisibleBand,
-    /// The keys that exist.
+    /// The number of keys.
     pub keys: usize,
 }
 
-/// The most elements of a head that the library is asked for.
+/// The largest number of elements of a head for which the library is used.
 const MOST_ELEMENTS: usize = 256;
 
-/// What an attention reads and writes besides its mask.
+/// The operands and results of an attention, except its mask.
 #[derive(Clone, Copy)]
 pub(super) struct AttentionTensors<'a> {
     pub q: &'a LocatedTensor,
@@ -67,7 +68,7 @@ pub(super) struct AttentionTensors<'a> {
     pub v: &'a LocatedTensor,
     pub r: &'a LocatedTensor,
     pub sums: Option<&'a LocatedTensor>,
-    /// For the gradients: that of the result, those of queries, keys and values, and memory for a number for each row.
+    /// For the gradients: those of the result, queries, keys and values, and memory for one number per row.
     pub gradients: Option<([&'a LocatedTensor; 4], DevicePtr)>,
 }
 
@@ -77,8 +78,8 @@ pub(super) struct PlacedMask<'a> {
     pub mask: &'a LocatedTensor,
 }
 
-/// The attention as the library takes it, if it does: bf16 or f16, in rows without gaps at multiples of 16 bytes, with a mask
-/// of floats or none. `at` gives addresses.
+/// The attention in the library's form, if the library supports it: bf16 or f16, in rows without gaps at
+/// multiples of 16 bytes, with a mask of floats or none. `at` returns addresses.
 pub(super) fn attention(
     form: &AttentionForm,
     tensors: &AttentionTensors<'_>,
@@ -99,7 +100,7 @@ pub(super) fn attention(
     let mut scores = q.shape.to_vec();
     scores[rank - 1] = k.shape[rank - 2];
     let mask_strides = mask.map(|PlacedMask { mask: m, .. }| broadcast(&scores, &m.shape, &m.strides));
-    // Leading axes are one.
+    // Leading axes must form one axis.
     let mut batch = q.shape[..rank - 3].to_vec();
     let outer = |strides: &[isize]| Strides::from_slice(&strides[..rank - 3]);
     let of = gradients.iter().flat_map(|(all, _)| all.iter().copied());
@@ -129,7 +130,7 @@ pub(super) fn attention(
     let sums = match sums {
         None => None,
         Some(x) => {
-            // An axis of one element is behind the rows.
+            // An axis of one element follows the rows.
             let axis = |a: usize| IterationAxis { n: x.shape[a], stride: x.strides[a] };
             let axes = [IterationAxis { n: batch, stride: along(4) }, axis(rank - 3), axis(rank - 2)];
             Some(log_sum_exp_tensor(at(x), axes)?)
@@ -172,9 +173,9 @@ fn log_sum_exp_tensor(at: DevicePtr, axes: [IterationAxis; 3]) -> Option<Attenti
     strides.iter().all(|s| *s > 0).then_some(AttentionTensor { at, strides })
 }
 
-/// An operand of these outer axes with `n` elements side by side.
+/// An operand with these outer axes and `n` adjacent elements.
 fn tensor(at: DevicePtr, axes: [IterationAxis; 3], n: usize, step: isize) -> Option<AttentionTensor> {
-    // The distance along an axis of one is no distance.
+    // The stride of an axis of one element has no meaning.
     let whole = axes.iter().map(|a| a.n as i64).product::<i64>() * n as i64;
     let stride = |a: IterationAxis| if a.n == 1 { whole } else { a.stride as i64 };
     let strides = axes.map(stride);
@@ -192,8 +193,8 @@ fn bias(
     if dtype != of && dtype != DType::F32 || strides[3] != 1 || strides.iter().any(|&s| s < 0) {
         return None;
     }
-    let one = |i: usize| if strides[i] == 0 { 1 } else { extents[i] as i64 };
-    let extents = [one(0), one(1), one(2), one(3)];
+    let extent = |i: usize| if strides[i] == 0 { 1 } else { extents[i] as i64 };
+    let extents = [extent(0), extent(1), extent(2), extent(3)];
     let dense = extents.iter().product::<i64>();
     let strides = [0, 1, 2, 3].map(|i| if extents[i] == 1 { dense } else { strides[i] as i64 });
     Some(AttentionBias { at, dtype, extents, strides: [strides[0], strides[1], strides[2], 1] })

@@ -1,4 +1,4 @@
-//! What lowering steps takes and adds to.
+//! The inputs and outputs of lowering.
 
 use symmc_ir::Op;
 use symmc_ir::text::op_name;
@@ -11,10 +11,10 @@ use crate::codegen::compile::KernelSource;
 use crate::device::launch::DevicePtr;
 use crate::error::{CudaError, Result};
 
-/// An operation to be lowered: that of a step, or one of those of a dispatch.
+/// An operation to be lowered: that of a step, or one of a dispatch.
 #[derive(Clone, Copy, Debug)]
 pub struct BoundOperation<'a> {
-    /// The number of the step in the list.
+    /// The index of the step in the list.
     pub index: usize,
     /// The op; the dims of its attributes are numbers.
     pub op: &'a Op,
@@ -22,18 +22,18 @@ pub struct BoundOperation<'a> {
     pub results: &'a [LocatedTensor],
 }
 
-/// What lowering steps of one program needs and adds to.
+/// The state of lowering the steps of one program.
 pub struct KernelLowering<'a> {
     at: &'a dyn Fn(&LocatedTensor) -> DevicePtr,
     pub source: KernelSource,
-    /// Where data can be out of range.
+    /// The places where data can be out of range.
     pub assertions: DeviceAssertions,
     pub(super) step: usize,
     pub machine: KernelTarget,
 }
 
 impl<'a> KernelLowering<'a> {
-    /// Nothing is lowered yet; `at` gives addresses.
+    /// An empty state; `at` returns addresses.
     pub fn new(at: &'a dyn Fn(&LocatedTensor) -> DevicePtr, machine: &KernelTarget) -> KernelLowering<'a> {
         KernelLowering {
             at,
@@ -44,7 +44,7 @@ impl<'a> KernelLowering<'a> {
         }
     }
 
-    /// Puts what all kernels rest on before them.
+    /// Adds the declarations that all kernels need.
     pub(super) fn preludes(&mut self) {
         self.source.prelude(text::PTX);
         self.source.prelude(text::BASE);
@@ -71,7 +71,7 @@ impl<'a> KernelLowering<'a> {
         self.assertion(AssertedFault::Divisor)
     }
 
-    /// The workspace, if it has this many bytes.
+    /// The workspace, if it has at least this many bytes.
     pub(super) fn workspace_for(&self, what: &str, bytes: usize) -> Result<DevicePtr> {
         let found = self.machine.workspace_bytes;
         if bytes <= found {
@@ -93,7 +93,7 @@ pub(super) fn mismatch_error(
     CudaError::Unsupported(format!("{what}: expected {expected:?}, found {found:?}"))
 }
 
-/// Checks that the slices that [`lower`] takes apart are long enough.
+/// Checks that the operand and result slices that [`lower`] destructures are long enough.
 pub(super) fn arity(op: &Op, operands: usize, results: usize) -> Result<()> {
     symmc_ir::infer::check_operand_and_result_counts(op, operands, results).map_err(|expected| {
         mismatch_error(op_name(op), expected, format!("{operands} operands and {results} results"))

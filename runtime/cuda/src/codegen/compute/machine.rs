@@ -1,4 +1,4 @@
-//! What compute steps are lowered for.
+//! The target of compute steps.
 
 use crate::codegen::compile;
 use crate::device::driver::{self, Device};
@@ -6,35 +6,36 @@ use crate::device::launch::Address;
 
 pub const STATUS_BYTES: usize = 16;
 
-/// Bytes of workspace that matrix products want; other steps say what they need ([`workspace`](super::workspace)).
+/// The workspace bytes that matrix products use. Other steps declare their own needs
+/// ([`workspace`](super::workspace)).
 pub const GEMM_WORKSPACE: usize = 32 << 20;
 
-/// The most shared memory that kernels have beside the dynamic one.
+/// The largest static shared memory of kernels.
 const STATIC_SHARED: usize = 2048;
 
 #[derive(Clone, Copy, Debug)]
 pub struct KernelTarget {
     pub multiprocessors: u32,
-    /// The peak bandwidth of its memory in GB/s; 0 where nobody knows.
+    /// The peak memory bandwidth in GB/s; 0 if unknown.
     pub bandwidth: u32,
-    /// A status word that the host reads: [`STATUS_BYTES`] of zeros at a multiple of 16.
+    /// A status word that the host reads: [`STATUS_BYTES`](super::STATUS_BYTES) of zeros at a multiple of 16.
     pub status: Address,
     /// Memory that one step at a time uses, at a multiple of 256.
     pub workspace: Address,
-    /// Its size: at least [`GEMM_WORKSPACE`] and [`workspace`](super::workspace) of every step.
+    /// Its size: at least [`GEMM_WORKSPACE`], and at least the [`workspace`](super::workspace) of every step.
     pub workspace_bytes: usize,
-    /// Bytes of dynamic shared memory that a block may have.
+    /// The largest dynamic shared memory of a block in bytes.
     pub shared: usize,
-    /// Whether there are warp-group MMA (WGMMA), TMA and clusters of blocks: compute capability 9.0, with a driver and a
-    /// compiler that know them.
+    /// Whether warp-group MMA (WGMMA), TMA and clusters of blocks are available: compute capability 9.0, with
+    /// a driver and a compiler that support them.
     pub wgmma: bool,
-    /// What steps write among the memory of inputs.
+    /// Whether steps write to the memory of inputs.
     pub inputs: InputUse,
     pub attention: AttentionBackend,
 }
 
 impl KernelTarget {
-    /// A GPU like those of the built-in profiles, without any memory.
+    /// A GPU like those of the built-in profiles, without memory.
     pub(crate) const PROFILE_GPU: KernelTarget = KernelTarget {
         multiprocessors: 132,
         bandwidth: 4917,
@@ -67,15 +68,15 @@ impl KernelTarget {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AttentionBackend {
     Kernels,
-    /// Generated kernels or cuDNN, as is chosen when a program is loaded.
+    /// Generated kernels or cuDNN; the choice is made when a program is loaded.
     Measured,
 }
 
-/// What the steps of a program do with the memory of its inputs.
+/// How the steps of a program use the memory of its inputs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InputUse {
-    /// They only read it, so a kernel may read it before the kernels in front of it have ended.
+    /// They only read it, so a kernel may read it before the previous kernels have ended.
     Read,
-    /// Some write to it.
+    /// Some steps write to it.
     Written,
 }

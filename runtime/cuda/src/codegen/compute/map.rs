@@ -1,9 +1,9 @@
-//! Kernels that compute each position of an iteration space by itself: the form of all element-wise ops, of
-//! copies and of gathers, alone or several in one.
+//! Kernels that compute each position of an iteration space independently: the form of all element-wise ops,
+//! of copies and of gathers, with one or several ops per kernel.
 //!
-//! A [`Map`] holds operands that are loaded, statements, and results that are stored. Values are stored
-//! elements, rounded to their dtype, so several ops in one kernel give the bits that they give one by one.
-//! A result may lie exactly on an operand: each thread loads all that it needs at its positions before it
+//! A [`MapKernel`] consists of loaded operands, statements, and stored results. Values are rounded to their
+//! dtype like stored elements, so several ops in one kernel give the same bits as separate ops. A result may
+//! be exactly in place of an operand: each thread loads everything that it needs at its positions before it
 //! stores there.
 
 use std::fmt::Write as _;
@@ -20,11 +20,11 @@ use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 const THREADS: usize = 256;
 const MOST_BLOCKS: usize = i32::MAX as usize;
 
-/// The number of a value within a map.
+/// The index of a value within a map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct MapValue(usize);
 
-/// A coordinate that data gives: `position along an axis × stride` is added to an offset.
+/// A coordinate from data: `position along an axis × stride` is added to an offset.
 struct IndexTerm {
     index: MapValue,
     extent: usize,
@@ -51,7 +51,7 @@ enum MapDefinition {
     Computed(&'static str, String),
 }
 
-/// A value as another generator writes it.
+/// A value as another generator emits it.
 pub(super) enum MapStatement<'a> {
     /// An operand of this type, with its offset in elements at the coordinates `c0`, `c1`, ….
     Load { kind: &'static str, place: String },
@@ -75,7 +75,7 @@ pub(super) struct MapKernel {
     shape: Vec<usize>,
     values: Vec<MapDefinition>,
     stores: Vec<MapStore>,
-    /// The assertion of divisions of integers by zero.
+    /// The assertion for divisions of integers by zero.
     divisor: Option<u32>,
 }
 
@@ -93,10 +93,10 @@ impl MapKernel {
         MapKernel { shape: shape.to_vec(), values: Vec::new(), stores: Vec::new(), divisor: None }
     }
 
-    /// An operand with these strides over the space. An equal one is loaded once.
+    /// An operand with these strides over the space. Equal operands are loaded once.
     pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> MapValue {
-        let same = |d: &MapDefinition| matches!(d, MapDefinition::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
-        if let Some(known) = self.values.iter().position(same) {
+        let is_same_load = |d: &MapDefinition| matches!(d, MapDefinition::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
+        if let Some(known) = self.values.iter().position(is_same_load) {
             return MapValue(known);
         }
         self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms: Vec::new() }))
@@ -123,12 +123,12 @@ impl MapKernel {
         self.stores.push(MapStore { at, strides, value });
     }
 
-    /// Divisions by zero in this map are reported as this assertion.
+    /// Divisions by zero in this map are reported with this assertion.
     pub fn set_divisor_assertion(&mut self, assertion: u32) {
         self.divisor = Some(assertion);
     }
 
-    /// Whether divisions are reported already.
+    /// Whether divisions by zero are already reported.
     pub fn has_divisor(&self) -> bool {
         self.divisor.is_some()
     }
@@ -137,7 +137,7 @@ impl MapKernel {
         format!("v{}", value.0)
     }
 
-    /// The number of a value in the order of [`statements`](Self::statements).
+    /// The index of a value in the order of [`statements`](Self::statements).
     pub fn index(value: MapValue) -> usize {
         value.0
     }
@@ -153,7 +153,8 @@ impl MapKernel {
         self.values.iter().map(statement).collect()
     }
 
-    /// What is stored: the type, the offset in elements at the coordinates `c0`, `c1`, …, and the number of the value.
+    /// The stores: the type, the offset in elements at the coordinates `c0`, `c1`, …, and the index of the
+    /// value.
     pub fn stores(&self) -> impl Iterator<Item = (&'static str, String, usize)> {
         self.stores.iter().map(|s| (self.kind(s.value), linear(&s.strides), s.value.0))
     }
@@ -162,7 +163,7 @@ impl MapKernel {
         self.stores.iter().map(|s| s.value)
     }
 
-    /// Statements that give the coordinates of the row with this number, which are all but the last.
+    /// Statements that compute the coordinates of the row with this number, which are all but the last.
     pub fn row_coordinates(&self, row: &str) -> String {
         let mut out = format!("    i64 t = {row};\n");
         for (axis, n) in self.shape.iter().enumerate().rev().skip(1) {
@@ -195,7 +196,7 @@ impl MapKernel {
         }
     }
 
-    /// Puts the axes into the order of the first result in memory and joins them.
+    /// Sorts the axes into the order of the first result in memory and joins them.
     fn collapse(&mut self) {
         if let Some(first) = self.stores.first() {
             let order = by_stride(&self.shape, &first.strides);
@@ -221,13 +222,12 @@ impl MapKernel {
         }
     }
 
-    /// The number of neighbours that one thread computes, so that each access to memory is one of up to 16
-    /// bytes.
+    /// The number of neighbours that one thread computes, so that each memory access has up to 16 bytes.
     fn width(&self) -> usize {
         self.access_width_where(|_| true)
     }
 
-    /// The same where only accesses with these strides along the last axis bound the number.
+    /// The same number, if only accesses with these strides along the last axis limit it.
     fn access_width_where(&self, bounds: impl Fn(isize) -> bool) -> usize {
         let last = self.shape.len() - 1;
         let operands = || {
@@ -260,12 +260,13 @@ impl MapKernel {
         width
     }
 
-    /// The most neighbours along the last axis that one thread can compute, and that divide it.
+    /// The largest number of neighbours along the last axis that one thread can compute and that divides the
+    /// axis.
     pub fn row_access_width(&self) -> usize {
         self.largest_dividing_width(self.width())
     }
 
-    /// The same where numbers of rows are loaded once for each row.
+    /// The same number, if values that are constant along a row are loaded once per row.
     pub fn row_access_width_with_scalars(&self) -> usize {
         self.largest_dividing_width(self.access_width_where(|stride| stride != 0))
     }
@@ -278,7 +279,8 @@ impl MapKernel {
         width
     }
 
-    /// A function of a row `at` and a column `k` that computes so many neighbours and gives their values to be computed with.
+    /// A function of a row `at` and a column `k` that computes `width` neighbours and returns their values in
+    /// the computed type.
     pub fn elements(&self, width: usize, value: MapValue, computed: &str) -> String {
         let mut out = format!("[&](i64 k, {computed} *c) {{\n        typedef i64 O;\n        i64 t = at;\n");
         let last = self.shape.len() - 1;
@@ -292,8 +294,8 @@ impl MapKernel {
         out
     }
 
-    /// What a kernel of products does at one position, if this map is over its `[m, n]`, with leading axes joined.
-    /// Values may be expressions of `sum`.
+    /// The epilogue of a product kernel at one position, if this map is over its `[m, n]`, with leading axes
+    /// joined. Values may be expressions of `sum`.
     pub fn epilogue(self, [m, n]: [usize; 2]) -> Option<ProductEpilogue> {
         let (&last, leading) = self.shape.split_last()?;
         if last != n
@@ -318,14 +320,16 @@ impl MapKernel {
             let _ = writeln!(body, "        const {kind} v{i} = {value};");
         }
         for (k, store) in self.stores.iter().enumerate() {
-            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let kind = self.kind(store.value);
+            let place = linear(&store.strides);
             let _ = writeln!(body, "        (({kind} *)q{k})[{place}] = v{};", store.value.0);
         }
-        let (declared, params) = (self.declared().collect(), self.addresses().collect());
+        let declared = self.declared().collect();
+        let params = self.addresses().collect();
         Some(ProductEpilogue { layouts: String::new(), declared, params, body })
     }
 
-    /// The parameters that hold addresses, as a kernel declares them, and their values.
+    /// The declarations of the address parameters; their values are [`addresses`](Self::addresses).
     pub fn declared(&self) -> impl Iterator<Item = String> {
         let loads = self.loads().map(|(i, _)| format!("const void *p{i}"));
         loads.chain((0..self.stores.len()).map(|k| format!("void *q{k}")))
@@ -335,7 +339,7 @@ impl MapKernel {
         self.loads().map(|(_, l)| l.at.into()).chain(self.stores.iter().map(|s| s.at.into()))
     }
 
-    /// The launch; none where there is no position.
+    /// The launch; `None` if there is no position.
     pub fn finish(mut self, what: &str, lowering: &mut KernelLowering<'_>) -> Option<GpuCommand> {
         if self.len() == 0 || self.stores.is_empty() {
             return None;
@@ -347,7 +351,8 @@ impl MapKernel {
         let text = self.text(width, vectors, total - vectors * width);
         lowering.preludes();
         let entry = lowering.source.function(what, text);
-        // One vector for each thread: blocks that follow one another keep more of the memory's bandwidth than blocks that stay.
+        // Each thread computes one vector. Many short blocks reach a higher memory bandwidth than persistent
+        // blocks.
         let blocks = vectors.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
         let mut params: Vec<KernelParam> = self.addresses().collect();
         if self.has_assertions() {
@@ -372,13 +377,14 @@ impl MapKernel {
             params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
         }
         let total: usize = self.shape.iter().product();
-        let far = |strides: &Strides, terms: &[IndexTerm]| {
+        let max_reach = |strides: &Strides, terms: &[IndexTerm]| {
             let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
             max_offset(&self.shape, strides) + by_data
         };
-        let farthest = self.loads().map(|(_, l)| far(&l.strides, &l.terms));
-        let farthest = farthest.chain(self.stores.iter().map(|s| far(&s.strides, &[]))).max().unwrap_or(0);
-        // A step of all threads beyond the last position must not wrap around.
+        let farthest = self.loads().map(|(_, l)| max_reach(&l.strides, &l.terms));
+        let farthest =
+            farthest.chain(self.stores.iter().map(|s| max_reach(&s.strides, &[]))).max().unwrap_or(0);
+        // The index must not wrap around when all threads step beyond the last position.
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };
         let mut out = format!(
@@ -419,7 +425,8 @@ impl MapKernel {
         self.emit_vector(out, width, "");
     }
 
-    /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` is done with the values of each.
+    /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` runs with the values of
+    /// each position.
     fn emit_vector(&self, out: &mut String, width: usize, each: &str) {
         let last = self.shape.len() - 1;
         let mut assertion = 0;
@@ -452,7 +459,8 @@ impl MapKernel {
             let _ = writeln!(out, "        if (bad) report(status, assertion{assertion}, 0);");
         }
         for (k, store) in self.stores.iter().enumerate() {
-            let (kind, place) = (self.kind(store.value), linear(&store.strides));
+            let kind = self.kind(store.value);
+            let place = linear(&store.strides);
             let _ = writeln!(out, "        write<{kind}, {width}>(({kind} *)q{k} + ({place}), r{k});");
         }
     }

@@ -1,7 +1,9 @@
-//! Numbers for the library in place of what it does not take: 0 where a column is seen, minus infinity where not.
+//! A bias for the library in place of unsupported masks and bounds: 0 for visible columns, minus infinity for
+//! hidden ones.
 //!
-//! They stand for a mask of bools, and for bounds by data that are the same for all rows and heads of a sequence, as
-//! lengths and padding in front are. A kernel in front of the library makes them, at the end of the workspace.
+//! The bias replaces a mask of bools, and bounds by data that are the same for all rows and heads of a
+//! sequence, such as lengths and leading padding. A kernel before the library call writes it at the end of
+//! the workspace.
 
 use symmc_ir::attention::{AttentionBound, AttentionOperands};
 use symmc_ir::{BoundSide, DType};
@@ -15,18 +17,18 @@ use super::space::{HeadRows, IterationAxis, broadcast};
 use super::text::{self, offset_function, stored_type};
 use crate::device::launch::{DevicePtr, KernelLaunch};
 
-/// The most bytes that they may take.
+/// The largest size of a bias in bytes.
 const MAX_BIAS_BYTES: usize = 32 << 20;
 
 const THREADS: usize = 256;
 
-/// Whether an attention has something that the library takes as numbers only.
+/// Whether an attention has a mask or bounds that the library takes only as numbers.
 pub(super) fn needs_bias(o: &AttentionOperands<'_, LocatedTensor>, bounds: &[AttentionBound]) -> bool {
     o.mask.is_some_and(|m| m.dtype == DType::Bool) || bounds.iter().any(|b| b.operand)
 }
 
-/// The numbers of an attention, `[.., heads or 1, rows or 1, columns]` in rows at multiples of 16 bytes; none where they
-/// cannot say what the mask and the bounds by data do, or are too many. Where they lie is for the caller to say.
+/// The layout of the bias, `[.., heads or 1, rows or 1, columns]` in rows at multiples of 16 bytes. `None` if
+/// a bias cannot express the mask and the bounds by data, or is too large. The caller determines its place.
 pub(super) fn bias_layout(
     o: &AttentionOperands<'_, LocatedTensor>,
     bounds: &[AttentionBound],
@@ -35,12 +37,12 @@ pub(super) fn bias_layout(
     let rank = o.q.shape.len();
     let batch = o.q.shape.get(..rank.checked_sub(3)?)?;
     let by_data = || bounds.iter().filter(|b| b.operand);
-    // Behind the batch, an operand of a bound has one element.
-    let alike = |p: &LocatedTensor| p.shape.iter().rev().take(3).all(|&n| n == 1);
+    // After the batch axes, an operand of a bound has one element.
+    let is_per_sequence = |p: &LocatedTensor| p.shape.iter().rev().take(3).all(|&n| n == 1);
     let fits = o.q.dtype.size() == 2
         && o.mask.is_none_or(|m| m.dtype == DType::Bool && m.shape.len() <= rank)
         && by_data().all(|b| !b.row)
-        && o.positions.iter().all(alike);
+        && o.positions.iter().all(is_per_sequence);
     if !fits {
         return None;
     }
@@ -64,29 +66,29 @@ pub(super) fn bias_layout(
     (1..=most).contains(&stride).then_some(numbers)
 }
 
-/// How many there are, those between rows included.
+/// The number of elements, including the gaps between rows.
 fn element_count(numbers: &LocatedTensor) -> usize {
     let rows: usize = numbers.shape.iter().rev().skip(1).product();
     rows * pitch(numbers)
 }
 
-/// From a row to the next.
+/// The distance from one row to the next, in elements.
 fn pitch(numbers: &LocatedTensor) -> usize {
     numbers.shape.last().map_or(0, |columns| columns.next_multiple_of(8))
 }
 
-/// The bytes that they take at the end of the workspace.
+/// Its size at the end of the workspace in bytes.
 pub(super) fn bytes(numbers: &LocatedTensor) -> usize {
     (element_count(numbers) * numbers.dtype.size()).next_multiple_of(256)
 }
 
-/// Where they lie, and how much of the workspace is in front of them.
+/// Its address, and the size of the workspace before it.
 pub(super) fn place_bias(numbers: &LocatedTensor, machine: &KernelTarget) -> Option<(DevicePtr, usize)> {
     let room = (machine.workspace_bytes & !255).checked_sub(bytes(numbers))?;
     Some((DevicePtr::from(machine.workspace) + room as u64, room))
 }
 
-/// The kernel that makes them at an address. `limits` are those of the bounds by data.
+/// The kernel that writes it at an address. `limits` are the bounds by data.
 pub(super) fn kernel(
     o: &AttentionOperands<'_, LocatedTensor>,
     limits: &[(&AttentionBound, i64)],
@@ -121,7 +123,9 @@ pub(super) fn kernel(
     let names: Vec<String> = (0..positions.len()).map(|i| format!("b{i}")).collect();
     let parameters: String = names.iter().map(|b| format!(", const void *{b}")).collect();
     let given = if names.is_empty() { "0".into() } else { names.join(", ") };
-    let (element, pitch, count) = (stored_type(numbers.dtype), pitch(numbers), element_count(numbers));
+    let element = stored_type(numbers.dtype);
+    let pitch = pitch(numbers);
+    let count = element_count(numbers);
     let text = format!(
         "namespace sc {{ struct @_L {{\n{layout}}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({THREADS}) @(const void *mask, void *numbers{parameters}) {{\n    \
@@ -140,7 +144,7 @@ pub(super) fn kernel(
     KernelLaunch::flat(entry, count.div_ceil(THREADS), THREADS, params)
 }
 
-/// What a mask of bools and the operands of bounds hold where all columns are seen.
+/// The fills that make all columns visible in a mask of bools and in the operands of bounds.
 pub(super) fn timing_fills(
     o: &AttentionOperands<'_, LocatedTensor>,
     limits: &[(&AttentionBound, i64)],
@@ -180,7 +184,7 @@ mod tests {
         }
     }
 
-    /// The shape of the numbers for attention of two sequences with eight heads, 30 rows and 41 columns.
+    /// The shape of the bias for attention of two sequences with eight heads, 30 rows and 41 columns.
     fn numbers(mask: Option<LocatedTensor>, bounds: &[(bool, &[usize])]) -> Option<Vec<usize>> {
         let [q, k] = [30, 41].map(|n| located(DType::BF16, &[2, 8, n, 64]));
         let bound = |(row, _): &(bool, &[usize])| AttentionBound {
@@ -209,7 +213,7 @@ mod tests {
         assert_eq!(numbers(None, &[lengths, (false, &[])]), Some(vec![2, 1, 1, 41]));
         assert_eq!(numbers(mask(DType::Bool, &[30, 41]), &[]), Some(vec![1, 1, 30, 41]));
         assert_eq!(numbers(mask(DType::Bool, &[8, 1, 1]), &[lengths]), Some(vec![2, 8, 1, 41]));
-        // A limit for each row, positions of rows, and numbers that a mask has already.
+        // A limit per row, positions of rows, and a mask that is already numeric.
         assert_eq!(numbers(None, &[(true, &[2, 1, 1, 1])]), None);
         assert_eq!(numbers(None, &[(false, &[30, 1])]), None);
         assert_eq!(numbers(mask(DType::BF16, &[30, 41]), &[lengths]), None);

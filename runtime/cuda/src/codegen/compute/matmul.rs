@@ -1,8 +1,8 @@
-//! Matrix products: which way each takes.
+//! Matrix products: the choice of kernel or library for each.
 //!
-//! Floats whose matrices have a unit stride go to cuBLASLt ([`Gemm`]), as one product where the leading
-//! axes join into one stride; few rows (skinny GEMM, GEMV) go to a kernel that reads the right matrix once. Integers
-//! and other layouts go to a generated kernel that reads any strides.
+//! Floats whose matrices have a unit stride use cuBLASLt ([`Gemm`]), as one product if the leading axes join
+//! into one stride. Few rows (skinny GEMM, GEMV) use a kernel that reads the right matrix once. Integers and
+//! other layouts use a generated kernel that supports any strides.
 
 use smallvec::SmallVec;
 use symmc_ir::DType;
@@ -17,15 +17,15 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::Result;
 
-/// The most products of the library that one step becomes.
+/// The largest number of library products for one step.
 const MOST_PRODUCTS: usize = 64;
-/// Rows and columns of the tile that a block of the generated kernel computes.
+/// The rows and columns of the tile that a block of the generated kernel computes.
 const TILE: usize = 64;
 
 #[derive(Clone)]
 struct ProductOperand {
     at: DevicePtr,
-    /// Rows and columns.
+    /// The rows and the columns.
     matrix: [IterationAxis; 2],
     batch: Strides,
 }
@@ -66,7 +66,7 @@ pub(super) fn lower(
     Ok(vec![tiled(&p, l)])
 }
 
-/// The product as one of the library, if it is one, with rows of the result as its rows.
+/// The product as a single library product, if possible, with the same rows as the result.
 pub(super) fn single_library_product(
     x: &LocatedTensor,
     y: &LocatedTensor,
@@ -91,10 +91,10 @@ fn product(
 ) -> Result<BatchedProduct> {
     let rank = result.shape.len();
     let shapes = || (x.shape.clone(), y.shape.clone(), result.shape.clone());
-    let bad = || mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
+    let shape_error = || mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
     let (xr, yr) = (x.shape.len(), y.shape.len());
     if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
-        return Err(bad());
+        return Err(shape_error());
     }
     let fits = x.shape[xr - 1] == y.shape[yr - 2]
         && result.shape[rank - 2] == x.shape[xr - 2]
@@ -102,10 +102,10 @@ fn product(
         && xr <= rank
         && yr <= rank;
     if !fits {
-        return Err(bad());
+        return Err(shape_error());
     }
     let batch = result.shape[..rank - 2].to_vec();
-    let side = |v: &LocatedTensor| {
+    let operand = |v: &LocatedTensor| {
         let outer = v.shape.len() - 2;
         let axis = |a: usize| IterationAxis { n: v.shape[a], stride: v.strides[a] };
         ProductOperand {
@@ -114,13 +114,13 @@ fn product(
             batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
         }
     };
-    let (a, b, c) = (side(x), side(y), side(result));
+    let (a, b, c) = (operand(x), operand(y), operand(result));
     let mut out = BatchedProduct { dtype: x.dtype, batch, a, b, c };
     collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
     Ok(out)
 }
 
-/// A batch of products with one right matrix is one product where rows of the batch lie at one stride.
+/// A batch of products with one right matrix is one product if the rows of the batch have one stride.
 fn fold(p: &mut BatchedProduct) {
     while let Some(&n) = p.batch.last() {
         let last = p.batch.len() - 1;
@@ -142,7 +142,7 @@ fn fold(p: &mut BatchedProduct) {
     }
 }
 
-/// The order of a matrix that the library can read.
+/// The order of a matrix, if the library can read it.
 fn order(matrix: &[IterationAxis; 2]) -> Option<(MatrixOrder, usize)> {
     let [rows, columns] = *matrix;
     let step = |fast: IterationAxis, slow: IterationAxis| {
@@ -156,11 +156,12 @@ fn order(matrix: &[IterationAxis; 2]) -> Option<(MatrixOrder, usize)> {
     step(rows, columns).map(|step| (MatrixOrder::Columns, step))
 }
 
-/// The product as products of the library; none if it cannot read a layout or would be called too often.
+/// The product as library products; `None` if the library cannot read a layout, or there would be too many
+/// calls.
 fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let (mut a, mut b, mut c) = (p.a.clone(), p.b.clone(), p.c.clone());
     if order(&c.matrix)?.0 == MatrixOrder::Columns {
-        // The transpose of the result is the product of the transposes in turn.
+        // The transpose of the result is the product of the transposes in reverse order.
         std::mem::swap(&mut a, &mut b);
         [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
     }
@@ -186,7 +187,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         return None;
     }
     let size = p.dtype.size() as i64;
-    let one = |mut index: usize| {
+    let gemm_of_batch = |mut index: usize| {
         let mut gemm = whole;
         for axis in (0..outer.len()).rev() {
             let i = (index % outer[axis]) as i64;
@@ -197,7 +198,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         }
         gemm
     };
-    Some((0..count).map(one).collect())
+    Some((0..count).map(gemm_of_batch).collect())
 }
 
 fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
@@ -229,7 +230,7 @@ fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::PRODUCT);
     let entry = l.source.function("product", out);
-    // The batch is in x, where a grid has the most blocks.
+    // The batch is in x, the grid axis with the largest limit.
     let blocks = tiles * m.n.div_ceil(TILE) * batch;
     let params = vec![p.a.at.into(), p.b.at.into(), p.c.at.into()];
     GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params))

@@ -1,18 +1,19 @@
 //! Compute steps on a device.
 //!
 //! ```text
-//! Op, Located ──lower──► Command: launches of generated kernels, matrix products, copies
+//! Op, LocatedTensor ──lower──► GpuCommand: launches of generated kernels, matrix products, copies
 //! ```
 //!
 //! Semantics are those of [`symmc_ir::Op`], as on the host: floats are computed in f32 (f64 for f64) and
-//! rounded once. Extents, strides and constants stand in the generated text; addresses are parameters, so
-//! equal steps share a function. Where a result may lie on an operand is as in
-//! [`symmc_runtime::kernels`]: exactly on it, for element-wise ops, softmax, norms and cumulative sums, and on
-//! the first operand of a scatter or a rotary embedding.
+//! rounded once. Extents, strides and constants are part of the generated text; addresses are parameters, so
+//! equal steps share a function. A result may be in place of an operand under the rules of
+//! [`symmc_runtime::kernels`]: exactly in place, for element-wise ops, softmax, norms and cumulative sums,
+//! and in place of the first operand of a scatter or a rotary embedding.
 //!
-//! Data that is out of range touches no foreign memory, and is reported ([`DeviceAssertions`]).
+//! Out-of-range data never causes an access to foreign memory, and is reported ([`DeviceAssertions`]).
 //!
-//! Not here: collectives, custom and opaque ops, and shards, which are copies once a program is bound on its rank.
+//! Not here: collectives, custom and opaque ops, and shards, which are copies after a program is bound on its
+//! rank.
 
 mod assertions;
 mod attention;
@@ -52,7 +53,7 @@ use self::lowering::{arity, mismatch_error, no_kernel};
 pub use self::machine::{AttentionBackend, GEMM_WORKSPACE, InputUse, KernelTarget, STATUS_BYTES};
 use crate::codegen::command::Commands;
 
-/// What a step does on the device. Fails if the op has no kernel, or its operands do not fit it.
+/// Lowers a step. Fails if the op has no kernel, or its operands do not fit it.
 pub fn lower(step: &BoundOperation<'_>, l: &mut KernelLowering<'_>) -> Commands {
     l.step = step.index;
     lower_op(step.op, step.operands, step.results, l)
@@ -109,11 +110,12 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
     }
 }
 
-/// The results of an op whose results are permuted, with their axes as that op has them.
+/// The results of an op whose results are permuted, with their axes in the op's own order.
 fn unpermuted(op: &Op, perm: &[usize], results: &[LocatedTensor]) -> Option<Vec<LocatedTensor>> {
     let count = op.permuted_results();
-    let one = |(i, r): (usize, &LocatedTensor)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
-    results.iter().enumerate().map(one).collect()
+    let unpermute_result =
+        |(i, r): (usize, &LocatedTensor)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
+    results.iter().enumerate().map(unpermute_result).collect()
 }
 
 pub fn workspace(

@@ -1,4 +1,4 @@
-//! Ops that move elements: copies, concat, pad, and gathers at positions that are data.
+//! Ops that move elements: copies, concat, pad, and gathers at positions from data.
 
 use std::collections::HashMap;
 
@@ -35,7 +35,7 @@ impl StridedRegion {
         StridedRegion { at, shape: shape.to_vec(), strides: dense(shape) }
     }
 
-    /// `n` positions from `start` on along an axis.
+    /// Restricts an axis to `n` positions from `start` on.
     fn narrow(&mut self, axis: usize, start: usize, n: usize, size: usize) {
         self.shape[axis] = n;
         self.at = self.at.offset_by((self.strides[axis] * start as isize * size as isize) as i64);
@@ -49,14 +49,15 @@ impl StridedRegion {
     }
 }
 
-/// Whether the elements of a part lie where another of the same shape has them, or there are none.
+/// Whether the elements of a region are in the same place as those of another of the same shape, or there are
+/// none.
 fn is_in_place(from: &StridedRegion, to: &StridedRegion) -> bool {
-    let same = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
-    to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same)
+    let same_stride = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
+    to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same_stride)
 }
 
-/// The elements of one part, in row-major order, to another of the same shape; nothing where they lie
-/// there already.
+/// Copies the elements of one region, in row-major order, to another of the same shape; no work if they are
+/// in place.
 fn transfer(
     from: &StridedRegion,
     to: &StridedRegion,
@@ -76,14 +77,14 @@ fn transfer(
     map.finish("copy", l)
 }
 
-/// The bytes of a part that is copied as one run of memory, without a kernel.
+/// The bytes of a region that is copied as one run of memory, without a kernel.
 fn contiguous_bytes(from: &StridedRegion, to: &StridedRegion, size: usize) -> Option<usize> {
     let bytes = to.shape.iter().product::<usize>() * size;
     (from.is_dense() && to.is_dense() && bytes as u64 >= MIN_SEPARATE_COPY_BYTES).then_some(bytes)
 }
 
-/// The elements of parts to others of the same shape, by one kernel for up to [`PARTS_OF_KERNEL`] parts of one shape. The parts that
-/// are read lie apart from those that are written.
+/// Copies regions to others of the same shape, with one kernel for up to [`PARTS_OF_KERNEL`] regions of one
+/// shape. Sources and destinations do not overlap.
 fn transfer_all(
     parts: Vec<(StridedRegion, StridedRegion)>,
     kind: &'static str,
@@ -114,14 +115,15 @@ fn transfer_all(
     out
 }
 
-/// The elements of `x` in row-major order under the shape of the result.
+/// Copies the elements of `x` in row-major order to the shape of the result.
 pub(super) fn copy(x: &LocatedTensor, result: &LocatedTensor, l: &mut KernelLowering<'_>) -> Commands {
     let n: usize = x.shape.iter().product();
     if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
         return Err(mismatch_error("the result of a copy", &x.shape, &result.shape));
     }
     let (from, to) = (StridedRegion::from_value(x, l), StridedRegion::from_value(result, l));
-    let (kind, size) = (moved_type(x.dtype), x.dtype.size());
+    let kind = moved_type(x.dtype);
+    let size = x.dtype.size();
     let work = if x.shape == result.shape {
         vec![transfer(&from, &to, kind, size, l)]
     } else if to.is_dense() {
@@ -136,7 +138,7 @@ pub(super) fn copy(x: &LocatedTensor, result: &LocatedTensor, l: &mut KernelLowe
     Ok(work.into_iter().flatten().collect())
 }
 
-/// All operands one after another along `axis`. One that lies in its place already is not moved.
+/// Concatenates all operands along `axis`. An operand that is already in place is not moved.
 pub(super) fn concat(
     axis: usize,
     operands: &[LocatedTensor],
@@ -144,7 +146,8 @@ pub(super) fn concat(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     let whole = StridedRegion::from_value(result, l);
-    let (mut start, mut parts) = (0, Vec::with_capacity(operands.len()));
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(operands.len());
     for x in operands {
         let rank = result.shape.len();
         let fits = axis < rank
@@ -163,7 +166,7 @@ pub(super) fn concat(
     Ok(transfer_all(parts, moved_type(result.dtype), result.dtype.size(), l))
 }
 
-/// `x` between elements of `value`.
+/// Pads `x` with `value`.
 pub(super) fn pad(
     low: &[Dim],
     value: Scalar,
@@ -207,13 +210,13 @@ pub(super) fn common_shape(indices: &[LocatedTensor]) -> Vec<usize> {
     out
 }
 
-/// Strides over `[before, at, rest]`, zero elsewhere than on `at`.
+/// Strides over `[before, at, rest]`, with zeros outside of `at`.
 fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
     let zeros = |n| std::iter::repeat_n(0, n);
     zeros(before).chain(strides).chain(zeros(rest)).collect()
 }
 
-/// `x` at the indices, which stand for its axes from `axis` on. Operands: `x`, then the indices.
+/// Reads `x` at the indices, which replace its axes from `axis` on. Operands: `x`, then the indices.
 pub(super) fn index(
     axis: usize,
     operands: &[LocatedTensor],
@@ -244,7 +247,7 @@ pub(super) fn index(
     finish_gather(map, x, own, terms, result, l)
 }
 
-/// `x` with the coordinate on `axis` replaced by the index. Operands: `x`, the index.
+/// Reads `x` with the coordinate on `axis` replaced by the index. Operands: `x`, the index.
 pub(super) fn gather(
     axis: usize,
     operands: &[LocatedTensor],

@@ -1,9 +1,11 @@
-//! Skinny GEMMs with the element-wise steps that alone read their results as the epilogue, in one kernel.
+//! Skinny GEMMs with the element-wise steps that are the only readers of their results as the epilogue, in
+//! one kernel.
 //!
-//! The products of one left matrix stand side by side, then comes the epilogue on the sums of a position, each value
-//! rounded to its dtype as if it had been stored. A product of which they read columns side by side, as halves of one
-//! weight are, counts as several. So the bits are those of single steps with the same sums; products that the library
-//! or split-K would do by themselves may be added up in another order here.
+//! The products of one left matrix are computed side by side. The epilogue then uses the sums of a position;
+//! each value is rounded to its dtype as if it had been stored. If the epilogue reads several column ranges
+//! of a product side by side, such as the halves of one weight, the product counts as several. The bits are
+//! those of separate steps with the same sums. Products that the library or split-K would compute as separate
+//! steps may be summed in another order here.
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
@@ -20,14 +22,14 @@ use crate::error::Result;
 
 /// Columns of a product that are read element by element.
 struct ProductColumns {
-    /// Those of the right matrix.
+    /// The columns of the right matrix.
     right: LocatedTensor,
-    /// Where they would be stored.
+    /// The destination, if they were stored.
     result: LocatedTensor,
 }
 
-/// The columns of a product that `readers` read at the positions of `shape`, each once, in ascending order: all of
-/// them, or as many as `shape` has.
+/// The column ranges of a product that `readers` read at the positions of `shape`, each once, in ascending
+/// order: all columns, or as many as `shape` has.
 fn read_columns<'a>(
     operands: &[LocatedTensor],
     result: &LocatedTensor,
@@ -63,7 +65,7 @@ fn read_columns<'a>(
     firsts.into_iter().map(cut).collect()
 }
 
-/// The first of the columns of a matrix, stored row by row, that `x` is at the positions of `shape`. Leading axes are rows.
+/// The first column of a row-major matrix that `x` reads at the positions of `shape`. Leading axes are rows.
 fn first_column(matrix: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> Option<usize> {
     let ((&columns, rows), (&n, m)) = (matrix.shape.split_last()?, shape.split_last()?);
     let bytes = x.offset.checked_sub(matrix.offset)?;
@@ -78,7 +80,7 @@ fn first_column(matrix: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> O
     fits.then_some(first)
 }
 
-/// The kernel of products and element-wise steps; `None` where their layouts do not allow one.
+/// The kernel of products and element-wise steps; `None` if their layouts do not allow one.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
     let maps: SmallVec<[BoundOperation<'_>; 8]> =
         steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();

@@ -1,7 +1,7 @@
 //! Rotary position embeddings, several of them as one kernel.
 //!
-//! Queries and keys are turned one after the other, by the same cosines: each alone fills few multiprocessors, and both
-//! are one launch, in which each has blocks of its own ([`lower_together`]).
+//! Queries and keys have consecutive embeddings with the same cosines. Each alone occupies few
+//! multiprocessors, so both share one launch, with separate blocks for each ([`lower_together`]).
 
 use std::fmt::Write as _;
 
@@ -17,7 +17,7 @@ use crate::error::Result;
 
 const THREADS: usize = 256;
 
-/// The rows of one operand: where they lie, and the distance of neighbours within.
+/// The rows of one operand: their location, and the distance of neighbours within a row.
 struct RotaryRows {
     at: DevicePtr,
     size: usize,
@@ -36,12 +36,14 @@ impl RotaryRows {
 
     /// Whether accesses to `width` neighbours are aligned.
     fn allows(&self, width: usize) -> bool {
-        let whole = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
-        self.step == 1 && self.at.is_multiple_of((width * self.size) as u64) && self.row.iter().all(whole)
+        let is_multiple = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
+        self.step == 1
+            && self.at.is_multiple_of((width * self.size) as u64)
+            && self.row.iter().all(is_multiple)
     }
 }
 
-/// The part of a kernel that does one step.
+/// The part of a kernel that computes one step.
 struct RotaryPart {
     layout: String,
     blocks: usize,
@@ -59,7 +61,7 @@ pub(super) fn lower(
     Ok(part.map(|p| launch(&[p], l)).into_iter().collect())
 }
 
-/// What steps do on the device, as one kernel.
+/// Lowers steps to one kernel.
 pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
     let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
@@ -73,7 +75,7 @@ pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) 
     Ok(if parts.is_empty() { Vec::new() } else { vec![launch(&parts, l)] })
 }
 
-/// The part of a kernel for one step, under the number that its layout has there; none where there are no rows.
+/// The part of a kernel for one step, with the number of its layout; `None` if there are no rows.
 fn rotary_part(
     width: usize,
     interleaved: bool,
@@ -139,17 +141,17 @@ fn check_operands(width: usize, operands: &[LocatedTensor], result: &LocatedTens
     }
 }
 
-/// A rotary embedding in the epilogue of the product whose columns it turns.
+/// A rotary embedding in the epilogue of the product whose columns it rotates.
 pub(super) struct RotaryEpilogue {
-    /// Under the number of the product, what stands in front of the kernel.
+    /// The text before the kernel, with the number of the product.
     pub layout: String,
-    /// How far apart the columns of a pair are.
+    /// The distance between the columns of a pair.
     pub half: usize,
-    /// Cosines, sines and the result.
+    /// The cosines, the sines and the result.
     pub params: [DevicePtr; 3],
 }
 
-/// The rotary embedding that turns what a product gives, head by head; `None` where it turns something else.
+/// The rotary embedding of a product's result, head by head; `None` if it rotates another value.
 pub(super) fn rotary_epilogue(
     step: &BoundOperation<'_>,
     product: &LocatedTensor,
@@ -184,8 +186,8 @@ pub(super) fn rotary_epilogue(
     Ok(Some(RotaryEpilogue { layout, half, params: [cos, sin, r].map(|v| l.address_of(v)) }))
 }
 
-/// Which leading axes of `x` are rows of a matrix and which are heads, so many of its columns side by side, both in the order of
-/// the matrix; `None` where `x` is not all of it.
+/// The leading axes of `x` that are rows of a matrix, and those that are heads (ranges of adjacent columns),
+/// both in the order of the matrix; `None` if `x` is not all of the matrix.
 fn row_and_head_axes(x: &LocatedTensor, matrix: &LocatedTensor) -> Option<[Vec<usize>; 2]> {
     let (&head, lead) = x.shape.split_last()?;
     let (&columns, rows) = matrix.shape.split_last()?;
@@ -220,7 +222,8 @@ fn launch(parts: &[RotaryPart], l: &mut KernelLowering<'_>) -> GpuCommand {
     let mut body = String::new();
     let mut first = 0;
     for (i, part) in parts.iter().enumerate() {
-        let (blocks, end) = (part.blocks, first + part.blocks);
+        let blocks = part.blocks;
+        let end = first + part.blocks;
         let _ = writeln!(
             body,
             "    if (blockIdx.x >= {first}u && blockIdx.x < {end}u) sc::turn<sc::@_L{i}>(x{i}, c{i}, s{i}, r{i}, blockIdx.x - {first}u, {blocks}u, {THREADS}u);"

@@ -1,13 +1,15 @@
-//! Reductions of rows, and the element-wise steps before, between and after them, as one kernel.
+//! Reductions of rows, with the element-wise steps before, between and after them, as one kernel.
 //!
-//! The threads of a group (`Group`) compute a row. They go through it in *phases*: one for each level of reductions, of which later
-//! ones need the results of earlier ones, and one that stores. Each phase computes anew what it needs of the elements, from operands
-//! that threads keep in registers as they were loaded; where rows are too long for that, they are read again from the cache. What is
-//! one number for a row is computed once, by all threads of the group.
+//! The threads of a group ([`ThreadGroup`]) compute a row. They pass over it in *phases*: one per level of
+//! reductions, where later levels need the results of earlier ones, and a last one that stores. Each phase
+//! recomputes the elements that it needs from operands that threads keep in registers. If rows are too long
+//! for this, operands are read again from the cache. Values that are one number per row are computed once, by
+//! all threads of the group.
 //!
-//! Values are rounded to their dtypes as if they were stored, so that element-wise steps give the bits that they give one by one.
-//! Nothing is stored before all threads of the group have read what lies there: results of rows are stored in the last phase, each
-//! element by the thread that reads it, and numbers of rows after that, which are loaded before the first reduction meets.
+//! Values are rounded to their dtypes as if they were stored, so that element-wise steps give the same bits
+//! as separate steps. Memory is overwritten only after all threads of the group have read it. Results with
+//! the row's shape are stored in the last phase, each element by the thread that reads it. Results with one
+//! number per row are stored after that; such operands are loaded before the first reduction synchronizes.
 
 use std::fmt::Write as _;
 
@@ -25,10 +27,11 @@ use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::Result;
 
-/// The most bytes of operands that a thread keeps in registers, in blocks of up to 512 threads and in larger ones.
+/// The largest size of operands that a thread keeps in registers, in blocks of up to 512 threads and in
+/// larger ones, in bytes.
 const KEPT_BYTES: [usize; 2] = [192, 96];
 
-/// What steps do on the device, as one kernel; `None` where their shapes do not allow it.
+/// Lowers steps to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
     let reduces = |step: &&BoundOperation<'_>| matches!(step.op, Op::Reduce { .. });
     let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])
@@ -56,7 +59,7 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
 struct RowValue {
     /// The values that it is computed from.
     operands: Vec<usize>,
-    /// How many reductions come before it, one after another.
+    /// The number of consecutive reductions before it.
     level: usize,
     is_per_row: bool,
 }
@@ -65,7 +68,7 @@ struct RowReduction {
     op: ReductionKind,
     operand: usize,
     result: usize,
-    /// The type in which it accumulates.
+    /// The type of the accumulator.
     accumulator: &'static str,
     /// The type of the stored result.
     kind: &'static str,
@@ -83,7 +86,7 @@ struct RowKernel<'a> {
     values: Vec<RowValue>,
     reductions: Vec<RowReduction>,
     row_stores: Vec<RowStore>,
-    /// Results so far, each with its value.
+    /// The results so far, each with its value.
     known: Vec<(&'a LocatedTensor, MapValue)>,
 }
 
@@ -93,7 +96,7 @@ impl<'a> RowKernel<'a> {
         RowKernel { map: MapKernel::over_shape(shape), shape, values, reductions, row_stores, known }
     }
 
-    /// Adds a step; gives whether it can be part of the kernel.
+    /// Adds a step; returns whether it can be part of the kernel.
     fn add(&mut self, step: &BoundOperation<'a>, l: &mut KernelLowering<'_>) -> Result<bool> {
         let BoundOperation { index, op, operands, results } = *step;
         arity(op, operands.len(), results.len())?;
@@ -122,7 +125,7 @@ impl<'a> RowKernel<'a> {
         Ok(true)
     }
 
-    /// Whether a result is of all rows, one number for each, or of one row that has no memory.
+    /// Whether a result has one number per row, or is inner to the kernel with the shape of one row.
     fn has_row_shape(&self, result: &LocatedTensor) -> bool {
         let inner = result.space == MemorySpace::Inner;
         let is_along = || {
@@ -141,7 +144,7 @@ impl<'a> RowKernel<'a> {
         value.shape.split_last().is_some_and(|(last, own)| *last == 1 && Some(own) == leading)
     }
 
-    /// The value of an operand: what an earlier step gives, or what is loaded.
+    /// The value of an operand: the result of an earlier step, or a load.
     fn operand(&mut self, x: &LocatedTensor, l: &KernelLowering<'_>) -> Result<MapValue> {
         let given = self.known.iter().rev().find(|(r, _)| reads_same_elements(r, x, self.shape));
         if let Some((_, value)) = given {
@@ -165,7 +168,8 @@ impl<'a> RowKernel<'a> {
     }
 
     fn reduce(&mut self, op: ReductionKind, operand: usize, from: DType, to: DType) -> MapValue {
-        // A product may leave the range of float, to either side, on the way to a result within it.
+        // A product may leave the range of float in either direction while its final value is within the
+        // range.
         let accumulator =
             if op == ReductionKind::Prod && from.is_float() { "double" } else { computed_type(from) };
         let kind = stored_type(to);
@@ -177,14 +181,15 @@ impl<'a> RowKernel<'a> {
         value
     }
 
-    /// Stores the results that have memory, unless a later one takes the place.
+    /// Stores the results that have memory, unless a later one overwrites them.
     fn store_results(&mut self, l: &KernelLowering<'_>) {
         for (k, (result, value)) in self.known.iter().enumerate() {
             let again = self.known[k + 1..].iter().any(|(r, _)| reads_same_elements(r, result, self.shape));
             if result.space == MemorySpace::Inner || again {
                 continue;
             }
-            let (at, value) = (l.address_of(result), *value);
+            let at = l.address_of(result);
+            let value = *value;
             if self.has_full_shape(result) {
                 self.map.store(at, Strides::from_slice(&result.strides), value);
             } else {
@@ -207,7 +212,7 @@ impl<'a> RowKernel<'a> {
     }
 }
 
-/// Whether `x`, as it broadcasts over the rows, is the elements of the result `r`.
+/// Whether `x`, broadcast over the rows, reads the elements of the result `r`.
 fn reads_same_elements(r: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> bool {
     let strides = |v: &LocatedTensor| broadcast(shape, &v.shape, &v.strides);
     r.space == x.space
@@ -220,11 +225,11 @@ struct PhaseWriter<'k> {
     kernel: &'k RowKernel<'k>,
     statements: Vec<MapStatement<'k>>,
     group: ThreadGroup,
-    /// The elements of a row.
+    /// The number of elements of a row.
     n: usize,
-    /// The accesses of a thread to a row.
+    /// The number of accesses of a thread to a row.
     chunks: usize,
-    /// The values that each phase computes for each element; the last phase is the one that stores.
+    /// The values that each phase computes per element; the last phase is the one that stores.
     needed: Vec<Vec<bool>>,
     /// Whether operands that several phases need are kept in registers.
     keeps_in_registers: bool,
@@ -253,7 +258,7 @@ impl<'k> PhaseWriter<'k> {
         self.needed.len() - 1
     }
 
-    /// Whether threads keep an operand from one phase to another.
+    /// Whether threads keep an operand in registers from one phase to another.
     fn is_in_registers(&self, value: usize) -> bool {
         let loads = matches!(self.statements[value], MapStatement::Load { .. });
         self.keeps_in_registers && loads && self.needed.iter().filter(|needed| needed[value]).count() > 1
@@ -283,7 +288,7 @@ impl<'k> PhaseWriter<'k> {
         out
     }
 
-    /// The values of this level that are one number for a row.
+    /// Emits the values of this level that are one number per row.
     fn emit_row_scalars(&self, out: &mut String, level: usize) {
         for (i, statement) in self.statements.iter().enumerate() {
             let value = &self.kernel.values[i];
@@ -299,7 +304,7 @@ impl<'k> PhaseWriter<'k> {
         }
     }
 
-    /// The reductions whose operands are of this level.
+    /// Emits the reductions whose operands are of this level.
     fn reduction_phase(&self, out: &mut String, level: usize) {
         let all = self.kernel.reductions.iter();
         let own: Vec<&RowReduction> =
@@ -314,7 +319,7 @@ impl<'k> PhaseWriter<'k> {
         let mut pass = String::new();
         self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
         self.run_pass(out, &pass, &own, |r| r.accumulator, |_| String::new());
-        // A sum of floats may leave their range on the way to a result within it.
+        // A sum of floats may leave their range while its final value is within the range.
         let wide = |r: &RowReduction| reduction_name(r.op) == "Sum" && r.accumulator == "float";
         let left: Vec<String> = own
             .iter()
@@ -336,7 +341,7 @@ impl<'k> PhaseWriter<'k> {
         out.push_str("    }\n");
     }
 
-    /// Runs the pass over the row with accumulators of these types, and sets the results, each under a condition.
+    /// Emits a pass over the row with accumulators of these types, and sets each result under a condition.
     fn run_pass(
         &self,
         out: &mut String,
@@ -368,11 +373,13 @@ impl<'k> PhaseWriter<'k> {
         }
     }
 
-    /// The results of rows, and then the numbers of rows.
+    /// Emits the stores of full rows, and then those of numbers per row.
     fn store_phase(&self, out: &mut String) {
         let width = self.group.width;
         let stores: Vec<(&'static str, String, usize)> = self.kernel.map.stores().collect();
-        let (mut each, mut after, mut before) = (String::new(), String::new(), String::new());
+        let mut each = String::new();
+        let mut after = String::new();
+        let mut before = String::new();
         for (k, (kind, place, value)) in stores.iter().enumerate() {
             let _ = writeln!(before, "            Few<{kind}, {width}> r{k};");
             let _ = writeln!(each, "                r{k}.e[j] = v{value};");
@@ -393,8 +400,8 @@ impl<'k> PhaseWriter<'k> {
         out.push_str("    }\n");
     }
 
-    /// A loop over the elements of a row that a thread has: `each` is done with the values of each element, and around is what is
-    /// done before and after the elements of an access, separated by `@`.
+    /// Emits a loop over the elements of a row that a thread has. `each` runs with the values of each
+    /// element. `around` is the code before and after the elements of an access, separated by `@`.
     fn loop_over_row(&self, out: &mut String, phase: usize, each: &str, around: &str) {
         let ThreadGroup { threads, width, .. } = self.group;
         let (before, after) = around.split_once('@').unwrap_or_default();
@@ -438,7 +445,7 @@ impl<'k> PhaseWriter<'k> {
     }
 }
 
-/// Which values a phase computes for each element to have these.
+/// The values that a phase must compute per element to obtain these values.
 fn values_per_element(kernel: &RowKernel<'_>, of: impl Iterator<Item = usize>) -> Vec<bool> {
     let mut out = vec![false; kernel.values.len()];
     let mut open: Vec<usize> = of.collect();

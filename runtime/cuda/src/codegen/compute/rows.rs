@@ -1,8 +1,8 @@
 //! Ops on rows: reductions, arg-reductions, cumulative sums, softmax and norms.
 //!
-//! The axes of the operand fall into those that number the rows and those within a row. How many threads
-//! share a row follows from its length and from where its elements lie ([`Group`]). Few long rows are reduced in pieces
-//! first, so that they use all multiprocessors.
+//! The axes of the operand are divided into those that number the rows and those within a row. The number of
+//! threads that share a row depends on its length and on the layout of its elements ([`ThreadGroup`]). Few
+//! long rows are first reduced in pieces, to use all multiprocessors.
 
 use std::fmt::Write as _;
 
@@ -17,9 +17,9 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::{CudaError, Result};
 
-/// The most elements of a row that one thread keeps in registers.
+/// The largest number of elements of a row that one thread keeps in registers.
 const MAX_REGISTER_ELEMENTS: usize = 32;
-/// The longest row, in accesses, that a warp works on alone.
+/// The longest row, in accesses, that a single warp computes.
 const WARP_ACCESSES: usize = 128;
 
 struct RowSplit {
@@ -30,7 +30,7 @@ struct RowSplit {
 }
 
 impl RowSplit {
-    /// The axes `inner` of `value` are within a row.
+    /// Splits the axes of `value`: the axes `inner` are within a row.
     fn new(value: &LocatedTensor, inner: &[usize], l: &KernelLowering<'_>) -> RowSplit {
         let pick = |want: bool| {
             let list = (0..value.shape.len()).filter(|a| inner.contains(a) == want);
@@ -40,7 +40,7 @@ impl RowSplit {
         RowSplit { at: l.address_of(value), dtype: value.dtype, row: pick(false), within: pick(true) }
     }
 
-    /// Whether accesses to `width` neighbours within a row are aligned, and of 16 bytes at most.
+    /// Whether accesses to `width` neighbours within a row are aligned, and have at most 16 bytes.
     fn allows(&self, width: usize) -> bool {
         let Some((last, outer)) = self.within.split_last() else { return width == 1 };
         let aligned = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
@@ -52,36 +52,36 @@ impl RowSplit {
                 && outer.iter().chain(&self.row).all(aligned)
     }
 
-    /// The largest stride that neighbours within a row have.
+    /// The largest stride between neighbours within a row.
     fn step(&self) -> usize {
         self.within.last().map_or(1, |a| a.stride.unsigned_abs())
     }
 }
 
-/// How threads share rows.
+/// The division of rows among threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct ThreadGroup {
-    /// Threads of a row: 1, 32 or all of a block.
+    /// The number of threads per row: 1, 32 or a whole block.
     pub threads: usize,
     pub block: usize,
-    /// Elements of one access.
+    /// The number of elements of one access.
     pub width: usize,
-    /// Elements of a row that a thread keeps; 0 if it reads them anew.
+    /// The number of elements of a row that a thread keeps; 0 if it reads them again.
     items: usize,
 }
 
 impl ThreadGroup {
-    /// For rows of `n` elements of the operands `all`, of which the first is read most.
+    /// The group for rows of `n` elements of the operands `all`, of which the first is read most.
     fn for_operands(rows: usize, n: usize, all: &[&RowSplit]) -> ThreadGroup {
         let size = all.iter().map(|s| s.dtype.size()).max().unwrap_or(8);
-        let beside = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
-        if n == 1 || (beside && rows >= 512) {
+        let rows_are_adjacent = all[0].row.last().is_some_and(|a| a.stride.unsigned_abs() < all[0].step());
+        if n == 1 || (rows_are_adjacent && rows >= 512) {
             return ThreadGroup { threads: 1, block: 128, width: 1, items: 0 };
         }
         ThreadGroup::for_contiguous(rows, n, widest_access((16 / size).max(1), all))
     }
 
-    /// For rows of `n` neighbours, read `width` at a time.
+    /// The group for rows of `n` adjacent elements, read `width` at a time.
     pub fn for_contiguous(rows: usize, n: usize, width: usize) -> ThreadGroup {
         let accesses = n.div_ceil(width);
         let (threads, block) = if accesses <= WARP_ACCESSES && (rows >= 8 || accesses <= 64) {
@@ -99,13 +99,13 @@ impl ThreadGroup {
         rows.div_ceil(self.block / self.threads)
     }
 
-    /// The template arguments of how threads share rows.
+    /// The template arguments for the division of rows among threads.
     fn args(&self) -> String {
         format!("{}, {}", self.threads, self.block)
     }
 }
 
-/// The most neighbours, up to so many, that accesses to all operands can be to.
+/// The largest access width, up to `width`, that all operands allow.
 fn widest_access(mut width: usize, all: &[&RowSplit]) -> usize {
     while !all.iter().all(|s| s.allows(width)) {
         width /= 2;
@@ -113,7 +113,7 @@ fn widest_access(mut width: usize, all: &[&RowSplit]) -> usize {
     width
 }
 
-/// The layout struct of a kernel, under the name `@_L`.
+/// The layout struct of a kernel, with the name `@_L`.
 fn layout(rows: usize, n: usize, width: usize, x: &RowSplit, r: &RowSplit, more: &str) -> String {
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} X; typedef {} R;\nstatic const i64 ROWS = {rows}, N = {n}; static const int V = {width};\n",
@@ -127,7 +127,7 @@ fn layout(rows: usize, n: usize, width: usize, x: &RowSplit, r: &RowSplit, more:
     out
 }
 
-/// The function of `call` in its layout, launched.
+/// Adds the function of `call` with its layout, and returns its launch.
 fn launch(
     what: &str,
     layout: &str,
@@ -144,7 +144,7 @@ fn launch(
     vec![kernel(what, layout, declared, params, &body, [blocks, block], l)]
 }
 
-/// A function in its layout, launched with so many blocks of so many threads.
+/// Adds a function with its layout, and returns its launch with this many blocks and threads.
 fn kernel(
     what: &str,
     layout: &str,
@@ -175,7 +175,7 @@ pub(super) fn reduction_name(op: ReductionKind) -> &'static str {
     }
 }
 
-/// The shape of the result without the axes of a row: what is left numbers the rows.
+/// The axes that remain without the axes of a row; they number the rows.
 fn kept_axes(x: &LocatedTensor, axes: &[usize], result: &LocatedTensor) -> Result<Vec<usize>> {
     let kept: Vec<usize> = (0..x.shape.len()).filter(|a| !axes.contains(a)).collect();
     let rows: Vec<usize> = kept.iter().map(|&a| x.shape[a]).collect();
@@ -201,7 +201,7 @@ fn per_row_result(result: &LocatedTensor, l: &KernelLowering<'_>) -> RowSplit {
     }
 }
 
-/// A reduction of rows of `n` elements, which are what is left of rows of `count`.
+/// A reduction of rows of `n` elements, which may be partial results of rows of `count` elements.
 struct ReductionPass {
     op: ReductionKind,
     x: RowSplit,
@@ -212,10 +212,10 @@ struct ReductionPass {
 }
 
 impl ReductionPass {
-    /// Whether rows are neighbours in memory.
+    /// Whether neighbouring rows are adjacent in memory.
     fn are_columns(&self) -> bool {
-        let beside = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
-        beside && self.n >= 16 && self.rows >= 32
+        let rows_are_adjacent = self.x.row.last().is_some_and(|a| a.stride.unsigned_abs() < self.x.step());
+        rows_are_adjacent && self.n >= 16 && self.rows >= 32
     }
 
     fn blocks(&self) -> usize {
@@ -226,7 +226,8 @@ impl ReductionPass {
         ThreadGroup::for_operands(self.rows, self.n.max(1), &[&self.x])
     }
 
-    /// The type in which it accumulates. A product may leave the range of float, to either side, on the way to a result within it.
+    /// The type of the accumulator. A product may leave the range of float in either direction while its
+    /// final value is within the range.
     fn accumulator(&self) -> DType {
         match self.x.dtype {
             dtype if !dtype.is_float() => DType::I64,
@@ -236,8 +237,8 @@ impl ReductionPass {
         }
     }
 
-    /// The same as two passes, where rows are so few and long that more blocks pay: the first reduces pieces of rows into the
-    /// workspace.
+    /// Splits the reduction into two passes, if rows are so few and long that more blocks pay off: the first
+    /// pass reduces pieces of rows into the workspace.
     fn into_passes(self, l: &KernelLowering<'_>) -> Result<Vec<ReductionPass>> {
         let blocks = self.blocks();
         let columns = self.are_columns();
@@ -252,7 +253,7 @@ impl ReductionPass {
         let (mut within, mut row) = (self.x.within.clone(), self.x.row.clone());
         within[0].n = each;
         row.insert(0, IterationAxis { n: pieces, stride: first.stride * each as isize });
-        // Sums of floats may leave the range of their type on the way to a mean within it.
+        // Sums of floats may leave the range of their type while the mean is within it.
         let dtype = match (self.op, self.accumulator()) {
             (ReductionKind::Sum | ReductionKind::Mean | ReductionKind::Prod, dtype) if dtype.is_float() => {
                 DType::F64
@@ -265,7 +266,8 @@ impl ReductionPass {
         let all = vec![IterationAxis { n: pieces * self.rows, stride: 1 }];
         let by_piece = vec![IterationAxis { n: pieces, stride: self.rows as isize }];
         let op = if self.op == ReductionKind::Mean { ReductionKind::Sum } else { self.op };
-        let (rows, n) = (self.rows * pieces, self.n / pieces);
+        let rows = self.rows * pieces;
+        let n = self.n / pieces;
         let x = RowSplit { row, within, ..self.x };
         let first = ReductionPass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
         let x = partial(vec![IterationAxis { n: self.rows, stride: 1 }], by_piece);
@@ -273,7 +275,8 @@ impl ReductionPass {
     }
 
     fn launch(self, l: &mut KernelLowering<'_>) -> Vec<GpuCommand> {
-        let (accumulated, mean) = (computed_type(self.accumulator()), self.op == ReductionKind::Mean);
+        let accumulated = computed_type(self.accumulator());
+        let mean = self.op == ReductionKind::Mean;
         let params = [("x", self.x.at), ("r", self.r.at)];
         let count = format!("static const i64 COUNT = {};\n", self.count);
         let ReductionPass { rows, n, .. } = self;
@@ -290,14 +293,14 @@ impl ReductionPass {
     }
 }
 
-/// Rows that a block reduces together where they are neighbours in memory.
+/// The number of rows that a block reduces together, if rows are adjacent in memory.
 const COLUMNS: usize = 32;
-/// The fewest elements of a piece of a row that a block reduces.
+/// The smallest number of elements of a piece of a row that a block reduces.
 const PIECE: usize = 4096;
-/// The most results of pieces.
+/// The largest number of results of pieces.
 const PARTIALS: usize = 1 << 16;
 
-/// The bytes of workspace of a reduction.
+/// The workspace of a reduction in bytes.
 pub(super) const REDUCE_WORKSPACE: usize = PARTIALS * 8;
 
 pub(super) fn reduce(
@@ -316,7 +319,8 @@ pub(super) fn reduce(
     if n == 0 && matches!(op, ReductionKind::Max | ReductionKind::Min) {
         return Err(empty(op));
     }
-    let (x, r) = (RowSplit::new(x, inner, l), per_row_result(result, l));
+    let x = RowSplit::new(x, inner, l);
+    let r = per_row_result(result, l);
     let passes = ReductionPass { op, x, r, rows, n, count: n }.into_passes(l)?;
     Ok(passes.into_iter().flat_map(|pass| pass.launch(l)).collect())
 }
@@ -329,7 +333,8 @@ pub(super) fn arg_reduce(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     kept_axes(x, &[axis], result)?;
-    let (rows, n) = (result.shape.iter().product::<usize>(), x.shape[axis]);
+    let rows = result.shape.iter().product::<usize>();
+    let n = x.shape[axis];
     if rows == 0 {
         return Ok(Vec::new());
     }
@@ -353,7 +358,7 @@ pub(super) fn cumsum(
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
     let (xs, rs) = (RowSplit::new(x, &[axis], l), RowSplit::new(result, &[axis], l));
     let threads = if ThreadGroup::for_operands(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
-    // The error of a long sum of floats would show: they are added in double.
+    // The error of a long sum of floats would be visible, so sums are in double.
     let sum = if result.dtype.is_float() { "double" } else { "i64" };
     let call = format!("cumsum_rows<@_L, {sum}, {threads}, 128>");
     let layout = layout(rows, n, 1, &xs, &rs, "");
@@ -361,7 +366,7 @@ pub(super) fn cumsum(
     Ok(launch("cumsum", &layout, &params, &call, rows.div_ceil(128 / threads), 128, l))
 }
 
-/// The number of rows and their length; none without elements.
+/// The number of rows and their length; `None` if there are no elements.
 fn row_extents(inner: &[usize], x: &LocatedTensor, result: &LocatedTensor) -> Result<Option<(usize, usize)>> {
     if x.shape != result.shape || inner.iter().any(|&a| a >= x.shape.len()) {
         return Err(mismatch_error("the result of an op on rows", &x.shape, &result.shape));
@@ -398,7 +403,7 @@ pub(super) enum NormRounding {
 pub(super) struct RowNorm {
     axes: usize,
     eps: f64,
-    /// Of an RMS norm, when it rounds; none for a layer norm.
+    /// For an RMS norm, when it rounds; `None` for a layer norm.
     rms: Option<NormRounding>,
 }
 
@@ -414,7 +419,8 @@ impl RowNorm {
         }
     }
 
-    /// Its axes of an operand, and the number and the length of rows; none without elements.
+    /// The axes of an operand within rows, and the number and the length of rows; `None` if there are no
+    /// elements.
     fn norm_rows(
         &self,
         x: &LocatedTensor,
@@ -426,7 +432,7 @@ impl RowNorm {
         Ok(row_extents(&inner, x, result)?.map(|(rows, n)| (inner, rows, n)))
     }
 
-    /// What its layout has beside the operand and the result, its parameters, and the statement that normalises `row`.
+    /// The additional members of its layout, its parameters, and the statement that normalises `row`.
     fn norm_text(
         &self,
         operands: &[LocatedTensor],
@@ -445,7 +451,7 @@ impl RowNorm {
         for (i, name) in names.iter().enumerate() {
             let place = format!("{name}_in");
             let Some(p) = operands.get(1 + i) else {
-                // Templates name them, too, where they are not there.
+                // Templates also name absent operands.
                 layout.push_str(&offset_function(&place, &[]));
                 params.push((*name, DevicePtr::NULL));
                 continue;
@@ -474,7 +480,7 @@ impl RowNorm {
     }
 }
 
-/// The statements before a row is normalised, which `elements` give.
+/// The statements before a row is normalised; `elements` computes its elements.
 fn row_prologue(group: ThreadGroup, elements: &str) -> String {
     let ThreadGroup { threads, items, .. } = group;
     format!(
@@ -510,8 +516,8 @@ pub(super) fn norm(
     )])
 }
 
-/// A norm of the rows of a value of a map over the same shape, which is done as rows are read; `None` where rows are too long to
-/// be kept in registers, or the map can meet data that it does not take.
+/// A norm of the rows of a map's value of the same shape, computed as rows are read. `None` if rows are too
+/// long to be kept in registers, or the map can reject data.
 pub(super) fn norm_of_map(
     norm: RowNorm,
     map: &MapKernel,
@@ -523,7 +529,7 @@ pub(super) fn norm_of_map(
     let x = &operands[0];
     let Some((inner, rows, n)) = norm.norm_rows(x, result)? else { return Ok(Some(Vec::new())) };
     let rs = RowSplit::new(result, &inner, l);
-    // The operand has no place of its own: its offsets are not used.
+    // The operand has no memory: its offsets are not used.
     let xs = RowSplit { dtype: x.dtype, ..RowSplit::new(result, &inner, l) };
     let group = ThreadGroup::for_contiguous(rows, n, widest_access(map.row_access_width(), &[&xs, &rs]));
     if norm.axes != 1 || group.items == 0 || map.has_assertions() {

@@ -1,8 +1,8 @@
-//! Stores at positions that are data: scatter, index-add and index-put.
+//! Stores at positions from data: scatter, index-add and index-put.
 //!
-//! The first operand is copied where it does not lie in the result's place already; then the sources are
-//! stored, or joined, in the order of their positions. Several index-puts are one kernel, in which each has blocks of its
-//! own ([`lower_together`]).
+//! The first operand is copied unless it is already in the result's place. Then the sources are stored, or
+//! combined, in the order of their positions. Several index-puts are one kernel with separate blocks for each
+//! ([`lower_together`]).
 
 use std::fmt::Write as _;
 
@@ -30,7 +30,7 @@ fn combine_name(combine: Option<ReductionKind>) -> &'static str {
     }
 }
 
-/// Operands: `x`, the index, the source.
+/// The operands are `x`, the index and the source.
 pub(super) fn lower_scatter_elements(
     axis: usize,
     combine: Option<ReductionKind>,
@@ -92,7 +92,7 @@ struct IndexPutPart {
     params: [KernelParam; 3],
 }
 
-/// `x` with pieces of `src` at the places that the indices name on its axes from `axis` on.
+/// Stores pieces of `src` in `x` at the places that the indices select on its axes from `axis` on.
 pub(super) fn lower_index_put(
     axis: usize,
     combine: Option<ReductionKind>,
@@ -107,15 +107,17 @@ pub(super) fn lower_index_put(
     Ok(out)
 }
 
-/// What index-puts do on the device: at most one kernel, behind the copies of what does not lie in its result's place.
+/// Lowers index-puts: at most one kernel, after the copies of operands that are not in their result's place.
 pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
-    let (mut out, mut parts) = (Vec::new(), Vec::with_capacity(steps.len()));
+    let mut out = Vec::new();
+    let mut parts = Vec::with_capacity(steps.len());
     for step in steps {
         let (&Op::IndexPut { axis, accumulate }, [x, src, indices @ ..]) = (step.op, step.operands) else {
             return Err(no_kernel(step.op));
         };
         arity(step.op, step.operands.len(), step.results.len())?;
-        let (add, result) = (accumulate.then_some(ReductionKind::Sum), &step.results[0]);
+        let add = accumulate.then_some(ReductionKind::Sum);
+        let result = &step.results[0];
         out.extend(copy(x, result, l)?);
         parts.extend(index_put_part(axis, add, [x, src], indices, result, parts.len(), l)?);
     }
@@ -125,7 +127,7 @@ pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) 
     Ok(out)
 }
 
-/// The part of a kernel for one store, under the number that its layout has there; none where nothing is stored.
+/// The part of a kernel for one index-put, with the number of its layout; `None` if nothing is stored.
 fn index_put_part(
     axis: usize,
     combine: Option<ReductionKind>,
@@ -176,7 +178,8 @@ fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
     let declared = |i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}");
     let declared: Vec<String> = (0..parts.len()).map(declared).collect();
-    let (mut body, mut first) = (String::new(), 0);
+    let mut body = String::new();
+    let mut first = 0;
     for (i, part) in parts.iter().enumerate() {
         let end = first + part.blocks;
         let _ = writeln!(
@@ -199,11 +202,11 @@ fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
     ))
 }
 
-/// The most index tensors of one step.
+/// The largest number of index tensors of one step.
 const MOST_INDICES: usize = 6;
 
 plain! {
-    /// What a kernel knows of the indices; the first words are used.
+    /// The kernel's parameters for the indices; only the first words are used.
     struct Indices {
         status: u64,
         at: [DevicePtr; MOST_INDICES],
@@ -236,8 +239,8 @@ fn indices_param(
     Ok(KernelParam::from_value(&out))
 }
 
-/// Where place j of the indices lies: its number among the positions of the indexed axes, and the offset of
-/// such a number.
+/// Emits the function `place`, which maps element j of the indices to its position on the indexed axes, and
+/// the function that returns the offset of such a position.
 fn places_text(
     out: &mut String,
     axis: usize,
@@ -255,7 +258,8 @@ fn places_text(
     }
     out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool say) { i64 place = 0;\n");
     for (k, index) in indices.iter().enumerate() {
-        let (kind, extent) = (stored_type(index.dtype), x.shape[axis + k]);
+        let kind = stored_type(index.dtype);
+        let extent = x.shape[axis + k];
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\

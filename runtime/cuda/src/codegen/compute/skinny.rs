@@ -1,7 +1,8 @@
-//! Skinny GEMM: products of few rows (one: GEMV), bound by reading the right matrix once.
+//! Skinny GEMM: products of few rows (one row: GEMV), whose time is that of one read of the right matrix.
 //!
-//! What becomes of the sums is the caller's [`Epilogue`]. So several products of one left matrix are one kernel: side by
-//! side in each block, with what is done element by element with their results, or one behind the other in the grid.
+//! The caller's [`ProductEpilogue`] consumes the sums, so several products of one left matrix can be one
+//! kernel. They are computed side by side in each block, with element-wise steps on their results, or one
+//! after another in the grid.
 
 use std::fmt::Write as _;
 
@@ -14,59 +15,61 @@ use super::text::{self, stored_type};
 use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam, TensorMap};
 
-/// The most rows where lines of the right matrix lie along the columns. The library takes about 19 µs for any few
-/// rows of a 4096 × 7168 matrix on an H200; 4 rows take 19 this way, 8 rows 27.
+/// The largest number of rows if lines of the right matrix are along the columns. The library takes about 19
+/// µs for any few rows of a 4096 × 7168 matrix on an H200; here 4 rows take 19 µs, and 8 rows 27 µs.
 const MOST_ROWS_BY_COLUMNS: usize = 4;
-/// Columns that a block computes there.
+/// The number of columns that a block computes in that case.
 const COLUMNS: usize = 32;
-/// What is worth it by tensor cores. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16 rows, and two that
-/// are multiplied together 28; the library takes 19 for each with any of these.
+/// The sizes for which tensor cores are faster. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16
+/// rows, and two that are multiplied together take 28; the library takes 19 for each product of this size.
 const LIMITS: ProductLimits = match DispatchCapabilities::GPU.product {
     Some(limits) => limits,
     None => panic!("GPUs have such kernels"),
 };
-/// The most rows there.
+/// The largest number of rows with tensor cores.
 const MOST_ROWS: usize = LIMITS.rows as usize;
-/// Threads of a block there, and the K of a stage.
+/// The threads of a block with tensor cores, and the K of a stage.
 const TILE_THREADS: u32 = 448;
 const TILE_K: usize = 128;
-/// Stages of a ring, at least and at most, and bytes of the barriers of each.
+/// The smallest and largest number of stages of a ring, and the bytes of the barriers of each.
 const STAGES: [usize; 2] = [4, 16];
 const STAGE_BARRIERS: usize = 16;
 
-/// By warp-group MMA: the K of a stage, threads of a block, of which so many multiply.
+/// With warp-group MMA: the K of a stage, the threads of a block, and how many of these multiply.
 const WGMMA_TILE_K: usize = 64;
 const WGMMA_THREADS: u32 = 384;
 const WGMMA_WORKERS: usize = 128;
-/// Stages of a ring there.
+/// The smallest and largest number of stages of a ring with warp-group MMA.
 const WGMMA_STAGES: [usize; 2] = [3, 16];
 
-/// Split-K of [`mma`]: the blocks of a cluster, the least K of each, and the most rows of one product by itself: of 64 rows by
-/// a 8192 × 1024 matrix the library is as fast.
+/// Split-K of [`mma`]: the numbers of blocks of a cluster, the least K of each block, and the largest number
+/// of rows of a single product. For 64 rows by a 8192 × 1024 matrix the library is as fast.
 const SPLITS: [usize; 3] = [2, 4, 8];
 const LEAST_SPLIT_K: usize = 512;
 const MOST_SPLIT_ROWS: usize = 32;
 
-/// The most products of one kernel, one behind the other.
+/// The largest number of products of one kernel, one after another.
 const MOST_APART: usize = 8;
-/// The most products of one kernel, side by side.
+/// The largest number of products of one kernel, side by side.
 pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
 
-/// How products of one left matrix are one kernel.
+/// How products of one left matrix form one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum ProductArrangement<'a> {
-    /// Of the same extents, side by side: the epilogue has the sums of all. The plan says that it is worth it.
+    /// Products of the same extents, side by side: the epilogue gets the sums of all. The plan has decided
+    /// that this is faster.
     SideBySide,
-    /// Of any number of columns, one behind the other in the grid: the epilogue has the sum of one. There is no kernel where
-    /// the library is faster.
+    /// Products with any numbers of columns, one after another in the grid: the epilogue gets the sum of one.
+    /// There is no kernel if the library is faster.
     Sequential,
-    /// The same, but two columns of one product stand side by side: the epilogue has the sums of both, under the number of the
-    /// pair. For each product how far apart they are, where that matters. The plan says that it is worth it.
+    /// Like `Sequential`, but two columns of one product are computed side by side: the epilogue gets the
+    /// sums of both, with the number of the pair. For each product, the field gives their distance, if that
+    /// matters. The plan has decided that this is faster.
     ColumnPairs(&'a [Option<usize>]),
 }
 
 impl ProductArrangement<'_> {
-    /// How many lines of right matrices a block has side by side for each of its columns.
+    /// The number of lines of right matrices that a block has side by side for each of its columns.
     fn lines_per_column(self, gemms: &[Gemm]) -> usize {
         match self {
             ProductArrangement::SideBySide => gemms.len(),
@@ -75,29 +78,30 @@ impl ProductArrangement<'_> {
         }
     }
 
-    /// The products, of those that are given, that stand one behind the other.
+    /// The products that are computed one after another.
     fn sequential_products(self, gemms: &[Gemm]) -> &[Gemm] {
         if self == ProductArrangement::SideBySide { &gemms[..1] } else { gemms }
     }
 }
 
-/// What a kernel does with the sums of all its products at one position: its epilogue.
+/// The epilogue of a kernel: its code for the sums of all products at one position.
 #[derive(Clone, Default, Debug)]
 pub(super) struct ProductEpilogue {
     pub layouts: String,
-    /// Parameters of the kernel, as CUDA C declares them.
+    /// The parameters of the kernel, as CUDA C declares them.
     pub declared: Vec<String>,
     pub params: Vec<KernelParam>,
-    /// Statements that use `product`, `row`, `column` and `sum`, an array of floats with one for each product that stands
-    /// side by side.
+    /// Statements that use `product`, `row`, `column` and `sum`, an array of floats with one element per
+    /// product that is computed side by side.
     pub body: String,
 }
 
 impl ProductEpilogue {
-    /// Stores the sums of products that stand behind each other.
+    /// Stores the sums of products that are computed one after another.
     fn store(gemms: &[Gemm]) -> ProductEpilogue {
         let store = |(p, gemm): (usize, &Gemm)| {
-            let (ty, step) = (stored_type(gemm.dtype), gemm.c.step);
+            let ty = stored_type(gemm.dtype);
+            let step = gemm.c.step;
             format!("if (product == {p}) (({ty} *)c{p})[row * {step}ll + column] = Put<{ty}>::of(sum[0]);")
         };
         ProductEpilogue {
@@ -108,9 +112,11 @@ impl ProductEpilogue {
         }
     }
 
-    /// Stores the sums of pairs of columns, any two, of a product of this number.
+    /// Stores the sums of pairs of columns of product `p`, with any pairing.
     pub fn store_pairs(&mut self, p: usize, gemm: &Gemm) {
-        let (ty, step, n) = (stored_type(gemm.dtype), gemm.c.step, gemm.n);
+        let ty = stored_type(gemm.dtype);
+        let step = gemm.c.step;
+        let n = gemm.n;
         self.declared.push(format!("void *c{p}"));
         self.params.push(gemm.c.at.into());
         let _ = writeln!(
@@ -124,19 +130,19 @@ impl ProductEpilogue {
 #[derive(Default)]
 struct SkinnyKernel {
     call: &'static str,
-    /// Constants beside those of the product, and the like.
+    /// Constants in addition to those of the product.
     constants: String,
     columns: usize,
-    /// The blocks of a cluster, which have a tile together.
+    /// The number of blocks of a cluster, which share a tile.
     split: u32,
     threads: u32,
     shared: usize,
-    /// Where it loads by TMA: the rows of the boxes of the left matrix and of the right ones.
+    /// If it loads by TMA: the rows of the boxes of the left matrix and of the right ones.
     boxes: Option<[usize; 2]>,
 }
 
 impl SkinnyKernel {
-    /// How the kernel takes a matrix, by this name.
+    /// The declaration of a matrix parameter with this name.
     fn declare(&self, name: &str) -> String {
         match self.boxes {
             Some(_) => format!("const __grid_constant__ sc::TensorMap {name}"),
@@ -144,14 +150,14 @@ impl SkinnyKernel {
         }
     }
 
-    /// How the kernel names the right matrices.
+    /// The array of the right matrices.
     fn array(&self, count: usize) -> String {
         let (ty, of) = if self.boxes.is_some() { ("TensorMap", "&") } else { ("void", "") };
         let names = (0..count).map(|p| format!("{of}b{p}")).collect::<Vec<_>>();
         format!("const {ty} *const b[] = {{{}}};", names.join(", "))
     }
 
-    /// The matrices: the left one, and the right ones.
+    /// The matrix parameters: the left one, and the right ones.
     fn matrices(&self, gemms: &[Gemm]) -> Vec<KernelParam> {
         let gemm = &gemms[0];
         let Some([rows, columns]) = self.boxes else {
@@ -168,8 +174,9 @@ impl SkinnyKernel {
     }
 }
 
-/// One kernel for products of the same left matrix and the same extents with an epilogue, if it has few rows and a layout that
-/// is read in accesses of 16 bytes. `steady` says that nothing writes the right matrices while the program runs.
+/// One kernel with an epilogue for products of the same left matrix and the same extents, if it has few rows
+/// and a layout that is read in accesses of 16 bytes. `steady` means that nothing writes the right matrices
+/// while the program runs.
 pub(super) fn side_by_side_kernel(
     gemms: &[Gemm],
     steady: bool,
@@ -179,7 +186,7 @@ pub(super) fn side_by_side_kernel(
     kernel(gemms, ProductArrangement::SideBySide, steady, epilogue, l)
 }
 
-/// The same for products that are stored, of any number of columns, if the library is not faster.
+/// A kernel for products that are stored, with any numbers of columns, unless the library is faster.
 pub(super) fn sequential_kernel(
     gemms: &[Gemm],
     steady: bool,
@@ -188,8 +195,8 @@ pub(super) fn sequential_kernel(
     kernel(gemms, ProductArrangement::Sequential, steady, ProductEpilogue::store(gemms), l)
 }
 
-/// The same with an epilogue for pairs of columns: of each product those that are so far apart, in runs of as many, or any two,
-/// for [`Epilogue::store_pairs`].
+/// A kernel with an epilogue for pairs of columns. For each product, either the distance of the pair is
+/// given, in runs of the same length, or any pairing is allowed, for [`ProductEpilogue::store_pairs`].
 pub(super) fn column_pair_kernel(
     gemms: &[Gemm],
     halves: &[Option<usize>],
@@ -208,14 +215,14 @@ fn kernel(
     l: &mut KernelLowering<'_>,
 ) -> Option<GpuCommand> {
     let first = gemms.first()?;
-    let beside = arrangement.lines_per_column(gemms);
+    let lines_per_column = arrangement.lines_per_column(gemms);
     let most = if arrangement == ProductArrangement::SideBySide { MOST_PRODUCTS } else { MOST_APART };
-    let same = |g: &Gemm| {
+    let matches_first = |g: &Gemm| {
         let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
-        let beside = arrangement != ProductArrangement::SideBySide || g.n == first.n;
-        g.batch == 1 && extents(g) == extents(first) && beside
+        let same_columns = arrangement != ProductArrangement::SideBySide || g.n == first.n;
+        g.batch == 1 && extents(g) == extents(first) && same_columns
     };
-    let fits = gemms.len() <= most && gemms.iter().all(same);
+    let fits = gemms.len() <= most && gemms.iter().all(matches_first);
     let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
@@ -225,7 +232,7 @@ fn kernel(
     let (part, tiles) = tile_function(gemms, arrangement, config.columns);
     let paired = matches!(arrangement, ProductArrangement::ColumnPairs(_));
     let text = format!(
-        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {beside};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
+        "{}namespace sc {{ struct @_L {{\ntypedef {} T;\nstatic const int M = {}, V = {width}, P = {lines_per_column};\nstatic const i64 K = {}, a_step = {}, b_step = {};\nstatic const int HALF = {};\nstatic const bool STEADY = {steady}, PAIRED = {paired};\n{}{part}SC_FN void enter() {{ symmc_enter(); }}\n}}; }}\n\
          extern \"C\" __global__ void __launch_bounds__({}) @({}) {{\n    using namespace sc;\n    {}\n    \
          const auto epilogue = [&](int product, i64 row, i64 column, const float *sum) {{\n{}\n    }};\n    {}\n}}\n",
         epilogue.layouts,
@@ -252,14 +259,16 @@ fn kernel(
     Some(GpuCommand::Kernel(KernelLaunch { cluster: config.split, shared: config.shared as u32, ..kernel }))
 }
 
-/// The function that says which columns a tile has of which product, and the number of tiles.
+/// The function that maps a tile to its product and columns, and the number of tiles.
 fn tile_function(gemms: &[Gemm], arrangement: ProductArrangement<'_>, columns: usize) -> (String, usize) {
-    let (mut out, mut first) = (String::from("SC_FN Part part(u32 tile) {\n"), 0);
-    let (beside, gemms) = (arrangement.lines_per_column(gemms), arrangement.sequential_products(gemms));
+    let mut out = String::from("SC_FN Part part(u32 tile) {\n");
+    let mut first = 0;
+    let lines_per_column = arrangement.lines_per_column(gemms);
+    let gemms = arrangement.sequential_products(gemms);
     for (p, gemm) in gemms.iter().enumerate() {
         let (lines, half) = match arrangement {
             ProductArrangement::ColumnPairs(halves) => {
-                (columns * beside, halves.get(p).copied().flatten().unwrap_or(columns))
+                (columns * lines_per_column, halves.get(p).copied().flatten().unwrap_or(columns))
             }
             ProductArrangement::SideBySide | ProductArrangement::Sequential => (columns, gemm.n),
         };
@@ -301,7 +310,8 @@ fn config(
 }
 
 fn by_columns(gemms: &[Gemm]) -> Option<SkinnyKernel> {
-    let (few, width) = (gemms[0].m <= MOST_ROWS_BY_COLUMNS, 16 / gemms[0].dtype.size());
+    let few = gemms[0].m <= MOST_ROWS_BY_COLUMNS;
+    let width = 16 / gemms[0].dtype.size();
     (few && gemms.iter().all(|g| g.n.is_multiple_of(width))).then(|| SkinnyKernel {
         call: "skinny_columns<@_L>(a, b, epilogue);",
         columns: COLUMNS,
@@ -327,7 +337,7 @@ fn by_tensor_cores(
     l: &KernelLowering<'_>,
 ) -> Option<SkinnyKernel> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
-    // Pairs of columns are no boxes of lines.
+    // Pairs of columns do not form boxes of lines.
     let boxes = || {
         if let ProductArrangement::ColumnPairs(_) = arrangement { None } else { wgmma(gemms, arrangement, l) }
     };
@@ -335,8 +345,8 @@ fn by_tensor_cores(
     fits.then(ways).flatten()
 }
 
-/// As limits count products: those that a block does side by side, or the columns of all that stand behind each other, which
-/// the library would do one after another as well.
+/// The shape as limits count it: the products that a block computes side by side, or the columns of all
+/// sequential products, which the library would also compute one after another.
 fn extents(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> ProductShape {
     let all = gemms.iter().map(|g| g.n).sum::<usize>();
     let count = match arrangement {
@@ -349,20 +359,21 @@ fn extents(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> ProductShape 
     ProductShape { count, rows, columns, k }
 }
 
-/// By `mma` instructions: all multiprocessors have an equal part of the columns, and each reads all rows; or clusters have it,
-/// where split-K is faster.
+/// The kernel with `mma` instructions. All multiprocessors get equal parts of the columns, and each reads all
+/// rows; if split-K is faster, clusters get the parts.
 fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'_>) -> Option<SkinnyKernel> {
-    // Whether the columns of all stand one behind the other.
-    let behind = arrangement != ProductArrangement::SideBySide || gemms.len() == 1;
+    // Whether the columns of all products are computed one after another.
+    let is_sequential = arrangement != ProductArrangement::SideBySide || gemms.len() == 1;
     let given = arrangement != ProductArrangement::Sequential;
-    let (extents, multiprocessors) = (extents(gemms, arrangement), l.machine.multiprocessors);
+    let extents = extents(gemms, arrangement);
+    let multiprocessors = l.machine.multiprocessors;
     let whole = || {
         let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
         let mut lines = usize::try_from(lines).ok()?;
-        if behind {
+        if is_sequential {
             lines = narrowest_tile(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
         }
-        // A machine with less shared memory has fewer lines at once.
+        // A machine with less shared memory holds fewer lines at once.
         while given && lines > 16 && ring_stages(&gemms[0], lines, 1, l).is_none() {
             lines = (lines / 2).next_multiple_of(8);
         }
@@ -370,7 +381,7 @@ fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'
     };
     let able = given || LIMITS.is_profitable_with_full_k(&extents, multiprocessors);
     let whole = able.then(whole).flatten();
-    let split = if behind { choose_split_k(gemms, l) } else { None };
+    let split = if is_sequential { choose_split_k(gemms, l) } else { None };
     let tiling = match (whole, split) {
         (Some(whole), Some(split)) if split.cost(gemms, l) >= whole.cost(gemms, l) => whole,
         (whole, split) => split.or(whole)?,
@@ -388,7 +399,7 @@ fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'
     })
 }
 
-/// The fewest columns of a tile, from so many on, with which there are not more tiles than this.
+/// The smallest number of columns of a tile, from `columns` on, with at most this many tiles.
 fn narrowest_tile(gemms: &[Gemm], mut columns: usize, tiles: usize) -> usize {
     while gemms.iter().map(|g| g.n.div_ceil(columns)).sum::<usize>() > tiles.max(gemms.len()) {
         columns += 8;
@@ -396,19 +407,20 @@ fn narrowest_tile(gemms: &[Gemm], mut columns: usize, tiles: usize) -> usize {
     columns
 }
 
-/// What the blocks of [`mma`] have.
+/// The work of the blocks of [`mma`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct MmaTiling {
-    /// Lines of the right matrices.
+    /// The number of lines of the right matrices.
     lines: usize,
-    /// The blocks of a cluster, of which each has a share of K.
+    /// The number of blocks of a cluster, each with a share of K.
     split: usize,
 }
 
 impl MmaTiling {
-    /// How long a block takes, in units of 2.5 ns of an H200: 8192 × 1280 with 1 to 64 rows in tiles of 16 to 96 columns, by
-    /// clusters of 1 to 8 blocks, are within a fifth of it. Memory gives the right matrices at nine tenths of its peak: where
-    /// blocks of all of K wait for that already, as they do on an H100, clusters are slower.
+    /// The time of a block, in units of 2.5 ns of an H200. For 8192 × 1280 with 1 to 64 rows, in tiles of 16
+    /// to 96 columns and clusters of 1 to 8 blocks, the estimate is within a fifth. Memory delivers the right
+    /// matrices at nine tenths of its peak. If blocks with all of K are already limited by that, as on an
+    /// H100, clusters are slower.
     fn cost(self, gemms: &[Gemm], l: &KernelLowering<'_>) -> usize {
         let gemm = &gemms[0];
         let steps = gemm.k.div_ceil(TILE_K).div_ceil(self.split);
@@ -419,8 +431,8 @@ impl MmaTiling {
     }
 }
 
-/// By split-K between the blocks of clusters: where K is long and columns are few, blocks with more of them and less of K
-/// have fewer stages, which all cost the same beside their bytes.
+/// Split-K between the blocks of clusters. If K is long and columns are few, blocks with more columns and
+/// less K have fewer stages; each stage has a fixed cost in addition to its bytes.
 fn choose_split_k(gemms: &[Gemm], l: &KernelLowering<'_>) -> Option<MmaTiling> {
     let gemm = &gemms[0];
     if !l.machine.wgmma || (gemms.len() == 1 && gemm.m > MOST_SPLIT_ROWS) {
@@ -436,19 +448,19 @@ fn choose_split_k(gemms: &[Gemm], l: &KernelLowering<'_>) -> Option<MmaTiling> {
     all.min_by_key(|tiling| tiling.cost(gemms, l))
 }
 
-/// How many clusters run at once. The clusters (GPCs) of the machine have not all a multiple of four multiprocessors: of 132
-/// an H200 has 30 clusters of four, and 15 of eight.
+/// The number of clusters that run concurrently. Not every GPC of the machine has a multiple of four
+/// multiprocessors: with 132 multiprocessors, an H200 has 30 clusters of four blocks, and 15 of eight.
 fn clusters(multiprocessors: usize, blocks: usize) -> usize {
     let whole = if blocks > 2 { multiprocessors * 10 / 11 } else { multiprocessors };
     (whole / blocks).max(1)
 }
 
-/// The rows that a block computes: with those that there are not.
+/// The number of rows that a block computes, including padding.
 fn rows_of_tile(gemm: &Gemm) -> usize {
     gemm.m.next_power_of_two().clamp(16, MOST_ROWS)
 }
 
-/// The stages of a ring and the bytes of shared memory that they take, if as many as are needed have room.
+/// The number of stages of a ring and their shared memory in bytes, if the smallest number fits.
 fn ring_stages(gemm: &Gemm, lines: usize, split: usize, l: &KernelLowering<'_>) -> Option<(usize, usize)> {
     let stage = (lines + rows_of_tile(gemm)) * TILE_K * gemm.dtype.size();
     let [least, most] = STAGES;
@@ -458,27 +470,29 @@ fn ring_stages(gemm: &Gemm, lines: usize, split: usize, l: &KernelLowering<'_>) 
     (shared >= least * stage).then_some((stages, stages * (stage + STAGE_BARRIERS)))
 }
 
-/// By warp-group MMA, with split-K between the two blocks of a cluster, which is faster above 16 rows (64 rows by a
-/// 3584 × 4096 matrix: 10.2 µs, 17.5 by [`mma`], the library 18.6).
+/// The kernel with warp-group MMA and split-K between the two blocks of a cluster, which is faster above 16
+/// rows (64 rows by a 3584 × 4096 matrix: 10.2 µs, 17.5 by [`mma`], 18.6 by the library).
 fn wgmma(
     gemms: &[Gemm],
     arrangement: ProductArrangement<'_>,
     l: &KernelLowering<'_>,
 ) -> Option<SkinnyKernel> {
-    let (gemm, clusters) = (&gemms[0], l.machine.multiprocessors as usize / 2);
+    let gemm = &gemms[0];
+    let clusters = l.machine.multiprocessors as usize / 2;
     if !l.machine.wgmma
         || !LIMITS.is_profitable_with_split_k(&extents(gemms, arrangement), l.machine.multiprocessors)
     {
         return None;
     }
-    let beside = arrangement.lines_per_column(gemms);
+    let lines_per_column = arrangement.lines_per_column(gemms);
     let columns = narrowest_tile(arrangement.sequential_products(gemms), 8, clusters);
-    if columns * beside > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
+    if columns * lines_per_column > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
         return None;
     }
-    let (lines, rows) = (columns * beside, gemm.m.next_multiple_of(8));
+    let lines = columns * lines_per_column;
+    let rows = gemm.m.next_multiple_of(8);
     let stage = (lines + rows).max(MOST_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
-    // Sums of another block, and what lies in front of a multiple of 1024.
+    // The sums of the other block, and the padding to a multiple of 1024.
     let others = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
     let [least, most] = WGMMA_STAGES;
     let room = l.machine.shared.saturating_sub(others + (most + 1) * STAGE_BARRIERS);
@@ -500,9 +514,10 @@ fn wgmma(
     })
 }
 
-/// The instruction for so many columns, which names every register.
+/// The instruction for this many columns, which names every register.
 fn wgmma_instruction(dtype: DType, lines: usize) -> String {
-    let (sums, ty) = (lines / 2, if dtype == DType::BF16 { "bf16" } else { "f16" });
+    let sums = lines / 2;
+    let ty = if dtype == DType::BF16 { "bf16" } else { "f16" };
     let names = |of: fn(usize) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
     format!(
         "SC_WGMMA({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \

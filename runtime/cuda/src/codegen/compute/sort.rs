@@ -1,4 +1,4 @@
-//! Sorting along an axis: sort and top-k, with positions.
+//! Sorts along an axis: sort and top-k, with positions.
 
 use std::fmt::Write as _;
 
@@ -11,15 +11,15 @@ use super::text::{self, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 
-/// The longest row that is sorted in shared memory; elements of a tile of longer ones.
+/// The longest row that is sorted in shared memory. Longer rows are sorted in tiles of this many elements.
 const TILE: usize = 4096;
 
-/// Bytes of the key of an element.
+/// The size of the sort key of an element in bytes.
 fn key(dtype: DType) -> usize {
     if dtype.size() == 8 { 8 } else { 4 }
 }
 
-/// Bytes of one copy of keys, at a multiple of 256, and of one of keys and positions.
+/// The bytes of one copy of the keys, at a multiple of 256, and of one copy of keys and positions.
 fn buffer_bytes(axis: usize, x: &LocatedTensor) -> (usize, usize) {
     let n: usize = x.shape.iter().product();
     if x.shape.get(axis).is_none_or(|&n| n <= TILE) {
@@ -33,8 +33,8 @@ pub(super) fn workspace(axis: usize, x: &LocatedTensor) -> usize {
     2 * buffer_bytes(axis, x).1
 }
 
-/// The first elements along `axis` in ascending or descending order, as many as the results have, and
-/// their positions.
+/// Selects the first elements along `axis` in ascending or descending order, as many as the results have,
+/// with their positions.
 pub(super) fn lower(
     axis: usize,
     descending: bool,
@@ -54,7 +54,8 @@ pub(super) fn lower(
     if !fits {
         return Err(mismatch_error("the results of sorting", &x.shape, (&values.shape, &positions.shape)));
     }
-    let (n, count) = (x.shape[axis], values.shape[axis]);
+    let n = x.shape[axis];
+    let count = values.shape[axis];
     let lines: usize = (0..rank).filter(|&a| a != axis).map(|a| x.shape[a]).product();
     if lines * count == 0 {
         return Ok(Vec::new());
@@ -91,7 +92,8 @@ pub(super) fn lower(
             l,
         )]);
     }
-    job.sort_long_rows(buffer_bytes(axis, x), [from, to, places], l)
+    let (keys, copy) = buffer_bytes(axis, x);
+    job.sort_long_rows(keys, copy, [from, to, places], l)
 }
 
 struct SortJob {
@@ -102,7 +104,7 @@ struct SortJob {
 }
 
 impl SortJob {
-    /// A function that calls `call` with as many of the parameters `a`, `b`, … as there are addresses.
+    /// A function that calls `call` with one of the parameters `a`, `b`, … for each address.
     fn launch(
         &self,
         what: &str,
@@ -121,10 +123,11 @@ impl SortJob {
         GpuCommand::Kernel(KernelLaunch::flat(l.source.function(what, text), blocks, threads, params))
     }
 
-    /// Rows longer than a tile.
+    /// Sorts rows that are longer than a tile.
     fn sort_long_rows(
         &self,
-        (keys, copy): (usize, usize),
+        keys: usize,
+        copy: usize,
         [from, to, places]: [DevicePtr; 3],
         l: &mut KernelLowering<'_>,
     ) -> Commands {
@@ -144,10 +147,12 @@ impl SortJob {
             1024,
             l,
         )];
-        let (mut width, mut now) = (TILE, 0);
+        let mut width = TILE;
+        let mut now = 0;
         while width < self.n {
-            let ((k, p), (nk, np)) = (side(now), side(1 - now));
-            let mut params = [k, p, nk, np].map(KernelParam::from).to_vec();
+            let (k, p) = side(now);
+            let (next_k, next_p) = side(1 - now);
+            let mut params = [k, p, next_k, next_p].map(KernelParam::from).to_vec();
             params.push((width as u64).into());
             let blocks = (self.n * self.lines).div_ceil(256);
             let call = "merge_runs<@_L>(a, b, c, d, width)";

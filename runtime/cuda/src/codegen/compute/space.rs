@@ -1,4 +1,4 @@
-//! Iteration spaces: the axes of several operands, joined where they lie joined in memory.
+//! Iteration spaces: the axes of several operands, joined if they are contiguous in memory.
 
 use smallvec::SmallVec;
 use symmc_runtime::exec::LocatedTensor;
@@ -12,7 +12,7 @@ pub(super) struct IterationAxis {
     pub stride: isize,
 }
 
-/// An operand of attention: where its heads and rows lie.
+/// An operand of attention: the location of its heads and rows.
 pub(super) struct HeadRows {
     pub at: DevicePtr,
     pub head: Vec<IterationAxis>,
@@ -21,7 +21,7 @@ pub(super) struct HeadRows {
 }
 
 impl HeadRows {
-    /// Of `[.., heads, rows, columns]`; `group` heads in a run share a head of keys.
+    /// The rows of `[.., heads, rows, columns]`; `group` consecutive heads share a head of keys.
     pub fn new(at: DevicePtr, shape: &[usize], strides: &[isize], group: usize) -> HeadRows {
         let r = shape.len();
         let axis = |a: usize| IterationAxis { n: shape[a], stride: strides[a] };
@@ -54,7 +54,7 @@ pub(super) fn dense(shape: &[usize]) -> Strides {
     out
 }
 
-/// Drops axes of extent 1 and joins neighbouring axes that every operand steps through at one stride.
+/// Drops axes of extent 1, and joins neighbouring axes that have one stride in every operand.
 pub(super) fn collapse(shape: &mut Vec<usize>, operands: &mut [&mut Strides]) {
     let mut kept: Vec<usize> = Vec::with_capacity(shape.len());
     let mut to: usize = 0;
@@ -76,7 +76,7 @@ pub(super) fn collapse(shape: &mut Vec<usize>, operands: &mut [&mut Strides]) {
     *shape = kept;
 }
 
-/// Whether the elements of a value are one run.
+/// Whether the elements of a value are one run of memory.
 pub(crate) fn is_contiguous(value: &LocatedTensor) -> bool {
     collapsed_axes(&value.shape, &value.strides).iter().all(|a| a.stride == 1)
 }
@@ -88,8 +88,8 @@ pub(super) fn collapsed_axes(shape: &[usize], strides: &[isize]) -> Vec<Iteratio
     shape.into_iter().zip(strides).map(|(n, stride)| IterationAxis { n, stride }).collect()
 }
 
-/// The order of axes by falling stride of an operand that no two positions share; that of the shape where
-/// strides do not decide.
+/// The order of axes by decreasing stride of an operand whose positions do not overlap; the order of the
+/// shape if strides do not decide.
 pub(super) fn by_stride(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..shape.len()).filter(|&a| shape[a] != 1).collect();
     if order.iter().all(|&a| strides[a] > 0) {

@@ -9,7 +9,7 @@ use super::space::IterationAxis;
 
 /// Machine instructions.
 pub(super) const PTX: &str = include_str!("kernels/ptx.cuh");
-/// What all kernels rest on.
+/// Declarations that all kernels need.
 pub(super) const BASE: &str = include_str!("kernels/base.cuh");
 /// Reductions, softmax and norms.
 pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
@@ -22,7 +22,7 @@ pub(super) const GROUPED: &str = include_str!("kernels/grouped.cuh");
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
 /// Skinny GEMM by tensor cores.
 pub(super) const MMA: &str = include_str!("kernels/mma.cuh");
-/// The same by warp-group MMA, with TMA and split-K.
+/// Skinny GEMM by warp-group MMA, with TMA and split-K.
 pub(super) const WGMMA: &str = include_str!("kernels/wgmma.cuh");
 /// MMA instructions by dtype.
 pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
@@ -30,10 +30,10 @@ pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
 pub(super) const ATTENTION_GRADIENT: &str = include_str!("kernels/attention_gradient.cuh");
 /// Attention by tensor cores.
 pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
-/// Attention of few rows, as decoding has it.
+/// Attention of few rows, as in decoding.
 pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
 pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
-/// Stores at positions that are data.
+/// Stores at positions from data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
 pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
 
@@ -61,7 +61,7 @@ pub(super) fn moved_type(dtype: DType) -> &'static str {
     }
 }
 
-/// The type that an element is computed in.
+/// The type in which an element is computed.
 pub(super) fn computed_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "double",
@@ -80,7 +80,7 @@ pub(super) fn bits(dtype: DType, scalar: Scalar) -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A float of the type that a dtype is computed in.
+/// A float literal of the type in which a dtype is computed.
 pub(super) fn float_literal(dtype: DType, x: f64) -> String {
     match dtype {
         DType::F64 => format!("__longlong_as_double((i64)0x{:x}ull)", x.to_bits()),
@@ -95,11 +95,11 @@ pub(super) fn int_literal(x: i64) -> String {
     }
 }
 
-/// A function of this name that gives the offset of position `at` in row-major order along the axes.
+/// A function of this name that returns the offset of position `at` in row-major order along the axes.
 pub(super) fn offset_function(name: &str, axes: &[IterationAxis]) -> String {
     let axes: Vec<_> = axes.iter().filter(|a| a.n != 1).collect();
     let mut out = format!("SC_FN i64 {name}(i64 at) {{ ");
-    // A position that fits 32 bits is divided as such: that is a multiplication and a shift.
+    // A position that fits 32 bits is divided in 32 bits, which compiles to a multiplication and a shift.
     let small = axes.iter().map(|a| a.n).product::<usize>() <= u32::MAX as usize;
     out.push_str(if small { "u32 i = (u32)at; " } else { "u64 i = (u64)at; " });
     out.push_str("i64 o = 0; ");

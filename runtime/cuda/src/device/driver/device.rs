@@ -1,4 +1,4 @@
-//! GPUs and their contexts: which is current on a thread, what a GPU is like, and what its links to the others promise.
+//! GPUs and their contexts: the context of a thread, the properties of a GPU and of its links to other GPUs.
 
 use std::ffi::c_void;
 use std::marker::PhantomData;
@@ -10,27 +10,27 @@ use cudarc::driver::{result, sys};
 use crate::device::launch::Address;
 use crate::error::{CudaError, Result, check_driver_result, trust_loader_path};
 
-/// The context that is current on this thread; it is again when this value is dropped.
+/// A saved context of this thread. It becomes current again when this value is dropped.
 #[derive(Debug)]
 pub struct CallersContext {
     context: sys::CUcontext,
-    /// A context is current on a thread.
+    /// The current context is a property of the thread.
     _of_thread: PhantomData<*mut ()>,
 }
 
 impl CallersContext {
-    /// What is current now, also if that is none.
+    /// Saves the current context, if any.
     pub fn keep() -> Result<CallersContext> {
         count_gpus()?;
         let found =
-            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
+            check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
         Ok(CallersContext { context: found.unwrap_or(ptr::null_mut()), _of_thread: PhantomData })
     }
 
-    /// What is current now, in place of which that of `device` is from now on; `None` if it is already.
+    /// Makes the context of `device` current and saves the previous one; `None` if it is current already.
     pub fn switch_to(device: &Device) -> Result<Option<CallersContext>> {
         let found =
-            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
+            check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
         if found == Some(device.context) {
             return Ok(None);
         }
@@ -42,34 +42,35 @@ impl CallersContext {
 
 impl Drop for CallersContext {
     fn drop(&mut self) {
-        // SAFETY: the context was current when this value was made; its owner keeps it meanwhile.
+        // SAFETY: the context was current when this value was made; its owner keeps it alive until then.
         let _ = unsafe { result::ctx::set_current(self.context) };
     }
 }
 
-/// While this value lives, its thread may make calls that are none of what a caller records on it: they wait, take memory
-/// or ask for events. In other modes than the relaxed one they would end that recording.
+/// While this value lives, calls of this thread do not count towards the caller's captures: calls that wait,
+/// allocate memory or query events. In other capture modes than the relaxed one, such calls would invalidate
+/// a capture.
 #[derive(Debug)]
 pub struct RelaxedCaptureMode {
     callers: sys::CUstreamCaptureMode,
-    /// The mode is that of a thread.
+    /// The mode is a property of the thread.
     _of_thread: PhantomData<*mut ()>,
 }
 
 impl RelaxedCaptureMode {
-    /// From now on.
+    /// Switches this thread to the relaxed mode.
     pub fn begin() -> Result<RelaxedCaptureMode> {
         let mut callers = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the call takes the new mode and writes the old one.
         let changed = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut callers) };
-        check_driver_result(|| "changing how this thread records".into(), changed.result())?;
+        check_driver_result(|| "changing the capture mode of this thread".into(), changed.result())?;
         Ok(RelaxedCaptureMode { callers, _of_thread: PhantomData })
     }
 }
 
 impl Drop for RelaxedCaptureMode {
     fn drop(&mut self) {
-        // SAFETY: as above; the mode is one that the driver gave.
+        // SAFETY: as above; the mode was returned by the driver.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.callers) };
     }
 }
@@ -112,12 +113,13 @@ impl Device {
         ];
         let multiprocessors = attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared = attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as usize;
-        // Of memory that sends twice a cycle. What the driver does not know is 0.
+        // The formula is for memory with two transfers per cycle. Attributes that the driver does not know
+        // are 0.
         let clock_khz = attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?.max(0) as u64;
         let width_bits = attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?.max(0) as u64;
         let bandwidth = (2 * clock_khz * (width_bits / 8) / 1_000_000) as u32;
         let name = check_driver_result(what, result::device::get_name(handle))?;
-        // SAFETY: as above; the device gives it back when it is dropped.
+        // SAFETY: as above; the device releases the context when it is dropped.
         let context = check_driver_result(what, unsafe { result::primary_ctx::retain(handle) })?;
         let device =
             Device { ordinal, handle, context, capability, multiprocessors, shared, bandwidth, name };
@@ -125,13 +127,13 @@ impl Device {
         Ok(Arc::new(device))
     }
 
-    /// What the links between this GPU and the others that the process sees promise. GPUs do atomic operations on
-    /// each other's memory over NVLink alone.
+    /// The atomicity of the links between this GPU and the others that the process sees. GPUs perform atomic
+    /// operations on each other's memory only over NVLink.
     pub fn links(&self) -> Result<LinkAtomicity> {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
         let (mut others, mut all) = (0, true);
         for ordinal in (0..count_gpus()?).filter(|&o| o != self.ordinal) {
-            let what = || format!("asking for the link to GPU {ordinal}");
+            let what = || format!("querying the link to GPU {ordinal}");
             let other = check_driver_result(what, result::device::get(ordinal as i32))?;
             let mut answer = 0;
             // SAFETY: both devices exist; the call writes one integer.
@@ -144,16 +146,18 @@ impl Device {
 
     pub fn enter(&self) -> Result<()> {
         // SAFETY: the context is retained as long as this value lives.
-        check_driver_result(|| "entering a context".into(), unsafe { result::ctx::set_current(self.context) })
+        check_driver_result(|| "making a context current".into(), unsafe {
+            result::ctx::set_current(self.context)
+        })
     }
 
-    /// The id of its context, which no other context of this process has, not even one that is made later.
+    /// The id of its context. It is unique in this process, also among contexts that are created later.
     pub(super) fn context_id(&self) -> Result<u64> {
         let mut id = 0;
         // SAFETY: the context is retained as long as this value lives; the call writes one integer.
         let asked = unsafe { sys::cuCtxGetId(self.context, &mut id) };
         check_driver_result(
-            || format!("asking for the id of the context of GPU {}", self.ordinal),
+            || format!("querying the id of the context of GPU {}", self.ordinal),
             asked.result(),
         )?;
         Ok(id)
@@ -162,11 +166,11 @@ impl Device {
     /// Whether the context is the one that is current on this thread.
     pub fn is_current(&self) -> Result<bool> {
         let found =
-            check_driver_result(|| "asking for the current context".into(), result::ctx::get_current())?;
+            check_driver_result(|| "querying the current context".into(), result::ctx::get_current())?;
         Ok(found == Some(self.context))
     }
 
-    /// Its number among the GPUs that this process sees.
+    /// Its ordinal among the GPUs that this process sees.
     pub fn ordinal(&self) -> u32 {
         self.ordinal
     }
@@ -175,12 +179,12 @@ impl Device {
         &self.name
     }
 
-    /// Bytes of shared memory that a block may have.
+    /// The largest shared memory of a block, in bytes.
     pub fn shared(&self) -> usize {
         self.shared
     }
 
-    /// The peak bandwidth of its memory in GB/s; 0 where the driver does not say.
+    /// The peak bandwidth of its memory in GB/s; 0 if the driver does not report it.
     pub fn bandwidth(&self) -> u32 {
         self.bandwidth
     }
@@ -195,19 +199,16 @@ impl Device {
         self.multiprocessors
     }
 
-    /// The bytes of its memory that nobody has, of all processes. The context is current.
+    /// The bytes of its memory that no process has allocated. The context must be current.
     pub fn free(&self) -> Result<usize> {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the call writes two numbers.
         let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
-        check_driver_result(
-            || format!("asking for the free memory of GPU {}", self.ordinal),
-            asked.result(),
-        )?;
+        check_driver_result(|| format!("querying the free memory of GPU {}", self.ordinal), asked.result())?;
         Ok(free)
     }
 
-    /// Whose memory an address is. The context is current.
+    /// Finds the owner of the memory at an address. The context must be current.
     pub fn memory_holder(&self, address: Address) -> Result<MemoryHolder> {
         use sys::CUpointer_attribute as Attribute;
         let ask = |attribute| {
@@ -216,10 +217,10 @@ impl Device {
             let asked =
                 unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
             match asked {
-                // Memory that the driver has not seen.
+                // Memory that is unknown to the driver.
                 sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
                 other => {
-                    check_driver_result(|| format!("asking for the memory at {address:#x}"), other.result())
+                    check_driver_result(|| format!("querying the memory at {address:#x}"), other.result())
                         .map(|()| Some(value))
                 }
             }
@@ -242,7 +243,7 @@ impl Drop for Device {
 
 pub fn count_gpus() -> Result<u32> {
     trust_loader_path("libcuda.so")?;
-    // SAFETY: tries to load the library; nothing else.
+    // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {
             library: "the CUDA driver (libcuda.so.1)",
@@ -257,26 +258,26 @@ pub fn count_gpus() -> Result<u32> {
 pub fn cuda_version() -> Result<[u32; 2]> {
     count_gpus()?;
     let mut version = 0;
-    // SAFETY: the library is there, and writes one integer.
+    // SAFETY: the library is loaded, and the call writes one integer.
     let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
-    check_driver_result(|| "asking for the driver's version".into(), asked.result())?;
+    check_driver_result(|| "querying the driver's version".into(), asked.result())?;
     Ok([version as u32 / 1000, version as u32 % 1000 / 10])
 }
 
-/// Whose memory an address is.
+/// The owner of the memory at an address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MemoryHolder {
     Gpu(u32),
-    /// The host's, or nobody's.
+    /// Host memory, or no memory.
     Host,
 }
 
-/// Whether 128 bytes that a warp stores at once arrive at once.
+/// Whether 128 bytes that a warp stores at once arrive together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum LinkAtomicity {
-    /// They do: NVLink, and ranks on one device.
+    /// They arrive together: NVLink, and ranks on one device.
     Atomic,
-    /// They may not, or nobody knows. Lines of LL128 then go with a fence before their flag.
+    /// They may be split, or this is unknown. Lines of LL128 then need a fence before their flag.
     #[default]
     MaySplit,
 }

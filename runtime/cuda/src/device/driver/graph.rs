@@ -1,7 +1,7 @@
-//! Graphs: what is recorded on streams, executable graphs, and parameters of their nodes that change between replays.
+//! Graphs: captured work, executable graphs, and changes of node parameters between replays.
 //!
-//! An executable graph keeps what it was made of, because its nodes are named by those. Parameters that are set count for
-//! replays from then on; those that were put on a stream before keep theirs.
+//! An executable graph keeps the graph that it was made from, because that graph's nodes identify its own.
+//! Changed parameters apply to later replays; replays that were enqueued before keep the old ones.
 
 use std::mem::MaybeUninit;
 use std::ptr;
@@ -21,12 +21,12 @@ use crate::error::{Result, check_driver_result};
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GraphNode(sys::CUgraphNode);
 
-// SAFETY: names of nodes may be used from any thread.
+// SAFETY: node handles may be used from any thread.
 unsafe impl Send for GraphNode {}
 // SAFETY: as above.
 unsafe impl Sync for GraphNode {}
 
-/// What the next work on a stream that is recorded follows.
+/// The dependencies of the next work on a capturing stream.
 #[derive(Clone, Debug)]
 pub struct CaptureFrontier(SmallVec<[sys::CUgraphNode; 4]>);
 
@@ -35,7 +35,7 @@ const CAPTURE_ATTEMPTS: u32 = 8;
 
 const CAPTURE_INVALIDATED: sys::CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 
-/// The most nodes that one piece of work is looked through for.
+/// The largest number of nodes of one piece of work that is examined.
 const MOST_NODES: usize = 16;
 
 #[derive(Debug)]
@@ -50,7 +50,7 @@ unsafe impl Sync for CapturedGraph {}
 
 impl Drop for CapturedGraph {
     fn drop(&mut self) {
-        // SAFETY: it was made by a recording; executable graphs do not need it.
+        // SAFETY: it was created by a capture; executable graphs do not need it.
         let _ = unsafe { result::graph::destroy(self.graph) };
     }
 }
@@ -73,16 +73,18 @@ impl Drop for ExecutableGraph {
 }
 
 impl Stream {
-    /// Captures the work that `record` enqueues on this stream, and on streams that wait for its events, into a graph
-    /// instead of running it. The capture is relaxed: NCCL connects ranks at the first call on a communicator, and where ranks
-    /// are threads of one process the driver allows that in relaxed captures only.
+    /// Captures the work that `record` enqueues on this stream, and on streams that wait for its events, into a
+    /// graph instead of running it. The capture is relaxed, because NCCL connects ranks at the first call on a
+    /// communicator. If ranks are threads of one process, the driver allows this only in relaxed captures.
     ///
-    /// `record` is called again if another thread invalidates the capture (see [`record`](Self::capture_template)).
+    /// `record` is called again if another thread invalidates the capture (see
+    /// [`capture_template`](Self::capture_template)).
     pub fn capture(&self, record: impl FnMut() -> Result<()>) -> Result<ExecutableGraph> {
         self.instantiate(self.capture_template(record)?)
     }
 
-    /// The same in the mode that most callers use: a call of this thread that waits or allocates memory invalidates the capture.
+    /// Like [`capture`](Self::capture), in the mode that most callers use: a call of this thread that waits
+    /// or allocates memory invalidates the capture.
     pub fn capture_strictly(&self, record: impl FnMut() -> Result<()>) -> Result<ExecutableGraph> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.instantiate(self.record_in(mode, record)?)
@@ -102,9 +104,10 @@ impl Stream {
 
     /// Captures work without making it executable.
     ///
-    /// A wait for the whole context in any thread of the process, such as `cudaDeviceSynchronize` in the application or in a
-    /// library that destroys a handle, invalidates all captures of that context. A capture has no effect besides its graph, so an
-    /// invalidated one is repeated, a few times. `record` must start from the same state each time.
+    /// A wait for the whole context in any thread of the process invalidates all captures of that context. An
+    /// example is `cudaDeviceSynchronize` in the application, or in a library that destroys a handle. A
+    /// capture has no effect except its graph, so an invalidated one is repeated a few times. `record` must
+    /// start from the same state each time.
     pub fn capture_template(&self, record: impl FnMut() -> Result<()>) -> Result<CapturedGraph> {
         self.record_in(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED, record)
     }
@@ -118,13 +121,13 @@ impl Stream {
         loop {
             // SAFETY: the stream exists and is not capturing.
             let begun = unsafe { result::stream::begin_capture(self.handle, mode) };
-            check_driver_result(|| "beginning to record a graph".into(), begun)?;
+            check_driver_result(|| "beginning to capture a graph".into(), begun)?;
             let recorded = record();
             // SAFETY: the capture was begun above; ending it also ends a failed one.
             let ended = unsafe { result::stream::end_capture(self.handle) };
             let invalidated = matches!(&ended, Err(error) if error.0 == CAPTURE_INVALIDATED);
             if invalidated && attempt < CAPTURE_ATTEMPTS {
-                tracing::debug!(attempt, "another thread invalidated a capture, which is repeated");
+                tracing::debug!(target: "symmc::gpu", attempt, "another thread invalidated a capture: repeating it");
                 // Threads that invalidate each other's captures repeat them at different times.
                 thread::sleep(Duration::from_micros(100 << attempt));
                 attempt += 1;
@@ -132,12 +135,12 @@ impl Stream {
             }
             let template = ended.map(|graph| CapturedGraph { graph });
             recorded?;
-            return check_driver_result(|| "recording a graph".into(), template);
+            return check_driver_result(|| "capturing a graph".into(), template);
         }
     }
 
-    /// What the next work on this stream, which is recorded, follows. Fails if the driver does not say (it does since
-    /// 12.3).
+    /// The dependencies of the next work on this stream, which is capturing. Fails if the driver does not
+    /// report them (it does since 12.3).
     pub fn frontier(&self) -> Result<CaptureFrontier> {
         let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -153,23 +156,26 @@ impl Stream {
                 &mut count,
             )
         };
-        check_driver_result(|| "asking for the end of a recording".into(), asked.result())?;
+        check_driver_result(|| "querying the dependencies of a capture".into(), asked.result())?;
         if nodes.is_null() || count == 0 {
             return Ok(CaptureFrontier(SmallVec::new()));
         }
-        // SAFETY: as many nodes are there until the next call for the stream.
+        // SAFETY: the driver returned `count` nodes, which are valid until the next call for the stream.
         Ok(CaptureFrontier(unsafe { std::slice::from_raw_parts(nodes, count) }.into()))
     }
 
-    /// The nodes that were recorded on this stream since, the first first, if they are one chain behind that.
+    /// The nodes that were captured on this stream after `before`, in order, if they form one chain.
     pub fn nodes_since(&self, before: &CaptureFrontier) -> Result<Option<Vec<GraphNode>>> {
         let mut found = Vec::new();
-        let mut behind = self.frontier()?;
-        // What is new follows something new, or only what was there.
-        while !behind.0.iter().all(|node| before.0.contains(node)) {
-            let (&[node], true) = (&behind.0[..], found.len() < MOST_NODES) else { return Ok(None) };
+        let mut frontier = self.frontier()?;
+        // Each new node follows a new node, or only nodes of `before`.
+        while !frontier.0.iter().all(|node| before.0.contains(node)) {
+            if found.len() >= MOST_NODES {
+                return Ok(None);
+            }
+            let &[node] = &frontier.0[..] else { return Ok(None) };
             found.push(GraphNode(node));
-            behind = dependencies(node)?;
+            frontier = dependencies(node)?;
         }
         found.reverse();
         Ok(Some(found))
@@ -178,7 +184,7 @@ impl Stream {
     /// Replays a graph.
     ///
     /// # Safety
-    /// Everything it uses still exists.
+    /// All objects that the graph uses still exist.
     pub unsafe fn replay(&self, graph: &ExecutableGraph) -> Result<()> {
         // SAFETY: the graph exists; the rest by the caller.
         check_driver_result(|| "replaying a graph".into(), unsafe {
@@ -187,25 +193,25 @@ impl Stream {
     }
 }
 
-/// What a node follows; of more than a few nodes some.
+/// The dependencies of a node, at most [`MOST_NODES`] of them.
 fn dependencies(node: sys::CUgraphNode) -> Result<CaptureFrontier> {
     let mut nodes = [ptr::null_mut(); MOST_NODES];
     // SAFETY: plain data for which zero is a valid value.
     let mut edges: [sys::CUgraphEdgeData; MOST_NODES] = unsafe { std::mem::zeroed() };
     let mut count = MOST_NODES;
-    // SAFETY: the node exists; there is room for as many nodes and edges as `count` says.
+    // SAFETY: the node exists; the arrays have room for `count` nodes and edges.
     let asked = unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
     };
-    check_driver_result(|| "asking for what a node follows".into(), asked.result())?;
+    check_driver_result(|| "querying the dependencies of a node".into(), asked.result())?;
     Ok(CaptureFrontier(nodes[..count.min(MOST_NODES)].into()))
 }
 
-/// What a call of the driver writes.
+/// Returns the value that a driver call writes.
 fn query_driver<T>(what: &str, ask: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
     let mut out = MaybeUninit::zeroed();
     let asked = ask(out.as_mut_ptr());
-    check_driver_result(|| format!("asking for {what}"), asked.result())?;
+    check_driver_result(|| format!("querying {what}"), asked.result())?;
     // SAFETY: the call wrote it.
     Ok(unsafe { out.assume_init() })
 }
@@ -240,7 +246,7 @@ impl GraphNode {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GraphCopy {
-    /// Whether an end of it is memory of the host.
+    /// Whether its source or destination is host memory.
     pub host: bool,
     pub to: Address,
     pub from: Address,
@@ -248,10 +254,11 @@ pub struct GraphCopy {
 }
 
 impl ExecutableGraph {
-    /// Has a node launch this kernel, the one that it launches with other parameters, with ports at these bases.
+    /// Updates a kernel node to launch this kernel: the same function with other parameters, and ports at
+    /// these bases.
     ///
     /// # Safety
-    /// The node is of this graph, and launches a kernel; the rest as [`Stream::launch`].
+    /// The node is of this graph, and launches a kernel; the rest is as for [`Stream::launch`].
     pub unsafe fn set_kernel(
         &self,
         node: GraphNode,
@@ -285,22 +292,25 @@ impl ExecutableGraph {
         )
     }
 
-    /// Has a node that copies copy as many bytes from and to another place.
+    /// Updates a copy node to copy the same number of bytes between other addresses.
     ///
     /// # Safety
-    /// The node is of this graph; the rest as [`Stream::copy`].
+    /// The node is of this graph; the rest is as for [`Stream::copy`].
     pub unsafe fn set_copy(&self, node: GraphNode, to: Address, from: Address) -> Result<()> {
         let set = sys::CUDA_MEMCPY3D { srcDevice: from, dstDevice: to, ..node.copy()? };
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemcpyNodeSetParams(self.exec, node.0, &set, self.device.context) };
-        check_driver_result(|| format!("setting where a copy to {to:#x} goes in a graph"), done.result())
+        check_driver_result(
+            || format!("setting the addresses of a copy to {to:#x} in a graph"),
+            done.result(),
+        )
     }
 
-    /// Has a node that fills memory fill as much of another place.
+    /// Updates a fill node to fill the same number of bytes at another address.
     ///
     /// # Safety
-    /// The node is of this graph; the rest as [`Stream::fill`].
+    /// The node is of this graph; the rest is as for [`Stream::fill`].
     pub unsafe fn set_fill(&self, node: GraphNode, at: Address) -> Result<()> {
         // SAFETY: by the caller.
         unsafe { self.set_fill_as(node, &sys::CUDA_MEMSET_NODE_PARAMS { dst: at, ..node.fill()? }) }
@@ -310,14 +320,14 @@ impl ExecutableGraph {
         // SAFETY: by the caller.
         let done =
             unsafe { sys::cuGraphExecMemsetNodeSetParams(self.exec, node.0, set, self.device.context) };
-        check_driver_result(|| "setting what is filled in a graph".into(), done.result())
+        check_driver_result(|| "setting the address of a fill in a graph".into(), done.result())
     }
 
-    /// Has these nodes, which follow each other, do what the nodes that were recorded on a stream since `before` do.
-    /// Whether they can: they launch the same functions in the same sizes.
+    /// Updates these nodes, which form a chain, to the parameters of the nodes `like`. Returns `false` if
+    /// that is not possible: it is possible if both launch the same functions in the same sizes.
     ///
     /// # Safety
-    /// The nodes are of this graph, the others exist; the rest as for what is launched.
+    /// The nodes are of this graph, and the others exist; the rest is as for the launched work.
     pub unsafe fn copy_parameters(&self, nodes: &[GraphNode], like: &[GraphNode]) -> Result<bool> {
         use sys::CUgraphNodeType as Kind;
         if nodes.len() != like.len() {
@@ -356,14 +366,15 @@ impl ExecutableGraph {
     }
 
     pub fn copies(&self) -> Result<Vec<GraphCopy>> {
-        let (graph, mut count) = (self.template.graph, 0);
-        // SAFETY: the graph exists; the call writes how many nodes it has.
+        let graph = self.template.graph;
+        let mut count = 0;
+        // SAFETY: the graph exists; the call writes its number of nodes.
         let asked = unsafe { sys::cuGraphGetNodes(graph, ptr::null_mut(), &mut count) };
         check_driver_result(|| "counting the nodes of a graph".into(), asked.result())?;
         let mut nodes = vec![ptr::null_mut(); count];
-        // SAFETY: as above; there is room for as many.
+        // SAFETY: as above; there is room for `count` nodes.
         let asked = unsafe { sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), &mut count) };
-        check_driver_result(|| "asking for the nodes of a graph".into(), asked.result())?;
+        check_driver_result(|| "querying the nodes of a graph".into(), asked.result())?;
         let mut out = Vec::new();
         for node in nodes.into_iter().take(count).map(GraphNode) {
             if node.kind()? == sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMCPY {
@@ -381,7 +392,7 @@ impl ExecutableGraph {
     }
 }
 
-/// What a kernel's node launches, but for its parameters.
+/// The function and the sizes of a kernel node, without its parameters.
 fn launch_shape(node: &sys::CUDA_KERNEL_NODE_PARAMS) -> impl PartialEq {
     let grid = [node.gridDimX, node.gridDimY, node.gridDimZ];
     let block = [node.blockDimX, node.blockDimY, node.blockDimZ];

@@ -1,4 +1,4 @@
-//! Memory that one process has for itself: on the device, and pinned on the host.
+//! Private memory of one process: on the device, and pinned on the host.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -10,7 +10,7 @@ use super::device::{CallersContext, Device};
 use crate::device::launch::Address;
 use crate::error::{Result, check_driver_result};
 
-/// Device memory that only this process reaches.
+/// Device memory that only this process accesses.
 #[derive(Debug)]
 pub struct DeviceBuffer {
     device: Arc<Device>,
@@ -19,10 +19,10 @@ pub struct DeviceBuffer {
 }
 
 impl DeviceBuffer {
-    /// `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
+    /// Allocates `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
     pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<DeviceBuffer> {
         let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
-        // SAFETY: the context is current; no size of 0 is asked for.
+        // SAFETY: the context is current; the size is never 0.
         let at = check_driver_result(call, unsafe { result::malloc_sync(len.max(1)) })?;
         Ok(DeviceBuffer { device: device.clone(), at, len })
     }
@@ -46,14 +46,14 @@ impl DeviceBuffer {
 
 impl Drop for DeviceBuffer {
     fn drop(&mut self) {
-        // Whoever drops it may be on a thread of somebody else.
+        // The drop may happen on a thread of the application, whose context is restored.
         let _callers = CallersContext::switch_to(&self.device);
         // SAFETY: allocated by `new`; graphs that use it are dropped or not launched any more.
         let _ = unsafe { result::free_sync(self.at) };
     }
 }
 
-/// Host memory that the device reads and writes at the same time as the host.
+/// Host memory that the device and the host access concurrently.
 #[derive(Debug)]
 pub struct PinnedBuffer {
     device: Arc<Device>,
@@ -61,31 +61,31 @@ pub struct PinnedBuffer {
     len: usize,
 }
 
-// SAFETY: plain memory; who shares it orders the accesses.
+// SAFETY: plain memory; the code that shares it orders the accesses.
 unsafe impl Send for PinnedBuffer {}
 
 // SAFETY: as above.
 unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedBuffer {
-    /// `len` zero bytes.
+    /// Allocates `len` zero bytes.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<PinnedBuffer> {
         let call = || format!("allocating {len} bytes of pinned host memory");
         // SAFETY: the context is current.
         let at = check_driver_result(call, unsafe {
             result::malloc_host(len.max(1), sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE)
         })?;
-        // SAFETY: as many bytes were allocated.
+        // SAFETY: at least `len` bytes were allocated.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
         Ok(PinnedBuffer { device: device.clone(), at, len })
     }
 
-    /// The first byte, for the host. With unified addressing it is the device's address, too.
+    /// The host address of the first byte. With unified addressing it is also the device address.
     pub fn as_ptr(&self) -> *mut u8 {
         self.at.cast()
     }
 
-    /// The first byte, for the device.
+    /// The device address of the first byte.
     pub fn address(&self) -> Address {
         self.at.addr() as Address
     }

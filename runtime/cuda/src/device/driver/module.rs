@@ -1,9 +1,9 @@
-//! Machine code that is loaded, and the kernels in it.
+//! Loaded machine code and its kernels.
 //!
-//! Code stays loaded after its last user is gone, and is reused when the same code is loaded in the same context
-//! ([`cache`]). A session that is opened again then loads nothing. It also keeps device memory constant: drivers (seen
-//! with 580.159, CUDA 13.0) lose 1 to 6 KiB of device memory whenever a module with a fence of system scope
-//! (`__threadfence_system`) is unloaded, and every kernel that communicates has one.
+//! Code stays loaded after its last user is dropped, and is reused when the same code is loaded in the same
+//! context ([`cache`]). A session that is opened again then loads nothing. This also keeps device memory
+//! constant: drivers (seen with 580.159, CUDA 13.0) leak 1 to 6 KiB of device memory whenever a module with a
+//! fence of system scope (`__threadfence_system`) is unloaded, and every kernel that communicates has one.
 //!
 //! Modules are shared, so kernels have no global variables that they write.
 
@@ -19,7 +19,7 @@ use self::cache::{CodeKey, LoadedCode, SharedModules};
 use super::device::Device;
 use crate::error::{Result, check_driver_result};
 
-/// The most machine code that stays loaded on a GPU without a user.
+/// The limit of machine code without a user that stays loaded on a GPU.
 const IDLE_BYTES: usize = 64 << 20;
 
 static MODULES: LazyLock<SharedModules<RawModule>> = LazyLock::new(|| SharedModules::new(IDLE_BYTES));
@@ -34,10 +34,10 @@ unsafe impl Send for RawModule {}
 unsafe impl Sync for RawModule {}
 
 impl RawModule {
-    /// Unloads the module. The context that it belongs to is current.
+    /// Unloads the module. Its context must be current.
     ///
     /// # Safety
-    /// Its context exists, and no kernel of it runs or is launched any more.
+    /// Its context exists, and none of its kernels runs or will be launched.
     unsafe fn unload(self) {
         // SAFETY: by the caller.
         let _ = unsafe { result::module::unload(self.0) };
@@ -47,13 +47,14 @@ impl RawModule {
 #[derive(Debug)]
 pub struct Module {
     device: Arc<Device>,
-    /// `None` once it was returned to the cache.
+    /// `None` after it was returned to the cache.
     code: Option<Arc<LoadedCode<RawModule>>>,
     handle: RawModule,
 }
 
 impl Module {
-    /// Loads what [`crate::codegen::compile::compile`] returned, unless it is loaded already. The context of `device` is current.
+    /// Loads the result of [`crate::codegen::compile::compile`], unless it is loaded already. The context of
+    /// `device` is current.
     pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Module> {
         let digest = Sha256::digest(code).into();
         let key = CodeKey { gpu: device.ordinal(), context: device.context_id()?, digest };
@@ -66,8 +67,8 @@ impl Module {
         Ok(Module { device: device.clone(), handle: code.module, code: Some(code) })
     }
 
-    /// The kernel of this name, allowed to use `shared` bytes of dynamic shared memory. Fails if the module has no such
-    /// kernel, or the GPU has less shared memory.
+    /// The kernel with this name, allowed to use `shared` bytes of dynamic shared memory. Fails if the module
+    /// has no such kernel, or the GPU has less shared memory.
     pub fn function(&self, name: &str, shared: u32) -> Result<Function> {
         let text = CString::new(name).unwrap_or_default();
         // SAFETY: the module is loaded.
@@ -101,8 +102,8 @@ impl Drop for Module {
         }
         let _ = self.device.enter();
         for code in evicted {
-            // SAFETY: the code belongs to the context of this device, which exists; nobody uses it any more, and graphs
-            // with its kernels are not launched any more.
+            // SAFETY: the code belongs to the context of this device, which exists. Nothing uses the code any
+            // more, and graphs with its kernels are not launched any more.
             unsafe { code.module.unload() };
         }
     }

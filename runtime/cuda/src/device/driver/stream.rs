@@ -1,4 +1,4 @@
-//! Streams: what is put on them, and events that order and time it.
+//! Streams, the work that is enqueued on them, and events that order and time it.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -22,14 +22,14 @@ unsafe impl Send for BorrowedStream {}
 unsafe impl Sync for BorrowedStream {}
 
 impl BorrowedStream {
-    /// A `cudaStream_t` (`CUstream`) that was created; the default streams cannot be captured.
+    /// Borrows a `cudaStream_t` (`CUstream`) that was created; the default streams cannot be captured.
     ///
     /// # Safety
-    /// - It belongs to the primary context of the session's GPU.
-    /// - It exists, and is not captured, when the session is made and when it is dropped, and until then. What its
-    ///   owner put on it has ended by the time the session is dropped.
-    /// - While the session uses it nobody else does, and what the owner puts there does not touch the session's
-    ///   memory.
+    /// - The stream belongs to the primary context of the session's GPU.
+    /// - The stream exists from before the session is made until after it is dropped, and is not capturing at these
+    ///   two times. All work that its owner enqueued on it has ended by the time the session is dropped.
+    /// - While the session uses it, no other code does. Work that the owner enqueues on it does not access
+    ///   the session's memory.
     pub unsafe fn new(stream: *mut c_void) -> BorrowedStream {
         BorrowedStream(stream.cast())
     }
@@ -43,7 +43,7 @@ impl BorrowedStream {
 pub struct Stream {
     pub(super) device: Arc<Device>,
     pub(super) handle: sys::CUstream,
-    /// Whether it is somebody else's to destroy.
+    /// Whether the stream belongs to the caller, who destroys it.
     lent: bool,
 }
 
@@ -61,8 +61,8 @@ impl Stream {
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
-    /// A new stream of which kernels, also those of graphs, get to run before those of other streams that wait for
-    /// room.
+    /// A new stream with the highest priority: its kernels, also those of graphs, are scheduled before
+    /// waiting kernels of other streams.
     pub fn urgent(device: &Arc<Device>) -> Result<Stream> {
         let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -75,7 +75,7 @@ impl Stream {
         Ok(Stream { device: device.clone(), handle, lent: false })
     }
 
-    /// A stream of the caller, as its promise at [`BorrowedStream::new`] says.
+    /// Wraps a stream of the caller, under the conditions of [`BorrowedStream::new`].
     pub fn adopt(device: &Arc<Device>, stream: BorrowedStream) -> Stream {
         Stream { device: device.clone(), handle: stream.handle(), lent: true }
     }
@@ -84,29 +84,30 @@ impl Stream {
         self.handle
     }
 
-    /// Whether it belongs to the context of its device, which is current. Fails if there is no such stream.
+    /// Whether it belongs to the context of its device, which is current. Fails if the stream does not exist.
     pub fn is_of_device(&self) -> Result<bool> {
         let mut context = ptr::null_mut();
         // SAFETY: the stream exists; the call writes a handle.
         let asked = unsafe { sys::cuStreamGetCtx(self.handle, &mut context) };
-        check_driver_result(|| "asking for the context of a stream".into(), asked.result())?;
+        check_driver_result(|| "querying the context of a stream".into(), asked.result())?;
         Ok(context == self.device.context)
     }
 
-    /// Whether what is put on it is recorded, not run. Fails if there is no such stream, or recording it failed.
+    /// Whether work on it is captured instead of run. Fails if the stream does not exist, or its capture
+    /// failed.
     pub fn is_capturing(&self) -> Result<bool> {
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes one word.
         let asked = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
-        check_driver_result(|| "asking whether a stream is recorded".into(), asked.result())?;
+        check_driver_result(|| "querying whether a stream is capturing".into(), asked.result())?;
         match status {
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(false),
             sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(true),
-            _ => Err(CudaError::Unsupported("the stream is in a recording that has failed".into())),
+            _ => Err(CudaError::Unsupported("the stream belongs to a capture that has failed".into())),
         }
     }
 
-    /// Whether everything recorded so far has ended. Fails if something recorded earlier failed.
+    /// Whether all work enqueued so far has ended. Fails if earlier work failed.
     pub fn is_idle(&self) -> Result<bool> {
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.handle) } {
@@ -117,7 +118,7 @@ impl Stream {
         }
     }
 
-    /// Waits until everything recorded so far has ended. Fails if something recorded earlier failed.
+    /// Waits until all work enqueued so far has ended. Fails if earlier work failed.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream exists.
         let ended = unsafe { result::stream::synchronize(self.handle) };
@@ -131,10 +132,10 @@ impl Stream {
         check_driver_result(|| "waiting for an event".into(), waiting)
     }
 
-    /// Copies to the device. Returns when the host's memory may be changed.
+    /// Copies to the device. Returns when the host memory may be changed.
     ///
     /// # Safety
-    /// `to` has as many bytes, and nothing else uses them meanwhile.
+    /// `to` has at least `from.len()` bytes, and nothing else uses them during the call.
     pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
         let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
@@ -142,22 +143,24 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Copies from pinned memory to the device, after all that was recorded before. Returns at once.
+    /// Enqueues a copy from pinned memory to the device. Returns at once.
     ///
     /// # Safety
-    /// `to` has as many bytes; until the copy is done nobody writes `from` and nothing else uses `to`.
+    /// `to` has at least `from.len()` bytes. Until the copy is done, nothing writes `from` and nothing else
+    /// uses `to`.
     pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<()> {
         let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: by the caller.
         check_driver_result(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
     }
 
-    /// Copies from the device, after all that was recorded before.
+    /// Copies from the device, after all work enqueued before.
     ///
     /// # Safety
-    /// `from` has as many bytes.
+    /// `from` has at least `to.len()` bytes.
     pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
-        let (at, len) = (to.as_mut_ptr(), to.len());
+        let at = to.as_mut_ptr();
+        let len = to.len();
         let call = || format!("copying {len} bytes from GPU {}", self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
         let copied =
@@ -189,7 +192,7 @@ impl Stream {
     /// Stores a word.
     ///
     /// # Safety
-    /// It exists, at a multiple of 4.
+    /// The word exists, at a multiple of 4.
     pub unsafe fn store(&self, at: Address, word: u32) -> Result<()> {
         // SAFETY: by the caller.
         let stored = unsafe { sys::cuMemsetD32Async(at, word, 1, self.handle) };
@@ -199,7 +202,7 @@ impl Stream {
     /// Launches a kernel, with ports at these bases.
     ///
     /// # Safety
-    /// The function takes these parameters and touches only memory that exists.
+    /// The function takes these parameters and accesses only memory that exists.
     pub unsafe fn launch(
         &self,
         function: Function,
@@ -234,10 +237,10 @@ impl Stream {
         )
     }
 
-    /// What a launch asks for beside its sizes.
+    /// The attributes of a launch, apart from its sizes.
     fn attributes(&self, kernel: &KernelLaunch, start: LaunchOrder) -> SmallVec<[sys::CUlaunchAttribute; 2]> {
         use sys::CUlaunchAttributeID as Id;
-        // SAFETY: all zeros are an attribute, of no kind yet.
+        // SAFETY: an all-zero attribute is valid, with no kind set.
         let none: sys::CUlaunchAttribute = unsafe { std::mem::zeroed() };
         let mut out = SmallVec::new();
         if start == LaunchOrder::Dependent && self.device.capability()[0] >= 9 {
@@ -265,7 +268,7 @@ impl Drop for Stream {
             return;
         }
         let _ = self.device.enter();
-        // SAFETY: created by `new`; the driver lets pending work end.
+        // SAFETY: created by `new` or `urgent`; the driver completes pending work.
         let _ = unsafe { result::stream::destroy(self.handle) };
     }
 }
@@ -284,7 +287,7 @@ impl Event {
         Event::with_flags(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// An event that also takes the time.
+    /// An event that also records the time.
     pub fn timed() -> Result<Event> {
         Event::with_flags(sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -294,7 +297,7 @@ impl Event {
         Ok(Event { handle })
     }
 
-    /// Marks the present end of `stream`.
+    /// Marks the current end of `stream`.
     pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both exist.
         check_driver_result(|| "recording an event".into(), unsafe {
@@ -302,7 +305,7 @@ impl Event {
         })
     }
 
-    /// Whether it was reached, or marks nothing yet. Fails if something in front of it failed.
+    /// Whether the event was reached, or marks nothing yet. Fails if work before it failed.
     pub fn reached(&self) -> Result<bool> {
         // SAFETY: the event exists.
         match unsafe { sys::cuEventQuery(self.handle) } {
@@ -313,7 +316,7 @@ impl Event {
         }
     }
 
-    /// Waits until it was reached; at once if it marks nothing yet.
+    /// Waits until the event was reached; returns at once if it marks nothing yet.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event exists.
         check_driver_result(|| "waiting for an event".into(), unsafe {
@@ -333,17 +336,18 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created by `with`.
+        // SAFETY: created by `with_flags`.
         let _ = unsafe { result::event::destroy(self.handle) };
     }
 }
 
-/// The parameters of a kernel as the driver takes them.
+/// The parameters of a kernel in the driver's form.
 pub(super) struct KernelArguments<'k> {
     kernel: &'k KernelLaunch,
-    /// The driver's forms of the matrices.
+    /// The encoded tensor maps.
     maps: SmallVec<[sys::CUtensorMap; 2]>,
-    /// The words of parameters with pointers to ports, one after another, with addresses in their place.
+    /// The words of parameters with pointers to ports, one parameter after another, with the pointers
+    /// resolved to addresses.
     resolved: SmallVec<[u64; 32]>,
 }
 
@@ -367,7 +371,7 @@ impl<'k> KernelArguments<'k> {
         Ok(KernelArguments { kernel, maps, resolved })
     }
 
-    /// Where each is; valid as long as this value stays where it is.
+    /// The addresses of the parameters; valid as long as this value is not moved.
     pub fn pointers(&self) -> SmallVec<[*mut c_void; 16]> {
         let mut maps = self.maps.iter();
         let mut resolved = &self.resolved[..];

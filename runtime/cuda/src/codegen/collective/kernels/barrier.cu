@@ -1,4 +1,5 @@
-// Collectives behind a barrier: kernels that read the peers' operands or write their results once all have arrived.
+// Collectives with barriers: kernels that read the peers' operands or write their results after all ranks
+// have arrived.
 
 namespace symmc_peer {
 
@@ -14,8 +15,8 @@ __device__ __forceinline__ void reduce_one(const C& call, u64 i) {
     for (u32 p = 0; p < OUTS; p++) ((Stored*)call.to[p])[i] = out;
 }
 
-/// Reduces 16 bytes at each of `TIMES` places, `apart` bytes from each other, of all ranks into all outputs. All
-/// loads come first.
+/// Reduces 16 bytes at each of `TIMES` places, `apart` bytes from each other, of all ranks into all outputs.
+/// All loads are issued first.
 template <class T, class O, u32 N, u32 OUTS, u32 TIMES, class C>
 __device__ __forceinline__ void reduce_wide(const C& call, u64 at, u64 apart) {
     Run<T, 2> runs[TIMES][N];
@@ -34,7 +35,8 @@ __device__ __forceinline__ void reduce_wide(const C& call, u64 at, u64 apart) {
     }
 }
 
-/// Reduces `count` elements at `from[rank]` into each of `to`, as thread `first` of `step`. `VECTOR`: all addresses are multiples of 16.
+/// Reduces `count` elements at `from[rank]` into each of `to`, as thread `first` of `step`. `VECTOR`: all
+/// addresses are multiples of 16.
 template <class T, class O, u32 N, u32 OUTS, bool VECTOR, class C>
 __device__ __forceinline__ void reduce_elements(const C& call, u64 first, u64 step) {
     u64 done = 0;
@@ -43,7 +45,7 @@ __device__ __forceinline__ void reduce_elements(const C& call, u64 first, u64 st
         const u64 bytes = call.count / COUNT * 16;
         done = call.count / COUNT * COUNT;
         u64 at = first * 16;
-        // Large tensors are bound by the accesses in flight.
+        // Large tensors are limited by the number of accesses in flight.
         constexpr u32 MANY = N <= 4 ? 16 / N : 2;
         for (; at + step * (MANY - 1) * 16 < bytes; at += step * MANY * 16) {
             reduce_wide<T, O, N, OUTS, MANY>(call, at, step * 16);
@@ -87,7 +89,7 @@ __device__ __forceinline__ void store_unit(u64 at, U unit) {
     }
 }
 
-/// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads come first.
+/// Moves 16 bytes at each of `TIMES` places, `apart` bytes from each other. All loads are issued first.
 template <u32 N, bool SAME, u32 TIMES, class C>
 __device__ __forceinline__ void move_wide(const C& call, const bool (&moves)[N], u64 at, u64 apart) {
     Wide wide[TIMES][N];
@@ -111,12 +113,12 @@ __device__ __forceinline__ void move_wide(const C& call, const bool (&moves)[N],
     }
 }
 
-/// Moves `count` bytes at each `from` to the `to` of the same index, as thread `first` of `step`. `SAME`: all `from` are one. `U` is
-/// what addresses and count are multiples of.
+/// Moves `count` bytes from each `from` to the `to` of the same index, as thread `first` of `step`. `SAME`:
+/// all `from` are equal. Addresses and count are multiples of the size of `U`.
 template <class U, u32 N, bool SAME, class C>
 __device__ __forceinline__ void move_bytes(const C& call, u64 first, u64 step) {
     u64 done = 0;
-    // What lies in place already.
+    // A part that is already in place is not moved.
     bool moves[N];
 #pragma unroll
     for (u32 p = 0; p < N; p++) moves[p] = call.from[p] != call.to[p];
@@ -149,8 +151,8 @@ __device__ __forceinline__ void move(const BarrierParams& call) {
     leave(call, words);
 }
 
-/// Moves unit `i`, and the `TIMES - 1` units after it that are `apart` units from each other, of each rank. All loads come first.
-/// A row has `row` units.
+/// Moves unit `i`, and the `TIMES - 1` units after it that are `apart` units from each other, of each rank.
+/// All loads are issued first. A row has `row` units.
 template <class U, u32 N, u32 TIMES, class I>
 __device__ __forceinline__ void move_row_units(const BarrierParams& call, u64 i, u64 apart, I row) {
     U units[TIMES][N];
@@ -161,14 +163,14 @@ __device__ __forceinline__ void move_row_units(const BarrierParams& call, u64 i,
     }
 #pragma unroll
     for (u32 t = 0; t < TIMES; t++) {
-        // The rows of the other ranks stand in front.
+        // The rows of the other ranks come before it.
         const u64 at = i + t * apart + (u64)((I)(i + t * apart) / row) * row * (N - 1);
 #pragma unroll
         for (u32 p = 0; p < N; p++) store_unit<U>(call.to[p] + at * sizeof(U), units[t][p]);
     }
 }
 
-/// Runs `move_row_units` over all units. `I` is an integer that counts them.
+/// Runs `move_row_units` over all units. `I` is an integer type that can count them.
 template <class U, u32 N, class I>
 __device__ __forceinline__ void move_all_rows(const BarrierParams& call) {
     const u64 units = call.count / sizeof(U), step = (u64)gridDim.x * blockDim.x;
@@ -180,14 +182,15 @@ __device__ __forceinline__ void move_all_rows(const BarrierParams& call) {
     for (; i < units; i += step) move_row_units<U, N, 1, I>(call, i, 0, row);
 }
 
-/// Pull all-gather along an axis that is not the first: `count` bytes at each `from` are rows of `row` bytes, which the rows of the
-/// other ranks follow at the `to` of the same index. `U` is what addresses and rows are multiples of.
+/// Pull all-gather along an axis other than the first: the `count` bytes at each `from` are rows of `row`
+/// bytes. At the `to` of the same index, each row is followed by the rows of the other ranks. Addresses and
+/// rows are multiples of the size of `U`.
 template <class U, u32 N, bool EXIT>
 __device__ __forceinline__ void move_rows(const BarrierParams& call) {
     typedef typename U::Whole Whole;
     Words words = begin(call);
     if (!meet<Arrive, N>(call, words.barriers + 1)) return;
-    // Divisions of 64 bits take several times as long.
+    // 64-bit divisions take several times as long.
     if (call.count / sizeof(Whole) <= 0xffffffffull) {
         move_all_rows<Whole, N, u32>(call);
     } else {
@@ -198,7 +201,8 @@ __device__ __forceinline__ void move_rows(const BarrierParams& call) {
     leave(call, words);
 }
 
-/// Units that [`move`] and [`put`] move: bytes, words, and 16 bytes with what is left over in bytes. [`move_rows`] has no remainder, because rows are multiples of the unit.
+/// The units of [`move`] and [`put`]: bytes, words, and 16 bytes with a remainder in bytes. [`move_rows`] has
+/// no remainder, because rows are multiples of the unit.
 struct Bytes {
     typedef u8 Unit;
     typedef u8 Whole;
@@ -217,7 +221,8 @@ struct Sixteens {
 
 // ---------------------------------------------------------------- pairs
 
-/// Broadcast and permute. The next barrier: the receiver has arrived; the one after it: its result is written.
+/// Broadcast and permute. The next barrier means that the receiver has arrived; the one after it, that its
+/// result is written.
 template <class U, u32 N>
 __device__ __forceinline__ void put(const PutParams& call) {
     Words words = begin(call);

@@ -1,5 +1,6 @@
-// What collectives need of the device beyond CUDA C: memory operations that reach peers, clocks, conversions.
-// A test replaces this file by one for threads of the host, so the kernels hold no assembly.
+// The device operations of collectives beyond CUDA C: memory operations that reach peers, clocks,
+// conversions. A test replaces this file by one for host threads, so the other kernel files contain no
+// assembly.
 
 namespace symmc_peer {
 
@@ -25,7 +26,7 @@ __device__ __forceinline__ void store_release(u64* at, u64 value) {
     asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
 
-/// A release to threads of this device alone.
+/// A release that only threads of this device observe.
 __device__ __forceinline__ void store_release_here(u64* at, u64 value) {
     asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(at), "l"(value) : "memory");
 }
@@ -49,7 +50,7 @@ __device__ __forceinline__ bool claim(u32* at) {
     return atomicCAS(at, 0u, 1u) == 0u;
 }
 
-/// Two words of LL, 8 bytes each, in one instruction. Each is one access; the two need not be.
+/// Two words of LL, 8 bytes each, in one instruction. Each word is a single access; the pair need not be.
 __device__ __forceinline__ void store_ll(u64 at, Wide value) {
     asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" ::"l"(at), "l"(value.low), "l"(value.high)
                  : "memory");
@@ -70,7 +71,7 @@ __device__ __forceinline__ u32 ll128_threads() {
 }
 
 #ifdef SYMMC_SPLIT_LL128
-/// As below where links may split a line: the flag goes after the rest, and is looked for before it.
+/// As below, if links may split a line: the flag is stored after the rest, and read before it.
 __device__ __forceinline__ void store_ll128(u64 at, Wide value) {
     const bool last = threadIdx.x % 8 == 7;
     if (!last) store_ll(at, value);
@@ -84,7 +85,7 @@ __device__ __forceinline__ Wide load_ll128(u64 at) {
     const bool last = threadIdx.x % 8 == 7;
     Wide value{0, 0};
     if (last) {
-        // The flag first, then the word beside it.
+        // The flag first, then the adjacent word.
         const u64 flag = load_ll(at).high;
         __threadfence_system();
         value = Wide{load_ll(at).low, flag};
@@ -93,10 +94,10 @@ __device__ __forceinline__ Wide load_ll128(u64 at) {
     return last ? value : load_ll(at);
 }
 #else
-/// 16 bytes of a line of 128 that eight neighbouring threads store in this one instruction. The line leaves the
-/// multiprocessor as one request, travels through NVLink as one packet and is written to the peer's L2 cache
-/// at once, so whoever finds its flag finds the rest. The architecture does not promise that; the devices do it, and
-/// NCCL's LL128 rests on it too.
+/// 16 bytes of a line of 128 that eight neighbouring threads store in this one instruction. The line leaves
+/// the multiprocessor as one request, travels through NVLink as one packet, and is written to the peer's L2
+/// cache at once. A reader that sees its flag therefore sees the rest. The architecture does not guarantee
+/// this, but the devices behave so, and NCCL's LL128 relies on it too.
 __device__ __forceinline__ void store_ll128(u64 at, Wide value) {
     store_ll(at, value);
 }
@@ -107,17 +108,17 @@ __device__ __forceinline__ Wide load_ll128(u64 at) {
 }
 #endif
 
-/// The flag of a line of which each of its threads loaded its 16 bytes.
+/// The flag of a line, after each of its threads has loaded its 16 bytes.
 __device__ __forceinline__ u32 ll128_flag(const Wide& value) {
     return __shfl_sync(ll128_threads(), (u32)(value.high >> 32), 7, 8);
 }
 
-/// Whether something holds for all threads of the caller's line.
+/// Whether `holds` is true for all threads of the caller's line.
 __device__ __forceinline__ bool ll128_all(bool holds) {
     return __all_sync(ll128_threads(), holds);
 }
 
-/// 16 bytes that are used once.
+/// Loads 16 bytes that are used once.
 __device__ __forceinline__ Wide load_wide(u64 at) {
     Wide value;
     asm volatile("ld.global.L1::no_allocate.v2.u64 {%0, %1}, [%2];"
@@ -141,7 +142,7 @@ __device__ __forceinline__ void sleep_ns(u32 time) {
     __nanosleep(time);
 }
 
-/// Between two looks at a word that somebody else changes.
+/// Pauses between two reads of a word that another thread changes.
 __device__ __forceinline__ void pause() {}
 
 __device__ __forceinline__ float of_bits(u32 bits) {
@@ -179,7 +180,8 @@ __device__ __forceinline__ u32 to_bfloats(float first, float second) {
     return bits;
 }
 
-/// The sum over the threads of a block, whole warps, the same on all. Calls of the two parities alternate.
+/// The sum over the threads of a block of whole warps, returned to all of them. Consecutive calls alternate
+/// the parity.
 __device__ __forceinline__ float block_sum(float x, u32 parity) {
     __shared__ float parts[2][32];
 #pragma unroll

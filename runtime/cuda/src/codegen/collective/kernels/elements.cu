@@ -1,8 +1,8 @@
-// Elements: how each dtype is stored and accumulates, what reductions do, and runs of elements in words.
+// Elements: the stored and the accumulated form of each dtype, the reductions, and runs of elements in words.
 
 namespace symmc_peer {
 
-/// A dtype: as it is stored, and as it accumulates.
+/// A dtype: its stored type and its accumulator type.
 template <class T>
 struct Plain {
     typedef T Stored;
@@ -45,7 +45,7 @@ struct BF16 {
     static __device__ __forceinline__ u32 narrow(Acc x, Acc y) { return to_bfloats(x, y); }
 };
 
-// Integers wrap; the larger and the smaller of two floats are NaN if one is.
+// Integers wrap; the maximum and the minimum of two floats are NaN if one of them is.
 struct Sum {
     static __device__ __forceinline__ i32 of(i32 a, i32 b) { return (i32)((u32)a + (u32)b); }
     static __device__ __forceinline__ i64 of(i64 a, i64 b) { return (i64)((u64)a + (u64)b); }

@@ -1,28 +1,27 @@
-// Collectives by LL, NCCL's low latency protocol: words of eight bytes, four of data and a flag, into landing zones of
-// the peers. One instruction stores two of them, a word of eight bytes of the message. Larger messages go by LL128
-// (ll128.cu).
+// Collectives by LL, NCCL's low latency protocol: words of eight bytes, four of data and a flag, are stored
+// to landing zones of the peers. One instruction stores two of them, which hold eight bytes of the message.
+// Larger messages use LL128 (ll128.cu).
 
 namespace symmc_peer {
 
-/// The flag of the epoch whose zones were cleared before, and of the second epoch of all.
+/// The flag of the epoch whose zones were cleared before it, which is also that of the second epoch of all.
 constexpr u32 CLEARED = 2;
 
-/// The flag after `flag`. Zones alternate with its parity, also where it wraps around; 0 is what cleared
-/// zones hold.
+/// The flag after `flag`. Zones alternate with its parity, also when it wraps around. Cleared zones hold 0.
 __device__ __forceinline__ u32 following(u32 flag) {
     return flag == 0xffffffffu ? CLEARED : flag + 1;
 }
 
-/// Removes all flags from this rank's zones while no peer writes there. Each block clears in this epoch's zone
-/// the units of 16 bytes that the same blocks of the peers are about to write, in each of so many slots: those of every
-/// `gridDim.x`-th run of `run`. The rest is divided among all.
+/// Removes all flags from this rank's zones while no peer writes there. In this epoch's zone, each block
+/// clears the 16-byte units that the same blocks of the peers will write, in each of `slots` slots: every
+/// `gridDim.x`-th run of `run` units. The rest is divided among all blocks.
 template <u32 N>
 __device__ __noinline__ bool clear(const LandingParams& call, u64 barriers, u32 used, u64 units, u32 slots, u32 run) {
     if (!meet<Arrive, N>(call, barriers + 1)) return false;
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
     const u64 now = call.before, behind = now + units * slots;
-    // The flag wraps around to 2: this epoch's is the first zone.
+    // The flag wraps around to 2, so this epoch uses the first zone.
     for (u64 at = (u64)blockIdx.x * run; at < units; at += (u64)gridDim.x * run) {
         for (u64 i = at + threadIdx.x; i < at + run && i < units; i += blockDim.x) {
             for (u32 p = 0; p < slots; p++) store_ll(call.zone + (now + p * units + i) * 16, Wide{0, 0});
@@ -38,12 +37,12 @@ __device__ __noinline__ bool clear(const LandingParams& call, u64 barriers, u32 
 /// The epoch of a collective by LL or LL128: its number among those of the group, as a flag.
 struct Epoch {
     u32 flag;
-    /// From the first landing zone to that of this epoch.
+    /// The distance from the first landing zone to that of this epoch.
     u64 zone;
 };
 
-/// Begins: the flag of this epoch, and its zone. `units` units of 16 bytes come into each of `slots`; runs of `run` of
-/// them are dealt out among the blocks.
+/// Begins an epoch: returns its flag and its zone. `units` 16-byte units arrive in each of `slots`; runs of
+/// `run` units are distributed among the blocks.
 template <u32 N>
 __device__ __forceinline__ bool begin_epoch(const LandingParams& call, Words& words, Epoch& epoch, u64 units, u32 slots,
                                           u32 run) {
@@ -59,8 +58,8 @@ __device__ __forceinline__ bool begin_epoch(const LandingParams& call, Words& wo
     return true;
 }
 
-/// Word `i`, eight bytes of data, of the message at `from`; what lies beyond `bytes` is zero. `S` is an element; with `VECTOR`,
-/// `from` is a multiple of 8.
+/// Word `i` (eight bytes of data) of the message at `from`; data beyond `bytes` is zero. `S` is the element
+/// type. With `VECTOR`, `from` is a multiple of 8.
 template <class S, bool VECTOR>
 __device__ __forceinline__ u64 message(u64 from, u64 i, u64 bytes) {
     if (VECTOR && i * 8 + 8 <= bytes) return ((const u64*)from)[i];
@@ -73,7 +72,7 @@ __device__ __forceinline__ u64 message(u64 from, u64 i, u64 bytes) {
     return run.words[0];
 }
 
-/// Stores what [`message`] gave.
+/// Stores a word that [`message`] returned.
 template <class S, bool VECTOR>
 __device__ __forceinline__ void deliver(u64 to, u64 i, u64 bytes, u64 word) {
     if (VECTOR && i * 8 + 8 <= bytes) {
@@ -104,10 +103,10 @@ __device__ __forceinline__ u64 unpacked(const Wide& wide) {
 /// The protocol LL. A unit of a message is one of its words.
 struct Ll {
     static constexpr u32 WORDS = 1;
-    /// The units of so many words.
+    /// The number of units of this many words.
     template <class I>
     static __device__ __forceinline__ I units(I words) { return words; }
-    /// Of a row of `row` words: the first word of unit `j`, and how many it has.
+    /// For a row of `row` words: the first word of unit `j`, and its number of words.
     static __device__ __forceinline__ u32 first(u32 j) { return j; }
     static __device__ __forceinline__ u32 count(u32, u32) { return 1; }
 
@@ -148,21 +147,22 @@ struct Ll {
     }
 };
 
-/// The units of a message of `count` bytes by a protocol, [`Ll`] or `Ll128`.
+/// The number of units of a message of `count` bytes in a protocol, [`Ll`] or `Ll128`.
 template <class P>
 __device__ __forceinline__ u64 message_units(const LandingParams& call) {
     return P::units((call.count + 7) / 8);
 }
 
-/// Begins a collective by `ll` and sends `count` bytes to each peer. `from` is what goes to the ranks of `to`, and after
-/// them this rank's own; with `SAME` all are `from[0]`. `to` are this rank's slots in the first zones of the peers,
-/// beginning with the next rank; `slots` those of the peers in this rank's, by rank.
+/// Begins a collective by `ll` and sends `count` bytes to each peer. `from` holds the messages to the ranks
+/// of `to`, followed by this rank's own; with `SAME` all of them are `from[0]`. `to` holds this rank's slots
+/// in the first zones of the peers, beginning with the next rank; `slots` holds the peers' slots in this
+/// rank's zone, by rank.
 template <class P, class S, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ bool ll_send(const LandingParams& call, Epoch& epoch) {
     const u64 units = message_units<P>(call);
     const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const u64 step = (u64)gridDim.x * blockDim.x;
-    // Asked for beside the words: both are a way from memory.
+    // This load overlaps the load of the group's words.
     Run<Plain<S>, P::WORDS> unit;
     if (first < units) unit = P::template load<S, VECTOR>(call.from[0], first, call.count);
     Words words;
@@ -182,8 +182,8 @@ __device__ __forceinline__ bool ll_send(const LandingParams& call, Epoch& epoch)
     return true;
 }
 
-/// All-reduce and reduce-scatter by `ll`: what all ranks send to this one, reduced, goes to `out[0]`. Addresses as for
-/// [`ll_send`].
+/// All-reduce and reduce-scatter by `ll`: reduces the messages of all ranks to this one into `out[0]`.
+/// Addresses are as for [`ll_send`].
 template <class P, class T, class O, u32 N, bool SAME, bool VECTOR>
 __device__ __forceinline__ void ll_reduce(const LandingParams& call) {
     typedef typename T::Stored Stored;
@@ -199,7 +199,8 @@ __device__ __forceinline__ void ll_reduce(const LandingParams& call) {
     }
 }
 
-/// Stores unit `i` of a message that is rows of `slice` bytes, a multiple of 8, of which row `r` is stored at `to + r * N * slice`.
+/// Stores unit `i` of a message that consists of rows of `slice` bytes, a multiple of 8. Row `r` is stored at
+/// `to + r * N * slice`.
 template <class P, class S, u32 N, bool VECTOR>
 __device__ __forceinline__ void store_rows(const LandingParams& call, u64 to, u64 i, const u64 (&words)[P::WORDS]) {
     const u32 row = (u32)(call.slice / 8), all = (u32)(call.count / 8);
@@ -211,8 +212,9 @@ __device__ __forceinline__ void store_rows(const LandingParams& call, u64 to, u6
     }
 }
 
-/// All-gather and all-to-all by `ll` of `count` bytes to each: addresses as for [`ll_send`], and `out` is where what
-/// each rank sends goes, by rank. With `ROWS` it is rows of `slice` bytes, each in front of the next row of all other ranks.
+/// All-gather and all-to-all by `ll` of `count` bytes to each rank. Addresses are as for [`ll_send`]; `out`
+/// holds the destination of each rank's message, by rank. With `ROWS` a message consists of rows of `slice`
+/// bytes, each stored before the next row of all other ranks.
 template <class P, class S, u32 N, bool SAME, bool VECTOR, bool ROWS>
 __device__ __forceinline__ void ll_move(const LandingParams& call) {
     Epoch epoch;

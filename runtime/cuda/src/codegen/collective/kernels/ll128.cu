@@ -1,13 +1,14 @@
-// Collectives by NCCL's LL128: lines of 128 bytes, 120 of data and a flag, that eight neighbouring threads store in one
-// instruction. device.cu says why a line arrives as a whole, and what is done where links do not promise that.
+// Collectives by NCCL's LL128: lines of 128 bytes, 120 of data and a flag, that eight neighbouring threads
+// store in one instruction. device.cu explains why a line arrives as a whole, and the alternative for links
+// that do not guarantee it.
 //
-// A unit is the 16 bytes of one thread: unit `i` is number `i % 8` of line `i / 8` and holds two words of data, the
-// last of a line one and the flag, in its upper half. Grids have whole warps, so the threads of a line stay
-// together.
+// A unit is the 16 bytes of one thread: unit `i` is unit `i % 8` of line `i / 8` and holds two words of data.
+// The last unit of a line holds one word, and the flag in its upper half. Grids have whole warps, so the
+// threads of a line stay together.
 
 namespace symmc_peer {
 
-/// Words of 8 bytes with data in a line.
+/// The number of 8-byte data words in a line.
 constexpr u32 LINE = 15;
 
 /// The first word of unit `i`.
@@ -15,12 +16,13 @@ __device__ __forceinline__ u64 word_of(u64 i) {
     return i / 8 * LINE + i % 8 * 2;
 }
 
-/// Whether unit `i` ends its line.
+/// Whether unit `i` is the last of its line.
 __device__ __forceinline__ bool ends_line(u64 i) {
     return i % 8 == 7;
 }
 
-/// The data of unit `i` of the message at `from`, which has `bytes` bytes. `S` and `VECTOR` as for [`message`].
+/// The data of unit `i` of the message at `from`, which has `bytes` bytes. `S` and `VECTOR` are as for
+/// [`message`].
 template <class S, bool VECTOR>
 __device__ __forceinline__ Wide ll128_message(u64 from, u64 i, u64 bytes) {
     const u64 word = word_of(i);
@@ -36,14 +38,14 @@ __device__ __forceinline__ void ll128_deliver(u64 to, u64 i, u64 bytes, const Wi
     if (!ends_line(i)) deliver<S, VECTOR>(to, word + 1, bytes, data.high);
 }
 
-/// Unit `i` with the flag where the line's is.
+/// Unit `i` with the flag, if it is the last of its line.
 __device__ __forceinline__ Wide flagged(Wide data, u64 i, u32 flag) {
     if (ends_line(i)) data.high = (u64)flag << 32;
     return data;
 }
 
-/// Receives unit `i` of every peer from `slots`; `wide` is by rank, and `wide[me]` stays as it is. All threads of a
-/// line give the same.
+/// Receives unit `i` of every peer from `slots`; `wide` is by rank, and `wide[me]` is not changed. All
+/// threads of a line return the same value.
 template <u32 N>
 __device__ __forceinline__ bool ll128_receive(const LandingParams& call, const u64 (&slots)[N], u64 i, u32 flag,
                                              Wide (&wide)[N]) {
@@ -63,14 +65,14 @@ __device__ __forceinline__ bool ll128_receive(const LandingParams& call, const u
     }
 }
 
-/// The slots of the peers in this epoch's zone, `beyond` bytes further.
+/// The peers' slots in this epoch's zone, `beyond` bytes after their start.
 template <u32 N>
 __device__ __forceinline__ void ll128_slots(const LandingParams& call, const Epoch& epoch, u64 beyond, u64 (&slots)[N]) {
 #pragma unroll
     for (u32 p = 0; p < N; p++) slots[p] = call.slots[p] + epoch.zone + beyond;
 }
 
-/// Reduces unit after unit: the words of all ranks.
+/// Reduces a unit: the words of all ranks.
 template <class T, class O, u32 N>
 __device__ __forceinline__ Wide ll128_reduce(const Wide* wide) {
     Run<T, 2> runs[N];
@@ -79,13 +81,13 @@ __device__ __forceinline__ Wide ll128_reduce(const Wide* wide) {
     return wide_of(reduce_runs<T, O, N, 2>(runs));
 }
 
-/// The protocol LL128, a row beginning with a line.
+/// The protocol LL128, with each row at the start of a line.
 struct Ll128 {
     static constexpr u32 WORDS = 2;
-    /// The units of so many words.
+    /// The number of units of this many words.
     template <class I>
     static __device__ __forceinline__ I units(I words) { return (words + LINE - 1) / LINE * 8; }
-    /// Of a row of `row` words: the first word of unit `j`, and how many it has.
+    /// For a row of `row` words: the first word of unit `j`, and its number of words.
     static __device__ __forceinline__ u32 first(u32 j) { return j / 8 * LINE + j % 8 * 2; }
     static __device__ __forceinline__ u32 count(u32 j, u32 row) {
         const u32 left = first(j) < row ? row - first(j) : 0;
@@ -118,13 +120,13 @@ struct Ll128 {
     }
 };
 
-/// Of a slice of `slice` bytes that begins at `at`, those within the message.
+/// The bytes of a slice of `slice` bytes at `at` that are within the message.
 __device__ __forceinline__ u64 within(const LandingParams& call, u64 at) {
     const u64 rest = at < call.count ? call.count - at : 0;
     return rest < call.slice ? rest : call.slice;
 }
 
-/// A reduction that goes to `out[0]`.
+/// Stores the reduction to `out[0]`.
 template <class T, bool VECTOR>
 struct ToResult {
     struct Asked {};
@@ -134,13 +136,13 @@ struct ToResult {
     }
 };
 
-/// One to which a residual is added, with the roundings of two steps.
+/// Adds a residual to the reduction, with the roundings of two steps.
 template <class T, bool VECTOR>
 struct ToSum {
     typedef typename T::Stored Stored;
     typedef Wide Asked;
     const Norm& norm;
-    /// What is here already is asked for before the wait.
+    /// The local value is loaded before the wait.
     __device__ __forceinline__ Wide ask(u64 at, u64 i, u64 bytes) const {
         return ll128_message<Stored, VECTOR>(norm.residual + at, i, bytes);
     }
@@ -152,9 +154,10 @@ struct ToSum {
     }
 };
 
-/// All-reduce in two rounds: each rank reduces its slice of `slice` bytes, a multiple of 8, of what the others send
-/// it, then sends that to all. `to` and `slots` are those of the first round; those of the second follow all of the
-/// first. What lies beyond the operand is sent as zeros. `to` stores the reduction.
+/// All-reduce in two rounds. Each rank reduces its slice of `slice` bytes, a multiple of 8, from the messages
+/// of the other ranks, and then sends the result to all. `to` and `slots` are those of the first round; those
+/// of the second round follow all of the first. Data beyond the operand is sent as zeros. `to` stores the
+/// reduction.
 template <class T, class O, u32 N, bool VECTOR, class To>
 __device__ __forceinline__ void ll128_twice(const LandingParams& call, const To& to) {
     typedef typename T::Stored Stored;

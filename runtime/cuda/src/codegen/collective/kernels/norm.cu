@@ -1,16 +1,19 @@
-// All-reduce by LL or LL128 with what often follows it: a residual is added and each row is normalised.
+// All-reduce by LL or LL128 with the steps that often follow it: a residual is added and each row is
+// normalised.
 
 namespace symmc_peer {
 
-/// Units of a row, from the first to before the last.
+/// A range of units of a row; `last` is exclusive.
 struct Range {
     u32 first, last;
 };
 
-/// How units of rows lie in memory: of a protocol, of elements `S`; with `VECTOR` rows begin at multiples of 8.
+/// The layout of units of rows in memory, for a protocol and elements `S`. With `VECTOR`, rows begin at
+/// multiples of 8.
 template <class P, class S, bool VECTOR>
 struct InRow : P {
-    /// This thread's units of a range of the row that begins at `row` and has `width` words, zeros beyond its end.
+    /// This thread's units of a range of the row that begins at `row` and has `width` words, with zeros
+    /// beyond its end.
     template <u32 PER, class Piece>
     static __device__ __forceinline__ void load(u64 row, u32 width, const Range& range, Piece (&pieces)[PER]) {
 #pragma unroll
@@ -37,9 +40,10 @@ struct InRow : P {
     }
 };
 
-/// Sends this block's ranges of rows to all peers; false if the wait for peers ended early. The range is the whole row,
-/// or, in a grid with several blocks to each row, a share: block `b` sends of row `b % rows`. In place, a block `b < rows`
-/// awaits the readers of its row, whose flags become `readers`, before it writes.
+/// Sends this block's ranges of rows to all peers; false if the wait for peers ended early. A range is the
+/// whole row. In a grid with several blocks per row it is a share: block `b` sends a share of row `b % rows`.
+/// In place, a block `b < rows` waits for the readers of its row, whose flags become `readers`, before it
+/// writes.
 template <class T, u32 N, class Protocol, u32 PER>
 __device__ __forceinline__ bool send_rows(const LandingParams& call, const Norm& norm, Epoch& epoch, u32 rows, u64& readers) {
     typedef Run<T, Protocol::WORDS> Piece;
@@ -51,14 +55,15 @@ __device__ __forceinline__ bool send_rows(const LandingParams& call, const Norm&
     const auto load = [&](u32 row, Piece(&own)[PER]) {
         Protocol::template load<PER>(call.from[0] + row * (u64)width * 8, width, range, own);
     };
-    // Asked for beside the words: both are a way from memory.
+    // This load overlaps the load of the group's words.
     Piece own[PER];
     load(first, own);
     Words words;
     if (!begin_epoch<N>(call, words, epoch, (u64)rows * units, N - 1, units)) return false;
     if (shared) words.barriers++;
     if (shared && epoch.flag == CLEARED) {
-        // A block cleared the places of its own row, and no other of this rank waited for that.
+        // Each block cleared the places of its own row, and the other blocks of this rank did not wait for
+        // it.
         range = Range{0, part == 0 ? units : 0};
         load(first, own);
     }
@@ -87,22 +92,23 @@ __device__ __forceinline__ bool send_rows(const LandingParams& call, const Norm&
     return true;
 }
 
-/// Waits until the other blocks of this rank that send of the row of this block have read it. Threads of the block know of it
-/// once they have met.
+/// Waits until the other blocks of this rank that send shares of this block's row have read it. Threads of
+/// the block know this after the next block barrier.
 __device__ __forceinline__ void await_readers(const LandingParams& call, u32 rows, u64 readers) {
     for (u32 b = blockIdx.x + (threadIdx.x + 1) * rows; b < gridDim.x; b += blockDim.x * rows) {
         await_of(call, call.me, b, readers);
     }
 }
 
-/// What multiplies the elements of a row before they are squared, where `mean`, of the squares, is not a number of full
-/// precision: the squares of floats far from 1 are not. Powers of two, so that nothing is rounded.
+/// The factor of a row's elements before they are squared, if `mean`, the mean of the squares, is not a
+/// number of full precision: the squares of floats far from 1 are not. It is a power of two, so nothing is
+/// rounded.
 __device__ __forceinline__ float unit_for(float mean) {
     if (mean >= of_bits(0x00800000u) && mean <= of_bits(0x7f7fffffu)) return 1.0f;
     return mean < 1.0f ? of_bits(0x71800000u) : of_bits(0x17800000u);
 }
 
-/// The sum of the squares of this thread's elements of a row, each times `unit`.
+/// The sum of the squares of this thread's elements of a row, each multiplied by `unit`.
 template <class Protocol, u32 PER, class Piece>
 __device__ __forceinline__ float row_squares(const Piece (&pieces)[PER], u32 width, float unit) {
     constexpr u32 COUNT = Piece::COUNT, EACH = COUNT / Protocol::WORDS;
@@ -121,9 +127,9 @@ __device__ __forceinline__ float row_squares(const Piece (&pieces)[PER], u32 wid
     return squares;
 }
 
-/// All-reduce by LL or LL128, then `+ residual`, then RMS norm of each row, with the roundings of the three steps.
-/// A row has one block that receives it, and a thread of that the same `PER` units of each. With `VECTOR` all addresses are
-/// multiples of 8.
+/// All-reduce by LL or LL128, then `+ residual`, then RMS norm of each row, with the roundings of the three
+/// steps. One block receives a row, and each of its threads has the same `PER` units of each message. With
+/// `VECTOR` all addresses are multiples of 8.
 template <class T, class O, u32 N, class P, u32 PER, bool ROUND_FIRST, bool VECTOR>
 __device__ __forceinline__ void ll_norm(const LandingParams& call, const Norm& norm) {
     typedef InRow<P, typename T::Stored, VECTOR> Protocol;
@@ -141,12 +147,12 @@ __device__ __forceinline__ void ll_norm(const LandingParams& call, const Norm& n
     u32 parity = 0;
     for (u32 row = blockIdx.x; row < rows; row += gridDim.x) {
         const u64 at = row * (u64)width * 8;
-        // What is here already is asked for before the wait.
+        // The local values are loaded before the wait.
         Piece x[PER], residual[PER];
         Protocol::template load<PER>(call.from[0] + at, width, whole, x);
         Protocol::template load<PER>(norm.residual + at, width, whole, residual);
         if (ordered) await_readers(call, rows, readers);
-        // The threads meet for the sum of the squares, or here where some write before that.
+        // The threads synchronize for the sum of the squares, or here if some of them write before that.
         if (ordered && (norm.reduced != 0 || norm.normed == 0)) __syncthreads();
         float squares = 0;
 #pragma unroll
@@ -154,7 +160,7 @@ __device__ __forceinline__ void ll_norm(const LandingParams& call, const Norm& n
             const u32 j = thread + k * threads, count = Protocol::count(j, width);
             if (j >= units) continue;
             Piece runs[N];
-            // A wait that ends early leaves what is meaningless: the threads of a block stay together.
+            // A wait that ends early leaves meaningless data, so that the threads of a block stay together.
             Protocol::template receive<T, N>(call, epoch, (u64)row * units + j, x[k].words, runs);
             const Piece reduced = reduce_runs<T, O, N, Protocol::WORDS>(runs);
             if (norm.reduced != 0) Protocol::store(norm.reduced + at, width, j, count, reduced.words);

@@ -1,25 +1,26 @@
-// Two-shot all-reduce of large tensors by stores to peers alone, which links carry faster than loads.
+// Two-shot all-reduce of large tensors with stores to peers only, which links carry faster than loads.
 //
-// Slices and results are equal in size on all ranks, and the result lies apart from the operand or on it. Slice `q` of
-// this rank's operand goes to rank `q`, into the slice of this rank's number in the result there; when all have come,
-// rank `q` reduces them into its own slice and sends that to all, over what they had got from it before. Blocks do this
-// chunk after chunk, several chunks on their way at a time:
+// Slices and results have equal sizes on all ranks. The result is in place of the operand or does not overlap
+// it. Slice `q` of this rank's operand is stored to rank `q`, into the slice with this rank's index in its
+// result. When all parts have come, rank `q` reduces them into its own slice and sends this to all ranks,
+// where it overwrites the parts. Blocks process chunk after chunk, with several chunks in flight:
 //
-//   send chunk 0; tell
-//   for each chunk c: send chunk c + 1; until all told c; reduce chunk c; send reduced chunk c - 1; tell
+//   send chunk 0; signal
+//   for each chunk c: send chunk c + 1; wait until all signalled c; reduce chunk c; send reduced chunk c - 1; signal
 //
-// Telling `c + 1` says that chunk `c + 1` is there; that chunk `c` is reduced, so that what lies in its place here may be
-// overwritten; and that chunk `c - 1` of the teller's slice is here as it stays. What follows the reduction element by
-// element is done chunk after chunk then, while others are on their way.
+// The signal `c + 1` announces three facts. Chunk `c + 1` has been stored. Chunk `c` is reduced, so its place
+// on the sender may be overwritten. Chunk `c - 1` of the sender's slice has been stored with its final value.
+// Element-wise steps after the reduction can therefore run chunk by chunk, while other chunks are in flight.
 //
-// In place, what is to be sent must be taken before peers store there: a chunk is loaded two rounds ahead and waits in
-// registers. Telling `c` then also says that chunk `c + 2` was taken, and the first rendezvous that two were. That a load
-// has its value when others are told, though nothing used it yet, is what the model of memory of PTX promises: it comes
-// before the barrier of the block, and that before the release.
+// In place, data to be sent must be loaded before peers store there: a chunk is loaded two rounds ahead into
+// registers. The signal `c` then also announces that chunk `c + 2` was loaded, and the first rendezvous
+// announces two chunks. The PTX memory model guarantees that such a load has its value at the signal, even if
+// nothing has used the value yet: the load happens before the block's barrier, and the barrier before the
+// release.
 
 namespace symmc_peer {
 
-/// Tells all peers that this block has come to `target`.
+/// Signals all peers that this block has reached `target`.
 template <u32 N>
 __device__ __forceinline__ void tell(const PushedParams& call, u64 target) {
     Depart::sync();
@@ -29,7 +30,7 @@ __device__ __forceinline__ void tell(const PushedParams& call, u64 target) {
     Depart::set(flag(call, peer, call.me), target);
 }
 
-/// Waits until this block of every peer has told `target`.
+/// Waits until this block of every peer has signalled `target`.
 template <u32 N>
 __device__ __forceinline__ bool told(const PushedParams& call, u64 target) {
     const u32 peer = threadIdx.x;
@@ -41,7 +42,7 @@ __device__ __forceinline__ bool told(const PushedParams& call, u64 target) {
     return __syncthreads_and(met);
 }
 
-/// A chunk of every slice that a block works on at a time.
+/// A chunk of every slice, which a block processes at a time.
 struct Chunk {
     u64 at, end;
 
@@ -99,7 +100,7 @@ __device__ __forceinline__ void send_reduced(const PushedParams& call, const Chu
     }
 }
 
-/// Reduces a chunk of this rank's slice: its own part, and what has come from the peers.
+/// Reduces a chunk of this rank's slice: its own part, and the parts from the peers.
 template <class T, class O, u32 N, u32 TIMES>
 __device__ __forceinline__ void reduce_chunk(const PushedParams& call, const Chunk& chunk) {
     Run<T, 2> runs[TIMES][N];
@@ -121,10 +122,10 @@ __device__ __forceinline__ void reduce_chunk(const PushedParams& call, const Chu
     }
 }
 
-/// Adds to a chunk of every slice of the result, with the roundings of two steps.
+/// Adds the residual to a chunk of every slice of the result, with the roundings of two steps.
 template <class T, u32 N, u32 TIMES>
 __device__ __forceinline__ void add_chunk(const PushedParams& call, const Addition& addition, const Chunk& chunk) {
-    // Slices at a time: more would not find registers.
+    // The number of slices at a time: more would exceed the registers.
     constexpr u32 SOME = 4;
     const u64 apart = (u64)blockDim.x * 16;
 #pragma unroll
@@ -147,9 +148,10 @@ __device__ __forceinline__ void add_chunk(const PushedParams& call, const Additi
     }
 }
 
-/// `from` is this rank's operand, by slice: those of the peers beginning with the next rank, then its own. `to` is the
-/// slice of this rank's number in the results of the same ranks, its own last. `slots` are the slices of this rank's
-/// result. `slice` is the bytes of a slice, a multiple of 16. `then` is done with each chunk of the result.
+/// `from` is this rank's operand, by slice: the peers' slices beginning with the next rank, then its own.
+/// `to` is the slice with this rank's index in the results of the same ranks, its own last. `slots` are the
+/// slices of this rank's result. `slice` is the size of a slice in bytes, a multiple of 16. `then` runs on
+/// each chunk of the result.
 template <class T, class O, u32 N, u32 TIMES, bool IN_PLACE, class F>
 __device__ __forceinline__ void pushed(const PushedParams& call, F then) {
     Words words = begin(call);
@@ -164,7 +166,8 @@ __device__ __forceinline__ void pushed(const PushedParams& call, F then) {
     }
     const u64 first = words.barriers + 1;
     if (!(IN_PLACE ? meet<Depart, N>(call, first) : meet<Arrive, N>(call, first))) return;
-    // Round `c` sends chunk `c`, reduces chunk `c - 1` and sends on chunk `c - 2`; chunk `c - 3` is here.
+    // Round `c` sends chunk `c`, reduces chunk `c - 1` and sends the reduced chunk `c - 2`; chunk `c - 3` is
+    // complete here.
     const auto round = [&](u64 c, Taken<N, TIMES>& taken) {
         if constexpr (!IN_PLACE) taken.take(call, chunk(c));
         taken.send(call, chunk(c));

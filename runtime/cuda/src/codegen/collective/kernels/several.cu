@@ -2,7 +2,7 @@
 
 namespace symmc_peer {
 
-/// The number of this thread if thread `start` of `threads` counts as 0.
+/// The index of this thread relative to thread `start`, cyclically among `threads`.
 __device__ __forceinline__ u64 turned(u64 thread, u64 start, u64 threads) {
     return thread >= start ? thread - start : thread + threads - start;
 }

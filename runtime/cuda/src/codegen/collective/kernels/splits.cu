@@ -1,13 +1,15 @@
-// All-to-all with sizes on the device: each rank says how many rows go to each, and gets the rows of all, packed.
+// All-to-all with sizes on the device: each rank declares how many rows go to each rank, and gets the rows of
+// all, packed.
 //
-// First every block writes this rank's sizes into a table of each rank, behind which it meets the blocks of its number:
-// all ranks then know all sizes, and decide alike whether they fit. A table is written again when the group's next such
-// collective begins, which no peer does before all blocks have met once more: what a block needs of its table it has
-// read before that.
+// First, every block writes this rank's sizes to a table of each rank, and then synchronizes with the blocks
+// of its number. All ranks then know all sizes, and decide in the same way whether they fit. A table is
+// written again when the group's next such collective begins. No peer begins it before all blocks have
+// synchronized once more, so a block reads its table before that.
 
 namespace symmc_peer {
 
-/// Writes this rank's sizes into the tables of all, and meets. Gives the table, or 0 if a peer did not come.
+/// Writes this rank's sizes to the tables of all ranks, and synchronizes. Returns the table, or 0 if a peer
+/// did not come.
 template <u32 N>
 __device__ __forceinline__ const u64* exchange_sizes(const SplitsParams& call, u64 barrier) {
     const u64 block = (u64)blockIdx.x * MAX_RANKS * MAX_RANKS;
@@ -19,7 +21,7 @@ __device__ __forceinline__ const u64* exchange_sizes(const SplitsParams& call, u
     return (const u64*)call.sizes[call.me] + block;
 }
 
-/// Whether `N` sizes that lie `apart` from each other are rows of a tensor of `capacity` rows. A negative size is none.
+/// Whether `N` sizes that are `apart` from each other fit a tensor of `capacity` rows. Negative sizes do not.
 template <u32 N>
 __device__ __forceinline__ bool fit(const u64* sizes, u32 apart, u64 capacity) {
     u64 left = capacity;
@@ -31,7 +33,7 @@ __device__ __forceinline__ bool fit(const u64* sizes, u32 apart, u64 capacity) {
     return true;
 }
 
-/// Reports the sizes of a rank, unless somebody reported something before.
+/// Reports the sizes of a rank, unless there is an earlier report.
 template <u32 N>
 __device__ __noinline__ void report_sizes(const SplitsParams& call, u32 rank, u32 code, const u64* sizes, u32 apart) {
     Shared* shared = (Shared*)call.shared;
@@ -45,7 +47,7 @@ __device__ __noinline__ void report_sizes(const SplitsParams& call, u32 rank, u3
     mark(&status->code, code);
 }
 
-/// Whether the rows of all ranks fit. What does not is reported by the first block.
+/// Whether the rows of all ranks fit. The first block reports invalid sizes.
 template <u32 N>
 __device__ __forceinline__ bool all_fit(const SplitsParams& call, const u64* table) {
     for (u32 p = 0; p < N; p++) {
@@ -60,16 +62,16 @@ __device__ __forceinline__ bool all_fit(const SplitsParams& call, const u64* tab
     return true;
 }
 
-/// The rows of this rank in bytes, by how far a peer's number is behind its own.
+/// The rows of this rank in bytes, by the cyclic distance of a peer's index from this rank's.
 template <u32 N>
 struct Parts {
-    /// What goes to each, and where in this rank's operand it begins.
+    /// The bytes to each peer, and their offset in this rank's operand.
     u64 out[N], source[N];
-    /// What comes from each, where in its operand it begins, and where in this rank's result.
+    /// The bytes from each peer, their offset in its operand, and their offset in this rank's result.
     u64 in[N], origin[N], target[N];
-    /// What comes from all.
+    /// The bytes from all ranks.
     u64 filled;
-    /// The most that goes from a rank to another one.
+    /// The largest number of bytes from one rank to another.
     u64 longest;
 };
 
@@ -103,7 +105,7 @@ __device__ __forceinline__ Parts<N> parts_of(const SplitsParams& call, const u64
     return parts;
 }
 
-/// Places that a thread goes through, so many bytes from each other.
+/// Addresses that a thread steps through, `apart` bytes from each other.
 struct Walk {
     u64 at, apart;
 };
@@ -123,10 +125,10 @@ __device__ __forceinline__ void carry(Walk to, Walk from, u64 count) {
     for (; i < count; i++) store_unit<W>(to.at + i * to.apart, load_unit<W>(from.at + i * from.apart));
 }
 
-/// How the threads of all blocks share a message: unit by unit.
+/// The division of a message among the threads of all blocks, unit by unit.
 template <class W>
 struct Shares {
-    /// This thread's first unit, and the distance to its next, in bytes.
+    /// This thread's first unit, and the distance to its next one, in bytes.
     u64 first, apart;
 
     __device__ __forceinline__ Shares() {
@@ -134,13 +136,13 @@ struct Shares {
         apart = (u64)gridDim.x * blockDim.x * sizeof(W);
     }
 
-    /// How many of the units from `skipped` units on are before `bytes`.
+    /// The number of units before `bytes`, after the first `skipped` units.
     __device__ __forceinline__ u64 count(u64 bytes, u64 skipped) const {
         const u64 at = first + skipped * apart;
         return at < bytes ? (bytes - at + apart - 1) / apart : 0;
     }
 
-    /// From its unit after `skipped` others on.
+    /// The addresses of this thread's units after the first `skipped`.
     __device__ __forceinline__ Walk walk(u64 start, u64 skipped) const {
         return Walk{start + first + skipped * apart, apart};
     }
@@ -156,7 +158,7 @@ struct Shares {
     }
 };
 
-/// What no peer has a part in: this rank's rows for itself, zeros where no row comes, and the sizes.
+/// The work without peers: this rank's rows for itself, zeros in rows that no rank sends, and the sizes.
 template <class W, u32 N>
 __device__ __forceinline__ void keep(const SplitsParams& call, const Parts<N>& parts, const u64* table) {
     const Shares<W> shares;
@@ -168,16 +170,17 @@ __device__ __forceinline__ void keep(const SplitsParams& call, const Parts<N>& p
     }
 }
 
-/// Through staging, so that peers touch neither operand nor result: block by block and round by round, rows go into the
-/// peers' staging areas, the blocks meet, and each takes what came for it. A round's part is written again two rounds
-/// later, which is behind the rendezvous that every peer comes to when it has taken that part.
+/// The variant through staging, in which peers access neither operand nor result. Block by block and round by
+/// round, rows are stored to the peers' staging areas, the blocks synchronize, and each takes the rows that
+/// came for it. The staging part of a round is written again two rounds later. That is after a rendezvous
+/// that every peer reaches only when it has taken that part.
 template <class W, u32 N>
 __device__ __forceinline__ void splits_staged(const SplitsParams& call) {
     Words words = begin(call);
     const u64* table = exchange_sizes<N>(call, ++words.barriers);
     if (table == nullptr) return;
     if (!all_fit<N>(call, table)) {
-        // So that no peer writes its table while this rank reads it.
+        // The barrier keeps peers from writing their tables while this rank reads.
         words.barriers++;
         meet<Depart, N>(call, words.barriers);
         leave(call, words);
@@ -188,7 +191,7 @@ __device__ __forceinline__ void splits_staged(const SplitsParams& call) {
     if constexpr (N > 1) {
         const Shares<W> shares;
         const u64 tile = (u64)blockDim.x * sizeof(W), tiles = call.slot / tile;
-        // Where this thread's units of a sender are staged at a number.
+        // The address at rank `at` where this thread's units of `sender` are staged.
         const auto staged = [&](u32 at, u32 sender, u64 round) {
             const u64 part = (round % 2 * N + sender) * gridDim.x + blockIdx.x;
             return Walk{call.staging[at] + part * call.slot + threadIdx.x * sizeof(W), tile};
@@ -217,7 +220,8 @@ __device__ __forceinline__ void splits_staged(const SplitsParams& call) {
     leave(call, words);
 }
 
-/// By reading the peers' operands. The exit tells that no peer reads this rank's operand or its table any more.
+/// The variant that reads the peers' operands. The exit guarantees that no peer still reads this rank's
+/// operand or its table.
 template <class W, u32 N>
 __device__ __forceinline__ void splits_pull(const SplitsParams& call) {
     Words words = begin(call);

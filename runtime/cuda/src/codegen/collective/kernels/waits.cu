@@ -1,32 +1,33 @@
-// What a kernel knows of its group, and how blocks wait for peers. mod.rs says why their flags hold; it also makes
-// the small functions that instantiate the kernels. Operations that reach peers are in device.cu.
+// The state of a kernel's group, and the waits of blocks for peers. mod.rs explains the guarantees of the
+// flags; its module also generates the small functions that instantiate the kernels. Operations that reach
+// peers are in device.cu.
 //
-// All kernels are written for any number of blocks and threads, as long as a block has a thread for each rank and
-// all ranks launch equal grids.
+// All kernels support any number of blocks and threads, if a block has a thread for each rank and all ranks
+// launch equal grids.
 
 namespace symmc_peer {
 
-/// What this rank remembers of a group, once for each block; all copies are equal between kernels.
+/// The counters of a group on this rank, one copy per block; all copies are equal between kernels.
 struct Words {
-    /// Barriers passed: the number of the last one.
+    /// The number of the last barrier.
     u64 barriers;
     /// The flag of the last collective by LL or LL128.
     u32 ll;
-    /// The units of 16 bytes that these ever used of a landing zone.
+    /// The largest number of 16-byte units of a landing zone that these have used.
     u32 used;
 };
 
 /// Private words of this rank that all groups share.
 struct Shared {
-    /// Not 0 once a wait ended early: nothing waits any more.
+    /// Nonzero after a wait ended early: no kernel waits any more.
     u32 stop;
-    /// Not 0 once somebody reported.
+    /// Nonzero after a report.
     u32 reported;
 };
 
 /// Pinned host memory.
 struct Status {
-    /// Set by the host: the run is over.
+    /// Set by the host: the run is aborted.
     u32 abort;
     u32 code;
     u32 step;
@@ -37,13 +38,14 @@ struct Status {
     u64 sizes[MAX_RANKS];
 };
 
-/// What `code` says: a wait reached its limit, or a rank sends or receives rows that do not fit.
+/// The values of `code`: a wait reached its limit, or a rank sends or receives rows that do not fit.
 constexpr u32 MISSED = 1, SENT = 2, RECEIVED = 3;
 
 // ---------------------------------------------------------------- waits
 
 #ifdef SYMMC_CHAOS
-/// Before and after a touch of a peer: a delay from the seed, most often none. `count` is that of barriers or of LL.
+/// Before and after an access to a peer: a delay from the seed, usually none. `count` is the counter of
+/// barriers or of LL.
 __device__ __forceinline__ void touch(const GroupParams& call, u64 count, u32 place) {
     u64 x = call.seed ^ count * 0x9e3779b97f4a7c15ull ^ (u64)(call.step * 64 + place) << 32 ^
             (u64)(blockIdx.x * 64 + threadIdx.x / 32);
@@ -58,7 +60,8 @@ __device__ __forceinline__ void touch(const GroupParams& call, u64 count, u32 pl
 __device__ __forceinline__ void touch(const GroupParams&, u64, u32) {}
 #endif
 
-/// A look at the clock and at what ends waits early. Gives when the wait began, or 0 if it is over.
+/// Checks the clock and the conditions that end waits early. Returns the start of the wait, or 0 if it must
+/// end.
 __device__ __noinline__ u64 consider(const GroupParams& call, u32 peer, u64 awaited, u32 looks, u64 start) {
     Shared* shared = (Shared*)call.shared;
     Status* status = (Status*)call.status;
@@ -88,7 +91,7 @@ struct SpinWait {
     u32 looks = 0;
     u64 start = 0;
 
-    /// Whether to look again for what `peer` is to send.
+    /// Whether to keep polling for the signal of `peer`.
     __device__ __forceinline__ bool again(const GroupParams& call, u32 peer, u64 awaited) {
         pause();
         looks++;
@@ -98,12 +101,12 @@ struct SpinWait {
     }
 };
 
-/// The flag in `owner`'s memory that the rank of number `sets` sets for a block.
+/// The flag in `owner`'s memory that the rank with index `sets` sets for a block.
 __device__ __forceinline__ u64* flag_of(const GroupParams& call, u32 owner, u32 sets, u32 block) {
     return (u64*)call.flags[owner] + (block * MAX_RANKS + sets);
 }
 
-/// That for this block.
+/// The same flag for this block.
 __device__ __forceinline__ u64* flag(const GroupParams& call, u32 owner, u32 sets) {
     return flag_of(call, owner, sets, blockIdx.x);
 }
@@ -118,32 +121,33 @@ __device__ __forceinline__ bool await_of(const GroupParams& call, u32 peer, u32 
     return true;
 }
 
-/// That for this block.
+/// The same for this block.
 __device__ __forceinline__ bool await(const GroupParams& call, u32 peer, u64 target) {
     return await_of(call, peer, blockIdx.x, target);
 }
 
-/// What the group's words say at the start of a kernel.
+/// The group's counters at the start of a kernel.
 __device__ __forceinline__ Words begin(const GroupParams& call) {
     return ((const Words*)call.words)[blockIdx.x];
 }
 
-/// Leaves the words for the group's next kernel, which may have another grid: block `b` of `g` also writes
-/// those of the blocks `b + g`, `b + 2g`, … that this grid lacks. All threads of the block have read theirs. It comes
-/// behind the last flag, which would else wait for these stores.
+/// Stores the counters for the group's next kernel, which may have another grid: block `b` of `g` also writes
+/// the copies of blocks `b + g`, `b + 2g`, … that this grid lacks. All threads of the block have read theirs.
+/// The stores come after the last flag, which would otherwise wait for them.
 __device__ __forceinline__ void leave(const GroupParams& call, const Words& next) {
     Words* words = (Words*)call.words;
     const u32 step = gridDim.x * blockDim.x;
     for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < MAX_BLOCKS; i += step) words[i] = next;
 }
 
-/// Before the first touch: no write of this kernel has to be seen by peers, only those of earlier kernels.
+/// The order before the first access: peers need not see writes of this kernel, only those of earlier
+/// kernels.
 struct Arrive {
     static __device__ __forceinline__ void sync() {}
     static __device__ __forceinline__ void set(u64* at, u64 value) { store_relaxed(at, value); }
 };
 
-/// After touches: what the threads of this block read and wrote comes before the flag.
+/// The order after accesses: all reads and writes of the block's threads come before the flag.
 struct Depart {
     static __device__ __forceinline__ void sync() { __syncthreads(); }
     static __device__ __forceinline__ void set(u64* at, u64 value) { store_release(at, value); }

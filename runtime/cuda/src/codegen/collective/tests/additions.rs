@@ -1,11 +1,11 @@
-//! Two-shot all-reduces with a residual on threads of the host.
+//! Two-shot all-reduces with a residual on host threads.
 
 use symmc_ir::tensor::{read_f64, write_f64};
 
 use super::emulate::{Given, Library, World, bytes_at};
 use super::*;
 
-/// Where the sum goes.
+/// The destination of the sum.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Sum {
     Apart,
@@ -21,10 +21,10 @@ struct Shape {
     op: CollectiveReduceOp,
     /// The bytes of a slice.
     slice: usize,
-    /// Whether the result lies on the operand.
+    /// Whether the result is in place of the operand.
     in_place: bool,
     sum: Sum,
-    /// Whether rank 1 does the all-reduce alone.
+    /// Whether rank 1 runs the all-reduce without the addition.
     mixed: bool,
 }
 
@@ -32,8 +32,8 @@ const fn shape(dtype: DType, slice: usize, in_place: bool, sum: Sum) -> Shape {
     Shape { dtype, op: CollectiveReduceOp::Sum, slice, in_place, sum, mixed: false }
 }
 
-/// The bytes of a chunk of all blocks are 384 to 1536 (2 ranks): some have one chunk, or a part of one, or two, or several
-/// of which the last is not whole.
+/// The chunks of all blocks together have 384 to 1536 bytes (2 ranks). Some shapes have one chunk, a part of
+/// one, two, or several with a partial last one.
 const SHAPES: [Shape; 11] = [
     shape(DType::BF16, 3216, false, Sum::Apart),
     shape(DType::F32, 2000, false, Sum::OnOperand),
@@ -48,34 +48,34 @@ const SHAPES: [Shape; 11] = [
     Shape { mixed: true, ..shape(DType::BF16, 2320, true, Sum::Apart) },
 ];
 
-/// Bytes between two values of a rank.
+/// The distance between two values of a rank in bytes.
 const ROOM: usize = 24 << 10;
 
-/// Element `i` of the operand of `rank` in a round. The sum is too large for 16-bit floats to hold all of it, and so is
-/// what is added.
+/// Element `i` of the operand of `rank` in a round. The sum, and the residual too, exceed the precision of
+/// 16-bit floats.
 fn operand(rank: usize, round: usize, i: usize) -> f64 {
     let large = if rank == 1 { 2048.0 } else { 0.0 };
     large + ((i * 7 + rank * 13 + round * 5) % 11) as f64 - 4.0
 }
 
-/// Ranks need not have one residual.
+/// The residual of a rank. It may differ between ranks.
 fn residual(rank: usize, round: usize, i: usize) -> f64 {
     ((i * 5 + round + rank) % 7) as f64 - 3.0
 }
 
-/// A number as a dtype holds it.
+/// Rounds a number to a dtype.
 fn rounded(dtype: DType, x: f64) -> f64 {
     let mut out = [0; 8];
     write_f64(dtype, &mut out, 0, f64::from(x as f32));
     read_f64(dtype, &out, 0)
 }
 
-/// One case on one rank: where its operand, result, residual and sum are, and its kernel.
+/// A case on one rank: the addresses of its operand, result, residual and sum, and its kernel.
 struct Layer {
     shape: Shape,
     elements: usize,
     at: [Address; 4],
-    /// Whether this rank adds.
+    /// Whether this rank adds the residual.
     adds: bool,
     kernel: KernelLaunch,
 }
@@ -110,7 +110,7 @@ impl Layer {
         Layer { shape, elements, at: [operand, result, residual, sum_at], adds, kernel }
     }
 
-    /// Runs this rank's kernel on the values of a round and compares.
+    /// Runs this rank's kernel on the values of a round and compares the results.
     fn run(&self, library: &Library, me: usize, n: usize, round: usize) {
         let Layer { shape, elements, at, adds, .. } = *self;
         let dtype = shape.dtype;
@@ -135,7 +135,7 @@ impl Layer {
     }
 }
 
-/// Runs all cases round after round on all ranks of each world, which meet nowhere else.
+/// Runs all cases, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
 fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
     let mut source = KernelSource::new();

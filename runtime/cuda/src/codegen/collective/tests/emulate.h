@@ -1,4 +1,4 @@
-// Stands in for device.cu and CUDA C: one thread of the host for each thread of a kernel, with real atomics.
+// Replaces device.cu and CUDA C on the host: one host thread per kernel thread, with real atomics.
 
 #include <atomic>
 #include <barrier>
@@ -66,7 +66,7 @@ struct alignas(16) Wide {
 inline u64 load_acquire(const u64* at) { return __atomic_load_n(at, __ATOMIC_ACQUIRE); }
 inline void store_release(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 inline void store_release_here(u64* at, u64 value) { store_release(at, value); }
-// A kernel boundary orders what came before the kernel; for threads of the host the store must.
+// A kernel boundary orders earlier work; with host threads, the store must do so.
 inline void store_relaxed(u64* at, u64 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
 inline u32 look(const u32* at) { return __atomic_load_n(at, __ATOMIC_RELAXED); }
 inline void mark(u32* at, u32 value) { __atomic_store_n(at, value, __ATOMIC_RELEASE); }
@@ -153,7 +153,7 @@ inline float block_sum(float x, u32) {
 
 // ---------------------------------------------------------------- after the kernels
 
-/// Runs a kernel as so many blocks of so many threads. They start in turn, each time with another block.
+/// Runs a kernel with this many blocks and threads. The threads start in turn, each time with another block.
 extern "C" void emulate(void (*kernel)(const void*, const void*), const void* params, const void* beside, unsigned blocks,
                         unsigned threads) {
     using namespace symmc_peer;

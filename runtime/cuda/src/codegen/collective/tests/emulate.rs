@@ -1,8 +1,8 @@
-//! The kernels as they are, compiled for the host: one thread for each thread of a kernel, real atomics, ranks
-//! in one process. Skipped where there is no C++ compiler.
+//! Runs the unmodified kernels on the host: one host thread per kernel thread, real atomics, all ranks in one
+//! process. Skipped without a C++ compiler.
 //!
-//! Each rank runs through all cases again and again without meeting the others but through the collectives
-//! themselves, so ranks run ahead of each other as far as the contracts let them.
+//! Each rank repeats all cases and synchronizes with the others only through the collectives themselves.
+//! Ranks therefore run ahead of each other as far as the contracts allow.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,25 +13,25 @@ use symmc_ir::tensor::{read_f64, write_f64};
 use super::super::control;
 use super::*;
 
-/// Bytes of an emulated arena.
+/// The bytes of an emulated arena.
 const SIZE: usize = 96 << 10;
-/// Bytes of a landing zone, which stand first in the arena.
+/// The bytes of a landing zone. The zones are first in the arena.
 const ZONE: usize = 8 << 10;
-/// Grids small enough for threads of a host, and so small that threads get several units of work.
+/// Grids that are small enough for host threads, and small enough that threads get several units of work.
 const GRID: GridLimits = GridLimits { threads: 8, most_threads: 8, blocks: 3 };
 
-/// By these small messages take each form.
+/// With these thresholds, small messages cover every form.
 const THRESHOLDS: ProtocolThresholds =
     ProtocolThresholds { ll_bytes: 200, min_saved_bytes: 600, min_pushed_bytes: 960 };
 
-/// What ranks of a world have.
+/// The settings of the ranks of a world.
 #[derive(Clone, Copy)]
 pub(super) struct Given {
-    /// What counted words and flags of LL begin with.
+    /// The initial values of counters and of LL flags.
     pub first: (u64, u32),
     pub limit_ns: u64,
     pub chaos: Option<u64>,
-    /// Bytes of a landing zone.
+    /// The bytes of a landing zone.
     pub zone: usize,
     pub grid: GridLimits,
     pub thresholds: ProtocolThresholds,
@@ -50,7 +50,7 @@ impl Default for Given {
     }
 }
 
-/// Parts of the staging area so small that messages of a few rows take several rounds.
+/// A control region with parts of the staging area so small that messages of a few rows take several rounds.
 fn control_of(n: u32) -> ControlRegion {
     ControlRegion { groups: 2, max_exchange_ranks: n as usize, staging_bytes: 256 }
 }
@@ -70,10 +70,10 @@ fn address(memory: &[u128]) -> Address {
     memory.as_ptr().expose_provenance() as Address
 }
 
-/// The bytes at an address within the memory of a rank.
+/// The bytes at an address in the memory of a rank.
 ///
 /// # Safety
-/// They exist, and nobody else touches them as long as the slice lives.
+/// They exist, and nothing else accesses them as long as the slice lives.
 pub(super) unsafe fn bytes_at<'a>(at: Address, len: usize) -> &'a mut [u8] {
     // SAFETY: by the caller.
     unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(at as usize), len) }
@@ -86,7 +86,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// `n` ranks.
+    /// Creates `n` ranks.
     pub fn new(n: u32, given: &Given) -> World {
         let &Given { first, limit_ns, chaos, zone, grid, thresholds } = given;
         let size = SIZE.max(2 * zone);
@@ -107,7 +107,7 @@ impl World {
             let used = (zone / 16) as u128;
             rank.local[group..][..MAX_BLOCKS]
                 .fill(used << 96 | u128::from(first.1) << 64 | u128::from(first.0));
-            // Lines with a flag that comes again after the flags wrapped around.
+            // Lines with a flag that is used again after the flags wrapped around.
             if first.1 == u32::MAX {
                 for (i, lines) in rank.arena[..2 * zone / 16].chunks_mut(8).enumerate() {
                     let old = if i % 2 == 0 { 2 } else { 4 };
@@ -146,20 +146,20 @@ impl World {
         World { ranks, peers }
     }
 
-    /// What kernels of a rank reported of sizes on the device.
+    /// The report of a rank's kernels about sizes on the device.
     pub fn unfit(&self, rank: usize) -> Option<InvalidSplits> {
         control::unfit_at(address(&self.ranks[rank].status) as usize)
     }
 }
 
-/// A collective and where it lies.
+/// A collective and the places of its values.
 pub(super) struct Case {
     pub call: ResolvedCollective,
-    /// Elements of the result.
+    /// The number of elements of the result.
     pub results: usize,
 }
 
-/// Cases for `n` ranks, each with memory of its own behind the landing zones.
+/// Cases for `n` ranks, each in separate memory after the landing zones.
 fn cases(n: u32) -> Vec<Case> {
     let (mut out, mut end): (Vec<Case>, usize) = (Vec::new(), 2 * ZONE);
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
@@ -211,7 +211,7 @@ fn cases(n: u32) -> Vec<Case> {
     let [shift, swap] = permutes(n as u32);
     add(shift, CollectiveVariant::Put, DType::F32, 50, 0, kept);
     add(swap, CollectiveVariant::Put, DType::U8, 50, 1, kept);
-    // LL128, in one round and in two; stores alone, with a chunk that is not whole.
+    // LL128 in one round and in two; stores only, with a partial chunk.
     add(sum.clone(), CollectiveVariant::Ll, DType::F32, 47, 0, kept);
     add(Kind::AllReduce(CollectiveReduceOp::Max), CollectiveVariant::Ll, DType::F16, 901, 1, kept);
     add(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll, DType::BF16, 205 * n, 0, kept);
@@ -220,7 +220,8 @@ fn cases(n: u32) -> Vec<Case> {
     add(sum.clone(), CollectiveVariant::TwoShot, DType::BF16, 1000 * n, 0, kept);
     add(Kind::AllReduce(CollectiveReduceOp::Avg), CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept);
     add(sum.clone(), CollectiveVariant::Ll, DType::F32, 0, 0, kept);
-    // In place: each rank's piece of the result is its operand, its piece of the operand the result, or all of it.
+    // In place: each rank's slice of the result is its operand, its slice of the operand is the result, or
+    // both coincide.
     let gathers = [CollectiveVariant::Ll, CollectiveVariant::Pull, CollectiveVariant::Push].into_iter();
     gathers.for_each(|variant| add(Kind::AllGather, variant, DType::F32, 36, 0, kept));
     add(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Ll, DType::F32, 36 * n, 0, kept);
@@ -232,7 +233,7 @@ fn cases(n: u32) -> Vec<Case> {
     out
 }
 
-/// The elements of a result whose operand has so many.
+/// The number of elements of a result, given that of the operand.
 pub(super) fn results_of(kind: &Kind, elements: usize, n: usize) -> usize {
     match kind {
         Kind::AllGather => elements * n,
@@ -241,14 +242,14 @@ pub(super) fn results_of(kind: &Kind, elements: usize, n: usize) -> usize {
     }
 }
 
-/// Each rank sends to the next; the first two to each other and the others to themselves.
+/// Each rank sends to the next; the first two ranks to each other, and the others to themselves.
 fn permutes(n: u32) -> [Kind; 2] {
     let shift = (0..n - 1).map(|r| (r, r + 1)).collect();
     let swap = [(0, 1), (1, 0)].into_iter().chain((2..n).map(|r| (r, r))).collect();
     [shift, swap].map(|pairs| Kind::Permute { pairs })
 }
 
-/// Moves operand and result to other places on each rank, as if they were pieces of what another group gathers.
+/// Moves operand and result to different offsets on each rank, like slices of what another group gathers.
 fn put_apart(case: &mut Case) {
     let n = case.call.cell.len();
     for region in [&mut case.call.operand, &mut case.call.result] {
@@ -257,8 +258,8 @@ fn put_apart(case: &mut Case) {
     }
 }
 
-/// Moves the operand of an all-gather to its piece of the result, the result of a reduce-scatter to its piece of the
-/// operand, and any other operand to the result.
+/// Moves the operand of an all-gather to its slice of the result, the result of a reduce-scatter to its slice
+/// of the operand, and any other operand to the result.
 fn put_in_place(case: &mut Case) {
     let call = &mut case.call;
     let pieces = |of: &ResolvedRegion, bytes: usize| {
@@ -316,13 +317,13 @@ pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
     }
 }
 
-/// Machine code of the host.
+/// Compiled host code.
 pub(super) struct Library(HostLibrary);
 
 type Emulate = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void, u32, u32);
 
 impl Library {
-    /// Compiles what `source` holds for threads of the host; `None` without a compiler.
+    /// Compiles `source` for host threads; `None` without a compiler.
     pub fn new(source: &KernelSource, name: &str) -> Option<Library> {
         let (before, after) = include_str!("emulate.h")
             .split_once("// ------------------------")
@@ -333,16 +334,17 @@ impl Library {
     }
 
     pub fn run(&self, kernel: &KernelLaunch) {
-        // SAFETY: the library defines it so.
+        // SAFETY: the library defines the symbol with this type.
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
         let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
         let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);
-        // SAFETY: kernels have one parameter or two, with addresses of memory that the world holds.
+        // SAFETY: kernels have one or two parameters, with addresses of memory that the world holds.
         unsafe { emulate(self.0.symbol(&kernel.entry), param(0), param(1), blocks, threads) };
     }
 }
 
-/// The source with kernels that take their parameters by reference, so that they can be called whatever their types are.
+/// The source with kernels that take their parameters by reference, so that parameters of any type can be
+/// passed.
 fn by_reference(source: &str) -> String {
     let mut parts = source.split("const __grid_constant__ ");
     let mut out = parts.next().unwrap_or_default().to_string();
@@ -353,7 +355,7 @@ fn by_reference(source: &str) -> String {
     out
 }
 
-/// Runs all cases on all ranks, round by round, and compares.
+/// Runs all cases on all ranks, round by round, and compares the results.
 fn rounds(world: &World, rounds: usize, name: &str) {
     let cases = cases(world.ranks.len() as u32);
     let mut source = KernelSource::new();
@@ -391,8 +393,8 @@ fn one(
     let Case { call, results } = case;
     let size = call.dtype.size();
     let at = |r: &ResolvedRegion| peers.arenas[me] + r.offset_on_rank(me as u32) as Address;
-    // SAFETY: the cases lie apart within the arena; no peer touches this operand between the last case that
-    // used it and this one.
+    // SAFETY: the cases are separate within the arena. No peer accesses this operand between the last case
+    // that used it and this one.
     let operand = unsafe { bytes_at(at(&call.operand), call.elements * size) };
     for i in 0..call.elements {
         write_f64(call.dtype, operand, i, element(&call.kind, call.dtype, me, i, round));

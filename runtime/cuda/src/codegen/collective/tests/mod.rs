@@ -1,4 +1,4 @@
-//! Collectives without a GPU: what is launched, that it compiles, and, on threads of the host, what it does.
+//! Collectives without a GPU: what is launched, whether it compiles, and what it computes on host threads.
 
 mod additions;
 mod emulate;
@@ -140,7 +140,7 @@ fn a_plan_that_says_how_many_blocks_is_followed() {
     }
 }
 
-/// The operand and the result of a collective at these addresses.
+/// The pointers of a collective with its operand and result at these addresses.
 fn ends_at(operand: Address, result: Address) -> CollectivePointers {
     CollectivePointers::new(operand.into(), result.into())
 }
@@ -171,7 +171,7 @@ fn copies_lie_between_two_rendezvous() {
         collective(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Copies, 3, DType::U8, 30);
     let piece = |rank: u64| copy(at(rank, result + 10), 64 + 10 * rank, 10);
     assert_eq!(copied(&lowered(&exchange, 64)), [piece(2), piece(0), piece(1)]);
-    // Ranks meet even if there is nothing to move.
+    // Ranks synchronize even if there is nothing to move.
     let nothing = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 0);
     assert!(matches!(lowered(&nothing, 64)[..], [GpuCommand::Kernel(_)]));
 }
@@ -234,7 +234,7 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
                 let room = CollectiveVariant::Ll.landing_bytes(&kind, bytes as u64, n as u64) as usize;
                 assert_eq!(room as u64, landing_zone_bytes(message as u64, n as u64, LL_BYTES));
                 let call = collective(kind, CollectiveVariant::Ll, n as u32, DType::U8, bytes);
-                // What does not fit its zone is an error.
+                // A message that does not fit its zone is an error.
                 let kernel = kernel(&call, &peers(0, n as u32), &mut KernelSource::new());
                 assert!(kernel.entry.contains("ll"), "{n} ranks, {message} bytes");
             }
@@ -266,7 +266,7 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
         let (small, large) = (ends(n, most), ends(n, most + 1));
         assert_eq!((small.0, large.0), (LlProtocol::Ll, LlProtocol::Ll128));
         assert!(small.1 == 0 && small.2 <= large.1, "{n} ranks: {small:?} {large:?}");
-        // Lines that do not lie at multiples of their size do not arrive as a whole.
+        // Lines that are not aligned to their size do not arrive as a whole.
         assert!(large.1.is_multiple_of(LL128_LINE), "{n} ranks: {large:?}");
     }
     let mut call = collective(
@@ -282,7 +282,7 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     assert!(error.to_string().contains("at a multiple of 128"), "{error}");
 }
 
-/// The kernel that a two-shot all-reduce of so many elements takes.
+/// The kernel of a two-shot all-reduce of this many elements.
 fn two_shot_kernel(elements: usize, change: impl Fn(&mut ResolvedCollective)) -> String {
     let mut call = collective(
         Kind::AllReduce(CollectiveReduceOp::Sum),
@@ -394,7 +394,7 @@ fn equal_collectives_share_a_function() {
     assert_eq!(source.names().count(), 1);
 }
 
-/// Compiles each kernel for GPUs where NVRTC is: all dtypes for four ranks, and all numbers of ranks.
+/// Compiles each kernel for GPUs if NVRTC is available: all dtypes for four ranks, and all numbers of ranks.
 #[test]
 fn every_kernel_compiles() {
     let mut source = KernelSource::new();
@@ -411,7 +411,7 @@ fn every_kernel_compiles() {
                     let mut call = collective(kind.clone(), variant, n, dtype, 24 * 64);
                     call.exit = Some(exit);
                     call.operand.offset += shift * usize::from(whole);
-                    // Each protocol that a variant takes.
+                    // Each protocol that a variant can take.
                     let sizes = [(1 << 20, 1, 1 << 20), (1, 1 << 20, 16), (1, 1, 16)];
                     let some = if whole { 3 } else { 1 + exit as usize };
                     for (ll, saved, pushed) in sizes.into_iter().rev().take(some) {
@@ -457,7 +457,7 @@ fn every_kernel_compiles() {
     }
 }
 
-/// Two-shots by stores alone, apart and in place, with an addition and without.
+/// Two-shots by stores only, in place or not, with and without an addition.
 fn pushed_kernels(n: u32, source: &mut KernelSource) {
     let mut call = collective(
         Kind::AllReduce(CollectiveReduceOp::Sum),

@@ -1,4 +1,5 @@
-//! All-reduce with residual and norm on threads of the host: rows that one block sends, and rows that several share.
+//! All-reduce with residual and norm on host threads: rows that one block sends, and rows that several blocks
+//! share.
 
 use symmc_ir::tensor::{read_f64, write_f64};
 
@@ -7,20 +8,20 @@ use super::*;
 
 const EPS: f64 = 1e-3;
 
-/// Rows that are reduced, added to a residual and perhaps normalised.
+/// Rows that are reduced, added to a residual and optionally normalised.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     dtype: DType,
     rows: usize,
     hidden: usize,
     normalised: bool,
-    /// Whether the reduction itself goes somewhere.
+    /// Whether the reduction itself is stored.
     kept: bool,
-    /// What lies on the operand.
+    /// The value in place of the operand.
     on_operand: OnOperand,
-    /// What all values are multiples of.
+    /// All values are multiples of this.
     unit: f64,
-    /// How many elements behind a multiple of 16 bytes all values begin.
+    /// The offset of all values from a multiple of 16 bytes, in elements.
     shift: usize,
 }
 
@@ -61,7 +62,7 @@ const fn reduction_in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
     Shape { on_operand: OnOperand::Reduction, kept: true, ..shape(dtype, rows, hidden) }
 }
 
-/// Element `i` of the operand of `rank` in a round; all sums are exact in every dtype of floats.
+/// Element `i` of the operand of `rank` in a round. All sums are exact in every float dtype.
 fn operand(rank: usize, round: usize, i: usize) -> f64 {
     ((i * 7 + rank * 13 + round * 5) % 11) as f64 * 0.25 - 1.0
 }
@@ -75,13 +76,13 @@ fn weight(j: usize) -> f64 {
 }
 
 impl Shape {
-    /// What is added to the mean of the squares.
+    /// The term that is added to the mean of the squares.
     fn eps(self) -> f64 {
         if self.unit == 1.0 { EPS } else { 0.0 }
     }
 }
 
-/// The values of one rank, in bytes of the dtype, and its kernel.
+/// The values of one rank as bytes of the dtype, and its kernel.
 struct Layer {
     shape: Shape,
     operand: Vec<u8>,
@@ -133,7 +134,8 @@ impl Layer {
         out
     }
 
-    /// Runs this rank's kernel on the values of a round and compares. Gives the bytes of the norm.
+    /// Runs this rank's kernel on the values of a round and compares the results. Returns the bytes of the
+    /// norm.
     fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
         let Shape { dtype, rows, hidden, normalised, kept, on_operand, unit, shift } = self.shape;
         let shift = shift * dtype.size();
@@ -167,8 +169,8 @@ impl Layer {
     }
 }
 
-/// Runs all shapes round after round on all ranks of each world, which meet nowhere else. Gives the bytes of all norms
-/// of each rank and world; `None` without a compiler.
+/// Runs all shapes, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
+/// Returns the bytes of all norms of each rank and world; `None` without a compiler.
 fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> Option<Vec<Vec<Vec<u8>>>> {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
     let mut source = KernelSource::new();
@@ -201,7 +203,7 @@ fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> 
 
 #[test]
 fn residual_and_norm_follow_the_reduction() {
-    // By LL128, also several rows to a block, then by LL.
+    // First LL128, including several rows per block, then LL.
     let shapes = [
         shape(DType::F32, 3, 120),
         shape(DType::BF16, 3, 232),
@@ -214,7 +216,8 @@ fn residual_and_norm_follow_the_reduction() {
         shifted(1, shape(DType::F16, 1, 8)),
     ];
     run(&[(3, Given::default())], &shapes, 3, "norm");
-    // Blocks that clear what others of their grid are sent lose it: many delays, each on zones to be cleared.
+    // A block that wrongly cleared messages to other blocks of its grid would lose them: many delays, each on
+    // zones that must be cleared.
     run(
         &(0..40).map(|seed| wrapped(3, seed, Given::default())).collect::<Vec<_>>(),
         &shapes,
@@ -261,7 +264,7 @@ fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
 /// Grids in which up to four blocks share a row.
 const SHARED: GridLimits = GridLimits { threads: 8, most_threads: 16, blocks: 8 };
 
-/// Rows of which some are shared, one after another in the same zones.
+/// Rows, some of them shared, one after another in the same zones.
 const SHAPES: [Shape; 12] = [
     in_place(DType::BF16, 1, 232),
     shape(DType::BF16, 2, 232),

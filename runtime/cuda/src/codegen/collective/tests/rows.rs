@@ -1,4 +1,4 @@
-//! All-gathers that store rows of all ranks in turn, on threads of the host.
+//! All-gathers that interleave the rows of all ranks, on host threads.
 
 use symmc_ir::tensor::{read_f64, write_f64};
 
@@ -7,7 +7,7 @@ use super::super::{barrier, ll};
 use super::emulate::{Given, Library, World, bytes_at};
 use super::*;
 
-/// What each rank has.
+/// The operand of each rank.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
     variant: CollectiveVariant,
@@ -15,7 +15,7 @@ struct Shape {
     rows: usize,
     /// The elements of a row.
     row: usize,
-    /// Elements in front of the operand and the result.
+    /// Elements before the operand and the result.
     shift: usize,
     exit: ExitBarrier,
 }
@@ -24,7 +24,7 @@ const fn shape(variant: CollectiveVariant, dtype: DType, rows: usize, row: usize
     Shape { variant, dtype, rows, row, shift, exit: ExitBarrier::Kept }
 }
 
-/// By LL in one piece and by LL128, with rows that end within a line; by pull in units of 16, 4 and 1 bytes.
+/// By LL in one piece, by LL128 with rows that end within a line, and by pull in units of 16, 4 and 1 bytes.
 const SHAPES: [Shape; 13] = [
     shape(CollectiveVariant::Ll, DType::BF16, 3, 8, 0),
     shape(CollectiveVariant::Ll, DType::F32, 5, 4, 1),
@@ -41,11 +41,11 @@ const SHAPES: [Shape; 13] = [
     shape(CollectiveVariant::Pull, DType::U8, 13, 5, 1),
 ];
 
-/// Bytes of the landing zones, and for each value of a case.
+/// The bytes of the landing zones, and of each value of a case.
 const ZONES: usize = 16 << 10;
 const ROOM: usize = 3 << 10;
 
-/// Element `i` of what a rank has in a round.
+/// Element `i` of the operand of a rank in a round.
 fn element(rank: usize, round: usize, i: usize) -> f64 {
     ((i * 7 + rank * 31 + round * 5) % 101) as f64
 }
@@ -66,7 +66,7 @@ impl Layer {
         let skipped = shift * dtype.size();
         call.operand.offset = ZONES + number * ROOM + skipped;
         let base = peers.arenas[peers.rank as usize];
-        // What peers do not touch may lie anywhere.
+        // Values that peers do not access may be anywhere.
         let results = ZONES + SHAPES.len() * ROOM;
         let at = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
         let running = RankCollective::new(3, &call, at.map(DevicePtr::from), peers).expect("it fits");
@@ -78,11 +78,12 @@ impl Layer {
         Layer { shape, at, kernel: prepared.expect("it fits").launch(peers, source) }
     }
 
-    /// Runs this rank's kernel on the values of a round and compares.
+    /// Runs this rank's kernel on the values of a round and compares the results.
     fn run(&self, library: &Library, me: usize, n: usize, round: usize) {
         let Shape { dtype, rows, row, .. } = self.shape;
         let elements = rows * row;
-        // SAFETY: each is a value of this rank's arena, which no peer writes, nor reads outside of the kernel.
+        // SAFETY: each is a value of this rank's arena. Peers do not write it, and read it only in the
+        // kernel.
         let value = |at, elements: usize| unsafe { bytes_at(at, elements * dtype.size()) };
         (0..elements).for_each(|i| write_f64(dtype, value(self.at[0], elements), i, element(me, round, i)));
         library.run(&self.kernel);
@@ -99,7 +100,7 @@ impl Layer {
     }
 }
 
-/// Runs all cases round after round on all ranks of each world, which meet nowhere else.
+/// Runs all cases, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
 fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
     let mut source = KernelSource::new();

@@ -1,4 +1,4 @@
-//! Several collectives as one kernel: what is launched, and on threads of the host what it does.
+//! Several collectives as one kernel: what is launched, and what it computes on host threads.
 
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_runtime::exec::{ResolvedMember, StepWork};
@@ -12,12 +12,12 @@ struct Set {
     cases: Vec<Case>,
 }
 
-/// Where values of sets begin in the arena of a rank.
+/// The offset of the values of sets in the arena of a rank.
 const START: usize = 16 << 10;
 
 impl Set {
-    /// These collectives by a variant, each of so many elements for each rank, with memory of its own that begins so many elements after a
-    /// multiple of 64 bytes.
+    /// These collectives by a variant, each with `elements` elements per rank in separate memory, which
+    /// begins `shift` elements after a multiple of 64 bytes.
     fn new(
         n: u32,
         variant: CollectiveVariant,
@@ -40,7 +40,7 @@ impl Set {
         Set { cases: cases.collect() }
     }
 
-    /// What a rank launches.
+    /// The launches of a rank.
     fn lowered(
         &self,
         peers: &PeerContext,
@@ -75,8 +75,8 @@ impl Set {
     ) {
         let at = |r: &ResolvedRegion| peers.arenas[me] + r.offset as Address;
         for Case { call, .. } in &self.cases {
-            // SAFETY: a value of this rank's arena, which no peer touches outside of the kernel that ends with an exit, or before the next one
-            // has begun.
+            // SAFETY: a value of this rank's arena. No peer accesses it outside of the kernel, if that ends
+            // with an exit, or before the next kernel has begun.
             let operand = unsafe { bytes_at(at(&call.operand), call.elements * call.dtype.size()) };
             for i in 0..call.elements {
                 write_f64(call.dtype, operand, i, element(&call.kind, call.dtype, me, i, round));
@@ -252,7 +252,7 @@ fn what_is_no_set_of_one_kernel_is_none() {
     assert!(error.contains("step 7") && error.contains("symmetric arena"), "{error}");
 }
 
-/// The kernels of all sets, for the test that compiles all.
+/// The kernels of all sets, for the test that compiles everything.
 pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     for set in sets(n) {
         for chaos in [None, Some(1)] {

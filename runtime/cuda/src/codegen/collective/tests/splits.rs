@@ -1,4 +1,4 @@
-//! All-to-alls with sizes on the device on threads of the host.
+//! All-to-alls with sizes on the device, on host threads.
 
 use symmc_support::random::SplitMix;
 
@@ -12,7 +12,7 @@ struct Shape {
     row: usize,
     capacity: usize,
     variant: CollectiveVariant,
-    /// How many elements the operand lies behind an aligned place.
+    /// The offset of the operand from an aligned address, in elements.
     shift: usize,
 }
 
@@ -20,7 +20,8 @@ const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
     Shape { dtype, row, capacity, variant: CollectiveVariant::Plain, shift: 0 }
 }
 
-/// Every unit; messages of no round, of one, of a part of one and of many; grids of one block and of several.
+/// Every unit; messages of no round, one round, a partial round and many rounds; grids of one and of several
+/// blocks.
 const SHAPES: [Shape; 9] = [
     shape(DType::F32, 5, 24),
     shape(DType::F32, 4, 300),
@@ -35,7 +36,7 @@ const SHAPES: [Shape; 9] = [
 
 const ROOM: usize = 8 << 10;
 
-/// Where a rank's operand, result, sizes and received sizes lie in its arena.
+/// The offsets of a rank's operand, result, sizes and received sizes in its arena.
 const PLACES: [usize; 4] = [0, ROOM, 2 * ROOM, 2 * ROOM + 1024];
 
 fn call(shape: &Shape, n: u32) -> ResolvedCollective {
@@ -63,7 +64,7 @@ fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSo
     }
 }
 
-/// The rows from each rank to each in a round: as many as fit, few, or none from some and to some.
+/// The rows between all pairs of ranks in a round: as many as fit, few, or none from some ranks and to some.
 fn sizes(round: usize, n: usize, capacity: usize) -> Vec<Vec<i64>> {
     let mut random = SplitMix(round as u64 * 31 + capacity as u64);
     let (mut left, mut room) = (vec![capacity; n], vec![capacity; n]);
@@ -88,7 +89,7 @@ fn byte(rank: usize, round: usize, i: usize) -> u8 {
     (i * 7 + rank * 101 + round * 13 + i / 251) as u8
 }
 
-/// One exchange on one rank: writes operand and sizes, runs, and compares the result.
+/// One exchange on one rank: writes operand and sizes, runs the kernel, and compares the result.
 fn one(
     shape: &Shape,
     kernel: &KernelLaunch,
@@ -100,8 +101,8 @@ fn one(
     let bytes = row * shape.capacity;
     let sizes = sizes(round, n, shape.capacity);
     let operand = PLACES[0] + shape.shift * shape.dtype.size();
-    // SAFETY: the places lie apart within the arena; no peer touches them after the last exchange has completed here,
-    // nor before this one begins.
+    // SAFETY: the places are separate within the arena. No peer accesses them after the last exchange has
+    // completed here, or before this one begins.
     let [operand, result, sent, received] =
         [(operand, bytes), (PLACES[1], bytes), (PLACES[2], 8 * n), (PLACES[3], 8 * n)]
             .map(|(at, len)| unsafe { bytes_at(base + at as Address, len) });
@@ -151,7 +152,7 @@ fn rows_go_where_the_sizes_say() {
     }
 }
 
-/// Sizes of three ranks of which one does not fit 10 rows, and what is reported.
+/// Sizes of three ranks, one of which does not fit 10 rows, and the expected report.
 const UNFIT: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
     ([[1, 2, 3], [4, -1, 4], [0, 0, 0]], 1, SplitDirection::Sent, [4, -1, 4]),
     ([[1, 0, 3], [0, 0, 0], [0, 10, 1]], 2, SplitDirection::Sent, [0, 10, 1]),
@@ -173,13 +174,13 @@ fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
                 for (me, (peers, kernel)) in world.peers.iter().zip(&kernels).enumerate() {
                     let (base, library) = (peers.arenas[me], &library);
                     scope.spawn(move || {
-                        // SAFETY: nobody else touches the sizes.
+                        // SAFETY: nothing else accesses the sizes.
                         let sent = unsafe { bytes_at(base + PLACES[2] as Address, 24) };
                         let bytes = sizes[me].iter().flat_map(|s| s.to_le_bytes());
                         sent.iter_mut().zip(bytes).for_each(|(to, b)| *to = b);
-                        // All go on to the next collective of the group.
+                        // All ranks continue to the next collective of the group.
                         (0..2).for_each(|_| library.run(kernel));
-                        // SAFETY: nobody else touches the result.
+                        // SAFETY: nothing else accesses the result.
                         let result = unsafe { bytes_at(base + PLACES[1] as Address, 80) };
                         assert!(result.iter().all(|b| *b == 0), "{variant}, rank {me}: {sizes:?}");
                     });
@@ -198,7 +199,7 @@ fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
     }
 }
 
-/// The kernels of `n` ranks, in every unit.
+/// The kernels of `n` ranks, for every unit.
 pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
         for row in [1, 2, 4, 8, 16] {

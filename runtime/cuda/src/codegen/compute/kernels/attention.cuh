@@ -1,35 +1,36 @@
 // Scaled dot-product attention without the matrix of scores.
 //
 // A block takes BQ rows of one head of k and v: a row is a query of one of the query heads that share it.
-// Keys pass in tiles of 32 through shared memory; lane j of a warp scores key j. The running maximum and sum
-// of a row rescale what it accumulated before (online softmax). With split-KV (flash-decoding) each split takes a part
-// of the keys and leaves maximum, sum and accumulated values, which `combine` puts together.
+// Keys pass through shared memory in tiles of 32; lane j of a warp scores key j. The running maximum and sum
+// of a row rescale its earlier accumulation (online softmax). With split-KV (flash-decoding), each split
+// takes a part of the keys and stores maximum, sum and accumulated values, which `combine` merges.
 //
-// A layout `L` gives the types T and M (mask), the extents HEADS (of k and v, over the batch), ROWS (of one of
-// them), Q (queries of one query head), S (keys), E and F, the strides of keys and values, the widths KW
-// and VW of an access, and the offsets of heads and rows. Where it is BOUNDED, `span` says which keys a row sees; such as
-// no row of a block sees are passed over.
+// A layout `L` gives the types T and M (mask), the extents HEADS (of k and v, over the batch), ROWS (of one
+// of them), Q (queries of one query head), S (keys), E and F, the strides of keys and values, the access
+// widths KW and VW, and the offsets of heads and rows. If it is BOUNDED, `span` defines the visible keys of a
+// row; keys that no row of a block sees are skipped.
 
 namespace sc {
 
 SC_FN float minus_infinity(float) { return __uint_as_float(0xff800000u); }
 SC_FN double minus_infinity(double) { return __longlong_as_double((i64)0xfff0000000000000ull); }
 
-// x + y, at the ends of i64 where it leaves them.
+// x + y, saturated to the range of i64.
 SC_FN i64 saturate(i64 x, i64 y) {
     const i64 sum = (i64)((u64)x + (u64)y), most = 0x7fffffffffffffffll;
     if (x >= 0 && y >= 0 && sum < 0) return most;
     return x < 0 && y < 0 && sum >= 0 ? -most - 1 : sum;
 }
-// Where the chunk of position p begins.
+// The start of the chunk of position p.
 SC_FN i64 chunk_of(i64 p, i64 chunk) {
     const i64 rest = p % chunk;
     return saturate(p, rest < 0 ? -rest - chunk : -rest);
 }
 
-// The keys that a row sees: from `from` on, before `below`.
+// The visible keys of a row: from `from` on, before `below`.
 template <class I> struct Span { I from, below; };
-// What several rows see: no keys but those of [from, below), and all of them those of [all_from, all_below).
+// The visible keys of several rows: none outside of [from, below), and all of [all_from, all_below) in every
+// row.
 template <class I> struct Seen { I from, below, all_from, all_below; };
 
 template <class L, class I> SC_FN Seen<I> seen_by_none() {
@@ -42,7 +43,7 @@ template <class L, class I> SC_FN Span<I> whole_span() {
     x.from = 0, x.below = L::S;
     return x;
 }
-// The span of a row, and one more row of `y`.
+// Returns the span of a row, and joins it to `y`.
 template <class L, class I> SC_FN Span<I> span_of(Seen<I> &y, const void *const *given, u32 head, i64 row) {
     if (row >= L::ROWS) return whole_span<L, I>();
     Span<I> x;
@@ -57,8 +58,9 @@ template <class L, class I> SC_FN Span<I> span_of(Seen<I> &y, const void *const 
     if (x.below < y.all_below) y.all_below = x.below;
     return x;
 }
-// What so many rows from `row` on see where limits grow with the row: of one query head the first and the last say it, and
-// rows of several have among them the last of one and the first of the next.
+// The visible keys of `count` rows from `row` on, if limits grow with the row. For rows of one query head,
+// the first and the last determine them; rows of several heads include the last row of one head and the first
+// of the next.
 template <class L, class I> SC_FN Seen<I> seen_by_rows(u32 head, i64 row, int count) {
     const bool none = row >= L::ROWS;
     if (none) row = L::ROWS - 1;
@@ -71,7 +73,7 @@ template <class L, class I> SC_FN Seen<I> seen_by_rows(u32 head, i64 row, int co
     y.from = (I)from, y.below = none ? 0 : (I)last_below, y.all_from = (I)last_from, y.all_below = (I)below;
     return y;
 }
-// What the rows of all lanes see.
+// Joins the visible keys of the rows of all lanes.
 template <class I> SC_FN void join_lanes(Seen<I> &y) {
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
@@ -84,8 +86,8 @@ template <class I> SC_FN void join_lanes(Seen<I> &y) {
     }
 }
 
-// The maximum and the sum of a row before any key: of the first split, one more score whose value is zero, where there is a
-// SINK.
+// The maximum and the sum of a row before any key. With a SINK, the first split starts with one additional
+// score, whose value is zero.
 template <class L, class C> SC_FN void begin_row(C &max, C &sum, const void *const *given, u32 head, i64 row, bool first) {
     max = minus_infinity((C)0), sum = 0;
     if (!L::SINK || !first || row >= L::ROWS) return;
@@ -99,12 +101,12 @@ template <class C> SC_FN C log_sum_exp(C max, C sum) { return sum == 0 ? minus_i
 // Scores are capped before a mask adds to them.
 template <class L, class C> SC_FN C capped(C x) { return L::CAPPED ? (C)L::cap() * u_tanh(x / (C)L::cap()) : x; }
 
-// Whether any thread of the block says so.
+// Whether `says` is true for any thread of the block.
 SC_FN bool any_thread(bool says) { return __syncthreads_or(says) != 0; }
 
-// Whether a library that computed these rows may have let in what they do not see: a value that is not finite goes to all
-// rows that an instruction multiplies with it, and a row that sees nothing is 0 / 0. All elements of every STEPth row are
-// looked at, and some of each. What is read is on its way at once.
+// Whether the library that computed these rows may have let in hidden values. A value that is not finite
+// spreads to all rows that an instruction multiplies with it, and a row that sees nothing is 0 / 0. All
+// elements of every STEPth row are checked, and some of each other row. All loads are in flight at once.
 template <class L, int BQ, int STEP> SC_FN bool is_damaged(const void *pr, u32 head, i64 row0) {
     typedef typename L::T T;
     const int W = 16 / sizeof(T), PIECES = L::F < W ? 1 : L::F / W;
@@ -127,7 +129,7 @@ template <class L, int BQ, int STEP> SC_FN bool is_damaged(const void *pr, u32 h
     return any_thread(odd);
 }
 
-// Stores zeros in those of these rows that see nothing.
+// Stores zeros in the rows that see nothing.
 template <class L, int BQ, int MASK>
 SC_FN void clear_blind(const void *pm, void *pr, const void *const *given, u32 head, i64 row0) {
     typedef typename L::T T;
@@ -148,7 +150,7 @@ SC_FN void clear_blind(const void *pm, void *pr, const void *const *given, u32 h
     __syncthreads();
 }
 
-// Whether these rows, which a library computed, are to be computed again. Such as see nothing are zero then.
+// Whether these rows, which the library computed, must be recomputed. Rows that see nothing are set to zero.
 template <class L, int BQ, int STEP, int MASK>
 SC_FN bool to_amend(const void *pm, void *pr, const void *const *given, u32 head, i64 row0) {
     if (!is_damaged<L, BQ, STEP>(pr, head, row0)) return false;
@@ -184,7 +186,7 @@ SC_FN void load_tile(C *to, int pitch, const typename L::T *from, i64 row_step, 
     }
 }
 
-// STEP: computes only the blocks that are `to_amend`; 0: all.
+// STEP: recomputes only the blocks that are `to_amend`; 0: computes all.
 template <class L, int R, int SPLITS, int STEP, int MASK>
 SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef Attention<L> Q;
@@ -207,7 +209,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
         qs[e] = row < L::ROWS ? get(q[L::q_row(row) + (e % Q::E) * L::q_step]) : (C)0;
     }
     i64 first = (i64)split * L::CHUNK, end = first + L::CHUNK < L::S ? first + L::CHUNK : L::S;
-    // Lane i knows the span of row i of the block.
+    // Lane i holds the span of row i of the block.
     Span<i64> own = whole_span<L, i64>(), spans[R];
     if (L::BOUNDED) {
         Seen<i64> seen = seen_by_none<L, i64>();
@@ -293,7 +295,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 C p = __shfl_sync(0xffffffffu, s[r], j);
-                // What is not seen counts for nothing, whatever it is.
+                // Hidden keys contribute nothing, whatever their value.
                 if (p != 0)
 #pragma unroll
                     for (int c = 0; c < Q::COLUMNS; c++) acc[r][c] += p * y[c];
@@ -321,7 +323,7 @@ SC_FN void attend(const void *pq, const void *pk, const void *pv, const void *pm
     }
 }
 
-// A block for each row puts the parts of its splits together, in their order.
+// One block per row merges the parts of its splits, in order.
 template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr, const void *const *given) {
     typedef Attention<L> Q;
     typedef typename Q::T T;

@@ -1,12 +1,13 @@
 // The gradients of scaled dot-product attention without the matrix of scores.
 //
-// A block of four warps takes 32 rows, or 32 keys, of one head of keys and goes through the others in tiles of 32. Weights
-// are computed again from the log-sum-exp of each row (FlashAttention-2, Dao, 2023): lane j of a warp scores key j for 8
-// rows. Weights and the gradients of products of queries and keys pass through shared memory to the warps, each of which
-// sums 8 rows, or keys, of a gradient in registers, always in the same order.
+// A block of four warps takes 32 rows, or 32 keys, of one head of keys, and iterates over the other side in
+// tiles of 32. Weights are recomputed from the log-sum-exp of each row (FlashAttention-2, Dao, 2023): lane j
+// of a warp scores key j for 8 rows. Weights and the gradients of products of queries and keys pass through
+// shared memory to the warps. Each warp sums 8 rows, or keys, of a gradient in registers, always in the same
+// order.
 //
-// The layout `L` is that of `attend`, with the offsets of the gradient of the result (g), of the log-sum-exp (sums) and of
-// the gradients of queries, keys and values (dq, dk, dv).
+// The layout `L` is that of `attend`, with the offsets of the gradient of the result (g), of the log-sum-exp
+// (sums) and of the gradients of queries, keys and values (dq, dk, dv).
 
 namespace sc {
 
@@ -28,7 +29,7 @@ template <class L> struct Back {
     }
 };
 
-// Queries and gradients of 32 rows, zeros beyond the last, and the log-sum-exp of each.
+// Loads queries and gradients of 32 rows, with zeros beyond the last row, and the log-sum-exp of each.
 template <class L> SC_FN void back_load_rows(const Back<L> &b, const void *pg, const void *psums, const void *pq, u32 head, i64 row0) {
     typedef Back<L> B;
     typedef typename B::T T;
@@ -57,7 +58,7 @@ template <class L> SC_FN void back_load_keys(const Back<L> &b, const void *pk, c
     load_tile<L, L::VW>(b.vs, B::FP, v + key0 * L::v_row_step, L::v_row_step, L::v_step, n, B::F, 128);
 }
 
-// What 32 rows see: lane i knows the span of row i.
+// The visible keys of 32 rows: lane i holds the span of row i.
 template <class L> SC_FN Seen<i64> back_spans(Span<i64> &own, const void *const *given, u32 head, i64 row0) {
     Seen<i64> seen = seen_by_none<L, i64>();
     own = span_of<L>(seen, given, head, row0 + threadIdx.x % 32);
@@ -65,7 +66,7 @@ template <class L> SC_FN Seen<i64> back_spans(Span<i64> &own, const void *const 
     return seen;
 }
 
-// Weights of the 32 keys for the 32 rows, and the gradients of the products of queries and keys.
+// Computes the weights of the 32 keys for the 32 rows, and the gradients of the products of queries and keys.
 template <class L, int MASK> SC_FN void back_weigh(const Back<L> &b, const void *pm, const Span<i64> &own, u32 head, i64 row0, i64 key0) {
     typedef Back<L> B;
     typedef typename B::C C;
@@ -103,7 +104,7 @@ template <class L, int MASK> SC_FN void back_weigh(const Back<L> &b, const void 
     }
 }
 
-// The gradient of the queries of 32 rows, and for each of these the sum of the gradient times the result.
+// The gradient of the queries of 32 rows, and for each row the sum of the gradient times the result.
 template <class L, int MASK>
 SC_FN void attend_back_rows(const void *pg, const void *pr, const void *psums, const void *pq, const void *pk, const void *pv, const void *pm,
                             void *pmeans, void *px, void *, const void *const *given) {
@@ -191,7 +192,7 @@ SC_FN void attend_back_keys(const void *pg, const void *, const void *psums, con
     for (i64 row0 = 0; row0 < L::ROWS; row0 += 32) {
         Span<i64> own;
         const Seen<i64> seen = back_spans<L>(own, given, head, row0);
-        // All warps say the same.
+        // The condition is the same in all warps.
         if (seen.below <= key0 || seen.from >= key0 + 32) continue;
         __syncthreads();
         back_load_rows<L>(b, pg, psums, pq, head, row0);

@@ -1,9 +1,9 @@
-// Element types, conversions, element-wise functions and reports of bad data: the ground of all kernels.
+// Element types, conversions, element-wise functions and reports of invalid data: the basis of all kernels.
 //
-// A stored element is read as the type it is computed in (`get`): float for f16, bf16 and f32, double for
-// f64, i64 for integers and bool. It is written with one rounding to nearest even (`Put`); integers wrap.
-// No CUDA header is included. Arithmetic is written with `_rn` intrinsics where contraction of two ops into
-// one would skip the rounding between them.
+// A stored element is read in its computed type (`get`): float for f16, bf16 and f32, double for f64, i64 for
+// integers and bool. It is written with one rounding to nearest even (`Put`); integers wrap. No CUDA header
+// is included. Arithmetic uses `_rn` intrinsics if contraction of two ops into one would skip the rounding
+// between them.
 
 namespace sc {
 
@@ -20,15 +20,15 @@ SC_FN i64 get(i64 x) { return x; }
 SC_FN i64 get(u8 x) { return x; }
 SC_FN i64 get(boolean x) { return x.v != 0; }
 
-// The type that an element is computed in.
+// The type in which an element is computed.
 template <class T> struct Computed { typedef i64 C; };
 template <> struct Computed<bf16> { typedef float C; };
 template <> struct Computed<f16> { typedef float C; };
 template <> struct Computed<float> { typedef float C; };
 template <> struct Computed<double> { typedef double C; };
 
-// x as float, where an inexact value becomes its neighbour with an odd last bit, so that a second rounding
-// to a narrower type gives what one rounding of x gives (Boldo and Melquiond, 2008).
+// x as float. An inexact value becomes its neighbour with an odd last bit, so that a second rounding to a
+// narrower type gives the same result as one rounding of x (Boldo and Melquiond, 2008).
 SC_FN float to_odd(double x) {
     float near = __double2float_rn(x);
     double back = near;
@@ -37,7 +37,7 @@ SC_FN float to_odd(double x) {
     return __uint_as_float(fabs(back) > fabs(x) ? bits - 1 : bits + 1);
 }
 
-// Towards zero, at the nearest end of i64 beyond its range, 0 for NaN.
+// Rounds towards zero; saturates to the range of i64; NaN becomes 0.
 SC_FN i64 to_int(float x) { return x != x ? 0 : __float2ll_rz(x); }
 SC_FN i64 to_int(double x) { return x != x ? 0 : __double2ll_rz(x); }
 SC_FN i64 to_int(i64 x) { return x; }
@@ -88,14 +88,14 @@ template <> struct Put<boolean> {
     }
 };
 
-// An element of the given bits.
+// An element with the given bits.
 template <class T> SC_FN T raw(u64 bits) {
     union { u64 bits; T x; } u;
     u.bits = bits;
     return u.x;
 }
 
-// V neighbours, moved in one access.
+// V adjacent elements, moved in one access.
 template <int BYTES> struct Wide;
 template <> struct Wide<1> { typedef u8 W; };
 template <> struct Wide<2> { typedef u16 W; };
@@ -115,20 +115,20 @@ template <class T, int V> SC_FN void write(T *p, const Few<T, V> &x) {
     *(typename Wide<sizeof(T) * V>::W *)p = x.w;
 }
 
-// Says that data was bad: what is wrong is known to the host by the number of the assertion. The first report is
-// kept, at least among those that do not meet in time; the two words are stored together.
+// Reports invalid data. The number of the assertion identifies the problem on the host. The first report is
+// kept, except that concurrent reports may overwrite each other; the two words are stored together.
 SC_FN void report(void *status, u32 assertion, i64 index) {
     if (((volatile u64 *)status)[1] != 0) return;
     store_pair(status, (u64)index, assertion);
 }
 
-// The position that an index means on an axis, or -1.
+// The position of an index on an axis, or -1.
 SC_FN i64 position(i64 index, i64 extent) {
     return index < 0 || index >= extent ? -1 : index;
 }
 
-// x / y to two units in the last place for finite x; 0 where y is beyond 2^126. A division by `/` branches, and takes a
-// thread ten times as long.
+// x / y to two units in the last place for finite x; 0 if y is beyond 2^126. A division by `/` branches, and
+// takes ten times as long.
 SC_FN float quotient(float x, float y) { return __fdividef(x, y); }
 SC_FN double quotient(double x, double y) { return x / y; }
 
@@ -204,8 +204,8 @@ SC_FN i64 b_min(i64 x, i64 y) { return x < y ? x : y; }
 SC_FN i64 b_and(i64 x, i64 y) { return x & y; }
 SC_FN i64 b_or(i64 x, i64 y) { return x | y; }
 SC_FN i64 b_xor(i64 x, i64 y) { return x ^ y; }
-// Division by -1 is negation, which wraps; the machine's division would trap on some machines. By zero the
-// result is 0, and `bad` is set.
+// Division by -1 is negation, which wraps; the division instruction would trap on some machines. Division by
+// zero gives 0, and sets `bad`.
 SC_FN i64 b_floor_div(i64 x, i64 y, bool &bad) {
     if (y == 0) { bad = true; return 0; }
     if (y == -1) return u_neg(x);

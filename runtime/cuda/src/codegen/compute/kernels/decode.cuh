@@ -1,11 +1,12 @@
-// Attention of few rows in bf16 and f16, as decoding has it (flash-decoding: keys may be split among blocks): keys and
-// values go from memory to the registers of MMA instructions, each once and with nothing in between, so that what
-// counts is how fast memory gives them.
+// Attention of few rows in bf16 and f16, as in decoding (flash-decoding: keys may be split among blocks).
+// Keys and values are loaded from memory directly to the registers of MMA instructions, each once, so memory
+// bandwidth is the limit.
 //
-// A block takes 16 rows of a head and a part of its keys; its warps take 16 keys in turn and put their sums together
-// at the end. Fragments lie as in tensor.cuh. A sum has no order that it must be taken in, so lanes read what lies in
-// one run, 16 bytes at once: lane (g, t) reads of key g the chunks t, t + 4, … of 8 elements, and of values the
-// chunks g, g + 8, … of the keys 2t, 2t + 1, 2t + 8 and 2t + 9. Queries and results follow these orders.
+// A block takes 16 rows of a head and a part of its keys; its warps take 16 keys in turn, and merge their
+// sums at the end. The layout of fragments is that of tensor.cuh. A sum has no required order of its terms,
+// so lanes read adjacent elements, 16 bytes at once. Lane (g, t) reads chunks t, t + 4, … of 8 elements of
+// key g, and chunks g, g + 8, … of the values of keys 2t, 2t + 1, 2t + 8 and 2t + 9. Queries and results
+// follow these orders.
 
 namespace sc {
 
@@ -19,7 +20,7 @@ SC_FN uint4 nothing() {
 template <class L> struct Keys {
     static const int CHUNKS = L::E / 32;
     uint4 x[2][CHUNKS];
-    // Those of the 16 keys from `start` on that are before `end`; the others are zeros.
+    // Loads the keys of the 16 from `start` on that are before `end`; the others are zeros.
     __device__ void load(const typename L::T *k, i64 start, i64 end, int g, int t) {
 #pragma unroll
         for (int j = 0; j < 2; j++) {
@@ -45,7 +46,7 @@ template <class L> struct Values {
     }
 };
 
-// Rows `row` of the queries as left matrices, zeros beyond the last.
+// Loads the queries of rows `row` as left matrices, with zeros beyond the last row.
 template <class L> SC_FN void load_queries(u32 (&qa)[L::E / 16][4], const typename L::T *q, const i64 (&rows)[2], int t) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -66,12 +67,12 @@ template <class L> SC_FN void load_queries(u32 (&qa)[L::E / 16][4], const typena
     }
 }
 
-// The state of a warp: of rows g and g + 8 the maximum, the sum of the weights and the weighted values.
+// The state of a warp: the maximum, the sum of the weights and the weighted values of rows g and g + 8.
 template <class L> struct Weighted {
     float max[2], sum[2], acc[L::F / 8][4];
 };
 
-// Takes 16 keys in, whose scores `s` are in the base of two. `hides` says that some row does not see some of them.
+// Accumulates 16 keys, whose scores `s` are in base two. `hides`: some row does not see some of them.
 template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Values<L> &v, bool hides) {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
@@ -80,7 +81,7 @@ template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Value
         for (int j = 0; j < 2; j++) top = fmaxf(fmaxf(top, s[j][2 * h]), s[j][2 * h + 1]);
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
         top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-        // Where nothing is seen yet all weights are e^-inf, which is 0.
+        // If no key is visible yet, all weights are e^-inf, which is 0.
         const float base = top == minus_infinity(0.0f) ? 0.0f : top;
         const float shrink = power_of_two(y.max[h] - base);
         y.max[h] = top;
@@ -118,7 +119,7 @@ template <class L> SC_FN void take(Weighted<L> &y, float (&s)[2][4], const Value
         }
 }
 
-// Puts the states of the warps together and stores the rows, or the part of each that is this split's.
+// Merges the states of the warps and stores the rows, or this split's part of each.
 template <class L, int SPLITS>
 SC_FN void store_rows(const Weighted<L> &y, const i64 (&rows)[2], i64 row0, u32 head, u32 split, void *pr, void *partial) {
     typedef typename L::T T;
@@ -165,8 +166,8 @@ SC_FN void store_rows(const Weighted<L> &y, const i64 (&rows)[2], i64 row0, u32 
     }
 }
 
-// STEADY: nothing writes the keys and values while the program runs, and no data say which are seen, so the first ones are
-// prefetched.
+// STEADY: nothing writes the keys and values while the program runs, and the visible keys do not depend on
+// data, so the first ones are prefetched.
 template <class L, int SPLITS, bool STEADY, int MASK>
 SC_FN void attend_decode(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
@@ -183,7 +184,7 @@ SC_FN void attend_decode(const void *pq, const void *pk, const void *pv, const v
     i64 first = (i64)split * L::CHUNK;
     i64 end = first + L::CHUNK < L::S ? first + L::CHUNK : L::S;
     if (!STEADY) L::enter();
-    // Lane i knows the span of row i of the 16.
+    // Lane i holds the span of row i of the 16.
     Span<int> own = whole_span<L, int>(), spans[2];
     if (L::BOUNDED) {
         Seen<int> seen = seen_by_none<L, int>();
@@ -208,7 +209,7 @@ SC_FN void attend_decode(const void *pq, const void *pk, const void *pv, const v
     Weighted<L> y;
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        // One thread of each row has the sum.
+        // One thread per row holds the sum.
         begin_row<L>(y.max[h], y.sum[h], given, head, rows[h], split == 0 && warp == 0);
         y.max[h] *= LOG2E;
         if (t != 0) y.sum[h] = 0;

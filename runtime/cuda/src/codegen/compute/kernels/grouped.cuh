@@ -1,24 +1,25 @@
-// Grouped GEMM: products of groups of rows with a matrix for each group, or of two matrices whose K the groups divide. How
-// many rows or terms a group has is data: each block looks up which tile of which group is its own, or which terms are its
-// group's. Rows behind the last group are one more group, whose K is 0.
+// Grouped GEMM: products of groups of rows with one matrix per group, or of two matrices whose K is divided
+// into groups. The number of rows or terms of a group is data: each block looks up its tile and group, or the
+// terms of its group. Rows after the last group form one more group, whose K is 0.
 //
-// `L` gives R rows, or terms, N columns, K and G groups, and M rows where groups divide K; the types T of elements, A of sums
-// and I of ends; `a_at`, `c_at` and, within a group, `b_at`; the distances `e_step` of ends, `b_group` of matrices and
-// `c_group` of results.
+// `L` gives R rows, or terms, N columns, K and G groups, and M rows if groups divide K; the types T of
+// elements, A of sums and I of ends; `a_at`, `c_at` and, within a group, `b_at`; the distances `e_step` of
+// ends, `b_group` of matrices and `c_group` of results.
 
 namespace sc {
 
-// Rows from `first` to below `end`, of a group or, where that is G, of none.
+// Rows from `first` to before `end`, of a group; `group` is G if they are of no group.
 struct GroupedRows { i64 first, end, group; };
 
-// The ends of groups, 32 at a time, by the lanes of a warp.
+// Reads the ends of groups, 32 at a time, with the lanes of a warp.
 template <class L> struct Ends {
-    // Where the groups before these end.
+    // The end of the group before these.
     i64 start = 0;
     bool sound = true;
 
-    // The rows of the group of this lane, of those from `g0` on; what lies behind the last ends with all rows. The first block
-    // reports the first end that is below the one before it or beyond the rows; such groups are empty, or end with the rows.
+    // The rows of this lane's group, among those from `g0` on; the rows after the last group end with all
+    // rows. The first block reports the first end that is less than the previous one or beyond the rows; such
+    // groups are empty, or end with the rows.
     __device__ __forceinline__ GroupedRows next(const void *pe, i64 g0, void *status, u32 assertion) {
         const int lane = threadIdx.x;
         const i64 g = g0 + lane;
@@ -39,7 +40,8 @@ template <class L> struct Ends {
     }
 };
 
-// The tile of this number: each group has one for every ROWS of its rows. No rows beyond the last tile.
+// The tile with this number: each group has one for every ROWS of its rows. Beyond the last tile there are no
+// rows.
 template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile, void *status, u32 assertion) {
     __shared__ GroupedRows own;
     if (threadIdx.x == 0) own.first = 0, own.end = 0, own.group = L::G;
@@ -47,7 +49,7 @@ template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile,
     if (threadIdx.x < 32) {
         const int lane = threadIdx.x;
         Ends<L> ends;
-        // How many tiles the groups before these have.
+        // The number of tiles of the groups before these.
         i64 before = 0;
         for (i64 g0 = 0; g0 <= L::G; g0 += 32) {
             const GroupedRows rows = ends.next(pe, g0, status, assertion);
@@ -63,7 +65,7 @@ template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile,
                 own.first = rows.first + at * ROWS, own.group = rows.group;
                 own.end = own.first + ROWS < rows.end ? own.first + ROWS : rows.end;
             }
-            // The first block goes on, for the report.
+            // The first block continues, for the report.
             if (__ballot_sync(0xffffffffu, hit) != 0 && blockIdx.x != 0) break;
             before += __shfl_sync(0xffffffffu, sum, 31);
         }
@@ -72,7 +74,7 @@ template <class L, int ROWS> SC_FN GroupedRows tile_of(const void *pe, i64 tile,
     return own;
 }
 
-// All of a group, where groups divide K.
+// All terms of a group, if groups divide K.
 template <class L> SC_FN GroupedRows terms_of(const void *pe, i64 group, void *status, u32 assertion) {
     __shared__ GroupedRows own;
     if (threadIdx.x < 32) {
@@ -86,14 +88,14 @@ template <class L> SC_FN GroupedRows terms_of(const void *pe, i64 group, void *s
     return own;
 }
 
-// The tile of a block where groups divide K: groups have equally many, each with so many columns of tiles.
+// The tile of a block, if groups divide K: groups have equal numbers of tiles, in `TILES` columns.
 struct TileOfTerms { i64 group, row, column; };
 template <class L, int TILES, int ROWS> SC_FN TileOfTerms tile_of_terms() {
     const i64 rows = L::M > 0 ? (L::M + ROWS - 1) / ROWS : 1, rest = blockIdx.x / TILES;
     return {rest / rows, rest % rows * ROWS, blockIdx.x % TILES};
 }
 
-// Of any strides and types.
+// The kernel for any strides and types.
 template <class L, int TILES>
 SC_FN void grouped_product(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
     typedef typename L::T T;
@@ -114,12 +116,14 @@ SC_FN void grouped_terms(const void *pa, const void *pb, const void *pe, void *p
     product_tile<L>(a, b, (T *)pc + at.group * L::c_group, at.row, L::M, at.column * 64, own.end - own.first);
 }
 
-// Of halves by matrix instructions: a block of four warps computes ROWS by 128. Contiguous are of rows the elements of one
-// (A_K_MAJOR), or those of one k, and of matrices the elements of a column (B_K_MAJOR), or those of one k.
+// The kernel for 16-bit floats with matrix instructions: a block of four warps computes ROWS by 128. For
+// rows, contiguous are the elements of one row (A_K_MAJOR), or those of one k; for matrices, the elements of
+// a column (B_K_MAJOR), or those of one k.
 template <class L, int ROWS, int STAGES, bool A_K_MAJOR, bool B_K_MAJOR> struct GroupedTile {
     typedef typename L::T T;
     static const int COLUMNS = 128, TILE_K = 64, THREADS = 128;
-    // Warps divide the rows, and then the columns. A warp's sums are of HEIGHT times 16 rows and WIDTH times eight columns.
+    // Warps divide the rows, and then the columns. A warp has sums of HEIGHT times 16 rows and WIDTH times
+    // eight columns.
     static const int ROW_PARTS = ROWS > 16 ? 2 : 1, COLUMN_PARTS = 4 / ROW_PARTS;
     static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = COLUMNS / 8 / COLUMN_PARTS;
     static const int STAGE = (ROWS + COLUMNS) * TILE_K;
@@ -128,8 +132,8 @@ template <class L, int ROWS, int STAGES, bool A_K_MAJOR, bool B_K_MAJOR> struct 
     GroupedRows rows;
     i64 column0, terms;
 
-    // Where eight elements of a line lie: pieces of 16 bytes change places by the number of the line, so that eight lines
-    // meet different banks.
+    // The location of eight elements of a line: pieces of 16 bytes are permuted by the line number, so that
+    // eight lines use different banks.
     template <int LENGTH> SC_FN int at(int line, int element) { return line * LENGTH + ((element / 8) ^ (line % 8)) * 8; }
 
     // Starts to copy the part of K of a step, with zeros beyond rows, columns and K.
@@ -153,7 +157,7 @@ template <class L, int ROWS, int STAGES, bool A_K_MAJOR, bool B_K_MAJOR> struct 
         }
     }
 
-    // Adds up the products of a stage for this warp.
+    // Accumulates the products of a stage for this warp.
     __device__ __forceinline__ void multiply_stage(const u16 *stage, float (&acc)[HEIGHT][WIDTH][4]) const {
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const int row0 = warp % ROW_PARTS * HEIGHT * 16, line0 = warp / ROW_PARTS * WIDTH * 8;
@@ -198,7 +202,7 @@ template <class L, int ROWS, int STAGES, bool A_K_MAJOR, bool B_K_MAJOR> struct 
     }
 };
 
-// Fills stages and multiplies them, one behind the other, and stores the tile.
+// Fills stages and multiplies them, one after another, and stores the tile.
 template <class X, int STAGES> SC_FN void tile_product(X &tile, typename X::T *c) {
     u16 *stages = (u16 *)dynamic_shared();
     float acc[X::HEIGHT][X::WIDTH][4];
@@ -214,7 +218,8 @@ template <class X, int STAGES> SC_FN void tile_product(X &tile, typename X::T *c
     }
     const i64 steps = (tile.terms + X::TILE_K - 1) / X::TILE_K;
     for (i64 step = 0; step < steps; step++) {
-        // This step's copies of all threads have come, and all have read the stage that is filled next.
+        // This step's copies of all threads have arrived, and all threads have read the stage that is filled
+        // next.
         cp_async_wait<STAGES - 2>();
         __syncthreads();
         const i64 next = step + STAGES - 1;
@@ -238,7 +243,7 @@ SC_FN void grouped_tiles(const void *pa, const void *pb, const void *pe, void *p
     tile_product<X, STAGES>(tile, (T *)pc);
 }
 
-// Where groups divide K they begin at any term: neither operand has the terms of one line side by side.
+// Groups that divide K begin at any term, so neither operand has adjacent terms of one line.
 template <class L, int TILES, int ROWS, int STAGES>
 SC_FN void grouped_terms_tiles(const void *pa, const void *pb, const void *pe, void *pc, void *status, u32 assertion) {
     typedef GroupedTile<L, ROWS, STAGES, false, false> X;

@@ -1,41 +1,43 @@
-// Skinny GEMM of up to 64 rows by tensor cores, bound by reading the right matrix once.
+// Skinny GEMM of up to 64 rows by tensor cores, limited by one read of the right matrix.
 //
-// `L` is as for `gemv`, and TILE_N, STAGES and SPLIT. A block has TILE_N columns of b, its lines, an equal part of each
-// product's, and all rows of a. Clusters of SPLIT blocks have the same lines, with split-K: each block a share of the
-// stages, whose sums the others read through distributed shared memory. Warps are specialized: of the producers four
-// load a part of K of the lines to a stage and two those of the rows, so that lines can be prefetched before the kernel
-// enters and rows are known. The eight consumers divide rows, lines and the part of K of a stage (sliced-K) among
-// themselves, such that their sums stay in registers. Sums of slices of K are added up in order: the bits of a sum
-// depend on the number of rows, on K and on the blocks of a cluster alone.
+// `L` is as for `gemv`, with TILE_N, STAGES and SPLIT. A block has TILE_N columns of b, its lines, in equal
+// parts from each product, and all rows of a. With split-K, clusters of SPLIT blocks have the same lines:
+// each block takes a share of the stages, and the others read its sums through distributed shared memory.
+// Warps are specialized. Four producers load a part of K of the lines to a stage, and two load that of the
+// rows, so that lines can be prefetched before the kernel enters and rows are available. The eight consumers
+// divide rows, lines and the part of K of a stage (sliced-K) among themselves, such that their sums stay in
+// registers. Sums of slices of K are added in order: the bits of a sum depend only on the number of rows, on
+// K and on the number of blocks of a cluster.
 //
-// Pieces of 16 bytes are swizzled: they change places by the number of their line, so that the eight rows of a matrix
-// meet different banks. Longer lines would do the same, but copies to them would cross the lines of the shared memory.
+// Pieces of 16 bytes are swizzled: they are permuted by their line number, so that the eight rows of a matrix
+// use different banks. Longer lines would have the same effect, but copies to them would cross the lines of
+// the shared memory.
 
 namespace sc {
 
-// Of a stage, how many warps' copies have come; how many of its readers have left.
+// Per stage: the number of warps whose copies have arrived, and the number of readers that have left.
 template <int STAGES> struct MmaBarriers { u64 full[STAGES], empty[STAGES]; };
 
 template <class L> struct Mma {
     typedef typename L::T T;
     static const int M = L::M, P = L::P, TILE_N = L::TILE_N, STAGES = L::STAGES, SPLIT = L::SPLIT;
     static const int ROWS = M <= 16 ? 16 : M <= 32 ? 32 : 64, COLUMNS = TILE_N / P, EIGHTS = TILE_N / 8;
-    // What the consumers divide: rows, lines, and then K.
+    // The division among consumers: rows, lines, and then K.
     static const int WARPS = 8, ROW_PARTS = ROWS / 32 > 1 ? 2 : 1, LINE_PARTS = ROWS > 16 ? 2 : 1;
     static const int SHARES = WARPS / ROW_PARTS / LINE_PARTS;
-    // A warp's sums are of WIDTH times eight lines and HEIGHT times 16 rows.
+    // A warp has sums of WIDTH times eight lines and HEIGHT times 16 rows.
     static const int HEIGHT = ROWS / 16 / ROW_PARTS, WIDTH = (EIGHTS + LINE_PARTS - 1) / LINE_PARTS;
-    // Terms of a stage, in pieces of eight.
+    // The terms of a stage, in pieces of eight.
     static const int TILE_K = 128, PIECES = TILE_K / 8, ALL_STEPS = (int)((L::K + TILE_K - 1) / TILE_K);
     static const int STAGE = (TILE_N + ROWS) * TILE_K;
-    // Stages that are asked for again only later, so that whoever reads them has time.
+    // The number of stages that are refilled later, so that their readers have time.
     static const int LATE = 2, AHEAD = STAGES - LATE;
-    // Consumers, producers of lines, producers of rows.
+    // The consumers, the producers of lines, the producers of rows.
     static const int LINE_THREADS = 128, ROW_THREADS = 64;
     static const int THREADS = WARPS * 32 + LINE_THREADS + ROW_THREADS;
-    // How many lines of a stage a thread copies a piece of.
+    // The number of lines of a stage of which a thread copies a piece.
     static const int COPIES = TILE_N * PIECES / LINE_THREADS;
-    // From row to row of the sums: rows that a warp stores at once meet different banks.
+    // The distance between rows of the sums: rows that a warp stores at once use different banks.
     static const int SUMS = TILE_N + (TILE_N % 16 ? 0 : 8);
     typedef float Sums[HEIGHT][WIDTH][4];
 
@@ -46,15 +48,15 @@ template <class L> struct Mma {
     // The steps of this block.
     int first, steps;
 
-    // Where eight elements of a line of a stage lie.
+    // The location of eight elements of a line of a stage.
     SC_FN int at(int line, int term) { return line * TILE_K + ((term / 8) ^ (line % 8)) * 8; }
-    // The line of which a thread makes its copy of this number.
+    // The line of copy `copy` of a thread.
     SC_FN int line(int copy, int thread) { return copy * (LINE_THREADS / PIECES) + thread / PIECES; }
     __device__ __forceinline__ u16 *stage(int step) const { return stages + step % STAGES * STAGE; }
 };
 
-// Copies the lines of a step, with zeros beyond them. Where columns stand in pairs, `pairs` says where those lie of which a
-// thread copies pieces.
+// Copies the lines of a step, with zeros beyond them. With pairs of columns, `pairs` gives the addresses of
+// those that the thread copies pieces of.
 template <class L> SC_FN void load_lines(const Mma<L> &tile, const typename L::T *const *pairs, int step, int thread) {
     typedef Mma<L> X;
     const int term = thread % X::PIECES * 8;
@@ -89,7 +91,7 @@ template <class L> SC_FN void load_rows(const Mma<L> &tile, int step, int thread
     }
 }
 
-// What producers do: fill the stages, then each again when it was read, and say which have come.
+// The loop of producers: fills the stages, refills each after it was read, and signals arrived copies.
 template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int thread) {
     typedef Mma<L> X;
     const typename L::T *pairs[X::COPIES];
@@ -123,13 +125,13 @@ template <class L, bool TILE_N> SC_FN void produce(const Mma<L> &tile, int threa
     }
 }
 
-// Adds up the products of a warp's part.
+// Accumulates the products of a warp's part.
 template <class L> SC_FN void mma_tile(const Mma<L> &tile, typename Mma<L>::Sums &acc) {
     typedef Mma<L> X;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int row0 = warp / X::SHARES % X::ROW_PARTS * X::HEIGHT * 16;
     const int line0 = warp / X::SHARES / X::ROW_PARTS * X::WIDTH * 8;
-    // The row of a matrix that this lane names, of lines and of rows.
+    // The matrix row that this lane addresses, in lines and in rows.
     const int line = line0 + lane % 8 + lane / 16 * 8, row = row0 + lane % 16;
     for (int step = 0; step < tile.steps; step++) {
         const int slot = step % X::STAGES;
@@ -143,7 +145,7 @@ template <class L> SC_FN void mma_tile(const Mma<L> &tile, typename Mma<L>::Sums
             for (int h = 0; h < X::HEIGHT; h++) ldmatrix(a[h], rows + X::at(row + h * 16, term + lane / 16 * 8));
 #pragma unroll
             for (int e = 0; e < X::WIDTH; e += 2) {
-                // Of an odd number the last eight come with what lies behind them.
+                // If the number is odd, the last eight lines are loaded with the data after them.
                 u32 b[4];
                 ldmatrix(b, lines + X::at(line + e * 8, term + lane / 8 % 2 * 8));
 #pragma unroll
@@ -158,7 +160,7 @@ template <class L> SC_FN void mma_tile(const Mma<L> &tile, typename Mma<L>::Sums
     }
 }
 
-// Stores what a warp has: by share, row and line.
+// Stores the sums of a warp: by share, row and line.
 template <class L> SC_FN void store_sums(float *sums, const typename Mma<L>::Sums &acc) {
     typedef Mma<L> X;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -171,13 +173,13 @@ template <class L> SC_FN void store_sums(float *sums, const typename Mma<L>::Sum
         for (int e = 0; e < X::WIDTH; e++)
 #pragma unroll
             for (int c = 0; c < 4; c++) {
-                // Where the lines do not divide evenly the last have less.
+                // If the lines do not divide evenly, the last warps have fewer.
                 if (X::EIGHTS % X::LINE_PARTS == 0 || line0 + e * 8 < X::TILE_N)
                     sums[(h * 16 + c / 2 * 8) * X::SUMS + e * 8 + c % 2] = acc[h][e][c];
             }
 }
 
-// The sum at a place, of all shares.
+// The sum at a place, over all shares.
 template <class L> SC_FN float sum_of(const float *at) {
     typedef Mma<L> X;
     float sum = *at;
@@ -186,7 +188,7 @@ template <class L> SC_FN float sum_of(const float *at) {
     return sum;
 }
 
-// The sum at a place, of all blocks of the cluster.
+// The sum at a place, over all blocks of the cluster.
 template <class L> SC_FN float sum_of_blocks(const float *at) {
     typedef Mma<L> X;
     float sum = 0;
@@ -211,7 +213,7 @@ template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *co
         mbarrier_init(&tile.barriers->empty[threadIdx.x], X::WARPS);
     }
     __syncthreads();
-    // All copies have come and been read in the end: the sums take their place.
+    // All copies have arrived and been read, so the sums reuse their memory.
     float *sums = (float *)tile.stages;
     if (threadIdx.x >= X::WARPS * 32) {
         const int thread = threadIdx.x - X::WARPS * 32;
@@ -248,7 +250,7 @@ template <class L, class F> SC_FN void skinny_mma(const void *pa, const void *co
         for (int p = 0; p < X::P; p++) sum[p] = X::SPLIT > 1 ? sum_of_blocks<L>(sums + at(e, p)) : sum_of<L>(sums + at(e, p));
         epilogue(tile.part.product, e / X::COLUMNS, column, sum);
     }
-    // The others may still read what is here.
+    // The other blocks may still read from here.
     if (X::SPLIT > 1) cluster_sync();
 }
 

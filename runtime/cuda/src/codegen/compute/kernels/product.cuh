@@ -2,7 +2,7 @@
 
 namespace sc {
 
-// The tile from this row, of those to below `rows`, and column on; sums over so much of K.
+// Computes the tile from this row (of rows before `rows`) and this column on; sums over `terms` terms of K.
 template <class L>
 SC_FN void product_tile(const typename L::T *a, const typename L::T *b, typename L::T *c, i64 row0, i64 rows, i64 column0, i64 terms) {
     typedef typename L::T T;

@@ -1,14 +1,15 @@
 // Rotary position embeddings.
 //
-// A layout `L` gives the types X of elements and C of cosines and sines, the type I of positions, the number of rows ROWS,
-// of their elements E and of those that are turned WIDTH, whether pairs are neighbours (INTERLEAVED) or half of WIDTH
-// apart, whether there is a cosine for each element (EACH) or for each pair, the width V of an access, the offsets of rows,
-// and the steps between elements of a row, which are 1 where V is more. A thread turns V pairs, which it reads before it
-// writes, or moves V elements of the rest: a result may lie on its operand.
+// A layout `L` gives the types X of elements and C of cosines and sines, the type I of positions, the number
+// of rows ROWS, of their elements E and of rotated elements WIDTH, whether pairs are neighbours (INTERLEAVED)
+// or half of WIDTH apart, whether there is a cosine per element (EACH) or per pair, the access width V, the
+// offsets of rows, and the steps between elements of a row, which are 1 if V is more. A thread rotates V
+// pairs, which it reads before it writes, or moves V elements of the rest: a result may be in place of its
+// operand.
 
 namespace sc {
 
-// x * c + y * s, where products and the sum are rounded to the dtype of the cosines.
+// x * c + y * s, with products and the sum rounded to the dtype of the cosines.
 template <class T, class C> SC_FN C turned(C x, C c, C y, C s) {
     C a = get(Put<T>::of(b_mul(x, c))), b = get(Put<T>::of(b_mul(y, s)));
     return get(Put<T>::of(b_add(a, b)));
@@ -33,7 +34,7 @@ template <class L> SC_FN void turn(const void *x, const void *c, const void *s, 
             write<X, V>(to + k * L::r_step, rest);
             continue;
         }
-        // Two accesses hold the pairs, and one or two their cosines.
+        // Two accesses load the pairs, and one or two their cosines.
         const i64 first = (i64)item * V * (L::INTERLEAVED ? 2 : 1);
         const i64 second = first + (L::INTERLEAVED ? V : L::WIDTH / 2);
         const i64 low = L::EACH ? first : (i64)item * V, high = L::EACH ? second : low;
@@ -48,7 +49,7 @@ template <class L> SC_FN void turn(const void *x, const void *c, const void *s, 
         read<T, V>(ss[1], sines + high * L::s_step);
 #pragma unroll
         for (int j = 0; j < V; j++) {
-            // The places of the pair among 2 V elements, and those of its cosines.
+            // The places of the pair among 2 V elements, and the places of its cosines.
             const int p = L::INTERLEAVED ? 2 * j : j, q = L::INTERLEAVED ? 2 * j + 1 : V + j;
             const int m = L::EACH ? p : j, n = L::EACH ? q : j;
             const C a = (C)get(own[p / V].e[p % V]), b = (C)get(own[q / V].e[q % V]);
@@ -62,8 +63,8 @@ template <class L> SC_FN void turn(const void *x, const void *c, const void *s, 
     }
 }
 
-// Turns a pair of a row of a matrix whose columns are heads, of sums that are rounded first. Of the operands and the result `L`
-// gives the offsets of rows and of heads; the widths are those of heads.
+// Rotates a pair of a row of a matrix whose columns are heads; its sums are rounded first. `L` gives the
+// offsets of rows and heads of the operands and the result; the widths are those of heads.
 template <class L> SC_FN void turn_pair(const void *c, const void *s, void *r, i64 row, i64 pair, const float *sums) {
     typedef typename L::X X;
     typedef typename L::C T;

@@ -1,9 +1,10 @@
 // Ops on rows: reductions, arg-reductions, cumulative sums, softmax, norms.
 //
-// A layout `L` gives the types X and R of elements, the extents ROWS and N, the width V of an access, and
-// the offsets of a row and of element k of a row. Threads work on a row in groups of G: one thread alone
-// (rows that are neighbours in memory), a warp, or the whole block. A result may lie on its operand: all of
-// a row is read before any of it is written, or each element by the thread that writes it.
+// A layout `L` gives the types X and R of elements, the extents ROWS and N, the access width V, and the
+// offsets of a row and of element k of a row. A row is computed by a group of G threads: a single thread (if
+// neighbouring rows are adjacent in memory), a warp, or the whole block. A result may be in place of its
+// operand: all of a row is read before any of it is written, or each element is read by the thread that
+// writes it.
 
 namespace sc {
 
@@ -40,7 +41,7 @@ struct All {
     template <class A> SC_FN A join(A a, A b) { return (A)(a != 0 && b != 0); }
 };
 
-// The join of the values of all threads of a group, for all of them.
+// Combines the values of all threads of a group; all threads get the result.
 template <class Op, int G, class A> SC_FN A group_join(A x) {
     if (G == 1) return x;
     for (int m = (G < 32 ? G : 32) / 2; m > 0; m >>= 1) x = Op::join(x, warp_shuffle(x, m));
@@ -54,10 +55,10 @@ template <class Op, int G, class A> SC_FN A group_join(A x) {
     return x;
 }
 
-// The row of this thread's group; the lane within the group.
+// The row of this thread's group.
 template <int G, int THREADS> SC_FN u32 group_row() { return blockIdx.x * (THREADS / G) + threadIdx.x / G; }
 
-// The elements of a row that one thread holds: in registers, or read anew each time where ITEMS is 0.
+// The elements of a row that one thread holds: in registers, or reread each time if ITEMS is 0.
 template <class L, int G, int ITEMS> struct Row {
     typedef typename L::X X;
     typedef typename Computed<X>::C C;
@@ -80,7 +81,7 @@ template <class L, int G, int ITEMS> struct Row {
             }
         }
     }
-    // A row whose elements fill(k, values) gives, V at a time.
+    // A row whose elements are computed by fill(k, values), V at a time.
     template <class F> __device__ __forceinline__ Row(F fill, u32 lane) : from(nullptr), lane(lane) {
 #pragma unroll
         for (int i = 0; i < ITEMS / V; i++) {
@@ -107,7 +108,7 @@ template <class L, int G, int ITEMS> struct Row {
             }
         }
     }
-    // The join of f(x) of all elements, in the type that f gives.
+    // Combines f(x) of all elements, in the type that f returns.
     template <class Op, class F> __device__ __forceinline__ auto join(F f) {
         typedef decltype(f(C())) A;
         A acc = Op::template start<A>();
@@ -130,10 +131,10 @@ template <class L, int G, int ITEMS> struct Row {
     }
 };
 
-// Joins x onto an accumulator, in the type of that.
+// Combines x into an accumulator, in the type of the accumulator.
 template <class Op, class A, class C> SC_FN void join_onto(A &a, C x) { a = Op::join(a, (A)x); }
 
-// Whether what is joined may leave the range of A on the way to a result within it. It is joined in double then.
+// Whether combining may leave the range of A while the final value is within it. Double is used then.
 template <class Op, class A> struct Leaves { static const bool RANGE = false; };
 template <> struct Leaves<Sum, float> { static const bool RANGE = true; };
 
@@ -143,7 +144,7 @@ template <class L, bool MEAN, class A> SC_FN void store_reduced(void *r, u32 row
     ((typename L::R *)r)[L::r_row(row)] = Put<typename L::R>::of(acc);
 }
 
-// The join of a row, for all threads of its group; A is the type of the accumulation.
+// Combines a row for all threads of its group; A is the type of the accumulator.
 template <class L, class Op, class A, int G> SC_FN A join_row(const typename L::X *from, u32 lane) {
     A acc = Op::template start<A>();
     for (i64 k = (i64)lane * L::V; k < L::N; k += (i64)G * L::V) {
@@ -155,14 +156,14 @@ template <class L, class Op, class A, int G> SC_FN A join_row(const typename L::
     return group_join<Op, G>(acc);
 }
 
-// Joins each row.
+// Reduces each row.
 template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void reduce_rows(const void *x, void *r) {
     u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
     if (row >= L::ROWS) return;
     const typename L::X *from = (const typename L::X *)x + L::x_row(row);
     A acc = join_row<L, Op, A, G>(from, lane);
     if constexpr (Leaves<Op, A>::RANGE) {
-        // All threads of the group have the same.
+        // All threads of the group have the same value.
         if (acc - acc != 0) {
             double wide = join_row<L, Op, double, G>(from, lane);
             if (lane == 0) store_reduced<L, MEAN>(r, row, wide);
@@ -172,7 +173,7 @@ template <class L, class Op, class A, bool MEAN, int G, int THREADS> SC_FN void 
     if (lane == 0) store_reduced<L, MEAN>(r, row, acc);
 }
 
-// The join of one of 32 rows that are neighbours in memory, by 8 parts of each; for the first part.
+// Combines one of 32 rows that are adjacent in memory, by 8 parts of each; the first part gets the result.
 template <class L, class Op, class A> SC_FN A join_column(const void *x, u32 row, u32 part) {
     __shared__ A parts[8][33];
     A acc = Op::template start<A>();
@@ -187,7 +188,7 @@ template <class L, class Op, class A> SC_FN A join_column(const void *x, u32 row
     return acc;
 }
 
-// Joins each row where rows are neighbours in memory.
+// Reduces each row if neighbouring rows are adjacent in memory.
 template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const void *x, void *r) {
     u32 row = blockIdx.x * 32 + threadIdx.x % 32, part = threadIdx.x / 32;
     bool stores = part == 0 && row < L::ROWS;
@@ -208,7 +209,7 @@ template <class L, class Op, class A, bool MEAN> SC_FN void reduce_columns(const
     if (stores) store_reduced<L, MEAN>(r, row, acc);
 }
 
-// Whether x at i comes before y at j as the extreme: the first of equals, NaN before all numbers.
+// Whether x at i precedes y at j as the extreme: the first of equal values, NaN before all numbers.
 template <bool LARGEST, class C> SC_FN bool before(C x, i64 i, C y, i64 j) {
     bool nx = x != x, ny = y != y;
     if (nx || ny) return nx && (!ny || i < j);
@@ -261,7 +262,7 @@ template <class L, bool LARGEST, int G, int THREADS> SC_FN void arg_rows(const v
     if (lane == 0) ((i64 *)r)[L::r_row(row)] = at;
 }
 
-// Cumulative sums: each warp scans 32 elements at a time and carries the sum on.
+// Cumulative sums: each warp scans 32 elements at a time and carries the sum over.
 template <class L, class A, int G, int THREADS> SC_FN void cumsum_rows(const void *x, void *r) {
     u32 row = group_row<G, THREADS>(), lane = threadIdx.x % G;
     if (row >= L::ROWS) return;
@@ -295,7 +296,7 @@ template <class L, bool LOG, int G, int THREADS, int ITEMS> SC_FN void softmax_r
     Row<L, G, ITEMS> row(x, at, threadIdx.x % G);
     C max = row.template join<Max>([](C c) { return c; });
     if (LOG) {
-        // The logarithm of a sum near 1 is what the sum differs from 1 by.
+        // The logarithm of a sum near 1 depends on its difference from 1, so the sum is in double.
         double sum = row.template join<Sum>([=](C c) { return (double)u_exp(c - max); });
         C shift = (C)u_log(sum);
         row.store(r, at, [=](i64, C c) { return c - max - shift; });
@@ -308,22 +309,22 @@ template <class L, bool LOG, int G, int THREADS, int ITEMS> SC_FN void softmax_r
 // The weight or the bias of a norm at element k of a row.
 template <class T> SC_FN typename Computed<T>::C parameter(const void *p, i64 offset) { return get(((const T *)p)[offset]); }
 
-// What multiplies the elements of a row before they are squared, where `mean`, of the squares, is not a number of full
-// precision: the squares of floats far from 1 are not. Powers of two, so that nothing is rounded.
+// The factor of a row's elements before they are squared, if `mean`, the mean of the squares, is not a number
+// of full precision: the squares of floats far from 1 are not. It is a power of two, so nothing is rounded.
 SC_FN float unit_for(float mean) {
     if (mean >= __uint_as_float(0x00800000u) && mean <= __uint_as_float(0x7f7fffffu)) return 1;
     return mean < 1 ? __uint_as_float(0x71800000u) : __uint_as_float(0x17800000u);
 }
 SC_FN double unit_for(double) { return 1; }
 
-// `eps` for elements times `unit`; not 0 if it is not.
+// `eps` for elements multiplied by `unit`; a nonzero `eps` stays nonzero.
 SC_FN float eps_for(float eps, float unit) {
     float scaled = eps * unit * unit, least = __uint_as_float(0x00800000u);
     return eps > 0 && scaled < least ? least : scaled;
 }
 SC_FN double eps_for(double eps, double) { return eps; }
 
-// `ROUND` rounds to the type of the result before the weight multiplies.
+// `ROUND` rounds to the type of the result before the weight is applied.
 template <class L, bool WEIGHT, bool ROUND, class Row> SC_FN void rms_row(Row &row, const void *w, void *r, u32 at) {
     typedef typename L::X X;
     typedef typename Computed<X>::C C;

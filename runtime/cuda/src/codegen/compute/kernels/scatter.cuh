@@ -1,7 +1,7 @@
-// Stores at positions that are data. The destination holds the first operand already.
+// Stores at positions from data. The destination already holds the first operand.
 //
-// Sources that meet at one destination are joined in their order, so that every run gives the same bits: the
-// first of them does the work for all, a store is done by the last.
+// Sources with the same destination are combined in their order, so that every run gives the same bits. The
+// first of them does the work for all; for a plain store, the last one does.
 
 namespace sc {
 
@@ -19,18 +19,19 @@ template <int HOW, class A> SC_FN A merge(A a, A b) {
 SC_FN double divide(double sum, i64 n) { return sum / n; }
 SC_FN i64 divide(i64 sum, i64 n) { return sum / n - (sum % n < 0); }
 
-// The type that elements are joined in: sums and products of floats may leave the range of float on the way.
+// The type in which elements are combined: intermediate sums and products of floats may leave the range of
+// float.
 template <class C, bool ADDS> struct Joined { typedef C A; };
 template <> struct Joined<float, true> { typedef double A; };
 
-// One thread for each element of the source. `L`: types T and I (index), N elements, ALONG of them along the
-// axis, EXTENT of the destination there; offsets at position i with coordinate 0 along the axis.
+// One thread per element of the source. `L`: types T and I (index), N elements, ALONG of them along the axis,
+// EXTENT of the destination there; offsets at position i with coordinate 0 along the axis.
 template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const void *ps, void *pd, void *status, u32 assertion) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= L::N) return;
-    // Neighbouring threads differ in the lines across the axis.
+    // Neighbouring threads have different lines across the axis.
     const i64 line = at % L::LINES, own = at / L::LINES;
     const typename L::I *index = (const typename L::I *)pi + L::i_line(line);
     const T *src = (const T *)ps + L::s_line(line);
@@ -59,9 +60,9 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
     *to = Put<T>::of(acc);
 }
 
-// One block for each place that the indices name, and each tile of the pieces stored there, this one of number `b`. `L`: types T and
-// I, N places, BEFORE outer positions, PIECE elements of a piece; `place(indices, j, status, assertions)` gives the number
-// of the destination of place j, or -1.
+// One block for each place that the indices select and each tile of the pieces stored there; this one has
+// number `b`. `L`: types T and I, N places, BEFORE outer positions, PIECE elements of a piece;
+// `place(indices, j, say)` returns the destination of place j, or -1.
 template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd, i64 b) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
@@ -78,7 +79,7 @@ template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices 
     if (place < 0) return;
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
-    // Someone else does the work of this place: the first of equals, for a store the last.
+    // Another block does the work of this place: the first of equal ones, for a plain store the last.
     const i64 from = HOW == STORE ? own + 1 : 0, to = HOW == STORE ? L::N : own;
     bool other = false;
     for (i64 j = from + threadIdx.x; j < to && !other; j += THREADS) other = L::place(indices, j, false) == place;
@@ -105,7 +106,7 @@ template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices 
     for (i64 first = own; first < L::N; first += THREADS) {
         const i64 j = first + threadIdx.x;
         const bool match = j < L::N && L::place(indices, j, false) == place;
-        // The matches of these places, in order.
+        // The matches among these places, in order.
         const u32 ballot = __ballot_sync(0xffffffffu, match);
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         if (lane == 0) warps[warp] = __popc(ballot);

@@ -1,20 +1,22 @@
-// GEMV, and skinny GEMM of a few rows: all of the right matrix is read once, so its bytes are the time.
+// GEMV, and skinny GEMM of a few rows: the time is that of one read of the right matrix.
 //
-// `L` gives the type T, the extents M and K, the steps between rows of a and between lines of b, the width V of an
-// access to b, the number P of products of one a that a block does side by side, which `part` of which product a tile
-// is, and whether b is STEADY: then it is prefetched before the kernel enters. Where it is PAIRED, the P = 2 that stand side by
-// side are columns of one product, and a column is the number of a pair. Sums are f32: each thread its own part of K,
-// then the threads in a fixed order. `epilogue(product, row, column, sums)` takes them.
+// `L` gives the type T, the extents M and K, the steps between rows of a and between lines of b, the access
+// width V of b, the number P of products of one a that a block computes side by side, the function `part`
+// that maps a tile to a part of a product, and whether b is STEADY: then it is prefetched before the kernel
+// enters. If it is PAIRED, the P = 2 side-by-side lines are columns of one product, and a column is the
+// number of a pair. Sums are f32: each thread sums its own part of K, then the threads are added in a fixed
+// order. `epilogue(product, row, column, sums)` consumes them.
 
 namespace sc {
 
-// Columns of a tile: from column0 on, of the first of its products, which has so many. The columns of a pair are `half` apart.
+// The columns of a tile: from column0 on, of its first product, which has `columns` columns. The columns of a
+// pair are `half` apart.
 struct Part { int product, half; i64 column0, columns; };
 
-// The line of b that is the first of a pair, whose columns are so far apart.
+// The line of b of the first column of a pair whose columns are `half` apart.
 SC_FN i64 first_of_pair(i64 pair, int half) { return (i64)((u32)pair / (u32)half * 2u * half + (u32)pair % (u32)half); }
 
-// The line of b of a column, of the product `p` of those side by side.
+// The line of b of a column of product `p` among those side by side.
 template <class L> SC_FN i64 line_of(const Part &part, i64 column, int p) {
     return L::PAIRED ? first_of_pair(column, part.half) + p * part.half : column;
 }
@@ -24,11 +26,11 @@ SC_FN float warp_sum(float x, int from, int to) {
     return x;
 }
 
-// One row, lines of b along k. A block computes one column of each product; its threads share k.
+// One row, with lines of b along k. A block computes one column of each product; its threads divide k.
 template <class L, class F> SC_FN void gemv(const void *pa, const void *const *pb, F epilogue) {
     typedef typename L::T T;
     const int V = L::V, P = L::P, WARPS = 4, LAP = WARPS * 32 * V, LAPS = (L::K + LAP - 1) / LAP;
-    // What one thread asks for at once of each line: more on their way slows an H200 down.
+    // The number of loads per line that one thread has in flight: more slow an H200 down.
     const int HELD = LAPS * P < 2 ? LAPS : 2 / P;
     __shared__ float parts[WARPS][P];
     const T *a = (const T *)pa;
@@ -80,8 +82,8 @@ template <class L, class F> SC_FN void gemv(const void *pa, const void *const *p
     epilogue(part.product, 0, column, sums);
 }
 
-// Lines of b along n. A block computes 32 columns; its warps, and the groups of lanes within a warp that span
-// these columns, share k.
+// Lines of b along n. A block computes 32 columns; its warps, and the groups of lanes within a warp that
+// cover these columns, divide k.
 template <class L, class F> SC_FN void skinny_columns(const void *pa, const void *const *pb, F epilogue) {
     typedef typename L::T T;
     const int V = L::V, M = L::M, WARPS = 16, LANES = 32 / V, GROUPS = 32 / LANES;

@@ -1,8 +1,8 @@
-// Stable sorting by (key, position): a key is an unsigned integer that orders as the elements do, NaN last and
-// both zeros alike; positions make all pairs different, so any correct sort is the stable one.
+// Stable sorting by (key, position). A key is an unsigned integer with the order of the elements, NaN last
+// and both zeros equal. Positions make all pairs different, so any correct sort is the stable one.
 //
 // Rows of up to 4096 elements are sorted in shared memory. Longer ones are sorted in tiles, which are merged
-// in memory, two runs of `width` into one in each pass.
+// in memory; each pass merges two runs of `width` into one.
 
 namespace sc {
 
@@ -17,7 +17,7 @@ template <class T> struct Key { typedef u32 K; };
 template <> struct Key<i64> { typedef u64 K; };
 template <> struct Key<double> { typedef u64 K; };
 SC_FN u32 narrow_key(u32 k) { return k; }
-// Integers of up to 32 bits: their keys differ in the last 33 bits at most.
+// Integers of up to 32 bits: their keys differ only in the last 33 bits.
 SC_FN u32 narrow_key(u64 k) { return (u32)(k ^ 0x8000000000000000ull) ^ 0x80000000u; }
 template <class K> SC_FN K fit_key(u32 k) { return k; }
 template <class K> SC_FN K fit_key(u64 k) { return sizeof(K) == 8 ? (K)k : (K)narrow_key(k); }
@@ -49,7 +49,7 @@ template <int P, int THREADS, class K> SC_FN void sort_shared(K *keys, u32 *plac
     __syncthreads();
 }
 
-// Loads P elements from `first` on and sorts them; what is beyond the row comes last.
+// Loads P elements from `first` on and sorts them; padding beyond the row comes last.
 template <class L, int P, int THREADS, class K>
 SC_FN void sort_tile(const typename L::T *row, i64 first, K *keys, u32 *places) {
     for (int t = threadIdx.x; t < P; t += THREADS) {
@@ -74,7 +74,7 @@ template <class L, int P, int THREADS> SC_FN void sort_rows(const void *px, void
     for (i64 i = threadIdx.x; i < L::COUNT; i += THREADS) emit<L>(row, pv, pp, blockIdx.x, i, places[i]);
 }
 
-// Tiles of P elements, to `keys` and `places` in memory.
+// Sorts tiles of P elements to `keys` and `places` in memory.
 template <class L, int P, int THREADS> SC_FN void sort_tiles(const void *px, void *pk, void *pi) {
     typedef typename Key<typename L::T>::K K;
     __shared__ K keys[P];
@@ -89,7 +89,7 @@ template <class L, int P, int THREADS> SC_FN void sort_tiles(const void *px, voi
         }
 }
 
-// One pass: each pair goes to its own number in its run plus the number of pairs of the other run before it.
+// One pass: each pair moves to its index in its own run plus the number of smaller pairs in the other run.
 template <class L> SC_FN void merge_runs(const void *pk, const void *pi, void *qk, void *qi, u64 width) {
     typedef typename Key<typename L::T>::K K;
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;

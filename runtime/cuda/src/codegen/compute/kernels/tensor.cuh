@@ -1,14 +1,14 @@
 // Attention of many rows in bf16 and f16 by tensor cores.
 //
-// As `attend`, with 64 rows for a block or, where MT is 2, 128: MT times 16 for each warp. Queries lie in shared memory;
-// keys and values pass through it in tiles of 64, of which the next is on its way while one is worked on
-// (FlashAttention-2, Dao, 2023). Scores and sums are f32; the weights are rounded to the type of the values before they
-// multiply them. Fragments lie in registers as `mma.m16n8k16` has them: with g = lane / 4 and t = lane % 4, an
-// accumulator holds columns 2t and 2t + 1 of rows g and g + 8.
+// Like `attend`, with 64 rows per block, or 128 if MT is 2: MT times 16 per warp. Queries are in shared
+// memory; keys and values pass through it in tiles of 64, and the next tile is loaded while one is processed
+// (FlashAttention-2, Dao, 2023). Scores and sums are f32; the weights are rounded to the type of the values
+// before the multiplication. The layout of fragments is that of `mma.m16n8k16`: with g = lane / 4 and t =
+// lane % 4, an accumulator holds columns 2t and 2t + 1 of rows g and g + 8.
 
 namespace sc {
 
-// The rows of one warp: g and g + 8 of each of its 16 have a maximum, in the base of two, and a sum of weights.
+// The rows of one warp. Rows g and g + 8 of each of its 16 have a maximum, in base two, and a sum of weights.
 template <class L, int MT> struct Rows {
     static const int E = L::E, F = L::F, EP = E + 8, FP = F + 8, BQ = 64 * MT;
     int first;
@@ -16,8 +16,9 @@ template <class L, int MT> struct Rows {
     float max[MT][2], sum[MT][2], acc[MT][F / 8][4];
 };
 
-// Which rows of which head a block has: such as see the most keys first. Where all blocks find room at once, those of
-// the second half follow in reverse, so that each multiprocessor has one with many keys and one with few.
+// The rows and the head of a block; blocks that see the most keys come first. If all blocks are resident at
+// once, the second half follows in reverse order, so that each multiprocessor has one block with many keys
+// and one with few.
 template <class L, int BQ> SC_FN void place(u32 b, u32 &head, int &row0) {
     const u32 tiles = (L::ROWS + BQ - 1) / BQ, all = L::HEADS * tiles;
     if (L::GROWS && all > L::PROCESSORS && all <= 2 * L::PROCESSORS && b >= L::PROCESSORS) b = L::PROCESSORS + all - 1 - b;
@@ -31,7 +32,8 @@ template <class L, int BQ> SC_FN void place(u32 b, u32 &head, int &row0) {
     }
 }
 
-// Starts to copy 64 rows of WIDTH elements to shared memory, zeros from row n on: of those nothing is read.
+// Starts to copy 64 rows of WIDTH elements to shared memory, with zeros from row n on, which are not read
+// from memory.
 template <class T, int WIDTH, int PITCH> SC_FN void copy_tile(u16 *to, const T *from, i64 row_step, int n) {
     const int PER_ROW = WIDTH / 8;
     if (128 % PER_ROW == 0) {
@@ -93,8 +95,8 @@ template <class L, int MT> SC_FN void score(float (&s)[MT][8][4], const u16 *qs,
     }
 }
 
-// Scales scores to the base of two, and takes what is not seen, or lies at `n` or beyond, for minus infinity. `whole`
-// says that all is seen. Lane i knows the span of row i of the warp, unless that follows from the row alone.
+// Scales scores to base two, and sets hidden keys and those at `n` or beyond to minus infinity. `whole`: all
+// keys are visible. Lane i holds the span of row i of the warp, unless the span depends only on the row.
 template <class L, int MT, int MASK>
 SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, const Span<int> &own, int start, int n, bool whole, u32 head, const void *pm) {
     const float LOG2E = 1.44269504088896340736f;
@@ -118,7 +120,7 @@ SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, const Span<int> &own
                 from = __shfl_sync(0xffffffffu, own.from, at);
                 below = __shfl_sync(0xffffffffu, own.below, at);
             }
-            // Columns of this thread, from its first one on.
+            // The columns of this thread, relative to its first one.
             const int low = (int)from - start - 2 * t, all = (int)below - start;
             const int high = row < L::ROWS ? (all < n ? all : n) - 2 * t : 0;
 #pragma unroll
@@ -138,7 +140,7 @@ SC_FN void mask(float (&s)[MT][8][4], const Rows<L, MT> &y, const Span<int> &own
         }
 }
 
-// Makes scores weights, and what was taken in before fit them.
+// Converts scores to weights, and rescales the earlier accumulation to match.
 template <class L, int MT> SC_FN void weigh(Rows<L, MT> &y, float (&s)[MT][8][4]) {
 #pragma unroll
     for (int m = 0; m < MT; m++)
@@ -149,7 +151,7 @@ template <class L, int MT> SC_FN void weigh(Rows<L, MT> &y, float (&s)[MT][8][4]
             for (int j = 0; j < 8; j++) top = fmaxf(fmaxf(top, s[m][j][2 * h]), s[m][j][2 * h + 1]);
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            // Where nothing is seen yet all weights are e^-inf, which is 0.
+            // If no key is visible yet, all weights are e^-inf, which is 0.
             const float base = top == minus_infinity(0.0f) ? 0.0f : top;
             const float shrink = power_of_two(y.max[m][h] - base);
             y.max[m][h] = top;
@@ -167,7 +169,7 @@ template <class L, int MT> SC_FN void weigh(Rows<L, MT> &y, float (&s)[MT][8][4]
         }
 }
 
-// Adds the values of 64 keys by their weights.
+// Adds the values of 64 keys with their weights.
 template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT][8][4], const u16 *vs) {
     typedef typename L::T T;
     const int lane = threadIdx.x % 32;
@@ -194,7 +196,8 @@ template <class L, int MT> SC_FN void gather(Rows<L, MT> &y, const float (&s)[MT
     }
 }
 
-// As `gather`, in few registers; `hides` says that some row does not see some of the keys, whose values add nothing to it.
+// Like `gather`, with few registers. `hides`: some row does not see some of the keys, whose values add
+// nothing to it.
 template <class L> SC_FN void gather_seen(Rows<L, 1> &y, const float (&s)[1][8][4], const u16 *vs, bool hides) {
     typedef typename L::T T;
     const int lane = threadIdx.x % 32;
@@ -221,7 +224,7 @@ template <class L> SC_FN void gather_seen(Rows<L, 1> &y, const float (&s)[1][8][
     }
 }
 
-// Stores the rows, or the part of each that is this split's.
+// Stores the rows, or this split's part of each.
 template <class L, int MT, int SPLITS>
 SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
@@ -261,7 +264,7 @@ SC_FN void store(const Rows<L, MT> &y, u32 head, u32 split, void *pr, void *part
         }
 }
 
-// Whether all sums of this thread are.
+// Whether all sums of this thread are finite.
 template <class L, int MT> SC_FN bool is_finite(const Rows<L, MT> &y) {
     float zero = 0;
 #pragma unroll
@@ -273,7 +276,7 @@ template <class L, int MT> SC_FN bool is_finite(const Rows<L, MT> &y) {
     return zero == 0;
 }
 
-// Lets rows begin: one thread of each has the sum.
+// Initialises rows: one thread per row holds the sum.
 template <class L, int MT> SC_FN void begin(Rows<L, MT> &y, const void *const *given, u32 head, u32 split) {
     const float LOG2E = 1.44269504088896340736f;
 #pragma unroll
@@ -291,10 +294,10 @@ template <class L, int MT> SC_FN void begin(Rows<L, MT> &y, const void *const *g
     }
 }
 
-// Which keys a block of BQ rows and each of its warps go through.
+// The keys that a block of BQ rows and each of its warps process.
 template <class L, int MT> struct Reach {
     int first, end;
-    // Of the rows of the warp: what they see, and, in lane i, what the ith does.
+    // The visible keys of the rows of the warp, and, in lane i, of its row i.
     Seen<int> near;
     Span<int> own;
     __device__ __forceinline__ Reach(const void *const *given, u32 head, int row0, u32 split) {
@@ -324,8 +327,8 @@ template <class L, int MT> struct Reach {
     __device__ __forceinline__ bool inside(int start) const { return start >= near.all_from && start + 64 <= near.all_below; }
 };
 
-// Rows of which something is not finite, with care that nothing comes in that a row does not see: 64 after 64, one tile
-// of keys after the other, in few registers.
+// Recomputes rows with values that are not finite, such that hidden values contribute nothing: 64 rows at a
+// time, one tile of keys after another, with few registers.
 template <class L, int SPLITS, int MASK>
 static __device__ __noinline__ void attend_apart(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial,
                                                  const void *const *given, u32 head, int row0, int rows, u32 split) {
@@ -339,7 +342,7 @@ static __device__ __noinline__ void attend_apart(const void *pq, const void *pk,
         R y;
         y.first = row0 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
         begin<L, 1>(y, given, head, split);
-        // Nobody reads the queries in front any more.
+        // The queries from before are not read any more.
         __syncthreads();
         copy_queries<L, 1>(qs, (const T *)pq + L::q_head(head), row0);
 #pragma unroll 1
@@ -363,7 +366,7 @@ static __device__ __noinline__ void attend_apart(const void *pq, const void *pk,
     }
 }
 
-// STEP: computes only the blocks that are `to_amend`; 0: all.
+// STEP: recomputes only the blocks that are `to_amend`; 0: computes all.
 template <class L, int MT, int SPLITS, int STEP, int MASK>
 SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const void *pm, void *pr, void *partial, const void *const *given) {
     typedef typename L::T T;
@@ -395,7 +398,7 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
     int stage = 0;
     for (int start = first; start < end; start += 64, stage ^= 1) {
         cp_async_wait<0>();
-        // All have come, and nobody reads the other stage any more.
+        // All copies have arrived, and no thread reads the other stage any more.
         __syncthreads();
         if (start + 64 < end) load(start + 64, stage ^ 1);
         cp_async_commit();
@@ -407,7 +410,7 @@ SC_FN void attend_tensor(const void *pq, const void *pk, const void *pv, const v
         weigh<L, MT>(y, s);
         gather<L, MT>(y, s, vs + stage * 64 * R::FP);
     }
-    // Something may have come in that a row does not see: then the block begins anew.
+    // A hidden value may have leaked in: then the block starts over.
     if ((L::BOUNDED || MASK == 1) && any_thread(!is_finite<L, MT>(y))) {
         attend_apart<L, SPLITS, MASK>(pq, pk, pv, pm, pr, partial, given, head, row0, R::BQ, split);
         return;

@@ -1,31 +1,33 @@
-// Skinny GEMM of up to 64 rows by warp-group MMA (WGMMA, compute capability 9.0), bound by reading the right matrices
-// once.
+// Skinny GEMM of up to 64 rows by warp-group MMA (WGMMA, compute capability 9.0), limited by one read of the
+// right matrices.
 //
-// `L` is as for `gemv`, and COLUMNS, STAGES and `wgmma`. Blocks run in clusters of two, with split-K: both have the same
-// COLUMNS columns of each b, its lines, and all rows of a, and each half of K, so that each reads half of the rows.
-// One thread, the producer, loads boxes of lines and rows by TMA, whose barriers count the bytes; it
-// prefetches the first lines before the kernel enters and rows are known. One group of four warps, the consumers,
-// multiplies. In the end each block sends the other, through distributed shared memory, its sums of every second eight
-// rows, and finishes the rest with all of its threads.
+// `L` is as for `gemv`, with COLUMNS, STAGES and `wgmma`. Blocks run in clusters of two, with split-K: both
+// have the same COLUMNS columns of each b, its lines, and all rows of a. Each block takes half of K, and thus
+// reads half of the data. One thread, the producer, loads boxes of lines and rows by TMA, whose barriers
+// count the bytes. It prefetches the first lines before the kernel enters and rows are available. One group
+// of four warps, the consumers, multiplies. In the end each block sends the other one, through distributed
+// shared memory, its sums of every second eight rows, and finishes the rest with all threads.
 //
-// The bits of a sum depend on K alone.
+// The bits of a sum depend only on K.
 
 namespace sc {
 
-// Of a stage, whether its boxes have come, how many warps have read it; whether the other block's sums have come.
+// Per stage: whether its boxes have arrived, and how many warps have read it; and whether the other block's
+// sums have arrived.
 template <int STAGES> struct WgmmaBarriers { u64 full[STAGES], empty[STAGES], sums; };
 
 template <class L> struct Wgmma {
     typedef typename L::T T;
     static const int M = L::M, P = L::P, COLUMNS = L::COLUMNS, TILE_N = P * COLUMNS, STAGES = L::STAGES;
-    // Of a box: 128 bytes of each line.
+    // A box: 128 bytes of each line.
     static const int TILE_K = 64, STEPS = (int)((L::K + TILE_K - 1) / TILE_K);
-    // Of a stage. The instructions take 64 rows: what stands behind fewer makes sums of rows that there are not.
+    // A stage. The instructions process 64 rows: with fewer, the data after them produces sums of rows that
+    // do not exist.
     static const int ROWS = (M + 7) / 8 * 8, BYTES = 128 * (ROWS + TILE_N), STAGE = ROWS + TILE_N < 64 ? 128 * 64 : BYTES;
     static const int WORKERS = 128, THREADS = 384;
-    // The sums that a block finishes: 16 bytes of each worker for every 16 lines.
+    // The sums that a block finishes: 16 bytes per worker for every 16 lines.
     static const int SUMS = (TILE_N + 15) / 16 * 16 * WORKERS;
-    // Rows that a block finishes.
+    // The number of rows that a block finishes.
     static const int HELD = (M + 15) / 16 * 8;
 
     u8 *stages;
@@ -35,7 +37,7 @@ template <class L> struct Wgmma {
     int block, first, steps;
 };
 
-// Loads all boxes; one thread does this.
+// Loads all boxes; called by one thread.
 template <class L> SC_FN void tma_producer(const Wgmma<L> &x, const TensorMap &a, const TensorMap *const *b) {
     typedef Wgmma<L> X;
     const auto lines = [&](int step, int slot) {
@@ -62,8 +64,8 @@ template <class L> SC_FN void tma_producer(const Wgmma<L> &x, const TensorMap &a
     }
 }
 
-// Adds up the products of this block's part of K. With g = lane / 4 and t = lane % 4, a thread has the sums of columns 2t and
-// 2t + 1 of each eight lines, for rows g and g + 8 of the 16 of its warp.
+// Accumulates the products of this block's part of K. With g = lane / 4 and t = lane % 4, a thread has the
+// sums of columns 2t and 2t + 1 of each eight lines, for rows g and g + 8 of the 16 of its warp.
 template <class L> SC_FN void wgmma_tile(const Wgmma<L> &x, float (&acc)[Wgmma<L>::TILE_N / 8][4]) {
     typedef Wgmma<L> X;
     const bool tells = threadIdx.x % 32 == 0;
@@ -83,12 +85,12 @@ template <class L> SC_FN void wgmma_tile(const Wgmma<L> &x, float (&acc)[Wgmma<L
         if (++slot == X::STAGES) slot = 0, phase ^= 1;
     }
     wgmma_wait<0>();
-    // Nobody takes a sum from its register before that.
+    // No sum is read from its register before that.
 #pragma unroll
     for (int e = 0; e < X::TILE_N / 8; e++) fence_operand(acc[e]);
 }
 
-// Of every second eight rows, the sums at two eights of lines: those of this block, or of the other.
+// For every second eight rows, the sums at two eights of lines: those of this block, or of the other.
 template <class A> SC_FN float4 sums_of(const A &acc, int e, int half) {
     const int f = e + 1 < (int)(sizeof(A) / sizeof(acc[0])) ? e + 1 : e;
     return half ? float4{acc[e][2], acc[e][3], acc[f][2], acc[f][3]} : float4{acc[e][0], acc[e][1], acc[f][0], acc[f][1]};
@@ -124,7 +126,7 @@ template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const Te
     } else {
         L::enter();
     }
-    // From here on the other block has its barriers.
+    // From here on the barriers of the other block exist.
     __syncwarp();
     cluster_wait();
     if (works) {
@@ -132,7 +134,7 @@ template <class L, class F> SC_FN void skinny_wgmma(const TensorMap &a, const Te
 #pragma unroll
         for (int e = 0; e < X::TILE_N / 8; e += 2) st_async(to + e * 8 * X::WORKERS, sums_of(acc, e, x.block ^ 1), arrived);
     }
-    // All has been read in the stages: sums take their place.
+    // All stages have been read, so the sums reuse their memory.
     __syncthreads();
     if (works) {
 #pragma unroll

@@ -1,11 +1,12 @@
-//! Which code is loaded in which context, and which of it is idle.
+//! Tracks the code that is loaded in each context, and which of it is idle.
 //!
-//! Code is *idle* when the cache holds the only reference to it. Idle code of a GPU stays loaded up to a limit of bytes;
-//! above that, the least recently used is evicted. The driver unloads the modules of a context that it destroys, and
-//! ids of contexts are never reused, so entries of a GPU's earlier context are forgotten, not unloaded.
+//! Code is *idle* when the cache holds the only reference to it. Idle code of a GPU stays loaded up to a
+//! limit of bytes; above that, the least recently used is evicted. The driver unloads the modules of a
+//! context that it destroys, and ids of contexts are never reused. Entries of a GPU's earlier context are
+//! therefore dropped without unloading.
 //!
-//! Code of one key is loaded by one thread, and other threads that want it wait for that. Loading holds no lock, so code of
-//! other keys, for example on other GPUs, is loaded at the same time.
+//! Code of one key is loaded by one thread; other threads that want it wait. Loading holds no lock, so code
+//! of other keys, for example on other GPUs, is loaded concurrently.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -25,17 +26,17 @@ pub(super) struct LoadedCode<M> {
     pub module: M,
 }
 
-/// All code that is loaded, least recently used first.
+/// All loaded code, least recently used first.
 #[derive(Debug)]
 pub(super) struct ModuleCache<M> {
     entries: Vec<Arc<LoadedCode<M>>>,
     /// The keys of code that threads are loading.
     loading: Vec<CodeKey>,
-    /// The most idle bytes for each GPU.
+    /// The limit of idle bytes per GPU.
     idle_limit: usize,
 }
 
-/// The code of a process, for all its threads.
+/// The loaded code of the process, shared by all threads.
 #[derive(Debug)]
 pub(super) struct SharedModules<M> {
     cache: Mutex<ModuleCache<M>>,
@@ -52,8 +53,8 @@ impl<M> SharedModules<M> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The code of this key, which is loaded unless it is there. Waits for another thread that loads the same. Fails as
-    /// `load`. Threads that waited try to load it themselves then.
+    /// The code of this key; loads it if necessary. Waits for another thread that loads the same key. Fails
+    /// as `load`. If that thread fails, the threads that waited try to load the code themselves.
     pub fn get_or_load<E>(
         &self,
         key: CodeKey,
@@ -72,7 +73,7 @@ impl<M> SharedModules<M> {
         }
         cache.loading.push(key);
         drop(cache);
-        // Also ended by a panic.
+        // A panic also ends the loading.
         let _loading = LoadingGuard { modules: self, key };
         let module = load()?;
         Ok(self.lock().insert(LoadedCode { key, bytes, module }))
@@ -96,7 +97,7 @@ impl<M> ModuleCache<M> {
         ModuleCache { entries: Vec::new(), loading: Vec::new(), idle_limit }
     }
 
-    /// The loaded code of this key. Forgets the entries of earlier contexts of the same GPU.
+    /// The loaded code of this key. Drops the entries of earlier contexts of the same GPU.
     pub fn find(&mut self, key: &CodeKey) -> Option<Arc<LoadedCode<M>>> {
         self.entries.retain(|code| code.key.gpu != key.gpu || code.key.context == key.context);
         let position = self.entries.iter().position(|code| code.key == *key)?;
@@ -111,7 +112,7 @@ impl<M> ModuleCache<M> {
         code
     }
 
-    /// Removes idle code of a GPU until at most the limit is idle; the caller unloads what is returned.
+    /// Removes idle code of a GPU until the rest is within the limit. The caller unloads the returned code.
     pub fn evict_idle(&mut self, gpu: u32) -> Vec<Arc<LoadedCode<M>>> {
         let is_idle = |code: &Arc<LoadedCode<M>>| code.key.gpu == gpu && Arc::strong_count(code) == 1;
         let mut idle: usize = self.entries.iter().filter(|code| is_idle(code)).map(|code| code.bytes).sum();
@@ -150,7 +151,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &load(&mut cache, key(0, 7, 1), 10)));
         assert!(!Arc::ptr_eq(&first, &load(&mut cache, key(1, 8, 1), 10)));
         drop(first);
-        // A thousand sessions one after the other load nothing new.
+        // A thousand sessions one after another load nothing new.
         for _ in 0..1000 {
             assert_eq!(load(&mut cache, key(0, 7, 1), 10).module, 1);
             assert!(evicted(&mut cache, 0).is_empty());
@@ -166,7 +167,7 @@ mod tests {
         drop(load(&mut cache, key(1, 2, 3), 10));
         let again = load(&mut cache, key(0, 9, 1), 10);
         assert!(!Arc::ptr_eq(&used, &again));
-        // Code 2 went with its context: it is not unloaded in the new one. That of the other GPU is there.
+        // Code 2 was unloaded with its context, not in the new one. The code of the other GPU is kept.
         assert!(evicted(&mut cache, 0).is_empty());
         assert_eq!(evicted(&mut cache, 1), [3]);
     }
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(cache.find(&key(0, 1, 4)).map(|code| code.module), Some(4));
     }
 
-    /// Waits for a number of threads to come here; whether they have within half a minute.
+    /// Waits until `count` threads have called this; `false` after half a minute.
     fn meet(met: &(Mutex<u32>, Condvar), count: u32) -> bool {
         let (arrived, changed) = met;
         let mut arrived = arrived.lock().unwrap();
@@ -205,7 +206,7 @@ mod tests {
         std::thread::scope(|scope| {
             for number in 0..4 {
                 let (modules, met) = (&modules, &met);
-                // Every thread is inside of its load at once.
+                // All threads are inside their load at the same time.
                 let load = move || meet(met, 4).then_some(number).ok_or("the others do not load");
                 let key = key(u32::from(number) / 2, u64::from(number) / 2, number);
                 scope.spawn(move || {
@@ -223,7 +224,7 @@ mod tests {
         let (loads, same) = (AtomicU32::new(0), key(0, 1, 1));
         let met = (Mutex::new(0), Condvar::new());
         let load = || {
-            // The other threads wait meanwhile, as far as they have come. The first load fails, the second panics.
+            // The other threads that have arrived wait here. The first load fails, the second panics.
             match loads.fetch_add(1, Ordering::SeqCst) {
                 0 => Err("no memory"),
                 1 => panic!("in the driver"),

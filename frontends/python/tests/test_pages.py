@@ -1,0 +1,79 @@
+"""The blocks of docs/getting-started.md and docs/concepts.md run in order, as they are printed.
+
+A block of Python is a file, named in its first line. A block of sh runs in the folder of these files. The first block of text after it
+has lines of its output, in order: other lines may stand between them, and a line ``…`` is not compared. Other blocks of text are pictures.
+"""
+
+import importlib.util
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def read_blocks(page: str) -> list[tuple[str, str]]:
+    """The language and the text of each block."""
+    return re.findall(r"^```(\w+)\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def first_missing_line(expected: str, output: str) -> str | None:
+    """The first line that the output does not have after those before it."""
+    rest = iter(output.splitlines())
+    for line in expected.splitlines():
+        if line not in ("", "…") and not any(line in other for other in rest):
+            return line
+    return None
+
+
+class Pages(unittest.TestCase):
+    def run_script(self, script: str, folder: pathlib.Path) -> str:
+        """The output of a block of sh, with the environment's own commands."""
+        path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+        ran = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=folder,
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+        )
+        self.assertEqual(ran.returncode, 0, ran.stdout)
+        return ran.stdout
+
+    def run_page(self, name: str) -> None:
+        """Runs the blocks of a page, in a folder that has the programs of the repository."""
+        output = None
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary)
+            for link in ["examples", "tests"]:
+                (folder / link).symlink_to(ROOT / link)
+            for language, text in read_blocks((ROOT / "docs" / name).read_text()):
+                with self.subTest(text):
+                    if language == "python":
+                        file, _ = re.fullmatch(r"# (\w+\.py)\n(.*)", text, re.DOTALL).groups()
+                        (folder / file).write_text(text)
+                    elif language == "sh":
+                        output = self.run_script(text, folder)
+                    elif language == "text" and output is not None:
+                        line = first_missing_line(text, output)
+                        self.assertIsNone(line, f"not in the output:\n{output}")
+                        output = None
+
+    def test_getting_started(self):
+        missing = [name for name in ["torch", "onnx"] if importlib.util.find_spec(name) is None]
+        if missing:
+            self.skipTest(f"not installed: {', '.join(missing)}")
+        self.run_page("getting-started.md")
+
+    def test_concepts(self):
+        self.run_page("concepts.md")
+
+
+if __name__ == "__main__":
+    unittest.main()
