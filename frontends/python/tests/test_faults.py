@@ -127,7 +127,7 @@ def compiles(rank):
     if rank == 0:
         # The other one does not come.
         interrupted(lambda: symmc.Session(planned(), dist.group.WORLD, timeout=60))
-        raised(lambda: summed(4.0, timeout=1)(torch.ones(4)), Exception, "rank 1 did not come within 1 s")
+        raised(lambda: summed(4.0, timeout=1)(torch.ones(4)), Exception, "rank 1 did not join within 1 s")
         interrupted(lambda: summed(5.0, timeout=60)(torch.ones(4)))
     else:
         raised(lambda: torch.compile(lambda x: x @ torch.ones(7, 7), backend="symmc")(torch.ones(4)), Exception, "reduction dim")
