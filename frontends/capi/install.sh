@@ -42,7 +42,7 @@ trap 'rm -rf "$made"' EXIT
 
 echo '{ global: symmc_*; local: *; };' >"$made/exported"
 ${CC:-cc} -shared -o "$made/libsymmc.so" -Wl,-soname,"libsymmc.so.$abi" -Wl,--version-script,"$made/exported" \
-  -Wl,--gc-sections -Wl,--no-undefined -Wl,--whole-archive "$libraries/libsymmc.a" -Wl,--no-whole-archive \
+  -Wl,--gc-sections -Wl,--strip-debug -Wl,--no-undefined -Wl,--whole-archive "$libraries/libsymmc.a" -Wl,--no-whole-archive \
   -lgcc_s -lutil -lrt -pthread -lm -ldl
 # In a replacement of sed, \, & and the separator are special. A space is special in the file for pkg-config.
 escaped=$(printf '%s' "$prefix" | sed 's/[\\&|]/\\&/g; s/ /\\\\ /g')

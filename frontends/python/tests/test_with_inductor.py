@@ -470,6 +470,9 @@ class Collectives(unittest.TestCase):
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
 class Passes(unittest.TestCase):
     def test_a_pass_shows_its_options(self):
+        import symmc.torch
+        from symmc.torch import CollectivePass
+
         self.assertEqual(repr(CollectivePass()), "CollectivePass()")
         found = repr(CollectivePass(machine="h200x2", buckets=[8], timeout=5))
         self.assertEqual(found, "CollectivePass(machine='h200x2', buckets=[8], timeout=5)")
