@@ -1,56 +1,119 @@
-//! Command-line arguments. Examples in the help are real commands on programs of this repository.
+//! Command-line arguments and help. The examples in the help are real commands on programs of this repository.
+//!
+//! clap parses what the structs declare. clap has no groups of commands, so `symmc --help` gets its list of commands from
+//! [`COMMAND_GROUPS`].
 
 use std::ffi::OsString;
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args as ClapArgs, CommandFactory as _, FromArgMatches as _, Parser, Subcommand, ValueEnum};
+use clap::{
+    Arg, ArgAction, Args as ClapArgs, Command, CommandFactory as _, FromArgMatches as _, Parser, Subcommand,
+    ValueEnum,
+};
 
 use crate::gpu;
 use crate::messages;
 
 mod doctor;
+mod pages;
 mod program;
 mod run;
 mod values;
 
 use doctor::DOCTOR_EXAMPLES;
 pub use doctor::{DoctorArgs, DoctorFormat};
+use pages::{COMPLETIONS_EXAMPLES, MAN_EXAMPLES};
+pub use pages::{CompletionsArgs, ManArgs};
 pub use program::{CompileArgs, ProgramArgs};
 pub use run::{BackendArg, CompareMode, LaunchArg, ProductsArg, RunArgs};
-use run::{RUN_EXAMPLES, RUN_PROGRAM};
-use values::{parse_bytes, parse_dtype, parse_name, parse_rows, parse_setting};
+use run::{RUN_EXAMPLES, RUN_PROGRAM, RUN_PROGRAM_LONG};
+use values::{parse_byte_count, parse_collective_size, parse_dtype, parse_name, parse_rows, parse_setting};
 
-/// Places communication buffers of tensor programs in symmetric memory, proves the layout safe on every
-/// rank, and runs it.
+/// A compiler and memory planner for tensor programs with collectives
+///
+/// symmc chooses how each collective of a program runs and where every value lives, with the buffers of communication in
+/// symmetric memory. It proves the plan safe on every rank, and runs it.
 #[derive(Parser, Debug)]
-#[command(name = "symmc", version, about, max_term_width = 100, after_help = EXAMPLES)]
+#[command(name = "symmc", version, max_term_width = 100, after_help = EXAMPLES)]
 pub struct Args {
-    /// What to do.
     #[command(subcommand)]
     pub command: CliCommand,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  symmc plan model.pt2                                   what runs how, what lives where, and why
-  symmc run model.pt2 --tensors model.safetensors        run on one process per rank and compare
+  symmc plan model.pt2                                   how collectives run, where values live, and why
+  symmc run model.pt2 --tensors model.safetensors        run one process per rank, and compare
   symmc plan model.pt2 --machine h200x8 --bucket tokens=1,64,8192 -o model.plan.json
   symmc check model.plan.json                            prove a plan safe
   symmc print model.pt2 > model.symm                     the program as text, which every command reads
-  symmc doctor                                           what this machine can do, and what it lacks
+  symmc doctor                                           what this machine supports, and what is missing
 
-SYMMC_LOG=debug has symmc write what each rank does to standard error (docs/debugging.md).
+`symmc COMMAND --help` describes a command with all its options. With SYMMC_LOG=debug in the environment, symmc writes what each
+rank does to standard error (docs/debugging.md).
 
 Exit codes: 0 success; 1 a comparison or check failed, or a rank died; 2 bad input.";
 
+/// The commands by their use, as `symmc --help` lists them.
+const COMMAND_GROUPS: [(&str, &[&str]); 4] = [
+    ("Plan and run programs", &["plan", "check", "run", "print"]),
+    ("Measure", &["bench", "tune"]),
+    ("This machine and this build", &["doctor", "ops"]),
+    ("Other", &["pack", "completions", "man", "help"]),
+];
+
+/// The help of `help`, which clap adds when it parses.
+const HELP_ABOUT: &str = "Print this help, or the help of a command";
+
+/// The command with its help: commands in groups, and options under headings with `--help` last.
+pub fn symmc_command() -> Command {
+    let command = Args::command();
+    let groups = format_command_groups(&command);
+    let template = format!(
+        "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}Options:\n{{options}}{{after-help}}"
+    );
+    place_help_last(command).help_template(template)
+}
+
+/// The list of commands for the template of the help.
+fn format_command_groups(command: &Command) -> String {
+    let mut out = String::new();
+    let width = COMMAND_GROUPS.iter().flat_map(|(_, names)| *names).map(|name| name.len()).max().unwrap_or(0);
+    for (heading, names) in COMMAND_GROUPS {
+        let _ = writeln!(out, "{heading}:");
+        for name in names {
+            let about = match command.find_subcommand(name).and_then(Command::get_about) {
+                Some(about) => about.to_string(),
+                None => HELP_ABOUT.to_string(),
+            };
+            let _ = writeln!(out, "  {name:width$}  {about}");
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// Gives `--help` of every command whose options have headings a heading of its own. Without one it would be in front of them.
+fn place_help_last(command: Command) -> Command {
+    let has_headings = command.get_arguments().any(|arg| arg.get_help_heading().is_some());
+    let command = command.mut_subcommands(place_help_last);
+    if !has_headings {
+        return command;
+    }
+    let help = Arg::new("help").short('h').long("help").action(ArgAction::Help);
+    command.disable_help_flag(true).arg(help.help("Print help (-h prints a summary)").help_heading("Other"))
+}
+
 impl Args {
-    /// Parses arguments, the first of which is the name of the command. Libraries are searched only for `--version`.
-    /// Gives the exit code with which the command ends if help was requested and is printed, or the arguments are
+    /// Parses arguments; the first is the name of the command. Only `--version` looks for libraries.
+    ///
+    /// The error is the exit code of a command that ends here: it printed help or its version, or the arguments are
     /// invalid.
     pub fn parse_arguments(arguments: Vec<OsString>) -> Result<Args, ExitCode> {
-        let mut command = Args::command();
+        let mut command = symmc_command();
         if arguments.get(1).is_some_and(|first| first == "--version") {
             let text = format!("{}{}", env!("CARGO_PKG_VERSION"), gpu::libraries());
             command = command.long_version(&*text.leak());
@@ -72,36 +135,49 @@ impl Args {
     }
 }
 
-/// What to do.
 #[derive(Subcommand, Debug)]
 pub enum CliCommand {
-    /// Plan a program and say what was chosen, where every operand lives, and why
-    #[command(after_help = PLAN_EXAMPLES)]
+    /// Plan a program, or read a plan, and report how collectives run and where values live
+    #[command(
+        after_help = PLAN_EXAMPLES,
+        mut_arg("program", |a| a.help(RUN_PROGRAM).long_help(RUN_PROGRAM_LONG))
+    )]
     Plan(PlanArgs),
-    /// Prove a plan safe: no read of a lost value, no race, for any timing of the ranks and any sizes; compare it with its source
+    /// Prove a plan safe, and compare it with its source
+    ///
+    /// The proof covers any timing of the ranks and all sizes: no read of a lost value, and no race.
     #[command(after_help = CHECK_EXAMPLES)]
     Check(CheckArgs),
     /// Run a program or a plan, one process per rank, and compare the results
-    #[command(after_help = RUN_EXAMPLES, mut_arg("program", |a| a.help(RUN_PROGRAM)))]
+    #[command(
+        after_help = RUN_EXAMPLES,
+        mut_arg("program", |a| a.help(RUN_PROGRAM).long_help(RUN_PROGRAM_LONG))
+    )]
     Run(RunArgs),
     /// Print a program as text
     #[command(after_help = PRINT_EXAMPLES)]
     Print(PrintArgs),
-    /// Pack the buffers of a table: an offset for each, with a low peak
+    /// Compute offsets with a low peak for a table of buffers
     #[command(after_help = PACK_EXAMPLES)]
     Pack(PackArgs),
-    /// Measure this machine's GPUs into a profile that --machine reads
+    /// Measure this machine's GPUs, and write a profile for --machine
     #[command(after_help = TUNE_EXAMPLES)]
     Tune(TuneArgs),
-    /// Measure what this machine's GPUs do
+    /// Measure collectives or a program
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// List the operators that each frontend supports
+    /// List the operators that the importers support
     Ops(OpsArgs),
-    /// Say what this machine can do and what it lacks: GPUs, which reach which, libraries, limits
+    /// Report what this machine supports and what is missing: GPUs, their connections, libraries, limits
     #[command(after_help = DOCTOR_EXAMPLES)]
     Doctor(DoctorArgs),
-    /// One rank of a run that another symmc started
+    /// Print the completion script of a shell
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions(CompletionsArgs),
+    /// Print a manual page
+    #[command(after_help = MAN_EXAMPLES)]
+    Man(ManArgs),
+    /// Run as one rank of a run that another symmc process started
     #[command(hide = true)]
     Rank(RankArgs),
 }
@@ -111,24 +187,27 @@ Examples:
   symmc plan model.pt2
   symmc plan llama70b.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192
   symmc plan model.pt2 --dim batch=1..64 --dim tokens=1..4096 --bucket batch=1,64 --bucket tokens=512,4096
-  symmc plan model.pt2 --dim s43=s72                     two extents that the exporter did not know to be equal
-  symmc plan model.pt2 -o model.plan.json
+  symmc plan model.pt2 --dim s43=s72                     two extents are equal, which the exporter did not know
+  symmc plan model.pt2 -o model.plan.json && symmc plan model.plan.json
   symmc plan model.pt2 --format json
-  symmc plan model.pt2 --explain %all_reduce
-  symmc plan model.pt2 --orders                          the memory of each order beside program order
-  symmc plan model_rank0.onnx model_rank1.onnx           the files of all ranks, rank 0 first";
+  symmc plan model.pt2 --explain %all_reduce,e.weight    two values; a weight by its name in the model
+  symmc plan model.pt2 --orders                          compare the memory of all orders
+  symmc plan model_rank0.onnx model_rank1.onnx           the files of all ranks, rank 0 first
+
+The report of a saved plan needs the profile of its machine for estimated times. If the profile is not built in, name its file with
+--machine. Other options of planning have no effect on a saved plan and are errors.";
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
   symmc plan model.pt2 -o model.plan.json && symmc check model.plan.json
 
-Safety is proven, for every sequence of runs and sizes. That the planned programs compute the same as the source is compared,
-not proven: node by node, and on drawn values where nodes differ, at both ends of each bucket and where conditions on sizes
-change. The last lines say whether the plan is equal to its source, equal by comparison of named parts, not compared (with the
-reasons), or different.
+The plan is proven safe for every sequence of runs and sizes. The comparison with the source is not a proof: it is done node
+by node, and on random values where nodes differ, at both ends of each bucket and where conditions on sizes change. The last
+lines say whether the plan is equal to its source, equal by comparison of named parts, not compared (with the reasons), or
+different.
 
-Exit codes: 0 safe, and no difference found; 1 unsafe or different, with up to 100 findings, or not compared, or not
-at all sizes that matter, under --require-compared; 2 not a plan.";
+Exit codes: 0 the plan is safe and no difference was found; 1 the plan is unsafe or different (with up to 100 findings), or
+--require-compared is given and a part or a size that matters was not compared; 2 the file is not a plan.";
 
 const PRINT_EXAMPLES: &str = "\
 Examples:
@@ -137,17 +216,17 @@ Examples:
   symmc print model.pt2 --stage planned --bucket tokens=1,64
   symmc print model.pt2 --format dot | dot -Tsvg > model.svg
 
-With several buckets, lowered and planned print one program for each, under a comment that names it.";
+If there are several buckets, the stages lowered and planned print one program per bucket, each after a comment that names it.";
 
 const PACK_EXAMPLES: &str = "\
 Examples:
-  symmc pack tests/packing/minimalloc/A.1048576.csv --capacity 1048576
+  symmc pack tests/packing/minimalloc/A.1048576.csv --capacity 1MiB
   symmc pack buffers.csv -o offsets.csv
 
-The table has the columns id, lower, upper (exclusive) and size, or id, start, end (inclusive) and size; alignment
-and offset are honoured, others read over.
+The table has the columns id, lower, upper (exclusive) and size, or id, start, end (inclusive) and size. The columns alignment
+and offset are optional. All other columns are ignored.
 
-Exit codes: 0 packed; 1 the capacity is not met; 2 not a table of buffers.";
+Exit codes: 0 the buffers are packed; 1 the peak is above the capacity; 2 the file is not a table of buffers.";
 
 #[derive(ClapArgs, Debug)]
 pub struct PlanArgs {
@@ -155,44 +234,61 @@ pub struct PlanArgs {
     pub program: ProgramArgs,
     #[command(flatten)]
     pub compile: CompileArgs,
-    /// The tensors that it will run on (safetensors): they tell the number of ranks, and which constants differ by rank
-    #[arg(long, value_name = "FILE")]
+    /// The tensors that the program will run on, as a safetensors file
+    ///
+    /// They fix the number of ranks, and show which constants differ by rank.
+    #[arg(long, value_name = "FILE", help_heading = "Program")]
     pub tensors: Option<PathBuf>,
-    /// Write the plan to a file
-    #[arg(short, long, value_name = "FILE")]
+    /// Write the plan to a file (JSON)
+    #[arg(short, long, value_name = "FILE", help_heading = "Output")]
     pub output: Option<PathBuf>,
     /// What to print
-    #[arg(long, value_enum, default_value_t = PlanFormat::Text)]
+    #[arg(long, value_enum, default_value_t = PlanFormat::Text, help_heading = "Output")]
     pub format: PlanFormat,
-    /// Tell where a value lives, until when, who may touch it, and how its collective was chosen
-    #[arg(long, value_name = "%VALUE", value_parser = parse_name, conflicts_with = "format")]
-    pub explain: Option<String>,
-    /// Plan in every order, and compare their memory
-    #[arg(long, conflicts_with_all = ["format", "explain", "order", "output", "timing"])]
+    /// Explain values, such as %all_reduce or e.weight: where each lives, until when, and why
+    ///
+    /// The text also says which steps and peers access a value, and how its collective was chosen. A weight or an input
+    /// may have its name in the model. Several names are separated by commas.
+    #[arg(
+        long,
+        value_name = "NAME,…",
+        value_delimiter = ',',
+        value_parser = parse_name,
+        conflicts_with = "format",
+        help_heading = "Output"
+    )]
+    pub explain: Vec<String>,
+    /// Plan in every order, and compare the memory of the plans
+    #[arg(
+        long,
+        conflicts_with_all = ["format", "explain", "order", "output", "timing"],
+        help_heading = "Output"
+    )]
     pub orders: bool,
-    /// Print how long each stage took
-    #[arg(long)]
+    /// Print how long each stage of planning took, to standard error
+    #[arg(long, help_heading = "Output")]
     pub timing: bool,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlanFormat {
-    /// For people
+    /// A report as text
     Text,
-    /// For people, as a page with the memory over the steps
+    /// A report as an HTML page that draws the memory over the steps
     Html,
-    /// The plan itself
+    /// The plan itself, as JSON
     Json,
-    /// Estimated times, memory and collectives in numbers, as JSON
+    /// Estimated times, memory and collectives, as JSON
     Summary,
 }
 
 #[derive(ClapArgs, Debug)]
 pub struct CheckArgs {
-    /// The plan
+    /// The plan, as `symmc plan -o FILE` writes it
     pub plan: PathBuf,
-    /// Fail (exit code 1) if any part of the plan was not compared with its source, or not up to the largest sizes and where
-    /// conditions on sizes change
+    /// Fail with exit code 1 unless every part of the plan was compared with its source at all sizes that matter
+    ///
+    /// These are the largest sizes, and the sizes where conditions on sizes change.
     #[arg(long)]
     pub require_compared: bool,
 }
@@ -203,35 +299,37 @@ pub struct PrintArgs {
     pub program: ProgramArgs,
     #[command(flatten)]
     pub compile: CompileArgs,
-    /// The tensors that it will run on (safetensors): they tell the number of ranks, and which constants differ by rank
-    #[arg(long, value_name = "FILE")]
+    /// The tensors that the program will run on, as a safetensors file
+    ///
+    /// They fix the number of ranks, and show which constants differ by rank.
+    #[arg(long, value_name = "FILE", help_heading = "Program")]
     pub tensors: Option<PathBuf>,
-    /// symm: text that every command reads; dot: the dependence graph for Graphviz
-    #[arg(long, value_enum, default_value_t = PrintFormat::Symm)]
+    /// The form of the output
+    #[arg(long, value_enum, default_value_t = PrintFormat::Symm, help_heading = "Output")]
     pub format: PrintFormat,
-    /// Which stage to print
-    #[arg(long, value_enum, default_value_t = PrintStage::Imported)]
+    /// Which stage of compilation to print
+    #[arg(long, value_enum, default_value_t = PrintStage::Imported, help_heading = "Output")]
     pub stage: PrintStage,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrintFormat {
-    /// The text form
+    /// The text form, which every command reads
     Symm,
-    /// Graphviz
+    /// The dependence graph, for Graphviz
     Dot,
 }
 
-/// The stages of a program on its way to the plan.
+/// The stages of compilation, in order.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PrintStage {
-    /// As it was read
+    /// The program as it was read
     Imported,
-    /// After canonicalisation and recognition
+    /// After canonicalisation, with decomposed ops recognised
     Canonical,
-    /// With a variant for each collective, for each bucket
+    /// One program per bucket, with a variant for each collective
     Lowered,
-    /// With copies and in the order of its steps, for each bucket
+    /// One program per bucket, with copies, and with nodes in the order of the steps
     Planned,
 }
 
@@ -239,38 +337,38 @@ pub enum PrintStage {
 pub struct PackArgs {
     /// The table of buffers (CSV)
     pub file: PathBuf,
-    /// The peak that is good enough; a higher one fails
-    #[arg(long, value_name = "BYTES")]
+    /// The largest peak that is accepted, such as 64MiB; a higher peak fails with exit code 1
+    #[arg(long, value_name = "BYTES", value_parser = parse_byte_count)]
     pub capacity: Option<u64>,
-    /// Write the table with an offset for each buffer to a file
+    /// Write the table with the offset of each buffer to a file
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// What to print
+    /// The form of the output
     #[arg(long, value_enum, default_value_t = PackFormat::Text)]
     pub format: PackFormat,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PackFormat {
-    /// For people
+    /// A report as text
     Text,
-    /// For programs
+    /// The same numbers as JSON
     Json,
 }
 
 #[derive(ClapArgs, Debug)]
 pub struct OpsArgs {
-    /// Only operators whose name contains this
+    /// List only operators whose name contains this text
     pub filter: Option<String>,
 
-    /// The text form (.symm) instead: its grammar, and every op with operands, attributes and an example
+    /// Describe the text form (.symm) instead: its grammar, and each op with operands, attributes and an example
     #[arg(long)]
     pub symm: bool,
 }
 
 #[derive(ClapArgs, Debug)]
 pub struct RankArgs {
-    /// The control socket
+    /// The file descriptor of the control socket
     #[arg(long)]
     pub fd: i32,
 }
@@ -279,43 +377,46 @@ const TUNE_EXAMPLES: &str = "\
 Examples:
   symmc tune --ranks 4 -o machine.json && symmc plan model.pt2 --machine machine.json";
 
-/// How a machine is measured.
 #[derive(ClapArgs, Debug)]
 pub struct TuneArgs {
     /// The number of ranks, each with a GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
     pub ranks: u32,
-    /// The GPU of each rank [default: rank r takes GPU r]
+    /// The GPU of each rank [default: GPU r for rank r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
-    /// The name that plans record
+    /// The name of the machine, which plans record
     #[arg(long, default_value = "tuned")]
     pub name: String,
-    /// Sizes in bytes [default: powers of two from 1 KiB to 256 MiB]
-    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = parse_bytes)]
+    /// The sizes of collectives, such as 64KiB,1MiB [default: powers of two from 1 KiB to 256 MiB]
+    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = parse_collective_size)]
     pub bytes: Vec<usize>,
-    /// The numbers of blocks that kernels are tried with, the best of which the profile keeps
+    /// The numbers of blocks to try kernels with; the profile keeps the best
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_value = "8,16,32,64,128", value_parser = clap::value_parser!(u32).range(1..=128))]
     pub blocks: Vec<u32>,
-    /// How often each case is replayed, ten calls at a time
+    /// How often the CUDA graph of each case is replayed; a graph has ten calls
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,
-    /// Keep the times of collectives of this profile, and measure only computation and what both take from each other
+    /// Take the times of collectives from this profile
+    ///
+    /// Then only computation is measured, and how much computation and collectives slow each other down.
     #[arg(long, value_name = "NAME|FILE", value_parser = parse_name, conflicts_with_all = ["bytes", "blocks"])]
     pub curves: Option<String>,
-    /// Where the profile goes
+    /// The file to write the profile to
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
 }
 
-/// What is measured.
 #[derive(Subcommand, Debug)]
 pub enum BenchCommand {
-    /// Every variant of the collectives, with the vendor's own beside them
+    /// Measure every variant of the collectives, and the vendor's library
     #[command(after_help = BENCH_EXAMPLES)]
     Collectives(BenchArgs),
-    /// A program or a plan, on inputs that are drawn
-    #[command(after_help = BENCH_PROGRAM_EXAMPLES)]
+    /// Measure a program or a plan on random inputs
+    #[command(
+        after_help = BENCH_PROGRAM_EXAMPLES,
+        mut_arg("program", |a| a.help(RUN_PROGRAM).long_help(RUN_PROGRAM_LONG))
+    )]
     Program(Box<BenchProgramArgs>),
 }
 
@@ -339,57 +440,77 @@ pub struct BenchProgramArgs {
     pub program: ProgramArgs,
     #[command(flatten)]
     pub compile: CompileArgs,
-    /// The value of a symbol; all need one [default: every bucket is measured at the upper ends of its ranges]
-    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting)]
+    /// The value of a symbol; if one is given, all symbols need one
+    ///
+    /// [default: each bucket is measured at the upper ends of its ranges]
+    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting, help_heading = "Measurement")]
     pub set: Vec<(String, i64)>,
-    /// Where the program runs
-    #[arg(long, value_enum, default_value_t = BenchBackendArg::Cuda)]
+    /// What runs the ranks
+    #[arg(long, value_enum, default_value_t = BenchBackendArg::Cuda, help_heading = "Measurement")]
     pub backend: BenchBackendArg,
-    /// The GPU of each rank [default: rank r takes GPU r]
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    /// The GPU of each rank [default: GPU r for rank r]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', help_heading = "Measurement")]
     pub gpus: Vec<u32>,
-    /// Replays of the graph that count, or runs on the host
-    #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// How often the CUDA graph is replayed; on the host, how often the program runs
+    #[arg(
+        long,
+        default_value_t = 20,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=10_000),
+        help_heading = "Measurement"
+    )]
     pub replays: u32,
-    /// Runs in one graph
-    #[arg(long, default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// How many runs one CUDA graph holds
+    #[arg(
+        long,
+        default_value_t = 3,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=100),
+        help_heading = "Measurement"
+    )]
     pub runs: u32,
-    /// How algorithms of matrix products and attention are chosen
-    #[arg(long, value_enum, default_value_t = ProductsArg::Measured)]
+    /// How the algorithms of matrix products and attention are chosen
+    #[arg(long, value_enum, default_value_t = ProductsArg::Measured, help_heading = "Measurement")]
     pub products: ProductsArg,
-    /// Write the device times of one more run's steps, for Perfetto or chrome://tracing
-    #[arg(long, value_name = "FILE")]
+    /// Write the times of the steps of one more run on the GPUs, for Perfetto or chrome://tracing
+    #[arg(long, value_name = "FILE", help_heading = "Measurement")]
     pub profile_trace: Option<PathBuf>,
 }
 
 const BENCH_EXAMPLES: &str = "\
 Examples:
   symmc bench collectives --ranks 4
-  symmc bench collectives --ranks 2 --gpus 0,1 --bytes 4096,65536,1048576 --format json";
+  symmc bench collectives --ranks 2 --gpus 0,1 --bytes 4KiB,64KiB,1MiB --format json";
 
 #[derive(ClapArgs, Debug)]
 pub struct BenchArgs {
     /// The number of ranks, each with a GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
     pub ranks: u32,
-    /// The GPU of each rank [default: rank r takes GPU r]
+    /// The GPU of each rank [default: GPU r for rank r]
     #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
     pub gpus: Vec<u32>,
-    /// Sizes in bytes: the tensor, or the larger side of an all-gather or reduce-scatter
-    #[arg(long, value_name = "BYTES,…", value_delimiter = ',', value_parser = parse_bytes, default_values_t = [
-        4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20,
-    ])]
+    /// The sizes of the tensors, such as 64KiB,1MiB
+    ///
+    /// For an all-gather the size of the result, for a reduce-scatter that of the operand.
+    #[arg(
+        long,
+        value_name = "BYTES,…",
+        value_delimiter = ',',
+        value_parser = parse_collective_size,
+        default_value = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB,256MiB"
+    )]
     pub bytes: Vec<usize>,
-    /// The type of the elements
+    /// The dtype of the elements
     #[arg(long, default_value = "bf16", value_parser = parse_dtype)]
     pub dtype: String,
-    /// How often each case is replayed, ten calls at a time
+    /// How often the CUDA graph of each case is replayed; a graph has ten calls
     #[arg(long, default_value_t = 20, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub replays: u32,
-    /// Also all-reduces with the addition of a residual and RMS norm, of so many rows of so many elements
+    /// Also measure all-reduces with a residual and RMS norm, of ROWS rows with ELEMENTS elements each
     #[arg(long, value_name = "ROWSxELEMENTS,…", value_delimiter = ',', value_parser = parse_rows)]
     pub norms: Vec<[usize; 2]>,
-    /// The form of the answer
+    /// The form of the output
     #[arg(long, value_enum, default_value_t = BenchFormat::Text)]
     pub format: BenchFormat,
 }
@@ -398,6 +519,28 @@ pub struct BenchArgs {
 pub enum BenchFormat {
     /// Tables of medians
     Text,
-    /// Least, median and most of each case
+    /// The least, the median and the largest time of each case, as JSON
     Json,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_declarations_are_consistent() {
+        symmc_command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_in_one_group_of_the_help() {
+        let command = symmc_command();
+        let visible = command.get_subcommands().filter(|c| !c.is_hide_set()).map(Command::get_name);
+        let mut expected: Vec<&str> = visible.chain(["help"]).collect();
+        let mut listed: Vec<&str> =
+            COMMAND_GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+        expected.sort_unstable();
+        listed.sort_unstable();
+        assert_eq!(listed, expected);
+    }
 }

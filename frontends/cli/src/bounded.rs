@@ -1,5 +1,6 @@
-//! Memory that cannot be had ends the command with an error and exit code 2, as bad input does: the limits of the
-//! machine or of the user (`ulimit -v`, `ulimit -d`) are too low for what was asked. A plain allocation would abort.
+//! The allocator of the command. An allocation that fails ends the command with an error and exit code 2, as bad input does: the
+//! memory of the machine or a limit of the user (`ulimit -v`, `ulimit -d`) is too small for the request. Rust's default would
+//! abort the process.
 
 use std::fmt::Write;
 
@@ -8,11 +9,11 @@ use symmc::unstable::control::{BoundedAllocator, exit_immediately};
 #[global_allocator]
 static ALLOCATOR: BoundedAllocator = BoundedAllocator(exit_out_of_memory);
 
-/// Ends the command without allocating, and without running what was in progress.
+/// Ends the command at once. It must not allocate, and no destructors run.
 #[cold]
 fn exit_out_of_memory(size: usize) -> ! {
     let mut text = FixedText { bytes: [0; 160], len: 0 };
-    // The text fits.
+    // The buffer is large enough for the longest number.
     let _ = writeln!(
         text,
         "error: {size} bytes of memory cannot be allocated: the machine or a limit (ulimit -v, ulimit -d) has no more"
@@ -20,7 +21,7 @@ fn exit_out_of_memory(size: usize) -> ! {
     exit_immediately(&text.bytes[..text.len], 2)
 }
 
-/// Text of bounded length in place.
+/// Text in a buffer of fixed size, without allocation.
 struct FixedText {
     bytes: [u8; 160],
     len: usize,

@@ -1,10 +1,11 @@
-//! The commands, one function each.
+//! The commands of `symmc`: each is a function from its arguments to the exit code. Short commands are in this file.
 
 #[cfg(feature = "cuda")]
 mod bench;
 mod bench_program;
 mod doctor;
 mod pack;
+mod pages;
 mod plan;
 mod print;
 mod results;
@@ -21,7 +22,7 @@ use crate::self_command::SelfCommand;
 use crate::stdout::print_text;
 use crate::units::{format_count, format_table};
 
-/// Stands in for what measures GPUs.
+/// The commands that measure GPUs, in builds without the feature `cuda`: they fail with the reason.
 #[cfg(not(feature = "cuda"))]
 mod bench {
     use std::process::ExitCode;
@@ -41,30 +42,32 @@ mod bench {
     }
 }
 
-pub fn run_command(args: Args, own: &SelfCommand) -> Result<ExitCode> {
+pub fn run_command(args: Args, self_command: &SelfCommand) -> Result<ExitCode> {
     match args.command {
         CliCommand::Plan(args) => plan::plan(&args),
         CliCommand::Check(args) => run_check(&args),
-        CliCommand::Run(args) => run::run(&args, own),
+        CliCommand::Run(args) => run::run(&args, self_command),
         CliCommand::Print(args) => print::print(&args),
         CliCommand::Pack(args) => pack::pack(&args),
-        CliCommand::Tune(args) => bench::tune(&args, own),
-        CliCommand::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args, own),
-        CliCommand::Bench(BenchCommand::Program(args)) => bench_program::bench_program(&args, own),
+        CliCommand::Tune(args) => bench::tune(&args, self_command),
+        CliCommand::Bench(BenchCommand::Collectives(args)) => bench::collectives(&args, self_command),
+        CliCommand::Bench(BenchCommand::Program(args)) => bench_program::bench_program(&args, self_command),
         CliCommand::Ops(args) => print_ops(&args),
-        CliCommand::Doctor(args) => doctor::doctor(&args, own),
+        CliCommand::Doctor(args) => doctor::doctor(&args, self_command),
+        CliCommand::Completions(args) => pages::completions(&args),
+        CliCommand::Man(args) => pages::man(&args),
         CliCommand::Rank(args) => run_rank(&args),
     }
 }
 
 fn run_check(args: &CheckArgs) -> Result<ExitCode> {
     let plan = symmc::into_checked_plan(load::read_plan(&args.plan)?)?;
-    let at = args.plan.display();
-    print_text(&format!("{at}: safe on {}. {}\n", format_count(plan.ranks, "rank"), plan.report()))?;
-    let compared = symmc::compare_with_source(&plan);
-    print_text(&format!("{at}: {compared}"))?;
-    let compared = compared.into_agreement().map_err(symmc::Error::from)?;
-    let failed = args.require_compared && !compared.is_complete();
+    let file = args.plan.display();
+    print_text(&format!("{file}: safe on {}. {}\n", format_count(plan.ranks, "rank"), plan.report()))?;
+    let comparison = symmc::compare_with_source(&plan);
+    print_text(&format!("{file}: {comparison}"))?;
+    let agreement = comparison.into_agreement().map_err(symmc::Error::from)?;
+    let failed = args.require_compared && !agreement.is_complete();
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -78,7 +81,7 @@ fn print_text_ops(filter: Option<&str>) -> Result<ExitCode> {
                 .collect();
             if found.is_empty() {
                 bail!(
-                    "no op of the text form has a name that contains {filter}; `symmc ops --symm` shows all"
+                    "no op of the text form has a name that contains {filter}; `symmc ops --symm` lists all ops"
                 );
             }
             found.join("\n")
@@ -98,12 +101,12 @@ fn print_ops(args: &OpsArgs) -> Result<ExitCode> {
         ("ONNX (.onnx)", symmc::supported_onnx_ops()),
     ];
     let filter = args.filter.as_deref().map(str::to_lowercase);
-    let wanted = |name: &str| filter.as_ref().is_none_or(|f| name.to_lowercase().contains(f));
+    let matches_filter = |name: &str| filter.as_ref().is_none_or(|f| name.to_lowercase().contains(f));
     let mut text = String::new();
     for (frontend, all) in frontends {
         let rows: Vec<Vec<String>> = all
             .iter()
-            .filter(|(name, _)| wanted(name))
+            .filter(|(name, _)| matches_filter(name))
             .map(|(name, becomes)| vec![name.to_string(), becomes.to_string()])
             .collect();
         if !rows.is_empty() {
@@ -114,12 +117,14 @@ fn print_ops(args: &OpsArgs) -> Result<ExitCode> {
             );
         }
     }
-    if let (true, Some(filter)) = (text.is_empty(), &args.filter) {
+    if text.is_empty()
+        && let Some(filter) = &args.filter
+    {
         let all: usize = frontends.iter().map(|(_, all)| all.len()).sum();
-        bail!("no operator's name contains {filter}; symmc ops lists all {all}");
+        bail!("no operator has a name that contains {filter}; `symmc ops` lists all {all}");
     }
     print_text(&format!(
-        "{text}Any other operator is imported as opaque: it is planned, and running it fails with its name.\n"
+        "{text}Other operators are imported as opaque: they can be planned, but not run.\n"
     ))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,4 +1,4 @@
-//! Which nodes are one step, why, and what that saves.
+//! Dispatches: which nodes of a bucket run as one step, in which form, and what that saves.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -9,7 +9,7 @@ use symmc::unstable::ir::{Dispatch, NodeId, ValueId};
 use crate::planned_bucket::PlannedBucket;
 use crate::units::{format_bytes, format_count};
 
-/// The nodes of a dispatch that are steps where each runs by itself.
+/// The nodes of a dispatch that would be steps if each ran alone: all except views.
 fn step_nodes(planned: &PlannedBucket<'_>, dispatch: &Dispatch) -> Vec<NodeId> {
     dispatch.nodes().filter(|&n| !planned.program.is_view(n)).collect()
 }
@@ -22,7 +22,7 @@ fn largest_sizes(planned: &PlannedBucket<'_>) -> SymbolBindings {
         .unwrap_or_default()
 }
 
-/// The values that only a dispatch knows, each with its bytes at these sizes.
+/// The values that only the nodes of a dispatch use, each with its bytes at these sizes. They have no memory.
 fn inner_values(
     planned: &PlannedBucket<'_>,
     dispatch: &Dispatch,
@@ -34,7 +34,7 @@ fn inner_values(
     all.filter(|v| planned.program.is_dispatch_internal(**v)).map(|&v| (v, size(v).unwrap_or(0))).collect()
 }
 
-/// The steps of a bucket that are several nodes, in a line; nothing if there are none.
+/// A line on the steps of a bucket that run several nodes. Empty if there are none.
 pub fn dispatch_summary(planned: &PlannedBucket<'_>) -> String {
     let dispatches = &planned.graph.dispatches;
     if dispatches.is_empty() {
@@ -45,17 +45,18 @@ pub fn dispatch_summary(planned: &PlannedBucket<'_>) -> String {
     let forms: Vec<String> = forms.iter().map(|(form, n)| format!("{n} {form}")).collect();
     let nodes: usize = dispatches.iter().map(|d| step_nodes(planned, d).len()).sum();
     let sizes = largest_sizes(planned);
-    let saved: u64 =
+    let saved_bytes: u64 =
         dispatches.iter().flat_map(|d| inner_values(planned, d, &sizes)).map(|(_, bytes)| bytes).sum();
-    let (nodes, steps) = (format_count(nodes as u64, "node"), format_count(dispatches.len() as u64, "step"));
-    let saved = match saved {
+    let nodes = format_count(nodes as u64, "node");
+    let steps = format_count(dispatches.len() as u64, "step");
+    let saved = match saved_bytes {
         0 => String::new(),
-        saved => format!("; {} in each run are neither stored nor read again", format_bytes(saved)),
+        bytes => format!("; this saves storing and reading {} in each run", format_bytes(bytes)),
     };
     format!("  dispatches: {}: {nodes} in {steps}{saved}\n", forms.join(", "))
 }
 
-/// The dispatch that a node is of, what it is, and what it saves.
+/// Lines on the dispatch that contains a node, with its form and what it saves. Empty if there is none.
 pub fn dispatch_text(planned: &PlannedBucket<'_>, node: NodeId, machine: &str) -> String {
     let mut out = String::new();
     let Some(dispatch) = planned.graph.dispatches.iter().find(|d| d.contains(node)) else { return out };
@@ -63,9 +64,9 @@ pub fn dispatch_text(planned: &PlannedBucket<'_>, node: NodeId, machine: &str) -
         let names: Vec<String> = nodes.iter().map(|&n| format!("%{}", planned.graph.node_name(n))).collect();
         names.join(", ")
     };
-    let (all, form) = (step_nodes(planned, dispatch), dispatch.form);
+    let all = step_nodes(planned, dispatch);
     let _ = writeln!(out, "  one step with others: {}", names(&all));
-    let _ = writeln!(out, "    {machine} has a kernel for them: a dispatch of the form {form}");
+    let _ = writeln!(out, "    {machine} has one kernel for them: a dispatch of the form {}", dispatch.form);
     let kernels = format_count(all.len().saturating_sub(1) as u64, "kernel");
     let inner = inner_values(planned, dispatch, &largest_sizes(planned));
     let stored: Vec<String> = inner

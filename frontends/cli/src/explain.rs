@@ -1,5 +1,8 @@
-//! `symmc plan --explain %value`: where a value lives, until when, who may touch it ([`life`]), with what it is computed
-//! in one step ([`crate::together`]), and how its collective was chosen.
+//! `symmc plan --explain NAME`: where a value is placed and why, when its memory is occupied and who accesses it
+//! ([`lifetime`]), which other nodes its step runs ([`dispatch_report`]), and how its collective was chosen.
+//!
+//! A name is that of a value (`%x`, with or without `%`), or that of a weight or an input where the program came from
+//! (`layer.0.weight`).
 
 mod lifetime;
 
@@ -16,8 +19,10 @@ use crate::planned_bucket::{self, PlannedBucket};
 use crate::report::kept_barrier_reason;
 use crate::units::{format_bytes, format_micros};
 
+/// Explains one value in all buckets of a plan. `value` is the name of a value, with or without `%`, or the name under
+/// which a weight or an input is stored.
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
-    let name = value.trim_start_matches('%');
+    let name = resolve_name(plan, value);
     let mut out = String::new();
     let mut known = 0;
     for bucket in &plan.buckets {
@@ -35,7 +40,7 @@ pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     if known == 0 && !is_replaced {
         return explain_unknown(plan, name);
     }
-    // Where only a part of it is communicated, all buckets have a value of its name.
+    // If passes replaced the collective by one of a part, that one keeps the name, and all buckets have the value.
     let in_part = plan.replacements.iter().any(|r| r.collective == name && r.by[..] == [name.to_string()]);
     if is_replaced && (known < plan.buckets.len() || in_part) {
         if known > 0 && !in_part {
@@ -46,11 +51,29 @@ pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     Ok(out)
 }
 
+/// The name in the program of the value that the user names. Values come first, then weights and inputs by the names
+/// under which they are stored.
+fn resolve_name<'a>(plan: &'a CheckedPlan, value: &'a str) -> &'a str {
+    let source = plan.source_program();
+    let name = value.trim_start_matches('%');
+    let is_collective = plan.replacements.iter().any(|r| r.collective == name);
+    if is_collective || source.values.values().any(|v| v.name == name) {
+        return name;
+    }
+    let stored = source.inputs.values().find(|input| !input.source.is_empty() && input.source == name);
+    stored.map_or(name, |input| source.value_name(input.value))
+}
+
 fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: ValueId) -> Result<String> {
     let graph = planned.graph;
     let mut out = String::new();
     let ty = graph.ty(id).display(&graph.symbols);
     writeln!(out, "%{}: {ty}", graph.value_name(id))?;
+    let input = graph.inputs.values().find(|input| input.value == id);
+    let stored_name = input.map_or("", |input| &input.source);
+    if !stored_name.is_empty() && stored_name != graph.value_name(id) {
+        writeln!(out, "  stored as {stored_name}")?;
+    }
     if let Some(node) = graph.defining_node(id) {
         let step =
             planned.step_of_value(id).map_or_else(|| "a view, no step".into(), |s| format!("step {s}"));
@@ -62,7 +85,7 @@ fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: 
         writeln!(out, "  a view of %{}", graph.value_name(base))?;
     }
     if planned.program.is_dispatch_internal(base) {
-        writeln!(out, "  has no memory: only this step knows it")?;
+        writeln!(out, "  has no memory: only its own step uses it")?;
     }
     if let Some(place) = planned.placement(id) {
         out.push_str(&placement_text(plan, bucket, place));
@@ -74,10 +97,12 @@ fn explain_value(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>, id: 
     Ok(out)
 }
 
+/// Whether a decision is about the collective or a node of this name.
 fn concerns(decision: &Decision, name: &str) -> bool {
     decision.collective == name || decision.nodes.iter().any(|n| n == name)
 }
 
+/// Lines on the memory of a value, and why it is there.
 fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> String {
     let mut out = String::new();
     let mut line = |text: String| {
@@ -104,6 +129,7 @@ fn placement_text(plan: &Plan, bucket: &Bucket, place: &ValuePlacement) -> Strin
     out
 }
 
+/// Lines on how a collective was chosen: all variants with their estimates, the rules, and the exit barriers.
 fn decision_text(planned: &PlannedBucket<'_>, decision: &Decision) -> String {
     let mut out = String::new();
     let _ = writeln!(
@@ -116,19 +142,19 @@ fn decision_text(planned: &PlannedBucket<'_>, decision: &Decision) -> String {
     for a in &decision.alternatives {
         let mark = if a.name == decision.chosen { "→" } else { " " };
         let copies = if a.copy_us > 0.0 {
-            format!(", {} of it copies", format_micros(a.copy_us))
+            format!(", of this {} for copies", format_micros(a.copy_us))
         } else {
             String::new()
         };
         let saved = match a.saved_us {
             us if us > 0.0 => {
-                format!(", {} less because the step that follows is part of its kernel", format_micros(us))
+                format!(", {} less because its kernel also runs the next step", format_micros(us))
             }
             _ => String::new(),
         };
         let _ = writeln!(out, "    {mark} {} {}{copies}{saved}", a.name, format_micros(a.us));
     }
-    let _ = writeln!(out, "  rules that led there:");
+    let _ = writeln!(out, "  rules that led to it:");
     for rule in &decision.rules {
         let us = rule.us.map_or_else(String::new, |us| format!(" {}", format_micros(us)));
         let _ = writeln!(out, "    {}{us}", rule.name);
@@ -136,9 +162,9 @@ fn decision_text(planned: &PlannedBucket<'_>, decision: &Decision) -> String {
     for step in planned.steps_of_decision(decision) {
         let barrier = match step.exit {
             Some(ExitBarrier::Dropped) => match step.exit_bytes.unwrap_or(0) {
-                0 => "dropped: lifetimes stand in for it, in memory that is there".into(),
+                0 => "dropped: longer lifetimes replace it, without more memory".into(),
                 n => format!(
-                    "dropped: lifetimes stand in for it, for {} of the symmetric arena",
+                    "dropped: longer lifetimes replace it, at a cost of {} of the symmetric arena",
                     format_bytes(n)
                 ),
             },
@@ -150,7 +176,8 @@ fn decision_text(planned: &PlannedBucket<'_>, decision: &Decision) -> String {
     out
 }
 
-/// What a collective became before the choice of variants, and what became of what stands for it.
+/// Explains by which rules a collective was replaced before variants were chosen, and which collectives run in its place.
+/// These may have been replaced in turn.
 fn explain_replacements(
     plan: &CheckedPlan,
     name: &str,
@@ -168,8 +195,8 @@ fn explain_replacements(
         let _ = writeln!(out, "{space}%{name}{size}: {} ({})", r.what, r.rule);
         for by in r.by.iter().filter(|by| *by != name) {
             let decided = plan.buckets.iter().flat_map(|b| &b.decisions).filter(|d| concerns(d, by));
-            let most = decided.max_by_key(|d| d.bytes);
-            let _ = match most {
+            let largest = decided.max_by_key(|d| d.bytes);
+            let _ = match largest {
                 Some(d) => {
                     writeln!(
                         out,
@@ -188,12 +215,12 @@ fn explain_replacements(
 /// The most replacements that are explained one inside the other.
 const MAX_DEPTH: usize = 16;
 
-/// What to say of a value that the planned programs do not have.
+/// The text for a value that no planned program has, or an error if the source does not have it either.
 fn explain_unknown(plan: &CheckedPlan, name: &str) -> Result<String> {
     if plan.source_program().values.values().any(|v| v.name == name) {
         return Ok(format!(
-            "%{name} was simplified away; `symmc print --stage canonical` shows what remains\n"
+            "%{name} was simplified away; `symmc print --stage canonical` shows the remaining values\n"
         ));
     }
-    bail!("the program has no value %{name}; `symmc print` lists them")
+    bail!("the program has no value, weight or input {name}; `symmc print` lists all names")
 }

@@ -1,14 +1,15 @@
-//! What a command that failed says, and the code that it ends with.
+//! Error messages and exit codes of commands that failed.
 
 use symmc::GroupSyntax;
 
-/// The exit code of a command that failed: 2 for bad input, 1 for all else.
+/// The exit code of a command that failed: 2 for bad input, 1 for other failures.
 pub fn exit_code(error: &anyhow::Error) -> u8 {
     let kind = error.downcast_ref::<symmc::Error>().map(symmc::Error::kind);
     if kind.is_none_or(symmc::ErrorKind::is_bad_input) { 2 } else { 1 }
 }
 
-/// The message of an error with what it is about in front. A [`symmc::Error`] says all that its sources do.
+/// The message of an error, after the contexts that were added to it. The text of a [`symmc::Error`] contains those of its
+/// sources, so they are not repeated.
 pub fn error_message(error: &anyhow::Error) -> String {
     let mut parts = Vec::new();
     for cause in error.chain() {
@@ -21,7 +22,7 @@ pub fn error_message(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
-/// Groups as options of the command.
+/// How groups and ranks are written as options of the command.
 const OPTIONS: GroupSyntax = GroupSyntax {
     entry: |group| {
         let cell = |ranks: &Vec<u32>| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");

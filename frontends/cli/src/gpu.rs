@@ -1,4 +1,5 @@
-//! What the commands ask of GPUs. A build without the feature `cuda` has none, and says so where one is asked for.
+//! The part of the commands that concerns GPUs and their libraries. In a build without the feature `cuda` these functions find
+//! nothing, or fail with the reason.
 
 #[cfg(feature = "cuda")]
 pub use with_cuda::{dependent_launch, has, libraries, note_attention, note_cache, present};
@@ -19,16 +20,16 @@ mod with_cuda {
         Ok(())
     }
 
-    /// The libraries that runs take, a line each.
+    /// The libraries that runs on GPUs use, one line each.
     pub fn libraries() -> String {
         cuda::device::libraries::libraries().map(|library| format!("\n{library}")).concat()
     }
 
-    /// Says who computes attention on GPUs, if a plan has some and cuDNN is not there.
+    /// Notes that symmc's own kernels compute attention, if a plan has attention and cuDNN is missing.
     pub fn note_attention(plan: &Plan) {
-        let attends = plan.programs.iter().any(|text| text.contains(" = attention "));
-        if attends && let Err(error) = cudnn::version() {
-            crate::messages::note(&format!("attention is computed by symmc's own kernels, as {error}"));
+        let has_attention = plan.programs.iter().any(|text| text.contains(" = attention "));
+        if has_attention && let Err(error) = cudnn::version() {
+            crate::messages::note(&format!("symmc's own kernels compute attention, because {error}"));
         }
     }
 
@@ -40,18 +41,20 @@ mod with_cuda {
         }
     }
 
-    /// What is to know of versions of the library that launch kernels of windows by PDL without a wait; empty where a plan has none.
+    /// A note on versions of NCCL that launch the kernels of windows by programmatic dependent launch, without a wait. Empty for
+    /// plans without windows.
     pub fn dependent_launch(plan: &Plan) -> String {
         let window = CollectiveVariant::NcclWindow.name();
-        let [first, mended] = nccl::PDL_WITHOUT_WAIT;
+        let [first, fixed] = nccl::PDL_WITHOUT_WAIT;
         let mut decisions = plan.buckets.iter().flat_map(|b| &b.decisions);
-        match decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
-            true => format!(
-                "\nnote: NCCL from {first} on, before {mended}, launches the kernels of {window} by programmatic dependent \
-                 launch, and does not wait within; a run with such a version puts a store between\n"
-            ),
-            false => String::new(),
+        if !decisions.any(|d| d.chosen.split(" + ").any(|part| part == window)) {
+            return String::new();
         }
+        format!(
+            "\nnote: NCCL versions from {first} up to, but not including, {fixed} launch the kernels of {window} by \
+             programmatic dependent launch, without waiting for the kernel before; with these versions a run puts a \
+             store between the two\n"
+        )
     }
 }
 
@@ -66,7 +69,7 @@ mod without_cuda {
     }
 
     pub fn absent() -> anyhow::Error {
-        let message = "this build of symmc has no GPUs: it was made without the feature `cuda`";
+        let message = "this build of symmc does not support GPUs: it was built without the feature `cuda`";
         Error::new(ErrorKind::Unsupported, message).into()
     }
 
@@ -75,7 +78,7 @@ mod without_cuda {
     }
 
     pub fn libraries() -> String {
-        "\nwithout GPUs (the feature `cuda`)".to_string()
+        "\nbuilt without support for GPUs (the feature `cuda`)".to_string()
     }
 
     pub fn note_attention(_: &Plan) {}

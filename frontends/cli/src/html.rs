@@ -1,5 +1,6 @@
-//! The report of a plan as a page that needs nothing else: how collectives run, what memory holds over the steps, and the
-//! steps. What comes from programs is escaped.
+//! The report of a plan as an HTML page: how collectives run, the memory over the steps, and a table of the steps.
+//!
+//! The page is one file, without scripts and without references to other files. All text from programs is escaped.
 
 use std::collections::HashMap;
 use std::fmt::{Display, Write};
@@ -20,14 +21,15 @@ svg text{font:11px system-ui,sans-serif;fill:#444}rect{stroke:#fff;stroke-width:
 rect.local{fill:#9db4c9}rect.read{fill:#e0a458}rect.written{fill:#c8553d}pre{white-space:pre-wrap}\
 summary{cursor:pointer;margin:.6em 0}.key span{padding:0 .5em;margin-right:1em;color:#fff}";
 
-/// How large drawings are, in units of their own.
+/// The size of drawings, in units of the view box.
 const WIDTH: f64 = 1000.0;
 const HEIGHT: f64 = 220.0;
 
-const DRAWN: usize = 4000;
+/// The most buffers in a drawing. Smaller ones are left out, with a count.
+const MAX_DRAWN_BUFFERS: usize = 4000;
 
-/// How many values of a buffer a drawing names.
-const NAMED: usize = 8;
+/// The most values that the tooltip of a buffer names.
+const MAX_NAMED_VALUES: usize = 8;
 
 pub fn render_plan(plan: &CheckedPlan) -> Result<String> {
     let name = escape_html(&plan.source.name);
@@ -62,7 +64,7 @@ pub fn render_plan(plan: &CheckedPlan) -> Result<String> {
     Ok(out)
 }
 
-/// A text as it stands in a page, within elements and attributes.
+/// Escapes text for use within elements and attributes.
 pub fn escape_html(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for ch in text.chars() {
@@ -78,14 +80,14 @@ pub fn escape_html(text: &str) -> String {
     out
 }
 
-/// A table, whose first row is its head.
+/// A table; the first row is the header.
 fn html_table(rows: &[Vec<String>]) -> String {
-    let [head, rows @ ..] = rows else { return String::new() };
+    let [header, rows @ ..] = rows else { return String::new() };
     if rows.is_empty() {
         return "<p>none</p>\n".into();
     }
     let mut out = String::from("<table><tr>");
-    out.extend(head.iter().map(|cell| format!("<th>{}</th>", escape_html(cell))));
+    out.extend(header.iter().map(|cell| format!("<th>{}</th>", escape_html(cell))));
     out.push_str("</tr>\n");
     for row in rows {
         let cell = |cell: &String| {
@@ -99,17 +101,17 @@ fn html_table(rows: &[Vec<String>]) -> String {
     out + "</table>\n"
 }
 
-/// The buffers of an arena: steps from left to right, bytes upwards.
+/// A drawing of the buffers of an arena: steps from left to right, offsets from bottom to top.
 fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     let name = if arena == ArenaKind::Symmetric { "symmetric" } else { "ordinary" };
     let mut buffers: Vec<(usize, &Buffer)> =
         bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena).collect();
     if buffers.is_empty() {
-        return format!("<p>The {name} arena holds nothing of these steps.</p>\n");
+        return format!("<p>The {name} arena has no buffers.</p>\n");
     }
     buffers.sort_by_key(|(_, buffer)| std::cmp::Reverse(buffer.size));
-    let left_out = buffers.len().saturating_sub(DRAWN);
-    buffers.truncate(DRAWN);
+    let left_out = buffers.len().saturating_sub(MAX_DRAWN_BUFFERS);
+    buffers.truncate(MAX_DRAWN_BUFFERS);
     let end = bucket.steps.len();
     let top = buffers.iter().map(|(_, b)| b.offset + b.size).max().unwrap_or(1).max(1);
     let x = |step: usize| step as f64 / end.max(1) as f64 * WIDTH;
@@ -119,17 +121,13 @@ fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
         format_count(end as u64, "step"),
         format_bytes(peak),
         format_count(bucket.buffers.iter().filter(|b| b.arena == arena).count() as u64, "buffer"),
-        if left_out > 0 {
-            format!(", of which the {left_out} smallest are not drawn")
-        } else {
-            String::new()
-        },
+        if left_out > 0 { format!("; the {left_out} smallest are not drawn") } else { String::new() },
         HEIGHT + 16.0
     );
     let values = values_by_buffer(bucket);
     for (index, buffer) in buffers {
         let values = values.get(&index).map_or(&[][..], Vec::as_slice);
-        let (named, more) = values.split_at(values.len().min(NAMED));
+        let (named, more) = values.split_at(values.len().min(MAX_NAMED_VALUES));
         let text = escape_html(&format!(
             "{}{}: {} at {}, steps {} to {}",
             named.join(", "),
@@ -161,7 +159,7 @@ fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     out.push_str(&label(0.0, "start", &"step 0"));
     out.push_str(&label(WIDTH / 2.0, "middle", &format_args!("height {}", format_bytes(top))));
     out.push_str(&label(WIDTH, "end", &format_args!("step {}", end.saturating_sub(1))));
-    out.push_str("</svg>\n<p class=\"key\">Peers <span style=\"background:#9db4c9\">do not touch</span>");
+    out.push_str("</svg>\n<p class=\"key\">Peers <span style=\"background:#9db4c9\">do not access</span>");
     out + "<span style=\"background:#e0a458\">read</span><span style=\"background:#c8553d\">write</span> it.</p>\n"
 }
 
@@ -175,11 +173,13 @@ fn values_by_buffer(bucket: &Bucket) -> HashMap<usize, Vec<&str>> {
     out
 }
 
-/// When a buffer is occupied, from the first step to the last: two spans where it is kept from a run to the next.
+/// The steps during which a buffer is occupied, as pairs of a first and a last step. A buffer that is kept for the next run
+/// has two spans.
 fn occupied_spans(buffer: &Buffer, end: usize) -> Vec<(usize, usize)> {
-    match buffer.last < buffer.first {
-        true => vec![(buffer.first, end.saturating_sub(1)), (0, buffer.last)],
-        false => vec![(buffer.first, buffer.last)],
+    if buffer.last < buffer.first {
+        vec![(buffer.first, end.saturating_sub(1)), (0, buffer.last)]
+    } else {
+        vec![(buffer.first, buffer.last)]
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// Every tag that is opened is closed, in order.
+    /// Whether every tag that is opened is closed, in order.
     fn balanced(page: &str) -> bool {
         let mut open = Vec::new();
         for part in page.split('<').skip(1) {
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_whole_and_shows_what_the_text_says() {
+    fn a_page_is_well_formed_and_shows_the_decisions() {
         let text = "program \"a<script>&b\" ranks 4\nsymbol n in 1..=64\ngroup @all world\narg %x: f32[n, 512]\n\
                     %a: f32[n, 512] = relu %x\n%y: f32[n, 512] = all_reduce %a op=sum group=@all\n\
                     %z: f32[n, 512] = add %y, %x\nreturn %z\n";
@@ -249,7 +249,7 @@ mod tests {
             assert!(!page.contains("<script") && page.contains("a&lt;script&gt;&amp;b"), "{page}");
             let any = plan.buckets.iter().any(|bucket| !bucket.buffers.is_empty());
             assert_eq!(page.contains("<svg") && page.contains("<rect"), any, "{page}");
-            assert!(any || machine == "h200x4", "the host stores what is between steps");
+            assert!(any || machine == "h200x4", "the host stores intermediate values");
             for bucket in &plan.buckets {
                 for decision in &bucket.decisions {
                     assert!(
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_from_a_run_to_the_next_is_drawn_twice() {
+    fn buffers_that_are_kept_for_the_next_run_are_drawn_twice() {
         let buffer = |first, last| Buffer {
             arena: ArenaKind::Ordinary,
             offset: 0,

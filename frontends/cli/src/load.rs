@@ -1,13 +1,16 @@
-//! Opens what the command line names.
+//! Opens the programs, plans, tensors and machines that the command line names.
+//!
+//! Remedies in these messages name options of the command; the library's own errors do not.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use symmc::unstable::import::ranges::SymbolConstraints;
+use symmc::unstable::ir::machine::TargetBackend;
 use symmc::{
-    ArgumentBinding, BucketSpec, CollectiveVariant, CompileConfig, MachineProfile, OpenOptions, Plan,
-    Program, TensorFile,
+    ArgumentBinding, BucketSpec, CheckedPlan, CollectiveVariant, CompileConfig, MachineProfile, OpenOptions,
+    Plan, Program, TensorFile,
 };
 
 use crate::args::{CompileArgs, ProgramArgs};
@@ -15,14 +18,14 @@ use crate::gpu;
 use crate::messages;
 use crate::units::format_count;
 
-/// A program that may run on these tensors, with what is said of its symbols; its number of ranks may be open.
+/// Opens a program that may run on `tensors`, with constraints of its symbols. Its number of ranks may be open.
 pub fn open_program(
     args: &ProgramArgs,
     given: SymbolConstraints,
     tensors: Option<&Arc<TensorFile>>,
 ) -> Result<Program> {
     if let Some(plan) = args.program.iter().find(|path| is_plan(path)) {
-        bail!("{}: this is a plan; expected a program (.pt2, .onnx or .symm)", plan.display());
+        bail!("{}: expected a program (.pt2, .onnx or .symm), found a plan", plan.display());
     }
     for (i, (name, _)) in args.groups.iter().enumerate() {
         if args.groups[..i].iter().any(|(other, _)| other == name) {
@@ -48,7 +51,7 @@ pub fn open_tensors(path: Option<&Path>) -> Result<Option<Arc<TensorFile>>> {
     Ok(path.map(TensorFile::open).transpose()?.map(Arc::new))
 }
 
-/// What is said of symbols. Buckets and sizes bound those to which nothing else gives an upper bound.
+/// The constraints of symbols that the options give. Buckets and sizes are upper bounds of symbols that have no other.
 pub fn provided_extents(
     args: &ProgramArgs,
     compile: &CompileArgs,
@@ -60,51 +63,99 @@ pub fn provided_extents(
     SymbolConstraints { constraints: args.dims.clone(), fallback_bounds: bounds, recorded_shapes: Vec::new() }
 }
 
-/// Fixes the number of ranks of a program and says what decided it, if that was not the command line.
+/// Fixes the number of ranks of a program. A note says where it comes from if the command line does not give it.
 pub fn infer_ranks(program: &mut Program) -> Result<()> {
     if let Some(file) = program.infer_ranks()? {
         let ranks = program.graph.ranks.unwrap_or_default();
-        messages::note(&format!("{}, as {} has tensors for", format_count(ranks, "rank"), file.display()));
+        messages::note(&format!(
+            "{}: the tensors of {} are for that many",
+            format_count(ranks, "rank"),
+            file.display()
+        ));
     }
     if program.graph.ranks.is_none() {
         let path = program.path.display();
-        bail!("{path}: nothing in the program fixes the number of ranks; say it with --ranks N");
+        bail!("{path}: the program does not fix the number of ranks; give it with --ranks N");
     }
     Ok(())
 }
 
-/// How to compile for this machine's CPU, unless another machine is named.
-pub fn host_config(args: &CompileArgs) -> Result<CompileConfig> {
-    config_for_machine(args, "host")
+/// The configuration for ranks on this machine's CPU, unless `--machine` names another machine.
+pub fn host_config(args: &CompileArgs, ranks: u32) -> Result<CompileConfig> {
+    config_for_machine(args, "host", ranks)
 }
 
-/// How to compile for so many GPUs, unless a machine is named; `gpus` are those of the ranks, if they are named.
-/// What the library of this machine lacks is not chosen unless it is asked for.
+/// The configuration for `ranks` GPUs, unless `--machine` names a machine. `gpus` is the GPU of each rank, or empty.
+/// Variants that the library on this machine lacks are only chosen if `--variants` names them.
 pub fn gpu_config(args: &CompileArgs, ranks: u32, gpus: &[u32]) -> Result<CompileConfig> {
     let nearest = MachineProfile::nearest_builtin(ranks);
     if args.machine.is_none() {
         messages::note(&format!(
-            "chosen for {nearest}; --machine names another, and symmc tune measures this one"
+            "planning for {nearest}; choose another machine with --machine, or measure this one with symmc tune"
         ));
     }
-    let mut config = config_for_machine(args, nearest)?;
+    let mut config = config_for_machine(args, nearest, ranks)?;
     if config.variants.is_none() {
-        let shared = gpus.iter().enumerate().any(|(i, gpu)| gpus[..i].contains(gpu));
-        let lacks = |v: &CollectiveVariant| {
-            *v != CollectiveVariant::Plain && (shared && v.is_library() || !gpu::has(*v))
+        let ranks_share_gpus = gpus.iter().enumerate().any(|(i, gpu)| gpus[..i].contains(gpu));
+        let is_available = |v: &CollectiveVariant| {
+            *v == CollectiveVariant::Plain || gpu::has(*v) && !(ranks_share_gpus && v.is_library())
         };
-        config.variants = Some(CollectiveVariant::ALL.iter().copied().filter(|v| !lacks(v)).collect());
+        config.variants = Some(CollectiveVariant::ALL.iter().copied().filter(is_available).collect());
     }
     Ok(config)
 }
 
-fn config_for_machine(args: &CompileArgs, machine: &str) -> Result<CompileConfig> {
-    let profile = symmc::machine_profile(args.machine.as_deref().unwrap_or(machine))?;
+/// The profile of a machine, by its name or its file.
+pub fn machine_profile(name: &str) -> Result<MachineProfile> {
+    if MachineProfile::builtin(name).is_none() && !Path::new(name).exists() {
+        let known = MachineProfile::builtin_names().join(", ");
+        bail!(
+            "there is no machine {name}; expected one of {known}, or the file of a profile; \
+             `symmc tune --ranks N -o FILE` measures the GPUs of a machine and writes its profile"
+        );
+    }
+    Ok(symmc::machine_profile(name)?)
+}
+
+/// The number of GPUs of the machine that a profile describes; `None` for a host. The profile of a machine has curves
+/// for all its GPUs.
+fn gpu_count(profile: &MachineProfile) -> Option<u32> {
+    match profile.backend {
+        TargetBackend::Cuda => profile.curves.iter().map(|curve| curve.ranks).max(),
+        TargetBackend::Host => None,
+    }
+}
+
+/// Notes that a machine has another number of GPUs than the program has ranks.
+fn note_gpu_count(profile: &MachineProfile, ranks: u32) {
+    let Some(gpus) = gpu_count(profile).filter(|&gpus| gpus != ranks) else { return };
+    let name = &profile.name;
+    let nearest = MachineProfile::nearest_builtin(ranks);
+    let nearest_gpus = MachineProfile::builtin(nearest).as_ref().and_then(gpu_count);
+    let better = if nearest_gpus == Some(ranks) && nearest != name {
+        format!("; --machine {nearest} is for {ranks} GPUs")
+    } else {
+        String::new()
+    };
+    let ranks = format_count(ranks, "rank");
+    messages::note(&format!(
+        "{ranks} on {name}, a machine of {}: estimates are scaled to {ranks}{better}",
+        format_count(gpus, "GPU")
+    ));
+}
+
+fn config_for_machine(args: &CompileArgs, default_machine: &str, ranks: u32) -> Result<CompileConfig> {
+    let profile = machine_profile(args.machine.as_deref().unwrap_or(default_machine))?;
+    if args.machine.is_some() {
+        note_gpu_count(&profile, ranks);
+    }
     let buckets = args.buckets.iter().map(|(symbol, upper)| BucketSpec::new(symbol, upper.as_slice()));
     let bind = match args.bind.as_slice() {
         [] => ArgumentBinding::None,
         [all] if all == "all" => ArgumentBinding::All,
-        names if names.iter().any(|n| n == "all") => bail!("--bind all leaves no other argument to bind"),
+        names if names.iter().any(|n| n == "all") => {
+            bail!("--bind all binds every argument; expected no other --bind")
+        }
         names => ArgumentBinding::Named(names.to_vec()),
     };
     let variants = (!args.variants.is_empty()).then(|| args.variants.clone());
@@ -124,11 +175,11 @@ fn config_for_machine(args: &CompileArgs, machine: &str) -> Result<CompileConfig
     Ok(config.with_variants(variants).with_symm_limit(args.symm_limit).with_coalesce(!args.no_coalesce))
 }
 
-/// The mark that some editors put in front of UTF-8.
+/// The byte order mark that some editors write before UTF-8 text.
 const BOM: char = '\u{feff}';
 
-/// Whether a file is a plan: JSON, where programs are zip archives or text that starts otherwise. What a pipe gives can be
-/// read once, by whoever it is meant for.
+/// Whether a file is a plan. Plans are JSON; programs are zip archives, protobuf or text that does not start with `{`.
+/// Pipes are not looked into, because their bytes can only be read once.
 pub fn is_plan(path: &Path) -> bool {
     use std::io::Read;
     if !path.is_file() {
@@ -141,18 +192,42 @@ pub fn is_plan(path: &Path) -> bool {
     head.iter().find(|b| !b.is_ascii_whitespace()) == Some(&b'{')
 }
 
-/// Whether the file that a command names is a plan, which is alone then.
+/// Whether the command line names a plan instead of a program. It is an error to name a plan and another file.
 pub fn is_plan_argument(args: &ProgramArgs) -> Result<bool> {
     let found = is_plan(args.first_path());
     match args.program.get(1) {
-        Some(other) if found => bail!("{}: a plan is one file, found another", other.display()),
+        Some(other) if found => {
+            bail!("{}: expected one file, because the first is a plan; found another", other.display())
+        }
         _ => Ok(found),
     }
 }
 
+/// Refuses options that only apply to programs, for a command line that names a plan.
+pub fn refuse_program_options(path: &Path, given: impl IntoIterator<Item = &'static str>) -> Result<()> {
+    match given.into_iter().next() {
+        Some(option) => bail!("{}: this is a plan; {option} is for programs", path.display()),
+        None => Ok(()),
+    }
+}
+
+/// Reads the plan that a command line names, proves it safe, and checks that it is for `--ranks`, if that is given.
+pub fn open_plan(args: &ProgramArgs) -> Result<CheckedPlan> {
+    let path = args.first_path();
+    let plan = read_plan(path)?;
+    if let Some(ranks) = args.ranks.filter(|&ranks| ranks != plan.ranks) {
+        bail!(
+            "{}: the plan is for {}, found --ranks {ranks}",
+            path.display(),
+            format_count(plan.ranks, "rank")
+        );
+    }
+    Ok(symmc::into_checked_plan(plan)?)
+}
+
 pub fn read_plan(path: &Path) -> Result<Plan> {
     if path.is_file() && !is_plan(path) {
-        bail!("{}: expected a plan (JSON); make one with symmc plan PROGRAM -o FILE", path.display());
+        bail!("{}: expected a plan (JSON), as `symmc plan PROGRAM -o FILE` writes it", path.display());
     }
     Ok(symmc::read_plan(path)?)
 }

@@ -6,9 +6,9 @@ use symmc::unstable::control;
 use symmc_cli::SelfCommand;
 
 fn main() -> ExitCode {
-    // A reader that goes away (`symmc print … | head`) ends the command quietly, as for other filters.
+    // A reader that closes the pipe (`symmc print … | head`) ends the command without a message, as for other filters.
     control::restore_default_sigpipe();
-    // A file that may not grow is an error, as other limits are.
+    // Writing beyond the limit of file sizes gives an error, not a signal.
     control::ignore_sigxfsz();
     symmc_cli::run(std::env::args_os(), &SelfCommand::from_process())
 }

@@ -1,5 +1,5 @@
-//! Messages on standard error. Messages may quote untrusted files, so all of them pass [`printable`] here. Nothing else in this
-//! crate writes to standard error, except the spinner.
+//! Messages on standard error. Messages may quote untrusted files, so [`escape_message`] escapes all of them here. Nothing else
+//! in this crate writes to standard error, except the spinner.
 
 use std::io::{Write, stderr};
 
@@ -19,7 +19,7 @@ pub fn print_line(text: &str) {
     let _ = writeln!(stderr(), "{}", escape_message(text));
 }
 
-/// Writes an error of the arguments, in colours if they need no escapes.
+/// Writes an error of the arguments. It has clap's colours unless it has characters to escape.
 pub fn usage_error(error: &clap::Error) {
     let text = error.render().to_string();
     let is_plain = text.len() < 1 << 16 && text.lines().all(|line| escaped_line(line) == line);

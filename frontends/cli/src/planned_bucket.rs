@@ -1,6 +1,7 @@
-//! A bucket of a plan with its program: which step runs what, and where values lie.
+//! A bucket of a plan together with its program: which nodes each step runs, and where values are placed.
 
 use anyhow::Result;
+use indexmap::IndexMap;
 use symmc::unstable::ir::{EntityMap, Node, NodeId, Op, ValueId, text};
 use symmc::unstable::plan::{
     ArenaKind, Bucket, Decision, FixedRole, MemoryRef, ParsedProgram, Step, StepNodes, ValuePlacement,
@@ -11,8 +12,9 @@ pub struct PlannedBucket<'a> {
     pub bucket: &'a Bucket,
     pub program: &'a ParsedProgram,
     pub graph: &'a Graph,
+    /// The nodes of each step.
     pub runs: Vec<StepNodes>,
-    /// The position of the step of each node that is one or part of one.
+    /// The index of the step that runs each node; `None` for nodes that no step runs, such as views.
     step_of: EntityMap<NodeId, Option<usize>>,
 }
 
@@ -33,7 +35,7 @@ impl<'a> PlannedBucket<'a> {
             .filter(|&n| self.graph.node_name(n) == name)
     }
 
-    /// The nodes of a step that compute something.
+    /// The nodes of a step, without views.
     pub fn nodes_of_step(&self, step: usize) -> impl Iterator<Item = &'a Node> + use<'_, 'a> {
         let nodes = self.runs.get(step).into_iter().flat_map(|run| run.nodes());
         nodes.filter(|&n| !self.program.is_view(n)).map(|n| &self.graph.nodes[n])
@@ -51,12 +53,44 @@ impl<'a> PlannedBucket<'a> {
         ops.join(", ")
     }
 
-    /// The first operand and the first result of what runs a collective.
+    /// The operand of the first node that runs a collective, and the result of the last one.
     pub fn operand_and_result(&self, decision: &Decision) -> (Option<ValueId>, Option<ValueId>) {
         let node = |name: &String| self.find_node(name).map(|n| &self.graph.nodes[n]);
         let first = decision.nodes.first().and_then(node);
         let last = decision.nodes.last().and_then(node);
         (first.and_then(|n| n.inputs.first().copied()), last.and_then(|n| n.outputs.first().copied()))
+    }
+
+    /// The bytes of a collective at `sizes`, the values of the symbols by name, in the sense of [`Decision::bytes`], which
+    /// is for the upper ends of the bucket.
+    ///
+    /// The bytes are those of the larger of operand and result: of the nodes that run the collective, or of the collective
+    /// in the `source`. If passes changed both, so that neither has the bytes of the decision at the upper ends, the bytes
+    /// are scaled in proportion.
+    pub fn bytes_at(&self, decision: &Decision, source: &Graph, sizes: &IndexMap<String, i64>) -> u64 {
+        let upper: IndexMap<String, i64> =
+            self.bucket.symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect();
+        let (operand, result) = self.operand_and_result(decision);
+        let planned_values: Vec<ValueId> = operand.into_iter().chain(result).collect();
+        let in_source = source
+            .nodes
+            .values()
+            .find(|node| node.outputs.first().is_some_and(|&v| source.value_name(v) == decision.collective));
+        let source_values: Vec<ValueId> = in_source
+            .map(|node| node.inputs.first().into_iter().chain(node.outputs.first()).copied().collect())
+            .unwrap_or_default();
+        let mut scaled = None;
+        for (graph, values) in [(self.graph, planned_values), (source, source_values)] {
+            let at_upper = largest_bytes(graph, &values, &upper);
+            let at_sizes = largest_bytes(graph, &values, sizes);
+            if at_upper == decision.bytes {
+                return at_sizes;
+            }
+            if at_upper > 0 && scaled.is_none() {
+                scaled = Some(u128::from(decision.bytes) * u128::from(at_sizes) / u128::from(at_upper));
+            }
+        }
+        scaled.map_or(decision.bytes, |bytes| u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
     pub fn placement(&self, value: ValueId) -> Option<&'a ValuePlacement> {
@@ -71,12 +105,13 @@ impl<'a> PlannedBucket<'a> {
         }
     }
 
-    /// The copies of the planned program: name, reason, and the input whose binding avoids it.
+    /// The copies of the planned program: the name and the reason of each, and the input to bind to avoid it.
     pub fn copies(&self) -> Vec<(&str, String, Option<&str>)> {
         let copies = self.graph.nodes.values().filter(|n| n.op == Op::Copy);
         copies
             .filter_map(|node| {
-                let (from, to) = (*node.inputs.first()?, *node.outputs.first()?);
+                let from = *node.inputs.first()?;
+                let to = *node.outputs.first()?;
                 let place = self.placement(to)?;
                 let base = self.program.base(from);
                 let input = self.graph.inputs.values().find(|i| i.value == base);
@@ -95,6 +130,20 @@ impl<'a> PlannedBucket<'a> {
     }
 }
 
+/// The bytes of the largest of these values at `sizes`. Symbols without a size count at the upper ends of their ranges.
+fn largest_bytes(graph: &Graph, values: &[ValueId], sizes: &IndexMap<String, i64>) -> u64 {
+    let mut symbols = graph.symbols.clone();
+    for symbol in symbols.values_mut() {
+        if let Some(&size) = sizes.get(&symbol.name) {
+            symbol.min = size;
+            symbol.max = size;
+        }
+    }
+    let bytes = |&v: &ValueId| u64::try_from(graph.ty(v).bytes().upper_bound(&symbols)).unwrap_or(0);
+    values.iter().map(bytes).max().unwrap_or(0)
+}
+
+/// How reports name the memory that a value is placed in.
 pub fn memory_name(plan: &Plan, bucket: &Bucket, memory: MemoryRef) -> String {
     match memory {
         MemoryRef::Buffer(i) => match bucket.buffers.get(i).map(|b| b.arena) {

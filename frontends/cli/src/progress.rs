@@ -1,4 +1,6 @@
-//! A line that says what takes time, for a terminal that watches; anything else sees nothing of it.
+//! Progress on a terminal: a line with a spinner, the work in progress and the elapsed seconds.
+//!
+//! The line is on standard error, and only if that is a terminal.
 
 use std::io::{IsTerminal, Write, stderr};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -7,22 +9,22 @@ use std::time::{Duration, Instant};
 
 use symmc::unstable::support::parallel;
 
-/// What takes less is not announced.
+/// Work that takes less time than this shows no spinner. It is also the time between two frames.
 const ANNOUNCE_DELAY: Duration = Duration::from_millis(120);
 const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
 
-/// Runs `work` under a spinner with this message on standard error. Where the system has no thread for the spinner there
-/// is none.
+/// Runs `work` while a spinner with this message is on standard error. If the system has no thread for the spinner, the work
+/// runs without one.
 pub fn with_spinner<T>(message: &str, work: impl FnOnce() -> T) -> T {
     if !stderr().is_terminal() {
         return work();
     }
-    let end = SpinnerState::default();
+    let state = SpinnerState::default();
     scope(|scope| {
-        let spinner = parallel::spawn_scoped(scope, || draw_spinner(message, &end));
-        let ended = SpinnerGuard(&end);
+        let spinner = parallel::spawn_scoped(scope, || draw_spinner(message, &state));
+        let guard = SpinnerGuard(&state);
         let result = work();
-        drop(ended);
+        drop(guard);
         drop(spinner);
         result
     })
@@ -34,7 +36,7 @@ struct SpinnerState {
     changed: Condvar,
 }
 
-/// Ends the spinner when dropped, also by a panic.
+/// Ends the spinner when it is dropped, also when a panic unwinds.
 struct SpinnerGuard<'a>(&'a SpinnerState);
 
 impl Drop for SpinnerGuard<'_> {
@@ -44,19 +46,17 @@ impl Drop for SpinnerGuard<'_> {
     }
 }
 
-fn draw_spinner(message: &str, end: &SpinnerState) {
+fn draw_spinner(message: &str, state: &SpinnerState) {
     let start = Instant::now();
-    let mut ended = end.ended.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut ended = state.ended.lock().unwrap_or_else(PoisonError::into_inner);
     for frame in FRAMES.iter().cycle() {
-        let waited = end.changed.wait_timeout_while(ended, ANNOUNCE_DELAY, |ended| !*ended);
+        let waited = state.changed.wait_timeout_while(ended, ANNOUNCE_DELAY, |ended| !*ended);
         ended = waited.unwrap_or_else(PoisonError::into_inner).0;
-        // A terminal that is gone needs no line.
-        let _ = match *ended {
-            true => write!(stderr(), "\r\x1b[2K"),
-            false => write!(stderr(), "\r\x1b[2K{frame} {message} ({}s)", start.elapsed().as_secs()),
-        };
+        // Errors are ignored: the terminal may be closed.
         if *ended {
+            let _ = write!(stderr(), "\r\x1b[2K");
             return;
         }
+        let _ = write!(stderr(), "\r\x1b[2K{frame} {message} ({}s)", start.elapsed().as_secs());
     }
 }

@@ -1,4 +1,6 @@
-//! What `symmc plan` prints for people.
+//! The text report of `symmc plan`, and the lines that `symmc run` prints about collectives.
+//!
+//! All texts here are for people. They may change with any version; `--format summary` is the form for programs.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -16,11 +18,11 @@ use crate::units::{format_bytes, format_count, format_gap, format_micros, format
 
 pub struct EstimatedTimes {
     pub chosen: Vec<BucketEstimate>,
-    /// The time of each bucket if all collectives are plain, in microseconds; none where it is not known.
+    /// The time of each bucket if all collectives are plain, in microseconds; `None` where it is not known.
     pub plain: Vec<Option<f64>>,
 }
 
-/// The whole report, without estimated times of runs, which need a machine profile.
+/// The whole report without the estimated times of runs, which need a machine profile.
 pub fn report(plan: &CheckedPlan) -> Result<String> {
     report_with_times(plan, None)
 }
@@ -60,25 +62,25 @@ fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
     )
 }
 
-/// What holds for all buckets, in lines.
+/// The part of the report that concerns all buckets.
 pub fn common_lines(plan: &CheckedPlan) -> String {
     fixed_memory_lines(plan) + &unserved_lines(plan) + &gpu::dependent_launch(plan)
 }
 
-/// Ranks, machine, numerics classes if there are any, and buckets.
+/// One line: ranks, machine, numerics classes if there are any, and buckets.
 pub fn plan_line(plan: &Plan) -> String {
-    let (ranks, buckets) =
-        (format_count(plan.ranks, "rank"), format_count(plan.buckets.len() as u64, "bucket"));
+    let ranks = format_count(plan.ranks, "rank");
+    let buckets = format_count(plan.buckets.len() as u64, "bucket");
     format!("{ranks}, machine {}{}, {buckets}", plan.machine, plan.numerics.report_suffix())
 }
 
-/// One line for each symbol whose largest values no bucket serves.
+/// One line for each symbol with values above all buckets.
 fn unserved_lines(plan: &CheckedPlan) -> String {
     let mut out = String::new();
     for symbol in plan.source_program().symbols.values() {
         let served = plan.buckets.iter().filter_map(|b| Some(b.symbols.get(&symbol.name)?[1])).max();
         if let Some(high) = served.filter(|&high| high < symbol.max) {
-            let _ = writeln!(out, "\n{} above {high} is served by no bucket", symbol.name);
+            let _ = writeln!(out, "\nno bucket serves {} above {high}", symbol.name);
         }
     }
     out
@@ -89,14 +91,14 @@ fn collective_table(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>) -
     if rows.len() < 2 { "  no collectives\n".into() } else { format_table(&rows) }
 }
 
-/// A head, and one row for each collective; equal ones share a row.
+/// A header, and one row for each collective. Collectives with equal cells share a row.
 pub fn collective_rows(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>) -> Vec<Vec<String>> {
     let mut rows: IndexMap<Vec<String>, Vec<&str>> = IndexMap::new();
     for decision in &bucket.decisions {
         rows.entry(decision_row(plan, planned, decision)).or_default().push(&decision.collective);
     }
-    let head = ["collective", "bytes", "chosen", "estimate", "runner-up", "", "plain", "operand", "result"];
-    let mut cells = vec![head.map(str::to_string).to_vec()];
+    let header = ["collective", "bytes", "chosen", "estimate", "runner-up", "", "plain", "operand", "result"];
+    let mut cells = vec![header.map(str::to_string).to_vec()];
     for (row, names) in rows {
         let name = match names.as_slice() {
             [one] => format!("%{one}"),
@@ -108,11 +110,12 @@ pub fn collective_rows(plan: &Plan, bucket: &Bucket, planned: &PlannedBucket<'_>
     cells
 }
 
-/// How many kinds of collectives [`decided`] shows.
-const DECIDED: usize = 4;
+/// The most kinds of collectives that [`decision_lines`] shows.
+const SHOWN_KINDS: usize = 4;
 
-/// What was decided for the collectives that a run has: a line for each kind.
-pub fn decision_lines(plan: &CheckedPlan, bucket: usize) -> Result<String> {
+/// How the collectives of a run were chosen: a line for each kind, with the bytes at the sizes of the run. `sizes` has the
+/// values of the symbols by name. Estimates are for the upper ends of the bucket, and say so where the bytes differ.
+pub fn decision_lines(plan: &CheckedPlan, bucket: usize, sizes: &IndexMap<String, i64>) -> Result<String> {
     let Some(bucket) = plan.buckets.get(bucket) else { return Ok(String::new()) };
     let planned = PlannedBucket::new(plan, bucket)?;
     let source = plan.source_program();
@@ -123,29 +126,35 @@ pub fn decision_lines(plan: &CheckedPlan, bucket: usize) -> Result<String> {
         let op = ops.get(decision.collective.as_str()).copied().unwrap_or("collective");
         let place = |v: Option<_>| v.map_or_else(|| "?".into(), |v| planned.placement_name(plan, v));
         let (operand, result) = planned.operand_and_result(decision);
+        let bytes = planned.bytes_at(decision, source, sizes);
         let estimate =
             |name: &str| decision.alternatives.iter().find(|a| a.name == name).map(|a| format_micros(a.us));
         let estimates = match (estimate(&decision.chosen), estimate("plain")) {
             (Some(chosen), Some(plain)) if decision.chosen != "plain" => {
-                format!("; estimated {chosen}, plain {plain}")
+                let at = if bytes == decision.bytes {
+                    String::new()
+                } else {
+                    format!(" at {}", format_bytes(decision.bytes))
+                };
+                format!("; estimated for {}{at}: {chosen}, plain {plain}", plan.machine)
             }
             _ => String::new(),
         };
-        let (size, chosen) = (format_bytes(decision.bytes), &decision.chosen);
-        let kind =
-            format!("{op} of {size} as {chosen}, memory {} to {}{estimates}", place(operand), place(result));
+        let kind = format!(
+            "{op} of {} as {}, memory {} to {}{estimates}",
+            format_bytes(bytes),
+            decision.chosen,
+            place(operand),
+            place(result)
+        );
         *kinds.entry(kind).or_default() += 1;
     }
     let mut out = String::new();
-    for (kind, times) in kinds.iter().take(DECIDED) {
+    for (kind, times) in kinds.iter().take(SHOWN_KINDS) {
         writeln!(out, "{}: {times} × {kind}", plan.source.name)?;
     }
-    if let Some(more @ 1..) = kinds.len().checked_sub(DECIDED) {
-        writeln!(
-            out,
-            "{}: and {more} more kinds of collectives, which `symmc plan` shows",
-            plan.source.name
-        )?;
+    if let Some(more @ 1..) = kinds.len().checked_sub(SHOWN_KINDS) {
+        writeln!(out, "{}: {more} more kinds of collectives; `symmc plan` shows all", plan.source.name)?;
     }
     Ok(out)
 }
@@ -176,7 +185,7 @@ fn decision_row(plan: &Plan, planned: &PlannedBucket<'_>, decision: &Decision) -
     ]
 }
 
-/// A head, and one row for each arena.
+/// A header, and one row for each arena.
 pub fn arena_rows(bucket: &Bucket) -> [Vec<String>; 3] {
     let t = &bucket.totals;
     [
@@ -200,9 +209,10 @@ fn total_lines(plan: &Plan, bucket: &Bucket) -> String {
     format_table(&arena_rows(bucket)) + &arena_notes(plan, bucket)
 }
 
-/// What arenas, barriers and the workspace take, in lines.
+/// Lines on the number of steps and buffers, the arenas, the workspace and the exit barriers.
 pub fn arena_notes(plan: &Plan, bucket: &Bucket) -> String {
-    let (t, mut out) = (&bucket.totals, String::new());
+    let t = &bucket.totals;
+    let mut out = String::new();
     let buffers = |kind| bucket.buffers.iter().filter(|b| b.arena == kind).count();
     let _ = writeln!(
         out,
@@ -216,7 +226,7 @@ pub fn arena_notes(plan: &Plan, bucket: &Bucket) -> String {
     if t.workspace > 0 {
         let _ = writeln!(
             out,
-            "  GPUs use a workspace of {} beside them, one step at a time",
+            "  GPUs use another {} as workspace, one step at a time",
             format_bytes(t.workspace)
         );
     }
@@ -224,12 +234,12 @@ pub fn arena_notes(plan: &Plan, bucket: &Bucket) -> String {
     out
 }
 
-/// How many exit barriers are dropped and kept, and why those are kept; equal ones share a line.
+/// How many exit barriers are dropped and kept, and why barriers are kept. Barriers with the same reason share a line.
 fn barrier_lines(bucket: &Bucket) -> String {
     let t = &bucket.totals;
     let cost = match t.barrier_bytes {
         0 => String::new(),
-        n => format!(" for {} of the symmetric arena", format_bytes(n)),
+        n => format!(" at a cost of {} of the symmetric arena", format_bytes(n)),
     };
     let mut out =
         format!("  exit barriers: {} dropped{cost}, {} kept\n", t.barriers_dropped, t.barriers_kept);
@@ -248,12 +258,12 @@ fn barrier_lines(bucket: &Bucket) -> String {
     out
 }
 
-/// Why a droppable exit barrier is kept, by what dropping it alone would cost.
+/// Why an exit barrier that could be dropped is kept. `cost` is the memory that dropping it alone would cost.
 pub fn kept_barrier_reason(cost: Option<u64>) -> String {
     match cost {
-        None => "nothing else tells that peers have left its operand when that is written again".into(),
-        Some(0) => "dropping it together with others would take more than the limit".into(),
-        Some(n) => format!("dropping it would take {} more of the symmetric arena", format_bytes(n)),
+        None => "no other barrier shows that peers have read its operand before that is written again".into(),
+        Some(0) => "dropping it together with others would exceed the limit of the symmetric arena".into(),
+        Some(n) => format!("dropping it would cost {} of the symmetric arena", format_bytes(n)),
     }
 }
 
@@ -266,7 +276,7 @@ pub fn copy_lines(bucket: &Bucket, planned: &PlannedBucket<'_>) -> String {
     for (name, why, avoid) in planned.copies() {
         let _ = writeln!(out, "    %{name}: {why}");
         if let Some(input) = avoid {
-            let _ = writeln!(out, "      a caller avoids it with --bind {input}");
+            let _ = writeln!(out, "      --bind {input} avoids this copy");
         }
     }
     out
@@ -287,20 +297,23 @@ fn fixed_memory_lines(plan: &Plan) -> String {
     out
 }
 
-/// What plans of one program in several orders need, a row for each as they are given.
+/// The peaks of plans of one program in several orders: a row for each plan, in the given order.
 pub fn order_table(plans: &[(OrderStrategy, CheckedPlan)]) -> String {
-    let need = |plan: &Plan| {
+    let peaks_of_largest_bucket = |plan: &Plan| {
         let peaks = plan.buckets.iter().map(|b| (b.totals.ordinary_peak, b.totals.symmetric_peak));
-        peaks.max_by_key(|(o, s)| o + s).unwrap_or_default()
+        peaks.max_by_key(|(ordinary, symmetric)| ordinary + symmetric).unwrap_or_default()
     };
-    let program = plans.iter().find(|(order, _)| *order == OrderStrategy::Program).map(|(_, p)| need(p));
-    let program = program.map_or(0, |(o, s)| o + s);
+    let program_order = plans.iter().find(|(order, _)| *order == OrderStrategy::Program);
+    let program_peak = program_order.map_or(0, |(_, plan)| {
+        let (ordinary, symmetric) = peaks_of_largest_bucket(plan);
+        ordinary + symmetric
+    });
     let mut rows = vec![["order", "ordinary", "symmetric", "both", ""].map(str::to_string).to_vec()];
     for (order, plan) in plans {
-        let (ordinary, symmetric) = need(plan);
+        let (ordinary, symmetric) = peaks_of_largest_bucket(plan);
         let both = ordinary + symmetric;
-        let change = (both as f64 / program.max(1) as f64 - 1.0) * 100.0;
-        let change = if both == program { "=".into() } else { format!("{change:+.1} %") };
+        let percent = (both as f64 / program_peak.max(1) as f64 - 1.0) * 100.0;
+        let change = if both == program_peak { "=".into() } else { format!("{percent:+.1} %") };
         rows.push(vec![
             order.name().into(),
             format_bytes(ordinary),
@@ -309,5 +322,8 @@ pub fn order_table(plans: &[(OrderStrategy, CheckedPlan)]) -> String {
             change,
         ]);
     }
-    format!("peaks of the largest bucket; the last column is against program order\n{}", format_table(&rows))
+    format!(
+        "peaks of the largest bucket; the last column compares with program order\n{}",
+        format_table(&rows)
+    )
 }

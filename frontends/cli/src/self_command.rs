@@ -1,26 +1,27 @@
-//! The command as it is started again, by itself.
+//! The command line with which the command starts itself again.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use symmc::RankCommand;
 
-/// How the command is started again: as a rank, or to ask a library that may crash.
+/// How the command starts itself again: as a rank of a run, or to load a library that may crash.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SelfCommand {
     pub program: PathBuf,
-    /// What stands before the arguments of the command.
+    /// Arguments of the program in front of those of the command.
     pub args: Vec<String>,
 }
 
 impl SelfCommand {
-    /// This program, whose arguments are those of the command. Without `/proc` the first argument names the program.
+    /// The program of this process, with no arguments in front. Without `/proc`, the first argument of the process names the
+    /// program.
     pub fn from_process() -> SelfCommand {
         let program = std::env::current_exe().unwrap_or_else(|_| find_program(std::env::args_os().next()));
         SelfCommand { program, args: Vec::new() }
     }
 
-    /// Its arguments, and these behind.
+    /// The arguments in front, followed by `args`.
     pub(crate) fn args_with(&self, args: &[&str]) -> Vec<String> {
         self.args.iter().cloned().chain(args.iter().map(ToString::to_string)).collect()
     }
@@ -30,7 +31,7 @@ impl SelfCommand {
     }
 }
 
-/// The program of this name: a path, or a file in a folder of `PATH`.
+/// Finds a program by its path, or by its name in the folders of `PATH`.
 fn find_program(name: Option<OsString>) -> PathBuf {
     let name = PathBuf::from(name.unwrap_or_else(|| "symmc".into()));
     if name.components().count() > 1 {

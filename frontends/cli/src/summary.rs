@@ -1,4 +1,5 @@
-//! The plan in numbers, as JSON: `symmc plan --format summary`. The fields are described in docs/running.md.
+//! `symmc plan --format summary`: estimated times, memory and collectives of a plan as JSON. docs/running.md describes the
+//! fields.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -41,29 +42,31 @@ fn bucket_summary(
         .communication
         .iter()
         .map(|c| {
-            let (node, name) = (&graph.nodes[c.node], graph.node_name(c.node));
+            let node = &graph.nodes[c.node];
+            let name = graph.node_name(c.node);
             let decision = bucket.decisions.iter().find(|d| d.nodes.iter().any(|n| n == name));
             let rules = decision.map_or_else(Vec::new, |d| d.rules.iter().map(|r| r.name.as_str()).collect());
             let (group, variant) = match &node.op {
                 Op::Collective(c) => (Some(graph.groups[c.group].name.as_str()), c.variant.map(|v| v.name())),
                 _ => (None, None),
             };
-            let size = |n: NodeId| {
+            let largest_value = |n: NodeId| {
                 let node = &graph.nodes[n];
                 node.inputs.iter().chain(&node.outputs).map(|&v| bytes(v)).max().unwrap_or(0)
             };
-            let set =
+            let dispatch =
                 graph.dispatches.iter().find(|d| d.form == DispatchForm::Collectives && d.contains(c.node));
             let others: Vec<NodeId> =
-                set.into_iter().flat_map(|d| d.nodes()).filter(|&n| n != c.node).collect();
-            let all = others.iter().fold(size(c.node), |sum, &n| sum.saturating_add(size(n)));
-            let others: Vec<&str> = others.into_iter().map(|n| graph.node_name(n)).collect();
+                dispatch.into_iter().flat_map(|d| d.nodes()).filter(|&n| n != c.node).collect();
+            let total_bytes =
+                others.iter().fold(largest_value(c.node), |sum, &n| sum.saturating_add(largest_value(n)));
+            let other_names: Vec<&str> = others.into_iter().map(|n| graph.node_name(n)).collect();
             json!({
                 "name": name,
                 "kind": text::op_name(&node.op),
                 "group": group,
-                "bytes": all,
-                "with": others,
+                "bytes": total_bytes,
+                "with": other_names,
                 "variant": variant,
                 "us": c.us,
                 "exposed_us": c.exposed_us,

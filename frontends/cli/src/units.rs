@@ -1,4 +1,4 @@
-//! Numbers for people.
+//! Numbers and tables as text for people. All numbers have three significant digits.
 
 /// Bytes with a binary unit and three significant digits: `512 B`, `17.0 KiB`, `1.25 GiB`.
 pub fn format_bytes(n: u64) -> String {
@@ -23,7 +23,7 @@ pub fn format_count(n: impl Into<u64>, thing: &str) -> String {
     }
 }
 
-/// Microseconds with three significant digits, in ms or s where they are many.
+/// Microseconds with three significant digits, as ms from 10 ms on and as s from 10 s on.
 pub fn format_micros(us: f64) -> String {
     match us {
         us if us < 1e4 => format!("{} µs", format_digits(us)),
@@ -32,7 +32,7 @@ pub fn format_micros(us: f64) -> String {
     }
 }
 
-/// A number with three significant digits, or all digits in front of the point.
+/// A number with three significant digits, or with all digits before the decimal point if there are more.
 pub fn format_digits(value: f64) -> String {
     match value {
         v if v < 10.0 => format!("{v:.2}"),
@@ -47,7 +47,7 @@ pub fn format_gap(peak: u64, bound: u64) -> String {
     format!("{percent:.2} %")
 }
 
-/// Left-aligned first column, right-aligned others, two spaces between, indented by two.
+/// A table with an indent of two and two spaces between columns. The first column and text are aligned left, numbers right.
 pub fn format_table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|r| r.get(c)).map(|s| s.chars().count()).max().unwrap_or(0);

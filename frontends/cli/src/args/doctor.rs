@@ -10,33 +10,37 @@ Examples:
   symmc doctor
   symmc doctor --format json
 
-Each line has a status: ok; limited: there, with less than there could be; missing; unknown: nothing answered. What is not
-ok says what to do. Everything is asked, nothing is changed.
+Each line has a status:
+  ok        it works
+  limited   it works, with less than is possible
+  missing   it is not there
+  unknown   it gave no answer in time
+Every line that is not ok ends with a remedy. The command changes nothing on the machine.
 
-Exit codes: 0 whatever was found; 2 other arguments.";
+Exit codes: 0 whatever was found; 2 invalid arguments.";
 
 #[derive(ClapArgs, Debug)]
 pub struct DoctorArgs {
-    /// What to print
+    /// How to print the report
     #[arg(long, value_enum, default_value_t = DoctorFormat::Text)]
     pub format: DoctorFormat,
-    /// How long drivers and libraries may take to answer
+    /// How long each driver or library may take to answer
     #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = parse_seconds)]
     pub timeout: f64,
-    /// Ask this part alone, in this process
+    /// Examine only this part, in this process
     #[arg(long, hide = true, value_name = "PART", value_parser = parse_part)]
     pub part: Option<DoctorPart>,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DoctorFormat {
-    /// A line for each thing
+    /// One line per check
     Text,
-    /// The same for programs
+    /// The same checks as JSON
     Json,
 }
 
 fn parse_part(text: &str) -> Result<DoctorPart, String> {
     let names = || DoctorPart::ALL.map(DoctorPart::name).join(", ");
-    DoctorPart::from_name(text).ok_or_else(|| format!("no part {text}; expected one of {}", names()))
+    DoctorPart::from_name(text).ok_or_else(|| format!("unknown part {text}; expected one of {}", names()))
 }

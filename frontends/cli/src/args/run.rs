@@ -10,7 +10,13 @@ use symmc::{LauncherChoice, RankDraw, RunDevice};
 use super::program::{CompileArgs, ProgramArgs};
 use super::values::{parse_seconds, parse_setting, parse_tolerance};
 
-pub const RUN_PROGRAM: &str = "The program (.pt2, .symm, or the archives or .onnx models of its ranks, rank 0 first), or a plan (.json)";
+pub const RUN_PROGRAM: &str = "The program, or a plan (JSON)";
+
+pub const RUN_PROGRAM_LONG: &str = "\
+The program, or a plan (JSON)
+
+A .pt2 archive of torch.export, an .onnx model or .symm text. A program with a file for each rank takes the .pt2 archives or \
+.onnx models of all ranks, rank 0 first. A plan is a file that `symmc plan -o FILE` wrote.";
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
@@ -26,78 +32,120 @@ Examples:
 pub struct RunArgs {
     #[command(flatten)]
     pub program: ProgramArgs,
+    /// Run this plan of the program, without planning the program again
+    #[arg(long, value_name = "FILE", help_heading = "Program")]
+    pub plan: Option<PathBuf>,
     #[command(flatten)]
     pub compile: CompileArgs,
-    /// Run this plan of the program instead of planning it
-    #[arg(long, value_name = "FILE")]
-    pub plan: Option<PathBuf>,
-    /// Weights, inputs and expected outputs of every rank (safetensors)
-    #[arg(long, value_name = "FILE")]
+    /// A safetensors file with weights, inputs and expected outputs of all ranks
+    #[arg(long, value_name = "FILE", help_heading = "Inputs")]
     pub tensors: Option<PathBuf>,
-    /// The value of a symbol; arguments that do not fit it are drawn
-    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting)]
+    /// The value of a symbol
+    ///
+    /// Recorded arguments whose shapes do not have this value are replaced by random ones.
+    #[arg(long = "set", value_name = "SYMBOL=N", value_parser = parse_setting, help_heading = "Inputs")]
     pub set: Vec<(String, i64)>,
-    /// Draw the arguments from this seed
-    #[arg(long, value_name = "SEED")]
+    /// Generate random arguments from this seed, also if --tensors records arguments
+    #[arg(long, value_name = "SEED", help_heading = "Inputs")]
     pub seed: Option<u64>,
-    /// Which drawn arguments differ by rank
-    #[arg(long, value_enum, default_value_t = DrawArg::Operands)]
+    /// Which random arguments differ by rank
+    ///
+    /// If the operands of collectives differ, the comparison finds a collective that reads the wrong peer. Other
+    /// arguments, such as tokens and positions, are the same on every rank by default.
+    #[arg(long, value_enum, default_value_t = DrawArg::Operands, help_heading = "Inputs")]
     pub draw: DrawArg,
-    /// What to compare the results with; by default what --tensors records
-    #[arg(long, value_enum)]
+    /// What to compare the outputs with
+    ///
+    /// [default: the outputs that --tensors records, if it records any]
+    #[arg(long, value_enum, help_heading = "Comparison")]
     pub compare: Option<CompareMode>,
-    /// The absolute part of what a float may differ by: |found - expected| <= atol + rtol * |expected| for every
-    /// element. Integers and booleans are exact, NaN equals NaN only, and infinities themselves [default: rtol of a
-    /// typical element, the median of the expected output's magnitudes]
-    #[arg(long, value_name = "X", value_parser = parse_tolerance)]
+    /// The absolute part of the tolerance of floats
+    ///
+    /// For every element, |found - expected| <= atol + rtol * |expected|. Integers and booleans must be equal, a NaN is
+    /// equal only to a NaN, and an infinity only to itself. [default: rtol times the median magnitude of the expected
+    /// output]
+    #[arg(
+        long,
+        value_name = "X",
+        value_parser = parse_tolerance,
+        allow_negative_numbers = true,
+        help_heading = "Comparison"
+    )]
     pub atol: Option<f64>,
-    /// The part that is a fraction of the expected element [default: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16 and
-    /// 4e-2 for bf16]
-    #[arg(long, value_name = "X", value_parser = parse_tolerance)]
+    /// The relative part of the tolerance of floats
+    ///
+    /// [default: 1e-9 for f64, 3e-5 for f32, 5e-3 for f16, 4e-2 for bf16]
+    #[arg(
+        long,
+        value_name = "X",
+        value_parser = parse_tolerance,
+        allow_negative_numbers = true,
+        help_heading = "Comparison"
+    )]
     pub rtol: Option<f64>,
-    /// Delay ranks at random before and after every touch of a peer
-    #[arg(long, value_name = "SEED")]
-    pub chaos: Option<u64>,
-    /// How often to run the plan
-    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub repeat: u32,
-    /// No wait of a rank takes longer, also for the others to join
-    #[arg(long, default_value_t = 30.0, value_name = "SECONDS", value_parser = parse_seconds)]
-    pub timeout: f64,
-    /// Print how long the runs took, to standard error: the least and the median of --repeat on the slowest rank, and all
-    /// with starting the ranks
-    #[arg(long)]
-    pub timing: bool,
-    /// Write the outputs of all ranks to a file (safetensors), named as --tensors reads them: rank{r}.out.{i}; the new
-    /// value of an input that the program changes has the input's name. Under another launcher each rank writes its own,
-    /// FILE.safetensors as FILE.rank{r}.safetensors
-    #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
-    /// Print the elements of small outputs (up to 64), and extremes and mean of others
-    #[arg(long)]
-    pub print: bool,
-    /// What runs it
-    #[arg(long, value_enum, default_value_t = BackendArg::Host)]
+    /// What runs the ranks
+    #[arg(long, value_enum, default_value_t = BackendArg::Host, help_heading = "Execution")]
     pub backend: BackendArg,
-    /// Who starts the ranks: with torchrun, mpi or slurm this process is one of them
-    #[arg(long, value_enum, default_value_t = LaunchArg::Auto)]
+    /// Which launcher starts the ranks
+    ///
+    /// With torchrun, mpi or slurm this process is one of the ranks.
+    #[arg(long, value_enum, default_value_t = LaunchArg::Auto, help_heading = "Execution")]
     pub launch: LaunchArg,
-    /// With --backend cuda, the GPU of each rank [default: rank r takes GPU r]
-    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    /// How often to run the plan
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..),
+        help_heading = "Execution"
+    )]
+    pub repeat: u32,
+    /// The longest time that a rank waits for other ranks, also when the run starts
+    #[arg(
+        long,
+        default_value_t = 30.0,
+        value_name = "SECONDS",
+        value_parser = parse_seconds,
+        help_heading = "Execution"
+    )]
+    pub timeout: f64,
+    /// Delay ranks at random before and after each access to the memory of a peer
+    #[arg(long, value_name = "SEED", help_heading = "Execution")]
+    pub chaos: Option<u64>,
+    /// The GPU of each rank, with --backend cuda [default: GPU r for rank r]
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',', help_heading = "Execution")]
     pub gpus: Vec<u32>,
-    /// With --backend cuda, who allocates the symmetric arena [default: vmm]
-    #[arg(long, value_enum)]
+    /// What allocates the symmetric arena, with --backend cuda [default: vmm]
+    #[arg(long, value_enum, help_heading = "Execution")]
     pub arena: Option<ArenaArg>,
-    /// With --backend cuda, how algorithms of matrix products and attention are chosen [default: measured]
-    #[arg(long, value_enum)]
+    /// How the algorithms of matrix products and attention are chosen, with --backend cuda [default: measured]
+    #[arg(long, value_enum, help_heading = "Execution")]
     pub products: Option<ProductsArg>,
-    /// With --backend cuda, write the device times of the last run's steps, for Perfetto or chrome://tracing
-    #[arg(long, value_name = "FILE")]
+    /// Write the outputs of all ranks to a safetensors file
+    ///
+    /// The names are those that --tensors reads: rank{r}.out.{i}. If the program changes an input, its new value has the
+    /// name of the input. Under another launcher each rank writes a file of its own, FILE.rank{r}.safetensors for
+    /// FILE.safetensors.
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub output: Option<PathBuf>,
+    /// Print the outputs
+    ///
+    /// Outputs of up to 64 elements are printed in full, larger ones as minimum, maximum and mean.
+    #[arg(long, help_heading = "Output")]
+    pub print: bool,
+    /// Print how long the runs took, to standard error
+    ///
+    /// The least and the median time of the runs of --repeat on the slowest rank, and the time of everything, with the
+    /// start of the ranks.
+    #[arg(long, help_heading = "Output")]
+    pub timing: bool,
+    /// Write the times of the last run's steps on the GPUs, for Perfetto or chrome://tracing, with --backend cuda
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub profile_trace: Option<PathBuf>,
 }
 
 impl RunArgs {
-    /// What runs a plan on GPUs.
+    /// The device of a run on GPUs, with the options that concern it.
     #[cfg(feature = "cuda")]
     pub fn device(&self) -> RunDevice {
         let arena = match self.arena {
@@ -109,7 +157,7 @@ impl RunArgs {
         RunDevice::Gpus(gpus.with_products(products))
     }
 
-    /// None is left that would ask.
+    /// Builds without GPUs refuse `--backend cuda` before they ask for its device.
     #[cfg(not(feature = "cuda"))]
     pub fn device(&self) -> RunDevice {
         RunDevice::Host
@@ -118,12 +166,11 @@ impl RunArgs {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrawArg {
-    /// Operands of collectives, also after moves and element-wise ops, so that the comparison finds a collective that reads
-    /// the wrong peer; all others, such as tokens and positions, are the same on every rank
+    /// Operands of collectives, also through moves and element-wise ops
     Operands,
-    /// None
+    /// No arguments
     Shared,
-    /// All
+    /// All arguments
     PerRank,
 }
 
@@ -139,9 +186,9 @@ impl From<DrawArg> for RankDraw {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LaunchArg {
-    /// The launcher that the environment shows, or else this process
+    /// The launcher that the environment variables show, else this process
     Auto,
-    /// This process, whatever the environment says
+    /// This process, whatever the environment variables say
     Local,
     /// torchrun (RANK, WORLD_SIZE)
     Torchrun,
@@ -165,7 +212,7 @@ impl From<LaunchArg> for LauncherChoice {
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ArenaArg {
-    /// The driver; ranks pass it to each other as file descriptors
+    /// The driver's virtual memory management; ranks pass the memory to each other as file descriptors
     Vmm,
     /// NCCL, with a window over all ranks
     Nccl,
@@ -179,15 +226,15 @@ pub enum BackendArg {
     Cuda,
     /// One thread per rank in this process
     Threads,
-    /// The reference interpreter, without a plan
+    /// The reference interpreter, which runs the program without its plan
     Interpreter,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProductsArg {
-    /// The fastest of several, timed once for each shape and kept in the user's cache
+    /// The fastest of several, measured once for each shape and kept in the user's cache
     Measured,
-    /// The first that cuBLASLt names; attention by symmc's kernels, not cuDNN's
+    /// The first that cuBLASLt suggests; attention runs in symmc's kernels, not cuDNN's
     Heuristic,
 }
 
@@ -201,13 +248,13 @@ impl From<ProductsArg> for AlgorithmSelection {
     }
 }
 
-/// What results are compared with.
+/// The expected outputs of a comparison.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CompareMode {
     /// The reference interpreter on the imported program
     Interpreter,
     /// The outputs that --tensors records
     Recorded,
-    /// Nothing
+    /// Nothing: do not compare
     None,
 }

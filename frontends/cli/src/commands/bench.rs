@@ -1,4 +1,4 @@
-//! `symmc bench` and `symmc tune`.
+//! `symmc bench collectives` and `symmc tune`: measurements of this machine's GPUs.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -10,23 +10,25 @@ use symmc::bench::{BenchConfig, Measurements, TuneResult};
 use symmc::unstable::cuda::bench::{MeasuredCollective, MeasuredNorm, NormImplementation};
 
 use crate::args::{BenchArgs, BenchFormat, TuneArgs};
+use crate::load;
 use crate::messages;
 use crate::progress::with_spinner;
 use crate::self_command::SelfCommand;
 use crate::stdout::{print_exact, print_text};
 use crate::units;
 
-/// Measures collectives on GPUs and prints every variant beside the vendor's own.
-pub fn collectives(args: &BenchArgs, own: &SelfCommand) -> Result<ExitCode> {
+/// Measures collectives on GPUs, and prints the times of all variants and of the vendor's library.
+pub fn collectives(args: &BenchArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     let config = BenchConfig::default()
         .with_bytes(args.bytes.clone())
         .with_dtype(&args.dtype)
         .with_replays(args.replays as usize)
         .with_norms(args.norms.clone());
-    let command = own.rank_command();
-    let measure = || symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command);
-    let measured = with_spinner("measuring", measure)?;
-    let Some(first) = measured.first() else { bail!("no rank answered") };
+    let command = self_command.rank_command();
+    let measured = with_spinner("measuring collectives", || {
+        symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command)
+    })?;
+    let Some(first) = measured.first() else { bail!("no rank reported measurements") };
     match args.format {
         BenchFormat::Text => print_text(&format!(
             "{}\n\n{}{}",
@@ -39,11 +41,11 @@ pub fn collectives(args: &BenchArgs, own: &SelfCommand) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!report_wrong_results(&measured))))
 }
 
-/// Whether no result was wrong; says which were.
+/// Prints the cases that failed. Returns false if one of them gave a wrong result, which has a time all the same.
 fn report_wrong_results(measured: &[Measurements]) -> bool {
-    let all = measured.iter().flat_map(|m| &m.collectives);
+    let collectives = measured.iter().flat_map(|m| &m.collectives);
     let mut ok = true;
-    for m in all.filter(|m| m.failed.is_some()) {
+    for m in collectives.filter(|m| m.failed.is_some()) {
         ok &= m.us.is_none();
         let failed = m.failed.as_deref().unwrap_or("");
         messages::print_line(&format!("{} {} of {} bytes: {failed}", m.collective, m.variant, m.bytes));
@@ -60,21 +62,21 @@ fn report_wrong_results(measured: &[Measurements]) -> bool {
 }
 
 /// Measures this machine's GPUs into a profile.
-pub fn tune(args: &TuneArgs, own: &SelfCommand) -> Result<ExitCode> {
-    // Measuring takes minutes.
+pub fn tune(args: &TuneArgs, self_command: &SelfCommand) -> Result<ExitCode> {
+    // Measuring takes minutes, so the file is checked first.
     symmc::check_writable(&args.output)?;
     let profile = match &args.curves {
-        Some(name) => MachineProfile { name: args.name.clone(), ..symmc::machine_profile(name)? },
-        None => match measured_curves(args, own)? {
+        Some(name) => MachineProfile { name: args.name.clone(), ..load::machine_profile(name)? },
+        None => match measured_curves(args, self_command)? {
             Some(profile) => profile,
             None => return Ok(ExitCode::FAILURE),
         },
     };
-    let command = own.rank_command();
-    let compute =
-        || symmc::bench::measure_computation(profile, args.ranks, &args.gpus, args.replays, &command);
-    let TuneResult { profile, notes } = with_spinner("measuring computation", compute);
-    // The profile has the value of the nearest built-in one instead, or the model's.
+    let command = self_command.rank_command();
+    let TuneResult { profile, notes } = with_spinner("measuring computation (2 of 2)", || {
+        symmc::bench::measure_computation(profile, args.ranks, &args.gpus, args.replays, &command)
+    });
+    // Values that could not be measured are those of the nearest built-in profile, or of the model.
     notes.iter().for_each(|note| messages::note(note));
     let path = args.output.display();
     symmc::write_file(&args.output, profile.to_json().as_bytes())?;
@@ -88,17 +90,18 @@ pub fn tune(args: &TuneArgs, own: &SelfCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A profile with the times of collectives; none if one of them gave wrong results.
-fn measured_curves(args: &TuneArgs, own: &SelfCommand) -> Result<Option<MachineProfile>> {
-    let sizes = || (10..=28).map(|k| 1usize << k).collect();
-    let mut bytes = if args.bytes.is_empty() { sizes() } else { args.bytes.clone() };
+/// A profile with the times of collectives; `None` if a collective gave wrong results.
+fn measured_curves(args: &TuneArgs, self_command: &SelfCommand) -> Result<Option<MachineProfile>> {
+    let mut bytes: Vec<usize> =
+        if args.bytes.is_empty() { (10..=28).map(|k| 1 << k).collect() } else { args.bytes.clone() };
     bytes.sort_unstable();
     bytes.dedup();
     let config = BenchConfig::default().with_bytes(bytes).with_replays(args.replays as usize);
     let config = config.with_blocks(args.blocks.clone());
-    let command = own.rank_command();
-    let measure = || symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command);
-    let measured = with_spinner("measuring collectives", measure)?;
+    let command = self_command.rank_command();
+    let measured = with_spinner("measuring collectives (1 of 2)", || {
+        symmc::bench::measure_collectives(args.ranks, &args.gpus, &config, &command)
+    })?;
     if !report_wrong_results(&measured) {
         return Ok(None);
     }
@@ -124,8 +127,8 @@ fn date_of_days(days: i64) -> String {
     format!("{year:04}-{month:02}-{day:02}")
 }
 
-/// A table for each collective: a row for each size, a column for each variant, medians in microseconds, and
-/// the ratio of the best to plain.
+/// A table for each collective with the medians in microseconds. Each size has a row and each variant a column; the last
+/// column is the ratio of the best variant to plain.
 fn collective_tables(measured: &[MeasuredCollective]) -> String {
     let mut kinds: Vec<&str> = Vec::new();
     measured.iter().for_each(|m| {
@@ -169,7 +172,7 @@ fn collective_tables(measured: &[MeasuredCollective]) -> String {
     out
 }
 
-/// A table of all-reduces with a residual and a norm: medians in microseconds.
+/// A table of all-reduces with a residual and a norm, with medians in microseconds.
 fn norm_table(measured: &[MeasuredNorm]) -> String {
     if measured.is_empty() {
         return String::new();

@@ -1,4 +1,4 @@
-//! `symmc bench program`: what runs take, next to the estimates of the machine profile.
+//! `symmc bench program`: measures the runs of a program, next to the estimates of the machine profile.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ use crate::self_command::SelfCommand;
 use crate::stdout::{print_text, refuse_overwrite};
 use crate::units::{format_count, format_digits, format_table};
 
-/// A plan that is measured, and the profile that its estimates are by, if that is known.
+/// The plan to measure, and the profile for its estimates, if that is known.
 struct BenchSubject {
     plan: CheckedPlan,
     profile: Option<MachineProfile>,
@@ -24,22 +24,22 @@ struct BenchSubject {
 
 struct MeasuredSizes {
     sizes: String,
-    /// By the profile, in microseconds.
+    /// The estimate of the profile, in microseconds.
     estimated: Option<f64>,
     us: RunMicros,
 }
 
-/// Microseconds of a run, the slowest rank's.
+/// The time of a run on the slowest rank, in microseconds.
 struct RunMicros {
     least: f64,
     median: f64,
-    /// Unknown on the host.
+    /// Not measured on the host.
     most: Option<f64>,
 }
 
-/// Measures a program or a plan, at the sizes that are set or at the upper ends of each bucket, and prints the time of one run,
-/// the slowest rank's, next to the estimate.
-pub fn bench_program(args: &BenchProgramArgs, own: &SelfCommand) -> Result<ExitCode> {
+/// Measures a program or a plan at the sizes of `--set`, or at the upper ends of each bucket. Prints the time of one run on
+/// the slowest rank next to the estimate.
+pub fn bench_program(args: &BenchProgramArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     if args.backend == BenchBackendArg::Host && args.profile_trace.is_some() {
         bail!("--profile-trace needs --backend cuda");
     }
@@ -49,9 +49,13 @@ pub fn bench_program(args: &BenchProgramArgs, own: &SelfCommand) -> Result<ExitC
     let plan = &subject.plan;
     let all = sizes_to_measure(plan, &args.set)?;
     if let (Some(file), true) = (&args.profile_trace, all.len() > 1) {
-        bail!("{}: one trace for {} buckets; --set names the sizes of one", file.display(), all.len());
+        bail!(
+            "{}: a trace is for one bucket, found {} buckets; choose the sizes of one with --set",
+            file.display(),
+            all.len()
+        );
     }
-    let measure = ProgramMeasurement::new(args, own, plan)?;
+    let measure = ProgramMeasurement::new(args, self_command, plan)?;
     let mut measured = Vec::with_capacity(all.len());
     for (label, bindings) in &all {
         let estimated = match &subject.profile {
@@ -66,13 +70,10 @@ pub fn bench_program(args: &BenchProgramArgs, own: &SelfCommand) -> Result<ExitC
 }
 
 fn open_subject(args: &BenchProgramArgs) -> Result<BenchSubject> {
-    let path = args.program.first_path();
-    let planned = load::is_plan_argument(&args.program)?;
-    if let (true, Some(option)) = (planned, args.compile.provided_options().next()) {
-        bail!("{}: this is a plan; {option} is for programs", path.display());
-    }
-    if planned {
-        let plan = symmc::into_checked_plan(load::read_plan(path)?)?;
+    if load::is_plan_argument(&args.program)? {
+        let given = args.program.provided_options().chain(args.compile.provided_options());
+        load::refuse_program_options(args.program.first_path(), given)?;
+        let plan = load::open_plan(&args.program)?;
         let profile = MachineProfile::builtin(&plan.machine);
         return Ok(BenchSubject { plan, profile });
     }
@@ -82,13 +83,13 @@ fn open_subject(args: &BenchProgramArgs) -> Result<BenchSubject> {
     let ranks = program.graph.ranks.unwrap_or(0);
     let config = match args.backend {
         BenchBackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus)?,
-        BenchBackendArg::Host => load::host_config(&args.compile)?,
+        BenchBackendArg::Host => load::host_config(&args.compile, ranks)?,
     };
     let plan = symmc::compile(&program, &config)?;
     Ok(BenchSubject { plan, profile: Some(config.profile) })
 }
 
-/// The sizes that are measured, with their names: those that are set, or else the upper ends of each bucket.
+/// The sizes to measure, each with a label: the sizes of `--set`, or the upper ends of each bucket.
 fn sizes_to_measure(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(String, SymbolBindings)>> {
     let source = plan.source_program();
     let label = |sizes: &[(String, i64)]| {
@@ -98,39 +99,39 @@ fn sizes_to_measure(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(St
     if !set.is_empty() || source.symbols.is_empty() {
         return Ok(vec![(label(set), symmc::resolve_bindings(source, set)?)]);
     }
-    let of = |bucket: &Bucket| {
+    let upper_ends = |bucket: &Bucket| {
         let upper: Vec<(String, i64)> =
             bucket.symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect();
         Ok((label(&upper), symmc::resolve_bindings(source, &upper)?))
     };
-    plan.buckets.iter().map(of).collect()
+    plan.buckets.iter().map(upper_ends).collect()
 }
 
 struct ProgramMeasurement<'a> {
     args: &'a BenchProgramArgs,
-    own: &'a SelfCommand,
+    self_command: &'a SelfCommand,
     plan: &'a CheckedPlan,
-    /// The program of the plan, from which inputs are drawn on the host.
+    /// The program of the plan, for the random inputs of runs on the host.
     source: Program,
 }
 
 impl<'a> ProgramMeasurement<'a> {
     fn new(
         args: &'a BenchProgramArgs,
-        own: &'a SelfCommand,
+        self_command: &'a SelfCommand,
         plan: &'a CheckedPlan,
     ) -> Result<ProgramMeasurement<'a>> {
         if args.backend == BenchBackendArg::Cuda {
             prepare_gpus(args, plan)?;
         }
         let source = Program::from_graph(plan.source_program().clone())?;
-        Ok(ProgramMeasurement { args, own, plan, source })
+        Ok(ProgramMeasurement { args, self_command, plan, source })
     }
 
-    /// The times of a run at these sizes.
+    /// Measures a run at these sizes.
     fn measure_at(&self, bindings: &SymbolBindings) -> Result<RunMicros> {
         match self.args.backend {
-            BenchBackendArg::Cuda => on_gpus(self.args, self.own, self.plan, bindings),
+            BenchBackendArg::Cuda => on_gpus(self.args, self.self_command, self.plan, bindings),
             BenchBackendArg::Host => self.measure_on_host(bindings),
         }
     }
@@ -141,9 +142,9 @@ impl<'a> ProgramMeasurement<'a> {
         let draw = DrawConfig::default().with_arguments(true).with_symbols(symbols);
         let work = Workload::gather(&self.source.graph, &Weights::default(), None, &draw)?;
         let config = RunConfig::default().with_repeats(self.args.replays);
-        let backend = Backend::Processes(self.own.rank_command());
+        let backend = Backend::Processes(self.self_command.rank_command());
         let ran = symmc::run_timed(self.plan, &work, &backend, &config)?;
-        let Some(slowest) = RunTimes::slowest(&ran.times) else { bail!("no rank answered") };
+        let Some(slowest) = RunTimes::slowest(&ran.times) else { bail!("no rank reported a time") };
         let us = |time: std::time::Duration| time.as_secs_f64() * 1e6;
         Ok(RunMicros { least: us(slowest.least), median: us(slowest.median), most: None })
     }
@@ -160,14 +161,14 @@ fn prepare_gpus(args: &BenchProgramArgs, plan: &CheckedPlan) -> Result<()> {
 #[cfg(feature = "cuda")]
 fn on_gpus(
     args: &BenchProgramArgs,
-    own: &SelfCommand,
+    self_command: &SelfCommand,
     plan: &CheckedPlan,
     bindings: &SymbolBindings,
 ) -> Result<RunMicros> {
     let gpus = symmc::CudaConfig::default().with_gpus(args.gpus.clone()).with_products(args.products.into());
     let trace = args.profile_trace.clone();
     let bench = symmc::bench::ProgramBench { replays: args.replays, runs: args.runs, trace };
-    let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &own.rank_command())?;
+    let times = symmc::bench::measure_program(plan, bindings, &gpus, &bench, &self_command.rank_command())?;
     let [least, median, most] =
         [0, 1, 2].map(|which: usize| times.iter().map(|t| t[which]).fold(0.0, f64::max));
     Ok(RunMicros { least, median, most: Some(most) })
@@ -183,7 +184,7 @@ fn on_gpus(_: &BenchProgramArgs, _: &SelfCommand, _: &CheckedPlan, _: &SymbolBin
     Err(crate::gpu::absent())
 }
 
-/// One line for one set of sizes; a table with a row for each bucket.
+/// One line if one set of sizes was measured, else a table with a row for each bucket.
 fn format_times(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[MeasuredSizes]) -> String {
     let name = &plan.source_program().name;
     let ranks = format_count(plan.ranks, "rank");
@@ -199,7 +200,7 @@ fn format_times(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[Measure
         let most = most.map_or(String::new(), |most| format!(", most {most:.1}"));
         let estimated = match estimated {
             Some(us) => format!("; estimated {us:.1} µs, measured / estimated {:.2}", median / us),
-            None => format!("; no estimate, because the profile {} is not built in", plan.machine),
+            None => format!("; no estimate, because the profile of {} is not built in", plan.machine),
         };
         return format!(
             "{name}: {median:.1} µs (median of {how}; least {least:.1}{most}; {graph}{ranks}){estimated}\n"

@@ -1,4 +1,4 @@
-//! `symmc doctor`.
+//! `symmc doctor`: reports what this machine supports and what is missing.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -11,16 +11,17 @@ use crate::progress::with_spinner;
 use crate::self_command::SelfCommand;
 use crate::stdout::{print_exact, print_text};
 
-/// Says what this machine can do and what it lacks.
-pub fn doctor(args: &DoctorArgs, own: &SelfCommand) -> Result<ExitCode> {
+/// Prints the report. With `--part` this process examines one part for the process that prints the report.
+pub fn doctor(args: &DoctorArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     if let Some(part) = args.part {
         print_exact(&(serde_json::to_string(&symmc::doctor::examine(part))? + "\n"))?;
         return Ok(ExitCode::SUCCESS);
     }
-    let prober = Prober { program: own.program.clone(), args: own.args_with(&["doctor", "--part"]) };
+    let prober =
+        Prober { program: self_command.program.clone(), args: self_command.args_with(&["doctor", "--part"]) };
     let limit = Duration::from_secs_f64(args.timeout);
     let config = DoctorConfig::default().with_timeout(limit).with_prober(prober);
-    let found = with_spinner("asking drivers and libraries", || symmc::doctor(&config));
+    let found = with_spinner("checking drivers and libraries", || symmc::doctor(&config));
     match args.format {
         DoctorFormat::Text => print_text(&format_diagnosis(&found))?,
         DoctorFormat::Json => print_exact(&(serde_json::to_string_pretty(&found)? + "\n"))?,
@@ -28,7 +29,7 @@ pub fn doctor(args: &DoctorArgs, own: &SelfCommand) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line for each check, and a last one that counts what is to be done.
+/// A line for each check, and a last line with the number of checks of each status and a conclusion.
 fn format_diagnosis(found: &Diagnosis) -> String {
     let width = found.checks.iter().map(|c| c.name.len()).max().unwrap_or(0);
     let line = |c: &DoctorCheck| {
@@ -42,17 +43,17 @@ fn format_diagnosis(found: &Diagnosis) -> String {
     format!("symmc {}\n{lines}{}; {}\n", found.symmc, counts.join(", "), verdict(&found.checks))
 }
 
-/// Where plans run on this machine.
+/// A conclusion from all checks: where plans run on this machine.
 fn verdict(checks: &[DoctorCheck]) -> &'static str {
     let usable = |status: CheckStatus| matches!(status, CheckStatus::Ok | CheckStatus::Limited);
-    let have =
+    let all_usable =
         |names: &[&str]| checks.iter().filter(|c| names.contains(&c.name.as_str())).all(|c| usable(c.status));
-    let host = have(&["shared memory", "handle passing"]);
-    let gpus = have(&["handle passing", "driver", "gpus", "memory handles", "nvrtc", "cublaslt"]);
+    let host = all_usable(&["shared memory", "handle passing"]);
+    let gpus = all_usable(&["handle passing", "driver", "gpus", "memory handles", "nvrtc", "cublaslt"]);
     match (host, gpus) {
         (true, true) => "plans run on host ranks and on GPUs",
         (true, false) => "plans run on host ranks, not on GPUs",
         (false, true) => "plans run on GPUs, not on host ranks",
-        (false, false) => "plans run on threads of one process alone",
+        (false, false) => "plans run only on threads of one process",
     }
 }

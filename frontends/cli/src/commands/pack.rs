@@ -1,4 +1,4 @@
-//! `symmc pack`: the planner's packer on a table of buffers.
+//! `symmc pack`: runs the planner's packer on a table of buffers, and verifies the offsets.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -11,10 +11,11 @@ use symmc::unstable::pack::{self, BlockTable, Config, PackError, Packing, Verifi
 use symmc::{Error, ErrorKind};
 
 use crate::args::{PackArgs, PackFormat};
+use crate::progress::with_spinner;
 use crate::stdout::{print_exact, print_text, refuse_overwrite};
 use crate::units::{format_count, format_gap};
 
-/// Packs a table, verifies the offsets, writes them where asked, and prints.
+/// Packs a table, verifies the offsets, writes them if `--output` is given, and prints a report.
 pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     let name = args.file.display();
     refuse_overwrite(args.output.as_deref(), std::slice::from_ref(&args.file))?;
@@ -23,11 +24,11 @@ pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     drop(text);
     let start = Instant::now();
     let config = Config { capacity: args.capacity, ..Config::thorough() };
-    let packing =
-        pack::pack(&table.blocks, &config).map_err(|e| anyhow!("{name}: {}", describe_error(&table, &e)))?;
+    let packing = with_spinner("packing", || pack::pack(&table.blocks, &config))
+        .map_err(|e| anyhow!("{name}: {}", describe_error(&table, &e)))?;
     let seconds = start.elapsed().as_secs_f64();
     let verified = pack::verify(&table.blocks, &packing.offsets)
-        .map_err(|e| Error::new(ErrorKind::Defect, format!("{name}: the offsets are no packing: {e}")))?;
+        .map_err(|e| Error::new(ErrorKind::Defect, format!("{name}: the packer gave wrong offsets: {e}")))?;
     if let Some(path) = &args.output {
         symmc::write_file(path, table.write(&packing.offsets).as_bytes())?;
     }
@@ -39,7 +40,7 @@ pub fn pack(args: &PackArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!result.fits())))
 }
 
-/// The largest table, in bytes: a device may have no end.
+/// The largest table that is read, in bytes. A device may have no end.
 const LONGEST: u64 = 1 << 30;
 
 fn read_table(path: &Path) -> std::io::Result<String> {
@@ -54,15 +55,15 @@ fn read_table(path: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// An error of the packer, with the names of the table.
+/// The text of an error of the packer, with the names of the buffers in the table.
 fn describe_error(table: &BlockTable, error: &PackError) -> String {
     match error {
         PackError::Overlap { first, second } => format!(
-            "buffers {} and {} have given offsets, are alive together and overlap",
+            "buffers {} and {} overlap: the table gives both an offset, and they are alive at the same time",
             &table.ids[*first], &table.ids[*second]
         ),
         PackError::Misaligned { block, offset, align } => format!(
-            "buffer {} is given offset {offset}, expected a multiple of its alignment {align}",
+            "buffer {}: expected an offset that is a multiple of its alignment {align}, found {offset}",
             &table.ids[*block]
         ),
         PackError::TooLarge => error.to_string(),
@@ -82,14 +83,14 @@ impl PackOutcome<'_> {
         self.capacity.is_none_or(|c| self.verified.peak <= c)
     }
 
-    /// The buffers that end above a limit.
+    /// The names of the buffers that end above a limit.
     fn buffers_above(&self, limit: u64) -> Vec<&str> {
-        let ends = self.table.blocks.iter().zip(&self.packing.offsets).map(|(b, o)| (b.size > 0, b.size + o));
-        let above = ends.zip(self.table.ids.iter()).filter(|((some, end), _)| *some && *end > limit);
+        let placed = self.table.blocks.iter().zip(&self.packing.offsets).zip(self.table.ids.iter());
+        let above = placed.filter(|((block, offset), _)| block.size > 0 && block.size + **offset > limit);
         above.map(|(_, id)| id).collect()
     }
 
-    /// The buffers that are alive together at the bound.
+    /// The names of the buffers that are alive at the same time and make up the bound.
     fn buffers_at_bound(&self) -> Vec<&str> {
         self.packing.at_bound.iter().map(|&b| &self.table.ids[b]).collect()
     }
@@ -106,13 +107,13 @@ impl PackOutcome<'_> {
         );
         if let Some(capacity) = self.capacity.filter(|_| !self.fits()) {
             out += &format!(
-                "FAILED: the peak {peak} is {} above the capacity {capacity}; buffers that end above it: {}\n",
+                "FAILED: the peak {peak} is {} above the capacity {capacity}; buffers that end above the capacity: {}\n",
                 peak - capacity,
                 first_names(&self.buffers_above(capacity)),
             );
             if bound > capacity {
                 out += &format!(
-                    "  no packing meets it: alive together are {}\n",
+                    "  no packing fits, because these buffers are alive at the same time: {}\n",
                     first_names(&self.buffers_at_bound())
                 );
             }
@@ -138,7 +139,7 @@ impl PackOutcome<'_> {
     }
 }
 
-/// The first of many names.
+/// The first names of a list, with a count of the others.
 fn first_names(names: &[&str]) -> String {
     const SHOWN: usize = 20;
     let rest = names.len().saturating_sub(SHOWN);

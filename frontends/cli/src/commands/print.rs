@@ -1,4 +1,4 @@
-//! `symmc print`: a program at a stage of its way to the plan, as text or as a graph.
+//! `symmc print`: prints a program at a stage of compilation, as text or as a dependence graph.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -7,18 +7,18 @@ use anyhow::{Result, anyhow, bail};
 use petgraph::graph::{DiGraph, NodeIndex};
 use symmc::unstable::ir::entity::Entity;
 use symmc::unstable::ir::{Node, NodeId, text};
-use symmc::{Graph, Program};
+use symmc::{CompileConfig, Graph, Program};
 
 use crate::args::{PrintArgs, PrintFormat, PrintStage};
 use crate::load;
 use crate::stdout::print_exact;
 
-/// Prints a program; one for each bucket where they have programs of their own, each under a comment.
+/// Prints the program of a stage. Stages with one program per bucket print each after a comment that names the bucket.
 pub fn print(args: &PrintArgs) -> Result<ExitCode> {
     if let (PrintStage::Imported | PrintStage::Canonical, Some(option)) =
         (args.stage, args.compile.provided_options().next())
     {
-        bail!("{option} has no effect before --stage lowered");
+        bail!("{option} has no effect on --stage imported or canonical; expected --stage lowered or planned");
     }
     let mut out = String::new();
     for (i, (comment, graph)) in programs_of_stage(args)?.iter().enumerate() {
@@ -37,7 +37,7 @@ pub fn print(args: &PrintArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The programs of a stage, each with what tells it from the others.
+/// The programs of a stage, each with a comment that names its bucket if the stage has one program per bucket.
 fn programs_of_stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
     let tensors = load::open_tensors(args.tensors.as_deref())?;
     let mut given = load::provided_extents(&args.program, &args.compile, &[]);
@@ -50,7 +50,7 @@ fn programs_of_stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
         PrintStage::Imported => vec![(None, program.graph)],
         PrintStage::Canonical => vec![(None, symmc::canonicalize_program(&program)?)],
         PrintStage::Lowered => {
-            let graphs = symmc::lower_program(&program, &load::host_config(&args.compile)?)?;
+            let graphs = symmc::lower_program(&program, &compile_config(args, &program)?)?;
             let count = graphs.len();
             graphs
                 .into_iter()
@@ -62,13 +62,17 @@ fn programs_of_stage(args: &PrintArgs) -> Result<Vec<(Option<String>, Graph)>> {
     })
 }
 
-/// The planned program of each bucket. Buckets may share one.
+fn compile_config(args: &PrintArgs, program: &Program) -> Result<CompileConfig> {
+    load::host_config(&args.compile, program.graph.ranks.unwrap_or(0))
+}
+
+/// The planned program of each bucket. Several buckets may share a program.
 fn planned_programs(args: &PrintArgs, program: &Program) -> Result<Vec<(Option<String>, Graph)>> {
-    let plan = symmc::compile(program, &load::host_config(&args.compile)?)?;
+    let plan = symmc::compile(program, &compile_config(args, program)?)?;
     let mut out = Vec::new();
     for (i, b) in plan.buckets.iter().enumerate() {
         let text = plan.programs.get(b.program).map_or("", String::as_str);
-        let graph = text::parse(text).map_err(|e| anyhow!("planned program: {e}"))?;
+        let graph = text::parse(text).map_err(|e| anyhow!("the planned program cannot be read: {e}"))?;
         out.push((Some(bucket_comment(i, plan.buckets.len(), &b.describe_range())), graph));
     }
     Ok(out)
@@ -82,9 +86,12 @@ fn symbol_ranges(graph: &Graph) -> String {
     let symbols: Vec<String> = graph
         .symbols
         .values()
-        .map(|s| match s.min == s.max {
-            true => format!("{}={}", s.name, s.min),
-            false => format!("{}={}..={}", s.name, s.min, s.max),
+        .map(|s| {
+            if s.min == s.max {
+                format!("{}={}", s.name, s.min)
+            } else {
+                format!("{}={}..={}", s.name, s.min, s.max)
+            }
         })
         .collect();
     if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
@@ -102,7 +109,7 @@ fn dependence_graph(graph: &Graph) -> DiGraph<NodeId, ()> {
     out
 }
 
-/// The dependence graph in Graphviz form: one box for each node, collectives filled, one edge for each use.
+/// The dependence graph for Graphviz: a box for each node, filled for collectives, and an edge for each use.
 fn format_dot(graph: &Graph) -> String {
     let dependence = dependence_graph(graph);
     let label = |node| {

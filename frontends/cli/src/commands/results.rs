@@ -1,4 +1,4 @@
-//! What `symmc run` says of the results.
+//! The outputs of `symmc run`: how they are printed, and how they are compared with expected ones.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use symmc::{ExpectedOutputs, Graph, Tensor};
 use crate::args::CompareMode;
 use crate::stdout::print_text;
 
-/// The tolerances that the caller gives; the others are the defaults of each output.
+/// The tolerances of the command line. Missing ones are the defaults of each output.
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerances {
     pub absolute: Option<f64>,
@@ -21,7 +21,7 @@ impl Tolerances {
         self.absolute.is_none() && self.relative.is_none()
     }
 
-    /// How far an output with this history may be from this one.
+    /// The tolerance of an output with this rounding history.
     fn tolerance_for(self, history: &RoundingHistory, expected: &Tensor) -> Tolerance {
         if !expected.dtype().is_float() {
             return Tolerance::EXACT;
@@ -38,12 +38,14 @@ impl Tolerances {
 /// The most elements that are printed one by one.
 const SMALL: usize = 64;
 
-/// The outputs for people: the elements of small ones, extremes and mean of others.
+/// The outputs as text: all elements of small ones; minimum, maximum and mean of others.
 pub fn format_outputs(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>]) -> String {
     let mut text = String::new();
     for (rank, outputs) in ranks.zip(outputs) {
         for (index, (output, tensor)) in graph.outputs.iter().zip(outputs).enumerate() {
-            let (value, dtype, shape) = (graph.value_name(output.value), tensor.dtype(), tensor.shape());
+            let value = graph.value_name(output.value);
+            let dtype = tensor.dtype();
+            let shape = tensor.shape();
             text += &format!("rank {rank} output {index} (%{value}): {dtype}{shape:?}");
             text += &match tensor.numel() {
                 0..=SMALL => format!("\n  {}\n", format!("{tensor:#}").replace('\n', "\n  ")),
@@ -54,9 +56,12 @@ pub fn format_outputs(graph: &Graph, ranks: Range<usize>, outputs: &[Vec<Tensor>
     text
 }
 
-/// Extremes and mean of the finite elements, and how many are not.
+/// Minimum, maximum and mean of the finite elements, and the number of other elements.
 fn summarize_tensor(tensor: &Tensor) -> String {
-    let (mut least, mut most, mut sum, mut finite) = (None, None, 0.0, 0usize);
+    let mut least = None;
+    let mut most = None;
+    let mut sum = 0.0;
+    let mut finite = 0usize;
     for i in 0..tensor.numel() {
         let x = tensor.get_f64(i);
         if !x.is_finite() {
@@ -84,12 +89,12 @@ fn summarize_tensor(tensor: &Tensor) -> String {
 
 pub struct ReferenceOutputs<'a> {
     pub with: CompareMode,
-    /// By rank and output.
+    /// The expected outputs, by rank and output.
     pub expected: &'a ExpectedOutputs,
-    /// By output.
+    /// The rounding histories, by output.
     pub histories: &'a [RoundingHistory],
     pub tolerances: Tolerances,
-    /// The outputs of the interpreter, by rank, with noise on every rounding, drawn from a seed.
+    /// Runs the interpreter with random noise on every rounding, from a seed. Returns the outputs by rank.
     pub with_noise: &'a dyn Fn(u64) -> Result<Vec<Vec<Tensor>>>,
 }
 
@@ -99,9 +104,9 @@ struct ComparedOutput<'a> {
     found: &'a Tensor,
     expected: &'a Tensor,
     tolerance: Tolerance,
-    /// How far runs with noise may widen the tolerance.
+    /// The widest tolerance that runs with noise may lead to.
     limit: Tolerance,
-    /// How far noise moves the elements that were beyond the tolerance, if there are any.
+    /// How far noise moves the elements that were beyond the tolerance; `None` if there are no such elements.
     spread: Option<NoiseSpread>,
 }
 
@@ -113,7 +118,7 @@ impl ComparedOutput<'_> {
         }
     }
 
-    /// Takes in one run with noise.
+    /// Widens the tolerance and the spread by the output of one run with noise.
     fn widen_by_noise(&mut self, noisy: &Tensor) {
         if let Some(spread) = &mut self.spread {
             self.tolerance = self.tolerance.widened_by_noise(self.expected, noisy, self.limit);
@@ -137,21 +142,21 @@ impl ComparedOutput<'_> {
     }
 }
 
-/// Prints a line for each output of each rank; whether all agree.
+/// Prints a line for each output of each rank. Returns whether all outputs agree.
 pub fn report_comparison(
     graph: &Graph,
     ranks: Range<usize>,
     outputs: &[Vec<Tensor>],
     reference: &ReferenceOutputs<'_>,
 ) -> Result<bool> {
-    // Tolerances that the caller states are kept as they are, and recorded outputs are not those of the interpreter.
+    // Noise only widens default tolerances, and only the interpreter can run with noise.
     let has_noise = reference.with == CompareMode::Interpreter && reference.tolerances.are_default();
     let mut compared = Vec::new();
     for (rank, found) in ranks.zip(outputs) {
         let Some(expected) = reference.expected.get(rank) else { continue };
         let outputs = found.iter().zip(expected).zip(reference.histories).enumerate();
         compared.extend(outputs.filter_map(|(index, ((found, expected), history))| {
-            // A state that an output replaces is not recorded.
+            // Outputs that replace an input are not recorded.
             let expected = expected.as_deref()?;
             let limit = reference.tolerances.tolerance_for(history, expected);
             let tolerance = if has_noise { Tolerance::for_stored_type(history, expected) } else { limit };
@@ -176,13 +181,13 @@ pub fn report_comparison(
 }
 
 const NOISY_RUNS: u64 = 8;
-/// After this many runs with noise that explain no further element, there are no more. Runs with different seeds take
-/// different infinities where sums leave the range of their type.
+/// The search stops after this many runs with noise in a row that explain no further element. One run is not enough: where
+/// sums leave the range of their type, runs with different seeds give different infinities.
 const IDLE_RUNS: u64 = 4;
 
-/// Where outputs differ by more than their tolerance, finds out how far noise on every rounding moves them. Each run with
-/// noise is one of the interpreter, so there are none where everything agrees, and few where noise explains nothing. Elements
-/// within the tolerance are not looked at again.
+/// Measures how far noise on every rounding moves the outputs that differ by more than their tolerance. Each run with noise
+/// is a run of the interpreter. So there are no runs if all outputs agree, and few if noise explains nothing. Elements
+/// within the tolerance are not examined again.
 fn measure_sensitivity(
     compared: &mut [ComparedOutput<'_>],
     with_noise: &dyn Fn(u64) -> Result<Vec<Vec<Tensor>>>,
@@ -191,9 +196,7 @@ fn measure_sensitivity(
         let spread = interp::spread_of_beyond(output.found, output.expected, output.tolerance);
         output.spread = Some(spread).filter(|spread| spread.elements().next().is_some());
     }
-    let unexplained =
-        |compared: &[ComparedOutput<'_>]| compared.iter().map(|o| o.count_unexplained()).sum::<usize>();
-    let mut left = unexplained(compared);
+    let mut left = count_all_unexplained(compared);
     let mut idle = 0;
     for seed in 0..NOISY_RUNS {
         if left == 0 || idle == IDLE_RUNS {
@@ -205,11 +208,15 @@ fn measure_sensitivity(
                 output.widen_by_noise(noisy);
             }
         }
-        let now = unexplained(compared);
+        let now = count_all_unexplained(compared);
         idle = if now < left { 0 } else { idle + 1 };
         left = now;
     }
     Ok(())
+}
+
+fn count_all_unexplained(compared: &[ComparedOutput<'_>]) -> usize {
+    compared.iter().map(|output| output.count_unexplained()).sum()
 }
 
 #[cfg(test)]
@@ -228,8 +235,8 @@ mod tests {
         Tensor::from_f64(DType::F32, vec![2], &elements).expect("two elements")
     }
 
-    /// Whether an output passes for one of ones with this history, where runs with noise give the other; and the number of
-    /// these runs.
+    /// Compares `found` with an expected output of ones, where runs with noise give `noisy`. Returns whether it passes, and
+    /// the number of runs with noise.
     fn passes(found: [f64; 2], noisy: [f64; 2], history: RoundingHistory) -> (bool, u64) {
         let graph = text::parse(PROGRAM).expect("a program");
         let expected = vec![vec![Some(Arc::new(f32s([1.0, 1.0])))]];
@@ -250,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_has_to_be_explained_by_noise() {
+    fn elements_that_are_not_finite_must_be_explained_by_noise() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
         let f32s = RoundingHistory::rounded_to(DType::F32);
         let f16s = RoundingHistory::rounded_to(DType::F16);
@@ -265,12 +272,12 @@ mod tests {
     }
 
     #[test]
-    fn a_finer_type_than_its_history_is_held_to_what_noise_shows() {
+    fn an_output_of_a_finer_type_than_its_history_is_compared_by_noise() {
         let bf16s = RoundingHistory::rounded_to(DType::BF16);
         // Noise that moves the output by a thousandth allows four of them, although bf16 allows 4 %.
         assert_eq!(passes([1.003, 1.0], [1.001, 1.001], bf16s), (true, 1));
         assert!(!passes([1.02, 1.0], [1.001, 1.001], bf16s).0);
-        // No noise is needed within the tolerance of the output's own type, and none allows more than that of bf16.
+        // Within the tolerance of the output's own type no noise is needed. Noise never allows more than the tolerance of bf16.
         assert_eq!(passes([1.00001, 1.0], [1.5, 1.5], bf16s), (true, 0));
         assert!(passes([1.05, 1.0], [1.03, 1.03], bf16s).0);
         assert!(!passes([1.5, 1.0], [1.03, 1.03], bf16s).0);

@@ -1,4 +1,7 @@
-//! `symmc run`.
+//! `symmc run`: runs a program or a plan on all ranks, and compares the outputs.
+//!
+//! Everything that can be refused is refused before any rank starts. Ranks that another launcher started agree on such a
+//! refusal, so that no rank waits for one that has left.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -7,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
+use indexmap::IndexMap;
 use symmc::unstable::ir::interp::{RoundingHistory, RunCount, output_histories};
 use symmc::unstable::ir::{Op, OutputKind};
 use symmc::unstable::runtime::RunError;
@@ -27,13 +31,14 @@ use crate::self_command::SelfCommand;
 use crate::stdout::{print_text, refuse_overwrite};
 use crate::units::{format_count, format_micros};
 
-pub fn run(args: &RunArgs, own: &SelfCommand) -> Result<ExitCode> {
+pub fn run(args: &RunArgs, self_command: &SelfCommand) -> Result<ExitCode> {
     check_option_conflicts(args)?;
-    let place = find_membership(args)?;
-    let prepared = prepare(args, place.as_ref()).inspect_err(|error| decline_run(place.as_ref(), error))?;
+    let membership = find_membership(args)?;
+    let prepared =
+        prepare(args, membership.as_ref()).inspect_err(|error| decline_run(membership.as_ref(), error))?;
     let PreparedRun { plan, source, work, expected, output } = prepared;
     let start = Instant::now();
-    let (ranks, ran) = with_spinner("running", || execute(args, own, place, (&plan, &work)))?;
+    let (ranks, ran) = with_spinner("running", || execute(args, self_command, membership, &plan, &work))?;
     if let (true, Some(times)) = (args.timing, RunTimes::slowest(&ran.times)) {
         messages::print_line(&format_timing(times, start.elapsed()));
     }
@@ -45,7 +50,8 @@ pub fn run(args: &RunArgs, own: &SelfCommand) -> Result<ExitCode> {
         print_text(&format_outputs(&source, ranks.clone(), &outputs))?;
     }
     if args.backend != BackendArg::Interpreter && ranks.start == 0 {
-        print_text(&decision_lines(&plan, serving_bucket(&plan, &source, &work)?)?)?;
+        let sizes = named_sizes(&source, &work);
+        print_text(&decision_lines(&plan, serving_bucket(&plan, &sizes)?, &sizes)?)?;
     }
     let tolerances = Tolerances { absolute: args.atol, relative: args.rtol };
     let agreed = match expected? {
@@ -66,7 +72,11 @@ pub fn run(args: &RunArgs, own: &SelfCommand) -> Result<ExitCode> {
             report_comparison(&source, ranks, &outputs, &reference)?
         }
         None => {
-            let end = if args.compare.is_some() { "not compared" } else { "nothing to compare with" };
+            let end = if args.compare.is_some() {
+                "not compared"
+            } else {
+                "nothing to compare with; --compare interpreter compares with the reference interpreter"
+            };
             print_text(&format!("{}: {} ran; {end}\n", source.name, format_count(plan.ranks, "rank")))?;
             true
         }
@@ -74,18 +84,19 @@ pub fn run(args: &RunArgs, own: &SelfCommand) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!agreed)))
 }
 
-/// What a run needs, before any rank begins.
+/// Everything that a run needs, before any rank begins.
 struct PreparedRun {
     plan: CheckedPlan,
     source: Graph,
     work: Workload,
-    /// What the results are compared with. Ranks that joined run also without it, that none waits for this one.
+    /// The expected outputs, if outputs are compared. Under another launcher an error here is reported after the run,
+    /// because the other ranks would wait for this one.
     expected: Result<Option<(CompareMode, ExpectedOutputs)>>,
     output: Option<PathBuf>,
 }
 
-fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<PreparedRun> {
-    let output = output_path(args, place)?;
+fn prepare(args: &RunArgs, membership: Option<&Membership>) -> Result<PreparedRun> {
+    let output = output_path(args, membership)?;
     let machine = args.compile.machine_file();
     let named = args.program.program.iter().chain(&args.tensors).chain(&args.plan).cloned().chain(machine);
     refuse_overwrites(args, output.as_deref(), &named.collect::<Vec<_>>())?;
@@ -98,16 +109,16 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<PreparedRun> {
     let RunSubject { plan, source, weights, files } = open_subject(args, tensors.as_ref())?;
     refuse_overwrites(args, output.as_deref(), &files)?;
     check_runnable(args, &plan)?;
-    if args.backend == BackendArg::Cuda && place.is_none_or(|p| p.rank == 0) {
+    if args.backend == BackendArg::Cuda && membership.is_none_or(|m| m.rank == 0) {
         gpu::note_attention(&plan);
         gpu::note_cache();
     }
-    if let Some(place) = place.filter(|p| p.ranks != plan.ranks) {
-        let found = format_count(place.ranks, "rank");
+    if let Some(membership) = membership.filter(|m| m.ranks != plan.ranks) {
         bail!(
-            "{}: {} expected, the environment gives {found}",
+            "{}: expected {}, found {} in the environment",
             source.name,
-            format_count(plan.ranks, "rank")
+            format_count(plan.ranks, "rank"),
+            format_count(membership.ranks, "rank")
         );
     }
     let draw = DrawConfig::default()
@@ -115,17 +126,18 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<PreparedRun> {
         .with_arguments(args.seed.is_some())
         .with_ranks(args.draw.into())
         .with_symbols(args.set.iter().cloned());
-    let gather = || Workload::gather(&source, &weights, tensors.as_deref(), &draw);
-    let work = with_spinner("reading and drawing inputs", gather)?;
+    let work = with_spinner("reading and generating inputs", || {
+        Workload::gather(&source, &weights, tensors.as_deref(), &draw)
+    })?;
     for note in &work.notes {
         messages::note(note);
     }
-    // Ranks that joined find out together, so that none waits for one that has left.
-    if args.backend != BackendArg::Interpreter && place.is_none() {
-        serving_bucket(&plan, &source, &work)?;
+    // Ranks under another launcher find out together when they run, so that none waits for one that has left.
+    if args.backend != BackendArg::Interpreter && membership.is_none() {
+        serving_bucket(&plan, &named_sizes(&source, &work))?;
     }
     let expected = expected_outputs(args, &plan, &work);
-    if place.is_none()
+    if membership.is_none()
         && let Err(error) = expected
     {
         return Err(error);
@@ -133,26 +145,26 @@ fn prepare(args: &RunArgs, place: Option<&Membership>) -> Result<PreparedRun> {
     Ok(PreparedRun { plan, source, work, expected, output })
 }
 
-/// Refuses output files that the run reads.
+/// Refuses output files that are among the files that the run reads.
 fn refuse_overwrites(args: &RunArgs, output: Option<&Path>, inputs: &[PathBuf]) -> Result<()> {
     refuse_overwrite(output, inputs)?;
     refuse_overwrite(args.profile_trace.as_deref(), inputs)
 }
 
-/// Tells the ranks that joined that this one cannot begin.
-fn decline_run(place: Option<&Membership>, error: &anyhow::Error) {
-    if let Some(place) = place {
+/// Notifies the other ranks, if another launcher started them, that this rank cannot begin.
+fn decline_run(membership: Option<&Membership>, error: &anyhow::Error) {
+    if let Some(membership) = membership {
         let text = error_message(error);
-        let told = match exit_code(error) {
+        let reason = match exit_code(error) {
             2 => RunError::Invalid(text),
             _ => RunError::system("this rank cannot begin", text),
         };
-        // The command ends with the error as it was found.
-        let _ = place.decline(told);
+        // The command ends with the original error, whether or not the other ranks receive this one.
+        let _ = membership.decline(reason);
     }
 }
 
-/// The place of this process among ranks that another launcher started, if one did.
+/// The membership of this process among ranks that another launcher started, if one did.
 fn find_membership(args: &RunArgs) -> Result<Option<Membership>> {
     match args.backend {
         BackendArg::Host | BackendArg::Cuda => {
@@ -177,14 +189,14 @@ fn with_launch_hint(error: RunError) -> RunError {
     }
 }
 
-/// Where the outputs go; a file for each rank where another launcher started them.
-fn output_path(args: &RunArgs, place: Option<&Membership>) -> Result<Option<PathBuf>> {
+/// The file of the outputs. Under another launcher each rank has a file of its own, `FILE.rank{r}.safetensors`.
+fn output_path(args: &RunArgs, membership: Option<&Membership>) -> Result<Option<PathBuf>> {
     let Some(file) = &args.output else { return Ok(None) };
-    let file = match place {
+    let file = match membership {
         None => file.clone(),
-        Some(place) => {
+        Some(membership) => {
             let mut name = file.file_stem().unwrap_or_default().to_os_string();
-            name.push(format!(".rank{}", place.rank));
+            name.push(format!(".rank{}", membership.rank));
             if let Some(extension) = file.extension() {
                 name.push(".");
                 name.push(extension);
@@ -196,29 +208,32 @@ fn output_path(args: &RunArgs, place: Option<&Membership>) -> Result<Option<Path
 }
 
 fn format_timing(times: RunTimes, all: Duration) -> String {
-    let (least, median) = (times.least.as_secs_f64() * 1e6, times.median.as_secs_f64() * 1e6);
+    let least = times.least.as_secs_f64() * 1e6;
+    let median = times.median.as_secs_f64() * 1e6;
     let runs = format_count(times.runs, "run");
     let each = match times.runs {
         0 | 1 => format_micros(median),
         _ => format!("least {}, median {}", format_micros(least), format_micros(median)),
     };
-    format!("{runs} in {:.2} ms with starting; each: {each}", all.as_secs_f64() * 1e3)
+    format!("{runs} in {:.2} ms, with the start of the ranks; each: {each}", all.as_secs_f64() * 1e3)
 }
 
-/// The outputs of all ranks, or of the one that this process is when another launcher started it.
+/// Runs the plan. Returns the ranks whose outputs this process has, and their results: all ranks, or the one rank that
+/// this process is under another launcher.
 fn execute(
     args: &RunArgs,
-    own: &SelfCommand,
-    place: Option<Membership>,
-    (plan, work): (&CheckedPlan, &Workload),
+    self_command: &SelfCommand,
+    membership: Option<Membership>,
+    plan: &CheckedPlan,
+    work: &Workload,
 ) -> Result<(Range<usize>, JobResult)> {
     let config = run_config(args, args.chaos);
-    if let Some(place) = place {
-        let rank = place.rank as usize;
-        let (outputs, times) = symmc::run_joined_timed(plan, work, &place, &config)?;
+    if let Some(membership) = membership {
+        let rank = membership.rank as usize;
+        let (outputs, times) = symmc::run_joined_timed(plan, work, &membership, &config)?;
         return Ok((rank..rank + 1, JobResult { outputs: vec![outputs], times: vec![times] }));
     }
-    let ran = symmc::run_timed(plan, work, &select_backend(args, own), &config)?;
+    let ran = symmc::run_timed(plan, work, &select_backend(args, self_command), &config)?;
     Ok((0..ran.outputs.len(), ran))
 }
 
@@ -230,25 +245,21 @@ struct RunSubject {
 }
 
 fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<RunSubject> {
-    let path = args.program.first_path();
     if load::is_plan_argument(&args.program)? {
-        refuse_compile_options(args)?;
-        let plan = load::read_plan(path)?;
-        if let Some(ranks) = args.program.ranks.filter(|&r| r != plan.ranks) {
-            bail!("{}: the plan is for {}, found {ranks}", path.display(), format_count(plan.ranks, "rank"));
-        }
-        let plan = symmc::into_checked_plan(plan)?;
+        let plan_option = args.plan.as_ref().map(|_| "--plan");
+        let given = args.program.provided_options().chain(args.compile.provided_options()).chain(plan_option);
+        load::refuse_program_options(args.program.first_path(), given)?;
+        let plan = load::open_plan(&args.program)?;
         let source = plan.source_program().clone();
         return Ok(RunSubject { plan, source, weights: Weights::default(), files: Vec::new() });
     }
-    let made = args
-        .plan
-        .as_ref()
-        .map(|path| Ok::<_, anyhow::Error>((path, symmc::into_checked_plan(load::read_plan(path)?)?)));
-    let made = made.transpose()?;
+    let saved = match &args.plan {
+        Some(path) => Some((path, symmc::into_checked_plan(load::read_plan(path)?)?)),
+        None => None,
+    };
     let mut given = load::provided_extents(&args.program, &args.compile, &args.set);
-    match (&made, tensors) {
-        // A plan that exists is for the ranges that it was made for.
+    match (&saved, tensors) {
+        // The program gets the ranges that the plan was made for.
         (Some((_, plan)), _) => {
             let symbols = plan.source_program().symbols.values();
             given.fallback_bounds = symbols.map(|s| (s.name.clone(), s.max)).collect();
@@ -260,13 +271,13 @@ fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Run
     }
     let mut program = load::open_program(&args.program, given, tensors)?;
     load::infer_ranks(&mut program)?;
-    let plan = match made {
+    let plan = match saved {
         Some((path, plan)) => {
             let mut planned = plan.source_program().clone();
             planned.name.clone_from(&program.graph.name);
             if planned != program.graph {
                 bail!(
-                    "{}: the plan was made for another program, {} on {}; expected one for {}",
+                    "{}: the plan was made for another program, {} on {}; expected a plan for {}",
                     path.display(),
                     plan.source.name,
                     format_count(plan.ranks, "rank"),
@@ -283,11 +294,12 @@ fn open_subject(args: &RunArgs, tensors: Option<&Arc<TensorFile>>) -> Result<Run
 fn compile_config(args: &RunArgs, ranks: u32) -> Result<CompileConfig> {
     match args.backend {
         BackendArg::Cuda => load::gpu_config(&args.compile, ranks, &args.gpus),
-        _ => load::host_config(&args.compile),
+        _ => load::host_config(&args.compile, ranks),
     }
 }
 
-/// What the backend does not run is told before anything starts. This command has no kernels for custom ops.
+/// Refuses a plan with a step that the backend cannot run, before anything starts. This command has no kernels for custom
+/// ops.
 fn check_runnable(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
     let Err(error) = symmc::check_device_support(plan, &run_config(args, None)) else { return Ok(()) };
     if !error.is_bad_input() {
@@ -295,26 +307,27 @@ fn check_runnable(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
     }
     let program = args.program.first_path().display();
     let message = error.to_string();
-    let mut opaque = plan.source_program().nodes.values().filter_map(|node| match &node.op {
+    let mut opaque_ops = plan.source_program().nodes.values().filter_map(|node| match &node.op {
         Op::Opaque { name, .. } => Some(name),
         _ => None,
     });
-    let known = opaque.find(|name| is_framework_op(name) && message.contains(&format!("{name:?}")));
-    let custom = match (error.is_missing_kernel(), known) {
+    let unsupported_op =
+        opaque_ops.find(|name| is_framework_op(name) && message.contains(&format!("{name:?}")));
+    let remedy = match (error.is_missing_kernel(), unsupported_op) {
         (true, Some(name)) if name.starts_with("aten.") => {
             "; symmc does not support this op, or not as it is used here; `run_decompositions()` of the exported \
              program replaces many ops of PyTorch by ops that symmc supports"
         }
         (true, Some(_)) => "; symmc does not support this op, or not as it is used here",
         (true, None) => {
-            "; a custom op runs where symmc is embedded and its kernel is registered: see docs/custom-ops.md"
+            "; this command has no kernels for custom ops: embed symmc and register the kernel, see docs/custom-ops.md"
         }
         (false, _) => "",
     };
-    bail!("{program}: {error}{custom}")
+    bail!("{program}: {error}{remedy}")
 }
 
-/// Whether an opaque op is one of PyTorch, ONNX or ONNX Runtime themselves, by its name.
+/// Whether the name of an opaque op belongs to PyTorch, ONNX or ONNX Runtime, and not to a custom op.
 fn is_framework_op(name: &str) -> bool {
     const PYTORCH: [&str; 7] =
         ["aten", "prims", "_c10d_functional", "c10d", "symm_mem", "higher_order", "quantized"];
@@ -325,22 +338,9 @@ fn is_framework_op(name: &str) -> bool {
     }
 }
 
-/// A plan is compiled already: what would compile it otherwise is refused rather than ignored.
-fn refuse_compile_options(args: &RunArgs) -> Result<()> {
-    let plan = args.plan.as_ref().map(|_| "--plan");
-    let group = args.program.groups.first().map(|_| "--group");
-    let dim = args.program.dims.first().map(|_| "--dim");
-    match plan.into_iter().chain(group).chain(dim).chain(args.compile.provided_options()).next() {
-        Some(option) => {
-            bail!("{}: this is a plan; {option} is for programs", args.program.first_path().display())
-        }
-        None => Ok(()),
-    }
-}
-
-/// Refuses, before any work, what cannot come to an end as asked.
+/// Refuses combinations of options that contradict each other or have no effect.
 fn check_option_conflicts(args: &RunArgs) -> Result<()> {
-    let of_gpus = [
+    let gpu_options = [
         ("--gpus", !args.gpus.is_empty()),
         ("--arena", args.arena.is_some()),
         ("--products", args.products.is_some()),
@@ -349,40 +349,55 @@ fn check_option_conflicts(args: &RunArgs) -> Result<()> {
     match args.backend {
         BackendArg::Cuda => gpu::present()?,
         _ => {
-            if let Some((option, _)) = of_gpus.iter().find(|o| o.1) {
+            if let Some((option, _)) = gpu_options.iter().find(|(_, given)| *given) {
                 bail!("{option} has no effect without --backend cuda");
             }
         }
     }
     if args.backend == BackendArg::Interpreter && args.compare == Some(CompareMode::Interpreter) {
         bail!(
-            "--backend interpreter --compare interpreter compares the interpreter with itself; expected another backend or --compare recorded"
+            "--backend interpreter --compare interpreter compares the interpreter with itself; expected another \
+             backend or --compare recorded"
         );
     }
     let one_process = matches!(args.backend, BackendArg::Threads | BackendArg::Interpreter);
     if one_process && !matches!(args.launch, LaunchArg::Auto | LaunchArg::Local) {
-        bail!("--launch has no effect on a backend of one process");
+        bail!("--launch has no effect with --backend threads or interpreter, which run in one process");
     }
-    let drawn = args.seed.is_some().then_some("--seed, which draws the arguments");
-    match (args.compare, &args.tensors, drawn, args.compile.provided_options().next(), &args.plan) {
-        (Some(CompareMode::Recorded), None, ..) => bail!("--compare recorded needs --tensors"),
-        (Some(CompareMode::Recorded), _, Some(why), ..) => bail!("--compare recorded contradicts {why}"),
-        (.., Some(option), Some(_)) => bail!("{option} has no effect on the plan that --plan names"),
-        _ => Ok(()),
+    if args.compare == Some(CompareMode::Recorded) {
+        if args.tensors.is_none() {
+            bail!("--compare recorded needs --tensors");
+        }
+        if args.seed.is_some() {
+            bail!(
+                "--compare recorded contradicts --seed, which replaces the recorded arguments by random ones"
+            );
+        }
     }
+    if args.plan.is_some()
+        && let Some(option) = args.compile.provided_options().next()
+    {
+        bail!("{option} has no effect on the plan that --plan names");
+    }
+    Ok(())
 }
 
-fn serving_bucket(plan: &CheckedPlan, source: &Graph, work: &Workload) -> Result<usize> {
-    let sizes = source.symbols.iter();
-    let sizes = sizes.filter_map(|(id, s)| Some((s.name.clone(), work.bindings.get(id)?))).collect();
-    plan.find_bucket(&sizes).map_err(|e| anyhow!("{e}"))
+/// The sizes of a run by the names of the symbols.
+fn named_sizes(source: &Graph, work: &Workload) -> IndexMap<String, i64> {
+    let symbols = source.symbols.iter();
+    symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), work.bindings.get(id)?))).collect()
 }
 
-fn select_backend(args: &RunArgs, own: &SelfCommand) -> Backend {
+/// The index of the bucket that serves these sizes.
+fn serving_bucket(plan: &CheckedPlan, sizes: &IndexMap<String, i64>) -> Result<usize> {
+    plan.find_bucket(sizes).map_err(|e| anyhow!("{e}"))
+}
+
+fn select_backend(args: &RunArgs, self_command: &SelfCommand) -> Backend {
     match args.backend {
         BackendArg::Interpreter => Backend::Interpreter,
         BackendArg::Threads => Backend::Threads,
-        BackendArg::Host | BackendArg::Cuda => Backend::Processes(own.rank_command()),
+        BackendArg::Host | BackendArg::Cuda => Backend::Processes(self_command.rank_command()),
     }
 }
 
@@ -409,18 +424,19 @@ fn expected_outputs(
         CompareMode::None => Ok(None),
         CompareMode::Recorded => Ok(Some((CompareMode::Recorded, recorded_outputs(args, plan, work)?))),
         CompareMode::Interpreter => {
-            // Where no output mutates an input, every run gives the same.
+            // If no output replaces an input, all runs give the same outputs, and one is enough.
             let repeats = if mutates_inputs(plan) { args.repeat } else { 1 };
             let config = run_config(args, None).with_repeats(repeats);
-            let interpret = || symmc::run(plan, work, &Backend::Interpreter, &config);
-            let outputs = with_spinner("interpreting", interpret)?;
+            let outputs =
+                with_spinner("interpreting", || symmc::run(plan, work, &Backend::Interpreter, &config))?;
             let outputs = outputs.into_iter().map(|r| r.into_iter().map(|t| Some(Arc::new(t))).collect());
             Ok(Some((CompareMode::Interpreter, outputs.collect())))
         }
     }
 }
 
-/// How the outputs were rounded, by the source and by what of the plan serves the sizes.
+/// The rounding history of each output: in the program of the bucket that serves the sizes, or in the source if the
+/// interpreter is the backend.
 fn rounding_histories(
     args: &RunArgs,
     plan: &CheckedPlan,
@@ -431,11 +447,11 @@ fn rounding_histories(
     if args.backend == BackendArg::Interpreter {
         return Ok(output_histories(source, runs));
     }
-    let bucket = &plan.buckets[serving_bucket(plan, source, work)?];
+    let bucket = &plan.buckets[serving_bucket(plan, &named_sizes(source, work))?];
     Ok(plan.output_histories(bucket.program, runs)?)
 }
 
-/// Whether a run changes what the next one reads.
+/// Whether a run changes an input that the next run reads.
 fn mutates_inputs(plan: &CheckedPlan) -> bool {
     plan.source_program().outputs.iter().any(|o| matches!(o.kind, OutputKind::Mutates(_)))
 }
@@ -443,10 +459,11 @@ fn mutates_inputs(plan: &CheckedPlan) -> bool {
 fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Result<ExpectedOutputs> {
     let Some(file) = &args.tensors else { bail!("--compare recorded needs --tensors") };
     let file = file.display();
-    let others = "--compare interpreter compares with the interpreter, --compare none with nothing";
+    let others = "--compare interpreter compares with the interpreter, --compare none does not compare";
     match (&work.expected, &work.incomparable) {
         (Some(_), _) if args.repeat > 1 && mutates_inputs(plan) => bail!(
-            "{file}: its outputs are those of one run, and {} changes its inputs from run to run, found --repeat {}; {others}",
+            "{file}: the recorded outputs are for one run, because {} changes its inputs in each run; found --repeat {}; \
+             {others}",
             plan.source.name,
             args.repeat
         ),
@@ -455,6 +472,6 @@ fn recorded_outputs(args: &RunArgs, plan: &CheckedPlan, work: &Workload) -> Resu
             .map(|rank| rank.iter().map(|t| t.as_ref().map(Tensor::load_to_memory).transpose()).collect())
             .collect::<std::io::Result<_>>()?),
         (None, Some(why)) => bail!("{file}: {why}; {others}"),
-        (None, None) => bail!("{file}: it records no outputs (rank<r>.out.<i>); {others}"),
+        (None, None) => bail!("{file}: the file records no outputs (rank<r>.out.<i>); {others}"),
     }
 }

@@ -1,4 +1,5 @@
-//! When a value's memory is occupied, why that long, who touches it, and who has it before and after.
+//! The lifetime of a value's memory: which steps and peers access it, from when to when its buffer is occupied and why, and
+//! which values use the same bytes before and after.
 
 use std::fmt::Write;
 
@@ -10,6 +11,7 @@ use symmc::unstable::plan::{
 
 use crate::planned_bucket::PlannedBucket;
 
+/// An access of a step to a value, by one of the step's nodes.
 struct ValueAccess<'a> {
     step: usize,
     node: &'a Node,
@@ -22,56 +24,64 @@ pub fn lifetime_text(planned: &PlannedBucket<'_>, base: ValueId, place: &ValuePl
     let mut line = |text: String| {
         let _ = writeln!(out, "  {text}");
     };
-    let touches = value_accesses(planned, base);
-    let names = |wanted: fn(&ValueAccess<'_>) -> bool| -> Vec<String> {
-        let mut steps: Vec<usize> = touches.iter().filter(|t| wanted(t)).map(|t| t.step).collect();
-        steps.dedup();
-        steps.into_iter().map(|s| step_name(planned.bucket, s)).collect()
-    };
-    match names(|t| t.writes).as_slice() {
-        [] => line("its caller writes it before each run, or once if it is a parameter".into()),
+    let accesses = value_accesses(planned, base);
+    match step_names(planned, accesses.iter().filter(|access| access.writes)).as_slice() {
+        [] => line("written by the caller before each run, or once if it is a parameter".into()),
         writers => line(format!("written by {}", writers.join(", "))),
     }
-    match names(|t| t.reads).as_slice() {
+    match step_names(planned, accesses.iter().filter(|access| access.reads)).as_slice() {
         [] => line("no step reads it".into()),
         readers => line(format!("read by {}", abbreviate(readers))),
     }
-    let peers: Vec<String> = touches.iter().filter_map(|t| peer_access_text(planned, t)).collect();
+    let peers: Vec<String> = accesses.iter().filter_map(|access| peer_access_text(planned, access)).collect();
     match place.memory {
         MemoryRef::Buffer(i) => {
             let Some(b) = planned.bucket.buffers.get(i) else { return out };
-            line(occupancy_text(planned, b, &touches));
+            line(occupancy_text(planned, b, &accesses));
             line(match (b.reach, peers.is_empty()) {
-                (PeerReach::Local, _) => "peers do not touch it".into(),
+                (PeerReach::Local, _) => "peers do not access it".into(),
                 (_, false) => abbreviate(&peers),
                 (PeerReach::Read, true) => {
-                    "peers do not touch this value, but read others in its buffer".into()
+                    "peers do not access this value, but read other values in its buffer".into()
                 }
                 (PeerReach::Written, true) => {
-                    "peers do not touch this value, but write others in its buffer".into()
+                    "peers do not access this value, but write other values in its buffer".into()
                 }
             });
             neighbour_texts(planned, i, base).into_iter().for_each(line);
         }
         MemoryRef::Fixed(_) => match peers.as_slice() {
-            [] => line("peers do not touch it".into()),
+            [] => line("peers do not access it".into()),
             peers => line(abbreviate(peers)),
         },
-        MemoryRef::Input(_) => line("peers do not touch it, and no step writes it".into()),
-        MemoryRef::Output(_) => line("peers do not touch it; it stays until the caller has read it".into()),
+        MemoryRef::Input(_) => line("peers do not access it, and no step writes it".into()),
+        MemoryRef::Output(_) => {
+            line("peers do not access it; it is kept until the caller has read it".into())
+        }
     }
     out
 }
 
+/// The names of the steps of these accesses, each once.
+fn step_names<'a>(
+    planned: &PlannedBucket<'_>,
+    accesses: impl Iterator<Item = &'a ValueAccess<'a>>,
+) -> Vec<String> {
+    let mut steps: Vec<usize> = accesses.map(|access| access.step).collect();
+    steps.dedup();
+    steps.into_iter().map(|step| step_name(planned.bucket, step)).collect()
+}
+
+/// All accesses to a value and its views, in the order of the steps.
 fn value_accesses<'a>(planned: &PlannedBucket<'a>, base: ValueId) -> Vec<ValueAccess<'a>> {
-    let of = |v: &ValueId| planned.program.base(*v) == base;
+    let is_view_of_base = |v: &ValueId| planned.program.base(*v) == base;
     let steps = 0..planned.bucket.steps.len();
     let nodes = steps.flat_map(|step| planned.nodes_of_step(step).map(move |node| (step, node)));
     nodes
         .filter_map(|(step, node)| {
             let writes = node.outputs.contains(&base);
-            // What a step defines it does not read, though one of its nodes may.
-            let reads = node.inputs.iter().any(of) && planned.step_of_value(base) != Some(step);
+            // A step does not read a value that it defines, even if one of its nodes does.
+            let reads = node.inputs.iter().any(is_view_of_base) && planned.step_of_value(base) != Some(step);
             (reads || writes).then_some(ValueAccess { step, node, reads, writes })
         })
         .collect()
@@ -81,7 +91,7 @@ fn step_name(bucket: &Bucket, s: usize) -> String {
     bucket.steps.get(s).map_or_else(|| format!("step {s}"), |step| format!("step {s} (%{})", step.node))
 }
 
-/// The first and the last few of many.
+/// A list for people. Long lists are cut to the first and the last two items.
 fn abbreviate(items: &[String]) -> String {
     match items {
         [a, b, .., y, z] if items.len() > 6 => format!("{a}, {b}, … {} more …, {y}, {z}", items.len() - 4),
@@ -89,7 +99,7 @@ fn abbreviate(items: &[String]) -> String {
     }
 }
 
-/// What a collective is, between whom.
+/// The contract of a collective with its variant, the name of its group, and the name of the variant. `None` for other nodes.
 fn collective_contract<'a>(
     planned: &PlannedBucket<'a>,
     node: &Node,
@@ -104,107 +114,123 @@ fn communicates(planned: &PlannedBucket<'_>, s: usize) -> bool {
     nodes.map(|n| &planned.graph.nodes[n]).any(|node| node.op.as_collective().is_some())
 }
 
-fn peer_access_text(planned: &PlannedBucket<'_>, touch: &ValueAccess<'_>) -> Option<String> {
-    let step = step_name(planned.bucket, touch.step);
-    if let Op::Custom(_) = touch.node.op {
-        return Some(format!("the kernel of {step} may touch it on peers"));
+/// How peers access the value in a step, if they do.
+fn peer_access_text(planned: &PlannedBucket<'_>, access: &ValueAccess<'_>) -> Option<String> {
+    let step = step_name(planned.bucket, access.step);
+    if let Op::Custom(_) = access.node.op {
+        return Some(format!("the kernel of {step} may access it on peers"));
     }
-    let (contract, group, variant) = collective_contract(planned, touch.node)?;
-    let does = match () {
-        () if touch.writes && contract.peer_access.writes_result() => "write",
-        () if touch.reads && contract.peer_access.reads_operand() => "read",
-        () => return None,
+    let (contract, group, variant) = collective_contract(planned, access.node)?;
+    let verb = if access.writes && contract.peer_access.writes_result() {
+        "write"
+    } else if access.reads && contract.peer_access.reads_operand() {
+        "read"
+    } else {
+        return None;
     };
-    Some(format!("peers of group {group} {does} it in {step}, which runs as {variant}"))
+    Some(format!("peers of group {group} {verb} it in {step}, which runs as {variant}"))
 }
 
-/// From when to when a buffer is occupied, and why it ends then.
-fn occupancy_text(planned: &PlannedBucket<'_>, b: &Buffer, touches: &[ValueAccess<'_>]) -> String {
+/// The steps during which a buffer is occupied, and the reason for the end.
+fn occupancy_text(planned: &PlannedBucket<'_>, b: &Buffer, accesses: &[ValueAccess<'_>]) -> String {
     let bucket = planned.bucket;
     let wraps = if b.last < b.first { " of the next run" } else { "" };
     let mut out =
         format!("occupied from {} to {}{wraps}", step_name(bucket, b.first), step_name(bucket, b.last));
-    let within = |s: usize| b.last < b.first || s <= b.last;
-    let dropped = touches.iter().rev().find(|t| {
-        t.reads
-            && bucket.steps[t.step].exit == Some(ExitBarrier::Dropped)
-            && collective_contract(planned, t.node).is_some_and(|(c, ..)| c.peer_access.reads_operand())
+    let is_within = |s: usize| b.last < b.first || s <= b.last;
+    let dropped = accesses.iter().rev().find(|access| {
+        access.reads
+            && bucket.steps[access.step].exit == Some(ExitBarrier::Dropped)
+            && collective_contract(planned, access.node).is_some_and(|(c, ..)| c.peer_access.reads_operand())
     });
-    let last = touches.last().map(|t| t.step);
-    let by_rendezvous = dropped.and_then(|t| Some((t.step, next_rendezvous(planned, t.step)?)));
+    let last = accesses.last().map(|access| access.step);
+    let by_rendezvous =
+        dropped.and_then(|access| Some((access.step, next_rendezvous(planned, access.step)?)));
     if let Some((s, y)) = by_rendezvous.filter(|(s, y)| b.last < b.first || (y >= s && *y + 1 >= b.last)) {
         let next = if y <= s { " of the next run" } else { "" };
         let _ = write!(
             out,
-            ": {} leaves without an exit barrier, so peers may read on until {}{next} has met",
+            ": {} has no exit barrier, so peers may still read until all ranks have met in {}{next}",
             step_name(bucket, s),
             step_name(bucket, y)
         );
-    } else if let Some(s) = last.filter(|&s| within(s) && s < b.last && communicates(planned, s)) {
-        let what = match bucket.steps[s].lane {
-            Lane::Comm => "may be in flight",
+    } else if let Some(s) = last.filter(|&s| is_within(s) && s < b.last && communicates(planned, s)) {
+        let reason = match bucket.steps[s].lane {
+            Lane::Comm => "may still be running",
             // Values are placed before collectives move to the compute lane.
-            Lane::Compute => "was placed as if in flight",
+            Lane::Compute => "counted as running when values were placed",
         };
-        let _ = write!(out, ": until then {} {what}", step_name(bucket, s));
+        let _ = write!(out, ": until then {} {reason}", step_name(bucket, s));
     } else if last == Some(b.last) {
         out.push_str(", its last use");
     } else {
-        out.push_str(", with what else lies in the buffer");
+        out.push_str(", because of other values in the buffer");
     }
     out
 }
 
-/// The next collective after `s` of the same group, or of all ranks, that meets; it may be one of the next run.
+/// The next collective after step `s` in which all ranks of its group wait for each other. The group is the same, or all
+/// ranks. If no later step is such a collective, the search goes on with the steps of the next run.
 fn next_rendezvous(planned: &PlannedBucket<'_>, s: usize) -> Option<usize> {
-    let group = |node: &Node| match &node.op {
+    let graph = planned.graph;
+    let group_of = |node: &Node| match &node.op {
         Op::Collective(c) => Some(c.group),
         _ => None,
     };
-    let node = |s: usize| planned.runs.get(s).map(|run| &planned.graph.nodes[run.first]);
-    let own = group(node(s)?)?;
-    let world = planned.graph.group_size(own).is_some_and(|n| Some(n) == planned.graph.ranks);
-    let n = planned.bucket.steps.len();
-    (s + 1..n).chain(0..=s).find(|&y| {
-        let Some(other) = node(y) else { return false };
-        let meets =
-            collective_contract(planned, other).is_some_and(|(c, ..)| c.sync_scope == SyncScope::Group);
-        let all = |g| planned.graph.group_size(g).is_some_and(|n| Some(n) == planned.graph.ranks);
-        meets && group(other).is_some_and(|g| g == own || (!world && all(g)))
+    let has_all_ranks = |group| graph.group_size(group).is_some_and(|size| Some(size) == graph.ranks);
+    let first_node = |step: usize| planned.runs.get(step).map(|run| &graph.nodes[run.first]);
+    let group = group_of(first_node(s)?)?;
+    let later_steps = s + 1..planned.bucket.steps.len();
+    later_steps.chain(0..=s).find(|&step| {
+        let Some(node) = first_node(step) else { return false };
+        let is_rendezvous =
+            collective_contract(planned, node).is_some_and(|(c, ..)| c.sync_scope == SyncScope::Group);
+        let includes_group = |other| other == group || (!has_all_ranks(group) && has_all_ranks(other));
+        is_rendezvous && group_of(node).is_some_and(includes_group)
     })
 }
 
-/// Who else lies in a buffer, and who has its bytes before and after.
-fn neighbour_texts(planned: &PlannedBucket<'_>, buffer: usize, base: ValueId) -> Vec<String> {
+/// Lines that name the other values in a buffer, and the values that use its bytes before and after.
+fn neighbour_texts(planned: &PlannedBucket<'_>, index: usize, base: ValueId) -> Vec<String> {
     let bucket = planned.bucket;
-    let own = planned.graph.value_name(base);
-    let of = |i: usize| -> Vec<String> {
-        let places = bucket.places.iter().filter(|(_, p)| p.memory == MemoryRef::Buffer(i));
-        places.filter(|(name, _)| *name != own).map(|(name, _)| format!("%{name}")).collect()
-    };
+    let buffer = &bucket.buffers[index];
     let mut out = Vec::new();
-    let others = of(buffer);
+    let others = values_in_buffer(planned, index, base);
     if !others.is_empty() {
         out.push(format!("in the same buffer: {}", abbreviate(&others)));
     }
-    let b = &bucket.buffers[buffer];
     let end = |b: &Buffer| b.offset + b.size;
-    let meets = |c: &Buffer| c.arena == b.arena && c.offset < end(b) && b.offset < end(c);
-    let near = || bucket.buffers.iter().enumerate().filter(|(i, c)| *i != buffer && meets(c));
-    let before = near().filter(|(_, c)| c.last < b.first).max_by_key(|(_, c)| c.last);
-    let after = near().filter(|(_, c)| c.first > b.last).min_by_key(|(_, c)| c.first);
-    for (at, found, when) in [("before", before, "until"), ("after", after, "from")] {
-        if let Some((i, c)) = found {
-            let s = if at == "before" { c.last } else { c.first };
-            out.push(format!(
-                "{at} it, bytes of it hold {} {when} {}",
-                abbreviate(&of(i)),
-                step_name(bucket, s)
-            ));
-        }
+    let overlapping: Vec<(usize, &Buffer)> = bucket
+        .buffers
+        .iter()
+        .enumerate()
+        .filter(|(i, other)| {
+            *i != index
+                && other.arena == buffer.arena
+                && other.offset < end(buffer)
+                && buffer.offset < end(other)
+        })
+        .collect();
+    let before = overlapping.iter().filter(|(_, b)| b.last < buffer.first).max_by_key(|(_, b)| b.last);
+    if let Some((i, b)) = before {
+        let values = abbreviate(&values_in_buffer(planned, *i, base));
+        out.push(format!("bytes of its buffer hold {values} before, until {}", step_name(bucket, b.last)));
     }
-    if b.arena == ArenaKind::Symmetric && out.is_empty() {
-        out.push("nothing else ever lies there in this bucket".into());
+    let after = overlapping.iter().filter(|(_, b)| b.first > buffer.last).min_by_key(|(_, b)| b.first);
+    if let Some((i, b)) = after {
+        let values = abbreviate(&values_in_buffer(planned, *i, base));
+        out.push(format!("bytes of its buffer hold {values} after, from {}", step_name(bucket, b.first)));
+    }
+    if buffer.arena == ArenaKind::Symmetric && out.is_empty() {
+        out.push("no other value uses these bytes in this bucket".into());
     }
     out
+}
+
+/// The values in a buffer, except for `base`.
+fn values_in_buffer(planned: &PlannedBucket<'_>, index: usize, base: ValueId) -> Vec<String> {
+    let base_name = planned.graph.value_name(base);
+    let places = planned.bucket.places.iter();
+    let in_buffer = places.filter(|(name, p)| p.memory == MemoryRef::Buffer(index) && *name != base_name);
+    in_buffer.map(|(name, _)| format!("%{name}")).collect()
 }

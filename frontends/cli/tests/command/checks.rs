@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::{output, stdout, symmc, write};
 
-/// Writes a plan of a program after edits of its planned programs; its path.
+/// Writes a plan of a program, with edits in its planned programs; returns its path.
 fn plan(dir: &Path, program: &str, edits: &[(&str, &str)]) -> String {
     let source = write(dir, "p.symm", program.as_bytes());
     let file = dir.join("p.plan.json").display().to_string();
@@ -22,7 +22,7 @@ fn plan(dir: &Path, program: &str, edits: &[(&str, &str)]) -> String {
     write(dir, "edited.plan.json", plan.to_string().as_bytes())
 }
 
-/// Checks a plan: the exit codes without and with `--require-compared`, and these parts of the report.
+/// Checks a plan: the report has these parts, and the exit codes are these without and with `--require-compared`.
 #[track_caller]
 fn checked((program, edits): (&str, &[(&str, &str)]), codes: [i32; 2], parts: &[&str]) {
     let dir = tempfile::tempdir().expect("a folder");

@@ -1,15 +1,15 @@
-//! What `symmc run` compares, and that it never passes in silence over what a file records.
+//! The comparisons of `symmc run`. Recorded outputs that cannot be compared are errors or notes, never ignored.
 
 use std::path::Path;
 
 use crate::common::{Named, f32s, failure, i64s, output, stdout, symmc, tensors, write};
 
-/// Both ranks add their arguments up; `%n` counts in integers.
+/// A program in which both ranks sum their arguments; `%n` is of integers.
 const SUM: &str = "program \"sum\" ranks 2\nsymbol tokens in 1..=64\ngroup @g world\narg %x: f32[tokens, 2]\n\
     arg %i: i64[2]\nparam %w: f32[2] source \"w\"\n%s: f32[tokens, 2] = all_reduce %x op=sum group=@g\n\
     %y: f32[tokens, 2] = mul %s, %w\n%n: i64[2] = all_reduce %i op=sum group=@g\nreturn %y\nreturn %n\n";
 
-/// What [`SUM`] needs and gives, on both ranks.
+/// The inputs and outputs of [`SUM`] on both ranks.
 fn recorded() -> Vec<Named<'static>> {
     let mut out: Vec<Named<'static>> = Vec::new();
     for [w, x, i, y, n] in [
@@ -25,7 +25,7 @@ fn recorded() -> Vec<Named<'static>> {
     out
 }
 
-/// A run of [`SUM`] with the recorded tensors after an edit.
+/// Runs [`SUM`] with the recorded tensors after an edit.
 fn run(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> std::process::Output {
     output(&mut command(dir, options, edit))
 }
@@ -37,7 +37,7 @@ fn command(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -
     symmc(&format!("run {program} --tensors {file} --backend threads {options}"))
 }
 
-/// The run is refused as bad input, with these parts in its message.
+/// Checks that the run is refused as bad input, with these parts in its message.
 #[track_caller]
 fn refused(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>)) {
     let dir = tempfile::tempdir().expect("a folder");
@@ -45,7 +45,7 @@ fn refused(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>
     parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is missing in\n{text}"));
 }
 
-/// The tensor of this name, to be changed.
+/// The tensor of this name, for edits.
 fn named<'a>(all: &'a mut [Named<'static>], name: &str) -> &'a mut Named<'static> {
     all.iter_mut().find(|t| t.0 == name).expect("recorded")
 }
@@ -57,7 +57,7 @@ fn outputs_recorded_otherwise_are_errors() {
         let parts = ["rank0.out.0 is missing", strange, "t.safetensors", "--compare none"];
         refused("", &parts, |all| named(all, "rank0.out.0").0 = strange);
     }
-    // Also where nothing else has the name of an output.
+    // The names are also reported if no tensor has the name of an output.
     refused("", &["rank0.out.0 is missing", "rank0..1.output.0"], |all| {
         all.retain(|t| !t.0.contains(".out.1"));
         named(all, "rank0.out.0").0 = "rank0.output.0";
@@ -73,7 +73,7 @@ fn outputs_recorded_otherwise_are_errors() {
         named(all, "rank1.out.1").1 = "F64";
     });
     refused("--compare recorded", &["records no outputs"], |all| all.retain(|t| !t.0.contains(".out.")));
-    // They are nobody's business where nothing is compared with them.
+    // Wrong recorded outputs do not matter if they are not compared.
     let dir = tempfile::tempdir().expect("a folder");
     for (compare, says) in [("none", "ran; not compared"), ("interpreter", "compared with the interpreter")] {
         let out = run(dir.path(), &format!("--compare {compare}"), |all| named(all, "rank0.out.0").0 = "out");
@@ -83,7 +83,7 @@ fn outputs_recorded_otherwise_are_errors() {
 }
 
 #[test]
-fn outputs_of_other_arguments_are_not_passed_over() {
+fn recorded_outputs_of_other_arguments_are_errors() {
     refused("--set tokens=7", &["tokens=2, not of tokens=7", "--compare interpreter"], |_| ());
     refused("--set tokens=7 --compare recorded", &["tokens=2, not of tokens=7"], |_| ());
     refused("--seed 1", &["generated arguments", "--compare none"], |_| ());
@@ -91,9 +91,10 @@ fn outputs_of_other_arguments_are_not_passed_over() {
     let dir = tempfile::tempdir().expect("a folder");
     assert!(run(dir.path(), "--set tokens=7 --compare interpreter", |_| ()).status.success());
     assert!(run(dir.path(), "--set tokens=2", |_| ()).status.success());
-    // Without outputs there is nothing to pass over.
+    // A file without outputs needs no error.
     let out = run(dir.path(), "--set tokens=7", |all| all.retain(|t| !t.0.contains(".out.")));
-    assert!(String::from_utf8_lossy(&out.stdout).contains("nothing to compare with"), "{out:?}");
+    let hint = "nothing to compare with; --compare interpreter compares with the reference interpreter";
+    assert!(String::from_utf8_lossy(&out.stdout).contains(hint), "{out:?}");
 }
 
 #[test]
@@ -106,7 +107,7 @@ fn the_interpreter_is_not_compared_with_itself() {
 }
 
 #[test]
-fn tensors_without_use_are_named() {
+fn unused_tensors_are_named() {
     let dir = tempfile::tempdir().expect("a folder");
     let out = run(dir.path(), "", |all| {
         for name in ["rank0.w.spare", "rank1.w.spare", "scale", "rank0.hidden.3"] {
@@ -149,7 +150,7 @@ fn a_program_without_arguments_is_compared() {
 }
 
 #[test]
-fn integers_are_exact_whatever_is_allowed() {
+fn integers_are_compared_exactly_under_any_tolerance() {
     let dir = tempfile::tempdir().expect("a folder");
     for options in ["", "--atol 1e9 --rtol 1", "--compare recorded"] {
         let out = run(dir.path(), options, |all| {
@@ -170,14 +171,14 @@ fn integers_are_exact_whatever_is_allowed() {
 }
 
 #[test]
-fn floats_are_judged_element_by_element() {
+fn floats_are_compared_element_by_element() {
     let dir = tempfile::tempdir().expect("a folder");
     let code = |options: &str, elements: [f32; 4]| {
         run(dir.path(), options, |all| named(all, "rank1.out.0").3 = f32s(&elements)).status.code()
     };
     assert_eq!(code("", [2.0, 8.0, 6.0, 16.0001]), Some(0));
     assert_eq!(code("", [2.0, 8.0, 6.0, 16.01]), Some(1));
-    // What a large element may be off by, a small one may not.
+    // A difference that is allowed at a large element is not allowed at a small one.
     assert_eq!(code("--atol 0 --rtol 0.01", [2.0, 8.0, 6.0, 16.1]), Some(0));
     assert_eq!(code("--atol 0 --rtol 0.01", [2.1, 8.0, 6.0, 16.0]), Some(1));
     assert_eq!(code("--atol 0.11 --rtol 0", [2.1, 8.1, 6.0, 16.1]), Some(0));
@@ -186,7 +187,7 @@ fn floats_are_judged_element_by_element() {
 }
 
 #[test]
-fn state_that_lives_on_has_no_recorded_outputs_behind_the_first_run() {
+fn recorded_outputs_of_a_program_with_state_are_for_one_run() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = "program \"count\" ranks 1\nparam %s: f32[1] source \"s\"\n%n: f32[1] = add %s, %s\n\
                    %y: f32[1] = mul %n, %n\nmutate %s = %n\nreturn %y\n";
@@ -197,7 +198,7 @@ fn state_that_lives_on_has_no_recorded_outputs_behind_the_first_run() {
     let line = format!("run {program} --tensors {file}");
     assert!(stdout(&line).contains("compared with the recorded outputs"));
     let text = failure(&mut symmc(&format!("{line} --repeat 2")), 2);
-    assert!(text.contains("changes its inputs from run to run") && text.contains("--repeat 2"), "{text}");
+    assert!(text.contains("changes its inputs in each run") && text.contains("--repeat 2"), "{text}");
     stdout(&format!("{line} --repeat 2 --compare interpreter"));
 }
 
@@ -218,7 +219,7 @@ fn outputs_are_written_as_tensor_files_are_read() {
             "{text}"
         );
         assert!(text.contains("rank 0 output 1 (%n): i64[2]\n  [4611686018427387904, 100000]\n"), "{text}");
-        // The recorded outputs, and so are those of the next run with the same weights and arguments.
+        // The file has the recorded outputs. The next run with the same weights and arguments has the same outputs.
         let bytes = std::fs::read(&written).expect("outputs");
         let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
         let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
@@ -255,7 +256,7 @@ fn an_output_file_is_whole_or_not_there() {
     says(&format!("{run} --set tokens=3 --seed 1 --output {here}/o.safetensors"), &["tokens"]);
     let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --timeout 0.001 --chaos 1")));
     assert!(out.status.success() || std::fs::read_dir(dir.path()).expect("a folder").count() == 0);
-    // The values of a comparison that fails are what is wanted.
+    // The outputs are written even if the comparison fails: they are then of most use.
     let out = output(&mut symmc(&format!("{run} --output {here}/o.safetensors --atol 0 --rtol 0")));
     assert_eq!(out.status.code(), Some(1));
     assert_eq!(std::fs::read_dir(dir.path()).expect("a folder").count(), 1);
@@ -272,7 +273,7 @@ fn times_are_those_of_runs() {
     );
 }
 
-/// Ranks gather what differs by rank, so that the wrong peer would show; other arguments stay alike.
+/// Random operands of a gather differ by rank, so that reading the wrong peer shows. Other arguments are the same on all ranks.
 #[test]
 fn drawn_operands_of_collectives_differ_by_rank() {
     let dir = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! `symmc doctor`: what it says of machines that lack things, and that it says so whatever drivers and libraries do.
+//! `symmc doctor` on machines where things are missing, and with libraries that crash or hang.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::common::{failure, output, symmc};
 use serde_json::Value;
 
-/// The checks of every report, apart from those of each GPU.
+/// The checks of every report, without those for each GPU.
 const NAMES: [&str; 19] = [
     "host launcher",
     "host processors",
@@ -31,7 +31,7 @@ const NAMES: [&str; 19] = [
     "nccl nccl dependent launch",
 ];
 
-/// A report as JSON, each check by its part and name. It ends well whatever is missing.
+/// Runs the doctor; returns the checks of its JSON report by part and name. The exit code must be 0.
 #[track_caller]
 fn report(command: &mut Command) -> BTreeMap<String, Value> {
     let out = output(command);
@@ -58,7 +58,7 @@ fn text(value: &Value) -> &str {
     value.as_str().expect("a text")
 }
 
-/// What is compiled for this machine, as a library of this name.
+/// Compiles C code into a shared library of this name; returns its path.
 fn library(folder: &Path, name: &str, code: &str) -> String {
     let (source, file) = (folder.join("source.c"), folder.join(name));
     std::fs::write(&source, code).expect("a file");
@@ -77,7 +77,7 @@ fn a_report_has_the_same_lines_everywhere() {
     let out = output(&mut symmc("doctor"));
     let lines = String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(out.status.code(), Some(0));
-    // A first line names symmc, a last one counts.
+    // The first line names symmc, and the last one has the counts.
     assert_eq!(lines.lines().count(), all.len() + 2, "{lines}");
     assert!(lines.starts_with("symmc ") && lines.contains("plans run on"), "{lines}");
     for check in all.values() {
@@ -87,7 +87,7 @@ fn a_report_has_the_same_lines_everywhere() {
 }
 
 #[test]
-fn without_a_driver_gpus_are_missing_with_what_to_do() {
+fn without_a_driver_gpus_are_missing_with_a_remedy() {
     let all = report(&mut symmc("doctor --format json"));
     if all["gpus driver"]["status"] != "missing" {
         return symmc_cases::skip_test("this machine has a driver");
@@ -150,7 +150,7 @@ fn a_library_that_is_refused_says_why() {
 }
 
 #[test]
-fn what_the_environment_and_limits_say_is_told() {
+fn the_environment_and_limits_are_reported() {
     let launched = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "4"), ("MASTER_PORT", "29500")];
     let all = report(symmc("doctor --format json").envs(launched));
     assert_eq!(all["host launcher"]["found"], "torchrun says that this process is rank 1 of 4");

@@ -80,7 +80,7 @@ fn sizes_that_do_not_fit() {
     says("plan hf_llama_tp2_core.pt2 --ranks 1025", &["1025", "1024"]);
 }
 
-/// An index or a slice that the program knows, outside of a dynamic axis: an element of another row lies there, or none.
+/// A constant index or slice outside a dynamic axis. Reading there would give an element of another row, or none.
 #[test]
 fn positions_outside_of_a_dynamic_axis() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -111,13 +111,16 @@ fn positions_outside_of_a_dynamic_axis() {
 
 #[test]
 fn names_that_do_not_exist() {
-    says("plan megatron_tp4_f32.pt2 --machine gpu9000", &["gpu9000", "h200x4"]);
+    let known = ["there is no machine a100x2", "host, h200x2, h200x4, h200x8", "symmc tune"];
+    says("plan megatron_tp4_f32.pt2 --machine a100x2", &known);
+    says("run megatron_tp4_f32.pt2 --machine a100x2", &known);
+    says("tune --ranks 2 --curves a100x2 -o x.json", &known);
     says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
     says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is not an argument", "ids"]);
     says("plan megatron_tp4_f32.pt2 --group tp=0,1,2,3", &["`tp`", "no such group", "it has: 0"]);
     says("plan mesh_2x2.pt2", &["group `3` (node `all_reduce`)", "group `1`", "--group '3=0,1;2,3'"]);
     let text = failure(&mut symmc("ops nosuch"), 2);
-    assert!(text.contains("no operator's name contains nosuch; symmc ops lists all"), "{text}");
+    assert!(text.contains("no operator has a name that contains nosuch; `symmc ops` lists all"), "{text}");
     assert!(text.len() < 200, "{text}");
     says("plan megatron_tp4_f32.pt2 --explain %nothing", &["nothing"]);
 }
@@ -206,13 +209,13 @@ fn environments_that_do_not_fit() {
         command.envs([("RANK", rank), ("WORLD_SIZE", size), ("MASTER_ADDR", "x"), ("MASTER_PORT", "1")]);
         let text = failure(&mut command, 2);
         assert!(parts.iter().all(|p| text.contains(p)), "{text}");
-        // Said before inputs are drawn.
+        // The error comes before inputs are generated.
         assert!(!text.contains("note:"), "{text}");
     }
 }
 
 #[test]
-fn help_teaches() {
+fn help_has_examples() {
     for command in ["plan", "check", "run", "print"] {
         let text = stdout(&format!("{command} --help"));
         assert!(
@@ -241,7 +244,7 @@ fn recordings_that_miss_a_part() {
 }
 
 #[test]
-fn options_that_contradict_or_do_nothing() {
+fn options_that_contradict_or_have_no_effect() {
     says("run megatron_tp4_f32.pt2 --set tokens=2 --set tokens=7", &["tokens", "2", "7"]);
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("p.json").display().to_string();
@@ -320,7 +323,7 @@ fn plans_that_no_machine_can_hold() {
 }
 
 #[test]
-fn folders_and_marked_text() {
+fn folders_and_text_with_a_byte_order_mark() {
     let dir = tempfile::tempdir().expect("a folder");
     let folder = dir.path().display();
     says(&format!("plan {folder}"), &["this is a folder", ".pt2"]);
@@ -376,7 +379,7 @@ fn ops_without_a_kernel_do_not_run() {
     says(&format!("run {standard} --seed 1"), &["opaque \"aten.foo\"", "symmc does not support this op"]);
 }
 
-/// GPUs that are not there, on a machine with and without a driver.
+/// GPUs that do not exist, on a machine with or without a driver.
 #[test]
 fn gpus_that_are_missing() {
     let absent = [&["the CUDA driver"][..], &["GPU", "900"][..]];
@@ -388,7 +391,7 @@ fn gpus_that_are_missing() {
     says("bench program megatron_tp4_f32.pt2 --ranks 4 --set x=2", &["x", "tokens"]);
 }
 
-/// Two extents that must be equal, and no bound of either.
+/// A program with two symbols, one of which has an alias.
 const OPEN: &[u8] =
     b"program \"open\" ranks 1\nsymbol batch in 1..=64\nsymbol tokens in 2..=4096 alias \"s27\"\n\
     arg %x: f32[batch, tokens]\n%y: f32[batch, tokens] = relu %x\nreturn %y\n";
@@ -401,7 +404,7 @@ fn ranges_that_do_not_fit() {
     refuses("--dim rows=1..4", &[&file, "`rows`", "a symbol of the program: batch, tokens (s27)"]);
     refuses("--dim s27=1..9999", &["tokens (s27)", "a range within 2..4096", "found 1..9999"]);
     refuses("--dim tokens=1", &["a range within 2..4096", "found 1"]);
-    refuses("--dim tokens=9..2", &["--dim", "ascends"]);
+    refuses("--dim tokens=9..2", &["--dim", "expected a minimum that is at most the maximum, found 9..2"]);
     refuses("--dim tokens=a+", &["--dim", "a range such as 1..64"]);
     refuses("--dim tokens=2..8 --dim s27=3..9", &["expected one constraint, found two"]);
     refuses("--dim tokens=batch", &["a program in text form has one symbol for equal sizes"]);

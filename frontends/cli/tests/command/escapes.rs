@@ -1,5 +1,5 @@
-//! Messages that quote files of strangers: whatever these hold, nothing that a terminal acts on reaches it, and a message has a
-//! bounded length.
+//! Messages that quote untrusted files. No control character of a file reaches the terminal, and messages have a bounded
+//! length.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,15 +8,15 @@ use std::process::Command;
 
 use crate::common::{output, symmc};
 
-/// Names that a file may give to something: sequences that set a title, clear the screen, begin a line of their own or
-/// reverse text, and one that is very long.
+/// Names as an untrusted file may have them: with sequences that set a title, clear the screen, start a new line or reverse
+/// text, and one that is very long.
 fn names() -> Vec<String> {
     let strange =
         ["\u{1b}]0;pwned\u{7}\u{1b}[2J", "\u{9b}31m\u{7f}\u{0}", "a\nerror: forged\r", "\u{202e}b\u{2028}"];
     strange.into_iter().map(String::from).chain(["x".repeat(100_000), "y, ".repeat(40_000)]).collect()
 }
 
-/// What a command says has no character that a terminal acts on, is not long, and is one message.
+/// Checks that the output of a command is one message, has no control characters, and is not long.
 #[track_caller]
 fn check(command: &mut Command, code: i32) {
     let out = output(command);
@@ -51,7 +51,7 @@ fn strange_names_in_every_kind_of_file() {
     let symm = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[4]\n";
     for name in names() {
         let quoted = serde_json::to_string(&name).expect("a string");
-        // The text form, by each part of it that an error quotes.
+        // Each part of the text form that errors quote.
         for text in [
             format!("{symm}{name}\nreturn %x\n"),
             format!("{symm}%y: f32[4] = {name} %x\nreturn %y\n"),
@@ -145,7 +145,7 @@ fn names_of_files_and_arguments() {
     check(symmc("plan").arg(OsStr::from_bytes(b"\xff\x1b[2J.symm")), 2);
 }
 
-/// Help that cannot be written is an error, as all output is.
+/// Help that cannot be written is an error, like all other output.
 #[test]
 fn help_on_a_full_disk() {
     for line in ["--help", "plan --help", "--version", "ops"] {
@@ -156,7 +156,7 @@ fn help_on_a_full_disk() {
     }
 }
 
-/// Standard error is written where messages are made printable, and nowhere else but by the spinner and where memory ran out.
+/// Only the module that escapes messages writes to standard error, except for the spinner and the out-of-memory error.
 #[test]
 fn one_place_writes_to_standard_error() {
     fn walk(folder: &Path, out: &mut Vec<String>) {
@@ -166,7 +166,7 @@ fn one_place_writes_to_standard_error() {
                 walk(&path, out);
                 continue;
             }
-            // clap's `use_stderr` says where it would write; it writes nothing.
+            // clap's `use_stderr` only says where clap would write.
             let text = std::fs::read_to_string(&path).expect("a source file").replace("use_stderr()", "");
             if ["eprint", "stderr()", "dbg!"].iter().any(|way| text.contains(way)) {
                 out.push(entry.file_name().to_string_lossy().into_owned());

@@ -1,12 +1,11 @@
-//! Estimated times: the fields of the summary are those of the documentation, and `bench program` prints them next to what runs
-//! take.
+//! Estimated times: the summary has the documented fields, and `bench program` prints estimates next to measured times.
 
 use std::collections::BTreeSet;
 
 use crate::common::{failure, stdout, symmc};
 use serde_json::Value;
 
-/// The fields that the table of docs/running.md describes: of the summary, its buckets and their collectives.
+/// The fields in the table of docs/running.md: those of the summary, of its buckets, and of their collectives.
 fn documented() -> [BTreeSet<String>; 3] {
     let page = include_str!("../../../../docs/running.md");
     let table = page.split_once("| field | meaning |").expect("the table").1;
@@ -115,7 +114,7 @@ fn programs_are_measured_next_to_their_estimates() {
         %h: f32[t, 256] = neg %x\n%y: f32[t, 256] = all_reduce %h op=sum group=@w\nreturn %y\n";
     std::fs::write(&file, text).expect("written");
     let bench = format!("bench program {} --backend host --replays 5", file.display());
-    // A row for each bucket, at its upper end.
+    // The table has a row for the upper end of each bucket.
     let table = stdout(&format!("{bench} --bucket t=4,64"));
     let rows: Vec<&str> = table.lines().filter(|line| line.trim_start().starts_with("t=")).collect();
     assert_eq!(rows.len(), 2, "{table}");
@@ -126,7 +125,7 @@ fn programs_are_measured_next_to_their_estimates() {
         assert!(estimated > 0.0 && measured > 0.0 && least <= measured, "{table}");
         assert!((ratio - measured / estimated).abs() <= 0.02 * ratio + 0.01, "{table}");
     }
-    // One line for the sizes that are set; a plan has the estimates of its machine.
+    // With --set there is one line. A saved plan has the estimates of its machine.
     let one = stdout(&format!("{bench} --set t=3"));
     assert!(one.starts_with("rows: ") && one.contains("; estimated ") && one.lines().count() == 1, "{one}");
     let plan = dir.path().join("rows.plan.json");

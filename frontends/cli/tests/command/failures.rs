@@ -1,4 +1,4 @@
-//! Ranks that die or stop while a program runs: every process ends soon, the message names rank and step.
+//! Ranks that die or stop during a run: every process ends soon, and the message names the rank and the step.
 
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use crate::common::symmc;
 
 const FOREVER: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --repeat 100000000";
 
-/// The processes that a process started.
+/// The child processes of a process.
 fn children(of: u32) -> Vec<i32> {
     let list = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
     list.split_whitespace().filter_map(|p| p.parse().ok()).collect()
@@ -18,7 +18,7 @@ fn alive(pid: i32) -> bool {
     state.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
 
-/// Starts a run that does not end by itself, once its four ranks are under way.
+/// Starts a run that goes on without end, and waits until its four ranks run.
 fn start(line: &str) -> (Child, Vec<i32>) {
     let mut launcher =
         symmc(line).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("symmc starts");
@@ -41,7 +41,7 @@ fn signal(pid: i32, name: &str) {
     assert!(sent.success());
 }
 
-/// Waits for the launcher and gives its message; nothing it started may be left.
+/// Waits for the launcher and returns its message. No process that it started may be left.
 fn end(launcher: Child, ranks: &[i32], within: Duration) -> String {
     let begun = Instant::now();
     let out = launcher.wait_with_output().expect("it ends");
@@ -75,7 +75,7 @@ fn a_stopped_rank_ends_the_run_at_the_limit() {
     assert!(text.contains("rank") && text.contains("step"), "{text}");
 }
 
-/// Waits until none of these processes is alive.
+/// Waits until all of these processes have ended.
 fn all_gone(ranks: &[i32]) {
     let begun = Instant::now();
     while ranks.iter().any(|&p| alive(p)) {

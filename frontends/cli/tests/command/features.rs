@@ -1,13 +1,13 @@
-//! What a build without a feature says where that is needed: exit code 2, and the name of the feature.
+//! Builds without a feature: commands that need it end with exit code 2 and name the feature.
 //!
-//! `cargo test -p symmc-cli --no-default-features --test command features` builds the command for `.symm` programs on host ranks
-//! alone; what it can do, it does.
+//! `cargo test -p symmc-cli --no-default-features --test command features` builds the command without features. It then plans
+//! `.symm` programs and runs them on host ranks.
 
 use crate::common::{failure, programs, stdout, symmc, write};
 
-/// A line that needs a feature names it, or gets past that where the build has it.
+/// Checks that a command line names the feature that it needs, if and only if the build lacks it.
 fn needs(feature: &str, on: bool, line: &str) {
-    // What GPUs there are is not this test's.
+    // With the feature the outcome depends on the GPUs of the machine.
     if on && feature == "cuda" {
         return;
     }
@@ -24,7 +24,7 @@ fn needs(feature: &str, on: bool, line: &str) {
 fn a_feature_that_is_off_is_named_where_it_is_needed() {
     let (torch, onnx, cuda) = (cfg!(feature = "torch"), cfg!(feature = "onnx"), cfg!(feature = "cuda"));
     let dir = tempfile::tempdir().expect("a folder");
-    // Told apart by content, whatever their names.
+    // Formats are recognised by content, not by names.
     let copy = |from: &str, to: &str| {
         write(dir.path(), to, &std::fs::read(programs().join(from)).expect("a program"))
     };

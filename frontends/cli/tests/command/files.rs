@@ -1,5 +1,5 @@
-//! Files: ranks that joined must have the same bytes of tensors, a file that changes under a run is an error, never a signal, and
-//! what a pipe gives is read once.
+//! Input files. Ranks under another launcher must read the same bytes of tensors. A file that changes during a run is an error,
+//! never a signal. A pipe is read once.
 
 use std::io::Write;
 use std::os::unix::process::ExitStatusExt;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use crate::common::{Named, f32s, programs, symmc, tensors, write};
 
-/// The elements of a weight: more than a few pages.
+/// The number of elements of a weight, which takes many pages.
 const ELEMENTS: usize = 1 << 21;
 
-/// A program of two ranks whose weights are large, and a file of them.
+/// A program of two ranks with large weights, and a file with the weights.
 fn large(dir: &Path) -> (String, String) {
     let program = format!(
         "program \"large\" ranks 2\ngroup @g world\nparam %w: f32[{ELEMENTS}] source \"w\"\n\
@@ -30,7 +30,7 @@ fn large(dir: &Path) -> (String, String) {
     (write(dir, "large.symm", program.as_bytes()), tensors(dir, "large.safetensors", &all))
 }
 
-/// Starts one symmc for each line as ranks of a run that another launcher started; how they ended.
+/// Starts a process for each line, as the ranks of a run under another launcher; returns their outputs.
 fn joined(lines: &[String], run: &str) -> Vec<Output> {
     let size = lines.len().to_string();
     let start = |(rank, line): (usize, &String)| -> Child {
@@ -57,7 +57,7 @@ fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
             assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         }
     }
-    // One byte elsewhere, also in what only the other rank reads, and in what is only compared with.
+    // One byte differs, also in tensors that only the other rank reads, and in expected outputs.
     let length = bytes.len();
     for (i, at) in [length / 8 + 12_345, length / 3 + 54_321, length - 777].into_iter().enumerate() {
         let mut changed = bytes.clone();
@@ -115,18 +115,18 @@ fn a_tensor_file_that_is_shortened_under_a_run_is_no_signal() {
     }
 }
 
-/// A command line whose standard input is a pipe that gives the content of a file.
+/// Runs a command line whose standard input is a pipe with this content.
 fn piped(line: &str, content: &[u8]) -> Output {
     let mut command = symmc(line);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().expect("symmc starts");
-    // A command that refuses it ends before it has all.
+    // A command that refuses the content ends before it has read everything.
     let _ = child.stdin.take().expect("a pipe").write_all(content);
     child.wait_with_output().expect("it ends")
 }
 
 #[test]
-fn what_a_pipe_gives_is_read_once() {
+fn pipes_are_read_once() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = std::fs::read(programs().join("../../examples/data_parallel.symm")).expect("a program");
     let gives = |line: &str, content: &[u8], part: &str| {
@@ -148,7 +148,7 @@ fn what_a_pipe_gives_is_read_once() {
     );
     let text = std::fs::read(plan).expect("a plan");
     gives("check /dev/stdin", &text, "safe on 2 ranks");
-    // What has to be read more than once is refused.
+    // Files that are read more than once cannot be pipes.
     let refuses = |line: &str, content: &[u8], part: &str| {
         let out = piped(line, content);
         let text = String::from_utf8_lossy(&out.stderr).into_owned();

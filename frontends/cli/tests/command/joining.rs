@@ -1,12 +1,12 @@
-//! Ranks that another launcher started: each launcher's variables, ranks that do not come, come twice, die, cannot begin
-//! or run something else. Every rank ends within the limit, with the same exit code and the name of what is wrong.
+//! Ranks that another launcher started: the variables of each launcher, and ranks that are missing, come twice, die, cannot
+//! begin or run another program. Every rank ends within the limit, with the same exit code and an error that names the cause.
 
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::{failure, symmc};
 
-/// A program of its own folder.
+/// A program in a folder of its own.
 struct Case {
     dir: tempfile::TempDir,
 }
@@ -26,7 +26,7 @@ impl Case {
         std::fs::write(self.dir.path().join(file), text).expect("written");
     }
 
-    /// Starts symmc in the folder as a process of this environment.
+    /// Starts symmc in the folder with these environment variables.
     fn start(&self, line: &str, environment: &[(&str, String)]) -> Child {
         let mut command = symmc(line);
         for name in ["RANK", "WORLD_SIZE", "MASTER_PORT", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"]
@@ -38,7 +38,7 @@ impl Case {
         command.spawn().expect("symmc starts")
     }
 
-    /// Starts one rank as torchrun does.
+    /// Starts one rank with the variables of torchrun.
     fn rank(&self, line: &str, rank: u32, ranks: u32, port: &str) -> Child {
         self.start(line, &torch(rank, ranks, port))
     }
@@ -54,7 +54,7 @@ fn torch(rank: u32, ranks: u32, port: &str) -> Vec<(&'static str, String)> {
 }
 
 const RUN: &str = "run p.symm --seed 1 --set tokens=5 --compare interpreter";
-/// How late an end may be on a busy machine.
+/// How much later than its limit a process may end on a busy machine.
 const SLACK: Duration = Duration::from_secs(15);
 
 fn ends(ranks: Vec<Child>) -> Vec<Output> {
@@ -65,7 +65,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// All ranks end with this code and say all of these.
+/// Checks that all ranks end with this exit code, and that their messages have all of these parts.
 fn all_say(outputs: &[Output], code: i32, parts: &[&str]) {
     for (i, output) in outputs.iter().enumerate() {
         let text = said(output);
@@ -89,7 +89,7 @@ fn the_variables_of_each_launcher_make_one_run() {
                 ("PMIX_NAMESPACE", format!("t{pid}")),
             ]
         },
-        // Hydra, of MPICH and Intel MPI, names no run.
+        // Hydra, the launcher of MPICH and Intel MPI, has no name for the run.
         &|rank| {
             vec![
                 ("PMI_RANK", rank.to_string()),
@@ -116,7 +116,7 @@ fn the_variables_of_each_launcher_make_one_run() {
         {
             let (text, error) = (String::from_utf8_lossy(&output.stdout), said(output));
             assert!(output.status.success(), "{:?}: {error}", family(0));
-            // It ran its own rank, and no other.
+            // Each process ran only its own rank.
             let shown: Vec<&str> =
                 text.lines().filter(|line| line.trim_start().starts_with("rank ")).collect();
             assert_eq!(shown.len(), 1, "{:?}: {text}", family(0));
@@ -126,7 +126,7 @@ fn the_variables_of_each_launcher_make_one_run() {
 }
 
 #[test]
-fn rests_of_an_environment_do_not_keep_a_run_from_its_ranks() {
+fn leftover_variables_of_a_launcher_do_not_stop_a_run() {
     let case = Case::new();
     let all = |environment: &[(&str, &str)], line: &str| {
         let environment: Vec<_> =
@@ -205,7 +205,7 @@ fn a_rank_that_is_there_twice_is_named_to_all() {
     let case = Case::new();
     for twice in [1, 0] {
         let port = format!("7{twice}");
-        // The second of the two comes when the first has.
+        // The second process with the rank starts when the first has joined.
         let mut ranks = vec![case.rank(RUN, 0, 3, &port), case.rank(RUN, 1, 3, &port)];
         std::thread::sleep(Duration::from_millis(700));
         ranks.push(case.rank(RUN, twice, 3, &port));
@@ -251,7 +251,7 @@ fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
             let text = said(&outputs[0]);
             let code = outputs[0].status.code();
             assert!(matches!(code, Some(0 | 2)), "rank {rank}, {limit} files: {code:?} {text}");
-            // What cannot even start as a rank is not known to be one.
+            // A process that cannot start as a rank is unknown to the others.
             let is_rank = text.contains(&format!("rank {rank}"));
             for output in outputs.iter().filter(|_| is_rank) {
                 assert_eq!(output.status.code(), code, "rank {rank}, {limit} files: {}", said(output));
@@ -260,7 +260,7 @@ fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
             codes.push((code, is_rank));
         }
     }
-    // The limits are where they matter.
+    // Some limits let the run succeed and others make it fail.
     assert!(codes.contains(&(Some(2), true)) && codes.contains(&(Some(0), false)), "{codes:?}");
 }
 
@@ -268,7 +268,7 @@ fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
 fn the_step_is_named_when_rank_0_dies() {
     let case = Case::new();
     let line = format!("{RUN} --repeat 100000000");
-    // It may die before its first step, or between two of them; soon it dies within one.
+    // Rank 0 may die before its first step or between two steps; after a few attempts it dies within one.
     let is_named = |attempt: u32| {
         let port = format!("30{attempt}");
         let mut ranks: Vec<Child> = (0..3).map(|rank| case.rank(&line, rank, 3, &port)).collect();

@@ -1,5 +1,5 @@
-//! Limits of the system: few threads, little memory, few open files, small files, system calls that a container refuses. The
-//! command goes on with fewer threads, or ends with an error and exit code 2; it never panics, aborts or hangs.
+//! Limits of the system: few threads, little memory, few open files, small files, and system calls that a container refuses.
+//! The command continues with fewer threads, or ends with an error and exit code 2. It never panics, aborts or hangs.
 
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ const RUN: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetenso
 const DOCTOR: &str = "doctor";
 const THREADS: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --backend threads";
 
-/// Runs symmc under a limit of the shell. What hangs is ended, and has no exit code.
+/// Runs symmc under a limit of the shell. A process that hangs is killed, and has no exit code.
 fn limited(limit: &str, line: &str) -> Output {
     let symmc = env!("CARGO_BIN_EXE_symmc");
     let mut child = Command::new("sh")
@@ -27,17 +27,17 @@ fn limited(limit: &str, line: &str) -> Output {
     while start.elapsed() < Duration::from_secs(60) && matches!(child.try_wait(), Ok(None)) {
         std::thread::sleep(Duration::from_millis(5));
     }
-    // It has ended, or shall.
+    // The process has ended, or is to end now.
     let _ = child.kill();
     child.wait_with_output().expect("it ends")
 }
 
-/// Whether the limit lets the program start at all.
+/// Whether a program can start under the limit.
 fn starts(limit: &str) -> bool {
     limited(limit, "-V").status.code() == Some(0)
 }
 
-/// The codes with which each command ends under each limit.
+/// The exit codes of each command under each limit.
 fn sweep(flag: char, limits: &[u32], commands: &[&str]) -> Vec<i32> {
     let mut codes = Vec::new();
     for limit in limits.iter().map(|limit| format!("ulimit -{flag} {limit}")) {
@@ -57,14 +57,14 @@ fn sweep(flag: char, limits: &[u32], commands: &[&str]) -> Vec<i32> {
     codes
 }
 
-/// Both ends were seen, so that the limits are where they matter.
+/// Some limits let the command succeed and others make it fail, so the limits are near the command's needs.
 fn both(codes: &[i32]) {
     assert!(codes.contains(&0) && codes.contains(&2), "{codes:?}");
 }
 
 #[test]
 fn little_memory_for_data_is_an_error_or_enough() {
-    // A thread's stack takes 2 MiB of it, so the lower ones leave no thread.
+    // The stack of a thread takes 2 MiB, so the lower limits leave room for no thread.
     let limits = [600, 900, 1200, 1500, 1800, 2100, 2300, 2600, 3000, 3400, 4000, 4700, 5500, 8000, 16000];
     both(&sweep('d', &limits, &[PLAN, RUN, THREADS]));
 }
@@ -88,7 +88,7 @@ fn few_open_files_are_an_error_or_enough() {
 
 #[test]
 fn small_files_are_an_error_or_enough() {
-    // What ranks share is a file for the system; the unit is 512 bytes.
+    // For the system, shared memory is a file. The unit of the limit is 512 bytes.
     both(&sweep('f', &[0, 1, 8, 100, 10_000, 1_000_000], &[PLAN, RUN, THREADS, DOCTOR]));
 }
 
@@ -117,8 +117,8 @@ fn a_plan_that_cannot_be_written_leaves_what_was_there() {
     assert!(std::fs::read_to_string(&file).expect("the file").contains("\"version\""));
 }
 
-/// Runs a command while the system refuses one system call: its number, the number of the error, the command line. Exit code
-/// 99 says that the system has no such filters.
+/// Runs a command while the system refuses one system call. Arguments: the number of the call, the number of the error, the
+/// command line. Exit code 99 means that the system has no such filters.
 #[cfg(target_arch = "x86_64")]
 const REFUSE: &str = r#"
 import ctypes, os, struct, sys
@@ -135,12 +135,13 @@ if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(wanted), 0, 0):
 os.execv(command[0], command)
 "#;
 
-/// A program of two ranks that exchange something.
+/// A program of two ranks with a collective.
 #[cfg(target_arch = "x86_64")]
 const SMALL: &str = "program \"small\" ranks 2\ngroup @g world\narg %x: f32[8]\n\
     %y: f32[8] = all_reduce %x op=sum group=@g\nreturn %y\n";
 
-/// Processes of one run while a system call is refused; one process starts all ranks, or each joins by the environment.
+/// The processes of one run while a system call is refused. Either one process starts all ranks, or each rank joins through
+/// its environment.
 #[cfg(target_arch = "x86_64")]
 fn refused(call: u32, error: i32, ranks: &[&str], port: u32) -> Vec<Output> {
     let folder = tempfile::tempdir().expect("a folder");
@@ -161,7 +162,7 @@ fn refused(call: u32, error: i32, ranks: &[&str], port: u32) -> Vec<Output> {
     started.into_iter().map(|child| child.wait_with_output().expect("it ends")).collect()
 }
 
-/// Calls of a launcher and its ranks.
+/// System calls of a launcher and its ranks.
 #[cfg(target_arch = "x86_64")]
 const LAUNCHING: [(u32, &str); 14] = [
     (157, "prctl"),
@@ -180,7 +181,7 @@ const LAUNCHING: [(u32, &str); 14] = [
     (203, "sched_setaffinity"),
 ];
 
-/// Calls of ranks that meet.
+/// System calls of ranks that join.
 #[cfg(target_arch = "x86_64")]
 const JOINING: [(u32, &str); 9] = [
     (41, "socket"),
@@ -194,7 +195,7 @@ const JOINING: [(u32, &str); 9] = [
     (319, "memfd_create"),
 ];
 
-/// Refuses a call; whether a process ended with exit code 2. `None` without filters of system calls.
+/// Refuses a system call; returns whether a process ended with exit code 2. `None` if the system has no such filters.
 #[cfg(target_arch = "x86_64")]
 fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<bool> {
     let outputs = refused(call, error, ranks, 4000 + call);
@@ -204,7 +205,7 @@ fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<boo
     }
     for output in &outputs {
         let (code, text) = (output.status.code(), String::from_utf8_lossy(&output.stderr));
-        // A rank that rank 0 could not even reach with its error sees that rank 0 is not there.
+        // If rank 0 cannot send its error to a rank, that rank notices that rank 0 is gone.
         let blames_rank_0 = text.contains("rank 0") && ranks.len() > 1 && codes.contains(&Some(2));
         let is_right = matches!(code, Some(0 | 2)) || (code == Some(1) && blames_rank_0);
         assert!(is_right && !text.contains("panicked"), "{name} by {ranks:?}: {code:?}\n{text}");
@@ -214,8 +215,8 @@ fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<boo
     Some(codes.contains(&Some(2)))
 }
 
-/// Every system call by which ranks start, meet and share memory, with errors of containers: the command does without it, or
-/// ends with exit code 2 and a text that names the call and the remedy.
+/// Every system call by which ranks start, join and share memory fails as it does in containers. The command does without the
+/// call, or ends with exit code 2 and an error that names the call and the remedy.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn system_calls_that_are_refused_are_named_with_a_remedy() {
@@ -242,7 +243,7 @@ fn system_calls_that_are_refused_are_named_with_a_remedy() {
     }
 }
 
-/// A file that the disk does not take is not put in the place of an older one.
+/// A file that cannot be written to the disk does not replace an older one.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {

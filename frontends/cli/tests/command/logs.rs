@@ -1,4 +1,4 @@
-//! The log on standard error: which events a filter lets through, wrong filters, and the page that explains the log.
+//! The log on standard error: filters, invalid filters, and the examples of the page on the log.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::common::{failure, output, symmc};
 const RUN: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
 const PAGE: &str = include_str!("../../../../docs/debugging.md");
 
-/// Standard error of a run with these variables, without lines that are not of the log.
+/// The lines of the log on standard error of a run with these variables.
 fn log_of(line: &str, variables: &[(&str, &str)]) -> Vec<String> {
     let mut command: Command = symmc(line);
     command.env_remove("SYMMC_LOG").env_remove("RUST_LOG").envs(variables.iter().copied());
@@ -17,7 +17,7 @@ fn log_of(line: &str, variables: &[(&str, &str)]) -> Vec<String> {
     text.lines().filter(|line| line.contains(" symmc::")).map(str::to_string).collect()
 }
 
-/// A line without its time, its durations, and the numbers that change from run to run.
+/// A line without its time, durations, and other numbers that change from run to run.
 fn without_times(line: &str) -> String {
     let rest = line.split_once("Z ").map_or(line, |(_, rest)| rest);
     let is_duration = |word: &str| word.starts_with("elapsed=");
@@ -67,7 +67,7 @@ fn wrong_filters_are_bad_input() {
     }
 }
 
-/// The lines of an example on the page, which follows a command.
+/// The lines of the example that follows a command on the page.
 fn example(command: &str) -> Vec<&'static str> {
     let shown = PAGE.split("```text\n").skip(1).filter_map(|block| block.split("```").next());
     let mut lines = shown.filter_map(|block| block.strip_prefix(command)).flat_map(str::lines);

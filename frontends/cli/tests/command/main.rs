@@ -1,5 +1,5 @@
-//! The command, in one binary, because each takes seconds to link. Modules that open the real programs, or look for libraries of GPUs, need
-//! all features.
+//! The tests of the command, in one binary, because each binary takes seconds to link. Modules that open the real programs or
+//! look for libraries of GPUs need all features.
 
 mod checks;
 mod common;
@@ -16,14 +16,20 @@ mod estimates;
 mod failures;
 mod features;
 mod files;
+mod help;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod joining;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod limits;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod logs;
+mod machines;
 mod numerics;
 mod outputs;
+mod progress;
 mod replaced;
+mod run_report;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod saved_plans;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod shows;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::common::{failure, output, stdout, symmc};
 
-/// Writes a program into a folder; its path.
+/// Writes a program into a folder; returns its path.
 fn write(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
     let path = dir.path().join(name);
     std::fs::write(&path, text).expect("written");
@@ -30,7 +30,7 @@ arg %x: f16[4096, 2]
 return %a
 "#;
 
-/// State whose error grows from run to run, and that stays small.
+/// A state with small values, whose error grows from run to run.
 const STATE: &str = r#"program "p" ranks 2
 param %c: f32[64, 32]
 arg %x: f32[64, 32]
@@ -43,7 +43,7 @@ return %u
 mutate %c = %u
 "#;
 
-/// Large numbers that cancel.
+/// A sum of large numbers that cancel.
 const CANCELS: &str = r#"program "p" ranks 1
 arg %x: f32[64, 96]
 param %w: f32[96, 8]
@@ -54,7 +54,7 @@ param %w: f32[96, 8]
 return %z
 "#;
 
-/// Programs that are right, and that tolerances by the type of the output refused.
+/// Correct programs that would fail with a tolerance by the type of the output.
 #[test]
 fn right_programs_agree_with_the_interpreter() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -69,7 +69,7 @@ fn right_programs_agree_with_the_interpreter() {
     }
 }
 
-/// Noise explains only what is beyond the default tolerance.
+/// Noise widens default tolerances only.
 #[test]
 fn stated_tolerances_are_kept_as_they_are() {
     let dir = tempfile::tempdir().expect("a folder");

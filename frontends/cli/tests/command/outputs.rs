@@ -1,4 +1,4 @@
-//! Files that commands write: never through a link, never over a file that the command reads, and whole or not at all.
+//! Output files. Commands never write through a link or over a file that they read, and never leave part of a file.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -10,7 +10,7 @@ const PROGRAM: &str = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[4]\n\
                        %y: f32[4] = all_reduce %x op=sum group=@g\nreturn %y\n";
 const TABLE: &str = "id,lower,upper,size\na,0,2,10\nb,1,3,10\n";
 
-/// The commands that write a file: each with an input, and the name of its option.
+/// The commands that write a file, each with its input and its option.
 fn commands(folder: &Path) -> Vec<(String, String, &'static str)> {
     let program = write(folder, "a.symm", PROGRAM.as_bytes());
     let table = write(folder, "a.csv", TABLE.as_bytes());
@@ -66,7 +66,7 @@ fn files_that_options_name_are_not_overwritten_either() {
     }
 }
 
-/// The tensors beside an archive, and the file of data of an ONNX model, are named by no option.
+/// No option names the tensors next to an archive, or the data file of an ONNX model.
 #[test]
 #[cfg(all(feature = "torch", feature = "onnx"))]
 fn files_that_a_program_names_are_not_overwritten_either() {
@@ -106,7 +106,7 @@ fn standard_output_and_devices_take_what_is_written() {
         let piped = String::from_utf8(output(&mut symmc(&line)).stdout).expect("UTF-8");
         let plans = serde_json::Deserializer::from_str(&piped).into_iter::<serde_json::Value>();
         assert_eq!(plans.filter(Result::is_ok).count(), 2, "{name}: the file and what is printed\n{piped}");
-        // Also where it is a file, whose position goes on.
+        // Standard output may be a file. Writing continues at its position.
         let file = dir.path().join("out.json");
         let out = fs::File::create(&file).expect("a file");
         assert!(symmc(&line).stdout(out).status().expect("symmc starts").success());

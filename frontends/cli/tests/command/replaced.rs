@@ -1,4 +1,4 @@
-//! Explanations of collectives that the planned programs no longer have.
+//! `--explain` of collectives that passes replaced, so that the planned programs do not have them.
 
 use crate::common::stdout;
 

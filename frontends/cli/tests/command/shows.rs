@@ -1,8 +1,8 @@
-//! The main jobs of the command on real programs.
+//! The main commands on real programs.
 
 use crate::common::{output, stdout, symmc};
 
-/// Whether the line of a rank's first output says that it is equal, or how far within the tolerance it is.
+/// Whether the first output of a rank is equal to the expected one or within the tolerance.
 fn passes(text: &str, rank: u32) -> bool {
     let start = format!("rank {rank} output 0: ");
     let line = text.lines().find_map(|line| line.trim().strip_prefix(&start));
@@ -77,7 +77,7 @@ fn a_plan_that_computes_something_else_than_its_source_fails() {
     let text = stdout(&format!("check {}", plan.display()));
     assert!(text.contains("equal to its source, node for node, in 1 bucket"), "{text}");
     let json = std::fs::read_to_string(&plan).expect("the plan");
-    // The source keeps its sum: its hash is checked.
+    // The source is not changed, because its hash is checked.
     let (source, planned) = json.split_once("\"programs\"").expect("programs");
     let changed = format!("{source}\"programs\"{}", planned.replacen("op=sum", "op=max", 1));
     assert_ne!(changed, json);
@@ -119,8 +119,8 @@ fn every_buckets_program_is_printed() {
 }
 
 #[test]
-fn what_no_bucket_serves_is_said() {
-    let line = "tokens above 512 is served by no bucket";
+fn sizes_that_no_bucket_serves_are_reported() {
+    let line = "no bucket serves tokens above 512";
     assert!(stdout("plan megatron_tp4_f32.pt2 --bucket tokens=8,512").contains(line));
     for all in ["plan megatron_tp4_f32.pt2 --bucket tokens=8,4096", "plan megatron_tp4_f32.pt2"] {
         assert!(!stdout(all).contains("no bucket"), "{all}");
@@ -133,7 +133,7 @@ fn the_chain_of_rules_has_its_costs() {
     let text = stdout(line);
     let rules: Vec<&str> = text
         .lines()
-        .skip_while(|l| !l.contains("rules that led there"))
+        .skip_while(|l| !l.contains("rules that led to it"))
         .skip(1)
         .take(3)
         .map(str::trim)
@@ -151,7 +151,7 @@ fn plan_explains_itself() {
         assert!(text.contains(part), "{part}:\n{text}");
     }
     let text = stdout("plan megatron_tp4_f32.pt2 --explain %all_reduce");
-    for part in ["made by all_reduce", "why:", "rules that led there:", "occupied from step"] {
+    for part in ["made by all_reduce", "why:", "rules that led to it:", "occupied from step"] {
         assert!(text.contains(part) || part == "occupied from step", "{part}:\n{text}");
     }
     let text = stdout("plan llama70b_tp8_graph.pt2 --ranks 8 --machine h200x8 --bucket tokens=2,64,512,8192");
@@ -159,7 +159,7 @@ fn plan_explains_itself() {
 }
 
 #[test]
-fn plan_tells_what_is_one_step_and_what_that_saves() {
+fn plan_reports_dispatches_and_what_they_save() {
     let plan = "plan megatron_tp4_bf16.pt2 --machine h200x4 --bucket tokens=16";
     let text = stdout(plan);
     assert!(text.contains("dispatches: ") && text.contains(" reduction"), "{text}");
@@ -169,12 +169,12 @@ fn plan_tells_what_is_one_step_and_what_that_saves() {
     {
         assert!(text.contains(part), "{part}:\n{text}");
     }
-    // On a machine that runs node by node nothing is said of it.
+    // The report of a machine that runs single nodes has no line on dispatches.
     assert!(!stdout("plan megatron_tp4_bf16.pt2").contains("dispatches"));
 }
 
 #[test]
-fn orders_are_compared_and_can_be_asked_for() {
+fn orders_are_compared_and_can_be_chosen() {
     let text = stdout("plan fsdp4_bw_graph.pt2 --orders");
     for order in ["chosen", "lean", "program", "list", "dfs", "dfs-users", "post-order", "lpmf", "bfs"] {
         assert!(text.lines().any(|l| l.split_whitespace().next() == Some(order)), "{order}:\n{text}");
@@ -191,8 +191,8 @@ fn orders_are_compared_and_can_be_asked_for() {
     assert!(peak("--slack 5") * 100 <= lean * 105, "overlap keeps to the limit");
 }
 
-/// The summary of a plan: times of buckets add up, and no plan is slower by estimate than with plain collectives, memory at its
-/// price.
+/// The summary of a plan. The times of buckets add up, and no plan is slower by estimate than with plain collectives, plus the
+/// price of its memory.
 #[test]
 fn a_summary_has_the_times_of_runs_and_collectives() {
     for (program, machine) in [
@@ -233,28 +233,28 @@ fn a_summary_has_the_times_of_runs_and_collectives() {
 }
 
 #[test]
-fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
+fn explain_reports_memory_lifetime_and_accesses() {
     let operand = stdout("plan moe_ep4.pt2 --explain %reshape_7");
     for part in [
         "lives in the symmetric arena at ",
         "written by step 24 (%reshape_7)",
         "read by step 25 (%all_to_all_single_3)",
         "occupied from step 24 (%reshape_7) to step 5 (%zeros_like) of the next run: step 25",
-        "so peers may read on until step 4 (%all_to_all_single) of the next run has met",
+        "so peers may still read until all ranks have met in step 4 (%all_to_all_single) of the next run",
         "peers of group 0 read it in step 25 (%all_to_all_single_3), which runs as pull",
-        "before it, bytes of it hold %reshape_2 until step 18 (%index_1)",
+        "bytes of its buffer hold %reshape_2 before, until step 18 (%index_1)",
     ] {
         assert!(operand.contains(part), "{part:?} is missing in\n{operand}");
     }
     let over = stdout("plan moe_ep4.pt2 --explain %mul");
     for part in
-        ["to step 13 (%index_add), its last use", "peers do not touch it", "in the same buffer: %all_to"]
+        ["to step 13 (%index_add), its last use", "peers do not access it", "in the same buffer: %all_to"]
     {
         assert!(over.contains(part), "{part:?} is missing in\n{over}");
     }
     let input = stdout("plan megatron_tp4_f32.pt2 --explain %ids");
     assert!(
-        input.contains("its caller writes it before each run") && input.contains("no step writes it"),
+        input.contains("written by the caller before each run") && input.contains("no step writes it"),
         "{input}"
     );
 }
@@ -262,21 +262,26 @@ fn a_value_tells_where_it_lives_until_when_and_who_may_touch_it() {
 #[test]
 fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
     let free = stdout("plan moe_ep4.pt2");
-    assert!(free.contains("exit barriers: 4 dropped for 16.0 KiB of the symmetric arena, 0 kept"), "{free}");
+    assert!(
+        free.contains("exit barriers: 4 dropped at a cost of 16.0 KiB of the symmetric arena, 0 kept"),
+        "{free}"
+    );
     let text = stdout("plan moe_ep4.pt2 --symm-limit 16384");
-    for part in ["exit barriers: 0 dropped, 4 kept", "each: dropping it would take 16.0 KiB more"] {
+    for part in
+        ["exit barriers: 0 dropped, 4 kept", "each: dropping it would cost 16.0 KiB of the symmetric arena"]
+    {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
     let text = stdout("plan moe_ep4.pt2 --symm-limit 16384 --explain %all_to_all_single");
     assert!(
-        text.contains("exit barrier of %all_to_all_single: kept: dropping it would take 16.0 KiB"),
+        text.contains("exit barrier of %all_to_all_single: kept: dropping it would cost 16.0 KiB"),
         "{text}"
     );
     stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 16384 --chaos 1 --repeat 3");
 }
 
 #[test]
-fn variants_give_way_to_a_limit_of_the_symmetric_arena() {
+fn variants_with_less_memory_are_chosen_under_a_limit() {
     for limit in [16383, 4096, 0] {
         let text = stdout(&format!("plan moe_ep4.pt2 --symm-limit {limit} --format json"));
         let plan: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -284,14 +289,14 @@ fn variants_give_way_to_a_limit_of_the_symmetric_arena() {
         assert!(symmetric <= limit, "{symmetric} of {limit}");
     }
     stdout("run moe_ep4.pt2 --tensors moe_ep4.safetensors --symm-limit 0");
-    // What the caller writes into the symmetric arena stays there.
+    // Bound inputs stay in the symmetric arena, so the limit may be impossible to meet.
     let out = output(&mut symmc("plan moe_ep4.pt2 --symm-limit 0 --bind all --machine h200x4"));
     let text = String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success() || text.contains("the limit is 0"), "{text}");
 }
 
 #[test]
-fn a_buckets_schedule_serves_its_sizes() {
+fn buckets_serve_their_sizes() {
     for tokens in [2, 3, 9, 33] {
         stdout(&format!(
             "run megatron_tp4_f32.pt2 --bucket tokens=2,8,64 --set tokens={tokens} --compare interpreter"
@@ -338,7 +343,7 @@ fn empty_tensors_communicate() {
 }
 
 #[test]
-fn a_plan_for_gpus_says_what_adding_the_residual_saves() {
+fn a_plan_for_gpus_reports_what_a_fused_residual_saves() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("residual.symm");
     let text = "program \"residual\" ranks 4\ngroup @g world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
@@ -346,7 +351,7 @@ fn a_plan_for_gpus_says_what_adding_the_residual_saves() {
     std::fs::write(&file, text).expect("written");
     let text = stdout(&format!("plan {} --machine h200x4 --explain %y", file.display()));
     assert!(
-        text.contains("→ ll 3.28 µs, 1.15 µs less because the step that follows is part of its kernel\n"),
+        text.contains("→ ll 3.28 µs, 1.15 µs less because its kernel also runs the next step\n"),
         "{text}"
     );
     assert!(text.contains("one_shot 4.33 µs\n"), "{text}");
@@ -357,7 +362,7 @@ fn large_values_are_compared_by_their_size() {
     stdout("run fsdp4_fw_graph.pt2 --seed 1 --compare interpreter");
 }
 
-/// Starts one symmc as this rank of a run that another launcher started.
+/// Starts a process as this rank of a run under another launcher.
 fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
     let mut command = symmc(line);
     command.envs([
@@ -410,21 +415,21 @@ fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
     let table = "../packing/idealloc/gpt2s_12_train.csv";
     let text = stdout(&format!("pack {table} -o {}", file.display()));
     assert!(text.contains("gap    0.00 %"), "{text}");
-    // The offsets that it wrote are honoured when they are read.
+    // Given offsets are kept when the written table is read.
     let again = stdout(&format!("pack {} --format json", file.display()));
     let again: serde_json::Value = serde_json::from_str(&again).expect("JSON");
     assert_eq!(again["peak"], again["bound"]);
     let out = output(&mut symmc(&format!("pack {table} --capacity 1000")));
     assert_eq!(out.status.code(), Some(1));
     let text = String::from_utf8_lossy(&out.stdout);
-    for part in ["FAILED", "above the capacity 1000", "no packing meets it"] {
+    for part in ["FAILED", "above the capacity 1000", "no packing fits"] {
         assert!(text.contains(part), "{part:?} is missing in\n{text}");
     }
 }
 
 #[test]
 fn plans_for_gpus_count_the_workspace_of_steps() {
-    let workspace = "GPUs use a workspace of 32.0 MiB beside them";
+    let workspace = "GPUs use another 32.0 MiB as workspace";
     assert!(stdout("plan hf_llama_tp2.pt2 --machine h200x2").contains(workspace));
     assert!(!stdout("plan hf_llama_tp2.pt2").contains("workspace"));
     let json: serde_json::Value =
@@ -444,14 +449,14 @@ fn the_long_version_names_the_libraries_that_runs_take() {
     assert_eq!(own, format!("symmc {version}"));
     assert!(driver.starts_with("driver") && kernels.starts_with("NVRTC"), "{text}");
     assert!(products.starts_with("cuBLASLt"), "{text}");
-    // The only file that the variable names is none.
+    // The variable names a file that does not exist, and no other is tried.
     assert!(attention.starts_with("cuDNN: ") && attention.contains("/nowhere/libcudnn.so.9"), "{text}");
     assert!(collectives.starts_with("NCCL"), "{text}");
 }
 
 #[test]
 fn pack_meets_the_capacities_of_published_problems() {
-    // Orders alone leave these 10 to 20 % above their bounds.
+    // Packing in a fixed order alone leaves these 10 to 20 % above their bounds.
     let packs = |name: &str, capacity: u64| {
         let text = stdout(&format!("pack ../packing/minimalloc/{name}.1048576.csv --capacity {capacity}"));
         assert!(text.contains("order  exact"), "{text}");
