@@ -37,6 +37,7 @@ fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
+
 /// The device of the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Device {
@@ -107,6 +108,7 @@ impl Options {
     }
 }
 
+
 /// A program and its plan.
 struct Part {
     program: Program,
@@ -127,6 +129,7 @@ impl Part {
         Ok(Part { program, plan })
     }
 }
+
 
 /// The data that all ranks of this process share.
 struct Model {
@@ -176,6 +179,7 @@ fn prompt(options: &Options) -> Result<Vec<i64>, Error> {
     }
 }
 
+
 /// A cache, in memory of this program that both sessions change.
 struct Cache {
     name: String,
@@ -192,6 +196,7 @@ impl Cache {
         Ok(Cache { name: input.source.unwrap_or(input.name), buffer })
     }
 }
+
 
 /// One rank of the model.
 struct Rank {
@@ -220,6 +225,7 @@ impl Rank {
         Ok(rank)
     }
 
+
     /// Both sessions read the same weights and change the same caches.
     fn share_memory(&mut self, model: &Model, rank: u32) -> Result<(), Error> {
         for (name, tensor) in model.prefill.program.parameters(rank, Some(&model.tensors))? {
@@ -242,6 +248,7 @@ impl Rank {
     }
 }
 
+
 /// Checks that a session returns one token.
 fn expect_token(session: &Session) -> Result<(), Error> {
     let outputs = session.outputs()?;
@@ -254,9 +261,13 @@ fn expect_token(session: &Session) -> Result<(), Error> {
             other.dtype,
             other.extents
         ))),
-        None => Err(refused(format!("{}: expected one output, a token i64[1, 1]; found none", session.plan().source.name))),
+        None => Err(refused(format!(
+            "{}: expected one output, a token i64[1, 1]; found none",
+            session.plan().source.name
+        ))),
     }
 }
+
 
 /// The token that follows the given ones, which are in the caches from a position on.
 fn next(session: &mut Session, tokens: &[i64], position: usize) -> Result<i64, Error> {
@@ -288,6 +299,7 @@ fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Resul
     rank.close()
 }
 
+
 /// Writes tokens as they are generated, and their number.
 struct Progress {
     tokens: usize,
@@ -305,7 +317,8 @@ impl Progress {
     }
 
     fn written(&mut self, token: i64) -> Result<(), Error> {
-        let token = u8::try_from(token).map_err(|_| refused(format!("expected a token of one byte, found {token}")))?;
+        let token = u8::try_from(token)
+            .map_err(|_| refused(format!("expected a token of one byte, found {token}")))?;
         let mut out = std::io::stdout().lock();
         let written = out.write_all(&[token]).and_then(|()| out.flush());
         written.map_err(|e| Error::new(ErrorKind::Run, format!("writing a token: {e}")))?;

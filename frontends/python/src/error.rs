@@ -48,8 +48,6 @@ create_exception!(symmc, DefectError, Error, "A defect of symmc itself.");
 
 /// The classes for bad data of a step. They also derive from the classes that PyTorch raises, so that handlers of those work.
 static BAD_INDEX: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-/// Bad data of a step: also of the types that PyTorch raises, so that handlers of those catch it.
-static BAD_INDEX: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static BAD_DATA: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// The class of errors of this kind of bad data.
@@ -58,6 +56,7 @@ fn data_error_class(py: Python<'_>, fault: DataFault) -> Option<&Bound<'_, PyTyp
     class.get(py).map(|class| class.bind(py))
 }
 
+
 /// An exception of one class for bad data.
 fn data_error(fault: DataFault, text: &str) -> PyErr {
     Python::attach(|py| match data_error_class(py, fault) {
@@ -65,6 +64,7 @@ fn data_error(fault: DataFault, text: &str) -> PyErr {
         None => InputError::new_err(text.to_string()),
     })
 }
+
 
 /// An exception for an error. The text includes a remedy in terms of Python's arguments.
 pub fn to_exception(error: symmc::Error) -> PyErr {
@@ -101,6 +101,7 @@ pub fn to_exception(error: symmc::Error) -> PyErr {
     exception
 }
 
+
 /// The syntax of groups in arguments of functions.
 const ARGUMENTS: GroupSyntax = GroupSyntax {
     entry: |group| format!("{:?}: {:?}", group.name, group.example),
@@ -110,23 +111,31 @@ const ARGUMENTS: GroupSyntax = GroupSyntax {
 
 /// A hint at the argument that gives symbols a range, for errors that are about the ranges of symbols; else empty.
 fn dims_hint(error: &symmc::Error) -> &'static str {
-    if error.symbols().is_empty() { "" } else { "; the argument `dims` of `open` states ranges and equal sizes" }
+    if error.symbols().is_empty() {
+        ""
+    } else {
+        "; the argument `dims` of `open` states ranges and equal sizes"
+    }
 }
+
 
 /// An exception for an invalid argument.
 pub fn input_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Input, message))
 }
 
+
 /// An exception for an exhausted resource of the system.
 pub fn resource_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Resources, message))
 }
 
+
 /// An exception for a defect of symmc.
 pub fn defect_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Defect, message))
 }
+
 
 /// Adds the classes to the module. Their attributes also exist in exceptions that Python code raises.
 pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -157,6 +166,7 @@ pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     })?;
     add_data_errors(module)
 }
+
 
 /// Adds the classes for bad data. For an index out of range PyTorch raises an IndexError in some operators, and a RuntimeError in
 /// others.

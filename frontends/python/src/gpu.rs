@@ -12,6 +12,7 @@ pub fn gpu_number(gpu: Option<i128>) -> PyResult<Option<u32>> {
         .transpose()
 }
 
+
 /// The configuration of a session on the GPU with this number, or on the host for `None`.
 #[cfg(feature = "cuda")]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
@@ -21,13 +22,12 @@ pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig
     })
 }
 
+
 /// In a build without support for GPUs every number is an error.
 #[cfg(not(feature = "cuda"))]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     match gpu {
-        Some(_) => {
-            Err(input_error("this build of symmc does not support GPUs: it lacks the feature `cuda`"))
-        }
+        Some(_) => Err(input_error("this build of symmc does not support GPUs: it lacks the feature `cuda`")),
         None => Ok(config),
     }
 }

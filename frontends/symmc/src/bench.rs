@@ -55,11 +55,13 @@ pub fn measure_collectives(
     read_answers(&launch_ranks(launch, command, &task)?)
 }
 
+
 /// Parses the measurements that each rank sent.
 fn read_answers<T: DeserializeOwned>(answers: &[String]) -> Result<Vec<T>, Error> {
     let failure = |e| Error::new(ErrorKind::Run, format!("the measurements of a rank cannot be read: {e}"));
     answers.iter().map(|text| serde_json::from_str(text).map_err(failure)).collect()
 }
+
 
 /// Builds the profile of a machine from the measurements of its ranks. A point of a curve is the median of the slowest rank, at
 /// the number of blocks with the least such time.
@@ -97,7 +99,9 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
         }
         let named = CollectiveName::from_name(collective).zip(CollectiveVariant::from_name(variant));
         let (collective, variant) = named.ok_or_else(|| {
-            let message = format!("a rank measured {collective} {variant}, which is not a known collective and variant");
+            let message = format!(
+                "a rank measured {collective} {variant}, which is not a known collective and variant"
+            );
             Error::new(ErrorKind::Defect, message)
         })?;
         Ok(CollectiveCurve {
@@ -129,12 +133,14 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
     })
 }
 
+
 /// The description of a profile's measurements.
 fn describe_measurement(ranks: u32, machine: &str, date: &str) -> String {
     format!(
         "{ranks} × {machine}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's."
     )
 }
+
 
 /// Measures how fast GPUs compute, and how much collectives and computation slow each other down. `profile` has the curves of
 /// these GPUs; the result is the profile with these measurements added. Each program is measured as by [`measure_program`], in
@@ -159,6 +165,7 @@ pub fn measure_computation(
     };
     tune_profile(profile, ranks, &measure)
 }
+
 
 /// The points of a curve, with their spread.
 #[derive(Clone, Default)]
@@ -188,6 +195,7 @@ impl CurvePoints {
         self.blocks.extend(blocks);
     }
 
+
     /// Lowers each time to that of the next larger size, if that is less.
     fn make_monotonic(&mut self) {
         for i in (1..self.list.len()).rev() {
@@ -195,6 +203,7 @@ impl CurvePoints {
         }
     }
 }
+
 
 /// Measures a plan on GPUs, with inputs generated there. Returns for each rank the least, median and greatest time of one run,
 /// in microseconds.

@@ -42,6 +42,7 @@ impl RunDevice {
         }
     }
 
+
     /// Opens the session of one rank of a job.
     pub(crate) fn open_session(
         &self,
@@ -57,6 +58,7 @@ impl RunDevice {
         }
     }
 }
+
 
 /// The device that a [`Session`](crate::Session) runs on.
 #[derive(Clone, Debug, Default)]
@@ -84,6 +86,7 @@ impl SessionDevice {
             SessionDevice::Gpu(gpu) => symmc_cuda::session::memory_budget(plan, rank, gpu, config),
         }
     }
+
 
     /// Opens the session of one rank of a group.
     pub(crate) fn open_session(

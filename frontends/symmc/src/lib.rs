@@ -14,9 +14,6 @@
 //! ```
 //!
 //! # From a file to outputs
-//! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the files of all ranks), or
-//! made from text ([`Program::from_text`]). [`compile`] makes a [`Plan`] of it and proves that safe; [`into_checked_plan`] proves a plan
-//! # From a file to outputs
 //! 1. [`Program::open`] reads a `.pt2`, `.onnx` or `.symm` file. [`Program::open_files`] reads the files of all ranks, and
 //!    [`Program::from_text`] parses text.
 //! 2. [`compile`] makes a [`CheckedPlan`]: a [`Plan`] that was proved safe. [`into_checked_plan`] proves a plan that was read
@@ -33,23 +30,23 @@
 //! # Configurations
 //! [`OpenOptions`], [`CompileConfig`], [`DrawConfig`], [`RunConfig`] and [`SessionConfig`] gain fields in later versions. Begin
 //! with their `default()` and change fields by the `with_…` methods, each of which is named after its field.
-//! # What a machine has
-//! [`doctor()`] says what this machine can do and what it lacks, with a remedy for each thing ([`mod@doctor`]).
 //!
-//! # Features
-//! | feature | gives |
-//! |---|---|
-//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is looked for when it is used |
-//! | `torch` | `.pt2` archives of PyTorch |
-//! | `onnx` | ONNX models |
+//! ```
+//! use symmc::{ArgumentBinding, BucketSpec, CompileConfig, ErrorKind, Program};
 //!
-//! All are on by default. Without any, the crate plans `.symm` programs, for every machine, and runs them on host ranks; what
-//! needs a feature that is off is [`ErrorKind::Unsupported`] and names it.
+//! let program = Program::from_text(
+//!     "program \"sum\" ranks 2\nsymbol n in 1..=64\ngroup @all world\narg %x: f32[n, 8]\n\
+//!      %y: f32[n, 8] = all_reduce %x op=sum group=@all\nreturn %y\n",
+//! )?;
+//! let config = CompileConfig::default().with_buckets([BucketSpec::new("n", [8, 64])]).with_bind(ArgumentBinding::All);
+//! let plan = symmc::compile(&program, &config)?;
+//! assert_eq!(plan.buckets.len(), 2);
 //!
-//! # What is stable
-//! What this page names. Types that come from an inner crate are stable as names, to be held and passed on; the inner
-//! crates themselves are in [`mod@unstable`] and change with any version.
-
+//! let error = symmc::compile(&program, &config.with_buckets([BucketSpec::new("m", [8])])).expect_err("no symbol m");
+//! assert_eq!((error.kind(), error.is_bad_input()), (ErrorKind::Input, true));
+//! # Ok::<(), symmc::Error>(())
+//! ```
+//!
 //! # Errors
 //! All functions return one [`Error`]. Its [kind](Error::kind) says what went wrong, and so whether a different request can
 //! succeed ([`ErrorKind::is_bad_input`]). As far as they are known, the error also gives the file, the rank, the step, the
@@ -71,6 +68,32 @@
 //! # Stability
 //! All items that this page lists are stable. Types that come from an inner crate are stable as names, to be held and passed
 //! on. The inner crates themselves are in [`mod@unstable`] and change with any version.
+
+#![warn(missing_docs)]
+
+#[cfg(feature = "cuda")]
+pub mod bench;
+mod compile;
+mod config;
+mod content;
+pub mod custom;
+mod device;
+pub mod doctor;
+mod error;
+mod estimate;
+mod files;
+mod machine;
+#[cfg(feature = "cuda")]
+mod measure_task;
+mod memory;
+mod outputs;
+mod parameters;
+mod program;
+mod rank_task;
+mod recorded_outputs;
+mod run;
+mod session;
+mod source_comparison;
 mod tensors;
 #[cfg(feature = "cuda")]
 mod tune;
@@ -78,7 +101,7 @@ pub mod unstable;
 mod weights;
 mod workload;
 
-// Programs and what comes with them.
+// Programs and their tensors.
 pub use program::{OpenOptions, Program};
 pub use symmc_import::ranges::SymbolConstraint;
 pub use symmc_ir::{DType, Graph, SymbolBindings, Tensor};
@@ -113,7 +136,7 @@ pub use device::RunDevice;
 pub use outputs::{
     check_output, check_writable, refuse_overwrite, refuse_same_output, write_file, write_outputs,
 };
-// Programs and their tensors.
+pub use recorded_outputs::ExpectedOutputs;
 pub use run::{
     Backend, RunConfig, check_device_support, run, run_joined, run_joined_timed, run_timed, run_with_noise,
 };
@@ -135,24 +158,13 @@ pub use session::{
     ValueKind, ValueMemory,
 };
 
-// What this machine can do.
+// Diagnosing this machine.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
 pub use error::{Error, ErrorKind, GroupSyntax, UnknownGroup};
 pub use symmc_runtime::DataFault;
 
-/// The ONNX ops that are imported as more than opaque ones, and what they become.
-#[cfg(feature = "onnx")]
-pub use symmc_onnx::supported_ops as supported_onnx_ops;
-/// The PyTorch ops that are imported as more than opaque ones, and what they become.
-#[cfg(feature = "torch")]
-pub use symmc_torch::supported_ops as supported_torch_ops;
-
-/// The page for who embeds symmc, whose programs in Rust are tests.
-#[cfg(all(doctest, feature = "cuda"))]
-#[doc = include_str!("../../../docs/embedding.md")]
-struct Embedding;
 /// The ONNX ops that are imported as known ops, not as opaque ones, each with its translation.
 #[cfg(feature = "onnx")]
 pub use symmc_onnx::supported_ops as supported_onnx_ops;
@@ -161,4 +173,6 @@ pub use symmc_onnx::supported_ops as supported_onnx_ops;
 pub use symmc_torch::supported_ops as supported_torch_ops;
 
 /// The guide for embedders, whose Rust programs are tests.
-// Diagnosing this machine.
+#[cfg(all(doctest, feature = "cuda"))]
+#[doc = include_str!("../../../docs/embedding.md")]
+struct Embedding;

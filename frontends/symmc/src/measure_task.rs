@@ -31,6 +31,7 @@ impl CollectivesTask {
     }
 }
 
+
 /// A plan that a rank measures together with the others.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ProgramTask {

@@ -77,6 +77,7 @@ impl Program {
         program.apply_tensors(options)
     }
 
+
     /// A program from a reader of a file format, which has verified the graph.
     fn from_import(paths: &[PathBuf], imported: ImportedFiles, options: &OpenOptions) -> Result<Self, Error> {
         let ImportedFiles { graph, weights, notes, data_files } = imported;
@@ -85,6 +86,7 @@ impl Program {
         let solutions = SolutionCache::default();
         Program { path, graph, weights, notes, files, solutions }.apply_tensors(options)
     }
+
 
     /// Uses the tensors that the program will run on: they fix an open number of ranks, and turn constants into parameters if
     /// a rank has another value for them.
@@ -111,6 +113,7 @@ impl Program {
         }
         Ok(self)
     }
+
 
     /// Opens the file of a program, or the `.onnx` models or `.pt2` archives of all its ranks, starting with rank 0.
     ///
@@ -143,6 +146,7 @@ impl Program {
         Program::from_import(paths, read_onnx_models(paths, options)?, options)
     }
 
+
     /// Parses a program in text form.
     ///
     /// # Errors
@@ -153,10 +157,12 @@ impl Program {
         )
     }
 
+
     /// The program in text form.
     pub fn to_text(&self) -> String {
         text::print(&self.graph)
     }
+
 
     /// A program that was built in memory.
     ///
@@ -170,6 +176,7 @@ impl Program {
         program.verify()?;
         Ok(program)
     }
+
 
     /// The parameters of a rank by the names under which they are stored, loaded into memory, for
     /// [`Session::share`](crate::Session::share). They come from `tensors` if the file has them, otherwise from the weights of
@@ -193,6 +200,7 @@ impl Program {
         parameters::load_parameters(&self.graph, &self.weights, tensors, rank)
     }
 
+
     /// Fixes an open number of ranks from the tensors recorded next to the program (`model.safetensors` for
     /// `model.pt2`). Returns that file, or `None` if the number was fixed already or there is no such file.
     ///
@@ -207,6 +215,7 @@ impl Program {
         self.files.push(beside.clone());
         Ok(Some(beside))
     }
+
 
     /// Fixes an open number of ranks.
     ///
@@ -235,15 +244,18 @@ impl Program {
     }
 }
 
+
 /// Whether a file is a `.pt2` archive.
 fn is_archive(path: &Path, head: &[u8]) -> bool {
     head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2")
 }
 
+
 /// Whether a file is an ONNX model: by its name, or by its first field, the version of the format.
 fn is_onnx(path: &Path, head: &[u8]) -> bool {
     head.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
 }
+
 /// The format of a program by its content, for messages; `None` if the content is not that of a program.
 pub(crate) fn program_format(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(b"PK") {
@@ -257,8 +269,8 @@ pub(crate) fn program_format(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
+
 /// Reads `.pt2` archives, one of all ranks or one for each rank.
-/// Reads `.pt2` archives.
 fn read_archives(
     paths: &[PathBuf],
     bytes: &[Vec<u8>],
@@ -269,6 +281,7 @@ fn read_archives(
     #[cfg(not(feature = "torch"))]
     import::unread(paths, "a .pt2 archive", "torch", (bytes, options))
 }
+
 
 /// Reads ONNX models, one for each rank.
 fn read_onnx_models(paths: &[PathBuf], options: &OpenOptions) -> Result<ImportedFiles, Error> {

@@ -19,6 +19,7 @@ pub(super) fn checks() -> Vec<DoctorCheck> {
     }
 }
 
+
 /// The checks if no driver answers: there are no GPUs, and all checks about GPUs fail.
 fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorCheck> {
     let (found, remedy) = match (error, module) {
@@ -66,8 +67,7 @@ fn gpu_count_check(gpus: &[GpuInfo]) -> DoctorCheck {
     let seen = seen.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
     match gpus.len() {
         0 => {
-            let remedy =
-                "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); without GPUs plans run on host ranks";
+            let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); without GPUs plans run on host ranks";
             GPUS.problem(NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
         }
         n => GPUS.ok(NAME, format!("{n}{seen}")),
@@ -100,6 +100,7 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     }
 }
 
+
 /// Checks which GPUs can access the memory of which others.
 fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "peer access";
@@ -122,8 +123,7 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
         }
         (_, true, true) => GPUS.ok(NAME, "every GPU accesses every other, with atomic operations (NVLink)"),
         (_, true, false) => {
-            let remedy =
-                "kernels add fences on such links and are slower: look at nvidia-smi topo -m and nvlink --status";
+            let remedy = "kernels add fences on such links and are slower: look at nvidia-smi topo -m and nvlink --status";
             let found =
                 format!("every GPU accesses every other, but without atomic operations (PCIe): {peer}");
             GPUS.problem(NAME, CheckStatus::Limited, found, remedy)
@@ -135,6 +135,7 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
         }
     }
 }
+
 
 /// Checks whether ranks can pass handles of their memory to each other.
 fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
@@ -155,6 +156,7 @@ fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
         }
     }
 }
+
 
 /// Checks whether a built-in profile fits the GPUs.
 fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {

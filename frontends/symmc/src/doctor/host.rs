@@ -116,7 +116,8 @@ fn handle_passing_check(tried: Result<(), RunError>) -> DoctorCheck {
     match tried {
         Ok(()) => HOST.ok(NAME, "descriptors of memory can be passed over Unix sockets (SCM_RIGHTS)"),
         Err(error) => {
-            let remedy = "allow Unix sockets and their ancillary data (seccomp, AppArmor, SELinux): ranks need them";
+            let remedy =
+                "allow Unix sockets and their ancillary data (seccomp, AppArmor, SELinux): ranks need them";
             HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
     }
@@ -159,6 +160,7 @@ fn cache() -> DoctorCheck {
     HOST.ok("kernel cache", "this build compiles no kernels")
 }
 
+
 /// A cache folder that is not used because another user can change its content.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> DoctorCheck {
@@ -171,6 +173,7 @@ fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> Do
     )
     .with_path(folder)
 }
+
 
 /// Checks that the cache folder can be written or created.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]

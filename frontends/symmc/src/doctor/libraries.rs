@@ -15,6 +15,7 @@ pub(super) fn checks(part: DoctorPart) -> Vec<DoctorCheck> {
     }
 }
 
+
 /// Checks a library. `without` is the status if the library is missing.
 fn library_check(
     part: DoctorPart,
@@ -45,7 +46,8 @@ fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
     let found = match found {
         Ok(found) => found,
         Err(UnusableLibrary { found, remedy }) => {
-            let found = format!("{found}; plain collectives, and those in windows or by copy engines, need it");
+            let found =
+                format!("{found}; plain collectives, and those in windows or by copy engines, need it");
             let none = part.ok(waits_name, "not applicable, as there is no NCCL");
             return vec![part.problem(library_name, CheckStatus::Limited, found, remedy), none];
         }
@@ -63,9 +65,7 @@ fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
              before them (2.28.0 to 2.30.6); plans are not affected, as a store is placed before each such call"
         )
     } else {
-        format!(
-            "{version} is not among the versions whose kernels on windows do not wait (2.28.0 to 2.30.6)"
-        )
+        format!("{version} is not among the versions whose kernels on windows do not wait (2.28.0 to 2.30.6)")
     };
     vec![library, part.ok(waits_name, waits)]
 }

@@ -27,14 +27,15 @@ pub const VERSION: u32 = 1;
 /// The report on a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
+pub struct Diagnosis {
     /// The version of the report's format: [`VERSION`].
-    /// The version of the report: [`VERSION`].
     pub version: u32,
     /// The version of symmc.
     pub symmc: String,
     /// All checks, in the order of [`DoctorPart::ALL`] and of [`DoctorPart::check_names`].
     pub checks: Vec<DoctorCheck>,
 }
+
 
 /// The options of [`doctor()`].
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +45,7 @@ pub struct DoctorConfig {
     pub timeout: Duration,
     /// The command that examines drivers and libraries. With `None` threads of this process examine them, and a library that
     /// crashes ends this process.
+    pub prober: Option<Prober>,
 }
 
 impl Default for DoctorConfig {
@@ -61,6 +63,7 @@ impl DoctorConfig {
         self
     }
 
+
     /// Sets [`prober`](Self::prober).
     #[must_use]
     pub fn with_prober(mut self, prober: Prober) -> Self {
@@ -69,12 +72,14 @@ impl DoctorConfig {
     }
 }
 
+
 /// Examines what this machine supports and what it lacks.
 pub fn doctor(config: &DoctorConfig) -> Diagnosis {
     let mut checks = probe::check_all_parts(config.timeout, config.prober.as_ref());
     check_cuda_versions(&mut checks);
     Diagnosis { version: VERSION, symmc: env!("CARGO_PKG_VERSION").into(), checks }
 }
+
 
 /// Compares the versions of CUDA: the driver does not load code from a library of a later major version.
 fn check_cuda_versions(checks: &mut [DoctorCheck]) {

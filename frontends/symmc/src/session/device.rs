@@ -26,6 +26,7 @@ pub(super) struct SessionProgram {
     process: u32,
 }
 
+
 /// A device session of one or more programs.
 struct SharedDevice {
     /// `None` after the session has ended for all programs.
@@ -33,6 +34,7 @@ struct SharedDevice {
     /// How many programs have not ended.
     open: usize,
 }
+
 
 /// The locked device session, switched to one program.
 pub(super) struct SelectedDevice<'a>(MutexGuard<'a, SharedDevice>);
@@ -63,6 +65,7 @@ impl SessionProgram {
         SessionProgram { device, program, shared, process: process::current_process() }
     }
 
+
     /// Opens another program on the device session.
     ///
     /// # Errors
@@ -80,6 +83,7 @@ impl SessionProgram {
         Ok(SessionProgram::for_program(Arc::clone(device), program))
     }
 
+
     /// The device session, for calls about this program. Calls about other programs wait meanwhile.
     ///
     /// # Errors
@@ -91,10 +95,12 @@ impl SessionProgram {
         Ok(SelectedDevice(shared))
     }
 
+
     /// The memory that runs use and the session does not own.
     pub fn held_memory(&mut self) -> &mut HeldMemory {
         &mut self.shared
     }
+
 
     /// Ends this program once all runs have ended, and the session with the last program.
     ///
@@ -114,6 +120,7 @@ impl SessionProgram {
                 .close_program(self.program)?),
         }
     }
+
 
     /// Takes the device session out, which ends it for all programs. The memory that runs of this program use is kept until
     /// `self` is dropped.
@@ -141,6 +148,7 @@ impl SessionProgram {
     fn is_opening_process(&self) -> bool {
         process::current_process() == self.process
     }
+
 
     /// Ends this program on drop. The last program drops the session; otherwise it continues, unless this thread panics.
     fn end_program(&mut self) {

@@ -124,6 +124,7 @@ fn bound_memory_that_is_too_small_is_neither_written_nor_read() {
     assert_eq!(memory[8..], [7.0; 56]);
 }
 
+
 /// Tensor files store a weight without a source under the name of its value. Sessions find it by the same name, and an
 /// unknown name lists the weights.
 #[test]
@@ -136,6 +137,7 @@ fn weights_without_a_source_have_stored_names_too() {
     session.set("n", 1).expect("a size");
     session.share("w.w", tensor(&[4], &[1.0; 4])).expect("the weight %w");
     let error = session.value("w.down").expect_err("there is no such weight").to_string();
-    let expected = "there is no input or output w.down; expected one of %x, %kept, %y, %next, or a weight: w.w";
+    let expected =
+        "there is no input or output w.down; expected one of %x, %kept, %y, %next, or a weight: w.w";
     assert!(error.ends_with(expected), "{error}");
 }
