@@ -304,7 +304,7 @@ pub enum ExitBarrier {
     Dropped,
 }
 
-/// The guarantees of a variant. ARCHITECTURE.md explains the cross-rank liveness that rests on them.
+/// The guarantees of a variant. docs/design/liveness.md explains the cross-rank liveness that rests on them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Contract {
     /// Accesses no peer's memory before every peer has arrived. [`sync_scope`](Self::sync_scope) is then

@@ -103,7 +103,7 @@ ops! {
     }
 
     section "Element by element, two operands or more"
-    "Operands have one dtype and broadcast as NumPy's do. A scalar may stand in the place of either of two." {
+    "Operands have one dtype and broadcast as NumPy's do. Either of two operands may be a scalar." {
         "add" ("x, y"): "The sum, for numbers." => "%add: f32[t, 64] = add %x, %scale";
         "sub" ("x, y"): "The difference, for numbers." => "%sub: f32[t, 64] = sub 1.0, %x";
         "mul" ("x, y"): "The product, for numbers." => "%mul: f32[t, 64] = mul %x, 2.0";
@@ -112,7 +112,7 @@ ops! {
             "The largest integer that is not above the quotient, for numbers."
             => "%floor_div: i64[t] = floor_div %ids, 2";
         "rem" ("x, y"):
-            "What `floor_div` leaves, with the sign of the divisor, for numbers."
+            "The remainder of `floor_div`, with the sign of the divisor, for numbers."
             => "%rem: i64[t] = rem %ids, 2";
         "pow" ("x, y"): "`x` to the power of `y`, for numbers." => "%pow: f32[t, 64] = pow %x, 2.0";
         "atan2" ("x, y"):
@@ -325,8 +325,8 @@ ops! {
     section "Ops from outside"
     "The program declares the result types." {
         "opaque" ("x?…"):
-            "An op that the importer does not know, by its name: it is planned, not run. `attributes` is what is \
-             known of the rest."
+            "An op that the importer does not support, by its name. It can be planned, but not run. `attributes` is a text with the other \
+             arguments."
             => "%opaque: f32[t] = opaque \"aten::mystery.default\" %x, %ids attributes=\"dim=1\"";
         "custom" ("x?…"):
             "An op of yours, which a `custom` statement declares."

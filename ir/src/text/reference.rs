@@ -7,7 +7,7 @@ use super::forms::{OpForm, PRELUDE, SECTIONS};
 /// The grammar of the text form and each of its ops with operands, attributes and an example.
 pub fn reference() -> String {
     let mut out = String::from(include_str!("grammar.md"));
-    let _ = write!(out, "## Ops\nThe examples stand in this program:\n\n```text\n{PRELUDE}```\n");
+    let _ = write!(out, "## Ops\nThe examples are nodes of this program:\n\n```text\n{PRELUDE}```\n");
     for section in SECTIONS {
         let _ = write!(out, "\n### {}\n{}\n", section.title, section.about);
         for form in section.forms {

@@ -19,7 +19,7 @@
 //! a step has written there.
 //!
 //! # Values that share bytes
-//! ARCHITECTURE.md defines the rules for plans. In short, several values may have one place, or one value may
+//! docs/plan-spec.md defines the rules for plans. In short, several values may have one place, or one value may
 //! lie within another, in the cases below. Results of dispatches follow the rules of their forms. An operand of
 //! an all-gather or a `concat` keeps its bytes and may be read later. Any other operand that shares bytes with
 //! the result is read for the last time by the node that writes the result.

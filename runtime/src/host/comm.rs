@@ -1,8 +1,8 @@
 //! The communicator of one rank: the shared memory of a run, the state of each group, and the progress of the
 //! rank.
 //!
-//! Every collective passes the points that ARCHITECTURE.md lists: arrival, pre, rendezvous, post, exit,
-//! completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in
+//! Every collective passes the points that docs/design/collectives.md lists: arrival, pre, rendezvous,
+//! post, exit, completion. Barriers, waits and errors are in [`super::rendezvous`], the regions of a call in
 //! [`super::running`]. The variants are in [`super::direct`] (pull, push, one- and two-shot), [`super::put`],
 //! [`super::landing`] (`ll`) and [`super::staged`] (plain); [`super::collective`] selects one of them.
 //!

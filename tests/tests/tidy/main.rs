@@ -1,6 +1,7 @@
 //! Rules of the tree itself: who may depend on whom, and what every source file looks like.
 
 mod circles;
+mod pages;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

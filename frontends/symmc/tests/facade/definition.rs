@@ -1,4 +1,4 @@
-//! Examples of "What a plan must satisfy" in ARCHITECTURE.md: what the page says, computed here from its text, is what plans have.
+//! Examples of the rules in docs/plan-spec.md: values that follow from the text of the page are those of plans.
 
 use std::path::{Path, PathBuf};
 
