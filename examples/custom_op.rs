@@ -36,7 +36,6 @@ fn gate(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
     Ok(())
 }
 
-
 /// Copies the operand of the next rank of the group. Every peer has computed its operand by now, and none overwrites it before
 /// all have read it.
 fn neighbour(call: &mut CustomCall<'_>) -> Result<(), CustomError> {

@@ -37,7 +37,6 @@ fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
-
 /// The device of the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Device {
@@ -108,7 +107,6 @@ impl Options {
     }
 }
 
-
 /// A program and its plan.
 struct Part {
     program: Program,
@@ -129,7 +127,6 @@ impl Part {
         Ok(Part { program, plan })
     }
 }
-
 
 /// The data that all ranks of this process share.
 struct Model {
@@ -179,7 +176,6 @@ fn prompt(options: &Options) -> Result<Vec<i64>, Error> {
     }
 }
 
-
 /// A cache, in memory of this program that both sessions change.
 struct Cache {
     name: String,
@@ -196,7 +192,6 @@ impl Cache {
         Ok(Cache { name: input.source.unwrap_or(input.name), buffer })
     }
 }
-
 
 /// One rank of the model.
 struct Rank {
@@ -225,7 +220,6 @@ impl Rank {
         Ok(rank)
     }
 
-
     /// Both sessions read the same weights and change the same caches.
     fn share_memory(&mut self, model: &Model, rank: u32) -> Result<(), Error> {
         for (name, tensor) in model.prefill.program.parameters(rank, Some(&model.tensors))? {
@@ -248,7 +242,6 @@ impl Rank {
     }
 }
 
-
 /// Checks that a session returns one token.
 fn expect_token(session: &Session) -> Result<(), Error> {
     let outputs = session.outputs()?;
@@ -267,7 +260,6 @@ fn expect_token(session: &Session) -> Result<(), Error> {
         ))),
     }
 }
-
 
 /// The token that follows the given ones, which are in the caches from a position on.
 fn next(session: &mut Session, tokens: &[i64], position: usize) -> Result<i64, Error> {
@@ -298,7 +290,6 @@ fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Resul
     }
     rank.close()
 }
-
 
 /// Writes tokens as they are generated, and their number.
 struct Progress {

@@ -28,7 +28,6 @@ pub unsafe extern "C" fn symmc_session_allocate(
     }
 }
 
-
 /// Allocates symmetric memory for the caller, from the bytes that `symmc_session_options_set_symmetric` reserved. All ranks
 /// allocate the same sizes together. Each waits for its own runs and for the other ranks. A block is freed when the session
 /// ends. An input that the plan holds in symmetric memory is read in place from such a buffer, if all ranks have bound the same
@@ -49,7 +48,6 @@ pub unsafe extern "C" fn symmc_session_allocate_symmetric(
     unsafe { create_handle(out, allocate) }
 }
 
-
 /// As `symmc_session_bind`, for a whole buffer of the session's device. The session keeps the memory as long as a run may use
 /// it: the caller may free the buffer at any time.
 #[unsafe(no_mangle)]
@@ -67,7 +65,6 @@ pub unsafe extern "C" fn symmc_session_bind_buffer(
     })
 }
 
-
 /// The address of the first byte on the device; NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_address(buffer: *const symmc_buffer) -> *mut c_void {
@@ -75,14 +72,12 @@ pub unsafe extern "C" fn symmc_buffer_address(buffer: *const symmc_buffer) -> *m
     unsafe { buffer.as_ref() }.map_or(std::ptr::null_mut(), |buffer| buffer.0.as_ptr().cast())
 }
 
-
 /// The number of bytes of a buffer; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_bytes(buffer: *const symmc_buffer) -> usize {
     // SAFETY: the caller ensures it.
     unsafe { buffer.as_ref() }.map_or(0, |buffer| buffer.0.bytes())
 }
-
 
 /// Copies `bytes` bytes of host memory into a buffer, from offset `at`. No run that uses these bytes may be in progress.
 #[unsafe(no_mangle)]
@@ -97,7 +92,6 @@ pub unsafe extern "C" fn symmc_buffer_write(
         borrow_handle(buffer, "buffer")?.0.write(at, read_slice(data.cast(), bytes, "the data")?)
     })
 }
-
 
 /// Copies `bytes` bytes of a buffer, from offset `at`, to host memory. No run that writes these bytes may be in progress.
 #[unsafe(no_mangle)]
@@ -114,7 +108,6 @@ pub unsafe extern "C" fn symmc_buffer_read(
         unsafe { write_bytes(data, bytes, &found, "the buffer") }
     })
 }
-
 
 /// Frees a buffer. Sessions that have it bound keep its memory. NULL is ignored.
 #[unsafe(no_mangle)]

@@ -43,7 +43,6 @@ thread_local! {
     static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
 }
 
-
 /// The status of a kind. A kind that this interface does not know is reported as a defect.
 pub(crate) fn status_of(kind: ErrorKind) -> symmc_status {
     match kind {
@@ -58,25 +57,21 @@ pub(crate) fn status_of(kind: ErrorKind) -> symmc_status {
     }
 }
 
-
 /// A text for C. It ends at the first NUL.
 pub(crate) fn c_text(text: &str) -> CString {
     let end = text.find('\0').unwrap_or(text.len());
     CString::new(&text.as_bytes()[..end]).unwrap_or_default()
 }
 
-
 /// An error of the caller's arguments.
 pub(crate) fn input_error(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
-
 /// Starts the log from the environment variables, at the first call of the process.
 fn start_log() -> Result<(), Error> {
     symmc_log::init_from_env().map_err(|error| input_error(error.to_string()))
 }
-
 
 /// Runs the body of a function. Stores its error, or its panic, as the last error of the thread.
 pub(crate) fn guard(work: impl FnOnce() -> Result<(), Error>) -> symmc_status {
@@ -94,7 +89,6 @@ pub(crate) fn guard(work: impl FnOnce() -> Result<(), Error>) -> symmc_status {
         Err(error) => store_error(&error),
     }
 }
-
 
 /// A remedy for errors whose remedy depends on this interface; else empty.
 fn remedy(error: &Error) -> String {
@@ -135,13 +129,11 @@ fn text_pointer(text: Option<&CString>) -> *const c_char {
     text.map_or(std::ptr::null(), |text| text.as_ptr())
 }
 
-
 /// The status of the last failed call of this thread, `SYMMC_OK` if none failed. Successful calls do not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_kind() -> symmc_status {
     read_last_error(SYMMC_OK, |last| last.status)
 }
-
 
 /// The message of the last failed call of this thread. It names the thing, what was expected and what was found. It is empty if
 /// no call failed. The library owns the text, which is valid until another call of this thread fails or the thread ends.
@@ -150,7 +142,6 @@ pub extern "C" fn symmc_last_error() -> *const c_char {
     read_last_error(c"".as_ptr(), |last| last.text.as_ptr())
 }
 
-
 /// The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not join, or differs from
 /// the others. It is never a rank that only waited. -1 if there is no such rank or it is not known.
 #[unsafe(no_mangle)]
@@ -158,13 +149,11 @@ pub extern "C" fn symmc_last_error_culprit() -> i64 {
     read_last_error(-1, |last| last.culprit)
 }
 
-
 /// The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are equal on all ranks.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_reporter() -> i64 {
     read_last_error(-1, |last| last.reporter)
 }
-
 
 /// Another name of symmc_last_error_culprit.
 #[unsafe(no_mangle)]
@@ -172,13 +161,11 @@ pub extern "C" fn symmc_last_error_rank() -> i64 {
     read_last_error(-1, |last| last.culprit)
 }
 
-
 /// The step of the last error of this thread, counted from 0 in its bucket; -1 if the error is not about a step.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_step() -> i64 {
     read_last_error(-1, |last| last.step)
 }
-
 
 /// The node of the last error of this thread, as the name of its first result; NULL if the error is not about a node. Valid as
 /// long as the message.
@@ -187,13 +174,11 @@ pub extern "C" fn symmc_last_error_node() -> *const c_char {
     read_last_error(std::ptr::null(), |last| text_pointer(last.node.as_ref()))
 }
 
-
 /// The op of that node; NULL if it is not known. Valid as long as the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_op() -> *const c_char {
     read_last_error(std::ptr::null(), |last| text_pointer(last.op.as_ref()))
 }
-
 
 /// Reads a text of the caller. `what` names it in errors.
 ///
@@ -207,7 +192,6 @@ pub(crate) unsafe fn read_text<'a>(pointer: *const c_char, what: &str) -> Result
     let bytes = unsafe { CStr::from_ptr(pointer) };
     bytes.to_str().map_err(|e| input_error(format!("{what} is not UTF-8: {e}")))
 }
-
 
 /// As [`read_text`]; NULL gives `None`.
 ///
@@ -223,7 +207,6 @@ pub(crate) unsafe fn read_optional_text<'a>(
     // SAFETY: the caller ensures it.
     unsafe { read_text(pointer, what) }.map(Some)
 }
-
 
 /// Borrows an array of the caller. The pointer may be NULL if the array has no elements.
 ///
@@ -247,7 +230,6 @@ pub(crate) unsafe fn read_slice<'a, T>(
     Ok(unsafe { std::slice::from_raw_parts(pointer, count) })
 }
 
-
 /// Borrows a handle of the caller.
 ///
 /// # Safety
@@ -257,7 +239,6 @@ pub(crate) unsafe fn borrow_handle<'a, T>(pointer: *const T, what: &str) -> Resu
     unsafe { pointer.as_ref() }.ok_or_else(|| input_error(format!("the handle of the {what} is NULL")))
 }
 
-
 /// Borrows a handle of the caller for changes.
 ///
 /// # Safety
@@ -266,7 +247,6 @@ pub(crate) unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T, what: &str) -> Re
     // SAFETY: the caller ensures it.
     unsafe { pointer.as_mut() }.ok_or_else(|| input_error(format!("the handle of the {what} is NULL")))
 }
-
 
 /// Writes a result through a pointer of the caller.
 ///
@@ -280,7 +260,6 @@ pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error>
     unsafe { out.write(value) };
     Ok(())
 }
-
 
 /// Copies bytes to memory of the caller. `what` names them in errors.
 ///
@@ -303,7 +282,6 @@ pub(crate) unsafe fn write_bytes(
     Ok(())
 }
 
-
 /// Creates a handle and writes it through a pointer of the caller. On failure the caller gets NULL.
 ///
 /// # Safety
@@ -320,7 +298,6 @@ pub(crate) unsafe fn create_handle<T>(
         unsafe { write_result(out, made) }
     })
 }
-
 
 /// Frees a handle. NULL is ignored.
 ///

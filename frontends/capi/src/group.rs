@@ -38,7 +38,6 @@ pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc
     })
 }
 
-
 /// Creates the group in which a launcher started this process, from its environment: torchrun, `mpirun` and `mpiexec` of Open
 /// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. Fails without such a launcher. The caller frees it with `symmc_group_free`.
 ///
@@ -54,7 +53,6 @@ pub unsafe extern "C" fn symmc_group_from_environment(out: *mut *mut symmc_group
         })
     }
 }
-
 
 /// Creates the group of `ranks` ranks on one machine that can communicate by means of the caller. All ranks call this at the
 /// same time. `context` is passed to `all_gather`. The caller frees the group with `symmc_group_free`.
@@ -83,7 +81,6 @@ pub unsafe extern "C" fn symmc_group_bootstrap(
     unsafe { create_handle(out, open) }
 }
 
-
 /// The caller's function, as a bootstrap.
 struct CallerBootstrap {
     call: unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int,
@@ -108,7 +105,6 @@ impl Bootstrap for CallerBootstrap {
     }
 }
 
-
 /// The rank of this group's member; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_rank(group: *const symmc_group) -> u32 {
@@ -116,14 +112,12 @@ pub unsafe extern "C" fn symmc_group_rank(group: *const symmc_group) -> u32 {
     unsafe { group.as_ref() }.map_or(0, |group| group.0.rank())
 }
 
-
 /// The number of ranks of a group; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_ranks(group: *const symmc_group) -> u32 {
     // SAFETY: the caller ensures it.
     unsafe { group.as_ref() }.map_or(0, |group| group.0.ranks())
 }
-
 
 /// Frees a group. Sessions that were opened in it continue. NULL is ignored.
 #[unsafe(no_mangle)]

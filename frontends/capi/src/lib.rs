@@ -43,7 +43,6 @@ pub extern "C" fn symmc_abi_version() -> u32 {
     SYMMC_ABI_VERSION
 }
 
-
 /// The version of symmc, such as `0.1.0`. The library owns the text, which is always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_version() -> *const std::ffi::c_char {

@@ -30,7 +30,6 @@ pub struct symmc_session_options {
     gpu: Option<GpuOptions>,
 }
 
-
 /// A GPU, and the resources of the caller on it. Fields that are not set have the defaults of symmc.
 struct GpuOptions {
     ordinal: Option<u32>,
@@ -61,7 +60,6 @@ impl symmc_session_options {
         self.gpu.as_mut().ok_or_else(none)
     }
 
-
     /// The same options in Rust.
     ///
     /// # Safety
@@ -79,7 +77,6 @@ impl symmc_session_options {
         }
     }
 }
-
 
 /// Adds the options of a GPU.
 ///
@@ -115,7 +112,6 @@ unsafe fn on_gpu(config: SessionConfig, options: &GpuOptions) -> Result<SessionC
     expect_gpus().and_then(|()| Err(input_error("no session runs on a GPU")))
 }
 
-
 /// Checks that this library was built with support for GPUs.
 fn expect_gpus() -> Result<(), Error> {
     if cfg!(feature = "cuda") {
@@ -126,7 +122,6 @@ fn expect_gpus() -> Result<(), Error> {
         "this library was built without support for GPUs: expected one with the feature cuda",
     ))
 }
-
 
 /// Runs the body of a setter.
 ///
@@ -140,7 +135,6 @@ unsafe fn with_options(
     guard(|| work(unsafe { borrow_handle_mut(options, "options of the session") }?))
 }
 
-
 /// Creates options with the defaults: a session on the host, with a timeout of 30 seconds. The caller frees them with
 /// `symmc_session_options_free`.
 #[unsafe(no_mangle)]
@@ -148,7 +142,6 @@ pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_sessi
     // SAFETY: the caller ensures it.
     unsafe { create_handle(out, || Ok(symmc_session_options { limit: None, symmetric: 0, gpu: None })) }
 }
-
 
 /// Sets the timeout of every wait for other ranks, also in runs, in milliseconds; 0 for the default of 30,000.
 #[unsafe(no_mangle)]
@@ -164,7 +157,6 @@ pub unsafe extern "C" fn symmc_session_options_set_limit(
     unsafe { with_options(options, set) }
 }
 
-
 /// Sets the bytes of symmetric memory for the caller (`symmc_session_allocate_symmetric`), in addition to the memory of the
 /// plan. The value must be equal on all ranks.
 #[unsafe(no_mangle)]
@@ -179,7 +171,6 @@ pub unsafe extern "C" fn symmc_session_options_set_symmetric(
     // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
-
 
 /// Makes the session run on a GPU: `ordinal` is its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank
 /// needs its own GPU. Call this before the other setters for GPUs, whose values it keeps. Returns `SYMMC_ERROR_UNSUPPORTED` if
@@ -199,7 +190,6 @@ pub unsafe extern "C" fn symmc_session_options_set_gpu(
     unsafe { with_options(options, set) }
 }
 
-
 /// Sets the stream, a `cudaStream_t` or `CUstream`, for runs that are enqueued without a stream; NULL for a stream of the
 /// session. The caller owns the stream. It belongs to the primary context of the GPU, and exists until the session has ended.
 ///
@@ -217,7 +207,6 @@ pub unsafe extern "C" fn symmc_session_options_set_stream(
     // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
-
 
 /// Makes plain collectives of exactly these ranks run on a communicator of the caller, an `ncclComm_t` whose ranks are `ranks`
 /// in its order; NULL for communicators of the session. Either all ranks of a session pass one, or none does. The caller owns
@@ -247,7 +236,6 @@ pub unsafe extern "C" fn symmc_session_options_set_communicator(
     unsafe { with_options(options, set) }
 }
 
-
 /// Sets the allocator of symmetric memory: `SYMMC_ARENA_DRIVER` or `SYMMC_ARENA_NCCL`, equal on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_arena(
@@ -262,7 +250,6 @@ pub unsafe extern "C" fn symmc_session_options_set_arena(
     // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
-
 
 /// Sets how algorithms of matrix products are chosen: `SYMMC_PRODUCTS_MEASURED` or `SYMMC_PRODUCTS_HEURISTIC`, equal on all
 /// ranks.
@@ -280,7 +267,6 @@ pub unsafe extern "C" fn symmc_session_options_set_products(
     unsafe { with_options(options, set) }
 }
 
-
 /// Sets how many recorded runs are kept, each for some sizes and some memory. The value must be equal on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_kept(
@@ -295,7 +281,6 @@ pub unsafe extern "C" fn symmc_session_options_set_kept(
     unsafe { with_options(options, set) }
 }
 
-
 /// Checks a choice from 0 to `last`.
 fn check_choice(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
     if (0..=last).contains(&choice) {
@@ -303,7 +288,6 @@ fn check_choice(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
     }
     Err(input_error(format!("expected {expected}, found {choice}")))
 }
-
 
 /// Frees options. Sessions that were opened with them continue. NULL is ignored.
 #[unsafe(no_mangle)]

@@ -40,7 +40,6 @@ impl symmc_plan {
     }
 }
 
-
 /// A summary of the plan's decisions.
 fn plan_report(plan: &CheckedPlan) -> String {
     let numerics = plan.numerics.report_suffix();
@@ -62,14 +61,12 @@ fn plan_report(plan: &CheckedPlan) -> String {
     lines.join("\n")
 }
 
-
 /// Creates options with the defaults: for the host, one bucket. The caller frees them with `symmc_options_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> symmc_status {
     // SAFETY: the caller ensures it.
     unsafe { create_handle(out, || Ok(symmc_options(CompileConfig::default()))) }
 }
-
 
 /// Sets the machine for which choices are made: the name of a built-in profile, such as `host` or `h200x8`, or the path of a
 /// profile that `symmc tune` wrote.
@@ -86,7 +83,6 @@ pub unsafe extern "C" fn symmc_options_set_machine(
         Ok(())
     })
 }
-
 
 /// Divides the range of a symbol into buckets. `upper` is the largest value of each, in ascending order. The buckets of other
 /// symbols do not change.
@@ -111,7 +107,6 @@ pub unsafe extern "C" fn symmc_options_set_buckets(
     })
 }
 
-
 /// Sets whether arguments that must be symmetric are stored in the symmetric memory of the plan. The caller then writes them there
 /// (`symmc_session_address`), and no run copies them. 1 for all such arguments, 0 for none.
 #[unsafe(no_mangle)]
@@ -127,7 +122,6 @@ pub unsafe extern "C" fn symmc_options_set_bind_arguments(
     })
 }
 
-
 /// Sets the largest size of the symmetric arena in bytes; 0 for no limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
@@ -142,7 +136,6 @@ pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
     })
 }
 
-
 /// Sets whether several collectives may be combined into one if a run is estimated to become faster: 1 (the default) or 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_coalesce(
@@ -156,7 +149,6 @@ pub unsafe extern "C" fn symmc_options_set_coalesce(
         Ok(())
     })
 }
-
 
 /// Sets the changes of rounding that the plan may make: `exact` for none, or one or more of `reassociate`, `narrow` and
 /// `narrow-f16`, separated by commas.
@@ -175,14 +167,12 @@ pub unsafe extern "C" fn symmc_options_set_numerics(
     })
 }
 
-
 /// Frees options. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
     // SAFETY: the caller ensures it.
     unsafe { free_handle(options) }
 }
-
 
 /// Compiles a program into a plan and proves the plan safe. `options` may be NULL. The caller frees the plan with
 /// `symmc_plan_free`. All ranks of a session need the same plan: compile it once and pass it on with `symmc_plan_write`, or
@@ -206,7 +196,6 @@ pub unsafe extern "C" fn symmc_compile(
     unsafe { create_handle(out, compile) }
 }
 
-
 /// Reads a plan from a file and proves it safe. The caller frees it with `symmc_plan_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut symmc_plan) -> symmc_status {
@@ -219,7 +208,6 @@ pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut sym
     unsafe { create_handle(out, read) }
 }
 
-
 /// Writes a plan to a file. An existing file is replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const c_char) -> symmc_status {
@@ -231,7 +219,6 @@ pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const 
     })
 }
 
-
 /// The number of ranks of a plan; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
@@ -239,14 +226,12 @@ pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
     unsafe { plan.as_ref() }.map_or(0, |plan| plan.plan.ranks)
 }
 
-
 /// A summary of the plan's decisions as text. The plan owns the text, which is valid as long as the plan; NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: the caller ensures it.
     unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.report.as_ptr())
 }
-
 
 /// Compares a plan with the source that it carries, node by node. Differing nodes are compared on random values. Differences
 /// give `SYMMC_ERROR_CHECK`. If `require_compared` is not 0, parts that were not compared at all sizes do, too.
@@ -261,7 +246,6 @@ pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_com
     })
 }
 
-
 /// The parts that `symmc_plan_compare` compared and left out, as text. The plan owns the text, which is valid as long as the
 /// plan; NULL before that call, and for NULL.
 #[unsafe(no_mangle)]
@@ -270,7 +254,6 @@ pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *cons
     let found = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
     found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
-
 
 /// Frees a plan. Sessions that run it continue. NULL is ignored.
 #[unsafe(no_mangle)]

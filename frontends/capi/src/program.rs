@@ -26,7 +26,6 @@ unsafe fn tensor_file(path: *const c_char) -> Result<Option<Arc<TensorFile>>, sy
     path.map(|path| TensorFile::open(Path::new(path)).map(Arc::new)).transpose()
 }
 
-
 /// Opens a program: one `.pt2`, `.onnx` or `.symm` file, or the files of all ranks in order. `ranks` is the number of ranks, or 0
 /// for the number that the program fixes. `tensors` is the safetensors file that the program will run on, or NULL. It gives the
 /// number of ranks if nothing else does, and constants that have another value in it become parameters. The caller frees the
@@ -55,7 +54,6 @@ pub unsafe extern "C" fn symmc_program_open(
     unsafe { create_handle(out, open) }
 }
 
-
 /// Parses a program in text form. The caller frees it with `symmc_program_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_from_text(
@@ -68,7 +66,6 @@ pub unsafe extern "C" fn symmc_program_from_text(
     }
 }
 
-
 /// The number of ranks of a program; 0 if it is not fixed, and for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_ranks(program: *const symmc_program) -> u32 {
@@ -76,14 +73,12 @@ pub unsafe extern "C" fn symmc_program_ranks(program: *const symmc_program) -> u
     unsafe { program.as_ref() }.and_then(|program| program.0.graph.ranks).unwrap_or(0)
 }
 
-
 /// Frees a program. Plans and weights that were made from it stay valid. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_free(program: *mut symmc_program) {
     // SAFETY: the caller ensures it.
     unsafe { free_handle(program) }
 }
-
 
 /// Loads the weights of a rank into memory: from the safetensors file `tensors`, whose names are `rank<r>.w.<name>`, or for NULL
 /// the weights that came with the program. The caller frees them with `symmc_weights_free`. Sessions that share them keep what
@@ -103,7 +98,6 @@ pub unsafe extern "C" fn symmc_weights_open(
     // SAFETY: the caller ensures it.
     unsafe { create_handle(out, open) }
 }
-
 
 /// Frees weights. Sessions that share them continue. NULL is ignored.
 #[unsafe(no_mangle)]

@@ -36,7 +36,6 @@ impl symmc_session {
     }
 }
 
-
 /// Runs the body of a function on a session.
 ///
 /// # Safety
@@ -48,7 +47,6 @@ unsafe fn with_session(
     // SAFETY: the caller ensures it.
     guard(|| work(unsafe { borrow_handle_mut(session, "session") }?))
 }
-
 
 /// The bytes that a session uses on its device: a GPU, or the host.
 #[repr(C)]
@@ -79,7 +77,6 @@ impl From<MemoryUsage> for symmc_session_memory {
     }
 }
 
-
 /// The options of a session in Rust; NULL gives the defaults.
 ///
 /// # Safety
@@ -90,7 +87,6 @@ unsafe fn session_config(options: *const symmc_session_options) -> Result<Sessio
         options.as_ref().map_or_else(|| Ok(SessionConfig::default()), |options| options.session_config())
     }
 }
-
 
 /// The bytes that the session of a rank will use on its device when it is opened with these options, which may be NULL. Arenas
 /// and flags are exact. Workspaces, inputs and outputs are the most that any sizes need that the plan serves, with nothing bound.
@@ -110,7 +106,6 @@ pub unsafe extern "C" fn symmc_plan_get_memory(
         unsafe { write_result(memory, budget.into()) }
     })
 }
-
 
 /// Opens the session of the group's rank. Returns when all ranks have opened theirs with the same plan. `options` may be NULL,
 /// for the host. Plan, group and options may be freed before the session. The caller ends the session with
@@ -141,13 +136,11 @@ pub unsafe extern "C" fn symmc_session_open(
     })
 }
 
-
 /// Notifies the other ranks of a group that this rank does not open a session, with the reason. Returns the error that all
 /// ranks get.
 fn decline_session(group: &symmc_group, error: &Error) -> Error {
     group.0.decline(RunError::Invalid(error.to_string())).into()
 }
-
 
 /// The rank of a session; 0 for NULL.
 #[unsafe(no_mangle)]
@@ -155,7 +148,6 @@ pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u3
     // SAFETY: the caller ensures it.
     unsafe { session.as_ref() }.map_or(0, |session| session.session.rank())
 }
-
 
 /// Sets the values of `count` symbols for the next runs. Inputs and outputs have sizes once all symbols have a value. If no
 /// bucket serves a value, or bound memory is too small for it, the sizes do not change.
@@ -182,7 +174,6 @@ pub unsafe extern "C" fn symmc_session_set(
     unsafe { with_session(session, set) }
 }
 
-
 /// The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_count(
@@ -199,7 +190,6 @@ pub unsafe extern "C" fn symmc_session_count(
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, of) }
 }
-
 
 /// The value of a kind with this index, counted from 0. Arguments and outputs have the order of the program. Constants are among
 /// the parameters.
@@ -229,7 +219,6 @@ fn expect_kind(kind: i32) -> Result<(), Error> {
     Err(input_error(format!("there is no kind {kind}: expected SYMMC_ARGUMENT to SYMMC_OUTPUT")))
 }
 
-
 /// The memory that the next runs use for an input or output. While no run is in progress, the caller may write inputs and read
 /// outputs there. The session owns the memory. It is valid until a symbol is set that needs more, other memory is bound, or the
 /// session ends. `name` is the name of a value, the name under which a weight is stored, or `in.<i>` (arguments), `w.<name>`
@@ -254,7 +243,6 @@ pub unsafe extern "C" fn symmc_session_address(
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, of) }
 }
-
 
 /// Makes the next runs read an input from memory of the caller, or write an output there, in place. There is one case of a copy:
 /// the plan holds the input in symmetric memory (`SYMMC_PLACE_SYMMETRIC` before it is bound). Then a parameter is copied before
@@ -281,7 +269,6 @@ pub unsafe extern "C" fn symmc_session_bind(
     unsafe { with_session(session, bind) }
 }
 
-
 /// Makes the next runs use memory of the session again. The data in the caller's memory is not copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_unbind(
@@ -291,7 +278,6 @@ pub unsafe extern "C" fn symmc_session_unbind(
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.unbind(read_text(name, "the name")?)) }
 }
-
 
 /// Makes the next runs read the weights of this rank in place. Several sessions may share them. All symbols must have a value.
 /// The session keeps what it needs: the caller may free its handle at any time.
@@ -310,7 +296,6 @@ pub unsafe extern "C" fn symmc_session_share_weights(
     unsafe { with_session(session, share) }
 }
 
-
 /// Copies host memory to an input. `bytes` is the size of the whole input. No run may be in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_write(
@@ -328,7 +313,6 @@ pub unsafe extern "C" fn symmc_session_write(
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, write) }
 }
-
 
 /// Copies the current value of an output or an input to host memory. `bytes` is its whole size. No run may be in progress.
 #[unsafe(no_mangle)]
@@ -349,7 +333,6 @@ pub unsafe extern "C" fn symmc_session_read(
     unsafe { with_session(session, read) }
 }
 
-
 /// Runs once and waits for the end. All ranks start the same runs in the same order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc_status {
@@ -357,14 +340,12 @@ pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc
     unsafe { with_session(session, |session| session.session.run()) }
 }
 
-
 /// Starts one run after those that were started before, and returns at once. The run uses the current sizes and memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_enqueue(session: *mut symmc_session) -> symmc_status {
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.enqueue()) }
 }
-
 
 /// As `symmc_session_enqueue`, on a stream of the caller, a `cudaStream_t` or `CUstream` of the session's GPU. The run begins
 /// after the work that is on the stream, and work that is enqueued there later begins after the run. The caller owns the stream,
@@ -383,7 +364,6 @@ pub unsafe extern "C" fn symmc_session_enqueue_on(
     unsafe { with_session(session, |session| session.session.enqueue_on(stream)) }
 }
 
-
 /// The bytes that the session uses on its device now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_taken(
@@ -393,7 +373,6 @@ pub unsafe extern "C" fn symmc_session_taken(
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| write_result(memory, session.session.memory_usage().into())) }
 }
-
 
 /// The number of runs that the session recorded on its GPU (`made`), the number of recordings that were changed to other memory
 /// (`moved`), and the number of recordings that were dropped because too many were kept (`evicted`). All are 0 on the host. Each
@@ -422,7 +401,6 @@ pub unsafe extern "C" fn symmc_session_recordings(
     unsafe { with_session(session, read) }
 }
 
-
 /// Sets `done` to 1 if all runs have ended, else to 0. Fails if a run failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *mut c_int) -> symmc_status {
@@ -435,7 +413,6 @@ pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *
     unsafe { with_session(session, poll) }
 }
 
-
 /// Waits until all runs have ended, with a timeout of `limit_ms` milliseconds. Fails if a run failed, and if the wait timed out.
 /// After a timeout the runs continue; `symmc_session_poll` then succeeds, which distinguishes the two cases.
 #[unsafe(no_mangle)]
@@ -443,7 +420,6 @@ pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_m
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.wait(Duration::from_millis(limit_ms))) }
 }
-
 
 /// Releases the memory of the arenas until `symmc_session_resume`. All ranks call both, between runs. The memory of inputs and
 /// outputs outside of the arenas is kept.
@@ -453,14 +429,12 @@ pub unsafe extern "C" fn symmc_session_release(session: *mut symmc_session) -> s
     unsafe { with_session(session, |session| session.session.release()) }
 }
 
-
 /// Allocates the memory of the arenas again. Inputs in symmetric memory must be written again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> symmc_status {
     // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.resume()) }
 }
-
 
 /// Waits until all runs of this rank have ended. Ends and frees the session, also on errors. In a process that was forked from
 /// the one that opened the session this is an error, and the session of the parent is not affected.
@@ -475,7 +449,6 @@ pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> sym
         session.session.close()
     })
 }
-
 
 /// Ends and frees the session on every rank at once, without waiting for runs. The other ranks get an error that names this rank
 /// and the reason. `reason` may be NULL. In a process that was forked from the one that opened the session this is an error, and
@@ -500,7 +473,6 @@ pub unsafe extern "C" fn symmc_session_abort(
         session.session.abort(&reason)
     })
 }
-
 
 /// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close, but waits for other ranks for
 /// half a second at most. The other ranks finish the runs that this rank has finished, and get an error that names it when they

@@ -58,7 +58,6 @@ pub struct symmc_value {
     pub dtype: i32,
 }
 
-
 /// The memory of an input or output.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -70,7 +69,6 @@ pub struct symmc_memory {
     /// The owner of the memory: `SYMMC_PLACE_OWN` and so on.
     pub place: i32,
 }
-
 
 /// A value and the texts that its description in C points to.
 pub(crate) struct DescribedValue {

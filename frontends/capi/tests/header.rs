@@ -15,7 +15,6 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
 }
 
-
 /// The source files, in the order of the header.
 const FILES: [&str; 9] =
     ["lib", "error", "program", "plan", "group", "values", "options", "session", "buffer"];
@@ -64,7 +63,6 @@ fn items() -> Vec<(String, Vec<Item>)> {
     FILES.iter().map(read).collect()
 }
 
-
 /// The comment of an item in C, without its section on safety, which is for callers in Rust.
 fn comment(attributes: &[Attribute], indent: &str) -> String {
     let line = |attribute: &Attribute| match &attribute.meta {
@@ -81,7 +79,6 @@ fn comment(attributes: &[Attribute], indent: &str) -> String {
     assert!(!text.is_empty(), "a public item has no comment");
     format!("{indent}/* {text} */\n").replace(" * \n", " *\n")
 }
-
 
 /// A type in C. A pointer type ends with its star.
 fn spelled(ty: &Type) -> String {
@@ -111,7 +108,6 @@ fn spelled(ty: &Type) -> String {
     }
 }
 
-
 /// A declaration of a name with a type.
 fn declared(ty: &Type, name: &str) -> String {
     let ty = spelled(ty);
@@ -124,7 +120,6 @@ fn returned(output: &ReturnType, name: &str) -> String {
         ReturnType::Type(_, ty) => declared(ty, name),
     }
 }
-
 
 /// A function with its parameters, in lines of at most 120 characters.
 fn signature(head: &str, parameters: &[String]) -> String {
@@ -148,7 +143,6 @@ fn of_function(function: &ItemFn, out: &mut String) {
     let _ = writeln!(out, "{}\n", signature(&head, &parameters));
 }
 
-
 /// The function of a type `Option<fn>`, if the type is one.
 fn optional_function(ty: &Type) -> Option<&syn::TypeFnPtr> {
     let Type::Path(path) = ty else { return None };
@@ -158,7 +152,6 @@ fn optional_function(ty: &Type) -> Option<&syn::TypeFnPtr> {
         _ => None,
     }
 }
-
 
 /// `pub type`: another name of a type, or the type of a function of the caller.
 fn of_alias(alias: &syn::ItemType, out: &mut String) {
@@ -192,7 +185,6 @@ fn of_struct(item: &syn::ItemStruct, out: &mut String) {
 fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
-
 
 /// The handles, which are declared before their uses.
 fn handles(files: &[(String, Vec<Item>)]) -> String {
@@ -273,7 +265,6 @@ fn every_function_is_exported_and_keeps_panics_in() {
     }
     assert!(seen > 40, "{seen}");
 }
-
 
 /// Every name of the C interface in the documentation exists in the header.
 #[test]

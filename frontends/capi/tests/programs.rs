@@ -23,7 +23,6 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-
 /// The path of a library in the profile of this test. Cargo builds it here, since tests cannot depend on a crate that Rust cannot
 /// link.
 fn library(extension: &str) -> PathBuf {
@@ -47,7 +46,6 @@ fn library(extension: &str) -> PathBuf {
     folder.join("libsymmc").with_extension(extension)
 }
 
-
 /// Whether a compiler is installed. Without one the test is skipped.
 fn has(compiler: &str) -> bool {
     let found = Command::new(compiler).arg("--version").output().is_ok_and(|output| output.status.success());
@@ -61,7 +59,6 @@ fn text(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     format!("{:?}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
 }
-
 
 /// Compiles and links a program.
 fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
@@ -86,7 +83,6 @@ fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
     program
 }
 
-
 /// Runs a program without the environment of a launcher. Returns its output.
 fn ran(program: &Path, arguments: &[&Path]) -> String {
     let mut command = Command::new(program);
@@ -101,7 +97,6 @@ fn ran(program: &Path, arguments: &[&Path]) -> String {
 fn example(name: &str) -> PathBuf {
     root().join("examples/c").join(name)
 }
-
 
 /// Threads and processes, compiled in one way.
 fn both(way: Way) {
@@ -155,7 +150,6 @@ fn the_examples_run_with_the_static_library() {
 fn the_examples_are_clean_under_address_sanitizer() {
     both(SANITIZED);
 }
-
 
 /// With two GPUs the results equal those of the host. Otherwise the program names what is missing.
 #[test]
@@ -243,7 +237,6 @@ fn sessions_share_the_weights_of_a_file() {
     }
 }
 
-
 /// The programs of the guide for embedders: a whole one, and the part of a rank on a GPU.
 #[test]
 fn the_programs_of_the_page_compile_and_run() {
@@ -259,7 +252,6 @@ fn the_programs_of_the_page_compile_and_run() {
         assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "");
     }
 }
-
 
 /// Every function of the header is in both libraries: a program that takes all their addresses links.
 #[test]
@@ -290,7 +282,6 @@ fn the_libraries_have_every_function_of_the_header() {
     }
 }
 
-
 /// All files and links in a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
@@ -299,7 +290,6 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     all.sort();
     all
 }
-
 
 /// The output of `install.sh` with these arguments.
 fn install(arguments: &[&Path], destination: &str) -> Output {

@@ -8,7 +8,6 @@ pub fn exit_code(error: &anyhow::Error) -> u8 {
     if kind.is_none_or(symmc::ErrorKind::is_bad_input) { 2 } else { 1 }
 }
 
-
 /// The message of an error, after the contexts that were added to it. The text of a [`symmc::Error`] contains those of its
 /// sources, so they are not repeated.
 pub fn error_message(error: &anyhow::Error) -> String {
@@ -23,12 +22,10 @@ pub fn error_message(error: &anyhow::Error) -> String {
     parts.join(": ")
 }
 
-
 /// A hint at the option that gives symbols a range, for errors that are about the ranges of symbols; else empty.
 fn dim_hint(error: &symmc::Error) -> &'static str {
     if error.symbols().is_empty() { "" } else { "; the option --dim states ranges and equal sizes" }
 }
-
 
 /// How groups and ranks are written as options of the command.
 const OPTIONS: GroupSyntax = GroupSyntax {

@@ -45,14 +45,12 @@ fn target_names() -> String {
     names.join(", ")
 }
 
-
 /// Whether directives for other crates are skipped, as in `RUST_LOG`, which all crates of a process share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OtherCrates {
     Skip,
     Reject,
 }
-
 
 /// Starts the log with the filter in `SYMMC_LOG`, or in `RUST_LOG` if that is not set. Directives of `RUST_LOG` for other crates are
 /// skipped. Without either variable, or if the log was started before, it does nothing.
@@ -73,7 +71,6 @@ pub fn init_from_env() -> Result<(), LogError> {
     })
     .clone()
 }
-
 
 /// Replaces the filter; `off` ends the log. `origin` names the argument in errors. Fails if the filter is invalid, or the process has
 /// another subscriber.
@@ -118,7 +115,6 @@ fn parse_level(text: &str) -> Option<LevelFilter> {
     ];
     levels.into_iter().find(|(name, _)| text.eq_ignore_ascii_case(name)).map(|(_, level)| level)
 }
-
 
 /// Installs the subscriber, or replaces the filter if it is installed.
 fn install_filter(targets: Targets) -> Result<(), LogError> {

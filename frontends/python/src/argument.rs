@@ -13,7 +13,6 @@ pub fn to_integer<T: TryFrom<i128>>(name: &str, number: i128) -> PyResult<T> {
     })
 }
 
-
 /// Names of an argument, from a list of texts or from one text in which commas separate them.
 pub fn extract_names(name: &str, expected: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
     if let Ok(text) = given.extract::<String>() {
@@ -21,7 +20,6 @@ pub fn extract_names(name: &str, expected: &str, given: &Bound<'_, PyAny>) -> Py
     }
     given.extract().map_err(|_| argument_type_error(name, expected, given.as_borrowed()))
 }
-
 
 /// The error for an argument of another type than expected.
 pub fn argument_type_error(name: &str, expected: &str, found: Borrowed<'_, '_, PyAny>) -> PyErr {

@@ -14,7 +14,6 @@ pub fn write_file(py: Python<'_>, path: PathBuf, text: &str) -> PyResult<()> {
     py.detach(|| symmc::write_file(&path, text.as_bytes())).map_err(to_exception)
 }
 
-
 /// Runs the command with these arguments, the first of which is its name. Returns its exit code. `own` starts the command again:
 /// a program, and the arguments before those of the command.
 #[pyfunction]

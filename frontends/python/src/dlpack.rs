@@ -47,7 +47,6 @@ pub struct DlTensor {
     pub byte_offset: u64,
 }
 
-
 /// A tensor and the function that frees it.
 #[repr(C)]
 pub struct DlManagedTensor {
@@ -56,13 +55,11 @@ pub struct DlManagedTensor {
     pub deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
 
-
 /// The dtype in DLPack.
 pub fn dlpack_dtype(dtype: DType) -> DlDataType {
     let (code, bits) = dtype.facts().dlpack;
     DlDataType { code, bits, lanes: 1 }
 }
-
 
 /// A tensor of another library, kept alive by this value.
 pub struct ForeignTensor {
@@ -80,7 +77,6 @@ impl ForeignTensor {
     pub fn from_object(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ForeignTensor> {
         ForeignTensor::from_export(what, object, false)
     }
-
 
     /// The tensor of an object that is only read. It is a copy if the object does not share its memory, for example because the
     /// memory is read-only.
@@ -180,19 +176,16 @@ impl ForeignTensor {
         Ok(ForeignTensor { address, bytes, dtype, shape, device: tensor.device, capsule })
     }
 
-
     /// The first byte.
     pub fn pointer(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
-
 
     /// The capsule, which keeps the tensor alive.
     pub fn into_capsule(self) -> Py<PyAny> {
         self.capsule
     }
 }
-
 
 /// Whether elements are contiguous in row-major order. Strides of axes with one element do not matter.
 pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
@@ -205,7 +198,6 @@ pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
         })
 }
 
-
 /// The content of a capsule that symmc exports.
 struct ExportedTensor<T> {
     managed: DlManagedTensor,
@@ -214,7 +206,6 @@ struct ExportedTensor<T> {
     _owner: T,
 }
 
-
 /// A tensor at an address.
 pub struct ExportedMemory<'a> {
     pub address: u64,
@@ -222,7 +213,6 @@ pub struct ExportedMemory<'a> {
     pub shape: &'a [usize],
     pub device: DlDevice,
 }
-
 
 /// A capsule with a tensor. The capsule keeps `owner`.
 pub fn export_capsule<T: Send + 'static>(
@@ -262,7 +252,6 @@ pub fn export_capsule<T: Send + 'static>(
     }
 }
 
-
 /// Frees a tensor.
 ///
 /// # Safety
@@ -271,7 +260,6 @@ unsafe extern "C" fn free<T>(managed: *mut DlManagedTensor) {
     // SAFETY: the caller ensures it.
     drop(unsafe { Box::from_raw((*managed).context.cast::<ExportedTensor<T>>()) });
 }
-
 
 /// Frees the tensor of a capsule, unless a consumer took it.
 ///

@@ -56,7 +56,6 @@ fn data_error_class(py: Python<'_>, fault: DataFault) -> Option<&Bound<'_, PyTyp
     class.get(py).map(|class| class.bind(py))
 }
 
-
 /// An exception of one class for bad data.
 fn data_error(fault: DataFault, text: &str) -> PyErr {
     Python::attach(|py| match data_error_class(py, fault) {
@@ -64,7 +63,6 @@ fn data_error(fault: DataFault, text: &str) -> PyErr {
         None => InputError::new_err(text.to_string()),
     })
 }
-
 
 /// An exception for an error. The text includes a remedy in terms of Python's arguments.
 pub fn to_exception(error: symmc::Error) -> PyErr {
@@ -101,7 +99,6 @@ pub fn to_exception(error: symmc::Error) -> PyErr {
     exception
 }
 
-
 /// The syntax of groups in arguments of functions.
 const ARGUMENTS: GroupSyntax = GroupSyntax {
     entry: |group| format!("{:?}: {:?}", group.name, group.example),
@@ -118,24 +115,20 @@ fn dims_hint(error: &symmc::Error) -> &'static str {
     }
 }
 
-
 /// An exception for an invalid argument.
 pub fn input_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Input, message))
 }
-
 
 /// An exception for an exhausted resource of the system.
 pub fn resource_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Resources, message))
 }
 
-
 /// An exception for a defect of symmc.
 pub fn defect_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Defect, message))
 }
-
 
 /// Adds the classes to the module. Their attributes also exist in exceptions that Python code raises.
 pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -166,7 +159,6 @@ pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     })?;
     add_data_errors(module)
 }
-
 
 /// Adds the classes for bad data. For an index out of range PyTorch raises an IndexError in some operators, and a RuntimeError in
 /// others.

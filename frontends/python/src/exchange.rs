@@ -29,7 +29,6 @@ struct ExchangeHeader {
     earlier: *const ExchangeHeader,
 }
 
-
 /// Describes a tensor. Returns 0, or another number with an exception.
 type Describe = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
@@ -43,7 +42,6 @@ struct ExchangeTable {
     stream: *const c_void,
 }
 
-
 /// The location of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorLocation {
@@ -54,7 +52,6 @@ pub struct TensorLocation {
     /// The number of bytes of its elements and the device, if the type has a table.
     pub reported: Option<(usize, DlDevice)>,
 }
-
 
 /// Locates tensors. It caches the function of each type.
 #[derive(Default)]
@@ -74,7 +71,6 @@ impl LocationReader {
         }
     }
 
-
     /// The function that describes tensors of this type, if the type has a table.
     fn describe_function(&mut self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Describe>> {
         let found = tensor.get_type_ptr();
@@ -86,7 +82,6 @@ impl LocationReader {
         Ok(describe)
     }
 }
-
 
 /// The function of a type's table that describes its tensors.
 fn find_describe_function(of: &Bound<'_, PyType>) -> PyResult<Option<Describe>> {

@@ -12,7 +12,6 @@ pub fn gpu_number(gpu: Option<i128>) -> PyResult<Option<u32>> {
         .transpose()
 }
 
-
 /// The configuration of a session on the GPU with this number, or on the host for `None`.
 #[cfg(feature = "cuda")]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
@@ -21,7 +20,6 @@ pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig
         None => config,
     })
 }
-
 
 /// In a build without support for GPUs every number is an error.
 #[cfg(not(feature = "cuda"))]

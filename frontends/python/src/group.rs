@@ -20,7 +20,6 @@ impl Group {
         Group(ProcessBound::new(Arc::new(group)))
     }
 
-
     /// The group of a `Group`, of a process group of PyTorch, or of the environment if nothing is given. `timeout` is the longest
     /// wait for other ranks in seconds, if the ranks of a process group have to exchange something first.
     pub fn resolve_group(
@@ -58,7 +57,6 @@ impl Group {
     }
 }
 
-
 /// A bootstrap by a Python function that gathers bytes from all ranks.
 struct PythonBootstrap<'py> {
     all_gather: Bound<'py, PyAny>,
@@ -91,7 +89,6 @@ impl Group {
         Ok(symmc::Group::threads(ranks).into_iter().map(Group::new).collect())
     }
 
-
     /// The group in which torchrun, mpirun or srun started this process.
     #[staticmethod]
     fn from_env() -> PyResult<Group> {
@@ -99,7 +96,6 @@ impl Group {
         let none = || input_error("the environment names no rank: expected one of torchrun, mpirun or srun");
         Ok(Group::new(group.ok_or_else(none)?))
     }
-
 
     /// The group of a rank that can communicate with the other ranks by a function: `all_gather` takes bytes and returns the list
     /// of the bytes of all ranks. All ranks call this at the same time.
@@ -127,13 +123,11 @@ impl Group {
         })
     }
 
-
     /// The rank of this member.
     #[getter]
     fn rank(&self) -> PyResult<u32> {
         Ok(self.0.get("group")?.rank())
     }
-
 
     /// The number of ranks.
     #[getter]

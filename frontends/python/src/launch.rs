@@ -41,7 +41,6 @@ impl LaunchBindings {
         self.is_known = false;
     }
 
-
     /// Locates tensors for the next run of a session, on this GPU or on the host. Returns the numbers of the arguments whose layout
     /// a run cannot use.
     pub fn locate_tensors(
@@ -95,7 +94,6 @@ impl LaunchBindings {
         Ok(())
     }
 
-
     /// Binds the tensors whose location changed since the last launch.
     ///
     /// # Safety
@@ -113,7 +111,6 @@ impl LaunchBindings {
         Ok(())
     }
 }
-
 
 /// An argument or output of a launch, by its number. Shown as `in.0` or `out.0`.
 #[derive(Clone, Copy)]
@@ -148,7 +145,6 @@ impl SlotBinding {
     }
 }
 
-
 /// The error for a tensor that does not report its location. Interrupts are returned unchanged.
 fn location_error(py: Python<'_>, port: LaunchPort, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyException>(py) {
@@ -167,7 +163,6 @@ fn expect_count(kind: &str, expected: usize, found: usize) -> PyResult<()> {
     }
     Err(input_error(format!("{kind}: expected {expected} tensors, found {found}")))
 }
-
 
 /// Refuses a tensor that is not on the GPU of a session, or not on the host for a session there.
 pub fn expect_device(gpu: Option<i32>, found: DlDevice, what: impl Fn() -> String) -> PyResult<()> {

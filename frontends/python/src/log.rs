@@ -14,7 +14,6 @@ pub fn init(py: Python<'_>) -> PyResult<()> {
     PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &text, 1)
 }
 
-
 /// Sets which events are written to standard error: a filter as in `SYMMC_LOG`, or `None` for no events.
 #[pyfunction]
 pub fn set_log(filter: Option<&str>) -> PyResult<()> {

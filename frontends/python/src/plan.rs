@@ -43,7 +43,6 @@ impl Choice {
     }
 }
 
-
 /// The arguments that the caller writes directly into the symmetric arena.
 pub enum BoundArguments {
     All(bool),
@@ -65,13 +64,11 @@ impl FromPyObject<'_, '_> for BoundArguments {
     }
 }
 
-
 /// The names of the machines for which plans can be made.
 #[pyfunction]
 pub fn machines() -> Vec<&'static str> {
     MachineProfile::builtin_names()
 }
-
 
 /// The name of the built-in machine that is most similar to one with this number of GPUs.
 #[pyfunction]
@@ -79,19 +76,16 @@ pub fn nearest_machine(gpus: u32) -> &'static str {
     MachineProfile::nearest_builtin(gpus)
 }
 
-
 /// Checks that a text is the name of a machine or the path of a profile.
 #[pyfunction]
 pub fn check_machine(name: PathBuf) -> PyResult<()> {
     find_profile(&name).map(drop)
 }
 
-
 /// The machine of this name, or of the profile at this path.
 fn find_profile(name: &Path) -> PyResult<MachineProfile> {
     symmc::machine_profile(&name.to_string_lossy()).map_err(to_exception)
 }
-
 
 /// Compiles a program into a plan, and proves the plan safe.
 ///
@@ -167,7 +161,6 @@ pub fn compile(
     .map(Plan)
 }
 
-
 /// Reads the buckets of symbols: lists of sizes by symbol, or one list for the only symbol of a program.
 fn read_buckets(given: &Bound<'_, PyAny>, program: &Program) -> PyResult<Vec<BucketSpec>> {
     if let Ok(by_symbol) = given.extract::<IndexMap<String, Vec<i64>>>() {
@@ -190,13 +183,11 @@ fn read_buckets(given: &Bound<'_, PyAny>, program: &Program) -> PyResult<Vec<Buc
     }
 }
 
-
 /// Checks a percentage of additional memory for overlap.
 #[pyfunction]
 pub fn check_slack(percent: f64) -> PyResult<()> {
     read_slack(percent).map(drop)
 }
-
 
 /// The percentage, if it is plausible. Values between 0 and 1 are rejected: they are fractions, which older versions expected.
 fn read_slack(percent: f64) -> PyResult<f64> {
@@ -211,7 +202,6 @@ fn read_slack(percent: f64) -> PyResult<f64> {
     Err(input_error(format!("slack: expected a percentage, 0 or at least 1, found {percent}{hint}")))
 }
 
-
 /// Checks a list of numerics classes.
 #[pyfunction]
 pub fn check_numerics(text: &str) -> PyResult<()> {
@@ -221,7 +211,6 @@ pub fn check_numerics(text: &str) -> PyResult<()> {
 fn read_numerics(text: &str) -> PyResult<Numerics> {
     text.parse().map_err(|e| input_error(format!("numerics: {e}")))
 }
-
 
 /// Checks names of variants of collectives.
 #[pyfunction]
@@ -242,7 +231,6 @@ fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<CollectiveVariant>> {
     extract_names("variants", "names of variants", given)?.into_iter().map(variant).collect()
 }
 
-
 /// Checks the name of an order of steps.
 #[pyfunction]
 pub fn check_order(name: &str) -> PyResult<()> {
@@ -256,13 +244,11 @@ fn read_order(name: &str) -> PyResult<OrderStrategy> {
     })
 }
 
-
 /// Reads a plan from a file, and proves it safe. Programs (`.pt2`, `.onnx`, `.symm`) are opened with `symmc.open`.
 #[pyfunction]
 pub fn load(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
     run_interruptible(py, "load", move || symmc::into_checked_plan(symmc::read_plan(&path)?)).map(Plan)
 }
-
 
 /// Reads a plan from JSON text, and proves it safe. Pickles of plans use it.
 #[pyfunction]
@@ -273,7 +259,6 @@ pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
     };
     run_interruptible(py, "load", read).map(Plan)
 }
-
 
 /// The bytes that a session uses, by purpose.
 pub fn memory_by_use(usage: MemoryUsage) -> IndexMap<&'static str, usize> {
@@ -296,20 +281,17 @@ impl Plan {
         &self.0.source.name
     }
 
-
     /// The changes of rounding that the plan may make, separated by commas; "exact" for none.
     #[getter]
     fn numerics(&self) -> String {
         self.0.numerics.to_string()
     }
 
-
     /// The number of ranks.
     #[getter]
     fn ranks(&self) -> u32 {
         self.0.ranks
     }
-
 
     /// The report that `symmc plan` prints: how collectives run, the memory of values, and estimates. format: `text`, or `html` for a
     /// self-contained page with drawings of the memory.
@@ -322,7 +304,6 @@ impl Plan {
         };
         py.detach(|| render(&self.0)).map_err(|error| input_error(error.to_string()))
     }
-
 
     /// The display in notebooks: the page of the report, in a frame.
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
@@ -338,24 +319,20 @@ impl Plan {
         Ok((constructor, PyTuple::new(py, [PyString::new(py, &json)])?))
     }
 
-
     /// The same plan, since plans are immutable.
     fn __copy__(slf: Py<Self>) -> Py<Self> {
         slf
     }
-
 
     /// The same plan, since plans are immutable.
     fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
         slf
     }
 
-
     /// Explains a value: its memory and live range, the ranks that access it, and the choice of its collective's variant.
     fn explain(&self, py: Python<'_>, value: &str) -> PyResult<String> {
         py.detach(|| symmc_cli::explain(&self.0, value)).map_err(|error| input_error(error.to_string()))
     }
-
 
     /// The variant of each collective in each bucket, with the alternatives.
     fn choices(&self) -> Vec<Choice> {
@@ -374,7 +351,6 @@ impl Plan {
         found
     }
 
-
     /// Proves the plan safe again and compares it with its source. Returns a report of the proof and the comparison, as text.
     /// Differences raise a `CheckError`. With `require_compared`, parts that were not compared at all sizes do, too.
     #[pyo3(signature = (*, require_compared=false))]
@@ -390,7 +366,6 @@ impl Plan {
         })
     }
 
-
     /// The bytes that the session of a rank will use on the host, or on a GPU: both arenas, flags, scratch, and at most for inputs and
     /// outputs, if none is bound (`held`).
     #[pyo3(signature = (rank=0, *, gpu=None))]
@@ -405,7 +380,6 @@ impl Plan {
         let usage = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(to_exception)?;
         Ok(memory_by_use(usage))
     }
-
 
     /// Writes the plan to a JSON file, which `symmc.load` and the command `symmc` read.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {

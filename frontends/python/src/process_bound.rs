@@ -19,7 +19,6 @@ impl<T> ProcessBound<T> {
         ProcessBound { thing: ManuallyDrop::new(thing), process: std::process::id() }
     }
 
-
     /// The value, if this process made it. `what` names it in the error.
     pub fn get(&self, what: &str) -> PyResult<&T> {
         if self.is_owning_process() {

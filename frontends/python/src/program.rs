@@ -33,7 +33,6 @@ impl FromPyObject<'_, '_> for ProgramPaths {
     }
 }
 
-
 /// The bounds of a symbol: one value, the least and the largest value, or a text such as `1..64` or `2*pairs`.
 pub enum SymbolBounds {
     One(i64),
@@ -70,7 +69,6 @@ impl SymbolBounds {
     }
 }
 
-
 /// The argument `groups`: for each group the ranks of its cells.
 pub struct GroupCells(IndexMap<String, Vec<Vec<u32>>>);
 
@@ -88,7 +86,6 @@ impl FromPyObject<'_, '_> for GroupCells {
         )))
     }
 }
-
 
 /// Opens a `.pt2` archive, an `.onnx` model or a `.symm` text. Several paths are the files of all ranks.
 ///
@@ -123,14 +120,12 @@ pub fn open(
     })
 }
 
-
 /// Parses a program in the text form of symmc.
 #[pyfunction]
 pub fn from_text(py: Python<'_>, text: String) -> PyResult<Program> {
     run_interruptible(py, "open", move || symmc::Program::from_text(&text))
         .map(|program| Program(Arc::new(program)))
 }
-
 
 /// The names of the PyTorch operators that symmc supports.
 #[pyfunction]
@@ -149,13 +144,11 @@ impl Program {
         &self.0.graph.name
     }
 
-
     /// The number of ranks; None if it is not fixed.
     #[getter]
     fn ranks(&self) -> Option<u32> {
         self.0.graph.ranks
     }
-
 
     /// Notes of the importer for the user.
     #[getter]
@@ -163,13 +156,11 @@ impl Program {
         self.0.notes.clone()
     }
 
-
     /// The least and the largest value of each symbol, by its name.
     #[getter]
     fn symbols(&self) -> IndexMap<String, (i64, i64)> {
         self.0.graph.symbols.values().map(|s| (s.name.clone(), (s.min, s.max))).collect()
     }
-
 
     /// The name of each symbol in the file of the program, by its name here; the same name if the file has no other.
     #[getter]
@@ -178,7 +169,6 @@ impl Program {
         self.0.graph.symbols.values().map(|s| (s.name.clone(), alias(s))).collect()
     }
 
-
     /// The names of the arguments, which are the inputs that the caller gives in every run.
     #[getter]
     fn arguments(&self) -> Vec<String> {
@@ -186,7 +176,6 @@ impl Program {
         let arguments = graph.inputs.values().filter(|input| input.kind == InputKind::Argument);
         arguments.map(|input| graph.value_name(input.value).to_string()).collect()
     }
-
 
     /// The unsupported operators, by the node that has them. They can be planned, but not run.
     #[getter]
@@ -197,12 +186,10 @@ impl Program {
         graph.nodes.iter().filter_map(opaque_node).collect()
     }
 
-
     /// The program in the text form of symmc.
     fn text(&self) -> String {
         self.0.to_text()
     }
-
 
     /// The weights of a rank that came with the program, by the names under which they are stored.
     #[pyo3(signature = (rank=0))]
@@ -217,7 +204,6 @@ impl Program {
         let all = py.detach(|| self.0.parameters(rank, None)).map_err(to_exception)?;
         Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
     }
-
 
     /// The display in notebooks: the text of the program.
     fn _repr_html_(&self) -> String {

@@ -48,7 +48,6 @@ impl Value {
     }
 }
 
-
 /// One rank of a plan that stays open, on the host or on a GPU.
 ///
 /// Tensors of other libraries are exchanged through DLPack. A bound tensor is used in place, and kept as long as the session may use
@@ -107,14 +106,12 @@ impl SessionState {
         self.forget_view(name)
     }
 
-
     /// The output of this name that replaces no input, and its number among those.
     fn find_returned(&self, name: &str) -> Result<Option<(usize, symmc::SessionValue)>, symmc::Error> {
         let returned = self.session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
         let mut numbered = returned.enumerate();
         Ok(numbered.find(|(number, value)| value.name == name || format!("out.{number}") == name))
     }
-
 
     /// Forgets the view memory of an output to which another tensor was bound.
     fn forget_view(&mut self, name: &str) -> Result<(), symmc::Error> {
@@ -125,7 +122,6 @@ impl SessionState {
         }
         Ok(())
     }
-
 
     /// An output and the buffer that its views share. The first call allocates the buffer, and copies the output into it.
     fn view_buffer(&mut self, name: &str) -> Result<(symmc::SessionValue, SessionBuffer), symmc::Error> {
@@ -153,7 +149,6 @@ impl SessionState {
         Ok((value, buffer))
     }
 
-
     /// Unbinds outputs that have outgrown the buffer of their views. They use memory of the session again.
     fn drop_outgrown_views(&mut self) -> Result<(), symmc::Error> {
         if self.viewed.is_empty() {
@@ -169,7 +164,6 @@ impl SessionState {
         Ok(())
     }
 
-
     /// Starts a run, on the stream of the caller with this driver handle if one is given.
     fn enqueue_run(&mut self, stream: Option<usize>) -> Result<(), symmc::Error> {
         match stream {
@@ -182,7 +176,6 @@ impl SessionState {
         }
     }
 }
-
 
 /// Refuses a tensor of another type. The session refuses unknown names.
 fn expect_type(open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyResult<()> {
@@ -230,13 +223,11 @@ impl Session {
         py.detach(|| work(open)).map_err(to_exception)
     }
 
-
     /// Refuses a tensor of another device or type.
     fn expect_tensor(&self, open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyResult<()> {
         expect_device(self.gpu, tensor.device, || name.to_string())?;
         expect_type(open, name, tensor)
     }
-
 
     /// Waits until all runs have ended, and handles signals meanwhile.
     fn wait_until_idle(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
@@ -298,7 +289,6 @@ impl Session {
         Ok(Session::from_session(session, rank, name, gpu.map(|gpu| gpu as i32)))
     }
 
-
     /// Opens another program in this session. The programs take turns in the same arenas. All ranks open the same programs, and run
     /// all of them in the same order. Each program is closed separately; an error of a run ends all of them.
     fn open_program(&self, py: Python<'_>, plan: &Plan) -> PyResult<Session> {
@@ -308,20 +298,17 @@ impl Session {
         Ok(Session::from_session(session, self.rank, name, self.gpu))
     }
 
-
     /// The bytes that the session uses on its device now, for all its programs together: arenas, flags, scratch, and inputs and
     /// outputs that are not bound (`held`).
     fn memory(&self, py: Python<'_>) -> PyResult<IndexMap<&'static str, usize>> {
         self.with_session(py, |open| Ok(open.session.memory_usage())).map(memory_by_use)
     }
 
-
     /// The rank of this session.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
-
 
     /// Sets the values of symbols for the next runs.
     #[pyo3(signature = (**symbols))]
@@ -336,24 +323,20 @@ impl Session {
         })
     }
 
-
     /// The arguments, which are the inputs that change from run to run.
     fn inputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         python_values(py, self.with_session(py, |open| open.session.inputs())?)
     }
-
 
     /// The parameters, which are the inputs that are given once.
     fn parameters(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         python_values(py, self.with_session(py, |open| open.session.parameters())?)
     }
 
-
     /// The outputs, including those that replace an input.
     fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         python_values(py, self.with_session(py, |open| open.session.outputs())?)
     }
-
 
     /// Makes the next runs read an input from a tensor, or write an output to it, in place. The session keeps the tensor.
     fn bind(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -364,7 +347,6 @@ impl Session {
         py.detach(|| open.bind(name, tensor)).map_err(to_exception)
     }
 
-
     /// Makes the next runs use memory of the session for an input or output again.
     fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.with_session(py, |open| {
@@ -374,7 +356,6 @@ impl Session {
             open.forget_view(name)
         })
     }
-
 
     /// Copies a tensor in memory of the host to an input.
     fn write(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
@@ -398,19 +379,16 @@ impl Session {
         .map_err(to_exception)
     }
 
-
     /// A copy of the current value of an output or an input, in memory of the host.
     fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         self.with_session(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
     }
-
 
     /// The output of the last run without a copy: see `View`. Only the first call for an output copies it.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<View> {
         let (value, buffer) = self.with_session(py, |open| open.view_buffer(name))?;
         Ok(View::new(value, buffer, self.gpu, &self.runs))
     }
-
 
     /// Runs once and waits for the end.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
@@ -421,7 +399,6 @@ impl Session {
         self.wait_until_idle(py, None)
     }
 
-
     /// Starts one run after those that were started before, and returns at once. stream: the driver handle of a stream of the caller
     /// on the GPU.
     #[pyo3(signature = (stream=None))]
@@ -431,7 +408,6 @@ impl Session {
             open.enqueue_run(stream)
         })
     }
-
 
     /// Runs once with all arguments and outputs in these PyTorch tensors, by number. A compiled function calls this once per call.
     /// With a stream the run is enqueued there; without one it has ended when this returns. The caller keeps the tensors until the
@@ -467,12 +443,10 @@ impl Session {
         Ok(None)
     }
 
-
     /// Whether all runs have ended.
     fn poll(&self, py: Python<'_>) -> PyResult<bool> {
         self.with_session(py, |open| open.session.poll())
     }
-
 
     /// Waits until all runs have ended, with a timeout in seconds. After a timeout the runs continue.
     #[pyo3(signature = (timeout=None))]
@@ -484,18 +458,15 @@ impl Session {
         self.wait_until_idle(py, timeout.map(seconds).transpose()?)
     }
 
-
     /// Releases the memory of the arenas until `resume`. All ranks call both, between runs.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.with_session(py, |open| open.session.release())
     }
 
-
     /// Allocates the memory of the arenas again.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
         self.with_session(py, |open| open.session.resume())
     }
-
 
     /// Waits until all runs have ended, and closes the session.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
@@ -510,7 +481,6 @@ impl Session {
         slf.get().with_session(py, |_| Ok(()))?;
         Ok(slf)
     }
-
 
     /// Closes the session. After an exception, ends it on all ranks at once. The errors of the other ranks name the exception.
     #[pyo3(signature = (*exception))]
@@ -532,7 +502,6 @@ impl Session {
         format!("<symmc.Session {:?}: rank {}, {place}>", self.name, self.rank)
     }
 }
-
 
 /// The longest text of an exception that is sent to other ranks, in characters.
 const LONGEST_REASON: usize = 300;

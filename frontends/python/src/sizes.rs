@@ -17,20 +17,17 @@ pub fn find_size_steps(guards: Vec<String>, symbols: Vec<String>) -> Vec<SizeSte
     steps::find_size_steps(&guards, &symbols).into_iter().map(SizeStep).collect()
 }
 
-
 /// The value of an expression for these sizes, if they determine it.
 #[pyfunction]
 pub fn evaluate_size(expression: &str, sizes: CallSizes) -> Option<i64> {
     sizes::evaluate_size(expression, &sizes)
 }
 
-
 /// The ratio of a size to `unit`, if it is the same whole number for all values of their symbols.
 #[pyfunction]
 pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
     sizes::size_ratio(size, unit)
 }
-
 
 /// The known and the assumed relations between the sizes of a program.
 #[pyclass(module = "symmc")]
@@ -44,30 +41,25 @@ impl SizeAssumptions {
         SizeAssumptions(assumptions::SizeAssumptions::new(steps, may_fix_sizes))
     }
 
-
     /// The relations, as the argument `dims` of `open`.
     fn dims(&self) -> IndexMap<String, String> {
         self.0.symbol_expressions()
     }
-
 
     /// The sizes of a call, completed by those of the new symbols: quotients and differences.
     fn complete(&self, sizes: CallSizes) -> PyResult<CallSizes> {
         self.0.complete_sizes(sizes).map_err(|error| input_error(error.to_string()))
     }
 
-
     /// Drops relations that do not hold for these sizes. Returns whether all of them hold.
     fn drop_refuted(&mut self, sizes: CallSizes) -> bool {
         self.0.drop_refuted(&sizes)
     }
 
-
     /// Fixes symbols to these sizes, except symbols for which a relation is assumed.
     fn fix(&mut self, symbols: Vec<String>, sizes: CallSizes) {
         self.0.fix_sizes(&symbols, &sizes);
     }
-
 
     /// The program that `open` returns for some `dims`. Relations that operators need and that hold for these sizes are assumed.
     fn open_program(&mut self, open: &Bound<'_, PyAny>, sizes: CallSizes) -> PyResult<Py<PyAny>> {
@@ -77,13 +69,11 @@ impl SizeAssumptions {
         })
     }
 
-
     /// The upper ends of the buckets of each symbol of a program, from ends that apply to every size.
     fn buckets(&self, symbols: IndexMap<String, (i64, i64)>, ends: Vec<i64>) -> IndexMap<String, Vec<i64>> {
         self.0.bucket_ends(&symbols, &ends)
     }
 }
-
 
 /// The refusal of a program. Exceptions of other classes are returned as errors.
 fn classify_refusal(py: Python<'_>, error: PyErr) -> PyResult<ImportRejection<PyErr>> {

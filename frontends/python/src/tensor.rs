@@ -27,20 +27,17 @@ impl Tensor {
         PyTuple::new(py, self.0.shape())
     }
 
-
     /// The type of the elements: bool, u8, i32, i64, f16, bf16, f32 or f64.
     #[getter]
     fn dtype(&self) -> String {
         self.0.dtype().to_string()
     }
 
-
     /// The number of bytes.
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.data().len()
     }
-
 
     /// A DLPack capsule with this tensor.
     #[pyo3(signature = (*, stream=None, **_other))]
@@ -65,12 +62,10 @@ impl Tensor {
         dlpack::export_capsule(py, memory, tensor.clone())
     }
 
-
     /// The DLPack device, which is the host.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (device::CPU, 0)
     }
-
 
     /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -79,7 +74,6 @@ impl Tensor {
         }
         slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
     }
-
 
     /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

@@ -25,7 +25,6 @@ impl RunCounter {
     }
 }
 
-
 /// An output of the last run, without a copy: `numpy.from_dlpack(v)`, `torch.from_dlpack(v)`, or its methods `numpy()` and
 /// `torch()`.
 ///
@@ -69,20 +68,17 @@ impl View {
         PyTuple::new(py, &self.extents)
     }
 
-
     /// The type of the elements: bool, u8, i32, i64, f16, bf16, f32 or f64.
     #[getter]
     fn dtype(&self) -> String {
         self.dtype.to_string()
     }
 
-
     /// Whether a later run has started.
     #[getter]
     fn stale(&self) -> bool {
         self.runs.current_run() != self.run
     }
-
 
     /// A DLPack capsule with this view.
     #[pyo3(signature = (*, stream=None, **_other))]
@@ -113,12 +109,10 @@ impl View {
         dlpack::export_capsule(py, memory, self.buffer.clone())
     }
 
-
     /// The DLPack device.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (self.device.kind, self.device.id)
     }
-
 
     /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
@@ -127,7 +121,6 @@ impl View {
         }
         slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
     }
-
 
     /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {

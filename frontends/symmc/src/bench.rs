@@ -55,13 +55,11 @@ pub fn measure_collectives(
     read_answers(&launch_ranks(launch, command, &task)?)
 }
 
-
 /// Parses the measurements that each rank sent.
 fn read_answers<T: DeserializeOwned>(answers: &[String]) -> Result<Vec<T>, Error> {
     let failure = |e| Error::new(ErrorKind::Run, format!("the measurements of a rank cannot be read: {e}"));
     answers.iter().map(|text| serde_json::from_str(text).map_err(failure)).collect()
 }
-
 
 /// Builds the profile of a machine from the measurements of its ranks. A point of a curve is the median of the slowest rank, at
 /// the number of blocks with the least such time.
@@ -133,14 +131,12 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
     })
 }
 
-
 /// The description of a profile's measurements.
 fn describe_measurement(ranks: u32, machine: &str, date: &str) -> String {
     format!(
         "{ranks} × {machine}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's."
     )
 }
-
 
 /// Measures how fast GPUs compute, and how much collectives and computation slow each other down. `profile` has the curves of
 /// these GPUs; the result is the profile with these measurements added. Each program is measured as by [`measure_program`], in
@@ -165,7 +161,6 @@ pub fn measure_computation(
     };
     tune_profile(profile, ranks, &measure)
 }
-
 
 /// The points of a curve, with their spread.
 #[derive(Clone, Default)]
@@ -195,7 +190,6 @@ impl CurvePoints {
         self.blocks.extend(blocks);
     }
 
-
     /// Lowers each time to that of the next larger size, if that is less.
     fn make_monotonic(&mut self) {
         for i in (1..self.list.len()).rev() {
@@ -203,7 +197,6 @@ impl CurvePoints {
         }
     }
 }
-
 
 /// Measures a plan on GPUs, with inputs generated there. Returns for each rank the least, median and greatest time of one run,
 /// in microseconds.

@@ -23,7 +23,6 @@ pub fn compile(program: &Program, config: &CompileConfig) -> Result<CheckedPlan,
     compile_with_report(program, config).map(|(plan, _)| plan)
 }
 
-
 /// As [`compile`]. Also returns a report of the compilation's stages.
 ///
 /// # Errors
@@ -36,7 +35,6 @@ pub fn compile_with_report(
     symmc_driver::compile(&program.graph, &options).map_err(|e| Error::driver(&program.graph.name, e))
 }
 
-
 /// Checks that GPUs can run every step of a plan. `gpus` is the GPU of each rank; if it is empty, rank `r` takes GPU `r`. Custom
 /// and opaque ops are not checked.
 ///
@@ -47,7 +45,6 @@ pub fn check_gpu_support(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> 
     symmc_driver::expect_supported_by_gpus(plan, gpus).map_err(|e| Error::driver(&plan.source.name, e))
 }
 
-
 /// Proves a plan safe. Returns a report of the proof.
 ///
 /// # Errors
@@ -55,7 +52,6 @@ pub fn check_gpu_support(plan: &CheckedPlan, gpus: &[u32]) -> Result<(), Error> 
 pub fn check(plan: &Plan) -> Result<CheckReport, Error> {
     symmc_check::check(plan).map_err(|e| check_error(&e))
 }
-
 
 /// Proves a plan safe and makes it one that can run.
 ///
@@ -68,7 +64,6 @@ pub fn into_checked_plan(plan: Plan) -> Result<CheckedPlan, Error> {
 fn check_error(errors: &[CheckError]) -> Error {
     Error::unsafe_plan(errors.iter().map(ToString::to_string).collect())
 }
-
 
 /// The expected content of a plan file, for messages.
 const PLAN: &str = "a plan (JSON)";
@@ -87,7 +82,6 @@ pub fn read_plan(path: &Path) -> Result<Plan, Error> {
     Plan::from_json(&text).map_err(|e| Error::format_with_cause(path, e.to_string(), e))
 }
 
-
 /// Lowers a program: chooses a variant for each collective. Returns one graph for each bucket, with the ranges of its symbols.
 ///
 /// These are the variants of the first choice. [`compile`] chooses again if a schedule overlaps less computation with
@@ -99,7 +93,6 @@ pub fn lower_program(program: &Program, config: &CompileConfig) -> Result<Vec<Gr
     let options = config.resolve_options(program)?;
     symmc_driver::lower_graph(&program.graph, &options).map_err(|e| Error::driver(&program.graph.name, e))
 }
-
 
 /// Rewrites a program into its canonical form, with decomposed ops recognised.
 ///

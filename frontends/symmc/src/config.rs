@@ -67,54 +67,45 @@ impl CompileConfig {
         CompileConfig { profile, ..self }
     }
 
-
     /// Sets the buckets of symbols.
     pub fn with_buckets(self, buckets: impl IntoIterator<Item = BucketSpec>) -> CompileConfig {
         CompileConfig { buckets: buckets.into_iter().collect(), ..self }
     }
-
 
     /// Sets the arguments that callers write directly into the symmetric arena.
     pub fn with_bind(self, bind: ArgumentBinding) -> CompileConfig {
         CompileConfig { bind, ..self }
     }
 
-
     /// Sets the variants that collectives may run as, in addition to plain. `None` allows all that the profile knows.
     pub fn with_variants(self, variants: impl Into<Option<Vec<CollectiveVariant>>>) -> CompileConfig {
         CompileConfig { variants: variants.into(), ..self }
     }
-
 
     /// Sets the strategy that orders the steps.
     pub fn with_order(self, order: OrderStrategy) -> CompileConfig {
         CompileConfig { order, ..self }
     }
 
-
     /// Sets the memory that overlap may take, as a fraction of the memory of the leanest order: 0.05 allows 5 % more.
     pub fn with_slack(self, slack: f64) -> CompileConfig {
         CompileConfig { slack, ..self }
     }
-
 
     /// Sets the microseconds by which a run must become faster for each MiB of memory that overlap takes.
     pub fn with_memory_price(self, memory_price: f64) -> CompileConfig {
         CompileConfig { memory_price, ..self }
     }
 
-
     /// Sets the largest size of the symmetric arena, in bytes. `None` removes the limit.
     pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> CompileConfig {
         CompileConfig { symm_limit: symm_limit.into(), ..self }
     }
 
-
     /// Sets whether several collectives may be combined into one.
     pub fn with_coalesce(self, coalesce: bool) -> CompileConfig {
         CompileConfig { coalesce, ..self }
     }
-
 
     /// Sets the changes of rounding that the plan may make.
     pub fn with_numerics(self, numerics: impl Into<Numerics>) -> CompileConfig {
@@ -144,7 +135,6 @@ impl CompileConfig {
     }
 }
 
-
 /// The upper bounds of buckets, by the symbols that they divide.
 fn resolve_buckets(graph: &Graph, specs: &[BucketSpec]) -> Result<IndexMap<SymbolId, Vec<i64>>, Error> {
     let mut upper = IndexMap::new();
@@ -155,7 +145,6 @@ fn resolve_buckets(graph: &Graph, specs: &[BucketSpec]) -> Result<IndexMap<Symbo
     }
     Ok(upper)
 }
-
 
 /// The arguments that callers write directly into the symmetric arena.
 fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTreeSet<InputId>, Error> {
@@ -183,7 +172,6 @@ fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTre
     }
 }
 
-
 /// The buckets of one symbol: ranges of its values, each with a plan for its sizes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -200,7 +188,6 @@ impl BucketSpec {
         BucketSpec { symbol: symbol.into(), upper: upper.into() }
     }
 }
-
 
 /// The arguments that callers write directly into the symmetric arena.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -32,7 +32,6 @@ impl TermContent for FileContent {
     }
 }
 
-
 /// The weights of a program's files.
 pub(crate) struct WeightContent(pub Weights);
 
@@ -75,12 +74,10 @@ impl WeightContent {
     }
 }
 
-
 /// Hashes the name and the type of a tensor.
 fn hash_tensor_header(hash: &mut Sha256, name: &str, tensor: &Tensor) {
     hash.update(format!("{}:{name} {}{:?} ", name.len(), tensor.dtype(), tensor.shape()));
 }
-
 
 /// Bytes in memory, as a backing.
 struct SliceBacking<'a>(&'a [u8]);
@@ -90,7 +87,6 @@ impl Backing for SliceBacking<'_> {
         self.0
     }
 }
-
 
 /// Hashes `len` bytes from `start`.
 fn hash_range(hash: &mut Sha256, source: &dyn Backing, start: usize, len: usize) -> io::Result<()> {

@@ -52,7 +52,6 @@ impl Backend {
     }
 }
 
-
 /// Runs the rank that is controlled through the socket with descriptor `fd`, with these kernels of custom ops. Returns when
 /// the run has ended. The command of a rank process calls this with the number that is its last argument.
 ///
@@ -61,7 +60,6 @@ impl Backend {
 pub fn run_rank_from_fd(fd: i32, kernels: &CustomKernelRegistry) -> Result<(), Error> {
     Ok(symmc_control::rank_main(fd, |rank| rank.receive_task::<RankTask>()?.perform(rank, kernels))?)
 }
-
 
 /// Runs a rank, with these kernels of custom ops, if [`Backend::this_program`] started this process. Returns the exit code when
 /// the run has ended, and `None` in any other process.

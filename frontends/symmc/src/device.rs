@@ -42,7 +42,6 @@ impl RunDevice {
         }
     }
 
-
     /// Opens the session of one rank of a job.
     pub(crate) fn open_session(
         &self,
@@ -58,7 +57,6 @@ impl RunDevice {
         }
     }
 }
-
 
 /// The device that a [`Session`](crate::Session) runs on.
 #[derive(Clone, Debug, Default)]
@@ -86,7 +84,6 @@ impl SessionDevice {
             SessionDevice::Gpu(gpu) => symmc_cuda::session::memory_budget(plan, rank, gpu, config),
         }
     }
-
 
     /// Opens the session of one rank of a group.
     pub(crate) fn open_session(

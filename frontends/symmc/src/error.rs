@@ -55,7 +55,6 @@ impl ErrorKind {
     }
 }
 
-
 /// The error of all functions of this crate. The message names the thing, what was found and what was expected.
 pub struct Error(Box<ErrorCause>);
 
@@ -96,7 +95,6 @@ fn format_findings(findings: &[String]) -> String {
     findings.iter().map(|e| format!("  - {e}")).collect::<Vec<_>>().join("\n")
 }
 
-
 /// A number of ranks with its noun: `1 rank`, `4 ranks`.
 pub(crate) fn format_rank_count(n: u32) -> String {
     if n == 1 { "1 rank".into() } else { format!("{n} ranks") }
@@ -107,7 +105,6 @@ impl Error {
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error::from_cause(ErrorCause::Message { kind, message: message.into() })
     }
-
 
     /// The kind, which says what is at fault.
     pub fn kind(&self) -> ErrorKind {
@@ -122,12 +119,10 @@ impl Error {
         }
     }
 
-
     /// Whether the request is at fault: [`ErrorKind::is_bad_input`] of its kind.
     pub fn is_bad_input(&self) -> bool {
         self.kind().is_bad_input()
     }
-
 
     /// The file that the error is about.
     pub fn path(&self) -> Option<&Path> {
@@ -137,43 +132,36 @@ impl Error {
         }
     }
 
-
     /// The rank at fault: the one that failed, died, stopped, left, did not join, or differs from the others. It is never a
     /// rank that only waited.
     pub fn culprit(&self) -> Option<u32> {
         self.location().culprit
     }
 
-
     /// The rank that noticed the error. An error has the same culprit and reporter on every rank.
     pub fn reporter(&self) -> Option<u32> {
         self.location().reporter
     }
-
 
     /// Another name of [`culprit`](Self::culprit).
     pub fn rank(&self) -> Option<u32> {
         self.culprit()
     }
 
-
     /// The index of the step in its bucket.
     pub fn step(&self) -> Option<usize> {
         self.location().step
     }
-
 
     /// The node: the name of its first result, or of the value that the error is about.
     pub fn node(&self) -> Option<&str> {
         self.location().node
     }
 
-
     /// The op of the node.
     pub fn op(&self) -> Option<&str> {
         self.location().op
     }
-
 
     /// The symbols of an imported program whose ranges may be the cause, by their names in the file: an operator does not fit
     /// their ranges, or would fit if some of them were equal.
@@ -190,7 +178,6 @@ impl Error {
         &[]
     }
 
-
     /// The groups of an imported program whose members are not known. The caller has to state them
     /// ([`OpenOptions::with_groups`](crate::OpenOptions::with_groups)).
     pub fn unknown_groups(&self) -> Vec<UnknownGroup> {
@@ -199,7 +186,6 @@ impl Error {
         #[cfg(not(feature = "torch"))]
         Vec::new()
     }
-
 
     /// A hint how to state the members of the [`unknown_groups`](Self::unknown_groups), in the syntax of a frontend. It begins
     /// with a separator. It is empty for other errors.
@@ -212,14 +198,12 @@ impl Error {
         format!("; give the ranks of each cell, such as {}{all}", (syntax.entries)(&entries))
     }
 
-
     /// The error of the importer of `.pt2` files, if it is the cause.
     #[cfg(feature = "torch")]
     fn torch_error(&self) -> Option<&symmc_torch::ImportError> {
         let ErrorCause::Format { cause: Some(cause), .. } = &*self.0 else { return None };
         cause.downcast_ref()
     }
-
 
     /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises an error, too.
     pub fn is_dtype_error(&self) -> bool {
@@ -228,7 +212,6 @@ impl Error {
         #[cfg(not(feature = "torch"))]
         false
     }
-
 
     /// The fault in the data or the sizes of a run, if the run failed because of one. Such a run ended the session on all
     /// ranks; they can open another one together.
@@ -241,7 +224,6 @@ impl Error {
         }
     }
 
-
     /// The findings of the check of a plan, or the differences from its source, one text each.
     pub fn findings(&self) -> &[String] {
         match &*self.0 {
@@ -251,7 +233,6 @@ impl Error {
         }
     }
 
-
     /// The plan that symmc made and that failed the check: for a report, not to be run.
     pub fn plan(&self) -> Option<&Plan> {
         match &*self.0 {
@@ -259,7 +240,6 @@ impl Error {
             _ => None,
         }
     }
-
 
     /// Whether an op has no kernel, and an embedder could register one.
     pub fn is_missing_kernel(&self) -> bool {
@@ -287,18 +267,15 @@ impl Error {
         }
     }
 
-
     /// A request that does not fit the program, the plan or the machine.
     pub(crate) fn invalid_request(message: impl Into<String>) -> Error {
         Error::new(ErrorKind::Input, message)
     }
 
-
     /// A file that could not be read or written.
     pub(crate) fn io(path: &Path, cause: io::Error) -> Error {
         Error::from_cause(ErrorCause::Io { path: path.to_path_buf(), cause })
     }
-
 
     /// A file whose content is not as expected.
     pub(crate) fn format(path: &Path, message: impl ToString) -> Error {
@@ -309,7 +286,6 @@ impl Error {
         })
     }
 
-
     /// As [`format`](Self::format), with the error of the reader as source.
     pub(crate) fn format_with_cause(
         path: &Path,
@@ -319,7 +295,6 @@ impl Error {
         let (path, message) = (path.to_path_buf(), message.to_string());
         Error::from_cause(ErrorCause::Format { path, message, cause: Some(Box::new(cause)) })
     }
-
 
     /// A program that the driver cannot compile.
     pub(crate) fn driver(program: &str, cause: impl Into<DriverError>) -> Error {
@@ -332,7 +307,6 @@ impl Error {
         }
     }
 
-
     /// The findings of the check in a plan that the caller gave.
     pub(crate) fn unsafe_plan(findings: Vec<String>) -> Error {
         Error::from_cause(ErrorCause::Check(findings))
@@ -341,7 +315,6 @@ impl Error {
     pub(crate) fn interpreter(cause: InterpError) -> Error {
         Error::from_cause(ErrorCause::Interpreter(cause))
     }
-
 
     /// The differences between a plan and its source.
     pub(crate) fn differs_from_source(differences: Vec<String>) -> Error {
@@ -382,7 +355,6 @@ impl From<RunError> for Error {
         Error::from_cause(ErrorCause::Run(error))
     }
 }
-
 
 /// The position of an error in a run or a program, as far as it is known.
 #[derive(Clone, Copy, Default)]
@@ -488,7 +460,6 @@ fn driver_error_kind(error: &DriverError) -> ErrorKind {
     }
 }
 
-
 /// A program that is invalid before a pass is the caller's fault; one that is invalid after the pass is a defect.
 fn pass_error_kind(error: &PassError) -> ErrorKind {
     match error {
@@ -499,7 +470,6 @@ fn pass_error_kind(error: &PassError) -> ErrorKind {
         | PassError::NoPlain { .. } => ErrorKind::Input,
     }
 }
-
 
 /// Buckets, variants and alignments that the planner finds unsound were made by earlier stages of symmc: they are defects.
 fn planner_error_kind(error: &PlanError) -> ErrorKind {
@@ -604,7 +574,6 @@ mod tests {
     }
 }
 
-
 /// A group of a program whose members the file does not state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -617,7 +586,6 @@ pub struct UnknownGroup {
     pub all_ranks: Option<u32>,
 }
 
-
 /// The syntax in which users of a frontend state the members of groups.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSyntax {
@@ -628,7 +596,6 @@ pub struct GroupSyntax {
     /// Formats the number of ranks.
     pub ranks: fn(u32) -> String,
 }
-
 
 /// The groups whose members an archive does not state.
 #[cfg(feature = "torch")]
@@ -642,7 +609,6 @@ fn unknown_groups(error: &symmc_torch::ImportError) -> Vec<UnknownGroup> {
     };
     groups.iter().map(unknown).collect()
 }
-
 
 /// Example cells of one size: two cells if the number of ranks is not known.
 #[cfg(feature = "torch")]

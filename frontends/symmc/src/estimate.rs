@@ -17,7 +17,6 @@ pub fn estimate(plan: &CheckedPlan, profile: &MachineProfile) -> Result<Vec<Buck
     symmc_driver::estimate(plan, profile).map_err(|e| Error::driver(&plan.source.name, e))
 }
 
-
 /// Estimates the time of one run of a plan at these sizes, with the bucket that serves them. Times are in microseconds.
 ///
 /// # Errors
@@ -29,7 +28,6 @@ pub fn estimate_at(
 ) -> Result<BucketEstimate, Error> {
     symmc_driver::estimate_at(plan, profile, sizes).map_err(|e| Error::driver(&plan.source.name, e))
 }
-
 
 /// Plans the same program for the same buckets with plain collectives only, and estimates the time of one run for each bucket in
 /// microseconds. `None` stands for a bucket whose ranges are not those of the program's symbols.

@@ -18,7 +18,6 @@ pub(crate) fn read_file(path: &Path, expected: &str) -> Result<Vec<u8>, Error> {
     read_rest(path, bytes, file)
 }
 
-
 /// The first two bytes of a file, or fewer if it is shorter, and the open file for [`read_rest`].
 ///
 /// # Errors
@@ -36,7 +35,6 @@ pub(crate) fn read_head(path: &Path, expected: &str) -> Result<(Vec<u8>, File), 
     let file = open().map_err(|e| Error::io(path, e))?;
     Ok((bytes, file))
 }
-
 
 /// All bytes of a file, of which `bytes` have been read already.
 ///
@@ -56,7 +54,6 @@ pub(crate) fn read_rest(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Resu
     Ok(bytes)
 }
 
-
 /// The text of a file, without the byte order mark that some editors write before UTF-8. `expected` describes its content in
 /// messages.
 ///
@@ -68,12 +65,10 @@ pub(crate) fn decode_utf8(path: &Path, bytes: Vec<u8>, expected: &str) -> Result
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
-
 /// Whether the bytes at a path can be read only once: it is a device, a pipe or a socket.
 pub(crate) fn is_stream(path: &Path) -> bool {
     path.metadata().is_ok_and(|kind| !kind.is_file() && !kind.is_dir())
 }
-
 
 /// The tensors recorded next to a program, if there is such a file.
 pub(crate) fn find_recorded_tensors(path: &Path) -> Option<PathBuf> {

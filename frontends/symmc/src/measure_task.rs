@@ -31,7 +31,6 @@ impl CollectivesTask {
     }
 }
 
-
 /// A plan that a rank measures together with the others.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ProgramTask {

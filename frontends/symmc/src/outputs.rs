@@ -39,7 +39,6 @@ pub fn write_outputs(
     write().map_err(|e| Error::io(path, e))
 }
 
-
 /// The header of a safetensors file. Sorts the tensors into their order in the file: larger elements first, so that all are
 /// aligned.
 fn sorted_header(tensors: &mut [(String, &Tensor)]) -> Result<Vec<u8>, String> {
@@ -72,7 +71,6 @@ fn write_tensors(file: impl Write, header: &[u8], tensors: &[(String, &Tensor)])
     file.flush()
 }
 
-
 /// Writes a file, such as a plan, atomically: an older file stays until the new one replaces it. A symbolic link at `path` is
 /// replaced; its target stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) receives the bytes directly.
 ///
@@ -82,7 +80,6 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     output_file::write_output(path, bytes).map_err(|e| Error::io(path, e))
 }
 
-
 /// Checks before any work that a regular file can be written at `path`, without changing an existing file.
 ///
 /// # Errors
@@ -91,7 +88,6 @@ pub fn check_output(path: &Path) -> Result<(), Error> {
     refuse_streams(path)?;
     check_writable(path)
 }
-
 
 /// Checks before any work that [`write_file`] can write to `path`, without changing an existing file.
 ///
@@ -107,7 +103,6 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     }
     output_file::check_writable(path).map_err(|e| Error::io(path, e))
 }
-
 
 /// Refuses to write to a file that was read, under any of its names: through symbolic links or hard links.
 ///
@@ -131,7 +126,6 @@ pub fn refuse_overwrite<'p>(path: &Path, inputs: impl IntoIterator<Item = &'p Pa
     }
 }
 
-
 /// Refuses two outputs of one command that would be written to the same file, under any of its names.
 ///
 /// # Errors
@@ -152,7 +146,6 @@ pub fn refuse_same_output(outputs: &[&Path]) -> Result<(), Error> {
     Ok(())
 }
 
-
 /// Whether two paths name the same entry of the same folder, or lead to the same file.
 fn is_same_file(path: &Path, other: &Path) -> bool {
     let entry = |path: &Path| {
@@ -163,7 +156,6 @@ fn is_same_file(path: &Path, other: &Path) -> bool {
     is_same_entry || FileId::from_path(path).is_some_and(|file| FileId::from_path(other) == Some(file))
 }
 
-
 /// Refuses a path that exists and is not a regular file.
 fn refuse_streams(path: &Path) -> Result<(), Error> {
     let found = match Destination::detect(path).map_err(|e| Error::io(path, e))? {
@@ -173,7 +165,6 @@ fn refuse_streams(path: &Path) -> Result<(), Error> {
     };
     Err(Error::format(path, format!("this is {found}; expected a file to write outputs to")))
 }
-
 
 /// The name of each output in a file, without its rank.
 fn output_names(graph: &Graph) -> Vec<String> {

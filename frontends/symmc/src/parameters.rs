@@ -41,7 +41,6 @@ pub(crate) fn find_parameter(
     }
 }
 
-
 /// Refuses a parameter without a source if its value has the name of another parameter's source: a file of tensors would give
 /// both the same tensor.
 pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
@@ -60,7 +59,6 @@ pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
     }
     Ok(())
 }
-
 
 /// Refuses a file that gives a rank another value for a constant of the program.
 pub(crate) fn check_constant_matches(
@@ -83,7 +81,6 @@ pub(crate) fn check_constant_matches(
         _ => Ok(()),
     }
 }
-
 
 /// The parameters of a rank, loaded into memory, by the names under which they are stored.
 ///

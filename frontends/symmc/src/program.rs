@@ -77,7 +77,6 @@ impl Program {
         program.apply_tensors(options)
     }
 
-
     /// A program from a reader of a file format, which has verified the graph.
     fn from_import(paths: &[PathBuf], imported: ImportedFiles, options: &OpenOptions) -> Result<Self, Error> {
         let ImportedFiles { graph, weights, notes, data_files } = imported;
@@ -86,7 +85,6 @@ impl Program {
         let solutions = SolutionCache::default();
         Program { path, graph, weights, notes, files, solutions }.apply_tensors(options)
     }
-
 
     /// Uses the tensors that the program will run on: they fix an open number of ranks, and turn constants into parameters if
     /// a rank has another value for them.
@@ -113,7 +111,6 @@ impl Program {
         }
         Ok(self)
     }
-
 
     /// Opens the file of a program, or the `.onnx` models or `.pt2` archives of all its ranks, starting with rank 0.
     ///
@@ -146,7 +143,6 @@ impl Program {
         Program::from_import(paths, read_onnx_models(paths, options)?, options)
     }
 
-
     /// Parses a program in text form.
     ///
     /// # Errors
@@ -157,12 +153,10 @@ impl Program {
         )
     }
 
-
     /// The program in text form.
     pub fn to_text(&self) -> String {
         text::print(&self.graph)
     }
-
 
     /// A program that was built in memory.
     ///
@@ -176,7 +170,6 @@ impl Program {
         program.verify()?;
         Ok(program)
     }
-
 
     /// The parameters of a rank by the names under which they are stored, loaded into memory, for
     /// [`Session::share`](crate::Session::share). They come from `tensors` if the file has them, otherwise from the weights of
@@ -200,7 +193,6 @@ impl Program {
         parameters::load_parameters(&self.graph, &self.weights, tensors, rank)
     }
 
-
     /// Fixes an open number of ranks from the tensors recorded next to the program (`model.safetensors` for
     /// `model.pt2`). Returns that file, or `None` if the number was fixed already or there is no such file.
     ///
@@ -215,7 +207,6 @@ impl Program {
         self.files.push(beside.clone());
         Ok(Some(beside))
     }
-
 
     /// Fixes an open number of ranks.
     ///
@@ -244,12 +235,10 @@ impl Program {
     }
 }
 
-
 /// Whether a file is a `.pt2` archive.
 fn is_archive(path: &Path, head: &[u8]) -> bool {
     head.starts_with(b"PK") || path.extension().is_some_and(|e| e == "pt2")
 }
-
 
 /// Whether a file is an ONNX model: by its name, or by its first field, the version of the format.
 fn is_onnx(path: &Path, head: &[u8]) -> bool {
@@ -269,7 +258,6 @@ pub(crate) fn program_format(bytes: &[u8]) -> Option<&'static str> {
     }
 }
 
-
 /// Reads `.pt2` archives, one of all ranks or one for each rank.
 fn read_archives(
     paths: &[PathBuf],
@@ -281,7 +269,6 @@ fn read_archives(
     #[cfg(not(feature = "torch"))]
     import::unread(paths, "a .pt2 archive", "torch", (bytes, options))
 }
-
 
 /// Reads ONNX models, one for each rank.
 fn read_onnx_models(paths: &[PathBuf], options: &OpenOptions) -> Result<ImportedFiles, Error> {

@@ -29,7 +29,6 @@ pub(crate) struct RecordedOutputs {
     pub note: Option<String>,
 }
 
-
 /// The outputs that a file records for the run of `graph` under these bindings. `arguments` is the reason why the run has
 /// other arguments than the file's, if it does.
 ///
@@ -58,7 +57,6 @@ pub(crate) fn read_recorded_outputs(
     }
     Ok(out)
 }
-
 
 /// The names of a file's tensors, by their use in the program.
 struct RecordedNames {
@@ -112,7 +110,6 @@ impl RecordedNames {
         out
     }
 
-
     /// A note that names the tensors without a use.
     fn unused_names_note(&self) -> Option<String> {
         let idle: Vec<&String> = self.unused.iter().chain(&self.unrecognized).collect();
@@ -120,7 +117,6 @@ impl RecordedNames {
             format!("the tensor file contains tensors that the program does not use: {}", format_names(&idle))
         })
     }
-
 
     /// The reason why the file's outputs are not those of the program, if they are not.
     fn mismatch_reason(&self, graph: &Graph) -> Option<String> {
@@ -143,7 +139,6 @@ impl RecordedNames {
     }
 }
 
-
 /// The first argument in the file beyond the `count` that a program takes.
 pub(crate) fn surplus_argument(file: &TensorFile, ranks: u32, count: usize) -> Option<String> {
     let surplus = |name: &String| match split_tensor_name(name, ranks) {
@@ -153,14 +148,12 @@ pub(crate) fn surplus_argument(file: &TensorFile, ranks: u32, count: usize) -> O
     file.names().filter(surplus).min()
 }
 
-
 /// Splits `rank{r}.{kind}.{rest}` into kind and rest, if the program has rank `r`.
 fn split_tensor_name(name: &str, ranks: u32) -> Option<(&str, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
     parse_index(rank).filter(|&r| r < ranks as usize)?;
     rest.split_once('.')
 }
-
 
 /// Parses a number as these names write it, without leading zeros.
 fn parse_index(text: &str) -> Option<usize> {
@@ -171,7 +164,6 @@ fn parse_index(text: &str) -> Option<usize> {
 fn is_returned(output: &GraphOutput) -> bool {
     output.kind == OutputKind::Returned
 }
-
 
 /// Names with the ranks that have them: `rank0..3.w.bias, rank1.w.scale`.
 fn format_names(names: &[&String]) -> String {
@@ -200,7 +192,6 @@ fn format_names(names: &[&String]) -> String {
     }
     others.join(", ")
 }
-
 
 /// The recorded value of each output, or the reason why one does not fit. The file numbers returned outputs only.
 fn read_expected_outputs(

@@ -32,7 +32,6 @@ pub enum Backend {
     Processes(RankCommand),
 }
 
-
 /// The options of a run. The default runs the plan once on the CPU; `with_…` methods change fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -70,36 +69,30 @@ impl RunConfig {
         RunConfig { timeout, ..self }
     }
 
-
     /// Sets the seed of random delays. `None` delays nothing.
     pub fn with_chaos(self, chaos: impl Into<Option<u64>>) -> RunConfig {
         RunConfig { chaos: chaos.into(), ..self }
     }
-
 
     /// Sets the number of times that the plan runs.
     pub fn with_repeats(self, repeats: u32) -> RunConfig {
         RunConfig { repeats, ..self }
     }
 
-
     /// Sets the kernels of custom ops.
     pub fn with_kernels(self, kernels: CustomKernelRegistry) -> RunConfig {
         RunConfig { kernels, ..self }
     }
-
 
     /// Sets the device that runs the plan on each rank.
     pub fn with_device(self, device: RunDevice) -> RunConfig {
         RunConfig { device, ..self }
     }
 
-
     /// Sets the file for the times of the steps. `None` writes none.
     pub fn with_trace(self, trace: impl Into<Option<PathBuf>>) -> RunConfig {
         RunConfig { trace: trace.into(), ..self }
     }
-
 
     /// With random delays the lanes of a rank run at the same time, so that every order that the plan allows can occur.
     fn host_config(&self) -> HostConfig {
@@ -108,12 +101,10 @@ impl RunConfig {
     }
 }
 
-
 /// Limits a timeout to 100 years, so that adding it to a clock does not overflow.
 pub(crate) fn clamp_wait(timeout: Duration) -> Duration {
     timeout.min(Duration::from_secs(100 * 365 * 24 * 3600))
 }
-
 
 /// Checks that the device of a configuration runs every node of a plan, without starting anything.
 ///
@@ -122,7 +113,6 @@ pub(crate) fn clamp_wait(timeout: Duration) -> Duration {
 pub fn check_device_support(plan: &CheckedPlan, config: &RunConfig) -> Result<(), Error> {
     Ok(config.device.check_support(plan, &config.kernels)?)
 }
-
 
 /// Runs a plan. Returns the outputs of each rank.
 ///
@@ -136,7 +126,6 @@ pub fn run(
 ) -> Result<Vec<Vec<Tensor>>, Error> {
     run_timed(plan, work, backend, config).map(|ran| ran.outputs)
 }
-
 
 /// As [`run`], with the times of the runs. The interpreter runs all ranks at once and has one time for all of them.
 ///
@@ -169,7 +158,6 @@ pub fn run_timed(
     })
 }
 
-
 /// The outputs of the interpreter for each rank, with random noise from `seed` added to every rounding. Outputs that differ
 /// much from those of [`Backend::Interpreter`] are sensitive to rounding errors, and differ on other backends too.
 ///
@@ -183,7 +171,6 @@ pub fn run_with_noise(
 ) -> Result<Vec<Vec<Tensor>>, Error> {
     interpret(plan, work, config, Some(seed)).map(|ran| ran.outputs)
 }
-
 
 /// Interprets the imported program for all repetitions. Inputs that outputs mutate have their new value in the next one.
 fn interpret(
@@ -227,7 +214,6 @@ fn interpret(
     Ok(JobResult { outputs, times: vec![RunTimes::from_durations(&times)] })
 }
 
-
 /// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)
 /// started. Returns this rank's outputs.
 ///
@@ -241,7 +227,6 @@ pub fn run_joined(
 ) -> Result<Vec<Tensor>, Error> {
     run_joined_timed(plan, work, place, config).map(|(outputs, _)| outputs)
 }
-
 
 /// As [`run_joined`], with the times of this rank's runs.
 ///

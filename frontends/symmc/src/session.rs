@@ -67,13 +67,11 @@ impl SessionConfig {
         SessionConfig { timeout, ..self }
     }
 
-
     /// Sets the kernels of custom ops.
     #[must_use]
     pub fn with_kernels(self, kernels: CustomKernelRegistry) -> Self {
         SessionConfig { kernels, ..self }
     }
-
 
     /// Sets the seed of random delays.
     #[must_use]
@@ -81,20 +79,17 @@ impl SessionConfig {
         SessionConfig { chaos: Some(seed), ..self }
     }
 
-
     /// Sets the bytes of symmetric memory for the caller.
     #[must_use]
     pub fn with_symmetric_bytes(self, bytes: usize) -> Self {
         SessionConfig { symmetric_bytes: bytes, ..self }
     }
 
-
     /// Sets whether other programs may be opened in the session.
     #[must_use]
     pub fn with_extendable(self, extendable: bool) -> Self {
         SessionConfig { extendable, ..self }
     }
-
 
     /// Sets the GPU that the session runs on.
     #[cfg(feature = "cuda")]
@@ -115,7 +110,6 @@ impl SessionConfig {
         }
     }
 }
-
 
 /// A plan on one rank, ready to run again and again.
 ///
@@ -147,7 +141,6 @@ impl std::fmt::Debug for Session {
     }
 }
 
-
 /// The memory of an input or output, which the caller shares with a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -178,7 +171,6 @@ impl Session {
         let device = config.device.open_session(plan, group, &config.kernels, &config.host_config())?;
         Session::from_device(plan, SessionProgram::new(device), group.rank(), config.kernels.clone())
     }
-
 
     /// Opens another program in this session, for example the backward pass of a model. The programs take turns in the same
     /// arenas, which are as large as the largest program needs, and share the connections to other ranks. All ranks open the
@@ -215,7 +207,6 @@ impl Session {
         Ok(session)
     }
 
-
     /// The bytes that the session of a rank will use on its device when it is opened with `config`. `scratch` and `held` are
     /// the most that it uses at any sizes that the plan serves, if the caller binds no input and no output. Nothing is
     /// allocated, and no device is queried: an engine subtracts the result from the memory for its cache. Memory of libraries,
@@ -227,18 +218,15 @@ impl Session {
         Ok(config.device.memory_budget(plan, rank, &config.kernels, &config.host_config())?)
     }
 
-
     /// The rank of this process or thread.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-
     /// The plan that the session runs.
     pub fn plan(&self) -> &CheckedPlan {
         &self.plan
     }
-
 
     /// Sets the value of a symbol for the next runs. Inputs and outputs have sizes once every symbol has a value.
     ///
@@ -247,7 +235,6 @@ impl Session {
     pub fn set(&mut self, symbol: &str, value: i64) -> Result<(), Error> {
         self.set_all(&[(symbol, value)])
     }
-
 
     /// Sets several symbols at once.
     ///
@@ -278,7 +265,6 @@ impl Session {
         symbols.keys().all(|symbol| self.bindings.get(symbol).is_some())
     }
 
-
     /// Fails if a symbol has no value. The error names the symbols.
     fn expect_sizes(&self) -> Result<(), Error> {
         if self.is_sized() {
@@ -288,7 +274,6 @@ impl Session {
         Err(Error::invalid_request(format!("the sizes of the program are not set: set {unset}")))
     }
 
-
     /// The arguments, which are the inputs that change from run to run, in the order of the program.
     ///
     /// # Errors
@@ -297,7 +282,6 @@ impl Session {
         self.values_of_kind(|kind| kind == ValueKind::Argument)
     }
 
-
     /// The parameters, which are the inputs that are given once, in the order of the program.
     ///
     /// # Errors
@@ -305,7 +289,6 @@ impl Session {
     pub fn parameters(&self) -> Result<Vec<SessionValue>, Error> {
         self.values_of_kind(|kind| kind == ValueKind::Parameter)
     }
-
 
     /// The outputs, including those that replace an input, in the order of the program.
     ///
@@ -324,7 +307,6 @@ impl Session {
         values::find_port(self.plan.source_program(), name, prefer)
     }
 
-
     /// The input or output of this name. The input is preferred if both have the name.
     ///
     /// # Errors
@@ -338,7 +320,6 @@ impl Session {
         let value = all.into_iter().find(|(other, _)| *other == port).map(|(_, value)| value);
         value.ok_or_else(|| Error::invalid_request(format!("{name} has no value")))
     }
-
 
     /// The memory that the next runs use for an input or output. While no run is in progress, the caller may write inputs and
     /// read outputs there. The memory stays valid until a symbol is set that needs more, other memory is bound, or the session
@@ -358,7 +339,6 @@ impl Session {
         }
         Ok(ValueMemory { address: memory.range.address, bytes: memory.range.bytes, storage: memory.storage })
     }
-
 
     /// Makes the next runs read an input from memory of the caller, or write an output there, in place. There is one case of a
     /// copy: the plan holds the input in symmetric memory ([`PortStorage::Symmetric`]), and this memory is not symmetric
@@ -383,7 +363,6 @@ impl Session {
         unsafe { self.bind_slot(slot, pointer, bytes) }
     }
 
-
     /// Makes the next runs use memory of the session again. The data in the caller's memory is not copied.
     ///
     /// # Errors
@@ -395,7 +374,6 @@ impl Session {
         self.hold_owner(port, None);
         Ok(())
     }
-
 
     /// Copies data to an input: all its bytes, in row-major order.
     ///
@@ -410,7 +388,6 @@ impl Session {
         Ok(device.write_input(input, data)?)
     }
 
-
     /// The current value of an output or an input.
     ///
     /// # Errors
@@ -424,7 +401,6 @@ impl Session {
         tensor.ok_or_else(|| RunError::Defect(format!("{name}: the bytes do not fit the extents")).into())
     }
 
-
     /// Runs once and waits for the end. All ranks start the same runs in the same order.
     ///
     /// # Errors
@@ -435,7 +411,6 @@ impl Session {
         Ok(device.run()?)
     }
 
-
     /// Starts one run after those that were started before, and returns at once.
     ///
     /// # Errors
@@ -445,7 +420,6 @@ impl Session {
         self.expect_sizes()?;
         Ok(device.enqueue(None)?)
     }
-
 
     /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`). The run begins after the work
     /// that is on the stream, and work that is enqueued there later begins after the run. While the caller captures the stream,
@@ -463,19 +437,16 @@ impl Session {
         Ok(device.enqueue(Some(RawStream(stream)))?)
     }
 
-
     /// The bytes that the session uses on its device now.
     pub fn memory_usage(&self) -> MemoryUsage {
         self.device.select().map(|device| device.memory_usage()).unwrap_or_default()
     }
-
 
     /// The numbers of recordings of runs that the session made on its GPU, reused and dropped. A run is recorded for new sizes
     /// and for memory that no recording fits. `GpuConfig::with_cached_recordings` sets how many are kept.
     pub fn recordings(&self) -> RecordingCounts {
         self.device.select().map(|device| device.recording_counts()).unwrap_or_default()
     }
-
 
     /// Whether all runs have ended.
     ///
@@ -485,7 +456,6 @@ impl Session {
         Ok(self.device.select()?.poll()?)
     }
 
-
     /// Waits until all runs have ended.
     ///
     /// # Errors
@@ -493,7 +463,6 @@ impl Session {
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         Ok(self.device.select()?.wait(clamp_wait(timeout))?)
     }
-
 
     /// Releases the memory of the arenas until [`resume`](Self::resume). All ranks call both, between runs. The memory of
     /// inputs and outputs outside of the arenas is kept.
@@ -504,7 +473,6 @@ impl Session {
         Ok(self.device.select()?.release_arenas()?)
     }
 
-
     /// Allocates the memory of the arenas again. Inputs in symmetric memory must be written again.
     ///
     /// # Errors
@@ -512,7 +480,6 @@ impl Session {
     pub fn resume(&mut self) -> Result<(), Error> {
         Ok(self.device.select()?.resume_arenas()?)
     }
-
 
     /// Waits until all runs of this rank have ended, and ends the session if no other program of it is open. Other ranks may
     /// close theirs later. A rank that starts another run gets an error that names this rank. If the ranks are processes, rank
@@ -524,7 +491,6 @@ impl Session {
         let mut device = self.device;
         device.close()
     }
-
 
     /// Ends the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank
     /// and the reason. Dropping a session while a run is in progress or during a panic does the same, without a reason.

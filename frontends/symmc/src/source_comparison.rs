@@ -10,7 +10,6 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
     symmc_compare::compare(plan)
 }
 
-
 /// Requires that a comparison without differences covers every part at all sizes that matter.
 ///
 /// # Errors
@@ -23,7 +22,6 @@ pub fn require_full_comparison(compared: &SourceComparison) -> Result<(), Error>
     let message = format!("the plan was not compared with its source at all sizes: {}", text.trim_end());
     Err(Error::new(ErrorKind::Check, message))
 }
-
 
 /// An error of kind [`ErrorKind::Check`] that lists the differences.
 impl From<SourceDifferences> for Error {

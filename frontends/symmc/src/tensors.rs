@@ -32,7 +32,6 @@ pub(crate) fn safetensors_dtype(dtype: DType) -> Result<Dtype, String> {
     found.map_err(|_| format!("safetensors files have no dtype {dtype}"))
 }
 
-
 /// The longest header in bytes, as in the safetensors library.
 const MAX_HEADER: usize = 100_000_000;
 
@@ -66,7 +65,6 @@ impl TensorFile {
         TensorFile::from_mapping(path, MappedFile::open(path).map_err(|e| Error::io(path, e))?)
     }
 
-
     /// Reads the header of a mapped file, by position: another process may shorten the file at any time.
     fn from_mapping(path: &Path, map: MappedFile) -> Result<Self, Error> {
         let (start, header) = read_header(&map).map_err(|e| match e {
@@ -93,36 +91,30 @@ impl TensorFile {
         Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, inputs, outputs })
     }
 
-
     /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
-
 
     /// The number of ranks for which the file has tensors.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
 
-
     /// The names of all tensors.
     pub fn names(&self) -> impl Iterator<Item = String> {
         self.header.offset_keys().into_iter()
     }
-
 
     /// The content of the file, which ranks compare when they join.
     pub(crate) fn file_content(&self) -> FileContent {
         FileContent(self.map.clone())
     }
 
-
     /// Whether the file holds arguments.
     pub fn has_inputs(&self) -> bool {
         self.inputs
     }
-
 
     /// The shapes of the arguments of rank 0, in their order. Each shape is in elements.
     pub fn argument_shapes(&self) -> Vec<Vec<usize>> {
@@ -130,12 +122,10 @@ impl TensorFile {
         (0usize..).map_while(shape).collect()
     }
 
-
     /// Whether the file holds expected outputs.
     pub fn has_outputs(&self) -> bool {
         self.outputs
     }
-
 
     /// The weight of a rank that is stored under this name, `None` if the file has none.
     ///
@@ -145,13 +135,11 @@ impl TensorFile {
         self.get(&format!("rank{rank}.w.{source}"))
     }
 
-
     /// A weight of a rank, loaded into memory that no other process changes.
     pub(crate) fn load_weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let found = self.weight(rank, source)?;
         found.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
     }
-
 
     /// The first rank that has a weight of this name with another value than `data`, if there is one.
     ///
@@ -166,7 +154,6 @@ impl TensorFile {
         Ok(None)
     }
 
-
     /// The argument of a rank with this index, `None` if the file has none.
     ///
     /// # Errors
@@ -174,7 +161,6 @@ impl TensorFile {
     pub fn input(&self, rank: u32, index: usize) -> Result<Option<Arc<Tensor>>, Error> {
         self.get(&format!("rank{rank}.in.{index}"))
     }
-
 
     /// The tensor of this name, `None` if the file has none.
     ///
@@ -210,13 +196,11 @@ impl fmt::Debug for TensorFile {
     }
 }
 
-
 /// The reason why a file has no usable header.
 enum HeaderError {
     Io(io::Error),
     Format(SafeTensorError),
 }
-
 
 /// The offset of the data, and the header before it.
 fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
@@ -248,7 +232,6 @@ fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
     }
 }
 
-
 /// Splits `rank{r}.{rest}` into its parts.
 fn split_rank_prefix(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
@@ -273,7 +256,6 @@ mod tests {
         fs::write(&path, [&header_length[..], header.as_bytes(), &vec![0; bytes]].concat()).unwrap();
         path
     }
-
 
     /// Shortens the file to several lengths, after and before it is mapped.
     #[test]

@@ -50,7 +50,6 @@ pub struct TuneResult {
     pub notes: Vec<String>,
 }
 
-
 /// Measures how fast a machine computes, and how much collectives and computation slow each other down, on groups of `ranks`
 /// ranks. `profile` has the curves of the machine.
 pub fn tune_profile(profile: MachineProfile, ranks: u32, measure: Measure<'_>) -> TuneResult {
@@ -72,7 +71,6 @@ struct ProfileTuner<'a> {
     notes: Vec<String>,
 }
 
-
 /// A program and its plan.
 struct TunePlan {
     graph: Graph,
@@ -84,7 +82,6 @@ impl ProfileTuner<'_> {
     fn value_or_note<T>(&mut self, what: &str, found: Result<T, Error>) -> Option<T> {
         found.inspect_err(|e| self.notes.push(format!("{what} is not measured: {e}"))).ok()
     }
-
 
     /// Plans a program in the order of its text.
     fn plan_text(&self, body: &str) -> Result<TunePlan, Error> {
@@ -122,7 +119,6 @@ impl ProfileTuner<'_> {
         }
     }
 
-
     /// Measures the least time of a kernel, by many kernels of few elements that depend on each other.
     fn measure_kernels(&mut self) {
         let found = self.time_program(&small_kernels_text(KERNELS));
@@ -131,7 +127,6 @@ impl ProfileTuner<'_> {
             self.update_throughput(|t| t.kernel_us = us / steps as f64);
         }
     }
-
 
     /// Measures the rates of products by their rows.
     fn measure_products(&mut self) {
@@ -163,7 +158,6 @@ impl ProfileTuner<'_> {
         }
     }
 
-
     /// Measures how much each variant and products slow each other down.
     fn measure_contention(&mut self) {
         let Some((product, _)) =
@@ -186,7 +180,6 @@ impl ProfileTuner<'_> {
             }
         }
     }
-
 
     /// Measures how much one variant and products of `product` µs each slow each other down.
     fn contention_of_variant(
@@ -233,7 +226,6 @@ impl ProfileTuner<'_> {
         })
     }
 
-
     /// Checks that no product waits for a collective, nor the other way round. The last step is exempt: it needs all collectives.
     fn check_lanes(&self, planned: &TunePlan) -> Result<(), Error> {
         let bucket = &planned.plan.buckets[0];
@@ -246,7 +238,6 @@ impl ProfileTuner<'_> {
             )),
         }
     }
-
 
     /// Measures the time between the lanes.
     fn measure_crossing(&mut self) {
@@ -284,7 +275,6 @@ impl ProfileTuner<'_> {
     }
 }
 
-
 /// The operations of all nodes of a program without symbols.
 fn count_operations(graph: &Graph) -> OperationCounts {
     let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
@@ -300,13 +290,11 @@ fn small_kernels_text(count: usize) -> String {
     out + &format!("return %x{count}\n")
 }
 
-
 /// Products one after another.
 fn products_text(rows: u64, dtype: &str, count: usize) -> String {
     let (header, body) = product_chain_text(rows, dtype, count);
     format!("{header}{body}return %p{count}\n")
 }
-
 
 /// The inputs and the nodes of a chain of products.
 fn product_chain_text(rows: u64, dtype: &str, count: usize) -> (String, String) {
@@ -331,7 +319,6 @@ fn attention_text() -> String {
          %b: {shape} = attention %a, %k, %v causal=true scale=0.088\nreturn %b\n"
     )
 }
-
 
 /// Collectives and products that do not depend on each other.
 fn concurrent_text(
@@ -370,7 +357,6 @@ fn concurrent_text(
     )
 }
 
-
 /// A chain in which all-reduces and small steps alternate. Next to each all-reduce there are `count` products, for which the
 /// chain does not wait.
 fn alternating_chain_text(variant: CollectiveVariant, bytes: u64, rows: u64, count: usize) -> String {
@@ -390,7 +376,6 @@ fn alternating_chain_text(variant: CollectiveVariant, bytes: u64, rows: u64, cou
     }
     format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\n{}", return_text(products))
 }
-
 
 /// The output of a chain of products, if there are any: an argument that is returned would be copied.
 fn return_text(products: usize) -> String {
@@ -443,7 +428,6 @@ mod tests {
         profile
     }
 
-
     /// The start of a tuning: the curves, with different numbers for all other values.
     fn unknown(known: &MachineProfile) -> MachineProfile {
         let throughput = MachineProfile::builtin("h200x8").and_then(|p| p.throughput);
@@ -453,7 +437,6 @@ mod tests {
     fn near(found: f64, expected: f64, part: f64) -> bool {
         (found - expected).abs() <= part * expected
     }
-
 
     /// A machine is measured by the model of a profile, and the result is that profile.
     #[test]
@@ -488,7 +471,6 @@ mod tests {
             assert_eq!(MachineProfile::from_json(&profile.to_json()).expect("a profile"), profile);
         }
     }
-
 
     /// A value that cannot be measured is named and keeps its old value. The others are measured.
     #[test]

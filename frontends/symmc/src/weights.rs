@@ -27,12 +27,10 @@ impl Weights {
         Weights { ranks: ranks.collect(), ..Weights::default() }
     }
 
-
     /// Sets the names of the weights that PyTorch calls buffers: every rank has the same value of these.
     pub fn with_buffers(self, buffers: impl IntoIterator<Item = impl Into<String>>) -> Weights {
         Weights { buffers: buffers.into_iter().map(Into::into).collect(), ..self }
     }
-
 
     /// Sets the names that belong to one tensor (tied weights), one list for each such tensor.
     pub fn with_ties<N: Into<String>>(
@@ -43,25 +41,21 @@ impl Weights {
         Weights { ties: ties.collect(), ..self }
     }
 
-
     /// The weight of a rank of `ranks` that is stored under `source`, if it came with the program.
     pub fn get(&self, source: &str, rank: u32, ranks: u32) -> Option<&Arc<Tensor>> {
         self.weights_of_rank(rank, ranks)?.get(source)
     }
-
 
     /// The weights of a rank of `ranks`; `None` if only those of another rank may be known.
     pub(crate) fn weights_of_rank(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
         self.ranks.get(rank as usize).filter(|_| self.ranks.len() == ranks as usize)
     }
 
-
     /// The other names of a tensor.
     pub(crate) fn tied_names<'w>(&'w self, source: &'w str) -> impl Iterator<Item = &'w str> {
         let tie = self.ties.iter().find(|names| names.iter().any(|n| n == source));
         tie.into_iter().flatten().map(String::as_str).filter(move |n| *n != source)
     }
-
 
     /// A buffer, which has the same value on every rank.
     pub(crate) fn find_buffer(&self, source: &str) -> Option<&Arc<Tensor>> {

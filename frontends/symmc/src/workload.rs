@@ -34,7 +34,6 @@ pub struct Workload {
     pub settings: Vec<JoinTerm>,
 }
 
-
 /// The options for generating inputs that no file gives.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -56,18 +55,15 @@ impl DrawConfig {
         DrawConfig { seed, ..self }
     }
 
-
     /// Sets whether arguments are generated even if a file records them.
     pub fn with_arguments(self, arguments: bool) -> DrawConfig {
         DrawConfig { arguments, ..self }
     }
 
-
     /// Sets which generated arguments differ by rank.
     pub fn with_ranks(self, ranks: RankDraw) -> DrawConfig {
         DrawConfig { ranks, ..self }
     }
-
 
     /// Sets the values of symbols, by name.
     pub fn with_symbols(self, symbols: impl IntoIterator<Item = (impl Into<String>, i64)>) -> DrawConfig {
@@ -77,7 +73,6 @@ impl DrawConfig {
         }
     }
 }
-
 
 /// The value of a symbol that nothing sets, clamped to its range.
 const DEFAULT_EXTENT: i64 = 16;
@@ -96,7 +91,6 @@ impl Workload {
         }
     }
 
-
     /// Takes all inputs from a file of recorded tensors.
     ///
     /// # Errors
@@ -108,7 +102,6 @@ impl Workload {
             None => Ok(work),
         }
     }
-
 
     /// Collects the inputs of every rank of `graph`:
     /// - Constants come from the program.
@@ -189,7 +182,6 @@ impl Workload {
     }
 }
 
-
 /// The tensor file and the seed as terms on which ranks must agree, if inputs come from them.
 fn collect_run_terms(
     tensors: Option<&TensorFile>,
@@ -209,7 +201,6 @@ fn collect_run_terms(
     terms
 }
 
-
 /// The most arguments that a note names.
 const NAMED: usize = 8;
 
@@ -225,14 +216,12 @@ fn describe_differing(graph: &Graph, seeds: &SeededInputs<'_>) -> String {
     }
 }
 
-
 /// The note for generated parameters.
 const WEIGHTS_DRAWN: &str = "weights drawn from the seed";
 
 fn argument_inputs(graph: &Graph) -> impl Iterator<Item = &GraphInput> {
     graph.inputs.values().filter(|i| i.kind == InputKind::Argument)
 }
-
 
 /// The values of all symbols of a program, from values that are set by name.
 ///
@@ -248,7 +237,6 @@ pub fn resolve_bindings(graph: &Graph, set: &[(String, i64)]) -> Result<SymbolBi
         None => Ok(bindings),
     }
 }
-
 
 /// The symbols that the caller set, with their values in range.
 fn resolve_set_symbols(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(SymbolId, i64)>, Error> {
@@ -273,7 +261,6 @@ fn resolve_set_symbols(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(Symb
         .collect()
 }
 
-
 /// The symbol of this name, or of this name in the original file.
 ///
 /// # Errors
@@ -290,7 +277,6 @@ pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> 
         Error::invalid_request(format!("the program has no symbol {name}; it has: {known}"))
     })
 }
-
 
 /// The source of the arguments of a run.
 enum ArgumentSource {
@@ -331,7 +317,6 @@ fn find_argument_source(
     Ok(ArgumentSource::Recorded(complete_bindings(graph, bindings, set, file)?, recorded))
 }
 
-
 /// The recorded arguments of all ranks. The file must have exactly those of the program.
 fn recorded_arguments(
     graph: &Graph,
@@ -365,7 +350,6 @@ fn recorded_arguments(
     Ok(all)
 }
 
-
 /// The bindings that the shapes of recorded arguments imply.
 fn solve_recorded_bindings(
     graph: &Graph,
@@ -389,7 +373,6 @@ fn solve_recorded_bindings(
     Ok(solved.unwrap_or_default())
 }
 
-
 /// The bindings that the arguments imply, together with those that the caller set. Recorded outputs belong to one value of each
 /// symbol, so no value is assumed.
 fn complete_bindings(
@@ -411,7 +394,6 @@ fn complete_bindings(
     }
 }
 
-
 /// The error of a recorded argument, by its name in the file.
 fn argument_error(graph: &Graph, rank: usize, error: InterpError) -> String {
     let (input, expected, found) = match error {
@@ -424,7 +406,6 @@ fn argument_error(graph: &Graph, rank: usize, error: InterpError) -> String {
     let index = argument_inputs(graph).position(|i| graph.value_name(i.value) == input).unwrap_or_default();
     format!("rank{rank}.in.{index} (%{input}): expected {expected}, found {found}")
 }
-
 
 /// The bindings if no recorded argument gives them: those that the caller set, otherwise a default.
 fn default_bindings(graph: &Graph, set: &[(SymbolId, i64)], notes: &mut Vec<String>) -> SymbolBindings {
@@ -495,7 +476,6 @@ impl InputSources<'_> {
         find_parameter(self.graph, self.weights, self.tensors, rank, input, &|| self.describe_type(input))
     }
 
-
     /// Refuses a file that gives a rank another value for a constant of the program.
     fn check_constant_matches(&self, rank: u32, input: &GraphInput, data: &Tensor) -> Result<(), Error> {
         self.tensors.map_or(Ok(()), |file| check_constant_matches(file, rank, input, data))
@@ -508,7 +488,6 @@ impl InputSources<'_> {
             None => ty.dtype.to_string(),
         }
     }
-
 
     /// Checks dtype and shape against the input's type.
     fn check_type(

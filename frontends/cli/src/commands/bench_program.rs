@@ -29,7 +29,6 @@ struct MeasuredSizes {
     us: RunMicros,
 }
 
-
 /// The time of a run on the slowest rank, in microseconds.
 struct RunMicros {
     least: f64,
@@ -37,7 +36,6 @@ struct RunMicros {
     /// Not measured on the host.
     most: Option<f64>,
 }
-
 
 /// Measures a program or a plan at the sizes of `--set`, or at the upper ends of each bucket. Prints the time of one run on
 /// the slowest rank next to the estimate.
@@ -91,7 +89,6 @@ fn open_subject(args: &BenchProgramArgs) -> Result<BenchSubject> {
     Ok(BenchSubject { plan, profile: Some(config.profile) })
 }
 
-
 /// The sizes to measure, each with a label: the sizes of `--set`, or the upper ends of each bucket.
 fn sizes_to_measure(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(String, SymbolBindings)>> {
     let source = plan.source_program();
@@ -130,7 +127,6 @@ impl<'a> ProgramMeasurement<'a> {
         let source = Program::from_graph(plan.source_program().clone())?;
         Ok(ProgramMeasurement { args, self_command, plan, source })
     }
-
 
     /// Measures a run at these sizes.
     fn measure_at(&self, bindings: &SymbolBindings) -> Result<RunMicros> {
@@ -187,7 +183,6 @@ fn prepare_gpus(_: &BenchProgramArgs, _: &CheckedPlan) -> Result<()> {
 fn on_gpus(_: &BenchProgramArgs, _: &SelfCommand, _: &CheckedPlan, _: &SymbolBindings) -> Result<RunMicros> {
     Err(crate::gpu::absent())
 }
-
 
 /// One line if one set of sizes was measured, else a table with a row for each bucket.
 fn format_times(args: &BenchProgramArgs, plan: &CheckedPlan, measured: &[MeasuredSizes]) -> String {

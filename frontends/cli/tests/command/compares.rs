@@ -25,7 +25,6 @@ fn recorded() -> Vec<Named<'static>> {
     out
 }
 
-
 /// Runs [`SUM`] with the recorded tensors after an edit.
 fn run(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> std::process::Output {
     output(&mut command(dir, options, edit))
@@ -38,7 +37,6 @@ fn command(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -
     symmc(&format!("run {program} --tensors {file} --backend threads {options}"))
 }
 
-
 /// Checks that the run is refused as bad input, with these parts in its message.
 #[track_caller]
 fn refused(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>)) {
@@ -46,7 +44,6 @@ fn refused(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>
     let text = failure(&mut command(dir.path(), options, edit), 2);
     parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is missing in\n{text}"));
 }
-
 
 /// The tensor of this name, for edits.
 fn named<'a>(all: &'a mut [Named<'static>], name: &str) -> &'a mut Named<'static> {
@@ -275,7 +272,6 @@ fn times_are_those_of_runs() {
         "{text}"
     );
 }
-
 
 /// Random operands of a gather differ by rank, so that reading the wrong peer shows. Other arguments are the same on all ranks.
 #[test]

@@ -80,7 +80,6 @@ fn sizes_that_do_not_fit() {
     says("plan hf_llama_tp2_core.pt2 --ranks 1025", &["1025", "1024"]);
 }
 
-
 /// A constant index or slice outside a dynamic axis. Reading there would give an element of another row, or none.
 #[test]
 fn positions_outside_of_a_dynamic_axis() {
@@ -125,7 +124,6 @@ fn names_that_do_not_exist() {
     assert!(text.len() < 200, "{text}");
     says("plan megatron_tp4_f32.pt2 --explain %nothing", &["nothing"]);
 }
-
 
 /// A copy of a file of tensors with its header changed.
 fn edited(dir: &Path, name: &str, edit: impl Fn(&mut serde_json::Map<String, serde_json::Value>)) -> String {
@@ -381,7 +379,6 @@ fn ops_without_a_kernel_do_not_run() {
     says(&format!("run {standard} --seed 1"), &["opaque \"aten.foo\"", "symmc does not support this op"]);
 }
 
-
 /// GPUs that do not exist, on a machine with or without a driver.
 #[test]
 fn gpus_that_are_missing() {
@@ -393,7 +390,6 @@ fn gpus_that_are_missing() {
     assert!(absent.iter().any(|parts| parts.iter().all(|p| text.contains(p))), "{text}");
     says("bench program megatron_tp4_f32.pt2 --ranks 4 --set x=2", &["x", "tokens"]);
 }
-
 
 /// A program with two symbols, one of which has an alias.
 const OPEN: &[u8] =

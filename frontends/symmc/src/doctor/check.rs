@@ -24,7 +24,6 @@ pub struct DoctorCheck {
     pub remedy: Option<String>,
 }
 
-
 /// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -51,7 +50,6 @@ impl CheckStatus {
         }
     }
 }
-
 
 /// A part of the machine, whose checks are examined together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -95,12 +93,10 @@ impl DoctorPart {
         }
     }
 
-
     /// The part of this name, if there is one.
     pub fn from_name(name: &str) -> Option<DoctorPart> {
         DoctorPart::ALL.into_iter().find(|p| p.name() == name)
     }
-
 
     /// The names of the part's checks, which every report has. After `gpus` follows one check `gpu N` for each GPU.
     pub fn check_names(self) -> &'static [&'static str] {
@@ -129,12 +125,10 @@ impl DoctorPart {
         DoctorCheck { part: self, name, status, found, version: None, path: None, remedy: None }
     }
 
-
     /// A check without problems.
     pub(super) fn ok(self, name: &str, found: impl Into<String>) -> DoctorCheck {
         self.new_check(name, CheckStatus::Ok, found)
     }
-
 
     /// A check with a problem and its remedy.
     pub(super) fn problem(
@@ -146,7 +140,6 @@ impl DoctorPart {
     ) -> DoctorCheck {
         DoctorCheck { remedy: Some(one_line(&remedy.into())), ..self.new_check(name, status, found) }
     }
-
 
     /// All checks of the part, with the same status.
     pub(super) fn uniform_checks(self, status: CheckStatus, found: &str, remedy: &str) -> Vec<DoctorCheck> {
@@ -167,12 +160,10 @@ impl DoctorCheck {
     }
 }
 
-
 /// Joins the lines of a text to one line.
 fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
 }
-
 
 /// A number of bytes with a binary unit.
 pub(super) fn format_bytes(n: u64) -> String {

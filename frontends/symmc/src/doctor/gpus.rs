@@ -19,7 +19,6 @@ pub(super) fn checks() -> Vec<DoctorCheck> {
     }
 }
 
-
 /// The checks if no driver answers: there are no GPUs, and all checks about GPUs fail.
 fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorCheck> {
     let (found, remedy) = match (error, module) {
@@ -100,7 +99,6 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     }
 }
 
-
 /// Checks which GPUs can access the memory of which others.
 fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "peer access";
@@ -136,7 +134,6 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     }
 }
 
-
 /// Checks whether ranks can pass handles of their memory to each other.
 fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "memory handles";
@@ -156,7 +153,6 @@ fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
         }
     }
 }
-
 
 /// Checks whether a built-in profile fits the GPUs.
 fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {

@@ -160,7 +160,6 @@ fn cache() -> DoctorCheck {
     HOST.ok("kernel cache", "this build compiles no kernels")
 }
 
-
 /// A cache folder that is not used because another user can change its content.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> DoctorCheck {
@@ -173,7 +172,6 @@ fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> Do
     )
     .with_path(folder)
 }
-
 
 /// Checks that the cache folder can be written or created.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]

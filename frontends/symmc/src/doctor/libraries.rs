@@ -15,7 +15,6 @@ pub(super) fn checks(part: DoctorPart) -> Vec<DoctorCheck> {
     }
 }
 
-
 /// Checks a library. `without` is the status if the library is missing.
 fn library_check(
     part: DoctorPart,

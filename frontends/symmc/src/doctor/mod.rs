@@ -36,7 +36,6 @@ pub struct Diagnosis {
     pub checks: Vec<DoctorCheck>,
 }
 
-
 /// The options of [`doctor()`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -63,7 +62,6 @@ impl DoctorConfig {
         self
     }
 
-
     /// Sets [`prober`](Self::prober).
     #[must_use]
     pub fn with_prober(mut self, prober: Prober) -> Self {
@@ -72,14 +70,12 @@ impl DoctorConfig {
     }
 }
 
-
 /// Examines what this machine supports and what it lacks.
 pub fn doctor(config: &DoctorConfig) -> Diagnosis {
     let mut checks = probe::check_all_parts(config.timeout, config.prober.as_ref());
     check_cuda_versions(&mut checks);
     Diagnosis { version: VERSION, symmc: env!("CARGO_PKG_VERSION").into(), checks }
 }
-
 
 /// Compares the versions of CUDA: the driver does not load code from a library of a later major version.
 fn check_cuda_versions(checks: &mut [DoctorCheck]) {

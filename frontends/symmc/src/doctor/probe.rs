@@ -27,7 +27,6 @@ pub struct Prober {
     pub args: Vec<String>,
 }
 
-
 /// The interval at which a process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Threads are waited for this much longer than processes.
@@ -59,7 +58,6 @@ pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<D
     asked.into_iter().flat_map(wait).collect()
 }
 
-
 /// Examines one part on this thread, without a timeout.
 pub fn examine(part: DoctorPart) -> Vec<DoctorCheck> {
     match part {
@@ -79,7 +77,6 @@ pub fn examine(part: DoctorPart) -> Vec<DoctorCheck> {
     }
 }
 
-
 /// The remedy for a part that does not answer.
 fn part_remedy(part: DoctorPart) -> &'static str {
     match part {
@@ -88,7 +85,6 @@ fn part_remedy(part: DoctorPart) -> &'static str {
         _ => "install the library again, or name another one in its environment variable",
     }
 }
-
 
 /// Examines a part on a thread; `None` if the system has no more threads.
 fn start_probe(part: DoctorPart, limit: Duration, prober: Option<Prober>) -> Option<Receiver<ProbeResult>> {
@@ -100,7 +96,6 @@ fn start_probe(part: DoctorPart, limit: Duration, prober: Option<Prober>) -> Opt
     let builder = Builder::new().name(format!("symmc {}", part.name()));
     spawn_thread(builder, probe).ok().map(|()| receiver)
 }
-
 
 /// The bytes that a thread needs at its start: its stack and one for signals. Without the latter it ends the process.
 const THREAD_STACK_BYTES: usize = 8 << 20;
@@ -119,7 +114,6 @@ fn spawn_thread(builder: Builder, work: impl FnOnce() + Send + 'static) -> std::
     Ok(())
 }
 
-
 /// Examines a part in a prober process, or in this process if there is no prober. The host needs no libraries that could crash.
 fn run_probe(part: DoctorPart, limit: Duration, prober: Option<&Prober>) -> ProbeResult {
     match prober {
@@ -127,7 +121,6 @@ fn run_probe(part: DoctorPart, limit: Duration, prober: Option<&Prober>) -> Prob
         _ => Ok(examine(part)),
     }
 }
-
 
 /// Runs a prober process and reads its checks.
 fn probe_in_process(prober: &Prober, part: DoctorPart, limit: Duration) -> ProbeResult {
@@ -162,7 +155,6 @@ fn probe_in_process(prober: &Prober, part: DoctorPart, limit: Duration) -> Probe
         (false, _) => Err(format!("the process that examined it ended with {status}")),
     }
 }
-
 
 /// Waits until a process ends, and kills it at the deadline.
 fn wait_for_exit(mut child: Child, until: Instant) -> Result<ExitStatus, String> {

@@ -18,12 +18,10 @@ pub(super) fn add_range_advice(mut notes: Vec<String>, open: &[String]) -> Vec<S
     notes
 }
 
-
 /// Examples of ranges for symbols.
 fn format_range_options(symbols: &[String]) -> String {
     symbols.iter().map(|s| format!("{s}=MIN..MAX")).collect::<Vec<_>>().join(" ")
 }
-
 
 /// A message about extents, with advice on the ranges of its symbols. If the message is not about the size of a value, the
 /// advice also mentions that symbols may be equal. `size` says whether it is.
@@ -47,12 +45,10 @@ pub(super) fn with_range_advice(message: String, symbols: &MentionedSymbols, siz
     out
 }
 
-
 /// The name of a program from its file.
 pub(super) fn program_name(path: &Path) -> String {
     path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned())
 }
-
 
 /// The name of a program from the file of its rank 0.
 pub(super) fn program_name_of_ranks(path: &Path) -> String {

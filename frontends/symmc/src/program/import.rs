@@ -40,7 +40,6 @@ impl OpenOptions {
         OpenOptions { ranks: ranks.into(), ..self }
     }
 
-
     /// Sets the members of named groups, one list of ranks for each cell.
     pub fn with_groups(
         self,
@@ -50,18 +49,15 @@ impl OpenOptions {
         OpenOptions { groups: groups.collect(), ..self }
     }
 
-
     /// Sets schemas of custom ops of a `.pt2`, in PyTorch's notation.
     pub fn with_schemas(self, schemas: impl IntoIterator<Item = impl Into<String>>) -> OpenOptions {
         OpenOptions { schemas: schemas.into_iter().map(Into::into).collect(), ..self }
     }
 
-
     /// Sets the tensors that the program will run on.
     pub fn with_tensors(self, tensors: impl Into<Option<Arc<TensorFile>>>) -> OpenOptions {
         OpenOptions { tensors: tensors.into(), ..self }
     }
-
 
     /// Sets constraints of symbols, by name.
     pub fn with_extents(
@@ -72,12 +68,10 @@ impl OpenOptions {
         OpenOptions { extents: extents.collect(), ..self }
     }
 
-
     /// Sets upper bounds, by name, of symbols to which nothing else gives one.
     pub fn with_bounds(self, bounds: impl IntoIterator<Item = (impl Into<String>, i64)>) -> OpenOptions {
         OpenOptions { bounds: bounds.into_iter().map(|(name, bound)| (name.into(), bound)).collect(), ..self }
     }
-
 
     /// Sets the shapes of recorded arguments.
     pub fn with_recorded_shapes(self, recorded: Vec<Vec<usize>>) -> OpenOptions {
@@ -93,7 +87,6 @@ impl OpenOptions {
     }
 }
 
-
 /// The result of a reader of a file format.
 pub(super) struct ImportedFiles {
     pub graph: Graph,
@@ -102,7 +95,6 @@ pub(super) struct ImportedFiles {
     /// Data files that were read in addition to the files of the program.
     pub data_files: Vec<PathBuf>,
 }
-
 
 /// The error for a file format that this build does not read.
 #[cfg(not(all(feature = "torch", feature = "onnx")))]

@@ -44,7 +44,6 @@ pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<
     })
 }
 
-
 /// The message of an import error, with advice on the ranges of its symbols.
 fn import_error_message(error: &ImportError) -> String {
     let size = matches!(error.reason, FailureReason::Graph(_));

@@ -59,7 +59,6 @@ pub(super) fn import_archives(
     Ok(ImportedFiles { graph: imported.graph, weights, notes, data_files })
 }
 
-
 /// The message of an import error, with advice on the ranges of its symbols.
 fn import_error_message(error: &ImportError) -> String {
     match error {

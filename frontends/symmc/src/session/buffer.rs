@@ -27,18 +27,15 @@ impl SessionBuffer {
         SessionBuffer(Arc::new(BufferMemory { memory, copy_lock: Mutex::new(()) }))
     }
 
-
     /// The first byte, as a pointer of the device. It is aligned to 256 bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0.memory.range().address as usize)
     }
 
-
     /// The number of bytes.
     pub fn bytes(&self) -> usize {
         self.0.memory.range().bytes
     }
-
 
     /// Copies data of the host to the bytes from offset `at`. Callers of [`Session::bind_buffer`] ensure that no run uses the
     /// buffer meanwhile.
@@ -52,7 +49,6 @@ impl SessionBuffer {
         unsafe { self.0.memory.write(at, data)? };
         Ok(())
     }
-
 
     /// Copies `bytes` bytes from offset `at` to the host. The conditions are those of [`write`](Self::write).
     ///
@@ -91,7 +87,6 @@ impl Session {
         Ok(SessionBuffer::from_memory(self.device.select()?.allocate_memory(bytes)?))
     }
 
-
     /// Allocates symmetric memory that belongs to the caller, from the bytes that
     /// [`SessionConfig::symmetric_bytes`](super::SessionConfig::symmetric_bytes) reserves. All ranks allocate the same sizes
     /// together. Each waits for its own runs and for the other ranks. A block is freed when the session ends.
@@ -108,7 +103,6 @@ impl Session {
     pub fn allocate_symmetric(&mut self, bytes: usize) -> Result<SessionBuffer, Error> {
         Ok(SessionBuffer::from_memory(self.device.select()?.allocate_symmetric(bytes)?))
     }
-
 
     /// As [`bind`](Self::bind), for a whole buffer. The session keeps the buffer as long as a run may use it.
     ///

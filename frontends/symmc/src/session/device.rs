@@ -26,7 +26,6 @@ pub(super) struct SessionProgram {
     process: u32,
 }
 
-
 /// A device session of one or more programs.
 struct SharedDevice {
     /// `None` after the session has ended for all programs.
@@ -34,7 +33,6 @@ struct SharedDevice {
     /// How many programs have not ended.
     open: usize,
 }
-
 
 /// The locked device session, switched to one program.
 pub(super) struct SelectedDevice<'a>(MutexGuard<'a, SharedDevice>);
@@ -65,7 +63,6 @@ impl SessionProgram {
         SessionProgram { device, program, shared, process: process::current_process() }
     }
 
-
     /// Opens another program on the device session.
     ///
     /// # Errors
@@ -83,7 +80,6 @@ impl SessionProgram {
         Ok(SessionProgram::for_program(Arc::clone(device), program))
     }
 
-
     /// The device session, for calls about this program. Calls about other programs wait meanwhile.
     ///
     /// # Errors
@@ -95,12 +91,10 @@ impl SessionProgram {
         Ok(SelectedDevice(shared))
     }
 
-
     /// The memory that runs use and the session does not own.
     pub fn held_memory(&mut self) -> &mut HeldMemory {
         &mut self.shared
     }
-
 
     /// Ends this program once all runs have ended, and the session with the last program.
     ///
@@ -120,7 +114,6 @@ impl SessionProgram {
                 .close_program(self.program)?),
         }
     }
-
 
     /// Takes the device session out, which ends it for all programs. The memory that runs of this program use is kept until
     /// `self` is dropped.
@@ -148,7 +141,6 @@ impl SessionProgram {
     fn is_opening_process(&self) -> bool {
         process::current_process() == self.process
     }
-
 
     /// Ends this program on drop. The last program drops the session; otherwise it continues, unless this thread panics.
     fn end_program(&mut self) {

@@ -28,7 +28,6 @@ impl HeldMemory {
         found
     }
 
-
     /// Drops former owners. The caller ensures that no run is in progress.
     pub fn release_retired(&mut self) {
         self.retired.clear();

@@ -39,14 +39,12 @@ impl Session {
         Ok(())
     }
 
-
     /// Replaces the owner of the memory of an input or output. Former owners are dropped if no run is in progress.
     pub(super) fn hold_owner(&mut self, port: Port, owner: Option<Owner>) {
         if self.device.held_memory().hold_owner(port, owner) && self.poll().unwrap_or(false) {
             self.device.held_memory().release_retired();
         }
     }
-
 
     /// Copies a tensor to an input, as [`write`](Self::write), after comparing its dtype and extents.
     ///
@@ -69,7 +67,6 @@ impl Session {
         self.write(name, data)
     }
 
-
     /// Refuses inputs that runs write, and constants of the program.
     fn expect_read_only(&self, name: &str, input: usize) -> Result<(), Error> {
         let source = self.plan.source_program();
@@ -90,7 +87,6 @@ impl Session {
             _ => Ok(()),
         }
     }
-
 
     /// Refuses a tensor of another type.
     fn expect_type(&self, name: &str, port: Port, tensor: &Tensor) -> Result<(), Error> {

@@ -20,7 +20,6 @@ impl Session {
         self.find_port(name, values::PortPreference::Either).map(PortSlot)
     }
 
-
     /// All arguments in order: `in.0`, `in.1` and so on.
     pub fn argument_slots(&self) -> Vec<PortSlot> {
         let inputs = self.plan.source_program().inputs.iter();
@@ -28,14 +27,12 @@ impl Session {
         arguments.map(|(id, _)| PortSlot(Port::Input(id.index()))).collect()
     }
 
-
     /// All outputs that replace no input, in order: `out.0`, `out.1` and so on.
     pub fn returned_slots(&self) -> Vec<PortSlot> {
         let outputs = self.plan.source_program().outputs.iter().enumerate();
         let returned = outputs.filter(|(_, output)| output.kind == OutputKind::Returned);
         returned.map(|(number, _)| PortSlot(Port::Output(number))).collect()
     }
-
 
     /// As [`bind`](Self::bind), for a handle from [`slot`](Self::slot) of a session of the same plan.
     ///

@@ -21,7 +21,6 @@ pub enum ValueKind {
     Output,
 }
 
-
 /// An input or an output, at the sizes that are set.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
@@ -42,7 +41,6 @@ pub struct SessionValue {
     pub replaces: Option<String>,
 }
 
-
 /// The preferred one if an input and an output have the same name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PortPreference {
@@ -50,7 +48,6 @@ pub(super) enum PortPreference {
     Output,
     Either,
 }
-
 
 /// All inputs, followed by all outputs.
 pub(super) fn list_values(
@@ -99,7 +96,6 @@ fn describe_value(
     Ok(SessionValue { name, source: None, kind, dtype: ty.dtype, extents, bytes, replaces: None })
 }
 
-
 /// Checks that memory is large enough for an input or output whose size does not depend on symbols.
 pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<(), Error> {
     let id = match port {
@@ -120,13 +116,11 @@ pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<
     }
 }
 
-
 /// The names of the symbols without a value.
 pub(super) fn unset_symbols(graph: &Graph, bindings: &SymbolBindings) -> String {
     let unset = graph.symbols.iter().filter(|(id, _)| bindings.get(*id).is_none());
     unset.map(|(_, symbol)| symbol.name.clone()).collect::<Vec<_>>().join(", ")
 }
-
 
 /// The input or output of a name: the name of the value, the stored name of a weight, or `in.<i>`, `w.<name>`, `out.<i>`.
 pub(super) fn find_port(graph: &Graph, name: &str, prefer: PortPreference) -> Result<Port, Error> {

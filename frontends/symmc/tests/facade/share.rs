@@ -124,7 +124,6 @@ fn bound_memory_that_is_too_small_is_neither_written_nor_read() {
     assert_eq!(memory[8..], [7.0; 56]);
 }
 
-
 /// Tensor files store a weight without a source under the name of its value. Sessions find it by the same name, and an
 /// unknown name lists the weights.
 #[test]

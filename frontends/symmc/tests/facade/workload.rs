@@ -21,7 +21,6 @@ fn graph() -> Graph {
     text::parse(PROGRAM).expect("a program")
 }
 
-
 /// A file with these tensors of f32, each given by name, shape and first element.
 fn file(dir: &tempfile::TempDir, tensors: &[(&str, &[usize], f32)]) -> TensorFile {
     let data: Vec<Vec<u8>> = tensors
@@ -94,7 +93,6 @@ fn a_buffer_that_the_file_lacks_is_the_archives() {
         assert_eq!(work.inputs[rank][1].to_f64(), [9.0, 9.0]);
     }
 }
-
 
 /// The weights that the files of both ranks give.
 fn weights_of_ranks(second: f64) -> Weights {
