@@ -176,7 +176,7 @@ static void of_sessions(void) {
     must(symmc_session_allocate(session, 32, &buffer));
     expect(symmc_buffer_bytes(buffer) == 32 && (size_t)symmc_buffer_address(buffer) % 256 == 0);
     refused(symmc_buffer_write(NULL, 0, x, 4), INPUT, "the handle of the buffer is NULL");
-    refused(symmc_buffer_write(buffer, 32, x, 4), INPUT, "no 4 bytes from 32 on");
+    refused(symmc_buffer_write(buffer, 32, x, 4), INPUT, "found 4 bytes from 32");
     refused(symmc_buffer_write(buffer, SIZE_MAX, x, 4), INPUT, "bytes from");
     refused(symmc_buffer_write(buffer, 0, NULL, 4), INPUT, "the data is NULL");
     refused(symmc_buffer_read(buffer, 0, NULL, 4), INPUT, "NULL");
