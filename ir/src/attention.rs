@@ -75,13 +75,13 @@ pub fn position_operand_count(bounds: &[AttentionBound]) -> usize {
 
 /// The columns below `columns` that a row sees, given the limit of each bound.
 pub fn visible_columns(limits: impl IntoIterator<Item = (BoundSide, i64)>, columns: usize) -> Range<usize> {
-    let column = |limit: i64| usize::try_from(limit.max(0)).unwrap_or(usize::MAX).min(columns);
     let mut start = 0;
     let mut end = columns;
     for (side, limit) in limits {
+        let column = usize::try_from(limit.max(0)).unwrap_or(usize::MAX).min(columns);
         match side {
-            BoundSide::From => start = start.max(column(limit)),
-            BoundSide::Below => end = end.min(column(limit)),
+            BoundSide::From => start = start.max(column),
+            BoundSide::Below => end = end.min(column),
         }
     }
     start.min(end)..end

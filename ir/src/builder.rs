@@ -87,13 +87,12 @@ impl GraphBuilder {
     /// op's typing rule, if the op's result type must be declared, or if an operand, a group or a custom op is
     /// not in this graph.
     pub fn node(&mut self, name: &str, op: Op, inputs: &[ValueId]) -> Result<Vec<ValueId>, BuildError> {
-        let error = |message: String| self.error(name, &message);
-        self.check_references(&op, inputs).map_err(error)?;
+        self.check_references(name, &op, inputs)?;
         let operands: Vec<&TensorType> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
         let n = self.group_size_of(&op);
         let types = infer::infer_types(&op, &operands, n)
-            .map_err(error)?
-            .ok_or_else(|| error("the result type of this op must be declared".into()))?;
+            .map_err(|message| self.error(name, &message))?
+            .ok_or_else(|| self.error(name, "the result type of this op must be declared"))?;
         Ok(self.push(name, op, inputs, types))
     }
 
@@ -106,11 +105,11 @@ impl GraphBuilder {
         inputs: &[ValueId],
         types: Vec<TensorType>,
     ) -> Result<Vec<ValueId>, BuildError> {
-        let error = |message: String| self.error(name, &message);
-        self.check_references(&op, inputs).map_err(error)?;
+        self.check_references(name, &op, inputs)?;
         let operands: Vec<&TensorType> = inputs.iter().map(|&v| self.graph.ty(v)).collect();
         let results: Vec<&TensorType> = types.iter().collect();
-        infer::check_types(&op, &operands, &results, self.group_size_of(&op)).map_err(error)?;
+        infer::check_types(&op, &operands, &results, self.group_size_of(&op))
+            .map_err(|message| self.error(name, &message))?;
         Ok(self.push(name, op, inputs, types))
     }
 
@@ -137,8 +136,7 @@ impl GraphBuilder {
 
     /// Fails if the numbers of elements differ, or if the operand is not in this graph.
     pub fn reshape(&mut self, name: &str, x: ValueId, shape: Vec<Dim>) -> Result<ValueId, BuildError> {
-        let error = |message: String| self.error(name, &message);
-        self.check_references(&Op::Reshape, &[x]).map_err(error)?;
+        self.check_references(name, &Op::Reshape, &[x])?;
         let ty = TensorType::new(self.graph.ty(x).dtype, shape);
         self.op_as(name, Op::Reshape, &[x], ty)
     }
@@ -156,8 +154,7 @@ impl GraphBuilder {
 
     /// Gives a value this name, or a name with this prefix if the name is taken.
     pub fn rename(&mut self, value: ValueId, name: &str) -> Result<(), BuildError> {
-        let error = |message: String| self.error(name, &message);
-        self.check_references(&Op::Copy, &[value]).map_err(error)?;
+        self.check_references(name, &Op::Copy, &[value])?;
         self.graph.values[value].name = self.unique_name(name);
         Ok(())
     }
@@ -169,26 +166,33 @@ impl GraphBuilder {
 
     /// Checks that all ids that a node refers to are in this graph, except symbols of dims, which the verifier
     /// checks.
-    fn check_references(&self, op: &Op, inputs: &[ValueId]) -> Result<(), String> {
+    fn check_references(&self, name: &str, op: &Op, inputs: &[ValueId]) -> Result<(), BuildError> {
         let graph = &self.graph;
-        let unknown = |what: &str, id: &dyn std::fmt::Display, count: usize| {
-            let plural = if count == 1 { "" } else { "s" };
-            Err(format!("{what} {id} is out of range: the graph has {count} {what}{plural}"))
-        };
         if let Some(v) = inputs.iter().find(|&&v| graph.values.get(v).is_none()) {
-            return unknown("value", v, graph.values.len());
+            return Err(self.reference_error(name, "value", v, graph.values.len()));
         }
         match op {
             Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
                 if graph.groups.get(*group).is_none() =>
             {
-                unknown("group", group, graph.groups.len())
+                Err(self.reference_error(name, "group", group, graph.groups.len()))
             }
             Op::Custom(id) if graph.customs.get(*id).is_none() => {
-                unknown("custom op", id, graph.customs.len())
+                Err(self.reference_error(name, "custom op", id, graph.customs.len()))
             }
             _ => Ok(()),
         }
+    }
+
+    fn reference_error(
+        &self,
+        name: &str,
+        what: &str,
+        id: &dyn std::fmt::Display,
+        count: usize,
+    ) -> BuildError {
+        let plural = if count == 1 { "" } else { "s" };
+        self.error(name, &format!("{what} {id} is out of range: the graph has {count} {what}{plural}"))
     }
 
     fn group_size_of(&self, op: &Op) -> Option<u32> {

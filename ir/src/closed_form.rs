@@ -219,8 +219,9 @@ impl ClosedForm {
 /// Whether indices from `first` to `last` lie within an axis for all values of the symbols.
 pub fn is_range_within_axis(first: &Dim, last: &Dim, extent: &Dim, symbols: &SymbolTable) -> bool {
     let end = extent.clone() - Dim::from(1);
-    let inside = |dim: &Dim| Dim::from(0).provably_le(dim, symbols) && dim.provably_le(&end, symbols);
-    inside(first) && inside(last)
+    [first, last]
+        .into_iter()
+        .all(|dim| Dim::from(0).provably_le(dim, symbols) && dim.provably_le(&end, symbols))
 }
 
 /// Whether every index of a node is known and lies within its axis for all values of the symbols.
@@ -356,15 +357,12 @@ fn fold_binary(
     ty: &TensorType,
     symbols: &SymbolTable,
 ) -> Option<ClosedForm> {
-    let bool_of = |i: usize| match xy[i].0 {
-        Some(ClosedForm::Full(Scalar::Bool(b))) => Some(*b),
-        _ => None,
-    };
     // One operand alone may decide the result.
-    for side in [bool_of(0), bool_of(1)] {
+    for (operand, _) in xy {
+        let Some(ClosedForm::Full(Scalar::Bool(side))) = operand else { continue };
         match (op, side) {
-            (BinaryOp::And, Some(false)) => return Some(ClosedForm::Full(Scalar::Bool(false))),
-            (BinaryOp::Or, Some(true)) => return Some(ClosedForm::Full(Scalar::Bool(true))),
+            (BinaryOp::And, false) => return Some(ClosedForm::Full(Scalar::Bool(false))),
+            (BinaryOp::Or, true) => return Some(ClosedForm::Full(Scalar::Bool(true))),
             _ => {}
         }
     }
@@ -381,15 +379,11 @@ fn fold_binary(
         let steps = a.step.iter().zip(&b.step).map(|(&s, &t)| f(s, t)).collect::<Option<_>>()?;
         Some((f(a.start, b.start)?, steps))
     };
-    let scaled = |a: &AffineForm, by: i64| -> Option<ClosedForm> {
-        let steps = a.step.iter().map(|s| s.checked_mul(by)).collect::<Option<Vec<i64>>>()?;
-        affine_of_type(a.start.checked_mul(by)?, steps, ty, symbols)
-    };
     match (op, x, y) {
         (BinaryOp::Add, ..) => combine(i64::checked_add).and_then(|(s, t)| affine_of_type(s, t, ty, symbols)),
         (BinaryOp::Sub, ..) => combine(i64::checked_sub).and_then(|(s, t)| affine_of_type(s, t, ty, symbols)),
-        (BinaryOp::Mul, _, ClosedForm::Full(s)) => scaled(&a, s.as_i64()),
-        (BinaryOp::Mul, ClosedForm::Full(s), _) => scaled(&b, s.as_i64()),
+        (BinaryOp::Mul, _, ClosedForm::Full(s)) => scale_affine(&a, s.as_i64(), ty, symbols),
+        (BinaryOp::Mul, ClosedForm::Full(s), _) => scale_affine(&b, s.as_i64(), ty, symbols),
         _ if op.is_comparison() => {
             let (start, step) = combine(i64::checked_sub)?;
             let difference = AffineForm { start, step }.bounds(&ty.shape, symbols)?;
@@ -397,6 +391,16 @@ fn fold_binary(
         }
         _ => None,
     }
+}
+
+fn scale_affine(
+    form: &AffineForm,
+    factor: i64,
+    ty: &TensorType,
+    symbols: &SymbolTable,
+) -> Option<ClosedForm> {
+    let steps = form.step.iter().map(|step| step.checked_mul(factor)).collect::<Option<Vec<i64>>>()?;
+    affine_of_type(form.start.checked_mul(factor)?, steps, ty, symbols)
 }
 
 /// The outcome of a comparison, given bounds of the difference of its operands, if they decide it.
@@ -423,10 +427,9 @@ fn fold_reduce(
     if axes.iter().any(|&a| x.shape[a].bounds(symbols).0 < 1) {
         return None;
     }
-    let any = || s.as_f64() != 0.0;
     match op {
         ReductionKind::Max | ReductionKind::Min => Some(ClosedForm::Full(s)),
-        ReductionKind::Any | ReductionKind::All => Some(ClosedForm::Full(Scalar::Bool(any()))),
+        ReductionKind::Any | ReductionKind::All => Some(ClosedForm::Full(Scalar::Bool(s.as_f64() != 0.0))),
         ReductionKind::Sum if !x.dtype.is_float() => {
             let n = axes.iter().try_fold(1_i64, |n, &a| n.checked_mul(x.shape[a].as_const()?))?;
             Some(ClosedForm::Full(Scalar::Int(s.as_i64().checked_mul(n)?)))
@@ -455,12 +458,8 @@ fn fold_collective(
         (CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op), ClosedForm::Full(s)) => {
             scalar::reduce_copies(*op, *s, ty.dtype, ranks).map(ClosedForm::Full)
         }
-        (
-            CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
-            ClosedForm::Affine(AffineForm { start, step }),
-        ) => {
-            let times = |n: &i64| n.checked_mul(i64::from(ranks));
-            affine_of_type(times(start)?, step.iter().map(times).collect::<Option<_>>()?, ty, symbols)
+        (CollectiveKind::AllReduce(CollectiveReduceOp::Sum), ClosedForm::Affine(form)) => {
+            scale_affine(form, i64::from(ranks), ty, symbols)
         }
         _ => None,
     }
@@ -483,14 +482,13 @@ fn fold_concat(
     {
         return Some(ClosedForm::Full(*s));
     }
-    let unit = |extent: &Dim| extent.as_const() == Some(1);
-    let steps = |k: &ClosedForm| k.as_affine(ty.rank()).map(|a| a.step[axis]);
-    let along = pieces.iter().find(|p| !unit(p.1)).and_then(|p| steps(p.0)).unwrap_or(0);
+    let first_long = pieces.iter().find(|(_, extent)| extent.as_const() != Some(1));
+    let along = first_long.and_then(|(form, _)| form.as_affine(ty.rank())).map_or(0, |a| a.step[axis]);
     let mut whole: Option<AffineForm> = None;
     let mut offset = Some(0_i64);
     for (known, extent) in pieces {
         let mut piece = known.as_affine(ty.rank())?;
-        if unit(extent) {
+        if extent.as_const() == Some(1) {
             piece.step[axis] = along;
         }
         piece.start = piece.start.checked_sub(piece.step[axis].checked_mul(offset?)?)?;

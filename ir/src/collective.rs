@@ -468,9 +468,10 @@ impl CollectiveVariant {
     pub fn symmetric_bytes(self, kind: &CollectiveKind, bytes: u64, n: u64) -> u64 {
         let Some(contract) = self.contract(kind) else { return 0 };
         let (operand, result) = kind.operand_and_result_sizes(bytes, n);
-        let if_symmetric = |symmetric: bool, bytes: u64| if symmetric { bytes } else { 0 };
-        if_symmetric(contract.symmetric_operand, operand)
-            .saturating_add(if_symmetric(contract.symmetric_result, result))
+        let operand_bytes = if contract.symmetric_operand { operand } else { 0 };
+        let result_bytes = if contract.symmetric_result { result } else { 0 };
+        operand_bytes
+            .saturating_add(result_bytes)
             .saturating_add(self.landing_bytes(kind, operand, n).saturating_mul(2))
     }
 

@@ -242,14 +242,15 @@ impl Dim {
 
     /// The number of atoms, including atoms within atoms.
     pub fn atom_count(&self) -> usize {
-        let count = |atom: &DimAtom| atom.arguments().map_or(1, |(a, b)| 1 + a.atom_count() + b.atom_count());
-        self.terms_and_constant().0.iter().flat_map(|t| &t.product).map(count).sum()
+        let atoms = self.terms_and_constant().0.iter().flat_map(|t| &t.product);
+        atoms.map(|atom| atom.arguments().map_or(1, |(a, b)| 1 + a.atom_count() + b.atom_count())).sum()
     }
 
     /// The nesting depth of `div`, `mod`, `max` and `min`; 0 without any.
     pub fn depth(&self) -> usize {
-        let depth = |atom: &DimAtom| atom.arguments().map_or(0, |(a, b)| 1 + a.depth().max(b.depth()));
-        self.terms_and_constant().0.iter().flat_map(|t| &t.product).map(depth).max().unwrap_or(0)
+        let atoms = self.terms_and_constant().0.iter().flat_map(|t| &t.product);
+        let depths = atoms.map(|atom| atom.arguments().map_or(0, |(a, b)| 1 + a.depth().max(b.depth())));
+        depths.max().unwrap_or(0)
     }
 
     /// `self / divisor` if the division is exact as a polynomial.
@@ -284,29 +285,26 @@ impl Dim {
     /// is the one with the most factors, and the first among equals; every step removes such a term and leaves
     /// smaller ones.
     fn long_div(&self, divisor: &Dim) -> Option<Dim> {
-        let leading_term = |d: &Dim| {
-            let by_leading_order = |a: &&DimTerm, b: &&DimTerm| {
-                a.product.len().cmp(&b.product.len()).then_with(|| b.product.cmp(&a.product))
-            };
-            d.terms_and_constant()
-                .0
-                .iter()
-                .max_by(by_leading_order)
-                .map(|t| Dim::from_normal_terms(smallvec![t.clone()], 0))
-        };
-        let divisor_lead = leading_term(divisor)?;
+        let divisor_lead = divisor.leading_term()?;
         let mut rest = self.clone();
         let mut quotient = Dim::from(0);
         for _ in 0..MAX_ATOMS {
             if rest.as_const() == Some(0) {
                 return Some(quotient);
             }
-            let part = leading_term(&rest)?.exact_div(&divisor_lead)?;
+            let part = rest.leading_term()?.exact_div(&divisor_lead)?;
             rest = rest - part.clone() * divisor.clone();
             quotient = quotient + part;
             check_shape_complexity(&[rest.clone(), quotient.clone()]).ok()?;
         }
         None
+    }
+
+    fn leading_term(&self) -> Option<Dim> {
+        let terms = self.terms_and_constant().0.iter();
+        let leading = terms
+            .max_by(|a, b| a.product.len().cmp(&b.product.len()).then_with(|| b.product.cmp(&a.product)));
+        leading.map(|t| Dim::from_normal_terms(smallvec![t.clone()], 0))
     }
 
     /// `floor(self / divisor)`. Division by the constant 0 remains an expression, which has no value.
@@ -386,14 +384,12 @@ impl Dim {
     /// the bounds use the fact that `k*div(a, k)` lies within `k - 1` below `a`.
     pub fn bounds(&self, symbols: &SymbolTable) -> (i64, i64) {
         let (terms, constant) = self.terms_and_constant();
-        let is_flat = |a: &DimAtom| a.arguments().is_none_or(|(a, b)| a.depth() == 0 && b.depth() == 0);
-        let nests = |t: &DimTerm| !t.product.iter().all(is_flat);
-        if !terms.iter().any(nests) {
+        if !terms.iter().any(DimTerm::is_nested) {
             return self.flat_bounds(symbols);
         }
         // The nested terms are the same in every form of the other terms. Bounding them once per form would
         // take time exponential in their depth.
-        let (nested, flat): (DimTerms, DimTerms) = terms.iter().cloned().partition(nests);
+        let (nested, flat): (DimTerms, DimTerms) = terms.iter().cloned().partition(DimTerm::is_nested);
         let nested = Dim::from_normal_terms(nested, 0).interval_bounds(symbols);
         let flat = Dim::from_terms(flat, constant).flat_bounds(symbols);
         (nested.0.saturating_add(flat.0), nested.1.saturating_add(flat.1))
@@ -432,31 +428,35 @@ impl Dim {
     /// The same value with the first term `c*k*div(a, k)` written as `c*a - c*mod(a, k)`. `None` unless `a` is
     /// a short sum of symbols, small enough that nothing saturates.
     fn rewrite_div_as_mod(&self, symbols: &SymbolTable) -> Option<Dim> {
-        const SMALL: i64 = 1 << 20;
         let (terms, constant) = self.terms_and_constant();
-        let within = |x: i64, limit: i64| (-limit..=limit).contains(&x);
-        if !terms.iter().map(|t| t.factor).chain([constant]).all(|x| within(x, SMALL * SMALL)) {
+        let mut numbers = terms.iter().map(|t| t.factor).chain([constant]);
+        if !numbers.all(|x| (-SMALL * SMALL..=SMALL * SMALL).contains(&x)) {
             return None;
         }
-        let small = |x: i64| within(x, SMALL);
-        let is_simple = |a: &Dim| {
-            let (terms, constant) = a.terms_and_constant();
-            let simple = |t: &DimTerm| match t.product.as_slice() {
-                [DimAtom::Symbol(s)] => symbols.get(*s).is_some_and(|s| s.min >= 0 && s.max <= SMALL * SMALL),
-                _ => false,
-            };
-            terms.len() <= 4 && small(constant) && terms.iter().all(|t| small(t.factor) && simple(t))
-        };
         terms.iter().enumerate().find_map(|(i, term)| {
             let [DimAtom::FloorDiv(a, k)] = term.product.as_slice() else { return None };
             let k_value = k.as_const().filter(|&k| k > 0)?;
             let times =
                 term.factor.checked_rem(k_value).filter(|&r| r == 0).map(|_| term.factor / k_value)?;
-            (small(times) && is_simple(a)).then_some(())?;
+            (is_small(times) && a.is_small_sum(symbols)).then_some(())?;
             let mut rest = DimTerms::from(terms);
             rest.remove(i);
             Some(Dim::from_terms(rest, constant) + (a.clone() - a.modulo(k)) * Dim::from(times))
         })
+    }
+
+    /// Whether the dim is a sum of a few symbols that are not negative, with small factors.
+    fn is_small_sum(&self, symbols: &SymbolTable) -> bool {
+        let (terms, constant) = self.terms_and_constant();
+        terms.len() <= 4
+            && is_small(constant)
+            && terms.iter().all(|t| match t.product.as_slice() {
+                [DimAtom::Symbol(s)] => {
+                    let symbol = symbols.get(*s);
+                    is_small(t.factor) && symbol.is_some_and(|s| s.min >= 0 && s.max <= SMALL * SMALL)
+                }
+                _ => false,
+            })
     }
 
     /// The largest value over all values of the symbols (see [`bounds`](Self::bounds)).
@@ -525,6 +525,20 @@ impl Dim {
     /// Displays the expression with the names of its symbols: `4*tokens + 1`, `div(tokens, 2)`.
     pub fn display<'a>(&'a self, symbols: &'a SymbolTable) -> DisplayDim<'a> {
         DisplayDim { dim: self, symbols }
+    }
+}
+
+const SMALL: i64 = 1 << 20;
+
+fn is_small(number: i64) -> bool {
+    (-SMALL..=SMALL).contains(&number)
+}
+
+impl DimTerm {
+    /// Whether an argument of one of its atoms has atoms with arguments.
+    fn is_nested(&self) -> bool {
+        let mut atoms = self.product.iter();
+        atoms.any(|atom| atom.arguments().is_some_and(|(a, b)| a.depth() > 0 || b.depth() > 0))
     }
 }
 
@@ -672,14 +686,8 @@ impl Mul for Dim {
             (_, DimRepr::Const(c)) => return self.scale_by(*c),
             (DimRepr::Sum(a), DimRepr::Sum(b)) => (a, b),
         };
-        let scaled = |terms: &DimTerms, by: i64| -> DimTerms {
-            terms
-                .iter()
-                .map(|t| DimTerm { product: t.product.clone(), factor: t.factor.saturating_mul(by) })
-                .collect()
-        };
-        let mut terms = scaled(&a.terms, b.constant);
-        terms.extend(scaled(&b.terms, a.constant));
+        let mut terms = scale_terms(&a.terms, b.constant);
+        terms.extend(scale_terms(&b.terms, a.constant));
         for x in &a.terms {
             for y in &b.terms {
                 let mut product: AtomProduct = x.product.iter().chain(&y.product).cloned().collect();
@@ -689,6 +697,12 @@ impl Mul for Dim {
         }
         Dim::from_terms(terms, a.constant.saturating_mul(b.constant))
     }
+}
+
+fn scale_terms(terms: &DimTerms, factor: i64) -> DimTerms {
+    let scaled =
+        terms.iter().map(|t| DimTerm { product: t.product.clone(), factor: t.factor.saturating_mul(factor) });
+    scaled.collect()
 }
 
 pub struct DisplayDim<'a> {

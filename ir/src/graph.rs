@@ -239,8 +239,10 @@ impl Graph {
         let (Some(numbers), Some(cells)) = (self.ranks_within_cells(group), self.cells(within)) else {
             return false;
         };
-        let number = |rank: &u32| numbers.get(*rank as usize);
-        cells.iter().all(|cell| cell.iter().all(|rank| number(rank) == cell.first().and_then(number)))
+        cells.iter().all(|cell| {
+            let first = cell.first().and_then(|&rank| numbers.get(rank as usize));
+            cell.iter().all(|&rank| numbers.get(rank as usize) == first)
+        })
     }
 
     /// Whether two groups have the same cells, each with its ranks in the same order. False while the number of

@@ -22,7 +22,6 @@ pub fn infer_types(
     operands: &[&TensorType],
     n: Option<u32>,
 ) -> Result<Option<Vec<TensorType>>, String> {
-    let single_result = |ty: TensorType| Ok(Some(vec![ty]));
     check_operand_count(op, operands.len())?;
     let x = operands.first().copied();
     let first = || x.cloned().ok_or_else(|| "it needs an operand".to_string());
@@ -146,6 +145,10 @@ pub fn infer_types(
         }
         Op::Collective(c) => infer_collective(&c.kind, operands, n).map(Some),
     }
+}
+
+fn single_result(ty: TensorType) -> Result<Option<Vec<TensorType>>, String> {
+    Ok(Some(vec![ty]))
 }
 
 pub fn check_types(
@@ -334,7 +337,6 @@ fn infer_matmul(x: &TensorType, y: &TensorType) -> Result<TensorType, String> {
 fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Result<TensorType, String> {
     check_same_dtype(&[x, y])?;
     check_float(x)?;
-    let found = || format!("found {}{:?}", ends.dtype, ends.shape);
     let given = match &ends.shape[..] {
         [groups] if matches!(ends.dtype, DType::I32 | DType::I64) => Some(groups),
         _ => None,
@@ -342,13 +344,16 @@ fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Re
     let (k, inner, shape) = match (&x.shape[..], &y.shape[..]) {
         ([rows, k], [groups, inner, n]) => {
             ensure(given.is_none_or(|g| g == groups) && given.is_some(), || {
-                format!("the ends of the groups must be i32 or i64 [{groups:?}], {}", found())
+                let TensorType { dtype, shape } = ends;
+                format!("the ends of the groups must be i32 or i64 [{groups:?}], found {dtype}{shape:?}")
             })?;
             (k, inner, vec![rows.clone(), n.clone()])
         }
         ([m, k], [inner, n]) => {
-            let groups = given
-                .ok_or_else(|| format!("the ends of the groups must be i32 or i64 [groups], {}", found()))?;
+            let groups = given.ok_or_else(|| {
+                let TensorType { dtype, shape } = ends;
+                format!("the ends of the groups must be i32 or i64 [groups], found {dtype}{shape:?}")
+            })?;
             (k, inner, vec![groups.clone(), m.clone(), n.clone()])
         }
         _ => {
@@ -441,16 +446,17 @@ fn infer_attention_gradient(
     let parts = AttentionOperands::from_operands(bounds, false, forward)
         .ok_or("it needs queries, keys and values")?;
     let expected = infer_attention(&parts)?;
-    let check_type = |what: &str, found: &TensorType, expected: &TensorType| {
-        ensure(found == expected, || {
-            let (dtype, shape) = (expected.dtype, &expected.shape);
-            format!("the {what} must be {dtype}{shape:?}, found {}{:?}", found.dtype, found.shape)
-        })
-    };
-    check_type("gradient of the result", gradient, &expected)?;
-    check_type("result", result, &expected)?;
-    check_type("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
+    check_operand_type("gradient of the result", gradient, &expected)?;
+    check_operand_type("result", result, &expected)?;
+    check_operand_type("log-sum-exp", sums, &log_sum_exp_type(parts.q))?;
     Ok([parts.q, parts.k, parts.v].map(|ty| (*ty).clone()).to_vec())
+}
+
+fn check_operand_type(what: &str, found: &TensorType, expected: &TensorType) -> Result<(), String> {
+    ensure(found == expected, || {
+        let TensorType { dtype, shape } = expected;
+        format!("the {what} must be {dtype}{shape:?}, found {}{:?}", found.dtype, found.shape)
+    })
 }
 
 /// Checks the operands of a rotary embedding of the first `width` elements.
@@ -469,20 +475,24 @@ fn check_rotary(operands: &[&TensorType], width: usize) -> Result<(), String> {
     ensure(x.rank() >= 1 && (1..=x.rank()).contains(&cos.rank()), || {
         format!("the cosines have {} axes, x has {}", cos.rank(), x.rank())
     })?;
-    let ((x_last, x_rows), (last, rows)) = (split_last(x), split_last(cos));
-    let extent = |d: Option<&Dim>| d.and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok());
+    let (x_last, x_rows) = split_last(x);
+    let (last, rows) = split_last(cos);
     ensure(width >= 2 && width.is_multiple_of(2), || {
         format!("the width must be even and at least 2, found {width}")
     })?;
-    ensure(extent(x_last).is_some_and(|n| n >= width), || {
+    ensure(const_extent(x_last).is_some_and(|n| n >= width), || {
         format!("expected rows of at least {width} elements, found {:?}", x.shape)
     })?;
-    ensure(extent(last).is_some_and(|n| n == width || n == width / 2), || {
+    ensure(const_extent(last).is_some_and(|n| n == width || n == width / 2), || {
         format!("expected {width} or {} cosines in a row, found {:?}", width / 2, cos.shape)
     })?;
     ensure(broadcast_shapes(&[x_rows, rows])? == x_rows, || {
         format!("the cosines {:?} do not broadcast to {:?}", cos.shape, x.shape)
     })
+}
+
+fn const_extent(dim: Option<&Dim>) -> Option<usize> {
+    dim.and_then(Dim::as_const).and_then(|n| usize::try_from(n).ok())
 }
 
 fn split_last(ty: &TensorType) -> (Option<&Dim>, &[Dim]) {
@@ -652,30 +662,30 @@ fn infer_collective(
     let x = operands[0];
     let leading =
         |what: &str| x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"));
-    let ranks = || require_rank_count(n);
-    let with_leading = |d: Dim| {
-        let mut ty = x.clone();
-        ty.shape[0] = d;
-        ty
-    };
-    let piece_of = |what: &str| leading(what).and_then(|_| shard_type(x, 0, n));
     Ok(match kind {
         CollectiveKind::AllReduce(_) => {
             ensure(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
             vec![x.clone()]
         }
-        CollectiveKind::AllGather => vec![with_leading(leading("all_gather")? * ranks()?)],
+        CollectiveKind::AllGather => {
+            let extent = leading("all_gather")? * require_rank_count(n)?;
+            let mut ty = x.clone();
+            ty.shape[0] = extent;
+            vec![ty]
+        }
         CollectiveKind::ReduceScatter(_) => {
             ensure(x.dtype != DType::Bool, || "it is not defined on bool".into())?;
-            vec![piece_of("reduce_scatter")?]
+            leading("reduce_scatter")?;
+            vec![shard_type(x, 0, n)?]
         }
         CollectiveKind::AllToAll(AllToAllSplits::Even) => {
-            piece_of("all_to_all")?;
+            leading("all_to_all")?;
+            shard_type(x, 0, n)?;
             vec![x.clone()]
         }
         CollectiveKind::AllToAll(AllToAllSplits::Device) => {
             leading("all_to_all")?;
-            let splits = TensorType::new(DType::I64, vec![ranks()?]);
+            let splits = TensorType::new(DType::I64, vec![require_rank_count(n)?]);
             ensure(*operands[1] == splits, || {
                 format!(
                     "the split sizes must be i64{:?}, found {}{:?}",

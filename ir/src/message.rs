@@ -130,8 +130,10 @@ mod tests {
     /// Checks the properties of every escaped message.
     fn check(message: &str) -> String {
         let shown = escape_message(message);
-        let acts = |c: char| c != '\n' && c != '\t' && (c.is_control() || reorders_text(c));
-        assert!(!shown.contains(acts), "{message:?} became {shown:?}");
+        assert!(
+            !shown.contains(|c: char| c != '\n' && c != '\t' && (c.is_control() || reorders_text(c))),
+            "{message:?} became {shown:?}"
+        );
         assert!(shown.chars().count() <= ALL + 64, "{} characters", shown.chars().count());
         assert!(shown.lines().count() <= LINES);
         assert!(shown.lines().all(|l| l.chars().count() <= LINE + 2));

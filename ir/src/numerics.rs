@@ -137,14 +137,13 @@ impl FromStr for Numerics {
 
     fn from_str(text: &str) -> Result<Numerics, NumericsError> {
         let names: Vec<&str> = text.split(',').map(str::trim).collect();
-        let class = |name: &&&str| match **name {
+        let classes = names.iter().filter(|name| **name != EXACT).map(|&name| match name {
             "relaxed" => Err(NumericsError::Relaxed),
             "strict" => Err(NumericsError::Strict),
             name => NumericsClass::from_name(name)
                 .ok_or_else(|| NumericsError::Unknown { found: name.to_string() }),
-        };
-        let numerics: Numerics =
-            names.iter().filter(|name| **name != EXACT).map(|n| class(&n)).collect::<Result<_, _>>()?;
+        });
+        let numerics: Numerics = classes.collect::<Result<_, _>>()?;
         if !numerics.is_exact() && names.contains(&EXACT) {
             return Err(NumericsError::ExactAndClasses { found: text.to_string() });
         }
@@ -163,13 +162,12 @@ impl<'de> Deserialize<'de> for Numerics {
         let names = Vec::<String>::deserialize(deserializer)?;
         let mut out = Numerics::EXACT;
         for name in names {
-            let unknown = || {
+            let class = NumericsClass::from_name(&name).ok_or_else(|| {
                 de::Error::custom(format!(
                     "expected one of {} in `numerics`, found {name:?}",
                     NumericsClass::names()
                 ))
-            };
-            let class = NumericsClass::from_name(&name).ok_or_else(unknown)?;
+            })?;
             if out.allows(class) {
                 return Err(de::Error::custom(format!("{name:?} is repeated in `numerics`")));
             }
@@ -202,9 +200,10 @@ mod tests {
     use super::*;
 
     fn subsets() -> impl Iterator<Item = Numerics> {
-        let class = |set: u8| move |(i, c): (usize, &NumericsClass)| (set >> i & 1 == 1).then_some(*c);
-        (0..1u8 << NumericsClass::ALL.len())
-            .map(move |set| NumericsClass::ALL.iter().enumerate().filter_map(class(set)).collect())
+        (0..1u8 << NumericsClass::ALL.len()).map(|set| {
+            let classes = NumericsClass::ALL.iter().enumerate();
+            classes.filter_map(|(i, class)| (set >> i & 1 == 1).then_some(*class)).collect()
+        })
     }
 
     #[test]

@@ -289,11 +289,11 @@ impl Op {
     /// The operands that index the first operand, for a node with `operands` operands: pairs of the operand's
     /// position and the axis that it indexes.
     pub fn index_operands(&self, operands: usize) -> Vec<(usize, usize)> {
-        let axis = |k: usize| match self.operand_use(k) {
+        let indices = (0..operands).filter_map(|k| match self.operand_use(k) {
             OperandUse::Index { axis, first } => Some((k, axis + k - first)),
             _ => None,
-        };
-        (0..operands).filter_map(axis).collect()
+        });
+        indices.collect()
     }
 
     pub fn operand_use(&self, k: usize) -> OperandUse {

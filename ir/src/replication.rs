@@ -57,8 +57,8 @@ impl Replication {
     }
 
     pub fn are_replicas(&self, a: u32, b: u32) -> bool {
-        let part = |rank: u32| self.first.get(rank as usize);
-        part(a).is_some() && part(a) == part(b)
+        let first = self.first.get(a as usize);
+        first.is_some() && first == self.first.get(b as usize)
     }
 
     pub fn is_uniform_within_cells(&self, cells: &[Vec<u32>]) -> bool {
@@ -113,12 +113,11 @@ impl Replication {
             Some(all.map_or_else(|| x.clone(), |all| all.intersect(x)))
         });
         let all = all.unwrap_or_else(|| Replication::full(ranks));
-        let of_group = |group: GroupId| CellMembership::new(graph, group);
         match op {
-            Op::Shard { group, .. } => of_group(*group).map(|cells| cells.shard(&all)),
+            Op::Shard { group, .. } => CellMembership::new(graph, *group).map(|cells| cells.shard(&all)),
             Op::Collective(c) => {
                 let dtype = inputs.first().map_or(DType::Bool, |&x| graph.ty(x).dtype);
-                of_group(c.group).map(|cells| cells.collective(&c.kind, dtype, &all))
+                CellMembership::new(graph, c.group).map(|cells| cells.collective(&c.kind, dtype, &all))
             }
             _ => Some(all),
         }
@@ -151,8 +150,6 @@ impl CellMembership {
     }
 
     fn collective(&self, kind: &CollectiveKind, dtype: DType, x: &Replication) -> Replication {
-        let parts =
-            |cell: &Vec<u32>| -> Vec<u32> { cell.iter().map(|&rank| x.first[rank as usize]).collect() };
         // Cells with equal keys have the same operands, in the same order.
         let mut numbers = HashMap::new();
         let of_cell: Vec<usize> = self
@@ -160,24 +157,24 @@ impl CellMembership {
             .iter()
             .map(|cell| {
                 let next = numbers.len();
-                *numbers.entry(parts(cell)).or_insert(next)
+                let key: Vec<u32> = cell.iter().map(|&rank| x.first[rank as usize]).collect();
+                *numbers.entry(key).or_insert(next)
             })
             .collect();
-        let places = || self.place.iter().copied();
-        let sent = |cell: usize, number: usize| {
-            let from = kind.sender_to(number as u32)?;
-            self.cells[cell].get(from as usize).map(|&rank| x.first[rank as usize])
-        };
+        let places = self.place.iter().copied();
         // The order of a float sum may differ between cells.
         let rounds = dtype.is_float() && kind.rounding() == RoundingEffect::Accumulates;
-        let operands = |cell: usize| if rounds { cell } else { of_cell[cell] };
+        let operands: Vec<usize> = if rounds { (0..self.cells.len()).collect() } else { of_cell };
         let facts = kind.facts();
         if facts.preserves_positions() && !facts.reduces {
-            Replication::from_keys(places().map(|(cell, number)| sent(cell, number)))
+            Replication::from_keys(places.map(|(cell, number)| {
+                let from = kind.sender_to(number as u32)?;
+                self.cells[cell].get(from as usize).map(|&rank| x.first[rank as usize])
+            }))
         } else if facts.result_distribution == ResultDistribution::Sharded {
-            Replication::from_keys(places().map(|(cell, number)| (operands(cell), number)))
+            Replication::from_keys(places.map(|(cell, number)| (operands[cell], number)))
         } else {
-            Replication::from_keys(places().map(|(cell, _)| operands(cell)))
+            Replication::from_keys(places.map(|(cell, _)| operands[cell]))
         }
     }
 }

@@ -187,11 +187,11 @@ impl Tensor {
     /// The number of axes that begin with element `i`, which is also the number that end before it.
     fn axes_starting_at(&self, i: usize) -> usize {
         let mut span = 1;
-        let begins = |extent: &&usize| {
-            span *= **extent;
+        let axes = self.shape.iter().rev().take_while(|&&extent| {
+            span *= extent;
             i.is_multiple_of(span)
-        };
-        self.shape.iter().rev().take_while(begins).count()
+        });
+        axes.count()
     }
 }
 

@@ -121,13 +121,9 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
 /// sub-range. All sizes in that range may break a bound of the source; a run with such sizes never starts
 /// ([`crate::bounds`]).
 pub fn verify_derived(graph: &Graph) -> Result<(), Vec<Violation>> {
-    let without_bounds = |found: Vec<Violation>| -> Vec<Violation> {
-        found.into_iter().filter(|v| v.invariant != Invariant::Bounds).collect()
-    };
-    match verify(graph).map_err(without_bounds) {
-        Err(found) if !found.is_empty() => Err(found),
-        _ => Ok(()),
-    }
+    let Err(mut found) = verify(graph) else { return Ok(()) };
+    found.retain(|violation| violation.invariant != Invariant::Bounds);
+    if found.is_empty() { Ok(()) } else { Err(found) }
 }
 
 struct Verifier<'a> {
@@ -152,7 +148,6 @@ impl Verifier<'_> {
 
     fn check_ids(&mut self) {
         let g = self.graph;
-        let symbols = |d: &Dim| d.symbols().into_iter().find(|&s| g.symbols.get(s).is_none());
         for (id, value) in g.values.iter() {
             let known = match value.def {
                 ValueDef::Input(input) => g.inputs.get(input).is_some(),
@@ -163,7 +158,8 @@ impl Verifier<'_> {
                     format!("expected a definition in the graph, found {}", describe_def(value.def));
                 self.report(Invariant::Ids, self.describe_value(id), message);
             }
-            if let Some(s) = value.ty.shape.iter().find_map(symbols) {
+            let mut symbols = value.ty.shape.iter().flat_map(Dim::symbols);
+            if let Some(s) = symbols.find(|&s| g.symbols.get(s).is_none()) {
                 self.report(
                     Invariant::Ids,
                     self.describe_value(id),
@@ -610,12 +606,12 @@ fn check_unique_names<'a>(
 ) {
     let mut seen = HashSet::with_capacity(names.len());
     for name in names {
-        let at = || format!("{prefix}{name}");
         if !valid(name) {
-            found.push((at(), format!("expected {expected}, found {name:?}")));
+            found.push((format!("{prefix}{name}"), format!("expected {expected}, found {name:?}")));
         }
         if !seen.insert(name) {
-            found.push((at(), "expected a unique name, found a duplicate".to_string()));
+            let message = "expected a unique name, found a duplicate".to_string();
+            found.push((format!("{prefix}{name}"), message));
         }
     }
 }

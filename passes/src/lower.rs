@@ -52,7 +52,7 @@ use coalesced_graph::CoalescedProgram;
 use context::{AssumedSchedule, LowerContext};
 pub use context::{EGraphLimits, Overlap};
 use decisions::RegionDecision;
-use extract::Cost;
+
 pub use joint_steps::TOGETHER;
 pub use region::MAX_REGION_NODES;
 use region::{RegionKey, RewriteRegion};
@@ -141,8 +141,11 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
     let scope = config.solutions.scope_for(context).map_err(PassError::Internal)?;
     let schedule = AssumedSchedule { overlap: config.overlap.clone(), exits_kept: config.exits_kept.clone() };
     let (out, mut decisions, mut report) = lower_coalesced(&graph, &scope, schedule.clone(), config)?;
-    let names = |set: &CoalescedSet| set.iter().map(|&id| graph.node_name(id).to_string()).collect();
-    let sets: Vec<Vec<String>> = config.together.iter().map(names).collect();
+    let sets: Vec<Vec<String>> = config
+        .together
+        .iter()
+        .map(|set| set.iter().map(|&id| graph.node_name(id).to_string()).collect())
+        .collect();
     if sets.is_empty() {
         return Ok((out, decisions, report));
     }
@@ -201,8 +204,8 @@ fn lower_regions(
         verify_after("lower", &out)?;
     }
     let mut decisions: Vec<(symmc_ir::NodeId, Decision)> = Vec::new();
-    for (region, (&at, names)) in regions.iter().zip(solver.of_region.iter().zip(&names)) {
-        for decided in &solver.solutions[at].decisions {
+    for (region, (&solution, names)) in regions.iter().zip(solver.of_region.iter().zip(&names)) {
+        for decided in &solver.solutions[solution].decisions {
             let node = region.nodes[decided.node];
             decisions.push((node, to_plan_decision(graph.node_name(node), decided, names)));
         }
@@ -249,11 +252,11 @@ impl<'a> RegionSolver<'a> {
         let mut known: HashMap<&RegionKey, usize> = HashMap::new();
         let mut distinct: Vec<&RewriteRegion> = Vec::new();
         for region in self.regions {
-            let at = *known.entry(&region.key).or_insert(distinct.len());
-            if at == distinct.len() {
+            let solution = *known.entry(&region.key).or_insert(distinct.len());
+            if solution == distinct.len() {
                 distinct.push(region);
             }
-            self.of_region.push(at);
+            self.of_region.push(solution);
         }
         let keys: Vec<(&RegionKey, Vec<FusionCredit>)> =
             distinct.iter().map(|r| (&r.key, Vec::new())).collect();
@@ -272,7 +275,7 @@ impl<'a> RegionSolver<'a> {
     fn build_graph(&self) -> Result<(Graph, Vec<Vec<String>>), PassError> {
         let solved = self.regions.iter().zip(&self.of_region);
         let solved: Vec<build::SolvedRegion> = solved
-            .map(|(region, &at)| build::SolvedRegion { region, solution: &self.solutions[at] })
+            .map(|(region, &solution)| build::SolvedRegion { region, solution: &self.solutions[solution] })
             .collect();
         build::replace_regions(self.graph, &solved)
             .ok_or_else(|| PassError::Internal("a solution does not fit its region".into()))
@@ -301,8 +304,8 @@ impl<'a> RegionSolver<'a> {
         let mut again: Vec<(&RewriteRegion, Vec<FusionCredit>)> = Vec::new();
         let before = self.solutions.len();
         for r in rewritten {
-            let at = self.of_region[r];
-            let new = self.solutions[at].new_all_reduces(&regions[r].key.form);
+            let solution = self.of_region[r];
+            let new = self.solutions[solution].new_all_reduces(&regions[r].key.form);
             let credits: Vec<FusionCredit> = new
                 .flat_map(|step| {
                     let fusible = variants.get(names[r][step].as_str()).into_iter().flatten();
@@ -313,7 +316,7 @@ impl<'a> RegionSolver<'a> {
                 continue;
             }
             let next = before + again.len();
-            self.of_region[r] = *known.entry((at, credits.clone())).or_insert(next);
+            self.of_region[r] = *known.entry((solution, credits.clone())).or_insert(next);
             if self.of_region[r] == next {
                 again.push((&regions[r], credits));
             }
@@ -338,10 +341,10 @@ pub fn computation_us(graph: &Graph, config: &LowerConfig) -> Result<f64, PassEr
 fn narrow_to_bucket(graph: &Graph, config: &LowerConfig) -> Result<Graph, PassError> {
     let mut out = graph.clone();
     for (&id, &(min, max)) in &config.symbols {
-        let Some(own) = graph.symbols.get(id) else { continue };
-        if min > max || min < own.min || max > own.max {
-            let symbol = own.name.clone();
-            return Err(PassError::Range { symbol, min, max, own_min: own.min, own_max: own.max });
+        let Some(full) = graph.symbols.get(id) else { continue };
+        if min > max || min < full.min || max > full.max {
+            let symbol = full.name.clone();
+            return Err(PassError::Range { symbol, min, max, own_min: full.min, own_max: full.max });
         }
         (out.symbols[id].min, out.symbols[id].max) = (min, max);
     }
@@ -386,21 +389,30 @@ fn unsolved_error(graph: &Graph, region: &RewriteRegion) -> PassError {
 }
 
 fn to_plan_decision(collective: &str, decided: &RegionDecision, names: &[String]) -> Decision {
-    // Estimates are read by people and stored in files; nanoseconds are precise enough.
-    let round = |us: f64| (us * 1000.0).round() / 1000.0;
-    let alternative = |(name, Cost { us, copy_us, saved_us }): &(String, Cost)| DecisionAlternative {
-        name: name.clone(),
-        us: round(*us),
-        copy_us: round(*copy_us),
-        saved_us: round(*saved_us),
-    };
-    let rule = |(name, us): &(String, Option<f64>)| AppliedRule { name: name.clone(), us: us.map(round) };
+    let mut alternatives = Vec::with_capacity(decided.alternatives.len());
+    for (name, cost) in &decided.alternatives {
+        alternatives.push(DecisionAlternative {
+            name: name.clone(),
+            us: round_us(cost.us),
+            copy_us: round_us(cost.copy_us),
+            saved_us: round_us(cost.saved_us),
+        });
+    }
+    let mut rules = Vec::with_capacity(decided.rules.len());
+    for (name, us) in &decided.rules {
+        rules.push(AppliedRule { name: name.clone(), us: us.map(round_us) });
+    }
     Decision {
         collective: collective.to_string(),
         nodes: decided.steps.iter().map(|&s| names[s].clone()).collect(),
         chosen: decided.chosen.clone(),
         bytes: decided.bytes,
-        alternatives: decided.alternatives.iter().map(alternative).collect(),
-        rules: decided.rules.iter().map(rule).collect(),
+        alternatives,
+        rules,
     }
+}
+
+/// Estimates are read by people and stored in files; nanoseconds are precise enough.
+fn round_us(us: f64) -> f64 {
+    (us * 1000.0).round() / 1000.0
 }

@@ -69,23 +69,24 @@ pub fn select_barriers_to_keep(placed: &PlacedSteps, sized: &[SizedClass], room:
     for t in 0..arena.load.len() {
         while arena.load[t] > room {
             // Prefer the barrier that removes the most of the excess.
-            let helps = |c: &DroppableBarrier| -> u128 {
-                let over = |t: usize| u128::from(arena.load[t].saturating_sub(room).min(c.extra_bytes_at(t)));
-                (t..arena.load.len()).map(over).sum()
-            };
             let open = barriers.iter().enumerate().filter(|(i, c)| !kept[*i] && c.extra_bytes_at(t) > 0);
-            let Some((i, _)) = open.max_by_key(|(i, c)| (helps(c), std::cmp::Reverse(*i))) else { break };
+            let most_helpful = open.max_by_key(|(i, c)| {
+                let removed = (t..arena.load.len())
+                    .map(|later| arena.load[later].saturating_sub(room).min(c.extra_bytes_at(later)));
+                (removed.map(u128::from).sum::<u128>(), std::cmp::Reverse(*i))
+            });
+            let Some((i, _)) = most_helpful else { break };
             kept[i] = true;
             arena.update_load(&barriers[i], u64::saturating_sub);
         }
     }
     // A barrier that was selected early may be superfluous now.
     for (i, c) in barriers.iter().enumerate().filter(|(i, _)| kept[*i]).collect::<Vec<_>>() {
-        let fits = |t: usize| match c.extra_bytes_at(t) {
+        let fits = (0..arena.load.len()).all(|t| match c.extra_bytes_at(t) {
             0 => true,
             more => arena.load[t].saturating_add(more) <= room,
-        };
-        if (0..arena.load.len()).all(fits) {
+        });
+        if fits {
             kept[i] = false;
             arena.update_load(c, u64::saturating_add);
         }

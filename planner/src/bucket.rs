@@ -20,7 +20,7 @@ use crate::lanes::{self, LaneAssignment};
 use crate::liveness::ExitChoice;
 use crate::memory_classes::{BufferClass, ClassLocation, ClassMember, SharingReason};
 use crate::scheduled::{ScheduledProgram, SizedClass, size_classes};
-use crate::steps::{ScheduleStep, symmetric_positions};
+use crate::steps::symmetric_positions;
 use crate::waits::{PlacedClass, waits};
 
 /// The decision for a collective, with its consequences for the steps.
@@ -92,7 +92,6 @@ pub fn build_bucket(
 }
 
 fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[ForcedCopy]) -> BucketTotals {
-    let exits = |which| steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
     BucketTotals {
         ordinary_peak: ordinary.peak,
         ordinary_bound: ordinary.bound,
@@ -100,11 +99,15 @@ fn totals(ordinary: &Packing, symmetric: &Packing, steps: &[Step], copies: &[For
         symmetric_bound: symmetric.bound,
         copies: copies.len() as u64,
         copied: copies.iter().map(|c| c.bytes).fold(0, u64::saturating_add),
-        barriers_dropped: exits(ExitBarrier::Dropped),
-        barriers_kept: exits(ExitBarrier::Kept),
+        barriers_dropped: count_exits(steps, ExitBarrier::Dropped),
+        barriers_kept: count_exits(steps, ExitBarrier::Kept),
         barrier_bytes: 0,
         workspace: 0,
     }
+}
+
+fn count_exits(steps: &[Step], exit: ExitBarrier) -> u64 {
+    steps.iter().filter(|s| s.exit == Some(exit)).count() as u64
 }
 
 fn pack_arena(
@@ -278,21 +281,24 @@ impl BucketWriter<'_> {
         let graph = self.graph();
         let base = &self.program.prepared.base;
         let mut needs = HashMap::new();
-        let nodes = |step: &ScheduleStep| step.nodes().map(|n| (n, step.peers)).collect::<Vec<_>>();
-        for (id, peers) in self.program.placed.steps.list.iter().flat_map(nodes) {
-            let node = &graph.nodes[id];
-            let how = match &node.op {
-                Op::Collective(c) => c.variant.map_or("", |v| v.name()),
-                Op::Custom(_) => "a custom op",
-                _ => continue,
-            };
-            let (operands, results) = symmetric_positions(graph, id, peers.as_ref());
-            for v in operands.iter().filter_map(|&i| node.inputs.get(i)) {
-                let of = graph.node_name(id);
-                needs.entry(base[*v]).or_insert_with(|| format!("symmetric as an operand of %{of} ({how})"));
-            }
-            for v in results.iter().filter_map(|&i| node.outputs.get(i)) {
-                needs.entry(*v).or_insert_with(|| format!("symmetric as a result of {how}"));
+        for step in &self.program.placed.steps.list {
+            for id in step.nodes() {
+                let node = &graph.nodes[id];
+                let how = match &node.op {
+                    Op::Collective(c) => c.variant.map_or("", |v| v.name()),
+                    Op::Custom(_) => "a custom op",
+                    _ => continue,
+                };
+                let (operands, results) = symmetric_positions(graph, id, step.peers.as_ref());
+                for v in operands.iter().filter_map(|&i| node.inputs.get(i)) {
+                    let name = graph.node_name(id);
+                    needs
+                        .entry(base[*v])
+                        .or_insert_with(|| format!("symmetric as an operand of %{name} ({how})"));
+                }
+                for v in results.iter().filter_map(|&i| node.outputs.get(i)) {
+                    needs.entry(*v).or_insert_with(|| format!("symmetric as a result of {how}"));
+                }
             }
         }
         needs
@@ -333,18 +339,16 @@ impl BucketWriter<'_> {
         let graph = self.graph();
         let list = self.program.placed.steps.list.iter().enumerate();
         let step_of: HashMap<&str, usize> = list.map(|(s, step)| (graph.node_name(step.node), s)).collect();
-        let first = |d: &Decision| {
-            let steps = d.nodes.iter().filter_map(|n| step_of.get(n.as_str()));
-            steps.min().copied().unwrap_or(usize::MAX)
-        };
-        let nanoseconds = |us: f64| (us * 1000.0).round() / 1000.0;
         let mut out: Vec<Decision> = decisions.iter().map(|d| d.decision.clone()).collect();
         for a in out.iter_mut().flat_map(|d| &mut d.alternatives) {
             for us in [&mut a.us, &mut a.copy_us, &mut a.saved_us] {
-                *us = nanoseconds(*us);
+                *us = (*us * 1000.0).round() / 1000.0;
             }
         }
-        out.sort_by_cached_key(first);
+        out.sort_by_cached_key(|d| {
+            let steps = d.nodes.iter().filter_map(|n| step_of.get(n.as_str()));
+            steps.min().copied().unwrap_or(usize::MAX)
+        });
         out
     }
 }

@@ -30,14 +30,10 @@ pub fn lay_out_fixed_memory<'a>(
 ) -> Result<(Vec<FixedRegion>, FixedMemoryLayout)> {
     let mut fixed = Vec::new();
     let mut memory = FixedMemoryLayout::default();
-    let mut add = |role, size: u64| {
-        fixed.push(FixedRegion { role, offset: memory.end, size });
-        memory.end = memory.end.saturating_add(size);
-        fixed.len() - 1
-    };
     for (group, size) in landing_zone_sizes(lowered.clone())? {
         for zone in 0..2 {
-            add(FixedRole::Landing { group: group.clone(), zone }, size.next_multiple_of(LL128_LINE));
+            let role = FixedRole::Landing { group: group.clone(), zone };
+            append_region(&mut fixed, &mut memory, role, size.next_multiple_of(LL128_LINE));
         }
     }
     for &input in bound {
@@ -50,12 +46,25 @@ pub fn lay_out_fixed_memory<'a>(
                 graph.value_name(value),
             )?);
         }
-        memory.bound.insert(input, add(FixedRole::Bound { input }, bytes));
+        let region = append_region(&mut fixed, &mut memory, FixedRole::Bound { input }, bytes);
+        memory.bound.insert(input, region);
     }
-    match memory.end {
-        end if end > MAX_SIZE => Err(PlanError::FixedTooLarge { bytes: end }),
-        _ => Ok((fixed, memory)),
+    if memory.end > MAX_SIZE {
+        return Err(PlanError::FixedTooLarge { bytes: memory.end });
     }
+    Ok((fixed, memory))
+}
+
+/// Appends a region at the end of the fixed memory and returns its index.
+fn append_region(
+    fixed: &mut Vec<FixedRegion>,
+    memory: &mut FixedMemoryLayout,
+    role: FixedRole,
+    size: u64,
+) -> usize {
+    fixed.push(FixedRegion { role, offset: memory.end, size });
+    memory.end = memory.end.saturating_add(size);
+    fixed.len() - 1
 }
 
 /// The size of a landing zone for each group with collectives by `ll`, in order of the groups' names.

@@ -10,7 +10,7 @@
 //! collective waits for the collective before it if that is on the other lane.
 
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{NodeId, Op, OpCost, SymbolTable};
+use symmc_ir::{OpCost, SymbolTable};
 use symmc_plan::Lane;
 
 use crate::prepare::PreparedGraph;
@@ -38,29 +38,32 @@ pub fn assign_lanes(
     profile: Option<&MachineProfile>,
 ) -> Vec<LaneAssignment> {
     let crossing_takes_time = profile.is_some_and(|profile| profile.lane_crossing_ns() > 0);
-    let is_light = |s: usize| crossing_takes_time && is_light(prepared, &steps.list[s], symbols);
-    let steps =
+    let assigned =
         steps.list.iter().zip(waits).map(|(step, waits)| LaneAssignment { lane: step.lane, waits }).collect();
-    move_collectives(steps, is_light)
+    move_collectives(assigned, |s| crossing_takes_time && is_light(prepared, &steps.list[s], symbols))
 }
 
 /// Moves collectives that have nothing to run concurrently with to the compute lane.
 fn move_collectives(steps: Vec<LaneAssignment>, is_light: impl Fn(usize) -> bool) -> Vec<LaneAssignment> {
     let moves = find_movable_collectives(&steps, is_light);
-    let lane = |s: usize| if moves[s] { Lane::Compute } else { steps[s].lane };
+    let lanes: Vec<Lane> = steps
+        .iter()
+        .zip(moves)
+        .map(|(step, is_moved)| if is_moved { Lane::Compute } else { step.lane })
+        .collect();
     let mut previous_collective = None;
     // For each lane the number of steps of the other lane that are known to have completed.
     let mut completed = [0; 2];
     let mut out = Vec::with_capacity(steps.len());
     for (s, step) in steps.iter().enumerate() {
-        let own = lane(s);
+        let lane = lanes[s];
         let collective = previous_collective.filter(|_| step.lane == Lane::Comm);
-        let awaited = step.waits.iter().copied().chain(collective).filter(|&w| lane(w) != own).max();
+        let awaited = step.waits.iter().copied().chain(collective).filter(|&w| lanes[w] != lane).max();
         // A lane runs in order, so waiting for the latest step covers all steps before it.
-        let known = &mut completed[own as usize];
+        let known = &mut completed[lane as usize];
         let waits = awaited.filter(|w| w + 1 > *known);
         *known = waits.map_or(*known, |w| w + 1);
-        out.push(LaneAssignment { lane: own, waits: waits.into_iter().collect() });
+        out.push(LaneAssignment { lane, waits: waits.into_iter().collect() });
         if step.lane == Lane::Comm {
             previous_collective = Some(s);
         }
@@ -70,10 +73,9 @@ fn move_collectives(steps: Vec<LaneAssignment>, is_light: impl Fn(usize) -> bool
 
 /// For each step whether it is a collective that moves.
 fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
-    let computes = |s: usize| steps[s].lane == Lane::Compute;
     // The first compute step that is ordered after each collective.
     let mut first_after = vec![steps.len(); steps.len()];
-    for (s, step) in steps.iter().enumerate().filter(|(s, _)| computes(*s)) {
+    for (s, step) in steps.iter().enumerate().filter(|(_, step)| step.lane == Lane::Compute) {
         step.waits.iter().for_each(|&w| first_after[w] = first_after[w].min(s));
     }
     for s in (1..steps.len()).rev() {
@@ -82,10 +84,10 @@ fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -
     // The end of the compute steps that are ordered before each collective.
     let mut end_before = 0;
     let mut moves = vec![false; steps.len()];
-    for (s, step) in steps.iter().enumerate().filter(|(s, _)| !computes(*s)) {
-        let awaited = step.waits.iter().filter(|&&w| computes(w)).map(|w| w + 1);
+    for (s, step) in steps.iter().enumerate().filter(|(_, step)| step.lane != Lane::Compute) {
+        let awaited = step.waits.iter().filter(|&&w| steps[w].lane == Lane::Compute).map(|w| w + 1);
         end_before = awaited.fold(end_before, usize::max);
-        let mut concurrent = (end_before..first_after[s]).filter(|&c| computes(c));
+        let mut concurrent = (end_before..first_after[s]).filter(|&c| steps[c].lane == Lane::Compute);
         moves[s] = concurrent.by_ref().take(MOST_LIGHT_STEPS).all(&is_light) && concurrent.next().is_none();
     }
     moves
@@ -94,14 +96,18 @@ fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -
 /// Whether a compute step takes little more than its launch, at the upper bounds of the symbols.
 fn is_light(prepared: &PreparedGraph, step: &ScheduleStep, symbols: &SymbolTable) -> bool {
     let graph = &prepared.graph;
-    let is_step = |n: NodeId| !is_view(graph, &prepared.base, n);
-    let moves_bytes = |op: &Op| matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort) && !op.is_opaque();
     let operands = step.operands(graph, &prepared.base);
-    let read = operands.iter().filter(|operand| is_step(operand.node)).map(|operand| operand.value);
+    let read = operands
+        .iter()
+        .filter(|operand| !is_view(graph, &prepared.base, operand.node))
+        .map(|operand| operand.value);
     let bytes = read
         .chain(step.writes.iter().copied())
         .map(|v| graph.ty(v).bytes().upper_bound(symbols).max(0) as u64);
-    let only_moves = step.nodes().filter(|&n| is_step(n)).all(|n| moves_bytes(&graph.nodes[n].op));
+    let only_moves = step.nodes().filter(|&n| !is_view(graph, &prepared.base, n)).all(|n| {
+        let op = &graph.nodes[n].op;
+        matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort) && !op.is_opaque()
+    });
     only_moves && bytes.fold(0, u64::saturating_add) <= MOST_LIGHT_BYTES
 }
 

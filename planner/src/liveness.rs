@@ -106,22 +106,18 @@ impl Liveness {
             if !droppable || step.reads.is_empty() {
                 return ExitChoice::None;
             }
-            // An input that is written once is never overwritten, unless its size changes between runs.
-            let is_constant = |operand: ValueId| {
-                input_of(graph, operand).is_some_and(|i| {
-                    let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
-                    graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
-                })
-            };
+            let communicated = step.communicated_bases();
             let mut written =
-                step.communicated_bases().iter().copied().filter(|&v| !is_constant(v)).peekable();
-            let is_bound = |v: ValueId| input_of(graph, v).is_some_and(|i| bound.contains(&i.index()));
+                communicated.iter().copied().filter(|&v| !is_constant(graph, &mutated, v)).peekable();
             match rendezvous {
                 NextRendezvous::Later(_) => ExitChoice::Dropped(rendezvous),
                 _ if written.peek().is_none() => ExitChoice::Dropped(NextRendezvous::Never),
                 NextRendezvous::NextRun(y)
                     if next_run == NextRun::Same
-                        && written.all(|v| !is_bound(v) && steps.def[v].is_some_and(|d| d > y)) =>
+                        && written.all(|v| {
+                            let is_bound = input_of(graph, v).is_some_and(|i| bound.contains(&i.index()));
+                            !is_bound && steps.def[v].is_some_and(|d| d > y)
+                        }) =>
                 {
                     ExitChoice::Pending(y)
                 }
@@ -222,28 +218,30 @@ pub fn immediate_joins(steps: &StepList) -> Vec<u32> {
     (1..=steps.list.len() as u32).collect()
 }
 
+/// Whether the operand is an input that is written once. Such an input is never overwritten, unless its size
+/// changes between runs.
+fn is_constant(graph: &Graph, mutated: &BTreeSet<usize>, operand: ValueId) -> bool {
+    input_of(graph, operand).is_some_and(|i| {
+        let fixed_size = graph.ty(operand).shape.iter().all(|d| d.as_const().is_some());
+        graph.inputs[i].kind != InputKind::Argument && !mutated.contains(&i.index()) && fixed_size
+    })
+}
+
 fn find_rendezvous(graph: &Graph, steps: &StepList) -> Vec<NextRendezvous> {
-    let covers = GroupCoverage::new(graph);
+    let coverage = GroupCoverage::new(graph);
     let mut next = vec![NextRendezvous::Never; graph.groups.len()];
     let mut out = vec![NextRendezvous::Never; steps.list.len()];
-    let collectives =
-        || steps.list.iter().enumerate().rev().filter_map(|(s, step)| Some((s, step.peers.as_ref()?)));
-    let met = |next: &mut Vec<NextRendezvous>, group: GroupId, rendezvous| {
-        for (g, known) in next.iter_mut().enumerate() {
-            if covers.covers(group, g) {
-                *known = rendezvous;
-            }
-        }
-    };
-    for (s, peers) in collectives() {
+    for (s, step) in steps.list.iter().enumerate().rev() {
+        let Some(peers) = &step.peers else { continue };
         if peers.contract.sync_scope == SyncScope::Group {
-            met(&mut next, peers.group, NextRendezvous::NextRun(s as u32));
+            coverage.set_covered(&mut next, peers.group, NextRendezvous::NextRun(s as u32));
         }
     }
-    for (s, peers) in collectives() {
+    for (s, step) in steps.list.iter().enumerate().rev() {
+        let Some(peers) = &step.peers else { continue };
         out[s] = next[peers.group.index()];
         if peers.contract.sync_scope == SyncScope::Group {
-            met(&mut next, peers.group, NextRendezvous::Later(s as u32));
+            coverage.set_covered(&mut next, peers.group, NextRendezvous::Later(s as u32));
         }
     }
     out
@@ -272,22 +270,34 @@ impl GroupCoverage {
                 cell_of
             })
             .collect();
-        let within = |large: &Vec<usize>, cells: &[Vec<u32>]| {
-            let cell_of = |rank: &u32| large.get(*rank as usize);
-            let is_within = |cell: &Vec<u32>| {
-                cell.iter().all(|rank| cell_of(rank).is_some() && cell_of(rank) == cell_of(&cell[0]))
-            };
-            cells.iter().all(is_within)
-        };
         let rows = cell_of.iter().map(|large| {
-            let small = graph.groups.keys().map(|g| within(large, &graph.cells(g).unwrap_or_default()));
+            let small = graph.groups.keys().map(|g| lie_within(&graph.cells(g).unwrap_or_default(), large));
             small.collect()
         });
         GroupCoverage(rows.collect())
+    }
+
+    /// Sets the rendezvous of each group that `group` covers.
+    fn set_covered(&self, next: &mut [NextRendezvous], group: GroupId, rendezvous: NextRendezvous) {
+        for (g, known) in next.iter_mut().enumerate() {
+            if self.covers(group, g) {
+                *known = rendezvous;
+            }
+        }
     }
 
     /// Whether a rendezvous of `group` is a rendezvous of all cells of the group with index `other`.
     fn covers(&self, group: GroupId, other: usize) -> bool {
         self.0[group.index()][other]
     }
+}
+
+/// Whether each of the cells lies within one cell of a group, given the cell of each of its ranks.
+fn lie_within(cells: &[Vec<u32>], cell_of: &[usize]) -> bool {
+    cells.iter().all(|cell| {
+        cell.iter().all(|&rank| {
+            let found = cell_of.get(rank as usize);
+            found.is_some() && found == cell_of.get(cell[0] as usize)
+        })
+    })
 }

@@ -187,9 +187,12 @@ fn window_values(program: &PreparedGraph, steps: &StepList) -> Vec<WindowValue> 
             continue;
         };
         let gathers = c.kind == CollectiveKind::AllGather;
-        let window_value = |value, gathered| WindowValue { value, group: c.group, gathered };
-        out.extend(node.inputs.iter().map(|&x| window_value(program.base[x], gathers)));
-        out.extend(node.outputs.iter().map(|&r| window_value(r, false)));
+        for &operand in &node.inputs {
+            out.push(WindowValue { value: program.base[operand], group: c.group, gathered: gathers });
+        }
+        for &result in &node.outputs {
+            out.push(WindowValue { value: result, group: c.group, gathered: false });
+        }
     }
     out
 }
@@ -204,10 +207,10 @@ impl ClassMerger<'_> {
         // Peers may still read a piece of a gathered value after the rank itself has finished with the whole
         // value.
         let whole = class.top == base && self.program.covers_base[operand] && class.others <= s as u32;
-        let lane = |s: usize| self.steps.list[s].lane;
+        let lane = self.steps.list[s].lane;
         let mut later =
             self.live.readers.steps_reading(base).iter().rev().map(|&r| r as usize).take_while(|&r| r > s);
-        let follow = later.all(|r| lane(r) == lane(s));
+        let follow = later.all(|r| self.steps.list[r].lane == lane);
         (whole && follow && self.live.earlier_reads_released_at(base, s as u32)).then_some(base)
     }
 
@@ -337,10 +340,16 @@ impl ClassMerger<'_> {
     /// rank in a group.
     fn window_breaks(&self, class: &BufferClass, group: GroupId) -> bool {
         let graph = &self.program.graph;
-        let uses = |w: &&WindowValue| class.members.iter().any(|m| m.value == w.value);
-        let is_own_piece = |w: &WindowValue| w.gathered && graph.cells(w.group) == graph.cells(group);
-        let breaks = |w: &WindowValue| !is_own_piece(w) && !graph.has_equal_rank_within(group, w.group);
-        self.windows.iter().filter(uses).any(breaks)
+        for window in &self.windows {
+            if !class.members.iter().any(|m| m.value == window.value) {
+                continue;
+            }
+            let is_own_piece = window.gathered && graph.cells(window.group) == graph.cells(group);
+            if !is_own_piece && !graph.has_equal_rank_within(group, window.group) {
+                return true;
+            }
+        }
+        false
     }
 
     /// Places results of a step over operands that the step reads last, if the op allows it.
@@ -375,12 +384,13 @@ impl ClassMerger<'_> {
     fn uses_match_result(&self, operands: &[StepOperand], base: ValueId, result: ValueId) -> bool {
         let graph = &self.program.graph;
         let ty = graph.ty(result);
-        let same = |v: ValueId| {
-            let of = graph.ty(v);
-            self.program.covers_base[v] && of.shape == ty.shape && of.dtype.size() == ty.dtype.size()
-        };
-        let on = |o: &StepOperand| o.may_be_overwritten_by(graph, result) && same(o.value);
-        operands.iter().all(|o| self.program.base[o.value] != base || on(o))
+        operands.iter().filter(|operand| self.program.base[operand.value] == base).all(|operand| {
+            let operand_type = graph.ty(operand.value);
+            operand.may_be_overwritten_by(graph, result)
+                && self.program.covers_base[operand.value]
+                && operand_type.shape == ty.shape
+                && operand_type.dtype.size() == ty.dtype.size()
+        })
     }
 
     /// Places inputs in the memory of the outputs that replace them, if no step reads the input after the first

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::machine::timeline::us_to_ns;
 use symmc_ir::verify::verify_derived;
-use symmc_ir::{Graph, InputId, Node, Numerics, Op, text};
+use symmc_ir::{Graph, InputId, Numerics, Op, text};
 use symmc_plan::{ArenaSizes, Bucket, FixedRegion, MAX_SIZE, PAGE, Plan, SourceProgram, VERSION, sha256_hex};
 use symmc_support::parallel;
 
@@ -304,10 +304,10 @@ fn check_buckets(source: &Graph, lowered: &[BucketInput]) -> Result<()> {
     }
     for (second, b) in lowered.iter().enumerate() {
         for (first, a) in lowered[..second].iter().enumerate() {
-            let pairs = || a.graph.symbols.values().zip(b.graph.symbols.values());
-            if pairs().all(|(x, y)| x.min <= y.max && y.min <= x.max) {
+            let pairs = a.graph.symbols.values().zip(b.graph.symbols.values());
+            if pairs.clone().all(|(x, y)| x.min <= y.max && y.min <= x.max) {
                 let example: Vec<String> =
-                    pairs().map(|(x, y)| format!("{}={}", x.name, x.min.max(y.min))).collect();
+                    pairs.map(|(x, y)| format!("{}={}", x.name, x.min.max(y.min))).collect();
                 return Err(PlanError::Overlap { first, second, example: example.join(", ") });
             }
         }
@@ -328,14 +328,13 @@ fn shared_views(lowered: &[BucketInput]) -> Vec<Arc<ValueViews>> {
 
 /// Whether two graphs have the same values, and the same nodes except collectives.
 fn equal_except_collectives(a: &Graph, b: &Graph) -> bool {
-    let same = |x: &Node, y: &Node| {
-        x.inputs == y.inputs
-            && x.outputs == y.outputs
-            && (x.op == y.op || matches!((&x.op, &y.op), (Op::Collective(_), Op::Collective(_))))
-    };
     a.nodes.len() == b.nodes.len()
         && a.values == b.values
-        && a.nodes.values().zip(b.nodes.values()).all(|(x, y)| same(x, y))
+        && a.nodes.values().zip(b.nodes.values()).all(|(x, y)| {
+            x.inputs == y.inputs
+                && x.outputs == y.outputs
+                && (x.op == y.op || matches!((&x.op, &y.op), (Op::Collective(_), Op::Collective(_))))
+        })
 }
 
 /// The distinct planned programs, and for each bucket the index of its program. A shared program has the
@@ -380,16 +379,16 @@ fn deduplicate_programs(
 }
 
 fn arena_sizes(buckets: &[Bucket]) -> Result<ArenaSizes> {
-    let most = |arena: &'static str, f: fn(&Bucket) -> u64| {
-        let bytes = buckets.iter().map(f).max().unwrap_or(0);
-        if bytes <= MAX_SIZE {
-            Ok(bytes.next_multiple_of(PAGE))
-        } else {
-            Err(PlanError::ArenaTooLarge { arena, bytes })
-        }
-    };
     Ok(ArenaSizes {
-        ordinary: most("ordinary", |b| b.totals.ordinary_peak)?,
-        symmetric: most("symmetric", |b| b.totals.symmetric_peak)?,
+        ordinary: arena_size(buckets, "ordinary", |b| b.totals.ordinary_peak)?,
+        symmetric: arena_size(buckets, "symmetric", |b| b.totals.symmetric_peak)?,
     })
+}
+
+fn arena_size(buckets: &[Bucket], arena: &'static str, peak: fn(&Bucket) -> u64) -> Result<u64> {
+    let bytes = buckets.iter().map(peak).max().unwrap_or(0);
+    if bytes > MAX_SIZE {
+        return Err(PlanError::ArenaTooLarge { arena, bytes });
+    }
+    Ok(bytes.next_multiple_of(PAGE))
 }

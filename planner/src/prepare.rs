@@ -386,10 +386,11 @@ impl NodeReorder<'_> {
         missing.retain(|n| !unit.nodes.contains(n));
         missing.into_iter().for_each(|n| self.append_node(n));
         unit.nodes.iter().for_each(|&n| self.append_node(n));
-        let new_node = |n: Option<&NodeId>| n.and_then(|&n| self.done[n]);
-        if let (Some(form), Some(first), Some(last)) =
-            (unit.form, new_node(unit.nodes.first()), new_node(unit.nodes.last()))
-        {
+        let (Some(form), Some(&first), Some(&last)) = (unit.form, unit.nodes.first(), unit.nodes.last())
+        else {
+            return;
+        };
+        if let (Some(first), Some(last)) = (self.done[first], self.done[last]) {
             self.out.graph.dispatches.push(Dispatch { form, first, last });
         }
     }

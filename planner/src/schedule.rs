@@ -227,7 +227,7 @@ impl ScheduleSearch<'_> {
     fn memory_candidates(&self) -> Result<Vec<ScheduleCandidate>> {
         let mut found: Vec<ScheduleCandidate> = Vec::new();
         let mut exact = false;
-        let mut add = |found: &mut Vec<ScheduleCandidate>, order: Vec<u32>| {
+        let mut add_candidate = |found: &mut Vec<ScheduleCandidate>, order: Vec<u32>| {
             let peak = order::estimate_peak(self.tasks, &order);
             // If the model is exact, an order is placed only if the model finds it better than all others.
             let better = found.iter().all(|c| total_bytes(peak) < c.bytes());
@@ -240,17 +240,17 @@ impl ScheduleSearch<'_> {
         };
         for &name in OrderStrategy::NAMED {
             if let Some(order) = order::build_order(self.tasks, name) {
-                add(&mut found, order)?;
+                add_candidate(&mut found, order)?;
             }
         }
         for order in order::backward_orders(self.tasks) {
-            add(&mut found, order)?;
+            add_candidate(&mut found, order)?;
         }
         let mut best: Vec<(u64, usize)> = found.iter().enumerate().map(|(i, c)| (c.bytes(), i)).collect();
         best.sort_unstable();
         for (_, i) in best.into_iter().take(IMPROVED) {
             let better = improve(self.tasks, &found[i].order);
-            add(&mut found, better)?;
+            add_candidate(&mut found, better)?;
         }
         Ok(found)
     }
@@ -312,26 +312,28 @@ impl ScheduleSearch<'_> {
     /// Decides for each single larger result whether it encloses its parts. Only results that matter at a peak
     /// are considered.
     fn choose_separate_results(&self, candidate: &mut ScheduleCandidate) -> Result<()> {
-        let place = |apart: &SeparateResults| {
-            self.place_steps(self.steps.permuted(&candidate.order), candidate.joined.clone(), apart)
-        };
         let mut tried: BTreeSet<SeparateResults> = BTreeSet::from([candidate.apart.clone()]);
         let mut apart = candidate.apart.clone();
         let mut demand = candidate.demand;
-        let mut changes = self.separation_changes(&place(&apart), &apart)?;
+        let mut changes = self.separation_changes(&self.place_separately(candidate, &apart), &apart)?;
         while tried.len() < PLACEMENTS {
             let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
             tried.insert(next.clone());
-            let changed = place(&next);
+            let changed = self.place_separately(candidate, &next);
             let needed = self.demand(&changed)?;
             if total_bytes(needed) < total_bytes(demand) {
                 changes = self.separation_changes(&changed, &next)?;
-                (apart, demand) = (next, needed);
+                apart = next;
+                demand = needed;
             }
         }
         candidate.apart = apart;
         candidate.demand = demand;
         Ok(())
+    }
+
+    fn place_separately(&self, candidate: &ScheduleCandidate, apart: &SeparateResults) -> PlacedSteps {
+        self.place_steps(self.steps.permuted(&candidate.order), candidate.joined.clone(), apart)
     }
 
     /// Changes of one larger result that can lower the peak of an arena. A result is written separately if its
@@ -375,11 +377,10 @@ impl ScheduleSearch<'_> {
     /// The bound of each arena.
     fn demand(&self, placed: &PlacedSteps) -> Result<ArenaDemand> {
         let sized = size_classes(self.prepared, placed, self.symbols)?;
-        let bound = |arena| {
+        Ok([ArenaKind::Ordinary, ArenaKind::Symmetric].map(|arena| {
             let blocks = sized.iter().filter(|s| s.arena == arena).map(|s| s.block);
             symmc_pack::load_bound(&blocks.collect::<Vec<symmc_pack::Block>>())
-        };
-        Ok([bound(ArenaKind::Ordinary), bound(ArenaKind::Symmetric)])
+        }))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use symmc_ir::{Dim, SymbolTable, ValueId};
+use symmc_ir::{Dim, SymbolTable};
 use symmc_pack::Block;
 use symmc_plan::{ALIGN, ArenaKind, MAX_SIZE};
 
@@ -41,29 +41,28 @@ pub struct PlacedSteps {
 impl PlacedSteps {
     /// Whether a dropped exit barrier relies on a rendezvous of the next run.
     pub fn relies_on_next_run(&self) -> bool {
-        let relies = |exit: &ExitChoice| matches!(exit, ExitChoice::Dropped(NextRendezvous::NextRun(_)));
-        self.live.exits.iter().any(relies)
+        self.live.exits.iter().any(|exit| matches!(exit, ExitChoice::Dropped(NextRendezvous::NextRun(_))))
     }
 
     /// Keeps or drops the exit barriers that are still pending, now that the classes are known.
     pub fn resolve_pending_exits(&mut self) {
         let steps = &self.steps.list;
         let classes = &self.classes;
-        let resolve = |(s, exit): (usize, &mut ExitChoice)| {
-            if let ExitChoice::Pending(y) = *exit {
+        for exits in [&mut self.live.exits, &mut self.live.options] {
+            for (s, exit) in exits.iter_mut().enumerate() {
+                let ExitChoice::Pending(y) = *exit else { continue };
                 // Inputs among them are never overwritten.
-                let mut written =
-                    steps[s].communicated_bases().iter().filter(|&&v| self.steps.def[v].is_some());
-                let class = |v: ValueId| classes.class_of[v].map(|c| &classes.list[c as usize]);
-                *exit = if written.all(|&v| class(v).is_some_and(|c| c.first > y)) {
+                let bases = steps[s].communicated_bases();
+                let mut written = bases.iter().filter(|&&v| self.steps.def[v].is_some());
+                *exit = if written
+                    .all(|&v| classes.class_of[v].is_some_and(|c| classes.list[c as usize].first > y))
+                {
                     ExitChoice::Dropped(NextRendezvous::NextRun(y))
                 } else {
                     ExitChoice::Kept
                 };
             }
-        };
-        self.live.exits.iter_mut().enumerate().for_each(resolve);
-        self.live.options.iter_mut().enumerate().for_each(resolve);
+        }
     }
 }
 

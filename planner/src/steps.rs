@@ -43,11 +43,20 @@ impl ScheduleStep {
             return (operands.collect(), results.collect());
         }
         let touch = peers.contract.peer_access;
-        let collectives = || self.nodes().map(|n| &graph.nodes[n]).filter(|n| n.op.as_collective().is_some());
-        let operands =
-            collectives().flat_map(|n| &n.inputs).filter(|_| touch.reads_operand()).map(|&v| base[v]);
-        let results = collectives().flat_map(|n| &n.outputs).filter(|_| touch.writes_result()).copied();
-        (operands.collect(), results.collect())
+        let mut operands = Vec::new();
+        let mut results = Vec::new();
+        for node in self.nodes().map(|n| &graph.nodes[n]) {
+            if node.op.as_collective().is_none() {
+                continue;
+            }
+            if touch.reads_operand() {
+                operands.extend(node.inputs.iter().map(|&v| base[v]));
+            }
+            if touch.writes_result() {
+                results.extend(&node.outputs);
+            }
+        }
+        (operands, results)
     }
 
     /// The bases that the collectives of the step read. The bases that peers may read are among them.

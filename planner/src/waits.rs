@@ -64,11 +64,11 @@ pub fn waits(
         let other_lane = 1 - own_lane;
         // The latest step of the other lane for which this step must wait, plus 1.
         let mut need = 0;
-        let defined_by_other = |v: &ValueId| {
-            let def = steps.def[*v].filter(|&d| steps.list[d as usize].lane as usize == other_lane);
-            def.map_or(0, |d| d + 1)
-        };
-        need = step.reads.iter().map(defined_by_other).fold(need, u32::max);
+        for &v in &step.reads {
+            if let Some(def) = steps.def[v].filter(|&d| steps.list[d as usize].lane as usize == other_lane) {
+                need = need.max(def + 1);
+            }
+        }
         for &v in &step.writes {
             let Some(c) = classes.class_of[v].map(|c| c as usize) else { continue };
             need = need.max(before_class[c][other_lane]);
@@ -85,12 +85,12 @@ pub fn waits(
                     raise_latest(&mut replaced[c as usize], lane, until);
                 }
             }
-            let mut at = v;
-            while let Some(&whole) = inside.get(&at) {
+            let mut part = v;
+            while let Some(&whole) = inside.get(&part) {
                 if let Some(parts) = parts.get_mut(&whole) {
                     raise_latest(parts, lane, until);
                 }
-                at = whole;
+                part = whole;
             }
         }
         debug_assert!(need as usize <= s, "step {s} would wait for step {need}");
@@ -206,9 +206,8 @@ mod tests {
                 let value =
                     p.graph.values.iter().find(|(_, v)| v.name == c[0]).map(|(id, _)| id).expect(c[0]);
                 let class = classes.class_of[value].expect("a class") as usize;
-                let number = |s: &str| s.parse().expect("a number");
-                let start = number(c[1]);
-                let end = number(c[2]);
+                let start = c[1].parse().expect("a number");
+                let end = c[2].parse().expect("a number");
                 PlacedClass { class, arena: ArenaKind::Ordinary, start, end, wraps: None }
             })
             .collect();

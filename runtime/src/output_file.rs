@@ -9,7 +9,7 @@
 
 use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -148,13 +148,16 @@ fn open_stream(path: &Path) -> io::Result<File> {
             _ => Err(io::Error::other("it was replaced by a file while being opened")),
         };
     }
-    let duplicate = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map(File::from);
     match descriptor_number(path) {
-        Some(1) => duplicate(io::stdout().as_fd()),
-        Some(2) => duplicate(io::stderr().as_fd()),
+        Some(1) => duplicate_descriptor(io::stdout().as_fd()),
+        Some(2) => duplicate_descriptor(io::stderr().as_fd()),
         // A file that is opened again has a separate position.
         _ => OpenOptions::new().append(true).open(path),
     }
+}
+
+fn duplicate_descriptor(fd: BorrowedFd<'_>) -> io::Result<File> {
+    fd.try_clone_to_owned().map(File::from)
 }
 
 /// Whether a path is a name that the system gives to a device or to a descriptor of this process: a link

@@ -19,19 +19,23 @@ pub fn check_declared_type(
     extents: &[Option<Dim>],
     symbols: &SymbolTable,
 ) -> Result<(), TypeMismatch> {
-    let may_agree = |a: &Dim, b: &Dim| {
-        let (low, high) = (a.clone() - b.clone()).bounds(symbols);
-        low <= 0 && high >= 0
-    };
     let agree = found.dtype == dtype
         && found.rank() == extents.len()
-        && found.shape.iter().zip(extents).all(|(a, b)| b.as_ref().is_none_or(|b| a == b || may_agree(a, b)));
+        && found.shape.iter().zip(extents).all(|(a, b)| match b {
+            Some(b) => a == b || may_be_equal(a, b, symbols),
+            None => true,
+        });
     if agree {
         return Ok(());
     }
     let expected = extents.iter().map(|d| d.as_ref().map_or("?".into(), |d| d.display(symbols).to_string()));
     let expected = format!("{dtype}[{}]", expected.collect::<Vec<_>>().join(", "));
     Err(TypeMismatch { expected, found: display_type(found, symbols) })
+}
+
+fn may_be_equal(a: &Dim, b: &Dim, symbols: &SymbolTable) -> bool {
+    let (low, high) = (a.clone() - b.clone()).bounds(symbols);
+    low <= 0 && high >= 0
 }
 
 pub fn display_type(ty: &TensorType, symbols: &SymbolTable) -> String {

@@ -14,24 +14,22 @@ use crate::rule::{RuleFailure, RuleResult};
 /// Operands with a repeated label or with dots are unsupported. Fails if an operand's number of axes is not
 /// that of its labels, or extents do not agree.
 pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> RuleResult<ValueId, E::Error> {
-    let unsupported = || Err(RuleFailure::Opaque(format!("the equation `{equation}` is not supported")));
-    let equation = equation.replace(' ', "");
-    let (inputs, output) = match equation.split_once("->") {
+    let compact = equation.replace(' ', "");
+    let (inputs, output) = match compact.split_once("->") {
         Some((inputs, output)) => (inputs, output.chars().collect::<Vec<char>>()),
-        None => (equation.as_str(), labels_occurring_once(&equation)),
+        None => (compact.as_str(), labels_occurring_once(&compact)),
     };
     let terms: Vec<Vec<char>> = inputs.split(',').map(|t| t.chars().collect()).collect();
-    let distinct =
-        |t: &Vec<char>| t.iter().enumerate().all(|(i, l)| l.is_ascii_alphabetic() && !t[..i].contains(l));
     let known = output.iter().all(|l| terms.iter().any(|t| t.contains(l)));
-    if !known || !terms.iter().all(distinct) || !distinct(&output) || terms.len() != tensors.len() {
-        return unsupported();
+    let distinct = terms.iter().chain([&output]).all(|t| has_distinct_letters(t));
+    if !known || !distinct || terms.len() != tensors.len() {
+        return Err(unsupported_equation(equation));
     }
     for (t, &x) in terms.iter().zip(tensors) {
         if c.rank(x) != t.len() {
             let expected = t.len();
             let found = c.rank(x);
-            return Err(c.invalid_node(format!("expected {expected} axes for `{equation}`, found {found}")));
+            return Err(c.invalid_node(format!("expected {expected} axes for `{compact}`, found {found}")));
         }
     }
     let (z, labels) = match (terms.as_slice(), tensors) {
@@ -41,10 +39,18 @@ pub fn einsum<E: Emit>(c: &mut E, equation: &str, tensors: &[ValueId]) -> RuleRe
             let (y, t) = sum_out_labels(c, *y, t, |l| output.contains(&l) || s.contains(&l))?;
             contract_operands(c, (x, &s), (y, &t), &output)?
         }
-        _ => return unsupported(),
+        _ => return Err(unsupported_equation(equation)),
     };
     let perm = label_positions(&output, &labels);
     c.permute(z, perm)
+}
+
+fn unsupported_equation<E>(equation: &str) -> RuleFailure<E> {
+    RuleFailure::Opaque(format!("the equation `{equation}` is not supported"))
+}
+
+fn has_distinct_letters(labels: &[char]) -> bool {
+    labels.iter().enumerate().all(|(i, l)| l.is_ascii_alphabetic() && !labels[..i].contains(l))
 }
 
 fn labels_occurring_once(equation: &str) -> Vec<char> {
@@ -79,13 +85,11 @@ fn contract_operands<E: Emit>(
     (y, t): (ValueId, &[char]),
     output: &[char],
 ) -> RuleResult<(ValueId, Vec<char>), E::Error> {
-    let select_labels = |from: &[char], holds: &dyn Fn(char) -> bool| -> Vec<char> {
-        from.iter().copied().filter(|&l| holds(l)).collect()
-    };
-    let batch = select_labels(s, &|l| t.contains(&l) && output.contains(&l));
-    let inner = select_labels(s, &|l| t.contains(&l) && !output.contains(&l));
-    let left = select_labels(s, &|l| !t.contains(&l));
-    let right = select_labels(t, &|l| !s.contains(&l));
+    let shared: Vec<char> = s.iter().copied().filter(|l| t.contains(l)).collect();
+    let batch: Vec<char> = shared.iter().copied().filter(|l| output.contains(l)).collect();
+    let inner: Vec<char> = shared.iter().copied().filter(|l| !output.contains(l)).collect();
+    let left: Vec<char> = s.iter().copied().filter(|l| !t.contains(l)).collect();
+    let right: Vec<char> = t.iter().copied().filter(|l| !s.contains(l)).collect();
     let batch_extents = label_extents(c, x, s, &batch);
     let left_extents = label_extents(c, x, s, &left);
     let right_extents = label_extents(c, y, t, &right);
@@ -104,9 +108,9 @@ fn contract_operands<E: Emit>(
 
 /// The extents of `wanted` axes of a value whose axes have these labels.
 fn label_extents<E: Emit>(c: &E, v: ValueId, labels: &[char], wanted: &[char]) -> Vec<Dim> {
-    let extent = |label: &char| {
+    let extents = wanted.iter().map(|label| {
         let axis = labels.iter().position(|l| l == label);
         axis.and_then(|i| c.ty(v).shape.get(i).cloned()).unwrap_or(1.into())
-    };
-    wanted.iter().map(extent).collect()
+    });
+    extents.collect()
 }

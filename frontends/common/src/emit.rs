@@ -287,11 +287,10 @@ pub trait Emit {
 
     /// A shape with its -1, if any, replaced so that the number of elements is `numel`.
     fn resolve_open_extent(&self, shape: Vec<Dim>, numel: &Dim) -> RuleResult<Vec<Dim>, Self::Error> {
-        let is_open = |d: &Dim| d.as_const() == Some(-1);
-        if !shape.iter().any(is_open) {
+        if !shape.iter().any(is_open_extent) {
             return Ok(shape);
         }
-        let known: Vec<Dim> = shape.iter().filter(|d| !is_open(d)).cloned().collect();
+        let known: Vec<Dim> = shape.iter().filter(|d| !is_open_extent(d)).cloned().collect();
         if known.len() + 1 != shape.len() {
             return Err(self.invalid_node(format!("expected at most one extent of -1, found {shape:?}")));
         }
@@ -310,7 +309,7 @@ pub trait Emit {
             }
             None => numel.floor_div(&known),
         };
-        Ok(shape.into_iter().map(|d| if is_open(&d) { rest.clone() } else { d }).collect())
+        Ok(shape.into_iter().map(|d| if is_open_extent(&d) { rest.clone() } else { d }).collect())
     }
 
     fn permute(&mut self, x: ValueId, perm: Vec<usize>) -> EmitResult<Self::Error> {
@@ -591,9 +590,9 @@ pub trait Emit {
         let sum = self.reduce(ReductionKind::Sum, e, axes.clone(), true)?;
         let l = self.unary(UnaryOp::Log, sum)?;
         let y = self.binary(BinaryOp::Add, l, shift)?;
-        let stays = |(a, d): (usize, Dim)| (keep || !axes.contains(&a)).then_some(d);
-        let left = self.shape(y).into_iter().enumerate().filter_map(stays).collect();
-        self.reshape(y, left)
+        let shape = self.shape(y).into_iter().enumerate();
+        let left = shape.filter(|(axis, _)| keep || !axes.contains(axis)).map(|(_, extent)| extent);
+        self.reshape(y, left.collect())
     }
 
     /// Reshapes `[n, channels, …]` to `[n, groups, elements of a group]`.
@@ -670,6 +669,10 @@ pub trait Emit {
     fn is_non_negative(&self, v: ValueId) -> bool {
         is_computed_non_negative(self.builder(), v, &mut 64)
     }
+}
+
+fn is_open_extent(extent: &Dim) -> bool {
+    extent.as_const() == Some(-1)
 }
 
 pub fn extent_product(extents: &[Dim]) -> Dim {

@@ -30,12 +30,8 @@ impl SymbolConstraint {
     /// Parses `1..64`, `2..`, `..64`, `64`, or an expression of symbols.
     pub fn parse(text: &str) -> Result<SymbolConstraint, String> {
         let text = text.trim();
-        let number = |end: &str| match end.trim() {
-            "" => Ok(None),
-            end => end.parse::<i64>().map(Some).map_err(|_| format!("expected an integer, found {end:?}")),
-        };
         let range = match (text.split_once(".."), text.parse::<i64>()) {
-            (Some((min, max)), _) => (number(min)?, number(max.trim_start_matches('='))?),
+            (Some((min, max)), _) => (parse_bound(min)?, parse_bound(max.trim_start_matches('='))?),
             (None, Ok(n)) => (Some(n), Some(n)),
             (None, Err(_)) => {
                 if text.is_empty() || sympy::parse(text).is_err() {
@@ -53,6 +49,13 @@ impl SymbolConstraint {
             }
             (min, max) => Ok(SymbolConstraint::Range { min, max }),
         }
+    }
+}
+
+fn parse_bound(text: &str) -> Result<Option<i64>, String> {
+    match text.trim() {
+        "" => Ok(None),
+        number => number.parse().map(Some).map_err(|_| format!("expected an integer, found {number:?}")),
     }
 }
 
@@ -113,8 +116,9 @@ pub fn normalize_range(
 
 /// A symbol's name in the file, changed to an identifier of the text form.
 pub fn to_identifier(name: &str) -> String {
-    let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    let mut out: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+    let letters = name.chars();
+    let mut out: String =
+        letters.map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
     if out.is_empty() || out.starts_with(|c: char| c.is_ascii_digit()) {
         out.insert(0, '_');
     }
@@ -167,8 +171,8 @@ pub fn resolve_symbols(
     for (at, constraint) in constraints.iter().enumerate() {
         let Some(SymbolConstraint::Equals(text)) = constraint else { continue };
         let used = symbols_of_expression(declared, &narrowed[at], text)?;
-        let is_defined = |i: &&usize| matches!(constraints[**i], Some(SymbolConstraint::Equals(_)));
-        if let Some(defined) = used.iter().find(is_defined) {
+        let defined = used.iter().find(|i| matches!(constraints[**i], Some(SymbolConstraint::Equals(_))));
+        if let Some(defined) = defined {
             let found = format!("{text}, in which {} is itself an expression", declared[*defined].name);
             return Err(range_error(&narrowed[at].name, "an expression of symbols that have a range", found));
         }
@@ -230,10 +234,9 @@ fn add_new_symbols(
             continue;
         };
         let Ok(parsed) = sympy::parse(text) else { continue };
-        let is_new = |e: &&sympy::SizeExpr<'_>| {
-            sympy::symbols_in(e).iter().any(|name| find_symbol(&all, name).is_err())
-        };
-        let (new, known): (Vec<_>, Vec<_>) = sum_terms(&parsed).into_iter().partition(is_new);
+        let (new, known): (Vec<_>, Vec<_>) = sum_terms(&parsed)
+            .into_iter()
+            .partition(|term| sympy::symbols_in(term).iter().any(|name| find_symbol(&all, name).is_err()));
         if let [sympy::SizeExpr::Symbol(rest)] = new.as_slice()
             && known.into_iter().any(|e| !sympy::symbols_in(e).is_empty())
         {
@@ -293,8 +296,8 @@ fn add_step_counts(declared: &[DeclaredSymbol], given: &SymbolConstraints) -> Ve
         };
         let Ok(parsed) = sympy::parse(text) else { continue };
         let used = sympy::symbols_in(&parsed);
-        let one = used.first().filter(|_| used.len() == 1);
-        let (Some(part), Some((step @ 2.., rest))) = (one, as_linear(&parsed)) else { continue };
+        let only = used.first().filter(|_| used.len() == 1);
+        let (Some(part), Some((step @ 2.., rest))) = (only, as_linear(&parsed)) else { continue };
         if find_symbol(&all, part).is_ok() {
             continue;
         }
@@ -367,8 +370,8 @@ pub(crate) fn range_error(symbol: &str, expected: &str, found: String) -> RangeE
 }
 
 fn find_symbol(declared: &[DeclaredSymbol], name: &str) -> Result<usize, RangeError> {
-    let by = |is: &dyn Fn(&DeclaredSymbol) -> bool| declared.iter().position(is);
-    let found = by(&|d| d.name == name).or_else(|| by(&|d| d.alias.as_deref() == Some(name)));
+    let by_name = declared.iter().position(|d| d.name == name);
+    let found = by_name.or_else(|| declared.iter().position(|d| d.alias.as_deref() == Some(name)));
     found.ok_or_else(|| {
         let known: Vec<String> = declared.iter().map(DeclaredSymbol::display_name).collect();
         let known = if known.is_empty() {
@@ -381,95 +384,105 @@ fn find_symbol(declared: &[DeclaredSymbol], name: &str) -> Result<usize, RangeEr
 }
 
 fn narrow_range(
-    own: &mut DeclaredSymbol,
+    symbol: &mut DeclaredSymbol,
     (min, max): (Option<i64>, Option<i64>),
     notes: &mut Vec<String>,
 ) -> Result<(), RangeError> {
-    let found = || match (min, max) {
-        (Some(min), Some(max)) if min == max => format!("{min}"),
-        (min, max) => {
-            let end = |n: Option<i64>| n.map_or(String::new(), |n| n.to_string());
-            format!("{}..{}", end(min), end(max))
-        }
-    };
-    let beyond = |n: i64| own.max.is_some_and(|most| n > most);
-    if max.is_some_and(|n| n < own.min || beyond(n)) || min.is_some_and(beyond) {
-        let most = own.max.map_or(String::new(), |m| m.to_string());
-        let expected = format!("a range within {}..{most}, the range in the program", own.min);
-        return Err(range_error(&own.display_name(), &expected, found()));
+    let most = symbol.max.unwrap_or(i64::MAX);
+    if max.is_some_and(|n| n < symbol.min || n > most) || min.is_some_and(|n| n > most) {
+        let most = symbol.max.map_or(String::new(), |m| m.to_string());
+        let expected = format!("a range within {}..{most}, the range in the program", symbol.min);
+        return Err(range_error(&symbol.display_name(), &expected, display_range(min, max)));
     }
     if let Some(min) = min {
-        if min < own.min {
+        if min < symbol.min {
             notes.push(format!(
                 "symbol {} starts at {}: the program is not valid for less",
-                own.display_name(),
-                own.min
+                symbol.display_name(),
+                symbol.min
             ));
         }
-        own.min = own.min.max(min);
+        symbol.min = symbol.min.max(min);
     }
-    own.max = max.or(own.max);
+    symbol.max = max.or(symbol.max);
     Ok(())
+}
+
+fn display_range(min: Option<i64>, max: Option<i64>) -> String {
+    match (min, max) {
+        (Some(min), Some(max)) if min == max => format!("{min}"),
+        (min, max) => {
+            let min = min.map_or(String::new(), |n| n.to_string());
+            let max = max.map_or(String::new(), |n| n.to_string());
+            format!("{min}..{max}")
+        }
+    }
 }
 
 /// The symbols in the expression that defines a symbol.
 fn symbols_of_expression(
     declared: &[DeclaredSymbol],
-    own: &DeclaredSymbol,
+    symbol: &DeclaredSymbol,
     text: &str,
 ) -> Result<Vec<usize>, RangeError> {
-    let parsed = sympy::parse(text).map_err(|m| range_error(&own.name, "an expression of symbols", m))?;
+    let parsed = sympy::parse(text).map_err(|m| range_error(&symbol.name, "an expression of symbols", m))?;
     sympy::symbols_in(&parsed).into_iter().map(|name| find_symbol(declared, name)).collect()
 }
 
 /// The largest value of a symbol, with a note if the program does not bound it.
 fn choose_upper_bound(
-    own: &DeclaredSymbol,
+    symbol: &DeclaredSymbol,
     bounds: &[(String, i64)],
     default: i64,
     open: &mut Vec<String>,
     notes: &mut Vec<String>,
 ) -> i64 {
-    if let Some(max) = own.max {
+    if let Some(max) = symbol.max {
         return max;
     }
-    let is_named = |name: &str| own.name == name || own.alias.as_deref() == Some(name);
-    let requested = bounds.iter().filter(|(name, _)| is_named(name)).map(|(_, bound)| *bound).max();
-    let (max, why) = match (requested, own.recorded) {
+    let requested = bounds
+        .iter()
+        .filter(|(name, _)| symbol.name == *name || symbol.alias.as_ref() == Some(name))
+        .map(|(_, bound)| *bound)
+        .max();
+    let (max, why) = match (requested, symbol.recorded) {
         (None, None) => (default, ""),
         (None, Some(recorded)) => (recorded, ", the value in the recorded tensors"),
         (Some(requested), recorded) => {
             (recorded.unwrap_or(requested).max(requested), ", the largest requested value")
         }
     };
-    let max = max.max(own.min);
+    let max = max.max(symbol.min);
     notes.push(format!(
         "symbol {} has no upper bound in the program; assuming {max}{why}",
-        own.display_name()
+        symbol.display_name()
     ));
-    open.push(own.name.clone());
+    open.push(symbol.name.clone());
     max
 }
 
 /// The value of a symbol that is defined by an expression of others.
 fn resolve_expression(
     declared: &[DeclaredSymbol],
-    own: &DeclaredSymbol,
+    symbol: &DeclaredSymbol,
     text: &str,
     ids: &[Option<SymbolId>],
     table: &SymbolTable,
 ) -> Result<Dim, RangeError> {
-    let resolve = |name: &str| {
-        let at = find_symbol(declared, name).map_err(|e| e.to_string())?;
-        ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is itself an expression"))
-    };
-    let dim = sympy::parse(text).and_then(|e| sympy::to_dim(&e, &resolve));
-    let dim = dim.map_err(|m| range_error(&own.name, "an expression of symbols", m))?;
+    let parsed = sympy::parse(text);
+    let dim = parsed.and_then(|e| {
+        sympy::to_dim(&e, &|name| {
+            let at = find_symbol(declared, name).map_err(|e| e.to_string())?;
+            ids[at].map(Dim::from).ok_or_else(|| format!("`{name}` is itself an expression"))
+        })
+    });
+    let dim = dim.map_err(|m| range_error(&symbol.name, "an expression of symbols", m))?;
     let (low, high) = dim.bounds(table);
-    if high < own.min || own.max.is_some_and(|max| low > max) {
-        let most = own.max.map_or(String::new(), |m| m.to_string());
-        let expected = format!("a value within {}..{most}, the range in the program", own.min);
-        return Err(range_error(&own.display_name(), &expected, format!("{text}, which is {low} to {high}")));
+    if high < symbol.min || symbol.max.is_some_and(|max| low > max) {
+        let most = symbol.max.map_or(String::new(), |m| m.to_string());
+        let expected = format!("a value within {}..{most}, the range in the program", symbol.min);
+        let found = format!("{text}, which is {low} to {high}");
+        return Err(range_error(&symbol.display_name(), &expected, found));
     }
     Ok(dim)
 }
@@ -492,12 +505,10 @@ impl MentionedSymbols {
         symbols: &SymbolTable,
         open: &[String],
     ) -> Option<MentionedSymbols> {
-        let part = |c: char| !(c.is_ascii_alphanumeric() || c == '_');
-        let words: Vec<&str> = message.split(part).collect();
-        let is_named = |s: &Symbol| {
+        let words: Vec<&str> = message.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')).collect();
+        let named = symbols.values().filter(|s| {
             words.contains(&s.name.as_str()) || s.alias.as_deref().is_some_and(|alias| words.contains(&alias))
-        };
-        let named = symbols.values().filter(|s| is_named(s));
+        });
         let (named, aliases): (Vec<String>, Vec<String>) =
             named.map(|s| (s.name.clone(), s.alias.clone().unwrap_or_else(|| s.name.clone()))).unzip();
         let open = open.iter().filter(|s| named.contains(s)).cloned().collect();

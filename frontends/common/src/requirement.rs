@@ -33,20 +33,17 @@ pub fn require_at_most(
     if low >= 0 {
         return Ok(());
     }
-    let message = |what: &str| {
-        with_symbol_names(&format!("expected {what} {limit:?}, found {count:?}"), &builder.graph().symbols)
-    };
     if high < 0 {
-        return Err(message("at most"));
+        return Err(limit_message("at most", count, limit, symbols));
     }
     if !is_within_limits(count, symbols) || !is_within_limits(limit, symbols) {
-        return Err(message(&format!("sizes up to {MAX_SIDE}, and at most")));
+        let what = format!("sizes up to {MAX_SIDE}, and at most");
+        return Err(limit_message(&what, count, limit, symbols));
     }
     // Extents cannot be negative, so both sides are raised by the same number.
     let least = count.bounds(symbols).0.min(limit.bounds(symbols).0).min(0);
-    let extent = |d: &Dim| vec![d.clone() - Dim::from(least)];
-    let count = extent(count);
-    let limit = extent(limit);
+    let count = vec![count.clone() - Dim::from(least)];
+    let limit = vec![limit.clone() - Dim::from(least)];
     check_shape_complexity(&count).and_then(|()| check_shape_complexity(&limit))?;
     let iota = Op::Iota { start: 0, step: 1 };
     let all = builder.op_as(&format!("{label}.limit"), iota, &[], TensorType::new(DType::I64, limit));
@@ -54,6 +51,10 @@ pub fn require_at_most(
     let first = Op::Slice { axis: 0, start: 0.into(), step: 1 };
     let first = builder.op_as(label, first, &[all], TensorType::new(DType::I64, count));
     first.map(|_| ()).map_err(|e| e.to_string())
+}
+
+fn limit_message(what: &str, count: &Dim, limit: &Dim, symbols: &SymbolTable) -> String {
+    with_symbol_names(&format!("expected {what} {limit:?}, found {count:?}"), symbols)
 }
 
 /// Requires two expressions to be equal for the sizes of each run.

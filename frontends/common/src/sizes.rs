@@ -16,8 +16,11 @@ pub type CallSizes = IndexMap<String, i64>;
 
 /// The value of an expression for these sizes, if they determine it.
 pub fn evaluate_size(expression: &str, sizes: &CallSizes) -> Option<i64> {
-    let value = |name: &str| sizes.get(name).map(|&n| Dim::from(n)).ok_or_else(|| format!("no size {name}"));
-    sympy::to_dim(&sympy::parse(expression).ok()?, &value).ok()?.as_const()
+    let parsed = sympy::parse(expression).ok()?;
+    let value = sympy::to_dim(&parsed, &|name| {
+        sizes.get(name).map(|&n| Dim::from(n)).ok_or_else(|| format!("no size {name}"))
+    });
+    value.ok()?.as_const()
 }
 
 /// The whole number `size / unit`, if it is the same for all values of the symbols.
@@ -35,8 +38,9 @@ struct SizeSymbols(SymbolTable);
 impl SizeSymbols {
     fn id(&mut self, name: &str) -> SymbolId {
         let known = self.0.iter().find_map(|(id, symbol)| (symbol.name == name).then_some(id));
-        let symbol = || Symbol { name: name.to_string(), min: 1, max: i64::MAX, alias: None };
-        known.unwrap_or_else(|| self.0.push(symbol()))
+        known.unwrap_or_else(|| {
+            self.0.push(Symbol { name: name.to_string(), min: 1, max: i64::MAX, alias: None })
+        })
     }
 
     fn name(&self, id: SymbolId) -> &str {
@@ -46,9 +50,10 @@ impl SizeSymbols {
     fn expression_dim(&mut self, e: &SizeExpr<'_>) -> Option<Dim> {
         let ids: IndexMap<&str, SymbolId> =
             sympy::symbols_in(e).into_iter().map(|s| (s, self.id(s))).collect();
-        let resolve =
-            |name: &str| ids.get(name).map(|&id| id.into()).ok_or_else(|| format!("no size {name}"));
-        sympy::to_dim(e, &resolve).ok()
+        let dim = sympy::to_dim(e, &|name| {
+            ids.get(name).map(|&id| id.into()).ok_or_else(|| format!("no size {name}"))
+        });
+        dim.ok()
     }
 
     fn parse_dim(&mut self, text: &str) -> Option<Dim> {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::machine::{MachineProfile, StepTraffic};
-use symmc_ir::{Dim, Dispatch, DispatchForm, Graph, Node, NodeId};
+use symmc_ir::{Dim, Dispatch, DispatchForm, Graph, NodeId};
 use symmc_passes::{CoalescedSet, Overlap};
 use symmc_plan::{Bucket, ExitBarrier, ParsedProgram, Plan, ResolveError, StepNodes};
 use symmc_planner::BucketInput;
@@ -51,9 +51,10 @@ impl PlanAttempt {
         profile: &MachineProfile,
         memory_price: f64,
     ) -> Result<PlanAttempt, String> {
-        let read = |text: &String| ParsedProgram::parse(text).map_err(|e| e.to_string());
         let nodes = inputs.iter().map(|b| b.graph.nodes.len()).sum();
-        let programs = parallel::map(plan.programs.iter().collect(), nodes, read);
+        let programs = parallel::map(plan.programs.iter().collect(), nodes, |text: &String| {
+            ParsedProgram::parse(text).map_err(|e| e.to_string())
+        });
         let programs = programs.into_iter().collect::<Result<Vec<ParsedProgram>, String>>()?;
         // Fixed memory serves all buckets: the part that one bucket adds must not increase the cost of the
         // others.
@@ -64,8 +65,8 @@ impl PlanAttempt {
         for bucket in &plan.buckets {
             let program = programs.get(bucket.program).ok_or("a bucket names no program of the plan")?;
             let estimate = program.estimate(bucket, profile).map_err(|e| e.to_string())?;
-            let own = bucket.totals.symmetric_peak.saturating_sub(fixed);
-            let bytes = bucket.totals.ordinary_peak.saturating_add(own);
+            let symmetric = bucket.totals.symmetric_peak.saturating_sub(fixed);
+            let bytes = bucket.totals.ordinary_peak.saturating_add(symmetric);
             times_us.push(estimate.total_us);
             costs.push(estimate.total_us + memory_price * bytes as f64 / f64::from(1 << 20));
             let runs: Vec<StepNodes> = program
@@ -104,29 +105,43 @@ impl PlanAttempt {
 /// The least time of the collectives of a lowered program, in microseconds. Their steps follow each other in
 /// any schedule.
 pub fn communication_us(graph: &Graph, profile: &MachineProfile) -> f64 {
-    let size = |dim: &Dim| u64::try_from(dim.upper_bound(&graph.symbols).max(1)).unwrap_or(u64::MAX);
     let sets: Vec<&Dispatch> =
         graph.dispatches.iter().filter(|d| d.form == DispatchForm::Collectives).collect();
-    let time = |n: NodeId, exit: Option<bool>| match sets.iter().find(|set| set.contains(n)) {
-        Some(set) if set.first == n => {
-            profile.timed_step(graph, set.nodes(), StepTraffic::default(), exit, size).time
+    let mut total = 0u64;
+    for (n, node) in graph.nodes.iter() {
+        let Some(collective) = node.op.as_collective() else { continue };
+        if graph.group_size(collective.group).is_none_or(|ranks| ranks <= 1) {
+            continue;
         }
-        Some(_) => 0,
-        None => profile.timed_step(graph, [n].into_iter(), StepTraffic::default(), exit, size).time,
-    };
-    let exits = [None, Some(false), Some(true)];
-    let is_shared = |node: &Node| {
-        node.op.as_collective().is_some_and(|c| graph.group_size(c.group).is_some_and(|ranks| ranks > 1))
-    };
-    let collectives = graph.nodes.iter().filter(|(_, node)| is_shared(node));
-    let times = collectives.map(|(n, _)| exits.into_iter().map(|exit| time(n, exit)).min().unwrap_or(0));
-    times.fold(0, u64::saturating_add) as f64 / 1000.0
+        let nodes = match sets.iter().find(|set| set.contains(n)) {
+            // The first node of a set stands for all of them.
+            Some(set) if set.first != n => continue,
+            Some(set) => set.nodes().collect(),
+            None => vec![n],
+        };
+        let exits = [None, Some(false), Some(true)];
+        let times = exits.map(|exit| step_time(graph, &nodes, exit, profile));
+        total = total.saturating_add(times.into_iter().min().unwrap_or(0));
+    }
+    total as f64 / 1000.0
+}
+
+/// The time of a step of collectives in nanoseconds, at the upper ends of the sizes.
+fn step_time(graph: &Graph, nodes: &[NodeId], exit: Option<bool>, profile: &MachineProfile) -> u64 {
+    let traffic = StepTraffic::default();
+    let step = profile.timed_step(graph, nodes.iter().copied(), traffic, exit, |dim: &Dim| {
+        u64::try_from(dim.upper_bound(&graph.symbols).max(1)).unwrap_or(u64::MAX)
+    });
+    step.time
 }
 
 fn scheduled_overlap(bucket: &Bucket, overlapped_us: &HashMap<&str, f64>) -> Overlap {
-    let node_us = |name: &String| overlapped_us.get(name.as_str()).copied().unwrap_or(0.0);
-    let decisions = bucket.decisions.iter();
-    Overlap::Scheduled(decisions.map(|d| (d.collective.clone(), d.nodes.iter().map(node_us).sum())).collect())
+    let mut scheduled = HashMap::with_capacity(bucket.decisions.len());
+    for decision in &bucket.decisions {
+        let nodes_us = decision.nodes.iter().map(|name| overlapped_us.get(name.as_str()).unwrap_or(&0.0));
+        scheduled.insert(decision.collective.clone(), nodes_us.sum());
+    }
+    Overlap::Scheduled(scheduled)
 }
 
 /// The collectives of the source whose droppable exit barriers the bucket keeps.

@@ -111,7 +111,6 @@ fn collective_replacements(source: &Graph, forms: &mut CanonicalForms) -> Vec<Co
 mod tests {
     use symmc_ir::machine::MachineProfile;
     use symmc_ir::{DispatchForm, text};
-    use symmc_plan::Decision;
 
     use super::*;
     fn options(machine: &str) -> CompileOptions {
@@ -154,9 +153,15 @@ mod tests {
     /// The all-reduces of a program that are credited with a residual, and those that GPUs fuse with one.
     fn credited_and_fused(text: &str) -> [Vec<String>; 2] {
         let (plan, _) = compile(&text::parse(text).expect("a graph"), &options("h200x4")).expect("a plan");
-        let chosen = |d: &Decision| d.alternatives.iter().find(|a| a.name == d.chosen).map(|a| a.saved_us);
-        let credited = plan.buckets[0].decisions.iter().filter(|d| chosen(d) > Some(0.0));
-        let credited = credited.map(|d| d.collective.clone()).collect();
+        let credited = plan.buckets[0]
+            .decisions
+            .iter()
+            .filter(|d| {
+                let chosen = d.alternatives.iter().find(|a| a.name == d.chosen);
+                chosen.is_some_and(|chosen| chosen.saved_us > 0.0)
+            })
+            .map(|d| d.collective.clone())
+            .collect();
         let graph = text::parse(&plan.programs[0]).expect("a graph");
         let fused = graph.dispatches.iter().filter(|d| d.form == DispatchForm::Reduction);
         [credited, fused.map(|d| graph.node_name(d.first).to_string()).collect()]
@@ -179,11 +184,11 @@ mod tests {
         assert_eq!(upper(&planned("h200x2", &[16, 512])), [16, 512]);
         let plan = planned("h200x2", &[]);
         let few = upper(&plan).iter().position(|&high| high == 64).expect("a bucket that ends at 64");
-        let forms = |bucket: &symmc_plan::Bucket| {
+        let mut forms: Vec<Vec<DispatchForm>> = Vec::new();
+        for bucket in plan.buckets.iter() {
             let graph = text::parse(&plan.programs[bucket.program]).expect("a graph");
-            graph.dispatches.iter().map(|d| d.form).collect::<Vec<DispatchForm>>()
-        };
-        let forms: Vec<Vec<DispatchForm>> = plan.buckets.iter().map(forms).collect();
+            forms.push(graph.dispatches.iter().map(|d| d.form).collect());
+        }
         assert!(
             forms[few].contains(&DispatchForm::Product) && !forms[few + 1].contains(&DispatchForm::Product),
             "{forms:?}"

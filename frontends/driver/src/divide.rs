@@ -60,24 +60,24 @@ pub trait VariantChooser {
 /// Divides the ranges of these symbols, in the order of their sizes, into at most `most` parts. `nodes` is
 /// the number of nodes of the program.
 pub fn divide_ranges<C: VariantChooser>(
-    of: &SymbolRanges,
+    whole: &SymbolRanges,
     symbols: &[SymbolId],
     nodes: usize,
     most: usize,
     chooser: &C,
 ) -> Result<Vec<SymbolRanges>, C::Error> {
     let points = (NODES / nodes.max(1)).clamp(16, POINTS);
-    let Some(grid) = SizeGrid::new(of, symbols, points).filter(|_| most > 1) else {
-        return Ok(vec![of.clone()]);
+    let Some(grid) = SizeGrid::new(whole, symbols, points).filter(|_| most > 1) else {
+        return Ok(vec![whole.clone()]);
     };
-    let points: Vec<SymbolRanges> = grid.positions().iter().map(|at| grid.point(of, at)).collect();
+    let points: Vec<SymbolRanges> =
+        grid.positions().iter().map(|coordinates| grid.point(whole, coordinates)).collect();
     let decisions = chooser.choose_variants(points.clone())?;
     let mut forms = PointForms { chooser, points, decisions, compute_us: BTreeMap::new() };
     let mut sections = vec![(grid.full_section(), grid.section_losses(&grid.full_section(), &mut forms)?)];
     while sections.len() < most {
-        let sum = |lost: &[(Vec<usize>, f64)]| lost.iter().map(|(_, us)| us).sum::<f64>();
-        let losing =
-            sections.iter().enumerate().map(|(i, (_, lost))| (i, sum(lost))).filter(|(_, us)| *us > 0.0);
+        let losses = sections.iter().map(|(_, lost)| lost.iter().map(|(_, us)| us).sum::<f64>()).enumerate();
+        let losing = losses.filter(|(_, us)| *us > 0.0);
         let Some((worst, _)) = losing.max_by(|a, b| a.1.total_cmp(&b.1)) else { break };
         let (section, lost) = &sections[worst];
         let Some((axis, size)) = best_cut(section, lost) else { break };
@@ -88,7 +88,7 @@ pub fn divide_ranges<C: VariantChooser>(
         sections[worst] = (upper, upper_lost);
         sections.insert(worst, (lower, lower_lost));
     }
-    Ok(sections.iter().map(|(section, _)| grid.ranges(of, section)).collect())
+    Ok(sections.iter().map(|(section, _)| grid.ranges(whole, section)).collect())
 }
 
 struct PointForms<'a, C> {
@@ -106,10 +106,9 @@ impl<C: VariantChooser> PointForms<'_, C> {
         let mut total = 0.0;
         let mut lost = 0.0;
         for (ours, best) in self.decisions[form].iter().zip(&self.decisions[there]) {
-            let us = |name: &str| best.alternatives.iter().find(|a| a.name == name).map(|a| a.us);
-            let Some(best_us) = us(&best.chosen) else { continue };
+            let Some(best_us) = alternative_us(best, &best.chosen) else { continue };
             total += best_us;
-            lost += us(&ours.chosen).map_or(0.0, |us| (us - LOSS * best_us).max(0.0));
+            lost += alternative_us(best, &ours.chosen).map_or(0.0, |us| (us - LOSS * best_us).max(0.0));
         }
         if lost <= SMALL * total {
             return Ok(0.0);
@@ -123,6 +122,10 @@ impl<C: VariantChooser> PointForms<'_, C> {
     }
 }
 
+fn alternative_us(decision: &Decision, name: &str) -> Option<f64> {
+    decision.alternatives.iter().find(|a| a.name == name).map(|a| a.us)
+}
+
 /// The inclusive range of each axis of a grid.
 type GridSection = Vec<(usize, usize)>;
 
@@ -134,9 +137,9 @@ pub struct SizeGrid {
 impl SizeGrid {
     /// The grid of the powers of two in each range and the range's end. Powers are skipped evenly if there
     /// would be more than `most` points. `None` if there is only one point.
-    pub fn new(of: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
+    pub fn new(whole: &SymbolRanges, symbols: &[SymbolId], most: usize) -> Option<SizeGrid> {
         let grid = (1..64).find_map(|step| {
-            let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*of.get(&s)?, step))));
+            let axes = symbols.iter().filter_map(|&s| Some((s, compared_sizes(*whole.get(&s)?, step))));
             let grid = SizeGrid { axes: axes.filter(|(_, sizes)| sizes.len() > 1).collect() };
             (grid.len() <= most).then_some(grid)
         });
@@ -145,16 +148,16 @@ impl SizeGrid {
 
     /// The coordinates of all points; the last one has the upper ends.
     pub fn positions(&self) -> Vec<Vec<usize>> {
-        (0..self.len()).map(|at| self.coordinates(at)).collect()
+        (0..self.len()).map(|index| self.coordinates(index)).collect()
     }
 
     /// Cuts the ranges in two by [`best_cut`]; `None` if their form loses nowhere.
-    pub fn cut_ranges(&self, of: &SymbolRanges, lost: &[(Vec<usize>, f64)]) -> Option<[SymbolRanges; 2]> {
-        let whole = self.full_section();
-        let (axis, size) = best_cut(&whole, lost).filter(|_| lost.iter().any(|&(_, us)| us > 0.0))?;
-        let [mut lower, mut upper] = [whole.clone(), whole];
+    pub fn cut_ranges(&self, ranges: &SymbolRanges, lost: &[(Vec<usize>, f64)]) -> Option<[SymbolRanges; 2]> {
+        let section = self.full_section();
+        let (axis, size) = best_cut(&section, lost).filter(|_| lost.iter().any(|&(_, us)| us > 0.0))?;
+        let [mut lower, mut upper] = [section.clone(), section];
         (lower[axis].1, upper[axis].0) = (size, size + 1);
-        Some([self.ranges(of, &lower), self.ranges(of, &upper)])
+        Some([self.ranges(ranges, &lower), self.ranges(ranges, &upper)])
     }
 
     fn len(&self) -> usize {
@@ -165,33 +168,33 @@ impl SizeGrid {
         self.axes.iter().map(|(_, sizes)| (0, sizes.len() - 1)).collect()
     }
 
-    fn coordinates(&self, mut at: usize) -> Vec<usize> {
-        let mut digit = |(_, sizes): &(SymbolId, Vec<i64>)| {
-            let of = at % sizes.len();
-            at /= sizes.len();
-            of
-        };
-        self.axes.iter().map(&mut digit).collect()
+    fn coordinates(&self, mut index: usize) -> Vec<usize> {
+        let mut coordinates = Vec::with_capacity(self.axes.len());
+        for (_, sizes) in &self.axes {
+            coordinates.push(index % sizes.len());
+            index /= sizes.len();
+        }
+        coordinates
     }
 
     fn index(&self, coordinates: &[usize]) -> usize {
         let digits = self.axes.iter().zip(coordinates).rev();
-        digits.fold(0, |at, ((_, sizes), &of)| at * sizes.len() + of)
+        digits.fold(0, |index, ((_, sizes), &coordinate)| index * sizes.len() + coordinate)
     }
 
     /// The ranges of a point. Symbols without an axis have their upper ends.
-    pub fn point(&self, of: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
-        let mut out: SymbolRanges = of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
-        for ((symbol, sizes), &at) in self.axes.iter().zip(coordinates) {
-            out.insert(*symbol, (sizes[at], sizes[at]));
+    pub fn point(&self, whole: &SymbolRanges, coordinates: &[usize]) -> SymbolRanges {
+        let mut out: SymbolRanges = whole.iter().map(|(&s, &(_, high))| (s, (high, high))).collect();
+        for ((symbol, sizes), &coordinate) in self.axes.iter().zip(coordinates) {
+            out.insert(*symbol, (sizes[coordinate], sizes[coordinate]));
         }
         out
     }
 
-    fn ranges(&self, of: &SymbolRanges, section: &GridSection) -> SymbolRanges {
-        let mut out = of.clone();
+    fn ranges(&self, whole: &SymbolRanges, section: &GridSection) -> SymbolRanges {
+        let mut out = whole.clone();
         for ((symbol, sizes), &(first, last)) in self.axes.iter().zip(section) {
-            let low = first.checked_sub(1).map_or(of[symbol].0, |below| sizes[below] + 1);
+            let low = first.checked_sub(1).map_or(whole[symbol].0, |below| sizes[below] + 1);
             out.insert(*symbol, (low, sizes[last]));
         }
         out
@@ -207,12 +210,14 @@ impl SizeGrid {
         let corner: Vec<usize> = section.iter().map(|&(_, last)| last).collect();
         let form = self.index(&corner);
         let mut out = Vec::new();
-        let mut at: Vec<usize> = section.iter().map(|&(first, _)| first).collect();
+        let mut coordinates: Vec<usize> = section.iter().map(|&(first, _)| first).collect();
         loop {
-            out.push((at.clone(), forms.loss_at(form, self.index(&at))?));
-            let Some(axis) = (0..at.len()).find(|&axis| at[axis] < section[axis].1) else { break };
-            at[axis] += 1;
-            (0..axis).for_each(|below| at[below] = section[below].0);
+            out.push((coordinates.clone(), forms.loss_at(form, self.index(&coordinates))?));
+            let Some(axis) = (0..coordinates.len()).find(|&axis| coordinates[axis] < section[axis].1) else {
+                break;
+            };
+            coordinates[axis] += 1;
+            (0..axis).for_each(|below| coordinates[below] = section[below].0);
         }
         Ok(out)
     }
@@ -224,12 +229,11 @@ impl SizeGrid {
 fn best_cut(section: &GridSection, lost: &[(Vec<usize>, f64)]) -> Option<(usize, usize)> {
     let cuts = section.iter().enumerate();
     let cuts = cuts.flat_map(|(axis, &(first, last))| (first..last).map(move |cut| (axis, cut)));
-    let score = |&(axis, cut): &(usize, usize)| {
-        let below = || lost.iter().filter(|(at, _)| at[axis] <= cut);
-        let losing = below().filter(|(_, us)| *us > 0.0).count();
-        (losing, Reverse(below().count() - losing))
-    };
-    cuts.max_by_key(score)
+    cuts.max_by_key(|&(axis, cut)| {
+        let below = lost.iter().filter(|(coordinates, _)| coordinates[axis] <= cut);
+        let losing = below.clone().filter(|(_, us)| *us > 0.0).count();
+        (losing, Reverse(below.count() - losing))
+    })
 }
 
 /// The sizes at which forms are compared, ascending: every `step`th power of two in a range, and the end of

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_check::CheckedPlan;
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{Graph, Symbol, SymbolBindings, SymbolId};
+use symmc_ir::{Graph, SymbolBindings};
 use symmc_plan::{Bucket, BucketEstimate, ParsedPlan, ParsedProgram};
 
 use crate::backends::expect_supported;
@@ -18,11 +18,12 @@ use crate::search::plan_buckets;
 
 /// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
 pub fn estimate(plan: &ParsedPlan, profile: &MachineProfile) -> Result<Vec<BucketEstimate>> {
-    let of_bucket = |bucket: &Bucket| {
+    let mut estimates = Vec::with_capacity(plan.buckets.len());
+    for bucket in &plan.buckets {
         let program = plan.program(bucket.program).map_err(DriverError::defect)?;
-        program.estimate(bucket, profile).map_err(DriverError::defect)
-    };
-    plan.buckets.iter().map(of_bucket).collect()
+        estimates.push(program.estimate(bucket, profile).map_err(DriverError::defect)?);
+    }
+    Ok(estimates)
 }
 
 /// The estimated time of a run at some sizes, in the bucket that serves them. Fails if a symbol has no
@@ -32,12 +33,13 @@ pub fn estimate_at(
     profile: &MachineProfile,
     sizes: &SymbolBindings,
 ) -> Result<BucketEstimate> {
-    let named = plan.source_program().symbols.iter().map(|(id, symbol)| {
-        let missing =
-            || DriverError::Option(format!("symbol {} has no size: set the size of the symbol", symbol.name));
-        Ok((symbol.name.clone(), sizes.get(id).ok_or_else(missing)?))
-    });
-    let named: IndexMap<String, i64> = named.collect::<Result<_>>()?;
+    let mut named: IndexMap<String, i64> = IndexMap::new();
+    for (id, symbol) in plan.source_program().symbols.iter() {
+        let size = sizes.get(id).ok_or_else(|| {
+            DriverError::Option(format!("symbol {} has no size: set the size of the symbol", symbol.name))
+        })?;
+        named.insert(symbol.name.clone(), size);
+    }
     let bucket = &plan.buckets[plan.find_bucket(&named).map_err(|e| DriverError::Option(e.to_string()))?];
     let program = plan.program(bucket.program).map_err(DriverError::defect)?;
     program.estimate_at(bucket, profile, &named).map_err(DriverError::defect)
@@ -50,19 +52,23 @@ pub fn estimate_plain(
     plan: &CheckedPlan,
     options: &CompileOptions,
 ) -> Result<Vec<Option<f64>>> {
-    let ranges_of = |bucket: &Bucket| {
-        let range = |(id, symbol): (SymbolId, &Symbol)| {
-            let &[low, high] = bucket.symbols.get(&symbol.name)?;
-            Some((id, (low, high)))
-        };
-        graph.symbols.iter().map(range).collect::<Option<SymbolRanges>>()
-    };
-    let all: Vec<Option<SymbolRanges>> = plan.buckets.iter().map(ranges_of).collect();
+    let all: Vec<Option<SymbolRanges>> =
+        plan.buckets.iter().map(|bucket| symbol_ranges(graph, bucket)).collect();
     let requests: Vec<BucketRequest> = all.iter().flatten().cloned().map(BucketRequest::new).collect();
     let options = CompileOptions { variants: Some(Vec::new()), ..options.clone() };
     let plain = plan_to_estimate(graph, &options, &requests)?;
     let mut estimates = estimate(&plain, &options.profile)?.into_iter();
     Ok(all.iter().map(|ranges| ranges.as_ref().and_then(|_| Some(estimates.next()?.total_us))).collect())
+}
+
+/// The ranges of a graph's symbols in a bucket.
+fn symbol_ranges(graph: &Graph, bucket: &Bucket) -> Option<SymbolRanges> {
+    let mut ranges = SymbolRanges::new();
+    for (id, symbol) in graph.symbols.iter() {
+        let &[low, high] = bucket.symbols.get(&symbol.name)?;
+        ranges.insert(id, (low, high));
+    }
+    Some(ranges)
 }
 
 /// Plans a graph for these buckets only to estimate it: the plan is not checked, and no collectives are

@@ -88,16 +88,14 @@ impl<'a> LimitSearch<'a> {
 
     /// Tries variants that ask for less and less symmetric memory, with these sets of collectives joined.
     fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
-        let lower = |symmetric| {
-            let choice = VariantChoice { symmetric, joined: joined.to_vec(), ..VariantChoice::default() };
-            form.lower(self.buckets, &choice).map(|lowered| lowered.inputs)
-        };
-        let mut asked = largest_symmetric_request(&lower(None)?);
+        let mut choice = VariantChoice { joined: joined.to_vec(), ..VariantChoice::default() };
+        let mut asked = largest_symmetric_request(&form.lower(self.buckets, &choice)?.inputs);
         let mut descents = 0;
         let mut all = Vec::new();
         while asked > 0 {
             let most = if descents < EXACT_DESCENTS { asked - 1 } else { asked / 2 };
-            let inputs = lower(Some(most))?;
+            choice.symmetric = Some(most);
+            let inputs = form.lower(self.buckets, &choice)?.inputs;
             asked = largest_symmetric_request(&inputs).min(most);
             descents += 1;
             all.push(inputs);
@@ -114,8 +112,9 @@ impl<'a> LimitSearch<'a> {
 
     /// Tries all orders and exit barriers for lowered programs.
     fn try_inputs(&mut self, inputs: Vec<BucketInput>) -> Result<()> {
-        let is_same = |known: &Vec<BucketInput>| known.iter().zip(&inputs).all(|(a, b)| a.graph == b.graph);
-        if self.tried.iter().any(is_same) || !self.can_be_faster(&inputs) {
+        let is_known =
+            self.tried.iter().any(|known| known.iter().zip(&inputs).all(|(a, b)| a.graph == b.graph));
+        if is_known || !self.can_be_faster(&inputs) {
             return Ok(());
         }
         self.tried.push(inputs.clone());
@@ -188,8 +187,7 @@ impl<'a> LimitSearch<'a> {
                 *fastest = Some((us, input.clone()));
             }
         }
-        let key = |attempt: &PlanAttempt| (attempt.total_us(), attempt.costs.iter().sum::<f64>());
-        if self.best.as_ref().is_none_or(|best| key(&attempt) < key(best)) {
+        if self.best.as_ref().is_none_or(|best| time_and_cost(&attempt) < time_and_cost(best)) {
             self.best = Some(attempt);
         }
         Ok(())
@@ -208,18 +206,28 @@ impl<'a> LimitSearch<'a> {
     }
 }
 
+fn time_and_cost(attempt: &PlanAttempt) -> (f64, f64) {
+    (attempt.total_us(), attempt.costs.iter().sum())
+}
+
 /// The number of descents that forbid only the largest request. Later ones forbid all requests above half of
 /// it.
 const EXACT_DESCENTS: u32 = 8;
 
 fn largest_symmetric_request(inputs: &[BucketInput]) -> u64 {
-    let asked = |graph: &Graph, node: &Node| {
-        let c = node.op.as_collective()?;
-        let sized = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
-        let bytes = graph.ty(*sized.first()?).bytes().upper_bound(&graph.symbols);
-        let ranks = u64::from(graph.group_size(c.group)?);
-        Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), ranks))
-    };
-    let graphs = inputs.iter().map(|input| &input.graph);
-    graphs.flat_map(|graph| graph.nodes.values().filter_map(|n| asked(graph, n))).max().unwrap_or(0)
+    let mut largest = 0;
+    for graph in inputs.iter().map(|input| &input.graph) {
+        for node in graph.nodes.values() {
+            largest = largest.max(symmetric_request(graph, node).unwrap_or(0));
+        }
+    }
+    largest
+}
+
+fn symmetric_request(graph: &Graph, node: &Node) -> Option<u64> {
+    let c = node.op.as_collective()?;
+    let sized = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
+    let bytes = graph.ty(*sized.first()?).bytes().upper_bound(&graph.symbols);
+    let ranks = u64::from(graph.group_size(c.group)?);
+    Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), ranks))
 }

@@ -62,10 +62,11 @@ impl<'a> Pipeline<'a> {
                 let (graph, decisions, report) = symmc_passes::lower(self.canonical, &lowering)?;
                 let collectives = collectives_by_name(&graph);
                 let bytes = bytes_of_steps(&graph, &decisions);
-                let decided = |decision| {
-                    with_kernel_blocks(decision, &graph, &collectives, &bytes, &self.options.profile)
-                };
-                let decisions = decisions.into_iter().map(decided).collect();
+                let profile = &self.options.profile;
+                let decisions = decisions
+                    .into_iter()
+                    .map(|decision| with_kernel_blocks(decision, &graph, &collectives, &bytes, profile))
+                    .collect();
                 Ok((BucketInput { graph, decisions }, report.overlapped > 0))
             })
             .into_iter()
@@ -191,13 +192,15 @@ fn collectives_by_name(graph: &Graph) -> HashMap<&str, &Collective> {
 
 /// For each collective that runs with others, by its name, the bytes of their step.
 fn bytes_of_steps(graph: &Graph, decisions: &[Decision]) -> HashMap<String, u64> {
-    let own: HashMap<&str, u64> = decisions.iter().map(|d| (d.collective.as_str(), d.bytes)).collect();
+    let bytes_alone: HashMap<&str, u64> =
+        decisions.iter().map(|d| (d.collective.as_str(), d.bytes)).collect();
     let mut out = HashMap::new();
     for dispatch in &graph.dispatches {
-        let names = || dispatch.nodes().map(|n| graph.node_name(n));
-        let all =
-            names().filter_map(|name| own.get(name)).fold(0, |sum: u64, bytes| sum.saturating_add(*bytes));
-        out.extend(names().map(|name| (name.to_string(), all)));
+        let mut all = 0u64;
+        for n in dispatch.nodes() {
+            all = all.saturating_add(bytes_alone.get(graph.node_name(n)).copied().unwrap_or(0));
+        }
+        out.extend(dispatch.nodes().map(|n| (graph.node_name(n).to_string(), all)));
     }
     out
 }
@@ -210,11 +213,11 @@ fn with_kernel_blocks(
     bytes_of_steps: &HashMap<String, u64>,
     profile: &MachineProfile,
 ) -> CollectiveChoice {
-    let blocks = |name: &String| {
+    let blocks = decision.nodes.iter().map(|name| {
         let c = collectives.get(name.as_str())?;
         let bytes = bytes_of_steps.get(name).copied().unwrap_or(decision.bytes);
         profile.max_blocks(&c.kind, c.variant?, bytes, graph.group_size(c.group)?)
-    };
-    let blocks = decision.nodes.iter().map(blocks).collect();
+    });
+    let blocks = blocks.collect();
     CollectiveChoice { decision, blocks }
 }

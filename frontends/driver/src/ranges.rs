@@ -35,7 +35,7 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Sym
     for (symbol, sizes) in limits.into_iter().filter(|(symbol, _)| unasked.contains(symbol)) {
         for size in sizes {
             let divided: Vec<SymbolRanges> =
-                all.iter().flat_map(|of| split_at_size(of, symbol, size)).collect();
+                all.iter().flat_map(|ranges| split_at_size(ranges, symbol, size)).collect();
             if divided.len() <= MAX_UNASKED {
                 all = divided;
             }
@@ -48,9 +48,9 @@ fn divided_ranges(canonical: &Graph, options: &CompileOptions) -> Result<Vec<Sym
         divide::collective_symbols(canonical).into_iter().filter(|s| unasked.contains(s)).collect::<Vec<_>>();
     let chooser = PointVariantChooser { canonical, options };
     let mut out: Vec<SymbolRanges> = Vec::new();
-    for (done, of) in all.iter().enumerate() {
+    for (done, ranges) in all.iter().enumerate() {
         let most = MAX_UNASKED.saturating_sub(out.len() + all.len() - done - 1);
-        out.extend(divide::divide_ranges(of, &symbols, canonical.nodes.len(), most, &chooser)?);
+        out.extend(divide::divide_ranges(ranges, &symbols, canonical.nodes.len(), most, &chooser)?);
     }
     Ok(out)
 }
@@ -90,16 +90,15 @@ impl VariantChooser for PointVariantChooser<'_> {
 }
 
 /// The ranges up to a size of a symbol, and those beyond it.
-fn split_at_size(of: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<SymbolRanges> {
-    let Some(&(low, high)) = of.get(&symbol).filter(|(low, high)| (low..high).contains(&&size)) else {
-        return vec![of.clone()];
+fn split_at_size(ranges: &SymbolRanges, symbol: SymbolId, size: i64) -> Vec<SymbolRanges> {
+    let Some(&(low, high)) = ranges.get(&symbol).filter(|(low, high)| (low..high).contains(&&size)) else {
+        return vec![ranges.clone()];
     };
-    let with = |range| {
-        let mut out = of.clone();
-        out.insert(symbol, range);
-        out
-    };
-    vec![with((low, size)), with((size + 1, high))]
+    let mut lower = ranges.clone();
+    lower.insert(symbol, (low, size));
+    let mut upper = ranges.clone();
+    upper.insert(symbol, (size + 1, high));
+    vec![lower, upper]
 }
 
 /// The ranges of each bucket: all combinations of the divided symbols.

@@ -84,8 +84,8 @@ struct BucketComparison<'a> {
 }
 
 /// The point at the upper ends of ranges.
-fn upper_end(of: &SymbolRanges) -> SymbolRanges {
-    of.iter().map(|(&s, &(_, high))| (s, (high, high))).collect()
+fn upper_end(ranges: &SymbolRanges) -> SymbolRanges {
+    ranges.iter().map(|(&s, &(_, high))| (s, (high, high))).collect()
 }
 
 fn point_sizes(point: &SymbolRanges) -> Vec<i64> {
@@ -100,10 +100,10 @@ impl BucketComparison<'_> {
         }
         let mut out = Vec::new();
         for (b, bucket) in buckets.iter().enumerate() {
-            let of = &bucket.ranges;
+            let ranges = &bucket.ranges;
             let room = out.len() + buckets.len() - b < MAX_UNASKED;
-            let parts = match self.grid(of).filter(|_| room) {
-                Some(grid) => grid.cut_ranges(of, &self.grid_losses(plan, b, of, &grid)?),
+            let parts = match self.grid(ranges).filter(|_| room) {
+                Some(grid) => grid.cut_ranges(ranges, &self.grid_losses(plan, b, ranges, &grid)?),
                 None => None,
             };
             match parts {
@@ -115,9 +115,9 @@ impl BucketComparison<'_> {
     }
 
     /// The sizes at which a bucket is compared.
-    fn grid(&self, of: &SymbolRanges) -> Option<SizeGrid> {
+    fn grid(&self, ranges: &SymbolRanges) -> Option<SizeGrid> {
         let nodes = self.pipeline.canonical.nodes.len().max(1);
-        SizeGrid::new(of, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
+        SizeGrid::new(ranges, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
     }
 
     /// The points of a grid, with the microseconds that a bucket loses there; 0 if that is little.
@@ -125,11 +125,12 @@ impl BucketComparison<'_> {
         &mut self,
         plan: &Plan,
         b: usize,
-        of: &SymbolRanges,
+        ranges: &SymbolRanges,
         grid: &SizeGrid,
     ) -> Result<Vec<(Vec<usize>, f64)>> {
         let positions = grid.positions();
-        let points: Vec<SymbolRanges> = positions.iter().map(|at| grid.point(of, at)).collect();
+        let points: Vec<SymbolRanges> =
+            positions.iter().map(|coordinates| grid.point(ranges, coordinates)).collect();
         let lost = self.lost_at(plan, b, &points)?;
         Ok(positions.into_iter().zip(lost).collect())
     }
@@ -188,11 +189,11 @@ impl BucketComparison<'_> {
         plan: &Plan,
         b: usize,
         program: &ParsedProgram,
-        at: &SymbolRanges,
+        point: &SymbolRanges,
     ) -> Result<f64> {
         let symbols = &self.pipeline.canonical.symbols;
         let named: IndexMap<String, i64> =
-            at.iter().map(|(&s, range)| (symbols[s].name.clone(), range.1)).collect();
+            point.iter().map(|(&s, range)| (symbols[s].name.clone(), range.1)).collect();
         let bucket =
             plan.buckets.get(b).ok_or_else(|| DriverError::Defect(format!("the plan has no bucket {b}")))?;
         let estimate = program.estimate_at(bucket, &self.pipeline.options.profile, &named);
@@ -227,7 +228,8 @@ impl BucketComparison<'_> {
     ) -> Result<Option<(usize, usize, SymbolId)>> {
         for a in 0..out.len() {
             for b in 0..out.len() {
-                let (lower, upper) = (&out[a].1.ranges, &out[b].1.ranges);
+                let lower = &out[a].1.ranges;
+                let upper = &out[b].1.ranges;
                 let Some(symbol) = differing_symbol(lower, upper).filter(|s| unasked.contains(s)) else {
                     continue;
                 };
@@ -242,13 +244,15 @@ impl BucketComparison<'_> {
     }
 
     /// Whether the form of a bucket is good at all compared sizes of these ranges.
-    fn serves(&mut self, plan: &Plan, b: usize, of: &SymbolRanges) -> Result<bool> {
+    fn serves(&mut self, plan: &Plan, b: usize, ranges: &SymbolRanges) -> Result<bool> {
         if self.symbols.is_empty() {
             return Ok(false);
         }
-        let points = match self.grid(of) {
-            Some(grid) => grid.positions().iter().map(|at| grid.point(of, at)).collect(),
-            None => vec![upper_end(of)],
+        let points = match self.grid(ranges) {
+            Some(grid) => {
+                grid.positions().iter().map(|coordinates| grid.point(ranges, coordinates)).collect()
+            }
+            None => vec![upper_end(ranges)],
         };
         Ok(self.lost_at(plan, b, &points)?.iter().all(|&us| us == 0.0))
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use symmc_passes::{CoalesceConfig, JoinMode};
-use symmc_plan::{Bucket, ExitBarrier};
+use symmc_plan::ExitBarrier;
 use symmc_planner::BucketInput;
 
 use crate::attempt::{JoinedSets, PlanAttempt};
@@ -28,7 +28,7 @@ fn cheapest_plan(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<P
     let Some(small_sizes) = pipeline.small_sizes() else { return usual };
     let (usual, mut small) = match (usual, cheapest_in_form(&small_sizes, buckets)) {
         (Ok(usual), Ok(small)) => (usual, small),
-        (Ok(one), Err(_)) | (Err(_), Ok(one)) => return Ok(one),
+        (Ok(planned), Err(_)) | (Err(_), Ok(planned)) => return Ok(planned),
         (Err(error), Err(_)) => return Err(error),
     };
     let mut search = VariantSearch::new(pipeline, buckets, pipeline.attempt_plan(usual.inputs, usual.plan)?);
@@ -43,17 +43,19 @@ fn cheapest_plan(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<P
 fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
     let LoweredBuckets { inputs, overlapped } = pipeline.lower(buckets, &VariantChoice::default())?;
     let plan = pipeline.plan_inputs(buckets, &inputs)?;
-    let has_kept_exits = |bucket: &Bucket| bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
+
     let none = vec![BTreeSet::new(); buckets.len()];
     let packed = pipeline.joinable(buckets, &none, CoalesceConfig { joining: JoinMode::Packed, ..WIDEST })?;
     let together =
         pipeline.joinable(buckets, &none, CoalesceConfig { joining: JoinMode::Together, ..WIDEST })?;
-    let depends_on_schedule =
-        plan.buckets.iter().zip(overlapped).enumerate().map(|(b, (bucket, overlapped))| {
-            overlapped || has_kept_exits(bucket) || !packed[b].is_empty() || !together[b].is_empty()
-        });
-    let again: Vec<usize> =
-        depends_on_schedule.enumerate().filter_map(|(b, depends)| depends.then_some(b)).collect();
+    // The buckets whose variants depend on the schedule.
+    let mut again: Vec<usize> = Vec::new();
+    for (b, (bucket, overlapped)) in plan.buckets.iter().zip(overlapped).enumerate() {
+        let keeps_exits = bucket.steps.iter().any(|s| s.exit == Some(ExitBarrier::Kept));
+        if overlapped || keeps_exits || !packed[b].is_empty() || !together[b].is_empty() {
+            again.push(b);
+        }
+    }
     let planned = PlannedBuckets {
         tried: if pipeline.options.symm_limit.is_some() { vec![inputs.clone()] } else { Vec::new() },
         joined: vec![JoinedSets::default(); buckets.len()],
@@ -99,14 +101,10 @@ fn search_some_variants(
     let alone = among_others.plan_on_trial(&requests, &first)?;
     let mut search = VariantSearch::new(&among_others, &requests, among_others.attempt_plan(first, alone)?);
     search.run()?;
-    let with_others = |some: &[BucketInput]| {
-        let mut all = planned.inputs.clone();
-        again.iter().zip(some).for_each(|(&b, input)| all[b] = input.clone());
-        all
-    };
-    let chosen = with_others(&search.best.inputs);
-    let tried: Vec<Vec<BucketInput>> = search.tried.iter().map(|some| with_others(some)).collect();
-    planned.tried.extend(tried);
+    let chosen = replace_inputs(&planned.inputs, again, &search.best.inputs);
+    for tried in &search.tried {
+        planned.tried.push(replace_inputs(&planned.inputs, again, tried));
+    }
     for (&b, joined) in again.iter().zip(search.joined_sets()) {
         planned.joined[b] = joined;
     }
@@ -118,6 +116,15 @@ fn search_some_variants(
         }
     }
     Ok(planned)
+}
+
+/// All inputs, with those at `positions` replaced.
+fn replace_inputs(all: &[BucketInput], positions: &[usize], replaced: &[BucketInput]) -> Vec<BucketInput> {
+    let mut out = all.to_vec();
+    for (&b, input) in positions.iter().zip(replaced) {
+        out[b] = input.clone();
+    }
+    out
 }
 
 #[cfg(test)]

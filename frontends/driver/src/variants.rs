@@ -11,7 +11,7 @@ use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode};
 use symmc_plan::{Bucket, Plan};
 use symmc_planner::BucketInput;
 
-use crate::attempt::{JoinedSets, ObservedSchedule, PlanAttempt, communication_us};
+use crate::attempt::{JoinedSets, PlanAttempt, communication_us};
 use crate::divide::BucketRequest;
 use crate::error::Result;
 use crate::pipeline::{Pipeline, VariantChoice};
@@ -63,11 +63,10 @@ impl<'a> VariantSearch<'a> {
     /// The inputs of the best attempt, and its plan with the tightest offsets that are found.
     pub fn into_packed_plan(self) -> (Vec<BucketInput>, Plan) {
         let PlanAttempt { inputs, plan, is_packed, .. } = self.best;
-        let is_tight = |bucket: &Bucket| {
-            let totals = &bucket.totals;
-            (totals.ordinary_peak, totals.symmetric_peak) == (totals.ordinary_bound, totals.symmetric_bound)
-        };
-        if is_packed || plan.buckets.iter().all(is_tight) {
+        let is_tight = plan.buckets.iter().map(|bucket| &bucket.totals).all(|totals| {
+            totals.ordinary_peak == totals.ordinary_bound && totals.symmetric_peak == totals.symmetric_bound
+        });
+        if is_packed || is_tight {
             return (inputs, plan);
         }
         let plan = self.pipeline.plan_inputs(self.buckets, &inputs).unwrap_or(plan);
@@ -130,9 +129,9 @@ impl<'a> VariantSearch<'a> {
         let choice =
             VariantChoice { observed: self.best.chosen_with.clone(), joined, ..VariantChoice::default() };
         let Some(other) = self.plan_choice(&choice)? else { return Ok(()) };
-        let own = VariantChoice { observed: other.observed.clone(), ..choice };
+        let own_choice = VariantChoice { observed: other.observed.clone(), ..choice };
         let is_far = other.costs.iter().zip(&self.best.costs).all(|(other, best)| *other > FAR * best);
-        if self.take_better(other)? || !is_far && self.improve(&own)? {
+        if self.take_better(other)? || !is_far && self.improve(&own_choice)? {
             self.choose_by_schedule()?;
         }
         Ok(())
@@ -180,12 +179,15 @@ impl<'a> VariantSearch<'a> {
             self.best = other;
             return Ok(true);
         }
-        let of_bucket = |b: usize| if better[b] { &other } else { &self.best };
-        let all = 0..better.len();
-        let inputs: Vec<BucketInput> = all.clone().map(|b| of_bucket(b).inputs[b].clone()).collect();
-        let joined = all.clone().map(|b| of_bucket(b).joined.get(b).cloned().unwrap_or_default()).collect();
-        let chosen_with: Vec<ObservedSchedule> =
-            all.map(|b| of_bucket(b).chosen_with.get(b).cloned().unwrap_or_default()).collect();
+        let mut inputs = Vec::with_capacity(better.len());
+        let mut joined = Vec::with_capacity(better.len());
+        let mut chosen_with = Vec::with_capacity(better.len());
+        for (b, &is_better) in better.iter().enumerate() {
+            let cheaper = if is_better { &other } else { &self.best };
+            inputs.push(cheaper.inputs[b].clone());
+            joined.push(cheaper.joined.get(b).cloned().unwrap_or_default());
+            chosen_with.push(cheaper.chosen_with.get(b).cloned().unwrap_or_default());
+        }
         let Ok(plan) = self.pipeline.plan_on_trial(self.buckets, &inputs) else { return Ok(false) };
         let mixed = PlanAttempt {
             joined,

@@ -77,10 +77,14 @@ const COALESCED: &str = "program \"p\" ranks 4\ngroup @w world\narg %x: bf16[16,
     %g: bf16[2048, 4096] = all_gather %c group=@w\n%t: bf16[16, 512] = exp %r\n%u: bf16[16, 512] = exp %s\n\
     %h: bf16[2048, 4096] = exp %g\nreturn %t\nreturn %u\nreturn %h\n";
 
+fn is_coalesced(plan: &CheckedPlan) -> bool {
+    plan.buckets[0].decisions.iter().any(|d| d.chosen == "absorbed")
+}
+
 #[test]
 fn collectives_are_coalesced_within_a_limit() {
     let graph = text::parse(COALESCED).expect("a graph");
-    let is_coalesced = |plan: &CheckedPlan| plan.buckets[0].decisions.iter().any(|d| d.chosen == "absorbed");
+
     let (free, _) = compile(&graph, &options("h200x4", None)).expect("a plan");
     assert!(is_coalesced(&free));
     let needed = free.arenas.symmetric;

@@ -323,8 +323,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn opt_float(&self, name: &str) -> RuleResult<Option<f64>> {
         // The shortest decimal that parses to the stored f32, so that 1e-5 does not become the nearest f32 in
         // f64.
-        let exact = |x: f32| x.to_string().parse().unwrap_or(f64::from(x));
-        Ok(self.typed_attribute(name, kind::FLOAT, "a number")?.map(|a| exact(a.f)))
+        let attribute = self.typed_attribute(name, kind::FLOAT, "a number")?;
+        Ok(attribute.map(|a| a.f.to_string().parse().unwrap_or(f64::from(a.f))))
     }
 
     pub fn float_or(&self, name: &str, default: f64) -> RuleResult<f64> {
@@ -439,11 +439,12 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     pub fn result_values(&self) -> Vec<Option<ValueId>> {
-        let value = |b: &Option<NameBinding<'_>>| match b {
+        let bindings = self.results.iter();
+        let values = bindings.map(|binding| match binding {
             Some(NameBinding::Value(v)) => Some(*v),
             _ => None,
-        };
-        self.results.iter().map(value).collect()
+        });
+        values.collect()
     }
 
     pub fn clear_result_values(&mut self) {

@@ -42,20 +42,21 @@ pub(crate) fn compare_with_first(
 
 /// The first lines that differ. Inputs are compared first, then symbols, nodes, and the rest.
 fn first_difference(expected: &str, found: &str) -> (String, String) {
-    const PARTS: [&[&str]; 3] = [&["arg ", "param ", "const "], &["symbol "], &["%", "return"]];
-    let part = |line: &str| PARTS.iter().position(|p| p.iter().any(|start| line.starts_with(start)));
-    for wanted in [Some(0), Some(1), Some(2), None] {
-        let lines = |text: &str| -> Vec<String> {
-            text.lines().filter(|line| part(line) == wanted).map(String::from).collect()
-        };
-        let expected = lines(expected);
-        let found = lines(found);
+    for part in [Some(0), Some(1), Some(2), None] {
+        let expected: Vec<&str> = expected.lines().filter(|line| line_part(line) == part).collect();
+        let found: Vec<&str> = found.lines().filter(|line| line_part(line) == part).collect();
         for i in 0..expected.len().max(found.len()) {
-            let line = |lines: &[String]| lines.get(i).map_or("none", String::as_str).to_string();
+            let x = expected.get(i).copied().unwrap_or("none");
+            let y = found.get(i).copied().unwrap_or("none");
             if expected.get(i) != found.get(i) {
-                return (line(&expected), line(&found));
+                return (x.into(), y.into());
             }
         }
     }
     ("a program".into(), "another".into())
+}
+
+fn line_part(line: &str) -> Option<usize> {
+    const PARTS: [&[&str]; 3] = [&["arg ", "param ", "const "], &["symbol "], &["%", "return"]];
+    PARTS.iter().position(|starts| starts.iter().any(|start| line.starts_with(start)))
 }

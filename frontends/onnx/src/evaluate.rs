@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{GraphBuilder, GraphOutput, InputKind, Op, OutputKind, SymbolBindings, Tensor, interp};
+use symmc_ir::{GraphBuilder, GraphOutput, InputKind, OutputKind, SymbolBindings, Tensor, interp};
 
 use crate::call::{OpCall, OpRule};
 use crate::known_values::KnownValue;
@@ -54,10 +54,11 @@ fn evaluate_scratch_graph(c: &OpCall<'_, '_>, scratch: GraphBuilder) -> Option<V
     let values = c.result_values();
     graph.outputs =
         values.iter().flatten().map(|&value| GraphOutput { value, kind: OutputKind::Returned }).collect();
-    let small = |v| graph.ty(v).numel().as_const().is_some_and(|n| n <= MAX_ELEMENTS as i64);
-    let plain = |op: &Op| !op.is_opaque() && op.as_collective().is_none();
     let known = graph.inputs.values().all(|i| i.kind == InputKind::Constant);
-    if !known || !graph.values.keys().all(small) || !graph.nodes.values().all(|n| plain(&n.op)) {
+    let small =
+        graph.values.keys().all(|v| graph.ty(v).numel().as_const().is_some_and(|n| n <= MAX_ELEMENTS as i64));
+    let plain = graph.nodes.values().all(|n| !n.op.is_opaque() && n.op.as_collective().is_none());
+    if !known || !small || !plain {
         return None;
     }
     symmc_ir::verify::verify(&graph).ok()?;

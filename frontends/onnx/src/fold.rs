@@ -102,14 +102,14 @@ fn fold_cast(c: &OpCall<'_, '_>, x: &SymbolicInts) -> RuleResult<Option<Symbolic
 fn fold_arithmetic(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim> {
     let p = p.clone();
     let q = q.clone();
-    let positive = |d: &Dim| c.dim_bounds(d).0 > 0;
+    let is_divisor_positive = c.dim_bounds(&q).0 > 0;
     let result = match op {
         "Add" => p + q,
         "Sub" => p - q,
         // The check bounds the number of terms before the product is expanded.
         "Mul" if check_shape_complexity(&[p.clone(), q.clone()]).is_ok() => p * q,
-        "Div" if positive(&q) && c.dim_bounds(&p).0 >= 0 => p.floor_div(&q),
-        "Mod" if positive(&q) && (c.flag("fmod").is_ok_and(|f| !f) || c.dim_bounds(&p).0 >= 0) => {
+        "Div" if is_divisor_positive && c.dim_bounds(&p).0 >= 0 => p.floor_div(&q),
+        "Mod" if is_divisor_positive && (c.flag("fmod").is_ok_and(|f| !f) || c.dim_bounds(&p).0 >= 0) => {
             p.modulo(&q)
         }
         "Min" => p.min_with(&q),
@@ -117,8 +117,10 @@ fn fold_arithmetic(c: &OpCall<'_, '_>, op: &str, p: &Dim, q: &Dim) -> Option<Dim
         _ => return None,
     };
     // Simplification within the bounds of the symbols makes results smaller, and equal results identical.
-    let sound = |d: &Dim| check_shape_complexity(std::slice::from_ref(d)).is_ok();
-    sound(&result).then(|| result.simplify_within(&c.builder().graph().symbols)).filter(sound)
+    check_shape_complexity(std::slice::from_ref(&result)).ok()?;
+    let simplified = result.simplify_within(&c.builder().graph().symbols);
+    check_shape_complexity(std::slice::from_ref(&simplified)).ok()?;
+    Some(simplified)
 }
 
 /// The truth of a comparison, if the bounds of the symbols decide it.
@@ -177,21 +179,11 @@ fn fold_slice(
     operands: &[Option<SymbolicInts>],
 ) -> RuleResult<Option<SymbolicInts>> {
     let [n] = x.shape.as_slice() else { return Ok(None) };
-    // `None` if it is not one known number; `Some(None)` if it is omitted.
-    let number = |i: usize, name: &str| -> RuleResult<Option<Option<i64>>> {
-        let given: Option<Vec<Dim>> = match operands.get(i).and_then(Option::as_ref) {
-            Some(ints) => Some(ints.dims.clone()),
-            None => c.opt_attribute_ints(name)?.map(|list| list.iter().map(|&d| d.into()).collect()),
-        };
-        Ok(match given.as_deref() {
-            None => Some(None),
-            Some([one]) => one.as_const().map(Some),
-            Some(_) => None,
-        })
-    };
-    let (Some(Some(start)), Some(Some(end)), Some(axis), Some(step)) =
-        (number(1, "starts")?, number(2, "ends")?, number(3, "axes")?, number(4, "steps")?)
-    else {
+    let start = slice_number(c, operands, 1, "starts")?;
+    let end = slice_number(c, operands, 2, "ends")?;
+    let axis = slice_number(c, operands, 3, "axes")?;
+    let step = slice_number(c, operands, 4, "steps")?;
+    let (Some(Some(start)), Some(Some(end)), Some(axis), Some(step)) = (start, end, axis, step) else {
         return Ok(None);
     };
     c.resolve_axis(axis.unwrap_or(0), 1)?;
@@ -199,12 +191,29 @@ fn fold_slice(
     Ok(positions.and_then(|p| x.take_positions(0, &p, &[p.len()])))
 }
 
+/// A number of a slice: `None` if it is not one known number, `Some(None)` if it is omitted.
+fn slice_number(
+    c: &OpCall<'_, '_>,
+    operands: &[Option<SymbolicInts>],
+    i: usize,
+    name: &str,
+) -> RuleResult<Option<Option<i64>>> {
+    let given: Option<Vec<Dim>> = match operands.get(i).and_then(Option::as_ref) {
+        Some(ints) => Some(ints.dims.clone()),
+        None => c.opt_attribute_ints(name)?.map(|list| list.iter().map(|&d| d.into()).collect()),
+    };
+    Ok(match given.as_deref() {
+        None => Some(None),
+        Some([number]) => number.as_const().map(Some),
+        Some(_) => None,
+    })
+}
+
 /// The positions of the elements that a slice of `n` elements takes.
 fn slice_positions(n: i64, start: i64, end: i64, step: i64) -> Option<Vec<i64>> {
-    let absolute = |p: i64| if p < 0 { p.saturating_add(n) } else { p };
     let (low, high) = if step > 0 { (0, n) } else { (-1, n - 1) };
-    let start = absolute(start).clamp(low, high);
-    let end = absolute(end).clamp(low, high);
+    let start = if start < 0 { start.saturating_add(n) } else { start }.clamp(low, high);
+    let end = if end < 0 { end.saturating_add(n) } else { end }.clamp(low, high);
     match step {
         0 => None,
         1.. => Some((start..end).step_by(usize::try_from(step).ok()?).collect()),
@@ -227,8 +236,11 @@ fn fold_reshape(
     let shape = match c.node.op_type.as_str() {
         "Squeeze" => {
             let axes = c.axes(1, rank)?;
-            let stays = |a: usize| axes.as_ref().map_or(x.shape[a] != 1, |axes| !axes.contains(&a));
-            (0..rank).filter(|&a| stays(a)).map(|a| x.shape[a]).collect()
+            let kept = (0..rank).filter(|a| match &axes {
+                Some(axes) => !axes.contains(a),
+                None => x.shape[*a] != 1,
+            });
+            kept.map(|a| x.shape[a]).collect()
         }
         "Unsqueeze" => {
             let new = consts.flatten().map_or(0, |v| v.len());
@@ -251,12 +263,12 @@ fn fold_reshape(
 /// The shape of the result of a reshape. An extent of 0 copies that of `x` unless `literal`, and -1 is
 /// inferred.
 fn reshape_target_shape(x: &SymbolicInts, target: &[i64], literal: bool) -> Option<Vec<usize>> {
-    let extent = |(i, d): (usize, &i64)| match d {
+    let extents = target.iter().enumerate().map(|(i, &extent)| match extent {
         -1 => Some(1),
         0 if !literal => x.shape.get(i).copied(),
-        d => usize::try_from(*d).ok(),
-    };
-    let mut shape = target.iter().enumerate().map(extent).collect::<Option<Vec<usize>>>()?;
+        extent => usize::try_from(extent).ok(),
+    });
+    let mut shape = extents.collect::<Option<Vec<usize>>>()?;
     let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
     let mut open = (0..target.len()).filter(|&i| target[i] == -1);
     if let Some(i) = open.next() {
@@ -310,10 +322,11 @@ fn fold_split(
         (None, None) => even.then(|| vec![n / count; count]),
     };
     // Invalid lengths are reported when the node is lowered.
-    let fits = |l: &Vec<usize>| {
-        l.len() == count && l.iter().try_fold(0usize, |sum, &l| sum.checked_add(l)) == Some(*n)
-    };
-    let Some(lengths) = lengths.filter(fits) else { return Ok(None) };
+    let lengths = lengths.filter(|lengths| {
+        let sum = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length));
+        lengths.len() == count && sum == Some(*n)
+    });
+    let Some(lengths) = lengths else { return Ok(None) };
     c.axis_or("axis", 0, 1)?;
     let mut start = 0usize;
     let mut pieces = Vec::new();

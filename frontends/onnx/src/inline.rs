@@ -102,12 +102,10 @@ fn function_scope<'p>(
     for default in &function.attribute_proto {
         scope.attributes.insert(&default.name, default);
     }
-    let is_declared = |name: &str| {
-        function.attribute.iter().any(|a| a == name)
-            || function.attribute_proto.iter().any(|a| a.name == name)
-    };
     for given in &node.attribute {
-        if !is_declared(&given.name) {
+        let is_declared = function.attribute.iter().any(|name| *name == given.name)
+            || function.attribute_proto.iter().any(|a| a.name == given.name);
+        if !is_declared {
             let found = describe_attribute(given);
             return Err(RuleFailure::Invalid(format!(
                 "expected an attribute of the function, found {found}"

@@ -107,9 +107,8 @@ impl SymbolicInts {
         replacing: &[usize],
     ) -> Option<SymbolicInts> {
         let n = *self.shape.get(axis)?;
-        let count = |dims: &[usize]| dims.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
-        let outer = count(&self.shape[..axis])?;
-        let inner = count(&self.shape[axis + 1..])?;
+        let outer = element_count(&self.shape[..axis])?;
+        let inner = element_count(&self.shape[axis + 1..])?;
         let shape = [&self.shape[..axis], replacing, &self.shape[axis + 1..]].concat();
         let count = outer.checked_mul(inner)?.checked_mul(positions.len()).filter(|n| *n <= MAX_FOLLOWED)?;
         let mut dims = Vec::with_capacity(count);
@@ -124,21 +123,29 @@ impl SymbolicInts {
     }
 
     pub fn with_shape(mut self, shape: Vec<usize>) -> Option<SymbolicInts> {
-        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        let count = element_count(&shape)?;
         self.shape = shape;
         (count == self.dims.len()).then_some(self)
     }
 }
 
+fn element_count(shape: &[usize]) -> Option<usize> {
+    shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d))
+}
+
 fn broadcast_shapes(a: &[usize], b: &[usize]) -> Option<Vec<usize>> {
     let rank = a.len().max(b.len());
-    let extent = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i]);
-    (0..rank)
-        .map(|axis| match (extent(a, axis), extent(b, axis)) {
+    let extents =
+        (0..rank).map(|axis| match (broadcast_extent(a, axis, rank), broadcast_extent(b, axis, rank)) {
             (1, d) | (d, 1) => Some(d),
             (d, e) => (d == e).then_some(d),
-        })
-        .collect()
+        });
+    extents.collect()
+}
+
+/// The extent at an axis of a shape that is extended to `rank` axes.
+fn broadcast_extent(shape: &[usize], axis: usize, rank: usize) -> usize {
+    (axis + shape.len()).checked_sub(rank).map_or(1, |i| shape[i])
 }
 
 pub(crate) fn type_of_tensor(data: &Tensor) -> TensorType {

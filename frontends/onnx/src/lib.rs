@@ -209,9 +209,8 @@ fn decode_model(source: &ModelSource) -> Result<proto::ModelProto, FailureReason
     let Some(file) = &source.file else {
         return decode_from(&mut source.bytes.clone(), &mut source.bytes.clone());
     };
-    let open = || FileBuf::new(file.clone(), source.bytes.clone());
-    let mut message = open();
-    let mut fields = open();
+    let mut message = FileBuf::new(file.clone(), source.bytes.clone());
+    let mut fields = FileBuf::new(file.clone(), source.bytes.clone());
     let model = decode_from(&mut message, &mut fields);
     // A read error explains any decoding error, so it is reported first.
     message.check_unchanged().and_then(|()| fields.check_unchanged()).map_err(FailureReason::Io)?;

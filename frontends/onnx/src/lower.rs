@@ -199,9 +199,10 @@ impl<'p> ImportLowering<'p> {
 
     /// The name, or the name with a number appended if an initializer or another parameter has it.
     fn unused_source_name(&self, name: &str) -> String {
-        let taken = |s: &str| self.initializers.contains(s) || self.weights.contains_key(s);
         let numbered = (2usize..).map(|n| format!("{name}#{n}"));
-        std::iter::once(name.to_string()).chain(numbered).find(|s| !taken(s)).unwrap_or_default()
+        let mut names = std::iter::once(name.to_string()).chain(numbered);
+        let unused = names.find(|s| !self.initializers.contains(s.as_str()) && !self.weights.contains_key(s));
+        unused.unwrap_or_default()
     }
 
     pub fn resolve_value(&mut self, name: &str) -> EmitResult {

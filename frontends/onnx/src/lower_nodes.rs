@@ -34,14 +34,9 @@ impl<'p> ImportLowering<'p> {
     }
 
     fn lower_node(&mut self, node: &'p proto::NodeProto) -> Result<(), FailureReason> {
-        let error = |message| FailureReason::Node {
-            node: node_label(node).to_string(),
-            op: display_name(node),
-            message,
-        };
         self.nodes += 1;
         if self.nodes > MAX_NODES && !self.outer.is_empty() {
-            return Err(error(format!("functions expand to more than {MAX_NODES} nodes")));
+            return Err(node_error(node, format!("functions expand to more than {MAX_NODES} nodes")));
         }
         let lowered = match inline::find_inlined_body(self, node) {
             Ok(Some(body)) => self.lower_body(node, body),
@@ -53,8 +48,9 @@ impl<'p> ImportLowering<'p> {
             other => other,
         };
         // Messages of the IR contain ids of symbols, which are replaced by names.
-        let named = |message: String| error(with_symbol_names(&message, &self.symbols.table));
-        lowered.map_err(|stop| stop.into_error(named))
+        lowered.map_err(|stop| {
+            stop.into_error(|message| node_error(node, with_symbol_names(&message, &self.symbols.table)))
+        })
     }
 
     fn lower_body(&mut self, node: &'p proto::NodeProto, body: InlinedBody<'p>) -> RuleResult {
@@ -150,4 +146,8 @@ impl<'p> ImportLowering<'p> {
         }
         Ok(())
     }
+}
+
+fn node_error(node: &proto::NodeProto, message: String) -> FailureReason {
+    FailureReason::Node { node: node_label(node).to_string(), op: display_name(node), message }
 }

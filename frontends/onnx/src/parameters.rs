@@ -2,8 +2,9 @@
 //! tensors that PyTorch lists as parameters, and tensors whose data differs between the files of the ranks.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
-use symmc_ir::DType;
+use symmc_ir::{DType, Tensor};
 
 use crate::proto;
 use crate::tensor_data::{self, TensorFiles};
@@ -51,16 +52,11 @@ pub(crate) fn find_parameters(models: &[proto::ModelProto], tensor_files: &[Tens
         let targets = text.lines().filter_map(|line| line.split_once(": PARAMETER target='"));
         out.named.extend(targets.filter_map(|(_, rest)| Some(rest.split_once('\'')?.0.to_string())));
     }
-    // A tensor that cannot be read is reported where it is used.
-    let read = |place: &TensorUse<'_>, files: &TensorFiles| {
-        let small =
-            tensor_data::stored_type(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
-        (small || !place.initializer).then(|| files.read_tensor(place.tensor).ok()).flatten()
-    };
     let expected = tensor_uses(first);
     for (model, files) in models.iter().zip(tensor_files).skip(1) {
         for (a, b) in expected.iter().zip(&tensor_uses(model)) {
-            if let (Some(x), Some(y)) = (read(a, &tensor_files[0]), read(b, files))
+            if let Some(x) = read_comparable(a, &tensor_files[0])
+                && let Some(y) = read_comparable(b, files)
                 && x != y
             {
                 out.differing.extend([a.tensor, b.tensor].map(std::ptr::from_ref));
@@ -68,6 +64,16 @@ pub(crate) fn find_parameters(models: &[proto::ModelProto], tensor_files: &[Tens
         }
     }
     out
+}
+
+/// The data of a tensor that is not a parameter by its type alone. A tensor that cannot be read is reported
+/// where it is used.
+fn read_comparable(place: &TensorUse<'_>, files: &TensorFiles) -> Option<Arc<Tensor>> {
+    let small = tensor_data::stored_type(place.tensor).is_ok_and(|(dtype, shape)| is_constant(dtype, &shape));
+    if !small && place.initializer {
+        return None;
+    }
+    files.read_tensor(place.tensor).ok()
 }
 
 /// One use of a tensor that is stored in the file.

@@ -53,8 +53,10 @@ impl RankCount {
 
     /// The number of ranks as far as it is known now.
     pub fn count_so_far(&self) -> Option<u32> {
-        let of_files = || u32::try_from(self.files).ok().filter(|n| *n > 1);
-        self.stated.as_ref().map(|(_, n)| *n).or_else(of_files)
+        if let Some((_, count)) = &self.stated {
+            return Some(*count);
+        }
+        u32::try_from(self.files).ok().filter(|n| *n > 1)
     }
 
     /// The number of ranks after all nodes. It is unknown only if there are collectives that do not state it.

@@ -23,27 +23,26 @@ pub(crate) fn lower_inputs<'p>(
     graph: &'p proto::GraphProto,
     arguments: &[&'p proto::ValueInfoProto],
 ) -> Result<(), FailureReason> {
-    let error = |name: &str, message: String| FailureReason::Value { value: name.into(), message };
     lowering.scope.declare(graph.value_info.iter().chain(&graph.output).chain(&graph.input));
     lowering.scope.mark_read_at_end(graph.output.iter().map(|o| o.name.as_str()));
     for tensor in &graph.initializer {
         let name = tensor.name.as_str();
-        lowering.scope.bind(name, NameBinding::Stored(tensor)).map_err(|m| error(name, m))?;
+        lowering.scope.bind(name, NameBinding::Stored(tensor)).map_err(|m| value_error(name, m))?;
         lowering.initializers.insert(name);
     }
     for argument in arguments {
         let name = argument.name.as_str();
         let Some((dtype, dims)) = lowering.partial_declared_type(name)? else {
-            return Err(error(name, "expected a tensor with a dtype and a number of axes".into()));
+            return Err(value_error(name, "expected a tensor with a dtype and a number of axes".into()));
         };
         let shape: Option<Vec<_>> = dims.into_iter().collect();
         let Some(shape) = shape else {
-            return Err(error(name, "expected extents that are known or symbols".into()));
+            return Err(value_error(name, "expected extents that are known or symbols".into()));
         };
-        symmc_ir::dim::check_shape_complexity(&shape).map_err(|m| error(name, m))?;
+        symmc_ir::dim::check_shape_complexity(&shape).map_err(|m| value_error(name, m))?;
         let ty = TensorType::new(dtype, shape);
         let value = lowering.builder.input(InputKind::Argument, name, name, ty, None);
-        lowering.scope.bind(name, NameBinding::Value(value)).map_err(|m| error(name, m))?;
+        lowering.scope.bind(name, NameBinding::Value(value)).map_err(|m| value_error(name, m))?;
     }
     // Parameters come before the nodes, in the order in which the nodes read them. A tensor that cannot be
     // read is reported where it is used.
@@ -62,9 +61,14 @@ pub(crate) fn lower_outputs<'p>(
     }
     for output in &graph.output {
         let name = output.name.as_str();
-        let error = |message: String| FailureReason::Value { value: name.into(), message };
-        let value = lowering.resolve_value(name).map_err(|stop| stop.into_error(error))?;
+        let value = lowering
+            .resolve_value(name)
+            .map_err(|stop| stop.into_error(|message| value_error(name, message)))?;
         lowering.builder.output(value);
     }
     Ok(())
+}
+
+fn value_error(name: &str, message: String) -> FailureReason {
+    FailureReason::Value { value: name.into(), message }
 }

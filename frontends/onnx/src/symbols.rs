@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 
 use indexmap::IndexMap;
-use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstraint, SymbolConstraints};
+use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstraints};
 use symmc_import::sympy::{self, SizeExpr};
 use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 
@@ -68,8 +68,8 @@ impl ProgramSymbols {
                 known.range.and_then(|r| r.min),
                 known.range.and_then(|r| r.max),
             )?;
-            let is_constrained = |(asked, _): &(String, SymbolConstraint)| *asked == shown || asked == name;
-            if !known.certain && !given.constraints.iter().any(is_constrained) {
+            let is_constrained = given.constraints.iter().any(|(asked, _)| *asked == shown || asked == name);
+            if !known.certain && !is_constrained {
                 let max = max.map_or("any size".into(), |max| max.to_string());
                 notes.push(format!(
                     "symbol {shown} is assumed to be {min} to {max}: its range is not certain"
@@ -103,9 +103,9 @@ impl ProgramSymbols {
                 if sympy::symbols_in(&parsed).iter().any(|s| !self.ids.contains_key(*s)) {
                     return Ok(None);
                 }
-                let resolve = |s: &str| self.ids.get(s).cloned().ok_or_else(String::new);
-                let dim = sympy::to_dim(&parsed, &resolve).map(|dim| Some(dim.simplify_within(&self.table)));
-                dim.map_err(|m| format!("the extent `{name}`: {m}"))
+                let dim = sympy::to_dim(&parsed, &|s| self.ids.get(s).cloned().ok_or_else(String::new));
+                let dim = dim.map_err(|m| format!("the extent `{name}`: {m}"))?;
+                Ok(Some(dim.simplify_within(&self.table)))
             }
         }
     }
@@ -114,17 +114,16 @@ impl ProgramSymbols {
 /// The extent in the recorded arguments on an axis that consists of just this symbol. The largest one, if
 /// they differ.
 fn recorded_extent(symbol: &str, arguments: &[&proto::ValueInfoProto], shapes: &[Vec<usize>]) -> Option<i64> {
-    let of_argument = |(argument, shape): (&&proto::ValueInfoProto, &Vec<usize>)| {
-        let own = argument.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?;
-        let is_symbol = |(axis, dim): &(usize, &proto::DimensionProto)| match declared_extent(dim) {
+    let extents = arguments.iter().zip(shapes).filter_map(|(argument, shape)| {
+        let declared = argument.r#type.as_ref()?.tensor_type.as_ref()?.shape.as_ref()?;
+        let axes = declared.dim.iter().enumerate().filter(|(axis, dim)| match declared_extent(dim) {
             DeclaredExtent::Named(name) => name == symbol,
             DeclaredExtent::Open => anonymous_symbol(&argument.name, *axis) == symbol,
             DeclaredExtent::Known(_) => false,
-        };
-        let axes = own.dim.iter().enumerate().filter(is_symbol);
+        });
         axes.filter_map(|(axis, _)| i64::try_from(*shape.get(axis)?).ok()).max()
-    };
-    arguments.iter().zip(shapes).filter_map(of_argument).max()
+    });
+    extents.max()
 }
 
 /// The extent as the file declares it.
@@ -147,24 +146,26 @@ fn anonymous_symbol(value: &str, axis: usize) -> String {
 }
 
 fn collect_symbols(argument: &str, axis: usize, dim: &proto::DimensionProto, order: &mut Vec<String>) {
-    let mut add = |name: String| {
-        if !order.contains(&name) {
-            order.push(name);
-        }
-    };
     match declared_extent(dim) {
         DeclaredExtent::Known(_) => {}
-        DeclaredExtent::Open => add(anonymous_symbol(argument, axis)),
+        DeclaredExtent::Open => add_symbol(order, anonymous_symbol(argument, axis)),
         DeclaredExtent::Named(name) => {
             let parsed = sympy::parse(name);
             // Text that is not an integer expression names one symbol.
-            let zero = |_: &str| Ok(Dim::from(0));
-            match parsed.as_ref().map(|e| (e, sympy::to_dim(e, &zero))) {
-                Ok((SizeExpr::Symbol(s), _)) => add((*s).to_string()),
-                Ok((e, Ok(_))) => sympy::symbols_in(e).into_iter().for_each(|s| add(s.to_string())),
-                _ => add(name.to_string()),
+            match parsed.as_ref().map(|e| (e, sympy::to_dim(e, &|_| Ok(Dim::from(0))))) {
+                Ok((SizeExpr::Symbol(s), _)) => add_symbol(order, (*s).to_string()),
+                Ok((e, Ok(_))) => {
+                    sympy::symbols_in(e).into_iter().for_each(|s| add_symbol(order, s.to_string()));
+                }
+                _ => add_symbol(order, name.to_string()),
             }
         }
+    }
+}
+
+fn add_symbol(order: &mut Vec<String>, name: String) {
+    if !order.contains(&name) {
+        order.push(name);
     }
 }
 
@@ -216,17 +217,18 @@ fn parse_range_metadata(text: &str) -> IndexMap<String, SymbolRange> {
         let name = part[0].rsplit([',', '{', ']']).next().unwrap_or("").trim().trim_end_matches(':').trim();
         let Some((interval, _)) = part[1].split_once(']') else { continue };
         let Some((min, max)) = interval.split_once(',') else { continue };
-        let end = |text: &str| text.trim().parse::<i64>().ok();
-        out.insert(name.to_string(), SymbolRange { min: end(min), max: end(max) });
+        let min = min.trim().parse().ok();
+        let max = max.trim().parse().ok();
+        out.insert(name.to_string(), SymbolRange { min, max });
     }
     out
 }
 
 /// The name, with a number appended if another symbol has it.
 fn unique_name(others: &[DeclaredSymbol], name: String) -> String {
-    let taken = |name: &str| others.iter().any(|s| s.name == name);
     let numbered = (2..).map(|n| format!("{name}_{n}"));
-    if taken(&name) { numbered.into_iter().find(|n| !taken(n)).unwrap_or(name) } else { name }
+    let mut names = std::iter::once(name.clone()).chain(numbered);
+    names.find(|name| others.iter().all(|s| s.name != *name)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -193,16 +193,9 @@ impl TensorFiles {
 
     /// The bytes of a tensor in an external file. `count` is the size of its elements in bytes.
     fn external_part(&self, tensor: &proto::TensorProto, count: usize) -> Result<BackingSlice, String> {
-        let entry = |key: &str| tensor.external_data.iter().find(|e| e.key == key).map(|e| e.value.as_str());
-        let number = |key: &str| match entry(key) {
-            None => Ok(None),
-            Some(text) => text.parse::<usize>().map(Some).map_err(|_| {
-                format!("expected a number of bytes as {key} of the external data, found `{text}`")
-            }),
-        };
-        let location = entry("location").unwrap_or("");
-        let start = number("offset")?.unwrap_or(0);
-        if let Some(length) = number("length")?.filter(|&l| l != count) {
+        let location = external_entry(tensor, "location").unwrap_or("");
+        let start = external_number(tensor, "offset")?.unwrap_or(0);
+        if let Some(length) = external_number(tensor, "length")?.filter(|&l| l != count) {
             return Err(format!("expected {count} bytes of external data, found a length of {length}"));
         }
         let file = self.open_data_file(location)?;
@@ -231,9 +224,8 @@ impl TensorFiles {
             ));
         };
         let path = folder.join(relative);
-        let failed = |e: io::Error| format!("external data file {}: {e}", path.display());
         // Opening a pipe would wait for its writer.
-        let kind = std::fs::metadata(&path).map_err(failed)?.file_type();
+        let kind = std::fs::metadata(&path).map_err(|e| data_file_error(&path, e))?.file_type();
         if !kind.is_file() {
             let what = match kind {
                 k if k.is_dir() => "folder",
@@ -243,11 +235,26 @@ impl TensorFiles {
             };
             return Err(format!("expected an external data file, found the {what} {}", path.display()));
         }
-        let file = MappedFile::open(&path).map_err(failed)?;
+        let file = MappedFile::open(&path).map_err(|e| data_file_error(&path, e))?;
         let file = Arc::new(file);
         self.open.borrow_mut().insert(location.to_string(), file.clone());
         Ok(file)
     }
+}
+
+fn external_entry<'t>(tensor: &'t proto::TensorProto, key: &str) -> Option<&'t str> {
+    tensor.external_data.iter().find(|entry| entry.key == key).map(|entry| entry.value.as_str())
+}
+
+fn external_number(tensor: &proto::TensorProto, key: &str) -> Result<Option<usize>, String> {
+    let Some(text) = external_entry(tensor, key) else { return Ok(None) };
+    text.parse()
+        .map(Some)
+        .map_err(|_| format!("expected a number of bytes as {key} of the external data, found `{text}`"))
+}
+
+fn data_file_error(path: &Path, error: io::Error) -> String {
+    format!("external data file {}: {error}", path.display())
 }
 
 /// A tensor that uses these bytes in place, or a copy that is made at the first read.

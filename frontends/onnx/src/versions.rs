@@ -51,19 +51,17 @@ pub(crate) fn opset_versions(
             "com.microsoft" => ("ONNX Runtime's operators", 1..=1),
             other => (other, 0..=i64::MAX),
         };
-        let error = |expected: String| FailureReason::Version {
-            expected,
-            found: format!("version {}", import.version),
-        };
+        let found = format!("version {}", import.version);
         if !known.contains(&import.version) {
             let oldest = known.start();
             let newest = known.end();
             let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };
-            return Err(error(format!("version {range} of {who}")));
+            return Err(FailureReason::Version { expected: format!("version {range} of {who}"), found });
         }
         match versions.insert(domain, import.version) {
             Some(first) if first != import.version => {
-                return Err(error(format!("one version of {who}, {first}")));
+                let expected = format!("one version of {who}, {first}");
+                return Err(FailureReason::Version { expected, found });
             }
             _ => {}
         }

@@ -1,7 +1,7 @@
 //! Kernels of custom ops that an embedder registers, and rank processes that run the embedder's own program.
 //!
 //! ```no_run
-//! use symmc::custom::{CustomKernelRegistry, KernelSignature};
+//! use symmc::custom::{CustomError, CustomKernelRegistry, KernelSignature};
 //! use symmc::DType;
 //!
 //! let mut kernels = CustomKernelRegistry::new();

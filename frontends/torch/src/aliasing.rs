@@ -154,12 +154,13 @@ pub(crate) fn find_base(c: &OpCall<'_, '_>, value: ValueId) -> (ValueId, Vec<Nod
 fn operand_layout<'p>(c: &OpCall<'_, 'p>) -> Option<(Vec<Dim>, Vec<Dim>)> {
     let Some(Argument::Tensor(name)) = c.argument_at(0) else { return None };
     let meta = c.lowering.scope.graph.tensor_values.get(&**name)?;
-    let dims = |list: &'p [SymInt<'p>]| -> Option<Vec<Dim>> {
-        list.iter().map(|s| c.lowering.symbols.resolve_extent(s).ok()).collect()
-    };
-    let sizes = dims(&meta.sizes)?;
-    let strides = dims(&meta.strides)?;
+    let sizes = resolve_extents(c, &meta.sizes)?;
+    let strides = resolve_extents(c, &meta.strides)?;
     (sizes.len() == strides.len()).then_some((sizes, strides))
+}
+
+fn resolve_extents<'p>(c: &OpCall<'_, 'p>, extents: &'p [SymInt<'p>]) -> Option<Vec<Dim>> {
+    extents.iter().map(|extent| c.lowering.symbols.resolve_extent(extent).ok()).collect()
 }
 
 /// The declared offset of the first operand in its storage, in elements.
@@ -180,8 +181,9 @@ pub(crate) fn memory_order(c: &OpCall<'_, '_>) -> Option<Vec<usize>> {
         let known = strides.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
         order.sort_by_key(|&a| std::cmp::Reverse(known.get(a).copied()));
     }
-    let sorted = |of: &[Dim]| -> Vec<Dim> { order.iter().filter_map(|&a| of.get(a).cloned()).collect() };
-    (is_row_major(&sorted(&sizes), &sorted(&strides)) == Some(true)).then_some(order)
+    let sorted_sizes: Vec<Dim> = order.iter().filter_map(|&a| sizes.get(a).cloned()).collect();
+    let sorted_strides: Vec<Dim> = order.iter().filter_map(|&a| strides.get(a).cloned()).collect();
+    (is_row_major(&sorted_sizes, &sorted_strides) == Some(true)).then_some(order)
 }
 
 /// Whether these are the strides of row-major order. `None` if that is not known.
@@ -214,16 +216,19 @@ fn reshape_aliasing(c: &OpCall<'_, '_>) -> Option<ResultAliasing> {
     if is_row_major(&sizes, &strides) == Some(true) {
         return Some(ResultAliasing::Shared);
     }
-    let known = |dims: &[Dim]| dims.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>();
     let value = c.result(0)?;
-    let sizes = known(&sizes)?;
-    let strides = known(&strides)?;
-    let new = known(&c.shape(value))?;
+    let sizes = constant_extents(&sizes)?;
+    let strides = constant_extents(&strides)?;
+    let new = constant_extents(&c.shape(value))?;
     Some(if is_viewable_as(&sizes, &strides, &new) {
         ResultAliasing::Shared
     } else {
         ResultAliasing::Separate
     })
+}
+
+fn constant_extents(extents: &[Dim]) -> Option<Vec<i64>> {
+    extents.iter().map(Dim::as_const).collect()
 }
 
 /// Whether a tensor of these strides can be viewed as another shape. Each run of contiguous axes must

@@ -72,7 +72,6 @@ pub(crate) struct Archive<'a> {
 impl<'a> Archive<'a> {
     /// Opens an archive and checks that it is a `.pt2` of this byte order.
     pub fn open(bytes: &'a [u8]) -> Result<Self> {
-        let zip_error = |e: zip::result::ZipError| ImportError::Zip(e.to_string());
         // The archive starts at the first byte of the file. A search for the start would take the second
         // header of some central directories for the first, because PyTorch writes zip64 records after every
         // directory.
@@ -208,8 +207,7 @@ impl<'a> Archive<'a> {
         let Some(&index) = self.entries.get(entry) else {
             return Err(ImportError::MissingEntry { entry: entry.into(), hint: String::new() });
         };
-        let error = |message: String| ImportError::Entry { entry: entry.into(), message };
-        let file = self.zip.by_index_raw(index).map_err(|e| error(e.to_string()))?;
+        let file = self.zip.by_index_raw(index).map_err(|e| entry_error(entry, e.to_string()))?;
         let size = file.size();
         let packed = file.compressed_size();
         let most = match file.compression() {
@@ -217,7 +215,7 @@ impl<'a> Archive<'a> {
             _ => packed.saturating_mul(DEFLATE_RATIO),
         };
         if size > most {
-            return Err(error(format!("{packed} bytes cannot unpack to {size}")));
+            return Err(entry_error(entry, format!("{packed} bytes cannot unpack to {size}")));
         }
         Ok(size)
     }
@@ -234,15 +232,22 @@ impl<'a> Archive<'a> {
     /// The bytes of an entry whose size has been counted.
     pub fn unpack(&mut self, entry: &str) -> Result<Vec<u8>> {
         let size = self.entry_size(entry)?;
-        let error = |message: String| ImportError::Entry { entry: entry.into(), message };
         let index = self.entries.get(entry).copied().unwrap_or(usize::MAX);
-        let file = self.zip.by_index(index).map_err(|e| error(e.to_string()))?;
+        let file = self.zip.by_index(index).map_err(|e| entry_error(entry, e.to_string()))?;
         // The stored size is only trusted as far as data arrives.
         let mut bytes = Vec::with_capacity(size.min(1 << 26) as usize);
-        file.take(size + 1).read_to_end(&mut bytes).map_err(|e| error(e.to_string()))?;
+        file.take(size + 1).read_to_end(&mut bytes).map_err(|e| entry_error(entry, e.to_string()))?;
         if bytes.len() as u64 != size {
-            return Err(error(format!("expected {size} bytes, found {}", bytes.len())));
+            return Err(entry_error(entry, format!("expected {size} bytes, found {}", bytes.len())));
         }
         Ok(bytes)
     }
+}
+
+fn zip_error(error: zip::result::ZipError) -> ImportError {
+    ImportError::Zip(error.to_string())
+}
+
+fn entry_error(entry: &str, message: String) -> ImportError {
+    ImportError::Entry { entry: entry.into(), message }
 }

@@ -67,15 +67,11 @@ fn set_results(
     mut bases: Vec<ValueId>,
     written: &[WrittenArgument<'_>],
 ) -> RuleResult {
-    let contents = |name: &str| {
-        let at = writes.arguments.iter().position(|a| a == name)?;
-        new.get(writes.own_results + at).copied().flatten()
-    };
-    let own = c.result_names().len().saturating_sub(bases.len());
+    let own_count = c.result_names().len().saturating_sub(bases.len());
     let returned = writes.returned.as_ref().unwrap_or(&writes.arguments);
-    for i in 0..own {
+    for i in 0..own_count {
         let value = match returned.get(i) {
-            Some(name) if writes.own_results == 0 => contents(name),
+            Some(name) if writes.own_results == 0 => new_contents(writes, new, name),
             _ => new.get(i).copied().flatten(),
         };
         if let Some(value) = value {
@@ -84,7 +80,7 @@ fn set_results(
     }
     let mut known = vec![true; bases.len()];
     for w in written {
-        match (contents(w.name), bases.get_mut(w.base), known.get_mut(w.base)) {
+        match (new_contents(writes, new, w.name), bases.get_mut(w.base), known.get_mut(w.base)) {
             (Some(value), Some(base), _) => *base = write_view(c, *base, w, value)?,
             (None, _, Some(known)) => *known = false,
             _ => {}
@@ -93,10 +89,16 @@ fn set_results(
     for (i, base) in bases.into_iter().enumerate() {
         if known.get(i) == Some(&true) {
             let value = ensure_separate(c, base)?;
-            c.set_result(own + i, value);
+            c.set_result(own_count + i, value);
         }
     }
     Ok(())
+}
+
+/// The new contents of a written argument.
+fn new_contents(writes: &OpWrites, new: &[Option<ValueId>], argument: &str) -> Option<ValueId> {
+    let at = writes.arguments.iter().position(|a| a == argument)?;
+    new.get(writes.own_results + at).copied().flatten()
 }
 
 /// The written arguments that have bases.

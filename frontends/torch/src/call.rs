@@ -165,13 +165,17 @@ impl<'c, 'p> OpCall<'c, 'p> {
 
     /// The argument of this name. `None` if it is absent or an explicit none.
     pub fn get(&self, name: &str) -> Option<&'p Argument<'p>> {
-        let here = |n: &str| {
-            let input = self.inputs.iter().find(|i| &*i.name == n)?;
-            self.read.borrow_mut().insert(&input.name);
-            Some(&input.arg)
-        };
-        let other = || self.renamed.iter().filter(|(asked, _)| *asked == name).find_map(|(_, n)| here(n));
-        here(name).or_else(other).filter(|a| !matches!(a, Argument::None))
+        let found = self.read_input(name).or_else(|| {
+            let names = self.renamed.iter().filter(|(asked, _)| *asked == name);
+            names.map(|(_, other)| other).find_map(|other| self.read_input(other))
+        });
+        found.filter(|a| !matches!(a, Argument::None))
+    }
+
+    fn read_input(&self, name: &str) -> Option<&'p Argument<'p>> {
+        let input = self.inputs.iter().find(|i| &*i.name == name)?;
+        self.read.borrow_mut().insert(&input.name);
+        Some(&input.arg)
     }
 
     /// The argument at a position, for targets whose arguments have no names.

@@ -63,11 +63,11 @@ impl DeclaredOp {
 /// The number of results that are new tensors, and the written arguments among the results.
 fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec<String>), String> {
     let inner = text.strip_prefix('(').and_then(|t| t.strip_suffix(')'));
-    let mut own = 0;
+    let mut own_count = 0;
     let mut returned = Vec::new();
     for part in split(inner.unwrap_or(text))? {
         match alias(part) {
-            None => own += usize::from(part.starts_with("Tensor")),
+            None => own_count += usize::from(part.starts_with("Tensor")),
             Some(alias) if alias.contains('!') => {
                 let argument = written.iter().find(|(a, _)| a == alias).map(|(_, name)| name.clone());
                 returned.push(argument.ok_or_else(|| format!("expected an argument ({alias}), found none"))?);
@@ -79,10 +79,10 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
             }
         }
     }
-    if own > 0 && !returned.is_empty() {
+    if own_count > 0 && !returned.is_empty() {
         return Err("expected results that are all written arguments or all new tensors, found both".into());
     }
-    Ok((own, returned))
+    Ok((own_count, returned))
 }
 
 /// The alias annotation of a type: `a!` in `Tensor(a!)[]`.

@@ -83,15 +83,18 @@ pub(crate) fn promote(a: DType, b: DType) -> DType {
 /// The common dtype of these operands. `None` without operands.
 pub(crate) fn result_type(operands: &[(PromotionPriority, DType)]) -> Option<DType> {
     let promoted = |w: PromotionPriority| operands.iter().filter(|o| o.0 == w).map(|o| o.1).reduce(promote);
-    let combine = |higher: Option<DType>, lower: Option<DType>| match (higher, lower) {
+    let tensors = promoted(PromotionPriority::Tensor);
+    let others = combine(promoted(PromotionPriority::NoAxes), promoted(PromotionPriority::Scalar));
+    combine(tensors, others)
+}
+
+/// The common dtype of operands of a higher and a lower priority.
+fn combine(higher: Option<DType>, lower: Option<DType>) -> Option<DType> {
+    match (higher, lower) {
         (Some(h), Some(l)) if category(l) > category(h) => Some(promote(h, l)),
         (Some(h), _) => Some(h),
         (None, l) => l,
-    };
-    combine(
-        promoted(PromotionPriority::Tensor),
-        combine(promoted(PromotionPriority::NoAxes), promoted(PromotionPriority::Scalar)),
-    )
+    }
 }
 
 pub(crate) fn scalar_dtype(s: Scalar) -> DType {

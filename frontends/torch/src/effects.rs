@@ -12,7 +12,7 @@ use std::sync::OnceLock;
 use crate::custom_schema::DeclaredOp;
 pub(crate) use crate::custom_schema::OpWrites;
 use crate::error::{ImportError, Result};
-use crate::schema::{Argument, ExportedGraph, ExportedNode, JsonStr, NamedArgument};
+use crate::schema::{Argument, ExportedGraph, ExportedNode, JsonStr};
 use crate::scope::tensor_names;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -170,17 +170,18 @@ pub(crate) fn returns_views(target: &str) -> bool {
 /// Whether an op draws random numbers with these arguments. Attention and rrelu only do on request.
 pub(crate) fn draws_random_numbers(node: &ExportedNode<'_>) -> bool {
     let op = op_name(&node.target);
-    let is_given = |name: &str| node.inputs.iter().any(|i| &*i.name == name);
-    let off = |i: &NamedArgument<'_>| match (&*i.name, &i.arg) {
+    let has_dropout = node.inputs.iter().any(|i| &*i.name == "dropout_p");
+    let has_training = node.inputs.iter().any(|i| &*i.name == "training");
+    let is_off_by_default = op.contains("scaled_dot_product") && !has_dropout
+        || matches!(op, "aten.rrelu" | "aten.rrelu_") && !has_training;
+    let is_off = node.inputs.iter().any(|i| match (&*i.name, &i.arg) {
         ("train" | "training", Argument::Bool(on)) => !on,
         ("p" | "dropout" | "dropout_p", Argument::Float(p)) => *p == 0.0,
         ("p" | "dropout" | "dropout_p", Argument::Int(p)) => *p == 0,
         _ => false,
-    };
-    let is_off_by_default = op.contains("scaled_dot_product") && !is_given("dropout_p")
-        || matches!(op, "aten.rrelu" | "aten.rrelu_") && !is_given("training");
+    });
     let may_draw = effect_table().kinds.get(op) == Some(&EffectKind::Draws);
-    may_draw && !is_off_by_default && !node.inputs.iter().any(off)
+    may_draw && !is_off_by_default && !is_off
 }
 
 /// Whether the name of a target says that it writes an operand (`aten.add_.Tensor`, `aten.add.out`).
@@ -235,11 +236,10 @@ impl EffectAnalysis {
             };
         }
         if let Some(row) = effect_table().writes.get(target) {
-            let off = |flag| {
+            let nothing = row.flag.is_some_and(|flag| {
                 let set = node.inputs.iter().find(|i| &*i.name == flag).map(|i| &i.arg);
                 matches!(set, Some(Argument::Bool(false)))
-            };
-            let nothing = row.flag.is_some_and(off);
+            });
             return if nothing { OpEffect::Pure } else { OpEffect::Writes(row.writes.clone()) };
         }
         if functionalized_op(node).is_some() {

@@ -143,7 +143,7 @@ pub struct UndescribedGroup {
 const SHOWN: usize = 3;
 
 fn list_undescribed_groups(groups: &[UndescribedGroup]) -> String {
-    let describe = |g: &UndescribedGroup| {
+    let described = groups.iter().map(|g| {
         let size = g.size.map_or(String::new(), |n| format!("{n} ranks each, "));
         let nodes: Vec<String> = g.nodes.iter().take(SHOWN).map(|n| format!("`{n}`")).collect();
         let more = match g.nodes.len().saturating_sub(SHOWN) {
@@ -152,6 +152,6 @@ fn list_undescribed_groups(groups: &[UndescribedGroup]) -> String {
         };
         let what = if g.nodes.len() == 1 { "node" } else { "nodes" };
         format!("group `{}` ({size}{what} {}{more})", g.name, nodes.join(", "))
-    };
-    groups.iter().map(describe).collect::<Vec<_>>().join(" and ")
+    });
+    described.collect::<Vec<_>>().join(" and ")
 }

@@ -12,7 +12,7 @@ use crate::{ImportOptions, import};
 pub fn check_bytes(bytes: &[u8]) -> bool {
     let packed;
     let bytes = if bytes.starts_with(b"{") {
-        packed = pack(bytes);
+        packed = pack(bytes).unwrap_or_default();
         packed.as_slice()
     } else {
         bytes
@@ -20,17 +20,13 @@ pub fn check_bytes(bytes: &[u8]) -> bool {
     symmc_import::fuzz::check_import(import(bytes, &ImportOptions::default()).map(|imported| imported.graph))
 }
 
-/// An archive of this program, without stored tensors. Empty if it cannot be written.
-fn pack(program: &[u8]) -> Vec<u8> {
-    let write = || -> zip::result::ZipResult<Vec<u8>> {
-        let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
-        let stored =
-            zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
-        for (name, data) in [("archive_format", b"pt2".as_slice()), ("models/model.json", program)] {
-            zip.start_file(name, stored)?;
-            zip.write_all(data)?;
-        }
-        Ok(zip.finish()?.into_inner())
-    };
-    write().unwrap_or_default()
+/// An archive of this program, without stored tensors.
+fn pack(program: &[u8]) -> zip::result::ZipResult<Vec<u8>> {
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    for (name, data) in [("archive_format", b"pt2".as_slice()), ("models/model.json", program)] {
+        zip.start_file(name, stored)?;
+        zip.write_all(data)?;
+    }
+    Ok(zip.finish()?.into_inner())
 }

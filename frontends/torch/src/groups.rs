@@ -181,15 +181,16 @@ fn merge_rank_count(
 }
 
 fn check_partition(group: &str, cells: &[Vec<u32>]) -> Result<u32> {
-    let error = |message: String| ImportError::Group { group: group.into(), message };
     let size = cells.first().map_or(0, Vec::len);
     if size == 0 || cells.iter().any(|c| c.len() != size) {
-        return Err(error(format!("expected lists of ranks of equal length, found {cells:?}")));
+        let message = format!("expected lists of ranks of equal length, found {cells:?}");
+        return Err(ImportError::Group { group: group.into(), message });
     }
     let mut all: Vec<u32> = cells.iter().flatten().copied().collect();
     all.sort_unstable();
     if all.iter().enumerate().any(|(i, &r)| i as u64 != u64::from(r)) {
-        return Err(error(format!("expected every rank from 0 to {} once, found {all:?}", all.len() - 1)));
+        let message = format!("expected every rank from 0 to {} once, found {all:?}", all.len() - 1);
+        return Err(ImportError::Group { group: group.into(), message });
     }
     Ok(all.len() as u32)
 }

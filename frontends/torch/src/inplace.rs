@@ -61,15 +61,15 @@ pub(crate) fn lower_in_place_by_rule<'c, 'p>(
         Err(RuleFailure::Opaque(why)) => emit_opaque_write(c, writes, &written, &why)?,
         Err(other) => return Err(other),
     };
-    let own = count_own_results(c, writes);
+    let own_count = count_own_results(c, writes);
     for (i, name) in written.iter().enumerate() {
-        match new.get(own + i).copied().flatten() {
+        match new.get(own_count + i).copied().flatten() {
             Some(new) => assign_contents(c, name, new)?,
             None => invalidate_contents(c, name)?,
         }
     }
-    if own > 0 {
-        for (i, value) in new.into_iter().take(own).enumerate() {
+    if own_count > 0 {
+        for (i, value) in new.into_iter().take(own_count).enumerate() {
             if let Some(value) = value {
                 c.set_result(i, value);
             }

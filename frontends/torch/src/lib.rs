@@ -106,10 +106,9 @@ pub fn import(bytes: &[u8], options: &ImportOptions) -> Result<ImportOutput, Imp
 /// axes. If ranks call a group by different names, the ranks that use one name form a cell.
 /// [`ImportError::Rank`] names the archive at fault, unless it is the first.
 pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOutput, ImportError> {
-    let in_rank = |rank: usize| move |e: ImportError| e.with_rank(rank);
     let mut opened = Vec::with_capacity(files.len());
     for (i, bytes) in files.iter().enumerate() {
-        opened.push(open_archive(bytes, options).map_err(in_rank(i))?);
+        opened.push(open_archive(bytes, options).map_err(|e| e.with_rank(i))?);
     }
     let mut options = options.clone();
     let count = u32::try_from(files.len()).unwrap_or(u32::MAX);
@@ -127,7 +126,8 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOu
     }
     let mut programs = Vec::with_capacity(files.len());
     for (i, (model, text)) in models.iter().zip(&texts).enumerate() {
-        programs.push(parse_program(&format!("models/{model}.json"), text).map_err(in_rank(i))?);
+        let program = parse_program(&format!("models/{model}.json"), text);
+        programs.push(program.map_err(|e| e.with_rank(i))?);
     }
     let merged = merge_ranks::merge_programs(&mut programs)?;
     for (name, cells) in merged.groups {
@@ -136,7 +136,7 @@ pub fn import_ranks(files: &[&[u8]], options: &ImportOptions) -> Result<ImportOu
     let mut all = Vec::with_capacity(files.len());
     let names = std::iter::once(None).chain(merged.names.iter().map(|n| Some(&n.stored)));
     for (i, ((archive, model), names)) in archives.iter_mut().zip(&models).zip(names).enumerate() {
-        all.push(open_tensors(archive, model, names).map_err(in_rank(i))?);
+        all.push(open_tensors(archive, model, names).map_err(|e| e.with_rank(i))?);
     }
     let first = programs.first().ok_or_else(|| ImportError::Graph("no archive was given".into()))?;
     convert_program(first, &mut all, &options)
@@ -184,10 +184,6 @@ pub fn supported_ops() -> Vec<(&'static str, &'static str)> {
 const ATEN_OPSET: i64 = 10;
 
 fn parse_program<'t>(entry: &str, text: &'t str) -> Result<ExportedProgram<'t>, ImportError> {
-    let schema = |v: schema::SchemaVersion| ImportError::Schema {
-        entry: entry.to_string(),
-        found: format!("{}.{}", v.major, v.minor),
-    };
     match serde_json::from_str::<ExportedProgram<'t>>(text) {
         Ok(program) if program.schema_version.major == 8 => match program.opset_version.get("aten") {
             Some(version) if *version != ATEN_OPSET => Err(ImportError::Content {
@@ -197,13 +193,17 @@ fn parse_program<'t>(entry: &str, text: &'t str) -> Result<ExportedProgram<'t>, 
             }),
             _ => Ok(program),
         },
-        Ok(program) => Err(schema(program.schema_version)),
+        Ok(program) => Err(schema_error(entry, program.schema_version)),
         // Another version may have another structure. Its number is a better error than the first difference.
         Err(e) => match serde_json::from_str::<VersionOnly>(text) {
-            Ok(v) if v.schema_version.major != 8 => Err(schema(v.schema_version)),
+            Ok(v) if v.schema_version.major != 8 => Err(schema_error(entry, v.schema_version)),
             _ => Err(ImportError::Entry { entry: entry.to_string(), message: e.to_string() }),
         },
     }
+}
+
+fn schema_error(entry: &str, version: schema::SchemaVersion) -> ImportError {
+    ImportError::Schema { entry: entry.to_string(), found: format!("{}.{}", version.major, version.minor) }
 }
 
 fn convert_program(
@@ -213,10 +213,9 @@ fn convert_program(
 ) -> Result<ImportOutput, ImportError> {
     let ranks = groups::resolve_groups(program, options)?;
     let mut notes = ranks.notes;
-    let range = |name: &str| program.range_constraints.get(name).copied();
     let symbols = ProgramSymbols::new(
         &signature::argument_sizes(program),
-        &range,
+        &|name| program.range_constraints.get(name).copied(),
         &options.constraints,
         options.max_extent,
         &mut notes,
@@ -261,10 +260,9 @@ fn lower_program<'p>(
     for (rank, store) in stores.iter_mut().enumerate() {
         let mut weights = former_constants.clone();
         weights.extend(signature::load_weights(&inputs, store).map_err(|e| e.with_rank(rank))?);
-        let number = |n: &&per_rank::PerRankArgument| {
-            Some((n.name.clone(), Arc::new(n.numbers.tensor_of_rank(rank)?)))
-        };
-        weights.extend(numbers.iter().filter_map(number));
+        weights.extend(
+            numbers.iter().filter_map(|n| Some((n.name.clone(), Arc::new(n.numbers.tensor_of_rank(rank)?)))),
+        );
         weights_by_rank.push(weights);
     }
     let tied_names = stores.first().map_or_else(Vec::new, ArchiveTensors::tied_names);

@@ -35,11 +35,6 @@ impl<'p> ImportLowering<'p> {
     }
 
     fn lower_node(&mut self, node: &'p ExportedNode<'p>) -> Result<()> {
-        let error = |message: String| ImportError::Node {
-            node: node.name().into(),
-            op: node.target.to_string(),
-            message,
-        };
         let effect = self.effects.classify_node(node);
         let mut call = OpCall::new(self, node);
         let lowered = lower_call(&mut call, &effect).and_then(|()| call.finish());
@@ -47,7 +42,13 @@ impl<'p> ImportLowering<'p> {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &effect, &why),
             other => other,
         };
-        lowered.map_err(|stop| stop.into_error(error))
+        lowered.map_err(|stop| {
+            stop.into_error(|message| ImportError::Node {
+                node: node.name().into(),
+                op: node.target.to_string(),
+                message,
+            })
+        })
     }
 
     /// Lowers a node that writes nothing to an opaque op with its declared results.
@@ -174,7 +175,18 @@ fn example_schema(node: &ExportedNode<'_>) -> String {
     let target = effects::bare_target(&node.target);
     let (op, overload) = target.rsplit_once('.').unwrap_or((target, ""));
     let overload = if matches!(overload, "default" | "") { String::new() } else { format!(".{overload}") };
-    let ty = |arg: &Argument<'_>| match arg {
+    let inputs = node.inputs.iter();
+    let arguments: Vec<String> = inputs.map(|i| format!("{} {}", schema_type(&i.arg), &*i.name)).collect();
+    let results: Vec<&str> = node.outputs.iter().map(schema_type).collect();
+    let results = match results.as_slice() {
+        [one] => one.to_string(),
+        many => format!("({})", many.join(", ")),
+    };
+    format!("`{}{overload}({}) -> {results}`", op.replacen('.', "::", 1), arguments.join(", "))
+}
+
+fn schema_type(argument: &Argument<'_>) -> &'static str {
+    match argument {
         Argument::Tensor(_) => "Tensor",
         Argument::Tensors(_) => "Tensor[]",
         Argument::OptionalTensors(_) => "Tensor?[]",
@@ -185,12 +197,5 @@ fn example_schema(node: &ExportedNode<'_>) -> String {
         Argument::Bool(_) | Argument::SymBool(_) => "bool",
         Argument::String(_) => "str",
         _ => "Any",
-    };
-    let arguments: Vec<String> = node.inputs.iter().map(|i| format!("{} {}", ty(&i.arg), &*i.name)).collect();
-    let results: Vec<&str> = node.outputs.iter().map(ty).collect();
-    let results = match results.as_slice() {
-        [one] => one.to_string(),
-        many => format!("({})", many.join(", ")),
-    };
-    format!("`{}{overload}({}) -> {results}`", op.replacen('.', "::", 1), arguments.join(", "))
+    }
 }

@@ -13,8 +13,8 @@ use indexmap::IndexMap;
 use crate::error::{ImportError, Result};
 use crate::per_rank::{PerRankArgument, PerRankNumbers};
 use crate::schema::{
-    Argument, ExportedGraph, ExportedNode, ExportedProgram, InputSpec, JsonStr, NamedArgument, OutputSpec,
-    SymArgument, SymInt, TensorMeta, WrittenOutput, written_output,
+    Argument, ExportedGraph, ExportedNode, ExportedProgram, InputSpec, NamedArgument, OutputSpec,
+    RangeConstraint, SymArgument, SymInt, TensorMeta, WrittenOutput, written_output,
 };
 use crate::scope::tensor_names;
 use crate::unify;
@@ -129,13 +129,15 @@ fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
     if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes") {
         return None;
     }
-    let piece = |s: &SymArgument<'_>| match (&s.as_name, s.as_int) {
-        (Some(name), _) => Some(RowCount::Named(name.to_string())),
-        (None, known) => known.map(RowCount::Known),
-    };
     match &input.arg {
         Argument::Ints(v) => Some(v.iter().copied().map(RowCount::Known).collect()),
-        Argument::SymInts(v) => v.iter().map(piece).collect(),
+        Argument::SymInts(v) => {
+            let counts = v.iter().map(|s| match (&s.as_name, s.as_int) {
+                (Some(name), _) => Some(RowCount::Named(name.to_string())),
+                (None, known) => known.map(RowCount::Known),
+            });
+            counts.collect()
+        }
         _ => None,
     }
 }
@@ -145,41 +147,51 @@ fn differing_row_counts(lists: Vec<&Vec<RowCount>>) -> Option<PerRankNumbers> {
     if lists.windows(2).all(|w| w[0] == w[1]) {
         return None;
     }
-    let known = |piece: &RowCount| match piece {
-        RowCount::Known(rows) => Some(*rows),
-        RowCount::Named(_) => None,
-    };
-    Some(PerRankNumbers::Lists(lists.into_iter().map(|list| list.iter().map(known).collect()).collect()))
+    let mut known = Vec::with_capacity(lists.len());
+    for list in lists {
+        let rows = list.iter().map(|count| match count {
+            RowCount::Known(rows) => Some(*rows),
+            RowCount::Named(_) => None,
+        });
+        known.push(rows.collect());
+    }
+    Some(PerRankNumbers::Lists(known))
 }
 
 /// The numbers, unless they are all the same.
 fn differing_numbers(numbers: &[&Option<NumberArgument>]) -> Option<PerRankNumbers> {
     let numbers: Vec<&NumberArgument> = numbers.iter().map(|n| n.as_ref()).collect::<Option<_>>()?;
-    let same = |a: &NumberArgument, b: &NumberArgument| match (a, b) {
-        (NumberArgument::Float(a), NumberArgument::Float(b)) => a.to_bits() == b.to_bits(),
-        _ => a == b,
-    };
-    if numbers.windows(2).all(|w| same(w[0], w[1])) {
+    if numbers.windows(2).all(|w| is_same_number(w[0], w[1])) {
         return None;
     }
-    let int = |n: &&NumberArgument| if let NumberArgument::Int(i) = n { Some(*i) } else { None };
-    if let Some(ints) = numbers.iter().map(int).collect() {
+    let ints = numbers.iter().map(|n| match n {
+        NumberArgument::Int(i) => Some(*i),
+        _ => None,
+    });
+    if let Some(ints) = ints.collect() {
         return Some(PerRankNumbers::Ints(ints));
     }
-    let float = |n: &&NumberArgument| match n {
+    let floats = numbers.iter().map(|n| match n {
         NumberArgument::Int(i) => Some(*i as f64),
         NumberArgument::Float(x) => Some(*x),
         NumberArgument::Expression(_) => None,
-    };
-    if let Some(floats) = numbers.iter().map(float).collect() {
+    });
+    if let Some(floats) = floats.collect() {
         return Some(PerRankNumbers::Floats(floats));
     }
-    let text = |n: &&NumberArgument| match n {
+    let expressions = numbers.iter().map(|n| match n {
         NumberArgument::Int(i) => format!("Integer({i})"),
         NumberArgument::Float(x) => format!("Float({x:?})"),
         NumberArgument::Expression(text) => text.clone(),
-    };
-    Some(PerRankNumbers::Expressions(numbers.iter().map(text).collect()))
+    });
+    Some(PerRankNumbers::Expressions(expressions.collect()))
+}
+
+fn is_same_number(a: &NumberArgument, b: &NumberArgument) -> bool {
+    match (a, b) {
+        (NumberArgument::Float(a), NumberArgument::Float(b)) => a.to_bits() == b.to_bits(),
+        _ => a == b,
+    }
 }
 
 fn group_argument(input: &NamedArgument<'_>) -> Option<String> {
@@ -300,15 +312,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         let other = self.other;
         for (symbol, range) in &first.range_constraints {
             let found = other.range_constraints.get(symbol);
-            let end = |n: Option<i64>| n.map_or("none".to_string(), |n| n.to_string());
-            let bounds =
-                |r: &crate::schema::RangeConstraint| format!("{} to {}", end(r.min_val), end(r.max_val));
             if found.map(|r| (r.min_val, r.max_val)) != Some((range.min_val, range.max_val)) {
-                let found = found.map_or("none".into(), bounds);
                 return difference_error(
                     format!("the range of symbol `{}`", &**symbol),
-                    bounds(range),
-                    found,
+                    describe_range(range),
+                    found.map_or("none".into(), describe_range),
                 );
             }
         }
@@ -335,11 +343,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         b: &'a str,
     ) -> CompareResult {
         self.values.insert(b, a);
-        let type_of = |graph: &ExportedGraph<'p>, name: &str| {
-            graph.tensor_values.get(name).map_or("none".into(), describe_type)
-        };
-        let x = type_of(graphs[0], a);
-        let y = type_of(graphs[1], b);
+        let x = graphs[0].tensor_values.get(a).map_or("none".into(), describe_type);
+        let y = graphs[1].tensor_values.get(b).map_or("none".into(), describe_type);
         if x == y { Ok(()) } else { difference_error(format!("{place}, the type of `{a}`"), x, y) }
     }
 
@@ -378,20 +383,18 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         let place = format!("output {i}");
         let same = match (&x, &y) {
             (Some((kind, value, target)), Some((other_kind, other_value, other_target))) => {
-                let target_of = |t: &str| self.stored.get(t).map_or(t.to_string(), String::clone);
-                let argument = |t: &str| self.values.get(t).map_or(t.to_string(), |n| n.to_string());
                 let targets = match (target, other_target) {
-                    (Some(a), Some(b)) => target_of(a) == *b || argument(b) == *a,
+                    (Some(a), Some(b)) => {
+                        self.stored.get(*a).map_or(*a, String::as_str) == *b
+                            || self.values.get(*b).copied().unwrap_or(*b) == *a
+                    }
                     (a, b) => a.is_none() && b.is_none(),
                 };
                 kind == other_kind && self.values.get(other_value) == Some(value) && targets
             }
             (x, y) => x.is_none() && y.is_none(),
         };
-        let show = |w: &Option<WrittenOutput<'_>>| {
-            w.as_ref().map_or("no tensor".to_string(), |(kind, value, _)| format!("{kind} of `{value}`"))
-        };
-        if same { Ok(()) } else { difference_error(place, show(&x), show(&y)) }
+        if same { Ok(()) } else { difference_error(place, describe_output(&x), describe_output(&y)) }
     }
 
     fn compare_nodes(&mut self, a: &'a ExportedGraph<'p>, b: &'a ExportedGraph<'p>) -> CompareResult {
@@ -404,14 +407,9 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         if one.is_none() && other.is_none() {
             return Ok(());
         }
-        let text = |node: Option<&ExportedNode>| {
-            node.map_or("the end of the graph".to_string(), |n| {
-                format!("node `{}` ({})", n.name(), &*n.target)
-            })
-        };
         let last = both.checked_sub(1).and_then(|at| a.nodes.get(at));
         let place = last.map_or("the first node".to_string(), |n| format!("after node `{}`", n.name()));
-        difference_error(place, text(one), text(other))
+        difference_error(place, describe_node(one), describe_node(other))
     }
 
     fn compare_node(
@@ -432,10 +430,8 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             let x = a.inputs.get(i);
             let y = b.inputs.get(i);
             let (Some(x), Some(y)) = (x, y) else {
-                let show = |i: Option<&NamedArgument<'_>>| {
-                    i.map_or("none".into(), |i| format!("`{}` = {}", &*i.name, i.arg.describe()))
-                };
-                return difference_error(format!("{place}, argument {i}"), show(x), show(y));
+                let place = format!("{place}, argument {i}");
+                return difference_error(place, describe_input(x), describe_input(y));
             };
             if x.name != y.name {
                 return difference_error(format!("{place}, argument {i}"), &*x.name, &*y.name);
@@ -454,10 +450,12 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             match (x, y) {
                 (Some(x), Some(y)) => {
                     self.match_names(graphs, &place, x, y)?;
-                    let value = |g: &ExportedGraph<'_>, n: &str| g.sym_int_values.get(n).map(describe_extent);
-                    if value(graphs[0], x) != value(graphs[1], y) {
-                        let show = |v: Option<String>| v.unwrap_or("none".into());
-                        return difference_error(place, show(value(graphs[0], x)), show(value(graphs[1], y)));
+                    let x_extent = graphs[0].sym_int_values.get(x).map(describe_extent);
+                    let y_extent = graphs[1].sym_int_values.get(y).map(describe_extent);
+                    if x_extent != y_extent {
+                        let x_extent = x_extent.unwrap_or("none".into());
+                        let y_extent = y_extent.unwrap_or("none".into());
+                        return difference_error(place, x_extent, y_extent);
                     }
                 }
                 (None, None) => {}
@@ -474,19 +472,17 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         a: &'a Argument<'p>,
         b: &'a Argument<'p>,
     ) -> CompareResult {
-        let named = |n: &JsonStr<'p>| self.values.get(&**n).copied();
-        let all = |x: &[JsonStr<'p>], y: &[JsonStr<'p>]| {
-            x.len() == y.len() && x.iter().zip(y).all(|(x, y)| named(y) == Some(x))
-        };
         let same = match (a, b) {
-            (Argument::Tensor(x), Argument::Tensor(y)) => named(y) == Some(x),
-            (Argument::Tensors(x), Argument::Tensors(y)) => all(x, y),
+            (Argument::Tensor(x), Argument::Tensor(y)) => self.are_matched(x, y),
+            (Argument::Tensors(x), Argument::Tensors(y)) => {
+                x.len() == y.len() && x.iter().zip(y).all(|(x, y)| self.are_matched(x, y))
+            }
             (Argument::OptionalTensors(x), Argument::OptionalTensors(y)) => {
-                let is_same_name = |(x, y): (&Option<JsonStr<'p>>, &Option<JsonStr<'p>>)| match (x, y) {
-                    (Some(x), Some(y)) => named(y) == Some(x),
-                    (x, y) => x.is_none() && y.is_none(),
-                };
-                x.len() == y.len() && x.iter().zip(y).all(is_same_name)
+                x.len() == y.len()
+                    && x.iter().zip(y).all(|pair| match pair {
+                        (Some(x), Some(y)) => self.are_matched(x, y),
+                        (x, y) => x.is_none() && y.is_none(),
+                    })
             }
             (Argument::SymInt(x), Argument::SymInt(y)) => is_same_sym_int(graphs, x, y),
             (Argument::SymBool(x), Argument::SymBool(y)) | (Argument::SymFloat(x), Argument::SymFloat(y)) => {
@@ -508,10 +504,10 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             (Argument::ScalarType(x), Argument::ScalarType(y)) => x == y,
             (Argument::Operator(x), Argument::Operator(y)) => x == y,
             (Argument::SymFloats(x), Argument::SymFloats(y)) => {
-                let is_same_float = |(x, y): (&SymArgument<'p>, &SymArgument<'p>)| {
-                    x.as_name == y.as_name && x.as_float == y.as_float && x.as_int == y.as_int
-                };
-                x.len() == y.len() && x.iter().zip(y).all(is_same_float)
+                x.len() == y.len()
+                    && x.iter().zip(y).all(|(x, y)| {
+                        x.as_name == y.as_name && x.as_float == y.as_float && x.as_int == y.as_int
+                    })
             }
             (Argument::None, Argument::None) | (Argument::CustomObj(_), Argument::CustomObj(_)) => true,
             (Argument::Graph(x), Argument::Graph(y)) => return self.compare_wrapped_graphs(place, x, y),
@@ -522,6 +518,11 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
         } else {
             difference_error(place, describe_argument(graphs[0], a), describe_argument(graphs[1], b))
         }
+    }
+
+    /// Whether a name in the first program and a name in the other mean the same value.
+    fn are_matched(&self, first: &str, other: &str) -> bool {
+        self.values.get(other).is_some_and(|known| *known == first)
     }
 
     fn compare_wrapped_graphs(
@@ -542,6 +543,33 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
             self.compare_argument([a, b], place, x, y)?;
         }
         Ok(())
+    }
+}
+
+fn describe_range(range: &RangeConstraint) -> String {
+    let min = range.min_val.map_or("none".to_string(), |n| n.to_string());
+    let max = range.max_val.map_or("none".to_string(), |n| n.to_string());
+    format!("{min} to {max}")
+}
+
+fn describe_output(output: &Option<WrittenOutput<'_>>) -> String {
+    match output {
+        Some((kind, value, _)) => format!("{kind} of `{value}`"),
+        None => "no tensor".to_string(),
+    }
+}
+
+fn describe_node(node: Option<&ExportedNode<'_>>) -> String {
+    match node {
+        Some(node) => format!("node `{}` ({})", node.name(), &*node.target),
+        None => "the end of the graph".to_string(),
+    }
+}
+
+fn describe_input(input: Option<&NamedArgument<'_>>) -> String {
+    match input {
+        Some(input) => format!("`{}` = {}", &*input.name, input.arg.describe()),
+        None => "none".into(),
     }
 }
 

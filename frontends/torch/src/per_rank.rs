@@ -26,13 +26,8 @@ impl PerRankNumbers {
             PerRankNumbers::Floats(v) => format!("a different number on each rank, {v:?}"),
             PerRankNumbers::Expressions(v) => format!("a different size on each rank, {}", v.join(", ")),
             PerRankNumbers::Lists(v) => {
-                let size = |n: &Option<i64>| n.map_or("?".to_string(), |n| n.to_string());
-                let list =
-                    |v: &Vec<Option<i64>>| format!("[{}]", v.iter().map(size).collect::<Vec<_>>().join(", "));
-                format!(
-                    "different integers on each rank, {}",
-                    v.iter().map(list).collect::<Vec<_>>().join(", ")
-                )
+                let lists: Vec<String> = v.iter().map(|list| describe_list(list)).collect();
+                format!("different integers on each rank, {}", lists.join(", "))
             }
         }
     }
@@ -61,8 +56,8 @@ impl PerRankNumbers {
             PerRankNumbers::Ints(v) => Tensor::new(DType::I64, [], v.get(rank)?.to_le_bytes().to_vec()),
             PerRankNumbers::Floats(v) => Tensor::new(DType::F64, [], v.get(rank)?.to_le_bytes().to_vec()),
             PerRankNumbers::Expressions(v) => {
-                let own = i64::try_from(rank).ok().filter(|_| rank < v.len())?;
-                Tensor::new(DType::I64, [], own.to_le_bytes().to_vec())
+                let number = i64::try_from(rank).ok().filter(|_| rank < v.len())?;
+                Tensor::new(DType::I64, [], number.to_le_bytes().to_vec())
             }
             PerRankNumbers::Lists(v) => {
                 let list = v.get(rank)?.iter().copied().collect::<Option<Vec<i64>>>()?;
@@ -71,4 +66,9 @@ impl PerRankNumbers {
             }
         }
     }
+}
+
+fn describe_list(list: &[Option<i64>]) -> String {
+    let numbers = list.iter().map(|n| n.map_or("?".to_string(), |n| n.to_string()));
+    format!("[{}]", numbers.collect::<Vec<_>>().join(", "))
 }

@@ -64,8 +64,8 @@ impl<'p> NameScope<'p> {
 
     /// Binds a name. Fails if the name is already bound, or is not an identifier.
     pub fn bind(&mut self, name: &'p str, binding: NameBinding) -> Result<(), String> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        if name.is_empty() || !name.chars().all(fits) || name.starts_with(|c: char| c.is_ascii_digit()) {
+        let fits = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        if name.is_empty() || !fits || name.starts_with(|c: char| c.is_ascii_digit()) {
             return Err(format!("expected an identifier as the name of a value, found `{name}`"));
         }
         match self.values.insert(name, binding) {
@@ -91,11 +91,12 @@ impl<'p> NameScope<'p> {
 
     /// All names that are bound to tensors, sorted.
     pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
-        let value = |b: &NameBinding| match b {
-            NameBinding::Value(v) => Some(*v),
-            NameBinding::Unavailable(_) => None,
-        };
-        let mut all: Vec<_> = self.values.iter().filter_map(|(n, b)| Some((*n, value(b)?))).collect();
+        let mut all = Vec::new();
+        for (name, binding) in &self.values {
+            if let NameBinding::Value(value) = binding {
+                all.push((*name, *value));
+            }
+        }
         all.sort_unstable();
         all
     }

@@ -21,12 +21,16 @@ pub(crate) struct RankShard {
 pub(crate) fn shard_positions(starts: &[Dim], len: &Dim, extent: &Dim) -> Option<Vec<usize>> {
     let ranks = i64::try_from(starts.len()).ok()?;
     let count = (2..=ranks).find(|&n| len.clone() * Dim::from(n) == *extent)?;
-    let position_of = |start: &Dim| (0..count).find(|&p| len.clone() * Dim::from(p) == *start);
-    let found = starts.iter().map(|start| position_of(start).and_then(|p| usize::try_from(p).ok()));
+    let found = starts.iter().map(|start| {
+        let position = (0..count).find(|&p| len.clone() * Dim::from(p) == *start)?;
+        usize::try_from(position).ok()
+    });
     let found = found.collect::<Option<Vec<usize>>>()?;
-    let times = |p: usize| found.iter().filter(|&&q| q == p).count();
-    let often = times(0);
-    let are_cells = often > 0 && (1..usize::try_from(count).ok()?).all(|p| times(p) == often);
+    let mut ranks_at = vec![0usize; usize::try_from(count).ok()?];
+    for &position in &found {
+        ranks_at[position] += 1;
+    }
+    let are_cells = ranks_at[0] > 0 && ranks_at.iter().all(|&ranks| ranks == ranks_at[0]);
     are_cells.then_some(found)
 }
 
@@ -59,10 +63,9 @@ fn find_or_add_group(graph: &mut Graph, positions: &[usize]) -> GroupId {
         cells[seen[p]][p] = rank as u32;
         seen[p] += 1;
     }
-    let is_taken = |name: &String| graph.groups.values().any(|g| g.name == *name);
-    let names =
+    let mut names =
         (0..=graph.groups.len()).map(|i| if i == 0 { "shards".to_string() } else { format!("shards.{i}") });
-    let name = names.into_iter().find(|name| !is_taken(name)).unwrap_or_default();
+    let name = names.find(|name| graph.groups.values().all(|g| g.name != *name)).unwrap_or_default();
     graph.groups.push(GroupDef { name, members: GroupMembers::Cells(cells) })
 }
 

@@ -92,17 +92,9 @@ impl ArchiveTensors<'_, '_> {
     /// Counts the data of all stored inputs of a program against the archive's limits, before any data is
     /// read.
     fn reserve_all(&mut self, program: &ExportedProgram<'_>) -> Result<()> {
-        let names = || {
-            program
-                .graph_module
-                .signature
-                .input_specs
-                .iter()
-                .filter_map(stored_input)
-                .map(|(_, source, _)| source)
-        };
-        self.weights.reserve_tensors(self.archive, names())?;
-        self.constants.reserve_tensors(self.archive, names().filter(|n| !self.weights.contains(n)))
+        self.weights.reserve_tensors(self.archive, stored_sources(program))?;
+        let others = stored_sources(program).filter(|n| !self.weights.contains(n));
+        self.constants.reserve_tensors(self.archive, others)
     }
 
     fn tensor_size(&self, name: &str) -> Result<Option<u64>> {
@@ -136,6 +128,12 @@ impl ArchiveTensors<'_, '_> {
         }
         Ok(Some(tensor))
     }
+}
+
+/// The names under which a program stores its inputs.
+fn stored_sources<'p>(program: &'p ExportedProgram<'_>) -> impl Iterator<Item = &'p str> {
+    let specs = program.graph_module.signature.input_specs.iter();
+    specs.filter_map(stored_input).map(|(_, source, _)| source)
 }
 
 pub(crate) fn lower_inputs<'p>(

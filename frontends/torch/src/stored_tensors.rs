@@ -12,7 +12,7 @@ use symmc_ir::{DType, Tensor};
 use crate::archive::Archive;
 use crate::dtype;
 use crate::error::{ImportError, Result};
-use crate::schema::{STRIDED, StorageMeta, TensorPayload};
+use crate::schema::{STRIDED, StorageMeta, StoredInt, TensorPayload};
 
 /// The stored tensors of one kind, read on demand.
 pub(crate) struct TensorStore {
@@ -40,8 +40,11 @@ impl TensorStore {
     /// Renames the tensors. `names` has the new name of each tensor as the key, and its name in this archive
     /// as the value.
     pub fn with_names(mut self, names: &HashMap<String, String>) -> Self {
-        let payload = |own: &String| self.config.get(own).cloned();
-        self.config = names.iter().filter_map(|(name, own)| Some((name.clone(), payload(own)?))).collect();
+        let renamed = names.iter().filter_map(|(name, stored)| {
+            let payload = self.config.get(stored)?.clone();
+            Some((name.clone(), payload))
+        });
+        self.config = renamed.collect();
         self
     }
 
@@ -161,14 +164,11 @@ impl StorageRegion {
         let dtype = part
             .map_or_else(|| dtype::from_schema(meta.dtype), Ok)
             .map_err(|found| stored_error(name, "a supported dtype", found))?;
-        let known = |what: &str, e: &crate::schema::StoredInt| {
-            e.as_int.and_then(|i| usize::try_from(i).ok()).ok_or_else(|| {
-                stored_error(name, format!("a known, non-negative {what}"), format!("{:?}", e.as_int))
-            })
-        };
-        let mut shape = meta.sizes.iter().map(|e| known("extent", e)).collect::<Result<Vec<_>, _>>()?;
-        let mut strides = meta.strides.iter().map(|e| known("stride", e)).collect::<Result<Vec<_>, _>>()?;
-        let mut offset = known("storage offset", &meta.storage_offset)?;
+        let sizes = meta.sizes.iter().map(|e| known_number(name, "extent", e));
+        let mut shape = sizes.collect::<Result<Vec<_>, _>>()?;
+        let strides = meta.strides.iter().map(|e| known_number(name, "stride", e));
+        let mut strides = strides.collect::<Result<Vec<_>, _>>()?;
+        let mut offset = known_number(name, "storage offset", &meta.storage_offset)?;
         if shape.len() != strides.len() {
             return Err(stored_error(name, format!("{} strides", shape.len()), strides.len().to_string()));
         }
@@ -258,10 +258,15 @@ impl StorageRegion {
     }
 }
 
+fn known_number(tensor: &str, what: &str, number: &StoredInt) -> Result<usize> {
+    number.as_int.and_then(|i| usize::try_from(i).ok()).ok_or_else(|| {
+        stored_error(tensor, format!("a known, non-negative {what}"), format!("{:?}", number.as_int))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schema::StoredInt;
 
     fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<StorageRegion> {
         let all = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();

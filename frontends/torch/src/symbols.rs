@@ -64,23 +64,22 @@ impl<'p> ProgramSymbols<'p> {
         }
         let named = arguments.iter().zip(&bare).find(|(a, axes)| a.names_axes && !axes.is_empty());
         let renamed = choose_names(&order, named.map_or(&[], |(_, axes)| axes));
-        // The extent in the recorded arguments. The largest one, if they differ.
-        let recorded = |torch: &str| {
-            let axes = arguments
-                .iter()
-                .zip(&bare)
-                .filter_map(|(a, axes)| Some((given.recorded_shapes.get(a.argument?)?, axes)));
-            let extents = axes.flat_map(|(shape, axes)| axes.iter().zip(shape));
-            let own = extents.filter(|(axis, _)| **axis == Some(torch));
-            own.filter_map(|(_, &extent)| i64::try_from(extent).ok()).max()
-        };
         let mut declared = Vec::with_capacity(order.len());
         for (torch, name) in order.iter().zip(renamed) {
+            // The extent in the recorded arguments. The largest one, if they differ.
+            let recorded = arguments
+                .iter()
+                .zip(&bare)
+                .filter_map(|(a, axes)| Some((given.recorded_shapes.get(a.argument?)?, axes)))
+                .flat_map(|(shape, axes)| axes.iter().zip(shape))
+                .filter(|(axis, _)| **axis == Some(*torch))
+                .filter_map(|(_, &extent)| i64::try_from(extent).ok())
+                .max();
             let range = range(torch);
             let (min, max) =
                 ranges::normalize_range(torch, range.and_then(|r| r.min_val), range.and_then(|r| r.max_val))?;
             let alias = (name != *torch).then(|| torch.to_string());
-            declared.push(DeclaredSymbol { name, alias, min, max, recorded: recorded(torch) });
+            declared.push(DeclaredSymbol { name, alias, min, max, recorded });
         }
         let ResolvedSymbols { table, dims, unbounded: open } =
             ranges::resolve_symbols(&declared, given, max_extent, notes)?;
@@ -145,20 +144,22 @@ fn expression_error(text: &str, message: String) -> ImportError {
 /// The new name of each symbol. `axes` are the symbols of the argument that names them.
 fn choose_names(order: &IndexSet<&str>, axes: &[Option<&str>]) -> Vec<String> {
     let mut names: Vec<String> = order.iter().map(|s| ranges::to_identifier(s)).collect();
-    let mut give = |symbol: Option<&str>, name: &str| {
-        let at = symbol.and_then(|s| order.get_index_of(s));
-        if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {
-            names[at] = name.to_string();
-        }
-    };
     if order.len() == 1 {
-        give(order.first().copied(), "tokens");
+        rename_symbol(&mut names, order, order.first().copied(), "tokens");
     } else {
         let last = axes.last().copied().flatten();
-        give(last, "tokens");
+        rename_symbol(&mut names, order, last, "tokens");
         if let Some(&Some(first)) = axes.first().filter(|f| **f != last) {
-            give(Some(first), "batch");
+            rename_symbol(&mut names, order, Some(first), "batch");
         }
     }
     names
+}
+
+/// Gives a symbol this name, unless another has it.
+fn rename_symbol(names: &mut [String], order: &IndexSet<&str>, symbol: Option<&str>, name: &str) {
+    let at = symbol.and_then(|s| order.get_index_of(s));
+    if let Some(at) = at.filter(|_| !names.iter().any(|n| n == name)) {
+        names[at] = name.to_string();
+    }
 }

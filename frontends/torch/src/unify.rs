@@ -64,13 +64,15 @@ fn is_size_computation(graph: &ExportedGraph<'_>, node: &ExportedNode<'_>) -> bo
     let target = &*node.target;
     let computes =
         ["_operator.", "math.", "torch.sym_", "aten.sym_"].iter().any(|p| bare_target(target).starts_with(p));
-    let known = |name: &str| {
-        graph.sym_int_values.contains_key(name)
-            || graph.sym_bool_values.contains_key(name)
-            || graph.sym_float_values.contains_key(name)
-    };
     let results = node.results();
-    computes && !results.is_empty() && results.iter().all(|name| name.is_some_and(known))
+    let are_known = results.iter().all(|name| {
+        name.is_some_and(|name| {
+            graph.sym_int_values.contains_key(name)
+                || graph.sym_bool_values.contains_key(name)
+                || graph.sym_float_values.contains_key(name)
+        })
+    });
+    computes && !results.is_empty() && are_known
 }
 
 fn op_name<'n>(node: &'n ExportedNode<'_>) -> &'n str {

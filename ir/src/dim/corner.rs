@@ -54,7 +54,10 @@ impl Dim {
             low = low.checked_add(most.min(least))?;
             high = high.checked_add(most.max(least))?;
         }
-        let end = |x: i128| i64::try_from(x).unwrap_or(if x < 0 { i64::MIN } else { i64::MAX });
-        Some((end(low), end(high)))
+        Some((saturate_to_i64(low), saturate_to_i64(high)))
     }
+}
+
+fn saturate_to_i64(x: i128) -> i64 {
+    i64::try_from(x).unwrap_or(if x < 0 { i64::MIN } else { i64::MAX })
 }

@@ -61,24 +61,25 @@ impl Dim {
     /// expression divided by `b`.
     fn merge_nested_division(&self, b: i64) -> Option<(Dim, i64)> {
         let (terms, constant) = self.terms_and_constant();
-        let nested = |t: &DimTerm| match t.product.as_slice() {
+        let mut found = terms.iter().enumerate().filter_map(|(i, t)| match t.product.as_slice() {
             [DimAtom::FloorDiv(a, k)] if t.factor.abs() == 1 => {
-                Some((a.clone(), k.as_const().filter(|&k| k > 0)?))
+                Some((i, a.clone(), k.as_const().filter(|&k| k > 0)?))
             }
             _ => None,
-        };
-        let mut found = terms.iter().enumerate().filter_map(|(i, t)| Some((i, nested(t)?)));
-        let (at, (a, m)) = found.next()?;
+        });
+        let (position, a, m) = found.next()?;
         if found.next().is_some() {
             return None;
         }
         let by = m.checked_mul(b)?;
-        let sound = |n: i64| n.checked_mul(m).is_some_and(|n| n.checked_abs().is_some_and(|n| n < LIMIT));
-        if by >= LIMIT || !sound(constant) || !terms.iter().all(|t| sound(t.factor)) {
+        let mut numbers = [constant].into_iter().chain(terms.iter().map(|t| t.factor));
+        let is_sound =
+            numbers.all(|n| n.checked_mul(m).and_then(i64::checked_abs).is_some_and(|n| n < LIMIT));
+        if by >= LIMIT || !is_sound {
             return None;
         }
         let mut rest = DimTerms::from(terms);
-        let is_positive = rest.remove(at).factor > 0;
+        let is_positive = rest.remove(position).factor > 0;
         // The negation of a quotient is the quotient of the negated number, rounded up.
         let a = if is_positive { a } else { a.scale_by(-1).add_constant(m - 1) };
         Some((a + Dim::from_terms(rest, constant).scale_by(m), by))
@@ -117,15 +118,14 @@ impl DimTerm {
     /// The term without a division that is exact: `4*div(a, 4)` is `a` if `a` is a multiple of 4, as `n +
     /// mod(-n, 4)` is.
     pub(super) fn cancel_exact_division(&self) -> Option<Dim> {
-        let whole = |atom: &DimAtom| {
+        let (position, a, divisor) = self.product.iter().enumerate().find_map(|(i, atom)| {
             let DimAtom::FloorDiv(a, k) = atom else { return None };
             let divisor = k.as_const().filter(|&k| k > 0 && self.factor % k == 0)?;
             let is_whole = a.depth() > 0 && a.expand_remainders().is_divisible_by(divisor);
-            is_whole.then(|| (a.clone(), divisor))
-        };
-        let (at, (a, divisor)) = self.product.iter().enumerate().find_map(|(i, p)| Some((i, whole(p)?)))?;
+            is_whole.then(|| (i, a.clone(), divisor))
+        })?;
         let mut product = self.product.clone();
-        product.remove(at);
+        product.remove(position);
         Some(a * Dim::from_terms(smallvec![DimTerm { product, factor: self.factor / divisor }], 0))
     }
 

@@ -29,10 +29,6 @@ impl Graph {
             return out;
         }
         let dispatch_of = self.dispatch_by_node();
-        let defining_dispatch = |v: ValueId| match self.values[v].def {
-            ValueDef::Node(n, _) => dispatch_of[n],
-            ValueDef::Input(_) => None,
-        };
         for dispatch in &self.dispatches {
             for node in dispatch.nodes().map(|n| &self.nodes[n]) {
                 let internal = dispatch.form.keeps_result_internal(&node.op);
@@ -41,7 +37,11 @@ impl Graph {
         }
         for (id, node) in self.nodes.iter() {
             for b in node.inputs.iter().map(|&v| base(v)) {
-                if dispatch_of[id] != defining_dispatch(b) {
+                let defining_dispatch = match self.values[b].def {
+                    ValueDef::Node(n, _) => dispatch_of[n],
+                    ValueDef::Input(_) => None,
+                };
+                if dispatch_of[id] != defining_dispatch {
                     out[b] = false;
                 }
             }
@@ -148,9 +148,8 @@ impl<'a> DispatchChecker<'a> {
     fn check_same_shape(&self) -> CheckResult {
         let mut expected = None;
         for (id, node) in self.iter_nodes().filter(|(_, n)| n.op.fits_map()) {
-            let shape = |v: &ValueId| &self.graph.ty(*v).shape;
             let inside = node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
-            for found in inside.chain(node.outputs.first()).map(shape) {
+            for found in inside.chain(node.outputs.first()).map(|&v| &self.graph.ty(v).shape) {
                 let expected = *expected.get_or_insert(found);
                 if expected != found {
                     return Err((
@@ -272,8 +271,8 @@ impl<'a> DispatchChecker<'a> {
                         .map(|v| v.map(|&v| self.strip_reshapes(v)));
                     let adds_to_reduced =
                         matches!(sources, [Some(v), None] | [None, Some(v)] if Some(v) == reduced);
-                    let shape = |v: &ValueId| &self.graph.ty(*v).shape;
-                    let same_shape = node.inputs.iter().all(|v| shape(v) == shape(&node.outputs[0]));
+                    let shape = &self.graph.ty(node.outputs[0]).shape;
+                    let same_shape = node.inputs.iter().all(|&v| self.graph.ty(v).shape == *shape);
                     adds_to_reduced && same_shape && sum.replace(node.outputs[0]).is_none()
                 }
                 Op::RmsNorm { axes: 1, .. } => {
@@ -335,7 +334,6 @@ impl<'a> DispatchChecker<'a> {
     fn check_norm(&self) -> CheckResult {
         let last = self.dispatch.last;
         let node = &self.graph.nodes[last];
-        let shape = |v: &ValueId| &self.graph.ty(*v).shape;
         let mut operand_defs = node.inputs.iter().map(|&v| self.internal_def(v));
         let fits = matches!(node.op, Op::RmsNorm { axes: 1, .. } | Op::LayerNorm { axes: 1, .. })
             && operand_defs.next().flatten().is_some()
@@ -348,8 +346,8 @@ impl<'a> DispatchChecker<'a> {
             Some((id, _)) => return Err(self.mismatch_error(id, "an element-wise node")),
             None => self.check_same_shape()?,
         }
-        let map_shape = self.iter_nodes().next().map(|(_, n)| shape(&n.outputs[0]));
-        if map_shape == Some(shape(&node.outputs[0])) {
+        let map_shape = self.iter_nodes().next().map(|(_, n)| &self.graph.ty(n.outputs[0]).shape);
+        if map_shape == Some(&self.graph.ty(node.outputs[0]).shape) {
             Ok(())
         } else {
             Err(self.mismatch_error(last, "a norm of the shape of the other nodes"))
@@ -360,8 +358,8 @@ impl<'a> DispatchChecker<'a> {
     /// or with one element for each row, or with one row that all rows read.
     fn check_rows(&self) -> CheckResult {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
-        let reduces = |node: &Node| matches!(node.op, Op::Reduce { .. });
-        let first = self.iter_nodes().find(|(_, n)| reduces(n)).and_then(|(_, n)| n.inputs.first());
+        let reduction = self.iter_nodes().find(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+        let first = reduction.and_then(|(_, n)| n.inputs.first());
         let Some((row, (_, leading))) = first.map(shape).and_then(|row| Some((row, row.split_last()?)))
         else {
             return Err(
@@ -479,19 +477,18 @@ mod tests {
         let exchange = "%b: bf16[4, 3] = all_to_all %y splits=even group=@w via=pull\n";
         let scatter = "%b: bf16[1, 3] = reduce_scatter %y op=sum group=@w via=pull\n";
         let push = "%b: bf16[16, 3] = all_gather %y group=@w via=push\n";
-        let of = |nodes: &[&str]| {
+        let verify_nodes = |nodes: &[&str]| {
             let graph = text::parse(&collectives(&nodes.concat())).unwrap_or_else(|e| panic!("{e}"));
             verify(&graph)
                 .map_err(|found| found.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n"))
         };
         let pushed = gather.replace("pull", "push");
         for fits in [[gather, exchange], [gather, scatter], [&pushed, push]] {
-            assert_eq!(of(&fits), Ok(()), "{fits:?}");
+            assert_eq!(verify_nodes(&fits), Ok(()), "{fits:?}");
         }
-        let by = |variant: &str| [gather, push].map(|n| n.replace("pull", variant).replace("push", variant));
         for variant in ["plain", "ll", "nccl_window", "copy_engine"] {
-            let [a, b] = by(variant);
-            assert!(of(&[&a, &b]).is_err(), "{variant}");
+            let [a, b] = [gather, push].map(|n| n.replace("pull", variant).replace("push", variant));
+            assert!(verify_nodes(&[&a, &b]).is_err(), "{variant}");
         }
         for (second, why) in [
             (push, "another variant"),
@@ -503,7 +500,7 @@ mod tests {
             ),
             ("%b: bf16[4, 3] = neg %y\n", "no collective"),
         ] {
-            let found = of(&[gather, second]).expect_err(why);
+            let found = verify_nodes(&[gather, second]).expect_err(why);
             assert!(found.contains("dispatch of form collectives, found"), "{why}: {found}");
         }
     }

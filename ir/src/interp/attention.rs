@@ -197,27 +197,35 @@ pub(super) fn attention_gradient(
     let keys = k.as_floats()?;
     let values = v.as_floats()?;
     let [mut of_q, mut of_k, mut of_v] = [q, k, v].map(|x| vec![0.0; numel(&x.shape)]);
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    let add = |to: &mut [f64], times: f64, x: &[f64]| {
-        to.iter_mut().zip(x).for_each(|(to, x)| *to += times * x);
-    };
     for_each_row(&parts, attributes, |ScoreRow { row, shared, scores, .. }| {
         if sums[row] == f64::NEG_INFINITY {
             return;
         }
         let query = &queries[row * e..][..e];
         let gradient = &gradients[row * f..][..f];
-        let mean = dot(gradient, &results[row * f..][..f]);
+        let mean = dot_product(gradient, &results[row * f..][..f]);
         for (j, score) in scores.iter().enumerate() {
             let Some(score) = score else { continue };
             let column = shared * s + j;
             let weight = (score - sums[row]).exp();
-            let of_score = weight * (dot(gradient, &values[column * f..][..f]) - mean) * attributes.scale;
-            add(&mut of_q[row * e..][..e], of_score, &keys[column * e..][..e]);
-            add(&mut of_k[column * e..][..e], of_score, query);
-            add(&mut of_v[column * f..][..f], weight, gradient);
+            let of_score =
+                weight * (dot_product(gradient, &values[column * f..][..f]) - mean) * attributes.scale;
+            add_scaled(&mut of_q[row * e..][..e], of_score, &keys[column * e..][..e]);
+            add_scaled(&mut of_k[column * e..][..e], of_score, query);
+            add_scaled(&mut of_v[column * f..][..f], weight, gradient);
         }
     })?;
     let gradients = [(q, of_q), (k, of_k), (v, of_v)];
-    Ok(gradients.into_iter().map(|(x, of)| WideArray::from_floats(x.dtype, &x.shape, of)).collect())
+    Ok(gradients
+        .into_iter()
+        .map(|(x, gradient)| WideArray::from_floats(x.dtype, &x.shape, gradient))
+        .collect())
+}
+
+fn dot_product(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+fn add_scaled(to: &mut [f64], factor: f64, x: &[f64]) {
+    to.iter_mut().zip(x).for_each(|(to, x)| *to += factor * x);
 }

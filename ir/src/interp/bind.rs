@@ -77,8 +77,8 @@ fn solve_dim(dim: &Dim, extent: i64, bindings: &SymbolBindings) -> DimSolution {
         [one] => *one,
         _ => return DimSolution::Open,
     };
-    let extent_at = |x: i64| known.substitute(&|_| Dim::from(x)).as_const();
-    let (Some(zero), Some(one)) = (extent_at(0), extent_at(1)) else { return DimSolution::Open };
+    let extents = [0, 1].map(|size| known.substitute(&|_| Dim::from(size)).as_const());
+    let [Some(zero), Some(one)] = extents else { return DimSolution::Open };
     let factor = one.saturating_sub(zero);
     if factor == 0 || known != Dim::from(factor) * Dim::from(symbol) + Dim::from(zero) {
         return DimSolution::Open;
@@ -113,11 +113,11 @@ pub(super) fn check_input(
     tensor: &Tensor,
 ) -> Result<(), InterpError> {
     let ty = graph.ty(value);
-    let input = || graph.value_name(value).to_string();
     if tensor.dtype() != ty.dtype {
         let expected = ty.dtype;
         let found = tensor.dtype();
-        return Err(InterpError::InputDType { rank, input: input(), expected, found });
+        let input = graph.value_name(value).to_string();
+        return Err(InterpError::InputDType { rank, input, expected, found });
     }
     let expected: Option<Vec<i64>> = ty.shape.iter().map(|d| d.eval(bindings)).collect();
     let Some(expected) = expected else { return Err(extent_error(graph, bindings, value)) };
@@ -126,7 +126,8 @@ pub(super) fn check_input(
     }
     let dims = display_dims(graph, value);
     let found = tensor.shape().to_vec();
-    Err(InterpError::InputShape { rank, input: input(), expected, dims, found })
+    let input = graph.value_name(value).to_string();
+    Err(InterpError::InputShape { rank, input, expected, dims, found })
 }
 
 /// The number of elements from which on memory is mapped on trial before a run.
@@ -143,8 +144,9 @@ pub(super) fn concrete_shape(
     let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
     let elements = numel.ok_or_else(|| extent_error(graph, bindings, value))?;
     let bytes = elements.checked_mul(size_of::<f64>());
-    let fits = |bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_ok();
-    if elements > LARGE && !bytes.is_some_and(fits) {
+    if elements > LARGE
+        && !bytes.is_some_and(|bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_ok())
+    {
         return Err(InterpError::TooLarge { value: graph.value_name(value).to_string(), elements });
     }
     Ok(shape)

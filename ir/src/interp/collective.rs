@@ -15,34 +15,41 @@ pub(super) fn exchange(
 ) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let x: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
-    let one_result_per_rank = |results: Vec<WideArray>| Ok(results.into_iter().map(|r| vec![r]).collect());
-    let at_root = |e: OpError| (0, e);
     match kind {
-        CollectiveKind::AllReduce(op) => one_result_per_rank(vec![reduce(*op, &x).map_err(at_root)?; n]),
-        CollectiveKind::ReduceScatter(op) => {
-            let sum = reduce(*op, &x).map_err(at_root)?;
-            let piece = sum.shape[0] / n;
-            one_result_per_rank((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect())
+        CollectiveKind::AllReduce(op) => {
+            Ok(one_result_per_rank(vec![reduce(*op, &x).map_err(|e| (0, e))?; n]))
         }
-        CollectiveKind::AllGather => one_result_per_rank(vec![concat_leading(&x).map_err(at_root)?; n]),
+        CollectiveKind::ReduceScatter(op) => {
+            let sum = reduce(*op, &x).map_err(|e| (0, e))?;
+            let piece = sum.shape[0] / n;
+            Ok(one_result_per_rank((0..n).map(|r| leading_rows(&sum, r * piece, piece)).collect()))
+        }
+        CollectiveKind::AllGather => {
+            Ok(one_result_per_rank(vec![concat_leading(&x).map_err(|e| (0, e))?; n]))
+        }
         CollectiveKind::AllToAll(AllToAllSplits::Even) => {
             let piece = x[0].shape[0] / n;
-            let received = |r: usize| {
+            let mut received = Vec::with_capacity(n);
+            for r in 0..n {
                 let pieces: Vec<WideArray> = x.iter().map(|x| leading_rows(x, r * piece, piece)).collect();
-                concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))
-            };
-            one_result_per_rank((0..n).map(received).collect::<Result<_, _>>()?)
+                received.push(concat_leading(&pieces.iter().collect::<Vec<_>>()).map_err(|e| (r, e))?);
+            }
+            Ok(one_result_per_rank(received))
         }
         CollectiveKind::AllToAll(AllToAllSplits::Device) => exchange_by_splits(operands),
-        CollectiveKind::Broadcast { root } => one_result_per_rank(vec![x[*root as usize].clone(); n]),
+        CollectiveKind::Broadcast { root } => Ok(one_result_per_rank(vec![x[*root as usize].clone(); n])),
         CollectiveKind::Permute { pairs } => {
-            let received = |r: usize| match pairs.iter().find(|(_, to)| *to as usize == r) {
+            let received = (0..n).map(|r| match pairs.iter().find(|(_, to)| *to as usize == r) {
                 Some((from, _)) => x[*from as usize].clone(),
                 None => full(Scalar::Int(0), x[r].dtype, &x[r].shape),
-            };
-            one_result_per_rank((0..n).map(received).collect())
+            });
+            Ok(one_result_per_rank(received.collect()))
         }
     }
+}
+
+fn one_result_per_rank(results: Vec<WideArray>) -> Vec<Vec<WideArray>> {
+    results.into_iter().map(|result| vec![result]).collect()
 }
 
 /// All operands concatenated along the leading axis.
@@ -101,22 +108,15 @@ fn reduce(op: CollectiveReduceOp, x: &[&WideArray]) -> Result<WideArray> {
 fn exchange_by_splits(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
     let capacity = operands[0][0].shape[0];
-    let fits = |what: &'static str, rank: usize, splits: &[i64]| -> Result<Vec<usize>, (usize, OpError)> {
-        let counts: Option<Vec<usize>> = splits.iter().map(|&s| usize::try_from(s).ok()).collect();
-        let fit = |c: &Vec<usize>| {
-            c.iter().try_fold(0usize, |sum, &c| sum.checked_add(c)).is_some_and(|sum| sum <= capacity)
-        };
-        let error = || (rank, OpError::Splits { what, capacity, found: splits.to_vec() });
-        counts.filter(fit).ok_or_else(error)
-    };
     let mut sent = Vec::with_capacity(n);
     for (rank, operands) in operands.iter().enumerate() {
-        sent.push(fits("rows sent", rank, operands[1].as_ints().map_err(|e| (rank, e))?)?);
+        let splits = operands[1].as_ints().map_err(|e| (rank, e))?;
+        sent.push(check_splits("rows sent", capacity, splits).map_err(|e| (rank, e))?);
     }
     let mut results = Vec::with_capacity(n);
     for rank in 0..n {
         let counts: Vec<i64> = sent.iter().map(|to| to[rank] as i64).collect();
-        let received = fits("rows received", rank, &counts)?;
+        let received = check_splits("rows received", capacity, &counts).map_err(|e| (rank, e))?;
         let mut pieces: Vec<WideArray> = (0..n)
             .map(|from| leading_rows(&operands[from][0], sent[from][..rank].iter().sum(), received[from]))
             .collect();
@@ -128,4 +128,13 @@ fn exchange_by_splits(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>
         results.push(vec![packed, WideArray::from_ints(DType::I64, &[n], counts)]);
     }
     Ok(results)
+}
+
+fn check_splits(what: &'static str, capacity: usize, splits: &[i64]) -> Result<Vec<usize>, OpError> {
+    let counts: Option<Vec<usize>> = splits.iter().map(|&s| usize::try_from(s).ok()).collect();
+    let fitting = counts.filter(|counts| {
+        let sum = counts.iter().try_fold(0usize, |sum, &count| sum.checked_add(count));
+        sum.is_some_and(|sum| sum <= capacity)
+    });
+    fitting.ok_or_else(|| OpError::Splits { what, capacity, found: splits.to_vec() })
 }

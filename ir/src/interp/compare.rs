@@ -48,13 +48,12 @@ impl Tolerance {
     /// coarsest type that the result, or a value it was computed from, was rounded to. Integers, booleans, and
     /// results whose history has no rounding are exact.
     pub fn for_history(history: &RoundingHistory, expected: &Tensor) -> Tolerance {
-        let coarsest = |of: fn(DType) -> f64| history.types().map(of).fold(0.0, f64::max);
-        let relative = coarsest(Tolerance::default_fraction);
+        let relative = history.types().map(Tolerance::default_fraction).fold(0.0, f64::max);
         if relative == 0.0 || !expected.dtype().is_float() {
             return Tolerance::EXACT;
         }
         // Subnormal numbers have larger steps than any fraction of the number.
-        let steps = 4.0 * coarsest(smallest_step);
+        let steps = 4.0 * history.types().map(smallest_step).fold(0.0, f64::max);
         let absolute = relative * typical_magnitude(expected) + steps;
         Tolerance { absolute, relative, may_overflow: history.may_overflow() }
     }
@@ -289,8 +288,7 @@ fn compare_within(
 pub fn spread_of_beyond(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> NoiseSpread {
     let tolerance = if found.dtype().is_float() { tolerance } else { Tolerance::EXACT };
     let elements = if type_mismatch(found, expected).is_some() { 0 } else { found.numel() };
-    let is_beyond = |&i: &usize| !is_within(found, expected, tolerance, i);
-    NoiseSpread::for_elements((0..elements).filter(is_beyond).collect())
+    NoiseSpread::for_elements((0..elements).filter(|&i| !is_within(found, expected, tolerance, i)).collect())
 }
 
 /// The number of elements of a spread that neither the tolerance nor the spread explains.
@@ -313,9 +311,16 @@ fn is_within(found: &Tensor, expected: &Tensor, tolerance: Tolerance, i: usize) 
 }
 
 fn type_mismatch(found: &Tensor, expected: &Tensor) -> Option<String> {
-    let ty = |tensor: &Tensor| format!("{}{:?}", tensor.dtype(), tensor.shape());
-    let same = (found.dtype(), found.shape()) == (expected.dtype(), expected.shape());
-    (!same).then(|| format!("expected {}, found {}", ty(expected), ty(found)))
+    if (found.dtype(), found.shape()) == (expected.dtype(), expected.shape()) {
+        return None;
+    }
+    Some(format!(
+        "expected {}{:?}, found {}{:?}",
+        expected.dtype(),
+        expected.shape(),
+        found.dtype(),
+        found.shape()
+    ))
 }
 
 fn coordinates(shape: &[usize], mut position: usize) -> Vec<usize> {
@@ -382,10 +387,12 @@ mod tests {
 
     #[test]
     fn non_finite_elements_are_allowed_if_noise_shows_them() {
-        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let inf = f64::INFINITY;
+        let nan = f64::NAN;
         let f16 = Tolerance { may_overflow: true, ..Tolerance::absolute(0.1) };
         let with = |found: f64, expected: f64, noisy: &[f64]| {
-            let (found, expected) = (f32s(&[found]), f32s(&[expected]));
+            let found = f32s(&[found]);
+            let expected = f32s(&[expected]);
             let mut spread = NoiseSpread::without_moves(&expected);
             for &x in noisy {
                 spread.widen(&expected, &f32s(&[x]));
@@ -434,12 +441,12 @@ mod tests {
         let found = f32s(&[1.0, 2.5, 3.0, 5.0]);
         let tolerance = Tolerance::absolute(0.1);
         let mut spread = spread_of_beyond(&found, &expected, tolerance);
-        let left = |spread: &NoiseSpread| count_unexplained(spread, &found, &expected, tolerance);
-        assert_eq!((spread.elements().collect::<Vec<_>>(), left(&spread)), (vec![1, 3], 2));
+        assert_eq!(spread.elements().collect::<Vec<_>>(), [1, 3]);
+        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 2);
         spread.widen(&expected, &f32s(&[9.0, 2.2, 9.0, 4.1]));
-        assert_eq!(left(&spread), 1);
+        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 1);
         spread.widen(&expected, &f32s(&[1.0, 2.0, 3.0, 4.5]));
-        assert_eq!(left(&spread), 0);
+        assert_eq!(count_unexplained(&spread, &found, &expected, tolerance), 0);
         let c = compare_with_spread(&found, &expected, tolerance, &spread);
         assert!(c.agrees() && c.sensitive == 2, "{c}");
         // The spread does not cover an element that was within its tolerance.
@@ -449,7 +456,8 @@ mod tests {
 
     #[test]
     fn special_values() {
-        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let inf = f64::INFINITY;
+        let nan = f64::NAN;
         let wide = Tolerance { absolute: inf, relative: inf, may_overflow: false };
         let near = |a: &[f64], b: &[f64], t| compare(&f32s(a), &f32s(b), t);
         assert!(near(&[inf, nan, -inf], &[inf, nan, -inf], Tolerance::EXACT).agrees());
@@ -468,15 +476,16 @@ mod tests {
     #[test]
     fn integers_and_booleans_are_exact_whatever_the_tolerance() {
         let wide = Tolerance { absolute: 1e30, relative: 1.0, may_overflow: true };
-        let big = |x| Tensor::from_i64(DType::I64, vec![1, 1], &[x]).unwrap();
-        let c = compare(&big(i64::MAX), &big(i64::MAX - 1), wide);
+        let [found, expected] =
+            [i64::MAX, i64::MAX - 1].map(|x| Tensor::from_i64(DType::I64, vec![1, 1], &[x]).unwrap());
+        let c = compare(&found, &expected, wide);
         assert_eq!((c.max_abs, c.beyond), (1.0, 1));
         let expected = "worst at [0, 0]: found 9223372036854775807, expected 9223372036854775806";
         assert!(c.to_string().ends_with(expected), "{c}");
         for dtype in [DType::Bool, DType::U8, DType::I32, DType::I64] {
-            let one = |x| Tensor::from_i64(dtype, vec![1], &[x]).unwrap();
-            assert!(compare(&one(1), &one(1), wide).agrees());
-            assert!(!compare(&one(1), &one(0), wide).agrees() && !passes(&one(1), &one(0)), "{dtype}");
+            let [zero, one] = [0, 1].map(|x| Tensor::from_i64(dtype, vec![1], &[x]).unwrap());
+            assert!(compare(&one, &one, wide).agrees());
+            assert!(!compare(&one, &zero, wide).agrees() && !passes(&one, &zero), "{dtype}");
         }
     }
 
@@ -523,10 +532,10 @@ mod tests {
             assert!(passes(&found, &expected), "{dtype}");
         }
         // Adjacent numbers among the smallest ones.
-        let tiny = |bits: &[u16]| {
+        let [found, expected] = [[3_u16, 9], [4, 8]].map(|bits| {
             let bytes: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
             Tensor::new(DType::F16, vec![bits.len()], bytes).unwrap()
-        };
-        assert!(passes(&tiny(&[3, 9]), &tiny(&[4, 8])));
+        });
+        assert!(passes(&found, &expected));
     }
 }

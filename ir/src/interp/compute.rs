@@ -94,10 +94,10 @@ pub(super) fn compute(
 }
 
 fn evaluate_bound_offsets(bounds: &[AttentionBound], bindings: &SymbolBindings) -> Result<Vec<i64>> {
-    let add = |b: &AttentionBound| {
-        b.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" })
-    };
-    bounds.iter().map(add).collect()
+    let offsets = bounds
+        .iter()
+        .map(|bound| bound.add.eval(bindings).ok_or(OpError::Attribute { what: "the position of a bound" }));
+    offsets.collect()
 }
 
 fn compute_permuted(

@@ -12,11 +12,11 @@ use crate::types::Scalar;
 
 /// The indices as positions along `axis` of extent `extent`.
 fn resolve_indices(indices: &WideArray, axis: usize, extent: usize) -> Result<Vec<usize>> {
-    let resolve = |(position, &index): (usize, &i64)| {
+    let resolved = indices.as_ints()?.iter().enumerate().map(|(position, &index)| {
         let within = usize::try_from(index).ok().filter(|&i| i < extent);
         within.ok_or(OpError::Index { index, position, axis, extent })
-    };
-    indices.as_ints()?.iter().enumerate().map(resolve).collect()
+    });
+    resolved.collect()
 }
 
 /// The shape to which the shapes broadcast. The verifier's rules guarantee that they do.
@@ -88,11 +88,6 @@ fn write_elements(
     places: &[(usize, usize)],
     combine: Option<ReductionKind>,
 ) -> Result<WideArray> {
-    let counts = || {
-        let mut counts = vec![1u32; numel(&x.shape)];
-        places.iter().for_each(|&(p, _)| counts[p] += 1);
-        counts
-    };
     match (&*x.data, &*src.data) {
         (ArrayData::Float(a), ArrayData::Float(b)) => {
             let mut out = a.clone();
@@ -102,7 +97,9 @@ fn write_elements(
             };
             places.iter().for_each(|&(p, s)| out[p] = f(out[p], b[s]));
             if combine == Some(ReductionKind::Mean) {
-                out.iter_mut().zip(counts()).for_each(|(o, n)| *o /= f64::from(n));
+                out.iter_mut()
+                    .zip(count_terms(numel(&x.shape), places))
+                    .for_each(|(o, n)| *o /= f64::from(n));
             }
             Ok(WideArray::from_floats(x.dtype, &x.shape, out))
         }
@@ -115,12 +112,21 @@ fn write_elements(
             };
             places.iter().for_each(|&(p, s)| out[p] = f(out[p], b[s]));
             if combine == Some(ReductionKind::Mean) {
-                out.iter_mut().zip(counts()).for_each(|(o, n)| *o = o.div_euclid(i64::from(n)));
+                out.iter_mut()
+                    .zip(count_terms(numel(&x.shape), places))
+                    .for_each(|(o, n)| *o = o.div_euclid(i64::from(n)));
             }
             Ok(WideArray::from_ints(x.dtype, &x.shape, out))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: src.dtype }),
     }
+}
+
+/// The number of terms of each element: the element itself and what is written to it.
+fn count_terms(elements: usize, places: &[(usize, usize)]) -> Vec<u32> {
+    let mut counts = vec![1u32; elements];
+    places.iter().for_each(|&(place, _)| counts[place] += 1);
+    counts
 }
 
 pub(super) fn index(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Result<WideArray> {

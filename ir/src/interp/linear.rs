@@ -39,22 +39,23 @@ pub(super) fn grouped_matmul(
     for (group, &end) in ends.as_ints()?.iter().enumerate() {
         let within = usize::try_from(end).ok().filter(|end| (start..=rows).contains(end));
         let end = within.ok_or(OpError::GroupEnd { group, end, start, rows })?;
-        let times = |a: &[f64], b: &[f64], [m, k]: [usize; 2]| {
-            product(a, b, &[m, k], &[k, n], &[m, n], 0.0, |s, x, y| *s += x * y)
-        };
         if divides_k {
             let columns: Vec<f64> =
                 a.chunks_exact(k.max(1)).flat_map(|row| &row[start..end]).copied().collect();
             let size = x.shape[0] * n;
-            let part = times(&columns, &b[start * n..end * n], [x.shape[0], end - start]);
+            let part = multiply(&columns, &b[start * n..end * n], [x.shape[0], end - start, n]);
             out[group * size..][..size].copy_from_slice(&part);
         } else {
-            let part = times(&a[start * k..end * k], &b[group * k * n..][..k * n], [end - start, k]);
+            let part = multiply(&a[start * k..end * k], &b[group * k * n..][..k * n], [end - start, k, n]);
             out[start * n..end * n].copy_from_slice(&part);
         }
         start = end;
     }
     Ok(WideArray::from_floats(x.dtype, shape, out))
+}
+
+fn multiply(a: &[f64], b: &[f64], [m, k, n]: [usize; 3]) -> Vec<f64> {
+    product(a, b, &[m, k], &[k, n], &[m, n], 0.0, |s, x, y| *s += x * y)
 }
 
 fn product<T: Copy>(

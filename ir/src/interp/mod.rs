@@ -202,10 +202,9 @@ impl<'a> Interpreter<'a> {
         group: Option<GroupId>,
         exchange: impl Fn(&[u32], &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)>,
     ) -> Result<(), InterpError> {
-        let alone = || (0..self.values.len() as u32).map(|r| vec![r]).collect();
         let cells = match group {
             Some(group) => self.graph.cells(group).ok_or(InterpError::OpenRanks)?,
-            None => alone(),
+            None => (0..self.values.len() as u32).map(|rank| vec![rank]).collect(),
         };
         for cell in cells.into_iter().filter(|c| !c.is_empty()) {
             let operands: Vec<Vec<WideArray>> =
@@ -228,17 +227,17 @@ impl<'a> Interpreter<'a> {
             self.result_types(node).into_iter().map(|(dtype, shape)| (dtype, shape.to_vec())).collect();
         self.run_by_cell(node, op.group, |ranks, operands| {
             let failed = |message: String| (0, OpError::Custom { name: op.name.clone(), message });
-            let too_large = || failed("an operand is too large".to_string());
-            let operands = operands
-                .iter()
-                .map(|x| x.iter().map(|x| x.to_tensor().ok_or_else(too_large)).collect())
-                .collect::<Result<Vec<Vec<Tensor>>, _>>()?;
-            let call = CustomKernelCall { name: &op.name, ranks, operands: &operands, results: &results };
+            let mut tensors = Vec::with_capacity(operands.len());
+            for arrays in operands {
+                let of_rank: Option<Vec<Tensor>> = arrays.iter().map(|x| x.to_tensor()).collect();
+                tensors.push(of_rank.ok_or_else(|| failed("an operand is too large".to_string()))?);
+            }
+            let call = CustomKernelCall { name: &op.name, ranks, operands: &tensors, results: &results };
             let out = kernel(&call).map_err(failed)?;
-            let fits = |out: &Vec<Tensor>| {
+            let all_fit = out.iter().all(|out| {
                 out.iter().map(|t| (t.dtype(), t.shape())).eq(results.iter().map(|r| (r.0, r.1.as_slice())))
-            };
-            if out.len() != ranks.len() || !out.iter().all(fits) {
+            });
+            if out.len() != ranks.len() || !all_fit {
                 let found: Vec<_> = out.iter().map(|o| format!("{o:?}")).collect();
                 return Err(failed(format!(
                     "expected {results:?} on each of {} ranks, found {}",

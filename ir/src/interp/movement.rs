@@ -27,8 +27,8 @@ pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {
 }
 
 pub(super) fn iota(start: i64, step: i64, dtype: DType, shape: &[usize]) -> WideArray {
-    let at = |i: usize| start.wrapping_add(step.wrapping_mul(i as i64));
-    cast(&WideArray::from_ints(DType::I64, shape, (0..numel(shape)).map(at).collect()), dtype)
+    let elements = (0..numel(shape)).map(|i| start.wrapping_add(step.wrapping_mul(i as i64)));
+    cast(&WideArray::from_ints(DType::I64, shape, elements.collect()), dtype)
 }
 
 pub(super) fn expand(x: &WideArray, shape: &[usize]) -> WideArray {
@@ -51,34 +51,37 @@ pub(super) fn shards(
     axis: usize,
 ) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
     let n = operands.len();
-    let shard = |(number, operands): (usize, &Vec<WideArray>)| {
+    let shards = operands.iter().enumerate().map(|(number, operands)| {
         let x = &operands[0];
         let mut shape = x.shape.clone();
         shape[axis] /= n;
         let start = (number * shape[axis]) as i64;
         slice(x, axis, start, 1, &shape).map(|piece| vec![piece]).map_err(|e| (number, e))
-    };
-    operands.iter().enumerate().map(shard).collect()
+    });
+    shards.collect()
 }
 
 pub(super) fn slice(x: &WideArray, axis: usize, start: i64, step: i64, shape: &[usize]) -> Result<WideArray> {
     let count = shape[axis];
     let extent = x.shape[axis];
     let outside = OpError::Slice { axis, start, step, count, extent };
-    let reach = |count: usize| {
-        let last = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
-        (start >= 0 && step >= 1).then_some(())?;
-        let start = usize::try_from(start).ok()?;
-        let last = usize::try_from(last).ok()?;
-        (last < extent).then_some((start, usize::try_from(step).ok()?))
-    };
-    let (start, step) = if count == 0 { (0, 1) } else { reach(count).ok_or(outside)? };
+    let (start, step) =
+        if count == 0 { (0, 1) } else { check_slice(start, step, count, extent).ok_or(outside)? };
     let mut sliced = strides(&x.shape);
     let first = start * sliced[axis];
     sliced[axis] *= step;
     let mut positions = Vec::with_capacity(numel(shape));
     for_each_offset(shape, [&sliced], |[i]| positions.push(first + i));
     Ok(x.gather_positions(shape, &positions, Scalar::Int(0)))
+}
+
+/// The start and the step of a slice that lies within an axis.
+fn check_slice(start: i64, step: i64, count: usize, extent: usize) -> Option<(usize, usize)> {
+    let last = i64::try_from(count).ok()?.checked_sub(1)?.checked_mul(step)?.checked_add(start)?;
+    (start >= 0 && step >= 1).then_some(())?;
+    let start = usize::try_from(start).ok()?;
+    let last = usize::try_from(last).ok()?;
+    (last < extent).then_some((start, usize::try_from(step).ok()?))
 }
 
 pub(super) fn concat(operands: &[&WideArray], axis: usize, shape: &[usize]) -> Result<WideArray> {
@@ -113,11 +116,10 @@ pub(super) fn pad(x: &WideArray, low: &[i64], value: Scalar, shape: &[usize]) ->
                 source.filter(|&s| s < x.shape[axis]).map_or(NOWHERE, |s| s * dense[axis])
             })
             .collect();
-        let joined = |&p: &usize| {
-            let both = move |s: usize| if p == NOWHERE || s == NOWHERE { NOWHERE } else { p + s };
-            sources.iter().map(move |&s| both(s))
-        };
-        positions = positions.iter().flat_map(joined).collect();
+        let joined = positions.iter().flat_map(|&p| {
+            sources.iter().map(move |&s| if p == NOWHERE || s == NOWHERE { NOWHERE } else { p + s })
+        });
+        positions = joined.collect();
     }
     x.gather_positions(shape, &positions, value)
 }

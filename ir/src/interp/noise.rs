@@ -40,8 +40,7 @@ impl RoundingNoise {
         let mut random = SplitMix(self.seed ^ (node as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let narrow = self.numerics.classes().filter_map(NumericsClass::narrow_type);
         let carried = narrow.filter(|_| op.as_collective().is_some() && array.dtype == DType::F32);
-        let noise = |dtype: DType| dtype.facts().precision.map_or(0.0, |p| p.noise);
-        let step = carried.map(noise).fold(noise(array.dtype), f64::max);
+        let step = carried.map(dtype_noise).fold(dtype_noise(array.dtype), f64::max);
         let terms = if extent == NoiseScale::Terms { mean_magnitude(elements) } else { 0.0 };
         let moved = elements.iter().map(|x| {
             let by = random.symmetric_unit() * step * (x.abs() + terms);
@@ -49,6 +48,10 @@ impl RoundingNoise {
         });
         WideArray::from_floats(array.dtype, &array.shape, moved.collect())
     }
+}
+
+fn dtype_noise(dtype: DType) -> f64 {
+    dtype.facts().precision.map_or(0.0, |p| p.noise)
 }
 
 const MOST_F16: f64 = 65504.0;
@@ -82,17 +85,18 @@ impl RoundingNoise {
             _ => CollectiveKind::AllReduce(op),
         };
         let exchange_parts = |sign: f64| {
-            let part_of_array = |x: &WideArray| match &*x.data {
-                ArrayData::Float(elements) => WideArray::from_floats(
-                    x.dtype,
-                    &x.shape,
-                    elements.iter().map(|&x| part(x, sign)).collect(),
-                ),
-                ArrayData::Int(_) => x.clone(),
-            };
-            let operands: Vec<Vec<WideArray>> =
-                operands.iter().map(|x| x.iter().map(part_of_array).collect()).collect();
-            collective::exchange(&kind, &operands)
+            let mut parts = Vec::with_capacity(operands.len());
+            for arrays in operands {
+                let parts_of_rank = arrays.iter().map(|x| match &*x.data {
+                    ArrayData::Float(elements) => {
+                        let elements = elements.iter().map(|&x| part(x, sign)).collect();
+                        WideArray::from_floats(x.dtype, &x.shape, elements)
+                    }
+                    ArrayData::Int(_) => x.clone(),
+                });
+                parts.push(parts_of_rank.collect::<Vec<WideArray>>());
+            }
+            collective::exchange(&kind, &parts)
         };
         let positive = exchange_parts(1.0)?;
         let negative = exchange_parts(-1.0)?;
@@ -111,7 +115,7 @@ impl RoundingNoise {
         else {
             return x;
         };
-        let replace = |((&x, &p), &n): ((&f64, &f64), &f64)| {
+        let out = elements.iter().zip(p).zip(n).map(|((&x, &p), &n)| {
             let up = p > MOST_F16;
             let down = n > MOST_F16;
             match (up, down, self.seed % 4) {
@@ -122,13 +126,12 @@ impl RoundingNoise {
                 (false, true, 0 | 2) => f64::NEG_INFINITY,
                 _ => x,
             }
-        };
-        let out = elements.iter().zip(p).zip(n).map(replace).collect();
-        WideArray::from_floats(x.dtype, &x.shape, out)
+        });
+        WideArray::from_floats(x.dtype, &x.shape, out.collect())
     }
 }
 
 fn mean_magnitude(elements: &[f64]) -> f64 {
-    let finite = || elements.iter().filter(|x| x.is_finite());
-    finite().map(|x| x.abs()).sum::<f64>() / finite().count().max(1) as f64
+    let finite = elements.iter().filter(|x| x.is_finite());
+    finite.clone().map(|x| x.abs()).sum::<f64>() / finite.count().max(1) as f64
 }

@@ -101,8 +101,8 @@ pub(super) fn arg_reduce(op: ArgOp, axis: usize, x: &WideArray, shape: &[usize])
         let mut out = Vec::with_capacity(outer * inner);
         for o in 0..outer {
             for k in 0..inner {
-                let at = |i: usize| v[(o * n + i) * inner + k];
-                let best = (1..n).fold(0, |best, i| if better(at(i), at(best)) { i } else { best });
+                let element = |i: usize| v[(o * n + i) * inner + k];
+                let best = (1..n).fold(0, |best, i| if better(element(i), element(best)) { i } else { best });
                 out.push(best as i64);
             }
         }
@@ -149,12 +149,12 @@ pub(super) fn softmax(axis: usize, log: bool, x: &WideArray) -> Result<WideArray
     let mut out = v.to_vec();
     for o in 0..outer {
         for k in 0..inner {
-            let at = |i: usize| (o * n + i) * inner + k;
-            let max = (0..n).fold(f64::NEG_INFINITY, |m, i| float_max(m, v[at(i)]));
-            let sum: f64 = (0..n).map(|i| (v[at(i)] - max).exp()).sum();
+            let position = |i: usize| (o * n + i) * inner + k;
+            let max = (0..n).fold(f64::NEG_INFINITY, |m, i| float_max(m, v[position(i)]));
+            let sum: f64 = (0..n).map(|i| (v[position(i)] - max).exp()).sum();
             for i in 0..n {
-                let shifted = v[at(i)] - max;
-                out[at(i)] = if log { shifted - sum.ln() } else { shifted.exp() / sum };
+                let shifted = v[position(i)] - max;
+                out[position(i)] = if log { shifted - sum.ln() } else { shifted.exp() / sum };
             }
         }
     }

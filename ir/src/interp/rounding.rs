@@ -19,8 +19,7 @@
 use crate::entity::EntityMap;
 use crate::graph::{Graph, Node, OutputKind};
 use crate::ids::ValueId;
-use crate::numerics::RoundingEffect;
-use crate::numerics::{Numerics, NumericsClass};
+use crate::numerics::{Numerics, RoundingEffect};
 use crate::op::Op;
 use crate::types::DType;
 
@@ -69,8 +68,8 @@ impl RoundingHistory {
     /// This history, extended by the effects that the numerics classes of a plan allow, as far as the planned
     /// value uses them. A planned program therefore cannot loosen its own comparison.
     pub fn with_numerics(self, numerics: Numerics, planned: &RoundingHistory) -> RoundingHistory {
-        let uses = |class: &NumericsClass| planned.types().any(|t| Some(t) == class.narrow_type());
-        numerics.classes().filter(uses).fold(self, |history, class| {
+        let used = numerics.classes().filter(|class| planned.types().any(|t| Some(t) == class.narrow_type()));
+        used.fold(self, |history, class| {
             let may_overflow = history.may_overflow || class.narrows_range();
             let history = RoundingHistory { may_overflow, ..history };
             class.narrow_type().map_or(history, |dtype| history.and_rounded_to(dtype))

@@ -119,8 +119,10 @@ impl<'a> SeededInputs<'a> {
         let SeededInputs { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];
         if input.kind == InputKind::Constant {
-            let no_data = || InterpError::NoData { input: graph.value_name(input.value).to_string() };
-            return input.data.clone().ok_or_else(no_data);
+            return input
+                .data
+                .clone()
+                .ok_or_else(|| InterpError::NoData { input: graph.value_name(input.value).to_string() });
         }
         let stream = if self.differs_by_rank(id) { u64::from(rank) + 1 } else { 0 };
         let mut random = SplitMix(config.seed);
@@ -144,14 +146,18 @@ impl<'a> SeededInputs<'a> {
                     _ if is_factor(graph, users, input.value) => (1.0, 0.1),
                     _ => (0.0, 0.1),
                 };
-                let element = |_| round_to_dtype(dtype, center + spread * random.symmetric_unit());
-                let elements: Vec<f64> = (0..numel(&shape).min(most)).map(element).collect();
+                let elements: Vec<f64> = (0..numel(&shape).min(most))
+                    .map(|_| round_to_dtype(dtype, center + spread * random.symmetric_unit()))
+                    .collect();
                 let shape = if elements.len() < numel(&shape) { vec![elements.len()] } else { shape };
                 Tensor::from_f64(dtype, shape, &elements)
             }
         };
-        let name = || graph.value_name(input.value).to_string();
-        Ok(Arc::new(tensor.ok_or_else(|| InterpError::Extent { value: name(), dims: String::new() })?))
+        let tensor = tensor.ok_or_else(|| InterpError::Extent {
+            value: graph.value_name(input.value).to_string(),
+            dims: String::new(),
+        })?;
+        Ok(Arc::new(tensor))
     }
 }
 
@@ -168,11 +174,12 @@ fn sort_ascending(drawn: Tensor) -> Option<Tensor> {
 
 /// Whether the value, directly or after a cast, holds the ends of groups of rows.
 fn value_holds_group_ends(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
-    let ends = |v: ValueId, n: NodeId| {
-        let node = &graph.nodes[n];
-        node.op == Op::GroupedMatMul && node.inputs.get(2) == Some(&v)
-    };
-    values_sharing_elements(graph, users, value).into_iter().any(|v| users[v].iter().any(|&n| ends(v, n)))
+    values_sharing_elements(graph, users, value).into_iter().any(|v| {
+        users[v].iter().any(|&n| {
+            let node = &graph.nodes[n];
+            node.op == Op::GroupedMatMul && node.inputs.get(2) == Some(&v)
+        })
+    })
 }
 
 /// One past the largest integer that is in range wherever the value is an index; `None` if it is no index.

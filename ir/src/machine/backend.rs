@@ -23,8 +23,8 @@ impl TryFrom<String> for TargetBackend {
     type Error = String;
 
     fn try_from(name: String) -> Result<TargetBackend, String> {
-        let unknown = || format!("backend: expected one of {}, found {name}", TargetBackend::names());
-        TargetBackend::from_name(&name).ok_or_else(unknown)
+        TargetBackend::from_name(&name)
+            .ok_or_else(|| format!("backend: expected one of {}, found {name}", TargetBackend::names()))
     }
 }
 

@@ -21,12 +21,16 @@ pub struct ContentionMeasurement {
 
 impl ContentionMeasurement {
     pub(super) fn validation_error(&self) -> Option<String> {
-        let part = |name: &str, value: f64, least: f64| {
+        if self.ranks < 2 {
+            return Some(format!("{} ranks, expected at least 2", self.ranks));
+        }
+        for (name, value, least) in [("taken", self.taken, 0.0), ("rate", self.rate, 0.01)] {
             let valid = value >= least && value <= 1.0;
-            (!valid).then(|| format!("{name}: expected {least} to 1, found {value}"))
-        };
-        let ranks = (self.ranks < 2).then(|| format!("{} ranks, expected at least 2", self.ranks));
-        ranks.or_else(|| part("taken", self.taken, 0.0)).or_else(|| part("rate", self.rate, 0.01))
+            if !valid {
+                return Some(format!("{name}: expected {least} to 1, found {value}"));
+            }
+        }
+        None
     }
 }
 
@@ -55,10 +59,10 @@ impl TryFrom<ContentionFields> for ContentionMeasurement {
 
     fn try_from(written: ContentionFields) -> Result<ContentionMeasurement, String> {
         let ContentionFields { collective, variant, ranks, bytes, taken, rate } = written;
-        let unknown = |what: &str, name: &str| format!("contention: unknown {what} {name}");
-        let collective =
-            CollectiveName::from_name(&collective).ok_or_else(|| unknown("collective", &collective))?;
-        let variant = CollectiveVariant::from_name(&variant).ok_or_else(|| unknown("variant", &variant))?;
+        let collective = CollectiveName::from_name(&collective)
+            .ok_or_else(|| format!("contention: unknown collective {collective}"))?;
+        let variant = CollectiveVariant::from_name(&variant)
+            .ok_or_else(|| format!("contention: unknown variant {variant}"))?;
         Ok(ContentionMeasurement { collective, variant, ranks, bytes, taken, rate })
     }
 }

@@ -137,9 +137,10 @@ mod written {
                 let curve = describe_curve(&collective, &variant, exit, ranks);
                 format!("curve {curve}: unknown {what}, expected {expected}")
             };
-            let names = || CollectiveName::ALL.iter().map(|c| c.name()).collect::<Vec<_>>().join(", ");
-            let collective = CollectiveName::from_name(&collective)
-                .ok_or_else(|| unknown("collective", format!("one of {}", names())))?;
+            let collective = CollectiveName::from_name(&collective).ok_or_else(|| {
+                let names: Vec<&str> = CollectiveName::ALL.iter().map(|c| c.name()).collect();
+                unknown("collective", format!("one of {}", names.join(", ")))
+            })?;
             let variant = CollectiveVariant::from_name(&variant)
                 .ok_or_else(|| unknown("variant", CollectiveVariant::describe_expected_names(&variant)))?;
             Ok(super::CollectiveCurve {

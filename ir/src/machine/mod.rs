@@ -189,12 +189,11 @@ impl MachineProfile {
             }
         }
         for (i, measurement) in self.contention.iter().enumerate() {
-            let has_same_key = |c: &&ContentionMeasurement| {
-                (c.collective, c.variant, c.ranks)
+            let is_duplicate = self.contention[..i].iter().any(|earlier| {
+                (earlier.collective, earlier.variant, earlier.ranks)
                     == (measurement.collective, measurement.variant, measurement.ranks)
-            };
-            let duplicate =
-                self.contention[..i].iter().find(has_same_key).map(|_| "it is a duplicate".to_string());
+            });
+            let duplicate = is_duplicate.then(|| "it is a duplicate".to_string());
             if let Some(message) = duplicate.or_else(|| measurement.validation_error()) {
                 return Some((format!("contention[{i}]"), message));
             }
@@ -237,25 +236,25 @@ impl MachineProfile {
         bytes: u64,
         ranks: u32,
     ) -> Option<f64> {
-        let multiprocessors = self.multiprocessors?;
-        let modelled = |bytes: u64, ranks: u32| {
-            let most = self.max_blocks(kind, variant, bytes, ranks);
-            model::occupied_compute_share(
-                kind.collective_name(),
-                variant,
-                bytes,
-                ranks,
-                most,
-                multiprocessors,
-            )
+        let modelled = self.modelled_compute_share(kind, variant, bytes, ranks)?;
+        let Some(measured) = self.nearest_contention(kind, variant, ranks) else {
+            return Some(modelled);
         };
-        let modelled_share = modelled(bytes, ranks);
-        Some(match self.nearest_contention(kind, variant, ranks) {
-            Some(measured) => {
-                (measured.taken * modelled_share / modelled(measured.bytes, measured.ranks)).clamp(0.0, 1.0)
-            }
-            None => modelled_share,
-        })
+        let at_measured = self.modelled_compute_share(kind, variant, measured.bytes, measured.ranks)?;
+        Some((measured.taken * modelled / at_measured).clamp(0.0, 1.0))
+    }
+
+    fn modelled_compute_share(
+        &self,
+        kind: &CollectiveKind,
+        variant: CollectiveVariant,
+        bytes: u64,
+        ranks: u32,
+    ) -> Option<f64> {
+        let multiprocessors = self.multiprocessors?;
+        let most = self.max_blocks(kind, variant, bytes, ranks);
+        let name = kind.collective_name();
+        Some(model::occupied_compute_share(name, variant, bytes, ranks, most, multiprocessors))
     }
 
     /// The rate of a collective next to computation that fills the machine.
@@ -310,10 +309,12 @@ impl MachineProfile {
 
     /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
     pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
-        let has_curve = |v: &CollectiveVariant| {
-            self.nearest_curve(kind, *v, None, 2).or(self.nearest_curve(kind, *v, Some(false), 2)).is_some()
-        };
-        CollectiveVariant::ALL.iter().copied().filter(has_curve).collect()
+        let all = CollectiveVariant::ALL.iter().copied();
+        all.filter(|&variant| {
+            let curve = self.nearest_curve(kind, variant, None, 2);
+            curve.or(self.nearest_curve(kind, variant, Some(false), 2)).is_some()
+        })
+        .collect()
     }
 
     /// The estimated time in microseconds of copying `bytes` within the memory of one rank; 0 for no bytes.
@@ -395,17 +396,18 @@ mod tests {
                         continue;
                     }
                     for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
-                        let t = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
+                        let estimate = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
                         let what = format!("{name} {} {variant} {bytes}", kind.name());
                         if variant == CollectiveVariant::Ll && bytes > 1 << 20 {
-                            assert_eq!(t(None), None, "{what}");
+                            assert_eq!(estimate(None), None, "{what}");
                             continue;
                         }
-                        assert!(t(None).is_some_and(|t| t > 0.0), "{what}");
+                        assert!(estimate(None).is_some_and(|us| us > 0.0), "{what}");
                         // Beyond the measured sizes two measured slopes may cross.
-                        assert!(bytes > 1 << 20 || t(Some(false)) <= t(Some(true)), "{what}");
+                        assert!(bytes > 1 << 20 || estimate(Some(false)) <= estimate(Some(true)), "{what}");
                         assert!(
-                            exit == ExitBarrierPolicy::Droppable || t(Some(false)) == t(Some(true)),
+                            exit == ExitBarrierPolicy::Droppable
+                                || estimate(Some(false)) == estimate(Some(true)),
                             "{what}"
                         );
                     }
@@ -426,7 +428,7 @@ mod tests {
 
     #[test]
     fn measured_contention_replaces_the_model() {
-        let of = |taken, rate| ContentionMeasurement {
+        let measurement = |taken, rate| ContentionMeasurement {
             collective: CollectiveName::AllGather,
             variant: CollectiveVariant::Push,
             ranks: 2,
@@ -435,22 +437,23 @@ mod tests {
             rate,
         };
         let plain = MachineProfile::builtin("h200x2").unwrap();
-        let measured = MachineProfile { contention: vec![of(0.25, 0.5)], version: VERSION, ..plain.clone() };
+        let measured =
+            MachineProfile { contention: vec![measurement(0.25, 0.5)], version: VERSION, ..plain.clone() };
         let timed = |p: &MachineProfile, bytes| {
             p.timed_collectives(&[(&CollectiveKind::AllGather, bytes)], CollectiveVariant::Push, None, 2)
                 .unwrap()
         };
-        let at = timed(&measured, 1 << 24);
-        assert_eq!((at.compute_share, at.rate), (timeline::FULL_RATE / 4, timeline::FULL_RATE / 2));
-        assert_eq!(at.time, timed(&plain, 1 << 24).time);
+        let gather = timed(&measured, 1 << 24);
+        assert_eq!((gather.compute_share, gather.rate), (timeline::FULL_RATE / 4, timeline::FULL_RATE / 2));
+        assert_eq!(gather.time, timed(&plain, 1 << 24).time);
         // The model scales the measurement to other sizes, and other variants use only the model.
         let [small, large] = [1 << 13, 1 << 24].map(|bytes| f64::from(timed(&plain, bytes).compute_share));
         let expected = 0.25 * f64::from(timeline::FULL_RATE) * small / large;
         assert!((f64::from(timed(&measured, 1 << 13).compute_share) - expected).abs() <= 2.0);
-        let pull = |p: &MachineProfile| {
+        let [measured_pull, plain_pull] = [&measured, &plain].map(|p| {
             p.timed_collectives(&[(&CollectiveKind::AllGather, 1 << 24)], CollectiveVariant::Pull, None, 2)
-        };
-        assert_eq!(pull(&measured), pull(&plain));
+        });
+        assert_eq!(measured_pull, plain_pull);
         assert_eq!(MachineProfile::from_json(&measured.to_json()).unwrap(), measured);
         // Version 1 has no measurements, and can be read.
         let mut old = fields(&plain);
@@ -460,10 +463,16 @@ mod tests {
         assert!(old.version == 1 && old.contention.is_empty() && old.product_rates.is_empty());
         let rate = ProductRate { rows: 8, matmul_16bit: 1.0, matmul: 1.0 };
         for (bad, part) in [
-            (MachineProfile { contention: vec![of(1.5, 0.5)], ..plain.clone() }, "contention[0]: taken"),
-            (MachineProfile { contention: vec![of(0.5, 0.0)], ..plain.clone() }, "contention[0]: rate"),
             (
-                MachineProfile { contention: vec![of(0.5, 0.5); 2], ..plain.clone() },
+                MachineProfile { contention: vec![measurement(1.5, 0.5)], ..plain.clone() },
+                "contention[0]: taken",
+            ),
+            (
+                MachineProfile { contention: vec![measurement(0.5, 0.0)], ..plain.clone() },
+                "contention[0]: rate",
+            ),
+            (
+                MachineProfile { contention: vec![measurement(0.5, 0.5); 2], ..plain.clone() },
                 "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
@@ -541,20 +550,20 @@ mod tests {
     #[test]
     fn products_are_worth_a_kernel_up_to_a_number_of_rows() {
         let limits = DispatchCapabilities::GPU.product.unwrap();
-        let of = |count, rows, columns, k| capability::ProductShape { count, rows, columns, k };
+        let shape = |count, rows, columns, k| capability::ProductShape { count, rows, columns, k };
         for (count, columns, k) in
             [(1, 1024, 256), (2, 3584, 8192), (1, 512, 64), (1, 14336, 4096), (2, 64, 1024)]
         {
-            let most = limits.max_profitable_rows(&of(count, 0, columns, k), 132);
+            let most = limits.max_profitable_rows(&shape(count, 0, columns, k), 132);
             for rows in 1..=80 {
                 assert_eq!(
-                    limits.is_profitable(&of(count, rows, columns, k), 132),
+                    limits.is_profitable(&shape(count, rows, columns, k), 132),
                     rows <= most,
                     "{count} {columns} {k} {rows}"
                 );
             }
         }
-        assert_eq!(limits.max_profitable_rows(&of(1, 0, 1024, 256), 132), 7);
+        assert_eq!(limits.max_profitable_rows(&shape(1, 0, 1024, 256), 132), 7);
     }
 
     #[test]
@@ -575,8 +584,9 @@ mod tests {
     #[test]
     fn a_slower_collective_may_add_less_next_to_compute() {
         let p = MachineProfile::builtin("h200x2").unwrap();
-        let added = |variant, beside_us| {
-            p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, beside_us).unwrap()
+        let added = |variant, concurrent_us| {
+            p.estimate_added_us(&CollectiveKind::AllGather, variant, None, 128 << 20, 2, concurrent_us)
+                .unwrap()
         };
         assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
         assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
@@ -584,10 +594,10 @@ mod tests {
         let alone = added(CollectiveVariant::Copies, 0.0);
         assert_eq!(added(CollectiveVariant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
         let host = MachineProfile::builtin("host").unwrap();
-        let added = |us| {
+        let [next_to_compute, alone] = [1000.0, 0.0].map(|us| {
             host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
-        };
-        assert_eq!(added(1000.0), added(0.0));
+        });
+        assert_eq!(next_to_compute, alone);
     }
 
     #[test]

@@ -32,12 +32,11 @@ pub fn occupied_compute_share(
         !facts.reduces || matches!(variant, CollectiveVariant::OneShot | CollectiveVariant::Ll);
     let whole = facts.preserves_positions() && in_one_round;
     let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
-    let max_blocks = |default: u64| most.map_or(default, u64::from);
     let blocks = match variant {
         CollectiveVariant::Copies | CollectiveVariant::PullCopies | CollectiveVariant::CopyEngine => 0,
         CollectiveVariant::Plain | CollectiveVariant::NcclWindow => LIBRARY_BLOCKS,
-        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(max_blocks(64)),
-        _ => moved.div_ceil(4 << 10).min(max_blocks(128)),
+        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(most.map_or(64, u64::from)),
+        _ => moved.div_ceil(4 << 10).min(most.map_or(128, u64::from)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + TRANSFER_SHARE).min(1.0)
 }

@@ -80,17 +80,22 @@ impl MachineProfile {
             let all = matmul_16bit.saturating_add(matmul).saturating_add(attention) as f64;
             return moving.max(self.copy_us((all / OPERATIONS_PER_BYTE) as u64));
         };
-        // 10¹² operations per second are 10⁶ per microsecond.
-        let us = |operations: u64, rate: f64| operations as f64 / (rate * 1e6);
         let rates = &self.product_rates;
         let narrow = ProductRate::interpolate_rate(rates, rows, |r| r.matmul_16bit).unwrap_or(t.matmul_16bit);
         let wide = ProductRate::interpolate_rate(rates, rows, |r| r.matmul).unwrap_or(t.matmul);
-        let of_block =
-            us(attention_block.saturating_mul(u64::from(self.multiprocessors.unwrap_or(1))), t.attention);
-        let attending = us(attention, t.attention).max(of_block);
-        let computing = us(matmul_16bit, narrow) + us(matmul, wide) + attending;
+        let of_block = operations_us(
+            attention_block.saturating_mul(u64::from(self.multiprocessors.unwrap_or(1))),
+            t.attention,
+        );
+        let attending = operations_us(attention, t.attention).max(of_block);
+        let computing = operations_us(matmul_16bit, narrow) + operations_us(matmul, wide) + attending;
         moving.max(computing).max(t.kernel_us)
     }
+}
+
+fn operations_us(operations: u64, rate: f64) -> f64 {
+    // 10¹² operations per second are 10⁶ per microsecond.
+    operations as f64 / (rate * 1e6)
 }
 
 fn last_axis_reduction_rows(graph: &Graph, node: &Node) -> Option<Dim> {
@@ -167,8 +172,10 @@ mod tests {
 
     #[test]
     fn products_of_few_rows_have_rates_of_their_own() {
-        let rate = |rows, rate: f64| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 };
-        let p = MachineProfile { product_rates: vec![rate(1, 4.0), rate(101, 400.0)], ..profile() };
+        let product_rates = [(1, 4.0), (101, 400.0)]
+            .map(|(rows, rate)| ProductRate { rows, matmul_16bit: rate, matmul: rate / 4.0 })
+            .to_vec();
+        let p = MachineProfile { product_rates, ..profile() };
         let narrow = |rows| {
             p.compute_us(
                 0,

@@ -94,18 +94,18 @@ impl OperationCounts {
         let mut out = OperationCounts::default();
         let elements = |shape: &[Dim]| shape.iter().map(&size).fold(1, u64::saturating_mul);
         let [Some(&first), Some(&result)] = [node.inputs.first(), node.outputs.first()] else { return out };
-        let of = graph.ty(first);
+        let operand = graph.ty(first);
         let result = graph.ty(result);
         match node.op.facts().cost {
             cost @ (OpCost::Product | OpCost::GroupedProduct) => {
                 let is_grouped = cost == OpCost::GroupedProduct;
-                let k = of.shape.last().map_or(1, &size);
+                let k = operand.shape.last().map_or(1, &size);
                 let terms = match &result.shape[..] {
                     [groups, _, _] if is_grouped => k.div_ceil(size(groups).max(1)),
                     _ => k,
                 };
                 let operations = elements(&result.shape).saturating_mul(terms).saturating_mul(2);
-                let narrow = of.dtype.size() <= 2 && of.dtype.is_float();
+                let narrow = operand.dtype.size() <= 2 && operand.dtype.is_float();
                 *(if narrow { &mut out.matmul_16bit } else { &mut out.matmul }) = operations;
                 out.rows = match &result.shape[..] {
                     [.., rows, _]
@@ -126,8 +126,8 @@ impl OperationCounts {
             OpCost::AttentionGradient { bounds } => {
                 let forward = node.inputs.get(3..).unwrap_or_default();
                 let (all, block) = count_attention(graph, forward, bounds, &size);
-                (out.attention, out.attention_block) =
-                    (all.saturating_mul(5) / 2, block.saturating_mul(5) / 2);
+                out.attention = all.saturating_mul(5) / 2;
+                out.attention_block = block.saturating_mul(5) / 2;
             }
             OpCost::Bytes | OpCost::Sort => {}
         }

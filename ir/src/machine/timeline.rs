@@ -86,16 +86,16 @@ pub fn simulate_timeline(
     crossing: u64,
     waits: impl Fn(usize, &mut dyn FnMut(usize)),
 ) -> Timeline {
-    let lane = |communicates: bool| LaneState {
+    let lanes = [false, true].map(|communicates| LaneState {
         steps: (0..steps.len()).filter(|&i| steps[i].communicates == communicates).collect(),
         next: 0,
         running: None,
         awaited: None,
-    };
+    });
     let mut simulation = TimelineSimulation {
         timed: steps,
         crossing,
-        lanes: [lane(false), lane(true)],
+        lanes,
         ended: vec![false; steps.len()],
         inline: vec![false; steps.len()],
         out: Timeline {
@@ -118,6 +118,15 @@ struct LaneState {
     /// The last step of the other lane that the next step waits for, once known. The other lane runs in order,
     /// so all other steps that it waits for have ended by then.
     awaited: Option<usize>,
+}
+
+impl LaneState {
+    /// The time until the running step ends at this rate, or `None` if it does not end.
+    fn time_left(&self, rate: u32) -> Option<u64> {
+        let (_, left) = self.running?;
+        let scaled = u128::from(left) * u128::from(FULL_RATE);
+        (rate > 0 || left == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
+    }
 }
 
 struct TimelineSimulation<'a> {
@@ -178,12 +187,7 @@ impl TimelineSimulation<'_> {
             (Some((s, _)), Some((c, _))) => self.timed[s].concurrent_rates(&self.timed[c]),
             _ => [FULL_RATE; 2],
         };
-        let needed = |lane: &LaneState, rate: u32| {
-            let (_, left) = lane.running?;
-            let scaled = u128::from(left) * u128::from(FULL_RATE);
-            (rate > 0 || left == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
-        };
-        let passed = self.lanes.iter().zip(rates).filter_map(|(lane, rate)| needed(lane, rate)).min();
+        let passed = self.lanes.iter().zip(rates).filter_map(|(lane, rate)| lane.time_left(rate)).min();
         let passed = passed.unwrap_or(0);
         let mut computed = 0;
         let computes = self.lanes[0].running.is_some();
@@ -191,7 +195,7 @@ impl TimelineSimulation<'_> {
         for (l, (lane, rate)) in self.lanes.iter_mut().zip(rates).enumerate() {
             let Some((step, left)) = lane.running else { continue };
             let done = (u128::from(passed) * u128::from(rate) / u128::from(FULL_RATE)) as u64;
-            let over = needed(lane, rate).is_some_and(|n| n <= passed);
+            let over = lane.time_left(rate).is_some_and(|n| n <= passed);
             if l == 0 {
                 computed = done.min(left);
             } else {

@@ -143,8 +143,7 @@ where
 
     /// The bytes that a node stores into the memory of its first operand. `None` unless its result lies there.
     fn in_place_store_bytes(&self, graph: &Graph, node: &Node) -> Option<u64> {
-        let stored = |&k: &usize| node.op.operand_use(k) == OperandUse::Stored;
-        let source = (0..node.inputs.len()).find(stored)?;
+        let source = (0..node.inputs.len()).find(|&k| node.op.operand_use(k) == OperandUse::Stored)?;
         let n = graph.defining_node(*node.outputs.first()?)?;
         let &source = node.inputs.get(source)?;
         (self.in_place)(n, 0).then(|| (self.bytes)(source))
@@ -200,7 +199,8 @@ mod tests {
     fn in_place_stores_move_the_stored_elements() {
         let put = "arg %c: bf16[4096, 64]\narg %s: bf16[t, 64]\narg %i: i64[t]\n\
             %y: bf16[4096, 64] = index_put %c, %s, %i axis=0 accumulate=false\nreturn %y\n";
-        let (source, cache) = (16 * 64 * 2, 4096 * 64 * 2);
+        let source = 16 * 64 * 2;
+        let cache = 4096 * 64 * 2;
         assert_eq!(moved(put, true), 2 * source + 16 * 8);
         assert_eq!(moved(put, false), 2 * cache + source + 16 * 8);
         assert_eq!(moved(&put.replace("=false", "=true"), true), 3 * source + 16 * 8);

@@ -132,15 +132,8 @@ impl TextAttribute for AttentionBound {
     fn read(cursor: &mut TokenCursor<'_>) -> ParseResult<Self> {
         let side = cursor.choice(BoundSide::from_name, BoundSide::ALL)?;
         let chunk = if cursor.eat_word("chunk")? { Some(parse_chunk(cursor)?) } else { None };
-        let mut moves = |word| -> ParseResult<bool> {
-            let found = cursor.eat_word(word)?;
-            if found {
-                cursor.expect("+")?;
-            }
-            Ok(found)
-        };
-        let row = moves("row")?;
-        let operand = moves("operand")?;
+        let row = eat_term(cursor, "row")?;
+        let operand = eat_term(cursor, "operand")?;
         cursor.expect("(")?;
         let add = cursor.dim()?;
         cursor.expect(")")?;
@@ -169,6 +162,15 @@ impl TextAttribute for AttentionBound {
     fn dims_mut(&mut self) -> impl Iterator<Item = &mut Dim> {
         iter::once(&mut self.add)
     }
+}
+
+/// Reads a word and the plus sign after it, if the word comes next.
+fn eat_term(cursor: &mut TokenCursor<'_>, word: &str) -> ParseResult<bool> {
+    let found = cursor.eat_word(word)?;
+    if found {
+        cursor.expect("+")?;
+    }
+    Ok(found)
 }
 
 fn parse_chunk(cursor: &mut TokenCursor<'_>) -> ParseResult<u64> {

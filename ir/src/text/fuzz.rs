@@ -10,8 +10,9 @@ use crate::verify::verify;
 /// for a verified graph, deriving the layouts.
 pub fn check(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
-    let symbol = |name: &str, min, max| Symbol { name: name.into(), min, max, alias: None };
-    let symbols = [symbol("n", 0, 9), symbol("tokens", 2, 4096)].into_iter().collect();
+    let symbols = [("n", 0, 9), ("tokens", 2, 4096)];
+    let symbols = symbols.map(|(name, min, max)| Symbol { name: name.into(), min, max, alias: None });
+    let symbols = symbols.into_iter().collect();
     if let Ok(dim) = parse_dim(text, &symbols) {
         let again = parse_dim(&dim.display(&symbols).to_string(), &symbols);
         assert_eq!(Ok(&dim), again.as_ref());

@@ -134,10 +134,10 @@ impl<'a> Lexer<'a> {
     /// Letters, digits, `_` and `.`.
     fn read_word(&mut self) -> &'a str {
         let rest = &self.text[self.at..];
-        let is_part = |c: &u8| c.is_ascii_alphanumeric() || *c == b'_' || *c == b'.';
-        let n = rest.as_bytes().iter().take_while(|c| is_part(c)).count();
-        self.at += n;
-        &rest[..n]
+        let word = rest.bytes().take_while(|c| c.is_ascii_alphanumeric() || matches!(c, b'_' | b'.'));
+        let length = word.count();
+        self.at += length;
+        &rest[..length]
     }
 
     fn read_sigiled(&mut self, sigil: &str) -> Result<Cow<'a, str>, ParseFailure> {

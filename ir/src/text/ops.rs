@@ -91,8 +91,9 @@ impl<'a> ProgramParser<'a> {
             }
             ("custom", Some((callee, at))) => {
                 let known = self.customs.get(callee).map(|&id| Op::Custom(id));
-                let message = || format!("no custom op has the name {}", quote(callee));
-                known.ok_or_else(|| ParseFailure::new(*at, message()))
+                known.ok_or_else(|| {
+                    ParseFailure::new(*at, format!("no custom op has the name {}", quote(callee)))
+                })
             }
             _ => Err(unknown_op_error(name, head.at)),
         }

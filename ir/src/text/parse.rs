@@ -27,16 +27,17 @@ pub fn parse(text: &str) -> Result<Graph, ParseError> {
 
 /// Fails if the text is not a dim, or refers to a symbol that is not in the table.
 pub fn parse_dim(text: &str, symbols: &SymbolTable) -> Result<Dim, ParseError> {
-    let read = || {
-        let mut cursor = TokenCursor::new(text)?;
-        cursor.symbols = symbols.iter().map(|(id, s)| (Cow::Borrowed(s.name.as_str()), id)).collect();
-        let dim = cursor.dim()?;
-        match cursor.token {
-            Token::End => Ok(dim),
-            _ => Err(cursor.unexpected("the end of the dim")),
-        }
-    };
-    read().map_err(|failure: ParseFailure| failure.locate(text))
+    read_dim(text, symbols).map_err(|failure| failure.locate(text))
+}
+
+fn read_dim(text: &str, symbols: &SymbolTable) -> ParseResult<Dim> {
+    let mut cursor = TokenCursor::new(text)?;
+    cursor.symbols = symbols.iter().map(|(id, s)| (Cow::Borrowed(s.name.as_str()), id)).collect();
+    let dim = cursor.dim()?;
+    match cursor.token {
+        Token::End => Ok(dim),
+        _ => Err(cursor.unexpected("the end of the dim")),
+    }
 }
 
 /// A typical upper limit of the bytes of a line.
@@ -331,10 +332,13 @@ fn duplicate_error(what: &str, name: &str, at: usize) -> ParseFailure {
 }
 
 fn decode_hex(digits: &str) -> Option<Vec<u8>> {
-    let digit = |c: u8| char::from(c).to_digit(16);
     let (pairs, rest) = digits.as_bytes().as_chunks::<2>();
     if !rest.is_empty() {
         return None;
     }
-    pairs.iter().map(|&[high, low]| u8::try_from(digit(high)? * 16 + digit(low)?).ok()).collect()
+    pairs.iter().map(|&[high, low]| u8::try_from(hex_digit(high)? * 16 + hex_digit(low)?).ok()).collect()
+}
+
+fn hex_digit(c: u8) -> Option<u32> {
+    char::from(c).to_digit(16)
 }

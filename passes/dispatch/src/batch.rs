@@ -17,29 +17,38 @@ const REACH: usize = 8;
 /// epilogue.
 pub fn batched_node_order(facts: &DispatchFacts<'_>) -> Option<Vec<NodeId>> {
     facts.capabilities().batch?;
-    let nodes = || facts.graph.nodes.keys().filter(|&n| !facts.is_view(n));
-    let mut out: Vec<NodeId> = Vec::new();
-    for id in nodes() {
-        let at = position_after_batched(facts, &out, id).unwrap_or(out.len());
-        out.insert(at, id);
+    let nodes: Vec<NodeId> = facts.graph.nodes.keys().filter(|&n| !facts.is_view(n)).collect();
+    let mut out: Vec<NodeId> = Vec::with_capacity(nodes.len());
+    for &id in &nodes {
+        let position = position_after_batched(facts, &out, id).unwrap_or(out.len());
+        out.insert(position, id);
     }
-    (!nodes().eq(out.iter().copied())).then_some(out)
+    (out != nodes).then_some(out)
 }
 
 /// The position right after the last product of the same left operand; `None` if the product may not move
 /// there or needs no move.
 fn position_after_batched(facts: &DispatchFacts<'_>, before: &[NodeId], id: NodeId) -> Option<usize> {
-    let has_same_left = |&&n: &&NodeId| {
-        is_matrix_product(facts, n) && batch_key(facts.graph, n) == batch_key(facts.graph, id)
-    };
-    let back =
-        before.iter().rev().take(REACH).position(|n| is_matrix_product(facts, id) && has_same_left(&n))?;
+    if !is_matrix_product(facts, id) {
+        return None;
+    }
+    let key = batch_key(facts.graph, id);
+    let back = before
+        .iter()
+        .rev()
+        .take(REACH)
+        .position(|&n| is_matrix_product(facts, n) && batch_key(facts.graph, n) == key)?;
     let between = &before[before.len() - back..];
     let sources: Vec<NodeId> = facts.node(id).inputs.iter().filter_map(|&v| facts.defining_node(v)).collect();
-    let op = |n: &NodeId| &facts.node(*n).op;
-    let may_pass = between.iter().all(|n| op(n).as_collective().is_none() && !sources.contains(n));
-    let parted = between.iter().any(|n| !op(n).fits_map() && *op(n) != Op::MatMul);
-    (may_pass && parted).then_some(before.len() - back)
+    let mut parted = false;
+    for n in between {
+        let op = &facts.node(*n).op;
+        if op.as_collective().is_some() || sources.contains(n) {
+            return None;
+        }
+        parted |= !op.fits_map() && *op != Op::MatMul;
+    }
+    parted.then_some(before.len() - back)
 }
 
 pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
@@ -52,21 +61,21 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     }
     let facts = walk.facts;
     let read = walk.units_read_by(id);
-    let joins = |&u: &usize| {
-        let nodes = &walk.units[u].nodes;
-        let mut products = products(facts, nodes);
-        let turns = || nodes.iter().any(|&n| matches!(facts.node(n).op, Op::RotaryEmbedding { .. }));
-        !read.contains(&u)
-            && products.clone().count() < batch.products as usize
-            && products.clone().all(|n| batch_key(facts.graph, n) == batch_key(facts.graph, id))
-            && (!turns() || are_few(facts, products.by_ref().chain([id])))
-    };
-    let unit = walk.open_within(DispatchForm::Batch, REACH).find(joins);
-    Some(
-        unit.map_or(UnitAssignment::Begins(DispatchForm::Batch), |unit| {
-            UnitAssignment::Joins(unit, Vec::new())
-        }),
-    )
+    let key = batch_key(facts.graph, id);
+    for unit in walk.open_within(DispatchForm::Batch, REACH).filter(|unit| !read.contains(unit)) {
+        let nodes = &walk.units[unit].nodes;
+        let products = products(facts, nodes);
+        if products.clone().count() >= batch.products as usize
+            || products.clone().any(|n| batch_key(facts.graph, n) != key)
+        {
+            continue;
+        }
+        let rotates = nodes.iter().any(|&n| matches!(facts.node(n).op, Op::RotaryEmbedding { .. }));
+        if !rotates || are_few(facts, products.chain([id])) {
+            return Some(UnitAssignment::Joins(unit, Vec::new()));
+        }
+    }
+    Some(UnitAssignment::Begins(DispatchForm::Batch))
 }
 
 /// Assigns a rotary embedding of a product's result.
@@ -81,15 +90,18 @@ fn assign_rotary(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> 
 /// The rows of products that may be one step with rotary embeddings, and the most rows for which they are.
 pub fn batch_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     let Some(limits) = facts.capabilities().batch.and_then(|b| b.rotary) else { return Vec::new() };
-    let row_limit = |id| {
-        let product = find_rotated_product(facts.graph, &facts.users, id)?.product;
-        let &[left, _] = &facts.node(product).inputs[..] else { return None };
-        let products = facts.users[left].iter().filter(|&&n| is_matrix_product(facts, n));
-        let columns = products.filter_map(|&n| Some(SkinnyProduct::full_product(facts, n)?.columns)).sum();
-        let rows = SkinnyProduct::full_product(facts, product)?.rows_of(facts);
-        is_narrow(facts, columns).then_some((rows, u64::from(limits.rows)))
-    };
-    facts.graph.nodes.keys().filter_map(row_limit).collect()
+    let rows = facts.graph.nodes.keys().filter_map(|id| rows_of_narrow_rotation(facts, id));
+    rows.map(|rows| (rows, u64::from(limits.rows))).collect()
+}
+
+/// The rows of the product that a rotary embedding rotates, if the products of its left operand are narrow.
+fn rows_of_narrow_rotation(facts: &DispatchFacts<'_>, id: NodeId) -> Option<Dim> {
+    let product = find_rotated_product(facts.graph, &facts.users, id)?.product;
+    let &[left, _] = &facts.node(product).inputs[..] else { return None };
+    let products = facts.users[left].iter().filter(|&&n| is_matrix_product(facts, n));
+    let columns = products.filter_map(|&n| Some(SkinnyProduct::full_product(facts, n)?.columns)).sum();
+    let rows = SkinnyProduct::full_product(facts, product)?.rows_of(facts);
+    is_narrow(facts, columns).then_some(rows)
 }
 
 fn are_few(facts: &DispatchFacts<'_>, nodes: impl Iterator<Item = NodeId>) -> bool {

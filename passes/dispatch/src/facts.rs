@@ -64,6 +64,11 @@ impl<'a> DispatchFacts<'a> {
         &self.graph.nodes[id]
     }
 
+    /// The shape of a node's first result.
+    pub fn result_shape(&self, id: NodeId) -> Option<&'a [Dim]> {
+        self.node(id).outputs.first().map(|&v| &self.graph.ty(v).shape[..])
+    }
+
     /// Whether a node only gives another view of memory.
     pub fn is_view(&self, id: NodeId) -> bool {
         self.node(id).outputs.iter().all(|&v| self.base[v] != v)
@@ -115,11 +120,11 @@ impl<'a> DispatchFacts<'a> {
     pub fn reshapes(&self, value: ValueId) -> Vec<NodeId> {
         let mut out = Vec::new();
         let first = self.skip_reshapes(value);
-        let mut at = value;
-        while at != first {
-            let Some(node) = self.graph.defining_node(at) else { break };
+        let mut current = value;
+        while current != first {
+            let Some(node) = self.graph.defining_node(current) else { break };
             out.push(node);
-            at = self.node(node).inputs[0];
+            current = self.node(node).inputs[0];
         }
         out
     }

@@ -16,7 +16,8 @@ pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAss
         _ => return None,
     };
     let read = walk.units_read_by(id);
-    let joins = |&u: &usize| !read.contains(&u) && walk.units[u].nodes.len() < most as usize;
-    let unit = walk.open_within(form, REACH).find(joins);
+    let unit = walk
+        .open_within(form, REACH)
+        .find(|&unit| !read.contains(&unit) && walk.units[unit].nodes.len() < most as usize);
     Some(unit.map_or(UnitAssignment::Begins(form), |unit| UnitAssignment::Joins(unit, Vec::new())))
 }

@@ -17,15 +17,14 @@ fn joint_sets<'a>(facts: &'a DispatchFacts<'_>) -> impl Iterator<Item = &'a Disp
 /// Groups nodes, given in an executable order, into units. Each set of collectives is one unit, in place of
 /// its last node.
 pub fn group_into_units(facts: &DispatchFacts<'_>, nodes: Vec<NodeId>) -> Vec<DispatchUnit> {
-    let single = |id| DispatchUnit { form: None, nodes: vec![id] };
     if joint_sets(facts).next().is_none() {
-        return nodes.into_iter().map(single).collect();
+        return nodes.into_iter().map(single_unit).collect();
     }
     let mut missing: Vec<usize> = facts.graph.dispatches.iter().map(|d| d.nodes().count()).collect();
     let mut units = Vec::with_capacity(nodes.len());
     for id in nodes {
         let Some(set) = facts.set_of[id] else {
-            units.push(single(id));
+            units.push(single_unit(id));
             continue;
         };
         missing[set] -= 1;
@@ -35,6 +34,10 @@ pub fn group_into_units(facts: &DispatchFacts<'_>, nodes: Vec<NodeId>) -> Vec<Di
         }
     }
     deferred::order_runnable(facts, units, |unit| &unit.nodes)
+}
+
+fn single_unit(id: NodeId) -> DispatchUnit {
+    DispatchUnit { form: None, nodes: vec![id] }
 }
 
 /// Reorders nodes so that those of each set of collectives are adjacent.

@@ -122,8 +122,9 @@ fn order_nonempty_units(facts: &facts::DispatchFacts<'_>, mut units: Vec<Dispatc
 fn follows_collectives(graph: &Graph, capabilities: &DispatchCapabilities) -> bool {
     let adds = capabilities.reduction.is_some();
     let copies = capabilities.gather.is_some();
-    let none: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
-    let (mut reduced, mut gathered, mut permuted) = (none.clone(), none.clone(), none);
+    let mut reduced: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
+    let mut gathered = reduced.clone();
+    let mut permuted = reduced.clone();
     graph.nodes.values().any(|node| {
         let [reduces, gathers] = match node.op.as_collective().map(|c| &c.kind) {
             Some(CollectiveKind::AllReduce(_)) => [adds, false],
@@ -158,12 +159,13 @@ pub fn fusible_collectives(
     }
     let base = facts::base_values(graph);
     let mut facts = facts::DispatchFacts::new(graph, &base, profile);
-    // If a norm is one kernel with only the addition, it becomes a step of its own after a reduction.
-    let alone = |unit: &DispatchUnit| {
-        unit.form.is_none() || (unit.form == Some(DispatchForm::Norm) && unit.nodes.len() == 2)
-    };
-    let single = divide_into_units(&facts).into_iter().filter(alone).flat_map(|unit| unit.nodes);
-    let single: HashSet<NodeId> = single.collect();
+    let mut single: HashSet<NodeId> = HashSet::new();
+    for unit in divide_into_units(&facts) {
+        // If a norm is one kernel with only the addition, it becomes a step of its own after a reduction.
+        if unit.form.is_none() || (unit.form == Some(DispatchForm::Norm) && unit.nodes.len() == 2) {
+            single.extend(unit.nodes);
+        }
+    }
     let variants: BTreeSet<CollectiveVariant> =
         reduction::VARIANTS.into_iter().chain(gather::VARIANTS).collect();
     for variant in variants {
@@ -176,14 +178,17 @@ pub fn fusible_collectives(
                 _ => None,
             };
             let Some(&follows) = follows else { continue };
-            let known = |&v: &ValueId| {
-                !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user))
-            };
-            let before =
+            let mut before =
                 unit.nodes.iter().take_while(|&&n| n < follows).flat_map(|&n| &graph.nodes[n].outputs);
-            let communicated =
-                before.clone().next().filter(|_| before.clone().all(known) && single.contains(&follows));
-            out.extend(communicated.map(|&v| (v, variant)));
+            let stay_inside = before
+                .clone()
+                .all(|&v| !facts.returned[v] && facts.users[v].iter().all(|user| unit.nodes.contains(user)));
+            if let Some(&communicated) = before.next()
+                && stay_inside
+                && single.contains(&follows)
+            {
+                out.insert((communicated, variant));
+            }
         }
     }
     out

@@ -39,7 +39,8 @@ fn last_size_within(graph: &Graph, amount: &Dim, most: u64) -> Option<(SymbolId,
         amount.eval(&sizes).map(|n| u64::try_from(n).unwrap_or(0) <= most)
     };
     let range = graph.symbols.get(symbol)?;
-    let (mut low, mut high) = (range.min, range.max);
+    let mut low = range.min;
+    let mut high = range.max;
     if !fits(low)? || fits(high)? {
         return None;
     }

@@ -4,7 +4,7 @@
 //! units. Open units never depend on each other, so this is safe. Otherwise, a node joins a unit that reads
 //! one of its operands, or the unit directly before it, if both wait for the same collectives.
 
-use symmc_ir::{DispatchForm, NodeId, ValueId};
+use symmc_ir::{DispatchForm, NodeId};
 
 use crate::facts::DispatchFacts;
 use crate::walk::{DispatchWalk, UnitAssignment};
@@ -25,21 +25,26 @@ pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment>
         units.pop();
     }
     if units.is_empty() {
-        let room = |&u: &usize| {
-            let nodes = &walk.units[u].nodes;
-            nodes.len() < most as usize && fits_map_unit(facts, nodes, id)
-        };
-        let sharing = walk.units_sharing_operand(DispatchForm::Map, id).find(room);
-        let last = walk.last_unit(DispatchForm::Map, id).filter(room);
+        let most = most as usize;
+        let sharing =
+            walk.units_sharing_operand(DispatchForm::Map, id).find(|&unit| has_room(walk, unit, id, most));
+        let last = walk.last_unit(DispatchForm::Map, id).filter(|&unit| has_room(walk, unit, id, most));
         units.extend(sharing.max(last));
     }
     Some(UnitAssignment::Merges(units, DispatchForm::Map))
 }
 
+/// Whether a node can join a unit that may have at most this many nodes.
+fn has_room(walk: &DispatchWalk<'_>, unit: usize, id: NodeId, most: usize) -> bool {
+    let nodes = &walk.units[unit].nodes;
+    nodes.len() < most && fits_map_unit(walk.facts, nodes, id)
+}
+
 /// Whether a node has the shape of the others, and reads their results at the same positions.
 pub fn fits_map_unit(facts: &DispatchFacts<'_>, nodes: &[NodeId], id: NodeId) -> bool {
-    let shape = |n: NodeId| facts.node(n).outputs.first().map(|&v| &facts.graph.ty(v).shape);
-    let inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| nodes.contains(&n));
-    let same = |&v: &ValueId| facts.base[v] == v || !inside(v);
-    nodes.first().is_some_and(|&n| shape(n) == shape(id)) && facts.node(id).inputs.iter().all(same)
+    let Some(&first) = nodes.first() else { return false };
+    facts.result_shape(first) == facts.result_shape(id)
+        && facts.node(id).inputs.iter().all(|&v| {
+            facts.base[v] == v || facts.defining_node(v).is_none_or(|source| !nodes.contains(&source))
+        })
 }

@@ -57,8 +57,10 @@ impl<'a> MapMerger<'a> {
         for (u, unit) in units.iter().enumerate() {
             unit.nodes.iter().for_each(|&n| unit_of[n] = Some(u));
         }
-        let has_product = |unit: &DispatchUnit| unit.nodes.iter().any(|&n| facts.node(n).op == Op::MatMul);
-        let first_product = units.iter().position(has_product).unwrap_or(units.len());
+        let first_product = units
+            .iter()
+            .position(|unit| unit.nodes.iter().any(|&n| facts.node(n).op == Op::MatMul))
+            .unwrap_or(units.len());
         let is_spanned = vec![false; units.len()];
         MapMerger { facts, units, unit_of, is_early: find_early_nodes(facts), first_product, is_spanned }
     }
@@ -79,14 +81,13 @@ impl<'a> MapMerger<'a> {
 
     fn share_operands(&self, a: &DispatchUnit, b: &DispatchUnit) -> bool {
         let facts = self.facts;
-        let shape = |v: &ValueId| &facts.graph.ty(*v).shape;
-        let Some(whole) = a.nodes.first().and_then(|&n| facts.node(n).outputs.first()).map(shape) else {
-            return false;
-        };
-        let touched = |n: &NodeId| facts.node(*n).inputs.iter().chain(&facts.node(*n).outputs);
-        let of_a: BTreeSet<ValueId> = a.nodes.iter().flat_map(touched).copied().collect();
-        let read = b.nodes.iter().flat_map(|&n| &facts.node(n).inputs);
-        read.into_iter().any(|v| shape(v) == whole && of_a.contains(v))
+        let Some(whole) = a.nodes.first().and_then(|&n| facts.result_shape(n)) else { return false };
+        let mut touched_by_a: BTreeSet<ValueId> = BTreeSet::new();
+        for node in a.nodes.iter().map(|&n| facts.node(n)) {
+            touched_by_a.extend(node.inputs.iter().chain(&node.outputs));
+        }
+        let mut read = b.nodes.iter().flat_map(|&n| &facts.node(n).inputs);
+        read.any(|v| facts.graph.ty(*v).shape[..] == *whole && touched_by_a.contains(v))
     }
 
     /// Whether a collective reads a result of a unit, which then must not wait for anything else.
@@ -98,11 +99,14 @@ impl<'a> MapMerger<'a> {
     /// Whether both units wait for the same collectives, or for ones that can run concurrently with a
     /// product before both.
     fn waits_for_same_collectives(&self, earlier: usize, later: usize) -> bool {
-        let last =
-            |u: usize| self.units[u].nodes.iter().filter_map(|&n| self.facts.last_collectives[n]).max();
-        let [a, b] = [last(earlier), last(later)];
+        let a = self.last_collective(earlier);
+        let b = self.last_collective(later);
         a == b
             || (self.first_product < earlier && a.max(b).is_some_and(|collective| self.is_early[collective]))
+    }
+
+    fn last_collective(&self, unit: usize) -> Option<NodeId> {
+        self.units[unit].nodes.iter().filter_map(|&n| self.facts.last_collectives[n]).max()
     }
 
     /// Whether a unit depends on another through a third. Also true if the search would take too long.

@@ -6,7 +6,7 @@
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{ProductLimits, ProductShape};
-use symmc_ir::{DType, Dim, DispatchForm, Node, NodeId, Op, ValueId};
+use symmc_ir::{DType, Dim, DispatchForm, NodeId, Op, ValueId};
 
 use crate::facts::DispatchFacts;
 use crate::walk::DispatchUnit;
@@ -26,23 +26,24 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
     for (u, unit) in units.iter().enumerate() {
         unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
     }
-    let at = |n: NodeId| unit_of[n.index()];
+
     // The candidate products of each unit, in program order.
     let mut wanted: Vec<Vec<SkinnyProduct>> = units.iter().map(|_| Vec::new()).collect();
     for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
         let Some(product) = SkinnyProduct::new(facts, id) else { continue };
         let Some(&reader) = product.readers.first() else { continue };
-        let unit = at(reader);
-        let able = |&n: &NodeId| facts.node(n).op.fits_map() && !reports(facts, n);
+        let unit = unit_of[reader.index()];
         let map = epilogue_nodes(&units[unit]);
-        let of_unit = |n: &NodeId| map.contains(n);
-        if map.iter().all(able) && product.readers.iter().all(of_unit) && product.fits_epilogue(facts, map) {
+        if map.iter().all(|&n| facts.node(n).op.fits_map() && !reports(facts, n))
+            && product.readers.iter().all(|n| map.contains(n))
+            && product.fits_epilogue(facts, map)
+        {
             wanted[unit].push(product);
         }
     }
     for (unit, wanted) in wanted.into_iter().enumerate() {
         for product in select_products(wanted, &limits, multiprocessors) {
-            let from = at(product.node);
+            let from = unit_of[product.node.index()];
             units[from].nodes.retain(|&n| n != product.node);
             // A norm after products is a step of its own.
             if units[unit].form == Some(DispatchForm::Norm) {
@@ -71,9 +72,12 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
     else {
         return Vec::new();
     };
-    let row_limit = |(id, _): (NodeId, &Node)| {
-        let product = SkinnyProduct::new(facts, id)?;
-        let read = product.readers.iter().all(|&n| facts.node(n).op.fits_map());
+    let mut out = Vec::new();
+    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
+        let Some(product) = SkinnyProduct::new(facts, id) else { continue };
+        if !product.readers.iter().all(|&n| facts.node(n).op.fits_map()) {
+            continue;
+        }
         let SkinnyProduct { columns, k, .. } = product;
         let others = facts.users[product.left].iter().take(MAX_USERS);
         let same_shape = others
@@ -82,12 +86,13 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
             .filter(|other| product.has_same_shape(other));
         let all = same_shape.map(|other| other.parts).fold(product.parts, u64::saturating_add);
         let counts = product.parts..=all.min(u64::from(limits.products));
-        let most_rows =
-            |count| limits.max_profitable_rows(&ProductShape { count, rows: 0, columns, k }, multiprocessors);
-        let most = counts.map(most_rows).max().filter(|&most| read && most > 0)?;
-        Some((product.rows_of(facts), most))
-    };
-    facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul).filter_map(row_limit).collect()
+        let shapes = counts.map(|count| ProductShape { count, rows: 0, columns, k });
+        let most = shapes.map(|shape| limits.max_profitable_rows(&shape, multiprocessors)).max();
+        if let Some(most) = most.filter(|&most| most > 0) {
+            out.push((product.rows_of(facts), most));
+        }
+    }
+    out
 }
 
 /// Whether a node may reject its data at run time. Kernels of products cannot report that.
@@ -166,7 +171,7 @@ impl SkinnyProduct {
         let ty = graph.ty(result);
         let leading = &ty.shape[..ty.rank() - 1];
         let columns = ty.shape.last()?.as_const()?;
-        let most = |d: &Dim| facts.bounds(d)[1];
+
         let k = graph.ty(left).shape.last()?.as_const()?;
         // Rows of the left matrix are contiguous, and the right matrix is contiguous along K.
         let layout = facts.layout(right)?;
@@ -184,7 +189,7 @@ impl SkinnyProduct {
             left,
             dtype: ty.dtype,
             across,
-            rows: leading.iter().map(most).fold(1, u64::saturating_mul),
+            rows: leading.iter().map(|d| facts.bounds(d)[1]).fold(1, u64::saturating_mul),
             columns: columns as u64,
             k: k as u64,
             parts: 1,
@@ -207,11 +212,11 @@ impl SkinnyProduct {
         for &n in users {
             let node = facts.node(n);
             let &part = node.outputs.first()?;
-            let Op::Slice { axis: of, start, step: 1 } = &node.op else { return None };
+            let Op::Slice { axis: along, start, step: 1 } = &node.op else { return None };
             let shape = &facts.graph.ty(part).shape;
             let first = self.views.is_empty();
             let viewed = facts.users[part].iter().any(|&user| facts.is_view(user));
-            if *of != axis || facts.returned[part] || viewed || (!first && *shape != self.shape) {
+            if *along != axis || facts.returned[part] || viewed || (!first && *shape != self.shape) {
                 return None;
             }
             self.shape.clone_from(shape);
@@ -229,8 +234,7 @@ impl SkinnyProduct {
 
     /// Whether nodes have the shape of the part that is read.
     fn fits_epilogue(&self, facts: &DispatchFacts<'_>, map: &[NodeId]) -> bool {
-        let shape = |&n: &NodeId| &facts.graph.ty(facts.node(n).outputs[0]).shape;
-        map.iter().map(shape).all(|s| *s == self.shape)
+        map.iter().all(|&n| facts.graph.ty(facts.node(n).outputs[0]).shape == self.shape)
     }
 
     fn has_same_shape(&self, other: &SkinnyProduct) -> bool {
@@ -239,7 +243,6 @@ impl SkinnyProduct {
 
     /// Whether one kernel can compute both, each with its own columns.
     pub fn can_share_kernel(&self, other: &SkinnyProduct) -> bool {
-        let shared = |p: &SkinnyProduct| (p.left, p.dtype, p.across, p.k);
-        shared(self) == shared(other)
+        (self.left, self.dtype, self.across, self.k) == (other.left, other.dtype, other.across, other.k)
     }
 }

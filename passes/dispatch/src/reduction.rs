@@ -31,7 +31,8 @@ pub fn assign_reduction(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssig
             has_fused_kernel(facts, id).then_some(UnitAssignment::Begins(DispatchForm::Reduction))
         }
         Op::Binary(BinaryOp::Add) => {
-            let (x, y) = (node.inputs[0], node.inputs[1]);
+            let x = node.inputs[0];
+            let y = node.inputs[1];
             assign_residual_sum(walk, id, x, y).or_else(|| assign_residual_sum(walk, id, y, x))
         }
         Op::RmsNorm { axes: 1, .. } => assign_reduction_norm(walk, id),
@@ -83,14 +84,13 @@ fn assign_residual_sum(
     let &[reduce] = &walk.units[unit].nodes[..] else { return None };
     let first = facts.skip_reshapes(reduced);
     let ty = facts.graph.ty(facts.node(id).outputs[0]);
-    let whole = |v: ValueId| facts.graph.ty(v) == ty && facts.is_run(v);
+
     let fused = as_fused_reduction(facts, reduce)?;
     let rows = fused.variant == CollectiveVariant::TwoShot
         || ty.numel().is_divisible_by(ROW)
         || fits_block_row(facts, &fused, ty.shape.last()?, ty.dtype);
     let fits = facts.graph.defining_node(first) == Some(reduce)
-        && whole(reduced)
-        && whole(residual)
+        && [reduced, residual].into_iter().all(|v| facts.graph.ty(v) == ty && facts.is_run(v))
         && facts.skip_reshapes(residual) != first
         && walk.is_before(residual, reduce)
         && rows;
@@ -105,7 +105,8 @@ fn assign_reduction_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssi
     let weight = node.inputs.get(1);
     let unit = walk.open_producer(x, DispatchForm::Reduction)?;
     let nodes = &walk.units[unit].nodes;
-    let (&reduce, &sum) = (nodes.first()?, nodes.last()?);
+    let &reduce = nodes.first()?;
+    let &sum = nodes.last()?;
     let fused = as_fused_reduction(facts, reduce)?;
     let ty = facts.graph.ty(x);
     let added = facts.skip_reshapes(x);
@@ -137,14 +138,16 @@ fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
 }
 
 /// Whether blocks can hold whole rows of this many elements.
-fn fits_block_row(facts: &DispatchFacts<'_>, of: &FusedReduction, elements: &Dim, dtype: DType) -> bool {
+fn fits_block_row(facts: &DispatchFacts<'_>, fused: &FusedReduction, elements: &Dim, dtype: DType) -> bool {
     let Some(bytes) = elements.as_const().and_then(|n| u64::try_from(n).ok()) else { return false };
     let bytes = bytes * dtype.size() as u64;
     let most = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
     // Rows begin with a line of LL128, which has 120 bytes of data in 128 bytes. Short rows may need more
     // lines than landing zones have.
     let lines = bytes.div_ceil(120) * 128;
-    (1..=most).contains(&bytes) && bytes.is_multiple_of(8) && (!of.may_be_ll128() || lines * 15 <= bytes * 17)
+    (1..=most).contains(&bytes)
+        && bytes.is_multiple_of(8)
+        && (!fused.may_be_ll128() || lines * 15 <= bytes * 17)
 }
 
 impl FusedReduction {

@@ -53,11 +53,11 @@ pub fn assign_rows(
     while units.len() > 1 && walk.delays_users(&units, id) {
         units.pop();
     }
-    let inside = |v: ValueId| {
+    let fits = fits_rows_unit(facts, id, row, &|v| {
         let source = facts.defining_node(v);
         source.is_some_and(|n| units.iter().any(|&u| walk.units[u].nodes.contains(&n)))
-    };
-    if !fits_rows_unit(facts, id, row, &inside) {
+    });
+    if !fits {
         return None;
     }
     let reduces = matches!(facts.node(id).op, Op::Reduce { .. });
@@ -69,10 +69,10 @@ pub fn assign_rows(
 /// collectives and read one of its operands.
 fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
     let read = walk.units_read_by(id);
-    let open = |u: usize| {
-        walk.is_open(u) && matches!(walk.units[u].form, Some(DispatchForm::Map | DispatchForm::Rows))
-    };
-    read.into_iter().filter(move |&u| open(u)).chain(walk.units_sharing_operand(DispatchForm::Rows, id))
+    let open = read.into_iter().filter(|&unit| {
+        walk.is_open(unit) && matches!(walk.units[unit].form, Some(DispatchForm::Map | DispatchForm::Rows))
+    });
+    open.chain(walk.units_sharing_operand(DispatchForm::Rows, id))
 }
 
 /// The shape of the rows that a node reduces over the last axis, if this form supports it.
@@ -97,14 +97,19 @@ fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim
 
 /// Whether a shape has one element per row.
 fn has_element_per_row(shape: &[Dim], row: &[Dim]) -> bool {
-    let one = Dim::from(1);
-    matches!((shape.split_last(), row.split_last()), (Some((last, a)), Some((_, b))) if *last == one && a == b)
+    let Some((last, leading)) = shape.split_last() else { return false };
+    let Some((_, row_leading)) = row.split_last() else { return false };
+    *last == Dim::from(1) && leading == row_leading
 }
 
 /// Whether all nodes of a unit can be part of a unit of these rows.
 fn unit_fits_rows(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
-    let inside = |v: ValueId| facts.defining_node(v).is_some_and(|n| unit.nodes.contains(&n));
-    unit.nodes.iter().all(|&n| !reports(facts, n) && fits_rows_unit(facts, n, row, &inside))
+    unit.nodes.iter().all(|&n| {
+        !reports(facts, n)
+            && fits_rows_unit(facts, n, row, &|v| {
+                facts.defining_node(v).is_some_and(|source| unit.nodes.contains(&source))
+            })
+    })
 }
 
 /// Whether a shape is that of a single row, which all rows read.
@@ -117,14 +122,13 @@ fn is_single_row(shape: &[Dim], row: &[Dim]) -> bool {
 /// Whether all nodes of a unit compute a single row, which all rows read. The kernel repeats that
 /// computation for each row.
 fn computes_single_row(facts: &DispatchFacts<'_>, unit: &DispatchUnit, row: &[Dim]) -> bool {
-    let fits = |&n: &NodeId| {
+    unit.nodes.iter().all(|&n| {
         let node = facts.node(n);
-        let own = node.outputs.first().is_some_and(|&v| is_single_row(&facts.graph.ty(v).shape, row));
-        own && node.op.fits_map()
+        facts.result_shape(n).is_some_and(|shape| is_single_row(shape, row))
+            && node.op.fits_map()
             && !reports(facts, n)
             && node.inputs.iter().all(|&v| is_contiguous_along_rows(facts, v))
-    };
-    unit.nodes.iter().all(fits)
+    })
 }
 
 /// Whether a node can be part of a unit of these rows; `inside` says which values the unit computes.
@@ -135,32 +139,33 @@ fn fits_rows_unit(
     inside: &dyn Fn(ValueId) -> bool,
 ) -> bool {
     let node = facts.node(id);
-    let shape = |v: ValueId| &facts.graph.ty(v).shape[..];
-    let Some(own) = node.outputs.first().map(|&v| shape(v)) else { return false };
-    let can_read = |&v: &ValueId| {
-        if inside(v) {
-            facts.base[v] == v && (has_element_per_row(shape(v), row) || (own == row && shape(v) == row))
-        } else {
-            is_contiguous_along_rows(facts, v)
-        }
-    };
-    match &node.op {
-        Op::Reduce { .. } => {
-            let &x = &node.inputs[0];
-            shape(x) == row && (facts.base[x] == x || !inside(x)) && is_contiguous_along_rows(facts, x)
-        }
-        op => {
-            op.fits_map() && (own == row || has_element_per_row(own, row)) && node.inputs.iter().all(can_read)
-        }
+    let Some(result) = facts.result_shape(id) else { return false };
+    if let Op::Reduce { .. } = node.op {
+        let x = node.inputs[0];
+        return facts.graph.ty(x).shape[..] == *row
+            && (facts.base[x] == x || !inside(x))
+            && is_contiguous_along_rows(facts, x);
     }
+    if !node.op.fits_map() || !(result == row || has_element_per_row(result, row)) {
+        return false;
+    }
+    node.inputs.iter().all(|&v| {
+        if !inside(v) {
+            return is_contiguous_along_rows(facts, v);
+        }
+        let shape = &facts.graph.ty(v).shape[..];
+        facts.base[v] == v && (has_element_per_row(shape, row) || (result == row && shape == row))
+    })
 }
 
 /// Whether the elements of a row are adjacent in memory, or one element. Threads that share a row read other
 /// layouts slowly.
 fn is_contiguous_along_rows(facts: &DispatchFacts<'_>, value: ValueId) -> bool {
-    let step = |layout: symmc_ir::layout::Layout| layout.strides.last().and_then(Dim::as_const);
-    let one = facts.graph.ty(value).shape.last().is_none_or(|n| *n == Dim::from(1));
-    one || facts.layout(value).and_then(step).is_some_and(|step| (0..=1).contains(&step))
+    if facts.graph.ty(value).shape.last().is_none_or(|n| *n == Dim::from(1)) {
+        return true;
+    }
+    let Some(layout) = facts.layout(value) else { return false };
+    layout.strides.last().and_then(Dim::as_const).is_some_and(|step| (0..=1).contains(&step))
 }
 
 /// Joins maps to the unit of rows whose nodes are their only readers.
@@ -221,13 +226,12 @@ pub fn unprofitable_reductions(
     for unit in units.iter().filter(|unit| unit.form == Some(DispatchForm::Rows) && unit.nodes.len() > 1) {
         let parts: BTreeSet<usize> = unit.nodes.iter().map(|n| part_of[n.index()]).collect();
         let parts: Vec<&DispatchUnit> = parts.into_iter().filter_map(|p| apart.get(p)).collect();
-        let slower = |end: usize| {
+        let is_slower = (0..2).any(|end| {
             let split: f64 = parts.iter().map(|part| unit_us(facts, part, end)).sum();
             unit_us(facts, unit, end) > split
-        };
-        if (0..2).any(slower) {
-            let reduces = |n: &NodeId| matches!(facts.node(*n).op, Op::Reduce { .. });
-            out.extend(unit.nodes.iter().copied().filter(reduces));
+        });
+        if is_slower {
+            out.extend(unit.nodes.iter().filter(|&&n| matches!(facts.node(n).op, Op::Reduce { .. })));
         }
     }
     out
@@ -235,21 +239,19 @@ pub fn unprofitable_reductions(
 
 /// The estimated time of the computation of a unit at the least (0) or the greatest (1) sizes.
 fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
-    let inside = |n: &NodeId| unit.nodes.contains(n);
-    let size = |v: ValueId| facts.bounds(&facts.graph.ty(v).bytes())[end];
     let mut moved = 0u64;
     let mut rows = None;
     let mut read = BTreeSet::new();
     for &id in &unit.nodes {
         let node = facts.node(id);
         for &v in &node.inputs {
-            if facts.defining_node(v).is_none_or(|n| !inside(&n)) && read.insert(v) {
-                moved = moved.saturating_add(size(v));
+            if facts.defining_node(v).is_none_or(|n| !unit.nodes.contains(&n)) && read.insert(v) {
+                moved = moved.saturating_add(bytes_at_end(facts, v, end));
             }
         }
         for &v in &node.outputs {
-            if facts.returned[v] || facts.users[v].iter().any(|n| !inside(n)) {
-                moved = moved.saturating_add(size(v));
+            if facts.returned[v] || facts.users[v].iter().any(|n| !unit.nodes.contains(n)) {
+                moved = moved.saturating_add(bytes_at_end(facts, v, end));
             }
         }
         // A separate reduction works in pieces if rows are few.
@@ -258,4 +260,9 @@ fn unit_us(facts: &DispatchFacts<'_>, unit: &DispatchUnit, end: usize) -> f64 {
         }
     }
     facts.profile.row_kernel_us(rows, moved)
+}
+
+/// The bytes of a value at the least (0) or the greatest (1) sizes.
+fn bytes_at_end(facts: &DispatchFacts<'_>, value: ValueId, end: usize) -> u64 {
+    facts.bounds(&facts.graph.ty(value).bytes())[end]
 }

@@ -197,12 +197,12 @@ impl<'a> DispatchWalk<'a> {
             .filter_map(|&v| self.readers.get(&(v, waits)))
             .map(|readers| readers.iter().rev().copied().peekable())
             .collect();
-        let next = move || {
+        let units = std::iter::from_fn(move || {
             let youngest = sources.iter_mut().filter_map(|s| s.peek().copied()).max()?;
             sources.iter_mut().for_each(|s| while s.next_if_eq(&youngest).is_some() {});
             Some(youngest)
-        };
-        std::iter::from_fn(next).filter(move |&u| self.units[u].form == Some(form))
+        });
+        units.filter(move |&u| self.units[u].form == Some(form))
     }
 
     /// The unit of the last node, if the unit is open, has this form, and waits for the same collectives as
@@ -225,13 +225,13 @@ impl<'a> DispatchWalk<'a> {
     /// wait otherwise.
     pub fn delays_users(&self, units: &[usize], id: NodeId) -> bool {
         let facts = self.facts;
-        let needs = |unit: usize| self.waits[unit];
-        let all = units.iter().map(|&u| needs(u)).max().flatten().max(facts.last_collectives[id]);
-        let inside = |n: &NodeId| *n == id || units.iter().any(|&u| self.units[u].nodes.contains(n));
-        units.iter().filter(|&&u| needs(u) < all).any(|&u| {
+        let all = units.iter().map(|&u| self.waits[u]).max().flatten().max(facts.last_collectives[id]);
+        units.iter().filter(|&&u| self.waits[u] < all).any(|&u| {
             let given = self.units[u].nodes.iter().flat_map(|&n| &facts.node(n).outputs);
-            let mut users = given.flat_map(|&v| &facts.users[v]).filter(|n| !inside(n));
-            users.any(|&n| facts.last_collectives[n] < all)
+            given.flat_map(|&v| &facts.users[v]).any(|&user| {
+                let is_merged = user == id || units.iter().any(|&u| self.units[u].nodes.contains(&user));
+                !is_merged && facts.last_collectives[user] < all
+            })
         })
     }
 

@@ -34,7 +34,7 @@ fn silu(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let x = match op {
         BinaryOp::Mul if is_sigmoid(cx, b, a) => a,
         BinaryOp::Mul if is_sigmoid(cx, a, b) => b,
-        BinaryOp::Div if is_one_plus_exp(cx, b, a) => a,
+        BinaryOp::Div if match_one_plus_exp(cx, b) == Some(a) => a,
         _ => return None,
     };
     is_wide_float(node.ty.dtype).then_some(Rewrite::Node(Op::Unary(UnaryOp::Silu), vec![x]))
@@ -44,14 +44,12 @@ fn is_sigmoid(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
     matches!(cx.def(value), Some((Op::Unary(UnaryOp::Sigmoid), &[y])) if x == y)
 }
 
-fn is_one_plus_exp(cx: &Rewriter, value: ValueId, x: ValueId) -> bool {
-    let inner = || {
-        let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[e]) = cx.def(value)? else { return None };
-        let (Op::Unary(UnaryOp::Exp), &[n]) = cx.def(e)? else { return None };
-        let (Op::Unary(UnaryOp::Neg), &[y]) = cx.def(n)? else { return None };
-        Some(Scalar::as_f64(*scalar) == 1.0 && x == y)
-    };
-    inner().unwrap_or(false)
+/// `x`, if the value is `1 + exp(-x)`.
+fn match_one_plus_exp(cx: &Rewriter, value: ValueId) -> Option<ValueId> {
+    let (Op::BinaryScalar { op: BinaryOp::Add, scalar, .. }, &[exp]) = cx.def(value)? else { return None };
+    let (Op::Unary(UnaryOp::Exp), &[negated]) = cx.def(exp)? else { return None };
+    let (Op::Unary(UnaryOp::Neg), &[x]) = cx.def(negated)? else { return None };
+    (Scalar::as_f64(*scalar) == 1.0).then_some(x)
 }
 
 fn softmax(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -65,15 +63,13 @@ fn softmax(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         return None;
     };
     let &[axis] = &axes[..] else { return None };
+    let matches =
+        summed == e && x == y && axes == over && is_wide_float(node.ty.dtype) && *cx.ty(x) == node.ty;
     // If other nodes need these values, for example for a gradient, they are computed anyway.
-    let shared = || [sum, max, difference].into_iter().any(|v| cx.is_shared(v));
-    let matches = summed == e
-        && x == y
-        && axes == over
-        && is_wide_float(node.ty.dtype)
-        && *cx.ty(x) == node.ty
-        && !shared();
-    matches.then_some(Rewrite::Node(Op::Softmax { axis, log: false }, vec![x]))
+    if !matches || [sum, max, difference].into_iter().any(|v| cx.is_shared(v)) {
+        return None;
+    }
+    Some(Rewrite::Node(Op::Softmax { axis, log: false }, vec![x]))
 }
 
 fn activation_between_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {

@@ -59,7 +59,11 @@ struct MaskedScores {
 fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
     let (softmax, guarded) = match_nan_guard(cx, skip_casts_and_reshapes(cx, weights));
-    let (softmax, sunk) = match_sink_slice(cx, skip_casts_and_reshapes(cx, softmax));
+    let softmax = skip_casts_and_reshapes(cx, softmax);
+    let (softmax, sunk) = match match_sink_slice(cx, softmax) {
+        Some((whole, columns)) => (whole, Some(columns)),
+        None => (softmax, None),
+    };
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
     if *axis + 1 != cx.shape(scores).len() || has_other_users(cx, weights) {
         return None;
@@ -73,7 +77,10 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let shape = cx.shape(scores).to_vec();
     let leading = &shape[..shape.len().checked_sub(2)?];
     let scores = match_masked_scores(cx, scores)?;
-    let (before, cap, within_cap) = match_cap(cx, scores.before);
+    let (before, cap, within_cap) = match match_cap(cx, scores.before) {
+        Some((x, cap, factor)) => (x, Some(cap), factor),
+        None => (scores.before, None, 1.0),
+    };
     let (before, outer) = match_scale(cx, before);
     let product = skip_casts_and_reshapes(cx, before);
     let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
@@ -85,16 +92,15 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let k = reshape_leading_axes(cx, k, &within, leading)?;
     let v = reshape_leading_axes(cx, v, result_leading, leading)?;
     // In attention, operands that the products broadcast have the heads of the query.
-    let wide = |ty: &TensorType| Some([leading, ty.shape.get(ty.rank().checked_sub(2)?..)?].concat());
-    let key_shape = wide(cx.ty(k))?;
-    let value_shape = wide(cx.ty(v))?;
-    let typed = |shape: &[Dim]| TensorType::new(node.ty.dtype, shape.to_vec());
+    let key_shape = with_leading_axes(cx.ty(k), leading)?;
+    let value_shape = with_leading_axes(cx.ty(v), leading)?;
     let scale = FloatAttribute(scores.factor * within_cap * outer * q_scale * k_scale);
     // Attention cannot express a cap of scores that are multiplied again.
     let plain = Op::Attention { scale, cap, bounds: Vec::new(), sink: false, log_sum_exp: false };
     let dtypes = [cx.ty(q).dtype, cx.ty(k).dtype, cx.ty(v).dtype];
-    let types = [cx.ty(q), &typed(&key_shape), &typed(&value_shape)];
-    let result = infer::infer_types(&plain, &types, None).ok()??.pop()?;
+    let key_type = TensorType::new(node.ty.dtype, key_shape.clone());
+    let value_type = TensorType::new(node.ty.dtype, value_shape.clone());
+    let result = infer::infer_types(&plain, &[cx.ty(q), &key_type, &value_type], None).ok()??.pop()?;
     let fits = dtypes.iter().all(|d| *d == node.ty.dtype) && result.numel() == node.ty.numel();
     if !fits || cap.is_some() && scores.factor != 1.0 {
         return None;
@@ -167,6 +173,12 @@ fn reshape_leading_axes(cx: &mut Rewriter, value: ValueId, from: &[Dim], to: &[D
     Some(cx.reshape(value, wide))
 }
 
+/// The shape of a value of matrices with other leading axes.
+fn with_leading_axes(ty: &TensorType, leading: &[Dim]) -> Option<Vec<Dim>> {
+    let matrix = ty.shape.get(ty.rank().checked_sub(2)?..)?;
+    Some([leading, matrix].concat())
+}
+
 /// Skips casts between floats and reshapes that keep the last two axes.
 fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
     loop {
@@ -180,11 +192,10 @@ fn skip_casts_and_reshapes(cx: &Rewriter, mut value: ValueId) -> ValueId {
 
 /// Skips one reshape that keeps the last two axes.
 fn skip_leading_reshape(cx: &Rewriter, value: ValueId) -> ValueId {
-    let last = |v: ValueId| cx.shape(v).iter().rev().take(2).cloned().collect::<Vec<_>>();
-    match cx.def(value) {
-        Some((Op::Reshape, &[x])) if last(x).len() == 2 && last(x) == last(value) => x,
-        _ => value,
-    }
+    let Some((Op::Reshape, &[x])) = cx.def(value) else { return value };
+    let matrix = cx.shape(x).last_chunk::<2>();
+    let keeps_matrix = matrix.is_some() && matrix == cx.shape(value).last_chunk::<2>();
+    if keeps_matrix { x } else { value }
 }
 
 /// The weights that a softmax gives to rows whose columns a mask hides completely.
@@ -340,15 +351,12 @@ fn match_scale(cx: &Rewriter, value: ValueId) -> (ValueId, f64) {
     }
 }
 
-/// `x`, `c` and `f`, if the value is `c * tanh(f * x / c)`, else the value.
-fn match_cap(cx: &Rewriter, value: ValueId) -> (ValueId, Option<FloatAttribute>, f64) {
-    let capped = || {
-        let (tanh, cap) = match_scale(cx, skip_float_cast(cx, value));
-        let (Op::Unary(UnaryOp::Tanh), &[x]) = cx.def(skip_float_cast(cx, tanh))? else { return None };
-        let (x, inverse) = match_scale(cx, skip_float_cast(cx, x));
-        (cap.is_finite() && cap > 0.0).then_some((x, Some(FloatAttribute(cap)), cap * inverse))
-    };
-    capped().unwrap_or((value, None, 1.0))
+/// `x`, `c` and `f`, if the value is `c * tanh(f * x / c)`.
+fn match_cap(cx: &Rewriter, value: ValueId) -> Option<(ValueId, FloatAttribute, f64)> {
+    let (tanh, cap) = match_scale(cx, skip_float_cast(cx, value));
+    let (Op::Unary(UnaryOp::Tanh), &[x]) = cx.def(skip_float_cast(cx, tanh))? else { return None };
+    let (x, inverse) = match_scale(cx, skip_float_cast(cx, x));
+    (cap.is_finite() && cap > 0.0).then_some((x, FloatAttribute(cap), cap * inverse))
 }
 
 /// A float value before it was converted to another float dtype.
@@ -404,11 +412,10 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
                 (out.before, out.chose) = (x, true);
             }
             (Op::Binary(BinaryOp::Add), &[a, b]) => {
-                let scored = |x: ValueId| cx.shape(x) == cx.shape(value) && is_scores(cx, x);
-                let (x, mask) = if scored(a) { (a, b) } else { (b, a) };
-                if !scored(x) {
-                    break;
-                }
+                let scored = [(a, b), (b, a)]
+                    .into_iter()
+                    .find(|&(x, _)| cx.shape(x) == cx.shape(value) && is_scores(cx, x));
+                let Some((x, mask)) = scored else { break };
                 let mask = out.align_leading_axes(cx, value, mask)?;
                 let parts = additive::parse_additive_mask(cx, mask)
                     .through_view(&AxisView::broadcast(cx.shape(mask), &shape)?)?;
@@ -550,20 +557,18 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
 fn match_nan_guard(cx: &Rewriter, weights: ValueId) -> (ValueId, bool) {
     let Some((Op::Select, &[nan, zero, s])) = cx.def(weights) else { return (weights, false) };
     let zero = cx.known_elements(zero).and_then(ClosedForm::as_full).is_some_and(|s| s.as_f64() == 0.0);
-    let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[of])) if of == s);
+    let guards = matches!(cx.def(nan), Some((Op::Unary(UnaryOp::IsNan), &[tested])) if tested == s);
     if zero && guards { (s, true) } else { (weights, false) }
 }
 
 /// The softmax of which a value is all columns except the last, and the number of these columns.
-fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
-    let sliced = || {
-        let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
-        let (columns, all) = (cx.shape(weights).last()?, cx.shape(whole).last()?);
-        let last = *axis + 1 == cx.shape(whole).len() && start.as_const() == Some(0);
-        let but_one = *all == columns.clone() + Dim::from(1);
-        (last && but_one).then(|| (skip_casts_and_reshapes(cx, whole), Some(columns.clone())))
-    };
-    sliced().unwrap_or((weights, None))
+fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> Option<(ValueId, Dim)> {
+    let (Op::Slice { axis, start, step: 1 }, &[whole]) = cx.def(weights)? else { return None };
+    let columns = cx.shape(weights).last()?;
+    let all_columns = cx.shape(whole).last()?;
+    let last = *axis + 1 == cx.shape(whole).len() && start.as_const() == Some(0);
+    let but_one = *all_columns == columns.clone() + Dim::from(1);
+    (last && but_one).then(|| (skip_casts_and_reshapes(cx, whole), columns.clone()))
 }
 
 /// The scores and the sink of a softmax: `columns` columns of scores, concatenated with one column of
@@ -571,10 +576,10 @@ fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> (ValueId, Option<Dim>) {
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
     let mut value = skip_casts_and_reshapes(cx, value);
     if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
-        && let Some((Op::Reduce { op: ReductionKind::Max, axes, keep: true }, &[of])) =
+        && let Some((Op::Reduce { op: ReductionKind::Max, axes, keep: true }, &[reduced])) =
             cx.def(skip_casts_and_reshapes(cx, most))
-        && skip_casts_and_reshapes(cx, of) == skip_casts_and_reshapes(cx, x)
-        && axes[..] == [cx.shape(of).len() - 1]
+        && skip_casts_and_reshapes(cx, reduced) == skip_casts_and_reshapes(cx, x)
+        && axes[..] == [cx.shape(reduced).len() - 1]
     {
         value = skip_casts_and_reshapes(cx, x);
     }

@@ -5,7 +5,7 @@
 
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::infer::broadcast_shapes;
-use symmc_ir::{Dim, Op, TensorType, ValueId};
+use symmc_ir::{Dim, Op, Scalar, TensorType, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
@@ -60,14 +60,10 @@ fn elementwise_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
 /// A tensor filled with one scalar is that scalar, expanded.
 fn select_of_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Select, &[cond, x, y]) = (&node.op, &node.inputs[..]) else { return None };
-    let full = |cx: &Rewriter, v: ValueId| match cx.def(v) {
-        Some((Op::Full(_), _)) if !cx.shape(v).is_empty() => cx.known_elements(v)?.as_full(),
-        _ => None,
-    };
-    if full(cx, x).is_none() && full(cx, y).is_none() {
+    if match_full(cx, x).is_none() && match_full(cx, y).is_none() {
         return None;
     }
-    let [x, y] = [x, y].map(|v| match full(cx, v) {
+    let [x, y] = [x, y].map(|v| match match_full(cx, v) {
         Some(s) => cx.emit("scalar", Op::Full(s), &[], TensorType::new(node.ty.dtype, vec![])),
         None => v,
     });
@@ -79,6 +75,14 @@ fn select_of_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     Some(Rewrite::Node(Op::Expand, vec![narrow]))
 }
 
+/// The scalar that fills a value of at least one axis.
+fn match_full(cx: &Rewriter, value: ValueId) -> Option<Scalar> {
+    match cx.def(value) {
+        Some((Op::Full(_), _)) if !cx.shape(value).is_empty() => cx.known_elements(value)?.as_full(),
+        _ => None,
+    }
+}
+
 fn matmul_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if node.op != Op::MatMul {
         return None;
@@ -88,7 +92,8 @@ fn matmul_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
         .iter()
         .map(|&v| {
             let x = unexpanded(cx, v);
-            let (wide, narrow) = (cx.shape(v), cx.shape(x));
+            let wide = cx.shape(v);
+            let narrow = cx.shape(x);
             let inner = narrow.len() >= 2 && narrow[narrow.len() - 2..] == wide[wide.len() - 2..];
             if inner { x } else { v }
         })

@@ -11,14 +11,13 @@
 
 use std::collections::BTreeSet;
 
-use symmc_ir::{CollectiveKind, DType, EntityMap, Graph, Node, NodeId, Op, TensorType, ValueId};
+use symmc_ir::{CollectiveKind, DType, EntityMap, Graph, NodeId, Op, TensorType, ValueId};
 
 use crate::rewrite::{ValueMap, copy_inputs, copy_outputs, moves_elements};
 
 /// Returns the graph with casts next to collectives, or `None` if there are none to move.
 pub fn move_casts_to_collectives(graph: &Graph) -> Option<Graph> {
-    let communicates = |node: &Node| moves_elements(&node.op) || scatters(&node.op);
-    if !graph.nodes.values().any(communicates) {
+    if !graph.nodes.values().any(|node| moves_elements(&node.op) || scatters(&node.op)) {
         return None;
     }
     let narrowed = find_narrowed_types(graph);
@@ -79,8 +78,7 @@ fn find_read_types(graph: &Graph, kept: &BTreeSet<NodeId>) -> EntityMap<ValueId,
             _ => None,
         };
         for &v in &node.inputs {
-            let is_narrower = |to: &DType| to.size() < graph.ty(v).dtype.size();
-            match to.filter(is_narrower) {
+            match to.filter(|to| to.size() < graph.ty(v).dtype.size()) {
                 Some(to) if out[v].is_none_or(|other| other == to) && !differs[v] => out[v] = Some(to),
                 _ => {
                     differs[v] = true;
@@ -113,7 +111,7 @@ fn find_widened_collectives(graph: &Graph) -> BTreeSet<NodeId> {
     let mut out = BTreeSet::new();
     for (id, node) in graph.nodes.iter() {
         let (Some(&x), &[result]) = (node.inputs.first(), &node.outputs[..]) else { continue };
-        let is_single = |v: &ValueId| readers[*v] == 1;
+
         match &node.op {
             Op::Cast => {
                 let from = graph.ty(x).dtype;
@@ -122,14 +120,14 @@ fn find_widened_collectives(graph: &Graph) -> BTreeSet<NodeId> {
             }
             // A cast after an expansion would process more elements than one in front of it.
             op if rearranges(op) && *op != Op::Expand => {
-                let same = |v: &ValueId| sources[*v].is_some() && sources[*v] == sources[x];
-                let all = node.inputs.iter().all(|v| same(v) && is_single(v));
-                sources[result] = if all { sources[x] } else { None };
+                let all_widened = sources[x].is_some()
+                    && node.inputs.iter().all(|&v| sources[v] == sources[x] && readers[v] == 1);
+                sources[result] = if all_widened { sources[x] } else { None };
             }
             op if moves_elements(op) || scatters(op) => {
                 let is_rearranged =
                     graph.defining_node(x).is_some_and(|def| rearranges(&graph.nodes[def].op));
-                if is_rearranged && sources[x].is_some() && is_single(&x) {
+                if is_rearranged && sources[x].is_some() && readers[x] == 1 {
                     out.insert(id);
                 }
             }
@@ -163,9 +161,9 @@ fn rebuild_with_moved_casts(
         };
         let is_moved = moves_elements(&node.op);
         let results = node.outputs.iter().map(|&v| {
-            let own = graph.ty(v);
-            let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(own.dtype);
-            (graph.value_name(v).to_string(), TensorType::new(dtype, own.shape.clone()))
+            let ty = graph.ty(v);
+            let dtype = narrowed[v].filter(|_| !is_moved).unwrap_or(ty.dtype);
+            (graph.value_name(v).to_string(), TensorType::new(dtype, ty.shape.clone()))
         });
         let new = to.add_node(node.op.clone(), inputs, results.collect());
         for (k, &old) in node.outputs.iter().enumerate() {

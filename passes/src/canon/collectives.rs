@@ -2,7 +2,7 @@
 //!
 //! Every rule keeps the bits of the program, except for orders of summation that a collective chooses.
 
-use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, Op, Scalar, TensorType, ValueId};
+use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, GroupId, Op, Scalar, TensorType, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
@@ -56,15 +56,20 @@ fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 }
 
 fn exchange_of_exchange(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let even = |op: &Op| match op {
+    let group = even_exchange_group(&node.op)?;
+    let (inner, operands) = cx.def(*node.inputs.first()?)?;
+    let is_inverse = even_exchange_group(inner) == Some(group);
+    (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
+}
+
+/// The group of an all_to_all with even splits.
+fn even_exchange_group(op: &Op) -> Option<GroupId> {
+    match op {
         Op::Collective(Collective {
             kind: CollectiveKind::AllToAll(AllToAllSplits::Even), group, ..
         }) => Some(*group),
         _ => None,
-    };
-    let (inner, operands) = cx.def(*node.inputs.first()?)?;
-    let is_inverse = even(&node.op).is_some_and(|group| even(inner) == Some(group));
-    (is_inverse && *cx.ty(operands[0]) == node.ty).then(|| Rewrite::Value(operands[0]))
+    }
 }
 
 /// Whether there are at least two values, all different.
@@ -103,8 +108,8 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Re
     }
     let operands: Vec<ValueId> = found.iter().map(|(_, x)| *x).collect();
     let ty = TensorType::new(node.ty.dtype, cx.shape(operands[0]));
-    let own = cx.emit("own", node.op.clone(), &operands, ty);
-    Some(Rewrite::Node(Op::Collective(gather), vec![own]))
+    let local = cx.emit("own", node.op.clone(), &operands, ty);
+    Some(Rewrite::Node(Op::Collective(gather), vec![local]))
 }
 
 fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -134,6 +139,6 @@ fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
             *operand = cx.reshape(*operand, shape);
         }
     }
-    let own = cx.emit("own", Op::Concat { axis }, &operands, TensorType::new(node.ty.dtype, shape));
-    Some(Rewrite::Node(Op::Collective(first), vec![own]))
+    let local = cx.emit("own", Op::Concat { axis }, &operands, TensorType::new(node.ty.dtype, shape));
+    Some(Rewrite::Node(Op::Collective(first), vec![local]))
 }

@@ -23,8 +23,7 @@ fn known_full(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 }
 
 fn known_series(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let series = |op: &Op| matches!(op, Op::Iota { .. } | Op::Full(_));
-    if series(&node.op) {
+    if matches!(node.op, Op::Iota { .. } | Op::Full(_)) {
         return None;
     }
     let ClosedForm::Affine(value) = ClosedForm::of_node(cx.context(), &node.op, &node.inputs, &node.ty)?

@@ -34,6 +34,11 @@ impl DemandedSlice {
     fn extent(&self) -> Dim {
         self.len.clone() * Dim::from(i64::from(self.shards))
     }
+
+    /// The demand for the same positions along another axis.
+    fn demand_along(&self, axis: usize) -> ValueDemand {
+        ValueDemand::Part(DemandedSlice { axis, ..self.clone() })
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -58,11 +63,14 @@ impl ValueDemand {
 /// values are used whole.
 pub fn narrow_to_demanded(graph: &Graph) -> Option<Graph> {
     let used = compute_demands(graph);
-    let computes = |node: &Node| {
+    let computes_part = graph.nodes.values().any(|node| {
         let in_part = matches!(node.outputs[..], [v] if matches!(used[v], ValueDemand::Part(_)));
         in_part && !node.op.is_view()
-    };
-    graph.nodes.values().any(computes).then(|| DemandRewriter::new(graph, used).graph())?
+    });
+    if !computes_part {
+        return None;
+    }
+    DemandRewriter::new(graph, used).graph()
 }
 
 /// The part of each value that is used. If an op cannot pass a part on, its result counts as used whole.
@@ -119,7 +127,8 @@ fn operands_for_whole(graph: &Graph, id: NodeId) -> Vec<ValueDemand> {
 /// The part that a slice takes of its operand, if that is at most half of it.
 fn slice_of(graph: &Graph, node: &Node) -> Option<DemandedSlice> {
     let Op::Slice { axis, start, step: 1 } = &node.op else { return None };
-    let (x, result) = (node.inputs.first()?, node.outputs.first()?);
+    let x = node.inputs.first()?;
+    let result = node.outputs.first()?;
     let [extent, len] = [x, result].map(|&v| graph.ty(v).shape[*axis].clone());
     is_small(graph, &len, &extent).then(|| DemandedSlice {
         axis: *axis,
@@ -179,38 +188,26 @@ fn slice_of_split_shards(
 fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec<ValueDemand>> {
     let ty = graph.ty(node.outputs[0]);
     let rank = ty.rank();
-    let part_at = |axis: usize| ValueDemand::Part(DemandedSlice { axis, ..part.clone() });
-    // For an operand whose leading axes (all but the last `own`) broadcast to the first `of` axes of the
-    // result.
-    let broadcast = |v: ValueId, axis: usize, own: usize, of: usize| {
-        let shape = &graph.ty(v).shape;
-        match (axis + shape.len().saturating_sub(own)).checked_sub(of) {
-            Some(a) if axis < of && shape.get(a) == ty.shape.get(axis) => part_at(a),
-            _ => ValueDemand::Whole,
-        }
-    };
-    let aligned = |&v: &ValueId| broadcast(v, part.axis, 0, rank);
     let only_first = |axis: usize| -> Vec<ValueDemand> {
         let rest = node.inputs.iter().skip(1).map(|_| ValueDemand::Whole);
-        std::iter::once(part_at(axis)).chain(rest).collect()
+        std::iter::once(part.demand_along(axis)).chain(rest).collect()
     };
-    let unless_axis = |without: usize| (part.axis != without).then(|| only_first(part.axis));
     match &node.op {
         op if op.is_element_wise() => {
             // At least one operand has the extent of the result.
-            let needs: Vec<ValueDemand> = node.inputs.iter().map(aligned).collect();
+            let needs = broadcast_demands(graph, node, part, 0);
             (!op.divides_integers(ty.dtype) && needs.iter().any(|need| *need != ValueDemand::Whole))
                 .then_some(needs)
         }
         Op::Copy => Some(only_first(part.axis)),
-        Op::Expand => Some(node.inputs.iter().map(aligned).collect()),
+        Op::Expand => Some(broadcast_demands(graph, node, part, 0)),
         Op::Permute { perm } => Some(only_first(*perm.get(part.axis)?)),
         Op::Reshape => match axis_in_shape(&ty.shape, part.axis, &graph.ty(node.inputs[0]).shape) {
             Some(axis) => Some(only_first(axis)),
             None => Some(vec![slice_of_split_shards(graph, &ty.shape, part, node.inputs[0])?]),
         },
         Op::Concat { axis } if *axis != part.axis => {
-            Some(node.inputs.iter().map(|_| part_at(part.axis)).collect())
+            Some(vec![ValueDemand::Part(part.clone()); node.inputs.len()])
         }
         Op::Slice { axis, start, step: 1 } if *axis == part.axis => {
             let start = start.clone() + part.start.clone();
@@ -220,11 +217,12 @@ fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec
             Some(only_first(graph.ty(node.inputs[0]).rank().checked_sub(2)?))
         }
         Op::MatMul if part.axis + 2 < rank => {
-            let needs: Vec<ValueDemand> =
-                node.inputs.iter().map(|&v| broadcast(v, part.axis, 2, rank - 2)).collect();
+            let needs = broadcast_demands(graph, node, part, 2);
             needs.iter().any(|need| *need != ValueDemand::Whole).then_some(needs)
         }
-        Op::Softmax { axis, .. } | Op::CumSum { axis } | Op::Shard { axis, .. } => unless_axis(*axis),
+        Op::Softmax { axis, .. } | Op::CumSum { axis } | Op::Shard { axis, .. } => {
+            (part.axis != *axis).then(|| only_first(part.axis))
+        }
         Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => {
             (part.axis + axes < rank).then(|| only_first(part.axis))
         }
@@ -233,16 +231,34 @@ fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec
             Some(only_first(axis_before_reduction(&[*axis], *keep, part.axis)?))
         }
         Op::RotaryEmbedding { .. } if part.axis + 1 < rank => {
-            let mut needs: Vec<ValueDemand> = node.inputs.iter().map(aligned).collect();
-            *needs.first_mut()? = part_at(part.axis);
+            let mut needs = broadcast_demands(graph, node, part, 0);
+            *needs.first_mut()? = ValueDemand::Part(part.clone());
             Some(needs)
         }
         Op::Attention { log_sum_exp: false, .. } if part.axis + 2 == rank => {
-            attention_demands(graph, node, part_at)
+            attention_demands(graph, node, part)
         }
         Op::Collective(c) => Some(vec![ValueDemand::Part(collective_operand_slice(&c.kind, part)?)]),
         _ => None,
     }
+}
+
+/// The parts of operands that broadcast to the result with all axes except the last `inner` ones.
+fn broadcast_demands(graph: &Graph, node: &Node, part: &DemandedSlice, inner: usize) -> Vec<ValueDemand> {
+    let result = &graph.ty(node.outputs[0]).shape;
+    let leading = result.len() - inner;
+    let mut demands = Vec::with_capacity(node.inputs.len());
+    for &v in &node.inputs {
+        let shape = &graph.ty(v).shape;
+        let axis = (part.axis + shape.len().saturating_sub(inner)).checked_sub(leading);
+        demands.push(match axis {
+            Some(axis) if part.axis < leading && shape.get(axis) == result.get(part.axis) => {
+                part.demand_along(axis)
+            }
+            _ => ValueDemand::Whole,
+        });
+    }
+    demands
 }
 
 /// The part of its operand that a collective needs for a part of its result.
@@ -260,20 +276,21 @@ fn collective_operand_slice(kind: &CollectiveKind, part: &DemandedSlice) -> Opti
 }
 
 /// The parts of its operands that attention needs for some of its queries.
-fn attention_demands(
-    graph: &Graph,
-    node: &Node,
-    at: impl Fn(usize) -> ValueDemand,
-) -> Option<Vec<ValueDemand>> {
-    let rows = |v: ValueId| graph.ty(v).shape.iter().rev().nth(1);
+fn attention_demands(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec<ValueDemand>> {
     let (&q, rest) = node.inputs.split_first()?;
-    let after_values = rest.iter().enumerate().map(|(i, &v)| match graph.ty(v).rank().checked_sub(2) {
-        // Keys and values come first. A mask, positions and an additional score have rows of their own, or
-        // one row for all.
-        Some(axis) if i >= 2 && rows(v) == rows(q) => at(axis),
-        _ => ValueDemand::Whole,
-    });
-    Some(std::iter::once(at(graph.ty(q).rank().checked_sub(2)?)).chain(after_values).collect())
+    let query_shape = &graph.ty(q).shape;
+    let query_axis = query_shape.len().checked_sub(2)?;
+    let mut demands = vec![part.demand_along(query_axis)];
+    for (i, &v) in rest.iter().enumerate() {
+        let shape = &graph.ty(v).shape;
+        demands.push(match shape.len().checked_sub(2) {
+            // Keys and values come first. A mask, positions and an additional score have rows of their own,
+            // or one row for all.
+            Some(axis) if i >= 2 && shape[axis] == query_shape[query_axis] => part.demand_along(axis),
+            _ => ValueDemand::Whole,
+        });
+    }
+    Some(demands)
 }
 
 /// The axis of the operand of a reduction that corresponds to an axis of the result.
@@ -287,10 +304,12 @@ fn axis_before_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usiz
 /// The axis of another shape of the same elements that corresponds to this axis: it has the same extent, and
 /// the same number of elements before and after it.
 fn axis_in_shape(shape: &[Dim], axis: usize, other: &[Dim]) -> Option<usize> {
-    let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |all, d| all * d);
-    let before = count(&shape[..axis]);
-    let is_same = |&a: &usize| other[a] == shape[axis] && count(&other[..a]) == before;
-    (0..other.len()).find(is_same)
+    let before = element_count(&shape[..axis]);
+    (0..other.len()).find(|&a| other[a] == shape[axis] && element_count(&other[..a]) == before)
+}
+
+fn element_count(shape: &[Dim]) -> Dim {
+    shape.iter().cloned().fold(Dim::from(1), |all, d| all * d)
 }
 
 struct DemandRewriter<'g> {

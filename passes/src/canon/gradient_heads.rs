@@ -55,10 +55,8 @@ impl RepeatedHeads {
     }
 
     fn remove_repetition(&self, graph: &mut Graph) {
-        let with = |graph: &Graph, value: ValueId, shape: &[Dim]| {
-            TensorType::new(graph.ty(value).dtype, shape.to_vec())
-        };
-        let (expanded, flat) = (graph.nodes[self.expand].outputs[0], graph.nodes[self.flatten].outputs[0]);
+        let expanded = graph.nodes[self.expand].outputs[0];
+        let flat = graph.nodes[self.flatten].outputs[0];
         let shapes = [
             (expanded, &self.single),
             (flat, &self.narrow),
@@ -66,7 +64,7 @@ impl RepeatedHeads {
             (self.split, &self.single),
         ];
         for (value, shape) in shapes {
-            graph.values[value].ty = with(graph, value, shape);
+            graph.values[value].ty = TensorType::new(graph.ty(value).dtype, shape.clone());
         }
         // Without copies, the expand and the sums are reshapes.
         for &node in self.sums.iter().chain([&self.expand]) {
@@ -99,24 +97,25 @@ impl HeadSearch<'_> {
     /// to `[.., g, r, s, e]` and flattened to `[.., g * r, s, e]`. The gradient is reshaped back and summed
     /// over `r`.
     fn find_repeated_heads(&self, x: ValueId, gradient: ValueId) -> Option<RepeatedHeads> {
-        let shape = |v: ValueId| &self.graph.ty(v).shape;
         let (flatten, Op::Reshape, wide) = self.def(x)? else { return None };
         let (expand, Op::Expand, single) = self.def(wide)? else { return None };
-        let heads = shape(x).len().checked_sub(3)?;
-        let mut expected = shape(wide).clone();
+        let x_shape = &self.graph.ty(x).shape;
+        let wide_shape = &self.graph.ty(wide).shape;
+        let heads = x_shape.len().checked_sub(3)?;
+        let mut expected = wide_shape.clone();
         *expected.get_mut(heads + 1)? = Dim::from(1);
-        let mut narrow = shape(x).clone();
-        narrow[heads] = shape(wide)[heads].clone();
-        let flattened = shape(wide).len() == shape(x).len() + 1
-            && shape(wide)[..heads] == shape(x)[..heads]
-            && shape(wide)[heads + 2..] == shape(x)[heads + 1..];
+        let mut narrow = x_shape.clone();
+        narrow[heads] = wide_shape[heads].clone();
+        let flattened = wide_shape.len() == x_shape.len() + 1
+            && wide_shape[..heads] == x_shape[..heads]
+            && wide_shape[heads + 2..] == x_shape[heads + 1..];
         // The node itself may read the heads only as keys and values; heads that it reads as queries, for
         // example, stay unchanged.
         let inputs = self.graph.nodes[self.node].inputs.iter().enumerate();
         let alone = self.readers(wide)?.iter().all(|&n| n == flatten)
             && self.readers(x)?.iter().all(|&n| n == self.node)
-            && inputs.filter(|(_, v)| **v == x).all(|(at, _)| matches!(at, 4 | 5));
-        if !flattened || *shape(single) != expected || !alone {
+            && inputs.filter(|(_, v)| **v == x).all(|(index, _)| matches!(index, 4 | 5));
+        if !flattened || self.graph.ty(single).shape != expected || !alone {
             return None;
         }
         let &[back] = self.readers(gradient)? else { return None };
@@ -125,9 +124,12 @@ impl HeadSearch<'_> {
             return None;
         };
         let sums = self.readers(split)?;
-        let over_copies = |&n: &NodeId| matches!(&self.graph.nodes[n].op, Op::Reduce { op: ReductionKind::Sum, axes, .. } if axes[..] == [heads + 1]);
-        let summed = shape(split) == shape(wide) && !sums.is_empty() && sums.iter().all(over_copies);
-        summed.then(|| RepeatedHeads {
+        let sums_copies = !sums.is_empty()
+            && sums.iter().all(|&n| match &self.graph.nodes[n].op {
+                Op::Reduce { op: ReductionKind::Sum, axes, .. } => axes[..] == [heads + 1],
+                _ => false,
+            });
+        (self.graph.ty(split).shape == *wide_shape && sums_copies).then(|| RepeatedHeads {
             expand,
             flatten,
             single: expected,

@@ -89,31 +89,27 @@ enum MergedGroup {
 impl MergedGroup {
     fn new(graph: &Graph, inner: GroupId, outer: GroupId, order: RankOrder) -> Option<MergedGroup> {
         let cells = merged_cells(graph, inner, outer, order)?;
-        let sorted = sorted_cells(cells.clone());
-        let has_ranks = |group: &GroupId| match order {
-            RankOrder::Given => false,
-            RankOrder::Any => graph.cells(*group).map(sorted_cells).as_ref() == Some(&sorted),
-        };
-        let known = graph.group_with_cells(&cells).or_else(|| graph.groups.keys().find(has_ranks));
-        let name = |group: GroupId| &graph.groups[group].name;
-        let new = || MergedGroup::New { name: format!("{}.{}", name(inner), name(outer)), cells };
-        Some(known.map_or_else(new, MergedGroup::Known))
+        if let Some(group) = graph.group_with_cells(&cells) {
+            return Some(MergedGroup::Known(group));
+        }
+        if order == RankOrder::Any {
+            let sorted = sorted_cells(cells.clone());
+            for group in graph.groups.keys() {
+                if graph.cells(group).map(sorted_cells).as_ref() == Some(&sorted) {
+                    return Some(MergedGroup::Known(group));
+                }
+            }
+        }
+        let name = format!("{}.{}", graph.groups[inner].name, graph.groups[outer].name);
+        Some(MergedGroup::New { name, cells })
     }
 }
 
 /// For each pair of inner and outer groups of nested all-reduces of one kind, the group that covers the
 /// ranks of both. The group is added if the program does not have it.
 pub(crate) fn merged_all_reduce_groups(graph: &mut Graph) -> BTreeMap<(GroupId, GroupId), GroupId> {
-    let all_reduce = |node: NodeId| match &graph.nodes[node].op {
-        Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)) => Some(c),
-        _ => None,
-    };
-    let nested = |node: NodeId| {
-        let outer = all_reduce(node)?;
-        let inner = all_reduce(graph.defining_node(*graph.nodes[node].inputs.first()?)?)?;
-        (inner.kind == outer.kind).then_some((inner.group, outer.group))
-    };
-    let pairs: BTreeSet<(GroupId, GroupId)> = graph.nodes.keys().filter_map(nested).collect();
+    let pairs: BTreeSet<(GroupId, GroupId)> =
+        graph.nodes.keys().filter_map(|node| nested_all_reduce_groups(graph, node)).collect();
     let mut out = BTreeMap::new();
     for (inner, outer) in pairs {
         let group = match MergedGroup::new(graph, inner, outer, RankOrder::Any) {
@@ -127,6 +123,20 @@ pub(crate) fn merged_all_reduce_groups(graph: &mut Graph) -> BTreeMap<(GroupId, 
         out.insert((inner, outer), group);
     }
     out
+}
+
+/// The inner and the outer group of an all-reduce of an all-reduce of the same kind.
+fn nested_all_reduce_groups(graph: &Graph, node: NodeId) -> Option<(GroupId, GroupId)> {
+    let outer = as_all_reduce(graph, node)?;
+    let inner = as_all_reduce(graph, graph.defining_node(*graph.nodes[node].inputs.first()?)?)?;
+    (inner.kind == outer.kind).then_some((inner.group, outer.group))
+}
+
+fn as_all_reduce(graph: &Graph, node: NodeId) -> Option<&Collective> {
+    match &graph.nodes[node].op {
+        Op::Collective(c) if matches!(c.kind, CollectiveKind::AllReduce(_)) => Some(c),
+        _ => None,
+    }
 }
 
 /// Whether the order of the ranks of a cell changes the result.
@@ -170,9 +180,11 @@ fn merged_cells(graph: &Graph, inner: GroupId, outer: GroupId, order: RankOrder)
     }
     let mut times = vec![0; ranks];
     cells.iter().flatten().for_each(|&rank| times[rank as usize] += 1);
-    let holds_own =
-        |(number, cell): (usize, &Vec<u32>)| cell.iter().all(|&r| number_of[r as usize] == Some(number));
-    let are_cells = times.iter().all(|&n| n == 1) && cells.iter().enumerate().all(holds_own);
+    let are_cells = times.iter().all(|&n| n == 1)
+        && cells
+            .iter()
+            .enumerate()
+            .all(|(number, cell)| cell.iter().all(|&rank| number_of[rank as usize] == Some(number)));
     are_cells.then_some(cells)
 }
 

@@ -58,14 +58,10 @@ fn cast_of_widening(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
 
 fn scalar_operand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Binary(op) = node.op else { return None };
-    let scalar = |cx: &Rewriter, v: ValueId| {
-        let s = cx.known_elements(v).and_then(ClosedForm::as_full)?;
-        is_stored_exactly(cx.ty(v).dtype, s).then_some(s)
-    };
     for (scalar_left, x, s) in
         [(false, node.inputs[0], node.inputs[1]), (true, node.inputs[1], node.inputs[0])]
     {
-        let Some(scalar) = scalar(cx, s) else { continue };
+        let Some(scalar) = exact_scalar(cx, s) else { continue };
         let op = Op::BinaryScalar { op, scalar, scalar_left };
         if cx.shape(x) == node.ty.shape {
             return Some(Rewrite::Node(op, vec![x]));
@@ -77,25 +73,31 @@ fn scalar_operand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     None
 }
 
+/// The scalar that fills a value, if the value's dtype stores it exactly.
+fn exact_scalar(cx: &Rewriter, value: ValueId) -> Option<Scalar> {
+    let scalar = cx.known_elements(value).and_then(ClosedForm::as_full)?;
+    is_stored_exactly(cx.ty(value).dtype, scalar).then_some(scalar)
+}
+
 fn neutral_scalar(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     use BinaryOp::*;
     let Op::BinaryScalar { op, scalar, scalar_left } = &node.op else { return None };
     let dtype = cx.ty(node.inputs[0]).dtype;
-    let is = |x: f64| scalar.as_f64() == x;
-    let negative = scalar.as_f64().is_sign_negative();
+    let number = scalar.as_f64();
+    let negative = number.is_sign_negative();
     let right = !scalar_left;
     let neutral = match (op, dtype) {
         (And, DType::Bool) => *scalar == Scalar::Bool(true),
         (Or | Xor, DType::Bool) => *scalar == Scalar::Bool(false),
         (_, DType::Bool) => false,
-        (Mul, _) => is(1.0),
-        (Div | Pow, d) if d.is_float() => right && is(1.0),
-        (Sub, d) if d.is_float() => right && is(0.0) && !negative,
-        (Add, d) if d.is_float() => is(0.0) && negative,
+        (Mul, _) => number == 1.0,
+        (Div | Pow, d) if d.is_float() => right && number == 1.0,
+        (Sub, d) if d.is_float() => right && number == 0.0 && !negative,
+        (Add, d) if d.is_float() => number == 0.0 && negative,
         (_, d) if d.is_float() => false,
-        (Add, _) => is(0.0),
-        (Sub, _) => right && is(0.0),
-        (FloorDiv | Pow, _) => right && is(1.0),
+        (Add, _) => number == 0.0,
+        (Sub, _) => right && number == 0.0,
+        (FloorDiv | Pow, _) => right && number == 1.0,
         _ => false,
     };
     neutral.then_some(Rewrite::Value(node.inputs[0]))
@@ -138,20 +140,8 @@ fn index_of_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (&last, rows) = indices.split_last()?;
     let (extents, shape) = cx.shape(x).split_at_checked(rows.len())?;
     let has_one_index_per_row = shape.len() == 1 && !rows.is_empty() && cx.shape(last) == extents;
-    // Each element is its own position along one axis.
-    let counts = |(axis, &v): (usize, &ValueId)| {
-        let shape = cx.shape(v);
-        let Some(own) = (axis + shape.len()).checked_sub(rows.len()) else { return false };
-        match cx.known_elements(v) {
-            Some(ClosedForm::Affine(affine)) => {
-                let steps = affine.step.iter().enumerate();
-                let is_count = affine.start == 0 && steps.into_iter().all(|(a, &s)| s == i64::from(a == own));
-                is_count && shape.get(own) == extents.get(axis)
-            }
-            _ => false,
-        }
-    };
-    if !has_one_index_per_row || !rows.iter().enumerate().all(counts) {
+    if !has_one_index_per_row || !rows.iter().enumerate().all(|(axis, &v)| counts_along(cx, v, extents, axis))
+    {
         return None;
     }
     let mut shape = extents.to_vec();
@@ -161,4 +151,14 @@ fn index_of_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let found =
         cx.emit("element", Op::GatherElements { axis }, &[x, last], TensorType::new(node.ty.dtype, shape));
     Some(Rewrite::Node(Op::Reshape, vec![found]))
+}
+
+/// Whether each element of a value that broadcasts to `extents` is its own position along an axis of these.
+fn counts_along(cx: &Rewriter, value: ValueId, extents: &[Dim], axis: usize) -> bool {
+    let shape = cx.shape(value);
+    let Some(value_axis) = (axis + shape.len()).checked_sub(extents.len()) else { return false };
+    let Some(ClosedForm::Affine(affine)) = cx.known_elements(value) else { return false };
+    affine.start == 0
+        && affine.step.iter().enumerate().all(|(a, &step)| step == i64::from(a == value_axis))
+        && shape.get(value_axis) == extents.get(axis)
 }

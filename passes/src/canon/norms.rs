@@ -59,11 +59,13 @@ fn match_norm_scale(
     };
     let (Op::Binary(BinaryOp::Mul), &[y, z]) = cx.def(square)? else { return None };
     let last = axes.iter().copied().eq(cx.shape(x).len() - axes.len()..cx.shape(x).len());
+    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty();
     // If other nodes need the mean or the root, for example for a gradient, the norm would read the operand
     // a second time.
-    let shared = || [scale, sum, mean].into_iter().any(|v| cx.is_shared(v));
-    let matches = found == root && (x, x) == (y, z) && last && !axes.is_empty() && !shared();
-    matches.then_some((x, axes.len(), FloatAttribute(scalar.as_f64())))
+    if !matches || [scale, sum, mean].into_iter().any(|v| cx.is_shared(v)) {
+        return None;
+    }
+    Some((x, axes.len(), FloatAttribute(scalar.as_f64())))
 }
 
 /// The root op of a value and its operand; `1 / sqrt(x)` counts as `rsqrt(x)`.

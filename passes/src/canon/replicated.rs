@@ -119,38 +119,40 @@ impl RepeatedReduction {
 
     fn emit_reduction(self, cx: &mut Rewriter, x: ValueId) -> Rewrite {
         let ty = cx.ty(x).clone();
-        let by = |op: BinaryOp, n: u32| {
-            let scalar = if ty.dtype.is_float() {
-                Scalar::Float(FloatAttribute(f64::from(n)))
-            } else {
-                Scalar::Int(i64::from(n)).wrap_to(ty.dtype)
-            };
-            Op::BinaryScalar { op, scalar, scalar_left: false }
-        };
         match self {
             RepeatedReduction::Same => Rewrite::Value(x),
-            RepeatedReduction::Times(n) => Rewrite::Node(by(BinaryOp::Mul, n), vec![x]),
+            RepeatedReduction::Times(n) => Rewrite::Node(by_number(BinaryOp::Mul, n, ty.dtype), vec![x]),
             RepeatedReduction::Average(n) if ty.dtype == DType::BF16 => {
                 let wide = TensorType::new(DType::F32, ty.shape.clone());
                 let wider = cx.emit("wide", Op::Cast, &[x], wide.clone());
-                let sum = cx.emit("sum", by(BinaryOp::Mul, n), &[wider], wide.clone());
-                let average = cx.emit("average", by(BinaryOp::Div, n), &[sum], wide);
+                let sum = cx.emit("sum", by_number(BinaryOp::Mul, n, ty.dtype), &[wider], wide.clone());
+                let average = cx.emit("average", by_number(BinaryOp::Div, n, ty.dtype), &[sum], wide);
                 Rewrite::Node(Op::Cast, vec![average])
             }
             RepeatedReduction::Average(n) => {
-                let sum = cx.emit("sum", by(BinaryOp::Mul, n), &[x], ty.clone());
-                Rewrite::Node(by(BinaryOp::Div, n), vec![sum])
+                let sum = cx.emit("sum", by_number(BinaryOp::Mul, n, ty.dtype), &[x], ty.clone());
+                Rewrite::Node(by_number(BinaryOp::Div, n, ty.dtype), vec![sum])
             }
         }
     }
 }
 
+/// An op that combines values of a dtype with a number.
+fn by_number(op: BinaryOp, n: u32, dtype: DType) -> Op {
+    let scalar = if dtype.is_float() {
+        Scalar::Float(FloatAttribute(f64::from(n)))
+    } else {
+        Scalar::Int(i64::from(n)).wrap_to(dtype)
+    };
+    Op::BinaryScalar { op, scalar, scalar_left: false }
+}
+
 fn copies(cx: &mut Rewriter, x: ValueId, n: u32) -> Rewrite {
     let mut shape = cx.shape(x).to_vec();
     shape.insert(0, Dim::from(1));
-    let one = cx.reshape(x, shape.clone());
+    let single = cx.reshape(x, shape.clone());
     shape[0] = Dim::from(i64::from(n));
-    let several = cx.expand(one, shape);
+    let several = cx.expand(single, shape);
     Rewrite::Node(Op::Reshape, vec![several])
 }
 
@@ -223,11 +225,12 @@ impl GatherOfPieces {
                 let divided: Vec<ValueId> =
                     inputs.iter().copied().filter(|&v| !self.is_same_for_all_pieces(cx, v, x)).collect();
                 // An operand that broadcasts along the leading axis would no longer do so if it were whole.
-                let spans = |&v: &ValueId| {
-                    let (own, result) = (cx.shape(v), cx.shape(x));
-                    own.len() == result.len() && own.first() == result.first()
-                };
-                divided.iter().all(spans).then_some(divided)
+                let result = cx.shape(x);
+                let all_span = divided.iter().all(|&v| {
+                    let shape = cx.shape(v);
+                    shape.len() == result.len() && shape.first() == result.first()
+                });
+                all_span.then_some(divided)
             }
             _ => None,
         }
@@ -236,8 +239,9 @@ impl GatherOfPieces {
     /// Whether an element-wise operand of `result` has no leading axis and the same bits on all ranks of a
     /// cell.
     fn is_same_for_all_pieces(&self, cx: &Rewriter, operand: ValueId, result: ValueId) -> bool {
-        let (own, rank) = (cx.shape(operand), cx.shape(result).len());
-        let is_broadcast = own.len() < rank || own.first().is_some_and(|d| d.as_const() == Some(1));
+        let shape = cx.shape(operand);
+        let is_broadcast =
+            shape.len() < cx.shape(result).len() || shape.first().is_some_and(|d| d.as_const() == Some(1));
         is_broadcast && cx.replication(operand).is_uniform_within_cells(&self.cells)
     }
 
@@ -247,7 +251,8 @@ impl GatherOfPieces {
         for v in self.values_to_compute(cx, x)? {
             let divided = self.divided_operands(cx, v)?;
             let (op, inputs) = cx.def(v)?;
-            let (op, inputs) = (op.clone(), inputs.to_vec());
+            let op = op.clone();
+            let inputs = inputs.to_vec();
             let mut ty = cx.ty(v).clone();
             ty.shape[0] = ty.shape[0].clone() * Dim::from(i64::from(self.ranks));
             let found = match op {
@@ -258,9 +263,12 @@ impl GatherOfPieces {
                     cx.emit("reduced", Op::Collective(collective), &inputs, ty)
                 }
                 op => {
-                    let operand =
-                        |v: &ValueId| if divided.contains(v) { whole.get(v).copied() } else { Some(*v) };
-                    let operands = inputs.iter().map(operand).collect::<Option<Vec<ValueId>>>()?;
+                    let mut operands = inputs;
+                    for operand in &mut operands {
+                        if divided.contains(operand) {
+                            *operand = *whole.get(operand)?;
+                        }
+                    }
                     cx.emit("whole", op, &operands, ty)
                 }
             };
@@ -310,22 +318,27 @@ const MOST_MOVED: usize = 8;
 /// The number of copies needed to compute the piece of a value from pieces. A gather needs none, and neither
 /// does a sum without other readers.
 fn copies_for_piece(cx: &Rewriter, v: ValueId, axis: usize, group: GroupId, depth: usize) -> usize {
-    let has_piece = |c: &Collective| {
-        let takes = match c.kind {
-            CollectiveKind::AllGather => true,
-            CollectiveKind::AllReduce(_) => !cx.is_shared(v),
-            _ => false,
-        };
-        axis == 0 && takes && cx.graph().have_same_cells(c.group, group)
-    };
     match cx.def(v) {
-        Some((Op::Collective(c), _)) if has_piece(c) => 0,
+        Some((Op::Collective(c), _)) if has_piece(cx, c, v, axis, group) => 0,
         Some((op, inputs)) if depth > 0 && computes_by_pieces(cx, op, v) && !cx.is_shared(v) => {
             let operands = sharded_operands(cx, op, inputs, axis, cx.shape(v).len());
-            operands.into_iter().map(|(i, at)| copies_for_piece(cx, inputs[i], at, group, depth - 1)).sum()
+            operands
+                .into_iter()
+                .map(|(i, axis)| copies_for_piece(cx, inputs[i], axis, group, depth - 1))
+                .sum()
         }
         _ => 1,
     }
+}
+
+/// Whether a collective that gives `v` can give a piece of it without a copy.
+fn has_piece(cx: &Rewriter, c: &Collective, v: ValueId, axis: usize, group: GroupId) -> bool {
+    let takes = match c.kind {
+        CollectiveKind::AllGather => true,
+        CollectiveKind::AllReduce(_) => !cx.is_shared(v),
+        _ => false,
+    };
+    axis == 0 && takes && cx.graph().have_same_cells(c.group, group)
 }
 
 /// Whether the op that gives `v` can compute a piece of it from pieces of its operands.
@@ -342,14 +355,17 @@ fn sharded_operands(
     rank: usize,
 ) -> Vec<(usize, usize)> {
     if let Op::Permute { perm } = op {
-        return perm.get(axis).map(|&at| (0, at)).into_iter().collect();
+        return perm.get(axis).map(|&operand_axis| (0, operand_axis)).into_iter().collect();
     }
-    let along = |v: &ValueId| {
-        let shape = cx.shape(*v);
-        let at = (axis + shape.len()).checked_sub(rank)?;
-        (shape.get(at)?.as_const() != Some(1)).then_some(at)
-    };
-    inputs.iter().enumerate().filter_map(|(i, v)| Some((i, along(v)?))).collect()
+    let mut sharded = Vec::new();
+    for (i, &v) in inputs.iter().enumerate() {
+        let shape = cx.shape(v);
+        let Some(operand_axis) = (axis + shape.len()).checked_sub(rank) else { continue };
+        if shape.get(operand_axis).is_some_and(|extent| extent.as_const() != Some(1)) {
+            sharded.push((i, operand_axis));
+        }
+    }
+    sharded
 }
 
 fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -362,15 +378,22 @@ fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         _ => return None,
     };
     let divided = sharded_operands(cx, op, inputs, axis, node.ty.rank());
-    let copies = |&(i, at): &(usize, usize)| copies_for_piece(cx, inputs[i], at, group, MOST_MOVED);
-    if divided.is_empty() || divided.iter().map(copies).sum::<usize>() > most || cx.is_shared(moved) {
+    if divided.is_empty() {
         return None;
     }
-    let (op, mut inputs) = (op.clone(), inputs.to_vec());
-    for (operand, at) in divided {
+    let copies: usize = divided
+        .iter()
+        .map(|&(i, operand_axis)| copies_for_piece(cx, inputs[i], operand_axis, group, MOST_MOVED))
+        .sum();
+    if copies > most || cx.is_shared(moved) {
+        return None;
+    }
+    let op = op.clone();
+    let mut inputs = inputs.to_vec();
+    for (operand, operand_axis) in divided {
         let mut ty = cx.ty(inputs[operand]).clone();
-        ty.shape[at] = node.ty.shape[axis].clone();
-        inputs[operand] = cx.emit("own", Op::Shard { axis: at, group }, &[inputs[operand]], ty);
+        ty.shape[operand_axis] = node.ty.shape[axis].clone();
+        inputs[operand] = cx.emit("own", Op::Shard { axis: operand_axis, group }, &[inputs[operand]], ty);
     }
     Some(Rewrite::Node(op, inputs))
 }

@@ -81,8 +81,9 @@ fn unit_reshape_reader(graph: &Graph, readers: &[NodeId]) -> Option<NodeId> {
     let &[reader] = readers else { return None };
     let node = &graph.nodes[reader];
     let (Op::Reshape, &[x], &[y]) = (&node.op, &node.inputs[..], &node.outputs[..]) else { return None };
-    let extents = |v| non_unit_axes(&graph.ty(v).shape).map(|(_, extent)| extent);
-    extents(x).eq(extents(y)).then_some(reader)
+    let from = non_unit_axes(&graph.ty(x).shape).map(|(_, extent)| extent);
+    let to = non_unit_axes(&graph.ty(y).shape).map(|(_, extent)| extent);
+    from.eq(to).then_some(reader)
 }
 
 /// The permutation of `result` that keeps its elements in the order of `perm` of `read`. Both have the same
@@ -91,23 +92,23 @@ fn lift_permutation(graph: &Graph, result: ValueId, read: ValueId, perm: &[usize
     if result == read {
         return perm.to_vec();
     }
-    let axes = |v: ValueId| non_unit_axes(&graph.ty(v).shape).map(|(axis, _)| axis).collect::<Vec<_>>();
-    let result_axes = axes(result);
-    let read_axes = axes(read);
-    let to_result_axis = |axis: &usize| read_axes.iter().position(|a| a == axis).map(|k| result_axes[k]);
-    let units = (0..graph.ty(result).rank()).filter(|axis| !result_axes.contains(axis));
-    units.chain(perm.iter().filter_map(to_result_axis)).collect()
+    let result_axes: Vec<usize> = non_unit_axes(&graph.ty(result).shape).map(|(axis, _)| axis).collect();
+    let read_axes: Vec<usize> = non_unit_axes(&graph.ty(read).shape).map(|(axis, _)| axis).collect();
+    let mut lifted: Vec<usize> =
+        (0..graph.ty(result).rank()).filter(|axis| !result_axes.contains(axis)).collect();
+    for axis in perm {
+        if let Some(k) = read_axes.iter().position(|a| a == axis) {
+            lifted.push(result_axes[k]);
+        }
+    }
+    lifted
 }
 
 /// The permutation that all these nodes apply to their operand, if it is the same one and keeps the last
 /// axis last, so that rows stay contiguous.
 fn common_permutation<'g>(graph: &'g Graph, readers: &[NodeId]) -> Option<&'g [usize]> {
-    let permutes = |&id: &NodeId| match &graph.nodes[id].op {
-        Op::Permute { perm } => Some(&perm[..]),
-        _ => None,
-    };
-    let (first, rest) = readers.split_first()?;
-    let perm = permutes(first)?;
-    let same = rest.iter().all(|id| permutes(id) == Some(perm));
-    (same && perm.last().is_some_and(|&last| last + 1 == perm.len())).then_some(perm)
+    let (&first, rest) = readers.split_first()?;
+    let Op::Permute { perm } = &graph.nodes[first].op else { return None };
+    let same = rest.iter().all(|&id| graph.nodes[id].op == graph.nodes[first].op);
+    (same && perm.last().is_some_and(|&last| last + 1 == perm.len())).then_some(&perm[..])
 }

@@ -10,8 +10,9 @@
 //!
 //! Deliberately not here: complex numbers, which the IR does not have.
 
-use symmc_ir::{BinaryOp, Dim, Op, TensorType, UnaryOp, ValueId, infer};
+use symmc_ir::{BinaryOp, Dim, Op, UnaryOp, ValueId, infer};
 
+use super::views::match_unit_slice;
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 pub const RULES: &[RewriteRule] = &[
@@ -75,6 +76,13 @@ struct RotaryProduct {
     factors: [RotaryPiece; 2],
 }
 
+impl RotaryProduct {
+    fn factors_in_order(&self, swapped: bool) -> [&RotaryPiece; 2] {
+        let [x, y] = &self.factors;
+        if swapped { [y, x] } else { [x, y] }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum PairLayout {
     Halves,
@@ -93,7 +101,8 @@ impl PairLayout {
 }
 
 fn recognize_rotary(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let (axis, last) = (node.ty.rank().checked_sub(1)?, node.ty.shape.last()?);
+    let axis = node.ty.rank().checked_sub(1)?;
+    let last = node.ty.shape.last()?;
     let joins = match &node.op {
         Op::Binary(BinaryOp::Add | BinaryOp::Sub) => true,
         Op::Concat { axis: along } => *along == axis,
@@ -154,11 +163,15 @@ impl RowSlice {
 
     /// Emits the value that has only these elements.
     fn emit(self, cx: &mut Rewriter) -> ValueId {
-        let shape = |n: i64| [&self.rows[..], &[Dim::from(n)]].concat();
-        let flat = cx.reshape(self.value, shape(self.extent));
-        let ty = TensorType::new(cx.ty(flat).dtype, shape(self.len));
-        let op = Op::Slice { axis: self.rows.len(), start: Dim::from(self.start), step: self.step };
-        if self.len == self.extent { flat } else { cx.emit("part", op, &[flat], ty) }
+        let flat = cx.reshape(self.value, [&self.rows[..], &[Dim::from(self.extent)]].concat());
+        if self.len == self.extent {
+            return flat;
+        }
+        let axis = self.rows.len();
+        let mut ty = cx.ty(flat).clone();
+        ty.shape[axis] = Dim::from(self.len);
+        let op = Op::Slice { axis, start: Dim::from(self.start), step: self.step };
+        cx.emit("part", op, &[flat], ty)
     }
 }
 
@@ -167,30 +180,38 @@ fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Opt
     let (last, rows) = node.ty.shape.split_last()?;
     let half = last.as_const()? / 2;
     let (step, distance) = pairs.step_and_distance(half);
-    let member = |start| {
-        let node = NodeRef { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
-        let at =
-            PieceRegion { lead: rows.len(), rows: rows.to_vec(), start, step, len: half, negative: false };
-        match_sum(cx, &node, &at, MOST_STEPS)
-    };
-    let (a, b) = (member(0)?, member(distance)?);
-    // The first members are a * cos - b * sin, the second ones b * cos + a * sin.
-    let found = |own: PairLayout| {
-        let wanted = RotaryPattern { rows, half, own, each: own == pairs };
-        operand_orders(&a).find_map(|first| {
-            operand_orders(&b).find_map(|second| match_sums(cx, &wanted, [&first, &second]))
-        })
-    };
+    let node = NodeRef { op: &node.op, inputs: &node.inputs, shape: &node.ty.shape };
+    let first_members =
+        PieceRegion { lead: rows.len(), rows: rows.to_vec(), start: 0, step, len: half, negative: false };
+    let second_members = PieceRegion { start: distance, ..first_members.clone() };
+    let a = match_sum(cx, &node, &first_members, MOST_STEPS)?;
+    let b = match_sum(cx, &node, &second_members, MOST_STEPS)?;
     // Pairs of neighbours may be written as halves, by concatenation; halves are never written as
     // neighbours.
-    found(pairs).or_else(|| (pairs == PairLayout::Halves).then(|| found(PairLayout::Neighbours)).flatten())
+    let operand_layouts: &[PairLayout] = match pairs {
+        PairLayout::Halves => &[PairLayout::Halves, PairLayout::Neighbours],
+        PairLayout::Neighbours => &[PairLayout::Neighbours],
+    };
+    // The first members are a * cos - b * sin, the second ones b * cos + a * sin.
+    for &layout in operand_layouts {
+        let wanted = RotaryPattern { rows, half, layout, each: layout == pairs };
+        for first in operand_orders(&a) {
+            for second in operand_orders(&b) {
+                let found = match_sums(cx, &wanted, [&first, &second]);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+    }
+    None
 }
 
 struct RotaryPattern<'a> {
     rows: &'a [Dim],
     half: i64,
     /// The layout of pairs in the rotated operand.
-    own: PairLayout,
+    layout: PairLayout,
     /// Whether there may be a cosine for each element instead of each pair.
     each: bool,
 }
@@ -206,11 +227,11 @@ struct RotarySum<'a> {
 /// Yields the orders in which the products of a sum and their factors can be read.
 fn operand_orders(sum: &[RotaryProduct; 2]) -> impl Iterator<Item = RotarySum<'_>> {
     (0..8).map(move |n: usize| {
-        let (own, other) = (&sum[n & 1], &sum[1 - (n & 1)]);
-        let order = |swapped: bool| if swapped { [1, 0] } else { [0, 1] };
+        let own = &sum[n & 1];
+        let other = &sum[1 - (n & 1)];
         RotarySum {
-            own: order(n & 2 != 0).map(|k| &own.factors[k]),
-            other: order(n & 4 != 0).map(|k| &other.factors[k]),
+            own: own.factors_in_order(n & 2 != 0),
+            other: other.factors_in_order(n & 4 != 0),
             negative: [own.negative, other.negative],
         }
     })
@@ -221,37 +242,59 @@ fn match_sums(
     wanted: &RotaryPattern<'_>,
     [first, second]: [&RotarySum<'_>; 2],
 ) -> Option<RotaryMatch> {
-    let (step, distance) = wanted.own.step_and_distance(wanted.half);
-    let chains = |pieces: [&RotaryPiece; 2]| pieces.map(|p| trace_chain(cx, p));
+    let (step, distance) = wanted.layout.step_and_distance(wanted.half);
     // The first member occurs in a product with a cosine and in one with a sine, and so does the second.
-    let [own_a, other_b] = chains([first.own[0], first.other[0]]);
-    let [own_b, other_a] = chains([second.own[0], second.other[0]]);
-    let sign_in = |chain: &[RotaryPiece], root: &RotaryPiece| {
-        chain.iter().find(|p| p.same_elements(root)).map(|p| p.at.negative)
-    };
+    let own_a = trace_chain(cx, first.own[0]);
+    let other_b = trace_chain(cx, first.other[0]);
+    let own_b = trace_chain(cx, second.own[0]);
+    let other_a = trace_chain(cx, second.other[0]);
     let mut roots = pieces_at_distance(&own_a, &other_b, distance)
         .filter(|(a, _)| a.at.step == step && a.at.rows == wanted.rows);
     let (a, negative_x) = roots.find_map(|(a, b)| {
-        Some((a, [a.at.negative, b.at.negative, sign_in(&own_b, b)?, sign_in(&other_a, a)?]))
+        Some((a, [a.at.negative, b.at.negative, sign_in_chain(&own_b, b)?, sign_in_chain(&other_a, a)?]))
     })?;
-    let of_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
-    let [cos_a, sin_a] = chains([first.own[1], first.other[1]]);
-    let [cos_b, sin_b] = chains([second.own[1], second.other[1]]);
-    let numbers = |each: bool| {
-        let distance = if each { distance } else { 0 };
-        let root = |a, b| pieces_at_distance(a, b, distance).find(|(p, _)| !each || p.at.step == step);
-        let ((ca, cb), (sa, sb)) = (root(&cos_a, &cos_b)?, root(&sin_a, &sin_b)?);
-        let signs = [ca, sa, cb, sb].map(|p| p.at.negative);
-        let negative = [0, 1, 2, 3].map(|i| of_product[i] ^ negative_x[i] ^ signs[i]);
-        if negative != [false, true, false, false] {
-            return None;
-        }
-        let (cos, sin) = (ca.to_row_slice(cx)?, sa.to_row_slice(cx)?);
-        Some([cos, sin].map(|p| if each { p.into_pairs() } else { p }))
-    };
+    let negative_product = [first.negative[0], first.negative[1], second.negative[0], second.negative[1]];
+    let negative_term = [0, 1, 2, 3].map(|i| negative_product[i] ^ negative_x[i]);
+    let cos = [trace_chain(cx, first.own[1]), trace_chain(cx, second.own[1])];
+    let sin = [trace_chain(cx, first.other[1]), trace_chain(cx, second.other[1])];
     // One number per pair takes fewer reads.
-    let [cos, sin] = numbers(false).or_else(|| wanted.each.then(|| numbers(true)).flatten())?;
-    Some(RotaryMatch { pairs: wanted.own, operands: [a.to_row_slice(cx)?.into_pairs(), cos, sin] })
+    let mut numbers = match_numbers(cx, wanted, false, &cos, &sin, negative_term);
+    if numbers.is_none() && wanted.each {
+        numbers = match_numbers(cx, wanted, true, &cos, &sin, negative_term);
+    }
+    let [cos, sin] = numbers?;
+    Some(RotaryMatch { pairs: wanted.layout, operands: [a.to_row_slice(cx)?.into_pairs(), cos, sin] })
+}
+
+/// The sign of the elements of `root` in a chain.
+fn sign_in_chain(chain: &[RotaryPiece], root: &RotaryPiece) -> Option<bool> {
+    chain.iter().find(|piece| piece.same_elements(root)).map(|piece| piece.at.negative)
+}
+
+/// The cosines and sines that the chains of the first and the second members share: with `each` one for each
+/// element, else one for each pair. `negative_term` holds the signs of `a * cos`, `b * sin`, `b * cos` and
+/// `a * sin` without those of cosines and sines.
+fn match_numbers(
+    cx: &Rewriter,
+    wanted: &RotaryPattern<'_>,
+    each: bool,
+    cos: &[Vec<RotaryPiece>; 2],
+    sin: &[Vec<RotaryPiece>; 2],
+    negative_term: [bool; 4],
+) -> Option<[RowSlice; 2]> {
+    let (step, distance) = wanted.layout.step_and_distance(wanted.half);
+    let distance = if each { distance } else { 0 };
+    let (cos_a, cos_b) =
+        pieces_at_distance(&cos[0], &cos[1], distance).find(|(p, _)| !each || p.at.step == step)?;
+    let (sin_a, sin_b) =
+        pieces_at_distance(&sin[0], &sin[1], distance).find(|(p, _)| !each || p.at.step == step)?;
+    let signs = [cos_a, sin_a, cos_b, sin_b].map(|p| p.at.negative);
+    if [0, 1, 2, 3].map(|i| negative_term[i] ^ signs[i]) != [false, true, false, false] {
+        return None;
+    }
+    let cos = cos_a.to_row_slice(cx)?;
+    let sin = sin_a.to_row_slice(cx)?;
+    Some(if each { [cos.into_pairs(), sin.into_pairs()] } else { [cos, sin] })
 }
 
 /// Pairs of pieces of one value, one from each chain, whose starts differ by `distance`.
@@ -261,11 +304,11 @@ fn pieces_at_distance<'a>(
     distance: i64,
 ) -> impl Iterator<Item = (&'a RotaryPiece, &'a RotaryPiece)> {
     from.iter().flat_map(move |a| {
-        let same = move |b: &&RotaryPiece| {
+        let same = to.iter().find(|b| {
             let moved = PieceRegion { start: a.at.start + distance, negative: b.at.negative, ..a.at.clone() };
             a.value == b.value && b.at == moved
-        };
-        to.iter().find(same).map(|b| (a, b))
+        });
+        same.map(|b| (a, b))
     })
 }
 
@@ -284,8 +327,9 @@ impl RotaryPiece {
 
 /// A piece, followed by the pieces that it comes from, one op further each time.
 fn trace_chain(cx: &Rewriter, piece: &RotaryPiece) -> Vec<RotaryPiece> {
-    let further = |p: &RotaryPiece| trace_operand(cx, &NodeRef::of_value(cx, p.value)?, &p.at);
-    std::iter::successors(Some(piece.clone()), further).take(MOST_STEPS).collect()
+    std::iter::successors(Some(piece.clone()), |p| trace_operand(cx, &NodeRef::of_value(cx, p.value)?, &p.at))
+        .take(MOST_STEPS)
+        .collect()
 }
 
 /// The two products whose sum the elements of a node are, at most `most` ops away.
@@ -314,8 +358,9 @@ fn match_product(cx: &Rewriter, piece: &RotaryPiece, most: usize) -> Option<Rota
 
 /// The elements of both operands from which an element-wise node computes the elements `at`.
 fn operand_pieces(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<[RotaryPiece; 2]> {
-    let operand = |index: usize| operand_piece(cx, node, at, *node.inputs.get(index)?);
-    Some([operand(0)?, operand(1)?])
+    let x = operand_piece(cx, node, at, *node.inputs.first()?)?;
+    let y = operand_piece(cx, node, at, *node.inputs.get(1)?)?;
+    Some([x, y])
 }
 
 /// The elements of one operand from which an element-wise node computes the elements `at`; `None` if the
@@ -353,15 +398,16 @@ fn trace_operand(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion) -> Option<
 /// The leading axes stay the same except those of extent 1, so no element moves in row-major order.
 fn trace_reshape(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<PieceRegion> {
     let all: i64 = constant_extents(node.shape, at.lead)?.iter().product();
-    let longer =
-        |shape: &[Dim]| shape.iter().filter(|d| d.as_const() != Some(1)).cloned().collect::<Vec<_>>();
-    let rows = longer(&node.shape[..at.lead]);
-    let fits = |&lead: &usize| {
-        longer(&from[..lead]) == rows
+    let rows = non_unit_extents(&node.shape[..at.lead]);
+    let lead = (0..=from.len()).rev().find(|&lead| {
+        non_unit_extents(&from[..lead]) == rows
             && constant_extents(from, lead).is_some_and(|t| t.iter().product::<i64>() == all)
-    };
-    let lead = (0..=from.len()).rev().find(fits)?;
+    })?;
     Some(PieceRegion { lead, ..at.clone() })
+}
+
+fn non_unit_extents(shape: &[Dim]) -> Vec<&Dim> {
+    shape.iter().filter(|d| d.as_const() != Some(1)).collect()
 }
 
 struct SliceParams {
@@ -371,9 +417,11 @@ struct SliceParams {
 }
 
 fn trace_slice(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion, cut: &SliceParams) -> Option<PieceRegion> {
-    let (kept, whole) = (constant_extents(node.shape, at.lead)?, constant_extents(from, at.lead)?);
+    let kept = constant_extents(node.shape, at.lead)?;
+    let whole = constant_extents(from, at.lead)?;
     let axis = cut.axis.checked_sub(at.lead)?;
-    let (outer, inner): (i64, i64) = (kept[..axis].iter().product(), kept[axis + 1..].iter().product());
+    let outer: i64 = kept[..axis].iter().product();
+    let inner: i64 = kept[axis + 1..].iter().product();
     let (start, step) = match (outer, inner, kept[axis]) {
         (1, 1, _) => (cut.start + at.start * cut.step, at.step * cut.step),
         (1, _, n) if n == 1 || cut.step == 1 => (at.start + cut.start * inner, at.step),
@@ -386,21 +434,22 @@ fn trace_slice(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion, cut: &SlicePa
 fn trace_concat(cx: &Rewriter, node: &NodeRef<'_>, at: &PieceRegion, axis: usize) -> Option<RotaryPiece> {
     let axis_within = axis.checked_sub(at.lead)?;
     let all = constant_extents(node.shape, at.lead)?;
-    let (outer, inner): (i64, i64) =
-        (all[..axis_within].iter().product(), all[axis_within + 1..].iter().product());
+    let outer: i64 = all[..axis_within].iter().product();
+    let inner: i64 = all[axis_within + 1..].iter().product();
     let mut low = 0;
     for &value in node.inputs {
         let n = cx.shape(value).get(axis)?.as_const()?;
         let end = low + n;
-        let (first, last) = (at.start, at.start + (at.len - 1) * at.step);
+        let first = at.start;
+        let last = at.start + (at.len - 1) * at.step;
         if outer == 1 && low * inner <= first && last < end * inner {
             return Some(RotaryPiece { value, at: PieceRegion { start: first - low * inner, ..at.clone() } });
         }
         // One operand of a stack.
         let count = all[axis_within];
         if inner == 1 && n == 1 && at.step % count == 0 && at.start % count == low {
-            let (start, step) = (at.start / count, at.step / count);
-            return Some(RotaryPiece { value, at: PieceRegion { start, step, ..at.clone() } });
+            let at = PieceRegion { start: at.start / count, step: at.step / count, ..at.clone() };
+            return Some(RotaryPiece { value, at });
         }
         low = end;
     }
@@ -413,7 +462,8 @@ fn trace_expand(from: &[Dim], node: &NodeRef<'_>, at: &PieceRegion) -> Option<Pi
     if at.rows != node.shape[..at.lead] {
         return None;
     }
-    let (wide, narrow) = (constant_extents(node.shape, at.lead)?, constant_extents(from, lead)?);
+    let wide = constant_extents(node.shape, at.lead)?;
+    let narrow = constant_extents(from, lead)?;
     let at = PieceRegion { lead, rows: from[..lead].to_vec(), ..at.clone() };
     if wide == narrow {
         return Some(at);
@@ -429,23 +479,15 @@ fn rotary_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     if axis + 1 != node.ty.rank() {
         return None;
     }
-    let part = |cx: &Rewriter, v: ValueId| match cx.def(v) {
-        Some((Op::Slice { axis: a, start, step: 1 }, &[x])) if *a == axis => Some((x, start.clone())),
-        _ => None,
-    };
-    let turned = |cx: &Rewriter, v: ValueId| match cx.def(v) {
-        Some((op @ Op::RotaryEmbedding { .. }, &[x, cos, sin])) => Some((op.clone(), x, [cos, sin])),
-        _ => None,
-    };
     let join = node.inputs.windows(2).position(|w| {
-        let Some((_, x, _)) = turned(cx, w[0]) else { return false };
-        match (part(cx, x), part(cx, w[1])) {
+        let Some((_, x, _)) = match_rotary(cx, w[0]) else { return false };
+        match (match_unit_slice(cx, x, axis), match_unit_slice(cx, w[1], axis)) {
             (Some((x, start)), Some((y, next))) => x == y && start + cx.shape(w[0])[axis].clone() == next,
             _ => false,
         }
     })?;
-    let (op, head, [cos, sin]) = turned(cx, node.inputs[join])?;
-    let (x, start) = part(cx, head)?;
+    let (op, head, [cos, sin]) = match_rotary(cx, node.inputs[join])?;
+    let (x, start) = match_unit_slice(cx, head, axis)?;
     let mut ty = cx.ty(head).clone();
     ty.shape[axis] = ty.shape[axis].clone() + cx.shape(node.inputs[join + 1])[axis].clone();
     let whole = cx.emit("part", Op::Slice { axis, start, step: 1 }, &[x], ty.clone());
@@ -456,6 +498,14 @@ fn rotary_of_slice(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let mut inputs = node.inputs.clone();
     inputs.splice(join..join + 2, [all]);
     Some(Rewrite::Node(node.op.clone(), inputs))
+}
+
+/// The rotation that gives a value, its operand, and its cosines and sines.
+fn match_rotary(cx: &Rewriter, value: ValueId) -> Option<(Op, ValueId, [ValueId; 2])> {
+    match cx.def(value) {
+        Some((op @ Op::RotaryEmbedding { .. }, &[x, cos, sin])) => Some((op.clone(), x, [cos, sin])),
+        _ => None,
+    }
 }
 
 fn rotary_between_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {

@@ -238,7 +238,8 @@ fn span(cx: &Rewriter, axis: usize, start: &Dim, step: i64, ty: &TensorType) -> 
 fn slice_of_pad(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Slice { axis, start, step } = &node.op else { return None };
     let Some((Op::Pad { low, .. }, &[x])) = cx.def(node.inputs[0]) else { return None };
-    let (shape, padded) = (cx.shape(x), cx.shape(node.inputs[0]));
+    let shape = cx.shape(x);
+    let padded = cx.shape(node.inputs[0]);
     let only = (0..low.len()).all(|a| a == *axis || (low[a].as_const() == Some(0) && shape[a] == padded[a]));
     let (first, last) = span(cx, *axis, start, *step, &node.ty)?;
     let low = low[*axis].clone();
@@ -267,19 +268,15 @@ fn concat_of_gathered_pieces(cx: &mut Rewriter, node: &CandidateNode) -> Option<
         return None;
     };
     let ranks = cx.graph().group_size(*group)?;
-    let is_piece = |(k, &v): (usize, &ValueId)| match cx.def(v) {
-        Some((Op::Slice { axis: 0, start, step: 1 }, &[of])) => {
-            of == x && cx.shape(v) == piece && *start == piece[0].clone() * Dim::from(k as i64)
-        }
-        _ => false,
-    };
     let all = cx.shape(x)[0] == piece[0].clone() * Dim::from(i64::from(ranks));
-    if axis == 0
-        || !all
-        || node.inputs.len() != ranks as usize
-        || !node.inputs.iter().enumerate().all(is_piece)
-    {
+    if axis == 0 || !all || node.inputs.len() != ranks as usize {
         return None;
+    }
+    for (k, &v) in node.inputs.iter().enumerate() {
+        let Some((Op::Slice { axis: 0, start, step: 1 }, &[source])) = cx.def(v) else { return None };
+        if source != x || cx.shape(v) != piece || *start != piece[0].clone() * Dim::from(k as i64) {
+            return None;
+        }
     }
     let ranks = Dim::from(i64::from(ranks));
     let by_rank = [&[ranks][..], &piece].concat();
@@ -313,21 +310,27 @@ fn slice_of_concat(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 
 fn concat_of_slices(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
-    let slice = |cx: &Rewriter, v: ValueId| match cx.def(v) {
-        Some((Op::Slice { axis: a, start, step: 1 }, &[x])) if *a == axis => Some((x, start.clone())),
-        _ => None,
-    };
-    let join = node.inputs.windows(2).position(|w| match (slice(cx, w[0]), slice(cx, w[1])) {
-        (Some((x, start)), Some((y, next))) => x == y && start + cx.shape(w[0])[axis].clone() == next,
-        _ => false,
+    let join = node.inputs.windows(2).position(|w| {
+        match (match_unit_slice(cx, w[0], axis), match_unit_slice(cx, w[1], axis)) {
+            (Some((x, start)), Some((y, next))) => x == y && start + cx.shape(w[0])[axis].clone() == next,
+            _ => false,
+        }
     })?;
-    let (x, start) = slice(cx, node.inputs[join])?;
+    let (x, start) = match_unit_slice(cx, node.inputs[join], axis)?;
     let mut ty = cx.ty(node.inputs[join]).clone();
     ty.shape[axis] = ty.shape[axis].clone() + cx.shape(node.inputs[join + 1])[axis].clone();
     let joined = cx.emit("slice", Op::Slice { axis, start, step: 1 }, &[x], ty);
     let mut inputs = node.inputs.clone();
     inputs.splice(join..join + 2, [joined]);
     Some(Rewrite::Node(node.op.clone(), inputs))
+}
+
+/// The operand and the start of a slice of step 1 along an axis, if that gives `value`.
+pub(super) fn match_unit_slice(cx: &Rewriter, value: ValueId, axis: usize) -> Option<(ValueId, Dim)> {
+    match cx.def(value) {
+        Some((Op::Slice { axis: along, start, step: 1 }, &[x])) if *along == axis => Some((x, start.clone())),
+        _ => None,
+    }
 }
 
 /// Replaces indexing at known positions by a view. If positions are not known to lie within the axis for all

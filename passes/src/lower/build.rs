@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use symmc_ir::{EntityMap, Graph, GraphOutput, NodeId, TensorType, ValueId};
 
 use super::region::RewriteRegion;
-use super::region_plan::StepSource;
+use super::region_plan::{RegionStep, StepSource};
 use super::solve::RegionSolution;
 use crate::rewrite::UniqueNames;
 
@@ -132,23 +132,23 @@ impl RegionGraphBuilder<'_> {
         near: usize,
         step: usize,
     ) -> Vec<(String, TensorType)> {
-        let from = &solution.steps[step];
-        let old = |i: usize| &self.from.nodes[region.nodes[i]].outputs;
-        let name = |k: usize| match from.stands_for {
-            Some(i) if old(i).len() == from.types.len() => {
-                (true, self.from.value_name(old(i)[k]).to_string())
-            }
-            _ => {
-                let near = self.from.value_name(old(near)[0]);
-                let op = symmc_ir::text::op_name(&from.op);
-                (false, if k == 0 { format!("{near}.{op}") } else { format!("{near}.{op}.{k}") })
-            }
-        };
-        let names: Vec<(bool, String)> = (0..from.types.len()).map(name).collect();
-        names
-            .into_iter()
-            .zip(&from.types)
-            .map(|((kept, name), ty)| (if kept { name } else { self.names.unique(&name) }, ty.clone()))
-            .collect()
+        let from = self.from;
+        let RegionStep { op, types, stands_for, .. } = &solution.steps[step];
+        let replaced = stands_for
+            .map(|node| &from.nodes[region.nodes[node]].outputs)
+            .filter(|outputs| outputs.len() == types.len());
+        let mut results = Vec::with_capacity(types.len());
+        for (k, ty) in types.iter().enumerate() {
+            let name = if let Some(outputs) = replaced {
+                from.value_name(outputs[k]).to_string()
+            } else {
+                let near = from.value_name(from.nodes[region.nodes[near]].outputs[0]);
+                let op = symmc_ir::text::op_name(op);
+                let name = if k == 0 { format!("{near}.{op}") } else { format!("{near}.{op}.{k}") };
+                self.names.unique(&name)
+            };
+            results.push((name, ty.clone()));
+        }
+        results
     }
 }

@@ -81,12 +81,11 @@ pub fn rename_in_schedule(
     schedule: &mut AssumedSchedule,
 ) {
     for (set, name) in sets.iter().zip(names) {
-        let members = || set.iter().map(|&id| graph.node_name(id));
         if let Overlap::Scheduled(overlap) = &mut schedule.overlap {
-            let us = members().filter_map(|member| overlap.get(member)).sum();
+            let us = set.iter().filter_map(|&id| overlap.get(graph.node_name(id))).sum();
             overlap.insert(name.clone(), us);
         }
-        if members().any(|member| schedule.exits_kept.contains(member)) {
+        if set.iter().any(|&id| schedule.exits_kept.contains(graph.node_name(id))) {
             schedule.exits_kept.insert(name.clone());
         }
     }
@@ -102,7 +101,7 @@ pub fn expand_decisions(
     context: &LowerContext,
     decisions: Vec<Decision>,
 ) -> Vec<Decision> {
-    let rule = || AppliedRule { name: COALESCE.into(), us: None };
+    let rule = AppliedRule { name: COALESCE.into(), us: None };
     let set_of: HashMap<&str, &CollectiveSet> = names.iter().map(String::as_str).zip(sets).collect();
     let mut out = Vec::with_capacity(decisions.len());
     for mut decision in decisions {
@@ -112,43 +111,40 @@ pub fn expand_decisions(
             continue;
         };
         decision.collective = graph.node_name(first).to_string();
-        decision.rules.insert(0, rule());
+        decision.rules.insert(0, rule.clone());
         out.push(decision);
         for &id in others {
             let Some((collective, bytes)) = sized_collective(graph, context, &graph.nodes[id]) else {
                 continue;
             };
-            let estimate = |v| {
-                context.estimate_us(
-                    &collective.kind,
-                    collective.group,
-                    v,
-                    bytes,
-                    0.0,
-                    RegionSurroundings::default(),
-                )
-            };
-            let way = |name: &str, us: f64| DecisionAlternative {
-                name: name.into(),
-                us: (us * 1000.0).round() / 1000.0,
-                copy_us: 0.0,
-                saved_us: 0.0,
-            };
-            let mut alternatives = vec![way(ABSORBED, 0.0)];
-            alternatives.extend(
-                estimate(CollectiveVariant::Plain).map(|us| way(CollectiveVariant::Plain.name(), us)),
+            let plain = CollectiveVariant::Plain;
+            let plain_us = context.estimate_us(
+                &collective.kind,
+                collective.group,
+                plain,
+                bytes,
+                0.0,
+                RegionSurroundings::default(),
             );
+            let mut alternatives = vec![alternative_without_copies(ABSORBED, 0.0)];
+            if let Some(us) = plain_us {
+                alternatives.push(alternative_without_copies(plain.name(), us));
+            }
             out.push(Decision {
                 collective: graph.node_name(id).to_string(),
                 nodes: Vec::new(),
                 chosen: ABSORBED.into(),
                 bytes,
                 alternatives,
-                rules: vec![rule()],
+                rules: vec![rule.clone()],
             });
         }
     }
     out
+}
+
+fn alternative_without_copies(name: &str, us: f64) -> DecisionAlternative {
+    DecisionAlternative { name: name.into(), us: super::round_us(us), copy_us: 0.0, saved_us: 0.0 }
 }
 
 /// The properties that collectives must share to be coalesced, or to run as one step.
@@ -173,8 +169,11 @@ impl MemberRows {
             return None;
         }
         let facts = kind.facts();
-        let rows = |has_pieces: bool| if has_pieces { i64::from(ranks) } else { 1 };
-        Some(MemberRows { operand: rows(facts.operand_pieces), result: rows(facts.result_pieces) })
+        let ranks = i64::from(ranks);
+        Some(MemberRows {
+            operand: if facts.operand_pieces { ranks } else { 1 },
+            result: if facts.result_pieces { ranks } else { 1 },
+        })
     }
 }
 
@@ -336,9 +335,10 @@ pub fn sized_collective<'g>(
 fn fastest(context: &LowerContext, collective: &Collective, bytes: u64) -> Option<f64> {
     let kind = &collective.kind;
     let variants = context.profile.supported_variants(kind).into_iter();
-    let variant_us =
-        |v| context.estimate_us(kind, collective.group, v, bytes, 0.0, RegionSurroundings::default());
-    variants.filter_map(variant_us).min_by(f64::total_cmp)
+    let times_us = variants.filter_map(|variant| {
+        context.estimate_us(kind, collective.group, variant, bytes, 0.0, RegionSurroundings::default())
+    });
+    times_us.min_by(f64::total_cmp)
 }
 
 struct CopyCosts<'a> {
@@ -370,16 +370,17 @@ impl<'a> CopyCosts<'a> {
             return 0.0;
         };
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return 0.0 };
-        let copied = !self.can_be_placed_in_operand(operand, rows.operand, taken);
-        let out = self.returned.contains(&result) || !self.is_view(result, rows.result);
-        let copy_us = |is_copied: bool, v: ValueId| if is_copied { self.kernel_us(v) } else { 0.0 };
+        let is_placed = self.can_be_placed_in_operand(operand, rows.operand, taken);
+        let operand_us = if is_placed { 0.0 } else { self.kernel_us(operand) };
+        let is_copied = self.returned.contains(&result) || !self.is_view(result, rows.result);
+        let result_us = if is_copied { self.kernel_us(result) } else { 0.0 };
         // Without fusion, the following step is a kernel of its own.
         let following_us = match &collective.kind {
             _ if !self.fused.contains(&result) => 0.0,
             CollectiveKind::AllGather => self.kernel_us(result),
             _ => self.context.copy_kernel_us(0),
         };
-        copy_us(copied, operand) + copy_us(out, result) + following_us
+        operand_us + result_us + following_us
     }
 
     fn kernel_us(&self, value: ValueId) -> f64 {
@@ -515,8 +516,8 @@ impl CoalesceWalk<'_> {
     /// Closes the sets that began too long ago.
     fn close_before(&mut self, now_us: f64) {
         for slot in 0..self.open.len() {
-            let is_late = |open: &OpenSet| now_us - open.since_us > self.config.reach.window_us;
-            if self.open[slot].as_ref().is_some_and(is_late) {
+            let since_us = self.open[slot].as_ref().map(|open| open.since_us);
+            if since_us.is_some_and(|since_us| now_us - since_us > self.config.reach.window_us) {
                 self.close(slot);
             }
         }
@@ -530,8 +531,9 @@ impl CoalesceWalk<'_> {
             self.open.push(None);
             return self.open.len() - 1;
         }
-        let first = |slot: &usize| self.open[*slot].as_ref().and_then(|open| open.members.first().copied());
-        let oldest = (0..self.open.len()).min_by_key(first).unwrap_or(0);
+        let oldest = (0..self.open.len())
+            .min_by_key(|&slot| self.open[slot].as_ref().and_then(|open| open.members.first().copied()))
+            .unwrap_or(0);
         self.close(oldest);
         oldest
     }

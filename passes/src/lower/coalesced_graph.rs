@@ -73,23 +73,19 @@ pub fn order_units(
     sets: &[CollectiveSet],
     set_of: &[Option<usize>],
 ) -> Option<Vec<NodeOrSet>> {
-    let unit = |id: NodeId| set_of[id.index()].map_or(NodeOrSet::Node(id), NodeOrSet::Set);
-    let place = |unit: NodeOrSet| match unit {
-        NodeOrSet::Node(id) => Some(id),
-        NodeOrSet::Set(s) => sets[s].iter().max().copied(),
-    };
     let mut missing: BTreeMap<NodeOrSet, usize> = BTreeMap::new();
     let mut users: BTreeMap<NodeOrSet, Vec<NodeOrSet>> = BTreeMap::new();
     for (id, node) in graph.nodes.iter() {
-        let count = missing.entry(unit(id)).or_default();
+        let unit = unit_of_node(id, set_of);
+        let count = missing.entry(unit).or_default();
         for def in node.inputs.iter().filter_map(|&v| graph.defining_node(v)) {
             *count += 1;
-            users.entry(unit(def)).or_default().push(unit(id));
+            users.entry(unit_of_node(def, set_of)).or_default().push(unit);
         }
     }
     let free = missing.iter().filter(|(_, count)| **count == 0);
     let mut ready: BinaryHeap<Reverse<(Option<NodeId>, NodeOrSet)>> =
-        free.map(|(&unit, _)| Reverse((place(unit), unit))).collect();
+        free.map(|(&unit, _)| Reverse((last_node(unit, sets), unit))).collect();
     let mut out = Vec::with_capacity(missing.len());
     while let Some(Reverse((_, unit))) = ready.pop() {
         out.push(unit);
@@ -97,11 +93,22 @@ pub fn order_units(
             let count = missing.get_mut(&user)?;
             *count -= 1;
             if *count == 0 {
-                ready.push(Reverse((place(user), user)));
+                ready.push(Reverse((last_node(user, sets), user)));
             }
         }
     }
     (out.len() == missing.len()).then_some(out)
+}
+
+fn unit_of_node(id: NodeId, set_of: &[Option<usize>]) -> NodeOrSet {
+    set_of[id.index()].map_or(NodeOrSet::Node(id), NodeOrSet::Set)
+}
+
+fn last_node(unit: NodeOrSet, sets: &[CollectiveSet]) -> Option<NodeId> {
+    match unit {
+        NodeOrSet::Node(id) => Some(id),
+        NodeOrSet::Set(s) => sets[s].iter().max().copied(),
+    }
 }
 
 struct CoalescedBuilder<'a> {
@@ -218,9 +225,9 @@ impl<'a> CoalescedBuilder<'a> {
             pieces.iter().enumerate().filter(|(_, p)| p.of == whole).map(|(k, p)| (&p.start, k)).collect();
         let mut place = vec![None; pieces.len()];
         let mut end = Dim::from(0);
-        for at in 0..pieces.len() {
+        for position in 0..pieces.len() {
             let &next = by_start.get(&end)?;
-            if place[next].replace(at).is_some() {
+            if place[next].replace(position).is_some() {
                 return None;
             }
             end = end + pieces[next].count.clone();

@@ -39,9 +39,13 @@ pub fn concurrent_compute_us(
         return vec![0; regions.len()];
     }
     if let Overlap::Scheduled(overlap_us) = &schedule.overlap {
-        let scheduled_us = |n: &NodeId| overlap_us.get(graph.node_name(*n)).copied().unwrap_or(0.0);
-        let region_us = |nodes: &&[NodeId]| nodes.iter().map(scheduled_us).sum::<f64>();
-        return regions.iter().map(|nodes| round_down_us(region_us(nodes) as u64)).collect();
+        let mut out = Vec::with_capacity(regions.len());
+        for nodes in regions {
+            let scheduled_us =
+                nodes.iter().map(|&n| overlap_us.get(graph.node_name(n)).copied().unwrap_or(0.0));
+            out.push(round_down_us(scheduled_us.sum::<f64>() as u64));
+        }
+        return out;
     }
     let before: Vec<Vec<usize>> = graph.nodes.values().map(|node| operands(graph, node)).collect();
     let words = group_into_words(regions);
@@ -97,9 +101,9 @@ fn independent_nodes(
     regions: &[&[NodeId]],
     word: &[usize],
 ) -> impl Iterator<Item = (usize, u64)> + use<> {
-    let nodes = || word.iter().flat_map(|&r| regions[r]).map(|n| n.index());
-    let near = nodes().min().map_or(0..0, |first| {
-        let last = nodes().max().unwrap_or(first);
+    let nodes = word.iter().flat_map(|&r| regions[r]).map(|n| n.index());
+    let near = nodes.clone().min().map_or(0..0, |first| {
+        let last = nodes.max().unwrap_or(first);
         first.saturating_sub(WINDOW)..last.saturating_add(WINDOW + 1).min(before.len())
     });
     let all = if word.len() < WORD { (1 << word.len()) - 1 } else { u64::MAX };
@@ -108,15 +112,17 @@ fn independent_nodes(
         regions[r].iter().for_each(|n| needs[n.index() - near.start] |= 1 << bit);
     }
     // All nodes on a dependency path lie between its ends, so nodes outside the window do not matter.
-    let inner = |n: usize| before[n].iter().filter(|d| near.contains(d)).map(|d| d - near.start);
     let mut needed = needs.clone();
     for n in near.clone() {
-        let bits = inner(n).fold(0, |bits, d| bits | needs[d]);
-        needs[n - near.start] |= bits;
+        for d in before[n].iter().filter(|d| near.contains(d)) {
+            needs[n - near.start] |= needs[d - near.start];
+        }
     }
     for n in near.clone().rev() {
         let bits = needed[n - near.start];
-        inner(n).for_each(|d| needed[d] |= bits);
+        for d in before[n].iter().filter(|d| near.contains(d)) {
+            needed[d - near.start] |= bits;
+        }
     }
     near.zip(needs).zip(needed).map(move |((n, needs), needed)| (n, all & !(needs | needed)))
 }
@@ -130,11 +136,14 @@ fn computes(node: &Node) -> bool {
 }
 
 fn compute_us(graph: &Graph, node: NodeId, context: &LowerContext) -> f64 {
-    let in_place = |n: NodeId, _| match graph.nodes[n].op {
-        Op::Concat { axis } => is_outermost(graph, n, axis),
-        _ => true,
+    let memory = TrafficModel {
+        base: |v| v,
+        bytes: |v| context.bytes(graph.ty(v)),
+        in_place: |n: NodeId, _| match graph.nodes[n].op {
+            Op::Concat { axis } => is_outermost(graph, n, axis),
+            _ => true,
+        },
     };
-    let memory = TrafficModel { base: |v| v, bytes: |v| context.bytes(graph.ty(v)), in_place };
     let operands = (0..graph.nodes[node].inputs.len()).map(|k| (node, k));
     let results = graph.nodes[node].outputs.iter().copied();
     let moved = memory.step_traffic(graph, [node].into_iter(), operands, results);

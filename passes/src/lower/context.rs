@@ -140,30 +140,27 @@ impl LowerContext {
         let &(first, _) = collectives.first()?;
         let contract = variant.contract(first).filter(|_| allowed)?;
         let n = self.ranks(group);
-        let is_large = |&(kind, bytes): &(&CollectiveKind, u64)| {
-            self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most)
-        };
-        if collectives.iter().any(is_large) {
-            return None;
+        for &(kind, bytes) in collectives {
+            if self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most) {
+                return None;
+            }
         }
         let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
-        let time = |exit| {
-            self.profile.estimate_added_us_of_collectives(collectives, variant, exit, n, concurrent_us)
-        };
-        let kept = time(Some(true))?;
+        let profile = &self.profile;
+        let kept =
+            profile.estimate_added_us_of_collectives(collectives, variant, Some(true), n, concurrent_us)?;
         let mut plain = 0.0;
         for &(kind, bytes) in collectives {
-            plain += self.profile.estimate_added_us(
-                kind,
-                CollectiveVariant::Plain,
-                None,
-                bytes,
-                n,
-                concurrent_us,
-            )?;
+            plain +=
+                profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, concurrent_us)?;
         }
         let droppable =
             contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept + copy_us <= plain;
-        if droppable { time(Some(false)).or(Some(kept)) } else { Some(kept) }
+        if !droppable {
+            return Some(kept);
+        }
+        let dropped =
+            profile.estimate_added_us_of_collectives(collectives, variant, Some(false), n, concurrent_us);
+        dropped.or(Some(kept))
     }
 }

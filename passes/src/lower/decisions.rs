@@ -48,8 +48,12 @@ pub struct DecisionBuilder<'a> {
 impl DecisionBuilder<'_> {
     /// The sources of the results of the region's nodes.
     pub fn result_operands(&self, plan: &RegionPlan) -> Vec<Vec<Option<StepSource>>> {
-        let source = |&id: &Id| plan.class_operands.get(&self.graph.find(id)).copied();
-        self.imported.nodes.iter().map(|n| n.results.iter().map(source).collect()).collect()
+        let mut operands = Vec::with_capacity(self.imported.nodes.len());
+        for node in &self.imported.nodes {
+            let classes = node.results.iter().map(|&id| self.graph.find(id));
+            operands.push(classes.map(|class| plan.class_operands.get(&class).copied()).collect());
+        }
+        operands
     }
 
     pub fn build_decisions(&self, form: &RegionForm, plan: &RegionPlan) -> Option<Vec<RegionDecision>> {
@@ -114,11 +118,11 @@ impl DecisionBuilder<'_> {
                 steps.push(step);
             }
         }
-        let has_equal = |d: &RegionDecision| {
-            plan.class_operands.contains_key(&self.graph.find(self.imported.nodes[d.node].class))
-        };
-        let absorbed = decisions.iter_mut().filter(|d| d.chosen == ABSORBED);
-        let Some(first) = absorbed.min_by_key(|d| has_equal(d)) else { return Some(()) };
+        let first = decisions.iter_mut().filter(|d| d.chosen == ABSORBED).min_by_key(|d| {
+            let class = self.graph.find(self.imported.nodes[d.node].class);
+            plan.class_operands.contains_key(&class)
+        });
+        let Some(first) = first else { return Some(()) };
         if !steps.is_empty() {
             first.root = root.unwrap_or(first.node);
             first.steps = steps;
@@ -137,8 +141,11 @@ impl DecisionBuilder<'_> {
             if let Some(node) = self.imported.node_of_class(self.graph, class) {
                 return Some(node);
             }
-            let reads = |node: &Lang| node.children().iter().any(|&child| self.graph.find(child) == class);
-            open.extend(self.taken.iter().filter(|(_, node)| reads(node)).map(|(&reader, _)| reader));
+            for (&reader, node) in self.taken {
+                if node.children().iter().any(|&child| self.graph.find(child) == class) {
+                    open.push(reader);
+                }
+            }
         }
         None
     }

@@ -125,12 +125,12 @@ fn list_class_choices(graph: &LangEGraph, uses: &CostModel, class: Id) -> Vec<Cl
     for node in nodes {
         let Some(cost) = extract::node_cost(graph, class, node, uses) else { continue };
         let needs: Vec<Id> = node.children().iter().map(|&child| graph.find(child)).collect();
-        let same = |way: &&mut ClassChoice| {
+        let same = out.iter_mut().find(|way| {
             let collectives =
                 matches!((&way.node, node), (Lang::Collective(a, ..), Lang::Collective(b, ..)) if a == b);
             collectives && way.needs == needs
-        };
-        match out.iter_mut().find(same) {
+        });
+        match same {
             Some(way) if cost.us < way.us - EPSILON => {
                 *way = ClassChoice { node: node.clone(), us: cost.us, needs }
             }

@@ -34,6 +34,12 @@ pub struct Cost {
     pub saved_us: f64,
 }
 
+impl Cost {
+    fn without_copies(us: f64) -> Cost {
+        Cost { us, ..Cost::default() }
+    }
+}
+
 impl AddAssign for Cost {
     fn add_assign(&mut self, other: Cost) {
         self.us += other.us;
@@ -97,20 +103,21 @@ pub fn node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -
 
 fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Option<Cost> {
     let context = &graph.analysis.context;
-    let copy = |id: Id| Some(context.copy_us(language::class_value(graph, id)?.ty()?));
-    let us = |us: f64| Some(Cost { us, ..Cost::default() });
     match node {
         Lang::Leaf(_) | Lang::Attr(_) | Lang::Result(..) => Some(Cost::default()),
         Lang::Reshape([_, x]) if language::class_value(graph, *x)?.contiguous => Some(Cost::default()),
-        Lang::Reshape(_) => us(copy(class)?),
+        Lang::Reshape(_) => Some(Cost::without_copies(copy_us(graph, class)?)),
         Lang::Cast([_, x]) | Lang::SumPieces([.., x]) => {
-            let bytes = |id| Some(context.bytes(language::class_value(graph, id)?.ty()?));
-            let moved = bytes(*x)?.saturating_add(bytes(class)?);
-            us(context.profile.compute_us(moved, OperationCounts::default()))
+            let read = context.bytes(language::class_value(graph, *x)?.ty()?);
+            let moved = read.saturating_add(context.bytes(language::class_value(graph, class)?.ty()?));
+            Some(Cost::without_copies(context.profile.compute_us(moved, OperationCounts::default())))
         }
         // An addition reads one more operand.
-        Lang::Add(_) => us(1.5 * copy(class)?),
-        Lang::Sum(terms) => us(1.5 * copy(class)? * terms.len().saturating_sub(1) as f64),
+        Lang::Add(_) => Some(Cost::without_copies(1.5 * copy_us(graph, class)?)),
+        Lang::Sum(terms) => {
+            let additions = terms.len().saturating_sub(1) as f64;
+            Some(Cost::without_copies(1.5 * copy_us(graph, class)? * additions))
+        }
         Lang::Collective(..) => {
             let (collective, operands) = language::as_collective(graph, node)?;
             let contract = collective.variant?.contract(&collective.kind)?;
@@ -119,9 +126,9 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             let result = language::class_value(graph, class)?.ty()?;
             let fixed = !operand.placeable || uses.outputs.contains(&graph.find(x));
             // Variants without a symmetric operand pay for a strided one as well.
-            let packing = if operand.contiguous { 0.0 } else { copy(x)? };
-            let moving =
-                if contract.symmetric_operand && operand.contiguous && fixed { copy(x)? } else { 0.0 };
+            let packing = if operand.contiguous { 0.0 } else { copy_us(graph, x)? };
+            let moves = contract.symmetric_operand && operand.contiguous && fixed;
+            let moving = if moves { copy_us(graph, x)? } else { 0.0 };
             let out = contract.symmetric_result && uses.outputs.contains(&class);
             let out = if out { context.copy_us(result) } else { 0.0 };
             let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
@@ -141,6 +148,11 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
         }
     }
+}
+
+/// The time of a copy of the value of a class.
+fn copy_us(graph: &LangEGraph, class: Id) -> Option<f64> {
+    Some(graph.analysis.context.copy_us(language::class_value(graph, class)?.ty()?))
 }
 
 /// The cheapest extraction of some roots, and the best node of every class given that extraction.
@@ -166,16 +178,22 @@ pub fn best_nodes_given(graph: &LangEGraph, uses: &CostModel, taken: &Extraction
 /// The cheapest node of a class that runs the same collective on the same operands by some variant.
 pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Lang {
     let Lang::Collective(name, ..) = node else { return node.clone() };
-    let canonical = |n: &Lang| n.clone().map_children(|child| graph.find(child));
-    let node_now = canonical(node);
-    let is_same_collective = |n: &Lang| {
-        matches!(n, Lang::Collective(other, Some(_), _) if other == name)
-            && n.children() == node_now.children()
-    };
-    let mut nodes: Vec<Lang> = graph[class].nodes.iter().map(canonical).filter(is_same_collective).collect();
+    let canonical = canonical_node(graph, node);
+    let mut nodes: Vec<Lang> = Vec::new();
+    for other in &graph[class].nodes {
+        let other = canonical_node(graph, other);
+        let is_variant = matches!(&other, Lang::Collective(kind, Some(_), _) if kind == name);
+        if is_variant && other.children() == canonical.children() {
+            nodes.push(other);
+        }
+    }
     nodes.sort_by_key(|n| (!is_plain(n), n.clone()));
     let costs = nodes.into_iter().filter_map(|n| Some((node_cost(graph, class, &n, uses)?.us, n)));
     costs.min_by(|(a, _), (b, _)| a.total_cmp(b)).map_or_else(|| node.clone(), |(_, n)| n)
+}
+
+fn canonical_node(graph: &LangEGraph, node: &Lang) -> Lang {
+    node.clone().map_children(|child| graph.find(child))
 }
 
 pub fn extraction_us(graph: &LangEGraph, taken: &Extraction, uses: &CostModel) -> Option<f64> {
@@ -202,27 +220,28 @@ impl CollectiveTraffic {
             node.children().iter().for_each(|&child| users.entry(graph.find(child)).or_default().push(node));
         }
         let classes: BTreeMap<&Lang, Id> = taken.iter().map(|(&class, node)| (node, class)).collect();
-        let class_of = |node: &Lang| classes.get(node).copied();
-        let used_elsewhere = |class: Id| roots.iter().any(|&root| graph.find(root) == class);
+        let used_elsewhere: BTreeSet<Id> = roots.iter().map(|&root| graph.find(root)).collect();
+        let only_user = |class: Id| match users.get(&class).map(Vec::as_slice) {
+            Some([user]) if !used_elsewhere.contains(&class) => Some(*user),
+            _ => None,
+        };
         let mut out = CollectiveTraffic::default();
         for (&class, node) in taken.iter().filter(|(_, node)| matches!(node, Lang::Collective(..))) {
             let (collective, operands) = language::as_collective(graph, node)?;
-            let only_user = |class: Id| match users.get(&class).map(Vec::as_slice) {
-                Some([user]) if !used_elsewhere(class) => Some(*user),
-                _ => None,
-            };
             let reduced = match &collective.kind {
                 CollectiveKind::ReduceScatter(_) => Some(class),
-                CollectiveKind::AllToAll(_) => {
-                    only_user(class).filter(|user| matches!(user, Lang::SumPieces(_))).and_then(class_of)
-                }
+                CollectiveKind::AllToAll(_) => match only_user(class) {
+                    Some(sum @ Lang::SumPieces(_)) => classes.get(sum).copied(),
+                    _ => None,
+                },
                 _ => None,
             };
-            let gathers = |user: &Lang| matches!(user, Lang::Collective(CollectiveName::AllGather, ..));
             let user = reduced.and_then(only_user);
-            let after_cast =
-                user.filter(|user| matches!(user, Lang::Cast(_))).and_then(class_of).and_then(only_user);
-            if after_cast.or(user).is_some_and(gathers) {
+            let after_cast = match user {
+                Some(cast @ Lang::Cast(_)) => classes.get(cast).copied().and_then(only_user),
+                _ => None,
+            };
+            if let Some(Lang::Collective(CollectiveName::AllGather, ..)) = after_cast.or(user) {
                 continue;
             }
             let operand = language::class_value(graph, *operands.first()?)?.ty()?;

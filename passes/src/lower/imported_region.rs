@@ -82,8 +82,9 @@ impl ImportedRegion {
 
     /// The node of the region with this class, or whose first result has it.
     pub fn node_of_class(&self, graph: &LangEGraph, class: Id) -> Option<usize> {
-        let is_class = |id: &Id| graph.find(*id) == class;
-        self.nodes.iter().position(|n| is_class(&n.class) || n.results.first().is_some_and(is_class))
+        self.nodes.iter().position(|node| {
+            graph.find(node.class) == class || node.results.first().is_some_and(|&id| graph.find(id) == class)
+        })
     }
 
     /// The classes of the results with a matching use, in program order.

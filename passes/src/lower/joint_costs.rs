@@ -53,18 +53,16 @@ impl<'a> JointLossModel<'a> {
                 ValueDef::Input(input) => !self.bound.contains(&input),
                 ValueDef::Node(..) => false,
             };
-            let kernel_us = |is_needed: bool, v: ValueId| if is_needed { self.kernel_us(v) } else { 0.0 };
+            let is_copied_in = contract.symmetric_operand && input;
+            let operand_us = if is_copied_in { self.kernel_us(operand) } else { 0.0 };
+            let is_copied_out = contract.symmetric_result && self.returned.contains(&result);
+            let result_us = if is_copied_out { self.kernel_us(result) } else { 0.0 };
             let added_us = if self.added.contains(&result) {
                 self.context.profile.compute_us(0, OperationCounts::default())
             } else {
                 0.0
             };
-            let returned = self.returned.contains(&result);
-            Some(
-                kernel_us(contract.symmetric_operand && input, operand)
-                    + kernel_us(contract.symmetric_result && returned, result)
-                    + added_us,
-            )
+            Some(operand_us + result_us + added_us)
         })
     }
 
@@ -83,12 +81,16 @@ pub fn best_joint_variant(
 ) -> Option<(CollectiveVariant, f64)> {
     let (first, _) = collectives.first()?;
     let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
-    let variant_us = |(&variant, &lost_us): (&CollectiveVariant, &Option<f64>)| {
-        let lost_us = lost_us?;
-        let us = context.estimate_joint_us(&all, first.group, variant, lost_us, surroundings)?;
-        Some((variant, us + lost_us))
-    };
-    CollectiveLimits::VARIANTS.iter().zip(losses).filter_map(variant_us).min_by(|a, b| a.1.total_cmp(&b.1))
+    let mut best: Option<(CollectiveVariant, f64)> = None;
+    for (&variant, &lost_us) in CollectiveLimits::VARIANTS.iter().zip(losses) {
+        let Some(lost_us) = lost_us else { continue };
+        let added_us = context.estimate_joint_us(&all, first.group, variant, lost_us, surroundings);
+        let Some(us) = added_us.map(|us| us + lost_us) else { continue };
+        if best.is_none_or(|(_, least)| us.total_cmp(&least).is_lt()) {
+            best = Some((variant, us));
+        }
+    }
+    best
 }
 
 pub fn sum_losses(a: JointLosses, b: JointLosses) -> JointLosses {

@@ -18,7 +18,7 @@ use super::coalesce::{CollectiveSet, sized_collective};
 use super::coalesced_graph::{NodeOrSet, order_units};
 use super::context::{AssumedSchedule, LowerContext, RegionSurroundings};
 use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
-use crate::rewrite::copy_inputs;
+use crate::rewrite::{ValueMap, copy_inputs};
 
 /// The name of the rule in decisions.
 pub const TOGETHER: &str = "run_collectives_together";
@@ -85,12 +85,13 @@ fn find_joint_steps(
 ) -> Vec<JointStep> {
     let by_itself = decisions.iter().filter(|d| d.nodes[..] == [d.collective.clone()]);
     let by_itself: BTreeSet<&str> = by_itself.map(|d| d.collective.as_str()).collect();
-    let is_single = |id: &NodeId| {
-        by_itself.contains(graph.node_name(*id))
-            && sized_collective(graph, context, &graph.nodes[*id]).is_some()
-    };
-    let nodes: HashMap<&str, NodeId> =
-        graph.nodes.keys().filter(is_single).map(|id| (graph.node_name(id), id)).collect();
+    let mut nodes: HashMap<&str, NodeId> = HashMap::new();
+    for (id, node) in graph.nodes.iter() {
+        let name = graph.node_name(id);
+        if by_itself.contains(name) && sized_collective(graph, context, node).is_some() {
+            nodes.insert(name, id);
+        }
+    }
     let losses = JointLossModel::new(graph, context, bound);
     let mut out = Vec::new();
     for set in sets {
@@ -106,8 +107,7 @@ fn find_joint_steps(
         let lost =
             members.iter().zip(&all).map(|(&id, (c, _))| losses.collective_losses(&graph.nodes[id], c));
         let lost = lost.fold(JointLosses::from([Some(0.0); 3]), sum_losses);
-        let names = || members.iter().map(|&id| graph.node_name(id));
-        let surroundings = schedule.surroundings_of(names());
+        let surroundings = schedule.surroundings_of(members.iter().map(|&id| graph.node_name(id)));
         if let Some((variant, us)) = best_joint_variant(context, &all, &lost, surroundings) {
             out.push(JointStep { members, group: first.group, variant, us });
         }
@@ -120,17 +120,14 @@ impl JointStep {
     /// their times alone.
     fn update_decisions(&self, graph: &Graph, context: &LowerContext, decisions: &mut [Decision]) {
         let chosen = format!("together.{}", self.variant);
-        let alone_us = |id: NodeId| {
-            let (c, bytes) = sized_collective(graph, context, &graph.nodes[id])?;
-            context.estimate_us(&c.kind, c.group, self.variant, bytes, 0.0, RegionSurroundings::default())
-        };
-        let all_us: f64 = self.members.iter().filter_map(|&id| alone_us(id)).sum();
+        let all_us: f64 = self.members.iter().filter_map(|&id| self.alone_us(graph, context, id)).sum();
         for &id in &self.members {
             let Some(decision) = decisions.iter_mut().find(|d| d.collective == graph.node_name(id)) else {
                 continue;
             };
-            let part = alone_us(id).filter(|_| all_us > 0.0).map_or(0.0, |us| us / all_us);
-            let us = (self.us * part * 1000.0).round() / 1000.0;
+            let alone_us = self.alone_us(graph, context, id).filter(|_| all_us > 0.0);
+            let part = alone_us.map_or(0.0, |us| us / all_us);
+            let us = super::round_us(self.us * part);
             decision.chosen.clone_from(&chosen);
             decision.alternatives.push(DecisionAlternative {
                 name: chosen.clone(),
@@ -143,6 +140,12 @@ impl JointStep {
             decision.rules.retain(|rule| rule.us.is_none());
             decision.rules.push(AppliedRule { name: TOGETHER.into(), us: Some(us) });
         }
+    }
+
+    /// The time of a member alone.
+    fn alone_us(&self, graph: &Graph, context: &LowerContext, id: NodeId) -> Option<f64> {
+        let (c, bytes) = sized_collective(graph, context, &graph.nodes[id])?;
+        context.estimate_us(&c.kind, c.group, self.variant, bytes, 0.0, RegionSurroundings::default())
     }
 }
 
@@ -157,23 +160,18 @@ fn make_adjacent(from: &Graph, sets: &[CollectiveSet]) -> Option<Graph> {
         }
     }
     let (mut to, mut map) = copy_inputs(from);
-    let mut add = |id: NodeId, to: &mut Graph| -> Option<NodeId> {
-        let node = &from.nodes[id];
-        let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
-        let results = node.outputs.iter().map(|&v| &from.values[v]);
-        let new =
-            to.add_node(node.op.clone(), inputs, results.map(|v| (v.name.clone(), v.ty.clone())).collect());
-        for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
-            map[old] = Some(new);
-        }
-        Some(new)
-    };
     for unit in order_units(from, sets, &set_of)? {
         match unit {
-            NodeOrSet::Node(id) => drop(add(id, &mut to)?),
+            NodeOrSet::Node(id) => {
+                copy_node(from, id, &mut to, &mut map)?;
+            }
             NodeOrSet::Set(s) => {
-                let new = sets[s].iter().map(|&id| add(id, &mut to)).collect::<Option<Vec<NodeId>>>()?;
-                let (&first, &last) = (new.first()?, new.last()?);
+                let mut new = Vec::with_capacity(sets[s].len());
+                for &id in &sets[s] {
+                    new.push(copy_node(from, id, &mut to, &mut map)?);
+                }
+                let &first = new.first()?;
+                let &last = new.last()?;
                 to.dispatches.push(Dispatch { form: DispatchForm::Collectives, first, last });
             }
         }
@@ -182,4 +180,16 @@ fn make_adjacent(from: &Graph, sets: &[CollectiveSet]) -> Option<Graph> {
         to.outputs.push(GraphOutput { value: map[output.value]?, kind: output.kind });
     }
     Some(to)
+}
+
+fn copy_node(from: &Graph, id: NodeId, to: &mut Graph, map: &mut ValueMap) -> Option<NodeId> {
+    let node = &from.nodes[id];
+    let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
+    let results = node.outputs.iter().map(|&v| &from.values[v]);
+    let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
+    let new = to.add_node(node.op.clone(), inputs, results);
+    for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
+        map[old] = Some(new);
+    }
+    Some(new)
 }

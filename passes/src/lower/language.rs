@@ -208,6 +208,10 @@ pub struct ClassValue {
 }
 
 impl ClassValue {
+    /// The value of a node that stores its result.
+    fn stored(types: Vec<TensorType>) -> ClassValue {
+        ClassValue { types, contiguous: true, placeable: true }
+    }
     /// The type of a value that is not a tuple.
     pub fn ty(&self) -> Option<&TensorType> {
         self.types.first()
@@ -245,18 +249,13 @@ pub fn as_collective<'a>(graph: &LangEGraph, node: &'a Lang) -> Option<(Collecti
 
 /// The value of a node; `None` if its children do not fit, which rules exclude.
 fn compute_value(graph: &LangEGraph, node: &Lang) -> Option<ClassValue> {
-    let fresh = |types: Vec<TensorType>| ClassValue { types, contiguous: true, placeable: true };
-    let infer = |op: &Op, operands: &[Id], n: Option<u32>| {
-        let types = operands.iter().map(|&x| class_value(graph, x)?.ty()).collect::<Option<Vec<_>>>()?;
-        infer::infer_types(op, &types, n).ok()?
-    };
     match node {
         Lang::Leaf(i) => graph.analysis.leaves.get(*i).cloned(),
         Lang::Attr(_) => None,
         Lang::Collective(..) => {
             let (collective, operands) = as_collective(graph, node)?;
             let n = graph.analysis.context.ranks(collective.group);
-            infer(&Op::Collective(collective), operands, Some(n)).map(fresh)
+            infer_value(graph, &Op::Collective(collective), operands, Some(n))
         }
         Lang::Reshape([shape, x]) => {
             let (Some(LangAttribute::Shape(shape)), x) =
@@ -274,16 +273,20 @@ fn compute_value(graph: &LangEGraph, node: &Lang) -> Option<ClassValue> {
             else {
                 return None;
             };
-            Some(fresh(vec![TensorType::new(*dtype, x.ty()?.shape.clone())]))
+            Some(ClassValue::stored(vec![TensorType::new(*dtype, x.ty()?.shape.clone())]))
         }
-        Lang::Add(operands) => infer(&Op::Binary(BinaryOp::Add), operands, None).map(fresh),
+        Lang::Add(operands) => infer_value(graph, &Op::Binary(BinaryOp::Add), operands, None),
         Lang::Sum(terms) => {
-            let mut types = terms.iter().map(|&x| class_value(graph, x)?.ty());
-            let first = types.next()??.clone();
-            let add = |sum: TensorType, ty: Option<&TensorType>| {
-                infer::infer_types(&Op::Binary(BinaryOp::Add), &[&sum, ty?], None).ok()??.into_iter().next()
-            };
-            types.try_fold(first, add).map(|ty| fresh(vec![ty]))
+            let (&first, rest) = terms.split_first()?;
+            let mut sum = class_value(graph, first)?.ty()?.clone();
+            for &term in rest {
+                let operands = [&sum, class_value(graph, term)?.ty()?];
+                sum = infer::infer_types(&Op::Binary(BinaryOp::Add), &operands, None)
+                    .ok()??
+                    .into_iter()
+                    .next()?;
+            }
+            Some(ClassValue::stored(vec![sum]))
         }
         Lang::SumPieces([_, group, dtype, x]) => {
             let Some(LangAttribute::Group(group)) = class_attribute(graph, *group) else { return None };
@@ -292,13 +295,19 @@ fn compute_value(graph: &LangEGraph, node: &Lang) -> Option<ClassValue> {
             let pieces = Dim::from(i64::from(graph.analysis.context.ranks(*group)));
             let rows = ty.shape.first_mut()?;
             *rows = rows.exact_div(&pieces)?;
-            Some(fresh(vec![ty]))
+            Some(ClassValue::stored(vec![ty]))
         }
         Lang::Result(i, [x]) => {
             let x = class_value(graph, *x)?;
             Some(ClassValue { types: vec![x.types.get(*i)?.clone()], ..x.clone() })
         }
     }
+}
+
+/// The value that an op gives for the values of some classes.
+fn infer_value(graph: &LangEGraph, op: &Op, operands: &[Id], ranks: Option<u32>) -> Option<ClassValue> {
+    let types = operands.iter().map(|&x| class_value(graph, x)?.ty()).collect::<Option<Vec<_>>>()?;
+    infer::infer_types(op, &types, ranks).ok()?.map(ClassValue::stored)
 }
 
 impl Analysis<Lang> for RegionAnalysis {
@@ -308,8 +317,8 @@ impl Analysis<Lang> for RegionAnalysis {
         if let Lang::Attr(a) = node {
             return ClassFact::Attr(a.clone());
         }
-        let unknown = || ClassValue { types: Vec::new(), contiguous: false, placeable: false };
-        ClassFact::Value(compute_value(graph, node).unwrap_or_else(unknown))
+        let unknown = ClassValue { types: Vec::new(), contiguous: false, placeable: false };
+        ClassFact::Value(compute_value(graph, node).unwrap_or(unknown))
     }
 
     /// A class is only as well placed as its worst node, because the extracted node is not known yet.

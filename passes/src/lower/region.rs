@@ -115,15 +115,12 @@ pub fn find_regions(
         context,
         schedule,
     );
-    let keeps_exit =
-        |nodes: &[NodeId]| nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
-    let regions = pieces.into_iter().zip(hidden);
+    let mut regions = Vec::with_capacity(pieces.len());
+    for (nodes, concurrent_us) in pieces.into_iter().zip(hidden) {
+        let exit_kept = nodes.iter().any(|&n| schedule.exits_kept.contains(graph.node_name(n)));
+        regions.push(build_region(graph, nodes, concurrent_us, exit_kept, &facts));
+    }
     regions
-        .map(|(nodes, concurrent_us)| {
-            let exit_kept = keeps_exit(&nodes);
-            build_region(graph, nodes, concurrent_us, exit_kept, &facts)
-        })
-        .collect()
 }
 
 /// Connected members, in program order, in pieces of at most [`MAX_REGION_NODES`] nodes; the pieces are
@@ -137,11 +134,12 @@ fn split_members(
     let mut reduced: HashMap<(ValueId, CollectiveReduceOp, GroupId), NodeId> = HashMap::new();
     for &n in members {
         let node = &graph.nodes[n];
-        let operands = node.inputs.iter().filter_map(|&v| graph.defining_node(v));
-        // A sum of another tree is a term of this tree, not a part of it.
-        let is_joined = |d: &NodeId| sums.get(&n).is_none_or(|inside| inside.contains(d));
-        for d in operands.filter(|d| members.contains(d) && is_joined(d)) {
-            connected.union(n.index(), d.index());
+        for d in node.inputs.iter().filter_map(|&v| graph.defining_node(v)) {
+            // A sum of another tree is a term of this tree, not a part of it.
+            let is_joined = sums.get(&n).is_none_or(|inside| inside.contains(&d));
+            if members.contains(&d) && is_joined {
+                connected.union(n.index(), d.index());
+            }
         }
         // Reductions of one value can share their work.
         if let Some((op, group)) = as_reduction(node) {
@@ -165,10 +163,6 @@ fn region_members(
     sums: &BTreeMap<NodeId, Vec<NodeId>>,
 ) -> BTreeSet<NodeId> {
     let narrows = numerics.allows(NumericsClass::Narrow) || numerics.allows(NumericsClass::NarrowF16);
-    let follows_all_reduce = |v: ValueId| {
-        let node = graph.defining_node(v).map(|n| &graph.nodes[n]);
-        node.is_some_and(|node| as_all_reduce(node).is_some())
-    };
     let mut out = BTreeSet::new();
     for (n, node) in graph.nodes.iter() {
         let is_member = match &node.op {
@@ -176,7 +170,7 @@ fn region_members(
             Op::Binary(BinaryOp::Add) => sums.contains_key(&n),
             Op::Cast => {
                 let x = node.inputs[0];
-                (narrows && follows_all_reduce(x))
+                (narrows && is_all_reduced(graph, x))
                     || (compare_cast_bytes(graph, n) == Ordering::Less && is_moved_by_collective(graph, x))
             }
             _ => false,
@@ -186,10 +180,10 @@ fn region_members(
         }
         // Add casts that feed a collective. If they feed an all-reduce, only maxima and minima can be
         // computed before the cast in every plan.
-        let extremum = |op| matches!(op, CollectiveReduceOp::Max | CollectiveReduceOp::Min);
-        let takes_any = as_all_reduce(node).is_some_and(|op| narrows || extremum(op));
-        let takes_wider = moves_elements(&node.op)
-            || matches!(node.op.as_collective(), Some(c) if matches!(c.kind, CollectiveKind::ReduceScatter(_)));
+        let takes_any = as_all_reduce(node)
+            .is_some_and(|op| narrows || matches!(op, CollectiveReduceOp::Max | CollectiveReduceOp::Min));
+        let kind = node.op.as_collective().map(|c| &c.kind);
+        let takes_wider = moves_elements(&node.op) || matches!(kind, Some(CollectiveKind::ReduceScatter(_)));
         let casts = node
             .inputs
             .iter()
@@ -203,6 +197,11 @@ fn region_members(
     out
 }
 
+/// Whether a value is the result of an all-reduce.
+fn is_all_reduced(graph: &Graph, v: ValueId) -> bool {
+    graph.defining_node(v).is_some_and(|n| as_all_reduce(&graph.nodes[n]).is_some())
+}
+
 /// Whether a value is the result of a collective that only moves elements.
 fn is_moved_by_collective(graph: &Graph, v: ValueId) -> bool {
     graph.defining_node(v).is_some_and(|n| moves_elements(&graph.nodes[n].op))
@@ -211,8 +210,9 @@ fn is_moved_by_collective(graph: &Graph, v: ValueId) -> bool {
 /// Compares the size of the elements of a cast's result with that of its operand.
 fn compare_cast_bytes(graph: &Graph, cast: NodeId) -> Ordering {
     let node = &graph.nodes[cast];
-    let size = |v: ValueId| graph.ty(v).dtype.size();
-    size(node.outputs[0]).cmp(&size(node.inputs[0]))
+    let result = graph.ty(node.outputs[0]).dtype;
+    let operand = graph.ty(node.inputs[0]).dtype;
+    result.size().cmp(&operand.size())
 }
 
 fn as_reduction(node: &Node) -> Option<(CollectiveReduceOp, GroupId)> {
@@ -259,14 +259,6 @@ fn build_region(
     exit_kept: bool,
     facts: &RegionFacts<'_>,
 ) -> RewriteRegion {
-    let fused = |&v: &ValueId| {
-        let name = graph
-            .defining_node(v)
-            .and_then(|n| graph.nodes[n].op.as_collective())
-            .map(|c| c.kind.collective_name());
-        let variants = CollectiveVariant::ALL.iter().filter(|&&variant| facts.fused.contains(&(v, variant)));
-        variants.filter_map(|&variant| Some((name?, variant))).collect()
-    };
     let place: BTreeMap<NodeId, usize> = nodes.iter().enumerate().map(|(i, &n)| (n, i)).collect();
     let mut leaves: Vec<ValueId> = Vec::new();
     let mut keys = Vec::with_capacity(nodes.len());
@@ -275,29 +267,43 @@ fn build_region(
         let mut operands = Vec::with_capacity(node.inputs.len());
         for &v in &node.inputs {
             let inner = match graph.values[v].def {
-                ValueDef::Node(d, i) => place.get(&d).map(|&at| RegionOperand::Inner(at, i)),
+                ValueDef::Node(d, i) => place.get(&d).map(|&inner| RegionOperand::Inner(inner, i)),
                 ValueDef::Input(_) => None,
             };
             operands.push(inner.unwrap_or_else(|| {
-                let at = leaves.iter().position(|&l| l == v).unwrap_or_else(|| {
+                let leaf = leaves.iter().position(|&l| l == v).unwrap_or_else(|| {
                     leaves.push(v);
                     leaves.len() - 1
                 });
-                RegionOperand::Leaf(at)
+                RegionOperand::Leaf(leaf)
             }));
         }
-        let used = |v| ResultUse {
-            outside: facts.outside.contains(v),
-            output: facts.outputs.contains(v),
-            fused: fused(v),
-        };
-        let uses = node.outputs.iter().map(used).collect();
+        let mut uses = Vec::with_capacity(node.outputs.len());
+        for &v in &node.outputs {
+            uses.push(ResultUse {
+                outside: facts.outside.contains(&v),
+                output: facts.outputs.contains(&v),
+                fused: fused_variants(node, v, facts),
+            });
+        }
         let types = node.outputs.iter().map(|&v| graph.ty(v).clone()).collect();
         keys.push(RegionNode { op: node.op.clone(), operands, types, uses });
     }
     let known = leaves.iter().map(|&v| leaf(graph, v, facts)).collect();
     let form = Arc::new(RegionForm { nodes: keys, leaves: known });
     RewriteRegion { nodes, leaves, key: RegionKey { form, concurrent_us, exit_kept } }
+}
+
+/// The variants of a collective that can be one step with the node that reads its result.
+fn fused_variants(
+    node: &Node,
+    result: ValueId,
+    facts: &RegionFacts<'_>,
+) -> Vec<(CollectiveName, CollectiveVariant)> {
+    let Some(collective) = node.op.as_collective() else { return Vec::new() };
+    let name = collective.kind.collective_name();
+    let variants = CollectiveVariant::ALL.iter().filter(|&&v| facts.fused.contains(&(result, v)));
+    variants.map(|&variant| (name, variant)).collect()
 }
 
 /// The facts about a leaf. The caller decides where outputs and inputs lie; only bound inputs lie in the
@@ -314,10 +320,12 @@ fn leaf(graph: &Graph, v: ValueId, facts: &RegionFacts<'_>) -> ClassValue {
 
 fn layout(graph: &Graph, v: ValueId) -> Layout {
     let ty = graph.ty(v);
-    let base = || Layout { base: v, offset: Dim::from(0), strides: ty.contiguous_strides() };
-    let Some(node) = graph.defining_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view()) else {
-        return base();
-    };
-    let Some(&x) = node.inputs.first() else { return base() };
-    view_layout(&node.op, &layout(graph, x), graph.ty(x), ty).unwrap_or_else(base)
+    let view = graph.defining_node(v).map(|n| &graph.nodes[n]).filter(|n| n.op.is_view());
+    if let Some(node) = view
+        && let Some(&x) = node.inputs.first()
+        && let Some(layout) = view_layout(&node.op, &layout(graph, x), graph.ty(x), ty)
+    {
+        return layout;
+    }
+    Layout { base: v, offset: Dim::from(0), strides: ty.contiguous_strides() }
 }

@@ -143,11 +143,11 @@ impl RegionPlanner<'_> {
         let mut total: Option<StepSource> = None;
         for rank in 0..ranks {
             let slice = Op::Slice { axis: 0, start: rows.clone() * Dim::from(rank), step: 1 };
-            let own = plan.add_step(slice, vec![x], &piece);
-            let own = plan.add_cast(own, &piece, &wide);
+            let term = plan.add_step(slice, vec![x], &piece);
+            let term = plan.add_cast(term, &piece, &wide);
             total = Some(match total {
-                Some(total) => plan.add_step(Op::Binary(BinaryOp::Add), vec![total, own], &wide),
-                None => own,
+                Some(total) => plan.add_step(Op::Binary(BinaryOp::Add), vec![total, term], &wide),
+                None => term,
             });
         }
         let mut total = total?;

@@ -19,7 +19,7 @@ use symmc_ir::{
 };
 
 use super::language::{self, Lang, LangAttribute, LangEGraph, RegionAnalysis};
-use super::sums::{self, SumRule};
+use super::sums;
 
 pub struct PatternRule {
     /// The name of the rule in plans.
@@ -248,18 +248,29 @@ const RULES: &[PatternRule] = &[
 
 /// The rules for the e-graph that plans of these classes may use.
 pub(super) fn compile_rules(numerics: Numerics) -> Result<Vec<Rewrite<Lang, RegionAnalysis>>, String> {
-    let rewrite = |name: &str, from: &str, to: &str, when| {
-        let error = |e: String| format!("rule {name}: {e}");
-        let from: Pattern<Lang> = from.parse().map_err(|e| error(format!("{e}")))?;
-        let to: Pattern<Lang> = to.parse().map_err(|e| error(format!("{e}")))?;
-        Rewrite::new(name, from, CheckedApplier { to: to.ast, when }).map_err(error)
-    };
-    let rules = variant_rules()
-        .into_iter()
-        .map(|rule| rewrite(&rule.name, &rule.from, &rule.to, RuleCondition::VariantRuns));
-    let usable = pattern_rules().filter(|r| r.class.is_none_or(|class| numerics.allows(class)));
-    let sums = sums::RULES.iter().filter(|rule| numerics.allows(rule.class)).map(SumRule::compiled);
-    rules.chain(usable.map(|rule| rewrite(rule.name, rule.from, rule.to, rule.when))).chain(sums).collect()
+    let mut rules = Vec::new();
+    for rule in variant_rules() {
+        rules.push(compile_rule(&rule.name, &rule.from, &rule.to, RuleCondition::VariantRuns)?);
+    }
+    for rule in pattern_rules().filter(|rule| rule.class.is_none_or(|class| numerics.allows(class))) {
+        rules.push(compile_rule(rule.name, rule.from, rule.to, rule.when)?);
+    }
+    for rule in sums::RULES.iter().filter(|rule| numerics.allows(rule.class)) {
+        rules.push(rule.compiled()?);
+    }
+    Ok(rules)
+}
+
+fn compile_rule(
+    name: &str,
+    from: &str,
+    to: &str,
+    when: RuleCondition,
+) -> Result<Rewrite<Lang, RegionAnalysis>, String> {
+    let from: Pattern<Lang> = from.parse().map_err(|e| format!("rule {name}: {e}"))?;
+    let to: Pattern<Lang> = to.parse().map_err(|e| format!("rule {name}: {e}"))?;
+    let applier = CheckedApplier { to: to.ast, when };
+    Rewrite::new(name, from, applier).map_err(|e| format!("rule {name}: {e}"))
 }
 
 /// The right side of a rule, applied if the condition holds.
@@ -394,14 +405,15 @@ fn pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
         return None;
     }
     if bound_class(subst, "?t").is_none() {
-        let own = graph.add(Lang::Attr(LangAttribute::DType(dtype)));
-        subst.insert("?t".parse().ok()?, own);
+        let operand_dtype = graph.add(Lang::Attr(LangAttribute::DType(dtype)));
+        subst.insert("?t".parse().ok()?, operand_dtype);
     }
     Some(())
 }
 
 fn widened_pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    let is_float = matches!(language::class_attribute(graph, bound_class(subst, "?t")?)?, LangAttribute::DType(to) if to.is_float());
+    let target = language::class_attribute(graph, bound_class(subst, "?t")?)?;
+    let is_float = matches!(target, LangAttribute::DType(to) if to.is_float());
     widens(graph, subst).filter(|()| is_float)?;
     pieces_are_summed(graph, subst)
 }
@@ -429,16 +441,16 @@ fn types_of_casts(graph: &LangEGraph, subst: &Subst) -> Option<[DType; 2]> {
     let LangAttribute::DType(wide) = language::class_attribute(graph, bound_class(subst, "?wide")?)? else {
         return None;
     };
-    let own = bound_type(graph, subst, "?x")?.dtype;
-    wide.represents(own).then_some([own, *outer])
+    let inner = bound_type(graph, subst, "?x")?.dtype;
+    wide.represents(inner).then_some([inner, *outer])
 }
 
 fn inner_cast_loses_nothing(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    types_of_casts(graph, subst).filter(|[own, outer]| own != outer).map(|_| ())
+    types_of_casts(graph, subst).filter(|[inner, outer]| inner != outer).map(|_| ())
 }
 
 fn casts_lead_back(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
-    types_of_casts(graph, subst).filter(|[own, outer]| own == outer).map(|_| ())
+    types_of_casts(graph, subst).filter(|[inner, outer]| inner == outer).map(|_| ())
 }
 
 fn elements_divide(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {

@@ -59,11 +59,10 @@ impl SolutionCache {
     pub(super) fn scope_for(&self, context: LowerContext) -> Result<Arc<SolutionScope>, String> {
         let mut scopes = lock_cache(&self.scopes);
         // Contexts of one compilation differ mostly in their ranges, so these are compared first.
-        let is_equal = |scope: &&Arc<SolutionScope>| {
-            scope.context.symbols == context.symbols && *scope.context == context
-        };
-        if let Some(known) = scopes.iter().find(is_equal) {
-            return Ok(known.clone());
+        for scope in scopes.iter() {
+            if scope.context.symbols == context.symbols && *scope.context == context {
+                return Ok(scope.clone());
+            }
         }
         let same_rules = scopes.iter().find(|scope| scope.context.numerics == context.numerics);
         let rules = match same_rules {
@@ -161,6 +160,6 @@ impl SolutionScope {
 }
 
 /// Locks a cache. Entries are inserted as a whole, so a thread that panicked leaves no partial entry.
-fn lock_cache<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
-    of.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock_cache<T>(cache: &Mutex<T>) -> MutexGuard<'_, T> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -35,16 +35,16 @@ pub type FusionCredit = (usize, CollectiveVariant);
 impl RegionSolution {
     /// The steps that are all-reduces but do not stand for an all-reduce of the region.
     pub fn new_all_reduces<'a>(&'a self, form: &'a RegionForm) -> impl Iterator<Item = usize> + 'a {
-        let all_reduces = |op: &Op| {
-            let kind = op.as_collective().map(|c| &c.kind);
-            matches!(kind, Some(CollectiveKind::AllReduce(_)))
-        };
-        let is_new = move |step: &RegionStep| {
+        let new = self.steps.iter().enumerate().filter(|(_, step)| {
             let stands_for = step.stands_for.and_then(|node| form.nodes.get(node));
-            all_reduces(&step.op) && !stands_for.is_some_and(|node| all_reduces(&node.op))
-        };
-        self.steps.iter().enumerate().filter(move |(_, step)| is_new(step)).map(|(i, _)| i)
+            is_all_reduce(&step.op) && !stands_for.is_some_and(|node| is_all_reduce(&node.op))
+        });
+        new.map(|(i, _)| i)
     }
+}
+
+fn is_all_reduce(op: &Op) -> bool {
+    matches!(op.as_collective().map(|c| &c.kind), Some(CollectiveKind::AllReduce(_)))
 }
 
 /// The e-graphs of a region, each made when it is first needed.
@@ -59,6 +59,15 @@ impl RegionEGraphs {
     pub fn nodes(&self) -> usize {
         let made = [&self.all, &self.exact].into_iter().filter_map(|graph| graph.get()?.as_ref());
         made.map(|saturated| saturated.graph.total_size()).sum()
+    }
+
+    fn exact(
+        &self,
+        form: &RegionForm,
+        context: &Arc<LowerContext>,
+        rules: &CompiledRules,
+    ) -> Option<&SaturatedRegion> {
+        self.exact.get_or_init(|| SaturatedRegion::new(form, context, &rules.exact, false)).as_ref()
     }
 }
 
@@ -80,17 +89,17 @@ pub fn solve_region(
     } else {
         graphs.all.get_or_init(|| SaturatedRegion::new(form, context, &rules.all, false)).as_ref()
     };
-    let exact =
-        || graphs.exact.get_or_init(|| SaturatedRegion::new(form, context, &rules.exact, false)).as_ref();
-    let cheapest = |of| Some((of, SaturatedRegion::extract_cheapest(of, key)?));
-    let with_classes = with_classes.and_then(cheapest);
+    let with_classes = with_classes.and_then(|region| Some((region, region.extract_cheapest(key)?)));
     let used = if with_classes.is_some() { &rules.all } else { &rules.exact };
-    let found = with_classes.or_else(|| exact().and_then(cheapest));
-    let (saturated, (mut taken, best)) = match found {
+    let (saturated, (mut taken, best)) = match with_classes {
         Some(found) => found,
         None => {
-            let saturated = exact()?;
-            (saturated, saturated.extract_by_variants(key)?)
+            let exact = graphs.exact(form, context, rules)?;
+            let extraction = match exact.extract_cheapest(key) {
+                Some(cheapest) => cheapest,
+                None => exact.extract_by_variants(key)?,
+            };
+            (exact, extraction)
         }
     };
     let SaturatedRegion { graph, imported, fired } = saturated;
@@ -132,13 +141,14 @@ fn credited_classes(
     credits: &[FusionCredit],
     plan: &RegionPlan,
 ) -> Vec<(Id, CollectiveName, CollectiveVariant)> {
-    let class_of = |step| {
-        let found = plan.class_operands.iter().find(|(_, at)| **at == StepSource::Step(step, 0));
-        found.map(|(&class, _)| graph.find(class))
-    };
-    let credited =
-        |&(step, variant): &FusionCredit| Some((class_of(step)?, CollectiveName::AllReduce, variant));
-    credits.iter().filter_map(credited).collect()
+    let mut credited = Vec::with_capacity(credits.len());
+    for &(step, variant) in credits {
+        let found = plan.class_operands.iter().find(|(_, source)| **source == StepSource::Step(step, 0));
+        if let Some((&class, _)) = found {
+            credited.push((graph.find(class), CollectiveName::AllReduce, variant));
+        }
+    }
+    credited
 }
 
 pub struct CompiledRules {
@@ -174,12 +184,14 @@ impl SaturatedRegion {
         explained: bool,
     ) -> Option<SaturatedRegion> {
         let limits = context.limits;
-        let facts = |leaves| RegionAnalysis { context: context.clone(), leaves };
-        let graph = LangEGraph::new(facts(form.leaves.clone()));
+        let facts = RegionAnalysis { context: context.clone(), leaves: form.leaves.clone() };
+        let graph = LangEGraph::new(facts);
         let mut graph = if explained { graph.with_explanations_enabled() } else { graph };
         let imported = ImportedRegion::new(&mut graph, form)?;
         graph.rebuild();
-        let runner: Runner<Lang, RegionAnalysis> = Runner::new(facts(Vec::new()))
+
+        let no_leaves = RegionAnalysis { context: context.clone(), leaves: Vec::new() };
+        let runner: Runner<Lang, RegionAnalysis> = Runner::new(no_leaves)
             .with_egraph(graph)
             .with_scheduler(SimpleScheduler)
             .with_iter_limit(limits.iterations)
@@ -210,13 +222,11 @@ impl SaturatedRegion {
             }
             roots.reverse();
         }
-        let is_allowed = |taken: &Extraction| {
+        let cheaper = exact_search::find_cheaper_extraction(&self.graph, &roots, &uses, least, &|taken| {
             CollectiveTraffic::of_extraction(&self.graph, taken, &roots)
                 .is_some_and(|traffic| traffic.is_within(&allowed))
-        };
-        if let Some(taken) =
-            exact_search::find_cheaper_extraction(&self.graph, &roots, &uses, least, &is_allowed)
-        {
+        });
+        if let Some(taken) = cheaper {
             let best = extract::best_nodes_given(&self.graph, &uses, &taken);
             found = Some((taken, best));
         }
@@ -243,13 +253,15 @@ pub fn build_cost_model(graph: &LangEGraph, imported: &ImportedRegion, key: &Reg
     let outputs = imported.result_classes(graph, form, |u| u.output).into_iter().collect();
     let all = imported.result_classes(graph, form, |_| true);
     // If results became equal, they have the readers of all of them.
-    let single = |id: &Id| all.iter().filter(|a| *a == id).count() == 1;
     let uses_of_all = form.nodes.iter().flat_map(|node| &node.uses);
-    let ways: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();
-    let fused = ways.into_iter().flat_map(|(name, variant)| {
-        let classes = imported.result_classes(graph, form, |u| u.fused.contains(&(name, variant)));
-        classes.into_iter().filter(single).map(move |id| (id, name, variant)).collect::<Vec<_>>()
-    });
-    let fused = fused.collect();
+    let fusible: BTreeSet<_> = uses_of_all.flat_map(|u| u.fused.iter().copied()).collect();
+    let mut fused = BTreeSet::new();
+    for (name, variant) in fusible {
+        for class in imported.result_classes(graph, form, |u| u.fused.contains(&(name, variant))) {
+            if all.iter().filter(|&&other| other == class).count() == 1 {
+                fused.insert((class, name, variant));
+            }
+        }
+    }
     CostModel::new(outputs, fused, key.surroundings())
 }

@@ -121,10 +121,11 @@ fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
         let same = reduced.iter().flatten().filter(|(other, _)| other == group);
         same.count() > 1
     })?;
-    let (mut rest, mut operands) = (Vec::new(), Vec::new());
+    let mut rest = Vec::new();
+    let mut operands = Vec::new();
     for (&term, reduced) in all.iter().zip(&reduced) {
         match reduced {
-            Some((of, x)) if *of == group => operands.push(*x),
+            Some((term_group, x)) if *term_group == group => operands.push(*x),
             _ => rest.push(term),
         }
     }
@@ -132,11 +133,11 @@ fn sum_of_all_reduces(graph: &mut LangEGraph, class: Id) -> Option<Id> {
         .map(|a| graph.add(Lang::Attr(a)));
     let operand = graph.add(Lang::Sum(operands));
     let children = attributes.into_iter().chain([operand]).collect();
-    let one = graph.add(Lang::Collective(CollectiveName::AllReduce, None, children));
+    let all_reduce = graph.add(Lang::Collective(CollectiveName::AllReduce, None, children));
     if rest.is_empty() {
-        return Some(one);
+        return Some(all_reduce);
     }
-    rest.push(one);
+    rest.push(all_reduce);
     Some(graph.add(Lang::Sum(rest)))
 }
 
@@ -163,7 +164,8 @@ pub fn joined_additions(graph: &symmc_ir::Graph) -> BTreeMap<NodeId, Vec<NodeId>
         if !trees.is_add(id) || inner.contains(&id) {
             continue;
         }
-        let (mut additions, mut reduced) = (BTreeMap::new(), Vec::new());
+        let mut additions = BTreeMap::new();
+        let mut reduced = Vec::new();
         trees.collect_additions(id, &mut additions, &mut reduced);
         inner.extend(additions.keys());
         let mut groups = BTreeSet::new();

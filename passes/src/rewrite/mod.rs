@@ -150,13 +150,18 @@ pub fn rewrite(graph: &Graph, rules: &[&[RewriteRule]], checks: &BoundsChecks) -
 fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
     let mut returned = EntityMap::filled(0, graph.values.len());
     graph.outputs.iter().for_each(|o| returned[o.value] += 1);
-    let is_shared = |(value, users): (ValueId, &Vec<NodeId>)| {
-        let node = |n: NodeId| (&graph.nodes[n].op, &graph.nodes[n].inputs);
-        let differ =
-            users.first().is_some_and(|&first| users.iter().any(|&n| n != first && node(n) != node(first)));
-        differ || returned[value] + usize::from(!users.is_empty()) > 1
-    };
-    graph.users().iter().map(is_shared).collect()
+    let mut shared = EntityMap::new();
+    for (value, users) in graph.users().iter() {
+        let differ = users.first().is_some_and(|&first| {
+            let first_node = &graph.nodes[first];
+            users
+                .iter()
+                .map(|&n| &graph.nodes[n])
+                .any(|node| (&node.op, &node.inputs) != (&first_node.op, &first_node.inputs))
+        });
+        shared.push(differ || returned[value] + usize::from(!users.is_empty()) > 1);
+    }
+    shared
 }
 
 impl<'r> Rewriter<'r> {
@@ -417,7 +422,7 @@ impl<'r> Rewriter<'r> {
     /// Records the collectives that a node was or reads as replaced, now that `new` replaces the node.
     fn record_replaced_collectives(&mut self, communicates: bool, inputs: &[ValueId], new: ValueId) {
         let by = find_collective(&self.graph, new).map(|v| self.graph.value_name(v).to_string());
-        let own = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
+        let replaced = communicates.then(|| self.name.clone()).filter(|name| by.as_ref() != Some(name));
         let (rule, what) = match self.first_rule {
             Some(rule) => (rule.name, rule.equation.to_string()),
             None if communicates => {
@@ -430,7 +435,7 @@ impl<'r> Rewriter<'r> {
         let read =
             read.map(|v| self.graph.value_name(v).to_string()).filter(|name| by.as_ref() != Some(name));
         let read: Vec<String> = read.filter(|_| self.first_rule.is_some()).collect();
-        for collective in own.into_iter().chain(read) {
+        for collective in replaced.into_iter().chain(read) {
             self.replaced.push(ReplacedCollective {
                 collective,
                 rule,

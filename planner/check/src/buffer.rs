@@ -63,13 +63,12 @@ fn alive_at(b: &Buffer, step: usize) -> bool {
 /// steps all begins come before all ends, because a buffer is still occupied in its last step.
 fn lifetime_events(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize)> {
     let mut events = Vec::new();
-    let mut add = |from: usize, to: usize, i: usize| events.extend([(from, false, i), (to, true, i)]);
     for (i, b) in bucket.buffers.iter().enumerate().filter(|(_, b)| b.arena == arena) {
         if b.first <= b.last {
-            add(b.first, b.last, i);
+            events.extend([(b.first, false, i), (b.last, true, i)]);
         } else {
-            add(0, b.last, i);
-            add(b.first, b.first.max(bucket.steps.len().saturating_sub(1)), i);
+            let last_step = b.first.max(bucket.steps.len().saturating_sub(1));
+            events.extend([(0, false, i), (b.last, true, i), (b.first, false, i), (last_step, true, i)]);
         }
     }
     events.sort_unstable();
@@ -83,7 +82,6 @@ fn lifetime_events(bucket: &Bucket, arena: ArenaKind) -> Vec<(usize, bool, usize
 fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: &mut Findings) {
     let mut alive: BTreeMap<u64, usize> = BTreeMap::new();
     let mut known: HashSet<(usize, usize)> = HashSet::new();
-    let end = |i: usize| bucket.buffers[i].offset.saturating_add(bucket.buffers[i].size);
     for (_, ends, i) in lifetime_events(bucket, arena) {
         let b = &bucket.buffers[i];
         if b.size == 0 {
@@ -95,8 +93,13 @@ fn check_live_overlaps(index: usize, bucket: &Bucket, arena: ArenaKind, errors: 
             }
             continue;
         }
-        let below = alive.range(..=b.offset).next_back().map(|(_, &j)| j).filter(|&j| end(j) > b.offset);
-        let above = alive.range(b.offset..).next().filter(|&(&offset, _)| offset < end(i)).map(|(_, &j)| j);
+        let end = b.offset.saturating_add(b.size);
+        let below = alive
+            .range(..=b.offset)
+            .next_back()
+            .map(|(_, &j)| j)
+            .filter(|&j| bucket.buffers[j].offset.saturating_add(bucket.buffers[j].size) > b.offset);
+        let above = alive.range(b.offset..).next().filter(|&(&offset, _)| offset < end).map(|(_, &j)| j);
         match below.or(above) {
             Some(j) if j != i => {
                 let first = i.min(j);
@@ -159,7 +162,6 @@ pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Fin
     let (symmetric_peak, symmetric_bound) = peak_and_bound(bucket, ArenaKind::Symmetric);
     let fixed_end = plan.fixed.iter().map(|f| f.offset.saturating_add(f.size)).max().unwrap_or(0);
     let fixed_sum = plan.fixed.iter().fold(0u64, |n, f| n.saturating_add(f.size));
-    let exits = |which: ExitBarrier| bucket.steps.iter().filter(|s| s.exit == Some(which)).count() as u64;
     let expected = BucketTotals {
         ordinary_peak,
         ordinary_bound,
@@ -167,8 +169,8 @@ pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Fin
         symmetric_bound: symmetric_bound.saturating_add(fixed_sum),
         copies: bucket.copies.len() as u64,
         copied: bucket.copies.iter().fold(0, |n: u64, c| n.saturating_add(c.bytes)),
-        barriers_dropped: exits(ExitBarrier::Dropped),
-        barriers_kept: exits(ExitBarrier::Kept),
+        barriers_dropped: count_exits(bucket, ExitBarrier::Dropped),
+        barriers_kept: count_exits(bucket, ExitBarrier::Kept),
         barrier_bytes: bucket.totals.barrier_bytes,
         workspace: bucket.totals.workspace,
     };
@@ -187,6 +189,10 @@ pub fn check_totals(plan: &Plan, schedule: &BucketSchedule<'_>, errors: &mut Fin
             errors.push(CheckError::Total { bucket: schedule.index, total, expected, found });
         }
     }
+}
+
+fn count_exits(bucket: &Bucket, exit: ExitBarrier) -> u64 {
+    bucket.steps.iter().filter(|s| s.exit == Some(exit)).count() as u64
 }
 
 /// The highest end of a buffer of an arena, and the largest sum of buffers that are alive at one step.

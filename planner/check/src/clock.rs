@@ -247,17 +247,20 @@ impl VectorClocks {
     ) {
         let this = PastStep { lane: step.lane, tick: self.completion(index), bucket, step: index };
         let past = &self.groups[sync.group];
-        let is_completed =
-            |p: &PastStep| (0..ranks.count).all(|r| self.lane_clock(r, step.lane).own[p.lane] >= p.tick);
-        if let Some(last) = past.last.filter(|p| !is_completed(p)) {
-            faults.push(OrderFault::Unordered(last));
+        if let Some(last) = past.last {
+            let is_completed =
+                (0..ranks.count).all(|r| self.lane_clock(r, step.lane).own[last.lane] >= last.tick);
+            if !is_completed {
+                faults.push(OrderFault::Unordered(last));
+            }
         }
-        if sync.landing {
-            let all_know = |p: &PastStep| {
-                let cells = &ranks.cells[sync.group];
-                cells.iter().all(|c| self.know_each_other(c, step.lane, p.lane..p.lane + 1, p.tick))
-            };
-            if let Some(last) = past.zones[past.zone].filter(|p| !all_know(p)) {
+        if sync.landing
+            && let Some(last) = past.zones[past.zone]
+        {
+            let mut cells = ranks.cells[sync.group].iter();
+            let all_know =
+                cells.all(|c| self.know_each_other(c, step.lane, last.lane..last.lane + 1, last.tick));
+            if !all_know {
                 faults.push(OrderFault::Landing(last));
             }
         }
@@ -353,11 +356,15 @@ impl VectorClocks {
         ranks.iter().all(|&rank| {
             let clock = self.lane_clock(rank, lane);
             let unknown = unknown.entry(clock.shared.as_ptr()).or_insert_with(|| {
-                let has_reached = |r: usize| lanes.clone().all(|l| clock.shared[r * LANES + l] >= tick);
-                ranks.iter().copied().filter(|&r| !has_reached(r)).take(2).collect()
+                let unreached = ranks
+                    .iter()
+                    .copied()
+                    .filter(|&r| lanes.clone().any(|l| clock.shared[r * LANES + l] < tick));
+                unreached.take(2).collect()
             });
-            let knows_itself = |l: usize| clock.own[l].max(clock.shared[rank * LANES + l]) >= tick;
-            unknown.iter().all(|&r| r == rank && lanes.clone().all(knows_itself))
+            unknown.iter().all(|&r| {
+                r == rank && lanes.clone().all(|l| clock.own[l].max(clock.shared[rank * LANES + l]) >= tick)
+            })
         })
     }
 
@@ -410,17 +417,23 @@ impl JoinCache {
         if Arc::ptr_eq(a, b) {
             return a.clone();
         }
-        let join = || {
-            let at_least = |x: &[u32], y: &[u32]| x.iter().zip(y).all(|(x, y)| x >= y);
-            match (at_least(a, b), at_least(b, a)) {
-                (true, _) => a.clone(),
-                (_, true) => b.clone(),
-                _ => a.iter().zip(b.iter()).map(|(&x, &y)| x.max(y)).collect(),
-            }
-        };
         let known = self.0.entry((a.as_ptr(), b.as_ptr()));
-        known.or_insert_with(|| [join(), a.clone(), b.clone()])[0].clone()
+        let [joined, ..] = known.or_insert_with(|| {
+            let joined = if is_at_least(a, b) {
+                a.clone()
+            } else if is_at_least(b, a) {
+                b.clone()
+            } else {
+                a.iter().zip(b.iter()).map(|(&x, &y)| x.max(y)).collect()
+            };
+            [joined, a.clone(), b.clone()]
+        });
+        joined.clone()
     }
+}
+
+fn is_at_least(x: &[u32], y: &[u32]) -> bool {
+    x.iter().zip(y).all(|(x, y)| x >= y)
 }
 
 /// Raises each entry of a clock to at least the entry of `by`.
@@ -506,10 +519,10 @@ pub(super) mod tests {
     #[test]
     fn collectives_of_a_group_need_one_order() {
         let ranks = ranks(2, &[group(GroupMembers::World, 2)], &[]);
-        let one = step(1, &[], Some(LL));
-        let other = |waits: &[usize]| step(0, waits, Some(LL));
-        assert!(matches!(faults(&[one.clone(), other(&[])], 1, &ranks)[..], [OrderFault::Unordered(_)]));
-        assert_eq!(faults(&[one, other(&[0])], 3, &ranks).len(), 0);
+        let first = step(1, &[], Some(LL));
+        let unordered = [first.clone(), step(0, &[], Some(LL))];
+        assert!(matches!(faults(&unordered, 1, &ranks)[..], [OrderFault::Unordered(_)]));
+        assert_eq!(faults(&[first, step(0, &[0], Some(LL))], 3, &ranks).len(), 0);
     }
 
     #[test]
@@ -525,9 +538,11 @@ pub(super) mod tests {
         for (i, s) in steps.iter().enumerate() {
             clocks.arrive(s, 0, i, &ranks, &mut faults);
             clocks.complete(s, i, &ranks, false);
-            let arrived = |r: usize, of: usize| clocks.now(r, 1).knows(of, 1, start);
-            let of = |r| (0..4).filter(|&of| arrived(r, of)).collect::<Vec<usize>>();
-            knows.push((0..4).map(of).collect::<Vec<_>>());
+            let known = (0..4).map(|rank| {
+                let arrived = (0..4).filter(|&other| clocks.now(rank, 1).knows(other, 1, start));
+                arrived.collect::<Vec<usize>>()
+            });
+            knows.push(known.collect::<Vec<_>>());
         }
         assert_eq!(knows[0], [vec![0, 1], vec![0, 1], vec![2], vec![3]]);
         // Rank 2 learns of rank 0 through rank 1; rank 0 does not learn of rank 2.

@@ -20,7 +20,7 @@ use std::collections::HashSet;
 use symmc_ir::{CollectiveKind, Contract, Dim, DispatchForm, Graph, Node, NodeId, Op, TensorType, ValueId};
 
 use super::context::{CheckContext, covers_base};
-use super::location::{RankDisplacement, SymbolicRange, ValueLocation, are_disjoint};
+use super::location::{SymbolicRange, ValueLocation, are_disjoint};
 
 /// The effect of a result on an operand whose base it overlaps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,8 +117,9 @@ impl PlacedValue<'_> {
 
     /// Whether this is each rank's own piece of a value that has the same place on all ranks of the group.
     fn is_own_piece_of(&self, whole: PlacedValue<'_>, group: usize) -> bool {
-        let by_rank = |n: &RankDisplacement| n.group == group && n.stride == self.ty.bytes();
-        whole.location.range.rank.is_none() && self.location.range.rank.as_ref().is_some_and(by_rank)
+        let displacement = self.location.range.rank.as_ref();
+        whole.location.range.rank.is_none()
+            && displacement.is_some_and(|d| d.group == group && d.stride == self.ty.bytes())
     }
 }
 

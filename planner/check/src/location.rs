@@ -135,13 +135,16 @@ fn extreme_numbers(rank: &Option<RankDisplacement>) -> Vec<i64> {
 
 /// Whether the first range on rank number `i` provably ends before the second range on rank number `j` starts.
 fn ends_before(first: &SymbolicRange, i: i64, second: &SymbolicRange, j: i64, symbols: &SymbolTable) -> bool {
-    let displacement = |rank: &Option<RankDisplacement>, number: i64| match rank {
+    let end = first.end.clone() + displacement_of(first, i);
+    let start = second.start.clone() + displacement_of(second, j);
+    end.provably_le(&start, symbols)
+}
+
+fn displacement_of(range: &SymbolicRange, number: i64) -> Dim {
+    match &range.rank {
         Some(rank) if number != 0 => rank.stride.clone() * Dim::from(number),
         _ => Dim::from(0),
-    };
-    let end = first.end.clone() + displacement(&first.rank, i);
-    let start = second.start.clone() + displacement(&second.rank, j);
-    end.provably_le(&start, symbols)
+    }
 }
 
 /// Resolves the placements of a bucket. A value whose placement is wrong has no location.
@@ -272,10 +275,6 @@ impl LocationResolver<'_> {
     ) -> Option<(Option<SpaceId>, u64, u64)> {
         let graph = &self.program.graph;
         let bucket = self.index;
-        let max_size = |value| {
-            let ty = graph.ty(value);
-            u64::try_from(bytes_at_most(ty, 0, self.symbols)).unwrap_or(0)
-        };
         let found = match memory {
             MemoryRef::Buffer(b) => self.bucket.buffers.get(b).map(|b| match b.arena {
                 ArenaKind::Ordinary => (Some(SpaceId::ORDINARY), b.offset, b.size),
@@ -284,9 +283,9 @@ impl LocationResolver<'_> {
             MemoryRef::Fixed(f) => {
                 self.plan.fixed.get(f).map(|f| (Some(SpaceId::SYMMETRIC), f.offset, f.size))
             }
-            MemoryRef::Input(i) => graph.inputs.values().nth(i).map(|i| (None, 0, max_size(i.value))),
+            MemoryRef::Input(i) => graph.inputs.values().nth(i).map(|i| (None, 0, self.max_size(i.value))),
             MemoryRef::Output(k) => {
-                graph.outputs.get(k).map(|o| (Some(SpaceId::output(k)), 0, max_size(o.value)))
+                graph.outputs.get(k).map(|o| (Some(SpaceId::output(k)), 0, self.max_size(o.value)))
             }
         };
         if found.is_none() {
@@ -300,6 +299,11 @@ impl LocationResolver<'_> {
             return None;
         }
         found
+    }
+
+    fn max_size(&self, value: ValueId) -> u64 {
+        let ty = self.program.graph.ty(value);
+        u64::try_from(bytes_at_most(ty, 0, self.symbols)).unwrap_or(0)
     }
 
     fn rank_offset(&self, group: GroupId, stride: &Dim) -> RankDisplacement {
@@ -317,17 +321,18 @@ impl LocationResolver<'_> {
     ) {
         let graph = &self.program.graph;
         let bucket = self.index;
-        let at_zero = |location: &ValueLocation| {
-            location.range.start.as_const() == Some(0) && location.range.rank.is_none()
-        };
         for (id, input) in graph.inputs.iter() {
             let Some(location) = &locations[input.value] else { continue };
             let bound = self.programs.fixed.bound_input(id.index());
             let expected = bound.map_or(MemoryRef::Input(id.index()), MemoryRef::Fixed);
-            let replaces = |k: usize| graph.outputs.get(k).is_some_and(|o| o.kind == OutputKind::Mutates(id));
-            let replaced =
-                matches!(location.range.memory, MemoryRef::Output(k) if replaces(k)) && bound.is_none();
-            if (location.range.memory != expected && !replaced) || !at_zero(location) {
+            let replaced = match location.range.memory {
+                MemoryRef::Output(k) => {
+                    let output = graph.outputs.get(k);
+                    bound.is_none() && output.is_some_and(|o| o.kind == OutputKind::Mutates(id))
+                }
+                _ => false,
+            };
+            if (location.range.memory != expected && !replaced) || !starts_at_zero(location) {
                 errors.push(CheckError::PlaceOfInput {
                     bucket,
                     value: graph.value_name(input.value).to_string(),
@@ -350,12 +355,16 @@ impl LocationResolver<'_> {
             }
             let Some(location) = &locations[output.value] else { continue };
             let expected = MemoryRef::Output(k);
-            if location.range.memory != expected || !at_zero(location) {
+            if location.range.memory != expected || !starts_at_zero(location) {
                 let found = location.range.memory;
                 errors.push(CheckError::PlaceOfOutput { bucket, value, output: k, expected, found });
             }
         }
     }
+}
+
+fn starts_at_zero(location: &ValueLocation) -> bool {
+    location.range.start.as_const() == Some(0) && location.range.rank.is_none()
 }
 
 /// Whether the caller writes a bound input at the start of each run, and not only before the first. This holds if

@@ -122,8 +122,8 @@ struct BoundaryChain {
 impl BoundaryChain {
     fn new(locations: &[&ValueLocation], symbols: &SymbolTable) -> Self {
         let bindings = [SymbolBindings::at_upper_bounds(symbols), SymbolBindings::at_lower_bounds(symbols)];
-        let fixed = |h: &&ValueLocation| h.range.rank.is_none();
-        let dims = locations.iter().filter(|h| fixed(h)).flat_map(|h| [&h.range.start, &h.range.end]);
+        let fixed = locations.iter().filter(|location| location.range.rank.is_none());
+        let dims = fixed.flat_map(|location| [&location.range.start, &location.range.end]);
         let mut number: HashMap<&Dim, usize> = dims.map(|d| (d, 0)).collect();
         let mut order: Vec<([Option<i64>; 2], &Dim)> =
             number.keys().map(|&d| ([0, 1].map(|i| d.eval(&bindings[i])), d)).collect();
@@ -134,9 +134,12 @@ impl BoundaryChain {
             breaks.push(breaks.last().copied().unwrap_or(0) + usize::from(broken));
             number.insert(*dim, i);
         }
-        let ends = |h: &&ValueLocation| fixed(h).then(|| (number[&h.range.start], number[&h.range.end]));
+        let ends = locations.iter().map(|location| {
+            let range = &location.range;
+            range.rank.is_none().then(|| (number[&range.start], number[&range.end]))
+        });
         BoundaryChain {
-            ends: locations.iter().map(ends).collect(),
+            ends: ends.collect(),
             breaks,
             samples: order.iter().map(|(sample, _)| *sample).collect(),
         }
@@ -148,18 +151,27 @@ impl BoundaryChain {
         (j, y): (usize, &ValueLocation),
         symbols: &SymbolTable,
     ) -> bool {
-        let by_dims = |x: &SymbolicRange, y: &SymbolicRange| are_disjoint(x, y, symbols);
-        let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else { return by_dims(&x.range, &y.range) };
-        let ascends = |from: usize, to: usize| from <= to && self.breaks[from] == self.breaks[to];
-        if ascends(a.1, b.0) || ascends(b.1, a.0) {
+        let (Some(a), Some(b)) = (self.ends[i], self.ends[j]) else {
+            return are_disjoint(&x.range, &y.range, symbols);
+        };
+        if self.ascends(a.1, b.0) || self.ascends(b.1, a.0) {
             return true;
         }
         // If they share bytes under one of the two sampled bindings, a comparison of dims cannot succeed.
-        let shares = |binding: usize| {
-            let sample = |boundary: usize| self.samples[boundary][binding];
-            let ends = [a, b].map(|(start, end)| Some((sample(start)?, sample(end)?)));
-            matches!(ends, [Some(a), Some(b)] if a.0.max(b.0) < a.1.min(b.1))
-        };
-        !shares(0) && !shares(1) && by_dims(&x.range, &y.range)
+        for binding in 0..2 {
+            let ends =
+                [a, b].map(|(start, end)| Some((self.samples[start][binding]?, self.samples[end][binding]?)));
+            if let [Some(a), Some(b)] = ends
+                && a.0.max(b.0) < a.1.min(b.1)
+            {
+                return false;
+            }
+        }
+        are_disjoint(&x.range, &y.range, symbols)
+    }
+
+    /// Whether a chain of comparisons shows that one boundary is at most the other.
+    fn ascends(&self, from: usize, to: usize) -> bool {
+        from <= to && self.breaks[from] == self.breaks[to]
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
-use symmc_ir::{CustomOp, Dim, Graph, GroupId, GroupMembers, SymbolTable, TensorType};
+use symmc_ir::{CustomOp, Graph, GroupId, GroupMembers, SymbolTable, TensorType};
 use symmc_plan::{
     ArenaKind, ArenaSizes, Bucket, MAX_SIZE, ParsedProgram, Plan, ProgramReadError, VERSION, sha256_hex,
 };
@@ -178,10 +178,6 @@ fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
 /// Checks that each custom op is declared as in the source: same group, same symmetric operands and results.
 fn check_customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &mut Findings) {
     let of_source: HashMap<&str, &CustomOp> = source.customs.values().map(|c| (c.name.as_str(), c)).collect();
-    let group = |graph: &Graph, custom: &CustomOp| match custom.group.and_then(|g| graph.groups.get(g)) {
-        Some(group) => format!("{:?}", group.name),
-        None => "none".to_string(),
-    };
     for custom in planned.customs.values() {
         let mut differs = |what, expected: String, found: String| {
             if expected != found {
@@ -193,11 +189,24 @@ fn check_customs(source: &Graph, planned: &Graph, program: ProgramId, errors: &m
             differs("the declaration", "absent".into(), "present".into());
             continue;
         };
-        differs("the group", group(source, expected), group(planned, custom));
-        let operands = |custom: &CustomOp| format!("{:?}", custom.symmetric_operands);
-        differs("the list of symmetric operands", operands(expected), operands(custom));
-        let results = |custom: &CustomOp| format!("{:?}", custom.symmetric_results);
-        differs("the list of symmetric results", results(expected), results(custom));
+        differs("the group", describe_group(source, expected), describe_group(planned, custom));
+        differs(
+            "the list of symmetric operands",
+            format!("{:?}", expected.symmetric_operands),
+            format!("{:?}", custom.symmetric_operands),
+        );
+        differs(
+            "the list of symmetric results",
+            format!("{:?}", expected.symmetric_results),
+            format!("{:?}", custom.symmetric_results),
+        );
+    }
+}
+
+fn describe_group(graph: &Graph, custom: &CustomOp) -> String {
+    match custom.group.and_then(|g| graph.groups.get(g)) {
+        Some(group) => format!("{:?}", group.name),
+        None => "none".to_string(),
     }
 }
 
@@ -243,11 +252,11 @@ fn collect_groups(
 /// Whether two groups have the same cells in the same order. The group of all ranks may be written as `world` or
 /// as one cell that lists all ranks.
 fn same_cells(a: &GroupMembers, b: &GroupMembers, ranks: u32) -> bool {
-    let is_world = |members: &GroupMembers| match members {
-        GroupMembers::World => true,
-        GroupMembers::Cells(cells) => matches!(&cells[..], [cell] if cell.iter().copied().eq(0..ranks)),
-    };
-    a == b || is_world(a) && is_world(b)
+    a == b
+        || [a, b].into_iter().all(|members| match members {
+            GroupMembers::World => true,
+            GroupMembers::Cells(cells) => matches!(&cells[..], [cell] if cell.iter().copied().eq(0..ranks)),
+        })
 }
 
 /// Checks that a planned program has the inputs and outputs of the source.
@@ -257,16 +266,14 @@ fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: 
             errors.push(CheckError::Signature { program, what, expected, found });
         }
     };
-    let count = |n: usize| n.to_string();
-    differ("the number of inputs".into(), count(source.inputs.len()), count(planned.inputs.len()));
-    differ("the number of outputs".into(), count(source.outputs.len()), count(planned.outputs.len()));
-    let names = |graph: &Graph| {
-        let mut names: Vec<String> = graph.symbols.values().map(|s| s.name.clone()).collect();
-        names.sort_unstable();
-        names.join(", ")
-    };
+    differ("the number of inputs".into(), source.inputs.len().to_string(), planned.inputs.len().to_string());
+    differ(
+        "the number of outputs".into(),
+        source.outputs.len().to_string(),
+        planned.outputs.len().to_string(),
+    );
     // Each run binds the symbols of the source. A program without one of them would compute the same at all its values.
-    differ("the symbols".into(), names(source), names(planned));
+    differ("the symbols".into(), list_symbols(source), list_symbols(planned));
     let narrowed = narrow_symbols(source, planned);
     for (i, (s, p)) in source.inputs.values().zip(planned.inputs.values()).enumerate() {
         differ(format!("the kind of input {i}"), format!("{:?}", s.kind), format!("{:?}", p.kind));
@@ -282,6 +289,12 @@ fn check_signature(source: &Graph, planned: &Graph, program: ProgramId, errors: 
         let [expected, found] = describe_types(source.ty(s.value), planned.ty(p.value), &narrowed, planned);
         differ(format!("the type of output {k}"), expected, found);
     }
+}
+
+fn list_symbols(graph: &Graph) -> String {
+    let mut names: Vec<String> = graph.symbols.values().map(|s| s.name.clone()).collect();
+    names.sort_unstable();
+    names.join(", ")
 }
 
 /// The symbols of the source, with the ranges that the planned program gives to them.
@@ -303,14 +316,15 @@ fn describe_types(
     narrowed: &SymbolTable,
     graph: &Graph,
 ) -> [String; 2] {
-    let words = |ty: &TensorType, symbols: &SymbolTable| {
-        let dim = |d: &Dim| match d.bounds(symbols) {
-            (low, high) if low == high => low.to_string(),
-            _ => d.display(symbols).to_string(),
-        };
-        format!("{}[{}]", ty.dtype, ty.shape.iter().map(dim).collect::<Vec<_>>().join(", "))
-    };
-    [words(source, narrowed), words(planned, &graph.symbols)]
+    [describe_type(source, narrowed), describe_type(planned, &graph.symbols)]
+}
+
+fn describe_type(ty: &TensorType, symbols: &SymbolTable) -> String {
+    let dims = ty.shape.iter().map(|dim| match dim.bounds(symbols) {
+        (low, high) if low == high => low.to_string(),
+        _ => dim.display(symbols).to_string(),
+    });
+    format!("{}[{}]", ty.dtype, dims.collect::<Vec<_>>().join(", "))
 }
 
 /// Checks that the plan has a bucket, that its arenas are no larger than [`MAX_SIZE`], and its fixed memory.
@@ -324,6 +338,12 @@ pub fn check_plan_level(plan: &Plan, programs: &PlanPrograms, errors: &mut Findi
             errors.push(CheckError::ArenaTooLarge { arena, expected: MAX_SIZE, found });
         }
     }
-    let has_group = |name: &str| programs.group_of.contains_key(name);
-    super::fixed_memory::check(plan, &programs.fixed, programs.source.inputs.len(), has_group, errors);
+    let inputs = programs.source.inputs.len();
+    super::fixed_memory::check(
+        plan,
+        &programs.fixed,
+        inputs,
+        |name| programs.group_of.contains_key(name),
+        errors,
+    );
 }

@@ -168,12 +168,13 @@ fn resolve_symbols(
 fn check_range_overlaps(plan: &Plan, errors: &mut Findings) {
     let symbols = plan.buckets.first().map(|b| b.symbols.keys().collect::<Vec<_>>()).unwrap_or_default();
     // A bucket whose symbols differ from those of the first is skipped: another rule reports it.
-    let ranges_of = |(i, b): (usize, &Bucket)| {
-        let ranges = symbols.iter().map(|&s| b.symbols.get(s).copied()).collect::<Option<Vec<[i64; 2]>>>()?;
-        (b.symbols.len() == symbols.len()).then_some((i, ranges))
-    };
-    let mut ranges: Vec<(usize, Vec<[i64; 2]>)> =
-        plan.buckets.iter().enumerate().filter_map(ranges_of).collect();
+    let mut ranges: Vec<(usize, Vec<[i64; 2]>)> = Vec::new();
+    for (i, bucket) in plan.buckets.iter().enumerate() {
+        let known: Option<Vec<[i64; 2]>> = symbols.iter().map(|&s| bucket.symbols.get(s).copied()).collect();
+        if let Some(known) = known.filter(|_| bucket.symbols.len() == symbols.len()) {
+            ranges.push((i, known));
+        }
+    }
     let Some(axis) = (0..symbols.len()).min_by_key(|&axis| count_overlapping_pairs(&ranges, axis)) else {
         // Without symbols all buckets serve the same sizes.
         let pairs = (1..plan.buckets.len()).map(|second| CheckError::BucketsOverlap { first: 0, second });
@@ -196,7 +197,13 @@ fn check_range_overlaps(plan: &Plan, errors: &mut Findings) {
 fn count_overlapping_pairs(ranges: &[(usize, Vec<[i64; 2]>)], axis: usize) -> u64 {
     let mut starts: Vec<i64> = ranges.iter().map(|(_, r)| r[axis][0]).collect();
     starts.sort_unstable();
-    let up_to = |end: i64| starts.partition_point(|&start| start <= end) as u64;
-    let before = |first: i64| starts.partition_point(|&start| start < first) as u64;
-    ranges.iter().map(|(_, r)| up_to(r[axis][1]).saturating_sub(before(r[axis][0]))).sum()
+    ranges
+        .iter()
+        .map(|(_, r)| {
+            let [low, high] = r[axis];
+            let up_to_high = starts.partition_point(|&start| start <= high) as u64;
+            let below_low = starts.partition_point(|&start| start < low) as u64;
+            up_to_high.saturating_sub(below_low)
+        })
+        .sum()
 }

@@ -48,9 +48,9 @@ impl<'a> PairExchange<'a> {
 
     /// The ranks of the pairs, sender first.
     pub fn rank_pairs(self, cells: &[Vec<Vec<usize>>]) -> impl Iterator<Item = (usize, usize)> {
-        let rank = |cell: &[usize], number: u32| cell.get(number as usize).copied();
         cells[self.group].iter().flat_map(move |cell| {
-            self.pairs.iter().filter_map(move |&(from, to)| Some((rank(cell, from)?, rank(cell, to)?)))
+            let pairs = self.pairs.iter();
+            pairs.filter_map(move |&(from, to)| Some((*cell.get(from as usize)?, *cell.get(to as usize)?)))
         })
     }
 }
@@ -63,15 +63,19 @@ impl SimulatedRanks {
         used: &[bool],
         exchanges: &BTreeSet<PairExchange<'_>>,
     ) -> Self {
-        let whole = |g: &PlanGroup| match &g.members {
-            GroupMembers::World => true,
-            GroupMembers::Cells(cells) => cells.len() == 1,
-        };
-        let in_use = || groups.iter().zip(used).filter(|(_, used)| **used).map(|(g, _)| g);
-        if exchanges.is_empty() && in_use().all(whole) {
+        let mut in_use = groups.iter().zip(used).filter(|(_, used)| **used).map(|(g, _)| g);
+        let only_worlds = exchanges.is_empty()
+            && in_use.all(|g| match &g.members {
+                GroupMembers::World => true,
+                GroupMembers::Cells(cells) => cells.len() == 1,
+            });
+        if only_worlds {
             let count = ranks.min(3);
-            let of_group = |&u: &bool| if u { vec![(0..count).collect()] } else { Vec::new() };
-            return SimulatedRanks::from_cells(count, used.iter().map(of_group).collect(), vec![0]);
+            let cells = used
+                .iter()
+                .map(|&is_used| if is_used { vec![(0..count).collect()] } else { Vec::new() })
+                .collect();
+            return SimulatedRanks::from_cells(count, cells, vec![0]);
         }
         let cells: Vec<Vec<Vec<usize>>> =
             groups.iter().zip(used).map(|(g, &u)| cells_of(g, u, ranks)).collect();
@@ -83,14 +87,14 @@ impl SimulatedRanks {
     }
 
     fn from_cells(count: usize, cells: Vec<Vec<Vec<usize>>>, examined: Vec<usize>) -> Self {
-        let of_group = |cells: &Vec<Vec<usize>>| {
-            let mut cell_of = vec![usize::MAX; if cells.is_empty() { 0 } else { count }];
-            for (c, cell) in cells.iter().enumerate() {
-                cell.iter().filter(|&&r| r < count).for_each(|&r| cell_of[r] = c);
+        let mut cell_of = Vec::with_capacity(cells.len());
+        for group_cells in &cells {
+            let mut cell_of_rank = vec![usize::MAX; if group_cells.is_empty() { 0 } else { count }];
+            for (c, cell) in group_cells.iter().enumerate() {
+                cell.iter().filter(|&&rank| rank < count).for_each(|&rank| cell_of_rank[rank] = c);
             }
-            cell_of
-        };
-        let cell_of = cells.iter().map(of_group).collect();
+            cell_of.push(cell_of_rank);
+        }
         SimulatedRanks { count, cells, cell_of, examined }
     }
 
@@ -159,8 +163,9 @@ impl GroupStructure<'_> {
 
     fn keeps_cells(&self, map: &dyn Fn(usize) -> usize) -> bool {
         self.ranks.cells.iter().enumerate().filter(|(_, cells)| !cells.is_empty()).all(|(g, cells)| {
-            let target = |r: usize| self.ranks.cell_of(g, map(r));
-            cells.iter().all(|cell| cell.windows(2).all(|w| target(w[0]) == target(w[1])))
+            cells.iter().all(|cell| {
+                cell.windows(2).all(|w| self.ranks.cell_of(g, map(w[0])) == self.ranks.cell_of(g, map(w[1])))
+            })
         })
     }
 
@@ -174,27 +179,31 @@ impl GroupStructure<'_> {
                 pairs_of[to].push((e, from, to));
             }
         }
-        let can_exchange = |a: usize, b: usize| {
-            let swap = |r: usize| match r {
-                r if r == a => b,
-                r if r == b => a,
-                r => r,
-            };
-            let mut touched = pairs_of[a].iter().chain(&pairs_of[b]);
-            touched.all(|&(e, from, to)| self.pairs[e].contains(&(swap(from), swap(to))))
-        };
         let mut first: HashMap<Vec<Option<usize>>, Vec<usize>> = HashMap::new();
         for r in 0..self.ranks.count {
-            let cell = |(g, cells): (usize, &Vec<Vec<usize>>)| {
-                self.ranks.cell_of(g, r).filter(|&c| cells[c].len() > 1)
-            };
-            let same_cells =
-                first.entry(self.ranks.cells.iter().enumerate().map(cell).collect()).or_default();
-            match same_cells.iter().find(|&&a| can_exchange(a, r)) {
+            let groups = self.ranks.cells.iter().enumerate();
+            let shared_cells =
+                groups.map(|(g, cells)| self.ranks.cell_of(g, r).filter(|&c| cells[c].len() > 1)).collect();
+            let same_cells = first.entry(shared_cells).or_default();
+            let exchangeable = same_cells.iter().find(|&&a| {
+                let mut touched = pairs_of[a].iter().chain(&pairs_of[r]);
+                touched.all(|&(e, from, to)| {
+                    self.pairs[e].contains(&(swap_ranks(from, a, r), swap_ranks(to, a, r)))
+                })
+            });
+            match exchangeable {
                 Some(&a) => classes.join(a, r),
                 None => same_cells.push(r),
             }
         }
+    }
+}
+
+fn swap_ranks(rank: usize, a: usize, b: usize) -> usize {
+    match rank {
+        r if r == a => b,
+        r if r == b => a,
+        r => r,
     }
 }
 
@@ -252,24 +261,24 @@ mod tests {
         assert!(ranks(4, &odd, &[]).examined.len() > 1);
         let world = [group(GroupMembers::World, 8)];
         assert_eq!(ranks(8, &world, &[]).count, 3);
-        let of = |pairs: &[(u32, u32)]| {
+        let examined = |pairs: &[(u32, u32)]| {
             let found = ranks(8, &world, &[exchange_step(pairs)]);
             assert_eq!(found.count, 8);
             found.examined
         };
         let to_all: Vec<(u32, u32)> = [0, 1, 2, 4, 5, 6, 7].map(|r| (3, r)).to_vec();
-        assert_eq!(of(&to_all), [0, 3]);
-        assert_eq!(of(&(0..8).map(|r| (r, (r + 1) % 8)).collect::<Vec<_>>()), [0]);
-        assert_eq!(of(&[(0, 1), (1, 2)]), [0, 1, 2, 3]);
-        assert_eq!(of(&[]), [0]);
+        assert_eq!(examined(&to_all), [0, 3]);
+        assert_eq!(examined(&(0..8).map(|r| (r, (r + 1) % 8)).collect::<Vec<_>>()), [0]);
+        assert_eq!(examined(&[(0, 1), (1, 2)]), [0, 1, 2, 3]);
+        assert_eq!(examined(&[]), [0]);
     }
 
     #[test]
     fn meshes_of_any_base_have_one_class() {
         // Three by four by two ranks, each axis and each plane a group.
         let along = |stride: u32, size: u32, n: u32| {
-            let first = move |r: &u32| (r / stride).is_multiple_of(size);
-            cells((0..n).filter(first).map(move |r| (0..size).map(|i| r + i * stride).collect()))
+            let firsts = (0..n).filter(move |r| (r / stride).is_multiple_of(size));
+            cells(firsts.map(move |r| (0..size).map(|i| r + i * stride).collect()))
         };
         let mesh = [group(along(1, 2, 24), 2), group(along(2, 4, 24), 4), group(along(8, 3, 24), 3)];
         assert_eq!(ranks(24, &mesh, &[]).examined, [0]);

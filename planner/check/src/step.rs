@@ -127,9 +127,11 @@ pub fn bound_inputs(
     program: &PlannedProgram,
     locations: &EntityMap<ValueId, Option<ValueLocation>>,
 ) -> Vec<(ValueId, bool)> {
-    let in_space = |v: ValueId| locations[v].as_ref().is_some_and(|location| location.space.is_some());
-    let inputs = program.graph.inputs.iter().filter(|(_, i)| in_space(i.value));
-    inputs.map(|(id, i)| (i.value, written_each_run(source, id.index()))).collect()
+    let inputs = program.graph.inputs.iter().filter(|(_, input)| {
+        let location = locations[input.value].as_ref();
+        location.is_some_and(|location| location.space.is_some())
+    });
+    inputs.map(|(id, input)| (input.value, written_each_run(source, id.index()))).collect()
 }
 
 /// Checks that operands are defined by earlier steps, and that each wait names an earlier step of the other lane

@@ -25,7 +25,7 @@ use symmc_ir::collective::SyncScope;
 use symmc_ir::{EntityMap, ValueId};
 use symmc_support::parallel;
 
-use super::clock::{AccessStart, OrderFault, PastStep, VectorClocks};
+use super::clock::{AccessStart, OrderFault, VectorClocks};
 use super::cross_run::CrossRunConflicts;
 use super::error::{AccessMoment, Accessor, CheckError, MemoryAccess};
 use super::location::ValueLocation;
@@ -53,10 +53,14 @@ pub fn check(
     let exchanges: BTreeSet<PairExchange<'_>> =
         schedules.iter().flat_map(|s| &s.steps).filter_map(PairExchange::from_step).collect();
     let ranks = SimulatedRanks::new(ranks as usize, &programs.groups, &used, &exchanges);
-    (report.simulated, report.examined) = (ranks.count, ranks.examined.len());
+    report.simulated = ranks.count;
+    report.examined = ranks.examined.len();
     let facts: Vec<BucketRunFacts> = schedules.iter().map(BucketRunFacts::new).collect();
-    let peers_of_rank = |&r: &usize| (0..ranks.cells.len()).map(|g| ranks.peers(g, r).collect()).collect();
-    let peers: Vec<Vec<Vec<usize>>> = ranks.examined.iter().map(peers_of_rank).collect();
+    let peers: Vec<Vec<Vec<usize>>> = ranks
+        .examined
+        .iter()
+        .map(|&rank| (0..ranks.cells.len()).map(|g| ranks.peers(g, rank).collect()).collect())
+        .collect();
     let steps = schedules.iter().map(|s| s.steps.len()).sum();
     let conflicts = CrossRunConflicts::new(schedules);
     let proofs = parallel::map((0..schedules.len()).collect(), steps, |bucket| {
@@ -100,12 +104,12 @@ struct BucketRunFacts {
 
 impl BucketRunFacts {
     fn new(schedule: &BucketSchedule<'_>) -> Self {
-        let span = |(v, location): (ValueId, &Option<ValueLocation>)| {
+        let spans = schedule.locations.iter().map(|(v, location)| {
             let location = location.as_ref()?;
             let simple = schedule.overlaps.is_simple(v);
             Some(AccessSpan { space: location.space?, low: location.low, high: location.high, simple })
-        };
-        let spans = schedule.locations.iter().map(span).collect();
+        });
+        let spans = spans.collect();
         let mut last_waiter = vec![None; schedule.steps.len()];
         for (s, step) in schedule.steps.iter().enumerate() {
             for &w in &step.waits {
@@ -167,11 +171,11 @@ impl RaceProof<'_> {
         let schedule = &self.schedules[bucket];
         let mut clocks = VectorClocks::new(self.ranks);
         let mut memories = vec![AccessHistory::default(); self.ranks.examined.len()];
-        let content = |h: &Option<ValueLocation>| match h {
+        let contents = schedule.locations.values().map(|location| match location {
             Some(ValueLocation { space: None, .. }) => ValueContent::Intact,
             _ => ValueContent::Unwritten,
-        };
-        let mut contents: Vec<ValueContent> = schedule.locations.values().map(content).collect();
+        });
+        let mut contents: Vec<ValueContent> = contents.collect();
         self.run(bucket, &mut clocks, ComparisonTarget::Own(&mut memories, &mut contents), |_| false);
         self.at_end(bucket, &contents);
         self.report.joins += clocks.joins;
@@ -232,30 +236,29 @@ impl RaceProof<'_> {
             // A later access starts under the clock of the rank itself, or of a peer after its rendezvous with the
             // rank. Only an access before the rendezvous starts under what the peer alone knows.
             conflicts.retain_conflicts(memory, |old| {
-                let knows = |r: usize| is_known_complete(&start.now(r, 0), old, rank, peers);
-                if conflicts.accesses_before_rendezvous {
-                    around.iter().all(|&r| knows(r))
-                } else {
-                    knows(rank)
-                }
+                let starts =
+                    if conflicts.accesses_before_rendezvous { around } else { std::slice::from_ref(&rank) };
+                starts.iter().all(|&r| is_known_complete(&start.now(r, 0), old, rank, peers))
             });
         }
-        let is_first_of_form = |b: usize| conflicts.form[b] == b;
         let next_buckets: Vec<usize> = if !memories.iter().all(AccessHistory::is_empty) {
             (0..self.schedules.len()).collect()
-        } else if is_first_of_form(bucket) {
-            (0..self.schedules.len()).filter(|&b| is_first_of_form(b)).collect()
+        } else if conflicts.form[bucket] == bucket {
+            // The first bucket of each form.
+            (0..self.schedules.len()).filter(|&b| conflicts.form[b] == b).collect()
         } else {
             return;
         };
-        let over = |clocks: &VectorClocks| around.iter().all(|ranks| clocks.all_know(ranks, tick));
         let mut known: BTreeSet<Vec<u32>> = BTreeSet::new();
         let mut open = vec![after.clone()];
         while let Some(before) = open.pop() {
             for &next in &next_buckets {
                 let mut clocks = before.clone();
                 self.report.sequences += 1;
-                let done = self.run(next, &mut clocks, ComparisonTarget::Run(bucket, &memories), over);
+                let target = ComparisonTarget::Run(bucket, &memories);
+                let done = self.run(next, &mut clocks, target, |clocks| {
+                    around.iter().all(|ranks| clocks.all_know(ranks, tick))
+                });
                 if !done && known.insert(clocks.summary(tick)) {
                     open.push(clocks);
                 }
@@ -292,8 +295,11 @@ impl RaceProof<'_> {
             self.access_step(bucket, index, clocks, &mut against);
             let last_waiter = &facts[bucket].last_waiter;
             clocks.complete(step, index, self.ranks, last_waiter[index].is_some());
-            let done = |&&w: &&usize| last_waiter.get(w) == Some(&Some(index));
-            step.waits.iter().filter(done).for_each(|&w| clocks.forget(w));
+            for &awaited in &step.waits {
+                if last_waiter.get(awaited) == Some(&Some(index)) {
+                    clocks.forget(awaited);
+                }
+            }
             if self.errors.len() >= ENOUGH {
                 return true;
             }
@@ -305,10 +311,13 @@ impl RaceProof<'_> {
         let at = self.schedules[bucket].step_location(step);
         let sync = self.schedules[bucket].steps[step].sync;
         let group = sync.map(|s| self.programs.groups[s.group].name.clone()).unwrap_or_default();
-        let location = |p: &PastStep| self.schedules[p.bucket].step_location(p.step);
+        let past = match &fault {
+            OrderFault::Unordered(past) | OrderFault::Landing(past) => past,
+        };
+        let earlier = self.schedules[past.bucket].step_location(past.step);
         let error = match fault {
-            OrderFault::Unordered(p) => CheckError::Unordered { earlier: location(&p), at, group },
-            OrderFault::Landing(p) => CheckError::LandingRace { earlier: location(&p), at, group },
+            OrderFault::Unordered(_) => CheckError::Unordered { earlier, at, group },
+            OrderFault::Landing(_) => CheckError::LandingRace { earlier, at, group },
         };
         if !self.errors.contains(&error) {
             self.errors.push(error);
@@ -500,11 +509,11 @@ impl RaceProof<'_> {
 /// Whether an access to the memory of `rank` is known to be complete under the clocks of `start`. The access was made
 /// by the rank itself, by its caller, or by its peers. `peers` are the peers of the rank in each group.
 fn is_known_complete(start: &AccessStart<'_>, old: &AccessRecord, rank: usize, peers: &[Vec<usize>]) -> bool {
-    let ended = |r: usize| start.knows(r, old.lane as usize, old.end);
-    match old.accessor {
-        Accessor::Peers => peers[old.group as usize].iter().all(|&p| ended(p)),
-        Accessor::Own | Accessor::Caller => ended(rank),
-    }
+    let accessors = match old.accessor {
+        Accessor::Peers => &peers[old.group as usize][..],
+        Accessor::Own | Accessor::Caller => std::slice::from_ref(&rank),
+    };
+    accessors.iter().all(|&r| start.knows(r, old.lane as usize, old.end))
 }
 
 impl CheckStep {

@@ -120,9 +120,6 @@ impl<'a> AxisSets<'a> {
         let graph = self.program.graph;
         let node = &graph.nodes[id];
         let result = node.outputs[0];
-        let all = |sets: &mut Self| {
-            node.inputs.iter().chain(&node.outputs).for_each(|&v| sets.fix_all(v));
-        };
         match (&node.op, &node.inputs[..]) {
             (Op::Full(_), _) => {}
             (op, inputs) if op.is_element_wise() || *op == Op::Copy => {
@@ -188,10 +185,11 @@ impl<'a> AxisSets<'a> {
                 self.attention(&node.op, &node.inputs, result, &|axis| axis);
             }
             (Op::Permuted { op, perm }, inputs) if node.outputs.len() == 1 => {
-                let at = |axis: usize| perm.iter().position(|&p| p == axis).unwrap_or(axis);
-                self.attention(op, inputs, result, &at);
+                self.attention(op, inputs, result, &|axis| {
+                    perm.iter().position(|&p| p == axis).unwrap_or(axis)
+                });
             }
-            _ => all(self),
+            _ => node.inputs.iter().chain(&node.outputs).for_each(|&v| self.fix_all(v)),
         }
     }
 
@@ -232,12 +230,13 @@ impl<'a> AxisSets<'a> {
         let back = a.iter().rev().zip(b.iter().rev()).take(rest).take_while(|(m, n)| m == n).count();
         (0..front).for_each(|axis| self.join((x, axis), (result, axis)));
         (0..back).for_each(|k| self.join((x, a.len() - 1 - k), (result, b.len() - 1 - k)));
-        let fixed = |sets: &mut Self, v: ValueId, extents: usize| {
-            let open = (front..extents - back).filter(|&axis| !is_unit(&program.types[v].shape[axis]));
-            open.for_each(|axis| sets.fix((v, axis)));
-        };
-        fixed(self, x, a.len());
-        fixed(self, result, b.len());
+        for (v, shape) in [(x, a), (result, b)] {
+            for axis in front..shape.len() - back {
+                if !is_unit(&shape[axis]) {
+                    self.fix((v, axis));
+                }
+            }
+        }
     }
 
     fn join_take(&mut self, x: ValueId, index: ValueId, result: ValueId, axis: usize) {
@@ -261,11 +260,11 @@ impl<'a> AxisSets<'a> {
         let Some(lead) = rank.checked_sub(3) else {
             return inputs.iter().chain([&result]).for_each(|&v| self.fix_all(v));
         };
-        let shapes = |v: ValueId| &self.program.types[v].shape;
+        let types = &self.program.types;
         // One head of keys and values serves all heads of queries.
-        let one = |x: ValueId| shapes(x).get(lead).is_some_and(is_unit);
-        let alike = |x: ValueId| shapes(x).get(lead) == shapes(q).get(lead);
-        let heads = [k, v].into_iter().all(alike) || [k, v].into_iter().all(one);
+        let q_heads = types[q].shape.get(lead);
+        let equal_heads = [k, v].into_iter().all(|x| types[x].shape.get(lead) == q_heads);
+        let one_head = [k, v].into_iter().all(|x| types[x].shape.get(lead).is_some_and(is_unit));
         let same_rank = [q, k, v].iter().all(|&v| self.rank(v) == rank);
         let of_rows = bounds.iter().any(|b| b.row);
         for axis in 0..rank {
@@ -282,9 +281,9 @@ impl<'a> AxisSets<'a> {
                     !of_rows
                 }
                 a => {
-                    let all = same_rank && (a != lead || heads);
+                    let all = same_rank && (a != lead || equal_heads || one_head);
                     let same = [k, v].iter().all(|&x| shapes_equal(self.program, x, q, a));
-                    let units = [k, v].iter().all(|&x| shapes(x).get(a).is_some_and(is_unit));
+                    let units = [k, v].iter().all(|&x| types[x].shape.get(a).is_some_and(is_unit));
                     self.join((q, a), to);
                     if !units {
                         [k, v].iter().for_each(|&x| self.join((x, a), to));
@@ -299,9 +298,9 @@ impl<'a> AxisSets<'a> {
         // The other operands broadcast to the scores.
         let others = inputs.iter().skip(3);
         for &x in others {
-            let own = self.rank(x);
-            for back in 0..own {
-                let a = own - 1 - back;
+            let operand_rank = self.rank(x);
+            for back in 0..operand_rank {
+                let a = operand_rank - 1 - back;
                 let axis = rank.checked_sub(1 + back);
                 let unit = is_unit(&self.program.types[x].shape[a]);
                 match axis.filter(|_| back > 0 && !unit) {

@@ -345,60 +345,71 @@ impl<'a> ConcreteBuilder<'a> {
 
 /// The op with its scalar as the interpreter stores it for operands of this dtype.
 fn with_rounded_scalar(op: Op, dtype: Option<DType>) -> Op {
-    let round = |scalar: Scalar, dtype: DType| {
-        if dtype.is_float() {
-            Scalar::Float(FloatAttribute(round_to_dtype(dtype, scalar.as_f64())))
-        } else {
-            scalar
-        }
-    };
     match (op, dtype) {
         (Op::BinaryScalar { op, scalar, scalar_left }, Some(x)) => {
-            let scalar = round(scalar, dtype_of_scalar(op, x));
+            let scalar = round_scalar(scalar, dtype_of_scalar(op, x));
             Op::BinaryScalar { op, scalar, scalar_left }
         }
-        (Op::Pad { low, value }, Some(x)) => Op::Pad { low, value: round(value, x) },
+        (Op::Pad { low, value }, Some(x)) => Op::Pad { low, value: round_scalar(value, x) },
         (op, _) => op,
+    }
+}
+
+fn round_scalar(scalar: Scalar, dtype: DType) -> Scalar {
+    if dtype.is_float() {
+        Scalar::Float(FloatAttribute(round_to_dtype(dtype, scalar.as_f64())))
+    } else {
+        scalar
     }
 }
 
 /// Estimates the work of a run of a concrete region on all ranks, in elements. Products in sums count a
 /// quarter. Drawing an element costs as much as computing several.
 pub fn estimate_work(graph: &Graph) -> u128 {
-    let numel = |v: ValueId| -> u128 {
-        graph
-            .ty(v)
-            .shape
-            .iter()
-            .fold(1, |n: u128, d| n.saturating_mul(d.as_const().unwrap_or(0).max(0) as u128))
-    };
-    let of = |node: &Node| {
-        let values = node.inputs.iter().chain(&node.outputs).map(|&v| numel(v)).fold(0, u128::saturating_add);
-        let extent = |v: Option<&ValueId>, back: usize| -> u128 {
-            let shape = v.map(|&v| &graph.ty(v).shape);
-            let dim = shape.and_then(|s| s.iter().rev().nth(back)).and_then(Dim::as_const);
-            dim.unwrap_or(1).max(0) as u128
-        };
-        let result = node.outputs.first().map_or(0, |&v| numel(v));
-        let attention = |first: usize, times: u128| {
-            let q = node.inputs.get(first).map_or(0, |&v| numel(v));
-            let each = q.saturating_add(result).saturating_mul(times);
-            each.saturating_mul(extent(node.inputs.get(first + 1), 1))
-        };
-        let cost = node.op.facts().cost;
-        let products = match cost {
-            OpCost::Product | OpCost::GroupedProduct => result.saturating_mul(extent(node.inputs.first(), 0)),
-            OpCost::Attention { .. } => attention(0, 1),
-            // Five products, each of the size of one of the two products of attention. The operands start at
-            // index 3.
-            OpCost::AttentionGradient { .. } => attention(3, 3),
-            OpCost::Bytes | OpCost::Sort => 0,
-        };
-        values.saturating_mul(if cost == OpCost::Sort { SORTING } else { 1 }).saturating_add(products / 4)
-    };
-    let inputs = graph.inputs.values().map(|i| numel(i.value)).fold(0, u128::saturating_add);
-    let nodes = graph.nodes.values().map(of).fold(0, u128::saturating_add);
+    let inputs = graph.inputs.values().map(|i| count_elements(graph, i.value)).fold(0, u128::saturating_add);
+    let nodes =
+        graph.nodes.values().map(|node| estimate_node_work(graph, node)).fold(0, u128::saturating_add);
     inputs.saturating_mul(DRAWING).saturating_add(nodes).saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
+}
+
+fn estimate_node_work(graph: &Graph, node: &Node) -> u128 {
+    let accessed = node.inputs.iter().chain(&node.outputs);
+    let values = accessed.map(|&v| count_elements(graph, v)).fold(0, u128::saturating_add);
+    let cost = node.op.facts().cost;
+    let products = match cost {
+        OpCost::Product | OpCost::GroupedProduct => {
+            count_results(graph, node).saturating_mul(extent_from_end(graph, node.inputs.first(), 0))
+        }
+        OpCost::Attention { .. } => count_attention_products(graph, node, 0),
+        // Five products, each of the size of one of the two products of attention. The operands start at
+        // index 3.
+        OpCost::AttentionGradient { .. } => count_attention_products(graph, node, 3).saturating_mul(3),
+        OpCost::Bytes | OpCost::Sort => 0,
+    };
+    values.saturating_mul(if cost == OpCost::Sort { SORTING } else { 1 }).saturating_add(products / 4)
+}
+
+/// The products of attention whose first operand, the queries, is the input with the index `queries`.
+fn count_attention_products(graph: &Graph, node: &Node, queries: usize) -> u128 {
+    let elements = node.inputs.get(queries).map_or(0, |&v| count_elements(graph, v));
+    let keys = extent_from_end(graph, node.inputs.get(queries + 1), 1);
+    elements.saturating_add(count_results(graph, node)).saturating_mul(keys)
+}
+
+fn count_results(graph: &Graph, node: &Node) -> u128 {
+    node.outputs.first().map_or(0, |&v| count_elements(graph, v))
+}
+
+fn count_elements(graph: &Graph, value: ValueId) -> u128 {
+    let dims = graph.ty(value).shape.iter();
+    dims.fold(1, |n: u128, d| n.saturating_mul(d.as_const().unwrap_or(0).max(0) as u128))
+}
+
+/// The extent of an axis of a value, counted from the last. A missing axis has extent 1.
+fn extent_from_end(graph: &Graph, value: Option<&ValueId>, axis: usize) -> u128 {
+    let shape = value.map(|&v| &graph.ty(v).shape);
+    let dim = shape.and_then(|s| s.iter().rev().nth(axis)).and_then(Dim::as_const);
+    dim.unwrap_or(1).max(0) as u128
 }
 
 /// The bindings of the symbols of a numbering. Symbols that are not named get their smallest value.

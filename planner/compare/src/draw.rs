@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{SeedConfig, SeedScope, SeededInputs};
-use symmc_ir::{DType, Graph, InputId, Op, Scalar, SymbolBindings, Tensor};
+use symmc_ir::{DType, Graph, InputId, Op, SymbolBindings, Tensor};
 use symmc_support::random::SplitMix;
 
 use crate::concrete::{ConcreteRegion, RegionLeaf};
@@ -89,11 +89,12 @@ impl LeafDraws {
             .map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0))
             .collect();
         let positions = positions(leaf, &shape);
-        let wrong = || "the data of a constant lack elements that the part reads".to_string();
         if let Some(data) = &leaf.data {
-            let index = |&p: &i64| usize::try_from(p).ok().filter(|&p| p < data.numel());
-            let indices: Option<Vec<usize>> = positions.iter().map(index).collect();
-            let indices = indices.ok_or_else(wrong)?;
+            let indices: Option<Vec<usize>> = positions
+                .iter()
+                .map(|&position| usize::try_from(position).ok().filter(|&index| index < data.numel()))
+                .collect();
+            let indices = indices.ok_or_else(describe_missing_data)?;
             let tensor = if ty.dtype.is_float() {
                 let floats: Vec<f64> = indices.iter().map(|&p| data.get_f64(p)).collect();
                 Tensor::from_f64(ty.dtype, shape, &floats)
@@ -101,25 +102,25 @@ impl LeafDraws {
                 let integers: Vec<i64> = indices.iter().map(|&p| data.get_i64(p)).collect();
                 Tensor::from_i64(ty.dtype, shape, &integers)
             };
-            return tensor.ok_or_else(wrong);
+            return tensor.ok_or_else(describe_missing_data);
         }
         let rank = leaf.replication.as_ref().map_or(rank, |held| held.representative_rank(rank));
         let together = 2.0 + (self.number.get(&leaf.class).copied().unwrap_or(0) % 4) as f64;
         let stream = self.class_seed(leaf.class, seed, rank);
-        let random = |p: i64| SplitMix(stream ^ (p as u64).wrapping_mul(0x2545_f491_4f6c_dd1d));
         if ty.dtype.is_float() {
-            let element = |&p: &i64| {
-                let mut random = random(p);
+            let floats = positions.iter().map(|&position| {
+                let mut random = element_random(stream, position);
                 let x = round_to_dtype(leaf.dtype, self.float(kind, &mut random));
                 // Shifts each element separately, and all elements of a leaf together, as rounded factors do.
                 x * (1.0 + shift * (random.symmetric_unit() + together))
-            };
-            return Tensor::from_f64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
-                .ok_or_else(wrong);
+            });
+            return Tensor::from_f64(ty.dtype, shape, &floats.collect::<Vec<_>>())
+                .ok_or_else(describe_missing_data);
         }
-        let element = |&p: &i64| self.integer(kind, leaf, p, &mut random(p));
-        Tensor::from_i64(ty.dtype, shape, &positions.iter().map(element).collect::<Vec<_>>())
-            .ok_or_else(wrong)
+        let integers = positions
+            .iter()
+            .map(|&position| self.integer(kind, leaf, position, &mut element_random(stream, position)));
+        Tensor::from_i64(ty.dtype, shape, &integers.collect::<Vec<_>>()).ok_or_else(describe_missing_data)
     }
 
     /// The seed of the random numbers of a class.
@@ -184,6 +185,14 @@ impl LeafDraws {
     }
 }
 
+fn describe_missing_data() -> String {
+    "the data of a constant lack elements that the part reads".to_string()
+}
+
+fn element_random(stream: u64, position: i64) -> SplitMix {
+    SplitMix(stream ^ (position as u64).wrapping_mul(0x2545_f491_4f6c_dd1d))
+}
+
 /// The position in its class of each element of a leaf, in row-major order.
 fn positions(leaf: &RegionLeaf, shape: &[usize]) -> Vec<i64> {
     let mut out = vec![leaf.offset];
@@ -198,16 +207,13 @@ fn positions(leaf: &RegionLeaf, shape: &[usize]) -> Vec<i64> {
 /// The constants of the programs, and the middle between each two of them.
 fn critical_values(pair: [&ConcreteRegion; 2]) -> Vec<f64> {
     let mut found: Vec<f64> = Vec::new();
-    let mut add = |scalar: &Scalar| {
-        let x = scalar.as_f64();
+    for node in pair.iter().flat_map(|c| c.graph.nodes.values()) {
+        let x = match &node.op {
+            Op::Full(s) | Op::BinaryScalar { scalar: s, .. } | Op::Pad { value: s, .. } => s.as_f64(),
+            _ => continue,
+        };
         if x.is_finite() && x != 0.0 && x.abs() < 1e15 && !found.contains(&x) && found.len() < MOST_CRITICAL {
             found.push(x);
-        }
-    };
-    for node in pair.iter().flat_map(|c| c.graph.nodes.values()) {
-        match &node.op {
-            Op::Full(s) | Op::BinaryScalar { scalar: s, .. } | Op::Pad { value: s, .. } => add(s),
-            _ => {}
         }
     }
     let middles: Vec<f64> =

@@ -108,10 +108,9 @@ impl AxisNest {
     /// The axes of these extents with the strides of all operands. Axes of extent 1 are left out.
     pub fn new(extents: &[Dim], strides: &[Vec<Dim>]) -> AxisNest {
         let kept: Vec<usize> = (0..extents.len()).filter(|&axis| !is_unit(&extents[axis])).collect();
-        let of = |all: &Vec<Dim>| kept.iter().map(|&axis| all[axis].clone()).collect();
         AxisNest {
             extents: kept.iter().map(|&axis| extents[axis].clone()).collect(),
-            strides: strides.iter().map(of).collect(),
+            strides: strides.iter().map(|s| kept.iter().map(|&axis| s[axis].clone()).collect()).collect(),
         }
     }
 
@@ -121,8 +120,7 @@ impl AxisNest {
         while axis >= 2 {
             axis -= 1;
             let inner = self.extents[axis].clone();
-            let one = |s: &Vec<Dim>| s[axis - 1] == s[axis].clone() * inner.clone();
-            if self.strides.iter().all(one) {
+            if self.strides.iter().all(|s| s[axis - 1] == s[axis].clone() * inner.clone()) {
                 self.extents[axis - 1] = self.extents[axis - 1].clone() * inner.clone();
                 self.extents.remove(axis);
                 for strides in &mut self.strides {

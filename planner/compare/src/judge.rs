@@ -167,11 +167,11 @@ fn compare_rounded(pair: &RegionPair, drawing: &LeafDraws, elements: u64) -> Res
             }
         };
         ran = true;
-        let differs = |(rank, (found, expected)): (usize, (&Tensor, &Tensor))| {
+        let mut ranks = found.iter().zip(&expected).enumerate();
+        let mut first = ranks.find_map(|(rank, (found, expected))| {
             let result = compare(found, expected, rounding.tolerance(expected));
             (!result.agrees()).then(|| format!("on rank {rank}: {result}"))
-        };
-        let mut first = found.iter().zip(&expected).enumerate().find_map(differs);
+        });
         if first.is_some() && !rounding.same_bits {
             let noisy =
                 NoisyRuns { source: &pair.typed[0], drawing, draw: (kind, seed), rounding: &rounding };
@@ -214,10 +214,10 @@ impl NoisyRuns<'_> {
             for ((spread, expected), noisy) in spreads.iter_mut().zip(expected).zip(&noisy) {
                 spread.widen(expected, noisy);
             }
-            let agrees = |((found, expected), spread): ((&Tensor, &Tensor), &NoiseSpread)| {
+            let mut ranks = found.iter().zip(expected).zip(&spreads);
+            if ranks.all(|((found, expected), spread)| {
                 compare_with_spread(found, expected, self.rounding.tolerance(expected), spread).agrees()
-            };
-            if found.iter().zip(expected).zip(&spreads).all(agrees) {
+            }) {
                 return true;
             }
         }
@@ -234,11 +234,10 @@ struct RoundingTolerance {
 
 impl RoundingTolerance {
     fn from_pair(pair: &RegionPair) -> RoundingTolerance {
-        let root = |concrete: &ConcreteRegion| {
+        let [source, planned] = pair.typed.each_ref().map(|concrete| {
             let histories = output_histories(&concrete.graph, RunCount::One);
             histories.first().copied().unwrap_or(RoundingHistory::EXACT)
-        };
-        let [source, planned] = [root(&pair.typed[0]), root(&pair.typed[1])];
+        });
         let history = source.with_numerics(pair.numerics, &planned);
         RoundingTolerance { history, same_bits: pair.same_bits && history == source }
     }
@@ -280,13 +279,14 @@ fn run_region_with_noise(
     noise: Option<RoundingNoise>,
 ) -> Result<Vec<Tensor>, String> {
     let graph: &Graph = &concrete.graph;
-    let of_rank = |rank: u32| -> Result<Vec<Arc<Tensor>>, String> {
-        let leaves = concrete.leaves.iter().enumerate();
-        leaves
-            .map(|(k, leaf)| Ok(Arc::new(drawing.tensor(graph, leaf, k, (kind, seed), rank, shift)?)))
-            .collect()
-    };
-    let inputs = (0..graph.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>()?;
+    let mut inputs = Vec::new();
+    for rank in 0..graph.ranks.unwrap_or(1) {
+        let mut leaves = Vec::with_capacity(concrete.leaves.len());
+        for (k, leaf) in concrete.leaves.iter().enumerate() {
+            leaves.push(Arc::new(drawing.tensor(graph, leaf, k, (kind, seed), rank, shift)?));
+        }
+        inputs.push(leaves);
+    }
     let outputs = match noise {
         Some(noise) => {
             run_with_noise(graph, &SymbolBindings::new(), &inputs, &ReferenceKernelRegistry::new(), noise)
@@ -305,31 +305,36 @@ fn find_difference(
     kind: DrawKind,
 ) -> Option<String> {
     if found.dtype() != expected.dtype() || found.shape() != expected.shape() {
-        let ty = |t: &Tensor| format!("{}{:?}", t.dtype(), t.shape());
-        return Some(format!("found {}, expected {}", ty(found), ty(expected)));
+        return Some(format!(
+            "found {}{:?}, expected {}{:?}",
+            found.dtype(),
+            found.shape(),
+            expected.dtype(),
+            expected.shape()
+        ));
     }
-    let differs =
-        |i: usize| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i));
-    if !expected.dtype().is_float() {
-        let steady = |i: usize| moved.is_none_or(|m| m.get_i64(i) == expected.get_i64(i));
-        return (0..expected.numel())
-            .find(|&i| found.get_i64(i) != expected.get_i64(i) && steady(i))
-            .map(differs);
-    }
-    let finite = (0..expected.numel()).map(|i| expected.get_f64(i).abs()).filter(|x| x.is_finite());
-    let largest = finite.fold(0.0, f64::max);
-    let apart = |i: usize| {
-        let x = found.get_f64(i);
-        let y = expected.get_f64(i);
-        let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs());
-        if x == y || x.is_nan() && y.is_nan() {
-            return false;
-        }
-        if !(x.is_finite() && y.is_finite()) {
-            // Values that overflow f64 are not compared.
-            return kind != DrawKind::Wide;
-        }
-        moves.is_finite() && (x - y).abs() > RELATIVE * y.abs() + TIMES * moves + OF_LARGEST * largest
+    let mut elements = 0..expected.numel();
+    let first = if expected.dtype().is_float() {
+        let finite = elements.clone().map(|i| expected.get_f64(i).abs()).filter(|x| x.is_finite());
+        let largest = finite.fold(0.0, f64::max);
+        elements.find(|&i| {
+            let x = found.get_f64(i);
+            let y = expected.get_f64(i);
+            let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs());
+            if x == y || x.is_nan() && y.is_nan() {
+                return false;
+            }
+            if !(x.is_finite() && y.is_finite()) {
+                // Values that overflow f64 are not compared.
+                return kind != DrawKind::Wide;
+            }
+            moves.is_finite() && (x - y).abs() > RELATIVE * y.abs() + TIMES * moves + OF_LARGEST * largest
+        })
+    } else {
+        elements.find(|&i| {
+            found.get_i64(i) != expected.get_i64(i)
+                && moved.is_none_or(|m| m.get_i64(i) == expected.get_i64(i))
+        })
     };
-    (0..expected.numel()).find(|&i| apart(i)).map(differs)
+    first.map(|i| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i)))
 }

@@ -215,12 +215,12 @@ impl ValueNumbering {
     fn reduce_parts(&mut self, op: &Op, x: &ElementView, result: &ElementView, dtype: DType) {
         let Some(parts) = self.parts.get(&x.class).cloned() else { return };
         let end = parts.last().map(|p| p.start.clone() + p.count.clone());
-        let is_whole = |e: &ElementView| {
-            e.offset == Dim::from(0)
-                && e.strides == contiguous_strides(&e.shape)
-                && Some(shape_product(&e.shape)) == end
-        };
-        if !is_whole(x) || !is_whole(result) || self.parts.contains_key(&result.class) {
+        let both_whole = [x, result].into_iter().all(|elements| {
+            elements.offset == Dim::from(0)
+                && elements.strides == contiguous_strides(&elements.shape)
+                && Some(shape_product(&elements.shape)) == end
+        });
+        if !both_whole || self.parts.contains_key(&result.class) {
             return;
         }
         let reduced = parts.into_iter().map(|part| {
@@ -321,21 +321,21 @@ impl ValueNumbering {
         result: ValueId,
     ) -> Option<ElementView> {
         let ty = &program.types[result];
-        let of = |k: usize| Some((&program.types[*inputs.get(k)?], operands.get(k)?));
+        let operand = |k: usize| Some((&program.types[*inputs.get(k)?], operands.get(k)?));
         match op {
             Op::Full(scalar) => {
                 let class = self.scalar_class(scalar_bits(ty.dtype, *scalar));
                 Some(ElementView::repeated(class, &ty.shape))
             }
-            Op::Copy => Some(of(0)?.1.clone()),
-            Op::Cast if of(0)?.0.dtype == ty.dtype => Some(of(0)?.1.clone()),
-            Op::Collective(_) | Op::Shard { .. } if alone => Some(of(0)?.1.clone()),
-            Op::Concat { .. } if operands.len() == 1 => Some(of(0)?.1.clone()),
-            Op::Pad { low, .. } if low.iter().all(|l| l.as_const() == Some(0)) && of(0)?.0 == ty => {
-                Some(of(0)?.1.clone())
+            Op::Copy => Some(operand(0)?.1.clone()),
+            Op::Cast if operand(0)?.0.dtype == ty.dtype => Some(operand(0)?.1.clone()),
+            Op::Collective(_) | Op::Shard { .. } if alone => Some(operand(0)?.1.clone()),
+            Op::Concat { .. } if operands.len() == 1 => Some(operand(0)?.1.clone()),
+            Op::Pad { low, .. } if low.iter().all(|l| l.as_const() == Some(0)) && operand(0)?.0 == ty => {
+                Some(operand(0)?.1.clone())
             }
             Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand => {
-                let (x, elements) = of(0)?;
+                let (x, elements) = operand(0)?;
                 let view = elements.apply_view(op, x, ty, &self.symbols);
                 match op {
                     Op::Reshape if view.is_none() => Some(self.contiguous_run(elements, &ty.shape)),
@@ -344,7 +344,7 @@ impl ValueNumbering {
                 }
             }
             Op::BinaryScalar { op, scalar, scalar_left } => {
-                let (x, elements) = of(0)?;
+                let (x, elements) = operand(0)?;
                 let class = self.scalar_class(scalar_operand(*op, x.dtype, *scalar));
                 let scalar = ElementView::repeated(class, &[]);
                 let both = [elements.clone(), scalar];
@@ -359,7 +359,7 @@ impl ValueNumbering {
             }
             op if op.is_element_wise() => Some(self.pointwise(op.clone(), operands, ty)),
             Op::MatMul => self.product(operands, ty),
-            Op::Reduce { op: kind, axes, .. } => Some(self.reduction(*kind, axes, of(0)?.1, ty)),
+            Op::Reduce { op: kind, axes, .. } => Some(self.reduction(*kind, axes, operand(0)?.1, ty)),
             Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => self.rows(op, *axes, operands, ty),
             Op::Softmax { axis, log } if axis + 1 == ty.rank() => {
                 self.rows(&Op::Softmax { axis: 0, log: *log }, 1, operands, ty)
@@ -397,15 +397,15 @@ impl ValueNumbering {
         inner: AxisNest,
     ) -> ElementView {
         let zero = Dim::from(0);
-        let moves = |axis: usize| !is_unit(&shape[axis]) && strides.iter().any(|s| s[axis] != zero);
-        let kept: Vec<usize> = (0..shape.len()).filter(|&axis| moves(axis)).collect();
-        let extents: Vec<Dim> = kept.iter().map(|&axis| shape[axis].clone()).collect();
-        let of = |s: &Vec<Dim>| kept.iter().map(|&axis| s[axis].clone()).collect();
-        let strides: Vec<Vec<Dim>> = strides.iter().map(of).collect();
+        let kept: Vec<usize> = (0..shape.len())
+            .filter(|&axis| !is_unit(&shape[axis]) && strides.iter().any(|s| s[axis] != zero))
+            .collect();
+        let extents = pick_axes(&kept, shape);
+        let strides: Vec<Vec<Dim>> = strides.iter().map(|strides| pick_axes(&kept, strides)).collect();
         let outer = AxisNest::new(&extents, &strides).merged();
         // The inner axes are stored after the others.
-        let behind: &[Dim] = &ty.shape[shape.len().min(ty.rank())..];
-        let stored: Vec<Dim> = extents.iter().chain(behind).cloned().collect();
+        let inner_extents: &[Dim] = &ty.shape[shape.len().min(ty.rank())..];
+        let stored: Vec<Dim> = extents.iter().chain(inner_extents).cloned().collect();
         let stored = contiguous_strides(&stored);
         let mut out = vec![zero; ty.rank()];
         kept.iter().enumerate().for_each(|(k, &axis)| out[axis] = stored[k].clone());
@@ -437,14 +437,13 @@ impl ValueNumbering {
         x: &ElementView,
         ty: &TensorType,
     ) -> ElementView {
-        let is_reduced = |axis: &usize| axes.contains(axis);
-        let (within, outside): (Vec<usize>, Vec<usize>) = (0..x.shape.len()).partition(is_reduced);
-        let pick = |axes: &[usize], of: &[Dim]| axes.iter().map(|&a| of[a].clone()).collect::<Vec<Dim>>();
-        let inner = AxisNest::new(&pick(&within, &x.shape), &[pick(&within, &x.strides)]).merged();
+        let (within, outside): (Vec<usize>, Vec<usize>) =
+            (0..x.shape.len()).partition(|axis| axes.contains(axis));
+        let inner = AxisNest::new(&pick_axes(&within, &x.shape), &[pick_axes(&within, &x.strides)]).merged();
         let op = Op::Reduce { op: kind, axes: Vec::new(), keep: false };
         let keeps = ty.rank() == x.shape.len();
-        let narrow = TensorType::new(ty.dtype, pick(&outside, &x.shape));
-        let strides = pick(&outside, &x.strides);
+        let narrow = TensorType::new(ty.dtype, pick_axes(&outside, &x.shape));
+        let strides = pick_axes(&outside, &x.strides);
         let found = self.nested(op, std::slice::from_ref(x), &narrow, &narrow.shape, &[strides], inner);
         if !keeps {
             return found;
@@ -468,6 +467,10 @@ impl ValueNumbering {
         let outer: Vec<Vec<Dim>> = all.iter().map(|s| s[..lead].to_vec()).collect();
         Some(self.nested(op.clone(), operands, ty, &ty.shape[..lead], &outer, inner))
     }
+}
+
+fn pick_axes(axes: &[usize], dims: &[Dim]) -> Vec<Dim> {
+    axes.iter().map(|&axis| dims[axis].clone()).collect()
 }
 
 fn shape_product(shape: &[Dim]) -> Dim {

@@ -239,46 +239,58 @@ impl<'a> ComparisonPart<'a> {
 
     /// The sample with all positions, except along uniform axes.
     fn full_sample(&self, extent: i64) -> WindowSample {
-        let short = |alike: &bool| alike.then_some(AxisSpan { start: 0, count: extent });
-        WindowSample { windows: vec![self.alike_axes.iter().map(short).collect()], positions: None }
+        let spans = self.alike_axes.iter().map(|alike| alike.then_some(AxisSpan { start: 0, count: extent }));
+        WindowSample { windows: vec![spans.collect()], positions: None }
     }
 
     /// A sample of the positions along the other axes as well. `None` if these axes are short.
     fn sample(&self, shape: &[i64]) -> Option<WindowSample> {
-        let is_sampled = |axis: usize| !self.alike_axes[axis] && shape[axis] >= LEAST_SAMPLED;
-        let axes: Vec<usize> = (0..shape.len()).filter(|&axis| is_sampled(axis)).collect();
+        let axes: Vec<usize> =
+            (0..shape.len()).filter(|&axis| !self.alike_axes[axis] && shape[axis] >= LEAST_SAMPLED).collect();
         let longest = axes.iter().map(|&axis| shape[axis]).max()?;
-        let starts = |extent: i64| {
-            let last = extent - SAMPLE;
-            let near = self.conditions.compared_numbers().filter_map(|n| n.checked_sub(SAMPLE / 2));
-            let near = near.filter(|start| (1..last).contains(start)).take(MOST_NUMBERS);
-            [0, last, last / 2].into_iter().chain(near).collect::<Vec<i64>>()
-        };
-        let count = starts(longest).len();
-        let window = |place: &dyn Fn(usize) -> usize| -> ValueWindow {
-            let one = |axis: usize| {
-                let starts = starts(shape[axis]);
-                let start = starts[place(axis) % starts.len()];
-                match (axes.contains(&axis), self.alike_axes[axis]) {
-                    (true, _) => Some(AxisSpan { start, count: SAMPLE }),
-                    (false, true) => Some(AxisSpan { start: 0, count: self.uniform_extents()[1] }),
-                    (false, false) => None,
-                }
-            };
-            (0..shape.len()).map(one).collect()
-        };
-        let mut windows: Vec<ValueWindow> = (0..count).map(|k| window(&|_| k)).collect();
+        let count = self.sample_starts(longest).len();
+        let mut windows: Vec<ValueWindow> =
+            (0..count).map(|k| self.sample_window(shape, &axes, |_| k)).collect();
         if axes.len() > 1 {
             // Combine the start of one axis with the end of another.
-            windows.extend(axes.iter().map(|&first| window(&|axis| usize::from(axis == first))));
+            let mixed =
+                axes.iter().map(|&first| self.sample_window(shape, &axes, |axis| usize::from(axis == first)));
+            windows.extend(mixed);
         }
-        let of_axis = |&axis: &usize| {
-            let at = |start: &i64| format!("{start}..{}", start + SAMPLE);
-            let spans: Vec<String> = starts(shape[axis]).iter().map(at).collect();
+        let positions = axes.iter().map(|&axis| {
+            let starts = self.sample_starts(shape[axis]);
+            let spans: Vec<String> =
+                starts.iter().map(|start| format!("{start}..{}", start + SAMPLE)).collect();
             format!("positions {} of {} along axis {axis}", spans.join(", "), shape[axis])
-        };
-        let positions = axes.iter().map(of_axis).collect::<Vec<_>>().join("; ");
+        });
+        let positions = positions.collect::<Vec<_>>().join("; ");
         Some(WindowSample { windows, positions: Some(positions) })
+    }
+
+    /// The window in which each sampled axis begins at the start with the index that `choose_start` returns.
+    fn sample_window(
+        &self,
+        shape: &[i64],
+        sampled: &[usize],
+        choose_start: impl Fn(usize) -> usize,
+    ) -> ValueWindow {
+        let spans = (0..shape.len()).map(|axis| {
+            let starts = self.sample_starts(shape[axis]);
+            let start = starts[choose_start(axis) % starts.len()];
+            match (sampled.contains(&axis), self.alike_axes[axis]) {
+                (true, _) => Some(AxisSpan { start, count: SAMPLE }),
+                (false, true) => Some(AxisSpan { start: 0, count: self.uniform_extents()[1] }),
+                (false, false) => None,
+            }
+        });
+        spans.collect()
+    }
+
+    fn sample_starts(&self, extent: i64) -> Vec<i64> {
+        let last = extent - SAMPLE;
+        let near = self.conditions.compared_numbers().filter_map(|n| n.checked_sub(SAMPLE / 2));
+        let near = near.filter(|start| (1..last).contains(start)).take(MOST_NUMBERS);
+        [0, last, last / 2].into_iter().chain(near).collect()
     }
 
     fn instantiate(
@@ -323,12 +335,9 @@ impl PartRun<'_, '_, '_> {
         index: usize,
         bucket: &Bucket,
     ) -> Vec<(String, Verdict)> {
-        let source = &self.shared.source;
-        let bounds = &self.shared.bounds;
-        let is_valid = |sizes: &NamedSizes| {
-            bounds.is_empty() || bounds.evaluate(source, &bindings(symbols, sizes)).is_ok()
-        };
-        let chosen = self.part.conditions.choose_sizes(symbols, bucket, &is_valid);
+        let shared = &*self.shared;
+        let chosen =
+            self.part.conditions.choose_sizes(symbols, bucket, &|sizes| is_valid_in(shared, symbols, sizes));
         let mut out = Vec::new();
         if chosen.sizes.is_empty() {
             let reason =
@@ -516,9 +525,9 @@ fn describe_sizes(bucket: usize, sizes: &NamedSizes) -> String {
 
 /// Sizes at a distance from the lower end of a bucket that is divided by a power of two.
 fn scaled(sizes: &NamedSizes, bucket: &Bucket, by: u32) -> NamedSizes {
-    let one = |(name, value): &(String, i64)| {
+    let smaller = sizes.iter().map(|(name, value)| {
         let low = bucket.symbols.get(name).map_or(*value, |range| range[0]);
         (name.clone(), low + ((value - low) >> by))
-    };
-    sizes.iter().map(one).collect()
+    });
+    smaller.collect()
 }

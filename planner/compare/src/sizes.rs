@@ -68,25 +68,26 @@ impl SizeConditions {
     }
 
     fn op(&mut self, op: &Op) {
-        let mut number = |x: f64| {
-            if x.abs() < 1e12 {
-                self.numbers.insert(x as i64);
-            }
-        };
         match op {
             Op::Permuted { op, .. } => self.op(op),
             Op::Iota { start, step } => {
-                number(*start as f64);
-                number(*step as f64);
+                self.add_number(*start as f64);
+                self.add_number(*step as f64);
                 self.positions = true;
             }
-            Op::BinaryScalar { scalar, .. } | Op::Full(scalar) => number(scalar.as_f64()),
+            Op::BinaryScalar { scalar, .. } | Op::Full(scalar) => self.add_number(scalar.as_f64()),
             Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => {
-                bounds.iter().filter_map(|b| b.chunk).for_each(|c| number(c as f64));
+                bounds.iter().filter_map(|b| b.chunk).for_each(|c| self.add_number(c as f64));
                 self.positions |= !bounds.is_empty();
             }
             Op::CumSum { .. } => self.positions = true,
             _ => {}
+        }
+    }
+
+    fn add_number(&mut self, number: f64) {
+        if number.abs() < 1e12 {
+            self.numbers.insert(number as i64);
         }
     }
 
@@ -136,13 +137,13 @@ impl SizeConditions {
         for (name, &range) in bucket.symbols.iter().filter(|(name, _)| used.contains(name.as_str())) {
             // The upper end of each symbol alone, then where conditions change.
             let mut values = vec![range[1]];
-            for at in self.find_turning_points(&mut search, &base, name, range) {
+            for turning_point in self.find_turning_points(&mut search, &base, name, range) {
                 // A window counts from the position itself, so a condition may change one after its end.
-                values.extend((-1..=2).map(|by| at.saturating_add(by)));
+                values.extend((-1..=2).map(|by| turning_point.saturating_add(by)));
             }
             for value in values.into_iter().filter(|v| (range[0]..=range[1]).contains(v)) {
-                let one = |(n, v): &(String, i64)| (n.clone(), if n == name { value } else { *v });
-                out.push(base.iter().map(one).collect());
+                let sizes = base.iter().map(|(n, v)| (n.clone(), if n == name { value } else { *v }));
+                out.push(sizes.collect());
             }
         }
         let mut seen = BTreeSet::new();
@@ -159,16 +160,16 @@ impl SizeConditions {
 
     /// The lower end of a bucket, sizes near it, and the upper end, for the symbols in `used` or for all.
     fn bucket_boundaries(used: &BTreeSet<&str>, bucket: &Bucket, all: bool) -> [NamedSizes; 3] {
-        let with = |value: &dyn Fn(usize, [i64; 2]) -> i64| -> NamedSizes {
-            let one = |(i, (name, range)): (usize, (&String, &[i64; 2]))| {
+        let choose = |choose_value: &dyn Fn(usize, [i64; 2]) -> i64| -> NamedSizes {
+            let sizes = bucket.symbols.iter().enumerate().map(|(i, (name, range))| {
                 let moves = all || used.contains(name.as_str());
-                let value = if moves { value(i, *range) } else { range[0] };
+                let value = if moves { choose_value(i, *range) } else { range[0] };
                 (name.clone(), value.clamp(range[0], range[1].max(range[0])))
-            };
-            bucket.symbols.iter().enumerate().map(one).collect()
+            });
+            sizes.collect()
         };
-        let near = with(&|i, [low, _]| low.saturating_add(i as i64 % 4 + 1));
-        [with(&|_, [low, _]| low), near, with(&|_, [_, high]| high)]
+        let near = choose(&|i, [low, _]| low.saturating_add(i as i64 % 4 + 1));
+        [choose(&|_, [low, _]| low), near, choose(&|_, [_, high]| high)]
     }
 
     /// The values of one symbol at which a condition changes, with the other symbols as in `at`.
@@ -240,10 +241,14 @@ impl ConditionSearch<'_> {
 
 /// Sizes with one symbol at its upper end and the others at their lower ends, or the other way round.
 fn corners<'a>(low: &'a NamedSizes, high: &'a NamedSizes) -> impl Iterator<Item = NamedSizes> + 'a {
-    let corner = |k: usize, [one, others]: [&NamedSizes; 2]| {
-        others.iter().zip(one).enumerate().map(|(i, (o, s))| if i == k { s } else { o }.clone()).collect()
-    };
-    (0..low.len()).flat_map(move |k| [corner(k, [high, low]), corner(k, [low, high])])
+    (0..low.len()).flat_map(move |k| [replace_size(low, k, high), replace_size(high, k, low)])
+}
+
+/// The sizes with that of one symbol taken from other sizes.
+fn replace_size(sizes: &NamedSizes, symbol: usize, others: &NamedSizes) -> NamedSizes {
+    let mut replaced = sizes.clone();
+    replaced[symbol] = others[symbol].clone();
+    replaced
 }
 
 /// An end of a bucket, or the last valid sizes that are found between valid sizes and that end.
@@ -256,21 +261,24 @@ fn last_valid_sizes(
         return Some(end.clone());
     }
     let start = from.iter().find(|s| is_valid(s))?;
-    const STEPS: i128 = 1 << 40;
-    let between = |step: i128| -> NamedSizes {
-        let one = |((name, from), (_, to)): (&(String, i64), &(String, i64))| {
-            let way = (i128::from(*to) - i128::from(*from)) * step / STEPS;
-            (name.clone(), i64::try_from(i128::from(*from) + way).unwrap_or(*from))
-        };
-        start.iter().zip(end).map(one).collect()
-    };
     let mut valid = 0;
     let mut invalid = STEPS;
     while invalid - valid > 1 {
         let middle = valid + (invalid - valid) / 2;
-        if is_valid(&between(middle)) { valid = middle } else { invalid = middle }
+        if is_valid(&sizes_between(start, end, middle)) { valid = middle } else { invalid = middle }
     }
-    Some(between(valid))
+    Some(sizes_between(start, end, valid))
+}
+
+/// The steps from the start to the end of the search of [`last_valid_sizes`].
+const STEPS: i128 = 1 << 40;
+
+fn sizes_between(start: &NamedSizes, end: &NamedSizes, step: i128) -> NamedSizes {
+    let sizes = start.iter().zip(end).map(|((name, from), (_, to))| {
+        let distance = (i128::from(*to) - i128::from(*from)) * step / STEPS;
+        (name.clone(), i64::try_from(i128::from(*from) + distance).unwrap_or(*from))
+    });
+    sizes.collect()
 }
 
 /// The first value at which a monotonic function has changed its sign.

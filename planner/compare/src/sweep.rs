@@ -84,15 +84,15 @@ fn at(
 
 fn cut(tensor: &Tensor, window: &ValueWindow) -> Vec<f64> {
     let shape = tensor.shape();
-    let is_inside = |position: &usize| {
-        let mut rest = *position;
+    let inside = (0..tensor.numel()).filter(|&position| {
+        let mut rest = position;
         shape.iter().zip(window).rev().all(|(&extent, span)| {
-            let at = (rest % extent) as i64;
+            let index = (rest % extent) as i64;
             rest /= extent;
-            span.is_none_or(|s| (s.start..s.start + s.count).contains(&at))
+            span.is_none_or(|s| (s.start..s.start + s.count).contains(&index))
         })
-    };
-    (0..tensor.numel()).filter(is_inside).map(|i| tensor.get_f64(i)).collect()
+    });
+    inside.map(|i| tensor.get_f64(i)).collect()
 }
 
 #[test]
@@ -102,22 +102,22 @@ fn a_window_of_a_result_is_that_part_of_the_whole() {
         let source = format!("{HEAD}{body}\nreturn %z\n");
         for seed in 0..6u64 {
             let window = |shape: &[i64]| -> ValueWindow {
-                let one = |(axis, &extent): (usize, &i64)| {
+                let spans = shape.iter().enumerate().map(|(axis, &extent)| {
                     let salt = seed as i64 * 5 + axis as i64 * 3;
                     let start = salt % (extent - 1).max(1);
                     let count = (1 + salt % 3).min(extent - start);
                     // Some axes are whole.
                     (!(seed as usize + axis).is_multiple_of(3)).then_some(AxisSpan { start, count })
-                };
-                shape.iter().enumerate().map(one).collect()
+                });
+                spans.collect()
             };
             let (whole, part) = at(&source, &window, RegionPrecision::Typed);
             let drawing = LeafDraws::new([&whole, &part]).expect("drawn");
-            let of = |concrete: &ConcreteRegion| {
+            let [whole, part] = [&whole, &part].map(|concrete| {
                 run_region(concrete, &drawing, (DrawKind::Moderate, seed), 0.0)
                     .unwrap_or_else(|e| panic!("{e}\n{}", text::print(&concrete.graph)))
-            };
-            for (whole, part) in of(&whole).iter().zip(&of(&part)) {
+            });
+            for (whole, part) in whole.iter().zip(&part) {
                 let shape: Vec<i64> = whole.shape().iter().map(|&n| n as i64).collect();
                 let expected = cut(whole, &window(&shape));
                 let expected = Tensor::from_f64(DType::F64, vec![expected.len()], &expected).expect("floats");

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use symmc_ir::{DType, EntityMap, Graph, NodeId, Op, Replication, ValueId};
+use symmc_ir::{DType, EntityMap, Graph, Node, NodeId, Op, Replication, ValueId};
 use symmc_plan::Bucket;
 
 use crate::comparison::{ComparedPart, SourceStatus};
@@ -67,7 +67,6 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             }
         }
         let of_planned = numbering.add_program(planned);
-        let classes = |of: &NumberedProgram<'_>| of.elements.values().flatten().map(|e| e.class).collect();
         let mut replication = HashMap::new();
         for (v, held) in Replication::of_graph(source).iter() {
             if let Some(elements) = &numbered.elements[v] {
@@ -78,8 +77,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         ComparisonWalk {
             buckets,
             ranks: planned.ranks.unwrap_or(1),
-            in_source: classes(&numbered),
-            in_planned: classes(&of_planned),
+            in_source: element_classes(&numbered),
+            in_planned: element_classes(&of_planned),
             by_name: by_name.map(|(v, value)| (value.name.as_str(), v)).collect(),
             replication,
             numbering,
@@ -121,12 +120,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
                 continue;
             }
             let named = self.by_name.get(planned.value_name(v)).copied();
-            let fits = |s: &ValueId| {
-                let taken =
-                    self.source.elements[*s].as_ref().is_none_or(|e| self.in_planned.contains(&e.class));
-                !taken && self.source.types[*s] == self.planned.types[v]
-            };
-            if let Some(s) = named.filter(fits) {
+            let Some(s) = named else { continue };
+            let taken = self.source.elements[s].as_ref().is_none_or(|e| self.in_planned.contains(&e.class));
+            if !taken && self.source.types[s] == self.planned.types[v] {
                 self.compare_values(s, v, None);
             }
         }
@@ -278,12 +274,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     /// these values.
     fn strip_common_views(&self, mut s: ValueId, mut p: ValueId) -> (ValueId, ValueId) {
         loop {
-            let node = |program: &NumberedProgram<'a>, v: ValueId| {
-                program.graph.defining_node(v).map(|n| &program.graph.nodes[n])
-            };
-            let (Some(of_source), Some(of_planned)) = (node(&self.source, s), node(&self.planned, p)) else {
-                return (s, p);
-            };
+            let Some(of_source) = defining_node(self.source.graph, s) else { return (s, p) };
+            let Some(of_planned) = defining_node(self.planned.graph, p) else { return (s, p) };
             let (&[x], &[y]) = (&of_source.inputs[..], &of_planned.inputs[..]) else { return (s, p) };
             let whole = matches!(of_source.op, Op::Reshape | Op::Permute { .. });
             let same = of_source.op == of_planned.op
@@ -292,24 +284,20 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             if !(whole && same) {
                 return (s, p);
             }
-            (s, p) = (x, y);
+            s = x;
+            p = y;
         }
     }
 
     /// The leaves of regions to compute next. Leaves that only one side reads come first, then leaves of
     /// integers. The last leaf follows if `thorough`, or if only one side reads an input.
     fn leaves_to_open(&self, regions: &PairedRegions, thorough: bool) -> Vec<ElementClass> {
-        let leaves = |program: &NumberedProgram<'_>, region: &ComparedRegion| {
-            let class = |&v: &ValueId| Some((program.elements[v].as_ref()?.class, v));
-            region.leaves.iter().filter_map(class).collect::<BTreeMap<ElementClass, ValueId>>()
-        };
-        let of_source = leaves(&self.source, &regions.of_source);
-        let of_planned = leaves(&self.planned, &regions.of_planned);
+        let of_source = leaves_by_class(&self.source, &regions.of_source);
+        let of_planned = leaves_by_class(&self.planned, &regions.of_planned);
         let is_computed = |class: &ElementClass| {
-            let of = |program: &NumberedProgram<'_>, v: Option<&ValueId>| {
-                v.is_some_and(|&v| program.graph.defining_node(v).is_some())
-            };
-            of(&self.source, of_source.get(class)) || of(&self.planned, of_planned.get(class))
+            let source = of_source.get(class).and_then(|&v| self.source.graph.defining_node(v));
+            let planned = of_planned.get(class).and_then(|&v| self.planned.graph.defining_node(v));
+            source.is_some() || planned.is_some()
         };
         let alone = of_source.keys().filter(|c| !of_planned.contains_key(c));
         let alone = alone.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
@@ -320,8 +308,11 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let computed: Vec<(ElementClass, ValueId)> =
             of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
         // Masks and positions are made of related integers. Floats are hardly ever related.
-        let whole = |&(_, v): &(ElementClass, ValueId)| !self.source.types[v].dtype.is_float();
-        let integers: Vec<ElementClass> = computed.iter().copied().filter(whole).map(|(c, _)| c).collect();
+        let integers: Vec<ElementClass> = computed
+            .iter()
+            .filter(|(_, v)| !self.source.types[*v].dtype.is_float())
+            .map(|&(class, _)| class)
+            .collect();
         if !integers.is_empty() || !thorough && inputs.is_empty() {
             return integers;
         }
@@ -330,13 +321,14 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
 
     /// The regions of a pair of values back to values that both programs have, except those of the opened classes.
     fn find_regions(&self, s: ValueId, p: ValueId, opened: &HashSet<ElementClass>) -> Option<PairedRegions> {
-        let is_leaf = |program: &NumberedProgram<'_>, v: ValueId, of: &HashSet<ElementClass>| {
-            program.elements[v].as_ref().is_some_and(|e| of.contains(&e.class) && !opened.contains(&e.class))
-        };
-        let of_source =
-            find_region(&self.source, s, MOST_NODES, |v| is_leaf(&self.source, v, &self.in_planned))?;
-        let of_planned =
-            find_region(&self.planned, p, MOST_NODES, |v| is_leaf(&self.planned, v, &self.in_source))?;
+        let of_source = find_region(&self.source, s, MOST_NODES, |v| {
+            let elements = self.source.elements[v].as_ref();
+            elements.is_some_and(|e| self.in_planned.contains(&e.class) && !opened.contains(&e.class))
+        })?;
+        let of_planned = find_region(&self.planned, p, MOST_NODES, |v| {
+            let elements = self.planned.elements[v].as_ref();
+            elements.is_some_and(|e| self.in_source.contains(&e.class) && !opened.contains(&e.class))
+        })?;
         let same_bits = computes_same_bits([(&self.source, &of_source), (&self.planned, &of_planned)]);
         Some(PairedRegions { of_source, of_planned, same_bits })
     }
@@ -359,12 +351,14 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     }
 
     fn is_assumed(&self, regions: &PairedRegions) -> bool {
-        let of = |program: &NumberedProgram<'_>, region: &ComparedRegion| {
-            let classes = region.leaves.iter().filter_map(|&v| program.elements[v].as_ref());
-            classes.into_iter().any(|e| self.assumed.contains(&e.class))
-        };
         !self.assumed.is_empty()
-            && (of(&self.source, &regions.of_source) || of(&self.planned, &regions.of_planned))
+            && (self.has_assumed_leaf(&self.source, &regions.of_source)
+                || self.has_assumed_leaf(&self.planned, &regions.of_planned))
+    }
+
+    fn has_assumed_leaf(&self, program: &NumberedProgram<'_>, region: &ComparedRegion) -> bool {
+        let mut leaves = region.leaves.iter().filter_map(|&v| program.elements[v].as_ref());
+        leaves.any(|e| self.assumed.contains(&e.class))
     }
 
     /// Compares two regions at the selected sizes. Returns the verdict, and the bucket and sizes of a
@@ -411,15 +405,33 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     }
 }
 
-fn computes_same_bits(of: [(&NumberedProgram<'_>, &ComparedRegion); 2]) -> bool {
-    let rounds = |(program, region): (&NumberedProgram<'_>, &ComparedRegion)| {
-        region.nodes.iter().any(|&n| {
+fn computes_same_bits(regions: [(&NumberedProgram<'_>, &ComparedRegion); 2]) -> bool {
+    for (program, region) in regions {
+        for &n in &region.nodes {
             let node = &program.graph.nodes[n];
             let operand = node.inputs.first().map_or(DType::Bool, |&v| program.types[v].dtype);
-            has_own_rounding(&node.op, operand)
-        })
-    };
-    !of.into_iter().any(rounds)
+            if has_own_rounding(&node.op, operand) {
+                return false;
+            }
+        }
+    }
+    true
+}
+
+fn element_classes(program: &NumberedProgram<'_>) -> HashSet<ElementClass> {
+    program.elements.values().flatten().map(|e| e.class).collect()
+}
+
+fn leaves_by_class(
+    program: &NumberedProgram<'_>,
+    region: &ComparedRegion,
+) -> BTreeMap<ElementClass, ValueId> {
+    let leaves = region.leaves.iter().filter_map(|&v| Some((program.elements[v].as_ref()?.class, v)));
+    leaves.collect()
+}
+
+fn defining_node(graph: &Graph, value: ValueId) -> Option<&Node> {
+    graph.defining_node(value).map(|n| &graph.nodes[n])
 }
 
 fn first_fed_outputs(graph: &Graph) -> EntityMap<ValueId, Option<usize>> {
@@ -428,12 +440,13 @@ fn first_fed_outputs(graph: &Graph) -> EntityMap<ValueId, Option<usize>> {
         let first = out[output.value].get_or_insert(k);
         *first = k.min(*first);
     }
-    let least = |a: Option<usize>, b: Option<usize>| a.into_iter().chain(b).min();
     let nodes: Vec<NodeId> = graph.nodes.keys().collect();
     for &n in nodes.iter().rev() {
         let node = &graph.nodes[n];
-        let needed = node.outputs.iter().fold(None, |needed, &v| least(needed, out[v]));
-        node.inputs.iter().for_each(|&v| out[v] = least(out[v], needed));
+        let needed = node.outputs.iter().filter_map(|&v| out[v]).min();
+        for &v in &node.inputs {
+            out[v] = out[v].into_iter().chain(needed).min();
+        }
     }
     out
 }

@@ -27,8 +27,11 @@ pub struct WindowedOp {
 
 /// The window with `None` for spans that cover a whole axis.
 pub fn normalized(window: ValueWindow, shape: &[i64]) -> ValueWindow {
-    let whole = |span: &AxisSpan, extent: i64| span.start == 0 && span.count >= extent;
-    window.into_iter().zip(shape).map(|(span, &extent)| span.filter(|s| !whole(s, extent))).collect()
+    window
+        .into_iter()
+        .zip(shape)
+        .map(|(span, &extent)| span.filter(|s| s.start != 0 || s.count < extent))
+        .collect()
 }
 
 pub fn window_extents(window: &ValueWindow, shape: &[i64]) -> Vec<i64> {
@@ -37,16 +40,14 @@ pub fn window_extents(window: &ValueWindow, shape: &[i64]) -> Vec<i64> {
 
 /// An op over a window of its results, which all have this shape. All dims of the op are numbers.
 pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWindow) -> WindowedOp {
-    let all = || operands.iter().map(|x| vec![None; x.len()]).collect::<Vec<ValueWindow>>();
-    let whole = || WindowedOp { op: op.clone(), operands: all(), computed: vec![None; shape.len()] };
     if window.iter().all(Option::is_none) {
-        return whole();
+        return whole_op(op, operands, shape);
     }
     let pushed = WindowPusher { op, operands, shape, window };
     match op {
         Op::Permuted { op: inner, perm } => pushed.push_permuted_op(inner, perm),
         Op::Attention { .. } => pushed.push_attention(op, window.clone(), shape.to_vec()),
-        Op::Full(_) => Some(WindowedOp { op: op.clone(), operands: all(), computed: window.clone() }),
+        Op::Full(_) => Some(WindowedOp { computed: window.clone(), ..whole_op(op, operands, shape) }),
         Op::Iota { start, step } => pushed.push_iota(*start, *step),
         op if op.is_element_wise() || matches!(op, Op::Copy | Op::Expand) => Some(pushed.push_broadcast(&[])),
         Op::Collective(c) => {
@@ -72,7 +73,12 @@ pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWind
         Op::Take { axis } => pushed.push_take(*axis),
         _ => None,
     }
-    .unwrap_or_else(whole)
+    .unwrap_or_else(|| whole_op(op, operands, shape))
+}
+
+fn whole_op(op: &Op, operands: &[&[i64]], shape: &[i64]) -> WindowedOp {
+    let whole_operands = operands.iter().map(|x| vec![None; x.len()]).collect();
+    WindowedOp { op: op.clone(), operands: whole_operands, computed: vec![None; shape.len()] }
 }
 
 struct WindowPusher<'a> {
@@ -107,10 +113,11 @@ impl WindowPusher<'_> {
 
     fn push_pad(&self, low: &[Dim]) -> WindowedOp {
         let Some(x) = self.operands.first() else { return self.push_broadcast(&[]) };
-        let moves = |&a: &usize| {
-            x.get(a) != self.shape.get(a) || low.get(a).and_then(Dim::as_const).is_none_or(|low| low != 0)
-        };
-        self.push_broadcast(&(0..self.shape.len()).filter(moves).collect::<Vec<_>>())
+        let padded = (0..self.shape.len()).filter(|&axis| {
+            x.get(axis) != self.shape.get(axis)
+                || low.get(axis).and_then(Dim::as_const).is_none_or(|low| low != 0)
+        });
+        self.push_broadcast(&padded.collect::<Vec<_>>())
     }
 
     fn push_matmul(&self) -> Option<WindowedOp> {
@@ -129,12 +136,12 @@ impl WindowPusher<'_> {
     fn push_reduce(&self, axes: &[usize], keep: bool) -> Option<WindowedOp> {
         let &[x] = self.operands else { return None };
         let mut of_result = self.window.iter().copied();
-        let one = |axis: usize| match (axes.contains(&axis), keep) {
+        let spans = (0..x.len()).map(|axis| match (axes.contains(&axis), keep) {
             (true, true) => of_result.next().map(|_| None),
             (true, false) => Some(None),
             (false, _) => of_result.next(),
-        };
-        let operand = (0..x.len()).map(one).collect::<Option<ValueWindow>>()?;
+        });
+        let operand = spans.collect::<Option<ValueWindow>>()?;
         let kept = if keep { axes } else { &[] };
         Some(self.windowed_op(vec![operand], self.window_without_axes(kept)))
     }
@@ -250,13 +257,12 @@ impl WindowPusher<'_> {
 
 /// The window of an operand whose axes broadcast to those of a result, aligned at the last axis.
 fn aligned(x: &[i64], shape: &[i64], window: &ValueWindow) -> ValueWindow {
-    let own = x.len();
-    let rank = shape.len();
-    let one = |axis: usize| {
-        let to = (axis + rank).checked_sub(own)?;
-        if x[axis] == shape[to] && x[axis] != 1 { window[to] } else { None }
-    };
-    (0..own).map(one).collect()
+    let rank = x.len();
+    let spans = (0..rank).map(|axis| {
+        let result_axis = (axis + shape.len()).checked_sub(rank)?;
+        if x[axis] == shape[result_axis] && x[axis] != 1 { window[result_axis] } else { None }
+    });
+    spans.collect()
 }
 
 #[cfg(test)]
@@ -269,21 +275,21 @@ mod tests {
 
     #[test]
     fn windows_reach_operands_along_independent_axes_alone() {
-        let of = |op: Op, operands: &[&[i64]], shape: &[i64], window: ValueWindow| {
+        let push = |op: Op, operands: &[&[i64]], shape: &[i64], window: ValueWindow| {
             let found = window_op(&op, operands, shape, &window);
             (found.operands, found.computed)
         };
         let window = vec![span(3, 2), span(1, 4)];
-        let (operands, computed) = of(Op::MatMul, &[&[9, 7], &[7, 8]], &[9, 8], window.clone());
+        let (operands, computed) = push(Op::MatMul, &[&[9, 7], &[7, 8]], &[9, 8], window.clone());
         assert_eq!(operands, [vec![span(3, 2), None], vec![None, span(1, 4)]]);
         assert_eq!(computed, window);
         let (operands, computed) =
-            of(Op::Softmax { axis: 1, log: false }, &[&[9, 8]], &[9, 8], window.clone());
+            push(Op::Softmax { axis: 1, log: false }, &[&[9, 8]], &[9, 8], window.clone());
         assert_eq!((operands, computed), (vec![vec![span(3, 2), None]], vec![span(3, 2), None]));
-        let (operands, computed) = of(Op::Reshape, &[&[9, 2, 4]], &[9, 8], window.clone());
+        let (operands, computed) = push(Op::Reshape, &[&[9, 2, 4]], &[9, 8], window.clone());
         assert_eq!((operands, computed), (vec![vec![span(3, 2), None, None]], vec![span(3, 2), None]));
         let (operands, _) =
-            of(Op::Slice { axis: 0, start: Dim::from(5), step: 3 }, &[&[90, 8]], &[9, 8], window);
+            push(Op::Slice { axis: 0, start: Dim::from(5), step: 3 }, &[&[90, 8]], &[9, 8], window);
         assert_eq!(operands, [vec![span(14, 4), span(1, 4)]]);
     }
 

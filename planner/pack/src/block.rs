@@ -92,11 +92,11 @@ impl SectionIndex {
     const ENDS: u32 = 2;
 
     fn new(blocks: &[Block]) -> Self {
-        let each = || blocks.iter().flat_map(|b| [b.start, b.end]);
-        let last = each().max().unwrap_or(0);
+        let instants_of_blocks = blocks.iter().flat_map(|b| [b.start, b.end]);
+        let last = instants_of_blocks.clone().max().unwrap_or(0);
         let mut sorted = Vec::new();
         if last / 8 > blocks.len() {
-            sorted = each().chain([0]).collect();
+            sorted = instants_of_blocks.chain([0]).collect();
             sorted.sort_unstable();
             sorted.dedup();
         }

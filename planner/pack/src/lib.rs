@@ -131,14 +131,19 @@ pub fn pack(blocks: &[Block], config: &Config) -> Result<Packing, PackError> {
     match parts::split_into_parts(blocks, &spans) {
         Some(parts) => pack_parts(blocks, &spans, parts, config, goal, &mut packing)?,
         None => {
-            let found;
-            (found, packing.work) = pack_connected(blocks, &spans, &loads, config, goal)?;
-            (packing.peak, packing.offsets, packing.order) = found;
+            let ((peak, offsets, order), work) = pack_connected(blocks, &spans, &loads, config, goal)?;
+            packing.peak = peak;
+            packing.offsets = offsets;
+            packing.order = order;
+            packing.work = work;
         }
     }
     // The searches skip blocks of size 0.
-    let given = |b: &Block| b.offset.filter(|_| b.size == 0);
-    packing.offsets.iter_mut().zip(blocks).for_each(|(offset, b)| *offset = given(b).unwrap_or(*offset));
+    for (offset, block) in packing.offsets.iter_mut().zip(blocks) {
+        if block.size == 0 {
+            *offset = block.offset.unwrap_or(*offset);
+        }
+    }
     Ok(packing)
 }
 
@@ -154,21 +159,29 @@ fn pack_parts(
     let mut offsets = vec![0; blocks.len()];
     let mut known = parts::PartOffsets::default();
     for part in parts {
-        known.place_part(blocks, spans, &part, &mut offsets, |own| {
-            let share = |budget: u64| (u128::from(budget) * own.len() as u128 / blocks.len() as u128) as u64;
-            let config = Config { work: share(config.work), exact: share(config.exact), ..*config };
-            let spans = BlockSpans::new(own);
+        known.place_part(blocks, spans, &part, &mut offsets, |part_blocks| {
+            let config = Config {
+                work: share_budget(config.work, part_blocks.len(), blocks.len()),
+                exact: share_budget(config.exact, part_blocks.len(), blocks.len()),
+                ..*config
+            };
+            let spans = BlockSpans::new(part_blocks);
             let ((peak, offsets, order), work) =
-                pack_connected(own, &spans, &spans.loads(own), &config, goal)?;
+                pack_connected(part_blocks, &spans, &spans.loads(part_blocks), &config, goal)?;
             packing.work += work;
             if peak > packing.peak || packing.order.is_empty() {
-                (packing.peak, packing.order) = (peak, order);
+                packing.peak = peak;
+                packing.order = order;
             }
             Ok(offsets)
         })?;
     }
     packing.offsets = offsets;
     Ok(())
+}
+
+fn share_budget(budget: u64, part: usize, all: usize) -> u64 {
+    (u128::from(budget) * part as u128 / all as u128) as u64
 }
 
 /// Packs blocks that form one part. Returns the work together with the result.
@@ -293,7 +306,8 @@ impl<'a> OrderSearch<'a> {
             }
         }
         for &b in sequence {
-            let (b, block) = (b as usize, &self.blocks[b as usize]);
+            let b = b as usize;
+            let block = &self.blocks[b];
             self.placed += 1;
             if block.offset.is_some() || block.size == 0 {
                 continue;
@@ -356,18 +370,17 @@ impl<'a> OrderSearch<'a> {
             let block = &self.blocks[b];
             let offset = self.blocks[b].offset.unwrap_or(0);
             if self.occupancy.occupied_during(self.spans.ranges_of(b)).blocks_range(offset, block.size) {
-                let touches = |&&a: &&usize| {
+                let mut earlier = given[..i].iter().copied();
+                let first = earlier.find(|&a| {
                     let from = self.blocks[a].offset.unwrap_or(0);
-                    let other = &self.blocks[a];
                     from < offset + block.size
-                        && offset < from + other.size
+                        && offset < from + self.blocks[a].size
                         && self
                             .spans
                             .ranges_of(a)
                             .any(|(x, y)| self.spans.ranges_of(b).any(|(u, v)| x < v && u < y))
-                };
-                let first = given[..i].iter().find(touches).copied().unwrap_or(b);
-                return Err(PackError::Overlap { first, second: b });
+                });
+                return Err(PackError::Overlap { first: first.unwrap_or(b), second: b });
             }
             self.occupy(b, offset);
         }

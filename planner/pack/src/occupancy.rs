@@ -70,8 +70,13 @@ impl Occupancy {
     /// An empty tree over `instants` instants.
     pub fn new(instants: usize) -> Self {
         let leaves = instants.next_power_of_two().max(1);
-        let nodes = |count| vec![RangeUnion::default(); count];
-        Occupancy { leaves, any: nodes(2 * leaves), cover: nodes(leaves), used: Vec::new(), moved: 0 }
+        Occupancy {
+            leaves,
+            any: vec![RangeUnion::default(); 2 * leaves],
+            cover: vec![RangeUnion::default(); leaves],
+            used: Vec::new(),
+            moved: 0,
+        }
     }
 
     pub fn clear(&mut self) {

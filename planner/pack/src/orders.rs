@@ -31,8 +31,10 @@ pub fn portfolio<'a>(
     loads: &'a [u64],
 ) -> impl Iterator<Item = PlacementOrder> + 'a {
     let last = blocks.iter().map(|b| b.start.max(b.end)).max().unwrap_or(0);
-    let length = |b: &Block| if b.start < b.end { b.end - b.start } else { last - b.start + b.end };
-    let lengths: Vec<u64> = blocks.iter().map(|b| length(b) as u64).collect();
+    let lengths: Vec<u64> = blocks
+        .iter()
+        .map(|b| if b.start < b.end { b.end - b.start } else { last - b.start + b.end } as u64)
+        .collect();
     // For each instant the number of instants of the bound before it.
     let bound = loads.iter().max();
     let mut before = vec![0u32];
@@ -43,7 +45,6 @@ pub fn portfolio<'a>(
     let on_peak: Vec<u8> = (0..blocks.len())
         .map(|b| u8::from(spans.ranges_of(b).all(|(from, to)| before[from] == before[to])))
         .collect();
-    let down = |x: u64| u64::MAX - x;
     type Make<'m> = Box<dyn Fn(usize) -> (u8, u64, u64) + 'm>;
     let size = |b: usize| blocks[b].size;
     let recipes: [(&'static str, FitRule, u8); 8] = [
@@ -61,18 +62,18 @@ pub fn portfolio<'a>(
             if recipe == 2 { contention(spans, loads, blocks.len()) } else { Vec::new() };
         let key: Make<'_> = match recipe {
             0 => Box::new(|b| match on_peak[b] {
-                0 => (0, down(lengths[b]), down(size(b))),
-                _ => (1, down(size(b)), down(lengths[b])),
+                0 => (0, descending(lengths[b]), descending(size(b))),
+                _ => (1, descending(size(b)), descending(lengths[b])),
             }),
             1 => Box::new(|b| match on_peak[b] {
-                0 => (0, blocks[b].start as u64, down(size(b))),
-                _ => (1, down(size(b)), down(lengths[b])),
+                0 => (0, blocks[b].start as u64, descending(size(b))),
+                _ => (1, descending(size(b)), descending(lengths[b])),
             }),
-            2 => Box::new(|b| (0, down(contention[b]), down(lengths[b]))),
-            3 => Box::new(|b| (0, down(size(b)), down(lengths[b]))),
-            4 => Box::new(|b| (0, down(size(b).saturating_mul(lengths[b])), down(size(b)))),
-            5 => Box::new(|b| (0, down(lengths[b]), down(size(b)))),
-            _ => Box::new(|b| (0, blocks[b].start as u64, down(size(b)))),
+            2 => Box::new(|b| (0, descending(contention[b]), descending(lengths[b]))),
+            3 => Box::new(|b| (0, descending(size(b)), descending(lengths[b]))),
+            4 => Box::new(|b| (0, descending(size(b).saturating_mul(lengths[b])), descending(size(b)))),
+            5 => Box::new(|b| (0, descending(lengths[b]), descending(size(b)))),
+            _ => Box::new(|b| (0, blocks[b].start as u64, descending(size(b)))),
         };
         let keys = (0..blocks.len())
             .map(|b| {
@@ -84,6 +85,11 @@ pub fn portfolio<'a>(
     })
 }
 
+/// A key that sorts larger numbers first.
+fn descending(number: u64) -> u64 {
+    u64::MAX - number
+}
+
 /// The largest load during each block's lifetime, by a tree of maxima over time.
 pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> {
     let leaves = loads.len();
@@ -91,24 +97,30 @@ pub fn contention(spans: &BlockSpans, loads: &[u64], blocks: usize) -> Vec<u64> 
     for node in (1..leaves).rev() {
         tree[node] = tree[2 * node].max(tree[2 * node + 1]);
     }
-    let over = |(from, to): (usize, usize)| {
-        let mut l = from + leaves;
-        let mut r = to + leaves;
-        let mut most = 0;
-        while l < r {
-            if l % 2 == 1 {
-                most = most.max(tree[l]);
-                l += 1;
-            }
-            if r % 2 == 1 {
-                r -= 1;
-                most = most.max(tree[r]);
-            }
-            (l, r) = (l / 2, r / 2);
+    (0..blocks)
+        .map(|b| spans.ranges_of(b).map(|(from, to)| max_in_range(&tree, from, to)).max().unwrap_or(0))
+        .collect()
+}
+
+/// The largest of a range of leaves of a segment tree.
+fn max_in_range(tree: &[u64], from: usize, to: usize) -> u64 {
+    let leaves = tree.len() / 2;
+    let mut left = from + leaves;
+    let mut right = to + leaves;
+    let mut most = 0;
+    while left < right {
+        if left % 2 == 1 {
+            most = most.max(tree[left]);
+            left += 1;
         }
-        most
-    };
-    (0..blocks).map(|b| spans.ranges_of(b).map(over).max().unwrap_or(0)).collect()
+        if right % 2 == 1 {
+            right -= 1;
+            most = most.max(tree[right]);
+        }
+        left /= 2;
+        right /= 2;
+    }
+    most
 }
 
 /// A peak, its offsets, and the name of the order that gave them.

@@ -28,7 +28,6 @@ pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64
     let last = spans.sections as u32;
     let sized = || (0u32..).zip(blocks).filter(|(_, b)| b.size > 0).map(|(b, _)| b);
     let life = |b: u32| spans.ranges[b as usize][0];
-    let mirrored = |b: u32| (last - life(b).1, last - life(b).0);
 
     let mut stack: Vec<u32> = sized().filter(|&b| life(b).0 <= middle && middle < life(b).1).collect();
     stack.sort_unstable_by_key(|&b| (life(b).0, Reverse(blocks[b as usize].size), b));
@@ -36,7 +35,9 @@ pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64
     let right = sized().filter(|&b| life(b).0 > middle).collect();
     let up = SweepPacker::new(blocks, &mut offsets, life).run(&stack, right);
     let left = sized().filter(|&b| life(b).1 <= middle).collect();
-    let down = SweepPacker::new(blocks, &mut offsets, mirrored).run(&stack, left);
+    // The lifetimes mirrored in time.
+    let down =
+        SweepPacker::new(blocks, &mut offsets, |b| (last - life(b).1, last - life(b).0)).run(&stack, left);
     Some((up.max(down), offsets))
 }
 
@@ -89,23 +90,26 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
     fn place(&mut self, b: u32) {
         let Block { size, align, .. } = self.blocks[b as usize];
         let align = align.max(1);
-        let fits = |gap: &&(u64, u64, u32)| gap.1.next_multiple_of(align) + size <= gap.1 + gap.0;
-        let tight = self.gaps.range((size, 0, 0)..).take(TRIED).find(fits);
-        let roomy = || self.gaps.range((size + align - 1, 0, 0)..).next();
-        let Some(&(space, at, under)) = tight.or_else(roomy) else {
+        let mut tight = self.gaps.range((size, 0, 0)..).take(TRIED);
+        let gap = tight
+            .find(|&&(space, from, _)| from.next_multiple_of(align) + size <= from + space)
+            .or_else(|| self.gaps.range((size + align - 1, 0, 0)..).next());
+        let Some(&(space, from, under)) = gap else {
             return self.put_on_top(b);
         };
         let end = (self.life)(b).1;
-        let distance_of_ends = |other: u32| {
-            let is_block = (other as usize) < self.blocks.len();
-            if is_block { (self.life)(other).1.abs_diff(end) } else { u32::MAX }
-        };
-        let top = distance_of_ends(self.above[under as usize]) < distance_of_ends(under);
+        let top = self.distance_to_end(self.above[under as usize], end) < self.distance_to_end(under, end);
         self.insert_above(
             b,
             under,
-            if top { (at + space - size) / align * align } else { at.next_multiple_of(align) },
+            if top { (from + space - size) / align * align } else { from.next_multiple_of(align) },
         );
+    }
+
+    /// The distance of the end of a block from an instant. The bottom and the top are farthest away.
+    fn distance_to_end(&self, other: u32, end: u32) -> u32 {
+        let is_block = (other as usize) < self.blocks.len();
+        if is_block { (self.life)(other).1.abs_diff(end) } else { u32::MAX }
     }
 
     fn put_on_top(&mut self, b: u32) {

@@ -15,24 +15,35 @@ fn packed(text: &str) -> Packing {
 }
 
 fn blocks(text: &str) -> Vec<Block> {
-    let parse = |s: &str| s.parse::<u64>().expect("a number");
     text.split_whitespace()
         .map(|word| {
             let (life, rest) = word.split_once(':').expect("a colon");
             let (start, end) = life.split_once("..").expect("a range");
             let (size, offset) = match rest.split_once('@') {
-                Some((size, offset)) => (size, Some(parse(offset))),
+                Some((size, offset)) => (size, Some(parse_number(offset))),
                 None => (rest, None),
             };
             Block {
-                start: parse(start) as usize,
-                end: parse(end) as usize,
-                size: parse(size),
+                start: parse_number(start) as usize,
+                end: parse_number(end) as usize,
+                size: parse_number(size),
                 align: 1,
                 offset,
             }
         })
         .collect()
+}
+
+fn parse_number(text: &str) -> u64 {
+    text.parse().expect("a number")
+}
+
+fn is_alive(block: &Block, instant: usize) -> bool {
+    if block.start < block.end {
+        (block.start..block.end).contains(&instant)
+    } else {
+        instant >= block.start || instant < block.end
+    }
 }
 
 #[test]
@@ -180,12 +191,8 @@ proptest! {
     #[test]
     fn a_packing_is_a_packing(blocks in prop::collection::vec(arbitrary_block(), 0..40), work in 0u64..400, exact in 0u64..400) {
         let p = pack(&blocks, &Config { work, exact, ..Config::default() }).expect("packs");
-        let alive = |b: &Block, t: usize| match b.start < b.end {
-            true => (b.start..b.end).contains(&t),
-            false => t >= b.start || t < b.end,
-        };
-        let load = |t| blocks.iter().filter(|b| alive(b, t)).map(|b| b.size).sum::<u64>();
-        prop_assert_eq!(p.bound, (0..21).map(load).max().unwrap_or(0));
+        let loads = (0..21).map(|t| blocks.iter().filter(|b| is_alive(b, t)).map(|b| b.size).sum::<u64>());
+        prop_assert_eq!(p.bound, loads.max().unwrap_or(0));
         prop_assert!(p.bound <= p.peak || blocks.iter().all(|b| b.size == 0));
         let ends = blocks.iter().zip(&p.offsets).map(|(b, o)| if b.size > 0 { b.size + o } else { 0 });
         prop_assert_eq!(p.peak, ends.max().unwrap_or(0));
@@ -193,7 +200,7 @@ proptest! {
         for (i, a) in blocks.iter().enumerate() {
             prop_assert_eq!(p.offsets[i] % a.align.max(1), 0);
             for (j, b) in blocks.iter().enumerate().skip(i + 1) {
-                let together = (0..21).any(|t| alive(a, t) && alive(b, t));
+                let together = (0..21).any(|t| is_alive(a, t) && is_alive(b, t));
                 let overlap = p.offsets[i] < p.offsets[j] + b.size && p.offsets[j] < p.offsets[i] + a.size;
                 prop_assert!(!(together && overlap && a.size > 0 && b.size > 0), "{i} and {j} in {:?}", p);
             }
@@ -220,8 +227,9 @@ proptest! {
     fn contention_is_the_largest_load_of_a_life(blocks in prop::collection::vec(arbitrary_block(), 0..30)) {
         let spans = BlockSpans::new(&blocks);
         let loads = spans.loads(&blocks);
-        let largest = |b| spans.ranges_of(b).flat_map(|(from, to)| &loads[from..to]).max().copied().unwrap_or(0);
-        let expected: Vec<u64> = (0..blocks.len()).map(largest).collect();
+        let expected: Vec<u64> = (0..blocks.len())
+            .map(|b| spans.ranges_of(b).flat_map(|(from, to)| &loads[from..to]).max().copied().unwrap_or(0))
+            .collect();
         prop_assert_eq!(orders::contention(&spans, &loads, blocks.len()), expected);
     }
 
@@ -355,14 +363,16 @@ fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
             continue;
         }
         let block = &blocks[b];
-        let free = |at: u64| {
-            let placed = blocks.iter().zip(offsets.iter()).filter_map(|(o, at)| Some((o, (*at)?)));
-            let mut meets = placed.filter(|(o, _)| o.start < block.end && block.start < o.end);
-            meets.all(|(o, offset)| at + block.size <= offset || offset + o.size <= at)
-        };
-        let ends = blocks.iter().zip(offsets.iter()).filter_map(|(o, at)| Some(o.size + (*at)?));
+        let placed =
+            blocks.iter().zip(offsets.iter()).filter_map(|(other, offset)| Some((other, (*offset)?)));
+        let ends = placed.clone().map(|(other, offset)| other.size + offset);
         let starts = ends.chain([0]).map(|end| end.next_multiple_of(block.align));
-        offsets[b] = starts.filter(|&at| block.size == 0 || free(at)).min();
+        let free = starts.filter(|&start| {
+            let mut meets = placed.clone().filter(|(o, _)| o.start < block.end && block.start < o.end);
+            block.size == 0
+                || meets.all(|(o, offset)| start + block.size <= offset || offset + o.size <= start)
+        });
+        offsets[b] = free.min();
         best = best.min(least_peak(blocks, offsets));
         offsets[b] = None;
     }
@@ -375,19 +385,21 @@ fn least_peak(blocks: &[Block], offsets: &mut Vec<Option<u64>>) -> u64 {
 
 #[test]
 fn exact_search_counts_how_long_lives_are() {
-    let work = |sections: usize| {
-        let long = (0..300).map(|_| Block::new(0, sections, 3));
-        let blocks: Vec<Block> = long.chain((0..sections).map(|s| Block::new(s, s + 1, 1))).collect();
-        let exact =
-            ExactProblem::new(&blocks, &BlockSpans::new(&blocks), 1_000).expect("neither wrapped nor given");
-        let mut search = exact.search(901);
-        assert!(matches!(search.run(u64::MAX, u64::MAX), ExactAnswer::Found(_)));
-        search.work()
-    };
     // There are three times as many blocks, and the long ones are twenty times as long.
-    let short = work(30);
-    let long = work(600);
+    let short = search_work(30);
+    let long = search_work(600);
     assert!(long > 6 * short, "{short} {long}");
+}
+
+/// The work of an exact search over 300 blocks that live in all sections and one that lives in each.
+fn search_work(sections: usize) -> u64 {
+    let long = (0..300).map(|_| Block::new(0, sections, 3));
+    let blocks: Vec<Block> = long.chain((0..sections).map(|s| Block::new(s, s + 1, 1))).collect();
+    let exact =
+        ExactProblem::new(&blocks, &BlockSpans::new(&blocks), 1_000).expect("neither wrapped nor given");
+    let mut search = exact.search(901);
+    assert!(matches!(search.run(u64::MAX, u64::MAX), ExactAnswer::Found(_)));
+    search.work()
 }
 
 #[test]

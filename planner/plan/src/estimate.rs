@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use symmc_ir::machine::timeline::{TimedStep, Timeline, simulate_timeline};
 use symmc_ir::machine::{MachineProfile, StepTraffic, TrafficModel};
-use symmc_ir::{Dim, Node, NodeId, Op, SymbolTable, ValueId};
+use symmc_ir::{Dim, Node, NodeId, Op, SymbolTable};
 
 use crate::{Bucket, ExitBarrier, Lane, ParsedProgram, ResolveError, StepNodes};
 
@@ -74,13 +74,12 @@ impl ParsedProgram {
             .zip(&bucket.steps)
             .map(|(run, step)| {
                 let exit = step.exit.map(|e| e == ExitBarrier::Kept);
-                let size = |d: &Dim| upper_size(d, symbols);
                 let timed = profile.timed_step(
                     &self.graph,
                     run.nodes(),
                     self.step_traffic(*run, bucket, symbols),
                     exit,
-                    size,
+                    |dim| upper_size(dim, symbols),
                 );
                 TimedStep { communicates: step.lane == Lane::Comm, ..timed }
             })
@@ -89,7 +88,6 @@ impl ParsedProgram {
             simulate_timeline(&timed, profile.lane_crossing_ns(), |at, wait| {
                 bucket.steps[at].waits.iter().for_each(|&w| wait(w))
             });
-        let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
         let mut compute = 0;
         let mut communication = Vec::new();
         for (step, timed) in timed.iter().enumerate() {
@@ -102,17 +100,17 @@ impl ParsedProgram {
             communication.push(CommunicationEstimate {
                 step,
                 node,
-                us: us(timed.time),
-                exposed_us: us(exposed),
-                overlapped_us: us(overlapped[step]),
+                us: microseconds(timed.time),
+                exposed_us: microseconds(exposed),
+                overlapped_us: microseconds(overlapped[step]),
             });
         }
-        let total_us = us(total);
-        let compute_us = us(compute);
+        let total_us = microseconds(total);
+        let compute_us = microseconds(compute);
         Ok(BucketEstimate {
             total_us,
             compute_us,
-            exposed_us: us(total.saturating_sub(compute)),
+            exposed_us: microseconds(total.saturating_sub(compute)),
             communication,
         })
     }
@@ -133,22 +131,22 @@ impl ParsedProgram {
         let graph = &self.graph;
         let Node { op, inputs, outputs } = &graph.nodes[node];
         let (&operand, &result) = (inputs.get(k)?, outputs.first()?);
-        let place = |v: ValueId| bucket.places.get(graph.value_name(v));
-        let of = place(self.base(operand))?;
-        let to = place(result)?;
+        let from = bucket.places.get(graph.value_name(self.base(operand)))?;
+        let to = bucket.places.get(graph.value_name(result))?;
         let Op::Concat { axis } = *op else {
-            return Some((of.memory, &of.offset) == (to.memory, &to.offset));
+            return Some((from.memory, &from.offset) == (to.memory, &to.offset));
         };
         let outer = graph.ty(result).shape.iter().take(axis);
         let layout = self.layout(operand);
         let contiguous = layout.is_contiguous(graph.ty(operand)) && outer.into_iter().all(is_unit_extent);
-        if !contiguous || (of.memory, &of.by_rank) != (to.memory, &to.by_rank) {
+        if !contiguous || (from.memory, &from.by_rank) != (to.memory, &to.by_rank) {
             return Some(false);
         }
-        let start = |place| self.resolve_placement("", place, symbols).ok().map(|p| p.offset);
         let before = inputs.iter().take(k).fold(Dim::from(0), |sum, &v| sum + graph.ty(v).bytes());
         let inner = layout.offset.clone() * Dim::from(graph.ty(operand).dtype.size() as i64);
-        Some(start(of)? + inner == start(to)? + before)
+        let operand_start = self.resolve_placement("", from, symbols).ok()?.offset;
+        let result_start = self.resolve_placement("", to, symbols).ok()?.offset;
+        Some(operand_start + inner == result_start + before)
     }
 
     /// The first node of a step that communicates, if any.
@@ -159,6 +157,10 @@ impl ParsedProgram {
             _ => false,
         })
     }
+}
+
+fn microseconds(nanoseconds: u64) -> f64 {
+    nanoseconds as f64 / 1000.0
 }
 
 fn is_unit_extent(dim: &Dim) -> bool {

@@ -51,9 +51,9 @@ impl ParsedPlan {
 
     /// Fails if there is no program with this index, or if its text is no valid program.
     pub fn program(&self, index: usize) -> Result<&ParsedProgram, PlanProgramError> {
-        let missing = || PlanProgramError::Missing(index);
-        let cell = self.programs.get(index).ok_or_else(missing)?;
-        let text = self.plan.programs.get(index).ok_or_else(missing)?;
+        let (Some(cell), Some(text)) = (self.programs.get(index), self.plan.programs.get(index)) else {
+            return Err(PlanProgramError::Missing(index));
+        };
         cell.get_or_init(|| ParsedProgram::parse(text))
             .as_ref()
             .map_err(|e| PlanProgramError::Program(index, e.clone()))

@@ -13,7 +13,7 @@ use symmc_ir::verify::{Violation, verify_derived};
 use symmc_ir::{Dim, Dispatch, EntityMap, Graph, GroupId, NodeId, Symbol, SymbolTable, ValueId};
 use thiserror::Error;
 
-use crate::{Bucket, MemoryRef, Step, ValuePlacement};
+use crate::{Bucket, MemoryRef, ValuePlacement};
 
 #[derive(Clone, Debug)]
 pub struct ParsedProgram {
@@ -108,11 +108,11 @@ impl ParsedProgram {
 
     pub fn resolve_symbols(&self, bucket: &Bucket) -> Result<SymbolTable, ResolveError> {
         let symbols = &self.graph.symbols;
-        let ranged = |s: &Symbol| {
-            let &[min, max] = bucket.symbols.get(&s.name)?;
-            Some(Symbol { min, max, ..s.clone() })
-        };
-        let found: Option<SymbolTable> = symbols.values().map(ranged).collect();
+        let ranged = symbols.values().map(|symbol| {
+            let &[min, max] = bucket.symbols.get(&symbol.name)?;
+            Some(Symbol { min, max, ..symbol.clone() })
+        });
+        let found: Option<SymbolTable> = ranged.collect();
         found.filter(|_| bucket.symbols.len() == symbols.len()).ok_or_else(|| ResolveError::BucketSymbols {
             expected: symbols.values().map(|s| s.name.clone()).collect(),
             found: bucket.symbols.keys().cloned().collect(),
@@ -148,22 +148,11 @@ impl ParsedProgram {
         place: &ValuePlacement,
         symbols: &SymbolTable,
     ) -> Result<ResolvedPlacement, ResolveError> {
-        let dim = |text: &str| {
-            // Most offsets are numbers.
-            if (1..18).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit()) {
-                return Ok(Dim::from(text.bytes().fold(0, |n: i64, b| 10 * n + i64::from(b - b'0'))));
-            }
-            text::parse_dim(text, symbols).map_err(|error| ResolveError::PlaceDim {
-                value: name.to_string(),
-                text: text.to_string(),
-                error: error.to_string(),
-            })
-        };
-        let offset = dim(&place.offset)?;
+        let offset = parse_placement_dim(name, &place.offset, symbols)?;
         let by_rank = match &place.by_rank {
             None => None,
             Some(by_rank) => {
-                let stride = dim(&by_rank.stride)?;
+                let stride = parse_placement_dim(name, &by_rank.stride, symbols)?;
                 let group = self.graph.groups.iter().find(|(_, g)| g.name == by_rank.group);
                 let (group, _) = group.ok_or_else(|| ResolveError::PlaceGroup {
                     value: name.to_string(),
@@ -176,8 +165,10 @@ impl ParsedProgram {
     }
 
     pub fn resolve_steps(&self, bucket: &Bucket) -> impl Iterator<Item = Result<StepNodes, ResolveError>> {
-        let unknown = |(step, s): (usize, &Step)| ResolveError::StepUnknown { step, found: s.node.clone() };
-        bucket.steps.iter().enumerate().map(move |s| self.resolve_step(&s.1.node).ok_or_else(|| unknown(s)))
+        bucket.steps.iter().enumerate().map(move |(index, step)| {
+            let nodes = self.resolve_step(&step.node);
+            nodes.ok_or_else(|| ResolveError::StepUnknown { step: index, found: step.node.clone() })
+        })
     }
 
     /// Finds a step by its name: the name of its node or of the first node of its dispatch. The name of a node
@@ -189,6 +180,19 @@ impl ParsedProgram {
         let begins = dispatch.is_none_or(|d| d.first == first);
         (named && begins).then_some(StepNodes { first, dispatch })
     }
+}
+
+/// Parses a dim of the placement of the value with this name.
+fn parse_placement_dim(name: &str, text: &str, symbols: &SymbolTable) -> Result<Dim, ResolveError> {
+    // Most offsets are numbers.
+    if (1..18).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_digit()) {
+        return Ok(Dim::from(text.bytes().fold(0, |n: i64, b| 10 * n + i64::from(b - b'0'))));
+    }
+    text::parse_dim(text, symbols).map_err(|error| ResolveError::PlaceDim {
+        value: name.to_string(),
+        text: text.to_string(),
+        error: error.to_string(),
+    })
 }
 
 impl ResolveError {
@@ -218,11 +222,10 @@ impl StepNodes {
         let graph = &program.graph;
         let all =
             self.nodes().flat_map(|n| graph.nodes[n].inputs.iter().enumerate().map(move |(k, &x)| (n, k, x)));
-        let is_defined_here = move |x: ValueId| {
+        all.filter(move |&(_, _, x)| {
             let def = graph.defining_node(program.base(x));
-            self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.contains(n))
-        };
-        all.filter(move |(_, _, x)| !is_defined_here(*x))
+            !self.dispatch.zip(def).is_some_and(|(dispatch, n)| dispatch.contains(n))
+        })
     }
 
     pub fn results(self, program: &ParsedProgram) -> Vec<ValueId> {

@@ -104,10 +104,10 @@ pub struct Plan {
 impl Plan {
     /// The index of the bucket that serves these sizes: the value of each symbol, by name.
     pub fn find_bucket(&self, sizes: &IndexMap<String, i64>) -> Result<usize, UnservedSizes> {
-        let serves = |b: &Bucket| {
+        let found = self.buckets.iter().position(|b| {
             b.symbols.iter().all(|(s, &[low, high])| sizes.get(s).is_some_and(|v| (low..=high).contains(v)))
-        };
-        self.buckets.iter().position(serves).ok_or_else(|| {
+        });
+        found.ok_or_else(|| {
             let sizes = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
             UnservedSizes { sizes, served: self.buckets.iter().map(Bucket::describe_range).collect() }
         })
@@ -198,10 +198,10 @@ pub struct Bucket {
 impl Bucket {
     /// The sizes that the bucket serves, for people: `batch=1, tokens=2..=8`.
     pub fn describe_range(&self) -> String {
-        let describe_symbol = |(name, &[low, high]): (&String, &[i64; 2])| {
+        let symbols = self.symbols.iter().map(|(name, &[low, high])| {
             if low == high { format!("{name}={low}") } else { format!("{name}={low}..={high}") }
-        };
-        let symbols: Vec<String> = self.symbols.iter().map(describe_symbol).collect();
+        });
+        let symbols: Vec<String> = symbols.collect();
         if symbols.is_empty() { "all sizes fixed".into() } else { symbols.join(", ") }
     }
 }

@@ -56,8 +56,8 @@ impl<'a> LiveMemory<'a> {
 
     /// The class over which the result of `s` is written if `s` runs next.
     pub fn overwritten_class(&self, s: usize) -> Option<u32> {
-        let last = |&&c: &&u32| self.remaining_users[c as usize] == 1 && !self.is_untouched(c);
-        self.tasks.over.row(s).iter().find(last).copied()
+        let mut classes = self.tasks.over.row(s).iter().copied();
+        classes.find(|&c| self.remaining_users[c as usize] == 1 && !self.is_untouched(c))
     }
 
     /// Runs a step and returns the bytes that are live during it.

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::timeline::TimedStep;
 use symmc_ir::machine::{MachineProfile, StepTraffic, TrafficModel};
-use symmc_ir::{CollectiveKind, Dim, Node, NodeId, Op, OutputKind, SymbolTable, ValueDef, ValueId};
+use symmc_ir::{CollectiveKind, Node, NodeId, Op, OutputKind, SymbolTable, ValueDef, ValueId};
 use symmc_plan::{ALIGN, CopyReason, Lane};
 
 use crate::prepare::PreparedGraph;
@@ -105,8 +105,9 @@ impl TaskGraph {
         symbols: &SymbolTable,
         profile: Option<&MachineProfile>,
     ) -> TaskGraph {
-        let size = |dim: &Dim| dim.upper_bound(symbols).clamp(0, 1 << 52) as u64;
-        let sizes: Vec<u64> = program.graph.values.values().map(|v| size(&v.ty.bytes())).collect();
+        let values = program.graph.values.values();
+        let sizes: Vec<u64> =
+            values.map(|v| v.ty.bytes().upper_bound(symbols).clamp(0, 1 << 52) as u64).collect();
         let readers = steps.readers();
         let mut before: Vec<Vec<u32>> =
             steps.list.iter().map(|s| s.reads.iter().filter_map(|&v| steps.def[v]).collect()).collect();
@@ -119,8 +120,8 @@ impl TaskGraph {
         let mut shared = SharedMemorySets::new(program, steps, &readers, &sizes);
         shared.merge_operands();
         let together: Vec<usize> = program.graph.values.keys().map(|v| shared.find_root(v)).collect();
-        let (classes, of) = shared.memory_classes();
-        let class = |v: &ValueId| Some(of[v.index()]).filter(|&c| c != NONE);
+        let (classes, class_of) = shared.memory_classes();
+        let class = |v: &ValueId| Some(class_of[v.index()]).filter(|&c| c != NONE);
         let touches = IndexLists::from_rows(steps.list.iter().map(|s| {
             let mut row: Vec<u32> = s.reads.iter().chain(&s.writes).filter_map(class).collect();
             row.sort_unstable();
@@ -129,9 +130,11 @@ impl TaskGraph {
         }));
         let over = IndexLists::from_rows((0..steps.list.len()).map(|s| {
             let result = steps.list[s].writes.first().and_then(class);
-            let same =
-                |&c: &u32| result.is_some_and(|r| r != c && classes[r as usize] == classes[c as usize]);
-            shared.overwritable_operands(s).filter_map(|v| class(&v)).filter(same).collect()
+            shared
+                .overwritable_operands(s)
+                .filter_map(|v| class(&v))
+                .filter(|&c| result.is_some_and(|r| r != c && classes[r as usize] == classes[c as usize]))
+                .collect()
         }));
         let replaced = program.graph.outputs.iter().filter_map(|o| match o.kind {
             OutputKind::Mutates(input) => Some(input.index()),
@@ -329,8 +332,8 @@ impl InPlaceOperands<'_> {
         let Some(base) = inputs.get(k).map(|&v| self.program.base[v]) else { return false };
         if matches!(op, Op::Concat { .. }) {
             let whole = self.program.covers_base[inputs[k]] && self.steps.def[base].is_some();
-            let of = |v: ValueId| self.together[v.index()];
-            return whole && outputs.first().is_some_and(|&result| of(result) == of(base));
+            let class = self.together[base.index()];
+            return whole && outputs.first().is_some_and(|result| self.together[result.index()] == class);
         }
         let owned = match graph.values[base].def {
             ValueDef::Input(input) => self.replaced.contains(&input.index()),
@@ -348,17 +351,17 @@ fn step_traffic(
     in_place: &InPlaceOperands<'_>,
 ) -> StepTraffic {
     let graph = &program.graph;
-    let is_defined_here = |base: ValueId| {
-        let nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
-        graph.defining_node(base).is_some_and(|n| nodes.contains(&n))
-    };
     let memory = TrafficModel {
         base: |v| program.base[v],
         bytes: |v: ValueId| sizes[v.index()],
         in_place: |n, k| in_place.is_in_place(at, n, k),
     };
     let reads = step.nodes().flat_map(|n| (0..graph.nodes[n].inputs.len()).map(move |k| (n, k)));
-    let reads = reads.filter(|&(n, k)| !is_defined_here(program.base[graph.nodes[n].inputs[k]]));
+    let step_nodes = step.node..=step.dispatch.map_or(step.node, |d| d.last);
+    let reads = reads.filter(|&(n, k)| {
+        let base = program.base[graph.nodes[n].inputs[k]];
+        graph.defining_node(base).is_none_or(|n| !step_nodes.contains(&n))
+    });
     memory.step_traffic(graph, step.nodes(), reads, step.writes.iter().copied())
 }
 
@@ -373,10 +376,9 @@ fn estimate_step(
 ) -> TimedStep {
     let communicates = step.lane == Lane::Comm;
     let timed = match profile {
-        Some(profile) => {
-            let extent = |d: &Dim| u64::try_from(d.upper_bound(symbols).max(1)).unwrap_or(u64::MAX);
-            profile.timed_step(&program.graph, step.nodes(), moved, Some(false), extent)
-        }
+        Some(profile) => profile.timed_step(&program.graph, step.nodes(), moved, Some(false), |dim| {
+            u64::try_from(dim.upper_bound(symbols).max(1)).unwrap_or(u64::MAX)
+        }),
         None if communicates => TimedStep::compute(8000 + moved.bytes / 100),
         None => TimedStep::compute(1000 * moved.kernels + moved.bytes / 2),
     };
@@ -395,11 +397,13 @@ mod tests {
         pub fn of_values(before: impl Iterator<Item = Vec<u32>>, classes: Vec<MemoryClass>) -> TaskGraph {
             let before = IndexLists::from_rows(before);
             let n = classes.len();
-            let touches = |s: usize| before.row(s).iter().copied().chain([s as u32]).collect();
-            let touches = IndexLists::from_rows((0..n).map(touches));
-            let same = |s: usize, b: u32| classes[b as usize] == classes[s];
-            let over = |s: usize| before.row(s).iter().copied().filter(|&b| same(s, b)).collect();
-            let over = IndexLists::from_rows((0..n).map(over));
+            let touches = IndexLists::from_rows(
+                (0..n).map(|s| before.row(s).iter().copied().chain([s as u32]).collect()),
+            );
+            let over = IndexLists::from_rows((0..n).map(|s| {
+                let before = before.row(s).iter().copied();
+                before.filter(|&b| classes[b as usize] == classes[s]).collect()
+            }));
             TaskGraph {
                 lane: vec![Lane::Compute; n],
                 after: before.transposed(n),

@@ -82,11 +82,15 @@ fn depth_first(
     roots: impl Iterator<Item = u32>,
     arrange: impl Fn(&[u32]) -> Vec<u32>,
 ) -> Vec<u32> {
-    let steps = 0..tasks.len() as u32;
-    let needs = |s: u32| arrange(tasks.before.row(s as usize)).into_iter().map(move |needed| (s, needed));
     let mut graph: DiGraph<(), ()> = DiGraph::with_capacity(tasks.len(), 0);
-    steps.clone().for_each(|_| _ = graph.add_node(()));
-    graph.extend_with_edges(steps.flat_map(needs));
+    for _ in 0..tasks.len() {
+        graph.add_node(());
+    }
+    for s in 0..tasks.len() as u32 {
+        for needed in arrange(tasks.before.row(s as usize)) {
+            graph.add_edge(s.into(), needed.into(), ());
+        }
+    }
     let mut walk = DfsPostOrder::empty(&graph);
     let mut out = Vec::with_capacity(tasks.len());
     for root in roots {
@@ -99,12 +103,11 @@ fn depth_first(
 }
 
 fn dfs(tasks: &TaskGraph) -> Vec<u32> {
-    let bytes = |s: u32| {
+    let mut roots: Vec<u32> = (0..tasks.len() as u32).collect();
+    roots.sort_by_cached_key(|&s| {
         let classes = tasks.touches.row(s as usize).iter();
         classes.map(|&c| tasks.classes[c as usize].bytes).fold(0, u64::saturating_add)
-    };
-    let mut roots: Vec<u32> = (0..tasks.len() as u32).collect();
-    roots.sort_by_cached_key(|&s| bytes(s));
+    });
     depth_first(tasks, roots.into_iter(), |before| before.to_vec())
 }
 
@@ -113,12 +116,12 @@ fn dfs_users(tasks: &TaskGraph) -> Vec<u32> {
     let mut cone = vec![0u64; tasks.len()];
     let mut memory = LiveMemory::new(tasks);
     for s in 0..tasks.len() {
-        let before = || tasks.before.row(s).iter().map(|&b| b as usize);
+        let before = tasks.before.row(s);
         let users = (tasks.after.row(s).len() as u64).saturating_sub(1);
-        further[s] = before().map(|b| further[b]).fold(users, u64::saturating_add);
+        further[s] = before.iter().map(|&b| further[b as usize]).fold(users, u64::saturating_add);
         let added = memory.added_bytes(s);
-        let own = added[0].saturating_add(added[1]);
-        cone[s] = before().map(|b| cone[b]).fold(own, u64::saturating_add);
+        let added = added[0].saturating_add(added[1]);
+        cone[s] = before.iter().map(|&b| cone[b as usize]).fold(added, u64::saturating_add);
         memory.run(s);
     }
     let ends = (0..tasks.len() as u32).filter(|&s| tasks.after.row(s as usize).is_empty());
@@ -249,14 +252,13 @@ impl<'a> GreedyScheduler<'a> {
 
     /// Inserts a ready step into the sorted sets.
     fn insert_sorted(&mut self, s: usize, first: [u128; 2], last: [u128; 2]) {
-        let bytes = |b: u128| b.min(u128::from(u64::MAX)) as u64;
-        let mut added = first.map(bytes);
+        let mut added = first.map(saturate_to_u64);
         if let Some(class) = self.memory.overwritten_class(s).map(|c| &self.tasks.classes[c as usize]) {
             added[class.arena] = added[class.arena].saturating_sub(class.bytes);
         }
-        let sum = |b: [u64; 2]| b[0].saturating_add(b[1]);
-        let added = sum(added);
-        let stays = i128::from(added) - i128::from(sum(last.map(bytes)));
+        let added = added[0].saturating_add(added[1]);
+        let freed = last.map(saturate_to_u64);
+        let stays = i128::from(added) - i128::from(freed[0].saturating_add(freed[1]));
         let tie = match self.rule {
             GreedyRule::Freed => -(self.tasks.after.row(s).len() as i64),
             GreedyRule::Peak => 0,
@@ -320,20 +322,23 @@ impl<'a> GreedyScheduler<'a> {
     /// Among the steps that do not raise the peak, the one that leaves the fewest bytes.
     fn best_below_peak(&mut self) -> Option<u32> {
         let live = self.memory.live[0].saturating_add(self.memory.live[1]);
-        let fits = |added: u64| live.saturating_add(added) <= self.peak;
         let mut best = None;
         for (&(_, _, s), &(added, stays, t)) in self.by_effect.iter().zip(&self.by_added).take(SCAN) {
             self.work += 1;
-            if self.ready[s as usize].as_ref().is_some_and(|r| fits(r.effect.2)) {
+            if self.ready[s as usize].as_ref().is_some_and(|r| live.saturating_add(r.effect.2) <= self.peak) {
                 return Some(s);
             }
-            if !fits(added) {
+            if live.saturating_add(added) > self.peak {
                 break;
             }
             best = Some(best.map_or((stays, t), |b: (i128, u32)| b.min((stays, t))));
         }
         best.map(|(_, s)| s)
     }
+}
+
+fn saturate_to_u64(bytes: u128) -> u64 {
+    bytes.min(u128::from(u64::MAX)) as u64
 }
 
 #[cfg(test)]
@@ -349,14 +354,14 @@ mod tests {
     /// readers of all.
     fn fan(wide: usize, read: bool, ends: usize) -> TaskGraph {
         let readers = if read { wide } else { 0 };
-        let before = |s: usize| match s {
+        let steps = wide + readers + ends;
+        let before = (0..steps).map(|s| match s {
             _ if s < wide => vec![],
             _ if s < wide + readers => vec![(s - wide) as u32],
             _ => (0..wide as u32).collect(),
-        };
-        let steps = wide + readers + ends;
+        });
         let classes = (0..steps).map(|s| MemoryClass { bytes: 64 * (1 + s as u64 % 7), arena: 0 });
-        TaskGraph::of_values((0..steps).map(before), classes.collect())
+        TaskGraph::of_values(before, classes.collect())
     }
 
     #[test]

@@ -111,7 +111,8 @@ impl Prefetches {
         for &s in order.iter().filter(|&&s| tasks.lane[s as usize] == Lane::Comm) {
             if let Some(feeds) = prefetch_inputs(tasks, s as usize) {
                 feeds.iter().for_each(|&f| moved[f as usize] = true);
-                (ahead[s as usize], is_prefetch[s as usize]) = (feeds, true);
+                ahead[s as usize] = feeds;
+                is_prefetch[s as usize] = true;
                 unused[s as usize] = tasks.after.row(s as usize).is_empty();
             }
         }
@@ -126,13 +127,18 @@ impl Prefetches {
                 now = now.saturating_add(tasks.timed[s as usize].time);
             }
         }
-        let used = |s: usize| tasks.after.row(s).iter().map(|&a| turn[a as usize]).min().unwrap_or(now);
         let used_prefetches = order.iter().filter(|&&s| is_prefetch[s as usize] && !unused[s as usize]);
-        let mut by_use: Vec<(u64, u32)> = used_prefetches.map(|&s| (used(s as usize), s)).collect();
+        let mut by_use: Vec<(u64, u32)> = used_prefetches
+            .map(|&s| {
+                let users = tasks.after.row(s as usize).iter();
+                (users.map(|&user| turn[user as usize]).min().unwrap_or(now), s)
+            })
+            .collect();
         by_use.sort_unstable();
         let mut earliest = vec![None; tasks.len()];
         for s in (0..tasks.len()).filter(|&s| unused[s]) {
-            (turn[s], earliest[s]) = (now, Some(0));
+            turn[s] = now;
+            earliest[s] = Some(0);
         }
         let mut next = u64::MAX;
         // The earliest start of the next prefetch in order of use, and of the computation that is moved ahead
@@ -144,7 +150,8 @@ impl Prefetches {
             let time = concurrent_time(tasks, s);
             next = next.min(used).saturating_sub(time.saturating_add(tasks.crossing));
             start = start.min(next.saturating_sub(time.saturating_mul(lead) / 100));
-            (turn[s], earliest[s]) = (next, Some(start));
+            turn[s] = next;
+            earliest[s] = Some(start);
             before = before.min(start);
             for &f in ahead[s].iter().rev() {
                 before = before.saturating_sub(tasks.timed[f as usize].time);
@@ -236,8 +243,10 @@ impl<'a> OverlapScheduler<'a> {
         let mut rank = vec![0; tasks.len()];
         from.iter().enumerate().for_each(|(i, &s)| rank[s as usize] = i as u32);
         let joined = vec![tasks.len() as u32; tasks.len()];
-        let used = |s: &usize| prefetches.earliest[*s].is_some() && !prefetches.unused[*s];
-        let pending = (0..tasks.len()).filter(used).map(|s| (prefetches.turn[s], rank[s])).collect();
+        let pending = (0..tasks.len())
+            .filter(|&s| prefetches.earliest[s].is_some() && !prefetches.unused[s])
+            .map(|s| (prefetches.turn[s], rank[s]))
+            .collect();
         OverlapScheduler {
             tasks,
             prefetches,
@@ -343,15 +352,19 @@ impl<'a> OverlapScheduler<'a> {
             return;
         }
         let progress = self.progress();
-        let due = |s: &usize| self.prefetches.earliest[*s].is_none_or(|e| e <= progress);
-        let found = [1, PREFETCH]
-            .into_iter()
-            .filter_map(|kind| self.first_ready(kind).filter(due).find(|&s| self.fits(s)));
+        let found = [1, PREFETCH].into_iter().filter_map(|kind| {
+            self.first_ready(kind)
+                .filter(|&s| self.prefetches.earliest[s].is_none_or(|e| e <= progress))
+                .find(|&s| self.fits(s))
+        });
         // A prefetch that has to start before this collective ends goes first.
         let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
-        let between = |s: &usize| progress.saturating_add(concurrent_time(self.tasks, *s)) <= next;
-        let unused = || self.first_ready(UNUSED).filter(between).find(|&s| self.fits(s));
-        if let Some(s) = found.min_by_key(|&s| self.start_priority(s)).or_else(unused) {
+        let found = found.min_by_key(|&s| self.start_priority(s)).or_else(|| {
+            self.first_ready(UNUSED)
+                .filter(|&s| progress.saturating_add(concurrent_time(self.tasks, s)) <= next)
+                .find(|&s| self.fits(s))
+        });
+        if let Some(s) = found {
             self.start_step(s);
         }
     }
@@ -379,10 +392,11 @@ impl<'a> OverlapScheduler<'a> {
     /// The first ready computation whose turn has come and for which `is_fine` holds.
     fn first_due(&self, is_fine: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let turn = self.frontier_turn();
-        let due = |s: &usize| !self.prefetches.moved[*s] || self.prefetches.turn[*s] <= turn;
-        let found = [0, 2]
-            .into_iter()
-            .filter_map(|kind| self.first_ready(kind).filter(due).find(|&s| is_fine(self, s)));
+        let found = [0, 2].into_iter().filter_map(|kind| {
+            self.first_ready(kind)
+                .filter(|&s| !self.prefetches.moved[s] || self.prefetches.turn[s] <= turn)
+                .find(|&s| is_fine(self, s))
+        });
         found.min_by_key(|&s| self.start_priority(s))
     }
 

@@ -138,8 +138,13 @@ impl StepWindow {
         most: [u64; 2],
     ) -> StepWindow {
         let local: HashMap<u32, usize> = steps.iter().enumerate().map(|(i, &s)| (s, i)).collect();
-        let set = |list: &[u32]| list.iter().filter_map(|s| local.get(s)).fold(0u64, |m, i| m | 1 << i);
-        let before: Vec<u64> = steps.iter().map(|&s| set(tasks.before.row(s as usize))).collect();
+        let before: Vec<u64> = steps
+            .iter()
+            .map(|&s| {
+                let needed = tasks.before.row(s as usize).iter().filter_map(|s| local.get(s));
+                needed.fold(0u64, |set, i| set | 1 << i)
+            })
+            .collect();
         let mut index: HashMap<u32, u32> = HashMap::new();
         let mut held: Vec<WindowClass> = Vec::new();
         let mut touches = Vec::with_capacity(steps.len());
@@ -167,9 +172,10 @@ impl StepWindow {
             let h = &mut held[k as usize];
             h.lives_on = memory.remaining_users[*c as usize] > h.by.count_ones();
         }
-        let over =
-            |s: &u32| tasks.over.row(*s as usize).iter().filter_map(|c| index.get(c).copied()).collect();
-        let over = steps.iter().map(over).collect();
+        let over = steps
+            .iter()
+            .map(|&s| tasks.over.row(s as usize).iter().filter_map(|c| index.get(c).copied()).collect())
+            .collect();
         let room = [0, 1].map(|a| i128::from(most[a]) - i128::from(memory.live[a]));
         let mut window = StepWindow { before, touches, over, held, arena, room, key: Vec::new() };
         window.key = window.key();
@@ -205,8 +211,10 @@ impl StepWindow {
                 after[h.arena] -= i128::from(h.bytes);
             }
         }
-        let dies = |h: &WindowClass| !h.lives_on && (set | bit) & h.by == h.by && (h.born || h.by & set != 0);
-        if let Some(h) = self.over[i].iter().map(|&k| &self.held[k as usize]).find(|h| dies(h)) {
+        let mut overwritable = self.over[i].iter().map(|&k| &self.held[k as usize]);
+        let dies =
+            overwritable.find(|h| !h.lives_on && (set | bit) & h.by == h.by && (h.born || h.by & set != 0));
+        if let Some(h) = dies {
             during[h.arena] -= i128::from(h.bytes);
         }
         (during, after)
@@ -331,10 +339,8 @@ mod tests {
                     .enumerate()
                     .all(|(i, &s)| { tasks.before.row(s as usize).iter().all(|b| order[..i].contains(b)) })
             );
-            let (from, to) = (
-                peak_bytes(&live_bytes_by_step(&tasks, &program)),
-                peak_bytes(&live_bytes_by_step(&tasks, &order)),
-            );
+            let from = peak_bytes(&live_bytes_by_step(&tasks, &program));
+            let to = peak_bytes(&live_bytes_by_step(&tasks, &order));
             for arena in 0..2 {
                 assert!(to[arena] <= from[arena], "seed {seed}");
                 assert_eq!(to[arena], least(&tasks, arena, to[1 - arena]), "seed {seed}, arena {arena}");

@@ -284,8 +284,8 @@ impl ControlSegment {
                     let from = self.segment.as_ptr().add(ABORT_TEXT);
                     std::ptr::copy_nonoverlapping(from, text.as_mut_ptr(), text.len());
                 }
-                let unread = |_| RunError::Aborted { rank: reporter, reason: UNKNOWN_CAUSE.into() };
-                let cause = serde_json::from_slice(&text).unwrap_or_else(unread);
+                let cause = serde_json::from_slice(&text)
+                    .unwrap_or_else(|_| RunError::Aborted { rank: reporter, reason: UNKNOWN_CAUSE.into() });
                 Some(match cause {
                     RunError::Reported { .. } => cause,
                     cause => RunError::Reported { reporter, cause: Box::new(cause) },
@@ -296,8 +296,7 @@ impl ControlSegment {
 
     /// The reason for which a run ended that is known to have ended.
     pub fn end_reason(&self) -> RunError {
-        let unknown = || RunError::Aborted { rank: 0, reason: UNKNOWN_CAUSE.into() };
-        self.abort_reason().unwrap_or_else(unknown)
+        self.abort_reason().unwrap_or_else(|| RunError::Aborted { rank: 0, reason: UNKNOWN_CAUSE.into() })
     }
 
     #[inline]

@@ -51,6 +51,10 @@ impl RankIdentity {
     }
 }
 
+fn describe_version(identity: &RankIdentity) -> String {
+    format!("{}, protocol {}", identity.version, identity.protocol)
+}
+
 /// Describes a plan by its hash and by the properties that differ from those of `other`.
 fn describe_plan(identity: &RankIdentity, other: &RankIdentity) -> String {
     let differ = identity.about.iter().filter(|term| !other.about.contains(term));
@@ -72,15 +76,15 @@ fn differing_terms(a: &[(String, String)], b: &[(String, String)]) -> String {
 impl RankIdentity {
     /// Whether the two identities differ at most in the identities of their contents.
     fn differs_only_in_contents(&self, other: &RankIdentity) -> bool {
-        let texts = |identity: &RankIdentity| -> Vec<(String, String)> {
-            let is_text = |(name, _): &&(String, String)| !identity.contents.contains(name);
-            identity.terms.iter().filter(is_text).cloned().collect()
-        };
         self.protocol == other.protocol
             && self.version == other.version
             && self.plan == other.plan
             && self.contents == other.contents
-            && texts(self) == texts(other)
+            && self.text_terms() == other.text_terms()
+    }
+
+    fn text_terms(&self) -> Vec<(String, String)> {
+        self.terms.iter().filter(|(name, _)| !self.contents.contains(name)).cloned().collect()
     }
 }
 
@@ -246,17 +250,22 @@ impl<'a> Coordinator<'a> {
 
     /// The ranks with a message or a closed connection.
     fn poll_channels(&self) -> Result<Vec<usize>> {
-        let listening = |m: &CoordinatedRank| m.phase != RankPhase::Gone && m.phase != RankPhase::Done;
-        let ranks: Vec<usize> = (0..self.members.len()).filter(|&r| listening(&self.members[r])).collect();
-        let fd = |&r: &usize| PollFd::new(self.members[r].channel.fd(), PollFlags::POLLIN);
-        let mut fds: Vec<PollFd> = ranks.iter().map(fd).collect();
+        let mut ranks = Vec::new();
+        let mut fds = Vec::new();
+        for (rank, member) in self.members.iter().enumerate() {
+            if member.phase != RankPhase::Gone && member.phase != RankPhase::Done {
+                ranks.push(rank);
+                fds.push(PollFd::new(member.channel.fd(), PollFlags::POLLIN));
+            }
+        }
         let tick = PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO);
         match poll(&mut fds, tick) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(RunError::from_system_call("waiting for the ranks", "poll", e)),
         }
-        let speaks = |fd: &PollFd| fd.revents().is_some_and(|e| !e.is_empty());
-        Ok(ranks.into_iter().zip(&fds).filter(|(_, fd)| speaks(fd)).map(|(r, _)| r).collect())
+        let polled = ranks.into_iter().zip(&fds);
+        let ready = polled.filter(|(_, fd)| fd.revents().is_some_and(|events| !events.is_empty()));
+        Ok(ready.map(|(rank, _)| rank).collect())
     }
 
     /// Handles the next message of a rank, if it has arrived. Never waits for the rest of a message.
@@ -337,15 +346,26 @@ impl<'a> Coordinator<'a> {
         let identities: Vec<&RankIdentity> =
             self.members.iter().filter_map(|m| m.identity.as_ref()).collect();
         let Some((first, others)) = identities.split_first() else { return Ok(()) };
-        let alike = others.iter().all(|other| other.terms == first.terms);
+        let have_equal_terms = others.iter().all(|other| other.terms == first.terms);
         let is_first = self.joining.stage() == JoinStage::Comparing;
-        if !alike && is_first && others.iter().all(|o| o.differs_only_in_contents(first)) {
+        if !have_equal_terms && is_first && others.iter().all(|o| o.differs_only_in_contents(first)) {
             self.joining.finish_comparison(true, now);
             return self.broadcast(&CoordinatorMessage::Digest, now);
         }
         self.expect_equal_identities()?;
         self.joining.finish_comparison(false, now);
         self.broadcast(&CoordinatorMessage::Proceed, now)
+    }
+
+    fn joining_silence(&self, rank: u32, now: Duration) -> Option<Duration> {
+        if let Some(silence) = self.observer.silence(rank, now) {
+            return Some(silence);
+        }
+        self.processes.as_ref()?;
+        // A process that this one started may take its time before the first heartbeat, unless it is
+        // stopped.
+        let stopped = self.members.get(rank as usize).and_then(|m| m.stopped);
+        Some(stopped.map_or(Duration::ZERO, |since| now.saturating_sub(since)))
     }
 
     /// Detects a rank that does not answer while the run opens.
@@ -357,14 +377,8 @@ impl<'a> Coordinator<'a> {
                 member.stopped = is_stopped.then(|| member.stopped.unwrap_or(now));
             }
         }
-        let silence = |rank: u32| {
-            let stopped = self.members.get(rank as usize).and_then(|m| m.stopped);
-            // A process that this one started may take its time before the first heartbeat, unless it is
-            // stopped.
-            let started = || stopped.map_or(Duration::ZERO, |at| now.saturating_sub(at));
-            self.observer.silence(rank, now).or_else(|| self.processes.is_some().then(started))
-        };
-        let Some(JoinFault::Late(rank, waited)) = self.joining.check_timeouts(now, &silence) else {
+        let fault = self.joining.check_timeouts(now, &|rank| self.joining_silence(rank, now));
+        let Some(JoinFault::Late(rank, waited)) = fault else {
             return Ok(());
         };
         if let Some(member) = self.members.get_mut(rank as usize) {
@@ -377,10 +391,13 @@ impl<'a> Coordinator<'a> {
         let identities = self.members.iter().filter_map(|m| m.identity.as_ref());
         let mut identities = (0..).zip(identities);
         let Some((_, first)) = identities.next() else { return Ok(()) };
-        let name = |i: &RankIdentity| format!("{}, protocol {}", i.version, i.protocol);
         for (rank, other) in identities {
             if (other.protocol, &other.version) != (first.protocol, &first.version) {
-                return Err(RunError::VersionDiffers { rank, expected: name(first), found: name(other) });
+                return Err(RunError::VersionDiffers {
+                    rank,
+                    expected: describe_version(first),
+                    found: describe_version(other),
+                });
             }
             if other.plan != first.plan {
                 let expected = describe_plan(first, other);
@@ -406,10 +423,12 @@ impl<'a> Coordinator<'a> {
         let progress: Vec<RankProgress> = open.map(|(_, rank)| self.control.progress(rank)).collect();
         for (rank, member) in (0..).zip(&self.members).filter(|(_, m)| m.phase == RankPhase::Done) {
             let runs = self.control.runs_before_close(rank);
-            let is_missed = |p: &RankProgress| p.running && runs.is_some_and(|runs| p.run >= runs);
-            if now.saturating_sub(member.since) > self.limit || progress.iter().any(is_missed) {
-                let left = || RunError::Left { rank, how: "closed its session".into() };
-                return Err(runs.map_or_else(left, |runs| RunError::session_closed(rank, runs)));
+            let missed_run = progress.iter().any(|p| p.running && runs.is_some_and(|runs| p.run >= runs));
+            if now.saturating_sub(member.since) > self.limit || missed_run {
+                return Err(match runs {
+                    Some(runs) => RunError::session_closed(rank, runs),
+                    None => RunError::Left { rank, how: "closed its session".into() },
+                });
             }
         }
         Ok(())
@@ -431,14 +450,21 @@ impl<'a> Coordinator<'a> {
             }
         }
         self.observer.sample_heartbeats(now);
-        let silence = |rank: &u32| self.observer.silence(*rank, now).unwrap_or_default();
-        let silent = late.iter().copied().filter(|rank| silence(rank) > self.limit).max_by_key(silence);
-        let behind = |rank: &u32| culprit::progress_position(&self.control.progress(*rank));
+        let silent = late
+            .iter()
+            .map(|&rank| (rank, self.observer.silence(rank, now).unwrap_or_default()))
+            .filter(|&(_, silence)| silence > self.limit)
+            .max_by_key(|&(_, silence)| silence)
+            .map(|(rank, _)| rank);
         // A late rank may wait for a rank that has not begun the run and therefore does not count as late.
-        let furthest = || {
-            late.iter().copied().min_by_key(behind).map(|rank| culprit::find_culprit(self.control, rank, &[]))
-        };
-        match silent.or_else(furthest) {
+        let culprit = silent.or_else(|| {
+            let furthest_behind = late
+                .iter()
+                .copied()
+                .min_by_key(|&rank| culprit::progress_position(&self.control.progress(rank)))?;
+            Some(culprit::find_culprit(self.control, furthest_behind, &[]))
+        });
+        match culprit {
             None => Ok(()),
             Some(rank) => {
                 self.members[rank as usize].phase = RankPhase::Gone;
@@ -511,8 +537,10 @@ pub(crate) fn death_error(
 
 /// The error that explains the others.
 pub fn explaining_error(errors: Vec<RunError>) -> RunError {
-    let none = || RunError::system("the run", "failed without an error");
-    errors.into_iter().min_by_key(explanation_order).unwrap_or_else(none)
+    errors
+        .into_iter()
+        .min_by_key(explanation_order)
+        .unwrap_or_else(|| RunError::system("the run", "failed without an error"))
 }
 
 /// Orders errors: the smaller the number, the more the error explains.

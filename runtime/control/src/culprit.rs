@@ -22,12 +22,16 @@ pub(crate) fn progress_position(progress: &RankProgress) -> ProgressPosition {
 /// The rank that ultimately keeps `reporter` waiting. `missing` are the ranks that it waits for, at least
 /// one.
 pub fn find_culprit(control: &ControlSegment, reporter: u32, missing: &[u32]) -> u32 {
-    let position = |rank: &u32| progress_position(&control.progress(*rank));
     let others = (0..control.ranks()).filter(|rank| *rank != reporter && !missing.contains(rank));
     // Among ranks with equal progress the first in the list is chosen, so the missing ones go first.
-    let last = missing.iter().copied().chain(others).min_by_key(position);
+    let last = missing.iter().copied().chain(others).min_by_key(|&rank| rank_position(control, rank));
     let first = missing.first().copied().unwrap_or(reporter);
-    last.filter(|rank| position(rank) < position(&reporter)).unwrap_or(first)
+    let reporter_position = rank_position(control, reporter);
+    last.filter(|&rank| rank_position(control, rank) < reporter_position).unwrap_or(first)
+}
+
+fn rank_position(control: &ControlSegment, rank: u32) -> ProgressPosition {
+    progress_position(&control.progress(rank))
 }
 
 #[cfg(test)]

@@ -34,10 +34,11 @@ pub fn collect_descriptors(
     let mut found: Vec<Option<OwnedFd>> = expected.iter().map(|_| None).collect();
     let mut peers: Vec<DescriptorPeer> = Vec::new();
     while found.iter().any(Option::is_none) {
-        let missing = |rank: &u32| expected.iter().zip(&found).any(|(r, fd)| r == rank && fd.is_none());
         if Instant::now() >= until {
-            let began = peers.iter().filter_map(|peer| peer.rank).find(|rank| missing(rank));
-            let rank = began.or_else(|| expected.iter().copied().find(missing)).unwrap_or_default();
+            let expected = expected.iter().zip(&found);
+            let missing: Vec<u32> = expected.filter(|(_, fd)| fd.is_none()).map(|(&rank, _)| rank).collect();
+            let began = peers.iter().filter_map(|peer| peer.rank).find(|rank| missing.contains(rank));
+            let rank = began.or(missing.first().copied()).unwrap_or_default();
             let at = format!("before passing {what}");
             return Err(RunError::Stuck { rank, at, limit_ms: limit.as_millis() as u64 });
         }

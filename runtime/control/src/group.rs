@@ -51,8 +51,11 @@ impl Group {
     pub fn threads(ranks: u32) -> Vec<Group> {
         let number = THREADS.fetch_add(1, Ordering::Relaxed);
         let run = format!("threads {number} of process {}", std::process::id());
-        let place = |rank| Membership { rank, ranks, run: run.clone() };
-        (0..ranks).map(|rank| Group { within_process: true, ..Group::from_membership(place(rank)) }).collect()
+        let groups = (0..ranks).map(|rank| {
+            let place = Membership { rank, ranks, run: run.clone() };
+            Group { within_process: true, ..Group::from_membership(place) }
+        });
+        groups.collect()
     }
 
     /// Joins `rank` to a group of ranks of one machine that have their own means to exchange bytes. All of
@@ -66,21 +69,22 @@ impl Group {
         mine[..4].copy_from_slice(&rank.to_le_bytes());
         mine[4..8].copy_from_slice(&ranks.to_le_bytes());
         let all = means.all_gather(&mine).map_err(failed)?;
-        let says = |r: usize| all.get(r).filter(|said| said.len() == mine.len());
         if all.len() != ranks as usize {
             return Err(failed(format!("expected {ranks} answers, found {}", all.len())));
         }
         for r in 0..ranks {
             let expected = [r.to_le_bytes(), ranks.to_le_bytes()].concat();
-            if says(r as usize).is_none_or(|said| said[..8] != expected) {
+            let answer = all.get(r as usize);
+            if answer.is_none_or(|answer| answer.len() != mine.len() || answer[..8] != expected) {
                 // An answer ends with the secret of a rank, which must not appear in a message.
-                let found = all.get(r as usize).map_or_else(String::new, |answer| describe_answer(answer));
+                let found = answer.map_or_else(String::new, |answer| describe_answer(answer));
                 return Err(failed(format!(
                     "expected the answer of rank {r} of {ranks} as answer {r}, found {found}"
                 )));
             }
         }
-        let first = says(0).map(|said| said[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
+        let first =
+            all.first().map(|answer| answer[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
         let run = format!("{DRAWN}{}", first.unwrap_or_default());
         means.barrier().map_err(failed)?;
         Ok(Group::from_membership(Membership { rank, ranks, run }))
@@ -126,11 +130,14 @@ impl Group {
 
 /// Describes an answer of [`Group::bootstrap`], without the secret at its end.
 fn describe_answer(answer: &[u8]) -> String {
-    let number = |at: usize| Some(u32::from_le_bytes(answer.get(at..at + 4)?.try_into().ok()?));
-    match (answer.len(), number(0), number(4)) {
+    match (answer.len(), read_number(answer, 0), read_number(answer, 4)) {
         (24, Some(rank), Some(ranks)) => format!("that of rank {rank} of {ranks}"),
         (bytes, ..) => format!("{bytes} bytes, expected 24"),
     }
+}
+
+fn read_number(answer: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(answer.get(at..at + 4)?.try_into().ok()?))
 }
 
 /// 16 random bytes: the secret name under which ranks meet.

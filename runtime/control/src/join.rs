@@ -147,17 +147,24 @@ fn start_coordinator(
     listener: OwnedFd,
 ) -> Result<JoinHandle<Result<()>>> {
     let listener = Arc::new(Mutex::new(Some(listener)));
-    let take =
-        |listener: &Mutex<Option<OwnedFd>>| listener.lock().unwrap_or_else(PoisonError::into_inner).take();
     let theirs = listener.clone();
     let gathered = GatheredRun { place: place.clone(), purpose: purpose.clone() };
-    let work = move || take(&theirs).map_or(Ok(()), |listener| gathered.coordinate_run(listener));
-    parallel::spawn_detached(work).map_err(|e| {
+    let started = parallel::spawn_detached(move || match take_listener(&theirs) {
+        Some(listener) => gathered.coordinate_run(listener),
+        None => Ok(()),
+    });
+    started.map_err(|e| {
         let error = RunError::from_system_call("starting the thread that coordinates the ranks", "clone", e);
         let error = error.reported_by(place.rank);
-        take(&listener).into_iter().for_each(|l| reject_ranks(place, &l, purpose.limit, &error));
+        if let Some(listener) = take_listener(&listener) {
+            reject_ranks(place, &listener, purpose.limit, &error);
+        }
         error
     })
+}
+
+fn take_listener(listener: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
+    listener.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
 /// Joins as the rank of `place`; returns when all ranks have the same identity.
@@ -219,12 +226,11 @@ fn await_welcome(
             let until = Instant::now() + limit;
             let received = receive_welcome(channel, until)
                 .map_err(|error| if Instant::now() >= until { opening.stuck_error(limit) } else { error });
-            let gone = || {
+            let (welcome, fds) = received?.ok_or_else(|| {
                 let how = "its process is gone".into();
                 let when = "while the ranks joined".into();
                 RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
-            };
-            let (welcome, fds) = received?.ok_or_else(gone)?;
+            })?;
             if welcome.ranks != place.ranks {
                 let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
                 return Err(RunError::Protocol { rank: 0, detail: found });
@@ -238,15 +244,18 @@ fn await_welcome(
 
 /// Binds the socket at which ranks meet; `None` if another process has bound it already.
 fn bind_meeting_socket(place: &Membership) -> Result<Option<OwnedFd>> {
-    let failed = |call| move |e: Errno| RunError::from_system_call("opening the rendezvous point", call, e);
-    let fd = seqpacket_socket().map_err(failed("socket"))?;
+    let fd = seqpacket_socket().map_err(|e| meeting_error("socket", e))?;
     match bind(fd.as_raw_fd(), &place.address()?) {
         Err(Errno::EADDRINUSE) => return Ok(None),
-        bound => bound.map_err(failed("bind"))?,
+        bound => bound.map_err(|e| meeting_error("bind", e))?,
     }
     let backlog = Backlog::new(place.ranks.min(1024) as i32).unwrap_or(Backlog::MAXCONN);
-    listen(&fd, backlog).map_err(failed("listen"))?;
+    listen(&fd, backlog).map_err(|e| meeting_error("listen", e))?;
     Ok(Some(fd))
+}
+
+fn meeting_error(call: &'static str, error: Errno) -> RunError {
+    RunError::from_system_call("opening the rendezvous point", call, error)
 }
 
 fn seqpacket_socket() -> nix::Result<OwnedFd> {

@@ -125,14 +125,16 @@ impl JoinedRank {
         control.set_closed(me, runs);
         let own_progress = control.progress(me);
         let others = (0..control.ranks()).filter(|&rank| rank != me);
-        let within = |rank| recorded.is_within_run(&control.progress(rank), &own_progress);
         // A coordinator that is gone needs no notice.
         let _ = self.link.report_done();
         drop(self.link);
         let Some(coordinator) = self.coordinator else { return };
         let until = Instant::now() + leaving.max_wait(self.close_timeout);
         let mut pause = Duration::from_micros(50);
-        while !coordinator.is_finished() && others.clone().any(within) && Instant::now() < until {
+        while !coordinator.is_finished()
+            && others.clone().any(|rank| recorded.is_within_run(&control.progress(rank), &own_progress))
+            && Instant::now() < until
+        {
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(5));
         }
@@ -183,7 +185,8 @@ mod tests {
         let link = CoordinatorLink::new(Channel::new(ours, 0), config, opening);
         let (left, has_left) = mpsc::channel::<()>();
         let is_late = Arc::new(AtomicBool::new(false));
-        let (notified, late) = (control.clone(), is_late.clone());
+        let notified = control.clone();
+        let late = is_late.clone();
         let coordinator = std::thread::spawn(move || {
             if has_left.recv_timeout(Duration::from_secs(30)).is_err() {
                 late.store(true, Ordering::Relaxed);

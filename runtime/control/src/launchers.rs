@@ -208,12 +208,14 @@ fn detect_launcher(
 impl LauncherFamily {
     /// Whether this launcher started this process as one of its ranks.
     fn started_this_process(&self, get: VariableLookup) -> bool {
-        let step = || get("SLURM_STEP_ID").and_then(|id| id.trim().parse::<u64>().ok());
-        let shell = self.launch == LauncherChoice::Slurm && step().is_some_and(|id| id >= SLURM_SHELLS);
+        let is_slurm_shell = self.launch == LauncherChoice::Slurm
+            && get("SLURM_STEP_ID")
+                .and_then(|id| id.trim().parse::<u64>().ok())
+                .is_some_and(|id| id >= SLURM_SHELLS);
         // A rank without a number of ranks is left over from another program. With a number of ranks, missing
         // variables are an error.
         let is_torchrun = self.launch == LauncherChoice::Torchrun && get("WORLD_SIZE").is_some();
-        !shell && (is_torchrun || self.required_variables.iter().all(|name| get(name).is_some()))
+        !is_slurm_shell && (is_torchrun || self.required_variables.iter().all(|name| get(name).is_some()))
     }
 
     fn missing_variables(&self, get: VariableLookup) -> String {
@@ -225,13 +227,8 @@ impl LauncherFamily {
     fn rank_and_size(&self, get: VariableLookup) -> Result<(u32, u32), String> {
         let size = self.size.iter().find(|name| get(name).is_some()).or(self.size.first());
         let size = size.copied().unwrap_or_default();
-        let read_number = |name: &str| -> Result<u32, String> {
-            let text = get(name)
-                .ok_or_else(|| format!("{} is set in the environment, but not {name}", self.rank))?;
-            text.trim().parse().map_err(|_| format!("{name}: expected a number, found {text:?}"))
-        };
-        let me = read_number(self.rank)?;
-        let ranks = read_number(size)?;
+        let me = self.read_number(self.rank, get)?;
+        let ranks = self.read_number(size, get)?;
         if ranks == 0 {
             return Err(format!("{size}: expected at least 1 rank, found 0"));
         }
@@ -242,6 +239,12 @@ impl LauncherFamily {
             return Err(format!("{} is set in the environment, but not {name}", self.rank));
         }
         Ok((me, ranks))
+    }
+
+    fn read_number(&self, name: &str, get: VariableLookup) -> Result<u32, String> {
+        let text =
+            get(name).ok_or_else(|| format!("{} is set in the environment, but not {name}", self.rank))?;
+        text.trim().parse().map_err(|_| format!("{name}: expected a number, found {text:?}"))
     }
 
     fn expect_one_host(&self, ranks: u32, get: VariableLookup) -> Result<(), String> {

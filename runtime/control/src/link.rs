@@ -206,17 +206,16 @@ impl CoordinatorLink {
     /// progress for `timeout`, or the coordinator shows no heartbeat.
     fn await_verdict(&self, timeout: Duration) -> Option<RunVerdict> {
         let control = &self.state.control;
-        let beats = || (0..control.ranks()).map(|r| control.progress(r).beats).collect::<Vec<_>>();
         let mut clock = ActiveClock::start();
         let mut observer = Observer::new(control);
-        let mut last_beats = beats();
+        let mut last_beats = all_beats(control);
         let mut since = clock.now();
         loop {
             if let Some(message) = self.next_message() {
                 return Some(self.state.verdict_of(message));
             }
             let now = clock.now();
-            let found = beats();
+            let found = all_beats(control);
             observer.sample_heartbeats(now);
             let silence = observer.coordinator_silence(now);
             if silence.is_some_and(|silence| silence >= self.state.limit.max(SHORTEST_SILENCE)) {
@@ -238,6 +237,10 @@ impl CoordinatorLink {
         control.abort(*rank, &error);
         error
     }
+}
+
+fn all_beats(control: &ControlSegment) -> Vec<u64> {
+    (0..control.ranks()).map(|rank| control.progress(rank).beats).collect()
 }
 
 impl Drop for CoordinatorLink {

@@ -57,21 +57,23 @@ pub struct MachineMemory {
 /// The machine's memory; `None` if the system does not report it.
 pub fn machine_memory() -> Option<MachineMemory> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let read_field = |name: &str| {
-        let line = text.lines().find_map(|l| l.strip_prefix(name))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-    };
     Some(MachineMemory {
-        total: read_field("MemTotal:")?,
-        available: read_field("MemAvailable:")?,
+        total: read_memory_field(&text, "MemTotal:")?,
+        available: read_memory_field(&text, "MemAvailable:")?,
         group: control_group_limit(),
     })
 }
 
+/// The bytes of one line of `/proc/meminfo`.
+fn read_memory_field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
 /// The lowest memory limit of the control group of this process and of its ancestors (version 2).
 fn control_group_limit() -> Option<u64> {
-    let own = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let path = own.lines().find_map(|l| l.strip_prefix("0::"))?;
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let path = groups.lines().find_map(|l| l.strip_prefix("0::"))?;
     let folders = Path::new(path.strip_prefix('/')?).ancestors();
     let limits = folders.filter_map(|folder| {
         let file = Path::new("/sys/fs/cgroup").join(folder).join("memory.max");
@@ -83,8 +85,8 @@ fn control_group_limit() -> Option<u64> {
 /// Total and free bytes of the file system of a folder; `None` if the folder does not exist.
 pub fn file_system_space(folder: &str) -> Option<[u64; 2]> {
     let found = statvfs(folder).ok()?;
-    let bytes = |blocks: u64| blocks.saturating_mul(found.fragment_size());
-    Some([bytes(found.blocks()), bytes(found.blocks_available())])
+    let block = found.fragment_size();
+    Some([found.blocks().saturating_mul(block), found.blocks_available().saturating_mul(block)])
 }
 
 /// Whether this process may create files in a folder.
@@ -104,14 +106,13 @@ pub fn try_shared_memory() -> Result<()> {
 /// Passes a segment over a socket, as ranks pass their memory to each other, and maps the received segment.
 /// Sockets with abstract names, at which ranks meet, are tried as well.
 pub fn try_passing_descriptors() -> Result<()> {
-    let failed = |call: &str, e: nix::Error| RunError::from_system_call("opening a Unix socket", call, e);
     let kind = SockType::SeqPacket;
     let flags = SockFlag::SOCK_CLOEXEC;
-    let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| failed("socket", e))?;
+    let point = socket(AddressFamily::Unix, kind, flags, None).map_err(|e| socket_error("socket", e))?;
     // The system chooses a name in the abstract namespace for a socket that is bound to an unnamed address.
-    bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| failed("bind", e))?;
+    bind(point.as_raw_fd(), &UnixAddr::new_unnamed()).map_err(|e| socket_error("bind", e))?;
     let (here, there) =
-        socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| failed("socketpair", e))?;
+        socketpair(AddressFamily::Unix, kind, None, flags).map_err(|e| socket_error("socketpair", e))?;
     let here = Channel::new(here, 0);
     let there = Channel::new(there, 0);
     let segment = MemorySegment::create("trial", TRIED)?;
@@ -132,6 +133,10 @@ pub fn try_passing_descriptors() -> Result<()> {
     } else {
         Err(RunError::system("passing memory", "the received segment is not the one that was sent"))
     }
+}
+
+fn socket_error(call: &'static str, error: nix::Error) -> RunError {
+    RunError::from_system_call("opening a Unix socket", call, error)
 }
 
 #[cfg(test)]

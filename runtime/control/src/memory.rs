@@ -50,22 +50,24 @@ impl MemorySegment {
     /// A new shared segment of `len` bytes of zeros, mapped for reading and writing. `what` names its purpose
     /// in errors and in `/proc/<pid>/maps`.
     pub fn create(what: &str, len: usize) -> Result<MemorySegment> {
-        let failed = |call| move |e: Errno| RunError::from_failed_allocation(what, len, call, e);
         let label = CString::new(format!("symmc {what}")).unwrap_or_default();
         let fd = memfd_create(label.as_c_str(), MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)
-            .map_err(failed("memfd_create"))?;
-        let size = i64::try_from(len.max(1)).map_err(|_| failed("ftruncate")(Errno::EFBIG))?;
-        ftruncate(&fd, size).map_err(failed("ftruncate"))?;
+            .map_err(|e| RunError::from_failed_allocation(what, len, "memfd_create", e))?;
+        let size = i64::try_from(len.max(1))
+            .map_err(|_| RunError::from_failed_allocation(what, len, "ftruncate", Errno::EFBIG))?;
+        ftruncate(&fd, size).map_err(|e| RunError::from_failed_allocation(what, len, "ftruncate", e))?;
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
-        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(failed("fcntl"))?;
+        fcntl(&fd, FcntlArg::F_ADD_SEALS(seals))
+            .map_err(|e| RunError::from_failed_allocation(what, len, "fcntl", e))?;
         MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite)
     }
 
     /// Maps the shared segment of `fd`, which must have sealed size and at least `len` bytes.
     pub fn map_shared(what: &str, fd: OwnedFd, len: usize, access: SegmentAccess) -> Result<MemorySegment> {
-        let failed = |call| move |e: Errno| RunError::from_failed_allocation(what, len, call, e);
-        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS).map_err(failed("fcntl"))?;
-        let size = usize::try_from(fstat(&fd).map_err(failed("fstat"))?.st_size).unwrap_or(0);
+        let seals = fcntl(&fd, FcntlArg::F_GET_SEALS)
+            .map_err(|e| RunError::from_failed_allocation(what, len, "fcntl", e))?;
+        let status = fstat(&fd).map_err(|e| RunError::from_failed_allocation(what, len, "fstat", e))?;
+        let size = usize::try_from(status.st_size).unwrap_or(0);
         if seals & SealFlag::F_SEAL_SHRINK.bits() == 0 || size < len.max(1) {
             let detail = format!("expected a segment of {len} bytes with sealed size, found {size} bytes");
             return Err(RunError::system("mapping shared memory", detail));
@@ -75,7 +77,8 @@ impl MemorySegment {
             SegmentAccess::ReadWrite => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
         };
         let mapped = len.max(1);
-        let address = map_aligned(fd.as_fd(), mapped, protection).map_err(failed("mmap"))?;
+        let address = map_aligned(fd.as_fd(), mapped, protection)
+            .map_err(|e| RunError::from_failed_allocation(what, len, "mmap", e))?;
         Ok(MemorySegment { address, len, mapped, fd: Some(fd) })
     }
 
@@ -123,8 +126,10 @@ impl MemorySegment {
     /// The address of `len` bytes that start at `offset`. Fails if they do not lie within the segment.
     pub fn checked_address(&self, offset: usize, len: usize) -> Result<*mut u8> {
         let fits = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        let outside = || RunError::system("reading the job", "a tensor lies outside of its segment");
-        fits.then(|| self.as_ptr().wrapping_add(offset)).ok_or_else(outside)
+        if !fits {
+            return Err(RunError::system("reading the job", "a tensor lies outside of its segment"));
+        }
+        Ok(self.as_ptr().wrapping_add(offset))
     }
 }
 

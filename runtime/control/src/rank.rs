@@ -1,5 +1,6 @@
 //! The process of a rank that a launcher started: its task, and the memory that it received.
 
+use std::fmt::Display;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -62,21 +63,22 @@ pub fn rank_main(fd: RawFd, work: impl FnOnce(&mut LaunchedRank) -> Result<()>) 
 }
 
 fn control_socket(fd: RawFd) -> Result<OwnedFd> {
-    let invalid = |detail: &dyn std::fmt::Display| {
-        let what = format!("descriptor {fd} is not a control socket ({detail})");
-        RunError::Invalid(format!("{what}: ranks are started by a launcher"))
-    };
     // SAFETY: asking for the flags of a descriptor touches no memory.
     if fd < 3 || unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
-        return Err(invalid(&"it is not open"));
+        return Err(not_a_control_socket(fd, "it is not open"));
     }
     // SAFETY: the descriptor is open, and nothing else in this process uses it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     getsockopt(&socket, sockopt::SockType).map_err(|e| match e {
-        Errno::ENOTSOCK | Errno::EBADF => invalid(&e),
+        Errno::ENOTSOCK | Errno::EBADF => not_a_control_socket(fd, e),
         other => RunError::from_system_call("querying the control socket", "getsockopt", other),
     })?;
     Ok(socket)
+}
+
+fn not_a_control_socket(fd: RawFd, detail: impl Display) -> RunError {
+    let what = format!("descriptor {fd} is not a control socket ({detail})");
+    RunError::Invalid(format!("{what}: ranks are started by a launcher"))
 }
 
 impl LaunchedRank {
@@ -116,15 +118,14 @@ impl LaunchedRank {
         terms: &[JoinTerm],
         locate_step: LocateStep,
     ) -> Result<JoinedRank> {
-        let joined = || RunError::system("joining the other ranks", "this rank has joined them already");
         let WelcomeMessage { rank, limit, .. } = self.welcome;
         let identity = RankIdentity::new(subject, terms)?;
-        let domain = self.domain.take().ok_or_else(joined)?;
+        let domain = self.domain.take().ok_or_else(already_joined)?;
         let opening = OpeningRank::new(rank, CoordinatedBy::Launcher, limit, Duration::ZERO);
         opening.expect_task(CoordinatorNotice::Welcome, JoinTask::Greet)?;
         let control = domain.control.clone();
         let config = CoordinatorLinkConfig { control, rank, by: CoordinatedBy::Launcher, locate_step, limit };
-        let link = CoordinatorLink::new(self.channel.take().ok_or_else(joined)?, config, opening);
+        let link = CoordinatorLink::new(self.channel.take().ok_or_else(already_joined)?, config, opening);
         match link.agree_on_identity(identity, terms) {
             Ok(()) => Ok(JoinedRank::new(link, rank, domain)),
             Err(error) => Err(link.report_failure(error)),
@@ -149,21 +150,32 @@ pub(crate) fn receive_welcome(
     }
 }
 
+fn already_joined() -> RunError {
+    RunError::system("joining the other ranks", "this rank has joined them already")
+}
+
 pub(crate) fn map_domain(
     welcome: &WelcomeMessage,
     fds: &mut impl Iterator<Item = OwnedFd>,
 ) -> Result<SharedRunMemory> {
     let WelcomeMessage { ranks, groups, arena, .. } = *welcome;
-    let mut map = |what, len| {
-        let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
-        MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite).map(Arc::new)
-    };
-    let control = ControlSegment::new(
-        map("the control segment", ControlSegment::segment_bytes(ranks, groups))?,
-        ranks,
-        groups,
-    )?;
-    let staging = map("the staging memory", SharedRunMemory::staging_size(ranks, groups))?;
-    let arenas = (0..ranks).map(|_| map("the symmetric arena", arena)).collect::<Result<_, _>>()?;
+    let control_bytes = ControlSegment::segment_bytes(ranks, groups);
+    let control =
+        ControlSegment::new(map_next_segment(fds, "the control segment", control_bytes)?, ranks, groups)?;
+    let staging_bytes = SharedRunMemory::staging_size(ranks, groups);
+    let staging = map_next_segment(fds, "the staging memory", staging_bytes)?;
+    let mut arenas = Vec::with_capacity(ranks as usize);
+    for _ in 0..ranks {
+        arenas.push(map_next_segment(fds, "the symmetric arena", arena)?);
+    }
     Ok(SharedRunMemory { arenas, control, staging })
+}
+
+fn map_next_segment(
+    fds: &mut impl Iterator<Item = OwnedFd>,
+    what: &str,
+    len: usize,
+) -> Result<Arc<MemorySegment>> {
+    let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
+    MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite).map(Arc::new)
 }

@@ -4,7 +4,7 @@
 //! stopped before this point would block the launcher forever. The function here lets the launcher wait with
 //! a timeout, and returns the child's process number at once, so that the launcher can kill it.
 
-use std::ffi::CString;
+use std::ffi::{CString, NulError};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -82,10 +82,9 @@ impl RankProcess {
         null: &File,
     ) -> Result<RankProcess, CallFailure> {
         let (begun, child_end) = pipe2(OFlag::O_CLOEXEC).map_err(|e| CallFailure::new("pipe2", e))?;
-        let text = |e| CallFailure::new("execve", io::Error::from(e));
-        let program = CString::new(command.program.as_os_str().as_bytes()).map_err(text)?;
+        let program = CString::new(command.program.as_os_str().as_bytes()).map_err(argument_error)?;
         let given = command.args.iter().cloned().chain([inherited.as_raw_fd().to_string()]);
-        let given = given.map(CString::new).collect::<Result<Vec<_>, _>>().map_err(text)?;
+        let given = given.map(CString::new).collect::<Result<Vec<_>, _>>().map_err(argument_error)?;
         let arguments: Vec<CString> = [program.clone()].into_iter().chain(given).collect();
         let pointers = arguments.iter().map(|a| a.as_ptr()).chain([std::ptr::null()]).collect();
         let inherited = inherited.as_raw_fd();
@@ -201,6 +200,10 @@ impl PreparedExec {
             libc::_exit(127)
         }
     }
+}
+
+fn argument_error(error: NulError) -> CallFailure {
+    CallFailure::new("execve", io::Error::from(error))
 }
 
 #[cfg(test)]

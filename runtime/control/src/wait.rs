@@ -144,8 +144,9 @@ impl Waiter {
     /// timeout.
     fn first_silent_rank(&self, before: Option<&[u32]>) -> Option<u32> {
         let before = before.filter(|_| self.limit / 2 >= SHORTEST_SILENCE)?;
-        let unchanged = |(before, now): (&u32, &u32)| *before != 0 && before == now;
-        before.iter().zip(&self.sample_heartbeats()).position(unchanged).map(|rank| rank as u32)
+        let samples = self.sample_heartbeats();
+        let mut pairs = before.iter().zip(&samples);
+        pairs.position(|(before, now)| *before != 0 && before == now).map(|rank| rank as u32)
     }
 
     /// Sleeps until the doorbell rings or the time slice ends; returns the value of `ready`.

@@ -72,10 +72,13 @@ pub(crate) fn check_driver_result<T>(
     what: impl FnOnce() -> String,
     result: Result<T, result::DriverError>,
 ) -> Result<T> {
-    result.map_err(|error| {
-        let text = |t: Result<&std::ffi::CStr, _>| {
-            t.map_or_else(|_: result::DriverError| "unknown".into(), |t| t.to_string_lossy().into_owned())
-        };
-        CudaError::Driver { call: what(), name: text(error.error_name()), text: text(error.error_string()) }
+    result.map_err(|error| CudaError::Driver {
+        call: what(),
+        name: read_error_text(error.error_name()),
+        text: read_error_text(error.error_string()),
     })
+}
+
+fn read_error_text(text: Result<&std::ffi::CStr, result::DriverError>) -> String {
+    text.map_or_else(|_| "unknown".into(), |text| text.to_string_lossy().into_owned())
 }

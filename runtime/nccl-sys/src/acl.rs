@@ -59,11 +59,9 @@ pub(crate) fn acl_writers(path: &Path, kind: AclKind) -> io::Result<Option<Vec<A
 
 /// The parties other than the owner that a list lets write.
 fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
-    let unknown =
-        || io::Error::new(io::ErrorKind::InvalidData, "an access control list in an unknown format");
-    let (head, entries) = list.split_at_checked(HEAD).ok_or_else(unknown)?;
+    let (head, entries) = list.split_at_checked(HEAD).ok_or_else(unknown_format)?;
     if head != VERSION.to_le_bytes() || !entries.len().is_multiple_of(ENTRY) {
-        return Err(unknown());
+        return Err(unknown_format());
     }
     let entries: Vec<(u16, u16, u32)> = entries
         .chunks_exact(ENTRY)
@@ -74,7 +72,7 @@ fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
         })
         .collect();
     let mask = entries.iter().find(|(tag, ..)| *tag == TAG_MASK).map_or(WRITE, |(_, bits, _)| *bits);
-    let writer = |&(tag, bits, id): &(u16, u16, u32)| {
+    let writers = entries.iter().filter_map(|&(tag, bits, id)| {
         let writes = bits & WRITE != 0;
         let is_limited = bits & mask & WRITE != 0;
         match tag {
@@ -84,8 +82,12 @@ fn parse_writers(list: &[u8]) -> io::Result<Vec<AclWriter>> {
             TAG_OTHERS if writes => Some(AclWriter::Others),
             _ => None,
         }
-    };
-    Ok(entries.iter().filter_map(writer).collect())
+    });
+    Ok(writers.collect())
+}
+
+fn unknown_format() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "an access control list in an unknown format")
 }
 
 /// The value of an extended attribute; `None` if it does not exist, or the file system does not support such

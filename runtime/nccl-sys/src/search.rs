@@ -49,13 +49,13 @@ impl LibrarySearch {
     }
 
     fn from_variables(wanted: &LibraryNames, get: &dyn Fn(&str) -> Option<OsString>) -> LibrarySearch {
-        let value = |name| get(name).filter(|v| !v.is_empty());
+        let non_empty = |name| get(name).filter(|value| !value.is_empty());
         LibrarySearch {
-            explicit_path: value(wanted.variable).map(PathBuf::from),
-            toolkit: value("CUDA_HOME").or_else(|| value("CUDA_PATH")).map(PathBuf::from),
-            virtual_env: value("VIRTUAL_ENV").map(PathBuf::from),
-            path: value("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default(),
-            home: value("HOME").map(PathBuf::from),
+            explicit_path: non_empty(wanted.variable).map(PathBuf::from),
+            toolkit: non_empty("CUDA_HOME").or_else(|| non_empty("CUDA_PATH")).map(PathBuf::from),
+            virtual_env: non_empty("VIRTUAL_ENV").map(PathBuf::from),
+            path: non_empty("PATH").map(|p| std::env::split_paths(&p).collect()).unwrap_or_default(),
+            home: non_empty("HOME").map(PathBuf::from),
         }
     }
 

@@ -167,9 +167,11 @@ fn check_loader_folders(variable: &OsString, prefix: &str) -> Result<(), Untrust
     for folder in std::env::split_paths(variable) {
         // An empty entry is the current folder.
         let folder = if folder.as_os_str().is_empty() { PathBuf::from(".") } else { folder };
-        let is_named = |name: OsString| name.to_str().is_some_and(|name| name.starts_with(prefix));
-        let has_library =
-            fs::read_dir(&folder).into_iter().flatten().flatten().any(|e| is_named(e.file_name()));
+        let has_library = fs::read_dir(&folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .any(|entry| entry.file_name().to_str().is_some_and(|name| name.starts_with(prefix)));
         if has_library {
             check_folder(&folder)?;
         }
@@ -204,17 +206,13 @@ fn trusted_owners() -> Vec<u32> {
 /// All folders and links on the way to a path, in the order in which they are used, and the error of the
 /// first one that does not exist.
 fn path_entries(path: &Path) -> Result<(Vec<PathEntry>, Option<io::Error>), UntrustedPath> {
-    let unknown = |path: &Path, error: &dyn fmt::Display| UntrustedPath {
-        path: path.to_path_buf(),
-        why: DistrustReason::Unknown(error.to_string()),
-    };
-    let absolute = std::path::absolute(path).map_err(|e| unknown(path, &e))?;
+    let absolute = std::path::absolute(path).map_err(|e| unknown_path(path, e))?;
     let mut rest: VecDeque<OsString> = path_components(&absolute);
     let mut at = PathBuf::from("/");
-    let root = fs::symlink_metadata(&at).map_err(|e| unknown(&at, &e))?;
+    let root = fs::symlink_metadata(&at).map_err(|e| unknown_path(&at, e))?;
     let mut seen = vec![PathEntry {
         path: at.clone(),
-        permissions: entry_permissions(&at, &root).map_err(|e| unknown(&at, &e))?,
+        permissions: entry_permissions(&at, &root).map_err(|e| unknown_path(&at, e))?,
     }];
     let mut links = 0;
     while let Some(name) = rest.pop_front() {
@@ -228,9 +226,9 @@ fn path_entries(path: &Path) -> Result<(Vec<PathEntry>, Option<io::Error>), Untr
             Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
                 return Ok((seen, Some(error)));
             }
-            Err(error) => return Err(unknown(&next, &error)),
+            Err(error) => return Err(unknown_path(&next, error)),
         };
-        let facts = entry_permissions(&next, &found).map_err(|e| unknown(&next, &e))?;
+        let facts = entry_permissions(&next, &found).map_err(|e| unknown_path(&next, e))?;
         seen.push(PathEntry { path: next.clone(), permissions: facts });
         if !found.is_symlink() {
             at = next;
@@ -238,9 +236,9 @@ fn path_entries(path: &Path) -> Result<(Vec<PathEntry>, Option<io::Error>), Untr
         }
         links += 1;
         if links > MAX_LINKS {
-            return Err(unknown(path, &"too many symbolic links"));
+            return Err(unknown_path(path, "too many symbolic links"));
         }
-        let target = fs::read_link(&next).map_err(|e| unknown(&next, &e))?;
+        let target = fs::read_link(&next).map_err(|e| unknown_path(&next, e))?;
         if target.is_absolute() {
             at = PathBuf::from("/");
         }
@@ -249,6 +247,10 @@ fn path_entries(path: &Path) -> Result<(Vec<PathEntry>, Option<io::Error>), Untr
         rest = ahead;
     }
     Ok((seen, None))
+}
+
+fn unknown_path(path: &Path, error: impl fmt::Display) -> UntrustedPath {
+    UntrustedPath { path: path.to_path_buf(), why: DistrustReason::Unknown(error.to_string()) }
 }
 
 fn path_components(path: &Path) -> VecDeque<OsString> {
@@ -262,9 +264,8 @@ fn path_components(path: &Path) -> VecDeque<OsString> {
 
 fn entry_permissions(path: &Path, found: &Metadata) -> io::Result<EntryPermissions> {
     let is_link = found.is_symlink();
-    let list = |kind, applies: bool| if applies { acl::acl_writers(path, kind) } else { Ok(None) };
-    let access = list(AclKind::Access, !is_link)?;
-    let default = list(AclKind::Default, found.is_dir())?;
+    let access = if is_link { None } else { acl::acl_writers(path, AclKind::Access)? };
+    let default = if found.is_dir() { acl::acl_writers(path, AclKind::Default)? } else { None };
     // With a list, the bits of the group in the mode are the mask of the list.
     let group_writes = match &access {
         Some(writers) => writers.contains(&AclWriter::OwningGroup),
@@ -303,8 +304,7 @@ fn has_other_members(gid: u32) -> bool {
         return true;
     };
     let Ok(users) = fs::read_to_string("/etc/passwd") else { return true };
-    let is_other = |name: &str| name != own.name && name != "root";
-    let named = group.mem.iter().any(|name| is_other(name));
+    let named = group.mem.iter().any(|name| *name != own.name && name != "root");
     // This file does not list the users of a directory service, nor their primary group.
     let of_service = own.gid.as_raw() == gid && group.name != own.name && !users_are_local();
     named || has_primary_members(&users, gid, own.uid) || of_service

@@ -115,9 +115,9 @@ impl<'a> CustomCall<'a> {
     ) -> Result<Cow<'a, [T]>, CustomError> {
         self.own_operand(position)?;
         let undeclared = CustomError::Undeclared { access: "read", what: "operand", position };
-        let declared = |_: &&TensorView| self.signature.peer_operands().contains(&position);
-        let view =
-            self.rank_tensors(number)?.operands[position].as_ref().filter(declared).ok_or(undeclared)?;
+        let is_declared = self.signature.peer_operands().contains(&position);
+        let view = self.rank_tensors(number)?.operands[position].as_ref();
+        let view = view.filter(|_| is_declared).ok_or(undeclared)?;
         (self.touch)();
         let elements = operand_elements(view, position);
         (self.touch)();
@@ -158,9 +158,9 @@ impl<'a> CustomCall<'a> {
     ) -> Result<PeerResult<'a, T>, CustomError> {
         self.own_result(position)?;
         let undeclared = CustomError::Undeclared { access: "write", what: "result", position };
-        let declared = |_: &&ResultMemory| self.signature.peer_results().contains(&position);
-        let result =
-            self.rank_tensors(number)?.results[position].as_ref().filter(declared).ok_or(undeclared)?;
+        let is_declared = self.signature.peer_results().contains(&position);
+        let result = self.rank_tensors(number)?.results[position].as_ref();
+        let result = result.filter(|_| is_declared).ok_or(undeclared)?;
         let (ptr, elements) = typed_result::<T>(result, position)?;
         Ok(PeerResult { ptr, elements, position, touch: self.touch, memory: PhantomData })
     }

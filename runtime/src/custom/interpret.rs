@@ -60,8 +60,11 @@ fn interpret_kernel(
 ) -> Result<Vec<Vec<Tensor>>, String> {
     let operands: Vec<Vec<AlignedTensor>> =
         call.operands.iter().map(|x| x.iter().map(AlignedTensor::from_tensor).collect()).collect();
-    let fresh = || call.results.iter().map(|(dtype, shape)| AlignedTensor::new(*dtype, shape)).collect();
-    let mut results: Vec<Vec<AlignedTensor>> = call.ranks.iter().map(|_| fresh()).collect();
+    let mut results: Vec<Vec<AlignedTensor>> = call
+        .ranks
+        .iter()
+        .map(|_| call.results.iter().map(|(dtype, shape)| AlignedTensor::new(*dtype, shape)).collect())
+        .collect();
     let pointers: Vec<Vec<*mut u8>> = results
         .iter_mut()
         .map(|of_rank| of_rank.iter_mut().map(|held| held.words.as_mut_ptr().cast()).collect())
@@ -82,23 +85,20 @@ fn interpret_kernel(
 /// The tensors of one rank that a kernel may access.
 fn rank_tensors<'a>(
     entry: &KernelEntry,
-    own: bool,
+    is_own: bool,
     operands: &'a [AlignedTensor],
     results: &'a [(DType, Vec<usize>)],
     pointers: &[*mut u8],
 ) -> RankTensors<'a> {
     let reads = entry.signature.peer_operands();
     let writes = entry.signature.peer_results();
-    let view = |(i, x): (usize, &'a AlignedTensor)| {
+    let operands = operands.iter().enumerate().map(|(i, x)| {
         let ptr = x.words.as_ptr().cast();
         // SAFETY: the tensor is held for `'a`, dense, aligned, and never written.
-        (own || reads.contains(&i)).then(|| unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, ptr) })
-    };
-    let written = |(i, (y, &ptr)): (usize, (&'a (DType, Vec<usize>), &*mut u8))| {
-        (own || writes.contains(&i)).then_some(ResultMemory { dtype: y.0, shape: &y.1, ptr })
-    };
-    RankTensors {
-        operands: operands.iter().enumerate().map(view).collect(),
-        results: results.iter().zip(pointers).enumerate().map(written).collect(),
-    }
+        (is_own || reads.contains(&i)).then(|| unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, ptr) })
+    });
+    let results = results.iter().zip(pointers).enumerate().map(|(i, ((dtype, shape), &ptr))| {
+        (is_own || writes.contains(&i)).then_some(ResultMemory { dtype: *dtype, shape, ptr })
+    });
+    RankTensors { operands: operands.collect(), results: results.collect() }
 }

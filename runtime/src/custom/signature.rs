@@ -1,6 +1,6 @@
 //! The signature that a kernel of a custom op is written for.
 
-use symmc_ir::{CustomId, DType, Graph, Node};
+use symmc_ir::{CustomId, DType, Graph, Node, ValueId};
 
 /// The properties that a kernel expects of the op that it is registered for.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -45,34 +45,38 @@ impl KernelSignature {
     }
 
     pub(super) fn check_node(&self, graph: &Graph, node: &Node, id: CustomId) -> Result<(), String> {
-        let dtypes = |what, expected: &[DType], values: &[symmc_ir::ValueId]| {
-            if expected.len() != values.len() {
-                return Err(format!("expected {} {what}(s), found {}", expected.len(), values.len()));
-            }
-            let found = values.iter().map(|&v| graph.ty(v).dtype);
-            match expected.iter().zip(found).enumerate().find(|(_, (e, f))| *e != f) {
-                Some((i, (expected, found))) => {
-                    Err(format!("{what} {i}: expected {expected}, found {found}"))
-                }
-                None => Ok(()),
-            }
-        };
-        dtypes("operand", &self.operands, &node.inputs)?;
-        dtypes("result", &self.results, &node.outputs)?;
+        check_dtypes(graph, "operand", &self.operands, &node.inputs)?;
+        check_dtypes(graph, "result", &self.results, &node.outputs)?;
         let op = &graph.customs[id];
-        let declared = |positions: &[usize]| match op.group {
-            Some(_) => sorted_positions(positions),
-            None => Vec::new(),
-        };
-        let touched = |what, expected: &[usize], found: Vec<usize>| {
-            if expected == found {
-                return Ok(());
-            }
-            Err(format!("{what}: expected positions {expected:?}, found {found:?}"))
-        };
-        touched("operands that peers read", &self.reads, declared(&op.symmetric_operands))?;
-        touched("results that peers write", &self.writes, declared(&op.symmetric_results))
+        let mut reads = Vec::new();
+        let mut writes = Vec::new();
+        if op.group.is_some() {
+            reads = sorted_positions(&op.symmetric_operands);
+            writes = sorted_positions(&op.symmetric_results);
+        }
+        check_positions("operands that peers read", &self.reads, &reads)?;
+        check_positions("results that peers write", &self.writes, &writes)
     }
+}
+
+fn check_dtypes(graph: &Graph, what: &str, expected: &[DType], values: &[ValueId]) -> Result<(), String> {
+    if expected.len() != values.len() {
+        return Err(format!("expected {} {what}(s), found {}", expected.len(), values.len()));
+    }
+    for (i, (&expected, &value)) in expected.iter().zip(values).enumerate() {
+        let found = graph.ty(value).dtype;
+        if expected != found {
+            return Err(format!("{what} {i}: expected {expected}, found {found}"));
+        }
+    }
+    Ok(())
+}
+
+fn check_positions(what: &str, expected: &[usize], found: &[usize]) -> Result<(), String> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(format!("{what}: expected positions {expected:?}, found {found:?}"))
 }
 
 fn sorted_positions(positions: &[usize]) -> Vec<usize> {

@@ -202,14 +202,16 @@ impl BucketContext<'_> {
             offset: Dim::from(0),
             by_rank: None,
         };
-        let place = |(value, placed): (ValueId, &Option<ResolvedPlacement>)| match placed {
-            Some(placed) => self
-                .base_placement(placed)
-                .map(Some)
-                .map_err(|e| invalid_plan(format!("the placement of %{}: {e}", graph.value_name(value)))),
-            None => Ok(self.program.is_dispatch_internal(value).then(|| inner.clone())),
-        };
-        placed.iter().map(place).collect()
+        placed
+            .iter()
+            .map(|(value, placed)| match placed {
+                Some(placed) => self
+                    .base_placement(placed)
+                    .map(Some)
+                    .map_err(|e| invalid_plan(format!("the placement of %{}: {e}", graph.value_name(value)))),
+                None => Ok(self.program.is_dispatch_internal(value).then(|| inner.clone())),
+            })
+            .collect()
     }
 
     fn base_placement(&self, place: &ResolvedPlacement) -> Result<BasePlacement, String> {
@@ -239,8 +241,9 @@ impl BucketContext<'_> {
         let by_rank = match &place.by_rank {
             None => None,
             Some((group, stride)) => {
-                let none = || format!("group @{} has no ranks", graph.groups[*group].name);
-                let numbers = graph.ranks_within_cells(*group).ok_or_else(none)?;
+                let numbers = graph
+                    .ranks_within_cells(*group)
+                    .ok_or_else(|| format!("group @{} has no ranks", graph.groups[*group].name))?;
                 Some(RankOffset { stride: stride.clone(), numbers: numbers.into() })
             }
         };
@@ -293,15 +296,17 @@ impl BucketContext<'_> {
     }
 
     fn landing_offsets(&self) -> EntityMap<GroupId, [Option<usize>; 2]> {
-        let zone = |name: &str, zone: u32| {
-            self.plan.fixed.iter().find_map(|f| match &f.role {
-                FixedRole::Landing { group, zone: z } if group == name && *z == zone => {
-                    Some(f.offset as usize)
-                }
-                _ => None,
-            })
-        };
-        self.program.graph.groups.values().map(|g| [zone(&g.name, 0), zone(&g.name, 1)]).collect()
+        let groups = self.program.graph.groups.values();
+        groups.map(|g| [self.landing_offset(&g.name, 0), self.landing_offset(&g.name, 1)]).collect()
+    }
+
+    fn landing_offset(&self, group_name: &str, zone_number: u32) -> Option<usize> {
+        self.plan.fixed.iter().find_map(|memory| match &memory.role {
+            FixedRole::Landing { group, zone } if group == group_name && *zone == zone_number => {
+                Some(memory.offset as usize)
+            }
+            _ => None,
+        })
     }
 }
 

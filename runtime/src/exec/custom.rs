@@ -1,7 +1,7 @@
 //! Custom ops of a run: calls the kernel with its operands and results on this rank, and the memory of peers
 //! that it may access.
 
-use super::resolved::{LocatedTensor, PeerRegion, ResolvedPeers};
+use super::resolved::{LocatedTensor, ResolvedPeers};
 use super::step::StepRun;
 use crate::call::{PeerCall, PeerMemory};
 use crate::custom::{CustomCall, KernelEntry, RankTensors, ResultMemory, invoke_kernel};
@@ -40,10 +40,11 @@ impl<'a> CustomStep<'a> {
         };
         let mut kernel = |memory: &dyn PeerMemory| {
             let number = peers.number;
-            let tensors = |p| {
-                if p == number { Ok(self.own_tensors(step)) } else { self.peer_tensors(peers, p, memory) }
-            };
-            let sides = (0..peers.cell.len()).map(tensors).collect::<Result<Vec<_>>>()?;
+            let sides = (0..peers.cell.len())
+                .map(|p| {
+                    if p == number { Ok(self.own_tensors(step)) } else { self.peer_tensors(peers, p, memory) }
+                })
+                .collect::<Result<Vec<_>>>()?;
             let signature = &self.kernel.signature;
             let touch = || memory.on_peer_access();
             // SAFETY: by the caller; the barriers around the kernel order it with those of the peers.
@@ -57,11 +58,13 @@ impl<'a> CustomStep<'a> {
 
     /// All operands and results of this rank.
     fn own_tensors(&self, step: &StepRun<'_>) -> RankTensors<'a> {
-        let written =
-            |y: &'a LocatedTensor| ResultMemory { dtype: y.dtype, shape: &y.shape, ptr: step.address(y) };
         RankTensors {
             operands: self.operands.iter().map(|x| Some(step.view(x))).collect(),
-            results: self.results.iter().map(|y| Some(written(y))).collect(),
+            results: self
+                .results
+                .iter()
+                .map(|y| Some(ResultMemory { dtype: y.dtype, shape: &y.shape, ptr: step.address(y) }))
+                .collect(),
         }
     }
 
@@ -72,24 +75,26 @@ impl<'a> CustomStep<'a> {
         p: usize,
         memory: &dyn PeerMemory,
     ) -> Result<RankTensors<'a>> {
-        let view = |(x, region): (&'a LocatedTensor, &Option<PeerRegion>)| {
-            let Some(region) = region else { return Ok(None) };
+        let mut operands = Vec::with_capacity(self.operands.len());
+        for (x, region) in self.operands.iter().zip(&peers.operands) {
+            let Some(region) = region else {
+                operands.push(None);
+                continue;
+            };
             let ptr = region.peer_address(memory, &peers.cell, p)?;
             // SAFETY: the view lies within its base at the same offset on every rank, and the base in the
             // arena of the peer; the contract of the op lets this rank read it.
-            Ok(Some(unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, ptr) }))
-        };
-        let written = |(y, region): (&'a LocatedTensor, &Option<PeerRegion>)| {
-            let Some(region) = region else { return Ok(None) };
-            Ok(Some(ResultMemory {
-                dtype: y.dtype,
-                shape: &y.shape,
-                ptr: region.peer_address(memory, &peers.cell, p)?,
-            }))
-        };
-        Ok(RankTensors {
-            operands: self.operands.iter().zip(&peers.operands).map(view).collect::<Result<_>>()?,
-            results: self.results.iter().zip(&peers.results).map(written).collect::<Result<_>>()?,
-        })
+            operands.push(Some(unsafe { TensorView::new(x.dtype, &x.shape, &x.strides, ptr) }));
+        }
+        let mut results = Vec::with_capacity(self.results.len());
+        for (y, region) in self.results.iter().zip(&peers.results) {
+            let Some(region) = region else {
+                results.push(None);
+                continue;
+            };
+            let ptr = region.peer_address(memory, &peers.cell, p)?;
+            results.push(Some(ResultMemory { dtype: y.dtype, shape: &y.shape, ptr }));
+        }
+        Ok(RankTensors { operands, results })
     }
 }

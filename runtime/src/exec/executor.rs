@@ -54,13 +54,13 @@ impl Executor {
             // A bucket that cannot run is refused when it is selected for a run.
             let _ = self.prepared_bucket(bucket);
         }
-        let at_most = |program: &PreparedBucket| {
-            let symbols = &self.plan.buckets.get(program.bucket)?.symbols;
-            program
-                .resolve_for_size(&symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect())
-                .ok()
-        };
-        self.programs.iter().flatten().map(|program| (program, at_most(program))).collect()
+        self.programs.iter().flatten().map(|program| (program, self.resolve_at_largest(program))).collect()
+    }
+
+    fn resolve_at_largest(&self, program: &PreparedBucket) -> Option<ResolvedProgram> {
+        let symbols = &self.plan.buckets.get(program.bucket)?.symbols;
+        let largest = symbols.iter().map(|(name, range)| (name.clone(), range[1])).collect();
+        program.resolve_for_size(&largest).ok()
     }
 
     /// The scratch memory of host kernels in each lane, in addition to operands and results, at the largest
@@ -85,8 +85,9 @@ impl Executor {
 
     /// The values of the symbols as text: `n=4, m=7`.
     pub fn describe_sizes(&self, bindings: &SymbolBindings) -> String {
-        let text = |(name, value): (&String, &i64)| format!("{name}={value}");
-        self.symbol_values(bindings).iter().map(text).collect::<Vec<_>>().join(", ")
+        let sizes = self.symbol_values(bindings);
+        let texts: Vec<String> = sizes.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        texts.join(", ")
     }
 
     fn prepared_bucket(&mut self, bucket: usize) -> Result<&PreparedBucket> {

@@ -56,9 +56,10 @@ impl InputData<'_> {
         match self {
             InputData::Memory(bytes) => {
                 let end = at.checked_add(into.len());
-                let found = end.and_then(|end| bytes.get(at..end));
-                let outside = || RunError::system("reading an input", "it is shorter than its type requires");
-                into.copy_from_slice(found.ok_or_else(outside)?);
+                let found = end.and_then(|end| bytes.get(at..end)).ok_or_else(|| {
+                    RunError::system("reading an input", "it is shorter than its type requires")
+                })?;
+                into.copy_from_slice(found);
                 Ok(())
             }
             InputData::Source(source) => source.read(at, into),

@@ -45,7 +45,6 @@ impl ProgramPlacement {
 
     /// The step in which all ranks meet: a collective without elements.
     fn barrier_step(&self, group: usize, lane: Lane) -> ExecutableStep {
-        let nothing = || ResolvedRegion::uniform(MemorySpace::Symmetric, 0);
         let meeting = ResolvedCollective {
             kind: CollectiveKind::AllGather,
             variant: CollectiveVariant::Pull,
@@ -55,8 +54,8 @@ impl ProgramPlacement {
             dtype: DType::U8,
             elements: 0,
             row_elements: 1,
-            operand: nothing(),
-            result: nothing(),
+            operand: ResolvedRegion::uniform(MemorySpace::Symmetric, 0),
+            result: ResolvedRegion::uniform(MemorySpace::Symmetric, 0),
             blocks: None,
             landing: None,
             splits: None,

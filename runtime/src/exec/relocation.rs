@@ -115,36 +115,45 @@ impl Relocations<'_> {
             },
             StepWork::Collective(call) => StepWork::Collective(self.relocate_collective(call)),
             StepWork::Dispatch(ResolvedDispatch { form, members, inner_bytes: inner }) => {
-                let member = |m: &ResolvedMember| ResolvedMember {
+                let members = members.iter().map(|m| ResolvedMember {
                     node: m.node.clone(),
                     op_name: m.op_name.clone(),
                     work: self.relocate_work(&m.work),
-                };
-                let members = members.iter().map(member).collect();
+                });
+                let members = members.collect();
                 StepWork::Dispatch(ResolvedDispatch { form: *form, members, inner_bytes: *inner })
             }
         }
     }
 
     fn relocate_collective(&self, call: &ResolvedCollective) -> ResolvedCollective {
-        let both =
-            |(a, b): &(ResolvedRegion, ResolvedRegion)| (self.relocate_region(a), self.relocate_region(b));
+        let splits = call.splits.as_ref();
         ResolvedCollective {
             operand: self.relocate_region(&call.operand),
             result: self.relocate_region(&call.result),
             landing: call.landing.map(|zones| zones.map(|zone| self.relocated_offset(zone))),
-            splits: call.splits.as_ref().map(both),
+            splits: splits.map(|(a, b)| (self.relocate_region(a), self.relocate_region(b))),
             ..call.clone()
         }
     }
 
     fn relocate_peers(&self, peers: &ResolvedPeers) -> ResolvedPeers {
-        let region = |region: &PeerRegion| PeerRegion {
-            offset: self.relocated_offset(region.offset),
-            by_rank: self.relocate_offsets(&region.by_rank),
-            ..region.clone()
-        };
-        let all = |regions: &[Option<PeerRegion>]| regions.iter().map(|r| r.as_ref().map(region)).collect();
-        ResolvedPeers { operands: all(&peers.operands), results: all(&peers.results), ..peers.clone() }
+        ResolvedPeers {
+            operands: self.relocate_peer_regions(&peers.operands),
+            results: self.relocate_peer_regions(&peers.results),
+            ..peers.clone()
+        }
+    }
+
+    fn relocate_peer_regions(&self, regions: &[Option<PeerRegion>]) -> Vec<Option<PeerRegion>> {
+        let relocated = regions.iter().map(|region| {
+            let region = region.as_ref()?;
+            Some(PeerRegion {
+                offset: self.relocated_offset(region.offset),
+                by_rank: self.relocate_offsets(&region.by_rank),
+                ..region.clone()
+            })
+        });
+        relocated.collect()
     }
 }

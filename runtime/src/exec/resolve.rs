@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::op_dims_mut;
 use symmc_ir::{
-    Collective, CollectiveVariant, CustomId, Dim, Dispatch, Graph, GroupId, InputId, Node, NodeId, Op,
+    Collective, CollectiveVariant, CustomId, Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op,
     SymbolBindings, ValueId,
 };
 
@@ -102,14 +102,15 @@ impl ProgramResolver<'_> {
 
     /// Places the inner values of each dispatch one after another.
     fn place_inner_values(&mut self) -> Result<()> {
-        let inner =
-            |v: ValueId| self.program.placements[v].as_ref().is_some_and(|p| p.space == MemorySpace::Inner);
         let mut found = HashMap::new();
         for dispatch in &self.graph.dispatches {
-            let mut at = 0usize;
-            for &v in dispatch.nodes().flat_map(|n| &self.graph.nodes[n].outputs).filter(|v| inner(**v)) {
-                found.insert(v, at);
-                at = at.saturating_add(self.contiguous_bytes(v)?.next_multiple_of(INNER_ALIGN));
+            let mut offset = 0usize;
+            for &v in dispatch.nodes().flat_map(|n| &self.graph.nodes[n].outputs) {
+                let placement = self.program.placements[v].as_ref();
+                if placement.is_some_and(|p| p.space == MemorySpace::Inner) {
+                    found.insert(v, offset);
+                    offset = offset.saturating_add(self.contiguous_bytes(v)?.next_multiple_of(INNER_ALIGN));
+                }
             }
         }
         self.inner_offsets = found;
@@ -117,9 +118,9 @@ impl ProgramResolver<'_> {
     }
 
     fn eval_dim(&self, value: ValueId, dim: &Dim) -> Result<i64> {
-        let error =
-            || self.invalid_value(value, format!("{} has no value", dim.display(&self.graph.symbols)));
-        dim.eval(&self.bindings).ok_or_else(error)
+        dim.eval(&self.bindings).ok_or_else(|| {
+            self.invalid_value(value, format!("{} has no value", dim.display(&self.graph.symbols)))
+        })
     }
 
     fn eval_size(&self, value: ValueId, dim: &Dim) -> Result<usize> {
@@ -158,9 +159,9 @@ impl ProgramResolver<'_> {
         let bytes = self.contiguous_bytes(base)?;
         let inner = by_rank.checked_mul(number).and_then(|r| r.checked_add(offset));
         let end = inner.and_then(|i| i.checked_add(bytes));
-        let overflow = || self.invalid_value(base, "its offset overflows");
-        let inner = inner.ok_or_else(overflow)?;
-        let end = end.ok_or_else(overflow)?;
+        let Some((inner, end)) = inner.zip(end) else {
+            return Err(self.invalid_value(base, "its offset overflows"));
+        };
         let room = match (place.capacity, place.space) {
             (Some(room), _) => room,
             (None, MemorySpace::Output(k)) => self.contiguous_bytes(self.graph.outputs[k].value)?,
@@ -196,12 +197,12 @@ impl ProgramResolver<'_> {
         if shape.contains(&0) {
             first = 0;
         } else {
-            let reach = |sign: i64| {
+            let is_inside = [1, -1].into_iter().all(|sign| {
                 let mut steps = shape.iter().zip(&strides).filter(|(_, s)| (**s as i64).signum() == sign);
-                steps.try_fold(first, |at, (&n, &s)| at.checked_add((n as i64 - 1).checked_mul(s as i64)?))
-            };
-            let inside = |at: Option<i64>| at.is_some_and(|at| (0..elements).contains(&at));
-            let is_inside = inside(reach(1)) && inside(reach(-1));
+                let reached: Option<i64> = steps
+                    .try_fold(first, |at, (&n, &s)| at.checked_add((n as i64 - 1).checked_mul(s as i64)?));
+                reached.is_some_and(|element| (0..elements).contains(&element))
+            });
             if !is_inside && self.purpose == ResolvePurpose::Size {
                 first = 0;
             } else if !is_inside {
@@ -283,7 +284,6 @@ impl ProgramResolver<'_> {
     }
 
     fn resolve_dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<ResolvedDispatch> {
-        let view = |node: &Node| node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
         let mut members = Vec::new();
         let mut inner = 0;
         for id in dispatch.nodes() {
@@ -293,7 +293,8 @@ impl ProgramResolver<'_> {
                     inner = inner.max(at.saturating_add(self.contiguous_bytes(*v)?));
                 }
             }
-            if !view(node) {
+            let is_view = node.outputs.iter().all(|&v| self.program.layouts[v].base != v);
+            if !is_view {
                 members.push(ResolvedMember {
                     node: self.graph.node_name(id).to_string(),
                     op_name: op_display_name(self.graph, &node.op),
@@ -323,17 +324,19 @@ impl ProgramResolver<'_> {
         let node = &self.graph.nodes[id];
         let x = node.inputs[0];
         let y = node.outputs[0];
-        let missing = || self.invalid_value(y, "it names no variant that runs it");
-        let variant = c.variant.ok_or_else(missing)?;
-        let contract = variant.contract(&c.kind).ok_or_else(missing)?;
+        let chosen = c.variant.and_then(|variant| Some((variant, variant.contract(&c.kind)?)));
+        let Some((variant, contract)) = chosen else {
+            return Err(self.invalid_value(y, "it names no variant that runs it"));
+        };
         let cells = self.graph.cells(c.group).unwrap_or_default();
         let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();
         let cell = cell.ok_or_else(|| self.invalid_value(y, "this rank is not in its group"))?;
-        let region = |v, peers| self.resolve_region(v, peers);
-        let operand = region(x, contract.peer_access.reads_operand())?;
-        let result = region(y, contract.peer_access.writes_result())?;
+        let operand = self.resolve_region(x, contract.peer_access.reads_operand())?;
+        let result = self.resolve_region(y, contract.peer_access.writes_result())?;
         let splits = match (node.inputs.get(1), node.outputs.get(1)) {
-            (Some(&sizes), Some(&received)) => Some((region(sizes, false)?, region(received, false)?)),
+            (Some(&sizes), Some(&received)) => {
+                Some((self.resolve_region(sizes, false)?, self.resolve_region(received, false)?))
+            }
             _ => None,
         };
         let landing = match self.program.landing_offsets[c.group] {
@@ -375,8 +378,9 @@ impl ProgramResolver<'_> {
         let (place, _, stride) = self.locate_base(self.program.layouts[value].base)?;
         let Some(by_rank) = &place.by_rank else { return Ok(None) };
         let on_first = at.offset - stride * place.cell_number(self.program.rank);
-        let on = |&number: &usize| stride.checked_mul(number).and_then(|shift| shift.checked_add(on_first));
-        let offsets: Option<Arc<[usize]>> = by_rank.numbers.iter().map(on).collect();
+        let numbers = by_rank.numbers.iter();
+        let offsets: Option<Arc<[usize]>> =
+            numbers.map(|&number| stride.checked_mul(number)?.checked_add(on_first)).collect();
         offsets.map(Some).ok_or_else(|| self.invalid_value(value, "its offset overflows on another rank"))
     }
 
@@ -453,13 +457,23 @@ impl ProgramResolver<'_> {
         let cell =
             cell.ok_or_else(|| self.invalid_value(node.outputs[0], "this rank is not in its group"))?;
         let number = cell.iter().position(|&r| r == self.program.rank).unwrap_or(0);
-        let all = |values: &[ValueId], named: &[usize]| {
-            let of = |(i, &v): (usize, &ValueId)| named.contains(&i).then(|| self.resolve_peer_region(v));
-            values.iter().enumerate().map(|value| of(value).transpose()).collect::<Result<Vec<_>, _>>()
-        };
-        let operands = all(&node.inputs, &op.symmetric_operands)?;
-        let results = all(&node.outputs, &op.symmetric_results)?;
+        let operands = self.resolve_peer_regions(&node.inputs, &op.symmetric_operands)?;
+        let results = self.resolve_peer_regions(&node.outputs, &op.symmetric_results)?;
         Ok(Some(ResolvedPeers { group: group.index(), cell, number, operands, results }))
+    }
+
+    /// The regions of the values at `positions`; `None` for the others.
+    fn resolve_peer_regions(
+        &self,
+        values: &[ValueId],
+        positions: &[usize],
+    ) -> Result<Vec<Option<PeerRegion>>> {
+        let mut regions = Vec::with_capacity(values.len());
+        for (i, &value) in values.iter().enumerate() {
+            let is_symmetric = positions.contains(&i);
+            regions.push(if is_symmetric { Some(self.resolve_peer_region(value)?) } else { None });
+        }
+        Ok(regions)
     }
 
     fn resolve_peer_region(&self, value: ValueId) -> Result<PeerRegion> {
@@ -468,12 +482,12 @@ impl ProgramResolver<'_> {
             return Err(self.invalid_value(value, "peers access it, but it is not in the symmetric arena"));
         }
         let base = self.program.layouts[value].base;
-        let own = self.locate_value(base)?;
-        let first = at.offset - own.offset;
+        let located_base = self.locate_value(base)?;
+        let first = at.offset - located_base.offset;
         let bytes = self.contiguous_bytes(base)?;
         Ok(PeerRegion {
-            offset: own.offset,
-            by_rank: self.offsets_by_rank(base, &own)?,
+            offset: located_base.offset,
+            by_rank: self.offsets_by_rank(base, &located_base)?,
             bytes,
             base_offset: first,
         })

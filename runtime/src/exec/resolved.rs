@@ -67,7 +67,8 @@ impl LocatedTensor {
         let mut seen = vec![false; self.shape.len()];
         let mut out = self.clone();
         for (i, &axis) in perm.iter().enumerate() {
-            let (&n, &stride) = (self.shape.get(i)?, self.strides.get(i)?);
+            let &n = self.shape.get(i)?;
+            let &stride = self.strides.get(i)?;
             *out.shape.get_mut(axis)? = n;
             *out.strides.get_mut(axis)? = stride;
             *seen.get_mut(axis)? = true;
@@ -143,8 +144,8 @@ impl StepWork {
     /// The work node by node: the work itself, or that of the members of a dispatch.
     pub fn node_work(&self) -> impl Iterator<Item = &StepWork> {
         let members = if let StepWork::Dispatch(dispatch) = self { &dispatch.members[..] } else { &[] };
-        let own = (!matches!(self, StepWork::Dispatch(_))).then_some(self);
-        own.into_iter().chain(members.iter().map(|m| &m.work))
+        let this = (!matches!(self, StepWork::Dispatch(_))).then_some(self);
+        this.into_iter().chain(members.iter().map(|m| &m.work))
     }
 }
 

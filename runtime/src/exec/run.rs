@@ -77,23 +77,18 @@ impl ResolvedProgram {
     /// Whether a step may refuse its data after the last collective in which all of `ranks` ranks meet. If
     /// so, a rank that has run all steps does not know yet whether the run succeeded on all ranks.
     pub fn may_fail_on_one_rank(&self, ranks: u32, lanes: Lanes) -> bool {
-        let refuses = |work: &StepWork| match work {
-            StepWork::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &tensor_shapes(operands)),
-            _ => false,
-        };
-        let meets_all = |work: &StepWork| match work {
-            StepWork::Collective(c) if lanes == Lanes::Inline && c.cell.len() == ranks as usize => {
-                c.variant.contract(&c.kind).is_some_and(|contract| contract.sync_scope == SyncScope::Group)
+        if ranks <= 1 {
+            return false;
+        }
+        for step in self.steps.iter().rev() {
+            if meets_all_ranks(&step.work, ranks, lanes) {
+                return false;
             }
-            _ => false,
-        };
-        let last = self.steps.iter().rev().find_map(|step| {
-            if meets_all(&step.work) {
-                return Some(false);
+            if step.work.node_work().any(may_refuse_data) {
+                return true;
             }
-            step.work.node_work().any(refuses).then_some(true)
-        });
-        ranks > 1 && last.unwrap_or(false)
+        }
+        false
     }
 
     /// Runs the program once. Fails if the caller's memory does not fit the program, a kernel refused its
@@ -136,36 +131,20 @@ impl ResolvedProgram {
 
     /// Checks that the memory exists, is large enough and aligned.
     fn check_memory(&self, memory: &RankMemory) -> Result<()> {
-        let fits = |what: &dyn Fn() -> String, span: &ByteSpan, bytes: usize, align: usize| {
-            let aligned = span.ptr.addr().is_multiple_of(align);
-            if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && aligned) {
-                return Ok(());
-            }
-            let found =
-                if !aligned { "memory without this alignment".into() } else { format!("{} bytes", span.len) };
-            Err(RunError::Invalid(format!(
-                "{}: expected {bytes} bytes aligned to {align}, found {found}",
-                what()
-            )))
-        };
-        fits(&|| "the ordinary arena".into(), &memory.ordinary, self.ordinary_bytes, 64)?;
-        fits(&|| "the symmetric arena".into(), &memory.symmetric, self.symmetric_bytes, 64)?;
-        let count = |what: &str, expected: usize, found: usize| {
-            if expected == found {
-                return Ok(());
-            }
-            Err(RunError::Invalid(format!("expected {expected} {what}, found {found}")))
-        };
-        count("inputs", self.inputs.len(), memory.inputs.len())?;
-        count("outputs", self.outputs.len(), memory.outputs.len())?;
+        check_span(|| "the ordinary arena".into(), &memory.ordinary, self.ordinary_bytes, 64)?;
+        check_span(|| "the symmetric arena".into(), &memory.symmetric, self.symmetric_bytes, 64)?;
+        check_count("inputs", self.inputs.len(), memory.inputs.len())?;
+        check_count("outputs", self.outputs.len(), memory.outputs.len())?;
         for (i, (input, span)) in self.inputs.iter().zip(&memory.inputs).enumerate() {
             let given = !span.ptr.is_null();
             if given || (input.direct && self.constants[i].is_none()) {
-                fits(&|| format!("input {i} (%{})", input.name), span, input.bytes, input.dtype.size())?;
+                let describe = || format!("input {i} (%{})", input.name);
+                check_span(describe, span, input.bytes, input.dtype.size())?;
             }
         }
         for (k, (output, span)) in self.outputs.iter().zip(&memory.outputs).enumerate() {
-            fits(&|| format!("output {k} (%{})", output.name), span, output.bytes, output.dtype.size())?;
+            let describe = || format!("output {k} (%{})", output.name);
+            check_span(describe, span, output.bytes, output.dtype.size())?;
         }
         Ok(())
     }
@@ -203,7 +182,8 @@ impl ResolvedProgram {
     /// As [`run`](Self::run), after [`check_memory`](Self::check_memory).
     unsafe fn write_fixed_inputs(&self, memory: &RankMemory, which: impl Fn(InputKind) -> bool) {
         for (i, input) in self.inputs.iter().enumerate().filter(|(_, input)| which(input.kind)) {
-            let (Some(offset), from) = (input.fixed, self.input_address(memory, i)) else { continue };
+            let Some(offset) = input.fixed else { continue };
+            let from = self.input_address(memory, i);
             let to = memory.symmetric.ptr.wrapping_add(offset);
             if !from.is_null() && from != to {
                 // SAFETY: both hold the bytes of the input: `check_memory` and the resolution of its
@@ -240,6 +220,43 @@ impl ResolvedProgram {
     }
 }
 
+fn may_refuse_data(work: &StepWork) -> bool {
+    match work {
+        StepWork::Kernel { op, operands, .. } => kernels::may_refuse_data(op, &tensor_shapes(operands)),
+        _ => false,
+    }
+}
+
+/// Whether all ranks have completed the earlier steps of the run when one of them has completed this work.
+fn meets_all_ranks(work: &StepWork, ranks: u32, lanes: Lanes) -> bool {
+    match work {
+        StepWork::Collective(c) if lanes == Lanes::Inline && c.cell.len() == ranks as usize => {
+            c.variant.contract(&c.kind).is_some_and(|contract| contract.sync_scope == SyncScope::Group)
+        }
+        _ => false,
+    }
+}
+
+fn check_span(describe: impl FnOnce() -> String, span: &ByteSpan, bytes: usize, align: usize) -> Result<()> {
+    let is_aligned = span.ptr.addr().is_multiple_of(align);
+    if bytes == 0 || (!span.ptr.is_null() && span.len >= bytes && is_aligned) {
+        return Ok(());
+    }
+    let found =
+        if is_aligned { format!("{} bytes", span.len) } else { "memory without this alignment".into() };
+    Err(RunError::Invalid(format!(
+        "{}: expected {bytes} bytes aligned to {align}, found {found}",
+        describe()
+    )))
+}
+
+fn check_count(what: &str, expected: usize, found: usize) -> Result<()> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(RunError::Invalid(format!("expected {expected} {what}, found {found}")))
+}
+
 struct LaneRunner<'a> {
     bound: &'a ResolvedProgram,
     bases: &'a SpaceBases,
@@ -266,8 +283,7 @@ impl LaneRunner<'_> {
     fn run_on_threads(&self, scratch: &mut [Scratch; 2]) -> Result<()> {
         let [compute, comm] = scratch;
         let started = thread::scope(|scope| {
-            let lane = || self.run_lane(Lane::Compute, compute);
-            let started = spawn_scoped(scope, lane).is_ok();
+            let started = spawn_scoped(scope, || self.run_lane(Lane::Compute, compute)).is_ok();
             if started {
                 self.run_lane(Lane::Comm, comm);
             }
@@ -319,8 +335,7 @@ impl LaneRunner<'_> {
 
     /// Waits until these steps have completed; returns false if the run failed.
     fn await_steps(&self, waits: &[usize]) -> bool {
-        let done = || waits.iter().all(|&w| self.done[w].load(Ordering::Acquire));
-        if done() {
+        if self.are_done(waits) {
             return true;
         }
         let mut failure = self.lock_failure();
@@ -328,7 +343,7 @@ impl LaneRunner<'_> {
             if failure.is_some() {
                 return false;
             }
-            if done() {
+            if self.are_done(waits) {
                 return true;
             }
             failure = match self.changed.wait_timeout(failure, NAP) {
@@ -336,6 +351,10 @@ impl LaneRunner<'_> {
                 Err(poisoned) => poisoned.into_inner().0,
             };
         }
+    }
+
+    fn are_done(&self, steps: &[usize]) -> bool {
+        steps.iter().all(|&step| self.done[step].load(Ordering::Acquire))
     }
 
     fn run_timed_step(&self, step: &ExecutableStep, scratch: &mut Scratch) -> Result<()> {

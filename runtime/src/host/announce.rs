@@ -29,10 +29,12 @@ impl HostCommunicator {
 
     /// Refuses a run after which a peer does not run any more, because it closed its session.
     fn expect_open(&self, run: u64) -> Result<()> {
-        let closed = |rank| Some((rank, self.control().runs_before_close(rank).filter(|runs| *runs <= run)?));
-        (0..self.ranks())
-            .find_map(closed)
-            .map_or(Ok(()), |(rank, runs)| Err(RunError::session_closed(rank, runs)))
+        for rank in 0..self.ranks() {
+            if let Some(runs) = self.control().runs_before_close(rank).filter(|runs| *runs <= run) {
+                return Err(RunError::session_closed(rank, runs));
+            }
+        }
+        Ok(())
     }
 
     /// Waits until all peers are at most [`ANNOUNCED`] runs late.
@@ -66,9 +68,11 @@ impl HostCommunicator {
         control.announcement_word(self.rank(), run).store(mine, Ordering::Release);
         // This rank's store precedes its loads: of two ranks one sees the other's digest.
         fence(Ordering::SeqCst);
-        let word = |peer| control.announcement_word(peer, run).load(Ordering::Acquire);
-        let differs = |peer: &u32| (word(*peer) >> 32) as u32 == run_word(run) && word(*peer) != mine;
-        match (0..self.ranks()).find(differs) {
+        let differing = (0..self.ranks()).find(|&peer| {
+            let word = control.announcement_word(peer, run).load(Ordering::Acquire);
+            (word >> 32) as u32 == run_word(run) && word != mine
+        });
+        match differing {
             None => Ok(()),
             Some(peer) => Err(RunError::SizesDiffer { rank: self.rank(), peer, run, sizes: sizes() }),
         }

@@ -20,11 +20,6 @@ impl HostCommunicator {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
         let mut all = vec![0u8; operand.len() * cell.len()];
-        let private = |bytes: &mut [u8]| CallRegion {
-            memory: RegionMemory::Private(bytes.as_mut_ptr()),
-            offset: 0,
-            by_rank: None,
-        };
         let call = CollectiveCall {
             step: 0,
             name: "exchange",
@@ -37,8 +32,8 @@ impl HostCommunicator {
             dtype: DType::U8,
             elements: operand.len(),
             row: 1,
-            operand: private(&mut operand),
-            result: private(&mut all),
+            operand: private_region(&mut operand),
+            result: private_region(&mut all),
             landing: None,
             splits: None,
         };
@@ -92,6 +87,10 @@ impl HostCommunicator {
             self.abort(error);
         }
     }
+}
+
+fn private_region(bytes: &mut [u8]) -> CallRegion<'static> {
+    CallRegion { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
 }
 
 impl Communicator for HostCommunicator {

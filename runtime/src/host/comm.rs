@@ -68,17 +68,17 @@ impl HostCommunicator {
             let found = domain.arenas.len();
             return Err(RunError::Invalid(format!("rank {rank} of {ranks} ranks with {found} arenas")));
         }
-        let state = || GroupState {
+        let groups = (0..groups).map(|_| GroupState {
             meets: AtomicU32::new(config.first),
             chunks: AtomicU32::new(config.first),
             ll: AtomicU64::new(u64::from(config.first)),
             puts: AtomicU64::new(0),
             landing_used: AtomicUsize::new(0),
-        };
+        });
         Ok(HostCommunicator {
             waiter: Waiter::new(domain.control.clone(), rank, config.limit, config.spin),
             chaos: config.chaos.map(|seed| Chaos::new(seed, rank)),
-            groups: (0..groups).map(|_| state()).collect(),
+            groups: groups.collect(),
             run: AtomicU64::new(0),
             domain,
             rank,

@@ -141,8 +141,9 @@ fn operand_addresses(running: &RunningCollective, bytes: usize) -> Result<PerRan
 fn reduced_slice(running: &RunningCollective, p: usize) -> (usize, usize) {
     let unit = ALIGN / running.call.dtype.size();
     let units = running.call.elements.div_ceil(unit);
-    let at = |p: usize| (units * p / running.n * unit).min(running.call.elements);
-    (at(p), at(p + 1))
+    let start = (units * p / running.n * unit).min(running.call.elements);
+    let end = (units * (p + 1) / running.n * unit).min(running.call.elements);
+    (start, end)
 }
 
 fn reduce_range(

@@ -36,12 +36,11 @@ pub fn plan_subject(plan: &Plan) -> PlanSubject {
 
 /// Properties that distinguish a plan from others in error messages.
 fn describe_plan(plan: &Plan) -> Vec<(String, String)> {
-    let short = |text: &str| text.chars().take(12).collect::<String>();
     let ranges: Vec<String> = plan.buckets.iter().map(|bucket| bucket.describe_range()).collect();
     let ranges: String = ranges.join("; ").chars().take(200).collect();
     let about = [
         ("program", plan.source.name.clone()),
-        ("program text", short(&plan.source.hash)),
+        ("program text", plan.source.hash.chars().take(12).collect()),
         ("machine", plan.machine.clone()),
         ("buckets", ranges),
         ("bytes of the symmetric arena", plan.arenas.symmetric.to_string()),

@@ -127,7 +127,7 @@ fn reduce_messages(
     }
     running.wake_peers();
 
-    let own = operand.wrapping_add(running.me * stride);
+    let own_message = operand.wrapping_add(running.me * stride);
     let size = call.dtype.size();
     let count = message / size;
     let reducer = running.reducer(op);
@@ -145,7 +145,7 @@ fn reduce_messages(
         unsafe {
             let source = |p: usize, room: &mut AccumulatorBlock| -> Result<*const u8> {
                 if p == running.me {
-                    return Ok(own.wrapping_add(from));
+                    return Ok(own_message.wrapping_add(from));
                 }
                 receive_message(running, &zones, p, room.as_mut_ptr(), from, to)?;
                 Ok(room.as_mut_ptr())
@@ -186,9 +186,9 @@ fn exchange_messages(running: &RunningCollective, message: usize, stride: usize)
         running.delay_peer_access();
     }
     zones.prefetch_next_zones(running);
-    let own = operand.wrapping_add(running.me * stride);
+    let own_message = operand.wrapping_add(running.me * stride);
     // SAFETY: operand and result hold as many bytes; they belong to this rank.
-    unsafe { copy_bytes(result.wrapping_add(running.me * message), own, message, StoreMode::Cached) };
+    unsafe { copy_bytes(result.wrapping_add(running.me * message), own_message, message, StoreMode::Cached) };
     Ok(())
 }
 
@@ -230,6 +230,10 @@ fn receive_message(
 fn await_line(running: &RunningCollective, zones: &LandingZones, p: usize, i: usize) -> Result<()> {
     let slot = zones.slot(running.me, p);
     // SAFETY: the slot lies within this rank's zone, holds lines only and has a line `i`.
-    let ready = || unsafe { ll::has_line_arrived(slot, i, zones.epoch) };
-    running.comm.waiter.wait_until(ready).map_err(|ended| running.wait_error(ended, |q| q != p || ready()))
+    let has_arrived = || unsafe { ll::has_line_arrived(slot, i, zones.epoch) };
+    running
+        .comm
+        .waiter
+        .wait_until(has_arrived)
+        .map_err(|ended| running.wait_error(ended, |q| q != p || has_arrived()))
 }

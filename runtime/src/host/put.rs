@@ -71,12 +71,12 @@ fn await_signal(
     peer: usize,
 ) -> Result<()> {
     let word = running.comm.control().signal(running.call.group, running.call.cell[receiver], signal);
-    let given = || word.load(Ordering::Acquire) >= number;
+    let is_set = || word.load(Ordering::Acquire) >= number;
     running
         .comm
         .waiter
-        .wait_until(given)
-        .map_err(|ended| running.wait_error(ended, |q| q != peer || given()))?;
+        .wait_until(is_set)
+        .map_err(|ended| running.wait_error(ended, |q| q != peer || is_set()))?;
     running.delay_peer_access();
     Ok(())
 }

@@ -210,7 +210,7 @@ impl HostRunQueue {
         let (sender, runs) = mpsc::channel::<PendingHostRun>();
         let state = self.state.clone();
         let exec = self.exec;
-        let work = move || {
+        let thread = parallel::spawn_detached(move || {
             for pending in runs {
                 if state.lock_progress().failure.is_some() {
                     // Runs after a failure are not executed.
@@ -220,9 +220,9 @@ impl HostRunQueue {
                     drop(state.run_pending(&joined, &exec, &pending));
                 }
             }
-        };
-        let thread = parallel::spawn_detached(work)
-            .map_err(|e| RunError::from_system_call("starting the thread of a session", "clone", e))?;
+        });
+        let thread =
+            thread.map_err(|e| RunError::from_system_call("starting the thread of a session", "clone", e))?;
         Ok((sender, thread))
     }
 

@@ -93,18 +93,22 @@ impl<'a> StepRendezvous<'a> {
 
     #[inline]
     pub fn await_peers(&self, counter: GroupCounter, target: u32) -> Result<()> {
-        let ready = |p: usize| self.has_peer_reached(p, counter, target);
-        match self.comm.waiter.wait_until(|| self.peer_numbers().all(ready)) {
+        match self
+            .comm
+            .waiter
+            .wait_until(|| self.peer_numbers().all(|p| self.has_peer_reached(p, counter, target)))
+        {
             Ok(()) => Ok(()),
-            Err(ended) => Err(self.wait_error(ended, ready)),
+            Err(ended) => Err(self.wait_error(ended, |p| self.has_peer_reached(p, counter, target))),
         }
     }
 
     pub fn await_peer(&self, p: usize, counter: GroupCounter, target: u32) -> Result<()> {
-        let ready = |q: usize| q != p || self.has_peer_reached(q, counter, target);
-        match self.comm.waiter.wait_until(|| ready(p)) {
+        match self.comm.waiter.wait_until(|| self.has_peer_reached(p, counter, target)) {
             Ok(()) => Ok(()),
-            Err(ended) => Err(self.wait_error(ended, ready)),
+            Err(ended) => {
+                Err(self.wait_error(ended, |q| q != p || self.has_peer_reached(q, counter, target)))
+            }
         }
     }
 

@@ -55,19 +55,19 @@ impl<'a> RunningCollective<'a> {
                 self.call_error(format!("expected a multiple of {n} elements, found {}", call.elements))
             );
         }
-        let symmetric = |r: &CallRegion| matches!(r.memory, RegionMemory::Symmetric);
-        if contract.symmetric_operand && !symmetric(&call.operand) {
+        if contract.symmetric_operand && !is_symmetric(&call.operand) {
             return Err(self.call_error("expected an operand in the symmetric arena".into()));
         }
-        if contract.symmetric_result && !symmetric(&call.result) {
+        if contract.symmetric_result && !is_symmetric(&call.result) {
             return Err(self.call_error("expected a result in the symmetric arena".into()));
         }
-        let outside = |r: u32| r as usize >= n;
         match call.kind {
-            CollectiveKind::Broadcast { root } if outside(*root) => {
+            CollectiveKind::Broadcast { root } if *root as usize >= n => {
                 Err(self.call_error(format!("expected a root below {n}, found {root}")))
             }
-            CollectiveKind::Permute { pairs } if pairs.iter().any(|&(a, b)| outside(a) || outside(b)) => {
+            CollectiveKind::Permute { pairs }
+                if pairs.iter().any(|&(from, to)| from as usize >= n || to as usize >= n) =>
+            {
                 Err(self.call_error(format!("expected pairs of ranks below {n}, found {pairs:?}")))
             }
             _ => Ok(()),
@@ -100,6 +100,10 @@ impl<'a> RunningCollective<'a> {
     pub fn reducer(&self, op: CollectiveReduceOp) -> Reducer {
         Reducer::new(self.call.dtype, op)
     }
+}
+
+fn is_symmetric(region: &CallRegion) -> bool {
+    matches!(region.memory, RegionMemory::Symmetric)
 }
 
 pub(super) type PerRank<T> = SmallVec<[T; 8]>;

@@ -248,8 +248,11 @@ impl HostSession {
             };
             self.ports.state_mut(Port::Input(i)).is_loaded = true;
             let given = memory.inputs[i];
-            let constant = || bound.constant_data(i).map(ByteSpan::from_slice);
-            let from = if given.ptr.is_null() { constant() } else { Some(given) };
+            let from = if given.ptr.is_null() {
+                bound.constant_data(i).map(ByteSpan::from_slice)
+            } else {
+                Some(given)
+            };
             out.extend(from.map(|from| (ByteSpan { len: input.bytes.min(from.len), ..from }, offset)));
         }
         out

@@ -134,14 +134,13 @@ fn exchange_rows(
 ) -> Result<()> {
     let share = chunk_share(running)?;
     for c in 0..rows.max_bytes_to_peer().div_ceil(share) {
-        let part = |from: usize, to: usize| {
-            let bytes = rows.row_bytes(from, to);
-            (c * share).min(bytes)..((c + 1) * share).min(bytes)
-        };
+        let start = c * share;
+        let end = start + share;
         let chunk = stage.next_chunk();
         stage.acquire_chunk(chunk)?;
         for p in running.peer_numbers() {
-            let part = part(running.me, p);
+            let bytes = rows.row_bytes(running.me, p);
+            let part = start.min(bytes)..end.min(bytes);
             let to = stage.chunk_address(running.me, chunk).wrapping_add(p * share);
             let from = operand.wrapping_add(rows.send_offset(p) + part.start);
             // SAFETY: the sums of sizes fit the operand; a part fits the peer's share of the chunk.
@@ -150,7 +149,8 @@ fn exchange_rows(
         stage.publish_chunk(chunk);
         stage.await_all_chunks(chunk)?;
         for p in running.peer_numbers() {
-            let part = part(p, running.me);
+            let bytes = rows.row_bytes(p, running.me);
+            let part = start.min(bytes)..end.min(bytes);
             let from = stage.chunk_address(p, chunk).wrapping_add(running.me * share);
             let to = result.wrapping_add(rows.receive_offset(p) + part.start);
             // SAFETY: the sums of sizes fit the result; the chunk is not written before this rank drained it.
@@ -182,13 +182,16 @@ fn gather_split_matrix(
         stage.await_all_chunks(chunk)?;
         running.peer_numbers().for_each(|p| published[p] = stage.chunk_address(p, chunk));
     }
-    let read = |from: *const u8, i: usize| {
-        let mut bytes = [0; 8];
-        // SAFETY: there are `n` numbers at the address, and `i` is below `n`.
-        unsafe { std::ptr::copy_nonoverlapping(from.wrapping_add(8 * i), bytes.as_mut_ptr(), 8) };
-        i64::from_le_bytes(bytes)
-    };
-    let rows: Vec<Vec<i64>> = published.iter().map(|&at| (0..n).map(|i| read(at, i)).collect()).collect();
+    let mut rows = Vec::with_capacity(n);
+    for &sizes in &published {
+        let row = (0..n).map(|i| {
+            let mut bytes = [0; 8];
+            // SAFETY: there are `n` numbers at the address, and `i` is below `n`.
+            unsafe { std::ptr::copy_nonoverlapping(sizes.wrapping_add(8 * i), bytes.as_mut_ptr(), 8) };
+            i64::from_le_bytes(bytes)
+        });
+        rows.push(row.collect::<Vec<i64>>());
+    }
     if n > 1 {
         stage.release_chunk(chunk);
     }

@@ -110,7 +110,7 @@ fn all_reduce(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()>
         stage.await_all_chunks(raw)?;
 
         stage.acquire_chunk(reduced)?;
-        let own = stage.chunk_address(running.me, reduced);
+        let reduced_slice = stage.chunk_address(running.me, reduced);
         let sources: PerRank<*const u8> = (0..running.n)
             .map(|p| {
                 if p == running.me { operand.cast_const() } else { stage.chunk_address(p, raw).cast_const() }
@@ -120,7 +120,12 @@ fn all_reduce(running: &RunningCollective, op: CollectiveReduceOp) -> Result<()>
         // SAFETY: slices lie within operand, result and chunks; published chunks are not written before
         // this rank has drained them.
         unsafe {
-            reducer.reduce(&sources, &[result.wrapping_add(low), own], (high - low) / size, StoreMode::Cached)
+            reducer.reduce(
+                &sources,
+                &[result.wrapping_add(low), reduced_slice],
+                (high - low) / size,
+                StoreMode::Cached,
+            )
         };
         stage.publish_chunk(reduced);
         for p in running.peer_numbers() {

@@ -134,29 +134,33 @@ impl JobMessage {
         let plan = self.plan.read_plan()?;
         let bindings = self.plan.bindings();
         let shared = rank.map_segment(INPUTS, "the inputs", SegmentAccess::Read)?;
-        let own = rank.map_segment(OUTPUTS, "the outputs of a rank", SegmentAccess::ReadWrite)?;
+        let output_segment = rank.map_segment(OUTPUTS, "the outputs of a rank", SegmentAccess::ReadWrite)?;
         let places = self.inputs.get(rank.rank() as usize).map_or(&[][..], |places| places);
         let files = rank.take_files().into_iter().zip(self.files.iter().copied());
         let files = files.map(|(fd, stamp)| OpenFile::new(fd, stamp)).collect::<Result<Vec<_>, _>>()?;
-        let input = |place: &InputLocation| match place.file {
-            None => {
-                let start = shared.checked_address(place.offset, place.len)?;
-                // SAFETY: the launcher wrote the inputs before it sent the segment, and nothing writes them
-                // again.
-                Ok(LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) }))
-            }
-            Some(file) => {
-                let missing = || RunError::system("reading the job", "a file of inputs was not sent");
-                files.get(file).ok_or_else(missing)?.locate_input(place)
-            }
-        };
-        let inputs = places.iter().map(input).collect::<Result<Vec<_>>>()?;
-        let output = |&[offset, len]: &[usize; 2]| {
-            let start = own.checked_address(offset, len)?;
+        let mut inputs = Vec::with_capacity(places.len());
+        for place in places {
+            inputs.push(match place.file {
+                None => {
+                    let start = shared.checked_address(place.offset, place.len)?;
+                    // SAFETY: the launcher wrote the inputs before it sent the segment, and nothing writes
+                    // them again.
+                    LocatedInput::Memory(unsafe { std::slice::from_raw_parts(start, place.len) })
+                }
+                Some(file) => {
+                    let file = files.get(file).ok_or_else(|| {
+                        RunError::system("reading the job", "a file of inputs was not sent")
+                    })?;
+                    file.locate_input(place)?
+                }
+            });
+        }
+        let mut outputs = Vec::with_capacity(self.outputs.len());
+        for &[offset, len] in &self.outputs {
+            let start = output_segment.checked_address(offset, len)?;
             // SAFETY: the launcher placed the outputs disjointly; nothing else touches them before the end.
-            Ok(unsafe { std::slice::from_raw_parts_mut(start, len) })
-        };
-        let outputs = self.outputs.iter().map(output).collect::<Result<_>>()?;
+            outputs.push(unsafe { std::slice::from_raw_parts_mut(start, len) });
+        }
         let joined = self.plan.join(rank, &plan, self.repeats)?;
         let runs = RankWorkload {
             plan: &plan,
@@ -199,12 +203,15 @@ impl JobMemory {
         for (tensor, &start) in tensors.iter().zip(&starts) {
             store_tensor(&inputs, start, tensor)?;
         }
-        let place = |t: &Arc<Tensor>| {
-            let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
-            let copied = InputLocation { file: None, offset: start, len: t.data().len() };
-            location_in_file(t, &files).unwrap_or(copied)
-        };
-        let places = job.inputs.iter().map(|inputs| inputs.iter().map(place).collect()).collect();
+        let mut places = Vec::with_capacity(job.inputs.len());
+        for inputs in job.inputs {
+            let of_rank = inputs.iter().map(|t| {
+                let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
+                let copied = InputLocation { file: None, offset: start, len: t.data().len() };
+                location_in_file(t, &files).unwrap_or(copied)
+            });
+            places.push(of_rank.collect());
+        }
         let (starts, end) = segment_layout(slots.iter().map(|slot| slot.bytes))?;
         let output_places = starts.iter().zip(slots).map(|(&start, slot)| [start, slot.bytes]).collect();
         let outputs = job.inputs.iter().map(|_| MemorySegment::create("the outputs of a rank", end));
@@ -223,15 +230,16 @@ impl JobMemory {
     }
 
     fn read_outputs(&self, slots: &[TensorSlot]) -> Result<Vec<Vec<Tensor>>> {
-        let of_rank = |own: &MemorySegment| {
-            let read = |(&[offset, len], slot): (&[usize; 2], &TensorSlot)| {
+        let mut tensors_by_rank = Vec::with_capacity(self.outputs.len());
+        for segment in &self.outputs {
+            let tensors = self.output_places.iter().zip(slots).map(|(&[offset, len], slot)| {
                 // SAFETY: the places were laid out within the segment; the ranks have ended.
-                let bytes = unsafe { std::slice::from_raw_parts(own.as_ptr().add(offset), len) };
+                let bytes = unsafe { std::slice::from_raw_parts(segment.as_ptr().add(offset), len) };
                 slot.to_tensor(bytes.to_vec())
-            };
-            self.output_places.iter().zip(slots).map(read).collect()
-        };
-        self.outputs.iter().map(of_rank).collect()
+            });
+            tensors_by_rank.push(tensors.collect::<Result<_>>()?);
+        }
+        Ok(tensors_by_rank)
     }
 }
 

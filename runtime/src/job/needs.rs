@@ -34,16 +34,21 @@ pub(super) fn expect_inputs(
     for (rank, inputs) in (first..).zip(inputs) {
         check_inputs(graph, bindings, inputs, rank)?;
     }
-    let output = |value| tensor_slot(graph, value, bindings, &format!("output %{}", graph.value_name(value)));
-    graph.outputs.iter().map(|o| output(o.value)).collect()
+    let outputs = graph.outputs.iter().map(|output| {
+        let what = format!("output %{}", graph.value_name(output.value));
+        tensor_slot(graph, output.value, bindings, &what)
+    });
+    outputs.collect()
 }
 
 fn tensor_slot(graph: &Graph, value: ValueId, bindings: &SymbolBindings, what: &str) -> Result<TensorSlot> {
     let ty = graph.ty(value);
-    let bytes = |shape: &[usize]| shape.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d));
-    let sized = ty.concrete_shape(bindings).and_then(|shape| Some((bytes(&shape)?, shape)));
-    let none = || RunError::Invalid(format!("{what} has no size under the given symbols"));
-    let (bytes, shape) = sized.ok_or_else(none)?;
+    let sized = ty.concrete_shape(bindings).and_then(|shape| {
+        let bytes = shape.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d))?;
+        Some((bytes, shape))
+    });
+    let (bytes, shape) =
+        sized.ok_or_else(|| RunError::Invalid(format!("{what} has no size under the given symbols")))?;
     Ok(TensorSlot { dtype: ty.dtype, shape, bytes })
 }
 

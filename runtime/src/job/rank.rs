@@ -115,8 +115,8 @@ pub(super) fn expect_all_inputs(job: &Job<'_>) -> Result<Vec<TensorSlot>> {
 /// The sizes of a job and its number of runs, as terms.
 pub(super) fn job_terms(plan: &Plan, bindings: &SymbolBindings, repeats: u32) -> Vec<JoinTerm> {
     let names = plan.buckets.first().into_iter().flat_map(|b| b.symbols.keys()).enumerate();
-    let size = |(i, name): (usize, &String)| {
+    let sizes = names.filter_map(|(i, name)| {
         Some(JoinTerm::text(name.clone(), bindings.get(SymbolId::new(i))?.to_string()))
-    };
-    names.filter_map(size).chain([JoinTerm::text("runs", repeats.to_string())]).collect()
+    });
+    sizes.chain([JoinTerm::text("runs", repeats.to_string())]).collect()
 }

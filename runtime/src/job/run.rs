@@ -62,11 +62,12 @@ pub(super) fn run_joined_rank(
     let opened = open(&SessionRequest { rank: &rank, plan, bindings, config });
     let ran = opened.and_then(|session| run_and_close(session, &rank, runs));
     let ran = ran.map_err(|error| rank.fail_run(error));
-    let still_open = || RunError::Defect("the session of a job was not closed".into());
     let answered = ran.and_then(|times| rank.send_answer(&times).map(|()| times));
     let times = answered.as_ref().copied().unwrap_or_default();
     let result = answered.map(drop);
-    Arc::into_inner(rank).ok_or_else(still_open)?.conclude_job(result)?;
+    let rank = Arc::into_inner(rank)
+        .ok_or_else(|| RunError::Defect("the session of a job was not closed".into()))?;
+    rank.conclude_job(result)?;
     Ok(times)
 }
 
@@ -94,7 +95,7 @@ fn run_repeats(
     session.set_sizes(runs.bindings)?;
     let copied = provide_inputs(session, &runs.inputs)?;
     session.write_inputs(&copied)?;
-    let lent = bind_outputs(session, &mut runs.outputs)?;
+    let are_bound = bind_outputs(session, &mut runs.outputs)?;
     session.prepare_run()?;
     rank.start()?;
     let renewed = inputs_to_rewrite(session, copied)?;
@@ -115,7 +116,7 @@ fn run_repeats(
     if let Some(path) = runs.trace {
         trace::write_trace(path, &steps, rank.comm())?;
     }
-    for (index, output) in runs.outputs.iter_mut().enumerate().filter(|(index, _)| !lent[*index]) {
+    for (index, output) in runs.outputs.iter_mut().enumerate().filter(|(index, _)| !are_bound[*index]) {
         session.read_port(Port::Output(index), output)?;
     }
     Ok(clock.run_times())
@@ -128,7 +129,7 @@ fn provide_inputs<'d>(
 ) -> Result<Vec<(usize, InputData<'d>)>> {
     let on_host = session.device() == DeviceName::Host;
     let bound = session.resolved_program()?;
-    let mut lent = Vec::new();
+    let mut bound_inputs = Vec::new();
     let mut copied = Vec::new();
     for (index, (input, data)) in bound.inputs.iter().zip(inputs).enumerate() {
         match data {
@@ -137,12 +138,12 @@ fn provide_inputs<'d>(
             InputData::Memory(bytes)
                 if on_host && !bound.is_replaced(index) && is_aligned(bytes, input.dtype.size()) =>
             {
-                lent.push((index, memory_range(bytes.as_ptr(), bytes.len())));
+                bound_inputs.push((index, memory_range(bytes.as_ptr(), bytes.len())));
             }
             _ => copied.push((index, *data)),
         }
     }
-    for (index, memory) in lent {
+    for (index, memory) in bound_inputs {
         // SAFETY: the memory outlives the session, which is closed before the job ends; nothing writes it
         // meanwhile.
         unsafe { session.bind_port(Port::Input(index), Some(memory))? };
@@ -156,17 +157,17 @@ fn bind_outputs(session: &mut dyn DeviceSession, outputs: &mut [&mut [u8]]) -> R
     let on_host = session.device() == DeviceName::Host;
     let aligns: Vec<usize> =
         session.resolved_program()?.outputs.iter().map(|output| output.dtype.size()).collect();
-    let mut lent = Vec::with_capacity(outputs.len());
+    let mut are_bound = Vec::with_capacity(outputs.len());
     for (index, (output, align)) in outputs.iter_mut().zip(aligns).enumerate() {
-        let is_lent = on_host && is_aligned(output, align);
-        if is_lent {
+        let is_bound = on_host && is_aligned(output, align);
+        if is_bound {
             let memory = memory_range(output.as_mut_ptr(), output.len());
             // SAFETY: the memory outlives the session, and nothing else uses it.
             unsafe { session.bind_port(Port::Output(index), Some(memory))? };
         }
-        lent.push(is_lent);
+        are_bound.push(is_bound);
     }
-    Ok(lent)
+    Ok(are_bound)
 }
 
 /// The copied inputs whose memory may have changed after a run: arguments in fixed memory, which their caller
@@ -176,11 +177,11 @@ fn inputs_to_rewrite<'d>(
     copied: Vec<(usize, InputData<'d>)>,
 ) -> Result<Vec<(usize, InputData<'d>)>> {
     let bound = session.resolved_program()?;
-    let is_renewed = |index: usize| {
+    let renewed = copied.into_iter().filter(|&(index, _)| {
         let input = &bound.inputs[index];
         input.kind == InputKind::Argument && input.fixed.is_some() && !bound.is_replaced(index)
-    };
-    Ok(copied.into_iter().filter(|(index, _)| is_renewed(*index)).collect())
+    });
+    Ok(renewed.collect())
 }
 
 fn is_aligned(bytes: &[u8], align: usize) -> bool {

@@ -18,16 +18,20 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
     let places =
         Group::threads(ranks).iter().map(Group::next_session_membership).collect::<Result<Vec<_>, _>>()?;
     let results: Vec<_> = thread::scope(|scope| {
-        let start = |place| {
-            let work = move || run_rank(place, &rank_job(job, place.rank), open);
-            parallel::spawn_scoped(scope, work).map_err(|e| {
+        let mut threads = Vec::with_capacity(places.len());
+        for place in &places {
+            let started =
+                parallel::spawn_scoped(scope, move || run_rank(place, &rank_job(job, place.rank), open));
+            threads.push(started.map_err(|e| {
                 let what = format!("starting the thread of rank {}", place.rank);
                 place.decline(RunError::from_system_call(what, "clone", e))
-            })
-        };
-        let threads: Vec<_> = places.iter().map(start).collect();
-        let panicked = |_| Err(RunError::system("a rank's thread", "panicked"));
-        threads.into_iter().map(|started| started?.join().unwrap_or_else(panicked)).collect()
+            }));
+        }
+        let results = threads.into_iter().map(|started| {
+            let ended = started?.join();
+            ended.unwrap_or_else(|_| Err(RunError::system("a rank's thread", "panicked")))
+        });
+        results.collect()
     });
     if results.iter().any(Result::is_err) {
         let errors: Vec<(u32, RunError)> =
@@ -41,11 +45,13 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
 /// The error that explains the others. Threads do not die: if a peer reports the death of a rank, that rank
 /// has ended with an error, which explains more.
 fn explaining_thread_error(errors: Vec<(u32, RunError)>) -> RunError {
-    let is_death =
-        |error: &RunError| matches!(error.cause(), RunError::Died { .. } | RunError::DiedOutside { .. });
     let only_deaths = errors.iter().all(|(_, error)| is_death(error));
     let explaining = errors.into_iter().filter(|(_, error)| only_deaths || !is_death(error));
     explaining_error(explaining.map(|(rank, error)| error.reported_by(rank)).collect())
+}
+
+fn is_death(error: &RunError) -> bool {
+    matches!(error.cause(), RunError::Died { .. } | RunError::DiedOutside { .. })
 }
 
 fn rank_job<'a>(job: &'a Job<'_>, rank: u32) -> RankJob<'a> {

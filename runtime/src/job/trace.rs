@@ -20,10 +20,10 @@ pub fn write_trace(path: &Path, steps: &[TracedStep], comm: &HostCommunicator) -
     // All ranks must pass the same number of bytes: first the length, then as many bytes as the longest
     // trace.
     let lengths = comm.exchange_bytes(&(mine.len() as u64).to_le_bytes())?;
-    let length = |bytes: &Vec<u8>| {
+    let lengths = lengths.iter().map(|bytes| {
         <[u8; 8]>::try_from(&bytes[..]).map_or(0, |b| usize::try_from(u64::from_le_bytes(b)).unwrap_or(0))
-    };
-    let longest = lengths.iter().map(length).max().unwrap_or(0);
+    });
+    let longest = lengths.max().unwrap_or(0);
     let mut padded = mine;
     padded.resize(longest, b' ');
     let all = comm.exchange_bytes(&padded)?;

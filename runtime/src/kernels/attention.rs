@@ -76,35 +76,31 @@ pub(super) fn attention(
     let mask = mask.as_ref();
     // Heads are the last of the outer axes: query heads as [g, h / g].
     let batch = rank - 3;
-    let split = |v: &StridedView| v.axes[..batch].to_vec();
     let mut positions = Odometer::new([
-        &split(o.q)[..],
-        &split(o.k)[..],
-        &split(o.v)[..],
-        &split(result)[..],
-        &split(mask.unwrap_or(o.q))[..],
-        &split(sums.unwrap_or(o.q))[..],
+        &o.q.axes[..batch],
+        &o.k.axes[..batch],
+        &o.v.axes[..batch],
+        &result.axes[..batch],
+        &mask.unwrap_or(o.q).axes[..batch],
+        &sums.unwrap_or(o.q).axes[..batch],
     ]);
-    let inner = |v: &StridedView| v.with_axes(v.axes[batch..].iter().copied());
-    let q = inner(o.q);
-    let k = inner(o.k);
-    let v = inner(o.v);
-    let r = inner(result);
-    let mask = mask.map(inner);
-    let sums = sums.map(inner);
+    let q = without_leading_axes(o.q, batch);
+    let k = without_leading_axes(o.k, batch);
+    let v = without_leading_axes(o.v, batch);
+    let r = without_leading_axes(result, batch);
+    let mask = mask.map(|mask| without_leading_axes(mask, batch));
+    let sums = sums.map(|sums| without_leading_axes(sums, batch));
     let mut first_head = 0;
     while let Some([qo, ko, vo, ro, mo, so]) = positions.next() {
         let mask = mask.as_ref().map(|m| m.with_offset(mo));
         let sums = sums.as_ref().map(|s| s.with_offset(so));
         for kv in 0..k.axis_len(0) {
-            let at =
-                |v: &StridedView, offset: isize, head: usize| select_leading(&v.with_offset(offset), head);
-            let k = at(&k, ko, kv);
-            let v = at(&v, vo, kv);
+            let k = select_leading(&k.with_offset(ko), kv);
+            let v = select_leading(&v.with_offset(vo), kv);
             let heads: Vec<_> = (kv * group..(kv + 1) * group)
                 .map(|h| AttentionQueryHead {
-                    q: at(&q, qo, h),
-                    result: at(&r, ro, h),
+                    q: select_leading(&q.with_offset(qo), h),
+                    result: select_leading(&r.with_offset(ro), h),
                     mask: mask.as_ref().map(|m| select_leading(m, h)),
                     sums: sums.as_ref().map(|s| select_leading(s, h)),
                     first_row: (first_head + h) * head.l,
@@ -185,12 +181,11 @@ pub(super) fn column_limits<'a>(
     let mut operands = o.positions.iter();
     let mut out = Vec::with_capacity(bounds.len());
     for bound in bounds {
-        let open = || KernelError::Shape {
+        let add = bound.add.as_const().ok_or_else(|| KernelError::Shape {
             what: "a bound of attention".into(),
             expected: "a position of known size".into(),
             found: format!("{:?}", bound.add),
-        };
-        let add = bound.add.as_const().ok_or_else(open)?;
+        })?;
         let operand = if bound.operand { operands.next() } else { None };
         let positions = match operand {
             None => None,
@@ -217,6 +212,10 @@ struct AttentionQueryHead {
     first_row: usize,
 }
 
+fn without_leading_axes(v: &StridedView, count: usize) -> StridedView {
+    v.with_axes(v.axes[count..].iter().copied())
+}
+
 /// Element `index` of the first axis.
 pub(super) fn select_leading(v: &StridedView, index: usize) -> StridedView {
     v.slice_axis(0, index, 1).with_axes(v.axes[1..].iter().copied())
@@ -231,18 +230,13 @@ pub(super) fn check_shapes(
     let q = o.q.shape();
     let k = o.k.shape();
     let v = o.v.shape();
-    let misfit = || KernelError::Shape {
-        what: "attention".into(),
-        expected: "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]".into(),
-        found: format!("{q:?}, {k:?}, {v:?} for {:?}", result.shape()),
-    };
     let r = q.len();
     if r < 3
         || k.len() != r
         || v.len() != r
         || [o.k.dtype, o.v.dtype, result.dtype].iter().any(|&d| d != o.q.dtype)
     {
-        return Err(misfit());
+        return Err(attention_shape_error(o, result));
     }
     let &AttentionParams { scale, cap, .. } = scores;
     let head = HeadShape { l: q[r - 2], s: k[r - 2], e: q[r - 1], f: v[r - 1], scale, cap };
@@ -257,9 +251,20 @@ pub(super) fn check_shapes(
     let h = q[r - 3];
     let g = k[r - 3];
     if !fits || (h != 0 && h.checked_rem(g) != Some(0)) {
-        return Err(misfit());
+        return Err(attention_shape_error(o, result));
     }
     Ok((head, h.checked_div(g).unwrap_or(0)))
+}
+
+fn attention_shape_error(o: &AttentionOperands<'_, StridedView>, result: &StridedView) -> KernelError {
+    let q = o.q.shape();
+    let k = o.k.shape();
+    let v = o.v.shape();
+    KernelError::Shape {
+        what: "attention".into(),
+        expected: "q [.., h, l, e], k [.., g, s, e], v [.., g, s, f] for [.., h, l, f]".into(),
+        found: format!("{q:?}, {k:?}, {v:?} for {:?}", result.shape()),
+    }
 }
 
 /// A view as a matrix of `R`: in place, or converted into a buffer.
@@ -340,9 +345,10 @@ fn run_heads<R: GemmNumber>(
 /// # Safety
 /// The matrix holds the rows of `v` of this head.
 unsafe fn all_finite<R: GemmNumber>(values: GemmMatrix<R>, head: HeadShape) -> bool {
-    // SAFETY: by the caller.
-    let finite = |row: usize, column: usize| unsafe { *values.element_at(row, column).ptr }.is_finite();
-    (0..head.s).all(|row| (0..head.f).all(|column| finite(row, column)))
+    (0..head.s).all(|row| {
+        // SAFETY: by the caller.
+        (0..head.f).all(|column| unsafe { *values.element_at(row, column).ptr }.is_finite())
+    })
 }
 
 /// A block of rows and its state while all blocks of `k` and `v` are processed.
@@ -454,9 +460,8 @@ impl<R: GemmNumber> AttentionRows<R> {
     /// sees, and rescales the earlier sums of the row.
     fn weigh_row(&mut self, i: usize, start: usize, n: usize) {
         let f = self.head.f;
-        let column = |at: usize| at.saturating_sub(start).min(n);
-        let from = column(self.visible[i].start);
-        let below = column(self.visible[i].end);
+        let from = self.visible[i].start.saturating_sub(start).min(n);
+        let below = self.visible[i].end.saturating_sub(start).min(n);
         let scores = &mut self.scores[i * n..(i + 1) * n];
         scores[..from].fill(R::ZERO);
         scores[below..].fill(R::ZERO);

@@ -28,14 +28,16 @@ pub(super) fn attention_gradient(
     results: &[StridedView],
     scratch: &mut Scratch,
 ) -> Result<()> {
-    let arity = || KernelError::Arity {
-        op: "attention_gradient".into(),
-        expected: "the gradient of the result, the result, the log-sum-exp, and the operands of attention"
-            .into(),
-        found: format!("{} operands and {} results", operands.len(), results.len()),
+    let gradients = results.first_chunk::<3>();
+    let Some(((of_result, forward), [dq, dk, dv])) = operands.split_first_chunk::<3>().zip(gradients) else {
+        return Err(KernelError::Arity {
+            op: "attention_gradient".into(),
+            expected:
+                "the gradient of the result, the result, the log-sum-exp, and the operands of attention"
+                    .into(),
+            found: format!("{} operands and {} results", operands.len(), results.len()),
+        });
     };
-    let (of_result, forward) = operands.split_first_chunk::<3>().ok_or_else(arity)?;
-    let [dq, dk, dv] = results.first_chunk::<3>().ok_or_else(arity)?;
     let o = &attention_operands(scores, forward)?;
     let (head, group) = check_gradient_shapes(scores, o, of_result, [dq, dk, dv])?;
     let limits = column_limits(scores.bounds, o, scratch)?;
@@ -151,19 +153,21 @@ fn run_heads<R: GemmNumber>(
     };
     rows.k_gradient.fill(R::ZERO);
     rows.v_gradient.fill(R::ZERO);
-    for one in heads {
+    for query in heads {
         for first in (0..head.l).step_by(ROWS) {
             let n = ROWS.min(head.l - first);
-            let (queries, q_buffer) = as_gemm_matrix::<R>(&one.q.slice_axis(0, first, n), scratch);
-            let (gradients, g_buffer) = as_gemm_matrix::<R>(&one.gradient.slice_axis(0, first, n), scratch);
+            let (queries, q_buffer) = as_gemm_matrix::<R>(&query.q.slice_axis(0, first, n), scratch);
+            let (gradients, g_buffer) = as_gemm_matrix::<R>(&query.gradient.slice_axis(0, first, n), scratch);
             for (i, seen) in rows.visible[..n].iter_mut().enumerate() {
-                *seen =
-                    visible_columns(limits.iter().map(|l| l.limit_of_row(one.first_row, first + i)), head.s);
+                *seen = visible_columns(
+                    limits.iter().map(|l| l.limit_of_row(query.first_row, first + i)),
+                    head.s,
+                );
             }
-            rows.begin_rows(one, gradients, first, n);
-            let mask = one.mask.as_ref().map(|mask| mask.slice_axis(0, first, n));
+            rows.begin_rows(query, gradients, first, n);
+            let mask = query.mask.as_ref().map(|mask| mask.slice_axis(0, first, n));
             rows.accumulate_rows(queries, gradients, n, mask.as_ref());
-            StridedWriter::new(&one.q_gradient.slice_axis(0, first, n))
+            StridedWriter::new(&query.q_gradient.slice_axis(0, first, n))
                 .write_next(&rows.q_gradient[..n * head.e]);
             [q_buffer, g_buffer].into_iter().flatten().for_each(|b| scratch.return_buffer(b));
         }
@@ -210,15 +214,15 @@ struct GradientRows<R> {
 
 impl<R: GemmNumber> GradientRows<R> {
     /// Reads the log-sum-exp and the results of rows `first..first + m`.
-    fn begin_rows(&mut self, one: &GradientQueryHead, gradients: GemmMatrix<R>, first: usize, m: usize) {
+    fn begin_rows(&mut self, query: &GradientQueryHead, gradients: GemmMatrix<R>, first: usize, m: usize) {
         let f = self.head.f;
-        StridedReader::<R>::new(&one.sums.slice_axis(0, first, m)).read_next(&mut self.sums[..m]);
-        StridedReader::<R>::new(&one.result.slice_axis(0, first, m)).read_next(&mut self.result[..m * f]);
+        StridedReader::<R>::new(&query.sums.slice_axis(0, first, m)).read_next(&mut self.sums[..m]);
+        StridedReader::<R>::new(&query.result.slice_axis(0, first, m)).read_next(&mut self.result[..m * f]);
         for i in 0..m {
             // SAFETY: the matrix holds the row, whose columns are those of the result.
-            let product =
-                |j: usize| unsafe { *gradients.element_at(i, j).ptr }.wide() * self.result[i * f + j].wide();
-            self.means[i] = R::of((0..f).map(product).sum());
+            let products = (0..f)
+                .map(|j| unsafe { *gradients.element_at(i, j).ptr }.wide() * self.result[i * f + j].wide());
+            self.means[i] = R::of(products.sum());
             if self.sums[i] == R::NEG_INFINITY {
                 self.visible[i] = 0..0;
             }

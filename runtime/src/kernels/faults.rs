@@ -4,7 +4,7 @@
 //! ranks. A missing case here skips this confirmation, but is not unsafe: the error still ends the run on all
 //! ranks. A test compares the cases with the kernels.
 
-use symmc_ir::{Op, RejectedData, Scalar};
+use symmc_ir::{Op, RejectedData};
 
 use super::needs::TensorLayout;
 
@@ -12,12 +12,17 @@ use super::needs::TensorLayout;
 pub fn may_refuse_data(op: &Op, operands: &[TensorLayout<'_>]) -> bool {
     let dtype = operands.first().map(|(dtype, ..)| *dtype);
     let is_integer = dtype.is_some_and(|dtype| !dtype.is_float());
-    let is_zero = |scalar: Scalar| dtype.is_none_or(|dtype| scalar.convert_to(dtype).as_f64() == 0.0);
-    let is_empty = |axis: &usize| operands.first().is_some_and(|(_, shape, _)| shape.get(*axis) == Some(&0));
     match op.facts().rejected_data {
         RejectedData::Nothing => false,
         RejectedData::Positions => true,
-        RejectedData::ZeroDivisor { scalar } => is_integer && scalar.is_none_or(is_zero),
-        RejectedData::NoElements { axes } => axes.iter().any(is_empty),
+        RejectedData::ZeroDivisor { scalar } => {
+            is_integer
+                && scalar
+                    .is_none_or(|scalar| dtype.is_none_or(|dtype| scalar.convert_to(dtype).as_f64() == 0.0))
+        }
+        RejectedData::NoElements { axes } => {
+            let Some((_, shape, _)) = operands.first() else { return false };
+            axes.iter().any(|&axis| shape.get(axis) == Some(&0))
+        }
     }
 }

@@ -41,14 +41,14 @@ fn broadcast_offsets(
     shape: &[usize],
     scratch: &mut Scratch,
 ) -> Result<ScratchBuffer<i64>> {
-    let mut own = index_offsets(indices, axis, along.n, along.stride, scratch)?;
+    let mut offsets = index_offsets(indices, axis, along.n, along.stride, scratch)?;
     if indices.shape()[..] == *shape {
-        return Ok(own);
+        return Ok(offsets);
     }
     let mut out = scratch.allocate::<i64>(shape.iter().product());
-    let view = StridedView::contiguous(DType::I64, &indices.shape(), own.as_mut_ptr().cast());
+    let view = StridedView::contiguous(DType::I64, &indices.shape(), offsets.as_mut_ptr().cast());
     StridedReader::new(&view.broadcast(shape)?).read_next(&mut out);
-    scratch.return_buffer(own);
+    scratch.return_buffer(offsets);
     Ok(out)
 }
 

@@ -164,8 +164,12 @@ pub(super) fn exp_f32(x: f32) -> f32 {
     // The integer is in the low bits of `shifted`. For a NaN it is arbitrary, but `p` is NaN.
     let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
     let half = n >> 1;
-    let power = |k: i32| f32::from_bits((k.wrapping_add(127) << 23) as u32);
-    p * power(half) * power(n.wrapping_sub(half))
+    p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
+}
+
+#[inline(always)]
+fn power_of_two(exponent: i32) -> f32 {
+    f32::from_bits((exponent.wrapping_add(127) << 23) as u32)
 }
 
 /// The distance between the points around which [`erf`] is expanded.

@@ -11,7 +11,7 @@ use super::error::{KernelError, Result};
 use super::gemm::{GemmExtents, GemmMatrix, GemmNumber};
 use super::pointwise;
 use super::scratch::{Scratch, ScratchNeeds};
-use super::strided::{Odometer, StridedReader, StridedView, StridedWriter};
+use super::strided::{Odometer, StridedAxis, StridedReader, StridedView, StridedWriter, merge_axes};
 
 /// The maximum number of f32 numbers of the right operand that are converted at once.
 const BLOCK_NUMBERS: usize = 1 << 19;
@@ -24,13 +24,11 @@ pub(super) fn matmul(
 ) -> Result<()> {
     let (rank, e) = gemm_extents(x, y, result)?;
     let batch = &result.shape()[..rank - 2];
-    let matrix = |v: &StridedView| v.with_axes(v.axes[v.rank() - 2..].iter().copied());
-    let outer = |v: &StridedView| v.with_axes(v.axes[..v.rank() - 2].iter().copied()).broadcast(batch);
-    let xo = outer(x)?;
-    let yo = outer(y)?;
-    let xm = matrix(x);
-    let ym = matrix(y);
-    let rm = matrix(result);
+    let xo = batch_axes(x).broadcast(batch)?;
+    let yo = batch_axes(y).broadcast(batch)?;
+    let xm = matrix_axes(x);
+    let ym = matrix_axes(y);
+    let rm = matrix_axes(result);
     if result.numel() == 0 {
         return Ok(());
     }
@@ -46,21 +44,32 @@ pub(super) fn matmul(
     Ok(())
 }
 
+fn batch_axes(v: &StridedView) -> StridedView {
+    v.with_axes(v.axes[..v.rank() - 2].iter().copied())
+}
+
+fn matrix_axes(v: &StridedView) -> StridedView {
+    v.with_axes(v.axes[v.rank() - 2..].iter().copied())
+}
+
 fn gemm_extents(x: &StridedView, y: &StridedView, result: &StridedView) -> Result<(usize, GemmExtents)> {
-    let misfit = || KernelError::Shape {
+    let is_same_dtype = x.dtype == y.dtype && x.dtype == result.dtype;
+    if is_same_dtype && x.rank() >= 2 && y.rank() >= 2 && result.rank() >= 2 {
+        let (m, k) = matrix_shape(x);
+        let (rows, n) = matrix_shape(y);
+        if k == rows && matrix_shape(result) == (m, n) {
+            return Ok((result.rank(), GemmExtents { m, k, n }));
+        }
+    }
+    Err(KernelError::Shape {
         what: "matmul".into(),
         expected: "[.., m, k] and [.., k, n] for [.., m, n]".into(),
         found: format!("{:?} and {:?} for {:?}", x.shape(), y.shape(), result.shape()),
-    };
-    if x.rank() < 2 || y.rank() < 2 || result.rank() < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
-        return Err(misfit());
-    }
-    let tail = |v: &StridedView| (v.axis_len(v.rank() - 2), v.axis_len(v.rank() - 1));
-    let ((m, k), (k2, n), r) = (tail(x), tail(y), tail(result));
-    if k != k2 || r != (m, n) {
-        return Err(misfit());
-    }
-    Ok((result.rank(), GemmExtents { m, k, n }))
+    })
+}
+
+fn matrix_shape(v: &StridedView) -> (usize, usize) {
+    (v.axis_len(v.rank() - 2), v.axis_len(v.rank() - 1))
 }
 
 /// Multiplies each group of the rows of `x` by its own matrix of `y`, with zeros after the last group. Or,
@@ -82,9 +91,7 @@ pub(super) fn grouped_matmul(
             found: format!("{:?}, {:?} and {:?}", x.shape(), y.shape(), ends.shape()),
         });
     }
-    let matrix =
-        |of: &StridedView, group: usize| of.slice_axis(0, group, 1).with_axes([of.axes[1], of.axes[2]]);
-    let (_, e) = gemm_extents(x, &y.with_axes(y.axes[y.rank() - 2..].iter().copied()), result)?;
+    let (_, e) = gemm_extents(x, &matrix_axes(y), result)?;
     let rows = if divides_k { e.k } else { e.m };
     let mut given = scratch.allocate::<i64>(ends.axis_len(0));
     StridedReader::new(ends).read_next(&mut given);
@@ -97,23 +104,28 @@ pub(super) fn grouped_matmul(
         start = end;
     }
     scratch.return_buffer(given);
-    for (group, first, own) in parts {
+    for (group, first, count) in parts {
         if divides_k {
-            let columns = x.slice_axis(1, first, own);
-            let rows = y.slice_axis(0, first, own);
+            let columns = x.slice_axis(1, first, count);
+            let rows = y.slice_axis(0, first, count);
             if e.m > 0 && e.n > 0 {
-                single_matmul(&columns, &rows, &matrix(result, group), GemmExtents { k: own, ..e }, scratch);
+                let out = group_matrix(result, group);
+                single_matmul(&columns, &rows, &out, GemmExtents { k: count, ..e }, scratch);
             }
-        } else if own > 0 && e.n > 0 {
-            let rows = x.slice_axis(0, first, own);
-            let out = result.slice_axis(0, first, own);
-            single_matmul(&rows, &matrix(y, group), &out, GemmExtents { m: own, ..e }, scratch);
+        } else if count > 0 && e.n > 0 {
+            let rows = x.slice_axis(0, first, count);
+            let out = result.slice_axis(0, first, count);
+            single_matmul(&rows, &group_matrix(y, group), &out, GemmExtents { m: count, ..e }, scratch);
         }
     }
     if !divides_k && start < e.m {
         pointwise::full(Scalar::Int(0), &result.slice_axis(0, start, e.m - start));
     }
     Ok(())
+}
+
+fn group_matrix(v: &StridedView, group: usize) -> StridedView {
+    v.slice_axis(0, group, 1).with_axes([v.axes[1], v.axes[2]])
 }
 
 /// A batch of products with one right matrix as a single product, if the rows of the batch have one stride.
@@ -127,19 +139,20 @@ fn fold_batch(
     if !shared || result.rank() == 2 || x.rank() != result.rank() {
         return None;
     }
-    let fold = |v: &StridedView| {
-        let rows = super::strided::merge_axes(&v.axes[..v.rank() - 1]);
-        let column = v.axes[v.rank() - 1];
-        match rows[..] {
-            [] => Some(v.with_axes([super::strided::StridedAxis { n: 1, stride: 0 }, column])),
-            [rows] => Some(v.with_axes([rows, column])),
-            _ => None,
-        }
-    };
-    let x = fold(x)?;
-    let r = fold(result)?;
+    let x = fold_rows(x)?;
+    let r = fold_rows(result)?;
     let m = r.axis_len(0);
     (x.axis_len(0) == m).then_some((x, r, GemmExtents { m, ..e }))
+}
+
+fn fold_rows(v: &StridedView) -> Option<StridedView> {
+    let rows = merge_axes(&v.axes[..v.rank() - 1]);
+    let column = v.axes[v.rank() - 1];
+    match rows[..] {
+        [] => Some(v.with_axes([StridedAxis { n: 1, stride: 0 }, column])),
+        [rows] => Some(v.with_axes([rows, column])),
+        _ => None,
+    }
 }
 
 fn single_matmul(

@@ -146,13 +146,16 @@ fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) 
 /// the kernels' use. It is empty for an op that is refused or has no kernel, and excludes the memory of
 /// custom kernels.
 pub fn scratch_needs(op: &Op, operands: &[TensorLayout<'_>], results: &[TensorLayout<'_>]) -> ScratchNeeds {
-    let strided =
-        |&(dtype, shape, strides): &TensorLayout<'_>| StridedView::without_address(dtype, shape, strides);
-    let operands: Vec<StridedView> = operands.iter().map(strided).collect();
-    let results: Vec<StridedView> = results.iter().map(strided).collect();
     let mut out = ScratchNeeds::default();
-    let _ = add_op_needs(op, &operands, &results, &mut out);
+    let _ = add_op_needs(op, &unallocated_views(operands), &unallocated_views(results), &mut out);
     out
+}
+
+fn unallocated_views(layouts: &[TensorLayout<'_>]) -> Vec<StridedView> {
+    layouts
+        .iter()
+        .map(|&(dtype, shape, strides)| StridedView::without_address(dtype, shape, strides))
+        .collect()
 }
 
 /// `None` if the operands do not fit the op.

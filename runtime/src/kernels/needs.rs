@@ -162,8 +162,9 @@ pub(super) fn matrix_product(
 /// The number of positions that index tensors select together.
 fn position_count(indices: &[StridedView]) -> usize {
     let rank = indices.iter().map(StridedView::rank).max().unwrap_or(0);
-    let along = |back: usize| indices.iter().filter_map(|t| extent_back(t, back)).max().unwrap_or(1);
-    let common = (1..=rank).map(along).fold(1, usize::saturating_mul);
+    let extents =
+        (1..=rank).map(|back| indices.iter().filter_map(|t| extent_back(t, back)).max().unwrap_or(1));
+    let common = extents.fold(1, usize::saturating_mul);
     indices.iter().map(StridedView::numel).max().unwrap_or(0).max(common)
 }
 

@@ -143,8 +143,7 @@ pub(super) fn rms_norm(
                     row.iter_mut().zip(w.iter()).for_each(|(x, &w)| *x *= w);
                 }
                 Some(w) => {
-                    let scaled = |(x, w): (&mut R, &R)| *x = R::of(x.wide() * scale * w.wide());
-                    row.iter_mut().zip(w.iter()).for_each(scaled);
+                    row.iter_mut().zip(w.iter()).for_each(|(x, w)| *x = R::of(x.wide() * scale * w.wide()));
                 }
                 None => row.iter_mut().for_each(|x| *x = R::of(x.wide() * scale)),
             }
@@ -183,18 +182,17 @@ pub(super) fn layer_norm(
         let bias = parameters.get(1).map(|b| read_parameter::<R>(b, n, scratch)).transpose()?;
         map_rows::<R>(x, result, n, scratch, |row| {
             let mean = sum_mapped(row, |x| x.wide()) / n as f64;
-            let square = |x: R| (x.wide() - mean) * (x.wide() - mean);
-            let scale = 1.0 / (sum_mapped(row, square) / n as f64 + eps).sqrt();
+            let squares = sum_mapped(row, |x| (x.wide() - mean) * (x.wide() - mean));
+            let scale = 1.0 / (squares / n as f64 + eps).sqrt();
             let normal = |x: R| (x.wide() - mean) * scale;
             match (&weight, &bias) {
                 (Some(w), Some(b)) => {
-                    let parameters = w.iter().zip(b.iter());
-                    let scaled = |(x, (w, b)): (&mut R, (&R, &R))| *x = R::of(normal(*x) * w.wide() + b.wide());
-                    row.iter_mut().zip(parameters).for_each(scaled);
+                    for (x, (w, b)) in row.iter_mut().zip(w.iter().zip(b.iter())) {
+                        *x = R::of(normal(*x) * w.wide() + b.wide());
+                    }
                 }
                 (Some(w), None) => {
-                    let scaled = |(x, w): (&mut R, &R)| *x = R::of(normal(*x) * w.wide());
-                    row.iter_mut().zip(w.iter()).for_each(scaled);
+                    row.iter_mut().zip(w.iter()).for_each(|(x, w)| *x = R::of(normal(*x) * w.wide()));
                 }
                 _ => row.iter_mut().for_each(|x| *x = R::of(normal(*x))),
             }

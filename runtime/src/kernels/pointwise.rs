@@ -174,14 +174,18 @@ fn map_block<C: Copy>(block: &mut [C], f: impl Fn(C) -> C) {
     }
 }
 
+#[inline(always)]
+fn truth<R: RealNumber>(is_true: bool) -> R {
+    if is_true { R::ONE } else { R::ZERO }
+}
+
 widened! {
 fn unary_block<R: RealNumber>(op: UnaryOp, b: &mut [R]) {
-    let truth = |t: bool| if t { R::ONE } else { R::ZERO };
     match op {
         UnaryOp::Neg => map_block(b, |x| -x),
         UnaryOp::Abs => map_block(b, R::abs),
         // Zero for NaN too, as in PyTorch.
-        UnaryOp::Sign => map_block(b, |x| truth(x > R::ZERO) - truth(x < R::ZERO)),
+        UnaryOp::Sign => map_block(b, |x| truth::<R>(x > R::ZERO) - truth::<R>(x < R::ZERO)),
         UnaryOp::Not => map_block(b, |x| truth(x == R::ZERO)),
         UnaryOp::Exp => map_block(b, R::exp),
         UnaryOp::Log => map_block(b, R::ln),
@@ -233,7 +237,6 @@ fn zip_blocks<C: Copy>(a: &mut [C], b: &[C], f: impl Fn(C, C) -> C) {
 
 widened! {
 fn combine_real<R: RealNumber>(op: BinaryOp, a: &mut [R], b: &[R]) {
-    let truth = |t: bool| if t { R::ONE } else { R::ZERO };
     match op {
         BinaryOp::Add => zip_blocks(a, b, |x, y| x + y),
         BinaryOp::Sub => zip_blocks(a, b, |x, y| x - y),

@@ -10,6 +10,7 @@ use super::error::{KernelError, Result};
 use super::gemm::sum_mapped;
 use super::pointwise::block_sizes;
 use super::scratch::Scratch;
+use super::sort::is_nan;
 use super::strided::{BLOCK, StridedReader, StridedView, StridedWriter};
 
 /// A type in which reductions and scatters accumulate: f64 or i64.
@@ -167,14 +168,13 @@ fn reduce_axes<A: Accumulate>(
     let last = axes.last().copied();
     let inner: Vec<usize> = kept.iter().copied().filter(|&a| last.is_some_and(|l| a > l)).collect();
     let outer: Vec<usize> = kept.iter().copied().filter(|&a| !inner.contains(&a)).collect();
-    let size = |axes: &[usize]| axes.iter().map(|&a| x.axis_len(a)).product::<usize>();
-    let rows = size(&outer);
-    let count = size(axes);
-    let width = size(&inner);
+    let rows = axes_product(x, &outer);
+    let count = axes_product(x, axes);
+    let width = axes_product(x, &inner);
     let order = outer.iter().chain(axes).chain(&inner).map(|&a| x.axes[a]);
     let mut xs = StridedReader::<A>::new(&x.with_axes(order));
     let mut out = StridedWriter::<A>::new(result);
-    let finish = |acc: A| if op == ReductionKind::Mean { acc.divide(count) } else { acc };
+    let is_mean = op == ReductionKind::Mean;
     if width == 1 {
         let mut buffer = [A::default(); BLOCK];
         for _ in 0..rows {
@@ -183,7 +183,7 @@ fn reduce_axes<A: Accumulate>(
                 xs.read_next(&mut buffer[..n]);
                 acc = A::accumulate_run(op, acc, &buffer[..n]);
             }
-            out.write_next(&[finish(acc)]);
+            out.write_next(&[if is_mean { acc.divide(count) } else { acc }]);
         }
         return;
     }
@@ -195,11 +195,17 @@ fn reduce_axes<A: Accumulate>(
             xs.read_next(&mut line);
             A::accumulate_each(op, &mut accs, &line);
         }
-        accs.iter_mut().for_each(|acc| *acc = finish(*acc));
+        if is_mean {
+            accs.iter_mut().for_each(|acc| *acc = acc.divide(count));
+        }
         out.write_next(&accs);
     }
     scratch.return_buffer(accs);
     scratch.return_buffer(line);
+}
+
+fn axes_product(x: &StridedView, axes: &[usize]) -> usize {
+    axes.iter().map(|&axis| x.axis_len(axis)).product()
 }
 
 pub(super) fn arg_reduce(
@@ -232,15 +238,14 @@ pub(super) fn arg_reduce(
 fn arg_extreme<C: ComputeNumber>(op: ArgOp, row: &[C]) -> usize {
     let mut best = 0;
     for (i, &x) in row.iter().enumerate() {
-        let unordered = |y: C| y.partial_cmp(&y).is_none();
-        if unordered(row[best]) {
+        if is_nan(row[best]) {
             break;
         }
         let better = match op {
             ArgOp::Max => x > row[best],
             ArgOp::Min => x < row[best],
         };
-        if better || unordered(x) {
+        if better || is_nan(x) {
             best = i;
         }
     }

@@ -78,27 +78,27 @@ fn rotate_rows<R: RealNumber>(
     let mut cosines = StridedReader::<R>::new(cos);
     let mut sines = StridedReader::<R>::new(sin);
     let mut row = scratch.allocate::<R>(e);
-    let [mut c, mut s, mut own, mut other] = [(); 4].map(|()| scratch.allocate::<R>(rotary.width));
-    let number = |element: usize, pair: usize| if numbers == rotary.width { element } else { pair };
+    let [mut c, mut s, mut direct, mut crossed] = [(); 4].map(|()| scratch.allocate::<R>(rotary.width));
     for _ in 0..x.numel().checked_div(e).unwrap_or(0) {
         xs.read_next(&mut row);
         cosines.read_next(&mut c[..numbers]);
         sines.read_next(&mut s[..numbers]);
-        for at in 0..rotary.width / 2 {
-            let [i, j] = rotary.pair_positions(at);
-            let ni = number(i, at);
-            let nj = number(j, at);
-            (own[i], own[j]) = (row[i] * c[ni], row[j] * c[nj]);
-            (other[i], other[j]) = (-row[j] * s[ni], row[i] * s[nj]);
+        for pair in 0..rotary.width / 2 {
+            let [i, j] = rotary.pair_positions(pair);
+            let [ni, nj] = if numbers == rotary.width { [i, j] } else { [pair, pair] };
+            direct[i] = row[i] * c[ni];
+            direct[j] = row[j] * c[nj];
+            crossed[i] = -row[j] * s[ni];
+            crossed[j] = row[i] * s[nj];
         }
-        round_to(cos.dtype, &mut own);
-        round_to(cos.dtype, &mut other);
-        let sums = row.iter_mut().zip(own.iter().zip(other.iter()));
+        round_to(cos.dtype, &mut direct);
+        round_to(cos.dtype, &mut crossed);
+        let sums = row.iter_mut().zip(direct.iter().zip(crossed.iter()));
         sums.for_each(|(x, (&a, &b))| *x = a + b);
         round_to(cos.dtype, &mut row[..rotary.width]);
         out.write_next(&row);
     }
-    for buffer in [row, c, s, own, other] {
+    for buffer in [row, c, s, direct, crossed] {
         scratch.return_buffer(buffer);
     }
 }

@@ -152,20 +152,21 @@ impl ScratchNeeds {
 
     /// The needs that cover both, one after the other.
     pub fn merge(&mut self, other: &ScratchNeeds) {
-        let merge = |own: &mut Vec<usize>, other: &[usize]| {
-            own.resize(own.len().max(other.len()), 0);
-            own.iter_mut().zip(other).for_each(|(own, &other)| *own = (*own).max(other));
-        };
-        merge(&mut self.f32s, &other.f32s);
-        merge(&mut self.f64s, &other.f64s);
-        merge(&mut self.i64s, &other.i64s);
+        merge_sizes(&mut self.f32s, &other.f32s);
+        merge_sizes(&mut self.f64s, &other.f64s);
+        merge_sizes(&mut self.i64s, &other.i64s);
     }
 
     pub fn bytes(&self) -> usize {
-        let sum = |sizes: &[usize]| sizes.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
-        let [f32s, f64s, i64s] = [&self.f32s, &self.f64s, &self.i64s].map(|sizes| sum(sizes));
+        let [f32s, f64s, i64s] = [&self.f32s, &self.f64s, &self.i64s]
+            .map(|sizes| sizes.iter().fold(0usize, |sum, &n| sum.saturating_add(n)));
         f32s.saturating_mul(4).saturating_add(f64s.saturating_add(i64s).saturating_mul(8))
     }
+}
+
+fn merge_sizes(sizes: &mut Vec<usize>, other: &[usize]) {
+    sizes.resize(sizes.len().max(other.len()), 0);
+    sizes.iter_mut().zip(other).for_each(|(size, &other)| *size = (*size).max(other));
 }
 
 #[cfg(test)]

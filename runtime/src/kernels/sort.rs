@@ -68,6 +68,10 @@ fn select_first(order: &mut [i64], k: usize, compare: impl Fn(i64, i64) -> Order
 
 /// The order of numbers, with all NaN equal and last.
 fn compare_nan_last<C: ComputeNumber>(x: C, y: C) -> Ordering {
-    let nan = |v: C| v.partial_cmp(&v).is_none();
-    x.partial_cmp(&y).unwrap_or_else(|| nan(x).cmp(&nan(y)))
+    x.partial_cmp(&y).unwrap_or_else(|| is_nan(x).cmp(&is_nan(y)))
+}
+
+#[inline]
+pub(super) fn is_nan<C: ComputeNumber>(x: C) -> bool {
+    x.partial_cmp(&x).is_none()
 }

@@ -113,21 +113,24 @@ impl StridedView {
     }
     /// Broadcast to `shape`: axes of extent 1 and missing leading axes get stride 0.
     pub fn broadcast(&self, shape: &[usize]) -> Result<Self> {
-        let misfit = || KernelError::Shape {
-            what: "an operand".into(),
-            expected: format!("a shape that broadcasts to {shape:?}"),
-            found: format!("{:?}", self.shape()),
-        };
-        let new = shape.len().checked_sub(self.rank()).ok_or_else(misfit)?;
+        let new = shape.len().checked_sub(self.rank()).ok_or_else(|| self.broadcast_error(shape))?;
         let mut axes: Axes = shape.iter().map(|&n| StridedAxis { n, stride: 0 }).collect();
         for (axis, own) in axes[new..].iter_mut().zip(&self.axes) {
             match own.n {
                 n if n == axis.n => axis.stride = own.stride,
                 1 => {}
-                _ => return Err(misfit()),
+                _ => return Err(self.broadcast_error(shape)),
             }
         }
         Ok(StridedView { ptr: self.ptr, dtype: self.dtype, axes })
+    }
+
+    fn broadcast_error(&self, shape: &[usize]) -> KernelError {
+        KernelError::Shape {
+            what: "an operand".into(),
+            expected: format!("a shape that broadcasts to {shape:?}"),
+            found: format!("{:?}", self.shape()),
+        }
     }
     /// Whether both are the same elements in the same order.
     pub fn same_memory(&self, other: &StridedView) -> bool {
@@ -152,8 +155,8 @@ pub(super) fn unpermuted_results(
     results: &[StridedView],
 ) -> Option<SmallVec<[StridedView; 2]>> {
     let count = op.permuted_results();
-    let one = |(i, r): (usize, &StridedView)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
-    results.iter().enumerate().map(one).collect()
+    let views = results.iter().enumerate();
+    views.map(|(i, r)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) }).collect()
 }
 
 pub(super) fn axes_numel(axes: &[StridedAxis]) -> usize {
@@ -431,9 +434,10 @@ impl CopyPlan {
                 for i in (0..outer.0).step_by(TILE) {
                     for j in (0..inner.0).step_by(TILE) {
                         for i in i..outer.0.min(i + TILE) {
-                            let at = |o: isize, n: isize| o * i as isize + n * j as isize;
-                            let from = from.wrapping_offset(at(outer.1, inner.1));
-                            let to = to.wrapping_offset(at(outer.2, inner.2));
+                            let ii = i as isize;
+                            let jj = j as isize;
+                            let from = from.wrapping_offset(outer.1 * ii + inner.1 * jj);
+                            let to = to.wrapping_offset(outer.2 * ii + inner.2 * jj);
                             self.copy_innermost(TILE.min(inner.0 - j), from, inner.1, to, inner.2);
                         }
                     }

@@ -51,8 +51,10 @@ impl CallerArena {
     /// Allocates a block. `asked` are the sizes that the ranks request, which all of them know. Fails if the
     /// ranks request different sizes, or not enough memory is left; on all ranks with the same error.
     pub fn allocate_block(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
-        let bytes = |said: &Vec<u8>| <[u8; 8]>::try_from(&said[..]).map(u64::from_le_bytes).unwrap_or(0);
-        let asked: Vec<u64> = asked.iter().map(bytes).collect();
+        let asked: Vec<u64> = asked
+            .iter()
+            .map(|bytes| <[u8; 8]>::try_from(&bytes[..]).map(u64::from_le_bytes).unwrap_or(0))
+            .collect();
         let mine = asked.get(rank as usize).copied().unwrap_or(0);
         if asked.iter().any(|&other| other != mine) {
             return Err(RunError::Invalid(format!(
@@ -81,12 +83,13 @@ impl CallerArena {
 
     /// The parts of the arena that do not belong to the caller's blocks.
     pub fn surrounding_ranges(&self, arena: DeviceRange) -> [DeviceRange; 2] {
-        let at = |from: usize, to: usize| DeviceRange {
-            address: arena.address.saturating_add(from as u64),
-            bytes: to.saturating_sub(from),
-        };
-        [at(0, self.range.start), at(self.next, arena.bytes.max(self.next))]
+        let after = arena.bytes.max(self.next);
+        [subrange(arena, 0, self.range.start), subrange(arena, self.next, after)]
     }
+}
+
+fn subrange(arena: DeviceRange, start: usize, end: usize) -> DeviceRange {
+    DeviceRange { address: arena.address.saturating_add(start as u64), bytes: end.saturating_sub(start) }
 }
 
 #[cfg(test)]

@@ -73,8 +73,8 @@ impl SessionLayout {
     /// other programs. Pages that nothing touches use no memory.
     pub fn reserved_capacity(plan: &Plan) -> usize {
         const LEAST: usize = 64 << 20;
-        let own = round_up_to_pages(saturating_bytes(plan.arenas.symmetric)).saturating_add(PAGE as usize);
-        own.saturating_add(own.saturating_mul(7).max(LEAST))
+        let needed = round_up_to_pages(saturating_bytes(plan.arenas.symmetric)).saturating_add(PAGE as usize);
+        needed.saturating_add(needed.saturating_mul(7).max(LEAST))
     }
 
     /// Adds a program and returns its number. Fails if it does not fit into the symmetric arena, or the
@@ -141,13 +141,12 @@ impl SessionLayout {
 
     pub fn program_placement(&self, number: usize) -> ProgramPlacement {
         let end = self.symmetric_bytes();
-        let takes = |program: &&ProgramLayout| program.is_open || self.fixed_capacity.is_some();
         let Some(program) = self.programs.get(number) else { return ProgramPlacement::default() };
         let earlier = self
             .programs
             .iter()
             .take(number)
-            .filter(takes)
+            .filter(|program| program.is_open || self.fixed_capacity.is_some())
             .map(|program| round_up_to_pages(program.fixed_end));
         let fixed =
             end.saturating_sub(earlier.fold(round_up_to_pages(program.fixed_end), usize::saturating_add));
@@ -188,10 +187,11 @@ impl SessionLayout {
     /// The number of a group with these cells that the program does not use already (`taken`): collectives of
     /// two groups of one program may run at the same time, whatever their cells are.
     fn assign_group(&mut self, cells: Option<CellRanks>, taken: &[usize]) -> usize {
-        let is_known = |number: usize, known: &Option<CellRanks>| {
-            known.is_some() && *known == cells && !taken.contains(&number)
-        };
-        let known = self.groups.iter().enumerate().find(|(number, known)| is_known(*number, known));
+        let known = self
+            .groups
+            .iter()
+            .enumerate()
+            .find(|(number, known)| known.is_some() && **known == cells && !taken.contains(number));
         known.map(|(number, _)| number).unwrap_or_else(|| {
             self.groups.push(cells.clone());
             self.groups.len() - 1
@@ -224,8 +224,11 @@ fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
     for program in plan.programs().flatten() {
         let graph = &program.graph;
         for (number, (id, group)) in graph.groups.iter().enumerate() {
-            let lands = |role: &FixedRole| matches!(role, FixedRole::Landing { group: name, .. } if *name == group.name);
-            let cells = graph.cells(id).filter(|_| !plan.fixed.iter().any(|fixed| lands(&fixed.role)));
+            let has_landing = plan.fixed.iter().any(|fixed| match &fixed.role {
+                FixedRole::Landing { group: name, .. } => *name == group.name,
+                _ => false,
+            });
+            let cells = graph.cells(id).filter(|_| !has_landing);
             match all.get_mut(number) {
                 None => all.push(cells),
                 Some(known) if *known == cells => {}
@@ -252,20 +255,19 @@ pub fn check_proposals(proposals: &[Vec<u8>]) -> Result<()> {
             return Err(RunError::Invalid(format!("rank {rank} cannot open another program in the session")));
         }
     }
-    let plan = |proposal: &Vec<u8>| {
-        format!(
-            "another program, of the plan {}",
-            String::from_utf8_lossy(proposal.get(..12).unwrap_or(proposal))
-        )
-    };
     match (0u32..).zip(proposals).find(|(_, proposal)| Some(*proposal) != first) {
         None => Ok(()),
-        Some((rank, said)) => Err(RunError::TermsDiffer {
+        Some((rank, proposal)) => Err(RunError::TermsDiffer {
             rank,
-            expected: first.map_or_else(String::new, plan),
-            found: plan(said),
+            expected: first.map_or_else(String::new, |first| describe_proposal(first)),
+            found: describe_proposal(proposal),
         }),
     }
+}
+
+fn describe_proposal(proposal: &[u8]) -> String {
+    let plan = String::from_utf8_lossy(proposal.get(..12).unwrap_or(proposal));
+    format!("another program, of the plan {plan}")
 }
 
 #[cfg(test)]

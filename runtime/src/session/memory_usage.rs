@@ -1,5 +1,6 @@
 //! The memory use of sessions, known before anything is allocated.
 
+use symmc_ir::ValueId;
 use symmc_plan::{FixedRole, Plan};
 
 use crate::exec::{PreparedBucket, ResolvedProgram};
@@ -47,27 +48,28 @@ pub fn max_port_bytes(
     let Some((first, _)) = largest.first() else { return 0 };
     let inputs = first.graph().inputs.len();
     let outputs = first.graph().outputs.len();
-    let fixed = |input: usize| plan.fixed.iter().any(|memory| memory.role == FixedRole::Bound { input });
-    let most = |of: &dyn Fn(&PreparedBucket, &Option<ResolvedProgram>) -> Option<usize>| {
-        largest.iter().filter_map(|(program, bound)| of(program, bound)).max().unwrap_or(0)
-    };
-    let bytes = |program: &PreparedBucket, value| {
-        let graph = program.graph();
-        usize::try_from(graph.ty(value).bytes().upper_bound(&graph.symbols)).unwrap_or(0)
-    };
-    let of_input = |i: usize| {
-        most(&|program, _| {
+    let mut total = 0usize;
+    for i in 0..inputs {
+        let is_fixed = plan.fixed.iter().any(|memory| memory.role == FixedRole::Bound { input: i });
+        let sizes = largest.iter().filter_map(|(program, _)| {
             let input = program.graph().inputs.values().nth(i)?;
-            let is_elsewhere = fixed(i) || (constants == ConstantStorage::Read && input.data.is_some());
-            (!is_elsewhere).then(|| bytes(program, input.value))
-        })
-    };
-    let of_output = |k: usize| {
-        most(&|program, bound| {
-            let lies_there = bound.as_ref().and_then(|b| b.outputs.get(k)?.input_in_place()).is_some();
-            (!lies_there).then_some(bytes(program, program.graph().outputs.get(k)?.value))
-        })
-    };
-    let all = (0..inputs).map(of_input).chain((0..outputs).map(of_output));
-    all.fold(0, usize::saturating_add)
+            let is_elsewhere = is_fixed || (constants == ConstantStorage::Read && input.data.is_some());
+            (!is_elsewhere).then(|| max_value_bytes(program, input.value))
+        });
+        total = total.saturating_add(sizes.max().unwrap_or(0));
+    }
+    for k in 0..outputs {
+        let sizes = largest.iter().filter_map(|(program, bound)| {
+            let is_in_place = bound.as_ref().and_then(|b| b.outputs.get(k)?.input_in_place()).is_some();
+            let output = program.graph().outputs.get(k)?;
+            (!is_in_place).then(|| max_value_bytes(program, output.value))
+        });
+        total = total.saturating_add(sizes.max().unwrap_or(0));
+    }
+    total
+}
+
+fn max_value_bytes(program: &PreparedBucket, value: ValueId) -> usize {
+    let graph = program.graph();
+    usize::try_from(graph.ty(value).bytes().upper_bound(&graph.symbols)).unwrap_or(0)
 }

@@ -144,23 +144,27 @@ fn used_memory<'p, M>(
     let mut is_replaced = vec![false; program.inputs.len()];
     program.outputs.iter().filter_map(|output| output.mutates).for_each(|i| is_replaced[i] = true);
     let mut all = Vec::with_capacity(inputs.len() + outputs.len());
-    let mut push = |state: &'p PortState<M>, port, bytes, written, input| {
-        if let Some(bound) = state.binding {
-            all.push(UsedMemory {
-                state,
-                port,
-                binding: bound,
-                used_range: DeviceRange { bytes, ..bound },
-                is_written: written,
-                input,
-            });
-        }
-    };
     for (i, (state, input)) in inputs.iter().zip(&program.inputs).enumerate() {
-        push(state, Port::Input(i), input.bytes, is_replaced[i], Some(i));
+        let Some(binding) = state.binding else { continue };
+        all.push(UsedMemory {
+            state,
+            port: Port::Input(i),
+            binding,
+            used_range: DeviceRange { bytes: input.bytes, ..binding },
+            is_written: is_replaced[i],
+            input: Some(i),
+        });
     }
     for (k, (state, output)) in outputs.iter().zip(&program.outputs).enumerate() {
-        push(state, Port::Output(k), output.bytes, true, output.mutates);
+        let Some(binding) = state.binding else { continue };
+        all.push(UsedMemory {
+            state,
+            port: Port::Output(k),
+            binding,
+            used_range: DeviceRange { bytes: output.bytes, ..binding },
+            is_written: true,
+            input: output.mutates,
+        });
     }
     all
 }

@@ -137,33 +137,30 @@ impl<M> SessionPorts<M> {
     pub fn new(executor: Executor, (align, callers): (usize, usize)) -> Result<SessionPorts<M>> {
         let plan = executor.plan();
         let source = executor.source_graph();
-        let state = |kind: &str, value: ValueId| {
-            let align = source.ty(value).dtype.size().max(align);
-            PortState::new(format!("{kind} %{}", source.value_name(value)), align)
-        };
         let mut inputs: Vec<PortState<M>> = source
             .inputs
             .iter()
             .map(|(id, input)| PortState {
                 is_rewritable: may_be_rewritten(source, id, input),
-                ..state("input", input.value)
+                ..port_state(source, "input", input.value, align)
             })
             .collect();
         for memory in &plan.fixed {
             if let FixedRole::Bound { input } = memory.role
                 && let Some(state) = inputs.get_mut(input)
             {
-                let offset = |at: u64| usize::try_from(at).ok();
-                let end = memory.offset.checked_add(memory.size).and_then(offset);
-                state.fixed_range = offset(memory.offset).zip(end).map(|(start, end)| start..end);
+                let start = usize::try_from(memory.offset).ok();
+                let end = memory.offset.checked_add(memory.size).and_then(|end| usize::try_from(end).ok());
+                state.fixed_range = start.zip(end).map(|(start, end)| start..end);
             }
         }
+        let outputs = source.outputs.iter().map(|o| port_state(source, "output", o.value, align)).collect();
         Ok(SessionPorts {
             bindings: None,
             sized: None,
             relocated_programs: Vec::new(),
             inputs,
-            outputs: source.outputs.iter().map(|output| state("output", output.value)).collect(),
+            outputs,
             unchecked: None,
             caller_arena: CallerArena::new(plan, callers)?,
             placement: None,
@@ -209,17 +206,21 @@ impl<M> SessionPorts<M> {
         }
         let mut moves = Vec::new();
         for input in &self.inputs {
-            let (Some(from), Some(to)) = (&input.fixed_range, input.caller_offset) else { continue };
-            moves.push(RelocatedRange { from: from.clone(), to });
-            parts.push(format!("{} in symmetric memory at {to}", input.name));
+            if let Some(from) = &input.fixed_range
+                && let Some(to) = input.caller_offset
+            {
+                moves.push(RelocatedRange { from: from.clone(), to });
+                parts.push(format!("{} in symmetric memory at {to}", input.name));
+            }
         }
         parts.retain(|part| !part.is_empty());
         let text = parts.join(", ");
         if let Some(known) = self.relocated_programs.iter().find(|known| *known.text == *text) {
             return Ok(known.clone());
         }
-        let fnv = |hash: u32, byte: u8| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193);
-        let digest = text.bytes().fold(0x811c_9dc5, fnv);
+        let digest = text
+            .bytes()
+            .fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
         let sized = SizedProgram { program: bound, digest, text: text.into() };
         let bound = match &self.placement {
             Some(placement) => Arc::new(sized.program.with_placement(placement)),
@@ -236,8 +237,9 @@ impl<M> SessionPorts<M> {
 
     /// The program at the current sizes. Fails if a symbol has no value.
     pub fn sized_program(&self) -> Result<&SizedProgram> {
-        let none = || RunError::Invalid("the sizes of the program are not set: a symbol has no value".into());
-        self.sized.as_ref().ok_or_else(none)
+        self.sized.as_ref().ok_or_else(|| {
+            RunError::Invalid("the sizes of the program are not set: a symbol has no value".into())
+        })
     }
 
     /// The bytes of an input or output at the current sizes. Fails if a symbol has no value, or there is no
@@ -257,8 +259,10 @@ impl<M> SessionPorts<M> {
             Port::Input(i) => i < self.inputs.len(),
             Port::Output(k) => k < self.outputs.len(),
         };
-        let none = || RunError::Invalid(format!("{port:?}: the program has no such input or output"));
-        exists.then_some(()).ok_or_else(none)
+        if exists {
+            return Ok(());
+        }
+        Err(RunError::Invalid(format!("{port:?}: the program has no such input or output")))
     }
 
     /// The port whose memory an input or output uses: for an output that replaces an input in place, this
@@ -311,9 +315,13 @@ impl<M> SessionPorts<M> {
 
     /// The offset of an input in the symmetric arena, if the plan holds it there in some bucket.
     pub fn fixed_offset(&self, input: usize) -> Option<usize> {
-        let offset = |at| self.placement.as_ref().map_or(at, |placement| placement.session_offset(at));
         let state = &self.inputs[input];
-        state.fixed_range.as_ref().map(|plan| state.caller_offset.unwrap_or_else(|| offset(plan.start)))
+        let planned = state.fixed_range.as_ref()?.start;
+        Some(match (state.caller_offset, &self.placement) {
+            (Some(offset), _) => offset,
+            (None, Some(placement)) => placement.session_offset(planned),
+            (None, None) => planned,
+        })
     }
 
     /// Whether an input may be written in its memory before each run, instead of before the first run only.
@@ -350,9 +358,10 @@ impl<M> SessionPorts<M> {
                 self.caller_arena.surrounding_ranges(arena).map(|part| ("the symmetric arena", part)),
             );
         }
-        let in_symmetric_memory =
-            || memory.zip(arena).and_then(|(memory, arena)| self.caller_arena.block_offset(memory, arena));
-        let placed = state.fixed_range.as_ref().and_then(|_| in_symmetric_memory());
+        let placed = match (&state.fixed_range, memory, arena) {
+            (Some(_), Some(memory), Some(arena)) => self.caller_arena.block_offset(memory, arena),
+            _ => None,
+        };
         if let Some(at) = placed.filter(|at| !at.is_multiple_of(ALIGN as usize)) {
             return Err(RunError::Invalid(format!(
                 "{}: the memory at {at} in the symmetric arena is not aligned: expected a multiple of {ALIGN} there",
@@ -457,6 +466,11 @@ pub fn session_ended_error() -> RunError {
 /// The error of a session whose arenas are released.
 pub fn arenas_released_error() -> RunError {
     RunError::Invalid("the memory of the session was released: resume the session first".into())
+}
+
+fn port_state<M>(source: &Graph, kind: &str, value: ValueId, align: usize) -> PortState<M> {
+    let align = source.ty(value).dtype.size().max(align);
+    PortState::new(format!("{kind} %{}", source.value_name(value)), align)
 }
 
 /// Whether the caller may write an input before each run: an argument, an input that an output replaces, or

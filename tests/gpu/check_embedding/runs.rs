@@ -100,8 +100,8 @@ pub fn wrong_pointers(plan: &CheckedPlan) -> Result<()> {
         let block = Block::of(device, 1024)?;
         let mut host = vec![0u64; 128];
         let refusals = [
-            ("x", host.as_mut_ptr().cast::<u8>(), 64, "memory of the host"),
-            ("x", foreign.ptr(), 64, "found at"),
+            ("x", host.as_mut_ptr().cast::<u8>(), 64, "host memory, or no memory"),
+            ("x", foreign.ptr(), 64, "found memory of GPU"),
             ("x", block.ptr().wrapping_add(4), 64, "multiple of 16"),
             ("w", block.ptr(), 8, "expected 16"),
             ("x", std::ptr::null_mut(), 64, "no address"),

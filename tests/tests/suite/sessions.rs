@@ -378,7 +378,12 @@ fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first()
             match *name {
                 "w" => {
                     let error = bound.expect_err("a run has read it").to_string();
-                    assert!(error.starts_with("input %w: the plan holds it in symmetric memory"), "{error}");
+                    assert!(
+                        error.starts_with(
+                            "input %w: it cannot be bound any more: the plan holds it in symmetric memory"
+                        ),
+                        "{error}"
+                    );
                     assert!(session.unbind(name).is_err());
                 }
                 _ => bound.expect("it is read before each run"),

@@ -85,9 +85,11 @@ impl SizeAssumptions {
     /// The known and assumed relations, in the form that the importer takes. Symbols with a relation are
     /// substituted in the others.
     pub fn symbol_expressions(&self) -> SymbolExpressions {
-        let step = |step: &SizeStep| format!("{}*{} + {}", step.step, step.quotient(), step.rest);
-        let mut known: SymbolExpressions =
-            self.steps.iter().map(|one| (one.symbol.clone(), step(one))).collect();
+        let steps = self.steps.iter().map(|step| {
+            let expression = format!("{}*{} + {}", step.step, step.quotient(), step.rest);
+            (step.symbol.clone(), expression)
+        });
+        let mut known: SymbolExpressions = steps.collect();
         known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.expression.clone())));
         // The quotient is not a symbol of the file. It vanishes if it is defined by another relation.
         let file_symbols = known.keys().filter(|symbol| !self.is_quotient(symbol));
@@ -111,8 +113,10 @@ impl SizeAssumptions {
 
     /// The larger of two sizes, if the symbol is their difference.
     fn larger_size(&self, symbol: &str) -> Option<&String> {
-        let is_difference = |one: &&SizeRelation| one.difference().is_some_and(|(name, _)| name == symbol);
-        self.assumed.iter().find(is_difference).map(|one| &one.symbol)
+        let mut assumed = self.assumed.iter();
+        let difference =
+            assumed.find(|relation| relation.difference().is_some_and(|(name, _)| name == symbol));
+        difference.map(|relation| &relation.symbol)
     }
 
     /// The sizes of a call, completed with those of the new symbols: quotients and differences.
@@ -218,13 +222,10 @@ impl SizeAssumptions {
         refusal: &ImportRejection<E>,
         sizes: &CallSizes,
     ) -> Vec<Vec<SizeRelation>> {
-        let is_known = |symbol: &str| {
-            let is_in_steps = self.steps.iter().any(|step| step.symbol == symbol);
-            is_in_steps || self.is_assumed(symbol) || self.larger_size(symbol).is_some()
-        };
-        let is_free = |symbol: &&str| sizes.contains_key(*symbol) && !is_known(symbol);
         let named = if refusal.kind == "input" { refusal.symbols.as_slice() } else { &[] };
-        let free: Vec<&str> = named.iter().map(String::as_str).filter(is_free).collect();
+        let named = named.iter().map(String::as_str);
+        let free: Vec<&str> =
+            named.filter(|&symbol| sizes.contains_key(symbol) && !self.has_relation(symbol)).collect();
         let others = |symbol| free.iter().copied().filter(move |&other| other != symbol);
 
         let equal = combinations(&free, 2).into_iter().map(|pair| SizeRelation::new(pair[1], pair[0]));
@@ -248,6 +249,11 @@ impl SizeAssumptions {
             found.extend(numbers);
         }
         found
+    }
+
+    fn has_relation(&self, symbol: &str) -> bool {
+        let is_in_steps = self.steps.iter().any(|step| step.symbol == symbol);
+        is_in_steps || self.is_assumed(symbol) || self.larger_size(symbol).is_some()
     }
 
     /// The upper ends of the buckets of each symbol of a program. `ranges` has the least and the largest

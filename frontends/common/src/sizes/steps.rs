@@ -79,12 +79,15 @@ fn solve_guard(guard: &str) -> Option<(&str, PossibleRemainders)> {
     let [left, right] = sides.as_slice() else { return None };
     let mut symbols = SizeSymbols::default();
     let difference = symbols.expression_dim(left)? - symbols.expression_dim(right)?;
-    let divisor = |switch| if let DimBreakpoint::Multiple(_, by) = switch { by.as_const() } else { None };
-    let divisors: Vec<i64> =
-        difference.breakpoints().into_iter().filter_map(divisor).filter(|&n| n > 0).collect();
+    let breakpoints = difference.breakpoints().into_iter();
+    let divisors = breakpoints.filter_map(|breakpoint| match breakpoint {
+        DimBreakpoint::Multiple(_, by) => by.as_const().filter(|&n| n > 0),
+        _ => None,
+    });
+    let divisors: Vec<i64> = divisors.collect();
     let period = (1..=MAX_PERIOD).find(|n| divisors.iter().all(|divisor| n % divisor == 0))?;
     let quotient = Dim::from(symbols.id("the quotient")) - 1.into();
-    let decided_by = |symbol| {
+    sympy::symbols_in(&parsed).into_iter().find_map(|symbol| {
         let size = symbols.id(symbol);
         let mut possible = Vec::new();
         for rest in 1..=period {
@@ -97,15 +100,15 @@ fn solve_guard(guard: &str) -> Option<(&str, PossibleRemainders)> {
             }
         }
         Some((symbol, PossibleRemainders { period, possible }))
-    };
-    sympy::symbols_in(&parsed).into_iter().find_map(decided_by)
+    })
 }
 
 /// The step and the rest of the sizes with all of these remainders, if the step is more than 1.
 fn common_step(all: &[PossibleRemainders]) -> Option<(i64, i64)> {
     let period = (1..=MAX_PERIOD).find(|n| all.iter().all(|one| n % one.period == 0))?;
-    let is_possible = |size: &i64| all.iter().all(|one| one.possible.contains(&(size % one.period)));
-    let sizes: Vec<i64> = (0..period).filter(is_possible).collect();
+    let sizes: Vec<i64> = (0..period)
+        .filter(|size| all.iter().all(|one| one.possible.contains(&(size % one.period))))
+        .collect();
     let rest = *sizes.first()?;
     let count = sizes.len() as i64;
     let step = period / count;

@@ -35,13 +35,13 @@ pub(super) fn rounded_to_dim(name: &str, e: &SizeExpr<'_>, whole: ResolveInteger
     }
     let SizeQuotient { numerator, denominator, .. } = to_quotient(e, whole)?;
     let denominator = Dim::from(denominator);
-    let zero = || Dim::from(0);
+    let zero = Dim::from(0);
     let down = numerator.floor_div(&denominator);
-    let up = zero() - (zero() - numerator).floor_div(&denominator);
+    let up = zero.clone() - (zero.clone() - numerator).floor_div(&denominator);
     match name {
         "FloorToInt" => Ok(down),
         "CeilToInt" => Ok(up),
-        "TruncToInt" => Ok(down.max_with(&zero()) + up.min_with(&zero())),
+        "TruncToInt" => Ok(down.max_with(&zero) + up.min_with(&zero)),
         _ => Err(format!("`{name}` of a size is not a supported integer function")),
     }
 }

@@ -201,7 +201,7 @@ fn multi_head(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// cosines and sines, which `positions` index if they are given.
 fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usize, usize)) -> EmitResult {
     let x = c.tensor(0)?;
-    let own = c.shape(x);
+    let extents = c.shape(x);
     let cos = c.tensor(caches.0)?;
     let sin = c.tensor(caches.1)?;
     let half = c.extent(cos, c.rank(cos).saturating_sub(1));
@@ -217,13 +217,13 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
         return Err(RuleFailure::Opaque("packed batches and scaled angles are not supported".into()));
     }
     let heads = match c.int_or("num_heads", 0)? {
-        0 if own.len() == 3 => match own[2].exact_div(&turned).and_then(|h| h.as_const()) {
+        0 if extents.len() == 3 => match extents[2].exact_div(&turned).and_then(|h| h.as_const()) {
             Some(heads) => heads,
             None => {
                 return Err(RuleFailure::Invalid(format!(
                     "expected {} to divide {}",
                     c.display_dim(&turned),
-                    c.display_dim(&own[2])
+                    c.display_dim(&extents[2])
                 )));
             }
         },
@@ -247,9 +247,9 @@ fn lower_rotary(c: &mut OpCall<'_, '_>, positions: Option<ValueId>, caches: (usi
     };
     let op = Op::RotaryEmbedding { width, interleaved: c.flag("interleaved")? };
     let mut y = c.emit("rotary_embedding", op, &[x, angles[0], angles[1]])?;
-    if own.len() == 3 {
+    if extents.len() == 3 {
         y = c.permute(y, vec![0, 2, 1, 3])?;
-        y = c.reshape(y, own)?;
+        y = c.reshape(y, extents)?;
     }
     Ok(y)
 }

@@ -32,13 +32,9 @@ pub(super) const ROWS: &[RuleRow] = &[
         if dtype.is_float() {
             return float_range(c, dtype);
         }
-        let mut number = |i: usize, what: &str| match c.ints(i, what)?.dims.as_slice() {
-            [one] => Ok(one.clone()),
-            many => Err(RuleFailure::Invalid(format!("expected one number as {what}, found {}", many.len()))),
-        };
-        let start = number(0, "the start")?;
-        let end = number(1, "the end")?;
-        let step = number(2, "the step")?.as_const();
+        let start = single_dim(c, 0, "the start")?;
+        let end = single_dim(c, 1, "the end")?;
+        let step = single_dim(c, 2, "the step")?.as_const();
         let step = step.ok_or_else(|| RuleFailure::Opaque("the step is symbolic".into()))?;
         c.range(&start, &end, step, dtype)
     }),
@@ -70,17 +66,15 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
             given.ref_attr_name
         )));
     };
-    let int = |v: &[i64], shape: Vec<usize>| Tensor::from_i64(DType::I64, shape, v);
-    let float = |v: &[f32], shape: Vec<usize>| {
-        let wide: Vec<f64> = v.iter().map(|x| f64::from(*x)).collect();
-        Tensor::from_f64(DType::F32, shape, &wide)
-    };
     let data = match (given.name.as_str(), a.r#type) {
         ("value", _) => c.attribute_data("value")?,
-        ("value_int", _) => int(&[a.i], vec![]).map(Arc::new),
-        ("value_ints", _) => int(&a.ints, vec![a.ints.len()]).map(Arc::new),
-        ("value_float", _) => float(&[a.f], vec![]).map(Arc::new),
-        ("value_floats", _) => float(&a.floats, vec![a.floats.len()]).map(Arc::new),
+        ("value_int", _) => Tensor::from_i64(DType::I64, vec![], &[a.i]).map(Arc::new),
+        ("value_ints", _) => Tensor::from_i64(DType::I64, vec![a.ints.len()], &a.ints).map(Arc::new),
+        ("value_float", _) => Tensor::from_f64(DType::F32, vec![], &[f64::from(a.f)]).map(Arc::new),
+        ("value_floats", _) => {
+            let wide: Vec<f64> = a.floats.iter().map(|x| f64::from(*x)).collect();
+            Tensor::from_f64(DType::F32, vec![wide.len()], &wide).map(Arc::new)
+        }
         (_, kind::STRING | kind::STRINGS) => {
             return Err(RuleFailure::Opaque("text constants are not supported".into()));
         }
@@ -99,8 +93,10 @@ fn constant(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 /// A range of floats with constant bounds: `max(ceil((end - start) / step), 0)` elements.
 fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
-    let mut number = |i: usize| c.scalar(i).map(|s| s.map(Scalar::as_f64));
-    let (Some(start), Some(end), Some(step)) = (number(0)?, number(1)?, number(2)?) else {
+    let start = c.scalar(0)?.map(Scalar::as_f64);
+    let end = c.scalar(1)?.map(Scalar::as_f64);
+    let step = c.scalar(2)?.map(Scalar::as_f64);
+    let (Some(start), Some(end), Some(step)) = (start, end, step) else {
         return Err(RuleFailure::Opaque("the bounds are floats and not constants".into()));
     };
     let count = ((end - start) / step).ceil();
@@ -114,4 +110,11 @@ fn float_range(c: &mut OpCall<'_, '_>, dtype: DType) -> EmitResult {
     let y = c.binary_float(BinaryOp::Mul, y, step)?;
     let y = c.binary_float(BinaryOp::Add, y, start)?;
     c.cast(y, dtype)
+}
+
+fn single_dim(c: &mut OpCall<'_, '_>, i: usize, what: &str) -> RuleResult<Dim> {
+    match c.ints(i, what)?.dims.as_slice() {
+        [dim] => Ok(dim.clone()),
+        many => Err(RuleFailure::Invalid(format!("expected one number as {what}, found {}", many.len()))),
+    }
 }

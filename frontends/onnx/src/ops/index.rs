@@ -135,11 +135,13 @@ fn one_hot(c: &mut OpCall<'_, '_>) -> EmitResult {
     let all = c.iota(depth, 0, 1, DType::I64)?;
     let all = c.reshape(all, line)?;
     let hot = c.binary(BinaryOp::Eq, index, all)?;
-    let mut value = |i: i64| {
-        let one = c.slice(values, 0, i.into(), 1.into(), 1)?;
-        c.reshape(one, vec![])
-    };
-    let off = value(0)?;
-    let on = value(1)?;
+    let off = take_scalar(c, values, 0)?;
+    let on = take_scalar(c, values, 1)?;
     c.select(hot, on, off)
+}
+
+/// Element `index` of a vector, without axes.
+fn take_scalar(c: &mut OpCall<'_, '_>, vector: ValueId, index: i64) -> EmitResult {
+    let element = c.slice(vector, 0, index.into(), 1.into(), 1)?;
+    c.reshape(element, vec![])
 }

@@ -102,11 +102,11 @@ fn expand_to_normalized_axes(
 ) -> RuleResult<Option<ValueId>> {
     let shape = c.shape(x).split_off(c.rank(x) - axes);
     let Some(w) = w else { return Ok(None) };
-    let mut own = c.shape(w);
-    while own.len() > axes && own.first().and_then(Dim::as_const) == Some(1) {
-        own.remove(0);
+    let mut extents = c.shape(w);
+    while extents.len() > axes && extents.first().and_then(Dim::as_const) == Some(1) {
+        extents.remove(0);
     }
-    let w = c.reshape(w, own)?;
+    let w = c.reshape(w, extents)?;
     let w = c.expand(w, shape)?;
     c.cast(w, c.dtype(x)).map(Some)
 }

@@ -91,10 +91,6 @@ fn schema_table() -> &'static SchemaTable {
 /// Parses `13 2..3 1..1 @T,T,V;T=hf;V=il alpha:float=1.0 axis:int!` or `11 deprecated`.
 fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
     let since = words.next()?.parse().ok()?;
-    let count = |word: &str| {
-        let (least, most) = word.split_once("..")?;
-        Some(CountRange { least: least.parse().ok()?, most: most.parse().ok() })
-    };
     let first = words.next()?;
     let none = CountRange { least: 0, most: None };
     if first == "deprecated" {
@@ -108,39 +104,47 @@ fn parse_schema(mut words: std::str::Split<'static, char>) -> Option<OpSchema> {
             attributes: vec![],
         });
     }
-    let operands = count(first)?;
-    let results = count(words.next()?)?;
+    let operands = CountRange::parse(first)?;
+    let results = CountRange::parse(words.next()?)?;
     let dtypes = OperandDtypes::parse_dtypes(words.next()?)?;
-    let attribute = |word: &'static str| {
+    let attributes = words.map(|word| {
         let (name, ty) = word.split_once(':')?;
         let (ty, default) = ty.split_once('=').map_or((ty, None), |(ty, default)| (ty, Some(default)));
         let required = ty.ends_with('!');
         Some(AttributeSchema { name, what: ty.trim_end_matches('!'), required, default })
-    };
-    let attributes = words.map(attribute).collect::<Option<Vec<_>>>()?;
+    });
+    let attributes = attributes.collect::<Option<Vec<_>>>()?;
     Some(OpSchema { since, deprecated: false, operands, results, dtypes, attributes })
+}
+
+impl CountRange {
+    /// Parses `2..3` or `2..`.
+    fn parse(word: &str) -> Option<CountRange> {
+        let (least, most) = word.split_once("..")?;
+        Some(CountRange { least: least.parse().ok()?, most: most.parse().ok() })
+    }
 }
 
 impl OperandDtypes {
     /// Parses `@T,T,V;T=hf;V=il`.
     fn parse_dtypes(word: &'static str) -> Option<OperandDtypes> {
         let mut parts = word.strip_prefix('@')?.split(';');
-        let variable = |name: &'static str| match name.strip_suffix('~') {
+        let variables = parts.next()?.split(',').filter(|name| !name.is_empty());
+        let variables = variables.map(|name| match name.strip_suffix('~') {
             Some(name) => (name, true),
             None => (name, false),
-        };
-        let variables = parts.next()?.split(',').filter(|name| !name.is_empty()).map(variable).collect();
-        let accepted = |part: &'static str| {
+        });
+        let accepted = parts.map(|part| {
             let (name, letters) = part.split_once('=')?;
             let dtypes = letters.chars().filter(|&c| c != NO_DTYPE).map(dtype_of_letter);
             Some((name, dtypes.collect::<Option<Vec<_>>>()?, letters))
-        };
-        let accepted = parts.map(accepted).collect::<Option<Vec<_>>>()?;
+        });
+        let accepted = accepted.collect::<Option<Vec<_>>>()?;
         // A variable whose dtypes the IR does not have accepts no dtype. Ops with such variables have no
         // rule.
         let accepted = accepted.into_iter().filter(|(.., letters)| !letters.is_empty());
         Some(OperandDtypes {
-            variables,
+            variables: variables.collect(),
             accepted: accepted.map(|(name, dtypes, _)| (name, dtypes)).collect(),
         })
     }
@@ -261,8 +265,10 @@ impl OpSchema {
                 ));
             }
         }
-        let present = |name: &str| node.attribute.iter().any(|a| a.name == name && resolved(a).is_some());
-        match self.attributes.iter().find(|a| a.required && !present(a.name)) {
+        let missing = self.attributes.iter().filter(|a| a.required).find(|required| {
+            !node.attribute.iter().any(|a| a.name == required.name && resolved(a).is_some())
+        });
+        match missing {
             Some(missing) => Err(format!("expected an attribute `{}`, found none", missing.name)),
             None => Ok(()),
         }

@@ -65,16 +65,10 @@ struct SliceBounds {
 
 /// The bounds of a slice along each of its axes. They are operands, or attributes before version 10.
 fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<SliceBounds>> {
-    let mut list = |i: usize, name: &str| -> RuleResult<Option<Vec<Dim>>> {
-        Ok(match c.opt_ints(i, name)? {
-            Some(SymbolicInts { dims, .. }) => Some(dims),
-            None => c.opt_attribute_ints(name)?.map(|v| v.iter().map(|&d| Dim::from(d)).collect()),
-        })
-    };
-    let starts = list(1, "starts")?;
-    let ends = list(2, "ends")?;
-    let axes = list(3, "axes")?;
-    let steps = list(4, "steps")?;
+    let starts = slice_operand(c, 1, "starts")?;
+    let ends = slice_operand(c, 2, "ends")?;
+    let axes = slice_operand(c, 3, "axes")?;
+    let steps = slice_operand(c, 4, "steps")?;
     let (Some(starts), Some(ends)) = (starts, ends) else {
         return Err(RuleFailure::Invalid("expected starts and ends, found none".into()));
     };
@@ -83,19 +77,28 @@ fn slice_bounds(c: &mut OpCall<'_, '_>) -> RuleResult<Vec<SliceBounds>> {
     if lengths.iter().any(|l| *l != n) {
         return Err(RuleFailure::Invalid(format!("expected {n} ends, axes and steps, found {lengths:?}")));
     }
-    let constant = |list: &Option<Vec<Dim>>, i: usize, default: i64, what: &str| match list {
-        None => Ok(default),
-        Some(list) => {
-            list[i].as_const().ok_or_else(|| RuleFailure::Opaque(format!("the {what} are symbolic")))
-        }
-    };
     let mut bounds = Vec::with_capacity(n);
     for (i, (start, end)) in starts.into_iter().zip(ends).enumerate() {
-        let axis = constant(&axes, i, i as i64, "axes")?;
-        let step = constant(&steps, i, 1, "steps")?;
+        let axis = constant_at(&axes, i, "axes")?.unwrap_or(i as i64);
+        let step = constant_at(&steps, i, "steps")?.unwrap_or(1);
         bounds.push(SliceBounds { start, end, axis, step });
     }
     Ok(bounds)
+}
+
+fn slice_operand(c: &mut OpCall<'_, '_>, i: usize, name: &str) -> RuleResult<Option<Vec<Dim>>> {
+    Ok(match c.opt_ints(i, name)? {
+        Some(SymbolicInts { dims, .. }) => Some(dims),
+        None => c.opt_attribute_ints(name)?.map(|v| v.iter().map(|&d| Dim::from(d)).collect()),
+    })
+}
+
+fn constant_at(list: &Option<Vec<Dim>>, i: usize, what: &str) -> RuleResult<Option<i64>> {
+    let Some(list) = list else { return Ok(None) };
+    match list[i].as_const() {
+        Some(constant) => Ok(Some(constant)),
+        None => Err(RuleFailure::Opaque(format!("the {what} are symbolic"))),
+    }
 }
 
 fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -26,16 +26,17 @@ pub(super) const ROWS: &[RuleRow] = &[
         let x = c.tensor(0)?;
         let shape = c.shape(x);
         let axes = c.axes(1, shape.len())?;
-        let is_one = |d: &Dim| d.as_const() == Some(1);
         if let Some(a) = axes.iter().flatten().find(|&&a| c.dim_bounds(&shape[a]).0 > 1) {
             return Err(RuleFailure::Invalid(format!(
                 "expected an extent of 1 at axis {a}, found {}",
                 c.display_dim(&shape[*a])
             )));
         }
-        let goes = |a: usize, d: &Dim| axes.as_ref().map_or(is_one(d), |axes| axes.contains(&a));
-        let left = shape.into_iter().enumerate().filter(|(a, d)| !goes(*a, d)).map(|(_, d)| d).collect();
-        c.reshape(x, left)
+        let kept = shape.into_iter().enumerate().filter(|(a, extent)| match &axes {
+            Some(axes) => !axes.contains(a),
+            None => extent.as_const() != Some(1),
+        });
+        c.reshape(x, kept.map(|(_, extent)| extent).collect())
     }),
     row("Unsqueeze", 25, "reshape", |c| {
         let x = c.tensor(0)?;
@@ -61,16 +62,17 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("Expand", 13, "expand", |c| {
         let x = c.tensor(0)?;
         let shape = c.ints(1, "the shape")?.dims;
-        let own = c.shape(x);
-        let shape = infer::broadcast_shapes(&[&own, &shape]).map_err(RuleFailure::Invalid)?;
+        let extents = c.shape(x);
+        let shape = infer::broadcast_shapes(&[&extents, &shape]).map_err(RuleFailure::Invalid)?;
         c.expand(x, shape)
     }),
     row_of_results("Shape", 25, "(extents)", |c| {
         let shape = c.operand_type(0)?.shape;
         let n = shape.len() as i64;
-        let position = |p: i64| if p < 0 { p.saturating_add(n) } else { p }.clamp(0, n) as usize;
-        let start = position(c.int_or("start", 0)?);
-        let end = position(c.int_or("end", n)?);
+        let start = c.int_or("start", 0)?;
+        let start = if start < 0 { start.saturating_add(n) } else { start }.clamp(0, n) as usize;
+        let end = c.int_or("end", n)?;
+        let end = if end < 0 { end.saturating_add(n) } else { end }.clamp(0, n) as usize;
         let dims = shape.get(start..end).unwrap_or_default().to_vec();
         set_extents(c, SymbolicInts::vector(dims))
     }),
@@ -91,7 +93,7 @@ fn set_extents(c: &mut OpCall<'_, '_>, ints: SymbolicInts) -> RuleResult {
 
 fn reshape(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
-    let own = c.shape(x);
+    let extents = c.shape(x);
     let mut shape = match (c.operand_name(1), c.opt_attribute_ints("shape")?) {
         (None, Some(shape)) => shape.iter().map(|&d| Dim::from(d)).collect(),
         _ => match c.ints(1, "the shape") {
@@ -104,10 +106,10 @@ fn reshape(c: &mut OpCall<'_, '_>) -> EmitResult {
     };
     if !c.flag("allowzero")? {
         for (axis, d) in shape.iter_mut().enumerate().filter(|(_, d)| d.as_const() == Some(0)) {
-            *d = own.get(axis).cloned().ok_or_else(|| {
+            *d = extents.get(axis).cloned().ok_or_else(|| {
                 RuleFailure::Invalid(format!(
                     "expected an extent to copy for axis {axis}, found {} axes",
-                    own.len()
+                    extents.len()
                 ))
             })?;
         }

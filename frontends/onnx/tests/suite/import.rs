@@ -446,7 +446,10 @@ fn ranks_are_what_collectives_say() {
     assert_eq!(fake.import().expect("a program").graph.ranks, Some(2));
     let asked = ImportOptions { ranks: Some(4), ..ImportOptions::default() };
     let error = import(&[fake.source("m.onnx")], &asked).expect_err("two numbers").to_string();
-    assert_eq!(error, "m.onnx: the number of ranks: the caller says 4, the group_size of node `r` is 2");
+    assert_eq!(
+        error,
+        "m.onnx: conflicting numbers of ranks: the caller says 4, the group_size of node `r` is 2"
+    );
     fake = fake.node("com.microsoft::AllGather group_size=4", &["y"], &["z"]).output("z");
     has(&fake, "the group_size of node `r` is 2, the group_size of node `z` is 4");
     let alone = Fake::new(18).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");

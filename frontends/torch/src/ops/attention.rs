@@ -142,13 +142,14 @@ fn random_state(c: &mut OpCall<'_, '_>, result: usize) -> RuleResult {
 fn is_read_by_gradients_alone(c: &OpCall<'_, '_>, result: usize) -> bool {
     let Some(name) = c.result_names().get(result).copied().flatten() else { return false };
     let graph = c.lowering.scope.graph;
-    let reads = |arg| tensor_names(arg).contains(&name);
-    let is_gradient = |target: &str| {
-        let target = bare_target(target);
-        target.starts_with("aten._scaled_dot_product_") && target.contains("_backward")
-    };
-    let mut readers = graph.nodes.iter().filter(|n| n.inputs.iter().any(|i| reads(&i.arg)));
-    readers.all(|n| is_gradient(&n.target)) && !c.lowering.scope.is_returned(name)
+    for node in &graph.nodes {
+        let target = bare_target(&node.target);
+        let is_gradient = target.starts_with("aten._scaled_dot_product_") && target.contains("_backward");
+        if !is_gradient && node.inputs.iter().any(|i| tensor_names(&i.arg).contains(&name)) {
+            return false;
+        }
+    }
+    !c.lowering.scope.is_returned(name)
 }
 
 /// The log-sum-exp `[.., h, l]` in the declared form of the result. That may have one more axis, and more
@@ -226,13 +227,13 @@ fn expand_heads(c: &mut OpCall<'_, '_>, x: ValueId, q: ValueId, rank: usize) -> 
     if rank == 2 {
         return c.unsqueeze(x, 0);
     }
-    let own = c.shape(x);
+    let extents = c.shape(x);
     let mut shape = c.shape(q);
-    if own.len() > rank {
+    if extents.len() > rank {
         return Err(RuleFailure::Opaque("key or value has more axes than the query".into()));
     }
-    let new = rank - own.len();
-    for (axis, d) in own.iter().enumerate() {
+    let new = rank - extents.len();
+    for (axis, d) in extents.iter().enumerate() {
         if axis + new + 3 >= rank || d.as_const() != Some(1) {
             shape[axis + new] = d.clone();
         }

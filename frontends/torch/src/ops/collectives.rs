@@ -245,9 +245,6 @@ fn lower_uneven_all_to_all(
 ) -> EmitResult {
     let cells = c.lowering.builder.graph().cells(group);
     let cells = cells.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
-    let rows_between = |of: &SplitSizes, rank: u32, other: usize| -> Option<Option<i64>> {
-        of.get(rank as usize)?.get(other).copied()
-    };
     for cell in &cells {
         for (i, &sender) in cell.iter().enumerate() {
             for (j, &receiver) in cell.iter().enumerate() {
@@ -267,8 +264,11 @@ fn lower_uneven_all_to_all(
         return c.collective(CollectiveKind::Permute { pairs }, group, x);
     }
     let rows = c.ty(x).shape.first().and_then(Dim::as_const);
-    let total = |list: &Vec<Option<i64>>| list.iter().try_fold(0i64, |sum, rows| sum.checked_add((*rows)?));
-    if to.iter().chain(from).any(|list| total(list).is_none() || total(list) != rows) {
+    let add_up = to.iter().chain(from).all(|list| {
+        let total = list.iter().try_fold(0i64, |sum, rows| sum.checked_add((*rows)?));
+        total.is_some() && total == rows
+    });
+    if !add_up {
         let rows = c.ty(x).shape.first();
         let numbers = by_rank.numbers.describe();
         return Err(RuleFailure::Invalid(format!(
@@ -284,20 +284,25 @@ fn lower_uneven_all_to_all(
     }
 }
 
+fn rows_between(splits: &SplitSizes, rank: u32, other: usize) -> Option<Option<i64>> {
+    splits.get(rank as usize)?.get(other).copied()
+}
+
 /// The pairs of sender and receiver in each cell, if each rank sends all its rows to one rank.
 fn find_permutation(cells: &[Vec<u32>], to: &SplitSizes) -> Option<Vec<(u32, u32)>> {
-    let target = |rank: &u32| {
-        let mut sent = to.get(*rank as usize)?.iter().enumerate().filter(|(_, rows)| **rows != Some(0));
-        let (target, _) = sent.next()?;
-        sent.next().is_none().then_some(target as u32)
-    };
-    let pairs_of_cell = |cell: &Vec<u32>| {
-        let pairs = cell.iter().enumerate().map(|(i, rank)| Some((i as u32, target(rank)?)));
+    let mut all = cells.iter().map(|cell| {
+        let pairs = cell.iter().enumerate().map(|(i, &rank)| Some((i as u32, single_receiver(to, rank)?)));
         pairs.collect::<Option<Vec<_>>>()
-    };
-    let mut all = cells.iter().map(pairs_of_cell);
+    });
     let first = all.next()??;
     all.all(|pairs| pairs.as_ref() == Some(&first)).then_some(first)
+}
+
+/// The number of the only rank to which a rank sends rows.
+fn single_receiver(to: &SplitSizes, rank: u32) -> Option<u32> {
+    let mut sent = to.get(rank as usize)?.iter().enumerate().filter(|(_, rows)| **rows != Some(0));
+    let (receiver, _) = sent.next()?;
+    sent.next().is_none().then_some(receiver as u32)
 }
 
 fn broadcast(c: &mut OpCall<'_, '_>, x: ValueId, source: &str) -> EmitResult {

@@ -147,9 +147,12 @@ pub(crate) fn unsupported_complex_op() -> RuleFailure {
 }
 
 fn find_complex_rule(target: &str) -> Option<OpRule> {
-    let all = || ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
-    let rule_named = |name: &str| all().find(|r| r.name == name).map(|r| r.rule);
-    rule_named(target).or_else(|| rule_named(target.rsplit_once('.')?.0))
+    complex_rule_named(target).or_else(|| complex_rule_named(target.rsplit_once('.')?.0))
+}
+
+fn complex_rule_named(name: &str) -> Option<OpRule> {
+    let mut rows = ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
+    rows.find(|row| row.name == name).map(|row| row.rule)
 }
 
 fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -213,8 +216,8 @@ fn convert_complex(c: &mut OpCall<'_, '_>) -> RuleResult {
 
 fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
     let x = c.first_tensor()?;
-    let own = c.shape(x);
-    let count = own.iter().take(complex_rank(c, x)).cloned().fold(Dim::from(1), |a, b| a * b);
+    let extents = c.shape(x);
+    let count = extents.iter().take(complex_rank(c, x)).cloned().fold(Dim::from(1), |a, b| a * b);
     let mut shape = c.resolve_open_extent(c.dims(name)?, &count)?;
     shape.push(2.into());
     c.reshape(x, shape)
@@ -224,17 +227,17 @@ fn reshape(c: &mut OpCall<'_, '_>, name: &str) -> EmitResult {
 fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
     let x = c.first_tensor()?;
-    let own = c.shape(x);
+    let extents = c.shape(x);
     let mut shape = c.dims("size")?;
     shape.push(2.into());
-    let Some(new) = shape.len().checked_sub(own.len()) else {
+    let Some(new) = shape.len().checked_sub(extents.len()) else {
         return Err(RuleFailure::Invalid(format!(
             "expected at least {} axes, found {}",
             complex_rank(c, x),
             shape.len() - 1
         )));
     };
-    for (d, o) in shape.iter_mut().skip(new).zip(own) {
+    for (d, o) in shape.iter_mut().skip(new).zip(extents) {
         if d.as_const() == Some(-1) {
             *d = o;
         }

@@ -205,8 +205,11 @@ fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
     let n = c.rank(w).saturating_sub(2);
     if n == 0 || c.rank(x) != n + 2 || c.rank(gradient) != n + 2 {
         let found = c.rank(gradient);
-        let of = c.rank(x);
-        return Err(RuleFailure::Invalid(format!("expected {} axes, found {found} and {of}", n + 2)));
+        let operand_rank = c.rank(x);
+        return Err(RuleFailure::Invalid(format!(
+            "expected {} axes, found {found} and {operand_rank}",
+            n + 2
+        )));
     }
     let layout = ConvolutionLayout::from_call(c, w, n)?;
     if c.is_result_read(0) {

@@ -114,12 +114,7 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
     let start = c.opt_operand("start")?.unwrap_or(CallOperand::Scalar(Scalar::Int(0)));
     let step = c.opt_operand("step")?.unwrap_or(CallOperand::Scalar(Scalar::Int(1)));
     let end = c.operand("end")?;
-    let whole = |o: &CallOperand| match o {
-        CallOperand::Scalar(Scalar::Int(i)) => Some(Dim::from(*i)),
-        CallOperand::Dim(d) => Some(d.clone()),
-        _ => None,
-    };
-    let (Some(first), Some(last), Some(by)) = (whole(&start), whole(&end), whole(&step)) else {
+    let (Some(first), Some(last), Some(by)) = (as_dim(&start), as_dim(&end), as_dim(&step)) else {
         return float_range(c, &start, &step);
     };
     let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
@@ -127,6 +122,14 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Err(RuleFailure::Opaque("the step is symbolic or zero".into()));
     };
     c.range(&first, &last, by, dtype)
+}
+
+fn as_dim(operand: &CallOperand) -> Option<Dim> {
+    match operand {
+        CallOperand::Scalar(Scalar::Int(i)) => Some(Dim::from(*i)),
+        CallOperand::Dim(d) => Some(d.clone()),
+        _ => None,
+    }
 }
 
 /// A range of integers with a start that differs between ranks and the same length on all.
@@ -137,16 +140,8 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
         Some((_, ends)) => ends.to_vec(),
         None => vec![c.int("end")?; starts.len()],
     };
-    let len = |start: i64, end: i64| {
-        let span = i128::from(end) - i128::from(start);
-        let step = i128::from(step);
-        if step == 0 {
-            None
-        } else {
-            Some((span.unsigned_abs().div_ceil(step.unsigned_abs()), span * step >= 0))
-        }
-    };
-    let lengths: Option<Vec<_>> = starts.iter().zip(&ends).map(|(s, e)| len(*s, *e)).collect();
+    let bounds = starts.iter().zip(&ends);
+    let lengths: Option<Vec<_>> = bounds.map(|(&start, &end)| range_length(start, end, step)).collect();
     let same =
         lengths.filter(|l| l.iter().all(|(_, forward)| *forward) && l.windows(2).all(|w| w[0] == w[1]));
     let len = same.and_then(|l| i64::try_from(l.first()?.0).ok());
@@ -160,6 +155,16 @@ fn range_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let line = c.iota(len.into(), 0, step, DType::I64)?;
     let y = c.binary(BinaryOp::Add, line, start)?;
     c.cast(y, dtype).map(Some)
+}
+
+/// The number of elements of a range, and whether the step leads from its start to its end.
+fn range_length(start: i64, end: i64, step: i64) -> Option<(u128, bool)> {
+    let span = i128::from(end) - i128::from(start);
+    let step = i128::from(step);
+    if step == 0 {
+        return None;
+    }
+    Some((span.unsigned_abs().div_ceil(step.unsigned_abs()), span * step >= 0))
 }
 
 /// A range of floats. Its number of elements is the declared one. A range of floats with an integer dtype

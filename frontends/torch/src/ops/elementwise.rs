@@ -446,35 +446,49 @@ fn lerp(c: &mut OpCall<'_, '_>) -> EmitResult {
     let weight = c.operand("weight")?;
     let dtype = c.dtype(x);
     let difference = c.binary(BinaryOp::Sub, end, x)?;
-    let forward = |c: &mut OpCall<'_, '_>| {
-        let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &weight, dtype)?;
-        c.binary(BinaryOp::Add, x, step)
-    };
-    let backward = |c: &mut OpCall<'_, '_>| {
-        let rest = match &weight {
-            CallOperand::Scalar(w) => CallOperand::Scalar(Scalar::Float(FloatAttribute(1.0 - w.as_f64()))),
-            other => {
-                let weight = c.as_tensor(other, dtype)?;
-                CallOperand::Tensor(c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), weight)?)
-            }
-        };
-        let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &rest, dtype)?;
-        c.binary(BinaryOp::Sub, end, step)
-    };
     // PyTorch interpolates from the nearer end, so that both ends are exact.
     let y = match &weight {
-        CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => forward(c)?,
-        CallOperand::Scalar(_) => backward(c)?,
+        CallOperand::Scalar(w) if w.as_f64().abs() < 0.5 => lerp_from_start(c, x, difference, &weight)?,
+        CallOperand::Scalar(_) => lerp_from_end(c, end, difference, &weight, dtype)?,
         other => {
             let size = c.as_tensor(other, dtype)?;
             let size = c.unary(UnaryOp::Abs, size)?;
             let near = c.binary_float(BinaryOp::Lt, size, 0.5)?;
-            let f = forward(c)?;
-            let b = backward(c)?;
-            c.select(near, f, b)?
+            let from_start = lerp_from_start(c, x, difference, &weight)?;
+            let from_end = lerp_from_end(c, end, difference, &weight, dtype)?;
+            c.select(near, from_start, from_end)?
         }
     };
     Ok(y)
+}
+
+fn lerp_from_start(
+    c: &mut OpCall<'_, '_>,
+    start: ValueId,
+    difference: ValueId,
+    weight: &CallOperand,
+) -> EmitResult {
+    let dtype = c.dtype(start);
+    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), weight, dtype)?;
+    c.binary(BinaryOp::Add, start, step)
+}
+
+fn lerp_from_end(
+    c: &mut OpCall<'_, '_>,
+    end: ValueId,
+    difference: ValueId,
+    weight: &CallOperand,
+    dtype: DType,
+) -> EmitResult {
+    let rest = match weight {
+        CallOperand::Scalar(w) => CallOperand::Scalar(Scalar::Float(FloatAttribute(1.0 - w.as_f64()))),
+        other => {
+            let weight = c.as_tensor(other, dtype)?;
+            CallOperand::Tensor(c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), weight)?)
+        }
+    };
+    let step = c.emit_binary(BinaryOp::Mul, &CallOperand::Tensor(difference), &rest, dtype)?;
+    c.binary(BinaryOp::Sub, end, step)
 }
 
 /// `x + value * (a op b)`, rounded to the dtype once.

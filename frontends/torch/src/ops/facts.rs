@@ -143,9 +143,11 @@ fn assert_scalar(c: &mut OpCall<'_, '_>) -> RuleResult {
             // Three kinds of assertions are not checked: about numbers that depend on data, about products of
             // sizes beyond the limits, and those that are not conjunctions.
             let conditions = c.lowering.symbols.relation_conditions(text).unwrap_or_default();
-            let is_checked = |side: &Dim| is_within_limits(side, &c.lowering.symbols.table);
-            let checked: Vec<_> =
-                conditions.into_iter().filter(|(a, b)| is_checked(a) && is_checked(b)).collect();
+            let table = &c.lowering.symbols.table;
+            let checked: Vec<_> = conditions
+                .into_iter()
+                .filter(|(low, high)| is_within_limits(low, table) && is_within_limits(high, table))
+                .collect();
             checked.iter().try_for_each(|(low, high)| c.require_at_most("assertion", low, high))
         }
         _ => Ok(()),

@@ -63,13 +63,14 @@ fn safe_softmax(c: &mut OpCall<'_, '_>) -> EmitResult {
 /// The number of trailing axes that `normalized_shape` names.
 fn normalized_axes(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<usize> {
     let shape = c.dims("normalized_shape")?;
-    let own = &c.ty(x).shape;
-    let fits = !shape.is_empty() && shape.len() <= own.len() && own[own.len() - shape.len()..] == shape;
+    let extents = &c.ty(x).shape;
+    let fits =
+        !shape.is_empty() && shape.len() <= extents.len() && extents[extents.len() - shape.len()..] == shape;
     if fits {
         Ok(shape.len())
     } else {
         Err(RuleFailure::Invalid(format!(
-            "expected normalized_shape to be the last extents of {own:?}, found {shape:?}"
+            "expected normalized_shape to be the last extents of {extents:?}, found {shape:?}"
         )))
     }
 }

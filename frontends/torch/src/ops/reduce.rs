@@ -314,8 +314,9 @@ fn histogram(c: &mut OpCall<'_, '_>) -> EmitResult {
     let wide = c.cast(x, DType::F64)?;
     let column = c.reshape(wide, vec![c.ty(x).numel(), 1.into()])?;
     let (low, high) = if low < high {
-        let bound = |x: f64| Scalar::Float(symmc_ir::FloatAttribute(x));
-        (c.full(bound(low), DType::F64, vec![])?, c.full(bound(high), DType::F64, vec![])?)
+        let low = Scalar::Float(symmc_ir::FloatAttribute(low));
+        let high = Scalar::Float(symmc_ir::FloatAttribute(high));
+        (c.full(low, DType::F64, vec![])?, c.full(high, DType::F64, vec![])?)
     } else {
         data_bounds(c, column)?
     };

@@ -195,16 +195,11 @@ fn scatter_into(
 fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let dtype = c.dtype(x);
-    let least = |s: i64, f: f64| match dtype {
-        DType::Bool => Scalar::Bool(s > 0),
-        _ if dtype.is_float() => Scalar::Float(FloatAttribute(f)),
-        _ => Scalar::Int(s).saturate_to(dtype),
-    };
     let (combine, nothing) = match c.opt_string("reduce")? {
         Some("sum" | "mean") => (ReductionKind::Sum, Scalar::Int(0)),
         Some("prod") => (ReductionKind::Prod, Scalar::Int(1)),
-        Some("amax") => (ReductionKind::Max, least(i64::MIN, f64::NEG_INFINITY)),
-        Some("amin") => (ReductionKind::Min, least(i64::MAX, f64::INFINITY)),
+        Some("amax") => (ReductionKind::Max, extreme_scalar(dtype, i64::MIN, f64::NEG_INFINITY)),
+        Some("amin") => (ReductionKind::Min, extreme_scalar(dtype, i64::MAX, f64::INFINITY)),
         other => {
             return Err(RuleFailure::Opaque(format!(
                 "the reduction `{}` is not supported",
@@ -231,4 +226,13 @@ fn scatter_reduce(c: &mut OpCall<'_, '_>) -> EmitResult {
         y = c.binary(op, y, count)?;
     }
     Ok(y)
+}
+
+/// The least or the largest number of a dtype. Floats have `float`, and other dtypes `int`.
+fn extreme_scalar(dtype: DType, int: i64, float: f64) -> Scalar {
+    match dtype {
+        DType::Bool => Scalar::Bool(int > 0),
+        _ if dtype.is_float() => Scalar::Float(FloatAttribute(float)),
+        _ => Scalar::Int(int).saturate_to(dtype),
+    }
 }

@@ -126,18 +126,15 @@ fn rows_by_rank(
             "a slice that differs between ranks: expected an axis of known extent and a positive step, found {n:?} and {step}"
         )));
     };
-    let positions_by_rank = |c: &OpCall<'_, '_>, name: &str, default: i64| -> RuleResult<Vec<i64>> {
-        Ok(match c.ints_by_rank(name) {
-            Some((_, v)) => v.to_vec(),
-            None => vec![c.opt_int(name)?.unwrap_or(default); ranks],
-        })
-    };
-    let limited = |at: &i64| if *at < 0 { at.saturating_add(extent).max(0) } else { (*at).min(extent) };
-    let raw = positions_by_rank(c, "start", 0)?;
-    let starts: Vec<i64> = raw.iter().map(limited).collect();
-    let ends: Vec<i64> = positions_by_rank(c, "end", i64::MAX)?.iter().map(limited).collect();
-    let length = |(s, e): (&i64, &i64)| (e - s).max(0).unsigned_abs().div_ceil(step.unsigned_abs());
-    let lengths: Vec<u64> = starts.iter().zip(&ends).map(length).collect();
+    let raw = positions_by_rank(c, "start", 0, ranks)?;
+    let starts: Vec<i64> = raw.iter().map(|&at| limit_position(at, extent)).collect();
+    let ends = positions_by_rank(c, "end", i64::MAX, ranks)?;
+    let ends = ends.into_iter().map(|at| limit_position(at, extent));
+    let lengths: Vec<u64> = starts
+        .iter()
+        .zip(ends)
+        .map(|(&start, end)| (end - start).max(0).unsigned_abs().div_ceil(step.unsigned_abs()))
+        .collect();
     let len = match lengths.as_slice() {
         [len, rest @ ..] if raw == starts && rest.iter().all(|l| l == len) => i64::try_from(*len).ok(),
         _ => None,
@@ -159,6 +156,17 @@ fn rows_by_rank(
     Ok(Some((SliceRows::PerRank { index, positions }, len.into())))
 }
 
+fn positions_by_rank(c: &OpCall<'_, '_>, name: &str, default: i64, ranks: usize) -> RuleResult<Vec<i64>> {
+    Ok(match c.ints_by_rank(name) {
+        Some((_, positions)) => positions.to_vec(),
+        None => vec![c.opt_int(name)?.unwrap_or(default); ranks],
+    })
+}
+
+fn limit_position(at: i64, extent: i64) -> i64 {
+    if at < 0 { at.saturating_add(extent).max(0) } else { at.min(extent) }
+}
+
 /// The elements and the length of a slice whose start is a size that differs between ranks, such as a
 /// multiple of its length.
 fn symbolic_rows(
@@ -171,24 +179,17 @@ fn symbolic_rows(
     let end = c.dims_by_rank("end")?;
     let Some(ranks) = start.as_ref().or(end.as_ref()).map(|(_, v)| v.len()) else { return Ok(None) };
     let n = c.extent(x, axis);
-    let positions_by_rank = |c: &OpCall<'_, '_>, name: &str, default: Dim| -> RuleResult<Vec<Dim>> {
-        if let Some((_, ints)) = c.ints_by_rank(name) {
-            return Ok(ints.iter().map(|&i| Dim::from(i)).collect());
-        }
-        let one = c.opt_dim(name)?.filter(|d| d.as_const() != Some(i64::MAX)).unwrap_or(default);
-        Ok(vec![one; ranks])
-    };
     let starts = match &start {
         Some((_, dims)) => dims.clone(),
-        None => positions_by_rank(c, "start", 0.into())?,
+        None => constant_dims_by_rank(c, "start", 0.into(), ranks)?,
     };
     let ends = match &end {
         Some((_, dims)) => dims.clone(),
-        None => positions_by_rank(c, "end", n.clone())?,
+        None => constant_dims_by_rank(c, "end", n.clone(), ranks)?,
     };
     let lengths: Vec<Dim> = starts.iter().zip(&ends).map(|(s, e)| e.clone() - s.clone()).collect();
-    let within = |d: &Dim| c.dim_bounds(d).0 >= 0;
-    let is_inside = starts.iter().all(within) && ends.iter().all(|e| within(&(n.clone() - e.clone())));
+    let is_inside = starts.iter().all(|start| c.dim_bounds(start).0 >= 0)
+        && ends.iter().all(|end| c.dim_bounds(&(n.clone() - end.clone())).0 >= 0);
     let len = match lengths.as_slice() {
         [len, rest @ ..] if step == 1 && is_inside && rest.iter().all(|l| l == len) => len.clone(),
         _ => {
@@ -221,6 +222,15 @@ fn symbolic_rows(
     Ok(Some((SliceRows::PerRank { index, positions }, len)))
 }
 
+/// A bound of a slice on each rank that differs between ranks as a number, or not at all.
+fn constant_dims_by_rank(c: &OpCall<'_, '_>, name: &str, default: Dim, ranks: usize) -> RuleResult<Vec<Dim>> {
+    if let Some((_, ints)) = c.ints_by_rank(name) {
+        return Ok(ints.iter().map(|&i| Dim::from(i)).collect());
+    }
+    let bound = c.opt_dim(name)?.filter(|d| d.as_const() != Some(i64::MAX)).unwrap_or(default);
+    Ok(vec![bound; ranks])
+}
+
 /// An element of an axis at a position that differs between ranks.
 fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
     let Some(index) = index_by_rank(c, x, axis)? else { return Ok(None) };
@@ -235,8 +245,8 @@ fn select_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult
 fn index_by_rank(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult<Option<ValueId>> {
     let Some((index, at)) = c.ints_by_rank("index") else { return Ok(None) };
     let n = c.extent(x, axis);
-    let within = |n: i64| at.iter().all(|i| (0..n).contains(i));
-    if !n.as_const().is_some_and(within) {
+    let is_inside = n.as_const().is_some_and(|n| at.iter().all(|i| (0..n).contains(i)));
+    if !is_inside {
         return Err(RuleFailure::Invalid(format!(
             "an index that differs between ranks: expected integers from 0 to a known extent, found {at:?} of {n:?}"
         )));
@@ -272,8 +282,10 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["split_size", "split_sizes", "chunks", "sections", "indices", "tensor_indices_or_sections"]);
     let x = c.first_tensor()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
-    let length = |i| Ok(c.declared_result_type(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
-    let lengths = (0..c.result_count()).map(length).collect::<RuleResult<Vec<Dim>>>()?;
+    let mut lengths = Vec::with_capacity(c.result_count());
+    for i in 0..c.result_count() {
+        lengths.push(c.declared_result_type(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
+    }
     let pieces = c.split_by_lengths(x, axis, lengths)?;
     pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
     Ok(())
@@ -304,9 +316,9 @@ fn concat(c: &mut OpCall<'_, '_>) -> EmitResult {
     let parts = c.tensors("tensors")?;
     let parts = promote_tensors(c, parts)?;
     // PyTorch accepts empty tensors of one axis next to any shape.
-    let empty = |c: &OpCall<'_, '_>, p: ValueId| c.rank(p) == 1 && c.ty(p).shape[0].as_const() == Some(0);
-    let some: Vec<ValueId> = parts.iter().copied().filter(|&p| !empty(c, p)).collect();
-    let parts = if some.is_empty() { parts } else { some };
+    let not_empty: Vec<ValueId> =
+        parts.iter().copied().filter(|&p| c.rank(p) != 1 || c.ty(p).shape[0].as_const() != Some(0)).collect();
+    let parts = if not_empty.is_empty() { parts } else { not_empty };
     let Some(&first) = parts.first() else {
         return Err(RuleFailure::Invalid("expected at least one tensor, found none".into()));
     };

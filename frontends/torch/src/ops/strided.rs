@@ -161,18 +161,13 @@ fn flatten_in_memory_order(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 
 /// The elements at these steps from `offset` on, with one axis for each step.
 fn take_strided(c: &mut OpCall<'_, '_>, x: ValueId, offset: &Dim, axes: &[AsStridedAxis]) -> EmitResult {
-    let sizes = |order: &[usize]| -> Vec<Dim> {
-        order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect()
-    };
-    let strides = |order: &[usize]| -> Vec<Dim> {
-        order.iter().filter_map(|&a| Some(axes.get(a)?.stride.clone())).collect()
-    };
     let mut order: Vec<usize> = (0..axes.len()).collect();
     order.sort_by_key(|&a| {
         std::cmp::Reverse(axes.get(a).and_then(|a| a.stride.as_const()).unwrap_or(i64::MAX))
     });
-    let dense = sizes(&order);
-    if aliasing::is_row_major(&dense, &strides(&order)) == Some(true) {
+    let dense: Vec<Dim> = order.iter().filter_map(|&a| Some(axes.get(a)?.size.clone())).collect();
+    let strides: Vec<Dim> = order.iter().filter_map(|&a| Some(axes.get(a)?.stride.clone())).collect();
+    if aliasing::is_row_major(&dense, &strides) == Some(true) {
         let numel = dense.iter().cloned().fold(Dim::from(1), |a, b| a * b);
         let piece = c.slice(x, 0, offset.clone(), numel, 1)?;
         let y = c.reshape(piece, dense)?;

@@ -68,12 +68,8 @@ fn invert_lower_triangular(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, unit: boo
 
 /// The inverses of the elements on the diagonal, `[batch, extent, 1, 1]`.
 fn invert_diagonal(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, extent: i64, unit: bool) -> EmitResult {
-    let batch = c.extent(a, 0);
-    let ones = |c: &mut OpCall<'_, '_>, count: i64| {
-        c.full(Scalar::Int(1), c.dtype(a), vec![batch.clone(), count.into(), 1.into(), 1.into()])
-    };
     if unit {
-        return ones(c, extent);
+        return diagonal_ones(c, a, extent);
     }
     let whole = blocks(c, a, extent, 1)?;
     let some = c.slice(whole, 1, 0.into(), n.into(), 1)?;
@@ -81,18 +77,20 @@ fn invert_diagonal(c: &mut OpCall<'_, '_>, a: ValueId, n: i64, extent: i64, unit
     if n == extent {
         return Ok(some);
     }
-    let rest = ones(c, extent - n)?;
+    let rest = diagonal_ones(c, a, extent - n)?;
     c.concat(&[some, rest], 1)
+}
+
+fn diagonal_ones(c: &mut OpCall<'_, '_>, a: ValueId, count: i64) -> EmitResult {
+    let batch = c.extent(a, 0);
+    c.full(Scalar::Int(1), c.dtype(a), vec![batch, count.into(), 1.into(), 1.into()])
 }
 
 /// The blocks of `size` rows on the diagonal, `[batch, number, size, size]`.
 fn blocks(c: &mut OpCall<'_, '_>, a: ValueId, extent: i64, size: i64) -> EmitResult {
     let batch = c.extent(a, 0);
     let count = extent / size;
-    let dims = |inner: [i64; 4]| -> Vec<Dim> {
-        std::iter::once(batch.clone()).chain(inner.into_iter().map(Dim::from)).collect()
-    };
-    let y = c.reshape(a, dims([count, size, count, size]))?;
+    let y = c.reshape(a, vec![batch.clone(), count.into(), size.into(), count.into(), size.into()])?;
     let y = c.permute(y, vec![0, 2, 4, 1, 3])?;
     let y = c.reshape(y, vec![batch.clone(), size.into(), size.into(), (count * count).into()])?;
     let y = c.slice(y, 3, 0.into(), count.into(), count + 1)?;

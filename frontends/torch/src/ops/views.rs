@@ -120,9 +120,9 @@ fn squeeze(c: &mut OpCall<'_, '_>) -> EmitResult {
         }
         None => (0..shape.len()).collect(),
     };
-    let stays = |a: usize, d: &Dim| !(axes.contains(&a) && d.as_const() == Some(1));
-    let left = shape.into_iter().enumerate().filter(|(a, d)| stays(*a, d)).map(|(_, d)| d).collect();
-    c.reshape(x, left)
+    let kept =
+        shape.into_iter().enumerate().filter(|(a, extent)| !axes.contains(a) || extent.as_const() != Some(1));
+    c.reshape(x, kept.map(|(_, extent)| extent).collect())
 }
 
 fn unsqueeze(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -164,11 +164,8 @@ fn transposed(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let rank = c.rank(x);
-    let axes = |c: &OpCall<'_, '_>, name: &str| -> RuleResult<Vec<usize>> {
-        c.opt_ints(name)?.unwrap_or_default().into_iter().map(|a| c.resolve_axis(a, rank)).collect()
-    };
-    let from = axes(c, "source")?;
-    let to = axes(c, "destination")?;
+    let from = resolve_axes(c, "source", rank)?;
+    let to = resolve_axes(c, "destination", rank)?;
     let mut slots = vec![None; rank];
     for (&s, &d) in from.iter().zip(&to) {
         if let Some(slot) = slots.get_mut(d) {
@@ -182,20 +179,24 @@ fn move_axes(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.permute(x, perm)
 }
 
+fn resolve_axes(c: &OpCall<'_, '_>, name: &str, rank: usize) -> RuleResult<Vec<usize>> {
+    c.opt_ints(name)?.unwrap_or_default().into_iter().map(|a| c.resolve_axis(a, rank)).collect()
+}
+
 /// An extent of -1 keeps the extent of `x`.
 fn expand(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["implicit"]);
     let x = c.first_tensor()?;
     let mut shape = c.dims("size")?;
-    let own = c.shape(x);
-    let Some(new) = shape.len().checked_sub(own.len()) else {
+    let extents = c.shape(x);
+    let Some(new) = shape.len().checked_sub(extents.len()) else {
         return Err(RuleFailure::Invalid(format!(
             "expected at least {} axes, found {}",
-            own.len(),
+            extents.len(),
             shape.len()
         )));
     };
-    for (d, o) in shape[new..].iter_mut().zip(own) {
+    for (d, o) in shape[new..].iter_mut().zip(extents) {
         if d.as_const() == Some(-1) {
             *d = o;
         }
@@ -214,14 +215,17 @@ fn expand_as(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn mesh_grid(c: &mut OpCall<'_, '_>) -> RuleResult {
     let parts = c.tensors("tensors")?;
     let swapped = c.opt_string("indexing")? == Some("xy") && parts.len() >= 2;
-    let axis_of = |i: usize| if swapped && i < 2 { 1 - i } else { i };
+    let mut axes: Vec<usize> = (0..parts.len()).collect();
+    if swapped {
+        axes.swap(0, 1);
+    }
     let mut shape = vec![Dim::from(1); parts.len()];
-    for (i, &p) in parts.iter().enumerate() {
-        shape[axis_of(i)] = c.ty(p).numel();
+    for (&axis, &p) in axes.iter().zip(&parts) {
+        shape[axis] = c.ty(p).numel();
     }
     for (i, p) in parts.into_iter().enumerate() {
         let mut line = vec![Dim::from(1); shape.len()];
-        line[axis_of(i)] = c.ty(p).numel();
+        line[axes[i]] = c.ty(p).numel();
         let y = c.reshape(p, line)?;
         let y = c.expand(y, shape.clone())?;
         c.set_result(i, y);

@@ -90,10 +90,10 @@ impl WindowGeometry {
     /// The extents of an operand with this number of windows, plus `further` elements after the last.
     pub fn covered_extents(&self, count: &[Dim], further: &[i64]) -> Vec<Dim> {
         let all = self.axis_parameters().zip(count).zip(further);
-        let extent = |(((k, s, p, d), count), &further): (((i64, i64, i64, i64), &Dim), &i64)| {
+        let extents = all.map(|(((k, s, p, d), count), &further)| {
             (count.clone() - Dim::from(1)) * Dim::from(s) + Dim::from(window_span(k, d) + further - 2 * p)
-        };
-        all.map(extent).collect()
+        });
+        extents.collect()
     }
 
     /// Whether the windows neither overlap nor leave gaps.
@@ -536,15 +536,9 @@ fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let places = c.tensor("indices")?;
     let shape = c.shape(x);
     let dtype = c.dtype(gradient);
-    let plane = |c: &mut OpCall<'_, '_>, x: ValueId| {
-        let x = flatten_to_one_channel(c, x, n)?;
-        let flat = c.shape(x).into_iter().skip(2).fold(Dim::from(1), |a, b| a * b);
-        let outer = c.extent(x, 0);
-        c.reshape(x, vec![outer, flat])
-    };
-    let x = plane(c, x)?;
-    let gradient = plane(c, gradient)?;
-    let places = plane(c, places)?;
+    let x = flatten_plane(c, x, n)?;
+    let gradient = flatten_plane(c, gradient, n)?;
+    let places = flatten_plane(c, places, n)?;
     let gradient = c.cast(gradient, dtype.compute_dtype())?;
     let ty = TensorType::new(dtype.compute_dtype(), c.shape(x));
     let zero = c.full(Scalar::Int(0), ty.dtype, ty.shape.clone())?;
@@ -552,4 +546,11 @@ fn max_pool_backward(c: &mut OpCall<'_, '_>, n: usize) -> EmitResult {
     let y = c.emit_as("scatter", op, &[zero, places, gradient], ty)?;
     let y = c.reshape(y, shape)?;
     c.cast(y, dtype)
+}
+
+fn flatten_plane(c: &mut OpCall<'_, '_>, x: ValueId, n: usize) -> EmitResult {
+    let x = flatten_to_one_channel(c, x, n)?;
+    let flat = c.shape(x).into_iter().skip(2).fold(Dim::from(1), |a, b| a * b);
+    let outer = c.extent(x, 0);
+    c.reshape(x, vec![outer, flat])
 }

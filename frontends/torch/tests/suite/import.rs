@@ -155,7 +155,8 @@ fn what_ranges_decide_is_left_out_of_extents() {
 #[test]
 fn unusable_symbols_are_refused() {
     let x = |ty| Fake::new().input("x", ty).output("x");
-    assert!(x("f32[s0]").range("s0", Some(9), Some(3)).error().contains("symbol `s0`: expected a range"));
+    let error = x("f32[s0]").range("s0", Some(9), Some(3)).error();
+    assert!(error.contains("symbol `s0`: expected a non-empty range"), "{error}");
     let fake = x("f32[Mul(Rational(1@ 2)@Symbol('s0'))]");
     let text = fake.program().to_string().replace('@', ",");
     let mut entries = fake.entries();
@@ -345,7 +346,7 @@ fn arguments_that_the_program_fixes_are_named() {
     }
     let notes = fake.import().unwrap().notes;
     let found: Vec<_> = notes.iter().map(|n| n.split(" in this program").next().unwrap()).collect();
-    assert_eq!(found, ["the argument n is 3", "the argument how is \"fast\""]);
+    assert_eq!(found, ["the argument n is fixed to 3", "the argument how is fixed to \"fast\""]);
 }
 
 #[test]

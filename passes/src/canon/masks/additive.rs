@@ -5,7 +5,7 @@
 //! a row of minus infinity has none.
 
 use symmc_ir::closed_form::scalar;
-use symmc_ir::{BinaryOp, DType, InputKind, Op, Scalar, UnaryOp, ValueDef, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, InputKind, Op, Scalar, UnaryOp, ValueDef, ValueId};
 
 use super::condition::MaskCondition;
 use super::linear::{AxisView, ElementRef};
@@ -73,17 +73,16 @@ pub fn parse_additive_mask(cx: &Rewriter, mask: ValueId) -> AdditiveMask {
 }
 
 fn split_mask(cx: &Rewriter, value: ValueId, left: &mut usize) -> AdditiveMask {
-    let open = || AdditiveMask::open(cx, value);
     if *left == 0 {
-        return open();
+        return AdditiveMask::open(cx, value);
     }
     *left -= 1;
     if let Some(Scalar::Float(x)) = cx.known_elements(value).and_then(|k| k.as_full()) {
-        return if x.0 == 0.0 { AdditiveMask::default() } else { open() };
+        return if x.0 == 0.0 { AdditiveMask::default() } else { AdditiveMask::open(cx, value) };
     }
     let dtype = cx.ty(value).dtype;
-    if let MaskFact::Select(c, of) = &*mask_fact(cx, value) {
-        let [yes, no] = of.map(Scalar::as_f64);
+    if let MaskFact::Select(c, numbers) = &*mask_fact(cx, value) {
+        let [yes, no] = numbers.map(Scalar::as_f64);
         return match (yes == 0.0, no == 0.0) {
             (true, _) if hides_score(dtype, no) => {
                 AdditiveMask { visible: vec![(c.clone(), no)], rest: Vec::new() }
@@ -91,10 +90,20 @@ fn split_mask(cx: &Rewriter, value: ValueId, left: &mut usize) -> AdditiveMask {
             (_, true) if hides_score(dtype, yes) => {
                 AdditiveMask { visible: vec![(c.clone().negate(), yes)], rest: Vec::new() }
             }
-            _ => open(),
+            _ => AdditiveMask::open(cx, value),
         };
     }
-    split_mask_op(cx, value, left).unwrap_or_else(open)
+    split_mask_op(cx, value, left).unwrap_or_else(|| AdditiveMask::open(cx, value))
+}
+
+/// Splits a mask that broadcasts to a shape.
+fn split_broadcast_mask(
+    cx: &Rewriter,
+    mask: ValueId,
+    shape: &[Dim],
+    left: &mut usize,
+) -> Option<AdditiveMask> {
+    split_mask(cx, mask, left).through_view(&AxisView::broadcast(cx.shape(mask), shape)?)
 }
 
 fn split_mask_op(cx: &Rewriter, value: ValueId, left: &mut usize) -> Option<AdditiveMask> {
@@ -114,17 +123,15 @@ fn split_mask_op(cx: &Rewriter, value: ValueId, left: &mut usize) -> Option<Addi
             x.rest.is_empty().then_some(x)
         }
         Op::Binary(BinaryOp::Add) => {
-            let mut each = |v: ValueId| {
-                split_mask(cx, v, left).through_view(&AxisView::broadcast(cx.shape(v), &ty.shape)?)
-            };
-            each(first)?.combine_masks(each(*inputs.get(1)?)?)
+            let x = split_broadcast_mask(cx, first, &ty.shape, left)?;
+            let y = split_broadcast_mask(cx, *inputs.get(1)?, &ty.shape, left)?;
+            x.combine_masks(y)
         }
         Op::Select => {
             let &[c, x, y] = inputs else { return None };
             let (seen, number, other) = match_hiding_select(cx, ty.dtype, c, x, y)?;
             let seen = seen.through_view(&AxisView::broadcast(cx.shape(c), &ty.shape)?)?;
-            let other = split_mask(cx, other, left)
-                .through_view(&AxisView::broadcast(cx.shape(other), &ty.shape)?)?;
+            let other = split_broadcast_mask(cx, other, &ty.shape, left)?;
             AdditiveMask { visible: vec![(seen, number)], rest: Vec::new() }.combine_masks(other)
         }
         _ => None,
@@ -140,12 +147,17 @@ pub fn match_hiding_select(
     x: ValueId,
     y: ValueId,
 ) -> Option<(MaskCondition, f64, ValueId)> {
-    let hidden = |v| cx.known_elements(v)?.as_full().map(Scalar::as_f64).filter(|x| hides_score(dtype, *x));
-    match (hidden(x), hidden(y)) {
+    match (hiding_number(cx, dtype, x), hiding_number(cx, dtype, y)) {
         (None, Some(number)) => Some((mask_condition(cx, c), number, x)),
         (Some(number), None) => Some((mask_condition(cx, c).negate(), number, y)),
         _ => None,
     }
+}
+
+/// The number that fills a value, if it hides scores.
+fn hiding_number(cx: &Rewriter, dtype: DType, value: ValueId) -> Option<f64> {
+    let number = cx.known_elements(value)?.as_full()?.as_f64();
+    hides_score(dtype, number).then_some(number)
 }
 
 /// Whether the elements of a value are of moderate size if those of weights are, so that none of them hides
@@ -190,37 +202,20 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
 }
 
 fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> (f64, f64) {
-    let hull = |all: &[f64]| {
-        if all.iter().any(|x| x.is_nan()) {
-            ANY
-        } else {
-            all.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), x| (l.min(*x), h.max(*x)))
-        }
-    };
     let mut operand = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
-    let two = |op: BinaryOp, (a, b): (f64, f64), (c, d): (f64, f64)| match op {
-        BinaryOp::Add => (a + c, b + d),
-        BinaryOp::Sub => (a - d, b - c),
-        BinaryOp::Mul => hull(&[a * c, a * d, b * c, b * d]),
-        BinaryOp::Div if c > 0.0 || d < 0.0 => hull(&[a / c, a / d, b / c, b / d]),
-        BinaryOp::Pow if a == b && a > 0.0 => hull(&[a.powf(c), a.powf(d)]),
-        BinaryOp::Max => (a.max(c), b.max(d)),
-        BinaryOp::Min => (a.min(c), b.min(d)),
-        _ => ANY,
-    };
     match op {
-        Op::Binary(op) => two(*op, operand(0), operand(1)),
+        Op::Binary(op) => binary_interval(*op, operand(0), operand(1)),
         Op::BinaryScalar { op, scalar, scalar_left } => {
             let x = operand(0);
             let s = (scalar.as_f64(), scalar.as_f64());
-            if *scalar_left { two(*op, s, x) } else { two(*op, x, s) }
+            if *scalar_left { binary_interval(*op, s, x) } else { binary_interval(*op, x, s) }
         }
-        Op::Unary(UnaryOp::Neg) => two(BinaryOp::Sub, (0.0, 0.0), operand(0)),
+        Op::Unary(UnaryOp::Neg) => binary_interval(BinaryOp::Sub, (0.0, 0.0), operand(0)),
         Op::Unary(UnaryOp::Abs) => {
             let (a, b) = operand(0);
             (0.0, a.abs().max(b.abs()))
         }
-        Op::Unary(UnaryOp::Reciprocal) => two(BinaryOp::Div, (1.0, 1.0), operand(0)),
+        Op::Unary(UnaryOp::Reciprocal) => binary_interval(BinaryOp::Div, (1.0, 1.0), operand(0)),
         Op::Unary(UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Tanh | UnaryOp::Sigmoid) => (-1.0, 1.0),
         Op::Unary(UnaryOp::Exp) => {
             let (a, b) = operand(0);
@@ -234,7 +229,7 @@ fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> 
         Op::CumSum { axis } => {
             let extent = inputs.first().and_then(|&x| cx.shape(x).get(*axis));
             let most = extent.map_or(f64::INFINITY, |d| d.upper_bound(cx.symbols()) as f64);
-            let sum = two(BinaryOp::Mul, operand(0), (1.0, most.max(1.0)));
+            let sum = binary_interval(BinaryOp::Mul, operand(0), (1.0, most.max(1.0)));
             (sum.0.min(0.0), sum.1.max(0.0))
         }
         Op::Concat { .. } => {
@@ -245,4 +240,25 @@ fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> 
         Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => operand(0),
         _ => ANY,
     }
+}
+
+fn binary_interval(op: BinaryOp, (a, b): (f64, f64), (c, d): (f64, f64)) -> (f64, f64) {
+    match op {
+        BinaryOp::Add => (a + c, b + d),
+        BinaryOp::Sub => (a - d, b - c),
+        BinaryOp::Mul => hull(&[a * c, a * d, b * c, b * d]),
+        BinaryOp::Div if c > 0.0 || d < 0.0 => hull(&[a / c, a / d, b / c, b / d]),
+        BinaryOp::Pow if a == b && a > 0.0 => hull(&[a.powf(c), a.powf(d)]),
+        BinaryOp::Max => (a.max(c), b.max(d)),
+        BinaryOp::Min => (a.min(c), b.min(d)),
+        _ => ANY,
+    }
+}
+
+/// The smallest interval that contains these numbers.
+fn hull(numbers: &[f64]) -> (f64, f64) {
+    if numbers.iter().any(|x| x.is_nan()) {
+        return ANY;
+    }
+    numbers.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)))
 }

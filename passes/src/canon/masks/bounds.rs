@@ -74,10 +74,14 @@ pub fn split_condition(cx: &Rewriter, condition: &MaskCondition, scores: &[Dim])
 /// Whether a bound at the start or end of a chunk hides nothing beyond another bound, which lies within the
 /// chunk.
 fn is_implied(limit: &PendingBound, by: &PendingBound) -> bool {
-    let (a, b) = (&limit.bound, &by.bound);
+    let a = &limit.bound;
+    let b = &by.bound;
     // Elements never decrease, so those up to the row's own do not exceed it.
     if let (BoundOperand::Segment { leaf, axis }, BoundSide::Below) = (&limit.operand, a.side) {
-        let from_start = matches!(&leaf.axis_indices[*axis], AxisIndex::Along { start, .. } if start.as_const() == Some(0));
+        let from_start = match &leaf.axis_indices[*axis] {
+            AxisIndex::Along { start, .. } => start.as_const() == Some(0),
+            AxisIndex::Fixed(_) => false,
+        };
         let near = b.row && !b.operand && b.chunk.is_none() && b.add.as_const().is_some_and(|c| c <= 1);
         return from_start && near && b.side == BoundSide::Below;
     }
@@ -93,11 +97,12 @@ fn is_implied(limit: &PendingBound, by: &PendingBound) -> bool {
 
 /// Adds a bound unless it is already there. Bounds with the side below come first.
 fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
-    let differs_by_offset =
-        |b: &PendingBound| AttentionBound { add: limit.bound.add.clone(), ..b.bound.clone() } == limit.bound;
-    let same =
-        |b: &&mut PendingBound| b.bound.chunk.is_none() && differs_by_offset(b) && b.operand == limit.operand;
-    if let Some(other) = bounds.iter_mut().find(same)
+    let same = bounds.iter_mut().find(|b| {
+        b.bound.chunk.is_none()
+            && AttentionBound { add: limit.bound.add.clone(), ..b.bound.clone() } == limit.bound
+            && b.operand == limit.operand
+    });
+    if let Some(other) = same
         && let Some(more) = (limit.bound.add.clone() - other.bound.add.clone()).as_const()
     {
         // If two bounds differ by a constant, the tighter one implies the other.
@@ -108,33 +113,27 @@ fn add_bound(bounds: &mut Vec<PendingBound>, limit: PendingBound) {
     }
     if !bounds.contains(&limit) {
         let first_from = bounds.iter().position(|b| b.bound.side == BoundSide::From).unwrap_or(bounds.len());
-        let at = if limit.bound.side == BoundSide::Below { first_from } else { bounds.len() };
-        bounds.insert(at, limit);
+        let index = if limit.bound.side == BoundSide::Below { first_from } else { bounds.len() };
+        bounds.insert(index, limit);
     }
 }
 
 fn atom_bound(cx: &Rewriter, kind: &AtomKind, scores: &[Dim]) -> Option<PendingBound> {
     let column = scores.len().checked_sub(1)?;
-    let still = |x: &LinearExpr| x.is_constant_along(column);
-    let without = |x: &LinearExpr| {
-        let mut x = x.clone();
-        x.steps[column] = 0;
-        still(&x).then_some(x)
-    };
     match kind {
         AtomKind::AtLeastZero(x) if x.steps[column] == 0 => segment(cx, x, scores),
         AtomKind::AtLeastZero(x) => match x.steps[column] {
             // column + e >= 0, and -column + e >= 0.
-            1 => position_bound(cx, BoundSide::From, without(x)?.times(-1)?, None, scores),
-            -1 => position_bound(cx, BoundSide::Below, without(x)?.offset_by(1)?, None, scores),
+            1 => position_bound(cx, BoundSide::From, without_step(x, column)?.times(-1)?, None, scores),
+            -1 => position_bound(cx, BoundSide::Below, without_step(x, column)?.offset_by(1)?, None, scores),
             _ => None,
         },
         AtomKind::ChunkAtLeast { a, b, by } => {
             // The chunk of the column is at or after the chunk of the other side, or at or before it. If the
             // offset of the column moves whole chunks, it moves to the other side.
             let (side, x, other) = match (a.steps[column], b.steps[column]) {
-                (1, 0) if still(b) => (BoundSide::From, without(a)?, b),
-                (0, 1) if still(a) => (BoundSide::Below, without(b)?, a),
+                (1, 0) if b.is_constant_along(column) => (BoundSide::From, without_step(a, column)?, b),
+                (0, 1) if a.is_constant_along(column) => (BoundSide::Below, without_step(b, column)?, a),
                 _ => return None,
             };
             let whole =
@@ -149,6 +148,13 @@ fn atom_bound(cx: &Rewriter, kind: &AtomKind, scores: &[Dim]) -> Option<PendingB
     }
 }
 
+/// The expression without its step along an axis, if that makes it constant along the axis.
+fn without_step(x: &LinearExpr, axis: usize) -> Option<LinearExpr> {
+    let mut x = x.clone();
+    x.steps[axis] = 0;
+    x.is_constant_along(axis).then_some(x)
+}
+
 /// A bound whose operand is computed from positions of rows.
 fn operand_bound(
     cx: &Rewriter,
@@ -157,43 +163,53 @@ fn operand_bound(
     scores: &[Dim],
 ) -> Option<PendingBound> {
     let row = scores.len().checked_sub(2).filter(|row| *row > 0)?;
-    let integer = |leaf: &ElementRef| matches!(cx.ty(leaf.value).dtype, DType::I32 | DType::I64);
-    let fits = |x: &LinearExpr| {
-        let others = x.steps.iter().enumerate().filter(|(axis, _)| *axis != row);
-        others.into_iter().all(|(_, s)| *s == 0) && x.terms.iter().all(|t| integer(&t.1))
-    };
     let fits = match &operand {
-        BoundOperand::Chunk { of, less, .. } => fits(of) && fits(less),
+        BoundOperand::Chunk { of, less, .. } => {
+            is_integer_along_row(cx, of, row) && is_integer_along_row(cx, less, row)
+        }
         _ => true,
     };
     let bound = AttentionBound { side, row: false, add: Dim::from(0), chunk: None, operand: true };
     fits.then_some(PendingBound { bound, operand })
 }
 
+/// Whether an expression moves only with the row, and all its elements are integers.
+fn is_integer_along_row(cx: &Rewriter, x: &LinearExpr, row: usize) -> bool {
+    x.steps.iter().enumerate().all(|(axis, step)| axis == row || *step == 0) && has_integer_terms(cx, x)
+}
+
+fn has_integer_terms(cx: &Rewriter, x: &LinearExpr) -> bool {
+    x.terms.iter().all(|(_, leaf)| matches!(cx.ty(leaf.value).dtype, DType::I32 | DType::I64))
+}
+
 /// The bound for a comparison of the row's element with the column's element, of a cumulative sum of bools.
 fn segment(cx: &Rewriter, x: &LinearExpr, scores: &[Dim]) -> Option<PendingBound> {
-    let (row, column) = (scores.len().checked_sub(2)?, scores.len() - 1);
+    let row = scores.len().checked_sub(2)?;
+    let column = row + 1;
     let [(a, first), (b, second)] = &x.terms[..] else { return None };
-    let (side, own, other) = match (first.varies_along(row), second.varies_along(row), a, b) {
+    let (side, row_leaf, column_leaf) = match (first.varies_along(row), second.varies_along(row), a, b) {
         (true, false, 1, -1) => (BoundSide::Below, first, second),
         (true, false, -1, 1) => (BoundSide::From, first, second),
         (false, true, -1, 1) => (BoundSide::Below, second, first),
         (false, true, 1, -1) => (BoundSide::From, second, first),
         _ => return None,
     };
-    let axis =
-        own.axis_indices.iter().position(|p| matches!(p, AxisIndex::Along { axis, .. } if *axis == row))?;
-    let mut of_column = own.axis_indices.clone();
-    of_column[axis] = AxisIndex::Along { axis: column, start: Dim::from(0) };
-    let (Op::CumSum { axis: along }, &[counted]) = cx.def(own.value)? else { return None };
+    let row_indices = &row_leaf.axis_indices;
+    let axis = row_indices.iter().position(|p| matches!(p, AxisIndex::Along { axis, .. } if *axis == row))?;
+    let mut column_indices = row_indices.clone();
+    column_indices[axis] = AxisIndex::Along { axis: column, start: Dim::from(0) };
+    let (Op::CumSum { axis: along }, &[counted]) = cx.def(row_leaf.value)? else { return None };
     let fits = x.constant.as_const() == Some(0)
         && x.steps.iter().all(|s| *s == 0)
-        && own.value == other.value
-        && other.axis_indices == of_column
+        && row_leaf.value == column_leaf.value
+        && column_leaf.axis_indices == column_indices
         && *along == axis
         && cx.ty(counted).dtype == DType::Bool
-        && cx.shape(own.value)[axis] == scores[column];
-    fits.then(|| operand_bound(cx, side, BoundOperand::Segment { leaf: own.clone(), axis }, scores)).flatten()
+        && cx.shape(row_leaf.value)[axis] == scores[column];
+    if !fits {
+        return None;
+    }
+    operand_bound(cx, side, BoundOperand::Segment { leaf: row_leaf.clone(), axis }, scores)
 }
 
 fn position_bound(
@@ -209,8 +225,7 @@ fn position_bound(
         1 => true,
         _ => return None,
     };
-    let integer = |leaf: &ElementRef| matches!(cx.ty(leaf.value).dtype, DType::I32 | DType::I64);
-    let fits = outer.iter().all(|s| *s == 0) && p.terms.iter().all(|t| integer(&t.1));
+    let fits = outer.iter().all(|s| *s == 0) && has_integer_terms(cx, &p);
     let (low, high) = p.constant.bounds(cx.symbols());
     let small = low > -(1 << 40) && high < 1 << 40 && chunk.is_none_or(|c| c <= 1 << 40);
     (fits && small && scores.len() >= 3).then(|| PendingBound {
@@ -227,9 +242,9 @@ fn position_bound(
 
 /// A bound for an atom that hides some rows completely and nothing of others.
 fn row_mask_bound(atom: &ConditionAtom, scores: &[Dim]) -> Option<PendingBound> {
-    let (row, column) = (scores.len().checked_sub(2)?, scores.len() - 1);
+    let row = scores.len().checked_sub(2)?;
     let leaf = &atom.witness.leaf;
-    let fits = leaf.varies_along(row) && !leaf.varies_along(column);
+    let fits = leaf.varies_along(row) && !leaf.varies_along(row + 1);
     fits.then(|| PendingBound {
         bound: AttentionBound {
             side: BoundSide::Below,
@@ -275,13 +290,18 @@ pub fn every_row_has_visible_column<'a>(
     let last = rows.clone() - one.clone();
     // A bound that moves with the row; the first and the last column count as bounds, too. A chunk begins at
     // or before its position and ends after it.
-    let line = |b: &&AttentionBound| {
-        let ends = b.chunk.is_some() && b.side == BoundSide::Below;
-        (i64::from(b.row), b.add.clone() + Dim::from(i64::from(ends)))
-    };
-    let on_side = |side| bounds.iter().filter(move |b| b.side == side);
-    let below = on_side(BoundSide::Below).map(line).chain([(0, columns.clone())]);
-    let from: Vec<(i64, Dim)> = on_side(BoundSide::From).map(line).chain([(0, Dim::from(0))]).collect();
+    let mut below = vec![(0, columns.clone())];
+    let mut from = vec![(0, Dim::from(0))];
+    for bound in bounds {
+        let position = bound.add.clone();
+        match bound.side {
+            BoundSide::Below => {
+                let chunk = Dim::from(i64::from(bound.chunk.is_some()));
+                below.push((i64::from(bound.row), position + chunk));
+            }
+            BoundSide::From => from.push((i64::from(bound.row), position)),
+        }
+    }
     // If there is a row, there is a column.
     let filled = rows.provably_le(columns, symbols);
     below.into_iter().all(|(up, end)| {

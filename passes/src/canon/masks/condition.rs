@@ -66,11 +66,10 @@ impl IndexExpr {
     }
 
     pub fn map_linear(&self, f: impl Fn(&LinearExpr) -> Option<LinearExpr>) -> Option<IndexExpr> {
-        let all = |x: &[LinearExpr]| x.iter().map(&f).collect::<Option<Vec<_>>>();
         Some(match self {
             IndexExpr::Linear(x) => IndexExpr::Linear(f(x)?),
-            IndexExpr::Max(x) => IndexExpr::Max(all(x)?),
-            IndexExpr::Min(x) => IndexExpr::Min(all(x)?),
+            IndexExpr::Max(all) => IndexExpr::Max(map_all(all, f)?),
+            IndexExpr::Min(all) => IndexExpr::Min(map_all(all, f)?),
             IndexExpr::Floor(x, by) => IndexExpr::Floor(f(x)?, *by),
             IndexExpr::Floors(x, y, by) => IndexExpr::Floors(f(x)?, f(y)?, *by),
         })
@@ -78,22 +77,16 @@ impl IndexExpr {
 
     /// `self + sign * other`, if that has one of these forms.
     pub fn add_signed(&self, sign: i64, other: &IndexExpr) -> Option<IndexExpr> {
-        let each = |all: &[LinearExpr], f: &dyn Fn(&LinearExpr) -> Option<LinearExpr>| {
-            all.iter().map(f).collect::<Option<Vec<_>>>()
-        };
-        let moved = |x: &LinearExpr, c: &LinearExpr, sign: i64, by: i64| {
-            x.offset_by(as_small_constant(c)?.checked_mul(by.checked_mul(sign)?)?)
-        };
         Some(match (self, other) {
             (IndexExpr::Linear(a), IndexExpr::Linear(b)) => IndexExpr::Linear(a.add_scaled(sign, b)?),
             (IndexExpr::Max(all), IndexExpr::Linear(b)) => {
-                IndexExpr::Max(each(all, &|x| x.add_scaled(sign, b))?)
+                IndexExpr::Max(map_all(all, |x| x.add_scaled(sign, b))?)
             }
             (IndexExpr::Min(all), IndexExpr::Linear(b)) => {
-                IndexExpr::Min(each(all, &|x| x.add_scaled(sign, b))?)
+                IndexExpr::Min(map_all(all, |x| x.add_scaled(sign, b))?)
             }
             (IndexExpr::Linear(a), IndexExpr::Max(all) | IndexExpr::Min(all)) => {
-                let all = each(all, &|y| a.add_scaled(sign, y))?;
+                let all = map_all(all, |y| a.add_scaled(sign, y))?;
                 if matches!(other, IndexExpr::Max(_)) == (sign > 0) {
                     IndexExpr::Max(all)
                 } else {
@@ -103,16 +96,18 @@ impl IndexExpr {
             (IndexExpr::Floor(x, by), IndexExpr::Floor(y, same)) if by == same && sign == -1 => {
                 IndexExpr::Floors(x.clone(), y.clone(), *by)
             }
-            (IndexExpr::Floor(x, by), IndexExpr::Linear(c)) => IndexExpr::Floor(moved(x, c, sign, *by)?, *by),
+            (IndexExpr::Floor(x, by), IndexExpr::Linear(c)) => {
+                IndexExpr::Floor(add_multiple(x, c, sign, *by)?, *by)
+            }
             (IndexExpr::Linear(c), IndexExpr::Floor(x, by)) if sign == 1 => {
-                IndexExpr::Floor(moved(x, c, 1, *by)?, *by)
+                IndexExpr::Floor(add_multiple(x, c, 1, *by)?, *by)
             }
             (IndexExpr::Floors(x, y, by), IndexExpr::Linear(c)) => {
-                IndexExpr::Floors(moved(x, c, sign, *by)?, y.clone(), *by)
+                IndexExpr::Floors(add_multiple(x, c, sign, *by)?, y.clone(), *by)
             }
             (IndexExpr::Linear(c), IndexExpr::Floors(x, y, by)) => match sign {
-                1 => IndexExpr::Floors(moved(x, c, 1, *by)?, y.clone(), *by),
-                _ => IndexExpr::Floors(moved(y, c, 1, *by)?, x.clone(), *by),
+                1 => IndexExpr::Floors(add_multiple(x, c, 1, *by)?, y.clone(), *by),
+                _ => IndexExpr::Floors(add_multiple(y, c, 1, *by)?, x.clone(), *by),
             },
             _ => return None,
         })
@@ -213,6 +208,15 @@ impl MaskCondition {
     }
 }
 
+fn map_all(all: &[LinearExpr], f: impl Fn(&LinearExpr) -> Option<LinearExpr>) -> Option<Vec<LinearExpr>> {
+    all.iter().map(f).collect()
+}
+
+/// `x + sign * by * c` for a constant `c`.
+fn add_multiple(x: &LinearExpr, c: &LinearExpr, sign: i64, by: i64) -> Option<LinearExpr> {
+    x.offset_by(as_small_constant(c)?.checked_mul(by.checked_mul(sign)?)?)
+}
+
 fn as_small_constant(x: &LinearExpr) -> Option<i64> {
     let still = x.terms.is_empty() && x.steps.iter().all(|s| *s == 0);
     x.constant.as_const().filter(|c| still && c.unsigned_abs() < 1 << 40)
@@ -220,42 +224,52 @@ fn as_small_constant(x: &LinearExpr) -> Option<i64> {
 
 /// The condition `a >= b`, with `witness` as the bool that the program computes for it.
 pub fn at_least_condition(a: &IndexExpr, b: &IndexExpr, witness: &AtomWitness) -> Option<MaskCondition> {
-    let one = |kind| {
-        Some(MaskCondition { negated: false, atoms: vec![ConditionAtom { kind, witness: witness.clone() }] })
-    };
-    let each = |of: &[LinearExpr], compare: &dyn Fn(&IndexExpr) -> Option<MaskCondition>| {
-        of.iter().map(|x| compare(&IndexExpr::Linear(x.clone()))).collect::<Option<Vec<_>>>()
-    };
-    let all =
-        |x: Vec<MaskCondition>| x.into_iter().try_fold(MaskCondition::constant(true), MaskCondition::and);
-    let any =
-        |x: Vec<MaskCondition>| x.into_iter().try_fold(MaskCondition::constant(false), MaskCondition::or);
-    match (a, b) {
-        (IndexExpr::Linear(a), IndexExpr::Linear(b)) => one(AtomKind::AtLeastZero(a.add_scaled(-1, b)?)),
-        (a, IndexExpr::Max(of)) => all(each(of, &|x| at_least_condition(a, x, witness))?),
-        (IndexExpr::Min(of), b) => all(each(of, &|x| at_least_condition(x, b, witness))?),
-        (a, IndexExpr::Min(of)) => any(each(of, &|x| at_least_condition(a, x, witness))?),
-        (IndexExpr::Max(of), b) => any(each(of, &|x| at_least_condition(x, b, witness))?),
+    let kind = match (a, b) {
+        (IndexExpr::Linear(a), IndexExpr::Linear(b)) => AtomKind::AtLeastZero(a.add_scaled(-1, b)?),
+        (a, IndexExpr::Max(terms)) => {
+            return conjunction(map_conditions(terms, |x| at_least_condition(a, x, witness))?);
+        }
+        (IndexExpr::Min(terms), b) => {
+            return conjunction(map_conditions(terms, |x| at_least_condition(x, b, witness))?);
+        }
+        (a, IndexExpr::Min(terms)) => {
+            return disjunction(map_conditions(terms, |x| at_least_condition(a, x, witness))?);
+        }
+        (IndexExpr::Max(terms), b) => {
+            return disjunction(map_conditions(terms, |x| at_least_condition(x, b, witness))?);
+        }
         (IndexExpr::Floor(a, by), IndexExpr::Floor(b, same)) if by == same => {
-            one(AtomKind::ChunkAtLeast { a: a.clone(), b: b.clone(), by: *by })
+            AtomKind::ChunkAtLeast { a: a.clone(), b: b.clone(), by: *by }
         }
         // floor(x / by) - floor(y / by) >= c, and <= c, for a constant c.
-        (IndexExpr::Floors(x, y, by), IndexExpr::Linear(c)) => one(AtomKind::ChunkAtLeast {
-            a: x.clone(),
-            b: y.offset_by(as_small_constant(c)?.checked_mul(*by)?)?,
-            by: *by,
-        }),
-        (IndexExpr::Linear(c), IndexExpr::Floors(x, y, by)) => one(AtomKind::ChunkAtLeast {
-            a: y.offset_by(as_small_constant(c)?.checked_mul(*by)?)?,
-            b: x.clone(),
-            by: *by,
-        }),
+        (IndexExpr::Floors(x, y, by), IndexExpr::Linear(c)) => {
+            AtomKind::ChunkAtLeast { a: x.clone(), b: add_multiple(y, c, 1, *by)?, by: *by }
+        }
+        (IndexExpr::Linear(c), IndexExpr::Floors(x, y, by)) => {
+            AtomKind::ChunkAtLeast { a: add_multiple(y, c, 1, *by)?, b: x.clone(), by: *by }
+        }
         (IndexExpr::Floor(a, by), IndexExpr::Linear(b)) => {
-            one(AtomKind::AtLeastZero(a.add_scaled(by.checked_neg()?, b)?))
+            AtomKind::AtLeastZero(a.add_scaled(by.checked_neg()?, b)?)
         }
         (IndexExpr::Linear(a), IndexExpr::Floor(b, by)) => {
-            one(AtomKind::AtLeastZero(a.times(*by)?.offset_by(by - 1)?.add_scaled(-1, b)?))
+            AtomKind::AtLeastZero(a.times(*by)?.offset_by(by - 1)?.add_scaled(-1, b)?)
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    Some(MaskCondition { negated: false, atoms: vec![ConditionAtom { kind, witness: witness.clone() }] })
+}
+
+fn map_conditions(
+    terms: &[LinearExpr],
+    compare: impl Fn(&IndexExpr) -> Option<MaskCondition>,
+) -> Option<Vec<MaskCondition>> {
+    terms.iter().map(|x| compare(&IndexExpr::Linear(x.clone()))).collect()
+}
+
+fn conjunction(conditions: Vec<MaskCondition>) -> Option<MaskCondition> {
+    conditions.into_iter().try_fold(MaskCondition::constant(true), MaskCondition::and)
+}
+
+fn disjunction(conditions: Vec<MaskCondition>) -> Option<MaskCondition> {
+    conditions.into_iter().try_fold(MaskCondition::constant(false), MaskCondition::or)
 }

@@ -47,26 +47,20 @@ pub fn constant_mask_fact(graph: &Graph, value: ValueId, data: &Tensor) -> Optio
     let first = &block[..size];
     let other = block.chunks_exact(size).position(|e| e != first)?;
     let numbers = [scalar_at(data, 0)?, scalar_at(data, other)?];
-    let seen = |value: &[u8]| {
-        let runs = block
-            .chunks_exact(columns * size)
-            .map(|row| find_run(row, value, size))
-            .collect::<Option<Vec<_>>>()?;
-        fit_boundaries(&runs, columns)
-    };
+
     let second = &block[other * size..(other + 1) * size];
     if block.chunks_exact(size).any(|e| e != first && e != second) {
         return None;
     }
-    let ((from, below), numbers) = match seen(first) {
+    let ((from, below), numbers) = match find_boundaries(block, first, columns) {
         Some(ends) => (ends, numbers),
-        None => (seen(second)?, [numbers[1], numbers[0]]),
+        None => (find_boundaries(block, second, columns)?, [numbers[1], numbers[0]]),
     };
     Some(choice_fact(interval_condition(graph, value, from, below), numbers, data.dtype()))
 }
 
-fn scalar_at(data: &Tensor, at: usize) -> Option<Scalar> {
-    let x = data.get_f64(at);
+fn scalar_at(data: &Tensor, index: usize) -> Option<Scalar> {
+    let x = data.get_f64(index);
     match data.dtype() {
         DType::Bool => Some(Scalar::Bool(x != 0.0)),
         d if d.is_float() => (!x.is_nan()).then_some(Scalar::Float(FloatAttribute(x))),
@@ -74,57 +68,74 @@ fn scalar_at(data: &Tensor, at: usize) -> Option<Scalar> {
     }
 }
 
+/// The boundaries of the interval that a value fills in each row of a block.
+fn find_boundaries(block: &[u8], value: &[u8], columns: usize) -> Option<(RunBoundary, RunBoundary)> {
+    let rows = block.chunks_exact(columns * value.len());
+    let runs = rows.map(|row| find_run(row, value)).collect::<Option<Vec<_>>>()?;
+    fit_boundaries(&runs, columns)
+}
+
 /// The start and the end of a value in a row, if its occurrences are contiguous; an empty range if there are
 /// none.
-fn find_run(row: &[u8], value: &[u8], size: usize) -> Option<(usize, usize)> {
-    let is = |e: &[u8]| e == value;
-    let elements = || row.chunks_exact(size);
-    let Some(start) = elements().position(is) else { return Some((0, 0)) };
-    let end = elements().rposition(is)? + 1;
-    elements().skip(start).take(end - start).all(is).then_some((start, end))
+fn find_run(row: &[u8], value: &[u8]) -> Option<(usize, usize)> {
+    let elements = row.chunks_exact(value.len());
+    let Some(start) = elements.clone().position(|e| e == value) else { return Some((0, 0)) };
+    let end = elements.clone().rposition(|e| e == value)? + 1;
+    elements.skip(start).take(end - start).all(|e| e == value).then_some((start, end))
 }
 
 /// The boundaries that give these runs.
 fn fit_boundaries(runs: &[(usize, usize)], columns: usize) -> Option<(RunBoundary, RunBoundary)> {
-    let filled = || runs.iter().enumerate().filter(|(_, r)| r.0 < r.1);
-    let candidates = |end: Option<(usize, usize)>| {
-        let ends = end.map(|(row, at)| [RunBoundary::At(at), RunBoundary::Row(at as i64 - row as i64)]);
-        [RunBoundary::Open].into_iter().chain(ends.into_iter().flatten()).collect::<Vec<_>>()
-    };
-    let from = candidates(filled().find(|(_, r)| r.0 > 0).map(|(i, r)| (i, r.0)));
-    let below = candidates(filled().find(|(_, r)| r.1 < columns).map(|(i, r)| (i, r.1)));
-    let fits = |from: RunBoundary, below: RunBoundary| {
-        runs.iter().enumerate().all(|(i, &(start, end))| {
-            let found = (from.column_at(i, 0, columns), below.column_at(i, columns, columns));
-            if start < end { found == (start, end) } else { found.0 >= found.1 }
-        })
-    };
-    from.iter().find_map(|&f| below.iter().find(|&&b| fits(f, b)).map(|&b| (f, b)))
+    let filled = runs.iter().enumerate().filter(|(_, (start, end))| start < end);
+    let first_start = filled.clone().find(|(_, (start, _))| *start > 0).map(|(row, run)| (row, run.0));
+    let first_end = filled.clone().find(|(_, (_, end))| *end < columns).map(|(row, run)| (row, run.1));
+    for from in boundary_candidates(first_start) {
+        for below in boundary_candidates(first_end) {
+            if fits_runs(runs, from, below, columns) {
+                return Some((from, below));
+            }
+        }
+    }
+    None
+}
+
+/// The boundaries that can lie at this row and column; only the open one if there is no such place.
+fn boundary_candidates(place: Option<(usize, usize)>) -> Vec<RunBoundary> {
+    let mut candidates = vec![RunBoundary::Open];
+    if let Some((row, column)) = place {
+        candidates.push(RunBoundary::At(column));
+        candidates.push(RunBoundary::Row(column as i64 - row as i64));
+    }
+    candidates
+}
+
+fn fits_runs(runs: &[(usize, usize)], from: RunBoundary, below: RunBoundary, columns: usize) -> bool {
+    runs.iter().enumerate().all(|(row, &(start, end))| {
+        let found = (from.column_at(row, 0, columns), below.column_at(row, columns, columns));
+        if start < end { found == (start, end) } else { found.0 >= found.1 }
+    })
 }
 
 fn interval_condition(graph: &Graph, value: ValueId, from: RunBoundary, below: RunBoundary) -> MaskCondition {
     let shape = &graph.ty(value).shape;
     let rank = shape.len();
     let one = Dim::from(1);
-    let step = |axis: Option<usize>, by: i64, steps: &mut Vec<i64>| {
-        if let Some(axis) = axis.filter(|&a| shape[a] != one) {
-            steps[axis] = by;
-        }
-    };
-    let row = rank.checked_sub(2);
-    let column = rank.checked_sub(1);
+    let row = rank.checked_sub(2).filter(|&axis| shape[axis] != one);
+    let column = rank.checked_sub(1).filter(|&axis| shape[axis] != one);
     let mut atoms = Vec::new();
     // column - limit >= 0 and limit - 1 - column >= 0.
     for (end, sign) in [(from, 1), (below, -1)] {
-        let (at, moves) = match end {
+        let (limit, moves) = match end {
             RunBoundary::Open => continue,
-            RunBoundary::At(at) => (at as i64, false),
+            RunBoundary::At(column) => (column as i64, false),
             RunBoundary::Row(by) => (by, true),
         };
-        let mut linear = LinearExpr::constant(-sign * at + (sign - 1) / 2, rank);
-        step(column, sign, &mut linear.steps);
-        if moves {
-            step(row, -sign, &mut linear.steps);
+        let mut linear = LinearExpr::constant(-sign * limit + (sign - 1) / 2, rank);
+        if let Some(column) = column {
+            linear.steps[column] = sign;
+        }
+        if moves && let Some(row) = row {
+            linear.steps[row] = -sign;
         }
         let witness = AtomWitness { leaf: ElementRef::whole_value(graph, value), negated: false };
         atoms.push(ConditionAtom { kind: AtomKind::AtLeastZero(linear), witness });

@@ -24,12 +24,12 @@ pub struct MaskFactCache {
 }
 
 /// A choice between two numbers of a dtype; a condition if they are bools.
-pub(super) fn choice_fact(c: MaskCondition, of: [Scalar; 2], dtype: DType) -> MaskFact {
-    let bools = of.map(|s| s.as_f64() != 0.0);
+pub(super) fn choice_fact(c: MaskCondition, numbers: [Scalar; 2], dtype: DType) -> MaskFact {
+    let bools = numbers.map(|s| s.as_f64() != 0.0);
     match (dtype, bools) {
         (DType::Bool, [true, false]) => MaskFact::Condition(c),
         (DType::Bool, [false, true]) => MaskFact::Condition(c.negate()),
         (DType::Bool, [same, _]) => MaskFact::Condition(MaskCondition::constant(same)),
-        _ => MaskFact::Select(c, of),
+        _ => MaskFact::Select(c, numbers),
     }
 }

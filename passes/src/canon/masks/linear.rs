@@ -107,11 +107,11 @@ impl AxisView {
 impl ElementRef {
     /// A value, element by element.
     pub fn whole_value(graph: &Graph, value: ValueId) -> ElementRef {
-        let at = graph.ty(value).shape.iter().enumerate().map(|(axis, d)| match d.as_const() {
+        let indices = graph.ty(value).shape.iter().enumerate().map(|(axis, d)| match d.as_const() {
             Some(1) => AxisIndex::Fixed(Dim::from(0)),
             _ => AxisIndex::Along { axis, start: Dim::from(0) },
         });
-        ElementRef { value, axis_indices: at.collect() }
+        ElementRef { value, axis_indices: indices.collect() }
     }
 
     pub fn varies_along(&self, axis: usize) -> bool {
@@ -120,7 +120,7 @@ impl ElementRef {
 
     /// The same elements at the positions of a view of the described value.
     pub fn through_view(&self, view: &AxisView) -> Option<ElementRef> {
-        let at = self.axis_indices.iter().map(|place| match place {
+        let indices = self.axis_indices.iter().map(|place| match place {
             AxisIndex::Fixed(_) => Some(place.clone()),
             AxisIndex::Along { axis, start } => {
                 let (moved, from) = view.axes.get(*axis)?;
@@ -132,7 +132,7 @@ impl ElementRef {
                 }
             }
         });
-        Some(ElementRef { value: self.value, axis_indices: at.collect::<Option<_>>()? })
+        Some(ElementRef { value: self.value, axis_indices: indices.collect::<Option<_>>()? })
     }
 }
 

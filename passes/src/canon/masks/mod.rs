@@ -141,7 +141,7 @@ fn fact_through_view(fact: &MaskFact, view: &AxisView) -> Option<MaskFact> {
     Some(match fact {
         MaskFact::Number(n) => MaskFact::Number(n.through_view(view)?),
         MaskFact::Condition(c) => MaskFact::Condition(c.through_view(view)?),
-        MaskFact::Select(c, of) => MaskFact::Select(c.through_view(view)?, *of),
+        MaskFact::Select(c, numbers) => MaskFact::Select(c.through_view(view)?, *numbers),
         MaskFact::Unknown => return None,
     })
 }
@@ -261,12 +261,14 @@ fn binary(cx: &Rewriter, op: BinaryOp, xy: [FactOperand; 2], value: ValueId) -> 
     if ty.dtype.is_float() {
         return None;
     }
-    let (a, b) = (xy[0].to_index_expr(cx, &ty.shape)?, xy[1].to_index_expr(cx, &ty.shape)?);
+    let a = xy[0].to_index_expr(cx, &ty.shape)?;
+    let b = xy[1].to_index_expr(cx, &ty.shape)?;
     if let BinaryOp::Add | BinaryOp::Sub = op {
         return exact_index_fact(cx, a.add_signed(if op == BinaryOp::Add { 1 } else { -1 }, &b)?, ty);
     }
     let by = xy[1].scalar(cx).map(Scalar::as_i64);
-    let (x, y) = (a.linear()?, b.linear()?);
+    let x = a.linear()?;
+    let y = b.linear()?;
     let number = match op {
         BinaryOp::Mul => match (by, xy[0].scalar(cx).map(Scalar::as_i64)) {
             (Some(by), _) => IndexExpr::Linear(x.times(by)?),
@@ -291,19 +293,19 @@ fn binary_of_select_fact(
     xy: [FactOperand; 2],
     ty: &TensorType,
 ) -> Option<MaskFact> {
-    let (left, right) = (xy[0].scalar(cx), xy[1].scalar(cx));
-    let (x, one, swapped) = match (left, right) {
+    let (x, constant, swapped) = match (xy[0].scalar(cx), xy[1].scalar(cx)) {
         (None, Some(s)) => (xy[0], s, false),
         (Some(s), None) => (xy[1], s, true),
         _ => return None,
     };
-    let MaskFact::Select(c, of) = x.to_fact(cx, &ty.shape)? else { return None };
+    let MaskFact::Select(c, numbers) = x.to_fact(cx, &ty.shape)? else { return None };
     let FactOperand::Value(v) = x else { return None };
     let dtype = cx.ty(v).dtype;
-    let each = |s| {
-        if swapped { scalar::fold_binary(op, one, s, dtype) } else { scalar::fold_binary(op, s, one, dtype) }
-    };
-    Some(choice_fact(c, [each(of[0])?, each(of[1])?], ty.dtype))
+    let folded = numbers.map(|number| {
+        let (left, right) = if swapped { (constant, number) } else { (number, constant) };
+        scalar::fold_binary(op, left, right, dtype)
+    });
+    Some(choice_fact(c, [folded[0]?, folded[1]?], ty.dtype))
 }
 
 fn comparison_condition(
@@ -327,13 +329,12 @@ fn comparison_condition(
 }
 
 fn logical(op: BinaryOp, a: MaskCondition, b: MaskCondition) -> Option<MaskCondition> {
-    let (left, right) = (a.is_constant(), b.is_constant());
     match op {
         BinaryOp::And | BinaryOp::Min | BinaryOp::Mul => a.and(b),
         BinaryOp::Or | BinaryOp::Max => a.or(b),
         BinaryOp::Xor | BinaryOp::Ne | BinaryOp::Eq => {
             let same = op == BinaryOp::Eq;
-            match (left, right) {
+            match (a.is_constant(), b.is_constant()) {
                 (_, Some(y)) => Some(if y == same { a } else { a.negate() }),
                 (Some(x), _) => Some(if x == same { b } else { b.negate() }),
                 _ => None,
@@ -345,10 +346,11 @@ fn logical(op: BinaryOp, a: MaskCondition, b: MaskCondition) -> Option<MaskCondi
 
 fn select(cx: &Rewriter, inputs: &[ValueId], ty: &TensorType) -> Option<MaskFact> {
     let &[c, x, y] = inputs else { return None };
-    let all = |v| FactOperand::Value(v).to_fact(cx, &ty.shape);
-    let MaskFact::Condition(c) = all(c)? else { return None };
+    let broadcast_fact = |v| FactOperand::Value(v).to_fact(cx, &ty.shape);
+    let MaskFact::Condition(c) = broadcast_fact(c)? else { return None };
     if ty.dtype == DType::Bool {
-        let (MaskFact::Condition(x), MaskFact::Condition(y)) = (all(x)?, all(y)?) else { return None };
+        let MaskFact::Condition(x) = broadcast_fact(x)? else { return None };
+        let MaskFact::Condition(y) = broadcast_fact(y)? else { return None };
         let found = match (x.is_constant(), y.is_constant()) {
             (Some(true), _) => c.or(y),
             (Some(false), _) => c.negate().and(y),
@@ -358,12 +360,13 @@ fn select(cx: &Rewriter, inputs: &[ValueId], ty: &TensorType) -> Option<MaskFact
         };
         return found.map(MaskFact::Condition);
     }
-    let full = |v| cx.known_elements(v)?.as_full();
-    match (full(x), full(y)) {
+    let x_number = cx.known_elements(x).and_then(ClosedForm::as_full);
+    let y_number = cx.known_elements(y).and_then(ClosedForm::as_full);
+    match (x_number, y_number) {
         (Some(x), Some(y)) => Some(MaskFact::Select(c, [x, y])),
         // A choice between two numbers, if the other branch is one of them as well.
-        (Some(x), None) => nested_select_fact(c, x, all(y)?),
-        (None, Some(y)) => nested_select_fact(c.negate(), y, all(x)?),
+        (Some(x), None) => nested_select_fact(c, x, broadcast_fact(y)?),
+        (None, Some(y)) => nested_select_fact(c.negate(), y, broadcast_fact(x)?),
         _ => None,
     }
 }
@@ -394,13 +397,6 @@ fn indexed_fact(
     let shape = ty.shape.get(axis..axis + inner)?;
     let mut places = Vec::with_capacity(operand_rank);
     for a in 0..operand_rank {
-        let along = |to: usize| {
-            let mut linear = LinearExpr::constant(0, rank);
-            if ty.shape[to].as_const() != Some(1) {
-                linear.steps[to] = 1;
-            }
-            linear
-        };
         places.push(match a.checked_sub(axis) {
             Some(k) if k < indices.len() => {
                 let index = FactOperand::Value(indices[k]).to_index_expr(cx, shape)?;
@@ -412,8 +408,8 @@ fn indexed_fact(
                     (0..inner).map(|i| (ty.shape[axis + i].as_const() != Some(1)).then_some((axis + i, 1)));
                 index.linear()?.through_view(&AxisView::from_axes(axes.collect(), rank))?
             }
-            Some(_) => along(a + inner - indices.len()),
-            None => along(a),
+            Some(_) => position_along(a + inner - indices.len(), &ty.shape),
+            None => position_along(a, &ty.shape),
         });
     }
     match &*mask_fact(cx, x) {
@@ -422,10 +418,17 @@ fn indexed_fact(
     }
 }
 
+/// The position along an axis of a value of this shape.
+fn position_along(axis: usize, shape: &[Dim]) -> LinearExpr {
+    let mut linear = LinearExpr::constant(0, shape.len());
+    if shape[axis].as_const() != Some(1) {
+        linear.steps[axis] = 1;
+    }
+    linear
+}
+
 /// Whether an index of this shape lies within an axis for all sizes.
 fn is_inside(cx: &Rewriter, index: &LinearExpr, shape: &[Dim], extent: &Dim) -> bool {
-    let within = |(low, high): (i64, i64)| {
-        low >= 0 && (Dim::from(high) + Dim::from(1)).provably_le(extent, cx.symbols())
-    };
-    index.range(cx.symbols(), shape).is_some_and(within)
+    let Some((low, high)) = index.range(cx.symbols(), shape) else { return false };
+    low >= 0 && (Dim::from(high) + Dim::from(1)).provably_le(extent, cx.symbols())
 }

@@ -25,13 +25,13 @@ pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim
         }
         BoundOperand::Chunk { of, less, by } => {
             let position = emit_linear(cx, of, scores)?;
-            let mut at = emit_binary_scalar(cx, BinaryOp::FloorDiv, position, *by);
-            at = emit_binary_scalar(cx, BinaryOp::Mul, at, *by);
+            let mut boundary = emit_binary_scalar(cx, BinaryOp::FloorDiv, position, *by);
+            boundary = emit_binary_scalar(cx, BinaryOp::Mul, boundary, *by);
             if limit.bound.side == BoundSide::Below {
-                at = emit_binary_scalar(cx, BinaryOp::Add, at, *by);
+                boundary = emit_binary_scalar(cx, BinaryOp::Add, boundary, *by);
             }
             let less = emit_linear(cx, less, scores)?;
-            emit_binary(cx, "chunk", BinaryOp::Sub, at, less)
+            emit_binary(cx, "chunk", BinaryOp::Sub, boundary, less)
         }
         BoundOperand::Segment { leaf, axis } => {
             let value = emit_segment_boundary(cx, limit.bound.side, leaf.value, *axis)?;
@@ -67,8 +67,8 @@ fn emit_element_sum(cx: &mut Rewriter, terms: &[(i64, ElementRef)], scores: &[Di
 /// Emits the conjunction of some witnesses as a mask; `None` if there are none.
 pub fn emit_witness_mask(cx: &mut Rewriter, rest: &[AtomWitness], scores: &[Dim]) -> Option<ValueId> {
     let mut all = None;
-    for one in rest {
-        let next = emit_witness(cx, one, scores)?;
+    for witness in rest {
+        let next = emit_witness(cx, witness, scores)?;
         all = Some(match all {
             None => next,
             Some(other) => emit_binary(cx, "mask", BinaryOp::And, other, next)?,
@@ -84,10 +84,10 @@ pub fn emit_binary(cx: &mut Rewriter, part: &str, op: BinaryOp, x: ValueId, y: V
     Some(cx.emit(part, Op::Binary(op), &[x, y], ty))
 }
 
-fn emit_witness(cx: &mut Rewriter, of: &AtomWitness, scores: &[Dim]) -> Option<ValueId> {
-    let value = emit_element(cx, &of.leaf, scores)?;
+fn emit_witness(cx: &mut Rewriter, witness: &AtomWitness, scores: &[Dim]) -> Option<ValueId> {
+    let value = emit_element(cx, &witness.leaf, scores)?;
     let ty = cx.ty(value).clone();
-    Some(if of.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
+    Some(if witness.negated { cx.emit("not", Op::Unary(UnaryOp::Not), &[value], ty) } else { value })
 }
 
 /// Emits a leaf as a value with the axes of a shape, with extent 1 for axes on which it does not depend.
@@ -126,18 +126,18 @@ pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Opti
 /// Emits a sum of positions that depends only on rows, as i64 `[.., l, 1]`.
 fn emit_linear(cx: &mut Rewriter, x: &LinearExpr, scores: &[Dim]) -> Option<ValueId> {
     let [row, _] = row_and_column_axes(scores)?;
-    let mut at = emit_dim(cx, &x.constant, scores.len())?;
+    let mut sum = emit_dim(cx, &x.constant, scores.len())?;
     if x.steps[row] != 0 {
         let index = emit_row_index(cx, &Dim::from(0), scores)?;
         let moved = emit_binary_scalar(cx, BinaryOp::Mul, index, x.steps[row]);
-        at = emit_binary(cx, "position", BinaryOp::Add, at, moved)?;
+        sum = emit_binary(cx, "position", BinaryOp::Add, sum, moved)?;
     }
-    let Some(mut terms) = emit_element_sum(cx, &x.terms, scores) else { return Some(at) };
+    let Some(mut terms) = emit_element_sum(cx, &x.terms, scores) else { return Some(sum) };
     if cx.ty(terms).dtype != DType::I64 {
         let ty = TensorType::new(DType::I64, cx.shape(terms).to_vec());
         terms = cx.emit("wide", Op::Cast, &[terms], ty);
     }
-    emit_binary(cx, "position", BinaryOp::Add, at, terms)
+    emit_binary(cx, "position", BinaryOp::Add, sum, terms)
 }
 
 /// For each element of a cumulative sum of bools, emits the start of the run of elements equal to it, or the
@@ -150,17 +150,20 @@ fn emit_segment_boundary(cx: &mut Rewriter, side: BoundSide, sums: ValueId, axis
         BoundSide::From => (0, ReductionKind::Min),
         BoundSide::Below => (1, ReductionKind::Max),
     };
-    let i64_type = |shape: Vec<Dim>| TensorType::new(DType::I64, shape);
     let fill = if side == BoundSide::From { i64::MAX } else { 0 };
     let none = cx.emit("segment", Op::Full(Scalar::Int(fill)), &[], i64_type(rooms.clone()));
-    let at = cx.emit("segment", Op::Iota { start, step: 1 }, &[], i64_type(vec![shape[axis].clone()]));
+    let positions = cx.emit("segment", Op::Iota { start, step: 1 }, &[], i64_type(vec![shape[axis].clone()]));
     let mut along = vec![Dim::from(1); shape.len()];
     along[axis] = shape[axis].clone();
-    let at = cx.reshape(at, along);
-    let at = cx.expand(at, shape.clone());
+    let positions = cx.reshape(positions, along);
+    let positions = cx.expand(positions, shape.clone());
     let scatter = Op::ScatterElements { axis, combine: Some(combine) };
-    let ends = cx.emit("segment", scatter, &[none, sums, at], i64_type(rooms));
+    let ends = cx.emit("segment", scatter, &[none, sums, positions], i64_type(rooms));
     Some(cx.emit("segment", Op::GatherElements { axis }, &[ends, sums], i64_type(shape)))
+}
+
+fn i64_type(shape: Vec<Dim>) -> TensorType {
+    TensorType::new(DType::I64, shape)
 }
 
 pub fn emit_binary_scalar(cx: &mut Rewriter, op: BinaryOp, x: ValueId, number: i64) -> ValueId {
@@ -174,21 +177,21 @@ pub fn emit_dim(cx: &mut Rewriter, dim: &Dim, rank: usize) -> Option<ValueId> {
     if let Some(number) = dim.as_const() {
         return Some(cx.emit("number", Op::Full(Scalar::Int(number)), &[], ty));
     }
-    let at = emit_range(cx, dim, Dim::from(1))?;
-    Some(cx.reshape(at, ty.shape))
+    let number = emit_range(cx, dim, Dim::from(1))?;
+    Some(cx.reshape(number, ty.shape))
 }
 
 /// Emits `count` consecutive integers from `start` on.
 fn emit_range(cx: &mut Rewriter, start: &Dim, count: Dim) -> Option<ValueId> {
-    let i64_row = |n: Dim| TensorType::new(DType::I64, vec![n]);
     if let Some(start) = start.as_const() {
-        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], i64_row(count)));
+        return Some(cx.emit("row", Op::Iota { start, step: 1 }, &[], i64_type(vec![count])));
     }
     if start.bounds(cx.symbols()).0 < 0 {
         return None;
     }
-    let all = cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_row(start.clone() + count.clone()));
-    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_row(count)))
+    let all =
+        cx.emit("row", Op::Iota { start: 0, step: 1 }, &[], i64_type(vec![start.clone() + count.clone()]));
+    Some(cx.emit("row", Op::Slice { axis: 0, start: start.clone(), step: 1 }, &[all], i64_type(vec![count])))
 }
 
 /// Emits the index of each row plus `start`, as i64 `[.., l, 1]`.

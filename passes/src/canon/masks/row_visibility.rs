@@ -24,27 +24,27 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
     let mut below = end;
     let mut from: Option<ValueId> = None;
     for limit in &split.bounds {
-        let at = emit_bound_position(cx, limit, scores)?;
+        let position = emit_bound_position(cx, limit, scores)?;
         match limit.bound.side {
-            BoundSide::Below => below = emit_binary(cx, "below", BinaryOp::Min, below, at)?,
+            BoundSide::Below => below = emit_binary(cx, "below", BinaryOp::Min, below, position)?,
             BoundSide::From => {
                 from = Some(match from {
-                    None => at,
-                    Some(other) => emit_binary(cx, "from", BinaryOp::Max, other, at)?,
+                    None => position,
+                    Some(other) => emit_binary(cx, "from", BinaryOp::Max, other, position)?,
                 });
             }
         }
     }
     let mut below = emit_binary_scalar(cx, BinaryOp::Max, below, 0);
-    if let Some(at) = from {
-        let within = emit_binary(cx, "from", BinaryOp::Min, at, end)?;
+    if let Some(start) = from {
+        let within = emit_binary(cx, "from", BinaryOp::Min, start, end)?;
         from = Some(emit_binary_scalar(cx, BinaryOp::Max, within, 0));
     }
     if let Some(rest) = operands::emit_witness_mask(cx, &split.rest, scores) {
         let counts = emit_prefix_counts(cx, rest)?;
         below = emit_gather(cx, counts, below)?;
-        if let Some(at) = from {
-            from = Some(emit_gather(cx, counts, at)?);
+        if let Some(start) = from {
+            from = Some(emit_gather(cx, counts, start)?);
         }
     }
     let (high, low) = match from {
@@ -62,7 +62,7 @@ pub fn emit_row_visibility(cx: &mut Rewriter, split: &ConditionSplit, scores: &[
 /// Emits the column at which a bound lies in each row, as i64 `[.., l, 1]`.
 fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
     let bound = &limit.bound;
-    let mut at = if bound.row {
+    let mut position = if bound.row {
         emit_row_index(cx, &bound.add, scores)?
     } else {
         emit_dim(cx, &bound.add, scores.len())?
@@ -73,17 +73,17 @@ fn emit_bound_position(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) 
             let ty = TensorType::new(DType::I64, cx.shape(x).to_vec());
             x = cx.emit("wide", Op::Cast, &[x], ty);
         }
-        at = emit_binary(cx, "position", BinaryOp::Add, at, x)?;
+        position = emit_binary(cx, "position", BinaryOp::Add, position, x)?;
     }
     if let Some(chunk) = bound.chunk {
         let chunk = i64::try_from(chunk).ok()?;
-        at = emit_binary_scalar(cx, BinaryOp::FloorDiv, at, chunk);
-        at = emit_binary_scalar(cx, BinaryOp::Mul, at, chunk);
+        position = emit_binary_scalar(cx, BinaryOp::FloorDiv, position, chunk);
+        position = emit_binary_scalar(cx, BinaryOp::Mul, position, chunk);
         if bound.side == BoundSide::Below {
-            at = emit_binary_scalar(cx, BinaryOp::Add, at, chunk);
+            position = emit_binary_scalar(cx, BinaryOp::Add, position, chunk);
         }
     }
-    Some(at)
+    Some(position)
 }
 
 /// Emits the number of true elements of a bool mask `[.., s]` before each column and before the end, as
@@ -99,17 +99,16 @@ fn emit_prefix_counts(cx: &mut Rewriter, mask: ValueId) -> Option<ValueId> {
 }
 
 /// Emits the elements of `[.., 1, n]` at the positions `[.., l, 1]`.
-fn emit_gather(cx: &mut Rewriter, x: ValueId, at: ValueId) -> Option<ValueId> {
-    let at = emit_transpose(cx, at)?;
+fn emit_gather(cx: &mut Rewriter, x: ValueId, positions: ValueId) -> Option<ValueId> {
+    let positions = emit_transpose(cx, positions)?;
     let from = cx.shape(x).to_vec();
-    let to = cx.shape(at).to_vec();
+    let to = cx.shape(positions).to_vec();
     let axis = to.len().checked_sub(1)?;
     let outer = infer::broadcast_shapes(&[from.get(..axis)?, to.get(..axis)?]).ok()?;
-    let wide = |last: &Dim| [&outer[..], std::slice::from_ref(last)].concat();
-    let x = cx.expand(x, wide(&from[axis]));
-    let at = cx.expand(at, wide(&to[axis]));
-    let ty = TensorType::new(DType::I64, cx.shape(at).to_vec());
-    let found = cx.emit("counts", Op::GatherElements { axis }, &[x, at], ty);
+    let x = cx.expand(x, [&outer[..], &from[axis..=axis]].concat());
+    let positions = cx.expand(positions, [&outer[..], &to[axis..=axis]].concat());
+    let ty = TensorType::new(DType::I64, cx.shape(positions).to_vec());
+    let found = cx.emit("counts", Op::GatherElements { axis }, &[x, positions], ty);
     emit_transpose(cx, found)
 }
 

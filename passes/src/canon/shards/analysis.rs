@@ -77,7 +77,8 @@ impl<'g> ShardAnalysis<'g> {
     }
 
     fn join_gathers(&mut self, a: NodeId, b: NodeId) {
-        let (a, b) = (self.leader(a), self.leader(b));
+        let a = self.leader(a);
+        let b = self.leader(b);
         if a != b {
             self.joined.insert(b, a);
         }
@@ -149,19 +150,22 @@ impl<'g> ShardAnalysis<'g> {
             }
             _ => return None,
         };
-        let shaped = |t| (self.terms.reshape(t, ty.shape.clone()), g.base);
-        Some(found.into_iter().map(shaped).collect())
+        Some(found.into_iter().map(|term| (self.terms.reshape(term, ty.shape.clone()), g.base)).collect())
     }
 
     /// Whether the position of the element that this reduction of a gathered value finds is needed as well.
     fn has_arg_reduce(&self, node: &Node, op: ReductionKind, axes: &[usize]) -> bool {
-        let (Some(x), &[of]) = (node.inputs.first(), axes) else { return false };
-        let is_its_position = |user: &NodeId| match &self.graph.nodes[*user].op {
-            Op::ArgReduce { op: ArgOp::Max, axis, .. } => op == ReductionKind::Max && *axis == of,
-            Op::ArgReduce { op: ArgOp::Min, axis, .. } => op == ReductionKind::Min && *axis == of,
-            _ => false,
+        let (Some(&x), &[axis]) = (node.inputs.first(), axes) else { return false };
+        let position_op = match op {
+            ReductionKind::Max => ArgOp::Max,
+            ReductionKind::Min => ArgOp::Min,
+            _ => return false,
         };
-        self.as_gathered(*x).is_some_and(|g| g.axis == of) && self.users[*x].iter().any(is_its_position)
+        self.as_gathered(x).is_some_and(|g| g.axis == axis)
+            && self.users[x].iter().any(|&user| match &self.graph.nodes[user].op {
+                Op::ArgReduce { op, axis: along, .. } => *op == position_op && *along == axis,
+                _ => false,
+            })
     }
 
     fn node_fact(&mut self, node: &Node, ty: &TensorType) -> Option<ShardFact> {
@@ -184,14 +188,14 @@ impl<'g> ShardAnalysis<'g> {
             op => {
                 let from = &self.graph.ty(node.inputs[0]).shape;
                 let (axis, extent) = gathered_axis_after(op, &g, from, ty, &self.terms)?;
-                let mut own = ty.clone();
-                own.shape[axis] = extent;
+                let mut shard_type = ty.clone();
+                shard_type.shape[axis] = extent;
                 let mut op = op.clone();
                 if g.by_reader {
                     op = with_leading_axis(op, from.len() == ty.rank())?;
-                    own.shape.insert(0, Dim::from(g.ranks));
+                    shard_type.shape.insert(0, Dim::from(g.ranks));
                 }
-                let shard = self.terms.op_as(op, &[g.shard], vec![own]);
+                let shard = self.terms.op_as(op, &[g.shard], vec![shard_type]);
                 Some(ShardFact::Gathered(GatheredValue { axis, shard, ..g }))
             }
         }
@@ -212,8 +216,9 @@ impl<'g> ShardAnalysis<'g> {
         let mut operands = Vec::with_capacity(node.inputs.len());
         let mut by_reader = false;
         for &v in &node.inputs {
-            let aligned = |g: &&GatheredValue| g.axis + rank - value_rank(self.graph, v) == axis;
-            let (shard, differs) = match self.as_gathered(v).filter(aligned).cloned() {
+            let aligned =
+                self.as_gathered(v).filter(|g| g.axis + rank - value_rank(self.graph, v) == axis).cloned();
+            let (shard, differs) = match aligned {
                 Some(g) => {
                     let is_same_part = (g.group, g.window) == (first.group, first.window);
                     if !is_same_part || *g.shard_extent(&self.terms) != extent {
@@ -227,12 +232,12 @@ impl<'g> ShardAnalysis<'g> {
             operands.push(shard);
             by_reader |= differs;
         }
-        let mut own = ty.clone();
-        own.shape[axis] = extent;
+        let mut shard_type = ty.clone();
+        shard_type.shape[axis] = extent;
         if by_reader {
-            own.shape.insert(0, Dim::from(first.ranks));
+            shard_type.shape.insert(0, Dim::from(first.ranks));
         }
-        let shard = self.terms.op_as(node.op.clone(), &operands, vec![own]);
+        let shard = self.terms.op_as(node.op.clone(), &operands, vec![shard_type]);
         Some(GatheredValue { axis, shard, by_reader, ..first })
     }
 
@@ -270,8 +275,8 @@ impl<'g> ShardAnalysis<'g> {
             }
             _ if is_same => Some((whole, false)),
             _ => {
-                let own = self.terms.with_leading(whole, missing + 1);
-                Some((self.terms.all_gather(x.group, own)?, true))
+                let local = self.terms.with_leading(whole, missing + 1);
+                Some((self.terms.all_gather(x.group, local)?, true))
             }
         }
     }
@@ -409,11 +414,15 @@ fn axis_after_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize
 
 /// The all_gathers among more than one rank whose result has at least `bytes` bytes.
 pub fn large_gathers(graph: &Graph, bytes: i64, sizes: JudgedSizes) -> HashSet<NodeId> {
-    let is_large = |node: &Node| {
-        let gathers = node.op.as_collective().is_some_and(|c| {
-            c.kind == CollectiveKind::AllGather && graph.group_size(c.group).is_some_and(|n| n > 1)
-        });
-        gathers && sizes.bytes(graph, graph.ty(node.outputs[0])) >= bytes
-    };
-    graph.nodes.iter().filter(|(_, node)| is_large(node)).map(|(id, _)| id).collect()
+    let mut large = HashSet::new();
+    for (id, node) in graph.nodes.iter() {
+        let Some(c) = node.op.as_collective() else { continue };
+        if c.kind == CollectiveKind::AllGather
+            && graph.group_size(c.group).is_some_and(|n| n > 1)
+            && sizes.bytes(graph, graph.ty(node.outputs[0])) >= bytes
+        {
+            large.insert(id);
+        }
+    }
+    large
 }

@@ -67,8 +67,8 @@ impl GatheredValue {
     }
 
     pub fn is_aligned(&self, other: &GatheredValue, terms: &ShardTerms<'_>) -> bool {
-        let kind = |g: &GatheredValue| (g.group, g.window, g.by_reader);
-        kind(self) == kind(other) && self.shard_extent(terms) == other.shard_extent(terms)
+        (self.group, self.window, self.by_reader) == (other.group, other.window, other.by_reader)
+            && self.shard_extent(terms) == other.shard_extent(terms)
     }
 
     pub fn segments(&self, terms: &ShardTerms<'_>) -> Option<WindowSegments> {
@@ -99,8 +99,7 @@ impl GatheredValue {
         to: &[Dim],
         terms: &ShardTerms<'_>,
     ) -> Option<(usize, Dim)> {
-        let count = |dims: &[Dim]| dims.iter().cloned().fold(Dim::from(1), |all, d| all * d);
-        let before = count(&from[..self.axis]);
+        let before = from[..self.axis].iter().cloned().fold(Dim::from(1), |all, extent| all * extent);
         let mut leading = Dim::from(1);
         for (axis, extent) in to.iter().enumerate() {
             if leading == before {
@@ -122,8 +121,8 @@ impl GatheredValue {
         if self.by_reader {
             return terms.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), self.group, found);
         }
-        let own = terms.with_leading(found, 1);
-        terms.all_gather(self.group, own)
+        let local = terms.with_leading(found, 1);
+        terms.all_gather(self.group, local)
     }
 
     pub fn gather_shards(&self, ty: &TensorType, terms: &mut ShardTerms<'_>) -> Option<TermId> {

@@ -87,8 +87,9 @@ fn live_values(graph: &Graph, analysis: &ShardAnalysis<'_>) -> EntityMap<ValueId
     graph.outputs.iter().for_each(|o| live[o.value] = true);
     let mut visited = VisitedTerms::default();
     for node in graph.nodes.values().rev() {
-        let is_replaced = |v: &ValueId| analysis.replacements[*v].is_some();
-        if keeps_effects(&node.op) || node.outputs.iter().any(|v| live[*v] && !is_replaced(v)) {
+        if keeps_effects(&node.op)
+            || node.outputs.iter().any(|&v| live[v] && analysis.replacements[v].is_none())
+        {
             node.inputs.iter().for_each(|&v| live[v] = true);
         }
         let terms = node.outputs.iter().filter(|&&v| live[v]).filter_map(|&v| analysis.replacements[v]);
@@ -123,22 +124,31 @@ fn unprofitable_gathers(
     config: ShardsConfig,
 ) -> HashSet<NodeId> {
     let replacements = group_by_gather(graph, analysis, live);
-    let size = |ty: &symmc_ir::TensorType| config.sizes.bytes(graph, ty);
     let mut before: HashMap<NodeId, i64> = HashMap::new();
     for &base in bases {
         let all = before.entry(analysis.leader(base)).or_default();
-        *all = all.saturating_add(size(graph.ty(graph.nodes[base].outputs[0])));
+        *all = all.saturating_add(config.sizes.bytes(graph, graph.ty(graph.nodes[base].outputs[0])));
     }
-    let is_worth_it = |leader: NodeId| {
-        let Some(terms) = replacements.get(&leader) else { return false };
-        let after = analysis.terms.communicated(terms);
-        let collectives = after.len() as i64;
-        let after = after.into_iter().fold(0i64, |all, ty| all.saturating_add(size(ty)));
+    let mut unprofitable = HashSet::new();
+    for &base in bases {
+        let leader = analysis.leader(base);
+        let Some(terms) = replacements.get(&leader) else {
+            unprofitable.insert(base);
+            continue;
+        };
+        let communicated = analysis.terms.communicated(terms);
+        let collectives = communicated.len() as i64;
+        let mut after = 0i64;
+        for ty in communicated {
+            after = after.saturating_add(config.sizes.bytes(graph, ty));
+        }
         let before = before.get(&leader).copied().unwrap_or_default();
         let is_less = after.saturating_mul(LEAST_REDUCTION) <= before;
-        is_less && before.saturating_sub(after) >= config.bytes.saturating_mul(collectives)
-    };
-    bases.iter().copied().filter(|&base| !is_worth_it(analysis.leader(base))).collect()
+        if !is_less || before.saturating_sub(after) < config.bytes.saturating_mul(collectives) {
+            unprofitable.insert(base);
+        }
+    }
+    unprofitable
 }
 
 /// Builds the graph with the replacements and without nodes that are no longer needed.
@@ -151,8 +161,9 @@ fn rebuild_graph(
     let (mut to, mut map) = copy_inputs(graph);
     let mut emitted = EmittedTerms::default();
     for node in graph.nodes.values() {
-        let is_added = |v: &ValueId| live[*v] && analysis.replacements[*v].is_none();
-        if keeps_effects(&node.op) || node.outputs.iter().any(is_added) {
+        if keeps_effects(&node.op)
+            || node.outputs.iter().any(|&v| live[v] && analysis.replacements[v].is_none())
+        {
             let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
             let results = node.outputs.iter().map(|&v| &graph.values[v]);
             let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
@@ -173,16 +184,16 @@ fn rebuild_graph(
     let mut names = UniqueNames::default();
     to.values.values_mut().for_each(|value| value.name = names.unique(&value.name));
     let by_gather = group_by_gather(graph, analysis, live);
-    let record = |&base: &NodeId| {
+    let mut replaced = Vec::with_capacity(bases.len());
+    for &base in bases {
         let terms = by_gather.get(&analysis.leader(base)).map_or(&[][..], Vec::as_slice);
-        ReplacedCollective {
+        replaced.push(ReplacedCollective {
             collective: graph.node_name(base).to_string(),
             rule: "reduce_shards_first",
             what: "each rank reduces its own shard, and only the results are communicated".into(),
             by: emitted.collective_names(&analysis.terms, terms, &to),
-        }
-    };
-    let mut replaced: Vec<ReplacedCollective> = bases.iter().map(record).collect();
+        });
+    }
     replaced.sort_by(|a, b| a.collective.cmp(&b.collective));
     Some((compact(&to), replaced))
 }

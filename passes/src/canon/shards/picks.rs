@@ -30,9 +30,9 @@ pub fn pick_elements(
     same_index: bool,
 ) -> Option<TermId> {
     let extent = x.shard_extent(terms).as_const().filter(|&s| s > 0)?;
-    let mut own = terms.shape(x.shard)[x.shard_axis() - x.axis..].to_vec();
-    own[x.axis].clone_from(terms.shape(index).get(x.axis)?);
-    if own != terms.shape(index) {
+    let mut picked = terms.shape(x.shard)[x.shard_axis() - x.axis..].to_vec();
+    picked[x.axis].clone_from(terms.shape(index).get(x.axis)?);
+    if picked != terms.shape(index) {
         return None;
     }
     let (owner, place) = owner_and_offset(terms, x, index, extent)?;
@@ -163,12 +163,11 @@ fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<Ter
     if !op.is_element_wise() || op.divides_integers(ty.dtype) || ty.shape[axis].as_const() == Some(1) {
         return None;
     }
-    let varies = |&t: &TermId| {
+    let mut varying = operands.iter().copied().filter(|&t| {
         let shape = terms.shape(t);
         let aligned = (axis + shape.len()).checked_sub(ty.rank());
         aligned.is_some_and(|a| shape[a].as_const() != Some(1))
-    };
-    let mut varying = operands.iter().copied().filter(varies);
+    });
     let first = varying.next()?;
     let is_only = varying.all(|t| t == first);
     (is_only && terms.shape(first) == ty.shape).then_some(first)
@@ -176,7 +175,8 @@ fn varying_operand(terms: &ShardTerms<'_>, x: TermId, axis: usize) -> Option<Ter
 
 /// Applies the steps to the replacement of their leaf.
 fn replay(terms: &mut ShardTerms<'_>, steps: &[TermId], leaf: TermId, found: TermId) -> Option<TermId> {
-    let (mut from, mut to) = (leaf, found);
+    let mut from = leaf;
+    let mut to = found;
     for &step in steps {
         let (op, operands) = terms.def(step)?;
         let op = op.clone();

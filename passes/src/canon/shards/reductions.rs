@@ -47,13 +47,13 @@ pub fn reduce(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReduceParam
     let found = if x.window.is_some() {
         reduce_window(terms, &GatheredValue { shard, ..x.clone() }, ReduceParams { op: partial, ..params })?
     } else {
-        let own = terms.op(params.local_op(x, partial), &[shard])?;
+        let reduced = terms.op(params.local_op(x, partial), &[shard])?;
         let is_order = matches!(params.op, ReductionKind::Max | ReductionKind::Min);
-        let own = if is_order { terms.cast(own, dtype) } else { own };
+        let reduced = if is_order { terms.cast(reduced, dtype) } else { reduced };
         // Collectives do not reduce bools.
-        let is_bool = terms.ty(own).dtype == DType::Bool;
-        let own = if is_bool { terms.cast(own, DType::U8) } else { own };
-        let all = combine_ranks(terms, x, combine, own)?;
+        let is_bool = terms.ty(reduced).dtype == DType::Bool;
+        let reduced = if is_bool { terms.cast(reduced, DType::U8) } else { reduced };
+        let all = combine_ranks(terms, x, combine, reduced)?;
         if is_bool { terms.cast(all, DType::Bool) } else { all }
     };
     let found = match (params.op, x.window) {
@@ -76,12 +76,12 @@ fn combine_ranks(
     terms: &mut ShardTerms<'_>,
     x: &GatheredValue,
     op: CollectiveReduceOp,
-    own: TermId,
+    partial: TermId,
 ) -> Option<TermId> {
     if !x.by_reader {
-        return terms.all_reduce(op, x.group, own);
+        return terms.all_reduce(op, x.group, partial);
     }
-    let found = terms.collective(CollectiveKind::ReduceScatter(op), x.group, own)?;
+    let found = terms.collective(CollectiveKind::ReduceScatter(op), x.group, partial)?;
     let shape = terms.shape(found)[1..].to_vec();
     Some(terms.reshape(found, shape))
 }
@@ -109,8 +109,8 @@ fn reduce_window(terms: &mut ShardTerms<'_>, x: &GatheredValue, params: ReducePa
     let mut found = Vec::with_capacity(segments.parts.len());
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.shard_axis(), start, len);
-        let own = terms.op(params.local_op(x, params.op), &[part])?;
-        found.push(x.collect_from_ranks(own, terms)?);
+        let partial = terms.op(params.local_op(x, params.op), &[part])?;
+        found.push(x.collect_from_ranks(partial, terms)?);
     }
     let all = segments.in_order(&found, terms)?;
     terms.op(Op::Reduce { op: params.op, axes: vec![0], keep: false }, &[all])
@@ -137,7 +137,8 @@ pub fn arg_reduce(
 ) -> Option<BestElement> {
     let extent = x.shard_extent(terms).as_const()?;
     let segments = x.segments(terms)?;
-    let (mut values, mut places) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut places = Vec::new();
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.shard_axis(), start, len);
         let place = terms.arg_reduce(op, x.shard_axis(), part)?;
@@ -180,8 +181,8 @@ fn compare_ranks(
     for (i, &part) in segments.of_ranks.iter().enumerate().rev() {
         let rank = segments.first_rank + i as i64;
         let [value, place] = [values, places].map(|found| {
-            let one = terms.slice(found[part], 0, rank, 1);
-            terms.reshape(one, shape.to_vec())
+            let of_rank = terms.slice(found[part], 0, rank, 1);
+            terms.reshape(of_rank, shape.to_vec())
         });
         let first = rank * extent - x.window.map_or(0, |w| w.start);
         let place = terms.with_number(BinaryOp::Add, place, first)?;
@@ -231,7 +232,8 @@ pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i6
     if segments.parts.iter().any(|&(_, len)| len < each) {
         return None;
     }
-    let (mut values, mut places) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut places = Vec::new();
     for &(start, len) in &segments.parts {
         let part = terms.slice(x.shard, x.shard_axis(), start, len);
         let [value, place] = first_sorted(terms, part, x.shard_axis(), largest, each);
@@ -239,20 +241,28 @@ pub fn top_k(terms: &mut ShardTerms<'_>, x: &GatheredValue, largest: bool, k: i6
         places.push(x.collect_from_ranks(place, terms)?);
         values.push(x.collect_from_ranks(value, terms)?);
     }
-    // Concatenates the candidates of all ranks along the axis.
-    let flat = |terms: &mut ShardTerms<'_>, found: &[TermId]| {
-        let all = segments.in_order(found, terms)?;
-        let mut shape = terms.shape(all)[1..].to_vec();
-        shape[x.axis] = Dim::from(each * segments.of_ranks.len() as i64);
-        let by_rank = terms.move_axis(all, 0, x.axis)?;
-        Some(terms.reshape(by_rank, shape))
-    };
-    let (values, places) = (flat(terms, &values)?, flat(terms, &places)?);
+    let values = concat_candidates(terms, &segments, &values, x.axis, each)?;
+    let places = concat_candidates(terms, &segments, &places, x.axis, each)?;
     let [values, chosen] = first_sorted(terms, values, x.axis, largest, k);
     let place = terms.gather_elements(places, chosen, x.axis)?;
     let rank = terms.with_number(BinaryOp::FloorDiv, chosen, each)?;
     let rank = terms.with_number(BinaryOp::Add, rank, segments.first_rank)?;
     Some([values, global_position(terms, x, rank, place, extent)?])
+}
+
+/// Concatenates the candidates of all ranks, `each` of every rank, along an axis.
+fn concat_candidates(
+    terms: &mut ShardTerms<'_>,
+    segments: &WindowSegments,
+    found: &[TermId],
+    axis: usize,
+    each: i64,
+) -> Option<TermId> {
+    let all = segments.in_order(found, terms)?;
+    let mut shape = terms.shape(all)[1..].to_vec();
+    shape[axis] = Dim::from(each * segments.of_ranks.len() as i64);
+    let by_rank = terms.move_axis(all, 0, axis)?;
+    Some(terms.reshape(by_rank, shape))
 }
 
 /// The shard of a softmax along the axis of the shards. Maxima are exact, and the sum of exponentials is f32
@@ -261,12 +271,13 @@ pub fn softmax(terms: &mut ShardTerms<'_>, x: &GatheredValue, log: bool) -> Opti
     let dtype = terms.ty(x.shard).dtype;
     let x = x.to_all_readers();
     let axes = [x.axis];
-    let along = |op| ReduceParams { op, axes: &axes, keep: true };
-    let own = terms.cast(x.shard, dtype.compute_dtype());
-    let most = reduce(terms, &GatheredValue { shard: own, ..x.clone() }, along(ReductionKind::Max))?;
-    let shifted = terms.binary(BinaryOp::Sub, own, most)?;
+    let accumulated = terms.cast(x.shard, dtype.compute_dtype());
+    let max = ReduceParams { op: ReductionKind::Max, axes: &axes, keep: true };
+    let most = reduce(terms, &GatheredValue { shard: accumulated, ..x.clone() }, max)?;
+    let shifted = terms.binary(BinaryOp::Sub, accumulated, most)?;
     let weights = terms.unary(UnaryOp::Exp, shifted)?;
-    let sum = reduce(terms, &GatheredValue { shard: weights, ..x.clone() }, along(ReductionKind::Sum))?;
+    let sum = ReduceParams { op: ReductionKind::Sum, ..max };
+    let sum = reduce(terms, &GatheredValue { shard: weights, ..x.clone() }, sum)?;
     let found = if log {
         let sum = terms.unary(UnaryOp::Log, sum)?;
         terms.binary(BinaryOp::Sub, shifted, sum)?

@@ -198,18 +198,25 @@ impl<'g> ShardTerms<'g> {
     pub fn unvisited_sources(&self, roots: &[TermId], visited: &mut VisitedTerms) -> Vec<ValueId> {
         let new = self.needed_terms(roots, |i| visited.0.contains(&i));
         visited.0.extend(&new);
-        let source = |i: usize| match self.terms[i].origin {
-            TermOrigin::Source(v) => Some(v),
-            TermOrigin::Op(_) => None,
-        };
-        new.into_iter().filter_map(source).collect()
+        let mut sources = Vec::new();
+        for i in new {
+            if let TermOrigin::Source(v) = self.terms[i].origin {
+                sources.push(v);
+            }
+        }
+        sources
     }
 
     /// The result types of the collectives that these terms need.
     pub fn communicated(&self, roots: &[TermId]) -> Vec<&TensorType> {
-        let is_collective = |i: &usize| matches!(self.terms[*i].origin, TermOrigin::Op(Op::Collective(_)));
-        let needed = self.needed_terms(roots, |_| false).into_iter().filter(is_collective);
-        needed.filter_map(|i| self.terms[i].types.first()).collect()
+        let collectives = self.needed_collectives(roots);
+        collectives.into_iter().filter_map(|i| self.terms[i].types.first()).collect()
+    }
+
+    fn needed_collectives(&self, roots: &[TermId]) -> Vec<usize> {
+        let mut needed = self.needed_terms(roots, |_| false);
+        needed.retain(|&i| matches!(self.terms[i].origin, TermOrigin::Op(Op::Collective(_))));
+        needed
     }
 }
 
@@ -237,8 +244,10 @@ impl EmittedTerms {
             let added = match &term.origin {
                 TermOrigin::Source(v) => vec![of_source(*v)?],
                 TermOrigin::Op(op) => {
-                    let operand = |t: &TermId| self.values.get(&t.node)?.get(t.result).copied();
-                    let inputs = term.operands.iter().map(operand).collect::<Option<Vec<_>>>()?;
+                    let mut inputs = Vec::with_capacity(term.operands.len());
+                    for operand in &term.operands {
+                        inputs.push(*self.values.get(&operand.node)?.get(operand.result)?);
+                    }
                     let name = if i == root.node { name.to_string() } else { part_name(name, op) };
                     let results = term.types.iter().map(|ty| (name.clone(), ty.clone())).collect();
                     let node = to.add_node(op.clone(), inputs, results);
@@ -254,10 +263,9 @@ impl EmittedTerms {
 impl EmittedTerms {
     /// The names of the collectives of a graph that these terms became.
     pub fn collective_names(&self, terms: &ShardTerms<'_>, roots: &[TermId], graph: &Graph) -> Vec<String> {
-        let is_collective = |i: &usize| matches!(terms.terms[*i].origin, TermOrigin::Op(Op::Collective(_)));
-        let needed = terms.needed_terms(roots, |_| false).into_iter().filter(is_collective);
-        let values = needed.filter_map(|i| self.values.get(&i)?.first().copied());
-        values.map(|v| graph.value_name(v).to_string()).collect()
+        let collectives = terms.needed_collectives(roots);
+        let values = collectives.iter().filter_map(|i| self.values.get(i)?.first());
+        values.map(|&v| graph.value_name(v).to_string()).collect()
     }
 }
 

@@ -49,13 +49,8 @@ impl ExactProblem {
         let life: Vec<(usize, usize)> = block.iter().flat_map(|&b| spans.ranges_of(b)).collect();
         let words = block.len().div_ceil(64);
         let sections = spans.sections;
-        let sums = |at: &dyn Fn(usize) -> usize| {
-            let mut sets = vec![0u64; (sections + 1) * words];
-            (0..life.len()).for_each(|b| sets[at(b) * words + b / 64] |= 1 << (b % 64));
-            (words..sets.len()).for_each(|i| sets[i] |= sets[i - words]);
-            sets
-        };
-        let (started, ended) = (sums(&|b| life[b].0 + 1), sums(&|b| life[b].1));
+        let started = sets_up_to(sections, words, life.iter().map(|&(start, _)| start + 1));
+        let ended = sets_up_to(sections, words, life.iter().map(|&(_, end)| end));
         let size = block.iter().map(|&b| blocks[b].size.div_ceil(unit) as u32).collect();
         let align = block.iter().map(|&b| (blocks[b].align / unit).max(1) as u32).collect();
         Some(ExactProblem {
@@ -85,7 +80,7 @@ impl ExactProblem {
     /// The rank of each block in a turn. The turns prefer long blocks, blocks that are both long and tall, or
     /// tall blocks. Later turns shuffle the ranks slightly.
     pub(super) fn rank(&self, turn: u64) -> Vec<u32> {
-        let key = |b: usize| {
+        let keys = (0..self.life.len()).map(|b| {
             let length = (self.life[b].1 - self.life[b].0) as f64;
             let size = self.size[b] as f64;
             let key = match turn % 3 {
@@ -96,8 +91,8 @@ impl ExactProblem {
             let noise =
                 if turn < 12 { 0.0 } else { mix_bits(turn << 32 | b as u64) as f64 / u64::MAX as f64 };
             key * (1.0 + NOISE * noise)
-        };
-        let keys: Vec<f64> = (0..self.life.len()).map(key).collect();
+        });
+        let keys: Vec<f64> = keys.collect();
         let mut order: Vec<usize> = (0..keys.len()).collect();
         order.sort_by(|&a, &b| keys[b].total_cmp(&keys[a]));
         let mut rank = vec![0; keys.len()];
@@ -113,21 +108,37 @@ impl ExactProblem {
     }
 }
 
+/// For each instant the set of the blocks whose instant is not later, given the instant of each block.
+fn sets_up_to(sections: usize, words: usize, instants: impl Iterator<Item = usize>) -> Vec<u64> {
+    let mut sets = vec![0u64; (sections + 1) * words];
+    for (b, instant) in instants.enumerate() {
+        sets[instant * words + b / 64] |= 1 << (b % 64);
+    }
+    for i in words..sets.len() {
+        sets[i] |= sets[i - words];
+    }
+    sets
+}
+
 /// The unit: the largest number that divides all sizes, and divides or is a multiple of every alignment. If the
 /// sum exceeds [`UNITS`] of these, the unit is a larger multiple that preserves alignments, and sizes are
 /// rounded up. Blocks that rest on one another lie at multiples of the unit.
 fn unit(blocks: &[Block]) -> Option<u64> {
-    let sized = || blocks.iter().filter(|b| b.size > 0);
-    let mut unit = sized().fold(0, |unit, b| gcd(unit, b.size)).max(1);
-    let apart =
-        |unit: u64| sized().find(|b| !unit.is_multiple_of(b.align.max(1)) && !b.align.is_multiple_of(unit));
-    while let Some(block) = apart(unit) {
+    let sized = blocks.iter().filter(|b| b.size > 0);
+    let mut unit = sized.clone().fold(0, |unit, b| gcd(unit, b.size)).max(1);
+    while let Some(block) = find_uneven_block(blocks, unit) {
         unit = gcd(unit, block.align);
     }
-    while sized().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > UNITS {
+    while sized.clone().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > UNITS {
         unit *= 2;
     }
-    apart(unit).is_none().then_some(unit)
+    find_uneven_block(blocks, unit).is_none().then_some(unit)
+}
+
+/// A block of which neither the alignment nor the unit is a multiple of the other.
+fn find_uneven_block(blocks: &[Block], unit: u64) -> Option<&Block> {
+    let mut sized = blocks.iter().filter(|b| b.size > 0);
+    sized.find(|b| !unit.is_multiple_of(b.align.max(1)) && !b.align.is_multiple_of(unit))
 }
 
 /// A pseudo-random number: close arguments give unrelated results.

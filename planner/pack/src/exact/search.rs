@@ -208,18 +208,18 @@ impl<'a> ExactSearch<'a> {
 
     /// Chooses the section of a niche to ask, and its possible answers. The first answer comes last.
     fn choose(&self, task: SectionTask) -> (usize, Vec<u32>) {
-        let height = |s: usize| self.skyline.height[s];
+        let height = &self.skyline.height;
         let mut best = (f64::INFINITY, task.from);
         let mut start = task.from;
         for s in task.from + 1..=task.to {
-            if s < task.to && height(s) == height(start) {
+            if s < task.to && height[s] == height[start] {
                 continue;
             }
             let niche = start..s;
             start = s;
             let walls =
                 [niche.start.checked_sub(1).filter(|&l| l >= task.from), Some(s).filter(|&r| r < task.to)];
-            if walls.into_iter().flatten().any(|wall| height(wall) < height(niche.start)) {
+            if walls.into_iter().flatten().any(|wall| height[wall] < height[niche.start]) {
                 continue;
             }
             for section in niche {
@@ -232,15 +232,24 @@ impl<'a> ExactSearch<'a> {
         let section = best.1;
         let mut resting: Vec<u32> = self.resting(section).collect();
         resting.sort_unstable_by_key(|&b| self.rank[b as usize]);
-        let shape = |b: u32| {
-            (self.problem.life[b as usize], self.problem.size[b as usize], self.problem.align[b as usize])
-        };
         // One of several equal blocks is enough.
-        let first = |i: usize| !resting[..i].iter().any(|&b| shape(b) == shape(resting[i]));
-        let chosen = (0..resting.len()).filter(|&i| first(i)).map(|i| resting[i]);
-        let mut answers: Vec<u32> = chosen.chain([NONE]).collect();
+        let mut answers = Vec::new();
+        for (i, &b) in resting.iter().enumerate() {
+            if !resting[..i].iter().any(|&earlier| self.are_equal_blocks(earlier, b)) {
+                answers.push(b);
+            }
+        }
+        answers.push(NONE);
         answers.reverse();
         (section, answers)
+    }
+
+    fn are_equal_blocks(&self, a: u32, b: u32) -> bool {
+        let a = a as usize;
+        let b = b as usize;
+        self.problem.life[a] == self.problem.life[b]
+            && self.problem.size[a] == self.problem.size[b]
+            && self.problem.align[a] == self.problem.align[b]
     }
 
     /// The blocks of a section that may rest at its height.
@@ -258,8 +267,8 @@ impl<'a> ExactSearch<'a> {
         let capacity = skyline.capacity;
         let slack = capacity - height - skyline.remaining[section];
         let none = if slack == 0 { 0.0 } else { 0.5 };
-        let part = |size: u32| f64::from(size) / f64::from(capacity.max(1));
-        let depth = part(height) + 0.3 * part(slack) + 0.02;
+        let whole = f64::from(capacity.max(1));
+        let depth = f64::from(height) / whole + 0.3 * (f64::from(slack) / whole) + 0.02;
         let factor = depth / self.weight[section];
         if factor * (1.0 + none) >= best {
             return best;
@@ -304,18 +313,23 @@ impl<'a> ExactSearch<'a> {
         let skyline = &self.skyline;
         let height = skyline.height[section];
         let most = skyline.capacity - skyline.remaining[section];
-        let beside = |b: usize| {
-            let (from, to) = self.problem.life[b];
-            let others = skyline.unplaced_in(from, section).chain(skyline.unplaced_in(section + 1, to));
-            let apart =
-                others.filter(|&o| !(self.problem.life[o].0..self.problem.life[o].1).contains(&section));
-            apart.map(|o| skyline.low[o] + self.problem.size[o]).min()
-        };
-        let lowest = |b: usize| match skyline.low[b] {
+        let lowest = skyline.unplaced_at(section).map(|b| match skyline.low[b] {
             low if low > height => low,
-            _ => beside(b).unwrap_or(most + 1).next_multiple_of(self.problem.align[b]),
-        };
-        skyline.unplaced_at(section).map(lowest).min().filter(|&to| to <= most)
+            _ => {
+                let end = self.lowest_end_in_other_sections(b, section);
+                end.unwrap_or(most + 1).next_multiple_of(self.problem.align[b])
+            }
+        });
+        lowest.min().filter(|&to| to <= most)
+    }
+
+    /// The lowest end of an unplaced block that meets `b` and does not live in `section`.
+    fn lowest_end_in_other_sections(&self, b: usize, section: usize) -> Option<u32> {
+        let skyline = &self.skyline;
+        let (from, to) = self.problem.life[b];
+        let others = skyline.unplaced_in(from, section).chain(skyline.unplaced_in(section + 1, to));
+        let apart = others.filter(|&o| !(self.problem.life[o].0..self.problem.life[o].1).contains(&section));
+        apart.map(|o| skyline.low[o] + self.problem.size[o]).min()
     }
 
     /// Backtracks from the failed top question to the question from which it came. Returns whether there is

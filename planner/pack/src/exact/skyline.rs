@@ -247,8 +247,8 @@ impl<'a> Skyline<'a> {
         let mut from = 0;
         loop {
             let (before, after) = self.pending.split_at(from);
-            let next = |pending: &[u32]| pending.iter().position(|&p| p > 0);
-            let Some(s) = next(after).map(|s| s + from).or_else(|| next(before)) else {
+            let next = first_pending(after).map(|s| s + from).or_else(|| first_pending(before));
+            let Some(s) = next else {
                 return Ok(());
             };
             let left = self.remaining[s] > 0;
@@ -314,7 +314,6 @@ impl<'a> Skyline<'a> {
     /// it lies above one of them. The jobs are sorted, lowest first. Returns whether the blocks still fit.
     fn lie_above(&mut self, s: usize, jobs: &[PackedJob], under: u32) -> bool {
         let mut ends = std::mem::take(&mut self.ends);
-        let size = |job: PackedJob| self.problem.size[unpack_job(job).0];
         ends.clear();
         // The blocks that end below the lowest job count for all jobs.
         let lowest = unpack_job(jobs[0]).1;
@@ -334,7 +333,7 @@ impl<'a> Skyline<'a> {
         for &job in jobs {
             let (b, low) = unpack_job(job);
             while let Some(&end) = ends.get(first).filter(|&&end| unpack_job(end).1 <= low) {
-                sum += size(end);
+                sum += self.problem.size[unpack_job(end).0];
                 first += 1;
             }
             // Blocks of at least `room` bytes must end at or below the block's offset. It rises to the first end that
@@ -346,9 +345,10 @@ impl<'a> Skyline<'a> {
             while fill < room
                 && let Some(&end) = others.next()
             {
-                to = unpack_job(end).1;
+                let (block, low) = unpack_job(end);
+                to = low;
                 self.scanned += 1;
-                fill += size(end);
+                fill += self.problem.size[block];
             }
             if to > low {
                 self.raises.push((b, to));
@@ -363,6 +363,10 @@ impl<'a> Skyline<'a> {
         }
         true
     }
+}
+
+fn first_pending(pending: &[u32]) -> Option<usize> {
+    pending.iter().position(|&p| p > 0)
 }
 
 /// The indices in one word of a set.

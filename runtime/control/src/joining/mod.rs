@@ -212,10 +212,10 @@ impl CoordinatorMachine {
             JoinStage::Started => None,
             JoinStage::Gathering => (now >= self.until).then(|| JoinFault::Absent(self.owing_ranks())),
             stage => {
-                let silent_for = |rank: &u32| silence(*rank).unwrap_or(in_stage);
-                let owing = self.owing_ranks();
-                let quietest = owing.iter().copied().max_by_key(silent_for)?;
-                if silent_for(&quietest) >= self.timeouts.silence_limit {
+                let owing = self.owing_ranks().into_iter();
+                let silences = owing.map(|rank| (rank, silence(rank).unwrap_or(in_stage)));
+                let (quietest, silent_for) = silences.max_by_key(|&(_, silent_for)| silent_for)?;
+                if silent_for >= self.timeouts.silence_limit {
                     return Some(JoinFault::Late(quietest, self.timeouts.silence_limit));
                 }
                 let longest = self.timeouts.stage_timeout(stage);

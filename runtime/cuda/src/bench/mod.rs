@@ -107,8 +107,9 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
                     _ => &[None],
                 };
                 for &exit in exits {
-                    let case = |blocks| CollectiveCase { kind: kind.clone(), bytes, variant, exit, blocks };
-                    out.extend(block_counts_to_try(&config.blocks, variant, bytes).into_iter().map(case));
+                    for blocks in block_counts_to_try(&config.blocks, variant, bytes) {
+                        out.push(CollectiveCase { kind: kind.clone(), bytes, variant, exit, blocks });
+                    }
                 }
             }
         }
@@ -154,22 +155,22 @@ mod tests {
 
     #[test]
     fn as_many_blocks_are_tried_as_the_work_can_have() {
-        let tried = |variant, bytes| block_counts_to_try(&[8, 16, 32, 128], variant, bytes);
-        assert_eq!(tried(CollectiveVariant::OneShot, 1 << 10), [Some(8)]);
-        assert_eq!(tried(CollectiveVariant::OneShot, 20 << 10), [8, 16, 32].map(Some));
-        assert_eq!(tried(CollectiveVariant::Push, 1 << 30), [8, 16, 32, 128].map(Some));
-        assert_eq!(tried(CollectiveVariant::Plain, 1 << 30), [None]);
-        assert_eq!(tried(CollectiveVariant::Copies, 1 << 30), [None]);
-        assert_eq!(super::block_counts_to_try(&[], CollectiveVariant::OneShot, 1 << 30), [None]);
+        let counts = [8, 16, 32, 128];
+        assert_eq!(block_counts_to_try(&counts, CollectiveVariant::OneShot, 1 << 10), [Some(8)]);
+        assert_eq!(block_counts_to_try(&counts, CollectiveVariant::OneShot, 20 << 10), [8, 16, 32].map(Some));
+        assert_eq!(block_counts_to_try(&counts, CollectiveVariant::Push, 1 << 30), counts.map(Some));
+        assert_eq!(block_counts_to_try(&counts, CollectiveVariant::Plain, 1 << 30), [None]);
+        assert_eq!(block_counts_to_try(&counts, CollectiveVariant::Copies, 1 << 30), [None]);
+        assert_eq!(block_counts_to_try(&[], CollectiveVariant::OneShot, 1 << 30), [None]);
     }
 
     #[test]
     fn a_case_runs_only_if_every_rank_can_run_it() {
-        let unable = || CudaError::Unsupported("no such kernel".into());
+        let unable = CudaError::Unsupported("no such kernel".into());
         assert_eq!(prepared_on_all_ranks(Ok(7), &Peers([1, 1])), Ok(Ok(7)));
         assert_eq!(prepared_on_all_ranks(Ok(7), &Peers([1, 0])), Ok(Err("rank 2 cannot run it".into())));
         assert_eq!(
-            prepared_on_all_ranks::<u8>(Err(unable()), &Peers([1, 1])),
+            prepared_on_all_ranks::<u8>(Err(unable), &Peers([1, 1])),
             Ok(Err("no such kernel".into()))
         );
         let broken = CudaError::Compile { detail: "nothing runs".into() };

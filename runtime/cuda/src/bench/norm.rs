@@ -53,11 +53,10 @@ impl RankBench<'_> {
                     Ok(graph) => {
                         self.fill(rows, hidden)?;
                         let mut wrong = None;
-                        let mut compare = || {
+                        let times = self.measure_times(&graph, replays, alive, &mut || {
                             wrong = self.compare_norm(rows, hidden)?;
                             Ok(())
-                        };
-                        let times = self.measure_times(&graph, replays, alive, &mut compare)?;
+                        })?;
                         (Some(times), wrong)
                     }
                     Err(text) => (None, Some(text)),
@@ -105,8 +104,9 @@ impl RankBench<'_> {
                 eps: EPS,
                 round_first: false,
             };
-            let missing = || CudaError::Unsupported("these rows do not fit one kernel".into());
-            let work = lower_norm(step.index, call, &norm, &self.peers, &mut source)?.ok_or_else(missing)?;
+            let Some(work) = lower_norm(step.index, call, &norm, &self.peers, &mut source)? else {
+                return Err(CudaError::Unsupported("these rows do not fit one kernel".into()));
+            };
             lowered.push(vec![work]);
         }
         self.prepare_lowered(&steps, lowered, &source)
@@ -117,59 +117,45 @@ impl RankBench<'_> {
     fn prepare_separate(&mut self, rows: usize, hidden: usize) -> Result<()> {
         let steps = self.separate(rows, hidden);
         let (lowered, source) = self.with_program_context(|parts| {
-            let at = |value: &LocatedTensor| parts.addresses.address_of(value);
-            let mut l = KernelLowering::new(&at, parts.machine);
-            let lower = |step: &ExecutableStep| match &step.work {
-                StepWork::Kernel { op, operands, results } => {
-                    let step = compute::BoundOperation { index: step.index, op, operands, results };
-                    compute::lower(&step, &mut l)
-                }
-                StepWork::Collective(call) => {
-                    let ends = parts.addresses.collective_pointers(call);
-                    let work = collective::lower(step.index, call, &ends, parts.peers, &mut l.source)?;
-                    Ok(work.unwrap_or_default())
-                }
-                StepWork::Custom { .. } | StepWork::Dispatch(_) => {
-                    Err(CudaError::Unsupported(step.op_name.clone()))
-                }
-            };
-            let lowered = steps.iter().map(lower).collect::<Result<Vec<_>>>();
-            lowered.map(|lowered| (lowered, l.source))
+            let address_of = |value: &LocatedTensor| parts.addresses.address_of(value);
+            let mut l = KernelLowering::new(&address_of, parts.machine);
+            let mut lowered = Vec::with_capacity(steps.len());
+            for step in &steps {
+                lowered.push(match &step.work {
+                    StepWork::Kernel { op, operands, results } => {
+                        let step = compute::BoundOperation { index: step.index, op, operands, results };
+                        compute::lower(&step, &mut l)?
+                    }
+                    StepWork::Collective(call) => {
+                        let ends = parts.addresses.collective_pointers(call);
+                        let work = collective::lower(step.index, call, &ends, parts.peers, &mut l.source)?;
+                        work.unwrap_or_default()
+                    }
+                    StepWork::Custom { .. } | StepWork::Dispatch(_) => {
+                        return Err(CudaError::Unsupported(step.op_name.clone()));
+                    }
+                });
+            }
+            Ok((lowered, l.source))
         })?;
         self.prepare_lowered(&steps, lowered, &source)
     }
 
     /// The calls as three steps each.
     fn separate(&self, rows: usize, hidden: usize) -> Vec<ExecutableStep> {
-        let located = |space, region: usize, shape: &[usize]| LocatedTensor {
-            space,
-            offset: region * self.region,
-            by_rank: 0,
-            dtype: self.dtype,
-            shape: shape.into(),
-            strides: if shape.len() == 1 { [1].into() } else { [shape[1] as isize, 1].into() },
-        };
-        let ordinary = |region| located(MemorySpace::Ordinary, region, &[rows, hidden]);
+        let ordinary = |region| self.locate(MemorySpace::Ordinary, region, &[rows, hidden]);
         let add = Op::Binary(BinaryOp::Add);
         let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(EPS), round_first: false };
-        let kernel = |index: usize, op: &Op, operands, result: usize| ExecutableStep {
-            index,
-            lane: Lane::Compute,
-            waits: vec![],
-            node: format!("step{index}"),
-            op_name: format!("step{index}"),
-            work: StepWork::Kernel { op: op.clone(), operands, results: vec![ordinary(result)] },
-        };
         let mut out = Vec::with_capacity(3 * CALLS);
         for mut step in self.reductions(rows, hidden) {
             let first = out.len();
             step.index = first;
             out.push(step);
-            let reduced = located(MemorySpace::Symmetric, REDUCED, &[rows, hidden]);
+            let reduced = self.locate(MemorySpace::Symmetric, REDUCED, &[rows, hidden]);
             let operands = vec![reduced, ordinary(RESIDUAL)];
-            out.push(kernel(first + 1, &add, operands, ADDED));
-            let operands = vec![ordinary(ADDED), located(MemorySpace::Ordinary, WEIGHT, &[hidden])];
-            out.push(kernel(first + 2, &norm, operands, NORMED));
+            out.push(kernel_step(first + 1, &add, operands, ordinary(ADDED)));
+            let operands = vec![ordinary(ADDED), self.locate(MemorySpace::Ordinary, WEIGHT, &[hidden])];
+            out.push(kernel_step(first + 2, &norm, operands, ordinary(NORMED)));
         }
         out
     }
@@ -180,8 +166,8 @@ impl RankBench<'_> {
         let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
         let residual = small_integers(self.dtype, elements, RESIDUAL_SEED)?;
         let weights: Vec<f64> = (0..hidden).map(weight).collect();
-        let none = || CudaError::Unsupported(format!("dtype {} holds no numbers", self.dtype));
-        let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights).ok_or_else(none)?;
+        let weights = Tensor::from_f64(self.dtype, vec![hidden], &weights)
+            .ok_or_else(|| CudaError::Unsupported(format!("dtype {} holds no numbers", self.dtype)))?;
         let poison = vec![0x7f; elements * self.dtype.size()];
         let stream = &self.resources.streams.compute;
         // SAFETY: the regions exist and are large enough; no run is in progress.
@@ -229,6 +215,17 @@ impl RankBench<'_> {
         // SAFETY: the region exists and is large enough; no run is in progress.
         unsafe { self.resources.streams.compute.download(&mut bytes, self.ordinary(region))? };
         Ok(Tensor::new(self.dtype, vec![elements], bytes).map(|t| t.to_f64()).unwrap_or_default())
+    }
+}
+
+fn kernel_step(index: usize, op: &Op, operands: Vec<LocatedTensor>, result: LocatedTensor) -> ExecutableStep {
+    ExecutableStep {
+        index,
+        lane: Lane::Compute,
+        waits: vec![],
+        node: format!("step{index}"),
+        op_name: format!("step{index}"),
+        work: StepWork::Kernel { op: op.clone(), operands, results: vec![result] },
     }
 }
 

@@ -153,9 +153,8 @@ impl<'a> RankBench<'a> {
         let elements = bytes / self.dtype.size() / n * n;
         let operand_elements = kind.operand_and_result_sizes(elements as u64, n as u64).0 as usize;
         let zones = 4 * self.region;
-        let step = |index: usize| {
+        let steps = (0..CALLS).map(|index| {
             let turn = index % 2;
-            let at = |i: usize| ResolvedRegion::uniform(space, i * self.region);
             ExecutableStep {
                 index,
                 lane: Lane::Compute,
@@ -171,15 +170,15 @@ impl<'a> RankBench<'a> {
                     dtype: self.dtype,
                     elements: operand_elements,
                     row_elements: 1,
-                    operand: at(turn),
-                    result: at(2 + turn),
+                    operand: ResolvedRegion::uniform(space, turn * self.region),
+                    result: ResolvedRegion::uniform(space, (2 + turn) * self.region),
                     blocks: *blocks,
                     landing: (*variant == CollectiveVariant::Ll).then_some([zones, zones + self.zone]),
                     splits: None,
                 }),
             }
-        };
-        (0..CALLS).map(step).collect()
+        });
+        steps.collect()
     }
 
     /// Measures copies of this many bytes between two buffers.
@@ -190,31 +189,37 @@ impl<'a> RankBench<'a> {
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<[f64; 3]> {
         let elements = bytes / self.dtype.size();
-        let at = |i: usize| LocatedTensor {
-            space: MemorySpace::Ordinary,
-            offset: i * self.region,
-            by_rank: 0,
-            dtype: self.dtype,
-            shape: [elements].into(),
-            strides: [1].into(),
-        };
-        let step = |index: usize| ExecutableStep {
-            index,
-            lane: Lane::Compute,
-            waits: vec![],
-            node: format!("copy{index}"),
-            op_name: "copy".into(),
-            work: StepWork::Kernel {
-                op: Op::Copy,
-                operands: vec![at(index % 2)],
-                results: vec![at(2 + index % 2)],
-            },
-        };
-        let steps: Vec<ExecutableStep> = (0..CALLS).map(step).collect();
+        let mut steps = Vec::with_capacity(CALLS);
+        for index in 0..CALLS {
+            steps.push(ExecutableStep {
+                index,
+                lane: Lane::Compute,
+                waits: vec![],
+                node: format!("copy{index}"),
+                op_name: "copy".into(),
+                work: StepWork::Kernel {
+                    op: Op::Copy,
+                    operands: vec![self.locate(MemorySpace::Ordinary, index % 2, &[elements])],
+                    results: vec![self.locate(MemorySpace::Ordinary, 2 + index % 2, &[elements])],
+                },
+            });
+        }
         self.prepare(&steps)?;
         let graph = self.record()?;
         let times = self.measure_times(&graph, replays, alive, &mut || Ok(()))?;
         Ok(times)
+    }
+
+    /// A dense tensor at the start of a region; `shape` has one or two extents.
+    pub(super) fn locate(&self, space: MemorySpace, region: usize, shape: &[usize]) -> LocatedTensor {
+        LocatedTensor {
+            space,
+            offset: region * self.region,
+            by_rank: 0,
+            dtype: self.dtype,
+            shape: shape.into(),
+            strides: if shape.len() == 1 { [1].into() } else { [shape[1] as isize, 1].into() },
+        }
     }
 
     /// Measures a case whose calls were recorded. Returns the times, and a description of a wrong result.
@@ -248,11 +253,10 @@ impl<'a> RankBench<'a> {
                 self.resources.streams.compute.upload(at + 2 * self.region as Address, &poison)?;
             }
         }
-        let mut compare = || {
+        let times = self.measure_times(graph, replays, alive, &mut || {
             wrong = self.compare(kind, base, elements)?;
             Ok(())
-        };
-        let times = self.measure_times(graph, replays, alive, &mut compare)?;
+        })?;
         Ok((times, wrong))
     }
 
@@ -298,8 +302,9 @@ impl<'a> RankBench<'a> {
     }
 
     pub fn record(&self) -> Result<ExecutableGraph> {
-        let missing = || CudaError::Unsupported("no program was prepared".into());
-        let program = self.resources.programs.last().ok_or_else(missing)?;
+        let Some(program) = self.resources.programs.last() else {
+            return Err(CudaError::Unsupported("no program was prepared".into()));
+        };
         program.record(PortBases::NONE, &self.resources.streams, &self.resources.nccl, 1)
     }
 
@@ -345,14 +350,13 @@ impl<'a> RankBench<'a> {
         let all: Vec<Vec<f64>> = (0..n)
             .map(|r| small_integers(self.dtype, elements, r as u32).map(|t| t.to_f64()))
             .collect::<Result<_, _>>()?;
-        let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f64>();
         let piece = elements / n;
         let facts = kind.facts();
         // The part of the operands that this rank gets: its slice of each, or all of each.
         let (start, count) = if facts.operand_pieces { (me * piece, piece) } else { (0, piece * n) };
         let count = if facts.is_sized_by_result() { piece } else { count };
         let expected: Vec<f64> = if facts.reduces {
-            (start..start + count).map(sum).collect()
+            (start..start + count).map(|i| all.iter().map(|x| x[i]).sum()).collect()
         } else if facts.result_pieces {
             all.iter().flat_map(|x| &x[start..start + count]).copied().collect()
         } else {
@@ -365,11 +369,11 @@ impl<'a> RankBench<'a> {
             unsafe { self.resources.streams.compute.download(&mut bytes, at)? };
             let found = Tensor::new(self.dtype, vec![expected.len()], bytes);
             let found = found.map(|t| t.to_f64()).unwrap_or_default();
-            let differs = |(i, (f, e)): (usize, (&f64, &f64))| {
-                (f != e).then(|| format!("result {turn}, element {i}: expected {e}, found {f}"))
-            };
-            if let Some(text) = found.iter().zip(&expected).enumerate().find_map(differs) {
-                return Ok(Some(text));
+            for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                if found != expected {
+                    let text = format!("result {turn}, element {i}: expected {expected}, found {found}");
+                    return Ok(Some(text));
+                }
             }
         }
         Ok(None)
@@ -400,8 +404,8 @@ pub(super) fn prepared_on_all_ranks<T>(
 
 /// Small integers, whose sums are exact in every dtype.
 pub(super) fn small_integers(dtype: DType, elements: usize, rank: u32) -> Result<Tensor> {
-    let number = |i: usize| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0;
-    let numbers: Vec<f64> = (0..elements).map(number).collect();
+    let numbers: Vec<f64> =
+        (0..elements).map(|i| ((i * 7 + i / 11 + rank as usize * 5) % 13) as f64 - 6.0).collect();
     Tensor::from_f64(dtype, vec![elements], &numbers)
         .ok_or_else(|| CudaError::Unsupported(format!("dtype {dtype} holds no numbers")))
 }

@@ -22,25 +22,18 @@ impl AddressMap {
     /// the program has more inputs and outputs than pointers can name.
     pub fn new(bound: &ResolvedProgram, ordinary: Address, symmetric: Address) -> Result<AddressMap> {
         let count = bound.inputs.len() + bound.outputs.len();
-        let port = |number: usize| {
-            DevicePtr::port(number).ok_or_else(|| {
-                CudaError::Unsupported(format!(
-                    "the program has {count} inputs and outputs: expected at most {MAX_PORTS}"
-                ))
-            })
-        };
         let mut inputs = Vec::with_capacity(bound.inputs.len());
         for (i, input) in bound.inputs.iter().enumerate() {
             inputs.push(match input.fixed {
                 Some(offset) => DevicePtr::from(symmetric + offset as Address),
-                None => port(i)?,
+                None => DevicePtr::port(i).ok_or_else(|| too_many_ports(count))?,
             });
         }
         let mut outputs = Vec::with_capacity(bound.outputs.len());
         for (k, output) in bound.outputs.iter().enumerate() {
             outputs.push(match output.input_in_place() {
                 Some(input) => inputs[input],
-                None => port(bound.inputs.len() + k)?,
+                None => DevicePtr::port(bound.inputs.len() + k).ok_or_else(|| too_many_ports(count))?,
             });
         }
         Ok(AddressMap { ordinary, symmetric, inputs, outputs })
@@ -73,11 +66,16 @@ impl AddressMap {
 
     /// The addresses of a collective's values on this rank.
     pub fn collective_pointers(&self, call: &ResolvedCollective) -> CollectivePointers {
-        let at = |region| self.region(region);
-        let sizes = call
-            .splits
-            .as_ref()
-            .map(|(sent, received)| SplitPointers { sent: at(sent), received: at(received) });
-        CollectivePointers { operand: at(&call.operand), result: at(&call.result), sizes }
+        let sizes = call.splits.as_ref().map(|(sent, received)| SplitPointers {
+            sent: self.region(sent),
+            received: self.region(received),
+        });
+        CollectivePointers { operand: self.region(&call.operand), result: self.region(&call.result), sizes }
     }
+}
+
+fn too_many_ports(count: usize) -> CudaError {
+    CudaError::Unsupported(format!(
+        "the program has {count} inputs and outputs: expected at most {MAX_PORTS}"
+    ))
 }

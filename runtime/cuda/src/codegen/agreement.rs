@@ -102,19 +102,22 @@ mod tests {
 
     #[test]
     fn the_first_step_that_another_rank_runs_otherwise_is_named() {
-        let step = |index: usize| {
-            let work = StepWork::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] };
-            let (node, op_name) = (format!("n{index}"), "all_reduce".to_string());
-            ExecutableStep { index, lane: Lane::Comm, waits: vec![], node, op_name, work }
-        };
-        let list: Vec<ExecutableStep> = (0..3).map(step).collect();
+        let steps = (0..3).map(|index| ExecutableStep {
+            index,
+            lane: Lane::Comm,
+            waits: vec![],
+            node: format!("n{index}"),
+            op_name: "all_reduce".into(),
+            work: StepWork::Kernel { op: symmc_ir::Op::Copy, operands: vec![], results: vec![] },
+        });
+        let list: Vec<ExecutableStep> = steps.collect();
         let mine = vec![7; 3 * BYTES];
-        let with = |theirs: Vec<u8>| check_agreement(&list, &mine, &Rank(Mutex::new(vec![theirs])));
-        with(mine.clone()).expect("they agree");
+        let check_with = |theirs: Vec<u8>| check_agreement(&list, &mine, &Rank(Mutex::new(vec![theirs])));
+        check_with(mine.clone()).expect("they agree");
         let mut other = mine.clone();
         other[BYTES] = 8;
-        let error = with(other).expect_err("step 1 differs").to_string();
+        let error = check_with(other).expect_err("step 1 differs").to_string();
         assert!(error.contains("step 1 (all_reduce %n1)") && error.contains("rank 1 runs"), "{error}");
-        assert!(with(vec![7; 2 * BYTES]).is_err(), "it has fewer steps");
+        assert!(check_with(vec![7; 2 * BYTES]).is_err(), "it has fewer steps");
     }
 }

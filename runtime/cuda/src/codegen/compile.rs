@@ -82,8 +82,8 @@ impl KernelSource {
 pub fn compile(source: &KernelSource, [major, minor]: [u32; 2]) -> Result<Vec<u8>> {
     let version = version()?;
     let text = source.text();
-    let own = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
-    let target = format!("sm_{major}{minor}{own}");
+    let suffix = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
+    let target = format!("sm_{major}{minor}{suffix}");
     let cache = FileCache::for_user();
     let name = entry_name(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
     if let Some(code) = cache.read(&name) {
@@ -110,7 +110,8 @@ pub(crate) fn version() -> Result<[i32; 2]> {
             install: "install the CUDA toolkit, or `pip install nvidia-cuda-nvrtc` and put its folder into LD_LIBRARY_PATH",
         });
     }
-    let (mut major, mut minor) = (0, 0);
+    let mut major = 0;
+    let mut minor = 0;
     // SAFETY: the library is loaded, and writes two integers.
     let code = unsafe { sys::nvrtcVersion(&mut major, &mut minor) };
     code.result().map_err(|e| failed("nvrtcVersion", &e))?;

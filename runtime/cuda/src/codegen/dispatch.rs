@@ -209,7 +209,8 @@ mod tests {
     /// A layer with random extents, dtype, variant and form of products, and the range of its `t`.
     fn layer(r: &mut SplitMix) -> (String, [i64; 2]) {
         let [h, f] = [(); 2].map(|()| r.pick(&[64, 256, 1000, 1024, 2048, 4096, 5120, 8192, 16384]));
-        let (ranks, dtype) = (r.pick(&[2u32, 4, 8]), r.pick(&["bf16", "bf16", "f16", "f32"]));
+        let ranks = r.pick(&[2u32, 4, 8]);
+        let dtype = r.pick(&["bf16", "bf16", "f16", "f32"]);
         let variant = r.pick(&["ll", "ll", "two_shot", "one_shot"]);
         let low = r.pick(&[0i64, 1, 1, 5, 17, 1024]);
         let high = low + r.pick(&[0i64, 3, 15, 47, 63, 500, 4095]);
@@ -253,22 +254,23 @@ mod tests {
 
     /// Usually: collectives of `%sa`, `%sb` and `%sc` as one step, and their returned values.
     fn several(r: &mut SplitMix, ranks: u32) -> (String, &'static str) {
-        let (own, all) = (3 * ranks, 3 * ranks * ranks);
+        let per_rank = 3 * ranks;
+        let all = 3 * ranks * ranks;
         let nodes = match r.below(4) {
             0 => return (String::new(), ""),
             1 => format!(
                 "%c1: D[{all}, 24] = all_gather %sa group=@tp via=pull\n\
-                 %c2: f32[{own}, 7] = all_to_all %sb splits=even group=@tp via=pull\n\
+                 %c2: f32[{per_rank}, 7] = all_to_all %sb splits=even group=@tp via=pull\n\
                  %c3: u8[3] = reduce_scatter %sc op=max group=@tp via=pull\n"
             ),
             2 => format!(
-                "%c1: D[{own}, 24] = all_to_all %sa splits=even group=@tp via=push\n\
+                "%c1: D[{per_rank}, 24] = all_to_all %sa splits=even group=@tp via=push\n\
                  %c2: f32[{all}, 7] = all_gather %sb group=@tp via=push\n%c3: u8[{all}] = all_gather %sc group=@tp via=push\n"
             ),
             _ => format!(
-                "%c1: D[{own}, 24] = all_reduce %sa op=sum group=@tp via=one_shot\n\
-                 %c2: f32[{own}, 7] = all_reduce %sb op=avg group=@tp via=one_shot\n\
-                 %c3: u8[{own}] = all_reduce %sc op=min group=@tp via=one_shot\n"
+                "%c1: D[{per_rank}, 24] = all_reduce %sa op=sum group=@tp via=one_shot\n\
+                 %c2: f32[{per_rank}, 7] = all_reduce %sb op=avg group=@tp via=one_shot\n\
+                 %c3: u8[{per_rank}] = all_reduce %sc op=min group=@tp via=one_shot\n"
             ),
         };
         (format!("dispatch collectives {{\n{nodes}}}\n"), ", %c1, %c2, %c3")

@@ -9,13 +9,16 @@ use symmc_runtime::exec::{CustomKernelRegistry, PreparedBucket, ResolvedProgram}
 pub(crate) fn largest_buckets(plan: &ParsedPlan) -> impl Iterator<Item = usize> + use<> {
     let mut largest: IndexMap<usize, usize> = IndexMap::new();
     for (index, bucket) in plan.buckets.iter().enumerate() {
-        let upper = |b: &Bucket| b.symbols.values().map(|r| r[1] as f64).sum::<f64>();
         let best = largest.entry(bucket.program).or_insert(index);
-        if upper(bucket) > upper(&plan.buckets[*best]) {
+        if sum_upper_bounds(bucket) > sum_upper_bounds(&plan.buckets[*best]) {
             *best = index;
         }
     }
     largest.into_values()
+}
+
+fn sum_upper_bounds(bucket: &Bucket) -> f64 {
+    bucket.symbols.values().map(|range| range[1] as f64).sum()
 }
 
 /// The steps of a bucket at its largest sizes on a rank; `None` if they cannot be bound.

@@ -25,8 +25,8 @@ pub struct LoweredProgram {
 
 impl LoweredProgram {
     pub fn new(rank: u32, list: &[ExecutableStep], setting: &LoweringContext<'_>) -> Result<LoweredProgram> {
-        let at = |value: &_| setting.addresses.address_of(value);
-        let mut l = KernelLowering::new(&at, setting.machine);
+        let address_of = |value: &_| setting.addresses.address_of(value);
+        let mut l = KernelLowering::new(&address_of, setting.machine);
         let work = list.iter().map(|step| lower_step(rank, step, setting, &mut l));
         let work = work.collect::<Result<_>>()?;
         let KernelLowering { source, assertions, .. } = l;

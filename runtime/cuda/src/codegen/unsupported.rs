@@ -56,13 +56,12 @@ pub struct GpuSupport {
 /// Checks the support of GPUs for a plan with one GPU per rank.
 pub fn check_gpu_support(plan: &ParsedPlan) -> GpuSupport {
     let largest: Vec<usize> = largest_sizes::largest_buckets(plan).collect();
-    let of_bucket = |bucket: usize| {
+    let steps = plan.buckets.iter().map(|bucket| bucket.steps.len()).sum();
+    let buckets = parallel::map((0..plan.buckets.len()).collect(), steps, |bucket| {
         let bound = largest_sizes::bind_largest(plan, bucket, 0)?;
         let refusals = largest.contains(&bucket).then(|| unsupported_steps(&bound, plan.ranks, &[]));
         Some((refusals.unwrap_or_default(), workspace::upper_bound_bytes(&bound)))
-    };
-    let steps = plan.buckets.iter().map(|bucket| bucket.steps.len()).sum();
-    let buckets = parallel::map((0..plan.buckets.len()).collect(), steps, of_bucket);
+    });
     let (mut refusals, workspaces): (Vec<_>, _) = buckets.into_iter().map(Option::unwrap_or_default).unzip();
     let of_largest = largest.iter().flat_map(|&bucket| std::mem::take(&mut refusals[bucket]));
     GpuSupport { unsupported: distinct(of_largest), workspaces }
@@ -103,8 +102,8 @@ pub(crate) fn unsupported_steps(bound: &ResolvedProgram, ranks: u32, gpus: &[u32
     };
     let dry = DeviceFreeContext::new(bound, ranks, addresses, AttentionBackend::Kernels);
     let setting = dry.context();
-    let at = |value: &LocatedTensor| setting.addresses.address_of(value);
-    let mut l = KernelLowering::new(&at, setting.machine);
+    let address_of = |value: &LocatedTensor| setting.addresses.address_of(value);
+    let mut l = KernelLowering::new(&address_of, setting.machine);
     let mut refused = Vec::new();
     for step in &bound.steps {
         // Kernels of custom ops are known only when the plan runs.
@@ -145,15 +144,16 @@ fn unsupported_collective(call: &ResolvedCollective, gpus: &[u32]) -> Option<Cud
              variant other than plain"
         )));
     }
-    let gpu = |rank: &u32| gpus.get(*rank as usize);
-    let shares = |k: usize| call.cell[..k].iter().find(|r| gpu(r).is_some() && gpu(r) == gpu(&call.cell[k]));
-    let (k, other) = (1..call.cell.len()).find_map(|k| Some((k, shares(k)?)))?;
-    let rank = call.cell[k];
-    let gpu = gpu(other)?;
-    Some(CudaError::Unsupported(format!(
-        "the variant {} is NCCL's, which takes one rank for each GPU; ranks {other} and {rank} share GPU {gpu}",
-        call.variant
-    )))
+    for (k, rank) in call.cell.iter().enumerate() {
+        let Some(gpu) = gpus.get(*rank as usize) else { continue };
+        if let Some(other) = call.cell[..k].iter().find(|r| gpus.get(**r as usize) == Some(gpu)) {
+            return Some(CudaError::Unsupported(format!(
+                "the variant {} is NCCL's, which takes one rank for each GPU; ranks {other} and {rank} share GPU {gpu}",
+                call.variant
+            )));
+        }
+    }
+    None
 }
 
 #[cfg(test)]
@@ -180,33 +180,32 @@ mod tests {
 
     #[test]
     fn steps_that_a_session_would_refuse_are_refused_before_it() {
-        let sizes = |ranks: u32| {
-            let nodes = "%y: f32[n, 7], %r: i64[RANKS] = all_to_all %x, %n splits=device group=@w via=plain";
-            program(ranks, "f32", &nodes.replace("RANKS", &ranks.to_string()))
-        };
-        assert_eq!(refused(&sizes(8), &[]), [""; 0]);
-        let [nine] = &refused(&sizes(9), &[])[..] else { panic!("one step") };
+        assert_eq!(refused(&all_to_all_with_sizes(8), &[]), [""; 0]);
+        let [nine] = &refused(&all_to_all_with_sizes(9), &[])[..] else { panic!("one step") };
         assert!(
             nine.starts_with("%y (all_to_all): GPUs cannot run it: ") && nine.contains("at most 8 ranks"),
             "{nine}"
         );
         for (dtype, op, fits) in [("i32", "avg", false), ("i32", "sum", true), ("i64", "avg", true)] {
-            let reduce = |via| {
-                let node = format!("%y: {dtype}[n, 7] = all_reduce %x op={op} group=@w via={via}");
-                refused(&program(2, dtype, &node), &[])
-            };
-            assert_eq!(reduce("plain").is_empty(), fits, "{dtype} {op}");
-            assert_eq!(reduce("two_shot"), [""; 0], "{dtype} {op}");
+            assert_eq!(refused(&all_reduce(dtype, op, "plain"), &[]).is_empty(), fits, "{dtype} {op}");
+            assert_eq!(refused(&all_reduce(dtype, op, "two_shot"), &[]), [""; 0], "{dtype} {op}");
         }
+    }
+
+    fn all_to_all_with_sizes(ranks: u32) -> String {
+        let nodes = "%y: f32[n, 7], %r: i64[RANKS] = all_to_all %x, %n splits=device group=@w via=plain";
+        program(ranks, "f32", &nodes.replace("RANKS", &ranks.to_string()))
+    }
+
+    fn all_reduce(dtype: &str, op: &str, via: &str) -> String {
+        program(2, dtype, &format!("%y: {dtype}[n, 7] = all_reduce %x op={op} group=@w via={via}"))
     }
 
     #[test]
     fn ranks_that_share_a_gpu_leave_the_library_out() {
-        let reduce =
-            |via| program(2, "f32", &format!("%y: f32[n, 7] = all_reduce %x op=sum group=@w via={via}"));
-        assert_eq!(refused(&reduce("plain"), &[0, 1]), [""; 0]);
-        assert_eq!(refused(&reduce("ll"), &[0, 0]), [""; 0]);
-        let [shared] = &refused(&reduce("plain"), &[3, 3])[..] else { panic!("one step") };
+        assert_eq!(refused(&all_reduce("f32", "sum", "plain"), &[0, 1]), [""; 0]);
+        assert_eq!(refused(&all_reduce("f32", "sum", "ll"), &[0, 0]), [""; 0]);
+        let [shared] = &refused(&all_reduce("f32", "sum", "plain"), &[3, 3])[..] else { panic!("one step") };
         assert!(shared.ends_with("ranks 0 and 1 share GPU 3"), "{shared}");
     }
 }

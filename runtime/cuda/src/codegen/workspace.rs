@@ -13,11 +13,13 @@ pub(crate) fn bytes_of_steps<'b>(
     steps: impl Iterator<Item = &'b ExecutableStep>,
     machine: &KernelTarget,
 ) -> usize {
-    let part = |work: &StepWork| match work {
-        StepWork::Kernel { op, operands, results } => compute::workspace(op, operands, results, machine),
-        _ => 0,
-    };
-    steps.flat_map(|step| step.work.node_work()).map(part).max().unwrap_or(0)
+    let mut most = 0;
+    for work in steps.flat_map(|step| step.work.node_work()) {
+        if let StepWork::Kernel { op, operands, results } = work {
+            most = most.max(compute::workspace(op, operands, results, machine));
+        }
+    }
+    most
 }
 
 /// An upper bound for the workspace bytes of a program at these sizes, independent of the available

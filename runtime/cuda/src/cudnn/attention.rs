@@ -99,8 +99,9 @@ fn gradient_bytes(heads: usize, [queries, keys, e, f]: [usize; 4]) -> usize {
 
 /// The number of parts into which key heads are divided, if all of them together need `bytes` bytes.
 fn part_count(bytes: usize, key_heads: usize) -> usize {
-    let fits = |count: &usize| key_heads.is_multiple_of(*count) && bytes / count <= MOST_WORKSPACE;
-    (1..=key_heads).find(fits).unwrap_or(key_heads.max(1))
+    (1..=key_heads)
+        .find(|&count| key_heads.is_multiple_of(count) && bytes / count <= MOST_WORKSPACE)
+        .unwrap_or(key_heads.max(1))
 }
 
 /// The workspace in bytes for gradients of this many query heads and key heads, counted over the batch. The
@@ -113,23 +114,19 @@ pub(crate) fn gradient_workspace(heads: usize, key_heads: usize, extents: [usize
 impl CudnnAttention {
     /// The attention without addresses: the properties that a plan of the library depends on.
     pub(crate) fn without_addresses(&self) -> CudnnAttention {
-        let nowhere = |t: AttentionTensor| AttentionTensor { at: DevicePtr::NULL, ..t };
-        // Only the part of a pointer that determines its alignment is kept.
-        let aligned = |at: DevicePtr| DevicePtr::from(at.alignment(16) % 16);
-        let bias = self.bias.map(|b| AttentionBias { at: aligned(b.at), ..b });
         CudnnAttention {
-            q: nowhere(self.q),
-            k: nowhere(self.k),
-            v: nowhere(self.v),
-            r: nowhere(self.r),
-            bias,
-            sums: self.sums.map(|s| AttentionTensor { at: aligned(s.at), ..s }),
+            q: self.q.without_address(),
+            k: self.k.without_address(),
+            v: self.v.without_address(),
+            r: self.r.without_address(),
+            bias: self.bias.map(|b| AttentionBias { at: keep_alignment(b.at), ..b }),
+            sums: self.sums.map(|s| AttentionTensor { at: keep_alignment(s.at), ..s }),
             gradient: self.gradient.map(|g| AttentionGradient {
-                of_r: nowhere(g.of_r),
+                of_r: g.of_r.without_address(),
                 means: DevicePtr::NULL,
-                of_q: nowhere(g.of_q),
-                of_k: nowhere(g.of_k),
-                of_v: nowhere(g.of_v),
+                of_q: g.of_q.without_address(),
+                of_k: g.of_k.without_address(),
+                of_v: g.of_v.without_address(),
             }),
             ..*self
         }
@@ -171,26 +168,24 @@ impl CudnnAttention {
         if count == 1 {
             return *self;
         }
-        let (heads, key_heads) = (self.heads / count, self.key_heads / count);
-        let moved = |t: AttentionTensor, first: usize, size: usize| {
-            let bytes = t.strides[1].unsigned_abs() * (first * size) as u64;
-            AttentionTensor { at: t.at + bytes, ..t }
-        };
-        let (of_queries, of_keys) = (number * heads, number * key_heads);
+        let heads = self.heads / count;
+        let key_heads = self.key_heads / count;
+        let first = number * heads;
+        let first_key = number * key_heads;
         let size = self.dtype.size();
         CudnnAttention {
             heads,
             key_heads,
-            q: moved(self.q, of_queries, size),
-            k: moved(self.k, of_keys, size),
-            v: moved(self.v, of_keys, size),
-            r: moved(self.r, of_queries, size),
-            sums: self.sums.map(|s| moved(s, of_queries, 4)),
+            q: self.q.skip_heads(first, size),
+            k: self.k.skip_heads(first_key, size),
+            v: self.v.skip_heads(first_key, size),
+            r: self.r.skip_heads(first, size),
+            sums: self.sums.map(|s| s.skip_heads(first, 4)),
             gradient: self.gradient.map(|g| AttentionGradient {
-                of_r: moved(g.of_r, of_queries, size),
-                of_q: moved(g.of_q, of_queries, size),
-                of_k: moved(g.of_k, of_keys, size),
-                of_v: moved(g.of_v, of_keys, size),
+                of_r: g.of_r.skip_heads(first, size),
+                of_q: g.of_q.skip_heads(first, size),
+                of_k: g.of_k.skip_heads(first_key, size),
+                of_v: g.of_v.skip_heads(first_key, size),
                 ..g
             }),
             ..*self
@@ -201,4 +196,20 @@ impl CudnnAttention {
     pub(crate) fn key(&self) -> String {
         format!("{:?}", self.without_addresses())
     }
+}
+
+impl AttentionTensor {
+    fn without_address(self) -> AttentionTensor {
+        AttentionTensor { at: DevicePtr::NULL, ..self }
+    }
+
+    fn skip_heads(self, count: usize, element_size: usize) -> AttentionTensor {
+        let bytes = self.strides[1].unsigned_abs() * (count * element_size) as u64;
+        AttentionTensor { at: self.at + bytes, ..self }
+    }
+}
+
+/// Only the part of a pointer that determines its alignment is kept.
+fn keep_alignment(at: DevicePtr) -> DevicePtr {
+    DevicePtr::from(at.alignment(16) % 16)
 }

@@ -272,15 +272,14 @@ impl CudnnGraphBuilder {
 
     /// Adds the scores, with hidden columns at minus infinity.
     fn scores(&mut self, x: &CudnnAttention) -> Result<GraphTensor> {
-        let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let [b, h, l] = x.q.strides;
-        let q = [n(x.batch), n(x.heads), n(x.queries), n(x.e)];
+        let q = extents([x.batch, x.heads, x.queries, x.e]);
         let q = self.tensor(q, [b, h, l, 1], kind, Some(CudnnTensorData::Queries))?;
         let [b, h, s] = x.k.strides;
-        let k = [n(x.batch), n(x.key_heads), n(x.e), n(x.keys)];
+        let k = extents([x.batch, x.key_heads, x.e, x.keys]);
         let k = self.tensor(k, [b, h, 1, s], kind, Some(CudnnTensorData::Keys))?;
-        let mut scores = self.add_virtual_tensor([n(x.batch), n(x.heads), n(x.queries), n(x.keys)], F32)?;
+        let mut scores = self.add_virtual_tensor(extents([x.batch, x.heads, x.queries, x.keys]), F32)?;
         self.product([q, k, scores])?;
         let scale = self.float(x.scale)?;
         scores = self.pointwise_float(PointwiseMode::Mul, &[scores, scale])?;
@@ -300,12 +299,13 @@ impl CudnnGraphBuilder {
     }
 
     pub(super) fn band(&mut self, mut scores: GraphTensor, x: &CudnnAttention) -> Result<GraphTensor> {
-        let far =
+        let unsupported =
             || CudaError::Unsupported(format!("cuDNN's attention does not support the band {:?}", x.band));
         if let Some(below) = x.band.below {
-            let (mut row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
+            let mut row = self.index(scores, 2)?;
+            let column = self.index(scores, 3)?;
             // Column `row + below - 1` is the last visible one.
-            let shift = below.checked_sub(1).and_then(|s| i32::try_from(s).ok()).ok_or_else(far)?;
+            let shift = below.checked_sub(1).and_then(|s| i32::try_from(s).ok()).ok_or_else(unsupported)?;
             if shift != 0 {
                 let shift = self.int(shift)?;
                 row = self.pointwise_int(PointwiseMode::Add, row, shift)?;
@@ -314,9 +314,11 @@ impl CudnnGraphBuilder {
             scores = self.hide(scores, seen)?;
         }
         if let Some(from) = x.band.from {
-            let (row, column) = (self.index(scores, 2)?, self.index(scores, 3)?);
+            let row = self.index(scores, 2)?;
+            let column = self.index(scores, 3)?;
             // The condition is column + window > row. The library requires this number as a float.
-            let window = 1i64.checked_sub(from).filter(|w| w.unsigned_abs() < 1 << 24).ok_or_else(far)?;
+            let window = 1i64.checked_sub(from).filter(|w| w.unsigned_abs() < 1 << 24);
+            let window = window.ok_or_else(unsupported)?;
             let window = self.float(window as f32)?;
             let column = self.pointwise_float(PointwiseMode::Add, &[column, window])?;
             let seen = self.pointwise_bool(PointwiseMode::Greater, column, row)?;
@@ -328,7 +330,6 @@ impl CudnnGraphBuilder {
     /// Adds the ops of the whole graph.
     pub(super) fn attention(&mut self, x: &CudnnAttention) -> Result<()> {
         let scores = self.scores(x)?;
-        let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
         let top = self.reduce(MAX, scores)?;
         let less = self.pointwise_float(PointwiseMode::Sub, &[scores, top])?;
@@ -346,11 +347,15 @@ impl CudnnGraphBuilder {
         let parts = self.add_virtual_tensor(scores.extents, kind)?;
         self.add_pointwise(PointwiseMode::Div, &[weights, sum], F32, None, parts)?;
         let [b, h, s] = x.v.strides;
-        let v = [n(x.batch), n(x.key_heads), n(x.keys), n(x.f)];
+        let v = extents([x.batch, x.key_heads, x.keys, x.f]);
         let v = self.tensor(v, [b, h, s, 1], kind, Some(CudnnTensorData::Values))?;
         let [b, h, l] = x.r.strides;
-        let r = [n(x.batch), n(x.heads), n(x.queries), n(x.f)];
+        let r = extents([x.batch, x.heads, x.queries, x.f]);
         let r = self.tensor(r, [b, h, l, 1], kind, Some(CudnnTensorData::Result))?;
         self.product([parts, v, r])
     }
+}
+
+pub(super) fn extents(sizes: [usize; 4]) -> [i64; 4] {
+    sizes.map(|size| size as i64)
 }

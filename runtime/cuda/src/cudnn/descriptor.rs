@@ -153,7 +153,8 @@ impl CudnnDescriptor {
     }
 
     pub fn get_int(&self, attribute: DescriptorAttribute) -> Result<i64> {
-        let (mut value, mut count) = (0i64, 0i64);
+        let mut value = 0i64;
+        let mut count = 0i64;
         // SAFETY: the descriptor is alive; there is room for one integer.
         let got = unsafe {
             let value = ptr::from_mut(&mut value).cast();

@@ -6,29 +6,27 @@
 //! it stores the gradient of the scores, and each run gives the same bits.
 
 use super::attention::{AttentionGradient, CudnnAttention};
-use super::builder::{CudnnGraphBuilder, CudnnTensorData, F32, GraphTensor, PointwiseMode, SUM, data_type};
+use super::builder::{
+    CudnnGraphBuilder, CudnnTensorData, F32, GraphTensor, PointwiseMode, SUM, data_type, extents,
+};
 use super::descriptor::{AttributeValue, CudnnDescriptor, DescriptorAttribute, DescriptorKind};
 use crate::error::{CudaError, Result};
 
 impl CudnnGraphBuilder {
     /// Adds the ops of the whole graph.
     pub(super) fn gradient(&mut self, x: &CudnnAttention, g: &AttentionGradient) -> Result<()> {
-        let n = |n: usize| n as i64;
         let kind = data_type(x.dtype)?;
-        let [batch, heads, queries, keys] = [x.batch, x.heads, x.queries, x.keys].map(n);
-        let of_scores = [batch, heads, queries, keys];
-        let rows = |t: [i64; 3]| [t[0], t[1], t[2], 1];
-        let columns = |t: [i64; 3]| [t[0], t[1], 1, t[2]];
-        let values_of_rows = [batch, heads, queries, n(x.f)];
+        let of_scores = extents([x.batch, x.heads, x.queries, x.keys]);
+        let values_of_rows = extents([x.batch, x.heads, x.queries, x.f]);
         let of_r =
-            self.tensor(values_of_rows, rows(g.of_r.strides), kind, Some(CudnnTensorData::OfResult))?;
-        let r = self.tensor(values_of_rows, rows(x.r.strides), kind, Some(CudnnTensorData::Result))?;
+            self.tensor(values_of_rows, by_rows(g.of_r.strides), kind, Some(CudnnTensorData::OfResult))?;
+        let r = self.tensor(values_of_rows, by_rows(x.r.strides), kind, Some(CudnnTensorData::Result))?;
         let means = self.means(x, of_r, r)?;
 
-        let q = [batch, heads, queries, n(x.e)];
-        let q = self.tensor(q, rows(x.q.strides), kind, Some(CudnnTensorData::Queries))?;
-        let turned_k = [batch, n(x.key_heads), n(x.e), keys];
-        let turned_k = self.tensor(turned_k, columns(x.k.strides), kind, Some(CudnnTensorData::Keys))?;
+        let q = extents([x.batch, x.heads, x.queries, x.e]);
+        let q = self.tensor(q, by_rows(x.q.strides), kind, Some(CudnnTensorData::Queries))?;
+        let turned_k = extents([x.batch, x.key_heads, x.e, x.keys]);
+        let turned_k = self.tensor(turned_k, by_columns(x.k.strides), kind, Some(CudnnTensorData::Keys))?;
         let mut scores = self.add_virtual_tensor(of_scores, F32)?;
         self.product([q, turned_k, scores])?;
         let scale = self.float(x.scale)?;
@@ -41,32 +39,32 @@ impl CudnnGraphBuilder {
         scores = self.band(scores, x)?;
         let weights = self.pointwise_float(PointwiseMode::Exp, &[scores])?;
         let of_v = self.add_key_tensor(
-            [batch, n(x.key_heads), keys, n(x.f)],
+            extents([x.batch, x.key_heads, x.keys, x.f]),
             g.of_v.strides,
             kind,
             CudnnTensorData::OfValues,
         )?;
         self.turned_product(weights, of_r, of_v, kind)?;
 
-        let turned_v = [batch, n(x.key_heads), n(x.f), keys];
-        let turned_v = self.tensor(turned_v, columns(x.v.strides), kind, Some(CudnnTensorData::Values))?;
+        let turned_v = extents([x.batch, x.key_heads, x.f, x.keys]);
+        let turned_v = self.tensor(turned_v, by_columns(x.v.strides), kind, Some(CudnnTensorData::Values))?;
         let mut of_weights = self.add_virtual_tensor(of_scores, F32)?;
         self.product([of_r, turned_v, of_weights])?;
         of_weights = self.pointwise_float(PointwiseMode::Sub, &[of_weights, means])?;
         of_weights = self.pointwise_float(PointwiseMode::Mul, &[of_weights, weights])?;
         let of_products = self.pointwise_float(PointwiseMode::Mul, &[of_weights, scale])?;
         let of_k = self.add_key_tensor(
-            [batch, n(x.key_heads), keys, n(x.e)],
+            extents([x.batch, x.key_heads, x.keys, x.e]),
             g.of_k.strides,
             kind,
             CudnnTensorData::OfKeys,
         )?;
         self.turned_product(of_products, q, of_k, kind)?;
 
-        let k = [batch, n(x.key_heads), keys, n(x.e)];
-        let k = self.reshape(turned_k, k, rows(x.k.strides), F32)?;
-        let of_q = [batch, heads, queries, n(x.e)];
-        let of_q = self.tensor(of_q, rows(g.of_q.strides), kind, Some(CudnnTensorData::OfQueries))?;
+        let k = extents([x.batch, x.key_heads, x.keys, x.e]);
+        let k = self.reshape(turned_k, k, by_rows(x.k.strides), F32)?;
+        let of_q = extents([x.batch, x.heads, x.queries, x.e]);
+        let of_q = self.tensor(of_q, by_rows(g.of_q.strides), kind, Some(CudnnTensorData::OfQueries))?;
         self.product([of_products, k, of_q])
     }
 
@@ -83,11 +81,11 @@ impl CudnnGraphBuilder {
     fn add_key_tensor(
         &mut self,
         extents: [i64; 4],
-        [b, h, s]: [i64; 3],
+        strides: [i64; 3],
         kind: i32,
         data: CudnnTensorData,
     ) -> Result<GraphTensor> {
-        self.tensor(extents, [b, h, s, 1], kind, Some(data))
+        self.tensor(extents, by_rows(strides), kind, Some(data))
     }
 
     /// Adds the product of the transposed `x` and `y`, summed over the heads that share a head of the result.
@@ -118,4 +116,14 @@ impl CudnnGraphBuilder {
         self.ops.push(op.finish()?);
         Ok(to)
     }
+}
+
+/// The strides of a tensor whose rows are contiguous.
+fn by_rows([batch, head, row]: [i64; 3]) -> [i64; 4] {
+    [batch, head, row, 1]
+}
+
+/// The strides of its transpose.
+fn by_columns([batch, head, row]: [i64; 3]) -> [i64; 4] {
+    [batch, head, 1, row]
 }

@@ -187,27 +187,30 @@ impl PlannedPart {
             .iter()
             .map(|(_, data)| if let CudnnTensorData::Constant(bytes) = data { *bytes } else { [0; 4] })
             .collect();
-        let of =
+        let gradient =
             |which: fn(&AttentionGradient) -> DevicePtr| x.gradient.as_ref().map_or(DevicePtr::NULL, which);
-        let data_pointer = |((_, data), constant): (&(i64, CudnnTensorData), &[u8; 4])| -> *mut c_void {
+        let mut pointers: Vec<*mut c_void> = Vec::with_capacity(plan.data.len());
+        for ((_, data), constant) in plan.data.iter().zip(&constants) {
             let at = match data {
                 CudnnTensorData::Queries => x.q.at,
                 CudnnTensorData::Keys => x.k.at,
                 CudnnTensorData::Values => x.v.at,
                 CudnnTensorData::Result => x.r.at,
                 CudnnTensorData::Sums { .. } => x.sums.map_or(DevicePtr::NULL, |s| s.at),
-                CudnnTensorData::OfResult => of(|g| g.of_r.at),
-                CudnnTensorData::Means => of(|g| g.means),
-                CudnnTensorData::OfQueries => of(|g| g.of_q.at),
-                CudnnTensorData::OfKeys => of(|g| g.of_k.at),
-                CudnnTensorData::OfValues => of(|g| g.of_v.at),
+                CudnnTensorData::OfResult => gradient(|g| g.of_r.at),
+                CudnnTensorData::Means => gradient(|g| g.means),
+                CudnnTensorData::OfQueries => gradient(|g| g.of_q.at),
+                CudnnTensorData::OfKeys => gradient(|g| g.of_k.at),
+                CudnnTensorData::OfValues => gradient(|g| g.of_v.at),
                 CudnnTensorData::Bias { .. } => x.bias.map_or(DevicePtr::NULL, |b| b.at),
-                CudnnTensorData::Constant(_) => return constant.as_ptr().cast_mut().cast(),
+                CudnnTensorData::Constant(_) => {
+                    pointers.push(constant.as_ptr().cast_mut().cast());
+                    continue;
+                }
             };
-            at.resolve(bases) as *mut c_void
-        };
+            pointers.push(at.resolve(bases) as *mut c_void);
+        }
         let ids: Vec<i64> = plan.data.iter().map(|s| s.0).collect();
-        let pointers: Vec<*mut c_void> = plan.data.iter().zip(&constants).map(data_pointer).collect();
         let pack = CudnnDescriptor::new(plan.context.cudnn, DescriptorKind::Pack)?
             .with(DescriptorAttribute::PackIds, AttributeValue::Ints(&ids))?
             .with(DescriptorAttribute::PackPointers, AttributeValue::Pointers(&pointers))?

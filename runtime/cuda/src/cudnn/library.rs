@@ -121,12 +121,12 @@ impl CudnnLibrary {
         // SAFETY: the file is cuDNN by its name or by the user's choice, and its initialisers may run at any
         // time.
         let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
-        // The error itself names only the call.
-        let said =
-            |e: libloading::Error| std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());
-        CudnnLibrary::from_library(ManuallyDrop::new(
-            library.map_err(|e| format!("does not load ({})", said(e)))?,
-        ))
+        let library = library.map_err(|e| {
+            // The error itself names only the call.
+            let reason = std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());
+            format!("does not load ({reason})")
+        })?;
+        CudnnLibrary::from_library(ManuallyDrop::new(library))
     }
 
     fn from_library(library: ManuallyDrop<Library>) -> Result<CudnnLibrary, String> {

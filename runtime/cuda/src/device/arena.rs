@@ -95,13 +95,13 @@ impl SymmetricArena {
 
     /// Allocates the memory with the driver.
     fn mapped(device: &Arc<Device>, exchange: &dyn RankExchange, len: usize) -> Result<Self> {
-        let own = PhysicalMemory::new(device, len)?;
-        let len = own.len;
-        let fds = exchange_descriptors(exchange, own.export()?)?;
+        let local = PhysicalMemory::new(device, len)?;
+        let len = local.len;
+        let fds = exchange_descriptors(exchange, local.export()?)?;
         let mut mappings = Vec::with_capacity(fds.len());
         for (rank, fd) in fds.into_iter().enumerate() {
             let mapping = match fd {
-                None => Mapping::new(device, &own, rank)?,
+                None => Mapping::new(device, &local, rank)?,
                 Some(fd) => Mapping::new(device, &PhysicalMemory::import(device, fd, len, rank)?, rank)?,
             };
             mappings.push(mapping);
@@ -242,8 +242,10 @@ impl Mapping {
         access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         // SAFETY: the range is mapped.
         let allowed = unsafe { sys::cuMemSetAccess(at, len, &access, 1) };
-        let reach = || format!("enabling access to the memory of rank {rank} from GPU {}", device.ordinal());
-        check_call(reach, allowed)?;
+        check_call(
+            || format!("enabling access to the memory of rank {rank} from GPU {}", device.ordinal()),
+            allowed,
+        )?;
         Ok(mapping)
     }
 }
@@ -262,22 +264,17 @@ impl Drop for Mapping {
 
 /// Sends every peer a descriptor, and receives one from each; `None` at this rank's own index.
 fn exchange_descriptors(exchange: &dyn RankExchange, mine: OwnedFd) -> Result<Vec<Option<OwnedFd>>> {
-    let failed = |call: &str, e: nix::Error| {
-        CudaError::Run(RunError::from_system_call("passing the symmetric arena", call, e))
-    };
     let me = exchange.rank();
-    let open = || socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None);
     let name = format!("{:032x}", u128::from_le_bytes(random_secret()?)).into_bytes();
-    let listener = open().map_err(|e| failed("socket", e))?;
-    let address = |name: &[u8]| UnixAddr::new_abstract(name).map_err(|e| failed("bind", e));
-    bind(listener.as_raw_fd(), &address(&name)?).map_err(|e| failed("bind", e))?;
+    let listener = open_socket()?;
+    bind(listener.as_raw_fd(), &abstract_address(&name)?).map_err(|e| socket_error("bind", e))?;
     let backlog = Backlog::new(exchange.ranks().min(1024) as i32).unwrap_or(Backlog::MAXCONN);
-    listen(&listener, backlog).map_err(|e| failed("listen", e))?;
+    listen(&listener, backlog).map_err(|e| socket_error("listen", e))?;
     let names = exchange.all_gather(&name)?;
     let peers: Vec<u32> = (0..exchange.ranks()).filter(|rank| *rank != me).collect();
     for (rank, name) in (0..).zip(&names).filter(|(rank, _)| *rank != me) {
-        let fd = open().map_err(|e| failed("socket", e))?;
-        connect(fd.as_raw_fd(), &address(name)?).map_err(|e| failed("connect", e))?;
+        let fd = open_socket()?;
+        connect(fd.as_raw_fd(), &abstract_address(name)?).map_err(|e| socket_error("connect", e))?;
         let channel = Channel::new(fd, rank);
         channel.send(&me)?;
         channel.send_fds(&[mine.as_fd()])?;
@@ -290,4 +287,17 @@ fn exchange_descriptors(exchange: &dyn RankExchange, mine: OwnedFd) -> Result<Ve
     // No rank closes its sockets before all ranks have their descriptors.
     exchange.all_gather(&[0])?;
     Ok(out)
+}
+
+fn open_socket() -> Result<OwnedFd> {
+    socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None)
+        .map_err(|e| socket_error("socket", e))
+}
+
+fn abstract_address(name: &[u8]) -> Result<UnixAddr> {
+    UnixAddr::new_abstract(name).map_err(|e| socket_error("bind", e))
+}
+
+fn socket_error(call: &str, e: nix::Error) -> CudaError {
+    CudaError::Run(RunError::from_system_call("passing the symmetric arena", call, e))
 }

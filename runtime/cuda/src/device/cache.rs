@@ -33,8 +33,8 @@ pub(crate) struct FileCache {
 impl FileCache {
     /// `$XDG_CACHE_HOME/symmc`, else `~/.cache/symmc`.
     pub fn for_user() -> FileCache {
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
-        let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|h| h.join(".cache")));
+        let base = absolute_path_in("XDG_CACHE_HOME")
+            .or_else(|| absolute_path_in("HOME").map(|home| home.join(".cache")));
         FileCache { folder: base.map(|base| base.join("symmc")) }
     }
 
@@ -67,11 +67,10 @@ impl FileCache {
 
     fn try_write(&self, name: &str, data: &[u8]) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        let untrusted = |e: UntrustedPath| std::io::Error::other(e.to_string());
-        trust::check_new_folder(folder).map_err(untrusted)?;
+        trust::check_new_folder(folder).map_err(untrusted_error)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         // Another user may have created it in the meantime.
-        trust::check_folder(folder).map_err(untrusted)?;
+        trust::check_folder(folder).map_err(untrusted_error)?;
         remove_drafts(folder, DRAFT_MAX_AGE);
         let random = u128::from_le_bytes(random_secret().map_err(std::io::Error::other)?);
         let draft = folder.join(format!("{random:032x}.draft"));
@@ -88,11 +87,22 @@ impl FileCache {
 
 fn remove_drafts(folder: &Path, age: Duration) {
     for file in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let left = || file.metadata().ok()?.modified().ok()?.elapsed().ok();
-        if file.path().extension().is_some_and(|e| e == "draft") && left().is_some_and(|old| old >= age) {
+        if file.path().extension().is_none_or(|e| e != "draft") {
+            continue;
+        }
+        let modified = file.metadata().and_then(|metadata| metadata.modified()).ok();
+        if modified.and_then(|time| time.elapsed().ok()).is_some_and(|old| old >= age) {
             let _ = fs::remove_file(file.path());
         }
     }
+}
+
+fn absolute_path_in(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute())
+}
+
+fn untrusted_error(e: UntrustedPath) -> std::io::Error {
+    std::io::Error::other(e.to_string())
 }
 
 /// The hash of a file with this name and data.
@@ -123,30 +133,32 @@ mod tests {
     #[test]
     fn a_damaged_file_is_none_and_is_replaced() {
         let folder = std::env::temp_dir().join(format!("symmc-cache-{}", std::process::id()));
-        let cache = FileCache { folder: Some(folder.join("symmc")) };
-        let (name, path) = (entry_name(&["a", "b"], "cubin"), |name: &str| folder.join("symmc").join(name));
+        let stored = folder.join("symmc");
+        let cache = FileCache { folder: Some(stored.clone()) };
+        let name = entry_name(&["a", "b"], "cubin");
+        let file = stored.join(&name);
         assert_eq!(cache.read(&name), None);
         cache.write(&name, b"code");
         assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
-        assert_eq!(fs::metadata(path(&name)).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 
-        let whole = fs::read(path(&name)).unwrap();
+        let whole = fs::read(&file).unwrap();
         let mut flipped = whole.clone();
         *flipped.last_mut().unwrap() ^= 1;
         for damaged in [&flipped[..], &whole[..whole.len() - 1], &whole[..HASH - 1], b""] {
-            fs::write(path(&name), damaged).unwrap();
+            fs::write(&file, damaged).unwrap();
             assert_eq!(cache.read(&name), None, "{damaged:?}");
         }
         cache.write(&name, b"code");
         assert_eq!(cache.read(&name).as_deref(), Some(&b"code"[..]));
 
         // A file under another file's name, and a folder instead of a file.
-        fs::copy(path(&name), path("other.cubin")).unwrap();
+        fs::copy(&file, stored.join("other.cubin")).unwrap();
         assert_eq!(cache.read("other.cubin"), None);
-        fs::create_dir(path("folder.cubin")).unwrap();
+        fs::create_dir(stored.join("folder.cubin")).unwrap();
         cache.write("folder.cubin", b"code");
         assert_eq!(cache.read("folder.cubin"), None);
-        let drafts = fs::read_dir(folder.join("symmc")).unwrap().flatten();
+        let drafts = fs::read_dir(&stored).unwrap().flatten();
         assert_eq!(drafts.filter(|f| f.path().extension().is_some_and(|e| e == "draft")).count(), 0);
         fs::remove_dir_all(&folder).unwrap();
     }
@@ -155,27 +167,29 @@ mod tests {
     fn a_folder_that_others_can_write_is_neither_read_nor_written() {
         let folder = std::env::temp_dir().join(format!("symmc-shared-{}", std::process::id()));
         let cache = FileCache { folder: Some(folder.join("symmc")) };
-        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
         assert_eq!(cache.refusal(), None, "it is not there yet");
         cache.write("a.cubin", b"code");
-        let read = || cache.read("a.cubin").is_some();
-        assert!(read());
+        assert!(cache.read("a.cubin").is_some());
         for (path, open, closed) in [
             (folder.join("symmc"), 0o777, 0o700),
             (folder.clone(), 0o777, 0o700),
             (folder.join("symmc/a.cubin"), 0o666, 0o600),
         ] {
-            mode(&path, open);
-            assert!(!read(), "{}", path.display());
+            set_mode(&path, open);
+            assert!(cache.read("a.cubin").is_none(), "{}", path.display());
             if path.is_dir() {
                 assert_eq!(cache.refusal().map(|r| r.path), Some(path.clone()));
                 cache.write("b.cubin", b"code");
                 assert!(!folder.join("symmc/b.cubin").exists(), "{}", path.display());
             }
-            mode(&path, closed);
-            assert!(read());
+            set_mode(&path, closed);
+            assert!(cache.read("a.cubin").is_some());
         }
         fs::remove_dir_all(&folder).unwrap();
+    }
+
+    fn set_mode(path: &Path, mode: u32) {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
     #[test]

@@ -67,7 +67,7 @@ fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
     // SAFETY: the device exists.
     let attribute = |a| check_driver_result(what, unsafe { result::device::get_attribute(handle, a) });
     // An attribute that an old driver does not know counts as unsupported.
-    let has = |all: &[A]| all.iter().all(|&a| attribute(a).is_ok_and(|value| value != 0));
+    let supports = |a| attribute(a).is_ok_and(|value| value != 0);
     let mode = match attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)? as u32 {
         mode if mode == sys::CUcomputemode::CU_COMPUTEMODE_PROHIBITED as u32 => ComputeMode::Prohibited,
         mode if mode == sys::CUcomputemode::CU_COMPUTEMODE_EXCLUSIVE_PROCESS as u32 => ComputeMode::Exclusive,
@@ -86,11 +86,9 @@ fn gpu(ordinal: u32, count: u32) -> Result<GpuInfo> {
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32,
         memory: memory as u64,
         compute_mode: mode,
-        exports_memory: has(&[
-            A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED,
-            A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
-        ]),
-        multicast: has(&[A::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED]),
+        exports_memory: supports(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)
+            && supports(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+        multicast: supports(A::CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED),
         peer_access: (0..count).map(|other| reach(handle, ordinal, other)).collect::<Result<_, _>>()?,
     })
 }
@@ -101,7 +99,8 @@ fn reach(handle: sys::CUdevice, ordinal: u32, other: u32) -> Result<GpuPeerAcces
     }
     let what = || format!("querying the link from GPU {ordinal} to GPU {other}");
     let peer = check_driver_result(what, result::device::get(other as i32))?;
-    let (mut reached, mut atomics) = (0, 0);
+    let mut reached = 0;
+    let mut atomics = 0;
     // SAFETY: both devices exist; the call writes one integer.
     check_driver_result(what, unsafe { sys::cuDeviceCanAccessPeer(&mut reached, handle, peer) }.result())?;
     let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;

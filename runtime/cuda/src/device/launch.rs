@@ -56,17 +56,19 @@ impl KernelLaunch {
 
     /// A copy with addresses instead of pointers to ports, for kernels that run on the host.
     pub fn resolved(&self, bases: PortBases<'_>) -> KernelLaunch {
-        let resolved = |param: &KernelParam| match param {
+        let params = self.params.iter().map(|param| match param {
             KernelParam::Value(plain) => {
                 let mut words = plain.words.clone();
-                plain.ports.iter().for_each(|(word, pointer)| words[*word as usize] = pointer.resolve(bases));
+                for (word, pointer) in &plain.ports {
+                    words[*word as usize] = pointer.resolve(bases);
+                }
                 KernelParam::Value(ValueParam { words, ports: SmallVec::new() })
             }
             KernelParam::Map(map) => {
                 KernelParam::Map(Box::new(TensorMap { at: map.at.resolve(bases).into(), ..**map }))
             }
-        };
-        KernelLaunch { params: self.params.iter().map(resolved).collect(), ..self.clone() }
+        });
+        KernelLaunch { params: params.collect(), ..self.clone() }
     }
 }
 
@@ -337,12 +339,14 @@ impl TensorMap {
             )
         };
         let TensorMap { at, rows, columns, step, box_rows } = self;
-        let what = || {
-            format!(
-                "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows"
-            )
-        };
-        check_driver_result(what, encoded.result())?;
+        check_driver_result(
+            || {
+                format!(
+                    "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows"
+                )
+            },
+            encoded.result(),
+        )?;
         Ok(out)
     }
 }

@@ -145,10 +145,9 @@ const NAMED: usize = 2;
 
 /// Describes a failed search: the files that were refused, or that there was none.
 fn describe_attempts(name: &str, tried: impl Iterator<Item = String>) -> String {
-    let absent = |text: &String| {
+    let (absent, refused): (Vec<String>, Vec<String>) = tried.partition(|text| {
         text.ends_with(ABSENT) || text.contains("cannot open shared object file: No such file")
-    };
-    let (absent, refused): (Vec<String>, Vec<String>) = tried.partition(absent);
+    });
     match (refused.as_slice(), absent.as_slice()) {
         ([], few) if few.len() <= NAMED => format!("{name} was not found: {}", few.join("; ")),
         ([], many) => format!("{name} was not found in any of the {} searched places", many.len()),
@@ -202,24 +201,28 @@ mod tests {
 
     #[test]
     fn a_library_is_one_line_with_version_and_file_or_why_there_is_none() {
-        let of = |found| LibraryStatus { name: "cuDNN", found }.to_string();
-        let at = |file: &str| Ok(FoundLibrary { version: "9.19.0".into(), file: Some(file.into()) });
-        assert_eq!(of(at("/a/libcudnn.so.9")), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
+        let found = FoundLibrary { version: "9.19.0".into(), file: Some("/a/libcudnn.so.9".into()) };
+        let status = LibraryStatus { name: "cuDNN", found: Ok(found) };
+        assert_eq!(status.to_string(), "cuDNN 9.19.0 (/a/libcudnn.so.9)");
         let none = UnusableLibrary { found: "was not found".into(), remedy: "install it".into() };
-        assert_eq!(of(Err(none)), "cuDNN: was not found: install it");
+        let status = LibraryStatus { name: "cuDNN", found: Err(none) };
+        assert_eq!(status.to_string(), "cuDNN: was not found: install it");
     }
 
     #[test]
     fn what_is_there_and_refused_is_named() {
-        let of = |tried: &[&str]| describe_attempts("libx.so", tried.iter().map(ToString::to_string));
         let absent = [
             "/a/libx.so does not exist",
             "libx.so: libx.so: cannot open shared object file: No such file or directory",
             "/c/libx.so does not exist",
         ];
         let old = "/b/libx.so: found version 2.18.3, expected 2.27.0 or newer";
-        assert_eq!(of(&[absent[0], old, absent[1]]), format!("no usable libx.so: {old}"));
-        assert_eq!(of(&absent), "libx.so was not found in any of the 3 searched places");
-        assert_eq!(of(&absent[..1]), "libx.so was not found: /a/libx.so does not exist");
+        assert_eq!(describe(&[absent[0], old, absent[1]]), format!("no usable libx.so: {old}"));
+        assert_eq!(describe(&absent), "libx.so was not found in any of the 3 searched places");
+        assert_eq!(describe(&absent[..1]), "libx.so was not found: /a/libx.so does not exist");
+    }
+
+    fn describe(tried: &[&str]) -> String {
+        describe_attempts("libx.so", tried.iter().map(ToString::to_string))
     }
 }

@@ -11,7 +11,7 @@ use symmc_support::parallel::spawn_scoped;
 
 use crate::device::driver::{Device, Event, PinnedBuffer, Stream};
 use crate::device::launch::Address;
-use crate::error::{CudaError, Result};
+use crate::error::Result;
 
 /// The size of a buffer in bytes.
 const PIECE: usize = 16 << 20;
@@ -70,8 +70,9 @@ struct StagingBuffers<'a> {
 impl<'a> StagingBuffers<'a> {
     /// Creates buffers for uploads on this stream.
     fn new(device: &Arc<Device>, stream: &'a Stream) -> Result<StagingBuffers<'a>> {
-        let buffer = || Ok::<_, CudaError>((PinnedBuffer::new(device, PIECE)?, Event::new()?));
-        Ok(StagingBuffers { stream, buffers: [buffer()?, buffer()?], next: 0 })
+        let first = (PinnedBuffer::new(device, PIECE)?, Event::new()?);
+        let second = (PinnedBuffer::new(device, PIECE)?, Event::new()?);
+        Ok(StagingBuffers { stream, buffers: [first, second], next: 0 })
     }
 
     /// Copies to the device after earlier work on the stream.
@@ -113,17 +114,21 @@ fn copy_parallel(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<
     let helpers = parts.len().saturating_sub(1);
     let parts = Mutex::new(parts);
     let result = Mutex::new(Ok(()));
-    let next = || parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let copy = || {
-        while let Some((at, part)) = next() {
-            if let Err(error) = from.read(at, part) {
-                *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
-            }
+    let copy_parts = || loop {
+        // The lock is released before the part is read.
+        let next = parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some((offset, part)) = next else { break };
+        if let Err(error) = from.read(offset, part) {
+            *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
         }
     };
     std::thread::scope(|scope| {
-        (0..helpers).take_while(|_| spawn_scoped(scope, copy).is_ok()).for_each(drop);
-        copy();
+        for _ in 0..helpers {
+            if spawn_scoped(scope, copy_parts).is_err() {
+                break;
+            }
+        }
+        copy_parts();
     });
     result.into_inner().unwrap_or_else(PoisonError::into_inner)
 }

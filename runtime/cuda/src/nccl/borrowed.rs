@@ -34,7 +34,8 @@ impl BorrowedCommunicator {
 
     /// The communicator, if it has the declared number of ranks, and this rank at the declared place.
     pub(super) fn check_ranks(&self, nccl: &Nccl, rank: u32) -> Result<Comm> {
-        let (mut count, mut number): (c_int, c_int) = (0, 0);
+        let mut count: c_int = 0;
+        let mut number: c_int = 0;
         let f = nccl.functions();
         // SAFETY: the communicator exists by the promise of `new`; the functions write one integer each.
         unsafe {

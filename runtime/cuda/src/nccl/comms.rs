@@ -91,15 +91,17 @@ impl Communicators {
     /// Placeholders for the communicators that these steps need: the steps can be lowered with them, but not
     /// run.
     pub(crate) fn placeholders<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Communicators {
-        let none = || CommunicatorEntry { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
-        let placeholder_entry = |work: &StepWork| match work {
-            StepWork::Collective(call) if call.variant.is_library() => {
-                Some(((call.group, call.variant), none()))
+        let mut out = Communicators::default();
+        for work in steps.into_iter().flat_map(|step| step.work.node_work()) {
+            if let StepWork::Collective(call) = work
+                && call.variant.is_library()
+            {
+                let placeholder =
+                    CommunicatorEntry { comm: Comm(std::ptr::null_mut()), window: None, lent: true };
+                out.made.insert((call.group, call.variant), placeholder);
             }
-            _ => None,
-        };
-        let parts = steps.into_iter().flat_map(|step| step.work.node_work());
-        Communicators { made: parts.filter_map(placeholder_entry).collect(), ..Communicators::default() }
+        }
+        out
     }
 
     /// Creates the missing communicators that these steps need. Fails if there is no library, it lacks a
@@ -182,8 +184,8 @@ impl Communicators {
             let text = format!("rank {rank} has no communicator for the variant {variant}");
             return Err(CudaError::Unsupported(text));
         }
-        let id_of = |rank: u32| <[u8; UniqueId::BYTES]>::try_from(all.get(rank as usize)?.get(1..)?).ok();
-        let id = cell.first().and_then(|&first| id_of(first));
+        let first = cell.first().and_then(|&first| all.get(first as usize)?.get(1..));
+        let id = first.and_then(|bytes| <[u8; UniqueId::BYTES]>::try_from(bytes).ok());
         let number = cell.iter().position(|&r| r == exchange.rank());
         let (Some(id), Some(number)) = (id, number) else {
             return Err(CudaError::Unsupported(format!("rank {} is not in its group", exchange.rank())));
@@ -209,10 +211,12 @@ impl Communicators {
     }
 
     pub(super) fn get(&self, group: usize, variant: CollectiveVariant) -> Result<Comm> {
-        let made = self.made.get(&(group, variant));
-        let missing =
-            || CudaError::Unsupported(format!("the group has no communicator for the variant {variant}"));
-        made.map(|m| m.comm).ok_or_else(missing)
+        match self.made.get(&(group, variant)) {
+            Some(made) => Ok(made.comm),
+            None => Err(CudaError::Unsupported(format!(
+                "the group has no communicator for the variant {variant}"
+            ))),
+        }
     }
 
     pub(super) fn library(&self) -> Result<&'static Nccl> {
@@ -292,19 +296,19 @@ pub(super) fn lacks(nccl: &Nccl, variant: CollectiveVariant) -> Option<String> {
 
 /// Checks that the library and the driver have what a variant needs.
 fn able(nccl: &Nccl, variant: CollectiveVariant) -> Result<()> {
-    let refused = |what: String| CudaError::Unsupported(format!("the variant {variant}: {what}"));
     if let Some(missing) = lacks(nccl, variant) {
-        return Err(refused(missing));
+        return Err(CudaError::Unsupported(format!("the variant {variant}: {missing}")));
     }
-    match driver::cuda_version()? {
-        found if variant == CollectiveVariant::CopyEngine && found < COPY_ENGINES => {
-            let ([major, minor], [least, and]) = (found, COPY_ENGINES);
-            Err(refused(format!(
-                "copy engines need a driver for CUDA {least}.{and} or newer, found {major}.{minor}"
-            )))
-        }
-        _ => Ok(()),
+    let found = driver::cuda_version()?;
+    if variant == CollectiveVariant::CopyEngine && found < COPY_ENGINES {
+        let [major, minor] = found;
+        let [least_major, least_minor] = COPY_ENGINES;
+        return Err(CudaError::Unsupported(format!(
+            "the variant {variant}: copy engines need a driver for CUDA {least_major}.{least_minor} or newer, \
+             found {major}.{minor}"
+        )));
     }
+    Ok(())
 }
 
 /// The CUDA version from which NCCL uses copy engines. With older ones it silently uses multiprocessors.

@@ -21,7 +21,7 @@ const UNIT: usize = 2 << 20;
 #[derive(Debug)]
 pub struct WindowMemory {
     library: &'static Nccl,
-    own: WindowAddress,
+    local: WindowAddress,
     /// The address of each rank's memory, as this rank maps it.
     addresses: Vec<Address>,
     len: usize,
@@ -49,17 +49,17 @@ impl WindowMemory {
     ) -> Result<WindowMemory> {
         let library = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
         let len = len.max(1).next_multiple_of(UNIT);
-        let own = WindowAddress(library.mem_alloc(len)?);
-        let at = own.0 as usize as Address;
+        let local = WindowAddress(library.mem_alloc(len)?);
+        let at = local.0 as usize as Address;
         // From here on, dropping this value after a failure frees the memory.
         let addresses = vec![at];
         let communicators = Communicators::default();
-        let mut memory = WindowMemory { library, own, addresses, len, communicators };
+        let mut memory = WindowMemory { library, local, addresses, len, communicators };
         let making = CommunicatorContext { exchange, device, arena: (at, len), limit, lent: None };
         let window = memory.communicators.window_of_all(&making)?;
-        let place =
-            |rank| if rank == exchange.rank() { Ok(at) } else { mapped_address(library, window, rank) };
-        memory.addresses = (0..exchange.ranks()).map(place).collect::<Result<_, _>>()?;
+        memory.addresses = (0..exchange.ranks())
+            .map(|rank| if rank == exchange.rank() { Ok(at) } else { mapped_address(library, window, rank) })
+            .collect::<Result<_, _>>()?;
         memory.check_mapping(exchange)?;
         Ok(memory)
     }
@@ -75,10 +75,9 @@ impl WindowMemory {
     /// Checks the mapping: every rank writes its number to its memory, and reads that of each peer at the
     /// window's address.
     fn check_mapping(&self, exchange: &dyn RankExchange) -> Result<()> {
-        let number = |rank: u32| (0x5e4d_0000 + rank).to_le_bytes();
-        let own = self.addresses[exchange.rank() as usize];
+        let local_address = self.addresses[exchange.rank() as usize];
         // SAFETY: the memory is large enough, and nothing else uses it yet.
-        let written = unsafe { result::memcpy_htod_sync(own, &number(exchange.rank())) };
+        let written = unsafe { result::memcpy_htod_sync(local_address, &mark_rank(exchange.rank())) };
         check_driver_result(|| "writing to the arena of NCCL".into(), written)?;
         exchange.all_gather(&[0])?;
         for (rank, &at) in (0..).zip(&self.addresses) {
@@ -86,7 +85,7 @@ impl WindowMemory {
             // SAFETY: the window maps that many bytes at this address; if it does not, the driver refuses.
             let read = unsafe { result::memcpy_dtoh_sync(&mut found, at) };
             check_driver_result(|| format!("reading the arena of rank {rank} through NCCL's window"), read)?;
-            if found != number(rank) {
+            if found != mark_rank(rank) {
                 let version = self.library.version();
                 let text = format!("NCCL {version}: the window does not map the memory of rank {rank}");
                 return Err(CudaError::Unsupported(text));
@@ -100,7 +99,7 @@ impl Drop for WindowMemory {
     fn drop(&mut self) {
         self.communicators = Communicators::default();
         // SAFETY: allocated by `new`; its window was deregistered just before.
-        let _ = unsafe { (self.library.functions().mem_free)(self.own.0) };
+        let _ = unsafe { (self.library.functions().mem_free)(self.local.0) };
     }
 }
 
@@ -125,15 +124,21 @@ fn mapped_address(library: &Nccl, window: Window, rank: u32) -> Result<Address> 
     }
 }
 
+/// The bytes by which a rank recognises the memory of another.
+fn mark_rank(rank: u32) -> [u8; 4] {
+    (0x5e4d_0000 + rank).to_le_bytes()
+}
+
 /// The number of bytes at the start of a window's struct that are read.
 const WINDOW_PREFIX: usize = 28;
 
 /// The mapped address from the struct of the versions without that function, 2.28.3 to 2.29.1. The struct
 /// holds the address of rank 0's memory, two ranks, and the distance between ranks in units of 4 GiB.
 fn parse_window_address(window: &[u8; WINDOW_PREFIX], rank: u32) -> Address {
-    let word = |at: usize| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i])));
-    let base = word(8) | word(12) << 32;
-    base.wrapping_add((u64::from(rank) * word(24)) << 32)
+    let [low, high, distance] =
+        [8, 12, 24].map(|at| u64::from(u32::from_le_bytes([0, 1, 2, 3].map(|i| window[at + i]))));
+    let base = low | high << 32;
+    base.wrapping_add((u64::from(rank) * distance) << 32)
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@ impl Communicators {
         let n = call.cell.len();
         let comm = self.get(call.group, call.variant)?;
         let size = call.dtype.size();
-        let make = |kind, count| NcclCall {
+        let make_call = |kind, count| NcclCall {
             comm,
             kind,
             send: operand,
@@ -73,31 +73,44 @@ impl Communicators {
             count,
             dtype: call.dtype.facts().nccl,
         };
-        let reduction = |op| reduction(op, call.dtype);
-        let (elements, me) = (call.elements, number as i32);
+        let elements = call.elements;
+        let me = number as i32;
         let mut work: Vec<GpuCommand> = self.front(call.variant, front).into_iter().collect();
         let made = match &call.kind {
-            CollectiveKind::AllReduce(op) => make(CallKind::AllReduce(reduction(*op)), elements),
-            CollectiveKind::AllGather => make(CallKind::AllGather, elements),
-            CollectiveKind::ReduceScatter(op) => make(CallKind::ReduceScatter(reduction(*op)), elements / n),
-            CollectiveKind::Broadcast { root } => make(CallKind::Broadcast { root: *root as i32 }, elements),
+            CollectiveKind::AllReduce(op) => {
+                make_call(CallKind::AllReduce(reduction(*op, call.dtype)), elements)
+            }
+            CollectiveKind::AllGather => make_call(CallKind::AllGather, elements),
+            CollectiveKind::ReduceScatter(op) => {
+                make_call(CallKind::ReduceScatter(reduction(*op, call.dtype)), elements / n)
+            }
+            CollectiveKind::Broadcast { root } => {
+                make_call(CallKind::Broadcast { root: *root as i32 }, elements)
+            }
             // The plain variant uses sends and receives, which every version has.
             CollectiveKind::AllToAll(AllToAllSplits::Even) if call.variant != CollectiveVariant::Plain => {
-                make(CallKind::AllToAll, elements / n)
+                make_call(CallKind::AllToAll, elements / n)
             }
             CollectiveKind::AllToAll(AllToAllSplits::Even) => {
                 let piece = elements / n;
                 let all: Vec<_> = (0..n).map(|p| (p as i32, p * piece * size)).collect();
-                make(CallKind::Exchange { sends: all.clone(), receives: all }, piece)
+                make_call(CallKind::Exchange { sends: all.clone(), receives: all }, piece)
             }
             CollectiveKind::Permute { pairs } => {
-                let pairs = || pairs.iter().map(|&(from, to)| (from as i32, to as i32));
-                let sends = pairs().filter(|p| p.0 == me).map(|p| (p.1, 0)).collect();
-                let receives: Vec<_> = pairs().filter(|p| p.1 == me).map(|p| (p.0, 0)).collect();
+                let mut sends = Vec::new();
+                let mut receives = Vec::new();
+                for &(from, to) in pairs {
+                    if from as i32 == me {
+                        sends.push((to as i32, 0));
+                    }
+                    if to as i32 == me {
+                        receives.push((from as i32, 0));
+                    }
+                }
                 if receives.is_empty() {
                     work.push(GpuCommand::Zero { at: result, bytes: elements * size });
                 }
-                make(CallKind::Exchange { sends, receives }, elements)
+                make_call(CallKind::Exchange { sends, receives }, elements)
             }
             CollectiveKind::AllToAll(AllToAllSplits::Device) => {
                 let text = "all_to_all with sizes on the device is a kernel, not a call of the library";
@@ -132,10 +145,13 @@ impl Communicators {
         bases: PortBases<'_>,
     ) -> Result<(&'static str, ResultCode)> {
         let nccl = self.library()?;
-        let (f, stream) = (nccl.functions(), stream.handle().cast::<c_void>());
+        let f = nccl.functions();
+        let stream = stream.handle().cast::<c_void>();
         let send = call.send.resolve(bases) as usize as *const c_void;
         let receive = call.receive.resolve(bases) as usize as *mut c_void;
-        let (n, dtype, comm) = (call.count, call.dtype, call.comm);
+        let n = call.count;
+        let dtype = call.dtype;
+        let comm = call.comm;
         Ok(match &call.kind {
             CallKind::AllReduce(op) => {
                 // SAFETY: by the caller.
@@ -164,27 +180,29 @@ impl Communicators {
                 // SAFETY: the group is ended below on every path.
                 nccl.check_code("ncclGroupStart", unsafe { (f.group_start)() })?;
                 let mut first = ("ncclGroupEnd", result_code::SUCCESS);
-                let mut keep = |name, code| {
-                    if first.1 == result_code::SUCCESS && code != result_code::IN_PROGRESS {
-                        first = (name, code);
-                    }
-                };
                 for &(peer, at) in sends {
                     // SAFETY: by the caller; slices are within the operand.
                     let code = unsafe { (f.send)(send.wrapping_byte_add(at), n, dtype, peer, comm, stream) };
-                    keep("ncclSend", code);
+                    keep_failure(&mut first, "ncclSend", code);
                 }
                 for &(peer, at) in receives {
                     // SAFETY: by the caller; slices are within the result.
                     let code =
                         unsafe { (f.recv)(receive.wrapping_byte_add(at), n, dtype, peer, comm, stream) };
-                    keep("ncclRecv", code);
+                    keep_failure(&mut first, "ncclRecv", code);
                 }
                 // SAFETY: ends the group begun above.
                 let ended = unsafe { (f.group_end)() };
                 if first.1 == result_code::SUCCESS { ("ncclGroupEnd", ended) } else { first }
             }
         })
+    }
+}
+
+/// Replaces the result of an exchange by that of this call, if none failed before.
+fn keep_failure(result: &mut (&'static str, ResultCode), name: &'static str, code: ResultCode) {
+    if result.1 == result_code::SUCCESS && code != result_code::IN_PROGRESS {
+        *result = (name, code);
     }
 }
 

@@ -41,8 +41,7 @@ fn comm(n: usize) -> Comm {
 #[test]
 fn a_call_is_done_when_the_communicator_says_so() {
     let nccl = fake("22809", true);
-    let alive = || Ok(());
-    let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
+    let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &|| Ok(()) };
     // The fake library is busy twice; then odd handles succeed and even ones fail.
     // SAFETY: the fake functions take any handle.
     let settle = |n, code| unsafe { deadline.wait_for_call(&nccl, comm(n), "ncclAllReduce", code) };
@@ -57,17 +56,20 @@ fn a_call_is_done_when_the_communicator_says_so() {
 #[test]
 fn a_lent_communicator_has_the_ranks_that_were_said() {
     let nccl = fake("22809", false);
-    // SAFETY: the fake functions take any handle.
-    let lent = |n, ranks: &[u32]| unsafe { BorrowedCommunicator::new(comm(n).0, ranks.to_vec()) };
     // Rank 2 of four ranks, which are these ranks of the plan.
-    assert_eq!(lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
-    let other = lent(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
+    assert_eq!(borrowed(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
+    let other = borrowed(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
         other.to_string(),
         "the caller's communicator has 4 ranks, and this process is its rank 2: expected rank 5 of the plan in [4, 5, 6, 7]"
     );
-    assert!(lent(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
-    assert!(lent(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
+    assert!(borrowed(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
+    assert!(borrowed(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
+}
+
+fn borrowed(n: usize, ranks: &[u32]) -> BorrowedCommunicator {
+    // SAFETY: the fake functions take any handle.
+    unsafe { BorrowedCommunicator::new(comm(n).0, ranks.to_vec()) }
 }
 
 #[test]
@@ -84,16 +86,20 @@ fn what_a_version_lacks_is_named() {
 
 #[test]
 fn window_kernels_of_some_versions_skip_the_wait_of_dependent_launches() {
-    let window = |minor, patch| skips_pdl_wait(Version::new(2, minor, patch), CollectiveVariant::NcclWindow);
-    assert!([(28, 0), (28, 9), (29, 7), (30, 6)].into_iter().all(|(minor, patch)| window(minor, patch)));
-    assert!([(27, 7), (30, 7), (31, 0)].into_iter().all(|(minor, patch)| !window(minor, patch)));
+    let window = CollectiveVariant::NcclWindow;
+    for (minor, patch) in [(28, 0), (28, 9), (29, 7), (30, 6)] {
+        assert!(skips_pdl_wait(Version::new(2, minor, patch), window), "2.{minor}.{patch}");
+    }
+    for (minor, patch) in [(27, 7), (30, 7), (31, 0)] {
+        assert!(!skips_pdl_wait(Version::new(2, minor, patch), window), "2.{minor}.{patch}");
+    }
     let others = [CollectiveVariant::Plain, CollectiveVariant::CopyEngine, CollectiveVariant::Ll];
     assert!(others.into_iter().all(|variant| !skips_pdl_wait(Version::new(2, 28, 9), variant)));
 }
 
 /// A collective of four ranks.
 fn call(kind: CollectiveKind, variant: CollectiveVariant) -> ResolvedCollective {
-    let region = || ResolvedRegion { space: MemorySpace::Symmetric, offset: 0, by_rank: None };
+    let region = ResolvedRegion { space: MemorySpace::Symmetric, offset: 0, by_rank: None };
     ResolvedCollective {
         kind,
         variant,
@@ -103,8 +109,8 @@ fn call(kind: CollectiveKind, variant: CollectiveVariant) -> ResolvedCollective 
         dtype: DType::F32,
         elements: 64,
         row_elements: 1,
-        operand: region(),
-        result: region(),
+        operand: region.clone(),
+        result: region,
         blocks: None,
         landing: None,
         splits: None,
@@ -121,7 +127,8 @@ fn what_skips_the_wait_never_follows_a_kernel() {
         Kind::Broadcast { root: 1 },
         Kind::AllToAll(AllToAllSplits::Even),
     ];
-    let (told, unread) = (0x100, 0x200);
+    let progress = 0x100;
+    let unread = 0x200;
     for (version, skips) in
         [("22707", false), ("22800", true), ("22907", true), ("23006", true), ("23007", false)]
     {
@@ -130,7 +137,7 @@ fn what_skips_the_wait_never_follows_a_kernel() {
             [CollectiveVariant::Plain, CollectiveVariant::NcclWindow, CollectiveVariant::CopyEngine];
         let comms = Communicators::of_test(library, 7, &variants, comm(1));
         for variant in variants {
-            for (kind, asked) in kinds.iter().flat_map(|k| [(k, None), (k, Some(told))]) {
+            for (kind, asked) in kinds.iter().flat_map(|k| [(k, None), (k, Some(progress))]) {
                 let front = Front { told: asked, unread, word: 3 };
                 let work = comms
                     .lower(
@@ -154,12 +161,12 @@ fn what_skips_the_wait_never_follows_a_kernel() {
 #[test]
 fn truth_is_reduced_as_bytes() {
     use nccl_sys::red_op;
-    let of = |op| super::reduction(op, DType::Bool);
-    assert_eq!([CollectiveReduceOp::Sum, CollectiveReduceOp::Max].map(of), [red_op::MAX; 2]);
-    assert_eq!(
-        [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min].map(of),
-        [red_op::MIN; 3]
-    );
+    for op in [CollectiveReduceOp::Sum, CollectiveReduceOp::Max] {
+        assert_eq!(super::reduction(op, DType::Bool), red_op::MAX);
+    }
+    for op in [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min] {
+        assert_eq!(super::reduction(op, DType::Bool), red_op::MIN);
+    }
     assert_eq!(super::reduction(CollectiveReduceOp::Avg, DType::F32), red_op::AVG);
 }
 

@@ -69,21 +69,18 @@ mod tests {
 
     #[test]
     fn a_wait_ends_with_the_answer_the_run_or_the_limit() {
-        let alive = || Ok(());
-        let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &alive };
+        let deadline = CallDeadline { limit: Duration::from_secs(60), alive: &|| Ok(()) };
         let mut asked = 0;
-        let third = || {
+        let found = deadline.poll_until("x", || {
             asked += 1;
             Ok((asked == 3).then_some(asked))
-        };
-        assert_eq!(deadline.poll_until("x", third), Ok(3));
+        });
+        assert_eq!(found, Ok(3));
         let gone = RunError::Aborted { rank: 1, reason: "no library".into() };
-        let left = || Err(gone.clone());
-        let never = || Ok(None::<u8>);
-        let deadline = CallDeadline { alive: &left, ..deadline };
-        assert_eq!(deadline.poll_until("x", never), Err(gone.clone().into()));
-        let deadline = CallDeadline { limit: Duration::ZERO, alive: &alive };
-        let error = deadline.poll_until("ncclCommInitRankConfig", never).expect_err("no time");
+        let deadline = CallDeadline { alive: &|| Err(gone.clone()), ..deadline };
+        assert_eq!(deadline.poll_until("x", || Ok(None::<u8>)), Err(gone.clone().into()));
+        let deadline = CallDeadline { limit: Duration::ZERO, alive: &|| Ok(()) };
+        let error = deadline.poll_until("ncclCommInitRankConfig", || Ok(None::<u8>)).expect_err("no time");
         assert_eq!(
             error.to_string(),
             "ncclCommInitRankConfig: not done within 0 ms: a rank of the group did not arrive"

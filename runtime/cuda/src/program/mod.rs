@@ -314,26 +314,36 @@ impl WorkLoader<'_> {
         let all: Vec<&AttentionCandidates> = lowered
             .iter()
             .flatten()
-            .filter_map(|w| if let GpuCommand::Attention(of) = w { Some(&**of) } else { None })
+            .filter_map(|command| match command {
+                GpuCommand::Attention(candidates) => Some(&**candidates),
+                _ => None,
+            })
             .collect();
-        let launch = |kernel: &KernelLaunch, start| match parts.search {
-            // SAFETY: the kernel was generated for memory that the checked plan lays out.
-            Some(search) => unsafe {
-                search.stream.launch(self.function(kernel)?, kernel, search.bases, start)
+        attention_choice::choose_attentions(
+            parts.settled.map(|settled| &settled.attentions),
+            parts.search,
+            parts.device,
+            parts.machine,
+            &all,
+            &|kernel: &KernelLaunch, start| match parts.search {
+                // SAFETY: the kernel was generated for memory that the checked plan lays out.
+                Some(search) => unsafe {
+                    search.stream.launch(self.function(kernel)?, kernel, search.bases, start)
+                },
+                None => Ok(()),
             },
-            None => Ok(()),
-        };
-        let settled = parts.settled.map(|settled| &settled.attentions);
-        attention_choice::choose_attentions(settled, parts.search, parts.device, parts.machine, &all, &launch)
+        )
     }
 
     /// Loads a command: one piece of work, or several for an attention.
     fn load_command(&mut self, command: GpuCommand) -> Result<Vec<LoadedWork>> {
         let ready = match command {
-            GpuCommand::Kernel(kernel) => LoadedWork::Kernel(self.function(&kernel)?, kernel),
+            GpuCommand::Kernel(kernel) => self.load_kernel(kernel)?,
             GpuCommand::Gemm(gemm) => {
-                let missing = || CudaError::Unsupported(format!("{gemm:?} was not prepared"));
-                LoadedWork::Gemm(self.products.next().ok_or_else(missing)?)
+                let Some(prepared) = self.products.next() else {
+                    return Err(CudaError::Unsupported(format!("{gemm:?} was not prepared")));
+                };
+                LoadedWork::Gemm(prepared)
             }
             GpuCommand::Attention(candidates) => return self.load_attention(*candidates),
             GpuCommand::Copy { to, from, bytes } => LoadedWork::Copy { to, from, bytes },
@@ -346,12 +356,22 @@ impl WorkLoader<'_> {
 
     /// Loads the candidate that was chosen for an attention.
     fn load_attention(&mut self, candidates: AttentionCandidates) -> Result<Vec<LoadedWork>> {
-        let prepared = self.attentions.next().flatten();
-        let load = |kernel: KernelLaunch| Ok(LoadedWork::Kernel(self.function(&kernel)?, kernel));
-        let Some(prepared) = prepared else { return candidates.kernels.into_iter().map(load).collect() };
-        let before = candidates.numbers.into_iter().map(load);
-        let after = candidates.amend.into_iter().map(load);
-        before.chain([Ok(LoadedWork::Attention(prepared))]).chain(after).collect()
+        let Some(prepared) = self.attentions.next().flatten() else {
+            return candidates.kernels.into_iter().map(|kernel| self.load_kernel(kernel)).collect();
+        };
+        let mut work = Vec::new();
+        if let Some(kernel) = candidates.numbers {
+            work.push(self.load_kernel(kernel)?);
+        }
+        work.push(LoadedWork::Attention(prepared));
+        if let Some(kernel) = candidates.amend {
+            work.push(self.load_kernel(kernel)?);
+        }
+        Ok(work)
+    }
+
+    fn load_kernel(&self, kernel: KernelLaunch) -> Result<LoadedWork> {
+        Ok(LoadedWork::Kernel(self.function(&kernel)?, kernel))
     }
 
     fn function(&self, kernel: &KernelLaunch) -> Result<Function> {
@@ -359,8 +379,10 @@ impl WorkLoader<'_> {
         if let Some(function) = self.functions.borrow().get(&key) {
             return Ok(*function);
         }
-        let missing = || CudaError::Compile { detail: format!("kernel {} was not generated", kernel.entry) };
-        let function = self.module.ok_or_else(missing)?.function(&kernel.entry, kernel.shared)?;
+        let Some(module) = self.module else {
+            return Err(CudaError::Compile { detail: format!("kernel {} was not generated", kernel.entry) });
+        };
+        let function = module.function(&kernel.entry, kernel.shared)?;
         self.functions.borrow_mut().insert(key, function);
         Ok(function)
     }

@@ -22,23 +22,30 @@ impl DeviceProgram {
     /// For each port, the number of pieces of work that must be updated for another base, in a recording with
     /// these nodes; `None` if they cannot be updated.
     pub fn rebase_costs(&self, nodes: &WorkNodes) -> Vec<Option<usize>> {
-        let can_be_set = |place: &WorkId| match (self.find_work(*place), nodes.nodes_of(*place)) {
+        (0..self.uses.port_count())
+            .map(|port| {
+                let places = self.uses.work_ids(port)?;
+                places.iter().all(|place| self.can_rebase_work(*place, nodes)).then_some(places.len())
+            })
+            .collect()
+    }
+
+    fn can_rebase_work(&self, place: WorkId, nodes: &WorkNodes) -> bool {
+        match (self.find_work(place), nodes.nodes_of(place)) {
             (None, _) | (_, []) => false,
             // The libraries launch any number of kernels.
             (Some(LoadedWork::Gemm(_) | LoadedWork::Attention(_)), _) => true,
             (Some(_), found) => found.len() == 1,
-        };
-        let cost = |port: usize| {
-            let places = self.uses.work_ids(port)?;
-            places.iter().all(can_be_set).then_some(places.len())
-        };
-        (0..self.uses.port_count()).map(cost).collect()
+        }
     }
 
     /// The pieces of work that hold pointers to ports whose bases differ, in program order.
     fn affected_work(&self, from: PortBases<'_>, to: PortBases<'_>) -> Vec<WorkId> {
-        let places = |port| self.uses.work_ids(port).unwrap_or_default();
-        let mut out: Vec<WorkId> = from.changed_ports(to).flat_map(places).copied().collect();
+        let mut out: Vec<WorkId> = from
+            .changed_ports(to)
+            .flat_map(|port| self.uses.work_ids(port).unwrap_or_default())
+            .copied()
+            .collect();
         out.sort_unstable();
         out.dedup();
         out

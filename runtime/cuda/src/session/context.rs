@@ -182,15 +182,18 @@ impl ExecutionContext {
 
 /// How the steps use the memory of inputs.
 fn inputs_of<'b>(mut steps: impl Iterator<Item = &'b ExecutableStep>) -> InputUse {
-    let input = |space: MemorySpace| matches!(space, MemorySpace::Input(_));
-    let writes = |work: &StepWork| match work {
+    let written = steps.any(|step| step.work.node_work().any(writes_input));
+    if written { InputUse::Written } else { InputUse::Read }
+}
+
+fn writes_input(work: &StepWork) -> bool {
+    match work {
         StepWork::Kernel { results, .. } | StepWork::Custom { results, .. } => {
-            results.iter().any(|r| input(r.space))
+            results.iter().any(|r| matches!(r.space, MemorySpace::Input(_)))
         }
-        StepWork::Collective(call) => input(call.result.space),
+        StepWork::Collective(call) => matches!(call.result.space, MemorySpace::Input(_)),
         StepWork::Dispatch(_) => false,
-    };
-    if steps.any(|step| step.work.node_work().any(writes)) { InputUse::Written } else { InputUse::Read }
+    }
 }
 
 /// The wait settings of peers; addresses are left out.
@@ -216,8 +219,8 @@ impl ContextSizes {
     /// The sizes for everything that a plan serves: every bucket at its upper end.
     pub fn for_plan(plan: &ParsedPlan, rank: u32) -> ContextSizes {
         let bounds = (0..plan.buckets.len()).filter_map(|bucket| bind_largest(plan, bucket, rank));
-        let bytes = |arena: u64| usize::try_from(arena).unwrap_or(usize::MAX);
-        let arenas = [plan.arenas.ordinary, plan.arenas.symmetric].map(bytes);
+        let arenas = [plan.arenas.ordinary, plan.arenas.symmetric]
+            .map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
         ContextSizes::new(arenas, bounds.map(Arc::new).collect())
     }
 
@@ -234,11 +237,14 @@ impl ContextSizes {
         arenas: [usize; 2],
         rank: u32,
     ) -> ContextSizes {
-        let of_program = |(plan, placement): (&ParsedPlan, ProgramPlacement)| -> Vec<Arc<ResolvedProgram>> {
-            let bounds = (0..plan.buckets.len()).filter_map(|bucket| bind_largest(plan, bucket, rank));
-            bounds.map(|bound| Arc::new(bound.with_placement(&placement))).collect()
-        };
-        ContextSizes::new(arenas, programs.flat_map(of_program).collect())
+        let mut bounds = Vec::new();
+        for (plan, placement) in programs {
+            for bucket in 0..plan.buckets.len() {
+                let Some(bound) = bind_largest(plan, bucket, rank) else { continue };
+                bounds.push(Arc::new(bound.with_placement(&placement)));
+            }
+        }
+        ContextSizes::new(arenas, bounds)
     }
 
     /// The sizes for a single binding.

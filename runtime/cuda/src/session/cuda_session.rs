@@ -116,7 +116,8 @@ impl CudaSession {
         let ready = built.and_then(|session| joined.start().map(|()| session));
         let mut session = ready.map_err(|error| joined.fail_run(error))?;
         session.session_rank = Some(joined);
-        let (symmetric, ordinary) = (plan.arenas.symmetric, plan.arenas.ordinary);
+        let symmetric = plan.arenas.symmetric;
+        let ordinary = plan.arenas.ordinary;
         tracing::info!(target: "symmc::session", gpu = ordinal, symmetric, ordinary, elapsed = ?started.elapsed(), "opened a session on a GPU");
         Ok(session)
     }

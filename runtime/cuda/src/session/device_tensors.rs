@@ -134,11 +134,11 @@ impl Drop for DeviceCopy {
 /// Removes an entry without a copy, if exactly `holders` references to it exist, including the map's own.
 fn forget_if_unused(identity: TensorIdentity, holders: usize) {
     let mut places = lock_shared_tensors();
-    let is_left = |place: &Arc<SharedTensorEntry>| {
-        let copy = || place.copy.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::strong_count(place) == holders && copy().strong_count() == 0
-    };
-    if places.get(&identity).is_some_and(is_left) {
+    let unused = places.get(&identity).is_some_and(|place| {
+        Arc::strong_count(place) == holders
+            && place.copy.lock().unwrap_or_else(PoisonError::into_inner).strong_count() == 0
+    });
+    if unused {
         places.remove(&identity);
     }
 }
@@ -146,10 +146,12 @@ fn forget_if_unused(identity: TensorIdentity, holders: usize) {
 /// Returns a tensor's copy on a GPU whose context is current; copies it first if necessary.
 pub(super) fn share_tensor(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result<SharedTensor, RunError> {
     let identity = (device.ordinal(), Arc::as_ptr(tensor).addr());
-    let place = {
-        let new = || Arc::new(SharedTensorEntry { _tensor: Arc::downgrade(tensor), copy: Mutex::default() });
-        lock_shared_tensors().entry(identity).or_insert_with(new).clone()
-    };
+    let place = lock_shared_tensors()
+        .entry(identity)
+        .or_insert_with(|| {
+            Arc::new(SharedTensorEntry { _tensor: Arc::downgrade(tensor), copy: Mutex::default() })
+        })
+        .clone();
     let mut there = place.copy.lock().unwrap_or_else(PoisonError::into_inner);
     let found = there.upgrade().map_or_else(|| copy_to_gpu(device, identity, tensor).map(Arc::new), Ok);
     if let Ok(copy) = &found {

@@ -122,12 +122,12 @@ impl GpuConfig {
 
     /// The terms that must be equal on all ranks, by name.
     pub(super) fn join_terms(&self, device: &Device) -> Result<Vec<JoinTerm>> {
-        let version_name = |version: [i32; 2]| format!("{}.{}", version[0], version[1]);
         let cuda = driver::cuda_version()?;
+        let nvrtc = compile::version()?;
         let terms = [
             ("device", format!("GPU ({})", device.name())),
             ("CUDA", format!("{}.{}", cuda[0], cuda[1])),
-            ("NVRTC", version_name(compile::version()?)),
+            ("NVRTC", format!("{}.{}", nvrtc[0], nvrtc[1])),
             ("cuBLASLt", gemm::library().map_or_else(|_| "none".into(), |(version, _)| version)),
             ("cuDNN", cudnn::version().map_or_else(|_| "none".into(), |version| version.to_string())),
             ("arena", format!("{:?}", self.arena)),

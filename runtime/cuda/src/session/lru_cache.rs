@@ -25,8 +25,12 @@ impl<K: PartialEq, V> LruCache<K, V> {
     /// The distance and the index of the nearest entry by this measure; the most recently used among equals.
     /// `None` if `measure` returns `None` for all entries.
     pub fn nearest(&self, measure: impl Fn(&K, &V) -> Option<usize>) -> Option<(usize, usize)> {
-        let measured = |(at, (key, value)): (usize, &(K, V))| Some((measure(key, value)?, at));
-        self.entries.iter().enumerate().rev().filter_map(measured).min_by_key(|(distance, _)| *distance)
+        self.entries
+            .iter()
+            .enumerate()
+            .rev()
+            .filter_map(|(index, (key, value))| Some((measure(key, value)?, index)))
+            .min_by_key(|(distance, _)| *distance)
     }
 
     /// The first result that `make` returns, from the most recently used entry on.
@@ -89,11 +93,14 @@ mod tests {
         for (at, key) in [1usize, 5, 9, 5].into_iter().enumerate() {
             assert_eq!(recent.insert_or_evict(key, at), None);
         }
-        let near = |to: usize| move |key: &usize, _: &usize| Some(key.abs_diff(to)).filter(|&far| far < 4);
-        assert_eq!(recent.nearest(near(6)), Some((1, 3)), "the last used of two");
+        assert_eq!(find_nearest(&recent, 6), Some((1, 3)), "the last used of two");
         assert_eq!((recent.remove_at(3), recent.remove_at(3)), (Some((5, 3)), None));
-        assert_eq!((recent.nearest(near(6)), recent.nearest(near(20))), (Some((1, 1)), None));
+        assert_eq!((find_nearest(&recent, 6), find_nearest(&recent, 20)), (Some((1, 1)), None));
         assert!(recent.has_capacity() && recent.evicted() == 0);
+    }
+
+    fn find_nearest(recent: &LruCache<usize, usize>, wanted: usize) -> Option<(usize, usize)> {
+        recent.nearest(|key, _| Some(key.abs_diff(wanted)).filter(|&distance| distance < 4))
     }
 
     #[test]

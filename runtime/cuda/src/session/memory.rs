@@ -94,8 +94,10 @@ impl CudaSession {
     /// The session's memory that a caller may not bind, apart from the symmetric arena.
     pub(super) fn reserved(&self) -> Vec<(&'static str, DeviceRange)> {
         let Some(context) = &self.context else { return Vec::new() };
-        let range_of = |memory: &DeviceBuffer| DeviceRange { address: memory.address(), bytes: memory.len() };
-        context.resources._memory.iter().map(|memory| ("memory", range_of(memory))).collect()
+        let buffers = context.resources._memory.iter();
+        buffers
+            .map(|buffer| ("memory", DeviceRange { address: buffer.address(), bytes: buffer.len() }))
+            .collect()
     }
 
     /// The ports of the next run, if they differ from the last run's only in caller memory: inputs that the

@@ -47,21 +47,19 @@ impl CudaSession {
         &self,
         plan: &CheckedPlan,
     ) -> Result<(SessionPorts<DeviceBuffer>, SessionLayout), RunError> {
-        let invalid = |text: String| Err(RunError::Invalid(text));
         let ranks = self.ports.plan().ranks;
         if plan.ranks != ranks {
-            return invalid(format!("the session has {ranks} ranks, the plan is for {}", plan.ranks));
+            let text = format!("the session has {ranks} ranks, the plan is for {}", plan.ranks);
+            return Err(RunError::Invalid(text));
         }
         if self.config.callers > 0 {
-            return invalid(
-                "a session of several programs cannot have symmetric memory for the caller".into(),
-            );
+            let text = "a session of several programs cannot have symmetric memory for the caller";
+            return Err(RunError::Invalid(text.into()));
         }
         if !self.context()?.resources.programs.captured.is_empty() {
-            return invalid(
-                "the arenas cannot be reallocated: a graph of the caller contains a run of the session"
-                    .into(),
-            );
+            let text =
+                "the arenas cannot be reallocated: a graph of the caller contains a run of the session";
+            return Err(RunError::Invalid(text.into()));
         }
         check_supported(plan, &[])?;
         let executor =
@@ -151,14 +149,14 @@ impl CudaSession {
 
     /// The sizes of the context for all open programs.
     pub(super) fn context_sizes(&self) -> Result<ContextSizes, RunError> {
-        let own = self.ports.plan();
+        let current = self.ports.plan();
         let rank = self.comm()?.rank();
         if self.arrangement.program_count() == 1 {
-            return ContextSizes::for_plan(own, rank).with_callers(own, self.config.callers);
+            return ContextSizes::for_plan(current, rank).with_callers(current, self.config.callers);
         }
         let parked = self.parked.iter().enumerate();
         let parked = parked.filter_map(|(number, parked)| Some((number, parked.as_ref()?.ports.plan())));
-        let active = self.arrangement.is_open(self.program).then_some((self.program, own));
+        let active = self.arrangement.is_open(self.program).then_some((self.program, current));
         let placed =
             parked.chain(active).map(|(number, plan)| (plan, self.arrangement.program_placement(number)));
         Ok(ContextSizes::for_programs(

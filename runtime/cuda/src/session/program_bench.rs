@@ -116,9 +116,13 @@ impl CudaSession {
     fn record_runs(&mut self, count: u32) -> Result<RecordedRuns, RunError> {
         let recording = self.next_recording()?;
         let resources = &self.context()?.resources;
-        let record_one = |_| recording.enqueue(&resources.streams, &resources.nccl);
-        let several = || resources.streams.compute.capture(|| (0..count).try_for_each(record_one));
-        let graph = (count != 1).then(several).transpose()?;
+        let graph = if count == 1 {
+            None
+        } else {
+            Some(resources.streams.compute.capture(|| {
+                (0..count).try_for_each(|_| recording.enqueue(&resources.streams, &resources.nccl))
+            })?)
+        };
         Ok(RecordedRuns { recording, graph, count })
     }
 

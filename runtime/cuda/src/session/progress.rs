@@ -59,8 +59,11 @@ mod tests {
     fn beats(runs: u32) -> Vec<u64> {
         let start = Instant::now();
         let mut heard = RunProgress::new(start);
-        let at = |second: &u64| start + Duration::from_secs(*second);
-        (0..100).filter(|second| heard.next_update(0, at(second), LIMIT, runs).is_some()).collect()
+        (0..100)
+            .filter(|&second| {
+                heard.next_update(0, start + Duration::from_secs(second), LIMIT, runs).is_some()
+            })
+            .collect()
     }
 
     #[test]
@@ -76,7 +79,14 @@ mod tests {
         let start = Instant::now();
         let mut heard = RunProgress::new(start);
         let found = [0, 4, 4, 2, 2, 0].map(|word| heard.next_update(word, start, LIMIT, 1));
-        let step = |step| Some(ProgressUpdate::Step(step));
-        assert_eq!(found, [None, step(3), None, step(1), None, Some(ProgressUpdate::Alive)]);
+        let expected = [
+            None,
+            Some(ProgressUpdate::Step(3)),
+            None,
+            Some(ProgressUpdate::Step(1)),
+            None,
+            Some(ProgressUpdate::Alive),
+        ];
+        assert_eq!(found, expected);
     }
 }

@@ -79,9 +79,9 @@ fn enqueue_copies(moves: &[PortCopy], stream: &Stream) -> Result<()> {
 /// Enqueues copies on a stream that is being captured. Returns their nodes, if each copy is exactly one node.
 fn copy_noted(moves: &[PortCopy], stream: &Stream) -> Result<Option<Vec<GraphNode>>> {
     let mut nodes = Some(Vec::with_capacity(moves.len()));
-    for one in moves {
+    for copy in moves {
         let before = stream.frontier()?;
-        enqueue_copies(std::slice::from_ref(one), stream)?;
+        enqueue_copies(std::slice::from_ref(copy), stream)?;
         match (stream.nodes_since(&before)?.as_deref(), &mut nodes) {
             (Some(&[node]), Some(nodes)) => nodes.push(node),
             _ => nodes = None,
@@ -199,7 +199,8 @@ impl Recording {
         scratch: &Stream,
     ) -> Option<Recording> {
         let Executable { program, nodes, copies, graph, .. } = &*self.executable;
-        let (from, to) = (self.key.bases(), key.bases());
+        let from = self.key.bases();
+        let to = key.bases();
         program.rebase(from, to, graph, nodes, scratch).ok().filter(|&done| done)?;
         for ((was, is), nodes) in self.key.copies.iter().zip(&key.copies).zip(copies) {
             let changed = was.iter().zip(is).zip(nodes.iter().flatten()).filter(|((was, is), _)| was != is);

@@ -52,20 +52,22 @@ impl RecordingCache {
         if let Some(known) = self.recordings.get(key) {
             return Some(known.clone());
         }
-        let few =
-            |found: &Recording| found.executable.program.pieces() + found.copy_count() <= MAX_DIRECT_PIECES;
-        if let Some(found) = self.find_for_enqueue(key, memory, few) {
+        let found = self.find_for_enqueue(key, memory, |recording| {
+            recording.executable.program.pieces() + recording.copy_count() <= MAX_DIRECT_PIECES
+        });
+        if let Some(found) = found {
             return Some(Arc::new(found));
         }
         if self.unretargetable_sizes.contains(&key.sizes) {
             return None;
         }
-        let cost = |known: &RecordingKey, recording: &Arc<Recording>| {
-            if known.sizes == key.sizes { recording.retarget_cost(key) } else { None }
-        };
-        let place = choose_retarget(&self.recordings, &self.abandoned_keys, key, cost, |known| {
-            known.executable.program.pieces()
-        })?;
+        let place = choose_retarget(
+            &self.recordings,
+            &self.abandoned_keys,
+            key,
+            |known, recording| if known.sizes == key.sizes { recording.retarget_cost(key) } else { None },
+            |recording| recording.executable.program.pieces(),
+        )?;
         let (old, near) = self.recordings.remove_at(place)?;
         let moved = near.retarget(key, memory, scratch).map(Arc::new);
         match &moved {
@@ -140,7 +142,8 @@ mod tests {
     /// The numbers of hits, retargets and recordings, if a program of `pieces` pieces runs at these keys in
     /// turn with capacity for `kept` recordings.
     fn counted(kept: usize, pieces: usize, runs: &[usize]) -> [usize; 3] {
-        let (mut recent, mut left) = (LruCache::new(kept), LruCache::new(kept));
+        let mut recent = LruCache::new(kept);
+        let mut left = LruCache::new(kept);
         let [mut found, mut moved, mut recorded] = [0; 3];
         for &run in runs {
             if recent.get(&run).is_some() {
@@ -176,14 +179,17 @@ mod tests {
 
     #[test]
     fn memory_that_is_far_is_recorded_when_it_comes_again() {
-        let turns = |of: usize| (0..100).map(|run| run % of * 1000).collect::<Vec<usize>>();
         // Two keys: the first is abandoned for the second and returns; then both are found.
-        assert_eq!(counted(8, 1000, &turns(2)), [97, 1, 2]);
-        assert_eq!(counted(8, 1000, &turns(4)), [93, 3, 4]);
+        assert_eq!(counted(8, 1000, &far_keys_in_turn(2)), [97, 1, 2]);
+        assert_eq!(counted(8, 1000, &far_keys_in_turn(4)), [93, 3, 4]);
         // Without capacity for all of them, recordings are retargeted.
-        let [_, moved, recorded] = counted(2, 1000, &turns(4));
+        let [_, moved, recorded] = counted(2, 1000, &far_keys_in_turn(4));
         assert!(moved > 50 && recorded <= 2, "{moved} moved, {recorded} recorded");
         let all: Vec<usize> = (0..100).map(|run| run * 1000).collect();
         assert_eq!(counted(8, 1000, &all), [0, 99, 1]);
+    }
+
+    fn far_keys_in_turn(count: usize) -> Vec<usize> {
+        (0..100).map(|run| run % count * 1000).collect()
     }
 }

@@ -34,25 +34,25 @@ pub(crate) struct StatusReport<'a> {
 impl StatusReport<'_> {
     /// The reported failure, if any. The streams are idle.
     pub fn failure(&self) -> Option<RunError> {
-        let is_own = |program: u8| program == self.bound.program as u8;
+        let program = self.bound.program as u8;
         if let Some(missed) = collective::read_missed_peer(self.status) {
-            return is_own(missed.program).then(|| self.missed_peer_error(missed));
+            return (missed.program == program).then(|| self.missed_peer_error(missed));
         }
         if let Some(unfit) =
-            collective::read_invalid_splits(self.status).filter(|unfit| is_own(unfit.program))
+            collective::read_invalid_splits(self.status).filter(|unfit| unfit.program == program)
         {
             return Some(self.data_error(unfit.step, DataFault::Other, self.describe_sizes(&unfit)));
         }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
-        let word = |i: usize| unsafe {
+        let words = [0, 1].map(|i| unsafe {
             self.status
                 .as_ptr()
                 .add(compute_status_offset(self.bound.program))
                 .cast::<u64>()
                 .add(i)
                 .read_volatile()
-        };
-        let (step, error) = self.assertions.failed_assertion([word(0), word(1)])?;
+        });
+        let (step, error) = self.assertions.failed_assertion(words)?;
         Some(self.data_error(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))
     }
 

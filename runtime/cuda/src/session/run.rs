@@ -13,7 +13,7 @@ use symmc_check::CheckedPlan;
 use symmc_control::{ControlSegment, LeaveMode, enter_rank_span};
 use symmc_ir::{SymbolBindings, Tensor};
 use symmc_runtime::RunError;
-use symmc_runtime::exec::{CustomKernelRegistry, ExecutableStep, InputData, ResolvedProgram};
+use symmc_runtime::exec::{CustomKernelRegistry, InputData, ResolvedProgram};
 use symmc_runtime::host::SessionRank;
 use symmc_runtime::session::{
     DeviceMemory, DeviceName, DeviceRange, DeviceSession, MemoryUsage, Port, PortBackend, PortMemory,
@@ -28,7 +28,7 @@ use super::device_tensors::{self, CudaArenaBlock};
 use super::gpu::ProgressReporting;
 use super::memory::ResolvedPorts;
 use super::progress::{ProgressUpdate, RunProgress};
-use super::recording::{Executable, Recording, RecordingKey};
+use super::recording::{Recording, RecordingKey};
 use super::report::StatusReport;
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::compute::gemm_search::GemmSearch;
@@ -140,10 +140,11 @@ impl CudaSession {
 
     fn launch_pieces(&mut self, recording: &Arc<Recording>, stream: Option<Stream>) -> Result<()> {
         let Some(context) = &mut self.context else { return Err(arenas_released_error().into()) };
-        // SAFETY: as in `launch`.
-        let session_stream =
-            || unsafe { BorrowedStream::new(context.resources.streams.compute.handle().cast()) };
-        let stream = stream.unwrap_or_else(|| Stream::adopt(&self.device, session_stream()));
+        let stream = stream.unwrap_or_else(|| {
+            let handle = context.resources.streams.compute.handle().cast();
+            // SAFETY: as in `launch`.
+            Stream::adopt(&self.device, unsafe { BorrowedStream::new(handle) })
+        });
         self.pending_runs.wait_before(&stream, context)?;
         let streams = context.streams_with_compute(&self.device, stream);
         recording.enqueue(&streams, &context.resources.nccl)?;
@@ -327,14 +328,16 @@ impl CudaSession {
         let context = self.context.as_ref()?;
         let captured = context.resources.programs.captured.iter().chain(self.last_run.recording());
         let all = self.pending_runs.running.iter().chain(captured.map(|recording| &recording.executable));
-        let report = |executable: &Arc<Executable>| {
-            let bound = &*executable.bound;
-            let assertions = executable.program.assertions();
-            let (status, run, limit) =
-                (&context.resources.status, self.pending_runs.first, self.config.limit);
-            StatusReport { status, bound, assertions, run, limit }.failure()
-        };
-        all.into_iter().find_map(report)
+        all.into_iter().find_map(|executable| {
+            let report = StatusReport {
+                status: &context.resources.status,
+                bound: &executable.bound,
+                assertions: executable.program.assertions(),
+                run: self.pending_runs.first,
+                limit: self.config.limit,
+            };
+            report.failure()
+        })
     }
 
     /// Ends the session on all ranks. Returns the error that explains the failure best.
@@ -564,16 +567,17 @@ impl DeviceSession for CudaSession {
             self.enqueue_timed(&recording, &start).map_err(|error| self.fail_session(error.into()))?;
         self.runs += 1;
         self.wait_for_runs(None)?;
-        let traced = |(step, [begin, end]): (&ExecutableStep, &[Event; 2])| {
-            Ok(TracedStep {
+        let mut traced = Vec::with_capacity(events.len());
+        for (step, [begin, end]) in recording.executable.bound.steps.iter().zip(&events) {
+            traced.push(TracedStep {
                 node: step.node.clone(),
                 op: step.op_name.clone(),
                 lane: step.lane,
                 start_us: start.microseconds_to(begin)?,
                 us: begin.microseconds_to(end)?,
-            })
-        };
-        recording.executable.bound.steps.iter().zip(&events).map(traced).collect()
+            });
+        }
+        Ok(traced)
     }
 
     fn poll(&mut self) -> Result<bool, RunError> {
@@ -656,13 +660,14 @@ mod tests {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let comm =
             HostCommunicator::new(domain, 0, CommConfig::new(2, Duration::from_secs(1))).expect("a rank");
-        let left = |how: &str| RunError::Left { rank: 1, how: how.into() };
-        let ended = |error: &RunError, runs| has_ended_runs(comm.control(), error, runs);
+        let control = comm.control();
         // A peer that aborts its session announces no number of runs.
-        assert!(!ended(&left("aborted its session: enough"), 0));
-        comm.control().set_closed(1, 5);
-        let closed = left("closed its session after 5 runs").reported_by(0);
-        assert_eq!([4, 5, 6].map(|runs| ended(&closed, runs)), [true, true, false]);
-        assert!(!ended(&RunError::Invalid("something else".into()), 0));
+        let aborted = RunError::Left { rank: 1, how: "aborted its session: enough".into() };
+        assert!(!has_ended_runs(control, &aborted, 0));
+        control.set_closed(1, 5);
+        let closed = RunError::Left { rank: 1, how: "closed its session after 5 runs".into() };
+        let closed = closed.reported_by(0);
+        assert_eq!([4, 5, 6].map(|runs| has_ended_runs(control, &closed, runs)), [true, true, false]);
+        assert!(!has_ended_runs(control, &RunError::Invalid("something else".into()), 0));
     }
 }

@@ -22,7 +22,8 @@ pub(crate) unsafe fn replay(
     status: &PinnedBuffer,
     alive: &dyn Fn() -> Result<(), RunError>,
 ) -> Result<f64> {
-    let (begin, end) = (Event::timed()?, Event::timed()?);
+    let begin = Event::timed()?;
+    let end = Event::timed()?;
     begin.record(&streams.compute)?;
     // SAFETY: by the caller.
     unsafe { streams.compute.replay(graph)? };
@@ -72,8 +73,8 @@ pub(crate) fn wait_until_idle(
 /// The minimum, median and maximum of some times; zeros if there are none.
 pub(crate) fn min_median_max(mut times: Vec<f64>) -> [f64; 3] {
     times.sort_by(f64::total_cmp);
-    let at_index = |i: usize| times.get(i).copied().unwrap_or_default();
-    [at_index(0), at_index(times.len() / 2), at_index(times.len().saturating_sub(1))]
+    let indices = [0, times.len() / 2, times.len().saturating_sub(1)];
+    indices.map(|index| times.get(index).copied().unwrap_or_default())
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ struct ComplexOperand {
 
 fn complex_operand(c: &mut OpCall<'_, '_>, name: &str) -> RuleResult<ComplexOperand> {
     if let Some(Argument::Complex(a, b)) = c.get(name) {
-        let scalar = |x: f64| CallOperand::Scalar(Scalar::Float(FloatAttribute(x)));
-        return Ok(ComplexOperand { real: scalar(*a), imaginary: Some(scalar(*b)) });
+        let real = CallOperand::Scalar(Scalar::Float(FloatAttribute(*a)));
+        let imaginary = CallOperand::Scalar(Scalar::Float(FloatAttribute(*b)));
+        return Ok(ComplexOperand { real, imaginary: Some(imaginary) });
     }
     if !is_complex(c, name) {
         return Ok(ComplexOperand { real: c.operand(name)?, imaginary: None });
@@ -225,7 +226,8 @@ pub(super) fn product(c: &mut OpCall<'_, '_>, other: &str) -> RuleResult {
         let x = c.cast(of, dtype)?;
         both.push(if complex { split_components(c, x).map(|(a, b)| (a, Some(b)))? } else { (x, None) });
     }
-    let ((a, b), (d, e)) = (both[0], both[1]);
+    let (a, b) = both[0];
+    let (d, e) = both[1];
     let real = c.numpy_matmul(a, d)?;
     let imaginary = match (b, e) {
         (Some(b), Some(e)) => {

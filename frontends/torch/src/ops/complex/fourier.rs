@@ -87,11 +87,11 @@ impl FourierSignal {
 
     /// Truncates an axis, or pads it with zeros.
     fn resize(&mut self, c: &mut OpCall<'_, '_>, axis: usize, n: &Dim) -> RuleResult {
-        let own = c.extent(self.real, axis);
-        if own == *n {
+        let extent = c.extent(self.real, axis);
+        if extent == *n {
             return Ok(());
         }
-        let missing = n.clone() - own;
+        let missing = n.clone() - extent;
         match c.dim_bounds(&missing) {
             (_, high) if high <= 0 => self.map_components(|x| c.slice(x, axis, 0.into(), n.clone(), 1)),
             (low, _) if low >= 0 => self.map_components(|x| {
@@ -203,8 +203,10 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
         )));
     }
     // A length of -1 keeps the extent.
-    let length = |(n, &a): (Dim, &usize)| if n.as_const() == Some(-1) { c.extent(x, a) } else { n };
-    let asked = asked.map(|s| s.into_iter().zip(&axes).map(length).collect());
+    let asked = asked.map(|lengths| {
+        let lengths = lengths.into_iter().zip(&axes);
+        lengths.map(|(n, &axis)| if n.as_const() == Some(-1) { c.extent(x, axis) } else { n }).collect()
+    });
     Ok((axes, asked))
 }
 
@@ -260,7 +262,8 @@ fn transform_real(
     scale: FourierScale,
     onesided: bool,
 ) -> RuleResult {
-    let (x, Some((&last, others))) = (signal.real, axes.split_last()) else {
+    let x = signal.real;
+    let Some((&last, others)) = axes.split_last() else {
         return Err(RuleFailure::Invalid("expected an axis, found none".into()));
     };
     let n = c.extent(x, last);

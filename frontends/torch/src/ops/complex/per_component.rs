@@ -98,8 +98,10 @@ pub(super) fn lower_per_component(c: &mut OpCall<'_, '_>, target: &str, rule: Op
 
 /// Applies a rule to each component of the operands.
 pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult {
-    let number = |name: &&str| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0)));
-    if let Some(name) = NUMBERS.iter().find(|n| number(n)) {
+    let number = NUMBERS
+        .iter()
+        .find(|name| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0))));
+    if let Some(name) = number {
         let zero = matches!(c.get(name), Some(Argument::Float(x)) if *x == 0.0);
         if !zero {
             return Err(RuleFailure::Opaque(format!("a number other than 0 as `{name}` is not supported")));

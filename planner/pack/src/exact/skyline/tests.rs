@@ -23,8 +23,8 @@ fn recount(skyline: &Skyline) -> Result<(), TestCaseError> {
     let problem = skyline.problem;
     let all: Vec<usize> = skyline.unplaced_in(0, problem.sections).collect();
     for s in 0..problem.sections {
-        let alive = |b: &usize| (problem.life[*b].0..problem.life[*b].1).contains(&s);
-        let left: Vec<usize> = all.iter().copied().filter(alive).collect();
+        let left: Vec<usize> =
+            all.iter().copied().filter(|&b| (problem.life[b].0..problem.life[b].1).contains(&s)).collect();
         prop_assert_eq!(&skyline.unplaced_at(s).collect::<Vec<_>>(), &left, "section {}", s);
         prop_assert!(left.iter().all(|&b| skyline.low[b] >= skyline.height[s]), "section {}", s);
         prop_assert_eq!(skyline.remaining[s], left.iter().map(|&b| problem.size[b]).sum::<u32>());
@@ -61,11 +61,10 @@ proptest! {
         spare in 0u32..100,
         choices in prop::collection::vec((0usize..20, 0usize..4), 1..60),
     ) {
-        let block = |&(start, length, size, align): &(usize, usize, u64, u64)| Block {
-            align,
-            ..Block::new(start, start + length, size)
-        };
-        let blocks: Vec<Block> = blocks.iter().map(block).collect();
+        let blocks: Vec<Block> = blocks
+            .iter()
+            .map(|&(start, length, size, align)| Block { align, ..Block::new(start, start + length, size) })
+            .collect();
         let problem = ExactProblem::new(&blocks, &BlockSpans::new(&blocks), 16).expect("neither wrapped nor given");
         let bound = (crate::load_bound(&blocks) / problem.unit) as u32;
         let mut skyline = Skyline::new(&problem, bound + bound * spare / 200);

@@ -165,11 +165,16 @@ pub(super) fn push_copies(
     source: &mut KernelSource,
 ) -> Commands {
     let (piece, from) = message_slices(running)?;
-    let copy = |p| {
-        let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
-        Ok(GpuCommand::Copy { to, from: running.operand + from(p), bytes: piece })
-    };
-    copies_after_rendezvous(running, copy, ExitBarrier::Kept, peers, source)
+    copies_after_rendezvous(
+        running,
+        |p| {
+            let to = running.result_of(p, running.n * piece)? + (running.me * piece) as Address;
+            Ok(GpuCommand::Copy { to, from: running.operand + from(p), bytes: piece })
+        },
+        ExitBarrier::Kept,
+        peers,
+        source,
+    )
 }
 
 /// Copies from peers after a rendezvous.
@@ -179,12 +184,17 @@ pub(super) fn pull_copies(
     peers: &PeerContext,
     source: &mut KernelSource,
 ) -> Commands {
-    let (piece, at) = message_slices(running)?;
-    let copy = |p| {
-        let from = running.operand_of(p, running.bytes)? + at(running.me);
-        Ok(GpuCommand::Copy { to: running.result + (p * piece) as Address, from, bytes: piece })
-    };
-    copies_after_rendezvous(running, copy, exit, peers, source)
+    let (piece, offset_of) = message_slices(running)?;
+    copies_after_rendezvous(
+        running,
+        |p| {
+            let from = running.operand_of(p, running.bytes)? + offset_of(running.me);
+            Ok(GpuCommand::Copy { to: running.result + (p * piece) as Address, from, bytes: piece })
+        },
+        exit,
+        peers,
+        source,
+    )
 }
 
 /// One copy per rank between two rendezvous. The first rendezvous is the entry. Copies before a kernel in a
@@ -211,7 +221,8 @@ fn copies_after_rendezvous(
 }
 
 pub(super) fn put_kernel(running: &RankCollective) -> Result<KernelCall> {
-    let (me, n) = (running.me as u32, running.n as u32);
+    let me = running.me as u32;
+    let n = running.n as u32;
     let pairs: Vec<(u32, u32)> = match &running.bound.kind {
         Kind::Permute { pairs } => pairs.clone(),
         Kind::Broadcast { root } => (0..n).map(|to| (*root, to)).collect(),
@@ -309,7 +320,8 @@ pub(super) fn movement_unit(
     step: usize,
     bytes: usize,
 ) -> &'static str {
-    let are_multiples = |of: usize| step.is_multiple_of(of) && all_multiples_of(places.clone(), of as u64);
+    let are_multiples =
+        |unit: usize| step.is_multiple_of(unit) && all_multiples_of(places.clone(), unit as u64);
     if are_multiples(16) {
         "Sixteens"
     } else if are_multiples(4) && bytes.is_multiple_of(4) {

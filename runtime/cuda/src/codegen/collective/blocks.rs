@@ -110,17 +110,17 @@ pub struct VariantGrids {
 
 impl Default for VariantGrids {
     fn default() -> Self {
-        let blocks = |threads, blocks| GridLimits { threads, most_threads: 512, blocks };
+        let usual = GridLimits { threads: 256, most_threads: 512, blocks: 128 };
         VariantGrids {
-            ll: blocks(128, 64),
+            ll: GridLimits { threads: 128, most_threads: 512, blocks: 64 },
             ll128: GridLimits { threads: 256, most_threads: MAX_THREADS, blocks: 128 },
-            one_shot: blocks(256, 128),
-            two_shot: blocks(256, 128),
-            pushed: blocks(512, 128),
-            reduce_scatter: blocks(256, 128),
-            pull: blocks(256, 128),
-            push: blocks(256, 128),
-            put: blocks(256, 128),
+            one_shot: usual,
+            two_shot: usual,
+            pushed: GridLimits { threads: 512, most_threads: 512, blocks: 128 },
+            reduce_scatter: usual,
+            pull: usual,
+            push: usual,
+            put: usual,
             norm: GridLimits { threads: 128, most_threads: MAX_THREADS, blocks: 128 },
         }
     }

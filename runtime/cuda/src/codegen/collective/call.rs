@@ -144,7 +144,8 @@ impl<'a> RankCollective<'a> {
             )));
         }
         let base = self.peers.arena.next_multiple_of(control::PAGE);
-        let (mut tables, mut staging) = ([0; MAX_RANKS], [0; MAX_RANKS]);
+        let mut tables = [0; MAX_RANKS];
+        let mut staging = [0; MAX_RANKS];
         for p in 0..self.n {
             tables[p] = self.arena_of(p) + (base + control.sizes_at(self.bound.group)) as Address;
             staging[p] = self.arena_of(p) + (base + control.staging_at()) as Address;
@@ -167,7 +168,8 @@ impl<'a> RankCollective<'a> {
     /// The indices of the cell in cyclic order, from the one after this rank to this rank itself, so that
     /// ranks begin with different peers.
     pub fn peers_then_self(&self) -> impl Iterator<Item = usize> + use<> {
-        let (me, n) = (self.me, self.n);
+        let me = self.me;
+        let n = self.n;
         (1..=n).map(move |i| if me + i < n { me + i } else { me + i - n })
     }
 

@@ -64,8 +64,9 @@ pub fn lower(
     let Some(mut values) = match_tail(reduce, add, norm) else { return Ok(None) };
     let call = values.call;
     let bytes = (call.elements * call.dtype.size()) as u64;
-    let two_rounds = || peers.thresholds.uses_two_rounds(bytes, call.cell.len() as u64);
-    if call.variant == CollectiveVariant::TwoShot || two_rounds() {
+    if call.variant == CollectiveVariant::TwoShot
+        || peers.thresholds.uses_two_rounds(bytes, call.cell.len() as u64)
+    {
         values.norm = None;
     }
     let (mut works, done) = match lower_values(step, &values, addresses, peers, &mut l.source)? {
@@ -100,8 +101,8 @@ fn lower_values(
     let FusedTail { call, residual, sum, norm } = values;
     if call.variant == CollectiveVariant::TwoShot {
         let addition = Addition { residual: addresses.address_of(residual), sum: addresses.address_of(sum) };
-        let own = [&call.operand, &call.result].map(|r| addresses.region(r));
-        return lower_addition(step, call, own, &addition, peers, source);
+        let ends = [&call.operand, &call.result].map(|r| addresses.region(r));
+        return lower_addition(step, call, ends, &addition, peers, source);
     }
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
@@ -138,10 +139,10 @@ fn match_tail<'a>(
         (false, true) => x,
         _ => return None,
     };
-    let has_sum_layout = |v: &LocatedTensor| {
-        v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_contiguous(v)
-    };
-    if !reduces || call.operand.by_rank.is_some() || ![x, y, sum].into_iter().all(has_sum_layout) {
+    let same_layout = [x, y, sum]
+        .into_iter()
+        .all(|v| v.dtype == call.dtype && v.shape == sum.shape && v.by_rank == 0 && is_contiguous(v));
+    if !reduces || call.operand.by_rank.is_some() || !same_layout {
         return None;
     }
     let norm = match norm {
@@ -169,11 +170,13 @@ fn match_norm<'a>(norm: &'a StepWork, sum: &LocatedTensor) -> Option<TailNorm<'a
     let x = operands.first()?;
     let weight = operands.get(1);
     let result = results.first()?;
-    let fits_layout =
-        |v: &LocatedTensor| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_contiguous(v);
-    let elements = |v: &LocatedTensor| v.shape.iter().product::<usize>();
-    let fits = (x.space, x.offset, x.dtype, elements(x)) == (sum.space, sum.offset, sum.dtype, elements(sum))
-        && [x, result].into_iter().all(fits_layout)
+    let same_elements = x.shape.iter().product::<usize>() == sum.shape.iter().product::<usize>();
+    let same_layout = [x, result]
+        .into_iter()
+        .all(|v| (v.dtype, &v.shape, v.by_rank) == (x.dtype, &x.shape, 0) && is_contiguous(v));
+    let fits = (x.space, x.offset, x.dtype) == (sum.space, sum.offset, sum.dtype)
+        && same_elements
+        && same_layout
         && weight
             .is_none_or(|w| w.dtype == sum.dtype && w.shape.len() == 1 && w.by_rank == 0 && is_contiguous(w));
     let hidden = *x.shape.last()?;
@@ -196,8 +199,14 @@ mod tests {
     const BYTES: usize = ROWS * HIDDEN * 2;
 
     fn value(offset: usize) -> LocatedTensor {
-        let (shape, strides) = ([ROWS, HIDDEN].into(), [HIDDEN as isize, 1].into());
-        LocatedTensor { space: MemorySpace::Ordinary, offset, by_rank: 0, dtype: DType::BF16, shape, strides }
+        LocatedTensor {
+            space: MemorySpace::Ordinary,
+            offset,
+            by_rank: 0,
+            dtype: DType::BF16,
+            shape: [ROWS, HIDDEN].into(),
+            strides: [HIDDEN as isize, 1].into(),
+        }
     }
 
     fn kernel(op: Op, operands: Vec<LocatedTensor>, result: LocatedTensor) -> StepWork {
@@ -206,7 +215,6 @@ mod tests {
 
     /// The reduction of the value at offset 0, its sum with a residual, and the norm of the sum.
     fn layer() -> Vec<ResolvedMember> {
-        let region = |offset| ResolvedRegion::uniform(MemorySpace::Ordinary, offset);
         let call = ResolvedCollective {
             kind: Kind::AllReduce(CollectiveReduceOp::Sum),
             variant: CollectiveVariant::Ll,
@@ -216,8 +224,8 @@ mod tests {
             dtype: DType::BF16,
             elements: ROWS * HIDDEN,
             row_elements: HIDDEN,
-            operand: region(0),
-            result: region(BYTES),
+            operand: ResolvedRegion::uniform(MemorySpace::Ordinary, 0),
+            result: ResolvedRegion::uniform(MemorySpace::Ordinary, BYTES),
             landing: Some([0, 1 << 16]),
             blocks: None,
             splits: None,
@@ -253,11 +261,12 @@ mod tests {
         let addresses = AddressMap::without_ports(1 << 40, 1 << 32);
         let arenas = (1..=call.cell.len() as u64).map(|r| r << 32).collect();
         let peers = PeerContext { rank, arenas, arena: 1 << 32, ..PeerContext::default() };
-        let (machine, nccl) = (KernelTarget::PROFILE_GPU, Communicators::placeholders(&[]));
+        let machine = KernelTarget::PROFILE_GPU;
+        let nccl = Communicators::placeholders(&[]);
         let dry = DeviceFreeContext { addresses, peers, machine, nccl };
         let setting = dry.context();
-        let at = |value: &_| setting.addresses.address_of(value);
-        let mut l = KernelLowering::new(&at, setting.machine);
+        let address_of = |value: &_| setting.addresses.address_of(value);
+        let mut l = KernelLowering::new(&address_of, setting.machine);
         let works = lower(0, members, &setting, &mut l).expect("it fits");
         works.map(|works| (works, l.source.text()))
     }
@@ -295,32 +304,33 @@ mod tests {
 
     #[test]
     fn what_goes_in_two_rounds_has_its_norm_apart_on_all_ranks() {
-        let kernels = |ranks: u32, rows: usize, hidden: usize| {
-            let zone = 64 << 20;
-            let mut members = layer();
-            let call = call_in(&mut members);
-            (call.cell, call.elements) = ((0..ranks).collect(), rows * hidden);
-            (call.landing, call.operand.offset, call.result.offset) = (Some([0, zone]), 0, zone);
-            for value in members[1..].iter_mut().flat_map(values_in) {
-                let is_weight = value.shape.len() == 1;
-                value.shape = if is_weight { [hidden].into() } else { [rows, hidden].into() };
-                value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
-                value.offset = value.offset / BYTES * zone;
-            }
-            let of = |rank| lowered(&members, rank).expect("kernels").0.len();
-            let all: Vec<usize> = (0..ranks).map(of).collect();
-            assert!(all.iter().all(|n| *n == all[0]), "{ranks} ranks, {rows} x {hidden}: {all:?}");
-            all[0]
-        };
         for (rows, hidden) in [(1, 4096), (32, 4096), (1, 8192), (8, 8192)] {
-            assert_eq!(kernels(4, rows, hidden), 1, "{rows} x {hidden}");
+            assert_eq!(count_kernels(4, rows, hidden), 1, "{rows} x {hidden}");
         }
         for (rows, hidden) in [(128, 4096), (32, 8192), (128, 8192), (2048, 4096)] {
-            assert_eq!(kernels(4, rows, hidden), 2, "{rows} x {hidden}");
+            assert_eq!(count_kernels(4, rows, hidden), 2, "{rows} x {hidden}");
         }
         // Between two ranks, two rounds save nothing; among more ranks they are used for smaller sizes.
-        assert_eq!([kernels(2, 128, 8192), kernels(2, 2048, 4096)], [1, 1]);
-        assert_eq!([kernels(8, 4, 8192), kernels(8, 8, 8192)], [1, 2]);
+        assert_eq!([count_kernels(2, 128, 8192), count_kernels(2, 2048, 4096)], [1, 1]);
+        assert_eq!([count_kernels(8, 4, 8192), count_kernels(8, 8, 8192)], [1, 2]);
+    }
+
+    fn count_kernels(ranks: u32, rows: usize, hidden: usize) -> usize {
+        let zone = 64 << 20;
+        let mut members = layer();
+        let call = call_in(&mut members);
+        (call.cell, call.elements) = ((0..ranks).collect(), rows * hidden);
+        (call.landing, call.operand.offset, call.result.offset) = (Some([0, zone]), 0, zone);
+        for value in members[1..].iter_mut().flat_map(values_in) {
+            let is_weight = value.shape.len() == 1;
+            value.shape = if is_weight { [hidden].into() } else { [rows, hidden].into() };
+            value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
+            value.offset = value.offset / BYTES * zone;
+        }
+        let all: Vec<usize> =
+            (0..ranks).map(|rank| lowered(&members, rank).expect("kernels").0.len()).collect();
+        assert!(all.iter().all(|n| *n == all[0]), "{ranks} ranks, {rows} x {hidden}: {all:?}");
+        all[0]
     }
 
     /// A two-shot reduction of `rows` rows of 4096 elements on two ranks, and its residual.
@@ -328,10 +338,10 @@ mod tests {
         let hidden = 4096;
         let mut members = layer();
         members.truncate(2);
-        let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
         let call = call_in(&mut members);
         (call.variant, call.elements, call.landing) = (CollectiveVariant::TwoShot, rows * hidden, None);
-        (call.operand, call.result) = (region(0), region(BYTES << 16));
+        call.operand = ResolvedRegion::uniform(MemorySpace::Symmetric, 0);
+        call.result = ResolvedRegion::uniform(MemorySpace::Symmetric, BYTES << 16);
         values_in(&mut members[1]).for_each(|v| {
             (v.shape, v.strides) = ([rows, hidden].into(), [hidden as isize, 1].into());
             v.offset <<= 16;
@@ -343,24 +353,25 @@ mod tests {
 
     #[test]
     fn a_two_shot_by_stores_alone_takes_the_addition() {
-        // The text, if there is exactly one kernel.
-        let text = |members: &[ResolvedMember]| {
-            let (works, text) = lowered(members, 0).expect("kernels");
-            (works.len() == 1).then_some(text)
-        };
-        assert!(text(&two_shot(4096)).expect("a kernel").contains("pushed_add<BF16, Sum, 2, 4, false>"));
-        assert_eq!(text(&two_shot(2048)), None, "it loads from peers");
+        assert!(
+            text_of_one_kernel(&two_shot(4096))
+                .expect("a kernel")
+                .contains("pushed_add<BF16, Sum, 2, 4, false>")
+        );
+        assert_eq!(text_of_one_kernel(&two_shot(2048)), None, "it loads from peers");
         let mut on_result = two_shot(4096);
         let sum = values_in(&mut on_result[1]).last().expect("the sum");
         (sum.space, sum.offset) = (MemorySpace::Symmetric, BYTES << 16);
-        assert!(text(&on_result).is_some(), "the sum on the result");
+        assert!(text_of_one_kernel(&on_result).is_some(), "the sum on the result");
         let mut in_place = two_shot(4096);
         let call = call_in(&mut in_place);
         call.operand = call.result.clone();
-        assert!(text(&in_place).expect("a kernel").contains("pushed_add<BF16, Sum, 2, 4, true>"));
+        assert!(
+            text_of_one_kernel(&in_place).expect("a kernel").contains("pushed_add<BF16, Sum, 2, 4, true>")
+        );
         let mut odd = two_shot(4096);
         values_in(&mut odd[1]).take(1).for_each(|v| v.offset += 8);
-        assert_eq!(text(&odd), None, "a residual that is not aligned");
+        assert_eq!(text_of_one_kernel(&odd), None, "a residual that is not aligned");
         let mut normed = two_shot(4096);
         normed.push(layer().pop().expect("a norm"));
         values_in(&mut normed[2]).for_each(|v| v.offset <<= 16);
@@ -371,5 +382,11 @@ mod tests {
             v.strides = if is_weight { [1].into() } else { [4096, 1].into() };
         });
         assert_eq!(lowered(&normed, 0).expect("kernels").0.len(), 2, "the norm is apart");
+    }
+
+    /// The text, if there is exactly one kernel.
+    fn text_of_one_kernel(members: &[ResolvedMember]) -> Option<String> {
+        let (works, text) = lowered(members, 0).expect("kernels");
+        (works.len() == 1).then_some(text)
     }
 }

@@ -5,7 +5,7 @@
 //! thread after the last unit of the previous one. Small collectives are thus divided among the threads like
 //! one large collective.
 
-use symmc_ir::collective::{CollectiveKind as Kind, CollectiveVariant};
+use symmc_ir::collective::{CollectiveKind as Kind, CollectiveReduceOp, CollectiveVariant};
 use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{ResolvedCollective, ResolvedMember, StepWork};
 
@@ -44,17 +44,17 @@ pub fn lower_several(
     let Some(calls) = members.iter().map(collective_of).collect::<Option<Vec<&ResolvedCollective>>>() else {
         return Ok(None);
     };
-    let running = |call| {
+    let mut all: Vec<RankCollective<'_>> = Vec::with_capacity(calls.len());
+    for call in calls {
         let ends = addresses.collective_pointers(call);
-        RankCollective::new(step, call, [ends.operand, ends.result], peers)
-    };
-    let all = calls.into_iter().map(running).collect::<Result<Vec<RankCollective<'_>>>>()?;
+        all.push(RankCollective::new(step, call, [ends.operand, ends.result], peers)?);
+    }
     let Some(first) = all.first() else { return Ok(None) };
-    let common = |r: &RankCollective<'_>| {
+    let all_share_barriers = all.iter().all(|r| {
         (r.bound.variant, r.bound.group, r.bound.exit)
             == (first.bound.variant, first.bound.group, first.bound.exit)
-    };
-    if all.len() > MOST_TURNS || !all.iter().all(common) {
+    });
+    if all.len() > MOST_TURNS || !all_share_barriers {
         return Ok(None);
     }
     let parts = all.iter().map(barrier_work).collect::<Result<Option<Vec<BarrierWork>>>>()?;
@@ -73,35 +73,44 @@ fn collective_of(member: &ResolvedMember) -> Option<&ResolvedCollective> {
 
 fn barrier_work(running: &RankCollective<'_>) -> Result<Option<BarrierWork>> {
     let n = running.n;
-    let sums = |op, part: CollectiveRegions, vector: bool| {
-        let (element, operation) = reduction(running.bound.dtype, op);
-        let bytes = part.count as usize * running.bound.dtype.size();
-        let template = format!("Reduces<{element}, {operation}, {n}, {vector}");
-        BarrierWork { template, part, units: running.units(bytes) }
-    };
-    let moves = |part: CollectiveRegions, sends: SendPattern| {
-        let (unit, same) =
-            (movement_unit(part.addresses(n, n), 0, part.count as usize), sends == SendPattern::SameToAll);
-        let units = running.units(part.count as usize);
-        BarrierWork { template: format!("Moves<{unit}, {n}, {same}"), part, units }
-    };
     Ok(Some(match (running.bound.variant, &running.bound.kind) {
         (CollectiveVariant::OneShot, Kind::AllReduce(op)) => {
             let part = all_reduce_part(running)?;
-            sums(*op, part, part.is_vector(n, 1))
+            reduction_work(running, *op, part, part.is_vector(n, 1))
         }
         (CollectiveVariant::Pull, Kind::ReduceScatter(op)) => {
             let part = reduce_scatter_part(running)?;
-            sums(*op, part, part.is_vector(n, 1))
+            reduction_work(running, *op, part, part.is_vector(n, 1))
         }
         (CollectiveVariant::Pull, Kind::AllGather | Kind::AllToAll(_)) => {
-            moves(pull_part(running)?, SendPattern::OnePerPeer)
+            movement_work(running, pull_part(running)?, SendPattern::OnePerPeer)
         }
         (CollectiveVariant::Push, kind @ (Kind::AllGather | Kind::AllToAll(_))) => {
-            moves(push_part(running)?, SendPattern::of_kind(kind))
+            movement_work(running, push_part(running)?, SendPattern::of_kind(kind))
         }
         _ => return Ok(None),
     }))
+}
+
+fn reduction_work(
+    running: &RankCollective<'_>,
+    op: CollectiveReduceOp,
+    part: CollectiveRegions,
+    vector: bool,
+) -> BarrierWork {
+    let n = running.n;
+    let (element, operation) = reduction(running.bound.dtype, op);
+    let bytes = part.count as usize * running.bound.dtype.size();
+    let template = format!("Reduces<{element}, {operation}, {n}, {vector}");
+    BarrierWork { template, part, units: running.units(bytes) }
+}
+
+fn movement_work(running: &RankCollective<'_>, part: CollectiveRegions, sends: SendPattern) -> BarrierWork {
+    let n = running.n;
+    let unit = movement_unit(part.addresses(n, n), 0, part.count as usize);
+    let same = sends == SendPattern::SameToAll;
+    let units = running.units(part.count as usize);
+    BarrierWork { template: format!("Moves<{unit}, {n}, {same}"), part, units }
 }
 
 /// The kernel of all parts. Parts with the same template share a loop.

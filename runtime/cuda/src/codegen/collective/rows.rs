@@ -32,7 +32,8 @@ pub fn lower(
     else {
         return Ok(None);
     };
-    let ([view], [result]) = (&operands[..], &results[..]) else { return Ok(None) };
+    let [view] = &operands[..] else { return Ok(None) };
+    let [result] = &results[..] else { return Ok(None) };
     if call.kind != Kind::AllGather {
         return Ok(None);
     }
@@ -56,8 +57,8 @@ pub fn lower(
 fn gathered_row_elements(call: &ResolvedCollective, view: &LocatedTensor) -> Option<usize> {
     let ranks = call.cell.len();
     let all = call.elements.checked_mul(ranks)?;
-    let at = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
-    if !at || view.shape.iter().product::<usize>() != all {
+    let is_result = (view.space, view.offset, view.by_rank) == (call.result.space, call.result.offset, 0);
+    if !is_result || view.shape.iter().product::<usize>() != all {
         return None;
     }
     if all == 0 {

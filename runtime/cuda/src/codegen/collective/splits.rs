@@ -11,7 +11,7 @@ use super::peers::SplitPointers;
 use crate::device::launch::KernelParam;
 use crate::error::Result;
 use symmc_ir::collective::CollectiveVariant;
-use symmc_runtime::exec::{ResolvedCollective, ResolvedRegion};
+use symmc_runtime::exec::ResolvedCollective;
 
 /// The largest number of threads per block: the parts of all peers are in registers.
 const THREADS: u32 = 512;
@@ -64,8 +64,11 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
 /// layout in staging. It depends only on offsets, which are equal on all ranks; base addresses are multiples
 /// of 16.
 fn unit(bound: &ResolvedCollective, row: usize) -> &'static str {
-    let starts = |r: &ResolvedRegion| bound.cell.iter().fold(0, |all, &rank| all | r.offset_on_rank(rank));
-    match row | starts(&bound.operand) | starts(&bound.result) {
+    let mut all = row;
+    for &rank in &bound.cell {
+        all |= bound.operand.offset_on_rank(rank) | bound.result.offset_on_rank(rank);
+    }
+    match all {
         a if a.is_multiple_of(16) => "Wide",
         a if a.is_multiple_of(8) => "u64",
         a if a.is_multiple_of(4) => "u32",

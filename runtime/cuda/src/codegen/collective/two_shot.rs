@@ -31,8 +31,7 @@ pub(super) fn reduce(running: &RankCollective, op: CollectiveReduceOp) -> Result
     let elements = running.bound.elements;
     let units = running.units(running.bytes);
     let unit = 16 / size;
-    let start = |p: usize| (units * p / running.n * unit).min(elements);
-    let (from, to) = (start(running.me), start(running.me + 1));
+    let [from, to] = [running.me, running.me + 1].map(|p| (units * p / running.n * unit).min(elements));
     let offset = (from * size) as Address;
     let mut call = BarrierParams { base: running.group(), ..BarrierParams::default() };
     for p in 0..running.n {

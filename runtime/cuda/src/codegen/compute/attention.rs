@@ -21,7 +21,7 @@ use super::library_attention::{self, AttentionCandidates, AttentionForm, PlacedM
 use super::lowering::{KernelLowering, mismatch_error};
 use super::machine::{AttentionBackend, KernelTarget};
 use super::mask_bias;
-use super::space::{HeadRows, IterationAxis, broadcast};
+use super::space::{HeadRows, broadcast};
 use super::text::{self, float_literal, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::cudnn;
@@ -110,7 +110,9 @@ pub(super) fn extents(
     x: &AttentionOperands<'_, LocatedTensor>,
     result: &LocatedTensor,
 ) -> Result<AttentionSizes> {
-    let (q, k, v) = (&x.q.shape, &x.k.shape, &x.v.shape);
+    let q = &x.q.shape;
+    let k = &x.k.shape;
+    let v = &x.v.shape;
     let r = q.len();
     let shape_error = || {
         let found = (q.clone(), k.clone(), v.clone(), result.shape.clone());
@@ -120,14 +122,15 @@ pub(super) fn extents(
             found,
         )
     };
-    let same_float_dtype = |d: DType| d == x.q.dtype && d.is_float();
     if r < 3 || k.len() != r || v.len() != r || result.shape.len() != r {
         return Err(shape_error());
     }
-    if ![x.k.dtype, x.v.dtype, result.dtype].into_iter().all(same_float_dtype) {
+    let dtypes = [x.k.dtype, x.v.dtype, result.dtype];
+    if !dtypes.into_iter().all(|dtype| dtype == x.q.dtype && dtype.is_float()) {
         return Err(shape_error());
     }
-    let (h, g) = (q[r - 3], k[r - 3]);
+    let h = q[r - 3];
+    let g = k[r - 3];
     let fits = q[..r - 3] == k[..r - 3]
         && q[..r - 3] == v[..r - 3]
         && v[r - 3] == g
@@ -146,12 +149,12 @@ pub(super) fn extents(
 /// The kernel for the rows of an attention with this layout of keys and values.
 fn algorithm(x: &AttentionSizes, dtype: DType, k: &HeadRows, v: &HeadRows) -> AttentionAlgorithm {
     let rows = x.group * x.queries;
-    let short = |n: usize| n.is_multiple_of(16) && (16..=128).contains(&n);
+    let short = [x.e, x.f].into_iter().all(|n| n.is_multiple_of(16) && (16..=128).contains(&n));
     let whole = width(k, x.e, dtype) == 8 && width(v, x.f, dtype) == 8;
     let half = matches!(dtype, DType::BF16 | DType::F16) && whole;
     // These kernels use 32-bit positions.
     let small = rows.max(x.keys) < 1 << 30;
-    if half && rows >= MANY_ROWS && short(x.e) && short(x.f) && small {
+    if half && rows >= MANY_ROWS && short && small {
         return tensor_core_kernel(rows);
     }
     if half && rows < MANY_ROWS && fits_decode(x) {
@@ -198,12 +201,14 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
 /// The smallest number of splits that gives every multiprocessor about equally many blocks, and at least two.
 /// These saturate the memory bandwidth. If there is no such number, the largest allowed one.
 fn decode_splits(blocks: usize, most: usize, multiprocessors: usize) -> usize {
-    let even = |splits: &usize| {
+    for splits in 1..most {
         let all = blocks * splits;
         let waves = all.div_ceil(multiprocessors);
-        waves >= 2 && 10 * all >= 9 * waves * multiprocessors
-    };
-    (1..most).find(even).unwrap_or(most)
+        if waves >= 2 && 10 * all >= 9 * waves * multiprocessors {
+            return splits;
+        }
+    }
+    most
 }
 
 pub(super) fn accumulator_bytes(dtype: DType) -> usize {
@@ -230,9 +235,10 @@ pub(super) fn workspace(
     // The algorithm depends on addresses, which are not known yet.
     let rows = x.group * x.queries;
     let algorithms = [cuda_core_kernel(rows), tensor_core_kernel(rows), AttentionAlgorithm::Decode];
-    let bytes =
-        |algorithm| partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype);
-    let partials = algorithms.into_iter().map(bytes).max().unwrap_or(0);
+    let partials = algorithms.map(|algorithm| {
+        partial_bytes(&x, &split(&x, algorithm, machine.multiprocessors as usize), o.q.dtype)
+    });
+    let partials = partials.into_iter().max().unwrap_or(0);
     if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
         return partials;
     }
@@ -254,17 +260,17 @@ fn partial_bytes(x: &AttentionSizes, split: &KeySplit, dtype: DType) -> usize {
 /// The width of an access to rows of `n` elements.
 pub(super) fn width(rows: &HeadRows, n: usize, dtype: DType) -> usize {
     let mut width = 16 / dtype.size();
-    let fits = |w: usize| {
-        let is_multiple = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(w);
-        rows.step == 1
-            && n.is_multiple_of(w)
-            && rows.at.is_multiple_of((w * dtype.size()) as u64)
-            && rows.head.iter().chain(&rows.row).all(is_multiple)
-    };
-    while width > 1 && !fits(width) {
+    while width > 1 && !allows_width(rows, n, dtype, width) {
         width /= 2;
     }
     width
+}
+
+fn allows_width(rows: &HeadRows, n: usize, dtype: DType, width: usize) -> bool {
+    rows.step == 1
+        && n.is_multiple_of(width)
+        && rows.at.is_multiple_of((width * dtype.size()) as u64)
+        && rows.head.iter().chain(&rows.row).all(|axis| axis.has_stride_multiple_of(width))
 }
 
 struct AttentionLowering<'a> {
@@ -290,14 +296,13 @@ pub(super) fn lower(
 ) -> Commands {
     let result = &results[0];
     let sums = results.get(1);
-    let arity_error = || {
-        mismatch_error(
+    let Some(o) = AttentionOperands::from_operands(scores.bounds, scores.sink, operands) else {
+        return Err(mismatch_error(
             "attention",
             "q, k, v, a mask or none, an operand for each bound that has one, and a sink if there is one",
             operands.len(),
-        )
+        ));
     };
-    let o = AttentionOperands::from_operands(scores.bounds, scores.sink, operands).ok_or_else(arity_error)?;
     let x = extents(&o, result)?;
     if result.shape.contains(&0) {
         // No kernel computes sums of rows whose values have no elements.
@@ -308,9 +313,9 @@ pub(super) fn lower(
             _ => Ok(Vec::new()),
         };
     }
-    let open_bounds_error =
-        || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
-    let limits = bounds::constants(scores.bounds).ok_or_else(open_bounds_error)?;
+    let Some(limits) = bounds::constants(scores.bounds) else {
+        return Err(mismatch_error("the bounds of attention", "positions of known size", scores.bounds));
+    };
     let places = operand_rows(&x, &o, result, l)?;
     let positions = bound_operands(&x, &o, result, l)?;
     let sink = o.sink.map(|v| sink(&x, v, result, l)).transpose()?;
@@ -334,9 +339,9 @@ pub(super) fn lower(
     let kernels_only = a.kernels(algorithm, RecomputeRows::All, l)?;
     if l.machine.attention == AttentionBackend::Measured
         && !scores.sink
-        && let Some(of) = a.candidates(scores, &limits, &o, result, sums, &kernels_only, l)?
+        && let Some(candidates) = a.candidates(scores, &limits, &o, result, sums, &kernels_only, l)?
     {
-        return Ok(vec![GpuCommand::Attention(Box::new(of))]);
+        return Ok(vec![GpuCommand::Attention(Box::new(candidates))]);
     }
     Ok(kernels_only.into_iter().map(GpuCommand::Kernel).collect())
 }
@@ -413,8 +418,7 @@ impl AttentionLowering<'_> {
         };
         let step = (LIBRARY_TILE_ROWS / x.group.next_power_of_two()).max(1);
         let kernels = self.kernels(algorithm, RecomputeRows::Damaged(step), l)?;
-        let missing = || CudaError::Unsupported("the attention has no kernel".into());
-        kernels.into_iter().next().ok_or_else(missing)
+        kernels.into_iter().next().ok_or_else(|| CudaError::Unsupported("the attention has no kernel".into()))
     }
 
     /// The kernel that combines the splits of each row.
@@ -582,15 +586,16 @@ pub(super) fn bound_operands(
     result: &LocatedTensor,
     l: &KernelLowering<'_>,
 ) -> Result<Vec<BoundPosition>> {
-    let position = |v: &LocatedTensor| {
+    let mut positions = Vec::with_capacity(o.positions.len());
+    for v in o.positions {
         if !matches!(v.dtype, DType::I32 | DType::I64) {
             return Err(mismatch_error("an operand of the bounds of attention", "i32 or i64", v.dtype));
         }
         let at =
             broadcast_rows(v, &with_columns(result, 1), x.group, "an operand of the bounds of attention", l)?;
-        Ok(BoundPosition { at, dtype: v.dtype })
-    };
-    o.positions.iter().map(position).collect()
+        positions.push(BoundPosition { at, dtype: v.dtype });
+    }
+    Ok(positions)
 }
 
 /// The location of the sinks of the rows.
@@ -622,7 +627,8 @@ pub(super) fn log_sum_exp_operand(
             (v.dtype, &v.shape),
         ));
     }
-    let (shape, strides) = ([&v.shape[..], &[1]].concat(), [&v.strides[..], &[1]].concat());
+    let shape = [&v.shape[..], &[1]].concat();
+    let strides = [&v.strides[..], &[1]].concat();
     Ok(BoundPosition { at: HeadRows::new(l.address_of(v), &shape, &strides, x.group), dtype: v.dtype })
 }
 

@@ -49,14 +49,19 @@ fn prepare_chosen(
     machine: &KernelTarget,
     all: &[&AttentionCandidates],
 ) -> Result<(Vec<Option<PreparedAttention>>, AttentionChoices)> {
-    let prepare = |(x, &chosen): (&&AttentionCandidates, &bool)| {
-        let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else { return Ok(None) };
+    let mut all_prepared = Vec::with_capacity(all.len());
+    for (x, &chosen) in all.iter().zip(settled.chosen.iter()) {
+        let Some(planner) = settled.planner.as_ref().filter(|_| chosen) else {
+            all_prepared.push(None);
+            continue;
+        };
         let prepared = planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)?;
-        let refused = || CudaError::Unsupported(format!("cuDNN no longer supports {}", x.key()));
-        prepared.map(Some).ok_or_else(refused)
-    };
-    let prepared = all.iter().zip(settled.chosen.iter()).map(prepare).collect::<Result<_, _>>()?;
-    Ok((prepared, settled.clone()))
+        if prepared.is_none() {
+            return Err(CudaError::Unsupported(format!("cuDNN no longer supports {}", x.key())));
+        }
+        all_prepared.push(prepared);
+    }
+    Ok((all_prepared, settled.clone()))
 }
 
 /// Prepares the attentions that the library computes, by earlier choices or by new ones; `None` for
@@ -86,17 +91,17 @@ pub(crate) fn choose_attentions(
         }
         _ => Ok(None),
     };
-    let chosen = choose_on_rank_0(search.exchange, all, |alike| {
+    let chosen = choose_on_rank_0(search.exchange, all, |similar| {
         let Some(planner) = &planner else { return Ok(false) };
         let until = Instant::now() + SEARCH_TIMEOUT.min(search.limit / 4);
         let [major, minor] = cuda_version()?;
-        let shape = format!("{}, {} multiprocessors", alike[0].key(), machine.multiprocessors);
+        let shape = format!("{}, {} multiprocessors", similar[0].key(), machine.multiprocessors);
         let versions = format!("{major}.{minor} {}", planner.version());
         let name = entry_name(&["attention 4", search.device.name(), &versions, &shape], "algorithm");
         if let Some([kept @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
             return Ok(*kept == 1);
         }
-        let found = measure(search, alike, &prepare, launch)?;
+        let found = measure(search, similar, &prepare, launch)?;
         // A measurement that took too long may have been disturbed.
         if Instant::now() <= until {
             FileCache::for_user().write(&name, &[u8::from(found)]);
@@ -104,11 +109,12 @@ pub(crate) fn choose_attentions(
         Ok(found)
     })?;
     let mut warm = IndexSet::new();
-    let ready = |(x, chosen): (&&AttentionCandidates, bool)| {
+    let mut ready = Vec::with_capacity(all.len());
+    for (x, chosen) in all.iter().zip(chosen) {
         let prepared = if chosen { prepare(x).ok().flatten() } else { None };
-        prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok())
-    };
-    let prepared = keep_if_prepared_everywhere(search.exchange, all.iter().zip(chosen).map(ready).collect())?;
+        ready.push(prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok()));
+    }
+    let prepared = keep_if_prepared_everywhere(search.exchange, ready)?;
     let chosen = prepared.iter().map(Option::is_some).collect();
     Ok((prepared, AttentionChoices { planner, chosen }))
 }
@@ -133,8 +139,8 @@ fn choose_on_rank_0(
             shapes.entry(x.key()).or_default().push(i);
         }
         for places in shapes.values() {
-            let alike: Vec<&AttentionCandidates> = places.iter().map(|&i| all[i]).collect();
-            if choose(&alike)? {
+            let similar: Vec<&AttentionCandidates> = places.iter().map(|&i| all[i]).collect();
+            if choose(&similar)? {
                 places.iter().for_each(|&i| mine[i] = 1);
             }
         }
@@ -150,8 +156,11 @@ fn keep_if_prepared_everywhere<T>(
 ) -> Result<Vec<Option<T>>> {
     let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
     let all = exchange.all_gather(&mine)?;
-    let everywhere = |i: usize| all.iter().all(|rank| rank.get(i) == Some(&1));
-    Ok(prepared.into_iter().enumerate().map(|(i, p)| p.filter(|_| everywhere(i))).collect())
+    let kept = prepared
+        .into_iter()
+        .enumerate()
+        .map(|(i, p)| p.filter(|_| all.iter().all(|rank| rank.get(i) == Some(&1))));
+    Ok(kept.collect())
 }
 
 /// The operands that are filled before attentions are timed, if they may be written. Inputs keep their data.
@@ -166,11 +175,11 @@ fn operands_to_fill<'x>(
 /// Whether the library computes attentions of one shape faster than kernels.
 fn measure(
     search: &GemmSearch<'_>,
-    alike: &[&AttentionCandidates],
+    similar: &[&AttentionCandidates],
     prepare: &dyn Fn(&AttentionCandidates) -> Result<Option<PreparedAttention>>,
     launch: Launch<'_>,
 ) -> Result<bool> {
-    let some: Vec<&AttentionCandidates> = alike.iter().copied().take(RUNS).collect();
+    let some: Vec<&AttentionCandidates> = similar.iter().copied().take(RUNS).collect();
     // Kernels compute an attention that the library refuses.
     let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {
         return Ok(false);
@@ -186,7 +195,8 @@ fn measure(
     // As in a program, where a kernel follows others.
     let start = Cell::new(LaunchOrder::After);
     let enqueue_dependent = |kernel: &KernelLaunch| launch(kernel, start.replace(LaunchOrder::Dependent));
-    let by_library = || {
+    // A library that fails at run time is treated like one that does not prepare.
+    let by_library = stream.capture(|| {
         start.set(LaunchOrder::After);
         some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
             x.numbers.iter().try_for_each(enqueue_dependent)?;
@@ -195,15 +205,15 @@ fn measure(
             start.set(LaunchOrder::Dependent);
             x.amend.iter().try_for_each(enqueue_dependent)
         })
-    };
-    let by_kernels = || {
+    });
+    let Ok(by_library) = by_library else { return Ok(false) };
+    let by_kernels = stream.capture(|| {
         start.set(LaunchOrder::After);
         some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(enqueue_dependent))
-    };
-    // A library that fails at run time is treated like one that does not prepare.
-    let Ok(graph) = stream.capture(by_library) else { return Ok(false) };
-    let graphs = [stream.capture(by_kernels)?, graph];
-    let (begin, end) = (Event::timed()?, Event::timed()?);
+    })?;
+    let graphs = [by_kernels, by_library];
+    let begin = Event::timed()?;
+    let end = Event::timed()?;
     let mut best = [f64::INFINITY; 2];
     for _ in 0..=ROUNDS {
         for (graph, best) in graphs.iter().zip(&mut best) {
@@ -229,7 +239,6 @@ mod tests {
     use crate::exchange::tests::{ThreadPair, ThreadRank};
 
     fn candidates(queries: usize, at: u64) -> AttentionCandidates {
-        let tensor = |at: u64| AttentionTensor { at: at.into(), strides: [4096, 64, 64] };
         let attention = CudnnAttention {
             dtype: DType::BF16,
             batch: 1,
@@ -260,11 +269,15 @@ mod tests {
         }
     }
 
-    fn on_both<T: Send>(of: impl Fn(&ThreadRank<'_>) -> T + Sync) -> [T; 2] {
+    fn tensor(at: u64) -> AttentionTensor {
+        AttentionTensor { at: at.into(), strides: [4096, 64, 64] }
+    }
+
+    fn on_both<T: Send>(run: impl Fn(&ThreadRank<'_>) -> T + Sync) -> [T; 2] {
         let pair = ThreadPair::new();
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| of(&ThreadRank(&pair, 1)));
-            [of(&ThreadRank(&pair, 0)), other.join().unwrap()]
+            let other = scope.spawn(|| run(&ThreadRank(&pair, 1)));
+            [run(&ThreadRank(&pair, 0)), other.join().unwrap()]
         })
     }
 
@@ -274,9 +287,9 @@ mod tests {
         let all: Vec<&AttentionCandidates> = all.iter().collect();
         let chosen = on_both(|rank| {
             let mut asked = vec![];
-            let chosen = choose_on_rank_0(rank, &all, |alike| {
-                asked.push(alike.len());
-                Ok(alike[0].attention.queries > 1)
+            let chosen = choose_on_rank_0(rank, &all, |similar| {
+                asked.push(similar.len());
+                Ok(similar[0].attention.queries > 1)
             });
             (chosen.unwrap(), asked)
         });
@@ -286,15 +299,18 @@ mod tests {
 
     #[test]
     fn masks_that_callers_filled_are_not_written_for_measurements() {
-        let mask = |at: u64| TimingFill { at: at.into(), bytes: 64, byte: 1 };
         let mut of_input = candidates(64, 4096);
         of_input.filled = vec![mask(0x2000)];
         let mut of_arena = candidates(64, 4096);
         of_arena.filled = vec![mask(0x9000), mask(0x2040)];
+        let all = [&of_input, &of_arena];
         let input = 0x2000..0x3000;
-        let may_write = |at: DevicePtr| !input.contains(&at.resolve(PortBases::NONE));
-        let filled: Vec<TimingFill> = operands_to_fill(&[&of_input, &of_arena], may_write).copied().collect();
-        assert_eq!(filled, [mask(0x9000)]);
+        let filled = operands_to_fill(&all, |at| !input.contains(&at.resolve(PortBases::NONE)));
+        assert_eq!(filled.copied().collect::<Vec<TimingFill>>(), [mask(0x9000)]);
+    }
+
+    fn mask(at: u64) -> TimingFill {
+        TimingFill { at: at.into(), bytes: 64, byte: 1 }
     }
 
     #[test]
@@ -303,11 +319,12 @@ mod tests {
             |rank: &ThreadRank<'_>| [vec![Some(1), Some(2), None], vec![Some(3), None, None]][rank.1].clone();
         let found = on_both(|rank| keep_if_prepared_everywhere(rank, prepared(rank)).unwrap());
         assert_eq!(found, [vec![Some(1), None, None], vec![Some(3), None, None]]);
-        let all = |rank: &ThreadRank<'_>, count| {
-            do_all_ranks_measure(rank, AlgorithmSelection::Measured, count).unwrap()
-        };
-        assert_eq!(on_both(|rank| all(rank, 2)), [true, true]);
-        assert_eq!(on_both(|rank| all(rank, rank.1)), [false, false]);
-        assert_eq!(on_both(|rank| all(rank, 0)), [false, false]);
+        assert_eq!(on_both(|rank| do_all_measure(rank, 2)), [true, true]);
+        assert_eq!(on_both(|rank| do_all_measure(rank, rank.1)), [false, false]);
+        assert_eq!(on_both(|rank| do_all_measure(rank, 0)), [false, false]);
+    }
+
+    fn do_all_measure(rank: &ThreadRank<'_>, count: usize) -> bool {
+        do_all_ranks_measure(rank, AlgorithmSelection::Measured, count).unwrap()
     }
 }

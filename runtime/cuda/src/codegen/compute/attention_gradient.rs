@@ -50,8 +50,8 @@ pub(super) fn workspace(
     operands: &[LocatedTensor],
     machine: &KernelTarget,
 ) -> usize {
-    let Some((of, o)) = split_operands(scores, operands) else { return 0 };
-    let Ok(x) = extents(&o, of.result) else { return 0 };
+    let Some((forward, o)) = split_operands(scores, operands) else { return 0 };
+    let Ok(x) = extents(&o, forward.result) else { return 0 };
     let means = row_means_bytes(&x, accumulator_bytes(o.q.dtype));
     if machine.attention == AttentionBackend::Kernels || o.q.dtype.size() != 2 {
         return means;
@@ -72,14 +72,13 @@ pub(super) fn lower(
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let arity_error = || {
+    let Some((forward, o)) = split_operands(scores, operands) else {
         let expected = "the gradient of the result, the result, the log-sum-exp, q, k, v, a mask or none, an operand for \
                         each bound that has one";
-        mismatch_error("the gradient of attention", expected, operands.len())
+        return Err(mismatch_error("the gradient of attention", expected, operands.len()));
     };
-    let (of, o) = split_operands(scores, operands).ok_or_else(arity_error)?;
-    let x = extents(&o, of.result)?;
-    extents(&o, of.gradient)?;
+    let x = extents(&o, forward.result)?;
+    extents(&o, forward.gradient)?;
     for (found, expected) in results.iter().zip([o.q, o.k, o.v]) {
         if found.shape != expected.shape || found.dtype != expected.dtype {
             return Err(mismatch_error("a gradient of attention", &expected.shape, &found.shape));
@@ -92,9 +91,9 @@ pub(super) fn lower(
     if x.e == 0 {
         return Err(mismatch_error("the gradient of attention", "queries that have elements", x.e));
     }
-    let kernels = gradient_kernels(scores, &x, &of, &o, results, l)?;
+    let kernels = gradient_kernels(scores, &x, &forward, &o, results, l)?;
     if l.machine.attention == AttentionBackend::Measured
-        && let Some(candidates) = candidates(scores, &x, &of, &o, results, &kernels, l)
+        && let Some(candidates) = candidates(scores, &x, &forward, &o, results, &kernels, l)
     {
         return Ok(vec![GpuCommand::Attention(Box::new(candidates))]);
     }
@@ -113,7 +112,7 @@ fn zeros(results: &[LocatedTensor], l: &mut KernelLowering<'_>) -> Commands {
 fn candidates(
     scores: &ScoreOptions<'_>,
     x: &AttentionSizes,
-    of: &ForwardResult<'_>,
+    forward: &ForwardResult<'_>,
     o: &AttentionOperands<'_, LocatedTensor>,
     results: &[LocatedTensor],
     kernels: &[KernelLaunch],
@@ -128,8 +127,9 @@ fn candidates(
     let room = l.machine.workspace_bytes.checked_sub(means_bytes)? / 256 * 256;
     let means = DevicePtr::from(l.machine.workspace) + room as u64;
     let [of_q, of_k, of_v] = results.first_chunk::<3>()?;
-    let gradients = Some(([of.gradient, of_q, of_k, of_v], means));
-    let tensors = AttentionTensors { q: o.q, k: o.k, v: o.v, r: of.result, sums: Some(of.sums), gradients };
+    let gradients = Some(([forward.gradient, of_q, of_k, of_v], means));
+    let tensors =
+        AttentionTensors { q: o.q, k: o.k, v: o.v, r: forward.result, sums: Some(forward.sums), gradients };
     let form = AttentionForm { scale: scores.scale.0, cap: None, band, keys };
     let attention = library_attention::attention(&form, &tensors, None, &|v| l.address_of(v))?;
     Some(AttentionCandidates {
@@ -144,7 +144,8 @@ fn candidates(
 
 /// Whether each row sees a key.
 fn every_row_has_visible_key(band: &VisibleBand, x: &AttentionSizes) -> bool {
-    let (last, keys) = (x.queries as i64 - 1, x.keys as i64);
+    let last = x.queries as i64 - 1;
+    let keys = x.keys as i64;
     let first_sees = band.below.is_none_or(|below| below >= 1);
     let last_sees = band.from.is_none_or(|from| last + from < keys);
     let width = match (band.below, band.from) {
@@ -165,15 +166,15 @@ struct GradientOperands {
 impl GradientOperands {
     fn new(
         x: &AttentionSizes,
-        of: &ForwardResult<'_>,
+        forward: &ForwardResult<'_>,
         results: &[LocatedTensor],
         l: &KernelLowering<'_>,
     ) -> Result<GradientOperands> {
         let head_rows =
             |v: &LocatedTensor, group| HeadRows::new(l.address_of(v), &v.shape, &v.strides, group);
         Ok(GradientOperands {
-            gradient: head_rows(of.gradient, x.group),
-            sums: log_sum_exp_operand(x, of.sums, of.result, l)?.at,
+            gradient: head_rows(forward.gradient, x.group),
+            sums: log_sum_exp_operand(x, forward.sums, forward.result, l)?.at,
             of_q: head_rows(&results[0], x.group),
             of_k: head_rows(&results[1], 1),
             of_v: head_rows(&results[2], 1),
@@ -202,19 +203,19 @@ impl GradientOperands {
 fn gradient_kernels(
     scores: &ScoreOptions<'_>,
     x: &AttentionSizes,
-    of: &ForwardResult<'_>,
+    forward: &ForwardResult<'_>,
     o: &AttentionOperands<'_, LocatedTensor>,
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Result<Vec<KernelLaunch>> {
     let dtype = o.q.dtype;
-    let open_bounds_error =
-        || mismatch_error("the bounds of attention", "positions of known size", scores.bounds);
-    let limits = bounds::constants(scores.bounds).ok_or_else(open_bounds_error)?;
-    let forward = operand_rows(x, o, of.result, l)?;
-    let positions = bound_operands(x, o, of.result, l)?;
-    let more = GradientOperands::new(x, of, results, l)?;
-    let mut layout = layout(x, scores, o.mask, dtype, &forward, l.machine.multiprocessors);
+    let Some(limits) = bounds::constants(scores.bounds) else {
+        return Err(mismatch_error("the bounds of attention", "positions of known size", scores.bounds));
+    };
+    let forward_rows = operand_rows(x, o, forward.result, l)?;
+    let positions = bound_operands(x, o, forward.result, l)?;
+    let more = GradientOperands::new(x, forward, results, l)?;
+    let mut layout = layout(x, scores, o.mask, dtype, &forward_rows, l.machine.multiprocessors);
     layout.push_str(&bounds::layout(&limits, &positions));
     layout.push_str(&bounds::sink(None, 0));
     layout.push_str(&bounds::sums(None, 0));
@@ -236,15 +237,15 @@ fn gradient_kernels(
         Some(m) if m.dtype == DType::Bool => 1,
         Some(_) => 2,
     };
-    let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| forward[i].at);
+    let [q, k, v, m, r] = [0, 1, 2, 3, 4].map(|i| forward_rows[i].at);
     let operands = [more.gradient.at, r, more.sums.at, q, k, v, m, means];
     let rows = x.group * x.queries;
-    let kernels = [
+    let (parameters, given) = extra_pointers(positions.len());
+    let mut kernels = Vec::with_capacity(2);
+    for (name, function, n, outputs) in [
         ("rows", "attend_back_rows", rows, [more.of_q.at, DevicePtr::NULL]),
         ("keys", "attend_back_keys", x.keys, [more.of_k.at, more.of_v.at]),
-    ];
-    let (parameters, given) = extra_pointers(positions.len());
-    let kernel = |(name, function, n, outputs): (&str, &str, usize, [DevicePtr; 2])| {
+    ] {
         let text = format!(
             "namespace sc {{ struct @_L {{\n{layout}}};\n}}\nextern \"C\" __global__ void __launch_bounds__(128) @(const void *g, \
              const void *r, const void *sums, const void *q, const void *k, const void *v, const void *m, void *means, void *x, \
@@ -254,12 +255,12 @@ fn gradient_kernels(
         let entry = l.source.function(&format!("attention_gradient_{name}"), text);
         let params = operands.into_iter().chain(outputs).chain(positions.iter().map(|p| p.at.at));
         let params = params.map(Into::into).collect();
-        KernelLaunch {
+        kernels.push(KernelLaunch {
             shared: shared as u32,
             ..KernelLaunch::flat(entry, x.heads * n.div_ceil(TILE), 128, params)
-        }
-    };
-    Ok(kernels.map(kernel).to_vec())
+        });
+    }
+    Ok(kernels)
 }
 
 /// The number of elements that a block holds in shared memory.

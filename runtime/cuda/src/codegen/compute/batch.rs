@@ -86,18 +86,17 @@ fn plain_products(
     if let Some(work) = single_kernel(steps, l)? {
         return Ok(vec![work]);
     }
-    // There is a single left matrix, which may be anywhere.
-    let known = |step: &BoundOperation<'_>| {
-        let all = step.operands.iter().skip(1).chain(step.results).map(memory);
-        all.collect::<Option<SmallVec<[usize; 2]>>>()
-    };
     let mut works: Vec<(GpuCommand, Option<SmallVec<[usize; 2]>>)> = Vec::with_capacity(steps.len());
     for step in steps {
-        let memories = known(step);
+        // There is a single left matrix, which may be anywhere.
+        let placed = step.operands.iter().skip(1).chain(step.results);
+        let memories = placed.map(memory).collect::<Option<SmallVec<[usize; 2]>>>();
         for work in super::lower(step, l)? {
-            let pair = works.iter_mut().find_map(|(before, of)| match (&*before, &work) {
-                (GpuCommand::Gemm(one), GpuCommand::Gemm(other)) if memories.is_some() && *of == memories => {
-                    merge_into_batch(one, other).map(|both| (before, both))
+            let pair = works.iter_mut().find_map(|(before, known)| match (&*before, &work) {
+                (GpuCommand::Gemm(first), GpuCommand::Gemm(second))
+                    if memories.is_some() && *known == memories =>
+                {
+                    merge_into_batch(first, second).map(|both| (before, both))
                 }
                 _ => None,
             });
@@ -140,17 +139,19 @@ fn library_products(
 fn merge_into_batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
     let is_first_lower = second.c.at.distance_from(first.c.at)? > 0;
     let (low, high) = if is_first_lower { (first, second) } else { (second, first) };
-    let same_layout = |x: &DeviceMatrix, y: &DeviceMatrix| (x.step, x.order) == (y.step, y.order);
-    let extents = |g: &Gemm| (g.dtype, g.m, g.n, g.k, g.batch, g.a);
-    let fits = extents(low) == extents(high)
+    let same_extents = (low.dtype, low.m, low.n, low.k, low.batch, low.a)
+        == (high.dtype, high.m, high.n, high.k, high.batch, high.a);
+    let fits = same_extents
         && low.batch == 1
-        && same_layout(&low.b, &high.b)
-        && same_layout(&low.c, &high.c);
+        && (low.b.step, low.b.order) == (high.b.step, high.b.order)
+        && (low.c.step, low.c.order) == (high.c.step, high.c.order);
     let size = low.dtype.size() as i64;
-    let between = |x: &DeviceMatrix, y: &DeviceMatrix| {
-        let bytes = y.at.distance_from(x.at).filter(|&bytes| bytes > 0)?;
-        (bytes % size == 0).then_some(DeviceMatrix { batch: (bytes / size) as isize, ..*x })
-    };
-    let (b, c) = (between(&low.b, &high.b)?, between(&low.c, &high.c)?);
+    let b = merge_matrices(&low.b, &high.b, size)?;
+    let c = merge_matrices(&low.c, &high.c, size)?;
     fits.then_some(Gemm { batch: 2, a: DeviceMatrix { batch: 0, ..low.a }, b, c, ..*low })
+}
+
+fn merge_matrices(low: &DeviceMatrix, high: &DeviceMatrix, element_size: i64) -> Option<DeviceMatrix> {
+    let bytes = high.at.distance_from(low.at).filter(|&bytes| bytes > 0)?;
+    (bytes % element_size == 0).then_some(DeviceMatrix { batch: (bytes / element_size) as isize, ..*low })
 }

@@ -27,8 +27,7 @@ pub(super) fn constants(bounds: &[AttentionBound]) -> Option<Vec<(&AttentionBoun
 
 /// The members of a layout that define the keys that a row of a head sees.
 pub(super) fn layout(bounds: &[(&AttentionBound, i64)], positions: &[BoundPosition]) -> String {
-    let of_row = |side| bounds.iter().any(|(b, _)| b.row && b.side == side);
-    let grows = of_row(BoundSide::Below) && !of_row(BoundSide::From);
+    let grows = has_row_bound(bounds, BoundSide::Below) && !has_row_bound(bounds, BoundSide::From);
     // Without data, limits never decrease from one row to the next.
     let monotone = bounds.iter().all(|(b, _)| !b.operand);
     let mut out = format!(
@@ -66,6 +65,10 @@ pub(super) fn layout(bounds: &[(&AttentionBound, i64)], positions: &[BoundPositi
     }
     out.push_str("    if (below < 0) below = 0;\n    if (from > below) from = below;\n}\n");
     out
+}
+
+fn has_row_bound(bounds: &[(&AttentionBound, i64)], side: BoundSide) -> bool {
+    bounds.iter().any(|(b, _)| b.row && b.side == side)
 }
 
 /// The members of a layout that define an additional score of a row, which is operand `number`.
@@ -136,26 +139,38 @@ mod tests {
         AttentionBound { side, row, add: Dim::from(add), chunk: None, operand: false }
     }
 
+    fn band_of(bounds: &[AttentionBound], queries: usize, keys: usize) -> Option<(VisibleBand, usize)> {
+        band(&constants(bounds).unwrap(), queries, keys)
+    }
+
     #[test]
     fn a_band_is_what_causal_order_windows_and_lengths_leave() {
-        let of = |bounds: &[AttentionBound], queries, keys| band(&constants(bounds).unwrap(), queries, keys);
         let [causal, window] = [bound(BoundSide::Below, true, 1), bound(BoundSide::From, true, -3)];
         let whole = VisibleBand::default();
-        assert_eq!(of(&[], 5, 9), Some((whole, 9)));
+        assert_eq!(band_of(&[], 5, 9), Some((whole, 9)));
         let below = VisibleBand { below: Some(1), from: None };
-        assert_eq!(of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
-        assert_eq!(of(&[causal.clone(), window], 5, 9), Some((VisibleBand { from: Some(-3), ..below }, 9)));
-        // For one row, a bound is a number of keys.
-        assert_eq!(of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((whole, 4)));
-        assert_eq!(of(&[bound(BoundSide::Below, false, 4), causal], 5, 9), Some((below, 4)));
+        assert_eq!(band_of(std::slice::from_ref(&causal), 5, 9), Some((below, 9)));
         assert_eq!(
-            of(&[bound(BoundSide::Below, true, 9), bound(BoundSide::From, true, -4)], 5, 9),
+            band_of(&[causal.clone(), window], 5, 9),
+            Some((VisibleBand { from: Some(-3), ..below }, 9))
+        );
+        // For one row, a bound is a number of keys.
+        assert_eq!(band_of(&[bound(BoundSide::Below, true, 4)], 1, 9), Some((whole, 4)));
+        assert_eq!(band_of(&[bound(BoundSide::Below, false, 4), causal], 5, 9), Some((below, 4)));
+        assert_eq!(
+            band_of(&[bound(BoundSide::Below, true, 9), bound(BoundSide::From, true, -4)], 5, 9),
             Some((whole, 9))
         );
         // Other forms: keys that begin later, chunks, data, no keys at all.
-        assert_eq!(of(&[bound(BoundSide::From, false, 1)], 5, 9), None);
-        assert_eq!(of(&[AttentionBound { chunk: Some(4), ..bound(BoundSide::Below, true, 0) }], 5, 9), None);
-        assert_eq!(of(&[AttentionBound { operand: true, ..bound(BoundSide::Below, false, 0) }], 5, 9), None);
-        assert_eq!(of(&[bound(BoundSide::Below, false, 0)], 5, 9), None);
+        assert_eq!(band_of(&[bound(BoundSide::From, false, 1)], 5, 9), None);
+        assert_eq!(
+            band_of(&[AttentionBound { chunk: Some(4), ..bound(BoundSide::Below, true, 0) }], 5, 9),
+            None
+        );
+        assert_eq!(
+            band_of(&[AttentionBound { operand: true, ..bound(BoundSide::Below, false, 0) }], 5, 9),
+            None
+        );
+        assert_eq!(band_of(&[bound(BoundSide::Below, false, 0)], 5, 9), None);
     }
 }

@@ -9,7 +9,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use super::element;
 use super::lowering::{BoundOperation, KernelLowering};
 use super::map::{MapKernel, MapValue};
-use super::space::Strides;
+use super::space::{Strides, broadcast};
 use crate::codegen::command::GpuCommand;
 use crate::error::Result;
 
@@ -76,10 +76,9 @@ pub(super) fn store(
 
 /// Whether `x`, broadcast over the space, reads the elements of the result `r` at the same positions.
 pub(super) fn reads_same_elements(r: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> bool {
-    let strides = |v: &LocatedTensor| super::space::broadcast(shape, &v.shape, &v.strides);
     r.space == x.space
         && (r.offset, r.by_rank) == (x.offset, x.by_rank)
         && r.dtype == x.dtype
-        && strides(r) == strides(x)
+        && broadcast(shape, &r.shape, &r.strides) == broadcast(shape, &x.shape, &x.strides)
         && x.shape.iter().product::<usize>() == r.shape.iter().product::<usize>()
 }

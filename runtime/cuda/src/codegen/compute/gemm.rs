@@ -173,8 +173,10 @@ impl GemmPlanner {
     /// heuristic.
     pub fn prepare(&self, gemm: &Gemm, workspace: usize) -> Result<PreparedGemm> {
         let found = self.candidates(gemm, gemm.alignments(), workspace, 1)?;
-        let none = || no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
-        self.prepare_as(gemm, found.first().ok_or_else(none)?, workspace)
+        let Some(algorithm) = found.first() else {
+            return Err(no_algorithm(gemm, sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED));
+        };
+        self.prepare_as(gemm, algorithm, workspace)
     }
 
     /// Algorithms for a product whose matrices have at least these alignments, the most promising first.
@@ -208,11 +210,9 @@ impl GemmPlanner {
         asked.result().map_err(|e| no_algorithm(gemm, e.0))?;
         found.truncate(usize::try_from(count).unwrap_or(0));
         found.retain(|f| f.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
-        let algorithm = |f: &sys::cublasLtMatmulHeuristicResult_t| GemmAlgorithm {
-            words: f.algo.data,
-            workspace: f.workspaceSize,
-        };
-        Ok(found.iter().map(algorithm).collect())
+        let algorithms =
+            found.iter().map(|f| GemmAlgorithm { words: f.algo.data, workspace: f.workspaceSize });
+        Ok(algorithms.collect())
     }
 
     /// Prepares a product with this algorithm and `workspace` bytes of workspace.
@@ -432,18 +432,17 @@ impl GemmPreference {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
         let made = result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", &e))?;
         let out = GemmPreference(made);
-        let fail = |e| failed("cublasLtMatmulPreferenceSetAttribute", &e);
         let bytes = workspace as u64;
         // SAFETY: the preference exists; the attribute is a 64-bit integer.
-        unsafe {
+        let set = unsafe {
             result::set_matmul_pref_attribute(
                 out.0,
                 Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                 ptr::from_ref(&bytes).cast(),
                 8,
             )
-        }
-        .map_err(fail)?;
+        };
+        set.map_err(|e| failed("cublasLtMatmulPreferenceSetAttribute", &e))?;
         // Partial sums are added in f32 (f64) before they are rounded.
         let schemes = if gemm.dtype.size() == 2 { COMPUTE_TYPE } else { IN_PLACE | COMPUTE_TYPE };
         for (attribute, value) in [
@@ -454,8 +453,10 @@ impl GemmPreference {
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, 1 << c),
         ] {
             // SAFETY: as above, a 32-bit integer.
-            unsafe { result::set_matmul_pref_attribute(out.0, attribute, ptr::from_ref(&value).cast(), 4) }
-                .map_err(fail)?;
+            let set = unsafe {
+                result::set_matmul_pref_attribute(out.0, attribute, ptr::from_ref(&value).cast(), 4)
+            };
+            set.map_err(|e| failed("cublasLtMatmulPreferenceSetAttribute", &e))?;
         }
         Ok(out)
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 
-use super::gemm::{DeviceMatrix, Gemm, GemmAlgorithm, GemmPlanner, PreparedGemm};
+use super::gemm::{Gemm, GemmAlgorithm, GemmPlanner, PreparedGemm};
 use super::machine::KernelTarget;
 use crate::device::cache::{FileCache, entry_name};
 use crate::device::driver::{Device, Event, Stream, cuda_version};
@@ -104,11 +104,14 @@ pub(crate) fn prepare(
     };
     let Some(planner) = &settled.planner else { return Ok((vec![], settled)) };
     let workspace = machine.workspace_bytes;
-    let prepare = |(gemm, chosen): (&Gemm, Option<GemmAlgorithm>)| {
-        let chosen = chosen.and_then(|algorithm| planner.prepare_as(gemm, &algorithm, workspace).ok());
-        chosen.map_or_else(|| planner.prepare(gemm, workspace), Ok)
-    };
-    let prepared = gemms.iter().zip(settled.chosen.iter().copied()).map(prepare).collect::<Result<_, _>>()?;
+    let mut prepared = Vec::with_capacity(gemms.len());
+    for (gemm, chosen) in gemms.iter().zip(settled.chosen.iter().copied()) {
+        let as_chosen = chosen.and_then(|algorithm| planner.prepare_as(gemm, &algorithm, workspace).ok());
+        prepared.push(match as_chosen {
+            Some(prepared) => prepared,
+            None => planner.prepare(gemm, workspace)?,
+        });
+    }
     Ok((prepared, settled))
 }
 
@@ -124,8 +127,8 @@ impl GemmSearch<'_> {
         let cache = FileCache::for_user();
         let [major, minor] = cuda_version()?;
         let end = Instant::now() + SEARCH_TIMEOUT.min(self.limit / 4);
-        choose_on_rank_0(self.exchange, self.products, gemms, |alike, alignments| {
-            let (Some(planner), Some(gemm)) = (planner, alike.first()) else { return Ok(None) };
+        choose_on_rank_0(self.exchange, self.products, gemms, |similar, alignments| {
+            let (Some(planner), Some(gemm)) = (planner, similar.first()) else { return Ok(None) };
             let library = planner.version();
             let shape = key(gemm, alignments, machine.workspace_bytes);
             let parts = ["product 4", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
@@ -139,7 +142,7 @@ impl GemmSearch<'_> {
             if Instant::now() > end {
                 return Ok(None);
             }
-            let found = self.measure(planner, alike, alignments, machine, end)?;
+            let found = self.measure(planner, similar, alignments, machine, end)?;
             // A search that was cut short is not cached.
             if let Some(algorithm) = found.as_ref().filter(|_| Instant::now() <= end) {
                 cache.write(&name, &algorithm.to_bytes());
@@ -152,29 +155,35 @@ impl GemmSearch<'_> {
     fn measure(
         &self,
         planner: &GemmPlanner,
-        alike: &[&Gemm],
+        similar: &[&Gemm],
         alignments: Alignments,
         machine: &KernelTarget,
         until: Instant,
     ) -> Result<Option<GemmAlgorithm>> {
-        let alike: Vec<&Gemm> = alike.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
-        let (Some(first), workspace) = (alike.first(), machine.workspace_bytes) else { return Ok(None) };
+        let similar: Vec<&Gemm> = similar.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
+        let Some(first) = similar.first() else { return Ok(None) };
+        let workspace = machine.workspace_bytes;
         let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
         let [least, most] = RUNS;
-        let runs = alike.len().clamp(least, most);
+        let runs = similar.len().clamp(least, most);
         let mut tried = Vec::with_capacity(found.len());
         for algorithm in &found {
-            let of_each = alike.iter().take(most).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
+            let of_each =
+                similar.iter().take(most).map(|gemm| planner.prepare_as(gemm, algorithm, workspace));
             let Ok(products) = of_each.collect::<Result<Vec<_>, _>>() else { continue };
-            // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
-            let run =
-                |product: &PreparedGemm| unsafe { product.run(self.stream, machine.workspace, self.bases) };
+            let graph = self.stream.capture(|| {
+                products.iter().cycle().take(runs).try_for_each(|product| {
+                    // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
+                    unsafe { product.run(self.stream, machine.workspace, self.bases) }
+                })
+            });
             // An algorithm that the library rejects is not a candidate.
-            if let Ok(graph) = self.stream.capture(|| products.iter().cycle().take(runs).try_for_each(run)) {
+            if let Ok(graph) = graph {
                 tried.push((algorithm, graph, f64::INFINITY));
             }
         }
-        let (begin, end) = (Event::timed()?, Event::timed()?);
+        let begin = Event::timed()?;
+        let end = Event::timed()?;
         for _ in 0..=ROUNDS {
             for (_, graph, best) in &mut tried {
                 if Instant::now() > until {
@@ -207,8 +216,7 @@ pub(crate) type Alignments = [u8; 3];
 fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
     let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
     // The distance between the matrices of a batch matters only by its alignment, and by whether it is zero.
-    let describe = |x: &DeviceMatrix| format!("{:?} {} {}", x.order, x.step, x.batch != 0);
-    let sides = [describe(a), describe(b), describe(c)].join(", ");
+    let sides = [a, b, c].map(|x| format!("{:?} {} {}", x.order, x.step, x.batch != 0)).join(", ");
     format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
 }
 
@@ -225,18 +233,18 @@ fn choose_on_rank_0(
     }
     let mine: Vec<u8> = gemms.iter().flat_map(Gemm::alignments).collect();
     let all = exchange.all_gather(&mine)?;
-    let least = |i: usize| all.iter().filter_map(|a| a.get(i).copied()).min().unwrap_or(0);
     let mut text = vec![0; gemms.len() * GemmAlgorithm::BYTES];
     if exchange.rank() == 0 {
         let mut shapes: IndexMap<String, (Alignments, Vec<usize>)> = IndexMap::new();
         for (i, gemm) in gemms.iter().enumerate() {
-            let alignments = [least(3 * i), least(3 * i + 1), least(3 * i + 2)];
+            let alignments = [3 * i, 3 * i + 1, 3 * i + 2]
+                .map(|k| all.iter().filter_map(|a| a.get(k).copied()).min().unwrap_or(0));
             let shape = shapes.entry(key(gemm, alignments, 0)).or_insert((alignments, vec![]));
             shape.1.push(i);
         }
         for (alignments, places) in shapes.values() {
-            let alike: Vec<&Gemm> = places.iter().map(|&i| &gemms[i]).collect();
-            let Some(algorithm) = choose(&alike, *alignments)? else { continue };
+            let similar: Vec<&Gemm> = places.iter().map(|&i| &gemms[i]).collect();
+            let Some(algorithm) = choose(&similar, *alignments)? else { continue };
             for i in places {
                 text[i * GemmAlgorithm::BYTES..][..GemmAlgorithm::BYTES]
                     .copy_from_slice(&algorithm.to_bytes());
@@ -264,13 +272,17 @@ mod tests {
 
     use symmc_ir::DType;
 
-    use super::super::gemm::MatrixOrder;
+    use super::super::gemm::{DeviceMatrix, MatrixOrder};
     use super::*;
     use crate::exchange::tests::{ThreadPair, ThreadRank};
 
     fn gemm(n: usize, at: u64) -> Gemm {
-        let side = |at: u64| DeviceMatrix { at: at.into(), step: n, order: MatrixOrder::Rows, batch: 0 };
-        let (a, b, c) = (side(at), side(4096), side(8192));
+        let [a, b, c] = [at, 4096, 8192].map(|at| DeviceMatrix {
+            at: at.into(),
+            step: n,
+            order: MatrixOrder::Rows,
+            batch: 0,
+        });
         Gemm { dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c }
     }
 
@@ -290,17 +302,17 @@ mod tests {
     ) -> ([Chosen; 2], Vec<(usize, usize, Alignments)>) {
         let pair = ThreadPair::new();
         let asked = Mutex::new(vec![]);
-        let rank = |rank: usize| {
-            choose_on_rank_0(&ThreadRank(&pair, rank), products[rank], gemms[rank], |alike, alignments| {
+        let choose_on = |rank: usize| {
+            choose_on_rank_0(&ThreadRank(&pair, rank), products[rank], gemms[rank], |similar, alignments| {
                 assert_eq!(rank, 0);
-                asked.lock().unwrap().push((alike[0].n, alike.len(), alignments));
-                Ok((alike[0].n > 8).then(|| algorithm(alike[0].n as u64)))
+                asked.lock().unwrap().push((similar[0].n, similar.len(), alignments));
+                Ok((similar[0].n > 8).then(|| algorithm(similar[0].n as u64)))
             })
             .unwrap()
         };
         let chosen = std::thread::scope(|scope| {
-            let other = scope.spawn(|| rank(1));
-            [rank(0), other.join().unwrap()]
+            let other = scope.spawn(|| choose_on(1));
+            [choose_on(0), other.join().unwrap()]
         });
         (chosen, asked.into_inner().unwrap())
     }
@@ -308,9 +320,9 @@ mod tests {
     #[test]
     fn rank_0_chooses_for_all_at_the_least_alignment() {
         let measured = [AlgorithmSelection::Measured; 2];
-        let own = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
+        let mine = [gemm(64, 4096), gemm(8, 4096), gemm(64, 4096)];
         let other = [gemm(64, 4096 + 8), gemm(8, 4096), gemm(64, 4096 + 8)];
-        let (chosen, asked) = choose(measured, [&own, &other]);
+        let (chosen, asked) = choose(measured, [&mine, &other]);
         let expected = vec![Some(algorithm(64)), None, Some(algorithm(64))];
         assert_eq!(chosen, [expected.clone(), expected]);
         assert_eq!(asked, [(64, 2, [3, 4, 4]), (8, 1, [4, 4, 4])]);
@@ -318,11 +330,11 @@ mod tests {
 
     #[test]
     fn nothing_is_measured_unless_all_ranks_do() {
-        let own = [gemm(64, 4096)];
+        let mine = [gemm(64, 4096)];
         let (chosen, asked) =
-            choose([AlgorithmSelection::Measured, AlgorithmSelection::Heuristic], [&own, &own]);
+            choose([AlgorithmSelection::Measured, AlgorithmSelection::Heuristic], [&mine, &mine]);
         assert_eq!((chosen, asked), ([vec![None], vec![None]], vec![]));
-        assert_eq!(choose([AlgorithmSelection::Measured; 2], [&own, &[]]).0, [vec![None], vec![]]);
+        assert_eq!(choose([AlgorithmSelection::Measured; 2], [&mine, &[]]).0, [vec![None], vec![]]);
     }
 
     #[test]

@@ -93,10 +93,10 @@ pub(super) fn lower(
     let blocks = blocks.and_then(|n| u32::try_from(n).ok()).filter(|&b| b <= i32::MAX as u32);
     let blocks = blocks.ok_or_else(|| mismatch_error("grouped_matmul", "fewer tiles", (e.m, e.n)))?;
     let rows = if e.divide_k { e.k } else { e.m };
-    let of_group = |v: &LocatedTensor| if v.shape.len() == 3 { v.strides[0] } else { 0 };
+    let [b_group, c_group] = [y, result].map(|v| if v.shape.len() == 3 { v.strides[0] } else { 0 });
     let mut out = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} A; typedef {} I;\n\
-         static const i64 R = {rows}, M = {}, N = {}, K = {}, G = {}, b_group = {}ll, c_group = {}ll, e_step = {}ll;\n",
+         static const i64 R = {rows}, M = {}, N = {}, K = {}, G = {}, b_group = {b_group}ll, c_group = {c_group}ll, e_step = {}ll;\n",
         stored_type(x.dtype),
         computed_type(x.dtype),
         stored_type(ends.dtype),
@@ -104,8 +104,6 @@ pub(super) fn lower(
         e.n,
         e.k,
         e.groups,
-        of_group(y),
-        of_group(result),
         ends.strides[0],
     );
     for (name, v) in [("a", x), ("b", y), ("c", result)] {
@@ -147,21 +145,20 @@ fn by_tensor_cores(
     e: GroupedSizes,
     l: &KernelLowering<'_>,
 ) -> Option<GroupedKernel> {
-    let eights = |stride: isize| stride > 0 && stride % 8 == 0;
     // Whether the elements along the first of two axes are adjacent, in whole pieces.
     let side_by_side =
-        |[along, other]: [isize; 2], n: usize| along == 1 && eights(other) && n.is_multiple_of(8);
+        |[along, other]: [isize; 2], n: usize| along == 1 && in_eights(other) && n.is_multiple_of(8);
     let last = &y.strides[y.shape.len() - 2..];
     let by_terms = side_by_side([last[0], last[1]], e.k);
     let by_columns = side_by_side([last[1], last[0]], e.n);
     let laid_out = if e.divide_k {
         by_columns && side_by_side([x.strides[0], x.strides[1]], e.m)
     } else {
-        let rows = x.strides[1] == 1 && (eights(x.strides[0]) || e.m == 1) && e.k.is_multiple_of(8);
-        rows && (by_terms || by_columns) && (eights(y.strides[0]) || e.groups == 1)
+        let rows = x.strides[1] == 1 && (in_eights(x.strides[0]) || e.m == 1) && e.k.is_multiple_of(8);
+        rows && (by_terms || by_columns) && (in_eights(y.strides[0]) || e.groups == 1)
     };
-    let aligned = |v: &LocatedTensor| l.address_of(v).is_multiple_of(16);
-    if !matches!(x.dtype, DType::BF16 | DType::F16) || !laid_out || !aligned(x) || !aligned(y) {
+    let aligned = [x, y].into_iter().all(|v| l.address_of(v).is_multiple_of(16));
+    if !matches!(x.dtype, DType::BF16 | DType::F16) || !laid_out || !aligned {
         return None;
     }
     let many = e.divide_k || e.m > 3 * FEW_ROWS / 2 * e.groups;
@@ -175,4 +172,8 @@ fn by_tensor_cores(
         format!("grouped_tiles<sc::@_L, {tiles}, {rows}, {stages}, {by_terms}>")
     };
     Some(GroupedKernel { call, rows, columns: COLUMNS, threads: TILE_THREADS, shared: stages * stage })
+}
+
+fn in_eights(stride: isize) -> bool {
+    stride > 0 && stride % 8 == 0
 }

@@ -89,7 +89,8 @@ pub(super) fn attention(
     let AttentionTensors { q, k, v, r, sums, gradients } = *tensors;
     let rank = q.shape.len();
     let head = |x: &LocatedTensor| x.shape[rank - 3];
-    let (e, f) = (q.shape[rank - 1], v.shape[rank - 1]);
+    let e = q.shape[rank - 1];
+    let f = v.shape[rank - 1];
     let sizes = [q.shape[rank - 2], k.shape[rank - 2], head(q), q.shape[..rank - 3].iter().product()];
     let fits = matches!(q.dtype, DType::BF16 | DType::F16)
         && [e, f].iter().all(|n| n.is_multiple_of(8) && (8..=MOST_ELEMENTS).contains(n))
@@ -102,27 +103,27 @@ pub(super) fn attention(
     let mask_strides = mask.map(|PlacedMask { mask: m, .. }| broadcast(&scores, &m.shape, &m.strides));
     // Leading axes must form one axis.
     let mut batch = q.shape[..rank - 3].to_vec();
-    let outer = |strides: &[isize]| Strides::from_slice(&strides[..rank - 3]);
-    let of = gradients.iter().flat_map(|(all, _)| all.iter().copied());
-    let all: Vec<&LocatedTensor> = [q, k, v, r].into_iter().chain(sums).chain(of).collect();
-    let mut outers: Vec<Strides> = all.iter().map(|x| outer(&x.strides)).collect();
-    outers.extend(mask_strides.as_ref().map(|s| outer(s)));
+    let with_gradients = gradients.iter().flat_map(|(all, _)| all.iter().copied());
+    let all: Vec<&LocatedTensor> = [q, k, v, r].into_iter().chain(sums).chain(with_gradients).collect();
+    let all_strides = all.iter().map(|x| &x.strides[..]).chain(mask_strides.as_deref());
+    let mut outers: Vec<Strides> = all_strides.map(|s| Strides::from_slice(&s[..rank - 3])).collect();
     collapse(&mut batch, &mut outers.iter_mut().collect::<Vec<_>>());
     let batch = match batch[..] {
         [] => 1,
         [n] => n,
         _ => return None,
     };
-    let along = |i: usize| outers.get(i).and_then(|s| s.first()).copied().unwrap_or(0);
-    let tensor = |i: usize, x: &LocatedTensor| {
-        let axis = |a: usize| IterationAxis { n: x.shape[a], stride: x.strides[a] };
-        let axes = [IterationAxis { n: batch, stride: along(i) }, axis(rank - 3), axis(rank - 2)];
-        tensor(at(x), axes, x.shape[rank - 1], x.strides[rank - 1])
+    let batch_stride = |i: usize| outers.get(i).and_then(|s| s.first()).copied().unwrap_or(0);
+    let axes_of = |i: usize, x: &LocatedTensor| {
+        let batch_axis = IterationAxis { n: batch, stride: batch_stride(i) };
+        [batch_axis, IterationAxis::from_tensor(x, rank - 3), IterationAxis::from_tensor(x, rank - 2)]
     };
+    let place =
+        |i: usize, x: &LocatedTensor| tensor(at(x), axes_of(i, x), x.shape[rank - 1], x.strides[rank - 1]);
     let bias = match (mask, &mask_strides) {
         (Some(PlacedMask { at, mask: m }), Some(strides)) => {
             let axes = [batch, head(q), q.shape[rank - 2], form.keys];
-            let strides = [along(all.len()), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
+            let strides = [batch_stride(all.len()), strides[rank - 3], strides[rank - 2], strides[rank - 1]];
             Some(bias(at, m.dtype, q.dtype, axes, strides)?)
         }
         _ => None,
@@ -131,16 +132,14 @@ pub(super) fn attention(
         None => None,
         Some(x) => {
             // An axis of one element follows the rows.
-            let axis = |a: usize| IterationAxis { n: x.shape[a], stride: x.strides[a] };
-            let axes = [IterationAxis { n: batch, stride: along(4) }, axis(rank - 3), axis(rank - 2)];
-            Some(log_sum_exp_tensor(at(x), axes)?)
+            Some(log_sum_exp_tensor(at(x), axes_of(4, x))?)
         }
     };
     let gradient = match gradients {
         None => None,
         Some((tensors, means)) => {
             let first = all.len() - tensors.len();
-            let [of_r, of_q, of_k, of_v] = [0, 1, 2, 3].map(|i| tensor(first + i, tensors[i]));
+            let [of_r, of_q, of_k, of_v] = [0, 1, 2, 3].map(|i| place(first + i, tensors[i]));
             Some(AttentionGradient { of_r: of_r?, means, of_q: of_q?, of_k: of_k?, of_v: of_v? })
         }
     };
@@ -157,10 +156,10 @@ pub(super) fn attention(
         cap: form.cap.map(|c| c as f32),
         band: form.band,
         bias,
-        q: tensor(0, q)?,
-        k: tensor(1, k)?,
-        v: tensor(2, v)?,
-        r: tensor(3, r)?,
+        q: place(0, q)?,
+        k: place(1, k)?,
+        v: place(2, v)?,
+        r: place(3, r)?,
         sums,
         gradient,
     })
@@ -177,8 +176,7 @@ fn log_sum_exp_tensor(at: DevicePtr, axes: [IterationAxis; 3]) -> Option<Attenti
 fn tensor(at: DevicePtr, axes: [IterationAxis; 3], n: usize, step: isize) -> Option<AttentionTensor> {
     // The stride of an axis of one element has no meaning.
     let whole = axes.iter().map(|a| a.n as i64).product::<i64>() * n as i64;
-    let stride = |a: IterationAxis| if a.n == 1 { whole } else { a.stride as i64 };
-    let strides = axes.map(stride);
+    let strides = axes.map(|a| if a.n == 1 { whole } else { a.stride as i64 });
     let fits = step == 1 && at.is_multiple_of(16) && strides.iter().all(|s| *s > 0 && s % 8 == 0);
     fits.then_some(AttentionTensor { at, strides })
 }
@@ -186,15 +184,14 @@ fn tensor(at: DevicePtr, axes: [IterationAxis; 3], n: usize, step: isize) -> Opt
 fn bias(
     at: DevicePtr,
     dtype: DType,
-    of: DType,
+    query_dtype: DType,
     extents: [usize; 4],
     strides: [isize; 4],
 ) -> Option<AttentionBias> {
-    if dtype != of && dtype != DType::F32 || strides[3] != 1 || strides.iter().any(|&s| s < 0) {
+    if dtype != query_dtype && dtype != DType::F32 || strides[3] != 1 || strides.iter().any(|&s| s < 0) {
         return None;
     }
-    let extent = |i: usize| if strides[i] == 0 { 1 } else { extents[i] as i64 };
-    let extents = [extent(0), extent(1), extent(2), extent(3)];
+    let extents = [0, 1, 2, 3].map(|i| if strides[i] == 0 { 1 } else { extents[i] as i64 });
     let dense = extents.iter().product::<i64>();
     let strides = [0, 1, 2, 3].map(|i| if extents[i] == 1 { dense } else { strides[i] as i64 });
     Some(AttentionBias { at, dtype, extents, strides: [strides[0], strides[1], strides[2], 1] })

@@ -95,8 +95,13 @@ impl MapKernel {
 
     /// An operand with these strides over the space. Equal operands are loaded once.
     pub fn load(&mut self, at: DevicePtr, kind: &'static str, strides: Strides) -> MapValue {
-        let is_same_load = |d: &MapDefinition| matches!(d, MapDefinition::Load(l) if l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty());
-        if let Some(known) = self.values.iter().position(is_same_load) {
+        let known = self.values.iter().position(|definition| match definition {
+            MapDefinition::Load(l) => {
+                l.at == at && l.kind == kind && l.strides == strides && l.terms.is_empty()
+            }
+            MapDefinition::Computed(..) => false,
+        });
+        if let Some(known) = known {
             return MapValue(known);
         }
         self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms: Vec::new() }))
@@ -110,9 +115,13 @@ impl MapKernel {
         strides: Strides,
         terms: impl IntoIterator<Item = (MapValue, usize, isize, u32)>,
     ) -> MapValue {
-        let term = |(index, extent, stride, assertion)| IndexTerm { index, extent, stride, assertion };
-        let terms = terms.into_iter().map(term).collect();
-        self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms }))
+        let terms = terms.into_iter().map(|(index, extent, stride, assertion)| IndexTerm {
+            index,
+            extent,
+            stride,
+            assertion,
+        });
+        self.push(MapDefinition::Load(MapLoad { at, kind, strides, terms: terms.collect() }))
     }
 
     pub fn compute(&mut self, kind: &'static str, expression: String) -> MapValue {
@@ -144,13 +153,13 @@ impl MapKernel {
 
     /// All values, in the order in which they were added.
     pub fn statements(&self) -> Vec<MapStatement<'_>> {
-        let statement = |def| match def {
+        let statements = self.values.iter().map(|definition| match definition {
             &MapDefinition::Load(MapLoad { kind, ref strides, .. }) => {
                 MapStatement::Load { kind, place: linear(strides) }
             }
             MapDefinition::Computed(kind, expression) => MapStatement::Computed { kind, expression },
-        };
-        self.values.iter().map(statement).collect()
+        });
+        statements.collect()
     }
 
     /// The stores: the type, the offset in elements at the coordinates `c0`, `c1`, …, and the index of the
@@ -200,14 +209,15 @@ impl MapKernel {
     fn collapse(&mut self) {
         if let Some(first) = self.stores.first() {
             let order = by_stride(&self.shape, &first.strides);
-            let permute = |s: &mut Strides| *s = order.iter().map(|&a| s[a]).collect();
             self.shape = order.iter().map(|&a| self.shape[a]).collect();
             for def in &mut self.values {
                 if let MapDefinition::Load(l) = def {
-                    permute(&mut l.strides);
+                    permute(&mut l.strides, &order);
                 }
             }
-            self.stores.iter_mut().for_each(|s| permute(&mut s.strides));
+            for store in &mut self.stores {
+                permute(&mut store.strides, &order);
+            }
         }
         let loads = self.values.iter_mut().filter_map(|d| match d {
             MapDefinition::Load(l) => Some(&mut l.strides),
@@ -235,9 +245,13 @@ impl MapKernel {
             loads.chain(self.stores.iter().map(|s| (s.at, size(self.kind(s.value)), &s.strides, &[][..])))
         };
         let indices = self.loads().flat_map(|(_, l)| &l.terms).map(|t| t.index);
-        let along = |v: MapValue| matches!(&self.values[v.0], MapDefinition::Load(l) if l.strides[last] != 0);
-        let one = self.shape[last] == 1;
-        if one || indices.into_iter().any(along) || operands().any(|(_, _, s, _)| !matches!(s[last], 0 | 1)) {
+        let varies_along = indices
+            .into_iter()
+            .any(|index| matches!(&self.values[index.0], MapDefinition::Load(l) if l.strides[last] != 0));
+        if self.shape[last] == 1
+            || varies_along
+            || operands().any(|(_, _, strides, _)| !matches!(strides[last], 0 | 1))
+        {
             return 1;
         }
         if self.stores.iter().any(|s| s.strides[last] != 1) {
@@ -245,16 +259,17 @@ impl MapKernel {
         }
         let widest = operands().filter(|o| bounds(o.2[last])).map(|o| o.1).max().unwrap_or(1);
         let mut width = 16 / widest;
-        let aligned = |width: usize| {
+        while width > 1 {
             let whole = self.shape.len() == 1 || self.shape[last].is_multiple_of(width);
-            whole
+            let aligned = whole
                 && operands().filter(|o| o.2[last] == 1).all(|(at, size, strides, terms)| {
                     at.is_multiple_of((width * size) as u64)
                         && strides[..last].iter().all(|s| s.unsigned_abs().is_multiple_of(width))
                         && terms.iter().all(|t| t.stride.unsigned_abs().is_multiple_of(width))
-                })
-        };
-        while width > 1 && (!aligned(width) || self.shape[last] < width) {
+                });
+            if aligned && self.shape[last] >= width {
+                break;
+            }
             width /= 2;
         }
         width
@@ -362,6 +377,11 @@ impl MapKernel {
         Some(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)))
     }
 
+    fn max_reach(&self, strides: &Strides, terms: &[IndexTerm]) -> u64 {
+        let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
+        max_offset(&self.shape, strides) + by_data
+    }
+
     fn assertions(&self) -> impl Iterator<Item = u32> {
         self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.assertion)).chain(self.divisor)
     }
@@ -377,13 +397,9 @@ impl MapKernel {
             params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
         }
         let total: usize = self.shape.iter().product();
-        let max_reach = |strides: &Strides, terms: &[IndexTerm]| {
-            let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
-            max_offset(&self.shape, strides) + by_data
-        };
-        let farthest = self.loads().map(|(_, l)| max_reach(&l.strides, &l.terms));
-        let farthest =
-            farthest.chain(self.stores.iter().map(|s| max_reach(&s.strides, &[]))).max().unwrap_or(0);
+        let loads = self.loads().map(|(_, l)| self.max_reach(&l.strides, &l.terms));
+        let stores = self.stores.iter().map(|s| self.max_reach(&s.strides, &[]));
+        let farthest = loads.chain(stores).max().unwrap_or(0);
         // The index must not wrap around when all threads step beyond the last position.
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };
@@ -493,6 +509,10 @@ impl MapKernel {
             )
         };
     }
+}
+
+fn permute(strides: &mut Strides, order: &[usize]) {
+    *strides = order.iter().map(|&axis| strides[axis]).collect();
 }
 
 /// The offset at the coordinates `c0`, `c1`, ….

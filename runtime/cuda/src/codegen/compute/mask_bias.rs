@@ -36,23 +36,22 @@ pub(super) fn bias_layout(
 ) -> Option<LocatedTensor> {
     let rank = o.q.shape.len();
     let batch = o.q.shape.get(..rank.checked_sub(3)?)?;
-    let by_data = || bounds.iter().filter(|b| b.operand);
     // After the batch axes, an operand of a bound has one element.
-    let is_per_sequence = |p: &LocatedTensor| p.shape.iter().rev().take(3).all(|&n| n == 1);
+    let are_per_sequence = o.positions.iter().all(|p| p.shape.iter().rev().take(3).all(|&n| n == 1));
     let fits = o.q.dtype.size() == 2
         && o.mask.is_none_or(|m| m.dtype == DType::Bool && m.shape.len() <= rank)
-        && by_data().all(|b| !b.row)
-        && o.positions.iter().all(is_per_sequence);
+        && bounds.iter().all(|b| !b.operand || !b.row)
+        && are_per_sequence;
     if !fits {
         return None;
     }
     let mut shape = vec![1; rank];
-    if by_data().next().is_some() {
+    if bounds.iter().any(|b| b.operand) {
         shape[..batch.len()].copy_from_slice(batch);
     }
     let of_mask = o.mask.map_or(&[][..], |m| &m.shape);
-    for (n, &own) in shape.iter_mut().rev().zip(of_mask.iter().rev()) {
-        *n = own.max(*n);
+    for (n, &extent) in shape.iter_mut().rev().zip(of_mask.iter().rev()) {
+        *n = extent.max(*n);
     }
     shape[rank - 1] = columns;
     let mut strides = vec![1; rank];
@@ -98,24 +97,19 @@ pub(super) fn kernel(
 ) -> KernelLaunch {
     let outer = numbers.shape.len().saturating_sub(1);
     let columns = numbers.shape[outer];
-    let over = |of: &LocatedTensor, shape: &[usize]| {
-        let strides = broadcast(shape, &of.shape, &of.strides);
-        let axes: Vec<IterationAxis> =
-            shape.iter().zip(strides).map(|(&n, stride)| IterationAxis { n, stride }).collect();
-        axes
-    };
-    let mut one = numbers.shape.to_vec();
-    one[outer] = 1;
-    let position = |p: &LocatedTensor| {
-        let at = HeadRows { at: l.address_of(p), head: over(p, &one), row: vec![], step: 0 };
-        BoundPosition { at, dtype: p.dtype }
-    };
-    let positions: Vec<BoundPosition> = o.positions.iter().map(position).collect();
+    let mut one_column = numbers.shape.to_vec();
+    one_column[outer] = 1;
+    let mut positions: Vec<BoundPosition> = Vec::with_capacity(o.positions.len());
+    for p in o.positions {
+        let head = broadcast_axes(p, &one_column);
+        let at = HeadRows { at: l.address_of(p), head, row: vec![], step: 0 };
+        positions.push(BoundPosition { at, dtype: p.dtype });
+    }
     let mut layout = format!("static const i64 S = {columns}, Q = 1;\n");
     layout.push_str(&bounds::layout(limits, &positions));
     let mut seen = "column >= from && column < below".to_string();
     if let Some(mask) = o.mask {
-        let axes = over(mask, &numbers.shape);
+        let axes = broadcast_axes(mask, &numbers.shape);
         layout.push_str(&offset_function("m_row", &axes[..outer]));
         let step = axes[outer].stride;
         seen.push_str(&format!(" && ((const sc::u8 *)mask)[sc::@_L::m_row(row) + column * {step}ll] != 0"));
@@ -144,24 +138,33 @@ pub(super) fn kernel(
     KernelLaunch::flat(entry, count.div_ceil(THREADS), THREADS, params)
 }
 
+fn broadcast_axes(value: &LocatedTensor, shape: &[usize]) -> Vec<IterationAxis> {
+    let strides = broadcast(shape, &value.shape, &value.strides);
+    shape.iter().zip(strides).map(|(&n, stride)| IterationAxis { n, stride }).collect()
+}
+
 /// The fills that make all columns visible in a mask of bools and in the operands of bounds.
 pub(super) fn timing_fills(
     o: &AttentionOperands<'_, LocatedTensor>,
     limits: &[(&AttentionBound, i64)],
     l: &KernelLowering<'_>,
 ) -> Vec<TimingFill> {
-    let all = |x: &LocatedTensor, byte| {
-        let reach = x.shape.iter().zip(&x.strides).map(|(&n, s)| n.saturating_sub(1) * s.unsigned_abs());
-        let bytes = (1 + reach.sum::<usize>()) * x.dtype.size();
-        x.strides.iter().all(|&s| s >= 0).then(|| TimingFill { at: l.address_of(x), bytes, byte })
-    };
-    let fill = |(p, (bound, _)): (&LocatedTensor, &(&AttentionBound, i64))| {
+    let mut fills = Vec::new();
+    for (p, (bound, _)) in o.positions.iter().zip(limits) {
         // About a billion, and about minus a billion, in 32 bits.
-        all(p, if bound.side == BoundSide::Below { 0x3f } else { 0xc0 })
-    };
-    let mask = o.mask.filter(|m| m.dtype == DType::Bool).and_then(|m| all(m, 1));
-    let positions = o.positions.iter().zip(limits).filter_map(fill);
-    positions.chain(mask).collect()
+        let byte = if bound.side == BoundSide::Below { 0x3f } else { 0xc0 };
+        fills.extend(fill_all(p, byte, l));
+    }
+    if let Some(mask) = o.mask.filter(|m| m.dtype == DType::Bool) {
+        fills.extend(fill_all(mask, 1, l));
+    }
+    fills
+}
+
+fn fill_all(x: &LocatedTensor, byte: u8, l: &KernelLowering<'_>) -> Option<TimingFill> {
+    let reach = x.shape.iter().zip(&x.strides).map(|(&n, s)| n.saturating_sub(1) * s.unsigned_abs());
+    let bytes = (1 + reach.sum::<usize>()) * x.dtype.size();
+    x.strides.iter().all(|&s| s >= 0).then(|| TimingFill { at: l.address_of(x), bytes, byte })
 }
 
 #[cfg(test)]
@@ -187,18 +190,24 @@ mod tests {
     /// The shape of the bias for attention of two sequences with eight heads, 30 rows and 41 columns.
     fn numbers(mask: Option<LocatedTensor>, bounds: &[(bool, &[usize])]) -> Option<Vec<usize>> {
         let [q, k] = [30, 41].map(|n| located(DType::BF16, &[2, 8, n, 64]));
-        let bound = |(row, _): &(bool, &[usize])| AttentionBound {
+        let positions: Vec<LocatedTensor> =
+            bounds.iter().map(|(_, shape)| located(DType::I32, shape)).collect();
+        let o = AttentionOperands {
+            q: &q,
+            k: &k,
+            v: &k,
+            mask: mask.as_ref(),
+            positions: &positions[..],
+            sink: None,
+        };
+        let bounds = bounds.iter().map(|(row, _)| AttentionBound {
             side: BoundSide::Below,
             row: *row,
             add: Dim::from(0),
             chunk: None,
             operand: true,
-        };
-        let positions: Vec<LocatedTensor> =
-            bounds.iter().map(|(_, shape)| located(DType::I32, shape)).collect();
-        let (mask, positions) = (mask.as_ref(), &positions[..]);
-        let o = AttentionOperands { q: &q, k: &k, v: &k, mask, positions, sink: None };
-        let bounds: Vec<AttentionBound> = bounds.iter().map(bound).collect();
+        });
+        let bounds: Vec<AttentionBound> = bounds.collect();
         bias_layout(&o, &bounds, 41).map(|n| {
             assert!(n.strides.iter().rev().skip(1).all(|s| s % 8 == 0), "{:?}", n.strides);
             n.shape.to_vec()
@@ -207,15 +216,16 @@ mod tests {
 
     #[test]
     fn lengths_and_bools_are_numbers_and_what_moves_with_rows_is_not() {
-        let mask = |dtype, shape: &[usize]| Some(located(dtype, shape));
         let lengths = (false, &[2, 1, 1, 1][..]);
         assert_eq!(numbers(None, &[lengths]), Some(vec![2, 1, 1, 41]));
         assert_eq!(numbers(None, &[lengths, (false, &[])]), Some(vec![2, 1, 1, 41]));
-        assert_eq!(numbers(mask(DType::Bool, &[30, 41]), &[]), Some(vec![1, 1, 30, 41]));
-        assert_eq!(numbers(mask(DType::Bool, &[8, 1, 1]), &[lengths]), Some(vec![2, 8, 1, 41]));
+        let mask = located(DType::Bool, &[30, 41]);
+        assert_eq!(numbers(Some(mask), &[]), Some(vec![1, 1, 30, 41]));
+        let mask = located(DType::Bool, &[8, 1, 1]);
+        assert_eq!(numbers(Some(mask), &[lengths]), Some(vec![2, 8, 1, 41]));
         // A limit per row, positions of rows, and a mask that is already numeric.
         assert_eq!(numbers(None, &[(true, &[2, 1, 1, 1])]), None);
         assert_eq!(numbers(None, &[(false, &[30, 1])]), None);
-        assert_eq!(numbers(mask(DType::BF16, &[30, 41]), &[lengths]), None);
+        assert_eq!(numbers(Some(located(DType::BF16, &[30, 41])), &[lengths]), None);
     }
 }

@@ -90,9 +90,12 @@ fn product(
     l: &KernelLowering<'_>,
 ) -> Result<BatchedProduct> {
     let rank = result.shape.len();
-    let shapes = || (x.shape.clone(), y.shape.clone(), result.shape.clone());
-    let shape_error = || mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", shapes());
-    let (xr, yr) = (x.shape.len(), y.shape.len());
+    let shape_error = || {
+        let found = (x.shape.clone(), y.shape.clone(), result.shape.clone());
+        mismatch_error("matmul", "[.., m, k], [.., k, n] and [.., m, n]", found)
+    };
+    let xr = x.shape.len();
+    let yr = y.shape.len();
     if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
         return Err(shape_error());
     }
@@ -105,16 +108,14 @@ fn product(
         return Err(shape_error());
     }
     let batch = result.shape[..rank - 2].to_vec();
-    let operand = |v: &LocatedTensor| {
+    let [a, b, c] = [x, y, result].map(|v| {
         let outer = v.shape.len() - 2;
-        let axis = |a: usize| IterationAxis { n: v.shape[a], stride: v.strides[a] };
         ProductOperand {
             at: l.address_of(v),
-            matrix: [axis(outer), axis(outer + 1)],
+            matrix: [IterationAxis::from_tensor(v, outer), IterationAxis::from_tensor(v, outer + 1)],
             batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
         }
-    };
-    let (a, b, c) = (operand(x), operand(y), operand(result));
+    });
     let mut out = BatchedProduct { dtype: x.dtype, batch, a, b, c };
     collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
     Ok(out)
@@ -124,11 +125,11 @@ fn product(
 fn fold(p: &mut BatchedProduct) {
     while let Some(&n) = p.batch.last() {
         let last = p.batch.len() - 1;
-        let joins = |s: &ProductOperand| {
-            let rows = s.matrix[0];
-            rows.n == 1 || s.batch[last] == rows.stride * rows.n as isize
-        };
-        if p.b.batch[last] != 0 || !joins(&p.a) || !joins(&p.c) {
+        let rows_join = [&p.a, &p.c].into_iter().all(|side| {
+            let rows = side.matrix[0];
+            rows.n == 1 || side.batch[last] == rows.stride * rows.n as isize
+        });
+        if p.b.batch[last] != 0 || !rows_join {
             return;
         }
         for side in [&mut p.a, &mut p.c] {
@@ -145,40 +146,40 @@ fn fold(p: &mut BatchedProduct) {
 /// The order of a matrix, if the library can read it.
 fn order(matrix: &[IterationAxis; 2]) -> Option<(MatrixOrder, usize)> {
     let [rows, columns] = *matrix;
-    let step = |fast: IterationAxis, slow: IterationAxis| {
-        let unit = fast.stride == 1 || fast.n == 1;
-        let step = if slow.n == 1 { fast.n } else { usize::try_from(slow.stride).ok()? };
-        (unit && step >= fast.n).then_some(step)
-    };
-    if let Some(step) = step(columns, rows) {
+    if let Some(step) = line_step(columns, rows) {
         return Some((MatrixOrder::Rows, step));
     }
-    step(rows, columns).map(|step| (MatrixOrder::Columns, step))
+    line_step(rows, columns).map(|step| (MatrixOrder::Columns, step))
+}
+
+/// The distance between lines along `fast`, if the library can read them.
+fn line_step(fast: IterationAxis, slow: IterationAxis) -> Option<usize> {
+    let unit = fast.stride == 1 || fast.n == 1;
+    let step = if slow.n == 1 { fast.n } else { usize::try_from(slow.stride).ok()? };
+    (unit && step >= fast.n).then_some(step)
 }
 
 /// The product as library products; `None` if the library cannot read a layout, or there would be too many
 /// calls.
 fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
-    let (mut a, mut b, mut c) = (p.a.clone(), p.b.clone(), p.c.clone());
+    let mut a = p.a.clone();
+    let mut b = p.b.clone();
+    let mut c = p.c.clone();
     if order(&c.matrix)?.0 == MatrixOrder::Columns {
         // The transpose of the result is the product of the transposes in reverse order.
         std::mem::swap(&mut a, &mut b);
         [&mut a, &mut b, &mut c].into_iter().for_each(|s| s.matrix.swap(0, 1));
     }
     let last = p.batch.len().checked_sub(1);
-    let matrix = |s: &ProductOperand| {
-        let (order, step) = order(&s.matrix)?;
-        Some(DeviceMatrix { at: s.at, step, order, batch: last.map_or(0, |l| s.batch[l]) })
-    };
     let whole = Gemm {
         dtype: p.dtype,
         m: c.matrix[0].n,
         n: c.matrix[1].n,
         k: a.matrix[1].n,
         batch: last.map_or(1, |l| p.batch[l]),
-        a: matrix(&a)?,
-        b: matrix(&b)?,
-        c: matrix(&c)?,
+        a: device_matrix(&a, last)?,
+        b: device_matrix(&b, last)?,
+        c: device_matrix(&c, last)?,
     };
     let outer = &p.batch[..last.unwrap_or(0)];
     let count: usize = outer.iter().product();
@@ -187,7 +188,9 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         return None;
     }
     let size = p.dtype.size() as i64;
-    let gemm_of_batch = |mut index: usize| {
+    let mut gemms = Vec::with_capacity(count);
+    for number in 0..count {
+        let mut index = number;
         let mut gemm = whole;
         for axis in (0..outer.len()).rev() {
             let i = (index % outer[axis]) as i64;
@@ -196,9 +199,15 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
                 matrix.at = matrix.at.offset_by(i * side.batch[axis] as i64 * size);
             }
         }
-        gemm
-    };
-    Some((0..count).map(gemm_of_batch).collect())
+        gemms.push(gemm);
+    }
+    Some(gemms)
+}
+
+fn device_matrix(side: &ProductOperand, batch_axis: Option<usize>) -> Option<DeviceMatrix> {
+    let (order, step) = order(&side.matrix)?;
+    let batch = batch_axis.map_or(0, |axis| side.batch[axis]);
+    Some(DeviceMatrix { at: side.at, step, order, batch })
 }
 
 fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {

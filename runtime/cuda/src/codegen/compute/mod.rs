@@ -113,9 +113,11 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
 /// The results of an op whose results are permuted, with their axes in the op's own order.
 fn unpermuted(op: &Op, perm: &[usize], results: &[LocatedTensor]) -> Option<Vec<LocatedTensor>> {
     let count = op.permuted_results();
-    let unpermute_result =
-        |(i, r): (usize, &LocatedTensor)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) };
-    results.iter().enumerate().map(unpermute_result).collect()
+    results
+        .iter()
+        .enumerate()
+        .map(|(i, r)| if i < count { r.unpermuted(perm) } else { Some(r.clone()) })
+        .collect()
 }
 
 pub fn workspace(

@@ -1,6 +1,7 @@
 //! Ops that move elements: copies, concat, pad, and gathers at positions from data.
 
 use std::collections::HashMap;
+use std::iter::repeat_n;
 
 use symmc_ir::machine::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES};
 use symmc_ir::{Dim, Op, Scalar};
@@ -52,8 +53,9 @@ impl StridedRegion {
 /// Whether the elements of a region are in the same place as those of another of the same shape, or there are
 /// none.
 fn is_in_place(from: &StridedRegion, to: &StridedRegion) -> bool {
-    let same_stride = |a: usize| to.shape[a] == 1 || from.strides[a] == to.strides[a];
-    to.shape.contains(&0) || from.at == to.at && (0..to.shape.len()).all(same_stride)
+    to.shape.contains(&0)
+        || from.at == to.at
+            && (0..to.shape.len()).all(|a| to.shape[a] == 1 || from.strides[a] == to.strides[a])
 }
 
 /// Copies the elements of one region, in row-major order, to another of the same shape; no work if they are
@@ -121,7 +123,8 @@ pub(super) fn copy(x: &LocatedTensor, result: &LocatedTensor, l: &mut KernelLowe
     if n != result.shape.iter().product::<usize>() || x.dtype != result.dtype {
         return Err(mismatch_error("the result of a copy", &x.shape, &result.shape));
     }
-    let (from, to) = (StridedRegion::from_value(x, l), StridedRegion::from_value(result, l));
+    let from = StridedRegion::from_value(x, l);
+    let to = StridedRegion::from_value(result, l);
     let kind = moved_type(x.dtype);
     let size = x.dtype.size();
     let work = if x.shape == result.shape {
@@ -178,10 +181,12 @@ pub(super) fn pad(
     if low.len() != rank || x.shape.len() != rank || x.dtype != result.dtype {
         return Err(mismatch_error("the result of pad", &x.shape, &result.shape));
     }
-    let (mut from, mut to) = (StridedRegion::from_value(x, l), StridedRegion::from_value(result, l));
+    let mut from = StridedRegion::from_value(x, l);
+    let mut to = StridedRegion::from_value(result, l);
     for (axis, low) in low.iter().enumerate() {
-        let unknown = || CudaError::Unsupported("a padding has no concrete value".into());
-        let low = low.as_const().ok_or_else(unknown)?;
+        let Some(low) = low.as_const() else {
+            return Err(CudaError::Unsupported("a padding has no concrete value".into()));
+        };
         let skip = usize::try_from(low.saturating_neg()).unwrap_or(0).min(x.shape[axis]);
         let start = usize::try_from(low).unwrap_or(0).min(result.shape[axis]);
         let n = (x.shape[axis] - skip).min(result.shape[axis] - start);
@@ -212,8 +217,7 @@ pub(super) fn common_shape(indices: &[LocatedTensor]) -> Vec<usize> {
 
 /// Strides over `[before, at, rest]`, with zeros outside of `at`.
 fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
-    let zeros = |n| std::iter::repeat_n(0, n);
-    zeros(before).chain(strides).chain(zeros(rest)).collect()
+    repeat_n(0, before).chain(strides).chain(repeat_n(0, rest)).collect()
 }
 
 /// Reads `x` at the indices, which replace its axes from `axis` on. Operands: `x`, then the indices.
@@ -223,7 +227,8 @@ pub(super) fn index(
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let (x, indices) = (&operands[0], &operands[1..]);
+    let x = &operands[0];
+    let indices = &operands[1..];
     let end = axis + indices.len();
     if end > x.shape.len() {
         return Err(mismatch_error("indexing", format!("an operand with at least {end} axes"), &x.shape));
@@ -241,10 +246,10 @@ pub(super) fn index(
         let extent = x.shape[axis + k];
         terms.push((value, extent, x.strides[axis + k], l.index_assertion(axis + k, extent)));
     }
-    let zeros = std::iter::repeat_n(0, at.len());
-    let own =
+    let zeros = repeat_n(0, at.len());
+    let strides =
         x.strides[..axis].iter().copied().chain(zeros).chain(x.strides[end..].iter().copied()).collect();
-    finish_gather(map, x, own, terms, result, l)
+    finish_gather(map, x, strides, terms, result, l)
 }
 
 /// Reads `x` with the coordinate on `axis` replaced by the index. Operands: `x`, the index.
@@ -254,7 +259,8 @@ pub(super) fn gather(
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let (x, index) = (&operands[0], &operands[1]);
+    let x = &operands[0];
+    let index = &operands[1];
     let fits = axis < x.shape.len()
         && index.shape.len() == x.shape.len()
         && result.shape == index.shape
@@ -266,20 +272,20 @@ pub(super) fn gather(
     let mut map = MapKernel::over_shape(&result.shape);
     let value = map.load(l.address_of(index), stored_type(index.dtype), Strides::from_slice(&index.strides));
     let assertion = l.index_assertion(axis, x.shape[axis]);
-    let mut own = Strides::from_slice(&x.strides);
-    let along = std::mem::take(&mut own[axis]);
-    finish_gather(map, x, own, vec![(value, x.shape[axis], along, assertion)], result, l)
+    let mut strides = Strides::from_slice(&x.strides);
+    let along = std::mem::take(&mut strides[axis]);
+    finish_gather(map, x, strides, vec![(value, x.shape[axis], along, assertion)], result, l)
 }
 
 fn finish_gather(
     mut map: MapKernel,
     x: &LocatedTensor,
-    own: Strides,
+    strides: Strides,
     terms: Vec<(MapValue, usize, isize, u32)>,
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let value = map.gather(l.address_of(x), moved_type(x.dtype), own, terms);
+    let value = map.gather(l.address_of(x), moved_type(x.dtype), strides, terms);
     map.store(l.address_of(result), Strides::from_slice(&result.strides), value);
     Ok(map.finish("gather", l).into_iter().collect())
 }

@@ -49,7 +49,8 @@ fn read_columns<'a>(
         }
     }
     firsts.sort_unstable();
-    let cut = |first: Option<usize>| {
+    let mut cuts = SmallVec::new();
+    for first in firsts {
         let mut cut = ProductColumns { right: right.clone(), result: result.clone() };
         if let Some(first) = first {
             let size = result.dtype.size();
@@ -60,14 +61,15 @@ fn read_columns<'a>(
                 right.offset.wrapping_add_signed(first as isize * right.strides[1] * size as isize);
             cut.result.offset += first * size;
         }
-        cut
-    };
-    firsts.into_iter().map(cut).collect()
+        cuts.push(cut);
+    }
+    cuts
 }
 
 /// The first column of a row-major matrix that `x` reads at the positions of `shape`. Leading axes are rows.
 fn first_column(matrix: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> Option<usize> {
-    let ((&columns, rows), (&n, m)) = (matrix.shape.split_last()?, shape.split_last()?);
+    let (&columns, rows) = matrix.shape.split_last()?;
+    let (&n, m) = shape.split_last()?;
     let bytes = x.offset.checked_sub(matrix.offset)?;
     let first = bytes / matrix.dtype.size();
     let fits = (x.space, x.dtype, x.by_rank, &x.strides)
@@ -97,12 +99,11 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
     let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();
     let mut steady = true;
-    let cut = |step: &BoundOperation<'_>| {
+    let products = steps.iter().filter(|s| *s.op == Op::MatMul).map(|step| {
         let readers = maps.iter().flat_map(|s| s.operands);
         read_columns(step.operands, &step.results[0], readers, shape)
-    };
-    let products: SmallVec<[_; MOST_PRODUCTS]> =
-        steps.iter().filter(|s| *s.op == Op::MatMul).map(cut).collect();
+    });
+    let products: SmallVec<[_; MOST_PRODUCTS]> = products.collect();
     let mut products = products.iter();
     for step in steps {
         match step.op {

@@ -36,10 +36,9 @@ impl RotaryRows {
 
     /// Whether accesses to `width` neighbours are aligned.
     fn allows(&self, width: usize) -> bool {
-        let is_multiple = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
         self.step == 1
             && self.at.is_multiple_of((width * self.size) as u64)
-            && self.row.iter().all(is_multiple)
+            && self.row.iter().all(|axis| axis.has_stride_multiple_of(width))
     }
 }
 
@@ -93,12 +92,13 @@ fn rotary_part(
     }
     let all = [x, cos, sin, result].map(|v| RotaryRows::from_operand(v, lead, l));
     let mut few = 16 / cos.dtype.size();
-    let allowed = |few: usize| {
-        (width / 2).is_multiple_of(few)
+    while few > 1 {
+        let allowed = (width / 2).is_multiple_of(few)
             && (e - width).is_multiple_of(few)
-            && all.iter().all(|r| r.allows(few))
-    };
-    while few > 1 && !allowed(few) {
+            && all.iter().all(|r| r.allows(few));
+        if allowed {
+            break;
+        }
         few /= 2;
     }
     let items = count * (width / 2 + e - width) / few;
@@ -199,26 +199,29 @@ fn row_and_head_axes(x: &LocatedTensor, matrix: &LocatedTensor) -> Option<[Vec<u
     let order = by_stride(lead, &x.strides[..lead.len()]);
     let (of_rows, of_heads): (Vec<_>, Vec<_>) =
         order.into_iter().partition(|&a| x.strides[a] >= columns as isize);
-    let dense = |chosen: &[usize], mut stride: usize, end: usize| {
-        for &a in chosen.iter().rev() {
-            if x.strides[a] != stride as isize {
-                return false;
-            }
-            stride *= lead[a];
-        }
-        stride == end
-    };
     let rows = rows.iter().product::<usize>();
-    let fits = dense(&of_heads, head, columns) && dense(&of_rows, columns, rows * columns);
+    let fits = are_dense(x, &of_heads, head, columns) && are_dense(x, &of_rows, columns, rows * columns);
     fits.then_some([of_rows, of_heads])
+}
+
+/// Whether these axes of `x` join into one axis of this stride, which ends after `end` elements.
+fn are_dense(x: &LocatedTensor, axes: &[usize], mut stride: usize, end: usize) -> bool {
+    for &a in axes.iter().rev() {
+        if x.strides[a] != stride as isize {
+            return false;
+        }
+        stride *= x.shape[a];
+    }
+    stride == end
 }
 
 fn launch(parts: &[RotaryPart], l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::ROTARY);
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
-    let declared = |i| format!("const void *x{i}, const void *c{i}, const void *s{i}, void *r{i}");
-    let declared: Vec<String> = (0..parts.len()).map(declared).collect();
+    let declared: Vec<String> = (0..parts.len())
+        .map(|i| format!("const void *x{i}, const void *c{i}, const void *s{i}, void *r{i}"))
+        .collect();
     let mut body = String::new();
     let mut first = 0;
     for (i, part) in parts.iter().enumerate() {

@@ -33,9 +33,8 @@ const KEPT_BYTES: [usize; 2] = [192, 96];
 
 /// Lowers steps to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
-    let reduces = |step: &&BoundOperation<'_>| matches!(step.op, Op::Reduce { .. });
-    let Some(shape) = steps.iter().find(reduces).and_then(|s| s.operands.first()).map(|x| &x.shape[..])
-    else {
+    let reduction = steps.iter().find(|step| matches!(step.op, Op::Reduce { .. }));
+    let Some(shape) = reduction.and_then(|s| s.operands.first()).map(|x| &x.shape[..]) else {
         return Ok(None);
     };
     let Some((_, leading)) = shape.split_last() else { return Ok(None) };
@@ -72,6 +71,12 @@ struct RowReduction {
     accumulator: &'static str,
     /// The type of the stored result.
     kind: &'static str,
+}
+
+impl RowReduction {
+    fn is_float_sum(&self) -> bool {
+        reduction_name(self.op) == "Sum" && self.accumulator == "float"
+    }
 }
 
 struct RowStore {
@@ -127,12 +132,10 @@ impl<'a> RowKernel<'a> {
 
     /// Whether a result has one number per row, or is inner to the kernel with the shape of one row.
     fn has_row_shape(&self, result: &LocatedTensor) -> bool {
-        let inner = result.space == MemorySpace::Inner;
-        let is_along = || {
-            let others = result.shape.iter().rev().skip(1).all(|n| *n == 1);
-            others && result.shape.last() == self.shape.last()
-        };
-        self.has_full_shape(result) || self.is_per_row(result) || (inner && is_along())
+        let is_inner_row = result.space == MemorySpace::Inner
+            && result.shape.iter().rev().skip(1).all(|n| *n == 1)
+            && result.shape.last() == self.shape.last();
+        self.has_full_shape(result) || self.is_per_row(result) || is_inner_row
     }
 
     fn has_full_shape(&self, value: &LocatedTensor) -> bool {
@@ -141,7 +144,7 @@ impl<'a> RowKernel<'a> {
 
     fn is_per_row(&self, value: &LocatedTensor) -> bool {
         let leading = self.shape.split_last().map(|(_, leading)| leading);
-        value.shape.split_last().is_some_and(|(last, own)| *last == 1 && Some(own) == leading)
+        value.shape.split_last().is_some_and(|(last, outer)| *last == 1 && Some(outer) == leading)
     }
 
     /// The value of an operand: the result of an earlier step, or a load.
@@ -214,11 +217,10 @@ impl<'a> RowKernel<'a> {
 
 /// Whether `x`, broadcast over the rows, reads the elements of the result `r`.
 fn reads_same_elements(r: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> bool {
-    let strides = |v: &LocatedTensor| broadcast(shape, &v.shape, &v.strides);
     r.space == x.space
         && (r.offset, r.by_rank) == (x.offset, x.by_rank)
         && r.dtype == x.dtype
-        && strides(r) == strides(x)
+        && broadcast(shape, &r.shape, &r.strides) == broadcast(shape, &x.shape, &x.strides)
 }
 
 struct PhaseWriter<'k> {
@@ -307,35 +309,43 @@ impl<'k> PhaseWriter<'k> {
     /// Emits the reductions whose operands are of this level.
     fn reduction_phase(&self, out: &mut String, level: usize) {
         let all = self.kernel.reductions.iter();
-        let own: Vec<&RowReduction> =
+        let current: Vec<&RowReduction> =
             all.filter(|r| self.kernel.values[r.result].level == level + 1).collect();
-        for r in &own {
+        for r in &current {
             let _ = writeln!(out, "    {} v{};", r.kind, r.result);
         }
         out.push_str("    {\n");
-        let joins = own.iter().enumerate().map(|(k, r)| {
+        let joins = current.iter().enumerate().map(|(k, r)| {
             format!("                join_onto<{}>(a{k}, get(v{}));\n", reduction_name(r.op), r.operand)
         });
         let mut pass = String::new();
         self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
-        self.run_pass(out, &pass, &own, |r| r.accumulator, |_| String::new());
+        self.run_pass(out, &pass, &current, |r| r.accumulator, |_| String::new());
         // A sum of floats may leave their range while its final value is within the range.
-        let wide = |r: &RowReduction| reduction_name(r.op) == "Sum" && r.accumulator == "float";
-        let left: Vec<String> = own
+        let left: Vec<String> = current
             .iter()
             .enumerate()
-            .filter(|(_, r)| wide(r))
+            .filter(|(_, r)| r.is_float_sum())
             .map(|(k, _)| format!("a{k} - a{k} != 0"))
             .collect();
         if !left.is_empty() {
             let _ = writeln!(out, "    if ({}) {{", left.join(" || "));
-            let names: Vec<String> = (0..own.len()).map(|k| format!("a{k}")).collect();
-            for (k, r) in own.iter().enumerate() {
-                let test = if wide(r) { format!("{} - {} != 0", names[k], names[k]) } else { "false".into() };
+            let names: Vec<String> = (0..current.len()).map(|k| format!("a{k}")).collect();
+            for (k, r) in current.iter().enumerate() {
+                let test = if r.is_float_sum() {
+                    format!("{} - {} != 0", names[k], names[k])
+                } else {
+                    "false".into()
+                };
                 let _ = writeln!(out, "    const bool again{k} = {test};");
             }
-            let kind = |r: &RowReduction| if wide(r) { "double" } else { r.accumulator };
-            self.run_pass(out, &pass, &own, kind, |k| format!("if (again{k}) "));
+            self.run_pass(
+                out,
+                &pass,
+                &current,
+                |r| if r.is_float_sum() { "double" } else { r.accumulator },
+                |k| format!("if (again{k}) "),
+            );
             out.push_str("    }\n");
         }
         out.push_str("    }\n");
@@ -346,16 +356,16 @@ impl<'k> PhaseWriter<'k> {
         &self,
         out: &mut String,
         pass: &str,
-        own: &[&RowReduction],
+        current: &[&RowReduction],
         kind: impl Fn(&RowReduction) -> &'static str,
         condition: impl Fn(usize) -> String,
     ) {
-        for (k, r) in own.iter().enumerate() {
+        for (k, r) in current.iter().enumerate() {
             let kind = kind(r);
             let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", reduction_name(r.op));
         }
         let _ = writeln!(out, "    {{\n{pass}    }}");
-        for (k, r) in own.iter().enumerate() {
+        for (k, r) in current.iter().enumerate() {
             let mean = if r.op == ReductionKind::Mean {
                 format!(" / ({}){}", kind(r), self.n)
             } else {
@@ -413,8 +423,8 @@ impl<'k> PhaseWriter<'k> {
              if (k >= {}) continue;\n            const i64 c{last} = k;",
             self.chunks, self.n
         );
-        let needed = |i: &usize| self.needed[phase][*i];
-        for i in (0..self.statements.len()).filter(needed) {
+        let needed = &self.needed[phase];
+        for i in (0..self.statements.len()).filter(|&i| needed[i]) {
             let MapStatement::Load { kind, place } = &self.statements[i] else { continue };
             let first = self.needed.iter().position(|needed| needed[i]) == Some(phase);
             let (declared, at) = if self.is_in_registers(i) {
@@ -430,7 +440,7 @@ impl<'k> PhaseWriter<'k> {
             }
         }
         let _ = write!(out, "{before}#pragma unroll\n            for (int j = 0; j < {width}; j++) {{\n");
-        for i in (0..self.statements.len()).filter(needed) {
+        for i in (0..self.statements.len()).filter(|&i| needed[i]) {
             let _ = match &self.statements[i] {
                 MapStatement::Load { kind, .. } => {
                     let at = if self.is_in_registers(i) { format!("x{i}[i]") } else { format!("x{i}") };

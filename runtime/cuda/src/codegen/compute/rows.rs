@@ -32,24 +32,23 @@ struct RowSplit {
 impl RowSplit {
     /// Splits the axes of `value`: the axes `inner` are within a row.
     fn new(value: &LocatedTensor, inner: &[usize], l: &KernelLowering<'_>) -> RowSplit {
-        let pick = |want: bool| {
-            let list = (0..value.shape.len()).filter(|a| inner.contains(a) == want);
-            let (n, s): (Vec<usize>, Vec<isize>) = list.map(|a| (value.shape[a], value.strides[a])).unzip();
+        let [row, within] = [false, true].map(|is_inner| {
+            let axes = (0..value.shape.len()).filter(|a| inner.contains(a) == is_inner);
+            let (n, s): (Vec<usize>, Vec<isize>) = axes.map(|a| (value.shape[a], value.strides[a])).unzip();
             collapsed_axes(&n, &s)
-        };
-        RowSplit { at: l.address_of(value), dtype: value.dtype, row: pick(false), within: pick(true) }
+        });
+        RowSplit { at: l.address_of(value), dtype: value.dtype, row, within }
     }
 
     /// Whether accesses to `width` neighbours within a row are aligned, and have at most 16 bytes.
     fn allows(&self, width: usize) -> bool {
         let Some((last, outer)) = self.within.split_last() else { return width == 1 };
-        let aligned = |a: &IterationAxis| a.stride.unsigned_abs().is_multiple_of(width);
         width == 1
             || last.stride == 1
                 && width * self.dtype.size() <= 16
                 && last.n.is_multiple_of(width)
                 && self.at.is_multiple_of((width * self.dtype.size()) as u64)
-                && outer.iter().chain(&self.row).all(aligned)
+                && outer.iter().chain(&self.row).all(|axis| axis.has_stride_multiple_of(width))
     }
 
     /// The largest stride between neighbours within a row.
@@ -250,7 +249,8 @@ impl ReductionPass {
             return Ok(vec![self]);
         };
         let each = first.n / pieces;
-        let (mut within, mut row) = (self.x.within.clone(), self.x.row.clone());
+        let mut within = self.x.within.clone();
+        let mut row = self.x.row.clone();
         within[0].n = each;
         row.insert(0, IterationAxis { n: pieces, stride: first.stride * each as isize });
         // Sums of floats may leave the range of their type while the mean is within it.
@@ -262,15 +262,16 @@ impl ReductionPass {
             (_, dtype) => dtype,
         };
         let at = l.workspace_for("a reduction", pieces * self.rows * dtype.size())?;
-        let partial = |row, within| RowSplit { at, dtype, row, within };
         let all = vec![IterationAxis { n: pieces * self.rows, stride: 1 }];
+        let of_row = vec![IterationAxis { n: self.rows, stride: 1 }];
         let by_piece = vec![IterationAxis { n: pieces, stride: self.rows as isize }];
         let op = if self.op == ReductionKind::Mean { ReductionKind::Sum } else { self.op };
         let rows = self.rows * pieces;
         let n = self.n / pieces;
         let x = RowSplit { row, within, ..self.x };
-        let first = ReductionPass { op, x, r: partial(all, Vec::new()), rows, n, count: n };
-        let x = partial(vec![IterationAxis { n: self.rows, stride: 1 }], by_piece);
+        let r = RowSplit { at, dtype, row: all, within: Vec::new() };
+        let first = ReductionPass { op, x, r, rows, n, count: n };
+        let x = RowSplit { at, dtype, row: of_row, within: by_piece };
         Ok(vec![first, ReductionPass { x, n: pieces, ..self }])
     }
 
@@ -341,7 +342,8 @@ pub(super) fn arg_reduce(
     if n == 0 {
         return Err(empty(op));
     }
-    let (xs, rs) = (RowSplit::new(x, &[axis], l), per_row_result(result, l));
+    let xs = RowSplit::new(x, &[axis], l);
+    let rs = per_row_result(result, l);
     let group = ThreadGroup::for_operands(rows, n, &[&xs]);
     let call = format!("arg_rows<@_L, {}, {}>", op == ArgOp::Max, group.args());
     let layout = layout(rows, n, group.width, &xs, &rs, "");
@@ -356,7 +358,8 @@ pub(super) fn cumsum(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
-    let (xs, rs) = (RowSplit::new(x, &[axis], l), RowSplit::new(result, &[axis], l));
+    let xs = RowSplit::new(x, &[axis], l);
+    let rs = RowSplit::new(result, &[axis], l);
     let threads = if ThreadGroup::for_operands(rows, n, &[&xs, &rs]).threads == 1 { 1 } else { 32 };
     // The error of a long sum of floats would be visible, so sums are in double.
     let sum = if result.dtype.is_float() { "double" } else { "i64" };
@@ -384,7 +387,8 @@ pub(super) fn softmax(
     l: &mut KernelLowering<'_>,
 ) -> Commands {
     let Some((rows, n)) = row_extents(&[axis], x, result)? else { return Ok(Vec::new()) };
-    let (xs, rs) = (RowSplit::new(x, &[axis], l), RowSplit::new(result, &[axis], l));
+    let xs = RowSplit::new(x, &[axis], l);
+    let rs = RowSplit::new(result, &[axis], l);
     let group = ThreadGroup::for_operands(rows, n, &[&xs, &rs]);
     let call = format!("softmax_rows<@_L, {log}, {}, {}>", group.args(), group.items);
     let layout = layout(rows, n, group.width, &xs, &rs, "");
@@ -497,7 +501,8 @@ pub(super) fn norm(
 ) -> Commands {
     let x = &operands[0];
     let Some((inner, rows, n)) = norm.norm_rows(x, result)? else { return Ok(Vec::new()) };
-    let (xs, rs) = (RowSplit::new(x, &inner, l), RowSplit::new(result, &inner, l));
+    let xs = RowSplit::new(x, &inner, l);
+    let rs = RowSplit::new(result, &inner, l);
     let group = ThreadGroup::for_operands(rows, n, &[&xs, &rs]);
     let (more, mut params, call) = norm.norm_text(operands, result, l)?;
     params.insert(0, ("x", xs.at));
@@ -535,10 +540,11 @@ pub(super) fn norm_of_map(
     if norm.axes != 1 || group.items == 0 || map.has_assertions() {
         return Ok(None);
     }
-    let (more, own, call) = norm.norm_text(operands, result, l)?;
+    let (more, norm_params, call) = norm.norm_text(operands, result, l)?;
     let layout = layout(rows, n, group.width, &xs, &rs, &more);
-    let declared = map.declared().chain(own.iter().map(|(name, _)| format!("void *{name}"))).collect();
-    let params = map.addresses().chain(own.iter().map(|p| KernelParam::from(p.1))).collect();
+    let declared =
+        map.declared().chain(norm_params.iter().map(|(name, _)| format!("void *{name}"))).collect();
+    let params = map.addresses().chain(norm_params.iter().map(|p| KernelParam::from(p.1))).collect();
     let fill = map.elements(group.width, value, computed_type(x.dtype));
     let body = row_prologue(group, &fill) + &call;
     let what = format!("map_{}", norm.kernel_name());

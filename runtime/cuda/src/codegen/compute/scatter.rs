@@ -38,7 +38,9 @@ pub(super) fn lower_scatter_elements(
     result: &LocatedTensor,
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let (x, index, src) = (&operands[0], &operands[1], &operands[2]);
+    let x = &operands[0];
+    let index = &operands[1];
+    let src = &operands[2];
     let fits = axis < x.shape.len()
         && x.shape == result.shape
         && index.shape == src.shape
@@ -147,7 +149,8 @@ fn index_put_part(
     if !skip.is_some_and(|s| src.shape.iter().zip(&shape[s..]).all(|(a, b)| a == b || *a == 1)) {
         return Err(mismatch_error("the source of an indexed store", &shape, &src.shape));
     }
-    let (places, piece): (usize, usize) = (at.iter().product(), x.shape[end..].iter().product());
+    let places: usize = at.iter().product();
+    let piece: usize = x.shape[end..].iter().product();
     let before: usize = x.shape[..axis].iter().product();
     if places * piece * before == 0 {
         return Ok(None);
@@ -176,8 +179,8 @@ fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
     l.source.prelude(text::SCATTER);
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
-    let declared = |i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}");
-    let declared: Vec<String> = (0..parts.len()).map(declared).collect();
+    let declared: Vec<String> =
+        (0..parts.len()).map(|i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}")).collect();
     let mut body = String::new();
     let mut first = 0;
     for (i, part) in parts.iter().enumerate() {
@@ -269,7 +272,7 @@ fn places_text(
     }
     out.push_str("return place; }\n");
     let end = axis + indices.len();
-    let own: Vec<IterationAxis> =
+    let axes: Vec<IterationAxis> =
         (axis..end).map(|a| IterationAxis { n: x.shape[a], stride: result.strides[a] }).collect();
-    out.push_str(&offset_function("d_place", &own));
+    out.push_str(&offset_function("d_place", &axes));
 }

@@ -99,16 +99,16 @@ pub(super) struct ProductEpilogue {
 impl ProductEpilogue {
     /// Stores the sums of products that are computed one after another.
     fn store(gemms: &[Gemm]) -> ProductEpilogue {
-        let store = |(p, gemm): (usize, &Gemm)| {
+        let stores = gemms.iter().enumerate().map(|(p, gemm)| {
             let ty = stored_type(gemm.dtype);
             let step = gemm.c.step;
             format!("if (product == {p}) (({ty} *)c{p})[row * {step}ll + column] = Put<{ty}>::of(sum[0]);")
-        };
+        });
         ProductEpilogue {
             layouts: String::new(),
             declared: (0..gemms.len()).map(|p| format!("void *c{p}")).collect(),
             params: gemms.iter().map(|gemm| gemm.c.at.into()).collect(),
-            body: gemms.iter().enumerate().map(store).collect::<Vec<_>>().join("\n"),
+            body: stores.collect::<Vec<_>>().join("\n"),
         }
     }
 
@@ -217,12 +217,13 @@ fn kernel(
     let first = gemms.first()?;
     let lines_per_column = arrangement.lines_per_column(gemms);
     let most = if arrangement == ProductArrangement::SideBySide { MOST_PRODUCTS } else { MOST_APART };
-    let matches_first = |g: &Gemm| {
-        let extents = |g: &Gemm| (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order);
+    let all_match = gemms.iter().all(|g| {
+        let same_extents = (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order)
+            == (first.dtype, first.m, first.k, first.a, first.b.step, first.b.order);
         let same_columns = arrangement != ProductArrangement::SideBySide || g.n == first.n;
-        g.batch == 1 && extents(g) == extents(first) && same_columns
-    };
-    let fits = gemms.len() <= most && gemms.iter().all(matches_first);
+        g.batch == 1 && same_extents && same_columns
+    });
+    let fits = gemms.len() <= most && all_match;
     let config = fits.then(|| config(gemms, arrangement, l)).flatten()?;
     let width = 16 / first.dtype.size();
     let count = gemms.len();
@@ -337,12 +338,15 @@ fn by_tensor_cores(
     l: &KernelLowering<'_>,
 ) -> Option<SkinnyKernel> {
     let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
+    if !fits {
+        return None;
+    }
     // Pairs of columns do not form boxes of lines.
-    let boxes = || {
-        if let ProductArrangement::ColumnPairs(_) = arrangement { None } else { wgmma(gemms, arrangement, l) }
+    let with_boxes = match arrangement {
+        ProductArrangement::ColumnPairs(_) => None,
+        _ => wgmma(gemms, arrangement, l),
     };
-    let ways = || boxes().or_else(|| mma(gemms, arrangement, l));
-    fits.then(ways).flatten()
+    with_boxes.or_else(|| mma(gemms, arrangement, l))
 }
 
 /// The shape as limits count it: the products that a block computes side by side, or the columns of all
@@ -362,26 +366,8 @@ fn extents(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> ProductShape 
 /// The kernel with `mma` instructions. All multiprocessors get equal parts of the columns, and each reads all
 /// rows; if split-K is faster, clusters get the parts.
 fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'_>) -> Option<SkinnyKernel> {
-    // Whether the columns of all products are computed one after another.
-    let is_sequential = arrangement != ProductArrangement::SideBySide || gemms.len() == 1;
-    let given = arrangement != ProductArrangement::Sequential;
-    let extents = extents(gemms, arrangement);
-    let multiprocessors = l.machine.multiprocessors;
-    let whole = || {
-        let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
-        let mut lines = usize::try_from(lines).ok()?;
-        if is_sequential {
-            lines = narrowest_tile(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
-        }
-        // A machine with less shared memory holds fewer lines at once.
-        while given && lines > 16 && ring_stages(&gemms[0], lines, 1, l).is_none() {
-            lines = (lines / 2).next_multiple_of(8);
-        }
-        Some(MmaTiling { lines, split: 1 })
-    };
-    let able = given || LIMITS.is_profitable_with_full_k(&extents, multiprocessors);
-    let whole = able.then(whole).flatten();
-    let split = if is_sequential { choose_split_k(gemms, l) } else { None };
+    let whole = choose_full_k(gemms, arrangement, l);
+    let split = if is_sequential(gemms, arrangement) { choose_split_k(gemms, l) } else { None };
     let tiling = match (whole, split) {
         (Some(whole), Some(split)) if split.cost(gemms, l) >= whole.cost(gemms, l) => whole,
         (whole, split) => split.or(whole)?,
@@ -397,6 +383,35 @@ fn mma(gemms: &[Gemm], arrangement: ProductArrangement<'_>, l: &KernelLowering<'
         shared,
         boxes: None,
     })
+}
+
+/// Whether the columns of all products are computed one after another.
+fn is_sequential(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> bool {
+    arrangement != ProductArrangement::SideBySide || gemms.len() == 1
+}
+
+/// The tiling of blocks that each add all terms.
+fn choose_full_k(
+    gemms: &[Gemm],
+    arrangement: ProductArrangement<'_>,
+    l: &KernelLowering<'_>,
+) -> Option<MmaTiling> {
+    let given = arrangement != ProductArrangement::Sequential;
+    let extents = extents(gemms, arrangement);
+    let multiprocessors = l.machine.multiprocessors;
+    if !given && !LIMITS.is_profitable_with_full_k(&extents, multiprocessors) {
+        return None;
+    }
+    let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
+    let mut lines = usize::try_from(lines).ok()?;
+    if is_sequential(gemms, arrangement) {
+        lines = narrowest_tile(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
+    }
+    // A machine with less shared memory holds fewer lines at once.
+    while given && lines > 16 && ring_stages(&gemms[0], lines, 1, l).is_none() {
+        lines = (lines / 2).next_multiple_of(8);
+    }
+    Some(MmaTiling { lines, split: 1 })
 }
 
 /// The smallest number of columns of a tile, from `columns` on, with at most this many tiles.
@@ -518,14 +533,15 @@ fn wgmma(
 fn wgmma_instruction(dtype: DType, lines: usize) -> String {
     let sums = lines / 2;
     let ty = if dtype == DType::BF16 { "bf16" } else { "f16" };
-    let names = |of: fn(usize) -> String| (0..sums).map(of).collect::<Vec<_>>().join(", ");
+    let registers: Vec<String> = (0..sums).map(|i| format!("%{i}")).collect();
+    let outputs: Vec<String> = (0..sums).map(|i| format!("\"+f\"(c[{}][{}])", i / 4, i % 4)).collect();
     format!(
         "SC_WGMMA({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \
          wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{ty}.{ty} {{{}}}, %{sums}, %{}, p, 1, 1, 0, 0; }}\", {})\n",
         stored_type(dtype),
         sums + 2,
-        names(|i| format!("%{i}")),
+        registers.join(", "),
         sums + 1,
-        names(|i| format!("\"+f\"(c[{}][{}])", i / 4, i % 4)),
+        outputs.join(", "),
     )
 }

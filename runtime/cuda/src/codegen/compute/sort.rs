@@ -42,7 +42,8 @@ pub(super) fn lower(
     results: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Commands {
-    let (values, positions) = (&results[0], &results[1]);
+    let values = &results[0];
+    let positions = &results[1];
     let rank = x.shape.len();
     let fits = axis < rank
         && values.shape == positions.shape
@@ -132,12 +133,12 @@ impl SortJob {
         l: &mut KernelLowering<'_>,
     ) -> Commands {
         let room = l.workspace_for("sorting", 2 * copy)?;
-        let side = |i: usize| {
+        let buffer = |i: usize| {
             let start = room + (i * copy) as u64;
             (start, start + keys as u64)
         };
         let tiles = format!("sort_tiles<@_L, {TILE}, 1024>(a, b, c)");
-        let (k, p) = side(0);
+        let (k, p) = buffer(0);
         let blocks = self.n.div_ceil(TILE) * self.lines;
         let mut out = vec![self.launch(
             "sort_tiles",
@@ -150,8 +151,8 @@ impl SortJob {
         let mut width = TILE;
         let mut now = 0;
         while width < self.n {
-            let (k, p) = side(now);
-            let (next_k, next_p) = side(1 - now);
+            let (k, p) = buffer(now);
+            let (next_k, next_p) = buffer(1 - now);
             let mut params = [k, p, next_k, next_p].map(KernelParam::from).to_vec();
             params.push((width as u64).into());
             let blocks = (self.n * self.lines).div_ceil(256);
@@ -161,7 +162,7 @@ impl SortJob {
             width *= 2;
         }
         let blocks = (self.count * self.lines).div_ceil(256);
-        let params = [from, side(now).1, to, places].map(KernelParam::from).to_vec();
+        let params = [from, buffer(now).1, to, places].map(KernelParam::from).to_vec();
         out.push(self.launch("sort_emit", "emit_rows<@_L>(a, b, c, d)", params, blocks, 256, l));
         Ok(out)
     }

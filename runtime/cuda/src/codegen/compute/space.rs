@@ -12,6 +12,16 @@ pub(super) struct IterationAxis {
     pub stride: isize,
 }
 
+impl IterationAxis {
+    pub fn from_tensor(value: &LocatedTensor, axis: usize) -> IterationAxis {
+        IterationAxis { n: value.shape[axis], stride: value.strides[axis] }
+    }
+
+    pub fn has_stride_multiple_of(self, n: usize) -> bool {
+        self.stride.unsigned_abs().is_multiple_of(n)
+    }
+}
+
 /// An operand of attention: the location of its heads and rows.
 pub(super) struct HeadRows {
     pub at: DevicePtr,
@@ -36,13 +46,14 @@ impl HeadRows {
 pub(super) type Strides = SmallVec<[isize; 6]>;
 
 /// The strides of an operand that broadcasts to `shape`, over that shape.
-pub(super) fn broadcast(shape: &[usize], own: &[usize], strides: &[isize]) -> Strides {
-    let skip = shape.len().saturating_sub(own.len());
-    let along = |axis: usize| match axis.checked_sub(skip) {
-        Some(a) if own[a] == shape[axis] && own[a] != 1 => strides[a],
-        _ => 0,
-    };
-    (0..shape.len()).map(along).collect()
+pub(super) fn broadcast(shape: &[usize], extents: &[usize], strides: &[isize]) -> Strides {
+    let skip = shape.len().saturating_sub(extents.len());
+    (0..shape.len())
+        .map(|axis| match axis.checked_sub(skip) {
+            Some(a) if extents[a] == shape[axis] && extents[a] != 1 => strides[a],
+            _ => 0,
+        })
+        .collect()
 }
 
 /// Row-major strides of a shape.
@@ -110,7 +121,8 @@ mod tests {
     #[test]
     fn axes_join_where_all_operands_allow_it() {
         let mut shape = vec![2, 1, 3, 4];
-        let (mut a, mut b) = (Strides::from_slice(&[12, 7, 4, 1]), Strides::from_slice(&[0, 0, 4, 1]));
+        let mut a = Strides::from_slice(&[12, 7, 4, 1]);
+        let mut b = Strides::from_slice(&[0, 0, 4, 1]);
         collapse(&mut shape, &mut [&mut a, &mut b]);
         assert_eq!((shape, &a[..], &b[..]), (vec![2, 12], &[12, 1][..], &[0, 1][..]));
         assert_eq!(collapsed_axes(&[1, 1], &[5, 5]), []);

@@ -131,7 +131,8 @@ impl Device {
     /// operations on each other's memory only over NVLink.
     pub fn links(&self) -> Result<LinkAtomicity> {
         let attribute = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
-        let (mut others, mut all) = (0, true);
+        let mut others = 0;
+        let mut all_atomic = true;
         for ordinal in (0..count_gpus()?).filter(|&o| o != self.ordinal) {
             let what = || format!("querying the link to GPU {ordinal}");
             let other = check_driver_result(what, result::device::get(ordinal as i32))?;
@@ -139,9 +140,10 @@ impl Device {
             // SAFETY: both devices exist; the call writes one integer.
             let asked = unsafe { sys::cuDeviceGetP2PAttribute(&mut answer, attribute, self.handle, other) };
             check_driver_result(what, asked.result())?;
-            (others, all) = (others + 1, all && answer != 0);
+            others += 1;
+            all_atomic &= answer != 0;
         }
-        Ok(if others > 0 && all { LinkAtomicity::Atomic } else { LinkAtomicity::MaySplit })
+        Ok(if others > 0 && all_atomic { LinkAtomicity::Atomic } else { LinkAtomicity::MaySplit })
     }
 
     pub fn enter(&self) -> Result<()> {
@@ -201,7 +203,8 @@ impl Device {
 
     /// The bytes of its memory that no process has allocated. The context must be current.
     pub fn free(&self) -> Result<usize> {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         // SAFETY: the call writes two numbers.
         let asked = unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) };
         check_driver_result(|| format!("querying the free memory of GPU {}", self.ordinal), asked.result())?;
@@ -211,25 +214,13 @@ impl Device {
     /// Finds the owner of the memory at an address. The context must be current.
     pub fn memory_holder(&self, address: Address) -> Result<MemoryHolder> {
         use sys::CUpointer_attribute as Attribute;
-        let ask = |attribute| {
-            let mut value = 0u32;
-            // SAFETY: the attributes asked for below are 32 bits; no memory is touched at the address.
-            let asked =
-                unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
-            match asked {
-                // Memory that is unknown to the driver.
-                sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
-                other => {
-                    check_driver_result(|| format!("querying the memory at {address:#x}"), other.result())
-                        .map(|()| Some(value))
-                }
-            }
-        };
-        let kind = ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)?;
+        // SAFETY: this attribute has 32 bits.
+        let kind = unsafe { pointer_attribute(address, Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? };
         if kind != Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32) {
             return Ok(MemoryHolder::Host);
         }
-        let gpu = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
+        // SAFETY: this attribute has 32 bits.
+        let gpu = unsafe { pointer_attribute(address, Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)? };
         Ok(gpu.map_or(MemoryHolder::Host, MemoryHolder::Gpu))
     }
 }
@@ -262,6 +253,21 @@ pub fn cuda_version() -> Result<[u32; 2]> {
     let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
     check_driver_result(|| "querying the driver's version".into(), asked.result())?;
     Ok([version as u32 / 1000, version as u32 % 1000 / 10])
+}
+
+/// Reads an attribute of the memory at an address; `None` if the driver does not know this memory.
+///
+/// # Safety
+/// The attribute has 32 bits.
+unsafe fn pointer_attribute(address: Address, attribute: sys::CUpointer_attribute) -> Result<Option<u32>> {
+    let mut value = 0u32;
+    // SAFETY: by the caller; no memory is touched at the address.
+    let asked = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast::<c_void>(), attribute, address) };
+    match asked {
+        sys::CUresult::CUDA_ERROR_INVALID_VALUE => Ok(None),
+        other => check_driver_result(|| format!("querying the memory at {address:#x}"), other.result())
+            .map(|()| Some(value)),
+    }
 }
 
 /// The owner of the memory at an address.

@@ -142,7 +142,9 @@ impl Stream {
     /// The dependencies of the next work on this stream, which is capturing. Fails if the driver does not
     /// report them (it does since 12.3).
     pub fn frontier(&self) -> Result<CaptureFrontier> {
-        let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
+        let mut nodes = ptr::null();
+        let mut edges = ptr::null();
+        let mut count = 0;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: the stream exists; the call writes a status, two pointers and a count.
         let asked = unsafe {
@@ -340,7 +342,8 @@ impl ExecutableGraph {
             }
             match kind {
                 Kind::CU_GRAPH_NODE_TYPE_KERNEL => {
-                    let (was, is) = (node.kernel()?, like.kernel()?);
+                    let was = node.kernel()?;
+                    let is = like.kernel()?;
                     if launch_shape(&was) != launch_shape(&is) {
                         return Ok(false);
                     }
@@ -352,7 +355,8 @@ impl ExecutableGraph {
                     )?;
                 }
                 Kind::CU_GRAPH_NODE_TYPE_MEMSET => {
-                    let (was, is) = (node.fill()?, like.fill()?);
+                    let was = node.fill()?;
+                    let is = like.fill()?;
                     if (was.elementSize, was.width, was.height) != (is.elementSize, is.width, is.height) {
                         return Ok(false);
                     }

@@ -21,9 +21,12 @@ pub struct DeviceBuffer {
 impl DeviceBuffer {
     /// Allocates `len` bytes for `what`, aligned to 256. Their contents are arbitrary.
     pub fn new(device: &Arc<Device>, what: &str, len: usize) -> Result<DeviceBuffer> {
-        let call = || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal());
         // SAFETY: the context is current; the size is never 0.
-        let at = check_driver_result(call, unsafe { result::malloc_sync(len.max(1)) })?;
+        let allocated = unsafe { result::malloc_sync(len.max(1)) };
+        let at = check_driver_result(
+            || format!("allocating {len} bytes for {what} on GPU {}", device.ordinal()),
+            allocated,
+        )?;
         Ok(DeviceBuffer { device: device.clone(), at, len })
     }
 
@@ -70,11 +73,10 @@ unsafe impl Sync for PinnedBuffer {}
 impl PinnedBuffer {
     /// Allocates `len` zero bytes.
     pub fn new(device: &Arc<Device>, len: usize) -> Result<PinnedBuffer> {
-        let call = || format!("allocating {len} bytes of pinned host memory");
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the context is current.
-        let at = check_driver_result(call, unsafe {
-            result::malloc_host(len.max(1), sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE)
-        })?;
+        let allocated = unsafe { result::malloc_host(len.max(1), flags) };
+        let at = check_driver_result(|| format!("allocating {len} bytes of pinned host memory"), allocated)?;
         // SAFETY: at least `len` bytes were allocated.
         unsafe { ptr::write_bytes(at.cast::<u8>(), 0, len) };
         Ok(PinnedBuffer { device: device.clone(), at, len })

@@ -64,7 +64,9 @@ impl Stream {
     /// A new stream with the highest priority: its kernels, also those of graphs, are scheduled before
     /// waiting kernels of other streams.
     pub fn urgent(device: &Arc<Device>) -> Result<Stream> {
-        let (mut least, mut most, mut handle) = (0, 0, ptr::null_mut());
+        let mut least = 0;
+        let mut most = 0;
+        let mut handle = ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; the calls write two integers and a handle.
         let made = unsafe {
@@ -137,9 +139,12 @@ impl Stream {
     /// # Safety
     /// `to` has at least `from.len()` bytes, and nothing else uses them during the call.
     pub unsafe fn upload(&self, to: Address, from: &[u8]) -> Result<()> {
-        let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
-        check_driver_result(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })?;
+        let copied = unsafe { result::memcpy_htod_async(to, from, self.handle) };
+        check_driver_result(
+            || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal()),
+            copied,
+        )?;
         self.synchronize()
     }
 
@@ -149,9 +154,12 @@ impl Stream {
     /// `to` has at least `from.len()` bytes. Until the copy is done, nothing writes `from` and nothing else
     /// uses `to`.
     pub unsafe fn upload_pinned(&self, to: Address, from: &[u8]) -> Result<()> {
-        let call = || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal());
         // SAFETY: by the caller.
-        check_driver_result(call, unsafe { result::memcpy_htod_async(to, from, self.handle) })
+        let copied = unsafe { result::memcpy_htod_async(to, from, self.handle) };
+        check_driver_result(
+            || format!("copying {} bytes to GPU {}", from.len(), self.device.ordinal()),
+            copied,
+        )
     }
 
     /// Copies from the device, after all work enqueued before.
@@ -161,11 +169,10 @@ impl Stream {
     pub unsafe fn download(&self, to: &mut [u8], from: Address) -> Result<()> {
         let at = to.as_mut_ptr();
         let len = to.len();
-        let call = || format!("copying {len} bytes from GPU {}", self.device.ordinal());
         // SAFETY: the slice outlives the copy, which the next call waits for; the rest by the caller.
         let copied =
             unsafe { result::memcpy_dtoh_async(std::slice::from_raw_parts_mut(at, len), from, self.handle) };
-        check_driver_result(call, copied)?;
+        check_driver_result(|| format!("copying {len} bytes from GPU {}", self.device.ordinal()), copied)?;
         self.synchronize()
     }
 
@@ -375,8 +382,9 @@ impl<'k> KernelArguments<'k> {
     pub fn pointers(&self) -> SmallVec<[*mut c_void; 16]> {
         let mut maps = self.maps.iter();
         let mut resolved = &self.resolved[..];
-        let pointer = |param: &KernelParam| -> *const c_void {
-            match param {
+        let mut pointers = SmallVec::with_capacity(self.kernel.params.len());
+        for param in &self.kernel.params {
+            let pointer: *const c_void = match param {
                 KernelParam::Map(_) => maps.next().map_or(ptr::null(), |map| ptr::from_ref(map).cast()),
                 KernelParam::Value(plain) if plain.ports().is_empty() => param.as_ptr().cast(),
                 KernelParam::Value(plain) => {
@@ -384,8 +392,9 @@ impl<'k> KernelArguments<'k> {
                     resolved = rest;
                     words.as_ptr().cast()
                 }
-            }
-        };
-        self.kernel.params.iter().map(pointer).map(<*const c_void>::cast_mut).collect()
+            };
+            pointers.push(pointer.cast_mut());
+        }
+        pointers
     }
 }

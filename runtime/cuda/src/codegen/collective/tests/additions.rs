@@ -139,13 +139,17 @@ impl Layer {
 fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
     let mut source = KernelSource::new();
-    let mut of = |peers| SHAPES.map(|shape| Layer::new(shape, peers, &mut source));
-    let layers: Vec<Vec<_>> = made.iter().map(|w| w.peers.iter().map(&mut of).collect()).collect();
+    let mut layers: Vec<Vec<_>> = Vec::new();
+    for world in &made {
+        let ranks = world.peers.iter();
+        layers.push(ranks.map(|peers| SHAPES.map(|shape| Layer::new(shape, peers, &mut source))).collect());
+    }
     let Some(library) = Library::new(&source, name) else { return };
     for ranks in &layers {
         std::thread::scope(|scope| {
             for (me, layers) in ranks.iter().enumerate() {
-                let (library, n) = (&library, ranks.len());
+                let library = &library;
+                let n = ranks.len();
                 scope.spawn(move || {
                     (0..rounds).for_each(|round| layers.iter().for_each(|l| l.run(library, me, n, round)));
                 });
@@ -161,8 +165,8 @@ fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
         ..Given::default()
     };
     run(&[2, 3, 4, 5, 7].map(|n| (n, given)), 2, "additions");
-    let chaos = |seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given });
-    run(&(0..6).map(chaos).collect::<Vec<_>>(), 1, "additions-chaos");
+    let disturbed = (0..6).map(|seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given }));
+    run(&disturbed.collect::<Vec<_>>(), 1, "additions-chaos");
 }
 
 #[test]
@@ -171,8 +175,8 @@ fn what_does_not_store_alone_takes_no_addition() {
     let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     let mut lowered = |dtype, elements, variant, addition: Addition| {
         let call = collective(Kind::AllReduce(CollectiveReduceOp::Sum), variant, 2, dtype, elements);
-        let own = [1 << 32, (1 << 32) + ARENA as Address / 2].map(DevicePtr::from);
-        let work = lower_addition(1, &call, own, &addition, &peers(0, 2), &mut source);
+        let ends = [1 << 32, (1 << 32) + ARENA as Address / 2].map(DevicePtr::from);
+        let work = lower_addition(1, &call, ends, &addition, &peers(0, 2), &mut source);
         work.expect("it fits").is_some()
     };
     assert!(lowered(DType::BF16, 16 << 20, CollectiveVariant::TwoShot, addition));

@@ -98,10 +98,8 @@ impl World {
             })
             .collect();
         for rank in &mut ranks {
-            let (flags, group) = (
-                (size.next_multiple_of(control::PAGE) + control::flags_at(1)) / 16,
-                control::words_at(1) / 16,
-            );
+            let flags = (size.next_multiple_of(control::PAGE) + control::flags_at(1)) / 16;
+            let group = control::words_at(1) / 16;
             rank.arena[flags..][..MAX_BLOCKS * MAX_RANKS / 2]
                 .fill(u128::from(first.0) << 64 | u128::from(first.0));
             let used = (zone / 16) as u128;
@@ -161,7 +159,8 @@ pub(super) struct Case {
 
 /// Cases for `n` ranks, each in separate memory after the landing zones.
 fn cases(n: u32) -> Vec<Case> {
-    let (mut out, mut end): (Vec<Case>, usize) = (Vec::new(), 2 * ZONE);
+    let mut out: Vec<Case> = Vec::new();
+    let mut end: usize = 2 * ZONE;
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let mut add = |kind: Kind,
                    variant: CollectiveVariant,
@@ -169,7 +168,8 @@ fn cases(n: u32) -> Vec<Case> {
                    elements: usize,
                    shift: usize,
                    exit: ExitBarrier| {
-        let (n, results) = (n as usize, results_of(&kind, elements, n as usize));
+        let n = n as usize;
+        let results = results_of(&kind, elements, n);
         let mut place = |elements: usize| {
             let at = end + shift * dtype.size();
             end = (at + elements * dtype.size()).next_multiple_of(64) + 64 * n;
@@ -180,7 +180,9 @@ fn cases(n: u32) -> Vec<Case> {
         (call.exit, call.landing) = (Some(exit), Some([0, ZONE]));
         out.push(Case { call, results });
     };
-    let (kept, dropped, n) = (ExitBarrier::Kept, ExitBarrier::Dropped, n as usize);
+    let kept = ExitBarrier::Kept;
+    let dropped = ExitBarrier::Dropped;
+    let n = n as usize;
     [1, 403].into_iter().for_each(|few| add(sum.clone(), CollectiveVariant::Ll, DType::BF16, few, 0, kept));
     add(sum.clone(), CollectiveVariant::OneShot, DType::F16, 203, 0, dropped);
     add(Kind::AllGather, CollectiveVariant::Ll, DType::I32, 37, 0, kept);
@@ -262,16 +264,20 @@ fn put_apart(case: &mut Case) {
 /// of the operand, and any other operand to the result.
 fn put_in_place(case: &mut Case) {
     let call = &mut case.call;
-    let pieces = |of: &ResolvedRegion, bytes: usize| {
-        let piece = |rank: &u32| of.offset + *rank as usize * bytes;
-        ResolvedRegion { by_rank: Some(call.cell.iter().map(piece).collect()), ..of.clone() }
-    };
     let bytes = call.elements * call.dtype.size();
     match call.kind {
-        Kind::AllGather => call.operand = pieces(&call.result, bytes),
-        Kind::ReduceScatter(_) => call.result = pieces(&call.operand, bytes / call.cell.len()),
+        Kind::AllGather => call.operand = piece_by_rank(&call.result, &call.cell, bytes),
+        Kind::ReduceScatter(_) => {
+            call.result = piece_by_rank(&call.operand, &call.cell, bytes / call.cell.len());
+        }
         _ => call.operand = call.result.clone(),
     }
+}
+
+/// Each rank's piece of a region, of this size.
+fn piece_by_rank(region: &ResolvedRegion, cell: &[u32], bytes: usize) -> ResolvedRegion {
+    let starts = cell.iter().map(|rank| region.offset + *rank as usize * bytes);
+    ResolvedRegion { by_rank: Some(starts.collect()), ..region.clone() }
 }
 
 /// Element `i` of the operand of `rank`, exact in every dtype.
@@ -289,9 +295,9 @@ pub(super) fn element(kind: &Kind, dtype: DType, rank: usize, i: usize, round: u
 pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
     let Case { call, .. } = case;
     let n = call.cell.len();
-    let of = |rank: usize, i: usize| element(&call.kind, call.dtype, rank, i, round);
+    let operand = |rank: usize, i: usize| element(&call.kind, call.dtype, rank, i, round);
     let reduced = |op: CollectiveReduceOp, i: usize| {
-        let x = (0..n).map(|r| of(r, i));
+        let x = (0..n).map(|r| operand(r, i));
         let y = match op {
             CollectiveReduceOp::Sum => x.sum(),
             CollectiveReduceOp::Avg => x.sum::<f64>() / n as f64,
@@ -308,11 +314,11 @@ pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
     match &call.kind {
         Kind::AllReduce(op) => reduced(*op, i),
         Kind::ReduceScatter(op) => reduced(*op, me * piece + i),
-        Kind::AllGather => of(i / call.elements, i % call.elements),
-        Kind::AllToAll(_) => of(i / piece, me * piece + i % piece),
-        Kind::Broadcast { root } => of(*root as usize, i),
+        Kind::AllGather => operand(i / call.elements, i % call.elements),
+        Kind::AllToAll(_) => operand(i / piece, me * piece + i % piece),
+        Kind::Broadcast { root } => operand(*root as usize, i),
         Kind::Permute { pairs } => {
-            pairs.iter().find(|p| p.1 as usize == me).map_or(0.0, |p| of(p.0 as usize, i))
+            pairs.iter().find(|p| p.1 as usize == me).map_or(0.0, |p| operand(p.0 as usize, i))
         }
     }
 }
@@ -336,10 +342,12 @@ impl Library {
     pub fn run(&self, kernel: &KernelLaunch) {
         // SAFETY: the library defines the symbol with this type.
         let emulate: Emulate = unsafe { std::mem::transmute(self.0.symbol("emulate")) };
-        let param = |i: usize| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>());
-        let ([blocks, ..], [threads, ..]) = (kernel.grid, kernel.block);
+        let [first, second] =
+            [0, 1].map(|i| kernel.params.get(i).map_or(std::ptr::null(), |p| p.as_ptr().cast::<c_void>()));
+        let [blocks, ..] = kernel.grid;
+        let [threads, ..] = kernel.block;
         // SAFETY: kernels have one or two parameters, with addresses of memory that the world holds.
-        unsafe { emulate(self.0.symbol(&kernel.entry), param(0), param(1), blocks, threads) };
+        unsafe { emulate(self.0.symbol(&kernel.entry), first, second, blocks, threads) };
     }
 }
 
@@ -368,7 +376,9 @@ fn rounds(world: &World, rounds: usize, name: &str) {
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
-            let (library, cases, done) = (&library, &cases, &done);
+            let library = &library;
+            let cases = &cases;
+            let done = &done;
             scope.spawn(move || {
                 for round in 0..rounds {
                     for (case, kernel) in cases.iter().zip(kernels) {
@@ -392,19 +402,20 @@ fn one(
 ) {
     let Case { call, results } = case;
     let size = call.dtype.size();
-    let at = |r: &ResolvedRegion| peers.arenas[me] + r.offset_on_rank(me as u32) as Address;
+    let [operand, result] =
+        [&call.operand, &call.result].map(|r| peers.arenas[me] + r.offset_on_rank(me as u32) as Address);
     // SAFETY: the cases are separate within the arena. No peer accesses this operand between the last case
     // that used it and this one.
-    let operand = unsafe { bytes_at(at(&call.operand), call.elements * size) };
+    let operand = unsafe { bytes_at(operand, call.elements * size) };
     for i in 0..call.elements {
         write_f64(call.dtype, operand, i, element(&call.kind, call.dtype, me, i, round));
     }
     library.run(kernel);
-    let result = at(&call.result);
     // SAFETY: as above; peers write the result before it completes.
     let result = unsafe { bytes_at(result, results * size) };
     for i in 0..*results {
-        let (found, expected) = (read_f64(call.dtype, result, i), expected(case, me, i, round));
+        let found = read_f64(call.dtype, result, i);
+        let expected = expected(case, me, i, round);
         let what = (call.kind.name(), call.variant, call.dtype, call.elements);
         assert_eq!(found, expected, "{what:?}: element {i} on rank {me} in round {round}");
     }
@@ -427,17 +438,15 @@ fn a_rank_that_does_not_come_is_reported() {
         collective(sum.clone(), CollectiveVariant::TwoShot, 3, DType::F32, 8),
         collective(sum, CollectiveVariant::Ll, 3, DType::F32, 8),
     ];
-    let run = |rank: usize, source: &mut KernelSource| {
-        calls
-            .iter()
-            .map(|c| {
-                let mut c = collective(c.kind.clone(), c.variant, 3, DType::F32, 8);
-                (c.operand.offset, c.result.offset, c.landing) = (2 * ZONE, 3 * ZONE, Some([0, ZONE]));
-                kernel(&c, &world.peers[rank], source)
-            })
-            .collect::<Vec<KernelLaunch>>()
-    };
-    let kernels = [run(0, &mut source), run(2, &mut source)];
+    let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
+    for rank in [0, 2] {
+        let kernels_of_rank = calls.iter().map(|c| {
+            let mut c = collective(c.kind.clone(), c.variant, 3, DType::F32, 8);
+            (c.operand.offset, c.result.offset, c.landing) = (2 * ZONE, 3 * ZONE, Some([0, ZONE]));
+            kernel(&c, &world.peers[rank], &mut source)
+        });
+        kernels.push(kernels_of_rank.collect());
+    }
     let Some(library) = Library::new(&source, "missing") else { return };
     std::thread::scope(|scope| {
         for kernels in &kernels {

@@ -35,7 +35,6 @@ fn collective(
     dtype: DType,
     elements: usize,
 ) -> ResolvedCollective {
-    let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
     ResolvedCollective {
         kind,
         variant,
@@ -45,8 +44,8 @@ fn collective(
         dtype,
         elements,
         row_elements: 1,
-        operand: region(0),
-        result: region(ARENA / 2),
+        operand: ResolvedRegion::uniform(MemorySpace::Symmetric, 0),
+        result: ResolvedRegion::uniform(MemorySpace::Symmetric, ARENA / 2),
         landing: Some([ARENA / 4, ARENA * 3 / 4]),
         blocks: None,
         splits: None,
@@ -90,11 +89,9 @@ fn peers(rank: u32, n: u32) -> PeerContext {
 }
 
 fn kernel(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
-    let at = |region: &ResolvedRegion| {
-        peers.arenas[peers.rank as usize] + region.offset_on_rank(peers.rank) as Address
-    };
-    let works =
-        lower(7, call, &ends_at(at(&call.operand), at(&call.result)), peers, source).expect("it fits");
+    let [operand, result] = [&call.operand, &call.result]
+        .map(|region| peers.arenas[peers.rank as usize] + region.offset_on_rank(peers.rank) as Address);
+    let works = lower(7, call, &ends_at(operand, result), peers, source).expect("it fits");
     match works.expect("it has a kernel").as_slice() {
         [GpuCommand::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
@@ -147,62 +144,75 @@ fn ends_at(operand: Address, result: Address) -> CollectivePointers {
 
 #[test]
 fn copies_lie_between_two_rendezvous() {
-    let lowered = |call: &ResolvedCollective, operand: Address| {
-        let result = peers(1, 3).arenas[1] + call.result.offset as Address;
-        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut KernelSource::new());
-        works.expect("it fits").expect("it is ours")
-    };
-    let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
-    let copied = |works: &[GpuCommand]| match works {
+    // Rank 1 begins with rank 2, and ends with itself.
+    let gather = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 100);
+    let result = gather.result.offset;
+    let expected = [2, 0, 1].map(|rank| copy(on_rank(rank, result + 400), 64, 400));
+    assert_eq!(copied(&copies_of_operand(&gather, 64)), expected);
+    let in_place = copies_of_operand(&gather, on_rank(1, result + 400));
+    assert_eq!(copied(&in_place).len(), 2, "its own piece is in its place");
+    let exchange =
+        collective(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Copies, 3, DType::U8, 30);
+    let expected = [2, 0, 1].map(|rank| copy(on_rank(rank, result + 10), 64 + 10 * rank, 10));
+    assert_eq!(copied(&copies_of_operand(&exchange, 64)), expected);
+    // Ranks synchronize even if there is nothing to move.
+    let nothing = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 0);
+    assert!(matches!(copies_of_operand(&nothing, 64)[..], [GpuCommand::Kernel(_)]));
+}
+
+/// The commands of rank 1 of three for an operand at this address.
+fn copies_of_operand(call: &ResolvedCollective, operand: Address) -> Vec<GpuCommand> {
+    let result = peers(1, 3).arenas[1] + call.result.offset as Address;
+    let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut KernelSource::new());
+    works.expect("it fits").expect("it is ours")
+}
+
+fn on_rank(rank: u64, offset: usize) -> Address {
+    ((rank + 1) << 32) + offset as Address
+}
+
+fn copy(to: Address, from: Address, bytes: usize) -> GpuCommand {
+    GpuCommand::Copy { to: to.into(), from: from.into(), bytes }
+}
+
+fn copied(works: &[GpuCommand]) -> Vec<GpuCommand> {
+    match works {
         [GpuCommand::Kernel(first), copies @ .., GpuCommand::Kernel(last)] => {
             assert_eq!((first.grid, &first.entry), ([1, 1, 1], &last.entry));
             copies.to_vec()
         }
         other => panic!("expected two rendezvous, found {other:?}"),
-    };
-    let copy = |to: u64, from: u64, bytes| GpuCommand::Copy { to: to.into(), from: from.into(), bytes };
-    // Rank 1 begins with rank 2, and ends with itself.
-    let gather = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 100);
-    let result = gather.result.offset;
-    let piece = |rank| copy(at(rank, result + 400), 64, 400);
-    assert_eq!(copied(&lowered(&gather, 64)), [piece(2), piece(0), piece(1)]);
-    assert_eq!(copied(&lowered(&gather, at(1, result + 400))).len(), 2, "its own piece is in its place");
-    let exchange =
-        collective(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Copies, 3, DType::U8, 30);
-    let piece = |rank: u64| copy(at(rank, result + 10), 64 + 10 * rank, 10);
-    assert_eq!(copied(&lowered(&exchange, 64)), [piece(2), piece(0), piece(1)]);
-    // Ranks synchronize even if there is nothing to move.
-    let nothing = collective(Kind::AllGather, CollectiveVariant::Copies, 3, DType::F32, 0);
-    assert!(matches!(lowered(&nothing, 64)[..], [GpuCommand::Kernel(_)]));
+    }
 }
 
 #[test]
 fn copies_from_peers_lie_behind_a_rendezvous() {
-    let lowered = |call: &ResolvedCollective, result: Address| {
-        let operand = peers(1, 3).arenas[1] + call.operand.offset as Address;
-        let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut KernelSource::new());
-        works.expect("it fits").expect("it is ours")
-    };
-    let at = |rank: u64, offset: usize| ((rank + 1) << 32) + offset as Address;
-    let copy = |to: u64, from: u64, bytes| GpuCommand::Copy { to: to.into(), from: from.into(), bytes };
     let gather = collective(Kind::AllGather, CollectiveVariant::PullCopies, 3, DType::F32, 100);
     let operand = gather.operand.offset;
-    let piece = |rank: u64| copy(64 + 400 * rank, at(rank, operand), 400);
     for exit in [ExitBarrier::Kept, ExitBarrier::Dropped] {
-        let works = lowered(&ResolvedCollective { exit: Some(exit), ..gather.clone() }, 64);
+        let works = copies_to_result(&ResolvedCollective { exit: Some(exit), ..gather.clone() }, 64);
         let (copies, rest) = works[1..].split_at(3);
         // Rank 1 begins with rank 2, and ends with itself.
-        assert_eq!(copies, [piece(2), piece(0), piece(1)]);
+        assert_eq!(copies, [2, 0, 1].map(|rank| copy(64 + 400 * rank, on_rank(rank, operand), 400)));
         assert!(matches!(works[0], GpuCommand::Kernel(_)));
         assert_eq!(rest.len(), usize::from(exit == ExitBarrier::Kept));
     }
     let dropped = ResolvedCollective { exit: Some(ExitBarrier::Dropped), ..gather };
-    assert_eq!(lowered(&dropped, at(1, operand) - 400).len(), 3, "its own piece is in its place");
+    let in_place = copies_to_result(&dropped, on_rank(1, operand) - 400);
+    assert_eq!(in_place.len(), 3, "its own piece is in its place");
     let exchange =
         collective(Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::PullCopies, 3, DType::U8, 30);
     let exchange = ResolvedCollective { exit: Some(ExitBarrier::Dropped), ..exchange };
-    let piece = |rank: u64| copy(64 + 10 * rank, at(rank, exchange.operand.offset + 10), 10);
-    assert_eq!(lowered(&exchange, 64)[1..], [piece(2), piece(0), piece(1)]);
+    let operand = exchange.operand.offset;
+    let expected = [2, 0, 1].map(|rank| copy(64 + 10 * rank, on_rank(rank, operand + 10), 10));
+    assert_eq!(copies_to_result(&exchange, 64)[1..], expected);
+}
+
+/// The commands of rank 1 of three for a result at this address.
+fn copies_to_result(call: &ResolvedCollective, result: Address) -> Vec<GpuCommand> {
+    let operand = peers(1, 3).arenas[1] + call.operand.offset as Address;
+    let works = lower(7, call, &ends_at(operand, result), &peers(1, 3), &mut KernelSource::new());
+    works.expect("it fits").expect("it is ours")
 }
 
 #[test]
@@ -244,26 +254,10 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
 
 #[test]
 fn words_and_lines_have_parts_of_a_zone_to_themselves() {
-    let ends = |n: u32, elements: usize| {
-        let call = collective(
-            Kind::AllReduce(CollectiveReduceOp::Sum),
-            CollectiveVariant::Ll,
-            n,
-            DType::U8,
-            elements,
-        );
-        let peers = peers(0, n);
-        let running = RankCollective::new(0, &call, [DevicePtr::NULL; 2], &peers).expect("it fits");
-        let protocol = running.protocol(elements);
-        let units = ll::units(protocol, elements);
-        let call = running.ll(elements, protocol, units, 1).expect("it fits");
-        let first = call.slots.into_iter().filter(|&a| a != 0).min().expect("a slot") - call.zone;
-        assert_eq!(first, call.before * 16);
-        (protocol, first, first + (Address::from(n - 1) * units as Address * 16))
-    };
     for n in 2..=MAX_RANKS as u32 {
         let most = LL_BYTES as usize / n as usize;
-        let (small, large) = (ends(n, most), ends(n, most + 1));
+        let small = protocol_and_zone_part(n, most);
+        let large = protocol_and_zone_part(n, most + 1);
         assert_eq!((small.0, large.0), (LlProtocol::Ll, LlProtocol::Ll128));
         assert!(small.1 == 0 && small.2 <= large.1, "{n} ranks: {small:?} {large:?}");
         // Lines that are not aligned to their size do not arrive as a whole.
@@ -280,6 +274,20 @@ fn words_and_lines_have_parts_of_a_zone_to_themselves() {
     let error =
         lower(7, &call, &ends_at(0, 0), &peers(0, 2), &mut KernelSource::new()).expect_err("it does not fit");
     assert!(error.to_string().contains("at a multiple of 128"), "{error}");
+}
+
+/// The protocol of an all-reduce, and the first byte and the end of its part of a landing zone.
+fn protocol_and_zone_part(n: u32, elements: usize) -> (LlProtocol, Address, Address) {
+    let call =
+        collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, DType::U8, elements);
+    let peers = peers(0, n);
+    let running = RankCollective::new(0, &call, [DevicePtr::NULL; 2], &peers).expect("it fits");
+    let protocol = running.protocol(elements);
+    let units = ll::units(protocol, elements);
+    let call = running.ll(elements, protocol, units, 1).expect("it fits");
+    let first = call.slots.into_iter().filter(|&a| a != 0).min().expect("a slot") - call.zone;
+    assert_eq!(first, call.before * 16);
+    (protocol, first, first + (Address::from(n - 1) * units as Address * 16))
 }
 
 /// The kernel of a two-shot all-reduce of this many elements.
@@ -299,9 +307,6 @@ fn two_shot_kernel(elements: usize, change: impl Fn(&mut ResolvedCollective)) ->
 
 #[test]
 fn large_two_shots_store_alone() {
-    let pushed = |elements, change: &dyn Fn(&mut ResolvedCollective)| {
-        two_shot_kernel(elements, change).contains("pushed")
-    };
     assert!(pushed(1 << 20, &|_| {}));
     assert!(!pushed(1 << 10, &|_| {}), "a small one");
     assert!(!pushed((1 << 20) + 8, &|_| {}), "slices that are no multiples of 16 bytes");
@@ -310,16 +315,21 @@ fn large_two_shots_store_alone() {
     assert!(!pushed(1 << 20, &|c| c.operand.offset += 2), "not aligned");
 }
 
+fn pushed(elements: usize, change: &dyn Fn(&mut ResolvedCollective)) -> bool {
+    two_shot_kernel(elements, change).contains("pushed")
+}
+
 #[test]
 fn slots_of_a_zone_have_one_sender_each() {
     let n = 4;
     let call = collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, DType::F32, 10);
-    let bound = |r: u32, peers: &PeerContext| {
-        RankCollective::new(0, &call, [DevicePtr::NULL; 2], peers)
-            .and_then(|t| t.ll(40, LlProtocol::Ll, 5, 1))
-            .map_err(|e| format!("rank {r}: {e}"))
-    };
-    let calls: Vec<LandingParams> = (0..n).map(|r| bound(r, &peers(r, n)).expect("it fits")).collect();
+    let mut calls: Vec<LandingParams> = Vec::new();
+    for rank in 0..n {
+        let peers = peers(rank, n);
+        let running = RankCollective::new(0, &call, [DevicePtr::NULL; 2], &peers);
+        let params = running.and_then(|running| running.ll(40, LlProtocol::Ll, 5, 1));
+        calls.push(params.unwrap_or_else(|e| panic!("rank {rank}: {e}")));
+    }
     let sent: BTreeSet<Address> = calls.iter().flat_map(|c| c.to).filter(|&a| a != 0).collect();
     assert_eq!(sent.len(), (n * (n - 1)) as usize);
     let received: BTreeSet<Address> = calls.iter().flat_map(|c| c.slots).filter(|&a| a != 0).collect();
@@ -336,9 +346,6 @@ fn slots_of_a_zone_have_one_sender_each() {
 #[test]
 fn what_does_not_fit_is_an_error_with_the_step() {
     let mut source = KernelSource::new();
-    let fails = |call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource| {
-        lower(7, call, &ends_at(0, 0), peers, source).expect_err("it does not fit").to_string()
-    };
     let mut call = collective(
         Kind::AllReduce(CollectiveReduceOp::Sum),
         CollectiveVariant::OneShot,
@@ -360,6 +367,10 @@ fn what_does_not_fit_is_an_error_with_the_step() {
     let call =
         collective(Kind::ReduceScatter(CollectiveReduceOp::Sum), CollectiveVariant::Pull, 2, DType::F32, 5);
     assert!(fails(&call, &peers(0, 2), &mut source).contains("multiple of 2"));
+}
+
+fn fails(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> String {
+    lower(7, call, &ends_at(0, 0), peers, source).expect_err("it does not fit").to_string()
 }
 
 #[test]
@@ -388,9 +399,10 @@ fn equal_collectives_share_a_function() {
         group: 0,
         ..collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::OneShot, 2, DType::F32, 64)
     };
-    let (a, b) = (kernel(&small, &peers(0, 2), &mut source), kernel(&large, &peers(0, 2), &mut source));
-    assert_eq!(a.entry, b.entry);
-    assert_ne!(a.params, b.params);
+    let small = kernel(&small, &peers(0, 2), &mut source);
+    let large = kernel(&large, &peers(0, 2), &mut source);
+    assert_eq!(small.entry, large.entry);
+    assert_ne!(small.params, large.params);
     assert_eq!(source.names().count(), 1);
 }
 
@@ -402,11 +414,14 @@ fn every_kernel_compiles() {
         for dtype in DType::ALL.iter().copied().filter(|&d| n == 4 || d == DType::BF16) {
             let whole = n == 4 && dtype == DType::BF16;
             let slow = [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min];
-            let wanted = |kind: &Kind| match kind {
-                Kind::AllReduce(op) | Kind::ReduceScatter(op) => whole || !slow.contains(op),
-                _ => whole || dtype == DType::BF16,
-            };
-            for (kind, variant) in all(n).into_iter().filter(|(kind, _)| wanted(kind)) {
+            for (kind, variant) in all(n) {
+                let wanted = match &kind {
+                    Kind::AllReduce(op) | Kind::ReduceScatter(op) => whole || !slow.contains(op),
+                    _ => whole || dtype == DType::BF16,
+                };
+                if !wanted {
+                    continue;
+                }
                 for (shift, exit) in [(0, ExitBarrier::Kept), (dtype.size(), ExitBarrier::Dropped)] {
                     let mut call = collective(kind.clone(), variant, n, dtype, 24 * 64);
                     call.exit = Some(exit);
@@ -440,8 +455,8 @@ fn every_kernel_compiles() {
     let mut small = KernelSource::new();
     fused(4, DType::F16, 2048, &mut small);
     for (kind, variant) in all(4) {
-        let (links, thresholds) =
-            (LinkAtomicity::MaySplit, ProtocolThresholds { ll_bytes: 1, ..ProtocolThresholds::default() });
+        let links = LinkAtomicity::MaySplit;
+        let thresholds = ProtocolThresholds { ll_bytes: 1, ..ProtocolThresholds::default() };
         let call = collective(kind, variant, 4, DType::F16, 24 * 64);
         kernel(&call, &PeerContext { links, thresholds, ..peers(0, 4) }, &mut small);
     }
@@ -473,10 +488,10 @@ fn pushed_kernels(n: u32, source: &mut KernelSource) {
         if in_place {
             call.operand = call.result.clone();
         }
-        let own =
+        let ends =
             [&call.operand, &call.result].map(|r| DevicePtr::from(peers.arenas[0] + r.offset as Address));
-        let work = lower_addition(1, &call, own, &addition, &peers, source).expect("it fits");
-        let plain = lower(1, &call, &CollectivePointers::new(own[0], own[1]), &peers, source)
+        let work = lower_addition(1, &call, ends, &addition, &peers, source).expect("it fits");
+        let plain = lower(1, &call, &CollectivePointers::new(ends[0], ends[1]), &peers, source)
             .expect("it fits")
             .expect("ours");
         for work in work.iter().chain(&plain) {

@@ -157,7 +157,8 @@ impl Layer {
                 let what = (self.shape, n, me, round, row, j);
                 assert_eq!(read_f64(dtype, added, at(j)), x, "{what:?}");
                 assert!(!kept || read_f64(dtype, stored, at(j)) == reduced(at(j)), "{what:?}");
-                let (found, expected) = (read_f64(dtype, normed, at(j)), x * scale * weight(j));
+                let found = read_f64(dtype, normed, at(j));
+                let expected = x * scale * weight(j);
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 1e-2 };
                 assert!(
                     (found - expected).abs() <= tolerance * expected.abs(),
@@ -176,29 +177,37 @@ fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> 
     let mut source = KernelSource::new();
     let mut layers: Vec<Vec<Vec<Layer>>> = Vec::new();
     for (world, (_, given)) in made.iter().zip(worlds) {
-        let mut of = |peers| shapes.iter().map(|&s| Layer::new(s, peers, given.zone, &mut source)).collect();
-        layers.push(world.peers.iter().map(&mut of).collect());
+        let mut ranks = Vec::new();
+        for peers in &world.peers {
+            ranks.push(shapes.iter().map(|&s| Layer::new(s, peers, given.zone, &mut source)).collect());
+        }
+        layers.push(ranks);
     }
     let library = Library::new(&source, name)?;
-    let one = |layers: &mut [Layer], me: usize, n: usize| {
-        let mut norms = Vec::new();
-        for round in 0..rounds {
-            for layer in &mut *layers {
-                norms.extend(layer.run(&library, me, n, round));
-            }
-        }
-        norms
-    };
     let all = layers.iter_mut().map(|ranks| {
         let n = ranks.len();
         std::thread::scope(|scope| {
-            let one = &one;
-            let running: Vec<_> =
-                ranks.iter_mut().enumerate().map(|(me, l)| scope.spawn(move || one(l, me, n))).collect();
+            let library = &library;
+            let running: Vec<_> = ranks
+                .iter_mut()
+                .enumerate()
+                .map(|(me, layers)| scope.spawn(move || run_rounds(layers, library, me, n, rounds)))
+                .collect();
             running.into_iter().map(|r| r.join().expect("it compares")).collect()
         })
     });
     Some(all.collect())
+}
+
+/// Runs the layers of a rank, round after round; returns their norms.
+fn run_rounds(layers: &mut [Layer], library: &Library, me: usize, n: usize, rounds: usize) -> Vec<u8> {
+    let mut norms = Vec::new();
+    for round in 0..rounds {
+        for layer in &mut *layers {
+            norms.extend(layer.run(library, me, n, round));
+        }
+    }
+    norms
 }
 
 #[test]
@@ -228,31 +237,34 @@ fn residual_and_norm_follow_the_reduction() {
 
 #[test]
 fn rows_whose_squares_do_not_fit_are_normalised() {
-    let of = |unit| move |shape| Shape { unit, ..shape };
     let shapes = [shape(DType::F32, 3, 120), shape(DType::BF16, 7, 116), shape(DType::F32, 2, 8)];
     let units = [2f64.powi(66), 2f64.powi(100), 2f64.powi(-66), 2f64.powi(-110)];
-    let all: Vec<Shape> = units.into_iter().flat_map(|unit| shapes.map(of(unit))).collect();
+    let all: Vec<Shape> =
+        units.into_iter().flat_map(|unit| shapes.map(|shape| Shape { unit, ..shape })).collect();
     run(&[(3, Given::default())], &all, 2, "norm-edges");
 }
 
 #[test]
 fn a_large_reduction_takes_the_residual_in_two_rounds() {
-    let sum = |shape| Shape { normalised: false, ..shape };
     let shapes = [
-        sum(shape(DType::BF16, 9, 116)),
-        sum(in_place(DType::F32, 5, 116)),
-        Shape { kept: true, ..sum(shape(DType::F16, 7, 108)) },
-        Shape { kept: true, ..sum(in_place(DType::BF16, 11, 92)) },
-        shifted(1, Shape { kept: true, ..sum(in_place(DType::BF16, 11, 92)) }),
-    ];
+        shape(DType::BF16, 9, 116),
+        in_place(DType::F32, 5, 116),
+        Shape { kept: true, ..shape(DType::F16, 7, 108) },
+        Shape { kept: true, ..in_place(DType::BF16, 11, 92) },
+        shifted(1, Shape { kept: true, ..in_place(DType::BF16, 11, 92) }),
+    ]
+    .map(|shape| Shape { normalised: false, ..shape });
     let given = Given { zone: 32 << 10, ..Given::default() };
     for n in [3, 5, 8] {
-        let bytes = |s: &Shape| s.rows * s.hidden * s.dtype.size();
-        assert!(shapes.iter().all(|s| given.thresholds.uses_two_rounds(bytes(s) as u64, n as u64)));
+        for shape in &shapes {
+            let bytes = shape.rows * shape.hidden * shape.dtype.size();
+            assert!(given.thresholds.uses_two_rounds(bytes as u64, n as u64));
+        }
     }
     run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
-    let chaos = |seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)];
-    run(&(0..10).flat_map(chaos).collect::<Vec<_>>(), &shapes, 1, "norm-twice-chaos");
+    let disturbed =
+        (0..10).flat_map(|seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)]);
+    run(&disturbed.collect::<Vec<_>>(), &shapes, 1, "norm-twice-chaos");
 }
 
 /// A world whose flags wrap around with its first collective.
@@ -289,8 +301,12 @@ fn forms() -> [Given; 2] {
 #[test]
 fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
     let alone = GridLimits { blocks: 1, ..SHARED };
-    let of = |n: u32| forms().map(|given| [(n, given), (n, Given { grid: alone, ..given })]);
-    let worlds: Vec<(u32, Given)> = [2, 3, 5, 8].into_iter().flat_map(of).flatten().collect();
+    let mut worlds: Vec<(u32, Given)> = Vec::new();
+    for n in [2, 3, 5, 8] {
+        for given in forms() {
+            worlds.extend([(n, given), (n, Given { grid: alone, ..given })]);
+        }
+    }
     let Some(norms) = run(&worlds, &SHAPES, 2, "norm-shared") else { return };
     for (world, pair) in norms.chunks(2).enumerate() {
         assert_eq!(pair[0], pair[1], "world {world}");
@@ -300,9 +316,12 @@ fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
 
 #[test]
 fn shared_rows_stand_delays_and_flags_that_wrap_around() {
-    let chaos = |seed| forms().map(|given| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given }));
-    let wraps = |seed| forms().map(|given| wrapped(2 + seed as u32 % 3, seed, given));
-    let worlds: Vec<(u32, Given)> = (0..10).flat_map(|seed| [chaos(seed), wraps(seed)]).flatten().collect();
+    let mut worlds: Vec<(u32, Given)> = Vec::new();
+    for seed in 0..10 {
+        let n = 2 + seed as u32 % 3;
+        worlds.extend(forms().map(|given| (n, Given { chaos: Some(seed), ..given })));
+        worlds.extend(forms().map(|given| wrapped(n, seed, given)));
+    }
     run(&worlds, &SHAPES, 1, "norm-shared-chaos");
 }
 

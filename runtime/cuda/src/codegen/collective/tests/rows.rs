@@ -88,7 +88,8 @@ impl Layer {
         (0..elements).for_each(|i| write_f64(dtype, value(self.at[0], elements), i, element(me, round, i)));
         library.run(&self.kernel);
         for i in 0..elements * n {
-            let (at, rank) = (i / (row * n), i / row % n);
+            let at = i / (row * n);
+            let rank = i / row % n;
             let found = read_f64(dtype, value(self.at[1], elements * n), i);
             assert_eq!(
                 found,
@@ -104,16 +105,21 @@ impl Layer {
 fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
     let mut source = KernelSource::new();
-    let mut of = |peers: &PeerContext| {
-        let layers = SHAPES.iter().enumerate().map(|(i, &shape)| Layer::new(i, shape, peers, &mut source));
-        layers.collect::<Vec<_>>()
-    };
-    let layers: Vec<Vec<_>> = made.iter().map(|w| w.peers.iter().map(&mut of).collect()).collect();
+    let mut layers: Vec<Vec<Vec<Layer>>> = Vec::new();
+    for world in &made {
+        let mut ranks = Vec::new();
+        for peers in &world.peers {
+            let shapes = SHAPES.iter().enumerate();
+            ranks.push(shapes.map(|(i, &shape)| Layer::new(i, shape, peers, &mut source)).collect());
+        }
+        layers.push(ranks);
+    }
     let Some(library) = Library::new(&source, name) else { return };
     for ranks in &layers {
         std::thread::scope(|scope| {
             for (me, layers) in ranks.iter().enumerate() {
-                let (library, n) = (&library, ranks.len());
+                let library = &library;
+                let n = ranks.len();
                 scope.spawn(move || {
                     (0..rounds).for_each(|round| layers.iter().for_each(|l| l.run(library, me, n, round)));
                 });
@@ -126,20 +132,21 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 fn rows_of_all_ranks_follow_each_other() {
     let given = Given::default();
     run(&[2, 3, 4, 7].map(|n| (n, given)), 2, "rows");
-    let chaos = |seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given });
-    run(&(0..4).map(chaos).collect::<Vec<_>>(), 1, "rows-chaos");
+    let disturbed = (0..4).map(|seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given }));
+    run(&disturbed.collect::<Vec<_>>(), 1, "rows-chaos");
 }
 
 #[test]
 fn units_are_as_wide_as_addresses_and_rows_allow() {
-    let body = |row: usize, shift: usize| {
-        let call = collective(Kind::AllGather, CollectiveVariant::Pull, 2, DType::U8, row * 6);
-        let peers = peers(0, 2);
-        let at = [(1 << 32), (1 << 20) + shift as Address];
-        let running = RankCollective::new(3, &call, at.map(DevicePtr::from), &peers).expect("it fits");
-        barrier::pull_rows(&running, row, ExitBarrier::Kept).expect("it fits").body
-    };
     assert!(body(48, 0).contains("Sixteens"));
     assert!(body(48, 4).contains("Fours") && body(20, 0).contains("Fours"));
     assert!(body(48, 1).contains("Bytes") && body(18, 0).contains("Bytes"));
+}
+
+fn body(row: usize, shift: usize) -> String {
+    let call = collective(Kind::AllGather, CollectiveVariant::Pull, 2, DType::U8, row * 6);
+    let peers = peers(0, 2);
+    let at = [(1 << 32), (1 << 20) + shift as Address];
+    let running = RankCollective::new(3, &call, at.map(DevicePtr::from), &peers).expect("it fits");
+    barrier::pull_rows(&running, row, ExitBarrier::Kept).expect("it fits").body
 }

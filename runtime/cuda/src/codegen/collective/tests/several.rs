@@ -22,10 +22,10 @@ impl Set {
         n: u32,
         variant: CollectiveVariant,
         exit: Option<ExitBarrier>,
-        of: &[(Kind, DType, usize, usize)],
+        collectives: &[(Kind, DType, usize, usize)],
     ) -> Set {
         let mut end = START;
-        let cases = of.iter().map(|(kind, dtype, elements, shift)| {
+        let cases = collectives.iter().map(|(kind, dtype, elements, shift)| {
             let elements = elements * if matches!(kind, Kind::AllGather) { 1 } else { n as usize };
             let results = results_of(kind, elements, n as usize);
             let mut place = |elements: usize| {
@@ -46,12 +46,12 @@ impl Set {
         peers: &PeerContext,
         source: &mut KernelSource,
     ) -> Result<Option<Vec<GpuCommand>>, CudaError> {
-        let member = |case: &Case| ResolvedMember {
+        let members = self.cases.iter().map(|case| ResolvedMember {
             node: String::new(),
             op_name: String::new(),
             work: StepWork::Collective(case.call.clone()),
-        };
-        let members: Vec<ResolvedMember> = self.cases.iter().map(member).collect();
+        });
+        let members: Vec<ResolvedMember> = members.collect();
         let symmetric = peers.arenas[peers.rank as usize];
         let addresses = AddressMap::without_ports(1 << 40, symmetric);
         lower_several(7, &members, &addresses, peers, source)
@@ -73,11 +73,11 @@ impl Set {
         (me, round): (usize, usize),
         library: &Library,
     ) {
-        let at = |r: &ResolvedRegion| peers.arenas[me] + r.offset as Address;
+        let address_of = |r: &ResolvedRegion| peers.arenas[me] + r.offset as Address;
         for Case { call, .. } in &self.cases {
             // SAFETY: a value of this rank's arena. No peer accesses it outside of the kernel, if that ends
             // with an exit, or before the next kernel has begun.
-            let operand = unsafe { bytes_at(at(&call.operand), call.elements * call.dtype.size()) };
+            let operand = unsafe { bytes_at(address_of(&call.operand), call.elements * call.dtype.size()) };
             for i in 0..call.elements {
                 write_f64(call.dtype, operand, i, element(&call.kind, call.dtype, me, i, round));
             }
@@ -86,9 +86,10 @@ impl Set {
         for case in &self.cases {
             let Case { call, results } = case;
             // SAFETY: as above.
-            let result = unsafe { bytes_at(at(&call.result), results * call.dtype.size()) };
+            let result = unsafe { bytes_at(address_of(&call.result), results * call.dtype.size()) };
             for i in 0..*results {
-                let (found, expected) = (read_f64(call.dtype, result, i), expected(case, me, i, round));
+                let found = read_f64(call.dtype, result, i);
+                let expected = expected(case, me, i, round);
                 let what = (call.kind.name(), call.variant, call.dtype, call.elements);
                 assert_eq!(found, expected, "{what:?}: element {i} on rank {me} in round {round}");
             }
@@ -188,21 +189,10 @@ fn several_collectives_give_what_each_gives() {
 
 #[test]
 fn their_work_is_divided_among_the_threads_of_one_grid() {
-    let of = |count: usize| {
-        let set = Set::new(
-            4,
-            CollectiveVariant::Pull,
-            Some(ExitBarrier::Dropped),
-            &vec![(Kind::AllGather, DType::F32, 1024, 0); count],
-        );
-        set.kernel(&peers(0, 4), &mut KernelSource::new())
-    };
-    assert_eq!([of(2).grid[0], of(16).grid[0]], [2, 16]);
-    let starts = |kernel: &KernelLaunch| match &kernel.params[1] {
-        KernelParam::Value(plain) => plain.words().chunks(18).map(|turn| turn[17]).collect::<Vec<u64>>(),
-        KernelParam::Map(_) => panic!("words"),
-    };
-    assert_eq!(starts(&of(3))[..3], [0, 256, 512]);
+    assert_eq!([kernel_of_gathers(2).grid[0], kernel_of_gathers(16).grid[0]], [2, 16]);
+    let KernelParam::Value(turns) = &kernel_of_gathers(3).params[1] else { panic!("expected words") };
+    let starts: Vec<u64> = turns.words().chunks(18).map(|turn| turn[17]).collect();
+    assert_eq!(starts[..3], [0, 256, 512]);
     for rank in 0..4 {
         let large = Set::new(
             4,
@@ -215,14 +205,29 @@ fn their_work_is_divided_among_the_threads_of_one_grid() {
     }
 }
 
+fn kernel_of_gathers(count: usize) -> KernelLaunch {
+    let set = Set::new(
+        4,
+        CollectiveVariant::Pull,
+        Some(ExitBarrier::Dropped),
+        &vec![(Kind::AllGather, DType::F32, 1024, 0); count],
+    );
+    set.kernel(&peers(0, 4), &mut KernelSource::new())
+}
+
+fn lower_on_rank_0(set: &Set) -> Option<Vec<GpuCommand>> {
+    set.lowered(&peers(0, 2), &mut KernelSource::new()).expect("it fits")
+}
+
 #[test]
 fn what_is_no_set_of_one_kernel_is_none() {
     let gather = (Kind::AllGather, DType::F32, 4, 0);
     let kept = Some(ExitBarrier::Kept);
-    let lowered = |set: &Set| set.lowered(&peers(0, 2), &mut KernelSource::new()).expect("it fits");
-    assert!(lowered(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 16])).is_some());
     assert!(
-        lowered(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 17])).is_none(),
+        lower_on_rank_0(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 16])).is_some()
+    );
+    assert!(
+        lower_on_rank_0(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 17])).is_none(),
         "too many"
     );
     for variant in [
@@ -232,13 +237,13 @@ fn what_is_no_set_of_one_kernel_is_none() {
         CollectiveVariant::Plain,
     ] {
         assert!(
-            lowered(&Set::new(2, variant, kept, &[gather.clone(), gather.clone()])).is_none(),
+            lower_on_rank_0(&Set::new(2, variant, kept, &[gather.clone(), gather.clone()])).is_none(),
             "{variant}"
         );
     }
     let mut mixed = Set::new(2, CollectiveVariant::Pull, kept, &[gather.clone(), gather.clone()]);
     mixed.cases[1].call.variant = CollectiveVariant::Push;
-    assert!(lowered(&mixed).is_none(), "two variants");
+    assert!(lower_on_rank_0(&mixed).is_none(), "two variants");
     let alone = Set::new(1, CollectiveVariant::Pull, kept, &[gather.clone(), gather]);
     let works = alone.lowered(&peers(0, 1), &mut KernelSource::new()).expect("it fits").expect("copies");
     assert!(

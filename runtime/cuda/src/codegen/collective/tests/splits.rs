@@ -40,24 +40,27 @@ const ROOM: usize = 8 << 10;
 const PLACES: [usize; 4] = [0, ROOM, 2 * ROOM, 2 * ROOM + 1024];
 
 fn call(shape: &Shape, n: u32) -> ResolvedCollective {
-    let at = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
+    let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
     let kind = Kind::AllToAll(AllToAllSplits::Device);
     ResolvedCollective {
         row_elements: shape.row,
-        operand: at(PLACES[0] + shape.shift * shape.dtype.size()),
-        result: at(PLACES[1]),
-        splits: Some((at(PLACES[2]), at(PLACES[3]))),
+        operand: region(PLACES[0] + shape.shift * shape.dtype.size()),
+        result: region(PLACES[1]),
+        splits: Some((region(PLACES[2]), region(PLACES[3]))),
         ..collective(kind, shape.variant, n, shape.dtype, shape.row * shape.capacity)
     }
 }
 
 fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
-    let at = |region: &ResolvedRegion| {
+    let address_of = |region: &ResolvedRegion| {
         DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address)
     };
-    let sizes =
-        call.splits.as_ref().map(|(sent, received)| SplitPointers { sent: at(sent), received: at(received) });
-    let ends = CollectivePointers { operand: at(&call.operand), result: at(&call.result), sizes };
+    let sizes = call
+        .splits
+        .as_ref()
+        .map(|(sent, received)| SplitPointers { sent: address_of(sent), received: address_of(received) });
+    let ends =
+        CollectivePointers { operand: address_of(&call.operand), result: address_of(&call.result), sizes };
     match lower(7, call, &ends, peers, source).expect("it fits").expect("it is ours").as_slice() {
         [GpuCommand::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),
@@ -67,10 +70,12 @@ fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSo
 /// The rows between all pairs of ranks in a round: as many as fit, few, or none from some ranks and to some.
 fn sizes(round: usize, n: usize, capacity: usize) -> Vec<Vec<i64>> {
     let mut random = SplitMix(round as u64 * 31 + capacity as u64);
-    let (mut left, mut room) = (vec![capacity; n], vec![capacity; n]);
+    let mut left = vec![capacity; n];
+    let mut room = vec![capacity; n];
     let mut out = vec![vec![0; n]; n];
     for k in 0..n * n {
-        let (from, to) = ((k + round) % n, (k / n + k + round) % n);
+        let from = (k + round) % n;
+        let to = (k / n + k + round) % n;
         let most = left[from].min(room[to]);
         let size = match round % 3 {
             0 => random.below(most + 1),
@@ -78,7 +83,8 @@ fn sizes(round: usize, n: usize, capacity: usize) -> Vec<Vec<i64>> {
             _ if random.below(3) == 0 => most.min(3),
             _ => 0,
         };
-        (left[from], room[to]) = (left[from] - size, room[to] - size);
+        left[from] -= size;
+        room[to] -= size;
         out[from][to] += size as i64;
     }
     out
@@ -127,18 +133,20 @@ fn rows_go_where_the_sizes_say() {
     for n in 1..=4u32 {
         let chaos = (n == 3).then_some(5);
         let world = World::new(n, &Given { chaos, ..Given::default() });
-        let with = |variant| SHAPES.iter().map(move |shape| Shape { variant, ..*shape });
-        let shapes: Vec<Shape> =
-            with(CollectiveVariant::Plain).chain(with(CollectiveVariant::Pull)).collect();
+        let mut shapes: Vec<Shape> = Vec::new();
+        for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
+            shapes.extend(SHAPES.iter().map(|shape| Shape { variant, ..*shape }));
+        }
         let mut source = KernelSource::new();
-        let mut kernels = |peers: &PeerContext| {
-            shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect::<Vec<KernelLaunch>>()
-        };
-        let kernels: Vec<Vec<KernelLaunch>> = world.peers.iter().map(&mut kernels).collect();
+        let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
+        for peers in &world.peers {
+            kernels.push(shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect());
+        }
         let Some(library) = Library::new(&source, &format!("splits-{n}")) else { return };
         std::thread::scope(|scope| {
             for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
-                let (shapes, library) = (&shapes, &library);
+                let shapes = &shapes;
+                let library = &library;
                 scope.spawn(move || {
                     for round in 0..6 {
                         for (shape, kernel) in shapes.iter().zip(kernels) {
@@ -172,7 +180,8 @@ fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
             let Some(library) = Library::new(&source, &format!("unfit-{k}-{variant}")) else { return };
             std::thread::scope(|scope| {
                 for (me, (peers, kernel)) in world.peers.iter().zip(&kernels).enumerate() {
-                    let (base, library) = (peers.arenas[me], &library);
+                    let base = peers.arenas[me];
+                    let library = &library;
                     scope.spawn(move || {
                         // SAFETY: nothing else accesses the sizes.
                         let sent = unsafe { bytes_at(base + PLACES[2] as Address, 24) };
@@ -211,18 +220,13 @@ pub(super) fn kernels(n: u32, source: &mut KernelSource) {
 
 #[test]
 fn the_unit_is_the_same_on_all_ranks() {
-    let place = |offset, by_rank| {
-        let by_rank = Some([offset, offset + by_rank].into());
-        ResolvedRegion { space: MemorySpace::Symmetric, offset, by_rank }
-    };
-    let bodies = |operand: ResolvedRegion| {
+    for (offset, distance) in [(0, 0), (0, 16), (0, 8), (4, 12), (16, 4)] {
+        let by_rank = Some([offset, offset + distance].into());
+        let operand = ResolvedRegion { space: MemorySpace::Symmetric, offset, by_rank };
         let call = ResolvedCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };
-        let kernel = |rank| lowered(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry;
-        [kernel(0), kernel(1)]
-    };
-    for (offset, by_rank) in [(0, 0), (0, 16), (0, 8), (4, 12), (16, 4)] {
-        let [first, second] = bodies(place(offset, by_rank));
-        assert_eq!(first, second, "{offset} {by_rank}");
+        let [first, second] =
+            [0, 1].map(|rank| lowered(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry);
+        assert_eq!(first, second, "{offset} {distance}");
     }
 }
 

@@ -114,18 +114,22 @@ impl<M> ModuleCache<M> {
 
     /// Removes idle code of a GPU until the rest is within the limit. The caller unloads the returned code.
     pub fn evict_idle(&mut self, gpu: u32) -> Vec<Arc<LoadedCode<M>>> {
-        let is_idle = |code: &Arc<LoadedCode<M>>| code.key.gpu == gpu && Arc::strong_count(code) == 1;
-        let mut idle: usize = self.entries.iter().filter(|code| is_idle(code)).map(|code| code.bytes).sum();
+        let idle_codes = self.entries.iter().filter(|code| is_idle(code, gpu));
+        let mut idle: usize = idle_codes.map(|code| code.bytes).sum();
         let limit = self.idle_limit;
-        let evict = |code: &mut Arc<LoadedCode<M>>| {
-            let evicted = idle > limit && is_idle(code);
-            if evicted {
+        let evicted = self.entries.extract_if(.., |code| {
+            let evict = idle > limit && is_idle(code, gpu);
+            if evict {
                 idle -= code.bytes;
             }
-            evicted
-        };
-        self.entries.extract_if(.., evict).collect()
+            evict
+        });
+        evicted.collect()
     }
+}
+
+fn is_idle<M>(code: &Arc<LoadedCode<M>>, gpu: u32) -> bool {
+    code.key.gpu == gpu && Arc::strong_count(code) == 1
 }
 
 #[cfg(test)]
@@ -205,12 +209,15 @@ mod tests {
         let met = (Mutex::new(0), Condvar::new());
         std::thread::scope(|scope| {
             for number in 0..4 {
-                let (modules, met) = (&modules, &met);
-                // All threads are inside their load at the same time.
-                let load = move || meet(met, 4).then_some(number).ok_or("the others do not load");
+                let modules = &modules;
+                let met = &met;
                 let key = key(u32::from(number) / 2, u64::from(number) / 2, number);
                 scope.spawn(move || {
-                    assert_eq!(modules.get_or_load(key, 10, load).map(|c| c.module), Ok(number))
+                    // All threads are inside their load at the same time.
+                    let code = modules.get_or_load(key, 10, || {
+                        meet(met, 4).then_some(number).ok_or("the others do not load")
+                    });
+                    assert_eq!(code.map(|c| c.module), Ok(number))
                 });
             }
         });
@@ -221,22 +228,23 @@ mod tests {
     fn code_of_one_key_is_loaded_once_and_again_after_a_failure() {
         use std::sync::atomic::{AtomicU32, Ordering};
         let modules = SharedModules::<u8>::new(100);
-        let (loads, same) = (AtomicU32::new(0), key(0, 1, 1));
+        let loads = AtomicU32::new(0);
+        let same = key(0, 1, 1);
         let met = (Mutex::new(0), Condvar::new());
-        let load = || {
-            // The other threads that have arrived wait here. The first load fails, the second panics.
-            match loads.fetch_add(1, Ordering::SeqCst) {
-                0 => Err("no memory"),
-                1 => panic!("in the driver"),
-                _ => Ok(7),
-            }
-        };
         let results: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8)
                 .map(|_| {
                     scope.spawn(|| {
                         meet(&met, 8);
-                        modules.get_or_load(same, 10, load)
+                        modules.get_or_load(same, 10, || {
+                            // The other threads that have arrived wait here. The first load fails, the
+                            // second panics.
+                            match loads.fetch_add(1, Ordering::SeqCst) {
+                                0 => Err("no memory"),
+                                1 => panic!("in the driver"),
+                                _ => Ok(7),
+                            }
+                        })
                     })
                 })
                 .collect();
