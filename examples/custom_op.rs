@@ -1,4 +1,4 @@
-//! Custom ops: a fused op of one rank, and one that reads its peers' operand, on threads, on processes of this
+//! Custom ops: a fused op of one rank, and an op that reads its peers' operand. They run on threads, on processes of this
 //! program, and in the interpreter.
 //!
 //! `cargo run --release -p symmc --example custom_op`
@@ -11,7 +11,7 @@ use symmc::{
     Workload,
 };
 
-/// `my::neighbour` reads operand 0 of its peers; the group says who they are.
+/// `my::neighbour` reads operand 0 of its peers, which are the ranks of its group.
 const PROGRAM: &str = r#"program "custom" ranks 3
 symbol tokens in 1..=64
 group @ring world
@@ -28,14 +28,16 @@ return %s
 
 /// `silu(x) * y`, in one pass.
 fn gate(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
-    let (x, y) = (call.operand::<f32>(0)?, call.operand::<f32>(1)?);
+    let x = call.operand::<f32>(0)?;
+    let y = call.operand::<f32>(1)?;
     for (i, z) in call.result::<f32>(0)?.iter_mut().enumerate() {
         *z = x[i] / (1.0 + (-x[i]).exp()) * y[i];
     }
     Ok(())
 }
 
-/// The operand of the next rank of the group: every peer has arrived, and none goes on before all have read.
+/// Copies the operand of the next rank of the group. Every peer has computed its operand by now, and none overwrites it before
+/// all have read it.
 fn neighbour(call: &mut CustomCall<'_>) -> Result<(), CustomError> {
     let next = (call.number() + 1) % call.cell().len();
     let x = call.peer_operand::<f32>(next, 0)?;
@@ -52,7 +54,7 @@ fn kernels() -> CustomKernelRegistry {
 }
 
 fn main() -> ExitCode {
-    // As the process of a rank, this program runs that rank and nothing else.
+    // In the process of a rank, this program runs that rank only.
     if let Some(code) = symmc::rank_main(&kernels()) {
         return code;
     }
@@ -74,9 +76,9 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     for backend in [Backend::Threads, Backend::this_program()?] {
         let found = symmc::run(&plan, &work, &backend, &config)?;
         if found != expected {
-            return Err(format!("{backend:?} does not give what the interpreter gives").into());
+            return Err(format!("{backend:?} gives other outputs than the interpreter").into());
         }
     }
-    println!("{} ranks give what the interpreter gives, as threads and as processes", plan.ranks);
+    println!("{} ranks give the outputs of the interpreter, as threads and as processes", plan.ranks);
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Embeds symmc: opens an exported program, plans it, reads the decisions from the plan, and runs it on ranks
-//! that are threads of this process.
+//! Embeds symmc: opens an exported program, plans it, prints the decisions of the plan, and runs it on ranks that are
+//! threads of this process.
 //!
 //! `cargo run --release -p symmc --example embed`
 

@@ -2,12 +2,12 @@
  *
  *     cc -Ifrontends/capi/include examples/c/gpus.c -Ltarget/release -lsymmc -ldl -pthread -o gpus
  *
- * Input, weight, output, and a state that runs change where it lies are allocated by the driver's API, and runs go to a stream of
- * this program between copies of its own. The same runs on the host tell what must come out. Exits with 77 where there are not
+ * The driver's API allocates the input, the weight, the output, and a state that runs change in place. Runs are enqueued on a
+ * stream of this program, between copies. The same runs on the host give the expected results. Exits with 77 if there are not
  * two GPUs.
  *
- * The few functions of the driver that it takes are declared here and looked up in libcuda.so.1 when it starts: so it compiles,
- * and says what is missing, on machines without CUDA. An engine includes cuda.h, or calls the runtime's API.
+ * The functions of the driver that it uses are declared here and looked up in libcuda.so.1 when it starts. The program therefore
+ * compiles on machines without CUDA, and names what is missing. An engine includes cuda.h, or calls the runtime's API.
  */
 #include <dlfcn.h>
 #include <pthread.h>
@@ -32,7 +32,7 @@ static const char *const PROGRAM =
     "return %y\n"
     "mutate %state = %next\n";
 
-/* The sizes of the runs, which the buckets below serve. */
+/* The sizes of the runs. The buckets below serve them. */
 static const int64_t SIZES[RUNS] = {64, 3, 8, 64, 3, 1};
 
 /* ---- The driver ---- */
@@ -59,11 +59,11 @@ static void no_gpus(const char *found) {
     exit(NO_GPUS);
 }
 
-/* `function` is the place of a pointer, which is copied because C does not turn pointers to data into those to functions. */
+/* `function` points to a function pointer. The address is copied, as C does not convert pointers to data to pointers to functions. */
 static void look_up(void *library, const char *name, void *function) {
     char text[64];
     void *found = dlsym(library, name);
-    snprintf(text, sizeof text, "the driver has no %s", name);
+    snprintf(text, sizeof text, "the driver lacks %s", name);
     if (found == NULL) no_gpus(text);
     memcpy(function, &found, sizeof found);
 }
@@ -72,7 +72,7 @@ static void open_driver(void) {
     char text[64];
     int gpus = 0, error;
     void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    if (library == NULL) no_gpus("there is no libcuda.so.1");
+    if (library == NULL) no_gpus("libcuda.so.1 was not found");
     look_up(library, "cuInit", &driver.init);
     look_up(library, "cuDeviceGetCount", &driver.count);
     look_up(library, "cuDevicePrimaryCtxRetain", &driver.retain);
@@ -91,7 +91,7 @@ static void open_driver(void) {
     if (error != 0 || gpus < RANKS) no_gpus(text);
 }
 
-/* ---- What ends the program ---- */
+/* ---- Failures ---- */
 
 static void must_at(symmc_status status, int line) {
     if (status == SYMMC_OK) return;
@@ -115,7 +115,7 @@ typedef struct {
     symmc_group *group;
 } rank_arguments;
 
-/* The numbers of a rank, small whole ones: sums of their products are exact in every order. */
+/* The numbers of a rank. They are small integers: sums of their products are exact in every order. */
 typedef struct {
     float x[ROWS * WIDE], w[WIDE * NARROW], state[NARROW], y[RUNS][ROWS * NARROW];
 } numbers;
@@ -148,7 +148,7 @@ static void run_on_host(const rank_arguments *rank, numbers *own) {
     must(symmc_session_close(session));
 }
 
-/* The pointer of a place in memory of the GPU. */
+/* An address of the GPU as a pointer. */
 static void *at(address memory) { return (void *)(size_t)memory; }
 
 static void run_on_gpu(const rank_arguments *rank, numbers *own) {
@@ -181,7 +181,7 @@ static void run_on_gpu(const rank_arguments *rank, numbers *own) {
     for (int run = 0; run < RUNS; run++) {
         const size_t rows = (size_t)SIZES[run];
         set_rows(session, SIZES[run]);
-        /* Each waits for the one before it, on the GPU: nothing here waits for any. */
+        /* Each waits on the GPU for the one before it. This thread waits for none. */
         cuda(driver.upload(x, own->x, rows * WIDE * sizeof(float), stream));
         must(symmc_session_enqueue_on(session, stream));
         cuda(driver.download(own->y[run], y, rows * NARROW * sizeof(float), stream));
@@ -197,7 +197,7 @@ static void run_on_gpu(const rank_arguments *rank, numbers *own) {
         printf("a session takes %llu bytes of its GPU\n",
                (unsigned long long)(taken.ordinary + taken.symmetric + taken.flags + taken.scratch + taken.held));
     must(symmc_session_close(session));
-    /* What the session used is still this program's. */
+    /* The memory that the session used still belongs to this program. */
     cuda(driver.free(x));
     cuda(driver.free(w));
     cuda(driver.free(state));

@@ -1,6 +1,6 @@
-/* What the examples have together: a small program of two ranks, and what each rank does with it.
+/* Code that the examples share: a small program of two ranks, and the work of each rank.
  *
- * Every call of symmc gives a status. `must` ends the process where one is not SYMMC_OK, with the text of the error.
+ * Every call of symmc returns a status. If one is not SYMMC_OK, `must` prints the message of the error and ends the process.
  */
 #ifndef LAYER_H
 #define LAYER_H
@@ -13,7 +13,7 @@
 
 enum { RANKS = 2, ROWS = 64, WIDE = 8, NARROW = 4 };
 
-/* A layer whose weights are divided by rows: each rank has a part of the sum. `count` is updated in place in every run. */
+/* A layer whose weights are divided by rows: each rank has a part of the sum. Every run updates `count` in place. */
 static const char *const PROGRAM =
     "program \"layer\" ranks 2\n"
     "symbol n in 1..=64\n"
@@ -44,7 +44,7 @@ static inline void expect_at(int holds, const char *what, int line) {
 }
 #define expect(holds) expect_at((holds), #holds, __LINE__)
 
-/* Program and plan, as every rank has to have them. */
+/* The program and the plan, which must be equal on every rank. */
 static inline symmc_plan *compiled(void) {
     symmc_program *program;
     symmc_options *options;
@@ -65,14 +65,14 @@ static inline void set_rows(symmc_session *session, int64_t rows) {
     must(symmc_session_set(session, &symbol, &rows, 1));
 }
 
-/* Each rank's part of every sum is its rank + 1 in RANKS * (RANKS + 1) / 2. */
+/* Each rank contributes rank + 1 to every sum, which is RANKS * (RANKS + 1) / 2. */
 static inline void expect_rows(const float *y, int rows) {
     for (int i = 0; i < rows; i++)
         for (int j = 0; j < NARROW; j++)
             expect(y[i * NARROW + j] == (float)(WIDE * (i + 1) * (j + 1) * RANKS * (RANKS + 1) / 2));
 }
 
-/* A rank from its first run to its last, in memory of its own. */
+/* Runs one rank from its first run to its last, in memory of this program. */
 static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     static const char *const KINDS[] = {"argument", "parameter", "output"};
     float x[ROWS * WIDE], w[WIDE * NARROW], y[ROWS * NARROW], count[NARROW] = {0};
@@ -87,7 +87,7 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     for (int i = 0; i < ROWS * WIDE; i++) x[i] = (float)(i / WIDE + 1);
     for (int i = 0; i < WIDE * NARROW; i++) w[i] = (float)((rank + 1) * (uint32_t)(i % NARROW + 1));
 
-    /* Returns when all ranks have opened theirs. */
+    /* Returns when all ranks have opened their sessions. */
     must(symmc_session_options_create(&options));
     must(symmc_session_options_set_limit(options, 20000));
     must(symmc_session_open(plan, group, options, &session));
@@ -102,7 +102,7 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
         }
     }
 
-    /* Memory of this function, where runs find and write it. */
+    /* Memory of this function, which runs read and write in place. */
     must(symmc_session_bind(session, "x", x, sizeof x));
     must(symmc_session_bind(session, "out.0", y, sizeof y));
     must(symmc_session_bind(session, "count", count, sizeof count));
@@ -112,7 +112,7 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     must(symmc_session_run(session));
     expect_rows(y, ROWS);
 
-    /* Other sizes, runs behind each other. */
+    /* Other sizes, and runs that are enqueued one after another. */
     for (int64_t rows = 1; rows <= 10; rows++) {
         set_rows(session, rows);
         must(symmc_session_enqueue(session));
@@ -124,18 +124,19 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     expect_rows(y, 10);
     expect(count[0] == 11.0f && count[NARROW - 1] == 11.0f);
 
-    /* What does not fit is refused by name, and nothing has changed. */
+    /* An invalid size is refused by name, and the sizes do not change. */
     expect(symmc_session_bind(session, "x", (char *)x + 1, sizeof x - 1) == SYMMC_ERROR_INPUT);
     expect(strstr(symmc_last_error(), "%x") != NULL);
     expect(symmc_last_error_kind() == SYMMC_ERROR_INPUT);
 
-    /* What is taken was told before; of inputs and outputs only the weight has memory of the session. */
+    /* The session uses the memory that was announced. Only the weight has memory of the session; the other inputs and outputs are
+     * bound. */
     must(symmc_plan_get_memory(plan, rank, NULL, &told));
     must(symmc_session_taken(session, &taken));
     expect(taken.ordinary == told.ordinary && taken.symmetric == told.symmetric && taken.flags == told.flags);
     expect(taken.scratch <= told.scratch && taken.held == sizeof w && taken.held < told.held);
 
-    /* The arenas are given back and taken again. */
+    /* The arenas are released and allocated again. */
     must(symmc_session_release(session));
     must(symmc_session_taken(session, &taken));
     expect(taken.ordinary == 0 && taken.symmetric == 0 && taken.scratch == 0);

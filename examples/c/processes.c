@@ -4,9 +4,9 @@
  *     ./processes plan.json
  *     torchrun --nproc-per-node 2 --no-python ./processes plan.json
  *
- * Under a launcher this process is one rank, whose place the environment names. Otherwise it forks the ranks, before it uses
- * symmc, and they find each other by means of their own: a function that gathers bytes of all ranks, here in shared memory.
- * Rank 0 compiles the plan and writes it to the file; the other rank reads it from there.
+ * Under a launcher this process is one rank, which the environment names. Otherwise it forks the ranks before it uses symmc. They
+ * find each other through a function of this program that gathers bytes of all ranks, here in shared memory. Rank 0 compiles the
+ * plan and writes it to the file. The other rank reads it from there.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
@@ -18,31 +18,31 @@
 
 enum { ROOM = 4096 };
 
-/* What the processes share. */
+/* The memory that the processes share. */
 typedef struct {
     pthread_barrier_t barrier;
-    char said[RANKS][ROOM];
+    char bytes[RANKS][ROOM];
 } board;
 
-/* What one of them gives its function. */
+/* The context of one process for its function. */
 typedef struct {
     board *shared;
     uint32_t rank;
-} teller;
+} gather_context;
 
 static int all_gather(void *context, const void *mine, size_t bytes, void *all) {
-    teller *self = (teller *)context;
+    gather_context *self = (gather_context *)context;
     if (bytes > ROOM) return 1;
-    memcpy(self->shared->said[self->rank], mine, bytes);
+    memcpy(self->shared->bytes[self->rank], mine, bytes);
     pthread_barrier_wait(&self->shared->barrier);
-    for (size_t rank = 0; rank < RANKS; rank++) memcpy((char *)all + rank * bytes, self->shared->said[rank], bytes);
-    /* What was said stays until all have it. */
+    for (size_t rank = 0; rank < RANKS; rank++) memcpy((char *)all + rank * bytes, self->shared->bytes[rank], bytes);
+    /* The bytes stay until all processes have copied them. */
     pthread_barrier_wait(&self->shared->barrier);
     return 0;
 }
 
 static void forked_rank(board *shared, uint32_t rank, const char *path) {
-    teller self;
+    gather_context self;
     char nothing[RANKS];
     symmc_group *group;
     symmc_plan *plan;

@@ -2,7 +2,7 @@
  *
  *     cc -Ifrontends/capi/include examples/c/threads.c -Ltarget/release -lsymmc -pthread -o threads
  *
- * The plan is read by all threads; the place and the session of a rank belong to its thread.
+ * All threads read the plan. The group member and the session of a rank belong to its thread.
  */
 #include <pthread.h>
 
@@ -29,7 +29,7 @@ int main(void) {
     expect(symmc_plan_ranks(plan) == RANKS);
     must(symmc_plan_get_memory(plan, 0, NULL, &memory));
     printf("%s", symmc_plan_report(plan));
-    printf("a rank takes %llu bytes, and at most %llu for what is not bound\n",
+    printf("a rank uses %llu bytes, and at most %llu for inputs and outputs that are not bound\n",
            (unsigned long long)(memory.ordinary + memory.symmetric + memory.flags + memory.scratch),
            (unsigned long long)memory.held);
 

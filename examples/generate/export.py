@@ -1,22 +1,22 @@
 #!/usr/bin/env python3
-"""Exports a small tensor-parallel decoder as two programs, with its weights and the text that it gives.
+"""Exports a small tensor-parallel decoder as two programs, with its weights and the text that it generates.
 
     python3 export.py OUT
 
-The model is transformers' own `LlamaForCausalLM`, its modelling code untouched, whose tokens are the bytes of ASCII text.
-It is trained on the sentences of TEXT, so that what it writes can be read and no two tokens are nearly as likely. Each of
-RANKS ranks has a part of its heads, of its intermediate size and of its vocabulary: functional all-reduces follow `o_proj`
-and `down_proj`, an all-gather follows `lm_head`. OUT gets
+The model is `LlamaForCausalLM` of transformers with unchanged modelling code. Its tokens are the bytes of ASCII text. It is
+trained on the sentences of TEXT, so that its output is readable and the most likely token is clearly ahead. Each of RANKS
+ranks has a part of its heads, of its intermediate size and of its vocabulary: functional all-reduces follow `o_proj`
+and `down_proj`, an all-gather follows `lm_head`. The folder OUT receives:
 
 - `prefill.pt2`: the prompt, of any number of tokens up to the positions of the cache
 - `decode.pt2`: one token
 - `model.safetensors`: `rank{r}.w.PARAMETER` of both programs, and `rank{r}.in.I` and `rank{r}.out.I` of the prompt
-- `prompt.txt` and `generated.txt`: the prompt, and the TOKENS tokens with which `generate` of transformers goes on
+- `prompt.txt` and `generated.txt`: the prompt, and the next TOKENS tokens by `generate` of transformers
 
-Both programs take `input_ids` i64[1, tokens], `cache_position` i64[1] (where the first of these tokens stands in the
+Both programs take `input_ids` i64[1, tokens], `cache_position` i64[1] (the position of the first of these tokens in the
 cache) and the static cache `cache_I`, keys and values of each layer in turn, which they change in place. They return the
-most likely next token, i64[1, 1], which is what `decode` takes next. Two processes that gloo joins run both programs as
-PyTorch runs them, and must write what `generate` wrote. Needs no GPU; written for PyTorch 2.15 and transformers 5.17.
+most likely next token, i64[1, 1], which is the next input of `decode`. Two processes that gloo connects run both programs in
+PyTorch, and must write the text of `generate`. Needs no GPU; written for PyTorch 2.15 and transformers 5.17.
 """
 
 import argparse
@@ -44,7 +44,7 @@ TEXT = """\
 A collective moves data between ranks. It is faster where its operands lie in symmetric memory, which every rank can \
 reach. symmc places them there by itself, ahead of time, and proves that no two ranks race.
 """
-# What all ranks have together.
+# The configuration that all ranks share.
 SIZES = dict(num_attention_heads=4, num_key_value_heads=2, intermediate_size=128)
 COMMON = dict(
     vocab_size=128,
@@ -62,7 +62,7 @@ DIVIDED = dict(q_proj=0, k_proj=0, v_proj=0, gate_proj=0, up_proj=0, lm_head=0, 
 
 
 class Reduced(torch.nn.Module):
-    """A projection of which every rank has a part of the columns."""
+    """A projection whose columns are divided among the ranks."""
 
     def __init__(self, inner):
         super().__init__()
@@ -73,7 +73,7 @@ class Reduced(torch.nn.Module):
 
 
 class Gathered(torch.nn.Module):
-    """A projection of which every rank has a part of the rows."""
+    """A projection whose rows are divided among the ranks."""
 
     def __init__(self, inner):
         super().__init__()
@@ -84,7 +84,7 @@ class Gathered(torch.nn.Module):
 
 
 class Next(torch.nn.Module):
-    """The most likely token after those given, which stand from a position of the cache on."""
+    """The most likely token after the given ones, which are in the cache from a position on."""
 
     def __init__(self, model):
         super().__init__()
@@ -106,7 +106,7 @@ def bytes_of(text):
 
 
 def trained():
-    """The whole model, which has learned TEXT by heart."""
+    """The whole model, trained until it reproduces TEXT."""
     torch.manual_seed(SEED)
     config = transformers.LlamaConfig(**COMMON, **SIZES)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
@@ -122,7 +122,7 @@ def trained():
 
 
 def generated(model):
-    """What `generate` gives, and the least distance between the logits of the most likely token and the next."""
+    """The text of `generate`, and the least distance between the logits of the two most likely tokens."""
     prompt = bytes_of(PROMPT)
     result = model.generate(
         prompt,
@@ -168,14 +168,14 @@ def exported(module, tokens, shape):
 
 
 def without_traces(value):
-    """A program's JSON without where in whose files its nodes come from."""
+    """A program's JSON without the source files of its nodes."""
     if isinstance(value, dict):
         return {k: without_traces(v) for k, v in value.items() if k != "stack_trace"}
     return [without_traces(v) for v in value] if isinstance(value, list) else value
 
 
 def stripped(program, out):
-    """Saves a program without its weights and samples, which lie beside it, and without traces."""
+    """Saves a program without traces, weights and samples; the latter are in the tensor file."""
     whole = io.BytesIO()
     torch.export.save(program, whole)
     with zipfile.ZipFile(whole) as source, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target:
@@ -191,7 +191,7 @@ def stripped(program, out):
 
 
 def written(prefill, decode, cache):
-    """The tokens that the programs write, as an engine runs them."""
+    """The tokens that the programs generate when an engine runs them."""
     prompt = bytes_of(PROMPT)
     tokens = [prefill.module()(prompt, torch.tensor([0]), cache)]
     for position in range(prompt.shape[1], prompt.shape[1] + TOKENS - 1):

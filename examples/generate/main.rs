@@ -2,11 +2,11 @@
 //!
 //! `cargo run --release --example generate -- [--backend host|cuda] [--prompt TEXT] [--tokens N] [FOLDER]`
 //!
-//! FOLDER holds what `export.py` writes. Each rank opens a session of each program, on the host, or each rank on a GPU of its
-//! own. Both read the same weights, and both change the same caches, which belong to this program and stay where they are:
-//! from the prompt to the last token nothing but tokens and positions is copied. The ranks are threads of this process, or
-//! the processes of a launcher: `torchrun --nproc-per-node 2 --no-python target/release/examples/generate`. Tokens are
-//! written to stdout as they come, and how many there are to stderr.
+//! FOLDER contains the files that `export.py` writes. Each rank opens a session of each program, on the host or on its own GPU.
+//! Both sessions read the same weights and change the same caches in place. The caches belong to this program: from the prompt
+//! to the last token only tokens and positions are copied. The ranks are threads of this process, or the processes of a
+//! launcher: `torchrun --nproc-per-node 2 --no-python target/release/examples/generate`. Tokens are written to stdout as they
+//! are generated, and their number to stderr.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -37,11 +37,11 @@ fn refused(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::Input, message)
 }
 
-/// Where the ranks run.
+/// The device of the ranks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Device {
     Host,
-    /// Each rank on the GPU of its number.
+    /// Each rank runs on the GPU with its number.
     Gpus,
 }
 
@@ -50,7 +50,7 @@ impl Device {
         match text {
             "host" => Ok(Device::Host),
             "cuda" if cfg!(feature = "cuda") => Ok(Device::Gpus),
-            "cuda" => Err(refused("--backend cuda: this build was made without the feature `cuda`")),
+            "cuda" => Err(refused("--backend cuda: this build does not have the feature `cuda`")),
             other => Err(refused(format!("--backend: expected host or cuda, found {other}"))),
         }
     }
@@ -97,7 +97,7 @@ impl Options {
                 }
                 option if option.starts_with('-') => {
                     return Err(refused(format!(
-                        "unknown option {option}; expected --backend host|cuda, --prompt TEXT, --tokens N or a folder"
+                        "unknown option {option}; usage: generate [--backend host|cuda] [--prompt TEXT] [--tokens N] [FOLDER]"
                     )));
                 }
                 folder => options.folder = folder.into(),
@@ -107,7 +107,7 @@ impl Options {
     }
 }
 
-/// A program, and the plan of it.
+/// A program and its plan.
 struct Part {
     program: Program,
     plan: CheckedPlan,
@@ -128,7 +128,7 @@ impl Part {
     }
 }
 
-/// What all ranks of this process have together.
+/// The data that all ranks of this process share.
 struct Model {
     prefill: Part,
     decode: Part,
@@ -158,7 +158,7 @@ fn generate(options: &Options) -> Result<(), Error> {
         let panicked = |_| Err(Error::new(ErrorKind::Defect, "a rank panicked"));
         threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
     });
-    // What one rank says of another's failure explains less than what that one says itself.
+    // The error of the failed rank explains more than the errors of the ranks that noticed the failure.
     let mut errors: Vec<Error> = ended.into_iter().filter_map(Result::err).collect();
     errors.sort_by_key(|error| error.kind() == ErrorKind::Peer);
     errors.into_iter().next().map_or(Ok(()), Err)
@@ -198,7 +198,7 @@ struct Rank {
     prefill: Session,
     decode: Session,
     caches: Vec<Cache>,
-    /// How many tokens the caches have room for.
+    /// The number of tokens for which the caches have room.
     positions: usize,
 }
 
@@ -229,7 +229,7 @@ impl Rank {
         }
         for cache in &self.caches {
             for session in [&mut self.prefill, &mut self.decode] {
-                // SAFETY: the runs of both sessions follow each other, and nobody else touches the buffer.
+                // SAFETY: the runs of both sessions follow each other, and nothing else uses the buffer.
                 unsafe { session.bind_buffer(&cache.name, &cache.buffer)? };
             }
         }
@@ -242,23 +242,26 @@ impl Rank {
     }
 }
 
-/// Whether a session returns one token.
+/// Checks that a session returns one token.
 fn expect_token(session: &Session) -> Result<(), Error> {
     let outputs = session.outputs()?;
     match outputs.iter().find(|output| output.replaces.is_none()) {
         Some(token) if token.dtype == DType::I64 && token.extents.iter().all(|&extent| extent == 1) => Ok(()),
         Some(other) => Err(refused(format!(
-            "{}: expected that it returns one token, i64[1, 1]; found %{}: {}{:?}",
+            "{}: expected one output, a token i64[1, 1]; found %{}: {}{:?}",
             session.plan().source.name,
             other.name,
             other.dtype,
             other.extents
         ))),
-        None => Err(refused(format!("{}: it returns no token", session.plan().source.name))),
+        None => Err(refused(format!(
+            "{}: expected one output, a token i64[1, 1]; found none",
+            session.plan().source.name
+        ))),
     }
 }
 
-/// The token behind those given, which stand in the caches from a position on.
+/// The token that follows the given ones, which are in the caches from a position on.
 fn next(session: &mut Session, tokens: &[i64], position: usize) -> Result<i64, Error> {
     let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_ne_bytes()).collect();
     session.write("input_ids", &bytes)?;
@@ -269,11 +272,11 @@ fn next(session: &mut Session, tokens: &[i64], position: usize) -> Result<i64, E
 
 fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Result<(), Error> {
     let mut rank = Rank::open(model, group, prompt.len())?;
-    // The last token is written and not read again.
+    // The last token is not read again, so it needs no room.
     let needed = prompt.len() + tokens - 1;
     if needed > rank.positions {
         let room = rank.positions;
-        return Err(refused(format!("the caches have room for {room} tokens, {needed} are to stand there")));
+        return Err(refused(format!("the caches have room for {room} tokens, {needed} are needed")));
     }
     let mut progress = (group.rank() == 0).then(|| Progress::new(tokens));
     let mut token = next(&mut rank.prefill, prompt, 0)?;
@@ -288,13 +291,13 @@ fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Resul
     rank.close()
 }
 
-/// Writes tokens as they come, and how many there are.
+/// Writes tokens as they are generated, and their number.
 struct Progress {
     tokens: usize,
     written: usize,
     start: Instant,
     first: Duration,
-    /// Whether a line of its own shows it, which tokens do not break.
+    /// Whether the progress is shown on a line that tokens do not interrupt.
     shown: bool,
 }
 
@@ -305,7 +308,8 @@ impl Progress {
     }
 
     fn written(&mut self, token: i64) -> Result<(), Error> {
-        let token = u8::try_from(token).map_err(|_| refused(format!("the token {token} is no byte")))?;
+        let token = u8::try_from(token)
+            .map_err(|_| refused(format!("expected a token of one byte, found {token}")))?;
         let mut out = std::io::stdout().lock();
         let written = out.write_all(&[token]).and_then(|()| out.flush());
         written.map_err(|e| Error::new(ErrorKind::Run, format!("writing a token: {e}")))?;

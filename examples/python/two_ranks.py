@@ -1,7 +1,7 @@
-"""A model with its weights divided between two ranks, compiled by symmc: ``python examples/python/two_ranks.py``.
+"""Compiles a model whose weights are divided between two ranks: ``python examples/python/two_ranks.py``.
 
-The ranks are processes of this machine that PyTorch's gloo connects; with ``--gpus`` each has a GPU. ``torchrun
---nproc-per-node 2 examples/python/two_ranks.py`` starts them from outside.
+The ranks are processes of this machine that PyTorch's gloo connects. With ``--gpus`` each rank has a GPU. They can also be
+started by ``torchrun --nproc-per-node 2 examples/python/two_ranks.py``.
 """
 
 import argparse
@@ -13,7 +13,7 @@ import torch.distributed._functional_collectives as funcol
 
 
 class Mlp(torch.nn.Module):
-    """Two products, whose weights are divided; one sum over ranks."""
+    """Two products with divided weights, and one sum over the ranks."""
 
     def __init__(self, hidden: int, ranks: int):
         super().__init__()
@@ -26,7 +26,7 @@ class Mlp(torch.nn.Module):
         return x + funcol.all_reduce(y, "sum", dist.group.WORLD)
 
 
-def of_rank(rank: int, ranks: int, gpus: bool) -> None:
+def run_rank(rank: int, ranks: int, gpus: bool) -> None:
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "29876")
     device = torch.device("cuda", rank) if gpus else torch.device("cpu")
@@ -43,18 +43,18 @@ def of_rank(rank: int, ranks: int, gpus: bool) -> None:
             if rank == 0:
                 print(f"{tokens:4} tokens: differs from eager by at most {difference:.1e}")
     if rank == 0:
-        print(f"what was decided is in {report}")
+        print(f"the decisions are in {report}")
     dist.destroy_process_group()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gpus", action="store_true", help="a GPU for each rank")
+    parser.add_argument("--gpus", action="store_true", help="run each rank on a GPU")
     gpus = parser.parse_args().gpus
     if "RANK" in os.environ:
-        of_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gpus)
+        run_rank(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), gpus)
     else:
-        torch.multiprocessing.spawn(of_rank, args=(2, gpus), nprocs=2)
+        torch.multiprocessing.spawn(run_rank, args=(2, gpus), nprocs=2)
 
 
 if __name__ == "__main__":

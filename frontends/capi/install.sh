@@ -1,14 +1,14 @@
 #!/bin/sh
-# Installs libsymmc for programs in C and C++: the header, the shared and the static library, and what pkg-config reads.
+# Installs libsymmc for programs in C and C++: the header, the shared and the static library, and a file for pkg-config.
 #
 #   frontends/capi/install.sh PREFIX [LIBRARIES]
 #
-# PREFIX is an absolute folder, as /usr/local. LIBRARIES is a folder that has libsymmc.a; without it cargo builds it first.
-# DESTDIR, if it is set, is put in front of every path: for who makes packages. CC is the compiler that links, cc by default.
-# What is installed is written to the output, one path a line: removing these uninstalls it.
+# PREFIX is an absolute folder, such as /usr/local. LIBRARIES is a folder that contains libsymmc.a; without it cargo builds it.
+# DESTDIR, if it is set, is put before every path, for package builds. CC is the compiler that links, cc by default.
+# Prints the installed paths, one on each line; removing them uninstalls libsymmc.
 #
-# The shared library is linked here, from the static one, because the name that programs ask the loader for has the version of
-# the interface in it, which libraries in cargo's folders have not: there the name would find no file.
+# The shared library is linked here from the static one, because its soname contains the version of the interface. The library
+# that cargo builds has no such soname: in cargo's folders no file would have that name.
 set -eu
 
 fail() {
@@ -42,9 +42,9 @@ trap 'rm -rf "$made"' EXIT
 
 echo '{ global: symmc_*; local: *; };' >"$made/exported"
 ${CC:-cc} -shared -o "$made/libsymmc.so" -Wl,-soname,"libsymmc.so.$abi" -Wl,--version-script,"$made/exported" \
-  -Wl,--gc-sections -Wl,--no-undefined -Wl,--whole-archive "$libraries/libsymmc.a" -Wl,--no-whole-archive \
+  -Wl,--gc-sections -Wl,--strip-debug -Wl,--no-undefined -Wl,--whole-archive "$libraries/libsymmc.a" -Wl,--no-whole-archive \
   -lgcc_s -lutil -lrt -pthread -lm -ldl
-# In what sed puts in, \, & and the sign that divides are special; a space is to what reads the file.
+# In a replacement of sed, \, & and the separator are special. A space is special in the file for pkg-config.
 escaped=$(printf '%s' "$prefix" | sed 's/[\\&|]/\\&/g; s/ /\\\\ /g')
 sed "s|@PREFIX@|$escaped|; s|@VERSION@|$version|" "$here/symmc.pc.in" >"$made/symmc.pc"
 

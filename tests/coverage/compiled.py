@@ -426,8 +426,8 @@ def tried(task, name, what, options, device, dtype):
     except Exception as error:
         words = str(error).replace("backend='symmc' raised:", "").split("Set TORCHDYNAMO")[0]
         words = re.sub(r"/\S*/graph\d*\.pt2: ", "", " ".join(words.split()))
-        if "operators that symmc does not know" in words:
-            return "unknown", words.split("does not know: ")[-1]
+        if "unsupported operators: " in words:
+            return "unknown", words.split("unsupported operators: ")[-1]
         ours = any(kind in words[:80] for kind in ("InputError", "UnsupportedError", "ResourceError"))
         return "refused" if ours else "crashed", f"{type(error).__name__}: {words}"
     breaks, graphs = torch._dynamo.utils.counters["graph_break"], torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -10,28 +10,29 @@ use crate::error::{
 };
 use crate::session::symmc_session;
 
-/// Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Any number
-/// of threads may use it at once.
+/// Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Several
+/// threads may use it at the same time.
 pub struct symmc_buffer(SessionBuffer);
 
-/// Memory of the session's device, full of zeros, at a multiple of 256 bytes. Every session of this process on that device may
-/// have it bound. It is the caller's, freed by `symmc_buffer_free`; it outlives the session.
+/// Allocates memory on the session's device: `bytes` bytes filled with zeros, aligned to 256 bytes. Every session of this
+/// process on that device may bind it. The caller frees it with `symmc_buffer_free`; it outlives the session.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_allocate(
     session: *mut symmc_session,
     bytes: usize,
     out: *mut *mut symmc_buffer,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe {
         create_handle(out, || borrow_handle(session, "session")?.session.allocate(bytes).map(symmc_buffer))
     }
 }
 
-/// Symmetric memory of the session for the caller, of what `symmc_session_options_set_symmetric` said. All ranks allocate the
-/// same, together; each waits for its runs and for the others. A block stays taken until the session ends. An input that the
-/// plan holds in symmetric memory is read where it lies in such a buffer, if all ranks have the same block bound for it. The
-/// buffer is the caller's, freed by `symmc_buffer_free`; a session that has given one does not give its memory back.
+/// Allocates symmetric memory for the caller, from the bytes that `symmc_session_options_set_symmetric` reserved. All ranks
+/// allocate the same sizes together. Each waits for its own runs and for the other ranks. A block is freed when the session
+/// ends. An input that the plan holds in symmetric memory is read in place from such a buffer, if all ranks have bound the same
+/// block. The caller frees the buffer with `symmc_buffer_free`. A session with such buffers cannot release its memory
+/// (`symmc_session_release`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_allocate_symmetric(
     session: *mut symmc_session,
@@ -39,15 +40,15 @@ pub unsafe extern "C" fn symmc_session_allocate_symmetric(
     out: *mut *mut symmc_buffer,
 ) -> symmc_status {
     let allocate = || {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let session = unsafe { borrow_handle_mut(session, "session") }?;
         session.session.allocate_symmetric(bytes).map(symmc_buffer)
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { create_handle(out, allocate) }
 }
 
-/// As `symmc_session_bind`, for all of a buffer of the session's device. The session keeps the memory as long as a run may use
+/// As `symmc_session_bind`, for a whole buffer of the session's device. The session keeps the memory as long as a run may use
 /// it: the caller may free the buffer at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_bind_buffer(
@@ -56,29 +57,29 @@ pub unsafe extern "C" fn symmc_session_bind_buffer(
     buffer: *const symmc_buffer,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (session, name) =
             unsafe { (borrow_handle_mut(session, "session")?, read_text(name, "the name")?) };
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { session.session.bind_buffer(name, &borrow_handle(buffer, "buffer")?.0) }
     })
 }
 
-/// The first byte, as a pointer of the device; NULL for NULL.
+/// The address of the first byte on the device; NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_address(buffer: *const symmc_buffer) -> *mut c_void {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { buffer.as_ref() }.map_or(std::ptr::null_mut(), |buffer| buffer.0.as_ptr().cast())
 }
 
-/// The number of bytes; 0 for NULL.
+/// The number of bytes of a buffer; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_bytes(buffer: *const symmc_buffer) -> usize {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { buffer.as_ref() }.map_or(0, |buffer| buffer.0.bytes())
 }
 
-/// Copies memory of the host to the bytes from `at` on. No run that uses them may be in progress.
+/// Copies `bytes` bytes of host memory into a buffer, from offset `at`. No run that uses these bytes may be in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_write(
     buffer: *const symmc_buffer,
@@ -86,13 +87,13 @@ pub unsafe extern "C" fn symmc_buffer_write(
     data: *const c_void,
     bytes: usize,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     guard(|| unsafe {
         borrow_handle(buffer, "buffer")?.0.write(at, read_slice(data.cast(), bytes, "the data")?)
     })
 }
 
-/// Copies so many bytes from `at` on to memory of the host. No run that writes them may be in progress.
+/// Copies `bytes` bytes of a buffer, from offset `at`, to host memory. No run that writes these bytes may be in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_read(
     buffer: *const symmc_buffer,
@@ -101,16 +102,16 @@ pub unsafe extern "C" fn symmc_buffer_read(
     bytes: usize,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let found = unsafe { borrow_handle(buffer, "buffer") }?.0.read(at, bytes)?;
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { write_bytes(data, bytes, &found, "the buffer") }
     })
 }
 
-/// Frees a buffer. Sessions that have it bound keep its memory. NULL is none.
+/// Frees a buffer. Sessions that have it bound keep its memory. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_free(buffer: *mut symmc_buffer) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { free_handle(buffer) }
 }

@@ -1,4 +1,4 @@
-//! How ranks find each other.
+//! Groups: how ranks find each other.
 
 use std::ffi::{c_int, c_void};
 
@@ -7,19 +7,20 @@ use symmc::{Bootstrap, Group, Membership};
 
 use crate::error::{create_handle, free_handle, guard, input_error, symmc_status};
 
-/// One rank's place among others. Its rank opens sessions in it, one after the other, in the same order as the others: one
-/// thread at a time uses it. It may be handed to another thread.
+/// One rank's membership in a group of ranks. The rank opens sessions in it one after the other, in the same order as the other
+/// ranks. One thread at a time uses it; it may be passed to another thread.
 pub struct symmc_group(pub(crate) Group);
 
-/// A function of the caller that tells all ranks something: it copies the `bytes` bytes at `mine` of every rank, by rank, to
-/// `all`, which has room for them, and returns 0 when it has those of all ranks; another number says that it failed. It is
-/// called by the thread that gives it, during that call, and does not return by an exception or a jump.
+/// A function of the caller that gathers bytes from all ranks. It copies the `bytes` bytes at `mine` of every rank, in the order
+/// of ranks, to `all`, which has room for them. It returns 0 when it has the bytes of all ranks, and another number if it
+/// failed. It is called on the thread and during the call that received it. It must return normally, not by an exception or a
+/// jump.
 pub type symmc_all_gather = Option<
     unsafe extern "C" fn(context: *mut c_void, mine: *const c_void, bytes: usize, all: *mut c_void) -> c_int,
 >;
 
-/// Places for `ranks` threads of this process: `groups` takes one pointer for each, by rank. Each is the caller's, freed by
-/// `symmc_group_free`. Where it fails none is written.
+/// Creates a group of `ranks` threads of this process. `groups` receives one pointer for each rank, in order. The caller frees
+/// each with `symmc_group_free`. On failure nothing is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc_group) -> symmc_status {
     guard(|| {
@@ -30,22 +31,22 @@ pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc
             return Err(input_error(format!("expected 1 to {MAX_RANKS} ranks, found {ranks}")));
         }
         for (rank, group) in Group::threads(ranks).into_iter().enumerate() {
-            // SAFETY: by the caller, there are so many.
+            // SAFETY: the caller ensures that there is room for all ranks.
             unsafe { groups.add(rank).write(Box::into_raw(Box::new(symmc_group(group)))) };
         }
         Ok(())
     })
 }
 
-/// The place that a launcher gave this process through its environment: torchrun, `mpirun` and `mpiexec` of Open MPI, MPICH,
-/// Intel MPI and MVAPICH, or `srun`. Fails where none did. It is the caller's, freed by `symmc_group_free`.
+/// Creates the group in which a launcher started this process, from its environment: torchrun, `mpirun` and `mpiexec` of Open
+/// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. Fails without such a launcher. The caller frees it with `symmc_group_free`.
 ///
 /// # Safety
-/// `out` takes a pointer; nobody changes the environment meanwhile.
+/// `out` takes a pointer, and nothing changes the environment during the call.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_from_environment(out: *mut *mut symmc_group) -> symmc_status {
-    let none = || input_error("the environment names no rank: expected that of torchrun, mpirun or srun");
-    // SAFETY: by the caller.
+    let none = || input_error("the environment names no rank: expected one of torchrun, mpirun or srun");
+    // SAFETY: the caller ensures it.
     unsafe {
         create_handle(out, || {
             Ok(symmc_group(Group::from_membership(Membership::from_env()?.ok_or_else(none)?)))
@@ -53,11 +54,11 @@ pub unsafe extern "C" fn symmc_group_from_environment(out: *mut *mut symmc_group
     }
 }
 
-/// The place of `rank` among `ranks` ranks of one machine that have means of their own to tell each other something. All of
-/// them call this at the same time; `context` is what `all_gather` gets. It is the caller's, freed by `symmc_group_free`.
+/// Creates the group of `ranks` ranks on one machine that can communicate by means of the caller. All ranks call this at the
+/// same time. `context` is passed to `all_gather`. The caller frees the group with `symmc_group_free`.
 ///
 /// # Safety
-/// `all_gather` does what is said of it.
+/// `all_gather` obeys the contract of its type.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_bootstrap(
     rank: u32,
@@ -70,17 +71,17 @@ pub unsafe extern "C" fn symmc_group_bootstrap(
         let call = all_gather.ok_or_else(|| input_error("all_gather is NULL"))?;
         if rank >= ranks || ranks > MAX_RANKS {
             return Err(input_error(format!(
-                "rank {rank} of {ranks}: expected 1 to {MAX_RANKS} ranks, from 0 on"
+                "rank {rank} of {ranks}: expected 1 to {MAX_RANKS} ranks, numbered from 0"
             )));
         }
-        let mut means = CallerBootstrap { call, context, ranks };
-        Ok(symmc_group(Group::bootstrap(rank, ranks, &mut means)?))
+        let mut bootstrap = CallerBootstrap { call, context, ranks };
+        Ok(symmc_group(Group::bootstrap(rank, ranks, &mut bootstrap)?))
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { create_handle(out, open) }
 }
 
-/// The caller's means.
+/// The caller's function, as a bootstrap.
 struct CallerBootstrap {
     call: unsafe extern "C" fn(*mut c_void, *const c_void, usize, *mut c_void) -> c_int,
     context: *mut c_void,
@@ -91,12 +92,12 @@ impl Bootstrap for CallerBootstrap {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let bytes = mine.len();
         if bytes == 0 {
-            return Err("no bytes are to be told".into());
+            return Err("expected at least one byte to gather".into());
         }
         let all = bytes.checked_mul(self.ranks as usize).filter(|&all| all <= isize::MAX as usize);
         let mut all = vec![0u8; all.ok_or("there are too many ranks")?];
         let mine = mine.as_ptr().cast::<c_void>();
-        // SAFETY: by whoever gave the function; `all` has room for all ranks.
+        // SAFETY: the caller of `symmc_group_bootstrap` ensures it; `all` has room for all ranks.
         match unsafe { (self.call)(self.context, mine, bytes, all.as_mut_ptr().cast()) } {
             0 => Ok(all.chunks_exact(bytes).map(<[u8]>::to_vec).collect()),
             code => Err(format!("all_gather returned {code}")),
@@ -104,23 +105,23 @@ impl Bootstrap for CallerBootstrap {
     }
 }
 
-/// The rank of a place; 0 for NULL.
+/// The rank of this group's member; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_rank(group: *const symmc_group) -> u32 {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { group.as_ref() }.map_or(0, |group| group.0.rank())
 }
 
-/// The number of ranks; 0 for NULL.
+/// The number of ranks of a group; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_ranks(group: *const symmc_group) -> u32 {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { group.as_ref() }.map_or(0, |group| group.0.ranks())
 }
 
-/// Frees a place. Sessions that were opened in it go on. NULL is none.
+/// Frees a group. Sessions that were opened in it continue. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_free(group: *mut symmc_group) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { free_handle(group) }
 }

@@ -1,17 +1,18 @@
 //! The C interface: opaque handles, status codes, and the text of the last error of each thread.
 //!
-//! Every function is documented here; `include/symmc.h` is made of these sources, comments included, and
-//! a test holds it against them. No panic crosses the border: it is a status of its own kind, as any other defect. What
-//! strings and memory a function takes are read before it returns, unless it says otherwise.
+//! The doc comments of all functions are copied into `include/symmc.h`, which is generated from these sources; a test compares
+//! the two. No panic crosses the interface: it becomes the status `SYMMC_ERROR_DEFECT`. A function has read its texts and memory
+//! arguments when it returns, unless it says otherwise.
 //!
 //! # Safety
 //! All unsafe functions have the contract at the head of `symmc.h`; a function documents only requirements beyond it. A handle
-//! came from this library and was not freed. No other thread uses it meanwhile, unless its type allows that; none uses it after the
-//! function that frees it. A text ends with a NUL. Memory and arrays have as many bytes and elements as the call says, and
-//! `out` and other pointers for results take one. NULL in place of any of these is an error, or what the function says.
+//! came from this library and was not freed. No other thread uses it during the call, unless its type allows that, and no thread
+//! uses it after it was freed. A text ends with a NUL. Memory and arrays have as many bytes and elements as the call says, and
+//! `out` and other pointers for results can be written. NULL in place of any of these is an error, or has the effect that the
+//! function documents.
 
 #![allow(non_camel_case_types)]
-// One contract for all functions stands above.
+// The module documentation states one contract for all functions.
 #![allow(clippy::missing_safety_doc)]
 
 mod buffer;
@@ -32,17 +33,17 @@ pub use program::*;
 pub use session::*;
 pub use values::*;
 
-/// The version of this interface: what `SYMMC_ABI_VERSION` is in the header of the library that is loaded. Programs that
-/// were compiled with another one do not fit it.
+/// The version of this interface. It equals the result of `symmc_abi_version` if the header fits the loaded library. Programs
+/// that were compiled with another version are not compatible.
 pub const SYMMC_ABI_VERSION: u32 = 2;
 
-/// The `SYMMC_ABI_VERSION` of this library.
+/// The `SYMMC_ABI_VERSION` of the loaded library.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_abi_version() -> u32 {
     SYMMC_ABI_VERSION
 }
 
-/// The version of symmc, as `0.1.0`. The text is the library's and stays.
+/// The version of symmc, such as `0.1.0`. The library owns the text, which is always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_version() -> *const std::ffi::c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()

@@ -1,4 +1,4 @@
-//! How sessions run: on the host, or on a GPU with what the caller lends.
+//! Options of sessions: on the host, or on a GPU with resources of the caller.
 
 use std::ffi::c_void;
 use std::time::Duration;
@@ -9,20 +9,20 @@ use crate::error::{
     borrow_handle_mut, create_handle, free_handle, guard, input_error, read_slice, symmc_status,
 };
 
-/// The GPU whose number is that of the rank.
+/// The GPU with the number of the rank.
 pub const SYMMC_GPU_OF_RANK: u32 = 0xffffffff;
 
-/// Symmetric memory is the driver's, passed between ranks by file descriptors.
+/// The driver allocates symmetric memory. Ranks pass it to each other as file descriptors.
 pub const SYMMC_ARENA_DRIVER: i32 = 0;
-/// Symmetric memory is NCCL's, mapped by a window over all ranks.
+/// NCCL allocates symmetric memory and maps it by a window over all ranks.
 pub const SYMMC_ARENA_NCCL: i32 = 1;
 
-/// Algorithms of matrix products are the fastest of several by measurement, which is kept on disk.
+/// Algorithms of matrix products are the fastest ones by measurement. The measurements are cached on disk.
 pub const SYMMC_PRODUCTS_MEASURED: i32 = 0;
-/// Algorithms of matrix products are the first that the library names; attention is by kernels of symmc.
+/// Algorithms of matrix products are the first ones that the library proposes. Kernels of symmc compute attention.
 pub const SYMMC_PRODUCTS_HEURISTIC: i32 = 1;
 
-/// How a session runs. One thread at a time changes it; sessions keep what they need of it.
+/// The options of a session. One thread at a time changes them. Sessions keep what they need of them.
 pub struct symmc_session_options {
     limit: Option<Duration>,
     /// Bytes of symmetric memory for the caller.
@@ -30,7 +30,7 @@ pub struct symmc_session_options {
     gpu: Option<GpuOptions>,
 }
 
-/// A GPU and what the caller lends of it. What is not set is as it is by itself.
+/// A GPU, and the resources of the caller on it. Fields that are not set have the defaults of symmc.
 struct GpuOptions {
     ordinal: Option<u32>,
     stream: *mut c_void,
@@ -56,14 +56,14 @@ impl Default for GpuOptions {
 impl symmc_session_options {
     /// The GPU that was set.
     fn gpu_options(&mut self) -> Result<&mut GpuOptions, Error> {
-        let none = || input_error("the session is on the host: symmc_session_options_set_gpu comes first");
+        let none = || input_error("the session is on the host: call symmc_session_options_set_gpu first");
         self.gpu.as_mut().ok_or_else(none)
     }
 
-    /// The same for Rust.
+    /// The same options in Rust.
     ///
     /// # Safety
-    /// Stream and communicator are what was said of them.
+    /// Stream and communicator obey the contracts of their setters.
     pub(crate) unsafe fn session_config(&self) -> Result<SessionConfig, Error> {
         let config = SessionConfig::default().with_symmetric_bytes(self.symmetric);
         let config = match self.limit {
@@ -71,77 +71,79 @@ impl symmc_session_options {
             None => config,
         };
         match &self.gpu {
-            // SAFETY: by the caller.
-            Some(lent) => unsafe { on_gpu(config, lent) },
+            // SAFETY: the caller ensures it.
+            Some(options) => unsafe { on_gpu(config, options) },
             None => Ok(config),
         }
     }
 }
 
+/// Adds the options of a GPU.
+///
 /// # Safety
-/// Stream and communicator are what was said of them.
+/// Stream and communicator obey the contracts of their setters.
 #[cfg(feature = "cuda")]
-unsafe fn on_gpu(config: SessionConfig, lent: &GpuOptions) -> Result<SessionConfig, Error> {
-    let mut gpu = lent.ordinal.map_or_else(symmc::GpuConfig::default, symmc::GpuConfig::new);
-    if !lent.stream.is_null() {
-        // SAFETY: by the caller.
-        gpu = unsafe { gpu.with_stream(lent.stream) };
+unsafe fn on_gpu(config: SessionConfig, options: &GpuOptions) -> Result<SessionConfig, Error> {
+    let mut gpu = options.ordinal.map_or_else(symmc::GpuConfig::default, symmc::GpuConfig::new);
+    if !options.stream.is_null() {
+        // SAFETY: the caller ensures it.
+        gpu = unsafe { gpu.with_stream(options.stream) };
     }
-    if let Some((communicator, ranks)) = &lent.communicator {
-        // SAFETY: by the caller.
+    if let Some((communicator, ranks)) = &options.communicator {
+        // SAFETY: the caller ensures it.
         gpu = unsafe { gpu.with_communicator(*communicator, ranks.clone()) };
     }
-    if lent.arena == SYMMC_ARENA_NCCL {
+    if options.arena == SYMMC_ARENA_NCCL {
         gpu = gpu.with_arena(symmc::ArenaSource::Nccl);
     }
-    if lent.products == SYMMC_PRODUCTS_HEURISTIC {
+    if options.products == SYMMC_PRODUCTS_HEURISTIC {
         gpu = gpu.with_products(symmc::AlgorithmSelection::Heuristic);
     }
-    if let Some(kept) = lent.kept {
+    if let Some(kept) = options.kept {
         gpu = gpu.with_cached_recordings(kept);
     }
     Ok(config.with_gpu(gpu))
 }
 
 #[cfg(not(feature = "cuda"))]
-unsafe fn on_gpu(config: SessionConfig, lent: &GpuOptions) -> Result<SessionConfig, Error> {
-    let GpuOptions { ordinal, stream, communicator, arena, products, kept } = lent;
+unsafe fn on_gpu(config: SessionConfig, options: &GpuOptions) -> Result<SessionConfig, Error> {
+    let GpuOptions { ordinal, stream, communicator, arena, products, kept } = options;
     let _ = (ordinal, stream, communicator, arena, products, kept, config);
     expect_gpus().and_then(|()| Err(input_error("no session runs on a GPU")))
 }
 
-/// Whether this library knows GPUs.
+/// Checks that this library was built with support for GPUs.
 fn expect_gpus() -> Result<(), Error> {
-    match cfg!(feature = "cuda") {
-        true => Ok(()),
-        false => Err(Error::new(
-            symmc::ErrorKind::Unsupported,
-            "this library was built without GPUs: expected one with the feature cuda",
-        )),
+    if cfg!(feature = "cuda") {
+        return Ok(());
     }
+    Err(Error::new(
+        symmc::ErrorKind::Unsupported,
+        "this library was built without support for GPUs: expected one with the feature cuda",
+    ))
 }
 
-/// What most setters are: something with the options.
+/// Runs the body of a setter.
 ///
 /// # Safety
-/// `options` are options that no other thread uses, or NULL.
+/// `options` is a handle that no other thread uses, or NULL.
 unsafe fn with_options(
     options: *mut symmc_session_options,
     work: impl FnOnce(&mut symmc_session_options) -> Result<(), Error>,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     guard(|| work(unsafe { borrow_handle_mut(options, "options of the session") }?))
 }
 
-/// Options with which everything is as it is by itself: a session on the host, no wait longer than 30 seconds. They are the
-/// caller's, freed by `symmc_session_options_free`.
+/// Creates options with the defaults: a session on the host, with a timeout of 30 seconds. The caller frees them with
+/// `symmc_session_options_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_session_options) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { create_handle(out, || Ok(symmc_session_options { limit: None, symmetric: 0, gpu: None })) }
 }
 
-/// Sets the milliseconds that no wait for other ranks takes longer than, also in runs; 0 for 30,000.
+/// Sets the timeout of every wait for other ranks, also in runs, in milliseconds; 0 for the default of 30,000.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_limit(
     options: *mut symmc_session_options,
@@ -151,12 +153,12 @@ pub unsafe extern "C" fn symmc_session_options_set_limit(
         options.limit = Some(limit_ms).filter(|&limit| limit > 0).map(Duration::from_millis);
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Sets the bytes of symmetric memory for the caller beside what the plan needs, the same on all ranks
-/// (`symmc_session_allocate_symmetric`).
+/// Sets the bytes of symmetric memory for the caller (`symmc_session_allocate_symmetric`), in addition to the memory of the
+/// plan. The value must be equal on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_symmetric(
     options: *mut symmc_session_options,
@@ -166,13 +168,13 @@ pub unsafe extern "C" fn symmc_session_options_set_symmetric(
         options.symmetric = bytes;
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Has the session run on a GPU, by its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank has a GPU
-/// of its own. Comes before the other settings of GPUs, which it leaves as they are. `SYMMC_ERROR_UNSUPPORTED` if this library
-/// was built without GPUs; whether there is such a GPU is asked when a session is opened.
+/// Makes the session run on a GPU: `ordinal` is its number among those that the process sees, or `SYMMC_GPU_OF_RANK`. Each rank
+/// needs its own GPU. Call this before the other setters for GPUs, whose values it keeps. Returns `SYMMC_ERROR_UNSUPPORTED` if
+/// this library was built without support for GPUs. Opening a session checks whether the GPU exists.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_gpu(
     options: *mut symmc_session_options,
@@ -184,15 +186,15 @@ pub unsafe extern "C" fn symmc_session_options_set_gpu(
             Some(ordinal).filter(|&ordinal| ordinal != SYMMC_GPU_OF_RANK);
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Has runs that are given no stream of their own go to this one, a `cudaStream_t` or `CUstream`; NULL for one of the
-/// session's. It stays the caller's, belongs to the primary context of the GPU, and exists until the session has ended.
+/// Sets the stream, a `cudaStream_t` or `CUstream`, for runs that are enqueued without a stream; NULL for a stream of the
+/// session. The caller owns the stream. It belongs to the primary context of the GPU, and exists until the session has ended.
 ///
 /// # Safety
-/// `options` are options, `stream` is such a stream or NULL.
+/// `options` is a handle, and `stream` is such a stream or NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_stream(
     options: *mut symmc_session_options,
@@ -202,17 +204,18 @@ pub unsafe extern "C" fn symmc_session_options_set_stream(
         options.gpu_options()?.stream = stream;
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Has plain collectives of exactly these ranks run on a communicator of the caller, an `ncclComm_t`, whose ranks they are in
-/// its order; NULL for those of the session. All ranks of a session lend one, or none does. It stays the caller's, of the NCCL
-/// that the process has loaded as `libnccl.so.2`, and exists until the session has ended; nobody calls it while a call of the
-/// session is in progress, and the caller's own calls come in the same order among the session's on all ranks.
+/// Makes plain collectives of exactly these ranks run on a communicator of the caller, an `ncclComm_t` whose ranks are `ranks`
+/// in its order; NULL for communicators of the session. Either all ranks of a session pass one, or none does. The caller owns
+/// it. It belongs to the NCCL that the process has loaded as `libnccl.so.2`, and exists until the session has ended. The caller
+/// does not use it while a call of the session is in progress. On all ranks the caller's own calls have the same order relative
+/// to those of the session.
 ///
 /// # Safety
-/// `options` are options, `communicator` is such a communicator or NULL, `ranks` has `count` numbers.
+/// `options` is a handle, `communicator` is such a communicator or NULL, and `ranks` has `count` numbers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_communicator(
     options: *mut symmc_session_options,
@@ -221,7 +224,7 @@ pub unsafe extern "C" fn symmc_session_options_set_communicator(
     count: usize,
 ) -> symmc_status {
     let set = |options: &mut symmc_session_options| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let ranks = unsafe { read_slice(ranks, count, "ranks") }?.to_vec();
         if !communicator.is_null() && ranks.is_empty() {
             return Err(input_error("the communicator has no ranks"));
@@ -229,11 +232,11 @@ pub unsafe extern "C" fn symmc_session_options_set_communicator(
         options.gpu_options()?.communicator = (!communicator.is_null()).then_some((communicator, ranks));
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Sets who allocates symmetric memory: `SYMMC_ARENA_DRIVER` or `SYMMC_ARENA_NCCL`, the same on all ranks.
+/// Sets the allocator of symmetric memory: `SYMMC_ARENA_DRIVER` or `SYMMC_ARENA_NCCL`, equal on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_arena(
     options: *mut symmc_session_options,
@@ -244,11 +247,11 @@ pub unsafe extern "C" fn symmc_session_options_set_arena(
             check_choice(arena, SYMMC_ARENA_NCCL, "SYMMC_ARENA_DRIVER or SYMMC_ARENA_NCCL")?;
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Sets how algorithms of matrix products are chosen: `SYMMC_PRODUCTS_MEASURED` or `SYMMC_PRODUCTS_HEURISTIC`, the same on all
+/// Sets how algorithms of matrix products are chosen: `SYMMC_PRODUCTS_MEASURED` or `SYMMC_PRODUCTS_HEURISTIC`, equal on all
 /// ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_products(
@@ -260,11 +263,11 @@ pub unsafe extern "C" fn symmc_session_options_set_products(
         options.gpu_options()?.products = check_choice(products, SYMMC_PRODUCTS_HEURISTIC, expected)?;
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// Sets how many recorded runs are kept, each for some sizes and some memory; the same on all ranks.
+/// Sets how many recorded runs are kept, each for some sizes and some memory. The value must be equal on all ranks.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_set_kept(
     options: *mut symmc_session_options,
@@ -274,21 +277,21 @@ pub unsafe extern "C" fn symmc_session_options_set_kept(
         options.gpu_options()?.kept = Some(kept);
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_options(options, set) }
 }
 
-/// A choice from 0 to `last`.
+/// Checks a choice from 0 to `last`.
 fn check_choice(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
-    match (0..=last).contains(&choice) {
-        true => Ok(choice),
-        false => Err(input_error(format!("expected {expected}, found {choice}"))),
+    if (0..=last).contains(&choice) {
+        return Ok(choice);
     }
+    Err(input_error(format!("expected {expected}, found {choice}")))
 }
 
-/// Frees options. Sessions that were opened with them go on. NULL is none.
+/// Frees options. Sessions that were opened with them continue. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_free(options: *mut symmc_session_options) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { free_handle(options) }
 }

@@ -1,4 +1,4 @@
-//! How to compile, and plans.
+//! Options of compilations, and plans.
 
 use std::ffi::{CString, c_char};
 use std::path::Path;
@@ -14,14 +14,14 @@ use crate::error::{
 };
 use crate::program::symmc_program;
 
-/// How to compile. One thread at a time uses it.
+/// The options of a compilation. One thread at a time uses them.
 pub struct symmc_options(CompileConfig);
 
-/// A plan that is proved safe. Any number of threads may read it at once.
+/// A plan that was proved safe. Several threads may read it at the same time.
 pub struct symmc_plan {
     pub(crate) plan: CheckedPlan,
     report: CString,
-    /// The comparison with the source and its text, from the first use on.
+    /// The comparison with the source, and its text. Computed at the first use.
     comparison: OnceLock<(SourceComparison, CString)>,
 }
 
@@ -40,7 +40,7 @@ impl symmc_plan {
     }
 }
 
-/// What was decided, for people.
+/// A summary of the plan's decisions.
 fn plan_report(plan: &CheckedPlan) -> String {
     let numerics = plan.numerics.report_suffix();
     let mut lines =
@@ -61,23 +61,22 @@ fn plan_report(plan: &CheckedPlan) -> String {
     lines.join("\n")
 }
 
-/// Options with which everything is as it is by itself: for the host, one bucket. They are the caller's, freed by
-/// `symmc_options_free`.
+/// Creates options with the defaults: for the host, one bucket. The caller frees them with `symmc_options_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { create_handle(out, || Ok(symmc_options(CompileConfig::default()))) }
 }
 
-/// Sets the machine that choices are made for: the name of a built-in profile, as `host` or `h200x8`, or the path of one that
-/// `symmc tune` wrote.
+/// Sets the machine for which choices are made: the name of a built-in profile, such as `host` or `h200x8`, or the path of a
+/// profile that `symmc tune` wrote.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_machine(
     options: *mut symmc_options,
     machine: *const c_char,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (options, machine) =
             unsafe { (borrow_handle_mut(options, "options")?, read_text(machine, "the machine")?) };
         options.0.profile = symmc::machine_profile(machine)?;
@@ -85,7 +84,8 @@ pub unsafe extern "C" fn symmc_options_set_machine(
     })
 }
 
-/// Divides the range of a symbol into buckets by the largest value of each, ascending. Other symbols keep theirs.
+/// Divides the range of a symbol into buckets. `upper` is the largest value of each, in ascending order. The buckets of other
+/// symbols do not change.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_buckets(
     options: *mut symmc_options,
@@ -94,10 +94,10 @@ pub unsafe extern "C" fn symmc_options_set_buckets(
     count: usize,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (options, symbol) =
             unsafe { (borrow_handle_mut(options, "options")?, read_text(symbol, "the symbol")?) };
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let upper = unsafe { read_slice(upper, count, "upper") }?;
         options.0.buckets.retain(|spec| spec.symbol != symbol);
         if !upper.is_empty() {
@@ -107,43 +107,43 @@ pub unsafe extern "C" fn symmc_options_set_buckets(
     })
 }
 
-/// Sets whether the plan holds arguments that have to be symmetric in its own symmetric memory, where the caller writes them
-/// (`symmc_session_address`), rather than copy them there in each run: 1 for all, 0 for none.
+/// Sets whether arguments that must be symmetric are stored in the symmetric memory of the plan. The caller then writes them there
+/// (`symmc_session_address`), and no run copies them. 1 for all such arguments, 0 for none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_bind_arguments(
     options: *mut symmc_options,
     all: i32,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let options = unsafe { borrow_handle_mut(options, "options") }?;
         options.0.bind = if all == 0 { ArgumentBinding::None } else { ArgumentBinding::All };
         Ok(())
     })
 }
 
-/// Sets the most bytes that the symmetric arena may take, 0 for no limit.
+/// Sets the largest size of the symmetric arena in bytes; 0 for no limit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_symmetric_limit(
     options: *mut symmc_options,
     bytes: u64,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let options = unsafe { borrow_handle_mut(options, "options") }?;
         options.0.symm_limit = Some(bytes).filter(|&bytes| bytes > 0);
         Ok(())
     })
 }
 
-/// Sets whether several collectives may become one where a run is estimated to be faster for it: 1 (the default) or 0.
+/// Sets whether several collectives may be combined into one if a run is estimated to become faster: 1 (the default) or 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_set_coalesce(
     options: *mut symmc_options,
     coalesce: i32,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let options = unsafe { borrow_handle_mut(options, "options") }?;
         options.0.coalesce = coalesce != 0;
         Ok(())
@@ -158,7 +158,7 @@ pub unsafe extern "C" fn symmc_options_set_numerics(
     classes: *const c_char,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (options, classes) =
             unsafe { (borrow_handle_mut(options, "options")?, read_text(classes, "the classes")?) };
         let numerics = classes.parse::<Numerics>();
@@ -167,16 +167,16 @@ pub unsafe extern "C" fn symmc_options_set_numerics(
     })
 }
 
-/// Frees options. NULL is none.
+/// Frees options. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { free_handle(options) }
 }
 
-/// Compiles a program into a plan and proves that safe. `options` may be NULL. The plan is the caller's, freed by
-/// `symmc_plan_free`. All ranks that are to run it must have the same one: compile it once and pass it on by
-/// `symmc_plan_write`, or compile the same program with the same options everywhere.
+/// Compiles a program into a plan and proves the plan safe. `options` may be NULL. The caller frees the plan with
+/// `symmc_plan_free`. All ranks of a session need the same plan: compile it once and pass it on with `symmc_plan_write`, or
+/// compile the same program with the same options everywhere.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_compile(
     program: *const symmc_program,
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn symmc_compile(
     out: *mut *mut symmc_plan,
 ) -> symmc_status {
     let compile = || {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (program, options) = unsafe { (borrow_handle(program, "program")?, options.as_ref()) };
         let plan = match options {
             Some(options) => symmc::compile(&program.0, &options.0),
@@ -192,27 +192,27 @@ pub unsafe extern "C" fn symmc_compile(
         };
         plan.map(symmc_plan::new)
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { create_handle(out, compile) }
 }
 
-/// Reads a plan from a file and proves it safe. It is the caller's, freed by `symmc_plan_free`.
+/// Reads a plan from a file and proves it safe. The caller frees it with `symmc_plan_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut symmc_plan) -> symmc_status {
     let read = || {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let path = unsafe { read_text(path, "the path of the plan") }?;
         symmc::into_checked_plan(symmc::read_plan(Path::new(path))?).map(symmc_plan::new)
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { create_handle(out, read) }
 }
 
-/// Writes a plan to a file, which it replaces.
+/// Writes a plan to a file. An existing file is replaced.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const c_char) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (plan, path) =
             unsafe { (borrow_handle(plan, "plan")?, read_text(path, "the path of the plan")?) };
         symmc::write_file(path.as_ref(), plan.plan.to_json().as_bytes())
@@ -222,42 +222,42 @@ pub unsafe extern "C" fn symmc_plan_write(plan: *const symmc_plan, path: *const 
 /// The number of ranks of a plan; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_ranks(plan: *const symmc_plan) -> u32 {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { plan.as_ref() }.map_or(0, |plan| plan.plan.ranks)
 }
 
-/// What was decided, in lines for people. The text is the plan's and stays as long as it; NULL for NULL.
+/// A summary of the plan's decisions as text. The plan owns the text, which is valid as long as the plan; NULL for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_report(plan: *const symmc_plan) -> *const c_char {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { plan.as_ref() }.map_or(std::ptr::null(), |plan| plan.report.as_ptr())
 }
 
-/// Compares a plan with the source that it carries: node by node, and on drawn values where the nodes differ. Differences are
-/// `SYMMC_ERROR_CHECK`. So are parts that were not compared, or not at all sizes, if `require_compared` is not 0.
-/// `symmc_plan_comparison` says what was compared. The first call compares; others return what it found.
+/// Compares a plan with the source that it carries, node by node. Differing nodes are compared on random values. Differences
+/// give `SYMMC_ERROR_CHECK`. If `require_compared` is not 0, parts that were not compared at all sizes do, too.
+/// `symmc_plan_comparison` says what was compared. The first call compares, and later calls return its result.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_compared: i32) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let plan = unsafe { borrow_handle(plan, "plan") }?;
         let comparison = plan.comparison().0.clone().into_agreement()?;
         if require_compared != 0 { symmc::require_full_comparison(&comparison) } else { Ok(()) }
     })
 }
 
-/// What `symmc_plan_compare` compared and what it left out, in lines for people. The text is the plan's and stays as long as it;
-/// NULL before that call, and for NULL.
+/// The parts that `symmc_plan_compare` compared and left out, as text. The plan owns the text, which is valid as long as the
+/// plan; NULL before that call, and for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *const c_char {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     let found = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
     found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
 
-/// Frees a plan. Sessions of it go on. NULL is none.
+/// Frees a plan. Sessions that run it continue. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_free(plan: *mut symmc_plan) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { free_handle(plan) }
 }

@@ -1,4 +1,4 @@
-//! Sessions: one rank of a plan that stays.
+//! Sessions: one rank of a plan that stays open.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Duration;
@@ -16,18 +16,19 @@ use crate::plan::symmc_plan;
 use crate::program::symmc_weights;
 use crate::values::{DescribedValue, SYMMC_ARGUMENT, SYMMC_OUTPUT, storage_code, symmc_memory, symmc_value};
 
-/// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be handed to another thread.
-/// After a run that failed every call gives the error of that.
+/// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be passed to another thread.
+/// After a run has failed, every call returns its error.
 pub struct symmc_session {
     pub(crate) session: Session,
-    /// What the caller was told of values, until other sizes are set.
+    /// The descriptions of values that the caller may hold, until other sizes are set.
     described: Option<Vec<DescribedValue>>,
 }
 
 impl symmc_session {
     fn described_values(&mut self) -> Result<&[DescribedValue], Error> {
         if self.described.is_none() {
-            let (arguments, parameters) = (self.session.inputs()?, self.session.parameters()?);
+            let arguments = self.session.inputs()?;
+            let parameters = self.session.parameters()?;
             let all = arguments.into_iter().chain(parameters).chain(self.session.outputs()?);
             self.described = Some(all.map(DescribedValue::from_value).collect::<Result<_, _>>()?);
         }
@@ -35,57 +36,61 @@ impl symmc_session {
     }
 }
 
-/// What most calls are: something with a session.
+/// Runs the body of a function on a session.
 ///
 /// # Safety
-/// `session` is a session that no other thread uses, or NULL.
+/// `session` is a handle that no other thread uses, or NULL.
 unsafe fn with_session(
     session: *mut symmc_session,
     work: impl FnOnce(&mut symmc_session) -> Result<(), Error>,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     guard(|| work(unsafe { borrow_handle_mut(session, "session") }?))
 }
 
-/// Bytes that a session takes of its device: of a GPU, or of the host.
+/// The bytes that a session uses on its device: a GPU, or the host.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct symmc_session_memory {
     /// The ordinary arena.
     pub ordinary: u64,
-    /// The symmetric arena, which peers reach.
+    /// The symmetric arena, which peers can access.
     pub symmetric: u64,
-    /// Words by which ranks signal each other, and what they pass chunks through: of what ranks of the host have together,
-    /// this rank's part.
+    /// Flags by which ranks signal each other, and staging memory for chunks. On the host ranks share these; this is the part
+    /// of one rank.
     pub flags: u64,
     /// Workspaces of kernels.
     pub scratch: u64,
-    /// Inputs and outputs that the caller binds no memory for.
+    /// Inputs and outputs for which the caller has bound no memory.
     pub held: u64,
 }
 
 impl From<MemoryUsage> for symmc_session_memory {
-    fn from(taken: MemoryUsage) -> Self {
-        let [ordinary, symmetric, flags, scratch, held] =
-            [taken.ordinary, taken.symmetric, taken.flags, taken.scratch, taken.ports].map(|n| n as u64);
-        symmc_session_memory { ordinary, symmetric, flags, scratch, held }
+    fn from(usage: MemoryUsage) -> Self {
+        symmc_session_memory {
+            ordinary: usage.ordinary as u64,
+            symmetric: usage.symmetric as u64,
+            flags: usage.flags as u64,
+            scratch: usage.scratch as u64,
+            held: usage.ports as u64,
+        }
     }
 }
 
-/// What was said of a session; NULL for nothing.
+/// The options of a session in Rust; NULL gives the defaults.
 ///
 /// # Safety
-/// `options` are options or NULL, and stream and communicator what was said of them.
+/// `options` is a handle or NULL, and its stream and communicator obey the contracts of their setters.
 unsafe fn session_config(options: *const symmc_session_options) -> Result<SessionConfig, Error> {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe {
         options.as_ref().map_or_else(|| Ok(SessionConfig::default()), |options| options.session_config())
     }
 }
 
-/// What the session of a rank will take of its device when it is opened with these options, which may be NULL: arenas and
-/// flags as they will be; workspaces, inputs and outputs at most, at any sizes that the plan serves and with nothing bound.
-/// Nothing is allocated, and no GPU is asked. What libraries, drivers and code take for themselves is not in it.
+/// The bytes that the session of a rank will use on its device when it is opened with these options, which may be NULL. Arenas
+/// and flags are exact. Workspaces, inputs and outputs are the most that any sizes need that the plan serves, with nothing bound.
+/// Nothing is allocated, and no GPU is queried. Memory of libraries, drivers and code is not included.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_get_memory(
     plan: *const symmc_plan,
@@ -94,19 +99,19 @@ pub unsafe extern "C" fn symmc_plan_get_memory(
     memory: *mut symmc_session_memory,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (plan, config) = unsafe { (borrow_handle(plan, "plan")?, session_config(options)?) };
-        let told = Session::budget(&plan.plan, rank, &config)?;
-        // SAFETY: by the caller.
-        unsafe { write_result(memory, told.into()) }
+        let budget = Session::budget(&plan.plan, rank, &config)?;
+        // SAFETY: the caller ensures it.
+        unsafe { write_result(memory, budget.into()) }
     })
 }
 
-/// Opens the session of the group's rank; returns when all ranks have opened theirs, of the same plan. `options` may be NULL,
-/// for the host. Plan, group and options may be freed before the session. It is the caller's, ended by `symmc_session_close`,
-/// `symmc_session_abort` or `symmc_session_free`. Where an argument is wrong, such as a plan that is NULL, the call fails on all
-/// ranks with an error that names this one, and the next session is opened together again. A group that is NULL reaches no
-/// other rank.
+/// Opens the session of the group's rank. Returns when all ranks have opened theirs with the same plan. `options` may be NULL,
+/// for the host. Plan, group and options may be freed before the session. The caller ends the session with
+/// `symmc_session_close`, `symmc_session_abort` or `symmc_session_free`. If an argument is invalid, such as a plan that is NULL,
+/// the call fails on all ranks with an error that names this rank, and the ranks can open the next session together. If the
+/// group is NULL, the other ranks are not notified.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_open(
     plan: *const symmc_plan,
@@ -115,23 +120,24 @@ pub unsafe extern "C" fn symmc_session_open(
     out: *mut *mut symmc_session,
 ) -> symmc_status {
     guard(|| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let group = unsafe { borrow_handle(group, "group") }?;
         let arguments = || {
-            // SAFETY: by the caller.
+            // SAFETY: the caller ensures it.
             unsafe { write_result(out, std::ptr::null_mut()) }?;
-            // SAFETY: by the caller.
+            // SAFETY: the caller ensures it.
             unsafe { Ok((borrow_handle(plan, "plan")?, session_config(options)?)) }
         };
         let (plan, config) = arguments().map_err(|error: Error| decline_session(group, &error))?;
         let session = Session::open(&plan.plan, &group.0, &config)?;
         let made = Box::into_raw(Box::new(symmc_session { session, described: None }));
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { write_result(out, made) }
     })
 }
 
-/// Notifies the other ranks of a group that this one does not open a session, and why; the error as all ranks get it.
+/// Notifies the other ranks of a group that this rank does not open a session, with the reason. Returns the error that all
+/// ranks get.
 fn decline_session(group: &symmc_group, error: &Error) -> Error {
     group.0.decline(RunError::Invalid(error.to_string())).into()
 }
@@ -139,12 +145,12 @@ fn decline_session(group: &symmc_group, error: &Error) -> Error {
 /// The rank of a session; 0 for NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u32 {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { session.as_ref() }.map_or(0, |session| session.session.rank())
 }
 
-/// Sets the values of `count` symbols for the runs that come. Nothing has a size before all symbols have a value. Where a value
-/// has no bucket, or bound memory is too small for it, the sizes stay as they were.
+/// Sets the values of `count` symbols for the next runs. Inputs and outputs have sizes once all symbols have a value. If no
+/// bucket serves a value, or bound memory is too small for it, the sizes do not change.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_set(
     session: *mut symmc_session,
@@ -153,10 +159,10 @@ pub unsafe extern "C" fn symmc_session_set(
     count: usize,
 ) -> symmc_status {
     let set = |session: &mut symmc_session| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let (names, values) =
             unsafe { (read_slice(symbols, count, "symbols")?, read_slice(values, count, "values")?) };
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let name = |name: &*const c_char| unsafe { read_text(*name, "the name of a symbol") };
         let names = names.iter().map(name).collect::<Result<Vec<_>, _>>()?;
         let all: Vec<(&str, i64)> = names.into_iter().zip(values.iter().copied()).collect();
@@ -164,7 +170,7 @@ pub unsafe extern "C" fn symmc_session_set(
         session.described = None;
         Ok(())
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, set) }
 }
 
@@ -178,15 +184,15 @@ pub unsafe extern "C" fn symmc_session_count(
     let of = |session: &mut symmc_session| {
         let found = session.described_values()?.iter().filter(|value| value.kind == kind).count();
         expect_kind(kind)?;
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { write_result(count, found) }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, of) }
 }
 
-/// The value of a kind by its number, from 0 on. Arguments and outputs are those of the program in its order, constants stand
-/// among the parameters.
+/// The value of a kind with this index, counted from 0. Arguments and outputs have the order of the program. Constants are among
+/// the parameters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_value(
     session: *mut symmc_session,
@@ -197,28 +203,26 @@ pub unsafe extern "C" fn symmc_session_value(
     let of = |session: &mut symmc_session| {
         expect_kind(kind)?;
         let mut all = session.described_values()?.iter().filter(|value| value.kind == kind);
-        let none = || input_error(format!("there is no value {index} of the kind {kind}"));
+        let none = || input_error(format!("there is no value {index} of kind {kind}"));
         let found = all.nth(index).ok_or_else(none)?.to_c_value();
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { write_result(value, found) }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, of) }
 }
 
 fn expect_kind(kind: i32) -> Result<(), Error> {
-    match (SYMMC_ARGUMENT..=SYMMC_OUTPUT).contains(&kind) {
-        true => Ok(()),
-        false => {
-            Err(input_error(format!("there is no kind {kind}: expected SYMMC_ARGUMENT to SYMMC_OUTPUT")))
-        }
+    if (SYMMC_ARGUMENT..=SYMMC_OUTPUT).contains(&kind) {
+        return Ok(());
     }
+    Err(input_error(format!("there is no kind {kind}: expected SYMMC_ARGUMENT to SYMMC_OUTPUT")))
 }
 
-/// Where an input or output lies for the runs that come: the caller writes inputs there, or reads outputs, while no run is in
-/// progress. The memory is the session's and stays until a symbol is set that needs more, the input or output is bound
-/// elsewhere, or the session ends. Names are those of values, those under which weights are stored, or `in.<i>` (arguments),
-/// `w.<name>` and `out.<i>`, here and below.
+/// The memory that the next runs use for an input or output. While no run is in progress, the caller may write inputs and read
+/// outputs there. The session owns the memory. It is valid until a symbol is set that needs more, other memory is bound, or the
+/// session ends. `name` is the name of a value, the name under which a weight is stored, or `in.<i>` (arguments), `w.<name>`
+/// (weights) or `out.<i>`, here and below.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_address(
     session: *mut symmc_session,
@@ -226,28 +230,30 @@ pub unsafe extern "C" fn symmc_session_address(
     memory: *mut symmc_memory,
 ) -> symmc_status {
     let of = |session: &mut symmc_session| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let found = session.session.address(unsafe { read_text(name, "the name") }?)?;
         let found = symmc_memory {
             data: found.as_ptr().cast(),
             bytes: found.bytes,
             place: storage_code(found.storage),
         };
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { write_result(memory, found) }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, of) }
 }
 
-/// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied, unless
-/// the plan holds the input in symmetric memory (`SYMMC_PLACE_SYMMETRIC` before it is bound): a parameter is copied there
-/// before the first run then, an argument in every run. The memory stays the caller's. It must be valid until something else
-/// is bound or the session has ended, and the runs that take it have ended; meanwhile nobody else writes it during a run, nor
-/// reads what the run writes. Inputs that no output replaces may share memory with each other, an output with the input that
-/// it replaces, nothing else. It must be aligned for its elements and not be the session's own; where the size of the value
-/// never changes it must have that. For a session on a GPU it is memory of that GPU at a multiple of 16 bytes. Whether it has the bytes of the sizes that are set, and overlaps what it may not, is asked
-/// by the next run.
+/// Makes the next runs read an input from memory of the caller, or write an output there, in place. There is one case of a copy:
+/// the plan holds the input in symmetric memory (`SYMMC_PLACE_SYMMETRIC` before it is bound). Then a parameter is copied before
+/// the first run, and an argument before every run.
+///
+/// The caller owns the memory. It must be valid until other memory is bound or the session has ended, and the runs that use it
+/// have ended. While a run is in progress nothing else writes it, or reads bytes that the run writes. Inputs that no output
+/// replaces may share memory with each other. An output may share the memory of the input that it replaces. No other memory may
+/// overlap. The memory must be aligned for its elements and not be the session's own. For a session on a GPU it is memory of
+/// that GPU, aligned to 16 bytes. If the size of the value does not depend on symbols, it must be large enough. The next run
+/// checks sizes that depend on symbols, and overlaps.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_bind(
     session: *mut symmc_session,
@@ -256,41 +262,41 @@ pub unsafe extern "C" fn symmc_session_bind(
     bytes: usize,
 ) -> symmc_status {
     let bind = |session: &mut symmc_session| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { session.session.bind(read_text(name, "the name")?, data.cast(), bytes) }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, bind) }
 }
 
-/// Has the runs that come use memory of the session again. What was in the caller's is not copied.
+/// Makes the next runs use memory of the session again. The data in the caller's memory is not copied.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_unbind(
     session: *mut symmc_session,
     name: *const c_char,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.unbind(read_text(name, "the name")?)) }
 }
 
-/// Has the runs that come read the weights of this rank where they lie: several sessions may share them. All symbols must have
-/// a value. The session keeps what it needs: the caller may free its handle at any time.
+/// Makes the next runs read the weights of this rank in place. Several sessions may share them. All symbols must have a value.
+/// The session keeps what it needs: the caller may free its handle at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_share_weights(
     session: *mut symmc_session,
     weights: *const symmc_weights,
 ) -> symmc_status {
     let share = |session: &mut symmc_session| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let weights = unsafe { borrow_handle(weights, "weights") }?;
         let mut each = weights.0.iter();
         each.try_for_each(|(name, tensor)| session.session.share(&format!("w.{name}"), tensor.clone()))
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, share) }
 }
 
-/// Copies the data of an input from memory of the host to where it lies; `bytes` is its whole size. No run may be in progress.
+/// Copies host memory to an input. `bytes` is the size of the whole input. No run may be in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_write(
     session: *mut symmc_session,
@@ -299,17 +305,16 @@ pub unsafe extern "C" fn symmc_session_write(
     bytes: usize,
 ) -> symmc_status {
     let write = |session: &mut symmc_session| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe {
             session.session.write(read_text(name, "the name")?, read_slice(data.cast(), bytes, "the data")?)
         }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, write) }
 }
 
-/// Copies an output, or an input, as it is now to memory of the caller on the host; `bytes` is its whole size. No run may be in
-/// progress.
+/// Copies the current value of an output or an input to host memory. `bytes` is its whole size. No run may be in progress.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_read(
     session: *mut symmc_session,
@@ -318,62 +323,63 @@ pub unsafe extern "C" fn symmc_session_read(
     bytes: usize,
 ) -> symmc_status {
     let read = |session: &mut symmc_session| {
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let name = unsafe { read_text(name, "the name") }?;
         let tensor = session.session.read(name)?;
-        // SAFETY: by the caller; the tensor is a copy.
+        // SAFETY: the caller ensures it; the tensor is a copy.
         unsafe { write_bytes(data, bytes, tensor.data(), name) }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, read) }
 }
 
-/// Runs once and waits for the end. All ranks run the same, in the same order.
+/// Runs once and waits for the end. All ranks start the same runs in the same order.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_run(session: *mut symmc_session) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.run()) }
 }
 
-/// Starts one run behind those that were started, and returns. It takes the sizes and the memory that are set now.
+/// Starts one run after those that were started before, and returns at once. The run uses the current sizes and memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_enqueue(session: *mut symmc_session) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.enqueue()) }
 }
 
-/// As `symmc_session_enqueue`, on a stream of the caller, a `cudaStream_t` or `CUstream` of the session's GPU: the run begins
-/// after what is there, and what is put there next begins after the run. The stream stays the caller's and exists until the
-/// runs there have ended. While the caller records the stream the run becomes part of the recording instead: the caller then
-/// waits for the replays before `symmc_session_poll` tells how they went, and replays as long as the session is open and keeps
-/// its memory. Fails for sessions of the host.
+/// As `symmc_session_enqueue`, on a stream of the caller, a `cudaStream_t` or `CUstream` of the session's GPU. The run begins
+/// after the work that is on the stream, and work that is enqueued there later begins after the run. The caller owns the stream,
+/// which exists until the runs on it have ended. While the caller captures the stream, the run becomes part of the captured
+/// graph instead. The caller then waits for its replays before it calls `symmc_session_poll`, and replays the graph only while
+/// the session is open and keeps its memory. Fails for sessions on the host.
 ///
 /// # Safety
-/// `session` is a session that no other thread uses, `stream` is such a stream.
+/// `session` is a handle that no other thread uses, and `stream` is such a stream.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_enqueue_on(
     session: *mut symmc_session,
     stream: *mut c_void,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.enqueue_on(stream)) }
 }
 
-/// What the session takes of its device now.
+/// The bytes that the session uses on its device now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_taken(
     session: *mut symmc_session,
     memory: *mut symmc_session_memory,
 ) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| write_result(memory, session.session.memory_usage().into())) }
 }
 
-/// How often the session recorded runs on its GPU (`made`), had a recording take over other memory instead (`moved`), and gave
-/// one up because more were kept than may be (`evicted`). The host records none. Each pointer may be NULL.
+/// The number of runs that the session recorded on its GPU (`made`), the number of recordings that were changed to other memory
+/// (`moved`), and the number of recordings that were dropped because too many were kept (`evicted`). All are 0 on the host. Each
+/// pointer may be NULL.
 ///
 /// # Safety
-/// `session` is a session that no other thread uses, each pointer takes a number or is NULL.
+/// `session` is a handle that no other thread uses, and each pointer takes a number or is NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_recordings(
     session: *mut symmc_session,
@@ -381,72 +387,72 @@ pub unsafe extern "C" fn symmc_session_recordings(
     moved: *mut u64,
     evicted: *mut u64,
 ) -> symmc_status {
-    let tell = |session: &mut symmc_session| {
+    let read = |session: &mut symmc_session| {
         let found = session.session.recordings();
         for (to, number) in [(made, found.created), (moved, found.retargeted), (evicted, found.evicted)] {
             if !to.is_null() {
-                // SAFETY: by the caller.
+                // SAFETY: the caller ensures it.
                 unsafe { to.write(number) };
             }
         }
         Ok(())
     };
-    // SAFETY: by the caller.
-    unsafe { with_session(session, tell) }
+    // SAFETY: the caller ensures it.
+    unsafe { with_session(session, read) }
 }
 
-/// Asks whether all runs have ended: `done` becomes 1, else 0. Fails if one failed.
+/// Sets `done` to 1 if all runs have ended, else to 0. Fails if a run failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *mut c_int) -> symmc_status {
     let poll = |session: &mut symmc_session| {
         let ended = session.session.poll()?;
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { write_result(done, c_int::from(ended)) }
     };
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, poll) }
 }
 
-/// Waits until all runs have ended, for `limit_ms` milliseconds at most. Fails if one failed, or if they have not ended by
-/// then, in which case they go on: `symmc_session_poll` succeeds then, and tells the two apart.
+/// Waits until all runs have ended, with a timeout of `limit_ms` milliseconds. Fails if a run failed, and if the wait timed out.
+/// After a timeout the runs continue; `symmc_session_poll` then succeeds, which distinguishes the two cases.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_wait(session: *mut symmc_session, limit_ms: u64) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.wait(Duration::from_millis(limit_ms))) }
 }
 
-/// Gives the memory of the arenas back until `symmc_session_resume`. All ranks call both, between runs. Memory of inputs and
-/// outputs stays.
+/// Releases the memory of the arenas until `symmc_session_resume`. All ranks call both, between runs. The memory of inputs and
+/// outputs outside of the arenas is kept.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_release(session: *mut symmc_session) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.release()) }
 }
 
-/// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
+/// Allocates the memory of the arenas again. Inputs in symmetric memory must be written again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> symmc_status {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { with_session(session, |session| session.session.resume()) }
 }
 
-/// Waits until all runs of this rank have ended, and ends and frees the session, also on errors. In a process that was forked
-/// from the one that opened it this is an error, and the session of the parent is not affected.
+/// Waits until all runs of this rank have ended. Ends and frees the session, also on errors. In a process that was forked from
+/// the one that opened the session this is an error, and the session of the parent is not affected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> symmc_status {
     guard(|| {
         if session.is_null() {
             return Err(input_error("the handle of the session is NULL"));
         }
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let session = unsafe { Box::from_raw(session) };
         session.session.close()
     })
 }
 
-/// Ends and frees the session on every rank at once, without waiting for runs: the other ranks get an error that names this rank
-/// and the reason. `reason` may be NULL. In a process that was forked from the one that opened it this is an error, and the
-/// session of the parent is not affected.
+/// Ends and frees the session on every rank at once, without waiting for runs. The other ranks get an error that names this rank
+/// and the reason. `reason` may be NULL. In a process that was forked from the one that opened the session this is an error, and
+/// the session of the parent is not affected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_abort(
     session: *mut symmc_session,
@@ -456,23 +462,24 @@ pub unsafe extern "C" fn symmc_session_abort(
         if session.is_null() {
             return Err(input_error("the handle of the session is NULL"));
         }
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         let session = unsafe { Box::from_raw(session) };
-        let reason = match reason.is_null() {
-            true => "no reason was given".into(),
-            // SAFETY: by the caller. A text that is not UTF-8 ends the session as well.
-            false => unsafe { CStr::from_ptr(reason) }.to_string_lossy(),
+        let reason = if reason.is_null() {
+            "no reason was given".into()
+        } else {
+            // SAFETY: the caller ensures it. A text that is not UTF-8 ends the session as well.
+            unsafe { CStr::from_ptr(reason) }.to_string_lossy()
         };
         session.session.abort(&reason)
     })
 }
 
 /// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close, but waits for other ranks for
-/// half a second at most: other ranks finish the runs that this rank has ended, and get an error that names it when they begin or wait in another one. During a run the
-/// sessions of the other ranks end at once, with such an error. In a process that was forked from the one that opened it,
-/// the session of the parent is not affected. NULL is ignored.
+/// half a second at most. The other ranks finish the runs that this rank has finished, and get an error that names it when they
+/// start or wait for another run. During a run the sessions of the other ranks end at once, with such an error. In a process
+/// that was forked from the one that opened the session, the session of the parent is not affected. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_free(session: *mut symmc_session) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     unsafe { free_handle(session) }
 }

@@ -1,4 +1,4 @@
-//! Inputs, parameters and outputs of a session, as C has them.
+//! Inputs, parameters and outputs of a session, in the types of C.
 
 use std::ffi::{CString, c_char};
 
@@ -8,9 +8,9 @@ use crate::error::{c_text, input_error};
 
 /// Inputs that change from run to run.
 pub const SYMMC_ARGUMENT: i32 = 0;
-/// Inputs that are given once: weights, and constants that the program carries.
+/// Inputs that are given once: weights, and constants that are part of the program.
 pub const SYMMC_PARAMETER: i32 = 1;
-/// Outputs, those that replace an input among them.
+/// Outputs, including those that replace an input.
 pub const SYMMC_OUTPUT: i32 = 2;
 
 /// Elements of one byte, 0 or 1.
@@ -30,47 +30,47 @@ pub const SYMMC_F32: i32 = 6;
 /// IEEE 754 numbers of 64 bits.
 pub const SYMMC_F64: i32 = 7;
 
-/// In memory of this rank that the session holds.
+/// Memory of this rank that the session holds.
 pub const SYMMC_PLACE_OWN: i32 = 0;
-/// In the symmetric arena, which peers reach.
+/// The symmetric arena, which peers can access.
 pub const SYMMC_PLACE_SYMMETRIC: i32 = 1;
-/// In memory of the caller.
+/// Memory that the caller has bound.
 pub const SYMMC_PLACE_BOUND: i32 = 2;
 
-/// An input, a parameter or an output, at the sizes that are set. What it points to is the session's and stays until another
-/// size is set or the session ends.
+/// An input, a parameter or an output at the current sizes. The session owns the memory behind its pointers, which is valid until
+/// another size is set or the session ends.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct symmc_value {
     /// The name of the value in the program.
     pub name: *const c_char,
-    /// The name under which a weight is stored, or that an argument has where the program came from; NULL if it has none.
+    /// The name under which a weight is stored. For an argument, its name in the file of the program. NULL if there is none.
     pub source: *const c_char,
-    /// For an output, the name of the input that it replaces, else NULL.
+    /// For an output, the name of the input that it replaces, otherwise NULL.
     pub replaces: *const c_char,
-    /// The extent of each axis.
+    /// The extent of each axis, in elements.
     pub extents: *const i64,
     /// The number of axes.
     pub axes: usize,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: usize,
-    /// The type of its elements: `SYMMC_F32` and so on.
+    /// The type of the elements: `SYMMC_F32` and so on.
     pub dtype: i32,
 }
 
-/// Where an input or output lies.
+/// The memory of an input or output.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct symmc_memory {
-    /// The first byte.
+    /// The first byte, an address of the session's device.
     pub data: *mut std::ffi::c_void,
-    /// The number of bytes, at the sizes that are set.
+    /// The number of bytes at the current sizes.
     pub bytes: usize,
-    /// Whose it is: `SYMMC_PLACE_OWN` and so on.
+    /// The owner of the memory: `SYMMC_PLACE_OWN` and so on.
     pub place: i32,
 }
 
-/// A value with what C is told of it.
+/// A value and the texts that its description in C points to.
 pub(crate) struct DescribedValue {
     pub kind: i32,
     name: CString,

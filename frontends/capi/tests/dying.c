@@ -1,5 +1,5 @@
-/* A rank that dies, or stops, in the middle of runs: the others get SYMMC_ERROR_PEER with its number within the limit, can end
- * what they have, and hold nothing any more then. The arguments are the victim's rank and `kill` or `stop`.
+/* A rank dies or stops in the middle of runs. The others get SYMMC_ERROR_PEER with its number before the timeout. They can free
+ * their sessions, and hold no resources afterwards. The arguments are the victim's rank and `kill` or `stop`.
  */
 #define _DEFAULT_SOURCE
 #include <dirent.h>
@@ -18,7 +18,7 @@ static const char *const SUM =
     "program \"sum\" ranks 3\ngroup @all world\narg %x: f32[256]\n"
     "%y: f32[256] = neg %x\n%z: f32[256] = all_reduce %y op=sum group=@all\nreturn %z\n";
 
-/* What the processes share. */
+/* The memory that the processes share. */
 typedef struct {
     pthread_barrier_t barrier;
     char said[PEOPLE][ROOM];
@@ -65,7 +65,7 @@ static int mappings(void) {
     return found;
 }
 
-/* What a rank that was left alone has to see. */
+/* The checks of a rank whose peer died. */
 static void survive(symmc_session *session, uint32_t victim, double since) {
     char name[32], text[1024];
     symmc_status status = SYMMC_OK;
@@ -80,7 +80,7 @@ static void survive(symmc_session *session, uint32_t victim, double since) {
     snprintf(text, sizeof text, "%s", symmc_last_error());
     if (strstr(text, name) == NULL) fprintf(stderr, "%s\n", text);
     expect(strstr(text, name) != NULL && symmc_last_error_culprit() == (int64_t)victim);
-    /* It stays so. */
+    /* Later calls return the same error. */
     expect(symmc_session_enqueue(session) == SYMMC_ERROR_PEER && strcmp(symmc_last_error(), text) == 0);
     expect(symmc_session_close(session) == SYMMC_ERROR_PEER);
 }
@@ -119,7 +119,7 @@ static void rank_process(board *shared, uint32_t rank, uint32_t victim) {
     symmc_group_free(group);
     symmc_plan_free(plan);
     symmc_program_free(program);
-    /* Threads that ended are counted until the system is rid of them. */
+    /* Threads that ended are counted until the system has removed them. */
     for (int i = 0; i < 200 && entries("/proc/self/task") > threads; i++) usleep(10000);
     expect(entries("/proc/self/fd") <= descriptors && entries("/proc/self/task") <= threads && mappings() == 0);
 }

@@ -1,8 +1,8 @@
-//! `include/symmc.h` is made of the sources: their functions, types, constants and comments. What is not in the header is not
-//! in the library, and no function of it lets a panic out.
+//! Generates `include/symmc.h` from the sources: their functions, types, constants and comments, and compares it with the file.
+//! Also checks that every function is exported and lets no panic out.
 //!
-//! `UPDATE_EXPECT=1 cargo test -p symmc-capi --test header` writes it again. Made by these lines rather than by a generator of
-//! its own, because the interface has few kinds of types, and every generator brings a second parser of Rust along.
+//! `UPDATE_EXPECT=1 cargo test -p symmc-capi --test header` writes the file. The interface has few kinds of types, so these lines
+//! replace a general generator, which would bring a second parser of Rust along.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -15,23 +15,23 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
 }
 
-/// The files in the order in which the header has them.
+/// The source files, in the order of the header.
 const FILES: [&str; 9] =
     ["lib", "error", "program", "plan", "group", "values", "options", "session", "buffer"];
 
 const OPENING: &str = "\
-/* symmc: tensor programs with communication become plans that are proved safe, and run.
+/* symmc: compiles tensor programs with communication into plans, proves the plans safe, and runs them.
  *
- * Handles are pointers to what only the library knows. Whoever got one owns it and gives it to the function that frees it,
- * once, from any thread. What a function takes besides handles it has read when it returns, unless it says otherwise. Texts
- * are UTF-8 and end with a NUL.
+ * Handles are pointers to types that only the library knows. The caller that received a handle owns it, and passes it once to
+ * the function that frees it, from any thread. A function has read its other arguments when it returns, unless it says
+ * otherwise. Texts are UTF-8 and end with a NUL.
  *
- * Functions that can fail return SYMMC_OK or the kind of the error; symmc_last_error has the text, for the thread that called.
- * What a call was to give through a pointer is NULL then, or as it was. Any thread may call any function, but one at a time
- * those of one handle that is not const to them, unless a handle says more. Wherever the library is wrong itself, the status
- * is SYMMC_ERROR_DEFECT: nothing is thrown through the caller.
+ * Functions that can fail return SYMMC_OK or the kind of the error. symmc_last_error returns the message of the last error of
+ * the calling thread. After an error, a handle that the call was to create is NULL, and other results are unchanged. Any thread
+ * may call any function. Calls that take the same handle without const must not overlap, unless the type of the handle allows
+ * it. A defect of the library itself gives the status SYMMC_ERROR_DEFECT: no exception is thrown through the caller.
  *
- * Made from the sources of the library; do not edit it.
+ * Generated from the sources of the library; do not edit.
  */
 #ifndef SYMMC_H
 #define SYMMC_H
@@ -63,7 +63,7 @@ fn items() -> Vec<(String, Vec<Item>)> {
     FILES.iter().map(read).collect()
 }
 
-/// The comment of an item as C has it, without what only callers in Rust have to know.
+/// The comment of an item in C, without its section on safety, which is for callers in Rust.
 fn comment(attributes: &[Attribute], indent: &str) -> String {
     let line = |attribute: &Attribute| match &attribute.meta {
         Meta::NameValue(pair) if pair.path.is_ident("doc") => match &pair.value {
@@ -76,11 +76,11 @@ fn comment(attributes: &[Attribute], indent: &str) -> String {
         attributes.iter().filter_map(line).take_while(|text| text != "# Safety").collect();
     let text = lines.join(&format!("\n{indent} * "));
     let text = text.trim_end_matches([' ', '*', '\n']);
-    assert!(!text.is_empty(), "everything public has a comment");
+    assert!(!text.is_empty(), "a public item has no comment");
     format!("{indent}/* {text} */\n").replace(" * \n", " *\n")
 }
 
-/// A type as C has it; that of a pointer ends with its star.
+/// A type in C. A pointer type ends with its star.
 fn spelled(ty: &Type) -> String {
     match ty {
         Type::Ptr(pointer) => {
@@ -108,7 +108,7 @@ fn spelled(ty: &Type) -> String {
     }
 }
 
-/// Something of a type.
+/// A declaration of a name with a type.
 fn declared(ty: &Type, name: &str) -> String {
     let ty = spelled(ty);
     if ty.ends_with('*') { format!("{ty}{name}") } else { format!("{ty} {name}") }
@@ -143,7 +143,7 @@ fn of_function(function: &ItemFn, out: &mut String) {
     let _ = writeln!(out, "{}\n", signature(&head, &parameters));
 }
 
-/// The function that may be left out, where a type is one.
+/// The function of a type `Option<fn>`, if the type is one.
 fn optional_function(ty: &Type) -> Option<&syn::TypeFnPtr> {
     let Type::Path(path) = ty else { return None };
     let syn::PathArguments::AngleBracketed(of) = &path.path.segments.last()?.arguments else { return None };
@@ -153,7 +153,7 @@ fn optional_function(ty: &Type) -> Option<&syn::TypeFnPtr> {
     }
 }
 
-/// `pub type`: another name of a type, or a function of the caller's.
+/// `pub type`: another name of a type, or the type of a function of the caller.
 fn of_alias(alias: &syn::ItemType, out: &mut String) {
     out.push_str(&comment(&alias.attrs, ""));
     let name = alias.ident.to_string();
@@ -186,7 +186,7 @@ fn is_public(visibility: &syn::Visibility) -> bool {
     matches!(visibility, syn::Visibility::Public(_))
 }
 
-/// The handles, before anything that names them.
+/// The handles, which are declared before their uses.
 fn handles(files: &[(String, Vec<Item>)]) -> String {
     let mut out = String::new();
     for item in files.iter().flat_map(|(_, items)| items) {
@@ -236,7 +236,7 @@ fn the_header_is_that_of_the_sources() {
         return std::fs::write(&path, made).expect("written");
     }
     let found = std::fs::read_to_string(&path).expect("the header");
-    assert!(found == made, "{} is not that of the sources: UPDATE_EXPECT=1 writes it", path.display());
+    assert!(found == made, "{} does not fit the sources: UPDATE_EXPECT=1 writes it", path.display());
 }
 
 #[test]
@@ -246,7 +246,7 @@ fn every_function_is_exported_and_keeps_panics_in() {
         let Item::Fn(function) = function else { continue };
         let name = function.sig.ident.to_string();
         if function.sig.abi.is_none() {
-            assert!(!name.starts_with("symmc_"), "{name} is no function of C");
+            assert!(!name.starts_with("symmc_"), "{name} is not a C function");
             continue;
         }
         seen += 1;
@@ -256,7 +256,7 @@ fn every_function_is_exported_and_keeps_panics_in() {
         let guarded = ["guard (", "create_handle (", "with_session (", "with_options (", "free_handle ("]
             .iter()
             .any(|call| body.contains(call));
-        // What only reads a field, or what the thread keeps.
+        // Functions that only read a field or the last error of the thread.
         let reads = ["as_ref ()", "read_last_error (", "SYMMC_ABI_VERSION", "concat !"]
             .iter()
             .any(|call| body.contains(call));
@@ -266,7 +266,7 @@ fn every_function_is_exported_and_keeps_panics_in() {
     assert!(seen > 40, "{seen}");
 }
 
-/// What pages say of C is there, letter by letter.
+/// Every name of the C interface in the documentation exists in the header.
 #[test]
 fn pages_name_what_the_header_has() {
     let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
@@ -277,10 +277,10 @@ fn pages_name_what_the_header_has() {
     let has = names(&header());
     for page in ["docs/embedding.md", "README.md", "CHANGELOG.md"] {
         let text = std::fs::read_to_string(folder().join("../..").join(page)).expect("a page");
-        // Crates have such names too, and so have variables of the environment.
+        // Crates and environment variables have similar names.
         let is_of_c = |name: &String| has.iter().any(|other| other.starts_with(&name[..name.len().min(12)]));
         let unknown: Vec<String> =
             names(&text).into_iter().filter(|n| !has.contains(n) && is_of_c(n)).collect();
-        assert!(unknown.is_empty(), "{page} names {unknown:?}, which the header has not");
+        assert!(unknown.is_empty(), "{page} names {unknown:?}, which the header does not have");
     }
 }

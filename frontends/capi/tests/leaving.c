@@ -8,7 +8,7 @@
 
 #include "layer.h"
 
-/* Long, so that an end at the limit fails the test by its text. */
+/* Long, so that a timeout fails the test by its message. */
 enum { LIMIT_MS = 120000, CHILDREN = 7 };
 
 static const char *const SUM =
@@ -81,7 +81,8 @@ static void *abort_session(void *argument) {
     return NULL;
 }
 
-/* Each rank in turn opens a session with a wrong argument: all ranks learn which rank and why, and the next one opens. */
+/* Each rank in turn opens a session with a wrong argument: all ranks get an error that names the rank and the reason, and
+ * the next session opens. */
 static void *open_wrongly(void *argument) {
     const place *self = (const place *)argument;
     float x[8] = {1}, y[8];
@@ -105,7 +106,7 @@ static void *open_wrongly(void *argument) {
     return NULL;
 }
 
-/* What a child does with the copy of a session; 0 if it is refused as it should be. */
+/* The calls of a child on the copy of a session. Returns 0 if each is refused as expected. */
 static int misuse(symmc_session *session, const place *self, int what) {
     symmc_session *other;
     int done;
@@ -122,7 +123,7 @@ static int misuse(symmc_session *session, const place *self, int what) {
     return status != SYMMC_ERROR_INPUT || strstr(symmc_last_error(), "fork") == NULL;
 }
 
-/* Children misuse copies of sessions, of which one has runs in progress, between runs of their parents. */
+/* Children misuse copies of sessions between runs of their parents. One of the sessions has runs in progress. */
 static void *fork_children(void *argument) {
     const place *self = (const place *)argument;
     float x[8] = {1}, y[8];

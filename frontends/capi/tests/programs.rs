@@ -1,11 +1,11 @@
-//! The programs of `examples/c`, and others, as C and as C++ with all warnings as errors, against the shared and the static
-//! library, and under AddressSanitizer.
+//! Compiles and runs the programs of `examples/c` and others, as C and as C++, with all warnings as errors, with the shared and the
+//! static library, and under AddressSanitizer.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
-/// With what a program is compiled.
+/// The compiler and the flags of a program.
 #[derive(Clone, Copy)]
 struct Way {
     compiler: &'static str,
@@ -23,15 +23,16 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The libraries of the profile of this test, built by cargo as users build them: tests do not depend on what Rust cannot link.
+/// The path of a library in the profile of this test. Cargo builds it here, since tests cannot depend on a crate that Rust cannot
+/// link.
 fn library(extension: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
         let test = std::env::current_exe().expect("a path");
         let folder = test.ancestors().nth(2).expect("the folder of the profile").to_path_buf();
         let mut command = Command::new(env!("CARGO"));
-        // All libraries, and an example, so that dependencies have the features that they have in the tests of the whole
-        // workspace: what those built is not built again.
+        // All libraries and an example are built, so that dependencies have the same features as in the tests of the workspace,
+        // and are not built again.
         command.args(["build", "--quiet", "--locked", "--workspace", "--lib", "--example", "custom_op"]);
         command.current_dir(root());
         command.arg("--target-dir").arg(folder.parent().expect("the folder of all profiles"));
@@ -82,7 +83,7 @@ fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
     program
 }
 
-/// Runs a program without what a launcher says; what it wrote.
+/// Runs a program without the environment of a launcher. Returns its output.
 fn ran(program: &Path, arguments: &[&Path]) -> String {
     let mut command = Command::new(program);
     for name in ["RANK", "WORLD_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"] {
@@ -150,7 +151,7 @@ fn the_examples_are_clean_under_address_sanitizer() {
     both(SANITIZED);
 }
 
-/// Where there are two GPUs they agree with the host; elsewhere it says what is missing.
+/// With two GPUs the results equal those of the host. Otherwise the program names what is missing.
 #[test]
 fn the_example_on_gpus_runs_or_says_what_is_missing() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -236,7 +237,7 @@ fn sessions_share_the_weights_of_a_file() {
     }
 }
 
-/// The programs of the page for who embeds symmc: a whole one, and the part of a rank on a GPU.
+/// The programs of the guide for embedders: a whole one, and the part of a rank on a GPU.
 #[test]
 fn the_programs_of_the_page_compile_and_run() {
     let page = std::fs::read_to_string(root().join("docs/embedding.md")).expect("the page");
@@ -290,7 +291,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// What `install.sh` says with these arguments.
+/// The output of `install.sh` with these arguments.
 fn install(arguments: &[&Path], destination: &str) -> Output {
     let script = root().join("frontends/capi/install.sh");
     Command::new("sh").arg(script).args(arguments).env("DESTDIR", destination).output().expect("sh starts")
@@ -341,7 +342,7 @@ fn what_is_installed_is_found_by_pkg_config_and_runs() {
         assert!(output.status.success(), "{command:?}: {}", text(&output));
         let mut command = Command::new(&program);
         if !is_static {
-            // Only by the name with the version of the interface.
+            // The loader uses only the name with the version of the interface.
             std::fs::remove_file(prefix.join("lib/libsymmc.so")).expect("it is there");
             command.env("LD_LIBRARY_PATH", prefix.join("lib"));
         }

@@ -1,4 +1,4 @@
-/* What is unusual but right, and what is wrong in unusual ways: nothing of it may end the process or be called a fault of symmc.
+/* Unusual but valid calls, and calls with unusual faults. None may end the process or be reported as a defect of symmc.
  * The argument is a folder for files.
  */
 #define _DEFAULT_SOURCE
@@ -69,7 +69,7 @@ static void nothing(void) {
     must(symmc_session_bind_buffer(session, "w", buffer));
     symmc_buffer_free(buffer);
     must(symmc_session_run(session));
-    /* What was enough for nothing is not for more. */
+    /* Memory of no bytes is too small for other sizes. */
     set_rows(session, 1);
     fails(symmc_session_run(session));
     must(symmc_session_bind(session, "x", x, sizeof x));
@@ -112,7 +112,7 @@ static void names(void) {
     symbol = NULL;
     fails(symmc_session_set(session, &symbol, &n, 1));
     must(symmc_session_bind(session, "%x", x, sizeof x));
-    /* Bound again, and given up again and again. */
+    /* Bind again, and unbind several times. */
     must(symmc_session_bind(session, "in.0", x, sizeof x));
     must(symmc_session_unbind(session, "x"));
     must(symmc_session_unbind(session, "x"));
@@ -152,7 +152,7 @@ static void options(void) {
     symmc_program_free(program);
 }
 
-/* A plan whose file was changed: whatever it says then, it is refused, or proved and as good as any. */
+/* A plan whose file was changed: it is refused, or proved safe and usable. */
 static void files(const char *folder) {
     symmc_program *program;
     symmc_weights *weights;
@@ -210,13 +210,13 @@ static void groups(void) {
     /* Another number of ranks than the plan's. */
     fails(symmc_session_open(plan, many[5], options, &session));
     for (int i = 0; i < 1024; i++) symmc_group_free(many[i]);
-    /* The other rank does not come, which is said within the limit; then not even its place is there. */
+    /* The other rank does not join, which is reported after the timeout. Then even its group member is missing. */
     must(symmc_group_threads(RANKS, many));
     expect(symmc_session_open(plan, many[1], options, &session) == SYMMC_ERROR_PEER && session == NULL);
     symmc_group_free(many[0]);
     expect(symmc_session_open(plan, many[1], options, &session) == SYMMC_ERROR_PEER && session == NULL);
     symmc_group_free(many[1]);
-    /* A function that tells nonsense. */
+    /* A function that returns wrong bytes. */
     if (symmc_group_bootstrap(1, 2, garbage, &ranks, &group) == SYMMC_OK) {
         expect(symmc_session_open(plan, group, options, &session) == SYMMC_ERROR_PEER && session == NULL);
         symmc_group_free(group);

@@ -51,7 +51,7 @@ static void *rank(void *argument) {
         must(symmc_session_set(sessions[i], &symbol, &prompt, 1));
         must(symmc_session_share_weights(sessions[i], weights));
     }
-    /* The sessions keep what they need. */
+    /* The sessions keep the weights that they need. */
     symmc_weights_free(weights);
     for (int i = 0; i < 2; i++) tokens[i] = first_token(sessions[i]);
     for (int i = 0; i < 2; i++) must(symmc_session_close(sessions[i]));

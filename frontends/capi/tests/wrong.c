@@ -1,4 +1,4 @@
-/* What callers do wrong is a status and a text that names it, and never more than that. */
+/* Faults of callers give a status and a message that names the fault, and have no other effect. */
 #include "layer.h"
 
 static void refused_at(symmc_status status, symmc_status kind, const char *text, int line) {
@@ -46,7 +46,7 @@ static void of_programs(const char *folder) {
     refused(symmc_program_open(&none, 1, 0, NULL, &program), INPUT, "a path is NULL");
     refused(symmc_program_open(NULL, 2, 0, NULL, &program), INPUT, "paths is NULL");
     refused(symmc_program_open(NULL, 0, 0, NULL, &program), INPUT, "no path");
-    refused(symmc_program_open(&missing, SIZE_MAX, 0, NULL, &program), INPUT, "no memory has so many");
+    refused(symmc_program_open(&missing, SIZE_MAX, 0, NULL, &program), INPUT, "more than memory can hold");
     refused(symmc_program_open(&missing, 1, 0, "/nowhere/x.safetensors", &program), INPUT, "x.safetensors");
     refused(symmc_compile(NULL, NULL, &plan), INPUT, "the handle of the program is NULL");
     expect(plan == NULL);
@@ -122,7 +122,7 @@ static void of_sessions(void) {
         const int64_t numbers[] = {9, 0, -1, INT64_MIN, INT64_MAX};
         for (int i = 0; i < 5; i++) refused(symmc_session_set(session, &n, &numbers[i], 1), INPUT, "n=");
         refused(symmc_session_set(session, &n, NULL, 1), INPUT, "values is NULL");
-        refused(symmc_session_set(session, &n, &nine, SIZE_MAX), INPUT, "no memory has so many");
+        refused(symmc_session_set(session, &n, &nine, SIZE_MAX), INPUT, "more than memory can hold");
         refused(symmc_session_set(session, NULL, NULL, 1), INPUT, "symbols is NULL");
         must(symmc_session_set(session, NULL, NULL, 0));
     }
@@ -152,9 +152,9 @@ static void of_sessions(void) {
     refused(symmc_session_run(session), INPUT, "overlaps");
     must(symmc_session_unbind(session, "y"));
     refused(symmc_session_write(session, "z", x, 31), INPUT, "expected 32 bytes, found 31");
-    refused(symmc_session_write(session, "y", x, 32), INPUT, "only inputs are written");
+    refused(symmc_session_write(session, "y", x, 32), INPUT, "only inputs can be written");
     refused(symmc_session_write(session, "z", NULL, 32), INPUT, "the data is NULL");
-    refused(symmc_session_write(session, "z", x, SIZE_MAX), INPUT, "no memory has so many");
+    refused(symmc_session_write(session, "z", x, SIZE_MAX), INPUT, "more than memory can hold");
     must(symmc_session_run(session));
     refused(symmc_session_read(session, "y", y, 28), INPUT, "32 bytes");
     refused(symmc_session_read(session, "y", NULL, 32), INPUT, "NULL");
@@ -167,7 +167,7 @@ static void of_sessions(void) {
     expect(y[0] == 2.0f && y[7] == 0.0f);
     must(symmc_session_poll(session, &done));
     refused(symmc_session_share_weights(session, NULL), INPUT, "the handle of the weights is NULL");
-    /* Buffers outlive whoever gave or bound them. */
+    /* Buffers outlive the sessions that allocated or bound them. */
     refused(symmc_session_allocate(session, SIZE_MAX, &buffer), RESOURCES, "cannot be allocated");
     refused(symmc_session_allocate(NULL, 8, &buffer), INPUT, "the handle of the session is NULL");
     expect(buffer == NULL && symmc_buffer_address(NULL) == NULL && symmc_buffer_bytes(NULL) == 0);
@@ -176,7 +176,7 @@ static void of_sessions(void) {
     must(symmc_session_allocate(session, 32, &buffer));
     expect(symmc_buffer_bytes(buffer) == 32 && (size_t)symmc_buffer_address(buffer) % 256 == 0);
     refused(symmc_buffer_write(NULL, 0, x, 4), INPUT, "the handle of the buffer is NULL");
-    refused(symmc_buffer_write(buffer, 32, x, 4), INPUT, "no 4 bytes from 32 on");
+    refused(symmc_buffer_write(buffer, 32, x, 4), INPUT, "found 4 bytes from 32");
     refused(symmc_buffer_write(buffer, SIZE_MAX, x, 4), INPUT, "bytes from");
     refused(symmc_buffer_write(buffer, 0, NULL, 4), INPUT, "the data is NULL");
     refused(symmc_buffer_read(buffer, 0, NULL, 4), INPUT, "NULL");
@@ -190,7 +190,7 @@ static void of_sessions(void) {
     must(symmc_session_read(session, "y", y, sizeof y));
     expect(y[0] == 1.0f && y[1] == 1.0f);
 
-    /* What was given back is asked for by name until it is taken again. */
+    /* While memory is released, calls that need it fail with an error that names it. */
     must(symmc_session_release(session));
     refused(symmc_session_run(session), INPUT, "resume the session first");
     must(symmc_session_release(session));
@@ -214,7 +214,7 @@ static void of_sessions(void) {
     symmc_session_options_free(NULL);
 }
 
-/* How sessions run, and GPUs where there are none. */
+/* Options of sessions, and GPUs on machines without any. */
 static void of_options(void) {
     symmc_session_options *options;
     symmc_session_memory memory, taken;
@@ -231,20 +231,20 @@ static void of_options(void) {
     refused(symmc_session_options_create(NULL), INPUT, "the pointer to the result is NULL");
     must(symmc_session_options_create(&options));
     refused(symmc_session_options_set_limit(NULL, 1), INPUT, "the handle of the options of the session is NULL");
-    refused(symmc_session_options_set_stream(options, &something), INPUT, "set_gpu comes first");
-    refused(symmc_session_options_set_communicator(options, &something, ranks, 1), INPUT, "set_gpu comes first");
+    refused(symmc_session_options_set_stream(options, &something), INPUT, "call symmc_session_options_set_gpu first");
+    refused(symmc_session_options_set_communicator(options, &something, ranks, 1), INPUT, "call symmc_session_options_set_gpu first");
     refused(symmc_session_options_set_communicator(options, &something, NULL, 0), INPUT, "has no ranks");
     refused(symmc_session_options_set_communicator(options, &something, NULL, 2), INPUT, "ranks is NULL");
-    refused(symmc_session_options_set_arena(options, SYMMC_ARENA_NCCL), INPUT, "set_gpu comes first");
-    refused(symmc_session_options_set_products(options, SYMMC_PRODUCTS_HEURISTIC), INPUT, "set_gpu comes first");
-    refused(symmc_session_options_set_kept(options, 2), INPUT, "set_gpu comes first");
+    refused(symmc_session_options_set_arena(options, SYMMC_ARENA_NCCL), INPUT, "call symmc_session_options_set_gpu first");
+    refused(symmc_session_options_set_products(options, SYMMC_PRODUCTS_HEURISTIC), INPUT, "call symmc_session_options_set_gpu first");
+    refused(symmc_session_options_set_kept(options, 2), INPUT, "call symmc_session_options_set_gpu first");
     refused(symmc_plan_get_memory(NULL, 0, NULL, &memory), INPUT, "the handle of the plan is NULL");
     refused(symmc_plan_get_memory(plan, 0, NULL, NULL), INPUT, "NULL");
     refused(symmc_plan_get_memory(plan, 1, options, &memory), INPUT, "rank 1");
     must(symmc_plan_get_memory(plan, 0, options, &memory));
     expect(memory.ordinary + memory.symmetric + memory.flags > 0 && memory.held >= 96);
 
-    /* A limit that no clock reaches, and symmetric memory of the caller. */
+    /* The largest timeout, and symmetric memory of the caller. */
     must(symmc_session_options_set_limit(options, UINT64_MAX));
     must(symmc_session_options_set_symmetric(options, SIZE_MAX));
     refused(symmc_plan_get_memory(plan, 0, options, &memory), RESOURCES, "overflows");
@@ -272,7 +272,7 @@ static void of_options(void) {
 
     status = symmc_session_options_set_gpu(options, 4000);
     if (status == SYMMC_ERROR_UNSUPPORTED) {
-        expect(strstr(symmc_last_error(), "built without GPUs") != NULL);
+        expect(strstr(symmc_last_error(), "without support for GPUs") != NULL);
     } else {
         must(status);
         refused(symmc_session_options_set_arena(options, 2), INPUT, "found 2");
@@ -289,7 +289,7 @@ static void of_options(void) {
         expect(status != SYMMC_OK && status != SYMMC_ERROR_DEFECT && session == NULL);
         expect(strlen(symmc_last_error()) > 10);
     }
-    /* Its place is as good as before. */
+    /* Its group member is still usable. */
     must(symmc_session_open(plan, group, NULL, &session));
     must(symmc_session_close(session));
     symmc_session_options_free(options);

@@ -14,12 +14,17 @@ pub fn error_message(error: &anyhow::Error) -> String {
     let mut parts = Vec::new();
     for cause in error.chain() {
         if let Some(error) = cause.downcast_ref::<symmc::Error>() {
-            parts.push(format!("{error}{}", error.group_hint(&OPTIONS)));
+            parts.push(format!("{error}{}{}", error.group_hint(&OPTIONS), dim_hint(error)));
             break;
         }
         parts.push(cause.to_string());
     }
     parts.join(": ")
+}
+
+/// A hint at the option that gives symbols a range, for errors that are about the ranges of symbols; else empty.
+fn dim_hint(error: &symmc::Error) -> &'static str {
+    if error.symbols().is_empty() { "" } else { "; the option --dim states ranges and equal sizes" }
 }
 
 /// How groups and ranks are written as options of the command.

@@ -1,11 +1,11 @@
-//! The log of symmc's frontends: which events are written to standard error, and how.
+//! The log of symmc's frontends: writes events to standard error, by a filter.
 //!
 //! Library crates emit events and spans of `tracing` and never install a subscriber. The command, the Python package and the C
-//! library install this one when they start; Rust programs that use symmc install their own. Nothing is written until a filter is
-//! given: by [`init_from_env`] from `SYMMC_LOG` or `RUST_LOG`, or by [`set_filter`].
+//! library install this one when they start. Rust programs that use symmc install their own. Nothing is written until a filter is
+//! set, by [`init_from_env`] from `SYMMC_LOG` or `RUST_LOG`, or by [`set_filter`].
 //!
-//! A filter is a list such as `info,symmc::join=debug`: a level for all of symmc, and levels for [`TARGETS`]. The filter is not that
-//! of `tracing_subscriber::EnvFilter`, which needs regular expressions and accepts misspelt levels as targets.
+//! A filter is a list such as `info,symmc::join=debug`: a level for all of symmc, and levels for [`TARGETS`]. It does not use
+//! `tracing_subscriber::EnvFilter`, which needs regular expressions and accepts misspelt levels as targets.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -15,7 +15,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::{Layer as _, Registry, fmt};
 
-/// The targets of events, each with what it is about. `symmc` stands for all of them.
+/// The targets of events, each with a description. `symmc` stands for all of them.
 pub const TARGETS: [(&str, &str); 5] = [
     ("symmc::compile", "stages of a compilation and their times"),
     ("symmc::join", "ranks that meet, and what they agree on"),
@@ -24,7 +24,7 @@ pub const TARGETS: [(&str, &str); 5] = [
     ("symmc::run", "runs: starts, waits, timeouts and failures"),
 ];
 
-/// The target of the span that holds the rank, and its level, which all filters let through.
+/// The target of the span with the rank, and its level. All filters enable it.
 const RANK: (&str, LevelFilter) = ("symmc::rank", LevelFilter::ERROR);
 
 const LEVELS: &str = "off, error, warn, info, debug or trace";
@@ -35,7 +35,7 @@ pub enum LogError {
     Level { origin: String, found: String },
     #[error("{origin}: unknown target {found:?}: expected {}", target_names())]
     Target { origin: String, found: String },
-    /// The program has a subscriber of its own.
+    /// The program has installed another subscriber.
     #[error("the process has another subscriber of tracing: set the filter there")]
     OtherSubscriber,
 }
@@ -52,8 +52,8 @@ enum OtherCrates {
     Reject,
 }
 
-/// Starts the log by `SYMMC_LOG`, or by `RUST_LOG` if that is not set. Directives of `RUST_LOG` for other crates are skipped. Without
-/// either, or if the log was started before, it does nothing.
+/// Starts the log with the filter in `SYMMC_LOG`, or in `RUST_LOG` if that is not set. Directives of `RUST_LOG` for other crates are
+/// skipped. Without either variable, or if the log was started before, it does nothing.
 pub fn init_from_env() -> Result<(), LogError> {
     static INIT: OnceLock<Result<(), LogError>> = OnceLock::new();
     INIT.get_or_init(|| {
@@ -72,8 +72,8 @@ pub fn init_from_env() -> Result<(), LogError> {
     .clone()
 }
 
-/// Sets the filter from now on; `off` ends the log. `origin` names the argument in errors. Fails if the filter cannot
-/// be read, or the process has another subscriber.
+/// Replaces the filter; `off` ends the log. `origin` names the argument in errors. Fails if the filter is invalid, or the process has
+/// another subscriber.
 pub fn set_filter(origin: &str, filter: &str) -> Result<(), LogError> {
     install_filter(parse_filter(origin, filter, OtherCrates::Reject)?)
 }
@@ -86,16 +86,17 @@ fn parse_filter(origin: &str, filter: &str, others: OtherCrates) -> Result<Targe
             None => ("symmc", directive),
         };
         let is_known = target == "symmc" || TARGETS.iter().any(|(name, _)| *name == target);
-        match (is_known, others) {
-            (true, _) => {}
-            (false, OtherCrates::Skip) => continue,
-            (false, OtherCrates::Reject) => {
-                return Err(LogError::Target { origin: origin.into(), found: target.into() });
+        if !is_known {
+            match others {
+                OtherCrates::Skip => continue,
+                OtherCrates::Reject => {
+                    return Err(LogError::Target { origin: origin.into(), found: target.into() });
+                }
             }
         }
         match parse_level(level) {
             Some(level) => targets = targets.with_target(target, level),
-            // In `RUST_LOG` a word alone may be the name of another crate.
+            // In `RUST_LOG` a single word may be the name of another crate.
             None if others == OtherCrates::Skip && !directive.contains('=') => {}
             None => return Err(LogError::Level { origin: origin.into(), found: level.into() }),
         }
@@ -115,7 +116,7 @@ fn parse_level(text: &str) -> Option<LevelFilter> {
     levels.into_iter().find(|(name, _)| text.eq_ignore_ascii_case(name)).map(|(_, level)| level)
 }
 
-/// Gives the process its subscriber, or the subscriber another filter.
+/// Installs the subscriber, or replaces the filter if it is installed.
 fn install_filter(targets: Targets) -> Result<(), LogError> {
     type Handle = reload::Handle<Targets, Registry>;
     static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);

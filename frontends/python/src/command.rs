@@ -1,4 +1,4 @@
-//! The `symmc` command within the package, and the files that it and the package write.
+//! The `symmc` command in the package, and the output files of the package.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,18 +8,18 @@ use symmc_cli::SelfCommand;
 
 use crate::error::to_exception;
 
-/// Writes a file of the user as all output files are written.
+/// Writes an output file of the user, by the same rules as all output files.
 #[pyfunction]
 pub fn write_file(py: Python<'_>, path: PathBuf, text: &str) -> PyResult<()> {
     py.detach(|| symmc::write_file(&path, text.as_bytes())).map_err(to_exception)
 }
 
-/// Runs the command with these arguments, the first of which is its name, and gives its exit code. `own` starts it again:
-/// a program, and what stands before the arguments.
+/// Runs the command with these arguments, the first of which is its name. Returns its exit code. `own` starts the command again:
+/// a program, and the arguments before those of the command.
 #[pyfunction]
 pub fn command(py: Python<'_>, arguments: Vec<OsString>, own: (PathBuf, Vec<String>)) -> u8 {
     let own = SelfCommand { program: own.0, args: own.1 };
-    // An exit code is made of a byte, which it does not give back.
+    // An `ExitCode` is made from a byte, but does not return it. It is found by comparison.
     let code = py.detach(|| symmc_cli::run(arguments, &own));
     (0..=u8::MAX).find(|&n| code == std::process::ExitCode::from(n)).unwrap_or(1)
 }

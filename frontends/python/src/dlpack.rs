@@ -1,4 +1,4 @@
-//! Tensors of other libraries by DLPack: what lies where, without copies.
+//! Tensors of other libraries through DLPack: their memory and types, without copies.
 //!
 //! The layout of the structures is that of the DLPack specification, version 0.8 and 1.x (unversioned capsules).
 
@@ -11,10 +11,10 @@ use symmc::DType;
 
 use crate::error::input_error;
 
-/// What capsules that nobody has taken yet are called.
+/// The name of capsules whose tensor has not been taken.
 pub const NAME: &std::ffi::CStr = c"dltensor";
 
-/// The types of devices of DLPack that symmc knows.
+/// The device types of DLPack that symmc supports.
 pub mod device {
     pub const CPU: i32 = 1;
     pub const CUDA: i32 = 2;
@@ -47,7 +47,7 @@ pub struct DlTensor {
     pub byte_offset: u64,
 }
 
-/// A tensor with what frees it.
+/// A tensor and the function that frees it.
 #[repr(C)]
 pub struct DlManagedTensor {
     pub tensor: DlTensor,
@@ -55,31 +55,31 @@ pub struct DlManagedTensor {
     pub deleter: Option<unsafe extern "C" fn(*mut DlManagedTensor)>,
 }
 
-/// The dtype as DLPack has it.
+/// The dtype in DLPack.
 pub fn dlpack_dtype(dtype: DType) -> DlDataType {
     let (code, bits) = dtype.facts().dlpack;
     DlDataType { code, bits, lanes: 1 }
 }
 
-/// A tensor of another library, which stays as long as this does.
+/// A tensor of another library, kept alive by this value.
 pub struct ForeignTensor {
     pub address: u64,
     pub bytes: usize,
     pub dtype: DType,
     pub shape: Vec<usize>,
     pub device: DlDevice,
-    /// It frees the tensor when it goes, as nobody has taken that out.
+    /// Frees the tensor when it is dropped, since the tensor has not been taken out of it.
     capsule: Py<PyAny>,
 }
 
 impl ForeignTensor {
-    /// The tensor of an object that has `__dlpack__`, for runs to use where it lies. `what` names it in errors.
+    /// The tensor of an object with `__dlpack__`, whose memory runs use in place. `what` names it in errors.
     pub fn from_object(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ForeignTensor> {
         ForeignTensor::from_export(what, object, false)
     }
 
-    /// The tensor of an object that is only read: a copy, where the object does not share its memory, as memory that
-    /// nobody may write.
+    /// The tensor of an object that is only read. It is a copy if the object does not share its memory, for example because the
+    /// memory is read-only.
     pub fn from_read_object(what: &str, object: &Bound<'_, PyAny>) -> PyResult<ForeignTensor> {
         let py = object.py();
         ForeignTensor::from_export(what, object, false).or_else(|refusal| {
@@ -87,7 +87,7 @@ impl ForeignTensor {
             if !cause.is_some_and(|cause| cause.is_instance_of::<PyBufferError>(py)) {
                 return Err(refusal);
             }
-            // Where the object gives no copy either, the first refusal says why.
+            // If the object cannot be copied either, the first error gives the reason.
             let copied = ForeignTensor::from_export(what, object, true);
             copied.map_err(|second| if second.cause(py).is_some() { refusal } else { second })
         })
@@ -103,7 +103,7 @@ impl ForeignTensor {
             )));
         };
         let unshared = |error: PyErr| {
-            // An interrupt, and the end of the program, are no errors of the tensor.
+            // An interrupt and the end of the program are not errors of the tensor.
             if !error.is_instance_of::<PyException>(py) {
                 return error;
             }
@@ -115,23 +115,23 @@ impl ForeignTensor {
         let device: (i32, i32) = place.map_err(unshared)?;
         let keywords = PyDict::new(py);
         if device.0 == device::CUDA {
-            // Runs are put on the stream of the caller: there is nothing to wait for.
+            // Runs are enqueued on the stream of the caller, so there is nothing to wait for.
             keywords.set_item("stream", -1)?;
         }
         if copy {
             keywords.set_item("copy", true)?;
         }
         let capsule = export.call((), Some(&keywords)).map_err(unshared)?;
-        let named = capsule
-            .cast::<PyCapsule>()
-            .map_err(|_| input_error(format!("{what}: __dlpack__ gave no capsule")))?;
+        let named = capsule.cast::<PyCapsule>().map_err(|_| {
+            input_error(format!("{what}: expected a capsule from __dlpack__, found something else"))
+        })?;
         let pointer = named.pointer_checked(Some(NAME));
         let managed = pointer
             .map_err(|_| {
-                input_error(format!("{what}: somebody has taken the tensor of the capsule already"))
+                input_error(format!("{what}: the tensor has been taken out of the capsule already"))
             })?
             .cast::<DlManagedTensor>();
-        // SAFETY: a capsule of this name holds such a structure, by the protocol, and nobody has taken it.
+        // SAFETY: by the protocol a capsule of this name holds such a structure, and the tensor has not been taken.
         let tensor = unsafe { &managed.as_ref().tensor };
         ForeignTensor::from_description(what, tensor, capsule.clone().unbind())
     }
@@ -140,31 +140,33 @@ impl ForeignTensor {
         let dtype = DType::ALL.iter().copied().find(|&d| dlpack_dtype(d) == tensor.dtype).ok_or_else(|| {
             let DlDataType { code, bits, lanes } = tensor.dtype;
             input_error(format!(
-                "{what}: the elements have a type that symmc does not know (DLPack code {code}, {bits} bits, {lanes} lanes)"
+                "{what}: the type of the elements is not supported (DLPack code {code}, {bits} bits, {lanes} lanes)"
             ))
         })?;
         let rank = usize::try_from(tensor.ndim)
             .map_err(|_| input_error(format!("{what}: it has {} axes", tensor.ndim)))?;
         // SAFETY: the protocol gives one number for each axis; without axes nothing is read.
-        let of = |at: *mut i64| unsafe {
+        let axis_numbers = |at: *mut i64| unsafe {
             (rank > 0 && !at.is_null()).then(|| std::slice::from_raw_parts(at, rank))
         };
-        let extents = of(tensor.shape).unwrap_or_default();
+        let extents = axis_numbers(tensor.shape).unwrap_or_default();
         let shape: Result<Vec<usize>, _> = extents.iter().map(|&d| usize::try_from(d)).collect();
         let shape = shape.map_err(|_| input_error(format!("{what}: it has the extents {extents:?}")))?;
-        if let Some(strides) = of(tensor.strides)
+        if let Some(strides) = axis_numbers(tensor.strides)
             && !is_dense(extents, strides)
         {
             return Err(input_error(format!(
                 "{what}: expected a contiguous tensor, found the extents {shape:?} at strides {strides:?}"
             )));
         }
-        let bytes = match shape.contains(&0) {
-            true => Some(0),
-            false => shape.iter().try_fold(dtype.size(), |bytes, &extent| bytes.checked_mul(extent)),
+        let bytes = if shape.contains(&0) {
+            Some(0)
+        } else {
+            shape.iter().try_fold(dtype.size(), |bytes, &extent| bytes.checked_mul(extent))
         };
-        let bytes =
-            bytes.ok_or_else(|| input_error(format!("{what}: the extents {shape:?} are no memory's")))?;
+        let bytes = bytes.ok_or_else(|| {
+            input_error(format!("{what}: the extents {shape:?} are more than memory can hold"))
+        })?;
         if tensor.data.is_null() && bytes > 0 {
             return Err(input_error(format!(
                 "{what}: expected a tensor with memory, found one without (a fake one?)"
@@ -179,13 +181,13 @@ impl ForeignTensor {
         std::ptr::with_exposed_provenance_mut(self.address as usize)
     }
 
-    /// What keeps the tensor.
+    /// The capsule, which keeps the tensor alive.
     pub fn into_capsule(self) -> Py<PyAny> {
         self.capsule
     }
 }
 
-/// Whether elements lie behind each other, the last axis innermost. Strides of axes with one element do not matter.
+/// Whether elements are contiguous in row-major order. Strides of axes with one element do not matter.
 pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
     let mut expected = 1i64;
     extents.contains(&0)
@@ -196,22 +198,29 @@ pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
         })
 }
 
-/// What a capsule that symmc gives away frees.
+/// The content of a capsule that symmc exports.
 struct ExportedTensor<T> {
     managed: DlManagedTensor,
-    /// The extents, to which the tensor points.
+    /// The extents, to which `managed` points.
     shape: Vec<i64>,
     _owner: T,
 }
 
-/// A capsule with a tensor at an address, which keeps `owner`.
+/// A tensor at an address.
+pub struct ExportedMemory<'a> {
+    pub address: u64,
+    pub dtype: DType,
+    pub shape: &'a [usize],
+    pub device: DlDevice,
+}
+
+/// A capsule with a tensor. The capsule keeps `owner`.
 pub fn export_capsule<T: Send + 'static>(
     py: Python<'_>,
-    address: u64,
-    (dtype, shape): (DType, &[usize]),
-    device: DlDevice,
+    memory: ExportedMemory<'_>,
     owner: T,
 ) -> PyResult<Py<PyAny>> {
+    let ExportedMemory { address, dtype, shape, device } = memory;
     let shape: Vec<i64> = shape.iter().map(|&d| d as i64).collect();
     let tensor = DlTensor {
         data: std::ptr::with_exposed_provenance_mut(address as usize),
@@ -223,22 +232,22 @@ pub fn export_capsule<T: Send + 'static>(
         byte_offset: 0,
     };
     let managed = DlManagedTensor { tensor, context: std::ptr::null_mut(), deleter: Some(free::<T>) };
-    let given = Box::into_raw(Box::new(ExportedTensor { managed, shape, _owner: owner }));
-    // SAFETY: the box was just made, and nobody else has it.
+    let exported = Box::into_raw(Box::new(ExportedTensor { managed, shape, _owner: owner }));
+    // SAFETY: the box was just made, and nothing else refers to it.
     let pointer = unsafe {
-        (*given).managed.context = given.cast();
-        (*given).managed.tensor.shape = (*given).shape.as_mut_ptr();
-        &raw mut (*given).managed
+        (*exported).managed.context = exported.cast();
+        (*exported).managed.tensor.shape = (*exported).shape.as_mut_ptr();
+        &raw mut (*exported).managed
     };
-    // SAFETY: the name is static; the pointer is valid until the destructor or who takes the tensor frees it.
+    // SAFETY: the name is static. The pointer is valid until the destructor or the consumer frees the tensor.
     let made = unsafe { pyo3::ffi::PyCapsule_New(pointer.cast(), NAME.as_ptr(), Some(drop_untaken)) };
-    // SAFETY: a new reference, or none and an exception.
+    // SAFETY: it is a new reference, or NULL with an exception.
     match unsafe { Bound::from_owned_ptr_or_opt(py, made) } {
         Some(capsule) => Ok(capsule.unbind()),
         None => {
-            // SAFETY: nobody has the pointer.
+            // SAFETY: nothing else has the pointer.
             unsafe { free::<T>(pointer) };
-            Err(PyErr::take(py).unwrap_or_else(|| PyBufferError::new_err("no capsule")))
+            Err(PyErr::take(py).unwrap_or_else(|| PyBufferError::new_err("the capsule cannot be created")))
         }
     }
 }
@@ -246,18 +255,18 @@ pub fn export_capsule<T: Send + 'static>(
 /// Frees a tensor.
 ///
 /// # Safety
-/// `managed` is of [`capsule`] with this owner, and freed once.
+/// `managed` comes from [`export_capsule`] with this type of owner, and is freed once.
 unsafe extern "C" fn free<T>(managed: *mut DlManagedTensor) {
-    // SAFETY: by the caller.
+    // SAFETY: the caller ensures it.
     drop(unsafe { Box::from_raw((*managed).context.cast::<ExportedTensor<T>>()) });
 }
 
-/// Frees the tensor of a capsule, unless somebody took it.
+/// Frees the tensor of a capsule, unless a consumer took it.
 ///
 /// # Safety
-/// Called by the interpreter for a capsule of [`capsule`].
+/// The interpreter calls it for a capsule of [`export_capsule`].
 unsafe extern "C" fn drop_untaken(capsule: *mut pyo3::ffi::PyObject) {
-    // SAFETY: by the caller; who takes the tensor renames the capsule.
+    // SAFETY: the caller ensures it. A consumer that takes the tensor renames the capsule.
     unsafe {
         if pyo3::ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 0 {
             return;

@@ -11,21 +11,31 @@ create_exception!(
     symmc,
     Error,
     PyException,
-    "What went wrong. `kind` says what sort of thing it was. As far as they are known, `culprit` is the rank at fault, \
-     `reporter` the rank that noticed it, and `step`, `node`, `op` and `path` say where it happened; `rank` is another name \
-     of `culprit`. `findings` lists what a check found, `symbols` the sizes that a program is refused for. `is_of_dtypes` \
-     says that PyTorch raises for the dtypes of the operands, too. `unknown_groups` names the groups whose members the \
-     program does not tell."
+    "The base class of all errors of symmc. `kind` is the kind of the error. As far as they are known, `culprit` is the rank \
+     at fault, `reporter` the rank that noticed the error, and `step`, `node`, `op` and `path` give its position; `rank` is \
+     another name of `culprit`. `findings` lists the findings of a check, and `symbols` the sizes because of which a program \
+     is refused. `is_of_dtypes` says that PyTorch raises for the dtypes of the operands, too. `unknown_groups` names the \
+     groups whose members the program does not state."
 );
-create_exception!(symmc, InputError, Error, "What was given is not what it should be.");
+create_exception!(symmc, InputError, Error, "An input is invalid.");
 create_exception!(
     symmc,
     UnsupportedError,
     Error,
-    "What was given is sound, but nothing here plans or runs it."
+    "The input is valid, but this build or this machine cannot plan or run it."
 );
-create_exception!(symmc, ResourceError, Error, "More memory, threads or files are needed than there are.");
-create_exception!(symmc, DisagreementError, Error, "The ranks of one run were started for different things.");
+create_exception!(
+    symmc,
+    ResourceError,
+    Error,
+    "More memory, threads or files are needed than a limit or the system allows."
+);
+create_exception!(
+    symmc,
+    DisagreementError,
+    Error,
+    "The ranks of one run were started with different plans, versions or inputs."
+);
 create_exception!(
     symmc,
     CheckError,
@@ -33,10 +43,10 @@ create_exception!(
     "A plan is not proved safe, or computes something else than its source."
 );
 create_exception!(symmc, RunError, Error, "A step failed, or the system refused something that a run needs.");
-create_exception!(symmc, PeerError, Error, "A rank died, did not come or made no progress.");
-create_exception!(symmc, DefectError, Error, "A fault of symmc itself.");
+create_exception!(symmc, PeerError, Error, "A rank died, did not join or made no progress.");
+create_exception!(symmc, DefectError, Error, "A defect of symmc itself.");
 
-/// Bad data of a step: also of the types that PyTorch raises, so that handlers of those catch it.
+/// The classes for bad data of a step. They also derive from the classes that PyTorch raises, so that handlers of those work.
 static BAD_INDEX: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 static BAD_DATA: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
@@ -54,9 +64,9 @@ fn data_error(fault: DataFault, text: &str) -> PyErr {
     })
 }
 
-/// An exception for an error.
+/// An exception for an error. The text includes a remedy in terms of Python's arguments.
 pub fn to_exception(error: symmc::Error) -> PyErr {
-    let text = format!("{error}{}", error.group_hint(&ARGUMENTS));
+    let text = format!("{error}{}{}", error.group_hint(&ARGUMENTS), dims_hint(&error));
     let exception = match error.kind() {
         ErrorKind::Input if error.data_fault().is_some() => {
             data_error(error.data_fault().unwrap_or(DataFault::Other), &text)
@@ -72,7 +82,7 @@ pub fn to_exception(error: symmc::Error) -> PyErr {
     };
     Python::attach(|py| {
         let value = exception.value(py);
-        // An exception takes any attribute.
+        // An exception accepts any attribute, so setting one does not fail.
         let _ = value.setattr("culprit", error.culprit());
         let _ = value.setattr("rank", error.culprit());
         let _ = value.setattr("reporter", error.reporter());
@@ -89,29 +99,38 @@ pub fn to_exception(error: symmc::Error) -> PyErr {
     exception
 }
 
-/// Groups as arguments of functions.
+/// The syntax of groups in arguments of functions.
 const ARGUMENTS: GroupSyntax = GroupSyntax {
     entry: |group| format!("{:?}: {:?}", group.name, group.example),
     entries: |entries| format!("groups={{{}}}", entries.join(", ")),
     ranks: |ranks| format!("ranks={ranks}"),
 };
 
-/// An exception for what the caller gave.
+/// A hint at the argument that gives symbols a range, for errors that are about the ranges of symbols; else empty.
+fn dims_hint(error: &symmc::Error) -> &'static str {
+    if error.symbols().is_empty() {
+        ""
+    } else {
+        "; the argument `dims` of `open` states ranges and equal sizes"
+    }
+}
+
+/// An exception for an invalid argument.
 pub fn input_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Input, message))
 }
 
-/// An exception for what the system does not have.
+/// An exception for an exhausted resource of the system.
 pub fn resource_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Resources, message))
 }
 
-/// An exception for a fault of symmc.
+/// An exception for a defect of symmc.
 pub fn defect_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Defect, message))
 }
 
-/// Adds the classes to the module. Their attributes are there in exceptions that Python raises, too.
+/// Adds the classes to the module. Their attributes also exist in exceptions that Python code raises.
 pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     let base = py.get_type::<Error>();
@@ -141,20 +160,21 @@ pub fn add_exceptions(module: &Bound<'_, PyModule>) -> PyResult<()> {
     add_data_errors(module)
 }
 
-/// Adds the classes of bad data. PyTorch raises an IndexError for some operators whose index is out of range, and a
-/// RuntimeError for others.
+/// Adds the classes for bad data. For an index out of range PyTorch raises an IndexError in some operators, and a RuntimeError in
+/// others.
 fn add_data_errors(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    let (input, runtime) = (py.get_type::<InputError>(), py.get_type::<PyRuntimeError>());
+    let input = py.get_type::<InputError>();
+    let runtime = py.get_type::<PyRuntimeError>();
     let indices = PyTuple::new(py, [&input, &py.get_type::<PyIndexError>(), &runtime])?;
     let others = PyTuple::new(py, [&input, &runtime])?;
     let classes = [
-        (&BAD_INDEX, "IndexRangeError", indices, "An index of a run lies outside the axis that it indexes."),
+        (&BAD_INDEX, "IndexRangeError", indices, "An index of a run is outside of the axis that it indexes."),
         (
             &BAD_DATA,
             "DataError",
             others,
-            "A step of a run refuses its data, such as an integer divided by zero.",
+            "A step of a run rejects its data, for example an integer that is divided by zero.",
         ),
     ];
     for (known, name, bases, doc) in classes {
@@ -163,7 +183,7 @@ fn add_data_errors(module: &Bound<'_, PyModule>) -> PyResult<()> {
         attributes.set_item("__doc__", doc)?;
         let class = py.get_type::<PyType>().call1((name, bases, attributes))?.cast_into::<PyType>()?;
         module.add(name, &class)?;
-        // The module is made once in a process.
+        // The module is created once in a process.
         let _ = known.set(py, class.unbind());
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! Where tensors of PyTorch lie, without a call of Python for each: by the table of functions that their type has.
+//! Locations of PyTorch tensors in memory, without a Python call for each: through the table of functions of their type.
 //!
-//! The table is `__dlpack_c_exchange_api__` of the DLPack specification, version 1.3, whose layout is that of the structures
-//! here. Types without one, those of older releases, are asked by their methods.
+//! The table is `__dlpack_c_exchange_api__` of the DLPack specification, version 1.3. Its layout is that of the structures here.
+//! Types of older releases have no table; their tensors are located by Python methods.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -14,22 +14,22 @@ use pyo3::types::{PyCapsule, PyType};
 use crate::dlpack::{DlDevice, DlTensor, is_dense};
 use crate::error::input_error;
 
-/// What the capsule with a table is called.
+/// The name of the capsule that holds a table.
 const NAME: &CStr = c"dlpack_exchange_api";
 
-/// The version of DLPack whose structures these are: later ones of it only have more values.
+/// The major version of DLPack whose structures these are. Later minor versions only add values.
 const MAJOR: u32 = 1;
 
-/// How tables of all versions begin.
+/// The beginning of tables of all versions.
 #[repr(C)]
 struct ExchangeHeader {
     major: u32,
     minor: u32,
-    /// That of an earlier version, if there is one.
+    /// The table of an earlier version, or null.
     earlier: *const ExchangeHeader,
 }
 
-/// Says where a tensor lies; 0, or another number and an exception.
+/// Describes a tensor. Returns 0, or another number with an exception.
 type Describe = unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int;
 
 #[repr(C)]
@@ -42,23 +42,23 @@ struct ExchangeTable {
     stream: *const c_void,
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorLocation {
     /// The first byte.
     pub address: u64,
-    /// Whether its elements lie behind each other.
+    /// Whether its elements are contiguous in row-major order.
     pub is_dense: bool,
-    /// The number of bytes of its elements and the device, where the type has a table.
+    /// The number of bytes of its elements and the device, if the type has a table.
     pub reported: Option<(usize, DlDevice)>,
 }
 
-/// Says where tensors lie, and keeps for each type how it is asked.
+/// Locates tensors. It caches the function of each type.
 #[derive(Default)]
 pub struct LocationReader(Vec<(Py<PyType>, Option<Describe>)>);
 
 impl LocationReader {
-    /// Where a tensor of PyTorch lies now.
+    /// The current location of a PyTorch tensor.
     pub fn locate_tensor(&mut self, tensor: &Bound<'_, PyAny>) -> PyResult<TensorLocation> {
         match self.describe_function(tensor)? {
             Some(describe) => call_describe(describe, tensor),
@@ -71,7 +71,7 @@ impl LocationReader {
         }
     }
 
-    /// How tensors of this type are asked, if they are by a table.
+    /// The function that describes tensors of this type, if the type has a table.
     fn describe_function(&mut self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Describe>> {
         let found = tensor.get_type_ptr();
         if let Some((_, describe)) = self.0.iter().find(|(known, _)| known.as_ptr() == found.cast()) {
@@ -83,7 +83,7 @@ impl LocationReader {
     }
 }
 
-/// What says where tensors of a type lie.
+/// The function of a type's table that describes its tensors.
 fn find_describe_function(of: &Bound<'_, PyType>) -> PyResult<Option<Describe>> {
     let Some(capsule) = of.getattr_opt(intern!(of.py(), "__dlpack_c_exchange_api__"))? else {
         return Ok(None);
@@ -91,10 +91,10 @@ fn find_describe_function(of: &Bound<'_, PyType>) -> PyResult<Option<Describe>> 
     let Ok(capsule) = capsule.cast_into::<PyCapsule>() else { return Ok(None) };
     let mut at = capsule.pointer_checked(Some(NAME))?.as_ptr().cast_const().cast::<ExchangeHeader>();
     while !at.is_null() {
-        // SAFETY: by the protocol a capsule of this name holds a table, which stays as long as the process, as do earlier ones.
+        // SAFETY: by the protocol a capsule of this name holds a table. It and its earlier tables exist as long as the process.
         let header = unsafe { &*at };
         if header.major == MAJOR {
-            // SAFETY: as above; this is the layout of tables of this version.
+            // SAFETY: as above; tables of this version have this layout.
             return Ok(unsafe { (*at.cast::<ExchangeTable>()).describe });
         }
         at = header.earlier;
@@ -104,21 +104,22 @@ fn find_describe_function(of: &Bound<'_, PyType>) -> PyResult<Option<Describe>> 
 
 fn call_describe(describe: Describe, object: &Bound<'_, PyAny>) -> PyResult<TensorLocation> {
     let mut tensor = MaybeUninit::<DlTensor>::zeroed();
-    // SAFETY: the object has the type that the function is of, and the interpreter's lock is held.
+    // SAFETY: the object has the type to which the function belongs, and the GIL is held.
     if unsafe { describe(object.as_ptr().cast(), tensor.as_mut_ptr()) } != 0 {
         return Err(
-            PyErr::take(object.py()).unwrap_or_else(|| input_error("a tensor does not say where it lies"))
+            PyErr::take(object.py()).unwrap_or_else(|| input_error("a tensor does not report its location"))
         );
     }
-    // SAFETY: the function gave 0, so it is filled; zeros were a tensor too.
+    // SAFETY: the function returned 0, so the structure is filled. Zeros would be a valid structure too.
     let tensor = unsafe { tensor.assume_init() };
     let axes = usize::try_from(tensor.ndim).unwrap_or(0);
-    let of = |at: *mut i64| match NonNull::new(at) {
-        // SAFETY: by the protocol there is a number for each axis as long as the tensor is there.
+    let axis_numbers = |at: *mut i64| match NonNull::new(at) {
+        // SAFETY: by the protocol there is a number for each axis as long as the tensor exists.
         Some(at) => unsafe { std::slice::from_raw_parts(at.as_ptr(), axes) },
         None => &[],
     };
-    let (extents, strides) = (of(tensor.shape), of(tensor.strides));
+    let extents = axis_numbers(tensor.shape);
+    let strides = axis_numbers(tensor.strides);
     let bits = usize::from(tensor.dtype.bits) * usize::from(tensor.dtype.lanes);
     let extent = |&extent: &i64| usize::try_from(extent).unwrap_or(0);
     let elements = extents.iter().map(extent).fold(1usize, usize::saturating_mul);

@@ -1,18 +1,18 @@
-//! Sessions on GPUs, where this build has them.
+//! Sessions on GPUs, if this build supports them.
 
 use pyo3::prelude::*;
 use symmc::SessionConfig;
 
 use crate::error::input_error;
 
-/// The number of a GPU, as the caller gives it.
+/// Converts the number of a GPU.
 pub fn gpu_number(gpu: Option<i128>) -> PyResult<Option<u32>> {
     let number = |n| u32::try_from(n).ok().filter(|&n| n <= i32::MAX as u32);
     gpu.map(|n| number(n).ok_or_else(|| input_error(format!("gpu: expected the number of a GPU, found {n}"))))
         .transpose()
 }
 
-/// The configuration of a session on the GPU of this number, on the host without one.
+/// The configuration of a session on the GPU with this number, or on the host for `None`.
 #[cfg(feature = "cuda")]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     Ok(match gpu {
@@ -21,13 +21,11 @@ pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig
     })
 }
 
-/// As above: no GPU can be named.
+/// In a build without support for GPUs every number is an error.
 #[cfg(not(feature = "cuda"))]
 pub fn on_gpu(config: SessionConfig, gpu: Option<u32>) -> PyResult<SessionConfig> {
     match gpu {
-        Some(_) => {
-            Err(input_error("this build of symmc has no GPUs: it was made without the feature `cuda`"))
-        }
+        Some(_) => Err(input_error("this build of symmc does not support GPUs: it lacks the feature `cuda`")),
         None => Ok(config),
     }
 }

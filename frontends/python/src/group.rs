@@ -1,17 +1,17 @@
-//! How ranks find each other.
+//! Groups: how ranks find each other.
 
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyException, PyModuleNotFoundError};
+use pyo3::exceptions::{PyException, PyModuleNotFoundError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PySequence};
 use symmc::Bootstrap;
 
 use crate::argument::to_integer;
 use crate::error::{Error, input_error, to_exception};
 use crate::process_bound::ProcessBound;
 
-/// One rank's place among the ranks of one machine, in which it opens sessions together with the others, in the same order.
+/// One rank's membership in a group of ranks of one machine. The ranks of a group open sessions together, in the same order.
 #[pyclass(frozen, module = "symmc")]
 pub struct Group(ProcessBound<Arc<symmc::Group>>);
 
@@ -20,8 +20,8 @@ impl Group {
         Group(ProcessBound::new(Arc::new(group)))
     }
 
-    /// A group, a process group of PyTorch, or that of the environment. Ranks that have to tell each other something first
-    /// wait for each other for so many seconds.
+    /// The group of a `Group`, of a process group of PyTorch, or of the environment if nothing is given. `timeout` is the longest
+    /// wait for other ranks in seconds, if the ranks of a process group have to exchange something first.
     pub fn resolve_group(
         py: Python<'_>,
         given: Option<&Bound<'_, PyAny>>,
@@ -31,11 +31,21 @@ impl Group {
         if let Ok(group) = given.cast::<Group>() {
             return group.get().shared_group();
         }
+        if let Ok(list) = given.cast::<PySequence>()
+            && list.len()? > 0
+            && list.get_item(0)?.is_instance_of::<Group>()
+        {
+            return Err(PyTypeError::new_err(format!(
+                "group: expected the group of one rank, found a list of {}: give each of them to the session of its rank",
+                list.len()?
+            )));
+        }
         let torch = py.import("symmc.torch").map_err(|error| {
-            // Without PyTorch there are no process groups of it.
-            match error.is_instance_of::<PyModuleNotFoundError>(py) {
-                true => input_error(format!("expected a symmc.Group, found {given}")),
-                false => error,
+            // Without PyTorch there are no process groups.
+            if error.is_instance_of::<PyModuleNotFoundError>(py) {
+                input_error(format!("group: expected a symmc.Group, found {given}"))
+            } else {
+                error
             }
         })?;
         let made = torch.call_method1("group_of", (given, timeout))?;
@@ -47,10 +57,10 @@ impl Group {
     }
 }
 
-/// A function in Python that tells all ranks something.
+/// A bootstrap by a Python function that gathers bytes from all ranks.
 struct PythonBootstrap<'py> {
     all_gather: Bound<'py, PyAny>,
-    /// What it raised.
+    /// The exception that the function raised.
     raised: Option<PyErr>,
 }
 
@@ -68,7 +78,7 @@ impl Bootstrap for PythonBootstrap<'_> {
 
 #[pymethods]
 impl Group {
-    /// A place for each of so many threads of this process.
+    /// Groups for `ranks` threads of this process: a list with the group of each rank.
     #[staticmethod]
     fn threads(ranks: i128) -> PyResult<Vec<Group>> {
         let ranks = to_integer("ranks", ranks)?;
@@ -79,31 +89,31 @@ impl Group {
         Ok(symmc::Group::threads(ranks).into_iter().map(Group::new).collect())
     }
 
-    /// The place that torchrun, mpirun or srun gave this process.
+    /// The group in which torchrun, mpirun or srun started this process.
     #[staticmethod]
     fn from_env() -> PyResult<Group> {
         let group = symmc::Group::from_env().map_err(|error| to_exception(error.into()))?;
-        let none = || input_error("the environment names no rank: expected that of torchrun, mpirun or srun");
+        let none = || input_error("the environment names no rank: expected one of torchrun, mpirun or srun");
         Ok(Group::new(group.ok_or_else(none)?))
     }
 
-    /// The place of a rank that has means of its own: `all_gather` takes bytes and gives the list of those of all ranks. All
-    /// ranks call this at the same time.
+    /// The group of a rank that can communicate with the other ranks by a function: `all_gather` takes bytes and returns the list
+    /// of the bytes of all ranks. All ranks call this at the same time.
     #[staticmethod]
     fn bootstrap(rank: i128, ranks: i128, all_gather: Bound<'_, PyAny>) -> PyResult<Group> {
-        let (py, ranks) = (all_gather.py(), to_integer("ranks", ranks)?);
+        let py = all_gather.py();
+        let ranks = to_integer("ranks", ranks)?;
         let rank: u32 = to_integer("rank", rank)?;
         if rank >= ranks {
             return Err(input_error(format!("rank: expected a number below {ranks}, found {rank}")));
         }
-        let mut means = PythonBootstrap { all_gather, raised: None };
-        symmc::Group::bootstrap(rank, ranks, &mut means).map(Group::new).map_err(|error| {
-            let cause = means.raised;
-            // Errors of symmc, and interrupts, stay what they are.
-            let stays =
+        let mut bootstrap = PythonBootstrap { all_gather, raised: None };
+        symmc::Group::bootstrap(rank, ranks, &mut bootstrap).map(Group::new).map_err(|error| {
+            // Errors of symmc and interrupts are raised unchanged.
+            let is_kept =
                 |cause: &PyErr| cause.is_instance_of::<Error>(py) || !cause.is_instance_of::<PyException>(py);
-            match cause {
-                Some(cause) if stays(&cause) => cause,
+            match bootstrap.raised {
+                Some(cause) if is_kept(&cause) => cause,
                 cause => {
                     let error = to_exception(error.into());
                     error.set_cause(py, cause);
@@ -113,7 +123,7 @@ impl Group {
         })
     }
 
-    /// This rank.
+    /// The rank of this member.
     #[getter]
     fn rank(&self) -> PyResult<u32> {
         Ok(self.0.get("group")?.rank())

@@ -1,4 +1,4 @@
-//! Long work that Ctrl-C ends for its caller.
+//! Long work that Ctrl-C can interrupt.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::Builder;
@@ -8,14 +8,14 @@ use pyo3::prelude::*;
 
 use crate::error::{defect_error, resource_error, to_exception};
 
-/// How often who waits asks whether the interpreter was interrupted.
+/// The interval at which waiting calls check for an interrupt of the interpreter.
 pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The stack of long work, in bytes: that of a process's first thread.
+/// The stack of long work in bytes, as large as that of a process's first thread.
 const STACK: usize = 8 << 20;
 
-/// What the work gives, which a thread of its own does while other threads of Python run. When the interpreter is
-/// interrupted, the work goes on, and what it gives is dropped.
+/// Performs work on a separate thread without the GIL, and returns its result. If the interpreter is interrupted, the work
+/// continues, and its result is dropped.
 pub fn run_interruptible<T: Send + 'static>(
     py: Python<'_>,
     what: &str,
@@ -23,14 +23,14 @@ pub fn run_interruptible<T: Send + 'static>(
 ) -> PyResult<T> {
     let (sender, receiver) = channel();
     let working = move || {
-        // Nobody listens any more behind an interrupt.
+        // After an interrupt there is no receiver.
         let _ = sender.send(work());
     };
     Builder::new()
         .name(format!("symmc {what}"))
         .stack_size(STACK)
         .spawn(working)
-        .map_err(|error| resource_error(format!("{what}: no thread: {error}")))?;
+        .map_err(|error| resource_error(format!("{what}: a thread cannot be started: {error}")))?;
     let receiver = std::sync::Mutex::new(receiver);
     loop {
         let found = py.detach(|| {

@@ -1,6 +1,8 @@
-//! Runs of tensors by their numbers: what a compiled function does in each call.
+//! Runs on tensors by number, which a compiled function performs in each call.
 //!
-//! Only what lies elsewhere than at the last launch is bound, and nothing is looked up by a name.
+//! Only tensors whose location changed since the last launch are bound, and no names are looked up.
+
+use std::fmt;
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -11,15 +13,15 @@ use crate::dlpack::{DlDevice, device};
 use crate::error::input_error;
 use crate::exchange::{LocationReader, TensorLocation};
 
-/// What memory of GPUs that a run uses starts at a multiple of.
+/// The alignment of memory on GPUs that a run uses, in bytes.
 const ALIGN: u64 = 16;
 
-/// Arguments and outputs that replace none, as the last launch had them.
+/// The bindings of the last launch: arguments, and outputs that replace no input.
 #[derive(Default)]
 pub struct LaunchBindings {
     arguments: Vec<SlotBinding>,
     outputs: Vec<SlotBinding>,
-    /// Whether the bytes are those of the sizes that are set, and the addresses those that are bound.
+    /// Whether `bytes` and `at` of all slots are current.
     is_known: bool,
     reader: LocationReader,
 }
@@ -27,20 +29,20 @@ pub struct LaunchBindings {
 struct SlotBinding {
     slot: PortSlot,
     bytes: usize,
-    /// Where it is bound.
+    /// The address that is bound.
     at: u64,
-    /// Where it lies in the next run.
+    /// The address for the next run.
     next: u64,
 }
 
 impl LaunchBindings {
-    /// Forgets what is bound: something else may be, or of another size.
+    /// Marks the bindings as outdated: other memory may be bound, or sizes may have changed.
     pub fn forget(&mut self) {
         self.is_known = false;
     }
 
-    /// Looks where tensors lie for the next run of a session, on this GPU or on the host; the numbers of arguments that do not
-    /// lie as a run wants them.
+    /// Locates tensors for the next run of a session, on this GPU or on the host. Returns the numbers of the arguments whose layout
+    /// a run cannot use.
     pub fn locate_tensors(
         &mut self,
         session: &symmc::Session,
@@ -53,107 +55,116 @@ impl LaunchBindings {
         }
         expect_count("in", self.arguments.len(), arguments.len())?;
         expect_count("out", self.outputs.len(), outputs.len())?;
-        let mut odd = Vec::new();
-        for (number, (placed, tensor)) in self.arguments.iter_mut().zip(arguments.iter_borrowed()).enumerate()
-        {
-            let lies = self
-                .reader
-                .locate_tensor(&tensor)
-                .map_err(|error| location_error(arguments.py(), ("in", number), error))?;
-            if !placed.set_location(lies, gpu, ("in", number))? {
-                odd.push(number);
+        let mut unusable = Vec::new();
+        let arguments_in_order = self.arguments.iter_mut().zip(arguments.iter_borrowed());
+        for (number, (slot, tensor)) in arguments_in_order.enumerate() {
+            let port = LaunchPort { kind: "in", number };
+            let located = self.reader.locate_tensor(&tensor);
+            let location = located.map_err(|error| location_error(arguments.py(), port, error))?;
+            if !slot.set_location(location, gpu, port)? {
+                unusable.push(number);
             }
         }
-        for (number, (placed, tensor)) in self.outputs.iter_mut().zip(outputs).enumerate() {
-            let lies = self
-                .reader
-                .locate_tensor(&tensor)
-                .map_err(|error| location_error(arguments.py(), ("out", number), error))?;
-            if !placed.set_location(lies, gpu, ("out", number))? {
+        for (number, (slot, tensor)) in self.outputs.iter_mut().zip(outputs).enumerate() {
+            let port = LaunchPort { kind: "out", number };
+            let located = self.reader.locate_tensor(&tensor);
+            let location = located.map_err(|error| location_error(arguments.py(), port, error))?;
+            if !slot.set_location(location, gpu, port)? {
                 return Err(input_error(format!(
-                    "out.{number}: its elements do not lie as a run writes them"
+                    "{port}: expected a contiguous tensor, on GPUs aligned to {ALIGN} bytes"
                 )));
             }
         }
-        Ok(odd)
+        Ok(unusable)
     }
 
     fn refresh_sizes(&mut self, session: &symmc::Session) -> Result<(), symmc::Error> {
         if self.arguments.is_empty() && self.outputs.is_empty() {
-            let of = |slot| SlotBinding { slot, bytes: 0, at: 0, next: 0 };
-            self.arguments = session.argument_slots().into_iter().map(of).collect();
-            self.outputs = session.returned_slots().into_iter().map(of).collect();
+            let unbound = |slot| SlotBinding { slot, bytes: 0, at: 0, next: 0 };
+            self.arguments = session.argument_slots().into_iter().map(unbound).collect();
+            self.outputs = session.returned_slots().into_iter().map(unbound).collect();
         }
         let returned = session.outputs()?.into_iter().filter(|value| value.replaces.is_none());
         let all = session.inputs()?.into_iter().chain(returned);
-        for (placed, value) in self.arguments.iter_mut().chain(&mut self.outputs).zip(all) {
-            (placed.bytes, placed.at) = (value.bytes, 0);
+        for (slot, value) in self.arguments.iter_mut().chain(&mut self.outputs).zip(all) {
+            slot.bytes = value.bytes;
+            slot.at = 0;
         }
         self.is_known = true;
         Ok(())
     }
 
-    /// Binds what lies elsewhere than at the last launch.
+    /// Binds the tensors whose location changed since the last launch.
     ///
     /// # Safety
-    /// The tensors that were looked at stay until the run that comes has ended.
+    /// The tensors that were located exist until the next run has ended.
     pub unsafe fn bind(&mut self, session: &mut symmc::Session) -> Result<(), symmc::Error> {
-        for placed in self.arguments.iter_mut().chain(&mut self.outputs) {
-            if placed.next == placed.at || placed.bytes == 0 {
+        for slot in self.arguments.iter_mut().chain(&mut self.outputs) {
+            if slot.next == slot.at || slot.bytes == 0 {
                 continue;
             }
-            let pointer = std::ptr::with_exposed_provenance_mut(placed.next as usize);
-            // SAFETY: by the caller; the tensor has as many bytes.
-            unsafe { session.bind_slot(placed.slot, pointer, placed.bytes)? };
-            placed.at = placed.next;
+            let pointer = std::ptr::with_exposed_provenance_mut(slot.next as usize);
+            // SAFETY: the caller ensures it, and the tensor has this many bytes.
+            unsafe { session.bind_slot(slot.slot, pointer, slot.bytes)? };
+            slot.at = slot.next;
         }
         Ok(())
     }
 }
 
-impl SlotBinding {
-    /// Whether a tensor lies as a run wants it; then it is where the value lies in the next run.
-    fn set_location(
-        &mut self,
-        lies: TensorLocation,
-        gpu: Option<i32>,
-        (kind, number): (&str, usize),
-    ) -> PyResult<bool> {
-        if let Some((bytes, device)) = lies.reported {
-            if bytes != self.bytes {
-                return Err(input_error(format!(
-                    "{kind}.{number}: expected {} bytes, found {bytes}",
-                    self.bytes
-                )));
-            }
-            expect_device(gpu, device, || format!("{kind}.{number}"))?;
-        }
-        self.next = lies.address;
-        let is_aligned = gpu.is_none() || lies.address.is_multiple_of(ALIGN);
-        Ok(self.bytes == 0 || (lies.is_dense && is_aligned))
+/// An argument or output of a launch, by its number. Shown as `in.0` or `out.0`.
+#[derive(Clone, Copy)]
+struct LaunchPort {
+    kind: &'static str,
+    number: usize,
+}
+
+impl fmt::Display for LaunchPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.kind, self.number)
     }
 }
 
-/// Names what does not say where it lies.
-fn location_error(py: Python<'_>, (kind, number): (&str, usize), error: PyErr) -> PyErr {
+impl SlotBinding {
+    /// Sets the location for the next run. Returns whether a run can use the layout and alignment of the tensor.
+    fn set_location(
+        &mut self,
+        location: TensorLocation,
+        gpu: Option<i32>,
+        port: LaunchPort,
+    ) -> PyResult<bool> {
+        if let Some((bytes, device)) = location.reported {
+            if bytes != self.bytes {
+                return Err(input_error(format!("{port}: expected {} bytes, found {bytes}", self.bytes)));
+            }
+            expect_device(gpu, device, || port.to_string())?;
+        }
+        self.next = location.address;
+        let is_aligned = gpu.is_none() || location.address.is_multiple_of(ALIGN);
+        Ok(self.bytes == 0 || (location.is_dense && is_aligned))
+    }
+}
+
+/// The error for a tensor that does not report its location. Interrupts are returned unchanged.
+fn location_error(py: Python<'_>, port: LaunchPort, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyException>(py) {
         return error;
     }
     let text = error.value(py).to_string();
     let why = text.lines().next().unwrap_or_default();
-    let refusal = input_error(format!("{kind}.{number}: it does not say where it lies: {why}"));
+    let refusal = input_error(format!("{port}: the tensor does not report its location: {why}"));
     refusal.set_cause(py, Some(error));
     refusal
 }
 
 fn expect_count(kind: &str, expected: usize, found: usize) -> PyResult<()> {
-    match expected == found {
-        true => Ok(()),
-        false => Err(input_error(format!("{kind}: expected {expected} tensors, found {found}"))),
+    if expected == found {
+        return Ok(());
     }
+    Err(input_error(format!("{kind}: expected {expected} tensors, found {found}")))
 }
 
-/// Refuses a tensor on another device than the GPU of a session, or than the host.
+/// Refuses a tensor that is not on the GPU of a session, or not on the host for a session there.
 pub fn expect_device(gpu: Option<i32>, found: DlDevice, what: impl Fn() -> String) -> PyResult<()> {
     let fits = match gpu {
         None => found.kind == device::CPU || found.kind == device::CUDA_HOST,

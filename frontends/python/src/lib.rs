@@ -1,7 +1,7 @@
-//! The module `symmc._symmc`, on which the Python package `symmc` stands.
+//! The module `symmc._symmc`, the compiled part of the Python package `symmc`.
 //!
-//! Programs, plans and sessions are those of the crate `symmc`. Tensors come in and go out by DLPack (`dlpack.rs`), without
-//! copies and without a library of tensors. What takes long gives the interpreter's lock away and can be interrupted.
+//! Programs, plans and sessions are those of the crate `symmc`. Tensors are exchanged through DLPack (`dlpack.rs`), without copies
+//! and without a dependency on a tensor library. Long calls release the GIL and can be interrupted with Ctrl-C.
 
 mod argument;
 mod command;
@@ -53,6 +53,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(plan::check_numerics, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_variants, module)?)?;
     module.add_function(wrap_pyfunction!(plan::check_order, module)?)?;
+    module.add_function(wrap_pyfunction!(plan::check_slack, module)?)?;
     module.add_function(wrap_pyfunction!(sizes::find_size_steps, module)?)?;
     module.add_function(wrap_pyfunction!(sizes::evaluate_size, module)?)?;
     module.add_function(wrap_pyfunction!(sizes::size_ratio, module)?)?;

@@ -1,4 +1,4 @@
-//! The log of the package: `SYMMC_LOG` when it is imported, and `set_log` afterwards.
+//! The log of the package: `SYMMC_LOG` configures it at import, and `set_log` later.
 
 use std::ffi::CString;
 
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::error::input_error;
 
-/// Starts the log by the environment. A filter that cannot be read is a warning, so that the import of a package does not fail by it.
+/// Starts the log from the environment variables. An invalid filter gives a warning, so that the import does not fail.
 pub fn init(py: Python<'_>) -> PyResult<()> {
     let Err(error) = symmc_log::init_from_env() else { return Ok(()) };
     let text = CString::new(format!("symmc writes no log: {error}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Plans.
+//! Plans, and how they are compiled and loaded.
 
 use std::path::{Path, PathBuf};
 
@@ -16,22 +16,22 @@ use crate::gpu::{gpu_number, on_gpu};
 use crate::interrupt::run_interruptible;
 use crate::program::Program;
 
-/// A plan that is proved safe.
+/// A plan that was proved safe.
 #[pyclass(frozen, module = "symmc")]
 pub struct Plan(pub CheckedPlan);
 
-/// How a collective of the program runs at some sizes.
+/// How a collective of the program runs in one bucket.
 #[pyclass(frozen, get_all, module = "symmc")]
 pub struct Choice {
-    /// The name of its result.
+    /// The name of the collective's result.
     collective: String,
     /// The least and the largest value of each symbol of the bucket.
     symbols: IndexMap<String, (i64, i64)>,
-    /// The bytes that the estimates are for.
+    /// The number of bytes for which the estimates are made.
     nbytes: u64,
-    /// The variant.
+    /// The variant that the plan uses.
     chosen: String,
-    /// Estimated microseconds of each variant that was considered, by name, the cheapest first; `plain` is the vendor's library.
+    /// The estimated microseconds of each variant, by name, in ascending order; `plain` is the vendor's library.
     estimates: IndexMap<String, f64>,
 }
 
@@ -43,7 +43,7 @@ impl Choice {
     }
 }
 
-/// Which arguments the caller writes straight into the symmetric arena.
+/// The arguments that the caller writes directly into the symmetric arena.
 pub enum BoundArguments {
     All(bool),
     Named(Vec<String>),
@@ -64,39 +64,40 @@ impl FromPyObject<'_, '_> for BoundArguments {
     }
 }
 
-/// The machines that plans can be made for by name.
+/// The names of the machines for which plans can be made.
 #[pyfunction]
 pub fn machines() -> Vec<&'static str> {
     MachineProfile::builtin_names()
 }
 
-/// The name of the built-in machine that is most like one with so many GPUs.
+/// The name of the built-in machine that is most similar to one with this number of GPUs.
 #[pyfunction]
 pub fn nearest_machine(gpus: u32) -> &'static str {
     MachineProfile::nearest_builtin(gpus)
 }
 
-/// Refuses what is neither the name of a machine nor the path of a profile.
+/// Checks that a text is the name of a machine or the path of a profile.
 #[pyfunction]
 pub fn check_machine(name: PathBuf) -> PyResult<()> {
     find_profile(&name).map(drop)
 }
 
-/// The machine of this name, or of a profile at this path.
+/// The machine of this name, or of the profile at this path.
 fn find_profile(name: &Path) -> PyResult<MachineProfile> {
     symmc::machine_profile(&name.to_string_lossy()).map_err(to_exception)
 }
 
-/// Makes a plan of a program, and proves it safe.
+/// Compiles a program into a plan, and proves the plan safe.
 ///
-/// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of
-/// ranks, where the program leaves it open. buckets: the largest value of each bucket, by symbol. bind: the arguments that
-/// are written straight into the symmetric arena; True for all. variants: those that collectives may run as, besides plain; all
-/// that the profile knows unless given. order: how the steps are ordered (`chosen`, `lean`, …). slack: how much more memory than the leanest order the
-/// chosen one may take at most, as a fraction. memory_price: how many microseconds a run must become faster, by estimate, for
-/// each MiB of memory that overlap takes. symm_limit: the bytes that the symmetric arena may take. coalesce: whether
-/// several collectives may become one where that is estimated to be faster. numerics: which changes of rounding the plan may make: "exact" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by
-/// commas.
+/// machine: the name of a profile (`symmc.machines()`), or the path of one that `symmc tune` wrote. ranks: the number of ranks, if
+/// the program does not fix it. buckets: the largest value of each bucket, by the name of the symbol; a plain list if the program
+/// has one symbol. bind: the arguments that are written directly into the symmetric arena; True for all. variants: the variants
+/// that collectives may run as in addition to plain; None for all that the profile knows. order: the strategy that orders the steps
+/// (`chosen`, `lean`, …). slack: the memory that may be spent to overlap communication with computation, in percent of the memory
+/// of the leanest order; None for the default of 100. memory_price: the microseconds by which overlap must make a run faster, by
+/// estimate, for each MiB of memory that it takes. symm_limit: the largest size of the symmetric arena in bytes. coalesce: whether
+/// several collectives may be combined into one if a run is estimated to become faster. numerics: the changes of rounding that the
+/// plan may make: "exact" for none, or one or more of "reassociate", "narrow" and "narrow-f16", separated by commas.
 #[expect(clippy::too_many_arguments, reason = "these are the keywords that Python has")]
 #[pyfunction]
 #[pyo3(signature = (program, *, machine=None, ranks=None, buckets=None, bind=None, variants=None, order=None, slack=None, memory_price=None, symm_limit=None, coalesce=true, numerics=None))]
@@ -123,17 +124,12 @@ pub fn compile(
     let symm_limit: Option<u64> = symm_limit.map(|bytes| to_integer("symm_limit", bytes)).transpose()?;
     if ranks.is_none() && program.0.graph.ranks.is_none() {
         return Err(input_error(
-            "ranks: nothing in the program says how many there are: expected their number",
+            "ranks: the program does not fix the number of ranks: expected the number, found None",
         ));
     }
-    let bounds = |given: Bound<'_, PyAny>| {
-        let found = given.extract::<IndexMap<String, Vec<i64>>>();
-        found.map_err(|_| {
-            argument_type_error("buckets", "lists of sizes by the names of symbols", given.as_borrowed())
-        })
-    };
-    let buckets = buckets.map(bounds).transpose()?.unwrap_or_default().into_iter();
-    config = config.with_buckets(buckets.map(|(symbol, upper)| BucketSpec::new(symbol, upper)));
+    if let Some(given) = buckets {
+        config = config.with_buckets(read_buckets(&given, program)?);
+    }
     config = config.with_bind(match bind {
         None | Some(BoundArguments::All(false)) => ArgumentBinding::None,
         Some(BoundArguments::All(true)) => ArgumentBinding::All,
@@ -143,8 +139,8 @@ pub fn compile(
     if let Some(name) = order {
         config = config.with_order(read_order(&name)?);
     }
-    if let Some(slack) = slack {
-        config = config.with_slack(slack);
+    if let Some(percent) = slack {
+        config = config.with_slack(read_slack(percent)? / 100.0);
     }
     if let Some(price) = memory_price {
         config = config.with_memory_price(price);
@@ -163,6 +159,47 @@ pub fn compile(
         }
     })
     .map(Plan)
+}
+
+/// Reads the buckets of symbols: lists of sizes by symbol, or one list for the only symbol of a program.
+fn read_buckets(given: &Bound<'_, PyAny>, program: &Program) -> PyResult<Vec<BucketSpec>> {
+    if let Ok(by_symbol) = given.extract::<IndexMap<String, Vec<i64>>>() {
+        return Ok(by_symbol.into_iter().map(|(symbol, upper)| BucketSpec::new(symbol, upper)).collect());
+    }
+    let Ok(upper) = given.extract::<Vec<i64>>() else {
+        let expected = "lists of sizes by the names of symbols, or a list of sizes for one symbol";
+        return Err(argument_type_error("buckets", expected, given.as_borrowed()));
+    };
+    let symbols: Vec<&str> = program.0.graph.symbols.values().map(|symbol| symbol.name.as_str()).collect();
+    match symbols.as_slice() {
+        _ if upper.is_empty() => Ok(Vec::new()),
+        [symbol] => Ok(vec![BucketSpec::new(*symbol, upper)]),
+        [] => Err(input_error("buckets: the program has no symbols: expected no sizes, found a list")),
+        [first, ..] => Err(input_error(format!(
+            "buckets: the program has the symbols {}: expected lists of sizes by symbol, such as {{{first:?}: {upper:?}}}, \
+             found one list",
+            symbols.join(", ")
+        ))),
+    }
+}
+
+/// Checks a percentage of additional memory for overlap.
+#[pyfunction]
+pub fn check_slack(percent: f64) -> PyResult<()> {
+    read_slack(percent).map(drop)
+}
+
+/// The percentage, if it is plausible. Values between 0 and 1 are rejected: they are fractions, which older versions expected.
+fn read_slack(percent: f64) -> PyResult<f64> {
+    if percent == 0.0 || (1.0..f64::INFINITY).contains(&percent) {
+        return Ok(percent);
+    }
+    let hint = if 0.0 < percent && percent < 1.0 {
+        format!(": give {} for {0} %", (percent * 1e8).round() / 1e6)
+    } else {
+        String::new()
+    };
+    Err(input_error(format!("slack: expected a percentage, 0 or at least 1, found {percent}{hint}")))
 }
 
 /// Checks a list of numerics classes.
@@ -207,13 +244,13 @@ fn read_order(name: &str) -> PyResult<OrderStrategy> {
     })
 }
 
-/// Reads a plan from a file, and proves it safe.
+/// Reads a plan from a file, and proves it safe. Programs (`.pt2`, `.onnx`, `.symm`) are opened with `symmc.open`.
 #[pyfunction]
 pub fn load(py: Python<'_>, path: PathBuf) -> PyResult<Plan> {
     run_interruptible(py, "load", move || symmc::into_checked_plan(symmc::read_plan(&path)?)).map(Plan)
 }
 
-/// The plan of a text (JSON), proved safe: how plans come out of pickles.
+/// Reads a plan from JSON text, and proves it safe. Pickles of plans use it.
 #[pyfunction]
 pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
     let read = move || {
@@ -223,9 +260,9 @@ pub fn plan_of_json(py: Python<'_>, text: String) -> PyResult<Plan> {
     run_interruptible(py, "load", read).map(Plan)
 }
 
-/// The bytes that a session takes, by what for.
-pub fn memory_by_use(taken: MemoryUsage) -> IndexMap<&'static str, usize> {
-    let MemoryUsage { ordinary, symmetric, flags, scratch, ports: held, .. } = taken;
+/// The bytes that a session uses, by purpose.
+pub fn memory_by_use(usage: MemoryUsage) -> IndexMap<&'static str, usize> {
+    let MemoryUsage { ordinary, symmetric, flags, scratch, ports: held, .. } = usage;
     let all = [
         ("ordinary", ordinary),
         ("symmetric", symmetric),
@@ -244,7 +281,7 @@ impl Plan {
         &self.0.source.name
     }
 
-    /// The numerics classes that it was made with, separated by commas; "exact" for none.
+    /// The changes of rounding that the plan may make, separated by commas; "exact" for none.
     #[getter]
     fn numerics(&self) -> String {
         self.0.numerics.to_string()
@@ -256,19 +293,19 @@ impl Plan {
         self.0.ranks
     }
 
-    /// What runs how, what lives where, and what it costs, as `symmc plan` prints it. format: `text`, or `html` for a page with
-    /// drawings of the memory, which needs nothing else.
+    /// The report that `symmc plan` prints: how collectives run, the memory of values, and estimates. format: `text`, or `html` for a
+    /// self-contained page with drawings of the memory.
     #[pyo3(signature = (format="text"))]
     fn report(&self, py: Python<'_>, format: &str) -> PyResult<String> {
-        let of = match format {
+        let render = match format {
             "text" => symmc_cli::report,
             "html" => symmc_cli::render_plan,
             _ => return Err(input_error(format!("format: expected text or html, found {format:?}"))),
         };
-        py.detach(|| of(&self.0)).map_err(|error| input_error(error.to_string()))
+        py.detach(|| render(&self.0)).map_err(|error| input_error(error.to_string()))
     }
 
-    /// What notebooks show: the page of the report, in a frame of its own.
+    /// The display in notebooks: the page of the report, in a frame.
     fn _repr_html_(&self, py: Python<'_>) -> PyResult<String> {
         let page = symmc_cli::escape_html(&self.report(py, "html")?);
         Ok(format!("<iframe srcdoc=\"{page}\" style=\"width:100%;height:40em;border:0\"></iframe>"))
@@ -278,26 +315,26 @@ impl Plan {
         let py = slf.py();
         let plan = slf.get();
         let json = py.detach(|| plan.0.to_json());
-        let of = py.import("symmc._symmc")?.getattr("plan_of_json")?;
-        Ok((of, PyTuple::new(py, [PyString::new(py, &json)])?))
+        let constructor = py.import("symmc._symmc")?.getattr("plan_of_json")?;
+        Ok((constructor, PyTuple::new(py, [PyString::new(py, &json)])?))
     }
 
-    /// The plan itself, which nothing changes.
+    /// The same plan, since plans are immutable.
     fn __copy__(slf: Py<Self>) -> Py<Self> {
         slf
     }
 
-    /// The plan itself, which nothing changes.
+    /// The same plan, since plans are immutable.
     fn __deepcopy__(slf: Py<Self>, _memo: &Bound<'_, PyAny>) -> Py<Self> {
         slf
     }
 
-    /// Where a value lives, until when, who may touch it, and how its collective was chosen.
+    /// Explains a value: its memory and live range, the ranks that access it, and the choice of its collective's variant.
     fn explain(&self, py: Python<'_>, value: &str) -> PyResult<String> {
         py.detach(|| symmc_cli::explain(&self.0, value)).map_err(|error| input_error(error.to_string()))
     }
 
-    /// How each collective runs, bucket by bucket, and what else was considered.
+    /// The variant of each collective in each bucket, with the alternatives.
     fn choices(&self) -> Vec<Choice> {
         let mut found = Vec::new();
         for bucket in &self.0.buckets {
@@ -314,8 +351,8 @@ impl Plan {
         found
     }
 
-    /// Proves the plan safe once more and compares it with its source. Returns what the proof looked at and what was compared, in
-    /// lines. Differences raise a `CheckError`; so do parts that were not compared, or not at all sizes, with `require_compared`.
+    /// Proves the plan safe again and compares it with its source. Returns a report of the proof and the comparison, as text.
+    /// Differences raise a `CheckError`. With `require_compared`, parts that were not compared at all sizes do, too.
     #[pyo3(signature = (*, require_compared=false))]
     fn check(&self, py: Python<'_>, require_compared: bool) -> PyResult<String> {
         let plan = self.0.clone();
@@ -329,8 +366,8 @@ impl Plan {
         })
     }
 
-    /// The bytes that the session of a rank will take of the host, or of a GPU: both arenas, flags, scratch, and at most for inputs
-    /// and outputs, if none is bound (`held`).
+    /// The bytes that the session of a rank will use on the host, or on a GPU: both arenas, flags, scratch, and at most for inputs and
+    /// outputs, if none is bound (`held`).
     #[pyo3(signature = (rank=0, *, gpu=None))]
     fn memory(
         &self,
@@ -340,11 +377,11 @@ impl Plan {
     ) -> PyResult<IndexMap<&'static str, usize>> {
         let rank = to_integer("rank", rank)?;
         let config = on_gpu(SessionConfig::default(), gpu_number(gpu)?)?;
-        let taken = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(to_exception)?;
-        Ok(memory_by_use(taken))
+        let usage = py.detach(|| symmc::Session::budget(&self.0, rank, &config)).map_err(to_exception)?;
+        Ok(memory_by_use(usage))
     }
 
-    /// Writes the plan to a file (JSON), which `symmc.load` and the command `symmc` read.
+    /// Writes the plan to a JSON file, which `symmc.load` and the command `symmc` read.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
         py.detach(|| symmc::write_file(&path, self.0.to_json().as_bytes())).map_err(to_exception)
     }

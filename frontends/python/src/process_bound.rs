@@ -1,4 +1,4 @@
-//! What belongs to the process that made it.
+//! Values that belong to the process that made them.
 
 use std::mem::ManuallyDrop;
 
@@ -6,20 +6,20 @@ use pyo3::PyResult;
 
 use crate::error::input_error;
 
-/// A thing with threads, sockets or shared memory. A forked process has a copy of it without the threads: there it cannot
-/// be used, and is left alone when it goes, so that nothing of the process it belongs to ends.
+/// A value with threads, sockets or shared memory. A forked process has a copy of it without the threads. There it cannot be used,
+/// and it is not dropped, so that the resources of the original process stay intact.
 pub struct ProcessBound<T> {
     thing: ManuallyDrop<T>,
     process: u32,
 }
 
 impl<T> ProcessBound<T> {
-    /// A thing of this process.
+    /// A value of this process.
     pub fn new(thing: T) -> ProcessBound<T> {
         ProcessBound { thing: ManuallyDrop::new(thing), process: std::process::id() }
     }
 
-    /// The thing, in the process that it belongs to. `what` names it in the error.
+    /// The value, if this process made it. `what` names it in the error.
     pub fn get(&self, what: &str) -> PyResult<&T> {
         if self.is_owning_process() {
             return Ok(&self.thing);
@@ -38,7 +38,7 @@ impl<T> ProcessBound<T> {
 impl<T> Drop for ProcessBound<T> {
     fn drop(&mut self) {
         if self.is_owning_process() {
-            // SAFETY: it is dropped once, here.
+            // SAFETY: this is the only place that drops it, and it runs once.
             unsafe { ManuallyDrop::drop(&mut self.thing) };
         }
     }

@@ -1,9 +1,10 @@
-//! Programs.
+//! Programs, and how they are opened.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use symmc::unstable::ir::{InputKind, Node, Op};
 use symmc::{OpenOptions, SymbolConstraint, TensorFile};
@@ -32,7 +33,7 @@ impl FromPyObject<'_, '_> for ProgramPaths {
     }
 }
 
-/// What a symbol is to be: one value, a least and a largest, or a text as the option `--dim` of the command takes it.
+/// The bounds of a symbol: one value, the least and the largest value, or a text such as `1..64` or `2*pairs`.
 pub enum SymbolBounds {
     One(i64),
     Range((Option<i64>, Option<i64>)),
@@ -51,7 +52,7 @@ impl FromPyObject<'_, '_> for SymbolBounds {
         }
         let range = given.extract().map(SymbolBounds::Range);
         range.map_err(|_| {
-            argument_type_error("dims", "a size, a pair of the least and the largest, or a text", given)
+            argument_type_error("dims", "a size, a pair of the least and the largest size, or a text", given)
         })
     }
 }
@@ -68,18 +69,36 @@ impl SymbolBounds {
     }
 }
 
-/// Opens a `.pt2` archive, an `.onnx` model or a `.symm` text; several paths are the files of all ranks.
+/// The argument `groups`: for each group the ranks of its cells.
+pub struct GroupCells(IndexMap<String, Vec<Vec<u32>>>);
+
+impl FromPyObject<'_, '_> for GroupCells {
+    type Error = PyErr;
+
+    fn extract(given: Borrowed<'_, '_, PyAny>) -> PyResult<GroupCells> {
+        if let Ok(cells) = given.extract() {
+            return Ok(GroupCells(cells));
+        }
+        let found = given.repr().map_or_else(|_| String::from("another object"), |text| text.to_string());
+        Err(PyTypeError::new_err(format!(
+            "groups: expected the lists of ranks of each group's cells by the name of the group, such as \
+             {{'3': [[0, 1], [2, 3]]}}; found {found}"
+        )))
+    }
+}
+
+/// Opens a `.pt2` archive, an `.onnx` model or a `.symm` text. Several paths are the files of all ranks.
 ///
-/// ranks: the number of ranks, where the file leaves it open. groups: the ranks of each cell of a group, by the name of the
-/// group. dims: the value of a symbol, or its least and largest. schemas: custom ops, in PyTorch's words. tensors: a
-/// safetensors file with weights.
+/// ranks: the number of ranks, if the file does not fix it. groups: the lists of ranks of each group's cells, by the name of the
+/// group, such as `{"3": [[0, 1], [2, 3]]}`. dims: the value of each symbol, its least and largest value, or a text such as
+/// `"2*pairs"`. schemas: schemas of custom ops in PyTorch's notation. tensors: a safetensors file with weights.
 #[pyfunction]
 #[pyo3(signature = (paths, *, ranks=None, groups=None, dims=None, schemas=None, tensors=None))]
 pub fn open(
     py: Python<'_>,
     paths: ProgramPaths,
     ranks: Option<i128>,
-    groups: Option<IndexMap<String, Vec<Vec<u32>>>>,
+    groups: Option<GroupCells>,
     dims: Option<IndexMap<String, SymbolBounds>>,
     schemas: Option<Vec<String>>,
     tensors: Option<PathBuf>,
@@ -90,7 +109,7 @@ pub fn open(
         dims.map(|(name, bounds)| Ok((bounds.into_extent(&name)?, name))).collect::<PyResult<Vec<_>>>()?;
     let options = OpenOptions::default()
         .with_ranks(ranks)
-        .with_groups(groups.unwrap_or_default())
+        .with_groups(groups.map_or_else(IndexMap::new, |groups| groups.0))
         .with_extents(dims.into_iter().map(|(extent, name)| (name, extent)))
         .with_schemas(schemas.unwrap_or_default());
     run_interruptible(py, "open", move || {
@@ -101,14 +120,14 @@ pub fn open(
     })
 }
 
-/// The program of a text in symmc's own form.
+/// Parses a program in the text form of symmc.
 #[pyfunction]
 pub fn from_text(py: Python<'_>, text: String) -> PyResult<Program> {
     run_interruptible(py, "open", move || symmc::Program::from_text(&text))
         .map(|program| Program(Arc::new(program)))
 }
 
-/// The names of PyTorch's operators that symmc knows.
+/// The names of the PyTorch operators that symmc supports.
 #[pyfunction]
 pub fn torch_ops() -> Vec<&'static str> {
     #[cfg(feature = "torch")]
@@ -119,38 +138,38 @@ pub fn torch_ops() -> Vec<&'static str> {
 
 #[pymethods]
 impl Program {
-    /// The name.
+    /// The name of the program.
     #[getter]
     fn name(&self) -> &str {
         &self.0.graph.name
     }
 
-    /// The number of ranks, if it is fixed.
+    /// The number of ranks; None if it is not fixed.
     #[getter]
     fn ranks(&self) -> Option<u32> {
         self.0.graph.ranks
     }
 
-    /// What the importer wants people to know.
+    /// Notes of the importer for the user.
     #[getter]
     fn notes(&self) -> Vec<String> {
         self.0.notes.clone()
     }
 
-    /// The least and the largest value of each symbol.
+    /// The least and the largest value of each symbol, by its name.
     #[getter]
     fn symbols(&self) -> IndexMap<String, (i64, i64)> {
         self.0.graph.symbols.values().map(|s| (s.name.clone(), (s.min, s.max))).collect()
     }
 
-    /// The name of each symbol in the file that the program came from; its own where it has no other.
+    /// The name of each symbol in the file of the program, by its name here; the same name if the file has no other.
     #[getter]
     fn aliases(&self) -> IndexMap<String, String> {
         let alias = |s: &symmc::unstable::ir::Symbol| s.alias.clone().unwrap_or_else(|| s.name.clone());
         self.0.graph.symbols.values().map(|s| (s.name.clone(), alias(s))).collect()
     }
 
-    /// The names of the arguments: the inputs that the caller gives in every run.
+    /// The names of the arguments, which are the inputs that the caller gives in every run.
     #[getter]
     fn arguments(&self) -> Vec<String> {
         let graph = &self.0.graph;
@@ -158,16 +177,16 @@ impl Program {
         arguments.map(|input| graph.value_name(input.value).to_string()).collect()
     }
 
-    /// The operators that symmc does not know, by the node that has them: they can be planned and not run.
+    /// The unsupported operators, by the node that has them. They can be planned, but not run.
     #[getter]
     fn opaque(&self) -> IndexMap<String, String> {
         let graph = &self.0.graph;
         let name = |op: &Op| if let Op::Opaque { name, .. } = op { Some(name.clone()) } else { None };
-        let of = |(id, node): (_, &Node)| Some((graph.node_name(id).to_string(), name(&node.op)?));
-        graph.nodes.iter().filter_map(of).collect()
+        let opaque_node = |(id, node): (_, &Node)| Some((graph.node_name(id).to_string(), name(&node.op)?));
+        graph.nodes.iter().filter_map(opaque_node).collect()
     }
 
-    /// The program in symmc's own form.
+    /// The program in the text form of symmc.
     fn text(&self) -> String {
         self.0.to_text()
     }
@@ -186,7 +205,7 @@ impl Program {
         Ok(all.into_iter().map(|(name, tensor)| (name, Tensor::new(tensor))).collect())
     }
 
-    /// What notebooks show: the program's text.
+    /// The display in notebooks: the text of the program.
     fn _repr_html_(&self) -> String {
         let text = symmc_cli::escape_html(&self.0.to_text());
         format!("<pre style=\"max-height:40em;overflow:auto\">{text}</pre>")

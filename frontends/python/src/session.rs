@@ -1,4 +1,4 @@
-//! One rank of a plan that stays.
+//! Sessions: one rank of a plan that stays open.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,18 +22,18 @@ use crate::process_bound::ProcessBound;
 use crate::tensor::Tensor;
 use crate::view::{RunCounter, View};
 
-/// An input or an output, at the sizes that are set.
+/// An input or an output, at the current sizes.
 #[pyclass(frozen, get_all, module = "symmc")]
 pub struct Value {
     /// The name of the value in the program.
     name: String,
-    /// The name under which a weight is stored; that of an argument in the file that the program came from.
+    /// The name under which a weight is stored. For an argument, its name in the file of the program.
     source: Option<String>,
     /// argument, parameter, constant or output.
     kind: &'static str,
     /// The type of the elements.
     dtype: String,
-    /// The extent of each axis.
+    /// The extent of each axis, in elements.
     shape: Py<PyTuple>,
     /// The number of bytes.
     nbytes: usize,
@@ -48,10 +48,10 @@ impl Value {
     }
 }
 
-/// One rank of a plan that stays: on the host, or on a GPU.
+/// One rank of a plan that stays open, on the host or on a GPU.
 ///
-/// Tensors are given by DLPack: what is bound is used where it lies, and kept as long as the session may use it. All ranks
-/// of the group open the session together and start the same runs in the same order.
+/// Tensors of other libraries are exchanged through DLPack. A bound tensor is used in place, and kept as long as the session may use
+/// it. All ranks of the group open the session together and start the same runs in the same order.
 #[pyclass(frozen, module = "symmc")]
 pub struct Session {
     inner: ProcessBound<Mutex<Option<SessionState>>>,
@@ -64,18 +64,18 @@ pub struct Session {
 
 struct SessionState {
     session: symmc::Session,
-    /// What keeps the tensor that is bound for a name.
+    /// The object that keeps the tensor bound to each name alive.
     bound: HashMap<String, Py<PyAny>>,
-    /// What keeps those that runs in progress may still use.
+    /// The objects of former bindings whose memory runs in progress may still use.
     retired: Vec<Py<PyAny>>,
-    /// What was bound for the last launch, at the sizes that are set.
+    /// The bindings of the last launch.
     launched: LaunchBindings,
-    /// The memory of outputs that views are of, by their numbers.
+    /// The memory of outputs to which views refer, by the numbers of the outputs.
     viewed: HashMap<usize, SessionBuffer>,
 }
 
 impl Drop for Session {
-    /// Ends the session without the GIL: on rank 0 that waits until other ranks have ended the runs that it has ended.
+    /// Ends the session without the GIL: rank 0 waits until other ranks have ended the runs that it has ended.
     fn drop(&mut self) {
         let Ok(inner) = self.inner.get("session") else { return };
         let open = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -86,7 +86,7 @@ impl Drop for Session {
 }
 
 impl SessionState {
-    /// Keeps a tensor for a name instead of the one before, if there was one.
+    /// Keeps the owner of a bound tensor, in place of the former owner.
     fn store_keeper(&mut self, name: &str, keeper: Option<Py<PyAny>>) {
         let old = match keeper {
             Some(keeper) => self.bound.insert(name.to_string(), keeper),
@@ -99,7 +99,7 @@ impl SessionState {
     }
 
     fn bind(&mut self, name: &str, tensor: ForeignTensor) -> Result<(), symmc::Error> {
-        // SAFETY: the tensor is kept until another is bound and all runs that took it have ended.
+        // SAFETY: the tensor is kept until another one is bound and all runs that use it have ended.
         unsafe { self.session.bind(name, tensor.pointer(), tensor.bytes)? };
         self.launched.forget();
         self.store_keeper(name, Some(tensor.into_capsule()));
@@ -113,7 +113,7 @@ impl SessionState {
         Ok(numbered.find(|(number, value)| value.name == name || format!("out.{number}") == name))
     }
 
-    /// What is bound for a name is no memory of views any more.
+    /// Forgets the view memory of an output to which another tensor was bound.
     fn forget_view(&mut self, name: &str) -> Result<(), symmc::Error> {
         if !self.viewed.is_empty()
             && let Some((number, _)) = self.find_returned(name)?
@@ -123,7 +123,7 @@ impl SessionState {
         Ok(())
     }
 
-    /// The output of this name, and its memory, which is that of views from the first one on: what is there is copied once.
+    /// An output and the buffer that its views share. The first call allocates the buffer, and copies the output into it.
     fn view_buffer(&mut self, name: &str) -> Result<(symmc::SessionValue, SessionBuffer), symmc::Error> {
         let error = |text: String| symmc::Error::new(symmc::ErrorKind::Input, text);
         let Some((number, value)) = self.find_returned(name)? else {
@@ -131,24 +131,25 @@ impl SessionState {
         };
         let own = format!("out.{number}");
         if self.bound.contains_key(&own) || self.bound.contains_key(&value.name) {
-            return Err(error(format!("{name}: it lies in the tensor that is bound for it")));
+            return Err(error(format!("{name}: a tensor is bound to it: read that tensor")));
         }
         if !self.session.poll()? {
-            return Err(error(format!("{name}: a run is in progress: wait for its end")));
+            return Err(error(format!("{name}: a run is in progress: wait until it has ended")));
         }
         if let Some(buffer) = self.viewed.get(&number).filter(|buffer| buffer.bytes() >= value.bytes) {
             return Ok((value, buffer.clone()));
         }
-        let (now, buffer) = (self.session.read(&own)?, self.session.allocate(value.bytes)?);
-        buffer.write(0, now.data())?;
-        // SAFETY: only views have it besides, whose readers are told that a run writes there.
+        let current = self.session.read(&own)?;
+        let buffer = self.session.allocate(value.bytes)?;
+        buffer.write(0, current.data())?;
+        // SAFETY: only views share it. Their documentation says that runs write there.
         unsafe { self.session.bind_buffer(&own, &buffer)? };
         self.launched.forget();
         self.viewed.insert(number, buffer.clone());
         Ok((value, buffer))
     }
 
-    /// Has outputs that outgrew the memory of their views lie in memory of the session again.
+    /// Unbinds outputs that have outgrown the buffer of their views. They use memory of the session again.
     fn drop_outgrown_views(&mut self) -> Result<(), symmc::Error> {
         if self.viewed.is_empty() {
             return Ok(());
@@ -163,20 +164,20 @@ impl SessionState {
         Ok(())
     }
 
-    /// Starts a run; on a stream of the caller, by its driver's handle, if there is one.
+    /// Starts a run, on the stream of the caller with this driver handle if one is given.
     fn enqueue_run(&mut self, stream: Option<usize>) -> Result<(), symmc::Error> {
         match stream {
             None => self.session.enqueue(),
             Some(stream) => {
                 let stream: *mut c_void = std::ptr::with_exposed_provenance_mut(stream);
-                // SAFETY: by the caller, the stream exists.
+                // SAFETY: the caller ensures that the stream exists.
                 unsafe { self.session.enqueue_on(stream) }
             }
         }
     }
 }
 
-/// Refuses a tensor of another type. What has no such name is refused by the session.
+/// Refuses a tensor of another type. The session refuses unknown names.
 fn expect_type(open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyResult<()> {
     match open.session.value(name) {
         Ok(value) if value.dtype != tensor.dtype || value.extents != tensor.shape => {
@@ -190,7 +191,7 @@ fn expect_type(open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyRes
 }
 
 impl Session {
-    fn from_session(session: symmc::Session, (rank, name): (u32, String), gpu: Option<i32>) -> Session {
+    fn from_session(session: symmc::Session, rank: u32, name: String, gpu: Option<i32>) -> Session {
         let open = SessionState {
             session,
             bound: HashMap::new(),
@@ -207,7 +208,7 @@ impl Session {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => {
-                Err(input_error("another thread uses the session: one at a time may"))
+                Err(input_error("another thread uses the session: only one thread at a time may use it"))
             }
         }
     }
@@ -222,13 +223,13 @@ impl Session {
         py.detach(|| work(open)).map_err(to_exception)
     }
 
-    /// Refuses a tensor that a value cannot be.
+    /// Refuses a tensor of another device or type.
     fn expect_tensor(&self, open: &SessionState, name: &str, tensor: &ForeignTensor) -> PyResult<()> {
         expect_device(self.gpu, tensor.device, || name.to_string())?;
         expect_type(open, name, tensor)
     }
 
-    /// Waits for the end of all runs, and for the interpreter's signals.
+    /// Waits until all runs have ended, and handles signals meanwhile.
     fn wait_until_idle(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<()> {
         let start = Instant::now();
         loop {
@@ -248,7 +249,7 @@ impl Session {
             });
             match ended {
                 Ok(true) => return Ok(()),
-                // Ctrl-C reaches all ranks of a terminal: it explains more than that a peer has left because of it.
+                // Ctrl-C interrupts all ranks of a terminal. It explains more than the error that a peer has left.
                 Ok(false) | Err(_) => py.check_signals()?,
             }
             ended?;
@@ -258,11 +259,11 @@ impl Session {
 
 #[pymethods]
 impl Session {
-    /// Opens the session of the group's rank; returns when all ranks have.
+    /// Opens the session of the group's rank. Returns when all ranks have opened theirs.
     ///
-    /// group: a `Group`, a process group of PyTorch, or nothing for what the environment says. gpu: the number of the GPU that
-    /// it runs on; without, it runs on the host. timeout: no wait for other ranks takes longer, in seconds. extendable: whether
-    /// `open_program` may open other programs, for which sessions of the host reserve addresses.
+    /// group: the `Group` of this rank, a process group of PyTorch, or None for the group of the environment. gpu: the number of
+    /// the GPU; None runs the session on the host. timeout: the longest wait for other ranks, in seconds. extendable: whether
+    /// `open_program` may open other programs; sessions on the host reserve addresses for them.
     #[new]
     #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0, extendable=false))]
     fn new(
@@ -274,38 +275,42 @@ impl Session {
         extendable: bool,
     ) -> PyResult<Session> {
         let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
-        let limit =
-            limit.ok_or_else(|| input_error(format!("timeout: expected seconds, found {timeout}")))?;
+        let limit = limit.ok_or_else(|| {
+            input_error(format!("timeout: expected a positive number of seconds, found {timeout}"))
+        })?;
         let gpu = gpu_number(gpu)?;
         let config = SessionConfig::default().with_timeout(limit).with_extendable(extendable);
         let config = on_gpu(config, gpu)?;
-        let (plan, group) = (plan.0.clone(), Group::resolve_group(py, group, timeout)?);
-        let (rank, name) = (group.rank(), plan.source.name.clone());
+        let plan = plan.0.clone();
+        let group = Group::resolve_group(py, group, timeout)?;
+        let rank = group.rank();
+        let name = plan.source.name.clone();
         let session = run_interruptible(py, "open", move || symmc::Session::open(&plan, &group, &config))?;
-        Ok(Session::from_session(session, (rank, name), gpu.map(|gpu| gpu as i32)))
+        Ok(Session::from_session(session, rank, name, gpu.map(|gpu| gpu as i32)))
     }
 
-    /// Opens another program in this session, which takes turns with this one in the same arenas. All ranks open the same
-    /// programs, and run all of them in the same order. Each is closed for itself; an error of a run ends all.
+    /// Opens another program in this session. The programs take turns in the same arenas. All ranks open the same programs, and run
+    /// all of them in the same order. Each program is closed separately; an error of a run ends all of them.
     fn open_program(&self, py: Python<'_>, plan: &Plan) -> PyResult<Session> {
-        let (plan, name) = (plan.0.clone(), plan.0.source.name.clone());
+        let plan = plan.0.clone();
+        let name = plan.source.name.clone();
         let session = self.with_session(py, |open| open.session.open_program(&plan))?;
-        Ok(Session::from_session(session, (self.rank, name), self.gpu))
+        Ok(Session::from_session(session, self.rank, name, self.gpu))
     }
 
-    /// The bytes that the session takes of its device now, for all its programs together: arenas, flags, scratch, and
-    /// inputs and outputs that are not bound.
+    /// The bytes that the session uses on its device now, for all its programs together: arenas, flags, scratch, and inputs and
+    /// outputs that are not bound (`held`).
     fn memory(&self, py: Python<'_>) -> PyResult<IndexMap<&'static str, usize>> {
         self.with_session(py, |open| Ok(open.session.memory_usage())).map(memory_by_use)
     }
 
-    /// The rank.
+    /// The rank of this session.
     #[getter]
     fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// Sets symbols for the runs that come.
+    /// Sets the values of symbols for the next runs.
     #[pyo3(signature = (**symbols))]
     fn set(&self, py: Python<'_>, symbols: Option<IndexMap<String, i128>>) -> PyResult<()> {
         let symbols = symbols.unwrap_or_default();
@@ -318,22 +323,22 @@ impl Session {
         })
     }
 
-    /// The arguments: inputs that change from run to run.
+    /// The arguments, which are the inputs that change from run to run.
     fn inputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         python_values(py, self.with_session(py, |open| open.session.inputs())?)
     }
 
-    /// The parameters: inputs that are given once.
+    /// The parameters, which are the inputs that are given once.
     fn parameters(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         python_values(py, self.with_session(py, |open| open.session.parameters())?)
     }
 
-    /// The outputs, those that replace an input among them.
+    /// The outputs, including those that replace an input.
     fn outputs(&self, py: Python<'_>) -> PyResult<Vec<Value>> {
         python_values(py, self.with_session(py, |open| open.session.outputs())?)
     }
 
-    /// Has the runs that come find an input, or write an output, in a tensor, where it lies. The session keeps the tensor.
+    /// Makes the next runs read an input from a tensor, or write an output to it, in place. The session keeps the tensor.
     fn bind(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = ForeignTensor::from_object(name, tensor)?;
         let mut guard = self.lock_session()?;
@@ -342,7 +347,7 @@ impl Session {
         py.detach(|| open.bind(name, tensor)).map_err(to_exception)
     }
 
-    /// Has the runs that come use memory of the session for an input or output again.
+    /// Makes the next runs use memory of the session for an input or output again.
     fn unbind(&self, py: Python<'_>, name: &str) -> PyResult<()> {
         self.with_session(py, |open| {
             open.session.unbind(name)?;
@@ -352,12 +357,12 @@ impl Session {
         })
     }
 
-    /// Copies a tensor in memory of the host to where an input lies.
+    /// Copies a tensor in memory of the host to an input.
     fn write(&self, py: Python<'_>, name: &str, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let tensor = ForeignTensor::from_read_object(name, tensor)?;
         if tensor.device.kind == device::CUDA {
             return Err(input_error(format!(
-                "{name}: expected memory of the host, found that of a GPU: bind it instead"
+                "{name}: expected memory of the host, found memory of a GPU: bind it instead"
             )));
         }
         let mut guard = self.lock_session()?;
@@ -366,7 +371,7 @@ impl Session {
         py.detach(|| {
             let data: &[u8] = match tensor.bytes {
                 0 => &[],
-                // SAFETY: the tensor has so many bytes, and is kept meanwhile.
+                // SAFETY: the tensor has this many bytes, and is kept during the call.
                 bytes => unsafe { std::slice::from_raw_parts(tensor.pointer(), bytes) },
             };
             open.session.write(name, data)
@@ -374,18 +379,18 @@ impl Session {
         .map_err(to_exception)
     }
 
-    /// A copy of an output, or of an input, as it is now, in memory of the host.
+    /// A copy of the current value of an output or an input, in memory of the host.
     fn read(&self, py: Python<'_>, name: &str) -> PyResult<Tensor> {
         self.with_session(py, |open| open.session.read(name)).map(|tensor| Tensor::new(Arc::new(tensor)))
     }
 
-    /// An output where the last run wrote it, without a copy but for the first time: see `View`.
+    /// The output of the last run without a copy: see `View`. Only the first call for an output copies it.
     fn view(&self, py: Python<'_>, name: &str) -> PyResult<View> {
         let (value, buffer) = self.with_session(py, |open| open.view_buffer(name))?;
         Ok(View::new(value, buffer, self.gpu, &self.runs))
     }
 
-    /// Runs once, and waits for the end.
+    /// Runs once and waits for the end.
     fn run(&self, py: Python<'_>) -> PyResult<()> {
         self.with_session(py, |open| {
             self.runs.count_run();
@@ -394,8 +399,8 @@ impl Session {
         self.wait_until_idle(py, None)
     }
 
-    /// Starts one run behind those that were started, and returns. stream: a stream of the caller on the GPU, by its
-    /// driver's handle.
+    /// Starts one run after those that were started before, and returns at once. stream: the driver handle of a stream of the caller
+    /// on the GPU.
     #[pyo3(signature = (stream=None))]
     fn enqueue(&self, py: Python<'_>, stream: Option<usize>) -> PyResult<()> {
         self.with_session(py, |open| {
@@ -404,12 +409,12 @@ impl Session {
         })
     }
 
-    /// One run with all arguments and outputs in these tensors of PyTorch, by their numbers: what is called once for each call
-    /// of a compiled function. With a stream it is put there, without it has ended when this returns. The caller keeps the
-    /// tensors until the run has ended.
+    /// Runs once with all arguments and outputs in these PyTorch tensors, by number. A compiled function calls this once per call.
+    /// With a stream the run is enqueued there; without one it has ended when this returns. The caller keeps the tensors until the
+    /// run has ended.
     ///
-    /// Nothing is started if arguments do not lie as a run wants them (their elements behind each other, on a GPU from a
-    /// multiple of 16 bytes on); it gives their numbers then.
+    /// Returns the numbers of the arguments whose layout a run cannot use, in which case nothing is started. Tensors must be
+    /// contiguous, and on a GPU aligned to 16 bytes.
     fn launch(
         &self,
         py: Python<'_>,
@@ -419,13 +424,13 @@ impl Session {
     ) -> PyResult<Option<Vec<usize>>> {
         let mut guard = self.lock_session()?;
         let open = guard.as_mut().ok_or_else(|| input_error("the session is closed"))?;
-        let odd = open.launched.locate_tensors(&open.session, self.gpu, arguments, outputs)?;
-        if !odd.is_empty() {
-            return Ok(Some(odd));
+        let unusable = open.launched.locate_tensors(&open.session, self.gpu, arguments, outputs)?;
+        if !unusable.is_empty() {
+            return Ok(Some(unusable));
         }
         py.detach(|| {
             open.viewed.clear();
-            // SAFETY: by the caller.
+            // SAFETY: the caller ensures it.
             unsafe { open.launched.bind(&mut open.session)? };
             self.runs.count_run();
             open.enqueue_run(stream)
@@ -443,7 +448,7 @@ impl Session {
         self.with_session(py, |open| open.session.poll())
     }
 
-    /// Waits until all runs have ended; at most so many seconds.
+    /// Waits until all runs have ended, with a timeout in seconds. After a timeout the runs continue.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let seconds = |timeout| {
@@ -453,17 +458,17 @@ impl Session {
         self.wait_until_idle(py, timeout.map(seconds).transpose()?)
     }
 
-    /// Gives the memory of the arenas back until `resume`. All ranks call both, between runs.
+    /// Releases the memory of the arenas until `resume`. All ranks call both, between runs.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         self.with_session(py, |open| open.session.release())
     }
 
-    /// Takes the memory of the arenas again.
+    /// Allocates the memory of the arenas again.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
         self.with_session(py, |open| open.session.resume())
     }
 
-    /// Waits until all runs have ended, and ends the session.
+    /// Waits until all runs have ended, and closes the session.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let open = self.lock_session()?.take();
         let Some(SessionState { session, bound, retired, .. }) = open else { return Ok(()) };
@@ -477,7 +482,7 @@ impl Session {
         Ok(slf)
     }
 
-    /// Closes the session. After an exception, ends it on all ranks at once; their errors name the exception.
+    /// Closes the session. After an exception, ends it on all ranks at once. The errors of the other ranks name the exception.
     #[pyo3(signature = (*exception))]
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
         if exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
@@ -485,7 +490,7 @@ impl Session {
         } else if let Some(open) = self.lock_session()?.take() {
             let SessionState { session, bound, retired, .. } = open;
             let reason = exception_reason(exception);
-            // The exception explains more than an error of ending the session.
+            // The exception explains more than an error of ending the session would.
             let _ = py.detach(|| session.abort(&reason));
             drop((bound, retired));
         }
@@ -498,10 +503,10 @@ impl Session {
     }
 }
 
-/// The longest text of an exception that is sent to other ranks.
+/// The longest text of an exception that is sent to other ranks, in characters.
 const LONGEST_REASON: usize = 300;
 
-/// An exception in one line: its type and its text. What `__exit__` was given: the type, the exception and the traceback.
+/// The type and the text of an exception in one line. `exception` is the arguments of `__exit__`: type, exception and traceback.
 fn exception_reason(exception: &Bound<'_, PyTuple>) -> String {
     let kind = exception.get_item(0).and_then(|kind| kind.getattr("__name__")?.extract::<String>());
     let kind = kind.unwrap_or_else(|_| "an exception".into());
@@ -519,8 +524,15 @@ fn python_values(py: Python<'_>, all: Vec<symmc::SessionValue>) -> PyResult<Vec<
             _ => "output",
         };
         let shape = PyTuple::new(py, value.extents)?.unbind();
-        let (name, source, dtype) = (value.name, value.source, value.dtype.to_string());
-        Ok(Value { name, source, kind, dtype, shape, nbytes: value.bytes, replaces: value.replaces })
+        Ok(Value {
+            name: value.name,
+            source: value.source,
+            kind,
+            dtype: value.dtype.to_string(),
+            shape,
+            nbytes: value.bytes,
+            replaces: value.replaces,
+        })
     };
     all.into_iter().map(value).collect()
 }

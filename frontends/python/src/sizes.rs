@@ -1,4 +1,4 @@
-//! Sizes of graphs of PyTorch, as the text of its expressions.
+//! Sizes of PyTorch graphs, as the text of expressions.
 
 use indexmap::IndexMap;
 use pyo3::prelude::*;
@@ -11,7 +11,7 @@ use crate::error::{Error, input_error};
 #[pyclass(frozen, module = "symmc")]
 pub struct SizeStep(steps::SizeStep);
 
-/// The steps of symbols in which all sizes are for which the guards hold.
+/// The steps of these symbols: sizes that are always multiples, as the guards state.
 #[pyfunction]
 pub fn find_size_steps(guards: Vec<String>, symbols: Vec<String>) -> Vec<SizeStep> {
     steps::find_size_steps(&guards, &symbols).into_iter().map(SizeStep).collect()
@@ -23,7 +23,7 @@ pub fn evaluate_size(expression: &str, sizes: CallSizes) -> Option<i64> {
     sizes::evaluate_size(expression, &sizes)
 }
 
-/// How many times as large as `unit` a size is, if that is the same whole number for all values of their symbols.
+/// The ratio of a size to `unit`, if it is the same whole number for all values of their symbols.
 #[pyfunction]
 pub fn size_ratio(size: &str, unit: &str) -> Option<i64> {
     sizes::size_ratio(size, unit)
@@ -41,27 +41,27 @@ impl SizeAssumptions {
         SizeAssumptions(assumptions::SizeAssumptions::new(steps, may_fix_sizes))
     }
 
-    /// The relations, as `dims` of `open`.
+    /// The relations, as the argument `dims` of `open`.
     fn dims(&self) -> IndexMap<String, String> {
         self.0.symbol_expressions()
     }
 
-    /// The sizes of a call with those of the new symbols: quotients and differences.
+    /// The sizes of a call, completed by those of the new symbols: quotients and differences.
     fn complete(&self, sizes: CallSizes) -> PyResult<CallSizes> {
         self.0.complete_sizes(sizes).map_err(|error| input_error(error.to_string()))
     }
 
-    /// Drops relations that do not hold for these sizes; whether all hold.
+    /// Drops relations that do not hold for these sizes. Returns whether all of them hold.
     fn drop_refuted(&mut self, sizes: CallSizes) -> bool {
         self.0.drop_refuted(&sizes)
     }
 
-    /// Fixes symbols to these sizes, unless a relation of them is assumed.
+    /// Fixes symbols to these sizes, except symbols for which a relation is assumed.
     fn fix(&mut self, symbols: Vec<String>, sizes: CallSizes) {
         self.0.fix_sizes(&symbols, &sizes);
     }
 
-    /// The program that `open` gives for some dims, with relations assumed that hold for these sizes and that operators need.
+    /// The program that `open` returns for some `dims`. Relations that operators need and that hold for these sizes are assumed.
     fn open_program(&mut self, open: &Bound<'_, PyAny>, sizes: CallSizes) -> PyResult<Py<PyAny>> {
         self.0.import_with_assumptions(&sizes, |dims| match open.call1((dims,)) {
             Ok(program) => Ok(Ok(program.unbind())),
@@ -69,13 +69,13 @@ impl SizeAssumptions {
         })
     }
 
-    /// The upper ends of the buckets of each symbol of a program.
+    /// The upper ends of the buckets of each symbol of a program, from ends that apply to every size.
     fn buckets(&self, symbols: IndexMap<String, (i64, i64)>, ends: Vec<i64>) -> IndexMap<String, Vec<i64>> {
         self.0.bucket_ends(&symbols, &ends)
     }
 }
 
-/// The refusal of a program. Exceptions of others are returned as errors.
+/// The refusal of a program. Exceptions of other classes are returned as errors.
 fn classify_refusal(py: Python<'_>, error: PyErr) -> PyResult<ImportRejection<PyErr>> {
     let value = error.value(py);
     if !value.is_instance_of::<Error>() {

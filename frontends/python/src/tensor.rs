@@ -1,14 +1,14 @@
-//! Tensors that symmc gives: outputs, and weights of a program.
+//! Tensors that symmc returns: outputs, and weights of a program.
 
 use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use crate::dlpack::{self, DlDevice, device};
+use crate::dlpack::{self, DlDevice, ExportedMemory, device};
 use crate::error::input_error;
 
-/// A tensor in memory of the host, that libraries of tensors take without a copy: `numpy.from_dlpack(t)`,
+/// A tensor in memory of the host. Tensor libraries use its memory without a copy: `numpy.from_dlpack(t)`,
 /// `torch.from_dlpack(t)`, or its methods `numpy()` and `torch()`.
 #[pyclass(frozen, module = "symmc")]
 pub struct Tensor(Arc<symmc::Tensor>);
@@ -39,7 +39,7 @@ impl Tensor {
         self.0.data().len()
     }
 
-    /// A capsule of DLPack.
+    /// A DLPack capsule with this tensor.
     #[pyo3(signature = (*, stream=None, **_other))]
     fn __dlpack__(
         &self,
@@ -52,25 +52,30 @@ impl Tensor {
                 "the tensor is in memory of the host, which has no stream; found {stream}"
             )));
         }
-        let address = self.0.data().as_ptr().expose_provenance() as u64;
-        let (tensor, host) = (&self.0, DlDevice { kind: device::CPU, id: 0 });
-        dlpack::export_capsule(py, address, (tensor.dtype(), tensor.shape()), host, tensor.clone())
+        let tensor = &self.0;
+        let memory = ExportedMemory {
+            address: tensor.data().as_ptr().expose_provenance() as u64,
+            dtype: tensor.dtype(),
+            shape: tensor.shape(),
+            device: DlDevice { kind: device::CPU, id: 0 },
+        };
+        dlpack::export_capsule(py, memory, tensor.clone())
     }
 
-    /// The device: memory of the host.
+    /// The DLPack device, which is the host.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (device::CPU, 0)
     }
 
-    /// The same memory as an array of NumPy, which has no bf16.
+    /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         if slf.get().0.dtype() == symmc::DType::BF16 {
-            return Err(input_error("NumPy has no bf16: take torch(), or another library"));
+            return Err(input_error("NumPy has no bf16: use torch() or another library"));
         }
         slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
     }
 
-    /// The same memory as a tensor of PyTorch.
+    /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
     }

@@ -1,4 +1,4 @@
-//! Outputs where they lie.
+//! Views of outputs in place.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,15 +7,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use symmc::{DType, SessionBuffer};
 
-use crate::dlpack::{self, DlDevice, device};
+use crate::dlpack::{self, DlDevice, ExportedMemory, device};
 use crate::error::input_error;
 
-/// How often a session has started runs.
+/// The number of runs that a session has started.
 #[derive(Clone, Default)]
 pub struct RunCounter(Arc<AtomicU64>);
 
 impl RunCounter {
-    /// One more begins.
+    /// Counts a run that starts.
     pub fn count_run(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -25,11 +25,12 @@ impl RunCounter {
     }
 }
 
-/// An output of the last run where it lies, without a copy: `numpy.from_dlpack(v)`, `torch.from_dlpack(v)`, or its methods
-/// `numpy()` and `torch()`.
+/// An output of the last run, without a copy: `numpy.from_dlpack(v)`, `torch.from_dlpack(v)`, or its methods `numpy()` and
+/// `torch()`.
 ///
-/// It is the output until the next run begins, which writes there: from then on taking it raises an `InputError`. What was
-/// taken before shows what that run writes. The memory stays as long as anything of it does, also behind the session.
+/// The view is valid until the next run starts, which writes the same memory. From then on taking it raises an `InputError`, and
+/// tensors that were taken before show the output of the new run. The memory exists as long as a tensor or view refers to it,
+/// also after the session.
 #[pyclass(frozen, module = "symmc")]
 pub struct View {
     name: String,
@@ -38,12 +39,12 @@ pub struct View {
     extents: Vec<usize>,
     device: DlDevice,
     runs: RunCounter,
-    /// The number of runs when it was given.
+    /// The number of runs when the view was made.
     run: u64,
 }
 
 impl View {
-    /// A value in a buffer, on the GPU of this number or on the host.
+    /// A view of a value in a buffer, on the GPU with this number or on the host.
     pub fn new(
         value: symmc::SessionValue,
         buffer: SessionBuffer,
@@ -73,13 +74,13 @@ impl View {
         self.dtype.to_string()
     }
 
-    /// Whether a later run has begun.
+    /// Whether a later run has started.
     #[getter]
     fn stale(&self) -> bool {
         self.runs.current_run() != self.run
     }
 
-    /// A capsule of DLPack.
+    /// A DLPack capsule with this view.
     #[pyo3(signature = (*, stream=None, **_other))]
     fn __dlpack__(
         &self,
@@ -95,28 +96,33 @@ impl View {
         }
         if self.stale() {
             return Err(input_error(format!(
-                "{}: the view is of run {}, and a later run has begun: take what is needed of a view before, or copy it (read)",
+                "{}: the view is of run {}, and a later run has started: take the tensor before, or copy the output with read",
                 self.name, self.run
             )));
         }
-        let address = self.buffer.as_ptr().expose_provenance() as u64;
-        dlpack::export_capsule(py, address, (self.dtype, &self.extents), self.device, self.buffer.clone())
+        let memory = ExportedMemory {
+            address: self.buffer.as_ptr().expose_provenance() as u64,
+            dtype: self.dtype,
+            shape: &self.extents,
+            device: self.device,
+        };
+        dlpack::export_capsule(py, memory, self.buffer.clone())
     }
 
-    /// The device.
+    /// The DLPack device.
     fn __dlpack_device__(&self) -> (i32, i32) {
         (self.device.kind, self.device.id)
     }
 
-    /// The same memory as an array of NumPy, which has no bf16.
+    /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         if slf.get().dtype == DType::BF16 {
-            return Err(input_error("NumPy has no bf16: take torch(), or another library"));
+            return Err(input_error("NumPy has no bf16: use torch() or another library"));
         }
         slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
     }
 
-    /// The same memory as a tensor of PyTorch.
+    /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
     }

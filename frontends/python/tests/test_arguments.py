@@ -1,7 +1,8 @@
-"""What callers may give wrongly: arguments, and tensors of any content by DLPack. Each is refused by its name."""
+"""Wrong arguments, and tensors of any content through DLPack. Each is refused by its name."""
 
 import ctypes
 import pathlib
+import tempfile
 import unittest
 
 import numpy as np
@@ -130,6 +131,55 @@ class Arguments(unittest.TestCase):
         for inputs in ({"x": 1}, [1], "x"):
             with self.subTest(inputs=inputs), self.assertRaisesRegex(symmc.InputError, "inputs: expected a list with a mapping"):
                 symmc.run(plan, inputs)
+
+    def test_slack_is_a_percentage(self):
+        program = symmc.from_text(SQUARE)
+        for percent in (0, 5, 100.0, 500):
+            symmc.compile(program, slack=percent)
+        with self.assertRaisesRegex(symmc.InputError, r"slack: expected a percentage, 0 or at least 1, found 0\.05: give 5 for 5 %"):
+            symmc.compile(program, slack=0.05)
+
+    def test_buckets_are_given_by_symbol_or_for_the_only_symbol(self):
+        one = symmc.from_text(SQUARE)
+        for buckets in ([8, 64], {"n": [8, 64]}):
+            self.assertIn("buckets 2", repr(symmc.compile(one, buckets=buckets)))
+        for value in ("8", 8, {"n": 8}, [None]):
+            with self.subTest(value=value), self.assertRaisesRegex(TypeError, "buckets: expected lists of sizes by the names of symbols"):
+                symmc.compile(one, buckets=value)
+        two = symmc.from_text(SQUARE.replace("symbol n", "symbol m in 1..=64\nsymbol n").replace("[n, 4]", "[n, m]"))
+        with self.assertRaisesRegex(symmc.InputError, r'the symbols m, n: expected lists of sizes by symbol, such as {"m": \[8, 64\]}'):
+            symmc.compile(two, buckets=[8, 64])
+
+    def test_groups_of_another_type_are_refused(self):
+        for value in ({"3": "0,1;2,3"}, [[0, 1]], {"3": [0, 1]}, "3=0,1"):
+            with self.subTest(value=value), self.assertRaisesRegex(TypeError, "groups: expected the lists of ranks.*found"):
+                symmc.open(__file__, groups=value)
+
+    def test_a_list_of_groups_is_no_group(self):
+        plan = symmc.compile(symmc.from_text(SQUARE))
+        with self.assertRaisesRegex(TypeError, "group: expected the group of one rank, found a list of 2"):
+            symmc.Session(plan, symmc.Group.threads(2))
+
+    def test_load_says_what_a_file_of_a_program_is(self):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content, text in [
+                ("model.pt2", b"PK\x03\x04", "model.pt2: this is a .pt2 archive; expected a plan"),
+                ("model.onnx", b"\x08\x0a", "model.onnx: this is an ONNX model; expected a plan"),
+                ("model.symm", SQUARE.encode(), "model.symm: this is a program as .symm text; expected a plan"),
+            ]:
+                path = pathlib.Path(folder, name)
+                path.write_bytes(content)
+                with self.assertRaisesRegex(symmc.InputError, text):
+                    symmc.load(path)
+
+    def test_only_public_names_are_listed(self):
+        self.assertLessEqual(set(dir(symmc)), {*symmc.__all__, "torch"})
+        self.assertLessEqual(set(symmc.__all__), set(dir(symmc)))
+
+    def test_runs_without_sizes_name_the_symbols(self):
+        with symmc.Session(symmc.compile(symmc.from_text(SQUARE)), symmc.Group.threads(1)[0]) as session:
+            with self.assertRaisesRegex(symmc.InputError, "the sizes of the program are not set: set n"):
+                session.run()
 
     def test_what_may_be_said_in_several_ways(self):
         program = symmc.from_text(SQUARE)

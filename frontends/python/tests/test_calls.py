@@ -130,12 +130,12 @@ class Calls(unittest.TestCase):
             session.launch((x,), [found], None)
         with self.assertRaisesRegex(symmc.InputError, "out: expected 1 tensors, found 0"):
             session.launch((x, x), [], None)
-        with self.assertRaisesRegex(symmc.InputError, r"out\.0: its elements"):
+        with self.assertRaisesRegex(symmc.InputError, r"out\.0: expected a contiguous tensor"):
             session.launch((x, x), [torch.empty(3, 2).t()], None)
         if HAS_TABLE:
             with self.assertRaisesRegex(symmc.InputError, r"in\.1: expected 24 bytes, found 12"):
                 session.launch((x, x[:1]), [found], None)
-            with self.assertRaisesRegex(symmc.InputError, r"in\.1: it does not say where it lies: .*meta"):
+            with self.assertRaisesRegex(symmc.InputError, r"in\.1: the tensor does not report its location: .*meta"):
                 session.launch((x, x.to("meta")), [found], None)
         session.set(n=0)
         self.assertIsNone(session.launch((x[:0], x[:0]), [found[:0]], None))

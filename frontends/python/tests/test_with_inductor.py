@@ -469,6 +469,17 @@ class Collectives(unittest.TestCase):
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
 class Passes(unittest.TestCase):
+    def test_a_pass_shows_its_options(self):
+        import symmc.torch
+        from symmc.torch import CollectivePass
+
+        self.assertEqual(repr(CollectivePass()), "CollectivePass()")
+        found = repr(CollectivePass(machine="h200x2", buckets=[8], timeout=5))
+        self.assertEqual(found, "CollectivePass(machine='h200x2', buckets=[8], timeout=5)")
+        with self.assertRaisesRegex(symmc.InputError, "option buckets of CollectivePass: expected a list of sizes"):
+            CollectivePass(buckets={"n": [8]})
+        self.assertEqual(dir(symmc.torch), sorted(symmc.torch.__all__))
+
     def test_are_told_apart_by_all_that_decides(self):
         from symmc.torch import CollectivePass
 

@@ -307,11 +307,11 @@ class Backend(unittest.TestCase):
     def test_options_are_checked(self):
         wrong = {
             "machine": [7, "h200", __file__],
-            "buckets": [4, [0], "8", [True], {"n": [8]}],
+            "buckets": [4, [0], "8", [True], {"n": 8}, {"n": [0]}, {8: [8]}],
             "bind": [7, 1.5, [1], {"x": 1}],
             "variants": [7, "pul", ["pull", 3], "pull,,ll"],
             "order": [7, "leanest", ["lean"], ""],
-            "slack": ["much", -1, float("nan"), float("inf"), True],
+            "slack": ["much", -1, 0.05, float("nan"), float("inf"), True],
             "memory_price": ["much", -0.5, float("nan"), False],
             "symm_limit": [0, -1, 1.5, 1 << 64, "1M"],
             "coalesce": [0, 1, "yes"],
@@ -338,7 +338,7 @@ class Backend(unittest.TestCase):
         self.assertLessEqual(own, {field.name for field in dataclasses.fields(Options)})
         given = {
             "machine": "h200x4", "buckets": [64], "bind": ["nothing", "arg0_1"], "variants": ["pull", "ll"], "order": "lean",
-            "slack": 0.5, "memory_price": 2, "symm_limit": 1 << 20, "coalesce": False, "numerics": "narrow",
+            "slack": 50, "memory_price": 2, "symm_limit": 1 << 20, "coalesce": False, "numerics": "narrow",
         }  # fmt: skip
         self.assertEqual(set(given), own)
         with mock.patch("symmc.compile", wraps=symmc.compile) as compile:
@@ -347,6 +347,14 @@ class Backend(unittest.TestCase):
             compiled(lambda x: x + 1, **dict.fromkeys(given), dynamic=True)(torch.ones(2))
             kept = {"buckets": {}, "bind": False, "coalesce": True, "numerics": "exact"}
             self.assertEqual(compile.call_args.kwargs, dict.fromkeys(given) | kept)
+        with mock.patch("symmc.compile", wraps=symmc.compile) as compile:
+            run = compiled(lambda x: x + 1, dynamic=True, buckets={"other": [3]})
+            with self.assertWarnsRegex(UserWarning, "option buckets: expected symbols of the graph, found other"):
+                run(torch.ones(5))
+            (symbol,) = compile.call_args.args[0].symbols
+            torch._dynamo.reset()
+            compiled(lambda x: x + 1, dynamic=True, buckets={symbol: [4]})(torch.ones(5))
+            self.assertEqual(compile.call_args.kwargs["buckets"][symbol][0], 4)
         with self.assertWarnsRegex(UserWarning, "option bind: expected arguments of the graph, found y, and the graph has arg0_1"):
             compiled(lambda x: x + 1, bind="y")(torch.ones(2))
 
@@ -600,7 +608,7 @@ torch.compile(lambda x: x * 3, backend="symmc", options={"report": "/dev/stdout"
             (symmc.from_exported, Model(), "expected a torch.export.ExportedProgram, found Model"),
             (symmc.from_fx, 5, "expected a torch.fx.GraphModule, found int"),
             (symmc.from_fx, traced, "node relu: expected ATen operators"),
-            (symmc.from_fx, bare, "input x: its value is not known"),
+            (symmc.from_fx, bare, "input x: expected its value in node.meta"),
         ]
         for function, given, text in cases:
             with self.subTest(text), self.assertRaisesRegex(symmc.InputError, text):

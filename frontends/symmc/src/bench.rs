@@ -1,4 +1,4 @@
-//! Measures collectives and programs on GPUs, and makes machine profiles of it.
+//! Measures collectives and programs on GPUs, and builds machine profiles from the measurements.
 
 use std::time::Duration;
 
@@ -24,11 +24,12 @@ use crate::measure_task::{CollectivesTask, ProgramTask};
 use crate::rank_task::RankTask;
 use crate::tune::tune_profile;
 
-/// Runs in one graph of the programs that a profile's computation is measured by.
+/// Runs per CUDA graph of the programs that measure a profile's computation.
 const RUNS: u32 = 3;
 
-/// Measures on so many ranks, each a process with a GPU; what each rank measured. `command` runs a rank with
-/// [`rank_on`](crate::run_rank_from_fd). `gpus` names the GPU of each rank; when empty, rank `r` takes GPU `r`.
+/// Measures collectives on `ranks` ranks, each a process with a GPU. Returns the measurements of each rank. `command` starts
+/// a rank and calls [`run_rank_from_fd`](crate::run_rank_from_fd). `gpus` names the GPU of each rank; if it is empty, rank `r`
+/// takes GPU `r`.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, or a rank failed.
@@ -54,17 +55,17 @@ pub fn measure_collectives(
     read_answers(&launch_ranks(launch, command, &task)?)
 }
 
-/// What each rank measured.
+/// Parses the measurements that each rank sent.
 fn read_answers<T: DeserializeOwned>(answers: &[String]) -> Result<Vec<T>, Error> {
-    let failure = |e| Error::new(ErrorKind::Run, format!("what ranks measured cannot be read: {e}"));
+    let failure = |e| Error::new(ErrorKind::Run, format!("the measurements of a rank cannot be read: {e}"));
     answers.iter().map(|text| serde_json::from_str(text).map_err(failure)).collect()
 }
 
-/// The profile of a machine from what its ranks measured; a point is the slowest rank's median, with the number of
-/// blocks, of those that were tried, for which that is least.
+/// Builds the profile of a machine from the measurements of its ranks. A point of a curve is the median of the slowest rank, at
+/// the number of blocks with the least such time.
 ///
-/// Times never fall with the size, and dropping an exit barrier never costs: where measurements say otherwise,
-/// which is noise, the larger size's time holds for the smaller, and the barrier costs nothing.
+/// The curves obey two rules, since measurements contain noise. Times never fall with the size: if they do, the smaller size
+/// takes the time of the larger one. Dropping an exit barrier is never slower: if it is, the barrier costs nothing.
 ///
 /// # Errors
 /// Nothing was measured.
@@ -96,8 +97,9 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
         }
         let named = CollectiveName::from_name(collective).zip(CollectiveVariant::from_name(variant));
         let (collective, variant) = named.ok_or_else(|| {
-            let message =
-                format!("a rank measured {collective} {variant}, which is no way to run a collective");
+            let message = format!(
+                "a rank measured {collective} {variant}, which is not a known collective and variant"
+            );
             Error::new(ErrorKind::Defect, message)
         })?;
         Ok(CollectiveCurve {
@@ -129,15 +131,16 @@ pub fn build_profile(name: &str, measured: &[Measurements], date: &str) -> Resul
     })
 }
 
-/// What a profile says of its numbers.
+/// The description of a profile's measurements.
 fn describe_measurement(ranks: u32, machine: &str, date: &str) -> String {
     format!(
         "{ranks} × {machine}, {date}. Medians of replays of a CUDA graph of ten calls, the slowest rank's."
     )
 }
 
-/// Measures how fast GPUs compute, and what collectives and computation take from each other, into a profile that has the
-/// curves of these GPUs. Each program is measured as [`measure_program`] does, in `replays` replays.
+/// Measures how fast GPUs compute, and how much collectives and computation slow each other down. `profile` has the curves of
+/// these GPUs; the result is the profile with these measurements added. Each program is measured as by [`measure_program`], in
+/// `replays` replays.
 pub fn measure_computation(
     profile: MachineProfile,
     ranks: u32,
@@ -159,17 +162,17 @@ pub fn measure_computation(
     tune_profile(profile, ranks, &measure)
 }
 
-/// Points of a curve with their spread.
+/// The points of a curve, with their spread.
 #[derive(Clone, Default)]
 struct CurvePoints {
     list: Vec<(u64, f64)>,
     spread: Vec<f64>,
-    /// One for each point, or none.
+    /// One for each point, or empty.
     blocks: Vec<u32>,
 }
 
 impl CurvePoints {
-    /// The slowest of the ranks' least, median and most times, unless the same bytes took less with other blocks.
+    /// Adds the times of the slowest rank, unless the same bytes took less time with another number of blocks.
     fn push(&mut self, bytes: usize, blocks: Option<u32>, times: impl Iterator<Item = [f64; 3]>) {
         let Some([least, median, most]) = times.max_by(|a, b| a[1].total_cmp(&b[1])) else { return };
         let round = |x: f64, digits: f64| (x * digits).round() / digits;
@@ -187,7 +190,7 @@ impl CurvePoints {
         self.blocks.extend(blocks);
     }
 
-    /// Takes a larger size's time where it is lower.
+    /// Lowers each time to that of the next larger size, if that is less.
     fn make_monotonic(&mut self) {
         for i in (1..self.list.len()).rev() {
             self.list[i - 1].1 = self.list[i - 1].1.min(self.list[i].1);
@@ -195,8 +198,8 @@ impl CurvePoints {
     }
 }
 
-/// Measures a plan on GPUs, on numbers drawn there; for each rank the least, median and most microseconds
-/// of one run.
+/// Measures a plan on GPUs, with inputs generated there. Returns for each rank the least, median and greatest time of one run,
+/// in microseconds.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, an op has no kernel for GPUs, or a rank failed.
@@ -208,7 +211,8 @@ pub fn measure_program(
     command: &RankCommand,
 ) -> Result<Vec<[f64; 3]>, Error> {
     let config = HostConfig { limit: Duration::from_secs(120), ..HostConfig::default() };
-    let (gpus, bench) = (gpus.clone(), bench.clone());
+    let gpus = gpus.clone();
+    let bench = bench.clone();
     let task = |plan| RankTask::MeasureProgram(ProgramTask { plan, gpus, bench });
     read_answers(&job::launch_plan_task(plan, bindings, &config, command, task)?)
 }
@@ -224,7 +228,7 @@ mod tests {
     use super::*;
     use crate::program::Program;
 
-    /// What a rank measured of one-shot all-reduces: bytes, blocks and the median.
+    /// The measurements of a rank for one-shot all-reduces, from bytes, blocks and the median.
     fn rank(cases: &[(usize, u32, f64)]) -> Measurements {
         let case = |&(bytes, blocks, us): &(usize, u32, f64)| MeasuredCollective {
             collective: "all_reduce".into(),
@@ -261,7 +265,8 @@ mod tests {
     fn the_blocks_of_a_profile_reach_the_kernels_call() {
         let mut profile = MachineProfile::builtin("h200x2").expect("built in");
         for curve in &mut profile.curves {
-            let (first, kernel) = (curve.points[0].0, !curve.variant.is_library());
+            let first = curve.points[0].0;
+            let kernel = !curve.variant.is_library();
             // One more for each point.
             curve.blocks = curve.points.iter().map(|p| 3 + (p.0 / first).ilog2()).collect();
             curve.blocks.retain(|_| kernel);

@@ -1,4 +1,4 @@
-//! How to compile.
+//! The options of a compilation.
 
 use std::collections::BTreeSet;
 
@@ -12,32 +12,33 @@ use crate::error::Error;
 use crate::program::Program;
 use crate::workload::find_symbol;
 
-/// How to compile: for the host of this machine, until a `with_…` says otherwise.
+/// The options of a compilation. The default compiles for the host of this machine; `with_…` methods change fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CompileConfig {
-    /// The machine that the choices are made for.
+    /// The machine for which choices are made.
     pub profile: MachineProfile,
-    /// Upper bounds that divide the range of a symbol. A symbol without any is divided where other variants become faster, and
-    /// where the machine has a kernel for several steps at small sizes only.
+    /// Upper bounds that divide the range of a symbol. A symbol without bounds is divided at the sizes at which other variants
+    /// become faster, and at which the machine has a kernel for several steps.
     pub buckets: Vec<BucketSpec>,
-    /// Which arguments their callers write straight into the symmetric arena.
+    /// The arguments that callers write directly into the symmetric arena.
     pub bind: ArgumentBinding,
-    /// The variants that collectives may run as, besides plain; `None` for all that the profile knows.
+    /// The variants that collectives may run as, in addition to plain. `None` allows all that the profile knows.
     pub variants: Option<Vec<CollectiveVariant>>,
-    /// How the steps are ordered.
+    /// The strategy that orders the steps.
     pub order: OrderStrategy,
-    /// How much more memory than the leanest order the chosen one may take at most to overlap communication with
-    /// computation, as a fraction.
+    /// The memory that may be spent to overlap communication with computation, as a fraction of the memory of the leanest
+    /// order: 0.05 allows 5 % more.
     pub slack: f64,
-    /// How many microseconds a run must become faster, by estimate, for each MiB of memory that overlap takes.
+    /// The price of memory: overlap must make a run faster by at least this many microseconds, by estimate, for each MiB that
+    /// it takes.
     pub memory_price: f64,
-    /// What the symmetric arena may take. The fastest plan that fits is taken: with exit barriers kept, without overlap, or with
-    /// variants that ask for less symmetric memory. It is an error if no plan fits.
+    /// The largest size of the symmetric arena, in bytes. The fastest plan that fits is taken: with exit barriers kept, without
+    /// overlap, or with variants that need less symmetric memory. It is an error if no plan fits.
     pub symm_limit: Option<u64>,
-    /// Whether several collectives may become one where a run is estimated to be faster for it; true by default.
+    /// Whether several collectives may be combined into one if a run is estimated to become faster; true by default.
     pub coalesce: bool,
-    /// The changes of rounding that the plan may make; exact by default.
+    /// The changes of rounding that the plan may make; [`Numerics::EXACT`] by default.
     pub numerics: Numerics,
 }
 
@@ -61,52 +62,52 @@ impl Default for CompileConfig {
 }
 
 impl CompileConfig {
-    /// Sets the machine that the choices are made for.
+    /// Sets the machine for which choices are made.
     pub fn with_profile(self, profile: MachineProfile) -> CompileConfig {
         CompileConfig { profile, ..self }
     }
 
-    /// Sets what divides the ranges of symbols.
+    /// Sets the buckets of symbols.
     pub fn with_buckets(self, buckets: impl IntoIterator<Item = BucketSpec>) -> CompileConfig {
         CompileConfig { buckets: buckets.into_iter().collect(), ..self }
     }
 
-    /// Sets which arguments their callers write straight into the symmetric arena.
+    /// Sets the arguments that callers write directly into the symmetric arena.
     pub fn with_bind(self, bind: ArgumentBinding) -> CompileConfig {
         CompileConfig { bind, ..self }
     }
 
-    /// Sets the variants that collectives may run as, besides plain.
+    /// Sets the variants that collectives may run as, in addition to plain. `None` allows all that the profile knows.
     pub fn with_variants(self, variants: impl Into<Option<Vec<CollectiveVariant>>>) -> CompileConfig {
         CompileConfig { variants: variants.into(), ..self }
     }
 
-    /// Sets how the steps are ordered.
+    /// Sets the strategy that orders the steps.
     pub fn with_order(self, order: OrderStrategy) -> CompileConfig {
         CompileConfig { order, ..self }
     }
 
-    /// Sets how much more memory overlap may take at most, as a fraction of that of the leanest order.
+    /// Sets the memory that overlap may take, as a fraction of the memory of the leanest order: 0.05 allows 5 % more.
     pub fn with_slack(self, slack: f64) -> CompileConfig {
         CompileConfig { slack, ..self }
     }
 
-    /// Sets how many microseconds a run must become faster for each MiB of memory that overlap takes.
+    /// Sets the microseconds by which a run must become faster for each MiB of memory that overlap takes.
     pub fn with_memory_price(self, memory_price: f64) -> CompileConfig {
         CompileConfig { memory_price, ..self }
     }
 
-    /// Sets the bytes that the symmetric arena may take.
+    /// Sets the largest size of the symmetric arena, in bytes. `None` removes the limit.
     pub fn with_symm_limit(self, symm_limit: impl Into<Option<u64>>) -> CompileConfig {
         CompileConfig { symm_limit: symm_limit.into(), ..self }
     }
 
-    /// Sets whether several collectives may become one.
+    /// Sets whether several collectives may be combined into one.
     pub fn with_coalesce(self, coalesce: bool) -> CompileConfig {
         CompileConfig { coalesce, ..self }
     }
 
-    /// Sets which changes of rounding the plan may make.
+    /// Sets the changes of rounding that the plan may make.
     pub fn with_numerics(self, numerics: impl Into<Numerics>) -> CompileConfig {
         CompileConfig { numerics: numerics.into(), ..self }
     }
@@ -116,7 +117,7 @@ impl CompileConfig {
     /// The options of the driver, with names resolved in a program.
     ///
     /// # Errors
-    /// The program has no symbol or argument of a name, or buckets of a symbol are given twice.
+    /// The program has no symbol or argument of a given name, or the buckets of a symbol are given twice.
     pub(crate) fn resolve_options(&self, program: &Program) -> Result<CompileOptions, Error> {
         Ok(CompileOptions {
             profile: self.profile.clone(),
@@ -134,7 +135,7 @@ impl CompileConfig {
     }
 }
 
-/// The upper bounds of buckets by the symbols that they divide.
+/// The upper bounds of buckets, by the symbols that they divide.
 fn resolve_buckets(graph: &Graph, specs: &[BucketSpec]) -> Result<IndexMap<SymbolId, Vec<i64>>, Error> {
     let mut upper = IndexMap::new();
     for spec in specs {
@@ -145,7 +146,7 @@ fn resolve_buckets(graph: &Graph, specs: &[BucketSpec]) -> Result<IndexMap<Symbo
     Ok(upper)
 }
 
-/// The arguments that are bound.
+/// The arguments that callers write directly into the symmetric arena.
 fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTreeSet<InputId>, Error> {
     let arguments = || graph.inputs.iter().filter(|(_, i)| i.kind == InputKind::Argument);
     let resolve = |name: &String| {
@@ -158,8 +159,8 @@ fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTre
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
         Err(Error::invalid_request(match found {
             Some(_) => format!(
-                "{name} is no argument: what is not written between runs lies in symmetric memory wherever a collective \
-                 needs it there; the program has the arguments: {known}"
+                "{name} is not an argument: only arguments are bound, since other values are in symmetric memory wherever a \
+                 collective needs it; the arguments of the program are: {known}"
             ),
             None => format!("the program has no argument {name}; it has: {known}"),
         }))
@@ -171,31 +172,31 @@ fn resolve_bound_arguments(graph: &Graph, bind: &ArgumentBinding) -> Result<BTre
     }
 }
 
-/// The buckets of one symbol.
+/// The buckets of one symbol: ranges of its values, each with a plan for its sizes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct BucketSpec {
-    /// The name of the symbol.
+    /// The name of the symbol in the program.
     pub symbol: String,
-    /// The largest value of each bucket, ascending.
+    /// The largest value of each bucket, in ascending order.
     pub upper: Vec<i64>,
 }
 
 impl BucketSpec {
-    /// The buckets of a symbol by the largest value of each, ascending.
+    /// The buckets of a symbol. `upper` is the largest value of each, in ascending order.
     pub fn new(symbol: impl Into<String>, upper: impl Into<Vec<i64>>) -> BucketSpec {
         BucketSpec { symbol: symbol.into(), upper: upper.into() }
     }
 }
 
-/// Which arguments are bound.
+/// The arguments that callers write directly into the symmetric arena.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ArgumentBinding {
-    /// None: an argument that must be symmetric is copied.
+    /// No argument: one that a collective needs in symmetric memory is copied there.
     None,
-    /// All that must be symmetric.
+    /// All arguments that a collective needs in symmetric memory.
     All,
-    /// Those of these names.
+    /// The arguments of these names.
     Named(Vec<String>),
 }

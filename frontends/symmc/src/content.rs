@@ -1,7 +1,7 @@
-//! Digests of what ranks read: files of tensors, and weights that came with a program.
+//! Digests of the data that ranks read: files of tensors, and weights that came with a program.
 //!
-//! SHA-256 of pieces, on all cores, then of their digests. What the digest covers is read by position, not through a
-//! mapping, so that a file that is shortened meanwhile is an error.
+//! A digest is SHA-256 over the SHA-256 of fixed pieces, which are hashed on all cores. Files are read by position, not
+//! through a mapping, so that a file that another process shortens gives an error.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,7 +14,7 @@ use symmc_support::{Backing, MappedFile, parallel};
 
 use crate::weights::Weights;
 
-/// The bytes of a piece.
+/// The bytes of one piece.
 const PIECE: usize = 8 << 20;
 
 /// A file of tensors.
@@ -36,7 +36,7 @@ impl TermContent for FileContent {
 pub(crate) struct WeightContent(pub Weights);
 
 impl TermContent for WeightContent {
-    /// Where all data lie in files, those files; else the digest.
+    /// The identities of the files and the range of each tensor, if files hold all data. Otherwise the digest.
     fn identity(&self) -> io::Result<String> {
         let mut files: BTreeMap<String, ()> = BTreeMap::new();
         let mut hash = Sha256::new();
@@ -74,12 +74,12 @@ impl WeightContent {
     }
 }
 
-/// Name and type of a tensor.
+/// Hashes the name and the type of a tensor.
 fn hash_tensor_header(hash: &mut Sha256, name: &str, tensor: &Tensor) {
     hash.update(format!("{}:{name} {}{:?} ", name.len(), tensor.dtype(), tensor.shape()));
 }
 
-/// Bytes in memory.
+/// Bytes in memory, as a backing.
 struct SliceBacking<'a>(&'a [u8]);
 
 impl Backing for SliceBacking<'_> {
@@ -88,7 +88,7 @@ impl Backing for SliceBacking<'_> {
     }
 }
 
-/// Adds so many bytes from `start` on.
+/// Hashes `len` bytes from `start`.
 fn hash_range(hash: &mut Sha256, source: &dyn Backing, start: usize, len: usize) -> io::Result<()> {
     let pieces: Vec<usize> = (0..len.div_ceil(PIECE)).collect();
     let digest = |piece: usize| {

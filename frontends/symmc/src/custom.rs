@@ -1,4 +1,4 @@
-//! Kernels of custom ops, as an embedder registers them, and this program as the command of rank processes.
+//! Kernels of custom ops that an embedder registers, and rank processes that run the embedder's own program.
 //!
 //! ```no_run
 //! use symmc::custom::{CustomError, CustomKernelRegistry, KernelSignature};
@@ -30,39 +30,39 @@ use crate::error::Error;
 use crate::rank_task::RankTask;
 use crate::run::Backend;
 
-/// The argument that makes a program that calls [`rank_main`] a rank.
+/// The argument by which [`rank_main`] recognises the process of a rank.
 const RANK: &str = "--symmc-rank";
 
-/// Whether every op of a plan has a kernel on the host.
+/// Checks that every op of a plan has a kernel on the host.
 ///
 /// # Errors
-/// The first that has none, or one of another signature.
+/// The first op that has no kernel, or whose kernel has another signature.
 pub fn check_kernels(plan: &CheckedPlan, kernels: &CustomKernelRegistry) -> Result<(), Error> {
     Ok(expect_kernels(plan, kernels)?)
 }
 
 impl Backend {
-    /// One process per rank, each of them this program, whose `main` begins with [`rank_main`].
+    /// One process per rank. Each runs this program, whose `main` must begin with [`rank_main`].
     ///
     /// # Errors
-    /// The system does not say where this program is.
+    /// The system does not give the path of this program.
     pub fn this_program() -> Result<Backend, Error> {
         let program = std::env::current_exe().map_err(|e| Error::io("this program".as_ref(), e))?;
         Ok(Backend::Processes(RankCommand { program, args: vec![RANK.into()] }))
     }
 }
 
-/// Runs the rank whose control socket has this descriptor, with these kernels for custom ops, and ends when its run has:
-/// what the command of a rank does with the number that is its last argument.
+/// Runs the rank that is controlled through the socket with descriptor `fd`, with these kernels of custom ops. Returns when
+/// the run has ended. The command of a rank process calls this with the number that is its last argument.
 ///
 /// # Errors
-/// The descriptor is not that of such a socket. What ends the run itself is reported to who started it.
+/// The descriptor is not that of a control socket. A failure of the run itself is reported to the process that started it.
 pub fn run_rank_from_fd(fd: i32, kernels: &CustomKernelRegistry) -> Result<(), Error> {
     Ok(symmc_control::rank_main(fd, |rank| rank.receive_task::<RankTask>()?.perform(rank, kernels))?)
 }
 
-/// Runs a rank, with these kernels for custom ops, if this process was started as one by
-/// [`Backend::this_program`]: the code to exit with, when the run has ended. `None` in any other process.
+/// Runs a rank, with these kernels of custom ops, if [`Backend::this_program`] started this process. Returns the exit code when
+/// the run has ended, and `None` in any other process.
 ///
 /// A program that runs plans on processes of its own calls this first in its `main`, before it writes, reads or
 /// starts anything: the process of a rank exists for its rank only.

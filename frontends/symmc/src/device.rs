@@ -1,4 +1,5 @@
-//! The devices that run plans, in jobs and in sessions: the CPU, or GPUs. Everything that the facade knows of a backend is here.
+//! The devices that run plans, in jobs and in sessions: the CPU, or GPUs. All code of the facade that depends on a backend is
+//! here.
 
 use serde::{Deserialize, Serialize};
 #[cfg(feature = "cuda")]
@@ -14,20 +15,21 @@ use symmc_runtime::job::{SessionRequest, open_on_host};
 use symmc_runtime::session::{DeviceSession, MemoryUsage};
 use symmc_runtime::{CustomKernelRegistry, RunError};
 
-/// What runs a plan on each rank.
+/// The device that runs a plan on each rank.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RunDevice {
     /// The CPU of this machine.
     #[default]
     Host,
-    /// GPUs.
+    /// GPUs, one for each rank.
     #[cfg(feature = "cuda")]
     Gpus(CudaConfig),
 }
 
 impl RunDevice {
-    /// Whether it runs every node of a plan, with these kernels of custom ops. No rank refuses a plan that is accepted here.
+    /// Checks that the device runs every node of a plan, with these kernels of custom ops. No rank rejects a plan that is
+    /// accepted here.
     pub(crate) fn check_support(
         &self,
         plan: &ParsedPlan,
@@ -40,7 +42,7 @@ impl RunDevice {
         }
     }
 
-    /// Opens the session of a rank of a job.
+    /// Opens the session of one rank of a job.
     pub(crate) fn open_session(
         &self,
         request: &SessionRequest<'_>,
@@ -83,7 +85,7 @@ impl SessionDevice {
         }
     }
 
-    /// Opens the session of a rank of a group.
+    /// Opens the session of one rank of a group.
     pub(crate) fn open_session(
         &self,
         plan: &CheckedPlan,

@@ -1,9 +1,8 @@
 //! The one error type of the API.
 //!
-//! An [`Error`] has a kind, which says who is to blame and decides what a command's exit code is, a text that names the
-//! thing, what was found and what was expected, and, as far as they are known, the rank at fault, the rank that reported it,
-//! the step, the node and the op.
-//! What it came from is its [source](std::error::Error::source); the text holds that already.
+//! An [`Error`] has a kind, which says what is at fault and from which a command chooses its exit code. Its text names the
+//! thing, what was found and what was expected. As far as they are known it also holds the rank at fault, the rank that
+//! reported the error, the step, the node and the op. The text of the [source](std::error::Error::source) is part of its text.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -21,31 +20,31 @@ use symmc_runtime::custom::ValueMismatch;
 use symmc_runtime::{DataFault, RunError};
 use thiserror::Error as ThisError;
 
-/// What sort of thing went wrong.
+/// The kind of an [`Error`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// What was given is not what it should be: a file, an option, a tensor, the size of a symbol.
+    /// An input is invalid: a file, an option, a tensor, the size of a symbol.
     Input,
-    /// What was given is sound, but this build, this backend or this machine has nothing that plans or runs it.
+    /// The input is valid, but this build, this backend or this machine cannot plan or run it.
     Unsupported,
-    /// More memory, threads or files are needed than a limit or the system gives.
+    /// More memory, threads or files are needed than a limit or the system allows.
     Resources,
-    /// The ranks of one run were started for different things: plans, versions, inputs.
+    /// The ranks of one run were started with different plans, versions or inputs.
     Disagreement,
     /// A plan is not proved safe, or computes something else than its source.
     Check,
     /// A step failed, or the system refused something that a run needs.
     Run,
-    /// A rank died, did not come or made no progress.
+    /// A rank died, did not join or made no progress.
     Peer,
-    /// A fault of symmc itself, whatever the input.
+    /// A defect of symmc itself, whatever the input.
     Defect,
 }
 
 impl ErrorKind {
-    /// Whether what was asked for is to blame, in contrast to a check or a run that failed: another request can do, the
-    /// same one cannot.
+    /// Whether the request is at fault, in contrast to a check or a run that failed. A different request may succeed; the same
+    /// one fails again.
     pub fn is_bad_input(self) -> bool {
         match self {
             ErrorKind::Input | ErrorKind::Unsupported | ErrorKind::Resources | ErrorKind::Disagreement => {
@@ -56,10 +55,10 @@ impl ErrorKind {
     }
 }
 
-/// What went wrong. The message names the thing, what was found and what was expected.
+/// The error of all functions of this crate. The message names the thing, what was found and what was expected.
 pub struct Error(Box<ErrorCause>);
 
-/// What an [`Error`] is made of.
+/// The cause of an [`Error`].
 #[derive(Debug, ThisError)]
 enum ErrorCause {
     /// A file could not be read or written.
@@ -68,7 +67,7 @@ enum ErrorCause {
     /// A file is not what it should be.
     #[error("{}: {message}", path.display())]
     Format { path: PathBuf, message: String, cause: Option<Box<dyn StdError + Send + Sync>> },
-    /// Said in words.
+    /// An error that only its message describes.
     #[error("{message}")]
     Message { kind: ErrorKind, message: String },
     /// The program cannot be compiled.
@@ -96,18 +95,18 @@ fn format_findings(findings: &[String]) -> String {
     findings.iter().map(|e| format!("  - {e}")).collect::<Vec<_>>().join("\n")
 }
 
-/// A number of ranks in words.
+/// A number of ranks with its noun: `1 rank`, `4 ranks`.
 pub(crate) fn format_rank_count(n: u32) -> String {
     if n == 1 { "1 rank".into() } else { format!("{n} ranks") }
 }
 
 impl Error {
-    /// An error in the caller's own words, as functions that a caller lends to symmc return.
+    /// An error with the caller's own message, for callbacks that return errors to symmc.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error::from_cause(ErrorCause::Message { kind, message: message.into() })
     }
 
-    /// What sort of thing went wrong.
+    /// The kind, which says what is at fault.
     pub fn kind(&self) -> ErrorKind {
         match &*self.0 {
             ErrorCause::Io { cause, .. } => io_error_kind(cause),
@@ -120,12 +119,12 @@ impl Error {
         }
     }
 
-    /// Whether the caller's input is to blame, as [`ErrorKind::is_bad_input`].
+    /// Whether the request is at fault: [`ErrorKind::is_bad_input`] of its kind.
     pub fn is_bad_input(&self) -> bool {
         self.kind().is_bad_input()
     }
 
-    /// The file that it is about.
+    /// The file that the error is about.
     pub fn path(&self) -> Option<&Path> {
         match &*self.0 {
             ErrorCause::Io { path, .. } | ErrorCause::Format { path, .. } => Some(path),
@@ -133,13 +132,13 @@ impl Error {
         }
     }
 
-    /// The rank at fault: the one that failed, died, stopped, left, did not come, or differs from the others. Never a rank
-    /// that only waited.
+    /// The rank at fault: the one that failed, died, stopped, left, did not join, or differs from the others. It is never a
+    /// rank that only waited.
     pub fn culprit(&self) -> Option<u32> {
         self.location().culprit
     }
 
-    /// The rank that noticed it. An error has the same culprit and reporter on every rank.
+    /// The rank that noticed the error. An error has the same culprit and reporter on every rank.
     pub fn reporter(&self) -> Option<u32> {
         self.location().reporter
     }
@@ -154,7 +153,7 @@ impl Error {
         self.location().step
     }
 
-    /// The node: the name of its first result, or of the value that it is about.
+    /// The node: the name of its first result, or of the value that the error is about.
     pub fn node(&self) -> Option<&str> {
         self.location().node
     }
@@ -164,8 +163,8 @@ impl Error {
         self.location().op
     }
 
-    /// The symbols of an imported program that it may be about, by their names in the file: an operator does not fit their
-    /// ranges, or it would if some were equal.
+    /// The symbols of an imported program whose ranges may be the cause, by their names in the file: an operator does not fit
+    /// their ranges, or would fit if some of them were equal.
     pub fn symbols(&self) -> &[String] {
         let ErrorCause::Format { cause: Some(_cause), .. } = &*self.0 else { return &[] };
         #[cfg(feature = "torch")]
@@ -188,8 +187,8 @@ impl Error {
         Vec::new()
     }
 
-    /// How to state the members of the [`unknown_groups`](Self::unknown_groups), in the syntax of a frontend. Empty for other
-    /// errors; else it begins with a separator.
+    /// A hint how to state the members of the [`unknown_groups`](Self::unknown_groups), in the syntax of a frontend. It begins
+    /// with a separator. It is empty for other errors.
     pub fn group_hint(&self, syntax: &GroupSyntax) -> String {
         let groups = self.unknown_groups();
         let [first, ..] = groups.as_slice() else { return String::new() };
@@ -199,14 +198,14 @@ impl Error {
         format!("; give the ranks of each cell, such as {}{all}", (syntax.entries)(&entries))
     }
 
-    /// The error of the importer of `.pt2`, if that is the cause.
+    /// The error of the importer of `.pt2` files, if it is the cause.
     #[cfg(feature = "torch")]
     fn torch_error(&self) -> Option<&symmc_torch::ImportError> {
         let ErrorCause::Format { cause: Some(cause), .. } = &*self.0 else { return None };
         cause.downcast_ref()
     }
 
-    /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises, too.
+    /// Whether an operator of an imported program has operands of dtypes for which PyTorch raises an error, too.
     pub fn is_dtype_error(&self) -> bool {
         #[cfg(feature = "torch")]
         return self.torch_error().is_some_and(symmc_torch::ImportError::is_dtype_error);
@@ -214,8 +213,8 @@ impl Error {
         false
     }
 
-    /// The fault in the data or the sizes of a run, if the run failed because of it. Such a run ended the session on all ranks;
-    /// they may open another one together.
+    /// The fault in the data or the sizes of a run, if the run failed because of one. Such a run ended the session on all
+    /// ranks; they can open another one together.
     pub fn data_fault(&self) -> Option<DataFault> {
         let ErrorCause::Run(error) = &*self.0 else { return None };
         match error.cause() {
@@ -225,7 +224,7 @@ impl Error {
         }
     }
 
-    /// What the check of a plan, or its comparison with its source, found, one text each.
+    /// The findings of the check of a plan, or the differences from its source, one text each.
     pub fn findings(&self) -> &[String] {
         match &*self.0 {
             ErrorCause::Check(findings) | ErrorCause::Source(findings) => findings,
@@ -234,7 +233,7 @@ impl Error {
         }
     }
 
-    /// The plan that symmc made and that does not check: for a report, not to be run.
+    /// The plan that symmc made and that failed the check: for a report, not to be run.
     pub fn plan(&self) -> Option<&Plan> {
         match &*self.0 {
             ErrorCause::Driver { cause: DriverError::Unsafe { plan, .. }, .. } => Some(plan),
@@ -242,7 +241,7 @@ impl Error {
         }
     }
 
-    /// Whether an op lacks a kernel that its embedder registers.
+    /// Whether an op has no kernel, and an embedder could register one.
     pub fn is_missing_kernel(&self) -> bool {
         match &*self.0 {
             ErrorCause::Run(error) => match error.cause() {
@@ -278,7 +277,7 @@ impl Error {
         Error::from_cause(ErrorCause::Io { path: path.to_path_buf(), cause })
     }
 
-    /// A file that is not what it should be.
+    /// A file whose content is not as expected.
     pub(crate) fn format(path: &Path, message: impl ToString) -> Error {
         Error::from_cause(ErrorCause::Format {
             path: path.to_path_buf(),
@@ -287,7 +286,7 @@ impl Error {
         })
     }
 
-    /// The same, as something that read it says.
+    /// As [`format`](Self::format), with the error of the reader as source.
     pub(crate) fn format_with_cause(
         path: &Path,
         message: impl ToString,
@@ -300,7 +299,7 @@ impl Error {
     /// A program that the driver cannot compile.
     pub(crate) fn driver(program: &str, cause: impl Into<DriverError>) -> Error {
         match cause.into() {
-            // Options are the caller's, not the program's.
+            // Options come from the caller, so the message does not begin with the program.
             cause @ (DriverError::OpenRanks | DriverError::Option(_)) => {
                 Error::invalid_request(cause.to_string())
             }
@@ -308,7 +307,7 @@ impl Error {
         }
     }
 
-    /// What the check found in a plan of the caller's.
+    /// The findings of the check in a plan that the caller gave.
     pub(crate) fn unsafe_plan(findings: Vec<String>) -> Error {
         Error::from_cause(ErrorCause::Check(findings))
     }
@@ -317,14 +316,14 @@ impl Error {
         Error::from_cause(ErrorCause::Interpreter(cause))
     }
 
-    /// How a plan differs from its source.
+    /// The differences between a plan and its source.
     pub(crate) fn differs_from_source(differences: Vec<String>) -> Error {
         Error::from_cause(ErrorCause::Source(differences))
     }
 }
 
 impl fmt::Display for Error {
-    /// The text may quote untrusted files, so it is made [`escape_message`].
+    /// The text may quote untrusted files, so control characters are escaped ([`escape_message`]).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&escape_message(&self.0.to_string()))
     }
@@ -357,7 +356,7 @@ impl From<RunError> for Error {
     }
 }
 
-/// Where in a run or a program something is, as far as it is known.
+/// The position of an error in a run or a program, as far as it is known.
 #[derive(Clone, Copy, Default)]
 struct ErrorLocation<'e> {
     culprit: Option<u32>,
@@ -461,7 +460,7 @@ fn driver_error_kind(error: &DriverError) -> ErrorKind {
     }
 }
 
-/// What a pass finds before its work is the caller's, what it finds after it is its own.
+/// A program that is invalid before a pass is the caller's fault; one that is invalid after the pass is a defect.
 fn pass_error_kind(error: &PassError) -> ErrorKind {
     match error {
         PassError::Internal(_) | PassError::Invalid { when: "after", .. } => ErrorKind::Defect,
@@ -472,7 +471,7 @@ fn pass_error_kind(error: &PassError) -> ErrorKind {
     }
 }
 
-/// Buckets, variants and alignments that the planner finds unsound were made on the way to it.
+/// Buckets, variants and alignments that the planner finds unsound were made by earlier stages of symmc: they are defects.
 fn planner_error_kind(error: &PlanError) -> ErrorKind {
     match error {
         PlanError::OpenRanks { .. } | PlanError::WrongVariant { .. } => ErrorKind::Input,
@@ -546,7 +545,9 @@ mod tests {
             let error = Error::driver("p", cause);
             assert_eq!((error.kind(), error.to_string()), (kind, text));
         }
-        let (node, op, arena) = (|| "y".to_string(), "all_reduce", "symmetric");
+        let node = || "y".to_string();
+        let op = "all_reduce";
+        let arena = "symmetric";
         let plans = [
             (PlanError::NoBucket, ErrorKind::Defect, None),
             (PlanError::Overlap { first: 0, second: 1, example: "n=1".into() }, ErrorKind::Defect, None),
@@ -573,30 +574,30 @@ mod tests {
     }
 }
 
-/// A group of a program whose members are not known.
+/// A group of a program whose members the file does not state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownGroup {
-    /// Its name in the program.
+    /// The name of the group in the program.
     pub name: String,
-    /// Example cells: lists of ranks of the size of the group.
+    /// Example cells: lists of ranks, each of the size of the group.
     pub example: Vec<Vec<u32>>,
-    /// The number of ranks with which it would be the group of all ranks, if the number of ranks is not known.
+    /// If the number of ranks is not fixed: the number with which this would be the group of all ranks.
     pub all_ranks: Option<u32>,
 }
 
-/// How the callers of a frontend state the members of groups.
+/// The syntax in which users of a frontend state the members of groups.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupSyntax {
-    /// A group with its example cells.
+    /// Formats one group with its example cells.
     pub entry: fn(&UnknownGroup) -> String,
-    /// All groups.
+    /// Joins the formatted groups.
     pub entries: fn(&[String]) -> String,
-    /// The number of ranks.
+    /// Formats the number of ranks.
     pub ranks: fn(u32) -> String,
 }
 
-/// The groups that an archive does not describe.
+/// The groups whose members an archive does not state.
 #[cfg(feature = "torch")]
 fn unknown_groups(error: &symmc_torch::ImportError) -> Vec<UnknownGroup> {
     let symmc_torch::ImportError::Undescribed { groups, ranks } = error else { return Vec::new() };
@@ -609,7 +610,7 @@ fn unknown_groups(error: &symmc_torch::ImportError) -> Vec<UnknownGroup> {
     groups.iter().map(unknown).collect()
 }
 
-/// Cells of one size; two cells where the number of ranks is not known.
+/// Example cells of one size: two cells if the number of ranks is not known.
 #[cfg(feature = "torch")]
 fn example_cells(size: Option<u32>, ranks: Option<u32>) -> Vec<Vec<u32>> {
     const SHOWN: u32 = 16;

@@ -1,4 +1,4 @@
-//! The estimated time of a plan, by the driver.
+//! Estimates of the time of plans, by the driver.
 
 use symmc_check::CheckedPlan;
 use symmc_ir::SymbolBindings;
@@ -9,15 +9,15 @@ use crate::config::CompileConfig;
 use crate::error::Error;
 use crate::program::Program;
 
-/// The estimated time of a run of each bucket of a plan, at the upper ends of the bucket's ranges.
+/// Estimates the time of one run for each bucket of a plan, at the upper ends of the bucket's ranges. Times are in microseconds.
 ///
 /// # Errors
-/// A program of the plan cannot be read, which is a defect: the plan was checked.
+/// A program of the plan cannot be read, which is a defect, since the plan was checked.
 pub fn estimate(plan: &CheckedPlan, profile: &MachineProfile) -> Result<Vec<BucketEstimate>, Error> {
     symmc_driver::estimate(plan, profile).map_err(|e| Error::driver(&plan.source.name, e))
 }
 
-/// The estimated time of a run of a plan at some sizes, of the bucket that serves them.
+/// Estimates the time of one run of a plan at these sizes, with the bucket that serves them. Times are in microseconds.
 ///
 /// # Errors
 /// A symbol has no value, no bucket serves the sizes, or a program of the plan cannot be read, which is a defect.
@@ -29,8 +29,8 @@ pub fn estimate_at(
     symmc_driver::estimate_at(plan, profile, sizes).map_err(|e| Error::driver(&plan.source.name, e))
 }
 
-/// The estimated time of a run of each bucket of the same program, planned with plain collectives alone for the same buckets, in
-/// microseconds; none for a bucket whose ranges are not those of the program's symbols.
+/// Plans the same program for the same buckets with plain collectives only, and estimates the time of one run for each bucket in
+/// microseconds. `None` stands for a bucket whose ranges are not those of the program's symbols.
 ///
 /// # Errors
 /// As [`compile`](crate::compile).

@@ -1,4 +1,4 @@
-//! Files as a whole, with what they should be for the message where they are not.
+//! Reads whole files. Callers pass the expected content as text, for messages about other content.
 
 use std::fs::File;
 use std::io::Read;
@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 
 use crate::error::Error;
 
-/// The most that is read of a device or a pipe, which may have no end, in bytes.
+/// The most bytes that are read from a device or a pipe, which may have no end.
 const MAX_STREAM_BYTES: u64 = 1 << 30;
 
-/// The bytes of a file that should be `expected`.
+/// The bytes of a file. `expected` describes its content in messages.
 ///
 /// # Errors
-/// It cannot be read, or is a folder.
+/// The file cannot be read, or is a folder.
 pub(crate) fn read_file(path: &Path, expected: &str) -> Result<Vec<u8>, Error> {
     let (bytes, file) = read_head(path, expected)?;
     read_rest(path, bytes, file)
 }
 
-/// The first two bytes of a file that should be `expected`, or as many as it has, and the file to [`read_on`].
+/// The first two bytes of a file, or fewer if it is shorter, and the open file for [`read_rest`].
 ///
 /// # Errors
-/// As [`read`].
+/// As [`read_file`].
 pub(crate) fn read_head(path: &Path, expected: &str) -> Result<(Vec<u8>, File), Error> {
     if path.is_dir() {
         return Err(Error::format(path, format!("this is a folder; expected {expected}")));
@@ -36,10 +36,10 @@ pub(crate) fn read_head(path: &Path, expected: &str) -> Result<(Vec<u8>, File), 
     Ok((bytes, file))
 }
 
-/// All of a file, of which `bytes` were read.
+/// All bytes of a file, of which `bytes` have been read already.
 ///
 /// # Errors
-/// It cannot be read.
+/// The file cannot be read.
 pub(crate) fn read_rest(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Result<Vec<u8>, Error> {
     let is_file = file.metadata().is_ok_and(|found| found.is_file());
     let most = if is_file { u64::MAX } else { MAX_STREAM_BYTES };
@@ -54,22 +54,23 @@ pub(crate) fn read_rest(path: &Path, mut bytes: Vec<u8>, mut file: File) -> Resu
     Ok(bytes)
 }
 
-/// The text of a file that should be `expected`, without the mark that some editors put in front of UTF-8.
+/// The text of a file, without the byte order mark that some editors write before UTF-8. `expected` describes its content in
+/// messages.
 ///
 /// # Errors
-/// It is not UTF-8.
+/// The file is not UTF-8.
 pub(crate) fn decode_utf8(path: &Path, bytes: Vec<u8>, expected: &str) -> Result<String, Error> {
     let text = String::from_utf8(bytes)
         .map_err(|_| Error::format(path, format!("the file is not UTF-8 text; expected {expected}")))?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
-/// Whether a path names what gives bytes once: a device, a pipe or a socket.
+/// Whether the bytes at a path can be read only once: it is a device, a pipe or a socket.
 pub(crate) fn is_stream(path: &Path) -> bool {
     path.metadata().is_ok_and(|kind| !kind.is_file() && !kind.is_dir())
 }
 
-/// The tensors recorded beside a program, if there is a file of them.
+/// The tensors recorded next to a program, if there is such a file.
 pub(crate) fn find_recorded_tensors(path: &Path) -> Option<PathBuf> {
     Some(path.with_extension("safetensors")).filter(|p| p.is_file())
 }

@@ -1,4 +1,4 @@
-//! The stable Rust API of symmc: programs with communication become plans that are proved safe, and run.
+//! The stable Rust API of symmc: it compiles programs with communication into plans, proves the plans safe, and runs them.
 //!
 //! ```no_run
 //! use symmc::{Backend, CompileConfig, OpenOptions, Program, RunConfig, TensorFile, Workload};
@@ -14,20 +14,22 @@
 //! ```
 //!
 //! # From a file to outputs
-//! A [`Program`] is opened from a `.pt2`, `.onnx` or `.symm` file ([`Program::open_files`] takes the files of all ranks), or
-//! made from text ([`Program::from_text`]). [`compile`] makes a [`Plan`] of it and proves that safe; [`into_checked_plan`] proves a plan
-//! from a file safe ([`read_plan`]). [`run`] executes the [`CheckedPlan`] on a [`Backend`], [`run_joined`] this process's
-//! rank among those that another launcher started. A [`Workload`] is what a run needs besides: the values of the symbols
-//! and the inputs of every rank. Kernels of [`mod@custom`] ops are registered and given with the [`RunConfig`].
+//! 1. [`Program::open`] reads a `.pt2`, `.onnx` or `.symm` file. [`Program::open_files`] reads the files of all ranks, and
+//!    [`Program::from_text`] parses text.
+//! 2. [`compile`] makes a [`CheckedPlan`]: a [`Plan`] that was proved safe. [`into_checked_plan`] proves a plan that was read
+//!    from a file ([`read_plan`]).
+//! 3. A [`Workload`] holds the other things that a run needs: the values of the symbols and the inputs of every rank.
+//! 4. [`run`] executes the plan on a [`Backend`]. [`run_joined`] executes one rank of it, in a process that another launcher
+//!    started. Kernels of [`mod@custom`] ops are registered in the [`RunConfig`].
 //!
 //! # Sessions
-//! A [`Session`] is one rank of a plan that stays: engines open it once, share the memory of weights, caches, inputs and
+//! A [`Session`] is one rank of a plan that stays open. Engines open it once, share the memory of weights, caches, inputs and
 //! outputs with it, set sizes, and start runs. The ranks of a [`Group`] open it together, on the host or each on a GPU
 //! (`SessionConfig::with_gpu`).
 //!
 //! # Configurations
-//! [`OpenOptions`], [`CompileConfig`], [`DrawConfig`], [`RunConfig`] and [`SessionConfig`] grow with the versions: begin with their `default()` and set what
-//! is to differ by `with_…` methods, each named for the field that it sets.
+//! [`OpenOptions`], [`CompileConfig`], [`DrawConfig`], [`RunConfig`] and [`SessionConfig`] gain fields in later versions. Begin
+//! with their `default()` and change fields by the `with_…` methods, each of which is named after its field.
 //!
 //! ```
 //! use symmc::{ArgumentBinding, BucketSpec, CompileConfig, ErrorKind, Program};
@@ -46,26 +48,26 @@
 //! ```
 //!
 //! # Errors
-//! There is one [`Error`]. Its [kind](Error::kind) says what sort of thing went wrong, and so whether another request can do
-//! ([`ErrorKind::is_bad_input`]); it knows the file, the rank, the step, the node and the op where there is one, and its
-//! source is the error of the inner crate that it came from.
+//! All functions return one [`Error`]. Its [kind](Error::kind) says what went wrong, and so whether a different request can
+//! succeed ([`ErrorKind::is_bad_input`]). As far as they are known, the error also gives the file, the rank, the step, the
+//! node and the op. Its source is the error of the inner crate that caused it.
 //!
-//! # What a machine has
-//! [`doctor()`] says what this machine can do and what it lacks, with a remedy for each thing ([`mod@doctor`]).
+//! # Diagnosing a machine
+//! [`doctor()`] reports what this machine supports and what it lacks, with a remedy for each problem ([`mod@doctor`]).
 //!
 //! # Features
-//! | feature | gives |
+//! | feature | adds |
 //! |---|---|
-//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is looked for when it is used |
+//! | `cuda` | GPUs: `CudaConfig`, `check_gpu_support`, `bench`. CUDA itself is loaded when it is used |
 //! | `torch` | `.pt2` archives of PyTorch |
 //! | `onnx` | ONNX models |
 //!
-//! All are on by default. Without any, the crate plans `.symm` programs, for every machine, and runs them on host ranks; what
-//! needs a feature that is off is [`ErrorKind::Unsupported`] and names it.
+//! All are on by default. Without them the crate still plans `.symm` programs for every machine and runs them on host ranks.
+//! A request that needs a disabled feature fails with [`ErrorKind::Unsupported`] and names the feature.
 //!
-//! # What is stable
-//! What this page names. Types that come from an inner crate are stable as names, to be held and passed on; the inner
-//! crates themselves are in [`mod@unstable`] and change with any version.
+//! # Stability
+//! All items that this page lists are stable. Types that come from an inner crate are stable as names, to be held and passed
+//! on. The inner crates themselves are in [`mod@unstable`] and change with any version.
 
 #![warn(missing_docs)]
 
@@ -99,7 +101,7 @@ pub mod unstable;
 mod weights;
 mod workload;
 
-// Programs and what comes with them.
+// Programs and their tensors.
 pub use program::{OpenOptions, Program};
 pub use symmc_import::ranges::SymbolConstraint;
 pub use symmc_ir::{DType, Graph, SymbolBindings, Tensor};
@@ -156,21 +158,21 @@ pub use session::{
     ValueKind, ValueMemory,
 };
 
-// What this machine can do.
+// Diagnosing this machine.
 pub use doctor::{Diagnosis, DoctorConfig, doctor};
 
 // Errors.
 pub use error::{Error, ErrorKind, GroupSyntax, UnknownGroup};
 pub use symmc_runtime::DataFault;
 
-/// The ONNX ops that are imported as more than opaque ones, and what they become.
+/// The ONNX ops that are imported as known ops, not as opaque ones, each with its translation.
 #[cfg(feature = "onnx")]
 pub use symmc_onnx::supported_ops as supported_onnx_ops;
-/// The PyTorch ops that are imported as more than opaque ones, and what they become.
+/// The PyTorch ops that are imported as known ops, not as opaque ones, each with its translation.
 #[cfg(feature = "torch")]
 pub use symmc_torch::supported_ops as supported_torch_ops;
 
-/// The page for who embeds symmc, whose programs in Rust are tests.
+/// The guide for embedders, whose Rust programs are tests.
 #[cfg(all(doctest, feature = "cuda"))]
 #[doc = include_str!("../../../docs/embedding.md")]
 struct Embedding;

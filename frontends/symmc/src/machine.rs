@@ -1,4 +1,4 @@
-//! Machines by the name of a built-in profile, or by a file with one.
+//! Finds machine profiles by the name of a built-in profile, or in a file.
 
 use std::path::Path;
 
@@ -7,14 +7,14 @@ use symmc_ir::machine::MachineProfile;
 use crate::error::Error;
 use crate::files::{decode_utf8, read_file};
 
-/// What such a file should be.
+/// The expected content of a profile file, for messages.
 const MACHINE: &str = "a machine or a profile file";
 
-/// The profile of a machine: the built-in one of this name, as `host` or `h200x8`, or that in the file at this path, as
-/// `symmc tune` writes it.
+/// The profile of a machine: the built-in one of this name, such as `host` or `h200x8`, or the one in the file at this path.
+/// `symmc tune` writes such files.
 ///
 /// # Errors
-/// There is no such machine or file, or the file is no profile.
+/// There is no such machine or file, or the file does not contain a profile.
 pub fn machine_profile(name: &str) -> Result<MachineProfile, Error> {
     if let Some(profile) = MachineProfile::builtin(name) {
         return Ok(profile);

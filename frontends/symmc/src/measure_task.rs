@@ -1,4 +1,4 @@
-//! What a rank that measures on GPUs is told, and how it answers.
+//! The tasks of ranks that measure on GPUs, and their answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::host::{CommConfig, SessionRank};
 use symmc_runtime::job::{PlanMessage, SessionRequest};
 
-/// Collectives that a rank measures with others.
+/// Collectives that a rank measures together with the others.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct CollectivesTask {
     pub gpus: CudaConfig,
@@ -20,7 +20,7 @@ pub(crate) struct CollectivesTask {
 }
 
 impl CollectivesTask {
-    /// Measures them, and answers with [`bench::Measurements`].
+    /// Measures them, and sends [`bench::Measurements`] back.
     pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
         let subject = PlanSubject { hash: "collectives".into(), about: Vec::new() };
         let comm = CommConfig::new(rank.ranks(), self.limit);
@@ -31,7 +31,7 @@ impl CollectivesTask {
     }
 }
 
-/// A plan that a rank measures with others.
+/// A plan that a rank measures together with the others.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct ProgramTask {
     pub plan: PlanMessage,
@@ -40,7 +40,7 @@ pub(crate) struct ProgramTask {
 }
 
 impl ProgramTask {
-    /// Measures it, and answers with the least, median and most microseconds of a run.
+    /// Measures it, and sends back the least, median and greatest microseconds of one run.
     pub fn perform(self, rank: &mut LaunchedRank) -> Result<(), RunError> {
         let (plan, bindings) = (self.plan.read_plan()?, self.plan.bindings());
         let joined = Arc::new(self.plan.join(rank, &plan, self.bench.runs)?);

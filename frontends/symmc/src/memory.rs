@@ -1,16 +1,16 @@
-//! Whether the inputs and outputs of all ranks fit into this machine's memory, asked before they are made.
+//! Checks, before they are made, that the inputs and outputs of all ranks fit into this machine's memory.
 
 use symmc_control::machine_limits::machine_memory;
 use symmc_ir::{Graph, GraphInput, InputKind, SymbolBindings};
 
 use crate::error::{Error, ErrorKind};
 
-/// Refuses inputs and outputs that do not fit: of all ranks the inputs that are held in memory and the outputs, which
-/// a run holds at least once, against what the system says is available. Constants are held already. Says nothing on
-/// a system that does not tell.
+/// Refuses inputs and outputs that do not fit into the available memory. Counted are, for all ranks, the inputs that are held
+/// in memory and the outputs, which a run holds at least once. Constants are in memory already. Checks nothing if the system
+/// does not report its memory.
 ///
 /// # Errors
-/// They do not fit; the message gives both sizes.
+/// They do not fit. The message gives both sizes.
 pub fn check_available_memory(
     graph: &Graph,
     bindings: &SymbolBindings,

@@ -1,4 +1,4 @@
-//! Files that are written, whole or not at all: see [`output_file`]. The outputs of a run have the form that
+//! Writes files, as a whole or not at all (see [`output_file`]). The outputs of a run are written in the form that
 //! [`TensorFile`](crate::TensorFile) reads.
 
 use std::io::{self, BufWriter, Write};
@@ -12,12 +12,12 @@ use symmc_runtime::output_file::{self, Destination, FileId, PendingFile};
 use crate::error::Error;
 use crate::tensors::safetensors_dtype;
 
-/// Writes the outputs of these ranks: `rank{r}.out.<i>` is the i-th returned output of rank `r`, and the new value of an
-/// input that the program changes has that input's name, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file appears
-/// whole or not at all. A symbolic link at `path` is replaced; its target stays as it is.
+/// Writes the outputs of these ranks to a safetensors file. `rank{r}.out.<i>` is the i-th returned output of rank `r`. The new
+/// value of an input that the program changes has the name of that input, `rank{r}.w.<source>` or `rank{r}.in.<i>`. The file
+/// appears as a whole or not at all. A symbolic link at `path` is replaced; its target stays as it is.
 ///
 /// # Errors
-/// The file cannot be written, or `path` is not a file.
+/// The file cannot be written, or `path` is not a regular file.
 pub fn write_outputs(
     path: &Path,
     graph: &Graph,
@@ -39,7 +39,8 @@ pub fn write_outputs(
     write().map_err(|e| Error::io(path, e))
 }
 
-/// The header of a safetensors file. Sorts the tensors as they follow it: larger elements first, so that all are aligned.
+/// The header of a safetensors file. Sorts the tensors into their order in the file: larger elements first, so that all are
+/// aligned.
 fn sorted_header(tensors: &mut [(String, &Tensor)]) -> Result<Vec<u8>, String> {
     tensors.sort_by(|(name, tensor), (other_name, other)| {
         let dtypes = [other, tensor].map(|t| safetensors_dtype(t.dtype()).ok());
@@ -74,15 +75,15 @@ fn write_tensors(file: impl Write, header: &[u8], tensors: &[(String, &Tensor)])
 /// replaced; its target stays as it is. A device, a pipe or a descriptor (`/dev/stdout`) receives the bytes directly.
 ///
 /// # Errors
-/// It cannot be written.
+/// The file cannot be written.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     output_file::write_output(path, bytes).map_err(|e| Error::io(path, e))
 }
 
-/// Checks before any work that a file can be written at `path`, without changing an existing file.
+/// Checks before any work that a regular file can be written at `path`, without changing an existing file.
 ///
 /// # Errors
-/// It is a folder, a device, a pipe or a socket, or no file can be created in its folder.
+/// `path` is a folder, a device, a pipe or a socket, or no file can be created in its folder.
 pub fn check_output(path: &Path) -> Result<(), Error> {
     refuse_streams(path)?;
     check_writable(path)
@@ -91,7 +92,7 @@ pub fn check_output(path: &Path) -> Result<(), Error> {
 /// Checks before any work that [`write_file`] can write to `path`, without changing an existing file.
 ///
 /// # Errors
-/// It is a folder, or no file can be created in its folder.
+/// `path` is a folder, or no file can be created in its folder.
 pub fn check_writable(path: &Path) -> Result<(), Error> {
     if matches!(Destination::detect(path), Ok(Destination::Stream)) {
         return Ok(());
@@ -103,7 +104,7 @@ pub fn check_writable(path: &Path) -> Result<(), Error> {
     output_file::check_writable(path).map_err(|e| Error::io(path, e))
 }
 
-/// Refuses to write to a file that was read, under any of its names: through symbolic links, and as a hard link.
+/// Refuses to write to a file that was read, under any of its names: through symbolic links or hard links.
 ///
 /// # Errors
 /// `path` leads to the same file as one of `inputs`.
@@ -155,7 +156,7 @@ fn is_same_file(path: &Path, other: &Path) -> bool {
     is_same_entry || FileId::from_path(path).is_some_and(|file| FileId::from_path(other) == Some(file))
 }
 
-/// Refuses a path that is not a regular file.
+/// Refuses a path that exists and is not a regular file.
 fn refuse_streams(path: &Path) -> Result<(), Error> {
     let found = match Destination::detect(path).map_err(|e| Error::io(path, e))? {
         Destination::File => return Ok(()),
@@ -165,7 +166,7 @@ fn refuse_streams(path: &Path) -> Result<(), Error> {
     Err(Error::format(path, format!("this is {found}; expected a file to write outputs to")))
 }
 
-/// What each output is called in a file, without its rank.
+/// The name of each output in a file, without its rank.
 fn output_names(graph: &Graph) -> Vec<String> {
     let mut returned = 0..;
     let mut of_output = |kind: OutputKind| match kind {

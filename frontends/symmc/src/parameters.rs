@@ -1,4 +1,4 @@
-//! The parameters of a rank: from a file of tensors, or from the weights that came with the program.
+//! The parameters of a rank, from a file of tensors or from the weights that came with the program.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,8 +9,9 @@ use crate::error::Error;
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
 
-/// The parameter of a rank: from the file where it has it or a tensor tied to it, else from the weights that came with the
-/// program where these are of all ranks or buffers. `None` where nothing is to have it: there is no file.
+/// The parameter of a rank. It comes from the file if the file has it or a tensor tied to it. Otherwise it comes from the
+/// weights of the program, if these are of all ranks or it is a buffer. `None` if there is no file and the program has no such
+/// weight.
 pub(crate) fn find_parameter(
     graph: &Graph,
     weights: &Weights,
@@ -40,7 +41,7 @@ pub(crate) fn find_parameter(
     }
 }
 
-/// Refuses a parameter without a source whose value has the name of another parameter's source: a file of tensors would give
+/// Refuses a parameter without a source if its value has the name of another parameter's source: a file of tensors would give
 /// both the same tensor.
 pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
     let parameters = || graph.inputs.values().filter(|i| i.kind == InputKind::Parameter);
@@ -51,22 +52,22 @@ pub(crate) fn expect_distinct_names(graph: &Graph) -> Result<(), Error> {
         if let Some(other) = sources.get(name) {
             let other = graph.value_name(other.value);
             return Err(Error::invalid_request(format!(
-                "the parameter %{name} has no source, so tensors hold it as {name:?}, which is the source of %{other}: give \
-                 %{name} a source of its own"
+                "the parameter %{name} has no source, so tensor files store it as {name:?}, which is the source of %{other}: \
+                 give %{name} another source"
             )));
         }
     }
     Ok(())
 }
 
-/// Refuses a file that gives a rank another value of what is a constant of the program.
+/// Refuses a file that gives a rank another value for a constant of the program.
 pub(crate) fn check_constant_matches(
     file: &TensorFile,
     rank: u32,
     input: &GraphInput,
     data: &Tensor,
 ) -> Result<(), Error> {
-    // A constant without a source is no weight of the program.
+    // A constant without a source is not a weight of the program.
     let found = if input.source.is_empty() { None } else { file.load_weight(rank, &input.source)? };
     match found {
         Some(found) if *found != *data => Err(Error::format(
@@ -81,10 +82,10 @@ pub(crate) fn check_constant_matches(
     }
 }
 
-/// The parameters of a rank by the names under which they are stored, in memory.
+/// The parameters of a rank, loaded into memory, by the names under which they are stored.
 ///
 /// # Errors
-/// One is missing, or cannot be read; the file has another value of a constant.
+/// A parameter is missing or cannot be read, or the file has another value for a constant.
 pub(crate) fn load_parameters(
     graph: &Graph,
     weights: &Weights,
@@ -107,7 +108,7 @@ pub(crate) fn load_parameters(
         let found = find_parameter(graph, weights, tensors, rank, input, &expected)?;
         let source = graph.checkpoint_name(input);
         let none =
-            || Error::invalid_request(format!("no file of tensors gives rank {rank} the weight {source}"));
+            || Error::invalid_request(format!("no tensor file contains the weight {source} of rank {rank}"));
         let tensor = found.ok_or_else(none)?.load_to_memory();
         let unread =
             |e| Error::invalid_request(format!("the weight {source} of rank {rank} cannot be read: {e}"));

@@ -1,4 +1,4 @@
-//! A program as it was opened: its graph, the weights that came with it, and where it came from.
+//! An opened program: its graph, the weights that came with it, and the files that it was read from.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,38 +25,38 @@ mod torch;
 use import::ImportedFiles;
 pub use import::OpenOptions;
 
-/// What a file with a program holds.
+/// The expected content of a program file, for messages.
 const PROGRAM: &str = "a .pt2 archive, an .onnx model or a program as .symm text";
 
-/// An opened program.
+/// A program that was opened from files or built in memory.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Program {
-    /// The file it came from.
+    /// The file of the program; the name of the graph if the program was built in memory.
     pub path: PathBuf,
-    /// The graph as it was imported; the number of ranks may be open.
+    /// The imported graph. Its number of ranks may not be fixed yet.
     pub graph: Graph,
-    /// What came with the program besides the graph.
+    /// The weights that came with the program.
     pub weights: Weights,
-    /// What the importer wants people to know.
+    /// Notes of the importer for the user.
     pub notes: Vec<String>,
-    /// All files that the program was read from: its own, those of the other ranks, and files of data that they name.
+    /// All files that the program was read from: its own, those of the other ranks, and data files that they name.
     pub files: Vec<PathBuf>,
     /// Solutions of regions that compilations of this program share.
     pub(crate) solutions: SolutionCache,
 }
 
 impl Program {
-    /// Opens a `.pt2` archive, the `.onnx` model of one rank or a `.symm` text, told apart by content.
+    /// Opens a `.pt2` archive, the `.onnx` model of one rank or a `.symm` text. The content decides which it is.
     ///
     /// # Errors
-    /// The file cannot be read, is neither, is broken, breaks an invariant of the IR, or fixes another
+    /// The file cannot be read, has none of these formats, is corrupt, breaks an invariant of the IR, or fixes another
     /// number of ranks than `options` asks for.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
         let (head, file) = read_head(path, PROGRAM)?;
         let is_archive = is_archive(path, &head);
         if !is_archive && is_onnx(path, &head) {
-            // The importer reads it.
+            // The importer reads the file itself.
             let paths = [path.to_path_buf()];
             return Program::from_import(&paths, read_onnx_models(&paths, options)?, options);
         }
@@ -72,12 +72,12 @@ impl Program {
         let files = vec![path.to_path_buf()];
         let solutions = SolutionCache::default();
         let program = Program { path: path.to_path_buf(), graph, weights, notes, files, solutions };
-        // The importers verify what they give.
+        // The importers verify the graphs that they return. A parsed text is verified here.
         program.verify()?;
         program.apply_tensors(options)
     }
 
-    /// A program that a reader of its format gives, which verified it.
+    /// A program from a reader of a file format, which has verified the graph.
     fn from_import(paths: &[PathBuf], imported: ImportedFiles, options: &OpenOptions) -> Result<Self, Error> {
         let ImportedFiles { graph, weights, notes, data_files } = imported;
         let path = paths.first().cloned().unwrap_or_default();
@@ -86,7 +86,8 @@ impl Program {
         Program { path, graph, weights, notes, files, solutions }.apply_tensors(options)
     }
 
-    /// Takes from the tensors that the program will run on what it leaves open.
+    /// Uses the tensors that the program will run on: they fix an open number of ranks, and turn constants into parameters if
+    /// a rank has another value for them.
     fn apply_tensors(mut self, options: &OpenOptions) -> Result<Self, Error> {
         let Some(file) = &options.tensors else { return Ok(self) };
         if self.graph.ranks.is_none() {
@@ -111,10 +112,10 @@ impl Program {
         Ok(self)
     }
 
-    /// Opens the file of a program, or the `.onnx` models or the `.pt2` archives of all its ranks, that of rank 0 first.
+    /// Opens the file of a program, or the `.onnx` models or `.pt2` archives of all its ranks, starting with rank 0.
     ///
     /// # Errors
-    /// As [`open`](Self::open); several files are not all ONNX models or all archives, or not one program.
+    /// As [`open`](Self::open). Also if several files are not all ONNX models or all archives, or do not form one program.
     pub fn open_files(paths: &[PathBuf], options: &OpenOptions) -> Result<Self, Error> {
         if let [path] = paths {
             return Program::open(path, options);
@@ -142,10 +143,10 @@ impl Program {
         Program::from_import(paths, read_onnx_models(paths, options)?, options)
     }
 
-    /// A program in text form; its name stands for a file.
+    /// Parses a program in text form.
     ///
     /// # Errors
-    /// The text is not that of a program, or the program breaks an invariant of the IR.
+    /// The text cannot be parsed, or the program breaks an invariant of the IR.
     pub fn from_text(text: &str) -> Result<Self, Error> {
         Program::from_graph(
             text::parse(text).map_err(|e| Error::format_with_cause("text".as_ref(), e.to_string(), e))?,
@@ -170,11 +171,12 @@ impl Program {
         Ok(program)
     }
 
-    /// The parameters of a rank by the names under which they are stored, read into memory, for
-    /// [`Session::share`](crate::Session::share): from `tensors` where it has them, else what came with the program.
+    /// The parameters of a rank by the names under which they are stored, loaded into memory, for
+    /// [`Session::share`](crate::Session::share). They come from `tensors` if the file has them, otherwise from the weights of
+    /// the program.
     ///
     /// # Errors
-    /// The program has no such rank; a parameter is missing, or cannot be read; the file has another value of a constant of
+    /// The program has no such rank, a parameter is missing or cannot be read, or the file has another value for a constant of
     /// the program.
     pub fn parameters(
         &self,
@@ -191,8 +193,8 @@ impl Program {
         parameters::load_parameters(&self.graph, &self.weights, tensors, rank)
     }
 
-    /// Fixes an open number of ranks by the tensors recorded beside the program (`model.safetensors` for
-    /// `model.pt2`), if there are any. Returns the file that decided; without one the number stays open.
+    /// Fixes an open number of ranks from the tensors recorded next to the program (`model.safetensors` for
+    /// `model.pt2`). Returns that file, or `None` if the number was fixed already or there is no such file.
     ///
     /// # Errors
     /// The file cannot be read, or the program does not fit its number of ranks.
@@ -206,10 +208,10 @@ impl Program {
         Ok(Some(beside))
     }
 
-    /// Fixes the number of ranks.
+    /// Fixes an open number of ranks.
     ///
     /// # Errors
-    /// The program is for another number of ranks, or does not fit this one.
+    /// The number is fixed to another value, or the program does not fit this one.
     pub fn set_ranks(&mut self, ranks: u32) -> Result<(), Error> {
         match self.graph.ranks {
             Some(fixed) if fixed != ranks => Err(Error::invalid_request(format!(
@@ -243,7 +245,20 @@ fn is_onnx(path: &Path, head: &[u8]) -> bool {
     head.starts_with(&[0x08]) || path.extension().is_some_and(|e| e == "onnx")
 }
 
-/// Reads `.pt2` archives.
+/// The format of a program by its content, for messages; `None` if the content is not that of a program.
+pub(crate) fn program_format(bytes: &[u8]) -> Option<&'static str> {
+    if bytes.starts_with(b"PK") {
+        Some("a .pt2 archive")
+    } else if bytes.starts_with(&[0x08]) {
+        Some("an ONNX model")
+    } else if bytes.trim_ascii_start().starts_with(b"program ") {
+        Some("a program as .symm text")
+    } else {
+        None
+    }
+}
+
+/// Reads `.pt2` archives, one of all ranks or one for each rank.
 fn read_archives(
     paths: &[PathBuf],
     bytes: &[Vec<u8>],
@@ -255,7 +270,7 @@ fn read_archives(
     import::unread(paths, "a .pt2 archive", "torch", (bytes, options))
 }
 
-/// Reads ONNX models.
+/// Reads ONNX models, one for each rank.
 fn read_onnx_models(paths: &[PathBuf], options: &OpenOptions) -> Result<ImportedFiles, Error> {
     #[cfg(feature = "onnx")]
     return onnx::import_models(paths, options);

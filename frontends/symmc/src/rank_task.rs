@@ -1,4 +1,4 @@
-//! What the process of a rank is told to do.
+//! The tasks that the process of a rank receives from the process that started it.
 
 use serde::{Deserialize, Serialize};
 use symmc_control::LaunchedRank;
@@ -7,7 +7,7 @@ use symmc_runtime::{CustomKernelRegistry, RunError};
 
 use crate::device::RunDevice;
 
-/// What the process of a rank is told to do.
+/// A task of the process of a rank.
 #[derive(Serialize, Deserialize)]
 pub(crate) enum RankTask {
     /// Run a job on a device.
@@ -21,7 +21,7 @@ pub(crate) enum RankTask {
 }
 
 impl RankTask {
-    /// Does it on a rank, with these kernels of custom ops.
+    /// Performs the task on a rank, with these kernels of custom ops.
     pub fn perform(self, rank: &mut LaunchedRank, kernels: &CustomKernelRegistry) -> Result<(), RunError> {
         match self {
             RankTask::Run { device, job } => job.run(rank, &|request| device.open_session(request, kernels)),

@@ -1,7 +1,7 @@
-//! What a file of recorded tensors says of a run's outputs, and which of its tensors the run has no use for.
+//! Compares the names in a file of recorded tensors with a program: the expected outputs, and tensors that the run ignores.
 //!
-//! Outputs are compared, or there is a reason why they cannot be: none is passed over in silence. A tensor that the
-//! program does not know is named.
+//! Outputs are compared, or the user gets the reason why they cannot be. No output is skipped silently. Tensors that the
+//! program does not know are named.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,22 +15,22 @@ use crate::weights::Weights;
 /// The most names that one note lists.
 const NAMED: usize = 24;
 
-/// The expected value of each rank's outputs, where it is known.
+/// The expected value of each rank's outputs; `None` for outputs whose value is not recorded.
 pub type ExpectedOutputs = Vec<Vec<Option<Arc<Tensor>>>>;
 
 /// The recorded outputs of a program.
 #[derive(Debug, Default)]
 pub(crate) struct RecordedOutputs {
-    /// What each rank's outputs should be.
+    /// The expected outputs of each rank.
     pub expected: Option<ExpectedOutputs>,
-    /// Why the file's outputs cannot be compared with, if it has any.
+    /// The reason why the file's outputs cannot be compared, if it has any.
     pub incomparable: Option<String>,
-    /// What the file has besides.
+    /// A note that names tensors of the file which the run ignores.
     pub note: Option<String>,
 }
 
-/// What the file records for the run of `graph` under these bindings. `arguments` is why the run has other
-/// arguments than the file's, where it has.
+/// The outputs that a file records for the run of `graph` under these bindings. `arguments` is the reason why the run has
+/// other arguments than the file's, if it does.
 ///
 /// # Errors
 /// A recorded output has a dtype that symmc does not know.
@@ -44,7 +44,7 @@ pub(crate) fn read_recorded_outputs(
     let names = RecordedNames::classify_names(graph, weights, file);
     let mut out = RecordedOutputs { note: names.unused_names_note(), ..RecordedOutputs::default() };
     let recorded = !names.outputs.is_empty() || !names.surplus.is_empty();
-    // A name of another form may be meant for an output, unless all outputs are there.
+    // A name of another form may be meant for an output. It is ignored if the program returns none.
     if !recorded && (names.unrecognized.is_empty() || names.returned == 0 || arguments.is_some()) {
         return Ok(out);
     }
@@ -58,7 +58,7 @@ pub(crate) fn read_recorded_outputs(
     Ok(out)
 }
 
-/// The names of a file's tensors, by what the program has for them.
+/// The names of a file's tensors, by their use in the program.
 struct RecordedNames {
     /// The number of outputs that the program returns.
     returned: usize,
@@ -110,21 +110,23 @@ impl RecordedNames {
         out
     }
 
-    /// Names of tensors that nothing uses, for people.
+    /// A note that names the tensors without a use.
     fn unused_names_note(&self) -> Option<String> {
         let idle: Vec<&String> = self.unused.iter().chain(&self.unrecognized).collect();
-        (!idle.is_empty())
-            .then(|| format!("the tensor file has more than the program uses: {}", format_names(&idle)))
+        (!idle.is_empty()).then(|| {
+            format!("the tensor file contains tensors that the program does not use: {}", format_names(&idle))
+        })
     }
 
-    /// Why the file's outputs are not those of the program.
+    /// The reason why the file's outputs are not those of the program, if they are not.
     fn mismatch_reason(&self, graph: &Graph) -> Option<String> {
         let all = (0..self.ranks).flat_map(|r| (0..self.returned).map(move |i| format!("rank{r}.out.{i}")));
         if let Some(missing) = all.into_iter().find(|name| !self.outputs.contains(name)) {
             let found: Vec<&String> = self.surplus.iter().chain(&self.unrecognized).collect();
-            let found = match found.is_empty() {
-                true => "the file has other outputs".into(),
-                false => format!("found {}", format_names(&found)),
+            let found = if found.is_empty() {
+                "the file has other outputs".into()
+            } else {
+                format!("found {}", format_names(&found))
             };
             return Some(format!("{missing} is missing; {found}; expected names as rank<r>.out.<i>"));
         }
@@ -146,14 +148,14 @@ pub(crate) fn surplus_argument(file: &TensorFile, ranks: u32, count: usize) -> O
     file.names().filter(surplus).min()
 }
 
-/// `rank{r}.{kind}.{rest}` of a rank that there is, as kind and rest.
+/// Splits `rank{r}.{kind}.{rest}` into kind and rest, if the program has rank `r`.
 fn split_tensor_name(name: &str, ranks: u32) -> Option<(&str, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
     parse_index(rank).filter(|&r| r < ranks as usize)?;
     rest.split_once('.')
 }
 
-/// A number as these names write it, without zeros in front.
+/// Parses a number as these names write it, without leading zeros.
 fn parse_index(text: &str) -> Option<usize> {
     let number: usize = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
@@ -191,7 +193,7 @@ fn format_names(names: &[&String]) -> String {
     others.join(", ")
 }
 
-/// The recorded value of each output, or what does not fit; the file counts the returned ones alone.
+/// The recorded value of each output, or the reason why one does not fit. The file numbers returned outputs only.
 fn read_expected_outputs(
     graph: &Graph,
     file: &TensorFile,

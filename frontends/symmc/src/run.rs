@@ -17,37 +17,36 @@ use crate::error::Error;
 use crate::rank_task::RankTask;
 use crate::workload::Workload;
 
-/// Runs with noise of two seeds have the same noise only after this many.
+/// The distance of the noise of two seeds: only a run with at least this many repetitions repeats the noise of the next seed.
 const RUNS_OF_A_SEED: u64 = 1 << 32;
 
-/// Where a plan runs.
+/// The threads or processes that run a plan.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Backend {
-    /// The reference interpreter: the imported program, all ranks in this process, no plan executed.
+    /// The reference interpreter runs the imported program of all ranks in this process. No plan is executed.
     Interpreter,
     /// The ranks are threads of this process.
     Threads,
-    /// One process per rank, started by this one with this command. Kernels of custom ops are those of the
-    /// command.
+    /// Each rank is a process that this one starts with this command. The command provides the kernels of custom ops.
     Processes(RankCommand),
 }
 
-/// How to run: once on the CPU, until a `with_…` says otherwise.
+/// The options of a run. The default runs the plan once on the CPU; `with_…` methods change fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RunConfig {
-    /// No wait takes longer.
+    /// The longest time that a rank waits for other ranks before the run fails; 30 seconds by default.
     pub timeout: Duration,
-    /// Delays ranks at random around every touch of a peer, from this seed.
+    /// The seed of random delays around every access to a peer's memory. `None`, the default, delays nothing.
     pub chaos: Option<u64>,
-    /// How often the plan runs, at least once; the outputs are those of the last run.
+    /// The number of times that the plan runs, at least once. The outputs are those of the last run.
     pub repeats: u32,
     /// The kernels of custom ops.
     pub kernels: CustomKernelRegistry,
-    /// What runs it on each rank.
+    /// The device that runs the plan on each rank.
     pub device: RunDevice,
-    /// Run the last time step by step, and write the times of the steps on all ranks to this file. On GPUs alone.
+    /// Runs the last time step by step, and writes the times of the steps on all ranks to this file. Only for GPUs.
     pub trace: Option<PathBuf>,
 }
 
@@ -65,17 +64,17 @@ impl Default for RunConfig {
 }
 
 impl RunConfig {
-    /// Sets how long a wait may take.
-    pub fn with_timeout(self, limit: Duration) -> RunConfig {
-        RunConfig { timeout: limit, ..self }
+    /// Sets the longest time that a rank waits for other ranks.
+    pub fn with_timeout(self, timeout: Duration) -> RunConfig {
+        RunConfig { timeout, ..self }
     }
 
-    /// Sets the seed of random delays.
+    /// Sets the seed of random delays. `None` delays nothing.
     pub fn with_chaos(self, chaos: impl Into<Option<u64>>) -> RunConfig {
         RunConfig { chaos: chaos.into(), ..self }
     }
 
-    /// Sets how often the plan runs.
+    /// Sets the number of times that the plan runs.
     pub fn with_repeats(self, repeats: u32) -> RunConfig {
         RunConfig { repeats, ..self }
     }
@@ -85,37 +84,37 @@ impl RunConfig {
         RunConfig { kernels, ..self }
     }
 
-    /// Sets what runs it on each rank.
+    /// Sets the device that runs the plan on each rank.
     pub fn with_device(self, device: RunDevice) -> RunConfig {
         RunConfig { device, ..self }
     }
 
-    /// Sets the file of the times of the steps.
+    /// Sets the file for the times of the steps. `None` writes none.
     pub fn with_trace(self, trace: impl Into<Option<PathBuf>>) -> RunConfig {
         RunConfig { trace: trace.into(), ..self }
     }
 
-    /// Under chaos the lanes of a rank run at the same time, so that every order the plan allows can occur.
+    /// With random delays the lanes of a rank run at the same time, so that every order that the plan allows can occur.
     fn host_config(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { LaneThreads::Each } else { LaneThreads::One };
         HostConfig { limit: clamp_wait(self.timeout), chaos: self.chaos, threads, ..HostConfig::default() }
     }
 }
 
-/// A wait that ends before clocks do, for who says that it may take forever.
-pub(crate) fn clamp_wait(limit: Duration) -> Duration {
-    limit.min(Duration::from_secs(100 * 365 * 24 * 3600))
+/// Limits a timeout to 100 years, so that adding it to a clock does not overflow.
+pub(crate) fn clamp_wait(timeout: Duration) -> Duration {
+    timeout.min(Duration::from_secs(100 * 365 * 24 * 3600))
 }
 
-/// Whether the device of a configuration runs every node of a plan, which it tells without starting anything.
+/// Checks that the device of a configuration runs every node of a plan, without starting anything.
 ///
 /// # Errors
-/// The first node that it does not run, and why.
+/// The first node that the device cannot run, with the reason.
 pub fn check_device_support(plan: &CheckedPlan, config: &RunConfig) -> Result<(), Error> {
     Ok(config.device.check_support(plan, &config.kernels)?)
 }
 
-/// Runs a plan; gives the outputs of each rank.
+/// Runs a plan. Returns the outputs of each rank.
 ///
 /// # Errors
 /// The workload does not fit the plan, an op has no kernel, or a rank failed.
@@ -128,7 +127,7 @@ pub fn run(
     run_timed(plan, work, backend, config).map(|ran| ran.outputs)
 }
 
-/// As [`run`], with the times of the runs. The interpreter runs all ranks at once: it has one time for them.
+/// As [`run`], with the times of the runs. The interpreter runs all ranks at once and has one time for all of them.
 ///
 /// # Errors
 /// As [`run`].
@@ -159,8 +158,8 @@ pub fn run_timed(
     })
 }
 
-/// The outputs of the interpreter, for each rank, with noise on every rounding that is drawn from a seed. Outputs that differ
-/// much from those of [`Backend::Interpreter`] are sensitive to rounding errors: other backends differ there too.
+/// The outputs of the interpreter for each rank, with random noise from `seed` added to every rounding. Outputs that differ
+/// much from those of [`Backend::Interpreter`] are sensitive to rounding errors, and differ on other backends too.
 ///
 /// # Errors
 /// As [`run`] by the interpreter.
@@ -173,7 +172,7 @@ pub fn run_with_noise(
     interpret(plan, work, config, Some(seed)).map(|ran| ran.outputs)
 }
 
-/// Interprets the imported program as often as asked; inputs that outputs mutate have their new value from run to run.
+/// Interprets the imported program for all repetitions. Inputs that outputs mutate have their new value in the next one.
 fn interpret(
     plan: &CheckedPlan,
     work: &Workload,
@@ -191,7 +190,7 @@ fn interpret(
         let start = Instant::now();
         let outputs = match noise {
             None => interp::run_with_registry(graph, &work.bindings, inputs, &kernels),
-            // Each run has noise of its own.
+            // Each repetition has different noise.
             Some(seed) => {
                 let seed = seed.wrapping_mul(RUNS_OF_A_SEED).wrapping_add(times.len() as u64);
                 let noise = interp::RoundingNoise { seed, numerics: plan.numerics };
@@ -216,10 +215,10 @@ fn interpret(
 }
 
 /// Runs this process's rank of a plan together with the ranks that another launcher (torchrun, MPI, Slurm)
-/// started; gives this rank's outputs.
+/// started. Returns this rank's outputs.
 ///
 /// # Errors
-/// The workload does not fit the plan, the other ranks do not come or run another plan, or a rank failed.
+/// The workload does not fit the plan, the other ranks do not join or run another plan, or a rank failed.
 pub fn run_joined(
     plan: &CheckedPlan,
     work: &Workload,

@@ -1,5 +1,5 @@
-//! One rank of a plan that stays: memory that the caller shares, sizes that change, runs that follow each other.
-
+//! Sessions: one rank of a plan that stays open. The caller shares memory with it, changes sizes, and starts runs one after
+//! another.
 pub(crate) mod buffer;
 mod device;
 mod held_memory;
@@ -28,22 +28,22 @@ use crate::run::clamp_wait;
 use crate::workload::find_symbol;
 use device::SessionProgram;
 
-/// How a session runs.
+/// The options of a session. The default opens it on the host; `with_…` methods change fields.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SessionConfig {
-    /// No wait for other ranks takes longer.
+    /// The longest time that a rank waits for other ranks before the session fails; 30 seconds by default.
     pub timeout: Duration,
     /// The kernels of custom ops.
     pub kernels: CustomKernelRegistry,
-    /// Delays ranks at random around every touch of a peer, from this seed.
+    /// The seed of random delays around every access to a peer's memory. `None`, the default, delays nothing.
     pub chaos: Option<u64>,
-    /// Bytes of symmetric memory for the caller ([`Session::allocate_symmetric`]), beside what the plan needs.
+    /// Bytes of symmetric memory for the caller ([`Session::allocate_symmetric`]), in addition to the memory of the plan.
     pub symmetric_bytes: usize,
-    /// Whether [`Session::open_program`] may open other programs. On the host it reserves addresses for them; on a GPU they may be
-    /// opened in any session.
+    /// Whether [`Session::open_program`] may open other programs. On the host this reserves addresses for them. On a GPU any
+    /// session can open other programs.
     pub extendable: bool,
-    /// The device that it runs on.
+    /// The device that the session runs on.
     pub device: SessionDevice,
 }
 
@@ -61,37 +61,37 @@ impl Default for SessionConfig {
 }
 
 impl SessionConfig {
-    /// The same with another limit of waits.
+    /// Sets the longest time that a rank waits for other ranks.
     #[must_use]
-    pub fn with_timeout(self, limit: Duration) -> Self {
-        SessionConfig { timeout: limit, ..self }
+    pub fn with_timeout(self, timeout: Duration) -> Self {
+        SessionConfig { timeout, ..self }
     }
 
-    /// The same with these kernels of custom ops.
+    /// Sets the kernels of custom ops.
     #[must_use]
     pub fn with_kernels(self, kernels: CustomKernelRegistry) -> Self {
         SessionConfig { kernels, ..self }
     }
 
-    /// The same with random delays from this seed.
+    /// Sets the seed of random delays.
     #[must_use]
     pub fn with_chaos(self, seed: u64) -> Self {
         SessionConfig { chaos: Some(seed), ..self }
     }
 
-    /// The same with so many bytes of symmetric memory for the caller.
+    /// Sets the bytes of symmetric memory for the caller.
     #[must_use]
     pub fn with_symmetric_bytes(self, bytes: usize) -> Self {
         SessionConfig { symmetric_bytes: bytes, ..self }
     }
 
-    /// The same, where other programs may be opened.
+    /// Sets whether other programs may be opened in the session.
     #[must_use]
     pub fn with_extendable(self, extendable: bool) -> Self {
         SessionConfig { extendable, ..self }
     }
 
-    /// The same on a GPU.
+    /// Sets the GPU that the session runs on.
     #[cfg(feature = "cuda")]
     #[must_use]
     pub fn with_gpu(self, gpu: GpuConfig) -> Self {
@@ -100,27 +100,33 @@ impl SessionConfig {
 
     fn host_config(&self) -> HostConfig {
         let threads = if self.chaos.is_some() { host::LaneThreads::Each } else { host::LaneThreads::One };
-        let (limit, callers, extendable) = (clamp_wait(self.timeout), self.symmetric_bytes, self.extendable);
-        HostConfig { limit, chaos: self.chaos, threads, callers, extendable, ..HostConfig::default() }
+        HostConfig {
+            limit: clamp_wait(self.timeout),
+            chaos: self.chaos,
+            threads,
+            callers: self.symmetric_bytes,
+            extendable: self.extendable,
+            ..HostConfig::default()
+        }
     }
 }
 
 /// A plan on one rank, ready to run again and again.
 ///
-/// All ranks of a [`Group`] open it together. Inputs and outputs have the names of the program: that of the value, that
-/// under which a weight is stored, or by number `in.<i>` (arguments), `w.<name>` and `out.<i>` as in tensor files.
+/// All ranks of a [`Group`] open it together. Inputs and outputs are found by name: the name of the value in the program, the
+/// name under which a weight is stored, or `in.<i>` (arguments), `w.<name>` (weights) and `out.<i>` as in tensor files.
 ///
-/// A run takes the sizes and the memory that are set when it is started, and every input must have data by then: written
-/// ([`write`](Self::write)), in memory of the caller ([`bind`](Self::bind)), or at its [`address`](Self::address). What
-/// an output replaces is replaced where it lies.
+/// A run uses the sizes and the memory that are set when it starts. By then every input must have data: written
+/// ([`write`](Self::write)), in memory of the caller ([`bind`](Self::bind)), or at its [`address`](Self::address). An output
+/// that replaces an input is written to the memory of that input.
 ///
 /// A run that fails ends the session on every rank; after that all calls return the error. [`abort`](Self::abort) does the
 /// same, and so does dropping the session while a run is in progress or during a panic. Dropping it between runs behaves
-/// like [`close`](Self::close): other ranks finish the runs that this rank has ended, and get an error that names it when
-/// they begin or wait in another one.
+/// like [`close`](Self::close): other ranks finish the runs that this rank has finished. When they start or wait for another
+/// run, they get an error that names this rank.
 ///
 /// A session belongs to the process that opened it. In a forked process its calls are errors, and dropping it there does
-/// nothing to the session of the parent.
+/// not affect the session of the parent.
 pub struct Session {
     plan: CheckedPlan,
     rank: u32,
@@ -135,15 +141,15 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// Bytes in memory, which the caller shares with a session.
+/// The memory of an input or output, which the caller shares with a session.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct ValueMemory {
-    /// The first byte, of the session's device.
+    /// The address of the first byte, on the session's device.
     pub address: u64,
     /// The number of bytes.
     pub bytes: usize,
-    /// Where they are stored.
+    /// The owner of the memory.
     pub storage: PortStorage,
 }
 
@@ -155,32 +161,33 @@ impl ValueMemory {
 }
 
 impl Session {
-    /// Opens the session of this rank on the host, or on a GPU if `config` names one; returns when all ranks of the group
-    /// have opened theirs, of the same plan.
+    /// Opens the session of this rank on the host, or on a GPU if `config` names one. Returns when all ranks of the group
+    /// have opened theirs with the same plan.
     ///
     /// # Errors
-    /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, the other ranks do not
-    /// come within the limit, or run another plan, version or device.
+    /// The group has another number of ranks, an op has no kernel, there is no such GPU or no memory, or the other ranks do not
+    /// join before the timeout, or use another plan, version or device.
     pub fn open(plan: &CheckedPlan, group: &Group, config: &SessionConfig) -> Result<Session, Error> {
         let device = config.device.open_session(plan, group, &config.kernels, &config.host_config())?;
         Session::from_device(plan, SessionProgram::new(device), group.rank(), config.kernels.clone())
     }
 
-    /// Opens another program in this session, for example the backward pass of a model: both take turns in the same arenas, which
-    /// are as large as the larger of them needs, with the same connections to other ranks. All ranks open the same programs in the
-    /// same order, between runs, and run all programs in the same order. From then on each run begins with a barrier of all ranks, so that no
-    /// rank begins a run of one program while another rank is in a run of another.
+    /// Opens another program in this session, for example the backward pass of a model. The programs take turns in the same
+    /// arenas, which are as large as the largest program needs, and share the connections to other ranks. All ranks open the
+    /// same programs in the same order, between runs, and run all programs in the same order. From then on each run begins with
+    /// a barrier of all ranks, so that no rank begins a run of one program while another rank is in a run of another.
     ///
-    /// What ends one program's runs by a failure ends the session: calls about other programs return the error, too.
-    /// [`close`](Self::close) and drop end one program, and the session with the last one. Runs of programs that are put on several streams
-    /// wait for each other; replays of graphs that the caller recorded are ordered by the caller.
+    /// A failed run of one program ends the session: calls about other programs return the error, too.
+    /// [`close`](Self::close) and drop end one program, and the session with the last one. Runs of programs that are enqueued
+    /// on several streams wait for each other. The caller orders replays of graphs that it recorded.
     ///
-    /// On a GPU the arenas are allocated anew, and runs are recorded again. What was written to inputs in symmetric memory is kept.
+    /// On a GPU the arenas are allocated again, and runs are recorded again. Data in inputs in symmetric memory is kept.
     ///
     /// # Errors
-    /// The plan has another number of ranks, or an op without a kernel; the session is on the host and was not opened for several
-    /// ([`SessionConfig::extendable`]), or has no room; it has symmetric memory for the caller; a caller's graph holds a run of it; or
-    /// other ranks refuse the program or open another one. The session goes on then. It ends if a rank failed or has no memory.
+    /// The plan has another number of ranks, or an op without a kernel. The session is on the host and was not opened for
+    /// several programs ([`SessionConfig::extendable`]), or has no room. It has symmetric memory for the caller, or a graph of
+    /// the caller holds a run of it. Other ranks refuse the program or open another one. After these errors the session
+    /// continues. It ends if a rank failed or is out of memory.
     pub fn open_program(&self, plan: &CheckedPlan) -> Result<Session, Error> {
         let device = self.device.open_program(plan, &self.kernels)?;
         Session::from_device(plan, device, self.rank, self.kernels.clone())
@@ -200,10 +207,10 @@ impl Session {
         Ok(session)
     }
 
-    /// What the session of a rank will take of its device when it is opened as `config` says, and, as `scratch` and `held`,
-    /// what it takes at most at any sizes that the plan serves, if the caller binds no input and no output. Nothing is
-    /// allocated for it, and no device is asked: an engine subtracts it from what its cache may have. What libraries,
-    /// drivers and kernels of custom ops take for themselves is not in it.
+    /// The bytes that the session of a rank will use on its device when it is opened with `config`. `scratch` and `held` are
+    /// the most that it uses at any sizes that the plan serves, if the caller binds no input and no output. Nothing is
+    /// allocated, and no device is queried: an engine subtracts the result from the memory for its cache. Memory of libraries,
+    /// drivers and kernels of custom ops is not included.
     ///
     /// # Errors
     /// The plan has no such rank, or an op has no kernel there.
@@ -211,20 +218,20 @@ impl Session {
         Ok(config.device.memory_budget(plan, rank, &config.kernels, &config.host_config())?)
     }
 
-    /// The rank.
+    /// The rank of this process or thread.
     pub fn rank(&self) -> u32 {
         self.rank
     }
 
-    /// The plan.
+    /// The plan that the session runs.
     pub fn plan(&self) -> &CheckedPlan {
         &self.plan
     }
 
-    /// Sets the value of a symbol for the runs that come. Where a symbol has no value yet, nothing has a size.
+    /// Sets the value of a symbol for the next runs. Inputs and outputs have sizes once every symbol has a value.
     ///
     /// # Errors
-    /// There is no such symbol, or no bucket serves the value. The sizes stay as they were then.
+    /// There is no such symbol, or no bucket serves the value. The sizes stay as they were.
     pub fn set(&mut self, symbol: &str, value: i64) -> Result<(), Error> {
         self.set_all(&[(symbol, value)])
     }
@@ -258,7 +265,16 @@ impl Session {
         symbols.keys().all(|symbol| self.bindings.get(symbol).is_some())
     }
 
-    /// The arguments: inputs that change from run to run.
+    /// Fails if a symbol has no value. The error names the symbols.
+    fn expect_sizes(&self) -> Result<(), Error> {
+        if self.is_sized() {
+            return Ok(());
+        }
+        let unset = values::unset_symbols(self.plan.source_program(), &self.bindings);
+        Err(Error::invalid_request(format!("the sizes of the program are not set: set {unset}")))
+    }
+
+    /// The arguments, which are the inputs that change from run to run, in the order of the program.
     ///
     /// # Errors
     /// A symbol has no value.
@@ -266,7 +282,7 @@ impl Session {
         self.values_of_kind(|kind| kind == ValueKind::Argument)
     }
 
-    /// The parameters: inputs that are given once.
+    /// The parameters, which are the inputs that are given once, in the order of the program.
     ///
     /// # Errors
     /// A symbol has no value.
@@ -274,7 +290,7 @@ impl Session {
         self.values_of_kind(|kind| kind == ValueKind::Parameter)
     }
 
-    /// The outputs, those that replace an input among them.
+    /// The outputs, including those that replace an input, in the order of the program.
     ///
     /// # Errors
     /// A symbol has no value.
@@ -291,7 +307,7 @@ impl Session {
         values::find_port(self.plan.source_program(), name, prefer)
     }
 
-    /// The input or output of a name; the input where both have it.
+    /// The input or output of this name. The input is preferred if both have the name.
     ///
     /// # Errors
     /// There is no such input or output, or a symbol has no value.
@@ -305,15 +321,17 @@ impl Session {
         value.ok_or_else(|| Error::invalid_request(format!("{name} has no value")))
     }
 
-    /// Where an input or output lies for the runs that come. The caller writes inputs there, or reads outputs, while no run
-    /// is in progress; the memory stays until a symbol is set that needs more, the memory is bound elsewhere, or the session
+    /// The memory that the next runs use for an input or output. While no run is in progress, the caller may write inputs and
+    /// read outputs there. The memory stays valid until a symbol is set that needs more, other memory is bound, or the session
     /// ends.
     ///
     /// # Errors
     /// There is no such input or output, a symbol has no value, or there is no memory.
     pub fn address(&mut self, name: &str) -> Result<ValueMemory, Error> {
         let port = self.find_port(name, values::PortPreference::Either)?;
-        let memory = self.device.select()?.port_memory(port)?;
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        let memory = device.port_memory(port)?;
         if matches!(memory.storage, PortStorage::Program(_)) {
             return Err(Error::invalid_request(format!(
                 "{name} is a constant of the program: it has no memory to write"
@@ -322,53 +340,55 @@ impl Session {
         Ok(ValueMemory { address: memory.range.address, bytes: memory.range.bytes, storage: memory.storage })
     }
 
-    /// Has the runs that come find an input, or write an output, in memory of the caller, where it lies. Nothing is copied,
-    /// unless the plan holds the input in symmetric memory ([`PortStorage::Symmetric`]) and this memory is none
-    /// ([`allocate_symmetric`](Self::allocate_symmetric)): a parameter is copied there before the first run then, an argument
-    /// in every run.
+    /// Makes the next runs read an input from memory of the caller, or write an output there, in place. There is one case of a
+    /// copy: the plan holds the input in symmetric memory ([`PortStorage::Symmetric`]), and this memory is not symmetric
+    /// ([`allocate_symmetric`](Self::allocate_symmetric)). Then a parameter is copied before the first run, and an argument
+    /// before every run.
     ///
-    /// Inputs that no output replaces may share memory with each other; an output may share that of the input which it
-    /// replaces; nothing else may overlap.
+    /// Inputs that no output replaces may share memory with each other. An output may share the memory of the input that it
+    /// replaces. No other memory may overlap.
     ///
     /// # Errors
-    /// There is no such input or output, or the memory has no address, is not aligned for its elements, is the session's own,
-    /// or too small for what has the same size always. What was bound before stays then. What depends on sizes, and whether
-    /// memory overlaps what it may not, is asked by the next run.
+    /// There is no such input or output. The memory has no address, is not aligned for its elements, is the session's own, or
+    /// is too small for a value whose size does not depend on symbols. The previous memory stays bound. The next run checks
+    /// sizes that depend on symbols, and overlaps.
     ///
     /// # Safety
-    /// The memory is valid for reads and writes (what a run does not write: for reads) until something else is bound or the
-    /// session has ended, and all runs that take it have ended. While a run is in progress nobody else writes it, nor reads
-    /// what the run writes.
+    /// The memory is valid for reads, and for writes if a run writes it, until other memory is bound or the session has ended,
+    /// and all runs that use it have ended. While a run is in progress nothing else writes it, or reads bytes that the run
+    /// writes.
     pub unsafe fn bind(&mut self, name: &str, pointer: *mut u8, bytes: usize) -> Result<(), Error> {
         let slot = self.slot(name)?;
-        // SAFETY: by the caller.
+        // SAFETY: the caller ensures it.
         unsafe { self.bind_slot(slot, pointer, bytes) }
     }
 
-    /// Has the runs that come use memory of the session again. What was in the caller's is not copied.
+    /// Makes the next runs use memory of the session again. The data in the caller's memory is not copied.
     ///
     /// # Errors
     /// There is no such input or output.
     pub fn unbind(&mut self, name: &str) -> Result<(), Error> {
         let port = self.find_port(name, values::PortPreference::Either)?;
-        // SAFETY: no memory is lent.
+        // SAFETY: no memory of the caller is bound.
         unsafe { self.device.select()?.bind_port(port, None)? };
         self.hold_owner(port, None);
         Ok(())
     }
 
-    /// Copies the data of an input to where it lies.
+    /// Copies data to an input: all its bytes, in row-major order.
     ///
     /// # Errors
-    /// There is no such input, it is a constant, the data have another size, a run is in progress, or one failed.
+    /// There is no such input, it is a constant, the data has another size, a run is in progress, or one failed.
     pub fn write(&mut self, name: &str, data: &[u8]) -> Result<(), Error> {
         let Port::Input(input) = self.find_port(name, values::PortPreference::Input)? else {
-            return Err(Error::invalid_request(format!("{name} is an output: only inputs are written")));
+            return Err(Error::invalid_request(format!("{name} is an output: only inputs can be written")));
         };
-        Ok(self.device.select()?.write_input(input, data)?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.write_input(input, data)?)
     }
 
-    /// The value of an output, or of an input, as it is now.
+    /// The current value of an output or an input.
     ///
     /// # Errors
     /// There is no such output or input, a run is in progress, or one failed.
@@ -378,46 +398,52 @@ impl Session {
         let mut data = vec![0; value.bytes];
         self.device.select()?.read_port(port, &mut data)?;
         let tensor = Tensor::new(value.dtype, value.extents, data);
-        tensor.ok_or_else(|| RunError::Defect(format!("{name}: its bytes do not fit its extents")).into())
+        tensor.ok_or_else(|| RunError::Defect(format!("{name}: the bytes do not fit the extents")).into())
     }
 
-    /// Runs once and waits for the end. All ranks run the same, in the same order.
+    /// Runs once and waits for the end. All ranks start the same runs in the same order.
     ///
     /// # Errors
     /// A symbol has no value, an input has no data, other ranks run with other sizes, or the run failed on some rank.
     pub fn run(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.run()?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.run()?)
     }
 
-    /// Starts one run behind those that were started, and returns.
+    /// Starts one run after those that were started before, and returns at once.
     ///
     /// # Errors
-    /// As [`run`](Self::run), as far as it is known now.
+    /// As [`run`](Self::run), if the error is known already. Other errors are returned by later calls.
     pub fn enqueue(&mut self) -> Result<(), Error> {
-        Ok(self.device.select()?.enqueue(None)?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.enqueue(None)?)
     }
 
-    /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`): the run begins after what is
-    /// there, and what is put there next begins after the run. While the caller records the stream, the run becomes part of
-    /// the recording instead; the caller then waits for his replays before he asks [`poll`](Self::poll) how they went, and
-    /// replays them as long as the session is there and keeps its memory.
+    /// As [`enqueue`](Self::enqueue), on a stream of the caller (a `cudaStream_t` or `CUstream`). The run begins after the work
+    /// that is on the stream, and work that is enqueued there later begins after the run. While the caller captures the stream,
+    /// the run becomes part of the captured graph instead. The caller then waits for its replays before it calls
+    /// [`poll`](Self::poll), and replays the graph only while the session is open and keeps its memory.
     ///
     /// # Errors
-    /// As [`enqueue`](Self::enqueue); the session is on the host, or the stream is of another GPU.
+    /// As [`enqueue`](Self::enqueue). Also if the session is on the host, or the stream is of another GPU.
     ///
     /// # Safety
-    /// The stream exists, until all runs there have ended.
+    /// The stream exists until all runs on it have ended.
     pub unsafe fn enqueue_on(&mut self, stream: *mut std::ffi::c_void) -> Result<(), Error> {
-        Ok(self.device.select()?.enqueue(Some(RawStream(stream)))?)
+        let mut device = self.device.select()?;
+        self.expect_sizes()?;
+        Ok(device.enqueue(Some(RawStream(stream)))?)
     }
 
-    /// The bytes that the session takes of its device now.
+    /// The bytes that the session uses on its device now.
     pub fn memory_usage(&self) -> MemoryUsage {
         self.device.select().map(|device| device.memory_usage()).unwrap_or_default()
     }
 
-    /// How often the session recorded runs on its GPU, and what became of the recordings: one is made for new sizes and for
-    /// memory that none fits, and as many are kept as `Gpu::with_kept` says.
+    /// The numbers of recordings of runs that the session made on its GPU, reused and dropped. A run is recorded for new sizes
+    /// and for memory that no recording fits. `GpuConfig::with_cached_recordings` sets how many are kept.
     pub fn recordings(&self) -> RecordingCounts {
         self.device.select().map(|device| device.recording_counts()).unwrap_or_default()
     }
@@ -425,7 +451,7 @@ impl Session {
     /// Whether all runs have ended.
     ///
     /// # Errors
-    /// One failed.
+    /// A run failed.
     pub fn poll(&mut self) -> Result<bool, Error> {
         Ok(self.device.select()?.poll()?)
     }
@@ -433,13 +459,13 @@ impl Session {
     /// Waits until all runs have ended.
     ///
     /// # Errors
-    /// One failed, or they have not ended within `limit` and go on.
-    pub fn wait(&mut self, limit: Duration) -> Result<(), Error> {
-        Ok(self.device.select()?.wait(clamp_wait(limit))?)
+    /// A run failed, or the runs did not end before the timeout, and continue.
+    pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        Ok(self.device.select()?.wait(clamp_wait(timeout))?)
     }
 
-    /// Gives the memory of the arenas back until [`resume`](Self::resume). All ranks call both, between runs. Memory of
-    /// inputs and outputs stays.
+    /// Releases the memory of the arenas until [`resume`](Self::resume). All ranks call both, between runs. The memory of
+    /// inputs and outputs outside of the arenas is kept.
     ///
     /// # Errors
     /// A run is in progress, or a rank failed.
@@ -447,17 +473,17 @@ impl Session {
         Ok(self.device.select()?.release_arenas()?)
     }
 
-    /// Takes the memory of the arenas again. Inputs in symmetric memory are to be written again.
+    /// Allocates the memory of the arenas again. Inputs in symmetric memory must be written again.
     ///
     /// # Errors
-    /// There is no memory, or a rank failed.
+    /// There is not enough memory, or a rank failed.
     pub fn resume(&mut self) -> Result<(), Error> {
         Ok(self.device.select()?.resume_arenas()?)
     }
 
-    /// Waits until all runs of this rank have ended, and ends the session, if no other program of it is open. Other ranks may close theirs later; a rank that
-    /// runs it again gets an error that names this rank. Rank 0 of ranks that are processes waits until the others have
-    /// ended the runs that it has ended, up to the limit.
+    /// Waits until all runs of this rank have ended, and ends the session if no other program of it is open. Other ranks may
+    /// close theirs later. A rank that starts another run gets an error that names this rank. If the ranks are processes, rank
+    /// 0 waits until the others have ended the runs that it has ended, but no longer than the timeout.
     ///
     /// # Errors
     /// A run failed, or the session belongs to the process that this one was forked from.

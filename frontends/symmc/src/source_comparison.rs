@@ -1,11 +1,11 @@
-//! The comparison of a plan with its source, over checked plans.
+//! Compares checked plans with their sources.
 
 use symmc_check::CheckedPlan;
 use symmc_compare::{SourceComparison, SourceDifferences};
 
 use crate::error::{Error, ErrorKind};
 
-/// Compares the programs of a plan with its source, node by node, and on drawn values where the nodes differ.
+/// Compares the programs of a plan with its source, node by node. Differing nodes are compared on random values.
 pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
     symmc_compare::compare(plan)
 }
@@ -13,7 +13,7 @@ pub fn compare_with_source(plan: &CheckedPlan) -> SourceComparison {
 /// Requires that a comparison without differences covers every part at all sizes that matter.
 ///
 /// # Errors
-/// What was not compared ([`ErrorKind::Check`]).
+/// Some part was not compared ([`ErrorKind::Check`]). The message names it.
 pub fn require_full_comparison(compared: &SourceComparison) -> Result<(), Error> {
     if compared.is_complete() {
         return Ok(());

@@ -22,17 +22,17 @@ use crate::content::FileContent;
 use crate::error::Error;
 use crate::files::is_stream;
 
-/// The dtype as safetensors has it, which calls dtypes as symmc does, in capitals.
+/// The dtype in safetensors, which has the same names as symmc in capitals.
 ///
 /// # Errors
-/// Files cannot have this dtype.
+/// Safetensors files cannot contain this dtype.
 pub(crate) fn safetensors_dtype(dtype: DType) -> Result<Dtype, String> {
     let name = dtype.name().to_uppercase();
     let found: Result<Dtype, serde::de::value::Error> = Dtype::deserialize(name.as_str().into_deserializer());
     found.map_err(|_| format!("safetensors files have no dtype {dtype}"))
 }
 
-/// The longest header, as of the safetensors library.
+/// The longest header in bytes, as in the safetensors library.
 const MAX_HEADER: usize = 100_000_000;
 
 /// An open file of recorded tensors.
@@ -40,7 +40,7 @@ pub struct TensorFile {
     path: PathBuf,
     map: Arc<MappedFile>,
     header: Metadata,
-    /// Where the data starts in the file.
+    /// The offset of the data in the file.
     start: usize,
     ranks: u32,
     inputs: bool,
@@ -48,10 +48,10 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Opens a file.
+    /// Opens a file and reads its header.
     ///
     /// # Errors
-    /// The file cannot be read or is not in safetensors form.
+    /// The file cannot be read, is not a safetensors file, or has no tensor of a rank.
     pub fn open(path: &Path) -> Result<Self, Error> {
         if path.is_dir() {
             return Err(Error::format(path, "this is a folder; expected a safetensors file"));
@@ -91,12 +91,12 @@ impl TensorFile {
         Ok(TensorFile { path: path.to_path_buf(), map, header, start, ranks, inputs, outputs })
     }
 
-    /// The file.
+    /// The path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The number of ranks that the file has tensors for.
+    /// The number of ranks for which the file has tensors.
     pub fn ranks(&self) -> u32 {
         self.ranks
     }
@@ -106,7 +106,7 @@ impl TensorFile {
         self.header.offset_keys().into_iter()
     }
 
-    /// The file's content, for ranks that must have it alike.
+    /// The content of the file, which ranks compare when they join.
     pub(crate) fn file_content(&self) -> FileContent {
         FileContent(self.map.clone())
     }
@@ -116,7 +116,7 @@ impl TensorFile {
         self.inputs
     }
 
-    /// The shapes of the arguments of rank 0, in their order.
+    /// The shapes of the arguments of rank 0, in their order. Each shape is in elements.
     pub fn argument_shapes(&self) -> Vec<Vec<usize>> {
         let shape = |i| self.header.info(&format!("rank0.in.{i}")).map(|info| info.shape.clone());
         (0usize..).map_while(shape).collect()
@@ -127,24 +127,24 @@ impl TensorFile {
         self.outputs
     }
 
-    /// A weight of a rank.
+    /// The weight of a rank that is stored under this name, `None` if the file has none.
     ///
     /// # Errors
-    /// See [`get`](Self::get).
+    /// As [`get`](Self::get).
     pub fn weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
         self.get(&format!("rank{rank}.w.{source}"))
     }
 
-    /// A weight of a rank in memory that no other process changes.
+    /// A weight of a rank, loaded into memory that no other process changes.
     pub(crate) fn load_weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let found = self.weight(rank, source)?;
         found.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
     }
 
-    /// The first rank whose tensor of this name is not `data`, where the file has one.
+    /// The first rank that has a weight of this name with another value than `data`, if there is one.
     ///
     /// # Errors
-    /// See [`get`](Self::get).
+    /// As [`get`](Self::get). Also if the weight cannot be read.
     pub fn find_differing_rank(&self, source: &str, data: &Tensor) -> Result<Option<u32>, Error> {
         for rank in 0..self.ranks {
             if self.load_weight(rank, source)?.is_some_and(|t| *t != *data) {
@@ -154,10 +154,10 @@ impl TensorFile {
         Ok(None)
     }
 
-    /// An argument of a rank.
+    /// The argument of a rank with this index, `None` if the file has none.
     ///
     /// # Errors
-    /// See [`get`](Self::get).
+    /// As [`get`](Self::get).
     pub fn input(&self, rank: u32, index: usize) -> Result<Option<Arc<Tensor>>, Error> {
         self.get(&format!("rank{rank}.in.{index}"))
     }
@@ -165,7 +165,7 @@ impl TensorFile {
     /// The tensor of this name, `None` if the file has none.
     ///
     /// # Errors
-    /// The tensor has a dtype that symmc does not know.
+    /// The tensor has a dtype that symmc does not support, or the data does not fit its shape.
     pub fn get(&self, name: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let stored = info.dtype.to_string();
@@ -174,16 +174,15 @@ impl TensorFile {
             Error::format(&self.path, format!("{name}: the dtype {stored} is not supported"))
         })?;
         let (from, to) = info.data_offsets;
-        let (from, to) = (self.start + from, self.start + to);
-        let tensor = match from.is_multiple_of(dtype.size()) {
-            true => BackingSlice::new(self.map.clone(), from..to)
-                .and_then(|part| Tensor::from_backing(dtype, info.shape.as_slice(), part)),
-            // Elements that lie across their alignment are read from a copy.
-            false => {
-                let mut data = vec![0; to.saturating_sub(from)];
-                self.map.read(from, &mut data).map_err(|e| Error::format(&self.path, e))?;
-                Tensor::new(dtype, info.shape.as_slice(), data)
-            }
+        let range = self.start + from..self.start + to;
+        let tensor = if range.start.is_multiple_of(dtype.size()) {
+            BackingSlice::new(self.map.clone(), range)
+                .and_then(|part| Tensor::from_backing(dtype, info.shape.as_slice(), part))
+        } else {
+            // Elements that are not aligned are read from a copy.
+            let mut data = vec![0; range.len()];
+            self.map.read(range.start, &mut data).map_err(|e| Error::format(&self.path, e))?;
+            Tensor::new(dtype, info.shape.as_slice(), data)
         };
         tensor
             .map(|t| Some(Arc::new(t)))
@@ -197,13 +196,13 @@ impl fmt::Debug for TensorFile {
     }
 }
 
-/// Why a file has no header that can be used.
+/// The reason why a file has no usable header.
 enum HeaderError {
     Io(io::Error),
     Format(SafeTensorError),
 }
 
-/// Where the data starts, and the header before it.
+/// The offset of the data, and the header before it.
 fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
     let size = map.size();
     let mut length = [0; 8];
@@ -226,13 +225,14 @@ fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
     let header: Metadata = serde_json::from_str(text)
         .map_err(SafeTensorError::InvalidHeaderDeserialization)
         .map_err(HeaderError::Format)?;
-    match header.data_len() == size - start {
-        true => Ok((start, header)),
-        false => Err(HeaderError::Format(SafeTensorError::MetadataIncompleteBuffer)),
+    if header.data_len() == size - start {
+        Ok((start, header))
+    } else {
+        Err(HeaderError::Format(SafeTensorError::MetadataIncompleteBuffer))
     }
 }
 
-/// `rank{r}.{rest}` as its parts.
+/// Splits `rank{r}.{rest}` into its parts.
 fn split_rank_prefix(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
     let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
@@ -246,7 +246,7 @@ mod tests {
 
     use super::*;
 
-    /// A file with one weight of rank 0, of so many floats.
+    /// A file with one weight of rank 0, of `elements` floats.
     fn file(folder: &Path, elements: usize) -> PathBuf {
         let bytes = elements * 4;
         let header =
@@ -257,7 +257,7 @@ mod tests {
         path
     }
 
-    /// Each length that a file may be cut to after it was mapped, and before it was mapped.
+    /// Shortens the file to several lengths, after and before it is mapped.
     #[test]
     fn a_file_that_is_shortened_is_an_error() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,17 +1,17 @@
-//! What a profile says of computation and of contention, from measured runs of small programs.
+//! Measures the computation and the contention of a machine profile, by running small programs.
 //!
-//! Each value follows from the time of one or two programs. With `P` the time of products that fill the machine, `C` that of
-//! collectives alone (by the curves of the profile) and `T` that of both side by side:
-//! - *taken*: one collective beside so many products that it ends before them. The products then take `T = P + C * taken`.
-//! - *rate*: so many collectives beside one product that it ends before them. The product takes `P' = P / (1 - taken * rate)`, the
-//!   collectives run at `rate` meanwhile and then alone, `T = C + P' * (1 - rate)`, so
+//! Each value follows from the time of one or two programs. Let `P` be the time of products that fill the machine, `C` that of
+//! collectives alone (by the curves of the profile), and `T` that of both running concurrently:
+//! - *taken*: one collective next to enough products that it ends before them. The products then take `T = P + C * taken`.
+//! - *rate*: enough collectives next to one product that the product ends before them. The product takes
+//!   `P' = P / (1 - taken * rate)`. The collectives run at `rate` meanwhile and then alone, `T = C + P' * (1 - rate)`, so
 //!   `rate = (P - (T - C)) / (P - (T - C) * taken)`.
-//! - *crossing*: a chain of collectives and small kernels in turn, with products beside the collectives that end before them.
+//! - *crossing*: a chain in which collectives and small kernels alternate, next to products that end before the collectives.
 //!   Each link takes the collective, the kernel and two crossings.
 //!
-//! Programs are planned in the order of their text, without passes, so nothing but the named variant runs. Measuring is a function
-//! from a plan to microseconds: on GPUs [`crate::bench::program`], in tests the model itself.
-//! A value that cannot be measured keeps what the profile has, with a note that names it.
+//! Programs are planned in the order of their text, without passes, so that exactly the named variant runs. Measuring is a
+//! function from a plan to microseconds: on GPUs [`crate::bench::measure_program`], in tests the model itself.
+//! A value that cannot be measured keeps its value in the profile, with a note that names it.
 
 use std::collections::BTreeSet;
 
@@ -24,32 +24,33 @@ use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
 
 use crate::error::{Error, ErrorKind};
 
-/// The columns of products, and of the rows of collectives.
+/// The columns of products, and of the rows that collectives exchange.
 const COLUMNS: u64 = 4096;
-/// Products in a row, each with weights of its own, so that caches hold none of them.
+/// The number of consecutive products, each with different weights so that caches hold none of them.
 const PRODUCTS: usize = 8;
 /// The rows of products whose rates are measured.
 const ROWS: [u64; 6] = [1, 16, 64, 256, 1024, 4096];
-/// The bytes of collectives beside products; fewer where the variant is for small messages alone.
+/// The bytes of collectives next to products; fewer for variants that serve small messages only.
 const BYTES: u64 = 16 << 20;
-/// The most products beside one collective, and the most collectives beside one product.
+/// The most products next to one collective, and the most collectives next to one product.
 const MOST: usize = 24;
-/// Kernels, and links of the chain that crosses between the lanes.
+/// The number of small kernels.
 const KERNELS: usize = 32;
+/// The number of links of the chain that crosses between the lanes.
 const LINKS: usize = 16;
 
-/// Measures a plan: microseconds of a run.
+/// Measures a plan: returns the microseconds of one run.
 pub type Measure<'a> = &'a dyn Fn(&CheckedPlan) -> Result<f64, Error>;
 
-/// What was measured.
+/// The result of measuring a machine.
 pub struct TuneResult {
-    /// The profile with all that could be measured.
+    /// The profile, with all values that could be measured.
     pub profile: MachineProfile,
-    /// What could not be measured, and why.
+    /// The values that could not be measured, with the reasons.
     pub notes: Vec<String>,
 }
 
-/// Measures how fast a machine computes, and what collectives and computation take from each other, on groups of `ranks`
+/// Measures how fast a machine computes, and how much collectives and computation slow each other down, on groups of `ranks`
 /// ranks. `profile` has the curves of the machine.
 pub fn tune_profile(profile: MachineProfile, ranks: u32, measure: Measure<'_>) -> TuneResult {
     let mut tuning = ProfileTuner { ranks, measure, profile, notes: Vec::new() };
@@ -70,19 +71,19 @@ struct ProfileTuner<'a> {
     notes: Vec<String>,
 }
 
-/// A program with what its steps are.
+/// A program and its plan.
 struct TunePlan {
     graph: Graph,
     plan: CheckedPlan,
 }
 
 impl ProfileTuner<'_> {
-    /// The value, or a note that says why there is none.
+    /// The value, or `None` with a note that gives the reason.
     fn value_or_note<T>(&mut self, what: &str, found: Result<T, Error>) -> Option<T> {
         found.inspect_err(|e| self.notes.push(format!("{what} is not measured: {e}"))).ok()
     }
 
-    /// The plan of a program in the order of its text.
+    /// Plans a program in the order of its text.
     fn plan_text(&self, body: &str) -> Result<TunePlan, Error> {
         let defect = |e: String| {
             Error::new(ErrorKind::Defect, format!("a program of symmc tune: {e}; this is a defect of symmc"))
@@ -118,7 +119,7 @@ impl ProfileTuner<'_> {
         }
     }
 
-    /// The least time of a kernel: many of few elements, each of which needs the one before.
+    /// Measures the least time of a kernel, by many kernels of few elements that depend on each other.
     fn measure_kernels(&mut self) {
         let found = self.time_program(&small_kernels_text(KERNELS));
         if let Some((us, planned)) = self.value_or_note("the time of small kernels", found) {
@@ -127,7 +128,7 @@ impl ProfileTuner<'_> {
         }
     }
 
-    /// The rates of products by their rows.
+    /// Measures the rates of products by their rows.
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
         for rows in ROWS {
@@ -157,7 +158,7 @@ impl ProfileTuner<'_> {
         }
     }
 
-    /// What each variant and products take from each other.
+    /// Measures how much each variant and products slow each other down.
     fn measure_contention(&mut self) {
         let Some((product, _)) =
             self.value_or_note("a product", self.time_program(&products_text(4096, "bf16", PRODUCTS)))
@@ -180,7 +181,7 @@ impl ProfileTuner<'_> {
         }
     }
 
-    /// What one variant and products of `product` µs each take from each other.
+    /// Measures how much one variant and products of `product` µs each slow each other down.
     fn contention_of_variant(
         &self,
         kind: &CollectiveKind,
@@ -195,9 +196,10 @@ impl ProfileTuner<'_> {
         let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
         };
-        // The last collective of a run keeps its exit barrier. Long enough at the rate that is assumed without measurements, and twice that.
+        // The last collective of a run keeps its exit barrier. The products cover the collective at the rate that is assumed
+        // without measurements, twice.
         let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MOST);
-        // Of the step at the end.
+        // The kernel of the step at the end.
         let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
         let (both, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
@@ -207,7 +209,8 @@ impl ProfileTuner<'_> {
         let (both, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
-        // Collectives of one program may take other times than those of the curves, which follow one another on the same bytes.
+        // Collectives of one program may take other times than the curves, whose collectives follow one another on the same
+        // bytes.
         let (without, _) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
         let longer = both - without;
@@ -223,7 +226,7 @@ impl ProfileTuner<'_> {
         })
     }
 
-    /// No product waits for a collective, nor the other way round, except for the last step, which needs all collectives.
+    /// Checks that no product waits for a collective, nor the other way round. The last step is exempt: it needs all collectives.
     fn check_lanes(&self, planned: &TunePlan) -> Result<(), Error> {
         let bucket = &planned.plan.buckets[0];
         let last = bucket.steps.len().saturating_sub(1);
@@ -236,7 +239,7 @@ impl ProfileTuner<'_> {
         }
     }
 
-    /// The time between the lanes.
+    /// Measures the time between the lanes.
     fn measure_crossing(&mut self) {
         let found = self.time_crossing_chain();
         if let Some(us) = self.value_or_note("the time between lanes", found) {
@@ -251,7 +254,7 @@ impl ProfileTuner<'_> {
         let collective = self.profile.estimate_collective(kind, variant, None, bytes, self.ranks);
         let collective = collective
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()))?;
-        // The largest product of which two end well before the collective.
+        // The largest product for which two products end well before the collective.
         let rows = [256u64, 128, 64, 16].into_iter().find(|&rows| {
             let operations = OperationCounts {
                 matmul_16bit: 2 * rows * COLUMNS * COLUMNS,
@@ -261,8 +264,8 @@ impl ProfileTuner<'_> {
             self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 4.0
         });
         let rows = rows.unwrap_or(16);
-        // Without a product everything runs on one lane. Each product delays the collective by the same time, and the crossings take the
-        // same time for one product as for two, so extrapolating from two products and one to none leaves the crossings alone.
+        // Without a product everything runs on one lane. Each product delays the collective by the same time, and the crossings
+        // take the same time for one product as for two. Extrapolating from two products and one to none leaves the crossings.
         let time = |count: usize| {
             Ok::<f64, Error>(self.time_program(&alternating_chain_text(variant, bytes, rows, count))?.0)
         };
@@ -298,7 +301,7 @@ fn product_chain_text(rows: u64, dtype: &str, count: usize) -> (String, String) 
     let mut header = format!("arg %p0: {dtype}[{rows}, {COLUMNS}]\n");
     let mut body = String::new();
     for i in 0..count {
-        // Weights are used again only after others have passed the caches.
+        // Weights are used again only after the others have passed through the caches.
         let weight = i % PRODUCTS;
         if i < PRODUCTS {
             header += &format!("param %w{i}: {dtype}[{COLUMNS}, {COLUMNS}]\n");
@@ -340,7 +343,7 @@ fn concurrent_text(
             variant.name()
         );
     }
-    // Results that a step needs at the end keep their memory until then, so that no product waits for it.
+    // A step at the end needs the results, so they keep their memory until then. No product waits for it.
     let mut parts = String::new();
     for i in 0..collectives {
         parts += &format!("%d{i}: bf16[1, {COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
@@ -354,8 +357,8 @@ fn concurrent_text(
     )
 }
 
-/// A chain in which all-reduces and small steps alternate. Beside each all-reduce there are `count` products, which the chain does not
-/// wait for.
+/// A chain in which all-reduces and small steps alternate. Next to each all-reduce there are `count` products, for which the
+/// chain does not wait.
 fn alternating_chain_text(variant: CollectiveVariant, bytes: u64, rows: u64, count: usize) -> String {
     let elements = bytes / 2;
     let (header, _) = product_chain_text(rows, "bf16", PRODUCTS);
@@ -386,7 +389,7 @@ mod tests {
     use super::*;
     use crate::estimate::estimate;
 
-    /// A machine of which all is known.
+    /// A machine whose values are all known.
     fn known(ranks: u32) -> MachineProfile {
         let mut profile = MachineProfile::builtin(MachineProfile::nearest_builtin(ranks)).expect("built in");
         profile.throughput = Some(Throughput {
@@ -425,7 +428,7 @@ mod tests {
         profile
     }
 
-    /// What a tuning starts with: the curves, and other numbers for all else.
+    /// The start of a tuning: the curves, with different numbers for all other values.
     fn unknown(known: &MachineProfile) -> MachineProfile {
         let throughput = MachineProfile::builtin("h200x8").and_then(|p| p.throughput);
         MachineProfile { throughput, product_rates: vec![], contention: vec![], ..known.clone() }
@@ -435,7 +438,7 @@ mod tests {
         (found - expected).abs() <= part * expected
     }
 
-    /// Measured by the model, a machine comes out as it is.
+    /// A machine is measured by the model of a profile, and the result is that profile.
     #[test]
     fn a_machine_is_found_by_what_its_programs_take() {
         for ranks in [2, 4] {
@@ -469,7 +472,7 @@ mod tests {
         }
     }
 
-    /// What cannot be measured is named, keeps what it was, and stops nothing else.
+    /// A value that cannot be measured is named and keeps its old value. The others are measured.
     #[test]
     fn measurements_that_fail_are_named() {
         let known = known(2);
@@ -489,7 +492,7 @@ mod tests {
         assert!(found.attention == before.attention && found.kernel_us != before.kernel_us);
         assert!(profile.contention.iter().all(|c| c.variant != CollectiveVariant::Push));
         assert!(profile.contention.len() > 4 && profile.product_rates.len() == ROWS.len() - 1);
-        // Nothing runs at all: all is as it was.
+        // Nothing can be measured: all values stay as they were.
         let nothing = |_: &CheckedPlan| Err(Error::new(ErrorKind::Run, "no GPU".to_string()));
         let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &nothing);
         assert_eq!(profile, MachineProfile { version: VERSION, ..start });

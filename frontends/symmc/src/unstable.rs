@@ -1,9 +1,8 @@
-//! The crates that symmc is made of, as they are.
+//! The inner crates of symmc, without any promise of stability.
 //!
-//! Nothing here is stable: a minor version may change or remove any of it. What is named at the top of the crate is, but
-//! of the types that it takes from here, such as [`Graph`](crate::Graph) and [`Plan`](crate::Plan), only the name and that
-//! they can be held, cloned and passed on; what they hold inside is described, and changes, here.
-
+//! A minor version may change or remove any item here. The items at the top of the crate are stable. Some of them are types
+//! from here, such as [`Graph`](crate::Graph) and [`Plan`](crate::Plan): these are stable only as names, to be held, cloned
+//! and passed on. Their fields and methods are described here, and change with any version.
 pub use symmc_check as check;
 pub use symmc_control as control;
 #[cfg(feature = "cuda")]

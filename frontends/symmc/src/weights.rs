@@ -5,21 +5,20 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::Tensor;
 
-/// Weights that came with a program.
+/// Weights that came with a program, by rank and by the name under which they are stored.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Weights {
-    /// Their data by source name: those of every rank where a file of each gave the program, else those of the one
-    /// that exported it.
+    /// The data of each rank, by source name. If only one file gave the program, there is one entry: the rank that exported it.
     pub(crate) ranks: Vec<IndexMap<String, Arc<Tensor>>>,
-    /// Those of them that PyTorch calls buffers. Every rank has the same where no file says otherwise.
+    /// The weights that PyTorch calls buffers. Every rank has the same value unless a file says otherwise.
     pub(crate) buffers: Vec<String>,
-    /// The names of tensors that have several: tied weights. What gives one of them gives all.
+    /// The sets of names of tied weights. A file that gives one of the names gives all.
     pub(crate) ties: Vec<Vec<String>>,
 }
 
 impl Weights {
-    /// Weights by source name, of every rank or of the one that exported the program.
+    /// Weights by source name, one item for each rank, or one item for the rank that exported the program.
     pub fn new<N: Into<String>>(
         ranks: impl IntoIterator<Item = impl IntoIterator<Item = (N, Arc<Tensor>)>>,
     ) -> Weights {
@@ -28,12 +27,12 @@ impl Weights {
         Weights { ranks: ranks.collect(), ..Weights::default() }
     }
 
-    /// Sets which of them PyTorch calls buffers.
+    /// Sets the names of the weights that PyTorch calls buffers: every rank has the same value of these.
     pub fn with_buffers(self, buffers: impl IntoIterator<Item = impl Into<String>>) -> Weights {
         Weights { buffers: buffers.into_iter().map(Into::into).collect(), ..self }
     }
 
-    /// Sets which names are those of one tensor.
+    /// Sets the names that belong to one tensor (tied weights), one list for each such tensor.
     pub fn with_ties<N: Into<String>>(
         self,
         ties: impl IntoIterator<Item = impl IntoIterator<Item = N>>,
@@ -42,12 +41,12 @@ impl Weights {
         Weights { ties: ties.collect(), ..self }
     }
 
-    /// A weight of a rank among so many, if it came with the program.
+    /// The weight of a rank of `ranks` that is stored under `source`, if it came with the program.
     pub fn get(&self, source: &str, rank: u32, ranks: u32) -> Option<&Arc<Tensor>> {
         self.weights_of_rank(rank, ranks)?.get(source)
     }
 
-    /// Those of a rank among so many; `None` where only another rank's may be known.
+    /// The weights of a rank of `ranks`; `None` if only those of another rank may be known.
     pub(crate) fn weights_of_rank(&self, rank: u32, ranks: u32) -> Option<&IndexMap<String, Arc<Tensor>>> {
         self.ranks.get(rank as usize).filter(|_| self.ranks.len() == ranks as usize)
     }
@@ -58,7 +57,7 @@ impl Weights {
         tie.into_iter().flatten().map(String::as_str).filter(move |n| *n != source)
     }
 
-    /// A buffer, which every rank has alike.
+    /// A buffer, which has the same value on every rank.
     pub(crate) fn find_buffer(&self, source: &str) -> Option<&Arc<Tensor>> {
         let known = self.buffers.iter().any(|b| b == source);
         self.ranks.first().filter(|_| known)?.get(source)

@@ -1,5 +1,4 @@
-//! What a run needs besides the plan: the values of the symbols, every rank's inputs, and the outputs that
-//! are expected, if they are known.
+//! The inputs of a run: the values of the symbols, every rank's inputs, and the expected outputs if they are known.
 
 use std::sync::Arc;
 
@@ -27,25 +26,26 @@ pub struct Workload {
     pub inputs: Vec<Vec<Arc<Tensor>>>,
     /// The expected outputs, if a file records them.
     pub expected: Option<ExpectedOutputs>,
-    /// Why the outputs that a file records cannot be compared with, where it records some and `expected` has none.
+    /// The reason why the recorded outputs of a file cannot be compared. `expected` is `None` then.
     pub incomparable: Option<String>,
-    /// What was drawn or assumed, for people.
+    /// Notes for the user: inputs that were generated, sizes that were assumed.
     pub notes: Vec<String>,
-    /// Where the inputs come from, by name: what ranks of one run must have alike.
+    /// The sources of the inputs, by name. All ranks of a run must agree on them.
     pub settings: Vec<JoinTerm>,
 }
 
-/// How inputs that no file gives are made.
+/// The options for generating inputs that no file gives.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct DrawConfig {
     /// The seed; equal seeds give equal inputs on every machine.
     pub seed: u64,
-    /// Draw the arguments even if a file records them.
+    /// Whether to generate the arguments even if a file records them.
     pub arguments: bool,
-    /// Values of symbols by name (or by the name in the original file).
+    /// Values of symbols by name, or by the name in the original file.
     pub symbols: Vec<(String, i64)>,
-    /// Whether ranks get the same arguments. By default only those that no collective takes as operand.
+    /// Whether ranks get the same arguments. By default ranks get the same value for arguments that no collective takes as its
+    /// operand.
     pub ranks: RankDraw,
 }
 
@@ -55,17 +55,17 @@ impl DrawConfig {
         DrawConfig { seed, ..self }
     }
 
-    /// Sets whether the arguments are drawn even if a file records them.
+    /// Sets whether arguments are generated even if a file records them.
     pub fn with_arguments(self, arguments: bool) -> DrawConfig {
         DrawConfig { arguments, ..self }
     }
 
-    /// Sets which drawn arguments differ by rank.
+    /// Sets which generated arguments differ by rank.
     pub fn with_ranks(self, ranks: RankDraw) -> DrawConfig {
         DrawConfig { ranks, ..self }
     }
 
-    /// Sets the values of symbols by name.
+    /// Sets the values of symbols, by name.
     pub fn with_symbols(self, symbols: impl IntoIterator<Item = (impl Into<String>, i64)>) -> DrawConfig {
         DrawConfig {
             symbols: symbols.into_iter().map(|(name, value)| (name.into(), value)).collect(),
@@ -74,21 +74,27 @@ impl DrawConfig {
     }
 }
 
-/// A symbol that nothing fixes is this, clamped to its range.
+/// The value of a symbol that nothing sets, clamped to its range.
 const DEFAULT_EXTENT: i64 = 16;
 
 impl Workload {
-    /// Inputs of the caller's own: the values of the program's symbols, and for each rank one tensor for each input of
-    /// the program, in its order. Whether they fit is asked when they run.
+    /// A workload of the caller's own inputs: the values of the program's symbols, and for each rank one tensor for each input
+    /// of the program, in its order. A run checks whether they fit.
     pub fn new(bindings: SymbolBindings, inputs: Vec<Vec<Arc<Tensor>>>) -> Self {
-        let (notes, settings) = (Vec::new(), Vec::new());
-        Workload { bindings, inputs, expected: None, incomparable: None, notes, settings }
+        Workload {
+            bindings,
+            inputs,
+            expected: None,
+            incomparable: None,
+            notes: Vec::new(),
+            settings: Vec::new(),
+        }
     }
 
-    /// Everything from a file of recorded tensors.
+    /// Takes all inputs from a file of recorded tensors.
     ///
     /// # Errors
-    /// See [`gather`](Self::gather); or the file records outputs that are not the program's.
+    /// As [`gather`](Self::gather). Also if the file records outputs that are not the program's.
     pub fn recorded(program: &Program, tensors: &TensorFile) -> Result<Self, Error> {
         let work = Workload::gather(&program.graph, &program.weights, Some(tensors), &DrawConfig::default())?;
         match work.incomparable {
@@ -97,13 +103,15 @@ impl Workload {
         }
     }
 
-    /// Collects the inputs of every rank of `graph`: constants from the program; parameters from `tensors`
-    /// where it has them or a tensor tied to them, else from `weights` where these are of all ranks or buffers, else, without a file, drawn; arguments from `tensors` where
-    /// it records them and nothing asks for other ones, else drawn.
+    /// Collects the inputs of every rank of `graph`:
+    /// - Constants come from the program.
+    /// - Parameters come from `tensors`, if it has them or a tensor tied to them. Otherwise they come from `weights`, if these
+    ///   are of all ranks or buffers. Without a file they are generated.
+    /// - Arguments come from `tensors`, if it records them and `draw` does not ask for others. Otherwise they are generated.
     ///
     /// # Errors
-    /// A weight or argument is missing or has the wrong dtype or shape, a symbol is unknown or out of its
-    /// range or told by nothing, or the file is for another number of ranks or another number of arguments.
+    /// A weight or argument is missing or has the wrong dtype or shape. A symbol is unknown, out of its range, or without a
+    /// value. The file is for another number of ranks or of arguments.
     pub fn gather(
         graph: &Graph,
         weights: &Weights,
@@ -115,7 +123,7 @@ impl Workload {
             let found = file.ranks();
             return Err(Error::format(
                 file.path(),
-                format!("the program runs on {}, the file is for {found}", ranks_text(ranks)),
+                format!("the program runs on {}, the file has tensors for {found}", ranks_text(ranks)),
             ));
         }
         if tensors.is_some() {
@@ -132,7 +140,7 @@ impl Workload {
             }
         };
         if tensors.is_none() || recorded.is_none() {
-            // A file's weights are mapped.
+            // The weights of a file are mapped, not held in memory.
             let held = |i: &GraphInput| i.kind == InputKind::Argument || tensors.is_none();
             memory::check_available_memory(graph, &bindings, held)?;
         }
@@ -174,7 +182,7 @@ impl Workload {
     }
 }
 
-/// The names of the tensor file and of the seed, as far as inputs come from there.
+/// The tensor file and the seed as terms on which ranks must agree, if inputs come from them.
 fn collect_run_terms(
     tensors: Option<&TensorFile>,
     draw: &DrawConfig,
@@ -196,35 +204,35 @@ fn collect_run_terms(
 /// The most arguments that a note names.
 const NAMED: usize = 8;
 
-/// The arguments that differ by rank, as the end of a note.
+/// The end of a note: which arguments differ by rank.
 fn describe_differing(graph: &Graph, seeds: &SeededInputs<'_>) -> String {
     let arguments = graph.inputs.iter().filter(|(_, input)| input.kind == InputKind::Argument);
     let (differing, shared): (Vec<_>, Vec<_>) = arguments.partition(|(id, _)| seeds.differs_by_rank(*id));
     let names = differing.iter().map(|(_, input)| format!("%{}", graph.value_name(input.value)));
     match (differing.len(), shared.len()) {
-        (0, _) => ", alike on all ranks".to_string(),
-        (_, 0) => ", others on each rank".to_string(),
-        _ => format!(", others on each rank for {}", list_names(&names.collect::<Vec<_>>(), NAMED)),
+        (0, _) => ", the same on all ranks".to_string(),
+        (_, 0) => ", different on each rank".to_string(),
+        _ => format!(", different on each rank for {}", list_names(&names.collect::<Vec<_>>(), NAMED)),
     }
 }
 
-/// Noted where a parameter is drawn.
+/// The note for generated parameters.
 const WEIGHTS_DRAWN: &str = "weights drawn from the seed";
 
 fn argument_inputs(graph: &Graph) -> impl Iterator<Item = &GraphInput> {
     graph.inputs.values().filter(|i| i.kind == InputKind::Argument)
 }
 
-/// The values of all symbols of a program, from those that are set by name.
+/// The values of all symbols of a program, from values that are set by name.
 ///
 /// # Errors
-/// A name is unknown, a value is out of range, or a symbol has none.
+/// A name is unknown, a value is out of range, or a symbol has no value.
 pub fn resolve_bindings(graph: &Graph, set: &[(String, i64)]) -> Result<SymbolBindings, Error> {
     let mut bindings = SymbolBindings::new();
     resolve_set_symbols(graph, set)?.into_iter().for_each(|(id, value)| bindings.set(id, value));
     match graph.symbols.iter().find(|(id, _)| bindings.get(*id).is_none()) {
         Some((_, symbol)) => {
-            Err(Error::invalid_request(format!("the symbol {} has no value: set one", symbol.name)))
+            Err(Error::invalid_request(format!("symbol {} has no value: set its size", symbol.name)))
         }
         None => Ok(bindings),
     }
@@ -256,7 +264,7 @@ fn resolve_set_symbols(graph: &Graph, set: &[(String, i64)]) -> Result<Vec<(Symb
 /// The symbol of this name, or of this name in the original file.
 ///
 /// # Errors
-/// There is none; the message lists those there are.
+/// There is no such symbol. The message lists the symbols.
 pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> {
     let found = graph
         .symbols
@@ -270,13 +278,13 @@ pub(crate) fn find_symbol(graph: &Graph, name: &str) -> Result<SymbolId, Error> 
     })
 }
 
-/// Where the arguments of a run come from.
+/// The source of the arguments of a run.
 enum ArgumentSource {
-    /// The file, which implies these bindings.
+    /// The file, whose shapes imply these bindings.
     Recorded(SymbolBindings, Vec<Vec<Arc<Tensor>>>),
-    /// A seed; why not the file's.
+    /// A seed, with the reason why the file's outputs cannot be compared.
     Drawn(String),
-    /// The program takes none.
+    /// The program takes no arguments.
     Nothing,
 }
 
@@ -292,7 +300,7 @@ fn find_argument_source(
         return Ok(ArgumentSource::Nothing);
     }
     if draw.arguments {
-        return Ok(ArgumentSource::Drawn("its outputs are not those of arguments that a seed draws".into()));
+        return Ok(ArgumentSource::Drawn("its outputs are not those of the generated arguments".into()));
     }
     let Some(file) = tensors.filter(|f| f.has_inputs()) else {
         return Ok(ArgumentSource::Drawn("the arguments of its outputs (rank<r>.in.<i>) are missing".into()));
@@ -309,7 +317,7 @@ fn find_argument_source(
     Ok(ArgumentSource::Recorded(complete_bindings(graph, bindings, set, file)?, recorded))
 }
 
-/// Recorded arguments of all ranks, which are those of the program and no more.
+/// The recorded arguments of all ranks. The file must have exactly those of the program.
 fn recorded_arguments(
     graph: &Graph,
     file: &TensorFile,
@@ -329,19 +337,20 @@ fn recorded_arguments(
         .collect::<Result<_, Error>>()?;
     if let Some(surplus) = recorded_outputs::surplus_argument(file, ranks, count) {
         let symbols: Vec<&str> = graph.symbols.values().map(|s| s.name.as_str()).collect();
-        let advice = match symbols.is_empty() {
-            true => String::new(),
-            false => format!(
-                " that are tensors; integer ones are symbols ({}), set with --set",
+        let advice = if symbols.is_empty() {
+            String::new()
+        } else {
+            format!(
+                " that are tensors; integer arguments are symbols ({}), whose sizes are set by name",
                 symbols.join(", ")
-            ),
+            )
         };
         return Err(Error::format(file.path(), format!("{surplus}: the program has {takes}{advice}")));
     }
     Ok(all)
 }
 
-/// The bindings that recorded arguments imply.
+/// The bindings that the shapes of recorded arguments imply.
 fn solve_recorded_bindings(
     graph: &Graph,
     recorded: &[Vec<Arc<Tensor>>],
@@ -356,7 +365,7 @@ fn solve_recorded_bindings(
             .map_err(|e| Error::format(file.path(), argument_error(graph, rank, e)))?;
         if let Some(first) = solved.as_ref().filter(|&b| *b != bindings) {
             return Err(Error::invalid_request(format!(
-                "the recorded arguments of rank {rank} have other extents than those of rank 0: {bindings:?} and {first:?}"
+                "the recorded arguments of rank {rank} have other sizes than those of rank 0: {bindings:?} and {first:?}"
             )));
         }
         solved = Some(bindings);
@@ -364,8 +373,8 @@ fn solve_recorded_bindings(
     Ok(solved.unwrap_or_default())
 }
 
-/// What arguments imply and what the caller set. What was recorded is the outcome of one value of each symbol, so none
-/// is assumed.
+/// The bindings that the arguments imply, together with those that the caller set. Recorded outputs belong to one value of each
+/// symbol, so no value is assumed.
 fn complete_bindings(
     graph: &Graph,
     mut bindings: SymbolBindings,
@@ -378,14 +387,14 @@ fn complete_bindings(
             let name = &symbol.name;
             Err(Error::format(
                 file.path(),
-                format!("no recorded argument has an extent that tells {name} (set it with --set {name}=N)"),
+                format!("no shape of a recorded argument gives a value for symbol {name}: set its size"),
             ))
         }
         None => Ok(bindings),
     }
 }
 
-/// What is wrong with a recorded argument, by the name it has in the file.
+/// The error of a recorded argument, by its name in the file.
 fn argument_error(graph: &Graph, rank: usize, error: InterpError) -> String {
     let (input, expected, found) = match error {
         InterpError::InputDType { input, expected, found, .. } => {
@@ -398,7 +407,7 @@ fn argument_error(graph: &Graph, rank: usize, error: InterpError) -> String {
     format!("rank{rank}.in.{index} (%{input}): expected {expected}, found {found}")
 }
 
-/// Bindings where no recorded argument decides: what the caller set, else a default.
+/// The bindings if no recorded argument gives them: those that the caller set, otherwise a default.
 fn default_bindings(graph: &Graph, set: &[(SymbolId, i64)], notes: &mut Vec<String>) -> SymbolBindings {
     let mut bindings = SymbolBindings::new();
     for (id, symbol) in graph.symbols.iter() {
@@ -406,7 +415,10 @@ fn default_bindings(graph: &Graph, set: &[(SymbolId, i64)], notes: &mut Vec<Stri
             Some(&(_, value)) => value,
             None => {
                 let value = DEFAULT_EXTENT.clamp(symbol.min, symbol.max);
-                notes.push(format!("{}={value} (set it with --set {}=N)", symbol.name, symbol.name));
+                notes.push(format!(
+                    "{}={value}, the default: set symbol {} for another size",
+                    symbol.name, symbol.name
+                ));
                 value
             }
         };
@@ -464,7 +476,7 @@ impl InputSources<'_> {
         find_parameter(self.graph, self.weights, self.tensors, rank, input, &|| self.describe_type(input))
     }
 
-    /// Refuses a file that gives a rank another value of what is a constant of the program.
+    /// Refuses a file that gives a rank another value for a constant of the program.
     fn check_constant_matches(&self, rank: u32, input: &GraphInput, data: &Tensor) -> Result<(), Error> {
         self.tensors.map_or(Ok(()), |file| check_constant_matches(file, rank, input, data))
     }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use symmc::unstable::ir::SymbolBindings;
 use symmc::unstable::plan::Bucket;
 use symmc::{
@@ -97,7 +97,7 @@ fn sizes_to_measure(plan: &CheckedPlan, set: &[(String, i64)]) -> Result<Vec<(St
         sizes.join(" ")
     };
     if !set.is_empty() || source.symbols.is_empty() {
-        return Ok(vec![(label(set), symmc::resolve_bindings(source, set)?)]);
+        return Ok(vec![(label(set), symmc::resolve_bindings(source, set).context("--set")?)]);
     }
     let upper_ends = |bucket: &Bucket| {
         let upper: Vec<(String, i64)> =

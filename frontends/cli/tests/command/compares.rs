@@ -86,7 +86,7 @@ fn outputs_recorded_otherwise_are_errors() {
 fn recorded_outputs_of_other_arguments_are_errors() {
     refused("--set tokens=7", &["tokens=2, not of tokens=7", "--compare interpreter"], |_| ());
     refused("--set tokens=7 --compare recorded", &["tokens=2, not of tokens=7"], |_| ());
-    refused("--seed 1", &["a seed draws", "--compare none"], |_| ());
+    refused("--seed 1", &["generated arguments", "--compare none"], |_| ());
     refused("", &["arguments of its outputs", "missing"], |all| all.retain(|t| !t.0.contains(".in.")));
     let dir = tempfile::tempdir().expect("a folder");
     assert!(run(dir.path(), "--set tokens=7 --compare interpreter", |_| ()).status.success());
@@ -290,9 +290,9 @@ fn drawn_operands_of_collectives_differ_by_rank() {
         let said = String::from_utf8_lossy(&out.stderr).into_owned();
         assert!(out.status.success(), "{said}");
         let note = match option {
-            "--draw shared" => "arguments drawn from seed 1, alike on all ranks",
-            "--draw per-rank" => "arguments drawn from seed 1, others on each rank",
-            _ => "arguments drawn from seed 1, others on each rank for %x",
+            "--draw shared" => "arguments drawn from seed 1, the same on all ranks",
+            "--draw per-rank" => "arguments drawn from seed 1, different on each rank",
+            _ => "arguments drawn from seed 1, different on each rank for %x",
         };
         assert!(said.contains(&format!("note: {note}\n")), "{said}");
         let outputs = symmc::TensorFile::open(&file).expect("outputs");

@@ -116,7 +116,7 @@ fn names_that_do_not_exist() {
     says("run megatron_tp4_f32.pt2 --machine a100x2", &known);
     says("tune --ranks 2 --curves a100x2 -o x.json", &known);
     says("plan megatron_tp4_f32.pt2 --bind foo", &["foo", "ids"]);
-    says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is no argument", "ids"]);
+    says("plan megatron_tp4_f32.pt2 --bind p_e_weight", &["p_e_weight is not an argument", "ids"]);
     says("plan megatron_tp4_f32.pt2 --group tp=0,1,2,3", &["`tp`", "no such group", "it has: 0"]);
     says("plan mesh_2x2.pt2", &["group `3` (node `all_reduce`)", "group `1`", "--group '3=0,1;2,3'"]);
     let text = failure(&mut symmc("ops nosuch"), 2);

@@ -1,4 +1,4 @@
-"""Plans for tensor programs with collectives: communication buffers go into symmetric memory, and the plans run.
+"""Compiles tensor programs with collectives into plans that use symmetric memory, proves the plans safe, and runs them.
 
     import symmc
 
@@ -6,7 +6,7 @@
     plan = symmc.compile(program)
     print(plan.report())
 
-``symmc.torch`` has what needs PyTorch: ``torch.compile(model, backend="symmc")``.
+``symmc.torch`` is the part for PyTorch: ``torch.compile(model, backend="symmc")``.
 """
 
 from __future__ import annotations
@@ -79,10 +79,15 @@ __all__ = [
 ]
 
 
-def from_exported(exported: Any, **options: Any) -> Program:
-    """The program of a ``torch.export.ExportedProgram``, with the options of :func:`open`.
+def __dir__() -> list[str]:
+    """The public names, and the module ``torch`` once it is imported."""
+    return sorted(name for name in [*__all__, "torch"] if name in globals())
 
-    Operators that symmc does not know become what they are made of where symmc knows that, as under ``torch.compile``.
+
+def from_exported(exported: Any, **options: Any) -> Program:
+    """Imports a ``torch.export.ExportedProgram``, with the options of :func:`open`.
+
+    Unsupported operators are decomposed if symmc supports the parts, as under ``torch.compile``.
     """
     from symmc.torch.capture import exported as capture
 
@@ -91,9 +96,9 @@ def from_exported(exported: Any, **options: Any) -> Program:
 
 
 def from_fx(module: Any, inputs: Sequence[Any] | None = None, **options: Any) -> Program:
-    """The program of a ``torch.fx.GraphModule`` of ATen operators, with the options of :func:`open`.
+    """Imports a ``torch.fx.GraphModule`` of ATen operators, with the options of :func:`open`.
 
-    ``inputs`` are example inputs; without, the nodes of the graph carry their values (``node.meta["val"]``).
+    ``inputs`` are example inputs. Without them the nodes of the graph must carry their values (``node.meta["val"]``).
     """
     from symmc.torch.capture import exported as capture
 
@@ -108,18 +113,19 @@ def run(
     symbols: Mapping[str, int] | None = None,
     timeout: float = 30.0,
 ) -> list[list[Tensor]]:
-    """Runs a plan once on ranks that are threads of this process, on the host.
+    """Runs a plan once on the host, on ranks that are threads of this process.
 
-    ``inputs`` holds a mapping from names to tensors for each rank. Gives the outputs of each rank, by their numbers.
+    ``inputs`` is a list with a mapping from names to tensors for each rank, ``symbols`` the sizes of the run, and ``timeout`` the
+    longest wait for other ranks in seconds. Returns the outputs of each rank, in the order of the program.
     """
     from concurrent.futures import ThreadPoolExecutor
 
     if isinstance(inputs, Mapping) or not all(isinstance(given, Mapping) for given in inputs):
         raise InputError("inputs: expected a list with a mapping from names to tensors for each rank")
     if len(inputs) != plan.ranks:
-        raise InputError(f"expected inputs of {plan.ranks} ranks, found those of {len(inputs)}")
+        raise InputError(f"inputs: expected those of {plan.ranks} ranks, found those of {len(inputs)}")
 
-    def of_rank(group: Group, given: Mapping[str, SupportsDLPack]) -> list[Tensor]:
+    def run_rank(group: Group, given: Mapping[str, SupportsDLPack]) -> list[Tensor]:
         with Session(plan, group, timeout=timeout) as session:
             session.set(**(symbols or {}))
             for name, tensor in given.items():
@@ -129,4 +135,4 @@ def run(
             return [session.read(f"out.{k}") for k in range(len(returned))]
 
     with ThreadPoolExecutor(plan.ranks) as threads:
-        return list(threads.map(of_rank, Group.threads(plan.ranks), inputs))
+        return list(threads.map(run_rank, Group.threads(plan.ranks), inputs))

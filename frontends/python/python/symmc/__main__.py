@@ -7,7 +7,7 @@ from symmc._symmc import command
 
 
 def main() -> None:
-    # As in other commands, a reader that goes away ends it quietly, and Ctrl-C at once.
+    # As in other commands, a closed pipe ends the process quietly, and Ctrl-C ends it at once.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     own = (sys.executable, ["-m", "symmc"])

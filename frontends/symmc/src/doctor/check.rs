@@ -1,46 +1,46 @@
-//! One line of a report: what was asked for, and how it stands.
+//! One check of a report: a thing that is examined, and its status.
 
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// One thing that was asked for.
+/// One check: a thing that was examined, and the result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct DoctorCheck {
-    /// What it belongs to.
+    /// The part of the machine that the check belongs to.
     pub part: DoctorPart,
     /// Its name: one of [`DoctorPart::check_names`], or `gpu N` for each GPU.
     pub name: String,
-    /// How it stands.
+    /// The result.
     pub status: CheckStatus,
-    /// What was found, for people.
+    /// A description of what was found.
     pub found: String,
-    /// The version, of what has one.
+    /// The version, for drivers and libraries.
     pub version: Option<String>,
-    /// The file, of what is one.
+    /// The path, for files and folders.
     pub path: Option<String>,
-    /// What to do; none where all is well.
+    /// The action that would improve the status; `None` if the status is [`Ok`](CheckStatus::Ok).
     pub remedy: Option<String>,
 }
 
-/// How a thing stands.
+/// The result of a check.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum CheckStatus {
-    /// As it should be.
+    /// Fully usable.
     Ok,
-    /// There, with less than there could be.
+    /// Usable with restrictions.
     Limited,
-    /// Not there, or not usable.
+    /// Absent or unusable.
     Missing,
-    /// It could not be told: nothing answered, or what was asked broke down.
+    /// Not known: there was no answer, or the examination failed.
     Unknown,
 }
 
 impl CheckStatus {
-    /// The name in reports.
+    /// The name of the status in reports.
     pub fn name(self) -> &'static str {
         match self {
             CheckStatus::Ok => "ok",
@@ -51,7 +51,7 @@ impl CheckStatus {
     }
 }
 
-/// What is asked together.
+/// A part of the machine, whose checks are examined together.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -81,7 +81,7 @@ impl DoctorPart {
         DoctorPart::Nccl,
     ];
 
-    /// The name in reports.
+    /// The name of the part in reports.
     pub fn name(self) -> &'static str {
         match self {
             DoctorPart::Host => "host",
@@ -93,12 +93,12 @@ impl DoctorPart {
         }
     }
 
-    /// The part of this name.
+    /// The part of this name, if there is one.
     pub fn from_name(name: &str) -> Option<DoctorPart> {
         DoctorPart::ALL.into_iter().find(|p| p.name() == name)
     }
 
-    /// The names of its checks, which every report has. For each GPU there is one more, `gpu N`, behind `gpus`.
+    /// The names of the part's checks, which every report has. After `gpus` follows one check `gpu N` for each GPU.
     pub fn check_names(self) -> &'static [&'static str] {
         match self {
             DoctorPart::Host => &[
@@ -125,12 +125,12 @@ impl DoctorPart {
         DoctorCheck { part: self, name, status, found, version: None, path: None, remedy: None }
     }
 
-    /// A check of what is as it should be.
+    /// A check without problems.
     pub(super) fn ok(self, name: &str, found: impl Into<String>) -> DoctorCheck {
         self.new_check(name, CheckStatus::Ok, found)
     }
 
-    /// A check that leaves something to be done.
+    /// A check with a problem and its remedy.
     pub(super) fn problem(
         self,
         name: &str,
@@ -141,7 +141,7 @@ impl DoctorPart {
         DoctorCheck { remedy: Some(one_line(&remedy.into())), ..self.new_check(name, status, found) }
     }
 
-    /// The same state of all that the part is about.
+    /// All checks of the part, with the same status.
     pub(super) fn uniform_checks(self, status: CheckStatus, found: &str, remedy: &str) -> Vec<DoctorCheck> {
         self.check_names().iter().map(|name| self.problem(name, status, found, remedy)).collect()
     }
@@ -160,12 +160,12 @@ impl DoctorCheck {
     }
 }
 
-/// A text of several lines as one.
+/// Joins the lines of a text to one line.
 fn one_line(text: &str) -> String {
     text.lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// Bytes with a binary unit.
+/// A number of bytes with a binary unit.
 pub(super) fn format_bytes(n: u64) -> String {
     const UNITS: [(u32, &str); 4] = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")];
     let unit = UNITS.into_iter().find(|(shift, _)| n >> shift > 0);

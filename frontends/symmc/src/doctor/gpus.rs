@@ -1,4 +1,4 @@
-//! The driver, its GPUs, which reaches which, and the profile that is nearest.
+//! Checks of the driver, its GPUs, their access to each other, and the nearest machine profile.
 
 use symmc_cuda::CudaError;
 use symmc_cuda::device::gpus::{ComputeMode, GpuInfo, GpuInventory, GpuPeerAccess};
@@ -9,7 +9,7 @@ use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
 
 const GPUS: DoctorPart = DoctorPart::Gpus;
 
-/// What the built-in profiles of GPUs were measured on.
+/// The GPU on which the built-in profiles were measured.
 const MEASURED: &str = "H200";
 
 pub(super) fn checks() -> Vec<DoctorCheck> {
@@ -19,7 +19,7 @@ pub(super) fn checks() -> Vec<DoctorCheck> {
     }
 }
 
-/// Without a driver that answers there are no GPUs, and nothing of what belongs to them.
+/// The checks if no driver answers: there are no GPUs, and all checks about GPUs fail.
 fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorCheck> {
     let (found, remedy) = match (error, module) {
         (CudaError::Missing { library, .. }, Some(module)) => (
@@ -31,8 +31,8 @@ fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorC
         }
         (error, _) => (
             error.to_string(),
-            "look at nvidia-smi and dmesg; CUDA_VISIBLE_DEVICES may hide all GPUs, and driver and kernel module must be of \
-             one version"
+            "look at nvidia-smi and dmesg; CUDA_VISIBLE_DEVICES may hide all GPUs, and driver and kernel module must have \
+             the same version"
                 .into(),
         ),
     };
@@ -66,7 +66,7 @@ fn gpu_count_check(gpus: &[GpuInfo]) -> DoctorCheck {
     let seen = seen.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
     match gpus.len() {
         0 => {
-            let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); plans run on host ranks without";
+            let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); without GPUs plans run on host ranks";
             GPUS.problem(NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
         }
         n => GPUS.ok(NAME, format!("{n}{seen}")),
@@ -94,46 +94,47 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
         }
         ComputeMode::Prohibited => {
             let remedy = format!("allow compute on it (nvidia-smi -i {id} -c DEFAULT)");
-            GPUS.problem(&name, CheckStatus::Missing, format!("{found}, for no process"), remedy)
+            GPUS.problem(&name, CheckStatus::Missing, format!("{found}, not usable for compute"), remedy)
         }
     }
 }
 
-/// Which GPU reaches which.
+/// Checks which GPUs can access the memory of which others.
 fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "peer access";
-    let links = |way: GpuPeerAccess| {
-        let of = |gpu: &GpuInfo| {
-            let others =
-                gpu.peer_access.iter().enumerate().filter(|(o, r)| *o != gpu.ordinal as usize && **r == way);
+    let list_links = |access: GpuPeerAccess| {
+        let links_of = |gpu: &GpuInfo| {
+            let others = gpu.peer_access.iter().enumerate();
+            let others = others.filter(|(o, found)| *o != gpu.ordinal as usize && **found == access);
             let others: Vec<String> = others.map(|(o, _)| o.to_string()).collect();
             (!others.is_empty()).then(|| format!("{} to {}", gpu.ordinal, others.join(",")))
         };
-        gpus.iter().filter_map(of).collect::<Vec<_>>().join("; ")
+        gpus.iter().filter_map(links_of).collect::<Vec<_>>().join("; ")
     };
-    let (none, peer) = (links(GpuPeerAccess::None), links(GpuPeerAccess::LoadStore));
+    let none = list_links(GpuPeerAccess::None);
+    let peer = list_links(GpuPeerAccess::LoadStore);
     match (gpus.len(), none.is_empty(), peer.is_empty()) {
         (0, ..) => GPUS.problem(NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus"),
         (1, ..) => {
             let remedy = "runs of several ranks on GPUs need several: see gpus";
             GPUS.problem(NAME, CheckStatus::Limited, "one GPU has no peer", remedy)
         }
-        (_, true, true) => GPUS.ok(NAME, "every GPU reaches every other, with atomic operations (NVLink)"),
+        (_, true, true) => GPUS.ok(NAME, "every GPU accesses every other, with atomic operations (NVLink)"),
         (_, true, false) => {
-            let remedy = "kernels fence what they send over such links: look at nvidia-smi topo -m and nvlink --status";
+            let remedy = "kernels add fences on such links and are slower: look at nvidia-smi topo -m and nvlink --status";
             let found =
-                format!("every GPU reaches every other, but without atomic operations (PCIe): {peer}");
+                format!("every GPU accesses every other, but without atomic operations (PCIe): {peer}");
             GPUS.problem(NAME, CheckStatus::Limited, found, remedy)
         }
         (_, false, _) => {
-            let remedy = "run ranks on GPUs that reach each other; look at nvidia-smi topo -p2p r, MIG, and IOMMU or ACS \
-                          settings of the machine";
+            let remedy = "run ranks on GPUs that can access each other; look at nvidia-smi topo -p2p r, MIG, and IOMMU or \
+                          ACS settings of the machine";
             GPUS.problem(NAME, CheckStatus::Limited, format!("not from {none}"), remedy)
         }
     }
 }
 
-/// Whether ranks can pass their memory to each other.
+/// Checks whether ranks can pass handles of their memory to each other.
 fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "memory handles";
     let without: Vec<String> =
@@ -153,7 +154,7 @@ fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
     }
 }
 
-/// The profile that variants are chosen by.
+/// Checks whether a built-in profile fits the GPUs.
 fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const NAME: &str = "profile";
     let nearest = match gpus.len() {

@@ -1,4 +1,4 @@
-//! The machine without its GPUs: who starts ranks, processors, memory, and what processes share and pass to each other.
+//! Checks of the machine without its GPUs: the launcher, processors, memory, and the means by which processes share memory.
 
 use std::path::Path;
 
@@ -9,9 +9,9 @@ use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
 
 const HOST: DoctorPart = DoctorPart::Host;
 
-/// Below so many descriptors a run of few ranks ends for the lack of them.
+/// With fewer descriptors than this, even a run of few ranks exhausts them.
 const DESCRIPTORS: u64 = 256;
-/// What NCCL may take of `/dev/shm` for a few ranks; containers have 64 MiB of it unless they ask for more.
+/// The bytes that NCCL may use in `/dev/shm` for a few ranks. Containers have 64 MiB unless they ask for more.
 const SHM: u64 = 128 << 20;
 
 /// The name of the check of the cache.
@@ -62,18 +62,18 @@ fn processor_check() -> DoctorCheck {
 fn memory_check() -> DoctorCheck {
     const NAME: &str = "memory";
     let Some(room) = machine_limits::machine_memory() else {
-        return HOST.problem(NAME, CheckStatus::Unknown, "the system does not tell", "mount /proc");
+        return HOST.problem(NAME, CheckStatus::Unknown, "the system does not report it", "mount /proc");
     };
-    let of =
+    let limit_text =
         |what: &str, n: Option<u64>| n.map_or(String::new(), |n| format!(", {what} {}", format_bytes(n)));
     let mut found = format!("{} of {} available", format_bytes(room.available), format_bytes(room.total));
-    found += &of("this control group may take", room.group);
+    found += &limit_text("the control group is limited to", room.group);
     match resource_limit(ResourceLimit::Addresses) {
         None => HOST.ok(NAME, found),
         most => {
-            found += &of("addresses are limited to", most);
+            found += &limit_text("addresses are limited to", most);
             let remedy =
-                "raise the limit (ulimit -v): GPUs and files are mapped beyond what memory they take";
+                "raise the limit (ulimit -v): mappings of GPUs and files need more addresses than memory";
             HOST.problem(NAME, CheckStatus::Limited, found, remedy)
         }
     }
@@ -88,23 +88,24 @@ fn shared_memory_check(tried: Result<(), RunError>, most: Option<u64>) -> Doctor
             HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
         (Ok(()), Some(most)) => {
-            let found = format!("segments of up to {}, which is the largest file", format_bytes(most));
+            let found = format!("segments of up to {}, the largest file size", format_bytes(most));
             HOST.problem(NAME, CheckStatus::Limited, found, "raise the limit (ulimit -f)")
         }
-        (Ok(()), None) => HOST.ok(NAME, "anonymous segments (memfd) that only memory limits"),
+        (Ok(()), None) => HOST.ok(NAME, "anonymous segments (memfd), limited by memory only"),
     }
 }
 
 fn dev_shm_check(space: Option<[u64; 2]>) -> DoctorCheck {
     const NAME: &str = "/dev/shm";
-    let remedy = "NCCL puts buffers there: give the container more (docker run --shm-size=1g); symmc itself uses none of it";
+    let remedy = "NCCL puts buffers there: give the container more (docker run --shm-size=1g); symmc itself does not use it";
     match space {
-        None => HOST.problem(NAME, CheckStatus::Missing, "there is none", remedy),
+        None => HOST.problem(NAME, CheckStatus::Missing, "it does not exist", remedy),
         Some([all, free]) => {
             let found = format!("{} of {} free", format_bytes(free), format_bytes(all));
-            match free < SHM {
-                true => HOST.problem(NAME, CheckStatus::Limited, found, remedy),
-                false => HOST.ok(NAME, found),
+            if free < SHM {
+                HOST.problem(NAME, CheckStatus::Limited, found, remedy)
+            } else {
+                HOST.ok(NAME, found)
             }
         }
     }
@@ -113,9 +114,10 @@ fn dev_shm_check(space: Option<[u64; 2]>) -> DoctorCheck {
 fn handle_passing_check(tried: Result<(), RunError>) -> DoctorCheck {
     const NAME: &str = "handle passing";
     match tried {
-        Ok(()) => HOST.ok(NAME, "descriptors of memory pass over Unix sockets (SCM_RIGHTS)"),
+        Ok(()) => HOST.ok(NAME, "descriptors of memory can be passed over Unix sockets (SCM_RIGHTS)"),
         Err(error) => {
-            let remedy = "allow Unix sockets and their ancillary data (seccomp, AppArmor, SELinux); ranks have no other way";
+            let remedy =
+                "allow Unix sockets and their ancillary data (seccomp, AppArmor, SELinux): ranks need them";
             HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
     }
@@ -127,7 +129,7 @@ fn descriptor_check(most: Option<u64>) -> DoctorCheck {
         None => HOST.ok(NAME, "no limit"),
         Some(n) if n < DESCRIPTORS => {
             let remedy =
-                "raise the limit (ulimit -n 1024): each rank opens some for each of its peers and files";
+                "raise the limit (ulimit -n 1024): each rank opens several for each of its peers and files";
             HOST.problem(NAME, CheckStatus::Limited, format!("{n} may be open"), remedy)
         }
         Some(n) => HOST.ok(NAME, format!("{n} may be open")),
@@ -137,7 +139,9 @@ fn descriptor_check(most: Option<u64>) -> DoctorCheck {
 fn locked_memory_check(most: Option<u64>) -> DoctorCheck {
     let found = match most {
         None => "no limit".to_string(),
-        Some(n) => format!("{}; GPUs of one host need none, NCCL over InfiniBand no limit", format_bytes(n)),
+        Some(n) => {
+            format!("{}; GPUs of one host need none, NCCL over InfiniBand needs no limit", format_bytes(n))
+        }
     };
     HOST.ok("locked memory", found)
 }
@@ -156,7 +160,7 @@ fn cache() -> DoctorCheck {
     HOST.ok("kernel cache", "this build compiles no kernels")
 }
 
-/// A folder that is not used because another user can change what is in it.
+/// A cache folder that is not used because another user can change its content.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> DoctorCheck {
     let found = format!("not used: {found}; kernels are compiled and products measured again in every run");
@@ -169,7 +173,7 @@ fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> Do
     .with_path(folder)
 }
 
-/// Whether the folder, or the nearest one above it that exists, can be written.
+/// Checks that the cache folder can be written or created.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn cache_folder_check(folder: Option<&Path>) -> DoctorCheck {
     const NAME: &str = CACHE;
@@ -178,14 +182,13 @@ fn cache_folder_check(folder: Option<&Path>) -> DoctorCheck {
     let Some(folder) = folder else {
         return HOST.problem(NAME, CheckStatus::Missing, "the environment names no folder for it", lost);
     };
-    // A link that leads nowhere is there, and no folder.
+    // A dangling link exists, but is not a folder.
     let nearest = folder.ancestors().find(|f| f.symlink_metadata().is_ok());
-    match nearest.is_some_and(|f| f.is_dir() && machine_limits::is_writable(f)) {
-        true => HOST.ok(NAME, folder.display().to_string()).with_path(Some(folder)),
-        false => {
-            let found = format!("{} cannot be written", folder.display());
-            HOST.problem(NAME, CheckStatus::Missing, found, lost).with_path(Some(folder))
-        }
+    if nearest.is_some_and(|f| f.is_dir() && machine_limits::is_writable(f)) {
+        HOST.ok(NAME, folder.display().to_string()).with_path(Some(folder))
+    } else {
+        let found = format!("{} cannot be written", folder.display());
+        HOST.problem(NAME, CheckStatus::Missing, found, lost).with_path(Some(folder))
     }
 }
 

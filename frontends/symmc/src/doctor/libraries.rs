@@ -1,4 +1,4 @@
-//! The libraries that GPUs are used through, and what is known of their versions.
+//! Checks of the libraries through which GPUs are used, and of their versions.
 
 use symmc_cuda::device::libraries::{self, FoundLibrary, FoundNccl, UnusableLibrary};
 
@@ -15,7 +15,7 @@ pub(super) fn checks(part: DoctorPart) -> Vec<DoctorCheck> {
     }
 }
 
-/// A library; `without` is how symmc stands that has none.
+/// Checks a library. `without` is the status if the library is missing.
 fn library_check(
     part: DoctorPart,
     found: Result<FoundLibrary, UnusableLibrary>,
@@ -45,8 +45,9 @@ fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
     let found = match found {
         Ok(found) => found,
         Err(UnusableLibrary { found, remedy }) => {
-            let found = format!("{found}; what runs as plain, in windows or by copy engines needs it");
-            let none = part.ok(waits_name, "no NCCL, so not met");
+            let found =
+                format!("{found}; plain collectives, and those in windows or by copy engines, need it");
+            let none = part.ok(waits_name, "not applicable, as there is no NCCL");
             return vec![part.problem(library_name, CheckStatus::Limited, found, remedy), none];
         }
     };
@@ -57,14 +58,13 @@ fn nccl_checks(found: Result<FoundNccl, UnusableLibrary>) -> Vec<DoctorCheck> {
         library.remedy = Some("install NCCL 2.28 or newer".into());
     }
     let version = &found.library.version;
-    let waits = match found.skips_pdl_wait {
-        true => format!(
-            "{version} launches kernels on windows by programmatic dependent launch, and they do not wait for the kernel in \
-             front of them (2.28.0 to 2.30.6); plans do not meet it, as a store stands in front of each such call"
-        ),
-        false => format!(
-            "{version} is not among the versions whose kernels on windows do not wait (2.28.0 to 2.30.6)"
-        ),
+    let waits = if found.skips_pdl_wait {
+        format!(
+            "{version} launches kernels on windows by programmatic dependent launch, and they do not wait for the kernel \
+             before them (2.28.0 to 2.30.6); plans are not affected, as a store is placed before each such call"
+        )
+    } else {
+        format!("{version} is not among the versions whose kernels on windows do not wait (2.28.0 to 2.30.6)")
     };
     vec![library, part.ok(waits_name, waits)]
 }
@@ -108,8 +108,8 @@ mod tests {
             (library.status, waits.status, waits.found)
         };
         let (library, waits, text) = of("2.29.7", true, true);
-        assert_eq!((library, waits), (CheckStatus::Ok, CheckStatus::Ok), "plans do not meet it");
-        assert!(text.contains("a store stands in front"), "{text}");
+        assert_eq!((library, waits), (CheckStatus::Ok, CheckStatus::Ok), "plans are not affected");
+        assert!(text.contains("a store is placed before"), "{text}");
         let (library, _, text) = of("2.27.7", false, false);
         assert_eq!(library, CheckStatus::Limited);
         assert!(text.contains("not among"), "{text}");

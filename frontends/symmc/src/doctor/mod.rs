@@ -1,10 +1,10 @@
-//! What this machine can do and what it lacks, one [`DoctorCheck`] for each thing, with the remedy where something is to be done.
+//! Examines what this machine supports and what it lacks. Each thing has one [`DoctorCheck`], with a remedy if there is a problem.
 //!
-//! Everything is asked, nothing is changed: no context is made on a GPU, no communicator, no multicast object. Nothing that
-//! is missing is an error. What drivers and libraries answer is waited for with a limit; where a [`Prober`] is named, a
-//! process of its own asks each of them, so that one that crashes is a line of the report as well.
+//! Nothing is changed: no context is created on a GPU, no communicator, no multicast object. A missing thing is not an error.
+//! Drivers and libraries have a timeout to answer. With a [`Prober`], a separate process examines each of them, so that a crash
+//! becomes a line of the report.
 //!
-//! The report is a wire form: names of checks and parts, and the meaning of a status, stay with [`VERSION`].
+//! The report is a wire form: the names of checks and parts, and the meaning of a status, change only with [`VERSION`].
 
 mod check;
 #[cfg(feature = "cuda")]
@@ -21,14 +21,14 @@ use serde::{Deserialize, Serialize};
 pub use check::{CheckStatus, DoctorCheck, DoctorPart};
 pub use probe::{Prober, examine};
 
-/// The version of the report.
+/// The version of the report's format.
 pub const VERSION: u32 = 1;
 
-/// What a machine is found to have.
+/// The report on a machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Diagnosis {
-    /// The version of the report: [`VERSION`].
+    /// The version of the report's format: [`VERSION`].
     pub version: u32,
     /// The version of symmc.
     pub symmc: String,
@@ -36,32 +36,33 @@ pub struct Diagnosis {
     pub checks: Vec<DoctorCheck>,
 }
 
-/// How to ask.
+/// The options of [`doctor()`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct DoctorConfig {
-    /// How long a driver or a library may take to answer.
+    /// The longest time that a driver or a library may take to answer.
     pub timeout: Duration,
-    /// What asks drivers and libraries; none for threads of this process, which one that crashes takes with it.
+    /// The command that examines drivers and libraries. With `None` threads of this process examine them, and a library that
+    /// crashes ends this process.
     pub prober: Option<Prober>,
 }
 
 impl Default for DoctorConfig {
-    /// Threads of this process, and half a minute: a driver that starts for the first time takes seconds for each GPU.
+    /// No prober, and a timeout of 30 seconds: a driver that starts for the first time takes seconds for each GPU.
     fn default() -> Self {
         DoctorConfig { timeout: Duration::from_secs(30), prober: None }
     }
 }
 
 impl DoctorConfig {
-    /// With [`limit`](Self::timeout).
+    /// Sets [`timeout`](Self::timeout).
     #[must_use]
-    pub fn with_timeout(mut self, limit: Duration) -> Self {
-        self.timeout = limit;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
-    /// With [`prober`](Self::prober).
+    /// Sets [`prober`](Self::prober).
     #[must_use]
     pub fn with_prober(mut self, prober: Prober) -> Self {
         self.prober = Some(prober);
@@ -69,15 +70,14 @@ impl DoctorConfig {
     }
 }
 
-/// What this machine can do and what it lacks.
+/// Examines what this machine supports and what it lacks.
 pub fn doctor(config: &DoctorConfig) -> Diagnosis {
     let mut checks = probe::check_all_parts(config.timeout, config.prober.as_ref());
     check_cuda_versions(&mut checks);
     Diagnosis { version: VERSION, symmc: env!("CARGO_PKG_VERSION").into(), checks }
 }
 
-/// What follows from several checks together: a library of a later major version of CUDA than the driver's gives code that
-/// the driver does not load.
+/// Compares the versions of CUDA: the driver does not load code from a library of a later major version.
 fn check_cuda_versions(checks: &mut [DoctorCheck]) {
     let major = |version: &str| version.split('.').next()?.parse::<u32>().ok();
     let driver = checks.iter().find(|c| c.name == "driver").and_then(|c| c.version.clone());
@@ -97,8 +97,7 @@ mod tests {
     use super::check::format_bytes;
     use super::*;
 
-    /// Each check that the page on parts names is there once and in order; each has a status, and a remedy where something
-    /// is to be done.
+    /// Each check that [`DoctorPart`] names exists once and in order. Each has a status, and a remedy if there is a problem.
     #[track_caller]
     fn well_formed(checks: &[DoctorCheck]) {
         for part in DoctorPart::ALL {

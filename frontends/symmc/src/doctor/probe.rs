@@ -1,7 +1,7 @@
-//! Asks all parts at once, and waits for each no longer than the limit.
+//! Examines all parts concurrently, each with the same timeout.
 //!
-//! What hangs is left behind: a thread ends with the process, a process is killed, and where the kernel does not let it go
-//! nobody waits for it.
+//! A part that does not answer is abandoned: its thread ends with this process, its prober process is killed. A process that the
+//! kernel does not end is not waited for.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -17,29 +17,29 @@ use super::host;
 #[cfg(feature = "cuda")]
 use super::{gpus, libraries};
 
-/// A command that is started for a part, whose name is its last argument, and writes the part's checks ([`examine`]) to
-/// standard output as a line of JSON.
+/// A command that examines one part, whose name is its last argument. It writes the part's checks ([`examine`]) to standard
+/// output as one line of JSON.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Prober {
     /// The program.
     pub program: PathBuf,
-    /// Its arguments before the name.
+    /// Its arguments before the name of the part.
     pub args: Vec<String>,
 }
 
-/// How often a process is looked at.
+/// The interval at which a process is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
-/// What is waited longer than processes have.
+/// Threads are waited for this much longer than processes.
 const GRACE: Duration = Duration::from_secs(1);
-/// The most that a process may write.
+/// The most bytes that a process may write.
 const MAX_OUTPUT_BYTES: u64 = 1 << 20;
 
-/// What became of a question.
+/// The checks of a part, or the reason why there are none.
 type ProbeResult = Result<Vec<DoctorCheck>, String>;
 
 /// The checks of all parts, in their order.
 pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<DoctorCheck> {
-    // A process that hangs is ended before nobody waits for it any more.
+    // A process that hangs is killed before the wait for its thread ends.
     let until = Instant::now() + clamp_wait(limit) + GRACE;
     let asked = DoctorPart::ALL.map(|part| (part, start_probe(part, limit, prober.cloned())));
     let wait = |(part, asked): (DoctorPart, Option<Receiver<ProbeResult>>)| {
@@ -49,8 +49,8 @@ pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<D
             Some(Err(RecvTimeoutError::Timeout)) => {
                 Err(format!("no answer within {} s", limit.as_secs_f32()))
             }
-            Some(Err(RecvTimeoutError::Disconnected)) => Err("what was asked broke down".into()),
-            // The system has no thread to spare.
+            Some(Err(RecvTimeoutError::Disconnected)) => Err("the examination failed".into()),
+            // The system has no more threads.
             None => run_probe(part, limit, prober),
         };
         answered.unwrap_or_else(|why| part.uniform_checks(CheckStatus::Unknown, &why, part_remedy(part)))
@@ -58,7 +58,7 @@ pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<D
     asked.into_iter().flat_map(wait).collect()
 }
 
-/// The checks of one part, asked on this thread, however long that takes.
+/// Examines one part on this thread, without a timeout.
 pub fn examine(part: DoctorPart) -> Vec<DoctorCheck> {
     match part {
         DoctorPart::Host => host::checks(),
@@ -71,13 +71,13 @@ pub fn examine(part: DoctorPart) -> Vec<DoctorCheck> {
         #[cfg(not(feature = "cuda"))]
         _ => part.uniform_checks(
             CheckStatus::Missing,
-            "this build of symmc knows no GPUs",
+            "this build of symmc does not support GPUs",
             "build it with the feature cuda",
         ),
     }
 }
 
-/// What to do where a part does not answer.
+/// The remedy for a part that does not answer.
 fn part_remedy(part: DoctorPart) -> &'static str {
     match part {
         DoctorPart::Host => "look at the system's log",
@@ -86,35 +86,35 @@ fn part_remedy(part: DoctorPart) -> &'static str {
     }
 }
 
-/// Asks on a thread; none where the system has no thread for it.
+/// Examines a part on a thread; `None` if the system has no more threads.
 fn start_probe(part: DoctorPart, limit: Duration, prober: Option<Prober>) -> Option<Receiver<ProbeResult>> {
-    let (tell, told) = channel();
-    let ask = move || {
-        // Who asked may have gone on without.
-        let _ = tell.send(run_probe(part, limit, prober.as_ref()));
+    let (sender, receiver) = channel();
+    let probe = move || {
+        // The receiver may have timed out.
+        let _ = sender.send(run_probe(part, limit, prober.as_ref()));
     };
     let builder = Builder::new().name(format!("symmc {}", part.name()));
-    spawn_thread(builder, ask).ok().map(|()| told)
+    spawn_thread(builder, probe).ok().map(|()| receiver)
 }
 
-/// What a thread takes at its start: its stack and a second one for signals, without which it ends the process.
+/// The bytes that a thread needs at its start: its stack and one for signals. Without the latter it ends the process.
 const THREAD_STACK_BYTES: usize = 8 << 20;
 
-/// Starts a thread if there is memory for one, and waits until it runs: what it takes at its start is taken then.
+/// Starts a thread if there is memory for one. Returns when it runs and has its memory.
 fn spawn_thread(builder: Builder, work: impl FnOnce() + Send + 'static) -> std::io::Result<()> {
     if Vec::<u8>::new().try_reserve_exact(THREAD_STACK_BYTES).is_err() {
         return Err(std::io::ErrorKind::OutOfMemory.into());
     }
-    let (tell, started) = channel();
+    let (sender, started) = channel();
     builder.spawn(move || {
-        let _ = tell.send(());
+        let _ = sender.send(());
         work();
     })?;
     let _ = started.recv();
     Ok(())
 }
 
-/// Asks in this process, or has another one ask. The host has no libraries that break.
+/// Examines a part in a prober process, or in this process if there is no prober. The host needs no libraries that could crash.
 fn run_probe(part: DoctorPart, limit: Duration, prober: Option<&Prober>) -> ProbeResult {
     match prober {
         Some(prober) if part != DoctorPart::Host => probe_in_process(prober, part, limit),
@@ -122,41 +122,41 @@ fn run_probe(part: DoctorPart, limit: Duration, prober: Option<&Prober>) -> Prob
     }
 }
 
-/// Has a process ask.
+/// Runs a prober process and reads its checks.
 fn probe_in_process(prober: &Prober, part: DoctorPart, limit: Duration) -> ProbeResult {
     let mut command = Command::new(&prober.program);
     command.args(&prober.args).arg(part.name());
     let piped = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = piped.spawn().map_err(|e| format!("{} does not start: {e}", prober.program.display()))?;
-    let (tell, said) = channel();
+    let (sender, receiver) = channel();
     if let Some(out) = child.stdout.take() {
         let read = move || {
             let mut text = Vec::new();
-            // What was read before an error may be whole.
+            // The bytes before a read error may be a whole answer.
             let _ = out.take(MAX_OUTPUT_BYTES).read_to_end(&mut text);
-            let _ = tell.send(text);
+            let _ = sender.send(text);
         };
         if let Err(error) = spawn_thread(Builder::new(), read) {
             let _ = child.kill();
             let _ = child.wait();
-            return Err(format!("no thread for what the process says: {error}"));
+            return Err(format!("no thread to read the output of the process: {error}"));
         }
     }
     let until = Instant::now() + clamp_wait(limit);
     let status = wait_for_exit(child, until)?;
     let left = until.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
-    let text = said.recv_timeout(left).unwrap_or_default();
-    // Libraries may have written lines of their own.
+    let text = receiver.recv_timeout(left).unwrap_or_default();
+    // Libraries may have written other lines.
     let text = String::from_utf8_lossy(&text);
     let checks = text.lines().rev().find_map(|line| serde_json::from_str::<Vec<DoctorCheck>>(line).ok());
     match (status.success(), checks) {
         (true, Some(checks)) => Ok(checks),
-        (true, None) => Err("the process that asked gave no answer".into()),
-        (false, _) => Err(format!("the process that asked ended with {status}")),
+        (true, None) => Err("the process that examined it gave no answer".into()),
+        (false, _) => Err(format!("the process that examined it ended with {status}")),
     }
 }
 
-/// Waits for the end of a process, or ends it.
+/// Waits until a process ends, and kills it at the deadline.
 fn wait_for_exit(mut child: Child, until: Instant) -> Result<ExitStatus, String> {
     loop {
         match child.try_wait() {
@@ -164,11 +164,11 @@ fn wait_for_exit(mut child: Child, until: Instant) -> Result<ExitStatus, String>
             Ok(None) if Instant::now() < until => std::thread::sleep(POLL_INTERVAL),
             Ok(None) => {
                 let _ = child.kill();
-                // The kernel may hold it: whoever waits for that must not be asked for anything else.
+                // The kernel may delay its end, so a separate thread waits for it.
                 let _ = Builder::new().spawn(move || child.wait());
-                return Err("no answer within the limit".into());
+                return Err("no answer within the timeout".into());
             }
-            Err(error) => return Err(format!("the process that asked is lost: {error}")),
+            Err(error) => return Err(format!("waiting for the process that examined it failed: {error}")),
         }
     }
 }
@@ -177,7 +177,7 @@ fn wait_for_exit(mut child: Child, until: Instant) -> Result<ExitStatus, String>
 mod tests {
     use super::*;
 
-    /// A shell that answers as `text` says, with the part's name as `$0`.
+    /// A shell that runs `text`, with the part's name as `$0`.
     fn shell(text: &str) -> Prober {
         Prober { program: "/bin/sh".into(), args: vec!["-c".into(), text.into()] }
     }

@@ -1,10 +1,12 @@
-//! What importers say of files: names, and what a caller may say of symbols.
+//! Names of programs, and advice in the importers' messages on the ranges of symbols.
+//!
+//! The texts show ranges as `NAME=MIN..MAX`. They name no option of a frontend.
 
 use std::path::Path;
 
 use symmc_import::ranges::MentionedSymbols;
 
-/// The notes of an import, with what may be said of the symbols that nobody bounds.
+/// Adds a note on the ranges of symbols that have no upper bound.
 pub(super) fn add_range_advice(mut notes: Vec<String>, open: &[String]) -> Vec<String> {
     if !open.is_empty() {
         notes.push(format!(
@@ -16,13 +18,13 @@ pub(super) fn add_range_advice(mut notes: Vec<String>, open: &[String]) -> Vec<S
     notes
 }
 
-/// The options that give symbols a range.
+/// Examples of ranges for symbols.
 fn format_range_options(symbols: &[String]) -> String {
-    symbols.iter().map(|s| format!("--dim {s}=MIN..MAX")).collect::<Vec<_>>().join(" ")
+    symbols.iter().map(|s| format!("{s}=MIN..MAX")).collect::<Vec<_>>().join(" ")
 }
 
-/// A message about extents, and what may be said of their symbols: that they have a range, or, where it is not about
-/// their size, that some are equal.
+/// A message about extents, with advice on the ranges of its symbols. If the message is not about the size of a value, the
+/// advice also mentions that symbols may be equal. `size` says whether it is.
 pub(super) fn with_range_advice(message: String, symbols: &MentionedSymbols, size: bool) -> String {
     let narrow = if size && symbols.unbounded.is_empty() { &symbols.named } else { &symbols.unbounded };
     let mut out = message;
@@ -37,18 +39,18 @@ pub(super) fn with_range_advice(message: String, symbols: &MentionedSymbols, siz
     if let (false, [first, others @ ..]) = (size, symbols.named.as_slice())
         && !others.is_empty()
     {
-        let same: Vec<String> = others.iter().map(|s| format!("--dim {s}={first}")).collect();
-        out.push_str(&format!("; if extents are equal in every run, say so, as with {}", same.join(" ")));
+        let same: Vec<String> = others.iter().map(|s| format!("{s}={first}")).collect();
+        out.push_str(&format!("; if extents are equal in every run, state it: {}", same.join(" ")));
     }
     out
 }
 
-/// The name of a program by its file.
+/// The name of a program from its file.
 pub(super) fn program_name(path: &Path) -> String {
     path.file_stem().map_or_else(|| "program".into(), |s| s.to_string_lossy().into_owned())
 }
 
-/// The name of a program by the file of its rank 0.
+/// The name of a program from the file of its rank 0.
 pub(super) fn program_name_of_ranks(path: &Path) -> String {
     let stem = program_name(path);
     stem.strip_suffix("_rank0").unwrap_or(&stem).to_string()

@@ -1,4 +1,4 @@
-//! What readers of formats are told, and what they give.
+//! The options and the results of the readers of file formats.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,31 +11,31 @@ use crate::error::{Error, ErrorKind};
 use crate::tensors::TensorFile;
 use crate::weights::Weights;
 
-/// How to open a program: by what its files say, until a `with_…` says more.
+/// The options of opening a program. The default takes everything from the files; `with_…` methods change fields.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// The number of ranks. `None` takes what the program fixes.
+    /// The number of ranks. `None` takes the number that the program fixes.
     pub ranks: Option<u32>,
-    /// The members of named groups, one list of ranks for each cell. A group of a `.pt2` without an entry is the world
-    /// where its name or its size says so, else an error.
+    /// The members of named groups, one list of ranks for each cell. A group of a `.pt2` that is not listed is the group of all
+    /// ranks if its name or its size says so; otherwise opening the program fails.
     pub groups: Vec<(String, Vec<Vec<u32>>)>,
-    /// Schemas of custom ops of a `.pt2` in PyTorch's notation, as far as it does not tell what they write:
+    /// Schemas of custom ops of a `.pt2` in PyTorch's notation, if the archive does not say which operands they write:
     /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
     pub schemas: Vec<String>,
-    /// The tensors that the program will run on. They tell the number of ranks where nothing else does, and which of
-    /// its constants differ from what a rank has: these become parameters.
+    /// The tensors that the program will run on. They give the number of ranks if nothing else does. Constants of the program
+    /// that have another value on some rank become parameters.
     pub tensors: Option<Arc<TensorFile>>,
-    /// By name, ranges of symbols, and which symbols are expressions of others.
+    /// Constraints of symbols, by name: ranges, or expressions of other symbols.
     pub extents: Vec<(String, SymbolConstraint)>,
-    /// By name, upper bounds of symbols to which nothing else gives one.
+    /// Upper bounds, by name, of symbols to which nothing else gives one.
     pub bounds: Vec<(String, i64)>,
-    /// The shapes of the arguments that are recorded of a run, in their order: bounds of the same kind.
+    /// The shapes of the recorded arguments of a run, in their order. They give upper bounds in the same way.
     pub recorded_shapes: Vec<Vec<usize>>,
 }
 
 impl OpenOptions {
-    /// Sets the number of ranks.
+    /// Sets the number of ranks. `None` takes the number that the program fixes.
     pub fn with_ranks(self, ranks: impl Into<Option<u32>>) -> OpenOptions {
         OpenOptions { ranks: ranks.into(), ..self }
     }
@@ -49,7 +49,7 @@ impl OpenOptions {
         OpenOptions { groups: groups.collect(), ..self }
     }
 
-    /// Sets schemas of custom ops of a `.pt2`.
+    /// Sets schemas of custom ops of a `.pt2`, in PyTorch's notation.
     pub fn with_schemas(self, schemas: impl IntoIterator<Item = impl Into<String>>) -> OpenOptions {
         OpenOptions { schemas: schemas.into_iter().map(Into::into).collect(), ..self }
     }
@@ -59,7 +59,7 @@ impl OpenOptions {
         OpenOptions { tensors: tensors.into(), ..self }
     }
 
-    /// Sets what is said of symbols by name.
+    /// Sets constraints of symbols, by name.
     pub fn with_extents(
         self,
         extents: impl IntoIterator<Item = (impl Into<String>, SymbolConstraint)>,
@@ -68,7 +68,7 @@ impl OpenOptions {
         OpenOptions { extents: extents.collect(), ..self }
     }
 
-    /// Sets upper bounds of symbols to which nothing else gives one.
+    /// Sets upper bounds, by name, of symbols to which nothing else gives one.
     pub fn with_bounds(self, bounds: impl IntoIterator<Item = (impl Into<String>, i64)>) -> OpenOptions {
         OpenOptions { bounds: bounds.into_iter().map(|(name, bound)| (name.into(), bound)).collect(), ..self }
     }
@@ -87,21 +87,21 @@ impl OpenOptions {
     }
 }
 
-/// What a reader of a format gives.
+/// The result of a reader of a file format.
 pub(super) struct ImportedFiles {
     pub graph: Graph,
     pub weights: Weights,
     pub notes: Vec<String>,
-    /// Files of data that were read besides those of the program.
+    /// Data files that were read in addition to the files of the program.
     pub data_files: Vec<PathBuf>,
 }
 
-/// The error of a file of a format that this build does not read.
+/// The error for a file format that this build does not read.
 #[cfg(not(all(feature = "torch", feature = "onnx")))]
 pub(super) fn unread<T>(paths: &[PathBuf], what: &str, feature: &str, _: T) -> Result<ImportedFiles, Error> {
     let file = paths.first().map_or_else(String::new, |path| format!("{}: ", path.display()));
     let message = format!(
-        "{file}this is {what}; this build of symmc was made without the feature `{feature}`, which reads it"
+        "{file}this is {what}; reading it needs the feature `{feature}`, which this build of symmc does not have"
     );
     Err(Error::new(ErrorKind::Unsupported, message))
 }

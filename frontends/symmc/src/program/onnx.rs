@@ -17,7 +17,7 @@ use crate::weights::Weights;
 pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<ImportedFiles, Error> {
     let Some(first) = paths.first() else { return Err(Error::invalid_request("no file is named")) };
     if let Some(path) = paths.iter().find(|path| is_stream(path)) {
-        // Its beginning has been read.
+        // The importer would not see the bytes that have been read already.
         return Err(Error::format(
             path,
             "this is a device, a pipe or a socket; expected a file with an ONNX model",
@@ -44,7 +44,7 @@ pub(super) fn import_models(paths: &[PathBuf], options: &OpenOptions) -> Result<
     })
 }
 
-/// What is wrong with a model, and what may be said of its symbols.
+/// The message of an import error, with advice on the ranges of its symbols.
 fn import_error_message(error: &ImportError) -> String {
     let size = matches!(error.reason, FailureReason::Graph(_));
     match &error.symbols {

@@ -54,13 +54,12 @@ pub(super) fn import_archives(
         notes.push(format!("{ranks}, as {} has tensors for", file.path().display()));
     }
     let ranks = std::iter::once(imported.weights).chain(imported.other_rank_weights).collect();
-    let (buffers, ties) = (imported.buffers, imported.tied_names);
-    let weights = Weights { ranks, buffers, ties };
+    let weights = Weights { ranks, buffers: imported.buffers, ties: imported.tied_names };
     let data_files = beside.iter().map(|file| file.path().to_path_buf()).collect();
     Ok(ImportedFiles { graph: imported.graph, weights, notes, data_files })
 }
 
-/// What is wrong with an archive of PyTorch, and what may be said of its symbols.
+/// The message of an import error, with advice on the ranges of its symbols.
 fn import_error_message(error: &ImportError) -> String {
     match error {
         ImportError::Extents { error: inner, symbols } => {

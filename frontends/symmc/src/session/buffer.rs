@@ -1,4 +1,4 @@
-//! Memory of a session's device that belongs to its caller.
+//! Memory of a session's device that belongs to the caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,16 +9,16 @@ use crate::error::Error;
 
 /// Memory of a device that belongs to the caller: for weights, caches, activations and outputs.
 ///
-/// [`Session::allocate`] gives it, full of zeros, on the host or on a GPU as the session is. Every session of this process
-/// on the same device may have it bound ([`Session::bind_buffer`]), also at the same time. It outlives the session that gave
-/// it, and goes with its last clone, once no session has it bound.
+/// [`Session::allocate`] returns it, filled with zeros, on the device of the session. Every session of this process on the
+/// same device may bind it ([`Session::bind_buffer`]), also at the same time. It outlives the session that allocated it. It is
+/// freed with its last clone, once no session has it bound.
 #[derive(Clone, Debug)]
 pub struct SessionBuffer(Arc<BufferMemory>);
 
 #[derive(Debug)]
 struct BufferMemory {
     memory: Arc<dyn DeviceMemory>,
-    /// One copy at a time.
+    /// Held during a copy, so that copies are serialised.
     copy_lock: Mutex<()>,
 }
 
@@ -27,7 +27,7 @@ impl SessionBuffer {
         SessionBuffer(Arc::new(BufferMemory { memory, copy_lock: Mutex::new(()) }))
     }
 
-    /// The first byte, as a pointer of the device: at a multiple of 256 bytes.
+    /// The first byte, as a pointer of the device. It is aligned to 256 bytes.
     pub fn as_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.0.memory.range().address as usize)
     }
@@ -37,23 +37,23 @@ impl SessionBuffer {
         self.0.memory.range().bytes
     }
 
-    /// Copies data of the host to the bytes from `at` on. What the sessions that have it bound do meanwhile is by the promise
-    /// of [`Session::bind_buffer`].
+    /// Copies data of the host to the bytes from offset `at`. Callers of [`Session::bind_buffer`] ensure that no run uses the
+    /// buffer meanwhile.
     ///
     /// # Errors
-    /// It has not as many bytes there.
+    /// The buffer ends before `at` plus the number of bytes.
     pub fn write(&self, at: usize, data: &[u8]) -> Result<(), Error> {
         self.check_range(at, data.len())?;
         let _alone = self.lock_copies();
-        // SAFETY: the bytes are there, and no other copy is in progress; runs are not, by who bound it.
+        // SAFETY: the range was checked, and no other copy is in progress. Callers that bound the buffer ensure that no run is.
         unsafe { self.0.memory.write(at, data)? };
         Ok(())
     }
 
-    /// Copies so many bytes from `at` on to the host, as [`write`](Self::write) does there.
+    /// Copies `bytes` bytes from offset `at` to the host. The conditions are those of [`write`](Self::write).
     ///
     /// # Errors
-    /// It has not as many bytes there.
+    /// The buffer ends before `at` plus the number of bytes.
     pub fn read(&self, at: usize, bytes: usize) -> Result<Vec<u8>, Error> {
         self.check_range(at, bytes)?;
         let mut data = vec![0; bytes];
@@ -67,7 +67,7 @@ impl SessionBuffer {
         match at.checked_add(bytes) {
             Some(end) if end <= self.bytes() => Ok(()),
             _ => Err(Error::invalid_request(format!(
-                "a buffer of {} bytes: it has no {bytes} bytes from {at} on",
+                "the buffer has {} bytes: expected an offset and a length within it, found {bytes} bytes from {at}",
                 self.bytes()
             ))),
         }
@@ -79,38 +79,38 @@ impl SessionBuffer {
 }
 
 impl Session {
-    /// Memory of the session's device that belongs to the caller.
+    /// Allocates memory on the session's device that belongs to the caller: `bytes` bytes, filled with zeros.
     ///
     /// # Errors
-    /// There is not as much memory.
+    /// The device does not have this much free memory.
     pub fn allocate(&self, bytes: usize) -> Result<SessionBuffer, Error> {
         Ok(SessionBuffer::from_memory(self.device.select()?.allocate_memory(bytes)?))
     }
 
-    /// Symmetric memory that belongs to the caller, of that which [`SessionConfig::symmetric`](super::SessionConfig) says. All
-    /// ranks allocate the same, together; each waits for its runs and for the others. A block stays taken until the session
-    /// ends.
+    /// Allocates symmetric memory that belongs to the caller, from the bytes that
+    /// [`SessionConfig::symmetric_bytes`](super::SessionConfig::symmetric_bytes) reserves. All ranks allocate the same sizes
+    /// together. Each waits for its own runs and for the other ranks. A block is freed when the session ends.
     ///
-    /// An input that the plan holds in symmetric memory ([`Storage::Symmetric`](super::PortStorage::Symmetric)) is read where it lies in
-    /// such a buffer, at a multiple of 64 bytes from its start, by peers too; memory that is not symmetric is copied. All ranks
-    /// have the same bytes of their buffers bound in a run. So one buffer may be filled while a run reads another one. On GPUs the ranks settle
-    /// the program together in the first run with an input in other bytes, as for other sizes. To other sessions, and for other
-    /// inputs and outputs, it is memory like any other. A session with such buffers does not
-    /// [give its memory back](Session::release).
+    /// An input that the plan holds in symmetric memory ([`PortStorage::Symmetric`](super::PortStorage::Symmetric)) is read
+    /// in place from such a buffer, also by peers, if it is at a multiple of 64 bytes from the buffer's start. From memory that
+    /// is not symmetric it is copied. In a run all ranks must bind the same offsets of their buffers. One buffer can be filled
+    /// while a run reads another one. On GPUs the ranks prepare the program together in the first run with an input at other
+    /// offsets, as for other sizes. For other sessions, and for other inputs and outputs, the buffer is ordinary memory. A
+    /// session with such buffers cannot [release its memory](Session::release).
     ///
     /// # Errors
-    /// The ranks ask for different sizes, there is not as much left, or a rank failed.
+    /// The ranks ask for different sizes, the reserved memory is exhausted, or a rank failed.
     pub fn allocate_symmetric(&mut self, bytes: usize) -> Result<SessionBuffer, Error> {
         Ok(SessionBuffer::from_memory(self.device.select()?.allocate_symmetric(bytes)?))
     }
 
-    /// As [`bind`](Self::bind), for all of a buffer; the session keeps it as long as a run may use it.
+    /// As [`bind`](Self::bind), for a whole buffer. The session keeps the buffer as long as a run may use it.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind); the buffer is of another device.
+    /// As [`bind`](Self::bind). Also if the buffer is on another device.
     ///
     /// # Safety
-    /// While a run is in progress nobody else writes the buffer, nor reads what the run writes: no copy, and no run of
+    /// While a run is in progress, nothing else writes the buffer or reads bytes that the run writes: no copy, and no run of
     /// another session.
     pub unsafe fn bind_buffer(&mut self, name: &str, buffer: &SessionBuffer) -> Result<(), Error> {
         let (expected, found) = (self.device.select()?.device(), buffer.0.memory.device());
@@ -119,7 +119,7 @@ impl Session {
                 "{name}: expected memory of {expected}, found a buffer of {found}"
             )));
         }
-        // SAFETY: the session keeps the buffer until its runs have ended; the rest is by the caller.
+        // SAFETY: the session keeps the buffer until its runs have ended. The caller ensures the rest.
         unsafe { self.bind(name, buffer.as_ptr(), buffer.bytes())? };
         let port = self.find_port(name, super::values::PortPreference::Either)?;
         self.hold_owner(port, Some(buffer.0.clone()));

@@ -1,7 +1,7 @@
-//! The device of a session, in the process that opened it, which programs of the session have together.
+//! The device of a session in the process that opened it. The programs of the session share it.
 //!
-//! A forked process has a copy without the threads. Whatever this copy did with sockets and shared memory would reach
-//! the peers of the parent, so its calls are refused, and dropping the copy does nothing.
+//! A forked process has a copy without the threads. Its use of sockets and shared memory would reach the peers of the
+//! parent, so calls in it are refused, and dropping the copy does nothing.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -21,20 +21,20 @@ pub(super) struct SessionProgram {
     device: Option<ManuallyDrop<Arc<Mutex<SharedDevice>>>>,
     /// The number of the program in the session.
     program: usize,
-    /// Dropped after the device, whose runs may read it.
+    /// Dropped after the device, whose runs may read this memory.
     shared: ManuallyDrop<HeldMemory>,
     process: u32,
 }
 
 /// A device session of one or more programs.
 struct SharedDevice {
-    /// `None` once it was taken out: the session has ended for all programs.
+    /// `None` after the session has ended for all programs.
     session: Option<Box<dyn DeviceSession>>,
     /// How many programs have not ended.
     open: usize,
 }
 
-/// The device session, where calls are about one program.
+/// The locked device session, switched to one program.
 pub(super) struct SelectedDevice<'a>(MutexGuard<'a, SharedDevice>);
 
 impl Deref for SelectedDevice<'_> {
@@ -52,13 +52,14 @@ impl DerefMut for SelectedDevice<'_> {
 }
 
 impl SessionProgram {
-    /// A device session that this process has opened, and its first program.
+    /// A device session that this process opened, with its first program.
     pub fn new(session: Box<dyn DeviceSession>) -> SessionProgram {
         SessionProgram::for_program(Arc::new(Mutex::new(SharedDevice { session: Some(session), open: 1 })), 0)
     }
 
     fn for_program(device: Arc<Mutex<SharedDevice>>, program: usize) -> SessionProgram {
-        let (device, shared) = (Some(ManuallyDrop::new(device)), ManuallyDrop::new(HeldMemory::default()));
+        let device = Some(ManuallyDrop::new(device));
+        let shared = ManuallyDrop::new(HeldMemory::default());
         SessionProgram { device, program, shared, process: process::current_process() }
     }
 
@@ -79,7 +80,7 @@ impl SessionProgram {
         Ok(SessionProgram::for_program(Arc::clone(device), program))
     }
 
-    /// The device session, for calls about this program. Other programs wait meanwhile.
+    /// The device session, for calls about this program. Calls about other programs wait meanwhile.
     ///
     /// # Errors
     /// This process is a fork of the one that opened it, or the session has ended.
@@ -90,7 +91,7 @@ impl SessionProgram {
         Ok(SelectedDevice(shared))
     }
 
-    /// The memory that runs use.
+    /// The memory that runs use and the session does not own.
     pub fn held_memory(&mut self) -> &mut HeldMemory {
         &mut self.shared
     }
@@ -114,8 +115,8 @@ impl SessionProgram {
         }
     }
 
-    /// Takes the device session out, which ends it for all programs. The memory of the runs of this program stays until `self` is
-    /// dropped.
+    /// Takes the device session out, which ends it for all programs. The memory that runs of this program use is kept until
+    /// `self` is dropped.
     ///
     /// # Errors
     /// As [`select`](Self::select).
@@ -141,7 +142,7 @@ impl SessionProgram {
         process::current_process() == self.process
     }
 
-    /// Ends this program as a drop does: the last one drops the session; others go on, unless a thread panics with it.
+    /// Ends this program on drop. The last program drops the session; otherwise it continues, unless this thread panics.
     fn end_program(&mut self) {
         let Some(device) = self.device.take().map(ManuallyDrop::into_inner) else { return };
         let mut shared = lock_device(&device);
@@ -149,7 +150,7 @@ impl SessionProgram {
         if shared.open == 0 || std::thread::panicking() {
             drop(shared.session.take());
         } else if let Some(session) = &mut shared.session {
-            // A failure is the other programs' as well, whose calls return it.
+            // A failure also fails the calls of the other programs, which return it.
             let _ = session.close_program(self.program);
         }
     }
@@ -159,7 +160,7 @@ impl Drop for SessionProgram {
     fn drop(&mut self) {
         if self.is_opening_process() {
             self.end_program();
-            // SAFETY: it is dropped once, here.
+            // SAFETY: this is the only place that drops it, and it runs once.
             unsafe { ManuallyDrop::drop(&mut self.shared) };
         }
     }

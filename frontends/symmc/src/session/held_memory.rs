@@ -1,24 +1,24 @@
-//! What keeps the memory that a session uses and does not own: tensors and buffers.
+//! Owners of the memory that a session uses and does not own: tensors and buffers.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use symmc_runtime::session::Port;
 
-/// Something that keeps memory there.
+/// A value that keeps memory allocated.
 pub(super) type Owner = Arc<dyn Any + Send + Sync>;
 
-/// Held as long as runs may use their memory.
+/// The owners, held as long as runs may use their memory.
 #[derive(Default)]
 pub(super) struct HeldMemory {
-    /// For each input or output that has one.
+    /// The owner for each input or output that has one.
     held: Vec<(Port, Owner)>,
-    /// Those whose memory runs in progress may still use.
+    /// Former owners whose memory runs in progress may still use.
     retired: Vec<Owner>,
 }
 
 impl HeldMemory {
-    /// Holds the owner of the memory of an input or output, or none, in place of another one. Whether there was one.
+    /// Replaces the owner of the memory of an input or output. Returns whether there was one before.
     pub fn hold_owner(&mut self, port: Port, owner: Option<Owner>) -> bool {
         let old = self.held.iter().position(|(other, _)| *other == port);
         let old = old.map(|at| self.held.swap_remove(at).1);
@@ -28,7 +28,7 @@ impl HeldMemory {
         found
     }
 
-    /// Lets go of those whose memory no input or output has any more: no run is in progress.
+    /// Drops former owners. The caller ensures that no run is in progress.
     pub fn release_retired(&mut self) {
         self.retired.clear();
     }

@@ -1,4 +1,4 @@
-//! Tensors that sessions read: weights that several sessions of one process have together.
+//! Tensors that sessions read in place: weights that several sessions of one process share.
 
 use std::sync::Arc;
 
@@ -11,19 +11,20 @@ use super::{Session, values};
 use crate::error::Error;
 
 impl Session {
-    /// Has the runs that come find an input in a tensor: several sessions may read one. On the host they read it where it
-    /// lies; on a GPU it is put there once for all sessions of this process that share it. Nothing else is copied, unless
-    /// the plan holds the input in symmetric memory ([`Storage::Symmetric`](super::PortStorage::Symmetric)). The session keeps what
-    /// it reads: on the host the tensor, on a GPU the copy there. A tensor that lies in a file is read into memory here; who
-    /// shares it with several sessions of the host reads it before ([`Program::parameters`](crate::Program::parameters) does).
+    /// Makes the next runs read an input from a tensor, which several sessions may share. On the host the runs read it in
+    /// place. On a GPU it is copied there once for all sessions of this process. There is one other copy: if the plan holds the
+    /// input in symmetric memory ([`PortStorage::Symmetric`](super::PortStorage::Symmetric)), it is copied there. The session
+    /// keeps the tensor on the host, and the copy on a GPU. A tensor that is in a file is loaded into memory by this call. To
+    /// share it between several sessions on the host, load it before
+    /// ([`Program::parameters`](crate::Program::parameters) does so).
     ///
     /// # Errors
     /// There is no such input, an output replaces it, it is a constant, a symbol has no value, the tensor has another dtype
-    /// or other extents, its file cannot be read, or the GPU has no room. What was there before stays then.
+    /// or other extents, its file cannot be read, or the GPU is out of memory. The previous memory of the input stays bound.
     pub fn share(&mut self, name: &str, tensor: Arc<Tensor>) -> Result<(), Error> {
         let port = self.find_port(name, values::PortPreference::Input)?;
         let Port::Input(input) = port else {
-            return Err(Error::invalid_request(format!("{name} is an output: only inputs are read")));
+            return Err(Error::invalid_request(format!("{name} is an output: only inputs can be shared")));
         };
         self.expect_read_only(name, input)?;
         self.expect_type(name, port, &tensor)?;
@@ -31,30 +32,31 @@ impl Session {
             RunError::Invalid(why) => RunError::Invalid(format!("{name}: {why}")),
             other => other,
         })?;
-        // SAFETY: the session holds the owner until its runs have ended; nobody writes the bytes while it is held, nor do
-        // runs, because no output replaces the input.
+        // SAFETY: the session holds the owner until its runs have ended. Nothing writes the bytes while it is held: runs do not,
+        // because no output replaces the input.
         unsafe { self.device.select()?.bind_port(port, Some(kept.range))? };
         self.hold_owner(port, Some(kept.owner));
         Ok(())
     }
 
-    /// Holds the owner of the memory of an input or output, or none, in place of another one.
+    /// Replaces the owner of the memory of an input or output. Former owners are dropped if no run is in progress.
     pub(super) fn hold_owner(&mut self, port: Port, owner: Option<Owner>) {
         if self.device.held_memory().hold_owner(port, owner) && self.poll().unwrap_or(false) {
             self.device.held_memory().release_retired();
         }
     }
 
-    /// Copies a tensor to where an input lies; in contrast to [`write`](Self::write) its dtype and extents are compared.
+    /// Copies a tensor to an input, as [`write`](Self::write), after comparing its dtype and extents.
     ///
     /// # Errors
-    /// As [`write`](Self::write); a symbol has no value, the tensor has another dtype or other extents, or its file cannot be read.
+    /// As [`write`](Self::write). Also if a symbol has no value, the tensor has another dtype or other extents, or its file
+    /// cannot be read.
     pub fn write_tensor(&mut self, name: &str, tensor: &Tensor) -> Result<(), Error> {
         let port = self.find_port(name, values::PortPreference::Input)?;
         self.expect_type(name, port, tensor)?;
         let mut copy = Vec::new();
         let data = match tensor.backing_slice().filter(|part| part.is_volatile()) {
-            // A file that another process shortens is an error.
+            // Reading by position gives an error if another process has shortened the file.
             Some(part) => {
                 copy.resize(part.range().len(), 0);
                 part.read(&mut copy).map_err(|e| Error::invalid_request(format!("{name}: {e}")))?;
@@ -65,7 +67,7 @@ impl Session {
         self.write(name, data)
     }
 
-    /// Refuses inputs that runs write, and those of the program's own.
+    /// Refuses inputs that runs write, and constants of the program.
     fn expect_read_only(&self, name: &str, input: usize) -> Result<(), Error> {
         let source = self.plan.source_program();
         let replaces = |kind: &OutputKind| match kind {
@@ -75,7 +77,7 @@ impl Session {
         if let Some(output) = source.outputs.iter().find(|o| replaces(&o.kind)) {
             let output = source.value_name(output.value);
             return Err(Error::invalid_request(format!(
-                "{name}: the output %{output} replaces it, so it is no tensor to be read alone: bind memory, or write it"
+                "{name}: the output %{output} replaces it, so it cannot be shared read-only: bind memory, or write it"
             )));
         }
         match source.inputs.values().nth(input) {

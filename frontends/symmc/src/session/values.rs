@@ -1,20 +1,21 @@
-//! The inputs and outputs of a session, as its caller knows them.
+//! The inputs and outputs of a session as its caller sees them, and the search for them by name.
 
 use symmc_ir::entity::Entity;
+use symmc_ir::message::list_names;
 use symmc_ir::{DType, Graph, InputId, InputKind, OutputKind, SymbolBindings, ValueId};
 use symmc_runtime::session::Port;
 
 use crate::error::Error;
 
-/// What a value is to the caller.
+/// The role of a value for the caller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum ValueKind {
     /// An input that changes from run to run.
     Argument,
-    /// An input that is given once.
+    /// An input that is given once, such as a weight.
     Parameter,
-    /// An input that the program carries.
+    /// An input whose data is part of the program.
     Constant,
     /// An output.
     Output,
@@ -26,21 +27,21 @@ pub enum ValueKind {
 pub struct SessionValue {
     /// The name of the value in the program.
     pub name: String,
-    /// The name under which a weight is stored; that of an argument in the file that the program came from, if it has one.
+    /// The name under which a weight is stored. For an argument, its name in the file of the program, if it has one.
     pub source: Option<String>,
-    /// What it is.
+    /// The role of the value.
     pub kind: ValueKind,
-    /// The type of its elements.
+    /// The type of the elements.
     pub dtype: DType,
-    /// The extent of each axis.
+    /// The extent of each axis, in elements.
     pub extents: Vec<usize>,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: usize,
     /// For an output, the name of the input that it replaces.
     pub replaces: Option<String>,
 }
 
-/// Which one is meant where an input and an output have one name.
+/// The preferred one if an input and an output have the same name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum PortPreference {
     Input,
@@ -48,7 +49,7 @@ pub(super) enum PortPreference {
     Either,
 }
 
-/// All inputs, then all outputs.
+/// All inputs, followed by all outputs.
 pub(super) fn list_values(
     graph: &Graph,
     bindings: &SymbolBindings,
@@ -84,14 +85,18 @@ fn describe_value(
     kind: ValueKind,
 ) -> Result<SessionValue, Error> {
     let (ty, name) = (graph.ty(id), graph.value_name(id).to_string());
-    let unsized_ =
-        || Error::invalid_request(format!("%{name} has no size yet: set {}", unset_symbols(graph, bindings)));
+    let unsized_ = || {
+        Error::invalid_request(format!(
+            "the size of %{name} is not known yet: set {}",
+            unset_symbols(graph, bindings)
+        ))
+    };
     let extents = ty.concrete_shape(bindings).ok_or_else(unsized_)?;
     let bytes = extents.iter().try_fold(ty.dtype.size(), |n, &d| n.checked_mul(d)).ok_or_else(unsized_)?;
     Ok(SessionValue { name, source: None, kind, dtype: ty.dtype, extents, bytes, replaces: None })
 }
 
-/// Whether memory is large enough for an input or output that has the same size always.
+/// Checks that memory is large enough for an input or output whose size does not depend on symbols.
 pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<(), Error> {
     let id = match port {
         Port::Input(i) => graph.inputs.values().nth(i).map(|input| input.value),
@@ -111,13 +116,13 @@ pub(super) fn check_capacity(graph: &Graph, port: Port, found: usize) -> Result<
     }
 }
 
-/// The symbols without a value.
-fn unset_symbols(graph: &Graph, bindings: &SymbolBindings) -> String {
+/// The names of the symbols without a value.
+pub(super) fn unset_symbols(graph: &Graph, bindings: &SymbolBindings) -> String {
     let unset = graph.symbols.iter().filter(|(id, _)| bindings.get(*id).is_none());
     unset.map(|(_, symbol)| symbol.name.clone()).collect::<Vec<_>>().join(", ")
 }
 
-/// The input or output of a name: that of the value, that of a weight, or `in.<i>`, `w.<name>`, `out.<i>`.
+/// The input or output of a name: the name of the value, the stored name of a weight, or `in.<i>`, `w.<name>`, `out.<i>`.
 pub(super) fn find_port(graph: &Graph, name: &str, prefer: PortPreference) -> Result<Port, Error> {
     let name = name.strip_prefix('%').unwrap_or(name);
     let input = find_input(graph, name);
@@ -138,10 +143,18 @@ fn find_input(graph: &Graph, name: &str) -> Option<Port> {
         let mut arguments = graph.inputs.keys().filter(is_argument);
         return arguments.nth(number).map(|id| Port::Input(id.index()));
     }
-    let named = |id: &InputId| graph.value_name(graph.inputs[*id].value) == name;
-    let stored = name.strip_prefix("w.").unwrap_or(name);
-    let of_source = |id: &InputId| !stored.is_empty() && graph.inputs[*id].source == stored;
-    let found = graph.inputs.keys().find(named).or_else(|| graph.inputs.keys().find(of_source));
+    let has_value_name = |id: &InputId| graph.value_name(graph.inputs[*id].value) == name;
+    let has_source = |id: &InputId| {
+        let source = &graph.inputs[*id].source;
+        !source.is_empty() && source == name.strip_prefix("w.").unwrap_or(name)
+    };
+    // A weight without a source is stored under the name of its value.
+    let has_stored_name = |id: &InputId| {
+        !is_argument(id) && name.strip_prefix("w.") == Some(graph.checkpoint_name(&graph.inputs[*id]))
+    };
+    let mut found = graph.inputs.keys().find(has_value_name);
+    found = found.or_else(|| graph.inputs.keys().find(has_source));
+    found = found.or_else(|| graph.inputs.keys().find(has_stored_name));
     found.map(|id| Port::Input(id.index()))
 }
 
@@ -155,15 +168,21 @@ fn find_output(graph: &Graph, name: &str) -> Option<Port> {
 
 fn unknown_port_error(graph: &Graph, name: &str) -> Error {
     const NAMED: usize = 8;
-    let inputs = graph.inputs.values().filter(|i| i.kind == InputKind::Argument).map(|i| i.value);
-    let all: Vec<String> = inputs
-        .chain(graph.outputs.iter().map(|o| o.value))
-        .map(|v| format!("%{}", graph.value_name(v)))
-        .collect();
-    let more = if all.len() > NAMED { ", …" } else { "" };
+    let value_name = |id: ValueId| format!("%{}", graph.value_name(id));
+    let inputs_of = |kind: InputKind| graph.inputs.values().filter(move |input| input.kind == kind);
+    let arguments = inputs_of(InputKind::Argument).map(|input| value_name(input.value));
+    let outputs = graph.outputs.iter().map(|output| value_name(output.value));
+    let values: Vec<String> = arguments.chain(outputs).collect();
+    let weights = inputs_of(InputKind::Parameter).map(|input| format!("w.{}", graph.checkpoint_name(input)));
+    let weights: Vec<String> = weights.collect();
+    let of_weights = if weights.is_empty() {
+        String::new()
+    } else {
+        format!(", or a weight: {}", list_names(&weights, NAMED))
+    };
     Error::invalid_request(format!(
-        "{}: there is no input or output {name}; expected one of {}{more}, or the name of a weight",
+        "{}: there is no input or output {name}; expected one of {}{of_weights}",
         graph.name,
-        all[..all.len().min(NAMED)].join(", ")
+        list_names(&values, NAMED)
     ))
 }

@@ -87,8 +87,8 @@ fn what_does_not_fit_is_refused_by_name_and_changes_nothing() {
         ("x", four(), "x: expected f32[2, 4], found f32[4]"),
         ("layer.weight", integers(), "layer.weight: expected f32[4], found i64[4]"),
         ("kept", four(), "kept: the output %next replaces it"),
-        ("out.0", four(), "out.0 is an output: only inputs are read"),
-        ("nothing", four(), "there is no input or output nothing"),
+        ("out.0", four(), "out.0 is an output: only inputs can be shared"),
+        ("nothing", four(), "there is no input or output nothing; expected one of %x, "),
     ];
     for (name, given, says) in cases {
         let error = session.share(name, given).expect_err("it does not fit");
@@ -122,4 +122,21 @@ fn bound_memory_that_is_too_small_is_neither_written_nor_read() {
     session.write("x", &[0; 16]).expect("one row");
     drop(session);
     assert_eq!(memory[8..], [7.0; 56]);
+}
+
+/// Tensor files store a weight without a source under the name of its value. Sessions find it by the same name, and an
+/// unknown name lists the weights.
+#[test]
+fn weights_without_a_source_have_stored_names_too() {
+    let text = PROGRAM.replace(" source \"layer.weight\"", "");
+    let program = Program::from_text(&text).expect("a program");
+    let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
+    let group = Group::threads(1).remove(0);
+    let mut session = Session::open(&plan, &group, &SessionConfig::default()).expect("a session");
+    session.set("n", 1).expect("a size");
+    session.share("w.w", tensor(&[4], &[1.0; 4])).expect("the weight %w");
+    let error = session.value("w.down").expect_err("there is no such weight").to_string();
+    let expected =
+        "there is no input or output w.down; expected one of %x, %kept, %y, %next, or a weight: w.w";
+    assert!(error.ends_with(expected), "{error}");
 }

@@ -263,7 +263,7 @@ fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
         Workload::gather(&graph, &weights(&["state"]), Some(file), &draw)
     };
     let error = gather(&[], &recorded).expect_err("k has no value").to_string();
-    assert!(error.contains("tells k (set it with --set k=N)"), "{error}");
+    assert!(error.contains("gives a value for symbol k: set its size"), "{error}");
     let work = gather(&[("k", 2)], &recorded).expect("inputs");
     assert_eq!(work.inputs[0][2].shape(), [3, 2]);
     let more = [&RECORDED[..], &[("rank1.in.1", &[], 2.0)]].concat();

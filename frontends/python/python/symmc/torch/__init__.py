@@ -1,7 +1,7 @@
-"""PyTorch with symmc.
+"""The part of symmc for PyTorch.
 
-``torch.compile(model, backend="symmc")`` runs whole graphs as plans. With :func:`enable` Inductor runs graphs, and symmc their
-collectives. Sessions take process groups: ``symmc.Session(plan, process_group)``.
+``torch.compile(model, backend="symmc")`` runs whole graphs as plans. With :func:`enable` Inductor runs the graphs, and symmc runs
+their collectives. Sessions accept process groups: ``symmc.Session(plan, process_group)``.
 
 Only the names of this module are public. The sub-packages are the stages of a compiler, from a graph of Dynamo to runs:
 
@@ -29,18 +29,26 @@ def backend(module, inputs, *, options=None, mode=None):
 
 
 def enable(**options) -> None:
-    """Has all of ``torch.compile`` run collectives by symmc: ``machine``, ``buckets`` and ``timeout`` as for the backend."""
+    """Makes ``torch.compile`` with Inductor run all collectives by symmc.
+
+    The options are those of :class:`CollectivePass`: ``machine``, ``timeout``, ``groups``, and ``buckets`` as a list.
+    """
     from symmc.torch.inductor import collective_pass
 
     collective_pass.enable(**options)
 
 
 def memory() -> dict[str, int]:
-    """The bytes that compiled functions take of their devices now, in addition to tensors of PyTorch, by purpose: ``ordinary`` and
-    ``symmetric`` arenas, ``flags``, ``scratch``, and ``held`` for inputs and outputs of symmc's own."""
+    """The bytes that compiled functions use on their devices now, in addition to PyTorch's tensors, by purpose: ``ordinary`` and
+    ``symmetric`` arenas, ``flags``, ``scratch``, and ``held`` for inputs and outputs that symmc allocated."""
     from symmc.torch.runtime import arenas
 
     return arenas.memory()
+
+
+def __dir__() -> list[str]:
+    """The public names."""
+    return sorted(__all__)
 
 
 def __getattr__(name: str):

@@ -1,1 +1,3 @@
-"""Agreement: functions that several ranks call together. In each call the ranks agree on what they run, by what all of them have."""
+"""Agreement: functions that several ranks call together. In each call the ranks agree on the plan to run, from the graphs that all of
+them have.
+"""

@@ -59,7 +59,7 @@ class JointGraph:
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
         self.decisions: dict[tuple[int, ...], PartitionSearch | str] = {}
-        """For each combination of graphs of all ranks, by their numbers: the plan, or why they are not one program."""
+        """For each combination of graphs of all ranks, by their numbers: the plan, or the reason why they are not one program."""
         self.separate: PartitionSearch | None = None
         """The form that leaves the collectives to PyTorch."""
         self.lock = threading.Lock()
@@ -107,13 +107,13 @@ class JointGraph:
         return None
 
     def _expect_no_pending_error(self, pending_error: Exception | None, published: list[tuple[int, int, int]]) -> None:
-        """Ends the sessions of all ranks if one of them was given bad data in an earlier run."""
+        """Ends the sessions of all ranks if one of them received bad data in an earlier run."""
         for runner in self._runners():
             runner.abandon()
         if pending_error is not None:
             raise pending_error
         ranks = [self.board.ranks.members[at] for at, (*_, has_error) in enumerate(published) if has_error]
-        error = symmc.DataError(f"rank {ranks[0]} was given bad data in an earlier run")
+        error = symmc.DataError(f"rank {ranks[0]} received bad data in an earlier run")
         error.culprit = error.rank = ranks[0]
         raise error
 
@@ -137,7 +137,7 @@ class JointGraph:
             if is_sound and search.difference is not None:
                 self.separate = search
             return self._run_separately(inputs, sizes, why)
-        # All ranks have compiled it, whatever becomes of the run.
+        # All ranks have compiled it, even if the run fails.
         self.decisions[numbers] = search
         return search.function(inputs)
 
@@ -165,8 +165,8 @@ class JointGraph:
         return {symbol: size for (symbol, *_), size in zip(self.symbol_sources, sizes)}
 
     def _build(self, search: PartitionSearch) -> bool:
-        """Finds what runs the graph in this way; whether it may be compiled code. Eager runs it if that would hold for the sizes
-        of this call alone: Dynamo has made its guards already."""
+        """Finds the function that runs the graph in this way. Returns whether it may be compiled code. Eager runs the graph if compiled
+        code would be valid for the sizes of this call only, because Dynamo has made its guards already."""
         environment = shape_env_of(self.module.graph)
         context = contextlib.nullcontext() if self.tracing is None else tracing(self.tracing)
         before = ignored_guards(environment)
@@ -203,7 +203,7 @@ class _JointCall:
         return function.run(values, self.sizes, self.pending_error, published)
 
     def continue_in_background(self) -> None:
-        """After an interrupt of the wait for other ranks: they expect this rank, so the call continues, and its results are dropped."""
+        """Continues the call after an interrupt of the wait for other ranks, which expect this rank. Its results are dropped."""
         if self.is_waiting:
             self.is_in_background, self.inputs = True, list(self.inputs)
             threading.Thread(target=self._finish, daemon=True).start()
@@ -213,7 +213,7 @@ class _JointCall:
             with torch.no_grad():
                 self.function.run(self.inputs, self.sizes, self.pending_error, self.board.resume())
         except Exception:
-            # The next call finds what is wrong.
+            # The next call reports the error.
             pass
         finally:
             self._release()

@@ -20,7 +20,7 @@ _ALIKE = {
     "reduce_scatter_tensor_coalesced": "all have as many elements",
     "broadcast": "all have as many elements",
 }
-"""Collectives whose operands have as many elements on all ranks."""
+"""Collectives whose operands have the same number of elements on all ranks."""
 
 
 def list_collectives(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]:
@@ -48,7 +48,7 @@ def list_collectives(graph: torch.fx.Graph, sizes: dict[str, int]) -> list[dict]
 
 
 def expect_matching(members: tuple[int, ...], told: list[list[dict]]) -> None:
-    """Refuses collectives of ranks that do not match. All ranks call this with the same collectives, and get the same result."""
+    """Raises if the collectives of the ranks do not match. All ranks call this with the same collectives, and get the same result."""
     by_rank = dict(zip(members, told))
     groups = dict.fromkeys(tuple(one["group"]) for own in told for one in own)
     for group in groups:
@@ -63,7 +63,7 @@ def expect_matching(members: tuple[int, ...], told: list[list[dict]]) -> None:
 
 
 def describe_different_sizes(members: tuple[int, ...], told: list[dict[str, int]]) -> str | None:
-    """The first size that is not the same on all ranks, in words."""
+    """A description of the first size that is not the same on all ranks."""
     for rank, sizes in zip(members, told):
         for name in sizes.keys() & told[0].keys():
             if sizes[name] != told[0][name]:
@@ -73,7 +73,7 @@ def describe_different_sizes(members: tuple[int, ...], told: list[dict[str, int]
 
 
 def _expect_one(group: tuple[int, ...], own: dict[int, dict]) -> None:
-    """Refuses one collective whose operands do not match."""
+    """Raises if the operands of one collective do not match."""
     (first, expected), *others = own.items()
     for rank, found in others:
         for what in ("name", "op"):
@@ -88,7 +88,7 @@ def _expect_one(group: tuple[int, ...], own: dict[int, dict]) -> None:
 
 
 def _expect_exchange(group: tuple[int, ...], own: dict[int, dict]) -> None:
-    """Refuses an exchange in which a rank expects other rows than one sends to it."""
+    """Raises if a rank of an exchange expects other rows than another rank sends to it."""
     sent, taken = {}, {}
     for rank, one in own.items():
         (_, shape), (given, wanted) = one["operands"][0], one["splits"]
@@ -131,7 +131,7 @@ def _extents(node: torch.fx.Node, sizes: dict[str, int]) -> tuple[str, list[int]
 
 
 def _numbers(given, sizes: dict[str, int]) -> list[int] | None:
-    """Sizes as numbers; none at all if one of them depends on data."""
+    """Sizes as numbers; None if one of them depends on data."""
     found = [_number(one, sizes) for one in given or ()]
     return None if None in found else found
 

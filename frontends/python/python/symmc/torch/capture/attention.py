@@ -23,7 +23,7 @@ _REPEATING = tuple(getattr(torch.ops.aten, name).default for name in ("unsqueeze
 
 
 def is_fusible(module: torch.fx.GraphModule) -> bool:
-    """Whether symmc has the gradients of all attentions of a graph of Dynamo as PyTorch fuses them."""
+    """Whether symmc supports the fused gradients of all attentions of a graph of Dynamo."""
     graphs = [part.graph for part in module.modules() if isinstance(part, torch.fx.GraphModule)]
     return all(_is_fusible(node) for graph in graphs for node in graph.nodes if _is_attention(node))
 
@@ -47,7 +47,7 @@ def _argument(node: torch.fx.Node, at: int, name: str):
 def partitioned(joint: torch.fx.GraphModule, inputs, **options):
     """The graphs of the forward and of the backward pass.
 
-    Element-wise steps share kernels: what they give is cheaper computed again than kept for the backward pass.
+    Element-wise steps share kernels: it is cheaper to compute their results again than to keep them for the backward pass.
     """
     for node in joint.graph.nodes:
         if _FUSED.fullmatch(getattr(node.target, "_opname", "")):
@@ -57,8 +57,8 @@ def partitioned(joint: torch.fx.GraphModule, inputs, **options):
 
 
 def _drop_random_state(node: torch.fx.Node) -> None:
-    """Gives a gradient of attention without dropout another tensor in place of the random state, which it does not look at: that is not
-    kept for the backward pass then, and may have a dtype that programs have not."""
+    """Replaces the random state in a gradient of attention without dropout by another tensor, since the gradient does not read it. The
+    state is then not kept for the backward pass, and may have a dtype that programs do not support."""
     places = {argument.name: at for at, argument in enumerate(node.target._schema.arguments) if at < len(node.args)}
     if "philox_seed" in places and node.args[places["dropout_p"]] == 0.0:
         for state in ("philox_seed", "philox_offset"):
@@ -66,8 +66,8 @@ def _drop_random_state(node: torch.fx.Node) -> None:
 
 
 def _repeat_again(node: torch.fx.Node) -> None:
-    """Has heads of keys and values that are repeated for the queries that share them be repeated again in the backward pass, where
-    that costs nothing: PyTorch would keep the copies."""
+    """Makes the backward pass repeat the heads of keys and values that several queries share. This costs nothing there, while PyTorch
+    would keep the copies."""
     for at, argument in enumerate(node.target._schema.arguments):
         if argument.name not in ("key", "value") or at >= len(node.args):
             continue
@@ -78,5 +78,5 @@ def _repeat_again(node: torch.fx.Node) -> None:
         if any(link.target is torch.ops.aten.expand.default for link in chain):
             for link in chain:
                 link.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
-                # Of no checkpointed region; some versions of PyTorch ask for its number.
+                # It is in no checkpointed region, but some versions of PyTorch read the number of the region.
                 link.meta.setdefault("ac_graph_id", 0)

@@ -17,7 +17,7 @@ from symmc.torch.settings.options import Options
 
 
 def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
-    """Compiles a graph of Dynamo: forward, and backward where gradients are wanted.
+    """Compiles a graph of Dynamo: the forward pass, and the backward pass if gradients are needed.
 
     ``mode`` is one of Inductor's, and has no effect.
     """
@@ -27,7 +27,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
     )
-    # Both passes take turns.
+    # The two passes never run at the same time, so they share arenas.
     arenas = Arenas() if differentiated else None
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
@@ -46,7 +46,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
 
 
 def _check_mode(mode) -> None:
-    """Refuses a mode that is none of Inductor's."""
+    """Refuses a mode that Inductor does not have."""
     if mode is None:
         return
     from torch._inductor import list_mode_options

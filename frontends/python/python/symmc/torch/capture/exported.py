@@ -18,14 +18,14 @@ from symmc.torch.ranks import process_groups
 
 
 def from_exported(exported: ExportedProgram, **options) -> symmc.Program:
-    """The program of an exported one."""
+    """Imports an exported program."""
     if not isinstance(exported, ExportedProgram):
         raise symmc.InputError(f"expected a torch.export.ExportedProgram, found {type(exported).__name__}")
     return _ExportedImport(exported, options).program()
 
 
 def from_fx(module: torch.fx.GraphModule, inputs=None, **options) -> symmc.Program:
-    """The program of a graph of ATen operators."""
+    """Imports a graph of ATen operators."""
     return _ExportedImport(export_fx_graph(module, inputs), options).program()
 
 
@@ -37,12 +37,12 @@ class _ExportedImport:
         self.numbered = torch.fx.GraphModule(exported.graph_module, copy_graph(exported.graph, {}))
         number_nodes(self.numbered.graph)
         self.whole: set[int] = set()
-        """The nodes, by their numbers, that stay as they are: they are made of what symmc does not know either."""
+        """The nodes, by their numbers, that are not decomposed, since their parts are not supported either."""
         self.first_refusals: dict[int, Exception] = {}
-        """Why each of them was refused at first."""
+        """The first error for each of them."""
 
     def program(self) -> symmc.Program:
-        """The program, in which operators are opaque that symmc knows in no form."""
+        """The program. Operators that are not supported even after decomposition are opaque in it."""
         graph = DecomposedGraph(self.numbered)
         while True:
             program, refused, error = self._import(graph)
@@ -71,7 +71,7 @@ class _ExportedImport:
         return program, [node.meta[NUMBER] for node in refused_nodes.find_unknown_nodes(program, nodes)], None
 
     def _exported_with(self, graph: DecomposedGraph) -> ExportedProgram:
-        """The exported program with this graph, which returns the same."""
+        """The exported program with this graph, which returns the same values."""
         if not graph.is_changed:
             return self.exported
         given = self.exported.graph_signature

@@ -20,16 +20,16 @@ def export_fx_graph(module: torch.fx.GraphModule, inputs=None) -> ExportedProgra
 
 
 def _check_graph(module, inputs) -> None:
-    """Refuses what is no graph of ATen operators with values."""
+    """Checks that a module is a graph of ATen operators with values."""
     if not isinstance(module, torch.fx.GraphModule):
         raise symmc.InputError(f"expected a torch.fx.GraphModule, found {type(module).__name__}")
     for node in module.graph.nodes:
         if node.op in ("call_module", "call_method"):
             found = f"{node.op} {node.target}"
-            raise symmc.InputError(f"node {node.name}: expected ATen operators, as make_fx gives them, found {found}")
+            raise symmc.InputError(f"node {node.name}: expected ATen operators, such as make_fx traces, found {found}")
     for node in module.graph.nodes:
         if inputs is None and node.op == "placeholder" and "val" not in node.meta:
-            raise symmc.InputError(f"input {node.name}: its value is not known: give example inputs")
+            raise symmc.InputError(f"input {node.name}: expected its value in node.meta['val'], found none: give example inputs")
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     if inputs is not None and not isinstance(inputs, (list, tuple)):
         raise symmc.InputError(f"inputs: expected a list of example inputs, found {type(inputs).__name__}")
@@ -46,7 +46,7 @@ def _valued(module: torch.fx.GraphModule, inputs) -> torch.fx.GraphModule:
         modes = {id(value.fake_mode) for value in values if isinstance(value, FakeTensor)}
         if len(modes) == 1 and all("val" in node.meta for node in nodes if node.op == "call_function"):
             return module
-        # Each value has a mode of its own where real tensors were traced.
+        # If real tensors were traced, each value has another mode.
         inputs = [node.meta["val"] for node in nodes if node.op == "placeholder"]
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*pytree.tree_map(lambda given: _faked(given, mode), inputs))

@@ -1,1 +1,1 @@
-"""Graphs: what any stage asks of an fx graph, its nodes, symbolic sizes and layouts. Knows no stage."""
+"""Graphs: functions on fx graphs, their nodes, symbolic sizes and layouts, for all stages. Depends on no stage."""

@@ -6,7 +6,7 @@ import torch
 
 
 def inverse_permutation(order: list[int]) -> list[int]:
-    """The permutation that undoes one."""
+    """The inverse of a permutation."""
     return [order.index(axis) for axis in range(len(order))]
 
 

@@ -38,7 +38,7 @@ def process_groups_in(graph: torch.fx.Graph) -> list[str]:
 
 
 def rename_process_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
-    """Has a graph call its process groups by other names."""
+    """Renames the process groups of a graph."""
     for node in graph.nodes:
         for at, argument in _schema_arguments(node):
             name = process_group_argument(node, at, argument)
@@ -60,7 +60,7 @@ def process_group_argument(node: torch.fx.Node, at: int, argument) -> str | None
         return None
     name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
     if isinstance(name, torch.fx.Node):
-        # The process group itself, which the graph is given.
+        # The process group itself, which is an input of the graph.
         group = getattr(name.meta.get("val"), "real_obj", None)
         return getattr(group, "group_name", None)
     return name if isinstance(name, str) else None

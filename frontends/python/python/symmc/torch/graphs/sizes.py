@@ -1,4 +1,4 @@
-"""Symbolic sizes of fx graphs, and what PyTorch knows of them."""
+"""Symbolic sizes of fx graphs, and PyTorch's facts about them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def symbol_sources(values) -> list[tuple[str, int, int | None]]:
-    """For each symbol the input of the graph, and the axis of that, which tell its value."""
+    """For each symbol the input of the graph that gives its value, and the axis of that input."""
     told: dict[str, tuple[int, int | None]] = {}
     for at, value in enumerate(values):
         sizes: list[tuple[int | None, Any]] = [(None, value)] if isinstance(value, torch.SymInt) else []
@@ -22,7 +22,7 @@ def symbol_sources(values) -> list[tuple[str, int, int | None]]:
 
 
 def shape_env_of(graph: torch.fx.Graph):
-    """What PyTorch knows of the sizes of a graph, if any of them vary."""
+    """PyTorch's shape environment of a graph, if any of its sizes vary."""
     for node in graph.nodes:
         value = node.meta.get("val")
         for size in getattr(value, "shape", ()) if isinstance(value, torch.Tensor) else (value,):
@@ -32,13 +32,13 @@ def shape_env_of(graph: torch.fx.Graph):
 
 
 def ignored_guards(environment) -> int:
-    """How often something was assumed of sizes after Dynamo had made its guards, which therefore do not ask for it."""
+    """The number of assumptions about sizes that were made after Dynamo had made its guards, which therefore do not check them."""
     return 0 if environment is None else environment.counter["ignored_backward_guard"]
 
 
 @contextlib.contextmanager
 def without_new_guards(environment):
-    """While this lasts, what is asked of sizes holds for all of them: it is no guard."""
+    """In this context questions about sizes are answered for all sizes, without new guards."""
     if environment is None:
         yield
         return

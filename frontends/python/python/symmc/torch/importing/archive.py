@@ -15,11 +15,11 @@ from torch.export import ExportedProgram
 from symmc.torch.settings.versions import VERSION
 
 _RAW = (2, 9)
-"""From this version on ``torch.export.save`` stores tensors as they are; before, pickled, which symmc does not read."""
+"""The first version whose ``torch.export.save`` stores raw tensors. Earlier ones pickle them, which symmc does not read."""
 
 
 _ROUNDING = {math.ceil, math.floor, round}
-"""Functions of sizes that graphs may have and symmc reads, and PyTorch's format has no place for."""
+"""Functions of sizes that graphs may use and symmc reads, but PyTorch's format cannot hold."""
 
 
 def serialize_exported(exported: ExportedProgram) -> bytes:
@@ -33,7 +33,7 @@ def serialize_exported(exported: ExportedProgram) -> bytes:
 
 @contextlib.contextmanager
 def _rounding():
-    """Has PyTorch store functions that round, which it does as it stores others."""
+    """Makes PyTorch store rounding functions in the same way as other functions."""
     from torch._export.serde import serialize
 
     known = getattr(serialize, "_SYM_OPS", set())
@@ -51,7 +51,7 @@ class _Complex(str):
 
 @contextlib.contextmanager
 def _odd_numbers():
-    """Has PyTorch 2.8 store complex numbers and NaN as later versions do."""
+    """Makes PyTorch 2.8 store complex numbers and NaN as later versions do."""
     from torch._export.serde import serialize
 
     serializer, as_json = serialize.GraphModuleSerializer, serialize._dataclass_to_dict
@@ -76,7 +76,7 @@ def _odd_numbers():
 
 
 def _written(exported: ExportedProgram) -> bytes:
-    """The file as later versions of PyTorch write it: the program in the words of this one, and the tensors as they are."""
+    """The file in the layout of later versions of PyTorch: the program as this version writes it, and raw tensors."""
     from torch._export.serde.serialize import serialize
 
     with _odd_numbers():

@@ -1,4 +1,4 @@
-"""Lift: a functional graph as an exported program, whose inputs and results are tensors alone."""
+"""Lift: turns a functional graph into an exported program whose inputs and results are tensors only."""
 
 from __future__ import annotations
 
@@ -38,31 +38,31 @@ class LiftedGraph:
 
     exported: ExportedProgram
     inputs: list[int]
-    """Which inputs of the graph are arguments of the program, in their order: all that are tensors."""
+    """The inputs of the graph that are arguments of the program, in order: all tensors."""
     values: list[Any]
-    """The value of every input of the graph, as it was traced."""
+    """The traced value of every input of the graph."""
     finish: Callable[[list, list], tuple]
-    """The outputs of the graph, of its inputs and of the results of the program: these themselves, views of them, and sizes."""
+    """Makes the outputs of the graph from its inputs and the results of the program: these values, views of them, and sizes."""
     devices: list[torch.device]
     """The devices of the outputs of the program that replace no argument."""
     mutated: list[int]
-    """Which arguments of the program are replaced."""
+    """The arguments of the program that are replaced."""
     complex: list[int]
-    """Which arguments of the program are complex numbers, which it takes as real ones with one more axis."""
+    """The arguments of the program that are complex numbers. It takes them as real numbers with one more axis."""
     orders: dict[int, list[int]]
-    """The axes from the outermost in memory to the innermost of arguments whose axes are stored in another order: the program
-    takes them as they are stored."""
+    """The axes from the outermost in memory to the innermost, for arguments whose axes are stored in another order. The program takes
+    them in the stored order."""
     ranges: dict
     """The least and the largest value of each symbol."""
     groups: list[str]
     """The process groups, in the order in which they were made; the program calls them ``0``, ``1`` and so on."""
     steps: list[SizeStep]
-    """Sizes that are multiples of something."""
+    """Sizes that are always multiples of a number."""
     numbers: list[str]
     """Sizes that have to be numbers in the program."""
 
     def archive(self, ranges: dict[str, tuple[int, int]]) -> bytes:
-        """The program as a file, for symbols in these ranges, of which they may know more."""
+        """The program as a file, for symbols in these ranges, which the graph may narrow."""
         for symbol, found in self.ranges.items():
             least, most = ranges.get(str(symbol), (0, None))
             if least == most:
@@ -74,7 +74,7 @@ class LiftedGraph:
 
     @staticmethod
     def from_module(module: torch.fx.GraphModule) -> LiftedGraph:
-        """The program of a functional graph, of which changes of inputs at the end are part."""
+        """Lifts a functional graph, including the changes of inputs at its end."""
         graph = torch.fx.Graph()
         known: dict[torch.fx.Node, torch.fx.Node] = {}
         returned = graph.graph_copy(module.graph, known)
@@ -132,13 +132,13 @@ class GraphLifter:
         return lifting._exported((specs, constants), lifting._mutations(), lifting.returned)
 
     def _constants(self):
-        """Tensors of the module become inputs that the program carries."""
+        """Turns tensors of the module into inputs whose data is part of the program."""
         specs, constants = [], {}
         first = next(iter(self.graph.nodes), None)
         for node in [node for node in self.graph.nodes if node.op == "get_attr"]:
             tensor = operator.attrgetter(node.target)(self.module)
             if not isinstance(tensor, torch.Tensor):
-                # An object that is returned as it is, such as the mesh of a DTensor.
+                # An object that is returned unchanged, such as the mesh of a DTensor.
                 if not node.users:
                     self.objects[node] = tensor
                     self.graph.erase_node(node)
@@ -160,8 +160,8 @@ class GraphLifter:
         return specs, constants
 
     def _as_stored(self, tensors: list[torch.fx.Node], mutations: list) -> dict[int, list[int]]:
-        """Has the program take tensors with their axes in the order of their strides, so that they need no copy, and give what
-        replaces them in the same order; the orders, by the numbers of the tensors."""
+        """Makes the program take tensors with their axes in the order of their strides, so that they need no copy, and return their
+        replacements in the same order. Returns the orders, by the numbers of the tensors."""
         orders, permute = {}, torch.ops.aten.permute.default
         for number, node in enumerate(tensors):
             value, order = node.meta["val"], memory_order(node.meta["val"])
@@ -186,7 +186,7 @@ class GraphLifter:
         self.graph.output(tuple(node for _, node in mutations) + tuple(results))
         self.graph.lint()
         try:
-            # PyTorch 2.9 expects the fake tensors of what is being compiled meanwhile, if something is.
+            # PyTorch 2.9 expects the fake tensors of the compilation in progress, if there is one.
             with tracing(None):
                 return ExportedProgram(
                     root=torch.fx.GraphModule(self.module, self.graph),
@@ -201,7 +201,7 @@ class GraphLifter:
             raise symmc.InputError(f"expected a functional graph of ATen operators: {error}") from error
 
     def _program_inputs(self) -> list[torch.fx.Node]:
-        """Inputs but for objects of Python, such as meshes, that nothing uses once process groups have names."""
+        """The inputs, except Python objects such as meshes, which are unused once process groups have names."""
         self._rename_groups()
         kept = []
         for node in self.placeholders:
@@ -212,7 +212,7 @@ class GraphLifter:
         return kept
 
     def _mutations(self):
-        """Inputs with what replaces them: ``copy_`` at the end of the graph."""
+        """Inputs with their replacements, by ``copy_`` at the end of the graph."""
         found: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in list(self.graph.nodes):
             if node.op == "call_function" and node.target is torch.ops.aten.copy_.default:
@@ -226,7 +226,7 @@ class GraphLifter:
         return list(found.items())
 
     def _of_type(self, copy, target, value):
-        """A value as its target has it: of its type and extents, and not an input as it is."""
+        """A value converted to the type and extents of its target. An input is copied."""
         with self.graph.inserting_before(copy):
             want, have = target.meta["val"], value.meta["val"]
             if have.dtype != want.dtype:
@@ -243,8 +243,7 @@ class GraphLifter:
         return node
 
     def _rename_groups(self):
-        """Process groups by the order in which they were made, where their own names may differ between ranks; by names
-        otherwise."""
+        """Names process groups by the order in which they were made if their names may differ between ranks, otherwise by their names."""
         self.groups = sort_by_creation(process_groups_in(self.graph))
         if self.is_numbered:
             rename_process_groups(self.graph, lambda name: str(self.groups.index(name)))
@@ -273,7 +272,7 @@ def _call(inputs: int, outputs: int) -> ModuleCallEntry:
 
 
 def _ranges(graph: torch.fx.Graph) -> dict:
-    """The least and the largest value of each symbol that the graph has: Dynamo knows others, as of numbers of a rank."""
+    """The least and the largest value of each symbol of the graph. Dynamo has more symbols, such as numbers of a rank."""
     found = {}
     for node in graph.nodes:
         value = node.meta.get("val")
@@ -287,5 +286,5 @@ def _ranges(graph: torch.fx.Graph) -> dict:
 def _range(found: ValueRanges) -> ValueRanges:
     lower = max(int(found.lower), 0) if found.lower.is_Integer else 0
     upper = int(found.upper) if found.upper.is_Integer else int_oo
-    # Of numbers that are never sizes nothing is known before one of them is there.
+    # The range of a number that is never a size is unknown until one value is seen.
     return ValueRanges(lower, upper if upper >= lower else int_oo)

@@ -33,7 +33,7 @@ class OutputBuilder:
         self.known: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def build(self, returned: list):
-        """A function of the inputs and the results, and the nodes of the program that are its results."""
+        """Returns a function of the inputs and the results, and the nodes of the program that are its results."""
         self.graph.output(tuple(self._node_for(out) if isinstance(out, torch.fx.Node) else out for out in returned))
         return torch.fx.GraphModule(self.module, self.graph).forward, self.results
 
@@ -83,7 +83,7 @@ class OutputBuilder:
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
-    """The base of a view, or the node itself if it is no view."""
+    """The base of a view, or the node itself if it is not a view."""
     while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
         is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
         is_part = node.target is operator.getitem and _base(node.args[0]) is not node.args[0]

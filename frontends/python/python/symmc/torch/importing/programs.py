@@ -16,15 +16,15 @@ def serialize_program(exported: ExportedProgram) -> bytes:
     try:
         return serialize_exported(exported)
     except Exception as error:
-        # PyTorch has no one class for what its format cannot hold.
-        refusal = symmc.UnsupportedError(f"torch.export does not store the graph: {error}")
+        # PyTorch raises different classes for values that its format cannot hold.
+        refusal = symmc.UnsupportedError(f"torch.export cannot save the graph: {error}")
         named = re.search(r"Failed serializing node (\w+)", str(error))
         refusal.node = named[1] if named else None
         raise refusal from error
 
 
 def open_archives(archives: list[bytes], **options) -> symmc.Program:
-    """The program of an archive, or of those of all ranks."""
+    """Opens the archive of a program, or the archives of all ranks."""
     with tempfile.TemporaryDirectory(prefix="symmc-") as folder:
         paths = []
         for rank, archive in enumerate(archives):
@@ -34,7 +34,7 @@ def open_archives(archives: list[bytes], **options) -> symmc.Program:
         try:
             return symmc.open(paths if len(paths) > 1 else paths[0], **options)
         except symmc.Error as error:
-            # Nobody else knows these files.
+            # The user does not know these temporary files, so the message names the graph instead.
             for rank, path in enumerate(paths):
                 name = "the graph" if len(paths) == 1 else f"the graph of rank {rank}"
                 error.args = tuple(str(text).replace(path, name).replace("the archive of rank", "the graph of rank") for text in error.args)

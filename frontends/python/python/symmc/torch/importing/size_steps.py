@@ -1,4 +1,4 @@
-"""What a graph says of its sizes: those that are multiples of a number, and those that must be numbers.
+"""Facts of a graph about its sizes: sizes that are multiples of a number, and sizes that must be numbers.
 
 Code that divides rows among ranks or into pieces asks whether the division has a remainder. The answer is a guard, so it holds in every
 call of the graph. Guards and sizes are passed as text: all reasoning about them is in Rust (``frontends/common/src/sizes``).
@@ -11,11 +11,11 @@ import torch
 from symmc import _symmc
 
 _DIVIDED = ("reduce_scatter_tensor", "reduce_scatter_tensor_coalesced", "all_to_all_single")
-"""Collectives that divide the leading axis of what they are given among the ranks."""
+"""Collectives that divide the leading axis of their operand among the ranks."""
 
 
 def find_size_steps(graph: torch.fx.Graph, environment) -> list[_symmc.SizeStep]:
-    """The sizes of a graph that go in steps; the environment is what PyTorch knows of them."""
+    """The sizes of a graph that are multiples of a step, by PyTorch's shape environment."""
     if environment is None:
         return []
     guards = [str(guard.expr) for guard in environment.guards]
@@ -25,7 +25,7 @@ def find_size_steps(graph: torch.fx.Graph, environment) -> list[_symmc.SizeStep]
 
 
 def _symbols(node: torch.fx.Node) -> set:
-    """The symbols in the extents of a node's value, or in that itself."""
+    """The symbols in the extents of a node's value, or in the value if it is a size."""
     value = node.meta.get("val")
     sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
     return set().union(*(size.node.expr.free_symbols for size in sizes if isinstance(size, torch.SymInt)))
@@ -44,7 +44,7 @@ def find_fixed_sizes(graph: torch.fx.Graph) -> list[str]:
 
 
 def _divisions_in_collective(node: torch.fx.Node) -> list[str]:
-    """The guards that the leading extents of what a collective divides are multiples of the number of ranks."""
+    """The guards that the leading extents of the operands of dividing collectives are multiples of the number of ranks."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or not target.namespace.startswith("_c10d_functional"):
         return []
@@ -62,5 +62,5 @@ def _divisions_in_collective(node: torch.fx.Node) -> list[str]:
 
 
 def _told(size) -> str:
-    """A size, which may be a node, as what it is in symbols or numbers."""
+    """The symbolic or numeric value of a size, which may be a node."""
     return str(size.meta.get("val") if isinstance(size, torch.fx.Node) else size)

@@ -41,14 +41,22 @@ class CollectivePass(CustomGraphPass):
     """Replaces functional collectives, and a residual sum and an RMS norm after one, by operators of symmc.
 
     An Inductor pass: ``torch._inductor.config.post_grad_custom_post_pass = CollectivePass()``, or :func:`enable`. The operator holds
-    what the collective computes, so that graphs in Inductor's cache run in other processes. ``groups`` resolves names of process groups
-    that PyTorch does not know: a mapping, or a function.
+    the computation of the collective as text, so that graphs in Inductor's cache run in other processes. ``groups`` resolves names of
+    process groups that PyTorch does not have: a mapping, or a function. Other options are ``machine``, ``timeout``, and ``buckets`` as
+    a list of sizes for every dynamic size.
     """
 
     def __init__(self, *, groups=None, **options):
         self.options = Options.of_pass(options)
         if groups is not None:
             process_groups.register_groups(groups)
+
+    def __repr__(self) -> str:
+        """The options that differ from the defaults."""
+        default = Options()
+        given = {name: getattr(self.options, name) for name in ("machine", "buckets", "timeout")}
+        listed = [f"{name}={value!r}" for name, value in given.items() if value != getattr(default, name)]
+        return f"CollectivePass({', '.join(listed)})"
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         found = [node for node in graph.nodes if _is_collective(node)]
@@ -74,7 +82,7 @@ class CollectivePass(CustomGraphPass):
 
 
 def enable(**options) -> None:
-    """Has all of ``torch.compile`` run collectives by symmc, with the options of :class:`CollectivePass`."""
+    """Makes ``torch.compile`` with Inductor run all collectives by symmc, with the options of :class:`CollectivePass`."""
     torch._inductor.config.post_grad_custom_post_pass = CollectivePass(**options)
 
 
@@ -92,13 +100,13 @@ class _CollectiveSite:
     graph: torch.fx.Graph
     collective: torch.fx.Node
     result: torch.fx.Node
-    """The wait for it, or itself where its result is there at once."""
+    """The wait for the collective, or the collective itself if it needs no wait."""
     region: list[torch.fx.Node]
     """The nodes that are replaced, in the order of the graph."""
 
     @staticmethod
     def of(node: torch.fx.Node) -> _CollectiveSite | None:
-        """The site of a collective with the nodes after it; None if it has no wait of its own."""
+        """The site of a collective with the nodes after it; None if it does not have exactly one wait."""
         if engine_ops.is_collective(node):
             small, is_sum = [node], engine_ops.is_sum(node)
         else:
@@ -110,7 +118,7 @@ class _CollectiveSite:
 
     @property
     def is_overlapped(self) -> bool:
-        """Whether other work stands between the collective and the wait for it."""
+        """Whether there is other work between the collective and the wait for it."""
         node = self.collective.next
         while node is not self.result and self.result is not self.collective:
             if _is_work(node):
@@ -119,7 +127,7 @@ class _CollectiveSite:
         return False
 
     def replace(self, options: Options) -> None:
-        """Puts operators of symmc in place of the region, or of the collective alone if a form holds no more of it, or a plan."""
+        """Replaces the region by operators of symmc, or the collective alone if no form or plan can hold the region."""
         is_overlapped = self.is_overlapped
         small = [node for node in self.region if node in (self.collective, self.result)]
         for region in [self.region, small]:
@@ -132,7 +140,7 @@ class _CollectiveSite:
             sizes = [_size_node(self.graph, symbol) for symbol in part.symbols]
             if None in sizes or not all(node.meta["val"].is_contiguous() for node in part.outputs):
                 continue
-            text = part.text(_told(options, len(sizes)))
+            text = part.text(_plan_options(options, len(sizes)))
             if self._is_worth_it(text):
                 self._put(region, part, (part.inputs, sizes, text), is_overlapped)
                 return
@@ -147,7 +155,7 @@ class _CollectiveSite:
         return device in ("cpu", "cuda") and operators.is_worth_it(text, device, ranks)
 
     def _is_ready(self, region: list[torch.fx.Node]) -> bool:
-        """Whether all that a region reads is there before the collective."""
+        """Whether all operands of a region exist before the collective."""
         order = _order(self.graph)
         given = {other for node in region for other in node.all_input_nodes} - set(region)
         return all(order[node] < order[self.collective] for node in given)
@@ -173,7 +181,7 @@ class _CollectiveSite:
             graph.erase_node(node)
 
 
-def _told(options: Options, symbols: int) -> dict:
+def _plan_options(options: Options, symbols: int) -> dict:
     """The options of the plan of a form."""
     buckets = list(options.buckets) or _LADDERS.get(symbols, [])
     return {"machine": options.machine, "buckets": buckets, "timeout": options.timeout}
@@ -191,23 +199,23 @@ def _is_work(node: torch.fx.Node) -> bool:
 
 def _with_norm(small: list[torch.fx.Node]) -> list[torch.fx.Node]:
     """An all-reduce with the residual and the norm after it, if there is one."""
-    behind, order = _descendants(small[0]), _order(small[0].graph)
+    descendants, order = _descendants(small[0]), _order(small[0].graph)
     region = set(small)
-    for node in sorted(behind, key=order.__getitem__):
-        if node not in region and _belongs(node, region, behind):
+    for node in sorted(descendants, key=order.__getitem__):
+        if node not in region and _belongs(node, region, descendants):
             region.add(node)
     has_norm = any(node.target is _aten.rsqrt.default or engine_ops.is_norm(node) for node in region)
     return sorted(region, key=order.__getitem__) if has_norm else small
 
 
-def _belongs(node: torch.fx.Node, region: set, behind: set) -> bool:
-    """Whether a node works on what the region gives, and otherwise on what is there before."""
+def _belongs(node: torch.fx.Node, region: set, descendants: set) -> bool:
+    """Whether a node reads a result of the region, and otherwise only values that exist before it."""
     if node.target is operator.getitem:
         return node.args[0] in region and engine_ops.is_norm(node.args[0])
     given = node.all_input_nodes
     is_known = node.target in _FOLLOWERS and is_data(node) or engine_ops.is_norm(node)
     inside = any(other in region for other in given)
-    return is_known and inside and all(other in region or other not in behind for other in given)
+    return is_known and inside and all(other in region or other not in descendants for other in given)
 
 
 def _descendants(node: torch.fx.Node) -> set[torch.fx.Node]:
@@ -225,7 +233,7 @@ def _order(graph: torch.fx.Graph) -> dict[torch.fx.Node, int]:
 
 
 def _size_node(graph: torch.fx.Graph, symbol: str) -> torch.fx.Node | None:
-    """A node that gives the value of a symbol, made of an input of the graph if there is none."""
+    """A node that gives the value of a symbol. If there is none, it is made from an input of the graph."""
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     for source, at, axis in symbol_sources([node.meta.get("val") for node in placeholders]):
         if source == symbol and axis is None:

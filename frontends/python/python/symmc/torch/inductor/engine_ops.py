@@ -30,7 +30,7 @@ def arguments(node: torch.fx.Node) -> dict:
 
 
 def name_of(node: torch.fx.Node) -> str:
-    """The operator that a node calls, also where it is functionalized."""
+    """The operator that a node calls, also if it is functionalized."""
     target = _functionalized(node) or node.target
     return str(target).removesuffix(".default")
 
@@ -42,12 +42,12 @@ def _functionalized(node: torch.fx.Node):
 
 
 def first_result(node: torch.fx.Node) -> int:
-    """The number of the first of the results that a recipe gives."""
+    """The number of the first result that a recipe returns."""
     return 0 if _functionalized(node) is None else 1
 
 
 def find_recipe(node: torch.fx.Node):
-    """How a part computes a node, if it is one of these: what gives the results."""
+    """The recipe that computes a node in a part, if the node is one of these operators."""
     return _RECIPES.get(name_of(node)) if node.op == "call_function" else None
 
 

@@ -53,14 +53,14 @@ class GraphPart:
         return json.dumps(told, separators=(",", ":"))
 
     def emit(self, target, arguments: list, like: torch.Tensor, dtype: torch.dtype | None = None, shape=None) -> dict:
-        """Adds a call whose result is like a tensor; a reference to the result."""
+        """Adds a call whose result has the type of a tensor. Returns a reference to the result."""
         call = [str(target), arguments, {"named": {}}]
         return {"value": self._number(dtype or like.dtype, like.shape if shape is None else shape, call)}
 
     def reference(self, given: torch.fx.Node) -> dict:
         if given not in self._numbers:
             if given in self._inside:
-                raise NoForm(f"{given.name}: it is needed before it is there")
+                raise NoForm(f"{given.name}: it is needed before it is computed")
             value = _tensor(given)
             self.inputs.append(given)
             self._numbers[given] = self._number(value.dtype, value.shape, [])
@@ -74,7 +74,7 @@ class GraphPart:
         return [n for n in self._nodes if n not in done and all(g in done or g not in inside for g in n.all_input_nodes)]
 
     def _sketch(self, node: torch.fx.Node) -> str:
-        """A key that distinguishes nodes independently of their place."""
+        """A key that distinguishes nodes independently of their position."""
 
         def reference(given: torch.fx.Node):
             if given in self._numbers:
@@ -98,7 +98,7 @@ class GraphPart:
             self._numbers[node] = self._numbers[node.args[0]][node.args[1] - engine_ops.first_result(node.args[0])]
         else:
             if not isinstance(node.target, torch._ops.OpOverload):
-                raise NoForm(f"{node.name}: {node.target} is no operator of a library")
+                raise NoForm(f"{node.name}: expected an operator of a library, found {node.target}")
             value = _tensor(node)
             call = [str(node.target), _data(node.args, self.reference), _data(node.kwargs, self.reference)]
             self._numbers[node] = self._number(value.dtype, value.shape, call)
@@ -130,7 +130,7 @@ def _data(value, reference):
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.fx.Node):
-        # The process group itself, which the graph is given, goes by its name.
+        # The process group itself, which is an input of the graph, is represented by its name.
         group = getattr(value.meta.get("val"), "real_obj", None)
         return getattr(group, "group_name", None) or reference(value)
     if isinstance(value, torch._ops.OpOverload):
@@ -202,13 +202,13 @@ class GraphForm:
         return list(dict.fromkeys(found))
 
     def results(self, sizes, like: torch.Tensor) -> list[torch.Tensor]:
-        """Tensors as the outputs are, for values of the symbols."""
+        """Tensors of the types of the outputs, for values of the symbols."""
         known = dict(zip(self.symbols, sizes))
         types = [self.values[number][:2] for number in self.outputs]
         return [like.new_empty([_read(n, known) for n in shape], dtype=getattr(torch, dtype)) for dtype, shape in types]
 
     def module(self) -> tuple[torch.fx.GraphModule, list[str]]:
-        """The part as a graph of its own, and its names of the symbols."""
+        """The part as a separate graph, and the names of its symbols."""
         environment = ShapeEnv()
         known = {symbol: _symbol(environment, symbol, number) for number, symbol in enumerate(self.symbols)}
         with FakeTensorMode(shape_env=environment):

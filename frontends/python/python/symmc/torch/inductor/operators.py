@@ -33,7 +33,7 @@ _library.define("start(Tensor[] inputs, SymInt[] sizes, str form) -> Tensor")
 _library.define("wait(Tensor started, Tensor[] inputs, SymInt[] sizes, str form) -> Tensor[]")
 
 _MOST = 8192
-"""The largest value of a symbol for which it is asked whether a form is worth a plan."""
+"""The largest value of a symbol for which a form is checked to be worth a plan."""
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
@@ -88,7 +88,7 @@ def _serving(choices: list[symmc.Choice], values: dict[str, int]) -> list[symmc.
 
 
 def _gains(choices: list[symmc.Choice]) -> bool:
-    """Whether anything runs otherwise than by the vendor's library."""
+    """Whether any collective uses another variant than the vendor's library."""
     return any(choice.chosen != "plain" for choice in choices)
 
 
@@ -101,7 +101,7 @@ def form_of(text: str) -> GraphForm:
 def is_worth_it(text: str, device: str, ranks: int) -> bool:
     """Whether a form has a plan for this number of ranks that uses more than the vendor's library at some size.
 
-    Asked while a graph is compiled. All ranks find the same by themselves: it follows from the form and the machine's profile.
+    This is decided while a graph is compiled. All ranks get the same result, since it follows from the form and the machine's profile.
     On the host there is no library to compare with, unless the profile of another machine is asked for.
     """
     form = form_of(text)
@@ -117,7 +117,7 @@ def is_worth_it(text: str, device: str, ranks: int) -> bool:
         try:
             archive, sizes = lifted.archive(dict.fromkeys(symbols, (0, _MOST))), SizeAssumptions(lifted.steps, may_fix_sizes=False)
             program = programs.open_archives([archive], ranks=ranks, groups=groups, dims=sizes.dims())
-            plan = symmc.compile(program, machine=machine, buckets=sizes.buckets(program.symbols, options.buckets))
+            plan = symmc.compile(program, machine=machine, buckets=options.bucket_ends(program, sizes))
         except (symmc.InputError, symmc.UnsupportedError, symmc.ResourceError):
             return False
     return not program.opaque and (machine is None or _gains(plan.choices()))
@@ -186,7 +186,7 @@ def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.
 
 
 def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
-    """Starts a run; its token."""
+    """Starts a run. Returns its token."""
     token = inputs[0].new_empty(1, dtype=torch.int64)
     values, device, end = tuple(sizes), inputs[0].device, None
     planned = _find_planned(text, device)
@@ -209,7 +209,7 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Ten
 
 
 def _wait(started: torch.Tensor, inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
-    """The results of a run that was begun."""
+    """Waits for a started run, and returns its results."""
     return _started.pop(started.data_ptr()).wait()
 
 
@@ -231,14 +231,14 @@ _CALLED = "called_{}"
 for _name, _kernel, _meta in [("planned", _run, _fake), ("start", _start, _fake_start), ("wait", _wait, _fake_wait)]:
     for _key in ("CPU", "CUDA"):
         _library.impl(_name, _kernel, _key)
-        # Graphs that have it are differentiated already.
+        # Graphs that contain it have been differentiated already.
         _library.impl(_name, torch.library.fallthrough_kernel, f"Autograd{_key}")
     torch.library.register_fake(f"symmc::{_name}", _meta, lib=_library)
     setattr(torch.ops.symmc, _CALLED.format(_name), _kernel)
 
 
 def lower() -> None:
-    """Has code that Inductor writes call the functions of the operators, past the dispatcher, which takes longer than they do."""
+    """Makes code of Inductor call the functions of the operators without the dispatcher, which takes longer than they do."""
     from torch._inductor import lowering
 
     for name in ("planned", "start", "wait"):
@@ -249,7 +249,7 @@ def lower() -> None:
 
 
 def _lowered(lowered, op: torch._ops.OpOverload, function: str):
-    """Lowers an operator as others that Inductor does not know, but for the name by which Python calls it."""
+    """Lowers an operator in the same way as other operators that Inductor does not support, with another name for the call."""
 
     @functools.wraps(lowered)
     def of(*given, **named):

@@ -22,7 +22,7 @@ def sort_canonically(module: torch.fx.GraphModule) -> torch.fx.GraphModule | Non
     if any(not user.op == "output" for change in changes for user in change.users) or any(map(is_random, calls)):
         return None
     places = {node: number for number, node in enumerate(nodes)}
-    # An input is changed after all have read it.
+    # An input is changed after all its readers.
     roots = [node for node in end.all_input_nodes if node not in changes]
     roots += sorted(changes, key=lambda change: places[change.args[0]])
     order = _walked(roots)

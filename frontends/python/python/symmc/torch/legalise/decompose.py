@@ -29,7 +29,7 @@ class DecomposedGraph:
         """Whether any operator is replaced."""
 
     def decompose(self, number: int) -> bool:
-        """Replaces a node by what it is made of; whether that is something else."""
+        """Replaces a node by its definition. Returns whether the definition differs from the node."""
         if self.origins[number] in self.whole:
             return False
         graph = self.module.graph
@@ -49,7 +49,7 @@ class DecomposedGraph:
         return True
 
     def _copied(self, inner: torch.fx.Node, node: torch.fx.Node, known: dict) -> torch.fx.Node:
-        """A node of an operator's definition as one of the graph."""
+        """Copies a node of an operator's definition into the graph."""
         copy = self.module.graph.node_copy(inner, known.__getitem__)
         copy.meta = {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
         copy.meta["val"] = inner.meta.get("val")
@@ -61,7 +61,7 @@ class DecomposedGraph:
         self.origins[number] = self.origins[node.meta[NUMBER]]
 
     def _replace(self, node: torch.fx.Node, results) -> None:
-        """Lets the users of a node use its results, which are values of their own with the node's strides."""
+        """Replaces the uses of a node by the results of its definition, as separate values with the node's strides."""
         graph = self.module.graph
         places = [(node, results)]
         if isinstance(results, (tuple, list)):
@@ -98,7 +98,7 @@ def _trace_definition(node: torch.fx.Node) -> torch.fx.GraphModule | None:
 
     shapes = mode.shape_env
     assumed = len(shapes.guards) if shapes is not None else 0
-    # Older versions have nothing that refuses new assumptions.
+    # Older versions cannot refuse new assumptions.
     fixed = shapes.error_on_new_guards() if hasattr(shapes, "error_on_new_guards") else nullcontext()
     # A failure here is expected.
     log = logging.getLogger("torch._subclasses.fake_tensor")
@@ -118,7 +118,7 @@ def _trace_definition(node: torch.fx.Node) -> torch.fx.GraphModule | None:
 
 
 def _definition(node: torch.fx.Node):
-    """The function that PyTorch defines an operator by, if it has one and writes nothing."""
+    """The function by which PyTorch defines an operator, if there is one and the operator writes no operand."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
         return None

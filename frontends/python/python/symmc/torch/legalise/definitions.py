@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 
 def find_definition(target: torch._ops.OpOverload):
-    """The function that an operator is defined by here, if it is."""
+    """The definition of an operator in this module, if there is one."""
     return _DEFINITIONS.get(str(target))
 
 
@@ -17,7 +17,7 @@ def _attention(
     query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
     mask=None, need_weights=True, average_attn_weights=True, mask_type=None,
 ):  # fmt: skip
-    """Attention of several heads; a mask says what is not seen: for rows and columns (0), for columns (1), or for each head."""
+    """Attention of several heads. A mask excludes elements: of rows and columns (type 0), of columns (1), or for each head."""
     parts = zip((query, key, value), qkv_weight.chunk(3), qkv_bias.chunk(3))
     q, k, v = (F.linear(x, w, b).unflatten(-1, (num_head, -1)).transpose(1, 2) for x, w, b in parts)
     scores = q @ k.transpose(-2, -1) / math.sqrt(embed_dim // num_head)
@@ -90,7 +90,7 @@ def _weight_norm_backward(gradient, direction, length, norms, dim):
 def _diagonal_scatter(x, source, offset=0, dim1=0, dim2=1):
     is_there = torch.diag_embed(torch.ones_like(source, dtype=torch.bool), offset, dim1, dim2)
     source = torch.diag_embed(source, offset, dim1, dim2)
-    # Where the operand is not square, the squares that these make reach beyond it, or not to its end.
+    # For an operand that is not square, the squares extend beyond it or end before it does.
     for axis in (dim1, dim2):
         missing = x.shape[axis] - source.shape[axis]
         width = [0, 0] * (x.dim() - 1 - axis % x.dim()) + [0, missing]
@@ -139,7 +139,7 @@ def _is_negative(x):
 
 def _asinh(x):
     size = x.abs()
-    # Squares of large numbers are none, and small ones are lost beside 1.
+    # Squares of large numbers overflow, and small ones are lost when added to 1.
     large = size.log() + math.log(2)
     small = (size + size * size / ((size * size + 1).sqrt() + 1)).log1p()
     return torch.copysign(torch.where(size > 1e8, large, small), x)

@@ -50,7 +50,7 @@ def _take_sizes_of_operands(graph: torch.fx.Graph) -> None:
                 size.meta = dict(user.meta)
                 user.replace_all_uses_with(size)
                 graph.erase_node(user)
-            # Nobody reads it any more.
+            # It has no users any more.
             known[at] = 0
         node.meta["val"] = type(values)(known)
 
@@ -69,7 +69,7 @@ def _forget_random_state(graph: torch.fx.Graph) -> None:
 
 
 def _axis_of(nodes: list[torch.fx.Node], size: torch.SymInt):
-    """A tensor of these and its axis of this size, whatever the size is."""
+    """A tensor of these with an axis of this size, for all values of the size."""
     for node in nodes:
         value = node.meta.get("val")
         for axis, extent in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):

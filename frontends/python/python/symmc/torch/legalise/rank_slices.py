@@ -1,4 +1,4 @@
-"""Slices that ranks take by their rank, in one spelling.
+"""Slices that depend on the rank, in one canonical form.
 
 A rank takes its shard of a tensor as one output of a split, which is another value of the graph on each rank, or as a slice that begins
 at a multiple of its length. Rewritten as a slice by numbers or as an index, it is the same operator on all ranks, and their graphs are
@@ -30,7 +30,7 @@ def take_rank_slices(graph: torch.fx.Graph) -> None:
 
 
 def _take_slice(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    """Writes a slice of an extent that varies as an index, if it is one of equal parts."""
+    """Writes a slice of a symbolic extent as an index, if it is one of equal parts."""
     given, axis, start, _, step = (*node.args, *(None, 0, None, None, 1)[len(node.args) :])
     value, whole = node.meta.get("val"), given.meta.get("val")
     if step != 1 or not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
@@ -95,7 +95,7 @@ def _take(graph: torch.fx.Graph, node: torch.fx.Node, parts, number: int) -> Non
 
 
 def _indexed(graph: torch.fx.Graph, node: torch.fx.Node, given: torch.fx.Node, axis: int, parts, number: int) -> torch.fx.Node:
-    """One of equal parts of sizes that vary, as an index of an axis of their own."""
+    """One of equal parts of symbolic sizes, as an index of a separate axis."""
     extents = []
     for at, size in enumerate(given.meta["val"].shape):
         if isinstance(size, torch.SymInt):
@@ -111,7 +111,7 @@ def _indexed(graph: torch.fx.Graph, node: torch.fx.Node, given: torch.fx.Node, a
 
 
 def _sized(graph: torch.fx.Graph, of: torch.fx.Node, target, arguments: tuple, size: torch.SymInt) -> torch.fx.Node:
-    """A size as a node, which stands for a part of another."""
+    """A size as a node, which represents a part of another size."""
     node = graph.call_function(target, arguments)
     node.meta = of.meta | {"val": size}
     return node

@@ -23,7 +23,7 @@ from symmc.torch.runtime.planned_graph import RefusedNodes
 
 
 def compile_graph(module: torch.fx.GraphModule, search: PartitionSearch):
-    """A function of the list of the inputs of a graph: one plan, or several with what is between them."""
+    """A function of the list of the inputs of a graph: one plan, or several plans with the parts between them."""
     number_nodes(module.graph)
     search.function = _find_function(module, search)
     return search.function
@@ -45,7 +45,7 @@ def _find_function(module: torch.fx.GraphModule, search: PartitionSearch):
                 graph = DecomposedGraph(module, search.fallback_nodes)
             elif failed:
                 search.leave_to_fallback(failed, found)
-                # An operator whose definition needs what symmc does not know stays whole, for whoever runs it.
+                # An operator whose definition needs unsupported operators stays whole for the fallback.
                 graph = DecomposedGraph(module, search.fallback_nodes)
         except GraphsDiffer as error:
             module = _next_module(given, module, search, error)
@@ -56,7 +56,7 @@ def _find_function(module: torch.fx.GraphModule, search: PartitionSearch):
                 search.may_fix_sizes = True
                 graph = DecomposedGraph(module, search.fallback_nodes)
                 continue
-            # No single node is to blame: leave those with unsupported types or sizes, or all.
+            # The error names no node: leave the nodes with unsupported types or sizes to the fallback, or the whole graph.
             if error.kind not in ("input", "unsupported"):
                 raise
             odd = {graph.origins[number]: why for number, why in unsupported_nodes(graph.module.graph, error).items()}

@@ -34,7 +34,7 @@ class FallbackGraph:
 
 
 def _lacks_symbols(module: torch.fx.GraphModule) -> bool:
-    """Whether inputs are expressions of sizes that no input is or has, which Inductor cannot compute them from."""
+    """Whether inputs are expressions of sizes that no input has. Inductor cannot compute such inputs."""
     values = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     needed, given = set(), set()
     for value in values:
@@ -59,7 +59,7 @@ class EagerErrorGraph:
 
 
 def _compile_by_inductor(module: torch.fx.GraphModule):
-    """A graph of ATen operators compiled by Inductor, which wants them as its own decompositions leave them."""
+    """A graph of ATen operators compiled by Inductor, after Inductor's own decompositions."""
     from torch._inductor.compile_fx import compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -67,7 +67,7 @@ def _compile_by_inductor(module: torch.fx.GraphModule):
 
     values = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder"]
     fake = detect_fake_mode(values) or FakeTensorMode()
-    # AOT autograd would take the strides that Inductor reports for those of the whole graph, and this may be a stage.
+    # AOT autograd would take the strides that Inductor reports as those of the whole graph, but this may be a stage.
     with fake, V.set_fake_mode(fake), TracingContext.report_output_strides():
         decomposed = make_fx(torch.fx.Interpreter(module).run, decomposition_table=select_decomp_table())(*values)
         # Unused results, which Inductor has removed at this point.
@@ -80,7 +80,7 @@ def _compile_by_inductor(module: torch.fx.GraphModule):
 
 
 def as_tuple(part: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same with a tuple of results."""
+    """The same graph with a tuple of results."""
     end = output_of(part.graph)
     returned = end.args[0]
     if not isinstance(returned, (tuple, list)):

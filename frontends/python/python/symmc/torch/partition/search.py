@@ -22,13 +22,13 @@ class PartitionSearch:
     def __init__(self, options: Options, sizes: Mapping[str, int] | None = None, arenas: Arenas | None = None):
         self.options, self.sizes, self.arenas = options, sizes or {}, arenas
         self.fallback_nodes: dict[int, str] = {}
-        """The operators that the fallback runs, by their numbers in the compiled graph, and why."""
+        """The operators that the fallback runs, by their numbers in the compiled graph, with the reasons."""
         self.may_fix_sizes = False
-        """Whether sizes may be taken for numbers, where an operator is refused for them that has no other form."""
+        """Whether sizes may be fixed to numbers, if an operator is refused because of them and cannot be decomposed."""
         self.first_refusals: dict[int, tuple[str, Exception]] = {}
-        """Why each operator was refused at first, before it was decomposed."""
+        """The first refusal of each operator, before it was decomposed."""
         self.difference: GraphsDiffer | None = None
-        """Why the graphs of ranks are not one program, if they are not. PyTorch runs the collectives then."""
+        """The difference between the graphs of the ranks, if they are not one program. PyTorch runs the collectives then."""
         self.is_reordered = False
         """Whether the nodes were sorted independently of the order of the calls in the model."""
         self.function: Callable[[list], list] | None = None
@@ -46,7 +46,7 @@ class PartitionSearch:
             self.first_refusals.setdefault(node, (why, found.error))
 
     def concern_sizes(self, failed: dict[int, str]) -> bool:
-        """Whether sizes were why one of these was refused at first."""
+        """Whether one of these was first refused because of sizes."""
         return any(getattr(self.first_refusals[node][1], "symbols", ()) for node in failed)
 
     def leave_to_fallback(self, failed: dict[int, str], found: RefusedNodes) -> None:
@@ -62,5 +62,5 @@ class PartitionSearch:
         whys = list(dict.fromkeys(self.first_refusals[node][0] for node in nodes))
         ends = [why.removesuffix(UNKNOWN) for why in whys]
         if all(end != why for end, why in zip(ends, whys)):
-            return symmc.UnsupportedError(f"operators that symmc does not know: {', '.join(sorted(ends))}")
+            return symmc.UnsupportedError(f"unsupported operators: {', '.join(sorted(ends))}")
         return next(error for why, error in map(self.first_refusals.__getitem__, nodes) if not why.endswith(UNKNOWN))

@@ -17,7 +17,7 @@ from symmc.torch.runtime.planned_graph import PlannedGraph, device_of
 
 
 def plan_whole(module: torch.fx.GraphModule, search: PartitionSearch):
-    """A graph as a plan, unless all that it gives are views of its inputs: these are made as eager makes them."""
+    """A graph as a plan. A graph that returns only views of its inputs runs in eager, which makes such views."""
     with refusing_on_all_ranks(process_groups_in(module.graph), search.options.timeout):
         lifted = LiftedGraph.from_module(module)
         device_of(lifted)
@@ -68,7 +68,7 @@ class Stage(torch.nn.Module):
 
 
 def assign_stages(graph: torch.fx.Graph, refused: dict[int, str]) -> dict[torch.fx.Node, int]:
-    """For each node the stage that runs it: symmc has the even ones. A stage reads what those before it wrote."""
+    """The stage of each node. symmc runs the even ones. A stage reads results of earlier stages."""
     stages: dict[torch.fx.Node, int] = {}
     drawn = 0
     for node in graph.nodes:
@@ -117,7 +117,7 @@ def _pass_symbols(graph: torch.fx.Graph) -> None:
         if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
             known.add(value.node.expr)
         if isinstance(value, (torch.Tensor, torch.SymInt)) and free_symbols(value) <= known:
-            # Where `split_module` looks for them.
+            # `split_module` reads this key.
             node.meta["example_value"] = value
 
 

@@ -14,11 +14,11 @@ from symmc.torch.runtime.runner import DTYPES
 from symmc.torch.settings.options import Options
 
 _warned: set[tuple[str, str]] = set()
-"""The operators with their lines that a warning named already."""
+"""The operators that a warning has named, with their lines."""
 
 
 def collective_numbers(graph: torch.fx.Graph) -> list[int]:
-    """The numbers of collectives, and of what waits for them."""
+    """The numbers of collectives and of the nodes that wait for them."""
 
     def is_one(node: torch.fx.Node) -> bool:
         return isinstance(node.target, torch._ops.OpOverload) and (
@@ -29,8 +29,7 @@ def collective_numbers(graph: torch.fx.Graph) -> list[int]:
 
 
 def unsupported_nodes(graph: torch.fx.Graph, error: symmc.Error) -> dict[int, str]:
-    """The numbers of nodes that touch what symmc does not know, and why others run them: elements of a type that it does not
-    know, or sizes that depend on data."""
+    """The numbers of unsupported nodes, with the reasons: elements of an unsupported type, or sizes that depend on data."""
 
     def is_odd(node: torch.fx.Node) -> bool:
         value = node.meta.get("val")
@@ -42,7 +41,7 @@ def unsupported_nodes(graph: torch.fx.Graph, error: symmc.Error) -> dict[int, st
         symbols = _data_symbols(node)
         if symbols:
             names = ", ".join(sorted(map(str, symbols)))
-            found[node.meta[NUMBER]] = f"a size depends on data ({names}): symmc plans sizes that arguments have"
+            found[node.meta[NUMBER]] = f"a size depends on data ({names}), but plans need sizes of arguments"
     return found
 
 

@@ -45,12 +45,12 @@ class Board:
         self.round = 0
         """The number of the last round that this rank has begun."""
         self.functions = 0
-        """How many functions of this rank use it."""
+        """The number of functions of this rank that use it."""
         self.lock = threading.Lock()
         self.matching_collectives: set[tuple[int, ...]] = set()
-        """Collectives of all ranks, by their digests, that were found to fit each other: the same on all ranks."""
+        """The collectives of all ranks, by their digests, that match each other. The set is equal on all ranks."""
         self.is_open = False
-        """Whether a round was begun and not ended."""
+        """Whether a round has begun and not ended."""
 
     def register_function(self) -> int:
         self.functions += 1
@@ -80,16 +80,16 @@ class Board:
         self.is_open = False
         found = tuple(self.found)
         if any(number != self.round for number in found[::_WORDS]):
-            raise symmc.DefectError(f"ranks are in the rounds {list(found[::_WORDS])} of one agreement")
+            raise symmc.DefectError(f"expected all ranks in one round, found the rounds {list(found[::_WORDS])}")
         return [found[at + 1 : at + _WORDS] for at in range(0, len(found), _WORDS)]
 
 
 _boards = WorldCache(weakref.WeakValueDictionary())
-"""The boards that compiled functions hold, by their ranks and the limit of their waits."""
+"""The boards that compiled functions hold, by their ranks and the timeout of their waits."""
 
 
 def open_board(ranks: RankGroup) -> Board:
-    """The board of these ranks, which all of them open together if there is none."""
+    """The board of these ranks. If there is no board yet, all of them open one together."""
     boards, key = _boards(), (ranks.members, ranks.timeout)
     board = boards.get(key)
     if board is None:

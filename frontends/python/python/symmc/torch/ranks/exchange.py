@@ -39,14 +39,14 @@ class GraphsDiffer(InputError):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """The ranks of a program among those of the job, and the rank of this process among them."""
+    """The ranks of a program, by their numbers in the job, and the rank of this process among them."""
 
     members: tuple[int, ...]
     """Their numbers in the job, ascending."""
     rank: int
-    """The place of this one in ``members``."""
+    """The index of this rank in ``members``."""
     timeout: float = PATIENCE
-    """The longest wait for what another one gives, in seconds."""
+    """The longest wait for another rank, in seconds."""
 
     def group(self) -> Group:
         """A group of sessions of these ranks; all of them call this together."""
@@ -96,7 +96,7 @@ class RankGroup:
         return is_one and (refusal is None or all(one == mine for _, _, one, _ in told))
 
     def _expect_same_sizes(self, own: dict[str, int], told: list[dict[str, int]]) -> None:
-        """Refuses sizes that are not those of other ranks, which are no one run."""
+        """Raises if the sizes of this rank differ from those of another rank."""
         for rank, sizes in zip(self.members, told):
             for name in own.keys() & sizes.keys():
                 if own[name] != sizes[name]:
@@ -156,7 +156,7 @@ class StoreRound:
         try:
             _store().delete_key(self.key_of(dist.get_rank()))
         except Exception:
-            # Not all stores take something back, and the rank that has the store may be gone.
+            # Not all stores can delete a key, and the rank that hosts the store may have ended.
             pass
 
 
@@ -178,7 +178,7 @@ def _unwrap(said: bytes, rank: int, what: str) -> bytes:
         raise error
     found, _, given = said[1:].partition(b":")
     if found != what.encode():
-        text = f"rank {rank} wants {found.decode()} where this rank wants {what}: all ranks do the same in the same order"
+        text = f"rank {rank} exchanges {found.decode()}, this rank {what}: all ranks must do the same in the same order"
         raise DisagreementError(text)
     return given
 
@@ -193,7 +193,7 @@ def await_value(key: str, rank: int, timeout: float) -> bytes:
     # A wait of the store blocks Ctrl-C and other threads.
     while not store.check([key]):
         if time.monotonic() > until:
-            text = f"rank {rank} did not come within {timeout:g} s: all ranks of a graph call it together, with sizes that fit"
+            text = f"rank {rank} did not join within {timeout:g} s: all ranks of a graph must call it together, with matching sizes"
             raise _peer_error(rank, text)
         time.sleep(pause)
         pause = min(2 * pause, 0.02)

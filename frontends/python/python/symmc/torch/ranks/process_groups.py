@@ -14,7 +14,7 @@ from symmc.torch.ranks.exchange import PATIENCE, GraphsDiffer, RankGroup, StoreR
 
 
 def register_groups(groups) -> None:
-    """Has names of graphs mean process groups: a mapping, or a function that gives a name's group, or none."""
+    """Sets the process groups of names in graphs: a mapping, or a function that returns the group of a name or None."""
     if isinstance(groups, Mapping):
         _known.insert(0, groups.get)
     elif callable(groups):
@@ -28,7 +28,7 @@ def find_process_group(name: str):
         group = find(name)
         if group is not None:
             return group
-    raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)")
+    raise InputError(f"process group {name}: it does not exist, or was destroyed (destroy_process_group)")
 
 
 def _of_torch(name: str):
@@ -39,7 +39,7 @@ def _of_torch(name: str):
 
 
 def _of_engines(name: str):
-    """The group of a coordinator of vLLM or SGLang, which have names of their own."""
+    """The group of a coordinator of vLLM or SGLang, which use different names."""
     for module in ("vllm.distributed.parallel_state", "sglang.srt.distributed.parallel_state"):
         coordinator = getattr(sys.modules.get(module), "_groups", {}).get(name)
         if coordinator is not None and coordinator() is not None:
@@ -57,11 +57,11 @@ def members_of(name: str) -> tuple[int, ...]:
     try:
         return tuple(dist.get_process_group_ranks(find_process_group(name)))
     except (KeyError, RuntimeError) as error:
-        raise InputError(f"process group {name}: it is not there, or no more (destroy_process_group)") from error
+        raise InputError(f"process group {name}: it does not exist, or was destroyed (destroy_process_group)") from error
 
 
 def describe_members(names: Iterable[str]) -> str:
-    """What PyTorch knows here of groups by these names, for messages: the ranks of a group that this rank is in."""
+    """The end of a message: the ranks of the groups with these names that this rank is in."""
     if not (dist.is_available() and dist.is_initialized()):
         return ""
     found = {name: group for name in names if (group := _of_torch(name)) is not None}
@@ -71,11 +71,11 @@ def describe_members(names: Iterable[str]) -> str:
 
 def _expect_initialized() -> None:
     if not (dist.is_available() and dist.is_initialized()):
-        raise InputError("torch.distributed has no process group: call init_process_group before")
+        raise InputError("torch.distributed has no process group: call init_process_group first")
 
 
 def group_sizes() -> dict[str, int]:
-    """The number of ranks of each process group of PyTorch that there is, by name."""
+    """The number of ranks of each existing process group of PyTorch, by name."""
     if not (dist.is_available() and dist.is_initialized()):
         return {}
     names = dist.distributed_c10d._world.pg_names
@@ -83,7 +83,7 @@ def group_sizes() -> dict[str, int]:
 
 
 def alone() -> RankGroup:
-    """This rank by itself."""
+    """A group of this rank alone."""
     return RankGroup((dist.get_rank() if dist.is_available() and dist.is_initialized() else 0,), 0)
 
 
@@ -143,8 +143,8 @@ def _display_name(name: str) -> str:
 
 
 def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> dict[int, list[tuple[tuple[int, ...], str]]]:
-    """The groups of all ranks that these groups connect. The members of a group count the times, so that each may be in others
-    besides."""
+    """The groups of all ranks that these groups connect. The members of a group count the exchanges of each group, since a rank may
+    be in several groups."""
     me = dist.get_rank()
     groups = dict.fromkeys(members for members, _ in own)
     rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in groups}
@@ -183,7 +183,7 @@ def connect_groups(names: Iterable[str], timeout: float) -> tuple[RankGroup, dic
 
 
 def _cells_of_groups(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> list[list[tuple[int, ...]]]:
-    """The cells of each group: those that ranks have at one place of their lists, each rank in one of them.
+    """The cells of each group: the groups at one index of the ranks' lists. Each rank is in one of them.
 
     Raises ``GraphsDiffer`` on all ranks if the groups do not partition the ranks in the same way.
     """
@@ -198,7 +198,7 @@ def _cells_of_groups(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> lis
 
 
 def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
-    """The groups of the first ranks, for people."""
+    """The groups of the first ranks, for messages."""
     own = [", ".join(f"{name} {list(members)}" for members, name in cells[rank]) for rank in sorted(cells)]
     listed = [f"rank {rank} uses {text}" for rank, text in zip(sorted(cells), own)]
     return "; ".join(listed[:8]) + ("; …" if len(listed) > 8 else "")
@@ -206,7 +206,7 @@ def _listed(cells: dict[int, list[tuple[tuple[int, ...], str]]]) -> str:
 
 @contextmanager
 def refusing_on_all_ranks(names: list[str], timeout: float) -> Iterator[None]:
-    """Errors in this context are handled as errors of an import of a program with these groups: all ranks raise."""
+    """Errors in this context are raised on all ranks, as errors of the import of a program with these groups."""
     try:
         yield
     except Exception as error:
@@ -223,7 +223,7 @@ def refusing_on_all_ranks(names: list[str], timeout: float) -> Iterator[None]:
 
 
 def group_of(process_group=None, timeout: float = PATIENCE) -> Group:
-    """The group of sessions of a process group of PyTorch, the default one without; all its ranks call this together.
+    """The group for sessions of a process group of PyTorch, by default of the default group. All its ranks call this together.
 
     They wait for each other for ``timeout`` seconds at most.
     """
@@ -235,7 +235,7 @@ def group_of(process_group=None, timeout: float = PATIENCE) -> Group:
     try:
         members = tuple(dist.get_process_group_ranks(process_group or dist.group.WORLD))
     except KeyError as error:
-        raise InputError("the process group is not there any more (destroy_process_group)") from error
+        raise InputError("the process group was destroyed (destroy_process_group)") from error
     me = dist.get_rank()
     if me not in members:
         raise InputError(f"rank {me} is not in the process group, whose ranks are {list(members)}")

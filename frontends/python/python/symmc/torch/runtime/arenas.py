@@ -33,18 +33,18 @@ class _OpenProgram:
 
 
 class Arenas:
-    """The sessions of one function. They are kept until they are closed or abandoned, on all ranks alike."""
+    """The sessions of one function. They are kept until they are closed or abandoned, on all ranks in the same way."""
 
     def __init__(self, are_shared: bool = True) -> None:
         self.are_shared = are_shared
         self._sessions: dict[tuple, list[_OpenProgram]] = {}
-        """For each set of ranks and each device the open programs of one session, and those that have one of their own."""
+        """For each set of ranks and each device the open programs of one session, and programs with a separate session."""
         self._apart = 0
-        """How many programs had no room in a session of others."""
+        """The number of programs that did not fit into the session of others."""
         _all.add(self)
 
     def open(self, owner: SessionOwner, plan: symmc.Plan, ranks: RankGroup, gpu: int | None, timeout: float) -> symmc.Session:
-        """A session of a plan: the one that other programs have, if it has room on all ranks."""
+        """A session of a plan: the session of other programs, if all ranks accept the plan there."""
         programs = self._sessions.setdefault((ranks.members, gpu), [])
         session: symmc.Session | None = None
         if programs and self.are_shared:
@@ -69,7 +69,7 @@ class Arenas:
         session.close()
 
     def abandon(self, session: symmc.Session) -> None:
-        """Gives up a session that has ended by an error, for all programs that it has."""
+        """Drops a session that an error has ended, for all its programs."""
         for program in self._forget(session, all_programs=True):
             owner = program.owner()
             if owner is not None:
@@ -93,7 +93,7 @@ class Arenas:
 
 
 def memory() -> dict[str, int]:
-    """The bytes that sessions of compiled functions take of their devices now, by what for: arenas, flags, scratch, and ``held`` for
+    """The bytes that sessions of compiled functions use on their devices now, by purpose: arenas, flags, scratch, and ``held`` for
     inputs and outputs that are not tensors of PyTorch."""
     total: dict[str, int] = {}
     for arenas in list(_all):

@@ -24,7 +24,7 @@ UNKNOWN = " is not known"
 
 
 class RefusedNodes(Exception):
-    """Nodes that symmc rejects, by their numbers, with the reasons."""
+    """The nodes that symmc rejects, by their numbers, with the reasons."""
 
     def __init__(self, nodes: dict[int, str], error: symmc.Error):
         super().__init__(str(error))
@@ -32,7 +32,7 @@ class RefusedNodes(Exception):
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """The sizes that the refusal is about."""
+        """The sizes because of which the nodes are rejected."""
         return tuple(self.error.symbols)
 
 
@@ -57,11 +57,11 @@ class PlannedGraph:
         self._naming_nodes(lambda: self.runner.plan_for(self._traced(), self.device, self._reject_unknown_operators))
 
     def _reject_unknown_operators(self, program: symmc.Program) -> None:
-        """Refuses operators that are not known, if there are any."""
+        """Raises for unsupported operators, if there are any."""
         if program.opaque:
             nodes = refused_nodes.find_unknown_nodes(program, self.lifted.exported.graph)
             names = ", ".join(sorted(set(program.opaque.values())))
-            error = symmc.UnsupportedError(f"operators that symmc does not know: {names}")
+            error = symmc.UnsupportedError(f"unsupported operators: {names}")
             raise RefusedNodes({node.meta[NUMBER]: f"{node.target}{UNKNOWN}" for node in nodes}, error)
 
     def _naming_nodes(self, work):
@@ -77,8 +77,7 @@ class PlannedGraph:
             raise RefusedNodes({node.meta[NUMBER]: str(error)}, error) from error
 
     def _traced(self) -> tuple[int, ...]:
-        """The sizes of the inputs in the call that the graph is compiled for; those that it was traced with where nothing else
-        is known."""
+        """The sizes of the inputs in the call for which the graph is compiled. Sizes that are not known are those of the trace."""
         values = self.lifted.values
         sizes = [values[at] if axis is None else values[at].shape[axis] for _, at, axis in self.symbol_sources]
         hints = [1 if size.node.hint is None else size.node.hint for size in sizes]
@@ -109,7 +108,7 @@ class PlannedGraph:
         return tuple(stored)
 
     def _write_back(self, changed: torch.Tensor, at: int, result: torch.Tensor) -> None:
-        """Copies what replaces an argument to where the caller has it."""
+        """Copies the results that replace arguments into the tensors of the caller."""
         if at in self.lifted.complex:
             result = torch.view_as_complex(result)
         order = self.lifted.orders.get(at)
@@ -117,7 +116,7 @@ class PlannedGraph:
 
 
 def _as_real(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex numbers as real ones with one more axis, where they lie."""
+    """Complex numbers as real ones with one more axis, in the same memory."""
     return torch.view_as_real(tensor.resolve_conj())
 
 
@@ -128,7 +127,7 @@ def device_of(lifted: LiftedGraph) -> torch.device:
     others = {tensor.device.type for tensor in tensors} - {"cpu", "cuda"}
     if others or len(gpus) > 1:
         found = ", ".join(sorted(others) + sorted(map(str, gpus)))
-        raise symmc.UnsupportedError(f"expected tensors of one GPU, or of the host, found some of {found}")
+        raise symmc.UnsupportedError(f"expected tensors on one GPU or on the host, found tensors on {found}")
     return next(iter(gpus), torch.device("cpu"))
 
 

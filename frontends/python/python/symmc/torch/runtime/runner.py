@@ -41,7 +41,7 @@ class ProgramSource(Protocol):
 
     @property
     def steps(self) -> Sequence[SizeStep]:
-        """Sizes that are multiples of something."""
+        """Sizes that are always multiples of a number."""
 
     @property
     def numbers(self) -> Sequence[str]:
@@ -88,13 +88,13 @@ class PlanRunner:
         sizes: dict[str, int] = {}
         try:
             own = self.source.archive(self.ranges)
-            # All ranks find the same: they have the same program, but for single numbers, and the same sizes.
+            # All ranks get the same result: their programs differ in single numbers at most, and their sizes are equal.
             program = self.assumptions.open_program(lambda dims: opened([own], dims), values)
             sizes = {symbol: values[symbol] for symbol in program.aliases.values() if symbol in values}
         except (symmc.InputError, symmc.UnsupportedError) as error:
             refusal = error
         if members > 1 and not self.ranks.programs_agree(program and program.text(), refusal, own, sizes):
-            # Theirs differ, as they may in single numbers, for which alone one may be refused.
+            # The programs differ, which is allowed in single numbers. A single rank may be refused because of one.
             archives = self.ranks.all_gather(own)
             try:
                 return opened(archives, self.assumptions.dims())
@@ -105,7 +105,7 @@ class PlanRunner:
         return program
 
     def plan_for(self, sizes: tuple[int, ...], device: torch.device, accept=lambda program: None) -> bool:
-        """Makes a plan that serves these sizes of the symbols, unless the one that there is does; whether it did."""
+        """Makes a plan that serves these sizes of the symbols, unless the current one does. Returns whether it made one."""
         with self.ranks.reporting_errors():
             return self._plan_for(sizes, device, accept)
 
@@ -125,7 +125,7 @@ class PlanRunner:
         self.program = self._opened(values)
         accept(self.program)
         self.program_sizes(sizes)
-        buckets = self.assumptions.buckets(self.program.symbols, self.options.buckets)
+        buckets = self.options.bucket_ends(self.program, self.assumptions)
         keywords = self.options.of_compile(self.program.arguments)
         self.plan = symmc.compile(self.program, machine=self.machine(device), buckets=buckets, **keywords)
         if self.options.report:
@@ -144,7 +144,7 @@ class PlanRunner:
         return machine_for(self.options, device.type, len(self.ranks.members))
 
     def _prepare_sizes(self, sizes: tuple[int, ...], device: torch.device) -> None:
-        """Has the runs that come take these sizes."""
+        """Prepares the next runs for these sizes."""
         self.plan_for(sizes, device)
         if self.plan is not None and self.opened is not self.plan:
             if self.session is not None:
@@ -155,7 +155,7 @@ class PlanRunner:
         is_new = self.sizes is None
         self.session.set(**self.program_sizes(sizes))
         if is_new:
-            # Single numbers that differ between ranks.
+            # These parameters are single numbers that differ between ranks.
             for name, tensor in self.program.parameters(self.ranks.rank).items():
                 self.session.write(f"w.{name}", tensor)
         returned = [value for value in self.session.outputs() if value.replaces is None]
@@ -163,9 +163,11 @@ class PlanRunner:
         self.sizes = sizes
 
     def run(self, sizes: tuple[int, ...], given: tuple[torch.Tensor, ...], device: torch.device, stream=None):
-        """The results that replace no argument, and what was used instead of the arguments that do not lie as they must.
+        """Runs once. Returns the results that replace no argument, and the tensors that were used as arguments: copies of those whose
+        layout a run cannot use.
 
-        On a GPU it runs on the stream whose handle ``stream`` gives when operands and results are there, by default the current.
+        On a GPU the run is enqueued on the stream whose handle ``stream`` returns once operands and results exist, by default on the
+        current stream.
         """
         with self.lock:
             self.is_on_gpu = device.type == "cuda"
@@ -180,9 +182,9 @@ class PlanRunner:
             if self.unfinished and self.session.poll():
                 self.unfinished.clear()
             try:
-                odd = self.session.launch(given, results, handle)
-                if odd is not None:
-                    given = tuple(_as_contiguous(one) if at in odd else one for at, one in enumerate(given))
+                unusable = self.session.launch(given, results, handle)
+                if unusable is not None:
+                    given = tuple(_as_contiguous(one) if at in unusable else one for at, one in enumerate(given))
                     self.session.launch(given, results, handle)
             except BAD_DATA:
                 self.abandon()
@@ -194,7 +196,7 @@ class PlanRunner:
 
     def poll(self) -> None:
         """Raises the error of an earlier run on a GPU. On the host runs have ended when their call returns."""
-        # The driver refuses questions about events while a stream is recorded.
+        # The driver refuses to query events while a stream is captured.
         if self.session is None or not self.is_on_gpu or torch.cuda.is_current_stream_capturing():
             return
         try:
@@ -236,7 +238,7 @@ def _empty(device: torch.device, wanted: list[tuple]) -> list[torch.Tensor]:
 
 
 def _as_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The same where it lies as runs want it."""
+    """A copy that is contiguous and aligned."""
     return tensor.clone() if tensor.is_contiguous() else tensor.contiguous()
 
 

@@ -1,1 +1,1 @@
-"""Settings that all stages read: options, the version of PyTorch, files of reports. Knows no stage."""
+"""Settings that all stages read: options, the version of PyTorch, files of reports. Depends on no stage."""

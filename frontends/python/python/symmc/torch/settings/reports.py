@@ -17,7 +17,7 @@ _END = "</body></html>\n"
 
 
 def format_of(path: str | os.PathLike[str]) -> Literal["text", "html"]:
-    """How reports are written into a file of this name."""
+    """The format of reports in a file of this name."""
     suffix = pathlib.PurePath(os.fspath(path)).suffix
     if not suffix and _is_stream(path):
         return "text"
@@ -54,7 +54,7 @@ def append(plan: symmc.Plan, path: str | os.PathLike[str]) -> None:
 
 
 def _reports_in(path: str | os.PathLike[str]) -> str:
-    """The text of the regular file at a path. Anything else has no reports that stay."""
+    """The text of the regular file at a path. Other files keep no reports."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
