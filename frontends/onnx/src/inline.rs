@@ -103,7 +103,7 @@ fn function_scope<'p>(
         scope.attributes.insert(&default.name, default);
     }
     for given in &node.attribute {
-        let is_declared = function.attribute.iter().any(|name| *name == given.name)
+        let is_declared = function.attribute.contains(&given.name)
             || function.attribute_proto.iter().any(|a| a.name == given.name);
         if !is_declared {
             let found = describe_attribute(given);

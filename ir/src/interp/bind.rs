@@ -145,7 +145,7 @@ pub(super) fn concrete_shape(
     let elements = numel.ok_or_else(|| extent_error(graph, bindings, value))?;
     let bytes = elements.checked_mul(size_of::<f64>());
     if elements > LARGE
-        && !bytes.is_some_and(|bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_ok())
+        && bytes.is_none_or(|bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_err())
     {
         return Err(InterpError::TooLarge { value: graph.value_name(value).to_string(), elements });
     }

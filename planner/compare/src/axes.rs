@@ -231,10 +231,9 @@ impl<'a> AxisSets<'a> {
         (0..front).for_each(|axis| self.join((x, axis), (result, axis)));
         (0..back).for_each(|k| self.join((x, a.len() - 1 - k), (result, b.len() - 1 - k)));
         for (v, shape) in [(x, a), (result, b)] {
-            for axis in front..shape.len() - back {
-                if !is_unit(&shape[axis]) {
-                    self.fix((v, axis));
-                }
+            let middle = shape.iter().enumerate().skip(front).take(shape.len() - back - front);
+            for (axis, _) in middle.filter(|(_, dim)| !is_unit(dim)) {
+                self.fix((v, axis));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Reductions of rows, with the element-wise steps before, between and after them, as one kernel.
 //!
-//! The threads of a group ([`ThreadGroup`]) compute a row. They pass over it in *phases*: one per level of
+//! The threads of a group (`ThreadGroup`) compute a row. They pass over it in *phases*: one per level of
 //! reductions, where later levels need the results of earlier ones, and a last one that stores. Each phase
 //! recomputes the elements that it needs from operands that threads keep in registers. If rows are too long
 //! for this, operands are read again from the cache. Values that are one number per row are computed once, by
