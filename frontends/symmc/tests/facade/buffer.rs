@@ -83,7 +83,10 @@ fn what_a_buffer_has_not_is_refused_by_name() {
     for (at, count) in [(0, 13), (12, 1), (usize::MAX, 1), (4, usize::MAX)] {
         let error = buffer.read(at, count).expect_err("it is not there");
         assert_eq!(error.kind(), ErrorKind::Input);
-        assert!(error.to_string().contains("the buffer has 12 bytes: expected an offset and a length within it"), "{error}");
+        assert!(
+            error.to_string().contains("the buffer has 12 bytes: expected an offset and a length within it"),
+            "{error}"
+        );
     }
     let error = buffer.write(8, &[0; 5]).expect_err("it is not there");
     assert!(error.to_string().contains("found 5 bytes from 8"), "{error}");
