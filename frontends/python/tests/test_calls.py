@@ -1,4 +1,4 @@
-"""What a call of a compiled function is made of, and where its tensors may lie, where PyTorch is."""
+"""Calls of compiled functions: their parts, and the layouts of tensors that they accept. Needs PyTorch."""
 
 import sys
 import unittest
@@ -34,7 +34,7 @@ def called(work):
 
 
 def made_of(function, *inputs):
-    """What backend functions the compilation of a function made, called once."""
+    """The backend functions that the compilation of a function made, after one call."""
     from symmc.torch.partition import stages
 
     made, known = [], stages.PlannedGraph

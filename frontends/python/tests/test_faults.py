@@ -1,4 +1,4 @@
-"""What goes wrong around compiled functions and sessions: an error that names it, within a limit, and nothing left behind."""
+"""Failures of compiled functions and sessions: each gives an error that names it, before a timeout, and leaves nothing behind."""
 
 import gc
 import importlib.util

@@ -40,7 +40,7 @@ mutate %state = %next
 
 
 def on_ranks(plan, work, **options):
-    """What work gives on each rank, which are threads, each with a session."""
+    """The results of ``work`` on each rank. Ranks are threads, each with a session."""
     results, errors = [None] * plan.ranks, []
 
     def of_rank(group):

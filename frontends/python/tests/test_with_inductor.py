@@ -39,7 +39,7 @@ class Divided(torch.nn.Module if HAS_TORCH else object):
 
 
 def sort_by_creation(graph):
-    """What a graph computes, and where it begins and ends collectives."""
+    """The computations of a graph, and the positions at which it begins and ends collectives."""
     said = []
     for name in [str(node.target) for node in graph.nodes if node.op == "call_function"]:
         if name == "symmc.planned.default":
@@ -152,7 +152,7 @@ def groups_made_anew(rank):
 
 
 def kept_by_inductor(rank):
-    """What Inductor keeps of a graph runs in another process as in the one that compiled it."""
+    """A graph from Inductor's cache runs in another process as in the process that compiled it."""
     import symmc.torch
     from torch._dynamo.utils import counters
 
@@ -222,7 +222,7 @@ def several_groups(rank):
 
 
 def overlapped(rank):
-    """What stands between a collective and the wait for it runs meanwhile, and what needs the results comes behind the wait."""
+    """Work between a collective and the wait for it runs concurrently, and work that needs the results comes after the wait."""
     name = dist.group.WORLD.group_name
     torch.manual_seed(rank)
 
@@ -245,7 +245,7 @@ def overlapped(rank):
 
 
 def left_alone(rank):
-    """Where a plan would have nothing but the vendor's library, PyTorch calls it as before: in all sizes, or in some of them."""
+    """If a plan would use only the vendor's library, PyTorch calls it as before: at all sizes, or at some of them."""
     from symmc.torch.inductor import operators
 
     def function(x):

@@ -215,7 +215,7 @@ def parts_by_rank(rank):
 
 
 def sizes_of_ranks(rank):
-    """Where ranks have sizes of their own, others run the collectives, and each rank has programs for its sizes."""
+    """If ranks have different sizes, the fallback runs the collectives, and each rank has programs for its sizes."""
 
     def step(w, x):
         return (torch.relu(x @ Gathered.apply(w).t()) ** 2).mean()
@@ -309,7 +309,7 @@ def different_graphs(rank):
 
 
 def refused_on_one_rank(rank):
-    """Where the importer refuses the graph of one rank, all leave theirs to others together, or name the operator."""
+    """If the importer refuses the graph of one rank, all ranks leave theirs to the fallback, or name the operator."""
 
     def function(x):
         drawn = torch.rand_like(x) if rank == 1 else torch.ones_like(x)
@@ -328,7 +328,7 @@ def refused_on_one_rank(rank):
 
 
 def refused_before_import(rank):
-    """What one rank refuses before its graph is imported, the others learn as well, long before their limit."""
+    """A refusal on one rank before its graph is imported reaches the other ranks, long before their timeout."""
 
     def function(x):
         odd = torch.ones(3, device="meta" if rank == 1 else "cpu") * 2
@@ -351,7 +351,7 @@ def refused_before_import(rank):
 
 
 def left_to_others(function, *inputs):
-    """What is told of a function whose parts go to others, to each of them in turn; its results are those of eager."""
+    """Warnings about a function whose parts run in each fallback in turn. Its results are those of eager."""
     for fallback in ("eager", "inductor"):
         # Each operator is named once, with its line.
         symmc.torch.partition.unsupported._warned.clear()

@@ -1,4 +1,4 @@
-"""What tests of ``torch.compile`` share: the backend, jobs of ranks, and results that are compared."""
+"""The shared parts of tests of ``torch.compile``: the backend, jobs of ranks, and the comparison of results."""
 
 import faulthandler
 import importlib.util

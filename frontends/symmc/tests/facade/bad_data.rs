@@ -8,7 +8,7 @@ const BEFORE: &str = "%s: f32[2] = take %x, %i axis=0\n%y: f32[2] = all_reduce %
 const AFTER: &str = "%s: f32[4] = all_reduce %x op=sum group=@all\n%y: f32[2] = take %s, %i axis=0";
 const ALONE: &str = "%y: f32[2] = take %x, %i axis=0";
 
-/// What each of two ranks gets from one run with these indices.
+/// The result of one run with these indices on each of two ranks.
 fn run(body: &str, indices: [[i64; 2]; 2]) -> Vec<Result<Vec<f64>, Error>> {
     let head = "program \"indexed\" ranks 2\ngroup @all world\narg %x: f32[4]\narg %i: i64[2]";
     let program = Program::from_text(&format!("{head}\n{body}\nreturn %y\n")).expect("a program");
@@ -21,7 +21,7 @@ fn run(body: &str, indices: [[i64; 2]; 2]) -> Vec<Result<Vec<f64>, Error>> {
         session.write("i", i.data())?;
         session.run()?;
         let y = session.read("out.0")?.to_f64();
-        // Whoever is through closes its session after the other one has run, too.
+        // A rank that has finished closes its session only after the other one has run, too.
         session.close().map(|()| y)
     };
     thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use symmc::{BucketSpec, CompileConfig, Program, compile, machine_profile};
 
-/// Of each of so many symbols a product of its rows, `columns` wide, with an epilogue.
+/// A program with a product of its rows, `columns` wide, with an epilogue, for each of several symbols.
 fn program(symbols: usize, columns: &[usize]) -> Program {
     let mut text = String::from("program \"rows\" ranks 2\n");
     (0..symbols).for_each(|i| text += &format!("symbol t{i} in 1..=4096\n"));

@@ -1,4 +1,4 @@
-//! What an error is: its kind, where it happened, what it came from, and a text that says all of it once.
+//! The parts of an error: its kind, its position, its source, and a text that states all of them once.
 
 use std::error::Error as _;
 use std::path::Path;
@@ -129,7 +129,7 @@ fn what_a_rank_reports_is_the_same_error_on_all_others() {
             let reported = Error::from(run.clone().reported_by(2));
             assert_eq!((reported.kind(), reported.step(), reported.op()), (kind, step, op), "{reported}");
             assert_eq!(reported.reporter(), if is_last_word { None } else { own.or(Some(2)) }, "{reported}");
-            // Where no rank is at fault it is the one that has the problem.
+            // If no rank is at fault, it is the rank that has the problem.
             let found = reported.culprit();
             assert!(found == culprit || culprit.is_none() && found == Some(2), "{reported}: {found:?}");
             let text = reported.to_string();

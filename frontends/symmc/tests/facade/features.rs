@@ -1,4 +1,4 @@
-//! What names a crate that a feature takes in stands behind that feature, so that builds without it compile.
+//! Code that names a crate of a feature is behind that feature, so that builds without it compile.
 //!
 //! Told from the sources, because a build with all features does not show it and one without takes its time.
 
@@ -10,7 +10,7 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 /// The crates that each feature takes in.
 const GATED: [(&str, &str); 3] = [("symmc_cuda", "cuda"), ("symmc_onnx", "onnx"), ("symmc_torch", "torch")];
 
-/// What is found in a module: what stands without its feature, and the modules in files with the features of each.
+/// The findings in a module: code outside of its feature, and the modules in files with the features of each.
 #[derive(Default)]
 struct Found {
     bare: Vec<String>,
@@ -72,7 +72,7 @@ fn walk(tokens: TokenStream, behind: &[String], found: &mut Found) {
     }
 }
 
-/// What stands without its feature in a crate of these files.
+/// The code of a crate with these files that is outside of its feature.
 fn bare(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     let mut out = Vec::new();
     let mut open = vec![(PathBuf::from("lib.rs"), PathBuf::new(), Vec::new())];

@@ -172,7 +172,7 @@ fn sums_in(graph: &Graph, dtype: DType) -> usize {
         .count()
 }
 
-/// What must hold of a lowered program beside its source.
+/// Checks the invariants of a lowered program against its source.
 fn check_lowered(canonical: &Graph, lowered: &Graph, numerics: Numerics) {
     let (before, after) = (traffic(canonical), traffic(lowered));
     assert!(after.0 <= before.0 && after.1 <= before.1, "{numerics}: {before:?} became {after:?}");

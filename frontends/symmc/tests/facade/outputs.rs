@@ -1,4 +1,4 @@
-//! Where the outputs of a run are written: a file is replaced whole, a link is replaced by the file, and nothing else is touched.
+//! Output files of runs: a file is replaced as a whole, a link is replaced by the file, and other files are not changed.
 
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixListener;

@@ -1,4 +1,4 @@
-//! What a plan says of collectives that passes replaced.
+//! The records of a plan about collectives that passes replaced.
 
 use symmc::{CompileConfig, MachineProfile, Program};
 

@@ -104,7 +104,7 @@ fn grid(symbols: &[Symbol]) -> Vec<Vec<(&'static str, i64)>> {
     })
 }
 
-/// What the form of each bucket takes at most, as a multiple of what is made for the size alone; the number of buckets.
+/// The greatest ratio of the time of each bucket's form to that of a form for one size alone, and the number of buckets.
 fn regret(ranks: u32, profile: &str, symbols: &[Symbol], body: &str) -> (f64, usize) {
     regret_beside(ranks, profile, symbols, body, |_| None)
 }
@@ -308,7 +308,7 @@ fn random_programs_take_hardly_longer_than_at_a_size_of_their_own() {
     assert!(found.is_empty(), "{} programs:\n{}", found.len(), found.join("\n"));
 }
 
-/// What is asked for stays as it is.
+/// Options that are set explicitly are kept.
 #[test]
 fn buckets_that_are_asked_for_are_not_divided() {
     let text = text(4, &[("t", [1, 32768])], &collective("all_to_all splits=even", 4, "t", 4096));

@@ -1,4 +1,4 @@
-//! Where the inputs of a run come from.
+//! The sources of the inputs of a run.
 
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
     let first = |work: &Workload, rank: usize| [0, 1].map(|i| work.inputs[rank][i].get_f64(0));
     let alone = gather(&weights_of_ranks(8.0), None);
     assert_eq!((first(&alone, 0), first(&alone, 1)), ([7.0, 7.5], [8.0, 8.5]));
-    // Those of the file go before.
+    // The tensors of the file take precedence.
     let dir = tempfile::tempdir().expect("a folder");
     let with_file = gather(&weights_of_ranks(8.0), Some(&file(&dir, &RECORDED)));
     assert_eq!((first(&with_file, 0), first(&with_file, 1)), ([1.0, 7.5], [2.0, 8.5]));
@@ -194,8 +194,8 @@ arg %x: f32[2]
 return %z
 "#;
 
-/// What the file says of constants, in every way: only what contradicts a constant makes it a parameter, and ranks that
-/// the file leaves out keep what the program has.
+/// Only a tensor that differs from a constant makes the constant a parameter. Ranks that the file omits keep the value of the
+/// program.
 #[test]
 fn constants_that_the_tensors_contradict_become_parameters() {
     let dir = tempfile::tempdir().expect("a folder");

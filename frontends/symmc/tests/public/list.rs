@@ -1,4 +1,4 @@
-//! What a crate offers, a line for each thing that a user can name, and what its signatures name without offering it.
+//! Lists the public items of a crate, one on each line, and the items that its signatures name without exporting them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use syn::{
 
 use crate::tree::{Path, Target, Tree, is_public, name_of, needed};
 
-/// What every program can name.
+/// The items that every program can name.
 const PRELUDE: [&str; 21] = [
     "AsRef",
     "Box",
@@ -40,7 +40,7 @@ const PRELUDE: [&str; 21] = [
 pub struct List {
     /// Sorted.
     pub lines: Vec<String>,
-    /// What is named in a signature and not exported: `Hidden in pub fn …`.
+    /// The items that are named in a signature and not exported: `Hidden in pub fn …`.
     pub leaks: Vec<String>,
 }
 

@@ -58,7 +58,7 @@ fn the_public_items_are_those_of_the_list() {
 #[test]
 fn signatures_name_nothing_that_is_not_exported() {
     let list = facade();
-    // Whoever works with inner crates has their errors.
+    // Callers of inner crates get the errors of these crates.
     let meant = ["RunError in impl From<RunError> for symmc::Error"];
     assert_eq!(list.leaks, meant, "what is not exported is no part of a signature");
     assert!(list.lines.len() > 150, "only {} items were found", list.lines.len());

@@ -15,7 +15,7 @@ pub struct Module {
     /// The features that it needs.
     pub features: Vec<String>,
     pub items: Vec<Item>,
-    /// What its `use` declarations bring into it.
+    /// The names that its `use` declarations import.
     pub uses: Vec<Use>,
 }
 
@@ -28,7 +28,7 @@ pub struct Use {
     pub features: Vec<String>,
 }
 
-/// What a path names.
+/// The item that a path names.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Target {
     /// An item or a module of the crate.
@@ -85,7 +85,7 @@ impl Tree {
         self.0.insert(path, module);
     }
 
-    /// What a path means in a module.
+    /// The item that a path names in a module.
     pub fn resolve(&self, module: &[String], path: &[String]) -> Target {
         self.resolve_within(module, path, 16)
     }
@@ -112,7 +112,7 @@ impl Tree {
             || found.items.iter().any(|item| name_of(item).is_some_and(|n| n == name))
     }
 
-    /// What a path from a module on names.
+    /// The item that a path names, from a module on.
     fn member(&self, module: &[String], path: &[String], depth: usize) -> Target {
         let Some((head, rest)) = path.split_first() else { return Target::Own(module.to_vec()) };
         let child = [module, std::slice::from_ref(head)].concat();
