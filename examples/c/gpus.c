@@ -1,6 +1,6 @@
 /* Two GPUs in one process, a thread for each, with everything in memory of this program.
  *
- *     cc -Ifrontends/capi/include examples/c/gpus.c -Ltarget/release -lsymmc -ldl -pthread -o gpus
+ *     cc -Ifrontends/capi/include examples/c/gpus.c -Ltarget/release -lsymmc -Wl,-rpath,$PWD/target/release -ldl -pthread -o gpus
  *
  * The driver's API allocates the input, the weight, the output, and a state that runs change in place. Runs are enqueued on a
  * stream of this program, between copies. The same runs on the host give the expected results. Exits with 77 if there are not

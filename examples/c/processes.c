@@ -1,6 +1,6 @@
 /* Host ranks as processes.
  *
- *     cc -Ifrontends/capi/include examples/c/processes.c -Ltarget/release -lsymmc -pthread -o processes
+ *     cc -Ifrontends/capi/include examples/c/processes.c -Ltarget/release -lsymmc -Wl,-rpath,$PWD/target/release -pthread -o processes
  *     ./processes plan.json
  *     torchrun --nproc-per-node 2 --no-python ./processes plan.json
  *

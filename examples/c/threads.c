@@ -1,6 +1,6 @@
 /* Host ranks as threads of one process.
  *
- *     cc -Ifrontends/capi/include examples/c/threads.c -Ltarget/release -lsymmc -pthread -o threads
+ *     cc -Ifrontends/capi/include examples/c/threads.c -Ltarget/release -lsymmc -Wl,-rpath,$PWD/target/release -pthread -o threads
  *
  * All threads read the plan. The group member and the session of a rank belong to its thread.
  */

@@ -17,7 +17,7 @@ use crate::program::symmc_weights;
 use crate::values::{DescribedValue, SYMMC_ARGUMENT, SYMMC_OUTPUT, storage_code, symmc_memory, symmc_value};
 
 /// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be passed to another thread.
-/// After a run has failed, every call returns its error.
+/// After a run has failed, calls that run, wait, read, write or close return its error.
 pub struct symmc_session {
     pub(crate) session: Session,
     /// The descriptions of values that the caller may hold, until other sizes are set.
@@ -150,7 +150,7 @@ pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u3
 }
 
 /// Sets the values of `count` symbols for the next runs. Inputs and outputs have sizes once all symbols have a value. If no
-/// bucket serves a value, or bound memory is too small for it, the sizes do not change.
+/// bucket serves a value, the sizes do not change. The next run checks that bound memory is large enough for them.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_set(
     session: *mut symmc_session,
@@ -174,7 +174,7 @@ pub unsafe extern "C" fn symmc_session_set(
     unsafe { with_session(session, set) }
 }
 
-/// The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`.
+/// The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`. All symbols must have a value.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_count(
     session: *mut symmc_session,
@@ -436,7 +436,8 @@ pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> sy
     unsafe { with_session(session, |session| session.session.resume()) }
 }
 
-/// Waits until all runs of this rank have ended. Ends and frees the session, also on errors. In a process that was forked from
+/// Waits until all runs of this rank have ended. Ends and frees the session, also if it returns an error: that of an earlier
+/// failed run is returned again. In a process that was forked from
 /// the one that opened the session this is an error, and the session of the parent is not affected.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> symmc_status {

@@ -1,4 +1,4 @@
-"""The blocks of docs/getting-started.md and docs/concepts.md run in order, as they are printed.
+"""The blocks of docs/getting-started.md, docs/concepts.md, docs/running.md and the quick start of README.md run in order, as they are printed.
 
 A block of Python is a file, named in its first line. A block of sh runs in the folder of these files. The first block of text after it
 has lines of its output, in order: other lines may stand between them, and a line ``…`` is not compared. Other blocks of text are pictures.
@@ -14,6 +14,9 @@ import tempfile
 import unittest
 
 ROOT = pathlib.Path(__file__).parents[3]
+
+# How the README starts the command, which this package has.
+FROM_CHECKOUT = "cargo run --release --locked -p symmc-cli -- "
 
 
 def read_blocks(page: str) -> list[tuple[str, str]]:
@@ -37,7 +40,7 @@ class Pages(unittest.TestCase):
         ran = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
             cwd=folder,
-            env={**os.environ, "PATH": path},
+            env={**os.environ, "PATH": path, "HOME": str(folder)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -46,20 +49,23 @@ class Pages(unittest.TestCase):
         self.assertEqual(ran.returncode, 0, ran.stdout)
         return ran.stdout
 
-    def run_page(self, name: str) -> None:
-        """Runs the blocks of a page, in a folder that has the programs of the repository."""
+    def run_page(self, name: str, is_selected=lambda text: True) -> None:
+        """Runs the selected blocks of a page, in a folder that has the programs of the repository."""
         output = None
         with tempfile.TemporaryDirectory() as temporary:
             folder = pathlib.Path(temporary)
             for link in ["examples", "tests"]:
                 (folder / link).symlink_to(ROOT / link)
-            for language, text in read_blocks((ROOT / "docs" / name).read_text()):
+            for language, text in read_blocks((ROOT / name).read_text()):
+                if language == "sh" and not is_selected(text):
+                    output = None
+                    continue
                 with self.subTest(text):
                     if language == "python":
                         file, _ = re.fullmatch(r"# (\w+\.py)\n(.*)", text, re.DOTALL).groups()
                         (folder / file).write_text(text)
                     elif language == "sh":
-                        output = self.run_script(text, folder)
+                        output = self.run_script(text.replace(FROM_CHECKOUT, "symmc "), folder)
                     elif language == "text" and output is not None:
                         line = first_missing_line(text, output)
                         self.assertIsNone(line, f"not in the output:\n{output}")
@@ -69,10 +75,17 @@ class Pages(unittest.TestCase):
         missing = [name for name in ["torch", "onnx"] if importlib.util.find_spec(name) is None]
         if missing:
             self.skipTest(f"not installed: {', '.join(missing)}")
-        self.run_page("getting-started.md")
+        self.run_page("docs/getting-started.md")
 
     def test_concepts(self):
-        self.run_page("concepts.md")
+        self.run_page("docs/concepts.md")
+
+    def test_running(self):
+        # Launchers start a model of the user there. tests/reliability/trials.py runs the launchers.
+        self.run_page("docs/running.md", lambda text: "torchrun" not in text)
+
+    def test_readme(self):
+        self.run_page("README.md", lambda text: text.startswith(FROM_CHECKOUT))
 
 
 if __name__ == "__main__":

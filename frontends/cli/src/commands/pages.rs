@@ -24,6 +24,8 @@ pub fn man(args: &ManArgs) -> Result<ExitCode> {
     // This gives commands the names of their pages, such as symmc-bench-program.
     root.build();
     if let Some(folder) = &args.folder {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("the folder {} cannot be created", folder.display()))?;
         let mut written = 0;
         write_pages(&root, folder, &mut written)?;
         print_text(&format!("{}: {}\n", folder.display(), format_count(written, "page")))?;

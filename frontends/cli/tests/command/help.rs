@@ -82,11 +82,12 @@ fn manual_pages_describe_commands() {
     let text = failure(&mut symmc("man nosuch"), 2);
     assert!(text.contains("symmc has no command nosuch"), "{text}");
     let dir = tempfile::tempdir().expect("a folder");
-    let said = stdout(&format!("man --folder {}", dir.path().display()));
-    let pages = std::fs::read_dir(dir.path()).expect("a folder").count();
+    let folder = dir.path().join("man").join("man1");
+    let said = stdout(&format!("man --folder {}", folder.display()));
+    let pages = std::fs::read_dir(&folder).expect("the command created it").count();
     assert!(said.contains(&format!("{pages} pages")), "{said}");
     for name in ["symmc.1", "symmc-run.1", "symmc-bench.1", "symmc-bench-program.1", "symmc-man.1"] {
-        assert!(dir.path().join(name).is_file(), "{name}");
+        assert!(folder.join(name).is_file(), "{name}");
     }
-    assert!(!dir.path().join("symmc-rank.1").exists());
+    assert!(!folder.join("symmc-rank.1").exists());
 }
