@@ -31,18 +31,27 @@ const MAX_DRAWN_BUFFERS: usize = 4000;
 /// The most values that the tooltip of a buffer names.
 const MAX_NAMED_VALUES: usize = 8;
 
+/// The page without the estimated times of runs, which need a machine profile.
 pub fn render_plan(plan: &CheckedPlan) -> Result<String> {
+    render_plan_with_times(plan, None)
+}
+
+pub fn render_plan_with_times(plan: &CheckedPlan, times: Option<&report::EstimatedTimes>) -> Result<String> {
     let name = escape_html(&plan.source.name);
     let mut out = format!(
         "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{name}</title><style>{STYLE}</style></head>\n\
          <body><h1>{name}</h1>\n<p>{}</p>\n",
         escape_html(&report::plan_line(plan))
     );
-    for bucket in &plan.buckets {
+    for (b, bucket) in plan.buckets.iter().enumerate() {
         let planned = PlannedBucket::new(plan, bucket)?;
         writeln!(out, "<h2>{}</h2>", escape_html(&bucket.describe_range()))?;
         out.push_str("<h3>Collectives</h3>\n");
         out.push_str(&html_table(&report::collective_rows(plan, bucket, &planned)));
+        if let Some(times) = times {
+            let line = report::time_line(&times.chosen[b], times.plain[b]);
+            writeln!(out, "<p>{}</p>", escape_html(line.trim()))?;
+        }
         out.push_str("<h3>Memory</h3>\n");
         out.push_str(&html_table(&report::arena_rows(bucket)));
         let notes = report::arena_notes(plan, bucket)

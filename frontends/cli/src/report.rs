@@ -43,7 +43,8 @@ pub fn report_with_times(plan: &CheckedPlan, times: Option<&EstimatedTimes>) -> 
     Ok(out)
 }
 
-fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
+/// One line: the estimated time of a run, its parts, and the time with plain collectives.
+pub fn time_line(chosen: &BucketEstimate, plain: Option<f64>) -> String {
     let [total, compute, exposed] =
         [chosen.total_us, chosen.compute_us, chosen.exposed_us].map(format_micros);
     let plain = match plain {

@@ -74,7 +74,7 @@ fn print_plan(
     }
     match args.format {
         PlanFormat::Json => print_exact(&format!("{}\n", plan.to_json())),
-        PlanFormat::Html => print_exact(&html::render_plan(plan)?),
+        PlanFormat::Html => print_exact(&html::render_plan_with_times(plan, estimate()?.as_ref())?),
         PlanFormat::Text => print_text(&report::report_with_times(plan, estimate()?.as_ref())?),
         PlanFormat::Summary => match estimate()? {
             Some(times) => print_exact(&summary::summary(plan, &times)?),

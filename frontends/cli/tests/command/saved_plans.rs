@@ -19,6 +19,7 @@ fn a_saved_plan_has_the_report_of_its_program() {
         }
     }
     assert!(stdout(&format!("plan {file}")).contains("estimated time of a run: "));
+    assert!(stdout(&format!("plan {file} --format html")).contains("<p>estimated time of a run: "));
     for name in ["%all_reduce", "model.embed_tokens.weight"] {
         let expected = output(&mut symmc(&format!(
             "plan hf_llama_tp2.pt2 --machine h200x2 --numerics reassociate --explain {name}"
