@@ -11,7 +11,8 @@ if HAS_TORCH:
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention import SDPBackend
 
-    from symmc.torch.capture import attention, fx_graphs
+    from symmc.torch.capture import attention as capture_attention
+    from symmc.torch.capture import fx_graphs
     from symmc.torch.importing import programs
 
     aten = torch.ops.aten
@@ -175,7 +176,7 @@ class Gradients(unittest.TestCase):
         """Drops the random state, as the backend does before it divides a graph: programs have no dtype for that of flash."""
         for node in graph.nodes:
             if getattr(node.target, "_opname", "").endswith("attention_backward"):
-                attention._drop_random_state(node)
+                capture_attention._drop_random_state(node)
         graph.eliminate_dead_code()
         used = [node.meta["val"].dtype for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)]
         self.assertNotIn(torch.uint64, used)
