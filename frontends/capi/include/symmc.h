@@ -41,7 +41,7 @@ typedef struct symmc_group symmc_group;
 typedef struct symmc_session_options symmc_session_options;
 
 /* A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be passed to another thread.
- * After a run has failed, every call returns its error. */
+ * After a run has failed, calls that run, wait, read, write or close return its error. */
 typedef struct symmc_session symmc_session;
 
 /* Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Several
@@ -392,10 +392,10 @@ symmc_status symmc_session_open(
 uint32_t symmc_session_rank(const symmc_session *session);
 
 /* Sets the values of `count` symbols for the next runs. Inputs and outputs have sizes once all symbols have a value. If no
- * bucket serves a value, or bound memory is too small for it, the sizes do not change. */
+ * bucket serves a value, the sizes do not change. The next run checks that bound memory is large enough for them. */
 symmc_status symmc_session_set(symmc_session *session, const char *const *symbols, const int64_t *values, size_t count);
 
-/* The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`. */
+/* The number of values of a kind: `SYMMC_ARGUMENT`, `SYMMC_PARAMETER` or `SYMMC_OUTPUT`. All symbols must have a value. */
 symmc_status symmc_session_count(symmc_session *session, int32_t kind, size_t *count);
 
 /* The value of a kind with this index, counted from 0. Arguments and outputs have the order of the program. Constants are among
@@ -468,7 +468,8 @@ symmc_status symmc_session_release(symmc_session *session);
 /* Allocates the memory of the arenas again. Inputs in symmetric memory must be written again. */
 symmc_status symmc_session_resume(symmc_session *session);
 
-/* Waits until all runs of this rank have ended. Ends and frees the session, also on errors. In a process that was forked from
+/* Waits until all runs of this rank have ended. Ends and frees the session, also if it returns an error: that of an earlier
+ * failed run is returned again. In a process that was forked from
  * the one that opened the session this is an error, and the session of the parent is not affected. */
 symmc_status symmc_session_close(symmc_session *session);
 
