@@ -13,7 +13,7 @@ fn needs(feature: &str, on: bool, line: &str) {
     }
     let out = crate::common::output(&mut symmc(line));
     let text = String::from_utf8_lossy(&out.stderr);
-    let named = text.contains(&format!("without the feature `{feature}`"));
+    let named = text.contains(&format!("the feature `{feature}`"));
     assert_eq!(named, !on, "symmc {line}\n{text}");
     if !on {
         failure(&mut symmc(line), 2);
