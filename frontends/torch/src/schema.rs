@@ -413,6 +413,15 @@ pub(crate) struct StorageMeta {
     pub storage_offset: StoredInt,
     #[serde(default = "strided")]
     pub layout: u32,
+    #[serde(default)]
+    pub device: StoredDevice,
+}
+
+/// The device of a stored tensor. A tensor on the device `meta` has no data.
+#[derive(Clone, Default, Deserialize)]
+pub(crate) struct StoredDevice {
+    #[serde(default, rename = "type")]
+    pub kind: String,
 }
 
 /// An extent of a stored tensor, which is always known.

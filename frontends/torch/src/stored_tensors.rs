@@ -52,8 +52,12 @@ impl TensorStore {
         self.config.contains_key(name)
     }
 
-    /// The entry of a tensor's storage, if the archive has it.
+    /// The entry of a tensor's storage, if the archive has it. Tensors on the device `meta` have an empty entry, which does not
+    /// count.
     fn storage_entry(&self, archive: &Archive<'_>, payload: &TensorPayload) -> Option<String> {
+        if payload.tensor_meta.as_ref().is_some_and(|meta| meta.device.kind == "meta") {
+            return None;
+        }
         let entry = format!("data/{}/{}", self.kind, payload.path_name);
         (payload.use_pickle || archive.contains(&entry)).then_some(entry)
     }
@@ -267,6 +271,7 @@ fn known_number(tensor: &str, what: &str, number: &StoredInt) -> Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schema::StoredDevice;
 
     fn region(sizes: &[i64], strides: &[i64], offset: i64) -> Result<StorageRegion> {
         let all = |v: &[i64]| v.iter().map(|&i| StoredInt { as_int: Some(i) }).collect();
@@ -276,6 +281,7 @@ mod tests {
             strides: all(strides),
             storage_offset: StoredInt { as_int: Some(offset) },
             layout: STRIDED,
+            device: StoredDevice::default(),
         };
         StorageRegion::from_meta("w", &meta)
     }

@@ -146,6 +146,19 @@ fn parameters_without_data_are_left_out() {
     assert_eq!(imported.notes, ["parameters without data in the archive: 1"]);
 }
 
+/// PyTorch writes an empty entry for a parameter on the device `meta`.
+#[test]
+fn parameters_on_the_meta_device_have_no_data() {
+    let mut fake = simple().parameter("w", "f32[2]", Some(&[]));
+    fake.weights["w"]["tensor_meta"]["device"] = json!({"type": "meta", "index": null});
+    let imported = fake.import().unwrap();
+    assert!(imported.weights.is_empty());
+    assert_eq!(imported.notes, ["parameters without data in the archive: 1"]);
+    fake.weights["w"]["tensor_meta"]["device"] = json!({"type": "cpu", "index": null});
+    let error = fake.import().unwrap_err().to_string();
+    assert!(error.contains("stored tensor `w`: expected a storage of at least 2 elements"), "{error}");
+}
+
 #[test]
 fn bools_are_normalised() {
     let fake = simple().buffer("m", "bool[3]", false, Some(&[0, 1, 255]));
