@@ -49,7 +49,7 @@ use crate::canon::groups::merged_all_reduce_groups;
 use crate::error::{PassError, verify_after};
 pub use coalesce::{COALESCE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
 use coalesced_graph::CoalescedProgram;
-use context::{AssumedSchedule, LowerContext};
+use context::{AssumedSchedule, LowerContext, round_us};
 pub use context::{EGraphLimits, Overlap};
 use decisions::RegionDecision;
 
@@ -410,9 +410,4 @@ fn to_plan_decision(collective: &str, decided: &RegionDecision, names: &[String]
         alternatives,
         rules,
     }
-}
-
-/// Estimates are read by people and stored in files; nanoseconds are precise enough.
-fn round_us(us: f64) -> f64 {
-    (us * 1000.0).round() / 1000.0
 }

@@ -28,7 +28,7 @@ use symmc_ir::{
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use super::concurrent_compute;
-use super::context::{AssumedSchedule, LowerContext, Overlap, RegionSurroundings};
+use super::context::{AssumedSchedule, LowerContext, Overlap, RegionSurroundings, round_us};
 use super::joint_costs::{self, JointLossModel, JointLosses};
 
 /// Collectives that become one, in the order in which their operands become available.
@@ -144,7 +144,7 @@ pub fn expand_decisions(
 }
 
 fn alternative_without_copies(name: &str, us: f64) -> DecisionAlternative {
-    DecisionAlternative { name: name.into(), us: super::round_us(us), copy_us: 0.0, saved_us: 0.0 }
+    DecisionAlternative { name: name.into(), us: round_us(us), copy_us: 0.0, saved_us: 0.0 }
 }
 
 /// The properties that collectives must share to be coalesced, or to run as one step.

@@ -164,3 +164,8 @@ impl LowerContext {
         dropped.or(Some(kept))
     }
 }
+
+/// Rounds an estimate, which people read and files store: nanoseconds are precise enough.
+pub(super) fn round_us(us: f64) -> f64 {
+    (us * 1000.0).round() / 1000.0
+}

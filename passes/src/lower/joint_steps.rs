@@ -16,7 +16,7 @@ use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use super::coalesce::{CollectiveSet, sized_collective};
 use super::coalesced_graph::{NodeOrSet, order_units};
-use super::context::{AssumedSchedule, LowerContext, RegionSurroundings};
+use super::context::{AssumedSchedule, LowerContext, RegionSurroundings, round_us};
 use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
 use crate::rewrite::{ValueMap, copy_inputs};
 
@@ -127,7 +127,7 @@ impl JointStep {
             };
             let alone_us = self.alone_us(graph, context, id).filter(|_| all_us > 0.0);
             let part = alone_us.map_or(0.0, |us| us / all_us);
-            let us = super::round_us(self.us * part);
+            let us = round_us(self.us * part);
             decision.chosen.clone_from(&chosen);
             decision.alternatives.push(DecisionAlternative {
                 name: chosen.clone(),

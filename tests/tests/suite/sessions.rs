@@ -200,7 +200,7 @@ fn sizes_and_memory_change_between_runs_and_a_state_stays() {
         let rank = group.rank() as f32;
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         let error = session.run().expect_err("n has no value");
-        assert!(error.to_string().contains("symbol"), "{error}");
+        assert!(error.to_string().contains("set n"), "{error}");
         session.set("n", 2).expect("it is served");
         let error = session.run().expect_err("nothing has data");
         assert!(error.to_string().contains("%x") && error.is_bad_input(), "{error}");
