@@ -11,6 +11,7 @@ use crate::graph::{Graph, GraphOutput, GroupDef, GroupMembers, InputKind, Output
 use crate::ids::{GroupId, ValueId};
 use crate::infer;
 use crate::op::Op;
+use crate::route::{Route, RouteScope};
 use crate::symbol::{Symbol, SymbolId};
 use crate::tensor::Tensor;
 use crate::text::with_symbol_names;
@@ -172,7 +173,9 @@ impl GraphBuilder {
             return Err(self.reference_error(name, "value", v, graph.values.len()));
         }
         match op {
-            Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
+            Op::Collective(Collective { group, .. })
+            | Op::Shard { group, .. }
+            | Op::Route(Route { scope: RouteScope::Group(group), .. })
                 if graph.groups.get(*group).is_none() =>
             {
                 Err(self.reference_error(name, "group", group, graph.groups.len()))

@@ -24,6 +24,7 @@ use crate::named_enum;
 /// - broadcast: the operand of rank `root`.
 /// - permute: for each pair `(from, to)` the result on `to` is the operand of `from`. The result of a rank
 ///   that is no `to` is zero.
+/// - dispatch-rows and combine-rows: rows of the operands of all ranks, selected by positions that are data.
 ///
 /// Ranks are positions within the cell of the group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -40,8 +41,24 @@ pub enum CollectiveKind {
     AllGather,
     ReduceScatter(CollectiveReduceOp),
     AllToAll(AllToAllSplits),
-    Broadcast { root: u32 },
-    Permute { pairs: Vec<(u32, u32)> },
+    Broadcast {
+        root: u32,
+    },
+    Permute {
+        pairs: Vec<(u32, u32)>,
+    },
+    /// Sends each token to the ranks of its experts. `x` is `[t, d]`. Further operands are results of
+    /// [`Op::Route`](crate::op::Op::Route) (see [`crate::route`]): the `slots [c]` of this rank's rows and
+    /// `all_rows [n*t, k]`, both i64. The result is `[c, d]`: row `r` is the token of the global slot
+    /// `slots[r]`, or zero if that is negative. Both operands describe one relation, and implementations may
+    /// use either. If they differ, rows of the result are unspecified.
+    DispatchRows,
+    /// Returns the results of the experts to the ranks of their tokens. `x` is `[c, d]`, floats. Further
+    /// operands are the global `rows [t, k]` of this rank's slots, i64, and optionally floats `weights
+    /// [t, k]`. The result is `[t, d]`: the sum over the slots of a token, in ascending order, of the row of
+    /// the slot times its weight. Slots with a negative row are left out. Sums accumulate in f32 (f64 for f64)
+    /// and are rounded once.
+    CombineRows,
 }
 
 impl CollectiveKind {
@@ -53,6 +70,17 @@ impl CollectiveKind {
             CollectiveKind::AllToAll(_) => CollectiveName::AllToAll,
             CollectiveKind::Broadcast { .. } => CollectiveName::Broadcast,
             CollectiveKind::Permute { .. } => CollectiveName::PermuteRanks,
+            CollectiveKind::DispatchRows => CollectiveName::DispatchRows,
+            CollectiveKind::CombineRows => CollectiveName::CombineRows,
+        }
+    }
+
+    /// The collective whose measured times are used for estimates. Exchanges of rows take about the time of an
+    /// all-to-all of the same size.
+    pub fn measured_as(&self) -> CollectiveName {
+        match self {
+            CollectiveKind::DispatchRows | CollectiveKind::CombineRows => CollectiveName::AllToAll,
+            kind => kind.collective_name(),
         }
     }
 
@@ -67,7 +95,9 @@ impl CollectiveKind {
             CollectiveKind::AllGather
             | CollectiveKind::AllToAll(_)
             | CollectiveKind::Broadcast { .. }
-            | CollectiveKind::Permute { .. } => None,
+            | CollectiveKind::Permute { .. }
+            | CollectiveKind::DispatchRows
+            | CollectiveKind::CombineRows => None,
         }
     }
 
@@ -75,6 +105,27 @@ impl CollectiveKind {
     /// second result then holds the number of rows received from each rank.
     pub fn has_device_splits(&self) -> bool {
         *self == CollectiveKind::AllToAll(AllToAllSplits::Device)
+    }
+
+    /// Whether further operands, which are known only on the device, decide which elements move where.
+    pub fn moves_by_data(&self) -> bool {
+        self.has_device_splits() || matches!(self, CollectiveKind::DispatchRows | CollectiveKind::CombineRows)
+    }
+
+    /// The minimum and the maximum number of operands.
+    pub fn operand_counts(&self) -> (usize, usize) {
+        match self {
+            CollectiveKind::AllToAll(AllToAllSplits::Device) => (2, 2),
+            CollectiveKind::DispatchRows => (3, 3),
+            CollectiveKind::CombineRows => (2, 3),
+            _ => (1, 1),
+        }
+    }
+
+    /// The number of operands, counted from the first, that peers read with variants that read the operands of
+    /// peers. All others are read only by the rank that has them.
+    pub fn shared_operands(&self) -> usize {
+        if self.has_device_splits() { 2 } else { 1 }
     }
 
     /// The rank of a cell whose whole operand is the result of rank `number`; `None` if no single rank sends
@@ -107,7 +158,7 @@ impl CollectiveKind {
 
     /// One sample of each kind that contracts distinguish, among `n` ranks: reductions sum, the root is rank 0,
     /// and each rank sends to the next.
-    pub fn sample_kinds(n: u32) -> [CollectiveKind; 7] {
+    pub fn sample_kinds(n: u32) -> [CollectiveKind; 9] {
         [
             CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
             CollectiveKind::AllGather,
@@ -116,6 +167,8 @@ impl CollectiveKind {
             CollectiveKind::AllToAll(AllToAllSplits::Device),
             CollectiveKind::Broadcast { root: 0 },
             CollectiveKind::Permute { pairs: (0..n).map(|rank| (rank, (rank + 1) % n)).collect() },
+            CollectiveKind::DispatchRows,
+            CollectiveKind::CombineRows,
         ]
     }
 
@@ -156,6 +209,8 @@ named_enum! {
         AllToAll = "all_to_all",
         Broadcast = "broadcast",
         PermuteRanks = "permute_ranks",
+        DispatchRows = "dispatch_rows",
+        CombineRows = "combine_rows",
     }
 }
 
@@ -194,6 +249,8 @@ impl CollectiveName {
             CollectiveName::AllToAll => row(false, true, true, ResultDistribution::Sharded),
             CollectiveName::Broadcast => row(false, false, false, ResultDistribution::Replicated),
             CollectiveName::PermuteRanks => row(false, false, false, ResultDistribution::FromSender),
+            CollectiveName::DispatchRows => row(false, false, true, ResultDistribution::Sharded),
+            CollectiveName::CombineRows => row(true, true, false, ResultDistribution::Sharded),
         }
     }
 }
@@ -228,7 +285,8 @@ named_enum! {
         Ll = "ll",
         /// All-reduce: every rank reduces one slice and writes it to all results.
         TwoShot = "two_shot",
-        /// All-gather, reduce-scatter, all-to-all: every rank reads what it needs from its peers' operands.
+        /// All-gather, reduce-scatter, all-to-all, dispatch-rows, combine-rows: every rank reads what it needs
+        /// from its peers' operands.
         Pull = "pull",
         /// All-gather, all-to-all: every rank writes into its peers' results.
         Push = "push",
@@ -404,7 +462,7 @@ impl CollectiveVariant {
             symmetric_operand: false,
             symmetric_result: false,
             // Sends and receives form one group of calls; their order is up to the library.
-            in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. }),
+            in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. } | K::DispatchRows | K::CombineRows),
             same_bits: true,
         };
         let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
@@ -425,7 +483,7 @@ impl CollectiveVariant {
             (CollectiveVariant::Pull | CollectiveVariant::PullCopies, K::AllToAll(AllToAllSplits::Even)) => {
                 pull
             }
-            (CollectiveVariant::Pull, K::ReduceScatter(_)) => pull,
+            (CollectiveVariant::Pull, K::ReduceScatter(_) | K::DispatchRows | K::CombineRows) => pull,
             // The exit barrier also guarantees that no peer still reads this rank's sizes.
             (CollectiveVariant::Pull, K::AllToAll(AllToAllSplits::Device)) => {
                 Contract { exit_barrier: ExitBarrierPolicy::Always, ..pull }

@@ -10,6 +10,7 @@ use crate::attention::{AttentionBound, AttentionOperands};
 use crate::collective::{AllToAllSplits, CollectiveKind};
 use crate::dim::{Dim, MAX_ATOMS};
 use crate::op::{BinaryOp, Op, ReductionKind};
+use crate::route::{Route, RouteScope};
 use crate::text::forms;
 use crate::types::{DType, FloatAttribute, TensorType};
 
@@ -32,6 +33,7 @@ pub fn infer_types(
         | Op::Expand
         | Op::Slice { .. }
         | Op::Pad { .. }
+        | Op::Route(_)
         | Op::TopK { .. }
         | Op::Cast
         | Op::Opaque { .. }
@@ -223,8 +225,46 @@ pub fn check_types(
                 )
             })
         }
+        Op::Route(route) => check_route(route, operands[0], results, n),
         _ => Err("the declared result types of this op have no typing rule".into()),
     }
+}
+
+fn check_route(
+    route: &Route,
+    ids: &TensorType,
+    results: &[&TensorType],
+    n: Option<u32>,
+) -> Result<(), String> {
+    ensure(!matches!(route.scope, RouteScope::Position { .. }), || {
+        "expected a group or no group, found the position of a rank".into()
+    })?;
+    let ranks = route.rank_count(n).ok_or("the number of ranks is open")?;
+    ensure(matches!(ids.dtype, DType::I64 | DType::I32) && ids.rank() == 2, || {
+        format!("the ids must be i64 or i32 with two axes, found {}{:?}", ids.dtype, ids.shape)
+    })?;
+    ensure(route.experts > 0 && route.experts.is_multiple_of(ranks), || {
+        format!("the number of experts must be a multiple of {ranks} ranks, found {}", route.experts)
+    })?;
+    ensure(route.align > 0, || "the alignment must be at least 1, found 0".into())?;
+    let own = shard_type(&TensorType::new(DType::I64, ids.shape.clone()), 0, Some(ranks))?;
+    let sections = TensorType::new(DType::I64, vec![Dim::from(i64::from(route.section_count(ranks)))]);
+    let all = TensorType::new(DType::I64, ids.shape.clone());
+    let expected =
+        [("rows", 0, own), ("all rows", 1, all), ("counts", 3, sections.clone()), ("ends", 4, sections)];
+    for (what, position, expected) in expected {
+        let found = results[position];
+        ensure(*found == expected, || {
+            format!(
+                "the {what} must be {}{:?}, found {}{:?}",
+                expected.dtype, expected.shape, found.dtype, found.shape
+            )
+        })?;
+    }
+    let slots = results[2];
+    ensure(slots.dtype == DType::I64 && slots.rank() == 1, || {
+        format!("the slots must be i64 with one axis, found {}{:?}", slots.dtype, slots.shape)
+    })
 }
 
 pub fn broadcast_shapes(shapes: &[&[Dim]]) -> Result<Vec<Dim>, String> {
@@ -654,6 +694,39 @@ fn shard_type(x: &TensorType, axis: usize, n: Option<u32>) -> Result<TensorType,
     Ok(ty)
 }
 
+/// Operands: `x [t, d]`, the slots `[c]` and all rows `[n*t, k]`.
+fn infer_dispatch_rows(operands: &[&TensorType], n: Dim) -> Result<TensorType, String> {
+    let [x, slots, all_rows] = operands[..] else { return Err("it takes three operands".into()) };
+    ensure(x.rank() == 2, || format!("the tokens must have two axes, found {:?}", x.shape))?;
+    ensure(slots.dtype == DType::I64 && slots.rank() == 1, || {
+        format!("the slots must be i64 with one axis, found {}{:?}", slots.dtype, slots.shape)
+    })?;
+    let tokens = x.shape[0].clone() * n;
+    ensure(all_rows.dtype == DType::I64 && all_rows.rank() == 2 && all_rows.shape[0] == tokens, || {
+        format!(
+            "the rows of all tokens must be i64[{tokens:?}, ..], found {}{:?}",
+            all_rows.dtype, all_rows.shape
+        )
+    })?;
+    Ok(TensorType::new(x.dtype, vec![slots.shape[0].clone(), x.shape[1].clone()]))
+}
+
+/// Operands: `x [c, d]`, the rows `[t, k]` and optionally the weights `[t, k]`.
+fn infer_combine_rows(operands: &[&TensorType]) -> Result<TensorType, String> {
+    let (x, rows) = (operands[0], operands[1]);
+    check_float(x)?;
+    ensure(x.rank() == 2, || format!("the rows must have two axes, found {:?}", x.shape))?;
+    ensure(rows.dtype == DType::I64 && rows.rank() == 2, || {
+        format!("the positions of rows must be i64 with two axes, found {}{:?}", rows.dtype, rows.shape)
+    })?;
+    if let Some(weights) = operands.get(2) {
+        ensure(weights.dtype.is_float() && weights.shape == rows.shape, || {
+            format!("the weights must be floats{:?}, found {}{:?}", rows.shape, weights.dtype, weights.shape)
+        })?;
+    }
+    Ok(TensorType::new(x.dtype, vec![rows.shape[0].clone(), x.shape[1].clone()]))
+}
+
 fn infer_collective(
     kind: &CollectiveKind,
     operands: &[&TensorType],
@@ -709,6 +782,8 @@ fn infer_collective(
             }
             vec![x.clone()]
         }
+        CollectiveKind::DispatchRows => vec![infer_dispatch_rows(operands, require_rank_count(n)?)?],
+        CollectiveKind::CombineRows => vec![infer_combine_rows(operands)?],
     })
 }
 

@@ -16,6 +16,7 @@ use crate::dim::Dim;
 use crate::ids::{CustomId, GroupId};
 use crate::named_enum;
 use crate::numerics::RoundingEffect;
+use crate::route::{Route, RouteScope};
 use crate::types::{DType, FloatAttribute, Scalar};
 
 /// The operation of a node. Operands are written `x`, `y`, … in the order of the node's inputs.
@@ -55,6 +56,18 @@ pub enum Op {
     /// With `x [m, k]` and `y [k, n]` the groups divide K: the result `[groups, m, n]` has the product of each
     /// group's columns of `x` and rows of `y`.
     GroupedMatMul,
+    /// The routing of tokens to experts ([`crate::route`]). Operand: the `ids [n*t, k]` (i32 or i64) of the
+    /// experts of all tokens of all ranks, in order of rank. An id that is not below the number of experts is a
+    /// run-time error, and so is a rank that would receive more rows than its capacity.
+    ///
+    /// Results, all i64:
+    /// - `rows [t, k]`: the global row of each slot of this rank's tokens; -1 for slots without a row.
+    /// - `all_rows [n*t, k]`: the same for the tokens of all ranks.
+    /// - `slots [c]`: the global slot of each row of this rank; -1 for rows without one. Its extent is the
+    ///   capacity.
+    /// - `counts [s]`: the number of rows of each section.
+    /// - `ends [s]`: the end of each section, a multiple of the alignment. [`Op::GroupedMatMul`] takes them.
+    Route(Route),
     /// Reduction over `axes` (ascending). `keep` leaves these axes with extent 1.
     Reduce {
         op: ReductionKind,
@@ -327,6 +340,10 @@ impl Op {
             Op::GroupedMatMul => {
                 row([Combined, Matrices, Counts], [Accumulates; 2], 1, OpCost::GroupedProduct, Positions)
             }
+            Op::Route(route) => {
+                let ids = ExpertIds { experts: route.experts };
+                row([ids, Absent, Absent], [Steps; 2], 5, OpCost::Sort, Positions)
+            }
             Op::Reduce { op, axes, .. } => {
                 row([Combined; 3], [op.rounding(); 2], 1, OpCost::Bytes, op.rejected_data(axes))
             }
@@ -384,7 +401,9 @@ impl Op {
             Op::Collective(c) => {
                 let first = if c.kind.facts().reduces { Combined } else { Moved };
                 let results = if c.kind.has_device_splits() { 2 } else { 1 };
-                row([first, Counts, Counts], [c.kind.rounding(); 2], results, OpCost::Bytes, Nothing)
+                let third = if c.kind == CollectiveKind::CombineRows { Combined } else { Counts };
+                let refuses = if c.kind.moves_by_data() { Positions } else { Nothing };
+                row([first, Counts, third], [c.kind.rounding(); 2], results, OpCost::Bytes, refuses)
             }
             Op::Opaque { .. } | Op::Custom(_) => {
                 row([OperandUse::Unknown; 3], [RoundingEffect::Unknown; 2], 1, OpCost::Bytes, Nothing)
@@ -392,11 +411,13 @@ impl Op {
         }
     }
 
-    /// The group whose cells its results depend on: the group of a collective or of an [`Op::Shard`].
+    /// The group whose cells its results depend on: the group of a collective, an [`Op::Shard`] or an
+    /// [`Op::Route`].
     pub fn group(&self) -> Option<GroupId> {
         match self {
             Op::Collective(c) => Some(c.group),
             Op::Shard { group, .. } => Some(*group),
+            Op::Route(route) => route.group(),
             _ => None,
         }
     }
@@ -404,7 +425,7 @@ impl Op {
     pub fn group_mut(&mut self) -> Option<&mut GroupId> {
         match self {
             Op::Collective(c) => Some(&mut c.group),
-            Op::Shard { group, .. } => Some(group),
+            Op::Shard { group, .. } | Op::Route(Route { scope: RouteScope::Group(group), .. }) => Some(group),
             _ => None,
         }
     }
@@ -454,8 +475,12 @@ pub enum OperandUse {
         axis: usize,
         first: usize,
     },
-    /// The elements are the numbers of rows of the first operand that belong together.
+    /// The elements are the numbers of rows of the first operand that belong together, or positions of rows.
     Counts,
+    /// The elements are the numbers of experts, below `experts`.
+    ExpertIds {
+        experts: u32,
+    },
     /// All of a row is read before elements of the same row of the result are written. Rows of operand and
     /// result have the same positions.
     Row,
@@ -474,9 +499,16 @@ impl OperandUse {
         use OperandUse::*;
         match self {
             Element | Kept | Updated { .. } | Row => true,
-            Absent | Moved | Selected | Stored | Index { .. } | Counts | Combined | Matrices | Unknown => {
-                false
-            }
+            Absent
+            | Moved
+            | Selected
+            | Stored
+            | Index { .. }
+            | Counts
+            | ExpertIds { .. }
+            | Combined
+            | Matrices
+            | Unknown => false,
         }
     }
 }
@@ -619,6 +651,7 @@ impl CollectiveKind {
             Some(CollectiveReduceOp::Sum | CollectiveReduceOp::Avg | CollectiveReduceOp::Prod) => {
                 RoundingEffect::Accumulates
             }
+            None if *self == CollectiveKind::CombineRows => RoundingEffect::Accumulates,
             Some(CollectiveReduceOp::Max | CollectiveReduceOp::Min) | None => RoundingEffect::Keeps,
         }
     }

@@ -20,6 +20,7 @@ use crate::graph::{Graph, ValueDef};
 use crate::ids::{GroupId, ValueId};
 use crate::numerics::RoundingEffect;
 use crate::op::Op;
+use crate::route::{Route, RouteScope};
 use crate::types::DType;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -114,7 +115,9 @@ impl Replication {
         });
         let all = all.unwrap_or_else(|| Replication::full(ranks));
         match op {
-            Op::Shard { group, .. } => CellMembership::new(graph, *group).map(|cells| cells.shard(&all)),
+            Op::Shard { group, .. } | Op::Route(Route { scope: RouteScope::Group(group), .. }) => {
+                CellMembership::new(graph, *group).map(|cells| cells.shard(&all))
+            }
             Op::Collective(c) => {
                 let dtype = inputs.first().map_or(DType::Bool, |&x| graph.ty(x).dtype);
                 CellMembership::new(graph, c.group).map(|cells| cells.collective(&c.kind, dtype, &all))

@@ -48,6 +48,7 @@ use crate::graph::{Graph, GraphInput, GroupDef, GroupMembers, InputKind, Node, O
 use crate::ids::{InputId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
+use crate::route::{Route, RouteScope};
 use crate::text::{is_identifier, op_dims, op_name, with_symbol_names};
 use crate::types::{DType, TensorType};
 
@@ -211,7 +212,9 @@ impl Verifier<'_> {
     fn check_op_ids(&mut self, id: NodeId, op: &Op) {
         let g = self.graph;
         match op {
-            Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
+            Op::Collective(Collective { group, .. })
+            | Op::Shard { group, .. }
+            | Op::Route(Route { scope: RouteScope::Group(group), .. })
                 if g.groups.get(*group).is_none() =>
             {
                 self.report_node(Invariant::Ids, id, unknown_id_message("group", *group, g.groups.len()));

@@ -50,7 +50,7 @@ impl ScheduleStep {
                 continue;
             }
             if touch.reads_operand() {
-                operands.extend(node.inputs.iter().map(|&v| base[v]));
+                operands.extend(node.inputs.iter().take(shared_operands(node)).map(|&v| base[v]));
             }
             if touch.writes_result() {
                 results.extend(&node.outputs);
@@ -302,6 +302,11 @@ pub fn peer_contract(graph: &Graph, node: NodeId) -> Result<Option<PeerContract>
     }
 }
 
+/// The number of operands of a collective that peers read, if its variant reads the operands of peers.
+fn shared_operands(node: &Node) -> usize {
+    node.op.as_collective().map_or(0, |c| c.kind.shared_operands())
+}
+
 /// The positions of the operands and results of a node that must lie in the symmetric arena.
 pub fn symmetric_positions(
     graph: &Graph,
@@ -311,7 +316,7 @@ pub fn symmetric_positions(
     let it = &graph.nodes[node];
     match (&it.op, peers) {
         (Op::Collective(_), Some(p)) => (
-            if p.contract.symmetric_operand { (0..it.inputs.len()).collect() } else { Vec::new() },
+            if p.contract.symmetric_operand { (0..shared_operands(it)).collect() } else { Vec::new() },
             if p.contract.symmetric_result { (0..it.outputs.len()).collect() } else { Vec::new() },
         ),
         (Op::Custom(id), _) => match graph.customs.get(*id) {

@@ -215,6 +215,7 @@ fn run_trial(comm: &HostCommunicator, trial: &Trial, zone: usize, largest: usize
             result: y,
             landing: Some([0, zone]),
             splits: None,
+            rows: None,
         };
         let start = Instant::now();
         // SAFETY: all regions lie within the arena.

@@ -28,7 +28,7 @@ pub struct CollectiveCall<'a> {
     pub dtype: DType,
     /// The number of elements of the operand on each rank.
     pub elements: usize,
-    /// The number of elements of one row of the operand's leading axis. Only read with `splits`.
+    /// The number of elements of one row of the operand's leading axis. Only read with `splits` and `rows`.
     pub row: usize,
     pub operand: CallRegion<'a>,
     pub result: CallRegion<'a>,
@@ -36,6 +36,45 @@ pub struct CollectiveCall<'a> {
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device: `[n]` i64 each.
     pub splits: Option<(CallRegion<'a>, CallRegion<'a>)>,
+    /// The tables of an exchange of rows.
+    pub rows: Option<RowTables<CallRegion<'a>>>,
+}
+
+/// The operands of an exchange of rows that say which rows move where, and its sizes. `R` locates a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowTables<R> {
+    pub tables: RowTableKind<R>,
+    /// The number of tokens of each rank.
+    pub tokens: usize,
+    /// The number of slots of each token.
+    pub slots: usize,
+    /// The number of rows that each rank receives at most.
+    pub capacity: usize,
+}
+
+/// All tables are i64, except weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowTableKind<R> {
+    /// The slots of this rank's rows, and the rows of all slots.
+    Dispatch { slots: R, all_rows: R },
+    /// The rows of this rank's slots, and their weights.
+    Combine { rows: R, weights: Option<(R, DType)> },
+}
+
+impl<R> RowTables<R> {
+    /// The same tables, each located by another type.
+    pub fn map<'r, S>(&'r self, mut locate: impl FnMut(&'r R) -> S) -> RowTables<S> {
+        let tables = match &self.tables {
+            RowTableKind::Dispatch { slots, all_rows } => {
+                RowTableKind::Dispatch { slots: locate(slots), all_rows: locate(all_rows) }
+            }
+            RowTableKind::Combine { rows, weights } => RowTableKind::Combine {
+                rows: locate(rows),
+                weights: weights.as_ref().map(|(region, dtype)| (locate(region), *dtype)),
+            },
+        };
+        RowTables { tables, tokens: self.tokens, slots: self.slots, capacity: self.capacity }
+    }
 }
 
 /// Contiguous memory of one operand or result.

@@ -19,7 +19,7 @@ use symmc_check::CheckedPlan;
 use symmc_ir::machine::{
     ContentionMeasurement, MachineProfile, OperationCounts, ProductRate, Throughput, VERSION,
 };
-use symmc_ir::{AllToAllSplits, CollectiveKind, CollectiveVariant, Dim, Graph, InputId, text};
+use symmc_ir::{CollectiveKind, CollectiveVariant, Dim, Graph, InputId, text};
 use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
 
 use crate::error::{Error, ErrorKind};
@@ -167,7 +167,7 @@ impl ProfileTuner<'_> {
         };
         let product = product / PRODUCTS as f64;
         let kinds = CollectiveKind::sample_kinds(self.ranks).into_iter();
-        for kind in kinds.filter(|kind| *kind != CollectiveKind::AllToAll(AllToAllSplits::Device)) {
+        for kind in kinds.filter(|kind| !kind.moves_by_data()) {
             for variant in self.profile.supported_variants(&kind) {
                 let what = format!("the contention of {} by {}", kind.name(), variant.name());
                 let found = self.contention_of_variant(&kind, variant, product);

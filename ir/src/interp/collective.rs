@@ -5,6 +5,7 @@ use super::elementwise::{float_max, float_min};
 use super::error::{OpError, Result};
 use super::index::leading_rows;
 use super::movement::{concat, full};
+use super::route;
 use crate::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 use crate::types::{DType, Scalar};
 
@@ -37,6 +38,8 @@ pub(super) fn exchange(
             Ok(one_result_per_rank(received))
         }
         CollectiveKind::AllToAll(AllToAllSplits::Device) => exchange_by_splits(operands),
+        CollectiveKind::DispatchRows => route::dispatch_rows(operands),
+        CollectiveKind::CombineRows => route::combine_rows(operands),
         CollectiveKind::Broadcast { root } => Ok(one_result_per_rank(vec![x[*root as usize].clone(); n])),
         CollectiveKind::Permute { pairs } => {
             let received = (0..n).map(|r| match pairs.iter().find(|(_, to)| *to as usize == r) {

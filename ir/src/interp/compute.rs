@@ -86,7 +86,7 @@ pub(super) fn compute(
         Op::Copy => x[0].clone(),
         Op::Opaque { name, .. } => return Err(OpError::Opaque { name: name.clone() }),
         // The caller runs these over all ranks of a cell.
-        Op::Collective(_) | Op::Shard { .. } | Op::Custom(_) => {
+        Op::Collective(_) | Op::Shard { .. } | Op::Route(_) | Op::Custom(_) => {
             return Err(OpError::Opaque { name: text::op_name(op).to_string() });
         }
     };

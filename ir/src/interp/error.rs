@@ -78,6 +78,12 @@ pub enum OpError {
     GroupEnd { group: usize, end: i64, start: usize, rows: usize },
     #[error("{what}: expected at most {capacity} rows in all and none negative, found {found:?}")]
     Splits { what: &'static str, capacity: usize, found: Vec<i64> },
+    #[error("the id {id} of slot {slot} is no expert: expected at most {last}")]
+    ExpertId { id: i64, slot: usize, last: u32 },
+    #[error("rank {rank} of the group receives {found} rows: expected at most {capacity}, the capacity")]
+    Capacity { rank: usize, found: usize, capacity: usize },
+    #[error("the {what} {found} at position {position} is out of range: expected at most {last}")]
+    Row { what: &'static str, found: i64, position: usize, last: i64 },
     #[error("the op `{name}` is opaque: it can be planned but not run")]
     Opaque { name: String },
     #[error("no kernel is registered for the custom op `{name}`")]

@@ -23,6 +23,7 @@ mod noise;
 mod reduce;
 mod registry;
 mod rounding;
+mod route;
 mod seed;
 mod spread;
 
@@ -48,6 +49,7 @@ use crate::graph::{GroupMembers, ValueDef};
 use crate::ids::{CustomId, GroupId, NodeId, ValueId};
 use crate::infer;
 use crate::op::Op;
+use crate::route::{Route, RouteScope};
 use crate::tensor::Tensor;
 use crate::text::{op_name, with_symbol_names};
 use crate::types::{DType, TensorType};
@@ -171,6 +173,12 @@ impl<'a> Interpreter<'a> {
             Op::Shard { axis, group } => {
                 let axis = *axis;
                 self.run_by_cell(node, Some(*group), |_, operands| movement::shards(operands, axis))?;
+            }
+            Op::Route(route) => {
+                let capacity = self.result_types(node)[2].1.first().copied().unwrap_or(0);
+                self.run_by_cell(node, route.group(), |cell, operands| {
+                    route::route(route, cell.len(), capacity, operands)
+                })?;
             }
             Op::Custom(id) => self.run_custom(node, *id)?,
             op => {
@@ -328,7 +336,9 @@ fn check_types(graph: &Graph) -> Result<(), InterpError> {
             InterpError::Type { node: graph.node_name(id).to_string(), op: op_name(&node.op), message }
         };
         let n = match &node.op {
-            Op::Collective(Collective { group, .. }) | Op::Shard { group, .. }
+            Op::Collective(Collective { group, .. })
+            | Op::Shard { group, .. }
+            | Op::Route(Route { scope: RouteScope::Group(group), .. })
                 if graph.groups.get(*group).is_none() =>
             {
                 return Err(error("the group of the node does not exist".to_string()));

@@ -204,6 +204,7 @@ fn index_limit(
                     (OperandUse::Counts, Some(group)) => {
                         extent(0)? / u64::from(graph.group_size(group).unwrap_or(1).max(1)) + 1
                     }
+                    (OperandUse::ExpertIds { experts }, _) => u64::from(experts),
                     // Ends of groups of rows, or of terms. All of them may belong to groups.
                     (OperandUse::Counts, None) => {
                         let axis = usize::from(graph.ty(node.inputs[1]).rank() == 2);
@@ -267,7 +268,7 @@ fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>,
             for (operand, _) in uses {
                 use OperandUse::*;
                 match node.op.operand_use(operand) {
-                    Index { .. } | Counts => return false,
+                    Index { .. } | Counts | ExpertIds { .. } => return false,
                     _ if node.op.as_collective().is_some() => is_operand = true,
                     Element | Kept | Moved | Selected | Updated { .. } | Stored => {
                         let results =

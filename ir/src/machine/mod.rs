@@ -271,7 +271,7 @@ impl MachineProfile {
         ranks: u32,
     ) -> Option<&ContentionMeasurement> {
         let of =
-            self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.collective_name(), variant));
+            self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.measured_as(), variant));
         of.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
@@ -287,7 +287,7 @@ impl MachineProfile {
         let exit = if exit.unwrap_or(true) { ExitBarrier::Kept } else { ExitBarrier::Dropped };
         self.curves
             .iter()
-            .filter(|c| c.collective == kind.collective_name() && c.variant == variant)
+            .filter(|c| c.collective == kind.measured_as() && c.variant == variant)
             .filter(|c| c.exit.is_none_or(|e| e == exit))
             .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
@@ -357,7 +357,7 @@ fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
 mod tests {
     use super::*;
     use crate::collective::{
-        AllToAllSplits, CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy,
+        CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy,
     };
 
     const AR: CollectiveKind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
@@ -380,7 +380,7 @@ mod tests {
         for name in MachineProfile::builtin_names() {
             let profile = MachineProfile::builtin(name).unwrap();
             for kind in CollectiveKind::sample_kinds(4) {
-                if kind == CollectiveKind::AllToAll(AllToAllSplits::Device) {
+                if kind.moves_by_data() {
                     continue;
                 }
                 for &variant in CollectiveVariant::ALL {

@@ -122,9 +122,17 @@ where
                 let stored = self.in_place_store_bytes(graph, node);
                 stored.map_or(whole, |stored| if is_read { stored } else { 0 })
             }
-            Absent | Element | Kept | Moved | Stored | Index { .. } | Counts | Row | Combined | Unknown => {
-                whole
-            }
+            Absent
+            | Element
+            | Kept
+            | Moved
+            | Stored
+            | Index { .. }
+            | Counts
+            | ExpertIds { .. }
+            | Row
+            | Combined
+            | Unknown => whole,
         }
     }
 

@@ -10,6 +10,7 @@ use crate::attention::{self, AttentionBound, BoundSide};
 use crate::collective::{AllToAllSplits, CollectiveReduceOp, CollectiveVariant};
 use crate::dim::Dim;
 use crate::op::{Op, ReductionKind};
+use crate::route::RouteLayout;
 use crate::types::{FloatAttribute, Scalar};
 
 /// The types of attributes. Reading the written form gives the same value.
@@ -47,6 +48,7 @@ displayed! {
     ReductionKind: |c: &mut TokenCursor<'_>| c.choice(ReductionKind::from_name, ReductionKind::ALL);
     CollectiveReduceOp: |c: &mut TokenCursor<'_>| c.choice(CollectiveReduceOp::from_name, CollectiveReduceOp::ALL);
     AllToAllSplits: |c: &mut TokenCursor<'_>| c.choice(AllToAllSplits::from_name, AllToAllSplits::ALL);
+    RouteLayout: |c: &mut TokenCursor<'_>| c.choice(RouteLayout::from_name, RouteLayout::ALL);
     CollectiveVariant: parse_variant;
 }
 
@@ -195,6 +197,15 @@ impl AttributeReader<'_, '_> {
             return Err(self.cursor.unexpected(&format!("the attribute `{key}=` of {}", quote(self.op))));
         }
         self.cursor.expect("=")
+    }
+
+    /// Whether `key=` follows; it is consumed then.
+    pub fn eat_key(&mut self, key: &str) -> ParseResult<bool> {
+        let follows = self.cursor.token == Token::Ident(key);
+        if follows {
+            self.expect_key(key)?;
+        }
+        Ok(follows)
     }
 
     pub fn read<T: TextAttribute>(&mut self, key: &str) -> ParseResult<T> {

@@ -47,6 +47,7 @@ arg %x: f32[t, 64]
 arg %y: f32[t, 64]
 arg %mask: bool[t, 64]
 arg %ids: i64[t]
+arg %chosen: i64[4*t, 2]
 arg %heads: f32[8, t, 16]
 arg %angles: f32[t, 8]
 arg %rows: i64[4]
@@ -260,6 +261,24 @@ ops! {
             => "%sort: i64[t], %sort.at: i64[t] = sort %ids axis=0 descending=false";
     }
 
+    section "Experts"
+    "`n` ranks share `experts` experts. Rank `p` has the experts from `p * experts / n` on. A *global row* is `p * c + r` \
+     for row `r` of rank `p`, if each rank receives up to `c` rows; a *global slot* is `(p * t + token) * k + slot` for a \
+     token of rank `p`." {
+        "route" ("ids"):
+            "Computes where the tokens of all ranks go. `ids` (`[n*t, k]`, i64 or i32) has the experts of all tokens in \
+             order of rank; a negative id stands for none. Five results, all i64: the global rows of this rank's slots \
+             (`[t, k]`, -1 for none), those of all ranks (`[n*t, k]`), the global slots of this rank's rows (`[c]`, -1 \
+             for none; the result type gives the capacity `c`), the number of rows of each section, and the end of \
+             each section. With `layout=expert` each slot has a row, sections are this rank's experts, and rows within \
+             a section are in order of rank, token and slot. With `layout=rank` each token has one row on each rank \
+             that has an expert of it, for the first such slot, and sections are the source ranks. Sections begin at \
+             multiples of `align`, and `grouped_matmul` takes their ends. More rows than the capacity, and an id that is \
+             no expert, end the run with an error. There is no communication. Without `group`, `n` is 1."
+            => "%mine: i64[t, 2], %everyone: i64[4*t, 2], %slots: i64[8*t], %counts: i64[2], %ends: i64[2] = route %chosen \
+                experts=8 align=1 layout=expert group=@all";
+    }
+
     section "Shape"
     "`reshape`, `permute`, `slice` and `expand` are views: they cost nothing where the layout allows it. The \
      result type says the extents." {
@@ -313,6 +332,15 @@ ops! {
              followed by zeros, and the number of rows from each rank."
             => "%all_to_all: f32[128, 64] = all_to_all %w splits=even group=@all\n%packed: f32[t, 64], %received: \
                 i64[4] = all_to_all %x, %rows splits=device group=@all";
+        "dispatch_rows" ("x, slots, all_rows") kind DispatchRows {}:
+            "Sends tokens to the ranks of their experts. `x` is `[t, d]`; `slots` and `all_rows` are results of one `route`. Row \
+             `r` of the result `[c, d]` is the token of the global slot `slots[r]`, or zero if that is negative."
+            => "%sent: f32[8*t, 64] = dispatch_rows %x, %slots, %everyone group=@all";
+        "combine_rows" ("x, rows, weights?") kind CombineRows {}:
+            "Returns results to the ranks of the tokens. `x` is `[c, d]`; `rows` is the first result of `route`. Row `i` of the \
+             result `[t, d]` is the sum over slots `j`, in ascending order, of the global row `rows[i, j]` times \
+             `weights[i, j]`. Negative rows are left out."
+            => "%combined: f32[t, 64] = combine_rows %sent, %mine group=@all";
         "broadcast" ("x") kind Broadcast { root }:
             "The operand of rank `root`."
             => "%broadcast: f32[t, 64] = broadcast %x root=0 group=@all";

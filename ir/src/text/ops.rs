@@ -11,6 +11,7 @@ use super::parse::ProgramParser;
 use crate::collective::Collective;
 use crate::ids::ValueId;
 use crate::op::{BinaryOp, Op, UnaryOp};
+use crate::route::{Route, RouteScope};
 use crate::types::Scalar;
 
 /// The part of a node between the name of the op and its attributes.
@@ -85,6 +86,17 @@ impl<'a> ProgramParser<'a> {
                 let axis = a.read("axis")?;
                 a.expect_key("group")?;
                 Ok(Op::Shard { axis, group: self.parse_group_ref()? })
+            }
+            ("route", _) => {
+                let experts = a.read("experts")?;
+                let align = a.read("align")?;
+                let layout = a.read("layout")?;
+                let scope = if a.eat_key("group")? {
+                    RouteScope::Group(self.parse_group_ref()?)
+                } else {
+                    RouteScope::Local
+                };
+                Ok(Op::Route(Route { experts, align, layout, scope }))
             }
             ("opaque", Some((callee, _))) => {
                 Ok(Op::Opaque { name: callee.to_string(), attributes: a.read("attributes")? })

@@ -7,7 +7,7 @@
 //!
 //! An attribute is a field with its name, or field 0 if its name follows `@0`. Fields after `;` are not
 //! attributes; they distinguish two rows of one variant. Rows without a variant have hand-written code:
-//! element-wise ops, attention, shards, and opaque and custom ops.
+//! element-wise ops, attention, shards, routes, and opaque and custom ops.
 //!
 //! How values of each attribute type are read and written, and which dims they contain, is in `attributes.rs`.
 //!
@@ -61,11 +61,9 @@ macro_rules! ops {
                     ("attention_gradient", (6 + more, 7 + more))
                 }
                 Op::Permuted { op, .. } => head(op),
-                Op::Collective(c) => {
-                    let operands = if c.kind.has_device_splits() { 2 } else { 1 };
-                    (c.kind.name(), (operands, operands))
-                }
+                Op::Collective(c) => (c.kind.name(), c.kind.operand_counts()),
                 Op::Shard { .. } => ("shard", (1, 1)),
+                Op::Route(_) => ("route", (1, 1)),
                 Op::Opaque { .. } => ("opaque", (0, usize::MAX)),
                 Op::Custom(_) => ("custom", (0, usize::MAX)),
             }
@@ -137,6 +135,15 @@ macro_rules! ops {
                         out.attribute("via", variant);
                     }
                 }
+                Op::Route(route) => {
+                    out.attribute("experts", &route.experts);
+                    out.attribute("align", &route.align);
+                    out.attribute("layout", &route.layout);
+                    if let Some(group) = route.group() {
+                        out.push_str(" group=");
+                        out.push_group(group);
+                    }
+                }
                 Op::Shard { axis, group } => {
                     out.attribute("axis", axis);
                     out.push_str(" group=");
@@ -156,7 +163,7 @@ macro_rules! ops {
                 Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => out.extend(bounds.dims()),
                 Op::Permuted { op, .. } => out = op_dims(op),
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
-                Op::Collective(_) | Op::Shard { .. } | Op::Opaque { .. } => {}
+                Op::Collective(_) | Op::Shard { .. } | Op::Route(_) | Op::Opaque { .. } => {}
             }
             out
         }
@@ -170,7 +177,7 @@ macro_rules! ops {
                 Op::Attention { bounds, .. } | Op::AttentionGradient { bounds, .. } => out.extend(bounds.dims_mut()),
                 Op::Permuted { op, .. } => out = op_dims_mut(op),
                 Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } | Op::Custom(_) => {}
-                Op::Collective(_) | Op::Shard { .. } | Op::Opaque { .. } => {}
+                Op::Collective(_) | Op::Shard { .. } | Op::Route(_) | Op::Opaque { .. } => {}
             }
             out
         }

@@ -41,8 +41,8 @@ fn group_of_one(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     }
     let Op::Collective(c) = &node.op else { return Some(Rewrite::Value(*node.inputs.first()?)) };
     match &c.kind {
-        // Rows past the sent ones are zero, so the operand differs from the result.
-        CollectiveKind::AllToAll(AllToAllSplits::Device) => None,
+        // The result differs from the operand: rows are elsewhere, or zero.
+        kind if kind.moves_by_data() => None,
         CollectiveKind::Permute { pairs } if pairs.is_empty() => {
             let zero = match node.ty.dtype {
                 symmc_ir::DType::Bool => Scalar::Bool(false),

@@ -266,7 +266,7 @@ fn collective_operand_slice(kind: &CollectiveKind, part: &DemandedSlice) -> Opti
     let facts = kind.facts();
     if facts.preserves_positions() {
         Some(part.clone())
-    } else if kind.has_device_splits() {
+    } else if kind.moves_by_data() {
         None
     } else if facts.is_sized_by_result() && part.shards > 1 {
         Some(DemandedSlice { shards: 1, ..part.clone() })

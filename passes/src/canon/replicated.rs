@@ -61,7 +61,7 @@ fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<R
     // A rank without a sender receives zeros.
     let lacks_sender = facts.result_distribution == ResultDistribution::FromSender
         && (0..ranks).any(|rank| kind.sender_to(rank).is_none());
-    if kind.has_device_splits() || lacks_sender {
+    if kind.moves_by_data() || lacks_sender {
         return None;
     }
     let repeated = match kind.reduce_op() {

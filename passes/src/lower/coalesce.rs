@@ -165,7 +165,7 @@ pub struct MemberRows {
 impl MemberRows {
     /// The rows for a kind of collective among this many ranks; `None` if it cannot be coalesced.
     pub fn for_kind(kind: &CollectiveKind, ranks: u32) -> Option<MemberRows> {
-        if ranks < 2 || kind.has_device_splits() {
+        if ranks < 2 || kind.moves_by_data() {
             return None;
         }
         let facts = kind.facts();

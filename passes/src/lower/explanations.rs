@@ -48,8 +48,9 @@ impl DecisionExplainer<'_> {
         let same = taken.children().iter().map(|&child| self.graph.find(child)).eq(operands);
         match taken {
             Lang::Collective(taken_name, Some(_), _) if taken_name == name && same => {
-                let (collective, _) = language::as_collective(self.graph, taken)?;
-                Some(rules::variant_rule_name(&collective.kind, collective.variant?))
+                let (collective, collective_operands) = language::as_collective(self.graph, taken)?;
+                let operand_count = collective_operands.len();
+                Some(rules::variant_rule_name(&collective.kind, collective.variant?, operand_count))
             }
             _ => None,
         }

@@ -57,13 +57,16 @@ const EVEN: &str = "even";
 
 /// The number of attributes of a collective, which come before its operands.
 pub fn attribute_count(name: CollectiveName) -> usize {
-    if name == CollectiveName::AllGather { 1 } else { 2 }
+    match name {
+        CollectiveName::AllGather | CollectiveName::DispatchRows | CollectiveName::CombineRows => 1,
+        _ => 2,
+    }
 }
 
 pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
     let specific = match kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(LangAttribute::Reduce(*op)),
-        CollectiveKind::AllGather => None,
+        CollectiveKind::AllGather | CollectiveKind::DispatchRows | CollectiveKind::CombineRows => None,
         CollectiveKind::AllToAll(AllToAllSplits::Even) => Some(LangAttribute::Even),
         CollectiveKind::AllToAll(AllToAllSplits::Device) => Some(LangAttribute::Device),
         CollectiveKind::Broadcast { root } => Some(LangAttribute::Root(*root)),
@@ -83,6 +86,8 @@ pub fn build_collective(
         (CollectiveName::AllReduce, [LangAttribute::Reduce(op)]) => CollectiveKind::AllReduce(*op),
         (CollectiveName::ReduceScatter, [LangAttribute::Reduce(op)]) => CollectiveKind::ReduceScatter(*op),
         (CollectiveName::AllGather, []) => CollectiveKind::AllGather,
+        (CollectiveName::DispatchRows, []) => CollectiveKind::DispatchRows,
+        (CollectiveName::CombineRows, []) => CollectiveKind::CombineRows,
         (CollectiveName::AllToAll, [LangAttribute::Even]) => CollectiveKind::AllToAll(AllToAllSplits::Even),
         (CollectiveName::AllToAll, [LangAttribute::Device]) => {
             CollectiveKind::AllToAll(AllToAllSplits::Device)

@@ -56,26 +56,38 @@ pub fn variant_rules() -> Vec<VariantRule> {
     let mut out = Vec::new();
     for kind in CollectiveKind::sample_kinds(1) {
         let able = CollectiveVariant::ALL.iter().filter(|variant| variant.contract(&kind).is_some());
-        out.extend(able.map(|variant| variant_rule(&kind, *variant)));
+        let (fewest, most) = kind.operand_counts();
+        for &variant in able {
+            out.extend((fewest..=most).map(|operands| variant_rule(&kind, variant, operands)));
+        }
     }
     out
 }
 
-pub(super) fn variant_rule_name(kind: &CollectiveKind, variant: CollectiveVariant) -> String {
+pub(super) fn variant_rule_name(
+    kind: &CollectiveKind,
+    variant: CollectiveVariant,
+    operands: usize,
+) -> String {
     let listed = match kind {
         CollectiveKind::AllToAll(AllToAllSplits::Device) => "all_to_all_sizes",
+        CollectiveKind::CombineRows if operands > kind.operand_counts().0 => "combine_weighted_rows",
         CollectiveKind::Permute { .. } => "permute",
         _ => kind.name(),
     };
     format!("{listed}_{variant}")
 }
 
-fn variant_rule(kind: &CollectiveKind, variant: CollectiveVariant) -> VariantRule {
+/// The names of operands in rules.
+const OPERANDS: [&str; 3] = ["?x", "?y", "?z"];
+
+fn variant_rule(kind: &CollectiveKind, variant: CollectiveVariant, operands: usize) -> VariantRule {
     let name = kind.name();
     let attributes = if language::attribute_count(kind.collective_name()) > 1 { "?own " } else { "" };
-    let operands = if kind.has_device_splits() { "?x ?sizes" } else { "?x" };
+    let count = operands;
+    let operands = OPERANDS[..count].join(" ");
     VariantRule {
-        name: variant_rule_name(kind, variant),
+        name: variant_rule_name(kind, variant, count),
         from: format!("({name} {attributes}?g {operands})"),
         to: format!("({name}.{variant} {attributes}?g {operands})"),
     }

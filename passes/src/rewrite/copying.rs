@@ -36,5 +36,5 @@ pub fn keeps_effects(op: &Op) -> bool {
 
 /// Whether an op is a collective of one operand that only moves elements.
 pub fn moves_elements(op: &Op) -> bool {
-    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.has_device_splits())
+    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.moves_by_data())
 }

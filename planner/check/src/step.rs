@@ -319,14 +319,15 @@ fn resolve_collective(
         (ExitBarrierPolicy::Droppable, Some(barrier)) => barrier == ExitBarrier::Kept,
         (policy, None) => policy == ExitBarrierPolicy::Always,
     };
+    let shared = &node.inputs[..c.kind.shared_operands().min(node.inputs.len())];
     for &x in &node.inputs {
         let graph = &ctx.program.graph;
         if !ctx.program.layouts[x].is_contiguous(graph.ty(x)) {
             errors.push(CheckError::NotContiguous { at: at(), value: graph.value_name(x).to_string() });
         }
-        if contract.symmetric_operand {
-            check_symmetric(ctx, s, x, ValueSide::Operand, errors);
-        }
+    }
+    if contract.symmetric_operand {
+        shared.iter().for_each(|&x| check_symmetric(ctx, s, x, ValueSide::Operand, errors));
     }
     if contract.symmetric_result {
         node.outputs.iter().for_each(|&r| check_symmetric(ctx, s, r, ValueSide::Result, errors));
@@ -335,7 +336,7 @@ fn resolve_collective(
         check_windows(ctx, s, node, errors);
     }
     if contract.peer_access.reads_operand() {
-        out.peer_reads.extend(node.inputs.iter().map(|&x| ctx.program.base(x)));
+        out.peer_reads.extend(shared.iter().map(|&x| ctx.program.base(x)));
     }
     if contract.peer_access.writes_result() {
         out.peer_writes.extend(&node.outputs);

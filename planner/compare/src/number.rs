@@ -300,7 +300,7 @@ impl ValueNumbering {
         match op {
             Op::Collective(c) => {
                 let moves = c.kind.facts().result_distribution == ResultDistribution::FromSender
-                    || c.kind.has_device_splits();
+                    || c.kind.moves_by_data();
                 !moves && graph.groups.get(c.group).is_some() && graph.group_size(c.group) == Some(1)
             }
             Op::Shard { group, .. } => {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_check::{CheckError, check};
-use symmc_ir::{AllToAllSplits, CollectiveKind, CollectiveVariant, DispatchForm, Op, text};
+use symmc_ir::{CollectiveKind, CollectiveVariant, DispatchForm, Op, text};
 use symmc_plan::{ArenaKind, Bucket, Lane, Plan};
 use symmc_support::parallel;
 use symmc_support::random::SplitMix;
@@ -101,7 +101,7 @@ impl Coverage {
     /// device only.
     fn missing(&self) -> Vec<(&'static str, CollectiveVariant)> {
         let kinds = CollectiveKind::sample_kinds(2);
-        let kinds = kinds.iter().filter(|k| !matches!(k, CollectiveKind::AllToAll(AllToAllSplits::Device)));
+        let kinds = kinds.iter().filter(|k| !k.moves_by_data());
         let ways = kinds.flat_map(|kind| {
             let able = CollectiveVariant::ALL.iter().filter(|v| v.contract(kind).is_some());
             able.map(|&v| (kind.name(), v))

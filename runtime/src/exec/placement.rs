@@ -59,6 +59,7 @@ impl ProgramPlacement {
             blocks: None,
             landing: None,
             splits: None,
+            rows: None,
         };
         ExecutableStep {
             index: 0,

@@ -133,6 +133,7 @@ impl Relocations<'_> {
             result: self.relocate_region(&call.result),
             landing: call.landing.map(|zones| zones.map(|zone| self.relocated_offset(zone))),
             splits: splits.map(|(a, b)| (self.relocate_region(a), self.relocate_region(b))),
+            rows: call.rows.as_ref().map(|tables| tables.map(|region| self.relocate_region(region))),
             ..call.clone()
         }
     }

@@ -10,8 +10,8 @@ use indexmap::IndexMap;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::op_dims_mut;
 use symmc_ir::{
-    Collective, CollectiveVariant, CustomId, Dim, Dispatch, Graph, GroupId, InputId, NodeId, Op,
-    SymbolBindings, ValueId,
+    Collective, CollectiveKind, CollectiveVariant, CustomId, Dim, Dispatch, Graph, GroupId, InputId, Node,
+    NodeId, Op, Route, RouteScope, SymbolBindings, ValueId,
 };
 
 use super::bucket::{BasePlacement, MemorySpace, PreparedBucket, PreparedStep};
@@ -19,6 +19,7 @@ use super::resolved::{
     ExecutableStep, LocatedTensor, PeerRegion, ResolvedCollective, ResolvedDispatch, ResolvedInput,
     ResolvedMember, ResolvedOutput, ResolvedPeers, ResolvedProgram, ResolvedRegion, StepWork,
 };
+use crate::call::{RowTableKind, RowTables};
 use crate::custom::op_display_name;
 use crate::error::{Result, RunError};
 use crate::kernels::is_dense;
@@ -275,12 +276,28 @@ impl ProgramResolver<'_> {
                 operands: vec![self.locate_shard(node.inputs[0], *axis, *group)?],
                 results: self.locate_values(&node.outputs)?,
             },
+            Op::Route(route) => StepWork::Kernel {
+                op: Op::Route(self.resolve_route(node.outputs[0], route)?),
+                operands: self.locate_values(&node.inputs)?,
+                results: self.locate_values(&node.outputs)?,
+            },
             op => StepWork::Kernel {
                 op: self.resolve_op(id, op)?,
                 operands: self.locate_values(&node.inputs)?,
                 results: self.locate_values(&node.outputs)?,
             },
         })
+    }
+
+    /// The routing with this rank's position in its cell.
+    fn resolve_route(&self, result: ValueId, route: &Route) -> Result<Route> {
+        let Some(group) = route.group() else { return Ok(route.clone()) };
+        let outside = || self.invalid_value(result, "this rank is not in its group");
+        let ranks = self.graph.group_size(group).ok_or_else(outside)?;
+        let numbers = self.graph.ranks_within_cells(group).ok_or_else(outside)?;
+        let &number = numbers.get(self.program.rank as usize).ok_or_else(outside)?;
+        let rank = u32::try_from(number).map_err(|_| outside())?;
+        Ok(Route { scope: RouteScope::Position { rank, ranks }, ..route.clone() })
     }
 
     fn resolve_dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<ResolvedDispatch> {
@@ -358,7 +375,53 @@ impl ProgramResolver<'_> {
             blocks: step.blocks,
             landing: landing.filter(|_| variant == CollectiveVariant::Ll),
             splits,
+            rows: self.resolve_row_tables(node, &c.kind)?,
         })
+    }
+
+    /// The tables of an exchange of rows; `None` for other collectives.
+    fn resolve_row_tables(
+        &self,
+        node: &Node,
+        kind: &CollectiveKind,
+    ) -> Result<Option<RowTables<ResolvedRegion>>> {
+        let result = node.outputs[0];
+        let table = |position: usize| {
+            let missing = || self.invalid_value(result, "an operand is missing");
+            node.inputs.get(position).copied().ok_or_else(missing)
+        };
+        let extent = |value: ValueId, axis: usize| {
+            let missing = || self.invalid_value(value, "it lacks an axis");
+            self.eval_shape(value)?.get(axis).copied().ok_or_else(missing)
+        };
+        let x = node.inputs[0];
+        Ok(Some(match kind {
+            CollectiveKind::DispatchRows => RowTables {
+                tables: RowTableKind::Dispatch {
+                    slots: self.resolve_region(table(1)?, false)?,
+                    all_rows: self.resolve_region(table(2)?, false)?,
+                },
+                tokens: extent(x, 0)?,
+                slots: extent(table(2)?, 1)?,
+                capacity: extent(table(1)?, 0)?,
+            },
+            CollectiveKind::CombineRows => {
+                let weights = node.inputs.get(2).map(|&weights| {
+                    let region = self.resolve_region(weights, false)?;
+                    Ok((region, self.graph.ty(weights).dtype))
+                });
+                RowTables {
+                    tables: RowTableKind::Combine {
+                        rows: self.resolve_region(table(1)?, false)?,
+                        weights: weights.transpose()?,
+                    },
+                    tokens: extent(table(1)?, 0)?,
+                    slots: extent(table(1)?, 1)?,
+                    capacity: extent(x, 0)?,
+                }
+            }
+            _ => return Ok(None),
+        }))
     }
 
     /// The region of a collective's operand or result. `peers` says whether peers access it.

@@ -7,7 +7,7 @@ use symmc_ir::{CollectiveKind, CollectiveVariant, DType, DispatchForm, InputKind
 use symmc_plan::{ExitBarrier, Lane};
 
 use super::bucket::{AlignedBytes, CustomKernel, MemorySpace};
-use crate::call::{PeerMemory, rank_offset};
+use crate::call::{PeerMemory, RowTables, rank_offset};
 use crate::error::Result;
 
 /// A program resolved for one binding, ready to run.
@@ -189,6 +189,8 @@ pub struct ResolvedCollective {
     pub landing: Option<[usize; 2]>,
     /// The split sizes and the received sizes of an all-to-all with sizes on the device.
     pub splits: Option<(ResolvedRegion, ResolvedRegion)>,
+    /// The tables of an exchange of rows.
+    pub rows: Option<RowTables<ResolvedRegion>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

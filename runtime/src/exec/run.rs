@@ -438,6 +438,7 @@ impl StepRun<'_> {
             result: call_region(self, &c.result),
             landing: c.landing,
             splits: c.splits.as_ref().map(|(a, b)| (call_region(self, a), call_region(self, b))),
+            rows: c.rows.as_ref().map(|tables| tables.map(|region| call_region(self, region))),
         };
         // SAFETY: the regions were resolved against memory that `check_memory` has verified to be large
         // enough, and the plan orders the step.

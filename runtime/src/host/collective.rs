@@ -36,6 +36,7 @@ impl HostCommunicator {
             result: private_region(&mut all),
             landing: None,
             splits: None,
+            rows: None,
         };
         // SAFETY: both regions are buffers of this call, as large as it says.
         unsafe { self.run_collective(&call)? };
@@ -123,7 +124,7 @@ fn dispatch_variant(running: &RunningCollective) -> Result<()> {
     if running.n == 1 {
         return staged::run_single_rank(running);
     }
-    if running.bytes == 0 && running.call.splits.is_none() {
+    if running.bytes == 0 && !running.call.kind.moves_by_data() {
         // There is nothing to move, but variants that synchronise still do.
         return match running.call.variant.contract(running.call.kind).map(|c| c.sync_scope) {
             Some(SyncScope::Group) => running.await_barrier(),

@@ -28,6 +28,9 @@ pub(super) fn run(running: &RunningCollective) -> Result<()> {
         (CollectiveVariant::Pull, CollectiveKind::AllToAll(AllToAllSplits::Device)) => {
             super::splits::pull_rows(running)
         }
+        (CollectiveVariant::Pull, CollectiveKind::DispatchRows | CollectiveKind::CombineRows) => {
+            super::rows::pull(running)
+        }
         (CollectiveVariant::Push | CollectiveVariant::Copies, CollectiveKind::AllGather) => {
             push_operand(running, PushedChunk::FullOperand)
         }

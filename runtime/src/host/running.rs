@@ -49,7 +49,7 @@ impl<'a> RunningCollective<'a> {
         let Some(contract) = call.variant.contract(call.kind) else {
             return Err(self.call_error(format!("the variant {} does not run this collective", call.variant)));
         };
-        let pieces = call.kind.facts().operand_pieces && call.splits.is_none();
+        let pieces = call.kind.facts().operand_pieces && !call.kind.moves_by_data();
         if pieces && !call.elements.is_multiple_of(n) {
             return Err(
                 self.call_error(format!("expected a multiple of {n} elements, found {}", call.elements))

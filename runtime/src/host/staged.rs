@@ -24,6 +24,7 @@ pub(super) fn run(running: &RunningCollective) -> Result<()> {
         CollectiveKind::ReduceScatter(op) => reduce_scatter(running, *op),
         CollectiveKind::AllToAll(AllToAllSplits::Even) => all_to_all(running),
         CollectiveKind::AllToAll(AllToAllSplits::Device) => super::splits::run(running),
+        CollectiveKind::DispatchRows | CollectiveKind::CombineRows => super::rows::run_staged(running),
         CollectiveKind::Broadcast { root } => broadcast(running, *root as usize),
         CollectiveKind::Permute { pairs } => permute(running, pairs),
     }
@@ -34,6 +35,9 @@ pub(super) fn run_single_rank(running: &RunningCollective) -> Result<()> {
     let call = running.call;
     if call.splits.is_some() {
         return super::splits::run(running);
+    }
+    if call.rows.is_some() {
+        return super::rows::run_staged(running);
     }
     let operand = running.region_address(&call.operand, running.bytes)?;
     let result = running.region_address(&call.result, running.bytes)?;

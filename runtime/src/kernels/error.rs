@@ -27,6 +27,18 @@ pub enum KernelError {
         end: i64,
         rows: usize,
     },
+    #[error("the id {id} is no expert: expected less than {experts}")]
+    ExpertId { id: i64, experts: usize },
+    /// A rank would receive more rows than it has memory for.
+    #[error(
+        "rank {rank} of the group receives {rows} rows: expected at most {capacity}, the capacity of the program"
+    )]
+    Capacity {
+        rank: usize,
+        /// The number of rows up to the first one that does not fit.
+        rows: usize,
+        capacity: usize,
+    },
     #[error("an integer is divided by zero")]
     ZeroDivisor,
     #[error("{op} of no elements")]
@@ -40,11 +52,14 @@ pub enum KernelError {
 impl KernelError {
     /// The kind of invalid data in the operands; `None` if the step does not fit its op instead.
     pub fn data_fault(&self) -> Option<DataFault> {
-        use KernelError::{Arity, Empty, GroupEnd, Index, NoKernel, Shape, Symbolic, Undefined, ZeroDivisor};
+        use KernelError::{
+            Arity, Capacity, Empty, ExpertId, GroupEnd, Index, NoKernel, Shape, Symbolic, Undefined,
+            ZeroDivisor,
+        };
         match self {
-            Index { .. } => Some(DataFault::Index),
+            Index { .. } | ExpertId { .. } => Some(DataFault::Index),
             ZeroDivisor => Some(DataFault::Division),
-            GroupEnd { .. } | Empty { .. } => Some(DataFault::Other),
+            GroupEnd { .. } | Capacity { .. } | Empty { .. } => Some(DataFault::Other),
             Shape { .. } | Arity { .. } | Undefined { .. } | Symbolic { .. } | NoKernel { .. } => None,
         }
     }

@@ -28,6 +28,8 @@ mod norm;
 mod pointwise;
 mod reduce;
 mod rotary;
+mod route;
+mod row_sum;
 mod scratch;
 mod shape;
 mod simd;
@@ -43,6 +45,7 @@ pub use error::KernelError;
 use error::{Result, check_arity};
 pub use faults::may_refuse_data;
 pub use needs::TensorLayout;
+pub(crate) use row_sum::{RowSum, read_float};
 pub use scratch::{Scratch, ScratchBytes, ScratchNeeds};
 pub(crate) use view::is_dense;
 pub use view::{TensorView, TensorViewMut, contiguous_strides};
@@ -82,6 +85,7 @@ fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) 
         Op::Cast => expect_same_type(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
         Op::MatMul => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
         Op::GroupedMatMul => matmul::grouped_matmul([&x[0], &x[1], &x[2]], &r[0], scratch)?,
+        Op::Route(attributes) => route::route(attributes, &x[0], r, scratch)?,
         Op::Reduce { op, axes, keep } => reduce::reduce(*op, axes, *keep, &x[0], &r[0], scratch)?,
         Op::ArgReduce { op, axis, keep } => reduce::arg_reduce(*op, *axis, *keep, &x[0], &r[0], scratch)?,
         Op::CumSum { axis } => reduce::cumsum(*axis, &x[0], &r[0], scratch)?,
@@ -166,6 +170,7 @@ fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut Scratch
         Op::Select | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Some(()),
         Op::MatMul => needs::matrix_product(&x[0], &x[1], &r[0], out),
         Op::GroupedMatMul => needs::grouped(x, &r[0], out),
+        Op::Route(attributes) => route::add_needs(attributes, &x[0], r, out),
         Op::Reduce { axes, .. } => needs::reduction(axes, &x[0], out),
         Op::ArgReduce { axis, .. } => needs::arg_reduction(*axis, &x[0], out),
         Op::CumSum { axis } => needs::cumulative_sum(*axis, &r[0], out),

@@ -342,6 +342,7 @@ impl World {
         let touch = contract.peer_access;
         let reads = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {
             Op::Custom(id) => stage.graph.customs[*id].symmetric_operands.contains(&k),
+            Op::Collective(c) => touch.reads_operand() && k < c.kind.shared_operands(),
             _ => touch.reads_operand(),
         };
         let writes = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {

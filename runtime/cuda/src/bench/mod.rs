@@ -11,7 +11,7 @@ mod results;
 
 use std::time::Duration;
 
-use symmc_ir::collective::{AllToAllSplits, CollectiveVariant, ExitBarrierPolicy};
+use symmc_ir::collective::{CollectiveVariant, ExitBarrierPolicy};
 use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
 use symmc_runtime::host::SessionRank;
@@ -92,7 +92,7 @@ impl RankBench<'_> {
 fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
     // Sizes that only the device knows take as long as even ones.
     let kinds = CollectiveKind::sample_kinds(ranks);
-    let kinds = kinds.into_iter().filter(|kind| *kind != CollectiveKind::AllToAll(AllToAllSplits::Device));
+    let kinds = kinds.into_iter().filter(|kind| !kind.moves_by_data());
     let mut out = Vec::new();
     for kind in kinds {
         for &bytes in &config.bytes {

@@ -175,6 +175,7 @@ impl<'a> RankBench<'a> {
                     blocks: *blocks,
                     landing: (*variant == CollectiveVariant::Ll).then_some([zones, zones + self.zone]),
                     splits: None,
+                    rows: None,
                 }),
             }
         });

@@ -1,7 +1,6 @@
 //! A collective as a library call, with everything fixed except the stream.
 
 use nccl_sys::{Comm, DataType, RedOp};
-use symmc_ir::collective::{AllToAllSplits, CollectiveKind};
 use symmc_runtime::exec::ResolvedCollective;
 
 use crate::device::launch::DevicePtr;
@@ -9,9 +8,7 @@ use crate::device::launch::DevicePtr;
 /// Whether the library runs a collective. It has none with sizes on the device, and a single rank needs no
 /// call.
 pub fn is_run_by_library(call: &ResolvedCollective) -> bool {
-    call.variant.is_library()
-        && call.cell.len() > 1
-        && call.kind != CollectiveKind::AllToAll(AllToAllSplits::Device)
+    call.variant.is_library() && call.cell.len() > 1 && !call.kind.moves_by_data()
 }
 
 /// A library call, with everything fixed except the stream.

@@ -112,9 +112,11 @@ impl Communicators {
                 }
                 make_call(CallKind::Exchange { sends, receives }, elements)
             }
-            CollectiveKind::AllToAll(AllToAllSplits::Device) => {
-                let text = "all_to_all with sizes on the device is a kernel, not a call of the library";
-                return Err(CudaError::Unsupported(text.into()));
+            kind @ (CollectiveKind::AllToAll(AllToAllSplits::Device)
+            | CollectiveKind::DispatchRows
+            | CollectiveKind::CombineRows) => {
+                let text = format!("{} is a kernel here, not a call of the library", kind.name());
+                return Err(CudaError::Unsupported(text));
             }
         };
         if made.count > 0 {

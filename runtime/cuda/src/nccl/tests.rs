@@ -114,6 +114,7 @@ fn call(kind: CollectiveKind, variant: CollectiveVariant) -> ResolvedCollective 
         blocks: None,
         landing: None,
         splits: None,
+        rows: None,
     }
 }
 

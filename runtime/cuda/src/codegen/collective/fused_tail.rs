@@ -229,6 +229,7 @@ mod tests {
             landing: Some([0, 1 << 16]),
             blocks: None,
             splits: None,
+            rows: None,
         };
         let weight = LocatedTensor { shape: [HIDDEN].into(), strides: [1].into(), ..value(8 * BYTES) };
         let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-6), round_first: false };

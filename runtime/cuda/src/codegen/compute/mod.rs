@@ -106,7 +106,9 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
         Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::RowNorm::of(op)?, x, &r[0], l),
-        Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
+        Op::Route(_) | Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => {
+            Err(no_kernel(op))
+        }
     }
 }
 
@@ -153,7 +155,7 @@ pub fn workspace(
         Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => 0,
         Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => 0,
         Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 0,
-        Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } => 0,
+        Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } | Op::Route(_) => 0,
         Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => 0,
     }
 }

@@ -49,6 +49,7 @@ fn collective(
         landing: Some([ARENA / 4, ARENA * 3 / 4]),
         blocks: None,
         splits: None,
+        rows: None,
     }
 }
 

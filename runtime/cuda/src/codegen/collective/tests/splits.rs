@@ -47,6 +47,7 @@ fn call(shape: &Shape, n: u32) -> ResolvedCollective {
         operand: region(PLACES[0] + shape.shift * shape.dtype.size()),
         result: region(PLACES[1]),
         splits: Some((region(PLACES[2]), region(PLACES[3]))),
+        rows: None,
         ..collective(kind, shape.variant, n, shape.dtype, shape.row * shape.capacity)
     }
 }

@@ -1,0 +1,195 @@
+//! Routing of tokens to experts, and the exchange of rows that follows it, written after their definitions.
+
+use super::array::WideArray;
+use super::error::{OpError, Result};
+use crate::route::{Route, RouteLayout};
+use crate::types::{DType, Scalar};
+
+/// The row that a slot has: the rank and the row there.
+#[derive(Clone, Copy)]
+struct RoutedRow {
+    rank: usize,
+    row: usize,
+}
+
+/// The rows that one rank receives.
+struct ReceivedRows {
+    /// The global slot of each row, or -1.
+    slots: Vec<i64>,
+    counts: Vec<i64>,
+    ends: Vec<i64>,
+}
+
+/// The results of `route` on the ranks of a cell. Each operand list has the ids of all tokens.
+pub(super) fn route(
+    route: &Route,
+    ranks: usize,
+    capacity: usize,
+    operands: &[Vec<WideArray>],
+) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
+    let mut out = Vec::with_capacity(ranks);
+    for (me, operands) in operands.iter().enumerate() {
+        out.push(route_on_rank(route, ranks, me, capacity, &operands[0]).map_err(|e| (me, e))?);
+    }
+    Ok(out)
+}
+
+fn route_on_rank(
+    route: &Route,
+    ranks: usize,
+    me: usize,
+    capacity: usize,
+    ids: &WideArray,
+) -> Result<Vec<WideArray>> {
+    let (tokens, k) = (ids.shape[0], ids.shape[1]);
+    let own_tokens = tokens / ranks;
+    let experts = ids.as_ints()?;
+    let last = route.experts - 1;
+    if let Some(slot) = experts.iter().position(|&id| id > i64::from(last)) {
+        return Err(OpError::ExpertId { id: experts[slot], slot, last });
+    }
+    let mut rows: Vec<Option<RoutedRow>> = vec![None; experts.len()];
+    let mut received = Vec::with_capacity(ranks);
+    for rank in 0..ranks {
+        received.push(receive_rows(route, ranks, rank, k, experts, &mut rows));
+        let found = received[rank].slots.len();
+        if found > capacity {
+            return Err(OpError::Capacity { rank, found, capacity });
+        }
+    }
+    let global = |row: &Option<RoutedRow>| row.map_or(-1, |r| (r.rank * capacity + r.row) as i64);
+    let all_rows: Vec<i64> = rows.iter().map(global).collect();
+    let first = me * own_tokens * k;
+    let own_rows = all_rows[first..first + own_tokens * k].to_vec();
+    let mine = &mut received[me];
+    mine.slots.resize(capacity, -1);
+    let sections = mine.counts.len();
+    let ints = |shape: &[usize], elements: &[i64]| WideArray::from_ints(DType::I64, shape, elements.to_vec());
+    Ok(vec![
+        ints(&[own_tokens, k], &own_rows),
+        ints(&[tokens, k], &all_rows),
+        ints(&[capacity], &mine.slots),
+        ints(&[sections], &mine.counts),
+        ints(&[sections], &mine.ends),
+    ])
+}
+
+/// Gives rows of `rank` to the slots in `experts` that belong there.
+fn receive_rows(
+    route: &Route,
+    ranks: usize,
+    rank: usize,
+    k: usize,
+    experts: &[i64],
+    rows: &mut [Option<RoutedRow>],
+) -> ReceivedRows {
+    let local = route.experts as usize / ranks;
+    let is_here = |id: i64| usize::try_from(id).is_ok_and(|id| id / local == rank);
+    let slots_per_rank = experts.len() / ranks;
+    let mut out = ReceivedRows { slots: Vec::new(), counts: Vec::new(), ends: Vec::new() };
+    for section in 0..route.section_count(ranks as u32) as usize {
+        let start = out.slots.len();
+        for (slot, &id) in experts.iter().enumerate().filter(|(_, id)| is_here(**id)) {
+            let is_in_section = match route.layout {
+                RouteLayout::Expert => id as usize % local == section,
+                RouteLayout::Rank => {
+                    let token_start = slot / k * k;
+                    let is_first = !experts[token_start..slot].iter().any(|&earlier| is_here(earlier));
+                    slot / slots_per_rank == section && is_first
+                }
+            };
+            if is_in_section {
+                rows[slot] = Some(RoutedRow { rank, row: out.slots.len() });
+                out.slots.push(slot as i64);
+            }
+        }
+        out.counts.push((out.slots.len() - start) as i64);
+        let end = out.slots.len().next_multiple_of(route.align as usize);
+        out.slots.resize(end, -1);
+        out.ends.push(end as i64);
+    }
+    out
+}
+
+/// The result on each rank: the token of the slot of each row, or zero.
+pub(super) fn dispatch_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
+    let mut out = Vec::with_capacity(operands.len());
+    for (rank, own) in operands.iter().enumerate() {
+        out.push(dispatch_on_rank(operands, own).map_err(|e| (rank, e))?);
+    }
+    Ok(out)
+}
+
+fn dispatch_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec<WideArray>> {
+    let (x, slots, all_rows) = (&own[0], own[1].as_ints()?, &own[2]);
+    let (tokens, width, k) = (x.shape[0], x.shape[1], all_rows.shape[1]);
+    let last = (operands.len() * tokens * k) as i64 - 1;
+    let mut sources = Vec::with_capacity(slots.len());
+    for (position, &slot) in slots.iter().enumerate() {
+        if slot > last {
+            return Err(OpError::Row { what: "slot", found: slot, position, last });
+        }
+        let token = usize::try_from(slot).ok().map(|slot| slot / k);
+        sources.push(token.map(|token| (token / tokens, token % tokens)));
+    }
+    Ok(vec![gather_rows(operands, x, &sources, width)])
+}
+
+/// The rows of the first operands that are named by rank and row, with zeros where there is none.
+fn gather_rows(
+    operands: &[Vec<WideArray>],
+    x: &WideArray,
+    sources: &[Option<(usize, usize)>],
+    width: usize,
+) -> WideArray {
+    let rows_per_rank = x.shape[0];
+    let all: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
+    let joined = super::movement::concat(&all, 0, &[rows_per_rank * all.len(), width]);
+    let positions: Vec<usize> = sources
+        .iter()
+        .flat_map(|source| {
+            (0..width).map(move |i| match source {
+                Some((rank, row)) => (rank * rows_per_rank + row) * width + i,
+                None => usize::MAX,
+            })
+        })
+        .collect();
+    let zero =
+        if x.dtype.is_float() { Scalar::Float(crate::types::FloatAttribute(0.0)) } else { Scalar::Int(0) };
+    let joined = joined.unwrap_or_else(|_| x.clone());
+    joined.gather_positions(&[sources.len(), width], &positions, zero)
+}
+
+/// The result on each rank: for each token the weighted sum of the rows of its slots.
+pub(super) fn combine_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
+    let mut out = Vec::with_capacity(operands.len());
+    for (rank, own) in operands.iter().enumerate() {
+        out.push(combine_on_rank(operands, own).map_err(|e| (rank, e))?);
+    }
+    Ok(out)
+}
+
+fn combine_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec<WideArray>> {
+    let (x, rows) = (&own[0], own[1].as_ints()?);
+    let (capacity, width) = (x.shape[0], x.shape[1]);
+    let (tokens, k) = (own[1].shape[0], own[1].shape[1]);
+    let weights = own.get(2).map(WideArray::as_floats).transpose()?;
+    let last = (operands.len() * capacity) as i64 - 1;
+    // Sums and products of f32 computed in f64 and rounded to f32 equal the f32 operations.
+    let narrow: fn(f64) -> f64 = if x.dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
+    let mut out = vec![0.0; tokens * width];
+    for (position, &row) in rows.iter().enumerate() {
+        if row > last {
+            return Err(OpError::Row { what: "row", found: row, position, last });
+        }
+        let Ok(row) = usize::try_from(row) else { continue };
+        let source = operands[row / capacity][0].as_floats()?;
+        let start = row % capacity * width;
+        let weight = weights.map_or(1.0, |w| narrow(w[position]));
+        let sums = &mut out[position / k * width..][..width];
+        for (sum, &element) in sums.iter_mut().zip(&source[start..start + width]) {
+            *sum = narrow(*sum + narrow(element * weight));
+        }
+    }
+    Ok(vec![WideArray::from_floats(x.dtype, &[tokens, width], out)])
+}

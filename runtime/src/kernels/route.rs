@@ -1,0 +1,204 @@
+//! Routing of tokens to experts: a counting sort of the slots by rank and section.
+//!
+//! Slots are visited in order, so the rows of a section are in order of source rank, token and slot.
+
+use symmc_ir::{Route, RouteLayout, RouteScope};
+
+use super::error::{KernelError, Result};
+use super::scratch::{Scratch, ScratchNeeds};
+use super::strided::{StridedReader, StridedView, StridedWriter};
+
+/// The sizes of a routing.
+struct RouteSizes {
+    /// The position of this rank in its cell, and the number of ranks.
+    me: usize,
+    ranks: usize,
+    experts: usize,
+    align: usize,
+    /// The number of slots of each token, and of each rank.
+    slots_per_token: usize,
+    slots_per_rank: usize,
+    capacity: usize,
+    sections: usize,
+}
+
+impl RouteSizes {
+    fn new(route: &Route, ids: &StridedView, results: &[StridedView]) -> Result<Self> {
+        let (me, ranks) = match route.scope {
+            RouteScope::Local => (0, 1),
+            RouteScope::Position { rank, ranks } => (rank as usize, ranks as usize),
+            RouteScope::Group(_) => {
+                return Err(KernelError::Symbolic { what: "the position of the rank".into() });
+            }
+        };
+        let slots = ids.numel();
+        let sizes = RouteSizes {
+            me,
+            ranks,
+            experts: route.experts as usize,
+            align: route.align.max(1) as usize,
+            slots_per_token: if ids.rank() == 2 { ids.axis_len(1) } else { 0 },
+            slots_per_rank: slots / ranks.max(1),
+            capacity: results[2].numel(),
+            sections: route.section_count(ranks as u32) as usize,
+        };
+        let expected = [sizes.slots_per_rank, slots, sizes.capacity, sizes.sections, sizes.sections];
+        let found: Vec<usize> = results.iter().map(StridedView::numel).collect();
+        let divides = |whole: usize| ranks > 0 && whole.is_multiple_of(ranks);
+        if ids.rank() != 2 || !divides(ids.axis_len(0)) || !divides(sizes.experts) || found != expected {
+            return Err(KernelError::shape_mismatch("the results of route", &expected, &found));
+        }
+        Ok(sizes)
+    }
+
+    fn experts_per_rank(&self) -> usize {
+        self.experts / self.ranks
+    }
+}
+
+/// Results: the rows of this rank's slots, the rows of all slots, the slots of this rank's rows, and the counts
+/// and ends of its sections.
+pub(super) fn route(
+    route: &Route,
+    ids: &StridedView,
+    results: &[StridedView],
+    scratch: &mut Scratch,
+) -> Result<()> {
+    let sizes = RouteSizes::new(route, ids, results)?;
+    let mut experts = scratch.allocate::<i64>(ids.numel());
+    let mut all_rows = scratch.allocate::<i64>(ids.numel());
+    let mut slots = scratch.allocate::<i64>(sizes.capacity);
+    let mut counts = scratch.allocate::<i64>(sizes.sections);
+    let mut ends = scratch.allocate::<i64>(sizes.sections);
+    let mut next = scratch.allocate::<i64>(sizes.experts.max(sizes.ranks));
+    StridedReader::<i64>::new(ids).read_next(&mut experts);
+    all_rows.fill(-1);
+    slots.fill(-1);
+    counts.fill(0);
+    ends.fill(0);
+    next.fill(0);
+    let mut tables = RouteTables {
+        all_rows: &mut all_rows,
+        slots: &mut slots,
+        counts: &mut counts,
+        ends: &mut ends,
+        next: &mut next,
+    };
+    let outcome = check_ids(&experts, sizes.experts).and_then(|()| match route.layout {
+        RouteLayout::Expert => tables.fill_by_expert(&sizes, &experts),
+        RouteLayout::Rank => tables.fill_by_rank(&sizes, &experts),
+    });
+    if outcome.is_ok() {
+        let first = sizes.me * sizes.slots_per_rank;
+        let own_rows = &all_rows[first..first + sizes.slots_per_rank];
+        let columns: [&[i64]; 5] = [own_rows, &all_rows, &slots, &counts, &ends];
+        for (view, column) in results.iter().zip(columns) {
+            StridedWriter::<i64>::new(view).write_next(column);
+        }
+    }
+    for buffer in [experts, all_rows, slots, counts, ends, next] {
+        scratch.return_buffer(buffer);
+    }
+    outcome
+}
+
+/// The buffers that [`route`] uses.
+pub(super) fn add_needs(
+    route: &Route,
+    ids: &StridedView,
+    results: &[StridedView],
+    out: &mut ScratchNeeds,
+) -> Option<()> {
+    let sizes = RouteSizes::new(route, ids, results).ok()?;
+    let slots = ids.numel();
+    let next = sizes.experts.max(sizes.ranks);
+    for n in [slots, slots, sizes.capacity, sizes.sections, sizes.sections, next] {
+        out.add::<i64>(n);
+    }
+    Some(())
+}
+
+fn check_ids(ids: &[i64], experts: usize) -> Result<()> {
+    match ids.iter().find(|&&id| usize::try_from(id).is_ok_and(|id| id >= experts)) {
+        Some(&id) => Err(KernelError::ExpertId { id, experts }),
+        None => Ok(()),
+    }
+}
+
+struct RouteTables<'a> {
+    all_rows: &'a mut [i64],
+    slots: &'a mut [i64],
+    counts: &'a mut [i64],
+    ends: &'a mut [i64],
+    /// The next row of each expert, or of each rank.
+    next: &'a mut [i64],
+}
+
+impl RouteTables<'_> {
+    fn fill_by_expert(&mut self, sizes: &RouteSizes, ids: &[i64]) -> Result<()> {
+        let local = sizes.experts_per_rank();
+        for &id in ids.iter().filter(|&&id| id >= 0) {
+            self.next[id as usize] += 1;
+        }
+        for rank in 0..sizes.ranks {
+            let mut start = 0;
+            for section in 0..local {
+                let next = &mut self.next[rank * local + section];
+                let count = *next;
+                *next = start as i64;
+                let filled = start + count as usize;
+                start = filled.next_multiple_of(sizes.align);
+                if rank == sizes.me {
+                    self.counts[section] = count;
+                    self.ends[section] = start as i64;
+                }
+            }
+            check_capacity(sizes, rank, start)?;
+        }
+        for (slot, &id) in ids.iter().enumerate().filter(|(_, id)| **id >= 0) {
+            let row = self.next[id as usize];
+            self.next[id as usize] += 1;
+            self.place(sizes, slot, id as usize / local, row);
+        }
+        Ok(())
+    }
+
+    fn fill_by_rank(&mut self, sizes: &RouteSizes, ids: &[i64]) -> Result<()> {
+        let local = sizes.experts_per_rank().max(1) as i64;
+        for source in 0..sizes.ranks {
+            let before = self.next[sizes.me];
+            for slot in source * sizes.slots_per_rank..(source + 1) * sizes.slots_per_rank {
+                let rank = ids[slot].div_euclid(local);
+                let token_start = slot / sizes.slots_per_token * sizes.slots_per_token;
+                let is_first = !ids[token_start..slot].iter().any(|id| id.div_euclid(local) == rank);
+                if rank >= 0 && is_first {
+                    let row = self.next[rank as usize];
+                    self.next[rank as usize] += 1;
+                    check_capacity(sizes, rank as usize, row as usize + 1)?;
+                    self.place(sizes, slot, rank as usize, row);
+                }
+            }
+            self.counts[source] = self.next[sizes.me] - before;
+            for rank in 0..sizes.ranks {
+                let end = (self.next[rank] as usize).next_multiple_of(sizes.align);
+                check_capacity(sizes, rank, end)?;
+                self.next[rank] = end as i64;
+            }
+            self.ends[source] = self.next[sizes.me];
+        }
+        Ok(())
+    }
+
+    /// Gives a slot the row of a rank.
+    fn place(&mut self, sizes: &RouteSizes, slot: usize, rank: usize, row: i64) {
+        self.all_rows[slot] = (rank * sizes.capacity) as i64 + row;
+        if rank == sizes.me {
+            self.slots[row as usize] = slot as i64;
+        }
+    }
+}
+
+fn check_capacity(sizes: &RouteSizes, rank: usize, rows: usize) -> Result<()> {
+    let capacity = sizes.capacity;
+    if rows > capacity { Err(KernelError::Capacity { rank, rows, capacity }) } else { Ok(()) }
+}
