@@ -356,9 +356,7 @@ fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{
-        CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy,
-    };
+    use crate::collective::{CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy};
 
     const AR: CollectiveKind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
 

@@ -7,5 +7,6 @@ mod draws;
 mod elementwise;
 mod noise;
 mod rounding;
+mod route;
 mod runs;
 mod structured;

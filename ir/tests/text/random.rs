@@ -9,8 +9,8 @@ use symmc_ir::text::{fuzz, parse, print};
 use symmc_ir::{
     AllToAllSplits, ArgOp, AttentionBound, BinaryOp, BoundSide, Collective, CollectiveKind,
     CollectiveReduceOp, CollectiveVariant, CustomOp, DType, Dim, FloatAttribute, Graph, GraphBuilder,
-    GraphOutput, GroupDef, GroupId, GroupMembers, InputId, InputKind, Op, OutputKind, ReductionKind, Scalar,
-    SymbolId, Tensor, TensorType, UnaryOp, ValueId,
+    GraphOutput, GroupDef, GroupId, GroupMembers, InputId, InputKind, Op, OutputKind, ReductionKind, Route,
+    RouteLayout, RouteScope, Scalar, SymbolId, Tensor, TensorType, UnaryOp, ValueId,
 };
 
 /// A source of small decisions; after its end every decision is the first.
@@ -87,13 +87,15 @@ impl Choices {
         TensorType::new(dtype, shape)
     }
     fn kind(&mut self) -> CollectiveKind {
-        match self.below(7) {
+        match self.below(9) {
             0 => CollectiveKind::AllReduce(self.one(CollectiveReduceOp::ALL)),
             1 => CollectiveKind::AllGather,
             2 => CollectiveKind::ReduceScatter(self.one(CollectiveReduceOp::ALL)),
             3 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             4 => CollectiveKind::AllToAll(AllToAllSplits::Device),
             5 => CollectiveKind::Broadcast { root: self.below(2) as u32 },
+            6 => CollectiveKind::DispatchRows,
+            7 => CollectiveKind::CombineRows,
             _ => CollectiveKind::Permute { pairs: self.one(&[vec![], vec![(0, 1)], vec![(1, 0), (0, 1)]]) },
         }
     }
@@ -117,7 +119,7 @@ impl Choices {
     }
     fn op(&mut self, graph: &Graph) -> Op {
         let axis = self.below(3);
-        match self.below(41) {
+        match self.below(42) {
             0 => Op::Full(self.scalar()),
             1 => Op::Iota { start: self.integer(), step: self.integer() },
             2 | 34 | 35 => Op::Unary(self.one(UnaryOp::ALL)),
@@ -171,6 +173,16 @@ impl Choices {
                 })
             }
             39 => Op::GroupedMatMul,
+            41 => {
+                let scopes =
+                    [RouteScope::Local, RouteScope::Group(GroupId::new(self.below(graph.groups.len())))];
+                Op::Route(Route {
+                    experts: 2 * self.below(5) as u32,
+                    align: self.below(9) as u32,
+                    layout: self.one(RouteLayout::ALL),
+                    scope: self.one(&scopes),
+                })
+            }
             38 => Op::RotaryEmbedding { width: 2 * axis, interleaved: self.flag() },
             32 => Op::Opaque { name: self.name(), attributes: self.name() },
             _ => Op::Custom(graph.customs.keys().nth(self.below(graph.customs.len())).unwrap()),
@@ -184,6 +196,17 @@ impl Choices {
                 (0..1 + self.below(3)).map(|_| self.ty()).collect()
             }
             Op::Iota { .. } => vec![TensorType::new(DType::I64, vec![self.dim(2)])],
+            Op::Route(route) => {
+                let ranks = route.rank_count(Some(2)).unwrap_or(1);
+                let shape = |dims: Vec<Dim>| TensorType::new(DType::I64, dims);
+                let mut own = like.shape.clone();
+                if let Some(first) = own.first_mut() {
+                    *first = first.floor_div(&Dim::from(i64::from(ranks)));
+                }
+                let sections = shape(vec![Dim::from(i64::from(route.section_count(ranks)))]);
+                let slots = shape(vec![self.dim(2)]);
+                vec![shape(own), shape(like.shape), slots, sections.clone(), sections]
+            }
             Op::Cast => vec![TensorType::new(self.one(DType::ALL), like.shape)],
             Op::Reshape => vec![TensorType::new(like.dtype, vec![like.numel()])],
             Op::Expand => vec![TensorType::new(like.dtype, [vec![self.dim(2)], like.shape].concat())],

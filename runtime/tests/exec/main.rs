@@ -1,7 +1,8 @@
-//! The executor on planned programs: results against the interpreter ([`results`]), and errors
+//! The executor on planned programs: results against the interpreter ([`results`], [`experts`]), and errors
 //! ([`refusals`]).
 
 mod by_rank;
+mod experts;
 mod refusals;
 mod results;
 mod shards;

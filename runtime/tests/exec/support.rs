@@ -253,3 +253,52 @@ fn interpreted(
     }
     expected
 }
+
+/// Runs all ranks as threads once with these inputs. Returns the outputs or the error of each rank. Ranks are
+/// delayed at random by the seed `chaos`.
+pub fn run_with_inputs(
+    planned: &Planned,
+    inputs: &[Vec<Arc<Tensor>>],
+    chaos: u64,
+) -> Vec<Result<Vec<Tensor>, RunError>> {
+    let graph = &planned.graph;
+    let ranks = graph.ranks.expect("closed");
+    let bindings = &SymbolBindings::new();
+    let domain =
+        SharedRunMemory::create(ranks, graph.groups.len().max(1), planned.plan.arenas.symmetric as usize, 0);
+    let domain = domain.expect("shared memory");
+    let run_rank = |rank: u32| {
+        let config = CommConfig { chaos: Some(chaos), ..CommConfig::new(ranks, Duration::from_secs(20)) };
+        let comm = HostCommunicator::new(domain.clone(), rank, config).expect("a communicator");
+        let mut own = Rank::new(planned, bindings, &inputs[rank as usize]);
+        let symmetric = ByteSpan { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
+        let memory = RankMemory { symmetric, ..own.memory() };
+        let config = ExecConfig::default();
+        run_once_on_rank(&planned.plan, rank, config, bindings, &memory, &comm)
+            .inspect_err(|error| Communicator::abort(&comm, error))
+            .map(|_| own.outputs(graph, bindings))
+    };
+    let run_rank = &run_rank;
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks).map(|rank| scope.spawn(move || run_rank(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    })
+}
+
+fn run_once_on_rank(
+    plan: &Plan,
+    rank: u32,
+    config: ExecConfig,
+    bindings: &SymbolBindings,
+    memory: &RankMemory,
+    comm: &dyn Communicator,
+) -> Result<RunReport, RunError> {
+    let parsed = ParsedPlan::parse(Arc::new(plan.clone())).map_err(unread_plan_error)?;
+    let mut executor = Executor::new(&parsed, rank, &CustomKernelRegistry::new(), config)?;
+    let bound = executor.resolve_bindings(bindings)?;
+    // SAFETY: the spans are blocks that the caller holds; all ranks run the same checked plan.
+    unsafe {
+        bound.load_fixed_inputs(memory)?;
+        bound.run(memory, comm, &config, &mut Default::default())
+    }
+}

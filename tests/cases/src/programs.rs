@@ -12,7 +12,7 @@ use symmc_ir::collective::{AllToAllSplits, Collective};
 use symmc_ir::{
     BinaryOp, CollectiveKind, CollectiveReduceOp, CollectiveVariant, DType, Dim, FloatAttribute, Graph,
     GraphBuilder, GraphOutput, GroupId, GroupMembers, InputId, InputKind, Op, OutputKind, ReductionKind,
-    Scalar, Tensor, TensorType, UnaryOp, ValueId,
+    Route, RouteLayout, RouteScope, Scalar, Tensor, TensorType, UnaryOp, ValueId,
 };
 use symmc_support::random::SplitMix;
 
@@ -265,6 +265,9 @@ impl Grower {
 
     /// An all-to-all with sizes on the device, perhaps with the way back.
     fn exchange(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
+        if r.one_in(2) {
+            return self.experts(r, x);
+        }
         let group = r.pick(&self.groups);
         let n = self.b.graph().group_size(group)?;
         if self.ty(x).shape.is_empty() {
@@ -285,6 +288,53 @@ impl Grower {
             let operands = added.clone();
             added.extend(self.communicate(r, there, group, &operands)?);
         }
+        Some(added)
+    }
+
+    /// Rows that go to experts, and perhaps their sums that come back.
+    fn experts(&mut self, r: &mut SplitMix, x: ValueId) -> Option<Vec<ValueId>> {
+        let group = r.pick(&self.groups);
+        let n = Dim::from(i64::from(self.b.graph().group_size(group)?));
+        let ty = self.ty(x);
+        let [tokens, width] = &ty.shape[..] else { return None };
+        let slots = 1 + r.below(3) as i64;
+        let local = 1 + r.below(3) as i64;
+        let align = r.pick(&[1, 4]);
+        let sections = Dim::from(local).max_with(&n);
+        let capacity = n.clone() * tokens.clone() * Dim::from(slots) + sections * Dim::from(align - 1);
+        if !self.small(&TensorType::new(ty.dtype, vec![capacity.clone(), width.clone()])) {
+            return None;
+        }
+        let layout = r.pick(RouteLayout::ALL);
+        let experts = Dim::from(local) * n.clone();
+        let experts = u32::try_from(experts.as_const()?).ok()?;
+        let attributes = Route { experts, align: align as u32, layout, scope: RouteScope::Group(group) };
+        let ids = TensorType::new(DType::I64, vec![tokens.clone(), Dim::from(slots)]);
+        let ids = self.b.input(InputKind::Argument, "ids", "ids", ids, None);
+        self.sizes.push(ids);
+        let all_ids = *self.communicate(r, CollectiveKind::AllGather, group, &[ids])?.first()?;
+        let listed = match layout {
+            RouteLayout::Expert => Dim::from(local),
+            RouteLayout::Rank => n.clone(),
+        };
+        let ints = |shape: &[&Dim]| TensorType::new(DType::I64, shape.iter().copied().cloned().collect());
+        let of_tokens = Dim::from(slots);
+        let everyone = n * tokens.clone();
+        let types = vec![
+            ints(&[tokens, &of_tokens]),
+            ints(&[&everyone, &of_tokens]),
+            ints(&[&capacity]),
+            ints(&[&listed]),
+            ints(&[&listed]),
+        ];
+        let tables = self.b.node_as("route", Op::Route(attributes), &[all_ids], types).ok()?;
+        let &[rows, all_rows, from, ..] = &tables[..] else { return None };
+        let mut added = self.communicate(r, CollectiveKind::DispatchRows, group, &[x, from, all_rows])?;
+        if ty.dtype.is_float() && r.one_in(2) {
+            let sent = *added.first()?;
+            added.extend(self.communicate(r, CollectiveKind::CombineRows, group, &[sent, rows])?);
+        }
+        added.extend(tables);
         Some(added)
     }
 

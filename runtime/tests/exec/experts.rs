@@ -1,0 +1,141 @@
+//! Random routings of tokens to experts on ranks, compared with the interpreter: both layouts, both variants,
+//! experts without tokens, slots without experts, and all tokens on one rank.
+
+use std::sync::Arc;
+
+use symmc_ir::{DType, Tensor, interp};
+use symmc_support::random::SplitMix;
+
+use crate::support::{Planned, planned, run_with_inputs};
+
+/// The sizes of a routing.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    ranks: usize,
+    tokens: usize,
+    slots: usize,
+    experts: usize,
+    align: usize,
+    capacity: usize,
+    width: usize,
+}
+
+impl Sizes {
+    /// Sizes whose capacity is enough for any routing.
+    fn draw(r: &mut SplitMix, ranks: usize) -> Sizes {
+        let tokens = r.below(7);
+        let slots = 1 + r.below(3);
+        let local = 1 + r.below(4);
+        let align = r.pick(&[1, 1, 3, 8]);
+        let capacity = ranks * tokens * slots + ranks.max(local) * (align - 1);
+        Sizes {
+            ranks,
+            tokens,
+            slots,
+            experts: local * ranks,
+            align,
+            capacity,
+            width: r.pick(&[1, 3, 16, 70]),
+        }
+    }
+
+    fn program(&self, layout: &str, dtype: &str, weighted: bool, via: &str) -> String {
+        let Sizes { ranks, tokens: t, slots: k, experts, align, capacity: c, width: d } = *self;
+        let sections = if layout == "rank" { ranks } else { experts / ranks };
+        let all = ranks * t;
+        let cell: Vec<usize> = (0..ranks).collect();
+        let weights = if weighted { ", %weights" } else { "" };
+        format!(
+            "program \"experts\" ranks {ranks}\ngroup @ep [{cell:?}]\narg %x: {dtype}[{t}, {d}]\narg %ids: i64[{t}, {k}]\n\
+             arg %weights: f32[{t}, {k}]\narg %payload: u8[{t}, {d}]\n\
+             %all_ids: i64[{all}, {k}] = all_gather %ids group=@ep via=plain\n\
+             %rows: i64[{t}, {k}], %all_rows: i64[{all}, {k}], %slots: i64[{c}], %counts: i64[{sections}], \
+             %ends: i64[{sections}] = route %all_ids experts={experts} align={align} layout={layout} group=@ep\n\
+             %sent: {dtype}[{c}, {d}] = dispatch_rows %x, %slots, %all_rows group=@ep via={via}\n\
+             %bytes: u8[{c}, {d}] = dispatch_rows %payload, %slots, %all_rows group=@ep via={via}\n\
+             %twice: {dtype}[{c}, {d}] = mul %sent, 2.0\n\
+             %y: {dtype}[{t}, {d}] = combine_rows %twice, %rows{weights} group=@ep via={via}\n\
+             return %rows\nreturn %all_rows\nreturn %slots\nreturn %counts\nreturn %ends\n\
+             return %sent\nreturn %bytes\nreturn %y\n"
+        )
+    }
+
+    /// Inputs of each rank. Some slots have no expert; with `to` all others go to one rank.
+    fn inputs(&self, planned: &Planned, r: &mut SplitMix, to: Option<usize>) -> Vec<Vec<Arc<Tensor>>> {
+        let mut inputs = crate::support::inputs(&planned.graph, &Default::default(), r.below(1 << 20) as u64);
+        let local = self.experts / self.ranks;
+        for rank in &mut inputs {
+            let ids: Vec<i64> = (0..self.tokens * self.slots)
+                .map(|_| match (r.one_in(5), to) {
+                    (true, _) => -1 - r.below(3) as i64,
+                    (false, None) => r.below(self.experts) as i64,
+                    (false, Some(to)) => (to * local + r.below(local)) as i64,
+                })
+                .collect();
+            rank[1] = Arc::new(Tensor::from_i64(DType::I64, [self.tokens, self.slots], &ids).expect("ids"));
+        }
+        inputs
+    }
+}
+
+/// Compares all outputs on all ranks with the interpreter. Sums are in the same order, so bits are equal.
+fn check(planned: &Planned, inputs: &[Vec<Arc<Tensor>>], what: &str) {
+    let expected = interp::run(&planned.graph, &Default::default(), inputs).expect("the interpreter runs it");
+    let found = run_with_inputs(planned, inputs, 1);
+    for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
+        let found = found.unwrap_or_else(|error| panic!("{what}, rank {rank}: {error}"));
+        for (output, (found, expected)) in found.iter().zip(expected).enumerate() {
+            assert_eq!(found.data(), expected.data(), "{what}, rank {rank}, output {output}");
+        }
+    }
+}
+
+#[test]
+fn random_routings_agree_with_the_interpreter() {
+    let mut r = SplitMix(38);
+    for ranks in [1, 2, 3, 4, 8] {
+        for layout in ["expert", "rank"] {
+            for via in ["pull", "plain"] {
+                let sizes = Sizes::draw(&mut r, ranks);
+                let dtype = r.pick(&["f32", "bf16", "f64", "f16"]);
+                let program = sizes.program(layout, dtype, r.one_in(2), via);
+                let planned = planned(&program);
+                for to in [None, Some(r.below(ranks))] {
+                    let inputs = sizes.inputs(&planned, &mut r, to);
+                    check(&planned, &inputs, &format!("{sizes:?} {layout} {via} {dtype} to {to:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn large_rows_pass_through_staging_in_parts() {
+    let mut r = SplitMix(8);
+    let sizes = Sizes { ranks: 2, tokens: 40, slots: 2, experts: 4, align: 1, capacity: 160, width: 20_000 };
+    for via in ["pull", "plain"] {
+        let planned = planned(&sizes.program("expert", "f32", true, via));
+        let inputs = sizes.inputs(&planned, &mut r, None);
+        check(&planned, &inputs, via);
+    }
+}
+
+#[test]
+fn a_capacity_that_is_too_small_is_an_error_with_node_count_and_capacity() {
+    let mut r = SplitMix(3);
+    for (layout, message) in [
+        ("expert", "rank 1 of the group receives 12 rows: expected at most 5, the capacity of the program"),
+        ("rank", "rank 1 of the group receives 6 rows: expected at most 5, the capacity of the program"),
+    ] {
+        let sizes = Sizes { ranks: 2, tokens: 3, slots: 2, experts: 4, align: 1, capacity: 5, width: 2 };
+        let planned = planned(&sizes.program(layout, "f32", false, "pull"));
+        let mut inputs = sizes.inputs(&planned, &mut r, None);
+        for rank in &mut inputs {
+            rank[1] = Arc::new(Tensor::from_i64(DType::I64, [3, 2], &[2, 3, 2, 3, 2, 3]).expect("ids"));
+        }
+        for outcome in run_with_inputs(&planned, &inputs, 5) {
+            let error = outcome.expect_err("too many rows").to_string();
+            assert!(error.contains("route %rows") && error.contains(message), "{error}");
+        }
+    }
+}
