@@ -317,7 +317,10 @@ impl Grower {
             RouteLayout::Expert => Dim::from(local),
             RouteLayout::Rank => n.clone(),
         };
-        let ints = |shape: &[&Dim]| TensorType::new(DType::I64, shape.iter().copied().cloned().collect());
+        let ints = |shape: &[&Dim]| {
+            let shape: Vec<Dim> = shape.iter().copied().cloned().collect();
+            TensorType::new(DType::I64, shape)
+        };
         let of_tokens = Dim::from(slots);
         let everyone = n * tokens.clone();
         let types = vec![
