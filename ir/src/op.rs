@@ -66,7 +66,8 @@ pub enum Op {
     /// - `slots [c]`: the global slot of each row of this rank; -1 for rows without one. Its extent is the
     ///   capacity.
     /// - `counts [s]`: the number of rows of each section.
-    /// - `ends [s]`: the end of each section, a multiple of the alignment. [`Op::GroupedMatMul`] takes them.
+    /// - `ends [s]`: the end of each section, a multiple of the alignment, or in the layout `batched` the end of
+    ///   its last row. [`Op::GroupedMatMul`] takes those of the layout `expert`.
     Route(Route),
     /// Reduction over `axes` (ascending). `keep` leaves these axes with extent 1.
     Reduce {

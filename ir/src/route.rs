@@ -16,7 +16,7 @@ use crate::named_enum;
 pub struct Route {
     /// The number of experts of all ranks together.
     pub experts: u32,
-    /// Each section of rows starts at a multiple of this number.
+    /// Each section of rows starts at a multiple of this number, except in the layout `batched`.
     pub align: u32,
     pub layout: RouteLayout,
     pub scope: RouteScope,
@@ -28,6 +28,9 @@ named_enum! {
         /// One row for each slot. Sections are the local experts. Within a section, rows are in order of source
         /// rank, token and slot.
         Expert = "expert",
+        /// As `expert`, but each section has an equal share of the capacity: section `s` starts at
+        /// `s * (capacity / sections)`, whatever the alignment is. It ends after its last row.
+        Batched = "batched",
         /// One row for each token that has an expert on the rank, for its first such slot. Sections are the
         /// source ranks. Within a section, rows are in order of token.
         Rank = "rank",
@@ -67,8 +70,14 @@ impl Route {
     /// The number of sections of the rows of a rank: its experts, or the source ranks.
     pub fn section_count(&self, ranks: u32) -> u32 {
         match self.layout {
-            RouteLayout::Expert => self.experts / ranks.max(1),
+            RouteLayout::Expert | RouteLayout::Batched => self.experts / ranks.max(1),
             RouteLayout::Rank => ranks,
         }
+    }
+
+    /// The most rows of a section, if each section has an equal share of the capacity.
+    pub fn section_capacity(&self, ranks: usize, capacity: usize) -> Option<usize> {
+        let sections = self.experts as usize / ranks.max(1);
+        (self.layout == RouteLayout::Batched).then(|| capacity / sections.max(1))
     }
 }

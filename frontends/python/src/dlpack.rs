@@ -28,6 +28,16 @@ pub struct DlDevice {
     pub id: i32,
 }
 
+impl DlDevice {
+    /// The device of a session on the GPU with this number, or on the host.
+    pub fn of_session(gpu: Option<i32>) -> DlDevice {
+        match gpu {
+            Some(id) => DlDevice { kind: device::CUDA, id },
+            None => DlDevice { kind: device::CPU, id: 0 },
+        }
+    }
+}
+
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DlDataType {

@@ -40,6 +40,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sizes::SizeAssumptions>()?;
     module.add_class::<sizes::SizeStep>()?;
     module.add_class::<tensor::Tensor>()?;
+    module.add_class::<view::SymmetricBuffer>()?;
     module.add_class::<view::View>()?;
     module.add_function(wrap_pyfunction!(program::open, module)?)?;
     module.add_function(wrap_pyfunction!(program::from_text, module)?)?;

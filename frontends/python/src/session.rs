@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indexmap::IndexMap;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
-use symmc::{SessionBuffer, SessionConfig, ValueKind};
+use symmc::{DType, SessionBuffer, SessionConfig, ValueKind};
 
 use crate::argument::to_integer;
 use crate::dlpack::{ForeignTensor, device};
@@ -20,7 +20,7 @@ use crate::launch::{LaunchBindings, expect_device};
 use crate::plan::{Plan, memory_by_use};
 use crate::process_bound::ProcessBound;
 use crate::tensor::Tensor;
-use crate::view::{RunCounter, View};
+use crate::view::{RunCounter, SymmetricBuffer, View};
 
 /// An input or an output, at the current sizes.
 #[pyclass(frozen, get_all, module = "symmc")]
@@ -263,9 +263,10 @@ impl Session {
     ///
     /// group: the `Group` of this rank, a process group of PyTorch, or None for the group of the environment. gpu: the number of
     /// the GPU; None runs the session on the host. timeout: the longest wait for other ranks, in seconds. extendable: whether
-    /// `open_program` may open other programs; sessions on the host reserve addresses for them.
+    /// `open_program` may open other programs; sessions on the host reserve addresses for them. symmetric_bytes: the bytes of
+    /// symmetric memory for `allocate_symmetric`, in addition to those of the plan; equal on all ranks.
     #[new]
-    #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0, extendable=false))]
+    #[pyo3(signature = (plan, group=None, *, gpu=None, timeout=30.0, extendable=false, symmetric_bytes=0))]
     fn new(
         py: Python<'_>,
         plan: &Plan,
@@ -273,6 +274,7 @@ impl Session {
         gpu: Option<i128>,
         timeout: f64,
         extendable: bool,
+        symmetric_bytes: usize,
     ) -> PyResult<Session> {
         let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
         let limit = limit.ok_or_else(|| {
@@ -280,6 +282,7 @@ impl Session {
         })?;
         let gpu = gpu_number(gpu)?;
         let config = SessionConfig::default().with_timeout(limit).with_extendable(extendable);
+        let config = config.with_symmetric_bytes(symmetric_bytes);
         let config = on_gpu(config, gpu)?;
         let plan = plan.0.clone();
         let group = Group::resolve_group(py, group, timeout)?;
@@ -296,6 +299,25 @@ impl Session {
         let name = plan.source.name.clone();
         let session = self.with_session(py, |open| open.session.open_program(&plan))?;
         Ok(Session::from_session(session, self.rank, name, self.gpu))
+    }
+
+    /// Allocates symmetric memory for a tensor of this shape, filled with zeros, from the bytes that `symmetric_bytes` reserved. All
+    /// ranks allocate the same sizes together, in the same order. Inputs that the plan has in symmetric memory are read in place
+    /// from such a buffer, also by peers. In a run all ranks bind the same buffer to such an input. The memory is freed when the
+    /// session has ended and nothing refers to it.
+    fn allocate_symmetric(
+        &self,
+        py: Python<'_>,
+        shape: Vec<usize>,
+        dtype: &str,
+    ) -> PyResult<SymmetricBuffer> {
+        let kind = DType::from_name(dtype).ok_or_else(|| {
+            input_error(format!("dtype: expected one of {}, found {dtype:?}", DType::names()))
+        })?;
+        let bytes = shape.iter().try_fold(kind.size(), |bytes, &extent| bytes.checked_mul(extent));
+        let bytes = bytes.ok_or_else(|| input_error(format!("shape: {shape:?} is too large")))?;
+        let buffer = self.with_session(py, |open| open.session.allocate_symmetric(bytes))?;
+        Ok(SymmetricBuffer::new(buffer, kind, shape, self.gpu))
     }
 
     /// The bytes that the session uses on its device now, for all its programs together: arenas, flags, scratch, and inputs and

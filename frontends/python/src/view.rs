@@ -1,4 +1,4 @@
-//! Views of outputs in place.
+//! Memory of sessions as tensors without a copy: views of outputs, and symmetric buffers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,10 +51,7 @@ impl View {
         gpu: Option<i32>,
         runs: &RunCounter,
     ) -> View {
-        let device = match gpu {
-            Some(id) => DlDevice { kind: device::CUDA, id },
-            None => DlDevice { kind: device::CPU, id: 0 },
-        };
+        let device = DlDevice::of_session(gpu);
         let symmc::SessionValue { name, dtype, extents, .. } = value;
         View { name, buffer, dtype, extents, device, runs: runs.clone(), run: runs.current_run() }
     }
@@ -130,5 +127,80 @@ impl View {
     fn __repr__(&self) -> String {
         let stale = if self.stale() { ", stale" } else { "" };
         format!("<symmc.View {}: {}{:?}{stale}>", self.name, self.dtype, self.extents)
+    }
+}
+
+/// Symmetric memory of a session for the caller, from `Session.allocate_symmetric`, as a tensor without a copy:
+/// `torch.from_dlpack(b)`, `numpy.from_dlpack(b)`, or its methods `torch()` and `numpy()`. An input that is bound to it is read in
+/// place, also by peers.
+#[pyclass(frozen, module = "symmc")]
+pub struct SymmetricBuffer {
+    buffer: SessionBuffer,
+    dtype: DType,
+    extents: Vec<usize>,
+    device: DlDevice,
+}
+
+impl SymmetricBuffer {
+    /// The elements of a buffer, on the GPU with this number or on the host.
+    pub fn new(buffer: SessionBuffer, dtype: DType, extents: Vec<usize>, gpu: Option<i32>) -> Self {
+        SymmetricBuffer { buffer, dtype, extents, device: DlDevice::of_session(gpu) }
+    }
+}
+
+#[pymethods]
+impl SymmetricBuffer {
+    /// The extent of each axis.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.extents)
+    }
+
+    /// The type of the elements.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.dtype.to_string()
+    }
+
+    /// A DLPack capsule with this memory.
+    #[pyo3(signature = (*, stream=None, **_other))]
+    fn __dlpack__(
+        &self,
+        py: Python<'_>,
+        stream: Option<Bound<'_, PyAny>>,
+        _other: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        if let Some(stream) = stream.filter(|_| self.device.kind == device::CPU) {
+            return Err(input_error(format!("memory of the host has no stream: found {stream}")));
+        }
+        let memory = ExportedMemory {
+            address: self.buffer.as_ptr().expose_provenance() as u64,
+            dtype: self.dtype,
+            shape: &self.extents,
+            device: self.device,
+        };
+        dlpack::export_capsule(py, memory, self.buffer.clone())
+    }
+
+    /// The DLPack device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        (self.device.kind, self.device.id)
+    }
+
+    /// The same memory as a NumPy array. NumPy has no bf16.
+    fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        if slf.get().dtype == DType::BF16 {
+            return Err(input_error("NumPy has no bf16: use torch() or another library"));
+        }
+        slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
+    }
+
+    /// The same memory as a PyTorch tensor.
+    fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<symmc.SymmetricBuffer: {}{:?}>", self.dtype, self.extents)
     }
 }

@@ -82,6 +82,8 @@ pub enum OpError {
     ExpertId { id: i64, slot: usize, last: u32 },
     #[error("rank {rank} of the group receives {found} rows: expected at most {capacity}, the capacity")]
     Capacity { rank: usize, found: usize, capacity: usize },
+    #[error("expert {expert} receives {found} rows: expected at most {capacity}, its share of the capacity")]
+    ExpertCapacity { expert: usize, found: usize, capacity: usize },
     #[error("the {what} {found} at position {position} is out of range: expected at most {last}")]
     Row { what: &'static str, found: i64, position: usize, last: i64 },
     #[error("the op `{name}` is opaque: it can be planned but not run")]

@@ -51,7 +51,8 @@ fn route_on_rank(
     let mut rows: Vec<Option<RoutedRow>> = vec![None; experts.len()];
     let mut received = Vec::with_capacity(ranks);
     for rank in 0..ranks {
-        received.push(receive_rows(route, ranks, rank, k, experts, &mut rows));
+        let rows = receive_rows(route, ranks, rank, k, capacity, experts, &mut rows)?;
+        received.push(rows);
         let found = received[rank].slots.len();
         if found > capacity {
             return Err(OpError::Capacity { rank, found, capacity });
@@ -80,9 +81,10 @@ fn receive_rows(
     ranks: usize,
     rank: usize,
     k: usize,
+    capacity: usize,
     experts: &[i64],
     rows: &mut [Option<RoutedRow>],
-) -> ReceivedRows {
+) -> Result<ReceivedRows> {
     let local = route.experts as usize / ranks;
     let is_here = |id: i64| usize::try_from(id).is_ok_and(|id| id / local == rank);
     let slots_per_rank = experts.len() / ranks;
@@ -91,7 +93,7 @@ fn receive_rows(
         let start = out.slots.len();
         for (slot, &id) in experts.iter().enumerate().filter(|(_, id)| is_here(**id)) {
             let is_in_section = match route.layout {
-                RouteLayout::Expert => id as usize % local == section,
+                RouteLayout::Expert | RouteLayout::Batched => id as usize % local == section,
                 RouteLayout::Rank => {
                     let token_start = slot / k * k;
                     let is_first = !experts[token_start..slot].iter().any(|&earlier| is_here(earlier));
@@ -103,12 +105,22 @@ fn receive_rows(
                 out.slots.push(slot as i64);
             }
         }
-        out.counts.push((out.slots.len() - start) as i64);
-        let end = out.slots.len().next_multiple_of(route.align as usize);
-        out.slots.resize(end, -1);
-        out.ends.push(end as i64);
+        let found = out.slots.len() - start;
+        out.counts.push(found as i64);
+        if let Some(most) = route.section_capacity(ranks, capacity) {
+            if found > most {
+                let expert = rank * local + section;
+                return Err(OpError::ExpertCapacity { expert, found, capacity: most });
+            }
+            out.ends.push(out.slots.len() as i64);
+            out.slots.resize(start + most, -1);
+        } else {
+            let end = out.slots.len().next_multiple_of(route.align as usize);
+            out.slots.resize(end, -1);
+            out.ends.push(end as i64);
+        }
     }
-    out
+    Ok(out)
 }
 
 /// The result on each rank: the token of the slot of each row, or zero.

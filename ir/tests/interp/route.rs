@@ -58,6 +58,22 @@ fn sections_begin_at_multiples_of_the_alignment() {
 }
 
 #[test]
+fn experts_of_a_batch_have_equal_shares_of_the_capacity() {
+    let found = routed(1, RouteLayout::Batched, 7).unwrap();
+    assert_eq!(found[0][2].to_i64(), [0, 3, 4, 2, -1, -1, -1]);
+    assert_eq!(found[0][3].to_i64(), [3, 1]);
+    assert_eq!(found[0][4].to_i64(), [3, 4]);
+    assert_eq!(found[1][2].to_i64(), [5, -1, -1, 1, 7, -1, -1]);
+    assert_eq!(found[1][4].to_i64(), [1, 5]);
+    match routed(1, RouteLayout::Batched, 5) {
+        Err(InterpError::Op { error, .. }) => {
+            assert_eq!(error, OpError::ExpertCapacity { expert: 0, found: 3, capacity: 2 });
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
 fn a_rank_gets_each_token_once_in_the_layout_of_ranks() {
     let found = routed(1, RouteLayout::Rank, 4).unwrap();
     // Rank 0 has experts of tokens 0 and 1 of rank 0, and of token 0 of rank 1.

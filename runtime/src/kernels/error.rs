@@ -39,6 +39,9 @@ pub enum KernelError {
         rows: usize,
         capacity: usize,
     },
+    /// An expert would receive more rows than its share of the capacity.
+    #[error("expert {expert} receives {rows} rows: expected at most {capacity}, its share of the capacity")]
+    ExpertCapacity { expert: usize, rows: usize, capacity: usize },
     #[error("an integer is divided by zero")]
     ZeroDivisor,
     #[error("{op} of no elements")]
@@ -53,13 +56,15 @@ impl KernelError {
     /// The kind of invalid data in the operands; `None` if the step does not fit its op instead.
     pub fn data_fault(&self) -> Option<DataFault> {
         use KernelError::{
-            Arity, Capacity, Empty, ExpertId, GroupEnd, Index, NoKernel, Shape, Symbolic, Undefined,
-            ZeroDivisor,
+            Arity, Capacity, Empty, ExpertCapacity, ExpertId, GroupEnd, Index, NoKernel, Shape, Symbolic,
+            Undefined, ZeroDivisor,
         };
         match self {
             Index { .. } | ExpertId { .. } => Some(DataFault::Index),
             ZeroDivisor => Some(DataFault::Division),
-            GroupEnd { .. } | Capacity { .. } | Empty { .. } => Some(DataFault::Other),
+            GroupEnd { .. } | Capacity { .. } | ExpertCapacity { .. } | Empty { .. } => {
+                Some(DataFault::Other)
+            }
             Shape { .. } | Arity { .. } | Undefined { .. } | Symbolic { .. } | NoKernel { .. } => None,
         }
     }

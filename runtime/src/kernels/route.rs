@@ -20,6 +20,8 @@ struct RouteSizes {
     slots_per_rank: usize,
     capacity: usize,
     sections: usize,
+    /// The most rows of an expert, if each expert has an equal share of the capacity.
+    expert_capacity: Option<usize>,
 }
 
 impl RouteSizes {
@@ -41,6 +43,7 @@ impl RouteSizes {
             slots_per_rank: slots / ranks.max(1),
             capacity: results[2].numel(),
             sections: route.section_count(ranks as u32) as usize,
+            expert_capacity: route.section_capacity(ranks, results[2].numel()),
         };
         let expected = [sizes.slots_per_rank, slots, sizes.capacity, sizes.sections, sizes.sections];
         let found: Vec<usize> = results.iter().map(StridedView::numel).collect();
@@ -85,7 +88,7 @@ pub(super) fn route(
         next: &mut next,
     };
     let outcome = check_ids(&experts, sizes.experts).and_then(|()| match route.layout {
-        RouteLayout::Expert => tables.fill_by_expert(&sizes, &experts),
+        RouteLayout::Expert | RouteLayout::Batched => tables.fill_by_expert(&sizes, &experts),
         RouteLayout::Rank => tables.fill_by_rank(&sizes, &experts),
     });
     if outcome.is_ok() {
@@ -147,10 +150,18 @@ impl RouteTables<'_> {
                 let count = *next;
                 *next = start as i64;
                 let filled = start + count as usize;
-                start = filled.next_multiple_of(sizes.align);
+                let aligned = filled.next_multiple_of(sizes.align);
+                let (end, next_start) = match sizes.expert_capacity {
+                    None => (aligned, aligned),
+                    Some(most) => {
+                        check_expert_capacity(rank * local + section, count as usize, most)?;
+                        (filled, start + most)
+                    }
+                };
+                start = next_start;
                 if rank == sizes.me {
                     self.counts[section] = count;
-                    self.ends[section] = start as i64;
+                    self.ends[section] = end as i64;
                 }
             }
             check_capacity(sizes, rank, start)?;
@@ -196,6 +207,10 @@ impl RouteTables<'_> {
             self.slots[row as usize] = slot as i64;
         }
     }
+}
+
+fn check_expert_capacity(expert: usize, rows: usize, capacity: usize) -> Result<()> {
+    if rows > capacity { Err(KernelError::ExpertCapacity { expert, rows, capacity }) } else { Ok(()) }
 }
 
 fn check_capacity(sizes: &RouteSizes, rank: usize, rows: usize) -> Result<()> {

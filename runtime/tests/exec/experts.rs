@@ -27,7 +27,8 @@ impl Sizes {
         let slots = 1 + r.below(3);
         let local = 1 + r.below(4);
         let align = r.pick(&[1, 1, 3, 8]);
-        let capacity = ranks * tokens * slots + ranks.max(local) * (align - 1);
+        let worst = ranks * tokens * slots;
+        let capacity = worst + ranks.max(local) * (align - 1);
         Sizes {
             ranks,
             tokens,
@@ -94,9 +95,12 @@ fn check(planned: &Planned, inputs: &[Vec<Arc<Tensor>>], what: &str) {
 fn random_routings_agree_with_the_interpreter() {
     let mut r = SplitMix(38);
     for ranks in [1, 2, 3, 4, 8] {
-        for layout in ["expert", "rank"] {
+        for layout in ["expert", "rank", "batched"] {
             for via in ["pull", "plain"] {
-                let sizes = Sizes::draw(&mut r, ranks);
+                let mut sizes = Sizes::draw(&mut r, ranks);
+                if layout == "batched" {
+                    sizes.capacity = sizes.ranks * sizes.tokens * sizes.slots * sizes.experts / sizes.ranks;
+                }
                 let dtype = r.pick(&["f32", "bf16", "f64", "f16"]);
                 let program = sizes.program(layout, dtype, r.one_in(2), via);
                 let planned = planned(&program);
@@ -125,6 +129,7 @@ fn a_capacity_that_is_too_small_is_an_error_with_node_count_and_capacity() {
     let mut r = SplitMix(3);
     for (layout, message) in [
         ("expert", "rank 1 of the group receives 12 rows: expected at most 5, the capacity of the program"),
+        ("batched", "expert 2 receives 6 rows: expected at most 2, its share of the capacity"),
         ("rank", "rank 1 of the group receives 6 rows: expected at most 5, the capacity of the program"),
     ] {
         let sizes = Sizes { ranks: 2, tokens: 3, slots: 2, experts: 4, align: 1, capacity: 5, width: 2 };

@@ -300,12 +300,16 @@ impl Grower {
         let slots = 1 + r.below(3) as i64;
         let local = 1 + r.below(3) as i64;
         let align = r.pick(&[1, 4]);
-        let sections = Dim::from(local).max_with(&n);
-        let capacity = n.clone() * tokens.clone() * Dim::from(slots) + sections * Dim::from(align - 1);
+        let layout = r.pick(RouteLayout::ALL);
+        let worst = n.clone() * tokens.clone() * Dim::from(slots);
+        let capacity = match layout {
+            RouteLayout::Batched => worst * Dim::from(local),
+            RouteLayout::Expert => worst + Dim::from(local * (align - 1)),
+            RouteLayout::Rank => worst + n.clone() * Dim::from(align - 1),
+        };
         if !self.small(&TensorType::new(ty.dtype, vec![capacity.clone(), width.clone()])) {
             return None;
         }
-        let layout = r.pick(RouteLayout::ALL);
         let experts = Dim::from(local) * n.clone();
         let experts = u32::try_from(experts.as_const()?).ok()?;
         let attributes = Route { experts, align: align as u32, layout, scope: RouteScope::Group(group) };
@@ -314,7 +318,7 @@ impl Grower {
         self.sizes.push(ids);
         let all_ids = *self.communicate(r, CollectiveKind::AllGather, group, &[ids])?.first()?;
         let listed = match layout {
-            RouteLayout::Expert => Dim::from(local),
+            RouteLayout::Expert | RouteLayout::Batched => Dim::from(local),
             RouteLayout::Rank => n.clone(),
         };
         let ints = |shape: &[&Dim]| {

@@ -1,0 +1,362 @@
+"""Mixtures of experts: tokens go to the ranks of their experts, and weighted sums of the results come back.
+
+    exchange = symmc.moe.ExpertExchange(group, experts=256, slots=8, hidden=7168, tokens=128, dtype=torch.bfloat16)
+    routing = exchange.route(ids)                          # ids [tokens, slots]: the experts of each token
+    rows = exchange.dispatch(x, routing)                   # [capacity, hidden]: the tokens for this rank's experts
+    y = exchange.combine(run_experts(rows, routing.ends), routing, weights)
+
+All shapes are static, and numbers of rows are data on the device, so runs can be captured in CUDA graphs. A routing with more rows than the
+capacity raises a `DataError` that names the count and the capacity. No token is dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import torch
+
+import symmc
+from symmc._symmc import TORCH_DTYPES
+
+__all__ = ["ExpertExchange", "Routing"]
+
+Layout = Literal["expert", "batched", "rank"]
+LAYOUTS: tuple[Layout, ...] = ("expert", "batched", "rank")
+
+NAMES = {getattr(torch, name): ours for ours, name in TORCH_DTYPES}
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """Where the tokens of one call go. The tensors are i64. `ranks` is the number of ranks of the group.
+
+    A *row* is a row of the result of `dispatch`, and its number is `rank * capacity + row`. A *slot* is one choice of an expert by a token,
+    and its number is `(rank * tokens + token) * slots + slot`.
+    """
+
+    rows: torch.Tensor
+    """`[tokens, slots]`: the row of each slot of this rank's tokens, or -1."""
+    all_rows: torch.Tensor
+    """`[ranks * tokens, slots]`: the same for the tokens of all ranks."""
+    slots: torch.Tensor
+    """`[capacity]`: the slot of each row of this rank, or -1."""
+    counts: torch.Tensor
+    """`[sections]`: the number of rows of each section, which is a local expert, or in the layout `rank` a source rank."""
+    ends: torch.Tensor
+    """`[sections]`: the end of each section, as `torch._grouped_mm` takes it (in i32)."""
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens of each rank."""
+        return self.rows.shape[0]
+
+    def by_slot(self) -> Routing:
+        """The same routing with each slot as a token of its own, for values that belong to slots."""
+        return dataclasses.replace(self, rows=self.rows.reshape(-1, 1), all_rows=self.all_rows.reshape(-1, 1))
+
+
+class ExpertExchange:
+    """The exchange of tokens between the ranks of a group that share experts.
+
+    Rank `p` of `n` ranks has the experts from `p * experts / n` up to `(p + 1) * experts / n`. All ranks create their exchange together, and
+    call the same methods in the same order with tensors of the same shapes. A rank with fewer tokens fills `ids` up with -1.
+
+    - group: a process group of PyTorch, a `symmc.Group`, or None for the ranks of the environment.
+    - experts: the number of experts of all ranks together, a multiple of the number of ranks.
+    - slots: the number of experts that each token chooses (top-k).
+    - hidden: the number of elements of a token.
+    - tokens: the most tokens of a rank in one call.
+    - dtype: the dtype of `rows_buffer` and `tokens_buffer`. Tokens of other dtypes and widths can be dispatched as well, such as scales.
+    - capacity: the most rows that a rank receives. By default it is enough for any routing.
+    - align: each section begins at a multiple of this many rows.
+    - layout: `expert` (one row per slot, in order of local expert; contiguous), `batched` (the same, but each local expert has
+      `capacity / local experts` rows) or `rank` (one row per token and rank, in order of source rank).
+    - symmetric_bytes: the bytes of symmetric memory for `rows_buffer` and `tokens_buffer`.
+    - gpu: the number of the GPU, or None for the host. machine: the profile that decisions are made by.
+    - timeout: the longest wait for other ranks, in seconds.
+    """
+
+    def __init__(
+        self,
+        group: Any = None,
+        *,
+        experts: int,
+        slots: int,
+        hidden: int,
+        tokens: int,
+        dtype: torch.dtype = torch.bfloat16,
+        capacity: int | None = None,
+        align: int = 1,
+        layout: Layout = "expert",
+        symmetric_bytes: int = 0,
+        gpu: int | None = None,
+        machine: str | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        ranks = rank_count(group)
+        for name, number in {"experts": experts, "slots": slots, "hidden": hidden, "tokens": tokens, "align": align}.items():
+            if not isinstance(number, int) or number < 1:
+                raise symmc.InputError(f"{name}: expected a positive integer, found {number!r}")
+        if experts % ranks:
+            raise symmc.InputError(f"experts: expected a multiple of {ranks} ranks, found {experts}")
+        if layout not in LAYOUTS:
+            raise symmc.InputError(f"layout: expected one of {', '.join(LAYOUTS)}, found {layout!r}")
+        if dtype not in NAMES:
+            raise symmc.InputError(f"dtype: expected one of {', '.join(map(str, NAMES))}, found {dtype}")
+        self.ranks = ranks
+        self.experts = experts
+        self.slots = slots
+        self.hidden = hidden
+        self.tokens = tokens
+        self.dtype = dtype
+        self.align = align
+        self.layout: Layout = layout
+        self.sections = ranks if layout == "rank" else experts // ranks
+        self.capacity = self.worst_capacity() if capacity is None else capacity
+        if not isinstance(self.capacity, int) or self.capacity < 1:
+            raise symmc.InputError(f"capacity: expected a positive integer, found {capacity!r}")
+        self.device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+        self._gpu = gpu
+        self._machine = machine
+        self._sessions: dict[tuple[Any, ...], symmc.Session] = {}
+        plan = self._plan(self._route_program())
+        self._base = symmc.Session(
+            plan, group, gpu=gpu, timeout=timeout, extendable=True, symmetric_bytes=symmetric_bytes
+        )
+        self._sessions["route",] = self._base
+
+    def worst_capacity(self) -> int:
+        """The capacity that is enough for any routing of `tokens` tokens on each rank."""
+        local = self.experts // self.ranks
+        here = self.ranks * self.tokens
+        if self.layout == "rank":
+            return here + self.sections * (self.align - 1)
+        if self.layout == "batched":
+            return here * local
+        return here * min(self.slots, local) + self.sections * (self.align - 1)
+
+    # Memory
+
+    def rows_buffer(self, hidden: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A symmetric tensor `[capacity, hidden]`. `combine` reads the results of experts there in place. All ranks call this together."""
+        return self._symmetric([self.capacity, hidden or self.hidden], dtype or self.dtype)
+
+    def tokens_buffer(self, hidden: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A symmetric tensor `[tokens, hidden]`. `dispatch` reads tokens there in place, as all of it or as its first rows. All ranks call
+        this together."""
+        return self._symmetric([self.tokens, hidden or self.hidden], dtype or self.dtype)
+
+    def _symmetric(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        tensor: torch.Tensor = self._base.allocate_symmetric(shape, NAMES[dtype]).torch()
+        return tensor
+
+    # Runs
+
+    def route(self, ids: torch.Tensor) -> Routing:
+        """The routing of this rank's tokens by `ids` `[tokens, slots]`: i64 or i32, the experts of each token, or -1 for none."""
+        tokens = self._expect("ids", ids, [None, self.slots], (torch.int64, torch.int32))
+        shapes = [[tokens, self.slots], [self.ranks * tokens, self.slots], [self.capacity], [self.sections], [self.sections]]
+        outputs = [torch.empty(shape, dtype=torch.int64, device=self.device) for shape in shapes]
+        self._run(("route",), tokens, (ids.to(torch.int64).contiguous(),), outputs)
+        return Routing(*outputs)
+
+    def dispatch(self, x: torch.Tensor, routing: Routing, *, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The tokens of this rank's experts `[capacity, hidden]`, from `x` `[tokens, hidden]` of all ranks. Rows without a token are zero.
+
+        With gradients, the gradient of `x` is the sum over the rows of each token. fp8 tokens are moved as they are.
+        """
+        if out is None and torch.is_grad_enabled() and x.requires_grad:
+            result: torch.Tensor = _Dispatch.apply(x, self, routing)  # type: ignore[no-untyped-call]
+            return result
+        return self._dispatch(x.detach(), routing, out)
+
+    def combine(
+        self,
+        rows: torch.Tensor,
+        routing: Routing,
+        weights: torch.Tensor | None = None,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The sums `[tokens, hidden]` over the slots of each token of the row of the slot times its weight.
+
+        rows: `[capacity, hidden]`, floats, the results of this rank's experts. weights: `[tokens, slots]`, floats, or None for 1. Products
+        and sums are f32 (f64 for f64), in order of slot, and rounded once.
+        """
+        needs = rows.requires_grad or (weights is not None and weights.requires_grad)
+        if out is None and torch.is_grad_enabled() and needs:
+            result: torch.Tensor = _Combine.apply(rows, weights, self, routing)  # type: ignore[no-untyped-call]
+            return result
+        return self._combine(rows.detach(), routing, None if weights is None else weights.detach(), out)
+
+    def row_weights(self, weights: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """The weight of each row `[capacity]`, from the weights `[tokens, slots]` of all ranks."""
+        return self.dispatch(weights.reshape(-1, 1), routing.by_slot()).squeeze(1)
+
+    def _dispatch(self, x: torch.Tensor, routing: Routing, out: torch.Tensor | None = None) -> torch.Tensor:
+        payload = as_bytes(x)
+        slots = routing.rows.shape[1]
+        self._expect("x", payload, [routing.tokens, None], tuple(NAMES))
+        width = payload.shape[1]
+        result = out if out is not None else torch.empty(self.capacity, x.shape[1], dtype=x.dtype, device=self.device)
+        raw = as_bytes(result)
+        self._expect("out", raw, [self.capacity, width], (payload.dtype,))
+        key = ("dispatch", payload.dtype, width, slots)
+        self._run(key, routing.tokens, (payload.contiguous(), routing.slots, routing.all_rows), [raw])
+        return result
+
+    def _combine(
+        self, rows: torch.Tensor, routing: Routing, weights: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        floats = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+        self._expect("rows", rows, [self.capacity, None], floats)
+        slots = routing.rows.shape[1]
+        width = rows.shape[1]
+        shape = [routing.tokens, width]
+        result = out if out is not None else torch.empty(shape, dtype=rows.dtype, device=self.device)
+        self._expect("out", result, [routing.tokens, width], (rows.dtype,))
+        operands = [rows.contiguous(), routing.rows]
+        if weights is not None:
+            self._expect("weights", weights, [routing.tokens, slots], floats)
+            operands.append(weights.contiguous())
+        key = ("combine", rows.dtype, width, slots, None if weights is None else weights.dtype)
+        self._run(key, routing.tokens, tuple(operands), [result])
+        return result
+
+    def _run(self, key: tuple[Any, ...], tokens: int, arguments: tuple[Any, ...], outputs: list[Any]) -> None:
+        session = self._sessions.get(key)
+        if session is None:
+            texts = {"dispatch": self._dispatch_program, "combine": self._combine_program}
+            session = self._base.open_program(self._plan(texts[key[0]](*key[1:])))
+            self._sessions[key] = session
+        session.set(t=tokens)
+        stream = None if self._gpu is None else torch.cuda.current_stream(self.device).cuda_stream
+        unusable = session.launch(arguments, outputs, stream)
+        if unusable:
+            # Tensors that are not aligned are copied.
+            copies = tuple(a.clone() if i in unusable else a for i, a in enumerate(arguments))
+            session.launch(copies, outputs, stream)
+
+    def close(self) -> None:
+        """Ends the exchange of this rank. Others finish the calls that this rank has finished."""
+        for session in reversed(self._sessions.values()):
+            session.close()
+
+    def __enter__(self) -> ExpertExchange:
+        return self
+
+    def __exit__(self, *exception: Any) -> Literal[False]:
+        # The session of the routes ends all others: with the exception, if there is one.
+        return self._base.__exit__(*exception)
+
+    # Programs
+
+    def _plan(self, text: str) -> symmc.Plan:
+        return symmc.compile(symmc.from_text(text), machine=self._machine, bind=True)
+
+    def _program(self, name: str, lines: list[str], *, slots: int) -> str:
+        most = self.tokens * (self.slots if slots < self.slots else 1)
+        head = [f'program "moe.{name}" ranks {self.ranks}', f"symbol t in 1..={most}", "group @ep world"]
+        return "\n".join([*head, *lines]) + "\n"
+
+    def _route_program(self) -> str:
+        k = self.slots
+        everyone = f"{self.ranks}*t"
+        types = [f"[t, {k}]", f"[{everyone}, {k}]", f"[{self.capacity}]", f"[{self.sections}]", f"[{self.sections}]"]
+        names = ["rows", "all_rows", "slots", "counts", "ends"]
+        results = ", ".join(f"%{name}: i64{shape}" for name, shape in zip(names, types, strict=True))
+        return self._program("route", [
+            f"arg %ids: i64[t, {k}]",
+            f"%all_ids: i64[{everyone}, {k}] = all_gather %ids group=@ep",
+            f"{results} = route %all_ids experts={self.experts} align={self.align} layout={self.layout} group=@ep",
+            *(f"return %{name}" for name in names),
+        ], slots=k)
+
+    def _dispatch_program(self, dtype: torch.dtype, width: int, slots: int) -> str:
+        kind = NAMES[dtype]
+        return self._program("dispatch", [
+            f"arg %x: {kind}[t, {width}]",
+            f"arg %slots: i64[{self.capacity}]",
+            f"arg %all_rows: i64[{self.ranks}*t, {slots}]",
+            f"%y: {kind}[{self.capacity}, {width}] = dispatch_rows %x, %slots, %all_rows group=@ep",
+            "return %y",
+        ], slots=slots)
+
+    def _combine_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
+        kind = NAMES[dtype]
+        argument = [] if weights is None else [f"arg %weights: {NAMES[weights]}[t, {slots}]"]
+        operand = "" if weights is None else ", %weights"
+        return self._program("combine", [
+            f"arg %x: {kind}[{self.capacity}, {width}]",
+            f"arg %rows: i64[t, {slots}]",
+            *argument,
+            f"%y: {kind}[t, {width}] = combine_rows %x, %rows{operand} group=@ep",
+            "return %y",
+        ], slots=slots)
+
+    def _expect(
+        self, name: str, tensor: torch.Tensor, shape: list[int | None], dtypes: tuple[torch.dtype, ...]
+    ) -> int:
+        """Checks a tensor of the caller, and returns its first extent."""
+        fits = tensor.dim() == len(shape) and all(e in (None, n) for e, n in zip(shape, tensor.shape, strict=True))
+        if not fits:
+            wanted = "[" + ", ".join("any" if e is None else str(e) for e in shape) + "]"
+            raise symmc.InputError(f"{name}: expected the shape {wanted}, found {list(tensor.shape)}")
+        if tensor.dtype not in dtypes:
+            raise symmc.InputError(f"{name}: expected {' or '.join(map(str, dtypes))}, found {tensor.dtype}")
+        if tensor.device != self.device:
+            raise symmc.InputError(f"{name}: expected a tensor on {self.device}, found one on {tensor.device}")
+        return tensor.shape[0]
+
+
+def as_bytes(x: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that programs have: bytes for fp8 and other dtypes of one byte."""
+    return x.view(torch.uint8) if x.dtype not in NAMES and x.element_size() == 1 else x
+
+
+def rank_count(group: Any) -> int:
+    """The number of ranks of a group."""
+    if isinstance(group, symmc.Group):
+        return group.ranks
+    if group is None:
+        return symmc.Group.from_env().ranks
+    return int(group.size())
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, exchange: ExpertExchange, routing: Routing) -> torch.Tensor:
+        ctx.exchange = exchange
+        ctx.routing = routing
+        return exchange._dispatch(x, routing)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
+        return ctx.exchange._combine(gradient, ctx.routing, None), None, None
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, weights: torch.Tensor | None, exchange: ExpertExchange, routing: Routing
+    ) -> torch.Tensor:
+        ctx.exchange = exchange
+        ctx.routing = routing
+        ctx.save_for_backward(rows, weights)
+        return exchange._combine(rows, routing, weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None, None, None]:  # type: ignore[override]
+        rows, weights = ctx.saved_tensors
+        exchange: ExpertExchange = ctx.exchange
+        routing: Routing = ctx.routing
+        by_row = exchange._dispatch(gradient, routing)
+        if weights is None:
+            return by_row, None, None, None
+        wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+        # All ranks make the same exchanges, whichever gradients they need.
+        row_weights = exchange._dispatch(weights.to(wide).reshape(-1, 1), routing.by_slot())
+        products = (by_row.to(wide) * rows.to(wide)).sum(1, keepdim=True)
+        of_weights = exchange._combine(products, routing.by_slot(), None)
+        return (by_row.to(wide) * row_weights).to(rows.dtype), of_weights.reshape(weights.shape).to(weights.dtype), None, None
