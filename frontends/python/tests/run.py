@@ -31,6 +31,7 @@ SAMPLE = [
     # Several ranks, their faults and disagreements.
     "test_with_ranks",
     "test_bad_data",
+    "test_moe",
     # Inductor's graphs, with collectives by symmc.
     "test_with_inductor",
 ]

@@ -12,6 +12,7 @@ capacity raises a `DataError` that names the count and the capacity. No token is
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import torch
@@ -67,12 +68,11 @@ class ExpertExchange:
     - slots: the number of experts that each token chooses (top-k).
     - hidden: the number of elements of a token.
     - tokens: the most tokens of a rank in one call.
-    - dtype: the dtype of `rows_buffer` and `tokens_buffer`. Tokens of other dtypes and widths can be dispatched as well, such as scales.
+    - dtype: the dtype of `rows_buffers` and `tokens_buffers`. Tokens of other dtypes and widths can be dispatched as well, such as scales.
     - capacity: the most rows that a rank receives. By default it is enough for any routing.
     - align: each section begins at a multiple of this many rows.
     - layout: `expert` (one row per slot, in order of local expert; contiguous), `batched` (the same, but each local expert has
       `capacity / local experts` rows) or `rank` (one row per token and rank, in order of source rank).
-    - symmetric_bytes: the bytes of symmetric memory for `rows_buffer` and `tokens_buffer`.
     - gpu: the number of the GPU, or None for the host. machine: the profile that decisions are made by.
     - timeout: the longest wait for other ranks, in seconds.
     """
@@ -89,11 +89,11 @@ class ExpertExchange:
         capacity: int | None = None,
         align: int = 1,
         layout: Layout = "expert",
-        symmetric_bytes: int = 0,
         gpu: int | None = None,
         machine: str | None = None,
         timeout: float = 30.0,
     ) -> None:
+        group = symmc.Group.from_env() if group is None else group
         ranks = rank_count(group)
         for name, number in {"experts": experts, "slots": slots, "hidden": hidden, "tokens": tokens, "align": align}.items():
             if not isinstance(number, int) or number < 1:
@@ -119,10 +119,11 @@ class ExpertExchange:
         self.device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._gpu = gpu
         self._machine = machine
+        self._group = group
+        self._timeout = timeout
         self._sessions: dict[tuple[Any, ...], symmc.Session] = {}
-        plan = self._plan(self._route_program())
         self._base = symmc.Session(
-            plan, group, gpu=gpu, timeout=timeout, extendable=True, symmetric_bytes=symmetric_bytes
+            self._plan(self._route_program()), group, gpu=gpu, timeout=timeout, extendable=True
         )
         self._sessions["route",] = self._base
 
@@ -138,18 +139,30 @@ class ExpertExchange:
 
     # Memory
 
-    def rows_buffer(self, hidden: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A symmetric tensor `[capacity, hidden]`. `combine` reads the results of experts there in place. All ranks call this together."""
-        return self._symmetric([self.capacity, hidden or self.hidden], dtype or self.dtype)
+    def tokens_buffers(self, count: int = 1) -> list[torch.Tensor]:
+        """Symmetric tensors `[tokens, hidden]`. `dispatch` reads tokens there in place, as all of one or as its first rows; other tensors
+        are copied first. In one call all ranks use the same of several buffers. All ranks call this together, before the first `dispatch`
+        of such tokens."""
+        key = ("dispatch", self.dtype, self.hidden, self.slots)
+        return self._open_with_buffers(key, [self.tokens, self.hidden], count)
 
-    def tokens_buffer(self, hidden: int | None = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A symmetric tensor `[tokens, hidden]`. `dispatch` reads tokens there in place, as all of it or as its first rows. All ranks call
-        this together."""
-        return self._symmetric([self.tokens, hidden or self.hidden], dtype or self.dtype)
+    def rows_buffers(self, weights: torch.dtype | None = torch.float32, count: int = 1) -> list[torch.Tensor]:
+        """Symmetric tensors `[capacity, hidden]`. `combine` with weights of this dtype (None for no weights) reads the results of experts
+        there in place; other tensors are copied first. In one call all ranks use the same of several buffers. All ranks call this
+        together, before the first such `combine`."""
+        key = ("combine", self.dtype, self.hidden, self.slots, weights)
+        return self._open_with_buffers(key, [self.capacity, self.hidden], count)
 
-    def _symmetric(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
-        tensor: torch.Tensor = self._base.allocate_symmetric(shape, NAMES[dtype]).torch()
-        return tensor
+    def _open_with_buffers(self, key: tuple[Any, ...], shape: list[int], count: int) -> list[torch.Tensor]:
+        if key in self._sessions:
+            raise symmc.InputError(f"buffers of {key[0]}: expected a call before the first {key[0]}, and only one")
+        # Each buffer starts at a multiple of 64 bytes.
+        size = -(-math.prod(shape) * self.dtype.itemsize // 64) * 64
+        session = symmc.Session(
+            self._plan(self._text(key)), self._group, gpu=self._gpu, timeout=self._timeout, symmetric_bytes=count * size
+        )
+        self._sessions[key] = session
+        return [session.allocate_symmetric(shape, NAMES[self.dtype]).torch() for _ in range(count)]
 
     # Runs
 
@@ -227,8 +240,7 @@ class ExpertExchange:
     def _run(self, key: tuple[Any, ...], tokens: int, arguments: tuple[Any, ...], outputs: list[Any]) -> None:
         session = self._sessions.get(key)
         if session is None:
-            texts = {"dispatch": self._dispatch_program, "combine": self._combine_program}
-            session = self._base.open_program(self._plan(texts[key[0]](*key[1:])))
+            session = self._base.open_program(self._plan(self._text(key)))
             self._sessions[key] = session
         session.set(t=tokens)
         stream = None if self._gpu is None else torch.cuda.current_stream(self.device).cuda_stream
@@ -247,13 +259,18 @@ class ExpertExchange:
         return self
 
     def __exit__(self, *exception: Any) -> Literal[False]:
-        # The session of the routes ends all others: with the exception, if there is one.
-        return self._base.__exit__(*exception)
+        for session in reversed(self._sessions.values()):
+            session.__exit__(*exception)
+        return False
 
     # Programs
 
     def _plan(self, text: str) -> symmc.Plan:
         return symmc.compile(symmc.from_text(text), machine=self._machine, bind=True)
+
+    def _text(self, key: tuple[Any, ...]) -> str:
+        texts = {"dispatch": self._dispatch_program, "combine": self._combine_program}
+        return texts[key[0]](*key[1:])
 
     def _program(self, name: str, lines: list[str], *, slots: int) -> str:
         most = self.tokens * (self.slots if slots < self.slots else 1)
@@ -319,8 +336,6 @@ def rank_count(group: Any) -> int:
     """The number of ranks of a group."""
     if isinstance(group, symmc.Group):
         return group.ranks
-    if group is None:
-        return symmc.Group.from_env().ranks
     return int(group.size())
 
 
