@@ -6,8 +6,10 @@
 Each name is `family.variant`, or a pattern of them (`llama.*`); without names those of this repository are written. A
 family is one of FAMILIES: two layers with random weights of a fixed seed, the modelling code of transformers untouched. The
 variants are those of VARIANTS. OUT gets `family_variant.pt2`, without the blobs of its weights, and
-`family_variant.safetensors` with `rank{r}.w.PARAMETER`, `rank{r}.in.I` and `rank{r}.out.I`. Needs no GPU; with `tp2` the
-two ranks are processes that gloo joins. Written for PyTorch 2.15 and transformers 5.17.
+`family_variant.safetensors` with `rank{r}.w.PARAMETER`, `rank{r}.in.I` and `rank{r}.out.I`. Needs no GPU; with `tp2`, `ep2`
+and `ep4` the ranks are processes that gloo joins. The variants of `ep` give `family_variant.rank{r}.pt2` for each rank: the
+experts are divided among the ranks by the plan of transformers itself, whose programs have the number of the rank. Written for
+PyTorch 2.15 and transformers 5.17; the variants of `ep` need transformers 5.24.
 """
 
 import argparse
@@ -63,6 +65,9 @@ MLA = dict(
 ENCODER_DECODER = dict(vocab_size=32, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
     decoder_attention_heads=2, encoder_ffn_dim=24, decoder_ffn_dim=24, pad_token_id=0, bos_token_id=1, eos_token_id=2,
     decoder_start_token_id=1)
+
+# Where experts are divided among up to four ranks, each has two.
+EXPERTS = 8
 
 # Family: the configuration's class, the model's, and what the configuration is given.
 FAMILIES = {
@@ -164,6 +169,26 @@ FAMILIES = {
     "pegasus": ("PegasusConfig", "PegasusForConditionalGeneration", dict(ENCODER_DECODER, max_position_embeddings=SHORT)),
     "mbart": ("MBartConfig", "MBartForConditionalGeneration", dict(ENCODER_DECODER, max_position_embeddings=SHORT)),
     "m2m_100": ("M2M100Config", "M2M100ForConditionalGeneration", dict(ENCODER_DECODER, max_position_embeddings=SHORT)),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", dict(WIDE, n_routed_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, first_k_dense_replace=1, n_shared_experts=1)),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", dict(COMMON, num_experts=4, num_experts_per_tok=2)),
+    "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", dict(WIDE, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, shared_expert_intermediate_size=16, linear_key_head_dim=8, linear_value_head_dim=8,
+        linear_num_key_heads=2, linear_num_value_heads=2, layer_types=["linear_attention", "full_attention"])),
+    "jamba": ("JambaConfig", "JambaForCausalLM", dict(COMMON, num_experts=4, num_experts_per_tok=2, use_mamba_kernels=False,
+        attn_layer_period=2, attn_layer_offset=0, mamba_d_state=4)),
+    "granitemoe": ("GraniteMoeConfig", "GraniteMoeForCausalLM", dict(COMMON, num_local_experts=4, num_experts_per_tok=2)),
+    "phimoe": ("PhimoeConfig", "PhimoeForCausalLM", dict(COMMON, num_local_experts=4, num_experts_per_tok=2)),
+    "minimax": ("MiniMaxConfig", "MiniMaxForCausalLM", dict(WIDE, num_local_experts=4, num_experts_per_tok=2, block_size=4,
+        layer_types=["linear_attention", "full_attention"])),
+    "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2ForCausalLM", dict(WIDE, num_local_experts=4, num_experts_per_tok=2)),
+    "ernie4_5_moe": ("Ernie4_5_MoeConfig", "Ernie4_5_MoeForCausalLM", dict(COMMON, moe_num_experts=4, moe_k=2,
+        moe_intermediate_size=16, moe_num_shared_experts=1)),
+    "hunyuan_moe": ("HunYuanMoEV1Config", "HunYuanMoEV1ForCausalLM", dict(WIDE, num_experts=4, moe_topk=2)),
+    "dots1": ("Dots1Config", "Dots1ForCausalLM", dict(WIDE, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1,
+        moe_intermediate_size=16, first_k_dense_replace=1)),
+    "flex_olmo": ("FlexOlmoConfig", "FlexOlmoForCausalLM", dict(COMMON, num_experts=4, num_experts_per_tok=2)),
+    "hy_v3": ("HYV3Config", "HYV3ForCausalLM", dict(WIDE, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16)),
     "codegen": ("CodeGenConfig", "CodeGenForCausalLM", dict(vocab_size=32, n_embd=16, n_layer=2, n_head=2, n_positions=SHORT,
         rotary_dim=4, bos_token_id=1, eos_token_id=2)),
 }
@@ -240,6 +265,17 @@ class Past(torch.nn.Module):
         return (logits, *(t for layer in cache.layers for t in (layer.keys, layer.values)))
 
 
+def distributed(model, ranks):
+    """The model with its experts divided among the ranks, as transformers divides them for inference."""
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+    from transformers.distributed.utils import initialize_distributed_mesh
+
+    _, mesh = initialize_distributed_mesh(DistributedConfig(tp_size=ranks, tp_plan={}, ep_size=ranks))
+    plan = model._expand_parallel_plan(dict(model.ep_plan))
+    return apply_expert_parallelism(model, mesh.get_mesh("ep"), mesh.get_mesh("tp"), plan, ep_implementation="all_reduce")
+
+
 class Reduced(torch.nn.Module):
     """A projection of which every rank has a part of the columns."""
 
@@ -283,6 +319,18 @@ def built(family, attention="sdpa", ranks=1, rank=0, **changes):
                 # Each rank has a part of every expert.
                 layer.mlp = Reduced(layer.mlp)
     return model
+
+
+def expert_parallel(family, ranks, experts="grouped_mm", dtype=torch.float32):
+    """A sequence without a cache, the experts divided among the ranks."""
+    count = next(k for k in ("num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts") if k in FAMILIES[family][2])
+    model = built(family, **{count: EXPERTS})
+    model.set_experts_implementation(experts)
+    model = distributed(model.to(dtype), ranks)
+    tokens = Dim("tokens", min=2, max=limit(model) - 2)
+    linear = "linear_attention" in (getattr(model.config, "layer_types", None) or []) or family == "jamba"
+    # Recurrent layers are exported for the number of tokens at hand.
+    return Logits(model), (ids(2, TOKENS),), None if linear else ({0: Dim("batch", min=1, max=64), 1: tokens},)
 
 
 def crossed(family):
@@ -405,12 +453,34 @@ def tp2(family, rank=0):
     return prefill(family, batch=2, ranks=2, rank=rank)
 
 
+def ep2(family, rank=0):
+    return expert_parallel(family, 2)
+
+
+def ep4(family, rank=0):
+    return expert_parallel(family, 4)
+
+
+def ep2_bf16(family, rank=0):
+    return expert_parallel(family, 2, dtype=torch.bfloat16)
+
+
+def ep4_batched(family, rank=0):
+    return expert_parallel(family, 4, experts="batched_mm")
+
+
 VARIANTS = {
     "prefill": prefill, "batched": batched, "positions": positions, "eager": eager, "padded": padded,
     "eager_padded": eager_padded, "static_prefill": static_prefill,
     "static_decode": static_decode, "rolled_decode": rolled_decode, "past": past, "cuda": cuda, "tp2": tp2,
+    "ep2": ep2, "ep4": ep4, "ep2_bf16": ep2_bf16, "ep4_batched": ep4_batched,
 }
+# The ranks of variants that have several.
+RANKS = {"tp2": 2, "ep2": 2, "ep4": 4, "ep2_bf16": 2, "ep4_batched": 4}
 WITH_CACHE = ["llama", "qwen3", "mistral", "gemma2", "gemma3", "gpt_oss", "phi3", "gpt_neox", "cohere", "llama4"]
+WITH_EXPERTS = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "deepseek_v2", "dots1", "ernie4_5_moe",
+    "flex_olmo", "granitemoe", "hunyuan_moe", "hy_v3", "jamba", "minimax", "minimax_m2", "olmoe", "phimoe", "qwen2_moe",
+    "qwen3_next"]
 # What exists of the families and variants.
 NAMES = (
     [f"{f}.{v}" for v in ("prefill", "padded") for f in FAMILIES]
@@ -422,13 +492,14 @@ NAMES = (
     + [f"{f}.rolled_decode" for f in ("mistral", "gemma2", "gemma3", "gpt_oss", "llama4")]
     + [f"{f}.cuda" for f in ("llama", "mistral", "gemma3", "gpt2", "bert", "gpt_neox", "phi3", "cohere2")]
     + [f"{f}.tp2" for f in ("llama", "qwen3", "mistral", "gemma3", "glm4", "olmo2", "mixtral", "qwen3_moe")]
+    + [f"{f}.{v}" for v in ("ep2", "ep4", "ep2_bf16", "ep4_batched") for f in WITH_EXPERTS]
 )
 # What lies in the folder `families`.
 RECORDED = """
     bert.padded bloom.padded cohere2.prefill falcon_alibi.prefill gemma2.prefill gemma3.cuda gemma3.rolled_decode
-    gemma3.static_prefill glm4.prefill gpt2.eager gpt_neox.prefill gpt_oss.prefill llama.batched llama.padded llama.past
+    gemma3.static_prefill glm4.prefill gpt2.eager gpt_neox.prefill gpt_oss.ep2 gpt_oss.prefill llama.batched llama.padded llama.past
     llama.positions llama.static_decode llama4.padded llama4.prefill mistral.eager_padded mistral.prefill
-    mixtral.prefill modernbert.prefill opt.padded phi3.prefill qwen3.tp2 qwen3_moe.tp2 stablelm.prefill t5.prefill
+    mixtral.ep4_batched mixtral.prefill modernbert.prefill opt.padded phi3.prefill qwen3.tp2 qwen3_moe.ep2 qwen3_moe.tp2 stablelm.prefill t5.prefill
     whisper.prefill xglm.padded
 """.split()
 
@@ -464,11 +535,11 @@ def recorded(module, given, rank):
     """Weights and buffers before the call, inputs and outputs of one rank."""
     parts = dict(module.named_parameters(remove_duplicate=False)) | dict(module.named_buffers(remove_duplicate=False))
     args = list(given.values()) if isinstance(given, dict) else given
-    out = {f"rank{rank}.w.{n}": t for n, t in parts.items()}
+    out = {f"rank{rank}.w.{n}": t.to_local() if hasattr(t, "to_local") else t for n, t in parts.items()}
     out |= {f"rank{rank}.in.{i}": t for i, t in enumerate(leaves(args))}
     out = {n: t.detach().clone().contiguous() for n, t in out.items()}
-    # A copy runs, as caches keep counts of their own, which tracing changes as well.
-    copied = copy.deepcopy(module)
+    # A copy runs, as caches keep counts of their own, which tracing changes as well. Models of several ranks have none.
+    copied = module if dist.is_initialized() else copy.deepcopy(module)
     result = copied(**given) if isinstance(given, dict) else copied(*given)
     return out | {f"rank{rank}.out.{i}": t.clone().contiguous() for i, t in enumerate(leaves(result))}
 
@@ -502,6 +573,7 @@ def exported(module, given, dynamic, strict):
 
 def of_rank(rank, ranks, family, variant, folder):
     torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks))
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
     torch.manual_seed(SEED)
@@ -514,8 +586,8 @@ def of_rank(rank, ranks, family, variant, folder):
             # Strict, as transformers exports caches: otherwise tracing takes their tensors for constants.
             program = exported(module, given, dynamic, strict="static" in variant or "rolled" in variant)
     save_file(needed(tensors, program), f"{folder}/{rank}.safetensors")
-    if rank == 0:
-        stripped(program, f"{folder}/program.pt2")
+    if rank == 0 or variant.startswith("ep"):
+        stripped(program, f"{folder}/{rank}.pt2")
     if ranks > 1:
         dist.destroy_process_group()
 
@@ -524,7 +596,7 @@ def write(name, out):
     from safetensors.torch import load_file
 
     family, variant = name.split(".")
-    ranks = 2 if variant == "tp2" else 1
+    ranks = RANKS.get(variant, 1)
     with tempfile.TemporaryDirectory() as folder:
         if ranks == 1:
             of_rank(0, 1, family, variant, folder)
@@ -535,7 +607,10 @@ def write(name, out):
             tensors |= load_file(f"{folder}/{rank}.safetensors")
         stem = name.replace(".", "_")
         save_file(tensors, out / f"{stem}.safetensors")
-        (out / f"{stem}.pt2").write_bytes(pathlib.Path(folder, "program.pt2").read_bytes())
+        programs = range(ranks) if variant.startswith("ep") else [0]
+        for rank in programs:
+            end = f"rank{rank}.pt2" if len(programs) > 1 else "pt2"
+            (out / f"{stem}.{end}").write_bytes(pathlib.Path(folder, f"{rank}.pt2").read_bytes())
 
 
 def main():

@@ -1,8 +1,7 @@
 //! The `.pt2` container: a zip archive whose entries share one root folder.
 //!
 //! The importer reads `archive_format`, `byteorder`, one `models/*.json`, and the raw storages that the
-//! weights and constants configs name ([`crate::stored_tensors`]). It never opens pickles and never reads
-//! sample inputs. An archive is untrusted: sizes are checked before memory is allocated. No two entries share
+//! weights and constants configs name ([`crate::stored_tensors`]). It never reads sample inputs. An archive is untrusted: sizes are checked before memory is allocated. No two entries share
 //! bytes of the file, no entry unpacks to more than its bytes can contain, and the total stays below
 //! [`ArchiveLimits`].
 
@@ -172,7 +171,11 @@ impl<'a> Archive<'a> {
         if !self.entries.contains_key(&entry) {
             let pickle = format!("data/{kind}/{model}.pt");
             if self.entries.contains_key(&pickle) {
-                return Err(ImportError::Pickled { tensor: format!("all {kind}"), entry: pickle });
+                return Err(ImportError::Pickled {
+                    tensor: format!("all {kind}"),
+                    entry: pickle,
+                    message: "expected raw storages".into(),
+                });
             }
             return Ok(IndexMap::new());
         }

@@ -37,8 +37,8 @@ pub enum ImportError {
     #[error("entry `{entry}`: expected schema version 8, found {found}")]
     Schema { entry: String, found: String },
     /// A tensor is stored as a pickle, which is never executed.
-    #[error("`{tensor}` is stored as a pickle in `{entry}`: expected a raw storage")]
-    Pickled { tensor: String, entry: String },
+    #[error("`{tensor}` is stored as a pickle in `{entry}`: {message}")]
+    Pickled { tensor: String, entry: String, message: String },
     #[error("stored tensor `{tensor}`: expected {expected}, found {found}")]
     Stored { tensor: String, expected: String, found: String },
     #[error("the expression `{expression}`: {message}")]

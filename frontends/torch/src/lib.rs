@@ -21,8 +21,8 @@
 //! - **Assertions** that can be decided are checked. All assertions are then removed.
 //! - **Unsupported ops** that write nothing become opaque, with a note.
 //!
-//! An archive is untrusted data: no input makes an import panic, pickles are rejected by name, and the
-//! unpacked size is bounded by the size of the file. Sample inputs and traces are not read.
+//! An archive is untrusted data: no input makes an import panic, nothing in a pickle is executed, and
+//! the unpacked size is bounded by the size of the file. Sample inputs and traces are not read.
 
 mod aliasing;
 mod archive;
@@ -46,11 +46,13 @@ mod operand_dtypes;
 mod ops;
 mod options;
 mod per_rank;
+mod pickle;
 mod schema;
 mod scope;
 mod shards;
 mod signature;
 mod stored_tensors;
+mod subclasses;
 mod symbols;
 mod unify;
 
@@ -185,13 +187,16 @@ const ATEN_OPSET: i64 = 10;
 
 fn parse_program<'t>(entry: &str, text: &'t str) -> Result<ExportedProgram<'t>, ImportError> {
     match serde_json::from_str::<ExportedProgram<'t>>(text) {
-        Ok(program) if program.schema_version.major == 8 => match program.opset_version.get("aten") {
+        Ok(mut program) if program.schema_version.major == 8 => match program.opset_version.get("aten") {
             Some(version) if *version != ATEN_OPSET => Err(ImportError::Content {
                 entry: entry.to_string(),
                 expected: format!("version {ATEN_OPSET} of the aten operators"),
                 found: version.to_string(),
             }),
-            _ => Ok(program),
+            _ => {
+                subclasses::use_local_tensors(&mut program);
+                Ok(program)
+            }
         },
         Ok(program) => Err(schema_error(entry, program.schema_version)),
         // Another version may have another structure. Its number is a better error than the first difference.

@@ -233,7 +233,7 @@ pub(crate) struct SymArgument<'a> {
 }
 
 /// The declared type of a value of the graph.
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct TensorMeta<'a> {
     pub dtype: u32,
     #[serde(borrow)]
@@ -255,13 +255,13 @@ fn strided() -> u32 {
     STRIDED
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct SymExpr<'a> {
     #[serde(borrow)]
     pub expr_str: JsonStr<'a>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Deserialize)]
 pub(crate) struct SymInt<'a> {
     #[serde(borrow)]
     pub as_expr: Option<SymExpr<'a>>,
@@ -405,7 +405,7 @@ pub(crate) struct TensorPayload {
 }
 
 /// The layout of a tensor in its storage, in elements.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct StorageMeta {
     pub dtype: u32,
     pub sizes: Vec<StoredInt>,
@@ -418,14 +418,14 @@ pub(crate) struct StorageMeta {
 }
 
 /// The device of a stored tensor. A tensor on the device `meta` has no data.
-#[derive(Clone, Default, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(crate) struct StoredDevice {
     #[serde(default, rename = "type")]
     pub kind: String,
 }
 
 /// An extent of a stored tensor, which is always known.
-#[derive(Clone, Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 pub(crate) struct StoredInt {
     pub as_int: Option<i64>,
 }

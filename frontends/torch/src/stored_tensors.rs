@@ -2,6 +2,9 @@
 //!
 //! Several names for one region of one storage are one tensor: tied weights. Such a tensor is read, counted
 //! and stored once.
+//!
+//! A DTensor is stored as a pickle ([`crate::pickle`]). Its declared region is that of the whole tensor, of
+//! which the pickle has the rank's part, so the declared region only identifies it.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,6 +15,7 @@ use symmc_ir::{DType, Tensor};
 use crate::archive::Archive;
 use crate::dtype;
 use crate::error::{ImportError, Result};
+use crate::pickle::SavedTensor;
 use crate::schema::{STRIDED, StorageMeta, StoredInt, TensorPayload};
 
 /// The stored tensors of one kind, read on demand.
@@ -59,7 +63,7 @@ impl TensorStore {
             return None;
         }
         let entry = format!("data/{}/{}", self.kind, payload.path_name);
-        (payload.use_pickle || archive.contains(&entry)).then_some(entry)
+        archive.contains(&entry).then_some(entry)
     }
 
     /// Counts the memory that these tensors will take, before it is allocated.
@@ -72,10 +76,13 @@ impl TensorStore {
         for name in names {
             let Some((name, payload)) = self.config.get_key_value(name) else { continue };
             let Some(entry) = self.storage_entry(archive, payload) else { continue };
-            let region = StorageRegion::from_payload(name, payload, &entry)?;
+            let region = StorageRegion::from_payload(name, payload)?;
             let size = archive.entry_size(&entry)?;
-            region.check_fits(name, size)?;
-            let bytes = region.bytes;
+            // The entry of a pickled tensor contains its storage, and its tensor is at most as large.
+            let bytes = if payload.use_pickle { size.saturating_mul(2) } else { region.bytes };
+            if !payload.use_pickle {
+                region.check_fits(name, size)?;
+            }
             if !seen.insert((&payload.path_name, region)) {
                 continue;
             }
@@ -86,12 +93,14 @@ impl TensorStore {
         Ok(())
     }
 
-    /// The stored size in bytes of the tensor with this name. `None` if the archive does not name it or does
+    /// The declared size in bytes of the tensor with this name. `None` if the archive does not name it or does
     /// not contain its data.
     pub fn tensor_size(&self, archive: &Archive<'_>, name: &str) -> Result<Option<u64>> {
         let Some(payload) = self.config.get(name) else { return Ok(None) };
-        let Some(entry) = self.storage_entry(archive, payload) else { return Ok(None) };
-        Ok(Some(StorageRegion::from_payload(name, payload, &entry)?.bytes))
+        if self.storage_entry(archive, payload).is_none() {
+            return Ok(None);
+        }
+        Ok(Some(StorageRegion::from_payload(name, payload)?.bytes))
     }
 
     /// The contiguous tensor with this name. `None` if the archive does not name it or does not contain its
@@ -99,7 +108,8 @@ impl TensorStore {
     pub fn load_tensor(&mut self, archive: &mut Archive<'_>, name: &str) -> Result<Option<Arc<Tensor>>> {
         let Some(payload) = self.config.get(name) else { return Ok(None) };
         let Some(entry) = self.storage_entry(archive, payload) else { return Ok(None) };
-        let region = StorageRegion::from_payload(name, payload, &entry)?;
+        let region = StorageRegion::from_payload(name, payload)?;
+        let is_pickled = payload.use_pickle;
         let path = payload.path_name.clone();
         let key = (path, region);
         if let Some(tensor) = self.tensors.get(&key) {
@@ -115,7 +125,12 @@ impl TensorStore {
             self.storages.insert(path.clone(), storage.clone());
         }
         self.regions.insert(path.clone(), left);
-        let tensor = Arc::new(region.materialise(name, storage)?);
+        let tensor = if is_pickled {
+            unpickle_tensor(name, &entry, &storage)?
+        } else {
+            region.materialise(name, storage)?
+        };
+        let tensor = Arc::new(tensor);
         self.tensors.insert(key, tensor.clone());
         Ok(Some(tensor))
     }
@@ -124,13 +139,24 @@ impl TensorStore {
     pub fn tied_names(&self) -> Vec<Vec<String>> {
         let mut names: IndexMap<(&str, StorageRegion), Vec<String>> = IndexMap::new();
         for (name, payload) in &self.config {
-            let Ok(region) = StorageRegion::from_payload(name, payload, "") else { continue };
+            let Ok(region) = StorageRegion::from_payload(name, payload) else { continue };
             if region.bytes > 0 {
                 names.entry((&payload.path_name, region)).or_default().push(name.clone());
             }
         }
         names.into_values().filter(|n| n.len() > 1).collect()
     }
+}
+
+fn unpickle_tensor(name: &str, entry: &str, saved: &[u8]) -> Result<Tensor> {
+    let pickled = |message| ImportError::Pickled { tensor: name.into(), entry: entry.into(), message };
+    let (tensor, storage) = SavedTensor::open(saved).and_then(|mut s| s.read()).map_err(pickled)?;
+    let region = StorageRegion::from_meta(name, &tensor.meta)?;
+    // A tensor with strides of 0 may be larger than its storage, and was not counted.
+    if region.bytes > saved.len() as u64 {
+        return Err(stored_error(name, format!("at most {} bytes", saved.len()), region.bytes.to_string()));
+    }
+    region.materialise(name, Arc::new(storage))
 }
 
 fn stored_error(tensor: &str, expected: impl Into<String>, found: impl Into<String>) -> ImportError {
@@ -151,10 +177,7 @@ struct StorageRegion {
 }
 
 impl StorageRegion {
-    fn from_payload(name: &str, payload: &TensorPayload, entry: &str) -> Result<Self> {
-        if payload.use_pickle {
-            return Err(ImportError::Pickled { tensor: name.into(), entry: entry.into() });
-        }
+    fn from_payload(name: &str, payload: &TensorPayload) -> Result<Self> {
         let meta = payload.tensor_meta.as_ref().ok_or_else(|| stored_error(name, "tensor_meta", "none"))?;
         StorageRegion::from_meta(name, meta)
     }

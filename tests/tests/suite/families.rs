@@ -1,5 +1,5 @@
 //! Programs of Hugging Face families, whose modelling code PyTorch exported untouched: each gives what PyTorch gave, and
-//! what its attention sees is known.
+//! what its attention sees is known. Models whose experts are divided among ranks have a program for each rank.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use symmc::{
     Workload,
 };
 use symmc_ir::interp::{RunCount, Tolerance, compare};
-use symmc_ir::{Op, text};
+use symmc_ir::{CollectiveKind, CollectiveReduceOp, Op, text};
 use symmc_tests::program;
 
 /// Programs of `tests/programs/families`; how many rotary embeddings of queries or keys each has; and what each attention
@@ -58,18 +58,32 @@ const SQUARE: [&str; 1] = ["t5_prefill"];
 /// A sliding window of four positions, the row's own among them.
 const WINDOW: &str = "below row + (1), from row + (-3)";
 
+/// Programs with a file for each rank, whose experts transformers divided among the ranks. How many ranks, and how many
+/// sums over them.
+const EXPERT_PARALLEL: [(&str, usize, usize); 3] =
+    [("gpt_oss_ep2", 2, 2), ("mixtral_ep4_batched", 4, 2), ("qwen3_moe_ep2", 2, 2)];
+
 fn open(stem: &str) -> (Program, Arc<TensorFile>) {
     let file = |end: &str| program(&format!("families/{stem}.{end}"));
     let tensors = Arc::new(TensorFile::open(&file("safetensors")).expect("recorded tensors"));
     let options = OpenOptions::default().with_tensors(tensors.clone());
-    let program = Program::open(&file("pt2"), &options).unwrap_or_else(|e| panic!("{stem}: {e}"));
+    let paths = match EXPERT_PARALLEL.iter().find(|e| e.0 == stem) {
+        Some((_, ranks, _)) => (0..*ranks).map(|r| file(&format!("rank{r}.pt2"))).collect(),
+        None => vec![file("pt2")],
+    };
+    let program = Program::open_files(&paths, &options).unwrap_or_else(|e| panic!("{stem}: {e}"));
     (program, tensors)
+}
+
+/// All programs, by name.
+fn stems() -> impl Iterator<Item = &'static str> {
+    FAMILIES.into_iter().map(|f| f.0).chain(EXPERT_PARALLEL.into_iter().map(|e| e.0))
 }
 
 #[test]
 fn families_give_what_pytorch_gave() {
     let mut failures = Vec::new();
-    for (stem, _, _) in FAMILIES {
+    for stem in stems() {
         let (program, tensors) = open(stem);
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &DrawConfig::default())
@@ -168,9 +182,29 @@ fn squares(graph: &Graph) -> Vec<String> {
     results.filter(|v| square(v)).map(|v| v.name.clone()).collect()
 }
 
+/// Each rank computes its part of the experts, and the sum over ranks is the only communication.
+#[test]
+fn experts_are_divided_among_the_ranks() {
+    for (stem, ranks, sums) in EXPERT_PARALLEL {
+        let graph = open(stem).0.graph;
+        assert_eq!(graph.ranks, Some(ranks as u32), "{stem}");
+        let collectives = graph.nodes.values().filter_map(|n| match &n.op {
+            Op::Collective(c) => Some(&c.kind),
+            _ => None,
+        });
+        let kinds: Vec<_> = collectives.collect();
+        assert_eq!(kinds, vec![&CollectiveKind::AllReduce(CollectiveReduceOp::Sum); sums], "{stem}");
+        let experts = graph.inputs.values().filter(|i| i.source.ends_with("experts.down_proj"));
+        for input in experts {
+            let found = graph.values[input.value].ty.shape.first().and_then(|d| d.as_const());
+            assert_eq!(found, Some(8 / ranks as i64), "{stem}: `{}`", input.source);
+        }
+    }
+}
+
 #[test]
 fn no_op_of_a_family_is_opaque() {
-    for (stem, _, _) in FAMILIES {
+    for stem in stems() {
         let program = open(stem).0;
         let opaque = program.graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. }));
         assert!(opaque.is_none(), "{stem}: {opaque:?}");

@@ -10,6 +10,8 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::dtype;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::schema::Argument;
+use crate::subclasses::{ACCESS, LOCAL_TENSOR};
 
 pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.add", "add", |c| add_scaled(c, BinaryOp::Add)),
@@ -149,6 +151,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.type_as", "cast", convert),
     row("prims.convert_element_type", "cast", convert),
     row("prims.device_put", "(identity)", identity),
+    row(ACCESS, "(identity), for the tensor of the rank in a DTensor", local_tensor),
     row("aten.clone", "(identity)", identity),
     row("aten.contiguous", "(identity)", identity),
     row("aten.alias", "(identity)", identity),
@@ -164,6 +167,18 @@ pub(super) const ROWS: &[RuleRow] = &[
         c.expand(source, c.shape(x))
     }),
 ];
+
+fn local_tensor(c: &mut OpCall<'_, '_>) -> EmitResult {
+    match c.get("attr") {
+        Some(Argument::String(attribute)) if **attribute == *LOCAL_TENSOR => c.first_tensor(),
+        found => {
+            let found = found.map_or("none".into(), |a| a.describe());
+            Err(RuleFailure::Invalid(format!(
+                "of the tensors inside of a tensor subclass, expected `{LOCAL_TENSOR}` of a DTensor, found {found}"
+            )))
+        }
+    }
+}
 
 pub(super) fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.first_tensor()

@@ -5,6 +5,7 @@ mod calls;
 mod common;
 mod complex;
 mod damage;
+mod dtensors;
 mod dtypes;
 mod import;
 mod ops;
