@@ -1,9 +1,9 @@
 //! The `.pt2` container: a zip archive whose entries share one root folder.
 //!
 //! The importer reads `archive_format`, `byteorder`, one `models/*.json`, and the raw storages that the
-//! weights and constants configs name ([`crate::stored_tensors`]). It never reads sample inputs. An archive is untrusted: sizes are checked before memory is allocated. No two entries share
-//! bytes of the file, no entry unpacks to more than its bytes can contain, and the total stays below
-//! [`ArchiveLimits`].
+//! weights and constants configs name ([`crate::stored_tensors`]). It never reads sample inputs. An archive is
+//! untrusted: sizes are checked before memory is allocated. No two entries share bytes of the file, no entry
+//! unpacks to more than its bytes can contain, and the total stays below [`ArchiveLimits`].
 
 use std::collections::HashMap;
 use std::io::{Cursor, Read};
