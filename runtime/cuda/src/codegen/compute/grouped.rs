@@ -10,7 +10,7 @@ use symmc_ir::DType;
 use symmc_runtime::exec::LocatedTensor;
 
 use super::assertions::AssertedFault;
-use super::grouped_tiling::{GroupedSizes, TILE_K, WGMMA_THREADS, WgmmaTiling};
+use super::grouped_tiling::{GroupedSizes, ResultStores, TILE_K, WGMMA_THREADS, WgmmaTiling};
 use super::lowering::{KernelLowering, mismatch_error};
 use super::text::{self, computed_type, stored_type};
 use super::wgmma::{self, OperandMajor};
@@ -212,7 +212,8 @@ fn by_wgmma(
     let planes_fit = !e.divide_k || in_eights(result.strides[0]);
     let wide_result =
         are_adjacent([last[1], last[0]], e.n) && planes_fit && l.address_of(result).is_multiple_of(16);
-    let tiling = WgmmaTiling::choose(e, wide_result, &l.machine)?;
+    let stores = if wide_result { ResultStores::Eights } else { ResultStores::Single };
+    let tiling = WgmmaTiling::choose(e, stores, &l.machine)?;
     let WgmmaTiling { columns, stages, stores_boxes, shared, blocks } = tiling;
     let of_terms = majors.map(|major| major == OperandMajor::Terms);
     let constants = format!(

@@ -107,6 +107,14 @@ impl GroupedSizes {
     }
 }
 
+/// How many elements of a row of the result are stored at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ResultStores {
+    /// Eight, which are adjacent and aligned to 16 bytes.
+    Eights,
+    Single,
+}
+
 /// Tiles of 128 rows and the memory of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WgmmaTiling {
@@ -120,8 +128,8 @@ pub(super) struct WgmmaTiling {
 }
 
 impl WgmmaTiling {
-    /// The fastest tiling, if one fits. `wide_result`: eight columns of the result can be stored at once.
-    pub fn choose(e: GroupedSizes, wide_result: bool, machine: &KernelTarget) -> Option<WgmmaTiling> {
+    /// The fastest tiling, if one fits.
+    pub fn choose(e: GroupedSizes, stores: ResultStores, machine: &KernelTarget) -> Option<WgmmaTiling> {
         let empty = [e.m, e.k, e.n, e.groups].contains(&0);
         if !machine.wgmma || empty || e.groups > MOST_GROUPS || !e.fits_32_bits() {
             return None;
@@ -129,7 +137,7 @@ impl WgmmaTiling {
         let multiprocessors = (machine.multiprocessors as usize).max(1);
         let tiles = |columns| e.average_tiles() * e.n.div_ceil(columns);
         if tiles(SHAPES[0].columns) * NARROW_IF_BELOW < multiprocessors {
-            return WgmmaTiling::fit(NARROW_COLUMNS, e, wide_result, machine);
+            return WgmmaTiling::fit(NARROW_COLUMNS, e, stores, machine);
         }
         let reading = e.reading_time(machine);
         let time = |shape: &TileShape| {
@@ -137,14 +145,14 @@ impl WgmmaTiling {
             (tiles(shape.columns).div_ceil(multiprocessors) * tile).max(reading)
         };
         let fitting =
-            SHAPES.iter().filter_map(|s| Some((s, WgmmaTiling::fit(s.columns, e, wide_result, machine)?)));
+            SHAPES.iter().filter_map(|s| Some((s, WgmmaTiling::fit(s.columns, e, stores, machine)?)));
         fitting.min_by_key(|(shape, _)| time(shape)).map(|(_, tiling)| tiling)
     }
 
     fn fit(
         columns: usize,
         e: GroupedSizes,
-        wide_result: bool,
+        stores: ResultStores,
         machine: &KernelTarget,
     ) -> Option<WgmmaTiling> {
         let stage = (ROWS + columns) * TILE_K * 2 + STAGE_BARRIERS;
@@ -155,7 +163,7 @@ impl WgmmaTiling {
             (room / stage).min(STAGES[1])
         };
         let boxes = ROWS * columns * 2;
-        let stores_boxes = wide_result && stages_next_to(boxes) >= STAGES_WITH_BOXES;
+        let stores_boxes = stores == ResultStores::Eights && stages_next_to(boxes) >= STAGES_WITH_BOXES;
         let boxes = if stores_boxes { boxes } else { 0 };
         let stages = stages_next_to(boxes);
         let tiles = e.tiles(ROWS) * e.n.div_ceil(columns);
@@ -188,7 +196,8 @@ mod tests {
     fn choice(sizes: [usize; 4], divide_k: bool, shared: usize) -> Option<(usize, usize, bool)> {
         let [m, k, n, groups] = sizes;
         let machine = KernelTarget { shared, bandwidth: 3352, ..KernelTarget::PROFILE_GPU };
-        let tiling = WgmmaTiling::choose(GroupedSizes { m, k, n, groups, divide_k }, true, &machine)?;
+        let tiling =
+            WgmmaTiling::choose(GroupedSizes { m, k, n, groups, divide_k }, ResultStores::Eights, &machine)?;
         assert!(tiling.shared <= shared && tiling.blocks <= 132, "{tiling:?}");
         Some((tiling.columns, tiling.stages, tiling.stores_boxes))
     }
