@@ -299,7 +299,7 @@ SC_FN void st_async(u32 to, float4 x, u32 barrier) {
 }
 
 // As tensor_map.rs describes a matrix.
-struct TensorMap { u64 at, rows, columns, step, box_rows; };
+struct TensorMap { u64 at, rows, columns, step, box_rows, planes, plane_step; };
 // Where a byte of a box lies: pieces of 16 change places by the number of the row, of 128 bytes.
 SC_FN u64 swizzled(u64 at) { return at ^ (at >> 7 & 7) << 4; }
 SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barrier) {
@@ -315,17 +315,52 @@ SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barr
         }
     barrier_count(barrier, 0, -(int)(map.box_rows * 128));
 }
+SC_FN TensorMap plane_of(const TensorMap &map, int plane) {
+    if (plane < 0 || (u64)plane >= map.planes || map.plane_step % 16) {
+        fprintf(stderr, "a map has no plane %d, or planes that are not aligned\n", plane);
+        abort();
+    }
+    return {map.at + plane * map.plane_step, map.rows, map.columns, map.step, map.box_rows, 0, 0};
+}
+SC_FN void tma_load_plane(void *to, const TensorMap &map, int term, int row, int plane, u64 *barrier) {
+    tma_load(to, plane_of(map, plane), term, row, barrier);
+}
+SC_FN void tma_store_plane(const TensorMap &all, const void *from, int term, int row, int plane) {
+    const TensorMap map = plane_of(all, plane);
+    if ((u64)from % 1024 || map.at % 16 || map.step % 16) {
+        fprintf(stderr, "a box, or its matrix, is not aligned\n");
+        abort();
+    }
+    for (u64 r = 0; r < map.box_rows && row + r < map.rows; r++)
+        for (u64 c = 0; c < 64 && term + c < map.columns; c++)
+            ((u16 *)(map.at + (row + r) * map.step))[term + c] = *(const u16 *)swizzled((u64)from + r * 128 + c * 2);
+}
+SC_FN void tma_store_commit() {}
+SC_FN void tma_store_wait_read() {}
+SC_FN void tma_store_wait() {}
+SC_FN void fence_proxy_async() {}
+template <int COUNT> void registers_lower() {}
+template <int COUNT> void registers_raise() {}
+SC_FN void stmatrix(u16 *row, const u32 (&x)[4]) {
+    const u32 lane = emulate::own % 32;
+    const u16 *rows[32];
+    load_rows(rows, row);
+    for (u32 m = 0; m < 4; m++) memcpy((u16 *)rows[m * 8 + lane / 4] + lane % 4 * 2, &x[m], 4);
+}
+// In units of 16 bytes, and from bit 44 on the step between boxes of lines, or 0 if terms are adjacent.
 SC_FN u64 wgmma_descriptor(const void *at) { return (u64)at / 16; }
+SC_FN u64 wgmma_descriptor_across(const void *at, u32 step) { return (u64)at / 16 | (u64)(step / 16) << 44; }
 SC_FN void wgmma_fence() {}
 SC_FN void wgmma_commit() {}
 template <int COUNT> void wgmma_wait() {}
 SC_FN void fence_operand(float (&)[4]) {}
 // As `multiply` below spreads sums, over the four warps of a group.
 template <class T, int TILE_N> void multiply_group(float (&c)[TILE_N / 8][4], u64 rows, u64 lines, int more) {
-    const auto terms = [](u64 box, u32 row, float *out) {
-        for (u32 piece = 0; piece < 2; piece++) {
-            const T *from = (const T *)swizzled(box * 16 + row * 128 + piece * 16);
-            for (u32 i = 0; i < 8; i++) out[piece * 8 + i] = get(from[i]);
+    const auto terms = [](u64 descriptor, u32 row, float *out) {
+        const u64 at = (descriptor & ((1ull << 44) - 1)) * 16, step = (descriptor >> 44) * 16;
+        for (u32 k = 0; k < 16; k++) {
+            const u64 offset = step ? row / 64 * step + k * 128 + row % 64 * 2 : row * 128 + k * 2;
+            out[k] = get(*(const T *)swizzled(at + offset));
         }
     };
     const u32 thread = threadIdx.x % 128, lane = thread % 32;

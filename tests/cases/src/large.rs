@@ -113,7 +113,7 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
 fn grouped_products(r: &mut SplitMix, out: &mut Vec<Case>) {
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for [rows, groups, k, n] in
-            [[7, 40, 72, 136], [300, 4, 200, 264], [90, 70, 136, 40], [65, 1, 64, 128]]
+            [[7, 40, 72, 136], [300, 4, 200, 264], [90, 70, 136, 40], [65, 1, 64, 128], [140, 3, 328, 256]]
         {
             let ends = ends(r, groups, rows);
             let x = Placed::dense(tensor(r, dtype, &[rows, k]));

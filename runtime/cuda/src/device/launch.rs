@@ -291,9 +291,10 @@ impl From<u32> for KernelParam {
 /// Columns of a box: 128 bytes.
 const COLUMNS: u32 = 64;
 
-/// A tensor map of a matrix of two-byte elements. Kernels load boxes of it to shared memory by TMA, each of
-/// `box_rows` rows and 64 columns, with zeros outside the matrix. Pieces of 16 bytes are swizzled by their
-/// row number. Kernels that run on the host, in tests, receive this struct itself.
+/// A tensor map of a matrix of two-byte elements, or of several. Kernels load boxes of it to shared memory by
+/// TMA, each of `box_rows` rows and 64 columns of one matrix, with zeros outside the matrix, or store them.
+/// Pieces of 16 bytes are swizzled by their row number. Kernels that run on the host, in tests, receive this
+/// struct itself.
 #[repr(C)]
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TensorMap {
@@ -305,28 +306,39 @@ pub struct TensorMap {
     step: u64,
     /// Rows of a box, up to 256.
     box_rows: u64,
+    /// The number of matrices; 0 if kernels address the map of one matrix without the number of its plane.
+    planes: u64,
+    /// Bytes from matrix to matrix, a multiple of 16.
+    plane_step: u64,
 }
 
 impl TensorMap {
     /// `rows` × `columns` elements, `step` bytes from row to row, boxes of `box_rows` rows.
     pub(crate) fn new(at: DevicePtr, [rows, columns]: [usize; 2], step: usize, box_rows: usize) -> TensorMap {
         let [rows, columns, step, box_rows] = [rows, columns, step, box_rows].map(|n| n as u64);
-        TensorMap { at, rows, columns, step, box_rows }
+        TensorMap { at, rows, columns, step, box_rows, planes: 0, plane_step: 0 }
+    }
+
+    /// The same for this number of matrices, `plane_step` bytes from one to the next.
+    pub(crate) fn with_planes(self, planes: usize, plane_step: usize) -> TensorMap {
+        TensorMap { planes: planes as u64, plane_step: plane_step as u64, ..self }
     }
 
     pub(crate) fn encode(&self, bases: PortBases<'_>) -> Result<sys::CUtensorMap> {
         let mut out = sys::CUtensorMap { opaque: [0; 16] };
-        let sizes = [self.columns, self.rows];
-        let steps = [self.step];
-        let box_sizes = [COLUMNS, self.box_rows as u32];
-        let every = [1, 1];
+        let rank = if self.planes > 0 { 3 } else { 2 };
+        let sizes = [self.columns, self.rows, self.planes];
+        let steps = [self.step, self.plane_step];
+        let box_sizes = [COLUMNS, self.box_rows as u32, 1];
+        let every = [1, 1, 1];
         let at: *mut c_void = std::ptr::with_exposed_provenance_mut(self.at.resolve(bases) as usize);
-        // SAFETY: two sizes, one step and two sizes of a box are read, and the map is written; the memory is not touched.
+        // SAFETY: of sizes and of sizes of a box `rank` are read, and one step less; the map is written. The memory is not
+        // touched.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut out,
                 sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
-                2,
+                rank,
                 at,
                 sizes.as_ptr(),
                 steps.as_ptr(),
@@ -338,11 +350,12 @@ impl TensorMap {
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        let TensorMap { at, rows, columns, step, box_rows } = self;
+        let TensorMap { at, rows, columns, step, box_rows, planes, plane_step } = self;
         check_driver_result(
             || {
                 format!(
-                    "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows"
+                    "describing {rows} × {columns} elements at {at:?}, {step} bytes apart, by {box_rows} rows, \
+                     {planes} times, {plane_step} bytes apart"
                 )
             },
             encoded.result(),

@@ -110,21 +110,28 @@ pub(crate) struct Ran {
     pub wrong: Vec<String>,
 }
 
+/// The machine that is emulated.
+const MACHINE: KernelTarget = KernelTarget {
+    // Few multiprocessors, so that small products have as many lines for each as large ones on a GPU.
+    multiprocessors: 4,
+    bandwidth: 4917,
+    status: 0,
+    workspace: 0,
+    workspace_bytes: 0,
+    shared: 225 << 10,
+    wgmma: true,
+    inputs: InputUse::Read,
+    attention: AttentionBackend::Kernels,
+};
+
 /// Runs cases as emulated kernels; `None` without a compiler.
 pub(crate) fn run(what: &str, cases: &[Case], attention: AttentionBackend) -> Option<Ran> {
+    run_on(what, cases, KernelTarget { attention, ..MACHINE })
+}
+
+/// The same on a machine without memory.
+fn run_on(what: &str, cases: &[Case], machine: KernelTarget) -> Option<Ran> {
     let (laid, bytes) = lay(cases);
-    let machine = KernelTarget {
-        // Few multiprocessors, so that small products have as many lines for each as large ones on a GPU.
-        multiprocessors: 4,
-        bandwidth: 4917,
-        status: 0,
-        workspace: 0,
-        workspace_bytes: 0,
-        shared: 225 << 10,
-        wgmma: true,
-        inputs: InputUse::Read,
-        attention,
-    };
     let workspace_bytes = workspace_bytes(cases, &machine);
     // The status word and the workspace are after the cases.
     let mut memory = vec![0u128; (bytes + workspace_bytes + 4096).div_ceil(16) + 16];
@@ -186,6 +193,32 @@ fn kernels_give_what_the_interpreter_gives() {
     let Some(ran) = run("corpus", &cases, AttentionBackend::Kernels) else { return };
     assert!(ran.wrong.is_empty(), "{}", ran.wrong.join("\n"));
     assert!(ran.all > cases.len() / 2, "{} of {} cases", ran.all, cases.len());
+}
+
+/// Without warp-group MMA; with one multiprocessor, whose tiles are wide; with too little memory to store
+/// results of wide tiles by TMA; and with many multiprocessors, whose tiles are narrow.
+#[test]
+fn grouped_products_are_the_same_with_all_tiles() {
+    let mut cases = corpus();
+    cases.retain(|c| c.op == Op::GroupedMatMul && !c.name.contains("f32"));
+    // All large cases, and some small ones.
+    let mut small = 0;
+    cases.retain(|c| {
+        small += usize::from(!c.name.starts_with("large"));
+        c.name.starts_with("large") || small % 8 == 0
+    });
+    let one = KernelTarget { multiprocessors: 1, bandwidth: 0, ..MACHINE };
+    let machines = [
+        ("mma", KernelTarget { wgmma: false, ..MACHINE }),
+        ("wide", one),
+        ("direct", KernelTarget { shared: 180 << 10, ..one }),
+        ("narrow", KernelTarget { multiprocessors: 132, ..MACHINE }),
+    ];
+    for (name, machine) in machines {
+        let Some(ran) = run_on(&format!("grouped-{name}"), &cases, machine) else { return };
+        assert!(ran.wrong.is_empty(), "{name}: {}", ran.wrong.join("\n"));
+        assert_eq!(ran.all, cases.len(), "{name}");
+    }
 }
 
 /// The cases at the edges of dtypes. Scalars are part of the kernel's text, so only some cases of each op

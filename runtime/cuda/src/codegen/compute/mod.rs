@@ -27,6 +27,7 @@ pub mod fused_norm;
 pub mod gemm;
 pub mod gemm_search;
 mod grouped;
+mod grouped_tiling;
 pub mod library_attention;
 mod lowering;
 mod machine;
@@ -43,6 +44,7 @@ mod skinny;
 mod sort;
 pub(crate) mod space;
 mod text;
+mod wgmma;
 
 use symmc_ir::Op;
 use symmc_runtime::exec::LocatedTensor;

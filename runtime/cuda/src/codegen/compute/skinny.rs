@@ -12,6 +12,7 @@ use symmc_ir::machine::{DispatchCapabilities, ProductLimits, ProductShape};
 use super::gemm::{Gemm, MatrixOrder};
 use super::lowering::KernelLowering;
 use super::text::{self, stored_type};
+use super::wgmma::{self, OperandMajor};
 use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam, TensorMap};
 
@@ -344,7 +345,7 @@ fn by_tensor_cores(
     // Pairs of columns do not form boxes of lines.
     let with_boxes = match arrangement {
         ProductArrangement::ColumnPairs(_) => None,
-        _ => wgmma(gemms, arrangement, l),
+        _ => by_wgmma(gemms, arrangement, l),
     };
     with_boxes.or_else(|| mma(gemms, arrangement, l))
 }
@@ -487,7 +488,7 @@ fn ring_stages(gemm: &Gemm, lines: usize, split: usize, l: &KernelLowering<'_>) 
 
 /// The kernel with warp-group MMA and split-K between the two blocks of a cluster, which is faster above 16
 /// rows (64 rows by a 3584 × 4096 matrix: 10.2 µs, 17.5 by [`mma`], 18.6 by the library).
-fn wgmma(
+fn by_wgmma(
     gemms: &[Gemm],
     arrangement: ProductArrangement<'_>,
     l: &KernelLowering<'_>,
@@ -519,7 +520,7 @@ fn wgmma(
         call: "skinny_wgmma<@_L>(a, b, epilogue);",
         constants: format!(
             "static const int COLUMNS = {columns}, STAGES = {stages};\n{}",
-            wgmma_instruction(gemm.dtype, lines)
+            wgmma::declare_instruction(gemm.dtype, lines, [OperandMajor::Terms; 2])
         ),
         columns,
         split: 2,
@@ -527,21 +528,4 @@ fn wgmma(
         shared: stages * (stage + STAGE_BARRIERS) + STAGE_BARRIERS + others,
         boxes: Some([rows, columns]),
     })
-}
-
-/// The instruction for this many columns, which names every register.
-fn wgmma_instruction(dtype: DType, lines: usize) -> String {
-    let sums = lines / 2;
-    let ty = if dtype == DType::BF16 { "bf16" } else { "f16" };
-    let registers: Vec<String> = (0..sums).map(|i| format!("%{i}")).collect();
-    let outputs: Vec<String> = (0..sums).map(|i| format!("\"+f\"(c[{}][{}])", i / 4, i % 4)).collect();
-    format!(
-        "SC_WGMMA({}, {lines}, \"{{ .reg .pred p; setp.ne.b32 p, %{}, 0; \
-         wgmma.mma_async.sync.aligned.m64n{lines}k16.f32.{ty}.{ty} {{{}}}, %{sums}, %{}, p, 1, 1, 0, 0; }}\", {})\n",
-        stored_type(dtype),
-        sums + 2,
-        registers.join(", "),
-        sums + 1,
-        outputs.join(", "),
-    )
 }

@@ -18,6 +18,8 @@ pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
 pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
 /// Grouped GEMM: products of groups of rows.
 pub(super) const GROUPED: &str = include_str!("kernels/grouped.cuh");
+/// Grouped GEMM by warp-group MMA.
+pub(super) const GROUPED_WGMMA: &str = include_str!("kernels/grouped_wgmma.cuh");
 /// GEMV, and skinny GEMM of up to four rows.
 pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
 /// Skinny GEMM by tensor cores.

@@ -21,7 +21,7 @@ template <class L> struct Ends {
     // rows. The first block reports the first end that is less than the previous one or beyond the rows; such
     // groups are empty, or end with the rows.
     __device__ __forceinline__ GroupedRows next(const void *pe, i64 g0, void *status, u32 assertion) {
-        const int lane = threadIdx.x;
+        const int lane = threadIdx.x % 32;
         const i64 g = g0 + lane;
         const i64 given = g < L::G ? get(((const typename L::I *)pe)[g * L::e_step]) : L::R;
         i64 end = given < start ? start : given > L::R ? L::R : given;

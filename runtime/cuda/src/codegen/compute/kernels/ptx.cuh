@@ -134,6 +134,33 @@ SC_FN void tma_load(void *to, const TensorMap &map, int term, int row, u64 *barr
                  "l"(&map), "r"(term), "r"(row), "r"(shared_address(barrier))
                  : "memory");
 }
+// As `tma_load`, from one plane of several matrices.
+SC_FN void tma_load_plane(void *to, const TensorMap &map, int term, int row, int plane, u64 *barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(shared_address(to)),
+                 "l"(&map), "r"(term), "r"(row), "r"(plane), "r"(shared_address(barrier))
+                 : "memory");
+}
+// Starts to store by TMA the box of the map's size to this place of a plane, of which the part outside the matrix is
+// left out. The thread that commits stores waits until their boxes, swizzled as loaded ones, have been read,
+// or until they are complete.
+SC_FN void tma_store_plane(const TensorMap &map, const void *from, int term, int row, int plane) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map), "r"(shared_address(from)), "r"(term),
+                 "r"(row), "r"(plane)
+                 : "memory");
+}
+SC_FN void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+SC_FN void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+SC_FN void tma_store_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// Stores four matrices of 8 by 8; lane 8i + j addresses row j of matrix i in shared memory.
+SC_FN void stmatrix(u16 *row, const u32 (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)), "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
+                 : "memory");
+}
+// Makes this thread's writes to shared memory visible to WGMMA and to the TMA.
+SC_FN void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// Changes the number of registers of each thread of four warps.
+template <int COUNT> SC_FN void registers_lower() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+template <int COUNT> SC_FN void registers_raise() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 // Arrives, and makes the phase also wait for this many bytes.
 SC_FN void mbarrier_expect_tx(u64 *barrier, u32 bytes) {
     asm volatile("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], %1; }" ::"r"(shared_address(barrier)), "r"(bytes)
@@ -186,6 +213,11 @@ SC_FN void st_async(u32 to, float4 x, u32 barrier) {
 // The matrix descriptor of a box for WGMMA: its address in units of 16 bytes, lines of 128 bytes with
 // swizzled pieces, eight lines in 1024 bytes. An advance of 16 elements is two units.
 SC_FN u64 wgmma_descriptor(const void *at) { return (u64)(shared_address(at) >> 4 & 0x3fff) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+// The same for boxes of 64 terms whose rows, or columns, are adjacent: 64 of these are 128 bytes with swizzled
+// pieces, and boxes of the next 64 are `step` bytes apart. An advance of 16 terms is 128 units.
+SC_FN u64 wgmma_descriptor_across(const void *at, u32 step) {
+    return (u64)(shared_address(at) >> 4 & 0x3fff) | (u64)(step >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
 // WGMMA synchronization: registers are ready; all instructions since then form a batch; all but COUNT batches
 // have ended.
 SC_FN void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
