@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""Times mixtures of experts of transformers under symmc and under torch.compile with CUDA graphs, in turn and in one run.
+
+    python3 tests/gpu/experts.py [--tokens 16,256,1024,4096] [--families qwen3_moe,mixtral] [--rounds 8]
+    torchrun --nproc-per-node 2 tests/gpu/experts.py ...
+
+Four layers, hidden size 2048, 32 experts (8 for Mixtral), bf16, random weights, the modelling code of transformers. With several ranks
+the experts are divided among them as transformers does it (expert parallelism). One line for each family and number of tokens:
+microseconds of a call when calls follow each other, for both; the ratio; and the distance of both results from eager's, relative to its
+norm. Needs PyTorch, transformers and the package symmc.
+"""
+
+import argparse
+import os
+import statistics
+import warnings
+
+warnings.filterwarnings("ignore")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+import torch.distributed as dist
+import transformers
+
+import symmc.torch
+
+COMMON = dict(hidden_size=2048, num_hidden_layers=4, num_attention_heads=16, num_key_value_heads=4, vocab_size=1024,
+              max_position_embeddings=8192)
+MIXED = dict(num_experts_per_tok=8, moe_intermediate_size=768, head_dim=128)
+LATENT = dict(q_lora_rank=512, kv_lora_rank=512, qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128, num_key_value_heads=16,
+              n_group=1, topk_group=1)
+FAMILIES = {
+    "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**COMMON, **MIXED, "num_experts": 32}),
+    "gpt_oss": ("GptOssConfig", "GptOssForCausalLM", {
+        **COMMON, "num_local_experts": 32, "num_experts_per_tok": 4, "intermediate_size": 2048, "head_dim": 64}),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", {
+        **COMMON, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 4096}),
+    "deepseek_v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", {
+        **COMMON, **MIXED, **LATENT, "n_routed_experts": 32, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "intermediate_size": 4096, "head_dim": 64}),
+    "glm4_moe": ("Glm4MoeConfig", "Glm4MoeForCausalLM", {
+        **COMMON, **MIXED, "n_routed_experts": 32, "n_shared_experts": 1, "first_k_dense_replace": 1, "intermediate_size": 4096}),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {
+        **COMMON, "head_dim": 128, "intermediate_size": 8192, "sliding_window": 512}),
+}
+
+
+def built(family, ranks):
+    config_class, model_class, given = FAMILIES[family]
+    config = getattr(transformers, config_class)(**given)
+    if hasattr(config, "_experts_implementation") or family != "gemma3":
+        config._experts_implementation = "grouped_mm"
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        model = getattr(transformers, model_class)(config).to(torch.bfloat16).eval().requires_grad_(False)
+    for number, (name, weight) in enumerate(model.named_parameters()):
+        generator = torch.Generator(device="cuda").manual_seed(number)
+        drawn = torch.randn(weight.shape, generator=generator, device="cuda")
+        weight.copy_(drawn * 0.02 if weight.dim() > 1 else drawn * 0.02 + ("norm" in name))
+    return divided(model, ranks) if ranks > 1 else model
+
+
+def divided(model, ranks):
+    """The model with its experts divided among the ranks."""
+    from transformers.distributed import DistributedConfig
+    from transformers.distributed.utils import initialize_distributed_mesh
+
+    config = DistributedConfig(tp_size=ranks, tp_plan="auto", enable_expert_parallel=True)
+    mesh = initialize_distributed_mesh(config)[-1]
+    return type(model).maybe_distribute_model(model, config, mesh)
+
+
+def compiled(model, way):
+    names = {"model": model}
+    exec("def call(ids):\n    return model(input_ids=ids, use_cache=False).logits", names)
+    if way == "symmc":
+        options = {"fallback": "error"}
+        return torch.compile(names["call"], backend=symmc.torch.backend, dynamic=False, options=options)
+    return torch.compile(names["call"], mode="reduce-overhead", dynamic=False)
+
+
+def time_of(call, ranks, runs=10):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    if ranks > 1:
+        dist.barrier()
+    call()
+    start.record()
+    for _ in range(runs):
+        call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1000 / runs
+
+
+def measure(family, tokens, rounds, ranks):
+    model = built(family, ranks)
+    for count in tokens:
+        torch._dynamo.reset()
+        ids = torch.randint(3, 1000, (1, count), device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
+        with torch.no_grad():
+            expected = model(input_ids=ids, use_cache=False).logits.float()
+            calls, distances = {}, {}
+            for way in ("graphs", "symmc"):
+                try:
+                    call = compiled(model, way)
+                    for _ in range(3):
+                        found = call(ids)
+                    difference = (found.float() - expected).norm() / expected.norm()
+                    distances[way] = difference.item()
+                    calls[way] = lambda call=call: call(ids)
+                except Exception as error:
+                    print(f"{family} {count} {way}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", flush=True)
+            times = {way: [] for way in calls}
+            for _ in range(rounds):
+                for way, call in calls.items():
+                    times[way].append(time_of(call, ranks))
+        found = {way: statistics.median(all_of) for way, all_of in times.items()}
+        if len(found) == 2 and int(os.environ.get("RANK", 0)) == 0:
+            ratio = found["symmc"] / found["graphs"]
+            print(f"{family:12} {count:5} tokens: {found['symmc']:8.1f} {found['graphs']:8.1f} µs, ratio {ratio:.2f}, from eager "
+                  f"{distances['symmc']:.1e} and {distances['graphs']:.1e}", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", default="16,256,1024,4096")
+    parser.add_argument("--families", default=",".join(FAMILIES))
+    parser.add_argument("--rounds", type=int, default=8)
+    given = parser.parse_args()
+    ranks = int(os.environ.get("WORLD_SIZE", 1))
+    if ranks > 1:
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+    for family in given.families.split(","):
+        measure(family, [int(n) for n in given.tokens.split(",")], given.rounds, ranks)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
