@@ -10,11 +10,13 @@ use symmc_torch::{ImportOptions, import};
 
 /// Programs of `tests/programs/experts`, their ranks, and the largest difference from PyTorch relative to the
 /// largest element: products of bf16 round, all else is exact but for the order of sums.
-const PROGRAMS: [(&str, usize, f64); 4] = [
+const PROGRAMS: [(&str, usize, f64); 6] = [
     ("exchange_sum2", 2, 1e-6),
     ("exchange_sum4", 4, 1e-6),
     ("exchange_bound2", 2, 1e-6),
     ("mixture2", 2, 1e-2),
+    ("mixture4", 4, 1e-2),
+    ("mixture_loop2", 2, 1e-6),
 ];
 
 struct Recorded(safetensors::SafeTensors<'static>);

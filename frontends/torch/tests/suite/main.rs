@@ -6,6 +6,7 @@ mod common;
 mod complex;
 mod damage;
 mod dtypes;
+mod exchanges;
 mod experts;
 mod import;
 mod ops;
