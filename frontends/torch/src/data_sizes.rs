@@ -89,6 +89,8 @@ impl DataSizes {
                 self.add_assertion(graph, node, fixed);
             } else if is_exchange(target) {
                 self.add_exchange(graph, node, fixed);
+            } else if target.starts_with("aten.split_with_sizes") || target.starts_with("aten.split.sizes") {
+                self.add_split(graph, node, fixed);
             }
         }
     }
@@ -149,6 +151,33 @@ impl DataSizes {
             for id in sent.iter().chain(&received).filter_map(Dim::as_symbol) {
                 self.limit(id, &rows);
             }
+        }
+    }
+
+    /// The lengths of a split add up to the axis, so none is longer.
+    fn add_split(
+        &mut self,
+        graph: &ExportedGraph<'_>,
+        node: &ExportedNode<'_>,
+        fixed: &HashMap<String, Dim>,
+    ) {
+        let argument = |name: &str| node.inputs.iter().find(|i| &*i.name == name).map(|i| &i.arg);
+        let sizes = argument("split_sizes").or_else(|| argument("split_size"));
+        let Some(sizes) = sizes.and_then(|sizes| self.sizes_of(graph, sizes, fixed)) else { return };
+        let Some(Argument::Tensor(x)) = node.inputs.first().map(|i| &i.arg) else { return };
+        let Some(meta) = graph.tensor_values.get(&**x) else { return };
+        let axis = match argument("dim") {
+            Some(Argument::Int(axis)) => axis.rem_euclid(meta.sizes.len().max(1) as i64) as usize,
+            _ => 0,
+        };
+        let extent = meta.sizes.get(axis).and_then(|size| self.resolve_size(size, fixed).ok());
+        let Some(extent) = extent else { return };
+        let total = sizes.iter().cloned().fold(Dim::from(0), |sum, size| sum + size);
+        if total != extent && self.depends_on_data(&total) {
+            self.equal.push((total, extent.clone()));
+        }
+        if let Ok(capacity) = self.capacity(&extent) {
+            sizes.iter().filter_map(Dim::as_symbol).for_each(|id| self.limit(id, &capacity));
         }
     }
 

@@ -396,6 +396,9 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (_, n) = known_group(c)?;
     let x = c.tensor("input")?;
     let out = c.tensors("out")?;
+    if let Some(other) = c.opt_string("red_op")?.filter(|op| *op != "sum") {
+        return Err(RuleFailure::Opaque(format!("expected the reduction sum, found `{other}`")));
+    }
     let axis = c.axis("dim", c.rank(x))?;
     let extent = fixed_extent(c, x, axis, "elements")?;
     let ends = match c.opt_ints("offsets")? {
