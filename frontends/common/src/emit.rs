@@ -78,8 +78,22 @@ pub trait Emit {
         d.bounds(&self.builder().graph().symbols)
     }
 
+    /// Emits a node in another form, where its operands need one. `types` are the declared result types.
+    fn emit_adapted(
+        &mut self,
+        _hint: &str,
+        _op: &Op,
+        _inputs: &[ValueId],
+        _types: Option<&[TensorType]>,
+    ) -> RuleResult<Option<Vec<ValueId>>, Self::Error> {
+        Ok(None)
+    }
+
     /// Emits a node whose op determines its result types.
     fn emit_all(&mut self, hint: &str, op: Op, inputs: &[ValueId]) -> RuleResult<Vec<ValueId>, Self::Error> {
+        if let Some(results) = self.emit_adapted(hint, &op, inputs, None)? {
+            return Ok(results);
+        }
         let name = format!("{}.{hint}", self.label());
         let results = self.builder_mut().node(&name, op, inputs)?;
         for &r in &results {
@@ -95,6 +109,9 @@ pub trait Emit {
     /// Emits a node with a declared result type.
     fn emit_as(&mut self, hint: &str, op: Op, inputs: &[ValueId], ty: TensorType) -> EmitResult<Self::Error> {
         check_shape_complexity(&ty.shape).map_err(|m| self.invalid_node(m))?;
+        if let Some(results) = self.emit_adapted(hint, &op, inputs, Some(std::slice::from_ref(&ty)))? {
+            return Ok(results[0]);
+        }
         let name = format!("{}.{hint}", self.label());
         Ok(self.builder_mut().op_as(&name, op, inputs, ty)?)
     }

@@ -14,7 +14,7 @@ use symmc_ir::{DType, Dim, Scalar, ValueId};
 use crate::dtype;
 use crate::lower::{EmitResult, ImportLowering, RuleFailure, RuleResult};
 use crate::per_rank::{PerRankArgument, PerRankNumbers};
-use crate::schema::{Argument, ExportedNode, NamedArgument, SymArgument};
+use crate::schema::{Argument, ExportedNode, NamedArgument, SymArgument, SymInt};
 use crate::scope::{NameBinding, tensor_names};
 
 #[derive(Clone, Debug)]
@@ -81,6 +81,8 @@ pub(crate) struct OpCall<'c, 'p> {
     read: RefCell<HashSet<&'p str>>,
     /// Whether all results are wanted, even if the program does not name them.
     pub wants_all: bool,
+    /// Whether integer arguments are extents, so that one that depends on data stands for its capacity.
+    pub extent_arguments: bool,
     results: Vec<Option<&'p str>>,
     result_values: Vec<Option<ValueId>>,
     /// Values from this index on were emitted by this call.
@@ -114,6 +116,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
             renamed: &[],
             read: RefCell::default(),
             wants_all: false,
+            extent_arguments: false,
         }
     }
 
@@ -308,17 +311,18 @@ impl<'c, 'p> OpCall<'c, 'p> {
         }
     }
 
-    pub fn operand(&self, name: &str) -> RuleResult<CallOperand> {
+    pub fn operand(&mut self, name: &str) -> RuleResult<CallOperand> {
         require_argument(name, self.opt_operand(name)?)
     }
 
-    pub fn opt_operand(&self, name: &str) -> RuleResult<Option<CallOperand>> {
+    pub fn opt_operand(&mut self, name: &str) -> RuleResult<Option<CallOperand>> {
         let Some(arg) = self.get(name) else { return Ok(self.override_value(name).map(CallOperand::Tensor)) };
         if let Some(found) = self.element_tensor(arg) {
             return Ok(Some(CallOperand::Tensor(found?)));
         }
         Ok(Some(match arg {
             Argument::ByRank(b) => CallOperand::Tensor(self.per_rank_input(b)?),
+            Argument::SymInt(s) if self.depends_on_data(s)? => CallOperand::Tensor(self.emit_sym_size(s)?),
             Argument::SymInt(s) => match self.sym_int(s)? {
                 d if d.as_const().is_some() => CallOperand::Scalar(Scalar::Int(d.as_const().unwrap_or(0))),
                 d => CallOperand::Dim(d),
@@ -359,7 +363,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
         value.ok_or_else(|| RuleFailure::Invalid(format!("expected an input `{}`, found none", by_rank.name)))
     }
 
-    fn element_scalar(&self, name: &str, arg: &Argument<'_>) -> RuleResult<Scalar> {
+    fn element_scalar(&self, name: &str, arg: &Argument<'p>) -> RuleResult<Scalar> {
         let short = |n: usize| {
             RuleFailure::Invalid(format!("expected a number for each tensor as `{name}`, found {n}"))
         };
@@ -376,13 +380,13 @@ impl<'c, 'p> OpCall<'c, 'p> {
         })
     }
 
-    fn plain_scalar(&self, name: &str, arg: &Argument<'_>) -> RuleResult<Scalar> {
+    fn plain_scalar(&self, name: &str, arg: &Argument<'p>) -> RuleResult<Scalar> {
         Ok(match arg {
             Argument::Int(i) => Scalar::Int(*i),
             Argument::Float(x) => Scalar::Float(symmc_ir::FloatAttribute(*x)),
             Argument::Bool(b) => Scalar::Bool(*b),
             Argument::SymFloat(s) => Scalar::Float(symmc_ir::FloatAttribute(self.sym_float(s)?)),
-            Argument::SymInt(s) => match self.sym_int(s)?.as_const() {
+            Argument::SymInt(s) => match self.sym_size(s)?.as_const() {
                 Some(i) => Scalar::Int(i),
                 None => return Err(RuleFailure::Opaque(format!("`{name}` is a symbolic number"))),
             },
@@ -501,7 +505,17 @@ impl<'c, 'p> OpCall<'c, 'p> {
     fn sym_int(&self, s: &SymArgument<'_>) -> RuleResult<Dim> {
         match (&s.as_name, s.as_int) {
             (Some(name), _) => match self.lowering.scope.graph.sym_int_values.get(&**name) {
-                Some(value) => Ok(self.lowering.symbols.resolve_extent(value)?),
+                Some(value) if self.extent_arguments => Ok(self.lowering.symbols.resolve_capacity(value)?),
+                Some(value) => {
+                    let size = self.lowering.symbols.resolve_size(value)?;
+                    if self.lowering.symbols.data.depends_on_data(&size) {
+                        let size = self.lowering.symbols.data.display(&size);
+                        return fail_invalid(format!(
+                            "expected integers that the caller fixes, found `{size}`, which depends on data"
+                        ));
+                    }
+                    Ok(size)
+                }
                 None => {
                     fail_invalid(format!("expected an entry in sym_int_values for `{}`, found none", &**name))
                 }
@@ -511,6 +525,76 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 fail_invalid("expected `as_name` or `as_int` in a symbolic integer, found neither".into())
             }
         }
+    }
+
+    fn sym_value(&self, s: &SymArgument<'p>) -> Option<&'p SymInt<'p>> {
+        self.lowering.scope.graph.sym_int_values.get(&**s.as_name.as_ref()?)
+    }
+
+    fn depends_on_data(&self, s: &SymArgument<'p>) -> RuleResult<bool> {
+        let Some(value) = self.sym_value(s) else { return Ok(false) };
+        let size = self.lowering.symbols.resolve_size(value)?;
+        Ok(self.lowering.symbols.data.depends_on_data(&size))
+    }
+
+    fn emit_sym_size(&mut self, s: &SymArgument<'p>) -> EmitResult {
+        let size = self.sym_size(s)?;
+        self.emit_size(&size)
+    }
+
+    /// A symbolic integer over the symbols of [`crate::data_sizes`].
+    fn sym_size(&self, s: &SymArgument<'p>) -> RuleResult<Dim> {
+        match self.sym_value(s) {
+            Some(value) => Ok(self.lowering.symbols.resolve_size(value)?),
+            None => self.sym_int(s),
+        }
+    }
+
+    /// An integer that may depend on data, over the symbols of [`crate::data_sizes`].
+    pub fn opt_size(&self, name: &str) -> RuleResult<Option<Dim>> {
+        match self.get(name) {
+            Some(Argument::SymInt(s)) => self.sym_size(s).map(Some),
+            _ => self.opt_dim(name),
+        }
+    }
+
+    /// Integers that may depend on data, over the symbols of [`crate::data_sizes`].
+    pub fn opt_sizes(&self, name: &str) -> RuleResult<Option<Vec<Dim>>> {
+        match self.get(name) {
+            Some(Argument::SymInts(list)) => {
+                list.iter().map(|s| self.sym_size(s)).collect::<RuleResult<_>>().map(Some)
+            }
+            _ => self.opt_dims(name),
+        }
+    }
+
+    /// Whether an integer argument depends on data.
+    pub fn has_data_size(&self) -> RuleResult<bool> {
+        for input in self.inputs {
+            let found = match &input.arg {
+                Argument::SymInt(s) => self.depends_on_data(s)?,
+                Argument::SymInts(list) => {
+                    let all = list.iter().map(|s| self.depends_on_data(s));
+                    all.collect::<RuleResult<Vec<_>>>()?.contains(&true)
+                }
+                _ => false,
+            };
+            if found {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// The declared extents of a result, over the symbols of [`crate::data_sizes`].
+    pub fn declared_sizes(&self, result: usize) -> RuleResult<Vec<Dim>> {
+        let name = self.results.get(result).copied().flatten();
+        let meta = name.and_then(|name| self.lowering.scope.graph.tensor_values.get(name));
+        let Some(meta) = meta else {
+            return fail_invalid(format!("expected a result {result} with a shape, found none"));
+        };
+        let sizes = meta.sizes.iter().map(|size| self.lowering.symbols.resolve_size(size));
+        Ok(sizes.collect::<Result<_, _>>()?)
     }
 
     /// The expression of a float that is not a constant.
@@ -642,6 +726,7 @@ impl<'c, 'p> OpCall<'c, 'p> {
                 continue;
             };
             lowering.check_declared(node, name, value)?;
+            lowering.check_packed(node, name, value)?;
             lowering.scope.bind(name, NameBinding::Value(value)).map_err(RuleFailure::Invalid)?;
             let entry = &mut lowering.builder.graph_mut().values[value];
             // Helper values have a dot after the label; names of the program do not.

@@ -2,13 +2,14 @@
 //! [`symmc_import::emit`].
 
 use symmc_import::{Emit, RuleCall};
-use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, ValueDef, ValueId};
+use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, TensorType, ValueDef, ValueId};
 
 use crate::call::{CallOperand, OpCall};
 use crate::dtype::{self, PromotionPriority};
 use crate::error::ImportError;
 use crate::float_expr;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::packed;
 use crate::shards::RankShard;
 
 impl RuleCall for OpCall<'_, '_> {
@@ -33,6 +34,16 @@ impl Emit for OpCall<'_, '_> {
     fn label(&self) -> &str {
         &self.label
     }
+
+    fn emit_adapted(
+        &mut self,
+        hint: &str,
+        op: &Op,
+        inputs: &[ValueId],
+        types: Option<&[TensorType]>,
+    ) -> RuleResult<Option<Vec<ValueId>>> {
+        packed::emit_packed(self, hint, op, inputs, types)
+    }
 }
 
 impl OpCall<'_, '_> {
@@ -47,6 +58,9 @@ impl OpCall<'_, '_> {
             CallOperand::Tensor(v) if self.lowering.per_rank_inputs.values().any(|n| n == v) => {
                 let float = self.dtype(*v).is_float();
                 (PromotionPriority::Scalar, if float { dtype::DEFAULT_FLOAT } else { DType::I64 })
+            }
+            CallOperand::Tensor(v) if self.lowering.packed.is_count(*v) => {
+                (PromotionPriority::Scalar, DType::I64)
             }
             CallOperand::Tensor(v) => (
                 if self.rank(*v) == 0 { PromotionPriority::NoAxes } else { PromotionPriority::Tensor },

@@ -30,6 +30,7 @@ mod argument;
 mod auto_functionalized;
 mod call;
 mod custom_schema;
+mod data_sizes;
 mod dtype;
 mod effects;
 mod emit;
@@ -45,6 +46,7 @@ mod merge_ranks;
 mod operand_dtypes;
 mod ops;
 mod options;
+mod packed;
 mod per_rank;
 mod pickle;
 mod schema;
@@ -218,13 +220,14 @@ fn convert_program(
 ) -> Result<ImportOutput, ImportError> {
     let ranks = groups::resolve_groups(program, options)?;
     let mut notes = ranks.notes;
-    let symbols = ProgramSymbols::new(
+    let mut symbols = ProgramSymbols::new(
         &signature::argument_sizes(program),
         &|name| program.range_constraints.get(name).copied(),
         &options.constraints,
         options.max_extent,
         &mut notes,
     )?;
+    symbols.add_data_sizes(&program.graph_module.graph, &|name| program.range_constraints.get(name).copied());
     let table = symbols.table.clone();
     let unbounded = symbols.unbounded.clone();
     let assumed = ranks.assumed;

@@ -10,6 +10,7 @@ use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, T
 use crate::dtype;
 use crate::effects::{self, EffectAnalysis};
 use crate::error::{ImportError, Result};
+use crate::packed::{self, PackedRows, PackedValues};
 use crate::schema::{self, Argument, ExportedNode, STRIDED};
 use crate::scope::{NameScope, tensor_names};
 use crate::shards::RankShard;
@@ -50,6 +51,8 @@ pub(crate) struct ImportLowering<'p> {
     pub effects: EffectAnalysis,
     /// Pairs of values that may share memory although the graph does not show it.
     pub possible_aliases: Vec<(ValueId, ValueId)>,
+    /// The values with rows whose number depends on data.
+    pub packed: PackedValues,
     pub opaque: OpaqueOps,
     pub notes: Vec<String>,
 }
@@ -75,6 +78,7 @@ impl<'p> ImportLowering<'p> {
             in_place: effects.has_writes(graph),
             effects,
             possible_aliases: Vec::new(),
+            packed: PackedValues::default(),
             opaque: OpaqueOps::default(),
             notes: Vec::new(),
         }
@@ -116,7 +120,7 @@ impl<'p> ImportLowering<'p> {
         let dtype = resolve_dtype(meta.dtype)
             .map_err(|found| error(format!("expected a supported dtype, found {found}")))?;
         let shape =
-            meta.sizes.iter().map(|s| self.symbols.resolve_extent(s)).collect::<Result<Vec<Dim>, _>>()?;
+            meta.sizes.iter().map(|s| self.symbols.resolve_capacity(s)).collect::<Result<Vec<Dim>, _>>()?;
         symmc_ir::dim::check_shape_complexity(&shape).map_err(error)?;
         Ok(TensorType::new(dtype, shape))
     }
@@ -148,6 +152,12 @@ impl<'p> ImportLowering<'p> {
                 attributes.push(format!("{}={}", &*input.name, input.arg));
             }
         }
+        if let Some(rows) = operands.iter().find_map(|v| self.packed.rows(*v)) {
+            let rows = self.symbols.data.display(&rows.length);
+            return Err(RuleFailure::Invalid(format!(
+                "{why}, and an operand has `{rows}` rows, which depend on data"
+            )));
+        }
         self.opaque.record(&target, why);
         if types.is_empty() {
             // Nothing depends on a node without a tensor result: integer results have expressions in the
@@ -172,6 +182,52 @@ impl<'p> ImportLowering<'p> {
                 found: differ.found,
             }
         })
+    }
+
+    /// Compares the rows that depend on data with those of the declaration. Operators that create tensors
+    /// give their first rows whatever the number.
+    pub fn check_packed(&mut self, node: &ExportedNode<'_>, name: &str, value: ValueId) -> RuleResult {
+        let Some(meta) = self.scope.graph.tensor_values.get(name) else { return Ok(()) };
+        let mut declared = None;
+        for (axis, size) in meta.sizes.iter().enumerate() {
+            let length = self.symbols.data.normalize(&self.symbols.resolve_size(size)?);
+            if self.symbols.data.depends_on_data(&length) {
+                if declared.is_some() {
+                    return Err(RuleFailure::Invalid(format!(
+                        "two axes of `{name}` depend on data, which is not supported"
+                    )));
+                }
+                declared = Some(PackedRows { axis, length });
+            }
+        }
+        match (declared, self.packed.rows(value)) {
+            (Some(declared), Some(found)) if declared == *found => Ok(()),
+            (Some(declared), None) if packed::creates_rows(&node.target) => {
+                self.packed.set(value, declared);
+                Ok(())
+            }
+            (Some(declared), found) => {
+                let expected = self.symbols.data.display(&declared.length);
+                let axis = declared.axis;
+                let found = match found {
+                    Some(rows) => {
+                        format!("`{}` along axis {}", self.symbols.data.display(&rows.length), rows.axis)
+                    }
+                    None => "a fixed number".to_string(),
+                };
+                Err(RuleFailure::Invalid(format!(
+                    "the number of elements of `{name}` along axis {axis} depends on data, which this operator does \
+                     not support: expected `{expected}`, found {found}"
+                )))
+            }
+            (None, Some(found)) => {
+                let found = self.symbols.data.display(&found.length);
+                Err(RuleFailure::Invalid(format!(
+                    "expected fixed extents of `{name}`, found `{found}` rows, which depend on data"
+                )))
+            }
+            (None, None) => Ok(()),
+        }
     }
 
     pub fn display_type(&self, ty: &TensorType) -> String {

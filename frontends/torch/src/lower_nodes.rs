@@ -15,6 +15,7 @@ use crate::inplace;
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
 use crate::operand_dtypes;
 use crate::ops;
+use crate::packed;
 use crate::schema::{Argument, ExportedGraph, ExportedNode};
 use crate::scope::{NameBinding, tensor_names};
 
@@ -132,6 +133,7 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
         }
         _ => match ops::find_rule(&call.node.target) {
             Some(rule) => {
+                call.extent_arguments = packed::takes_extents(&call.node.target);
                 operand_dtypes::check_operand_dtypes(call, &call.node.target)?;
                 rule.apply(call)?;
                 call.check_all_read()?;

@@ -124,9 +124,10 @@ enum RowCount {
     Named(String),
 }
 
-/// The split sizes of an exchange, if the argument is a list of them. They usually differ between ranks.
+/// The split sizes of an exchange, or the ranks of sends and receives, if the argument is a list of them. They
+/// usually differ between ranks.
 fn row_counts(input: &NamedArgument<'_>) -> Option<Vec<RowCount>> {
-    if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes") {
+    if !matches!(&*input.name, "input_split_sizes" | "output_split_sizes" | "peer_list") {
         return None;
     }
     match &input.arg {
@@ -501,6 +502,7 @@ impl<'a, 'p> ProgramComparison<'a, 'p> {
                 [a.to_bits(), b.to_bits()] == [x.to_bits(), y.to_bits()]
             }
             (Argument::String(x), Argument::String(y)) | (Argument::Other(x), Argument::Other(y)) => x == y,
+            (Argument::Strings(x), Argument::Strings(y)) => x == y,
             (Argument::ScalarType(x), Argument::ScalarType(y)) => x == y,
             (Argument::Operator(x), Argument::Operator(y)) => x == y,
             (Argument::SymFloats(x), Argument::SymFloats(y)) => {

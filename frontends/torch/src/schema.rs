@@ -206,6 +206,7 @@ pub(crate) enum Argument<'a> {
     Bool(bool),
     Bools(Vec<bool>),
     String(JsonStr<'a>),
+    Strings(Vec<JsonStr<'a>>),
     SymInt(SymArgument<'a>),
     SymInts(Vec<SymArgument<'a>>),
     SymBool(SymArgument<'a>),

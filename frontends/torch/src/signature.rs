@@ -400,6 +400,13 @@ pub(crate) fn lower_outputs<'p>(
             continue;
         };
         let value = lowering.scope.value(name).map_err(|message| signature_error(name, message))?;
+        if let Some(rows) = lowering.packed.rows(value) {
+            let rows = lowering.symbols.data.display(&rows.length);
+            return Err(signature_error(
+                name,
+                format!("expected an output of fixed extents, found `{rows}` rows, which depend on data"),
+            ));
+        }
         note_complex(lowering, "output", name);
         let kind = match target {
             OutputTarget::Caller => OutputKind::Returned,

@@ -1,7 +1,7 @@
 //! The symbols of a program and the dims of its expressions.
 //!
 //! The symbols of a program are those in extents of arguments and in integer arguments: a caller fixes them
-//! for a run. Any other symbol depends on data and cannot be an extent.
+//! for a run. Any other symbol depends on data and cannot be an extent ([`crate::data_sizes`]).
 //!
 //! PyTorch stores only generated names (`s23`). The only symbol of a program is therefore called `tokens`. If
 //! there are several, the symbol of the last axis of the first integer tensor argument is called `tokens`,
@@ -16,8 +16,9 @@ use symmc_import::ranges::{self, DeclaredSymbol, ResolvedSymbols, SymbolConstrai
 use symmc_import::sympy::{self, SizeExpr};
 use symmc_ir::{Dim, EntityMap, Symbol, SymbolId};
 
+use crate::data_sizes::DataSizes;
 use crate::error::{ImportError, Result};
-use crate::schema::{RangeConstraint, SymInt};
+use crate::schema::{ExportedGraph, RangeConstraint, SymInt};
 
 /// The symbols of a program, by PyTorch's names.
 pub(crate) struct ProgramSymbols<'p> {
@@ -26,6 +27,8 @@ pub(crate) struct ProgramSymbols<'p> {
     /// The symbols for which neither the program nor the caller gives an upper bound.
     pub unbounded: Vec<String>,
     dims: RefCell<HashMap<&'p str, Dim>>,
+    /// The symbols that depend on data.
+    pub data: DataSizes,
 }
 
 /// The sizes in an argument of the program. Arguments are in the order of the signature.
@@ -84,7 +87,46 @@ impl<'p> ProgramSymbols<'p> {
         let ResolvedSymbols { table, dims, unbounded: open } =
             ranges::resolve_symbols(&declared, given, max_extent, notes)?;
         let ids = order.iter().map(|torch| torch.to_string()).zip(dims).collect();
-        Ok(ProgramSymbols { table, ids, unbounded: open, dims: RefCell::default() })
+        Ok(ProgramSymbols {
+            table,
+            ids,
+            unbounded: open,
+            dims: RefCell::default(),
+            data: DataSizes::default(),
+        })
+    }
+
+    /// Adds the symbols that the nodes of a graph read from tensors.
+    pub fn add_data_sizes(
+        &mut self,
+        graph: &ExportedGraph<'_>,
+        range: &dyn Fn(&str) -> Option<RangeConstraint>,
+    ) {
+        self.data = DataSizes::collect(graph, range, &self.table, &self.ids);
+    }
+
+    /// An extent that may depend on data, over the symbols of [`DataSizes`].
+    pub fn resolve_size(&self, size: &'p SymInt<'p>) -> Result<Dim> {
+        match self.resolve_extent(size) {
+            Err(error) => {
+                let Some(e) = &size.as_expr else { return Err(error) };
+                let parsed = sympy::parse(&e.expr_str)
+                    .and_then(|parsed| sympy::to_dim(&parsed, &|s| self.data.resolve_symbol(s, &self.ids)));
+                let dim = parsed.map_err(|m| expression_error(&e.expr_str, m))?;
+                Ok(self.data.simplify(dim))
+            }
+            found => found,
+        }
+    }
+
+    /// An extent, or the capacity of one that depends on data.
+    pub fn resolve_capacity(&self, size: &'p SymInt<'p>) -> Result<Dim> {
+        let found = self.resolve_size(size)?;
+        if !self.data.depends_on_data(&found) {
+            return Ok(found);
+        }
+        let text = size.as_expr.as_ref().map_or("", |e| &*e.expr_str);
+        self.data.capacity(&found).map_err(|m| expression_error(text, m))
     }
 
     pub fn resolve_extent(&self, size: &'p SymInt<'p>) -> Result<Dim> {

@@ -5,7 +5,10 @@
 //! are named by strings; see [`crate::groups`] for their members.
 
 use symmc_import::Emit;
-use symmc_ir::{AllToAllSplits, Collective, CollectiveKind, CollectiveReduceOp, Dim, GroupId, Op, ValueId};
+use symmc_ir::{
+    AllToAllSplits, BinaryOp, Collective, CollectiveKind, CollectiveReduceOp, Dim, GroupId, Op, Scalar,
+    ValueId,
+};
 
 use super::elementwise::identity;
 use super::{RuleRow, row, row_of_results};
@@ -179,7 +182,7 @@ fn reduce_op(c: &OpCall<'_, '_>) -> RuleResult<CollectiveReduceOp> {
     })
 }
 
-fn all_reduce(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+pub(super) fn all_reduce(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let op = reduce_op(c)?;
     let group = c.resolve_group()?;
     c.collective(CollectiveKind::AllReduce(op), group, x)
@@ -190,7 +193,7 @@ fn all_gather(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     c.collective(CollectiveKind::AllGather, group, x)
 }
 
-fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
+pub(super) fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let op = reduce_op(c)?;
     let group = c.resolve_group()?;
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
@@ -202,6 +205,9 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
         (c.lists_by_rank(INPUT_SPLITS), c.lists_by_rank(OUTPUT_SPLITS))
     {
         return lower_uneven_all_to_all(c, x, group, by_rank, to, from);
+    }
+    if c.has_data_size()? || c.packed_length(x, 0).is_some() {
+        return exchange_by_data(c, x, group);
     }
     for name in [OUTPUT_SPLITS, INPUT_SPLITS] {
         let sizes = c.opt_dims(name)?.unwrap_or_default();
@@ -225,6 +231,88 @@ fn all_to_all(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
         }
     }
     c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, x)
+}
+
+/// An exchange with split sizes that depend on data. Operand and result are as long as the longer of their
+/// capacities, since a rank may receive more rows than it sends.
+fn exchange_by_data(c: &mut OpCall<'_, '_>, x: ValueId, group: GroupId) -> EmitResult {
+    let n = c.lowering.builder.graph().group_size(group);
+    let n = n.ok_or_else(|| RuleFailure::Invalid("the number of ranks is not known".into()))?;
+    let mut both = [Vec::new(), Vec::new()];
+    for (sizes, name) in both.iter_mut().zip([INPUT_SPLITS, OUTPUT_SPLITS]) {
+        *sizes = c.opt_sizes(name)?.unwrap_or_default();
+        if sizes.len() != n as usize {
+            let found = sizes.len();
+            return Err(RuleFailure::Invalid(format!(
+                "expected {n} {name}, one for each rank, next to sizes that depend on data, found {found}"
+            )));
+        }
+    }
+    let [sent, received] = both;
+    if let Some(rows) = c.lowering.packed.rows(x).filter(|rows| rows.axis != 0) {
+        return c.refuse_packed("it exchanges rows of another axis", &rows.length);
+    }
+    let total = |sizes: &[Dim]| sizes.iter().cloned().fold(Dim::from(0), |sum, size| sum + size);
+    let rows = c.length(x, 0);
+    let length = total(&received);
+    let capacity = c.capacity(&length)?;
+    let own = c.extent(x, 0);
+    let longer = if c.lowering.symbols.data.provably_at_most(&capacity, &own) {
+        own.clone()
+    } else {
+        own.max_with(&capacity).simplify_within(&c.lowering.symbols.table)
+    };
+    let mut splits = Vec::with_capacity(sent.len());
+    for size in &sent {
+        let size = c.emit_size(size)?;
+        splits.push(c.reshape(size, vec![1.into()])?);
+    }
+    let mut splits = c.concat(&splits, 0)?;
+    for (sum, limit, op) in
+        [(total(&sent), rows, BinaryOp::Ne), (length.clone(), capacity.clone(), BinaryOp::Gt)]
+    {
+        splits = require_total(c, splits, (&sum, op, &limit))?;
+    }
+    let operand = if longer == own {
+        x
+    } else {
+        let mut ty = c.ty(x).clone();
+        ty.shape[0] = longer.clone();
+        let low = vec![Dim::from(0); ty.rank()];
+        let value = Scalar::Int(0).convert_to(ty.dtype);
+        c.emit_plain("longer", Op::Pad { low, value }, &[x], Some(&[ty]))?[0]
+    };
+    let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
+    let op = Op::Collective(Collective { kind, group, variant: None });
+    let y = c.emit_plain("all_to_all", op, &[operand, splits], None)?[0];
+    let y = if longer == capacity {
+        y
+    } else {
+        let mut ty = c.ty(y).clone();
+        ty.shape[0] = capacity;
+        c.emit_plain("received", Op::Slice { axis: 0, start: 0.into(), step: 1 }, &[y], Some(&[ty]))?[0]
+    };
+    c.set_packed(y, 0, &length);
+    Ok(y)
+}
+
+/// `splits`, with an error of the run if the sum of sizes violates its limit: other rows would be lost.
+fn require_total(
+    c: &mut OpCall<'_, '_>,
+    splits: ValueId,
+    (sum, violated, limit): (&Dim, BinaryOp, &Dim),
+) -> EmitResult {
+    let data = &c.lowering.symbols.data;
+    let known = if violated == BinaryOp::Ne { sum == limit } else { !data.depends_on_data(sum) };
+    if known {
+        return Ok(splits);
+    }
+    let sum = c.emit_terms(sum)?;
+    let limit = c.emit_terms(limit)?;
+    let violated = c.binary(violated, sum, limit)?;
+    let violated = c.emit_check(violated)?;
+    let zero = c.reshape(violated, vec![1.into()])?;
+    c.binary(BinaryOp::Add, splits, zero)
 }
 
 const INPUT_SPLITS: &str = "input_split_sizes";

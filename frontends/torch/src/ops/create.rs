@@ -111,6 +111,9 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
     if let Some(y) = range_by_rank(c)? {
         return Ok(y);
     }
+    if c.has_data_size()? {
+        return range_by_data(c);
+    }
     let start = c.opt_operand("start")?.unwrap_or(CallOperand::Scalar(Scalar::Int(0)));
     let step = c.opt_operand("step")?.unwrap_or(CallOperand::Scalar(Scalar::Int(1)));
     let end = c.operand("end")?;
@@ -122,6 +125,26 @@ fn arange(c: &mut OpCall<'_, '_>) -> EmitResult {
         return Err(RuleFailure::Opaque("the step is symbolic or zero".into()));
     };
     c.range(&first, &last, by, dtype)
+}
+
+/// A range by 1 whose ends depend on data.
+fn range_by_data(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let start = c.opt_size("start")?.unwrap_or(0.into());
+    let end = c.opt_size("end")?.unwrap_or(0.into());
+    let dtype = c.opt_dtype("dtype")?.unwrap_or(DType::I64);
+    let length = end - start.clone();
+    if c.int_or("step", 1)? != 1 {
+        return c.refuse_packed("it is a range with a step", &length);
+    }
+    let capacity = c.capacity(&length)?;
+    let positions = c.iota(capacity, 0, 1, DType::I64)?;
+    let y = if start.as_const() == Some(0) {
+        positions
+    } else {
+        let start = c.emit_size(&start)?;
+        c.binary(BinaryOp::Add, positions, start)?
+    };
+    c.cast(y, dtype)
 }
 
 fn as_dim(operand: &CallOperand) -> Option<Dim> {

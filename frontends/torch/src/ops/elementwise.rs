@@ -184,7 +184,7 @@ pub(super) fn identity(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.first_tensor()
 }
 
-fn operands(c: &OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
+fn operands(c: &mut OpCall<'_, '_>) -> RuleResult<(CallOperand, CallOperand)> {
     let self_name = if c.get("self").is_some() { "self" } else { "input" };
     Ok((c.operand(self_name)?, c.operand("other")?))
 }

@@ -5,7 +5,7 @@
 
 use symmc_import::Emit;
 use symmc_import::requirement::is_within_limits;
-use symmc_ir::{DType, Dim};
+use symmc_ir::{BinaryOp, DType, Dim, Scalar};
 
 use super::{RuleRow, row_of_results};
 use crate::call::OpCall;
@@ -15,6 +15,8 @@ use crate::schema::Argument;
 
 pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.sym_size", "(an extent)", sym_size),
+    row_of_results("aten.item", "(an integer)", read_integer),
+    row_of_results("aten._local_scalar_dense", "(an integer)", read_integer),
     row_of_results("aten.sym_numel", "(an extent)", nothing),
     row_of_results("aten.sym_stride", "(an integer)", nothing),
     row_of_results("aten.sym_storage_offset", "(an integer)", nothing),
@@ -67,6 +69,30 @@ fn nothing(c: &mut OpCall<'_, '_>) -> RuleResult {
     Ok(())
 }
 
+/// Reads an integer from a tensor: a size that depends on data ([`crate::data_sizes`]). A value beyond the range
+/// that the program declares is an error of the run.
+fn read_integer(c: &mut OpCall<'_, '_>) -> RuleResult {
+    let x = c.first_tensor()?;
+    let name = crate::data_sizes::read_symbol(c.lowering.scope.graph, c.node);
+    let Some(id) = name.and_then(|name| c.lowering.symbols.data.symbol(name)) else {
+        return Err(RuleFailure::Opaque("it reads a number that depends on data, and is no integer".into()));
+    };
+    if c.dtype(x).is_float() {
+        let found = c.dtype(x);
+        return Err(RuleFailure::Invalid(format!("expected an integer tensor, found {found}")));
+    }
+    let x = c.reshape(x, vec![])?;
+    let mut value = c.cast(x, DType::I64)?;
+    if let Some(limit) = c.lowering.symbols.data.declared_limit(id) {
+        let beyond = c.binary_scalar(BinaryOp::Gt, value, Scalar::Int(limit))?;
+        let zero = c.emit_check(beyond)?;
+        let zero = c.reshape(zero, vec![])?;
+        value = c.binary(BinaryOp::Add, value, zero)?;
+    }
+    c.lowering.packed.bind_symbol(id, value);
+    Ok(())
+}
+
 /// The declared extent of the result must be that of the operand.
 fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["dim"]);
@@ -81,6 +107,9 @@ fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
             &**name
         )));
     };
+    if c.packed_length(x, axis).is_some() {
+        return Ok(());
+    }
     let declared = c.lowering.symbols.resolve_extent(value)?;
     let (low, high) = c.dim_bounds(&(found.clone() - declared.clone()));
     if low > 0 || high < 0 {

@@ -14,6 +14,7 @@ mod convolution;
 mod create;
 mod elementwise;
 mod embedding_bag;
+mod exchanges;
 mod facts;
 mod foreach;
 mod index;
@@ -49,6 +50,8 @@ static TABLES: RuleTables<OpRule> = RuleTables::new(&[
     backward::ROWS,
     collectives::ROWS,
     collectives::WRITING,
+    exchanges::ROWS,
+    exchanges::WRITING,
     foreach::ROWS,
     facts::ROWS,
     complex::ROWS,
@@ -69,7 +72,8 @@ pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
 /// The rule of an op that writes and has no functional counterpart. Its results are the new contents.
 pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
     let op = bare_target(target).rsplit_once('.')?.0;
-    collectives::WRITING.iter().find(|r| r.name == op).map(|r| r.rule)
+    let rows = collectives::WRITING.iter().chain(exchanges::WRITING);
+    rows.into_iter().find(|r| r.name == op).map(|r| r.rule)
 }
 
 /// Every target with the ops that it becomes, in the order of the themes.

@@ -209,8 +209,11 @@ fn top_k(c: &mut OpCall<'_, '_>) -> RuleResult {
         }
     }
     let types = vec![TensorType::new(c.dtype(x), shape.clone()), TensorType::new(DType::I64, shape)];
-    let name = format!("{}.topk", c.label);
-    let both = c.lowering.builder.node_as(&name, Op::TopK { axis, largest }, &[x], types)?;
+    let op = Op::TopK { axis, largest };
+    let both = match c.emit_adapted("topk", &op, &[x], Some(&types))? {
+        Some(both) => both,
+        None => c.emit_plain("topk", op, &[x], Some(&types))?,
+    };
     c.set_result(1, both[1]);
     c.set_only_result(both[0])
 }

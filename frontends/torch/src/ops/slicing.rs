@@ -14,6 +14,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.narrow", "slice", |c| {
         let x = c.first_tensor()?;
         let axis = c.axis("dim", c.rank(x))?;
+        if c.has_data_size()? || c.packed_length(x, axis).is_some() {
+            return data_rows(c, x, axis);
+        }
         let n = c.extent(x, axis);
         let start = c.dim("start")?;
         let start = c.index_from_start(start, &n);
@@ -79,11 +82,29 @@ fn slice(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.first_tensor()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
     let step = c.int_or("step", 1)?;
+    if c.has_data_size()? || c.packed_length(x, axis).is_some() {
+        return data_rows(c, x, axis);
+    }
     if let Some(y) = slice_by_rank(c, x, axis, step)? {
         return Ok(y);
     }
     let (start, len) = slice_range(c, &c.extent(x, axis), step)?;
     c.slice(x, axis, start, len, step)
+}
+
+/// The rows from a start on, of which one or their number depends on data. The declared result has their number.
+fn data_rows(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
+    c.ignore(&["end", "length"]);
+    let n = c.length(x, axis);
+    if c.int_or("step", 1)? != 1 {
+        return c.refuse_packed("it takes rows with a step", &n);
+    }
+    let start = c.opt_size("start")?.unwrap_or(0.into());
+    let start = if start.as_const().is_some_and(|start| start < 0) { n + start } else { start };
+    match c.declared_sizes(0)?.get(axis).cloned() {
+        Some(length) => c.slice_rows(x, axis, &start, &length),
+        None => Err(RuleFailure::Invalid(format!("expected a result with an axis {axis}, found none"))),
+    }
 }
 
 /// A slice with a start that differs between ranks and the same length on all, as a gather by index.
@@ -282,12 +303,27 @@ fn split(c: &mut OpCall<'_, '_>) -> RuleResult {
     c.ignore(&["split_size", "split_sizes", "chunks", "sections", "indices", "tensor_indices_or_sections"]);
     let x = c.first_tensor()?;
     let axis = c.axis_or("dim", 0, c.rank(x))?;
+    if c.has_data_size()? || c.packed_length(x, axis).is_some() {
+        return split_by_data(c, x, axis);
+    }
     let mut lengths = Vec::with_capacity(c.result_count());
     for i in 0..c.result_count() {
         lengths.push(c.declared_result_type(i)?.shape.get(axis).cloned().unwrap_or(1.into()));
     }
     let pieces = c.split_by_lengths(x, axis, lengths)?;
     pieces.into_iter().enumerate().for_each(|(i, piece)| c.set_result(i, piece));
+    Ok(())
+}
+
+/// Splits into rows of the declared numbers, some of which depend on data.
+fn split_by_data(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> RuleResult {
+    let mut start = Dim::from(0);
+    for i in 0..c.result_count() {
+        let length = c.declared_sizes(i)?.get(axis).cloned().unwrap_or(1.into());
+        let piece = c.slice_rows(x, axis, &start, &length)?;
+        start = start + length;
+        c.set_result(i, piece);
+    }
     Ok(())
 }
 

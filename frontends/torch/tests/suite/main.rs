@@ -7,6 +7,8 @@ mod complex;
 mod damage;
 mod dtensors;
 mod dtypes;
+mod exchanges;
+mod experts;
 mod import;
 mod ops;
 mod programs;

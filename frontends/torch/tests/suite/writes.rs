@@ -438,7 +438,11 @@ fn random_numbers_and_other_effects_are_refused() {
         ("aten.dropout_.default", "self=%x p=0.5 train=true", "random numbers are not supported"),
         ("aten.bernoulli_.float", "self=%x p=0.5", "random numbers are not supported"),
         ("aten.t_.default", "self=%x", "changes the shape or the storage of its operand in place"),
-        ("_c10d_functional.irecv.default", "tensor=%x src=0 tag=0 group_name='0'", "a side effect"),
+        (
+            "_c10d_functional.irecv.default",
+            "tensor=%x src=0 tag=0 group_name='0'",
+            "expected sends and receives of all ranks together, as `batch_p2p_ops` has them, found a receive from rank 0",
+        ),
         ("higher_order.with_effects", "token=%x x=%x", "a side effect"),
     ] {
         let fake = Fake::new().input("x", "f32[2]").node(target, arguments, &[("y", "f32[2]")]).output("y");

@@ -2,7 +2,7 @@
 //!
 //! A type is `f32[2, s0, 2*s0]`. Arguments are `name=value` separated by blanks, where a value is `%x` (a tensor),
 //! `[%a,%b]`, `[%a,none]`, `3`, `[1,-1]`, `[$n,2]` (`$n` names a symbolic integer), `1.5`, `inf`, `true`,
-//! `'text'`, `:f32` (a dtype), `none`, `@mylib.f.default` (an op), or `<obj>` (a custom object).
+//! `'text'`, `['a','b']`, `:f32` (a dtype), `none`, `@mylib.f.default` (an op), or `<obj>` (a custom object).
 
 #![allow(dead_code)]
 
@@ -104,6 +104,8 @@ fn argument(text: &str) -> Value {
             }
         } else if items.iter().any(|i| matches!(*i, "true" | "false")) {
             json!({"as_bools": items.iter().map(|i| *i == "true").collect::<Vec<_>>()})
+        } else if items.iter().any(|i| i.starts_with('\'')) {
+            json!({"as_strings": items.iter().map(|i| i.trim_matches('\'')).collect::<Vec<_>>()})
         } else if items.iter().any(|i| i.starts_with('$')) {
             let sym = |i: &&str| match i.strip_prefix('$') {
                 Some(name) => json!({"as_name": name}),
@@ -255,6 +257,15 @@ impl Fake {
     pub fn sym_int(mut self, name: &str, expression_text: &str) -> Self {
         let value = json!({"as_expr": {"expr_str": expression(expression_text), "hint": {"as_int": 8}}});
         self.sym_ints.insert(name.into(), value);
+        self
+    }
+
+    /// A node whose result is a symbolic integer.
+    pub fn int_node(mut self, target: &str, arguments: &str, result: &str) -> Self {
+        self.push_node(target, arguments, &[], false);
+        if let Some(node) = self.nodes.last_mut() {
+            node["outputs"] = json!([{"as_sym_int": {"as_name": result}}]);
+        }
         self
     }
 

@@ -1,0 +1,272 @@
+//! Values with rows whose number depends on data.
+//!
+//! In the graph such a value has a capacity of rows along one axis ([`crate::data_sizes`]). The rows of the
+//! program come first, and what follows them is unspecified. Rules emit nodes for the whole capacity, as for
+//! any value. Around each node, [`emit`] keeps the meaning: it replaces the unspecified rows of operands where
+//! the node mixes rows, notes which axis of the results is packed, and refuses nodes for which it knows
+//! neither.
+
+use std::collections::HashMap;
+
+use symmc_import::Emit;
+use symmc_ir::dim::check_shape_complexity;
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, SymbolId, TensorType, ValueId};
+
+use crate::call::OpCall;
+use crate::effects::bare_target;
+use crate::lower::{EmitResult, RuleFailure, RuleResult};
+
+mod axes;
+mod emit;
+
+pub(crate) use emit::emit_packed;
+
+/// The axis of a value of which only the first elements count, and their number over the symbols of
+/// [`crate::data_sizes`].
+#[derive(Clone, PartialEq, Debug)]
+pub(crate) struct PackedRows {
+    pub axis: usize,
+    pub length: Dim,
+}
+
+/// Operators whose result has the given extents and equal rows, or rows that follow from their number.
+const CREATING: &[&str] = &[
+    "aten.arange",
+    "aten.broadcast_to",
+    "aten.empty",
+    "aten.empty_like",
+    "aten.empty_permuted",
+    "aten.empty_strided",
+    "aten.expand",
+    "aten.full",
+    "aten.full_like",
+    "aten.new_empty",
+    "aten.new_empty_strided",
+    "aten.new_full",
+    "aten.new_ones",
+    "aten.new_zeros",
+    "aten.ones",
+    "aten.ones_like",
+    "aten.zeros",
+    "aten.zeros_like",
+];
+
+/// Operators that take extents of their result, or of parts of it, as integers.
+const SHAPING: &[&str] =
+    &["aten.view", "aten.reshape", "aten._unsafe_view", "aten.unflatten", "aten._assert_tensor_metadata"];
+
+fn op_of(target: &str) -> &str {
+    let target = bare_target(target);
+    target.rsplit_once('.').map_or(target, |(op, _)| op)
+}
+
+pub(crate) fn creates_rows(target: &str) -> bool {
+    CREATING.contains(&op_of(target))
+}
+
+/// Whether integers that depend on data are extents in the arguments of this op.
+pub(crate) fn takes_extents(target: &str) -> bool {
+    creates_rows(target) || SHAPING.contains(&op_of(target))
+}
+
+#[derive(Default)]
+pub(crate) struct PackedValues {
+    rows: HashMap<ValueId, PackedRows>,
+    /// The values of symbols that depend on data: integers without axes.
+    symbols: HashMap<SymbolId, ValueId>,
+    counts: HashMap<Dim, ValueId>,
+    masks: HashMap<(Dim, Dim), ValueId>,
+}
+
+impl PackedValues {
+    pub fn rows(&self, value: ValueId) -> Option<&PackedRows> {
+        self.rows.get(&value)
+    }
+
+    pub fn any(&self, values: &[ValueId]) -> bool {
+        !self.rows.is_empty() && values.iter().any(|v| self.rows.contains_key(v))
+    }
+
+    pub fn set(&mut self, value: ValueId, rows: PackedRows) {
+        self.rows.insert(value, rows);
+    }
+
+    pub fn bind_symbol(&mut self, symbol: SymbolId, value: ValueId) {
+        self.symbols.insert(symbol, value);
+    }
+
+    /// Whether a value is a size that depends on data.
+    pub fn is_count(&self, value: ValueId) -> bool {
+        self.counts.values().any(|v| *v == value)
+    }
+}
+
+impl OpCall<'_, '_> {
+    /// The length of a packed axis, if `axis` is the packed one.
+    pub fn packed_length(&self, x: ValueId, axis: usize) -> Option<Dim> {
+        let rows = self.lowering.packed.rows(x).filter(|rows| rows.axis == axis);
+        rows.map(|rows| rows.length.clone())
+    }
+
+    /// The number of elements of an axis, over the symbols of [`crate::data_sizes`].
+    pub fn length(&self, x: ValueId, axis: usize) -> Dim {
+        self.packed_length(x, axis).unwrap_or_else(|| self.extent(x, axis))
+    }
+
+    /// Says that the first rows of a value are those of the program.
+    pub fn set_packed(&mut self, x: ValueId, axis: usize, length: &Dim) {
+        let length = self.lowering.symbols.data.normalize(length);
+        if self.lowering.symbols.data.depends_on_data(&length) {
+            self.lowering.packed.set(x, PackedRows { axis, length });
+        }
+    }
+
+    /// Refuses a node that no known rule represents for packed rows.
+    pub fn refuse_packed<T>(&self, what: &str, length: &Dim) -> RuleResult<T> {
+        let rows = self.lowering.symbols.data.display(length);
+        Err(RuleFailure::Invalid(format!(
+            "{what}, which is not supported: the number of rows is `{rows}`, which depends on data"
+        )))
+    }
+
+    pub fn capacity(&self, length: &Dim) -> RuleResult<Dim> {
+        self.lowering.symbols.data.capacity(length).map_err(RuleFailure::Invalid)
+    }
+
+    /// A size that may depend on data, as an integer without axes.
+    pub fn emit_size(&mut self, length: &Dim) -> EmitResult {
+        let length = self.lowering.symbols.data.normalize(length);
+        self.emit_terms(&length)
+    }
+
+    /// A size as the program states it, whatever it is known to equal.
+    pub fn emit_terms(&mut self, length: &Dim) -> EmitResult {
+        if let Some(known) = self.lowering.packed.counts.get(length) {
+            return Ok(*known);
+        }
+        let split = self.lowering.symbols.data.split_linear(length);
+        let (terms, rest) = split.map_err(RuleFailure::Invalid)?;
+        let mut sum = None;
+        for (id, factor) in terms {
+            let Some(&value) = self.lowering.packed.symbols.get(&id) else {
+                let name = self.lowering.symbols.data.display(&id.into());
+                return Err(RuleFailure::Invalid(format!(
+                    "`{name}` is used before it is read from a tensor"
+                )));
+            };
+            let term = match factor.as_const() {
+                Some(1) => value,
+                Some(factor) => self.binary_scalar(BinaryOp::Mul, value, Scalar::Int(factor))?,
+                None => {
+                    let factor = self.emit_dim(&factor, DType::I64)?;
+                    self.binary(BinaryOp::Mul, value, factor)?
+                }
+            };
+            sum = Some(match sum {
+                None => term,
+                Some(sum) => self.binary(BinaryOp::Add, sum, term)?,
+            });
+        }
+        let found = match (sum, rest.as_const()) {
+            (None, _) => self.emit_dim(&rest, DType::I64)?,
+            (Some(sum), Some(0)) => sum,
+            (Some(sum), Some(rest)) => self.binary_scalar(BinaryOp::Add, sum, Scalar::Int(rest))?,
+            (Some(sum), None) => {
+                let rest = self.emit_dim(&rest, DType::I64)?;
+                self.binary(BinaryOp::Add, sum, rest)?
+            }
+        };
+        self.lowering.packed.counts.insert(length.clone(), found);
+        Ok(found)
+    }
+
+    /// A bool for each of `capacity` rows: whether it is one of the first `length`.
+    fn emit_mask(&mut self, length: &Dim, capacity: &Dim) -> EmitResult {
+        let key = (length.clone(), capacity.clone());
+        if let Some(known) = self.lowering.packed.masks.get(&key) {
+            return Ok(*known);
+        }
+        let count = self.emit_size(length)?;
+        let all = self.iota(capacity.clone(), 0, 1, DType::I64)?;
+        let mask = self.binary(BinaryOp::Lt, all, count)?;
+        self.lowering.packed.masks.insert(key, mask);
+        Ok(mask)
+    }
+
+    /// `x` with its unspecified rows replaced by a number.
+    pub fn fill_rest(&mut self, x: ValueId, rows: &PackedRows, value: Scalar) -> EmitResult {
+        let mask = self.emit_mask(&rows.length, &self.extent(x, rows.axis))?;
+        let mut shape = vec![Dim::from(1); self.rank(x) - rows.axis];
+        if let Some(first) = shape.first_mut() {
+            *first = self.extent(x, rows.axis);
+        }
+        let mask = self.reshape(mask, shape)?;
+        let dtype = self.dtype(x);
+        let value = self.full(value, dtype, vec![])?;
+        self.emit_plain("fill_rest", Op::Select, &[mask, x, value], None).map(|r| r[0])
+    }
+
+    /// Emits a node as it is, without regard to packed rows.
+    pub fn emit_plain(
+        &mut self,
+        hint: &str,
+        op: Op,
+        inputs: &[ValueId],
+        types: Option<&[TensorType]>,
+    ) -> RuleResult<Vec<ValueId>> {
+        let name = format!("{}.{hint}", self.label);
+        for ty in types.into_iter().flatten() {
+            check_shape_complexity(&ty.shape).map_err(RuleFailure::Invalid)?;
+        }
+        let builder = &mut self.lowering.builder;
+        let results = match types {
+            Some(types) => builder.node_as(&name, op, inputs, types.to_vec())?,
+            None => builder.node(&name, op, inputs)?,
+        };
+        for &r in &results {
+            check_shape_complexity(&self.ty(r).shape).map_err(RuleFailure::Invalid)?;
+        }
+        Ok(results)
+    }
+
+    /// An integer without axes that is 0, or an error of the run if `violated` holds.
+    pub fn emit_check(&mut self, violated: ValueId) -> EmitResult {
+        let index = self.cast(violated, DType::I64)?;
+        let zero = self.full(Scalar::Int(0), DType::I64, vec![1.into()])?;
+        self.emit("check", Op::Take { axis: 0 }, &[zero, index])
+    }
+
+    /// Rows of an axis from a position on that may depend on data.
+    pub fn slice_rows(&mut self, x: ValueId, axis: usize, start: &Dim, length: &Dim) -> EmitResult {
+        let extent = self.extent(x, axis);
+        let capacity = self.capacity(length)?;
+        let fits = self.lowering.symbols.data.provably_at_most(&capacity, &extent);
+        let mut shape = self.shape(x);
+        if let Some(rows) = shape.get_mut(axis) {
+            *rows = capacity.clone();
+        }
+        let first = start.as_const() == Some(0) && fits;
+        let y = if first {
+            let ty = TensorType::new(self.dtype(x), shape);
+            let same = *self.ty(x) == ty;
+            let op = if same { Op::Copy } else { Op::Slice { axis, start: 0.into(), step: 1 } };
+            self.emit_plain("rows", op, &[x], Some(&[ty]))?[0]
+        } else {
+            let first = self.emit_size(start)?;
+            let all = self.iota(capacity, 0, 1, DType::I64)?;
+            let index = self.binary(BinaryOp::Add, all, first)?;
+            let last = extent - Dim::from(1);
+            let last = self.emit_dim(&last, DType::I64)?;
+            let index = self.binary(BinaryOp::Min, index, last)?;
+            self.emit_plain("rows", Op::Take { axis }, &[x, index], None)?[0]
+        };
+        match self.lowering.packed.rows(x).filter(|rows| rows.axis != axis).cloned() {
+            None => self.set_packed(y, axis, length),
+            Some(_) if self.lowering.symbols.data.depends_on_data(length) => {
+                return self.refuse_packed("two axes of a value depend on data", length);
+            }
+            Some(rows) => self.lowering.packed.set(y, rows),
+        }
+        Ok(y)
+    }
+}

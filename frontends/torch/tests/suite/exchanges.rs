@@ -1,0 +1,402 @@
+//! Symmetric-memory exchanges whose sizes are tensors, reductions to roots, and sends between ranks: the results
+//! are those of PyTorch's contracts, computed here row by row. Sizes that depend on data and that no rule covers
+//! are refused with their symbol.
+
+use std::sync::Arc;
+
+use symmc_ir::interp::run;
+use symmc_ir::{DType, InputKind, SymbolBindings, Tensor};
+use symmc_torch::{ImportOptions, ImportOutput, import, import_ranks};
+
+use crate::common::Fake;
+
+fn tensor(dtype: DType, shape: &[usize], values: &[f64]) -> Arc<Tensor> {
+    Arc::new(Tensor::from_f64(dtype, shape.to_vec(), values).expect("a tensor"))
+}
+
+fn imported(fake: &Fake, ranks: u32) -> Result<ImportOutput, String> {
+    let options = ImportOptions { ranks: Some(ranks), ..ImportOptions::default() };
+    import(&fake.bytes(), &options).map_err(|e| e.to_string())
+}
+
+/// The results of each rank.
+fn results(imported: &ImportOutput, arguments: Vec<Vec<Arc<Tensor>>>) -> Result<Vec<Vec<Vec<f64>>>, String> {
+    let inputs: Vec<Vec<Arc<Tensor>>> = arguments
+        .into_iter()
+        .enumerate()
+        .map(|(rank, arguments)| {
+            let mut arguments = arguments.into_iter();
+            let weights = if rank == 0 {
+                &imported.weights
+            } else {
+                imported.other_rank_weights.get(rank - 1).unwrap_or(&imported.weights)
+            };
+            let of = |i: &symmc_ir::GraphInput| match i.kind {
+                InputKind::Argument => arguments.next().expect("an argument"),
+                InputKind::Parameter => weights[&i.source].clone(),
+                InputKind::Constant => i.data.clone().expect("its data"),
+            };
+            imported.graph.inputs.values().map(of).collect()
+        })
+        .collect();
+    let found = run(&imported.graph, &SymbolBindings::new(), &inputs).map_err(|e| e.to_string())?;
+    Ok(found.iter().map(|outputs| outputs.iter().map(|o| o.to_f64()).collect()).collect())
+}
+
+/// Row `row` of rank `rank` in the inputs.
+fn row_of(rank: usize, row: usize) -> Vec<f64> {
+    vec![(100 * rank + row + 1) as f64, -((100 * rank + row) as f64)]
+}
+
+fn rows(rank: usize, count: usize) -> Arc<Tensor> {
+    let all: Vec<f64> = (0..count).flat_map(|row| row_of(rank, row)).collect();
+    tensor(DType::F32, &[count, 2], &all)
+}
+
+const TOKENS: usize = 7;
+const CAPACITY: usize = 40;
+
+fn up(x: usize, align: usize) -> usize {
+    x.div_ceil(align) * align
+}
+
+/// An exchange with the sizes as the argument `s`, and its two written tensors as outputs.
+fn exchange(target: &str, sizes: &str, written: &str, more: &str) -> Fake {
+    Fake::new()
+        .input("x", &format!("f32[{TOKENS},2]"))
+        .input("s", sizes)
+        .node(
+            "aten.zeros.default",
+            &format!("size=[{CAPACITY},2] dtype=:f32"),
+            &[("out", &format!("f32[{CAPACITY},2]"))],
+        )
+        .node(
+            "aten.zeros.default",
+            &format!("size=[2,{written}] dtype=:i64"),
+            &[("so", &format!("i64[2,{written}]"))],
+        )
+        .node(target, &format!("input=%x out=%out {more} out_splits_offsets=%so group_name='0'"), &[])
+        .output("out")
+        .output("so")
+}
+
+#[test]
+fn rows_go_to_the_ranks_that_sizes_say() {
+    for sizes in [[[3usize, 4], [0, 7]], [[0, 0], [2, 1]], [[7, 0], [7, 0]]] {
+        let fake = exchange("symm_mem.all_to_all_vdev.default", "i64[2]", "2", "in_splits=%s");
+        let arguments = (0..2).map(|r| {
+            let own: Vec<f64> = sizes[r].iter().map(|n| *n as f64).collect();
+            vec![rows(r, TOKENS), tensor(DType::I64, &[2], &own)]
+        });
+        let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+        for (me, found) in found.iter().enumerate() {
+            let mut expected = Vec::new();
+            for (p, own) in sizes.iter().enumerate() {
+                let start: usize = own[..me].iter().sum();
+                expected.extend((start..start + own[me]).flat_map(|row| row_of(p, row)));
+            }
+            expected.resize(CAPACITY * 2, 0.0);
+            assert_eq!(found[0], expected, "rank {me} of {sizes:?}");
+            let received = [sizes[0][me] as f64, sizes[1][me] as f64];
+            assert_eq!(found[1], [received[0], received[1], 0.0, received[0]], "rank {me} of {sizes:?}");
+        }
+    }
+}
+
+/// Sizes of chunks for each expert of all ranks, with empty ones.
+fn chunk_sizes(seed: usize, n: usize, local: usize) -> Vec<Vec<usize>> {
+    let mut left = vec![TOKENS; n];
+    let mut all = vec![vec![0; n * local]; n];
+    for (p, sizes) in all.iter_mut().enumerate() {
+        for (e, size) in sizes.iter_mut().enumerate() {
+            *size = ((seed * 7 + p * 5 + e * 3) % 4).min(left[p]);
+            left[p] -= *size;
+        }
+    }
+    all
+}
+
+/// The offset and the size of the chunk of each local expert of a rank and each source.
+fn layout(sizes: &[Vec<usize>], me: usize, local: usize, align: usize) -> Vec<(usize, usize)> {
+    let mut out = Vec::new();
+    let mut start = 0;
+    for l in 0..local {
+        let mut at = start;
+        for own in sizes {
+            out.push((at, own[me * local + l]));
+            at += own[me * local + l];
+        }
+        start += up(at - start, align).max(align);
+    }
+    out
+}
+
+#[test]
+fn rows_go_to_experts_and_back() {
+    for n in [2usize, 4] {
+        for (seed, align) in [(0, 1), (1, 4), (2, 3), (5, 1)] {
+            let local = 2;
+            let sizes = chunk_sizes(seed, n, local);
+            let chunks = n * local;
+            let more = format!("in_splits=%s major_align={align}");
+            let there = exchange(
+                "symm_mem.all_to_all_vdev_2d.default",
+                &format!("i64[{chunks}]"),
+                &chunks.to_string(),
+                &more,
+            );
+            let arguments = (0..n).map(|r| {
+                let own: Vec<f64> = sizes[r].iter().map(|n| *n as f64).collect();
+                vec![rows(r, TOKENS), tensor(DType::I64, &[chunks], &own)]
+            });
+            let found =
+                results(&imported(&there, n as u32).expect("a program"), arguments.collect()).expect("a run");
+            for (me, found) in found.iter().enumerate() {
+                let mut expected = vec![0.0; CAPACITY * 2];
+                let chunks = layout(&sizes, me, local, align);
+                for (i, &(at, count)) in chunks.iter().enumerate() {
+                    let (l, p) = (i / n, i % n);
+                    let start: usize = sizes[p][..me * local + l].iter().sum();
+                    for row in 0..count {
+                        expected[(at + row) * 2..(at + row) * 2 + 2].copy_from_slice(&row_of(p, start + row));
+                    }
+                }
+                assert_eq!(found[0], expected, "rank {me} of {n}, {sizes:?}");
+                let counts = chunks.iter().map(|c| c.1 as f64).chain(chunks.iter().map(|c| c.0 as f64));
+                assert_eq!(found[1], counts.collect::<Vec<_>>(), "rank {me} of {n}, {sizes:?}");
+            }
+            rows_come_back(n, local, &sizes, align, &found);
+        }
+    }
+}
+
+/// What arrived goes back by `_2d_offset`, with gaps between the chunks of experts.
+fn rows_come_back(n: usize, local: usize, sizes: &[Vec<usize>], align: usize, sent: &[Vec<Vec<f64>>]) {
+    let chunks = n * local;
+    let back = Fake::new()
+        .input("x", &format!("f32[{CAPACITY},2]"))
+        .input("s", &format!("i64[2,{chunks}]"))
+        .node(
+            "aten.zeros.default",
+            &format!("size=[{TOKENS},2] dtype=:f32"),
+            &[("out", &format!("f32[{TOKENS},2]"))],
+        )
+        .node(
+            "aten.zeros.default",
+            &format!("size=[2,{chunks}] dtype=:i64"),
+            &[("so", &format!("i64[2,{chunks}]"))],
+        )
+        .node(
+            "symm_mem.all_to_all_vdev_2d_offset.default",
+            "input=%x out=%out in_splits_offsets=%s out_splits_offsets=%so group_name='0'",
+            &[],
+        )
+        .output("out")
+        .output("so");
+    let arguments = sent.iter().map(|own| {
+        vec![tensor(DType::F32, &[CAPACITY, 2], &own[0]), tensor(DType::I64, &[2, chunks], &own[1])]
+    });
+    let found = results(&imported(&back, n as u32).expect("a program"), arguments.collect()).expect("a run");
+    for (me, found) in found.iter().enumerate() {
+        let total: usize = sizes[me].iter().sum();
+        let mut expected: Vec<f64> = (0..total).flat_map(|row| row_of(me, row)).collect();
+        expected.resize(TOKENS * 2, 0.0);
+        assert_eq!(found[0], expected, "back at rank {me}, {sizes:?}, {align}");
+        let mut at = 0;
+        let starts = sizes[me].iter().map(|size| {
+            at += size;
+            (at - size) as f64
+        });
+        let expected: Vec<f64> = sizes[me].iter().map(|s| *s as f64).chain(starts).collect();
+        assert_eq!(found[1], expected, "back at rank {me}, {sizes:?}");
+    }
+}
+
+#[test]
+fn rows_that_do_not_fit_are_an_error_of_the_run() {
+    let fake = exchange("symm_mem.all_to_all_vdev_2d.default", "i64[2]", "2", "in_splits=%s major_align=41");
+    let program = imported(&fake, 2).expect("a program");
+    let fits = |own: [f64; 2]| {
+        results(&program, (0..2).map(|r| vec![rows(r, TOKENS), tensor(DType::I64, &[2], &own)]).collect())
+    };
+    assert!(fits([3.0, 4.0]).is_ok());
+    // More rows than the rank has.
+    assert!(fits([6.0, 4.0]).is_err());
+    let fake = exchange("symm_mem.all_to_all_vdev_2d.default", "i64[4]", "4", "in_splits=%s major_align=40");
+    let program = imported(&fake, 2).expect("a program");
+    let four = |own: [f64; 4]| {
+        results(&program, (0..2).map(|r| vec![rows(r, TOKENS), tensor(DType::I64, &[4], &own)]).collect())
+    };
+    // The second expert starts behind the end of the result.
+    assert!(four([3.0, 0.0, 4.0, 0.0]).is_ok());
+    assert!(four([3.0, 1.0, 3.0, 0.0]).is_err());
+}
+
+#[test]
+fn tiles_are_summed_at_their_roots() {
+    let tile = |rank: usize, i: usize| (1 + rank * 10 + i) as f64;
+    for (roots, names) in [(vec![1], "[%a]"), (vec![1, 0], "[%a,%b]"), (vec![0, 1], "[%a,%b]")] {
+        let list: Vec<String> = roots.iter().map(|r| r.to_string()).collect();
+        let fake = Fake::new()
+            .input("a", "f32[1,2]")
+            .input("b", "f32[1,2]")
+            .node("aten.full.default", "size=[1,2] fill_value=7.0 dtype=:f32", &[("out", "f32[1,2]")])
+            .node(
+                "symm_mem.multi_root_tile_reduce.default",
+                &format!("in_tiles={names} out_tile=%out roots=[{}] group_name='0'", list.join(",")),
+                &[],
+            )
+            .output("out");
+        let arguments = (0..2).map(|r| {
+            (0..2).map(|i| tensor(DType::F32, &[1, 2], &[tile(r, i), -tile(r, i)])).collect::<Vec<_>>()
+        });
+        let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+        for (rank, found) in found.iter().enumerate() {
+            let expected = match roots.iter().position(|r| *r == rank as i64) {
+                Some(i) => vec![tile(0, i) + tile(1, i), -tile(0, i) - tile(1, i)],
+                None => vec![7.0, 7.0],
+            };
+            assert_eq!(found[0], expected, "rank {rank}, roots {roots:?}");
+        }
+    }
+}
+
+#[test]
+fn blocks_are_summed_at_their_destinations() {
+    // Columns 0, 1 and 2, 3 and 4, 5: blocks of sizes 1, 1, 2 and 2 for ranks 1, 0, 0 and 1.
+    let fake = Fake::new()
+        .input("x", "f32[1,6]")
+        .node("aten.zeros.default", "size=[1,1] dtype=:f32", &[("p", "f32[1,1]")])
+        .node("aten.zeros.default", "size=[1,2] dtype=:f32", &[("q", "f32[1,2]")])
+        .node(
+            "symm_mem.nccl_reduce_scatter_offset.default",
+            "input=%x out=[%p,%q] group_name='0' dim=1 offsets=[1,2,4,6] dst_ranks=[1,0,0,1] red_op='sum'",
+            &[],
+        )
+        .output("p")
+        .output("q");
+    let arguments = (0..2).map(|r| {
+        let own: Vec<f64> = (0..6).map(|i| (10 * r + i) as f64).collect();
+        vec![tensor(DType::F32, &[1, 6], &own)]
+    });
+    let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+    let sum = |i: usize| (10 + 2 * i) as f64;
+    assert_eq!(found[0], [vec![sum(1)], vec![sum(2), sum(3)]]);
+    assert_eq!(found[1], [vec![sum(0)], vec![sum(4), sum(5)]]);
+}
+
+#[test]
+fn axes_are_scattered_and_gathered() {
+    for (axes, from, to) in [((1, 0), "2,4", "4,2"), ((0, 1), "4,2", "2,4")] {
+        let shape: Vec<usize> = from.split(',').map(|d| d.parse().unwrap()).collect();
+        let fake = Fake::new()
+            .input("x", &format!("f32[{from}]"))
+            .node("aten.zeros.default", &format!("size=[{to}] dtype=:f32"), &[("out", &format!("f32[{to}]"))])
+            .node(
+                "symm_mem.nccl_all_to_all_nd.default",
+                &format!("input=%x out=%out scatter_dim={} gather_dim={} group_name='0'", axes.0, axes.1),
+                &[],
+            )
+            .output("out");
+        let arguments = (0..2).map(|r| {
+            let own: Vec<f64> = (0..8).map(|i| (10 * r + i) as f64).collect();
+            vec![tensor(DType::F32, &shape, &own)]
+        });
+        let found = results(&imported(&fake, 2).expect("a program"), arguments.collect()).expect("a run");
+        for (me, found) in found.iter().enumerate() {
+            let (rows, columns) = if axes.0 == 1 { (4, 2) } else { (2, 4) };
+            let mut expected = Vec::new();
+            for i in 0..rows {
+                for j in 0..columns {
+                    // The rank that has the element, and where.
+                    let (p, row, column) =
+                        if axes.0 == 1 { (i / 2, i % 2, me * 2 + j) } else { (j / 2, me * 2 + i, j % 2) };
+                    expected.push((10 * p + row * shape[1] + column) as f64);
+                }
+            }
+            assert_eq!(found[0], expected, "rank {me}, {axes:?}");
+        }
+    }
+}
+
+fn ring(rank: usize, n: usize) -> Fake {
+    let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
+    Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.empty_like.default", "self=%x", &[("space", "f32[2]")])
+        .list_node(
+            "_c10d_functional.batch_p2p_ops.default",
+            &format!("op_list=['isend','irecv'] peer_list=[{next},{previous}] tag_list=[0,0] tensors=[%x,%space] group_name='0'"),
+            &[("sent", "f32[0]"), ("got", "f32[2]")],
+        )
+        .node("_c10d_functional.wait_tensor.default", "tensor=%got", &[("y", "f32[2]")])
+        .output("y")
+}
+
+#[test]
+fn sends_of_all_ranks_are_a_permutation() {
+    for n in [2usize, 4] {
+        let all: Vec<Vec<u8>> = (0..n).map(|rank| ring(rank, n).bytes()).collect();
+        let files: Vec<&[u8]> = all.iter().map(Vec::as_slice).collect();
+        let imported = import_ranks(&files, &ImportOptions::default()).expect("one program");
+        let arguments = (0..n).map(|r| vec![tensor(DType::F32, &[2], &[r as f64, 10.0 * r as f64])]);
+        let found = results(&imported, arguments.collect()).expect("a run");
+        for (rank, found) in found.iter().enumerate() {
+            let from = ((rank + n - 1) % n) as f64;
+            assert_eq!(found[0], [from, 10.0 * from], "rank {rank} of {n}");
+        }
+    }
+    let error = imported(&ring(0, 4), 4).expect_err("one rank");
+    assert!(error.contains("fits one rank only") && error.contains("[1, 3]"), "{error}");
+}
+
+/// Rows whose number is read from the tensor `n`.
+fn sized(bound: Option<i64>, target: &str, arguments: &str, result: &str) -> Fake {
+    Fake::new()
+        .input("x", "f32[6,2]")
+        .input("n", "i64[]")
+        .sym_int("u0", "u0")
+        .range("u0", Some(0), bound)
+        .int_node("aten.item.default", "self=%n", "u0")
+        .node("aten.slice.Tensor", "self=%x dim=0 start=0 end=$u0", &[("rows", "f32[u0,2]")])
+        .node(target, arguments, &[("y", result)])
+        .output("y")
+}
+
+#[test]
+fn rows_of_a_number_that_is_data_are_reduced_or_refused() {
+    let run_with = |fake: &Fake, count: f64| {
+        let x: Vec<f64> = (0..12).map(|i| (i as f64) - 5.0).collect();
+        results(
+            &imported(fake, 1)?,
+            vec![vec![tensor(DType::F32, &[6, 2], &x), tensor(DType::I64, &[], &[count])]],
+        )
+    };
+    let sum = sized(Some(6), "aten.sum.dim_IntList", "self=%rows dim=[0]", "f32[2]");
+    assert_eq!(run_with(&sum, 3.0).expect("a run")[0][0], [-9.0, -6.0]);
+    assert_eq!(run_with(&sum, 0.0).expect("a run")[0][0], [0.0, 0.0]);
+    assert!(run_with(&sum, 7.0).is_err(), "more rows than declared");
+    let max = sized(Some(6), "aten.amax.default", "self=%rows dim=[0]", "f32[2]");
+    assert_eq!(run_with(&max, 2.0).expect("a run")[0][0], [-3.0, -2.0]);
+    let mean = sized(Some(6), "aten.mean.dim", "self=%rows dim=[0]", "f32[2]");
+    assert_eq!(run_with(&mean, 2.0).expect("a run")[0][0], [-4.0, -3.0]);
+    for (fake, expected) in [
+        (
+            sized(None, "aten.sum.dim_IntList", "self=%rows dim=[0]", "f32[2]"),
+            "`u0` depends on data and has no upper bound",
+        ),
+        (
+            sized(Some(6), "aten.relu.default", "self=%rows", "f32[u0,2]"),
+            "an output of fixed extents, found `u0` rows",
+        ),
+        (sized(Some(6), "aten.flip.default", "self=%rows dims=[0]", "f32[u0,2]"), "`u0`"),
+        (sized(Some(6), "aten.var.correction", "self=%rows dim=[0]", "f32[2]"), "the number of rows is `u0`"),
+        (
+            sized(Some(6), "aten.topk.default", "self=%x k=$u0 dim=0", "f32[u0,2]"),
+            "found `u0`, which depends on data",
+        ),
+    ] {
+        let error = imported(&fake, 1).expect_err(expected);
+        assert!(error.contains(expected), "{error}");
+    }
+}
