@@ -24,10 +24,10 @@ pub(crate) fn use_local_tensors(program: &mut ExportedProgram<'_>) {
 fn localize_inputs(graph: &mut ExportedGraph<'_>) {
     let mut found: HashMap<String, TensorMeta<'_>> = HashMap::new();
     for node in &mut graph.nodes {
-        if let Some((name, result)) = local_access(node) {
-            if let Some(meta) = graph.tensor_values.get(result) {
-                found.entry(name.to_string()).or_insert_with(|| meta.clone());
-            }
+        if let Some((name, result)) = local_access(node)
+            && let Some(meta) = graph.tensor_values.get(result)
+        {
+            found.entry(name.to_string()).or_insert_with(|| meta.clone());
         }
         for (name, meta) in localize_operands(node) {
             found.entry(name).or_insert(meta);
