@@ -70,7 +70,12 @@ impl AddressMap {
             sent: self.region(sent),
             received: self.region(received),
         });
-        CollectivePointers { operand: self.region(&call.operand), result: self.region(&call.result), sizes }
+        CollectivePointers {
+            operand: self.region(&call.operand),
+            result: self.region(&call.result),
+            sizes,
+            rows: call.rows.as_ref().map(|tables| tables.map(|region| self.region(region))),
+        }
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use symmc_runtime::call::{RowTableKind, RowTables};
 use symmc_runtime::exec::{ResolvedProgram, StepWork};
 use symmc_runtime::{DataFault, RunError};
 
-use crate::codegen::collective::{self, InvalidSplits, MissedPeer, SplitDirection};
+use crate::codegen::collective::{self, InvalidRowEntry, InvalidSplits, MissedPeer, SplitDirection};
 use crate::codegen::compute::{self, DeviceAssertions};
 use crate::device::driver::PinnedBuffer;
 
@@ -42,6 +43,11 @@ impl StatusReport<'_> {
             collective::read_invalid_splits(self.status).filter(|unfit| unfit.program == program)
         {
             return Some(self.data_error(unfit.step, DataFault::Other, self.describe_sizes(&unfit)));
+        }
+        if let Some(entry) =
+            collective::read_invalid_row_entry(self.status).filter(|entry| entry.program == program)
+        {
+            return Some(self.data_error(entry.step, DataFault::Other, self.describe_row_entry(&entry)));
         }
         // SAFETY: the words lie within the pinned memory, aligned; the streams are idle.
         let words = [0, 1].map(|i| unsafe {
@@ -86,6 +92,26 @@ impl StatusReport<'_> {
         };
         let sizes = &unfit.sizes[..ranks.min(unfit.sizes.len())];
         format!("rank {} {does} {sizes:?} rows: expected at most {capacity}", unfit.rank)
+    }
+
+    /// Describes an entry of a table of rows that is out of range, in the same form as on host ranks.
+    fn describe_row_entry(&self, found: &InvalidRowEntry) -> String {
+        let call = self.bound.steps.get(found.step).map(|s| &s.work);
+        let (what, limit) = match call {
+            Some(StepWork::Collective(c)) => {
+                let limit = |of_rank: usize| c.cell.len() * of_rank;
+                match &c.rows {
+                    Some(RowTables { tables: RowTableKind::Dispatch { .. }, tokens, slots, .. }) => {
+                        ("slot", limit(tokens * slots))
+                    }
+                    Some(tables) => ("row", limit(tables.capacity)),
+                    None => ("row", 0),
+                }
+            }
+            _ => ("row", 0),
+        };
+        let InvalidRowEntry { entry, position, .. } = found;
+        format!("the {what} {entry} at position {position} is out of range: expected less than {limit}")
     }
 
     /// The error for data that a step rejects.

@@ -139,7 +139,7 @@ impl<'a> RankCollective<'a> {
             let ranks = control.max_exchange_ranks;
             let groups = control.groups;
             return Err(self.unsupported(format!(
-                "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes, found {} of group {}",
+                "expected a cell of up to {ranks} ranks of {groups} groups to exchange sizes or rows, found {} of group {}",
                 self.n, self.bound.group
             )));
         }

@@ -2,7 +2,7 @@
 //!
 //! - *Flags*, at the end of every rank's arena: `[group][block][number]` of 8 bytes, set by peers. *Number*
 //!   is the index of a rank in its cell.
-//! - After the flags, for all-to-alls with sizes on the device: the *sizes*, `[group][block][number][number]`
+//! - After the flags, for all-to-alls with sizes on the device and exchanges of rows: the *sizes*, `[group][block][number][number]`
 //!   of 8 bytes, each row written by the rank with that number, and one *staging* area for all groups.
 //! - *Private words* of a rank: one shared record of 64 bytes, then `[group][block]` records of 16 bytes.
 //! - *Status words* in pinned memory: the host's abort request, and the report of a wait that ended early.
@@ -11,7 +11,7 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use symmc_ir::collective::{AllToAllSplits, CollectiveKind as Kind};
+use symmc_ir::collective::{AllToAllSplits, CollectiveKind as Kind, CollectiveVariant};
 use symmc_ir::machine::model::MAX_GPU_CELL_RANKS;
 use symmc_runtime::exec::{ExecutableStep, StepWork};
 
@@ -41,8 +41,8 @@ const WORDS: usize = MAX_BLOCKS * 16;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ControlRegion {
     pub groups: usize,
-    /// The largest number of ranks of a cell that runs an all-to-all with sizes on the device; 0 if there is
-    /// none.
+    /// The largest number of ranks of a cell that runs an all-to-all with sizes on the device, or an exchange
+    /// of rows through staging; 0 if there is none.
     pub max_exchange_ranks: usize,
     /// The bytes that a block stages per peer at a time, a multiple of 16. Plans always use
     /// [`STAGING_BYTES`].
@@ -74,7 +74,12 @@ pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Co
     for work in steps.into_iter().flat_map(|step| step.work.node_work()) {
         let StepWork::Collective(call) = work else { continue };
         out.groups = out.groups.max(call.group + 1);
-        if call.kind == Kind::AllToAll(AllToAllSplits::Device) {
+        let uses_staging = match call.kind {
+            Kind::AllToAll(AllToAllSplits::Device) => true,
+            Kind::DispatchRows | Kind::CombineRows => call.variant == CollectiveVariant::Plain,
+            _ => false,
+        };
+        if uses_staging {
             out.max_exchange_ranks = out.max_exchange_ranks.max(call.cell.len());
         }
     }
@@ -152,6 +157,18 @@ pub struct InvalidSplits {
     pub sizes: [i64; MAX_RANKS],
 }
 
+/// An entry of a table of rows that is out of range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InvalidRowEntry {
+    /// The program number in its session, modulo 256.
+    pub program: u8,
+    pub step: usize,
+    /// The slot of a row of a dispatch, or the row of a slot of a combination.
+    pub entry: i64,
+    /// The position in the table.
+    pub position: u64,
+}
+
 /// The direction of rows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SplitDirection {
@@ -165,6 +182,7 @@ pub enum SplitDirection {
 const MISSED: u32 = 1;
 const SENT: u32 = 2;
 const RECEIVED: u32 = 3;
+const ENTRY: u32 = 4;
 
 fn status_words(status: &PinnedBuffer) -> Option<&Status> {
     let at = status.as_ptr().cast::<Status>();
@@ -188,6 +206,22 @@ pub fn read_missed_peer(status: &PinnedBuffer) -> Option<MissedPeer> {
 /// The first invalid sizes on the device that this rank saw.
 pub fn read_invalid_splits(status: &PinnedBuffer) -> Option<InvalidSplits> {
     status_words(status).and_then(read_unfit)
+}
+
+/// The first entry of a table of rows that is out of range and that this rank saw.
+pub fn read_invalid_row_entry(status: &PinnedBuffer) -> Option<InvalidRowEntry> {
+    status_words(status).and_then(read_entry)
+}
+
+fn read_entry(words: &Status) -> Option<InvalidRowEntry> {
+    let is_entry = words.code.load(Ordering::Acquire) == ENTRY;
+    let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
+    is_entry.then(|| InvalidRowEntry {
+        program,
+        step,
+        entry: words.awaited.load(Ordering::Relaxed).cast_signed(),
+        position: words.sizes[0].load(Ordering::Relaxed),
+    })
 }
 
 fn read_unfit(words: &Status) -> Option<InvalidSplits> {
@@ -223,6 +257,12 @@ fn read(words: &Status) -> Option<MissedPeer> {
 pub(super) fn unfit_at(status: usize) -> Option<InvalidSplits> {
     // SAFETY: tests pass the address of live status words.
     read_unfit(unsafe { &*std::ptr::with_exposed_provenance::<Status>(status) })
+}
+
+#[cfg(test)]
+pub(super) fn row_entry_at(status: usize) -> Option<InvalidRowEntry> {
+    // SAFETY: tests pass the address of live status words.
+    read_entry(unsafe { &*std::ptr::with_exposed_provenance::<Status>(status) })
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ const KERNELS: &str = concat!(
     include_str!("kernels/ll128.cu"),
     include_str!("kernels/norm.cu"),
     include_str!("kernels/splits.cu"),
+    include_str!("kernels/row_exchange.cu"),
 );
 
 /// The text before the kernels that enables random delays around every access to a peer.
@@ -77,16 +78,21 @@ impl KernelCall {
     }
 }
 
+/// The kernels' type name of an element.
+pub(super) fn element(dtype: DType) -> String {
+    match dtype {
+        DType::Bool => "U8".to_string(),
+        dtype => dtype.name().to_uppercase(),
+    }
+}
+
 /// The kernels' type names of the element and the operation.
 pub(super) fn reduction(dtype: DType, op: CollectiveReduceOp) -> (String, &'static str) {
     let average = op == CollectiveReduceOp::Avg;
-    let name = dtype.name().to_uppercase();
-    let element = match dtype {
-        DType::Bool => "U8".to_string(),
-        // Sums are divided at the end.
-        dtype if average && dtype.size() < 8 && !dtype.is_float() => format!("Wide{name}"),
-        _ => name,
-    };
+    let element = element(dtype);
+    // Sums are divided at the end.
+    let is_widened = average && !matches!(dtype, DType::Bool) && dtype.size() < 8 && !dtype.is_float();
+    let element = if is_widened { format!("Wide{element}") } else { element };
     let operation = match (dtype, op) {
         (DType::Bool, CollectiveReduceOp::Sum | CollectiveReduceOp::Max) => "Or",
         (DType::Bool, CollectiveReduceOp::Prod | CollectiveReduceOp::Min | CollectiveReduceOp::Avg) => "And",

@@ -56,6 +56,10 @@
 //!   number on all peers. The group's table of counts is not written again before the next barrier
 //!   (`kernels/splits.cu`).
 //!
+//! - *tables of rows*: dispatch-rows and combine-rows read the peers' operands as other pulls do. Through
+//!   staging, each round ends with a barrier, and rounds alternate between two parts of the staging area
+//!   (`kernels/row_exchange.cu`).
+//!
 //! A block waits only for blocks with the same number on peers. A grid therefore need not be resident as a
 //! whole, but its first unfinished block must be scheduled on every rank. (Blocks that share rows wait for
 //! other blocks: such a grid must be resident.) The collectives of a rank run in one lane, one after another,
@@ -87,6 +91,7 @@ mod multi_collective;
 mod norm;
 mod params;
 mod peers;
+mod row_exchange;
 pub(crate) mod rows;
 mod splits;
 #[cfg(test)]
@@ -100,8 +105,9 @@ use symmc_runtime::exec::ResolvedCollective;
 pub use self::blocks::{GridLimits, VariantGrids};
 use self::call::RankCollective;
 pub use self::control::{
-    ControlRegion, InvalidSplits, MAX_BLOCKS, MAX_RANKS, MissedPeer, STAGING_BYTES, STATUS_BYTES,
-    SplitDirection, abort_waits, control_of, local_bytes, read_invalid_splits, read_missed_peer,
+    ControlRegion, InvalidRowEntry, InvalidSplits, MAX_BLOCKS, MAX_RANKS, MissedPeer, STAGING_BYTES,
+    STATUS_BYTES, SplitDirection, abort_waits, control_of, local_bytes, read_invalid_row_entry,
+    read_invalid_splits, read_missed_peer,
 };
 pub use self::multi_collective::lower_several;
 pub use self::norm::{AllReduceNorm, lower_norm};
@@ -130,6 +136,13 @@ pub fn lower(
         (call.variant, &call.kind)
     {
         let kernel = splits::exchange(&running, ends.sizes)?;
+        return Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]));
+    }
+    if let (CollectiveVariant::Plain | CollectiveVariant::Pull, Kind::DispatchRows | Kind::CombineRows) =
+        (call.variant, &call.kind)
+        && call.row_elements > 0
+    {
+        let kernel = row_exchange::exchange(&running, ends.rows)?;
         return Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]));
     }
     if running.n == 1 {

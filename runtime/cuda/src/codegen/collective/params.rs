@@ -120,6 +120,33 @@ plain! {
 }
 
 plain! {
+    /// The parameters of exchanges of rows that tables select.
+    #[derive(PartialEq, Debug, Default)]
+    pub(super) struct RowExchangeParams extends GroupParams as base {
+        pub from: [DevicePtr; MAX_RANKS],
+        pub to: DevicePtr,
+        /// The staging area at each index of the cell: `[round][sender][block]` parts of `slot` bytes.
+        pub staging: [Address; MAX_RANKS],
+        /// The global rows of the slots: of all ranks for a dispatch, of this rank for a combination.
+        pub row_table: DevicePtr,
+        /// The global slot of each row of this rank, for a dispatch.
+        pub row_slots: DevicePtr,
+        /// The weight of each slot of this rank, for a combination; null if all weights are 1.
+        pub weights: DevicePtr,
+        /// The number of tokens of each rank, of slots of each token, and of rows that each rank receives.
+        pub tokens: u64,
+        pub slots: u64,
+        pub capacity: u64,
+        /// The bytes of a row.
+        pub row: u64,
+        pub slot: u64,
+        /// The bytes of a row that a block stages at a time, and the bytes in front of them.
+        pub room: u64,
+        pub front: u64,
+    }
+}
+
+plain! {
     /// The steps after an all-reduce in its kernel. Pointers to absent values are null. Results may be in
     /// place of the operand or the residual, with each element at the same address.
     pub(super) struct Norm {
@@ -193,6 +220,7 @@ pub(super) fn declarations() -> &'static str {
             LandingParams::declaration(),
             PushedParams::declaration(),
             SplitsParams::declaration(),
+            RowExchangeParams::declaration(),
             Norm::declaration(),
             Addition::declaration(),
             CollectiveRegions::declaration(),

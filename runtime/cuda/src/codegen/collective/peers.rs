@@ -1,6 +1,7 @@
 //! The run's context for a rank's kernels, and the addresses of a collective on this rank.
 
 use symmc_ir::collective::ProtocolThresholds;
+use symmc_runtime::call::RowTables;
 
 use super::blocks::VariantGrids;
 use super::control::{self, ControlRegion};
@@ -41,12 +42,14 @@ pub struct CollectivePointers {
     pub operand: DevicePtr,
     pub result: DevicePtr,
     pub sizes: Option<SplitPointers>,
+    /// The tables of an exchange of rows.
+    pub rows: Option<RowTables<DevicePtr>>,
 }
 
 impl CollectivePointers {
-    /// The pointers of a collective without sizes on the device.
+    /// The pointers of a collective without sizes on the device or tables of rows.
     pub fn new(operand: DevicePtr, result: DevicePtr) -> CollectivePointers {
-        CollectivePointers { operand, result, sizes: None }
+        CollectivePointers { operand, result, sizes: None, rows: None }
     }
 }
 

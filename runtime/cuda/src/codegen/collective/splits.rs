@@ -63,7 +63,7 @@ pub(super) fn exchange(running: &RankCollective, sizes: Option<SplitPointers>) -
 /// The unit in which rows of `row` bytes move. It must be the same on all ranks, because it determines the
 /// layout in staging. It depends only on offsets, which are equal on all ranks; base addresses are multiples
 /// of 16.
-fn unit(bound: &ResolvedCollective, row: usize) -> &'static str {
+pub(super) fn unit(bound: &ResolvedCollective, row: usize) -> &'static str {
     let mut all = row;
     for &rank in &bound.cell {
         all |= bound.operand.offset_on_rank(rank) | bound.result.offset_on_rank(rank);

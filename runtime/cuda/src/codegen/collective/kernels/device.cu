@@ -167,6 +167,12 @@ __device__ __forceinline__ u16 to_bfloat(float x) {
     return bits;
 }
 
+// Sums and products that are rounded one by one, never contracted.
+__device__ __forceinline__ float plus_rounded(float x, float y) { return __fadd_rn(x, y); }
+__device__ __forceinline__ double plus_rounded(double x, double y) { return __dadd_rn(x, y); }
+__device__ __forceinline__ float times_rounded(float x, float y) { return __fmul_rn(x, y); }
+__device__ __forceinline__ double times_rounded(double x, double y) { return __dmul_rn(x, y); }
+
 /// Two elements in one word, the first in the lower half.
 __device__ __forceinline__ u32 to_halves(float first, float second) {
     u32 bits;

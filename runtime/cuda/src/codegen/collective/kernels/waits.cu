@@ -38,8 +38,9 @@ struct Status {
     u64 sizes[MAX_RANKS];
 };
 
-/// The values of `code`: a wait reached its limit, or a rank sends or receives rows that do not fit.
-constexpr u32 MISSED = 1, SENT = 2, RECEIVED = 3;
+/// The values of `code`: a wait reached its limit, a rank sends or receives rows that do not fit, or an entry
+/// of a table of rows is out of range.
+constexpr u32 MISSED = 1, SENT = 2, RECEIVED = 3, ENTRY = 4;
 
 // ---------------------------------------------------------------- waits
 

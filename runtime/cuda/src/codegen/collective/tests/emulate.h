@@ -130,6 +130,10 @@ inline To bits_as(From x) {
     std::memcpy(&out, &x, sizeof(To));
     return out;
 }
+inline float plus_rounded(float x, float y) { return x + y; }
+inline double plus_rounded(double x, double y) { return x + y; }
+inline float times_rounded(float x, float y) { return x * y; }
+inline double times_rounded(double x, double y) { return x * y; }
 inline float of_bits(u32 bits) { return bits_as<float>(bits); }
 inline float of_half(u16 bits) { return (float)bits_as<_Float16>(bits); }
 inline u16 to_half(float x) { return bits_as<u16>((_Float16)x); }

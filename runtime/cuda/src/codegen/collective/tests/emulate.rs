@@ -148,6 +148,11 @@ impl World {
     pub fn unfit(&self, rank: usize) -> Option<InvalidSplits> {
         control::unfit_at(address(&self.ranks[rank].status) as usize)
     }
+
+    /// The report of a rank's kernels about tables of rows.
+    pub fn row_entry(&self, rank: usize) -> Option<InvalidRowEntry> {
+        control::row_entry_at(address(&self.ranks[rank].status) as usize)
+    }
 }
 
 /// A collective and the places of its values.

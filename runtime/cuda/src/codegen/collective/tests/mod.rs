@@ -3,6 +3,7 @@
 mod additions;
 mod emulate;
 mod norms;
+mod row_exchange;
 mod rows;
 mod several;
 mod splits;
@@ -452,6 +453,7 @@ fn every_kernel_compiles() {
     }
     [2, 4, 8].into_iter().for_each(|n| pushed_kernels(n, &mut source));
     [1, 2, 3, 4, 8].into_iter().for_each(|n| splits::kernels(n, &mut source));
+    [1, 2, 4, 8].into_iter().for_each(|n| row_exchange::kernels(n, &mut source));
     [2, 4, 8].into_iter().for_each(|n| several::kernels(n, &mut source));
     let mut small = KernelSource::new();
     fused(4, DType::F16, 2048, &mut small);

@@ -60,8 +60,10 @@ fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSo
         .splits
         .as_ref()
         .map(|(sent, received)| SplitPointers { sent: address_of(sent), received: address_of(received) });
-    let ends =
-        CollectivePointers { operand: address_of(&call.operand), result: address_of(&call.result), sizes };
+    let ends = CollectivePointers {
+        sizes,
+        ..CollectivePointers::new(address_of(&call.operand), address_of(&call.result))
+    };
     match lower(7, call, &ends, peers, source).expect("it fits").expect("it is ours").as_slice() {
         [GpuCommand::Kernel(kernel)] => kernel.clone(),
         other => panic!("expected one kernel, found {other:?}"),

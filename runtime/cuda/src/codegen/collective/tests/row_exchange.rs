@@ -1,0 +1,395 @@
+//! Exchanges of rows that tables select, on host threads.
+
+use symmc_ir::tensor::{read_f64, write_f64};
+use symmc_runtime::call::{RowTableKind, RowTables};
+use symmc_support::random::SplitMix;
+
+use super::super::control::InvalidRowEntry;
+use super::emulate::{Given, Library, World, bytes_at};
+use super::*;
+
+/// An exchange of `tokens` tokens of each rank, of `width` elements and `slots` slots.
+#[derive(Clone, Copy, Debug)]
+struct Shape {
+    kind: ExchangeKind,
+    variant: CollectiveVariant,
+    exit: ExitBarrier,
+    dtype: DType,
+    width: usize,
+    tokens: usize,
+    slots: usize,
+    capacity: usize,
+    /// The offset of the operand and the result from aligned addresses, in elements.
+    shift: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum ExchangeKind {
+    Dispatch,
+    /// With weights of this dtype, if any.
+    Combine(Option<DType>),
+}
+
+const fn dispatch(dtype: DType, width: usize, tokens: usize, slots: usize, capacity: usize) -> Shape {
+    Shape {
+        kind: ExchangeKind::Dispatch,
+        variant: CollectiveVariant::Pull,
+        exit: ExitBarrier::Kept,
+        dtype,
+        width,
+        tokens,
+        slots,
+        capacity,
+        shift: 0,
+    }
+}
+
+const fn combine(weights: Option<DType>, shape: Shape) -> Shape {
+    Shape { kind: ExchangeKind::Combine(weights), ..shape }
+}
+
+/// Every unit; rows of several pieces and of a part of one; fewer and more slots than are handled at a time; no
+/// tokens, and no rows.
+const SHAPES: [Shape; 18] = [
+    dispatch(DType::BF16, 72, 6, 3, 40),
+    dispatch(DType::F32, 300, 3, 2, 13),
+    dispatch(DType::U8, 7, 9, 2, 50),
+    dispatch(DType::U8, 48, 5, 9, 40),
+    dispatch(DType::I64, 3, 4, 8, 33),
+    dispatch(DType::F16, 5, 2, 1, 3),
+    Shape { shift: 1, ..dispatch(DType::BF16, 16, 7, 4, 30) },
+    dispatch(DType::F64, 2, 0, 4, 5),
+    Shape { exit: ExitBarrier::Dropped, ..dispatch(DType::I32, 8, 11, 2, 50) },
+    combine(Some(DType::F32), dispatch(DType::BF16, 72, 6, 3, 40)),
+    combine(Some(DType::BF16), dispatch(DType::F32, 300, 3, 2, 13)),
+    combine(None, dispatch(DType::F16, 7, 9, 2, 50)),
+    combine(Some(DType::F64), dispatch(DType::F64, 9, 5, 9, 40)),
+    combine(Some(DType::F64), dispatch(DType::BF16, 24, 4, 8, 33)),
+    Shape { shift: 1, ..combine(Some(DType::F32), dispatch(DType::BF16, 16, 7, 4, 30)) },
+    combine(None, dispatch(DType::F64, 2, 4, 3, 0)),
+    Shape { exit: ExitBarrier::Dropped, ..combine(None, dispatch(DType::F32, 8, 11, 2, 50)) },
+    combine(Some(DType::F16), dispatch(DType::F16, 40, 0, 2, 8)),
+];
+
+/// The offsets of a rank's operands, result, row table, row slots and weights in its arena. Consecutive cases
+/// take turns with the operands: one that peers may still read is not written before the next barrier.
+const OPERANDS: [usize; 2] = [0, 18 << 10];
+const RESULT: usize = 36 << 10;
+const ROW_TABLE: usize = 54 << 10;
+const ROW_SLOTS: usize = 62 << 10;
+const WEIGHTS: usize = 70 << 10;
+
+impl Shape {
+    fn row_bytes(&self) -> usize {
+        self.width * self.dtype.size()
+    }
+
+    /// The number of rows of the operand, and of the result.
+    fn rows(&self) -> [usize; 2] {
+        match self.kind {
+            ExchangeKind::Dispatch => [self.tokens, self.capacity],
+            ExchangeKind::Combine(_) => [self.capacity, self.tokens],
+        }
+    }
+
+    fn call(&self, number: usize, n: u32) -> ResolvedCollective {
+        let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
+        let shift = self.shift * self.dtype.size();
+        let (kind, tables) = match self.kind {
+            ExchangeKind::Dispatch => {
+                let tables = RowTableKind::Dispatch { slots: region(ROW_SLOTS), all_rows: region(ROW_TABLE) };
+                (Kind::DispatchRows, tables)
+            }
+            ExchangeKind::Combine(weights) => {
+                let weights = weights.map(|dtype| (region(WEIGHTS), dtype));
+                (Kind::CombineRows, RowTableKind::Combine { rows: region(ROW_TABLE), weights })
+            }
+        };
+        ResolvedCollective {
+            row_elements: self.width,
+            operand: region(OPERANDS[number % 2] + shift),
+            result: region(RESULT + shift),
+            exit: Some(self.exit),
+            rows: Some(RowTables { tables, tokens: self.tokens, slots: self.slots, capacity: self.capacity }),
+            ..collective(kind, self.variant, n, self.dtype, self.width * self.rows()[0])
+        }
+    }
+}
+
+fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
+    match lower(7, call, &pointers(call, peers), peers, source)
+        .expect("it fits")
+        .expect("it is ours")
+        .as_slice()
+    {
+        [GpuCommand::Kernel(kernel)] => kernel.clone(),
+        other => panic!("expected one kernel, found {other:?}"),
+    }
+}
+
+fn pointers(call: &ResolvedCollective, peers: &PeerContext) -> CollectivePointers {
+    let address_of = |region: &ResolvedRegion| {
+        DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address)
+    };
+    CollectivePointers {
+        rows: call.rows.as_ref().map(|tables| tables.map(address_of)),
+        ..CollectivePointers::new(address_of(&call.operand), address_of(&call.result))
+    }
+}
+
+/// The routing of a round: the global row of each slot of all ranks, and the slots of each rank's rows.
+struct Routing {
+    rows: Vec<i64>,
+    slots: Vec<Vec<i64>>,
+}
+
+impl Routing {
+    /// Rows for random slots: everywhere, on one rank only, or for few slots; with gaps between them.
+    fn new(shape: &Shape, n: usize, round: usize) -> Routing {
+        let mut random = SplitMix((round * 31 + shape.width + shape.capacity) as u64);
+        let count = n * shape.tokens * shape.slots;
+        let mut out = Routing { rows: vec![-1; count], slots: vec![vec![-1; shape.capacity]; n] };
+        let mut next = vec![0; n];
+        let only = round % n;
+        for slot in 0..count {
+            let rank = match round % 3 {
+                0 => random.below(n),
+                1 => only,
+                _ if random.below(4) > 0 => continue,
+                _ => random.below(n),
+            };
+            let row = next[rank] + random.below(5) / 4;
+            // Rows beyond the capacity stay without a slot, as do slots with negative ids.
+            if row < shape.capacity && random.below(7) > 0 {
+                next[rank] = row + 1;
+                out.rows[slot] = (rank * shape.capacity + row) as i64;
+                out.slots[rank][row] = slot as i64;
+            }
+        }
+        out
+    }
+}
+
+/// Element `i` of the operand of a rank.
+fn element(shape: &Shape, rank: usize, round: usize, i: usize) -> f64 {
+    let x = ((i * 37 + rank * 101 + round * 13 + i / 251) % 256) as f64;
+    if shape.dtype.is_float() { (x - 100.0) / 7.0 } else { x }
+}
+
+fn weight(rank: usize, round: usize, slot: usize) -> f64 {
+    ((slot * 29 + rank * 17 + round * 7) % 64) as f64 / 9.0 - 2.0
+}
+
+/// The value of `x` in a dtype.
+fn rounded(dtype: DType, x: f64) -> f64 {
+    let mut bytes = [0; 8];
+    write_f64(dtype, &mut bytes, 0, x);
+    read_f64(dtype, &bytes, 0)
+}
+
+/// The expected element `i` of row `row` of the result.
+fn expected(shape: &Shape, routing: &Routing, me: usize, round: usize, [row, i]: [usize; 2]) -> f64 {
+    let of =
+        |rank: usize, row: usize| rounded(shape.dtype, element(shape, rank, round, row * shape.width + i));
+    match shape.kind {
+        ExchangeKind::Dispatch => usize::try_from(routing.slots[me][row]).map_or(0.0, |slot| {
+            let token = slot / shape.slots;
+            of(token / shape.tokens, token % shape.tokens)
+        }),
+        ExchangeKind::Combine(weights) => {
+            let narrow: fn(f64) -> f64 =
+                if shape.dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
+            let mut sum = 0.0;
+            for j in 0..shape.slots {
+                let slot = row * shape.slots + j;
+                let Ok(from) = usize::try_from(routing.rows[me * shape.tokens * shape.slots + slot]) else {
+                    continue;
+                };
+                let item = of(from / shape.capacity, from % shape.capacity);
+                let weight = weights.map_or(1.0, |dtype| narrow(rounded(dtype, weight(me, round, slot))));
+                sum = narrow(sum + narrow(item * weight));
+            }
+            rounded(shape.dtype, sum)
+        }
+    }
+}
+
+/// One exchange on one rank: writes operand and tables, runs the kernel, and compares the result.
+fn one(
+    (number, shape): (usize, &Shape),
+    kernel: &KernelLaunch,
+    base: Address,
+    (me, n, round): (usize, usize, usize),
+    library: &Library,
+) {
+    let routing = Routing::new(shape, n, round);
+    let size = shape.dtype.size();
+    let shift = shape.shift * size;
+    let [rows, results] = shape.rows();
+    // SAFETY: the places are separate within the arena; peers read only the operand, and only within a kernel.
+    let at = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
+    let operand = at(OPERANDS[number % 2] + shift, rows * shape.row_bytes());
+    for i in 0..rows * shape.width {
+        write_f64(shape.dtype, operand, i, element(shape, me, round, i));
+    }
+    let result = at(RESULT + shift, results * shape.row_bytes() + 16);
+    result.fill(0xee);
+    let own_slots = shape.tokens * shape.slots;
+    let table = match shape.kind {
+        ExchangeKind::Dispatch => &routing.rows[..],
+        ExchangeKind::Combine(_) => &routing.rows[me * own_slots..][..own_slots],
+    };
+    write_table(at(ROW_TABLE, 8 * table.len()), table);
+    write_table(at(ROW_SLOTS, 8 * shape.capacity), &routing.slots[me]);
+    if let ExchangeKind::Combine(Some(dtype)) = shape.kind {
+        let weights = at(WEIGHTS, own_slots * dtype.size());
+        (0..own_slots).for_each(|slot| write_f64(dtype, weights, slot, weight(me, round, slot)));
+    }
+    library.run(kernel);
+    for row in 0..results {
+        for i in 0..shape.width {
+            let found = read_f64(shape.dtype, result, row * shape.width + i);
+            let wanted = expected(shape, &routing, me, round, [row, i]);
+            assert_eq!(found, wanted, "{shape:?}: row {row}, element {i}, rank {me} of {n}, round {round}");
+        }
+    }
+    let behind = &result[results * shape.row_bytes()..];
+    assert!(behind.iter().all(|&b| b == 0xee), "{shape:?}: bytes after the result on rank {me} of {n}");
+}
+
+fn write_table(to: &mut [u8], table: &[i64]) {
+    to.chunks_mut(8).zip(table).for_each(|(to, entry)| to.copy_from_slice(&entry.to_le_bytes()));
+}
+
+/// All shapes by all variants.
+fn shapes() -> Vec<Shape> {
+    let variants = [CollectiveVariant::Pull, CollectiveVariant::Plain];
+    variants.into_iter().flat_map(|variant| SHAPES.map(|shape| Shape { variant, ..shape })).collect()
+}
+
+#[test]
+fn rows_go_where_the_tables_say() {
+    for n in 1..=4u32 {
+        let chaos = (n == 3).then_some(5);
+        let world = World::new(n, &Given { chaos, ..Given::default() });
+        let shapes = shapes();
+        let mut source = KernelSource::new();
+        let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
+        for peers in &world.peers {
+            let calls = shapes.iter().enumerate().map(|(number, shape)| shape.call(number, n));
+            kernels.push(calls.map(|call| lowered(&call, peers, &mut source)).collect());
+        }
+        let Some(library) = Library::new(&source, &format!("row-exchange-{n}")) else { return };
+        std::thread::scope(|scope| {
+            for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
+                let shapes = &shapes;
+                let library = &library;
+                scope.spawn(move || {
+                    for round in 0..6 {
+                        for (shape, kernel) in shapes.iter().enumerate().zip(kernels) {
+                            one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                        }
+                    }
+                });
+            }
+        });
+        assert!((0..n as usize).all(|rank| world.row_entry(rank).is_none()));
+    }
+}
+
+/// The kernels of `n` ranks.
+pub(super) fn kernels(n: u32, source: &mut KernelSource) {
+    let control = ControlRegion { groups: 2, max_exchange_ranks: 8, staging_bytes: STAGING_BYTES };
+    for shape in shapes() {
+        lowered(&shape.call(0, n), &PeerContext { control, ..peers(0, n) }, source);
+    }
+    for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
+        let large = dispatch(DType::BF16, 7168, 128, 8, 2048);
+        for shape in [large, combine(Some(DType::F32), large)] {
+            let peers = PeerContext { control, chaos: (n == 4).then_some(1), ..peers(0, n) };
+            lowered(&Shape { variant, ..shape }.call(0, n), &peers, source);
+        }
+    }
+}
+
+#[test]
+fn entries_that_are_out_of_range_are_reported_and_skipped() {
+    let small = dispatch(DType::F32, 4, 3, 2, 8);
+    for (kind, bad, limit) in [
+        (ExchangeKind::Dispatch, 12, 12),
+        (ExchangeKind::Dispatch, i64::MAX, 12),
+        (ExchangeKind::Combine(None), 16, 16),
+        (ExchangeKind::Combine(Some(DType::F32)), i64::MAX, 16),
+    ] {
+        for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
+            assert!(bad >= limit);
+            let world = World::new(2, &Given::default());
+            let shape = Shape { kind, variant, ..small };
+            let mut source = KernelSource::new();
+            let kernels: Vec<KernelLaunch> =
+                world.peers.iter().map(|peers| lowered(&shape.call(0, 2), peers, &mut source)).collect();
+            let Some(library) = Library::new(&source, &format!("bad-entries-{variant}-{limit}")) else {
+                return;
+            };
+            std::thread::scope(|scope| {
+                for (me, (peers, kernel)) in world.peers.iter().zip(&kernels).enumerate() {
+                    let base = peers.arenas[me];
+                    let library = &library;
+                    scope.spawn(move || {
+                        // SAFETY: nothing else accesses the tables and the result now.
+                        let at =
+                            |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
+                        // Only rank 1 has a bad entry. Other entries name nothing.
+                        let entry = if me == 1 { bad } else { -1 };
+                        let row = if kind == ExchangeKind::Dispatch { -1 } else { entry };
+                        write_table(at(ROW_TABLE, 96), &[[-1; 4], [-1, row, -1, -1], [-1; 4]].concat());
+                        write_table(at(ROW_SLOTS, 64), &[-1, -1, -1, -1, -1, entry, -1, -1]);
+                        at(RESULT, 128).fill(0xee);
+                        library.run(kernel);
+                        let bytes = shape.rows()[1] * 16;
+                        assert!(at(RESULT, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
+                    });
+                }
+            });
+            assert_eq!(world.row_entry(0), None);
+            let expected = InvalidRowEntry { program: 0, step: 7, entry: bad, position: 5 };
+            assert_eq!(world.row_entry(1), Some(expected), "{shape:?}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_an_error() {
+    let fails = |shape: Shape, change: &dyn Fn(&mut ResolvedCollective)| {
+        let mut call = shape.call(0, 2);
+        change(&mut call);
+        let control = ControlRegion { groups: 2, max_exchange_ranks: 2, staging_bytes: 256 };
+        let peers = PeerContext { control, ..peers(0, 2) };
+        let ends = pointers(&call, &peers);
+        lower(7, &call, &ends, &peers, &mut KernelSource::new()).expect_err("it does not fit").to_string()
+    };
+    let shape = dispatch(DType::F32, 4, 3, 2, 8);
+    let plain = Shape { variant: CollectiveVariant::Plain, ..shape };
+    let without_tables = fails(shape, &|call| call.rows = None);
+    assert!(without_tables.contains("step 7 (dispatch_rows as pull): expected tables"), "{without_tables}");
+    let other_size = fails(shape, &|call| call.elements += 4);
+    assert!(other_size.contains("expected 3 rows of 4 elements, found 16 elements"), "{other_size}");
+    let ints = fails(combine(Some(DType::I64), shape), &|_| {});
+    assert!(ints.contains("expected floats, found i64"), "{ints}");
+    let many_slots = fails(combine(None, Shape { slots: 40, ..plain }), &|_| {});
+    assert!(many_slots.contains("expected fewer slots of a token, found 40"), "{many_slots}");
+    let ordinary = fails(shape, &|call| call.operand.space = MemorySpace::Ordinary);
+    assert!(ordinary.contains("Ordinary"), "{ordinary}");
+    let pushed = fails(Shape { variant: CollectiveVariant::Push, ..shape }, &|_| {});
+    assert!(pushed.contains("GPUs have no kernel for it"), "{pushed}");
+}
+
+#[test]
+fn empty_rows_only_synchronize() {
+    let call = dispatch(DType::F32, 0, 3, 2, 8).call(0, 2);
+    let launch = lowered(&call, &peers(0, 2), &mut KernelSource::new());
+    assert_eq!(launch.grid, [1, 1, 1]);
+    let alone = dispatch(DType::F32, 0, 3, 2, 8).call(0, 1);
+    let ends = pointers(&alone, &peers(0, 1));
+    assert_eq!(lower(7, &alone, &ends, &peers(0, 1), &mut KernelSource::new()), Ok(Some(vec![])));
+}
