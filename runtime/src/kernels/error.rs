@@ -35,7 +35,7 @@ pub enum KernelError {
     )]
     Capacity {
         rank: usize,
-        /// The number of rows up to the first one that does not fit.
+        /// The number of rows, with the gaps after sections.
         rows: usize,
         capacity: usize,
     },

@@ -185,26 +185,27 @@ impl RouteTables<'_> {
                 if rank >= 0 && is_first {
                     let row = self.next[rank as usize];
                     self.next[rank as usize] += 1;
-                    check_capacity(sizes, rank as usize, row as usize + 1)?;
                     self.place(sizes, slot, rank as usize, row);
                 }
             }
             self.counts[source] = self.next[sizes.me] - before;
             for rank in 0..sizes.ranks {
                 let end = (self.next[rank] as usize).next_multiple_of(sizes.align);
-                check_capacity(sizes, rank, end)?;
                 self.next[rank] = end as i64;
             }
             self.ends[source] = self.next[sizes.me];
         }
-        Ok(())
+        (0..sizes.ranks).try_for_each(|rank| check_capacity(sizes, rank, self.next[rank] as usize))
     }
 
     /// Gives a slot the row of a rank.
     fn place(&mut self, sizes: &RouteSizes, slot: usize, rank: usize, row: i64) {
         self.all_rows[slot] = (rank * sizes.capacity) as i64 + row;
-        if rank == sizes.me {
-            self.slots[row as usize] = slot as i64;
+        // Rows beyond the capacity are an error, which is found when all rows are counted.
+        if rank == sizes.me
+            && let Some(found) = self.slots.get_mut(row as usize)
+        {
+            *found = slot as i64;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One op with operands and what it must give.
 
-use symmc_ir::{Op, Tensor};
+use symmc_ir::{DType, Op, Route, Tensor};
 use symmc_runtime::kernels::KernelError;
 
 use crate::compare::{agree, alike};
@@ -37,11 +37,28 @@ impl Case {
 
     /// Its results, without contents if it must fail.
     pub fn rooms(&self) -> Vec<Placed> {
-        self.expected.clone().unwrap_or_else(|_| {
+        self.expected.clone().unwrap_or_else(|error| {
             let operands: Vec<Tensor> = self.operands.iter().map(|p| p.tensor.clone()).collect();
-            let types = Draft::new(self.op.clone(), operands).types();
+            let types = match &self.op {
+                Op::Route(route) => route_types(route, operands[0].shape(), &error),
+                op => Draft::new(op.clone(), operands).types(),
+            };
             let zeros = |(dtype, shape): (_, Vec<usize>)| Tensor::zeros(dtype, shape);
             types.into_iter().map(|t| Placed::dense(random::of(zeros(t)))).collect()
         })
     }
+}
+
+/// The types of the results of a route that must fail. The capacity is free unless the error names it.
+fn route_types(route: &Route, ids: &[usize], error: &KernelError) -> Vec<(DType, Vec<usize>)> {
+    let ranks = route.rank_count(None).unwrap_or(1);
+    let sections = route.section_count(ranks) as usize;
+    let capacity = match error {
+        KernelError::Capacity { capacity, .. } => *capacity,
+        KernelError::ExpertCapacity { capacity, .. } => capacity * sections,
+        _ => ids[0] * ids[1] * sections.max(1),
+    };
+    let own = vec![ids[0] / ranks as usize, ids[1]];
+    let shapes = [own, ids.to_vec(), vec![capacity], vec![sections], vec![sections]];
+    shapes.map(|shape| (DType::I64, shape)).to_vec()
 }

@@ -178,6 +178,13 @@ inline unsigned __ballot_sync(unsigned, bool x) {
     emulate::wait(emulate::WARP);
     return all;
 }
+// Threads take turns only where they wait.
+inline unsigned atomicAdd(unsigned *at, unsigned x) { return (*at += x) - x; }
+inline unsigned atomicMin(unsigned *at, unsigned x) {
+    const unsigned before = *at;
+    if (x < before) *at = x;
+    return before;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline float __uint_as_float(unsigned x) { return emulate::bits<float>(x); }
 inline unsigned __float_as_uint(float x) { return emulate::bits<unsigned>(x); }

@@ -2,8 +2,8 @@
 
 use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{
-    ArgOp, AttentionBound, BinaryOp, BoundSide, DType, Dim, FloatAttribute, Op, ReductionKind, Tensor,
-    UnaryOp,
+    ArgOp, AttentionBound, BinaryOp, BoundSide, DType, Dim, FloatAttribute, Op, ReductionKind, Route,
+    RouteLayout, RouteScope, Tensor, UnaryOp,
 };
 use symmc_runtime::kernels::{TensorView, TensorViewMut, compute, contiguous_strides};
 use symmc_support::random::SplitMix;
@@ -73,7 +73,75 @@ pub(crate) fn list() -> Vec<Case> {
     rotary(r, &mut out);
     others(r, &mut out);
     gradients(r, &mut out);
+    routes(r, &mut out);
     out
+}
+
+/// Routings in each layout: on one rank and several, of few tokens and of more than a block places, of many experts, and
+/// with more rows or larger ids than fit.
+fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
+    let local = RouteScope::Local;
+    let at = |rank, ranks| RouteScope::Position { rank, ranks };
+    for (scope, dtype, tokens, slots, experts, align) in [
+        (local, DType::I64, 7, 2, 6, 1),
+        (local, DType::I32, 70, 3, 300, 8),
+        (at(1, 2), DType::I32, 18, 3, 8, 4),
+        (at(0, 4), DType::I64, 520, 4, 64, 1),
+        (at(2, 3), DType::I64, 600, 4, 12, 16),
+        (at(7, 8), DType::I64, 8, 8, 256, 1),
+        (at(1, 2), DType::I64, 8800, 8, 256, 128),
+        (at(0, 2), DType::I64, 0, 4, 16, 2),
+        (at(3, 4), DType::I64, 64, 6, 4096, 1),
+    ] {
+        for layout in [RouteLayout::Expert, RouteLayout::Rank, RouteLayout::Batched] {
+            let route = Route { experts, align, layout, scope };
+            let ids = random_ids(r, dtype, [tokens, slots], 0, experts as usize);
+            out.push(routing("route", &route, ids, None));
+        }
+    }
+    for layout in [RouteLayout::Expert, RouteLayout::Rank, RouteLayout::Batched] {
+        let route = Route { experts: 24, align: 8, layout, scope: at(1, 3) };
+        // All tokens to one rank, and to no rank.
+        for [low, high] in [[8, 16], [16, 24], [0, 0]] {
+            let ids = random_ids(r, DType::I64, [60, 2], low, high);
+            out.push(routing("route to one rank", &route, ids, None));
+        }
+        let ids = random_ids(r, DType::I64, [60, 2], 0, 24);
+        out.push(routing("failing: route of more rows than fit", &route, ids, Some(20)));
+        for bad in [24, i64::MAX] {
+            let mut ids = vec![3; 120];
+            (ids[57], ids[91]) = (bad, 25);
+            let ids = of(Tensor::from_i64(DType::I64, [60, 2], &ids));
+            out.push(routing("failing: route to no expert", &route, Placed::dense(ids), None));
+        }
+    }
+}
+
+/// Ids between two experts, with negative ids here and there.
+fn random_ids(r: &mut SplitMix, dtype: DType, shape: [usize; 2], low: usize, high: usize) -> Placed {
+    let id = |r: &mut SplitMix| match high.checked_sub(low) {
+        Some(count) if count > 0 && !r.one_in(9) => (low + r.below(count)) as i64,
+        _ => -1 - r.below(3) as i64,
+    };
+    let ids: Vec<i64> = (0..shape[0] * shape[1]).map(|_| id(r)).collect();
+    Placed::dense(of(Tensor::from_i64(dtype, shape, &ids)))
+}
+
+/// A routing with this capacity, or one that suffices.
+fn routing(name: &str, route: &Route, ids: Placed, capacity: Option<usize>) -> Case {
+    let [tokens, slots] = [ids.tensor.shape()[0], ids.tensor.shape()[1]];
+    let ranks = route.rank_count(None).unwrap_or(1);
+    let sections = route.section_count(ranks) as usize;
+    let sufficient = match route.layout {
+        RouteLayout::Batched => tokens * slots * sections,
+        _ => tokens * slots + sections * route.align as usize,
+    };
+    let capacity = capacity.unwrap_or(sufficient.min(1 << 18));
+    let own = tokens / ranks as usize;
+    let shapes: [&[usize]; 5] = [&[own, slots], &[tokens, slots], &[capacity], &[sections], &[sections]];
+    let name = format!("{name} {route:?} of {:?} in {capacity}", ids.tensor.shape());
+    let op = Op::Route(route.clone());
+    Case { scale: None, ..case(&name, op, vec![ids], &shapes.map(|shape| (DType::I64, shape)), 1.0) }
 }
 
 fn products(r: &mut SplitMix, out: &mut Vec<Case>) {

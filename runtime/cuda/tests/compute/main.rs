@@ -10,6 +10,7 @@ mod library;
 mod norms;
 mod products;
 mod rotary;
+mod route;
 mod rows;
 mod scatter;
 

@@ -21,7 +21,23 @@ pub enum AssertedFault {
         rows: usize,
     },
     Divisor,
+    /// An id that is at least this number of experts.
+    ExpertId {
+        experts: usize,
+    },
+    /// A rank receives more rows than this. The report holds the rank above [`REPORTED_ROW_BITS`] bits of the
+    /// number of rows.
+    Capacity {
+        capacity: usize,
+    },
+    /// As `Capacity`, for an expert.
+    ExpertCapacity {
+        capacity: usize,
+    },
 }
+
+/// As `kernels/route.cuh` declares it.
+const REPORTED_ROW_BITS: u32 = 40;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexedAxis {
@@ -54,7 +70,21 @@ impl DeviceAssertions {
             }
             AssertedFault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
             AssertedFault::Divisor => KernelError::ZeroDivisor,
+            AssertedFault::ExpertId { experts } => KernelError::ExpertId { id: found, experts },
+            AssertedFault::Capacity { capacity } => {
+                let [rank, rows] = reported_rows(status[0]);
+                KernelError::Capacity { rank, rows, capacity }
+            }
+            AssertedFault::ExpertCapacity { capacity } => {
+                let [expert, rows] = reported_rows(status[0]);
+                KernelError::ExpertCapacity { expert, rows, capacity }
+            }
         };
         Some((assertion.step, error))
     }
+}
+
+/// The rank or the expert of a report, and its number of rows.
+fn reported_rows(word: u64) -> [usize; 2] {
+    [word >> REPORTED_ROW_BITS, word & ((1 << REPORTED_ROW_BITS) - 1)].map(|n| n as usize)
 }

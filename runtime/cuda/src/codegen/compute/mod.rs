@@ -37,6 +37,7 @@ mod matmul;
 mod movement;
 pub mod products;
 pub mod rotary;
+mod route;
 pub mod row_reductions;
 mod rows;
 pub mod scatter;
@@ -108,9 +109,8 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
         Op::TopK { axis, largest } => sort::lower(*axis, *largest, &x[0], r, l),
         Op::Sort { axis, descending } => sort::lower(*axis, *descending, &x[0], r, l),
         Op::RmsNorm { .. } | Op::LayerNorm { .. } => rows::norm(rows::RowNorm::of(op)?, x, &r[0], l),
-        Op::Route(_) | Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => {
-            Err(no_kernel(op))
-        }
+        Op::Route(attributes) => route::lower(attributes, &x[0], r, l),
+        Op::Shard { .. } | Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => Err(no_kernel(op)),
     }
 }
 

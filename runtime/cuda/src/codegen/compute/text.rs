@@ -38,6 +38,8 @@ pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
 /// Stores at positions from data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
 pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
+/// Routing of tokens to experts.
+pub(super) const ROUTE: &str = include_str!("kernels/route.cuh");
 
 /// The type of a stored element.
 pub(super) fn stored_type(dtype: DType) -> &'static str {

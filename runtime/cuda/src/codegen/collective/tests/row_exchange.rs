@@ -297,18 +297,17 @@ fn rows_go_where_the_tables_say() {
     }
 }
 
-/// The kernels of `n` ranks.
+/// The kernels of `n` ranks: for large rows, and for four ranks of every shape.
 pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     let control = ControlRegion { groups: 2, max_exchange_ranks: 8, staging_bytes: STAGING_BYTES };
-    for shape in shapes() {
-        lowered(&shape.call(0, n), &PeerContext { control, ..peers(0, n) }, source);
-    }
+    let large = dispatch(DType::BF16, 7168, 128, 8, 2048);
+    let mut all = if n == 4 { shapes() } else { vec![] };
     for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-        let large = dispatch(DType::BF16, 7168, 128, 8, 2048);
-        for shape in [large, combine(Some(DType::F32), large)] {
-            let peers = PeerContext { control, chaos: (n == 4).then_some(1), ..peers(0, n) };
-            lowered(&Shape { variant, ..shape }.call(0, n), &peers, source);
-        }
+        all.extend([large, combine(Some(DType::F32), large)].map(|shape| Shape { variant, ..shape }));
+    }
+    for shape in all {
+        let chaos = (n == 4).then_some(1);
+        lowered(&shape.call(0, n), &PeerContext { control, chaos, ..peers(0, n) }, source);
     }
 }
 
