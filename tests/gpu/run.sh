@@ -222,6 +222,53 @@ END
   done
 done
 
+# Tokens to the ranks of their experts and back, in each layout: few and many, of widths that are no multiple of 16 bytes, as bits
+# and as weighted sums.
+experts() {
+  local name=$1 ranks=$2 dtype=$3 tokens=$4 width=$5 slots=$6 experts=$7 layout=$8 align=$9 weights=${10}
+  local sections=$((experts / ranks)) operand="%w" cells
+  if [ "$layout" = rank ]; then sections=$ranks; fi
+  local capacity=$((ranks * tokens * slots + sections * align))
+  if [ "$layout" = batched ]; then capacity=$((sections * ranks * tokens)); fi
+  cells=$(seq -s, 0 $((ranks - 1)))
+  {
+    printf 'program "experts" ranks %s\ngroup @ep [[%s]]\n' "$ranks" "${cells//,/, }"
+    printf 'arg %%x: %s[%s, %s]\narg %%logits: f32[%s, %s]\n' "$dtype" "$tokens" "$width" "$tokens" "$experts"
+    if [ "$weights" != none ]; then printf 'arg %%w: %s[%s, %s]\n' "$weights" "$tokens" "$slots"; fi
+    cat <<END
+%scores: f32[$tokens, $slots], %ids: i64[$tokens, $slots] = topk %logits axis=1 largest=true
+%all_ids: i64[$((ranks * tokens)), $slots] = all_gather %ids group=@ep
+%rows: i64[$tokens, $slots], %all_rows: i64[$((ranks * tokens)), $slots], %slots: i64[$capacity], %counts: i64[$sections], %ends: i64[$sections] = route %all_ids experts=$experts align=$align layout=$layout group=@ep
+%twice: $dtype[$tokens, $width] = add %x, %x
+%sent: $dtype[$capacity, $width] = dispatch_rows %twice, %slots, %all_rows group=@ep
+END
+    if [ "$dtype" = u8 ]; then
+      echo "return %sent, %slots, %rows, %counts, %ends"
+    else
+      if [ "$weights" = none ]; then operand=""; fi
+      cat <<END
+%done: $dtype[$capacity, $width] = abs %sent
+%y: $dtype[$tokens, $width] = combine_rows %done, %rows${operand:+, $operand} group=@ep
+return %y, %sent, %slots, %rows, %counts, %ends
+END
+    fi
+  } >"$out/$name.symm"
+}
+number=0
+for ranks in 2 4; do
+  for case in "bf16 128 7168 8 256 expert 1 f32" "bf16 37 2880 4 32 rank 16 bf16" "f32 9 33 3 12 expert 8 none" \
+    "u8 50 77 2 8 expert 4 none" "f16 64 1024 11 64 batched 1 f16" "f64 5 30 2 4 rank 1 f32" "bf16 1000 512 8 128 expert 128 f32"; do
+    number=$((number + 1))
+    # shellcheck disable=SC2086
+    experts "experts$number" "$ranks" $case
+    for more in "" "--variants plain" "--chaos 1" "--repeat 1000"; do
+      # shellcheck disable=SC2086
+      check "experts on $ranks ranks: $case${more:+, ${more#--}}" 0 "$symmc" run "$out/experts$number.symm" --backend cuda \
+        --machine "h200x$ranks" --gpus "$(places "$ranks")" --seed 1 --compare interpreter $more
+    done
+  done
+done
+
 check "hf_llama_tp2, NCCL's windows" 0 "$symmc" run "${llama[@]}" --backend cuda --variants nccl_window --repeat 100
 adopt=$(dirname "$symmc")/examples/adopt
 if [ -x "$adopt" ]; then check "an engine's stream and communicator" 0 "$adopt" 2; fi
