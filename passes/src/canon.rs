@@ -2,6 +2,10 @@
 //!
 //! [`canonicalize`] rewrites by the tables of [`RULES`] and drops dead code. In canonical form:
 //! - Values whose elements are known without running are a `full` or an `iota` under views ([`constants`]).
+//! - Integers are compared and limited only where their range requires it, and not computed in floats
+//!   ([`integers`]).
+//! - The sort of the ids of experts is a `route`, together with its inverse and its counts ([`routing`]).
+//! - Permutations of rows that undo each other are gone ([`permutations`]).
 //! - A chain of views is one view if one can express it, and absent if it changes nothing ([`views`]).
 //! - Casts, scalar ops and copies that change nothing are gone ([`identities`]).
 //! - Operands are not expanded if the op broadcasts them itself ([`broadcasts`]).
@@ -36,13 +40,17 @@ pub mod demanded;
 pub mod gradient_heads;
 pub mod groups;
 pub mod identities;
+pub mod integers;
 pub mod masks;
 pub mod norms;
+pub mod permutations;
 pub mod products;
+pub mod ranges;
 pub mod replaced_collectives;
 pub mod replicated;
 pub mod result_layouts;
 pub mod rotary;
+pub mod routing;
 pub mod shards;
 pub mod views;
 
@@ -57,9 +65,12 @@ use shards::{JudgedSizes, ShardsConfig};
 pub const RULES: &[&[RewriteRule]] = &[
     constants::RULES,
     identities::RULES,
+    integers::RULES,
     views::RULES,
+    permutations::RULES,
     broadcasts::RULES,
     products::RULES,
+    routing::RULES,
     norms::RULES,
     activations::RULES,
     rotary::RULES,
@@ -140,6 +151,7 @@ fn canonicalize_for_sizes(graph: &Graph, sizes: JudgedSizes) -> Result<Canonical
                 report.replaced.extend(reduced.replaced);
                 Some(reduced.graph)
             })
+            .or_else(|| routing::recognise_routes(&out))
             .or_else(|| cast_motion::move_casts_to_collectives(&out))
             .or_else(|| result_layouts::store_as_read(&out));
         if changed.is_none() && !met_shared {

@@ -1,0 +1,309 @@
+//! Simplifies ops on integers by the ranges of their elements: comparisons whose outcome is known, limits that
+//! change nothing, and integers that a program computes in floats.
+//!
+//! Exporters write histograms of integers as arithmetic on floats, and guard indices against values that
+//! cannot occur.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use symmc_ir::{
+    BinaryOp, DType, Dim, FloatAttribute, Graph, GraphOutput, InputKind, Op, OutputKind, Scalar,
+    SymbolBindings, Tensor, TensorType, UnaryOp, ValueId, interp,
+};
+
+use super::ranges::{IntegerRange, full_element, range_of};
+use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
+
+pub const RULES: &[RewriteRule] = &[
+    RewriteRule {
+        name: "comparison_by_range",
+        equation: "x < s, x = s, .. = full(true) or full(false) for integers x whose range decides it",
+        apply: comparison_by_range,
+    },
+    RewriteRule {
+        name: "limit_by_range",
+        equation: "max(x, s) = x where all elements are at least s; min(x, s) = x where they are at most s",
+        apply: limit_by_range,
+    },
+    RewriteRule {
+        name: "cast_of_exact_cast",
+        equation: "cast(cast(x)) = cast(x) for integers x that the inner dtype stores exactly",
+        apply: cast_of_exact_cast,
+    },
+    RewriteRule {
+        name: "comparison_of_casts",
+        equation: "cast(x) = iota and cast(x) < s as integers, for integers x that the dtype stores exactly",
+        apply: comparison_of_casts,
+    },
+    RewriteRule {
+        name: "identity_of_integers",
+        equation: "f(cast(x)) = cast(x) for integers x of few values, each of which f keeps",
+        apply: identity_of_integers,
+    },
+    RewriteRule {
+        name: "ends_of_exact_cast",
+        equation: "grouped_matmul(x, w, cast(ends)) = grouped_matmul(x, w, ends) where the cast changes no end",
+        apply: ends_of_exact_cast,
+    },
+];
+
+/// The most values of an integer for which a function is evaluated.
+const MOST_VALUES: i64 = 4096;
+/// The most nodes of a function that is evaluated.
+const MOST_NODES: usize = 12;
+
+fn is_integer(dtype: DType) -> bool {
+    !dtype.is_float() && dtype != DType::Bool
+}
+
+/// The op with its operands exchanged.
+fn mirrored(op: BinaryOp) -> BinaryOp {
+    match op {
+        BinaryOp::Lt => BinaryOp::Gt,
+        BinaryOp::Le => BinaryOp::Ge,
+        BinaryOp::Gt => BinaryOp::Lt,
+        BinaryOp::Ge => BinaryOp::Le,
+        op => op,
+    }
+}
+
+fn comparison_by_range(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let Op::BinaryScalar { op, scalar: Scalar::Int(s), scalar_left } = node.op else { return None };
+    let x = *node.inputs.first()?;
+    if !op.is_comparison() || !is_integer(cx.ty(x).dtype) || cx.known_elements(x).is_some() {
+        return None;
+    }
+    let range = range_of(cx.context(), x)?;
+    let symbols = cx.symbols();
+    let at_least = |s: i64| range.is_at_least(s, symbols);
+    let at_most = |s: i64| range.is_at_most(&Dim::from(s), symbols);
+    let below = s.checked_sub(1).is_some_and(at_most);
+    let above = s.checked_add(1).is_some_and(at_least);
+    let known = |holds: bool, fails: bool| (holds || fails).then_some(holds);
+    let outcome = match if scalar_left { mirrored(op) } else { op } {
+        BinaryOp::Lt => known(below, at_least(s)),
+        BinaryOp::Le => known(at_most(s), above),
+        BinaryOp::Gt => known(above, at_most(s)),
+        BinaryOp::Ge => known(at_least(s), below),
+        BinaryOp::Eq => known(false, below || above),
+        BinaryOp::Ne => known(below || above, false),
+        _ => None,
+    }?;
+    Some(Rewrite::Node(Op::Full(Scalar::Bool(outcome)), vec![]))
+}
+
+fn limit_by_range(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let Op::BinaryScalar { op, scalar: Scalar::Int(s), .. } = node.op else { return None };
+    let x = *node.inputs.first()?;
+    if !matches!(op, BinaryOp::Max | BinaryOp::Min) || !is_integer(cx.ty(x).dtype) {
+        return None;
+    }
+    let range = range_of(cx.context(), x)?;
+    let changes_nothing = match op {
+        BinaryOp::Max => range.is_at_least(s, cx.symbols()),
+        _ => range.is_at_most(&Dim::from(s), cx.symbols()),
+    };
+    changes_nothing.then_some(Rewrite::Value(x))
+}
+
+/// The integers of which a value is a cast that keeps them all, in the shape of the value.
+fn exact_cast_in_shape(cx: &mut Rewriter, value: ValueId) -> Option<ValueId> {
+    if let Some((Op::Reshape, &[inner])) = cx.def(value) {
+        let (x, _) = exact_cast(cx, inner)?;
+        let shape = cx.shape(value).to_vec();
+        return Some(cx.reshape(x, shape));
+    }
+    exact_cast(cx, value).map(|(x, _)| x)
+}
+
+/// The integers of which a value is a cast that keeps them all, with their range.
+fn exact_cast(cx: &Rewriter, value: ValueId) -> Option<(ValueId, IntegerRange)> {
+    let (Op::Cast, &[x]) = cx.def(value)? else { return None };
+    if !is_integer(cx.ty(x).dtype) {
+        return None;
+    }
+    let range = range_of(cx.context(), x)?;
+    range.fits_type(cx.ty(value).dtype, cx.symbols()).then_some((x, range))
+}
+
+fn cast_of_exact_cast(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    if node.op != Op::Cast || node.ty.dtype == DType::Bool {
+        return None;
+    }
+    let (x, _) = exact_cast(cx, node.inputs[0])?;
+    Some(Rewrite::Node(Op::Cast, vec![x]))
+}
+
+/// An integer with the number of a scalar.
+fn as_integer(scalar: Scalar) -> Option<i64> {
+    match scalar {
+        Scalar::Int(i) => Some(i),
+        Scalar::Float(FloatAttribute(x)) if x.fract() == 0.0 && x.abs() < 9e15 => Some(x as i64),
+        _ => None,
+    }
+}
+
+fn comparison_of_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    match node.op {
+        Op::BinaryScalar { op, scalar, scalar_left } if op.is_comparison() => {
+            let dtype = cx.ty(node.inputs[0]).dtype;
+            if !dtype.is_float() {
+                return None;
+            }
+            let x = exact_cast_in_shape(cx, node.inputs[0])?;
+            let number = as_integer(scalar)?;
+            let scalar = Scalar::Int(number);
+            let is_exact = IntegerRange::of_one(number).fits_type(dtype, cx.symbols());
+            let fits = is_exact && scalar.wrap_to(cx.ty(x).dtype) == scalar;
+            fits.then(|| Rewrite::Node(Op::BinaryScalar { op, scalar, scalar_left }, vec![x]))
+        }
+        Op::Binary(op) if op.is_comparison() => {
+            let &[a, b] = &node.inputs[..] else { return None };
+            if !cx.ty(a).dtype.is_float() {
+                return None;
+            }
+            [(a, b, op), (b, a, mirrored(op))].into_iter().find_map(|(x, positions, op)| {
+                let x = exact_cast_in_shape(cx, x)?;
+                let positions = as_integers(cx, positions, cx.ty(x).dtype)?;
+                Some(Rewrite::Node(Op::Binary(op), vec![x, positions]))
+            })
+        }
+        _ => None,
+    }
+}
+
+/// A series of floats as integers of this dtype.
+fn as_integers(cx: &mut Rewriter, value: ValueId, dtype: DType) -> Option<ValueId> {
+    let (op @ &Op::Iota { start, step }, _) = cx.def(value)? else { return None };
+    let op = op.clone();
+    let shape = cx.shape(value).to_vec();
+    let last = Dim::from(start) + (shape.first()?.clone() - Dim::from(1)) * Dim::from(step);
+    let range =
+        IntegerRange { least: last.min_with(&Dim::from(start)), greatest: last.max_with(&Dim::from(start)) };
+    let fits = [dtype, cx.ty(value).dtype].into_iter().all(|dtype| range.fits_type(dtype, cx.symbols()));
+    fits.then(|| cx.emit("positions", op, &[], TensorType::new(dtype, shape)))
+}
+
+/// Nodes that compute a float from one integer, element by element.
+struct IntegerFunction {
+    /// The integer.
+    of: Option<ValueId>,
+    /// The nodes in an order in which they can be evaluated.
+    nodes: Vec<ValueId>,
+}
+
+impl IntegerFunction {
+    /// Collects the nodes that compute `value`, all of whose elements are in the same order.
+    fn collect(&mut self, cx: &Rewriter, value: ValueId) -> Option<()> {
+        if self.nodes.contains(&value) || full_element(cx.context(), value).is_some() {
+            return Some(());
+        }
+        let definition = cx.def(value);
+        let is_view = matches!(definition, Some((Op::Reshape, _)));
+        if is_integer(cx.ty(value).dtype) && !is_view {
+            return (*self.of.get_or_insert(value) == value).then_some(());
+        }
+        let (op, inputs) = definition?;
+        let keeps_order = op.is_element_wise() || *op == Op::Reshape;
+        let count = cx.ty(value).numel();
+        if !keeps_order || self.nodes.len() == MOST_NODES {
+            return None;
+        }
+        for &input in inputs {
+            let is_full = full_element(cx.context(), input).is_some();
+            (is_full || cx.ty(input).numel() == count).then_some(())?;
+            self.collect(cx, input)?;
+        }
+        self.nodes.push(value);
+        Some(())
+    }
+
+    /// The results of a node of the function for these integers.
+    fn evaluate(&self, cx: &Rewriter, integers: &[i64], result: &CandidateNode) -> Option<Vec<f64>> {
+        let of = self.of?;
+        let all = vec![Dim::from(i64::try_from(integers.len()).ok()?)];
+        let mut graph = Graph { ranks: Some(1), ..Graph::new("function") };
+        let data = Arc::new(Tensor::from_i64(cx.ty(of).dtype, vec![integers.len()], integers)?);
+        let ty = TensorType::new(cx.ty(of).dtype, all.clone());
+        let x = graph.add_input(InputKind::Constant, "x", "", ty, Some(data.clone()));
+        let mut new = HashMap::from([(of, x)]);
+        for &value in &self.nodes {
+            let (op, inputs) = cx.def(value)?;
+            let added =
+                add_over(&mut graph, cx, &new, op, inputs, TensorType::new(cx.ty(value).dtype, all.clone()))?;
+            new.insert(value, added);
+        }
+        let ty = TensorType::new(result.ty.dtype, all);
+        let value = add_over(&mut graph, cx, &new, &result.op, &result.inputs, ty)?;
+        graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
+        let found = interp::run(&graph, &SymbolBindings::new(), &[vec![data]]).ok()?;
+        found.first()?.first().map(Tensor::to_f64)
+    }
+}
+
+/// Adds a node with operands that stand in `new` or are full of one element.
+fn add_over(
+    graph: &mut Graph,
+    cx: &Rewriter,
+    new: &HashMap<ValueId, ValueId>,
+    op: &Op,
+    inputs: &[ValueId],
+    ty: TensorType,
+) -> Option<ValueId> {
+    let mut add = |op: Op, operands: Vec<ValueId>, ty: TensorType| {
+        let name = format!("v{}", graph.values.len());
+        let node = graph.add_node(op, operands, vec![(name, ty)]);
+        graph.nodes[node].outputs[0]
+    };
+    let mut operands = Vec::with_capacity(inputs.len());
+    for operand in inputs {
+        operands.push(match new.get(operand) {
+            Some(&known) => known,
+            None => {
+                let full = TensorType::new(cx.ty(*operand).dtype, ty.shape.clone());
+                add(Op::Full(full_element(cx.context(), *operand)?), vec![], full)
+            }
+        });
+    }
+    Some(add(op.clone(), operands, ty))
+}
+
+fn identity_of_integers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let rounds = matches!(
+        node.op,
+        Op::Select | Op::Unary(UnaryOp::Floor | UnaryOp::Ceil | UnaryOp::Round | UnaryOp::Trunc)
+    );
+    if !rounds || !node.ty.dtype.is_float() {
+        return None;
+    }
+    let mut function = IntegerFunction { of: None, nodes: Vec::new() };
+    for &input in &node.inputs {
+        function.collect(cx, input)?;
+    }
+    let of = function.of?;
+    if cx.ty(of).numel() != node.ty.numel() {
+        return None;
+    }
+    let range = range_of(cx.context(), of)?;
+    let [least, greatest] = range.bounds(cx.symbols());
+    let few = greatest.checked_sub(least).is_some_and(|n| (0..MOST_VALUES).contains(&n));
+    if !few || !range.fits_type(node.ty.dtype, cx.symbols()) {
+        return None;
+    }
+    let integers: Vec<i64> = (least..=greatest).collect();
+    let found = function.evaluate(cx, &integers, node)?;
+    if !found.iter().zip(&integers).all(|(&y, &x)| y == x as f64) {
+        return None;
+    }
+    let ty = TensorType::new(node.ty.dtype, cx.shape(of));
+    let cast = cx.emit("exact", Op::Cast, &[of], ty);
+    Some(Rewrite::Value(cx.reshape(cast, node.ty.shape.clone())))
+}
+
+fn ends_of_exact_cast(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (Op::GroupedMatMul, &[x, w, ends]) = (&node.op, &node.inputs[..]) else { return None };
+    let (of, _) = exact_cast(cx, ends)?;
+    let fits = matches!(cx.ty(of).dtype, DType::I32 | DType::I64);
+    fits.then(|| Rewrite::Node(Op::GroupedMatMul, vec![x, w, of]))
+}
