@@ -24,6 +24,11 @@ named_enum! {
         Norm = "norm",
         /// Reductions of rows, and element-wise nodes before, between and after them.
         Rows = "rows",
+        /// Element-wise nodes and rows taken at positions that are data, the reduction of their values over the
+        /// axis before the last, and element-wise nodes of its result.
+        Fold = "fold",
+        /// The largest elements of short rows, and what is computed from such rows.
+        Selection = "selection",
         Rotary = "rotary",
         /// Stores at positions that are data.
         Scatter = "scatter",
@@ -66,6 +71,7 @@ impl DispatchForm {
                 }
             }
             (DispatchForm::Rotary | DispatchForm::Scatter, _) if operand == 0 => OverwriteRule::SameNode,
+            (DispatchForm::Fold | DispatchForm::Selection, _) => OverwriteRule::Never,
             (
                 DispatchForm::Map
                 | DispatchForm::Product
@@ -87,7 +93,15 @@ impl DispatchForm {
                 contract.is_some_and(|c| !c.peer_access.writes_result())
             }
             (DispatchForm::Gather, op) => op.as_collective().is_some(),
-            (DispatchForm::Map | DispatchForm::Product | DispatchForm::Norm | DispatchForm::Rows, _)
+            (
+                DispatchForm::Map
+                | DispatchForm::Product
+                | DispatchForm::Norm
+                | DispatchForm::Rows
+                | DispatchForm::Fold
+                | DispatchForm::Selection,
+                _,
+            )
             | (DispatchForm::Batch, Op::MatMul) => true,
             (
                 DispatchForm::Batch

@@ -12,7 +12,9 @@
 //! The contract of each form says what a kernel reads and writes, and when. A plan depends on no other property
 //! of the kernel.
 //!
-//! **`map`**: element-wise nodes (casts included) and constants, all of one shape. All values can be internal.
+//! **`map`**: element-wise nodes (casts included) and constants, all of one shape, and rows of that shape that are
+//! taken along the first axis at positions that are data (`take`) and that no node outside reads. All values can
+//! be internal. No result lies on an operand of a `take`.
 //! Each position is computed independently. A result may therefore lie on an operand, element on element, if no
 //! node after its own reads that operand. If several results lie on the same bytes, the order of the nodes
 //! determines the content.
@@ -53,6 +55,18 @@
 //! reads. All values can be internal. Each row is computed independently, and none of it is written before all
 //! of it has been read. A result may therefore lie on an operand, element on element, if no node after its own
 //! reads that operand.
+//!
+//! **`fold`**: element-wise nodes and constants of one shape, and rows taken along the first axis at positions
+//! that are data (`take`) of that shape, none of which nodes outside read; the reduction of one of these values
+//! over the axis before the last; and element-wise nodes of the shape of its result. All values can be internal.
+//! All operands are read at any time, and no result lies on an operand. This is the weighted sum of the results
+//! of experts.
+//!
+//! **`selection`**: nodes whose values have the same first extent, that of the rows, and constant extents
+//! otherwise: the selection of the first elements of the last axis (`topk`), softmax and reductions along the
+//! last axis, `gather_elements` and `scatter_elements` along it, element-wise nodes and constants, and views of
+//! values inside. All values can be internal. Each row is computed independently. All operands are read at any
+//! time, and no result lies on an operand. This is the choice of experts.
 //!
 //! **`rotary`**: independent rotary embeddings. Each result may lie on the rotated operand of its own node,
 //! element on element. All results have memory.

@@ -91,6 +91,8 @@ pub(crate) fn check_dispatch(
         DispatchForm::Gather => checker.check_gather(),
         DispatchForm::Norm => checker.check_norm(),
         DispatchForm::Rows => checker.check_rows(),
+        DispatchForm::Fold => checker.check_fold(),
+        DispatchForm::Selection => checker.check_selection(),
         DispatchForm::Rotary => checker.check_independent(
             |op| matches!(op, Op::RotaryEmbedding { .. }),
             "independent rotary embeddings",
@@ -137,8 +139,15 @@ impl<'a> DispatchChecker<'a> {
     }
 
     fn check_map(&self) -> CheckResult {
-        match self.iter_nodes().find(|(_, n)| !n.op.fits_map()) {
-            Some((id, _)) => Err(self.mismatch_error(id, "an element-wise node")),
+        let is_taken = |id: NodeId, node: &Node| {
+            let reads_inside = node.inputs.iter().any(|&v| self.internal_def(v).is_some());
+            matches!(node.op, Op::Take { axis: 0 }) && !reads_inside && self.is_read_internally(id)
+        };
+        match self.iter_nodes().find(|(id, n)| !n.op.fits_map() && !is_taken(*id, n)) {
+            Some((id, _)) => {
+                let expected = "an element-wise node, or rows that are taken and that nothing else reads";
+                Err(self.mismatch_error(id, expected))
+            }
             None => self.check_same_shape(),
         }
     }
@@ -147,7 +156,8 @@ impl<'a> DispatchChecker<'a> {
     /// it too.
     fn check_same_shape(&self) -> CheckResult {
         let mut expected = None;
-        for (id, node) in self.iter_nodes().filter(|(_, n)| n.op.fits_map()) {
+        let is_mapped = |op: &Op| op.fits_map() || matches!(op, Op::Take { .. });
+        for (id, node) in self.iter_nodes().filter(|(_, n)| is_mapped(&n.op)) {
             let inside = node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
             for found in inside.chain(node.outputs.first()).map(|&v| &self.graph.ty(v).shape) {
                 let expected = *expected.get_or_insert(found);
@@ -394,6 +404,66 @@ impl<'a> DispatchChecker<'a> {
             };
             if !fits {
                 let expected = "a reduction of rows that keeps the last axis, or an element-wise node over the same rows";
+                return Err(self.mismatch_error(id, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks for the reduction over the axis before the last of what element-wise nodes compute from rows that
+    /// are taken, and element-wise nodes of its result.
+    fn check_fold(&self) -> CheckResult {
+        let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
+        let mut reductions = self.iter_nodes().filter(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+        let whole =
+            reductions.next().and_then(|(_, n)| Some((shape(n.inputs.first()?), shape(n.outputs.first()?))));
+        let Some((whole, folded)) = whole.filter(|_| reductions.next().is_none()) else {
+            return Err(self.mismatch_error(self.dispatch.first, "one reduction among the nodes"));
+        };
+        for (id, node) in self.iter_nodes() {
+            let internal = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
+            let result = node.outputs.first().map(shape);
+            let is_before = || result == Some(whole) && self.is_read_internally(id);
+            let fits = match &node.op {
+                Op::Reduce { axes, .. } => whole.len() >= 2 && axes[..] == [whole.len() - 2],
+                Op::Take { axis: 0 } => is_before() && internal().next().is_none(),
+                op if op.fits_map() && is_before() => internal().all(|v| shape(v) == whole),
+                op => op.fits_map() && result == Some(folded) && internal().all(|v| shape(v) == folded),
+            };
+            if !fits {
+                let expected = "the reduction of the axis before the last, element-wise nodes before and after it, or rows that are taken before it";
+                return Err(self.mismatch_error(id, expected));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks for nodes on rows with constant extents, one of which selects elements.
+    fn check_selection(&self) -> CheckResult {
+        let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
+        let selects = self.iter_nodes().find(|(_, n)| matches!(n.op, Op::TopK { .. }));
+        let Some(rows) = selects.and_then(|(_, n)| shape(n.inputs.first()?).first()) else {
+            return Err(self.mismatch_error(self.dispatch.first, "a topk of rows among the nodes"));
+        };
+        let has_rows =
+            |found: &[Dim]| found.first() == Some(rows) && found[1..].iter().all(|d| d.as_const().is_some());
+        let is_last = |axis: usize, v: &ValueId| axis > 0 && axis + 1 == shape(v).len();
+        for (id, node) in self.iter_nodes() {
+            let fits_op = match (&node.op, &node.inputs[..]) {
+                (Op::TopK { axis, .. } | Op::Softmax { axis, .. }, [x]) => is_last(*axis, x),
+                (Op::Reduce { axes, .. }, [x]) => matches!(axes[..], [axis] if is_last(axis, x)),
+                (Op::GatherElements { axis } | Op::ScatterElements { axis, combine: None }, [x, ..]) => {
+                    is_last(*axis, x)
+                }
+                (Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand | Op::Copy, [x]) => {
+                    self.internal_def(*x).is_some()
+                }
+                (op, _) => op.fits_map(),
+            };
+            let internal = node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
+            let fits = fits_op && internal.chain(&node.outputs).all(|v| has_rows(shape(v)));
+            if !fits {
+                let expected = "a node that computes rows of constant extents";
                 return Err(self.mismatch_error(id, expected));
             }
         }

@@ -32,6 +32,12 @@ pub struct DispatchCapabilities {
     /// Reductions of rows, and element-wise nodes over the same rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<RowReductionLimits>,
+    /// Reductions over the axis before the last, of rows that are taken and element-wise nodes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fold: Option<FoldLimits>,
+    /// The largest elements of short rows, and what is computed from such rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selection: Option<SelectionLimits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rotary: Option<RotaryLimits>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,6 +155,28 @@ pub struct RowReductionLimits {
     pub row: u32,
 }
 
+/// Limits of dispatches of the form `fold`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FoldLimits {
+    pub nodes: u32,
+    /// The maximum extent of the axis that is reduced.
+    pub terms: u32,
+}
+
+/// Limits of dispatches of the form `selection`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SelectionLimits {
+    pub nodes: u32,
+    /// The maximum number of elements of a row of a value.
+    pub row: u32,
+    /// The maximum number of selected elements.
+    pub selected: u32,
+    /// The maximum size of the rows of all values together, in bytes.
+    pub bytes: u32,
+}
+
 /// Limits of dispatches of the form `rotary`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -210,6 +238,8 @@ impl DispatchCapabilities {
         gather: Some(GatherLimits { unit: 16 }),
         norm: Some(NormLimits { row: 16 << 10 }),
         rows: Some(RowReductionLimits { nodes: 48, row: 256 << 10 }),
+        fold: Some(FoldLimits { nodes: 32, terms: 64 }),
+        selection: Some(SelectionLimits { nodes: 48, row: 1024, selected: 64, bytes: 24 << 10 }),
         rotary: Some(RotaryLimits { nodes: 4 }),
         scatter: Some(ScatterLimits { nodes: 4 }),
         collectives: Some(CollectiveLimits { nodes: 16 }),

@@ -52,8 +52,8 @@ pub use crate::collective::ExitBarrier;
 use crate::collective::{CollectiveKind, CollectiveVariant};
 pub use backend::TargetBackend;
 pub use capability::{
-    BatchLimits, CollectiveLimits, DispatchCapabilities, GatherLimits, MapLimits, ProductLimits,
-    ProductShape, ReductionLimits, RotaryLimits, RowReductionLimits, SplitKLimits,
+    BatchLimits, CollectiveLimits, DispatchCapabilities, FoldLimits, GatherLimits, MapLimits, ProductLimits,
+    ProductShape, ReductionLimits, RotaryLimits, RowReductionLimits, SelectionLimits, SplitKLimits,
 };
 pub use contention::ContentionMeasurement;
 pub use curve::{CollectiveCurve, CopyCurve, Provenance};

@@ -17,6 +17,7 @@
 mod batch;
 mod deferred;
 mod facts;
+mod fold;
 mod gather;
 mod independent;
 mod joint_collectives;
@@ -27,6 +28,7 @@ mod norm;
 mod product;
 mod reduction;
 mod rows;
+mod selection;
 mod walk;
 
 use std::collections::{BTreeSet, HashSet};
@@ -65,7 +67,8 @@ pub fn dispatch_units(
 fn divide_into_units(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
     let mut units = with_rows(facts);
     product::join_products(facts, &mut units);
-    let units = merge::merge(facts, order_nonempty_units(facts, units));
+    let mut units = merge::merge(facts, order_nonempty_units(facts, units));
+    fold::join_takes(facts, &mut units);
     finished(facts, units)
 }
 
@@ -98,6 +101,8 @@ fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> V
     }
     let mut units = walk.units;
     rows::join_maps(facts, &mut units);
+    selection::join_selections(facts, &mut units);
+    fold::join_folds(facts, &mut units);
     units
 }
 

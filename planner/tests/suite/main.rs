@@ -4,6 +4,7 @@
 mod check_cost;
 mod common;
 mod dispatch;
+mod experts;
 mod in_place;
 mod parts;
 mod plan;

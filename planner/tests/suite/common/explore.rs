@@ -563,7 +563,14 @@ impl World {
             let Some(writer) = stage.graph.defining_node(r) else { return false };
             // A node after the writer would read the new content.
             let reads_there = match (dispatch.form, &stage.graph.nodes[id].op) {
-                (DispatchForm::Batch | DispatchForm::Gather | DispatchForm::Collectives, _) => false,
+                (
+                    DispatchForm::Batch
+                    | DispatchForm::Gather
+                    | DispatchForm::Collectives
+                    | DispatchForm::Fold
+                    | DispatchForm::Selection,
+                    _,
+                ) => false,
                 (DispatchForm::Rotary | DispatchForm::Scatter, _) => k == 0 && writer == id,
                 (_, Op::Collective(c)) => {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)

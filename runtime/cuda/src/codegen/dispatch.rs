@@ -11,7 +11,8 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace, ResolvedDispatch, StepWork
 use crate::codegen::collective::{fused_tail, lower_several, rows};
 use crate::codegen::command::Commands;
 use crate::codegen::compute::{
-    BoundOperation, KernelLowering, batch, fused_map, fused_norm, products, rotary, row_reductions, scatter,
+    BoundOperation, KernelLowering, batch, fold, fused_map, fused_norm, products, rotary, row_reductions,
+    scatter, selection,
 };
 use crate::codegen::lowering_context::LoweringContext;
 use crate::error::CudaError;
@@ -33,6 +34,8 @@ pub fn lower(
         DispatchForm::Batch => batch::lower(&steps, &|value| rank_invariant_memory(value, setting), l)?,
         DispatchForm::Norm => fused_norm::lower(&steps, l)?,
         DispatchForm::Rows => row_reductions::lower(&steps, l)?,
+        DispatchForm::Fold => fold::lower(&steps, l)?,
+        DispatchForm::Selection => selection::lower(&steps, l)?,
         DispatchForm::Rotary => Some(rotary::lower_together(&steps, l)?),
         DispatchForm::Scatter => Some(scatter::lower_together(&steps, l)?),
         DispatchForm::Reduction => fused_tail::lower(index, &dispatch.members, setting, l)?,
@@ -220,6 +223,7 @@ mod tests {
         let (rows, divided) = rows(r, h);
         let (gather, gathered) = gathered(r, h, ranks);
         let (several, communicated) = several(r, ranks);
+        let (experts, summed) = experts(r, h);
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\n\
              arg %x: D[1, t, {h}]\narg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\n\
@@ -230,6 +234,7 @@ mod tests {
              param %s.w: D[256, {h}]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              param %sa: D[{sent}, 24]\nparam %sb: f32[{sent}, 7]\nparam %sc: u8[{sent}]\n\
              arg %ck: D[2, 8192, 128]\narg %cv: D[2, 8192, 128]\narg %at: i64[t]\n\
+             arg %logits: D[t, 64]\nparam %table: D[64, {h}]\n\
              %ws: D[{h}, 256] = permute %s.w perm=[1, 0]\n\
              %gu: D[{h}, {f2}] = permute %gw perm=[1, 0]\n%g1: D[{h}, {f}] = permute %ga.w perm=[1, 0]\n\
              %g2: D[{h}, {f}] = permute %up.w perm=[1, 0]\n\
@@ -238,18 +243,31 @@ mod tests {
              {reduction}\
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n\
              %pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n\
-             {several}{rows}{heads}{gather}{gate}\
+             {several}{rows}{heads}{gather}{experts}{gate}\
              %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}{communicated}\n",
+             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}{communicated}{summed}\n",
             sent = 3 * ranks,
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),
         );
         (program.replace("D[", &format!("{dtype}[")), [low, high])
+    }
+
+    /// The choice of experts by `%logits`, the weighted sum of rows of `%table`, and the returned values; `h` is
+    /// the width of a row.
+    fn experts(r: &mut SplitMix, h: i64) -> (String, &'static str) {
+        let scores = r.pick(&["softmax %logits axis=1 log=false", "sigmoid %logits"]);
+        let text = format!(
+            "%es: D[t, 64] = {scores}\n%ev: D[t, 4], %ei: i64[t, 4] = topk %es axis=1 largest=true\n\
+             %et: D[t, 1] = reduce %ev op=sum axes=[1] keep=true\n%ew: D[t, 4] = div %ev, %et\n\
+             %ew3: D[t, 4, 1] = reshape %ew\n%ex: D[t, 4, H] = take %table, %ei axis=0\n\
+             %em: D[t, 4, H] = mul %ex, %ew3\n%ef: D[t, H] = reduce %em op=sum axes=[1] keep=false\n"
+        );
+        (text.replace("H]", &format!("{h}]")), ", %ef, %ei")
     }
 
     /// Usually: collectives of `%sa`, `%sb` and `%sc` as one step, and their returned values.

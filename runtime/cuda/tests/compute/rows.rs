@@ -4,18 +4,21 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use symmc_cuda::codegen::compute::{self, BoundOperation, KernelLowering, row_reductions};
+use symmc_cuda::codegen::compute::{
+    self, BoundOperation, KernelLowering, fold, fused_map, row_reductions, selection,
+};
 use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::interp::{self, RunCount, Tolerance};
 use symmc_ir::layout::compute_layouts;
 use symmc_ir::{
-    Graph, Node, NodeId, Op, ReductionKind, SymbolBindings, Tensor, TensorType, ValueId, text, verify,
+    DispatchForm, Graph, Node, NodeId, Op, ReductionKind, SymbolBindings, Tensor, TensorType, ValueId, text,
+    verify,
 };
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
-use crate::products::{Part, World, compiles, kernels, steps, value};
+use crate::products::{World, compiles, kernels, value};
 
 /// A program of one dispatch and views of its inputs, with all of its values in one memory.
 struct Placed {
@@ -99,18 +102,26 @@ impl Case {
     /// The kernel of the dispatch.
     fn lower(&self, l: &mut KernelLowering<'_>) -> Vec<KernelLaunch> {
         let (graph, placed) = (&self.placed.graph, &self.placed);
-        let nodes: Vec<&Node> = graph.dispatches[0].nodes().map(|n| &graph.nodes[n]).collect();
+        let layouts = compute_layouts(graph);
+        let nodes = graph.dispatches[0].nodes().map(|n| &graph.nodes[n]);
+        let nodes: Vec<&Node> = nodes.filter(|n| n.outputs.iter().all(|&v| layouts[v].base == v)).collect();
         let place = |values: &[ValueId]| values.iter().map(|&v| placed.located(v)).collect::<Vec<_>>();
         let places: Vec<_> = nodes.iter().map(|n| (place(&n.inputs), place(&n.outputs))).collect();
-        let step =
-            |(node, (operands, results)): (&&'_ Node, &'_ (Vec<LocatedTensor>, Vec<LocatedTensor>))| Part {
-                op: node.op.clone(),
-                operands: operands.clone(),
-                results: [results[0].clone()],
-            };
-        let parts: Vec<Part> = nodes.iter().zip(&places).map(step).collect();
-        let one = row_reductions::lower(&steps(&parts), l).expect("it fits").expect("one kernel");
-        let one = kernels(one);
+        let parts = nodes.iter().zip(&places);
+        let parts = parts.map(|(node, (operands, results))| BoundOperation {
+            index: 0,
+            op: &node.op,
+            operands,
+            results,
+        });
+        let steps: Vec<BoundOperation<'_>> = parts.collect();
+        let lower = match graph.dispatches[0].form {
+            DispatchForm::Map => fused_map::lower,
+            DispatchForm::Fold => fold::lower,
+            DispatchForm::Selection => selection::lower,
+            _ => row_reductions::lower,
+        };
+        let one = kernels(lower(&steps, l).expect("it fits").expect("one kernel"));
         assert_eq!(one.len(), 1, "{}", self.name);
         one
     }
@@ -194,6 +205,17 @@ fn rows_give_what_the_interpreter_gives() {
     }
     assert!(on_operands > 5, "{on_operands}");
     check("rows", cases);
+}
+
+/// The choice of experts, and sums of rows.
+#[test]
+fn choices_and_sums_of_experts_give_what_the_interpreter_gives() {
+    let parts = include_str!("experts.symm").split("//# ").skip(1);
+    let cases = parts.map(|part| {
+        let (name, program) = part.split_once('\n').expect("a name and a program");
+        Case::new(name.into(), Placed::new(program, &[]), 7)
+    });
+    check("experts", cases.collect());
 }
 
 /// A value of a random program.

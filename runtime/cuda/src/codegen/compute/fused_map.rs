@@ -4,12 +4,15 @@
 //! therefore equal those of separate steps. Values that other steps read are stored.
 
 use smallvec::SmallVec;
+use symmc_ir::Op;
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use super::element;
 use super::lowering::{BoundOperation, KernelLowering};
 use super::map::{MapKernel, MapValue};
+use super::movement::{common_shape, strides_within};
 use super::space::{Strides, broadcast};
+use super::text::stored_type;
 use crate::codegen::command::GpuCommand;
 use crate::error::Result;
 
@@ -23,10 +26,38 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     let mut map = MapKernel::over_shape(shape);
     let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
     for step in steps {
-        evaluate(&mut map, step, &mut known, shape, l)?;
+        if let Op::Take { axis: 0 } = step.op {
+            l.step = step.index;
+            let Some(value) = take(&mut map, step, l) else { return Ok(None) };
+            known.push((&step.results[0], value));
+        } else {
+            evaluate(&mut map, step, &mut known, shape, l)?;
+        }
     }
     store(&mut map, &known, shape, l);
     Ok(Some(map.finish("fused", l).into_iter().collect()))
+}
+
+/// The elements of rows that a step takes along the first axis.
+pub(super) fn take(
+    map: &mut MapKernel,
+    step: &BoundOperation<'_>,
+    l: &mut KernelLowering<'_>,
+) -> Option<MapValue> {
+    let [x, index] = step.operands else { return None };
+    let at = common_shape(std::slice::from_ref(index));
+    let rest = x.shape.len().checked_sub(1)?;
+    if step.results.first()?.shape[..] != [&at[..], &x.shape[1..]].concat() {
+        return None;
+    }
+    let strides = strides_within(broadcast(&at, &index.shape, &index.strides), 0, rest);
+    let position = map.load(l.address_of(index), stored_type(index.dtype), strides);
+    let zeros = std::iter::repeat_n(0, at.len());
+    let strides: Strides = zeros.chain(x.strides[1..].iter().copied()).collect();
+    let extent = x.shape[0];
+    let assertion = l.index_assertion(0, extent);
+    let terms = [(position, extent, x.strides[0], assertion)];
+    Some(map.gather(l.address_of(x), stored_type(x.dtype), strides, terms))
 }
 
 pub(super) fn have_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool {

@@ -232,13 +232,9 @@ impl MapKernel {
         }
     }
 
-    /// The number of neighbours that one thread computes, so that each memory access has up to 16 bytes.
+    /// The number of neighbours that one thread computes, so that each memory access has up to 16 bytes. What all
+    /// neighbours read, such as the index of a row, is one access.
     fn width(&self) -> usize {
-        self.access_width_where(|_| true)
-    }
-
-    /// The same number, if only accesses with these strides along the last axis limit it.
-    fn access_width_where(&self, bounds: impl Fn(isize) -> bool) -> usize {
         let last = self.shape.len() - 1;
         let operands = || {
             let loads = self.loads().map(|(_, l)| (l.at, size(l.kind), &l.strides, &l.terms[..]));
@@ -257,7 +253,7 @@ impl MapKernel {
         if self.stores.iter().any(|s| s.strides[last] != 1) {
             return 1;
         }
-        let widest = operands().filter(|o| bounds(o.2[last])).map(|o| o.1).max().unwrap_or(1);
+        let widest = operands().filter(|o| o.2[last] != 0).map(|o| o.1).max().unwrap_or(1);
         let mut width = 16 / widest;
         while width > 1 {
             let whole = self.shape.len() == 1 || self.shape[last].is_multiple_of(width);
@@ -278,16 +274,8 @@ impl MapKernel {
     /// The largest number of neighbours along the last axis that one thread can compute and that divides the
     /// axis.
     pub fn row_access_width(&self) -> usize {
-        self.largest_dividing_width(self.width())
-    }
-
-    /// The same number, if values that are constant along a row are loaded once per row.
-    pub fn row_access_width_with_scalars(&self) -> usize {
-        self.largest_dividing_width(self.access_width_where(|stride| stride != 0))
-    }
-
-    fn largest_dividing_width(&self, mut width: usize) -> usize {
         let n = self.shape.last().copied().unwrap_or(1);
+        let mut width = self.width();
         while !n.is_multiple_of(width) {
             width /= 2;
         }
@@ -377,12 +365,25 @@ impl MapKernel {
         Some(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)))
     }
 
+    /// The largest offset of an access in elements.
+    pub fn max_offset(&self) -> u64 {
+        let loads = self.loads().map(|(_, l)| self.max_reach(&l.strides, &l.terms));
+        let stores = self.stores.iter().map(|s| self.max_reach(&s.strides, &[]));
+        loads.chain(stores).max().unwrap_or(0)
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
     fn max_reach(&self, strides: &Strides, terms: &[IndexTerm]) -> u64 {
         let by_data: u64 = terms.iter().map(|t| t.extent as u64 * t.stride.unsigned_abs() as u64).sum();
         max_offset(&self.shape, strides) + by_data
     }
 
-    fn assertions(&self) -> impl Iterator<Item = u32> {
+    /// The assertions, in the order of the parameters of [`emit_vector`](Self::emit_vector).
+    pub fn assertions(&self) -> impl Iterator<Item = u32> {
         self.loads().flat_map(|(_, l)| l.terms.iter().map(|t| t.assertion)).chain(self.divisor)
     }
 
@@ -397,9 +398,7 @@ impl MapKernel {
             params.extend((0..self.assertions().count()).map(|i| format!("unsigned assertion{i}")));
         }
         let total: usize = self.shape.iter().product();
-        let loads = self.loads().map(|(_, l)| self.max_reach(&l.strides, &l.terms));
-        let stores = self.stores.iter().map(|s| self.max_reach(&s.strides, &[]));
-        let farthest = loads.chain(stores).max().unwrap_or(0);
+        let farthest = self.max_offset();
         // The index must not wrap around when all threads step beyond the last position.
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };
@@ -443,7 +442,7 @@ impl MapKernel {
 
     /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` runs with the values of
     /// each position.
-    fn emit_vector(&self, out: &mut String, width: usize, each: &str) {
+    pub fn emit_vector(&self, out: &mut String, width: usize, each: &str) {
         let last = self.shape.len() - 1;
         let mut assertion = 0;
         for (i, load) in self.loads() {

@@ -216,7 +216,7 @@ pub(super) fn common_shape(indices: &[LocatedTensor]) -> Vec<usize> {
 }
 
 /// Strides over `[before, at, rest]`, with zeros outside of `at`.
-fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
+pub(super) fn strides_within(strides: Strides, before: usize, rest: usize) -> Strides {
     repeat_n(0, before).chain(strides).chain(repeat_n(0, rest)).collect()
 }
 

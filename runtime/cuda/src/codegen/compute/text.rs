@@ -16,6 +16,8 @@ pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
 
 /// Matrix products of any layout.
 pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
+/// Selection of elements of short rows.
+pub(super) const SELECTION: &str = include_str!("kernels/selection.cuh");
 /// Grouped GEMM: products of groups of rows.
 pub(super) const GROUPED: &str = include_str!("kernels/grouped.cuh");
 /// Grouped GEMM by warp-group MMA.
