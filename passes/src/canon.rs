@@ -40,6 +40,7 @@ pub mod demanded;
 pub mod gradient_heads;
 pub mod groups;
 pub mod identities;
+pub mod integer_functions;
 pub mod integers;
 pub mod masks;
 pub mod norms;

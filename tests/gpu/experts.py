@@ -12,7 +12,9 @@ norm. Needs PyTorch, transformers and the package symmc.
 
 import argparse
 import os
+import shutil
 import statistics
+import tempfile
 import warnings
 
 warnings.filterwarnings("ignore")
@@ -48,7 +50,7 @@ FAMILIES = {
 def built(family, ranks):
     config_class, model_class, given = FAMILIES[family]
     config = getattr(transformers, config_class)(**given)
-    if hasattr(config, "_experts_implementation") or family != "gemma3":
+    if family != "gemma3":
         config._experts_implementation = "grouped_mm"
     torch.manual_seed(0)
     with torch.device("cuda"):
@@ -61,13 +63,21 @@ def built(family, ranks):
 
 
 def divided(model, ranks):
-    """The model with its experts divided among the ranks."""
+    """The model with its experts divided among the ranks. transformers divides weights when it loads them."""
     from transformers.distributed import DistributedConfig
-    from transformers.distributed.utils import initialize_distributed_mesh
 
     config = DistributedConfig(tp_size=ranks, tp_plan="auto", enable_expert_parallel=True)
-    mesh = initialize_distributed_mesh(config)[-1]
-    return type(model).maybe_distribute_model(model, config, mesh)
+    folder = [tempfile.mkdtemp(dir="/dev/shm") if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    if dist.get_rank() == 0:
+        model.save_pretrained(folder[0])
+    dist.barrier()
+    loaded = type(model).from_pretrained(folder[0], distributed_config=config, dtype=model.dtype)
+    loaded.config._experts_implementation = model.config._experts_implementation
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return loaded.eval().requires_grad_(False)
 
 
 def compiled(model, way):

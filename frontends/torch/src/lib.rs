@@ -47,6 +47,7 @@ mod operand_dtypes;
 mod ops;
 mod options;
 mod packed;
+mod packed_rows;
 mod per_rank;
 mod pickle;
 mod schema;

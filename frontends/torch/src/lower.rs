@@ -10,7 +10,7 @@ use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, T
 use crate::dtype;
 use crate::effects::{self, EffectAnalysis};
 use crate::error::{ImportError, Result};
-use crate::packed::{self, PackedRows, PackedValues};
+use crate::packed_rows::{self, PackedRows, PackedValues};
 use crate::schema::{self, Argument, ExportedNode, STRIDED};
 use crate::scope::{NameScope, tensor_names};
 use crate::shards::RankShard;
@@ -202,7 +202,7 @@ impl<'p> ImportLowering<'p> {
         }
         match (declared, self.packed.rows(value)) {
             (Some(declared), Some(found)) if declared == *found => Ok(()),
-            (Some(declared), None) if packed::creates_rows(&node.target) => {
+            (Some(declared), None) if packed_rows::creates_rows(&node.target) => {
                 self.packed.set(value, declared);
                 Ok(())
             }

@@ -15,7 +15,7 @@ use crate::inplace;
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
 use crate::operand_dtypes;
 use crate::ops;
-use crate::packed;
+use crate::packed_rows;
 use crate::schema::{Argument, ExportedGraph, ExportedNode};
 use crate::scope::{NameBinding, tensor_names};
 
@@ -133,7 +133,7 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
         }
         _ => match ops::find_rule(&call.node.target) {
             Some(rule) => {
-                call.extent_arguments = packed::takes_extents(&call.node.target);
+                call.extent_arguments = packed_rows::takes_extents(&call.node.target);
                 operand_dtypes::check_operand_dtypes(call, &call.node.target)?;
                 rule.apply(call)?;
                 call.check_all_read()?;

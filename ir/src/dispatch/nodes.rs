@@ -581,7 +581,7 @@ mod tests {
             (
                 "dispatch map",
                 "dispatch heap",
-                "expected a form (map, product, batch, reduction, gather, norm, rows, rotary, scatter, collectives), found `heap`",
+                "expected a form (map, product, batch, reduction, gather, norm, rows, fold, selection, rotary, scatter, collectives), found `heap`",
             ),
             (
                 "%a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n",

@@ -4,15 +4,10 @@
 //! Exporters write histograms of integers as arithmetic on floats, and guard indices against values that
 //! cannot occur.
 
-use std::collections::HashMap;
-use std::sync::Arc;
+use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, UnaryOp, ValueId};
 
-use symmc_ir::{
-    BinaryOp, DType, Dim, FloatAttribute, Graph, GraphOutput, InputKind, Op, OutputKind, Scalar,
-    SymbolBindings, Tensor, TensorType, UnaryOp, ValueId, interp,
-};
-
-use super::ranges::{IntegerRange, full_element, range_of};
+use super::integer_functions::{IntegerFunction, is_integer};
+use super::ranges::{IntegerRange, MOST_VALUES, range_of};
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 pub const RULES: &[RewriteRule] = &[
@@ -33,7 +28,8 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "comparison_of_casts",
-        equation: "cast(x) = iota and cast(x) < s as integers, for integers x that the dtype stores exactly",
+        equation: "cast(x) = iota and cast(x) < s as integers, for integers x that the dtype stores exactly; f(x) = iota as \
+                   x = iota, if both hold for the same of the few integers x",
         apply: comparison_of_casts,
     },
     RewriteRule {
@@ -47,15 +43,6 @@ pub const RULES: &[RewriteRule] = &[
         apply: ends_of_exact_cast,
     },
 ];
-
-/// The most values of an integer for which a function is evaluated.
-const MOST_VALUES: i64 = 4096;
-/// The most nodes of a function that is evaluated.
-const MOST_NODES: usize = 12;
-
-fn is_integer(dtype: DType) -> bool {
-    !dtype.is_float() && dtype != DType::Bool
-}
 
 /// The op with its operands exchanged.
 fn mirrored(op: BinaryOp) -> BinaryOp {
@@ -164,13 +151,35 @@ fn comparison_of_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
                 return None;
             }
             [(a, b, op), (b, a, mirrored(op))].into_iter().find_map(|(x, positions, op)| {
-                let x = exact_cast_in_shape(cx, x)?;
+                let is_equality = matches!(op, BinaryOp::Eq | BinaryOp::Ne);
+                let x = match exact_cast_in_shape(cx, x) {
+                    Some(x) => x,
+                    None if is_equality => integer_with_equal_positions(cx, x, positions)?,
+                    None => return None,
+                };
                 let positions = as_integers(cx, positions, cx.ty(x).dtype)?;
                 Some(Rewrite::Node(Op::Binary(op), vec![x, positions]))
             })
         }
         _ => None,
     }
+}
+
+/// An integer that equals each of these positions exactly where `value`, which is computed from it, does. It may
+/// differ from `value` where that equals no position: a histogram of few bins counts no other numbers.
+fn integer_with_equal_positions(cx: &mut Rewriter, value: ValueId, positions: ValueId) -> Option<ValueId> {
+    let (&Op::Iota { start, step }, _) = cx.def(positions)? else { return None };
+    let count = cx.shape(positions).first()?.as_const().filter(|n| (0..=MOST_VALUES).contains(n))?;
+    let (function, of) = IntegerFunction::of_nearest_integer(cx.context(), &[value])?;
+    let integers = range_of(cx.context(), of)?.few_integers(cx.symbols())?;
+    let found = function.evaluate(cx.context(), &integers)?.to_f64();
+    let listed: Vec<i64> = (0..count).map(|i| start + i * step).collect();
+    let agrees = found.iter().zip(&integers).all(|(&y, x)| {
+        let equal = listed.iter().find(|&&position| position as f64 == y);
+        equal == listed.contains(x).then_some(x)
+    });
+    let shape = cx.shape(value).to_vec();
+    (agrees && cx.ty(of).numel() == cx.ty(value).numel()).then(|| cx.reshape(of, shape))
 }
 
 /// A series of floats as integers of this dtype.
@@ -185,90 +194,6 @@ fn as_integers(cx: &mut Rewriter, value: ValueId, dtype: DType) -> Option<ValueI
     fits.then(|| cx.emit("positions", op, &[], TensorType::new(dtype, shape)))
 }
 
-/// Nodes that compute a float from one integer, element by element.
-struct IntegerFunction {
-    /// The integer.
-    of: Option<ValueId>,
-    /// The nodes in an order in which they can be evaluated.
-    nodes: Vec<ValueId>,
-}
-
-impl IntegerFunction {
-    /// Collects the nodes that compute `value`, all of whose elements are in the same order.
-    fn collect(&mut self, cx: &Rewriter, value: ValueId) -> Option<()> {
-        if self.nodes.contains(&value) || full_element(cx.context(), value).is_some() {
-            return Some(());
-        }
-        let definition = cx.def(value);
-        let is_view = matches!(definition, Some((Op::Reshape, _)));
-        if is_integer(cx.ty(value).dtype) && !is_view {
-            return (*self.of.get_or_insert(value) == value).then_some(());
-        }
-        let (op, inputs) = definition?;
-        let keeps_order = op.is_element_wise() || *op == Op::Reshape;
-        let count = cx.ty(value).numel();
-        if !keeps_order || self.nodes.len() == MOST_NODES {
-            return None;
-        }
-        for &input in inputs {
-            let is_full = full_element(cx.context(), input).is_some();
-            (is_full || cx.ty(input).numel() == count).then_some(())?;
-            self.collect(cx, input)?;
-        }
-        self.nodes.push(value);
-        Some(())
-    }
-
-    /// The results of a node of the function for these integers.
-    fn evaluate(&self, cx: &Rewriter, integers: &[i64], result: &CandidateNode) -> Option<Vec<f64>> {
-        let of = self.of?;
-        let all = vec![Dim::from(i64::try_from(integers.len()).ok()?)];
-        let mut graph = Graph { ranks: Some(1), ..Graph::new("function") };
-        let data = Arc::new(Tensor::from_i64(cx.ty(of).dtype, vec![integers.len()], integers)?);
-        let ty = TensorType::new(cx.ty(of).dtype, all.clone());
-        let x = graph.add_input(InputKind::Constant, "x", "", ty, Some(data.clone()));
-        let mut new = HashMap::from([(of, x)]);
-        for &value in &self.nodes {
-            let (op, inputs) = cx.def(value)?;
-            let added =
-                add_over(&mut graph, cx, &new, op, inputs, TensorType::new(cx.ty(value).dtype, all.clone()))?;
-            new.insert(value, added);
-        }
-        let ty = TensorType::new(result.ty.dtype, all);
-        let value = add_over(&mut graph, cx, &new, &result.op, &result.inputs, ty)?;
-        graph.outputs.push(GraphOutput { value, kind: OutputKind::Returned });
-        let found = interp::run(&graph, &SymbolBindings::new(), &[vec![data]]).ok()?;
-        found.first()?.first().map(Tensor::to_f64)
-    }
-}
-
-/// Adds a node with operands that stand in `new` or are full of one element.
-fn add_over(
-    graph: &mut Graph,
-    cx: &Rewriter,
-    new: &HashMap<ValueId, ValueId>,
-    op: &Op,
-    inputs: &[ValueId],
-    ty: TensorType,
-) -> Option<ValueId> {
-    let mut add = |op: Op, operands: Vec<ValueId>, ty: TensorType| {
-        let name = format!("v{}", graph.values.len());
-        let node = graph.add_node(op, operands, vec![(name, ty)]);
-        graph.nodes[node].outputs[0]
-    };
-    let mut operands = Vec::with_capacity(inputs.len());
-    for operand in inputs {
-        operands.push(match new.get(operand) {
-            Some(&known) => known,
-            None => {
-                let full = TensorType::new(cx.ty(*operand).dtype, ty.shape.clone());
-                add(Op::Full(full_element(cx.context(), *operand)?), vec![], full)
-            }
-        });
-    }
-    Some(add(op.clone(), operands, ty))
-}
-
 fn identity_of_integers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let rounds = matches!(
         node.op,
@@ -277,22 +202,17 @@ fn identity_of_integers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     if !rounds || !node.ty.dtype.is_float() {
         return None;
     }
-    let mut function = IntegerFunction { of: None, nodes: Vec::new() };
-    for &input in &node.inputs {
-        function.collect(cx, input)?;
-    }
-    let of = function.of?;
+    let (function, of) = IntegerFunction::of_nearest_integer(cx.context(), &node.inputs)?;
     if cx.ty(of).numel() != node.ty.numel() {
         return None;
     }
     let range = range_of(cx.context(), of)?;
-    let [least, greatest] = range.bounds(cx.symbols());
-    let few = greatest.checked_sub(least).is_some_and(|n| (0..MOST_VALUES).contains(&n));
-    if !few || !range.fits_type(node.ty.dtype, cx.symbols()) {
+    let integers = range.few_integers(cx.symbols())?;
+    if !range.fits_type(node.ty.dtype, cx.symbols()) {
         return None;
     }
-    let integers: Vec<i64> = (least..=greatest).collect();
-    let found = function.evaluate(cx, &integers, node)?;
+    let result = (&node.op, &node.inputs[..], node.ty.dtype);
+    let found = function.evaluate_node(cx.context(), &integers, result)?;
     if !found.iter().zip(&integers).all(|(&y, &x)| y == x as f64) {
         return None;
     }

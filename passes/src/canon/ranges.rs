@@ -3,13 +3,17 @@
 //! Positions that a top-k or a sort returns lie within its axis, and ops that only move elements keep their
 //! range. Ids of experts are such positions, so comparisons with their number are known.
 
-use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
+use symmc_ir::closed_form::ClosedFormContext;
 use symmc_ir::{
     BinaryOp, CollectiveKind, DType, Dim, Op, ReductionKind, Scalar, SymbolTable, ValueDef, ValueId,
 };
 
+use super::integer_functions::evaluated_bounds;
+
 /// The most nodes that are visited for the range of one value.
 const MOST_NODES: usize = 48;
+/// The most integers for which a function is evaluated.
+pub const MOST_VALUES: i64 = 4096;
 
 /// Bounds of the elements of an integer or bool value, both inclusive.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,6 +46,13 @@ impl IntegerRange {
     /// The numbers between which all elements lie at all sizes.
     pub fn bounds(&self, symbols: &SymbolTable) -> [i64; 2] {
         [self.least.bounds(symbols).0, self.greatest.bounds(symbols).1]
+    }
+
+    /// All integers of the range, if they are few.
+    pub fn few_integers(&self, symbols: &SymbolTable) -> Option<Vec<i64>> {
+        let [least, greatest] = self.bounds(symbols);
+        let few = greatest.checked_sub(least).is_some_and(|n| (0..MOST_VALUES).contains(&n));
+        few.then(|| (least..=greatest).collect())
     }
 
     /// Whether all elements are at least this.
@@ -80,12 +91,14 @@ fn exact_integers(dtype: DType) -> Option<[i64; 2]> {
 
 /// The range of an integer or bool value.
 pub fn range_of(cx: ClosedFormContext<'_>, value: ValueId) -> Option<IntegerRange> {
-    RangeSearch { cx, left: MOST_NODES }.range_of(value)
+    RangeSearch { cx, left: MOST_NODES, evaluates: true }.range_of(value)
 }
 
 struct RangeSearch<'a> {
     cx: ClosedFormContext<'a>,
     left: usize,
+    /// Whether selections are evaluated: their outcome often excludes one of the operands.
+    evaluates: bool,
 }
 
 impl RangeSearch<'_> {
@@ -105,9 +118,27 @@ impl RangeSearch<'_> {
         self.left = self.left.checked_sub(1)?;
         let ValueDef::Node(node, which) = graph.values[value].def else { return None };
         let node = &graph.nodes[node];
-        let found = self.of_node(&node.op, &node.inputs, which)?;
+        let found = match node.op {
+            Op::Select if self.evaluates => self.of_selection(value, &node.inputs),
+            _ => self.of_node(&node.op, &node.inputs, which),
+        }?;
         // Arithmetic that may wrap shows nothing.
         found.fits_type(ty.dtype, &graph.symbols).then_some(found)
+    }
+
+    /// The range of a selection. If it may be negative by the ranges of its operands, it is evaluated.
+    fn of_selection(&mut self, value: ValueId, inputs: &[ValueId]) -> Option<IntegerRange> {
+        let symbols = &self.cx.graph.symbols;
+        let by_operands = self.union_of(&inputs[1..]);
+        if by_operands.as_ref().is_some_and(|range| range.is_at_least(0, symbols)) {
+            return by_operands;
+        }
+        let few_integers = |integer: ValueId| {
+            let mut search = RangeSearch { cx: self.cx, left: MOST_NODES, evaluates: false };
+            search.range_of(integer)?.few_integers(symbols)
+        };
+        let bounds = evaluated_bounds(self.cx, value, few_integers);
+        bounds.map(|[least, greatest]| IntegerRange::new(least, greatest)).or(by_operands)
     }
 
     /// The range of the result with this number.
@@ -185,9 +216,4 @@ fn of_scalar_op(op: BinaryOp, x: IntegerRange, s: i64) -> Option<IntegerRange> {
         BinaryOp::Min => Some(of_ends(&|end| end.min_with(&scalar))),
         _ => None,
     }
-}
-
-/// The one element of all positions, if a value is full of it.
-pub fn full_element(cx: ClosedFormContext<'_>, value: ValueId) -> Option<Scalar> {
-    cx.known[value].as_ref().and_then(ClosedForm::as_full)
 }

@@ -21,7 +21,8 @@ use symmc_ir::{
     Scalar, TensorType, ValueDef, ValueId,
 };
 
-use super::ranges::{full_element, range_of};
+use super::integer_functions::full_element;
+use super::ranges::range_of;
 use crate::rewrite::{
     CandidateNode, Rewrite, RewriteRule, Rewriter, ValueMap, compact, copy_inputs, copy_outputs,
 };

@@ -3,7 +3,7 @@
 use symmc_import::emit::extent_product;
 use symmc_ir::Dim;
 
-use super::PackedRows;
+use crate::packed_rows::PackedRows;
 
 /// The packed axis after a reshape: the axis before which the product of the extents is the same, and whose
 /// rows are made of whole rows, or make up whole rows.

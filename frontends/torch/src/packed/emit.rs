@@ -5,9 +5,9 @@ use symmc_ir::entity::Entity;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::axes::{moved, reduced, reshaped};
-use super::{PackedRows, op_of};
 use crate::call::OpCall;
 use crate::lower::RuleResult;
+use crate::packed_rows::{PackedRows, op_of};
 
 /// Operators whose results mix the rows of an operand and depend on the rows alone, and not on their number.
 const MIXING: &[&str] = &[
