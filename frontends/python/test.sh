@@ -30,12 +30,13 @@ fi
 "$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check .
 # From elsewhere, so that the installed package is what runs.
 tests=$PWD/tests
-example=$PWD/../../examples/python/two_ranks.py
+examples=$PWD/../../examples/python
 trials=$PWD/../../tests/reliability/trials.py
 cd "$folder"
 if "$folder/env/bin/python" -c 'import torch' 2>/dev/null; then
   echo "with PyTorch $("$folder/env/bin/python" -c 'import torch; print(torch.__version__)')"
-  "$folder/env/bin/python" "$example"
+  "$folder/env/bin/python" "$examples/two_ranks.py"
+  "$folder/env/bin/python" "$examples/experts.py"
 fi
 "$folder/env/bin/python" -W ignore "$tests/run.py" ${SAMPLE:+--sample}
 "$folder/env/bin/symmc" --version
