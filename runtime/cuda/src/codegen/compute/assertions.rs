@@ -25,7 +25,7 @@ pub enum AssertedFault {
     ExpertId {
         experts: usize,
     },
-    /// A rank receives more rows than this. The report holds the rank above [`REPORTED_ROW_BITS`] bits of the
+    /// A rank receives more rows than this. The report holds the rank above `REPORTED_ROW_BITS` bits of the
     /// number of rows.
     Capacity {
         capacity: usize,
