@@ -195,6 +195,9 @@ class Moe(unittest.TestCase):
                     exchange.route(torch.zeros(3, 1, dtype=torch.int64))
                 with self.assertRaisesRegex(symmc.InputError, "ids: expected torch.int64 or torch.int32, found torch.float32"):
                     exchange.route(torch.zeros(3, 2))
+                for tokens in (0, 4):
+                    with self.assertRaisesRegex(symmc.InputError, f"ids: expected 1 to 3 tokens, found {tokens}"):
+                        exchange.route(torch.zeros(tokens, 2, dtype=torch.int64))
                 routing = exchange.route(torch.zeros(3, 2, dtype=torch.int32))
                 with self.assertRaisesRegex(symmc.InputError, r"x: expected the shape \[3, any\], found \[2, 4\]"):
                     exchange.dispatch(torch.zeros(2, 4), routing)

@@ -11,6 +11,7 @@ capacity raises a `DataError` that names the count and the capacity. No token is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from typing import Any, Literal
@@ -169,6 +170,8 @@ class ExpertExchange:
     def route(self, ids: torch.Tensor) -> Routing:
         """The routing of this rank's tokens by `ids` `[tokens, slots]`: i64 or i32, the experts of each token, or -1 for none."""
         tokens = self._expect("ids", ids, [None, self.slots], (torch.int64, torch.int32))
+        if not 1 <= tokens <= self.tokens:
+            raise symmc.InputError(f"ids: expected 1 to {self.tokens} tokens, found {tokens}; -1 stands for no expert")
         shapes = [[tokens, self.slots], [self.ranks * tokens, self.slots], [self.capacity], [self.sections], [self.sections]]
         outputs = [torch.empty(shape, dtype=torch.int64, device=self.device) for shape in shapes]
         self._run(("route",), tokens, (ids.to(torch.int64).contiguous(),), outputs)
@@ -252,15 +255,18 @@ class ExpertExchange:
 
     def close(self) -> None:
         """Ends the exchange of this rank. Others finish the calls that this rank has finished."""
-        for session in reversed(self._sessions.values()):
-            session.close()
+        with contextlib.ExitStack() as sessions:
+            for session in self._sessions.values():
+                sessions.callback(session.close)
 
     def __enter__(self) -> ExpertExchange:
         return self
 
     def __exit__(self, *exception: Any) -> Literal[False]:
-        for session in reversed(self._sessions.values()):
-            session.__exit__(*exception)
+        sessions = contextlib.ExitStack()
+        for session in self._sessions.values():
+            sessions.push(session)
+        sessions.__exit__(*exception)
         return False
 
     # Programs
