@@ -74,9 +74,21 @@ impl Selection<'_> {
 
     /// Whether nodes are ones that the kernel has.
     fn fits(&self, nodes: &[NodeId]) -> bool {
-        nodes.iter().all(|&n| self.fits_node(n))
+        nodes.iter().all(|&n| self.fits_node(n) && self.moves_members(n, nodes))
             && self.row_bytes(nodes).is_some_and(|bytes| bytes <= u64::from(self.limits.bytes))
             && nodes.len() <= self.limits.nodes as usize
+    }
+
+    /// Whether a node that only moves elements moves those of another of the nodes.
+    fn moves_members(&self, id: NodeId, nodes: &[NodeId]) -> bool {
+        let node = self.facts.node(id);
+        match (&node.op, &node.inputs[..]) {
+            (Op::Reshape | Op::Copy, &[x]) => {
+                let source = self.facts.graph.defining_node(self.facts.base[x]);
+                source.is_some_and(|source| nodes.contains(&source))
+            }
+            _ => true,
+        }
     }
 
     fn fits_node(&self, id: NodeId) -> bool {

@@ -113,7 +113,7 @@ impl Coverage {
 #[test]
 fn planned_programs_pass() {
     let mut forms: BTreeMap<DispatchForm, usize> = BTreeMap::new();
-    for seed in 0..270 {
+    for seed in 0..400 {
         let mut rng = SplitMix(seed);
         let config = config(&mut rng);
         let graph = program(&mut rng, &config);

@@ -175,7 +175,7 @@ impl Maker {
 
     /// Nodes for which machines have one kernel, other than chains and reductions.
     fn one_kernel(&mut self, rng: &mut SplitMix, x: ValueId, rows: &Dim) {
-        match rng.below(6) {
+        match rng.below(8) {
             0 => {
                 let y = self.same_rows(rng, rows);
                 self.push("e", Op::Binary(BinaryOp::Add), &[x, y]);
@@ -210,8 +210,38 @@ impl Maker {
                 }
             }
             4 => self.rows_of(rng, x, rows),
+            5 => drop(self.chosen(x, rows)),
+            6 => drop(self.folded(rng, rows)),
             _ => self.skinny(rng),
         }
+    }
+
+    /// The two largest exponentials of each row, divided by their sum, twice.
+    fn chosen(&mut self, x: ValueId, rows: &Dim) -> Option<()> {
+        let positive = self.b.op("m", Op::Unary(UnaryOp::Exp), &[x]).ok()?;
+        let types =
+            [DType::F32, DType::I64].map(|dtype| TensorType::new(dtype, vec![rows.clone(), 2.into()]));
+        let top = Op::TopK { axis: 1, largest: true };
+        let largest = *self.b.node_as("t", top, &[positive], types.to_vec()).ok()?.first()?;
+        let sum = Op::Reduce { op: ReductionKind::Sum, axes: vec![1], keep: true };
+        let sum = self.b.op("q", sum, &[largest]).ok()?;
+        let part = self.b.op("d", Op::Binary(BinaryOp::Div), &[largest, sum]).ok()?;
+        self.push("c", Op::Concat { axis: 1 }, &[part, part]);
+        Some(())
+    }
+
+    /// Weighted sums of two rows of a value each.
+    fn folded(&mut self, rng: &mut SplitMix, rows: &Dim) -> Option<()> {
+        let from = self.recent(rng);
+        let number = self.b.graph().inputs.len();
+        let at = TensorType::new(DType::I64, vec![rows.clone(), 2.into()]);
+        let at = self.b.input(InputKind::Argument, &format!("at{number}"), "", at, None);
+        let weights = TensorType::new(DType::F32, vec![rows.clone(), 2.into(), 1.into()]);
+        let weights = self.b.input(InputKind::Argument, &format!("weights{number}"), "", weights, None);
+        let taken = self.b.op("r", Op::Take { axis: 0 }, &[from, at]).ok()?;
+        let product = self.b.op("m", Op::Binary(BinaryOp::Mul), &[taken, weights]).ok()?;
+        self.push("f", Op::Reduce { op: ReductionKind::Sum, axes: vec![1], keep: false }, &[product]);
+        Some(())
     }
 
     /// Rows divided by the results of one or two reductions of them.
