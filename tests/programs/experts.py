@@ -19,6 +19,8 @@ import torch.distributed._functional_collectives as collectives
 import torch.multiprocessing
 from safetensors.torch import save_file
 
+from saving import stripped
+
 HIDDEN, WIDE, TOKENS = 8, 16, 6
 
 
@@ -165,7 +167,7 @@ def of_rank(rank, n, name, folder, port):
         tensors |= {f"rank{rank}.out.{i}": v for i, v in enumerate(outputs)}
         torch.save(tensors, f"{folder}/{rank}")
         if rank == 0:
-            torch.export.save(torch.export.export(model, inputs), f"{folder}/program.pt2")
+            stripped(torch.export.export(model, inputs), f"{folder}/program.pt2")
     dist.barrier()
     dist.destroy_process_group()
 

@@ -16,15 +16,12 @@ import argparse
 import copy
 import fnmatch
 import inspect
-import io
-import json
 import os
 import pathlib
 import sys
 import tempfile
 import traceback
 import warnings
-import zipfile
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 warnings.filterwarnings("ignore")
@@ -37,6 +34,8 @@ import transformers
 from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim
+
+from saving import stripped
 
 SEED, TOKENS, POSITIONS, WINDOW = 5, 11, 16, 4
 # What most configurations take.
@@ -502,29 +501,6 @@ RECORDED = """
     mixtral.ep4_batched mixtral.prefill modernbert.prefill opt.padded phi3.prefill qwen3.tp2 qwen3_moe.ep2 qwen3_moe.tp2 stablelm.prefill t5.prefill
     whisper.prefill xglm.padded
 """.split()
-
-
-def without_traces(value):
-    """A program's JSON without where in whose files its nodes come from."""
-    if isinstance(value, dict):
-        return {k: without_traces(v) for k, v in value.items() if k != "stack_trace"}
-    return [without_traces(v) for v in value] if isinstance(value, list) else value
-
-
-def stripped(program, out):
-    """Saves a program without the blobs of its weights and samples, which lie beside it, and without traces."""
-    whole = io.BytesIO()
-    torch.export.save(program, whole)
-    with zipfile.ZipFile(whole) as source, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as target:
-        for name in sorted(source.namelist()):
-            if "/data/weights/weight_" in name or "/data/sample_inputs/" in name:
-                continue
-            data = source.read(name)
-            if "/models/" in name:
-                data = json.dumps(without_traces(json.loads(data))).encode()
-            entry = zipfile.ZipInfo(name, date_time=(1980, 1, 1, 0, 0, 0))
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            target.writestr(entry, data)
 
 
 def leaves(value):
