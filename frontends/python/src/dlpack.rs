@@ -208,6 +208,19 @@ pub fn is_dense(extents: &[i64], strides: &[i64]) -> bool {
         })
 }
 
+/// An object with `__dlpack__`, whose elements have this dtype, as a NumPy array of the same memory. NumPy has no bf16.
+pub fn as_numpy<'py>(object: &Bound<'py, PyAny>, dtype: DType) -> PyResult<Bound<'py, PyAny>> {
+    if dtype == DType::BF16 {
+        return Err(input_error("NumPy has no bf16: use torch() or another library"));
+    }
+    object.py().import("numpy")?.call_method1("from_dlpack", (object,))
+}
+
+/// An object with `__dlpack__` as a PyTorch tensor of the same memory.
+pub fn as_torch<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    object.py().import("torch")?.call_method1("from_dlpack", (object,))
+}
+
 /// The content of a capsule that symmc exports.
 struct ExportedTensor<T> {
     managed: DlManagedTensor,

@@ -69,15 +69,12 @@ impl Tensor {
 
     /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        if slf.get().0.dtype() == symmc::DType::BF16 {
-            return Err(input_error("NumPy has no bf16: use torch() or another library"));
-        }
-        slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
+        dlpack::as_numpy(slf, slf.get().0.dtype())
     }
 
     /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
+        dlpack::as_torch(slf)
     }
 
     fn __repr__(&self) -> String {

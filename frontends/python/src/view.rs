@@ -25,6 +25,31 @@ impl RunCounter {
     }
 }
 
+/// The elements of a buffer of a session.
+struct BufferTensor {
+    buffer: SessionBuffer,
+    dtype: DType,
+    extents: Vec<usize>,
+    device: DlDevice,
+}
+
+impl BufferTensor {
+    /// The elements of a buffer on the GPU with this number, or on the host.
+    fn new(buffer: SessionBuffer, dtype: DType, extents: Vec<usize>, gpu: Option<i32>) -> BufferTensor {
+        BufferTensor { buffer, dtype, extents, device: DlDevice::of_session(gpu) }
+    }
+
+    fn export(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let memory = ExportedMemory {
+            address: self.buffer.as_ptr().expose_provenance() as u64,
+            dtype: self.dtype,
+            shape: &self.extents,
+            device: self.device,
+        };
+        dlpack::export_capsule(py, memory, self.buffer.clone())
+    }
+}
+
 /// An output of the last run, without a copy: `numpy.from_dlpack(v)`, `torch.from_dlpack(v)`, or its methods `numpy()` and
 /// `torch()`.
 ///
@@ -34,10 +59,7 @@ impl RunCounter {
 #[pyclass(frozen, module = "symmc")]
 pub struct View {
     name: String,
-    buffer: SessionBuffer,
-    dtype: DType,
-    extents: Vec<usize>,
-    device: DlDevice,
+    tensor: BufferTensor,
     runs: RunCounter,
     /// The number of runs when the view was made.
     run: u64,
@@ -51,9 +73,9 @@ impl View {
         gpu: Option<i32>,
         runs: &RunCounter,
     ) -> View {
-        let device = DlDevice::of_session(gpu);
         let symmc::SessionValue { name, dtype, extents, .. } = value;
-        View { name, buffer, dtype, extents, device, runs: runs.clone(), run: runs.current_run() }
+        let tensor = BufferTensor::new(buffer, dtype, extents, gpu);
+        View { name, tensor, runs: runs.clone(), run: runs.current_run() }
     }
 }
 
@@ -62,13 +84,13 @@ impl View {
     /// The extent of each axis.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.extents)
+        PyTuple::new(py, &self.tensor.extents)
     }
 
     /// The type of the elements: bool, u8, i32, i64, f16, bf16, f32 or f64.
     #[getter]
     fn dtype(&self) -> String {
-        self.dtype.to_string()
+        self.tensor.dtype.to_string()
     }
 
     /// Whether a later run has started.
@@ -85,7 +107,7 @@ impl View {
         stream: Option<Bound<'_, PyAny>>,
         _other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        if let Some(stream) = stream.filter(|_| self.device.kind == device::CPU) {
+        if let Some(stream) = stream.filter(|_| self.tensor.device.kind == device::CPU) {
             return Err(input_error(format!(
                 "{}: the view is of memory of the host, which has no stream; found {stream}",
                 self.name
@@ -97,36 +119,27 @@ impl View {
                 self.name, self.run
             )));
         }
-        let memory = ExportedMemory {
-            address: self.buffer.as_ptr().expose_provenance() as u64,
-            dtype: self.dtype,
-            shape: &self.extents,
-            device: self.device,
-        };
-        dlpack::export_capsule(py, memory, self.buffer.clone())
+        self.tensor.export(py)
     }
 
     /// The DLPack device.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.device.kind, self.device.id)
+        (self.tensor.device.kind, self.tensor.device.id)
     }
 
     /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        if slf.get().dtype == DType::BF16 {
-            return Err(input_error("NumPy has no bf16: use torch() or another library"));
-        }
-        slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
+        dlpack::as_numpy(slf, slf.get().tensor.dtype)
     }
 
     /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
+        dlpack::as_torch(slf)
     }
 
     fn __repr__(&self) -> String {
         let stale = if self.stale() { ", stale" } else { "" };
-        format!("<symmc.View {}: {}{:?}{stale}>", self.name, self.dtype, self.extents)
+        format!("<symmc.View {}: {}{:?}{stale}>", self.name, self.tensor.dtype, self.tensor.extents)
     }
 }
 
@@ -135,16 +148,13 @@ impl View {
 /// place, also by peers.
 #[pyclass(frozen, module = "symmc")]
 pub struct SymmetricBuffer {
-    buffer: SessionBuffer,
-    dtype: DType,
-    extents: Vec<usize>,
-    device: DlDevice,
+    tensor: BufferTensor,
 }
 
 impl SymmetricBuffer {
     /// The elements of a buffer, on the GPU with this number or on the host.
     pub fn new(buffer: SessionBuffer, dtype: DType, extents: Vec<usize>, gpu: Option<i32>) -> Self {
-        SymmetricBuffer { buffer, dtype, extents, device: DlDevice::of_session(gpu) }
+        SymmetricBuffer { tensor: BufferTensor::new(buffer, dtype, extents, gpu) }
     }
 }
 
@@ -153,13 +163,13 @@ impl SymmetricBuffer {
     /// The extent of each axis.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, &self.extents)
+        PyTuple::new(py, &self.tensor.extents)
     }
 
     /// The type of the elements.
     #[getter]
     fn dtype(&self) -> String {
-        self.dtype.to_string()
+        self.tensor.dtype.to_string()
     }
 
     /// A DLPack capsule with this memory.
@@ -170,37 +180,28 @@ impl SymmetricBuffer {
         stream: Option<Bound<'_, PyAny>>,
         _other: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        if let Some(stream) = stream.filter(|_| self.device.kind == device::CPU) {
+        if let Some(stream) = stream.filter(|_| self.tensor.device.kind == device::CPU) {
             return Err(input_error(format!("memory of the host has no stream: found {stream}")));
         }
-        let memory = ExportedMemory {
-            address: self.buffer.as_ptr().expose_provenance() as u64,
-            dtype: self.dtype,
-            shape: &self.extents,
-            device: self.device,
-        };
-        dlpack::export_capsule(py, memory, self.buffer.clone())
+        self.tensor.export(py)
     }
 
     /// The DLPack device.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        (self.device.kind, self.device.id)
+        (self.tensor.device.kind, self.tensor.device.id)
     }
 
     /// The same memory as a NumPy array. NumPy has no bf16.
     fn numpy<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        if slf.get().dtype == DType::BF16 {
-            return Err(input_error("NumPy has no bf16: use torch() or another library"));
-        }
-        slf.py().import("numpy")?.call_method1("from_dlpack", (slf,))
+        dlpack::as_numpy(slf, slf.get().tensor.dtype)
     }
 
     /// The same memory as a PyTorch tensor.
     fn torch<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
-        slf.py().import("torch")?.call_method1("from_dlpack", (slf,))
+        dlpack::as_torch(slf)
     }
 
     fn __repr__(&self) -> String {
-        format!("<symmc.SymmetricBuffer: {}{:?}>", self.dtype, self.extents)
+        format!("<symmc.SymmetricBuffer: {}{:?}>", self.tensor.dtype, self.tensor.extents)
     }
 }

@@ -377,7 +377,7 @@ class _Combine(torch.autograd.Function):
             return by_row, None, None, None
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         # All ranks make the same exchanges, whichever gradients they need.
-        row_weights = exchange._dispatch(weights.to(wide).reshape(-1, 1), routing.by_slot())
+        row_weights = exchange.row_weights(weights.to(wide), routing).unsqueeze(1)
         products = (by_row.to(wide) * rows.to(wide)).sum(1, keepdim=True)
         of_weights = exchange._combine(products, routing.by_slot(), None)
         return (by_row.to(wide) * row_weights).to(rows.dtype), of_weights.reshape(weights.shape).to(weights.dtype), None, None
