@@ -35,7 +35,7 @@ pub(crate) struct DataSizes {
 }
 
 impl DataSizes {
-    /// Collects the integers that the nodes of a program read from tensors, and what is known of them.
+    /// Collects the integers that the nodes of a program read from tensors, with their known bounds.
     /// `fixed` are the symbols of the graph by PyTorch's names.
     pub fn collect(
         graph: &ExportedGraph<'_>,

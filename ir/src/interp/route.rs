@@ -144,7 +144,7 @@ fn dispatch_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Ve
         let token = usize::try_from(slot).ok().map(|slot| slot / k);
         sources.push(token.map(|token| (token / tokens, token % tokens)));
     }
-    Ok(vec![gather_rows(operands, x, &sources, width)])
+    Ok(vec![gather_rows(operands, x, &sources, width)?])
 }
 
 /// The rows of the first operands that are named by rank and row, with zeros where there is none.
@@ -153,10 +153,10 @@ fn gather_rows(
     x: &WideArray,
     sources: &[Option<(usize, usize)>],
     width: usize,
-) -> WideArray {
+) -> Result<WideArray> {
     let rows_per_rank = x.shape[0];
     let all: Vec<&WideArray> = operands.iter().map(|o| &o[0]).collect();
-    let joined = super::movement::concat(&all, 0, &[rows_per_rank * all.len(), width]);
+    let joined = super::movement::concat(&all, 0, &[rows_per_rank * all.len(), width])?;
     let positions: Vec<usize> = sources
         .iter()
         .flat_map(|source| {
@@ -166,10 +166,7 @@ fn gather_rows(
             })
         })
         .collect();
-    let zero =
-        if x.dtype.is_float() { Scalar::Float(crate::types::FloatAttribute(0.0)) } else { Scalar::Int(0) };
-    let joined = joined.unwrap_or_else(|_| x.clone());
-    joined.gather_positions(&[sources.len(), width], &positions, zero)
+    Ok(joined.gather_positions(&[sources.len(), width], &positions, Scalar::Int(0)))
 }
 
 /// The result on each rank: for each token the weighted sum of the rows of its slots.

@@ -4,8 +4,6 @@
 //! With staging, every rank publishes its operand chunk by chunk, and each rank copies the parts of rows that
 //! it needs. A combination collects all its rows first, because its sums are in order of slot.
 
-use std::borrow::Cow;
-
 use symmc_control::CHUNK;
 use symmc_ir::types::DType;
 
@@ -123,8 +121,8 @@ impl<'a> RowExchange<'a> {
             RowTableKind::Dispatch { .. } => self.store_rows(locate),
             RowTableKind::Combine { weights, .. } => {
                 let weights = match weights {
-                    Some((region, dtype)) => Cow::Owned(self.read_weights(region, *dtype)?),
-                    None => Cow::Borrowed(&[][..]),
+                    Some((region, dtype)) => self.read_weights(region, *dtype)?,
+                    None => Vec::new(),
                 };
                 self.store_sums(&weights, locate);
             }

@@ -167,18 +167,7 @@ pub fn run_once(
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
-    let mut executor = Executor::new(
-        &ParsedPlan::parse(Arc::new(plan.clone())).map_err(unread_plan_error)?,
-        0,
-        registry,
-        config,
-    )?;
-    let bound = executor.resolve_bindings(bindings)?;
-    // SAFETY: the spans are blocks that the caller holds, and no other rank exists.
-    unsafe {
-        bound.load_fixed_inputs(memory)?;
-        bound.run(memory, comm, &config, &mut Default::default())
-    }
+    run_once_on_rank(plan, 0, (registry, config), bindings, memory, comm)
 }
 
 /// Runs all ranks as threads, `repeats` times, and checks the outputs of each run against the interpreter,
@@ -274,9 +263,16 @@ pub fn run_with_inputs(
         let symmetric = ByteSpan { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
         let memory = RankMemory { symmetric, ..own.memory() };
         let config = ExecConfig::default();
-        run_once_on_rank(&planned.plan, rank, config, bindings, &memory, &comm)
-            .inspect_err(|error| Communicator::abort(&comm, error))
-            .map(|_| own.outputs(graph, bindings))
+        run_once_on_rank(
+            &planned.plan,
+            rank,
+            (&CustomKernelRegistry::new(), config),
+            bindings,
+            &memory,
+            &comm,
+        )
+        .inspect_err(|error| Communicator::abort(&comm, error))
+        .map(|_| own.outputs(graph, bindings))
     };
     let run_rank = &run_rank;
     thread::scope(|scope| {
@@ -285,16 +281,17 @@ pub fn run_with_inputs(
     })
 }
 
+/// Loads and runs a plan once on this rank.
 fn run_once_on_rank(
     plan: &Plan,
     rank: u32,
-    config: ExecConfig,
+    (registry, config): (&CustomKernelRegistry, ExecConfig),
     bindings: &SymbolBindings,
     memory: &RankMemory,
     comm: &dyn Communicator,
 ) -> Result<RunReport, RunError> {
     let parsed = ParsedPlan::parse(Arc::new(plan.clone())).map_err(unread_plan_error)?;
-    let mut executor = Executor::new(&parsed, rank, &CustomKernelRegistry::new(), config)?;
+    let mut executor = Executor::new(&parsed, rank, registry, config)?;
     let bound = executor.resolve_bindings(bindings)?;
     // SAFETY: the spans are blocks that the caller holds; all ranks run the same checked plan.
     unsafe {

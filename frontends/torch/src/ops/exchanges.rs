@@ -1,7 +1,7 @@
 //! Symmetric-memory exchanges whose sizes are tensors, reductions to roots, and sends between pairs of ranks.
 //!
 //! Sizes are gathered from all ranks, so that each rank computes where each row comes from. What PyTorch leaves
-//! as it was in the tensors that these ops write, such as the rows behind the last received one, is zero.
+//! as it was in the tensors that these ops write, such as the rows after the last received one, is zero.
 
 use symmc_import::Emit;
 use symmc_ir::{

@@ -78,6 +78,12 @@ fn refuse<T>(c: &OpCall<'_, '_>, op: &Op, length: &Dim) -> RuleResult<T> {
     c.refuse_packed(&format!("it mixes or moves rows (`{name}`)"), length)
 }
 
+/// Refuses a node, of whose operands the first with packed rows is named.
+fn refuse_any<T>(c: &OpCall<'_, '_>, op: &Op, rows: &[Option<PackedRows>]) -> RuleResult<T> {
+    let length = rows.iter().flatten().next().map_or(Dim::from(0), |r| r.length.clone());
+    refuse(c, op, &length)
+}
+
 fn represent(
     c: &mut OpCall<'_, '_>,
     op: &Op,
@@ -99,10 +105,9 @@ fn represent(
         }
         Op::MatMul => matrix_product(c, op, inputs, &rows)?,
         Op::GroupedMatMul => grouped_product(c, op, inputs, &rows)?,
-        Op::Reduce { op: kind, axes, keep } if axes.contains(&any.axis) => {
+        Op::Reduce { op: kind, axes, .. } if axes.contains(&any.axis) => {
             let neutral = neutral_element(*kind, c.dtype(x));
             let Some(neutral) = neutral.filter(|_| mixes_rows(c)) else { return refuse(c, op, &any.length) };
-            let _ = keep;
             PackedNode::of(&[c.fill_rest(x, &any, neutral)?], None)
         }
         Op::Reduce { axes, keep, .. } => PackedNode::of(inputs, Some(reduced(&any, axes, *keep))),
@@ -312,10 +317,7 @@ fn grouped_product(
         {
             Ok(PackedNode::of(inputs, None))
         }
-        _ => {
-            let length = rows.iter().flatten().next().map_or(Dim::from(0), |r| r.length.clone());
-            refuse(c, op, &length)
-        }
+        _ => refuse_any(c, op, rows),
     }
 }
 
@@ -365,10 +367,7 @@ fn gathered(
             Ok(PackedNode { inputs: vec![inputs[0], index], results: vec![Some(of_index.clone())] })
         }
         [Some(of_x), None] if of_x.axis == axis => Ok(PackedNode::of(inputs, None)),
-        _ => {
-            let length = rows.iter().flatten().next().map_or(Dim::from(0), |r| r.length.clone());
-            refuse(c, op, &length)
-        }
+        _ => refuse_any(c, op, rows),
     }
 }
 
@@ -415,10 +414,7 @@ fn scattered(
     let (axis, index_at, source_at) = match op {
         Op::IndexPut { axis, .. } if inputs.len() == 3 => (*axis, 2, 1),
         Op::ScatterElements { axis, .. } | Op::IndexAdd { axis } => (*axis, 1, 2),
-        _ => {
-            let length = rows.iter().flatten().next().map_or(Dim::from(0), |r| r.length.clone());
-            return refuse(c, op, &length);
-        }
+        _ => return refuse_any(c, op, rows),
     };
     let mut operands = inputs.to_vec();
     let base = inputs[0];

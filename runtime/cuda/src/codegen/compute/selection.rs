@@ -298,6 +298,16 @@ impl<'a> SelectionKernel<'a> {
         Some(())
     }
 
+    /// Adds a loop of a warp over the elements `e` of a row of `result`, with their coordinates in `shape`.
+    fn add_element_loop(&mut self, result: &LocatedTensor, shape: &[usize], body: &str) {
+        let _ = writeln!(
+            self.body,
+            "    for (int e = lane; e < {}; e += 32) {{ {}{body} }}",
+            row_count(result),
+            coordinates(shape, "e")
+        );
+    }
+
     /// A position on an axis, which is reported if it lies outside.
     fn position(&mut self, index: &str, axis: usize, extent: usize, l: &mut KernelLowering<'_>) -> String {
         self.assertions.push(l.index_assertion(axis, extent));
@@ -323,12 +333,7 @@ impl<'a> SelectionKernel<'a> {
             self.element_at(x, &space, l, |a| if a == axis { "at".into() } else { format!("c{a}") })?;
         let position = self.position(&index, axis, x.shape[axis], l);
         let hold = self.hold(result, l)("e", &element);
-        let _ = writeln!(
-            self.body,
-            "    for (int e = lane; e < {}; e += 32) {{ {}{position} {hold} }}",
-            row_count(result),
-            coordinates(&result.shape, "e")
-        );
+        self.add_element_loop(result, &result.shape, &format!("{position} {hold}"));
         Some(())
     }
 
@@ -370,12 +375,7 @@ impl<'a> SelectionKernel<'a> {
         }
         let element = self.element(x, &x.shape, l)?;
         let hold = self.hold(result, l)("e", &element);
-        let _ = writeln!(
-            self.body,
-            "    for (int e = lane; e < {}; e += 32) {{ {}{hold} }}",
-            row_count(result),
-            coordinates(&x.shape, "e")
-        );
+        self.add_element_loop(result, &x.shape, &hold);
         Some(())
     }
 
