@@ -18,51 +18,63 @@ use crate::scope::tensor_names;
 
 pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.scaled_dot_product_attention", "attention", |c| {
-        attention_alone(c, Some("attn_mask"))
+        let mask = c.opt_tensor("attn_mask")?;
+        attention_alone(c, mask)
     }),
     row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| {
-        attention_alone(c, Some("attn_mask"))
+        let mask = c.opt_tensor("attn_mask")?;
+        attention_alone(c, mask)
     }),
     row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| fused_attention(c, None)),
     row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
-        fused_attention(c, Some("attn_mask"))
+        let mask = c.opt_tensor("attn_mask")?;
+        fused_attention(c, mask)
     }),
     row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
-        fused_attention(c, Some("attn_bias"))
+        let mask = c.opt_tensor("attn_bias")?;
+        fused_attention(c, mask)
     }),
     row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| {
-        fused_attention(c, Some("attn_bias"))
+        let mask = cudnn_mask(c)?;
+        fused_attention(c, mask)
     }),
     row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
-        fused_attention(c, Some("attn_bias"))
+        let mask = c.opt_tensor("attn_bias")?;
+        fused_attention(c, mask)
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
         gradient(c, "grad_out", None)
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", Some("attn_mask"))
+        let mask = c.opt_tensor("attn_mask")?;
+        gradient(c, "grad_out", mask)
     }),
     row_of_results("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out_", Some("attn_bias"))
+        let mask = c.opt_tensor("attn_bias")?;
+        gradient(c, "grad_out_", mask)
     }),
     row_of_results("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", Some("attn_bias"))
+        let mask = cudnn_mask(c)?;
+        gradient(c, "grad_out", mask)
     }),
     row_of_results(
         "aten._scaled_dot_product_fused_attention_overrideable_backward",
         "attention_gradient",
-        |c| gradient(c, "grad_out", Some("attn_bias")),
+        |c| {
+            let mask = c.opt_tensor("attn_bias")?;
+            gradient(c, "grad_out", mask)
+        },
     ),
 ];
 
 /// Attention whose other results are not read.
-fn attention_alone(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
+fn attention_alone(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
     c.require_results_unread_from(1)?;
     attention(c, mask)
 }
 
 /// Attention with the additional results that the kernel for its gradient reads.
-fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
+fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
     for result in 2..c.result_count() {
         random_state(c, result)?;
     }
@@ -73,14 +85,13 @@ fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     attention(c, mask)
 }
 
-fn attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
+fn attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
     // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
     let q = c.tensor("query")?;
     let k = c.tensor("key")?;
     let v = c.tensor("value")?;
-    let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
     if rank < 2 {
@@ -101,6 +112,29 @@ fn attention(c: &mut OpCall<'_, '_>, mask: Option<&str>) -> RuleResult {
     let sums = to_declared_log_sum_exp(c, both[1])?;
     c.set_result(1, sums);
     c.set_only_result(both[0])
+}
+
+/// The mask of cuDNN's attention. From a bool mask PyTorch makes numbers for it: 0 where a column is seen, and
+/// -65504 where it is hidden, which is the lowest number of f16. A hidden column gets the lowest number of the
+/// mask's own dtype here, so that its score cannot count again if others are as low.
+fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
+    let Some(mask) = c.opt_tensor("attn_bias")? else { return Ok(None) };
+    let Some((Op::Select, &[condition, seen, hidden])) = c.definition(mask) else { return Ok(Some(mask)) };
+    let is_full_of = |value, number| match c.definition(value) {
+        Some((Op::Full(scalar), _)) => scalar.as_f64() == number,
+        _ => false,
+    };
+    if !is_full_of(seen, 0.0) || !is_full_of(hidden, -65504.0) {
+        return Ok(Some(mask));
+    }
+    let lowest = match c.dtype(hidden) {
+        DType::BF16 => f32::from_bits(0xff7f_0000),
+        DType::F32 => f32::MIN,
+        _ => return Ok(Some(mask)),
+    };
+    let lowest = Scalar::Float(FloatAttribute(f64::from(lowest)));
+    let lowest = c.full(lowest, c.dtype(hidden), c.shape(hidden))?;
+    Ok(Some(c.emit("mask", Op::Select, &[condition, seen, lowest])?))
 }
 
 fn require_no_dropout(c: &OpCall<'_, '_>) -> RuleResult {
@@ -189,7 +223,7 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
     c.cast(sums, c.dtype(q).compute_dtype())
 }
 
-fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<&str>) -> RuleResult {
+fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<ValueId>) -> RuleResult {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);
     // The reads of the results already say which gradients are wanted.
@@ -201,7 +235,6 @@ fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<&str>) -> Rule
     let q = c.tensor("query")?;
     let k = c.tensor("key")?;
     let v = c.tensor("value")?;
-    let mask = mask.map(|name| c.opt_tensor(name)).transpose()?.flatten();
     let causal = c.bool_or("is_causal", false)?;
     if c.rank(q) < 3 {
         return Err(RuleFailure::Invalid(format!(

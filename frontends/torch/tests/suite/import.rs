@@ -706,3 +706,28 @@ fn the_table_of_supported_ops_is_the_one_that_is_searched() {
     names.dedup();
     assert_eq!(names.len(), ops.len());
 }
+
+/// PyTorch makes numbers from a bool mask for cuDNN, which would leave something of a large hidden score.
+#[test]
+fn columns_hidden_from_the_attention_of_cudnn_do_not_count() {
+    let masked = |hidden: &str| {
+        let low = format!("s={hidden} dtype=:f32");
+        let attention = "query=%q key=%k value=%v attn_bias=%m compute_log_sumexp=false";
+        let results = [("y", "f32[1,1,1,1]"), ("sums", "f32[1,1,0]")];
+        let fake = Fake::new()
+            .input("q", "f32[1,1,1,1]")
+            .input("k", "f32[1,1,2,1]")
+            .input("v", "f32[1,1,2,1]")
+            .input("seen", "f32[1,1,1,2]")
+            .node("aten.ne.Scalar", "self=%seen other=0", &[("c", "bool[1,1,1,2]")])
+            .node("aten.scalar_tensor.default", "s=0.0 dtype=:f32", &[("zero", "f32[]")])
+            .node("aten.scalar_tensor.default", &low, &[("low", "f32[]")])
+            .node("aten.where.self", "condition=%c self=%zero other=%low", &[("m", "f32[1,1,1,2]")])
+            .node("aten._scaled_dot_product_cudnn_attention.default", attention, &results)
+            .output("y");
+        run(&fake, &[&[1.0], &[0.0, 1e5], &[1.0, 3.0], &[1.0, 0.0]])
+    };
+    assert_eq!(masked("-65504.0"), [[1.0]]);
+    // PyTorch does not write a bool so.
+    assert_eq!(masked("-65000.0"), [[3.0]]);
+}
