@@ -22,7 +22,7 @@ named_enum! {
         Gather = "gather",
         /// Element-wise nodes over one shape, and the norm of the rows of one of their values.
         Norm = "norm",
-        /// Reductions of rows, and element-wise nodes before, between and after them.
+        /// Reductions and RMS norms of rows, and element-wise nodes before, between and after them.
         Rows = "rows",
         /// Element-wise nodes and rows taken at positions that are data, the reduction of their values over the
         /// axis before the last, and element-wise nodes of its result.
@@ -81,6 +81,7 @@ impl DispatchForm {
                 op,
             ) if op.is_element_wise() => OverwriteRule::SameOrLaterNode,
             (DispatchForm::Rows, Op::Reduce { .. }) => OverwriteRule::SameOrLaterNode,
+            (DispatchForm::Rows, Op::RmsNorm { .. }) if operand == 0 => OverwriteRule::SameOrLaterNode,
             _ => OverwriteRule::Never,
         }
     }

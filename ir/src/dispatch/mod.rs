@@ -89,4 +89,4 @@ mod nodes;
 pub use form::{Dispatch, DispatchForm, OverwriteRule};
 pub use heads::{RotatedProduct, find_rotated_product};
 pub(crate) use nodes::check_dispatch;
-pub use nodes::{batch_key, shared_contract};
+pub use nodes::{batch_key, reduces_rows, shared_contract};

@@ -105,6 +105,11 @@ pub(crate) fn check_dispatch(
     }
 }
 
+/// Whether a node of this op reduces the rows of a [`DispatchForm::Rows`].
+pub fn reduces_rows(op: &Op) -> bool {
+    matches!(op, Op::Reduce { .. } | Op::RmsNorm { axes: 1, .. })
+}
+
 /// The part of a collective's contract that all collectives of a [`DispatchForm::Collectives`] have in common.
 /// `None` if the collective cannot be in such a dispatch.
 pub fn shared_contract(collective: &Collective) -> Option<Contract> {
@@ -364,17 +369,18 @@ impl<'a> DispatchChecker<'a> {
         }
     }
 
-    /// Checks for reductions over the last axis of values of one shape, and element-wise nodes of that shape,
-    /// or with one element for each row, or with one row that all rows read.
+    /// Checks for reductions and RMS norms over the last axis of values of one shape, and element-wise nodes of
+    /// that shape, or with one element for each row, or with one row that all rows read.
     fn check_rows(&self) -> CheckResult {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
-        let reduction = self.iter_nodes().find(|(_, n)| matches!(n.op, Op::Reduce { .. }));
+        let reduction = self.iter_nodes().find(|(_, n)| reduces_rows(&n.op));
         let first = reduction.and_then(|(_, n)| n.inputs.first());
         let Some((row, (_, leading))) = first.map(shape).and_then(|row| Some((row, row.split_last()?)))
         else {
-            return Err(
-                self.mismatch_error(self.dispatch.first, "a reduction over the last axis among the nodes")
-            );
+            return Err(self.mismatch_error(
+                self.dispatch.first,
+                "a reduction or a norm over the last axis among the nodes",
+            ));
         };
         let one = Dim::from(1);
         let has_one_per_row = |found: &[Dim]| found.split_last() == Some((&one, leading));
@@ -390,6 +396,9 @@ impl<'a> DispatchChecker<'a> {
                 Op::Reduce { axes, keep, .. } => {
                     *keep && axes[..] == [leading.len()] && node.inputs.first().map(shape) == Some(row)
                 }
+                Op::RmsNorm { axes: 1, .. } => {
+                    result_shape == Some(row) && node.inputs.iter().skip(1).map(shape).all(is_one_row)
+                }
                 op if op.fits_map() && result_shape == Some(row) => {
                     internal_shapes().all(|found| found == row || has_one_per_row(found) || is_one_row(found))
                 }
@@ -403,7 +412,7 @@ impl<'a> DispatchChecker<'a> {
                 }
             };
             if !fits {
-                let expected = "a reduction of rows that keeps the last axis, or an element-wise node over the same rows";
+                let expected = "a reduction of rows that keeps the last axis, an RMS norm of rows, or an element-wise node over the same rows";
                 return Err(self.mismatch_error(id, expected));
             }
         }

@@ -1,5 +1,6 @@
 //! Groups reductions of rows and the element-wise nodes before, between and after them into one kernel:
-//! norms and their gradients, softmax and its gradient, as exporters decompose them.
+//! norms and their gradients, softmax and its gradient, as exporters decompose them. RMS norms join if
+//! element-wise nodes read their result or compute their weight.
 //!
 //! The kernel reads each row once, even if the rest of the computation needs a reduction of the row first.
 //! Nodes have the shape of the rows, or one element per row.
@@ -15,6 +16,7 @@
 
 use std::collections::BTreeSet;
 
+use symmc_ir::dispatch::reduces_rows;
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::RowReductionLimits;
 use symmc_ir::{Dim, DispatchForm, NodeId, Op, ValueId};
@@ -33,6 +35,9 @@ pub fn assign_rows(
     let limits = facts.capabilities().rows?;
     let row = match &facts.node(id).op {
         Op::Reduce { .. } if !refused.contains(&id) => reduced_row_shape(facts, id, &limits)?,
+        Op::RmsNorm { .. } if norm_fits_rows(facts, id) => {
+            &facts.graph.ty(facts.node(id).inputs[0]).shape[..]
+        }
         op if op.fits_map() && !reports(facts, id) => {
             let mut found = candidates(walk, id).filter(|&u| walk.units[u].form == Some(DispatchForm::Rows));
             row_of(facts, &walk.units[found.next()?])?
@@ -60,9 +65,14 @@ pub fn assign_rows(
     if !fits {
         return None;
     }
-    let reduces = matches!(facts.node(id).op, Op::Reduce { .. });
+    let reduces = reduces_rows(&facts.node(id).op);
     let already = units.iter().any(|&u| walk.units[u].form == Some(DispatchForm::Rows));
     (reduces || already).then_some(UnitAssignment::Merges(units, DispatchForm::Rows))
+}
+
+/// Assigns an RMS norm that [`norm_fits_rows`].
+pub fn assign_norm_of_rows(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
+    if norm_fits_rows(walk.facts, id) { assign_rows(walk, id, &BTreeSet::new()) } else { None }
 }
 
 /// The open units that a node may join: first those that it reads, then those that wait for the same
@@ -90,8 +100,34 @@ fn reduced_row_shape<'a>(
     fits.then_some(shape)
 }
 
+/// Whether an RMS norm of rows is part of a unit of this form: if an element-wise node reads its result, or
+/// element-wise nodes compute its weight. Otherwise it ends a unit of the form `norm`.
+fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
+    let Some(limits) = facts.capabilities().rows else { return false };
+    let node = facts.node(id);
+    let (Op::RmsNorm { axes: 1, .. }, Some(&x), &[result]) =
+        (&node.op, node.inputs.first(), &node.outputs[..])
+    else {
+        return false;
+    };
+    let row = &facts.graph.ty(x).shape[..];
+    let Some(n) = row.last() else { return false };
+    let [least, most] = facts.bounds(n);
+    let reader_is_map = || {
+        facts.users[result].iter().any(|&user| {
+            let same_rows = facts.result_shape(user) == Some(row);
+            facts.node(user).op.fits_map() && !reports(facts, user) && same_rows
+        })
+    };
+    let weight_is_computed = || {
+        let weight = node.inputs.get(1).and_then(|&w| facts.defining_node(w));
+        weight.is_some_and(|n| facts.node(n).op.fits_map() && !reports(facts, n))
+    };
+    least >= 2 && most <= u64::from(limits.row) && (reader_is_map() || weight_is_computed())
+}
+
 fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim]> {
-    let reduction = unit.nodes.iter().map(|&n| facts.node(n)).find(|n| matches!(n.op, Op::Reduce { .. }))?;
+    let reduction = unit.nodes.iter().map(|&n| facts.node(n)).find(|n| reduces_rows(&n.op))?;
     reduction.inputs.first().map(|&x| &facts.graph.ty(x).shape[..])
 }
 
@@ -145,6 +181,13 @@ fn fits_rows_unit(
         return facts.graph.ty(x).shape[..] == *row
             && (facts.base[x] == x || !inside(x))
             && is_contiguous_along_rows(facts, x);
+    }
+    if let (Op::RmsNorm { .. }, Some((&x, weight))) = (&node.op, node.inputs.split_first()) {
+        return norm_fits_rows(facts, id)
+            && result == row
+            && (facts.base[x] == x || !inside(x))
+            && is_contiguous_along_rows(facts, x)
+            && weight.iter().all(|&w| !inside(w) && is_contiguous_along_rows(facts, w));
     }
     if !node.op.fits_map() || !(result == row || has_element_per_row(result, row)) {
         return false;

@@ -55,6 +55,26 @@ fn softmax_layer_norm_and_their_gradients_are_one_step_each() {
     assert_eq!(all(gradient), ["rows: e s q z"]);
 }
 
+/// Norms of rows in f32 with weights that are computed, and a residual between them.
+const TWO_NORMS: &str = "arg %x: bf16[D]\narg %h: bf16[D]\nparam %w: bf16[N]\nparam %v: bf16[N]\n\
+    %wc: f32[N] = cast %w\n%w1: f32[N] = add %wc, 1.0\n%c: f32[D] = cast %x\n\
+    %n: f32[D] = rms_norm %c, %w1 axes=1 eps=1e-6 round_first=true\n%b: bf16[D] = cast %n\n\
+    %s: bf16[D] = add %h, %b\n%vc: f32[N] = cast %v\n%v1: f32[N] = add %vc, 1.0\n%sc: f32[D] = cast %s\n\
+    %m: f32[D] = rms_norm %sc, %v1 axes=1 eps=1e-6 round_first=true\n%y: bf16[D] = cast %m\nreturn %s\nreturn %y\n";
+
+#[test]
+fn norms_between_element_wise_nodes_are_one_step() {
+    for rows in ["1..=4", "1024..=8192"] {
+        let plan = planned(&program(rows, 2048, TWO_NORMS));
+        assert_eq!(dispatches(&plan), ["rows: wc w1 c n b s vc v1 sc m y"]);
+        assert_eq!(plan.buckets[0].steps.len(), 1);
+    }
+    // A norm at the end, whose weight is stored, ends the map before it.
+    let last = "arg %x: bf16[D]\narg %h: bf16[D]\nparam %w: bf16[N]\n%s: bf16[D] = add %h, %x\n\
+        %n: bf16[D] = rms_norm %s, %w axes=1 eps=1e-6 round_first=true\nreturn %s\nreturn %n\n";
+    assert_eq!(dispatches(&planned(&program("1024..=8192", 2048, last))), ["norm: s n"]);
+}
+
 #[test]
 fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
     // Over the first axis, without the axis, and of columns that are not adjacent in memory.

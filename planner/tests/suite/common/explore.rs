@@ -576,6 +576,7 @@ impl World {
                     writer >= id && c.variant.and_then(|v| v.contract(&c.kind)).is_some_and(|c| c.in_place)
                 }
                 (DispatchForm::Rows, Op::Reduce { .. }) => writer >= id,
+                (DispatchForm::Rows, Op::RmsNorm { .. }) => k == 0 && writer >= id,
                 (_, op) => writer >= id && op.is_element_wise(),
             };
             return reads_there && same_element && stage.eval(&tx.numel()) == stage.eval(&tr.numel());

@@ -234,7 +234,7 @@ fn header(whole: &str, per_row: &str, n: i64) -> String {
     )
 }
 
-/// A random dispatch of reductions and element-wise nodes. All numbers are positive, so that no sum cancels.
+/// A random dispatch of reductions, norms and element-wise nodes. All numbers are positive, so that no sum cancels.
 fn random_rows(r: &mut SplitMix) -> String {
     let leading = r.pick(&["1", "5", "2, 3", "4, 1"]);
     let n: i64 = r.pick(&[2, 3, 8, 31, 64, 130, 520, 1000, 2052, 4096, 9001]);
@@ -255,7 +255,7 @@ fn random_rows(r: &mut SplitMix) -> String {
     node(&mut text, &mut values, "bf16", false, "max %j, %w".into());
     for k in 0..5 + r.below(12) {
         let x = values[values.len() - 1 - r.below(values.len().min(6))].clone();
-        let (dtype, is_per_row, what) = match if k == 0 { 0 } else { r.below(6) } {
+        let (dtype, is_per_row, what) = match if k == 0 { 0 } else { r.below(7) } {
             0 | 1 => {
                 let x = if x.is_per_row { values[r.below(2)].clone() } else { x };
                 let (op, axis) = (r.pick(&["sum", "mean", "max", "min"]), whole.split(',').count() - 1);
@@ -267,6 +267,9 @@ fn random_rows(r: &mut SplitMix) -> String {
                 (x.dtype, x.is_per_row, format!("{what} {}", x.name))
             }
             4 => (x.dtype, x.is_per_row, format!("sqrt {}", x.name)),
+            5 if !x.is_per_row => {
+                (x.dtype, false, format!("rms_norm {} axes=1 eps=1e-5 round_first=true", x.name))
+            }
             _ => {
                 let alike: Vec<&Drawn> = values.iter().filter(|y| y.dtype == x.dtype).collect();
                 let y = alike[r.below(alike.len())];

@@ -1,4 +1,4 @@
-//! Reductions of rows, with the element-wise steps before, between and after them, as one kernel.
+//! Reductions and RMS norms of rows, with the element-wise steps before, between and after them, as one kernel.
 //!
 //! The threads of a group (`ThreadGroup`) compute a row. They pass over it in *phases*: one per level of
 //! reductions, where later levels need the results of earlier ones, and a last one that stores. Each phase
@@ -14,6 +14,7 @@
 use std::fmt::Write as _;
 
 use smallvec::SmallVec;
+use symmc_ir::dispatch::reduces_rows;
 use symmc_ir::{DType, Op, ReductionKind};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
@@ -22,7 +23,7 @@ use super::lowering::{BoundOperation, KernelLowering, arity};
 use super::map::{MapKernel, MapStatement, MapValue};
 use super::rows::{ThreadGroup, reduction_name};
 use super::space::{Strides, broadcast};
-use super::text::{self, computed_type, stored_type};
+use super::text::{self, computed_type, float_literal, stored_type};
 use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::Result;
@@ -33,7 +34,7 @@ const KEPT_BYTES: [usize; 2] = [192, 96];
 
 /// Lowers steps to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
-    let reduction = steps.iter().find(|step| matches!(step.op, Op::Reduce { .. }));
+    let reduction = steps.iter().find(|step| reduces_rows(step.op));
     let Some(shape) = reduction.and_then(|s| s.operands.first()).map(|x| &x.shape[..]) else {
         return Ok(None);
     };
@@ -64,7 +65,7 @@ struct RowValue {
 }
 
 struct RowReduction {
-    op: ReductionKind,
+    op: RowOp,
     operand: usize,
     result: usize,
     /// The type of the accumulator.
@@ -73,10 +74,90 @@ struct RowReduction {
     kind: &'static str,
 }
 
+/// What a row is reduced to.
+enum RowOp {
+    Elements(ReductionKind),
+    /// The factor by which an RMS norm multiplies elements, after their product with another number per row.
+    /// That one is 1, unless the mean of the squares is not a normal number of the type.
+    NormFactor {
+        eps: String,
+        unit: usize,
+    },
+}
+
 impl RowReduction {
-    fn is_float_sum(&self) -> bool {
-        reduction_name(self.op) == "Sum" && self.accumulator == "float"
+    /// Whether it sets this value.
+    fn sets(&self, value: usize) -> bool {
+        self.result == value || matches!(self.op, RowOp::NormFactor { unit, .. } if unit == value)
     }
+
+    fn name(&self) -> &'static str {
+        match self.op {
+            RowOp::Elements(op) => reduction_name(op),
+            RowOp::NormFactor { .. } => "Sum",
+        }
+    }
+
+    fn is_float_sum(&self) -> bool {
+        let of_elements = matches!(self.op, RowOp::Elements(_));
+        of_elements && self.name() == "Sum" && self.accumulator == "float"
+    }
+
+    /// Whether a pass over the row may show that another one is needed.
+    fn may_repeat(&self) -> bool {
+        self.is_float_sum() || matches!(self.op, RowOp::NormFactor { .. })
+    }
+
+    /// Combines element `x` of the row into accumulator `k`.
+    fn join(&self, k: usize, x: &str) -> String {
+        match &self.op {
+            RowOp::Elements(_) => format!("join_onto<{}>(a{k}, {x});", self.name()),
+            RowOp::NormFactor { unit, .. } => format!("a{k} += {x} * v{unit} * ({x} * v{unit});"),
+        }
+    }
+
+    /// The condition under which the row is read again, after the first pass.
+    fn repeats_if(&self, k: usize) -> String {
+        match &self.op {
+            RowOp::NormFactor { unit, .. } => format!("v{unit} != 1"),
+            // A sum of floats may leave their range while its final value is within the range.
+            RowOp::Elements(_) if self.is_float_sum() => format!("a{k} - a{k} != 0"),
+            RowOp::Elements(_) => "false".into(),
+        }
+    }
+
+    /// Sets the result from accumulator `k` over `n` elements.
+    fn set_result(&self, k: usize, n: usize, pass: RowPass) -> String {
+        let result = self.result;
+        match (&self.op, pass) {
+            (RowOp::Elements(op), pass) => {
+                let accumulator = self.accumulator_of(pass);
+                let mean =
+                    if *op == ReductionKind::Mean { format!(" / ({accumulator}){n}") } else { String::new() };
+                format!("v{result} = Put<{}>::of(a{k}{mean});", self.kind)
+            }
+            (RowOp::NormFactor { eps, unit }, RowPass::First) => format!(
+                "a{k} = a{k} / ({kind}){n} + {eps}; v{unit} = unit_for(a{k}); v{result} = 1 / u_sqrt(a{k});",
+                kind = self.kind
+            ),
+            (RowOp::NormFactor { eps, unit }, RowPass::Again) => format!(
+                "v{result} = 1 / u_sqrt(a{k} / ({kind}){n} + eps_for({eps}, v{unit}));",
+                kind = self.kind
+            ),
+        }
+    }
+
+    fn accumulator_of(&self, pass: RowPass) -> &'static str {
+        if pass == RowPass::Again && self.is_float_sum() { "double" } else { self.accumulator }
+    }
+}
+
+/// A pass over a row for its reductions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum RowPass {
+    First,
+    /// For results that the first pass could not compute in the type of its accumulator.
+    Again,
 }
 
 struct RowStore {
@@ -118,6 +199,12 @@ impl<'a> RowKernel<'a> {
                     return Ok(false);
                 }
                 self.reduce(*op, operands[0], step.operands[0].dtype, result.dtype)
+            }
+            Op::RmsNorm { axes: 1, eps, round_first } => {
+                if step.operands[0].shape[..] != *self.shape || !self.has_full_shape(result) {
+                    return Ok(false);
+                }
+                self.rms_norm(&operands, step.operands[0].dtype, eps.0, *round_first)
             }
             op if op.fits_map() && self.has_row_shape(result) => {
                 let value = element::op_value(&mut self.map, op, &values, result.dtype, l)?;
@@ -176,11 +263,40 @@ impl<'a> RowKernel<'a> {
         let accumulator =
             if op == ReductionKind::Prod && from.is_float() { "double" } else { computed_type(from) };
         let kind = stored_type(to);
+        let value = self.add_reduced(operand, kind);
+        let result = MapKernel::index(value);
+        let op = RowOp::Elements(op);
+        self.reductions.push(RowReduction { op, operand, result, accumulator, kind });
+        value
+    }
+
+    /// A number per row that a reduction of `operand` sets.
+    fn add_reduced(&mut self, operand: usize, kind: &'static str) -> MapValue {
         let value = self.map.compute(kind, String::new());
         let level = self.values[operand].level + 1;
         self.values.push(RowValue { operands: Vec::new(), level, is_per_row: true });
-        let result = MapKernel::index(value);
-        self.reductions.push(RowReduction { op, operand, result, accumulator, kind });
+        value
+    }
+
+    /// An RMS norm of these operands: the elements of the rows, and the weight if there is one.
+    fn rms_norm(&mut self, operands: &[usize], dtype: DType, eps: f64, round_first: bool) -> MapValue {
+        let x = operands[0];
+        let kind = computed_type(dtype);
+        let stored = stored_type(dtype);
+        let unit = MapKernel::index(self.add_reduced(x, kind));
+        let result = MapKernel::index(self.add_reduced(x, kind));
+        let eps = format!("({kind}){}", float_literal(dtype, eps));
+        let op = RowOp::NormFactor { eps, unit };
+        self.reductions.push(RowReduction { op, operand: x, result, accumulator: kind, kind });
+        let mut normed = format!("get(v{x}) * v{unit} * v{result}");
+        if let Some(weight) = operands.get(1) {
+            if round_first {
+                normed = format!("get(Put<{stored}>::of({normed}))");
+            }
+            normed = format!("{normed} * get(v{weight})");
+        }
+        let value = self.map.compute(stored, format!("Put<{stored}>::of({normed})"));
+        self.describe([&[x, unit, result][..], &operands[1..]].concat());
         value
     }
 
@@ -294,7 +410,7 @@ impl<'k> PhaseWriter<'k> {
     fn emit_row_scalars(&self, out: &mut String, level: usize) {
         for (i, statement) in self.statements.iter().enumerate() {
             let value = &self.kernel.values[i];
-            let reduced = self.kernel.reductions.iter().any(|r| r.result == i);
+            let reduced = self.kernel.reductions.iter().any(|r| r.sets(i));
             if !value.is_per_row || value.level != level || reduced {
                 continue;
             }
@@ -313,72 +429,46 @@ impl<'k> PhaseWriter<'k> {
             all.filter(|r| self.kernel.values[r.result].level == level + 1).collect();
         for r in &current {
             let _ = writeln!(out, "    {} v{};", r.kind, r.result);
+            if let RowOp::NormFactor { unit, .. } = r.op {
+                let _ = writeln!(out, "    {} v{unit} = 1;", r.kind);
+            }
         }
         out.push_str("    {\n");
-        let joins = current.iter().enumerate().map(|(k, r)| {
-            format!("                join_onto<{}>(a{k}, get(v{}));\n", reduction_name(r.op), r.operand)
-        });
-        let mut pass = String::new();
-        self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
-        self.run_pass(out, &pass, &current, |r| r.accumulator, |_| String::new());
-        // A sum of floats may leave their range while its final value is within the range.
-        let left: Vec<String> = current
+        let joins = current
             .iter()
             .enumerate()
-            .filter(|(_, r)| r.is_float_sum())
-            .map(|(k, _)| format!("a{k} - a{k} != 0"))
-            .collect();
-        if !left.is_empty() {
-            let _ = writeln!(out, "    if ({}) {{", left.join(" || "));
-            let names: Vec<String> = (0..current.len()).map(|k| format!("a{k}")).collect();
+            .map(|(k, r)| format!("                {}\n", r.join(k, &format!("get(v{})", r.operand))));
+        let mut pass = String::new();
+        self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
+        self.run_pass(out, &pass, &current, RowPass::First);
+        let repeating = || current.iter().enumerate().filter(|(_, r)| r.may_repeat());
+        if repeating().next().is_some() {
+            let conditions: Vec<String> = repeating().map(|(k, r)| r.repeats_if(k)).collect();
+            let _ = writeln!(out, "    if ({}) {{", conditions.join(" || "));
             for (k, r) in current.iter().enumerate() {
-                let test = if r.is_float_sum() {
-                    format!("{} - {} != 0", names[k], names[k])
-                } else {
-                    "false".into()
-                };
-                let _ = writeln!(out, "    const bool again{k} = {test};");
+                let _ = writeln!(out, "    const bool again{k} = {};", r.repeats_if(k));
             }
-            self.run_pass(
-                out,
-                &pass,
-                &current,
-                |r| if r.is_float_sum() { "double" } else { r.accumulator },
-                |k| format!("if (again{k}) "),
-            );
+            self.run_pass(out, &pass, &current, RowPass::Again);
             out.push_str("    }\n");
         }
         out.push_str("    }\n");
     }
 
-    /// Emits a pass over the row with accumulators of these types, and sets each result under a condition.
-    fn run_pass(
-        &self,
-        out: &mut String,
-        pass: &str,
-        current: &[&RowReduction],
-        kind: impl Fn(&RowReduction) -> &'static str,
-        condition: impl Fn(usize) -> String,
-    ) {
+    /// Emits a pass over the row, and sets the results that it gives.
+    fn run_pass(&self, out: &mut String, loop_text: &str, current: &[&RowReduction], pass: RowPass) {
         for (k, r) in current.iter().enumerate() {
-            let kind = kind(r);
-            let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", reduction_name(r.op));
+            let kind = r.accumulator_of(pass);
+            let _ = writeln!(out, "    {kind} a{k} = {}::start<{kind}>();", r.name());
         }
-        let _ = writeln!(out, "    {{\n{pass}    }}");
+        let _ = writeln!(out, "    {{\n{loop_text}    }}");
         for (k, r) in current.iter().enumerate() {
-            let mean = if r.op == ReductionKind::Mean {
-                format!(" / ({}){}", kind(r), self.n)
-            } else {
-                String::new()
-            };
+            let condition = if pass == RowPass::Again { format!("if (again{k}) ") } else { String::new() };
             let _ = writeln!(
                 out,
-                "    a{k} = group_join<{}, {}>(a{k});\n    {}v{} = Put<{}>::of(a{k}{mean});",
-                reduction_name(r.op),
+                "    a{k} = group_join<{}, {}>(a{k});\n    {condition}{{ {} }}",
+                r.name(),
                 self.group.threads,
-                condition(k),
-                r.result,
-                r.kind
+                r.set_result(k, self.n, pass),
             );
         }
     }
