@@ -6,6 +6,8 @@ mod common;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod compares;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod definitions;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod doctor;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod errors;
