@@ -15,6 +15,8 @@ mod escapes;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod estimates;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod exchanges;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod failures;
 mod features;
 mod files;
