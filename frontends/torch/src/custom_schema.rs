@@ -6,6 +6,11 @@
 
 use crate::literal::Literal;
 
+/// A target without the prefix `torch.ops.`.
+pub(crate) fn bare_target(target: &str) -> &str {
+    target.strip_prefix("torch.ops.").unwrap_or(target)
+}
+
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OpWrites {
     pub arguments: Vec<String>,

@@ -13,8 +13,7 @@ use std::sync::Arc;
 use indexmap::IndexMap;
 use symmc_ir::text;
 
-use crate::custom_schema::{DeclaredArgument, DeclaredOp};
-use crate::effects::bare_target;
+use crate::custom_schema::{DeclaredArgument, DeclaredOp, bare_target};
 use crate::error::{ImportError, Result};
 use crate::literal::Literal;
 use crate::schema::{Argument, ExportedNode};

@@ -10,7 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
 use crate::custom_schema::DeclaredOp;
-pub(crate) use crate::custom_schema::OpWrites;
+pub(crate) use crate::custom_schema::{OpWrites, bare_target};
 use crate::definition::OpDefinitions;
 use crate::error::{ImportError, Result};
 use crate::schema::{Argument, ExportedGraph, ExportedNode, JsonStr};
@@ -134,11 +134,6 @@ fn parse_write_row(table: &mut EffectTable, mut words: impl Iterator<Item = &'st
 
 fn split_names(names: &str) -> Vec<String> {
     names.split(',').filter(|n| !n.is_empty()).map(str::to_string).collect()
-}
-
-/// A target without the prefix `torch.ops.`.
-pub(crate) fn bare_target(target: &str) -> &str {
-    target.strip_prefix("torch.ops.").unwrap_or(target)
 }
 
 /// The op of a target, without its overload.
