@@ -4,7 +4,7 @@
     python3 experts.py OUT [NAME...]
 
 Each program runs in as many processes as it has ranks, joined by gloo; each rank has its own inputs, and for programs
-with experts its own experts. OUT gets `NAME.pt2`, the program of rank 0, and `NAME.safetensors` with
+with experts its own experts. OUT gets `NAME.pt2`, the program of rank 0, or `NAME.rank{r}.pt2`, and `NAME.safetensors` with
 `rank{r}.w.PARAMETER`, `rank{r}.in.I` and `rank{r}.out.I`. Written for PyTorch 2.15.
 """
 
@@ -19,6 +19,7 @@ import torch.distributed._functional_collectives as collectives
 import torch.multiprocessing
 from safetensors.torch import save_file
 
+import dispatcher  # noqa: F401  It registers custom ops.
 from saving import stripped
 
 HIDDEN, WIDE, TOKENS = 8, 16, 6
@@ -58,6 +59,25 @@ class Bounded(Summed):
         torch._check(sum(received) <= 2 * TOKENS - 1)
         rows = exchange(x, received, counts.tolist(), self.group)
         return (torch.tanh(rows) * 2 + 1).sum(0), torch.cat([rows, x]).sum(0)
+
+
+class Ring(Summed):
+    """Rows to the next rank and from the previous one, in both directions. The ranks are numbers, so each rank has a
+    program of its own."""
+
+    def forward(self, x):
+        n, rank = self.group.size(), self.group.rank()
+        received = x
+        for step in (1, -1):
+            sent, received = received * 2, torch.empty_like(x)
+            pair = [dist.P2POp(dist.isend, sent, (rank + step) % n), dist.P2POp(dist.irecv, received, (rank - step) % n)]
+            for work in dist.batch_isend_irecv(pair):
+                work.wait()
+            received = received + x
+        return (received,)
+
+    def inputs(self, rank, n):
+        return (torch.randn(TOKENS, HIDDEN),)
 
 
 class Mixture(torch.nn.Module):
@@ -137,13 +157,35 @@ class Looped(Mixture):
         return self.combine(back, weights, order, sent, received)
 
 
+class Dispatched(Mixture):
+    """Experts between custom ops, which `dispatcher` registers: once with scores, and once without."""
+
+    def forward(self, x):
+        n, local = self.group.size(), self.local()
+        weights, ids = self.router(x).softmax(-1).topk(self.top)
+        counts = torch.nn.functional.one_hot(ids.flatten(), self.experts).sum(0)
+        capacity = n * TOKENS * min(self.top, local)
+        rows, ranks, places, arriving = torch.ops.minimal_ep.dispatch(x, ids, counts, capacity, n)
+        ends = arriving.cumsum(0)
+        expert = (torch.arange(capacity).unsqueeze(1) >= ends).sum(1).clamp(max=local - 1)
+        hidden = torch.relu(torch.bmm(rows.unsqueeze(1), self.up[expert]))
+        found = torch.bmm(hidden, self.down[expert]).squeeze(1)
+        group = self.group.group_name
+        out = torch.ops.minimal_ep.combine(found, ranks, places, weights, TOKENS, self.top, group)
+        return out, torch.ops.minimal_ep.combine(found, ranks, places, None, TOKENS, self.top, group), arriving
+
+
 PROGRAMS = {
     "exchange_sum2": (2, Summed),
     "exchange_sum4": (4, Summed),
     "exchange_bound2": (2, Bounded),
+    "ring2": (2, Ring),
+    "ring4": (4, Ring),
     "mixture2": (2, Mixture),
     "mixture4": (4, Mixture),
     "mixture_loop2": (2, Looped),
+    "dispatched2": (2, Dispatched),
+    "dispatched4": (4, Dispatched),
 }
 
 
@@ -156,7 +198,7 @@ def build(name, rank, group):
 
 
 def of_rank(rank, n, name, folder, port):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHDYNAMO_ENABLE_P2P_COMPILATION="1")
     dist.init_process_group("gloo", rank=rank, world_size=n)
     with torch.no_grad():
         model, inputs = build(name, rank, dist.group.WORLD)
@@ -166,8 +208,11 @@ def of_rank(rank, n, name, folder, port):
         tensors |= {f"rank{rank}.in.{i}": v for i, v in enumerate(inputs)}
         tensors |= {f"rank{rank}.out.{i}": v for i, v in enumerate(outputs)}
         torch.save(tensors, f"{folder}/{rank}")
-        if rank == 0:
-            stripped(torch.export.export(model, inputs), f"{folder}/program.pt2")
+        by_rank = isinstance(model, Ring)
+        if by_rank or rank == 0:
+            # Dynamo replaces sends and receives, which the other mode of export does not.
+            program = torch.export.export(model, inputs, strict=by_rank)
+            stripped(program, f"{folder}/{name}.rank{rank}.pt2" if by_rank else f"{folder}/{name}.pt2")
     dist.barrier()
     dist.destroy_process_group()
 
@@ -186,7 +231,8 @@ def main():
             for rank in range(n):
                 everything |= torch.load(f"{folder}/{rank}")
             save_file({k: v.contiguous() for k, v in everything.items()}, options.out / f"{name}.safetensors")
-            (options.out / f"{name}.pt2").write_bytes(pathlib.Path(f"{folder}/program.pt2").read_bytes())
+            for program in pathlib.Path(folder).glob("*.pt2"):
+                (options.out / program.name).write_bytes(program.read_bytes())
         print(name)
 
 

@@ -2,7 +2,7 @@
 //!
 //! Remedies in these messages name options of the command; the library's own errors do not.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
@@ -32,19 +32,32 @@ pub fn open_program(
             bail!("the members of group {name} are given twice");
         }
     }
+    let (schemas, files): (Vec<&String>, Vec<&String>) = args.ops.iter().partition(|op| op.contains("->"));
+    let definitions = files.iter().map(|file| read_definition(file)).collect::<Result<Vec<_>>>()?;
     let options = OpenOptions::default()
         .with_ranks(args.ranks)
         .with_groups(args.groups.iter().cloned())
-        .with_schemas(args.schemas.iter().cloned())
+        .with_schemas(schemas)
+        .with_definitions(definitions)
         .with_tensors(tensors.cloned())
         .with_extents(given.constraints)
         .with_bounds(given.fallback_bounds)
         .with_recorded_shapes(given.recorded_shapes);
-    let program = Program::open_files(&args.program, &options)?;
+    let mut program = Program::open_files(&args.program, &options)?;
+    program.files.extend(files.into_iter().map(PathBuf::from));
     for note in &program.notes {
         messages::note(note);
     }
     Ok(program)
+}
+
+/// Reads the definition of a custom op.
+fn read_definition(file: &str) -> Result<String> {
+    std::fs::read_to_string(file).or_else(|e| {
+        bail!(
+            "--op {file}: expected a schema (`name(arguments) -> results`) or the file of a definition: {e}"
+        )
+    })
 }
 
 pub fn open_tensors(path: Option<&Path>) -> Result<Option<Arc<TensorFile>>> {

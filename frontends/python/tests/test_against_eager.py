@@ -380,6 +380,20 @@ class AgainstEager(unittest.TestCase):
         program = symmc.from_fx(make_fx(function)(R(4, 4)), ranks=1)
         self.assertEqual(sorted(program.opaque.values()), ["aten.special_airy_ai.default", "aten.special_bessel_j0.default"])
 
+    def test_definitions_replace_operators(self):
+        schema = "special_bessel_j0(Tensor self) -> Tensor"
+        definition = (
+            f'program "aten::{schema}" ranks ?\nsymbol n in 1..=64\narg %self: $self.dtype[n, 4]\n'
+            "%y: $self.dtype[n, 4] = sub %self, 1.0\nreturn %y\n"
+        )
+        graph, x = make_fx(lambda x: B(x) * 2)(R(3, 4)), R(3, 4)
+        program = symmc.from_fx(graph, ranks=1, definitions=[definition])
+        self.assertEqual(program.opaque, {})
+        (found,) = symmc.run(symmc.compile(program), [{"in.0": x}])
+        self.expect_same([found[0].torch()], [(x - 1) * 2])
+        with self.assertRaisesRegex(symmc.InputError, "special_bessel_j0.*expected `n` of the definition from 1 to 2, found 3"):
+            symmc.from_fx(graph, ranks=1, definitions=[definition.replace("..=64", "..=2")])
+
     def test_graphs_that_do_not_fit_are_refused_by_name(self):
         module = make_fx(lambda x, y: x + y)(R(3), R(3))
         changing = make_fx(lambda x: x.add_(1))(R(3))

@@ -382,7 +382,7 @@ class Sessions(unittest.TestCase):
                 *(getattr(symmc, name) for name in ("open", "from_text", "load", "compile", "run", "Session")),
                 *(lambda v, o=option: symmc.compile(symmc.from_text(SUM), **{o: v})
                   for option in ("machine", "ranks", "buckets", "bind", "variants", "order", "slack", "memory_price", "symm_limit", "coalesce")),
-                *(lambda v, o=option: symmc.open(__file__, **{o: v}) for option in ("ranks", "groups", "dims", "schemas", "tensors")),
+                *(lambda v, o=option: symmc.open(__file__, **{o: v}) for option in ("ranks", "groups", "dims", "schemas", "definitions", "tensors")),
                 *(lambda v, o=option: symmc.Session(plan, symmc.Group.threads(1)[0], **{o: v}) for option in ("gpu", "timeout", "extendable")),
                 lambda v: symmc.Session(plan, v, timeout=0.1),
                 lambda v: symmc.run(plan, [v, v], timeout=0.1),

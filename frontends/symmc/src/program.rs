@@ -55,6 +55,9 @@ impl Program {
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Self, Error> {
         let (head, file) = read_head(path, PROGRAM)?;
         let is_archive = is_archive(path, &head);
+        if !is_archive {
+            reject_definitions(path, options)?;
+        }
         if !is_archive && is_onnx(path, &head) {
             // The importer reads the file itself.
             let paths = [path.to_path_buf()];
@@ -139,6 +142,9 @@ impl Program {
         }
         if !archives.is_empty() {
             return Program::from_import(paths, read_archives(paths, &archives, options)?, options);
+        }
+        if let Some(path) = paths.first() {
+            reject_definitions(path, options)?;
         }
         Program::from_import(paths, read_onnx_models(paths, options)?, options)
     }
@@ -276,6 +282,14 @@ fn read_onnx_models(paths: &[PathBuf], options: &OpenOptions) -> Result<Imported
     return onnx::import_models(paths, options);
     #[cfg(not(feature = "onnx"))]
     import::unread(paths, "an ONNX model", "onnx", options)
+}
+
+/// Rejects definitions of ops for a file that is no archive.
+fn reject_definitions(path: &Path, options: &OpenOptions) -> Result<(), Error> {
+    if options.definitions.is_empty() {
+        return Ok(());
+    }
+    Err(Error::format(path, "expected a .pt2 archive, because definitions of its ops are given"))
 }
 
 fn parse_text_form(path: &Path, bytes: Vec<u8>, options: &OpenOptions) -> Result<Graph, Error> {

@@ -10,6 +10,7 @@ use symmc_ir::ValueId;
 use crate::aliasing::ensure_separate;
 use crate::call::OpCall;
 use crate::effects::{self, OpWrites};
+use crate::expand;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::operand_dtypes;
 use crate::ops::{self, slicing};
@@ -29,6 +30,14 @@ struct WrittenArgument<'p> {
 
 /// Lowers a call. A call of an op without a rule becomes opaque.
 pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResult {
+    if let Some(definitions) = c.lowering.definitions.find(op).cloned()
+        && let Some(definition) = definitions.first()
+    {
+        let writes = &definition.declared.writes;
+        return lower_written_bases(c, writes, |c, own_results| {
+            expand::lower_by_definition(c, &definitions, own_results)
+        });
+    }
     let Some(writes) = effects::find_op_writes(op) else {
         return Err(RuleFailure::Opaque("this operator is not supported".into()));
     };
@@ -37,7 +46,22 @@ pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResu
         None => ops::find_writing(op),
     };
     let Some(rule) = rule else { return Err(RuleFailure::Opaque("this operator is not supported".into())) };
+    lower_written_bases(c, writes, |c, _| {
+        operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
+        rule.apply(c)
+    })
+}
+
+/// Lowers a call by a rule for the op that it calls. The rule gets the number of results that the op itself
+/// returns, and sets the new contents of what the op writes.
+fn lower_written_bases<'c, 'p>(
+    c: &mut OpCall<'c, 'p>,
+    writes: &OpWrites,
+    rule: impl FnOnce(&mut OpCall<'c, 'p>, usize) -> RuleResult,
+) -> RuleResult {
     let bases = c.tensors("_all_bases")?;
+    let own_results =
+        if writes.own_results > 0 { c.result_names().len().saturating_sub(bases.len()) } else { 0 };
     let written = written_arguments(c)?;
     let mut given = Vec::with_capacity(written.len());
     for w in &written {
@@ -52,8 +76,7 @@ pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResu
     }
     c.override_arguments(1, given);
     c.wants_all = true;
-    operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
-    rule.apply(c)?;
+    rule(c, own_results)?;
     c.check_all_read()?;
     let new = c.take_results();
     set_results(c, writes, &new, bases, &written)

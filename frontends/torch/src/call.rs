@@ -175,6 +175,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
         found.filter(|a| !matches!(a, Argument::None))
     }
 
+    /// The argument of this name as the program states it. `None` if the program omits it.
+    pub fn stated_argument(&self, name: &str) -> Option<&'p Argument<'p>> {
+        self.read_input(name)
+    }
+
     fn read_input(&self, name: &str) -> Option<&'p Argument<'p>> {
         let input = self.inputs.iter().find(|i| &*i.name == name)?;
         self.read.borrow_mut().insert(&input.name);

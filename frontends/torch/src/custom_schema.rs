@@ -1,5 +1,15 @@
 //! Schemas of custom ops that a caller declares in PyTorch's notation: `mylib::f(Tensor x, Tensor(a!) out, *,
 //! float eps=1e-5) -> ()`. A `!` marks what the op writes.
+//!
+//! The schema of a definition ([`crate::definition`]) may also state the only value of an argument for which
+//! the definition holds: `bool normalize == True`.
+
+use crate::literal::Literal;
+
+/// A target without the prefix `torch.ops.`.
+pub(crate) fn bare_target(target: &str) -> &str {
+    target.strip_prefix("torch.ops.").unwrap_or(target)
+}
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OpWrites {
@@ -13,12 +23,64 @@ pub(crate) struct OpWrites {
     pub returned: Option<Vec<String>>,
 }
 
+/// The values of an argument for which a definition holds.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum AcceptedValue {
+    /// `== any`: the argument does not matter.
+    Any,
+    Only(Literal),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct DeclaredArgument {
+    /// The type as it is written: `Tensor(a!)`, `int?`, `float[2]`.
+    pub ty: String,
+    pub name: String,
+    pub default: Option<Literal>,
+    pub accepted: Option<AcceptedValue>,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct DeclaredOp {
     /// The target without `torch.ops.`, such as `mylib.f.default`.
     pub target: String,
     pub text: String,
     pub writes: OpWrites,
+    pub arguments: Vec<DeclaredArgument>,
+}
+
+impl DeclaredArgument {
+    fn parse(part: &str) -> Result<Self, String> {
+        let at = part.find('=').unwrap_or(part.len());
+        let (declaration, values) = part.split_at_checked(at).unwrap_or((part, ""));
+        let (ty, name) = declaration
+            .trim()
+            .rsplit_once(char::is_whitespace)
+            .ok_or_else(|| format!("expected a type and a name, found `{part}`"))?;
+        let (default, accepted) = match values.split_once("==") {
+            Some((default, accepted)) => (default, Some(accepted.trim())),
+            None => (values, None),
+        };
+        let default = default.trim().trim_start_matches('=').trim();
+        let accepted = match accepted {
+            None => None,
+            Some("any") => Some(AcceptedValue::Any),
+            Some(text) => match Literal::parse(text) {
+                Some(value) => Some(AcceptedValue::Only(value)),
+                None => return Err(format!("expected a value or `any` after `==`, found `{text}`")),
+            },
+        };
+        Ok(DeclaredArgument {
+            ty: ty.trim().to_string(),
+            name: name.to_string(),
+            default: Literal::parse(default),
+            accepted,
+        })
+    }
+
+    pub fn is_tensor(&self) -> bool {
+        self.ty.starts_with("Tensor")
+    }
 }
 
 impl DeclaredOp {
@@ -36,19 +98,18 @@ impl DeclaredOp {
             .ok_or_else(|| format!("expected a name of the form `namespace::op`, found `{name}`"))?;
         let (op, overload) = op.split_once('.').unwrap_or((op, "default"));
         let mut written = Vec::new();
+        let mut declared = Vec::new();
         for part in split(arguments)? {
             if part == "*" {
                 continue;
             }
-            let declaration = part.split('=').next().unwrap_or(part).trim();
-            let (ty, argument) = declaration
-                .rsplit_once(char::is_whitespace)
-                .ok_or_else(|| format!("expected a type and a name, found `{part}`"))?;
-            if let Some(alias) = alias(ty)
+            let argument = DeclaredArgument::parse(part)?;
+            if let Some(alias) = alias(&argument.ty)
                 && alias.contains('!')
             {
-                written.push((alias.to_string(), argument.to_string()));
+                written.push((alias.to_string(), argument.name.clone()));
             }
+            declared.push(argument);
         }
         let (own, returned) = parse_results(results.trim(), &written)?;
         let arguments: Vec<String> = written.into_iter().map(|(_, name)| name).collect();
@@ -56,6 +117,7 @@ impl DeclaredOp {
             target: format!("{namespace}.{op}.{overload}"),
             text: text.to_string(),
             writes: OpWrites { arguments, functional: None, own_results: own, returned: Some(returned) },
+            arguments: declared,
         })
     }
 }

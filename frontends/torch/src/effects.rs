@@ -10,7 +10,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::OnceLock;
 
 use crate::custom_schema::DeclaredOp;
-pub(crate) use crate::custom_schema::OpWrites;
+pub(crate) use crate::custom_schema::{OpWrites, bare_target};
+use crate::definition::OpDefinitions;
 use crate::error::{ImportError, Result};
 use crate::schema::{Argument, ExportedGraph, ExportedNode, JsonStr};
 use crate::scope::tensor_names;
@@ -135,11 +136,6 @@ fn split_names(names: &str) -> Vec<String> {
     names.split(',').filter(|n| !n.is_empty()).map(str::to_string).collect()
 }
 
-/// A target without the prefix `torch.ops.`.
-pub(crate) fn bare_target(target: &str) -> &str {
-    target.strip_prefix("torch.ops.").unwrap_or(target)
-}
-
 /// The op of a target, without its overload.
 fn op_name(target: &str) -> &str {
     bare_target(target).rsplit_once('.').map_or(target, |(op, _)| op)
@@ -199,14 +195,26 @@ pub(crate) struct EffectAnalysis {
 
 impl EffectAnalysis {
     /// Parses the schemas that the caller declares. Fails if one is invalid, or an op has two.
-    pub fn new(schemas: &[String], verifiers: &[JsonStr<'_>]) -> Result<Self> {
-        let mut declared = HashMap::new();
+    pub fn new(schemas: &[String], definitions: &OpDefinitions, verifiers: &[JsonStr<'_>]) -> Result<Self> {
+        let mut declared: HashMap<String, DeclaredOp> = HashMap::new();
+        for one in definitions.declared_ops() {
+            match declared.insert(one.target.clone(), one.clone()) {
+                Some(other) if other.writes != one.writes => {
+                    let message = "expected that all definitions of the op write the same arguments".into();
+                    return Err(ImportError::Definition { op: one.target.clone(), message });
+                }
+                _ => {}
+            }
+        }
         for text in schemas {
-            let one = DeclaredOp::parse(text)
-                .map_err(|message| ImportError::Declared { schema: text.clone(), message })?;
+            let error = |message: String| ImportError::Declared { schema: text.clone(), message };
+            let one = DeclaredOp::parse(text).map_err(error)?;
+            if let Some(argument) = one.arguments.iter().find(|a| a.accepted.is_some()) {
+                let name = &argument.name;
+                return Err(error(format!("`== …` of `{name}` is for definitions, and this is a schema")));
+            }
             if declared.insert(one.target.clone(), one).is_some() {
-                let message = "expected one schema for the op, found two".into();
-                return Err(ImportError::Declared { schema: text.clone(), message });
+                return Err(error("expected one schema for the op, found two".into()));
             }
         }
         let functional = !verifiers.is_empty() && verifiers.iter().all(|v| &**v == "ATEN");

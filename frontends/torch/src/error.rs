@@ -74,6 +74,9 @@ pub enum ImportError {
     /// A schema that the caller declares is invalid, or does not apply to the program.
     #[error("the schema `{schema}`: {message}")]
     Declared { schema: String, message: String },
+    /// A definition of an op cannot be read, or does not apply to the program.
+    #[error("the definition of {}: {message}", if .op.is_empty() { "an op" } else { .op })]
+    Definition { op: String, message: String },
     /// The error is in the archive of a rank after the first.
     #[error("rank {rank}: {source}")]
     Rank { rank: usize, source: Box<ImportError> },

@@ -8,6 +8,7 @@
 use indexmap::IndexMap;
 use symmc_ir::GroupMembers;
 
+use crate::definition::OpDefinitions;
 use crate::effects;
 use crate::error::{ImportError, Result, UndescribedGroup};
 use crate::options::ImportOptions;
@@ -40,6 +41,7 @@ struct GroupUse {
 
 pub(crate) fn resolve_groups(
     program: &ExportedProgram<'_>,
+    definitions: &OpDefinitions,
     options: &ImportOptions,
 ) -> Result<ResolvedGroups> {
     let mut world = options.ranks.map(|ranks| RankCountSource { source: "the caller".into(), ranks });
@@ -55,7 +57,7 @@ pub(crate) fn resolve_groups(
         merge_rank_count(&mut world, "the program", RankCountSource { source, ranks }, "")?;
     }
     let mut uses = IndexMap::new();
-    collect_group_uses(&program.graph_module.graph, &mut uses)?;
+    collect_group_uses(&program.graph_module.graph, definitions, &mut uses)?;
     if let Some(name) = options.groups.keys().find(|name| !uses.contains_key(*name)) {
         let known: Vec<&str> = uses.keys().map(String::as_str).collect();
         let known = if known.is_empty() { "none".into() } else { known.join(", ") };
@@ -122,16 +124,25 @@ fn resolve_members(
 }
 
 /// Collects the groups that the nodes of a graph use, including those of wrapped graphs.
-fn collect_group_uses(graph: &ExportedGraph<'_>, uses: &mut IndexMap<String, GroupUse>) -> Result<()> {
+fn collect_group_uses(
+    graph: &ExportedGraph<'_>,
+    definitions: &OpDefinitions,
+    uses: &mut IndexMap<String, GroupUse>,
+) -> Result<()> {
     for node in &graph.nodes {
         for input in &node.inputs {
             if let Argument::Graph(inner) = &input.arg {
-                collect_group_uses(inner, uses)?;
+                collect_group_uses(inner, definitions, uses)?;
             }
         }
-        let Some(group) = group_name(node)
-            .filter(|_| is_collective(effects::functionalized_op(node).unwrap_or(&node.target)))
-        else {
+        let target = effects::functionalized_op(node).unwrap_or(&node.target);
+        if definitions.find(target).is_some() {
+            for group in definitions.group_names(target, node) {
+                uses.entry(group).or_default().nodes.push(node.name().to_string());
+            }
+            continue;
+        }
+        let Some(group) = group_name(node).filter(|_| is_collective(target)) else {
             continue;
         };
         let used = uses.entry(group.to_string()).or_default();

@@ -18,7 +18,9 @@ use symmc_ir::{InputKind, NodeId, Op, TensorType, ValueDef, ValueId};
 
 use crate::aliasing::find_base;
 use crate::call::OpCall;
+use crate::definition::OpDefinition;
 use crate::effects::{self, OpWrites};
+use crate::expand;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::operand_dtypes;
 use crate::ops;
@@ -43,6 +45,16 @@ pub(crate) fn lower_in_place(c: &mut OpCall<'_, '_>, writes: &OpWrites) -> RuleR
         }
         None => Err(RuleFailure::Opaque("this operator is not supported".into())),
     })
+}
+
+/// Lowers a call of an op that writes by its definitions.
+pub(crate) fn lower_in_place_by_definition(
+    c: &mut OpCall<'_, '_>,
+    writes: &OpWrites,
+    definitions: &[OpDefinition],
+) -> RuleResult {
+    let own_results = count_own_results(c, writes);
+    lower_in_place_by_rule(c, writes, |c| expand::lower_by_definition(c, definitions, own_results))
 }
 
 /// Lowers a call of an op that writes. `rule` gives the new contents.

@@ -19,6 +19,7 @@
 //!   what an op writes. An op without this information is rejected if a write could be observed. Ops that
 //!   draw random numbers are rejected.
 //! - **Assertions** that can be decided are checked. All assertions are then removed.
+//! - **Custom ops** with a definition ([`ImportOptions::definitions`]) are replaced by it.
 //! - **Unsupported ops** that write nothing become opaque, with a note.
 //!
 //! An archive is untrusted data: no input makes an import panic, nothing in a pickle is executed, and
@@ -31,15 +32,18 @@ mod auto_functionalized;
 mod call;
 mod custom_schema;
 mod data_sizes;
+mod definition;
 mod dtype;
 mod effects;
 mod emit;
 mod error;
+mod expand;
 mod float_expr;
 pub mod fuzz;
 mod groups;
 mod inline;
 mod inplace;
+mod literal;
 mod lower;
 mod lower_nodes;
 mod merge_ranks;
@@ -71,6 +75,7 @@ pub use error::{ImportError, UndescribedGroup};
 pub use options::ImportOptions;
 
 use archive::Archive;
+use definition::OpDefinitions;
 use effects::EffectAnalysis;
 use lower::ImportLowering;
 use schema::{ExportedProgram, VersionOnly};
@@ -219,7 +224,8 @@ fn convert_program(
     stores: &mut [ArchiveTensors<'_, '_>],
     options: &ImportOptions,
 ) -> Result<ImportOutput, ImportError> {
-    let ranks = groups::resolve_groups(program, options)?;
+    let definitions = OpDefinitions::parse(&options.definitions)?;
+    let ranks = groups::resolve_groups(program, &definitions, options)?;
     let mut notes = ranks.notes;
     let mut symbols = ProgramSymbols::new(
         &signature::argument_sizes(program),
@@ -234,9 +240,10 @@ fn convert_program(
     let assumed = ranks.assumed;
     let mut builder = GraphBuilder::new(options.name.clone(), ranks.ranks);
     builder.graph_mut().symbols = table.clone();
-    let effects = EffectAnalysis::new(&options.schemas, &program.verifiers)?;
+    let effects = EffectAnalysis::new(&options.schemas, &definitions, &program.verifiers)?;
     effects.check_all_used(&program.graph_module.graph)?;
     let mut lowering = ImportLowering::new(builder, &program.graph_module.graph, symbols, effects);
+    lowering.definitions = definitions;
     lowering.notes = notes;
     lower_program(program, stores, lowering, ranks.groups)
         .map(|imported| ImportOutput { unbounded: unbounded.clone(), ranks_assumed: assumed, ..imported })

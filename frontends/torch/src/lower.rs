@@ -7,6 +7,7 @@ use indexmap::IndexMap;
 use symmc_import::{OpaqueOps, declared};
 use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, TensorType, ValueId};
 
+use crate::definition::OpDefinitions;
 use crate::dtype;
 use crate::effects::{self, EffectAnalysis};
 use crate::error::{ImportError, Result};
@@ -49,6 +50,7 @@ pub(crate) struct ImportLowering<'p> {
     /// Whether the program has ops that write, so that copies matter.
     pub in_place: bool,
     pub effects: EffectAnalysis,
+    pub definitions: OpDefinitions,
     /// Pairs of values that may share memory although the graph does not show it.
     pub possible_aliases: Vec<(ValueId, ValueId)>,
     /// The values with rows whose number depends on data.
@@ -77,6 +79,7 @@ impl<'p> ImportLowering<'p> {
             written_inputs: IndexMap::new(),
             in_place: effects.has_writes(graph),
             effects,
+            definitions: OpDefinitions::default(),
             possible_aliases: Vec::new(),
             packed: PackedValues::default(),
             opaque: OpaqueOps::default(),

@@ -10,6 +10,7 @@ use crate::auto_functionalized;
 use crate::call::OpCall;
 use crate::effects::{self, OpEffect};
 use crate::error::{ImportError, Result};
+use crate::expand;
 use crate::inline;
 use crate::inplace;
 use crate::lower::{ImportLowering, RuleFailure, RuleResult};
@@ -108,7 +109,7 @@ impl<'p> ImportLowering<'p> {
                 };
                 Some(format!(
                     "{reason}: the program does not state what this operator writes; declare its schema \
-                     (such as {}, with Tensor(a!) for arguments that it writes); {advice}",
+                     (such as {}, with Tensor(a!) for arguments that it writes) or define it by a program; {advice}",
                     example_schema(node)
                 ))
             }
@@ -125,6 +126,16 @@ fn lower_call(call: &mut OpCall<'_, '_>, effect: &OpEffect) -> RuleResult {
     }
     if let Some(op) = effects::functionalized_op(call.node) {
         return auto_functionalized::lower_functionalized(call, op);
+    }
+    if let Some(definitions) = call.lowering.definitions.find(&call.node.target).cloned() {
+        return match effect {
+            OpEffect::Writes(writes) => inplace::lower_in_place_by_definition(call, writes, &definitions),
+            _ => {
+                let own_results = call.result_count();
+                expand::lower_by_definition(call, &definitions, own_results)?;
+                call.check_all_read()
+            }
+        };
     }
     match effect {
         OpEffect::Writes(writes) => inplace::lower_in_place(call, writes),

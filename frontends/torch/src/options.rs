@@ -22,6 +22,8 @@ pub struct ImportOptions {
     /// Schemas of custom ops in PyTorch's notation, for ops that may write: `mylib::f(Tensor x, Tensor(a!)
     /// out) -> ()`.
     pub schemas: Vec<String>,
+    /// Definitions of ops: programs in the text form that replace calls of the op whose schema is their name.
+    pub definitions: Vec<String>,
 }
 
 impl Default for ImportOptions {
@@ -34,6 +36,7 @@ impl Default for ImportOptions {
             constraints: SymbolConstraints::default(),
             max_extent: 1 << 20,
             schemas: Vec::new(),
+            definitions: Vec::new(),
         }
     }
 }

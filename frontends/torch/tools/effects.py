@@ -35,6 +35,9 @@ for module in (
 NAMESPACES = "aten prims _c10d_functional _c10d_functional_autograd c10d symm_mem _dtensor fsdp inductor \
 quantized quantized_decomposed rngprims mkldnn onednn mkldnn_prepacked".split()
 
+# Ops that only other versions of PyTorch have, with what they write and their counterparts.
+OTHER_VERSIONS = [("symm_mem.nccl_all_to_all_permute", "out -")]
+
 # Ops that write although their schemas do not say so: written arguments, number of other results, flag.
 STATISTICS = ["running_mean", "running_var"]
 UNSAID = {
@@ -153,6 +156,8 @@ for target, schema in sorted(schemas.items()):
 for kind in ("resize", "random", "effect"):
     kinds["pure"] -= kinds[kind]
 kinds["pure"] |= set(PACKAGES)
+
+writes |= {row: ["default"] for row in OTHER_VERSIONS if row not in writes}
 
 print(f"# By tools/effects.py, from the schemas of PyTorch {torch.__version__.split('+')[0]}.")
 for (op, rest), names in sorted(writes.items()):

@@ -52,7 +52,7 @@ mod writer;
 pub use error::ParseError;
 pub use forms::{op_dims, op_dims_mut, op_name, op_names};
 pub use names::with_symbol_names;
-pub use parse::{parse, parse_dim};
+pub use parse::{parse, parse_dim, program_name};
 pub use print::{collective_attributes, print};
 pub(crate) use quote::{is_identifier, write_string};
 pub use reference::reference;

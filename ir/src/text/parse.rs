@@ -25,6 +25,19 @@ pub fn parse(text: &str) -> Result<Graph, ParseError> {
     ProgramParser::new(text).and_then(ProgramParser::parse_program).map_err(|failure| failure.locate(text))
 }
 
+/// The name of the program that a text states first. The rest of the text is not read.
+pub fn program_name(text: &str) -> Result<String, ParseError> {
+    read_program_name(text).map_err(|failure| failure.locate(text))
+}
+
+fn read_program_name(text: &str) -> ParseResult<String> {
+    let mut cursor = TokenCursor::new(text)?;
+    cursor.expect_word("program")?;
+    Ok(cursor.string(PROGRAM_NAME)?.into_owned())
+}
+
+const PROGRAM_NAME: &str = "the name of the program as a string";
+
 /// Fails if the text is not a dim, or refers to a symbol that is not in the table.
 pub fn parse_dim(text: &str, symbols: &SymbolTable) -> Result<Dim, ParseError> {
     read_dim(text, symbols).map_err(|failure| failure.locate(text))
@@ -73,7 +86,7 @@ impl<'a> ProgramParser<'a> {
 
     fn parse_header(&mut self) -> ParseResult<()> {
         self.cursor.expect_word("program")?;
-        self.graph.name = self.cursor.string("the name of the program as a string")?.into_owned();
+        self.graph.name = self.cursor.string(PROGRAM_NAME)?.into_owned();
         self.cursor.expect_word("ranks")?;
         if !self.cursor.eat("?")? {
             self.graph.ranks = Some(self.cursor.natural()?);

@@ -35,11 +35,12 @@ pub struct ProgramArgs {
     /// must be given.
     #[arg(long = "group", value_name = "NAME=CELLS", value_parser = parse_group)]
     pub groups: Vec<(String, Vec<Vec<u32>>)>,
-    /// The schema of a custom op in a .pt2 archive, which says what the op writes
+    /// The schema of a custom op in a .pt2 archive, or the file of its definition
     ///
-    /// Example: 'mylib::f(Tensor x, Tensor(a!) out) -> ()'
-    #[arg(long = "op", value_name = "SCHEMA")]
-    pub schemas: Vec<String>,
+    /// A schema says what the op writes: 'mylib::f(Tensor x, Tensor(a!) out) -> ()'. A definition is a program in the text
+    /// form whose name is the schema. It replaces the calls of the op.
+    #[arg(long = "op", value_name = "SCHEMA|FILE")]
+    pub ops: Vec<String>,
     /// The range of a symbol (tokens=1..4096), or its value (tokens=8)
     ///
     /// A symbol may also be given by other symbols: equal to one (b=a), a sum (total=past+1), a multiple (rows=2*pairs),
@@ -58,7 +59,7 @@ impl ProgramArgs {
     pub fn provided_options(&self) -> impl Iterator<Item = &'static str> {
         let given = [
             ("--group", !self.groups.is_empty()),
-            ("--op", !self.schemas.is_empty()),
+            ("--op", !self.ops.is_empty()),
             ("--dim", !self.dims.is_empty()),
         ];
         given.into_iter().filter(|(_, given)| *given).map(|(option, _)| option)

@@ -320,7 +320,8 @@ fn check_runnable(args: &RunArgs, plan: &CheckedPlan) -> Result<()> {
         }
         (true, Some(_)) => "; symmc does not support this op, or not as it is used here",
         (true, None) => {
-            "; this command has no kernels for custom ops: embed symmc and register the kernel, see docs/custom-ops.md"
+            "; this command has no kernels for custom ops: define an op of a .pt2 archive as a program with --op FILE, or \
+             embed symmc and register a kernel; see docs/custom-ops.md"
         }
         (false, _) => "",
     };

@@ -6,12 +6,16 @@ mod common;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod compares;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod definitions;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod doctor;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod errors;
 mod escapes;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod estimates;
+#[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
+mod exchanges;
 #[cfg(all(feature = "cuda", feature = "onnx", feature = "torch"))]
 mod failures;
 mod features;

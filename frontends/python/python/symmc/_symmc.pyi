@@ -261,6 +261,7 @@ def open(
     groups: Mapping[str, Sequence[Sequence[int]]] | None = None,
     dims: Mapping[str, int | tuple[int | None, int | None] | str] | None = None,
     schemas: Sequence[str] | None = None,
+    definitions: Sequence[str] | None = None,
     tensors: str | PathLike[str] | None = None,
 ) -> Program: ...
 def from_text(text: str) -> Program: ...

@@ -23,6 +23,9 @@ pub struct OpenOptions {
     /// Schemas of custom ops of a `.pt2` in PyTorch's notation, if the archive does not say which operands they write:
     /// `mylib::f(Tensor x, Tensor(a!) out) -> ()`.
     pub schemas: Vec<String>,
+    /// Definitions of custom ops of a `.pt2`: programs in the text form of symmc, each with the schema of the op as its name.
+    /// They replace the calls of the op.
+    pub definitions: Vec<String>,
     /// The tensors that the program will run on. They give the number of ranks if nothing else does. Constants of the program
     /// that have another value on some rank become parameters.
     pub tensors: Option<Arc<TensorFile>>,
@@ -52,6 +55,11 @@ impl OpenOptions {
     /// Sets schemas of custom ops of a `.pt2`, in PyTorch's notation.
     pub fn with_schemas(self, schemas: impl IntoIterator<Item = impl Into<String>>) -> OpenOptions {
         OpenOptions { schemas: schemas.into_iter().map(Into::into).collect(), ..self }
+    }
+
+    /// Sets definitions of custom ops of a `.pt2`, as text.
+    pub fn with_definitions(self, definitions: impl IntoIterator<Item = impl Into<String>>) -> OpenOptions {
+        OpenOptions { definitions: definitions.into_iter().map(Into::into).collect(), ..self }
     }
 
     /// Sets the tensors that the program will run on.

@@ -34,6 +34,7 @@ pub(super) fn import_archives(
         assumed_ranks: tensors.map(TensorFile::ranks),
         groups: options.groups.iter().cloned().collect(),
         schemas: options.schemas.clone(),
+        definitions: options.definitions.clone(),
         constraints: options.provided_extents(),
         ..ImportOptions::default()
     };

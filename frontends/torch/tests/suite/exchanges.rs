@@ -287,13 +287,20 @@ fn blocks_are_summed_at_their_destinations() {
 
 #[test]
 fn axes_are_scattered_and_gathered() {
-    for (axes, from, to) in [((1, 0), "2,4", "4,2"), ((0, 1), "4,2", "2,4")] {
+    // Matrices, and pieces of ranks along an axis of their own, as the exchange of heads and positions has them.
+    let (matrices, pieces) = ("nccl_all_to_all_nd", "nccl_all_to_all_permute");
+    for (op, axes, from, to) in [
+        (matrices, (1, 0), "2,4", "4,2"),
+        (matrices, (0, 1), "4,2", "2,4"),
+        (pieces, (1, 0), "2,4", "2,2,2"),
+        (pieces, (0, 1), "2,2,2", "2,4"),
+    ] {
         let shape: Vec<usize> = from.split(',').map(|d| d.parse().unwrap()).collect();
         let fake = Fake::new()
             .input("x", &format!("f32[{from}]"))
             .node("aten.zeros.default", &format!("size=[{to}] dtype=:f32"), &[("out", &format!("f32[{to}]"))])
             .node(
-                "symm_mem.nccl_all_to_all_nd.default",
+                &format!("symm_mem.{op}.default"),
                 &format!("input=%x out=%out scatter_dim={} gather_dim={} group_name='0'", axes.0, axes.1),
                 &[],
             )
@@ -311,10 +318,11 @@ fn axes_are_scattered_and_gathered() {
                     // The rank that has the element, and where.
                     let (p, row, column) =
                         if axes.0 == 1 { (i / 2, i % 2, me * 2 + j) } else { (j / 2, me * 2 + i, j % 2) };
-                    expected.push((10 * p + row * shape[1] + column) as f64);
+                    let columns = if axes.0 == 1 { 4 } else { 2 };
+                    expected.push((10 * p + row * columns + column) as f64);
                 }
             }
-            assert_eq!(found[0], expected, "rank {me}, {axes:?}");
+            assert_eq!(found[0], expected, "rank {me}, {op}, {axes:?}");
         }
     }
 }

@@ -10,13 +10,15 @@ use symmc_torch::{ImportOptions, import};
 
 /// Programs of `tests/programs/experts`, their ranks, and the largest difference from PyTorch relative to the
 /// largest element: products of bf16 round, all else is exact but for the order of sums.
-const PROGRAMS: [(&str, usize, f64); 6] = [
+const PROGRAMS: [(&str, usize, f64); 8] = [
     ("exchange_sum2", 2, 1e-6),
     ("exchange_sum4", 4, 1e-6),
     ("exchange_bound2", 2, 1e-6),
     ("mixture2", 2, 1e-2),
     ("mixture4", 4, 1e-2),
     ("mixture_loop2", 2, 1e-6),
+    ("dispatched2", 2, 1e-6),
+    ("dispatched4", 4, 1e-6),
 ];
 
 struct Recorded(safetensors::SafeTensors<'static>);
@@ -48,10 +50,18 @@ fn file(name: &str, end: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("../../tests/programs/experts/{name}.{end}"))
 }
 
+/// The definitions of the custom ops that a program has.
+fn definitions_for(name: &str) -> Vec<String> {
+    let names: &[&str] =
+        if name.starts_with("dispatched") { &["dispatch", "combine", "combine_unweighted"] } else { &[] };
+    names.iter().map(|n| std::fs::read_to_string(file(n, "symm")).expect("a definition")).collect()
+}
+
 #[test]
 fn exchanges_by_data_give_what_pytorch_gave() {
     for (name, ranks, tolerance) in PROGRAMS {
-        let options = ImportOptions { ranks: Some(ranks as u32), ..ImportOptions::default() };
+        let definitions = definitions_for(name);
+        let options = ImportOptions { ranks: Some(ranks as u32), definitions, ..ImportOptions::default() };
         let imported = import(&std::fs::read(file(name, "pt2")).expect("a program"), &options)
             .unwrap_or_else(|e| panic!("{name}: {e}"));
         let recorded = Recorded::open(name);

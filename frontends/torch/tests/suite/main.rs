@@ -5,6 +5,7 @@ mod calls;
 mod common;
 mod complex;
 mod damage;
+mod definitions;
 mod dtensors;
 mod dtypes;
 mod exchanges;

@@ -1,0 +1,350 @@
+//! Custom ops with definitions: the definition replaces the call, and every difference between the two is an error
+//! that names the op, what was expected and what was found.
+
+use std::sync::Arc;
+
+use symmc_ir::{Op, SymbolBindings, Tensor};
+use symmc_torch::{ImportError, ImportOptions, ImportOutput, import};
+
+use crate::common::Fake;
+
+const SCALE: &str =
+    "program \"m::scale(Tensor x, float by, int times=2, *, bool exact=True == True) -> Tensor\" ranks ?
+symbol n in 1..=64
+arg %x: $x.dtype[n, $x.1]
+%a: $x.dtype[n, $x.1] = mul %x, $by
+%b: $x.dtype[n, $x.1] = add %a, $times
+return %b
+";
+
+/// A call of `m::scale` with these arguments after `x`.
+fn scale(arguments: &str) -> Fake {
+    Fake::new()
+        .input("x", "f32[2, 3]")
+        .node("m.scale.default", &format!("x=%x {arguments}"), &[("y", "f32[2, 3]")])
+        .output("y")
+}
+
+fn import_defined(
+    fake: &Fake,
+    ranks: Option<u32>,
+    definitions: &[&str],
+) -> Result<ImportOutput, ImportError> {
+    let definitions = definitions.iter().map(|d| d.to_string()).collect();
+    import(&fake.bytes(), &ImportOptions { ranks, definitions, ..ImportOptions::default() })
+}
+
+fn error(fake: &Fake, definitions: &[&str]) -> String {
+    match import_defined(fake, Some(2), definitions) {
+        Err(e) => e.to_string(),
+        Ok(imported) => panic!("expected an error, found {}", symmc_ir::text::print(&imported.graph)),
+    }
+}
+
+/// What a program gives on every rank. Each argument is the same on all ranks, except that the rank is added.
+fn run(fake: &Fake, ranks: u32, definitions: &[&str], inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
+    let graph = import_defined(fake, Some(ranks), definitions).unwrap_or_else(|e| panic!("{e}")).graph;
+    assert!(graph.nodes.values().all(|n| !matches!(n.op, Op::Opaque { .. })));
+    let of_rank = |rank: u32| {
+        let types = graph.inputs.values().filter(|i| i.data.is_none()).map(|i| graph.ty(i.value));
+        let mut given = types.zip(inputs).map(|(ty, data)| {
+            let data: Vec<f64> = data.iter().map(|x| x + f64::from(rank)).collect();
+            let shape = ty.concrete_shape(&SymbolBindings::new()).expect("a fixed shape");
+            Arc::new(Tensor::from_f64(ty.dtype, shape, &data).expect("a tensor"))
+        });
+        let all = graph.inputs.values().map(|i| i.data.clone().or_else(|| given.next()));
+        all.collect::<Option<Vec<_>>>().expect("all inputs")
+    };
+    let inputs: Vec<_> = (0..ranks).map(of_rank).collect();
+    let out = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &inputs).expect("a run");
+    out.iter().map(|rank| rank.iter().map(Tensor::to_f64).collect()).collect()
+}
+
+#[test]
+fn a_definition_gets_the_arguments_of_the_call() {
+    let x: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+    let expected = |by: f64, plus: f64| vec![vec![x.iter().map(|v| v * by + plus).collect::<Vec<f64>>()]];
+    assert_eq!(run(&scale("by=0.5"), 1, &[SCALE], &[x]), expected(0.5, 2.0));
+    assert_eq!(run(&scale("by=3 times=7 exact=true"), 1, &[SCALE], &[x]), expected(3.0, 7.0));
+    let f64_call = Fake::new()
+        .input("x", "f64[2, 3]")
+        .node("m.scale.default", "x=%x by=1e-05", &[("y", "f64[2, 3]")])
+        .output("y");
+    assert_eq!(run(&f64_call, 1, &[SCALE], &[x]), expected(1e-5, 2.0));
+}
+
+#[test]
+fn symbols_of_a_definition_are_extents_of_the_program() {
+    let definition = "program \"m::rows(Tensor x, SymInt count) -> (Tensor, Tensor)\" ranks ?
+symbol n in 0..=1048576
+symbol count in 0..=1048576
+symbol wide in 1..=64
+arg %x: f32[n, 4]
+%a: f32[count, 4] = slice %x axis=0 start=n-count step=1
+%b: f32[1, 4] = slice %x axis=0 start=0 step=1
+%c: f32[wide, 4] = expand %b
+return %a
+return %c
+";
+    let fake = Fake::new()
+        .input("x", "f32[s0, 4]")
+        .range("s0", Some(2), Some(64))
+        .sym_int("half", "s0//2")
+        .node("m.rows.default", "x=%x count=$half", &[("y", "f32[s0//2, 4]"), ("z", "f32[3, 4]")])
+        .output("y")
+        .output("z");
+    let graph = import_defined(&fake, Some(1), &[definition]).unwrap_or_else(|e| panic!("{e}")).graph;
+    let types: Vec<String> =
+        graph.outputs.iter().map(|o| graph.ty(o.value).display(&graph.symbols).to_string()).collect();
+    assert_eq!(types, ["f32[div(tokens, 2), 4]", "f32[3, 4]"]);
+}
+
+#[test]
+fn groups_are_those_that_the_call_names() {
+    let definition = "program \"m::sum(Tensor x, str group_name) -> Tensor\" ranks ?
+symbol n in 1..=64
+group @g $group_name
+arg %x: f32[n]
+%all: f32[$group_name.size*n] = all_gather %x group=@g
+%sum: f32[n] = all_reduce %x op=sum group=@g
+%parts: f32[$group_name.size, n] = reshape %all
+%r: f32[n] = reduce %parts op=max axes=[0] keep=false
+%y: f32[n] = sub %sum, %r
+return %y
+";
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("m.sum.default", "x=%x group_name='5'", &[("y", "f32[2]")])
+        .output("y");
+    let groups = |cells: Vec<Vec<u32>>| ImportOptions {
+        ranks: Some(4),
+        groups: [("5".to_string(), cells)].into_iter().collect(),
+        definitions: vec![definition.into()],
+        ..ImportOptions::default()
+    };
+    let graph = import(&fake.bytes(), &groups(vec![vec![0, 2], vec![1, 3]])).unwrap().graph;
+    let inputs: Vec<_> = (0..4)
+        .map(|rank| {
+            vec![Arc::new(Tensor::from_f64(symmc_ir::DType::F32, vec![2], &[f64::from(rank), 1.0]).unwrap())]
+        })
+        .collect();
+    let out = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &inputs).unwrap();
+    let first: Vec<f64> = out.iter().map(|rank| rank[0].to_f64()[0]).collect();
+    assert_eq!(first, [0.0, 1.0, 0.0, 1.0]);
+    let unknown = error(&fake, &[definition]);
+    assert!(unknown.contains("the members of group `5`"), "{unknown}");
+}
+
+#[test]
+fn the_first_definition_that_accepts_a_call_defines_it() {
+    let weighted = "program \"m::total(Tensor x, Tensor? w=None, str kind=\\\"sum\\\" == \\\"sum\\\") -> Tensor\" ranks ?
+arg %x: f32[2]
+arg %w: f32[2]
+%p: f32[2] = mul %x, %w
+%y: f32[] = reduce %p op=sum axes=[0] keep=false
+return %y
+";
+    let plain = "program \"m::total(Tensor x, Tensor? w=None, str kind=\\\"sum\\\" == \\\"sum\\\") -> Tensor\" ranks ?
+arg %x: f32[2]
+%y: f32[] = reduce %x op=sum axes=[0] keep=false
+return %y
+";
+    let largest = "program \"m::total(Tensor x, Tensor? w=None, str kind == \\\"max\\\") -> Tensor\" ranks ?
+arg %x: f32[2]
+%y: f32[] = reduce %x op=max axes=[0] keep=false
+return %y
+";
+    let all = [weighted, plain, largest];
+    let call = |arguments: &str| {
+        Fake::new()
+            .input("x", "f32[2]")
+            .node("m.total.default", &format!("x=%x {arguments}"), &[("y", "f32[]")])
+            .output("y")
+    };
+    let x: &[f64] = &[2.0, 5.0];
+    assert_eq!(run(&call(""), 1, &all, &[x]), [[[7.0]]]);
+    assert_eq!(run(&call("w=none kind='sum'"), 1, &all, &[x]), [[[7.0]]]);
+    assert_eq!(run(&call("w=%x"), 1, &all, &[x]), [[[29.0]]]);
+    assert_eq!(run(&call("kind='max'"), 1, &all, &[x]), [[[5.0]]]);
+    let none = error(&call("kind='min'"), &all);
+    assert!(
+        none.contains("no definition accepts the call: expected \"sum\" as `kind`, found \"min\"; "),
+        "{none}"
+    );
+    assert!(none.contains("expected \"max\" as `kind`, found \"min\""), "{none}");
+    let weighted_max = error(&call("w=%x kind='max'"), &[largest]);
+    assert!(
+        weighted_max.contains("the call gives `w`, which the definition does not take"),
+        "{weighted_max}"
+    );
+}
+
+#[test]
+fn definitions_write_what_their_schema_marks() {
+    let definition = "program \"m::push(Tensor(a!) cache, Tensor x) -> Tensor\" ranks ?
+arg %cache: f32[2]
+arg %x: f32[2]
+const %one: f32[2] = hex\"0000803f0000803f\"
+%new: f32[2] = add %cache, %x
+%old: f32[2] = add %cache, %one
+return %old
+mutate %cache = %new
+";
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+        .node("m.push.default", "cache=%c x=%x", &[("o", "f32[2]")])
+        .output("o")
+        .output("c");
+    let x: &[f64] = &[3.0, 4.0];
+    let expected = [[vec![4.0, 5.0], vec![6.0, 8.0]]];
+    assert_eq!(run(&fake, 1, &[definition], &[x]), expected);
+    let functional = Fake::new()
+        .functional()
+        .input("x", "f32[2]")
+        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+        .node(
+            "higher_order.auto_functionalized_v2",
+            "=@m.push.default x=%x _cache_base_index=0 _all_bases=[%c]",
+            &[("o", "f32[2]"), ("r", "f32[2]")],
+        )
+        .output("o")
+        .output("r");
+    assert_eq!(run(&functional, 1, &[definition], &[x]), expected);
+    let silent = definition.replace("mutate %cache = %new\n", "");
+    let found = error(&fake, &[&silent]);
+    assert!(found.contains("the schema marks `cache` as written"), "{found}");
+    let unmarked = definition.replace("(a!)", "");
+    let found = error(&fake, &[&unmarked]);
+    assert!(found.contains("the definition writes `cache`, which the schema does not mark"), "{found}");
+}
+
+#[test]
+fn definitions_give_numbers_to_kernels() {
+    let definition = "program \"m::norm(Tensor x, float eps, str group) -> Tensor\" ranks ?
+symbol n in 1..=64
+group @g $group
+custom \"m::norm_kernel\" symmetric operands [0] results [] group @g
+arg %x: f32[n]
+%eps: f32[1] = full value=$eps
+%y: f32[n] = custom \"m::norm_kernel\" %x, %eps
+return %y
+";
+    let mut fake = Fake::new().input("x", "f32[2]");
+    for (from, to) in [("x", "y"), ("y", "z")] {
+        fake = fake.node("m.norm.default", &format!("x=%{from} eps=0.5 group='0'"), &[(to, "f32[2]")]);
+    }
+    let graph =
+        import_defined(&fake.output("z"), Some(2), &[definition]).unwrap_or_else(|e| panic!("{e}")).graph;
+    let text = symmc_ir::text::print(&graph);
+    let declared = "custom \"m::norm_kernel\" symmetric operands [0] results [] group @0\n";
+    assert_eq!(text.matches(declared).count(), 1, "{text}");
+    for line in ["%y.eps: f32[1] = full value=0.5\n", "%z: f32[2] = custom \"m::norm_kernel\" %y, %z.eps\n"] {
+        assert!(text.contains(line), "{line}{text}");
+    }
+    // Two definitions of one kernel must agree.
+    let other = definition.replace("m::norm(", "m::other(").replace("operands [0]", "operands []");
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("m.norm.default", "x=%x eps=0.5 group='0'", &[("y", "f32[2]")])
+        .node("m.other.default", "x=%y eps=0.5 group='0'", &[("z", "f32[2]")])
+        .output("z");
+    let found = error(&fake, &[definition, &other]);
+    assert!(
+        found.contains("two definitions declare the custom op \"m::norm_kernel\" in different ways"),
+        "{found}"
+    );
+}
+
+#[test]
+fn differences_between_a_call_and_its_definition_are_errors() {
+    let base = scale("by=0.5");
+    let edit = |from: &str, to: &str| {
+        assert!(SCALE.contains(from), "{from}");
+        SCALE.replace(from, to)
+    };
+    let shape = Fake::new()
+        .input("x", "f32[2]")
+        .node("m.scale.default", "x=%x by=0.5", &[("y", "f32[2]")])
+        .output("y");
+    let other = Fake::new()
+        .input("x", "f32[65, 3]")
+        .node("m.scale.default", "x=%x by=0.5", &[("y", "f32[65, 3]")])
+        .output("y");
+    let dtype = Fake::new()
+        .input("x", "f16[2, 3]")
+        .node("m.scale.default", "x=%x by=0.5", &[("y", "f16[2, 3]")])
+        .output("y");
+    let two = Fake::new()
+        .input("x", "f32[2, 3]")
+        .node("m.scale.default", "x=%x by=0.5", &[("y", "f32[2, 3]"), ("z", "f32[2, 3]")])
+        .output("z");
+    let cases = [
+        (scale("by='a'"), SCALE.into(), "expected `by` of the type float, found \"a\""),
+        (scale("by=0.5 times=1.5"), SCALE.into(), "expected `times` of the type int, found the number 1.5"),
+        (scale("times=1"), SCALE.into(), "expected an argument `by`, found none"),
+        (scale("by=%x"), SCALE.into(), "expected `by` of the type float, found the tensor `x`"),
+        (scale("by=0.5 exact=false"), SCALE.into(), "expected True as `exact`, found False"),
+        (scale("by=0.5 more=1"), SCALE.into(), "the argument `more` is not supported, found the integer 1"),
+        (
+            base.clone(),
+            edit("%a, $times", "%a, 2.0"),
+            "the definition does not use `times`: state in its schema",
+        ),
+        (base.clone(), edit("== True", ""), "the definition does not use `exact`"),
+        (base.clone(), edit("return %b\n", ""), "expected 1 results of the definition, found 0"),
+        (two, SCALE.into(), "expected 2 results of the definition, found 1"),
+        (base.clone(), edit("ranks ?", "ranks 3"), "the definition is for 3 ranks, the program has 2"),
+        (
+            base.clone(),
+            edit("$x.1", "4"),
+            "expected f32[2, 4] as `x`, as its definition states, found f32[2, 3]",
+        ),
+        (shape, SCALE.into(), "expected an axis 1 of `x`, found 1 axes"),
+        (
+            dtype,
+            edit("$x.dtype", "f32"),
+            "expected f32[2, 3] as `x`, as its definition states, found f16[2, 3]",
+        ),
+        (other, SCALE.into(), "expected `n` of the definition from 1 to 64, found 65"),
+        (base.clone(), edit("mul %x", "mul %q"), "line 4, column"),
+        (base.clone(), edit("arg %x", "param %x"), "the call gives `x`, which the definition does not take"),
+        (
+            base.clone(),
+            edit("arg %x", "symbol k in 1..=2\narg %x"),
+            "the symbol `k` of the definition is no extent",
+        ),
+        (
+            base.clone(),
+            edit("return %b", "%c: f32[n] = reduce %b op=sum axes=[1] keep=false\nreturn %c"),
+            "the program declares f32[2, 3] for `y`, found f32[2]",
+        ),
+    ];
+    for (fake, definition, expected) in cases {
+        let found = error(&fake, &[&definition]);
+        assert!(found.contains("m.scale.default") && found.contains(expected), "{expected}:\n{found}");
+    }
+}
+
+#[test]
+fn definitions_that_do_not_apply_are_errors() {
+    let base = scale("by=0.5");
+    let other = SCALE.replace("m::scale", "m::other");
+    let found = error(&base, &[SCALE, &other]);
+    assert!(found.contains("the program has no node of m.other.default"), "{found}");
+    let both = ImportOptions {
+        schemas: vec!["m::scale(Tensor x, float by) -> Tensor".into()],
+        definitions: vec![SCALE.into()],
+        ..ImportOptions::default()
+    };
+    let found = import(&base.bytes(), &both).unwrap_err().to_string();
+    assert!(found.contains("expected one schema for the op, found two"), "{found}");
+    let pinned = ["m::scale(Tensor x, float by == 1.0) -> Tensor"];
+    let found = base.import_with(&pinned).unwrap_err().to_string();
+    assert!(found.contains("`== …` of `by` is for definitions"), "{found}");
+    let found = error(&base, &["arg %x: f32[2]\n"]);
+    assert!(
+        found.contains("the definition of an op: line 1") && found.contains("expected `program`"),
+        "{found}"
+    );
+}
