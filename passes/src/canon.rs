@@ -14,7 +14,8 @@
 //!   [`activations`], [`rotary`]). Attention has bounds instead of masks over positions ([`masks`]), and its
 //!   heads are grouped ([`attention`]).
 //! - Gradients of attention take heads of keys that are not repeated ([`gradient_heads`]).
-//! - Values that are used only in part are computed only in part ([`demanded`]).
+//! - Values that are used only in part are computed only in part ([`demanded`]), and element-wise values that
+//!   are read only by slices are computed slice by slice ([`split_maps`]).
 //! - Reductions of gathered shards are reductions of shards ([`shards`]).
 //! - Casts are adjacent to collectives, with no views in between ([`cast_motion`]).
 //! - Attention and its gradients store their results in the order in which they are read
@@ -53,6 +54,7 @@ pub mod result_layouts;
 pub mod rotary;
 pub mod routing;
 pub mod shards;
+pub mod split_maps;
 pub mod views;
 
 use symmc_ir::{BoundsChecks, Graph, Op};
@@ -163,6 +165,9 @@ fn canonicalize_for_sizes(graph: &Graph, sizes: JudgedSizes) -> Result<Canonical
         out = next;
         // A value that several nodes needed in the source may be needed by one now.
         met_shared = more.met_shared && (by_readers || !more.fired.is_empty());
+    }
+    if let Some(split) = split_maps::split_maps(&out) {
+        out = rewrite_again(&split, RULES, &mut report).0;
     }
     if out.nodes.values().any(|node| matches!(node.op, Op::Concat { .. })) {
         let rules: Vec<&[RewriteRule]> = RULES.iter().copied().chain([LAST_RULES]).collect();

@@ -106,7 +106,8 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
         return None;
     }
     let hides = match sink {
-        Some(_) => HiddenRowWeights::Zero,
+        Some(sink) if additive::is_moderate(cx, sink) => HiddenRowWeights::Zero,
+        Some(_) => HiddenRowWeights::Unknown,
         None if guarded => HiddenRowWeights::Guarded,
         None => HiddenRowWeights::Weighed,
     };
@@ -207,6 +208,8 @@ enum HiddenRowWeights {
     Guarded,
     /// Zeros: a sink has all the weight.
     Zero,
+    /// Any: a sink of unknown size has a part of the weight.
+    Unknown,
 }
 
 #[derive(Default)]
@@ -244,17 +247,20 @@ fn softmax_bounds(
     let zero_rows = match unseen {
         HiddenRowWeights::Zero => true,
         HiddenRowWeights::Guarded => scores.mask.is_infinite(),
-        HiddenRowWeights::Weighed => false,
+        HiddenRowWeights::Weighed | HiddenRowWeights::Unknown => false,
     };
     let plain = !scores.chose && scores.factor == 1.0;
     let condition = scores.mask.condition();
     let split = condition.and_then(|c| bounds::split_condition(cx, &c, shape)).filter(|s| s.gained || !plain);
-    if let Some(found) = split.and_then(|s| mask_bounds(cx, &scores.mask, &s, &[], shape, zero_rows)) {
+    if let Some(found) = split.and_then(|s| mask_bounds(cx, &scores.mask, &s, &[], shape, zero_rows))
+        && (unseen != HiddenRowWeights::Unknown || found.rows.is_none())
+    {
         return Some(found);
     }
     let finite = scores.mask.visible.iter().all(|(_, x)| x.is_finite());
     let moderate = scores.mask.rest.iter().all(|leaf| additive::is_moderate(cx, leaf.value));
-    if !plain || !(unseen != HiddenRowWeights::Weighed || finite && moderate) {
+    let known = matches!(unseen, HiddenRowWeights::Zero | HiddenRowWeights::Guarded);
+    if !plain || !(known || finite && moderate) {
         return None;
     }
     let mut sum = *scores.added.first()?;
@@ -527,7 +533,9 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
         let mask = additive::parse_additive_mask(cx, mask).through_view(&view)?;
         let split = bounds::split_condition(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
         let zero_rows = mask.is_infinite() || parts.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
-        mask_bounds(cx, &mask, &split, old, &shape, zero_rows)?
+        // The mean of the values is the result of hidden rows only if no sink takes a part of their weight.
+        mask_bounds(cx, &mask, &split, old, &shape, zero_rows)
+            .filter(|found| parts.sink.is_none() || found.rows.is_none())?
     };
     let count = attention::position_operand_count(&bounds);
     let (left, positions) = more.split_at(more.len().checked_sub(count)?);
@@ -571,8 +579,8 @@ fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> Option<(ValueId, Dim)> {
     (last && but_one).then(|| (skip_casts_and_reshapes(cx, whole), columns.clone()))
 }
 
-/// The scores and the sink of a softmax: `columns` columns of scores, concatenated with one column of
-/// moderate size. The greatest element of each row may be subtracted first.
+/// The scores and the sink of a softmax: `columns` columns of scores, concatenated with one column. The
+/// greatest element of each row may be subtracted first.
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
     let mut value = skip_casts_and_reshapes(cx, value);
     if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
@@ -591,7 +599,7 @@ fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, V
         Some((Op::Expand, &[narrow])) => narrow,
         _ => sink,
     };
-    (fits && additive::is_moderate(cx, sink)).then_some((scores, narrow))
+    fits.then_some((scores, narrow))
 }
 
 fn grouped_heads(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {

@@ -23,6 +23,7 @@ mod random;
 mod skip;
 mod small;
 mod special;
+mod strided;
 
 pub use self::case::Case;
 pub use self::compare::{agree, alike};
@@ -38,5 +39,6 @@ pub use self::special::special;
 pub fn corpus() -> Vec<Case> {
     let mut out = small::list();
     out.extend(large::list());
+    out.extend(strided::list());
     out
 }

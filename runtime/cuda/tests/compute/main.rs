@@ -6,6 +6,7 @@ mod batch;
 #[allow(dead_code)]
 mod check;
 mod emulate;
+mod interleaved;
 mod library;
 mod norms;
 mod products;

@@ -4,7 +4,9 @@
 //! A [`MapKernel`] consists of loaded operands, statements, and stored results. Values are rounded to their
 //! dtype like stored elements, so several ops in one kernel give the same bits as separate ops. A result may
 //! be exactly in place of an operand: each thread loads everything that it needs at its positions before it
-//! stores there.
+//! stores there. Operands whose neighbours are a few elements apart are read by [`strided_reads`].
+//!
+//! [`strided_reads`]: super::strided_reads
 
 use std::fmt::Write as _;
 
@@ -13,6 +15,7 @@ use smallvec::SmallVec;
 use super::lowering::KernelLowering;
 use super::skinny::ProductEpilogue;
 use super::space::{Strides, by_stride, collapse, max_offset};
+use super::strided_reads::{self, ReadWindow, StridedOperand};
 use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 
@@ -32,6 +35,13 @@ struct IndexTerm {
     assertion: u32,
 }
 
+impl IndexTerm {
+    /// All that the position depends on.
+    fn place(&self) -> (MapValue, usize, isize) {
+        (self.index, self.extent, self.stride)
+    }
+}
+
 struct MapLoad {
     at: DevicePtr,
     kind: &'static str,
@@ -43,6 +53,18 @@ struct MapStore {
     at: DevicePtr,
     strides: Strides,
     value: MapValue,
+}
+
+/// How a load reads the neighbours of a thread.
+enum NeighbourAccess {
+    /// One element for all.
+    Shared,
+    /// One access to all of them.
+    Vector,
+    /// One access for each.
+    Single,
+    /// The accesses of a window, which the load with this index reads.
+    Window { reader: usize, window: ReadWindow },
 }
 
 enum MapDefinition {
@@ -244,10 +266,10 @@ impl MapKernel {
         let varies_along = indices
             .into_iter()
             .any(|index| matches!(&self.values[index.0], MapDefinition::Load(l) if l.strides[last] != 0));
-        if self.shape[last] == 1
-            || varies_along
-            || operands().any(|(_, _, strides, _)| !matches!(strides[last], 0 | 1))
-        {
+        let has_far_neighbours = |strides: &Strides| {
+            !matches!(strides[last], 0 | 1) && strided_reads::step_of(strides[last]).is_none()
+        };
+        if self.shape[last] == 1 || varies_along || operands().any(|o| has_far_neighbours(o.2)) {
             return 1;
         }
         if self.stores.iter().any(|s| s.strides[last] != 1) {
@@ -262,13 +284,51 @@ impl MapKernel {
                     at.is_multiple_of((width * size) as u64)
                         && strides[..last].iter().all(|s| s.unsigned_abs().is_multiple_of(width))
                         && terms.iter().all(|t| t.stride.unsigned_abs().is_multiple_of(width))
-                });
+                })
+                && self.loads().all(|(_, l)| l.strides[last] < 2 || self.read_window(l, width).is_some());
             if aligned && self.shape[last] >= width {
                 break;
             }
             width /= 2;
         }
         width
+    }
+
+    /// The accesses that read a load at `width` neighbours, if its neighbours are a few elements apart.
+    fn read_window(&self, load: &MapLoad, width: usize) -> Option<ReadWindow> {
+        let (&stride, outer) = load.strides.split_last()?;
+        let step = strided_reads::step_of(stride)?;
+        // A power of two that divides all strides; accesses have up to 16 elements.
+        let strides = outer.iter().copied().chain(load.terms.iter().map(|t| t.stride));
+        let outer_alignment = 1 << strides.map(|s| s.trailing_zeros().min(4)).min().unwrap_or(4);
+        let operand = StridedOperand { at: load.at, size: size(load.kind), step, outer_alignment };
+        strided_reads::read_window(&operand, width)
+    }
+
+    /// How the load with this index reads `width` neighbours. The first load of interleaved ones reads the
+    /// window for all.
+    fn neighbour_access(&self, index: usize, load: &MapLoad, width: usize) -> NeighbourAccess {
+        match load.strides.last() {
+            None | Some(0) => return NeighbourAccess::Shared,
+            Some(1) => return NeighbourAccess::Vector,
+            _ => {}
+        }
+        let Some(mut window) = self.read_window(load, width) else { return NeighbourAccess::Single };
+        let mut reader = index;
+        for (i, other) in self.loads() {
+            let is_same_place = other.kind == load.kind
+                && other.strides == load.strides
+                && other.terms.iter().map(IndexTerm::place).eq(load.terms.iter().map(IndexTerm::place));
+            let Some(shared) = self
+                .read_window(other, width)
+                .filter(|w| i == index || is_same_place && w.covers_same_memory(&window))
+            else {
+                continue;
+            };
+            reader = reader.min(i);
+            window.count = window.count.max(shared.count);
+        }
+        NeighbourAccess::Window { reader, window }
     }
 
     /// The largest number of neighbours along the last axis that one thread can compute and that divides the
@@ -280,6 +340,12 @@ impl MapKernel {
             width /= 2;
         }
         width
+    }
+
+    /// The same for a generator that reads neighbours of one operand as one access: 1 if some are apart.
+    pub fn contiguous_access_width(&self) -> usize {
+        let has_steps = self.loads().any(|(_, l)| l.strides.last().is_some_and(|&stride| stride > 1));
+        if has_steps { 1 } else { self.row_access_width() }
     }
 
     /// A function of a row `at` and a column `k` that computes `width` neighbours and returns their values in
@@ -443,7 +509,6 @@ impl MapKernel {
     /// The work at `width` positions from the coordinates `c0`, `c1`, … on; `each` runs with the values of
     /// each position.
     pub fn emit_vector(&self, out: &mut String, width: usize, each: &str) {
-        let last = self.shape.len() - 1;
         let mut assertion = 0;
         for (i, load) in self.loads() {
             self.load_text(out, i, load, width, &mut assertion);
@@ -457,10 +522,16 @@ impl MapKernel {
         let _ = writeln!(out, "#pragma unroll\n        for (int j = 0; j < {width}; j++) {{");
         for (i, def) in self.values.iter().enumerate() {
             let _ = match def {
-                MapDefinition::Load(l) if l.strides[last] == 0 => {
-                    writeln!(out, "            const {} v{i} = x{i};", l.kind)
+                MapDefinition::Load(l) => {
+                    let value = match self.neighbour_access(i, l, width) {
+                        NeighbourAccess::Shared => format!("x{i}"),
+                        NeighbourAccess::Vector | NeighbourAccess::Single => format!("x{i}.e[j]"),
+                        NeighbourAccess::Window { reader, window } => {
+                            window.element_text(&format!("x{reader}"))
+                        }
+                    };
+                    writeln!(out, "            const {} v{i} = {value};", l.kind)
                 }
-                MapDefinition::Load(l) => writeln!(out, "            const {} v{i} = x{i}.e[j];", l.kind),
                 MapDefinition::Computed(kind, expression) => {
                     writeln!(out, "            const {kind} v{i} = {expression};")
                 }
@@ -499,13 +570,25 @@ impl MapKernel {
             *assertion += 1;
         }
         let kind = load.kind;
-        let _ = if load.strides[self.shape.len() - 1] == 0 {
-            writeln!(out, "        const {kind} x{i} = ((const {kind} *)p{i})[{place}];")
-        } else {
-            writeln!(
+        let element = format!("(const {kind} *)p{i} + ({place})");
+        let _ = match self.neighbour_access(i, load, width) {
+            NeighbourAccess::Shared => writeln!(out, "        const {kind} x{i} = *({element});"),
+            NeighbourAccess::Vector => writeln!(
                 out,
-                "        Few<{kind}, {width}> x{i};\n        read<{kind}, {width}>(x{i}, (const {kind} *)p{i} + ({place}));"
-            )
+                "        Few<{kind}, {width}> x{i};\n        read<{kind}, {width}>(x{i}, {element});"
+            ),
+            NeighbourAccess::Single => writeln!(
+                out,
+                "        Few<{kind}, {width}> x{i};\n#pragma unroll\n        \
+                 for (int j = 0; j < {width}; j++) x{i}.e[j] = ({element})[j * (O){}ll];",
+                load.strides.last().copied().unwrap_or(0)
+            ),
+            NeighbourAccess::Window { reader, window } => {
+                if reader == i {
+                    window.read_text(out, &format!("x{i}"), kind, &element);
+                }
+                Ok(())
+            }
         };
     }
 }

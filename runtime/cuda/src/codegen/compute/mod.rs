@@ -46,6 +46,7 @@ pub mod selection;
 mod skinny;
 mod sort;
 pub(crate) mod space;
+mod strided_reads;
 mod text;
 mod wgmma;
 

@@ -320,7 +320,7 @@ impl<'a> RowKernel<'a> {
 
     fn finish(self, rows: usize, l: &mut KernelLowering<'_>) -> GpuCommand {
         let n = self.shape.last().copied().unwrap_or(1);
-        let group = ThreadGroup::for_contiguous(rows, n, self.map.row_access_width());
+        let group = ThreadGroup::for_contiguous(rows, n, self.map.contiguous_access_width());
         let text = PhaseWriter::new(&self, group, n).text(rows);
         l.preludes();
         l.source.prelude(text::ROWS);
