@@ -13,6 +13,8 @@ import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
+from symmc.torch.capture.data_sizes import save_data_sizes
+
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 _FUSED = re.compile("_scaled_dot_product_.*attention.*")
@@ -53,7 +55,9 @@ def partitioned(joint: torch.fx.GraphModule, inputs, **options):
         if _FUSED.fullmatch(getattr(node.target, "_opname", "")):
             _drop_random_state(node)
             _repeat_again(node)
-    return min_cut_rematerialization_partition(joint, inputs, **options)
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    save_data_sizes(forward, backward, options["num_fwd_outputs"])
+    return forward, backward
 
 
 def _drop_random_state(node: torch.fx.Node) -> None:
