@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Times mixtures of experts of transformers under symmc and under torch.compile with CUDA graphs, in turn and in one run.
+"""Times mixtures of experts of transformers under symmc and under torch.compile, in turn and in one run.
 
-    python3 tests/gpu/experts.py [--tokens 16,256,1024,4096] [--families qwen3_moe,mixtral] [--rounds 8]
+    python3 tests/gpu/experts.py [--tokens 16,256,1024,4096] [--families qwen3_moe,mixtral] [--rounds 8] [--train] [--profile]
     torchrun --nproc-per-node 2 tests/gpu/experts.py ...
 
 Four layers, hidden size 2048, 32 experts (8 for Mixtral), bf16, random weights, the modelling code of transformers. With several ranks
 the experts are divided among them as transformers does it (expert parallelism). One line for each family and number of tokens:
 microseconds of a call when calls follow each other, for both; the ratio; and the distance of both results from eager's, relative to its
-norm. Needs PyTorch, transformers and the package symmc.
+norm. A call is a forward pass under CUDA graphs (`mode="reduce-overhead"`). With `--train` it is a training step without its optimiser:
+forward pass, loss of the next token and backward pass. Then torch.compile is measured both with CUDA graphs and without, the ratio is to
+the faster one, and distances are those of all gradients together. `--profile` also prints the kernels of each way that take the most time.
+Needs PyTorch, transformers and the package symmc.
 """
 
 import argparse
@@ -80,13 +83,88 @@ def divided(model, ranks):
     return loaded.eval().requires_grad_(False)
 
 
-def compiled(model, way):
+def forward_pass(model):
     names = {"model": model}
     exec("def call(ids):\n    return model(input_ids=ids, use_cache=False).logits", names)
+    return names["call"]
+
+
+def loss_of(model):
+    names = {"model": model, "cross_entropy": torch.nn.functional.cross_entropy}
+    exec(
+        "def call(ids):\n"
+        "    logits = model(input_ids=ids, use_cache=False).logits\n"
+        "    return cross_entropy(logits[0, :-1].float(), ids[0, 1:])",
+        names,
+    )
+    return names["call"]
+
+
+def compiled(function, way):
     if way == "symmc":
         options = {"fallback": "error"}
-        return torch.compile(names["call"], backend=symmc.torch.backend, dynamic=False, options=options)
-    return torch.compile(names["call"], mode="reduce-overhead", dynamic=False)
+        return torch.compile(function, backend=symmc.torch.backend, dynamic=False, options=options)
+    modes = {"graphs": "reduce-overhead", "default": "default"}
+    return torch.compile(function, mode=modes[way], dynamic=False)
+
+
+class Inference:
+    """A forward pass. The result is the logits."""
+
+    ways = ("graphs", "symmc")
+
+    def __init__(self, model, ids):
+        self.function, self.ids = forward_pass(model), ids
+
+    def call(self, function):
+        with torch.no_grad():
+            return function(self.ids)
+
+    def results(self, function):
+        return [self.call(function).float()]
+
+
+class Training:
+    """A forward pass, a loss and a backward pass. The results are the gradients, those of divided weights as this rank has them."""
+
+    ways = ("graphs", "default", "symmc")
+
+    def __init__(self, model, ids):
+        self.function, self.ids = loss_of(model), ids
+        self.parameters = list(model.requires_grad_(True).parameters())
+
+    def call(self, function):
+        for parameter in self.parameters:
+            parameter.grad = None
+        torch.compiler.cudagraph_mark_step_begin()
+        loss = function(self.ids)
+        loss.backward()
+        return loss
+
+    def results(self, function):
+        self.call(function)
+        gradients = (p.grad for p in self.parameters if p.grad is not None)
+        return [(g.to_local() if hasattr(g, "to_local") else g).float() for g in gradients]
+
+
+def distance(found, expected):
+    """The norm of the differences of all tensors together, relative to that of what was expected."""
+    differences = torch.stack([(a - b).norm() for a, b in zip(found, expected, strict=True)])
+    return (differences.norm() / torch.stack([b.norm() for b in expected]).norm()).item()
+
+
+def print_kernels(name, call, runs=5, most=25):
+    """The kernels of a call that take the most time."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(runs):
+            call()
+        torch.cuda.synchronize()
+    found = sorted(profiler.key_averages(), key=lambda e: -e.self_device_time_total)
+    total = sum(e.self_device_time_total for e in found) / runs
+    print(f"{name}: {total:.0f} µs of kernels in a call", flush=True)
+    for event in found[:most]:
+        time = event.self_device_time_total / runs
+        print(f"  {time:8.1f} µs {event.count / runs:6.1f} times  {event.key[:150]}", flush=True)
 
 
 def time_of(call, ranks, runs=10):
@@ -103,33 +181,41 @@ def time_of(call, ranks, runs=10):
     return start.elapsed_time(end) * 1000 / runs
 
 
-def measure(family, tokens, rounds, ranks):
+def measure(family, tokens, given, ranks):
     model = built(family, ranks)
+    is_first = int(os.environ.get("RANK", 0)) == 0
     for count in tokens:
         torch._dynamo.reset()
         ids = torch.randint(3, 1000, (1, count), device="cuda", generator=torch.Generator(device="cuda").manual_seed(1))
-        with torch.no_grad():
-            expected = model(input_ids=ids, use_cache=False).logits.float()
-            calls, distances = {}, {}
-            for way in ("graphs", "symmc"):
-                try:
-                    call = compiled(model, way)
-                    for _ in range(3):
-                        found = call(ids)
-                    difference = (found.float() - expected).norm() / expected.norm()
-                    distances[way] = difference.item()
-                    calls[way] = lambda call=call: call(ids)
-                except Exception as error:
-                    print(f"{family} {count} {way}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", flush=True)
-            times = {way: [] for way in calls}
-            for _ in range(rounds):
-                for way, call in calls.items():
-                    times[way].append(time_of(call, ranks))
+        work = (Training if given.train else Inference)(model, ids)
+        expected = work.results(work.function)
+        calls, distances = {}, {}
+        for way in work.ways:
+            try:
+                function = compiled(work.function, way)
+                for _ in range(3):
+                    found = work.results(function)
+                distances[way] = distance(found, expected)
+                calls[way] = lambda function=function: work.call(function)
+            except Exception as error:
+                print(f"{family} {count} {way}: {type(error).__name__}: {' '.join(str(error).split())[:400]}", flush=True)
+        times = {way: [] for way in calls}
+        for _ in range(given.rounds):
+            for way, call in calls.items():
+                times[way].append(time_of(call, ranks))
         found = {way: statistics.median(all_of) for way, all_of in times.items()}
-        if len(found) == 2 and int(os.environ.get("RANK", 0)) == 0:
-            ratio = found["symmc"] / found["graphs"]
-            print(f"{family:12} {count:5} tokens: {found['symmc']:8.1f} {found['graphs']:8.1f} µs, ratio {ratio:.2f}, from eager "
-                  f"{distances['symmc']:.1e} and {distances['graphs']:.1e}", flush=True)
+        others = {way: time for way, time in found.items() if way != "symmc"}
+        if is_first and "symmc" in found and others:
+            ratio = found["symmc"] / min(others.values())
+            shown = ", ".join(f"{way} {time:.1f}" for way, time in found.items())
+            apart = ", ".join(f"{way} {far:.1e}" for way, far in distances.items())
+            print(f"{family:12} {count:5} tokens: {shown} µs, ratio {ratio:.2f}, from eager: {apart}", flush=True)
+        for way, call in calls.items() if given.profile else ():
+            if is_first:
+                print_kernels(f"{family} {count} {way}", call)
+            else:
+                for _ in range(5):
+                    call()
 
 
 def main():
@@ -137,6 +223,8 @@ def main():
     parser.add_argument("--tokens", default="16,256,1024,4096")
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--train", action="store_true", help="forward pass, loss and backward pass")
+    parser.add_argument("--profile", action="store_true", help="print the kernels that take the most time")
     given = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", 1))
     if ranks > 1:
@@ -144,7 +232,7 @@ def main():
         torch.cuda.set_device(rank)
         dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     for family in given.families.split(","):
-        measure(family, [int(n) for n in given.tokens.split(",")], given.rounds, ranks)
+        measure(family, [int(n) for n in given.tokens.split(",")], given, ranks)
     if ranks > 1:
         dist.destroy_process_group()
 

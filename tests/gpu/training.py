@@ -13,6 +13,8 @@ A step is the forward and backward pass of a few layers that compute in bf16:
              parameters are sharded, cast and gathered
 `moe`        the same attention, and a mixture of eight experts of which a router takes two for each token. All experts compute all
              tokens, and the router weighs them, so that no size depends on data
+`experts`  the same attention, and a mixture of 32 experts, of which each rank has its share and a router takes eight for each token.
+           Tokens go to the ranks of their experts and back by two exchanges, whose sizes depend on data (as torchtitan does it)
 
 Ways are eager PyTorch, Inductor, Inductor with its bucketing and overlap of collectives, and `backend="symmc"`, to which options are
 passed; with `--prices`, once for each multiple of the default of `memory_price`. For each way the table has the median time of a step,
@@ -43,6 +45,7 @@ from torch.nn import functional
 
 HIDDEN, INNER, HEAD, GROUP = 4096, 14336, 128, 4
 EXPERTS, TAKEN = 8, 2
+DIVIDED_EXPERTS, DIVIDED_TAKEN, DIVIDED_INNER = 32, 8, 768
 ROUNDS, CALLS, WARM = 6, 3, 3
 # Relative distance of gradients, and of the loss, that orders of bf16 sums explain.
 NEAR = 0.05
@@ -91,6 +94,12 @@ class Step:
     is_sharded: bool = True
     near: float = NEAR
     """How far gradients may be from eager's."""
+    owned: int = 0
+    """How many of the last parameters are divided among the ranks, and never gathered."""
+
+    def weights(self, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+        gathered = len(parameters) - self.owned
+        return [*map(self.weight, parameters[:gathered]), *(p.to(torch.bfloat16) for p in parameters[gathered:])]
 
 
 def gated_products(x, gate, up, down):
@@ -135,6 +144,42 @@ def mixture_block(x, norm, query, key, value, output, norm_of_experts, router, g
     return x + inner.reshape(x.shape[0], -1) @ down.t()
 
 
+def exchanged_experts(h, router, gate, up, down):
+    """The experts of this rank compute the tokens that any rank sends them."""
+    ranks, local, width = dist.get_world_size(), gate.shape[0], h.shape[1]
+    scores = (h @ router.t()).float().softmax(-1)
+    best, which = scores.topk(DIVIDED_TAKEN, dim=-1)
+    best = best / best.sum(-1, keepdim=True)
+    order = torch.argsort(which.view(-1), stable=True)
+    bins = {"bins": DIVIDED_EXPERTS, "min": 0, "max": DIVIDED_EXPERTS - 1}
+    sent = torch.histc(which.view(-1).float(), **bins).long()
+    group = dist.group.WORLD
+    received = collectives.wait_tensor(collectives.all_to_all_single(sent, None, None, group)).view(ranks, local)
+    sent_sizes = sent.view(ranks, local).sum(1).tolist()
+    received_sizes = received.sum(1).tolist()
+    tokens = order // DIVIDED_TAKEN
+    rows = collectives.all_to_all_single_autograd(h[tokens], received_sizes, sent_sizes, group)
+    # By rank and expert as they come, by expert and rank for the products.
+    numbers = torch.arange(local, device=h.device).repeat(ranks)
+    expert = torch.repeat_interleave(numbers, received.view(-1), output_size=rows.shape[0])
+    by_expert = torch.argsort(expert, stable=True)
+    ends = received.sum(0).cumsum(0).to(torch.int32)
+    rows = rows[by_expert]
+    gated = functional.silu(torch._grouped_mm(rows, gate.transpose(-2, -1), offs=ends))
+    inner = gated * torch._grouped_mm(rows, up.transpose(-2, -1), offs=ends)
+    out = torch._grouped_mm(inner, down.transpose(-2, -1), offs=ends)
+    out = torch.zeros_like(out).index_copy(0, by_expert, out)
+    back = collectives.all_to_all_single_autograd(out, sent_sizes, received_sizes, group)
+    weighted = (back.float() * best.view(-1)[order][:, None]).to(h.dtype)
+    return torch.zeros_like(h).scatter_add(0, tokens[:, None].expand(-1, width), weighted)
+
+
+def experts_block(x, norm, query, key, value, output, norm_of_experts, router, gate, up, down):
+    x = attended(x, norm, query, key, value, output)
+    h = functional.rms_norm(x, (x.shape[-1],), norm_of_experts, 1e-6)
+    return x + exchanged_experts(h, router, gate, up, down)
+
+
 def products_shapes():
     return [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
 
@@ -151,6 +196,11 @@ def mixture_shapes():
     return [*attention_shapes(), (HIDDEN,), (EXPERTS, HIDDEN), *products_shapes()]
 
 
+def experts_shapes():
+    products = [(DIVIDED_INNER, HIDDEN), (DIVIDED_INNER, HIDDEN), (HIDDEN, DIVIDED_INNER)]
+    return [*attention_shapes(), (HIDDEN,), (DIVIDED_EXPERTS, HIDDEN), *((DIVIDED_EXPERTS, *shape) for shape in products)]
+
+
 def gathered(shard):
     return Gather.apply(shard, True)
 
@@ -162,6 +212,7 @@ STEPS = {
     "llama": Step(llama_shapes, llama_block, gathered),
     # Experts of nearly equal scores are chosen otherwise after other roundings.
     "moe": Step(mixture_shapes, mixture_block, gathered, near=0.3),
+    "experts": Step(experts_shapes, experts_block, gathered, near=0.3, owned=3),
 }
 
 
@@ -181,7 +232,7 @@ def loss_of(step: Step, layers: list[list[torch.Tensor]]):
 
     def loss(x):
         for parameters in layers:
-            x = step.layer(x, *map(step.weight, parameters))
+            x = step.layer(x, *step.weights(parameters))
         return x.float().square().mean()
 
     return loss
@@ -354,6 +405,8 @@ class Table:
 def main() -> int:
     global HIDDEN, INNER, HEAD
     warnings.filterwarnings("ignore")
+    # Sizes that a program reads from tensors stay in its graph.
+    torch._dynamo.config.capture_scalar_outputs = True
     given = read_arguments()
     HIDDEN, INNER, HEAD = given.hidden, given.inner, given.head
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -127,6 +127,22 @@ class Gradients(unittest.TestCase):
         # The queries, the result and its gradient.
         self.assertLessEqual(len(repeats), 3, backward)
 
+    def test_masks_of_positions_are_computed_again(self):
+        def function(q, k, v, rows):
+            ahead = torch.arange(17)[None, :] <= torch.arange(17)[:, None]
+            mask = torch.where(ahead, 0.0, float("-inf"))[None, None] if rows is None else (ahead & (rows > 0))[None, None]
+            return attention(attention(q, k, v, attn_mask=mask), k, v, attn_mask=mask)
+
+        inputs = [torch.randn(1, 2, 17, 8) for _ in range(3)]
+        for rows in (None, torch.ones(17, 1)):
+            masked = lambda q, k, v, rows=rows: function(q, k, v, rows)
+            expected, found = with_gradients(masked, inputs), []
+            forward, backward = self.texts(lambda: found.extend(with_gradients(compiled(masked), inputs)))
+            for one, two in zip(found, expected):
+                close(one, two, 1e-5)
+            # The mask is no input of the backward pass.
+            self.assertNotRegex(backward, r"arg %\w+: \w+\[(1, 1, )?17, 17\]")
+
     def test_masks_with_gradients_and_dropout_are_written_out(self):
         q, mask = torch.randn(1, 2, 9, 8), torch.randn(9, 9)
         self.check(lambda q, mask: attention(q, q, q, attn_mask=mask), [q, mask], fused=False)

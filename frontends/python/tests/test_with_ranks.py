@@ -8,7 +8,7 @@ import unittest
 import warnings
 from unittest import mock
 
-from with_torch import HAS_TORCH, close, compiled, groups_anew, on_ranks, same_gradients
+from with_torch import HAS_TORCH, close, compiled, gradients, groups_anew, on_ranks, same_gradients
 
 if HAS_TORCH:
     import torch
@@ -405,11 +405,54 @@ def different_constants(rank):
     close(compiled(function)(torch.ones(4)), torch.full((4,), 3.0))
 
 
+def mixture(x, router, up, down):
+    """A mixture whose experts are divided among the ranks: tokens go to the ranks of their experts, and back, in numbers that are data."""
+    ranks, local, group = dist.get_world_size(), up.shape[0], dist.group.WORLD
+    weights, which = (x @ router).softmax(-1).topk(2, dim=-1)
+    order = torch.argsort(which.view(-1), stable=True)
+    sent = torch.histc(which.view(-1).float(), bins=ranks * local, min=0, max=ranks * local - 1).long()
+    received = funcol.wait_tensor(funcol.all_to_all_single(sent, None, None, group)).view(ranks, local)
+    sent_sizes, received_sizes = sent.view(ranks, local).sum(1).tolist(), received.sum(1).tolist()
+    rows = funcol.all_to_all_single_autograd(x[order // 2], received_sizes, sent_sizes, group)
+    experts = torch.repeat_interleave(torch.arange(local).repeat(ranks), received.view(-1), output_size=rows.shape[0])
+    by_expert = torch.argsort(experts, stable=True)
+    ends = received.sum(0).cumsum(0).to(torch.int32)
+    hidden = torch.nn.functional.silu(torch._grouped_mm(rows[by_expert], up, offs=ends))
+    out = torch._grouped_mm(hidden, down, offs=ends)
+    out = torch.zeros_like(out).index_copy(0, by_expert, out)
+    back = funcol.all_to_all_single_autograd(out, sent_sizes, received_sizes, group)
+    weighted = back * weights.view(-1)[order].unsqueeze(1)
+    return torch.zeros_like(x).scatter_add(0, (order // 2).unsqueeze(1).expand(-1, x.shape[1]), weighted)
+
+
+def training_of_divided_experts(rank):
+    """Gradients of a mixture. What the forward pass saves has as many rows as the ranks send to this one."""
+    torch.manual_seed(0)
+    router, up, down = torch.randn(16, 4), torch.randn(4, 16, 8) * 0.3, torch.randn(4, 8, 16) * 0.3
+    own = slice(2 * rank, 2 * rank + 2)
+    torch.manual_seed(rank + 1)
+    x = torch.randn(12, 16)
+
+    def loss(x, router, up, down):
+        return (mixture(x, router, up, down) - 1).square().mean()
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = compiled(loss, dynamic=False)
+        # All tokens to one rank, which receives more rows than in the call for which the graph was compiled.
+        for pull in (0.0, 3.0, -3.0):
+            pulled = router + torch.tensor([pull, pull, -pull, -pull]) * x.mean(0).sign().unsqueeze(1)
+            parameters = [x, pulled, up[own], down[own]]
+            (found_loss, found), (expected_loss, expected) = (gradients(one, parameters) for one in (run, loss))
+            close(found_loss, expected_loss)
+            for one, other in zip(found, expected):
+                close(one, other)
+
+
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
 class Ranks(unittest.TestCase):
     def test_sums_and_steps_of_training(self):
         # One job: what PyTorch takes to start is most of the time.
-        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes, options_of_collectives, shared_arenas])
+        on_ranks([sums, fsdp_like, ddp_like, process_group_as_group, different_constants, parts_by_rank, meshes, options_of_collectives, shared_arenas, training_of_divided_experts])
 
     def test_a_mesh_of_two_axes(self):
         on_ranks(two_groups, 4)

@@ -13,7 +13,7 @@ import unittest
 import warnings
 from unittest import mock
 
-from with_torch import HAS_TORCH, close, compiled
+from with_torch import HAS_TORCH, close, compiled, same_gradients
 
 if HAS_TORCH:
     import torch
@@ -112,6 +112,26 @@ class Backend(unittest.TestCase):
         gate.grad = None
         function(x, gate, up).sum().backward()
         close(found, gate.grad, 1e-5)
+
+    def test_gradients_of_permuted_rows_are_gathers(self):
+        def sorted_rows(x, scores):
+            order = torch.argsort(scores, stable=True)
+            back = torch.empty_like(order)
+            back[order] = torch.arange(order.shape[0])
+            repeated = x[order // 3] * torch.arange(12.0)[:, None]
+            return (repeated[torch.argsort(order)].sin() + repeated[back].cos() * repeated[order]).square().sum()
+
+        def named_twice(x, scores):
+            return (x[torch.argsort(scores) % 2] * x[torch.argsort(scores)[:4] // 3]).sum()
+
+        scores = torch.tensor([3, 1, 2, 0, 5, 5, 4, 9, 7, 7, 8, 2])
+        for function, is_gather in ((sorted_rows, True), (named_twice, False)):
+            rows = torch.randn(4, 5) if is_gather else torch.randn(4, 1)
+            given = scores if is_gather else scores[:4]
+            with mock.patch("symmc.compile", wraps=symmc.compile) as planned:
+                same_gradients(function, [rows], given)
+            texts = [call.args[0].text() for call in planned.call_args_list]
+            self.assertEqual(any("accumulate=true" in text for text in texts), not is_gather)
 
     def test_outputs_of_every_kind(self):
         def function(x, n: int):

@@ -253,6 +253,11 @@ class ExpertExchange:
             copies = tuple(a.clone() if i in unusable else a for i, a in enumerate(arguments))
             session.launch(copies, outputs, stream)
 
+    def poll(self) -> bool:
+        """Whether all calls of this rank have ended. Raises the error of a call that failed, also of one that was captured in a CUDA
+        graph; the caller waits for its replays first."""
+        return all([session.poll() for session in self._sessions.values()])
+
     def close(self) -> None:
         """Ends the exchange of this rank. Others finish the calls that this rank has finished."""
         with contextlib.ExitStack() as sessions:

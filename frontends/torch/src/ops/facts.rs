@@ -110,7 +110,14 @@ fn sym_size(c: &mut OpCall<'_, '_>) -> RuleResult {
     if c.packed_length(x, axis).is_some() {
         return Ok(());
     }
-    let declared = c.lowering.symbols.resolve_extent(value)?;
+    let declared = c.lowering.symbols.resolve_size(value)?;
+    let declared = c.lowering.symbols.data.normalize(&declared);
+    if c.lowering.symbols.data.depends_on_data(&declared) {
+        let expected = c.lowering.symbols.data.display(&declared);
+        return Err(RuleFailure::Invalid(format!(
+            "expected an extent of `{expected}`, which depends on data, found {found:?}"
+        )));
+    }
     let (low, high) = c.dim_bounds(&(found.clone() - declared.clone()));
     if low > 0 || high < 0 {
         return Err(RuleFailure::Invalid(format!("expected an extent of {declared:?}, found {found:?}")));

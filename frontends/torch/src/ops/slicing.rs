@@ -1,7 +1,7 @@
 //! Slices, splits, concatenation, repetition, padding.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, TensorType, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
@@ -42,6 +42,11 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.repeat", "reshape, expand, reshape", |c| repeat(c, "repeats")),
     row("aten.tile", "reshape, expand, reshape", |c| repeat(c, "dims")),
     row("aten.repeat_interleave.self_int", "reshape, expand, reshape", repeat_interleave),
+    row("aten.repeat_interleave.Tensor", "cumsum, le, sum", repeat_by_counts),
+    row("symmc.whole_rows", "copy", |c| {
+        let x = c.first_tensor()?;
+        c.emit_plain("whole", Op::Copy, &[x], None).map(|results| results[0])
+    }),
     row("aten.flip", "take", flip),
     row("aten.roll", "slice, concat", roll),
     row_of_results("aten.constant_pad_nd", "pad", pad),
@@ -402,6 +407,36 @@ fn repeat_interleave(c: &mut OpCall<'_, '_>) -> EmitResult {
     let y = c.expand(y, all)?;
     shape[axis] = shape[axis].clone() * n;
     c.reshape(y, shape)
+}
+
+/// Each position as often as its count says. The number of results may depend on data.
+fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let counts = c.tensor("repeats")?;
+    let Some(length) = c.opt_size("output_size")? else {
+        return Err(RuleFailure::Opaque(
+            "the number of results depends on data, and `output_size` is not given".into(),
+        ));
+    };
+    if let Some(rows) = c.packed_length(counts, 0) {
+        return c.refuse_packed("it repeats by counts", &rows);
+    }
+    let dtype = c.dtype(counts);
+    let last = c.extent(counts, 0) - Dim::from(1);
+    let capacity = c.capacity(&length)?;
+    let counts = c.cast(counts, DType::I64)?;
+    let ends = c.emit("cumsum", Op::CumSum { axis: 0 }, &[counts])?;
+    let ends = c.unsqueeze(ends, 0)?;
+    let positions = c.iota(capacity, 0, 1, DType::I64)?;
+    let positions = c.unsqueeze(positions, 1)?;
+    let has_ended = c.binary(BinaryOp::Le, ends, positions)?;
+    let has_ended = c.cast(has_ended, DType::I64)?;
+    let y = c.reduce(ReductionKind::Sum, has_ended, vec![1], false)?;
+    // Rows after the last are unspecified, but indices all the same.
+    let last = c.emit_dim(&last, DType::I64)?;
+    let y = c.binary(BinaryOp::Min, y, last)?;
+    let y = c.cast(y, dtype)?;
+    c.set_packed(y, 0, &length);
+    Ok(y)
 }
 
 fn flip(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -408,3 +408,79 @@ fn rows_of_a_number_that_is_data_are_reduced_or_refused() {
         assert!(error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn positions_are_repeated_by_counts_that_are_data() {
+    let counted = |size: &str, result: &str| {
+        Fake::new()
+            .input("x", "f32[3,2]")
+            .input("counts", "i64[3]")
+            .input("n", "i64[]")
+            .sym_int("u0", "u0")
+            .range("u0", Some(0), Some(6))
+            .int_node("aten.item.default", "self=%n", "u0")
+            .node(
+                "aten.repeat_interleave.Tensor",
+                &format!("repeats=%counts output_size={size}"),
+                &[("index", &format!("i64[{result}]"))],
+            )
+            .node(
+                "aten.index_select.default",
+                "self=%x dim=0 index=%index",
+                &[("y", &format!("f32[{result},2]"))],
+            )
+            .node("aten.sum.dim_IntList", "self=%y dim=[0]", &[("sum", "f32[2]")])
+            .output("sum")
+    };
+    let x = tensor(DType::F32, &[3, 2], &[1.0, 2.0, 10.0, 20.0, 100.0, 200.0]);
+    let run_with = |fake: &Fake, counts: &[f64]| {
+        let total = counts.iter().sum();
+        let arguments = vec![x.clone(), tensor(DType::I64, &[3], counts), tensor(DType::I64, &[], &[total])];
+        results(&imported(fake, 1).expect("a program"), vec![arguments]).expect("a run").remove(0).remove(0)
+    };
+    for counts in [[2.0, 0.0, 1.0], [0.0, 0.0, 0.0], [0.0, 6.0, 0.0], [3.0, 2.0, 1.0]] {
+        let sum = counts[0] + 10.0 * counts[1] + 100.0 * counts[2];
+        assert_eq!(run_with(&counted("$u0", "u0"), &counts), [sum, 2.0 * sum], "{counts:?}");
+    }
+    assert_eq!(run_with(&counted("4", "4"), &[1.0, 3.0, 0.0]), [31.0, 62.0]);
+}
+
+#[test]
+fn whole_rows_are_outputs_of_fixed_extents() {
+    let fake = sized(Some(6), "symmc.whole_rows.default", "x=%rows", "f32[u0,2]");
+    let x: Vec<f64> = (0..12).map(f64::from).collect();
+    let arguments = vec![tensor(DType::F32, &[6, 2], &x), tensor(DType::I64, &[], &[2.0])];
+    let found = results(&imported(&fake, 1).expect("a program"), vec![arguments]).expect("a run");
+    assert_eq!(found[0][0].len(), 12);
+    assert_eq!(found[0][0][..4], x[..4]);
+}
+
+#[test]
+fn the_extent_of_rows_that_add_up_to_a_fixed_number_is_that_number() {
+    let split = |sum: &str| {
+        Fake::new()
+            .input("x", "f32[6,2]")
+            .input("n", "i64[2]")
+            .sym_int("u0", "u0")
+            .sym_int("u1", "u1")
+            .sym_int("extent", sum)
+            .node("aten.select.int", "self=%n dim=0 index=0", &[("n0", "i64[]")])
+            .node("aten.select.int", "self=%n dim=0 index=1", &[("n1", "i64[]")])
+            .int_node("aten.item.default", "self=%n0", "u0")
+            .int_node("aten.item.default", "self=%n1", "u1")
+            .node(
+                "aten.split_with_sizes.default",
+                "self=%x split_sizes=[$u0,$u1]",
+                &[("a", "f32[u0,2]"), ("b", "f32[u1,2]")],
+            )
+            .node("aten.cat.default", "tensors=[%b,%a] dim=0", &[("y", "f32[u0 + u1,2]")])
+            .int_node("aten.sym_size.int", "self=%y dim=0", "extent")
+            .output("y")
+    };
+    let x: Vec<f64> = (0..12).map(f64::from).collect();
+    let arguments = vec![tensor(DType::F32, &[6, 2], &x), tensor(DType::I64, &[2], &[4.0, 2.0])];
+    let found = results(&imported(&split("u0 + u1"), 1).expect("a program"), vec![arguments]).expect("a run");
+    assert_eq!(found[0][0], [&x[8..], &x[..8]].concat());
+    let error = imported(&split("u0"), 1).expect_err("another extent");
+    assert!(error.contains("expected an extent of `u0`"), "{error}");
+}

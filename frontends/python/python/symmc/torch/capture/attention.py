@@ -13,6 +13,9 @@ import torch
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
+from symmc.torch.capture.data_sizes import save_data_sizes
+from symmc.torch.capture.permutations import gather_gradients
+
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
 _FUSED = re.compile("_scaled_dot_product_.*attention.*")
@@ -20,6 +23,14 @@ _FUSED = re.compile("_scaled_dot_product_.*attention.*")
 
 _REPEATING = tuple(getattr(torch.ops.aten, name).default for name in ("unsqueeze", "expand", "clone", "view", "_unsafe_view", "reshape"))
 """The operators that repeat heads."""
+
+_MASKS = ("attn_mask", "attn_bias")
+
+_STEPS_OF_MASKS = (
+    "arange", "cat", "clone", "constant_pad_nd", "cumsum", "empty", "empty_like", "full", "full_like", "index", "lift_fresh_copy",
+    "new_full", "new_ones", "new_zeros", "ones", "ones_like", "scalar_tensor", "tril", "triu", "zeros", "zeros_like", "_to_copy",
+)  # fmt: skip
+"""The operators besides element-wise ones and views that compute masks of positions."""
 
 
 def is_fusible(module: torch.fx.GraphModule) -> bool:
@@ -49,11 +60,15 @@ def partitioned(joint: torch.fx.GraphModule, inputs, **options):
 
     Element-wise steps share kernels: it is cheaper to compute their results again than to keep them for the backward pass.
     """
+    gather_gradients(joint.graph)
     for node in joint.graph.nodes:
         if _FUSED.fullmatch(getattr(node.target, "_opname", "")):
             _drop_random_state(node)
             _repeat_again(node)
-    return min_cut_rematerialization_partition(joint, inputs, **options)
+            _make_mask_again(node)
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    save_data_sizes(forward, backward, options["num_fwd_outputs"])
+    return forward, backward
 
 
 def _drop_random_state(node: torch.fx.Node) -> None:
@@ -76,7 +91,43 @@ def _repeat_again(node: torch.fx.Node) -> None:
             chain.append(source)
             source = source.args[0]
         if any(link.target is torch.ops.aten.expand.default for link in chain):
-            for link in chain:
-                link.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
-                # It is in no checkpointed region, but some versions of PyTorch read the number of the region.
-                link.meta.setdefault("ac_graph_id", 0)
+            _recompute(chain)
+
+
+def _make_mask_again(node: torch.fx.Node) -> None:
+    """Makes the backward pass compute a mask of positions again. A plan sees there which columns a row sees, and reads no mask."""
+    for at, argument in enumerate(node.target._schema.arguments):
+        given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+        if argument.name in _MASKS and isinstance(given, torch.fx.Node):
+            chain = _steps_of_mask(given)
+            if chain is not None:
+                _recompute(chain)
+
+
+def _steps_of_mask(mask: torch.fx.Node) -> list[torch.fx.Node] | None:
+    """The nodes that compute a mask from inputs and numbers, if they are element-wise, or cheap otherwise."""
+    found: dict[torch.fx.Node, None] = {}
+    pending = [mask]
+    while pending:
+        node = pending.pop()
+        if node.op == "placeholder" or node in found:
+            continue
+        if node.op != "call_function" or not _is_step_of_mask(node.target):
+            return None
+        found[node] = None
+        pending += node.all_input_nodes
+    return list(found)
+
+
+def _is_step_of_mask(target) -> bool:
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+        return False
+    is_elementwise = torch.Tag.pointwise in target.tags and torch.Tag.nondeterministic_seeded not in target.tags
+    return is_elementwise or target.is_view or target._schema.name.removeprefix("aten::") in _STEPS_OF_MASKS
+
+
+def _recompute(nodes: list[torch.fx.Node]) -> None:
+    for node in nodes:
+        node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+        # It is in no checkpointed region, but some versions of PyTorch read the number of the region.
+        node.meta.setdefault("ac_graph_id", 0)

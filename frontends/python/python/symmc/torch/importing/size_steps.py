@@ -7,6 +7,7 @@ call of the graph. Guards and sizes are passed as text: all reasoning about them
 from __future__ import annotations
 
 import torch
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from symmc import _symmc
 
@@ -32,8 +33,13 @@ def _symbols(node: torch.fx.Node) -> set:
 
 
 def find_fixed_sizes(graph: torch.fx.Graph) -> list[str]:
-    """The sizes that have to be numbers in a program: those of heads, by which attention scales scores."""
+    """The sizes that have to be numbers in a program: those of heads, by which attention scales scores, and the extents of saved rows,
+    which the plan of another graph has chosen."""
     found: dict[str, None] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value = node.meta.get("val")
+            found |= dict.fromkeys(sorted(map(str, free_unbacked_symbols(value)))) if isinstance(value, torch.Tensor) else {}
     for node in graph.nodes:
         is_attention = isinstance(node.target, torch._ops.OpOverload) and "scaled_dot_product" in node.target._schema.name
         query = node.args[0].meta.get("val") if is_attention and node.args else None

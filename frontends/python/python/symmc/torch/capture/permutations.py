@@ -1,0 +1,136 @@
+"""Gradients of rows that a permutation moves.
+
+Autograd adds the gradient of ``x[order]`` to zeros, row by row, as if ``order`` named a row more than once. Mixtures of experts sort their
+choices, so ``order`` is a permutation, and the gradient is a gather by its inverse. ``x[order // k]``, which repeats each row k times in
+another order, has the sum of k gathered rows as its gradient. Sums are rounded once.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+_SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
+_ZEROS = tuple(
+    getattr(torch.ops.aten, name).default for name in ("zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full")
+)
+_PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+_SAME = tuple(getattr(torch.ops.aten, name).default for name in ("clone", "detach", "alias"))
+
+
+def gather_gradients(graph: torch.fx.Graph) -> None:
+    """Replaces sums at permuted rows by gathers."""
+    permutations = _Permutations(graph)
+    for node in list(graph.nodes):
+        if node.target in _PUTS and len(node.args) > 3 and node.args[3]:
+            permutations.replace(node)
+
+
+class _Permutations:
+    """The permutations of a graph, with their inverses."""
+
+    def __init__(self, graph: torch.fx.Graph):
+        self.graph = graph
+        self.known: set[torch.fx.Node] = set()
+        self.inverses: dict[torch.fx.Node, torch.fx.Node] = {}
+        for node in graph.nodes:
+            if _is_order_of_sort(node):
+                self.known.add(node)
+                sorted_values = node.args[0].args[0]
+                if sorted_values in self.known:
+                    self._pair(sorted_values, node)
+            elif node.target in _SAME and node.args[0] in self.known:
+                self.known.add(node)
+                if node.args[0] in self.inverses:
+                    self._pair(self.inverses[node.args[0]], node)
+            elif node.target in _PUTS and len(node.args) == 3 and self._inverts(node):
+                self.known.add(node)
+                self._pair(node.args[1][0], node)
+
+    def _pair(self, one: torch.fx.Node, other: torch.fx.Node) -> None:
+        self.inverses.setdefault(one, other)
+        self.inverses.setdefault(other, one)
+
+    def _inverts(self, node: torch.fx.Node) -> bool:
+        """Whether a node writes the numbers from 0 on to the places that a permutation names."""
+        base, indices, numbers = node.args
+        is_permuted = len(indices) == 1 and indices[0] in self.known
+        return is_permuted and _is_range(numbers) and _extent(base) == _extent(indices[0]) == _extent(numbers)
+
+    def replace(self, node: torch.fx.Node) -> None:
+        base, indices, rows = node.args[:3]
+        if len(indices) != 1 or not isinstance(indices[0], torch.fx.Node) or base.target not in _ZEROS or not _is_zero(base):
+            return
+        permutation, count = indices[0], 1
+        if permutation.target is torch.ops.aten.floor_divide.default and isinstance(permutation.args[1], int):
+            permutation, count = permutation.args
+        extents = _extent(base), _extent(permutation), _extent(rows)
+        if permutation not in self.known or not all(isinstance(extent, int) for extent in extents):
+            return
+        if count < 1 or extents[0] * count != extents[1] or extents[1] != extents[2]:
+            return
+        of_rows, of_base = rows.meta["val"], base.meta["val"]
+        if of_rows.shape[1:] != of_base.shape[1:] or of_rows.dtype != of_base.dtype:
+            return
+        inverse = self._inverse(permutation)
+        with self.graph.inserting_before(node):
+            result = self._add(torch.ops.aten.index.Tensor, (rows, [inverse]), node)
+            if count > 1:
+                shape = [extents[0], count, *of_rows.shape[1:]]
+                result = self._add(torch.ops.aten.view.default, (result, shape), node)
+                result = self._add(torch.ops.aten.sum.dim_IntList, (result, [1]), node)
+        node.replace_all_uses_with(result)
+        self.graph.erase_node(node)
+
+    def _inverse(self, permutation: torch.fx.Node) -> torch.fx.Node:
+        if permutation not in self.inverses:
+            value = permutation.meta["val"]
+            with self.graph.inserting_after(permutation):
+                numbers = self.graph.call_function(torch.ops.aten.arange.default, (value.shape[0],), {"device": value.device})
+            self._annotate(numbers, permutation)
+            with self.graph.inserting_after(numbers):
+                empty = self.graph.call_function(torch.ops.aten.empty_like.default, (permutation,))
+            self._annotate(empty, permutation)
+            with self.graph.inserting_after(empty):
+                put = self.graph.call_function(torch.ops.aten.index_put.default, (empty, [permutation], numbers))
+            self._annotate(put, permutation)
+            self._pair(permutation, put)
+        return self.inverses[permutation]
+
+    def _add(self, target, args, like: torch.fx.Node) -> torch.fx.Node:
+        node = self.graph.call_function(target, args)
+        self._annotate(node, like)
+        return node
+
+    def _annotate(self, node: torch.fx.Node, like: torch.fx.Node) -> None:
+        """Gives a new node the value that it has, and what else is known of another node."""
+        node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta")}
+        values = lambda given: torch.fx.node.map_arg(given, lambda n: n.meta["val"])  # noqa: E731
+        with like.meta["val"].fake_mode:
+            node.meta["val"] = node.target(*values(node.args), **values(node.kwargs))
+
+
+def _is_order_of_sort(node: torch.fx.Node) -> bool:
+    """Whether a node is the order in which a sort takes the elements of one axis."""
+    is_order = node.target is operator.getitem and node.args[1] == 1 and node.args[0].target in _SORTS
+    return is_order and node.meta["val"].dim() == 1
+
+
+def _is_range(node) -> bool:
+    if not isinstance(node, torch.fx.Node):
+        return False
+    if node.target is torch.ops.aten.arange.default:
+        return True
+    return node.target in (torch.ops.aten.arange.start, torch.ops.aten.arange.start_step) and node.args[0] == 0 and node.args[2:] in ((), (1,))
+
+
+def _is_zero(node: torch.fx.Node) -> bool:
+    """Whether a tensor that a node makes is 0, which the names of others say."""
+    if "full" not in node.target._schema.name:
+        return True
+    return (node.args[-1] if node.args else None) == 0
+
+
+def _extent(node):
+    return node.meta["val"].shape[0]
