@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Times mixtures of experts of transformers under symmc and under torch.compile, in turn and in one run.
 
-    python3 tests/gpu/experts.py [--tokens 16,256,1024,4096] [--families qwen3_moe,mixtral] [--rounds 8] [--train] [--profile]
+    python3 tests/gpu/experts.py [--tokens 16,256,1024,4096] [--families qwen3_moe,mixtral] [--rounds 8] [--train]
+        [--ways graphs,default,symmc] [--profile]
     torchrun --nproc-per-node 2 tests/gpu/experts.py ...
 
 Four layers, hidden size 2048, 32 experts (8 for Mixtral), bf16, random weights, the modelling code of transformers. With several ranks
@@ -190,7 +191,7 @@ def measure(family, tokens, given, ranks):
         work = (Training if given.train else Inference)(model, ids)
         expected = work.results(work.function)
         calls, distances = {}, {}
-        for way in work.ways:
+        for way in given.ways.split(",") if given.ways else work.ways:
             try:
                 function = compiled(work.function, way)
                 for _ in range(3):
@@ -224,6 +225,7 @@ def main():
     parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--train", action="store_true", help="forward pass, loss and backward pass")
+    parser.add_argument("--ways", help="some of graphs, default and symmc")
     parser.add_argument("--profile", action="store_true", help="print the kernels that take the most time")
     given = parser.parse_args()
     ranks = int(os.environ.get("WORLD_SIZE", 1))

@@ -288,6 +288,12 @@ if [ -x "$embedding" ]; then
 else
   say "sessions of an engine: left out, no $embedding"
 fi
+# Exchanges of tokens from Python: gradients, and captures in graphs of the caller.
+if python3 -c 'import torch, symmc' 2>/dev/null; then
+  limit=200 check "symmc.moe, gradients and captured calls" 0 python3 "$(dirname "$0")/exchange.py"
+else
+  say "symmc.moe: left out, no PyTorch or no package symmc"
+fi
 in_c=$(dirname "$symmc")/examples/gpus
 if [ -x "$in_c" ]; then check "two GPUs in one process, from C" 0 "$in_c"; else say "from C: left out, no $in_c"; fi
 # The tokens of PyTorch's `generate`, its ranks threads and processes.
