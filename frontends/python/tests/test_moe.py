@@ -162,6 +162,7 @@ class Moe(unittest.TestCase):
                     routing = exchange.route(case.ids[rank])
                     exchange.dispatch(tokens, routing, out=rows)
                     y = exchange.combine(rows, routing, case.weights[rank])
+                self.assertTrue(exchange.poll())
                 return y
 
         for rank, y in enumerate(of_ranks(2, run)):

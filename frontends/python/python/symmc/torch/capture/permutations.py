@@ -122,7 +122,8 @@ def _is_range(node) -> bool:
         return False
     if node.target is torch.ops.aten.arange.default:
         return True
-    return node.target in (torch.ops.aten.arange.start, torch.ops.aten.arange.start_step) and node.args[0] == 0 and node.args[2:] in ((), (1,))
+    has_start = node.target in (torch.ops.aten.arange.start, torch.ops.aten.arange.start_step)
+    return has_start and node.args[0] == 0 and node.args[2:] in ((), (1,))
 
 
 def _is_zero(node: torch.fx.Node) -> bool:
