@@ -108,6 +108,8 @@ pub(crate) struct Ran {
     pub by_library: usize,
     /// The failures.
     pub wrong: Vec<String>,
+    /// The code of the kernels.
+    text: String,
 }
 
 /// The machine that is emulated.
@@ -141,9 +143,10 @@ fn run_on(what: &str, cases: &[Case], machine: KernelTarget) -> Option<Ran> {
     let all = lowered(cases, &machine);
     let bases = [base];
     let bases = PortBases(&bases);
-    let library = Library::build(what, &all.source.text(), all.source.names())?;
+    let text = all.source.text();
+    let library = Library::build(what, &text, all.source.names())?;
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
-    let mut ran = Ran::default();
+    let mut ran = Ran { text, ..Ran::default() };
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // Products of the library are not emulated.
@@ -218,6 +221,24 @@ fn grouped_products_are_the_same_with_all_tiles() {
         let Some(ran) = run_on(&format!("grouped-{name}"), &cases, machine) else { return };
         assert!(ran.wrong.is_empty(), "{name}: {}", ran.wrong.join("\n"));
         assert_eq!(ran.all, cases.len(), "{name}");
+    }
+}
+
+/// Parts of the keys are combined by one warp for each row, or by one block for each row if there are many parts.
+#[test]
+fn attention_is_the_same_with_few_and_many_splits() {
+    let all = corpus();
+    let ways = ["attention bf16 [8, 1, 1, 700,", "attention f32 [8, 1, 1, 700,", "sink attention f32 [8, 1"];
+    let cases: Vec<Case> =
+        ways.iter().filter_map(|way| all.iter().find(|c| c.name.contains(way)).cloned()).collect();
+    for (name, multiprocessors, combine) in
+        [("few", 8, "sc::combine_few<sc::"), ("many", 264, "sc::combine<sc::")]
+    {
+        let machine = KernelTarget { multiprocessors, ..MACHINE };
+        let Some(ran) = run_on(&format!("splits-{name}"), &cases, machine) else { return };
+        assert!(ran.wrong.is_empty(), "{name}: {}", ran.wrong.join("\n"));
+        assert_eq!(ran.all, cases.len(), "{name}");
+        assert!(ran.text.contains(combine), "{name}");
     }
 }
 

@@ -32,6 +32,10 @@ use crate::error::{CudaError, Result};
 const WARPS: usize = 4;
 /// Keys of a tile.
 const KEYS: usize = 32;
+/// Up to this many splits of a row are combined by one warp, in registers; more are combined by a block.
+const FEW_SPLITS: usize = 8;
+/// The rows that a block combines by warps.
+const COMBINING_WARPS: usize = 4;
 /// The largest number of splits of the keys of one block.
 const MOST_SPLITS: usize = 64;
 /// The largest dynamic shared memory of a block.
@@ -431,13 +435,21 @@ impl AttentionLowering<'_> {
         l: &mut KernelLowering<'_>,
     ) -> KernelLaunch {
         let (parameters, given) = extra_pointers(self.operands.len());
+        let (call, blocks) = if splits <= FEW_SPLITS {
+            (
+                format!("combine_few<sc::@_L, {splits}>(partial, r, given, {rows})"),
+                rows.div_ceil(COMBINING_WARPS),
+            )
+        } else {
+            (format!("combine<sc::@_L, {splits}>(partial, r, given)"), rows)
+        };
         let text = format!(
             "{layout}extern \"C\" __global__ void __launch_bounds__(128) @(const void *partial, void *r{parameters}) {{\n    \
-             symmc_enter();\n    const void *const given[] = {{{given}}};\n    sc::combine<sc::@_L, {splits}>(partial, r, given);\n}}\n"
+             symmc_enter();\n    const void *const given[] = {{{given}}};\n    sc::{call};\n}}\n"
         );
         let entry = l.source.function("attention_combine", text);
         let params = addresses.into_iter().chain(self.operands.iter().map(|p| p.at.at));
-        KernelLaunch::flat(entry, rows, 128, params.map(Into::into).collect())
+        KernelLaunch::flat(entry, blocks, 128, params.map(Into::into).collect())
     }
 
     fn kernels(

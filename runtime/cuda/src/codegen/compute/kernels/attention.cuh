@@ -366,4 +366,35 @@ template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr,
     }
 }
 
+// One warp per row merges the parts of few splits, in order.
+template <class L, int SPLITS>
+SC_FN void combine_few(const void *partial, void *pr, const void *const *given, i64 rows) {
+    typedef Attention<L> Q;
+    typedef typename Q::T T;
+    typedef typename Q::C C;
+    const i64 at = (i64)blockIdx.x * 4 + threadIdx.x / 32;
+    const int lane = threadIdx.x % 32;
+    if (at >= rows) return;
+    const C *from = (const C *)partial + at * SPLITS * Q::RECORD;
+    C weights[SPLITS], top = minus_infinity((C)0), total = 0;
+#pragma unroll
+    for (int s = 0; s < SPLITS; s++) top = b_max(top, from[s * Q::RECORD + Q::F]);
+#pragma unroll
+    for (int s = 0; s < SPLITS; s++) {
+        const C sum = from[s * Q::RECORD + Q::F + 1];
+        weights[s] = sum == 0 ? (C)0 : u_exp(from[s * Q::RECORD + Q::F] - top);
+        total += sum * weights[s];
+    }
+    if (L::SUMS && lane == 0) L::put_sum(given, at / L::ROWS, at % L::ROWS, log_sum_exp(top, total));
+    const C scale = total == 0 ? (C)0 : 1 / total;
+    T *to = (T *)pr + L::r_head(at / L::ROWS) + L::r_row(at % L::ROWS);
+#pragma unroll
+    for (int f = lane; f < Q::F; f += 32) {
+        C acc = 0;
+#pragma unroll
+        for (int s = 0; s < SPLITS; s++) acc += from[s * Q::RECORD + f] * weights[s];
+        to[f * L::r_step] = Put<T>::of(acc * scale);
+    }
+}
+
 } // namespace sc
