@@ -113,6 +113,22 @@ class Backend(unittest.TestCase):
         function(x, gate, up).sum().backward()
         close(found, gate.grad, 1e-5)
 
+    def test_tensors_are_kept_instead_of_views_with_gaps(self):
+        def function(x, w):
+            return (x @ w)[:, :3].sin()
+
+        kept = []
+        x, w = torch.nn.Parameter(torch.randn(5, 4)), torch.nn.Parameter(torch.randn(4, 14))
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+            result = compiled(function)(x, w)
+        self.assertIn((5, 14), [tuple(tensor.shape) for tensor in kept])
+        self.assertNotIn((5, 3), [tuple(tensor.shape) for tensor in kept])
+        result.sum().backward()
+        found = w.grad.clone()
+        w.grad = None
+        function(x, w).sum().backward()
+        close(found, w.grad, 1e-5)
+
     def test_gradients_of_permuted_rows_are_gathers(self):
         def sorted_rows(x, scores):
             order = torch.argsort(scores, stable=True)

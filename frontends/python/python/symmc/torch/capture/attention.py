@@ -7,6 +7,7 @@ Attention with dropout, or with a mask that needs a gradient, is traced as produ
 
 from __future__ import annotations
 
+import operator
 import re
 
 import torch
@@ -66,6 +67,8 @@ def partitioned(joint: torch.fx.GraphModule, inputs, **options):
             _drop_random_state(node)
             _repeat_again(node)
             _make_mask_again(node)
+        elif _has_gaps(node):
+            _view_again(node)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
     save_data_sizes(forward, backward, options["num_fwd_outputs"])
     return forward, backward
@@ -92,6 +95,32 @@ def _repeat_again(node: torch.fx.Node) -> None:
             source = source.args[0]
         if any(link.target is torch.ops.aten.expand.default for link in chain):
             _recompute(chain)
+
+
+def _has_gaps(node: torch.fx.Node) -> bool:
+    """Whether a node is a tensor whose elements are not adjacent in memory, such as half of the columns of another."""
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return False
+    extents = (*value.shape, *value.stride())
+    if not all(isinstance(extent, int) for extent in extents) or value.numel() == 0:
+        return False
+    return sum((n - 1) * stride for n, stride in zip(value.shape, value.stride(), strict=True)) >= value.numel()
+
+
+def _view_again(node: torch.fx.Node) -> None:
+    """Makes the backward pass take a view of a tensor again. It would keep the view itself otherwise, and copy it before a plan reads it."""
+    chain, source = [], node
+    while isinstance(source, torch.fx.Node) and _is_view(source):
+        chain.append(source)
+        source = source.args[0]
+    _recompute(chain)
+
+
+def _is_view(node: torch.fx.Node) -> bool:
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], torch.fx.Node) and _is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def _make_mask_again(node: torch.fx.Node) -> None:
