@@ -117,34 +117,39 @@ fn residual(norm: &str, row: u32) -> String {
 
 #[test]
 fn a_norm_is_done_with_the_rows_that_it_reads() {
+    let norm = "layer_norm %y, %w, %n axes=1 eps=1.0e-5";
+    assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["norm: s y ny"]);
+    // An RMS norm takes the computation of its weight and the steps after it as well.
     let rms = "rms_norm %y, %w axes=1 eps=1.0e-5 round_first=false";
-    let both = "layer_norm %y, %w, %n axes=1 eps=1.0e-5";
-    for norm in [rms, both] {
-        assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["norm: s y ny"], "{norm}");
-    }
+    assert_eq!(dispatches(&planned(&residual(rms, 4096))), ["rows: w s y ny e"]);
+    // An RMS norm without such steps.
+    let alone = residual(&rms.replace("%w", "%n"), 4096)
+        .replace("%e: bf16[t, 4096] = neg %ny\n", "")
+        .replace("return %e", "return %ny");
+    assert_eq!(dispatches(&planned(&alone)), ["norm: s y ny"]);
     // Rows that are not kept in registers, a norm of an operand, and a norm of a result.
     let maps = |program: String| assert_eq!(dispatches(&planned(&program)), ["map: s y"]);
-    maps(residual(rms, 32768));
-    maps(residual(&rms.replace("%y", "%x"), 4096));
+    maps(residual(norm, 32768));
+    maps(residual(&norm.replace("%y", "%x"), 4096));
     maps(
-        residual(rms, 4096)
+        residual(norm, 4096)
             .replace(
                 "%y: bf16[t, 4096] = add %x, %s",
                 "%y: bf16[t, 4096] = add %x, %s\n%v: bf16[1, t, 4096] = reshape %y",
             )
-            .replace("%ny: bf16[t, 4096] = rms_norm %y", "%nv: bf16[1, t, 4096] = rms_norm %v")
+            .replace("%ny: bf16[t, 4096] = layer_norm %y", "%nv: bf16[1, t, 4096] = layer_norm %v")
             .replace("neg %ny", "reshape %nv"),
     );
 }
 
 #[test]
 fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
-    let of = || planned(&residual("rms_norm %y, %w axes=1 eps=1.0e-5 round_first=false", 4096));
+    let of = || planned(&residual("layer_norm %y, %w, %n axes=1 eps=1.0e-5", 4096));
     let mut over = of();
     let weight = over.buckets[0].places["w"].clone();
     over.buckets[0].places["ny"] = weight;
     assert!(!broken(&over).is_empty());
-    let norm = "%ny: bf16[t, 4096] = rms_norm %y, %w axes=1 eps=1e-5 round_first=false\n";
+    let norm = "%ny: bf16[t, 4096] = layer_norm %y, %w, %n axes=1 eps=1e-5\n";
     let edit = |from: &str, to: &str| {
         let mut plan = of();
         assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
@@ -157,7 +162,7 @@ fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
     assert_eq!(edit(&format!("{norm}}}\n"), &format!("}}\n{norm}")), invalid);
     assert_eq!(edit(&format!("{norm}}}\n{after}"), &format!("{norm}{after}}}\n")), invalid);
     assert_eq!(edit("dispatch norm {", "dispatch map {"), invalid);
-    assert_eq!(edit("rms_norm %y, %w", "rms_norm %x, %w"), invalid);
+    assert_eq!(edit("layer_norm %y, %w", "layer_norm %x, %w"), invalid);
 }
 
 /// Queries, keys and values of `tokens` tokens, with `views` between the queries and their rotary embedding.
