@@ -143,6 +143,36 @@ class Gradients(unittest.TestCase):
             # The mask is no input of the backward pass.
             self.assertNotRegex(backward, r"arg %\w+: \w+\[(1, 1, )?17, 17\]")
 
+    def test_masks_of_inputs_that_change_are_kept(self):
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("step", torch.tensor(5))
+
+            def forward(self, q, k, v):
+                mask = (torch.arange(17)[None, :] <= self.step).expand(17, 17)[None, None]
+                y = attention(q, k, v, attn_mask=mask)
+                self.step.add_(7)
+                return y
+
+        inputs = [torch.randn(1, 2, 17, 8) for _ in range(3)]
+        expected = with_gradients(Model(), inputs)
+        for one, two in zip(with_gradients(compiled(Model()), inputs), expected):
+            close(one, two, 1e-5)
+
+    def test_masks_of_positions_are_kept_out_of_checkpointed_regions(self):
+        def function(q, k, v):
+            mask = (torch.arange(17)[None, :] <= torch.arange(17)[:, None])[None, None]
+            inner = lambda q, k, v: attention(attention(q, k, v, attn_mask=mask), k, v, attn_mask=mask)
+            return torch.utils.checkpoint.checkpoint(inner, q, k, v, use_reentrant=False)
+
+        inputs = [torch.randn(1, 2, 17, 8) for _ in range(3)]
+        expected, found = with_gradients(function, inputs), []
+        forward, backward = self.texts(lambda: found.extend(with_gradients(compiled(function), inputs)))
+        for one, two in zip(found, expected):
+            close(one, two, 1e-5)
+        self.assertNotRegex(backward, r"arg %\w+: \w+\[(1, 1, )?17, 17\]")
+
     def test_masks_with_gradients_and_dropout_are_written_out(self):
         q, mask = torch.randn(1, 2, 9, 8), torch.randn(9, 9)
         self.check(lambda q, mask: attention(q, q, q, attn_mask=mask), [q, mask], fused=False)

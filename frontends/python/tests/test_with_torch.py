@@ -149,6 +149,22 @@ class Backend(unittest.TestCase):
             texts = [call.args[0].text() for call in planned.call_args_list]
             self.assertEqual(any("accumulate=true" in text for text in texts), not is_gather)
 
+    def test_gradients_of_rows_in_other_orders(self):
+        def descending(x, scores):
+            order = torch.argsort(scores, stable=True)
+            return (x[order].sin() + x[torch.argsort(order, descending=True)].cos() * x[order]).square().sum()
+
+        def ranks_as_floats(x, scores):
+            order = torch.argsort(scores, stable=True)
+            ranks = torch.empty(order.shape[0])
+            ranks[order] = torch.arange(12.0)
+            return (x[order] * ranks[:, None]).square().sum()
+
+        scores = torch.tensor([3, 1, 2, 0, 5, 5, 4, 9, 7, 7, 8, 2])
+        for function in (descending, ranks_as_floats):
+            with self.subTest(function.__name__):
+                same_gradients(function, [torch.randn(12, 5)], scores)
+
     def test_outputs_of_every_kind(self):
         def function(x, n: int):
             y = x + 1

@@ -114,9 +114,10 @@ fn attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
     c.set_only_result(both[0])
 }
 
-/// The mask of cuDNN's attention. From a bool mask PyTorch makes numbers for it: 0 where a column is seen, and
-/// -65504 where it is hidden, which is the lowest number of f16. A hidden column gets the lowest number of the
-/// mask's own dtype here, so that its score cannot count again if others are as low.
+/// The mask of cuDNN's attention. PyTorch converts a bool mask for it to numbers: 0 where a column is seen and
+/// -65504, the lowest number of f16, where it is hidden. The result is the bool mask, so that a hidden column
+/// never counts, however large its score is. Rows that see no column become zero, as in PyTorch's other
+/// kernels for bool masks.
 fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let Some(mask) = c.opt_tensor("attn_bias")? else { return Ok(None) };
     let Some((Op::Select, &[condition, seen, hidden])) = c.definition(mask) else { return Ok(Some(mask)) };
@@ -127,14 +128,8 @@ fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     if !is_full_of(seen, 0.0) || !is_full_of(hidden, -65504.0) {
         return Ok(Some(mask));
     }
-    let lowest = match c.dtype(hidden) {
-        DType::BF16 => f32::from_bits(0xff7f_0000),
-        DType::F32 => f32::MIN,
-        _ => return Ok(Some(mask)),
-    };
-    let lowest = Scalar::Float(FloatAttribute(f64::from(lowest)));
-    let lowest = c.full(lowest, c.dtype(hidden), c.shape(hidden))?;
-    Ok(Some(c.emit("mask", Op::Select, &[condition, seen, lowest])?))
+    let shape = c.shape(mask);
+    Ok(Some(c.expand(condition, shape)?))
 }
 
 fn require_no_dropout(c: &OpCall<'_, '_>) -> RuleResult {

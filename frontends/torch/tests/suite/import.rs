@@ -710,7 +710,7 @@ fn the_table_of_supported_ops_is_the_one_that_is_searched() {
 /// PyTorch makes numbers from a bool mask for cuDNN, which would leave something of a large hidden score.
 #[test]
 fn columns_hidden_from_the_attention_of_cudnn_do_not_count() {
-    let masked = |hidden: &str| {
+    let masked = |hidden: &str, seen: &[f64]| {
         let low = format!("s={hidden} dtype=:f32");
         let attention = "query=%q key=%k value=%v attn_bias=%m compute_log_sumexp=false";
         let results = [("y", "f32[1,1,1,1]"), ("sums", "f32[1,1,0]")];
@@ -725,9 +725,11 @@ fn columns_hidden_from_the_attention_of_cudnn_do_not_count() {
             .node("aten.where.self", "condition=%c self=%zero other=%low", &[("m", "f32[1,1,1,2]")])
             .node("aten._scaled_dot_product_cudnn_attention.default", attention, &results)
             .output("y");
-        run(&fake, &[&[1.0], &[0.0, 1e5], &[1.0, 3.0], &[1.0, 0.0]])
+        run(&fake, &[&[1.0], &[0.0, 1e5], &[1.0, 3.0], seen])
     };
-    assert_eq!(masked("-65504.0"), [[1.0]]);
+    assert_eq!(masked("-65504.0", &[1.0, 0.0]), [[1.0]]);
+    // A row that sees no column.
+    assert_eq!(masked("-65504.0", &[0.0, 0.0]), [[0.0]]);
     // PyTorch does not write a bool so.
-    assert_eq!(masked("-65000.0"), [[3.0]]);
+    assert_eq!(masked("-65000.0", &[1.0, 0.0]), [[3.0]]);
 }

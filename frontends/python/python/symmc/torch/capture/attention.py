@@ -109,12 +109,15 @@ def _has_gaps(node: torch.fx.Node) -> bool:
 
 
 def _view_again(node: torch.fx.Node) -> None:
-    """Makes the backward pass take a view of a tensor again. It would keep the view itself otherwise, and copy it before a plan reads it."""
+    """Makes the backward pass compute a view again from the tensor that it views. It would keep the view itself otherwise, and copy it
+    before a plan reads it."""
     chain, source = [], node
     while isinstance(source, torch.fx.Node) and _is_view(source):
         chain.append(source)
         source = source.args[0]
-    _recompute(chain)
+    # The caller may change inputs between the passes.
+    if source.op != "placeholder":
+        _recompute(chain)
 
 
 def _is_view(node: torch.fx.Node) -> bool:
@@ -124,7 +127,8 @@ def _is_view(node: torch.fx.Node) -> bool:
 
 
 def _make_mask_again(node: torch.fx.Node) -> None:
-    """Makes the backward pass compute a mask of positions again. A plan sees there which columns a row sees, and reads no mask."""
+    """Makes the backward pass compute a mask of positions again. The plan of that pass then knows which columns each row sees, and reads
+    no mask."""
     for at, argument in enumerate(node.target._schema.arguments):
         given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
         if argument.name in _MASKS and isinstance(given, torch.fx.Node):
@@ -134,11 +138,14 @@ def _make_mask_again(node: torch.fx.Node) -> None:
 
 
 def _steps_of_mask(mask: torch.fx.Node) -> list[torch.fx.Node] | None:
-    """The nodes that compute a mask from inputs and numbers, if they are element-wise, or cheap otherwise."""
+    """The nodes that compute a mask from inputs and numbers, if they are element-wise, or cheap otherwise, and if the program changes none of
+    these inputs, which the backward pass reads again."""
     found: dict[torch.fx.Node, None] = {}
     pending = [mask]
     while pending:
         node = pending.pop()
+        if node.op == "placeholder" and any(user.target is torch.ops.aten.copy_.default and user.args[0] is node for user in node.users):
+            return None
         if node.op == "placeholder" or node in found:
             continue
         if node.op != "call_function" or not _is_step_of_mask(node.target):
@@ -156,7 +163,8 @@ def _is_step_of_mask(target) -> bool:
 
 
 def _recompute(nodes: list[torch.fx.Node]) -> None:
+    # PyTorch saves what a later checkpointed region reads from an earlier one, so these nodes count to the last region that reads them.
+    region = max((user.meta.get("ac_graph_id", 0) for node in nodes for user in node.users), default=0)
     for node in nodes:
         node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
-        # It is in no checkpointed region, but some versions of PyTorch read the number of the region.
-        node.meta.setdefault("ac_graph_id", 0)
+        node.meta.setdefault("ac_graph_id", region)

@@ -52,7 +52,7 @@ def save_data_sizes(forward: torch.fx.GraphModule, backward: torch.fx.GraphModul
     needed = sorted({symbol for one in odd for symbol in _data_symbols(one.value)}, key=str)
     if not odd or not all(symbol in readers for symbol in needed):
         return
-    if not all(_is_supported(one.value) for one in odd):
+    if not all(_is_supported(one.value, set(needed)) for one in odd):
         return
     first = inputs[len(numbers)] if len(inputs) > len(numbers) else None
     device = next((one.value.device for one in odd if isinstance(one.value, torch.Tensor)), None)
@@ -94,12 +94,10 @@ def _readers(graph: torch.fx.Graph) -> dict[sympy.Symbol, torch.fx.Node]:
     return found
 
 
-def _is_supported(value) -> bool:
-    """Whether a size is a sum of others, or a tensor has one axis whose extent is such a sum."""
-    if isinstance(value, torch.SymInt):
-        return _is_linear(value.node.expr)
-    odd = [size for size in value.shape if _data_symbols(size)]
-    return len(odd) == 1 and _is_linear(odd[0].node.expr)
+def _is_supported(value, symbols: set) -> bool:
+    """Whether a size is computed from these symbols by sums and products, or a tensor has one axis with such an extent."""
+    sizes = [value] if isinstance(value, torch.SymInt) else [size for size in value.shape if _data_symbols(size)]
+    return len(sizes) == 1 and sizes[0].node.expr.free_symbols <= symbols and _is_linear(sizes[0].node.expr)
 
 
 def _is_linear(expression) -> bool:

@@ -32,13 +32,14 @@ class _Permutations:
 
     def __init__(self, graph: torch.fx.Graph):
         self.graph = graph
+        self.places = {node: place for place, node in enumerate(graph.nodes)}
         self.known: set[torch.fx.Node] = set()
         self.inverses: dict[torch.fx.Node, torch.fx.Node] = {}
         for node in graph.nodes:
             if _is_order_of_sort(node):
                 self.known.add(node)
                 sorted_values = node.args[0].args[0]
-                if sorted_values in self.known:
+                if sorted_values in self.known and _is_ascending(node.args[0]):
                     self._pair(sorted_values, node)
             elif node.target in _SAME and node.args[0] in self.known:
                 self.known.add(node)
@@ -55,8 +56,12 @@ class _Permutations:
     def _inverts(self, node: torch.fx.Node) -> bool:
         """Whether a node writes the numbers from 0 on to the places that a permutation names."""
         base, indices, numbers = node.args
-        is_permuted = len(indices) == 1 and indices[0] in self.known
-        return is_permuted and _is_range(numbers) and _extent(base) == _extent(indices[0]) == _extent(numbers)
+        if len(indices) != 1 or indices[0] not in self.known or not _is_range(numbers):
+            return False
+        order, result = indices[0].meta["val"], node.meta["val"]
+        extents = [_extent(base), _extent(indices[0]), _extent(numbers)]
+        is_whole = all(isinstance(extent, int) and extent == extents[0] for extent in extents)
+        return is_whole and result.dim() == 1 and result.dtype == torch.int64 and result.device == order.device
 
     def replace(self, node: torch.fx.Node) -> None:
         base, indices, rows = node.args[:3]
@@ -73,7 +78,7 @@ class _Permutations:
         of_rows, of_base = rows.meta["val"], base.meta["val"]
         if of_rows.shape[1:] != of_base.shape[1:] or of_rows.dtype != of_base.dtype:
             return
-        inverse = self._inverse(permutation)
+        inverse = self._inverse(permutation, node)
         with self.graph.inserting_before(node):
             result = self._add(torch.ops.aten.index.Tensor, (rows, [inverse]), node)
             if count > 1:
@@ -83,8 +88,15 @@ class _Permutations:
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
 
-    def _inverse(self, permutation: torch.fx.Node) -> torch.fx.Node:
-        if permutation not in self.inverses:
+    def _is_inverse_before(self, permutation: torch.fx.Node, node: torch.fx.Node) -> bool:
+        """Whether an inverse is known that is computed before a node."""
+        inverse = self.inverses.get(permutation)
+        # Inverses that this pass adds follow their permutation at once.
+        return inverse is not None and self.places.get(inverse, self.places[permutation]) < self.places[node]
+
+    def _inverse(self, permutation: torch.fx.Node, node: torch.fx.Node) -> torch.fx.Node:
+        """The inverse of a permutation, computed before a node that reads the permutation."""
+        if not self._is_inverse_before(permutation, node):
             value = permutation.meta["val"]
             with self.graph.inserting_after(permutation):
                 numbers = self.graph.call_function(torch.ops.aten.arange.default, (value.shape[0],), {"device": value.device})
@@ -95,7 +107,7 @@ class _Permutations:
             with self.graph.inserting_after(empty):
                 put = self.graph.call_function(torch.ops.aten.index_put.default, (empty, [permutation], numbers))
             self._annotate(put, permutation)
-            self._pair(permutation, put)
+            self.inverses[permutation] = put
         return self.inverses[permutation]
 
     def _add(self, target, args, like: torch.fx.Node) -> torch.fx.Node:
@@ -115,6 +127,13 @@ def _is_order_of_sort(node: torch.fx.Node) -> bool:
     """Whether a node is the order in which a sort takes the elements of one axis."""
     is_order = node.target is operator.getitem and node.args[1] == 1 and node.args[0].target in _SORTS
     return is_order and node.meta["val"].dim() == 1
+
+
+def _is_ascending(sort: torch.fx.Node) -> bool:
+    """Whether a sort begins with the least element."""
+    names = [argument.name for argument in sort.target._schema.arguments]
+    at = names.index("descending")
+    return not (sort.args[at] if at < len(sort.args) else sort.kwargs.get("descending", False))
 
 
 def _is_range(node) -> bool:
