@@ -355,11 +355,18 @@ fn order_outputs(definition: &OpDefinition, graph: &Graph, own_results: usize) -
     if let Some((name, _)) = written.iter().find(|(name, _)| !writes.arguments.iter().any(|a| a == name)) {
         return invalid(format!("the definition writes `{name}`, which the schema does not mark as written"));
     }
+    let mut absent = None;
     for name in &writes.arguments {
-        match written.iter().find(|(written, _)| written == name) {
-            Some((_, value)) => outputs.push(*value),
-            None if find_argument(graph, name).is_none() => {}
-            None => {
+        match (written.iter().find(|(written, _)| written == name), absent) {
+            // The importer assigns new contents to written arguments by position.
+            (Some(_), Some(absent)) => {
+                return invalid(format!(
+                    "the schema marks `{absent}` as written before `{name}`, and the definition does not take `{absent}`"
+                ));
+            }
+            (Some((_, value)), None) => outputs.push(*value),
+            (None, _) if find_argument(graph, name).is_none() => absent = Some(name),
+            (None, _) => {
                 return invalid(format!(
                     "the schema marks `{name}` as written, and the definition has no `mutate %{name} = …`"
                 ));

@@ -220,6 +220,24 @@ mutate %cache = %new
 }
 
 #[test]
+fn definitions_take_what_is_written_before_what_they_write() {
+    let definition = "program \"m::two(Tensor(a!) scratch == any, Tensor(b!) out, Tensor x) -> ()\" ranks ?
+arg %out: f32[2]
+arg %x: f32[2]
+%new: f32[2] = add %out, %x
+mutate %out = %new
+";
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.clone.default", "self=%x", &[("a", "f32[2]")])
+        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+        .node("m.two.default", "scratch=%a out=%c x=%x", &[])
+        .output("c");
+    let found = error(&fake, &[definition]);
+    assert!(found.contains("the schema marks `scratch` as written before `out`"), "{found}");
+}
+
+#[test]
 fn definitions_give_numbers_to_kernels() {
     let definition = "program \"m::norm(Tensor x, float eps, str group) -> Tensor\" ranks ?
 symbol n in 1..=64
