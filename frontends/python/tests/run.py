@@ -33,7 +33,9 @@ SAMPLE = [
     "test_bad_data",
     "test_moe",
     # Inductor's graphs, with collectives by symmc.
-    "test_with_inductor",
+    "test_with_inductor.Collectives.test_alone",
+    "test_with_inductor.Collectives.test_of_every_kind",
+    "test_with_inductor.Passes",
 ]
 
 
