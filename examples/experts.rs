@@ -50,17 +50,17 @@ fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
 
 /// The result of a token, without other ranks.
 fn expected(x: &[f32], router: &[f32], up: &[f32], down: &[f32]) -> Vec<f32> {
-    let scores: Vec<f32> = product(x, router, EXPERTS).into_iter().map(f32::exp).collect();
-    let total: f32 = scores.iter().sum();
+    let shares: Vec<f32> = product(x, router, EXPERTS).into_iter().map(f32::exp).collect();
+    let total: f32 = shares.iter().sum();
     let mut chosen: Vec<usize> = (0..EXPERTS).collect();
-    chosen.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    chosen.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
     let mut y = vec![0.0; HIDDEN];
     for &expert in &chosen[..SLOTS] {
         let part = expert * HIDDEN * WIDE..(expert + 1) * HIDDEN * WIDE;
         let hidden = product(x, &up[part.clone()], WIDE);
         let act: Vec<f32> = hidden.into_iter().map(|h| h / (1.0 + (-h).exp())).collect();
         for (y, out) in y.iter_mut().zip(product(&act, &down[part], HIDDEN)) {
-            *y += scores[expert] / total * out;
+            *y += shares[expert] / total * out;
         }
     }
     y
@@ -96,15 +96,14 @@ fn run_rank(plan: &CheckedPlan, group: &Group, rank: usize) -> Result<(i64, f32)
     session.close()?;
     let mut difference = 0f32;
     for (x, y) in x.chunks(HIDDEN).zip(y.chunks(HIDDEN)) {
-        let expected = expected(x, &router, &up, &down);
-        difference = y.iter().zip(expected).fold(difference, |most, (y, e)| most.max((y - e).abs()));
+        let whole = expected(x, &router, &up, &down);
+        difference = y.iter().zip(whole).fold(difference, |most, (y, e)| most.max((y - e).abs()));
     }
     Ok((counts.iter().sum(), difference))
 }
 
 fn main() -> ExitCode {
-    let found = run();
-    match found {
+    match run() {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {

@@ -191,6 +191,12 @@ impl Graph {
         }
     }
 
+    /// The op and the operands of the node that gives this value as its only result.
+    pub fn definition(&self, value: ValueId) -> Option<(&Op, &[ValueId])> {
+        let node = &self.nodes[self.defining_node(value)?];
+        (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
+    }
+
     /// The nodes that use each value, in program order, each once.
     pub fn users(&self) -> EntityMap<ValueId, Vec<NodeId>> {
         let mut users: EntityMap<ValueId, Vec<NodeId>> = EntityMap::filled(Vec::new(), self.values.len());

@@ -25,7 +25,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
 class Case:
-    """Tokens, choices and weights of all ranks, which each rank draws alike, and factors of all experts."""
+    """The tokens, choices and weights of all ranks, and the factors of all experts. Every rank draws the same numbers."""
 
     def __init__(self, ranks, dtype, seed, choice="random"):
         generator = torch.Generator().manual_seed(seed)

@@ -67,6 +67,14 @@ class Gradients(unittest.TestCase):
         self.assertEqual(text.count(" attention_gradient "), 1 if fused else 0, text)
         self.assertEqual(" softmax " in text, not fused, text)
 
+    def check_mask_is_computed_again(self, function, inputs):
+        """Holds gradients against eager's, and that the mask of 17 positions is no input of the backward pass."""
+        expected, found = with_gradients(function, inputs), []
+        forward, backward = self.texts(lambda: found.extend(with_gradients(compiled(function), inputs)))
+        for one, two in zip(found, expected):
+            close(one, two, 1e-5)
+        self.assertNotRegex(backward, r"arg %\w+: \w+\[(1, 1, )?17, 17\]")
+
     def test_every_form_is_as_eager(self):
         mask = torch.rand(33, 21) > 0.3
         mask[:, 0] = True
@@ -136,12 +144,7 @@ class Gradients(unittest.TestCase):
         inputs = [torch.randn(1, 2, 17, 8) for _ in range(3)]
         for rows in (None, torch.ones(17, 1)):
             masked = lambda q, k, v, rows=rows: function(q, k, v, rows)
-            expected, found = with_gradients(masked, inputs), []
-            forward, backward = self.texts(lambda: found.extend(with_gradients(compiled(masked), inputs)))
-            for one, two in zip(found, expected):
-                close(one, two, 1e-5)
-            # The mask is no input of the backward pass.
-            self.assertNotRegex(backward, r"arg %\w+: \w+\[(1, 1, )?17, 17\]")
+            self.check_mask_is_computed_again(masked, inputs)
 
     def test_masks_of_inputs_that_change_are_kept(self):
         class Model(torch.nn.Module):
@@ -166,12 +169,7 @@ class Gradients(unittest.TestCase):
             inner = lambda q, k, v: attention(attention(q, k, v, attn_mask=mask), k, v, attn_mask=mask)
             return torch.utils.checkpoint.checkpoint(inner, q, k, v, use_reentrant=False)
 
-        inputs = [torch.randn(1, 2, 17, 8) for _ in range(3)]
-        expected, found = with_gradients(function, inputs), []
-        forward, backward = self.texts(lambda: found.extend(with_gradients(compiled(function), inputs)))
-        for one, two in zip(found, expected):
-            close(one, two, 1e-5)
-        self.assertNotRegex(backward, r"arg %\w+: \w+\[(1, 1, )?17, 17\]")
+        self.check_mask_is_computed_again(function, [torch.randn(1, 2, 17, 8) for _ in range(3)])
 
     def test_masks_with_gradients_and_dropout_are_written_out(self):
         q, mask = torch.randn(1, 2, 9, 8), torch.randn(9, 9)

@@ -18,7 +18,7 @@ use crate::error::{ImportError, Result};
 use crate::literal::Literal;
 use crate::schema::{Argument, ExportedNode};
 
-/// What a placeholder stands for.
+/// The property of a call whose value replaces a placeholder.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Placeholder {
     /// The value of an argument that is not a tensor.

@@ -52,14 +52,6 @@ impl OpCall<'_, '_> {
         if self.dtype(x).is_float() { Ok(x) } else { self.cast(x, dtype::DEFAULT_FLOAT) }
     }
 
-    /// The op that defines a value as its only result, and its operands.
-    pub fn definition(&self, value: ValueId) -> Option<(&Op, &[ValueId])> {
-        let graph = self.lowering.builder.graph();
-        let ValueDef::Node(node, 0) = graph.values[value].def else { return None };
-        let node = &graph.nodes[node];
-        (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
-    }
-
     fn promotion_priority(&self, o: &CallOperand) -> (PromotionPriority, DType) {
         match o {
             // The input of a number that differs between ranks promotes like a number.

@@ -43,8 +43,8 @@ fn invalid<T>(message: String) -> RuleResult<T> {
     Err(RuleFailure::Invalid(message))
 }
 
-/// Lowers a call by the first of the definitions that accepts it. Sets the `own_results` new tensors that the op
-/// returns, followed by the new contents of what it writes.
+/// Lowers a call by the first of the definitions that accepts it. Sets the results of the call: first the
+/// `own_results` new tensors that the op returns, then the new contents of the tensors that it writes.
 pub(crate) fn lower_by_definition(
     c: &mut OpCall<'_, '_>,
     definitions: &[OpDefinition],
@@ -335,8 +335,8 @@ fn check_supported(
     }
 }
 
-/// The values of a definition that are the results of a call: what it returns, then the new contents of what
-/// the op writes.
+/// The values of a definition that are the results of a call: first those that it returns, then the new contents
+/// of the tensors that the op writes.
 fn order_outputs(definition: &OpDefinition, graph: &Graph, own_results: usize) -> RuleResult<Vec<ValueId>> {
     let writes = &definition.declared.writes;
     let mut outputs: Vec<ValueId> = Vec::new();

@@ -130,11 +130,8 @@ impl fmt::Display for Literal {
             Literal::Text(s) => write!(f, "{s:?}"),
             Literal::Dtype(dtype) => write!(f, "{dtype}"),
             Literal::List(items) => {
-                f.write_str("[")?;
-                for (i, item) in items.iter().enumerate() {
-                    write!(f, "{}{item}", if i > 0 { ", " } else { "" })?;
-                }
-                f.write_str("]")
+                let items: Vec<String> = items.iter().map(Literal::to_string).collect();
+                write!(f, "[{}]", items.join(", "))
             }
         }
     }

@@ -92,11 +92,10 @@ fn walk_units(facts: &facts::DispatchFacts<'_>, refused: &BTreeSet<NodeId>) -> V
         let place = joint_collectives::assign_joint(&walk, id)
             .or_else(|| reduction::assign_reduction(&walk, id))
             .or_else(|| gather::assign_gather(&walk, id))
-            .or_else(|| rows::assign_norm_of_rows(&walk, id))
-            .or_else(|| norm::assign_norm(&walk, id))
             .or_else(|| batch::assign_batched(&walk, id))
             .or_else(|| independent::assign_independent(&walk, id))
             .or_else(|| rows::assign_rows(&walk, id, refused))
+            .or_else(|| norm::assign_norm(&walk, id))
             .or_else(|| map::assign_map(&walk, id));
         walk.assign_node(id, place);
     }

@@ -70,11 +70,6 @@ pub fn assign_rows(
     (reduces || already).then_some(UnitAssignment::Merges(units, DispatchForm::Rows))
 }
 
-/// Assigns an RMS norm that [`norm_fits_rows`].
-pub fn assign_norm_of_rows(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
-    if norm_fits_rows(walk.facts, id) { assign_rows(walk, id, &BTreeSet::new()) } else { None }
-}
-
 /// The open units that a node may join: first those that it reads, then those that wait for the same
 /// collectives and read one of its operands.
 fn candidates<'a>(walk: &'a DispatchWalk<'_>, id: NodeId) -> impl Iterator<Item = usize> + 'a {
@@ -183,8 +178,7 @@ fn fits_rows_unit(
             && is_contiguous_along_rows(facts, x);
     }
     if let (Op::RmsNorm { .. }, Some((&x, weight))) = (&node.op, node.inputs.split_first()) {
-        return norm_fits_rows(facts, id)
-            && result == row
+        return result == row
             && (facts.base[x] == x || !inside(x))
             && is_contiguous_along_rows(facts, x)
             && weight.iter().all(|&w| !inside(w) && is_contiguous_along_rows(facts, w));
@@ -254,8 +248,8 @@ fn sole_reader_unit(facts: &DispatchFacts<'_>, unit: &DispatchUnit, unit_of: &[u
     found
 }
 
-/// The reductions of units that are estimated to take longer than the steps in `apart`, which has no units
-/// of rows.
+/// The reductions of units that are estimated to take longer than the steps in `apart`, in which reductions are
+/// in no units of rows. RMS norms are in such units in both.
 pub fn unprofitable_reductions(
     facts: &DispatchFacts<'_>,
     units: &[DispatchUnit],

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
 use symmc_ir::{
     DType, Dim, Graph, GraphOutput, InputKind, Op, OutputKind, Scalar, SymbolBindings, Tensor, TensorType,
-    ValueDef, ValueId, interp,
+    ValueId, interp,
 };
 
 /// The most nodes of a function that is evaluated.
@@ -19,17 +19,6 @@ pub fn is_integer(dtype: DType) -> bool {
 /// The one element of all positions, if a value is full of it.
 pub fn full_element(cx: ClosedFormContext<'_>, value: ValueId) -> Option<Scalar> {
     cx.known[value].as_ref().and_then(ClosedForm::as_full)
-}
-
-/// The op that defines a value with one result, and its operands.
-fn definition<'g>(cx: ClosedFormContext<'g>, value: ValueId) -> Option<(&'g Op, &'g [ValueId])> {
-    match cx.graph.values[value].def {
-        ValueDef::Node(node, 0) => {
-            let node = &cx.graph.nodes[node];
-            (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
-        }
-        _ => None,
-    }
 }
 
 /// Nodes that compute a value from one integer, element by element.
@@ -65,7 +54,7 @@ impl IntegerFunction {
         if is_known || (through_integers && self.of == Some(value)) {
             return Some(());
         }
-        let defined = definition(cx, value);
+        let defined = cx.graph.definition(value);
         let is_view = matches!(defined, Some((Op::Reshape, _)));
         let ty = cx.graph.ty(value);
         if is_integer(ty.dtype) && !is_view && !through_integers {
@@ -121,7 +110,7 @@ impl IntegerFunction {
         let x = graph.add_input(InputKind::Constant, "x", "", ty, Some(data.clone()));
         let mut new = HashMap::from([(of, x)]);
         for &value in &self.nodes {
-            let (op, inputs) = definition(cx, value)?;
+            let (op, inputs) = cx.graph.definition(value)?;
             let ty = TensorType::new(cx.graph.ty(value).dtype, all.clone());
             let added = add_over(&mut graph, cx, &new, op, inputs, ty)?;
             new.insert(value, added);
@@ -187,7 +176,7 @@ pub fn evaluated_bounds(
             best = Some([low.max(least), high.min(greatest)]);
         }
         let operands =
-            definition(cx, candidate).filter(|(op, _)| op.is_element_wise() || **op == Op::Reshape);
+            cx.graph.definition(candidate).filter(|(op, _)| op.is_element_wise() || **op == Op::Reshape);
         for &operand in operands.map_or(&[][..], |(_, inputs)| inputs) {
             if !candidates.contains(&operand) {
                 candidates.push(operand);

@@ -15,7 +15,7 @@
 
 use std::collections::HashMap;
 
-use symmc_ir::{Dim, EntityMap, Graph, Node, NodeId, Op, ValueDef, ValueId};
+use symmc_ir::{Dim, EntityMap, Graph, Node, Op, ValueDef, ValueId};
 
 use crate::rewrite::{ValueMap, copy_inputs, copy_outputs};
 
@@ -76,8 +76,8 @@ impl Reads {
     }
 }
 
-/// Returns the graph in which element-wise results that are read in parts are computed in these parts, or
-/// `None` if there are none.
+/// Returns the graph in which element-wise results that are read in parts are computed in these parts. `None` if
+/// no result is read so.
 pub fn split_maps(graph: &Graph) -> Option<Graph> {
     if !graph.nodes.values().any(|node| matches!(node.op, Op::Slice { .. })) {
         return None;
@@ -153,7 +153,7 @@ fn can_split(graph: &Graph, node: &Node, parts: &[AxisPart]) -> bool {
         && !node.op.divides_integers(ty.dtype)
         && !sliced.is_empty()
         && sliced.iter().all(is_narrow)
-        && (!node.op.is_element_wise() || sliced.iter().all(|&v| is_stored_alone(graph, v)))
+        && (!node.op.is_element_wise() || sliced.iter().all(|&v| can_be_read_in_parts(graph, v)))
 }
 
 /// The axis of an operand that corresponds to an axis of the result; `None` if the operand is the same at
@@ -170,8 +170,10 @@ fn operand_axis(graph: &Graph, node: &Node, operand: ValueId, axis: usize) -> Op
     (shape.get(own) == result.get(axis)).then_some(own)
 }
 
-/// Whether no kernel that computes this value would also apply an op to it.
-fn is_stored_alone(graph: &Graph, mut value: ValueId) -> bool {
+/// Whether nothing is lost if the element-wise reader of a value is applied to its slices: inputs and products
+/// are stored as they are, and element-wise values join the kernel of the slices. Norms and collectives can
+/// apply an op to their whole result only.
+fn can_be_read_in_parts(graph: &Graph, mut value: ValueId) -> bool {
     loop {
         let ValueDef::Node(node, _) = graph.values[value].def else { return true };
         let node = &graph.nodes[node];
@@ -203,10 +205,10 @@ impl<'g> MapSplitter<'g> {
     /// Builds the graph. Returns `None` if a value is missing, because the outputs would change.
     fn graph(mut self) -> Option<Graph> {
         let from = self.from;
-        for (id, node) in from.nodes.iter() {
+        for node in from.nodes.values() {
             match node.outputs[..] {
                 [result] if self.split[result].is_some() => self.split_node(node, result)?,
-                _ => self.copy_node(id, node)?,
+                _ => self.copy_node(node)?,
             }
         }
         self.to.outputs = copy_outputs(from, &self.map)?;
@@ -232,7 +234,7 @@ impl<'g> MapSplitter<'g> {
         Some(())
     }
 
-    fn copy_node(&mut self, id: NodeId, node: &Node) -> Option<()> {
+    fn copy_node(&mut self, node: &Node) -> Option<()> {
         let split_operand = node.inputs.first().filter(|&&v| self.split[v].is_some());
         if let (Some(&operand), &[result]) = (split_operand, &node.outputs[..]) {
             let part = AxisPart::of_slice(self.from, node)?;
@@ -243,7 +245,7 @@ impl<'g> MapSplitter<'g> {
         let results =
             node.outputs.iter().map(|&v| (self.from.value_name(v).to_string(), self.from.ty(v).clone()));
         let results = results.collect();
-        let new = self.to.add_node(self.from.nodes[id].op.clone(), inputs, results);
+        let new = self.to.add_node(node.op.clone(), inputs, results);
         for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
             self.map[old] = Some(new);
         }

@@ -26,7 +26,7 @@ use indexmap::IndexMap;
 use symmc_ir::closed_form::{ClosedForm, ClosedFormContext};
 use symmc_ir::{
     BoundsChecks, Dim, EntityMap, Graph, GraphOutput, GroupDef, GroupId, GroupMembers, NodeId, Op,
-    Replication, SymbolTable, TensorType, ValueDef, ValueId,
+    Replication, SymbolTable, TensorType, ValueId,
 };
 
 use crate::canon::masks::fact::MaskFactCache;
@@ -213,9 +213,7 @@ impl<'r> Rewriter<'r> {
 
     /// The op and the operands of the node that gives this value as its only result.
     pub fn def(&self, value: ValueId) -> Option<(&Op, &[ValueId])> {
-        let ValueDef::Node(n, 0) = self.graph.values[value].def else { return None };
-        let node = &self.graph.nodes[n];
-        (node.outputs.len() == 1).then_some((&node.op, &node.inputs[..]))
+        self.graph.definition(value)
     }
 
     pub fn known_elements(&self, value: ValueId) -> Option<&ClosedForm> {

@@ -32,9 +32,10 @@ pub(crate) fn list() -> Vec<Case> {
     let mut out = Vec::new();
     for dtype in [DType::BF16, DType::F32, DType::U8, DType::I64] {
         for step in [2, 3, 4, 5] {
-            // Each dtype and step has three of the places, in turn.
+            // Each dtype and step has three of the places, in turn, and each op other places each time.
             for number in 0..3 {
-                let place = PLACES[(3 * out.len() / 2 + number) % PLACES.len()];
+                let turn = out.len() / 3;
+                let place = PLACES[(2 * turn + 4 * number) % PLACES.len()];
                 let name = format!("strided {dtype} by {step}, {place:?}");
                 out.push(case(r, name, dtype, place, step, number));
             }

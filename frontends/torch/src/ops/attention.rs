@@ -18,63 +18,72 @@ use crate::scope::tensor_names;
 
 pub(super) const ROWS: &[RuleRow] = &[
     row_of_results("aten.scaled_dot_product_attention", "attention", |c| {
-        let mask = c.opt_tensor("attn_mask")?;
-        attention_alone(c, mask)
+        attention_alone(c, MaskArgument::Named("attn_mask"))
     }),
     row_of_results("aten._scaled_dot_product_attention_math", "attention", |c| {
-        let mask = c.opt_tensor("attn_mask")?;
-        attention_alone(c, mask)
+        attention_alone(c, MaskArgument::Named("attn_mask"))
     }),
-    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| fused_attention(c, None)),
+    row_of_results("aten._scaled_dot_product_flash_attention", "attention", |c| {
+        fused_attention(c, MaskArgument::Absent)
+    }),
     row_of_results("aten._scaled_dot_product_flash_attention_for_cpu", "attention", |c| {
-        let mask = c.opt_tensor("attn_mask")?;
-        fused_attention(c, mask)
+        fused_attention(c, MaskArgument::Named("attn_mask"))
     }),
     row_of_results("aten._scaled_dot_product_efficient_attention", "attention", |c| {
-        let mask = c.opt_tensor("attn_bias")?;
-        fused_attention(c, mask)
+        fused_attention(c, MaskArgument::Named("attn_bias"))
     }),
     row_of_results("aten._scaled_dot_product_cudnn_attention", "attention", |c| {
-        let mask = cudnn_mask(c)?;
-        fused_attention(c, mask)
+        fused_attention(c, MaskArgument::OfCudnn)
     }),
     row_of_results("aten._scaled_dot_product_fused_attention_overrideable", "attention", |c| {
-        let mask = c.opt_tensor("attn_bias")?;
-        fused_attention(c, mask)
+        fused_attention(c, MaskArgument::Named("attn_bias"))
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_backward", "attention_gradient", |c| {
-        gradient(c, "grad_out", None)
+        gradient(c, "grad_out", MaskArgument::Absent)
     }),
     row_of_results("aten._scaled_dot_product_flash_attention_for_cpu_backward", "attention_gradient", |c| {
-        let mask = c.opt_tensor("attn_mask")?;
-        gradient(c, "grad_out", mask)
+        gradient(c, "grad_out", MaskArgument::Named("attn_mask"))
     }),
     row_of_results("aten._scaled_dot_product_efficient_attention_backward", "attention_gradient", |c| {
-        let mask = c.opt_tensor("attn_bias")?;
-        gradient(c, "grad_out_", mask)
+        gradient(c, "grad_out_", MaskArgument::Named("attn_bias"))
     }),
     row_of_results("aten._scaled_dot_product_cudnn_attention_backward", "attention_gradient", |c| {
-        let mask = cudnn_mask(c)?;
-        gradient(c, "grad_out", mask)
+        gradient(c, "grad_out", MaskArgument::OfCudnn)
     }),
     row_of_results(
         "aten._scaled_dot_product_fused_attention_overrideable_backward",
         "attention_gradient",
-        |c| {
-            let mask = c.opt_tensor("attn_bias")?;
-            gradient(c, "grad_out", mask)
-        },
+        |c| gradient(c, "grad_out", MaskArgument::Named("attn_bias")),
     ),
 ];
 
+/// The argument in which a kernel takes its mask.
+#[derive(Clone, Copy)]
+enum MaskArgument {
+    Absent,
+    Named(&'static str),
+    /// The argument of cuDNN's kernel ([`cudnn_mask`]).
+    OfCudnn,
+}
+
+impl MaskArgument {
+    fn read(self, c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
+        match self {
+            MaskArgument::Absent => Ok(None),
+            MaskArgument::Named(name) => c.opt_tensor(name),
+            MaskArgument::OfCudnn => cudnn_mask(c),
+        }
+    }
+}
+
 /// Attention whose other results are not read.
-fn attention_alone(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
+fn attention_alone(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
     c.require_results_unread_from(1)?;
     attention(c, mask)
 }
 
 /// Attention with the additional results that the kernel for its gradient reads.
-fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
+fn fused_attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
     for result in 2..c.result_count() {
         random_state(c, result)?;
     }
@@ -85,13 +94,14 @@ fn fused_attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult 
     attention(c, mask)
 }
 
-fn attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
+fn attention(c: &mut OpCall<'_, '_>, mask: MaskArgument) -> RuleResult {
     // The extents say whether heads are grouped. The other arguments are about results that are not read.
     c.ignore(&["enable_gqa", "compute_log_sumexp", "compute_logsumexp", "return_debug_mask"]);
     require_no_dropout(c)?;
     let q = c.tensor("query")?;
     let k = c.tensor("key")?;
     let v = c.tensor("value")?;
+    let mask = mask.read(c)?;
     let causal = c.bool_or("is_causal", false)?;
     let rank = c.rank(q);
     if rank < 2 {
@@ -120,8 +130,11 @@ fn attention(c: &mut OpCall<'_, '_>, mask: Option<ValueId>) -> RuleResult {
 /// kernels for bool masks.
 fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
     let Some(mask) = c.opt_tensor("attn_bias")? else { return Ok(None) };
-    let Some((Op::Select, &[condition, seen, hidden])) = c.definition(mask) else { return Ok(Some(mask)) };
-    let is_full_of = |value, number| match c.definition(value) {
+    let graph = c.builder().graph();
+    let Some((Op::Select, &[condition, seen, hidden])) = graph.definition(mask) else {
+        return Ok(Some(mask));
+    };
+    let is_full_of = |value, number| match graph.definition(value) {
         Some((Op::Full(scalar), _)) => scalar.as_f64() == number,
         _ => false,
     };
@@ -218,7 +231,7 @@ fn from_declared_log_sum_exp(c: &mut OpCall<'_, '_>, sums: ValueId, q: ValueId) 
     c.cast(sums, c.dtype(q).compute_dtype())
 }
 
-fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<ValueId>) -> RuleResult {
+fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: MaskArgument) -> RuleResult {
     let unread = ["cum_seq_q", "cum_seq_k", "max_q", "max_k", "philox_seed", "philox_offset"];
     c.ignore(&unread);
     // The reads of the results already say which gradients are wanted.
@@ -230,6 +243,7 @@ fn gradient(c: &mut OpCall<'_, '_>, of_result: &str, mask: Option<ValueId>) -> R
     let q = c.tensor("query")?;
     let k = c.tensor("key")?;
     let v = c.tensor("value")?;
+    let mask = mask.read(c)?;
     let causal = c.bool_or("is_causal", false)?;
     if c.rank(q) < 3 {
         return Err(RuleFailure::Invalid(format!(

@@ -41,7 +41,7 @@ fn error(fake: &Fake, definitions: &[&str]) -> String {
     }
 }
 
-/// What a program gives on every rank. Each argument is the same on all ranks, except that the rank is added.
+/// The results of all ranks. Each rank gets the inputs with its own number added to every element.
 fn run(fake: &Fake, ranks: u32, definitions: &[&str], inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
     let graph = import_defined(fake, Some(ranks), definitions).unwrap_or_else(|e| panic!("{e}")).graph;
     assert!(graph.nodes.values().all(|n| !matches!(n.op, Op::Opaque { .. })));

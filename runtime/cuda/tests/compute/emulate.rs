@@ -231,6 +231,7 @@ fn attention_is_the_same_with_few_and_many_splits() {
     let ways = ["attention bf16 [8, 1, 1, 700,", "attention f32 [8, 1, 1, 700,", "sink attention f32 [8, 1"];
     let cases: Vec<Case> =
         ways.iter().filter_map(|way| all.iter().find(|c| c.name.contains(way)).cloned()).collect();
+    assert_eq!(cases.len(), ways.len());
     for (name, multiprocessors, combine) in
         [("few", 8, "sc::combine_few<sc::"), ("many", 264, "sc::combine<sc::")]
     {

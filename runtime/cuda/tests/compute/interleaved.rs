@@ -1,13 +1,13 @@
 //! Columns of gate and value that alternate, with a bias for each group of rows, as one kernel.
 
-use symmc_cuda::codegen::command::GpuCommand;
-use symmc_cuda::codegen::compute::{BoundOperation, KernelLowering, fused_map, lower};
-use symmc_cuda::device::launch::DevicePtr;
+use symmc_cuda::codegen::compute::{KernelLowering, fused_map, lower};
+use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::emulate::Library;
 use crate::machine;
+use crate::products::{Part, kernels, part, steps};
 
 /// Rows and groups of rows.
 const ROWS: usize = 21;
@@ -27,44 +27,29 @@ fn value(place: usize, dtype: DType, shape: &[usize], strides: &[isize]) -> Loca
 }
 
 /// One of `step` interleaved parts with this many columns.
-fn part(place: usize, rows: usize, columns: usize, step: usize, number: usize) -> LocatedTensor {
+fn interleaved(place: usize, rows: usize, columns: usize, step: usize, number: usize) -> LocatedTensor {
     let strides = [(columns * step) as isize, step as isize];
     let mut out = value(place, DType::BF16, &[rows, columns], &strides);
     out.offset += number * 2;
     out
 }
 
-/// An op with its operands and its result.
-type Step = (Op, Vec<LocatedTensor>, LocatedTensor);
-
 /// `silu(gate + bias of its group) * (value + bias of its group)`, whose intermediate results begin at a place.
-fn steps(columns: usize, step: usize, first: usize) -> Vec<Step> {
+fn gated(columns: usize, step: usize, first: usize) -> Vec<Part> {
     let dense = |place| value(place, DType::BF16, &[ROWS, columns], &[columns as isize, 1]);
     let groups = value(2, DType::I64, &[ROWS], &[1]);
-    let mut out: Vec<Step> = Vec::new();
+    let mut out = Vec::new();
     for number in 0..2 {
-        let bias = part(1, GROUPS, columns, step, number);
+        let bias = interleaved(1, GROUPS, columns, step, number);
         let [taken, sum] = [0, 1].map(|k| dense(first + 2 * number + k));
-        out.push((Op::Take { axis: 0 }, vec![bias, groups.clone()], taken.clone()));
-        out.push((Op::Binary(BinaryOp::Add), vec![part(0, ROWS, columns, step, number), taken], sum));
+        out.push(part(Op::Take { axis: 0 }, vec![bias, groups.clone()], taken.clone()));
+        let whole = interleaved(0, ROWS, columns, step, number);
+        out.push(part(Op::Binary(BinaryOp::Add), vec![whole, taken], sum));
     }
     let [gate, last] = [4, 5].map(|k| dense(first + k));
-    out.push((Op::Unary(UnaryOp::Silu), vec![dense(first + 1)], gate.clone()));
-    out.push((Op::Binary(BinaryOp::Mul), vec![gate, dense(first + 3)], last));
+    out.push(part(Op::Unary(UnaryOp::Silu), vec![dense(first + 1)], gate.clone()));
+    out.push(part(Op::Binary(BinaryOp::Mul), vec![gate, dense(first + 3)], last));
     out
-}
-
-fn bound(steps: &[Step]) -> Vec<BoundOperation<'_>> {
-    steps
-        .iter()
-        .enumerate()
-        .map(|(index, (op, operands, result))| BoundOperation {
-            index,
-            op,
-            operands,
-            results: std::slice::from_ref(result),
-        })
-        .collect()
 }
 
 #[test]
@@ -78,15 +63,15 @@ fn parts_that_alternate_are_read_once() {
         let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
         let machine = machine(0, 225 << 10);
         let mut l = KernelLowering::new(&at, &machine);
-        let (together, alone) = (steps(columns, step, 3), steps(columns, step, 9));
-        let one = fused_map::lower(&bound(&together), &mut l).expect("it fits").expect("one shape");
+        let (together, alone) = (gated(columns, step, 3), gated(columns, step, 9));
+        let one = kernels(fused_map::lower(&steps(&together), &mut l).expect("it fits").expect("one shape"));
         let text = l.source.text();
         // The product, and the bias.
         assert_eq!(text.matches("k++) read<bf16, ").count(), windows, "{what}");
-        let each = bound(&alone)
+        let each: Vec<KernelLaunch> = steps(&alone)
             .iter()
-            .flat_map(|step| lower(step, &mut l).expect("it has a form"))
-            .collect::<Vec<_>>();
+            .flat_map(|step| kernels(lower(step, &mut l).expect("it has a form")))
+            .collect();
         assert_eq!([one.len(), each.len()], [1, 6], "{what}");
         let name = format!("interleaved-{columns}-{step}");
         let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
@@ -101,8 +86,7 @@ fn parts_that_alternate_are_read_once() {
             words(place, SPACING / 2).iter_mut().for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
         }
         (0..ROWS).for_each(|row| words(2, 4 * ROWS)[4 * row] = (row * 3 % GROUPS) as u16);
-        for command in one.iter().chain(&each) {
-            let GpuCommand::Kernel(kernel) = command else { panic!("expected a kernel, found {command:?}") };
+        for kernel in one.iter().chain(&each) {
             // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
             unsafe { library.run(kernel) };
         }

@@ -437,7 +437,7 @@ impl AttentionLowering<'_> {
         let (parameters, given) = extra_pointers(self.operands.len());
         let (call, blocks) = if splits <= FEW_SPLITS {
             (
-                format!("combine_few<sc::@_L, {splits}>(partial, r, given, {rows})"),
+                format!("combine_few<sc::@_L, {splits}, {COMBINING_WARPS}>(partial, r, given, {rows})"),
                 rows.div_ceil(COMBINING_WARPS),
             )
         } else {

@@ -74,11 +74,11 @@ struct RowReduction {
     kind: &'static str,
 }
 
-/// What a row is reduced to.
+/// The number that a reduction computes for each row.
 enum RowOp {
     Elements(ReductionKind),
-    /// The factor by which an RMS norm multiplies elements, after their product with another number per row.
-    /// That one is 1, unless the mean of the squares is not a normal number of the type.
+    /// The factor of an RMS norm. Each element is first multiplied by the value `unit`, which is 1 unless the
+    /// mean of the squares is not a normal number of the type.
     NormFactor {
         eps: String,
         unit: usize,
@@ -103,11 +103,6 @@ impl RowReduction {
         of_elements && self.name() == "Sum" && self.accumulator == "float"
     }
 
-    /// Whether a pass over the row may show that another one is needed.
-    fn may_repeat(&self) -> bool {
-        self.is_float_sum() || matches!(self.op, RowOp::NormFactor { .. })
-    }
-
     /// Combines element `x` of the row into accumulator `k`.
     fn join(&self, k: usize, x: &str) -> String {
         match &self.op {
@@ -116,13 +111,12 @@ impl RowReduction {
         }
     }
 
-    /// The condition under which the row is read again, after the first pass.
-    fn repeats_if(&self, k: usize) -> String {
+    /// The condition under which the row is read again after the first pass; `None` if it never is.
+    fn repeat_condition(&self, k: usize) -> Option<String> {
         match &self.op {
-            RowOp::NormFactor { unit, .. } => format!("v{unit} != 1"),
+            RowOp::NormFactor { unit, .. } => Some(format!("v{unit} != 1")),
             // A sum of floats may leave their range while its final value is within the range.
-            RowOp::Elements(_) if self.is_float_sum() => format!("a{k} - a{k} != 0"),
-            RowOp::Elements(_) => "false".into(),
+            RowOp::Elements(_) => self.is_float_sum().then(|| format!("a{k} - a{k} != 0")),
         }
     }
 
@@ -441,12 +435,14 @@ impl<'k> PhaseWriter<'k> {
         let mut pass = String::new();
         self.loop_over_row(&mut pass, level, &joins.collect::<String>(), "");
         self.run_pass(out, &pass, &current, RowPass::First);
-        let repeating = || current.iter().enumerate().filter(|(_, r)| r.may_repeat());
-        if repeating().next().is_some() {
-            let conditions: Vec<String> = repeating().map(|(k, r)| r.repeats_if(k)).collect();
-            let _ = writeln!(out, "    if ({}) {{", conditions.join(" || "));
-            for (k, r) in current.iter().enumerate() {
-                let _ = writeln!(out, "    const bool again{k} = {};", r.repeats_if(k));
+        let conditions: Vec<Option<String>> =
+            current.iter().enumerate().map(|(k, r)| r.repeat_condition(k)).collect();
+        let any: Vec<&str> = conditions.iter().flatten().map(String::as_str).collect();
+        if !any.is_empty() {
+            let _ = writeln!(out, "    if ({}) {{", any.join(" || "));
+            for (k, condition) in conditions.iter().enumerate() {
+                let _ =
+                    writeln!(out, "    const bool again{k} = {};", condition.as_deref().unwrap_or("false"));
             }
             self.run_pass(out, &pass, &current, RowPass::Again);
             out.push_str("    }\n");

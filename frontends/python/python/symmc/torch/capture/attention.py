@@ -7,7 +7,6 @@ Attention with dropout, or with a mask that needs a gradient, is traced as produ
 
 from __future__ import annotations
 
-import operator
 import re
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from symmc.torch.capture.data_sizes import save_data_sizes
 from symmc.torch.capture.permutations import gather_gradients
+from symmc.torch.graphs.nodes import is_view
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
@@ -112,18 +112,12 @@ def _view_again(node: torch.fx.Node) -> None:
     """Makes the backward pass compute a view again from the tensor that it views. It would keep the view itself otherwise, and copy it
     before a plan reads it."""
     chain, source = [], node
-    while isinstance(source, torch.fx.Node) and _is_view(source):
+    while is_view(source):
         chain.append(source)
         source = source.args[0]
     # The caller may change inputs between the passes.
     if source.op != "placeholder":
         _recompute(chain)
-
-
-def _is_view(node: torch.fx.Node) -> bool:
-    if node.target is operator.getitem:
-        return isinstance(node.args[0], torch.fx.Node) and _is_view(node.args[0])
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def _make_mask_again(node: torch.fx.Node) -> None:

@@ -47,20 +47,20 @@ def save_data_sizes(forward: torch.fx.GraphModule, backward: torch.fx.GraphModul
     inputs = [node for node in backward.graph.nodes if node.op == "placeholder"]
     taken = zip([*numbers, *tensors], inputs)
     saved = [SavedValue(node, placeholder) for node, placeholder in taken if isinstance(node, torch.fx.Node)]
-    odd = [one for one in saved if _data_symbols(one.value)]
+    data_dependent = [one for one in saved if _data_symbols(one.value)]
     readers = _readers(forward.graph)
-    needed = sorted({symbol for one in odd for symbol in _data_symbols(one.value)}, key=str)
-    if not odd or not all(symbol in readers for symbol in needed):
+    needed = sorted({symbol for one in data_dependent for symbol in _data_symbols(one.value)}, key=str)
+    if not data_dependent or not all(symbol in readers for symbol in needed):
         return
-    if not all(_is_supported(one.value, set(needed)) for one in odd):
+    if not all(_is_supported(one.value, set(needed)) for one in data_dependent):
         return
     first = inputs[len(numbers)] if len(inputs) > len(numbers) else None
-    device = next((one.value.device for one in odd if isinstance(one.value, torch.Tensor)), None)
+    device = next((one.value.device for one in data_dependent if isinstance(one.value, torch.Tensor)), None)
     sources = [_on_device(forward.graph, readers[symbol].args[0], device) for symbol in needed]
     sizes = _Sizes(backward.graph, [readers[symbol] for symbol in needed], sources, first)
     _repeat_assertions(forward.graph, sizes)
     returned[results:results] = sizes.sources
-    for one in odd:
+    for one in data_dependent:
         if _is_size(one.returned):
             del returned[len(returned) - 1 - returned[::-1].index(one.returned)]
             one.taken.replace_all_uses_with(sizes.node_of(one.value.node.expr))
@@ -97,12 +97,12 @@ def _readers(graph: torch.fx.Graph) -> dict[sympy.Symbol, torch.fx.Node]:
 def _is_supported(value, symbols: set) -> bool:
     """Whether a size is computed from these symbols by sums and products, or a tensor has one axis with such an extent."""
     sizes = [value] if isinstance(value, torch.SymInt) else [size for size in value.shape if _data_symbols(size)]
-    return len(sizes) == 1 and sizes[0].node.expr.free_symbols <= symbols and _is_linear(sizes[0].node.expr)
+    return len(sizes) == 1 and sizes[0].node.expr.free_symbols <= symbols and _is_sum_of_products(sizes[0].node.expr)
 
 
-def _is_linear(expression) -> bool:
+def _is_sum_of_products(expression) -> bool:
     parts = expression.args if isinstance(expression, (sympy.Add, sympy.Mul)) else ()
-    return expression.is_Symbol or expression.is_Integer or (bool(parts) and all(map(_is_linear, parts)))
+    return expression.is_Symbol or expression.is_Integer or (bool(parts) and all(map(_is_sum_of_products, parts)))
 
 
 class _Sizes:
@@ -124,7 +124,7 @@ class _Sizes:
             self.known[value.node.expr] = self.insert(_READ, (given,), value)
 
     def insert(self, target, args, value) -> torch.fx.Node:
-        """Adds a node behind those that were added before."""
+        """Adds a node after those that were added before."""
         with self.graph.inserting_after(self.last):
             node = self.graph.call_function(target, args)
         node.meta["val"] = value
@@ -163,7 +163,7 @@ def _repeat_assertions(graph: torch.fx.Graph, sizes: _Sizes) -> None:
         condition = node.args[0].meta.get("val") if node.target is _ASSERT and isinstance(node.args[0], torch.fx.Node) else None
         relation = condition.node.expr if isinstance(condition, torch.SymBool) else None
         combine = next((combine for kind, combine in _RELATIONS.items() if isinstance(relation, kind)), None)
-        if combine is None or not relation.free_symbols <= sizes.symbols or not all(map(_is_linear, relation.args)):
+        if combine is None or not relation.free_symbols <= sizes.symbols or not all(map(_is_sum_of_products, relation.args)):
             continue
         holds = sizes.insert(combine, tuple(map(sizes.node_of, relation.args)), condition)
         sizes.insert(_ASSERT, (holds, node.args[1]), None)

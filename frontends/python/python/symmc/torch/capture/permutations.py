@@ -98,29 +98,21 @@ class _Permutations:
         """The inverse of a permutation, computed before a node that reads the permutation."""
         if not self._is_inverse_before(permutation, node):
             value = permutation.meta["val"]
-            with self.graph.inserting_after(permutation):
-                numbers = self.graph.call_function(torch.ops.aten.arange.default, (value.shape[0],), {"device": value.device})
-            self._annotate(numbers, permutation)
-            with self.graph.inserting_after(numbers):
-                empty = self.graph.call_function(torch.ops.aten.empty_like.default, (permutation,))
-            self._annotate(empty, permutation)
-            with self.graph.inserting_after(empty):
-                put = self.graph.call_function(torch.ops.aten.index_put.default, (empty, [permutation], numbers))
-            self._annotate(put, permutation)
+            with self.graph.inserting_before(permutation.next):
+                numbers = self._add(torch.ops.aten.arange.default, (value.shape[0],), permutation, device=value.device)
+                empty = self._add(torch.ops.aten.empty_like.default, (permutation,), permutation)
+                put = self._add(torch.ops.aten.index_put.default, (empty, [permutation], numbers), permutation)
             self.inverses[permutation] = put
         return self.inverses[permutation]
 
-    def _add(self, target, args, like: torch.fx.Node) -> torch.fx.Node:
-        node = self.graph.call_function(target, args)
-        self._annotate(node, like)
-        return node
-
-    def _annotate(self, node: torch.fx.Node, like: torch.fx.Node) -> None:
-        """Gives a new node the value that it has, and what else is known of another node."""
+    def _add(self, target, args, like: torch.fx.Node, **kwargs) -> torch.fx.Node:
+        """Adds a node with its value, and with the other metadata of a node like it."""
+        node = self.graph.call_function(target, args, kwargs)
         node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta")}
         values = lambda given: torch.fx.node.map_arg(given, lambda n: n.meta["val"])  # noqa: E731
         with like.meta["val"].fake_mode:
-            node.meta["val"] = node.target(*values(node.args), **values(node.kwargs))
+            node.meta["val"] = target(*values(args), **kwargs)
+        return node
 
 
 def _is_order_of_sort(node: torch.fx.Node) -> bool:

@@ -1,7 +1,8 @@
-"""Nodes of fx graphs: copies, numbers, process groups among the arguments, source lines."""
+"""Nodes of fx graphs: copies, numbers, views, process groups among the arguments, source lines."""
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable
 
@@ -24,6 +25,15 @@ def copy_graph(graph: torch.fx.Graph, known: dict[torch.fx.Node, torch.fx.Node])
     for old, new in known.items():
         new.meta = dict(old.meta)
     return copy
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether a node is a view of its first operand, or one of several views of the same tensor."""
+    if node.op != "call_function" or not node.args or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    if node.target is operator.getitem:
+        return is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def process_groups_of(node: torch.fx.Node) -> list[str]:

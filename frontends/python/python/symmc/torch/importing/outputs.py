@@ -7,7 +7,7 @@ import operator
 import torch
 
 from symmc.torch.graphs.layouts import inverse_permutation, memory_order
-from symmc.torch.graphs.nodes import NUMBER
+from symmc.torch.graphs.nodes import NUMBER, is_view
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
 
@@ -84,10 +84,6 @@ class OutputBuilder:
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
     """The base of a view, or the node itself if it is not a view."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], torch.fx.Node):
-        is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-        is_part = node.target is operator.getitem and _base(node.args[0]) is not node.args[0]
-        if not (is_view or is_part):
-            break
+    while is_view(node):
         node = node.args[0]
     return node

@@ -11,6 +11,7 @@ import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import symmc
+from symmc.torch.graphs.nodes import is_view
 from symmc.torch.graphs.sizes import symbol_sources
 from symmc.torch.inductor import engine_ops, operators
 from symmc.torch.inductor.engine_ops import NoForm
@@ -193,8 +194,7 @@ def _is_work(node: torch.fx.Node) -> bool:
         return False
     if node.target in (torch.ops._c10d_functional.wait_tensor.default, torch.ops.symmc.wait.default):
         return False
-    is_view = isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-    return not is_view and not isinstance(node.meta.get("val"), (torch.SymInt, int))
+    return not is_view(node) and not isinstance(node.meta.get("val"), (torch.SymInt, int))
 
 
 def _with_norm(small: list[torch.fx.Node]) -> list[torch.fx.Node]:

@@ -366,13 +366,13 @@ template <class L, int SPLITS> SC_FN void combine(const void *partial, void *pr,
     }
 }
 
-// One warp per row merges the parts of few splits, in order.
-template <class L, int SPLITS>
+// One warp per row merges the parts of few splits, in order. A block has this many warps.
+template <class L, int SPLITS, int WARPS>
 SC_FN void combine_few(const void *partial, void *pr, const void *const *given, i64 rows) {
     typedef Attention<L> Q;
     typedef typename Q::T T;
     typedef typename Q::C C;
-    const i64 at = (i64)blockIdx.x * 4 + threadIdx.x / 32;
+    const i64 at = (i64)blockIdx.x * WARPS + threadIdx.x / 32;
     const int lane = threadIdx.x % 32;
     if (at >= rows) return;
     const C *from = (const C *)partial + at * SPLITS * Q::RECORD;
