@@ -12,9 +12,10 @@ use crate::case::Case;
 use crate::layout::Placed;
 use crate::ops::ends;
 use crate::random::{indices, of, tensor};
+use crate::stores::many_places;
 
 /// Swaps the last two axes of how a tensor lies: its columns are contiguous then.
-fn columns_first(tensor: Tensor) -> Placed {
+pub(crate) fn columns_first(tensor: Tensor) -> Placed {
     let mut out = Placed::dense(tensor);
     let rank = out.layout.strides.len();
     let rows = out.tensor.shape()[rank - 2] as isize;
@@ -34,7 +35,13 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 }
 
 /// A case whose results the CPU kernels compute.
-fn case(name: &str, op: Op, operands: Vec<Placed>, results: &[(DType, &[usize])], scale: f64) -> Case {
+pub(crate) fn case(
+    name: &str,
+    op: Op,
+    operands: Vec<Placed>,
+    results: &[(DType, &[usize])],
+    scale: f64,
+) -> Case {
     let data: Vec<Vec<u64>> = operands.iter().map(|p| words(p.tensor.data())).collect();
     let strides: Vec<Vec<isize>> = operands.iter().map(|p| contiguous_strides(p.tensor.shape())).collect();
     let views: Vec<TensorView<'_>> =
@@ -74,6 +81,7 @@ pub(crate) fn list() -> Vec<Case> {
     others(r, &mut out);
     gradients(r, &mut out);
     routes(r, &mut out);
+    many_places(r, &mut out);
     out
 }
 

@@ -23,6 +23,7 @@ mod random;
 mod skip;
 mod small;
 mod special;
+mod stores;
 mod strided;
 
 pub use self::case::Case;

@@ -37,6 +37,7 @@ pub mod mask_bias;
 mod matmul;
 mod movement;
 pub mod products;
+mod radix;
 pub mod rotary;
 mod route;
 pub mod row_reductions;
@@ -159,7 +160,9 @@ pub fn workspace(
         Op::GroupedMatMul | Op::ArgReduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } => 0,
         Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::RotaryEmbedding { .. } => 0,
         Op::Take { .. } | Op::Index { .. } | Op::GatherElements { .. } => 0,
-        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => 0,
+        Op::ScatterElements { .. } | Op::IndexAdd { .. } | Op::IndexPut { .. } => {
+            scatter::workspace(op, operands)
+        }
         Op::Concat { .. } | Op::Pad { .. } | Op::Shard { .. } | Op::Route(_) => 0,
         Op::Collective(_) | Op::Opaque { .. } | Op::Custom(_) => 0,
     }

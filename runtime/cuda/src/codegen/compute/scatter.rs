@@ -3,6 +3,8 @@
 //! The first operand is copied unless it is already in the result's place. Then the sources are stored, or
 //! combined, in the order of their positions. Several index-puts are one kernel with separate blocks for each
 //! ([`lower_together`]).
+//!
+//! Many sources are first sorted by their destination ([`super::radix`]), which needs workspace.
 
 use std::fmt::Write as _;
 
@@ -11,6 +13,7 @@ use symmc_runtime::exec::LocatedTensor;
 
 use super::lowering::{BoundOperation, KernelLowering, arity, mismatch_error, no_kernel};
 use super::movement::{common_shape, copy};
+use super::radix::{self, RadixSort};
 use super::space::{IterationAxis, broadcast, collapsed_axes};
 use super::text::{self, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
@@ -51,16 +54,13 @@ pub(super) fn lower_scatter_elements(
         return Err(mismatch_error("the index of scatter", &x.shape, &index.shape));
     }
     let mut out = copy(x, result, l)?;
-    let n: usize = index.shape.iter().product();
-    if n == 0 {
-        return Ok(out);
-    }
-    let along = index.shape[axis];
+    let Some(sizes) = ElementSizes::of(axis, x, index) else { return Ok(out) };
+    let ElementSizes { elements: n, along, lines, .. } = sizes;
     let mut layout = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} I;\nstatic const i64 N = {n}, ALONG = {along}, LINES = {}, EXTENT = {};\n",
         stored_type(x.dtype),
         stored_type(index.dtype),
-        n / along,
+        lines,
         x.shape[axis]
     );
     for (name, value) in [("i", index), ("s", src), ("d", result)] {
@@ -71,27 +71,137 @@ pub(super) fn lower_scatter_elements(
         layout.push_str(&offset_function(&format!("{name}_line"), &line));
         let _ = writeln!(layout, "static const i64 {name}_step = {}ll;", value.strides[axis]);
     }
-    let _ = writeln!(
-        layout,
-        "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
-         sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion);\n}}",
-        combine_name(combine)
-    );
+    layout.push_str("}; }\n");
+    let assertion = l.index_assertion(axis, x.shape[axis]);
+    let addresses = [index, src, result].map(|value| l.address_of(value));
+    let kernels = ElementKernels { layout, how: combine_name(combine), addresses, assertion };
     l.preludes();
     l.source.prelude(text::SCATTER);
-    let assertion = l.index_assertion(axis, x.shape[axis]);
-    let entry = l.source.function("scatter", layout);
-    let mut params: Vec<KernelParam> = [index, src, result].map(|value| l.address_of(value).into()).to_vec();
-    params.extend([l.machine.status.into(), assertion.into()]);
-    out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, n.div_ceil(256), 256, params)));
+    if sizes.is_sorted() {
+        kernels.sort_and_store(&sizes, &mut out, l)?;
+    } else {
+        out.push(kernels.store(n, l));
+    }
     Ok(out)
+}
+
+/// The sizes of a scatter of elements.
+struct ElementSizes {
+    elements: usize,
+    /// The elements along the axis of the scatter.
+    along: usize,
+    /// The lines along that axis.
+    lines: usize,
+    /// The elements of the result to which elements can go.
+    destinations: usize,
+}
+
+impl ElementSizes {
+    /// `None` if nothing is scattered.
+    fn of(axis: usize, x: &LocatedTensor, index: &LocatedTensor) -> Option<ElementSizes> {
+        let elements: usize = index.shape.iter().product();
+        let along = *index.shape.get(axis)?;
+        let lines = elements.checked_div(along)?;
+        let extent = *x.shape.get(axis)?;
+        (elements > 0).then_some(ElementSizes { elements, along, lines, destinations: lines * extent })
+    }
+
+    /// Whether elements are sorted by destination. If not, each compares its index with all of its line.
+    fn is_sorted(&self) -> bool {
+        self.along > MOST_COMPARED_ELEMENTS && radix::can_sort(self.elements, self.destinations)
+    }
+}
+
+/// The kernels of a scatter of elements.
+struct ElementKernels {
+    layout: String,
+    how: &'static str,
+    /// The addresses of index, source and result.
+    addresses: [DevicePtr; 3],
+    assertion: u32,
+}
+
+impl ElementKernels {
+    fn store(&self, elements: usize, l: &mut KernelLowering<'_>) -> GpuCommand {
+        let text = format!(
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
+             sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion);\n}}",
+            self.layout, self.how
+        );
+        let entry = l.source.function("scatter", text);
+        let mut params: Vec<KernelParam> = self.addresses.map(KernelParam::from).to_vec();
+        params.extend([l.machine.status.into(), self.assertion.into()]);
+        GpuCommand::Kernel(KernelLaunch::flat(entry, elements.div_ceil(256), 256, params))
+    }
+
+    fn sort_and_store(
+        &self,
+        sizes: &ElementSizes,
+        out: &mut Vec<GpuCommand>,
+        l: &mut KernelLowering<'_>,
+    ) -> Result<()> {
+        let sort = RadixSort::new("a scatter", sizes.elements, sizes.destinations, l)?;
+        let blocks = sizes.elements.div_ceil(256);
+        let [index, source, result] = self.addresses;
+        let keys = format!(
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *i, void *k, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
+             sc::element_keys<sc::@_L>(i, k, status, assertion);\n}}\n",
+            self.layout
+        );
+        let params = vec![index.into(), sort.keys().into(), l.machine.status.into(), self.assertion.into()];
+        let entry = l.source.function("scatter_keys", keys);
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params)));
+        let sorted = sort.sort(out, l);
+        let store = format!(
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *k, const void *p, const void *s, void *d) {{\n    symmc_enter();\n    \
+             sc::scatter_sorted_elements<sc::@_L, sc::{}>(k, p, s, d);\n}}\n",
+            self.layout, self.how
+        );
+        let params = [sorted.keys, sorted.positions, source, result].map(KernelParam::from).to_vec();
+        let entry = l.source.function("scatter", store);
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params)));
+        Ok(())
+    }
+}
+
+/// The most elements of a line whose indices are compared with each other.
+const MOST_COMPARED_ELEMENTS: usize = 256;
+/// The most places whose indices are compared with each other.
+const MOST_COMPARED_PLACES: usize = 1024;
+
+/// The bytes of workspace that a scatter, index-add or index-put needs.
+pub(super) fn workspace(op: &Op, operands: &[LocatedTensor]) -> usize {
+    match (op, operands) {
+        (&Op::ScatterElements { axis, .. }, [x, index, _]) => ElementSizes::of(axis, x, index)
+            .filter(ElementSizes::is_sorted)
+            .map_or(0, |sizes| radix::workspace(sizes.elements)),
+        (&Op::IndexAdd { axis }, [x, index, _]) => piece_workspace(axis, x, std::slice::from_ref(index)),
+        (&Op::IndexPut { axis, .. }, [x, _, indices @ ..]) => piece_workspace(axis, x, indices),
+        _ => 0,
+    }
+}
+
+fn piece_workspace(axis: usize, x: &LocatedTensor, indices: &[LocatedTensor]) -> usize {
+    let places = common_shape(indices).iter().product();
+    let destinations = x.shape.iter().skip(axis).take(indices.len()).product();
+    if sorts_places(places, destinations) { radix::workspace(places) } else { 0 }
+}
+
+/// Whether places are sorted by destination.
+fn sorts_places(places: usize, destinations: usize) -> bool {
+    places > MOST_COMPARED_PLACES && radix::can_sort(places, destinations)
 }
 
 struct IndexPutPart {
     layout: String,
+    number: usize,
     how: &'static str,
     blocks: usize,
-    params: [KernelParam; 3],
+    places: usize,
+    destinations: usize,
+    indices: KernelParam,
+    source: DevicePtr,
+    result: DevicePtr,
 }
 
 /// Stores pieces of `src` in `x` at the places that the indices select on its axes from `axis` on.
@@ -105,11 +215,12 @@ pub(super) fn lower_index_put(
 ) -> Commands {
     let mut out = copy(x, result, l)?;
     let part = index_put_part(axis, combine, [x, src], indices, result, 0, l)?;
-    out.extend(part.map(|part| launch(vec![part], l)));
+    launch(part.into_iter().collect(), &mut out, l)?;
     Ok(out)
 }
 
-/// Lowers index-puts: at most one kernel, after the copies of operands that are not in their result's place.
+/// Lowers index-puts: at most one kernel for those with few places, after the copies of operands that are not in
+/// their result's place.
 pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Commands {
     let mut out = Vec::new();
     let mut parts = Vec::with_capacity(steps.len());
@@ -123,9 +234,7 @@ pub fn lower_together(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) 
         out.extend(copy(x, result, l)?);
         parts.extend(index_put_part(axis, add, [x, src], indices, result, parts.len(), l)?);
     }
-    if !parts.is_empty() {
-        out.push(launch(parts, l));
-    }
+    launch(parts, &mut out, l)?;
     Ok(out)
 }
 
@@ -156,8 +265,12 @@ fn index_put_part(
         return Ok(None);
     }
     let from = broadcast(&shape, &src.shape, &src.strides);
+    let destinations: usize = x.shape[axis..end].iter().product();
+    let is_wide =
+        has_wide_pieces([src, result], piece, [&from[..], &result.strides], [axis + at.len(), end], l);
     let mut layout = format!(
-        "namespace sc {{ struct @_L{number} {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece};\n",
+        "namespace sc {{ struct @_L{number} {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece}, PLACES = {destinations};\n\
+         static const bool WIDE = {is_wide};\n",
         stored_type(x.dtype)
     );
     let parts = [
@@ -170,20 +283,66 @@ fn index_put_part(
     parts.iter().for_each(|(name, axes)| layout.push_str(&offset_function(name, axes)));
     places_text(&mut layout, axis, x, indices, &at, result);
     layout.push_str("}; }\n");
-    let blocks = places * piece.div_ceil(1024) * before;
-    let params = [indices_param(axis, x, indices, l)?, l.address_of(src).into(), l.address_of(result).into()];
-    Ok(Some(IndexPutPart { layout, how: combine_name(combine), blocks, params }))
+    Ok(Some(IndexPutPart {
+        layout,
+        number,
+        how: combine_name(combine),
+        blocks: places * piece.div_ceil(1024) * before,
+        places,
+        destinations,
+        indices: indices_param(axis, x, indices, l)?,
+        source: l.address_of(src),
+        result: l.address_of(result),
+    }))
 }
 
-fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
+/// Whether the pieces of source and result are contiguous, and all start at multiples of 4 elements. The axes of
+/// each from the given one on are those of a piece.
+fn has_wide_pieces(
+    values: [&LocatedTensor; 2],
+    piece: usize,
+    strides: [&[isize]; 2],
+    first_axes: [usize; 2],
+    l: &KernelLowering<'_>,
+) -> bool {
+    let fits = |i: usize| {
+        let (outer, inner) = strides[i].split_at(first_axes[i]);
+        let extents = &values[1].shape[values[1].shape.len() - inner.len()..];
+        let mut step = 1;
+        let is_contiguous = extents.iter().zip(inner).rev().all(|(&n, &stride)| {
+            let expected = step;
+            step *= n as isize;
+            n == 1 || stride == expected
+        });
+        let bytes = (4 * values[i].dtype.size()).min(16);
+        let is_aligned = l.address_of(values[i]).alignment(16) as usize % bytes == 0;
+        is_contiguous && is_aligned && outer.iter().all(|stride| stride % 4 == 0)
+    };
+    piece % 4 == 0 && (0..2).all(fits)
+}
+
+/// Adds the kernels of these parts.
+fn launch(parts: Vec<IndexPutPart>, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> Result<()> {
     l.preludes();
     l.source.prelude(text::SCATTER);
+    let (many, few): (Vec<_>, Vec<_>) =
+        parts.into_iter().partition(|part| sorts_places(part.places, part.destinations));
+    if !few.is_empty() {
+        out.push(launch_together(few, l));
+    }
+    many.into_iter().try_for_each(|part| part.sort_and_store(out, l))
+}
+
+fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
-    let declared: Vec<String> =
-        (0..parts.len()).map(|i| format!("sc::@_L{i}::Indices i{i}, const void *s{i}, void *d{i}")).collect();
+    let declared: Vec<String> = parts
+        .iter()
+        .map(|p| format!("sc::@_L{0}::Indices i{0}, const void *s{0}, void *d{0}", p.number))
+        .collect();
     let mut body = String::new();
     let mut first = 0;
-    for (i, part) in parts.iter().enumerate() {
+    for part in &parts {
+        let i = part.number;
         let end = first + part.blocks;
         let _ = writeln!(
             body,
@@ -197,12 +356,34 @@ fn launch(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuCommand {
         declared.join(", ")
     );
     let entry = l.source.function("index_put", function);
-    GpuCommand::Kernel(KernelLaunch::flat(
-        entry,
-        first,
-        256,
-        parts.into_iter().flat_map(|p| p.params).collect(),
-    ))
+    let params = parts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
+    GpuCommand::Kernel(KernelLaunch::flat(entry, first, 256, params))
+}
+
+impl IndexPutPart {
+    fn sort_and_store(self, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> Result<()> {
+        let sort = RadixSort::new("an indexed store", self.places, self.destinations, l)?;
+        let layout = format!("sc::@_L{}", self.number);
+        let keys = format!(
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @({layout}::Indices i, void *k) {{\n    symmc_enter();\n    \
+             sc::place_keys<{layout}>(i, k);\n}}\n",
+            self.layout
+        );
+        let entry = l.source.function("index_put_keys", keys);
+        let params = vec![self.indices, sort.keys().into()];
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.places.div_ceil(256), 256, params)));
+        let sorted = sort.sort(out, l);
+        let store = format!(
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *k, const void *p, const void *s, void *d) {{\n    symmc_enter();\n    \
+             sc::scatter_sorted_pieces<{layout}, sc::{}>(k, p, s, d, blockIdx.x);\n}}\n",
+            self.layout, self.how
+        );
+        let params =
+            [sorted.keys, sorted.positions, self.source, self.result].map(KernelParam::from).to_vec();
+        let entry = l.source.function("index_put", store);
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.blocks, 256, params)));
+        Ok(())
+    }
 }
 
 /// The largest number of index tensors of one step.
@@ -266,7 +447,7 @@ fn places_text(
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
-             if (p < 0) {{ if (say && threadIdx.x == 0) report((void *)indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
+             if (p < 0) {{ if (say) report((void *)indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
              place = place * {extent}ll + p; }}"
         );
     }

@@ -39,6 +39,8 @@ pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
 pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
 /// Stores at positions from data.
 pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
+/// Sorting of integers below 2^32 with their positions.
+pub(super) const RADIX: &str = include_str!("kernels/radix.cuh");
 pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
 /// Routing of tokens to experts.
 pub(super) const ROUTE: &str = include_str!("kernels/route.cuh");

@@ -1,7 +1,9 @@
 // Stores at positions from data. The destination already holds the first operand.
 //
 // Sources with the same destination are combined in their order, so that every run gives the same bits. The
-// first of them does the work for all; for a plain store, the last one does.
+// first of them does the work for all; for a plain store, the last one does. Few sources search each other for
+// equal destinations, which takes time proportional to the square of their number. Many are sorted by
+// destination first (radix.cuh).
 
 namespace sc {
 
@@ -62,7 +64,7 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
 
 // One block for each place that the indices select and each tile of the pieces stored there; this one has
 // number `b`. `L`: types T and I, N places, BEFORE outer positions, PIECE elements of a piece;
-// `place(indices, j, say)` returns the destination of place j, or -1.
+// `place(indices, j, say)` returns the destination of place j, or -1, which it reports if `say` is set.
 template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd, i64 b) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
@@ -75,7 +77,7 @@ template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices 
     const i64 own = b % L::N;
     b /= L::N;
     const i64 tile = b % tiles, before = b / tiles;
-    const i64 place = L::place(indices, own, true);
+    const i64 place = L::place(indices, own, threadIdx.x == 0);
     if (place < 0) return;
     if (threadIdx.x == 0) found = 0;
     __syncthreads();
@@ -133,6 +135,145 @@ template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices 
         if (HOW == MEAN) acc[i] = divide(acc[i], joined);
         if (e < L::PIECE) dst[L::d_piece(e)] = Put<T>::of(acc[i]);
     }
+}
+
+// The elements of a piece that a thread has, from `e0` on: neighbours if they are accessed together, and otherwise
+// `by` apart.
+template <class T> struct Items { T e[4]; };
+template <class L, bool WIDE, class T> SC_FN void load_items(Items<T> &out, const T *p, i64 e0, i64 by, bool is_source) {
+    const int TOGETHER = sizeof(T) == 8 ? 2 : 4;
+#pragma unroll
+    for (int i = 0; i < 4; i += WIDE ? TOGETHER : 1) {
+        if (WIDE) {
+            Few<T, TOGETHER> few;
+            read(few, p + e0 + i);
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) out.e[i + j] = few.e[j];
+            continue;
+        }
+        const i64 e = e0 + i * by;
+        if (e < L::PIECE) out.e[i] = p[is_source ? L::s_piece(e) : L::d_piece(e)];
+    }
+}
+template <class L, bool WIDE, class T> SC_FN void store_items(T *p, const Items<T> &x, i64 e0, i64 by) {
+    const int TOGETHER = sizeof(T) == 8 ? 2 : 4;
+#pragma unroll
+    for (int i = 0; i < 4; i += WIDE ? TOGETHER : 1) {
+        if (WIDE) {
+            Few<T, TOGETHER> few;
+#pragma unroll
+            for (int j = 0; j < TOGETHER; j++) few.e[j] = x.e[i + j];
+            write(p + e0 + i, few);
+            continue;
+        }
+        const i64 e = e0 + i * by;
+        if (e < L::PIECE) p[L::d_piece(e)] = x.e[i];
+    }
+}
+
+// The destinations of all places as keys; those out of range get the largest key.
+template <class L> SC_FN void place_keys(const typename L::Indices &indices, void *keys) {
+    const i64 j = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (j >= L::N) return;
+    const i64 place = L::place(indices, j, true);
+    ((u32 *)keys)[j] = (u32)(place < 0 ? L::PLACES : place);
+}
+
+// Whether the source at position i of the sorted ones is to do the work for all with its destination.
+template <int HOW> SC_FN bool works_for_all(const u32 *keys, i64 i, i64 n) {
+    if (HOW == STORE) return i + 1 == n || keys[i + 1] != keys[i];
+    return i == 0 || keys[i - 1] != keys[i];
+}
+
+// As scatter_pieces, with places sorted by destination: block `b` has number `b % N` of them. `L`: also PLACES,
+// the number of destinations, and WIDE, whether pieces are contiguous and start at multiples of 4 elements.
+template <class L, int HOW>
+SC_FN void scatter_sorted_pieces(const void *pk, const void *pp, const void *ps, void *pd, i64 b) {
+    typedef typename L::T T;
+    typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
+    const int ITEMS = 4, THREADS = 256, MANY = 8;
+    const u32 *keys = (const u32 *)pk, *positions = (const u32 *)pp;
+    const i64 tiles = (L::PIECE + ITEMS * THREADS - 1) / (ITEMS * THREADS);
+    const i64 own = b % L::N;
+    b /= L::N;
+    const i64 tile = b % tiles, before = b / tiles;
+    const u32 key = keys[own];
+    if (key == (u32)L::PLACES || !works_for_all<HOW>(keys, own, L::N)) return;
+    const T *src = (const T *)ps + L::s_before(before);
+    T *dst = (T *)pd + L::d_before(before) + L::d_place(key);
+    const i64 by = L::WIDE ? 1 : THREADS, e0 = tile * ITEMS * THREADS + threadIdx.x * (L::WIDE ? ITEMS : 1);
+    if (e0 >= L::PIECE) return;
+    Items<T> stored;
+    A acc[ITEMS];
+    if (HOW != STORE) {
+        load_items<L, L::WIDE>(stored, dst, e0, by, false);
+#pragma unroll
+        for (int i = 0; i < ITEMS; i++) acc[i] = (A)get(stored.e[i]);
+    }
+    i64 joined = 1;
+    // The loads of some sources are all issued before the first is used.
+    for (i64 first = own; first < L::N && keys[first] == key; first += MANY) {
+        Items<T> sources[MANY];
+        int count = 0;
+#pragma unroll
+        for (int m = 0; m < MANY; m++)
+            if (count == m && first + m < (HOW == STORE ? own + 1 : L::N) && keys[first + m] == key) {
+                load_items<L, L::WIDE>(sources[m], src + L::s_at(positions[first + m]), e0, by, true);
+                count = m + 1;
+            }
+        if (HOW == STORE) {
+            store_items<L, L::WIDE>(dst, sources[0], e0, by);
+            return;
+        }
+#pragma unroll
+        for (int m = 0; m < MANY; m++)
+            if (m < count)
+#pragma unroll
+                for (int i = 0; i < ITEMS; i++) acc[i] = merge<HOW>(acc[i], (A)get(sources[m].e[i]));
+        joined += count;
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; i++) {
+        if (HOW == MEAN) acc[i] = divide(acc[i], joined);
+        stored.e[i] = Put<T>::of(acc[i]);
+    }
+    store_items<L, L::WIDE>(dst, stored, e0, by);
+}
+
+// The destinations of all elements as keys, those of a line after those of the lines before.
+template <class L> SC_FN void element_keys(const void *pi, void *keys, void *status, u32 assertion) {
+    const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= L::N) return;
+    const i64 line = at % L::LINES, own = at / L::LINES;
+    const i64 given = get(((const typename L::I *)pi)[L::i_line(line) + own * L::i_step]), place = position(given, L::EXTENT);
+    if (place < 0) report(status, assertion, given);
+    ((u32 *)keys)[at] = (u32)(place < 0 ? L::LINES * L::EXTENT : line * L::EXTENT + place);
+}
+
+// As scatter_elements, with elements sorted by destination.
+template <class L, int HOW> SC_FN void scatter_sorted_elements(const void *pk, const void *pp, const void *ps, void *pd) {
+    typedef typename L::T T;
+    typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
+    const i64 own = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (own >= L::N) return;
+    const u32 *keys = (const u32 *)pk, *positions = (const u32 *)pp;
+    const u32 key = keys[own];
+    if (key == (u32)(L::LINES * L::EXTENT) || !works_for_all<HOW>(keys, own, L::N)) return;
+    const i64 line = key / L::EXTENT, place = key % L::EXTENT;
+    const T *src = (const T *)ps + L::s_line(line);
+    T *to = (T *)pd + L::d_line(line) + place * L::d_step;
+    if (HOW == STORE) {
+        *to = src[positions[own] / L::LINES * L::s_step];
+        return;
+    }
+    A acc = (A)get(*to);
+    i64 count = 1;
+    for (i64 j = own; j < L::N && keys[j] == key; j++) {
+        acc = merge<HOW>(acc, (A)get(src[positions[j] / L::LINES * L::s_step]));
+        count++;
+    }
+    if (HOW == MEAN) acc = divide(acc, count);
+    *to = Put<T>::of(acc);
 }
 
 } // namespace sc

@@ -1,0 +1,91 @@
+//! Cases of scatters and indexed stores with many places, against the CPU kernels.
+
+use symmc_ir::{DType, Op, ReductionKind, Tensor};
+use symmc_support::random::SplitMix;
+
+use crate::case::Case;
+use crate::large::{case, columns_first};
+use crate::layout::Placed;
+use crate::random::{indices, of, tensor};
+
+pub(crate) fn many_places(r: &mut SplitMix, out: &mut Vec<Case>) {
+    for (rows, width, places) in [(5, 3, 1100), (300, 24, 2500), (70_000, 1, 5000)] {
+        let shape = [rows, width];
+        for dtype in [DType::BF16, DType::F32, DType::F64, DType::I64] {
+            let x = Placed::dense(tensor(r, dtype, &shape));
+            let source = tensor(r, dtype, &[places, width]);
+            let at = Placed::dense(indices(r, &[places], rows));
+            let result: &[(DType, &[usize])] = &[(dtype, &shape)];
+            let mut add = |what: &str, op: Op, operands: [Placed; 3]| {
+                out.push(case(
+                    &format!("many places: {what} {dtype} {shape:?}"),
+                    op,
+                    operands.to_vec(),
+                    result,
+                    500.0,
+                ));
+            };
+            let dense = Placed::dense(source.clone());
+            add("index_add", Op::IndexAdd { axis: 0 }, [x.clone(), at.clone(), dense.clone()]);
+            for accumulate in [false, true] {
+                let put = Op::IndexPut { axis: 0, accumulate };
+                add("index_put", put.clone(), [x.clone(), dense.clone(), at.clone()]);
+                add(
+                    "index_put of columns",
+                    put.clone(),
+                    [x.clone(), columns_first(source.clone()), at.clone()],
+                );
+                let one =
+                    Placed::dense(of(Tensor::from_i64(DType::I64, [places], &vec![rows as i64 - 1; places])));
+                add("index_put to one row", put, [x.clone(), dense.clone(), one]);
+            }
+        }
+    }
+    on_several_axes(r, out);
+    elements(r, out);
+}
+
+/// Pieces of axes before and after the indexed ones.
+fn on_several_axes(r: &mut SplitMix, out: &mut Vec<Case>) {
+    let shape = [2, 40, 9, 6];
+    let x = Placed::dense(tensor(r, DType::F32, &shape));
+    let source = Placed::dense(tensor(r, DType::F32, &[2, 30, 50, 6]));
+    let at = [indices(r, &[30, 1], 40), indices(r, &[30, 50], 9)].map(Placed::dense);
+    for accumulate in [false, true] {
+        let operands = [x.clone(), source.clone()].into_iter().chain(at.clone()).collect();
+        let put = Op::IndexPut { axis: 1, accumulate };
+        out.push(case("many places: index_put on two axes", put, operands, &[(DType::F32, &shape)], 100.0));
+    }
+}
+
+fn elements(r: &mut SplitMix, out: &mut Vec<Case>) {
+    for axis in [0, 1] {
+        let oriented = |mut shape: [usize; 2]| {
+            shape.rotate_left(axis);
+            shape
+        };
+        let [shape, few] = [oriented([50, 4]), oriented([600, 3])];
+        // A scatter takes at most as many elements as the operand has on other axes.
+        for combine in std::iter::once(None).chain(ReductionKind::ALL.iter().copied().map(Some)) {
+            for dtype in [DType::F16, DType::I32] {
+                let x = Placed::dense(tensor(r, dtype, &shape));
+                let (index, source) = (indices(r, &few, 50), tensor(r, dtype, &few));
+                let operands = vec![x, Placed::dense(index), Placed::dense(source)];
+                let name = format!("many places: scatter {combine:?} {dtype} axis {axis}");
+                let op = Op::ScatterElements { axis, combine };
+                out.push(case(&name, op, operands, &[(dtype, &shape)], 500.0));
+            }
+        }
+    }
+    // An index out of range among many.
+    let mut index = vec![1; 3000];
+    index[2077] = 4;
+    let index = Placed::dense(of(Tensor::from_i64(DType::I64, [3000], &index)));
+    let [x, source] = [4, 3000].map(|n| Placed::dense(tensor(r, DType::F32, &[n])));
+    let result: &[(DType, &[usize])] = &[(DType::F32, &[4])];
+    let put = Op::IndexPut { axis: 0, accumulate: true };
+    let operands = vec![x.clone(), source.clone(), index.clone()];
+    out.push(case("failing: many places: index_put", put, operands, result, 1.0));
+    let scatter = Op::ScatterElements { axis: 0, combine: None };
+    out.push(case("failing: many places: scatter", scatter, vec![x, index, source], result, 1.0));
+}
