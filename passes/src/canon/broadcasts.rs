@@ -1,11 +1,11 @@
 //! Removes expansions of operands that the op broadcasts itself.
 //!
 //! If all operands of an op are expanded, the op works on the unexpanded operands, and its result is
-//! expanded instead.
+//! expanded instead. An index of elements that is expanded along all other axes is an index of slices.
 
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::infer::broadcast_shapes;
-use symmc_ir::{Dim, Op, Scalar, TensorType, ValueId};
+use symmc_ir::{Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
@@ -29,6 +29,12 @@ pub const RULES: &[RewriteRule] = &[
         name: "mask_of_expand",
         equation: "attention(.., expand(mask)) = attention(.., mask)",
         apply: mask_of_expand,
+    },
+    RewriteRule {
+        name: "elements_of_expanded_index",
+        equation: "gather_elements(x, expand(i)) = take(x, i) and scatter_elements(x, expand(i), y) = index_put(x, y, i) \
+                   where i varies along the axis only, and other axes are whole",
+        apply: elements_of_expanded_index,
     },
 ];
 
@@ -112,4 +118,36 @@ fn mask_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let mask = *operands.mask?;
     let narrow = unexpanded(cx, mask);
     (narrow != mask).then(|| Rewrite::Node(node.op.clone(), operands.with_mask(Some(narrow))))
+}
+
+/// PyTorch's `gather`, `scatter` and `scatter_add` take one index for each element. Programs expand the index of a
+/// row to its elements.
+fn elements_of_expanded_index(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (axis, index, moved) = match (&node.op, &node.inputs[..]) {
+        (&Op::GatherElements { axis }, &[_, index]) => (axis, index, node.ty.shape.to_vec()),
+        (&Op::ScatterElements { axis, combine: None | Some(ReductionKind::Sum) }, &[_, index, source]) => {
+            (axis, index, cx.shape(source).to_vec())
+        }
+        _ => return None,
+    };
+    let x = node.inputs[0];
+    let mut other_axes = (0..moved.len()).filter(|&a| a != axis);
+    if !other_axes.all(|a| moved[a] == cx.shape(x)[a]) {
+        return None;
+    }
+    let narrow = unexpanded(cx, index);
+    let missing = moved.len() - cx.shape(narrow).len();
+    let own = axis.checked_sub(missing)?;
+    let mut others = cx.shape(narrow).iter().enumerate().filter(|&(a, _)| a != own).map(|(_, n)| n);
+    if narrow == index || cx.shape(narrow)[own] != moved[axis] || !others.all(|n| *n == Dim::from(1)) {
+        return None;
+    }
+    let positions = cx.reshape(narrow, vec![moved[axis].clone()]);
+    Some(match node.op {
+        Op::ScatterElements { combine, .. } => {
+            let op = Op::IndexPut { axis, accumulate: combine.is_some() };
+            Rewrite::Node(op, vec![x, node.inputs[2], positions])
+        }
+        _ => Rewrite::Node(Op::Take { axis }, vec![x, positions]),
+    })
 }
