@@ -436,7 +436,7 @@ def training_of_divided_experts(rank):
     def loss(x, router, up, down):
         return (mixture(x, router, up, down) - 1).square().mean()
 
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+    with torch._dynamo.config.patch(capture_scalar_outputs=True), mock.patch("symmc.compile", wraps=symmc.compile) as planned:
         run = compiled(loss, dynamic=False)
         # All tokens to one rank, which receives more rows than in the call for which the graph was compiled.
         for pull in (0.0, 3.0, -3.0):
@@ -446,6 +446,8 @@ def training_of_divided_experts(rank):
             close(found_loss, expected_loss)
             for one, other in zip(found, expected):
                 close(one, other)
+    texts = [call.args[0].text() for call in planned.call_args_list]
+    assert len(texts) > 1 and not any("accumulate=true" in text or "combine=sum" in text for text in texts), texts
 
 
 @unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")

@@ -129,7 +129,7 @@ class Backend(unittest.TestCase):
         function(x, w).sum().backward()
         close(found, w.grad, 1e-5)
 
-    def test_gradients_of_permuted_rows_are_gathers(self):
+    def test_stores_of_permuted_rows_are_gathers(self):
         def sorted_rows(x, scores):
             order = torch.argsort(scores, stable=True)
             back = torch.empty_like(order)
@@ -137,17 +137,34 @@ class Backend(unittest.TestCase):
             repeated = x[order // 3] * torch.arange(12.0)[:, None]
             return (repeated[torch.argsort(order)].sin() + repeated[back].cos() * repeated[order]).square().sum()
 
+        def stored_back(x, scores):
+            order = torch.argsort(scores, stable=True)
+            rows = x[order // 3].sin()
+            copied = torch.zeros_like(rows).index_copy(0, order, rows * 2)
+            put = torch.ones_like(rows).index_put((order,), rows.cos())
+            added = torch.zeros_like(x).index_add(0, order // 3, rows)
+            column = (order // 3).unsqueeze(1).expand(-1, x.shape[1])
+            summed = added + torch.zeros_like(x).scatter_add(0, column, rows * rows)
+            return (copied * put + summed.repeat(3, 1)).square().sum()
+
         def named_twice(x, scores):
             return (x[torch.argsort(scores) % 2] * x[torch.argsort(scores)[:4] // 3]).sum()
 
+        def added_to_others(x, scores):
+            order = torch.argsort(scores[:4], stable=True)
+            column = torch.stack([order, order.flip(0)], 1)
+            summed = torch.zeros_like(x).scatter_add(0, column, x.cos())
+            return (x.index_add(0, order, x.sin()) + summed).square().sum()
+
         scores = torch.tensor([3, 1, 2, 0, 5, 5, 4, 9, 7, 7, 8, 2])
-        for function, is_gather in ((sorted_rows, True), (named_twice, False)):
-            rows = torch.randn(4, 5) if is_gather else torch.randn(4, 1)
+        for function, is_gather in ((sorted_rows, True), (stored_back, True), (named_twice, False), (added_to_others, False)):
+            rows = torch.randn(4, 2 if function is added_to_others else 5 if is_gather else 1)
             given = scores if is_gather else scores[:4]
             with mock.patch("symmc.compile", wraps=symmc.compile) as planned:
                 same_gradients(function, [rows], given)
             texts = [call.args[0].text() for call in planned.call_args_list]
-            self.assertEqual(any("accumulate=true" in text for text in texts), not is_gather)
+            is_added = [found in text for text in texts for found in ("accumulate=true", "combine=sum", "index_add")]
+            self.assertEqual(any(is_added), not is_gather, function.__name__)
 
     def test_gradients_of_rows_in_other_orders(self):
         def descending(x, scores):

@@ -14,7 +14,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy
 
 from symmc.torch.capture.data_sizes import save_data_sizes
-from symmc.torch.capture.permutations import gather_gradients
+from symmc.torch.capture.permutations import gather_stored_rows
 from symmc.torch.graphs.nodes import is_view
 
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
@@ -61,7 +61,7 @@ def partitioned(joint: torch.fx.GraphModule, inputs, **options):
 
     Element-wise steps share kernels: it is cheaper to compute their results again than to keep them for the backward pass.
     """
-    gather_gradients(joint.graph)
+    gather_stored_rows(joint.graph)
     for node in joint.graph.nodes:
         if _FUSED.fullmatch(getattr(node.target, "_opname", "")):
             _drop_random_state(node)

@@ -1,30 +1,63 @@
-"""Gradients of rows that a permutation moves.
+"""Stores of rows that a permutation moves.
 
-Autograd adds the gradient of ``x[order]`` to zeros, row by row, as if ``order`` named a row more than once. Mixtures of experts sort their
-choices, so ``order`` is a permutation, and the gradient is a gather by its inverse. ``x[order // k]``, which repeats each row k times in
-another order, has the sum of k gathered rows as its gradient. Sums are rounded once.
+Mixtures of experts sort their choices. What is computed in sorted order is stored back by the permutation, and autograd adds the gradient
+of ``x[order]`` to zeros, row by row, as if ``order`` named a row more than once. Both are gathers by the inverse permutation. A store by
+``order // k`` adds k rows to each row of zeros: it is a sum of k gathered rows, which is rounded once. So are the gradient of
+``x[order // k]``, which repeats each row k times, and the combination of the results of k experts.
 """
 
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 _SORTS = (torch.ops.aten.sort.default, torch.ops.aten.sort.stable)
 _ZEROS = tuple(
     getattr(torch.ops.aten, name).default for name in ("zeros", "zeros_like", "new_zeros", "full", "full_like", "new_full")
 )
 _PUTS = (torch.ops.aten.index_put.default, torch.ops.aten._unsafe_index_put.default)
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.reshape.default, torch.ops.aten._unsafe_view.default)
 _SAME = tuple(getattr(torch.ops.aten, name).default for name in ("clone", "detach", "alias"))
 
 
-def gather_gradients(graph: torch.fx.Graph) -> None:
-    """Replaces sums at permuted rows by gathers."""
+def gather_stored_rows(graph: torch.fx.Graph) -> None:
+    """Replaces stores at permuted rows by gathers."""
     permutations = _Permutations(graph)
     for node in list(graph.nodes):
-        if node.target in _PUTS and len(node.args) > 3 and node.args[3]:
-            permutations.replace(node)
+        store = _RowStore.of(node)
+        if store is not None:
+            permutations.replace(store)
+
+
+@dataclass
+class _RowStore:
+    """A node that stores rows in a copy of ``base``, or adds them, at the rows that ``indices`` names."""
+
+    node: torch.fx.Node
+    base: torch.fx.Node
+    indices: torch.fx.Node
+    rows: torch.fx.Node
+    adds: bool
+
+    @staticmethod
+    def of(node: torch.fx.Node) -> _RowStore | None:
+        aten, given = torch.ops.aten, node.args
+        store = None
+        if node.target in _PUTS and len(given[1]) == 1:
+            store = _RowStore(node, given[0], given[1][0], given[2], len(given) > 3 and given[3])
+        elif node.target is aten.index_copy.default and given[1] == 0:
+            store = _RowStore(node, given[0], given[2], given[3], False)
+        elif node.target is aten.index_add.default and given[1] == 0 and not node.kwargs:
+            store = _RowStore(node, given[0], given[2], given[3], True)
+        elif node.target is aten.scatter_add.default and given[1] == 0:
+            store = _RowStore(node, given[0], _expanded_column(given[2], given[3]), given[3], True)
+        if store is None or not all(isinstance(part, torch.fx.Node) for part in (store.base, store.indices, store.rows)):
+            return None
+        is_new = store.base.target in _ZEROS and _is_zero(store.base)
+        return store if is_new or not store.adds else None
 
 
 class _Permutations:
@@ -60,31 +93,29 @@ class _Permutations:
             return False
         order, result = indices[0].meta["val"], node.meta["val"]
         extents = [_extent(base), _extent(indices[0]), _extent(numbers)]
-        is_whole = all(isinstance(extent, int) and extent == extents[0] for extent in extents)
+        is_whole = all(_is_equal(extent, extents[0]) for extent in extents)
         return is_whole and result.dim() == 1 and result.dtype == torch.int64 and result.device == order.device
 
-    def replace(self, node: torch.fx.Node) -> None:
-        base, indices, rows = node.args[:3]
-        if len(indices) != 1 or not isinstance(indices[0], torch.fx.Node) or base.target not in _ZEROS or not _is_zero(base):
-            return
-        permutation, count = indices[0], 1
-        if permutation.target is torch.ops.aten.floor_divide.default and isinstance(permutation.args[1], int):
+    def replace(self, store: _RowStore) -> None:
+        node, permutation, rows, count = store.node, store.indices, store.rows, 1
+        if permutation.target is torch.ops.aten.floor_divide.default and isinstance(permutation.args[1], int) and store.adds:
             permutation, count = permutation.args
-        extents = _extent(base), _extent(permutation), _extent(rows)
-        if permutation not in self.known or not all(isinstance(extent, int) for extent in extents):
+        if permutation not in self.known or self.inverses.get(permutation) is node:
             return
-        if count < 1 or extents[0] * count != extents[1] or extents[1] != extents[2]:
+        extents = _extent(store.base), _extent(permutation), _extent(rows)
+        if count < 1 or not _is_equal(extents[0] * count, extents[1]) or not _is_equal(extents[1], extents[2]):
             return
-        of_rows, of_base = rows.meta["val"], base.meta["val"]
-        if of_rows.shape[1:] != of_base.shape[1:] or of_rows.dtype != of_base.dtype:
+        of_rows, of_base = rows.meta["val"], store.base.meta["val"]
+        if not _are_equal(of_rows.shape[1:], of_base.shape[1:]) or of_rows.dtype != of_base.dtype:
+            return
+        if count > 1 and not all(isinstance(extent, int) for extent in of_rows.shape[1:]):
             return
         inverse = self._inverse(permutation, node)
         with self.graph.inserting_before(node):
             result = self._add(torch.ops.aten.index.Tensor, (rows, [inverse]), node)
             if count > 1:
-                shape = [extents[0], count, *of_rows.shape[1:]]
-                result = self._add(torch.ops.aten.view.default, (result, shape), node)
-                result = self._add(torch.ops.aten.sum.dim_IntList, (result, [1]), node)
+                result = self._add(torch.ops.aten.view.default, (result, [-1, count, *of_rows.shape[1:]]), node)
+                result = self._add(torch.ops.aten.sum.dim_IntList, (result, [1]), node, dtype=of_rows.dtype)
         node.replace_all_uses_with(result)
         self.graph.erase_node(node)
 
@@ -99,7 +130,10 @@ class _Permutations:
         if not self._is_inverse_before(permutation, node):
             value = permutation.meta["val"]
             with self.graph.inserting_before(permutation.next):
-                numbers = self._add(torch.ops.aten.arange.default, (value.shape[0],), permutation, device=value.device)
+                count = value.shape[0]
+                if not isinstance(count, int):
+                    count = self._add(torch.ops.aten.sym_size.int, (permutation, 0), permutation)
+                numbers = self._add(torch.ops.aten.arange.default, (count,), permutation, device=value.device)
                 empty = self._add(torch.ops.aten.empty_like.default, (permutation,), permutation)
                 put = self._add(torch.ops.aten.index_put.default, (empty, [permutation], numbers), permutation)
             self.inverses[permutation] = put
@@ -144,5 +178,27 @@ def _is_zero(node: torch.fx.Node) -> bool:
     return (node.args[-1] if node.args else None) == 0
 
 
+def _expanded_column(indices, rows):
+    """The rows that indices of elements name, if each row has one index."""
+    if not (isinstance(indices, torch.fx.Node) and isinstance(rows, torch.fx.Node) and indices.target is torch.ops.aten.expand.default):
+        return None
+    column, shape = indices.args[0], rows.meta["val"].shape
+    is_column = _are_equal(column.meta["val"].shape, [shape[0], *(1 for _ in shape[1:])])
+    if not is_column or not _are_equal(indices.meta["val"].shape, shape):
+        return None
+    while column.target in (*_VIEWS, torch.ops.aten.unsqueeze.default) and column.meta["val"].dim() > 1:
+        column = column.args[0]
+    return column if column.meta["val"].dim() == 1 else None
+
+
 def _extent(node):
     return node.meta["val"].shape[0]
+
+
+def _is_equal(one, other) -> bool:
+    """Whether two extents are known to be equal. Comparing sizes that depend on data directly would be an assumption about them."""
+    return statically_known_true(one == other)
+
+
+def _are_equal(one, other) -> bool:
+    return len(one) == len(other) and all(_is_equal(a, b) for a, b in zip(one, other))
