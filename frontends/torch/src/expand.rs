@@ -345,7 +345,14 @@ fn order_outputs(definition: &OpDefinition, graph: &Graph, own_results: usize) -
         match output.kind {
             OutputKind::Returned => outputs.push(output.value),
             OutputKind::Mutates(input) => {
-                written.push((graph.value_name(graph.inputs[input].value), output.value));
+                let input = &graph.inputs[input];
+                let name = graph.value_name(input.value);
+                if input.kind != InputKind::Argument {
+                    return invalid(format!(
+                        "the definition writes `{name}`, which is a constant: expected an argument"
+                    ));
+                }
+                written.push((name, output.value));
             }
         }
     }
@@ -504,8 +511,8 @@ fn add_nodes(
     let mut new: HashMap<ValueId, ValueId> = HashMap::with_capacity(graph.values.len());
     for input in graph.inputs.values() {
         let name = graph.value_name(input.value);
-        let value = match values.get(name) {
-            Some(CallValue::Tensor(value)) => *value,
+        let value = match (input.kind, values.get(name)) {
+            (InputKind::Argument, Some(CallValue::Tensor(value))) => *value,
             _ => {
                 let label = format!("{}.{name}", c.label);
                 let ty = expansion.ty(graph.ty(input.value));

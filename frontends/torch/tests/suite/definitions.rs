@@ -220,6 +220,28 @@ mutate %cache = %new
 }
 
 #[test]
+fn constants_of_a_definition_are_not_arguments_of_the_call() {
+    let definition = "program \"m::shift(Tensor(a!) x, Tensor w == any) -> ()\" ranks ?
+arg %x: f32[2]
+const %w: f32[2] = hex\"0000803f0000803f\"
+%new: f32[2] = add %x, %w
+mutate %x = %new
+";
+    let fake = Fake::new()
+        .input("x", "f32[2]")
+        .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+        .node("m.shift.default", "x=%c w=%x", &[])
+        .output("c");
+    assert_eq!(run(&fake, 1, &[definition], &[&[3.0, 4.0]]), [[[4.0, 5.0]]]);
+    let written = definition.replace("Tensor w", "Tensor(b!) w").replace("x = %new", "w = %new");
+    let found = error(&fake, &[&written]);
+    assert!(
+        found.contains("the definition writes `w`, which is a constant: expected an argument"),
+        "{found}"
+    );
+}
+
+#[test]
 fn definitions_take_what_is_written_before_what_they_write() {
     let definition = "program \"m::two(Tensor(a!) scratch == any, Tensor(b!) out, Tensor x) -> ()\" ranks ?
 arg %out: f32[2]
