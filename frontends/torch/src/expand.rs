@@ -36,8 +36,23 @@ enum CallValue {
 
 type CallValues<'d> = IndexMap<&'d str, CallValue>;
 
-/// Why a definition does not apply to a call. Another definition may.
-struct DefinitionMismatch(String);
+/// Why a definition does not replace a call.
+enum DefinitionRefusal {
+    /// The definition does not accept the call. Another definition may.
+    Mismatch(String),
+    /// The call or the definition is invalid.
+    Failure(RuleFailure),
+}
+
+impl From<RuleFailure> for DefinitionRefusal {
+    fn from(failure: RuleFailure) -> Self {
+        DefinitionRefusal::Failure(failure)
+    }
+}
+
+fn mismatch<T>(why: String) -> Result<T, DefinitionRefusal> {
+    Err(DefinitionRefusal::Mismatch(why))
+}
 
 fn invalid<T>(message: String) -> RuleResult<T> {
     Err(RuleFailure::Invalid(message))
@@ -53,9 +68,10 @@ pub(crate) fn lower_by_definition(
     let mut mismatches = Vec::new();
     for definition in definitions {
         let values = read_arguments(c, definition)?;
-        match instantiate(c, definition, &values)? {
+        match instantiate(c, definition, &values) {
             Ok(graph) => return expand(c, definition, &values, &graph, own_results),
-            Err(DefinitionMismatch(why)) => mismatches.push(why),
+            Err(DefinitionRefusal::Mismatch(why)) => mismatches.push(why),
+            Err(DefinitionRefusal::Failure(failure)) => return Err(failure),
         }
     }
     match mismatches.as_slice() {
@@ -98,6 +114,8 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
             let found = by_rank.numbers.describe();
             return invalid(format!("expected the same `{name}` on all ranks, found {found}"));
         }
+        // The archive has one form for all empty lists.
+        Argument::Tensors(items) if items.is_empty() => CallValue::Literal(Literal::List(Vec::new())),
         other => match Literal::from_argument(other) {
             Some(literal) => CallValue::Literal(literal),
             None => CallValue::Other(other.describe()),
@@ -120,36 +138,50 @@ fn instantiate(
     c: &OpCall<'_, '_>,
     definition: &OpDefinition,
     values: &CallValues<'_>,
-) -> RuleResult<Result<Graph, DefinitionMismatch>> {
+) -> Result<Graph, DefinitionRefusal> {
     if let Some(why) = find_refused_value(definition, values) {
-        return Ok(Err(DefinitionMismatch(why)));
+        return mismatch(why);
     }
     let mut whole = String::new();
     for piece in &definition.pieces {
         match piece {
             TextPiece::Text(text) => whole.push_str(text),
-            TextPiece::Placeholder(placeholder) => match (placeholder, values.get(placeholder.argument())) {
-                (Placeholder::Dtype(name) | Placeholder::Extent(name, _), Some(CallValue::Absent)) => {
-                    return Ok(Err(DefinitionMismatch(format!("expected a tensor as `{name}`, found none"))));
+            TextPiece::Placeholder(placeholder) => {
+                let name = placeholder.argument();
+                match values.get(name) {
+                    Some(CallValue::Absent) => {
+                        return mismatch(format!("expected a tensor as `{name}`, found none"));
+                    }
+                    Some(CallValue::Literal(Literal::None)) => {
+                        return mismatch(format!("expected a value of `{name}`, found none"));
+                    }
+                    Some(value) => whole.push_str(&placeholder_text(c, placeholder, value)?),
+                    None => {}
                 }
-                (placeholder, Some(value)) => whole.push_str(&placeholder_text(c, placeholder, value)?),
-                (_, None) => {}
-            },
+            }
         }
     }
-    let graph = text::parse(&whole).or_else(|e| invalid(format!("the definition, {e}")))?;
+    let graph = text::parse(&whole).map_err(|e| RuleFailure::Invalid(format!("the definition, {e}")))?;
     for (name, value) in values {
-        let input = find_argument(&graph, name);
-        let why = match (value, input) {
-            (CallValue::Tensor(_), None) if accepted(definition, name).is_none() => {
-                format!("the call gives `{name}`, which the definition does not take")
+        let matters = accepted(definition, name).is_none();
+        match value {
+            CallValue::Tensor(_) if matters && find_argument(&graph, name).is_none() => {
+                return mismatch(format!("the call gives `{name}`, which the definition does not take"));
             }
-            (CallValue::Absent, Some(_)) => format!("expected a tensor as `{name}`, found none"),
-            _ => continue,
-        };
-        return Ok(Err(DefinitionMismatch(why)));
+            CallValue::Absent if find_argument(&graph, name).is_some() => {
+                return mismatch(format!("expected a tensor as `{name}`, found none"));
+            }
+            CallValue::Literal(Literal::None) if matters && has_symbol(&graph, name) => {
+                return mismatch(format!("expected an integer as `{name}`, found none"));
+            }
+            _ => {}
+        }
     }
-    Ok(Ok(graph))
+    Ok(graph)
+}
+
+fn has_symbol(graph: &Graph, name: &str) -> bool {
+    graph.symbols.values().any(|symbol| symbol.name == name)
 }
 
 fn accepted<'d>(definition: &'d OpDefinition, name: &str) -> Option<&'d AcceptedValue> {
@@ -297,9 +329,8 @@ fn check_supported(
 ) -> RuleResult {
     for argument in &definition.declared.arguments {
         let name = argument.name.as_str();
-        let is_symbol = graph.symbols.values().any(|s| s.name == name);
         let matters = argument.accepted.is_none() && !argument.is_tensor();
-        if matters && !is_symbol && !definition.has_placeholder_of(name) {
+        if matters && !has_symbol(graph, name) && !definition.has_placeholder_of(name) {
             let ty = &argument.ty;
             return invalid(format!(
                 "the definition does not use `{name}`: state in its schema the value for which it holds \

@@ -180,6 +180,86 @@ return %y
 }
 
 #[test]
+fn numbers_that_a_call_leaves_out_select_another_definition() {
+    let plain =
+        "program \"m::clip(Tensor x, int? low=None == None, str? group=None == None) -> Tensor\" ranks ?
+arg %x: f32[2]
+%y: f32[2] = neg %x
+return %y
+";
+    let text = "program \"m::clip(Tensor x, int? low=None, str? group=None == None) -> Tensor\" ranks ?
+arg %x: f32[2]
+%y: f32[2] = max %x, $low
+return %y
+";
+    let symbol = "program \"m::clip(Tensor x, int? low=None, str? group=None == None) -> Tensor\" ranks ?
+symbol low in 0..=64
+arg %x: f32[2]
+%ones: f32[low] = full value=1
+%sum: f32[1] = reduce %ones op=sum axes=[0] keep=true
+%bound: f32[2] = expand %sum
+%y: f32[2] = max %x, %bound
+return %y
+";
+    let grouped = "program \"m::clip(Tensor x, int? low=None == any, str? group=None) -> Tensor\" ranks ?
+group @g $group
+arg %x: f32[2]
+%y: f32[2] = all_reduce %x op=sum group=@g
+return %y
+";
+    let call = |arguments: &str| {
+        Fake::new()
+            .input("x", "f32[2]")
+            .node("m.clip.default", &format!("x=%x {arguments}"), &[("y", "f32[2]")])
+            .output("y")
+    };
+    let x: &[f64] = &[2.0, 5.0];
+    for first in [text, grouped] {
+        for none in ["", "low=none group=none"] {
+            assert_eq!(run(&call(none), 1, &[first, plain], &[x]), [[[-2.0, -5.0]]], "{first}");
+        }
+    }
+    assert_eq!(run(&call("low=3"), 1, &[text, plain], &[x]), [[[3.0, 5.0]]]);
+    assert_eq!(run(&call("low=3"), 1, &[symbol, plain], &[x]), [[[3.0, 5.0]]]);
+    assert_eq!(run(&call(""), 1, &[symbol, plain], &[x]), [[[-2.0, -5.0]]]);
+    for (only, expected) in [
+        (text, "expected a value of `low`, found none"),
+        (symbol, "expected an integer as `low`, found none"),
+        (grouped, "expected a value of `group`, found none"),
+    ] {
+        let found = error(&call(""), &[only]);
+        assert!(
+            found.contains("the definition does not accept the call: ") && found.contains(expected),
+            "{found}"
+        );
+    }
+}
+
+#[test]
+fn empty_lists_have_the_type_of_the_schema() {
+    let definition = "program \"m::total(Tensor x, int[] axes, float[]? by=None == any) -> Tensor\" ranks ?
+arg %x: f32[2]
+%y: f32[2] = reduce %x op=sum axes=$axes keep=true
+return %y
+";
+    let none = definition.replace("int[] axes", "int[] axes == []").replace("$axes", "[]");
+    let call = |arguments: &str| {
+        Fake::new()
+            .input("x", "f32[2]")
+            .node("m.total.default", &format!("x=%x {arguments}"), &[("y", "f32[2]")])
+            .output("y")
+    };
+    let x: &[f64] = &[2.0, 5.0];
+    for arguments in ["axes=[]", "axes=[%]", "axes=[%] by=[%]"] {
+        for definition in [definition, &none] {
+            assert_eq!(run(&call(arguments), 1, &[definition], &[x]), [[[2.0, 5.0]]], "{arguments}");
+        }
+    }
+    let found = error(&call("axes=[%]"), &[&definition.replace("int[] axes", "int axes")]);
+    assert!(found.contains("expected `axes` of the type int, found a list of tensors"), "{found}");
+}
+
+#[test]
 fn definitions_write_what_their_schema_marks() {
     let definition = "program \"m::push(Tensor(a!) cache, Tensor x) -> Tensor\" ranks ?
 arg %cache: f32[2]
