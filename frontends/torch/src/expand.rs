@@ -14,7 +14,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::text::{self, op_dims_mut};
 use symmc_ir::{Dim, Graph, GroupId, GroupMembers, InputKind, Op, OutputKind, SymbolId, TensorType, ValueId};
 
-use crate::aliasing::separate_results;
+use crate::aliasing::separate_custom_results;
 use crate::call::OpCall;
 use crate::custom_schema::{AcceptedValue, DeclaredArgument};
 use crate::definition::{OpDefinition, Placeholder, TextPiece};
@@ -317,7 +317,7 @@ fn expand(
             c.set_result(i, value);
         }
     }
-    separate_results(c)
+    separate_custom_results(c)
 }
 
 /// Rejects definitions that ignore an argument, and programs that are no definitions.

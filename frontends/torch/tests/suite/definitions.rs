@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use symmc_ir::{Op, SymbolBindings, Tensor};
+use symmc_ir::{InputKind, Op, SymbolBindings, Tensor};
 use symmc_torch::{ImportError, ImportOptions, ImportOutput, import};
 
 use crate::common::Fake;
@@ -319,6 +319,49 @@ mutate %x = %new
         found.contains("the definition writes `w`, which is a constant: expected an argument"),
         "{found}"
     );
+}
+
+/// The names of aten's ops whose results are views mean nothing in other namespaces.
+#[test]
+fn results_of_a_definition_are_new_tensors() {
+    let program = |op: &str, results: &str, body: &str| {
+        let writes = if body.contains("mutate") { "(a!)" } else { "" };
+        format!("program \"m::{op}(Tensor{writes} x) -> {results}\" ranks ?\narg %x: f32[2]\n{body}")
+    };
+    let one = |op: &str, body: &str| program(op, "Tensor", body);
+    let view = one("permute", "%y: f32[2] = permute %x perm=[0]\nreturn %y\n");
+    let same = one("to", "return %x\n");
+    let constant = one("reshape", "const %one: f32[2] = hex\"0000803f0000803f\"\nreturn %one\n");
+    let two = program(
+        "pair",
+        "(Tensor, Tensor)",
+        "%a: f32[2] = neg %x\n%b: f32[2] = slice %a axis=0 start=0 step=1\nreturn %a\nreturn %b\n",
+    );
+    let written = one("push", "%a: f32[2] = neg %x\nreturn %a\nmutate %x = %a\n");
+    // The op gets a copy `c` of the input, its first result is then cleared, and the program returns the rest.
+    let call = |op: &str, results: &[(&str, &str)]| {
+        Fake::new()
+            .input("x", "f32[2]")
+            .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
+            .node(&format!("m.{op}.default"), "x=%c", results)
+            .node("aten.zero_.default", "self=%a", &[("z", "f32[2]")])
+            .output("a")
+    };
+    let a = ("a", "f32[2]");
+    let b = ("b", "f32[2]");
+    let x: &[f64] = &[3.0, 4.0];
+    for (op, definition) in [("permute", view), ("to", same)] {
+        let found = run(&call(op, &[a]).output("c"), 1, &[&definition], &[x]);
+        assert_eq!(found, [[vec![0.0, 0.0], vec![3.0, 4.0]]], "{op}");
+    }
+    let found = run(&call("pair", &[a, b]).output("b"), 1, &[&two], &[x]);
+    assert_eq!(found, [[vec![0.0, 0.0], vec![-3.0, -4.0]]]);
+    let found = run(&call("push", &[a]).output("c"), 1, &[&written], &[x]);
+    assert_eq!(found, [[vec![0.0, 0.0], vec![-3.0, -4.0]]]);
+    let cleared = call("reshape", &[a]);
+    assert_eq!(run(&cleared, 1, &[&constant], &[x]), [[[0.0, 0.0]]]);
+    let graph = import_defined(&cleared, Some(1), &[&constant]).unwrap().graph;
+    assert!(graph.inputs.values().all(|i| i.kind != InputKind::Parameter));
 }
 
 #[test]
