@@ -59,7 +59,8 @@ fn invalid<T>(message: String) -> RuleResult<T> {
 }
 
 /// Lowers a call by the first of the definitions that accepts it. Sets the results of the call: first the
-/// `own_results` new tensors that the op returns, then the new contents of the tensors that it writes.
+/// `own_results` new tensors that the op returns, then the new contents of the arguments that it writes. An
+/// argument without new contents keeps its place.
 pub(crate) fn lower_by_definition(
     c: &mut OpCall<'_, '_>,
     definitions: &[OpDefinition],
@@ -305,15 +306,16 @@ fn expand(
     own_results: usize,
 ) -> RuleResult {
     check_supported(c, definition, values, graph)?;
-    let outputs = order_outputs(definition, graph, own_results)?;
+    let results = read_results(definition, graph, own_results)?;
     let mut expansion = Expansion { definition: graph, symbols: HashMap::new() };
-    bind_symbols(c, &mut expansion, values, outputs.get(..own_results).unwrap_or_default())?;
+    bind_symbols(c, &mut expansion, values, &results.returned)?;
     check_arguments(c, &expansion, values)?;
     let groups = map_groups(c, graph)?;
     map_customs(c, graph, &groups)?;
     let new = add_nodes(c, &expansion, values, &groups)?;
-    for (i, output) in outputs.iter().enumerate() {
-        if let Some(&value) = new.get(output) {
+    let slots = results.returned.into_iter().map(Some).chain(results.written);
+    for (i, output) in slots.enumerate() {
+        if let Some(&value) = output.and_then(|output| new.get(&output)) {
             c.set_result(i, value);
         }
     }
@@ -366,15 +368,25 @@ fn check_supported(
     }
 }
 
-/// The values of a definition that are the results of a call: first those that it returns, then the new contents
-/// of the tensors that the op writes.
-fn order_outputs(definition: &OpDefinition, graph: &Graph, own_results: usize) -> RuleResult<Vec<ValueId>> {
+/// The values of a definition that are the results of a call.
+struct DefinitionResults {
+    returned: Vec<ValueId>,
+    /// The new contents of the written arguments, in the order of the schema. `None` if the definition does not
+    /// take the argument.
+    written: Vec<Option<ValueId>>,
+}
+
+fn read_results(
+    definition: &OpDefinition,
+    graph: &Graph,
+    own_results: usize,
+) -> RuleResult<DefinitionResults> {
     let writes = &definition.declared.writes;
-    let mut outputs: Vec<ValueId> = Vec::new();
-    let mut written: Vec<(&str, ValueId)> = Vec::new();
+    let mut returned: Vec<ValueId> = Vec::new();
+    let mut contents: Vec<(&str, ValueId)> = Vec::new();
     for output in &graph.outputs {
         match output.kind {
-            OutputKind::Returned => outputs.push(output.value),
+            OutputKind::Returned => returned.push(output.value),
             OutputKind::Mutates(input) => {
                 let input = &graph.inputs[input];
                 let name = graph.value_name(input.value);
@@ -383,35 +395,30 @@ fn order_outputs(definition: &OpDefinition, graph: &Graph, own_results: usize) -
                         "the definition writes `{name}`, which is a constant: expected an argument"
                     ));
                 }
-                written.push((name, output.value));
+                contents.push((name, output.value));
             }
         }
     }
-    if outputs.len() != own_results {
-        return invalid(format!("expected {own_results} results of the definition, found {}", outputs.len()));
+    if returned.len() != own_results {
+        return invalid(format!(
+            "expected {own_results} results of the definition, found {}",
+            returned.len()
+        ));
     }
-    if let Some((name, _)) = written.iter().find(|(name, _)| !writes.arguments.iter().any(|a| a == name)) {
+    if let Some((name, _)) = contents.iter().find(|(name, _)| !writes.arguments.iter().any(|a| a == name)) {
         return invalid(format!("the definition writes `{name}`, which the schema does not mark as written"));
     }
-    let mut absent = None;
+    let mut written = Vec::with_capacity(writes.arguments.len());
     for name in &writes.arguments {
-        match (written.iter().find(|(written, _)| written == name), absent) {
-            // The importer assigns new contents to written arguments by position.
-            (Some(_), Some(absent)) => {
-                return invalid(format!(
-                    "the schema marks `{absent}` as written before `{name}`, and the definition does not take `{absent}`"
-                ));
-            }
-            (Some((_, value)), None) => outputs.push(*value),
-            (None, _) if find_argument(graph, name).is_none() => absent = Some(name),
-            (None, _) => {
-                return invalid(format!(
-                    "the schema marks `{name}` as written, and the definition has no `mutate %{name} = …`"
-                ));
-            }
+        let new = contents.iter().find(|(argument, _)| argument == name).map(|(_, value)| *value);
+        if new.is_none() && find_argument(graph, name).is_some() {
+            return invalid(format!(
+                "the schema marks `{name}` as written, and the definition has no `mutate %{name} = …`"
+            ));
         }
+        written.push(new);
     }
-    Ok(outputs)
+    Ok(DefinitionResults { returned, written })
 }
 
 fn bind_symbols(

@@ -365,7 +365,60 @@ fn results_of_a_definition_are_new_tensors() {
 }
 
 #[test]
-fn definitions_take_what_is_written_before_what_they_write() {
+fn written_arguments_that_a_call_leaves_out_keep_their_place() {
+    let all =
+        "program \"m::two(Tensor(a!)? low, Tensor(b!) out, Tensor x, Tensor(c!)? high=None) -> ()\" ranks ?
+arg %low: f32[2]
+arg %out: f32[2]
+arg %x: f32[2]
+arg %high: f32[2]
+%less: f32[2] = sub %x, 1.0
+%more: f32[2] = add %x, 1.0
+mutate %high = %more
+mutate %low = %less
+mutate %out = %x
+";
+    let without = |line: &str| {
+        let kept = all.lines().filter(|l| !l.contains(&format!("%{line}"))).map(|l| format!("{l}\n"));
+        kept.collect::<String>()
+    };
+    let high = without("low");
+    let low = without("high");
+    let none = low.lines().filter(|l| !l.contains("%low")).map(|l| format!("{l}\n")).collect::<String>();
+    let definitions = [all, &high, &low, &none];
+    // The three tensors that a call may write are the results of the program.
+    let clones = || {
+        ["a", "b", "c"].iter().fold(Fake::new().input("x", "f32[2]"), |fake, name| {
+            fake.node("aten.clone.default", "self=%x", &[(name, "f32[2]")])
+        })
+    };
+    let x: &[f64] = &[3.0, 4.0];
+    let less = vec![2.0, 3.0];
+    let more = vec![4.0, 5.0];
+    for (arguments, bases, expected) in [
+        ("low=%a out=%b x=%x high=%c", "_low_base_index=0 _high_base_index=2", [&less, &x.to_vec(), &more]),
+        (
+            "low=none out=%b x=%x high=%c",
+            "_low_base_index=none _high_base_index=2",
+            [&x.to_vec(), &x.to_vec(), &more],
+        ),
+        ("low=%a out=%b x=%x", "_low_base_index=0 _high_base_index=none", [&less, &x.to_vec(), &x.to_vec()]),
+        ("low=none out=%b x=%x high=none", "", [&x.to_vec(); 3]),
+    ] {
+        let in_place = clones().node("aten.zero_.default", "self=%b", &[("z", "f32[2]")]);
+        let in_place = in_place.node("m.two.default", arguments, &[]).output("a").output("b").output("c");
+        let expected = [expected.map(|v| v.to_vec())];
+        assert_eq!(run(&in_place, 1, &definitions, &[x]), expected, "{arguments}");
+        let bases = format!("=@m.two.default x=%x {bases} _out_base_index=1 _all_bases=[%a,%b,%c]");
+        let results = [("p", "f32[2]"), ("q", "f32[2]"), ("r", "f32[2]")];
+        let functional = clones().functional().node("higher_order.auto_functionalized_v2", &bases, &results);
+        let functional = functional.output("p").output("q").output("r");
+        assert_eq!(run(&functional, 1, &definitions, &[x]), expected, "{bases}");
+    }
+}
+
+#[test]
+fn written_arguments_that_do_not_matter_have_no_contents() {
     let definition = "program \"m::two(Tensor(a!) scratch == any, Tensor(b!) out, Tensor x) -> ()\" ranks ?
 arg %out: f32[2]
 arg %x: f32[2]
@@ -378,8 +431,9 @@ mutate %out = %new
         .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
         .node("m.two.default", "scratch=%a out=%c x=%x", &[])
         .output("c");
-    let found = error(&fake, &[definition]);
-    assert!(found.contains("the schema marks `scratch` as written before `out`"), "{found}");
+    assert_eq!(run(&fake, 1, &[definition], &[&[3.0, 4.0]]), [[[6.0, 8.0]]]);
+    let found = error(&fake.output("a"), &[definition]);
+    assert!(found.contains("`a` is memory whose contents are undefined after node"), "{found}");
 }
 
 #[test]
