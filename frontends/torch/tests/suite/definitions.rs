@@ -236,6 +236,26 @@ return %y
 }
 
 #[test]
+fn strings_of_a_schema_may_contain_its_punctuation() {
+    let definition = r#"program "m::total(Tensor x, str a=\"i,j->(i\" == \"i,j->(i\", str b='=' == any, str[] c=[\"a, b\", ']'] == [\"a, b\", ']']) -> Tensor" ranks ?
+arg %x: f32[2]
+%y: f32[2] = neg %x
+return %y
+"#;
+    let call = |arguments: &str| {
+        Fake::new()
+            .input("x", "f32[2]")
+            .node("m.total.default", &format!("x=%x {arguments}"), &[("y", "f32[2]")])
+            .output("y")
+    };
+    for arguments in ["", "b='==,'", "a='i,j->(i'"] {
+        assert_eq!(run(&call(arguments), 1, &[definition], &[&[2.0, 5.0]]), [[[-2.0, -5.0]]], "{arguments}");
+    }
+    let found = error(&call("a='i'"), &[definition]);
+    assert!(found.contains("expected \"i,j->(i\" as `a`, found \"i\""), "{found}");
+}
+
+#[test]
 fn empty_lists_have_the_type_of_the_schema() {
     let definition = "program \"m::total(Tensor x, int[] axes, float[]? by=None == any) -> Tensor\" ranks ?
 arg %x: f32[2]
