@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use serde_json::json;
 use symmc_ir::{InputKind, Op, SymbolBindings, Tensor};
 use symmc_torch::{ImportError, ImportOptions, ImportOutput, import};
 
@@ -434,6 +435,33 @@ mutate %out = %x
         let functional = clones().functional().node("higher_order.auto_functionalized_v2", &bases, &results);
         let functional = functional.output("p").output("q").output("r");
         assert_eq!(run(&functional, 1, &definitions, &[x]), expected, "{bases}");
+    }
+}
+
+#[test]
+fn definitions_return_lists_besides_what_they_write() {
+    let definition = "program \"m::split(Tensor(a!) cache, Tensor x) -> Tensor[]\" ranks ?
+arg %cache: f32[2]
+arg %x: f32[2]
+%a: f32[2] = neg %x
+%b: f32[2] = add %x, 1.0
+%new: f32[2] = add %cache, %x
+return %a
+return %b
+mutate %cache = %new
+";
+    let results = [("p", "f32[2]"), ("q", "f32[2]"), ("r", "f32[2]")];
+    let clone = || Fake::new().input("x", "f32[2]").node("aten.clone.default", "self=%x", &[("c", "f32[2]")]);
+    let in_place = clone().list_node("m.split.default", "cache=%c x=%x", &results[..2]).output("c");
+    let call = "=@m.split.default x=%x _cache_base_index=0 _all_bases=[%c]";
+    let mut functional = clone().functional().node("higher_order.auto_functionalized_v2", call, &results);
+    if let Some(node) = functional.nodes.last_mut() {
+        node["outputs"] =
+            json!([{"as_tensors": [{"name": "p"}, {"name": "q"}]}, {"as_tensor": {"name": "r"}}]);
+    }
+    let expected = [[vec![6.0, 8.0], vec![-3.0, -4.0], vec![4.0, 5.0]]];
+    for fake in [in_place, functional.output("r")] {
+        assert_eq!(run(&fake.output("p").output("q"), 1, &[definition], &[&[3.0, 4.0]]), expected);
     }
 }
 
