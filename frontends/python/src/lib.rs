@@ -45,6 +45,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(program::open, module)?)?;
     module.add_function(wrap_pyfunction!(program::from_text, module)?)?;
     module.add_function(wrap_pyfunction!(program::torch_ops, module)?)?;
+    module.add_function(wrap_pyfunction!(program::read_defined_op, module)?)?;
     module.add_function(wrap_pyfunction!(plan::compile, module)?)?;
     module.add_function(wrap_pyfunction!(plan::load, module)?)?;
     module.add_function(wrap_pyfunction!(plan::plan_of_json, module)?)?;

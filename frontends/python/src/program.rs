@@ -123,6 +123,19 @@ pub fn open(
     })
 }
 
+/// The target of the op that a definition is for, such as `mylib.f.default`, and its arguments that name groups.
+#[pyfunction]
+pub fn read_defined_op(definition: &str) -> PyResult<(String, Vec<String>)> {
+    #[cfg(feature = "torch")]
+    return symmc::unstable::torch::read_defined_op(definition)
+        .map(|op| (op.target, op.groups))
+        .map_err(|e| input_error(e.to_string()));
+    #[cfg(not(feature = "torch"))]
+    Err(input_error(format!(
+        "expected a build with PyTorch's archives for a definition, found {definition:?}"
+    )))
+}
+
 /// Parses a program in the text form of symmc.
 #[pyfunction]
 pub fn from_text(py: Python<'_>, text: String) -> PyResult<Program> {

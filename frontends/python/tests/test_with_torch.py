@@ -386,6 +386,7 @@ class Backend(unittest.TestCase):
             "coalesce": [0, 1, "yes"],
             "numerics": [7, "loose", ["narrow"]],
             "fallback": ["x", 7, ["eager"]],
+            "definitions": [7, "a.symm", [7], ["arg %x: f32[2]"], ['program "f" ranks ?']],
             "timeout": ["soon", -1, 0, float("inf"), True],
             "report": [7, "report.pdf"],
         }

@@ -4,6 +4,8 @@
 //! if the strides of the operand allow it; the program declares the strides. If the difference matters, the
 //! result is copied, so that its memory is separate.
 
+use std::collections::HashSet;
+
 use symmc_import::Emit;
 use symmc_ir::{Dim, NodeId, Op, ValueDef, ValueId};
 
@@ -22,7 +24,11 @@ enum ResultAliasing {
     Unknown,
 }
 
-/// The ops whose result is their operand or a view of it.
+/// The namespaces of PyTorch's own ops. Ops of other namespaces return new tensors, whatever their names.
+const NAMESPACES: [&str; 5] =
+    ["aten", "prims", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"];
+
+/// The ops of these namespaces whose result is their operand or a view of it.
 const ALIASING: [&str; 54] = [
     "_reshape_alias",
     "adjoint",
@@ -84,7 +90,12 @@ const ALIASING: [&str; 54] = [
 const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
 
 fn result_aliasing(c: &OpCall<'_, '_>) -> ResultAliasing {
-    let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
+    let target = effects::bare_target(&c.node.target);
+    let (namespace, op) = target.split_once('.').unwrap_or(("", target));
+    if !NAMESPACES.contains(&namespace) {
+        return ResultAliasing::Separate;
+    }
+    let op = op.split_once('.').map_or(op, |(op, _)| op);
     if RESHAPING.contains(&op) {
         return reshape_aliasing(c).unwrap_or(ResultAliasing::Unknown);
     }
@@ -104,6 +115,25 @@ pub(crate) fn separate_results(c: &mut OpCall<'_, '_>) -> RuleResult {
                 let value = ensure_separate(c, value)?;
                 c.set_result(i, value);
             }
+        }
+    }
+    Ok(())
+}
+
+/// In a program with ops that write: copies the results of a call of a custom op that are in the memory of a
+/// value that existed before, of a constant, or of another result. PyTorch's custom ops return new tensors.
+pub(crate) fn separate_custom_results(c: &mut OpCall<'_, '_>) -> RuleResult {
+    if !c.lowering.in_place {
+        return Ok(());
+    }
+    let mut bases = HashSet::new();
+    for i in 0..c.result_slot_count() {
+        let Some(value) = c.result(i) else { continue };
+        let (base, _) = find_base(c, value);
+        let is_input = matches!(c.lowering.builder.graph().values[base].def, ValueDef::Input(_));
+        if c.existed_before(base) || is_input || !bases.insert(base) {
+            let copy = c.emit("copy", Op::Copy, &[value])?;
+            c.set_result(i, copy);
         }
     }
     Ok(())

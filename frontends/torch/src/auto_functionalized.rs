@@ -33,9 +33,13 @@ pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResu
     if let Some(definitions) = c.lowering.definitions.find(op).cloned()
         && let Some(definition) = definitions.first()
     {
-        let writes = &definition.declared.writes;
-        return lower_written_bases(c, writes, |c, own_results| {
-            expand::lower_by_definition(c, &definitions, own_results)
+        let mut writes = definition.declared.writes.clone();
+        if writes.own_results > 0 {
+            // The schema counts a list as one result.
+            writes.own_results = c.result_names().len().saturating_sub(c.tensors("_all_bases")?.len());
+        }
+        return lower_written_bases(c, &writes, |c| {
+            expand::lower_by_definition(c, &definitions, writes.own_results)
         });
     }
     let Some(writes) = effects::find_op_writes(op) else {
@@ -46,22 +50,19 @@ pub(crate) fn lower_functionalized(c: &mut OpCall<'_, '_>, op: &str) -> RuleResu
         None => ops::find_writing(op),
     };
     let Some(rule) = rule else { return Err(RuleFailure::Opaque("this operator is not supported".into())) };
-    lower_written_bases(c, writes, |c, _| {
+    lower_written_bases(c, writes, |c| {
         operand_dtypes::check_operand_dtypes(c, writes.functional.as_deref().unwrap_or_default())?;
         rule.apply(c)
     })
 }
 
-/// Lowers a call by a rule for the op that it calls. The rule gets the number of results that the op itself
-/// returns, and sets the new contents of what the op writes.
+/// Lowers a call by a rule for the op that it calls, which also sets the new contents of what the op writes.
 fn lower_written_bases<'c, 'p>(
     c: &mut OpCall<'c, 'p>,
     writes: &OpWrites,
-    rule: impl FnOnce(&mut OpCall<'c, 'p>, usize) -> RuleResult,
+    rule: impl FnOnce(&mut OpCall<'c, 'p>) -> RuleResult,
 ) -> RuleResult {
     let bases = c.tensors("_all_bases")?;
-    let own_results =
-        if writes.own_results > 0 { c.result_names().len().saturating_sub(bases.len()) } else { 0 };
     let written = written_arguments(c)?;
     let mut given = Vec::with_capacity(written.len());
     for w in &written {
@@ -76,7 +77,7 @@ fn lower_written_bases<'c, 'p>(
     }
     c.override_arguments(1, given);
     c.wants_all = true;
-    rule(c, own_results)?;
+    rule(c)?;
     c.check_all_read()?;
     let new = c.take_results();
     set_results(c, writes, &new, bases, &written)

@@ -4,7 +4,7 @@
 //! The schema of a definition ([`crate::definition`]) may also state the only value of an argument for which
 //! the definition holds: `bool normalize == True`.
 
-use crate::literal::Literal;
+use crate::literal::{Literal, split_items, unquoted};
 
 /// A target without the prefix `torch.ops.`.
 pub(crate) fn bare_target(target: &str) -> &str {
@@ -57,7 +57,7 @@ impl DeclaredArgument {
             .trim()
             .rsplit_once(char::is_whitespace)
             .ok_or_else(|| format!("expected a type and a name, found `{part}`"))?;
-        let (default, accepted) = match values.split_once("==") {
+        let (default, accepted) = match split_at_accepted(values)? {
             Some((default, accepted)) => (default, Some(accepted.trim())),
             None => (values, None),
         };
@@ -85,7 +85,7 @@ impl DeclaredArgument {
 
 impl DeclaredOp {
     pub fn parse(text: &str) -> Result<Self, String> {
-        let (head, results) = text.split_once("->").ok_or("expected `-> results`, found no arrow")?;
+        let (head, results) = split_at_arrow(text)?.ok_or("expected `-> results`, found no arrow")?;
         let head = head.trim();
         let (name, arguments) = head
             .strip_suffix(')')
@@ -99,7 +99,7 @@ impl DeclaredOp {
         let (op, overload) = op.split_once('.').unwrap_or((op, "default"));
         let mut written = Vec::new();
         let mut declared = Vec::new();
-        for part in split(arguments)? {
+        for part in split_items(arguments)? {
             if part == "*" {
                 continue;
             }
@@ -127,7 +127,7 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
     let inner = text.strip_prefix('(').and_then(|t| t.strip_suffix(')'));
     let mut own_count = 0;
     let mut returned = Vec::new();
-    for part in split(inner.unwrap_or(text))? {
+    for part in split_items(inner.unwrap_or(text))? {
         match alias(part) {
             None => own_count += usize::from(part.starts_with("Tensor")),
             Some(alias) if alias.contains('!') => {
@@ -154,28 +154,33 @@ fn alias(ty: &str) -> Option<&str> {
     rest.strip_prefix('(')?.split_once(')').map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
 }
 
-/// The parts between commas outside of brackets.
-fn split(text: &str) -> Result<Vec<&str>, String> {
-    let mut parts = Vec::new();
+/// The arguments and the results of a schema, which an arrow outside of brackets separates.
+fn split_at_arrow(text: &str) -> Result<Option<(&str, &str)>, String> {
     let mut depth = 0i32;
-    let mut from = 0;
-    for (at, c) in text.char_indices() {
+    let mut arrow = None;
+    for (at, c) in unquoted(text)? {
         match c {
             '(' | '[' => depth += 1,
             ')' | ']' => depth -= 1,
-            ',' if depth == 0 => {
-                parts.push(text[from..at].trim());
-                from = at + 1;
+            '-' if text.get(at..).is_some_and(|rest| rest.starts_with("->")) => {
+                arrow = Some(at);
+                if depth == 0 {
+                    break;
+                }
             }
             _ => {}
         }
     }
-    if depth != 0 {
-        return Err(format!("expected balanced brackets, found `{text}`"));
-    }
-    parts.push(text[from..].trim());
-    parts.retain(|p| !p.is_empty());
-    Ok(parts)
+    let sides = arrow.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?)));
+    Ok(sides)
+}
+
+/// The parts before and after the first `==` outside of strings.
+fn split_at_accepted(text: &str) -> Result<Option<(&str, &str)>, String> {
+    let outside = unquoted(text)?;
+    let mut starts = outside.into_iter().map(|(at, _)| at);
+    let found = starts.find(|at| text.get(*at..).is_some_and(|rest| rest.starts_with("==")));
+    Ok(found.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?))))
 }
 
 #[cfg(test)]
@@ -201,7 +206,12 @@ mod tests {
             read("m::f(Tensor(a!) x, Tensor(b!) y) -> (Tensor(b!), Tensor(a!))"),
             ("m.f.default".into(), "x,y".into(), 0, "y,x".into())
         );
+        assert_eq!(
+            read("m::f(Tensor(a! -> *) x, str s=\"->, (\", str t=')') -> Tensor(a!)"),
+            ("m.f.default".into(), "x".into(), 0, "x".into())
+        );
         for (text, expected) in [
+            ("m::f(Tensor x, str s=\"a) -> Tensor", "expected a closing quote"),
             ("m::f(Tensor x)", "no arrow"),
             ("f(Tensor x) -> Tensor", "expected a name of the form `namespace::op`"),
             ("m::f(x) -> Tensor", "expected a type and a name"),

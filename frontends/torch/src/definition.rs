@@ -56,6 +56,14 @@ pub(crate) struct OpDefinition {
 }
 
 impl OpDefinition {
+    fn read(text: &str) -> Result<Self> {
+        OpDefinition::parse(text).map_err(|message| {
+            let op = text::program_name(text).ok();
+            let op = op.and_then(|name| Some(name.split('(').next()?.trim().to_string()));
+            ImportError::Definition { op: op.unwrap_or_default(), message }
+        })
+    }
+
     fn parse(text: &str) -> Result<Self, String> {
         let schema = text::program_name(text).map_err(|e| e.to_string())?;
         let declared = DeclaredOp::parse(&schema)
@@ -85,6 +93,23 @@ impl OpDefinition {
             _ => false,
         })
     }
+}
+
+/// The op that a definition is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DefinedOp {
+    /// The target without `torch.ops.`, such as `mylib.f.default`.
+    pub target: String,
+    /// The arguments that name groups of ranks.
+    pub groups: Vec<String>,
+}
+
+/// Reads the op that a definition is for. Fails if the definition cannot be read.
+pub fn read_defined_op(text: &str) -> Result<DefinedOp> {
+    let definition = OpDefinition::read(text)?;
+    let arguments = definition.declared.arguments.iter().map(|argument| &argument.name);
+    let groups = arguments.filter(|name| definition.is_group(name)).cloned().collect();
+    Ok(DefinedOp { target: definition.declared.target, groups })
 }
 
 /// The text between placeholders, and the placeholders.
@@ -176,11 +201,7 @@ impl OpDefinitions {
     pub fn parse(texts: &[String]) -> Result<Self> {
         let mut by_target: IndexMap<String, Vec<OpDefinition>> = IndexMap::new();
         for text in texts {
-            let definition = OpDefinition::parse(text).map_err(|message| {
-                let op = text::program_name(text).ok();
-                let op = op.and_then(|name| Some(name.split('(').next()?.trim().to_string()));
-                ImportError::Definition { op: op.unwrap_or_default(), message }
-            })?;
+            let definition = OpDefinition::read(text)?;
             by_target.entry(definition.declared.target.clone()).or_default().push(definition);
         }
         let by_target = by_target.into_iter().map(|(target, all)| (target, Arc::new(all)));
@@ -238,7 +259,8 @@ mod tests {
             Placeholder::Value(name("n")),
         ];
         assert_eq!(definition.placeholders().cloned().collect::<Vec<_>>(), expected);
-        assert!(definition.is_group("g") && !definition.is_group("n"));
+        let defined = DefinedOp { target: "m.f.default".into(), groups: vec!["g".into()] };
+        assert_eq!(read_defined_op(text).ok(), Some(defined));
         let back: String = definition
             .pieces
             .iter()

@@ -14,7 +14,7 @@ use symmc_ir::entity::Entity;
 use symmc_ir::text::{self, op_dims_mut};
 use symmc_ir::{Dim, Graph, GroupId, GroupMembers, InputKind, Op, OutputKind, SymbolId, TensorType, ValueId};
 
-use crate::aliasing::separate_results;
+use crate::aliasing::separate_custom_results;
 use crate::call::OpCall;
 use crate::custom_schema::{AcceptedValue, DeclaredArgument};
 use crate::definition::{OpDefinition, Placeholder, TextPiece};
@@ -36,15 +36,31 @@ enum CallValue {
 
 type CallValues<'d> = IndexMap<&'d str, CallValue>;
 
-/// Why a definition does not apply to a call. Another definition may.
-struct DefinitionMismatch(String);
+/// Why a definition does not replace a call.
+enum DefinitionRefusal {
+    /// The definition does not accept the call. Another definition may.
+    Mismatch(String),
+    /// The call or the definition is invalid.
+    Failure(RuleFailure),
+}
+
+impl From<RuleFailure> for DefinitionRefusal {
+    fn from(failure: RuleFailure) -> Self {
+        DefinitionRefusal::Failure(failure)
+    }
+}
+
+fn mismatch<T>(why: String) -> Result<T, DefinitionRefusal> {
+    Err(DefinitionRefusal::Mismatch(why))
+}
 
 fn invalid<T>(message: String) -> RuleResult<T> {
     Err(RuleFailure::Invalid(message))
 }
 
 /// Lowers a call by the first of the definitions that accepts it. Sets the results of the call: first the
-/// `own_results` new tensors that the op returns, then the new contents of the tensors that it writes.
+/// `own_results` new tensors that the op returns, then the new contents of the arguments that it writes. An
+/// argument without new contents keeps its place.
 pub(crate) fn lower_by_definition(
     c: &mut OpCall<'_, '_>,
     definitions: &[OpDefinition],
@@ -53,9 +69,10 @@ pub(crate) fn lower_by_definition(
     let mut mismatches = Vec::new();
     for definition in definitions {
         let values = read_arguments(c, definition)?;
-        match instantiate(c, definition, &values)? {
+        match instantiate(c, definition, &values) {
             Ok(graph) => return expand(c, definition, &values, &graph, own_results),
-            Err(DefinitionMismatch(why)) => mismatches.push(why),
+            Err(DefinitionRefusal::Mismatch(why)) => mismatches.push(why),
+            Err(DefinitionRefusal::Failure(failure)) => return Err(failure),
         }
     }
     match mismatches.as_slice() {
@@ -98,6 +115,8 @@ fn read_argument(c: &OpCall<'_, '_>, argument: &DeclaredArgument) -> RuleResult<
             let found = by_rank.numbers.describe();
             return invalid(format!("expected the same `{name}` on all ranks, found {found}"));
         }
+        // The archive has one form for all empty lists.
+        Argument::Tensors(items) if items.is_empty() => CallValue::Literal(Literal::List(Vec::new())),
         other => match Literal::from_argument(other) {
             Some(literal) => CallValue::Literal(literal),
             None => CallValue::Other(other.describe()),
@@ -120,36 +139,50 @@ fn instantiate(
     c: &OpCall<'_, '_>,
     definition: &OpDefinition,
     values: &CallValues<'_>,
-) -> RuleResult<Result<Graph, DefinitionMismatch>> {
+) -> Result<Graph, DefinitionRefusal> {
     if let Some(why) = find_refused_value(definition, values) {
-        return Ok(Err(DefinitionMismatch(why)));
+        return mismatch(why);
     }
     let mut whole = String::new();
     for piece in &definition.pieces {
         match piece {
             TextPiece::Text(text) => whole.push_str(text),
-            TextPiece::Placeholder(placeholder) => match (placeholder, values.get(placeholder.argument())) {
-                (Placeholder::Dtype(name) | Placeholder::Extent(name, _), Some(CallValue::Absent)) => {
-                    return Ok(Err(DefinitionMismatch(format!("expected a tensor as `{name}`, found none"))));
+            TextPiece::Placeholder(placeholder) => {
+                let name = placeholder.argument();
+                match values.get(name) {
+                    Some(CallValue::Absent) => {
+                        return mismatch(format!("expected a tensor as `{name}`, found none"));
+                    }
+                    Some(CallValue::Literal(Literal::None)) => {
+                        return mismatch(format!("expected a value of `{name}`, found none"));
+                    }
+                    Some(value) => whole.push_str(&placeholder_text(c, placeholder, value)?),
+                    None => {}
                 }
-                (placeholder, Some(value)) => whole.push_str(&placeholder_text(c, placeholder, value)?),
-                (_, None) => {}
-            },
+            }
         }
     }
-    let graph = text::parse(&whole).or_else(|e| invalid(format!("the definition, {e}")))?;
+    let graph = text::parse(&whole).map_err(|e| RuleFailure::Invalid(format!("the definition, {e}")))?;
     for (name, value) in values {
-        let input = find_argument(&graph, name);
-        let why = match (value, input) {
-            (CallValue::Tensor(_), None) if accepted(definition, name).is_none() => {
-                format!("the call gives `{name}`, which the definition does not take")
+        let matters = accepted(definition, name).is_none();
+        match value {
+            CallValue::Tensor(_) if matters && find_argument(&graph, name).is_none() => {
+                return mismatch(format!("the call gives `{name}`, which the definition does not take"));
             }
-            (CallValue::Absent, Some(_)) => format!("expected a tensor as `{name}`, found none"),
-            _ => continue,
-        };
-        return Ok(Err(DefinitionMismatch(why)));
+            CallValue::Absent if find_argument(&graph, name).is_some() => {
+                return mismatch(format!("expected a tensor as `{name}`, found none"));
+            }
+            CallValue::Literal(Literal::None) if matters && has_symbol(&graph, name) => {
+                return mismatch(format!("expected an integer as `{name}`, found none"));
+            }
+            _ => {}
+        }
     }
-    Ok(Ok(graph))
+    Ok(graph)
+}
+
+fn has_symbol(graph: &Graph, name: &str) -> bool {
+    graph.symbols.values().any(|symbol| symbol.name == name)
 }
 
 fn accepted<'d>(definition: &'d OpDefinition, name: &str) -> Option<&'d AcceptedValue> {
@@ -273,19 +306,20 @@ fn expand(
     own_results: usize,
 ) -> RuleResult {
     check_supported(c, definition, values, graph)?;
-    let outputs = order_outputs(definition, graph, own_results)?;
+    let results = read_results(definition, graph, own_results)?;
     let mut expansion = Expansion { definition: graph, symbols: HashMap::new() };
-    bind_symbols(c, &mut expansion, values, outputs.get(..own_results).unwrap_or_default())?;
+    bind_symbols(c, &mut expansion, values, &results.returned)?;
     check_arguments(c, &expansion, values)?;
     let groups = map_groups(c, graph)?;
     map_customs(c, graph, &groups)?;
     let new = add_nodes(c, &expansion, values, &groups)?;
-    for (i, output) in outputs.iter().enumerate() {
-        if let Some(&value) = new.get(output) {
+    let slots = results.returned.into_iter().map(Some).chain(results.written);
+    for (i, output) in slots.enumerate() {
+        if let Some(&value) = output.and_then(|output| new.get(&output)) {
             c.set_result(i, value);
         }
     }
-    separate_results(c)
+    separate_custom_results(c)
 }
 
 /// Rejects definitions that ignore an argument, and programs that are no definitions.
@@ -297,9 +331,8 @@ fn check_supported(
 ) -> RuleResult {
     for argument in &definition.declared.arguments {
         let name = argument.name.as_str();
-        let is_symbol = graph.symbols.values().any(|s| s.name == name);
         let matters = argument.accepted.is_none() && !argument.is_tensor();
-        if matters && !is_symbol && !definition.has_placeholder_of(name) {
+        if matters && !has_symbol(graph, name) && !definition.has_placeholder_of(name) {
             let ty = &argument.ty;
             return invalid(format!(
                 "the definition does not use `{name}`: state in its schema the value for which it holds \
@@ -335,45 +368,57 @@ fn check_supported(
     }
 }
 
-/// The values of a definition that are the results of a call: first those that it returns, then the new contents
-/// of the tensors that the op writes.
-fn order_outputs(definition: &OpDefinition, graph: &Graph, own_results: usize) -> RuleResult<Vec<ValueId>> {
+/// The values of a definition that are the results of a call.
+struct DefinitionResults {
+    returned: Vec<ValueId>,
+    /// The new contents of the written arguments, in the order of the schema. `None` if the definition does not
+    /// take the argument.
+    written: Vec<Option<ValueId>>,
+}
+
+fn read_results(
+    definition: &OpDefinition,
+    graph: &Graph,
+    own_results: usize,
+) -> RuleResult<DefinitionResults> {
     let writes = &definition.declared.writes;
-    let mut outputs: Vec<ValueId> = Vec::new();
-    let mut written: Vec<(&str, ValueId)> = Vec::new();
+    let mut returned: Vec<ValueId> = Vec::new();
+    let mut contents: Vec<(&str, ValueId)> = Vec::new();
     for output in &graph.outputs {
         match output.kind {
-            OutputKind::Returned => outputs.push(output.value),
+            OutputKind::Returned => returned.push(output.value),
             OutputKind::Mutates(input) => {
-                written.push((graph.value_name(graph.inputs[input].value), output.value));
+                let input = &graph.inputs[input];
+                let name = graph.value_name(input.value);
+                if input.kind != InputKind::Argument {
+                    return invalid(format!(
+                        "the definition writes `{name}`, which is a constant: expected an argument"
+                    ));
+                }
+                contents.push((name, output.value));
             }
         }
     }
-    if outputs.len() != own_results {
-        return invalid(format!("expected {own_results} results of the definition, found {}", outputs.len()));
+    if returned.len() != own_results {
+        return invalid(format!(
+            "expected {own_results} results of the definition, found {}",
+            returned.len()
+        ));
     }
-    if let Some((name, _)) = written.iter().find(|(name, _)| !writes.arguments.iter().any(|a| a == name)) {
+    if let Some((name, _)) = contents.iter().find(|(name, _)| !writes.arguments.iter().any(|a| a == name)) {
         return invalid(format!("the definition writes `{name}`, which the schema does not mark as written"));
     }
-    let mut absent = None;
+    let mut written = Vec::with_capacity(writes.arguments.len());
     for name in &writes.arguments {
-        match (written.iter().find(|(written, _)| written == name), absent) {
-            // The importer assigns new contents to written arguments by position.
-            (Some(_), Some(absent)) => {
-                return invalid(format!(
-                    "the schema marks `{absent}` as written before `{name}`, and the definition does not take `{absent}`"
-                ));
-            }
-            (Some((_, value)), None) => outputs.push(*value),
-            (None, _) if find_argument(graph, name).is_none() => absent = Some(name),
-            (None, _) => {
-                return invalid(format!(
-                    "the schema marks `{name}` as written, and the definition has no `mutate %{name} = …`"
-                ));
-            }
+        let new = contents.iter().find(|(argument, _)| argument == name).map(|(_, value)| *value);
+        if new.is_none() && find_argument(graph, name).is_some() {
+            return invalid(format!(
+                "the schema marks `{name}` as written, and the definition has no `mutate %{name} = …`"
+            ));
         }
+        written.push(new);
     }
-    Ok(outputs)
+    Ok(DefinitionResults { returned, written })
 }
 
 fn bind_symbols(
@@ -504,8 +549,8 @@ fn add_nodes(
     let mut new: HashMap<ValueId, ValueId> = HashMap::with_capacity(graph.values.len());
     for input in graph.inputs.values() {
         let name = graph.value_name(input.value);
-        let value = match values.get(name) {
-            Some(CallValue::Tensor(value)) => *value,
+        let value = match (input.kind, values.get(name)) {
+            (InputKind::Argument, Some(CallValue::Tensor(value))) => *value,
             _ => {
                 let label = format!("{}.{name}", c.label);
                 let ty = expansion.ty(graph.ty(input.value));

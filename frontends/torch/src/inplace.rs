@@ -63,7 +63,7 @@ pub(crate) fn lower_in_place_by_rule<'c, 'p>(
     writes: &OpWrites,
     rule: impl FnOnce(&mut OpCall<'c, 'p>) -> RuleResult,
 ) -> RuleResult {
-    let written = flat_tensor_names(c, &writes.arguments);
+    let written = tensor_slots(c, &writes.arguments);
     c.wants_all = true;
     let new = match rule(c) {
         Ok(()) => {
@@ -75,6 +75,7 @@ pub(crate) fn lower_in_place_by_rule<'c, 'p>(
     };
     let own_count = count_own_results(c, writes);
     for (i, name) in written.iter().enumerate() {
+        let Some(name) = name else { continue };
         match new.get(own_count + i).copied().flatten() {
             Some(new) => assign_contents(c, name, new)?,
             None => invalidate_contents(c, name)?,
@@ -88,8 +89,9 @@ pub(crate) fn lower_in_place_by_rule<'c, 'p>(
         }
         return Ok(());
     }
-    let returned = flat_tensor_names(c, writes.returned.as_ref().unwrap_or(&writes.arguments));
+    let returned = tensor_slots(c, writes.returned.as_ref().unwrap_or(&writes.arguments));
     for (i, name) in returned.into_iter().take(c.result_names().len()).enumerate() {
+        let Some(name) = name else { continue };
         let value = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
         c.set_result(i, value);
     }
@@ -101,31 +103,42 @@ fn count_own_results(c: &OpCall<'_, '_>, writes: &OpWrites) -> usize {
     if writes.own_results > 0 { c.result_names().len() } else { 0 }
 }
 
-/// The names of the tensors in these arguments. Absent arguments have none.
-fn flat_tensor_names<'p>(c: &OpCall<'_, 'p>, arguments: &[String]) -> Vec<&'p str> {
-    arguments.iter().filter_map(|a| c.get(a)).flat_map(tensor_names).collect()
+/// The names of the tensors in these arguments. An argument that the call leaves out has a slot without a name.
+fn tensor_slots<'p>(c: &OpCall<'_, 'p>, arguments: &[String]) -> Vec<Option<&'p str>> {
+    let mut slots = Vec::with_capacity(arguments.len());
+    for argument in arguments {
+        match c.get(argument) {
+            Some(given) => slots.extend(tensor_names(given).into_iter().map(Some)),
+            None => slots.push(None),
+        }
+    }
+    slots
 }
 
-/// Emits an opaque op for one that writes. Its results are those of the op and the new contents.
+/// Emits an opaque op for one that writes. Its results are those of the op and the new contents, which have the
+/// slots of `written`.
 fn emit_opaque_write(
     c: &mut OpCall<'_, '_>,
     writes: &OpWrites,
-    written: &[&str],
+    written: &[Option<&str>],
     why: &str,
 ) -> RuleResult<Vec<Option<ValueId>>> {
     if effects::draws_random_numbers(c.node) {
         return Err(RuleFailure::Invalid(effects::DRAWS.into()));
     }
+    let own_count = count_own_results(c, writes);
     let mut types = Vec::new();
-    for i in 0..count_own_results(c, writes) {
+    for i in 0..own_count {
         types.push(c.declared_result_type(i)?);
     }
-    for name in written {
+    for name in written.iter().flatten() {
         let old = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
         types.push(c.ty(old).clone());
     }
-    let values = c.lowering.emit_opaque(c.node, why, types)?;
-    Ok(values.into_iter().map(Some).collect())
+    let mut values = c.lowering.emit_opaque(c.node, why, types)?.into_iter();
+    let mut slots: Vec<Option<ValueId>> = values.by_ref().take(own_count).map(Some).collect();
+    slots.extend(written.iter().map(|name| name.and_then(|_| values.next())));
+    Ok(slots)
 }
 
 /// Makes `new` the contents of a name and of everything that shares memory with it.

@@ -71,6 +71,7 @@ use symmc_import::declared::verify_graph;
 use symmc_import::ranges::MentionedSymbols;
 use symmc_ir::{Graph, GraphBuilder, GroupMembers, Tensor};
 
+pub use definition::{DefinedOp, read_defined_op};
 pub use error::{ImportError, UndescribedGroup};
 pub use options::ImportOptions;
 

@@ -23,13 +23,12 @@ impl Literal {
     pub fn parse(text: &str) -> Option<Literal> {
         let text = text.trim();
         if let Some(inner) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
-            let items = inner.split(',').map(str::trim).filter(|item| !item.is_empty());
-            return items.map(Literal::parse).collect::<Option<_>>().map(Literal::List);
+            let items = split_items(inner).ok()?;
+            return items.into_iter().map(Literal::parse).collect::<Option<_>>().map(Literal::List);
         }
         for quote in ['"', '\''] {
             if let Some(inner) = text.strip_prefix(quote) {
-                let inner = inner.strip_suffix(quote)?;
-                return Some(Literal::Text(inner.to_string()));
+                return parse_string(inner, quote).map(Literal::Text);
             }
         }
         match text {
@@ -113,6 +112,90 @@ impl Literal {
     }
 }
 
+/// The contents of a string whose opening quote is before `text`. `None` if the string does not end with the
+/// text.
+fn parse_string(text: &str, quote: char) -> Option<String> {
+    let mut contents = String::new();
+    let mut chars = text.chars().peekable();
+    loop {
+        match chars.next()? {
+            c if c == quote => return chars.next().is_none().then_some(contents),
+            '\\' => {
+                let escaped = match chars.next()? {
+                    'a' => '\u{7}',
+                    'b' => '\u{8}',
+                    'f' => '\u{c}',
+                    'n' => '\n',
+                    'r' => '\r',
+                    't' => '\t',
+                    'v' => '\u{b}',
+                    digit @ '0'..='7' => {
+                        let mut code = digit.to_digit(8)?;
+                        for _ in 0..2 {
+                            let Some(next) = chars.peek().and_then(|c| c.to_digit(8)) else { break };
+                            code = code * 8 + next;
+                            chars.next();
+                        }
+                        char::from_u32(code)?
+                    }
+                    other => other,
+                };
+                contents.push(escaped);
+            }
+            c => contents.push(c),
+        }
+    }
+}
+
+/// The characters of a part of a schema that are not in strings, with their positions. Fails if a string has no
+/// end.
+pub(crate) fn unquoted(text: &str) -> Result<Vec<(usize, char)>, String> {
+    let mut outside = Vec::with_capacity(text.len());
+    let mut open: Option<char> = None;
+    let mut is_escaped = false;
+    for (at, c) in text.char_indices() {
+        match open {
+            Some(_) if is_escaped => is_escaped = false,
+            Some(_) if c == '\\' => is_escaped = true,
+            Some(quote) if c == quote => open = None,
+            Some(_) => {}
+            None if matches!(c, '"' | '\'') => open = Some(c),
+            None => outside.push((at, c)),
+        }
+    }
+    match open {
+        None => Ok(outside),
+        Some(quote) => Err(format!("expected a closing quote {quote}, found `{text}`")),
+    }
+}
+
+/// The parts between commas outside of brackets and strings.
+pub(crate) fn split_items(text: &str) -> Result<Vec<&str>, String> {
+    let mut parts = Vec::new();
+    let mut depth = 0i32;
+    let mut from = 0;
+    for (at, c) in unquoted(text)? {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(text.get(from..at).unwrap_or("").trim());
+                from = at + 1;
+            }
+            _ => {}
+        }
+        if depth < 0 {
+            break;
+        }
+    }
+    if depth != 0 {
+        return Err(format!("expected balanced brackets, found `{text}`"));
+    }
+    parts.push(text.get(from..).unwrap_or("").trim());
+    parts.retain(|p| !p.is_empty());
+    Ok(parts)
+}
+
 fn is_word(text: &str) -> bool {
     let fits = text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     fits && text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
@@ -153,6 +236,7 @@ mod tests {
             ("[1, 2]", "[1, 2]"),
             ("[]", "[]"),
             ("bf16", "bf16"),
+            ("[[1, 2], []]", "[[1, 2], []]"),
         ] {
             let value = Literal::parse(text).unwrap_or_else(|| panic!("{text}"));
             assert_eq!(value.program_text().as_deref(), Ok(in_program));
@@ -161,8 +245,25 @@ mod tests {
         assert_eq!(Literal::parse("None"), Some(Literal::None));
         assert!(Literal::None.program_text().is_err());
         assert!(Literal::Text("a b".into()).program_text().is_err());
-        assert_eq!(Literal::parse("what"), None);
-        assert_eq!(Literal::parse("\"open"), None);
+        for text in ["what", "\"open", "\"a\" \"b\"", "\"end\\\"", "[1, \"a]", "[1]]", "[1], [2]"] {
+            assert_eq!(Literal::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn strings_of_schemas_have_escapes() {
+        for (text, expected) in [
+            (r#""""#, ""),
+            (r#""a, b == [c] -> 'd'""#, "a, b == [c] -> 'd'"),
+            (r#"'say "no"'"#, "say \"no\""),
+            (r#""a\"b\\""#, "a\"b\\"),
+            (r#""tab\tline\n\001\177é""#, "tab\tline\n\u{1}\u{7f}é"),
+        ] {
+            assert_eq!(Literal::parse(text), Some(Literal::Text(expected.into())), "{text}");
+            let list = format!("[{text}, {text}]");
+            let both = Literal::List(vec![Literal::Text(expected.into()); 2]);
+            assert_eq!(Literal::parse(&list), Some(both), "{list}");
+        }
     }
 
     #[test]

@@ -33,6 +33,7 @@ __all__ = [
     "open",
     "from_text",
     "torch_ops",
+    "read_defined_op",
     "write_file",
     "compile",
     "load",
@@ -266,6 +267,7 @@ def open(
 ) -> Program: ...
 def from_text(text: str) -> Program: ...
 def torch_ops() -> list[str]: ...
+def read_defined_op(definition: str) -> tuple[str, list[str]]: ...
 def compile(
     program: Program,
     *,

@@ -1,7 +1,7 @@
 //! Slices, splits, concatenation, repetition, padding.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, ReductionKind, Scalar, TensorType, ValueDef, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
@@ -420,23 +420,68 @@ fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
     if let Some(rows) = c.packed_length(counts, 0) {
         return c.refuse_packed("it repeats by counts", &rows);
     }
+    check_constant_counts(c, counts, &length)?;
     let dtype = c.dtype(counts);
-    let last = c.extent(counts, 0) - Dim::from(1);
     let capacity = c.capacity(&length)?;
     let counts = c.cast(counts, DType::I64)?;
-    let ends = c.emit("cumsum", Op::CumSum { axis: 0 }, &[counts])?;
-    let ends = c.unsqueeze(ends, 0)?;
-    let positions = c.iota(capacity, 0, 1, DType::I64)?;
+    let sums = c.emit("cumsum", Op::CumSum { axis: 0 }, &[counts])?;
+    let ends = c.unsqueeze(sums, 0)?;
+    let positions = c.iota(capacity.clone(), 0, 1, DType::I64)?;
     let positions = c.unsqueeze(positions, 1)?;
     let has_ended = c.binary(BinaryOp::Le, ends, positions)?;
     let has_ended = c.cast(has_ended, DType::I64)?;
     let y = c.reduce(ReductionKind::Sum, has_ended, vec![1], false)?;
-    // Rows after the last are unspecified, but indices all the same.
-    let last = c.emit_dim(&last, DType::I64)?;
-    let y = c.binary(BinaryOp::Min, y, last)?;
+    let n = c.extent(counts, 0);
+    let y = if c.is_data_size(&length) {
+        // Rows after the last are unspecified, but indices all the same.
+        let last = c.emit_dim(&(n - Dim::from(1)), DType::I64)?;
+        c.binary(BinaryOp::Min, y, last)?
+    } else {
+        let total = if c.dim_bounds(&n).0 > 0 {
+            c.slice(sums, 0, n.clone() - Dim::from(1), Dim::from(1), 1)?
+        } else {
+            c.reduce(ReductionKind::Sum, counts, vec![0], true)?
+        };
+        reject_other_total(c, y, total, &capacity, &n)?
+    };
     let y = c.cast(y, dtype)?;
     c.set_packed(y, 0, &length);
     Ok(y)
+}
+
+/// Fails if the counts are constants that do not add up to the number of results.
+fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> RuleResult {
+    let graph = c.lowering.builder.graph();
+    let mut source = counts;
+    while let ValueDef::Node(node, _) = graph.values[source].def
+        && let (Op::Cast | Op::Copy, &[x]) = (&graph.nodes[node].op, graph.nodes[node].inputs.as_slice())
+    {
+        source = x;
+    }
+    let ValueDef::Input(input) = graph.values[source].def else { return Ok(()) };
+    let (Some(data), Some(found)) = (&graph.inputs[input].data, length.as_const()) else { return Ok(()) };
+    let total: f64 = data.to_f64().iter().sum();
+    if total == found as f64 {
+        return Ok(());
+    }
+    Err(RuleFailure::Invalid(format!(
+        "expected {total} as `output_size`, the sum of the counts, found {found}"
+    )))
+}
+
+/// `positions`, or positions outside of the axis if the total of the counts is not `length`, so that reads at
+/// them are errors.
+fn reject_other_total(
+    c: &mut OpCall<'_, '_>,
+    positions: ValueId,
+    total: ValueId,
+    length: &Dim,
+    outside: &Dim,
+) -> EmitResult {
+    let length = c.emit_dim(length, DType::I64)?;
+    let fits = c.binary(BinaryOp::Eq, total, length)?;
+    let outside = c.emit_dim(outside, DType::I64)?;
+    c.select(fits, positions, outside)
 }
 
 fn flip(c: &mut OpCall<'_, '_>) -> EmitResult {

@@ -31,6 +31,12 @@ impl OpCall<'_, '_> {
         self.packed_length(x, axis).unwrap_or_else(|| self.extent(x, axis))
     }
 
+    /// Whether a size depends on data.
+    pub fn is_data_size(&self, length: &Dim) -> bool {
+        let data = &self.lowering.symbols.data;
+        data.depends_on_data(&data.normalize(length))
+    }
+
     /// Says that the first rows of a value are those of the program.
     pub fn set_packed(&mut self, x: ValueId, axis: usize, length: &Dim) {
         let length = self.lowering.symbols.data.normalize(length);

@@ -446,6 +446,48 @@ fn positions_are_repeated_by_counts_that_are_data() {
 }
 
 #[test]
+fn counts_that_do_not_add_up_to_the_output_size_are_errors() {
+    let repeated = |fake: Fake, counts: &str, size: &str| {
+        let positions = format!("i64[{size}]");
+        let rows = format!("f32[{size},2]");
+        fake.input("x", "f32[3,2]")
+            .node(
+                "aten.repeat_interleave.Tensor",
+                &format!("repeats=%{counts} output_size={size}"),
+                &[("index", &positions)],
+            )
+            .node("aten.index_select.default", "self=%x dim=0 index=%index", &[("y", &rows)])
+            .output("y")
+    };
+    let x = tensor(DType::F32, &[3, 2], &[1.0, 2.0, 10.0, 20.0, 100.0, 200.0]);
+    let given = repeated(Fake::new().input("counts", "i64[3]"), "counts", "4");
+    let given = imported(&given, 1).expect("a program");
+    for counts in [[1.0, 3.0, 0.0], [0.0, 0.0, 4.0]] {
+        let found = results(&given, vec![vec![tensor(DType::I64, &[3], &counts), x.clone()]]);
+        assert!(found.is_ok(), "{counts:?}: {found:?}");
+    }
+    for counts in [[1.0, 2.0, 0.0], [0.0, 0.0, 0.0], [4.0, 1.0, 0.0], [1.0, 3.0, 1.0]] {
+        let found = results(&given, vec![vec![tensor(DType::I64, &[3], &counts), x.clone()]]);
+        let error = found.expect_err("an index outside the axis");
+        assert!(error.contains("the index 3 at position 0 of the indices is outside axis 0"), "{error}");
+    }
+    let stored: Vec<u8> = [1i64, 2, 1].iter().flat_map(|n| n.to_le_bytes()).collect();
+    let constant = |size: &str| {
+        let fake = Fake::new().buffer("counts", "i64[3]", false, Some(&stored));
+        let fake = fake.node("aten.clone.default", "self=%counts", &[("same", "i64[3]")]);
+        repeated(fake, "same", size)
+    };
+    let program = imported(&constant("4"), 1).expect("a program");
+    let found = results(&program, vec![vec![x.clone()]]).expect("a run").remove(0).remove(0);
+    assert_eq!(found, [1.0, 2.0, 10.0, 20.0, 10.0, 20.0, 100.0, 200.0]);
+    for size in ["3", "5"] {
+        let error = imported(&constant(size), 1).expect_err("another size");
+        let expected = format!("expected 4 as `output_size`, the sum of the counts, found {size}");
+        assert!(error.contains(&expected), "{error}");
+    }
+}
+
+#[test]
 fn whole_rows_are_outputs_of_fixed_extents() {
     let fake = sized(Some(6), "symmc.whole_rows.default", "x=%rows", "f32[u0,2]");
     let x: Vec<f64> = (0..12).map(f64::from).collect();

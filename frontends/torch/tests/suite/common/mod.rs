@@ -1,7 +1,7 @@
 //! Small `.pt2` archives for tests, written from text.
 //!
 //! A type is `f32[2, s0, 2*s0]`. Arguments are `name=value` separated by blanks, where a value is `%x` (a tensor),
-//! `[%a,%b]`, `[%a,none]`, `3`, `[1,-1]`, `[$n,2]` (`$n` names a symbolic integer), `1.5`, `inf`, `true`,
+//! `[%a,%b]`, `[%]` (no tensors), `[%a,none]`, `3`, `[1,-1]`, `[$n,2]` (`$n` names a symbolic integer), `1.5`, `inf`, `true`,
 //! `'text'`, `['a','b']`, `:f32` (a dtype), `none`, `@mylib.f.default` (an op), or `<obj>` (a custom object).
 
 #![allow(dead_code)]
@@ -91,6 +91,9 @@ fn argument(text: &str) -> Value {
     }
     if let Some(list) = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')) {
         let items: Vec<&str> = list.split(',').filter(|i| !i.is_empty()).collect();
+        if items == ["%"] {
+            return json!({"as_tensors": []});
+        }
         let tensor = |i: &str| json!({"name": i.trim_start_matches('%')});
         return if items.iter().any(|i| i.starts_with('%')) {
             if items.contains(&"none") {

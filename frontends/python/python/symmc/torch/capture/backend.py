@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from symmc import InputError
 from symmc.torch.agreement import joint_graph
 from symmc.torch.capture import attention
+from symmc.torch.importing import op_definitions
 from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.settings.options import Options
 
@@ -23,6 +24,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     """
     wanted = Options.of(options)
     _check_mode(mode)
+    op_definitions.expect_group_names(wanted)
 
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs

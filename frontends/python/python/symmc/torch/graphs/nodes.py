@@ -36,6 +36,12 @@ def is_view(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
+def operator_names(graph: torch.fx.Graph) -> set[str]:
+    """The names of the operators that a graph calls, such as ``aten.add.Tensor``, directly or by a wrapper that has one as an argument."""
+    calls = [node for node in graph.nodes if node.op == "call_function"]
+    return {str(one) for node in calls for one in (node.target, *node.args) if isinstance(one, torch._ops.OpOverload)}
+
+
 def process_groups_of(node: torch.fx.Node) -> list[str]:
     """The names of the process groups that a node has as arguments."""
     found = [process_group_argument(node, at, argument) for at, argument in _schema_arguments(node)]
@@ -78,7 +84,12 @@ def process_group_argument(node: torch.fx.Node, at: int, argument) -> str | None
 
 def is_process_group(argument) -> bool:
     """Whether an argument of a schema is a process group."""
-    return argument.name.endswith(("group_name", "process_group"))
+    return is_group_name(argument.name)
+
+
+def is_group_name(name: str) -> bool:
+    """Whether an argument of this name is a process group."""
+    return name.endswith(("group_name", "process_group"))
 
 
 _PYTORCH = os.path.dirname(torch.__file__) + os.sep

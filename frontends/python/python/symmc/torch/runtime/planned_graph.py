@@ -11,7 +11,7 @@ import symmc
 from symmc.torch.graphs.layouts import inverse_permutation
 from symmc.torch.graphs.nodes import NUMBER
 from symmc.torch.graphs.sizes import symbol_sources
-from symmc.torch.importing import refused_nodes
+from symmc.torch.importing import op_definitions, refused_nodes
 from symmc.torch.importing.lift import LiftedGraph
 from symmc.torch.ranks import process_groups
 from symmc.torch.ranks.exchange import GraphsDiffer
@@ -51,6 +51,7 @@ class PlannedGraph:
         self.on_other_devices = [k for k, at in enumerate(self.lifted.inputs) if values[at].device != self.device]
         self.select_inputs = _input_selector(self.lifted.inputs, len(values))
         self.host_results = [k for k, device in enumerate(self.lifted.devices) if device != self.device]
+        options = op_definitions.select_for_graph(options, lifted.exported.graph)
         ranks, groups = process_groups.connect_groups(self.lifted.groups, options.timeout)
         symbols = [symbol for symbol, _, _ in self.symbol_sources]
         self.runner = PlanRunner(self.lifted, symbols, ranks, groups, options, may_fix_sizes, arenas)

@@ -82,7 +82,8 @@ class PlanRunner:
         members = len(self.ranks.members)
 
         def opened(archives: list[bytes], dims: dict[str, str]) -> symmc.Program:
-            return programs.open_archives(archives, ranks=members, groups=self.groups, dims=dims)
+            definitions = list(self.options.definitions)
+            return programs.open_archives(archives, ranks=members, groups=self.groups, dims=dims, definitions=definitions)
 
         program, refusal, own = None, None, b""
         sizes: dict[str, int] = {}

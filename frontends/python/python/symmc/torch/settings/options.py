@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from typing import Any
 
 from symmc import InputError, Program, machines
-from symmc._symmc import SizeAssumptions, check_machine, check_numerics, check_order, check_slack, check_variants
+from symmc._symmc import SizeAssumptions, check_machine, check_numerics, check_order, check_slack, check_variants, read_defined_op
 from symmc.torch.settings.reports import format_of
 
 _FALLBACKS = ("inductor", "eager", "error")
@@ -49,6 +49,8 @@ class Options:
     """The largest size of the symmetric arena, in bytes."""
     coalesce: bool = True
     """Whether several collectives may be combined into one if a run is estimated to become faster."""
+    definitions: Sequence[str] = ()
+    """Definitions of custom ops, as :func:`symmc.open` takes them. A graph uses those of the ops that it calls."""
     timeout: float = 30.0
     """The longest wait for other ranks, in seconds."""
     report: str | PathLike[str] | None = None
@@ -181,6 +183,9 @@ _CHECKS: dict[str, Callable[[str, Any], None]] = {
     "slack": _expect("a percentage, 0 or at least 1", _is_number, check_slack),
     "symm_limit": _expect("bytes, at least 1", lambda value: _is_size(value) and value < 1 << 64),
     "coalesce": _expect("True or False", lambda value: isinstance(value, bool)),
+    "definitions": _expect(
+        "programs in the text form", lambda value: _is_list(value, _is_name), lambda texts: [read_defined_op(text) for text in texts]
+    ),
     "timeout": _expect("seconds above 0", lambda value: _is_number(value) and value > 0),
     "report": _check_report,
 }

@@ -1,0 +1,134 @@
+"""Custom ops with definitions under ``torch.compile``. Needs PyTorch."""
+
+import unittest
+
+from with_torch import HAS_TORCH, close, compiled, gradients, on_ranks
+
+if HAS_TORCH:
+    import torch
+    import torch.distributed as dist
+
+    RUNS = []
+    """The ops whose kernels ran, in order."""
+
+    @torch.library.custom_op("symmc_defined::scale", mutates_args=())
+    def scale(x: torch.Tensor, by: float, times: int = 2) -> torch.Tensor:
+        RUNS.append("scale")
+        return x * by * times
+
+    @torch.library.custom_op("symmc_defined::push", mutates_args=("cache",))
+    def push(cache: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        RUNS.append("push")
+        cache.add_(x)
+        return cache.sum(0)
+
+    @torch.library.custom_op("symmc_defined::total", mutates_args=())
+    def total(x: torch.Tensor, group_name: str) -> torch.Tensor:
+        RUNS.append("total")
+        y = x.clone()
+        dist.all_reduce(y, group=dist.distributed_c10d._resolve_process_group(group_name))
+        return y
+
+    scale.register_fake(lambda x, by, times=2: torch.empty_like(x))
+    push.register_fake(lambda cache, x: torch.empty_like(cache[0]))
+    total.register_fake(lambda x, group_name: torch.empty_like(x))
+
+    def save_numbers(ctx, inputs, output):
+        _, ctx.by, ctx.times = inputs
+
+    scale.register_autograd(lambda ctx, gradient: (scale(gradient, ctx.by, ctx.times), None, None), setup_context=save_numbers)
+
+SCALE = """program "symmc_defined::scale(Tensor x, float by, int times=2) -> Tensor" ranks ?
+symbol n in 0..=1048576
+symbol m in 0..=1048576
+arg %x: $x.dtype[n, m]
+%a: $x.dtype[n, m] = mul %x, $by
+%b: $x.dtype[n, m] = mul %a, $times
+return %b
+"""
+
+PUSH = """program "symmc_defined::push(Tensor(a!) cache, Tensor x) -> Tensor" ranks ?
+arg %cache: f32[$cache.0, 4]
+arg %x: f32[$cache.0, 4]
+%new: f32[$cache.0, 4] = add %cache, %x
+%sum: f32[4] = reduce %new op=sum axes=[0] keep=false
+return %sum
+mutate %cache = %new
+"""
+
+TOTAL = """program "symmc_defined::total(Tensor x, str group_name) -> Tensor" ranks ?
+symbol n in 0..=1048576
+symbol m in 0..=1048576
+group @g $group_name
+arg %x: f32[n, m]
+%y: f32[n, m] = all_reduce %x op=sum group=@g
+return %y
+"""
+
+
+def totals(rank):
+    # The first group has another number in the graph than its name.
+    dist.new_group([rank])
+    others = dist.new_group([0, 1]).group_name
+
+    def function(x):
+        return total(x.square(), others) + total(x, dist.group.WORLD.group_name)
+
+    run = compiled(function, dynamic=True, definitions=[TOTAL, SCALE])
+    for n in (3, 5):
+        x = torch.arange(4.0 * n).view(n, 4) + rank
+        RUNS.clear()
+        found = run(x)
+        assert RUNS == [], RUNS
+        close(found, function(x))
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
+class Definitions(unittest.TestCase):
+    def test_replace_calls_forward_and_backward(self):
+        def function(x):
+            return scale(x + 1, 0.5) - scale(x, 3.0, 1).sin()
+
+        run = compiled(function, dynamic=True, definitions=[PUSH, SCALE])
+        for n in (3, 6):
+            x = torch.randn(n, 4)
+            expected = function(x)
+            _, (gradient,) = gradients(lambda x: function(x).sum(), [x])
+            RUNS.clear()
+            close(run(x), expected)
+            _, (found,) = gradients(lambda x: run(x).sum(), [x])
+            self.assertEqual(RUNS, [])
+            close(found, gradient)
+
+    def test_write_arguments(self):
+        def function(cache, x):
+            y = push(cache, x)
+            return y + cache[0]
+
+        caches, x = [torch.ones(3, 4) for _ in range(2)], torch.randn(3, 4)
+        expected = function(caches[0], x)
+        RUNS.clear()
+        close(compiled(function, definitions=[PUSH])(caches[1], x), expected)
+        self.assertEqual(RUNS, [])
+        close(caches[1], caches[0])
+
+    def test_calls_that_no_definition_accepts_are_left_to_others(self):
+        x, only = torch.randn(3, 4), SCALE.replace("int times=2", "int times=2 == 5").replace("$times", "5")
+        run = compiled(lambda x: scale(x, 0.5) + 1, definitions=[only], fallback="eager")
+        with self.assertWarnsRegex(UserWarning, "the definition does not accept the call: expected 5 as `times`, found 2"):
+            found = run(x)
+        close(found, x + 1)
+        with self.assertRaisesRegex(Exception, "expected 5 as `times`, found 2"):
+            compiled(lambda x: scale(x, 0.5) + 1, definitions=[only])(x)
+
+    def test_groups_are_told_by_the_names_of_arguments(self):
+        other = TOTAL.replace("group_name", "ranks_of")
+        with self.assertRaisesRegex(Exception, "the argument ranks_of of symmc_defined.total.default names a process group: expected"):
+            compiled(lambda x: x + 1, definitions=[other])(torch.ones(2))
+
+    def test_exchange_values_between_ranks(self):
+        on_ranks(totals)
+
+
+if __name__ == "__main__":
+    unittest.main()
