@@ -5,7 +5,7 @@
 //! of experts, need not be permuted at all.
 
 use symmc_ir::closed_form::ClosedForm;
-use symmc_ir::{Dim, Op, ValueDef, ValueId};
+use symmc_ir::{BinaryOp, Dim, Op, Scalar, ValueDef, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
@@ -25,6 +25,11 @@ pub const RULES: &[RewriteRule] = &[
         name: "reshape_of_take",
         equation: "reshape(f(take(x, i))) = f(take(x, reshape(i))) where only the axis of i is divided",
         apply: reshape_of_take,
+    },
+    RewriteRule {
+        name: "take_of_repeated_rows",
+        equation: "take(reshape(expand(x)), i) = take(x, floor_div(i, k)) where each row of x stands k times",
+        apply: take_of_repeated_rows,
     },
 ];
 
@@ -134,6 +139,10 @@ fn take_of_permuted_map(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     if cx.is_shared(x) || !(widens || avoids_permutation(cx, x, q, MOST_DEPTH)) {
         return None;
     }
+    // The mask of a grouped product falls away if its rows belong to no group, which shows at the product.
+    if matches!((op, inputs), (Op::Select, &[_, _, y]) if matches!(cx.def(y), Some((Op::GroupedMatMul, _)))) {
+        return None;
+    }
     let op = op.clone();
     let inputs = inputs.to_vec();
     match op {
@@ -203,4 +212,21 @@ fn reshape_of_take(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
         });
     }
     Some(Rewrite::Node(op, operands))
+}
+
+fn take_of_repeated_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
+    let (Op::Take { axis: 0 }, &[x, index]) = (&node.op, &node.inputs[..]) else { return None };
+    let (Op::Reshape, &[wide]) = cx.def(x)? else { return None };
+    let (Op::Expand, &[narrow]) = cx.def(wide)? else { return None };
+    let [count, copies, row @ ..] = cx.shape(wide) else { return None };
+    let one = Dim::from(1);
+    let [rows, single, ..] = cx.shape(narrow) else { return None };
+    let repeats = rows == count && *single == one && cx.shape(narrow)[2..] == *row;
+    let copies = copies.as_const().filter(|&k| k > 1 && repeats && cx.shape(x)[1..] == *row)?;
+    let shape: Vec<Dim> = std::iter::once(count).chain(row).cloned().collect();
+    let ty = cx.ty(index).clone();
+    let divide = Op::BinaryScalar { op: BinaryOp::FloorDiv, scalar: Scalar::Int(copies), scalar_left: false };
+    let index = cx.emit("row", divide, &[index], ty);
+    let rows = cx.reshape(narrow, shape);
+    Some(Rewrite::Node(node.op.clone(), vec![rows, index]))
 }

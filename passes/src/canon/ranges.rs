@@ -167,8 +167,10 @@ impl RangeSearch<'_> {
             Op::IndexPut { accumulate: false, .. } => self.union_of(&inputs[..2]),
             Op::ScatterElements { combine: None, .. } => self.union_of(&[inputs[0], inputs[2]]),
             Op::BinaryScalar { op, scalar: Scalar::Int(s), scalar_left: false } => {
-                let x = self.range_of(inputs[0])?;
-                of_scalar_op(*op, x, *s)
+                match self.range_of(inputs[0]) {
+                    Some(x) => of_scalar_op(*op, x, *s),
+                    None => self.of_clamp(*op, inputs[0], *s),
+                }
             }
             Op::Reduce { op: ReductionKind::Sum, axes, .. } => {
                 let count = axes.iter().map(|&a| shape(0)[a].clone());
@@ -182,6 +184,21 @@ impl RangeSearch<'_> {
             Op::Reduce { op: ReductionKind::Max | ReductionKind::Min, .. } => self.range_of(inputs[0]),
             // All ranks run the same program.
             Op::Collective(c) if c.kind == CollectiveKind::AllGather => self.range_of(inputs[0]),
+            _ => None,
+        }
+    }
+
+    /// The range of integers that are limited at both ends: `min(max(x, a), b)`, or the reverse.
+    fn of_clamp(&self, outer: BinaryOp, value: ValueId, s: i64) -> Option<IntegerRange> {
+        let ValueDef::Node(node, _) = self.cx.graph.values[value].def else { return None };
+        let Op::BinaryScalar { op: inner, scalar: Scalar::Int(t), scalar_left: false } =
+            self.cx.graph.nodes[node].op
+        else {
+            return None;
+        };
+        match (outer, inner) {
+            (BinaryOp::Min, BinaryOp::Max) => Some(IntegerRange::new(t.min(s), s)),
+            (BinaryOp::Max, BinaryOp::Min) => Some(IntegerRange::new(s, t.max(s))),
             _ => None,
         }
     }

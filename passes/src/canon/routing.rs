@@ -31,7 +31,8 @@ use crate::rewrite::{
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "operand_without_expert",
-        equation: "grouped_matmul(select(c, y, x), w, ends) = grouped_matmul(x, w, ends) where c holds behind the last end",
+        equation: "grouped_matmul(select(c, y, x), w, ends) = grouped_matmul(x, w, ends) where c holds behind the last end; \
+                   the same for both operands of a product whose groups divide K",
         apply: operand_without_expert,
     },
     RewriteRule {
@@ -43,10 +44,33 @@ pub const RULES: &[RewriteRule] = &[
 
 fn operand_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::GroupedMatMul, &[x, w, ends]) = (&node.op, &node.inputs[..]) else { return None };
-    let (Op::Select, &[mask, _, read]) = cx.def(x)? else { return None };
-    let fits = cx.ty(x).rank() == 2 && cx.ty(w).rank() == 3 && cx.ty(read) == cx.ty(x);
-    (fits && holds_behind_last_end(cx, mask, ends))
-        .then(|| Rewrite::Node(Op::GroupedMatMul, vec![read, w, ends]))
+    let [read, other] = if cx.ty(w).rank() == 3 {
+        [unmasked_rows(cx, x, ends)?, w]
+    } else {
+        let other = unmasked_rows(cx, w, ends);
+        let read = unmasked_columns(cx, x, ends);
+        if other.is_none() && read.is_none() {
+            return None;
+        }
+        [read.unwrap_or(x), other.unwrap_or(w)]
+    };
+    Some(Rewrite::Node(Op::GroupedMatMul, vec![read, other, ends]))
+}
+
+/// The rows of which `rows` is a selection that leaves the rows of all groups as they are.
+fn unmasked_rows(cx: &Rewriter, rows: ValueId, ends: ValueId) -> Option<ValueId> {
+    let (Op::Select, &[mask, _, read]) = cx.def(rows)? else { return None };
+    let fits = cx.ty(rows).rank() == 2 && cx.ty(read) == cx.ty(rows);
+    (fits && holds_behind_last_end(cx, mask, ends)).then_some(read)
+}
+
+/// The same for a matrix whose columns are these rows.
+fn unmasked_columns(cx: &mut Rewriter, columns: ValueId, ends: ValueId) -> Option<ValueId> {
+    let (Op::Permute { perm }, &[rows]) = cx.def(columns)? else { return None };
+    let op = Op::Permute { perm: perm.clone() };
+    let read = unmasked_rows(cx, rows, ends)?;
+    let ty = cx.ty(columns).clone();
+    Some(cx.emit("columns", op, &[read], ty))
 }
 
 fn product_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
