@@ -29,9 +29,19 @@ if HAS_TORCH:
         dist.all_reduce(y, group=dist.distributed_c10d._resolve_process_group(group_name))
         return y
 
+    @torch.library.custom_op("symmc_defined::total_of_all", mutates_args=())
+    def total_of_all(x: torch.Tensor, group_name: str = "0") -> torch.Tensor:
+        return total(x, group_name)
+
+    @torch.library.custom_op("symmc_defined::collect", mutates_args=("sums",))
+    def collect(sums: torch.Tensor, x: torch.Tensor, group_name: str) -> None:
+        sums.add_(total(x, group_name))
+
     scale.register_fake(lambda x, by, times=2: torch.empty_like(x))
     push.register_fake(lambda cache, x: torch.empty_like(cache[0]))
     total.register_fake(lambda x, group_name: torch.empty_like(x))
+    total_of_all.register_fake(lambda x, group_name="0": torch.empty_like(x))
+    collect.register_fake(lambda sums, x, group_name: None)
 
     def save_numbers(ctx, inputs, output):
         _, ctx.by, ctx.times = inputs
@@ -66,6 +76,19 @@ return %y
 """
 
 
+TOTAL_OF_ALL = TOTAL.replace("total(Tensor x, str group_name)", r'total_of_all(Tensor x, str group_name=\"0\")')
+
+COLLECT = """program "symmc_defined::collect(Tensor(a!) sums, Tensor x, str group_name) -> ()" ranks ?
+symbol n in 0..=1048576
+group @g $group_name
+arg %sums: f32[n, 4]
+arg %x: f32[n, 4]
+%y: f32[n, 4] = all_reduce %x op=sum group=@g
+%new: f32[n, 4] = add %sums, %y
+mutate %sums = %new
+"""
+
+
 def totals(rank):
     # The first group has another number in the graph than its name.
     dist.new_group([rank])
@@ -77,6 +100,25 @@ def totals(rank):
     run = compiled(function, dynamic=True, definitions=[TOTAL, SCALE])
     for n in (3, 5):
         x = torch.arange(4.0 * n).view(n, 4) + rank
+        RUNS.clear()
+        found = run(x)
+        assert RUNS == [], RUNS
+        close(found, function(x))
+
+
+def groups_of_wrapped_calls_and_defaults(rank):
+    """Groups that are a default of the schema, or an argument of an op that writes, where nothing else names a group."""
+    dist.new_group([rank])
+    everyone = dist.group.WORLD.group_name
+
+    def collected(x):
+        sums = torch.ones_like(x)
+        collect(sums, x, everyone)
+        return sums * 2
+
+    x = torch.arange(12.0).view(3, 4) + rank
+    for function, definition in ((lambda x: total_of_all(x) + 1, TOTAL_OF_ALL), (collected, COLLECT)):
+        run = compiled(function, definitions=[definition])
         RUNS.clear()
         found = run(x)
         assert RUNS == [], RUNS
@@ -121,13 +163,13 @@ class Definitions(unittest.TestCase):
         with self.assertRaisesRegex(Exception, "expected 5 as `times`, found 2"):
             compiled(lambda x: scale(x, 0.5) + 1, definitions=[only])(x)
 
-    def test_groups_are_told_by_the_names_of_arguments(self):
+    def test_groups_are_recognised_by_the_names_of_arguments(self):
         other = TOTAL.replace("group_name", "ranks_of")
         with self.assertRaisesRegex(Exception, "the argument ranks_of of symmc_defined.total.default names a process group: expected"):
             compiled(lambda x: x + 1, definitions=[other])(torch.ones(2))
 
     def test_exchange_values_between_ranks(self):
-        on_ranks(totals)
+        on_ranks([totals, groups_of_wrapped_calls_and_defaults])
 
 
 if __name__ == "__main__":

@@ -142,10 +142,11 @@ class Backend(unittest.TestCase):
             rows = x[order // 3].sin()
             copied = torch.zeros_like(rows).index_copy(0, order, rows * 2)
             put = torch.ones_like(rows).index_put((order,), rows.cos())
+            filled = torch.ones(order.shape[0]).index_put((order,), torch.tensor(3.0))
             added = torch.zeros_like(x).index_add(0, order // 3, rows)
             column = (order // 3).unsqueeze(1).expand(-1, x.shape[1])
             summed = added + torch.zeros_like(x).scatter_add(0, column, rows * rows)
-            return (copied * put + summed.repeat(3, 1)).square().sum()
+            return (copied * put + summed.repeat(3, 1) * filled.unsqueeze(1)).square().sum()
 
         def named_twice(x, scores):
             return (x[torch.argsort(scores) % 2] * x[torch.argsort(scores)[:4] // 3]).sum()
@@ -154,7 +155,8 @@ class Backend(unittest.TestCase):
             order = torch.argsort(scores[:4], stable=True)
             column = torch.stack([order, order.flip(0)], 1)
             summed = torch.zeros_like(x).scatter_add(0, column, x.cos())
-            return (x.index_add(0, order, x.sin()) + summed).square().sum()
+            none = x.new_zeros(2, 0).index_add(0, order // 2, x[:, :0]).sum()
+            return (x.index_add(0, order, x.sin()) + summed).square().sum() + none
 
         scores = torch.tensor([3, 1, 2, 0, 5, 5, 4, 9, 7, 7, 8, 2])
         for function, is_gather in ((sorted_rows, True), (stored_back, True), (named_twice, False), (added_to_others, False)):

@@ -5,7 +5,7 @@
 //! of experts, need not be permuted at all.
 
 use symmc_ir::closed_form::ClosedForm;
-use symmc_ir::{BinaryOp, Dim, Op, Scalar, ValueDef, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, Op, Scalar, ValueDef, ValueId};
 
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
@@ -28,7 +28,7 @@ pub const RULES: &[RewriteRule] = &[
     },
     RewriteRule {
         name: "take_of_repeated_rows",
-        equation: "take(reshape(expand(x)), i) = take(x, floor_div(i, k)) where each row of x stands k times",
+        equation: "take(reshape(expand(x)), i) = take(x, floor_div(i, k)) where each row of x is repeated k times",
         apply: take_of_repeated_rows,
     },
 ];
@@ -139,7 +139,7 @@ fn take_of_permuted_map(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     if cx.is_shared(x) || !(widens || avoids_permutation(cx, x, q, MOST_DEPTH)) {
         return None;
     }
-    // The mask of a grouped product falls away if its rows belong to no group, which shows at the product.
+    // `product_without_expert` may remove this selection, but only where it reads the product directly.
     if matches!((op, inputs), (Op::Select, &[_, _, y]) if matches!(cx.def(y), Some((Op::GroupedMatMul, _)))) {
         return None;
     }
@@ -222,7 +222,11 @@ fn take_of_repeated_rows(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewr
     let one = Dim::from(1);
     let [rows, single, ..] = cx.shape(narrow) else { return None };
     let repeats = rows == count && *single == one && cx.shape(narrow)[2..] == *row;
-    let copies = copies.as_const().filter(|&k| k > 1 && repeats && cx.shape(x)[1..] == *row)?;
+    let is_whole = cx.shape(x)[1..] == *row && cx.shape(x)[0] == count.clone() * copies.clone();
+    // Narrower integers may not hold the number of copies.
+    let divides = matches!(cx.ty(index).dtype, DType::I32 | DType::I64);
+    let copies = copies.as_const().filter(|&k| k > 1 && repeats && is_whole && divides)?;
+    i32::try_from(copies).ok()?;
     let shape: Vec<Dim> = std::iter::once(count).chain(row).cloned().collect();
     let ty = cx.ty(index).clone();
     let divide = Op::BinaryScalar { op: BinaryOp::FloorDiv, scalar: Scalar::Int(copies), scalar_left: false };

@@ -196,6 +196,10 @@ impl RangeSearch<'_> {
         else {
             return None;
         };
+        let [least, greatest] = exact_integers(self.cx.graph.ty(value).dtype)?;
+        if [s, t].iter().any(|limit| !(least..=greatest).contains(limit)) {
+            return None;
+        }
         match (outer, inner) {
             (BinaryOp::Min, BinaryOp::Max) => Some(IntegerRange::new(t.min(s), s)),
             (BinaryOp::Max, BinaryOp::Min) => Some(IntegerRange::new(s, t.max(s))),

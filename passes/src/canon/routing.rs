@@ -31,13 +31,13 @@ use crate::rewrite::{
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
         name: "operand_without_expert",
-        equation: "grouped_matmul(select(c, y, x), w, ends) = grouped_matmul(x, w, ends) where c holds behind the last end; \
+        equation: "grouped_matmul(select(c, y, x), w, ends) = grouped_matmul(x, w, ends) where c holds after the last end; \
                    the same for both operands of a product whose groups divide K",
         apply: operand_without_expert,
     },
     RewriteRule {
         name: "product_without_expert",
-        equation: "select(c, 0, grouped_matmul(x, w, ends)) = grouped_matmul(x, w, ends) where c holds behind the last end",
+        equation: "select(c, 0, grouped_matmul(x, w, ends)) = grouped_matmul(x, w, ends) where c holds after the last end",
         apply: product_without_expert,
     },
 ];
@@ -57,20 +57,22 @@ fn operand_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rew
     Some(Rewrite::Node(Op::GroupedMatMul, vec![read, other, ends]))
 }
 
-/// The rows of which `rows` is a selection that leaves the rows of all groups as they are.
+/// The operand of a selection that changes only rows after those of the last group.
 fn unmasked_rows(cx: &Rewriter, rows: ValueId, ends: ValueId) -> Option<ValueId> {
     let (Op::Select, &[mask, _, read]) = cx.def(rows)? else { return None };
     let fits = cx.ty(rows).rank() == 2 && cx.ty(read) == cx.ty(rows);
-    (fits && holds_behind_last_end(cx, mask, ends)).then_some(read)
+    (fits && holds_after_last_end(cx, mask, ends)).then_some(read)
 }
 
-/// The same for a matrix whose columns are these rows.
+/// As [`unmasked_rows`], for the transpose.
 fn unmasked_columns(cx: &mut Rewriter, columns: ValueId, ends: ValueId) -> Option<ValueId> {
     let (Op::Permute { perm }, &[rows]) = cx.def(columns)? else { return None };
-    let op = Op::Permute { perm: perm.clone() };
+    if perm[..] != [1, 0] {
+        return None;
+    }
     let read = unmasked_rows(cx, rows, ends)?;
     let ty = cx.ty(columns).clone();
-    Some(cx.emit("columns", op, &[read], ty))
+    Some(cx.emit("columns", Op::Permute { perm: vec![1, 0] }, &[read], ty))
 }
 
 fn product_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
@@ -79,12 +81,12 @@ fn product_without_expert(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rew
     // Minus zero is another number than the zero of a product.
     let is_zero = full_element(cx.context(), filler).is_some_and(|s| s.as_f64().to_bits() == 0);
     let fits = cx.ty(w).rank() == 3 && *cx.ty(product) == node.ty;
-    (fits && is_zero && holds_behind_last_end(cx, mask, ends)).then_some(Rewrite::Value(product))
+    (fits && is_zero && holds_after_last_end(cx, mask, ends)).then_some(Rewrite::Value(product))
 }
 
 /// Whether a mask of rows holds for exactly those that no expert of a route has: their ids are not below the
 /// number of `ends`.
-fn holds_behind_last_end(cx: &Rewriter, mask: ValueId, ends: ValueId) -> bool {
+fn holds_after_last_end(cx: &Rewriter, mask: ValueId, ends: ValueId) -> bool {
     masked_route(cx, mask).is_some_and(|masked| ended_route(cx, ends) == Some(masked))
 }
 

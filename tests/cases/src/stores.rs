@@ -77,6 +77,24 @@ fn elements(r: &mut SplitMix, out: &mut Vec<Case>) {
             }
         }
     }
+    // More lines than are sorted at a time.
+    let [shape, few] = [[6, 30], [400_000, 4]];
+    let at = indices(r, &few, 6);
+    let [x, source] = [tensor(r, DType::F32, &shape), tensor(r, DType::F32, &few)];
+    let scatter = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
+    let operands = [x, at, source].map(Placed::dense).to_vec();
+    out.push(case("large parts: scatter", scatter, operands, &[(DType::F32, &shape)], 1.0));
+    // A result without elements.
+    let [x, source] = [0, 300].map(|n| Placed::dense(tensor(r, DType::F32, &[n])));
+    let index = Placed::dense(of(Tensor::from_i64(DType::I64, [300], &[0; 300])));
+    let scatter = Op::ScatterElements { axis: 0, combine: None };
+    out.push(case(
+        "failing: many places: nowhere",
+        scatter,
+        vec![x, index, source],
+        &[(DType::F32, &[0])],
+        1.0,
+    ));
     // An index out of range among many.
     let mut index = vec![1; 3000];
     index[2077] = 4;

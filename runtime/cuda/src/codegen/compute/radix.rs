@@ -16,7 +16,7 @@ const VALUES: usize = 256;
 const SCAN_THREADS: usize = 1024;
 const DIGIT_BITS: u32 = VALUES.ilog2();
 
-/// Whether so many keys up to `largest` can be sorted.
+/// Whether this many keys up to `largest` can be sorted.
 pub(super) fn can_sort(keys: usize, largest: usize) -> bool {
     u32::try_from(largest).is_ok() && u32::try_from(keys).is_ok()
 }
@@ -30,7 +30,7 @@ fn tiles(keys: usize) -> usize {
     keys.div_ceil(TILE)
 }
 
-/// The bytes of workspace for sorting so many keys.
+/// The bytes of workspace for sorting this many keys.
 pub(super) fn workspace(keys: usize) -> usize {
     4 * buffer_bytes(keys) + tiles(keys) * VALUES * size_of::<u32>()
 }

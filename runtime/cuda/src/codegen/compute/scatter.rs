@@ -7,6 +7,7 @@
 //! Many sources are first sorted by their destination ([`super::radix`]), which needs workspace.
 
 use std::fmt::Write as _;
+use std::ops::Range;
 
 use symmc_ir::{Op, ReductionKind};
 use symmc_runtime::exec::LocatedTensor;
@@ -55,7 +56,8 @@ pub(super) fn lower_scatter_elements(
     }
     let mut out = copy(x, result, l)?;
     let Some(sizes) = ElementSizes::of(axis, x, index) else { return Ok(out) };
-    let ElementSizes { elements: n, along, lines, .. } = sizes;
+    let ElementSizes { along, lines, .. } = sizes;
+    let n = sizes.elements();
     let mut layout = format!(
         "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} I;\nstatic const i64 N = {n}, ALONG = {along}, LINES = {}, EXTENT = {};\n",
         stored_type(x.dtype),
@@ -77,38 +79,41 @@ pub(super) fn lower_scatter_elements(
     let kernels = ElementKernels { layout, how: combine_name(combine), addresses, assertion };
     l.preludes();
     l.source.prelude(text::SCATTER);
-    if sizes.is_sorted() {
-        kernels.sort_and_store(&sizes, &mut out, l)?;
-    } else {
-        out.push(kernels.store(n, l));
+    match sizes.sorted_lines() {
+        Some(lines) => kernels.sort_and_store(&sizes, lines, &mut out, l)?,
+        None => out.push(kernels.store(n, l)),
     }
     Ok(out)
 }
 
 /// The sizes of a scatter of elements.
 struct ElementSizes {
-    elements: usize,
     /// The elements along the axis of the scatter.
     along: usize,
     /// The lines along that axis.
     lines: usize,
-    /// The elements of the result to which elements can go.
-    destinations: usize,
+    /// The elements of a line of the result.
+    extent: usize,
 }
 
 impl ElementSizes {
     /// `None` if nothing is scattered.
     fn of(axis: usize, x: &LocatedTensor, index: &LocatedTensor) -> Option<ElementSizes> {
-        let elements: usize = index.shape.iter().product();
         let along = *index.shape.get(axis)?;
-        let lines = elements.checked_div(along)?;
-        let extent = *x.shape.get(axis)?;
-        (elements > 0).then_some(ElementSizes { elements, along, lines, destinations: lines * extent })
+        let lines = index.shape.iter().product::<usize>().checked_div(along)?;
+        (lines > 0).then_some(ElementSizes { along, lines, extent: *x.shape.get(axis)? })
     }
 
-    /// Whether elements are sorted by destination. If not, each compares its index with all of its line.
-    fn is_sorted(&self) -> bool {
-        self.along > MOST_COMPARED_ELEMENTS && radix::can_sort(self.elements, self.destinations)
+    fn elements(&self) -> usize {
+        self.lines * self.along
+    }
+
+    /// How many lines are sorted at a time, if elements are sorted by destination. If they are not, each element
+    /// compares its index with those of its whole line.
+    fn sorted_lines(&self) -> Option<usize> {
+        let lines = (MOST_SORTED_ELEMENTS / self.along).clamp(1, self.lines);
+        let sorts = self.along > MOST_COMPARED_ELEMENTS && self.extent > 0;
+        (sorts && radix::can_sort(lines * self.along, lines * self.extent)).then_some(lines)
     }
 }
 
@@ -134,30 +139,51 @@ impl ElementKernels {
         GpuCommand::Kernel(KernelLaunch::flat(entry, elements.div_ceil(256), 256, params))
     }
 
+    /// Sorts and stores `lines` lines at a time.
     fn sort_and_store(
         &self,
         sizes: &ElementSizes,
+        lines: usize,
         out: &mut Vec<GpuCommand>,
         l: &mut KernelLowering<'_>,
     ) -> Result<()> {
-        let sort = RadixSort::new("a scatter", sizes.elements, sizes.destinations, l)?;
-        let blocks = sizes.elements.div_ceil(256);
+        for first in (0..sizes.lines).step_by(lines) {
+            self.sort_and_store_lines(sizes, first..sizes.lines.min(first + lines), out, l)?;
+        }
+        Ok(())
+    }
+
+    fn sort_and_store_lines(
+        &self,
+        sizes: &ElementSizes,
+        lines: Range<usize>,
+        out: &mut Vec<GpuCommand>,
+        l: &mut KernelLowering<'_>,
+    ) -> Result<()> {
+        let (first, count) = (lines.start as u64, lines.len());
+        let elements = count * sizes.along;
+        let sort = RadixSort::new("a scatter", elements, count * sizes.extent, l)?;
+        let blocks = elements.div_ceil(256);
         let [index, source, result] = self.addresses;
         let keys = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *i, void *k, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
-             sc::element_keys<sc::@_L>(i, k, status, assertion);\n}}\n",
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *i, void *k, void *status, unsigned assertion, long long first) {{\n    \
+             symmc_enter();\n    sc::element_keys<sc::@_L, {count}>(i, k, status, assertion, first);\n}}\n",
             self.layout
         );
-        let params = vec![index.into(), sort.keys().into(), l.machine.status.into(), self.assertion.into()];
+        let status = l.machine.status;
+        let params =
+            vec![index.into(), sort.keys().into(), status.into(), self.assertion.into(), first.into()];
         let entry = l.source.function("scatter_keys", keys);
         out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params)));
         let sorted = sort.sort(out, l);
         let store = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *k, const void *p, const void *s, void *d) {{\n    symmc_enter();\n    \
-             sc::scatter_sorted_elements<sc::@_L, sc::{}>(k, p, s, d);\n}}\n",
+            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *k, const void *p, const void *s, void *d, long long first) {{\n    \
+             symmc_enter();\n    sc::scatter_sorted_elements<sc::@_L, sc::{}, {count}>(k, p, s, d, first);\n}}\n",
             self.layout, self.how
         );
-        let params = [sorted.keys, sorted.positions, source, result].map(KernelParam::from).to_vec();
+        let mut params: Vec<KernelParam> =
+            [sorted.keys, sorted.positions, source, result].map(KernelParam::from).to_vec();
+        params.push(first.into());
         let entry = l.source.function("scatter", store);
         out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params)));
         Ok(())
@@ -166,15 +192,19 @@ impl ElementKernels {
 
 /// The most elements of a line whose indices are compared with each other.
 const MOST_COMPARED_ELEMENTS: usize = 256;
+/// The most elements that are sorted at a time, if that is at least a line: 16 MiB of keys and positions.
+const MOST_SORTED_ELEMENTS: usize = 1 << 20;
 /// The most places whose indices are compared with each other.
 const MOST_COMPARED_PLACES: usize = 1024;
 
 /// The bytes of workspace that a scatter, index-add or index-put needs.
 pub(super) fn workspace(op: &Op, operands: &[LocatedTensor]) -> usize {
     match (op, operands) {
-        (&Op::ScatterElements { axis, .. }, [x, index, _]) => ElementSizes::of(axis, x, index)
-            .filter(ElementSizes::is_sorted)
-            .map_or(0, |sizes| radix::workspace(sizes.elements)),
+        (&Op::ScatterElements { axis, .. }, [x, index, _]) => {
+            let sizes = ElementSizes::of(axis, x, index);
+            let lines = sizes.and_then(|sizes| Some(sizes.sorted_lines()? * sizes.along));
+            lines.map_or(0, radix::workspace)
+        }
         (&Op::IndexAdd { axis }, [x, index, _]) => piece_workspace(axis, x, std::slice::from_ref(index)),
         (&Op::IndexPut { axis, .. }, [x, _, indices @ ..]) => piece_workspace(axis, x, indices),
         _ => 0,
@@ -194,6 +224,7 @@ fn sorts_places(places: usize, destinations: usize) -> bool {
 
 struct IndexPutPart {
     layout: String,
+    /// The number of the layout among those of the kernel.
     number: usize,
     how: &'static str,
     blocks: usize,
@@ -315,10 +346,10 @@ fn has_wide_pieces(
             n == 1 || stride == expected
         });
         let bytes = (4 * values[i].dtype.size()).min(16);
-        let is_aligned = l.address_of(values[i]).alignment(16) as usize % bytes == 0;
+        let is_aligned = l.address_of(values[i]).is_multiple_of(bytes as u64);
         is_contiguous && is_aligned && outer.iter().all(|stride| stride % 4 == 0)
     };
-    piece % 4 == 0 && (0..2).all(fits)
+    piece.is_multiple_of(4) && (0..2).all(fits)
 }
 
 /// Adds the kernels of these parts.
@@ -440,14 +471,14 @@ fn places_text(
             &collapsed_axes(at, &broadcast(at, &index.shape, &index.strides)),
         ));
     }
-    out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool say) { i64 place = 0;\n");
+    out.push_str("SC_FN i64 place(const Indices &indices, i64 j, bool reports) { i64 place = 0;\n");
     for (k, index) in indices.iter().enumerate() {
         let kind = stored_type(index.dtype);
         let extent = x.shape[axis + k];
         let _ = writeln!(
             out,
             "{{ i64 given = get(((const {kind} *)indices.at[{k}])[i_{k}(j)]), p = position(given, {extent}ll);\n\
-             if (p < 0) {{ if (say) report((void *)indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
+             if (p < 0) {{ if (reports) report((void *)indices.status, (u32)indices.assertions[{k}], given); return -1; }}\n\
              place = place * {extent}ll + p; }}"
         );
     }

@@ -24,7 +24,7 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     """
     wanted = Options.of(options)
     _check_mode(mode)
-    op_definitions.expect_group_names(wanted)
+    op_definitions.check_group_argument_names(wanted)
 
     differentiated = torch.is_grad_enabled() and any(
         isinstance(value, torch.Tensor) and value.requires_grad for value in inputs

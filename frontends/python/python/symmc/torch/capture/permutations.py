@@ -1,6 +1,6 @@
 """Stores of rows that a permutation moves.
 
-Mixtures of experts sort their choices. What is computed in sorted order is stored back by the permutation, and autograd adds the gradient
+Mixtures of experts sort their choices. Results in sorted order are stored back by the permutation, and autograd adds the gradient
 of ``x[order]`` to zeros, row by row, as if ``order`` named a row more than once. Both are gathers by the inverse permutation. A store by
 ``order // k`` adds k rows to each row of zeros: it is a sum of k gathered rows, which is rounded once. So are the gradient of
 ``x[order // k]``, which repeats each row k times, and the combination of the results of k experts.
@@ -46,15 +46,19 @@ class _RowStore:
     def of(node: torch.fx.Node) -> _RowStore | None:
         aten, given = torch.ops.aten, node.args
         store = None
+        if node.kwargs:
+            return None
         if node.target in _PUTS and len(given[1]) == 1:
             store = _RowStore(node, given[0], given[1][0], given[2], len(given) > 3 and given[3])
         elif node.target is aten.index_copy.default and given[1] == 0:
             store = _RowStore(node, given[0], given[2], given[3], False)
-        elif node.target is aten.index_add.default and given[1] == 0 and not node.kwargs:
+        elif node.target is aten.index_add.default and given[1] == 0:
             store = _RowStore(node, given[0], given[2], given[3], True)
         elif node.target is aten.scatter_add.default and given[1] == 0:
             store = _RowStore(node, given[0], _expanded_column(given[2], given[3]), given[3], True)
         if store is None or not all(isinstance(part, torch.fx.Node) for part in (store.base, store.indices, store.rows)):
+            return None
+        if any(part.meta["val"].dim() == 0 for part in (store.base, store.indices, store.rows)):
             return None
         is_new = store.base.target in _ZEROS and _is_zero(store.base)
         return store if is_new or not store.adds else None
@@ -68,6 +72,8 @@ class _Permutations:
         self.places = {node: place for place, node in enumerate(graph.nodes)}
         self.known: set[torch.fx.Node] = set()
         self.inverses: dict[torch.fx.Node, torch.fx.Node] = {}
+        # Nodes that store the inverse of a permutation.
+        self.stored: set[torch.fx.Node] = set()
         for node in graph.nodes:
             if _is_order_of_sort(node):
                 self.known.add(node)
@@ -80,6 +86,7 @@ class _Permutations:
                     self._pair(self.inverses[node.args[0]], node)
             elif node.target in _PUTS and len(node.args) == 3 and self._inverts(node):
                 self.known.add(node)
+                self.stored.add(node)
                 self._pair(node.args[1][0], node)
 
     def _pair(self, one: torch.fx.Node, other: torch.fx.Node) -> None:
@@ -100,7 +107,7 @@ class _Permutations:
         node, permutation, rows, count = store.node, store.indices, store.rows, 1
         if permutation.target is torch.ops.aten.floor_divide.default and isinstance(permutation.args[1], int) and store.adds:
             permutation, count = permutation.args
-        if permutation not in self.known or self.inverses.get(permutation) is node:
+        if permutation not in self.known or node in self.stored:
             return
         extents = _extent(store.base), _extent(permutation), _extent(rows)
         if count < 1 or not _is_equal(extents[0] * count, extents[1]) or not _is_equal(extents[1], extents[2]):
@@ -108,7 +115,7 @@ class _Permutations:
         of_rows, of_base = rows.meta["val"], store.base.meta["val"]
         if not _are_equal(of_rows.shape[1:], of_base.shape[1:]) or of_rows.dtype != of_base.dtype:
             return
-        if count > 1 and not all(isinstance(extent, int) for extent in of_rows.shape[1:]):
+        if count > 1 and not all(isinstance(extent, int) and extent > 0 for extent in of_rows.shape[1:]):
             return
         inverse = self._inverse(permutation, node)
         with self.graph.inserting_before(node):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -44,8 +44,7 @@ def operator_names(graph: torch.fx.Graph) -> set[str]:
 
 def process_groups_of(node: torch.fx.Node) -> list[str]:
     """The names of the process groups that a node has as arguments."""
-    found = [process_group_argument(node, at, argument) for at, argument in _schema_arguments(node)]
-    return [name for name in found if name is not None]
+    return [name for _, _, name in _group_arguments(node)]
 
 
 def process_groups_in(graph: torch.fx.Graph) -> list[str]:
@@ -56,30 +55,33 @@ def process_groups_in(graph: torch.fx.Graph) -> list[str]:
 def rename_process_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) -> None:
     """Renames the process groups of a graph."""
     for node in graph.nodes:
-        for at, argument in _schema_arguments(node):
-            name = process_group_argument(node, at, argument)
-            if name is not None and at < len(node.args):
+        for at, argument, name in list(_group_arguments(node)):
+            if at is not None:
                 node.update_arg(at, renamed(name))
-            elif name is not None:
-                node.update_kwarg(argument.name, renamed(name))
+            else:
+                node.update_kwarg(argument, renamed(name))
 
 
-def _schema_arguments(node: torch.fx.Node):
-    """The arguments of an operator's schema, numbered."""
-    is_operator = node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
-    return enumerate(node.target._schema.arguments) if is_operator else ()
-
-
-def process_group_argument(node: torch.fx.Node, at: int, argument) -> str | None:
-    """The name of a process group, if this argument of a node is one."""
-    if not is_process_group(argument):
-        return None
-    name = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
-    if isinstance(name, torch.fx.Node):
-        # The process group itself, which is an input of the graph.
-        group = getattr(name.meta.get("val"), "real_obj", None)
-        return getattr(group, "group_name", None)
-    return name if isinstance(name, str) else None
+def _group_arguments(node: torch.fx.Node) -> Iterator[tuple[int | None, str, str]]:
+    """The process groups that a node has as arguments: the place of each among positional arguments, if it is one, the name of the argument,
+    and that of the group. A group may be a default of the schema."""
+    if node.op != "call_function":
+        return
+    # A wrapper of an operator that writes has the operator as its first argument, and those of the operator by their names.
+    is_wrapper = not isinstance(node.target, torch._ops.OpOverload) and len(node.args) > 0
+    called = node.args[0] if is_wrapper else node.target
+    if not isinstance(called, torch._ops.OpOverload):
+        return
+    for at, argument in enumerate(called._schema.arguments):
+        if not is_process_group(argument):
+            continue
+        is_positional = not is_wrapper and at < len(node.args)
+        given = node.args[at] if is_positional else node.kwargs.get(argument.name, argument.default_value)
+        if isinstance(given, torch.fx.Node):
+            # The process group itself, which is an input of the graph.
+            given = getattr(getattr(given.meta.get("val"), "real_obj", None), "group_name", None)
+        if isinstance(given, str) and given:
+            yield at if is_positional else None, argument.name, given
 
 
 def is_process_group(argument) -> bool:

@@ -12,8 +12,8 @@ from symmc.torch.graphs.nodes import is_group_name, operator_names
 from symmc.torch.settings.options import Options
 
 
-def expect_group_names(options: Options) -> None:
-    """Raises if an argument of a defined op names a process group, but nothing else in a graph says so."""
+def check_group_argument_names(options: Options) -> None:
+    """Raises if an argument of a defined op names a process group, but its own name does not end as those of process groups do."""
     for text in options.definitions:
         target, groups = read_defined_op(text)
         for name in groups:
@@ -25,7 +25,7 @@ def expect_group_names(options: Options) -> None:
 
 
 def select_for_graph(options: Options, graph: torch.fx.Graph) -> Options:
-    """The options with the definitions of ops that a graph calls. An import rejects others."""
+    """The options with the definitions of ops that a graph calls. The importer rejects definitions of other ops."""
     if not options.definitions:
         return options
     names = operator_names(graph)

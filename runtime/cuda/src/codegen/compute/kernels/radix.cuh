@@ -46,8 +46,8 @@ template <i64 COUNTS> SC_FN void radix_starts(void *pc) {
     }
 }
 
-// One block of RADIX_VALUES threads for each tile: moves its pairs to the starts of their digits. Without
-// positions, those of the keys are meant.
+// One block of RADIX_VALUES threads for each tile: moves its pairs to the starts of their digits. If there are
+// no positions yet, each key has its own index.
 template <i64 N, i64 TILES>
 SC_FN void radix_move(const void *pk, const void *pp, void *qk, void *qp, const void *pc, u64 shift) {
     // The place of the next pair with each digit, and the number of such pairs in each warp.

@@ -64,7 +64,7 @@ template <class L, int HOW> SC_FN void scatter_elements(const void *pi, const vo
 
 // One block for each place that the indices select and each tile of the pieces stored there; this one has
 // number `b`. `L`: types T and I, N places, BEFORE outer positions, PIECE elements of a piece;
-// `place(indices, j, say)` returns the destination of place j, or -1, which it reports if `say` is set.
+// `place(indices, j, reports)` returns the destination of place j, or -1, which it reports if `reports` is set.
 template <class L, int HOW> SC_FN void scatter_pieces(const typename L::Indices &indices, const void *ps, void *pd, i64 b) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
@@ -179,8 +179,9 @@ template <class L> SC_FN void place_keys(const typename L::Indices &indices, voi
     ((u32 *)keys)[j] = (u32)(place < 0 ? L::PLACES : place);
 }
 
-// Whether the source at position i of the sorted ones is to do the work for all with its destination.
-template <int HOW> SC_FN bool works_for_all(const u32 *keys, i64 i, i64 n) {
+// Whether source i of the sorted ones writes its destination: for a plain store the last of equal keys, otherwise the
+// first.
+template <int HOW> SC_FN bool writes_destination(const u32 *keys, i64 i, i64 n) {
     if (HOW == STORE) return i + 1 == n || keys[i + 1] != keys[i];
     return i == 0 || keys[i - 1] != keys[i];
 }
@@ -191,14 +192,14 @@ template <class L, int HOW>
 SC_FN void scatter_sorted_pieces(const void *pk, const void *pp, const void *ps, void *pd, i64 b) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
-    const int ITEMS = 4, THREADS = 256, MANY = 8;
+    const int ITEMS = 4, THREADS = 256, IN_FLIGHT = 8;
     const u32 *keys = (const u32 *)pk, *positions = (const u32 *)pp;
     const i64 tiles = (L::PIECE + ITEMS * THREADS - 1) / (ITEMS * THREADS);
     const i64 own = b % L::N;
     b /= L::N;
     const i64 tile = b % tiles, before = b / tiles;
     const u32 key = keys[own];
-    if (key == (u32)L::PLACES || !works_for_all<HOW>(keys, own, L::N)) return;
+    if (key == (u32)L::PLACES || !writes_destination<HOW>(keys, own, L::N)) return;
     const T *src = (const T *)ps + L::s_before(before);
     T *dst = (T *)pd + L::d_before(before) + L::d_place(key);
     const i64 by = L::WIDE ? 1 : THREADS, e0 = tile * ITEMS * THREADS + threadIdx.x * (L::WIDE ? ITEMS : 1);
@@ -212,11 +213,11 @@ SC_FN void scatter_sorted_pieces(const void *pk, const void *pp, const void *ps,
     }
     i64 joined = 1;
     // The loads of some sources are all issued before the first is used.
-    for (i64 first = own; first < L::N && keys[first] == key; first += MANY) {
-        Items<T> sources[MANY];
+    for (i64 first = own; first < L::N && keys[first] == key; first += IN_FLIGHT) {
+        Items<T> sources[IN_FLIGHT];
         int count = 0;
 #pragma unroll
-        for (int m = 0; m < MANY; m++)
+        for (int m = 0; m < IN_FLIGHT; m++)
             if (count == m && first + m < (HOW == STORE ? own + 1 : L::N) && keys[first + m] == key) {
                 load_items<L, L::WIDE>(sources[m], src + L::s_at(positions[first + m]), e0, by, true);
                 count = m + 1;
@@ -226,7 +227,7 @@ SC_FN void scatter_sorted_pieces(const void *pk, const void *pp, const void *ps,
             return;
         }
 #pragma unroll
-        for (int m = 0; m < MANY; m++)
+        for (int m = 0; m < IN_FLIGHT; m++)
             if (m < count)
 #pragma unroll
                 for (int i = 0; i < ITEMS; i++) acc[i] = merge<HOW>(acc[i], (A)get(sources[m].e[i]));
@@ -240,36 +241,39 @@ SC_FN void scatter_sorted_pieces(const void *pk, const void *pp, const void *ps,
     store_items<L, L::WIDE>(dst, stored, e0, by);
 }
 
-// The destinations of all elements as keys, those of a line after those of the lines before.
-template <class L> SC_FN void element_keys(const void *pi, void *keys, void *status, u32 assertion) {
+// The destinations of the elements of LINES lines from `first` on as keys, those of a line after those of the lines
+// before.
+template <class L, i64 LINES> SC_FN void element_keys(const void *pi, void *keys, void *status, u32 assertion, i64 first) {
     const i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (at >= L::N) return;
-    const i64 line = at % L::LINES, own = at / L::LINES;
-    const i64 given = get(((const typename L::I *)pi)[L::i_line(line) + own * L::i_step]), place = position(given, L::EXTENT);
+    if (at >= LINES * L::ALONG) return;
+    const i64 line = at % LINES, own = at / LINES;
+    const i64 given = get(((const typename L::I *)pi)[L::i_line(first + line) + own * L::i_step]);
+    const i64 place = position(given, L::EXTENT);
     if (place < 0) report(status, assertion, given);
-    ((u32 *)keys)[at] = (u32)(place < 0 ? L::LINES * L::EXTENT : line * L::EXTENT + place);
+    ((u32 *)keys)[at] = (u32)(place < 0 ? LINES * L::EXTENT : line * L::EXTENT + place);
 }
 
-// As scatter_elements, with elements sorted by destination.
-template <class L, int HOW> SC_FN void scatter_sorted_elements(const void *pk, const void *pp, const void *ps, void *pd) {
+// As scatter_elements, for LINES lines from `first` on, with elements sorted by destination.
+template <class L, int HOW, i64 LINES>
+SC_FN void scatter_sorted_elements(const void *pk, const void *pp, const void *ps, void *pd, i64 first) {
     typedef typename L::T T;
     typedef typename Joined<typename Computed<T>::C, HOW == SUM || HOW == MEAN || HOW == PROD>::A A;
-    const i64 own = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-    if (own >= L::N) return;
+    const i64 n = LINES * L::ALONG, own = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (own >= n) return;
     const u32 *keys = (const u32 *)pk, *positions = (const u32 *)pp;
     const u32 key = keys[own];
-    if (key == (u32)(L::LINES * L::EXTENT) || !works_for_all<HOW>(keys, own, L::N)) return;
-    const i64 line = key / L::EXTENT, place = key % L::EXTENT;
+    if (key == (u32)(LINES * L::EXTENT) || !writes_destination<HOW>(keys, own, n)) return;
+    const i64 line = first + key / L::EXTENT, place = key % L::EXTENT;
     const T *src = (const T *)ps + L::s_line(line);
     T *to = (T *)pd + L::d_line(line) + place * L::d_step;
     if (HOW == STORE) {
-        *to = src[positions[own] / L::LINES * L::s_step];
+        *to = src[positions[own] / LINES * L::s_step];
         return;
     }
     A acc = (A)get(*to);
     i64 count = 1;
-    for (i64 j = own; j < L::N && keys[j] == key; j++) {
-        acc = merge<HOW>(acc, (A)get(src[positions[j] / L::LINES * L::s_step]));
+    for (i64 j = own; j < n && keys[j] == key; j++) {
+        acc = merge<HOW>(acc, (A)get(src[positions[j] / LINES * L::s_step]));
         count++;
     }
     if (HOW == MEAN) acc = divide(acc, count);
