@@ -197,24 +197,24 @@ const MOST_SORTED_ELEMENTS: usize = 1 << 20;
 /// The most places whose indices are compared with each other.
 const MOST_COMPARED_PLACES: usize = 1024;
 
-/// The bytes of workspace that a scatter, index-add or index-put needs.
+/// An upper bound for the bytes of workspace that a scatter, index-add or index-put needs, which grows with the
+/// sizes: at the upper ends of ranges it is sufficient for all sizes.
 pub(super) fn workspace(op: &Op, operands: &[LocatedTensor]) -> usize {
     match (op, operands) {
         (&Op::ScatterElements { axis, .. }, [x, index, _]) => {
             let sizes = ElementSizes::of(axis, x, index);
-            let lines = sizes.and_then(|sizes| Some(sizes.sorted_lines()? * sizes.along));
-            lines.map_or(0, radix::workspace)
+            let sorted = sizes.filter(|sizes| sizes.along > MOST_COMPARED_ELEMENTS);
+            sorted.map_or(0, |s| radix::workspace(s.elements().min(MOST_SORTED_ELEMENTS).max(s.along)))
         }
-        (&Op::IndexAdd { axis }, [x, index, _]) => piece_workspace(axis, x, std::slice::from_ref(index)),
-        (&Op::IndexPut { axis, .. }, [x, _, indices @ ..]) => piece_workspace(axis, x, indices),
+        (Op::IndexAdd { .. }, [_, index, _]) => piece_workspace(std::slice::from_ref(index)),
+        (Op::IndexPut { .. }, [_, _, indices @ ..]) => piece_workspace(indices),
         _ => 0,
     }
 }
 
-fn piece_workspace(axis: usize, x: &LocatedTensor, indices: &[LocatedTensor]) -> usize {
+fn piece_workspace(indices: &[LocatedTensor]) -> usize {
     let places = common_shape(indices).iter().product();
-    let destinations = x.shape.iter().skip(axis).take(indices.len()).product();
-    if sorts_places(places, destinations) { radix::workspace(places) } else { 0 }
+    if places > MOST_COMPARED_PLACES { radix::workspace(places) } else { 0 }
 }
 
 /// Whether places are sorted by destination.
