@@ -4,7 +4,7 @@
 //! combined, in the order of their positions. Several index-puts are one kernel with separate blocks for each
 //! ([`lower_together`]).
 //!
-//! Many sources are first sorted by their destination ([`super::radix`]), which needs workspace.
+//! Many sources are first sorted by their destination (`radix.rs`), which needs workspace.
 
 use std::fmt::Write as _;
 use std::ops::Range;
