@@ -12,7 +12,6 @@ use crate::case::Case;
 use crate::layout::Placed;
 use crate::ops::ends;
 use crate::random::{indices, of, tensor};
-use crate::stores::many_places;
 
 /// Swaps the last two axes of how a tensor lies: its columns are contiguous then.
 pub(crate) fn columns_first(tensor: Tensor) -> Placed {
@@ -81,7 +80,6 @@ pub(crate) fn list() -> Vec<Case> {
     others(r, &mut out);
     gradients(r, &mut out);
     routes(r, &mut out);
-    many_places(r, &mut out);
     out
 }
 

@@ -40,6 +40,7 @@ pub use self::special::special;
 pub fn corpus() -> Vec<Case> {
     let mut out = small::list();
     out.extend(large::list());
+    out.extend(stores::list());
     out.extend(strided::list());
     out
 }

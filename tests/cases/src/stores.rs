@@ -8,7 +8,14 @@ use crate::large::{case, columns_first};
 use crate::layout::Placed;
 use crate::random::{indices, of, tensor};
 
-pub(crate) fn many_places(r: &mut SplitMix, out: &mut Vec<Case>) {
+pub(crate) fn list() -> Vec<Case> {
+    let r = &mut SplitMix(8);
+    let mut out = Vec::new();
+    many_places(r, &mut out);
+    out
+}
+
+fn many_places(r: &mut SplitMix, out: &mut Vec<Case>) {
     for (rows, width, places) in [(5, 3, 1100), (300, 24, 2500), (70_000, 1, 5000)] {
         let shape = [rows, width];
         for dtype in [DType::BF16, DType::F32, DType::F64, DType::I64] {
