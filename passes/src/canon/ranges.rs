@@ -190,9 +190,8 @@ impl RangeSearch<'_> {
 
     /// The range of integers that are limited at both ends: `min(max(x, a), b)`, or the reverse.
     fn of_clamp(&self, outer: BinaryOp, value: ValueId, s: i64) -> Option<IntegerRange> {
-        let ValueDef::Node(node, _) = self.cx.graph.values[value].def else { return None };
-        let Op::BinaryScalar { op: inner, scalar: Scalar::Int(t), scalar_left: false } =
-            self.cx.graph.nodes[node].op
+        let (&Op::BinaryScalar { op: inner, scalar: Scalar::Int(t), scalar_left: false }, _) =
+            self.cx.graph.definition(value)?
         else {
             return None;
         };

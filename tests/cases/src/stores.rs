@@ -11,17 +11,19 @@ use crate::random::{indices, of, tensor};
 pub(crate) fn list() -> Vec<Case> {
     let r = &mut SplitMix(8);
     let mut out = Vec::new();
-    many_places(r, &mut out);
+    rows(r, &mut out);
+    on_several_axes(r, &mut out);
+    elements(r, &mut out);
     out
 }
 
-fn many_places(r: &mut SplitMix, out: &mut Vec<Case>) {
-    for (rows, width, places) in [(5, 3, 1100), (300, 24, 2500), (70_000, 1, 5000)] {
-        let shape = [rows, width];
+fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
+    for (height, width, places) in [(5, 3, 1100), (300, 24, 2500), (70_000, 1, 5000)] {
+        let shape = [height, width];
         for dtype in [DType::BF16, DType::F32, DType::F64, DType::I64] {
             let x = Placed::dense(tensor(r, dtype, &shape));
             let source = tensor(r, dtype, &[places, width]);
-            let at = Placed::dense(indices(r, &[places], rows));
+            let at = Placed::dense(indices(r, &[places], height));
             let result: &[(DType, &[usize])] = &[(dtype, &shape)];
             let mut add = |what: &str, op: Op, operands: [Placed; 3]| {
                 out.push(case(
@@ -42,14 +44,15 @@ fn many_places(r: &mut SplitMix, out: &mut Vec<Case>) {
                     put.clone(),
                     [x.clone(), columns_first(source.clone()), at.clone()],
                 );
-                let one =
-                    Placed::dense(of(Tensor::from_i64(DType::I64, [places], &vec![rows as i64 - 1; places])));
+                let one = Placed::dense(of(Tensor::from_i64(
+                    DType::I64,
+                    [places],
+                    &vec![height as i64 - 1; places],
+                )));
                 add("index_put to one row", put, [x.clone(), dense.clone(), one]);
             }
         }
     }
-    on_several_axes(r, out);
-    elements(r, out);
 }
 
 /// Pieces of axes before and after the indexed ones.

@@ -453,9 +453,7 @@ fn repeat_by_counts(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn check_constant_counts(c: &OpCall<'_, '_>, counts: ValueId, length: &Dim) -> RuleResult {
     let graph = c.lowering.builder.graph();
     let mut source = counts;
-    while let ValueDef::Node(node, _) = graph.values[source].def
-        && let (Op::Cast | Op::Copy, &[x]) = (&graph.nodes[node].op, graph.nodes[node].inputs.as_slice())
-    {
+    while let Some((Op::Cast | Op::Copy, &[x])) = graph.definition(source) {
         source = x;
     }
     let ValueDef::Input(input) = graph.values[source].def else { return Ok(()) };

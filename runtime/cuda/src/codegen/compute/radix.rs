@@ -5,7 +5,7 @@
 //! every run. Only the digits that the largest key has are sorted.
 
 use super::lowering::KernelLowering;
-use super::text;
+use super::text::{self, calling_kernel};
 use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::Result;
@@ -59,7 +59,7 @@ impl RadixSort {
         Ok(RadixSort { count, largest, buffers, digit_counts: at(4) })
     }
 
-    /// Where a kernel before the sort writes the keys.
+    /// The address at which a kernel before the sort writes the keys.
     pub(super) fn keys(&self) -> DevicePtr {
         self.buffers[0].keys
     }
@@ -70,16 +70,17 @@ impl RadixSort {
         l.source.prelude(text::RADIX);
         let [n, tiles] = [self.count, tiles(self.count)];
         let counts = tiles * VALUES;
-        let count = kernel(
+        let count = calling_kernel(
             VALUES,
             "void *k, void *c, unsigned long long shift",
             &format!("radix_count<{n}, {tiles}>(k, c, shift)"),
         );
         let count = l.source.function("radix_count", count);
-        let starts = kernel(SCAN_THREADS, "void *c", &format!("radix_starts<{counts}>(c)"));
+        let starts = calling_kernel(SCAN_THREADS, "void *c", &format!("radix_starts<{counts}>(c)"));
         let starts = l.source.function("radix_starts", starts);
         let parameters = "void *k, void *p, void *l, void *q, void *c, unsigned long long shift";
-        let moves = kernel(VALUES, parameters, &format!("radix_move<{n}, {tiles}>(k, p, l, q, c, shift)"));
+        let moves =
+            calling_kernel(VALUES, parameters, &format!("radix_move<{n}, {tiles}>(k, p, l, q, c, shift)"));
         let moves = l.source.function("radix_move", moves);
         let bits = usize::BITS - self.largest.leading_zeros();
         let [mut from, mut to] = self.buffers;
@@ -99,11 +100,4 @@ impl RadixSort {
         }
         from
     }
-}
-
-/// The text of a kernel that calls a function.
-fn kernel(threads: usize, parameters: &str, call: &str) -> String {
-    format!(
-        "extern \"C\" __global__ void __launch_bounds__({threads}) @({parameters}) {{\n    symmc_enter();\n    sc::{call};\n}}\n"
-    )
 }

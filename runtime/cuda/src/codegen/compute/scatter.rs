@@ -16,7 +16,7 @@ use super::lowering::{BoundOperation, KernelLowering, arity, mismatch_error, no_
 use super::movement::{common_shape, copy};
 use super::radix::{self, RadixSort};
 use super::space::{IterationAxis, broadcast, collapsed_axes};
-use super::text::{self, offset_function, stored_type};
+use super::text::{self, calling_kernel, offset_function, stored_type};
 use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{CudaStruct, DevicePtr, KernelLaunch, KernelParam, plain};
 use crate::error::Result;
@@ -127,16 +127,18 @@ struct ElementKernels {
 }
 
 impl ElementKernels {
+    /// The layout, and a kernel that calls a function.
+    fn text(&self, parameters: &str, call: &str) -> String {
+        self.layout.clone() + &calling_kernel(THREADS, parameters, call)
+    }
+
     fn store(&self, elements: usize, l: &mut KernelLowering<'_>) -> GpuCommand {
-        let text = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *i, const void *s, void *d, void *status, unsigned assertion) {{\n    symmc_enter();\n    \
-             sc::scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion);\n}}",
-            self.layout, self.how
-        );
-        let entry = l.source.function("scatter", text);
+        let parameters = "const void *i, const void *s, void *d, void *status, unsigned assertion";
+        let call = format!("scatter_elements<sc::@_L, sc::{}>(i, s, d, status, assertion)", self.how);
+        let entry = l.source.function("scatter", self.text(parameters, &call));
         let mut params: Vec<KernelParam> = self.addresses.map(KernelParam::from).to_vec();
         params.extend([l.machine.status.into(), self.assertion.into()]);
-        GpuCommand::Kernel(KernelLaunch::flat(entry, elements.div_ceil(256), 256, params))
+        GpuCommand::Kernel(KernelLaunch::flat(entry, elements.div_ceil(THREADS), THREADS, params))
     }
 
     /// Sorts and stores `lines` lines at a time.
@@ -160,36 +162,33 @@ impl ElementKernels {
         out: &mut Vec<GpuCommand>,
         l: &mut KernelLowering<'_>,
     ) -> Result<()> {
-        let (first, count) = (lines.start as u64, lines.len());
+        let first = lines.start as u64;
+        let count = lines.len();
         let elements = count * sizes.along;
         let sort = RadixSort::new("a scatter", elements, count * sizes.extent, l)?;
-        let blocks = elements.div_ceil(256);
+        let blocks = elements.div_ceil(THREADS);
         let [index, source, result] = self.addresses;
-        let keys = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *i, void *k, void *status, unsigned assertion, long long first) {{\n    \
-             symmc_enter();\n    sc::element_keys<sc::@_L, {count}>(i, k, status, assertion, first);\n}}\n",
-            self.layout
-        );
+        let parameters = "const void *i, void *k, void *status, unsigned assertion, long long first";
+        let call = format!("element_keys<sc::@_L, {count}>(i, k, status, assertion, first)");
+        let entry = l.source.function("scatter_keys", self.text(parameters, &call));
         let status = l.machine.status;
         let params =
             vec![index.into(), sort.keys().into(), status.into(), self.assertion.into(), first.into()];
-        let entry = l.source.function("scatter_keys", keys);
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params)));
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)));
         let sorted = sort.sort(out, l);
-        let store = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *k, const void *p, const void *s, void *d, long long first) {{\n    \
-             symmc_enter();\n    sc::scatter_sorted_elements<sc::@_L, sc::{}, {count}>(k, p, s, d, first);\n}}\n",
-            self.layout, self.how
-        );
-        let mut params: Vec<KernelParam> =
-            [sorted.keys, sorted.positions, source, result].map(KernelParam::from).to_vec();
+        let parameters = "const void *k, const void *p, const void *s, void *d, long long first";
+        let call = format!("scatter_sorted_elements<sc::@_L, sc::{}, {count}>(k, p, s, d, first)", self.how);
+        let entry = l.source.function("scatter", self.text(parameters, &call));
+        let addresses = [sorted.keys, sorted.positions, source, result];
+        let mut params: Vec<KernelParam> = addresses.map(KernelParam::from).to_vec();
         params.push(first.into());
-        let entry = l.source.function("scatter", store);
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params)));
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)));
         Ok(())
     }
 }
 
+/// The threads of a block.
+const THREADS: usize = 256;
 /// The most elements of a line whose indices are compared with each other.
 const MOST_COMPARED_ELEMENTS: usize = 256;
 /// The most elements that are sorted at a time, if that is at least a line: 16 MiB of keys and positions.
@@ -297,20 +296,25 @@ fn index_put_part(
     }
     let from = broadcast(&shape, &src.shape, &src.strides);
     let destinations: usize = x.shape[axis..end].iter().product();
-    let is_wide =
-        has_wide_pieces([src, result], piece, [&from[..], &result.strides], [axis + at.len(), end], l);
+    let parts = [
+        ("s_before", collapsed_axes(&shape[..axis], &from[..axis])),
+        ("s_at", collapsed_axes(&at, &from[axis..axis + at.len()])),
+        ("d_before", collapsed_axes(&x.shape[..axis], &result.strides[..axis])),
+        ("s_piece", collapsed_axes(&x.shape[end..], &from[axis + at.len()..])),
+        ("d_piece", collapsed_axes(&x.shape[end..], &result.strides[end..])),
+    ];
+    let (outer, pieces) = parts.split_at(3);
+    let starts = outer.iter().flat_map(|(_, axes)| axes).map(|a| a.stride);
+    // A piece that is contiguous, and starts at a multiple of 4 elements, is accessed 4 elements at a time.
+    let is_wide = piece.is_multiple_of(4)
+        && pieces.iter().all(|(_, axes)| axes.iter().all(|a| a.stride == 1))
+        && starts.chain(result.strides[axis..end].iter().copied()).all(|stride| stride % 4 == 0)
+        && [src, result].iter().all(|v| l.address_of(v).is_multiple_of((4 * v.dtype.size()).min(16) as u64));
     let mut layout = format!(
         "namespace sc {{ struct @_L{number} {{\ntypedef {} T;\nstatic const i64 N = {places}, BEFORE = {before}, PIECE = {piece}, PLACES = {destinations};\n\
          static const bool WIDE = {is_wide};\n",
         stored_type(x.dtype)
     );
-    let parts = [
-        ("s_before", collapsed_axes(&shape[..axis], &from[..axis])),
-        ("s_at", collapsed_axes(&at, &from[axis..axis + at.len()])),
-        ("s_piece", collapsed_axes(&x.shape[end..], &from[axis + at.len()..])),
-        ("d_before", collapsed_axes(&x.shape[..axis], &result.strides[..axis])),
-        ("d_piece", collapsed_axes(&x.shape[end..], &result.strides[end..])),
-    ];
     parts.iter().for_each(|(name, axes)| layout.push_str(&offset_function(name, axes)));
     places_text(&mut layout, axis, x, indices, &at, result);
     layout.push_str("}; }\n");
@@ -325,31 +329,6 @@ fn index_put_part(
         source: l.address_of(src),
         result: l.address_of(result),
     }))
-}
-
-/// Whether the pieces of source and result are contiguous, and all start at multiples of 4 elements. The axes of
-/// each from the given one on are those of a piece.
-fn has_wide_pieces(
-    values: [&LocatedTensor; 2],
-    piece: usize,
-    strides: [&[isize]; 2],
-    first_axes: [usize; 2],
-    l: &KernelLowering<'_>,
-) -> bool {
-    let fits = |i: usize| {
-        let (outer, inner) = strides[i].split_at(first_axes[i]);
-        let extents = &values[1].shape[values[1].shape.len() - inner.len()..];
-        let mut step = 1;
-        let is_contiguous = extents.iter().zip(inner).rev().all(|(&n, &stride)| {
-            let expected = step;
-            step *= n as isize;
-            n == 1 || stride == expected
-        });
-        let bytes = (4 * values[i].dtype.size()).min(16);
-        let is_aligned = l.address_of(values[i]).is_multiple_of(bytes as u64);
-        is_contiguous && is_aligned && outer.iter().all(|stride| stride % 4 == 0)
-    };
-    piece.is_multiple_of(4) && (0..2).all(fits)
 }
 
 /// Adds the kernels of these parts.
@@ -383,36 +362,37 @@ fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuC
         first = end;
     }
     let function = format!(
-        "{layouts}extern \"C\" __global__ void __launch_bounds__(256) @({}) {{\n    symmc_enter();\n{body}}}\n",
+        "{layouts}extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n{body}}}\n",
         declared.join(", ")
     );
     let entry = l.source.function("index_put", function);
     let params = parts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
-    GpuCommand::Kernel(KernelLaunch::flat(entry, first, 256, params))
+    GpuCommand::Kernel(KernelLaunch::flat(entry, first, THREADS, params))
 }
 
 impl IndexPutPart {
     fn sort_and_store(self, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> Result<()> {
         let sort = RadixSort::new("an indexed store", self.places, self.destinations, l)?;
         let layout = format!("sc::@_L{}", self.number);
-        let keys = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @({layout}::Indices i, void *k) {{\n    symmc_enter();\n    \
-             sc::place_keys<{layout}>(i, k);\n}}\n",
-            self.layout
+        let keys = calling_kernel(
+            THREADS,
+            &format!("{layout}::Indices i, void *k"),
+            &format!("place_keys<{layout}>(i, k)"),
         );
-        let entry = l.source.function("index_put_keys", keys);
+        let entry = l.source.function("index_put_keys", self.layout.clone() + &keys);
         let params = vec![self.indices, sort.keys().into()];
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.places.div_ceil(256), 256, params)));
+        let blocks = self.places.div_ceil(THREADS);
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)));
         let sorted = sort.sort(out, l);
-        let store = format!(
-            "{}extern \"C\" __global__ void __launch_bounds__(256) @(const void *k, const void *p, const void *s, void *d) {{\n    symmc_enter();\n    \
-             sc::scatter_sorted_pieces<{layout}, sc::{}>(k, p, s, d, blockIdx.x);\n}}\n",
-            self.layout, self.how
+        let store = calling_kernel(
+            THREADS,
+            "const void *k, const void *p, const void *s, void *d",
+            &format!("scatter_sorted_pieces<{layout}, sc::{}>(k, p, s, d, blockIdx.x)", self.how),
         );
+        let entry = l.source.function("index_put", self.layout + &store);
         let params =
             [sorted.keys, sorted.positions, self.source, self.result].map(KernelParam::from).to_vec();
-        let entry = l.source.function("index_put", store);
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.blocks, 256, params)));
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.blocks, THREADS, params)));
         Ok(())
     }
 }

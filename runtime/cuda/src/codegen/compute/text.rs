@@ -96,6 +96,13 @@ pub(super) fn float_literal(dtype: DType, x: f64) -> String {
     }
 }
 
+/// A kernel of blocks of this many threads that only calls a function of the namespace `sc`.
+pub(super) fn calling_kernel(threads: usize, parameters: &str, call: &str) -> String {
+    format!(
+        "extern \"C\" __global__ void __launch_bounds__({threads}) @({parameters}) {{\n    symmc_enter();\n    sc::{call};\n}}\n"
+    )
+}
+
 pub(super) fn int_literal(x: i64) -> String {
     match x {
         i64::MIN => "(i64)0x8000000000000000ull".into(),

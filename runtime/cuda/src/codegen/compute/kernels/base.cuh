@@ -122,6 +122,16 @@ SC_FN void report(void *status, u32 assertion, i64 index) {
     store_pair(status, (u64)index, assertion);
 }
 
+// The lanes of the warp that take part with the same value below VALUES. All lanes call this together.
+template <int VALUES> SC_FN u32 lanes_with(u32 value, bool takes_part) {
+    u32 same = __ballot_sync(0xffffffffu, takes_part);
+    for (u32 bit = 1; bit < VALUES; bit *= 2) {
+        const u32 set = __ballot_sync(0xffffffffu, (value & bit) != 0);
+        same &= (value & bit) != 0 ? set : ~set;
+    }
+    return same;
+}
+
 // The position of an index on an axis, or -1.
 SC_FN i64 position(i64 index, i64 extent) {
     return index < 0 || index >= extent ? -1 : index;

@@ -62,12 +62,7 @@ SC_FN void radix_move(const void *pk, const void *pp, void *qk, void *qp, const 
         __syncthreads();
         const i64 i = first + threadIdx.x;
         const u32 key = i < N ? keys[i] : 0, digit = radix_digit(key, shift);
-        // The lanes with the same digit.
-        u32 same = __ballot_sync(0xffffffffu, i < N);
-        for (u32 bit = 1; bit < RADIX_VALUES; bit *= 2) {
-            const u32 set = __ballot_sync(0xffffffffu, (digit & bit) != 0);
-            same &= (digit & bit) != 0 ? set : ~set;
-        }
+        const u32 same = lanes_with<RADIX_VALUES>(digit, i < N);
         const u32 earlier = (u32)__popc(same & ((1u << lane) - 1));
         if (i < N && earlier == 0) in_warp[warp][digit] = (u32)__popc(same);
         __syncthreads();

@@ -38,16 +38,6 @@ template <class L> struct Routing {
         }
         return to < 0 || !first ? -1 : to * L::SECTIONS + (int)(slot / L::OWN);
     }
-
-    // The lanes of the warp with the same bin.
-    SC_FN u32 lanes_with(int bin) {
-        u32 same = __ballot_sync(0xffffffffu, bin >= 0);
-        for (int bit = 1; bit < L::BINS; bit *= 2) {
-            const u32 set = __ballot_sync(0xffffffffu, (bin & bit) != 0);
-            same &= (bin & bit) != 0 ? set : ~set;
-        }
-        return same;
-    }
 };
 
 // Counts the slots of each bin, and those before `begin`, which is a multiple of 32. `bad` becomes the first slot
@@ -71,7 +61,7 @@ template <class L> SC_FN void count_bins(const void *ids, i64 begin, u32 *total,
             const i64 slot = chunk + i * L::THREADS + threadIdx.x;
             if (given[i] >= (i64)L::RANKS * L::LOCAL) atomicMin(bad, (u32)slot);
             const int bin = R::bin(ids, slot, given[i]);
-            const u32 same = by_warp ? R::lanes_with(bin) : 1;
+            const u32 same = by_warp ? lanes_with<L::BINS>((u32)bin, bin >= 0) : 1;
             if (bin < 0 || (by_warp && (same & earlier_lanes) != 0)) continue;
             const u32 count = by_warp ? (u32)__popc(same) : 1;
             atomicAdd(total + bin, count);
@@ -153,7 +143,7 @@ template <class L> SC_FN void route(const void *ids, void *own, void *all, void 
         __syncthreads();
         const i64 slot = chunk + threadIdx.x;
         const int bin = R::bin(ids, slot, slot < end ? R::id(ids, slot) : -1);
-        const u32 same = R::lanes_with(bin);
+        const u32 same = lanes_with<L::BINS>((u32)bin, bin >= 0);
         const u32 lower = (u32)__popc(same & ((1u << lane) - 1));
         if (bin >= 0 && lower == 0) in_warp[warp * R::STRIDE + bin] = (u8)__popc(same);
         __syncthreads();
