@@ -395,7 +395,7 @@ impl AttentionLowering<'_> {
         let numbers = numbers.map(|n| mask_bias::kernel(o, &by_data, n.mask, n.at, l));
         let hides = attention.band != cudnn::VisibleBand::default() || attention.bias.is_some();
         let amend = if hides { Some(self.amend(l)?) } else { None };
-        let filled = mask_bias::timing_fills(o, &by_data, l);
+        let filled = mask_bias::timing_fills(o, &by_data, &[], &|x| l.address_of(x));
         Ok(Some(AttentionCandidates {
             attention,
             library_workspace_bytes: room,

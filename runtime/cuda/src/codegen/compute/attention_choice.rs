@@ -97,7 +97,7 @@ pub(crate) fn choose_attentions(
         let [major, minor] = cuda_version()?;
         let shape = format!("{}, {} multiprocessors", similar[0].key(), machine.multiprocessors);
         let versions = format!("{major}.{minor} {}", planner.version());
-        let name = entry_name(&["attention 4", search.device.name(), &versions, &shape], "algorithm");
+        let name = entry_name(&["attention 5", search.device.name(), &versions, &shape], "algorithm");
         if let Some([kept @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
             return Ok(*kept == 1);
         }
@@ -181,11 +181,15 @@ fn measure(
 ) -> Result<bool> {
     let some: Vec<&AttentionCandidates> = similar.iter().copied().take(RUNS).collect();
     // Kernels compute an attention that the library refuses.
+    let refused = || {
+        tracing::debug!(target: "symmc::gpu", shape = %some[0].key(), "the library does not compute an attention");
+        Ok(false)
+    };
     let Ok(Some(prepared)) = some.iter().map(|x| prepare(x)).collect::<Result<Option<Vec<_>>, _>>() else {
-        return Ok(false);
+        return refused();
     };
     if prepared.iter().take(1).any(|p| run_once(p, search).is_err()) {
-        return Ok(false);
+        return refused();
     }
     let stream = search.stream;
     for filled in operands_to_fill(&some, |at| search.may_write(at)) {
@@ -206,7 +210,7 @@ fn measure(
             x.amend.iter().try_for_each(enqueue_dependent)
         })
     });
-    let Ok(by_library) = by_library else { return Ok(false) };
+    let Ok(by_library) = by_library else { return refused() };
     let by_kernels = stream.capture(|| {
         start.set(LaunchOrder::After);
         some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(enqueue_dependent))
@@ -225,7 +229,9 @@ fn measure(
             *best = best.min(begin.microseconds_to(&end)?);
         }
     }
-    Ok(best[1] < best[0] * (1.0 - GAIN))
+    let [kernels, library] = best.map(|of_all| of_all / RUNS as f64);
+    tracing::debug!(target: "symmc::gpu", shape = %some[0].key(), kernels, library, "timed an attention, in microseconds");
+    Ok(library < kernels * (1.0 - GAIN))
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ use super::element;
 use super::library_attention::{self, AttentionCandidates, AttentionForm, AttentionTensors};
 use super::lowering::{KernelLowering, mismatch_error};
 use super::machine::{AttentionBackend, KernelTarget};
+use super::mask_bias;
 use super::space::HeadRows;
 use super::text::{self, offset_function};
 use crate::codegen::command::{Commands, GpuCommand};
@@ -132,11 +133,12 @@ fn candidates(
         AttentionTensors { q: o.q, k: o.k, v: o.v, r: forward.result, sums: Some(forward.sums), gradients };
     let form = AttentionForm { scale: scores.scale.0, cap: None, band, keys };
     let attention = library_attention::attention(&form, &tensors, None, &|v| l.address_of(v))?;
+    let more = [forward.gradient, forward.result, forward.sums];
     Some(AttentionCandidates {
         attention,
         library_workspace_bytes: room,
         numbers: None,
-        filled: vec![],
+        filled: mask_bias::timing_fills(o, &[], &more, &|x| l.address_of(x)),
         amend: None,
         kernels: kernels.to_vec(),
     })

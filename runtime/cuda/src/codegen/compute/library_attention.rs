@@ -38,7 +38,8 @@ impl AttentionCandidates {
     }
 }
 
-/// Memory that is filled before kernels and the library are timed, so that all columns are visible.
+/// Memory that is filled before kernels and the library are timed, so that all columns are visible and all
+/// operands are finite. Rows that are not finite are computed again after the library, which takes long.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TimingFill {
     pub at: DevicePtr,

@@ -143,28 +143,29 @@ fn broadcast_axes(value: &LocatedTensor, shape: &[usize]) -> Vec<IterationAxis> 
     shape.iter().zip(strides).map(|(&n, stride)| IterationAxis { n, stride }).collect()
 }
 
-/// The fills that make all columns visible in a mask of bools and in the operands of bounds.
+/// A byte whose repetition is a small finite number in every dtype of floats.
+const FINITE: u8 = 0x3c;
+
+/// The fills that make all operands finite and all columns visible. `more` are the operands of gradients.
 pub(super) fn timing_fills(
     o: &AttentionOperands<'_, LocatedTensor>,
     limits: &[(&AttentionBound, i64)],
-    l: &KernelLowering<'_>,
+    more: &[&LocatedTensor],
+    at: &dyn Fn(&LocatedTensor) -> DevicePtr,
 ) -> Vec<TimingFill> {
-    let mut fills = Vec::new();
-    for (p, (bound, _)) in o.positions.iter().zip(limits) {
+    let floats = [o.q, o.k, o.v].into_iter().chain(more.iter().copied()).map(|x| (x, FINITE));
+    let positions = o.positions.iter().zip(limits).map(|(p, (bound, _))| {
         // About a billion, and about minus a billion, in 32 bits.
-        let byte = if bound.side == BoundSide::Below { 0x3f } else { 0xc0 };
-        fills.extend(fill_all(p, byte, l));
-    }
-    if let Some(mask) = o.mask.filter(|m| m.dtype == DType::Bool) {
-        fills.extend(fill_all(mask, 1, l));
-    }
-    fills
+        (p, if bound.side == BoundSide::Below { 0x3f } else { 0xc0 })
+    });
+    let mask = o.mask.map(|mask| (mask, u8::from(mask.dtype == DType::Bool)));
+    floats.chain(positions).chain(mask).filter_map(|(x, byte)| fill_all(x, byte, at)).collect()
 }
 
-fn fill_all(x: &LocatedTensor, byte: u8, l: &KernelLowering<'_>) -> Option<TimingFill> {
+fn fill_all(x: &LocatedTensor, byte: u8, at: &dyn Fn(&LocatedTensor) -> DevicePtr) -> Option<TimingFill> {
     let reach = x.shape.iter().zip(&x.strides).map(|(&n, s)| n.saturating_sub(1) * s.unsigned_abs());
     let bytes = (1 + reach.sum::<usize>()) * x.dtype.size();
-    x.strides.iter().all(|&s| s >= 0).then(|| TimingFill { at: l.address_of(x), bytes, byte })
+    x.strides.iter().all(|&s| s >= 0).then(|| TimingFill { at: at(x), bytes, byte })
 }
 
 #[cfg(test)]
@@ -227,5 +228,43 @@ mod tests {
         assert_eq!(numbers(None, &[(true, &[2, 1, 1, 1])]), None);
         assert_eq!(numbers(None, &[(false, &[30, 1])]), None);
         assert_eq!(numbers(Some(located(DType::BF16, &[30, 41])), &[lengths]), None);
+    }
+
+    #[test]
+    fn all_operands_are_filled_with_finite_values_before_they_are_timed() {
+        let [q, k, v] = [64, 128, 192].map(|n| located(DType::BF16, &[2, 8, 30, n]));
+        let limit = located(DType::I32, &[2, 1, 1, 1]);
+        let sums = located(DType::F32, &[2, 8, 30]);
+        let bound = AttentionBound {
+            side: BoundSide::From,
+            row: false,
+            add: Dim::from(0),
+            chunk: None,
+            operand: true,
+        };
+        // Each tensor is at the address that is its number of bytes.
+        let bytes = |x: &LocatedTensor| x.shape.iter().product::<usize>() * x.dtype.size();
+        let at = |x: &LocatedTensor| DevicePtr::from(bytes(x) as u64);
+        for (dtype, visible) in [(DType::Bool, 1), (DType::BF16, 0), (DType::F32, 0)] {
+            let mask = located(dtype, &[30, 41]);
+            let positions = [limit.clone()];
+            let o = AttentionOperands {
+                q: &q,
+                k: &k,
+                v: &v,
+                mask: Some(&mask),
+                positions: &positions,
+                sink: None,
+            };
+            let floats = [&q, &k, &v, &sums].map(|x| (x, FINITE));
+            let expected: Vec<TimingFill> = (floats.into_iter().chain([(&limit, 0xc0), (&mask, visible)]))
+                .map(|(x, byte)| TimingFill { at: at(x), bytes: bytes(x), byte })
+                .collect();
+            assert_eq!(timing_fills(&o, &[(&bound, 0)], &[&sums], &at), expected);
+        }
+        assert!(f32::from_ne_bytes([FINITE; 4]).is_finite());
+        // The exponents of f16 and bf16 have 5 and 8 bits.
+        let bits = u16::from_ne_bytes([FINITE; 2]);
+        assert!(bits >> 10 & 0x1f < 0x1f && bits >> 7 & 0xff < 0xff);
     }
 }
