@@ -1,26 +1,20 @@
 //! Assigns the lane of each step of a bucket.
 //!
 //! Orders are chosen and values are placed with every collective on the communication lane. Afterwards a
-//! collective that has nothing to run concurrently with moves to the compute lane: two steps of one lane follow
-//! each other faster than two steps of different lanes. On some machines synchronising two lanes takes time
-//! ([`MachineProfile::lane_crossing_ns`]). There a few light compute steps next to the collective do not count,
-//! because they take less.
+//! collective moves to the compute lane if it has nothing to run concurrently with, or only computation that
+//! takes no longer than synchronising the two lanes for it ([`MachineProfile::lane_crossing_ns`]): two steps of
+//! one lane follow each other without that time.
 //!
 //! The new lanes preserve the order that the old lanes imposed. Compute steps keep their order, and a
 //! collective waits for the collective before it if that is on the other lane.
 
+use symmc_ir::SymbolTable;
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{OpCost, SymbolTable};
 use symmc_plan::Lane;
 
+use crate::order::TaskGraph;
 use crate::prepare::PreparedGraph;
-use crate::steps::{ScheduleStep, StepList, is_view};
-
-/// The largest number of light steps next to a collective that still take less time than synchronising two
-/// lanes.
-const MOST_LIGHT_STEPS: usize = 2;
-/// The largest number of bytes that a light step reads and writes.
-const MOST_LIGHT_BYTES: u64 = 1 << 20;
+use crate::steps::StepList;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LaneAssignment {
@@ -37,15 +31,29 @@ pub fn assign_lanes(
     symbols: &SymbolTable,
     profile: Option<&MachineProfile>,
 ) -> Vec<LaneAssignment> {
-    let crossing_takes_time = profile.is_some_and(|profile| profile.lane_crossing_ns() > 0);
+    let crossing = profile.map_or(0, MachineProfile::lane_crossing_ns);
+    let times: Vec<u64> = if crossing == 0 {
+        // Any step takes longer than that.
+        vec![1; steps.list.len()]
+    } else {
+        TaskGraph::new(prepared, steps, symbols, profile).timed.iter().map(|timed| timed.time).collect()
+    };
     let assigned =
         steps.list.iter().zip(waits).map(|(step, waits)| LaneAssignment { lane: step.lane, waits }).collect();
-    move_collectives(assigned, |s| crossing_takes_time && is_light(prepared, &steps.list[s], symbols))
+    move_collectives(assigned, &LaneTimes { crossing, steps: times })
 }
 
-/// Moves collectives that have nothing to run concurrently with to the compute lane.
-fn move_collectives(steps: Vec<LaneAssignment>, is_light: impl Fn(usize) -> bool) -> Vec<LaneAssignment> {
-    let moves = find_movable_collectives(&steps, is_light);
+/// Times in nanoseconds.
+struct LaneTimes {
+    /// The time of synchronising a step with one of the other lane.
+    crossing: u64,
+    /// The time of each step alone.
+    steps: Vec<u64>,
+}
+
+/// Moves collectives to the compute lane that gain nothing on their own.
+fn move_collectives(steps: Vec<LaneAssignment>, times: &LaneTimes) -> Vec<LaneAssignment> {
+    let moves = find_movable_collectives(&steps, times);
     let lanes: Vec<Lane> = steps
         .iter()
         .zip(moves)
@@ -72,7 +80,7 @@ fn move_collectives(steps: Vec<LaneAssignment>, is_light: impl Fn(usize) -> bool
 }
 
 /// For each step whether it is a collective that moves.
-fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -> bool) -> Vec<bool> {
+fn find_movable_collectives(steps: &[LaneAssignment], times: &LaneTimes) -> Vec<bool> {
     // The first compute step that is ordered after each collective.
     let mut first_after = vec![steps.len(); steps.len()];
     for (s, step) in steps.iter().enumerate().filter(|(_, step)| step.lane == Lane::Compute) {
@@ -85,30 +93,16 @@ fn find_movable_collectives(steps: &[LaneAssignment], is_light: impl Fn(usize) -
     let mut end_before = 0;
     let mut moves = vec![false; steps.len()];
     for (s, step) in steps.iter().enumerate().filter(|(_, step)| step.lane != Lane::Compute) {
-        let awaited = step.waits.iter().filter(|&&w| steps[w].lane == Lane::Compute).map(|w| w + 1);
-        end_before = awaited.fold(end_before, usize::max);
+        let awaited = step.waits.iter().filter(|&&w| steps[w].lane == Lane::Compute).map(|w| w + 1).max();
+        end_before = end_before.max(awaited.unwrap_or(0));
+        let crossings = u64::from(awaited.is_some()) + u64::from(first_after[s] < steps.len());
+        let limit = crossings.saturating_mul(times.crossing);
         let mut concurrent = (end_before..first_after[s]).filter(|&c| steps[c].lane == Lane::Compute);
-        moves[s] = concurrent.by_ref().take(MOST_LIGHT_STEPS).all(&is_light) && concurrent.next().is_none();
+        let total = concurrent
+            .try_fold(0u64, |total, c| Some(total.saturating_add(times.steps[c])).filter(|&t| t <= limit));
+        moves[s] = total.is_some();
     }
     moves
-}
-
-/// Whether a compute step takes little more than its launch, at the upper bounds of the symbols.
-fn is_light(prepared: &PreparedGraph, step: &ScheduleStep, symbols: &SymbolTable) -> bool {
-    let graph = &prepared.graph;
-    let operands = step.operands(graph, &prepared.base);
-    let read = operands
-        .iter()
-        .filter(|operand| !is_view(graph, &prepared.base, operand.node))
-        .map(|operand| operand.value);
-    let bytes = read
-        .chain(step.writes.iter().copied())
-        .map(|v| graph.ty(v).bytes().upper_bound(symbols).max(0) as u64);
-    let only_moves = step.nodes().filter(|&n| !is_view(graph, &prepared.base, n)).all(|n| {
-        let op = &graph.nodes[n].op;
-        matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort) && !op.is_opaque()
-    });
-    only_moves && bytes.fold(0, u64::saturating_add) <= MOST_LIGHT_BYTES
 }
 
 #[cfg(test)]
@@ -126,9 +120,9 @@ mod tests {
         list.iter().map(|(lane, waits)| LaneAssignment { lane: *lane, waits: waits.to_vec() }).collect()
     }
 
-    /// The lanes and waits after the move, if no step is light.
+    /// The lanes and waits after the move, if lanes synchronise in no time.
     fn moved(list: &[(Lane, &[usize])]) -> Vec<LaneAssignment> {
-        move_collectives(steps(list), |_| false)
+        move_collectives(steps(list), &LaneTimes { crossing: 0, steps: vec![1; list.len()] })
     }
 
     #[test]
@@ -154,17 +148,22 @@ mod tests {
     }
 
     #[test]
-    fn few_light_steps_do_not_keep_a_collective_on_its_lane() {
-        // Steps 2 and 3 may run concurrently with 1.
-        let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])];
-        let lane_of_1 = |list: &[(Lane, &[usize])], light: &[usize]| {
-            move_collectives(steps(list), |s| light.contains(&s))[1].lane
+    fn computation_that_takes_less_than_crossings_does_not_keep_a_collective_on_its_lane() {
+        // Step 2 may run concurrently with 1, which two crossings of 3 separate from the other lane.
+        let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[1])];
+        let lane_of_1 = |list: &[(Lane, &[usize])], times: [u64; 4]| {
+            move_collectives(steps(list), &LaneTimes { crossing: 3, steps: times.to_vec() })[1].lane
         };
-        assert_eq!(lane_of_1(&list, &[2]), COMM);
-        assert_eq!(lane_of_1(&list, &[2, 3]), COMPUTE);
-        // If step 1 does not wait for step 0, then step 0 is a third light step.
-        let list = [(COMPUTE, &[][..]), (COMM, &[]), (COMPUTE, &[]), (COMPUTE, &[]), (COMPUTE, &[1])];
-        assert_eq!(lane_of_1(&list, &[0, 2, 3]), COMM);
+        assert_eq!(lane_of_1(&list, [9, 9, 6, 9]), COMPUTE);
+        assert_eq!(lane_of_1(&list, [9, 9, 7, 9]), COMM);
+        // Step 1 does not wait for step 0, so step 0 is concurrent too, and one crossing is left.
+        let list = [(COMPUTE, &[][..]), (COMM, &[]), (COMPUTE, &[]), (COMPUTE, &[1])];
+        assert_eq!(lane_of_1(&list, [1, 9, 2, 9]), COMPUTE);
+        assert_eq!(lane_of_1(&list, [2, 9, 2, 9]), COMM);
+        // No step waits for step 1.
+        let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[])];
+        assert_eq!(lane_of_1(&list, [9, 9, 1, 2]), COMPUTE);
+        assert_eq!(lane_of_1(&list, [9, 9, 2, 2]), COMM);
     }
 
     #[test]
@@ -179,7 +178,8 @@ mod tests {
                 let wait = others.get(rng.below(4)).copied();
                 list.push(LaneAssignment { lane, waits: wait.into_iter().collect() });
             }
-            let after = move_collectives(list.clone(), |s| s % 3 == 0);
+            let times = (0..count).map(|_| rng.below(5) as u64).collect();
+            let after = move_collectives(list.clone(), &LaneTimes { crossing: 3, steps: times });
             let old = ordered_before(&list);
             let new = ordered_before(&after);
             for s in 0..count {

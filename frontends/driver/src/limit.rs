@@ -86,12 +86,14 @@ impl<'a> LimitSearch<'a> {
         self.limit / PAGE * PAGE
     }
 
-    /// Tries variants that ask for less and less symmetric memory, with these sets of collectives joined.
+    /// Tries the variants with these sets of collectives joined, and others that ask for less and less symmetric
+    /// memory.
     fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
         let mut choice = VariantChoice { joined: joined.to_vec(), ..VariantChoice::default() };
-        let mut asked = largest_symmetric_request(&form.lower(self.buckets, &choice)?.inputs);
+        let first = form.lower(self.buckets, &choice)?.inputs;
+        let mut asked = largest_symmetric_request(&first);
         let mut descents = 0;
-        let mut all = Vec::new();
+        let mut all = vec![first];
         while asked > 0 {
             let most = if descents < EXACT_DESCENTS { asked - 1 } else { asked / 2 };
             choice.symmetric = Some(most);
