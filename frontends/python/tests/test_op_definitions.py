@@ -8,6 +8,9 @@ if HAS_TORCH:
     import torch
     import torch.distributed as dist
 
+    from symmc.torch.graphs.nodes import NUMBER, process_groups_of
+    from symmc.torch.partition.unsupported import collective_numbers
+
     RUNS = []
     """The ops whose kernels ran, in order."""
 
@@ -167,6 +170,22 @@ class Definitions(unittest.TestCase):
         other = TOTAL.replace("group_name", "ranks_of")
         with self.assertRaisesRegex(Exception, "the argument ranks_of of symmc_defined.total.default names a process group: expected"):
             compiled(lambda x: x + 1, definitions=[other])(torch.ones(2))
+
+    def test_wrapped_calls_with_groups_are_collectives(self):
+        graph = torch.fx.Graph()
+        x, sums = graph.placeholder("x"), graph.placeholder("sums")
+        wrapper = torch.ops.higher_order.auto_functionalized
+        group = {"group_name": "0"}
+        calls = [
+            graph.call_function(wrapper, (torch.ops.symmc_defined.collect.default,), {"sums": sums, "x": x, **group}),
+            graph.call_function(wrapper, (torch.ops.symmc_defined.push.default,), {"cache": sums, "x": x}),
+            graph.call_function(torch.ops.symmc_defined.total.default, (x, "0")),
+            graph.call_function(torch.ops.symmc_defined.scale.default, (x, 0.5)),
+        ]
+        for number, node in enumerate([x, sums, *calls]):
+            node.meta[NUMBER] = number
+        self.assertEqual(collective_numbers(graph), [2, 4])
+        self.assertEqual([process_groups_of(node) for node in calls], [["0"], [], ["0"], []])
 
     def test_exchange_values_between_ranks(self):
         on_ranks([totals, groups_of_wrapped_calls_and_defaults])

@@ -42,6 +42,15 @@ def operator_names(graph: torch.fx.Graph) -> set[str]:
     return {str(one) for node in calls for one in (node.target, *node.args) if isinstance(one, torch._ops.OpOverload)}
 
 
+def called_operator(node: torch.fx.Node) -> torch._ops.OpOverload | None:
+    """The operator that a node calls, directly or by a wrapper. A wrapper of an operator that writes has the operator as its first argument,
+    and those of the operator by their names."""
+    if node.op != "call_function":
+        return None
+    called = node.args[0] if not isinstance(node.target, torch._ops.OpOverload) and node.args else node.target
+    return called if isinstance(called, torch._ops.OpOverload) else None
+
+
 def process_groups_of(node: torch.fx.Node) -> list[str]:
     """The names of the process groups that a node has as arguments."""
     return [name for _, _, name in _group_arguments(node)]
@@ -65,13 +74,10 @@ def rename_process_groups(graph: torch.fx.Graph, renamed: Callable[[str], str]) 
 def _group_arguments(node: torch.fx.Node) -> Iterator[tuple[int | None, str, str]]:
     """The process groups that a node has as arguments: the place of each among positional arguments, if it is one, the name of the argument,
     and that of the group. A group may be a default of the schema."""
-    if node.op != "call_function":
+    called = called_operator(node)
+    if called is None:
         return
-    # A wrapper of an operator that writes has the operator as its first argument, and those of the operator by their names.
-    is_wrapper = not isinstance(node.target, torch._ops.OpOverload) and len(node.args) > 0
-    called = node.args[0] if is_wrapper else node.target
-    if not isinstance(called, torch._ops.OpOverload):
-        return
+    is_wrapper = called is not node.target
     for at, argument in enumerate(called._schema.arguments):
         if not is_process_group(argument):
             continue

@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 import symmc
-from symmc.torch.graphs.nodes import NUMBER, is_process_group, source_line
+from symmc.torch.graphs.nodes import NUMBER, called_operator, is_process_group, source_line
 from symmc.torch.runtime.runner import DTYPES
 from symmc.torch.settings.options import Options
 
@@ -21,8 +21,9 @@ def collective_numbers(graph: torch.fx.Graph) -> list[int]:
     """The numbers of collectives and of the nodes that wait for them."""
 
     def is_one(node: torch.fx.Node) -> bool:
-        return isinstance(node.target, torch._ops.OpOverload) and (
-            node.target.namespace.startswith("_c10d_functional") or any(map(is_process_group, node.target._schema.arguments))
+        called = called_operator(node)
+        return called is not None and (
+            called.namespace.startswith("_c10d_functional") or any(map(is_process_group, called._schema.arguments))
         )
 
     return [node.meta[NUMBER] for node in graph.nodes if is_one(node)]
