@@ -9,8 +9,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::dim::Dim;
 use crate::ids::GroupId;
 use crate::named_enum;
+use crate::types::TensorType;
 
 /// Communication between the ranks of a group.
 ///
@@ -24,7 +26,8 @@ use crate::named_enum;
 /// - broadcast: the operand of rank `root`.
 /// - permute: for each pair `(from, to)` the result on `to` is the operand of `from`. The result of a rank
 ///   that is no `to` is zero.
-/// - dispatch-rows and combine-rows: rows of the operands of all ranks, selected by positions that are data.
+/// - dispatch-rows, combine-rows and reduce-rows: rows of the operands of all ranks, selected by positions that
+///   are data.
 ///
 /// Ranks are positions within the cell of the group.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -55,10 +58,18 @@ pub enum CollectiveKind {
     DispatchRows,
     /// Returns the results of the experts to the ranks of their tokens. `x` is `[c, d]`, floats. Further
     /// operands are the global `rows [t, k]` of this rank's slots, i64, and optionally floats `weights
-    /// [t, k]`. The result is `[t, d]`: the sum over the slots of a token, in ascending order, of the row of
-    /// the slot times its weight. Slots with a negative row are left out. Sums accumulate in f32 (f64 for f64)
-    /// and are rounded once.
+    /// [t, k]`. The result is `[t, d]`: the sum over the slots of a token of the row of the slot times its
+    /// weight. Slots with a negative row are left out. Rows of one rank are added first, in ascending order of
+    /// slot, and then the sums of the ranks in ascending order. All of this is in f32 (f64 for f64), and the
+    /// last sum is rounded.
     CombineRows,
+    /// Returns the results of the experts as sums. Each rank adds its own rows of a token, and the rank of the
+    /// token adds the sums of all ranks. `x` is `[c, d]`, floats. Further operands are the global `all_rows
+    /// [n*t, k]` of the slots of all ranks, i64, and optionally floats `all_weights [n*t, k]`. The first
+    /// result is that of [`CombineRows`](Self::CombineRows) for this rank's part of them, in the same bits.
+    /// The second result is the sums of the other ranks, `[(n-1)*t, d]` in f32 (f64 for f64), beginning with
+    /// the next rank, cyclically.
+    ReduceRows,
 }
 
 impl CollectiveKind {
@@ -72,6 +83,7 @@ impl CollectiveKind {
             CollectiveKind::Permute { .. } => CollectiveName::PermuteRanks,
             CollectiveKind::DispatchRows => CollectiveName::DispatchRows,
             CollectiveKind::CombineRows => CollectiveName::CombineRows,
+            CollectiveKind::ReduceRows => CollectiveName::ReduceRows,
         }
     }
 
@@ -79,7 +91,7 @@ impl CollectiveKind {
     /// all-to-all of the same size.
     pub fn measured_as(&self) -> CollectiveName {
         match self {
-            CollectiveKind::DispatchRows | CollectiveKind::CombineRows => CollectiveName::AllToAll,
+            kind if kind.exchanges_rows() => CollectiveName::AllToAll,
             kind => kind.collective_name(),
         }
     }
@@ -97,7 +109,8 @@ impl CollectiveKind {
             | CollectiveKind::Broadcast { .. }
             | CollectiveKind::Permute { .. }
             | CollectiveKind::DispatchRows
-            | CollectiveKind::CombineRows => None,
+            | CollectiveKind::CombineRows
+            | CollectiveKind::ReduceRows => None,
         }
     }
 
@@ -109,7 +122,15 @@ impl CollectiveKind {
 
     /// Whether further operands, which are known only on the device, decide which elements move where.
     pub fn moves_by_data(&self) -> bool {
-        self.has_device_splits() || matches!(self, CollectiveKind::DispatchRows | CollectiveKind::CombineRows)
+        self.has_device_splits() || self.exchanges_rows()
+    }
+
+    /// Whether tables select the rows that move.
+    pub fn exchanges_rows(&self) -> bool {
+        matches!(
+            self,
+            CollectiveKind::DispatchRows | CollectiveKind::CombineRows | CollectiveKind::ReduceRows
+        )
     }
 
     /// The minimum and the maximum number of operands.
@@ -117,7 +138,7 @@ impl CollectiveKind {
         match self {
             CollectiveKind::AllToAll(AllToAllSplits::Device) => (2, 2),
             CollectiveKind::DispatchRows => (3, 3),
-            CollectiveKind::CombineRows => (2, 3),
+            CollectiveKind::CombineRows | CollectiveKind::ReduceRows => (2, 3),
             _ => (1, 1),
         }
     }
@@ -126,6 +147,12 @@ impl CollectiveKind {
     /// peers. All others are read only by the rank that has them.
     pub fn shared_operands(&self) -> usize {
         if self.has_device_splits() { 2 } else { 1 }
+    }
+
+    /// The positions of the results, of `count`, that peers write with variants that write the results of
+    /// peers. All others are written only by the rank that has them.
+    pub fn shared_results(&self, count: usize) -> std::ops::Range<usize> {
+        if *self == CollectiveKind::ReduceRows { 1..count } else { 0..count }
     }
 
     /// The rank of a cell whose whole operand is the result of rank `number`; `None` if no single rank sends
@@ -151,6 +178,38 @@ impl CollectiveKind {
         }
     }
 
+    /// The bytes for which the time of a collective of these types is estimated; `None` if a type is missing.
+    ///
+    /// These are the bytes of the operand or of the result, except for exchanges of rows. Their capacity is
+    /// what a rank may receive at most. A dispatch moves each token to a rank once, and a combination returns
+    /// one row for each slot. Rows are divided evenly between the ranks in this estimate.
+    pub fn estimated_bytes(&self, operands: &[&TensorType], results: &[&TensorType]) -> Option<Dim> {
+        let row_bytes = |ty: &TensorType| Some(ty.shape.get(1)?.clone() * Dim::from(ty.dtype.size() as i64));
+        match self {
+            CollectiveKind::DispatchRows => {
+                let (rows, all_rows) = (results.first()?, operands.get(2)?);
+                Some(rows.shape.first()?.min_with(all_rows.shape.first()?) * row_bytes(rows)?)
+            }
+            CollectiveKind::CombineRows => Some(operands.get(1)?.numel() * row_bytes(operands.first()?)?),
+            // As an all-to-all, which also has the piece that a rank keeps.
+            CollectiveKind::ReduceRows => {
+                Some(operands.get(1)?.shape.first()?.clone() * row_bytes(results.get(1)?)?)
+            }
+            _ => self.sized_type(operands, results).map(|ty| ty.bytes()),
+        }
+    }
+
+    /// The type whose size is the size of the collective: that of the first result that peers may write, or of
+    /// the first operand.
+    pub fn sized_type<'t>(
+        &self,
+        operands: &[&'t TensorType],
+        results: &[&'t TensorType],
+    ) -> Option<&'t TensorType> {
+        let sized = if self.facts().is_sized_by_result() { results } else { operands };
+        sized.get(self.shared_results(sized.len()).start).copied()
+    }
+
     /// The name in the text form, without attributes.
     pub fn name(&self) -> &'static str {
         self.collective_name().name()
@@ -158,7 +217,7 @@ impl CollectiveKind {
 
     /// One sample of each kind that contracts distinguish, among `n` ranks: reductions sum, the root is rank 0,
     /// and each rank sends to the next.
-    pub fn sample_kinds(n: u32) -> [CollectiveKind; 9] {
+    pub fn sample_kinds(n: u32) -> [CollectiveKind; 10] {
         [
             CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
             CollectiveKind::AllGather,
@@ -169,6 +228,7 @@ impl CollectiveKind {
             CollectiveKind::Permute { pairs: (0..n).map(|rank| (rank, (rank + 1) % n)).collect() },
             CollectiveKind::DispatchRows,
             CollectiveKind::CombineRows,
+            CollectiveKind::ReduceRows,
         ]
     }
 
@@ -211,6 +271,7 @@ named_enum! {
         PermuteRanks = "permute_ranks",
         DispatchRows = "dispatch_rows",
         CombineRows = "combine_rows",
+        ReduceRows = "reduce_rows",
     }
 }
 
@@ -251,6 +312,7 @@ impl CollectiveName {
             CollectiveName::PermuteRanks => row(false, false, false, ResultDistribution::FromSender),
             CollectiveName::DispatchRows => row(false, false, true, ResultDistribution::Sharded),
             CollectiveName::CombineRows => row(true, true, false, ResultDistribution::Sharded),
+            CollectiveName::ReduceRows => row(true, false, true, ResultDistribution::Sharded),
         }
     }
 }
@@ -288,7 +350,7 @@ named_enum! {
         /// All-gather, reduce-scatter, all-to-all, dispatch-rows, combine-rows: every rank reads what it needs
         /// from its peers' operands.
         Pull = "pull",
-        /// All-gather, all-to-all: every rank writes into its peers' results.
+        /// All-gather, all-to-all, reduce-rows: every rank writes into its peers' results.
         Push = "push",
         /// All-gather, all-to-all: as push, but with copies instead of a kernel, between two rendezvous. The
         /// multiprocessors stay free for concurrent kernels.
@@ -462,7 +524,7 @@ impl CollectiveVariant {
             symmetric_operand: false,
             symmetric_result: false,
             // Sends and receives form one group of calls; their order is up to the library.
-            in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. } | K::DispatchRows | K::CombineRows),
+            in_place: !matches!(kind, K::AllToAll(_) | K::Permute { .. }) && !kind.exchanges_rows(),
             same_bits: true,
         };
         let window = Contract { symmetric_operand: true, symmetric_result: true, ..library };
@@ -506,7 +568,8 @@ impl CollectiveVariant {
             (CollectiveVariant::Push | CollectiveVariant::Copies, K::AllGather) => {
                 Contract { in_place: true, ..push }
             }
-            (CollectiveVariant::Push | CollectiveVariant::Copies, K::AllToAll(AllToAllSplits::Even)) => push,
+            (CollectiveVariant::Push | CollectiveVariant::Copies, K::AllToAll(AllToAllSplits::Even))
+            | (CollectiveVariant::Push, K::ReduceRows) => push,
             (CollectiveVariant::Put, K::Broadcast { .. } | K::Permute { .. }) => Contract {
                 entry_barrier: false,
                 sync_scope: SyncScope::Pairs,

@@ -727,6 +727,19 @@ fn infer_combine_rows(operands: &[&TensorType]) -> Result<TensorType, String> {
     Ok(TensorType::new(x.dtype, vec![rows.shape[0].clone(), x.shape[1].clone()]))
 }
 
+/// Operands: `x [c, d]`, the rows `[n*t, k]` of all ranks and optionally their weights `[n*t, k]`.
+fn infer_reduce_rows(operands: &[&TensorType], n: Dim) -> Result<Vec<TensorType>, String> {
+    let mut result = infer_combine_rows(operands)?;
+    let tokens_of_all = result.shape[0].clone();
+    let Some(tokens) = tokens_of_all.exact_div(&n) else {
+        return Err(format!("the rows of all tokens must be a multiple of {n:?}, found {tokens_of_all:?}"));
+    };
+    let dtype = if result.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let sums = TensorType::new(dtype, vec![tokens_of_all - tokens.clone(), result.shape[1].clone()]);
+    result.shape[0] = tokens;
+    Ok(vec![result, sums])
+}
+
 fn infer_collective(
     kind: &CollectiveKind,
     operands: &[&TensorType],
@@ -784,6 +797,7 @@ fn infer_collective(
         }
         CollectiveKind::DispatchRows => vec![infer_dispatch_rows(operands, require_rank_count(n)?)?],
         CollectiveKind::CombineRows => vec![infer_combine_rows(operands)?],
+        CollectiveKind::ReduceRows => infer_reduce_rows(operands, require_rank_count(n)?)?,
     })
 }
 

@@ -401,8 +401,10 @@ impl Op {
 
             Op::Collective(c) => {
                 let first = if c.kind.facts().reduces { Combined } else { Moved };
-                let results = if c.kind.has_device_splits() { 2 } else { 1 };
-                let third = if c.kind == CollectiveKind::CombineRows { Combined } else { Counts };
+                let two = c.kind.has_device_splits() || c.kind == CollectiveKind::ReduceRows;
+                let results = if two { 2 } else { 1 };
+                let weighted = matches!(c.kind, CollectiveKind::CombineRows | CollectiveKind::ReduceRows);
+                let third = if weighted { Combined } else { Counts };
                 let refuses = if c.kind.moves_by_data() { Positions } else { Nothing };
                 row([first, Counts, third], [c.kind.rounding(); 2], results, OpCost::Bytes, refuses)
             }
@@ -652,7 +654,9 @@ impl CollectiveKind {
             Some(CollectiveReduceOp::Sum | CollectiveReduceOp::Avg | CollectiveReduceOp::Prod) => {
                 RoundingEffect::Accumulates
             }
-            None if *self == CollectiveKind::CombineRows => RoundingEffect::Accumulates,
+            None if matches!(self, CollectiveKind::CombineRows | CollectiveKind::ReduceRows) => {
+                RoundingEffect::Accumulates
+            }
             Some(CollectiveReduceOp::Max | CollectiveReduceOp::Min) | None => RoundingEffect::Keeps,
         }
     }

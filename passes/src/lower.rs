@@ -1,5 +1,7 @@
 //! Lowering: how each collective runs.
 //!
+//! Before that, [`choose_row_sums`] chooses how the results of experts return, for each bucket.
+//!
 //! 1. Sets of collectives that the caller names become one collective each (`coalesce`, `coalesced_graph`).
 //! 2. The program is cut into regions around its collectives (`region`).
 //! 3. Each distinct region becomes an e-graph over a small language (`language`), which is saturated with
@@ -32,6 +34,7 @@ mod joint_steps;
 mod language;
 mod region;
 mod region_plan;
+mod row_sums;
 pub mod rules;
 mod solutions;
 mod solve;
@@ -56,6 +59,7 @@ use decisions::RegionDecision;
 pub use joint_steps::TOGETHER;
 pub use region::MAX_REGION_NODES;
 use region::{RegionKey, RewriteRegion};
+pub use row_sums::{COMBINE_AS_SUMS, ReturnedSums, choose_row_sums};
 pub use solutions::SolutionCache;
 use solutions::{SolutionScope, SolveOutcome};
 use solve::{FusionCredit, RegionSolution};

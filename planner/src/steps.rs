@@ -53,7 +53,7 @@ impl ScheduleStep {
                 operands.extend(node.inputs.iter().take(shared_operands(node)).map(|&v| base[v]));
             }
             if touch.writes_result() {
-                results.extend(&node.outputs);
+                results.extend(node.outputs.get(shared_results(node)).unwrap_or_default());
             }
         }
         (operands, results)
@@ -307,6 +307,12 @@ fn shared_operands(node: &Node) -> usize {
     node.op.as_collective().map_or(0, |c| c.kind.shared_operands())
 }
 
+/// The positions of the results of a collective that peers write, if its variant writes the results of peers.
+fn shared_results(node: &Node) -> std::ops::Range<usize> {
+    let count = node.outputs.len();
+    node.op.as_collective().map_or(0..count, |c| c.kind.shared_results(count))
+}
+
 /// The positions of the operands and results of a node that must lie in the symmetric arena.
 pub fn symmetric_positions(
     graph: &Graph,
@@ -317,7 +323,7 @@ pub fn symmetric_positions(
     match (&it.op, peers) {
         (Op::Collective(_), Some(p)) => (
             if p.contract.symmetric_operand { (0..shared_operands(it)).collect() } else { Vec::new() },
-            if p.contract.symmetric_result { (0..it.outputs.len()).collect() } else { Vec::new() },
+            if p.contract.symmetric_result { shared_results(it).collect() } else { Vec::new() },
         ),
         (Op::Custom(id), _) => match graph.customs.get(*id) {
             Some(c) => (c.symmetric_operands.clone(), c.symmetric_results.clone()),

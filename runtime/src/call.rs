@@ -40,7 +40,7 @@ pub struct CollectiveCall<'a> {
     pub rows: Option<RowTables<CallRegion<'a>>>,
 }
 
-/// The operands of an exchange of rows that say which rows move where, and its sizes. `R` locates a table.
+/// The operands of an exchange of rows that say which rows move where, its further results, and its sizes. `R` locates a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowTables<R> {
     pub tables: RowTableKind<R>,
@@ -59,6 +59,9 @@ pub enum RowTableKind<R> {
     Dispatch { slots: R, all_rows: R },
     /// The rows of this rank's slots, and their weights.
     Combine { rows: R, weights: Option<(R, DType)> },
+    /// The rows of the slots of all ranks, their weights, and the sums of the other ranks, which are a result:
+    /// `[(n-1)*tokens, row]` in f32 (f64 for f64).
+    Reduce { all_rows: R, all_weights: Option<(R, DType)>, sums: R },
 }
 
 impl<R> RowTables<R> {
@@ -71,6 +74,11 @@ impl<R> RowTables<R> {
             RowTableKind::Combine { rows, weights } => RowTableKind::Combine {
                 rows: locate(rows),
                 weights: weights.as_ref().map(|(region, dtype)| (locate(region), *dtype)),
+            },
+            RowTableKind::Reduce { all_rows, all_weights, sums } => RowTableKind::Reduce {
+                all_rows: locate(all_rows),
+                all_weights: all_weights.as_ref().map(|(region, dtype)| (locate(region), *dtype)),
+                sums: locate(sums),
             },
         };
         RowTables { tables, tokens: self.tokens, slots: self.slots, capacity: self.capacity }

@@ -228,8 +228,9 @@ fn largest_symmetric_request(inputs: &[BucketInput]) -> u64 {
 
 fn symmetric_request(graph: &Graph, node: &Node) -> Option<u64> {
     let c = node.op.as_collective()?;
-    let sized = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
-    let bytes = graph.ty(*sized.first()?).bytes().upper_bound(&graph.symbols);
+    let operands: Vec<_> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
+    let results: Vec<_> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+    let bytes = c.kind.sized_type(&operands, &results)?.bytes().upper_bound(&graph.symbols);
     let ranks = u64::from(graph.group_size(c.group)?);
     Some(c.variant?.symmetric_bytes(&c.kind, u64::try_from(bytes).unwrap_or(0), ranks))
 }

@@ -11,7 +11,7 @@ use symmc_support::parallel;
 use crate::divide::{self, BucketRequest, SymbolRanges, VariantChooser};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
-use crate::pipeline::{BucketVariantChoice, VariantChoice, lower_config};
+use crate::pipeline::{BucketVariantChoice, VariantChoice, explain_sums, lower_config, program_of_bucket};
 
 const MAX_BUCKETS: usize = 4096;
 
@@ -78,14 +78,17 @@ impl VariantChooser for PointVariantChooser<'_> {
     fn choose_variants(&self, points: Vec<SymbolRanges>) -> Result<Vec<Vec<Decision>>> {
         let nodes = points.len() * self.canonical.nodes.len();
         let chosen = parallel::map(points, nodes, |symbols| {
-            symmc_passes::lower(self.canonical, &self.lower_config_at(&symbols))
-                .map(|(_, decisions, _)| decisions)
+            let (program, sums) = program_of_bucket(self.canonical, self.options, &symbols)?;
+            let (_, mut decisions, _) = symmc_passes::lower(&program, &self.lower_config_at(&symbols))?;
+            explain_sums(&sums, &mut decisions);
+            Ok(decisions)
         });
         Ok(chosen.into_iter().collect::<Result<_, PassError>>()?)
     }
 
     fn computation_us(&self, point: &SymbolRanges) -> Result<f64> {
-        Ok(symmc_passes::lower::computation_us(self.canonical, &self.lower_config_at(point))?)
+        let (program, _) = program_of_bucket(self.canonical, self.options, point)?;
+        Ok(symmc_passes::lower::computation_us(&program, &self.lower_config_at(point))?)
     }
 }
 

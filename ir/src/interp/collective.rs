@@ -40,6 +40,7 @@ pub(super) fn exchange(
         CollectiveKind::AllToAll(AllToAllSplits::Device) => exchange_by_splits(operands),
         CollectiveKind::DispatchRows => route::dispatch_rows(operands),
         CollectiveKind::CombineRows => route::combine_rows(operands),
+        CollectiveKind::ReduceRows => route::reduce_rows(operands),
         CollectiveKind::Broadcast { root } => Ok(one_result_per_rank(vec![x[*root as usize].clone(); n])),
         CollectiveKind::Permute { pairs } => {
             let received = (0..n).map(|r| match pairs.iter().find(|(_, to)| *to as usize == r) {

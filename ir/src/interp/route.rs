@@ -179,26 +179,96 @@ pub(super) fn combine_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideAr
 }
 
 fn combine_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec<WideArray>> {
-    let (x, rows) = (&own[0], own[1].as_ints()?);
-    let (capacity, width) = (x.shape[0], x.shape[1]);
-    let (tokens, k) = (own[1].shape[0], own[1].shape[1]);
-    let weights = own.get(2).map(WideArray::as_floats).transpose()?;
-    let last = (operands.len() * capacity) as i64 - 1;
-    // Sums and products of f32 computed in f64 and rounded to f32 equal the f32 operations.
-    let narrow: fn(f64) -> f64 = if x.dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
-    let mut out = vec![0.0; tokens * width];
-    for (position, &row) in rows.iter().enumerate() {
+    let ranks = operands.len();
+    check_rows(own, ranks)?;
+    let all = 0..own[1].shape[0];
+    let mut sums = Vec::with_capacity(ranks);
+    for rank in 0..ranks {
+        sums.push(sum_rows(&operands[rank][0], rank, own, all.clone())?);
+    }
+    Ok(vec![add_in_order(&own[0], sums)])
+}
+
+/// Each rank sums its own rows of all tokens. All ranks have equal tables.
+pub(super) fn reduce_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArray>>, (usize, OpError)> {
+    let ranks = operands.len();
+    let tokens = operands[0][1].shape[0] / ranks;
+    // The sums by the rank that has the rows, and then by that of the tokens.
+    let mut sums = Vec::with_capacity(ranks);
+    for (rank, own) in operands.iter().enumerate() {
+        let mut row = Vec::with_capacity(ranks);
+        check_rows(own, ranks).map_err(|e| (rank, e))?;
+        for to in 0..ranks {
+            let part = to * tokens..(to + 1) * tokens;
+            row.push(sum_rows(&own[0], rank, own, part).map_err(|e| (rank, e))?);
+        }
+        sums.push(row);
+    }
+    let mut out = Vec::with_capacity(ranks);
+    for (to, own) in operands.iter().enumerate() {
+        let x = &own[0];
+        let others = (1..ranks).flat_map(|by| sums[(to + by) % ranks][to].iter().copied()).collect();
+        let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+        let others = WideArray::from_floats(dtype, &[(ranks - 1) * tokens, x.shape[1]], others);
+        let received = sums.iter().map(|row| row[to].clone()).collect();
+        out.push(vec![add_in_order(x, received), others]);
+    }
+    Ok(out)
+}
+
+/// Checks the rows of a combination on one of some ranks.
+fn check_rows(own: &[WideArray], ranks: usize) -> Result<()> {
+    let last = (ranks * own[0].shape[0]) as i64 - 1;
+    for (position, &row) in own[1].as_ints()?.iter().enumerate() {
         if row > last {
             return Err(OpError::Row { what: "row", found: row, position, last });
         }
-        let Ok(row) = usize::try_from(row) else { continue };
-        let source = operands[row / capacity][0].as_floats()?;
-        let start = row % capacity * width;
+    }
+    Ok(())
+}
+
+/// The sums of the tokens `part` over their rows on the rank that has `x`. `tables` has the rows of all tokens
+/// after its first operand, and optionally their weights.
+fn sum_rows(
+    x: &WideArray,
+    rank: usize,
+    tables: &[WideArray],
+    part: std::ops::Range<usize>,
+) -> Result<Vec<f64>> {
+    let (capacity, width, k) = (x.shape[0], x.shape[1], tables[1].shape[1]);
+    let rows = tables[1].as_ints()?;
+    let weights = tables.get(2).map(WideArray::as_floats).transpose()?;
+    let elements = x.as_floats()?;
+    let narrow = accumulated(x.dtype);
+    let mut out = vec![0.0; part.len() * width];
+    for position in part.start * k..part.end * k {
+        let own = usize::try_from(rows[position]).ok().and_then(|row| row.checked_sub(rank * capacity));
+        let Some(row) = own.filter(|&row| row < capacity) else { continue };
         let weight = weights.map_or(1.0, |w| narrow(w[position]));
-        let sums = &mut out[position / k * width..][..width];
-        for (sum, &element) in sums.iter_mut().zip(&source[start..start + width]) {
+        let sums = &mut out[(position / k - part.start) * width..][..width];
+        for (sum, &element) in sums.iter_mut().zip(&elements[row * width..][..width]) {
             *sum = narrow(*sum + narrow(element * weight));
         }
     }
-    Ok(vec![WideArray::from_floats(x.dtype, &[tokens, width], out)])
+    Ok(out)
+}
+
+/// The sums of all ranks, added in ascending order of rank, in the dtype of `x`.
+fn add_in_order(x: &WideArray, sums: Vec<Vec<f64>>) -> WideArray {
+    let narrow = accumulated(x.dtype);
+    let width = x.shape[1];
+    let mut sums = sums.into_iter();
+    let mut total = sums.next().unwrap_or_default();
+    for sum in sums {
+        for (total, next) in total.iter_mut().zip(sum) {
+            *total = narrow(*total + next);
+        }
+    }
+    let tokens = total.len() / width.max(1);
+    WideArray::from_floats(x.dtype, &[tokens, width], total)
+}
+
+/// Sums and products of f32 computed in f64 and rounded to f32 equal the f32 operations.
+fn accumulated(dtype: DType) -> fn(f64) -> f64 {
+    if dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) }
 }

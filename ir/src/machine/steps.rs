@@ -48,8 +48,10 @@ impl MachineProfile {
                 count += 1;
                 continue;
             };
-            let of = if c.kind.facts().is_sized_by_result() { &node.outputs } else { &node.inputs };
-            collectives.push((c, of.first().map_or(0, |&v| size(&graph.ty(v).bytes()))));
+            let operands: SmallVec<[_; 3]> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
+            let results: SmallVec<[_; 2]> = node.outputs.iter().map(|&v| graph.ty(v)).collect();
+            let bytes = c.kind.estimated_bytes(&operands, &results).map_or(0, |bytes| size(&bytes));
+            collectives.push((c, bytes));
         }
         if let Some(&(first, _)) = collectives.first() {
             let ranks = graph.group_size(first.group).unwrap_or(1).max(2);

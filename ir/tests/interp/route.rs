@@ -152,3 +152,23 @@ fn rows_go_to_experts_and_weighted_sums_come_back() {
     let sums = exchange(CollectiveKind::CombineRows, &operands, ty(DType::F32, &[2, 1]));
     assert_eq!(sums[0][0].to_f64(), [20.0, 22.0]);
 }
+
+#[test]
+fn rows_are_added_by_rank_and_then_by_slot() {
+    // Slot order would add 1 to 2^24 first, which f32 cannot hold.
+    let large = f64::from(1 << 24);
+    let own = [f32s(&[2, 1], &[large, 0.0]), f32s(&[2, 1], &[1.0, 1.0])];
+    let rows = i64s(&[1, 3], &[2, 0, 3]);
+    let none = i64s(&[1, 3], &[-1, 1, -1]);
+    let combined = [vec![own[0].clone(), rows], vec![own[1].clone(), none]];
+    let sums = exchange(CollectiveKind::CombineRows, &combined, ty(DType::F32, &[1, 1]));
+    assert_eq!([sums[0][0].to_f64(), sums[1][0].to_f64()], [[large + 2.0], [0.0]]);
+    let all_rows = i64s(&[2, 3], &[2, 0, 3, -1, 1, -1]);
+    let reduced = own.map(|x| vec![x, all_rows.clone()]);
+    let op = |group| Op::Collective(Collective { kind: CollectiveKind::ReduceRows, group, variant: None });
+    let types = vec![ty(DType::F32, &[1, 1]), ty(DType::F32, &[1, 1])];
+    let found = apply_on_ranks(&[&[0, 1]], op, &reduced, types).unwrap();
+    assert_eq!([found[0][0].to_f64(), found[1][0].to_f64()], [[large + 2.0], [0.0]]);
+    // The second results have the sums of the other rank.
+    assert_eq!([found[0][1].to_f64(), found[1][1].to_f64()], [[2.0], [0.0]]);
+}

@@ -87,7 +87,7 @@ impl Choices {
         TensorType::new(dtype, shape)
     }
     fn kind(&mut self) -> CollectiveKind {
-        match self.below(9) {
+        match self.below(10) {
             0 => CollectiveKind::AllReduce(self.one(CollectiveReduceOp::ALL)),
             1 => CollectiveKind::AllGather,
             2 => CollectiveKind::ReduceScatter(self.one(CollectiveReduceOp::ALL)),
@@ -96,6 +96,7 @@ impl Choices {
             5 => CollectiveKind::Broadcast { root: self.below(2) as u32 },
             6 => CollectiveKind::DispatchRows,
             7 => CollectiveKind::CombineRows,
+            8 => CollectiveKind::ReduceRows,
             _ => CollectiveKind::Permute { pairs: self.one(&[vec![], vec![(0, 1)], vec![(1, 0), (0, 1)]]) },
         }
     }

@@ -122,7 +122,7 @@ pub fn expand_decisions(
                 &collective.kind,
                 collective.group,
                 plain,
-                bytes,
+                bytes.into(),
                 0.0,
                 RegionSurroundings::default(),
             );
@@ -328,7 +328,8 @@ pub fn sized_collective<'g>(
 ) -> Option<(&'g Collective, u64)> {
     let collective = node.op.as_collective()?;
     let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else { return None };
-    Some((collective, context.collective_bytes(&collective.kind, graph.ty(operand), graph.ty(result))))
+    let sizes = context.collective_sizes(&collective.kind, &[graph.ty(operand)], &[graph.ty(result)]);
+    Some((collective, sizes.moved))
 }
 
 /// The time of the fastest variant without concurrent computation.
@@ -336,7 +337,7 @@ fn fastest(context: &LowerContext, collective: &Collective, bytes: u64) -> Optio
     let kind = &collective.kind;
     let variants = context.profile.supported_variants(kind).into_iter();
     let times_us = variants.filter_map(|variant| {
-        context.estimate_us(kind, collective.group, variant, bytes, 0.0, RegionSurroundings::default())
+        context.estimate_us(kind, collective.group, variant, bytes.into(), 0.0, RegionSurroundings::default())
     });
     times_us.min_by(f64::total_cmp)
 }

@@ -32,6 +32,22 @@ pub enum Overlap {
     Scheduled(HashMap<String, f64>),
 }
 
+/// The sizes of a collective in bytes at the upper ends of the bucket.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CollectiveSizes {
+    /// The bytes for which the time is estimated ([`CollectiveKind::estimated_bytes`]).
+    pub moved: u64,
+    /// The whole operand or result, for which there must be memory. For exchanges of rows this is more than
+    /// what moves.
+    pub whole: u64,
+}
+
+impl From<u64> for CollectiveSizes {
+    fn from(bytes: u64) -> Self {
+        CollectiveSizes { moved: bytes, whole: bytes }
+    }
+}
+
 /// Facts about a schedule around the collectives of a region.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct RegionSurroundings {
@@ -103,9 +119,16 @@ impl LowerContext {
         self.profile.compute_us(bytes.saturating_mul(2), OperationCounts::default())
     }
 
-    /// The bytes for which the time of a collective is estimated (see [`symmc_ir::machine`]).
-    pub fn collective_bytes(&self, kind: &CollectiveKind, operand: &TensorType, result: &TensorType) -> u64 {
-        self.bytes(if kind.facts().is_sized_by_result() { result } else { operand })
+    /// The sizes of a collective with these types of operands and results.
+    pub fn collective_sizes(
+        &self,
+        kind: &CollectiveKind,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+    ) -> CollectiveSizes {
+        let whole = kind.sized_type(operands, results).map_or(0, |ty| self.bytes(ty));
+        let estimated = kind.estimated_bytes(operands, results);
+        CollectiveSizes { moved: estimated.map_or(whole, |bytes| self.upper_bound(&bytes)), whole }
     }
 
     /// The time that a collective adds to a run; `None` if this variant may not run it.
@@ -118,11 +141,14 @@ impl LowerContext {
         kind: &CollectiveKind,
         group: GroupId,
         variant: CollectiveVariant,
-        bytes: u64,
+        sizes: CollectiveSizes,
         copy_us: f64,
         surroundings: RegionSurroundings,
     ) -> Option<f64> {
-        self.estimate_joint_us(&[(kind, bytes)], group, variant, copy_us, surroundings)
+        if !self.fits_symmetric_limit(kind, group, variant, sizes.whole) {
+            return None;
+        }
+        self.added_us(&[(kind, sizes.moved)], group, variant, copy_us, surroundings)
     }
 
     /// The same estimate for collectives that run as one step, compared with plain ones one after another.
@@ -135,16 +161,39 @@ impl LowerContext {
         copy_us: f64,
         surroundings: RegionSurroundings,
     ) -> Option<f64> {
+        let fits =
+            collectives.iter().all(|&(kind, bytes)| self.fits_symmetric_limit(kind, group, variant, bytes));
+        if !fits {
+            return None;
+        }
+        self.added_us(collectives, group, variant, copy_us, surroundings)
+    }
+
+    /// Whether a collective may have the symmetric memory that this variant asks for.
+    fn fits_symmetric_limit(
+        &self,
+        kind: &CollectiveKind,
+        group: GroupId,
+        variant: CollectiveVariant,
+        bytes: u64,
+    ) -> bool {
+        let ranks = u64::from(self.ranks(group));
+        self.symmetric.is_none_or(|most| variant.symmetric_bytes(kind, bytes, ranks) <= most)
+    }
+
+    fn added_us(
+        &self,
+        collectives: &[(&CollectiveKind, u64)],
+        group: GroupId,
+        variant: CollectiveVariant,
+        copy_us: f64,
+        surroundings: RegionSurroundings,
+    ) -> Option<f64> {
         let allowed = variant == CollectiveVariant::Plain
             || self.variants.as_ref().is_none_or(|v| v.contains(&variant));
         let &(first, _) = collectives.first()?;
         let contract = variant.contract(first).filter(|_| allowed)?;
         let n = self.ranks(group);
-        for &(kind, bytes) in collectives {
-            if self.symmetric.is_some_and(|most| variant.symmetric_bytes(kind, bytes, u64::from(n)) > most) {
-                return None;
-            }
-        }
         let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
         let profile = &self.profile;
         let kept =

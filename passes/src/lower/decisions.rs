@@ -62,10 +62,8 @@ impl DecisionBuilder<'_> {
         for (i, node) in form.nodes.iter().enumerate() {
             let Op::Collective(collective) = &node.op else { continue };
             let class = self.graph.find(self.imported.nodes[i].class);
-            let x = self.imported.nodes[i].node.children().get(self.attributes(i))?;
-            let operand = language::class_value(self.graph, *x)?.ty()?.clone();
-            let result = node.types.first()?;
-            let bytes = self.graph.analysis.context.collective_bytes(&collective.kind, &operand, result);
+            let operands = self.imported.nodes[i].node.children().get(self.attributes(i)..)?;
+            let sizes = language::collective_sizes(self.graph, collective, operands, class)?;
             let (name, steps) = match (plan.class_operands.get(&class), self.taken.get(&class)) {
                 (Some(_), Some(taken)) => {
                     let mut steps = Vec::new();
@@ -87,7 +85,7 @@ impl DecisionBuilder<'_> {
                 root: i,
                 steps,
                 chosen: name,
-                bytes,
+                bytes: sizes.moved,
                 alternatives,
                 rules: Vec::new(),
             });

@@ -131,18 +131,18 @@ fn estimate_node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostMod
             let moving = if moves { copy_us(graph, x)? } else { 0.0 };
             let out = contract.symmetric_result && uses.outputs.contains(&class);
             let out = if out { context.copy_us(result) } else { 0.0 };
-            let bytes = context.collective_bytes(&collective.kind, operand.ty()?, result);
+            let sizes = language::collective_sizes(graph, &collective, operands, class)?;
             let kind = &collective.kind;
             let variant = collective.variant?;
             let around = uses.surroundings;
-            let run = context.estimate_us(kind, collective.group, variant, bytes, moving + out, around)?;
+            let run = context.estimate_us(kind, collective.group, variant, sizes, moving + out, around)?;
             let copy_us = packing + moving + out;
             let saved_us = match kind {
                 _ if !uses.fused.contains(&(class, kind.collective_name(), variant)) => 0.0,
                 // The reduced value is not stored and read again.
-                CollectiveKind::AllReduce(_) => context.profile.copy_us(bytes).min(run),
+                CollectiveKind::AllReduce(_) => context.profile.copy_us(sizes.moved).min(run),
                 // The gathered value is not copied.
-                CollectiveKind::AllGather => context.copy_kernel_us(bytes).min(run),
+                CollectiveKind::AllGather => context.copy_kernel_us(sizes.moved).min(run),
                 _ => 0.0,
             };
             Some(Cost { us: run + copy_us - saved_us, copy_us, saved_us })
@@ -208,7 +208,7 @@ pub fn extraction_us(graph: &LangEGraph, taken: &Extraction, uses: &CostModel) -
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CollectiveTraffic {
     pub collectives: usize,
-    /// Their bytes ([`LowerContext::collective_bytes`](super::context::LowerContext::collective_bytes)).
+    /// The bytes that they move ([`CollectiveSizes`](super::context::CollectiveSizes)).
     pub bytes: u64,
 }
 
@@ -244,10 +244,8 @@ impl CollectiveTraffic {
             if let Some(Lang::Collective(CollectiveName::AllGather, ..)) = after_cast.or(user) {
                 continue;
             }
-            let operand = language::class_value(graph, *operands.first()?)?.ty()?;
-            let result = language::class_value(graph, class)?.ty()?;
             out.collectives += 1;
-            out.bytes += graph.analysis.context.collective_bytes(&collective.kind, operand, result);
+            out.bytes += language::collective_sizes(graph, &collective, operands, class)?.moved;
         }
         Some(out)
     }

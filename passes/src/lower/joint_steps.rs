@@ -145,7 +145,7 @@ impl JointStep {
     /// The time of a member alone.
     fn alone_us(&self, graph: &Graph, context: &LowerContext, id: NodeId) -> Option<f64> {
         let (c, bytes) = sized_collective(graph, context, &graph.nodes[id])?;
-        context.estimate_us(&c.kind, c.group, self.variant, bytes, 0.0, RegionSurroundings::default())
+        context.estimate_us(&c.kind, c.group, self.variant, bytes.into(), 0.0, RegionSurroundings::default())
     }
 }
 

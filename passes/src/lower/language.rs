@@ -15,7 +15,7 @@ use symmc_ir::{
     CollectiveVariant, DType, Dim, GroupId, Op, TensorType, infer,
 };
 
-use super::context::LowerContext;
+use super::context::{CollectiveSizes, LowerContext};
 
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Lang {
@@ -58,7 +58,10 @@ const EVEN: &str = "even";
 /// The number of attributes of a collective, which come before its operands.
 pub fn attribute_count(name: CollectiveName) -> usize {
     match name {
-        CollectiveName::AllGather | CollectiveName::DispatchRows | CollectiveName::CombineRows => 1,
+        CollectiveName::AllGather
+        | CollectiveName::DispatchRows
+        | CollectiveName::CombineRows
+        | CollectiveName::ReduceRows => 1,
         _ => 2,
     }
 }
@@ -66,7 +69,10 @@ pub fn attribute_count(name: CollectiveName) -> usize {
 pub fn attributes(kind: &CollectiveKind, group: GroupId) -> Vec<LangAttribute> {
     let specific = match kind {
         CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => Some(LangAttribute::Reduce(*op)),
-        CollectiveKind::AllGather | CollectiveKind::DispatchRows | CollectiveKind::CombineRows => None,
+        CollectiveKind::AllGather
+        | CollectiveKind::DispatchRows
+        | CollectiveKind::CombineRows
+        | CollectiveKind::ReduceRows => None,
         CollectiveKind::AllToAll(AllToAllSplits::Even) => Some(LangAttribute::Even),
         CollectiveKind::AllToAll(AllToAllSplits::Device) => Some(LangAttribute::Device),
         CollectiveKind::Broadcast { root } => Some(LangAttribute::Root(*root)),
@@ -88,6 +94,7 @@ pub fn build_collective(
         (CollectiveName::AllGather, []) => CollectiveKind::AllGather,
         (CollectiveName::DispatchRows, []) => CollectiveKind::DispatchRows,
         (CollectiveName::CombineRows, []) => CollectiveKind::CombineRows,
+        (CollectiveName::ReduceRows, []) => CollectiveKind::ReduceRows,
         (CollectiveName::AllToAll, [LangAttribute::Even]) => CollectiveKind::AllToAll(AllToAllSplits::Even),
         (CollectiveName::AllToAll, [LangAttribute::Device]) => {
             CollectiveKind::AllToAll(AllToAllSplits::Device)
@@ -250,6 +257,18 @@ pub fn as_collective<'a>(graph: &LangEGraph, node: &'a Lang) -> Option<(Collecti
     let (attributes, operands) = children.split_at_checked(attribute_count(*name))?;
     let attributes = attributes.iter().map(|&a| class_attribute(graph, a)).collect::<Option<Vec<_>>>()?;
     Some((build_collective(*name, *variant, &attributes)?, operands))
+}
+
+/// The sizes of a collective whose results are the class `results`.
+pub fn collective_sizes(
+    graph: &LangEGraph,
+    collective: &Collective,
+    operands: &[Id],
+    results: Id,
+) -> Option<CollectiveSizes> {
+    let operands = operands.iter().map(|&x| class_value(graph, x)?.ty()).collect::<Option<Vec<_>>>()?;
+    let results: Vec<&TensorType> = class_value(graph, results)?.types.iter().collect();
+    Some(graph.analysis.context.collective_sizes(&collective.kind, &operands, &results))
 }
 
 /// The value of a node; `None` if its children do not fit, which rules exclude.

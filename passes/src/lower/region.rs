@@ -310,12 +310,23 @@ fn fused_variants(
 /// symmetric arena.
 fn leaf(graph: &Graph, v: ValueId, facts: &RegionFacts<'_>) -> ClassValue {
     let layout = layout(graph, v);
-    let placeable = match graph.values[layout.base].def {
-        ValueDef::Input(input) => facts.bound.contains(&input),
-        ValueDef::Node(..) => !facts.outputs.contains(&layout.base),
-    };
+    let placeable = is_placeable(graph, v, facts.bound, &facts.outputs);
     let ty = graph.ty(v).clone();
     ClassValue { contiguous: layout.is_contiguous(&ty), placeable, types: vec![ty] }
+}
+
+/// Whether a value can lie in the symmetric arena.
+pub(super) fn is_placeable(
+    graph: &Graph,
+    v: ValueId,
+    bound: &BTreeSet<InputId>,
+    outputs: &BTreeSet<ValueId>,
+) -> bool {
+    let base = layout(graph, v).base;
+    match graph.values[base].def {
+        ValueDef::Input(input) => bound.contains(&input),
+        ValueDef::Node(..) => !outputs.contains(&base),
+    }
 }
 
 fn layout(graph: &Graph, v: ValueId) -> Layout {

@@ -72,6 +72,7 @@ pub(super) fn variant_rule_name(
     let listed = match kind {
         CollectiveKind::AllToAll(AllToAllSplits::Device) => "all_to_all_sizes",
         CollectiveKind::CombineRows if operands > kind.operand_counts().0 => "combine_weighted_rows",
+        CollectiveKind::ReduceRows if operands > kind.operand_counts().0 => "reduce_weighted_rows",
         CollectiveKind::Permute { .. } => "permute",
         _ => kind.name(),
     };
@@ -342,14 +343,13 @@ impl CheckedApplier {
         });
         let node = Lang::Collective(*name, *variant, resolved.collect::<Option<Vec<Id>>>()?);
         let (collective, operands) = language::as_collective(graph, &node)?;
-        let ty = language::class_value(graph, *operands.first()?)?.ty()?;
         let context = &graph.analysis.context;
-        let bytes = context.bytes(ty);
+        let bytes = context.bytes(language::class_value(graph, *operands.first()?)?.ty()?);
         context.estimate_us(
             &collective.kind,
             collective.group,
             collective.variant?,
-            bytes,
+            bytes.into(),
             0.0,
             Default::default(),
         )?;

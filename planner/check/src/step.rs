@@ -320,6 +320,7 @@ fn resolve_collective(
         (policy, None) => policy == ExitBarrierPolicy::Always,
     };
     let shared = &node.inputs[..c.kind.shared_operands().min(node.inputs.len())];
+    let written = node.outputs.get(c.kind.shared_results(node.outputs.len())).unwrap_or_default();
     for &x in &node.inputs {
         let graph = &ctx.program.graph;
         if !ctx.program.layouts[x].is_contiguous(graph.ty(x)) {
@@ -330,7 +331,7 @@ fn resolve_collective(
         shared.iter().for_each(|&x| check_symmetric(ctx, s, x, ValueSide::Operand, errors));
     }
     if contract.symmetric_result {
-        node.outputs.iter().for_each(|&r| check_symmetric(ctx, s, r, ValueSide::Result, errors));
+        written.iter().for_each(|&r| check_symmetric(ctx, s, r, ValueSide::Result, errors));
     }
     if variant.uses_nccl_window() {
         check_windows(ctx, s, node, errors);
@@ -339,7 +340,7 @@ fn resolve_collective(
         out.peer_reads.extend(shared.iter().map(|&x| ctx.program.base(x)));
     }
     if contract.peer_access.writes_result() {
-        out.peer_writes.extend(&node.outputs);
+        out.peer_writes.extend(written);
     }
     let group = ctx.program.group_index(c.group);
     let landing = check_landing_zones(ctx, s, node, variant, errors);

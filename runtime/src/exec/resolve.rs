@@ -349,9 +349,13 @@ impl ProgramResolver<'_> {
         let cell = cells.iter().find(|cell| cell.contains(&self.program.rank)).cloned();
         let cell = cell.ok_or_else(|| self.invalid_value(y, "this rank is not in its group"))?;
         let operand = self.resolve_region(x, contract.peer_access.reads_operand())?;
-        let result = self.resolve_region(y, contract.peer_access.writes_result())?;
+        let is_written = |result: usize| {
+            let shared = c.kind.shared_results(node.outputs.len());
+            contract.peer_access.writes_result() && shared.contains(&result)
+        };
+        let result = self.resolve_region(y, is_written(0))?;
         let splits = match (node.inputs.get(1), node.outputs.get(1)) {
-            (Some(&sizes), Some(&received)) => {
+            (Some(&sizes), Some(&received)) if c.kind.has_device_splits() => {
                 Some((self.resolve_region(sizes, false)?, self.resolve_region(received, false)?))
             }
             _ => None,
@@ -375,7 +379,7 @@ impl ProgramResolver<'_> {
             blocks: step.blocks,
             landing: landing.filter(|_| variant == CollectiveVariant::Ll),
             splits,
-            rows: self.resolve_row_tables(node, &c.kind)?,
+            rows: self.resolve_row_tables(node, c, is_written(1))?,
         })
     }
 
@@ -383,7 +387,8 @@ impl ProgramResolver<'_> {
     fn resolve_row_tables(
         &self,
         node: &Node,
-        kind: &CollectiveKind,
+        c: &Collective,
+        peers_write_sums: bool,
     ) -> Result<Option<RowTables<ResolvedRegion>>> {
         let result = node.outputs[0];
         let table = |position: usize| {
@@ -394,8 +399,12 @@ impl ProgramResolver<'_> {
             let missing = || self.invalid_value(value, "it lacks an axis");
             self.eval_shape(value)?.get(axis).copied().ok_or_else(missing)
         };
+        let weights = || match node.inputs.get(2) {
+            Some(&weights) => Ok(Some((self.resolve_region(weights, false)?, self.graph.ty(weights).dtype))),
+            None => Ok(None),
+        };
         let x = node.inputs[0];
-        Ok(Some(match kind {
+        Ok(Some(match &c.kind {
             CollectiveKind::DispatchRows => RowTables {
                 tables: RowTableKind::Dispatch {
                     slots: self.resolve_region(table(1)?, false)?,
@@ -405,17 +414,25 @@ impl ProgramResolver<'_> {
                 slots: extent(table(2)?, 1)?,
                 capacity: extent(table(1)?, 0)?,
             },
-            CollectiveKind::CombineRows => {
-                let weights = node.inputs.get(2).map(|&weights| {
-                    let region = self.resolve_region(weights, false)?;
-                    Ok((region, self.graph.ty(weights).dtype))
-                });
+            CollectiveKind::CombineRows => RowTables {
+                tables: RowTableKind::Combine {
+                    rows: self.resolve_region(table(1)?, false)?,
+                    weights: weights()?,
+                },
+                tokens: extent(table(1)?, 0)?,
+                slots: extent(table(1)?, 1)?,
+                capacity: extent(x, 0)?,
+            },
+            CollectiveKind::ReduceRows => {
+                let missing = || self.invalid_value(result, "a result is missing");
+                let &sums = node.outputs.get(1).ok_or_else(missing)?;
                 RowTables {
-                    tables: RowTableKind::Combine {
-                        rows: self.resolve_region(table(1)?, false)?,
-                        weights: weights.transpose()?,
+                    tables: RowTableKind::Reduce {
+                        all_rows: self.resolve_region(table(1)?, false)?,
+                        all_weights: weights()?,
+                        sums: self.resolve_region(sums, peers_write_sums)?,
                     },
-                    tokens: extent(table(1)?, 0)?,
+                    tokens: extent(result, 0)?,
                     slots: extent(table(1)?, 1)?,
                     capacity: extent(x, 0)?,
                 }

@@ -31,6 +31,7 @@ pub(super) fn run(running: &RunningCollective) -> Result<()> {
         (CollectiveVariant::Pull, CollectiveKind::DispatchRows | CollectiveKind::CombineRows) => {
             super::rows::pull(running)
         }
+        (CollectiveVariant::Push, CollectiveKind::ReduceRows) => super::row_sums::push(running),
         (CollectiveVariant::Push | CollectiveVariant::Copies, CollectiveKind::AllGather) => {
             push_operand(running, PushedChunk::FullOperand)
         }

@@ -2,7 +2,7 @@
 //!
 //! [`HostSession`] runs plans on a rank that has joined the others (`symmc-control`). The modules from the
 //! bottom up: `reduce` and `ll` move elements; [`HostCommunicator`] runs collectives (`direct`, `put`,
-//! `landing`, `staged`, `splits` and `rows` are its variants); `queue` holds the runs of a session.
+//! `landing`, `staged`, `splits`, `rows` and `row_sums` are its variants); `queue` holds the runs of a session.
 
 mod announce;
 mod chaos;
@@ -18,6 +18,7 @@ mod put;
 mod queue;
 mod reduce;
 mod rendezvous;
+mod row_sums;
 mod rows;
 mod running;
 mod session;

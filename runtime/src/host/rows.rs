@@ -11,7 +11,7 @@ use super::copy::{StoreMode, copy_bytes};
 use super::running::{PerRank, RunningCollective};
 use super::stage::ChunkStage;
 use crate::call::{CallRegion, RowTableKind, RowTables};
-use crate::error::Result;
+use crate::error::{Result, RunError};
 use crate::kernels::{RowSum, read_float};
 
 /// A row of the operand of a rank of the cell.
@@ -68,6 +68,7 @@ impl<'a> RowExchange<'a> {
         let (rows, results) = match tables.tables {
             RowTableKind::Dispatch { .. } => (tables.tokens, tables.capacity),
             RowTableKind::Combine { .. } => (tables.capacity, tables.tokens),
+            RowTableKind::Reduce { .. } => return Err(unexpected_tables(running)),
         };
         if call.elements != rows * call.row {
             let (row, elements) = (call.row, call.elements);
@@ -81,24 +82,17 @@ impl<'a> RowExchange<'a> {
         Ok(exchange)
     }
 
-    /// The i64 elements of a table.
-    fn read_table(&self, region: &CallRegion<'_>, count: usize) -> Result<Vec<i64>> {
-        let at = self.running.region_address(region, 8 * count)?.cast::<i64>();
-        // SAFETY: the region holds `count` numbers of this rank, which the plan keeps unchanged during the
-        // step.
-        Ok((0..count).map(|i| unsafe { at.add(i).read_unaligned() }).collect())
-    }
-
     fn read_sources(&self) -> Result<Vec<Option<RowSource>>> {
         let RowTables { tokens, slots, capacity, .. } = *self.tables;
         let n = self.running.n;
         let (what, entries, rows_per_rank, divisor) = match &self.tables.tables {
             RowTableKind::Dispatch { slots: region, .. } => {
-                ("slot", self.read_table(region, capacity)?, tokens, slots.max(1))
+                ("slot", read_table(self.running, region, capacity)?, tokens, slots.max(1))
             }
             RowTableKind::Combine { rows, .. } => {
-                ("row", self.read_table(rows, tokens * slots)?, capacity, 1)
+                ("row", read_table(self.running, rows, tokens * slots)?, capacity, 1)
             }
+            RowTableKind::Reduce { .. } => return Err(unexpected_tables(self.running)),
         };
         let limit = n * rows_per_rank * divisor;
         let mut sources = Vec::with_capacity(entries.len());
@@ -121,11 +115,12 @@ impl<'a> RowExchange<'a> {
             RowTableKind::Dispatch { .. } => self.store_rows(locate),
             RowTableKind::Combine { weights, .. } => {
                 let weights = match weights {
-                    Some((region, dtype)) => self.read_weights(region, *dtype)?,
+                    Some(weights) => read_weights(self.running, weights, self.sources.len())?,
                     None => Vec::new(),
                 };
                 self.store_sums(&weights, locate);
             }
+            RowTableKind::Reduce { .. } => return Err(unexpected_tables(self.running)),
         }
         Ok(())
     }
@@ -146,24 +141,24 @@ impl<'a> RowExchange<'a> {
         stores.fence();
     }
 
-    fn read_weights(&self, region: &CallRegion<'_>, dtype: DType) -> Result<Vec<f64>> {
-        let count = self.sources.len();
-        let at = self.running.region_address(region, count * dtype.size())?;
-        // SAFETY: the region holds a weight for each slot, aligned to its dtype.
-        Ok((0..count).map(|i| unsafe { read_float(dtype, at.wrapping_add(i * dtype.size())) }).collect())
-    }
-
     /// `weights` is empty if all weights are 1.
     fn store_sums(&self, weights: &[f64], locate: impl Fn(usize, RowSource) -> *const u8) {
         let mut sum = RowSum::new(self.running.call.dtype, self.running.call.row);
+        let mut sum_of_rank = RowSum::new(self.running.call.dtype, self.running.call.row);
         for token in 0..self.tables.tokens {
             sum.clear();
-            for slot in token * self.tables.slots..(token + 1) * self.tables.slots {
-                if let Some(source) = self.sources[slot] {
+            let slots = token * self.tables.slots..(token + 1) * self.tables.slots;
+            for rank in 0..self.running.n {
+                sum_of_rank.clear();
+                for slot in slots.clone() {
+                    let Some(source) = self.sources[slot].filter(|source| source.rank == rank) else {
+                        continue;
+                    };
                     let weight = weights.get(slot).copied().unwrap_or(1.0);
                     // SAFETY: as for a dispatched row.
-                    unsafe { sum.add(locate(slot, source), weight) };
+                    unsafe { sum_of_rank.add(locate(slot, source), weight) };
                 }
+                sum.add_sum(&sum_of_rank);
             }
             // SAFETY: the result has a row for each token.
             unsafe { sum.store(self.result.wrapping_add(token * self.row_bytes)) };
@@ -201,4 +196,31 @@ impl<'a> RowExchange<'a> {
         }
         Ok(collected)
     }
+}
+
+fn unexpected_tables(running: &RunningCollective) -> RunError {
+    running.call_error("expected tables of a dispatch or a combination, found those of a reduction".into())
+}
+
+/// The i64 elements of a table.
+pub(super) fn read_table(
+    running: &RunningCollective,
+    region: &CallRegion<'_>,
+    count: usize,
+) -> Result<Vec<i64>> {
+    let at = running.region_address(region, 8 * count)?.cast::<i64>();
+    // SAFETY: the region holds `count` numbers of this rank, which the plan keeps unchanged during the step.
+    Ok((0..count).map(|i| unsafe { at.add(i).read_unaligned() }).collect())
+}
+
+/// The weights of `count` slots.
+pub(super) fn read_weights(
+    running: &RunningCollective,
+    (region, dtype): &(CallRegion<'_>, DType),
+    count: usize,
+) -> Result<Vec<f64>> {
+    let size = dtype.size();
+    let at = running.region_address(region, count * size)?;
+    // SAFETY: the region holds a weight for each slot, aligned to its dtype.
+    Ok((0..count).map(|i| unsafe { read_float(*dtype, at.wrapping_add(i * size)) }).collect())
 }

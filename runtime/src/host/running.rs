@@ -10,7 +10,7 @@ use super::comm::HostCommunicator;
 use super::copy::{StoreMode, copy_bytes};
 use super::reduce::Reducer;
 use super::rendezvous::{RendezvousStep, StepRendezvous};
-use crate::call::{CallRegion, CollectiveCall, RegionMemory};
+use crate::call::{CallRegion, CollectiveCall, RegionMemory, RowTableKind, RowTables};
 use crate::error::Result;
 
 /// Bytes of one slice: between slices a rank may be delayed.
@@ -58,7 +58,11 @@ impl<'a> RunningCollective<'a> {
         if contract.symmetric_operand && !is_symmetric(&call.operand) {
             return Err(self.call_error("expected an operand in the symmetric arena".into()));
         }
-        if contract.symmetric_result && !is_symmetric(&call.result) {
+        let written = match &call.rows {
+            Some(RowTables { tables: RowTableKind::Reduce { sums, .. }, .. }) => sums,
+            _ => &call.result,
+        };
+        if contract.symmetric_result && !is_symmetric(written) {
             return Err(self.call_error("expected a result in the symmetric arena".into()));
         }
         match call.kind {

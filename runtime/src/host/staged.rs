@@ -25,6 +25,7 @@ pub(super) fn run(running: &RunningCollective) -> Result<()> {
         CollectiveKind::AllToAll(AllToAllSplits::Even) => all_to_all(running),
         CollectiveKind::AllToAll(AllToAllSplits::Device) => super::splits::run(running),
         CollectiveKind::DispatchRows | CollectiveKind::CombineRows => super::rows::run_staged(running),
+        CollectiveKind::ReduceRows => super::row_sums::run_staged(running),
         CollectiveKind::Broadcast { root } => broadcast(running, *root as usize),
         CollectiveKind::Permute { pairs } => permute(running, pairs),
     }
@@ -35,6 +36,9 @@ pub(super) fn run_single_rank(running: &RunningCollective) -> Result<()> {
     let call = running.call;
     if call.splits.is_some() {
         return super::splits::run(running);
+    }
+    if *call.kind == CollectiveKind::ReduceRows {
+        return super::row_sums::run_staged(running);
     }
     if call.rows.is_some() {
         return super::rows::run_staged(running);

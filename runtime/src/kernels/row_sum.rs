@@ -1,4 +1,4 @@
-//! Weighted sums of rows, which accumulate in f32 (f64 for f64) and are rounded once.
+//! Weighted sums of rows, which accumulate in f32 (f64 for f64) and are rounded when they are stored.
 
 use symmc_ir::DType;
 
@@ -42,7 +42,51 @@ impl RowSum {
         }
     }
 
-    /// Stores the sum.
+    /// Adds another sum of this dtype and width.
+    pub fn add_sum(&mut self, other: &RowSum) {
+        match (self, other) {
+            (RowSum::Single(_, sums), RowSum::Single(_, others)) => add_elements(sums, others),
+            (RowSum::Double(sums), RowSum::Double(others)) => add_elements(sums, others),
+            _ => debug_assert!(false, "sums of one dtype"),
+        }
+    }
+
+    /// Reads a sum that [`store_accumulated`](Self::store_accumulated) wrote.
+    ///
+    /// # Safety
+    /// The elements of a row of f32 (f64 for f64) must be readable at `from` and aligned.
+    pub unsafe fn load_accumulated(&mut self, from: *const u8) {
+        self.clear();
+        match self {
+            // SAFETY: by the caller.
+            RowSum::Single(_, sums) => unsafe { add_row::<f32, f32>(sums, from, |x| x) },
+            // SAFETY: by the caller.
+            RowSum::Double(sums) => unsafe { add_row::<f64, f64>(sums, from, |x| x) },
+        }
+    }
+
+    /// Stores the sum in the dtype in which it accumulates.
+    ///
+    /// # Safety
+    /// The elements of a row of f32 (f64 for f64) must be writable at `to` and aligned.
+    pub unsafe fn store_accumulated(&self, to: *mut u8) {
+        match self {
+            // SAFETY: by the caller.
+            RowSum::Single(_, sums) => unsafe { store_row::<f32, f32>(sums, to) },
+            // SAFETY: by the caller.
+            RowSum::Double(sums) => unsafe { store_row::<f64, f64>(sums, to) },
+        }
+    }
+
+    /// The bytes of an accumulated row.
+    pub fn accumulated_bytes(&self) -> usize {
+        match self {
+            RowSum::Single(_, sums) => size_of_val(&sums[..]),
+            RowSum::Double(sums) => size_of_val(&sums[..]),
+        }
+    }
+
+    /// Rounds the sum and stores it.
     ///
     /// # Safety
     /// The elements of a row of this dtype must be writable at `to` and aligned.
@@ -56,6 +100,10 @@ impl RowSum {
             RowSum::Double(sums) => unsafe { store_row::<f64, f64>(sums, to) },
         }
     }
+}
+
+fn add_elements<C: Copy + std::ops::AddAssign>(sums: &mut [C], others: &[C]) {
+    sums.iter_mut().zip(others).for_each(|(sum, &other)| *sum += other);
 }
 
 /// The float at an address.

@@ -25,7 +25,7 @@ fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
         CollectiveKind::ReduceScatter(_) => ("reduce_scatter %x op=sum".into(), rows * n),
         CollectiveKind::AllToAll(_) => ("all_to_all %x splits=even".into(), rows),
         CollectiveKind::Broadcast { .. } => ("broadcast %x root=1".into(), rows),
-        CollectiveKind::DispatchRows | CollectiveKind::CombineRows => {
+        CollectiveKind::DispatchRows | CollectiveKind::CombineRows | CollectiveKind::ReduceRows => {
             unreachable!("they have operands that are results of a route")
         }
         CollectiveKind::Permute { .. } => ("permute_ranks %x pairs=[0->1, 1->0]".into(), rows),

@@ -46,6 +46,10 @@ impl Sizes {
         let all = ranks * t;
         let cell: Vec<usize> = (0..ranks).collect();
         let weights = if weighted { ", %weights" } else { "" };
+        let all_weights = if weighted { ", %all_weights" } else { "" };
+        let others = all - t;
+        let wide = if dtype == "f64" { "f64" } else { "f32" };
+        let reduced_via = if via == "pull" { "push" } else { via };
         format!(
             "program \"experts\" ranks {ranks}\ngroup @ep [{cell:?}]\narg %x: {dtype}[{t}, {d}]\narg %ids: i64[{t}, {k}]\n\
              arg %weights: f32[{t}, {k}]\narg %payload: u8[{t}, {d}]\n\
@@ -56,8 +60,12 @@ impl Sizes {
              %bytes: u8[{c}, {d}] = dispatch_rows %payload, %slots, %all_rows group=@ep via={via}\n\
              %twice: {dtype}[{c}, {d}] = mul %sent, 2.0\n\
              %y: {dtype}[{t}, {d}] = combine_rows %twice, %rows{weights} group=@ep via={via}\n\
+             %all_weights: f32[{all}, {k}] = all_gather %weights group=@ep via=plain\n\
+             %z: {dtype}[{t}, {d}], %sums: {wide}[{others}, {d}] = reduce_rows %twice, %all_rows{all_weights} group=@ep \
+             via={reduced_via}\n\
+             return %y\nreturn %z\nreturn %sums\n\
              return %rows\nreturn %all_rows\nreturn %slots\nreturn %counts\nreturn %ends\n\
-             return %sent\nreturn %bytes\nreturn %y\n"
+             return %sent\nreturn %bytes\n"
         )
     }
 
@@ -88,6 +96,7 @@ fn check(planned: &Planned, inputs: &[Vec<Arc<Tensor>>], what: &str) {
         for (output, (found, expected)) in found.iter().zip(expected).enumerate() {
             assert_eq!(found.data(), expected.data(), "{what}, rank {rank}, output {output}");
         }
+        assert_eq!(found[0].data(), found[1].data(), "{what}, rank {rank}: reduced rows are combined rows");
     }
 }
 

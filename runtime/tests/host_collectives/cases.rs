@@ -293,7 +293,7 @@ fn expected(case: &Case, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -
             Some((from, _)) => operands[*from as usize].clone(),
             None => vec![0; x.len()],
         },
-        CollectiveKind::DispatchRows | CollectiveKind::CombineRows => {
+        CollectiveKind::DispatchRows | CollectiveKind::CombineRows | CollectiveKind::ReduceRows => {
             unreachable!("tests of programs cover exchanges of rows")
         }
     }

@@ -339,7 +339,11 @@ impl Grower {
         let mut added = self.communicate(r, CollectiveKind::DispatchRows, group, &[x, from, all_rows])?;
         if ty.dtype.is_float() && r.one_in(2) {
             let sent = *added.first()?;
-            added.extend(self.communicate(r, CollectiveKind::CombineRows, group, &[sent, rows])?);
+            let (kind, table) = r.pick(&[
+                (CollectiveKind::CombineRows, rows),
+                (CollectiveKind::ReduceRows, all_rows),
+            ]);
+            added.extend(self.communicate(r, kind, group, &[sent, table])?);
         }
         added.extend(tables);
         Some(added)

@@ -347,6 +347,7 @@ impl World {
         };
         let writes = |id: NodeId, k: usize| match &stage.graph.nodes[id].op {
             Op::Custom(id) => stage.graph.customs[*id].symmetric_results.contains(&k),
+            Op::Collective(c) => touch.writes_result() && c.kind.shared_results(k + 1).contains(&k),
             _ => touch.writes_result(),
         };
         for (reader, i, x) in stage.operands(s) {

@@ -114,7 +114,8 @@ impl Communicators {
             }
             kind @ (CollectiveKind::AllToAll(AllToAllSplits::Device)
             | CollectiveKind::DispatchRows
-            | CollectiveKind::CombineRows) => {
+            | CollectiveKind::CombineRows
+            | CollectiveKind::ReduceRows) => {
                 let text = format!("{} is a kernel here, not a call of the library", kind.name());
                 return Err(CudaError::Unsupported(text));
             }

@@ -181,7 +181,7 @@ impl<'a> RankCollective<'a> {
         if p == self.me { Ok(self.result) } else { self.region_of("result", &self.bound.result, p, bytes) }
     }
 
-    fn region_of(&self, what: &str, at: &ResolvedRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
+    pub fn region_of(&self, what: &str, at: &ResolvedRegion, p: usize, bytes: usize) -> Result<DevicePtr> {
         let offset = at.offset_on_rank(self.bound.cell[p]);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.peers.arena);
         if inside && at.space == MemorySpace::Symmetric {

@@ -74,9 +74,9 @@ pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Co
     for work in steps.into_iter().flat_map(|step| step.work.node_work()) {
         let StepWork::Collective(call) = work else { continue };
         out.groups = out.groups.max(call.group + 1);
-        let uses_staging = match call.kind {
+        let uses_staging = match &call.kind {
             Kind::AllToAll(AllToAllSplits::Device) => true,
-            Kind::DispatchRows | Kind::CombineRows => call.variant == CollectiveVariant::Plain,
+            kind if kind.exchanges_rows() => call.variant == CollectiveVariant::Plain,
             _ => false,
         };
         if uses_staging {

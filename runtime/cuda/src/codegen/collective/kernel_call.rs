@@ -26,6 +26,7 @@ const KERNELS: &str = concat!(
     include_str!("kernels/norm.cu"),
     include_str!("kernels/splits.cu"),
     include_str!("kernels/row_exchange.cu"),
+    include_str!("kernels/row_sums.cu"),
 );
 
 /// The text before the kernels that enables random delays around every access to a peer.

@@ -58,7 +58,8 @@
 //!
 //! - *tables of rows*: dispatch-rows and combine-rows read the peers' operands as other pulls do. Through
 //!   staging, each round ends with a barrier, and rounds alternate between two parts of the staging area
-//!   (`kernels/row_exchange.cu`).
+//!   (`kernels/row_exchange.cu`). Reduce-rows stores sums to the peers round by round. A block adds the sums of
+//!   a round after the blocks of its number have signalled it (`kernels/row_sums.cu`).
 //!
 //! A block waits only for blocks with the same number on peers. A grid therefore need not be resident as a
 //! whole, but its first unfinished block must be scheduled on every rank. (Blocks that share rows wait for
@@ -138,10 +139,14 @@ pub fn lower(
         let kernel = splits::exchange(&running, ends.sizes)?;
         return Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]));
     }
-    if let (CollectiveVariant::Plain | CollectiveVariant::Pull, Kind::DispatchRows | Kind::CombineRows) =
-        (call.variant, &call.kind)
-        && call.row_elements > 0
-    {
+    let exchanges_rows = match call.kind {
+        Kind::DispatchRows | Kind::CombineRows => {
+            matches!(call.variant, CollectiveVariant::Plain | CollectiveVariant::Pull)
+        }
+        Kind::ReduceRows => matches!(call.variant, CollectiveVariant::Plain | CollectiveVariant::Push),
+        _ => false,
+    };
+    if exchanges_rows && call.row_elements > 0 {
         let kernel = row_exchange::exchange(&running, ends.rows)?;
         return Ok(Some(vec![GpuCommand::Kernel(kernel.launch(peers, source))]));
     }

@@ -127,11 +127,13 @@ plain! {
         pub to: DevicePtr,
         /// The staging area at each index of the cell: `[round][sender][block]` parts of `slot` bytes.
         pub staging: [Address; MAX_RANKS],
-        /// The global rows of the slots: of all ranks for a dispatch, of this rank for a combination.
+        /// The sums at each index of the cell that peers write, for a reduction.
+        pub sums: [DevicePtr; MAX_RANKS],
+        /// The global rows of the slots: of this rank for a combination, of all ranks otherwise.
         pub row_table: DevicePtr,
         /// The global slot of each row of this rank, for a dispatch.
         pub row_slots: DevicePtr,
-        /// The weight of each slot of this rank, for a combination; null if all weights are 1.
+        /// The weight of each of these slots; null if all weights are 1.
         pub weights: DevicePtr,
         /// The number of tokens of each rank, of slots of each token, and of rows that each rank receives.
         pub tokens: u64,

@@ -1,5 +1,5 @@
-//! Exchanges of rows that tables select: dispatch-rows and combine-rows, by reading the peers' operands or
-//! through staging.
+//! Exchanges of rows that tables select: dispatch-rows and combine-rows, by reading the peers' operands, and
+//! reduce-rows, by writing sums into the peers' results. Each of them also goes through staging.
 //!
 //! The library has no such collectives, so the plain variants are kernels here too. They move rows through the
 //! staging area in the control region, and peers access no memory of the plan. An entry of a table that is out
@@ -10,6 +10,7 @@ use symmc_ir::DType;
 use symmc_ir::collective::CollectiveVariant;
 use symmc_plan::ExitBarrier;
 use symmc_runtime::call::{RowTableKind, RowTables};
+use symmc_runtime::exec::ResolvedRegion;
 
 use super::call::RankCollective;
 use super::kernel_call::{KernelCall, element};
@@ -34,37 +35,54 @@ pub(super) fn exchange(running: &RankCollective, tables: Option<RowTables<Device
     let row = bound.row_elements * bound.dtype.size();
     let mut params = parameters(running, &tables, row)?;
     // A single rank reads its own operand, as if it pulled.
-    let pulls = bound.variant == CollectiveVariant::Pull || running.n == 1;
-    if pulls {
+    let is_direct = bound.variant != CollectiveVariant::Plain || running.n == 1;
+    if is_direct && !matches!(tables.tables, RowTableKind::Reduce { .. }) {
         for p in 0..running.n {
             params.from[p] = running.operand_of(p, running.bytes)?;
         }
     } else {
         params.from[running.me] = running.operand;
+    }
+    if !is_direct {
         stage(running, &tables, &mut params)?;
     }
     let keeps_exit = running.n > 1 && bound.exit.unwrap_or(ExitBarrier::Kept) == ExitBarrier::Kept;
     let n = running.n;
     let unit = splits::unit(bound, row);
+    let is_vector = unit == "Wide";
     let entries = tables.slots.clamp(1, MAX_ENTRIES);
+    let has_many = tables.slots > MAX_ENTRIES;
+    let units = running.units(moved_bytes(running, &tables, row)) / UNITS_IN_FLIGHT;
+    let [blocks, threads] = running.grid(|b| &b.pull, units);
     let body = match &tables.tables {
-        RowTableKind::Dispatch { .. } if pulls => {
+        RowTableKind::Dispatch { .. } if is_direct => {
             format!("dispatch_pull<{unit}, {n}, {entries}, {keeps_exit}>")
         }
         RowTableKind::Dispatch { .. } => format!("dispatch_staged<{unit}, {n}>"),
         RowTableKind::Combine { weights, .. } => {
             let items = element(bound.dtype);
-            let weights = weights.map_or_else(|| "Ones".to_string(), |(_, dtype)| element(dtype));
-            let is_vector = unit == "Wide";
-            if pulls {
-                format!("combine_pull<{items}, {weights}, {n}, {entries}, {is_vector}, {keeps_exit}>")
+            let weights = weights_name(*weights);
+            if is_direct {
+                format!(
+                    "combine_pull<{items}, {weights}, {n}, {entries}, {has_many}, {is_vector}, {keeps_exit}>"
+                )
             } else {
                 format!("combine_staged<{items}, {weights}, {n}, {is_vector}>")
             }
         }
+        RowTableKind::Reduce { all_weights, sums, .. } => {
+            let items = element(bound.dtype);
+            let weights = weights_name(*all_weights);
+            let is_vector = is_vector && are_sums_aligned(running);
+            set_sums(running, *sums, &mut params)?;
+            if is_direct {
+                let lanes = threads.min(THREADS).min(32);
+                format!("reduce_push<{items}, {weights}, {n}, {entries}, {is_vector}, {lanes}>")
+            } else {
+                format!("reduce_staged<{items}, {weights}, {n}, {is_vector}>")
+            }
+        }
     };
-    let units = running.units(moved_bytes(running, &tables, row)) / UNITS_IN_FLIGHT;
-    let [blocks, threads] = running.grid(|b| &b.pull, units);
     Ok(KernelCall {
         what: bound.kind.name().into(),
         body,
@@ -73,6 +91,48 @@ pub(super) fn exchange(running: &RankCollective, tables: Option<RowTables<Device
         most_threads: THREADS,
         blocks: [blocks, threads.min(THREADS)],
     })
+}
+
+/// The kernels' type name of the weights.
+fn weights_name(weights: Option<(DevicePtr, DType)>) -> String {
+    weights.map_or_else(|| "Ones".to_string(), |(_, dtype)| element(dtype))
+}
+
+/// The dtype of the sums of a reduction.
+fn sums_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// The sums that peers write, if the collective is a reduction.
+fn sums_region<'a>(running: &'a RankCollective) -> Option<&'a ResolvedRegion> {
+    match running.bound.rows.as_ref().map(|rows| &rows.tables) {
+        Some(RowTableKind::Reduce { sums, .. }) => Some(sums),
+        _ => None,
+    }
+}
+
+/// Whether the sums of all ranks begin at multiples of 16 bytes.
+fn are_sums_aligned(running: &RankCollective) -> bool {
+    let cell = &running.bound.cell;
+    sums_region(running)
+        .is_some_and(|sums| cell.iter().all(|&rank| sums.offset_on_rank(rank).is_multiple_of(16)))
+}
+
+/// Adds the sums of all ranks that this rank reads or writes.
+fn set_sums(running: &RankCollective, own: DevicePtr, params: &mut RowExchangeParams) -> Result<()> {
+    params.sums[running.me] = own;
+    if running.bound.variant == CollectiveVariant::Plain {
+        return Ok(());
+    }
+    let Some(region) = sums_region(running) else {
+        return Err(running.unsupported("expected sums of a reduction, found none".into()));
+    };
+    let row = running.bound.row_elements * sums_dtype(running.bound.dtype).size();
+    let bytes = params.tokens as usize * (running.n - 1) * row;
+    for p in running.peers_then_self().filter(|&p| p != running.me) {
+        params.sums[p] = running.region_of("sums", region, p, bytes)?;
+    }
+    Ok(())
 }
 
 /// The parameters except the operands and the staging areas.
@@ -84,7 +144,7 @@ fn parameters(
     let bound = running.bound;
     let (rows, rows_of_result) = match tables.tables {
         RowTableKind::Dispatch { .. } => (tables.tokens, tables.capacity),
-        RowTableKind::Combine { .. } => (tables.capacity, tables.tokens),
+        RowTableKind::Combine { .. } | RowTableKind::Reduce { .. } => (tables.capacity, tables.tokens),
     };
     if rows.checked_mul(bound.row_elements) != Some(bound.elements) {
         let (row, elements) = (bound.row_elements, bound.elements);
@@ -114,7 +174,8 @@ fn parameters(
         RowTableKind::Dispatch { slots, all_rows } => {
             (params.row_table, params.row_slots) = (all_rows, slots);
         }
-        RowTableKind::Combine { rows, weights } => {
+        RowTableKind::Combine { rows, weights }
+        | RowTableKind::Reduce { all_rows: rows, all_weights: weights, .. } => {
             params.row_table = rows;
             let dtypes = [Some(bound.dtype), weights.map(|(_, dtype)| dtype)];
             if let Some(dtype) = dtypes.into_iter().flatten().find(|dtype: &DType| !dtype.is_float()) {
@@ -142,6 +203,11 @@ fn stage(
             let front = (tables.slots * 8).next_multiple_of(16);
             (front, slot.saturating_sub(front) / tables.slots.max(1) / 16 * 16)
         }
+        // The sums of a part of a row.
+        RowTableKind::Reduce { .. } => {
+            let dtype = running.bound.dtype;
+            (0, slot / (sums_dtype(dtype).size() / dtype.size()).max(1) / 16 * 16)
+        }
     };
     if room == 0 {
         let slots = tables.slots;
@@ -158,7 +224,9 @@ fn stage(
 fn moved_bytes(running: &RankCollective, tables: &RowTables<DevicePtr>, row: usize) -> usize {
     let rows = match tables.tables {
         RowTableKind::Dispatch { .. } => tables.tokens.saturating_mul(running.n).max(tables.capacity),
-        RowTableKind::Combine { .. } => tables.tokens.saturating_mul(tables.slots.max(1)),
+        RowTableKind::Combine { .. } | RowTableKind::Reduce { .. } => {
+            tables.tokens.saturating_mul(tables.slots.max(1))
+        }
     };
     rows.saturating_mul(row)
 }

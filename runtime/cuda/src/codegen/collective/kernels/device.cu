@@ -118,6 +118,13 @@ __device__ __forceinline__ bool ll128_all(bool holds) {
     return __all_sync(ll128_threads(), holds);
 }
 
+/// Loads 8 bytes that are used once.
+__device__ __forceinline__ u64 load_word(u64 at) {
+    u64 value;
+    asm volatile("ld.global.L1::no_allocate.u64 %0, [%1];" : "=l"(value) : "l"(at) : "memory");
+    return value;
+}
+
 /// Loads 16 bytes that are used once.
 __device__ __forceinline__ Wide load_wide(u64 at) {
     Wide value;

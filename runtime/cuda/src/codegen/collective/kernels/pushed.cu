@@ -22,7 +22,7 @@ namespace symmc_peer {
 
 /// Signals all peers that this block has reached `target`.
 template <u32 N>
-__device__ __forceinline__ void tell(const PushedParams& call, u64 target) {
+__device__ __forceinline__ void tell(const GroupParams& call, u64 target) {
     Depart::sync();
     const u32 peer = threadIdx.x;
     if (peer >= N || peer == call.me) return;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void tell(const PushedParams& call, u64 target) {
 
 /// Waits until this block of every peer has signalled `target`.
 template <u32 N>
-__device__ __forceinline__ bool told(const PushedParams& call, u64 target) {
+__device__ __forceinline__ bool told(const GroupParams& call, u64 target) {
     const u32 peer = threadIdx.x;
     bool met = true;
     if (peer < N && peer != call.me) {

@@ -321,26 +321,43 @@ struct Weights<Ones> {
     static __device__ __forceinline__ A load(u64, u64) { return 1; }
 };
 
-/// What a thread loads at once: 16 bytes of elements, or one element.
-template <class T, bool VECTOR>
+/// What a thread loads at once: `WORDS` words of 8 bytes of elements, or one element if that is 0.
+template <class T, u32 WORDS>
 struct Summand {
-    Run<T, 2> run;
-    static constexpr u32 COUNT = Run<T, 2>::COUNT;
-    static constexpr u32 BYTES = 16;
-    __device__ __forceinline__ void load(u64 at) { run = load_run<T>(at); }
-    __device__ __forceinline__ void keep(u64 at) const { store_wide(at, wide_of(run)); }
+    Run<T, WORDS> run;
+    static constexpr u32 COUNT = Run<T, WORDS>::COUNT;
+    static constexpr u32 BYTES = 8 * WORDS;
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (u32 w = 0; w < WORDS; w++) run.words[w] = 0;
+    }
+    __device__ __forceinline__ void load(u64 at) {
+        if constexpr (WORDS == 2) {
+            run = load_run<T>(at);
+        } else {
+            run.words[0] = load_word(at);
+        }
+    }
+    __device__ __forceinline__ void keep(u64 at) const {
+        if constexpr (WORDS == 2) {
+            store_wide(at, wide_of(run));
+        } else {
+            *(u64*)at = run.words[0];
+        }
+    }
     __device__ __forceinline__ void widen(typename T::Acc* out) const { run.widen(out); }
     static __device__ __forceinline__ void store(u64 at, const typename T::Acc* x) {
-        Run<T, 2> out;
-        out.narrow(x);
-        store_wide(at, wide_of(out));
+        Summand out;
+        out.run.narrow(x);
+        out.keep(at);
     }
 };
 template <class T>
-struct Summand<T, false> {
+struct Summand<T, 0> {
     typename T::Stored item;
     static constexpr u32 COUNT = 1;
     static constexpr u32 BYTES = sizeof(typename T::Stored);
+    __device__ __forceinline__ void clear() { item = 0; }
     __device__ __forceinline__ void load(u64 at) { item = *(const typename T::Stored*)at; }
     __device__ __forceinline__ void keep(u64 at) const { *(typename T::Stored*)at = item; }
     __device__ __forceinline__ void widen(typename T::Acc* out) const { *out = T::widen(item); }
@@ -349,73 +366,173 @@ struct Summand<T, false> {
     }
 };
 
-/// Stores the sums of a token at this thread's units of a row. `locate(slot, row)` returns the address of a
-/// global row, or the address from which offsets in the row lead to it. `first` has the first entries of the
-/// token; when their rows are on the way, `proceed` replaces it by those of the next item. All rows of a group of
-/// slots are loaded before the first is added.
-template <class T, class X, u32 K, bool VECTOR, u32 UNITS, class Locate, class Proceed>
-__device__ __forceinline__ void add_rows(const RowExchangeParams& call, const Entries<K>& first, u64 token, const Stretch& at, u64 all_rows, const Locate& locate, const Proceed& proceed) {
+/// Sums of a thread's units of a row.
+template <class T, u32 WORDS, u32 UNITS>
+struct Sums {
     typedef typename T::Acc Acc;
-    typedef Summand<T, VECTOR> Loaded;
-    Acc sums[UNITS][Loaded::COUNT];
+    static constexpr u32 COUNT = Summand<T, WORDS>::COUNT;
+    Acc of[UNITS][COUNT];
+
+    __device__ __forceinline__ void clear() {
 #pragma unroll
-    for (u32 t = 0; t < UNITS; t++) {
+        for (u32 t = 0; t < UNITS; t++) {
 #pragma unroll
-        for (u32 k = 0; k < Loaded::COUNT; k++) sums[t][k] = 0;
+            for (u32 k = 0; k < COUNT; k++) of[t][k] = 0;
+        }
     }
-    Entries<K> rows = first;
-    u64 slot = 0;
-    do {
-        Loaded loaded[K][UNITS];
-        Acc weights[K];
-        // The slots of the group that have a row, and those whose entry is out of range.
-        u32 present = 0, wrong = 0;
+
+    __device__ __forceinline__ void add(const Sums& other) {
+#pragma unroll
+        for (u32 t = 0; t < UNITS; t++) {
+#pragma unroll
+            for (u32 k = 0; k < COUNT; k++) of[t][k] = plus_rounded(of[t][k], other.of[t][k]);
+        }
+    }
+
+    /// Rounds the sums and stores them in a row at `to`.
+    __device__ __forceinline__ void store(u64 to, const Stretch& at) const {
+#pragma unroll
+        for (u32 t = 0; t < UNITS; t++) {
+            const u64 offset = at.first + t * at.apart;
+            if (offset < at.end) Summand<T, WORDS>::store(to + offset, of[t]);
+        }
+    }
+};
+
+/// The rank that has a global row.
+template <u32 N>
+__device__ __forceinline__ u32 rank_of_row(const RowExchangeParams& call, u64 row) {
+    u32 rank = 0;
+#pragma unroll
+    for (u32 p = 1; p < N; p++) rank += row >= p * call.capacity;
+    return rank;
+}
+
+/// The rows of any rank.
+constexpr u32 ANY_RANK = 16;
+
+/// A thread's units of the rows of some slots, with the weights of the slots.
+template <class T, class X, u32 N, u32 K, u32 WORDS, u32 UNITS>
+struct LoadedRows {
+    Summand<T, WORDS> units[K][UNITS];
+    typename T::Acc weights[K];
+    /// Four bits for each slot: the rank that has its row, or `ABSENT`.
+    u32 ranks;
+    /// A bit for each slot whose entry is out of range.
+    u32 wrong;
+    static constexpr u32 ABSENT = 15;
+    static_assert(K <= 8 && N < ABSENT, "four bits for each slot");
+
+    /// Loads those of the slots from `slot` on whose rows are on the rank `from`. `locate(slot, row)` returns the
+    /// address of a global row, or the address from which offsets in the row lead to it. All others are cleared:
+    /// registers that are written on some paths only would be occupied around the loop of the items.
+    template <class Locate>
+    __device__ __forceinline__ void load(const RowExchangeParams& call, const Entries<K>& rows, u64 token, u64 slot, u32 from, const Stretch& at, const Locate& locate) {
+        ranks = 0xffffffffu;
+        wrong = 0;
 #pragma unroll
         for (u32 j = 0; j < K; j++) {
+            weights[j] = 0;
+#pragma unroll
+            for (u32 t = 0; t < UNITS; t++) units[j][t].clear();
             if (rows.of[j] < 0) continue;
-            if ((u64)rows.of[j] >= all_rows) {
+            const u64 row = (u64)rows.of[j];
+            if (row >= N * call.capacity) {
                 wrong |= 1u << j;
                 continue;
             }
-            present |= 1u << j;
-            const u64 from = locate(slot + j, (u64)rows.of[j]);
-            weights[j] = Weights<X>::template load<Acc>(call.weights, token * call.slots + slot + j);
+            const u32 rank = rank_of_row<N>(call, row);
+            if (from != ANY_RANK && rank != from) continue;
+            ranks ^= (ABSENT ^ rank) << 4 * j;
+            const u64 address = locate(slot + j, row);
+            weights[j] = Weights<X>::template load<typename T::Acc>(call.weights, token * call.slots + slot + j);
 #pragma unroll
             for (u32 t = 0; t < UNITS; t++) {
                 const u64 offset = at.first + t * at.apart;
-                if (offset < at.end) loaded[j][t].load(from + offset);
+                if (offset < at.end) units[j][t].load(address + offset);
             }
         }
-        if (slot == 0) proceed();
+    }
+
+    /// Adds those of a rank, in order of slot.
+    __device__ __forceinline__ void add(u32 rank, Sums<T, WORDS, UNITS>& sums) const {
 #pragma unroll
         for (u32 j = 0; j < K; j++) {
-            if ((present >> j & 1) == 0) continue;
+            if ((ranks >> 4 * j & 15) != rank) continue;
 #pragma unroll
             for (u32 t = 0; t < UNITS; t++) {
-                Acc items[Loaded::COUNT];
-                loaded[j][t].widen(items);
+                typename T::Acc items[Summand<T, WORDS>::COUNT];
+                units[j][t].widen(items);
 #pragma unroll
-                for (u32 k = 0; k < Loaded::COUNT; k++) {
-                    sums[t][k] = plus_rounded(sums[t][k], times_rounded(items[k], weights[j]));
+                for (u32 k = 0; k < Summand<T, WORDS>::COUNT; k++) {
+                    sums.of[t][k] = plus_rounded(sums.of[t][k], times_rounded(items[k], weights[j]));
                 }
             }
         }
+    }
+
+    /// Reports the first entry that is out of range.
+    __device__ __forceinline__ void check(const RowExchangeParams& call, u64 token, u64 slot, const Stretch& at) const {
         if (wrong != 0 && at.first == 0) report_first(call, token * call.slots + slot, wrong);
-        slot += K;
-        if (slot < call.slots) rows.load(call, call.row_table, token, slot);
-    } while (slot < call.slots);
-    const u64 to = call.to + token * call.row;
-#pragma unroll
-    for (u32 t = 0; t < UNITS; t++) {
-        const u64 offset = at.first + t * at.apart;
-        if (offset < at.end) Loaded::store(to + offset, sums[t]);
+    }
+};
+
+/// Makes `sums` the sums of the rows of a token that are on a rank, in order of slot. `first` has the first
+/// entries of the token; when their rows are on the way, `proceed` may replace it.
+template <class T, class X, u32 N, u32 K, u32 WORDS, u32 UNITS, class Locate, class Proceed>
+__device__ __forceinline__ void sum_rank(const RowExchangeParams& call, const Entries<K>& first, u64 token, u32 rank, const Stretch& at, const Locate& locate, const Proceed& proceed, Sums<T, WORDS, UNITS>& sums) {
+    sums.clear();
+    LoadedRows<T, X, N, K, WORDS, UNITS> loaded;
+    loaded.load(call, first, token, 0, rank, at, locate);
+    proceed();
+    loaded.add(rank, sums);
+    loaded.check(call, token, 0, at);
+    for (u64 slot = K; slot < call.slots; slot += K) {
+        Entries<K> rows;
+        rows.load(call, call.row_table, token, slot);
+        loaded.load(call, rows, token, slot, rank, at, locate);
+        loaded.add(rank, sums);
+        loaded.check(call, token, slot, at);
     }
 }
 
+/// Stores the sums of a token at this thread's units of a row: the rows of each rank in order of slot, and then
+/// the sums of the ranks. The parameters are those of `sum_rank`. All rows are loaded before the first is added,
+/// unless there may be more than `K` slots (`MANY`).
+template <class T, class X, u32 N, u32 K, bool MANY, bool VECTOR, u32 UNITS, class Locate, class Proceed>
+__device__ __forceinline__ void add_rows(const RowExchangeParams& call, const Entries<K>& first, u64 token, const Stretch& at, const Locate& locate, const Proceed& proceed) {
+    constexpr u32 WORDS = VECTOR ? 2 : 0;
+    Sums<T, WORDS, UNITS> total, sums;
+    total.clear();
+    if constexpr (MANY) {
+        constexpr u32 SOME = K < 4 ? K : 4;
+        proceed();
+#pragma unroll 1
+        for (u32 p = 0; p < N; p++) {
+            Entries<SOME> rows;
+            rows.load(call, call.row_table, token, 0);
+            sum_rank<T, X, N>(call, rows, token, p, at, locate, [] {}, sums);
+            total.add(sums);
+        }
+    } else {
+        LoadedRows<T, X, N, K, WORDS, UNITS> loaded;
+        loaded.load(call, first, token, 0, ANY_RANK, at, locate);
+        proceed();
+#pragma unroll
+        for (u32 p = 0; p < N; p++) {
+            sums.clear();
+            loaded.add(p, sums);
+            total.add(sums);
+        }
+        loaded.check(call, token, 0, at);
+    }
+    total.store(call.to + token * call.row, at);
+}
+
 /// The pulling variant.
-template <class T, class X, u32 N, u32 K, bool VECTOR, bool EXIT>
+template <class T, class X, u32 N, u32 K, bool MANY, bool VECTOR, bool EXIT>
 __device__ __forceinline__ void combine_pull(const RowExchangeParams& call) {
-    constexpr u32 BYTES = Summand<T, VECTOR>::BYTES;
+    constexpr u32 BYTES = Summand<T, VECTOR ? 2 : 0>::BYTES;
     Words words = begin(call);
     const Team team;
     Items items(team, call.tokens, pieces_of(team, ADDED_UNITS, BYTES, call.row));
@@ -441,7 +558,7 @@ __device__ __forceinline__ void combine_pull(const RowExchangeParams& call) {
             items.next();
             if (items.more()) next.load(call, call.row_table, items.row, 0);
         };
-        add_rows<T, X, K, VECTOR, ADDED_UNITS>(call, next, token, at, N * call.capacity, locate, proceed);
+        add_rows<T, X, N, K, MANY, VECTOR, ADDED_UNITS>(call, next, token, at, locate, proceed);
     }
     words.barriers += 1 + EXIT;
     if constexpr (EXIT) meet<Depart, N>(call, words.barriers);
@@ -453,7 +570,7 @@ __device__ __forceinline__ void combine_pull(const RowExchangeParams& call) {
 /// before it.
 template <class T, class X, u32 N, bool VECTOR>
 __device__ __forceinline__ void combine_staged(const RowExchangeParams& call) {
-    constexpr u32 BYTES = Summand<T, VECTOR>::BYTES;
+    constexpr u32 BYTES = Summand<T, VECTOR ? 2 : 0>::BYTES;
     Words words = begin(call);
     if (!meet<Arrive, N>(call, ++words.barriers)) return;
     const i64* table = (const i64*)call.row_table;
@@ -483,7 +600,7 @@ __device__ __forceinline__ void combine_staged(const RowExchangeParams& call) {
                 if ((u64)wanted[j] >= call.capacity) continue;
                 const u64 from = call.from[call.me] + (u64)wanted[j] * call.row + round.start;
                 for (u64 at = threadIdx.x * BYTES; at < round.bytes; at += blockDim.x * BYTES) {
-                    Summand<T, VECTOR> unit;
+                    Summand<T, VECTOR ? 2 : 0> unit;
                     unit.load(from + at);
                     unit.keep(to + j * room + at);
                 }
@@ -502,7 +619,7 @@ __device__ __forceinline__ void combine_staged(const RowExchangeParams& call) {
         for (u64 at = threadIdx.x * BYTES; at < round.bytes; at += blockDim.x * BYTES) {
             rows.load(call, call.row_table, round.token, 0);
             const Stretch unit{round.start + at, 0, call.row};
-            add_rows<T, X, 1, VECTOR, 1>(call, rows, round.token, unit, N * call.capacity, locate, [] {});
+            add_rows<T, X, N, 1, true, VECTOR, 1>(call, rows, round.token, unit, locate, [] {});
         }
     }
     leave(call, words);

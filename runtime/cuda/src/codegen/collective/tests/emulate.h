@@ -114,6 +114,7 @@ inline bool ll128_all(bool holds) {
     eight().here.arrive_and_wait();
     return all;
 }
+inline u64 load_word(u64 at) { return *(const u64*)at; }
 inline Wide load_wide(u64 at) { return *(const Wide*)at; }
 inline void store_wide(u64 at, Wide value) { *(Wide*)at = value; }
 inline u64 nanoseconds() {

@@ -325,7 +325,9 @@ pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
         Kind::Permute { pairs } => {
             pairs.iter().find(|p| p.1 as usize == me).map_or(0.0, |p| operand(p.0 as usize, i))
         }
-        Kind::DispatchRows | Kind::CombineRows => unreachable!("tests of rows compute their own results"),
+        Kind::DispatchRows | Kind::CombineRows | Kind::ReduceRows => {
+            unreachable!("tests of rows compute their own results")
+        }
     }
 }
 

@@ -28,6 +28,8 @@ enum ExchangeKind {
     Dispatch,
     /// With weights of this dtype, if any.
     Combine(Option<DType>),
+    /// The same sums, made where the rows are.
+    Reduce(Option<DType>),
 }
 
 const fn dispatch(dtype: DType, width: usize, tokens: usize, slots: usize, capacity: usize) -> Shape {
@@ -48,9 +50,13 @@ const fn combine(weights: Option<DType>, shape: Shape) -> Shape {
     Shape { kind: ExchangeKind::Combine(weights), ..shape }
 }
 
+const fn reduce(weights: Option<DType>, shape: Shape) -> Shape {
+    Shape { kind: ExchangeKind::Reduce(weights), ..shape }
+}
+
 /// Every unit; rows of several pieces and of a part of one; fewer and more slots than are handled at a time; no
 /// tokens, and no rows.
-const SHAPES: [Shape; 18] = [
+const SHAPES: [Shape; 27] = [
     dispatch(DType::BF16, 72, 6, 3, 40),
     dispatch(DType::F32, 300, 3, 2, 13),
     dispatch(DType::U8, 7, 9, 2, 50),
@@ -69,15 +75,25 @@ const SHAPES: [Shape; 18] = [
     combine(None, dispatch(DType::F64, 2, 4, 3, 0)),
     Shape { exit: ExitBarrier::Dropped, ..combine(None, dispatch(DType::F32, 8, 11, 2, 50)) },
     combine(Some(DType::F16), dispatch(DType::F16, 40, 0, 2, 8)),
+    reduce(Some(DType::F32), dispatch(DType::BF16, 72, 6, 3, 40)),
+    reduce(Some(DType::BF16), dispatch(DType::F32, 300, 3, 2, 13)),
+    reduce(None, dispatch(DType::F16, 7, 9, 2, 50)),
+    reduce(Some(DType::F64), dispatch(DType::F64, 10, 5, 9, 40)),
+    reduce(Some(DType::F64), dispatch(DType::BF16, 24, 40, 8, 200)),
+    Shape { shift: 1, ..reduce(Some(DType::F32), dispatch(DType::BF16, 16, 7, 4, 30)) },
+    reduce(None, dispatch(DType::F64, 2, 4, 3, 0)),
+    reduce(None, dispatch(DType::F32, 8, 11, 2, 50)),
+    reduce(Some(DType::F16), dispatch(DType::F16, 40, 0, 2, 8)),
 ];
 
-/// The offsets of a rank's operands, result, row table, row slots and weights in its arena. Consecutive cases
+/// The offsets of a rank's operands, result, row table, row slots, weights and sums in its arena. Consecutive cases
 /// take turns with the operands: one that peers may still read is not written before the next barrier.
 const OPERANDS: [usize; 2] = [0, 18 << 10];
 const RESULT: usize = 36 << 10;
 const ROW_TABLE: usize = 54 << 10;
-const ROW_SLOTS: usize = 62 << 10;
-const WEIGHTS: usize = 70 << 10;
+const ROW_SLOTS: usize = 65 << 10;
+const WEIGHTS: usize = 67 << 10;
+const SUMS: usize = 78 << 10;
 
 impl Shape {
     fn row_bytes(&self) -> usize {
@@ -88,8 +104,40 @@ impl Shape {
     fn rows(&self) -> [usize; 2] {
         match self.kind {
             ExchangeKind::Dispatch => [self.tokens, self.capacity],
-            ExchangeKind::Combine(_) => [self.capacity, self.tokens],
+            ExchangeKind::Combine(_) | ExchangeKind::Reduce(_) => [self.capacity, self.tokens],
         }
+    }
+
+    fn name(&self) -> &'static str {
+        match self.kind {
+            ExchangeKind::Dispatch => "dispatch",
+            ExchangeKind::Combine(_) => "combine",
+            ExchangeKind::Reduce(_) => "reduce",
+        }
+    }
+
+    fn weights(&self) -> Option<DType> {
+        match self.kind {
+            ExchangeKind::Dispatch => None,
+            ExchangeKind::Combine(weights) | ExchangeKind::Reduce(weights) => weights,
+        }
+    }
+
+    fn sums_dtype(&self) -> DType {
+        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
+    }
+
+    /// The same exchange without staging.
+    fn direct(self) -> Shape {
+        let variant = match self.kind {
+            ExchangeKind::Reduce(_) => CollectiveVariant::Push,
+            ExchangeKind::Dispatch | ExchangeKind::Combine(_) => CollectiveVariant::Pull,
+        };
+        Shape { variant, ..self }
+    }
+
+    fn staged(self) -> Shape {
+        Shape { variant: CollectiveVariant::Plain, ..self }
     }
 
     fn call(&self, number: usize, n: u32) -> ResolvedCollective {
@@ -103,6 +151,11 @@ impl Shape {
             ExchangeKind::Combine(weights) => {
                 let weights = weights.map(|dtype| (region(WEIGHTS), dtype));
                 (Kind::CombineRows, RowTableKind::Combine { rows: region(ROW_TABLE), weights })
+            }
+            ExchangeKind::Reduce(weights) => {
+                let all_weights = weights.map(|dtype| (region(WEIGHTS), dtype));
+                let all_rows = region(ROW_TABLE);
+                (Kind::ReduceRows, RowTableKind::Reduce { all_rows, all_weights, sums: region(SUMS) })
             }
         };
         ResolvedCollective {
@@ -196,22 +249,42 @@ fn expected(shape: &Shape, routing: &Routing, me: usize, round: usize, [row, i]:
             let token = slot / shape.slots;
             of(token / shape.tokens, token % shape.tokens)
         }),
-        ExchangeKind::Combine(weights) => {
-            let narrow: fn(f64) -> f64 =
-                if shape.dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) };
-            let mut sum = 0.0;
-            for j in 0..shape.slots {
-                let slot = row * shape.slots + j;
-                let Ok(from) = usize::try_from(routing.rows[me * shape.tokens * shape.slots + slot]) else {
-                    continue;
-                };
-                let item = of(from / shape.capacity, from % shape.capacity);
-                let weight = weights.map_or(1.0, |dtype| narrow(rounded(dtype, weight(me, round, slot))));
-                sum = narrow(sum + narrow(item * weight));
-            }
-            rounded(shape.dtype, sum)
+        ExchangeKind::Combine(_) | ExchangeKind::Reduce(_) => {
+            let narrow = accumulated(shape.dtype);
+            let ranks = routing.slots.len();
+            let sums = (0..ranks).map(|rank| sum_of_rank(shape, routing, [rank, me], round, [row, i]));
+            rounded(shape.dtype, sums.fold(0.0, |total, sum| narrow(total + sum)))
         }
     }
+}
+
+fn accumulated(dtype: DType) -> fn(f64) -> f64 {
+    if dtype == DType::F64 { |x| x } else { |x| f64::from(x as f32) }
+}
+
+/// Element `i` of the sum of the rows that `rank` has of token `row` of the rank `to`.
+fn sum_of_rank(
+    shape: &Shape,
+    routing: &Routing,
+    [rank, to]: [usize; 2],
+    round: usize,
+    [row, i]: [usize; 2],
+) -> f64 {
+    let narrow = accumulated(shape.dtype);
+    let mut sum = 0.0;
+    for j in 0..shape.slots {
+        let slot = row * shape.slots + j;
+        let entry = routing.rows[to * shape.tokens * shape.slots + slot];
+        let Ok(from) = usize::try_from(entry) else { continue };
+        if from / shape.capacity != rank {
+            continue;
+        }
+        let item = element(shape, rank, round, from % shape.capacity * shape.width + i);
+        let item = rounded(shape.dtype, item);
+        let weight = shape.weights().map_or(1.0, |dtype| narrow(rounded(dtype, weight(to, round, slot))));
+        sum = narrow(sum + narrow(item * weight));
+    }
+    sum
 }
 
 /// One exchange on one rank: writes operand and tables, runs the kernel, and compares the result.
@@ -236,15 +309,23 @@ fn one(
     result.fill(0xee);
     let own_slots = shape.tokens * shape.slots;
     let table = match shape.kind {
-        ExchangeKind::Dispatch => &routing.rows[..],
+        ExchangeKind::Dispatch | ExchangeKind::Reduce(_) => &routing.rows[..],
         ExchangeKind::Combine(_) => &routing.rows[me * own_slots..][..own_slots],
     };
     write_table(at(ROW_TABLE, 8 * table.len()), table);
     write_table(at(ROW_SLOTS, 8 * shape.capacity), &routing.slots[me]);
-    if let ExchangeKind::Combine(Some(dtype)) = shape.kind {
-        let weights = at(WEIGHTS, own_slots * dtype.size());
-        (0..own_slots).for_each(|slot| write_f64(dtype, weights, slot, weight(me, round, slot)));
+    if let Some(dtype) = shape.weights() {
+        let owners = if matches!(shape.kind, ExchangeKind::Reduce(_)) { 0..n } else { me..me + 1 };
+        let weights = at(WEIGHTS, owners.len() * own_slots * dtype.size());
+        for (position, owner) in owners.enumerate() {
+            for slot in 0..own_slots {
+                write_f64(dtype, weights, position * own_slots + slot, weight(owner, round, slot));
+            }
+        }
     }
+    let sums_dtype = shape.sums_dtype();
+    let sums = at(SUMS, (n - 1) * shape.tokens * shape.width * sums_dtype.size() + 16);
+    sums.fill(0xee);
     library.run(kernel);
     for row in 0..results {
         for i in 0..shape.width {
@@ -253,6 +334,18 @@ fn one(
             assert_eq!(found, wanted, "{shape:?}: row {row}, element {i}, rank {me} of {n}, round {round}");
         }
     }
+    if matches!(shape.kind, ExchangeKind::Reduce(_)) {
+        for piece in 0..n - 1 {
+            for (row, i) in (0..shape.tokens).flat_map(|row| (0..shape.width).map(move |i| (row, i))) {
+                let position = (piece * shape.tokens + row) * shape.width + i;
+                let rank = (me + 1 + piece) % n;
+                let wanted = sum_of_rank(shape, &routing, [rank, me], round, [row, i]);
+                let found = read_f64(sums_dtype, sums, position);
+                assert_eq!(found, wanted, "{shape:?}: sum {row} of {rank} on {me} of {n}, round {round}");
+            }
+        }
+    }
+    assert!(sums[sums.len() - 16..].iter().all(|&b| b == 0xee), "{shape:?}: bytes after the sums");
     let behind = &result[results * shape.row_bytes()..];
     assert!(behind.iter().all(|&b| b == 0xee), "{shape:?}: bytes after the result on rank {me} of {n}");
 }
@@ -263,8 +356,7 @@ fn write_table(to: &mut [u8], table: &[i64]) {
 
 /// All shapes by all variants.
 fn shapes() -> Vec<Shape> {
-    let variants = [CollectiveVariant::Pull, CollectiveVariant::Plain];
-    variants.into_iter().flat_map(|variant| SHAPES.map(|shape| Shape { variant, ..shape })).collect()
+    SHAPES.map(Shape::direct).into_iter().chain(SHAPES.map(Shape::staged)).collect()
 }
 
 #[test]
@@ -302,8 +394,9 @@ pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     let control = ControlRegion { groups: 2, max_exchange_ranks: 8, staging_bytes: STAGING_BYTES };
     let large = dispatch(DType::BF16, 7168, 128, 8, 2048);
     let mut all = if n == 4 { shapes() } else { vec![] };
-    for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-        all.extend([large, combine(Some(DType::F32), large)].map(|shape| Shape { variant, ..shape }));
+    let weights = Some(DType::F32);
+    for shape in [large, combine(weights, large), reduce(weights, large)] {
+        all.extend([shape.staged(), shape.direct()]);
     }
     for shape in all {
         let chaos = (n == 4).then_some(1);
@@ -319,15 +412,20 @@ fn entries_that_are_out_of_range_are_reported_and_skipped() {
         (ExchangeKind::Dispatch, i64::MAX, 12),
         (ExchangeKind::Combine(None), 16, 16),
         (ExchangeKind::Combine(Some(DType::F32)), i64::MAX, 16),
+        (ExchangeKind::Reduce(None), 16, 16),
+        (ExchangeKind::Reduce(Some(DType::F32)), i64::MAX, 16),
     ] {
-        for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
+        let shape = Shape { kind, ..small };
+        for shape in [shape.staged(), shape.direct()] {
+            let variant = shape.variant;
             assert!(bad >= limit);
             let world = World::new(2, &Given::default());
-            let shape = Shape { kind, variant, ..small };
             let mut source = KernelSource::new();
             let kernels: Vec<KernelLaunch> =
                 world.peers.iter().map(|peers| lowered(&shape.call(0, 2), peers, &mut source)).collect();
-            let Some(library) = Library::new(&source, &format!("bad-entries-{variant}-{limit}")) else {
+            let Some(library) =
+                Library::new(&source, &format!("bad-entries-{}-{variant}-{limit}", shape.name()))
+            else {
                 return;
             };
             std::thread::scope(|scope| {

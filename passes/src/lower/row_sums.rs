@@ -1,0 +1,315 @@
+//! Chooses how the results of experts return: row by row (`combine_rows`), or as the sums that each rank makes of
+//! its own rows (`reduce_rows`).
+//!
+//! ```text
+//! combine_rows(x, rows, weights)  =  reduce_rows(x, all_rows, all_gather(weights))
+//! ```
+//!
+//! Both sides have the same bits. The right side moves one row of sums for each token and other rank, instead of
+//! one row for each slot, so it is faster if tokens have many slots and few ranks share the experts. It needs the
+//! rows of all ranks, which a `route` has already, and their weights.
+//!
+//! The choice is made before the e-graphs, which hold no `route`, and for which a region may not get more
+//! collectives than it had. It depends on the profile, the sizes and the permitted variants, and not on limits of
+//! memory or on schedules. All lowerings of a bucket therefore have the same nodes.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use symmc_ir::machine::OperationCounts;
+use symmc_ir::{
+    Collective, CollectiveKind, CollectiveVariant, Graph, GroupId, Node, NodeId, Op, RouteScope, TensorType,
+    ValueDef, ValueId, infer,
+};
+use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
+
+use super::context::{LowerContext, RegionSurroundings, round_us};
+use super::{LowerConfig, build_context, narrow_to_bucket, region};
+use crate::error::PassError;
+use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_outputs};
+
+/// The name of the rule in plans.
+pub const COMBINE_AS_SUMS: &str = "combine_rows_as_sums";
+
+/// A `combine_rows` that is a `reduce_rows` now.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ReturnedSums {
+    /// The name of the result of both.
+    pub collective: String,
+    /// The estimate of all that replaces it, in microseconds.
+    pub us: f64,
+    /// The `combine_rows` by its fastest variant.
+    pub combined: DecisionAlternative,
+}
+
+impl ReturnedSums {
+    /// Adds the reason to the decision about the `reduce_rows`.
+    pub fn explain(&self, decision: &mut Decision) {
+        decision.rules.insert(0, AppliedRule { name: COMBINE_AS_SUMS.into(), us: Some(self.us) });
+        decision.alternatives.push(self.combined.clone());
+    }
+}
+
+/// Returns the program with those `combine_rows` replaced that are slower at the upper ends of the bucket.
+pub fn choose_row_sums<'g>(
+    graph: &'g Graph,
+    config: &LowerConfig,
+) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
+    let combines =
+        |node: &Node| node.op.as_collective().is_some_and(|c| c.kind == CollectiveKind::CombineRows);
+    if !graph.nodes.values().any(combines) {
+        return Ok((Cow::Borrowed(graph), Vec::new()));
+    }
+    let narrowed = narrow_to_bucket(graph, config)?;
+    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    let outputs = graph.outputs.iter().map(|o| o.value).collect();
+    let chooser = RowSumChooser { graph, context: &context, config, outputs };
+    let chosen: BTreeMap<NodeId, SumsForm> =
+        graph.nodes.keys().filter_map(|n| Some((n, chooser.faster_form(n)?))).collect();
+    if chosen.is_empty() {
+        return Ok((Cow::Borrowed(graph), Vec::new()));
+    }
+    let sums = chosen.values().map(|form| form.returned.clone()).collect();
+    let replaced = replace(graph, &chosen)
+        .ok_or_else(|| PassError::Internal("sums of rows do not fit their program".into()))?;
+    Ok((Cow::Owned(replaced), sums))
+}
+
+/// A value of all ranks: known already, or gathered.
+#[derive(Clone, Copy)]
+enum OfAllRanks {
+    Known(ValueId),
+    Gathered(ValueId),
+}
+
+struct SumsForm {
+    group: GroupId,
+    x: ValueId,
+    rows: OfAllRanks,
+    weights: Option<ValueId>,
+    /// The types of both results.
+    types: Vec<TensorType>,
+    returned: ReturnedSums,
+}
+
+struct RowSumChooser<'a> {
+    graph: &'a Graph,
+    context: &'a LowerContext,
+    config: &'a LowerConfig,
+    outputs: BTreeSet<ValueId>,
+}
+
+impl RowSumChooser<'_> {
+    /// The replacement of a node, if it is a `combine_rows` that takes longer.
+    fn faster_form(&self, n: NodeId) -> Option<SumsForm> {
+        let graph = self.graph;
+        let node = &graph.nodes[n];
+        let &Collective { ref kind, group, .. } = node.op.as_collective()?;
+        let (&[x, rows], weights) = node.inputs.split_first_chunk()?;
+        if *kind != CollectiveKind::CombineRows || graph.group_size(group)? < 2 {
+            return None;
+        }
+        let rows = self.rows_of_all_ranks(rows, group);
+        let weights = weights.first().copied();
+        let mut gathers_us = 0.0;
+        let rows_ty = match rows {
+            OfAllRanks::Known(all) => graph.ty(all).clone(),
+            OfAllRanks::Gathered(own) => self.gathered(own, group, &mut gathers_us)?,
+        };
+        let weights_ty = match weights {
+            Some(own) => Some(self.gathered(own, group, &mut gathers_us)?),
+            None => None,
+        };
+        let operands: Vec<&TensorType> =
+            [graph.ty(x), &rows_ty].into_iter().chain(weights_ty.as_ref()).collect();
+        let op = reduce_rows(group);
+        let types = infer::infer_types(&op, &operands, graph.group_size(group)).ok()??;
+        let combined = self.fastest_combination(node, group)?;
+        let us = self.sums_us(&operands, &types, group)? + gathers_us;
+        let returned =
+            ReturnedSums { collective: graph.node_name(n).to_string(), us: round_us(us), combined };
+        (us < returned.combined.us).then_some(SumsForm { group, x, rows, weights, types, returned })
+    }
+
+    /// A `route` that the ranks of the group share has the rows of all of them.
+    fn rows_of_all_ranks(&self, rows: ValueId, group: GroupId) -> OfAllRanks {
+        match self.graph.values[rows].def {
+            ValueDef::Node(n, 0) => match &self.graph.nodes[n].op {
+                Op::Route(route) if route.scope == RouteScope::Group(group) => {
+                    OfAllRanks::Known(self.graph.nodes[n].outputs[1])
+                }
+                Op::Shard { axis: 0, group: sharded } if *sharded == group => {
+                    OfAllRanks::Known(self.graph.nodes[n].inputs[0])
+                }
+                _ => OfAllRanks::Gathered(rows),
+            },
+            _ => OfAllRanks::Gathered(rows),
+        }
+    }
+
+    /// The type of a gathered value. Adds the time of the gather by its fastest variant.
+    fn gathered(&self, own: ValueId, group: GroupId, us: &mut f64) -> Option<TensorType> {
+        let operand = self.graph.ty(own);
+        let op = all_gather(group);
+        let types = infer::infer_types(&op, &[operand], self.graph.group_size(group)).ok()??;
+        let result = types.into_iter().next()?;
+        let times = self.times(&CollectiveKind::AllGather, group, &[operand], &[&result]);
+        *us += times.into_iter().map(|(_, us)| us).min_by(f64::total_cmp)?;
+        Some(result)
+    }
+
+    /// The estimates of a collective by each permitted variant.
+    fn times(
+        &self,
+        kind: &CollectiveKind,
+        group: GroupId,
+        operands: &[&TensorType],
+        results: &[&TensorType],
+    ) -> Vec<(CollectiveVariant, f64)> {
+        let sizes = self.context.collective_sizes(kind, operands, results);
+        let variants = self.context.profile.supported_variants(kind);
+        let estimate = |variant| {
+            let around = RegionSurroundings::default();
+            let us = self.context.estimate_us(kind, group, variant, sizes, 0.0, around)?;
+            Some((variant, us))
+        };
+        variants.into_iter().filter_map(estimate).collect()
+    }
+
+    /// The fastest variant of a `combine_rows`, with a copy of its rows if peers read them and they cannot lie in
+    /// symmetric memory.
+    fn fastest_combination(&self, node: &Node, group: GroupId) -> Option<DecisionAlternative> {
+        let graph = self.graph;
+        let operands: Vec<&TensorType> = node.inputs.iter().map(|&v| graph.ty(v)).collect();
+        let result = graph.ty(*node.outputs.first()?);
+        let kind = CollectiveKind::CombineRows;
+        let x = *node.inputs.first()?;
+        let placeable = region::is_placeable(graph, x, &self.config.bound, &self.outputs);
+        let copied_us = if placeable { 0.0 } else { self.context.copy_us(graph.ty(x)) };
+        let mut best: Option<DecisionAlternative> = None;
+        for (variant, us) in self.times(&kind, group, &operands, &[result]) {
+            let reads = variant.contract(&kind).is_some_and(|c| c.symmetric_operand);
+            let copy_us = if reads { copied_us } else { 0.0 };
+            if best.as_ref().is_none_or(|best| us + copy_us < best.us) {
+                best = Some(DecisionAlternative {
+                    name: format!("{}.{variant}", kind.name()),
+                    us: round_us(us + copy_us),
+                    copy_us: round_us(copy_us),
+                    saved_us: 0.0,
+                });
+            }
+        }
+        best
+    }
+
+    /// The estimate of a `reduce_rows`: its communication, and then the addition of this rank's rows and of the
+    /// sums of the others.
+    fn sums_us(&self, operands: &[&TensorType], types: &[TensorType], group: GroupId) -> Option<f64> {
+        let context = self.context;
+        let results: Vec<&TensorType> = types.iter().collect();
+        let times = self.times(&CollectiveKind::ReduceRows, group, operands, &results).into_iter();
+        let own = times.filter(|(variant, _)| *variant != CollectiveVariant::Plain);
+        let communicated = own.map(|(_, us)| us).min_by(f64::total_cmp)?;
+        let (result, sums) = (types.first()?, types.get(1)?);
+        // Rows are divided evenly between the ranks, so one of `n` slots has its row here.
+        let slots = context.upper_bound(operands.get(1)?.shape.get(1)?);
+        let ranks = u64::from(context.ranks(group));
+        let own_rows = context.bytes(result).saturating_mul(slots) / ranks;
+        let moved = own_rows.saturating_add(context.bytes(sums)).saturating_add(context.bytes(result));
+        Some(communicated + context.profile.compute_us(moved, OperationCounts::default()))
+    }
+}
+
+fn reduce_rows(group: GroupId) -> Op {
+    Op::Collective(Collective { kind: CollectiveKind::ReduceRows, group, variant: None })
+}
+
+fn all_gather(group: GroupId) -> Op {
+    Op::Collective(Collective { kind: CollectiveKind::AllGather, group, variant: None })
+}
+
+/// The program with the chosen nodes replaced. Gathers directly follow their operands.
+fn replace(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> Option<Graph> {
+    let (to, map) = copy_inputs(graph);
+    let mut names = UniqueNames::default();
+    graph.values.values().for_each(|value| names.reserve(&value.name));
+    let mut gathers: BTreeMap<ValueId, Vec<GroupId>> = BTreeMap::new();
+    for form in chosen.values() {
+        let rows = if let OfAllRanks::Gathered(rows) = form.rows { Some(rows) } else { None };
+        for own in rows.into_iter().chain(form.weights) {
+            let groups = gathers.entry(own).or_default();
+            if !groups.contains(&form.group) {
+                groups.push(form.group);
+            }
+        }
+    }
+    let mut copy = ProgramCopy { from: graph, to, map, names, gathers, gathered: BTreeMap::new() };
+    for input in graph.inputs.values() {
+        copy.gather(input.value)?;
+    }
+    for (n, node) in graph.nodes.iter() {
+        match chosen.get(&n) {
+            Some(form) => copy.sums(node, form)?,
+            None => copy.node(node)?,
+        }
+        for &result in &node.outputs {
+            copy.gather(result)?;
+        }
+    }
+    copy.to.outputs = copy_outputs(graph, &copy.map)?;
+    Some(copy.to)
+}
+
+struct ProgramCopy<'a> {
+    from: &'a Graph,
+    to: Graph,
+    map: ValueMap,
+    names: UniqueNames,
+    /// The groups among which values are gathered, and the gathered values.
+    gathers: BTreeMap<ValueId, Vec<GroupId>>,
+    gathered: BTreeMap<(ValueId, GroupId), ValueId>,
+}
+
+impl ProgramCopy<'_> {
+    fn node(&mut self, node: &Node) -> Option<()> {
+        let inputs = node.inputs.iter().map(|&v| self.map[v]).collect::<Option<Vec<_>>>()?;
+        let results = node.outputs.iter().map(|&v| &self.from.values[v]);
+        let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
+        let new = self.to.add_node(node.op.clone(), inputs, results);
+        for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
+            self.map[old] = Some(new);
+        }
+        Some(())
+    }
+
+    fn gather(&mut self, own: ValueId) -> Option<()> {
+        for group in self.gathers.get(&own).cloned().unwrap_or_default() {
+            let op = all_gather(group);
+            let operand = self.from.ty(own);
+            let types = infer::infer_types(&op, &[operand], self.from.group_size(group)).ok()??;
+            let name = self.names.unique(&format!("{}.all_gather", self.from.value_name(own)));
+            let new = self.to.add_node(op, vec![self.map[own]?], vec![(name, types.into_iter().next()?)]);
+            self.gathered.insert((own, group), *self.to.nodes[new].outputs.first()?);
+        }
+        Some(())
+    }
+
+    fn sums(&mut self, node: &Node, form: &SumsForm) -> Option<()> {
+        let gathered = |own: ValueId| self.gathered.get(&(own, form.group)).copied();
+        let rows = match form.rows {
+            OfAllRanks::Known(all) => self.map[all],
+            OfAllRanks::Gathered(own) => gathered(own),
+        };
+        let mut inputs = vec![self.map[form.x]?, rows?];
+        if let Some(own) = form.weights {
+            inputs.push(gathered(own)?);
+        }
+        let result = *node.outputs.first()?;
+        let name = self.from.value_name(result);
+        let names = [name.to_string(), self.names.unique(&format!("{name}.sums"))];
+        let results = names.into_iter().zip(form.types.iter().cloned()).collect();
+        let new = self.to.add_node(reduce_rows(form.group), inputs, results);
+        self.map[result] = self.to.nodes[new].outputs.first().copied();
+        Some(())
+    }
+}
