@@ -104,6 +104,24 @@ class Moe(unittest.TestCase):
             ranks = torch.stack([((ids >= 0) & (ids // 2 == r)).any(1) for r in range(2)]).sum(0)
             torch.testing.assert_close(y, case.x[rank] * ranks.unsqueeze(1))
 
+    def test_returns_sums_where_they_are_estimated_to_be_faster(self):
+        case = Case(2, 16, 8, 1024, 512, torch.bfloat16)
+
+        def run(group, machine):
+            rank = group.rank
+            with ExpertExchange(group, **case.config, machine=machine) as exchange:
+                routing = exchange.route(case.ids[rank])
+                rows = exchange.dispatch(case.x[rank], routing)
+                y = exchange.combine(rows, routing, case.weights[rank])
+                unweighted = exchange.combine(rows, routing)
+                return y, unweighted, {key[0] for key in exchange._sessions}
+
+        by_rows = of_ranks(2, lambda group: run(group, "host"))
+        by_sums = of_ranks(2, lambda group: run(group, "h200x2"))
+        for (y, unweighted, forms), (same, same_unweighted, same_forms) in zip(by_rows, by_sums, strict=True):
+            self.assertEqual((forms, same_forms), ({"route", "dispatch", "combine"}, {"route", "dispatch", "sums"}))
+            self.assertTrue(torch.equal(y, same) and torch.equal(unweighted, same_unweighted))
+
     def test_differentiates_as_one_rank_does(self):
         case = Case(2, 4, 2, 5, 8)
         factors = torch.rand(4, 8)

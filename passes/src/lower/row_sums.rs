@@ -47,6 +47,7 @@ impl ReturnedSums {
     pub fn explain(&self, decision: &mut Decision) {
         decision.rules.insert(0, AppliedRule { name: COMBINE_AS_SUMS.into(), us: Some(self.us) });
         decision.alternatives.push(self.combined.clone());
+        decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
     }
 }
 
@@ -247,7 +248,8 @@ fn replace(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> Option<Graph> 
     for input in graph.inputs.values() {
         copy.gather(input.value)?;
     }
-    for (n, node) in graph.nodes.iter() {
+    let unused = unused_pieces(graph, chosen);
+    for (n, node) in graph.nodes.iter().filter(|(n, _)| !unused.contains(n)) {
         match chosen.get(&n) {
             Some(form) => copy.sums(node, form)?,
             None => copy.node(node)?,
@@ -258,6 +260,24 @@ fn replace(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> Option<Graph> 
     }
     copy.to.outputs = copy_outputs(graph, &copy.map)?;
     Some(copy.to)
+}
+
+/// The pieces of the rows of all ranks that only the chosen nodes read.
+fn unused_pieces(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> BTreeSet<NodeId> {
+    let mut unused = BTreeSet::new();
+    for n in chosen.keys() {
+        let rows = graph.nodes[*n].inputs.get(1).and_then(|&rows| graph.defining_node(rows));
+        unused.extend(rows.filter(|&rows| matches!(graph.nodes[rows].op, Op::Shard { .. })));
+    }
+    for (_, node) in graph.nodes.iter().filter(|(n, _)| !chosen.contains_key(n)) {
+        for reads in node.inputs.iter().filter_map(|&v| graph.defining_node(v)) {
+            unused.remove(&reads);
+        }
+    }
+    for output in &graph.outputs {
+        graph.defining_node(output.value).map(|n| unused.remove(&n));
+    }
+    unused
 }
 
 struct ProgramCopy<'a> {

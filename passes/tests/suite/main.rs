@@ -11,4 +11,5 @@ mod programs;
 mod random;
 mod replicated;
 mod rotary;
+mod row_sums;
 mod shards;

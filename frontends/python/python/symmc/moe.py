@@ -123,6 +123,8 @@ class ExpertExchange:
         self._group = group
         self._timeout = timeout
         self._sessions: dict[tuple[Any, ...], symmc.Session] = {}
+        # For each kind of combination, the numbers of tokens that return as sums.
+        self._ranges_of_sums: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         self._base = symmc.Session(
             self._plan(self._route_program()), group, gpu=gpu, timeout=timeout, extendable=True
         )
@@ -198,7 +200,8 @@ class ExpertExchange:
         """The sums `[tokens, hidden]` over the slots of each token of the row of the slot times its weight.
 
         rows: `[capacity, hidden]`, floats, the results of this rank's experts. weights: `[tokens, slots]`, floats, or None for 1. Products
-        and sums are f32 (f64 for f64), in order of slot, and rounded once.
+        and sums are f32 (f64 for f64). The rows of one rank are added in order of slot, then the sums of the ranks, and the last sum is
+        rounded. If that is estimated to be faster, each rank adds its own rows and sends sums; the bits are the same.
         """
         needs = rows.requires_grad or (weights is not None and weights.requires_grad)
         if out is None and torch.is_grad_enabled() and needs:
@@ -232,13 +235,26 @@ class ExpertExchange:
         shape = [routing.tokens, width]
         result = out if out is not None else torch.empty(shape, dtype=rows.dtype, device=self.device)
         self._expect("out", result, [routing.tokens, width], (rows.dtype,))
-        operands = [rows.contiguous(), routing.rows]
+        key = (rows.dtype, width, slots, None if weights is None else weights.dtype)
+        returns_sums = self._returns_sums(key, routing.tokens)
+        operands = [rows.contiguous(), routing.all_rows if returns_sums else routing.rows]
         if weights is not None:
             self._expect("weights", weights, [routing.tokens, slots], floats)
             operands.append(weights.contiguous())
-        key = ("combine", rows.dtype, width, slots, None if weights is None else weights.dtype)
-        self._run(key, routing.tokens, tuple(operands), [result])
+        self._run(("sums" if returns_sums else "combine", *key), routing.tokens, tuple(operands), [result])
         return result
+
+    def _returns_sums(self, key: tuple[Any, ...], tokens: int) -> bool:
+        """Whether this many tokens are combined faster from the sums that each rank makes of its own rows."""
+        if self.ranks == 1:
+            return False
+        ranges = self._ranges_of_sums.get(key)
+        if ranges is None:
+            choices = self._plan(self._text(("sums", *key))).choices()
+            # A combination that returns as sums has its own estimate among the alternatives.
+            sums = [c for c in choices if any(name.startswith("combine_rows.") for name in c.estimates)]
+            ranges = self._ranges_of_sums[key] = [choice.symbols["t"] for choice in sums]
+        return any(low <= tokens <= high for low, high in ranges)
 
     def _run(self, key: tuple[Any, ...], tokens: int, arguments: tuple[Any, ...], outputs: list[Any]) -> None:
         session = self._sessions.get(key)
@@ -280,7 +296,7 @@ class ExpertExchange:
         return symmc.compile(symmc.from_text(text), machine=self._machine, bind=True)
 
     def _text(self, key: tuple[Any, ...]) -> str:
-        texts = {"dispatch": self._dispatch_program, "combine": self._combine_program}
+        texts = {"dispatch": self._dispatch_program, "combine": self._combine_program, "sums": self._sums_program}
         return texts[key[0]](*key[1:])
 
     def _program(self, name: str, lines: list[str], *, slots: int) -> str:
@@ -312,13 +328,32 @@ class ExpertExchange:
         ], slots=slots)
 
     def _combine_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
+        return self._combination("combine", dtype, width, slots, weights, [f"arg %rows: i64[t, {slots}]"], [])
+
+    def _sums_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
+        """A combination that has the rows of all ranks, so that the compiler can let each rank add its own rows first."""
+        argument = [f"arg %all_rows: i64[{self.ranks}*t, {slots}]"]
+        piece = [f"%rows: i64[t, {slots}] = shard %all_rows axis=0 group=@ep"]
+        return self._combination("sums", dtype, width, slots, weights, argument, piece)
+
+    def _combination(
+        self,
+        name: str,
+        dtype: torch.dtype,
+        width: int,
+        slots: int,
+        weights: torch.dtype | None,
+        rows_argument: list[str],
+        rows: list[str],
+    ) -> str:
         kind = NAMES[dtype]
         argument = [] if weights is None else [f"arg %weights: {NAMES[weights]}[t, {slots}]"]
         operand = "" if weights is None else ", %weights"
-        return self._program("combine", [
+        return self._program(name, [
             f"arg %x: {kind}[{self.capacity}, {width}]",
-            f"arg %rows: i64[t, {slots}]",
+            *rows_argument,
             *argument,
+            *rows,
             f"%y: {kind}[t, {width}] = combine_rows %x, %rows{operand} group=@ep",
             "return %y",
         ], slots=slots)

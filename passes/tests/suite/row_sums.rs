@@ -1,0 +1,147 @@
+//! The choice between rows and sums of rows for the results of experts, and that both have the same bits.
+
+use std::borrow::Cow;
+
+use symmc_ir::machine::MachineProfile;
+use symmc_ir::{CollectiveKind, CollectiveVariant, Graph, Op, text};
+use symmc_passes::lower::{COMBINE_AS_SUMS, choose_row_sums};
+use symmc_passes::{LowerConfig, lower};
+
+use crate::common::{bindings, difference};
+
+/// A combination of up to 4096 tokens.
+#[derive(Clone, Copy)]
+struct Combination {
+    ranks: usize,
+    cells: &'static str,
+    /// The number of ranks of a cell.
+    n: usize,
+    slots: usize,
+    dtype: &'static str,
+    weights: Option<&'static str>,
+    rows: RowsOrigin,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum RowsOrigin {
+    Route,
+    /// A piece of the rows of all ranks, which are an argument.
+    Shard,
+    Argument,
+}
+
+const USUAL: Combination = Combination {
+    ranks: 2,
+    cells: "[[0, 1]]",
+    n: 2,
+    slots: 8,
+    dtype: "bf16",
+    weights: Some("f32"),
+    rows: RowsOrigin::Route,
+};
+
+impl Combination {
+    fn program(&self) -> Graph {
+        let Combination { ranks, cells, n, slots: k, dtype, weights, rows } = *self;
+        let mut text = format!("program \"p\" ranks {ranks}\nsymbol t in 1..=4096\ngroup @ep {cells}\n");
+        text += &format!("arg %x: {dtype}[{}*t, 512]\n", n * k);
+        let rows = match rows {
+            RowsOrigin::Route => {
+                text += &format!("arg %logits: f32[t, {}]\n", 16 * n);
+                text += &format!("arg %w: {}[t, {k}]\n", weights.unwrap_or("f32"));
+                text += &format!("%score: f32[t, {k}], %ids: i64[t, {k}] = topk %logits axis=1 largest=true\n");
+                text += &format!("%all_ids: i64[{n}*t, {k}] = all_gather %ids group=@ep\n");
+                text += &format!(
+                    "%rows: i64[t, {k}], %all: i64[{n}*t, {k}], %from: i64[{c}*t], %counts: i64[16], %ends: i64[16] = \
+                     route %all_ids experts={e} align=1 layout=expert group=@ep\n",
+                    c = n * k,
+                    e = 16 * n
+                );
+                "%rows"
+            }
+            RowsOrigin::Shard => {
+                text += &format!("arg %all: i64[{n}*t, {k}]\narg %w: f32[t, {k}]\n");
+                text += &format!("%rows: i64[t, {k}] = shard %all axis=0 group=@ep\n");
+                "%rows"
+            }
+            RowsOrigin::Argument => {
+                text += &format!("arg %rows: i64[t, {k}]\narg %w: f32[t, {k}]\n");
+                "%rows"
+            }
+        };
+        let w = if weights.is_some() { ", %w" } else { "" };
+        text += &format!("%h: {dtype}[{}*t, 512] = neg %x\n", n * k);
+        text += &format!("%y: {dtype}[t, 512] = combine_rows %h, {rows}{w} group=@ep\nreturn %y\n");
+        text::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"))
+    }
+}
+
+fn config(graph: &Graph, tokens: i64) -> LowerConfig {
+    let machine = if graph.ranks == Some(2) { "h200x2" } else { "h200x4" };
+    let mut config = LowerConfig::new(MachineProfile::builtin(machine).unwrap());
+    config.symbols.extend(graph.symbols.keys().map(|id| (id, (1, tokens))));
+    config
+}
+
+fn count(graph: &Graph, kind: &CollectiveKind) -> usize {
+    graph.nodes.values().filter(|node| node.op.as_collective().is_some_and(|c| c.kind == *kind)).count()
+}
+
+#[test]
+fn sums_return_where_they_are_fewer_bytes() {
+    let two_cells = Combination { ranks: 4, cells: "[[0, 2], [3, 1]]", ..USUAL };
+    let four = Combination { ranks: 4, cells: "[[0, 1, 2, 3]]", n: 4, ..USUAL };
+    for (what, case, tokens, gathers) in [
+        ("many tokens", USUAL, 4096, Some(2)),
+        ("few tokens", USUAL, 8, None),
+        ("no weights", Combination { weights: None, ..USUAL }, 4096, Some(1)),
+        ("weights of another dtype", Combination { weights: Some("bf16"), ..USUAL }, 4096, Some(2)),
+        ("two slots", Combination { slots: 2, ..USUAL }, 4096, None),
+        ("four slots of f32", Combination { slots: 4, dtype: "f32", ..USUAL }, 4096, Some(2)),
+        ("f64", Combination { dtype: "f64", ..USUAL }, 4096, Some(2)),
+        ("two cells", two_cells, 4096, Some(2)),
+        ("as many bytes", four, 4096, None),
+        ("fewer bytes among four", Combination { slots: 32, ..four }, 4096, Some(2)),
+        ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(1)),
+        ("rows of this rank", Combination { rows: RowsOrigin::Argument, ..USUAL }, 4096, Some(2)),
+    ] {
+        let graph = case.program();
+        let config = config(&graph, tokens);
+        let (program, sums) = choose_row_sums(&graph, &config).unwrap();
+        let chosen = count(&program, &CollectiveKind::ReduceRows) == 1;
+        assert_eq!(chosen, gathers.is_some(), "{what}: {sums:?}\n{}", text::print(&program));
+        assert_eq!(count(&program, &CollectiveKind::CombineRows) == 0, chosen, "{what}");
+        let Some(gathers) = gathers else {
+            assert!(matches!(program, Cow::Borrowed(_)) && sums.is_empty(), "{what}");
+            continue;
+        };
+        let shards = program.nodes.values().filter(|node| matches!(node.op, Op::Shard { .. })).count();
+        assert_eq!(shards, 0, "{what}: nothing reads the piece\n{}", text::print(&program));
+        assert_eq!(count(&program, &CollectiveKind::AllGather), gathers, "{what}\n{}", text::print(&program));
+        symmc_ir::verify::verify(&program).unwrap_or_else(|e| panic!("{what}: {}", e[0]));
+        // Rows that are arguments are drawn beyond their range.
+        if case.rows == RowsOrigin::Route {
+            for which in 0..3 {
+                let differs = difference(&graph, &program, &bindings(&graph, which), 7);
+                assert_eq!(differs, 0.0, "{what}");
+            }
+        }
+        let (_, mut decisions, _) = lower(&program, &config).unwrap();
+        let decision = decisions.iter_mut().find(|d| d.collective == "y").expect("a decision about %y");
+        sums[0].explain(decision);
+        assert_eq!(decision.rules[0].name, COMBINE_AS_SUMS);
+        assert!(decision.rules[0].us < Some(sums[0].combined.us), "{what}: {decision:?}");
+        assert!(decision.alternatives.iter().any(|a| a.name.starts_with("combine_rows.")), "{what}");
+    }
+}
+
+#[test]
+fn sums_need_a_variant_that_pushes() {
+    let graph = USUAL.program();
+    let only_pull = LowerConfig { variants: Some(vec![CollectiveVariant::Pull]), ..config(&graph, 4096) };
+    let (program, sums) = choose_row_sums(&graph, &only_pull).unwrap();
+    assert!(matches!(program, Cow::Borrowed(_)) && sums.is_empty());
+    // Limits of memory decide later, so that all lowerings of a bucket have the same nodes.
+    let limited = LowerConfig { symmetric: Some(0), ..config(&graph, 4096) };
+    assert_eq!(choose_row_sums(&graph, &limited).unwrap().1.len(), 1);
+}
