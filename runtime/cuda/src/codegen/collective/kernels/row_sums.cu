@@ -5,9 +5,6 @@
 
 namespace symmc_peer {
 
-/// The pieces of rows for each peer that a team handles before it signals them.
-constexpr u32 ROUND_ITEMS = 4;
-
 /// The units of a thread: 16 bytes of sums each, or one sum.
 template <class T, bool VECTOR>
 struct SummedUnits {
@@ -100,13 +97,15 @@ __device__ __forceinline__ void store_totals(const RowExchangeParams& call, cons
     total.store(call.to + token * call.row, at);
 }
 
-/// The pushing variant. In round `r`, sums are stored to the peers and signalled; then the sums that the peers
-/// signalled in round `r - 1` are added. A team has `LANES` threads.
+/// The pushing variant: sums are stored to the peers and signalled, and then the sums that the peers signalled are
+/// added. A team has `LANES` threads.
 template <class T, class X, u32 N, u32 K, bool VECTOR, u32 LANES>
 __device__ __forceinline__ void reduce_push(const RowExchangeParams& call) {
     typedef SummedUnits<T, VECTOR> U;
     typedef Sums<T, U::WORDS, U::UNITS> S;
     Words words = begin(call);
+    const u64 arrival = words.barriers + 1;
+    words.barriers += 2;
     const Team team;
     const u32 pieces = pieces_of(team, U::UNITS, U::BYTES, call.row);
     const u64 origin = call.from[call.me] - call.me * call.capacity * call.row;
@@ -116,16 +115,6 @@ __device__ __forceinline__ void reduce_push(const RowExchangeParams& call) {
     const auto place = [&](u32 piece) {
         return Stretch{piece * (U::UNITS * APART) + team.lane * U::BYTES, APART, call.row};
     };
-    const u64 in_round = (u64)team.count * ROUND_ITEMS;
-    const u64 rounds = (call.tokens * pieces + in_round - 1) / in_round;
-    const u64 arrival = words.barriers + 1;
-    words.barriers += 1 + rounds;
-    Items sent(team, call.tokens, pieces), kept(team, call.tokens, pieces);
-    bool arrived = false;
-    const auto arrive = [&] {
-        arrived = arrived || meet<Arrive, N>(call, arrival);
-        return arrived;
-    };
     // The sums of this rank's rows for a token of the rank `p`.
     const auto sum_token = [&](u32 p, const Items& item, S& sums) {
         const u64 token = p * call.tokens + item.row;
@@ -133,55 +122,42 @@ __device__ __forceinline__ void reduce_push(const RowExchangeParams& call) {
         rows.load(call, call.row_table, token, 0);
         sum_rank<T, X, N>(call, rows, token, call.me, place(item.piece), locate, [] {}, sums);
     };
-    const auto send = [&] {
-#pragma unroll 1
-        for (u32 i = 0; i < ROUND_ITEMS; i++) {
-#pragma unroll 1
-            for (u32 by = 1; by < N; by++) {
-                const u32 p = rank_after<N>(call.me, by);
-                S sums;
-                sums.clear();
-                if (sent.more()) sum_token(p, sent, sums);
-                // The first rows are on the way while peers arrive.
-                if (!arrived && !arrive()) return false;
-                if (!sent.more()) continue;
-                const Stretch at = place(sent.piece);
-                const u64 to = call.sums[p] + sums_row<N>(call, p, call.me, sent.row) * call.row * U::RATIO;
+    u32 by = 1;
+    bool arrived = false;
+    for (Items sent(team, N > 1 ? call.tokens : 0, pieces);;) {
+        const u32 p = rank_after<N>(call.me, by);
+        S sums;
+        sums.clear();
+        if (sent.more()) sum_token(p, sent, sums);
+        // The first rows are on the way while peers arrive.
+        if (!arrived && !meet<Arrive, N>(call, arrival)) return;
+        arrived = true;
+        if (!sent.more()) break;
+        const Stretch at = place(sent.piece);
+        const u64 to = call.sums[p] + sums_row<N>(call, p, call.me, sent.row) * call.row * U::RATIO;
 #pragma unroll
-                for (u32 t = 0; t < U::UNITS; t++) {
-                    const u64 offset = at.first + t * at.apart;
-                    if (offset < at.end) store_sums(to + offset * U::RATIO, sums.of[t]);
-                }
-            }
-            sent.next();
+        for (u32 t = 0; t < U::UNITS; t++) {
+            const u64 offset = at.first + t * at.apart;
+            if (offset < at.end) store_sums(to + offset * U::RATIO, sums.of[t]);
         }
-        return true;
-    };
-    const auto add = [&](u64 signal) {
-        const auto sums_of = [&](u64 token) {
-            return [&call, token](u32 p) {
-                return call.sums[call.me] + sums_row<N>(call, call.me, p, token) * call.row * U::RATIO;
-            };
-        };
-#pragma unroll 1
-        for (u32 i = 0; i < ROUND_ITEMS; i++, kept.next()) {
-            S own;
-            own.clear();
-            if (kept.more()) sum_token(call.me, kept, own);
-            if (i == 0 && !told<N>(call, signal)) return false;
-            if (kept.more()) store_totals<T, N>(call, own, kept.row, place(kept.piece), sums_of(kept.row));
-        }
-        return true;
-    };
-    for (u64 round = 0; round <= rounds; round++) {
-        if (round < rounds) {
-            if (!send()) return;
-            if (N == 1 && !arrive()) return;
-            tell<N>(call, arrival + 1 + round);
-        }
-        if (round > 0 && !add(arrival + round)) return;
+        if (++by < N) continue;
+        by = 1;
+        sent.next();
     }
-    if (!arrived && !arrive()) return;
+    tell<N>(call, arrival + 1);
+    bool complete = false;
+    for (Items kept(team, call.tokens, pieces);; kept.next()) {
+        S own;
+        own.clear();
+        if (kept.more()) sum_token(call.me, kept, own);
+        if (!complete && !told<N>(call, arrival + 1)) return;
+        complete = true;
+        if (!kept.more()) break;
+        const auto sums_of = [&](u32 p) {
+            return call.sums[call.me] + sums_row<N>(call, call.me, p, kept.row) * call.row * U::RATIO;
+        };
+        store_totals<T, N>(call, own, kept.row, place(kept.piece), sums_of);
+    }
     leave(call, words);
 }
 
