@@ -223,7 +223,7 @@ END
 done
 
 # Tokens to the ranks of their experts and back, in each layout: few and many, of widths that are no multiple of 16 bytes, as bits
-# and as weighted sums.
+# and as weighted sums, by rows (or sums, as the compiler chooses) and by sums.
 experts() {
   local name=$1 ranks=$2 dtype=$3 tokens=$4 width=$5 slots=$6 experts=$7 layout=$8 align=$9 weights=${10}
   local sections=$((experts / ranks)) operand="%w" cells
@@ -245,11 +245,17 @@ END
     if [ "$dtype" = u8 ]; then
       echo "return %sent, %slots, %rows, %counts, %ends"
     else
-      if [ "$weights" = none ]; then operand=""; fi
+      local all_operand="%all_w" wide=f32
+      if [ "$weights" = none ]; then operand="" all_operand=""; fi
+      if [ "$dtype" = f64 ]; then wide=f64; fi
+      if [ "$weights" != none ]; then
+        echo "%all_w: $weights[$((ranks * tokens)), $slots] = all_gather %w group=@ep"
+      fi
       cat <<END
 %done: $dtype[$capacity, $width] = abs %sent
 %y: $dtype[$tokens, $width] = combine_rows %done, %rows${operand:+, $operand} group=@ep
-return %y, %sent, %slots, %rows, %counts, %ends
+%z: $dtype[$tokens, $width], %sums: $wide[$(((ranks - 1) * tokens)), $width] = reduce_rows %done, %all_rows${all_operand:+, $all_operand} group=@ep
+return %y, %z, %sums, %sent, %slots, %rows, %counts, %ends
 END
     fi
   } >"$out/$name.symm"
@@ -261,7 +267,7 @@ for ranks in 2 4; do
     number=$((number + 1))
     # shellcheck disable=SC2086
     experts "experts$number" "$ranks" $case
-    for more in "" "--variants plain" "--chaos 1" "--repeat 1000"; do
+    for more in "" "--variants plain" "--variants pull,ll" "--chaos 1" "--repeat 1000"; do
       # shellcheck disable=SC2086
       check "experts on $ranks ranks: $case${more:+, ${more#--}}" 0 "$symmc" run "$out/experts$number.symm" --backend cuda \
         --machine "h200x$ranks" --gpus "$(places "$ranks")" --seed 1 --compare interpreter $more
