@@ -678,6 +678,7 @@ pub fn landing_zone_bytes(bytes: u64, n: u64, ll: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::DType;
 
     #[test]
     fn pairs_exclude_ranks_that_send_to_themselves() {
@@ -687,6 +688,31 @@ mod tests {
         assert_eq!(CollectiveKind::Broadcast { root: 1 }.send_pairs(3), Some(vec![(1, 0), (1, 2)]));
         assert_eq!(CollectiveKind::Broadcast { root: 0 }.send_pairs(1), Some(vec![]));
         assert_eq!(CollectiveKind::AllGather.send_pairs(3), None);
+    }
+
+    #[test]
+    fn estimates_count_rows_that_move_and_memory_counts_all() {
+        let ty = |dtype, shape: [i64; 2]| TensorType::new(dtype, shape.map(Dim::from).to_vec());
+        let [tokens, all_tokens] = [8, 16].map(|rows| ty(DType::BF16, [rows, 4]));
+        let [own, all] = [8, 16].map(|rows| ty(DType::I64, [rows, 2]));
+        let sums = ty(DType::F32, [8, 4]);
+        let slots = TensorType::new(DType::I64, vec![Dim::from(1000)]);
+        let bytes = |kind: CollectiveKind, operands: &[&TensorType], results: &[&TensorType]| {
+            let whole = kind.sized_type(operands, results).map(|ty| ty.bytes());
+            [kind.estimated_bytes(operands, results), whole].map(|dim| dim.and_then(|dim| dim.as_const()))
+        };
+        // Two ranks with eight tokens each, two slots each; rows have eight bytes.
+        for capacity in [12, 1000] {
+            let rows = ty(DType::BF16, [capacity, 4]);
+            let dispatch = bytes(CollectiveKind::DispatchRows, &[&tokens, &slots, &all], &[&rows]);
+            assert_eq!(dispatch, [Some(8 * capacity.min(16)), Some(8 * capacity)]);
+            let combine = bytes(CollectiveKind::CombineRows, &[&rows, &own], &[&tokens]);
+            assert_eq!(combine, [Some(8 * 16), Some(8 * capacity)]);
+            let reduce = bytes(CollectiveKind::ReduceRows, &[&rows, &all], &[&tokens, &sums]);
+            assert_eq!(reduce, [Some(16 * 16), Some(16 * 8)]);
+        }
+        let gathered = bytes(CollectiveKind::AllGather, &[&tokens], &[&all_tokens]);
+        assert_eq!(gathered, [Some(8 * 16); 2]);
     }
 
     #[test]

@@ -49,7 +49,8 @@ impl Combination {
             RowsOrigin::Route => {
                 text += &format!("arg %logits: f32[t, {}]\n", 16 * n);
                 text += &format!("arg %w: {}[t, {k}]\n", weights.unwrap_or("f32"));
-                text += &format!("%score: f32[t, {k}], %ids: i64[t, {k}] = topk %logits axis=1 largest=true\n");
+                text +=
+                    &format!("%score: f32[t, {k}], %ids: i64[t, {k}] = topk %logits axis=1 largest=true\n");
                 text += &format!("%all_ids: i64[{n}*t, {k}] = all_gather %ids group=@ep\n");
                 text += &format!(
                     "%rows: i64[t, {k}], %all: i64[{n}*t, {k}], %from: i64[{c}*t], %counts: i64[16], %ends: i64[16] = \
