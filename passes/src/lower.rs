@@ -40,6 +40,7 @@ mod solutions;
 mod solve;
 mod sums;
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
@@ -59,7 +60,7 @@ use decisions::RegionDecision;
 pub use joint_steps::TOGETHER;
 pub use region::MAX_REGION_NODES;
 use region::{RegionKey, RewriteRegion};
-pub use row_sums::{COMBINE_AS_SUMS, ReturnedSums, choose_row_sums};
+pub use row_sums::{COMBINE_AS_SUMS, ReturnedSums};
 pub use solutions::SolutionCache;
 use solutions::{SolutionScope, SolveOutcome};
 use solve::{FusionCredit, RegionSolution};
@@ -227,6 +228,20 @@ fn lower_regions(
         *report.fired.entry(rule.clone()).or_default() += times;
     }
     Ok((out, decisions, report))
+}
+
+/// Chooses how the results of experts return in a bucket ([`row_sums`]): returns the program, and those results
+/// that return as sums. All lowerings of the bucket and all sets of collectives start from this program.
+pub fn choose_row_sums<'g>(
+    graph: &'g Graph,
+    config: &LowerConfig,
+) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
+    if !row_sums::has_combinations(graph) {
+        return Ok((Cow::Borrowed(graph), Vec::new()));
+    }
+    let narrowed = narrow_to_bucket(graph, config)?;
+    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    row_sums::choose(graph, &context, &config.bound)
 }
 
 /// Finds the sets of collectives that the profile estimates to be faster as one collective or one step each.

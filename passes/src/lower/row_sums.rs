@@ -18,13 +18,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::machine::OperationCounts;
 use symmc_ir::{
-    Collective, CollectiveKind, CollectiveVariant, Graph, GroupId, Node, NodeId, Op, RouteScope, TensorType,
-    ValueDef, ValueId, infer,
+    Collective, CollectiveKind, CollectiveVariant, Graph, GroupId, InputId, Node, NodeId, Op, RouteScope,
+    TensorType, ValueDef, ValueId, infer,
 };
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use super::context::{LowerContext, RegionSurroundings, round_us};
-use super::{LowerConfig, build_context, narrow_to_bucket, region};
+use super::region;
 use crate::error::PassError;
 use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_outputs};
 
@@ -51,20 +51,22 @@ impl ReturnedSums {
     }
 }
 
-/// Returns the program with those `combine_rows` replaced that are slower at the upper ends of the bucket.
-pub fn choose_row_sums<'g>(
-    graph: &'g Graph,
-    config: &LowerConfig,
-) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
-    let combines =
+/// Whether a program has any `combine_rows`.
+pub fn has_combinations(graph: &Graph) -> bool {
+    let is_combination =
         |node: &Node| node.op.as_collective().is_some_and(|c| c.kind == CollectiveKind::CombineRows);
-    if !graph.nodes.values().any(combines) {
-        return Ok((Cow::Borrowed(graph), Vec::new()));
-    }
-    let narrowed = narrow_to_bucket(graph, config)?;
-    let context = LowerContext { symmetric: None, ..build_context(&narrowed, config)? };
+    graph.nodes.values().any(is_combination)
+}
+
+/// Returns the program with those `combine_rows` replaced that are slower at the upper ends of the bucket. The
+/// caller writes the inputs `bound` into the symmetric arena. Fails if a replacement does not fit the program.
+pub fn choose<'g>(
+    graph: &'g Graph,
+    context: &LowerContext,
+    bound: &BTreeSet<InputId>,
+) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
     let outputs = graph.outputs.iter().map(|o| o.value).collect();
-    let chooser = RowSumChooser { graph, context: &context, config, outputs };
+    let chooser = RowSumChooser { graph, context, bound, outputs };
     let chosen: BTreeMap<NodeId, SumsForm> =
         graph.nodes.keys().filter_map(|n| Some((n, chooser.faster_form(n)?))).collect();
     if chosen.is_empty() {
@@ -96,7 +98,7 @@ struct SumsForm {
 struct RowSumChooser<'a> {
     graph: &'a Graph,
     context: &'a LowerContext,
-    config: &'a LowerConfig,
+    bound: &'a BTreeSet<InputId>,
     outputs: BTreeSet<ValueId>,
 }
 
@@ -185,7 +187,7 @@ impl RowSumChooser<'_> {
         let result = graph.ty(*node.outputs.first()?);
         let kind = CollectiveKind::CombineRows;
         let x = *node.inputs.first()?;
-        let placeable = region::is_placeable(graph, x, &self.config.bound, &self.outputs);
+        let placeable = region::is_placeable(graph, x, self.bound, &self.outputs);
         let copied_us = if placeable { 0.0 } else { self.context.copy_us(graph.ty(x)) };
         let mut best: Option<DecisionAlternative> = None;
         for (variant, us) in self.times(&kind, group, &operands, &[result]) {
