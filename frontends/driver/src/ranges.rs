@@ -1,9 +1,10 @@
 //! The ranges of the buckets of a program.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use indexmap::IndexMap;
 use symmc_ir::{Graph, Symbol, SymbolId};
+use symmc_passes::lower::ReturnedSums;
 use symmc_passes::{LowerConfig, PassError};
 use symmc_plan::Decision;
 use symmc_support::parallel;
@@ -11,7 +12,7 @@ use symmc_support::parallel;
 use crate::divide::{self, BucketRequest, SymbolRanges, VariantChooser};
 use crate::error::{DriverError, Result};
 use crate::options::CompileOptions;
-use crate::pipeline::{BucketVariantChoice, VariantChoice, explain_sums, lower_config, program_of_bucket};
+use crate::pipeline::{BucketVariantChoice, VariantChoice, lower_config, program_of_bucket};
 
 const MAX_BUCKETS: usize = 4096;
 
@@ -80,7 +81,7 @@ impl VariantChooser for PointVariantChooser<'_> {
         let chosen = parallel::map(points, nodes, |symbols| {
             let (program, sums) = program_of_bucket(self.canonical, self.options, &symbols)?;
             let (_, mut decisions, _) = symmc_passes::lower(&program, &self.lower_config_at(&symbols))?;
-            explain_sums(&sums, &mut decisions);
+            compare_forms(self.canonical, &sums, &mut decisions);
             Ok(decisions)
         });
         Ok(chosen.into_iter().collect::<Result<_, PassError>>()?)
@@ -89,6 +90,20 @@ impl VariantChooser for PointVariantChooser<'_> {
     fn computation_us(&self, point: &SymbolRanges) -> Result<f64> {
         let (program, _) = program_of_bucket(self.canonical, self.options, point)?;
         Ok(symmc_passes::lower::computation_us(&program, &self.lower_config_at(point))?)
+    }
+}
+
+/// Gives all sizes a decision for each collective of the program, in its order, whichever form they have.
+fn compare_forms(canonical: &Graph, sums: &[ReturnedSums], decisions: &mut Vec<Decision>) {
+    if sums.is_empty() {
+        return;
+    }
+    let names: HashSet<&str> = canonical.nodes.keys().map(|n| canonical.node_name(n)).collect();
+    decisions.retain(|decision| names.contains(decision.collective.as_str()));
+    for decision in decisions {
+        if let Some(returned) = sums.iter().find(|sums| sums.collective == decision.collective) {
+            returned.compare_forms(decision);
+        }
     }
 }
 

@@ -165,4 +165,29 @@ mod tests {
             assert!((2 * count..=4 * count).contains(&made), "{made} e-graphs for {count} collectives");
         }
     }
+
+    #[test]
+    fn buckets_of_many_tokens_return_sums_and_say_why() {
+        let text = "program \"p\" ranks 2\nsymbol t in 1..=4096\ngroup @ep world\narg %tokens: bf16[t, 1024]\n\
+            arg %ids: i64[2*t, 8]\narg %w: f32[t, 8]\n\
+            %rows: i64[t, 8], %all: i64[2*t, 8], %slots: i64[16*t], %counts: i64[16], %ends: i64[16] = \
+            route %ids experts=32 align=1 layout=expert group=@ep\n\
+            %sent: bf16[16*t, 1024] = dispatch_rows %tokens, %slots, %all group=@ep\n\
+            %h: bf16[16*t, 1024] = silu %sent\n\
+            %y: bf16[t, 1024] = combine_rows %h, %rows, %w group=@ep\nreturn %y\n";
+        let graph = text::parse(text).expect("a program");
+        let mut options = CompileOptions::new(MachineProfile::builtin("h200x2").expect("it is built in"));
+        options.buckets.extend(graph.symbols.keys().map(|t| (t, vec![8, 4096])));
+        let (plan, _) = compile(&graph, &options).expect("a plan");
+        let mut forms = Vec::new();
+        for bucket in &plan.buckets {
+            let decision = bucket.decisions.iter().find(|d| d.collective == "y").expect("a decision");
+            let as_sums = decision.rules.first().is_some_and(|rule| rule.name == "combine_rows_as_sums");
+            let has_rows = decision.alternatives.iter().any(|a| a.name == "combine_rows.pull");
+            assert_eq!(as_sums, has_rows, "{decision:?}");
+            assert_eq!(decision.chosen, if as_sums { "push" } else { "pull" }, "{decision:?}");
+            forms.push(as_sums);
+        }
+        assert_eq!(forms, [false, true]);
+    }
 }

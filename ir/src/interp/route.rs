@@ -183,8 +183,8 @@ fn combine_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec
     check_rows(own, ranks)?;
     let all = 0..own[1].shape[0];
     let mut sums = Vec::with_capacity(ranks);
-    for rank in 0..ranks {
-        sums.push(sum_rows(&operands[rank][0], rank, own, all.clone())?);
+    for (rank, of_rank) in operands.iter().enumerate() {
+        sums.push(sum_rows(&of_rank[0], rank, own, all.clone())?);
     }
     Ok(vec![add_in_order(&own[0], sums)])
 }

@@ -31,20 +31,37 @@ use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_outputs};
 /// The name of the rule in plans.
 pub const COMBINE_AS_SUMS: &str = "combine_rows_as_sums";
 
-/// A `combine_rows` that is a `reduce_rows` now.
+/// The estimates of both forms of a `combine_rows`.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ReturnedSums {
     /// The name of the result of both.
     pub collective: String,
-    /// The estimate of all that replaces it, in microseconds.
+    /// The estimate of the `reduce_rows` and the gathers that can replace it, in microseconds.
     pub us: f64,
     /// The `combine_rows` by its fastest variant.
     pub combined: DecisionAlternative,
 }
 
 impl ReturnedSums {
-    /// Adds the reason to the decision about the `reduce_rows`.
+    /// Whether the results return as sums.
+    pub fn are_faster(&self) -> bool {
+        self.us < self.combined.us
+    }
+
+    /// Makes the decision about the result one between both forms, for comparisons of sizes whose forms differ.
+    pub fn compare_forms(&self, decision: &mut Decision) {
+        let sums =
+            DecisionAlternative { name: COMBINE_AS_SUMS.into(), us: self.us, copy_us: 0.0, saved_us: 0.0 };
+        let chosen = if self.are_faster() { &sums } else { &self.combined };
+        decision.chosen = chosen.name.clone();
+        decision.alternatives = vec![sums, self.combined.clone()];
+    }
+
+    /// Adds the reason to the decision about the `reduce_rows`, if it is one.
     pub fn explain(&self, decision: &mut Decision) {
+        if !self.are_faster() {
+            return;
+        }
         decision.rules.insert(0, AppliedRule { name: COMBINE_AS_SUMS.into(), us: Some(self.us) });
         decision.alternatives.push(self.combined.clone());
         decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
@@ -58,8 +75,8 @@ pub fn has_combinations(graph: &Graph) -> bool {
     graph.nodes.values().any(is_combination)
 }
 
-/// Returns the program with those `combine_rows` replaced that are slower at the upper ends of the bucket. The
-/// caller writes the inputs `bound` into the symmetric arena. Fails if a replacement does not fit the program.
+/// Returns the program with those `combine_rows` replaced that are slower at the upper ends of the bucket, and the
+/// estimates of all `combine_rows` that could be replaced. The caller writes the inputs `bound` into the symmetric arena. Fails if a replacement does not fit the program.
 pub fn choose<'g>(
     graph: &'g Graph,
     context: &LowerContext,
@@ -67,12 +84,13 @@ pub fn choose<'g>(
 ) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
     let outputs = graph.outputs.iter().map(|o| o.value).collect();
     let chooser = RowSumChooser { graph, context, bound, outputs };
-    let chosen: BTreeMap<NodeId, SumsForm> =
-        graph.nodes.keys().filter_map(|n| Some((n, chooser.faster_form(n)?))).collect();
-    if chosen.is_empty() {
-        return Ok((Cow::Borrowed(graph), Vec::new()));
-    }
+    let mut chosen: BTreeMap<NodeId, SumsForm> =
+        graph.nodes.keys().filter_map(|n| Some((n, chooser.compared_form(n)?))).collect();
     let sums = chosen.values().map(|form| form.returned.clone()).collect();
+    chosen.retain(|_, form| form.returned.are_faster());
+    if chosen.is_empty() {
+        return Ok((Cow::Borrowed(graph), sums));
+    }
     let replaced = replace(graph, &chosen)
         .ok_or_else(|| PassError::Internal("sums of rows do not fit their program".into()))?;
     Ok((Cow::Owned(replaced), sums))
@@ -103,8 +121,8 @@ struct RowSumChooser<'a> {
 }
 
 impl RowSumChooser<'_> {
-    /// The replacement of a node, if it is a `combine_rows` that takes longer.
-    fn faster_form(&self, n: NodeId) -> Option<SumsForm> {
+    /// The replacement of a node with both estimates, if it is a `combine_rows`.
+    fn compared_form(&self, n: NodeId) -> Option<SumsForm> {
         let graph = self.graph;
         let node = &graph.nodes[n];
         let &Collective { ref kind, group, .. } = node.op.as_collective()?;
@@ -131,7 +149,7 @@ impl RowSumChooser<'_> {
         let us = self.sums_us(&operands, &types, group)? + gathers_us;
         let returned =
             ReturnedSums { collective: graph.node_name(n).to_string(), us: round_us(us), combined };
-        (us < returned.combined.us).then_some(SumsForm { group, x, rows, weights, types, returned })
+        Some(SumsForm { group, x, rows, weights, types, returned })
     }
 
     /// A `route` that the ranks of the group share has the rows of all of them.

@@ -113,7 +113,7 @@ fn sums_return_where_they_are_fewer_bytes() {
         assert_eq!(chosen, gathers.is_some(), "{what}: {sums:?}\n{}", text::print(&program));
         assert_eq!(count(&program, &CollectiveKind::CombineRows) == 0, chosen, "{what}");
         let Some(gathers) = gathers else {
-            assert!(matches!(program, Cow::Borrowed(_)) && sums.is_empty(), "{what}");
+            assert!(matches!(program, Cow::Borrowed(_)) && !sums[0].are_faster(), "{what}");
             continue;
         };
         let shards = program.nodes.values().filter(|node| matches!(node.op, Op::Shard { .. })).count();
