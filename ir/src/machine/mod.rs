@@ -292,8 +292,8 @@ impl MachineProfile {
             .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
-    /// The maximum number of blocks of the kernel that runs a collective on a GPU, if its curve states it. The
-    /// parameters are those of [`estimate_collective`](Self::estimate_collective).
+    /// The maximum number of blocks of the kernel that runs a collective on a GPU, if a curve of its own states
+    /// it. The parameters are those of [`estimate_collective`](Self::estimate_collective).
     pub fn max_blocks(
         &self,
         kind: &CollectiveKind,
@@ -301,6 +301,10 @@ impl MachineProfile {
         bytes: u64,
         ranks: u32,
     ) -> Option<u32> {
+        // A kernel that adds rows needs more blocks than one that copies as many bytes.
+        if kind.exchanges_rows() {
+            return None;
+        }
         // The blocks do not depend on whether the exit barrier runs.
         [Some(false), Some(true)]
             .into_iter()
@@ -356,7 +360,9 @@ fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::collective::{CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy};
+    use crate::collective::{
+        AllToAllSplits, CollectiveName, CollectiveReduceOp, Contract, ExitBarrierPolicy,
+    };
 
     const AR: CollectiveKind = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
 
@@ -577,6 +583,14 @@ mod tests {
         );
         let x8 = MachineProfile::builtin("h200x8").unwrap();
         assert!(x8.curves.iter().all(|c| c.provenance == Provenance::Modelled));
+    }
+
+    #[test]
+    fn kernels_that_were_not_measured_have_no_number_of_blocks() {
+        let p = MachineProfile::builtin("h200x2").unwrap();
+        let blocks = |kind| p.max_blocks(&kind, CollectiveVariant::Push, 256 << 20, 2);
+        assert_eq!(blocks(CollectiveKind::AllToAll(AllToAllSplits::Even)), Some(16));
+        assert_eq!(blocks(CollectiveKind::ReduceRows), None);
     }
 
     #[test]

@@ -399,17 +399,30 @@ struct Sums {
     }
 };
 
-/// The rank that has a global row.
-template <u32 N>
-__device__ __forceinline__ u32 rank_of_row(const RowExchangeParams& call, u64 row) {
-    u32 rank = 0;
-#pragma unroll
-    for (u32 p = 1; p < N; p++) rank += row >= p * call.capacity;
-    return rank;
-}
+/// Slots whose rows are not loaded have this rank.
+constexpr u32 ABSENT = 15;
 
-/// The rows of any rank.
-constexpr u32 ANY_RANK = 16;
+/// The rows of all ranks.
+template <u32 N>
+struct AllRows {
+    u64 capacity;
+
+    /// The rank that has a global row, or `ABSENT`.
+    __device__ __forceinline__ u32 rank_of(u64 row) const {
+        u32 rank = row < N * capacity ? 0 : ABSENT;
+#pragma unroll
+        for (u32 p = 1; p < N; p++) rank += row >= p * capacity && row < N * capacity;
+        return rank;
+    }
+};
+
+/// The rows of one rank, the first of which is `first`.
+struct RowsOfRank {
+    u32 rank;
+    u64 first, capacity;
+
+    __device__ __forceinline__ u32 rank_of(u64 row) const { return row - first < capacity ? rank : ABSENT; }
+};
 
 /// A thread's units of the rows of some slots, with the weights of the slots.
 template <class T, class X, u32 N, u32 K, u32 WORDS, u32 UNITS>
@@ -420,36 +433,34 @@ struct LoadedRows {
     u32 ranks;
     /// A bit for each slot whose entry is out of range.
     u32 wrong;
-    static constexpr u32 ABSENT = 15;
     static_assert(K <= 8 && N < ABSENT, "four bits for each slot");
 
-    /// Loads those of the slots from `slot` on whose rows are on the rank `from`. `locate(slot, row)` returns the
-    /// address of a global row, or the address from which offsets in the row lead to it. All others are cleared:
-    /// registers that are written on some paths only would be occupied around the loop of the items.
-    template <class Locate>
-    __device__ __forceinline__ void load(const RowExchangeParams& call, const Entries<K>& rows, u64 token, u64 slot, u32 from, const Stretch& at, const Locate& locate) {
-        ranks = 0xffffffffu;
+    /// Loads those of the slots from `slot` on whose rows are `wanted`. `locate(slot, row)` returns the address of
+    /// a global row, or the address from which offsets in the row lead to it. All others are cleared: registers
+    /// that are written on some paths only would be occupied around the loop of the items.
+    ///
+    /// The entries of all slots are examined before the first row is loaded. Otherwise the second slot would
+    /// wait for the row of the first.
+    template <class Wanted, class Locate>
+    __device__ __forceinline__ void load(const RowExchangeParams& call, const Entries<K>& rows, u64 token, u64 slot, const Wanted& wanted, const Stretch& at, const Locate& locate) {
+        ranks = 0;
         wrong = 0;
+#pragma unroll
+        for (u32 j = 0; j < K; j++) {
+            ranks |= wanted.rank_of((u64)rows.of[j]) << 4 * j;
+            if (rows.of[j] >= (i64)(N * call.capacity)) wrong |= 1u << j;
+        }
 #pragma unroll
         for (u32 j = 0; j < K; j++) {
             weights[j] = 0;
 #pragma unroll
             for (u32 t = 0; t < UNITS; t++) units[j][t].clear();
-            if (rows.of[j] < 0) continue;
-            const u64 row = (u64)rows.of[j];
-            if (row >= N * call.capacity) {
-                wrong |= 1u << j;
-                continue;
-            }
-            const u32 rank = rank_of_row<N>(call, row);
-            if (from != ANY_RANK && rank != from) continue;
-            ranks ^= (ABSENT ^ rank) << 4 * j;
-            const u64 address = locate(slot + j, row);
+            if ((ranks >> 4 * j & 15) == ABSENT) continue;
+            const u64 address = locate(slot + j, (u64)rows.of[j]) + at.first;
             weights[j] = Weights<X>::template load<typename T::Acc>(call.weights, token * call.slots + slot + j);
 #pragma unroll
             for (u32 t = 0; t < UNITS; t++) {
-                const u64 offset = at.first + t * at.apart;
-                if (offset < at.end) units[j][t].load(address + offset);
+                if (at.first + t * at.apart < at.end) units[j][t].load(address + t * at.apart);
             }
         }
     }
@@ -477,28 +488,35 @@ struct LoadedRows {
     }
 };
 
-/// Makes `sums` the sums of the rows of a token that are on a rank, in order of slot. `first` has the first
-/// entries of the token; when their rows are on the way, `proceed` may replace it.
-template <class T, class X, u32 N, u32 K, u32 WORDS, u32 UNITS, class Locate, class Proceed>
-__device__ __forceinline__ void sum_rank(const RowExchangeParams& call, const Entries<K>& first, u64 token, u32 rank, const Stretch& at, const Locate& locate, const Proceed& proceed, Sums<T, WORDS, UNITS>& sums) {
-    sums.clear();
+/// Adds the rows of the `K` slots of a token from `slot` on that are on a rank. `locate` is that of
+/// `LoadedRows::load`.
+template <class T, class X, u32 N, u32 K, u32 WORDS, u32 UNITS, class Locate>
+__device__ __forceinline__ void add_slots(const RowExchangeParams& call, u64 token, u64 slot, const RowsOfRank& of, const Stretch& at, const Locate& locate, Sums<T, WORDS, UNITS>& sums) {
+    Entries<K> rows;
+    rows.load(call, call.row_table, token, slot);
     LoadedRows<T, X, N, K, WORDS, UNITS> loaded;
-    loaded.load(call, first, token, 0, rank, at, locate);
-    proceed();
-    loaded.add(rank, sums);
-    loaded.check(call, token, 0, at);
-    for (u64 slot = K; slot < call.slots; slot += K) {
-        Entries<K> rows;
-        rows.load(call, call.row_table, token, slot);
-        loaded.load(call, rows, token, slot, rank, at, locate);
-        loaded.add(rank, sums);
-        loaded.check(call, token, slot, at);
+    loaded.load(call, rows, token, slot, of, at, locate);
+    loaded.add(of.rank, sums);
+    loaded.check(call, token, slot, at);
+}
+
+/// Makes `sums` the sums of the rows of a token that are on a rank, in order of slot: `K` slots first, and then
+/// a few at a time, because the code for each is long.
+template <class T, class X, u32 N, u32 K, u32 WORDS, u32 UNITS, class Locate>
+__device__ __forceinline__ void sum_rank(const RowExchangeParams& call, u64 token, u32 rank, const Stretch& at, const Locate& locate, Sums<T, WORDS, UNITS>& sums) {
+    constexpr u32 FEW = K < 2 ? K : 2;
+    const RowsOfRank of{rank, rank * call.capacity, call.capacity};
+    sums.clear();
+    add_slots<T, X, N, K>(call, token, 0, of, at, locate, sums);
+#pragma unroll 1
+    for (u64 slot = K; slot < call.slots; slot += FEW) {
+        add_slots<T, X, N, FEW>(call, token, slot, of, at, locate, sums);
     }
 }
 
 /// Stores the sums of a token at this thread's units of a row: the rows of each rank in order of slot, and then
-/// the sums of the ranks. The parameters are those of `sum_rank`. All rows are loaded before the first is added,
-/// unless there may be more than `K` slots (`MANY`).
+/// the sums of the ranks. `first` has the first entries of the token; when their rows are on the way, `proceed`
+/// may replace it. All rows are loaded before the first is added, unless there may be more than `K` slots (`MANY`).
 template <class T, class X, u32 N, u32 K, bool MANY, bool VECTOR, u32 UNITS, class Locate, class Proceed>
 __device__ __forceinline__ void add_rows(const RowExchangeParams& call, const Entries<K>& first, u64 token, const Stretch& at, const Locate& locate, const Proceed& proceed) {
     constexpr u32 WORDS = VECTOR ? 2 : 0;
@@ -509,14 +527,12 @@ __device__ __forceinline__ void add_rows(const RowExchangeParams& call, const En
         proceed();
 #pragma unroll 1
         for (u32 p = 0; p < N; p++) {
-            Entries<SOME> rows;
-            rows.load(call, call.row_table, token, 0);
-            sum_rank<T, X, N>(call, rows, token, p, at, locate, [] {}, sums);
+            sum_rank<T, X, N, SOME>(call, token, p, at, locate, sums);
             total.add(sums);
         }
     } else {
         LoadedRows<T, X, N, K, WORDS, UNITS> loaded;
-        loaded.load(call, first, token, 0, ANY_RANK, at, locate);
+        loaded.load(call, first, token, 0, AllRows<N>{call.capacity}, at, locate);
         proceed();
 #pragma unroll
         for (u32 p = 0; p < N; p++) {

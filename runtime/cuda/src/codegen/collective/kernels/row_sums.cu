@@ -97,17 +97,19 @@ __device__ __forceinline__ void store_totals(const RowExchangeParams& call, cons
     total.store(call.to + token * call.row, at);
 }
 
-/// The pushing variant: sums are stored to the peers and signalled, and then the sums that the peers signalled are
-/// added. A team has `LANES` threads.
+/// The pushing variant. In round `r`, each team stores the sums of item `r` to the peers and signals them. It also
+/// adds the sums of item `r - 1`, which the peers have signalled. The links bound the first, and memory bounds the
+/// second. A team has `LANES` threads.
 template <class T, class X, u32 N, u32 K, bool VECTOR, u32 LANES>
 __device__ __forceinline__ void reduce_push(const RowExchangeParams& call) {
     typedef SummedUnits<T, VECTOR> U;
     typedef Sums<T, U::WORDS, U::UNITS> S;
     Words words = begin(call);
-    const u64 arrival = words.barriers + 1;
-    words.barriers += 2;
     const Team team;
     const u32 pieces = pieces_of(team, U::UNITS, U::BYTES, call.row);
+    const u64 rounds = (call.tokens * pieces + team.count - 1) / team.count;
+    const u64 arrival = words.barriers + 1;
+    words.barriers += 1 + rounds;
     const u64 origin = call.from[call.me] - call.me * call.capacity * call.row;
     const auto locate = [&](u64, u64 row) { return origin + row * call.row; };
     // Constant distances take no registers.
@@ -117,47 +119,50 @@ __device__ __forceinline__ void reduce_push(const RowExchangeParams& call) {
     };
     // The sums of this rank's rows for a token of the rank `p`.
     const auto sum_token = [&](u32 p, const Items& item, S& sums) {
-        const u64 token = p * call.tokens + item.row;
-        Entries<K> rows;
-        rows.load(call, call.row_table, token, 0);
-        sum_rank<T, X, N>(call, rows, token, call.me, place(item.piece), locate, [] {}, sums);
-    };
-    u32 by = 1;
-    bool arrived = false;
-    for (Items sent(team, N > 1 ? call.tokens : 0, pieces);;) {
-        const u32 p = rank_after<N>(call.me, by);
-        S sums;
-        sums.clear();
-        if (sent.more()) sum_token(p, sent, sums);
-        // The first rows are on the way while peers arrive.
-        if (!arrived && !meet<Arrive, N>(call, arrival)) return;
-        arrived = true;
-        if (!sent.more()) break;
-        const Stretch at = place(sent.piece);
-        const u64 to = call.sums[p] + sums_row<N>(call, p, call.me, sent.row) * call.row * U::RATIO;
-#pragma unroll
-        for (u32 t = 0; t < U::UNITS; t++) {
-            const u64 offset = at.first + t * at.apart;
-            if (offset < at.end) store_sums(to + offset * U::RATIO, sums.of[t]);
+        if (item.more()) {
+            sum_rank<T, X, N, K>(call, p * call.tokens + item.row, call.me, place(item.piece), locate, sums);
+        } else {
+            sums.clear();
         }
-        if (++by < N) continue;
-        by = 1;
+    };
+    bool arrived = false;
+    const auto arrive = [&] {
+        arrived = arrived || meet<Arrive, N>(call, arrival);
+        return arrived;
+    };
+    Items sent(team, call.tokens, pieces), kept(team, call.tokens, pieces);
+    for (u64 round = 0; round <= rounds; round++) {
+#pragma unroll 1
+        for (u32 by = 1; by < N && round < rounds; by++) {
+            const u32 p = rank_after<N>(call.me, by);
+            S sums;
+            sum_token(p, sent, sums);
+            // The first rows are loaded while peers arrive.
+            if (!arrive()) return;
+            if (!sent.more()) continue;
+            const Stretch at = place(sent.piece);
+            const u64 to = call.sums[p] + sums_row<N>(call, p, call.me, sent.row) * call.row * U::RATIO;
+#pragma unroll
+            for (u32 t = 0; t < U::UNITS; t++) {
+                const u64 offset = at.first + t * at.apart;
+                if (offset < at.end) store_sums(to + offset * U::RATIO, sums.of[t]);
+            }
+        }
         sent.next();
+        if (round > 0) {
+            S own;
+            sum_token(call.me, kept, own);
+            if (!told<N>(call, arrival + round)) return;
+            const auto sums_of = [&](u32 p) {
+                return call.sums[call.me] + sums_row<N>(call, call.me, p, kept.row) * call.row * U::RATIO;
+            };
+            if (kept.more()) store_totals<T, N>(call, own, kept.row, place(kept.piece), sums_of);
+            kept.next();
+        }
+        if (round < rounds) tell<N>(call, arrival + 1 + round);
     }
-    tell<N>(call, arrival + 1);
-    bool complete = false;
-    for (Items kept(team, call.tokens, pieces);; kept.next()) {
-        S own;
-        own.clear();
-        if (kept.more()) sum_token(call.me, kept, own);
-        if (!complete && !told<N>(call, arrival + 1)) return;
-        complete = true;
-        if (!kept.more()) break;
-        const auto sums_of = [&](u32 p) {
-            return call.sums[call.me] + sums_row<N>(call, call.me, p, kept.row) * call.row * U::RATIO;
-        };
-        store_totals<T, N>(call, own, kept.row, place(kept.piece), sums_of);
-    }
+    // Without items, ranks still meet.
+    if (!arrive()) return;
     leave(call, words);
 }
 
@@ -171,9 +176,7 @@ __device__ __forceinline__ void reduce_staged(const RowExchangeParams& call) {
     const u64 origin = call.from[call.me] - call.me * call.capacity * call.row;
     const auto locate = [&](u64, u64 row) { return origin + row * call.row; };
     const auto sum_token = [&](u32 p, u64 token, const Stretch& at, S& sums) {
-        Entries<1> rows;
-        rows.load(call, call.row_table, p * call.tokens + token, 0);
-        sum_rank<T, X, N>(call, rows, p * call.tokens + token, call.me, at, locate, [] {}, sums);
+        sum_rank<T, X, N, 1>(call, p * call.tokens + token, call.me, at, locate, sums);
     };
     const u64 rounds = count_rounds(call);
     for (u64 number = 0; number < rounds; number++) {
