@@ -223,8 +223,8 @@ impl RowSumChooser<'_> {
         best
     }
 
-    /// The estimate of a `reduce_rows`: its communication, and then the addition of this rank's rows and of the
-    /// sums of the others.
+    /// The estimate of a `reduce_rows`. Its kernel reads rows while sums are on their way, so the links or the
+    /// memory of a rank bounds it.
     fn sums_us(&self, operands: &[&TensorType], types: &[TensorType], group: GroupId) -> Option<f64> {
         let context = self.context;
         let results: Vec<&TensorType> = types.iter().collect();
@@ -232,12 +232,11 @@ impl RowSumChooser<'_> {
         let own = times.filter(|(variant, _)| *variant != CollectiveVariant::Plain);
         let communicated = own.map(|(_, us)| us).min_by(f64::total_cmp)?;
         let (result, sums) = (types.first()?, types.get(1)?);
-        // Rows are divided evenly between the ranks, so one of `n` slots has its row here.
+        // Rows are divided evenly between the ranks, so a rank has as many rows as its tokens have slots.
         let slots = context.upper_bound(operands.get(1)?.shape.get(1)?);
-        let ranks = u64::from(context.ranks(group));
-        let own_rows = context.bytes(result).saturating_mul(slots) / ranks;
-        let moved = own_rows.saturating_add(context.bytes(sums)).saturating_add(context.bytes(result));
-        Some(communicated + context.profile.compute_us(moved, OperationCounts::default()))
+        let rows = context.bytes(result).saturating_mul(slots);
+        let moved = rows.saturating_add(context.bytes(sums)).saturating_add(context.bytes(result));
+        Some(communicated.max(context.profile.compute_us(moved, OperationCounts::default())))
     }
 }
 
