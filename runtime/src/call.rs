@@ -40,7 +40,8 @@ pub struct CollectiveCall<'a> {
     pub rows: Option<RowTables<CallRegion<'a>>>,
 }
 
-/// The operands of an exchange of rows that say which rows move where, its further results, and its sizes. `R` locates a table.
+/// The operands of an exchange of rows that say which rows move where, its further results, and its sizes. `R`
+/// locates a table.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RowTables<R> {
     pub tables: RowTableKind<R>,

@@ -76,7 +76,8 @@ pub fn has_combinations(graph: &Graph) -> bool {
 }
 
 /// Returns the program with those `combine_rows` replaced that are slower at the upper ends of the bucket, and the
-/// estimates of all `combine_rows` that could be replaced. The caller writes the inputs `bound` into the symmetric arena. Fails if a replacement does not fit the program.
+/// estimates of all `combine_rows` that could be replaced. The caller writes the inputs `bound` into the symmetric
+/// arena. Fails if a replacement does not fit the program.
 pub fn choose<'g>(
     graph: &'g Graph,
     context: &LowerContext,

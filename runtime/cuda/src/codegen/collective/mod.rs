@@ -58,8 +58,9 @@
 //!
 //! - *tables of rows*: dispatch-rows and combine-rows read the peers' operands as other pulls do. Through
 //!   staging, each round ends with a barrier, and rounds alternate between two parts of the staging area
-//!   (`kernels/row_exchange.cu`). Reduce-rows stores sums to the peers and signals them. A block then adds the
-//!   sums that the blocks of its number have signalled (`kernels/row_sums.cu`).
+//!   (`kernels/row_exchange.cu`). Reduce-rows stores sums to the peers in rounds, and signals each round. A
+//!   block then adds the sums that the blocks of its number have signalled; the last signal is the exit
+//!   (`kernels/row_sums.cu`).
 //!
 //! A block waits only for blocks with the same number on peers. A grid therefore need not be resident as a
 //! whole, but its first unfinished block must be scheduled on every rank. (Blocks that share rows wait for
