@@ -230,8 +230,8 @@ fn lower_regions(
     Ok((out, decisions, report))
 }
 
-/// Chooses how the results of experts return in a bucket ([`row_sums`]): returns the program, and the estimates
-/// of both forms. All lowerings of the bucket and all sets of collectives start from this program.
+/// Chooses how the results of experts return in a bucket: returns the program, and the estimates of both forms.
+/// All lowerings of the bucket and all sets of collectives start from this program.
 pub fn choose_row_sums<'g>(
     graph: &'g Graph,
     config: &LowerConfig,

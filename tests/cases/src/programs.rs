@@ -339,10 +339,8 @@ impl Grower {
         let mut added = self.communicate(r, CollectiveKind::DispatchRows, group, &[x, from, all_rows])?;
         if ty.dtype.is_float() && r.one_in(2) {
             let sent = *added.first()?;
-            let (kind, table) = r.pick(&[
-                (CollectiveKind::CombineRows, rows),
-                (CollectiveKind::ReduceRows, all_rows),
-            ]);
+            let (kind, table) =
+                r.pick(&[(CollectiveKind::CombineRows, rows), (CollectiveKind::ReduceRows, all_rows)]);
             added.extend(self.communicate(r, kind, group, &[sent, table])?);
         }
         added.extend(tables);
