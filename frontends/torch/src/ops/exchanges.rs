@@ -100,13 +100,61 @@ fn ranks_along(c: &mut OpCall<'_, '_>, n: i64, factor: i64, axis: usize, rank: u
     c.reshape(numbers, shape)
 }
 
-/// `x`, with an error of the run if any element of `found` is beyond `limit`.
-fn check_at_most(c: &mut OpCall<'_, '_>, x: ValueId, found: ValueId, limit: i64) -> EmitResult {
-    let beyond = c.binary_scalar(BinaryOp::Gt, found, Scalar::Int(limit))?;
-    let axes = (0..c.rank(beyond)).collect();
-    let beyond = c.reduce(ReductionKind::Any, beyond, axes, false)?;
-    let zero = c.emit_check(beyond)?;
+/// `x`, with an error of the run if any element of `found` is negative or beyond `limit`. The error names the node
+/// `what`, that element as the index, and `limit + 1` as the extent.
+fn check_counts(c: &mut OpCall<'_, '_>, what: &str, x: ValueId, found: ValueId, limit: i64) -> EmitResult {
+    let axes: Vec<usize> = (0..c.rank(found)).collect();
+    let most = c.reduce(ReductionKind::Max, found, axes.clone(), false)?;
+    let least = c.reduce(ReductionKind::Min, found, axes, false)?;
+    let negative = c.binary_scalar(BinaryOp::Lt, least, Scalar::Int(0))?;
+    let count = c.select(negative, least, most)?;
+    let zeros = c.full(Scalar::Int(0), DType::I64, vec![(limit + 1).into()])?;
+    let zero = c.emit(what, Op::Take { axis: 0 }, &[zeros, count])?;
     c.binary(BinaryOp::Add, x, zero)
+}
+
+/// Split sizes, and offsets, are `i64`, as PyTorch's kernels require.
+fn expect_sizes(c: &OpCall<'_, '_>, name: &str, sizes: ValueId) -> RuleResult {
+    match c.dtype(sizes) {
+        DType::I64 => Ok(()),
+        found => Err(RuleFailure::Invalid(format!("expected i64 as `{name}`, found {found}"))),
+    }
+}
+
+/// A written tensor has the dtype of the operand.
+fn expect_same_dtype(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult {
+    if c.dtype(x) == c.dtype(out) {
+        return Ok(());
+    }
+    Err(RuleFailure::Invalid(format!(
+        "expected a result of the operand's dtype {}, found {}",
+        c.dtype(x),
+        c.dtype(out)
+    )))
+}
+
+/// A written tensor has the dtype of the operand, and rows of the same shape.
+fn expect_same_rows(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult {
+    expect_same_dtype(c, x, out)?;
+    let rows = |v: ValueId| c.shape(v).get(1..).map(<[Dim]>::to_vec);
+    if rows(x).is_some() && rows(x) == rows(out) {
+        return Ok(());
+    }
+    let ty = |v: ValueId| c.lowering.display_type(c.ty(v));
+    Err(RuleFailure::Invalid(format!(
+        "expected a result with rows like those of the operand {}, found {}",
+        ty(x),
+        ty(out)
+    )))
+}
+
+/// A written tensor has the type of the operand.
+fn expect_same_type(c: &OpCall<'_, '_>, x: ValueId, out: ValueId) -> RuleResult {
+    if c.ty(x) == c.ty(out) {
+        return Ok(());
+    }
+    let ty = |v: ValueId| c.lowering.display_type(c.ty(v));
+    Err(RuleFailure::Invalid(format!("expected a result of the operand's type {}, found {}", ty(x), ty(out))))
 }
 
 /// The split sizes with the offsets, as one tensor of two rows.
@@ -122,12 +170,21 @@ fn exchange_by_rank(c: &mut OpCall<'_, '_>) -> RuleResult {
     let (group, _) = known_group(c)?;
     let x = c.tensor("input")?;
     let out = c.tensor("out")?;
-    let sizes = c.tensor("in_splits")?;
-    let sizes = c.cast(sizes, DType::I64)?;
+    let mut sizes = c.tensor("in_splits")?;
+    expect_sizes(c, "in_splits", sizes)?;
+    expect_same_rows(c, x, out)?;
     c.ignore(&["out_splits_offsets"]);
     let capacity = c.extent(out, 0);
     let own = c.extent(x, 0);
     let longer = own.max_with(&capacity).simplify_within(&c.lowering.symbols.table);
+    if longer != capacity {
+        let capacity = fixed_extent(c, out, 0, "rows of a result that may be shorter than the operand")?;
+        // The exchange itself allows as many rows as the longer one has.
+        let kind = CollectiveKind::AllToAll(AllToAllSplits::Even);
+        let received = c.collective(kind, group, sizes)?;
+        let total = c.reduce(ReductionKind::Sum, received, vec![0], false)?;
+        sizes = check_counts(c, "rows_within_capacity", sizes, total, capacity)?;
+    }
     let mut ty = c.ty(x).clone();
     ty.shape[0] = longer.clone();
     let operand = if longer == own {
@@ -158,6 +215,8 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let out = c.tensor("out")?;
     let sizes = c.tensor("in_splits")?;
     let align = c.int_or("major_align", 1)?;
+    expect_sizes(c, "in_splits", sizes)?;
+    expect_same_rows(c, x, out)?;
     c.ignore(&["out_splits_offsets"]);
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
@@ -189,9 +248,14 @@ fn exchange_to_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let within = sums_before(c, received, 2)?;
     let offsets = c.binary(BinaryOp::Add, expert_starts, within)?;
     let slots = slots_of_rows(c, group, (n, tokens, capacity), (received, offsets, starts))?;
+    // An expert without rows may start beyond the result.
+    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
+    let has_rows = c.binary_scalar(BinaryOp::Ne, received, Scalar::Int(0))?;
     let received_ends = c.binary(BinaryOp::Add, offsets, received)?;
-    let slots = check_at_most(c, slots, received_ends, capacity)?;
-    let slots = check_at_most(c, slots, ends, tokens)?;
+    let received_ends = c.select(has_rows, received_ends, zero)?;
+    let slots = check_counts(c, "rows_within_capacity", slots, received_ends, capacity)?;
+    let slots = check_counts(c, "rows_within_operand", slots, ends, tokens)?;
+    let slots = check_counts(c, "rows_of_chunk", slots, sent, tokens)?;
     let all_rows = rows_of_tokens(c, (n, tokens, capacity), (starts, ends, offsets))?;
     let ty = c.ty(out).clone();
     let flat_x = flat_rows(c, x)?;
@@ -305,6 +369,8 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let x = c.tensor("input")?;
     let out = c.tensor("out")?;
     let both = c.tensor("in_splits_offsets")?;
+    expect_sizes(c, "in_splits_offsets", both)?;
+    expect_same_rows(c, x, out)?;
     c.ignore(&["out_splits_offsets"]);
     let tokens = fixed_extent(c, x, 0, "rows")?;
     let capacity = fixed_extent(c, out, 0, "rows of the result")?;
@@ -332,6 +398,10 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let [sizes, sources] = arranged[..] else {
         return Err(RuleFailure::Invalid("expected sizes and offsets".into()));
     };
+    let zero = c.full(Scalar::Int(0), DType::I64, vec![])?;
+    let has_rows = c.binary_scalar(BinaryOp::Ne, sizes, Scalar::Int(0))?;
+    let first = c.select(has_rows, sources, zero)?;
+    let last = c.binary(BinaryOp::Add, first, sizes)?;
     let senders = ranks_along(c, n, tokens, 1, 3)?;
     let sources = c.binary(BinaryOp::Add, sources, senders)?;
     let sizes = of_this_rank(c, sizes, group)?;
@@ -341,7 +411,10 @@ fn exchange_from_experts(c: &mut OpCall<'_, '_>) -> RuleResult {
     let found = chunks_of_rows(c, capacity, (sizes, offsets))?;
     let rows = sources_of_rows(c, found, sources)?;
     let ends = c.binary(BinaryOp::Add, offsets, sizes)?;
-    let rows = check_at_most(c, rows, ends, capacity)?;
+    let rows = check_counts(c, "rows_within_capacity", rows, ends, capacity)?;
+    let rows = check_counts(c, "rows_of_chunk", rows, sizes, capacity)?;
+    let rows = check_counts(c, "offset_within_operand", rows, first, tokens)?;
+    let rows = check_counts(c, "rows_within_operand", rows, last, tokens)?;
     let rows = c.unsqueeze(rows, 1)?;
     let ty = c.ty(out).clone();
     let flat_x = flat_rows(c, x)?;
@@ -365,6 +438,9 @@ fn reduce_to_roots(c: &mut OpCall<'_, '_>, tiles: &[ValueId], roots: &[i64]) -> 
         return Err(RuleFailure::Invalid(format!(
             "expected a different root below {n} for each tile, found the roots {roots:?} of {found} tiles"
         )));
+    }
+    for tile in tiles {
+        expect_same_type(c, *tile, out)?;
     }
     if roots.len() as i64 == n && n > 1 {
         let mut order: Vec<(i64, ValueId)> = roots.iter().copied().zip(tiles.iter().copied()).collect();
@@ -429,6 +505,7 @@ fn reduce_blocks(c: &mut OpCall<'_, '_>) -> RuleResult {
         for own in &all {
             let (start, end) = own[j];
             let block = c.slice(x, axis, start.into(), (end - start).into(), 1)?;
+            expect_same_type(c, block, *result)?;
             stacked.push(c.unsqueeze(block, 0)?);
         }
         let stacked = c.concat(&stacked, 0)?;
@@ -454,8 +531,10 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
             )));
         }
     };
+    expect_same_dtype(c, x, out)?;
     let mut shape = c.shape(x);
-    if shape.len() == 2 {
+    let is_matrix = shape.len() == 2;
+    if is_matrix {
         let each = shape[scattered].exact_div(&n.into()).ok_or_else(|| {
             RuleFailure::Invalid(format!("expected {n} ranks to divide {:?}", shape[scattered]))
         })?;
@@ -472,7 +551,19 @@ fn exchange_axes(c: &mut OpCall<'_, '_>) -> RuleResult {
     let swap = |c: &mut OpCall<'_, '_>, v: ValueId| c.permute(v, vec![1, 0, 2]);
     let pieces = if scattered == 1 { swap(c, pieces)? } else { pieces };
     let y = c.collective(CollectiveKind::AllToAll(AllToAllSplits::Even), group, pieces)?;
-    let y = if scattered == 0 { swap(c, y)? } else { y };
+    let mut y = if scattered == 0 { swap(c, y)? } else { y };
+    if is_matrix && c.rank(out) == 2 {
+        let [a, b, d] = &c.shape(y)[..] else {
+            return Err(RuleFailure::Invalid("expected pieces of a matrix".into()));
+        };
+        let matrix = if scattered == 0 {
+            vec![a.clone(), b.clone() * d.clone()]
+        } else {
+            vec![a.clone() * b.clone(), d.clone()]
+        };
+        y = c.reshape(y, matrix)?;
+        expect_same_type(c, y, out)?;
+    }
     let y = c.reshape(y, c.shape(out))?;
     c.set_result(0, y);
     Ok(())

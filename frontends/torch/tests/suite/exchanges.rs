@@ -232,6 +232,118 @@ fn rows_that_do_not_fit_are_an_error_of_the_run() {
     assert!(four([3.0, 1.0, 3.0, 0.0]).is_err());
 }
 
+/// The error of a run of two ranks with the same sizes.
+fn error_of_run(program: &ImportOutput, operand_rows: usize, shape: &[usize], sizes: &[f64]) -> String {
+    let of_rank = |r| vec![rows(r, operand_rows), tensor(DType::I64, shape, sizes)];
+    results(program, (0..2).map(of_rank).collect()).err().unwrap_or_default()
+}
+
+#[test]
+fn errors_name_the_count_and_the_capacity() {
+    let short = |target: &str, sizes: &str, written: &str, more: &str| {
+        let out = "size=[5,2] dtype=:f32";
+        let so = format!("size=[2,{written}] dtype=:i64");
+        let fake = Fake::new()
+            .input("x", &format!("f32[{TOKENS},2]"))
+            .input("s", sizes)
+            .node("aten.zeros.default", out, &[("out", "f32[5,2]")])
+            .node("aten.zeros.default", &so, &[("so", &format!("i64[2,{written}]"))])
+            .node(target, &format!("input=%x out=%out {more} out_splits_offsets=%so group_name='0'"), &[])
+            .output("out");
+        imported(&fake, 2).expect("a program")
+    };
+    let by_rank = short("symm_mem.all_to_all_vdev.default", "i64[2]", "2", "in_splits=%s");
+    let two = short("symm_mem.all_to_all_vdev_2d.default", "i64[4]", "4", "in_splits=%s major_align=4");
+    let back = short("symm_mem.all_to_all_vdev_2d_offset.default", "i64[2,4]", "4", "in_splits_offsets=%s");
+    let (fits, beyond) = ("rows_within_capacity", "rows_within_operand");
+    for (program, shape, sizes, found) in [
+        // Three rows from each of two ranks are less than the operand has, and more than the result.
+        (&by_rank, vec![2], vec![3.0, 2.0], Some((fits, 6, 6))),
+        (&by_rank, vec![2], vec![2.0, 2.0], None),
+        (&two, vec![4], vec![3.0, 0.0, 0.0, 0.0], Some((fits, 6, 6))),
+        (&two, vec![4], vec![2.0, 0.0, 1.0, 0.0], None),
+        // The second expert has no rows, and starts at row 8.
+        (&two, vec![4], vec![2.0, 0.0, 2.0, 0.0], None),
+        (&two, vec![4], vec![2.0, 0.0, 2.0, 4.0], Some((fits, 12, 6))),
+        (&two, vec![4], vec![2.0, 0.0, 2.0, -1.0], Some(("rows_of_chunk", -1, 8))),
+        (&back, vec![2, 4], vec![1.0, 5.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0], Some((fits, 10, 6))),
+        (&back, vec![2, 4], vec![1.0, 1.0, 0.0, 0.0, 0.0, 7.0, 9.0, 0.0], Some((beyond, 8, 8))),
+        (
+            &back,
+            vec![2, 4],
+            vec![1.0, 1.0, 0.0, 0.0, 0.0, -2.0, 9.0, 0.0],
+            Some(("offset_within_operand", -2, 8)),
+        ),
+        (&back, vec![2, 4], vec![1.0, 1.0, 0.0, 0.0, 0.0, 6.0, 9.0, 0.0], None),
+    ] {
+        let error = error_of_run(program, TOKENS, &shape, &sizes);
+        match found {
+            None => assert_eq!(error, "", "{sizes:?}"),
+            Some((node, index, extent)) => {
+                assert!(error.contains(node), "{sizes:?}: {error}");
+                assert!(error.contains(&format!("index {index} ")), "{sizes:?}: {error}");
+                assert!(error.contains(&format!("has extent {extent}")), "{sizes:?}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn results_of_other_types_are_refused() {
+    let exchange = |op: &str, sizes: &str, out: &str, dtype: &str| {
+        let splits = if op.ends_with("offset") { "in_splits_offsets" } else { "in_splits" };
+        Fake::new()
+            .input("x", "f32[4,2]")
+            .input("s", sizes)
+            .input("so", "i64[2,2]")
+            .node(
+                "aten.zeros.default",
+                &format!("size=[{out}] dtype=:{dtype}"),
+                &[("out", &format!("{dtype}[{out}]"))],
+            )
+            .node(
+                &format!("symm_mem.{op}.default"),
+                &format!("input=%x out=%out {splits}=%s out_splits_offsets=%so group_name='0'"),
+                &[],
+            )
+            .output("out")
+    };
+    let tiles = |from: &str, out: &str, dtype: &str| {
+        Fake::new()
+            .input("a", &format!("f32[{from}]"))
+            .node(
+                "aten.zeros.default",
+                &format!("size=[{out}] dtype=:{dtype}"),
+                &[("out", &format!("{dtype}[{out}]"))],
+            )
+            .node(
+                "symm_mem.multi_root_tile_reduce.default",
+                "in_tiles=[%a,%a] out_tile=%out roots=[0,1] group_name='0'",
+                &[],
+            )
+            .output("out")
+    };
+    let (one, two, back) = ("all_to_all_vdev", "all_to_all_vdev_2d", "all_to_all_vdev_2d_offset");
+    for (fake, reason) in [
+        (exchange(one, "i32[2]", "8,2", "f32"), "expected i64 as `in_splits`, found i32"),
+        (exchange(one, "f32[2]", "8,2", "f32"), "expected i64 as `in_splits`, found f32"),
+        (exchange(two, "i32[2]", "8,2", "f32"), "expected i64 as `in_splits`, found i32"),
+        (exchange(back, "i32[2,2]", "8,2", "f32"), "expected i64 as `in_splits_offsets`, found i32"),
+        (exchange(one, "i64[2]", "8,2", "bf16"), "expected a result of the operand's dtype f32, found bf16"),
+        (exchange(two, "i64[2]", "8,2", "bf16"), "expected a result of the operand's dtype f32, found bf16"),
+        (exchange(two, "i64[2]", "4,4", "f32"), "rows like those of the operand f32[4, 2], found f32[4, 4]"),
+        (
+            exchange(back, "i64[2,2]", "8,1", "f32"),
+            "rows like those of the operand f32[4, 2], found f32[8, 1]",
+        ),
+        (tiles("4,2", "2,4", "f32"), "expected a result of the operand's type f32[4, 2], found f32[2, 4]"),
+        (tiles("4,2", "4,2", "bf16"), "expected a result of the operand's type f32[4, 2], found bf16[4, 2]"),
+    ] {
+        let error = imported(&fake, 2).err().unwrap_or_default();
+        assert!(error.contains(reason), "expected {reason:?}, found {error:?}");
+    }
+}
+
 #[test]
 fn tiles_are_summed_at_their_roots() {
     let tile = |rank: usize, i: usize| (1 + rank * 10 + i) as f64;
