@@ -372,6 +372,7 @@ class AgainstEager(unittest.TestCase):
                 sizes = {name: 5 for name in program.symbols}
                 (found,) = symmc.run(symmc.compile(program), [inputs], symbols=sizes)
                 self.expect_same([one.torch() for one in found], [one.contiguous() for one in tensors(model(*given))])
+        self.assertEqual(symmc.from_exported(exported).parameters().keys(), program.parameters().keys())
 
     def test_operators_that_nothing_is_known_of_stay_opaque(self):
         def function(x):

@@ -147,6 +147,46 @@ class Moe(unittest.TestCase):
             torch.testing.assert_close(of_x, x.grad)
             torch.testing.assert_close(of_weights, weights.grad)
 
+    def test_has_second_derivatives(self):
+        case = Case(2, 4, 2, 5, 8, torch.float64)
+        factors = torch.rand(4, 8, dtype=torch.float64)
+
+        def second(x, weights, y):
+            first = torch.autograd.grad((y * y).sum(), (x, weights), create_graph=True)
+            return torch.autograd.grad((first[0] ** 2).sum() + (first[1] ** 2).sum(), (x, weights))
+
+        def leaves(rank):
+            return case.x[rank].clone().requires_grad_(), case.weights[rank].double().requires_grad_()
+
+        def run(group):
+            rank = group.rank
+            with ExpertExchange(group, **case.config) as exchange:
+                x, weights = leaves(rank)
+                routing = exchange.route(case.ids[rank])
+                rows = by_experts(exchange, exchange.dispatch(x, routing), routing, factors[2 * rank : 2 * rank + 2])
+                return second(x, weights, exchange.combine(rows**2, routing, weights))
+
+        for rank, found in enumerate(of_ranks(2, run)):
+            x, weights = leaves(rank)
+            y = case.dense(rank, x**2, weights, factors**2)
+            for one, other in zip(found, second(x, weights, y)):
+                torch.testing.assert_close(one, other)
+
+    def test_refuses_gradients_that_it_does_not_have(self):
+        def run(group):
+            with ExpertExchange(group, experts=2, slots=1, hidden=4, tokens=3, dtype=torch.float32) as exchange:
+                routing = exchange.route(torch.zeros(3, 1, dtype=torch.int64))
+                x, weights = torch.ones(3, 4, requires_grad=True), torch.ones(3, 1, requires_grad=True)
+                out = torch.empty(exchange.capacity, 4)
+                with self.assertRaisesRegex(symmc.InputError, "out: expected None, because x requires a gradient"):
+                    exchange.dispatch(x, routing, out=out)
+                with torch.no_grad():
+                    exchange.dispatch(x, routing, out=out)
+                with self.assertRaisesRegex(symmc.InputError, "out: expected None, because weights requires a gradient"):
+                    exchange.combine(out, routing, weights, out=torch.empty(3, 4))
+
+        of_ranks(1, run)
+
     def test_moves_fp8_and_scales_as_they_are(self):
         case = Case(2, 4, 2, 6, 32)
         tokens = [x.to(torch.float8_e4m3fn) for x in case.x]
@@ -223,7 +263,23 @@ class Moe(unittest.TestCase):
                 with self.assertRaisesRegex(symmc.InputError, r"x: expected the shape \[3, any\], found \[2, 4\]"):
                     exchange.dispatch(torch.zeros(2, 4), routing)
 
+                for name, call in [
+                    ("ids", lambda: exchange.route([[0, 1]] * 3)),
+                    ("x", lambda: exchange.dispatch([[0.0] * 4] * 3, routing)),
+                    ("rows", lambda: exchange.combine([[0.0] * 4] * 6, routing)),
+                ]:
+                    with self.assertRaisesRegex(symmc.InputError, f"{name}: expected a torch.Tensor, found list"):
+                        call()
+
         of_ranks(1, run)
+        for wrong, found in [
+            ({"experts": True}, "experts: expected a positive integer, found True"),
+            ({"capacity": True}, "capacity: expected a positive integer, found True"),
+            ({"layout": "batched", "capacity": 7}, "capacity: expected a multiple of 2 local experts, found 7"),
+        ]:
+            config = {**dict(experts=2, slots=1, hidden=4, tokens=3), **wrong}
+            with self.assertRaisesRegex(symmc.InputError, found):
+                of_ranks(1, lambda group, config=config: ExpertExchange(group, **config))
         with self.assertRaisesRegex(symmc.InputError, "experts: expected a multiple of 1 ranks|experts: expected a positive"):
             of_ranks(1, lambda group: ExpertExchange(group, experts=0, slots=1, hidden=4, tokens=3))
         with self.assertRaisesRegex(symmc.InputError, "layout: expected one of expert, batched, rank, found 'flat'"):

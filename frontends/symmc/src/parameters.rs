@@ -21,8 +21,9 @@ pub(crate) fn find_parameter(
     expected: &dyn Fn() -> String,
 ) -> Result<Option<Arc<Tensor>>, Error> {
     let source = graph.checkpoint_name(input);
-    let own =
-        weights.weights_of_rank(rank, graph.ranks.unwrap_or_default()).and_then(|w| w.get(source)).cloned();
+    // Weights of an open number of ranks are those of the ranks that they came with.
+    let ranks = graph.ranks.unwrap_or(weights.ranks.len() as u32);
+    let own = weights.weights_of_rank(rank, ranks).and_then(|w| w.get(source)).cloned();
     let Some(file) = tensors else { return Ok(own) };
     if let Some(tensor) = file.weight(rank, source)? {
         return Ok(Some(tensor));

@@ -97,7 +97,7 @@ class ExpertExchange:
         group = symmc.Group.from_env() if group is None else group
         ranks = rank_count(group)
         for name, number in {"experts": experts, "slots": slots, "hidden": hidden, "tokens": tokens, "align": align}.items():
-            if not isinstance(number, int) or number < 1:
+            if not is_positive_integer(number):
                 raise symmc.InputError(f"{name}: expected a positive integer, found {number!r}")
         if experts % ranks:
             raise symmc.InputError(f"experts: expected a multiple of {ranks} ranks, found {experts}")
@@ -115,8 +115,10 @@ class ExpertExchange:
         self.layout: Layout = layout
         self.sections = ranks if layout == "rank" else experts // ranks
         self.capacity = self.worst_capacity() if capacity is None else capacity
-        if not isinstance(self.capacity, int) or self.capacity < 1:
+        if not is_positive_integer(self.capacity):
             raise symmc.InputError(f"capacity: expected a positive integer, found {capacity!r}")
+        if layout == "batched" and self.capacity % self.sections:
+            raise symmc.InputError(f"capacity: expected a multiple of {self.sections} local experts, found {self.capacity}")
         self.device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
         self._gpu = gpu
         self._machine = machine
@@ -184,7 +186,7 @@ class ExpertExchange:
 
         With gradients, the gradient of `x` is the sum over the rows of each token. fp8 tokens are moved as they are.
         """
-        if out is None and torch.is_grad_enabled() and x.requires_grad:
+        if needs_gradient({"x": x}, out):
             result: torch.Tensor = _Dispatch.apply(x, self, routing)  # type: ignore[no-untyped-call]
             return result
         return self._dispatch(x.detach(), routing, out)
@@ -203,8 +205,7 @@ class ExpertExchange:
         and sums are f32 (f64 for f64). The rows of one rank are added in order of slot, then the sums of the ranks, and the last sum is
         rounded. If that is estimated to be faster, each rank adds its own rows and sends sums; the bits are the same.
         """
-        needs = rows.requires_grad or (weights is not None and weights.requires_grad)
-        if out is None and torch.is_grad_enabled() and needs:
+        if needs_gradient({"rows": rows, "weights": weights}, out):
             result: torch.Tensor = _Combine.apply(rows, weights, self, routing)  # type: ignore[no-untyped-call]
             return result
         return self._combine(rows.detach(), routing, None if weights is None else weights.detach(), out)
@@ -362,6 +363,7 @@ class ExpertExchange:
         self, name: str, tensor: torch.Tensor, shape: list[int | None], dtypes: tuple[torch.dtype, ...]
     ) -> int:
         """Checks a tensor of the caller, and returns its first extent."""
+        expect_tensor(name, tensor)
         fits = tensor.dim() == len(shape) and all(e in (None, n) for e, n in zip(shape, tensor.shape, strict=True))
         if not fits:
             wanted = "[" + ", ".join("any" if e is None else str(e) for e in shape) + "]"
@@ -376,6 +378,30 @@ class ExpertExchange:
 def as_bytes(x: torch.Tensor) -> torch.Tensor:
     """The same memory in a dtype that programs have: bytes for fp8 and other dtypes of one byte."""
     return x.view(torch.uint8) if x.dtype not in NAMES and x.element_size() == 1 else x
+
+
+def is_positive_integer(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def expect_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise symmc.InputError(f"{name}: expected a torch.Tensor, found {type(value).__name__}")
+
+
+def needs_gradient(operands: dict[str, torch.Tensor | None], out: torch.Tensor | None) -> bool:
+    """Whether a call records its gradient. A call that writes to `out` cannot."""
+    needing = []
+    for name, operand in operands.items():
+        if operand is not None:
+            expect_tensor(name, operand)
+            if operand.requires_grad and torch.is_grad_enabled():
+                needing.append(name)
+    if needing and out is not None:
+        raise symmc.InputError(
+            f"out: expected None, because {needing[0]} requires a gradient; torch.no_grad() leaves gradients out"
+        )
+    return bool(needing)
 
 
 def rank_count(group: Any) -> int:
@@ -394,7 +420,7 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:  # type: ignore[override]
-        return ctx.exchange._combine(gradient, ctx.routing, None), None, None
+        return ctx.exchange.combine(gradient, ctx.routing), None, None
 
 
 class _Combine(torch.autograd.Function):
@@ -412,12 +438,12 @@ class _Combine(torch.autograd.Function):
         rows, weights = ctx.saved_tensors
         exchange: ExpertExchange = ctx.exchange
         routing: Routing = ctx.routing
-        by_row = exchange._dispatch(gradient, routing)
+        by_row = exchange.dispatch(gradient, routing)
         if weights is None:
             return by_row, None, None, None
         wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
         # All ranks make the same exchanges, whichever gradients they need.
         row_weights = exchange.row_weights(weights.to(wide), routing).unsqueeze(1)
         products = (by_row.to(wide) * rows.to(wide)).sum(1, keepdim=True)
-        of_weights = exchange._combine(products, routing.by_slot(), None)
+        of_weights = exchange.combine(products, routing.by_slot())
         return (by_row.to(wide) * row_weights).to(rows.dtype), of_weights.reshape(weights.shape).to(weights.dtype), None, None
