@@ -47,6 +47,9 @@ pub(crate) struct PickledTensor {
 /// The nesting of calls in the pickle of a tensor.
 const MAX_DEPTH: usize = 8;
 
+/// Classes of tensors that have no content besides that of their storages.
+const PLAIN_CLASSES: [&str; 2] = ["torch.Tensor", "torch.nn.parameter.Parameter"];
+
 /// The longest name of a function, in bytes: a pickle may name it once per opcode.
 const MAX_NAME: usize = 256;
 
@@ -133,10 +136,19 @@ impl Pickle {
         let PickleValue::Call { function, arguments } = self.value(at) else {
             return Err("expected a tensor, found another value".into());
         };
-        let PickleValue::Global(name) = self.value(*function) else {
+        self.tensor_of_call(*function, *arguments, depth)
+    }
+
+    fn tensor_of_call(
+        &self,
+        function: ValueIndex,
+        arguments: ValueIndex,
+        depth: usize,
+    ) -> Result<PickledTensor, String> {
+        let PickleValue::Global(name) = self.value(function) else {
             return Err("expected the name of a function, found another value".into());
         };
-        let arguments = self.sequence(*arguments)?;
+        let arguments = self.sequence(arguments)?;
         let argument = |i: usize| {
             arguments.get(i).copied().ok_or_else(|| format!("expected argument {i} of `{name}`, found none"))
         };
@@ -157,6 +169,11 @@ impl Pickle {
                 };
                 if wraps && class != "torch.distributed.tensor.DTensor" {
                     return Err(format!("expected a DTensor, found `{class}`"));
+                }
+                // A plain tensor with attributes in Python, such as those that Dynamo sets.
+                if !wraps && PLAIN_CLASSES.contains(&class) {
+                    let depth = depth.checked_sub(1).ok_or("expected fewer nested calls")?;
+                    return self.tensor_of_call(argument(0)?, argument(2)?, depth);
                 }
                 let local = self.attribute(argument(3)?, LOCAL_TENSOR);
                 self.find_tensor(local.ok_or_else(|| format!("expected a DTensor, found `{class}`"))?, depth)

@@ -111,6 +111,36 @@ fn other_attributes_and_subclasses_are_refused_by_name() {
 }
 
 #[test]
+fn tensors_with_attributes_in_python_are_plain() {
+    const FUNCTION: &[u8] = b"ctorch._utils\n_rebuild_tensor_v2\n";
+    let plain = pickle(b"", "FloatStorage", b"");
+    let arguments = &plain[FUNCTION.len()..plain.len() - 1];
+    // As `torch.save` writes a tensor on which Dynamo has set an attribute.
+    let with_attribute = |class: &str, after: &[u8]| {
+        let mut out = b"ctorch._tensor\n_rebuild_from_type_v2\n(".to_vec();
+        out.extend(FUNCTION);
+        out.extend(format!("c{class}\n").bytes());
+        out.extend(arguments);
+        out.extend(b"}X\x04\0\0\0markK\x01stR");
+        out.extend(after);
+        out
+    };
+    let six = || floats((0..6).map(|i| i as f32));
+    let mut local =
+        b"ctorch._tensor\n_rebuild_from_type_v2\n(ctorch._utils\n_rebuild_wrapper_subclass\n".to_vec();
+    local.extend(b"ctorch.distributed.tensor\nDTensor\n)}X\x0d\0\0\0_local_tensor");
+    local.extend(with_attribute("torch\nTensor", b"stR."));
+    for bytes in
+        [with_attribute("torch\nTensor", b"."), with_attribute("torch.nn.parameter\nParameter", b"."), local]
+    {
+        let imported = program(&saved(&bytes, &six())).import().expect("an import");
+        assert_eq!(imported.weights["w"].to_f64(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    }
+    let found = program(&saved(&with_attribute("mine\nMarked", b"."), &six())).error();
+    assert!(found.contains("expected a DTensor, found `mine.Marked`"), "{found}");
+}
+
+#[test]
 fn pickles_of_no_tensor_are_refused_and_never_executed() {
     let six = floats([0.0; 6]);
     let good = pickle(b"\x80\x02", "FloatStorage", b".");
