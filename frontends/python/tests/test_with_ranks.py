@@ -446,6 +446,14 @@ def training_of_divided_experts(rank):
             close(found_loss, expected_loss)
             for one, other in zip(found, expected):
                 close(one, other)
+        # The number of tokens of the second call becomes a symbol.
+        run = compiled(loss)
+        for tokens in (12, 9, 14):
+            parameters = [torch.randn(tokens, 16), router, up[own], down[own]]
+            (found_loss, found), (expected_loss, expected) = (gradients(one, parameters) for one in (run, loss))
+            close(found_loss, expected_loss)
+            for one, other in zip(found, expected):
+                close(one, other)
     texts = [call.args[0].text() for call in planned.call_args_list]
     assert len(texts) > 1 and not any("accumulate=true" in text or "combine=sum" in text for text in texts), texts
 

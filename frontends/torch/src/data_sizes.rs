@@ -3,7 +3,8 @@
 //!
 //! The extents of the graph are those that a caller fixes, so an extent that depends on data has a *capacity*
 //! there: an upper bound without such symbols. Bounds come from ranges that the program declares, from its
-//! assertions, and from exchanges: a rank sends at most the rows that it has, and as many as the sizes add up
+//! assertions, from expansions, which keep axes of two elements or more, and from exchanges: a rank sends at most the
+//! rows that it has, and as many as the sizes add up
 //! to. The sizes in expressions are dims over the symbols of the graph followed by those of this module.
 
 use std::collections::HashMap;
@@ -91,6 +92,8 @@ impl DataSizes {
                 self.add_exchange(graph, node, fixed);
             } else if target.starts_with("aten.split_with_sizes") || target.starts_with("aten.split.sizes") {
                 self.add_split(graph, node, fixed);
+            } else if target.starts_with("aten.expand.") {
+                self.add_expansion(graph, node, fixed);
             }
         }
     }
@@ -143,6 +146,7 @@ impl DataSizes {
         let Some(Argument::Tensor(x)) = node.inputs.first().map(|i| &i.arg) else { return };
         let rows = graph.tensor_values.get(&**x).and_then(|meta| meta.sizes.first());
         let Some(rows) = rows.and_then(|size| self.resolve_size(size, fixed).ok()) else { return };
+        let rows = self.normalize(&rows);
         let total = sent.iter().cloned().fold(Dim::from(0), |sum, size| sum + size);
         if total != rows && self.depends_on_data(&total) {
             self.equal.push((total, rows.clone()));
@@ -150,6 +154,31 @@ impl DataSizes {
         if !self.depends_on_data(&rows) {
             for id in sent.iter().chain(&received).filter_map(Dim::as_symbol) {
                 self.limit(id, &rows);
+            }
+        }
+    }
+
+    /// An axis of two elements or more stays as it is when a tensor is expanded. Backward passes state in this way that the rows
+    /// of an exchange are those of an argument.
+    fn add_expansion(
+        &mut self,
+        graph: &ExportedGraph<'_>,
+        node: &ExportedNode<'_>,
+        fixed: &HashMap<String, Dim>,
+    ) {
+        let Some(Argument::Tensor(x)) = node.inputs.first().map(|i| &i.arg) else { return };
+        let sizes = node.inputs.iter().find(|i| &*i.name == "size").map(|i| &i.arg);
+        let Some(sizes) = sizes.and_then(|sizes| self.sizes_of(graph, sizes, fixed)) else { return };
+        let Some(meta) = graph.tensor_values.get(&**x) else { return };
+        // Axes correspond from the last one on.
+        for (old, new) in meta.sizes.iter().rev().zip(sizes.iter().rev()) {
+            let Ok(old) = self.resolve_size(old, fixed) else { continue };
+            if *new != old
+                && self.depends_on_data(new)
+                && !self.depends_on_data(&old)
+                && self.bounds(&old).0 >= 2
+            {
+                self.equal.push((new.clone(), old));
             }
         }
     }

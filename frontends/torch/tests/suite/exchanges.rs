@@ -522,6 +522,28 @@ fn rows_of_a_number_that_is_data_are_reduced_or_refused() {
 }
 
 #[test]
+fn an_expanded_axis_bounds_a_number_that_is_data() {
+    let expanded = |from: &str, size: &str| {
+        Fake::new()
+            .input("x", &format!("f32[{from}]"))
+            .input("n", "i64[]")
+            .sym_int("u0", "u0")
+            .range("u0", Some(0), None)
+            .int_node("aten.item.default", "self=%n", "u0")
+            .node("aten.expand.default", &format!("self=%x size={size}"), &[("rows", "f32[u0,2]")])
+            .node("aten.sum.dim_IntList", "self=%rows dim=[0]", &[("y", "f32[2]")])
+            .output("y")
+    };
+    let run = imported(&expanded("3,2", "[$u0,2]"), 1).expect("a program");
+    let x = tensor(DType::F32, &[3, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let found = results(&run, vec![vec![x, tensor(DType::I64, &[], &[3.0])]]).expect("a run");
+    assert_eq!(found[0][0], [9.0, 12.0]);
+    // One row is repeated any number of times.
+    let error = imported(&expanded("1,2", "[$u0,2]"), 1).expect_err("no bound");
+    assert!(error.contains("`u0` depends on data and has no upper bound"), "{error}");
+}
+
+#[test]
 fn positions_are_repeated_by_counts_that_are_data() {
     let counted = |size: &str, result: &str| {
         Fake::new()

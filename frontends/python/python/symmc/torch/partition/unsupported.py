@@ -42,7 +42,7 @@ def unsupported_nodes(graph: torch.fx.Graph, error: symmc.Error) -> dict[int, st
         symbols = _data_symbols(node)
         if symbols:
             names = ", ".join(sorted(map(str, symbols)))
-            found[node.meta[NUMBER]] = f"a size depends on data ({names}), but plans need sizes of arguments"
+            found[node.meta[NUMBER]] = f"a size depends on data ({names}), and the graph cannot be planned: {error}"
     return found
 
 
@@ -57,7 +57,7 @@ def data_size_error(graph: torch.fx.Graph, error: symmc.Error) -> symmc.Error | 
     odd = unsupported_nodes(graph, error)
     for node in graph.nodes:
         if node.op == "call_function" and _data_symbols(node):
-            why = f"{odd[node.meta[NUMBER]]}; give the size as an argument of the compiled function, or set `fallback`"
+            why = f"{odd[node.meta[NUMBER]]}; other remedies are to pass the size as an argument of the compiled function, or to set `fallback`"
             named = symmc.UnsupportedError(f"{node.target}{source_line(node)}: {why}")
             named.node = node.name
             return named
