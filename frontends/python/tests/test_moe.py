@@ -272,6 +272,8 @@ class Moe(unittest.TestCase):
                         call()
 
         of_ranks(1, run)
+        with self.assertRaisesRegex(symmc.InputError, "group: expected a symmc.Group or a process group with this rank, found -100"):
+            ExpertExchange(-100, experts=2, slots=1, hidden=4, tokens=3)
         for wrong, found in [
             ({"experts": True}, "experts: expected a positive integer, found True"),
             ({"capacity": True}, "capacity: expected a positive integer, found True"),

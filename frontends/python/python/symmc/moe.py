@@ -408,7 +408,11 @@ def rank_count(group: Any) -> int:
     """The number of ranks of a group."""
     if isinstance(group, symmc.Group):
         return group.ranks
-    return int(group.size())
+    size = getattr(group, "size", None)
+    if not callable(size):
+        # PyTorch gives ranks outside of a new group a number in its place.
+        raise symmc.InputError(f"group: expected a symmc.Group or a process group with this rank, found {group!r}")
+    return int(size())
 
 
 class _Dispatch(torch.autograd.Function):
