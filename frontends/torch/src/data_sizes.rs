@@ -3,9 +3,9 @@
 //!
 //! The extents of the graph are those that a caller fixes, so an extent that depends on data has a *capacity*
 //! there: an upper bound without such symbols. Bounds come from ranges that the program declares, from its
-//! assertions, from expansions, which keep axes of two elements or more, and from exchanges: a rank sends at most the
-//! rows that it has, and as many as the sizes add up
-//! to. The sizes in expressions are dims over the symbols of the graph followed by those of this module.
+//! assertions, from expansions, which keep axes of two elements or more, and from exchanges: a rank sends at
+//! most the rows that it has, and as many as the sizes add up to. The sizes in expressions are dims over the
+//! symbols of the graph followed by those of this module.
 
 use std::collections::HashMap;
 
