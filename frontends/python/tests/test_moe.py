@@ -244,10 +244,11 @@ class Moe(unittest.TestCase):
 
         for failed in of_ranks(2, lambda group: self.assertRaises(symmc.DataError, overfull, group) or group.rank):
             self.assertIn(failed, (0, 1))
-        with self.assertRaisesRegex(symmc.InputError, "receives 3 rows: expected at most 2"):
-            of_ranks(1, lambda group: ExpertExchange(
-                group, experts=2, slots=1, hidden=4, tokens=3, dtype=torch.float32, capacity=2
-            ).route(torch.zeros(3, 1, dtype=torch.int64)))
+        for name, shown in ((None, "route %rows"), ("layers.3", r"route %layers\.3\.rows")):
+            with self.assertRaisesRegex(symmc.InputError, f"{shown}.*receives 3 rows: expected at most 2"):
+                of_ranks(1, lambda group, name=name: ExpertExchange(
+                    group, experts=2, slots=1, hidden=4, tokens=3, dtype=torch.float32, capacity=2, name=name
+                ).route(torch.zeros(3, 1, dtype=torch.int64)))
 
     def test_names_what_it_refuses(self):
         def run(group):
@@ -277,6 +278,9 @@ class Moe(unittest.TestCase):
         for wrong, found in [
             ({"experts": True}, "experts: expected a positive integer, found True"),
             ({"capacity": True}, "capacity: expected a positive integer, found True"),
+            ({"name": 3}, "name: expected letters, digits, .* found 3"),
+            ({"name": "3rd"}, "name: expected letters, digits, .* found '3rd'"),
+            ({"name": ""}, "name: expected letters, digits, .* found ''"),
             ({"layout": "batched", "capacity": 7}, "capacity: expected a multiple of 2 local experts, found 7"),
         ]:
             config = {**dict(experts=2, slots=1, hidden=4, tokens=3), **wrong}

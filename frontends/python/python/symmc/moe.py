@@ -6,7 +6,7 @@
     y = exchange.combine(run_experts(rows, routing.ends), routing, weights)
 
 All shapes are static, and numbers of rows are data on the device, so runs can be captured in CUDA graphs. A routing with more rows than the
-capacity raises a `DataError` that names the count and the capacity. No token is dropped.
+capacity raises a `DataError` that names the exchange (`name=`), the count and the capacity. No token is dropped.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import re
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,8 @@ __all__ = ["ExpertExchange", "Routing"]
 
 Layout = Literal["expert", "batched", "rank"]
 LAYOUTS: tuple[Layout, ...] = ("expert", "batched", "rank")
+
+_NAME = re.compile("[A-Za-z_][A-Za-z0-9_.]*")
 
 NAMES = {getattr(torch, name): ours for ours, name in TORCH_DTYPES}
 
@@ -76,6 +79,7 @@ class ExpertExchange:
       `capacity / local experts` rows) or `rank` (one row per token and rank, in order of source rank).
     - gpu: the number of the GPU, or None for the host. machine: the profile that decisions are made by.
     - timeout: the longest wait for other ranks, in seconds.
+    - name: the name of the layer, such as `layers.3`. The error of a routing with more rows than the capacity has it.
     """
 
     def __init__(
@@ -93,18 +97,22 @@ class ExpertExchange:
         gpu: int | None = None,
         machine: str | None = None,
         timeout: float = 30.0,
+        name: str | None = None,
     ) -> None:
         group = symmc.Group.from_env() if group is None else group
         ranks = rank_count(group)
-        for name, number in {"experts": experts, "slots": slots, "hidden": hidden, "tokens": tokens, "align": align}.items():
+        for argument, number in {"experts": experts, "slots": slots, "hidden": hidden, "tokens": tokens, "align": align}.items():
             if not is_positive_integer(number):
-                raise symmc.InputError(f"{name}: expected a positive integer, found {number!r}")
+                raise symmc.InputError(f"{argument}: expected a positive integer, found {number!r}")
         if experts % ranks:
             raise symmc.InputError(f"experts: expected a multiple of {ranks} ranks, found {experts}")
         if layout not in LAYOUTS:
             raise symmc.InputError(f"layout: expected one of {', '.join(LAYOUTS)}, found {layout!r}")
         if dtype not in NAMES:
             raise symmc.InputError(f"dtype: expected one of {', '.join(map(str, NAMES))}, found {dtype}")
+        if name is not None and not (isinstance(name, str) and _NAME.fullmatch(name)):
+            raise symmc.InputError(f"name: expected letters, digits, '_' and '.', and no digit or '.' first, found {name!r}")
+        self.name = name
         self.ranks = ranks
         self.experts = experts
         self.slots = slots
@@ -310,6 +318,9 @@ class ExpertExchange:
         everyone = f"{self.ranks}*t"
         types = [f"[t, {k}]", f"[{everyone}, {k}]", f"[{self.capacity}]", f"[{self.sections}]", f"[{self.sections}]"]
         names = ["rows", "all_rows", "slots", "counts", "ends"]
+        if self.name:
+            # Errors name a step by its first result.
+            names = [f"{self.name}.{name}" for name in names]
         results = ", ".join(f"%{name}: i64{shape}" for name, shape in zip(names, types, strict=True))
         return self._program("route", [
             f"arg %ids: i64[t, {k}]",
