@@ -340,11 +340,12 @@ ops! {
         "combine_rows" ("x, rows, weights?") kind CombineRows {}:
             "Returns results to the ranks of the tokens. `x` is `[c, d]`; `rows` is the first result of `route`. Row `i` of the \
              result `[t, d]` is the sum over slots `j` of the global row `rows[i, j]` times `weights[i, j]`. Negative rows are left \
-             out. The rows of one rank are added first, in ascending order of slot, then the sums of the ranks in ascending order."
+             out. The rows of one rank are added first, in ascending order of slot, then the sums of the ranks in ascending order. \
+             If `rows` is a `shard` of an argument, ranks of the group must pass equal arguments."
             => "%combined: f32[t, 64] = combine_rows %sent, %mine group=@all";
         "reduce_rows" ("x, all_rows, all_weights?") kind ReduceRows {}:
             "Returns results to the ranks of the tokens as sums. `x` is `[c, d]`; `all_rows` is the second result of `route`, and \
-             `all_weights` are the weights of all ranks in their order. The first result `[t, d]` is that of `combine_rows`, but \
+             `all_weights` are the weights of all ranks in their order; both are equal on all ranks of the group. The first result `[t, d]` is that of `combine_rows`, but \
              each rank adds its own rows and sends the sums. The second result `[(n-1)*t, d]`, f32 (f64 for f64), has the sums \
              of the other ranks, beginning with the next one. The optimiser makes it from `combine_rows` where it is faster."
             => "%reduced: f32[t, 64], %sums: f32[3*t, 64] = reduce_rows %sent, %everyone group=@all";

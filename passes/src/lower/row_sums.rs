@@ -14,12 +14,13 @@
 //! memory or on schedules. All lowerings of a bucket therefore have the same nodes.
 
 use std::borrow::Cow;
+use std::cell::OnceCell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::machine::OperationCounts;
 use symmc_ir::{
-    Collective, CollectiveKind, CollectiveVariant, Graph, GroupId, InputId, Node, NodeId, Op, RouteScope,
-    TensorType, ValueDef, ValueId, infer,
+    Collective, CollectiveKind, CollectiveVariant, EntityMap, Graph, GroupId, InputId, Node, NodeId, Op,
+    Replication, RouteScope, TensorType, ValueDef, ValueId, infer,
 };
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
@@ -84,7 +85,7 @@ pub fn choose<'g>(
     bound: &BTreeSet<InputId>,
 ) -> Result<(Cow<'g, Graph>, Vec<ReturnedSums>), PassError> {
     let outputs = graph.outputs.iter().map(|o| o.value).collect();
-    let chooser = RowSumChooser { graph, context, bound, outputs };
+    let chooser = RowSumChooser { graph, context, bound, outputs, replication: OnceCell::new() };
     let mut chosen: BTreeMap<NodeId, SumsForm> =
         graph.nodes.keys().filter_map(|n| Some((n, chooser.compared_form(n)?))).collect();
     let sums = chosen.values().map(|form| form.returned.clone()).collect();
@@ -119,6 +120,8 @@ struct RowSumChooser<'a> {
     context: &'a LowerContext,
     bound: &'a BTreeSet<InputId>,
     outputs: BTreeSet<ValueId>,
+    /// Computed when it is needed first.
+    replication: OnceCell<EntityMap<ValueId, Replication>>,
 }
 
 impl RowSumChooser<'_> {
@@ -161,12 +164,26 @@ impl RowSumChooser<'_> {
                     OfAllRanks::Known(self.graph.nodes[n].outputs[1])
                 }
                 Op::Shard { axis: 0, group: sharded } if *sharded == group => {
-                    OfAllRanks::Known(self.graph.nodes[n].inputs[0])
+                    let whole = self.graph.nodes[n].inputs[0];
+                    if self.is_equal_on_ranks(whole, group) {
+                        OfAllRanks::Known(whole)
+                    } else {
+                        OfAllRanks::Gathered(rows)
+                    }
                 }
                 _ => OfAllRanks::Gathered(rows),
             },
             _ => OfAllRanks::Gathered(rows),
         }
+    }
+
+    /// Whether the ranks of each cell have the same bits of the rows of all ranks. Callers pass equal arguments.
+    fn is_equal_on_ranks(&self, all_rows: ValueId, group: GroupId) -> bool {
+        matches!(self.graph.values[all_rows].def, ValueDef::Input(_))
+            || self.graph.cells(group).is_some_and(|cells| {
+                let known = self.replication.get_or_init(|| Replication::of_graph(self.graph));
+                known[all_rows].is_uniform_within_cells(&cells)
+            })
     }
 
     /// The type of a gathered value. Adds the time of the gather by its fastest variant.
@@ -285,8 +302,9 @@ fn replace(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> Option<Graph> 
 /// The pieces of the rows of all ranks that only the chosen nodes read.
 fn unused_pieces(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> BTreeSet<NodeId> {
     let mut unused = BTreeSet::new();
-    for n in chosen.keys() {
-        let rows = graph.nodes[*n].inputs.get(1).and_then(|&rows| graph.defining_node(rows));
+    let known = chosen.iter().filter(|(_, form)| matches!(form.rows, OfAllRanks::Known(_)));
+    for (&n, _) in known {
+        let rows = graph.nodes[n].inputs.get(1).and_then(|&rows| graph.defining_node(rows));
         unused.extend(rows.filter(|&rows| matches!(graph.nodes[rows].op, Op::Shard { .. })));
     }
     for (_, node) in graph.nodes.iter().filter(|(n, _)| !chosen.contains_key(n)) {

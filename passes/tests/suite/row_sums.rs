@@ -29,6 +29,10 @@ enum RowsOrigin {
     Route,
     /// A piece of the rows of all ranks, which are an argument.
     Shard,
+    /// A piece of rows that each rank computes, and that may differ between ranks.
+    ShardOfOwn,
+    /// A piece of the slots of this rank's tokens.
+    ShardOfSlots,
     Argument,
 }
 
@@ -66,6 +70,17 @@ impl Combination {
             RowsOrigin::Shard => {
                 text += &format!("arg %all: i64[{n}*t, {k}]\narg %w: f32[t, {k}]\n");
                 text += &format!("%rows: i64[t, {k}] = shard %all axis=0 group=@ep\n");
+                "%rows"
+            }
+            RowsOrigin::ShardOfOwn => {
+                text += &format!("arg %given: i64[{n}*t, {k}]\narg %w: f32[t, {k}]\n");
+                text += &format!("%all: i64[{n}*t, {k}] = abs %given\n");
+                text += &format!("%rows: i64[t, {k}] = shard %all axis=0 group=@ep\n");
+                "%rows"
+            }
+            RowsOrigin::ShardOfSlots => {
+                text += &format!("arg %wide: i64[t, {}]\narg %w: f32[t, {k}]\n", n * k);
+                text += &format!("%rows: i64[t, {k}] = shard %wide axis=1 group=@ep\n");
                 "%rows"
             }
             RowsOrigin::Argument => {
@@ -107,6 +122,8 @@ fn sums_return_where_they_are_fewer_bytes() {
         ("as many bytes", four, 4096, None),
         ("fewer bytes among four", Combination { slots: 32, ..four }, 4096, Some(2)),
         ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(1)),
+        ("a piece of own rows", Combination { rows: RowsOrigin::ShardOfOwn, ..USUAL }, 4096, Some(2)),
+        ("a piece of the slots", Combination { rows: RowsOrigin::ShardOfSlots, ..USUAL }, 4096, Some(2)),
         ("rows of this rank", Combination { rows: RowsOrigin::Argument, ..USUAL }, 4096, Some(2)),
     ] {
         let graph = case.program();
@@ -120,7 +137,9 @@ fn sums_return_where_they_are_fewer_bytes() {
             continue;
         };
         let shards = program.nodes.values().filter(|node| matches!(node.op, Op::Shard { .. })).count();
-        assert_eq!(shards, 0, "{what}: nothing reads the piece\n{}", text::print(&program));
+        let gathered = matches!(case.rows, RowsOrigin::ShardOfOwn | RowsOrigin::ShardOfSlots);
+        let expected = usize::from(gathered);
+        assert_eq!(shards, expected, "{what}: only gathers read a piece\n{}", text::print(&program));
         assert_eq!(count(&program, &CollectiveKind::AllGather), gathers, "{what}\n{}", text::print(&program));
         symmc_ir::verify::verify(&program).unwrap_or_else(|e| panic!("{what}: {}", e[0]));
         // Rows that are arguments are drawn beyond their range.
