@@ -124,6 +124,17 @@ class Moe(unittest.TestCase):
             self.assertEqual((forms, same_forms), ({"route", "dispatch", "combine"}, {"route", "dispatch", "sums"}))
             self.assertTrue(torch.equal(y, same) and torch.equal(unweighted, same_unweighted))
 
+    def test_returns_rows_in_the_layout_of_ranks(self):
+        case = Case(2, 16, 8, 1024, 512, torch.bfloat16)
+
+        def run(group):
+            with ExpertExchange(group, **case.config, layout="rank") as exchange:
+                routing = exchange.route(case.ids[group.rank])
+                exchange.combine(exchange.dispatch(case.x[group.rank], routing), routing)
+                return {key[0] for key in exchange._sessions}
+
+        self.assertEqual(of_ranks(2, run), [{"route", "dispatch", "combine"}] * 2)
+
     def test_differentiates_as_one_rank_does(self):
         case = Case(2, 4, 2, 5, 8)
         factors = torch.rand(4, 8)

@@ -345,9 +345,10 @@ ops! {
             => "%combined: f32[t, 64] = combine_rows %sent, %mine group=@all";
         "reduce_rows" ("x, all_rows, all_weights?") kind ReduceRows {}:
             "Returns results to the ranks of the tokens as sums. `x` is `[c, d]`; `all_rows` is the second result of `route`, and \
-             `all_weights` are the weights of all ranks in their order; both are equal on all ranks of the group. The first result `[t, d]` is that of `combine_rows`, but \
-             each rank adds its own rows and sends the sums. The second result `[(n-1)*t, d]`, f32 (f64 for f64), has the sums \
-             of the other ranks, beginning with the next one. The optimiser makes it from `combine_rows` where it is faster."
+             `all_weights` are the weights of all ranks in their order; both are equal on all ranks of the group. The first \
+             result `[t, d]` is that of `combine_rows`, but each rank adds its own rows and sends the sums. The second result \
+             `[(n-1)*t, d]`, f32 (f64 for f64), has the sums of the other ranks, beginning with the next one. The optimiser \
+             makes it from `combine_rows` where it is faster."
             => "%reduced: f32[t, 64], %sums: f32[3*t, 64] = reduce_rows %sent, %everyone group=@all";
         "broadcast" ("x") kind Broadcast { root }:
             "The operand of rank `root`."

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use symmc_ir::machine::OperationCounts;
 use symmc_ir::{
     Collective, CollectiveKind, CollectiveVariant, EntityMap, Graph, GroupId, InputId, Node, NodeId, Op,
-    Replication, RouteScope, TensorType, ValueDef, ValueId, infer,
+    Replication, RouteLayout, RouteScope, TensorType, ValueDef, ValueId, infer,
 };
 use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
@@ -131,7 +131,8 @@ impl RowSumChooser<'_> {
         let node = &graph.nodes[n];
         let &Collective { ref kind, group, .. } = node.op.as_collective()?;
         let (&[x, rows], weights) = node.inputs.split_first_chunk()?;
-        if *kind != CollectiveKind::CombineRows || graph.group_size(group)? < 2 {
+        if *kind != CollectiveKind::CombineRows || graph.group_size(group)? < 2 || self.is_one_per_rank(rows)
+        {
             return None;
         }
         let rows = self.rows_of_all_ranks(rows, group);
@@ -154,6 +155,13 @@ impl RowSumChooser<'_> {
         let returned =
             ReturnedSums { collective: graph.node_name(n).to_string(), us: round_us(us), combined };
         Some(SumsForm { group, x, rows, weights, types, returned })
+    }
+
+    /// Whether a token has at most one row on each rank: then there is nothing to add before rows return, and a row
+    /// is no larger than a sum.
+    fn is_one_per_rank(&self, rows: ValueId) -> bool {
+        let node = self.graph.defining_node(rows).map(|n| &self.graph.nodes[n].op);
+        matches!(node, Some(Op::Route(route)) if route.layout == RouteLayout::Rank)
     }
 
     /// A `route` that the ranks of the group share has the rows of all of them.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{CollectiveKind, CollectiveVariant, Graph, Op, text};
-use symmc_passes::lower::{COMBINE_AS_SUMS, choose_row_sums};
+use symmc_passes::lower::{COMBINE_AS_SUMS, ReturnedSums, choose_row_sums};
 use symmc_passes::{LowerConfig, lower};
 
 use crate::common::{bindings, difference};
@@ -27,6 +27,8 @@ struct Combination {
 #[derive(Clone, Copy, PartialEq)]
 enum RowsOrigin {
     Route,
+    /// A route with one row for each token and rank.
+    RouteByRank,
     /// A piece of the rows of all ranks, which are an argument.
     Shard,
     /// A piece of rows that each rank computes, and that may differ between ranks.
@@ -53,15 +55,18 @@ impl Combination {
         let mut text = format!("program \"p\" ranks {ranks}\nsymbol t in 1..=4096\ngroup @ep {cells}\n");
         text += &format!("arg %x: {dtype}[{}*t, {width}]\n", n * k);
         let rows = match rows {
-            RowsOrigin::Route => {
+            RowsOrigin::Route | RowsOrigin::RouteByRank => {
+                let by_rank = rows == RowsOrigin::RouteByRank;
+                let layout = if by_rank { "rank" } else { "expert" };
+                let sections = if by_rank { n } else { 16 };
                 text += &format!("arg %logits: f32[t, {}]\n", 16 * n);
                 text += &format!("arg %w: {}[t, {k}]\n", weights.unwrap_or("f32"));
                 text +=
                     &format!("%score: f32[t, {k}], %ids: i64[t, {k}] = topk %logits axis=1 largest=true\n");
                 text += &format!("%all_ids: i64[{n}*t, {k}] = all_gather %ids group=@ep\n");
                 text += &format!(
-                    "%rows: i64[t, {k}], %all: i64[{n}*t, {k}], %from: i64[{c}*t], %counts: i64[16], %ends: i64[16] = \
-                     route %all_ids experts={e} align=1 layout=expert group=@ep\n",
+                    "%rows: i64[t, {k}], %all: i64[{n}*t, {k}], %from: i64[{c}*t], %counts: i64[{sections}], %ends: i64[{sections}] = \
+                     route %all_ids experts={e} align=1 layout={layout} group=@ep\n",
                     c = n * k,
                     e = 16 * n
                 );
@@ -121,6 +126,7 @@ fn sums_return_where_they_are_fewer_bytes() {
         ("two cells", two_cells, 4096, Some(2)),
         ("as many bytes", four, 4096, None),
         ("fewer bytes among four", Combination { slots: 32, ..four }, 4096, Some(2)),
+        ("a row for each rank", Combination { rows: RowsOrigin::RouteByRank, ..USUAL }, 4096, None),
         ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(1)),
         ("a piece of own rows", Combination { rows: RowsOrigin::ShardOfOwn, ..USUAL }, 4096, Some(2)),
         ("a piece of the slots", Combination { rows: RowsOrigin::ShardOfSlots, ..USUAL }, 4096, Some(2)),
@@ -133,7 +139,10 @@ fn sums_return_where_they_are_fewer_bytes() {
         assert_eq!(chosen, gathers.is_some(), "{what}: {sums:?}\n{}", text::print(&program));
         assert_eq!(count(&program, &CollectiveKind::CombineRows) == 0, chosen, "{what}");
         let Some(gathers) = gathers else {
-            assert!(matches!(program, Cow::Borrowed(_)) && !sums[0].are_faster(), "{what}");
+            assert!(
+                matches!(program, Cow::Borrowed(_)) && !sums.iter().any(ReturnedSums::are_faster),
+                "{what}"
+            );
             continue;
         };
         let shards = program.nodes.values().filter(|node| matches!(node.op, Op::Shard { .. })).count();

@@ -73,7 +73,8 @@ class ExpertExchange:
     - hidden: the number of elements of a token.
     - tokens: the most tokens of a rank in one call.
     - dtype: the dtype of `rows_buffers` and `tokens_buffers`. Tokens of other dtypes and widths can be dispatched as well, such as scales.
-    - capacity: the most rows that a rank receives. By default it is enough for any routing.
+    - capacity: the most rows that a rank receives. By default it is enough for any routing that gives each token different
+      experts.
     - align: each section begins at a multiple of this many rows.
     - layout: `expert` (one row per slot, in order of local expert; contiguous), `batched` (the same, but each local expert has
       `capacity / local experts` rows) or `rank` (one row per token and rank, in order of source rank).
@@ -255,7 +256,8 @@ class ExpertExchange:
 
     def _returns_sums(self, key: tuple[Any, ...], tokens: int) -> bool:
         """Whether this many tokens are combined faster from the sums that each rank makes of its own rows."""
-        if self.ranks == 1:
+        # In the layout of ranks a token has at most one row on each rank, so there is nothing to add before rows return.
+        if self.ranks == 1 or self.layout == "rank":
             return False
         ranges = self._ranges_of_sums.get(key)
         if ranges is None:
