@@ -186,7 +186,7 @@ fn combine_on_rank(operands: &[Vec<WideArray>], own: &[WideArray]) -> Result<Vec
     for (rank, of_rank) in operands.iter().enumerate() {
         sums.push(sum_rows(&of_rank[0], rank, own, all.clone())?);
     }
-    Ok(vec![add_in_order(&own[0], sums)])
+    Ok(vec![add_in_order(&own[0], own[1].shape[0], sums)])
 }
 
 /// Each rank sums its own rows of all tokens. All ranks have equal tables.
@@ -211,7 +211,7 @@ pub(super) fn reduce_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArr
         let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let others = WideArray::from_floats(dtype, &[(ranks - 1) * tokens, x.shape[1]], others);
         let received = sums.iter().map(|row| row[to].clone()).collect();
-        out.push(vec![add_in_order(x, received), others]);
+        out.push(vec![add_in_order(x, tokens, received), others]);
     }
     Ok(out)
 }
@@ -253,8 +253,8 @@ fn sum_rows(
     Ok(out)
 }
 
-/// The sums of all ranks, added in ascending order of rank, in the dtype of `x`.
-fn add_in_order(x: &WideArray, sums: Vec<Vec<f64>>) -> WideArray {
+/// The sums of all ranks of this many tokens, added in ascending order of rank, in the dtype of `x`.
+fn add_in_order(x: &WideArray, tokens: usize, sums: Vec<Vec<f64>>) -> WideArray {
     let narrow = accumulated(x.dtype);
     let width = x.shape[1];
     let mut sums = sums.into_iter();
@@ -264,7 +264,6 @@ fn add_in_order(x: &WideArray, sums: Vec<Vec<f64>>) -> WideArray {
             *total = narrow(*total + next);
         }
     }
-    let tokens = total.len() / width.max(1);
     WideArray::from_floats(x.dtype, &[tokens, width], total)
 }
 

@@ -172,3 +172,16 @@ fn rows_are_added_by_rank_and_then_by_slot() {
     // The second results have the sums of the other rank.
     assert_eq!([found[0][1].to_f64(), found[1][1].to_f64()], [[2.0], [0.0]]);
 }
+
+#[test]
+fn rows_without_elements_come_back() {
+    let own = |table| vec![f32s(&[2, 0], &[]), table];
+    let combined = [0, 1].map(|_| own(i64s(&[3, 1], &[0, -1, 1])));
+    let sums = exchange(CollectiveKind::CombineRows, &combined, ty(DType::F32, &[3, 0]));
+    assert_eq!(sums[0][0].shape(), [3, 0]);
+    let op = |group| Op::Collective(Collective { kind: CollectiveKind::ReduceRows, group, variant: None });
+    let types = vec![ty(DType::F32, &[2, 0]), ty(DType::F32, &[2, 0])];
+    let reduced = [0, 1].map(|_| own(i64s(&[4, 1], &[0, 1, 2, -1])));
+    let found = apply_on_ranks(&[&[0, 1]], op, &reduced, types).unwrap();
+    assert_eq!([found[0][0].shape(), found[1][1].shape()], [[2, 0]; 2]);
+}
