@@ -67,15 +67,17 @@ fn exchanges_of_rows_share_their_first_operands_alone() {
 /// Peers write `%sums` and nothing else of a reduction. `%z` may use its bytes after the steps `waits`.
 fn rows_reduced(waits: &[usize], changed: &[(&str, &str)]) -> Plan {
     let text = "program \"rows\" ranks 2\ngroup @world world\n\narg %x: f32[8, 4]\narg %rows: i64[8, 1]\n\
-        %y: f32[4, 4], %sums: f32[4, 4] = reduce_rows %x, %rows group=@world via=push\n\
+        %h: f32[8, 4] = neg %x\n\
+        %y: f32[4, 4], %sums: f32[4, 4] = reduce_rows %h, %rows group=@world via=push\n\
         %z: f32[8, 4] = exp %x\n%u: f32[4, 4] = neg %y\n%w: f32[8, 4] = neg %z\n\nreturn %u\nreturn %w\n";
     let steps = [
-        step("y", Lane::Comm, &[], None),
+        step("h", Lane::Compute, &[], None),
+        step("y", Lane::Comm, &[0], None),
         step("z", Lane::Compute, waits, None),
-        step("u", Lane::Compute, &[0], None),
+        step("u", Lane::Compute, &[1], None),
         step("w", Lane::Compute, &[], None),
     ];
-    let mut places = vec![("y", "ord:0"), ("sums", "sym:0"), ("z", "ord:1024")];
+    let mut places = vec![("h", "ord:2048"), ("y", "ord:0"), ("sums", "sym:0"), ("z", "ord:1024")];
     for &(name, at) in changed {
         let place = places.iter_mut().find(|(other, _)| *other == name).expect("a placed value");
         place.1 = at;
@@ -88,7 +90,13 @@ fn peers_write_the_sums_of_a_reduction_alone() {
     assert_eq!(kinds(&rows_reduced(&[], &[])), BTreeSet::new());
     assert_eq!(kinds(&rows_reduced(&[], &[("y", "sym:1024")])), BTreeSet::new());
     breaks_as_it_is("NotSymmetric", &rows_reduced(&[], &[("sums", "ord:512")]));
+    breaks_as_it_is("ResultsOverlap", &rows_reduced(&[], &[("y", "sym:0")]));
     // The bytes of the sums are free after the reduction, and not while it runs.
-    assert_eq!(kinds(&rows_reduced(&[0], &[("z", "sym:0")])), BTreeSet::new());
+    assert_eq!(kinds(&rows_reduced(&[1], &[("z", "sym:0")])), BTreeSet::new());
     breaks_as_it_is("Race", &rows_reduced(&[], &[("z", "sym:0")]));
+    // Each rank reads its own rows until the end, also where peers write.
+    breaks_as_it_is("InPlace", &rows_reduced(&[], &[("y", "ord:2048")]));
+    breaks_as_it_is("InPlace", &rows_reduced(&[], &[("h", "sym:0")]));
+    breaks_as_it_is("Race", &rows_reduced(&[], &[("z", "ord:2048")]));
+    assert_eq!(kinds(&rows_reduced(&[1], &[("z", "ord:2048")])), BTreeSet::new());
 }
