@@ -55,8 +55,8 @@ const fn reduce(weights: Option<DType>, shape: Shape) -> Shape {
 }
 
 /// Every unit; rows of several pieces and of a part of one; fewer and more slots than are handled at a time; no
-/// tokens, and no rows.
-const SHAPES: [Shape; 27] = [
+/// tokens, no rows, and no slots.
+const SHAPES: [Shape; 29] = [
     dispatch(DType::BF16, 72, 6, 3, 40),
     dispatch(DType::F32, 300, 3, 2, 13),
     dispatch(DType::U8, 7, 9, 2, 50),
@@ -84,6 +84,8 @@ const SHAPES: [Shape; 27] = [
     reduce(None, dispatch(DType::F64, 2, 4, 3, 0)),
     reduce(None, dispatch(DType::F32, 8, 11, 2, 50)),
     reduce(Some(DType::F16), dispatch(DType::F16, 40, 0, 2, 8)),
+    combine(None, dispatch(DType::BF16, 16, 3, 0, 4)),
+    reduce(Some(DType::F32), dispatch(DType::BF16, 16, 3, 0, 4)),
 ];
 
 /// The offsets of a rank's operands, result, row table, row slots, weights and sums in its arena. Consecutive cases
