@@ -3,13 +3,15 @@
 //! Orders are chosen and values are placed with every collective on the communication lane. Afterwards a
 //! collective moves to the compute lane if it has nothing to run concurrently with, or only computation that
 //! takes no longer than synchronising the two lanes for it ([`MachineProfile::lane_crossing_ns`]): two steps of
-//! one lane follow each other without that time.
+//! one lane follow each other without that time. The second kind moves only if the whole run is estimated to be
+//! no slower for it.
 //!
 //! The new lanes preserve the order that the old lanes imposed. Compute steps keep their order, and a
 //! collective waits for the collective before it if that is on the other lane.
 
 use symmc_ir::SymbolTable;
 use symmc_ir::machine::MachineProfile;
+use symmc_ir::machine::timeline::{TimedStep, simulate_timeline};
 use symmc_plan::Lane;
 
 use crate::order::TaskGraph;
@@ -31,16 +33,24 @@ pub fn assign_lanes(
     symbols: &SymbolTable,
     profile: Option<&MachineProfile>,
 ) -> Vec<LaneAssignment> {
-    let crossing = profile.map_or(0, MachineProfile::lane_crossing_ns);
-    let times: Vec<u64> = if crossing == 0 {
-        // Any step takes longer than that.
-        vec![1; steps.list.len()]
-    } else {
-        TaskGraph::new(prepared, steps, symbols, profile).timed.iter().map(|timed| timed.time).collect()
-    };
-    let assigned =
+    let assigned: Vec<LaneAssignment> =
         steps.list.iter().zip(waits).map(|(step, waits)| LaneAssignment { lane: step.lane, waits }).collect();
-    move_collectives(assigned, &LaneTimes { crossing, steps: times })
+    let crossing = profile.map_or(0, MachineProfile::lane_crossing_ns);
+    // Without a crossing any computation keeps a collective on its lane.
+    let apart = move_collectives(&assigned, &LaneTimes { crossing: 0, steps: vec![1; assigned.len()] });
+    if crossing == 0 {
+        return apart;
+    }
+    let timed = TaskGraph::new(prepared, steps, symbols, profile).timed;
+    let times = LaneTimes { crossing, steps: timed.iter().map(|step| step.time).collect() };
+    let in_line = move_collectives(&assigned, &times);
+    let total = |lanes: &[LaneAssignment]| {
+        let steps = timed.iter().zip(lanes);
+        let steps: Vec<TimedStep> =
+            steps.map(|(step, of)| TimedStep { communicates: of.lane == Lane::Comm, ..*step }).collect();
+        simulate_timeline(&steps, crossing, |s, wait| lanes[s].waits.iter().for_each(|&w| wait(w))).total
+    };
+    if total(&in_line) <= total(&apart) { in_line } else { apart }
 }
 
 /// Times in nanoseconds.
@@ -52,8 +62,8 @@ struct LaneTimes {
 }
 
 /// Moves collectives to the compute lane that gain nothing on their own.
-fn move_collectives(steps: Vec<LaneAssignment>, times: &LaneTimes) -> Vec<LaneAssignment> {
-    let moves = find_movable_collectives(&steps, times);
+fn move_collectives(steps: &[LaneAssignment], times: &LaneTimes) -> Vec<LaneAssignment> {
+    let moves = find_movable_collectives(steps, times);
     let lanes: Vec<Lane> = steps
         .iter()
         .zip(moves)
@@ -122,7 +132,7 @@ mod tests {
 
     /// The lanes and waits after the move, if lanes synchronise in no time.
     fn moved(list: &[(Lane, &[usize])]) -> Vec<LaneAssignment> {
-        move_collectives(steps(list), &LaneTimes { crossing: 0, steps: vec![1; list.len()] })
+        move_collectives(&steps(list), &LaneTimes { crossing: 0, steps: vec![1; list.len()] })
     }
 
     #[test]
@@ -152,7 +162,7 @@ mod tests {
         // Step 2 may run concurrently with 1, which two crossings of 3 separate from the other lane.
         let list = [(COMPUTE, &[][..]), (COMM, &[0]), (COMPUTE, &[]), (COMPUTE, &[1])];
         let lane_of_1 = |list: &[(Lane, &[usize])], times: [u64; 4]| {
-            move_collectives(steps(list), &LaneTimes { crossing: 3, steps: times.to_vec() })[1].lane
+            move_collectives(&steps(list), &LaneTimes { crossing: 3, steps: times.to_vec() })[1].lane
         };
         assert_eq!(lane_of_1(&list, [9, 9, 6, 9]), COMPUTE);
         assert_eq!(lane_of_1(&list, [9, 9, 7, 9]), COMM);
@@ -179,7 +189,7 @@ mod tests {
                 list.push(LaneAssignment { lane, waits: wait.into_iter().collect() });
             }
             let times = (0..count).map(|_| rng.below(5) as u64).collect();
-            let after = move_collectives(list.clone(), &LaneTimes { crossing: 3, steps: times });
+            let after = move_collectives(&list, &LaneTimes { crossing: 3, steps: times });
             let old = ordered_before(&list);
             let new = ordered_before(&after);
             for s in 0..count {
