@@ -17,6 +17,10 @@ struct ValueAccess<'a> {
     node: &'a Node,
     reads: bool,
     writes: bool,
+    /// Whether it is an operand that peers read with variants that read operands of peers.
+    is_shared_operand: bool,
+    /// Whether it is a result that peers write with variants that write results of peers.
+    is_shared_result: bool,
 }
 
 pub fn lifetime_text(planned: &PlannedBucket<'_>, base: ValueId, place: &ValuePlacement) -> String {
@@ -82,7 +86,21 @@ fn value_accesses<'a>(planned: &PlannedBucket<'a>, base: ValueId) -> Vec<ValueAc
             let writes = node.outputs.contains(&base);
             // A step does not read a value that it defines, even if one of its nodes does.
             let reads = node.inputs.iter().any(is_view_of_base) && planned.step_of_value(base) != Some(step);
-            (reads || writes).then_some(ValueAccess { step, node, reads, writes })
+            let kind = node.op.as_collective().map(|c| &c.kind);
+            let is_shared_operand = reads
+                && kind.is_some_and(|k| node.inputs.iter().take(k.shared_operands()).any(is_view_of_base));
+            let result = node.outputs.iter().position(|&result| result == base);
+            let is_shared_result = result
+                .zip(kind)
+                .is_some_and(|(place, k)| k.shared_results(node.outputs.len()).contains(&place));
+            (reads || writes).then_some(ValueAccess {
+                step,
+                node,
+                reads,
+                writes,
+                is_shared_operand,
+                is_shared_result,
+            })
         })
         .collect()
 }
@@ -121,9 +139,9 @@ fn peer_access_text(planned: &PlannedBucket<'_>, access: &ValueAccess<'_>) -> Op
         return Some(format!("the kernel of {step} may access it on peers"));
     }
     let (contract, group, variant) = collective_contract(planned, access.node)?;
-    let verb = if access.writes && contract.peer_access.writes_result() {
+    let verb = if access.is_shared_result && contract.peer_access.writes_result() {
         "write"
-    } else if access.reads && contract.peer_access.reads_operand() {
+    } else if access.is_shared_operand && contract.peer_access.reads_operand() {
         "read"
     } else {
         return None;
@@ -139,7 +157,7 @@ fn occupancy_text(planned: &PlannedBucket<'_>, b: &Buffer, accesses: &[ValueAcce
         format!("occupied from {} to {}{wraps}", step_name(bucket, b.first), step_name(bucket, b.last));
     let is_within = |s: usize| b.last < b.first || s <= b.last;
     let dropped = accesses.iter().rev().find(|access| {
-        access.reads
+        access.is_shared_operand
             && bucket.steps[access.step].exit == Some(ExitBarrier::Dropped)
             && collective_contract(planned, access.node).is_some_and(|(c, ..)| c.peer_access.reads_operand())
     });

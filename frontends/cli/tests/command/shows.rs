@@ -260,6 +260,27 @@ fn explain_reports_memory_lifetime_and_accesses() {
 }
 
 #[test]
+fn explain_names_only_values_that_peers_access() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("sums.symm");
+    let text = "program \"p\" ranks 2\ngroup @ep world\narg %ids: i64[128, 8]\narg %x: bf16[1024, 4096]\n\
+        %all_ids: i64[256, 8] = all_gather %ids group=@ep\n\
+        %rows: i64[128, 8], %all: i64[256, 8], %slots: i64[1024], %counts: i64[128], %ends: i64[128] = \
+        route %all_ids experts=256 align=1 layout=expert group=@ep\n\
+        %y: bf16[1024, 4096] = abs %x\n\
+        %r: bf16[128, 4096], %s: f32[128, 4096] = reduce_rows %y, %all group=@ep\n\
+        %t: bf16[128, 4096] = neg %r\nreturn %t\n";
+    std::fs::write(&file, text).expect("a file");
+    let of = |value: &str| stdout(&format!("plan {} --machine h200x2 --explain {value}", file.display()));
+    let sums = of("%s");
+    assert!(sums.contains("peers of group ep write it in step") && sums.contains("runs as push"), "{sums}");
+    for value in ["%r", "%y", "%all"] {
+        let text = of(value);
+        assert!(!text.contains("peers of group"), "{value}:\n{text}");
+    }
+}
+
+#[test]
 fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
     let free = stdout("plan moe_ep4.pt2");
     assert!(
