@@ -734,8 +734,10 @@ fn infer_reduce_rows(operands: &[&TensorType], n: Dim) -> Result<Vec<TensorType>
     let Some(tokens) = tokens_of_all.exact_div(&n) else {
         return Err(format!("the rows of all tokens must be a multiple of {n:?}, found {tokens_of_all:?}"));
     };
-    let dtype = if result.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let sums = TensorType::new(dtype, vec![tokens_of_all - tokens.clone(), result.shape[1].clone()]);
+    let sums = TensorType::new(
+        result.dtype.compute_dtype(),
+        vec![tokens_of_all - tokens.clone(), result.shape[1].clone()],
+    );
     result.shape[0] = tokens;
     Ok(vec![result, sums])
 }

@@ -80,8 +80,8 @@ impl DType {
     pub fn size(self) -> usize {
         self.facts().bytes
     }
-    /// The dtype in which PyTorch and ONNX Runtime compute composite float ops: f64 for f64, f32 for all other
-    /// dtypes.
+    /// The dtype in which PyTorch and ONNX Runtime compute composite float ops, and in which sums accumulate: f64 for
+    /// f64, f32 for all other dtypes.
     pub fn compute_dtype(self) -> DType {
         if self == DType::F64 { DType::F64 } else { DType::F32 }
     }

@@ -208,8 +208,8 @@ pub(super) fn reduce_rows(operands: &[Vec<WideArray>]) -> Result<Vec<Vec<WideArr
     for (to, own) in operands.iter().enumerate() {
         let x = &own[0];
         let others = (1..ranks).flat_map(|by| sums[(to + by) % ranks][to].iter().copied()).collect();
-        let dtype = if x.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let others = WideArray::from_floats(dtype, &[(ranks - 1) * tokens, x.shape[1]], others);
+        let others =
+            WideArray::from_floats(x.dtype.compute_dtype(), &[(ranks - 1) * tokens, x.shape[1]], others);
         let received = sums.iter().map(|row| row[to].clone()).collect();
         out.push(vec![add_in_order(x, tokens, received), others]);
     }

@@ -292,8 +292,8 @@ impl MachineProfile {
             .min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
-    /// The maximum number of blocks of the kernel that runs a collective on a GPU, if a curve of its own states
-    /// it. The parameters are those of [`estimate_collective`](Self::estimate_collective).
+    /// The maximum number of blocks of the kernel that runs a collective on a GPU. `None` if the profile has no
+    /// measurements of this kind of collective that state it. The parameters are those of [`estimate_collective`](Self::estimate_collective).
     pub fn max_blocks(
         &self,
         kind: &CollectiveKind,

@@ -24,7 +24,7 @@ use symmc_ir::{
 use super::integer_functions::full_element;
 use super::ranges::range_of;
 use crate::rewrite::{
-    CandidateNode, Rewrite, RewriteRule, Rewriter, ValueMap, compact, copy_inputs, copy_outputs,
+    CandidateNode, Rewrite, RewriteRule, Rewriter, ValueMap, compact, copy_inputs, copy_node, copy_outputs,
 };
 
 /// Rules about rows that belong to no expert: products do not read them, and give zeros for them.
@@ -398,13 +398,7 @@ impl FoundRoutes {
                 copy.add_part(id, part, route, values)?;
                 continue;
             }
-            let inputs = node.inputs.iter().map(|&v| copy.map[v]).collect::<Option<Vec<_>>>()?;
-            let results =
-                node.outputs.iter().map(|&v| (graph.value_name(v).to_string(), graph.ty(v).clone()));
-            let new = copy.to.add_node(node.op.clone(), inputs, results.collect());
-            for (&old, &new) in node.outputs.iter().zip(&copy.to.nodes[new].outputs) {
-                copy.map[old] = Some(new);
-            }
+            copy_node(graph, node, &mut copy.to, &mut copy.map)?;
         }
         copy.to.outputs = copy_outputs(graph, &copy.map)?;
         Some(compact(&copy.to))

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 
 use symmc_ir::{Dim, EntityMap, Graph, Node, Op, ValueDef, ValueId};
 
-use crate::rewrite::{ValueMap, copy_inputs, copy_outputs};
+use crate::rewrite::{ValueMap, copy_inputs, copy_node, copy_outputs};
 
 /// The most parts of a value.
 const MAX_PARTS: usize = 8;
@@ -241,15 +241,7 @@ impl<'g> MapSplitter<'g> {
             self.map[result] = Some(self.part(operand, &part)?);
             return Some(());
         }
-        let inputs = node.inputs.iter().map(|&v| self.map[v]).collect::<Option<Vec<ValueId>>>()?;
-        let results =
-            node.outputs.iter().map(|&v| (self.from.value_name(v).to_string(), self.from.ty(v).clone()));
-        let results = results.collect();
-        let new = self.to.add_node(node.op.clone(), inputs, results);
-        for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
-            self.map[old] = Some(new);
-        }
-        Some(())
+        copy_node(self.from, node, &mut self.to, &mut self.map).map(|_| ())
     }
 
     /// A part of a value. A value that stays whole is sliced.

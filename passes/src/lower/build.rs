@@ -7,7 +7,7 @@ use symmc_ir::{EntityMap, Graph, GraphOutput, NodeId, TensorType, ValueId};
 use super::region::RewriteRegion;
 use super::region_plan::{RegionStep, StepSource};
 use super::solve::RegionSolution;
-use crate::rewrite::UniqueNames;
+use crate::rewrite::{UniqueNames, copy_node};
 
 pub struct SolvedRegion<'a> {
     pub region: &'a RewriteRegion,
@@ -49,13 +49,7 @@ pub fn replace_regions(graph: &Graph, solved: &[SolvedRegion]) -> Option<(Graph,
         match place.get(&n) {
             Some(&(r, i)) => builder.region_node(solved, r, i)?,
             None => {
-                let inputs = node.inputs.iter().map(|&v| builder.map[v]).collect::<Option<Vec<_>>>()?;
-                let results = node.outputs.iter().map(|&v| graph.values[v].clone());
-                let results = results.map(|v| (v.name, v.ty)).collect();
-                let new = builder.to.add_node(node.op.clone(), inputs, results);
-                for (&old, &new) in node.outputs.iter().zip(&builder.to.nodes[new].outputs) {
-                    builder.map[old] = Some(new);
-                }
+                copy_node(graph, node, &mut builder.to, &mut builder.map)?;
             }
         }
     }

@@ -22,7 +22,7 @@ use symmc_ir::{
 };
 
 use super::coalesce::{CollectiveSet, MemberRows};
-use crate::rewrite::{UniqueNames, copy_inputs};
+use crate::rewrite::{UniqueNames, copy_inputs, copy_node};
 
 pub struct CoalescedProgram {
     pub graph: Graph,
@@ -147,15 +147,7 @@ impl<'a> CoalescedBuilder<'a> {
     }
 
     fn node(&mut self, id: NodeId) -> Option<()> {
-        let node = &self.from.nodes[id];
-        let inputs = node.inputs.iter().map(|&v| self.map[v]).collect::<Option<Vec<_>>>()?;
-        let results = node.outputs.iter().map(|&v| &self.from.values[v]);
-        let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
-        let new = self.to.add_node(node.op.clone(), inputs, results);
-        for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
-            self.map[old] = Some(new);
-        }
-        Some(())
+        copy_node(self.from, &self.from.nodes[id], &mut self.to, &mut self.map).map(|_| ())
     }
 
     fn add(&mut self, name: String, op: Op, inputs: Vec<ValueId>, ty: TensorType) -> Option<ValueId> {

@@ -18,7 +18,7 @@ use super::coalesce::{CollectiveSet, sized_collective};
 use super::coalesced_graph::{NodeOrSet, order_units};
 use super::context::{AssumedSchedule, LowerContext, RegionSurroundings, round_us};
 use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_losses};
-use crate::rewrite::{ValueMap, copy_inputs};
+use crate::rewrite::{copy_inputs, copy_node};
 
 /// The name of the rule in decisions.
 pub const TOGETHER: &str = "run_collectives_together";
@@ -163,12 +163,12 @@ fn make_adjacent(from: &Graph, sets: &[CollectiveSet]) -> Option<Graph> {
     for unit in order_units(from, sets, &set_of)? {
         match unit {
             NodeOrSet::Node(id) => {
-                copy_node(from, id, &mut to, &mut map)?;
+                copy_node(from, &from.nodes[id], &mut to, &mut map)?;
             }
             NodeOrSet::Set(s) => {
                 let mut new = Vec::with_capacity(sets[s].len());
                 for &id in &sets[s] {
-                    new.push(copy_node(from, id, &mut to, &mut map)?);
+                    new.push(copy_node(from, &from.nodes[id], &mut to, &mut map)?);
                 }
                 let &first = new.first()?;
                 let &last = new.last()?;
@@ -180,16 +180,4 @@ fn make_adjacent(from: &Graph, sets: &[CollectiveSet]) -> Option<Graph> {
         to.outputs.push(GraphOutput { value: map[output.value]?, kind: output.kind });
     }
     Some(to)
-}
-
-fn copy_node(from: &Graph, id: NodeId, to: &mut Graph, map: &mut ValueMap) -> Option<NodeId> {
-    let node = &from.nodes[id];
-    let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
-    let results = node.outputs.iter().map(|&v| &from.values[v]);
-    let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
-    let new = to.add_node(node.op.clone(), inputs, results);
-    for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
-        map[old] = Some(new);
-    }
-    Some(new)
 }

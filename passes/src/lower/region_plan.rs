@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use egg::{Id, Language};
-use symmc_ir::{BinaryOp, CollectiveReduceOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, infer};
+use symmc_ir::{BinaryOp, CollectiveReduceOp, Dim, FloatAttribute, Op, Scalar, TensorType, infer};
 
 use super::extract::Extraction;
 use super::imported_region::ImportedRegion;
@@ -138,8 +138,7 @@ impl RegionPlanner<'_> {
         let piece = TensorType::new(language::class_value(self.graph, x)?.ty()?.dtype, ty.shape.clone());
         let x = self.plan_class(self.graph.find(x), plan)?;
         let rows = ty.shape.first()?.clone();
-        let accumulated = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-        let wide = TensorType::new(accumulated, ty.shape.clone());
+        let wide = TensorType::new(ty.dtype.compute_dtype(), ty.shape.clone());
         let mut total: Option<StepSource> = None;
         for rank in 0..ranks {
             let slice = Op::Slice { axis: 0, start: rows.clone() * Dim::from(rank), step: 1 };

@@ -27,7 +27,7 @@ use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 use super::context::{LowerContext, RegionSurroundings, round_us};
 use super::region;
 use crate::error::PassError;
-use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_outputs};
+use crate::rewrite::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
 
 /// The name of the rule in plans.
 pub const COMBINE_AS_SUMS: &str = "combine_rows_as_sums";
@@ -338,14 +338,7 @@ struct ProgramCopy<'a> {
 
 impl ProgramCopy<'_> {
     fn node(&mut self, node: &Node) -> Option<()> {
-        let inputs = node.inputs.iter().map(|&v| self.map[v]).collect::<Option<Vec<_>>>()?;
-        let results = node.outputs.iter().map(|&v| &self.from.values[v]);
-        let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
-        let new = self.to.add_node(node.op.clone(), inputs, results);
-        for (&old, &new) in node.outputs.iter().zip(&self.to.nodes[new].outputs) {
-            self.map[old] = Some(new);
-        }
-        Some(())
+        copy_node(self.from, node, &mut self.to, &mut self.map).map(|_| ())
     }
 
     fn gather(&mut self, own: ValueId) -> Option<()> {

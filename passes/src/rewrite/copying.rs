@@ -1,6 +1,6 @@
 //! Helpers of passes that build a changed copy of a graph.
 
-use symmc_ir::{EntityMap, Graph, GraphOutput, Op, ValueId};
+use symmc_ir::{EntityMap, Graph, GraphOutput, Node, NodeId, Op, ValueId};
 
 /// For each value of a graph, its replacement in the copy, once there is one.
 pub type ValueMap = EntityMap<ValueId, Option<ValueId>>;
@@ -21,6 +21,18 @@ pub fn copy_inputs(graph: &Graph) -> (Graph, ValueMap) {
         map[input.value] = Some(new);
     }
     (to, map)
+}
+
+/// Copies a node whose operands have been copied. `None` if one has not.
+pub fn copy_node(from: &Graph, node: &Node, to: &mut Graph, map: &mut ValueMap) -> Option<NodeId> {
+    let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
+    let results = node.outputs.iter().map(|&v| &from.values[v]);
+    let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
+    let new = to.add_node(node.op.clone(), inputs, results);
+    for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
+        map[old] = Some(new);
+    }
+    Some(new)
 }
 
 /// The outputs of a graph as outputs of its copy. `None` if a value is missing there, because the outputs

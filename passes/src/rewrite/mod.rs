@@ -32,7 +32,7 @@ use symmc_ir::{
 use crate::canon::masks::fact::MaskFactCache;
 use crate::canon::replaced_collectives::{ReplacedCollective, find_collective};
 pub use compact::{UniqueNames, compact};
-pub use copying::{ValueMap, copy_inputs, copy_outputs, keeps_effects, moves_elements};
+pub use copying::{ValueMap, copy_inputs, copy_node, copy_outputs, keeps_effects, moves_elements};
 
 pub struct RewriteRule {
     pub name: &'static str,

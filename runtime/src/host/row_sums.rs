@@ -125,7 +125,7 @@ impl<'a> RowReduction<'a> {
         }
     }
 
-    /// Adds the sums of all ranks, of which `sums` has those of the others.
+    /// Adds this rank's rows of each token to the sums of the other ranks, which are at `sums`.
     fn store_results(&mut self, sums: *const u8) {
         let mut total = RowSum::new(self.running.call.dtype, self.running.call.row);
         for token in 0..self.tokens {

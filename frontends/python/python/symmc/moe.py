@@ -134,6 +134,7 @@ class ExpertExchange:
         self._group = group
         self._timeout = timeout
         self._sessions: dict[tuple[Any, ...], symmc.Session] = {}
+        self._plans: dict[tuple[Any, ...], symmc.Plan] = {}
         # For each kind of combination, the numbers of tokens that return as sums.
         self._ranges_of_sums: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
         self._base = symmc.Session(
@@ -173,7 +174,7 @@ class ExpertExchange:
         # Each buffer starts at a multiple of 64 bytes.
         size = -(-math.prod(shape) * self.dtype.itemsize // 64) * 64
         session = symmc.Session(
-            self._plan(self._text(key)), self._group, gpu=self._gpu, timeout=self._timeout, symmetric_bytes=count * size
+            self._plan_for(key), self._group, gpu=self._gpu, timeout=self._timeout, symmetric_bytes=count * size
         )
         self._sessions[key] = session
         return [session.allocate_symmetric(shape, NAMES[self.dtype]).torch() for _ in range(count)]
@@ -255,13 +256,13 @@ class ExpertExchange:
         return result
 
     def _returns_sums(self, key: tuple[Any, ...], tokens: int) -> bool:
-        """Whether this many tokens are combined faster from the sums that each rank makes of its own rows."""
+        """Whether combining this many tokens is faster if each rank first adds its own rows and then sends the sums."""
         # In the layout of ranks a token has at most one row on each rank, so there is nothing to add before rows return.
         if self.ranks == 1 or self.layout == "rank":
             return False
         ranges = self._ranges_of_sums.get(key)
         if ranges is None:
-            choices = self._plan(self._text(("sums", *key))).choices()
+            choices = self._plan_for(("sums", *key)).choices()
             # A combination that returns as sums has its own estimate among the alternatives.
             sums = [c for c in choices if any(name.startswith("combine_rows.") for name in c.estimates)]
             ranges = self._ranges_of_sums[key] = [choice.symbols["t"] for choice in sums]
@@ -270,7 +271,7 @@ class ExpertExchange:
     def _run(self, key: tuple[Any, ...], tokens: int, arguments: tuple[Any, ...], outputs: list[Any]) -> None:
         session = self._sessions.get(key)
         if session is None:
-            session = self._base.open_program(self._plan(self._text(key)))
+            session = self._base.open_program(self._plan_for(key))
             self._sessions[key] = session
         session.set(t=tokens)
         stream = None if self._gpu is None else torch.cuda.current_stream(self.device).cuda_stream
@@ -305,6 +306,12 @@ class ExpertExchange:
 
     def _plan(self, text: str) -> symmc.Plan:
         return symmc.compile(symmc.from_text(text), machine=self._machine, bind=True)
+
+    def _plan_for(self, key: tuple[Any, ...]) -> symmc.Plan:
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._plan(self._text(key))
+        return plan
 
     def _text(self, key: tuple[Any, ...]) -> str:
         texts = {"dispatch": self._dispatch_program, "combine": self._combine_program, "sums": self._sums_program}

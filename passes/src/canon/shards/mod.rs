@@ -29,7 +29,7 @@ use std::collections::{HashMap, HashSet};
 use symmc_ir::{EntityMap, Graph, NodeId, ValueId};
 
 use super::replaced_collectives::ReplacedCollective;
-use crate::rewrite::{UniqueNames, compact, copy_inputs, copy_outputs, keeps_effects};
+use crate::rewrite::{UniqueNames, compact, copy_inputs, copy_node, copy_outputs, keeps_effects};
 use analysis::{ShardAnalysis, ShardReplacement, large_gathers};
 pub use sizes::JudgedSizes;
 use terms::{EmittedTerms, TermId, VisitedTerms};
@@ -164,13 +164,7 @@ fn rebuild_graph(
         if keeps_effects(&node.op)
             || node.outputs.iter().any(|&v| live[v] && analysis.replacements[v].is_none())
         {
-            let inputs = node.inputs.iter().map(|&v| map[v]).collect::<Option<Vec<_>>>()?;
-            let results = node.outputs.iter().map(|&v| &graph.values[v]);
-            let results = results.map(|v| (v.name.clone(), v.ty.clone())).collect();
-            let new = to.add_node(node.op.clone(), inputs, results);
-            for (&old, &new) in node.outputs.iter().zip(&to.nodes[new].outputs) {
-                map[old] = Some(new);
-            }
+            copy_node(graph, node, &mut to, &mut map)?;
         }
         for &v in node.outputs.iter().filter(|&&v| live[v]) {
             if let Some(ShardReplacement { term, .. }) = analysis.replacements[v] {

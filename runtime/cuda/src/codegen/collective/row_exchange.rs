@@ -98,11 +98,6 @@ fn weights_name(weights: Option<(DevicePtr, DType)>) -> String {
     weights.map_or_else(|| "Ones".to_string(), |(_, dtype)| element(dtype))
 }
 
-/// The dtype of the sums of a reduction.
-fn sums_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// The sums that peers write, if the collective is a reduction.
 fn sums_region<'a>(running: &'a RankCollective) -> Option<&'a ResolvedRegion> {
     match running.bound.rows.as_ref().map(|rows| &rows.tables) {
@@ -127,7 +122,7 @@ fn set_sums(running: &RankCollective, own: DevicePtr, params: &mut RowExchangePa
     let Some(region) = sums_region(running) else {
         return Err(running.unsupported("expected sums of a reduction, found none".into()));
     };
-    let row = running.bound.row_elements * sums_dtype(running.bound.dtype).size();
+    let row = running.bound.row_elements * running.bound.dtype.compute_dtype().size();
     let bytes = params.tokens as usize * (running.n - 1) * row;
     for p in running.peers_then_self().filter(|&p| p != running.me) {
         params.sums[p] = running.region_of("sums", region, p, bytes)?;
@@ -206,7 +201,7 @@ fn stage(
         // The sums of a part of a row.
         RowTableKind::Reduce { .. } => {
             let dtype = running.bound.dtype;
-            (0, slot / (sums_dtype(dtype).size() / dtype.size()).max(1) / 16 * 16)
+            (0, slot / (dtype.compute_dtype().size() / dtype.size()).max(1) / 16 * 16)
         }
     };
     if room == 0 {

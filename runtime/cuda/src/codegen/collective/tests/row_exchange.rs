@@ -125,10 +125,6 @@ impl Shape {
         }
     }
 
-    fn sums_dtype(&self) -> DType {
-        if self.dtype == DType::F64 { DType::F64 } else { DType::F32 }
-    }
-
     /// The same exchange without staging.
     fn direct(self) -> Shape {
         let variant = match self.kind {
@@ -325,7 +321,7 @@ fn one(
             }
         }
     }
-    let sums_dtype = shape.sums_dtype();
+    let sums_dtype = shape.dtype.compute_dtype();
     let sums = at(SUMS, (n - 1) * shape.tokens * shape.width * sums_dtype.size() + 16);
     sums.fill(0xee);
     library.run(kernel);
