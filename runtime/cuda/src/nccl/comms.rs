@@ -22,6 +22,7 @@ use symmc_runtime::exec::{ExecutableStep, StepWork};
 
 use super::borrowed::BorrowedCommunicator;
 use super::call::is_run_by_library;
+use super::teardown::{CommunicatorTeardown, EndedCommunicator, TeardownMode};
 use super::wait::CallDeadline;
 use crate::device::driver::{self, Device, Stream};
 use crate::device::launch::Address;
@@ -72,6 +73,8 @@ struct CommunicatorEntry {
 #[derive(Debug, Default)]
 pub struct Communicators {
     library: Option<&'static Nccl>,
+    /// The device of the communicators.
+    device: Option<Arc<Device>>,
     made: IndexMap<(usize, CollectiveVariant), CommunicatorEntry>,
     limit: Duration,
 }
@@ -124,7 +127,7 @@ impl Communicators {
             return Ok(());
         }
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
-        (self.library, self.limit) = (Some(nccl), making.limit);
+        self.adopt_library(nccl, making);
         for (&key, &cell) in &wanted {
             if let Some(lent) = making.lent.filter(|l| key.1 == CollectiveVariant::Plain && l.ranks() == cell)
             {
@@ -137,10 +140,16 @@ impl Communicators {
         Ok(())
     }
 
+    fn adopt_library(&mut self, nccl: &'static Nccl, making: &CommunicatorContext<'_>) {
+        self.library = Some(nccl);
+        self.device = Some(making.device.clone());
+        self.limit = making.limit;
+    }
+
     /// Creates a communicator of all ranks with a window over the memory of `making`.
     pub(super) fn window_of_all(&mut self, making: &CommunicatorContext<'_>) -> Result<Window> {
         let nccl = Nccl::load().map_err(|e| CudaError::Unsupported(e.to_string()))?;
-        (self.library, self.limit) = (Some(nccl), making.limit);
+        self.adopt_library(nccl, making);
         let (key, cell) =
             ((ALL_RANKS, CollectiveVariant::NcclWindow), (0..making.exchange.ranks()).collect::<Vec<u32>>());
         self.create_or_abort(nccl, key, &cell, making)?;
@@ -252,33 +261,26 @@ impl Communicators {
         let made = variants
             .iter()
             .map(|&variant| ((group, variant), CommunicatorEntry { comm, window: None, lent: true }));
-        Communicators { library: Some(library), made: made.collect(), limit: Duration::ZERO }
+        Communicators { library: Some(library), device: None, made: made.collect(), limit: Duration::ZERO }
     }
 
-    /// Aborts all communicators at once, even with work in progress, after a failed run. Borrowed ones are
-    /// left to their owner.
-    pub fn abort(&mut self) {
-        let Some(library) = self.library else { return };
-        for (_, made) in self.made.drain(..).filter(|(_, m)| !m.lent) {
-            // SAFETY: the communicator exists and is not used after this. Its window ends with the process,
-            // because kernels may still use it.
-            let _ = unsafe { (library.functions().comm_abort)(made.comm) };
-        }
+    /// Starts to abort all communicators, even with work in progress, after a failed run. Borrowed ones are left to
+    /// their owner.
+    pub fn abort(&mut self) -> CommunicatorTeardown {
+        self.start_teardown(TeardownMode::Abort)
+    }
+
+    fn start_teardown(&mut self, mode: TeardownMode) -> CommunicatorTeardown {
+        let owned = self.made.drain(..).map(|(_, made)| made).filter(|made| !made.lent);
+        let ended: Vec<_> =
+            owned.map(|made| EndedCommunicator { comm: made.comm, window: made.window }).collect();
+        CommunicatorTeardown::start(self.library, self.device.take(), ended, mode)
     }
 }
 
 impl Drop for Communicators {
     fn drop(&mut self) {
-        let Some(library) = self.library else { return };
-        let f = library.functions();
-        for (_, made) in self.made.drain(..).filter(|(_, m)| !m.lent) {
-            if let Some(window) = made.window {
-                // SAFETY: both exist; the work on them has ended.
-                let _ = unsafe { (f.comm_window_deregister)(made.comm, window) };
-            }
-            // SAFETY: the communicator exists; its work has ended, or the process ends.
-            let _ = unsafe { (f.comm_destroy)(made.comm) };
-        }
+        self.start_teardown(TeardownMode::Destroy).wait_briefly();
     }
 }
 

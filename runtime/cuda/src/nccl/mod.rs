@@ -11,6 +11,7 @@ mod borrowed;
 pub mod call;
 mod comms;
 mod memory;
+mod teardown;
 #[cfg(test)]
 mod tests;
 mod wait;

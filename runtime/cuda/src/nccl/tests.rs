@@ -18,7 +18,7 @@ use crate::codegen::command::GpuCommand;
 use crate::error::CudaError;
 
 /// The fake library of a version.
-fn fake(version: &str, later: bool) -> Nccl {
+pub(super) fn fake(version: &str, later: bool) -> Nccl {
     // Libraries are loaded only from folders that other users cannot write; `/tmp` itself is not one.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("libnccl.so");

@@ -27,7 +27,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pause between two polls.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The parts. They are dropped in declaration order: first the users of memory, then the memory.
+/// The parts, in the order in which they are dropped: first the users of memory, then the memory.
 pub(crate) struct ResourceParts<P = Vec<DeviceProgram>, M = DeviceBuffer> {
     pub programs: P,
     pub streams: LaneStreams,
@@ -97,15 +97,23 @@ impl<P, M> DerefMut for Resources<P, M> {
 impl<P, M> Drop for Resources<P, M> {
     fn drop(&mut self) {
         let _ = self.device.enter();
+        let mut aborted = None;
         // Without a failure, all kernels end on their own.
         if *self.failed.get_mut() || !holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
             collective::abort_waits(&self.status);
             // The library's kernels may wait for a peer that has left.
-            self.nccl.abort();
+            aborted = Some(self.nccl.abort());
         }
         if holds_within(SHUTDOWN_TIMEOUT, || wait::are_idle(&self.streams)) {
-            // SAFETY: dropped once, here; no kernel uses the parts any more.
-            unsafe { ManuallyDrop::drop(&mut self.parts) }
+            // SAFETY: taken once, here; no kernel uses the parts any more.
+            let ResourceParts { programs, streams, nccl, arena, status, _memory, device } =
+                unsafe { ManuallyDrop::take(&mut self.parts) };
+            drop(programs);
+            // The library ends communicators once no graph has work of them, and those of the session are gone now.
+            if let Some(aborted) = aborted {
+                aborted.wait_briefly();
+            }
+            drop((streams, nccl, arena, status, _memory, device));
         } else {
             eprintln!(
                 "note: kernels on GPU {} did not end within {} s after they were asked to: their resources are \
