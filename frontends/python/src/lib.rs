@@ -4,6 +4,7 @@
 //! and without a dependency on a tensor library. Long calls release the GIL and can be interrupted with Ctrl-C.
 
 mod argument;
+mod board;
 mod command;
 mod dlpack;
 mod error;
@@ -35,6 +36,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Plan>()?;
     module.add_class::<plan::Choice>()?;
     module.add_class::<group::Group>()?;
+    module.add_class::<board::Board>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Value>()?;
     module.add_class::<sizes::SizeAssumptions>()?;

@@ -63,7 +63,7 @@ pub use rank::{LaunchedRank, rank_main};
 pub use spawn::RankCommand;
 pub use steps::{LocateStep, StepName};
 pub use trace::enter_rank_span;
-pub use wait::{SpinConfig, WaitFailure, Waiter, YieldMode};
+pub use wait::{SleepState, SpinConfig, WaitFailure, Waiter, YieldMode};
 
 /// Restores the default effect of `SIGPIPE`, which the Rust runtime suppresses: a command whose reader closes
 /// the pipe ends quietly. Control sockets never raise it.

@@ -71,6 +71,15 @@ pub struct Waiter {
     budget: AtomicU32,
 }
 
+/// The sleep of one wait so far.
+#[derive(Debug, Default)]
+pub struct SleepState {
+    /// The time of the wait. `None` before the first sleep.
+    clock: Option<ActiveClock>,
+    /// The heartbeats of all ranks at half of the timeout.
+    heartbeats: Option<Vec<u32>>,
+}
+
 impl Waiter {
     pub fn new(control: ControlSegment, rank: u32, limit: Duration, spin: SpinConfig) -> Self {
         Waiter { control, rank, limit, spin, budget: AtomicU32::new(spin.max_ns) }
@@ -103,10 +112,23 @@ impl Waiter {
     fn wait_until_slow(&self, ready: &dyn Fn() -> bool) -> Result<(), WaitFailure> {
         let start = Instant::now();
         let budget = self.budget.load(Ordering::Relaxed);
+        if self.spin_for_budget(ready)? {
+            self.adapt_budget(start.elapsed(), budget);
+            return Ok(());
+        }
+        let mut sleep = SleepState::default();
+        while !self.sleep_once(&mut sleep, ready)? {}
+        self.adapt_budget(start.elapsed(), budget);
+        Ok(())
+    }
+
+    /// Polls until the current spinning time has passed; returns whether `ready` was true.
+    fn spin_for_budget(&self, ready: &dyn Fn() -> bool) -> Result<bool, WaitFailure> {
+        let start = Instant::now();
+        let budget = u128::from(self.budget.load(Ordering::Relaxed));
         loop {
             if self.spin_until(ready) {
-                self.adapt_budget(start.elapsed(), budget);
-                return Ok(());
+                return Ok(true);
             }
             if self.spin.yields == YieldMode::Always {
                 std::thread::yield_now();
@@ -114,26 +136,52 @@ impl Waiter {
             if self.control.is_aborted() {
                 return Err(WaitFailure::Aborted);
             }
-            if start.elapsed().as_nanos() >= u128::from(budget) {
-                break;
+            if start.elapsed().as_nanos() >= budget {
+                return Ok(false);
             }
         }
-        let mut clock = ActiveClock::start();
-        let mut heartbeats = None;
-        while !self.sleep_until_bell(ready) {
-            if self.control.is_aborted() {
-                return Err(WaitFailure::Aborted);
+    }
+
+    /// Sleeps until the doorbell rings or the time slice ends; returns the value of `ready`.
+    fn sleep_once(&self, state: &mut SleepState, ready: &dyn Fn() -> bool) -> Result<bool, WaitFailure> {
+        let SleepState { clock, heartbeats } = state;
+        let clock = clock.get_or_insert_with(ActiveClock::start);
+        if self.sleep_until_bell(ready) {
+            return Ok(true);
+        }
+        if self.control.is_aborted() {
+            return Err(WaitFailure::Aborted);
+        }
+        let waited = clock.now();
+        if waited >= self.limit {
+            return Err(WaitFailure::Limit { silent: self.first_silent_rank(heartbeats.as_deref()) });
+        }
+        if heartbeats.is_none() && waited >= self.limit / 2 {
+            *heartbeats = Some(self.sample_heartbeats());
+        }
+        Ok(false)
+    }
+
+    /// Waits like [`wait_until`](Self::wait_until), but returns `false` once `part` has passed. The next call
+    /// with the same `state` continues the wait, and all of them together take at most the timeout.
+    pub fn wait_for(
+        &self,
+        state: &mut SleepState,
+        part: Duration,
+        ready: impl Fn() -> bool,
+    ) -> Result<bool, WaitFailure> {
+        if state.clock.is_none() && self.spin_for_budget(&ready)? {
+            return Ok(true);
+        }
+        let start = Instant::now();
+        loop {
+            if self.sleep_once(state, &ready)? {
+                return Ok(true);
             }
-            let waited = clock.now();
-            if waited >= self.limit {
-                return Err(WaitFailure::Limit { silent: self.first_silent_rank(heartbeats.as_deref()) });
-            }
-            if heartbeats.is_none() && waited >= self.limit / 2 {
-                heartbeats = Some(self.sample_heartbeats());
+            if start.elapsed() >= part {
+                return Ok(false);
             }
         }
-        self.adapt_budget(start.elapsed(), budget);
-        Ok(())
     }
 
     fn sample_heartbeats(&self) -> Vec<u32> {

@@ -3,8 +3,10 @@
 //! [`HostSession`] runs plans on a rank that has joined the others (`symmc-control`). The modules from the
 //! bottom up: `reduce` and `ll` move elements; [`HostCommunicator`] runs collectives (`direct`, `put`,
 //! `landing`, `staged`, `splits`, `rows` and `row_sums` are its variants); `queue` holds the runs of a session.
+//! A [`Board`] exchanges a few words between ranks without a plan.
 
 mod announce;
+mod board;
 mod chaos;
 mod collective;
 mod comm;
@@ -27,6 +29,7 @@ mod splits;
 mod stage;
 mod staged;
 
+pub use board::Board;
 pub use comm::{CommConfig, HostCommunicator};
 pub use config::{HostConfig, LaneThreads};
 pub use join_request::{plan_join_request, plan_subject, step_locator};

@@ -21,6 +21,7 @@ __all__ = [
     "DefectError",
     "Program",
     "Plan",
+    "Board",
     "Choice",
     "Group",
     "Session",
@@ -148,6 +149,13 @@ class Group:
     def from_env() -> Group: ...
     @staticmethod
     def bootstrap(rank: int, ranks: int, all_gather: Callable[[bytes], list[bytes]]) -> Group: ...
+
+@final
+class Board:
+    def __new__(cls, group: Group | Any, words: int, timeout: float) -> Board: ...
+    @property
+    def round(self) -> int: ...
+    def exchange(self, round: int, words: Sequence[int]) -> list[tuple[int, ...]]: ...
 
 @final
 class Tensor:

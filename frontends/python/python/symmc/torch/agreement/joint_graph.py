@@ -30,7 +30,7 @@ from symmc.torch.partition.fallback import in_eager
 from symmc.torch.partition.search import PartitionSearch
 from symmc.torch.ranks import process_groups
 from symmc.torch.ranks.board import Board, open_board
-from symmc.torch.ranks.digest import digest_of
+from symmc.torch.ranks.digest import digest_of, digest_of_sizes
 from symmc.torch.ranks.exchange import GraphsDiffer
 from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.runtime.runner import BAD_DATA
@@ -145,7 +145,7 @@ class JointGraph:
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = matching.list_collectives(self.module.graph, symbols)
-        digests = tuple(word for word, *_ in self.board.gather((digest_of(own), 0, 0)))
+        digests = tuple(word for word, *_ in self.board.gather(self.board.begin((digest_of(own), 0, 0))))
         if digests not in self.board.matching_collectives or self.options.fallback == "error":
             ranks = self.board.ranks
             published = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
@@ -197,8 +197,10 @@ class _JointCall:
         values = self.inputs
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
         self.pending_error = function.pending_error()
+        words = (function.number, digest_of_sizes(*self.sizes), int(self.pending_error is not None))
+        self.round = self.board.begin(words)
         self.is_waiting = True
-        published = self.board.gather((function.number, digest_of(self.sizes), int(self.pending_error is not None)))
+        published = self.board.gather(self.round)
         self.is_waiting = False
         return function.run(values, self.sizes, self.pending_error, published)
 
@@ -211,7 +213,7 @@ class _JointCall:
     def _finish(self) -> None:
         try:
             with torch.no_grad():
-                self.function.run(self.inputs, self.sizes, self.pending_error, self.board.resume())
+                self.function.run(self.inputs, self.sizes, self.pending_error, self.board.gather(self.round))
         except Exception:
             # The next call reports the error.
             pass

@@ -112,6 +112,8 @@ class RankGroup:
             is_told = getattr(error, _IS_REPORTED, False)
             if len(self.members) > 1 and dist.is_initialized() and not is_told:
                 text = str(error) or "interrupted"
+                # An outer context of this kind does not report it again, in an exchange that the others do not join.
+                setattr(error, _IS_REPORTED, True)
                 try:
                     self._next_round().publish_failure(_FAILURE + f"{type(error).__name__}: {text}".encode())
                 except Exception:

@@ -1,0 +1,99 @@
+//! Boards: a few numbers of each rank for all others, round by round.
+
+use std::sync::{Mutex, PoisonError, TryLockError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use symmc::unstable::runtime::host;
+
+use crate::error::{input_error, to_exception};
+use crate::group::Group;
+use crate::interrupt::{POLL_INTERVAL, run_interruptible};
+use crate::process_bound::ProcessBound;
+
+/// A board on which each rank publishes the same number of integers, round by round. All ranks of the group open it together, and
+/// take part in the same rounds.
+#[pyclass(frozen, module = "symmc._symmc")]
+pub struct Board(ProcessBound<Mutex<Option<host::Board>>>);
+
+impl Board {
+    fn with_board<T>(&self, work: impl FnOnce(&mut host::Board) -> PyResult<T>) -> PyResult<T> {
+        let mut guard = match self.0.get("board")?.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                return Err(input_error(
+                    "another thread uses the board: only one thread at a time may use it",
+                ));
+            }
+        };
+        work(guard.as_mut().ok_or_else(|| input_error("the board is closed"))?)
+    }
+}
+
+#[pymethods]
+impl Board {
+    /// Opens a board of `words` integers for each rank. Returns when all ranks of the group have opened theirs. timeout: the longest
+    /// wait for other ranks, in seconds.
+    #[new]
+    fn new(py: Python<'_>, group: &Bound<'_, PyAny>, words: usize, timeout: f64) -> PyResult<Board> {
+        let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
+        let limit = limit.ok_or_else(|| {
+            input_error(format!("timeout: expected a positive number of seconds, found {timeout}"))
+        })?;
+        let group = Group::resolve_group(py, Some(group), timeout)?;
+        let board = run_interruptible(py, "open", move || {
+            host::Board::open(&group, words, limit).map_err(symmc::Error::from)
+        })?;
+        Ok(Board(ProcessBound::new(Mutex::new(Some(board)))))
+    }
+
+    /// The number of the last round that this rank has begun, from 1; 0 before the first.
+    #[getter]
+    fn round(&self) -> PyResult<u64> {
+        self.with_board(|board| Ok(board.round()))
+    }
+
+    /// Publishes the integers of this rank in the round of this number, and returns those of all ranks: a tuple for each. After an
+    /// interrupt the same call continues the round. The number is that of the last round or the next one.
+    fn exchange<'py>(
+        &self,
+        py: Python<'py>,
+        round: u64,
+        words: Vec<i64>,
+    ) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let words: Vec<u64> = words.into_iter().map(i64::cast_unsigned).collect();
+        self.with_board(|board| {
+            loop {
+                let found = py.detach(|| {
+                    let found = board.exchange(round, &words, POLL_INTERVAL);
+                    found.map(|found| found.map(<[u64]>::to_vec)).map_err(symmc::Error::from)
+                });
+                match found {
+                    Ok(Some(found)) => {
+                        let ranks = found.chunks(words.len().max(1));
+                        return ranks
+                            .map(|own| PyTuple::new(py, own.iter().map(|w| w.cast_signed())))
+                            .collect();
+                    }
+                    // Ctrl-C interrupts all ranks of a terminal. It explains more than the error that a peer has left.
+                    Ok(None) => py.check_signals()?,
+                    Err(error) => {
+                        py.check_signals()?;
+                        return Err(to_exception(error));
+                    }
+                }
+            }
+        })
+    }
+}
+
+impl Drop for Board {
+    /// Leaves the other ranks without the GIL: rank 0 waits until they have ended the rounds that it has ended.
+    fn drop(&mut self) {
+        let Ok(inner) = self.0.get("board") else { return };
+        let board = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Python::attach(|py| py.detach(|| drop(board)));
+    }
+}

@@ -1,0 +1,320 @@
+//! Rounds in which every rank publishes a few words for all others.
+//!
+//! A rank has two slots in its symmetric arena, which rounds use in turn. A slot has the words of the rank and,
+//! stored after them, the number of the round. A rank begins a round only after it has read the words of all ranks
+//! in the round before. So a slot that a rank writes again was read by all of its peers.
+//!
+//! Rounds run on the thread of the caller, which mostly finds its peers within microseconds. A run of a session
+//! would move to the thread of the session and back.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use symmc_control::{
+    Group, JoinRequest, JoinTerm, JoinedRank, LeaveMode, LocateStep, PlanSubject, ProgressRecording,
+    RankProgress, RunKind, SleepState, SpinConfig, StepName, WaitFailure, YieldMode, culprit,
+};
+
+use super::comm::CommConfig;
+use super::session_rank::SessionRank;
+use crate::error::{Result, RunError};
+use crate::session::session_ended_error;
+
+/// Two cache lines: processors fetch them in pairs.
+const LINE: usize = 128;
+/// How long a rank polls before it sleeps, if each rank has a processor. Waking a sleeping thread takes tens of
+/// microseconds, more on a virtual machine, and ranks often come hundreds of microseconds late.
+const SPIN: Duration = Duration::from_millis(1);
+
+/// The names of a round in errors.
+const OP: &str = "agreement";
+const NODE: &str = "call";
+
+/// A board on which each rank of a group publishes the same number of words, round by round.
+#[derive(Debug)]
+pub struct Board {
+    /// `None` while the board is dropped.
+    rank: Option<SessionRank>,
+    /// The error that ended the board on all ranks.
+    failure: Option<RunError>,
+    words: usize,
+    /// The number of the last round that this rank has begun, from 1; 0 before.
+    round: u64,
+    /// The wait for the peers, while the round has not ended.
+    wait: Option<SleepState>,
+    /// The words of all ranks in the last round that has ended.
+    found: Vec<u64>,
+}
+
+impl Board {
+    /// Opens a board of `words` words for each rank; returns when all ranks of the group have opened it. `limit` is
+    /// the longest wait for other ranks. Fails if the other ranks do not come or open something else.
+    pub fn open(group: &Group, words: usize, limit: Duration) -> Result<Board> {
+        let place = group.next_session_membership()?;
+        let about = vec![("words of a board".to_string(), words.to_string())];
+        let request = JoinRequest {
+            subject: PlanSubject { hash: format!("board of {words} words"), about },
+            terms: vec![JoinTerm::text("words of the board", words.to_string())],
+            groups: 1,
+            arena: 2 * slot_bytes(words),
+            run_kind: RunKind::Session,
+            locate_step: LocateStep::new(name_round),
+            first: 0,
+            limit,
+        };
+        let close_timeout = if group.is_within_process() { Duration::ZERO } else { limit };
+        let joined = JoinedRank::join(&place, &request)?.with_close_timeout(close_timeout);
+        let config = CommConfig { spin: spin_config(group.ranks()), ..CommConfig::new(group.ranks(), limit) };
+        let rank = SessionRank::new(joined, config)?;
+        rank.start().map_err(|error| rank.fail_run(error))?;
+        Ok(Board { rank: Some(rank), failure: None, words, round: 0, wait: None, found: Vec::new() })
+    }
+
+    /// The number of the last round that this rank has begun, from 1; 0 before the first.
+    pub fn round(&self) -> u64 {
+        self.round
+    }
+
+    /// Publishes the words of this rank in the round of this number, and waits for those of all ranks for at most
+    /// `part`. Returns them in the order of the ranks, or `None` if a rank has not published its words yet. The same
+    /// call continues a round that has begun, and returns the words of the last round again.
+    ///
+    /// Fails if the number is not that of the last round or the next one, if the last round has not ended, or if a
+    /// rank failed, left, or did not come within the timeout. Each failure of a rank ends the board on all ranks.
+    pub fn exchange(&mut self, round: u64, words: &[u64], part: Duration) -> Result<Option<&[u64]>> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.clone());
+        }
+        let rank = self.rank.as_ref().ok_or_else(session_ended_error)?;
+        if round != self.round {
+            self.expect_next(round, words)?;
+            if let Err(error) = publish(rank, round, words) {
+                return Err(self.failure.insert(rank.fail_run(error)).clone());
+            }
+            (self.round, self.wait) = (round, Some(SleepState::default()));
+        }
+        let Some(wait) = &mut self.wait else { return Ok(Some(&self.found)) };
+        match await_peers(rank, round, self.words, wait, part) {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(ended) => {
+                let error = rank.fail_run(wait_error(rank, round, self.words, ended));
+                return Err(self.failure.insert(error).clone());
+            }
+        }
+        self.wait = None;
+        self.found.clear();
+        for peer in 0..rank.comm().ranks() {
+            let slot = slot_words(rank, peer, round, self.words);
+            self.found.extend(slot[1..].iter().map(|word| word.load(Ordering::Relaxed)));
+        }
+        rank.comm().end_run();
+        Ok(Some(&self.found))
+    }
+
+    fn expect_next(&self, round: u64, words: &[u64]) -> Result<()> {
+        if words.len() != self.words {
+            let found = words.len();
+            return Err(RunError::Invalid(format!(
+                "expected {} words of a board, found {found}",
+                self.words
+            )));
+        }
+        let last = self.round;
+        if round != last + 1 || self.wait.is_some() {
+            let state = if self.wait.is_some() { "has not ended" } else { "has ended" };
+            return Err(RunError::Defect(format!(
+                "round {round} of a board after round {last}, which {state}"
+            )));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Board {
+    fn drop(&mut self) {
+        let Some(rank) = self.rank.take() else { return };
+        if self.failure.is_none() && (self.wait.is_some() || std::thread::panicking()) {
+            let how = "closed its board during a round".to_string();
+            let left = RunError::Left { rank: rank.comm().rank(), how };
+            drop(rank.fail_run(left));
+        }
+        rank.leave_session(ProgressRecording::All, self.round, LeaveMode::Dropped);
+    }
+}
+
+/// How ranks wait for each other.
+fn spin_config(ranks: u32) -> SpinConfig {
+    let config = SpinConfig::for_threads(ranks as usize);
+    match config.yields {
+        YieldMode::Always => config,
+        YieldMode::Never => SpinConfig { max_ns: SPIN.as_nanos() as u32, ..config },
+    }
+}
+
+fn slot_bytes(words: usize) -> usize {
+    ((words + 1) * size_of::<u64>()).next_multiple_of(LINE)
+}
+
+/// The slot of a rank in a round: the number of the round, then the words.
+fn slot_words(of: &SessionRank, rank: u32, round: u64, words: usize) -> &[AtomicU64] {
+    let arena = &of.comm().domain.arenas[rank as usize];
+    let at = (round % 2) as usize * slot_bytes(words);
+    debug_assert!(at + slot_bytes(words) <= arena.len());
+    // SAFETY: the arena has two slots, is aligned to pages, and lives as long as the rank. Its words are only
+    // accessed as atomics.
+    unsafe { std::slice::from_raw_parts(arena.as_ptr().add(at).cast(), words + 1) }
+}
+
+/// Stores the words of this rank and wakes peers that sleep.
+fn publish(rank: &SessionRank, round: u64, words: &[u64]) -> Result<()> {
+    rank.expect_running()?;
+    let comm = rank.comm();
+    for peer in 0..comm.ranks() {
+        // Rounds count from 1: a rank that closed its board after `ended` rounds has no later one.
+        if let Some(ended) = comm.control().runs_before_close(peer).filter(|ended| *ended < round) {
+            return Err(RunError::session_closed(peer, ended));
+        }
+    }
+    comm.begin_run(round - 1, 0);
+    comm.begin_step(0);
+    let slot = slot_words(rank, comm.rank(), round, words.len());
+    slot[1..].iter().zip(words).for_each(|(to, word)| to.store(*word, Ordering::Relaxed));
+    slot[0].store(round, Ordering::Release);
+    comm.control().wake_ranks((0..comm.ranks()).filter(|peer| *peer != comm.rank()));
+    Ok(())
+}
+
+fn has_published(rank: &SessionRank, peer: u32, round: u64, words: usize) -> bool {
+    slot_words(rank, peer, round, words)[0].load(Ordering::Acquire) == round
+}
+
+/// Whether all peers have published their words of a round within this part of the wait.
+fn await_peers(
+    rank: &SessionRank,
+    round: u64,
+    words: usize,
+    wait: &mut SleepState,
+    part: Duration,
+) -> std::result::Result<bool, WaitFailure> {
+    let ready = || (0..rank.comm().ranks()).all(|peer| has_published(rank, peer, round, words));
+    rank.comm().waiter.wait_for(wait, part, ready)
+}
+
+fn wait_error(rank: &SessionRank, round: u64, words: usize, ended: WaitFailure) -> RunError {
+    let comm = rank.comm();
+    let control = comm.control();
+    let silent = match ended {
+        WaitFailure::Aborted => return control.end_reason(),
+        WaitFailure::Limit { silent } => silent,
+    };
+    let peers: Vec<u32> =
+        (0..comm.ranks()).filter(|peer| !has_published(rank, *peer, round, words)).collect();
+    RunError::Limit {
+        rank: comm.rank(),
+        culprit: silent.unwrap_or_else(|| culprit::find_culprit(control, comm.rank(), &peers)),
+        peers,
+        step: 0,
+        node: NODE.into(),
+        op: OP.into(),
+        run: round - 1,
+        limit_ms: comm.waiter.limit().as_millis() as u64,
+    }
+}
+
+/// The round as the step in which a rank died or stopped.
+fn name_round(progress: &RankProgress) -> Option<StepName> {
+    progress.step.map(|_| StepName { step: 0, node: NODE.into(), op: OP.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn on_each_rank(ranks: u32, limit: Duration, work: impl Fn(u64, Board) + Sync) {
+        std::thread::scope(|scope| {
+            for group in Group::threads(ranks) {
+                let work = &work;
+                scope.spawn(move || {
+                    let rank = u64::from(group.rank());
+                    work(rank, Board::open(&group, 2, limit).expect("all ranks open it"));
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn every_rank_gets_the_words_of_all_ranks_in_every_round() {
+        on_each_rank(3, LONG, |rank, mut board| {
+            for round in 1..=500 {
+                let words = [rank * 1000 + round, rank];
+                let expected: Vec<u64> = (0..3).flat_map(|rank| [rank * 1000 + round, rank]).collect();
+                for _ in 0..2 {
+                    // The second call returns the same words again.
+                    let found = loop {
+                        if let Some(found) =
+                            board.exchange(round, &words, Duration::from_millis(1)).expect("it runs")
+                        {
+                            break found.to_vec();
+                        }
+                    };
+                    assert_eq!(found, expected);
+                }
+            }
+            assert_eq!(board.round(), 500);
+        });
+    }
+
+    #[test]
+    fn a_wait_for_a_late_rank_continues_in_the_next_call() {
+        on_each_rank(2, LONG, |rank, mut board| {
+            if rank == 1 {
+                std::thread::sleep(Duration::from_millis(150));
+            }
+            let mut parts = 0;
+            while board.exchange(1, &[rank, 7], Duration::from_millis(20)).expect("it runs").is_none() {
+                parts += 1;
+            }
+            assert!(rank == 1 || parts >= 2, "rank 0 waited in {parts} parts");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_does_not_come_is_named() {
+        on_each_rank(2, Duration::from_millis(300), |rank, mut board| {
+            if rank == 1 {
+                std::thread::sleep(Duration::from_millis(900));
+                let error = board.exchange(1, &[1, 1], LONG).expect_err("rank 0 has given up");
+                assert_eq!(error.culprit(), Some(1), "{error}");
+                return;
+            }
+            let error = board.exchange(1, &[0, 0], LONG).expect_err("rank 1 does not come");
+            assert_eq!(error.culprit(), Some(1), "{error}");
+            assert!(error.to_string().contains("waited 300 ms for rank 1"), "{error}");
+            let after = board.exchange(2, &[0, 0], LONG).expect_err("the board has ended");
+            assert_eq!(after.to_string(), error.to_string());
+        });
+    }
+
+    #[test]
+    fn a_rank_that_leaves_is_named_by_those_that_wait_for_it() {
+        on_each_rank(2, LONG, |rank, mut board| {
+            while board.exchange(1, &[rank, 0], LONG).expect("both come").is_none() {}
+            if rank == 0 {
+                let error = board.exchange(2, &[0, 0], LONG).expect_err("rank 1 has left");
+                assert_eq!(error.culprit(), Some(1), "{error}");
+            }
+        });
+    }
+
+    #[test]
+    fn rounds_follow_each_other() {
+        on_each_rank(1, LONG, |_, mut board| {
+            assert!(board.exchange(2, &[0, 0], LONG).is_err());
+            assert!(board.exchange(1, &[0], LONG).is_err());
+            assert_eq!(board.exchange(1, &[5, 6], LONG).expect("it runs"), Some(&[5, 6][..]));
+        });
+    }
+}
