@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn buckets_of_many_tokens_return_sums_and_say_why() {
         let text = "program \"p\" ranks 2\nsymbol t in 1..=4096\ngroup @ep world\narg %tokens: bf16[t, 1024]\n\
-            arg %ids: i64[2*t, 8]\narg %w: f32[t, 8]\n\
+            arg %own_ids: i64[t, 8]\narg %w: f32[t, 8]\n%ids: i64[2*t, 8] = all_gather %own_ids group=@ep\n\
             %rows: i64[t, 8], %all: i64[2*t, 8], %slots: i64[16*t], %counts: i64[16], %ends: i64[16] = \
             route %ids experts=32 align=1 layout=expert group=@ep\n\
             %sent: bf16[16*t, 1024] = dispatch_rows %tokens, %slots, %all group=@ep\n\

@@ -124,6 +124,23 @@ class Moe(unittest.TestCase):
             self.assertEqual((forms, same_forms), ({"route", "dispatch", "combine"}, {"route", "dispatch", "sums"}))
             self.assertTrue(torch.equal(y, same) and torch.equal(unweighted, same_unweighted))
 
+    def test_returns_the_sums_of_128_tokens_on_two_gpus_without_a_gather_of_rows(self):
+        def run(group):
+            forms = []
+            config = dict(experts=16, slots=8, hidden=7168, tokens=128, machine="h200x2")
+            with ExpertExchange(group, **config, name="layers.3") as exchange:
+                rows = torch.ones(exchange.capacity, 7168, dtype=torch.bfloat16)
+                for tokens in (16, 128):
+                    routing = exchange.route(torch.arange(tokens * 8).reshape(tokens, 8) % 16)
+                    y = exchange.combine(rows, routing, torch.ones(tokens, 8))
+                    self.assertTrue((y == 8).all())
+                    forms.append({key[0] for key in exchange._sessions})
+                [sums] = [plan for key, plan in exchange._plans.items() if key[0] == "sums"]
+                return forms, {choice.collective for choice in sums.choices()}
+
+        expected = [{"route", "combine"}, {"route", "combine", "sums"}], {"all_weights", "y"}
+        self.assertEqual(of_ranks(2, run), [expected] * 2)
+
     def test_returns_rows_in_the_layout_of_ranks(self):
         case = Case(2, 16, 8, 1024, 512, torch.bfloat16)
 
@@ -139,9 +156,10 @@ class Moe(unittest.TestCase):
         case = Case(2, 4, 2, 5, 8)
         factors = torch.rand(4, 8)
 
-        def run(group):
+        def run(group, by_sums):
             rank = group.rank
             with ExpertExchange(group, **case.config) as exchange:
+                exchange._returns_sums = lambda *_: by_sums
                 x = case.x[rank].clone().requires_grad_()
                 weights = case.weights[rank].clone().requires_grad_()
                 routing = exchange.route(case.ids[rank])
@@ -150,13 +168,16 @@ class Moe(unittest.TestCase):
                 (y * y).sum().backward()
                 return x.grad, weights.grad
 
-        for rank, (of_x, of_weights) in enumerate(of_ranks(2, run)):
+        by_rows = of_ranks(2, lambda group: run(group, by_sums=False))
+        by_sums = of_ranks(2, lambda group: run(group, by_sums=True))
+        for rank, (rows_gradients, sums_gradients) in enumerate(zip(by_rows, by_sums, strict=True)):
             x = case.x[rank].clone().requires_grad_()
             weights = case.weights[rank].clone().requires_grad_()
             y = case.dense(rank, x, weights, factors)
             (y * y).sum().backward()
-            torch.testing.assert_close(of_x, x.grad)
-            torch.testing.assert_close(of_weights, weights.grad)
+            for of_x, of_weights in (rows_gradients, sums_gradients):
+                torch.testing.assert_close(of_x, x.grad)
+                torch.testing.assert_close(of_weights, weights.grad)
 
     def test_has_second_derivatives(self):
         case = Case(2, 4, 2, 5, 8, torch.float64)

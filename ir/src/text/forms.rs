@@ -340,8 +340,7 @@ ops! {
         "combine_rows" ("x, rows, weights?") kind CombineRows {}:
             "Returns results to the ranks of the tokens. `x` is `[c, d]`; `rows` is the first result of `route`. Row `i` of the \
              result `[t, d]` is the sum over slots `j` of the global row `rows[i, j]` times `weights[i, j]`. Negative rows are left \
-             out. The rows of one rank are added first, in ascending order of slot, then the sums of the ranks in ascending order. \
-             If `rows` is a `shard` of an argument, ranks of the group must pass equal arguments."
+             out. The rows of one rank are added first, in ascending order of slot, then the sums of the ranks in ascending order."
             => "%combined: f32[t, 64] = combine_rows %sent, %mine group=@all";
         "reduce_rows" ("x, all_rows, all_weights?") kind ReduceRows {}:
             "Returns results to the ranks of the tokens as sums. `x` is `[c, d]`; `all_rows` is the second result of `route`, and \

@@ -7,7 +7,8 @@
 //!
 //! Both sides have the same bits. The right side moves one row of sums for each token and other rank, instead of
 //! one row for each slot, so it is faster if tokens have many slots and few ranks share the experts. It needs the
-//! rows of all ranks, which a `route` has already, and their weights.
+//! weights and the rows of all ranks. A `route` of the same ids on all ranks has these rows already. If the program
+//! does not prove that the ids are the same, as for arguments, each rank's own rows are gathered.
 //!
 //! The choice is made before the e-graphs, which hold no `route`, and for which a region may not get more
 //! collectives than it had. It depends on the profile, the sizes and the permitted variants, and not on limits of
@@ -164,34 +165,31 @@ impl RowSumChooser<'_> {
         matches!(node, Some(Op::Route(route)) if route.layout == RouteLayout::Rank)
     }
 
-    /// A `route` that the ranks of the group share has the rows of all of them.
+    /// The rows of all ranks, which are gathered if they are not known.
     fn rows_of_all_ranks(&self, rows: ValueId, group: GroupId) -> OfAllRanks {
-        match self.graph.values[rows].def {
-            ValueDef::Node(n, 0) => match &self.graph.nodes[n].op {
-                Op::Route(route) if route.scope == RouteScope::Group(group) => {
-                    OfAllRanks::Known(self.graph.nodes[n].outputs[1])
-                }
-                Op::Shard { axis: 0, group: sharded } if *sharded == group => {
-                    let whole = self.graph.nodes[n].inputs[0];
-                    if self.is_equal_on_ranks(whole, group) {
-                        OfAllRanks::Known(whole)
-                    } else {
-                        OfAllRanks::Gathered(rows)
-                    }
-                }
-                _ => OfAllRanks::Gathered(rows),
-            },
-            _ => OfAllRanks::Gathered(rows),
-        }
+        self.known_rows(rows, group).map_or(OfAllRanks::Gathered(rows), OfAllRanks::Known)
     }
 
-    /// Whether the ranks of each cell have the same bits of the rows of all ranks. Callers pass equal arguments.
-    fn is_equal_on_ranks(&self, all_rows: ValueId, group: GroupId) -> bool {
-        matches!(self.graph.values[all_rows].def, ValueDef::Input(_))
-            || self.graph.cells(group).is_some_and(|cells| {
-                let known = self.replication.get_or_init(|| Replication::of_graph(self.graph));
-                known[all_rows].is_uniform_within_cells(&cells)
-            })
+    /// The value that has these rows and those of the other ranks in order, with the same bits on all ranks of a
+    /// cell. A `route` or a `shard` has one if the ranks have the same operand.
+    fn known_rows(&self, rows: ValueId, group: GroupId) -> Option<ValueId> {
+        let ValueDef::Node(n, 0) = self.graph.values[rows].def else { return None };
+        let node = &self.graph.nodes[n];
+        let operand = *node.inputs.first()?;
+        let all_rows = match &node.op {
+            Op::Route(route) if route.scope == RouteScope::Group(group) => *node.outputs.get(1)?,
+            Op::Shard { axis: 0, group: sharded } if *sharded == group => operand,
+            _ => return None,
+        };
+        self.is_equal_on_ranks(operand, group).then_some(all_rows)
+    }
+
+    /// Whether the ranks of each cell are proven to have the same bits of a value. Arguments may differ between ranks.
+    fn is_equal_on_ranks(&self, value: ValueId, group: GroupId) -> bool {
+        self.graph.cells(group).is_some_and(|cells| {
+            let known = self.replication.get_or_init(|| Replication::of_graph(self.graph));
+            known[value].is_uniform_within_cells(&cells)
+        })
     }
 
     /// The type of a gathered value. Adds the time of the gather by its fastest variant.
@@ -318,6 +316,11 @@ fn unused_pieces(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> BTreeSet
     for (_, node) in graph.nodes.iter().filter(|(n, _)| !chosen.contains_key(n)) {
         for reads in node.inputs.iter().filter_map(|&v| graph.defining_node(v)) {
             unused.remove(&reads);
+        }
+    }
+    for form in chosen.values() {
+        if let OfAllRanks::Gathered(own) = form.rows {
+            graph.defining_node(own).map(|n| unused.remove(&n));
         }
     }
     for output in &graph.outputs {

@@ -1,11 +1,15 @@
 //! The choice between rows and sums of rows for the results of experts, and that both have the same bits.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
+use symmc_ir::dim::SymbolBindings;
+use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::machine::MachineProfile;
-use symmc_ir::{CollectiveKind, CollectiveVariant, Graph, Op, text};
+use symmc_ir::{CollectiveKind, CollectiveVariant, DType, Graph, Op, Tensor, text};
 use symmc_passes::lower::{COMBINE_AS_SUMS, ReturnedSums, choose_row_sums};
 use symmc_passes::{LowerConfig, lower};
+use symmc_support::random::SplitMix;
 
 use crate::common::{bindings, difference};
 
@@ -29,8 +33,12 @@ enum RowsOrigin {
     Route,
     /// A route with one row for each token and rank.
     RouteByRank,
-    /// A piece of the rows of all ranks, which are an argument.
+    /// A route of ids that are an argument, and may differ between ranks.
+    RouteOfArgument,
+    /// A piece of the rows of all ranks.
     Shard,
+    /// A piece of an argument, which may differ between ranks.
+    ShardOfArgument,
     /// A piece of rows that each rank computes, and that may differ between ranks.
     ShardOfOwn,
     /// A piece of the slots of this rank's tokens.
@@ -55,15 +63,20 @@ impl Combination {
         let mut text = format!("program \"p\" ranks {ranks}\nsymbol t in 1..=4096\ngroup @ep {cells}\n");
         text += &format!("arg %x: {dtype}[{}*t, {width}]\n", n * k);
         let rows = match rows {
-            RowsOrigin::Route | RowsOrigin::RouteByRank => {
+            RowsOrigin::Route | RowsOrigin::RouteByRank | RowsOrigin::RouteOfArgument => {
                 let by_rank = rows == RowsOrigin::RouteByRank;
                 let layout = if by_rank { "rank" } else { "expert" };
                 let sections = if by_rank { n } else { 16 };
-                text += &format!("arg %logits: f32[t, {}]\n", 16 * n);
                 text += &format!("arg %w: {}[t, {k}]\n", weights.unwrap_or("f32"));
-                text +=
-                    &format!("%score: f32[t, {k}], %ids: i64[t, {k}] = topk %logits axis=1 largest=true\n");
-                text += &format!("%all_ids: i64[{n}*t, {k}] = all_gather %ids group=@ep\n");
+                if rows == RowsOrigin::RouteOfArgument {
+                    text += &format!("arg %all_ids: i64[{n}*t, {k}]\n");
+                } else {
+                    text += &format!("arg %logits: f32[t, {}]\n", 16 * n);
+                    text += &format!(
+                        "%score: f32[t, {k}], %ids: i64[t, {k}] = topk %logits axis=1 largest=true\n"
+                    );
+                    text += &format!("%all_ids: i64[{n}*t, {k}] = all_gather %ids group=@ep\n");
+                }
                 text += &format!(
                     "%rows: i64[t, {k}], %all: i64[{n}*t, {k}], %from: i64[{c}*t], %counts: i64[{sections}], %ends: i64[{sections}] = \
                      route %all_ids experts={e} align=1 layout={layout} group=@ep\n",
@@ -73,6 +86,12 @@ impl Combination {
                 "%rows"
             }
             RowsOrigin::Shard => {
+                text += &format!("arg %own: i64[t, {k}]\narg %w: f32[t, {k}]\n");
+                text += &format!("%all: i64[{n}*t, {k}] = all_gather %own group=@ep\n");
+                text += &format!("%rows: i64[t, {k}] = shard %all axis=0 group=@ep\n");
+                "%rows"
+            }
+            RowsOrigin::ShardOfArgument => {
                 text += &format!("arg %all: i64[{n}*t, {k}]\narg %w: f32[t, {k}]\n");
                 text += &format!("%rows: i64[t, {k}] = shard %all axis=0 group=@ep\n");
                 "%rows"
@@ -127,7 +146,9 @@ fn sums_return_where_they_are_fewer_bytes() {
         ("as many bytes", four, 4096, None),
         ("fewer bytes among four", Combination { slots: 32, ..four }, 4096, Some(2)),
         ("a row for each rank", Combination { rows: RowsOrigin::RouteByRank, ..USUAL }, 4096, None),
-        ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(1)),
+        ("given ids", Combination { rows: RowsOrigin::RouteOfArgument, ..USUAL }, 4096, Some(2)),
+        ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(2)),
+        ("a piece of given rows", Combination { rows: RowsOrigin::ShardOfArgument, ..USUAL }, 4096, Some(2)),
         ("a piece of own rows", Combination { rows: RowsOrigin::ShardOfOwn, ..USUAL }, 4096, Some(2)),
         ("a piece of the slots", Combination { rows: RowsOrigin::ShardOfSlots, ..USUAL }, 4096, Some(2)),
         ("rows of this rank", Combination { rows: RowsOrigin::Argument, ..USUAL }, 4096, Some(2)),
@@ -146,7 +167,10 @@ fn sums_return_where_they_are_fewer_bytes() {
             continue;
         };
         let shards = program.nodes.values().filter(|node| matches!(node.op, Op::Shard { .. })).count();
-        let gathered = matches!(case.rows, RowsOrigin::ShardOfOwn | RowsOrigin::ShardOfSlots);
+        let gathered = matches!(
+            case.rows,
+            RowsOrigin::ShardOfArgument | RowsOrigin::ShardOfOwn | RowsOrigin::ShardOfSlots
+        );
         let expected = usize::from(gathered);
         assert_eq!(shards, expected, "{what}: only gathers read a piece\n{}", text::print(&program));
         assert_eq!(count(&program, &CollectiveKind::AllGather), gathers, "{what}\n{}", text::print(&program));
@@ -165,6 +189,63 @@ fn sums_return_where_they_are_fewer_bytes() {
         assert!(decision.rules[0].us < Some(sums[0].combined.us), "{what}: {decision:?}");
         assert!(decision.alternatives.iter().any(|a| a.name.starts_with("combine_rows.")), "{what}");
     }
+}
+
+/// Integers up to `last` for each rank, which differ between ranks.
+fn different_tables(
+    graph: &Graph,
+    name: &str,
+    bindings: &SymbolBindings,
+    last: i64,
+) -> Vec<Vec<Arc<Tensor>>> {
+    let ranks = 0..graph.ranks.unwrap();
+    let place = graph.inputs.values().position(|input| graph.value_name(input.value) == name).unwrap();
+    let of_rank = |rank: u32| {
+        let mut inputs = seeded_inputs(graph, bindings, &SeedConfig::new(5), rank).unwrap();
+        let shape = inputs[place].shape().to_vec();
+        let mut r = SplitMix(u64::from(rank));
+        let elements: Vec<i64> =
+            (0..shape.iter().product()).map(|_| r.below(last as usize + 2) as i64 - 1).collect();
+        inputs[place] = Arc::new(Tensor::from_i64(DType::I64, shape, &elements).unwrap());
+        inputs
+    };
+    ranks.map(of_rank).collect()
+}
+
+#[test]
+fn ranks_may_have_different_tables() {
+    for (what, rows, table) in [
+        ("given ids", RowsOrigin::RouteOfArgument, "all_ids"),
+        ("a piece of given rows", RowsOrigin::ShardOfArgument, "all"),
+        ("a piece of own rows", RowsOrigin::ShardOfOwn, "given"),
+        ("rows of this rank", RowsOrigin::Argument, "rows"),
+    ] {
+        let graph = Combination { rows, ..USUAL }.program();
+        let (program, _) = choose_row_sums(&graph, &config(&graph, 4096)).unwrap();
+        assert_eq!(count(&program, &CollectiveKind::ReduceRows), 1, "{what}");
+        let bindings = bindings(&graph, 2);
+        // There are 32 experts, and as many rows as slots.
+        let last = if rows == RowsOrigin::RouteOfArgument { 31 } else { 2 * 3 * 16 - 1 };
+        let inputs = different_tables(&graph, table, &bindings, last);
+        let expected = interp::run(&graph, &bindings, &inputs).unwrap();
+        let found = interp::run(&program, &bindings, &inputs).unwrap();
+        for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            assert_eq!(found[0].data(), expected[0].data(), "{what}, rank {rank}");
+        }
+    }
+}
+
+#[test]
+fn a_piece_is_gathered_for_another_group_than_that_of_the_piece() {
+    let text = "program \"p\" ranks 4\ngroup @ep [[0, 1], [2, 3]]\ngroup @far [[0, 2], [1, 3]]\n\
+        symbol t in 1..=4096\narg %x: bf16[16*t, 512]\narg %own: i64[t, 8]\n\
+        %all: i64[2*t, 8] = all_gather %own group=@ep\n%rows: i64[t, 8] = shard %all axis=0 group=@ep\n\
+        %h: bf16[16*t, 512] = neg %x\n%y: bf16[t, 512] = combine_rows %h, %rows group=@ep\n\
+        %z: bf16[t, 512] = combine_rows %h, %rows group=@far\nreturn %y\nreturn %z\n";
+    let graph = text::parse(text).unwrap();
+    let (program, _) = choose_row_sums(&graph, &config(&graph, 4096)).unwrap();
+    assert_eq!(count(&program, &CollectiveKind::ReduceRows), 2, "{}", text::print(&program));
+    assert_eq!(count(&program, &CollectiveKind::AllGather), 2, "{}", text::print(&program));
 }
 
 #[test]

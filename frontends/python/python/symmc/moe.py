@@ -34,7 +34,8 @@ NAMES = {getattr(torch, name): ours for ours, name in TORCH_DTYPES}
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """Where the tokens of one call go. The tensors are i64. `ranks` is the number of ranks of the group.
+    """Where the tokens of one call go, as `ExpertExchange.route` computes it. The tensors are i64. `ranks` is the number of ranks of the
+    group.
 
     A *row* is a row of the result of `dispatch`, and its number is `rank * capacity + row`. A *slot* is one choice of an expert by a token,
     and its number is `(rank * tokens + token) * slots + slot`.
@@ -43,7 +44,7 @@ class Routing:
     rows: torch.Tensor
     """`[tokens, slots]`: the row of each slot of this rank's tokens, or -1."""
     all_rows: torch.Tensor
-    """`[ranks * tokens, slots]`: the same for the tokens of all ranks."""
+    """`[ranks * tokens, slots]`: the same for the tokens of all ranks. The ranks have equal tensors."""
     slots: torch.Tensor
     """`[capacity]`: the slot of each row of this rank, or -1."""
     counts: torch.Tensor
@@ -262,7 +263,8 @@ class ExpertExchange:
             return False
         ranges = self._ranges_of_sums.get(key)
         if ranges is None:
-            choices = self._plan_for(("sums", *key)).choices()
+            # The gather of the ids belongs to an earlier call, so it does not join that of the weights.
+            choices = self._plan(self._choice_program(*key), coalesce=False).choices()
             # A combination that returns as sums has its own estimate among the alternatives.
             sums = [c for c in choices if any(name.startswith("combine_rows.") for name in c.estimates)]
             ranges = self._ranges_of_sums[key] = [choice.symbols["t"] for choice in sums]
@@ -304,8 +306,8 @@ class ExpertExchange:
 
     # Programs
 
-    def _plan(self, text: str) -> symmc.Plan:
-        return symmc.compile(symmc.from_text(text), machine=self._machine, bind=True)
+    def _plan(self, text: str, *, coalesce: bool = True) -> symmc.Plan:
+        return symmc.compile(symmc.from_text(text), machine=self._machine, bind=True, coalesce=coalesce)
 
     def _plan_for(self, key: tuple[Any, ...]) -> symmc.Plan:
         plan = self._plans.get(key)
@@ -323,20 +325,24 @@ class ExpertExchange:
         return "\n".join([*head, *lines]) + "\n"
 
     def _route_program(self) -> str:
-        k = self.slots
+        routing, names = self._routing(self.slots)
+        return self._program("route", [*routing, *(f"return %{name}" for name in names)], slots=self.slots)
+
+    def _routing(self, slots: int) -> tuple[list[str], list[str]]:
+        """Lines that route the ids of all ranks, and the names of the results."""
         everyone = f"{self.ranks}*t"
-        types = [f"[t, {k}]", f"[{everyone}, {k}]", f"[{self.capacity}]", f"[{self.sections}]", f"[{self.sections}]"]
+        types = [f"[t, {slots}]", f"[{everyone}, {slots}]", f"[{self.capacity}]", f"[{self.sections}]", f"[{self.sections}]"]
         names = ["rows", "all_rows", "slots", "counts", "ends"]
         if self.name:
             # Errors name a step by its first result.
             names = [f"{self.name}.{name}" for name in names]
         results = ", ".join(f"%{name}: i64{shape}" for name, shape in zip(names, types, strict=True))
-        return self._program("route", [
-            f"arg %ids: i64[t, {k}]",
-            f"%all_ids: i64[{everyone}, {k}] = all_gather %ids group=@ep",
+        lines = [
+            f"arg %ids: i64[t, {slots}]",
+            f"%all_ids: i64[{everyone}, {slots}] = all_gather %ids group=@ep",
             f"{results} = route %all_ids experts={self.experts} align={self.align} layout={self.layout} group=@ep",
-            *(f"return %{name}" for name in names),
-        ], slots=k)
+        ]
+        return lines, names
 
     def _dispatch_program(self, dtype: torch.dtype, width: int, slots: int) -> str:
         kind = NAMES[dtype]
@@ -349,13 +355,14 @@ class ExpertExchange:
         ], slots=slots)
 
     def _combine_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
-        return self._combination("combine", dtype, width, slots, weights, [f"arg %rows: i64[t, {slots}]"], [])
+        rows = [f"arg %rows: i64[t, {slots}]"]
+        return self._combination("combine", dtype, width, slots, weights, rows, "%rows")
 
-    def _sums_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
-        """A combination that has the rows of all ranks, so that the compiler can let each rank add its own rows first."""
-        argument = [f"arg %all_rows: i64[{self.ranks}*t, {slots}]"]
-        piece = [f"%rows: i64[t, {slots}] = shard %all_rows axis=0 group=@ep"]
-        return self._combination("sums", dtype, width, slots, weights, argument, piece)
+    def _choice_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
+        """A combination for which the compiler chooses between rows and sums. It is not run. Its routing proves that the ranks have the
+        same `all_rows`, as those of a `Routing` are."""
+        routing, names = self._routing(slots)
+        return self._combination("choice", dtype, width, slots, weights, routing, f"%{names[0]}")
 
     def _combination(
         self,
@@ -364,18 +371,38 @@ class ExpertExchange:
         width: int,
         slots: int,
         weights: torch.dtype | None,
-        rows_argument: list[str],
-        rows: list[str],
+        rows_lines: list[str],
+        rows: str,
     ) -> str:
         kind = NAMES[dtype]
         argument = [] if weights is None else [f"arg %weights: {NAMES[weights]}[t, {slots}]"]
         operand = "" if weights is None else ", %weights"
         return self._program(name, [
             f"arg %x: {kind}[{self.capacity}, {width}]",
-            *rows_argument,
+            *rows_lines,
             *argument,
-            *rows,
-            f"%y: {kind}[t, {width}] = combine_rows %x, %rows{operand} group=@ep",
+            f"%y: {kind}[t, {width}] = combine_rows %x, {rows}{operand} group=@ep",
+            "return %y",
+        ], slots=slots)
+
+    def _sums_program(self, dtype: torch.dtype, width: int, slots: int, weights: torch.dtype | None) -> str:
+        """The combination in which each rank adds its own rows. All ranks pass the same `all_rows`."""
+        kind = NAMES[dtype]
+        wide = "f64" if dtype == torch.float64 else "f32"
+        weights_lines = []
+        operand = ""
+        if weights is not None:
+            weights_kind = NAMES[weights]
+            operand = ", %all_weights"
+            weights_lines = [
+                f"arg %weights: {weights_kind}[t, {slots}]",
+                f"%all_weights: {weights_kind}[{self.ranks}*t, {slots}] = all_gather %weights group=@ep",
+            ]
+        return self._program("sums", [
+            f"arg %x: {kind}[{self.capacity}, {width}]",
+            f"arg %all_rows: i64[{self.ranks}*t, {slots}]",
+            *weights_lines,
+            f"%y: {kind}[t, {width}], %sums: {wide}[{self.ranks - 1}*t, {width}] = reduce_rows %x, %all_rows{operand} group=@ep",
             "return %y",
         ], slots=slots)
 

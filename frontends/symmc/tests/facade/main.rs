@@ -20,6 +20,7 @@ mod numerics;
 mod outputs;
 mod packing;
 mod replaced;
+mod row_sums;
 mod several;
 mod share;
 mod sizes;
