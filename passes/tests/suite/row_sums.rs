@@ -120,7 +120,11 @@ impl Combination {
 }
 
 fn config(graph: &Graph, tokens: i64) -> LowerConfig {
-    let machine = if graph.ranks == Some(2) { "h200x2" } else { "h200x4" };
+    let machine = match graph.ranks {
+        Some(2) => "h200x2",
+        Some(8) => "h200x8",
+        _ => "h200x4",
+    };
     let mut config = LowerConfig::new(MachineProfile::builtin(machine).unwrap());
     config.symbols.extend(graph.symbols.keys().map(|id| (id, (1, tokens))));
     config
@@ -134,6 +138,7 @@ fn count(graph: &Graph, kind: &CollectiveKind) -> usize {
 fn sums_return_where_they_are_fewer_bytes() {
     let two_cells = Combination { ranks: 4, cells: "[[0, 2], [3, 1]]", ..USUAL };
     let four = Combination { ranks: 4, cells: "[[0, 1, 2, 3]]", n: 4, ..USUAL };
+    let eight = Combination { ranks: 8, cells: "[[0, 1, 2, 3, 4, 5, 6, 7]]", n: 8, ..USUAL };
     for (what, case, tokens, gathers) in [
         ("many tokens", USUAL, 4096, Some(2)),
         ("few tokens", USUAL, 8, None),
@@ -145,6 +150,8 @@ fn sums_return_where_they_are_fewer_bytes() {
         ("two cells", two_cells, 4096, Some(2)),
         ("as many bytes", four, 4096, None),
         ("fewer bytes among four", Combination { slots: 32, ..four }, 4096, Some(2)),
+        ("more bytes among eight", eight, 4096, None),
+        ("fewer bytes among eight", Combination { slots: 32, width: 64, ..eight }, 4096, Some(2)),
         ("a row for each rank", Combination { rows: RowsOrigin::RouteByRank, ..USUAL }, 4096, None),
         ("given ids", Combination { rows: RowsOrigin::RouteOfArgument, ..USUAL }, 4096, Some(2)),
         ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(2)),

@@ -110,14 +110,6 @@ impl Shape {
         }
     }
 
-    fn name(&self) -> &'static str {
-        match self.kind {
-            ExchangeKind::Dispatch => "dispatch",
-            ExchangeKind::Combine(_) => "combine",
-            ExchangeKind::Reduce(_) => "reduce",
-        }
-    }
-
     fn weights(&self) -> Option<DType> {
         match self.kind {
             ExchangeKind::Dispatch => None,
@@ -357,34 +349,54 @@ fn shapes() -> Vec<Shape> {
     SHAPES.map(Shape::direct).into_iter().chain(SHAPES.map(Shape::staged)).collect()
 }
 
+/// Exchanges of eight ranks: sums in units of 16 bytes, in units of two words, and one by one, in pieces of
+/// several units and of a part of one.
+const SHAPES_OF_MANY: [Shape; 5] = [
+    reduce(Some(DType::F32), dispatch(DType::BF16, 72, 6, 8, 16)),
+    reduce(Some(DType::BF16), dispatch(DType::F32, 100, 3, 4, 8)),
+    Shape { shift: 1, ..reduce(None, dispatch(DType::F16, 37, 4, 3, 8)) },
+    dispatch(DType::BF16, 24, 4, 8, 16),
+    combine(Some(DType::F32), dispatch(DType::BF16, 24, 4, 8, 16)),
+];
+
+/// Runs shapes on `n` ranks, round after round. Ranks synchronize only in the kernels.
+fn run(n: u32, shapes: &[Shape], rounds: usize, given: &Given) {
+    let world = World::new(n, given);
+    let mut source = KernelSource::new();
+    let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
+    for peers in &world.peers {
+        let calls = shapes.iter().enumerate().map(|(number, shape)| shape.call(number, n));
+        kernels.push(calls.map(|call| lowered(&call, peers, &mut source)).collect());
+    }
+    let Some(library) = Library::new(&source, &format!("row-exchange-{n}")) else { return };
+    std::thread::scope(|scope| {
+        for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
+            let library = &library;
+            scope.spawn(move || {
+                for round in 0..rounds {
+                    for (shape, kernel) in shapes.iter().enumerate().zip(kernels) {
+                        one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                    }
+                }
+            });
+        }
+    });
+    assert!((0..n as usize).all(|rank| world.row_entry(rank).is_none()));
+}
+
 #[test]
 fn rows_go_where_the_tables_say() {
-    for n in 1..=4u32 {
+    for n in 1..=4 {
         let chaos = (n == 3).then_some(5);
-        let world = World::new(n, &Given { chaos, ..Given::default() });
-        let shapes = shapes();
-        let mut source = KernelSource::new();
-        let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
-        for peers in &world.peers {
-            let calls = shapes.iter().enumerate().map(|(number, shape)| shape.call(number, n));
-            kernels.push(calls.map(|call| lowered(&call, peers, &mut source)).collect());
-        }
-        let Some(library) = Library::new(&source, &format!("row-exchange-{n}")) else { return };
-        std::thread::scope(|scope| {
-            for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
-                let shapes = &shapes;
-                let library = &library;
-                scope.spawn(move || {
-                    for round in 0..6 {
-                        for (shape, kernel) in shapes.iter().enumerate().zip(kernels) {
-                            one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
-                        }
-                    }
-                });
-            }
-        });
-        assert!((0..n as usize).all(|rank| world.row_entry(rank).is_none()));
+        run(n, &shapes(), 3, &Given { chaos, ..Given::default() });
     }
+}
+
+/// Among more than four ranks, the totals of one unit are made at a time.
+#[test]
+fn rows_of_eight_ranks_go_where_the_tables_say() {
+    let all: Vec<Shape> = SHAPES_OF_MANY.into_iter().flat_map(|s| [s.direct(), s.staged()]).collect();
+    run(8, &all, 3, &Given::default());
 }
 
 /// The kernels of `n` ranks: for large rows, and for four ranks of every shape.
@@ -402,9 +414,44 @@ pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     }
 }
 
+/// An exchange of two ranks in which rank 1 has a bad entry.
+struct BadEntry {
+    shape: Shape,
+    entry: i64,
+    world: World,
+    kernels: Vec<KernelLaunch>,
+}
+
+impl BadEntry {
+    fn new(shape: Shape, entry: i64, source: &mut KernelSource) -> BadEntry {
+        let world = World::new(2, &Given::default());
+        let lowered = |peers| lowered(&shape.call(0, 2), peers, source);
+        let kernels = world.peers.iter().map(lowered).collect();
+        BadEntry { shape, entry, world, kernels }
+    }
+
+    fn run_rank(&self, me: usize, library: &Library) {
+        let shape = &self.shape;
+        let base = self.world.peers[me].arenas[me];
+        // SAFETY: nothing else accesses the tables and the result now.
+        let at = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
+        // Other entries name nothing.
+        let entry = if me == 1 { self.entry } else { -1 };
+        let row = if shape.kind == ExchangeKind::Dispatch { -1 } else { entry };
+        write_table(at(ROW_TABLE, 96), &[[-1; 4], [-1, row, -1, -1], [-1; 4]].concat());
+        write_table(at(ROW_SLOTS, 64), &[-1, -1, -1, -1, -1, entry, -1, -1]);
+        at(RESULT, 128).fill(0xee);
+        library.run(&self.kernels[me]);
+        let bytes = shape.rows()[1] * 16;
+        assert!(at(RESULT, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
+    }
+}
+
 #[test]
 fn entries_that_are_out_of_range_are_reported_and_skipped() {
     let small = dispatch(DType::F32, 4, 3, 2, 8);
+    let mut source = KernelSource::new();
+    let mut cases = Vec::new();
     for (kind, bad, limit) in [
         (ExchangeKind::Dispatch, 12, 12),
         (ExchangeKind::Dispatch, i64::MAX, 12),
@@ -413,43 +460,22 @@ fn entries_that_are_out_of_range_are_reported_and_skipped() {
         (ExchangeKind::Reduce(None), 16, 16),
         (ExchangeKind::Reduce(Some(DType::F32)), i64::MAX, 16),
     ] {
+        assert!(bad >= limit);
         let shape = Shape { kind, ..small };
-        for shape in [shape.staged(), shape.direct()] {
-            let variant = shape.variant;
-            assert!(bad >= limit);
-            let world = World::new(2, &Given::default());
-            let mut source = KernelSource::new();
-            let kernels: Vec<KernelLaunch> =
-                world.peers.iter().map(|peers| lowered(&shape.call(0, 2), peers, &mut source)).collect();
-            let Some(library) =
-                Library::new(&source, &format!("bad-entries-{}-{variant}-{limit}", shape.name()))
-            else {
-                return;
-            };
-            std::thread::scope(|scope| {
-                for (me, (peers, kernel)) in world.peers.iter().zip(&kernels).enumerate() {
-                    let base = peers.arenas[me];
-                    let library = &library;
-                    scope.spawn(move || {
-                        // SAFETY: nothing else accesses the tables and the result now.
-                        let at =
-                            |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
-                        // Only rank 1 has a bad entry. Other entries name nothing.
-                        let entry = if me == 1 { bad } else { -1 };
-                        let row = if kind == ExchangeKind::Dispatch { -1 } else { entry };
-                        write_table(at(ROW_TABLE, 96), &[[-1; 4], [-1, row, -1, -1], [-1; 4]].concat());
-                        write_table(at(ROW_SLOTS, 64), &[-1, -1, -1, -1, -1, entry, -1, -1]);
-                        at(RESULT, 128).fill(0xee);
-                        library.run(kernel);
-                        let bytes = shape.rows()[1] * 16;
-                        assert!(at(RESULT, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
-                    });
-                }
-            });
-            assert_eq!(world.row_entry(0), None);
-            let expected = InvalidRowEntry { program: 0, step: 7, entry: bad, position: 5 };
-            assert_eq!(world.row_entry(1), Some(expected), "{shape:?}");
-        }
+        cases.extend([shape.staged(), shape.direct()].map(|shape| BadEntry::new(shape, bad, &mut source)));
+    }
+    let Some(library) = Library::new(&source, "bad-entries") else { return };
+    for case in &cases {
+        std::thread::scope(|scope| {
+            let library = &library;
+            for me in 0..2 {
+                scope.spawn(move || case.run_rank(me, library));
+            }
+        });
+        let shape = case.shape;
+        assert_eq!(case.world.row_entry(0), None, "{shape:?}");
+        let expected = InvalidRowEntry { program: 0, step: 7, entry: case.entry, position: 5 };
+        assert_eq!(case.world.row_entry(1), Some(expected), "{shape:?}");
     }
 }
 

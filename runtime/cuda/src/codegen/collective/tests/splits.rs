@@ -151,7 +151,7 @@ fn rows_go_where_the_sizes_say() {
                 let shapes = &shapes;
                 let library = &library;
                 scope.spawn(move || {
-                    for round in 0..6 {
+                    for round in 0..3 {
                         for (shape, kernel) in shapes.iter().zip(kernels) {
                             one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
                         }
@@ -171,42 +171,57 @@ const UNFIT: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
     ([[i64::MAX, 1, 0], [0; 3], [0; 3]], 0, SplitDirection::Sent, [i64::MAX, 1, 0]),
 ];
 
+/// An exchange of three ranks whose sizes do not fit.
+struct Misfit {
+    variant: CollectiveVariant,
+    sizes: [[i64; 3]; 3],
+    rank: u32,
+    direction: SplitDirection,
+    found: [i64; 3],
+    world: World,
+    kernels: Vec<KernelLaunch>,
+}
+
+impl Misfit {
+    fn run_rank(&self, me: usize, library: &Library) {
+        let base = self.world.peers[me].arenas[me];
+        // SAFETY: nothing else accesses the sizes.
+        let sent = unsafe { bytes_at(base + PLACES[2] as Address, 24) };
+        let bytes = self.sizes[me].iter().flat_map(|s| s.to_le_bytes());
+        sent.iter_mut().zip(bytes).for_each(|(to, b)| *to = b);
+        // All ranks continue to the next collective of the group.
+        (0..2).for_each(|_| library.run(&self.kernels[me]));
+        // SAFETY: nothing else accesses the result.
+        let result = unsafe { bytes_at(base + PLACES[1] as Address, 80) };
+        assert!(result.iter().all(|b| *b == 0), "{}, rank {me}: {:?}", self.variant, self.sizes);
+    }
+}
+
 #[test]
 fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
-    for (k, (sizes, rank, way, found)) in UNFIT.into_iter().enumerate() {
+    let mut source = KernelSource::new();
+    let mut cases = Vec::new();
+    for (sizes, rank, direction, found) in UNFIT {
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
             let world = World::new(3, &Given::default());
-            let mut source = KernelSource::new();
             let bad = call(&Shape { variant, ..shape(DType::F32, 2, 10) }, 3);
-            let kernels: Vec<KernelLaunch> =
-                world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
-            let Some(library) = Library::new(&source, &format!("unfit-{k}-{variant}")) else { return };
-            std::thread::scope(|scope| {
-                for (me, (peers, kernel)) in world.peers.iter().zip(&kernels).enumerate() {
-                    let base = peers.arenas[me];
-                    let library = &library;
-                    scope.spawn(move || {
-                        // SAFETY: nothing else accesses the sizes.
-                        let sent = unsafe { bytes_at(base + PLACES[2] as Address, 24) };
-                        let bytes = sizes[me].iter().flat_map(|s| s.to_le_bytes());
-                        sent.iter_mut().zip(bytes).for_each(|(to, b)| *to = b);
-                        // All ranks continue to the next collective of the group.
-                        (0..2).for_each(|_| library.run(kernel));
-                        // SAFETY: nothing else accesses the result.
-                        let result = unsafe { bytes_at(base + PLACES[1] as Address, 80) };
-                        assert!(result.iter().all(|b| *b == 0), "{variant}, rank {me}: {sizes:?}");
-                    });
-                }
-            });
+            let kernels = world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
+            cases.push(Misfit { variant, sizes, rank, direction, found, world, kernels });
+        }
+    }
+    let Some(library) = Library::new(&source, "unfit") else { return };
+    for case in &cases {
+        std::thread::scope(|scope| {
+            let library = &library;
             for me in 0..3 {
-                let said = world.unfit(me).expect("a report");
-                assert_eq!(
-                    (said.step, said.rank, said.direction),
-                    (7, rank, way),
-                    "{variant}, rank {me}: {sizes:?}"
-                );
-                assert_eq!(said.sizes[..3], found, "{variant}, rank {me}");
+                scope.spawn(move || case.run_rank(me, library));
             }
+        });
+        for me in 0..3 {
+            let what = format!("{}, rank {me}: {:?}", case.variant, case.sizes);
+            let said = case.world.unfit(me).expect("a report");
+            assert_eq!((said.step, said.rank, said.direction), (7, case.rank, case.direction), "{what}");
+            assert_eq!(said.sizes[..3], case.found, "{what}");
         }
     }
 }
