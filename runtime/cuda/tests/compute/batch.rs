@@ -98,18 +98,23 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
         (12, 2104, &[200, 32, 40], clusters(44), 4),
         (17, 4104, &[64, 40], clusters(33), 8),
     ];
-    for (number, (m, k, widths, machine, split)) in cases.into_iter().enumerate() {
+    let mut l = KernelLowering::new(&at, &whole);
+    let mut lowered = Vec::new();
+    for (m, k, widths, machine, split) in cases {
+        let what = format!("{m} rows, {widths:?}");
         let list = of_widths(m, k, widths);
-        let mut l = KernelLowering::new(&at, &machine);
+        l.machine = machine;
         let works = batch::lower(&steps(&list), &|_| None, &mut l);
         let together = kernels(works.expect("it fits").expect("products"));
-        assert_eq!((together.len(), together[0].cluster), (1, split), "{m} rows, {widths:?}");
-        compiles(&l.source);
-        let name = format!("batch-{number}");
-        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
-        for part in &list {
-            let found = world.run(&library, &together, &part.results[0]);
-            near(&found, &world.product(part), &format!("{m} rows, {widths:?}"));
+        assert_eq!((together.len(), together[0].cluster), (1, split), "{what}");
+        lowered.push((what, list, together));
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build("batch", &l.source.text(), l.source.names()) else { return };
+    for (what, list, together) in &lowered {
+        for part in list {
+            let found = world.run(&library, together, &part.results[0]);
+            near(&found, &world.product(part), what);
         }
     }
 }
@@ -152,12 +157,14 @@ fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
         (2, 1104, &[192, 32, 48], &[32, 32, 0], clusters(24), 2),
         (12, 2104, &[192, 32, 40], &[48, 32, 0], clusters(44), 4),
     ];
-    for (number, (m, k, widths, wide, machine, split)) in cases.into_iter().enumerate() {
+    let mut l = KernelLowering::new(&at, &whole);
+    let mut lowered = Vec::new();
+    for (m, k, widths, wide, machine, split) in cases {
         for (interleaved, each) in [(false, true), (true, false)] {
             let what = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
             let products = of_widths(m, k, widths);
             let turns = turned(&products, wide, interleaved, each);
-            let mut l = KernelLowering::new(&at, &machine);
+            l.machine = machine;
             let works = batch::lower(&steps(&products), &|_| None, &mut l);
             let mut single = kernels(works.expect("it fits").expect("products"));
             single.extend(kernels(rotary::lower_together(&steps(&turns), &mut l).expect("it fits")));
@@ -165,15 +172,16 @@ fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
             let one = batch::lower(&steps(&all), &|_| None, &mut l);
             let one = kernels(one.expect("it fits").expect("one kernel"));
             assert_eq!((one.len(), one[0].cluster, single[0].cluster), (1, split, split), "{what}");
-            compiles(&l.source);
-            let name = format!("batch-turned-{number}-{interleaved}");
-            let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
-            let kept =
-                |part: &&Part| all.iter().all(|other| other.operands[0].offset != part.results[0].offset);
-            for result in all.iter().filter(kept).map(|part| &part.results[0]) {
-                let expected = world.run(&library, &single, result);
-                assert_eq!(world.run(&library, &one, result), expected, "{what}, {result:?}");
-            }
+            lowered.push((what, all, single, one));
+        }
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build("batch-turned", &l.source.text(), l.source.names()) else { return };
+    for (what, all, single, one) in &lowered {
+        let kept = |part: &&Part| all.iter().all(|other| other.operands[0].offset != part.results[0].offset);
+        for result in all.iter().filter(kept).map(|part| &part.results[0]) {
+            let expected = world.run(&library, single, result);
+            assert_eq!(world.run(&library, one, result), expected, "{what}, {result:?}");
         }
     }
 }

@@ -54,27 +54,32 @@ fn gated(columns: usize, step: usize, first: usize) -> Vec<Part> {
 
 #[test]
 fn parts_that_alternate_are_read_once() {
+    let mut memory = vec![0u128; 16 * SPACING / 16];
+    let base = memory.as_mut_ptr().expose_provenance() as u64;
+    let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
+    let machine = machine(0, 225 << 10);
+    let mut l = KernelLowering::new(&at, &machine);
+    let mut lowered = Vec::new();
+    let count_windows = |l: &KernelLowering<'_>| l.source.text().matches("k++) read<bf16, ").count();
     for (columns, step, windows) in
         [(64, 2, 2), (40, 2, 2), (36, 2, 2), (33, 2, 0), (64, 3, 2), (64, 4, 2), (64, 5, 0)]
     {
         let what = format!("{columns} columns of {step} parts");
-        let mut memory = vec![0u128; 16 * SPACING / 16];
-        let base = memory.as_mut_ptr().expose_provenance() as u64;
-        let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-        let machine = machine(0, 225 << 10);
-        let mut l = KernelLowering::new(&at, &machine);
+        let before = count_windows(&l);
         let (together, alone) = (gated(columns, step, 3), gated(columns, step, 9));
         let one = kernels(fused_map::lower(&steps(&together), &mut l).expect("it fits").expect("one shape"));
-        let text = l.source.text();
         // The product, and the bias.
-        assert_eq!(text.matches("k++) read<bf16, ").count(), windows, "{what}");
+        assert_eq!(count_windows(&l) - before, windows, "{what}");
         let each: Vec<KernelLaunch> = steps(&alone)
             .iter()
             .flat_map(|step| kernels(lower(step, &mut l).expect("it has a form")))
             .collect();
         assert_eq!([one.len(), each.len()], [1, 6], "{what}");
-        let name = format!("interleaved-{columns}-{step}");
-        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+        lowered.push((what, columns, one, each));
+    }
+    let Some(library) = Library::build("interleaved", &l.source.text(), l.source.names()) else { return };
+    for (what, columns, one, each) in &lowered {
+        memory.fill(0);
         let words = |place: usize, n: usize| -> &mut [u16] {
             let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * SPACING);
             // SAFETY: that many elements exist there, and nothing else accesses them during this time.
@@ -86,7 +91,7 @@ fn parts_that_alternate_are_read_once() {
             words(place, SPACING / 2).iter_mut().for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
         }
         (0..ROWS).for_each(|row| words(2, 4 * ROWS)[4 * row] = (row * 3 % GROUPS) as u16);
-        for kernel in one.iter().chain(&each) {
+        for kernel in one.iter().chain(each) {
             // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
             unsafe { library.run(kernel) };
         }

@@ -34,7 +34,9 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    for (number, narrow) in [DType::Bool, DType::U8].into_iter().enumerate() {
+    let mut l = KernelLowering::new(&at, &machine);
+    let mut lowered = Vec::new();
+    for narrow in [DType::Bool, DType::U8] {
         let row =
             |place, dtype| LocatedTensor { dtype, ..value(MemorySpace::Ordinary, place, [3, 256], [256, 1]) };
         let mask = row(0, narrow);
@@ -49,17 +51,18 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
                 ),
             ]
         };
-        let mut l = KernelLowering::new(&at, &machine);
         let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
         let (list, whole) = (list(), inside(list()));
         let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
         let one = kernels(fused_norm::lower(&steps(&whole), &mut l).expect("it fits").expect("one kernel"));
-        compiles(&l.source);
-        let name = format!("norms-narrow-{number}");
-        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+        lowered.push((narrow, list, single, one));
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build("norms-narrow", &l.source.text(), l.source.names()) else { return };
+    for (narrow, list, single, one) in &lowered {
         let result = &list[1].results[0];
-        let expected = world.run(&library, &single, result);
-        assert_eq!(world.run(&library, &one, result), expected, "{narrow:?}");
+        let expected = world.run(&library, single, result);
+        assert_eq!(world.run(&library, one, result), expected, "{narrow:?}");
     }
 }
 
@@ -77,9 +80,10 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
         (layer(), 10, 130, 136),
         (layer(), 2, 4097, 4097),
     ];
-    for (number, (norm, m, n, pitch)) in cases.into_iter().enumerate() {
+    let mut l = KernelLowering::new(&at, &machine);
+    let mut lowered = Vec::new();
+    for (norm, m, n, pitch) in cases {
         for known in [false, true] {
-            let mut l = KernelLowering::new(&at, &machine);
             let list = residual(norm.clone(), m, n, pitch);
             let mut whole = inside(residual(norm.clone(), m, n, pitch));
             if known {
@@ -93,18 +97,17 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
             assert_eq!(one.len(), 1);
             let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
             let single: Vec<_> = steps(&list).iter().flat_map(single).collect();
-            compiles(&l.source);
-            let name = format!("norms-{number}-{known}");
-            let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
-            let results = if known {
-                vec![&list[1].results[0], &list[3].results[0]]
-            } else {
-                vec![&list[3].results[0]]
-            };
-            for result in results {
-                let expected = world.run(&library, &single, result);
-                assert_eq!(world.run(&library, &one, result), expected, "{norm:?} of [{m}, {n}]");
-            }
+            lowered.push((format!("{norm:?} of [{m}, {n}]"), known, list, single, one));
+        }
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build("norms", &l.source.text(), l.source.names()) else { return };
+    for (what, known, list, single, one) in &lowered {
+        let results =
+            if *known { vec![&list[1].results[0], &list[3].results[0]] } else { vec![&list[3].results[0]] };
+        for result in results {
+            let expected = world.run(&library, single, result);
+            assert_eq!(world.run(&library, one, result), expected, "{what}");
         }
     }
 }

@@ -189,22 +189,23 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
-    for (number, (m, of)) in all.into_iter().chain(halves).enumerate() {
-        let mut l = KernelLowering::new(&at, &machine);
+    let mut l = KernelLowering::new(&at, &machine);
+    let mut lowered = Vec::new();
+    for (m, of) in all.into_iter().chain(halves) {
         let (list, whole) = (of(m), inside(of(m)));
         let one = lower(&steps(&whole), &mut l).expect("it fits");
         let one = kernels(one.expect("one kernel"));
         let single = |step: &BoundOperation<'_>| kernels(compute::lower(step, &mut l).expect("it fits"));
         let single: Vec<KernelLaunch> = steps(&list).iter().flat_map(single).collect();
         assert_eq!(single.len(), list.len());
-        compiles(&l.source);
-        let Some(library) = Library::build(&format!("products-{number}"), &l.source.text(), l.source.names())
-        else {
-            return;
-        };
+        lowered.push((m, list, single, one));
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build("products", &l.source.text(), l.source.names()) else { return };
+    for (m, list, single, one) in &lowered {
         let result = &list[list.len() - 1].results[0];
-        let expected = world.run(&library, &single, result);
-        assert_eq!(world.run(&library, &one, result), expected, "{m} rows");
+        let expected = world.run(&library, single, result);
+        assert_eq!(world.run(&library, one, result), expected, "{m} rows");
     }
 }
 
@@ -215,20 +216,23 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     // Pairs have 112 lines, 56 of each product.
     let pairs = KernelTarget { multiprocessors: 8, wgmma: true, ..alone };
+    let mut l = KernelLowering::new(&at, &alone);
+    let mut lowered = Vec::new();
     for m in [17, 50, 64] {
         let list = inside(gated(m));
-        let mut l = KernelLowering::new(&at, &alone);
         let [one, two] = [alone, pairs].map(|machine| {
             l.machine = machine;
             let work = lower(&steps(&list), &mut l).expect("it fits");
             kernels(work.expect("one kernel"))
         });
         assert_eq!([one[0].cluster, two[0].cluster], [1, 2]);
-        compiles(&l.source);
-        let name = format!("products-pairs-{m}");
-        let Some(library) = Library::build(&name, &l.source.text(), l.source.names()) else { return };
+        lowered.push((m, list, [one, two]));
+    }
+    compiles(&l.source);
+    let Some(library) = Library::build("products-pairs", &l.source.text(), l.source.names()) else { return };
+    for (m, list, both) in &lowered {
         let result = &list[list.len() - 1].results[0];
-        let [expected, found] = [one, two].map(|k| world.run(&library, &k, result));
+        let [expected, found] = both.each_ref().map(|k| world.run(&library, k, result));
         near(&found, &expected, &format!("{m} rows"));
     }
 }
