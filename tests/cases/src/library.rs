@@ -30,7 +30,8 @@ impl HostLibrary {
         std::fs::create_dir_all(&folder).expect("a folder for the code");
         let (source, library) = (folder.join("kernels.cpp"), folder.join("kernels.so"));
         std::fs::write(&source, code).expect("the code is written");
-        let usual = ["-O1", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"];
+        // More optimisation takes longer to compile than it saves.
+        let usual = ["-Og", "-fno-strict-aliasing", "-ffp-contract=off", "-shared", "-fPIC"];
         let mut compiler = Command::new("g++");
         let built = compiler.args(usual).args(flags).arg("-o").arg(&library).arg(&source).output();
         let Ok(built) = built else {
