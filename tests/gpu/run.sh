@@ -95,6 +95,9 @@ for repeat in 1 20; do
   check "a cache in place, $repeat runs" 0 "$symmc" run "$out/cache.symm" --backend cuda --machine h200x2 "${two[@]}" --seed 1 \
     --repeat $repeat --compare interpreter
 done
+# More runs than announcements are kept, and then one more with a trace.
+check "a trace after 100 measured runs" 0 "$symmc" bench program "$out/cache.symm" --backend cuda --machine h200x2 "${two[@]}" --runs 5 \
+  --profile-trace "$out/trace.json"
 # Skinny GEMMs of so many rows that clusters of two blocks split K, with epilogues.
 cat >"$out/rows.symm" <<'END'
 program "rows" ranks 2

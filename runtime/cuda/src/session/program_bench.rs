@@ -129,6 +129,10 @@ impl CudaSession {
     /// Runs a graph and waits for its end. Returns its time on the device in microseconds.
     fn replay_runs(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
+        // Before a rank announces a later run, its peers wait for the announcements of these.
+        for run in self.runs..self.runs + u64::from(runs.count) {
+            self.announce(run)?;
+        }
         begin.record(&self.context()?.resources.streams.compute)?;
         let graph = runs.graph.as_ref().unwrap_or(&runs.recording.executable.graph);
         let launched = self.launch(&runs.recording, None, graph, runs.count);

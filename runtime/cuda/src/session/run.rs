@@ -77,11 +77,11 @@ impl CudaSession {
     /// The recording of the next run, after its sizes were announced to peers.
     pub(super) fn next_recording(&mut self) -> Result<Arc<Recording>, RunError> {
         if let Some(recording) = self.last_run.recording().cloned() {
-            self.announce()?;
+            self.announce(self.runs)?;
             return Ok(recording);
         }
         let resolved = self.resolve()?;
-        self.announce()?;
+        self.announce(self.runs)?;
         let recording = self.resolve_recording(resolved).map_err(|error| self.fail_session(error))?;
         self.last_run = LastRun::Same(recording.clone());
         Ok(recording)
@@ -94,7 +94,7 @@ impl CudaSession {
             return self.next_recording();
         }
         let resolved = self.resolve()?;
-        self.announce()?;
+        self.announce(self.runs)?;
         self.load_fixed_inputs()?;
         let ResolvedPorts { key, memory } = &resolved;
         match self.context()?.resources.programs.find_for_enqueue(key, memory, |_| true) {
@@ -114,10 +114,10 @@ impl CudaSession {
         Ok(stream.is_capturing()?)
     }
 
-    fn announce(&mut self) -> Result<(), RunError> {
+    /// Announces to peers that this rank begins a run at the current sizes.
+    pub(super) fn announce(&mut self, run: u64) -> Result<(), RunError> {
         let SizedProgram { digest, text, .. } = self.ports.sized_program()?;
         let comm = self.comm()?;
-        let run = self.runs;
         let said = comm.expect_running().and_then(|()| comm.announce_run(run, *digest, &|| text.to_string()));
         said.map_err(|error| self.fail_session(error))
     }
