@@ -90,7 +90,7 @@ impl Board {
 }
 
 impl Drop for Board {
-    /// Leaves the other ranks without the GIL: rank 0 waits until they have ended the rounds that it has ended.
+    /// Closes the board with the GIL released: rank 0 waits until the others have ended the rounds that it has ended.
     fn drop(&mut self) {
         let Ok(inner) = self.0.get("board") else { return };
         let board = inner.lock().unwrap_or_else(PoisonError::into_inner).take();

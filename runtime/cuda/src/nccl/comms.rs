@@ -274,7 +274,7 @@ impl Communicators {
         let owned = self.made.drain(..).map(|(_, made)| made).filter(|made| !made.lent);
         let ended: Vec<_> =
             owned.map(|made| EndedCommunicator { comm: made.comm, window: made.window }).collect();
-        CommunicatorTeardown::start(self.library, self.device.take(), ended, mode)
+        CommunicatorTeardown::start(self.library, self.device.as_ref(), ended, mode)
     }
 }
 

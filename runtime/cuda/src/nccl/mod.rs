@@ -30,6 +30,7 @@ pub use self::call::is_run_by_library;
 pub(crate) use self::comms::skips_pdl_wait;
 pub use self::comms::{CommunicatorContext, Communicators, PDL_WITHOUT_WAIT, has};
 pub use self::memory::WindowMemory;
+pub use self::teardown::CommunicatorTeardown;
 use crate::codegen::command::GpuCommand;
 use crate::device::driver::Stream;
 use crate::device::launch::{Address, DevicePtr, PortBases};

@@ -1,12 +1,12 @@
-//! The end of communicators, on a thread of its own.
+//! The end of communicators, on threads of their own.
 //!
 //! The library ends a communicator only after all CUDA graphs with its work are gone. A caller that captured runs of
 //! a session may keep its graphs for as long as it likes, also beyond the session. So the thread of the caller waits
 //! for a moment only.
 
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use nccl_sys::{Comm, Nccl, Window};
 use symmc_support::parallel;
@@ -16,19 +16,21 @@ use crate::device::driver::Device;
 /// How long a caller waits for the end of communicators. It takes milliseconds unless a graph of the caller has work
 /// of them.
 const TEARDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// The pause between two looks at the threads.
+const PAUSE: Duration = Duration::from_micros(200);
 
 /// How communicators end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum TeardownMode {
     /// Their work has ended.
     Destroy,
-    /// Kernels may still wait for peers. Windows end with the process, because kernels may still use them.
+    /// Kernels may still wait for peers, and may use windows, which end with the process.
     Abort,
 }
 
-/// Communicators that end on another thread.
+/// Communicators that end, each on a thread of its own.
 #[must_use]
-pub struct CommunicatorTeardown(Option<Receiver<()>>);
+pub struct CommunicatorTeardown(Vec<JoinHandle<()>>);
 
 /// A communicator that nothing else uses.
 pub(super) struct EndedCommunicator {
@@ -40,68 +42,72 @@ pub(super) struct EndedCommunicator {
 unsafe impl Send for EndedCommunicator {}
 
 impl CommunicatorTeardown {
-    /// Starts to end these communicators. Without a thread for it, returns after they have ended.
+    /// Starts to end these communicators, after it has deregistered the windows of those that are destroyed. A
+    /// communicator for which there is no thread is left to the end of the process.
     pub(super) fn start(
         library: Option<&'static Nccl>,
-        device: Option<Arc<Device>>,
+        device: Option<&Arc<Device>>,
         ended: Vec<EndedCommunicator>,
         mode: TeardownMode,
     ) -> CommunicatorTeardown {
-        let Some(library) = library.filter(|_| !ended.is_empty()) else { return CommunicatorTeardown(None) };
-        let (sender, receiver) = channel();
-        let (work, started) = channel();
-        let end_all = move || {
-            if let Some(device) = &device {
-                let _ = device.enter();
+        let Some(library) = library else { return CommunicatorTeardown(Vec::new()) };
+        if mode == TeardownMode::Destroy {
+            for EndedCommunicator { comm, window } in &ended {
+                if let Some(window) = window {
+                    // SAFETY: both exist; the work on them has ended.
+                    let _ = unsafe { (library.functions().comm_window_deregister)(*comm, *window) };
+                }
             }
-            started.iter().for_each(|ended| end_communicators(library, ended, mode));
-            // The caller may have stopped waiting.
-            let _ = sender.send(());
-        };
-        let thread = parallel::spawn_detached(end_all);
-        // Without a thread nothing receives them.
-        if let Err(unsent) = work.send(ended) {
-            end_communicators(library, unsent.0, mode);
         }
-        CommunicatorTeardown(thread.is_ok().then_some(receiver))
+        // Each has its own thread: an abort that waits for a graph must not delay the others, whose kernels may keep the
+        // session from dropping that graph.
+        let threads = ended.into_iter().map(|communicator| {
+            let device = device.cloned();
+            parallel::spawn_detached(move || {
+                if let Some(device) = &device {
+                    let _ = device.enter();
+                }
+                end_communicator(library, communicator, mode);
+            })
+        });
+        CommunicatorTeardown(threads.flatten().collect())
     }
 
-    /// Waits until the communicators have ended, for a moment at most.
-    pub fn wait_briefly(self) {
-        if !self.ends_within(TEARDOWN_TIMEOUT) {
+    /// Waits until the communicators have ended, for a moment at most. Returns whether they have.
+    pub fn wait_briefly(self) -> bool {
+        let has_ended = self.ends_within(TEARDOWN_TIMEOUT);
+        if !has_ended {
+            let limit = TEARDOWN_TIMEOUT.as_secs();
             tracing::warn!(
                 target: "symmc::session",
-                "a CUDA graph of the caller has work of NCCL: the communicators are freed when the graph is"
+                "communicators of NCCL have not ended within {limit} s, probably because a CUDA graph of the caller has their work"
             );
         }
+        has_ended
     }
 
     fn ends_within(&self, limit: Duration) -> bool {
-        self.0.as_ref().is_none_or(|ended| ended.recv_timeout(limit).is_ok())
+        let start = Instant::now();
+        while !self.0.iter().all(JoinHandle::is_finished) {
+            if start.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
     }
 }
 
-fn end_communicators(library: &Nccl, ended: Vec<EndedCommunicator>, mode: TeardownMode) {
+fn end_communicator(library: &Nccl, ended: EndedCommunicator, mode: TeardownMode) {
     let functions = library.functions();
-    if mode == TeardownMode::Destroy {
-        // The end of a communicator may take long, and the memory of windows is freed before.
-        for EndedCommunicator { comm, window } in &ended {
-            if let Some(window) = window {
-                // SAFETY: both exist; the work on them has ended.
-                let _ = unsafe { (functions.comm_window_deregister)(*comm, *window) };
-            }
+    // SAFETY: the communicator exists and is not used after this. If it is destroyed, its work has ended, or the process
+    // ends.
+    let _ = unsafe {
+        match mode {
+            TeardownMode::Destroy => (functions.comm_destroy)(ended.comm),
+            TeardownMode::Abort => (functions.comm_abort)(ended.comm),
         }
-    }
-    for EndedCommunicator { comm, .. } in ended {
-        // SAFETY: the communicator exists and is not used after this. Its work has ended if it is destroyed, or the
-        // process ends.
-        let _ = unsafe {
-            match mode {
-                TeardownMode::Destroy => (functions.comm_destroy)(comm),
-                TeardownMode::Abort => (functions.comm_abort)(comm),
-            }
-        };
-    }
+    };
 }
 
 #[cfg(test)]
@@ -120,12 +126,20 @@ mod tests {
     fn a_graph_of_the_caller_delays_the_end_of_communicators_and_not_the_caller() {
         let library: &'static Nccl = Box::leak(Box::new(fake("22809", true)));
         for mode in [TeardownMode::Destroy, TeardownMode::Abort] {
-            let freed: &'static AtomicI32 = Box::leak(Box::new(AtomicI32::new(0)));
-            let ended = vec![communicator_in_graph(freed)];
+            let [first, second] = [(); 2].map(|()| &*Box::leak(Box::new(AtomicI32::new(0))));
+            let ended = [first, second].map(communicator_in_graph).into();
             let teardown = CommunicatorTeardown::start(Some(library), None, ended, mode);
-            assert!(!teardown.ends_within(Duration::from_millis(20)), "{mode:?} while the graph exists");
-            freed.store(1, Ordering::Release);
-            assert!(teardown.ends_within(Duration::from_secs(60)), "{mode:?} after the graph was freed");
+            assert!(!teardown.ends_within(Duration::from_millis(20)), "{mode:?} while the graphs exist");
+            second.store(1, Ordering::Release);
+            // The first one does not delay the second.
+            let start = Instant::now();
+            while !teardown.0[1].is_finished() && start.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(PAUSE);
+            }
+            assert!(teardown.0[1].is_finished(), "{mode:?} of the second, whose graph was freed");
+            assert!(!teardown.ends_within(Duration::ZERO), "{mode:?} while one graph exists");
+            first.store(1, Ordering::Release);
+            assert!(teardown.ends_within(Duration::from_secs(60)), "{mode:?} after the graphs were freed");
         }
         let none = CommunicatorTeardown::start(Some(library), None, Vec::new(), TeardownMode::Destroy);
         assert!(none.ends_within(Duration::ZERO));

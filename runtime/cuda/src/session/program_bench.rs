@@ -129,7 +129,7 @@ impl CudaSession {
     /// Runs a graph and waits for its end. Returns its time on the device in microseconds.
     fn replay_runs(&mut self, runs: &RecordedRuns) -> Result<f64, RunError> {
         let [begin, end] = [Event::timed()?, Event::timed()?];
-        // Before a rank announces a later run, its peers wait for the announcements of these.
+        // A rank that announces a run waits until its peers have announced the run 64 runs earlier.
         for run in self.runs..self.runs + u64::from(runs.count) {
             self.announce(run)?;
         }

@@ -19,7 +19,7 @@ use crate::device::arena::SymmetricArena;
 use crate::device::driver::{Device, DeviceBuffer, ExecutableGraph, PinnedBuffer};
 use crate::device::streams::LaneStreams;
 use crate::error::{CudaError, Result};
-use crate::nccl::Communicators;
+use crate::nccl::{CommunicatorTeardown, Communicators};
 use crate::program::DeviceProgram;
 
 /// How long kernels have to end after they were asked to.
@@ -110,10 +110,15 @@ impl<P, M> Drop for Resources<P, M> {
                 unsafe { ManuallyDrop::take(&mut self.parts) };
             drop(programs);
             // The library ends communicators once no graph has work of them, and those of the session are gone now.
-            if let Some(aborted) = aborted {
-                aborted.wait_briefly();
+            let has_ended = aborted.is_none_or(CommunicatorTeardown::wait_briefly);
+            drop((streams, nccl));
+            if has_ended {
+                drop(arena);
+            } else {
+                // Their windows may refer to it.
+                std::mem::forget(arena);
             }
-            drop((streams, nccl, arena, status, _memory, device));
+            drop((status, _memory, device));
         } else {
             eprintln!(
                 "note: kernels on GPU {} did not end within {} s after they were asked to: their resources are \

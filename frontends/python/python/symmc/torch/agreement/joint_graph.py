@@ -145,7 +145,7 @@ class JointGraph:
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = matching.list_collectives(self.module.graph, symbols)
-        digests = tuple(word for word, *_ in self.board.gather(self.board.begin((digest_of(own), 0, 0))))
+        digests = tuple(word for word, *_ in self.board.gather(self.board.next_round((digest_of(own), 0, 0))))
         if digests not in self.board.matching_collectives or self.options.fallback == "error":
             ranks = self.board.ranks
             published = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
@@ -198,7 +198,7 @@ class _JointCall:
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
         self.pending_error = function.pending_error()
         words = (function.number, digest_of_sizes(*self.sizes), int(self.pending_error is not None))
-        self.round = self.board.begin(words)
+        self.round = self.board.next_round(words)
         self.is_waiting = True
         published = self.board.gather(self.round)
         self.is_waiting = False

@@ -12,6 +12,10 @@ _WORDS = 3
 """The number of integers that a rank publishes in a round."""
 
 
+Round = tuple[int, tuple[int, int, int]]
+"""The number of a round, and the numbers that this rank publishes in it."""
+
+
 class Board:
     """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
 
@@ -26,25 +30,25 @@ class Board:
         self.lock = threading.Lock()
         self.matching_collectives: set[tuple[int, ...]] = set()
         """The collectives of all ranks, by their digests, that match each other. The set is equal on all ranks."""
-        self.interrupted: tuple[int, tuple[int, int, int]] | None = None
-        """The last round and its words, while it has not ended."""
+        self.open_round: Round | None = None
+        """The round that this rank has begun, until it has the numbers of all ranks."""
 
     def register_function(self) -> int:
         self.functions += 1
         return self.functions
 
-    def begin(self, words: tuple[int, int, int]) -> tuple[int, tuple[int, int, int]]:
-        """The next round, in which this rank publishes these numbers."""
-        if self.interrupted is not None:
-            self.gather(self.interrupted)
-        self.interrupted = self.rounds.round + 1, words
-        return self.interrupted
+    def next_round(self, words: tuple[int, int, int]) -> Round:
+        """The next round, in which this rank will publish these numbers. Ends the last round first, if it was interrupted."""
+        if self.open_round is not None:
+            self.gather(self.open_round)
+        return self.rounds.round + 1, words
 
-    def gather(self, round: tuple[int, tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    def gather(self, of: Round) -> list[tuple[int, int, int]]:
         """The numbers of all ranks in a round, in their order. After an interrupt the same call continues the round, or returns its
         numbers again."""
-        found = self.rounds.exchange(*round)
-        self.interrupted = None
+        self.open_round = of
+        found = self.rounds.exchange(*of)
+        self.open_round = None
         return found
 
 
