@@ -1,5 +1,7 @@
 //! Conversions of arguments from Python. Errors name the argument, what was expected and what was found.
 
+use std::time::Duration;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
@@ -27,4 +29,12 @@ pub fn argument_type_error(name: &str, expected: &str, found: Borrowed<'_, '_, P
         Ok(kind) => PyTypeError::new_err(format!("{name}: expected {expected}, found {kind}")),
         Err(error) => error,
     }
+}
+
+/// The longest wait of an argument `timeout`, in seconds.
+pub fn to_timeout(seconds: f64) -> PyResult<Duration> {
+    let limit = Duration::try_from_secs_f64(seconds).ok().filter(|limit| !limit.is_zero());
+    limit.ok_or_else(|| {
+        input_error(format!("timeout: expected a positive number of seconds, found {seconds}"))
+    })
 }

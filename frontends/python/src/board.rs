@@ -1,12 +1,12 @@
 //! Boards: a few numbers of each rank for all others, round by round.
 
-use std::sync::{Mutex, PoisonError, TryLockError};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use symmc::unstable::runtime::host;
 
+use crate::argument::to_timeout;
 use crate::error::{input_error, to_exception};
 use crate::group::Group;
 use crate::interrupt::{POLL_INTERVAL, run_interruptible};
@@ -19,15 +19,7 @@ pub struct Board(ProcessBound<Mutex<Option<host::Board>>>);
 
 impl Board {
     fn with_board<T>(&self, work: impl FnOnce(&mut host::Board) -> PyResult<T>) -> PyResult<T> {
-        let mut guard = match self.0.get("board")?.try_lock() {
-            Ok(guard) => guard,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                return Err(input_error(
-                    "another thread uses the board: only one thread at a time may use it",
-                ));
-            }
-        };
+        let mut guard = self.0.try_lock("board")?;
         work(guard.as_mut().ok_or_else(|| input_error("the board is closed"))?)
     }
 }
@@ -38,10 +30,7 @@ impl Board {
     /// wait for other ranks, in seconds.
     #[new]
     fn new(py: Python<'_>, group: &Bound<'_, PyAny>, words: usize, timeout: f64) -> PyResult<Board> {
-        let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
-        let limit = limit.ok_or_else(|| {
-            input_error(format!("timeout: expected a positive number of seconds, found {timeout}"))
-        })?;
+        let limit = to_timeout(timeout)?;
         let group = Group::resolve_group(py, Some(group), timeout)?;
         let board = run_interruptible(py, "open", move || {
             host::Board::open(&group, words, limit).map_err(symmc::Error::from)

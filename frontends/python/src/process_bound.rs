@@ -1,6 +1,7 @@
 //! Values that belong to the process that made them.
 
 use std::mem::ManuallyDrop;
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use pyo3::PyResult;
 
@@ -32,6 +33,19 @@ impl<T> ProcessBound<T> {
 
     fn is_owning_process(&self) -> bool {
         std::process::id() == self.process
+    }
+}
+
+impl<T> ProcessBound<Mutex<T>> {
+    /// The value for this thread. Another thread that uses it is an error: it may need the GIL, which a caller that waited would hold.
+    pub fn try_lock(&self, what: &str) -> PyResult<MutexGuard<'_, T>> {
+        match self.get(what)?.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(input_error(format!(
+                "another thread uses the {what}: only one thread at a time may use it"
+            ))),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use indexmap::IndexMap;
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use symmc::{DType, SessionBuffer, SessionConfig, ValueKind};
 
-use crate::argument::to_integer;
+use crate::argument::{to_integer, to_timeout};
 use crate::dlpack::{ForeignTensor, device};
 use crate::error::{input_error, to_exception};
 use crate::gpu::{gpu_number, on_gpu};
@@ -204,13 +204,7 @@ impl Session {
     }
 
     fn lock_session(&self) -> PyResult<MutexGuard<'_, Option<SessionState>>> {
-        match self.inner.get("session")?.try_lock() {
-            Ok(guard) => Ok(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => {
-                Err(input_error("another thread uses the session: only one thread at a time may use it"))
-            }
-        }
+        self.inner.try_lock("session")
     }
 
     fn with_session<T: Send>(
@@ -276,10 +270,7 @@ impl Session {
         extendable: bool,
         symmetric_bytes: usize,
     ) -> PyResult<Session> {
-        let limit = Duration::try_from_secs_f64(timeout).ok().filter(|limit| !limit.is_zero());
-        let limit = limit.ok_or_else(|| {
-            input_error(format!("timeout: expected a positive number of seconds, found {timeout}"))
-        })?;
+        let limit = to_timeout(timeout)?;
         let gpu = gpu_number(gpu)?;
         let config = SessionConfig::default().with_timeout(limit).with_extendable(extendable);
         let config = config.with_symmetric_bytes(symmetric_bytes);

@@ -142,7 +142,7 @@ impl Waiter {
         }
     }
 
-    /// Sleeps until the doorbell rings or the time slice ends; returns the value of `ready`.
+    /// Sleeps once, and then checks for an abort and for the timeout; returns the value of `ready`.
     fn sleep_once(&self, state: &mut SleepState, ready: &dyn Fn() -> bool) -> Result<bool, WaitFailure> {
         let SleepState { clock, heartbeats } = state;
         let clock = clock.get_or_insert_with(ActiveClock::start);

@@ -28,7 +28,7 @@ impl HostCommunicator {
     }
 
     /// Refuses a run after which a peer does not run any more, because it closed its session.
-    fn expect_open(&self, run: u64) -> Result<()> {
+    pub(super) fn expect_open(&self, run: u64) -> Result<()> {
         for rank in 0..self.ranks() {
             if let Some(runs) = self.control().runs_before_close(rank).filter(|runs| *runs <= run) {
                 return Err(RunError::session_closed(rank, runs));

@@ -11,11 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use symmc_control::{
-    Group, JoinRequest, JoinTerm, JoinedRank, LeaveMode, LocateStep, PlanSubject, ProgressRecording,
-    RankProgress, RunKind, SleepState, SpinConfig, StepName, WaitFailure, YieldMode, culprit,
+    Group, JoinRequest, JoinedRank, LeaveMode, LocateStep, PlanSubject, ProgressRecording, RankProgress,
+    RunKind, SleepState, SpinConfig, StepName, WaitFailure, YieldMode,
 };
 
 use super::comm::CommConfig;
+use super::rendezvous::{RendezvousStep, StepRendezvous};
 use super::session_rank::SessionRank;
 use crate::error::{Result, RunError};
 use crate::session::session_ended_error;
@@ -54,7 +55,7 @@ impl Board {
         let about = vec![("words of a board".to_string(), words.to_string())];
         let request = JoinRequest {
             subject: PlanSubject { hash: format!("board of {words} words"), about },
-            terms: vec![JoinTerm::text("words of the board", words.to_string())],
+            terms: Vec::new(),
             groups: 1,
             arena: 2 * slot_bytes(words),
             run_kind: RunKind::Session,
@@ -170,12 +171,8 @@ fn slot_words(of: &SessionRank, rank: u32, round: u64, words: usize) -> &[Atomic
 fn publish(rank: &SessionRank, round: u64, words: &[u64]) -> Result<()> {
     rank.expect_running()?;
     let comm = rank.comm();
-    for peer in 0..comm.ranks() {
-        // Rounds count from 1: a rank that closed its board after `ended` rounds has no later one.
-        if let Some(ended) = comm.control().runs_before_close(peer).filter(|ended| *ended < round) {
-            return Err(RunError::session_closed(peer, ended));
-        }
-    }
+    // Rounds count from 1, and runs from 0.
+    comm.expect_open(round - 1)?;
     comm.begin_run(round - 1, 0);
     comm.begin_step(0);
     let slot = slot_words(rank, comm.rank(), round, words.len());
@@ -202,23 +199,11 @@ fn await_peers(
 }
 
 fn wait_error(rank: &SessionRank, round: u64, words: usize, ended: WaitFailure) -> RunError {
-    let comm = rank.comm();
-    let control = comm.control();
-    let silent = match ended {
-        WaitFailure::Aborted => return control.end_reason(),
-        WaitFailure::Limit { silent } => silent,
-    };
-    let peers: Vec<u32> =
-        (0..comm.ranks()).filter(|peer| !has_published(rank, *peer, round, words)).collect();
-    RunError::Limit {
-        rank: comm.rank(),
-        culprit: silent.unwrap_or_else(|| culprit::find_culprit(control, comm.rank(), &peers)),
-        peers,
-        step: 0,
-        node: NODE.into(),
-        op: OP.into(),
-        run: round - 1,
-        limit_ms: comm.waiter.limit().as_millis() as u64,
+    let cell: Vec<u32> = (0..rank.comm().ranks()).collect();
+    let info = RendezvousStep { step: 0, node: NODE, op: OP, cell: &cell, group: 0 };
+    match StepRendezvous::new(rank.comm(), info) {
+        Ok(waiting) => waiting.wait_error(ended, |peer| has_published(rank, cell[peer], round, words)),
+        Err(error) => error,
     }
 }
 

@@ -24,7 +24,8 @@ fn source(rows: &str) -> String {
     )
 }
 
-/// Inputs of a rank. Its table has each row (or expert) of all ranks at most once, in an order of its own, and -1.
+/// The inputs of a rank. Each entry of its table is -1 or the number of a row (or expert) of any rank. No number is there twice, and
+/// each rank has another order.
 fn inputs_of_rank(rank: usize) -> Vec<Arc<Tensor>> {
     let floats = |shape: [usize; 2]| {
         let element = |i: usize| ((i * 37 + rank * 101) % 83) as f64 / 41.0 - 1.0;

@@ -1,4 +1,4 @@
-//! The end of communicators, on threads of their own.
+//! Destroys and aborts communicators, each on a separate thread.
 //!
 //! The library ends a communicator only after all CUDA graphs with its work are gone. A caller that captured runs of
 //! a session may keep its graphs for as long as it likes, also beyond the session. So the thread of the caller waits
@@ -28,7 +28,7 @@ pub(super) enum TeardownMode {
     Abort,
 }
 
-/// Communicators that end, each on a thread of its own.
+/// The threads that end communicators, one for each.
 #[must_use]
 pub struct CommunicatorTeardown(Vec<JoinHandle<()>>);
 
