@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         TensorType::new(DType::F32, shape(&[64, 32])),
         None,
     );
-    let partial = builder.op("partial", Op::MatMul, &[x, w])?;
+    let partial = builder.op("partial", Op::MATMUL, &[x, w])?;
     let group = builder.group("tp", GroupMembers::World);
     let all_reduce = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
     let sum = builder.collective("sum", all_reduce, group, &[partial])?;

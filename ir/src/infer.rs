@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use crate::attention::{AttentionBound, AttentionOperands};
 use crate::collective::{AllToAllSplits, CollectiveKind};
 use crate::dim::{Dim, MAX_ATOMS};
-use crate::op::{BinaryOp, Op, ReductionKind};
+use crate::op::{BinaryOp, Op, ProductResult, ReductionKind};
 use crate::route::{Route, RouteScope};
 use crate::text::forms;
 use crate::types::{DType, FloatAttribute, TensorType};
@@ -59,7 +59,7 @@ pub fn infer_types(
             single_result(TensorType::new(binary_result_dtype(*op, ty.dtype)?, ty.shape))
         }
         Op::Select => single_result(infer_select(operands)?),
-        Op::MatMul => single_result(infer_matmul(operands[0], operands[1])?),
+        Op::MatMul { result } => single_result(infer_matmul(*result, operands[0], operands[1])?),
         Op::GroupedMatMul => single_result(infer_grouped_matmul(operands[0], operands[1], operands[2])?),
         Op::Reduce { op, axes, keep } => single_result(infer_reduce(*op, axes, *keep, operands[0])?),
         Op::ArgReduce { axis, keep, .. } => {
@@ -361,8 +361,15 @@ fn reduced_shape(shape: &[Dim], axes: &[usize], keep: bool) -> Vec<Dim> {
         .collect()
 }
 
-fn infer_matmul(x: &TensorType, y: &TensorType) -> Result<TensorType, String> {
+fn infer_matmul(result: ProductResult, x: &TensorType, y: &TensorType) -> Result<TensorType, String> {
     check_same_dtype(&[x, y])?;
+    let dtype = match result {
+        ProductResult::Rounded => x.dtype,
+        ProductResult::Unrounded => x.dtype.compute_dtype(),
+    };
+    ensure(result == ProductResult::Rounded || matches!(x.dtype, DType::F16 | DType::BF16), || {
+        format!("the operands of an unrounded product must be f16 or bf16, found {}", x.dtype)
+    })?;
     ensure(x.rank() >= 2 && y.rank() >= 2, || {
         format!("both operands need two axes or more, found {} and {}", x.rank(), y.rank())
     })?;
@@ -371,7 +378,7 @@ fn infer_matmul(x: &TensorType, y: &TensorType) -> Result<TensorType, String> {
     ensure(mx[1] == my[0], || format!("the inner extents differ: {:?} and {:?}", mx[1], my[0]))?;
     let mut shape = broadcast_shapes(&[bx, by])?;
     shape.extend([mx[0].clone(), my[1].clone()]);
-    Ok(TensorType::new(x.dtype, shape))
+    Ok(TensorType::new(dtype, shape))
 }
 
 fn infer_grouped_matmul(x: &TensorType, y: &TensorType, ends: &TensorType) -> Result<TensorType, String> {

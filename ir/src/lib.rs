@@ -52,7 +52,9 @@ pub use graph::{
 };
 pub use ids::{CustomId, GroupId, InputId, NodeId, ValueId};
 pub use numerics::{Numerics, NumericsClass, RoundingEffect};
-pub use op::{ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, ReductionKind, RejectedData, UnaryOp};
+pub use op::{
+    ArgOp, BinaryOp, Op, OpCost, OpFacts, OperandUse, ProductResult, ReductionKind, RejectedData, UnaryOp,
+};
 pub use replication::Replication;
 pub use route::{Route, RouteLayout, RouteScope};
 pub use symbol::{Symbol, SymbolId, SymbolTable};

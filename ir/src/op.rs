@@ -47,7 +47,9 @@ pub enum Op {
     Cast,
 
     /// `x @ y` over the last two axes; leading axes broadcast. Accumulates in f32 (f64 for f64).
-    MatMul,
+    MatMul {
+        result: ProductResult,
+    },
     /// Matrix products of groups of rows, each group with its own matrix, as in a mixture of experts. Operands:
     /// `x [rows, k]`, `y [groups, k, n]` and the `ends [groups]` of the groups (i32 or i64). Group `g` has the
     /// rows from `ends[g - 1]`, or 0 for the first group, up to `ends[g]`. Each row of it is `x @ y[g]` in the
@@ -252,7 +254,25 @@ pub enum Op {
     Custom(CustomId),
 }
 
+/// The dtype of the result of [`Op::MatMul`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ProductResult {
+    /// The dtype of the operands: the sums are rounded.
+    Rounded,
+    /// The accumulation dtype f32, for operands of f16 or bf16. A bias or a factor can be applied to the sums
+    /// before they are rounded.
+    Unrounded,
+}
+
 impl Op {
+    /// A matrix product whose result has the dtype of its operands.
+    pub const MATMUL: Op = Op::MatMul { result: ProductResult::Rounded };
+    /// A matrix product of f16 or bf16 whose sums stay in f32.
+    pub const MATMUL_UNROUNDED: Op = Op::MatMul { result: ProductResult::Unrounded };
+
+    pub fn is_matmul(&self) -> bool {
+        matches!(self, Op::MatMul { .. })
+    }
     /// Whether the result shares the memory of the first operand wherever the layout allows it.
     pub fn is_view(&self) -> bool {
         matches!(self, Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Expand)
@@ -337,7 +357,7 @@ impl Op {
             Op::Select => row([Element; 3], [Keeps; 2], 1, OpCost::Bytes, Nothing),
             Op::Cast => row([Element; 3], [Converts; 2], 1, OpCost::Bytes, Nothing),
 
-            Op::MatMul => row([Combined; 3], [Accumulates; 2], 1, OpCost::Product, Nothing),
+            Op::MatMul { .. } => row([Combined; 3], [Accumulates; 2], 1, OpCost::Product, Nothing),
             Op::GroupedMatMul => {
                 row([Combined, Matrices, Counts], [Accumulates; 2], 1, OpCost::GroupedProduct, Positions)
             }

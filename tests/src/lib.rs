@@ -28,8 +28,14 @@ pub fn files(stem: &str, ranks: u32) -> Vec<PathBuf> {
 }
 
 /// The programs that come with weights, inputs and outputs: stem and ranks.
-pub const RUNNABLE: [(&str, u32); 5] =
-    [("megatron_tp4_f32", 4), ("megatron_tp4_bf16", 4), ("hf_llama_tp2", 2), ("moe_ep4", 4), ("gpt_tp2", 2)];
+pub const RUNNABLE: [(&str, u32); 6] = [
+    ("megatron_tp4_f32", 4),
+    ("megatron_tp4_bf16", 4),
+    ("hf_llama_tp2", 2),
+    ("moe_ep4", 4),
+    ("gpt_tp2", 2),
+    ("bias_cancel", 1),
+];
 
 /// Programs with recorded tensors, small and unlike each other: caches, symmetric inputs, several ranks.
 pub const RECORDED: [&str; 8] = [

@@ -511,17 +511,53 @@ pub trait Emit {
 
     /// `x @ y` over the last two axes.
     fn matmul(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        self.emit("matmul", Op::MatMul, &[x, y])
+        self.emit("matmul", Op::MATMUL, &[x, y])
     }
 
     /// NumPy's `matmul`: a vector is a row on the left and a column on the right, and that axis is dropped
     /// from the result.
     fn numpy_matmul(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
+        self.numpy_product(Op::MATMUL, x, y)
+    }
+
+    /// [`numpy_matmul`](Self::numpy_matmul) before its sums are rounded: f32 for f16 and bf16. Use it where
+    /// more is added to the sums, or a factor is applied; [`scale_and_add`](Self::scale_and_add) rounds them.
+    fn product_sums(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
+        let is_narrow = matches!(self.dtype(x), DType::F16 | DType::BF16);
+        self.numpy_product(if is_narrow { Op::MATMUL_UNROUNDED } else { Op::MATMUL }, x, y)
+    }
+
+    /// `alpha * sums + beta * bias` in the dtype of the sums, rounded once to `dtype`. A bias is not read if
+    /// `beta` is 0.
+    fn scale_and_add(
+        &mut self,
+        sums: ValueId,
+        alpha: f64,
+        bias: Option<ValueId>,
+        beta: f64,
+        dtype: DType,
+    ) -> EmitResult<Self::Error> {
+        let compute = self.dtype(sums);
+        let mut y = sums;
+        if alpha != 1.0 {
+            y = self.binary_float(BinaryOp::Mul, y, alpha)?;
+        }
+        if let Some(bias) = bias.filter(|_| beta != 0.0) {
+            let mut bias = self.cast(bias, compute)?;
+            if beta != 1.0 {
+                bias = self.binary_float(BinaryOp::Mul, bias, beta)?;
+            }
+            y = self.binary(BinaryOp::Add, y, bias)?;
+        }
+        self.cast(y, dtype)
+    }
+
+    fn numpy_product(&mut self, op: Op, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
         let row = self.rank(x) == 1;
         let column = self.rank(y) == 1;
         let x = if row { self.unsqueeze(x, 0)? } else { x };
         let y = if column { self.unsqueeze(y, 1)? } else { y };
-        let mut z = self.matmul(x, y)?;
+        let mut z = self.emit("matmul", op, &[x, y])?;
         if column {
             z = self.drop_axis(z, self.rank(z) - 1)?;
         }

@@ -103,7 +103,7 @@ impl DispatchForm {
                 | DispatchForm::Selection,
                 _,
             )
-            | (DispatchForm::Batch, Op::MatMul) => true,
+            | (DispatchForm::Batch, Op::MatMul { .. }) => true,
             (
                 DispatchForm::Batch
                 | DispatchForm::Reduction

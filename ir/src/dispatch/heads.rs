@@ -5,7 +5,7 @@ use crate::entity::EntityMap;
 use crate::graph::Graph;
 use crate::ids::{NodeId, ValueId};
 use crate::layout::{Layout, view_layout};
-use crate::op::Op;
+use crate::op::{Op, ProductResult};
 
 /// The matrix product whose columns a rotary embedding turns.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -31,7 +31,7 @@ pub fn find_rotated_product(
         let alone = users[at][..] == [reader] && graph.outputs.iter().all(|o| o.value != at);
         reader = graph.defining_node(at).filter(|_| alone)?;
         match (&graph.nodes[reader].op, &graph.nodes[reader].inputs[..]) {
-            (Op::MatMul, _) => break reader,
+            (Op::MatMul { result: ProductResult::Rounded }, _) => break reader,
             (Op::Reshape | Op::Permute { .. }, &[before]) => at = before,
             _ => return None,
         }

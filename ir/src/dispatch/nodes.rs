@@ -8,6 +8,7 @@ use crate::dim::Dim;
 use crate::entity::{Entity, EntityMap};
 use crate::graph::{Graph, Node, ValueDef};
 use crate::ids::{NodeId, ValueId};
+use crate::infer::broadcast_shapes;
 use crate::layout::{Layout, view_layout};
 use crate::op::{BinaryOp, Op};
 use crate::text::op_name;
@@ -56,7 +57,7 @@ impl Graph {
 pub fn batch_key(graph: &Graph, node: NodeId) -> Option<(ValueId, usize)> {
     let node = &graph.nodes[node];
     match (&node.op, &node.inputs[..]) {
-        (Op::MatMul, &[left, right]) => Some((left, graph.ty(right).rank())),
+        (Op::MatMul { .. }, &[left, right]) => Some((left, graph.ty(right).rank())),
         _ => None,
     }
 }
@@ -127,7 +128,7 @@ struct DispatchChecker<'a> {
 }
 
 impl<'a> DispatchChecker<'a> {
-    fn iter_nodes(&self) -> impl Iterator<Item = (NodeId, &'a Node)> + use<'a> {
+    fn iter_nodes(&self) -> impl DoubleEndedIterator<Item = (NodeId, &'a Node)> + use<'a> {
         let graph = self.graph;
         self.dispatch.nodes().map(|n| (n, &graph.nodes[n]))
     }
@@ -158,22 +159,41 @@ impl<'a> DispatchChecker<'a> {
     }
 
     /// Checks that the element-wise nodes have one shape, and that values of the dispatch that they read have
-    /// it too.
+    /// it too. Nodes that are broadcast to this shape are excepted: only nodes of the dispatch read them, and they
+    /// read none but such nodes.
     fn check_same_shape(&self) -> CheckResult {
-        let mut expected = None;
         let is_mapped = |op: &Op| op.fits_map() || matches!(op, Op::Take { .. });
-        for (id, node) in self.iter_nodes().filter(|(_, n)| is_mapped(&n.op)) {
-            let inside = node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
-            for found in inside.chain(node.outputs.first()).map(|&v| &self.graph.ty(v).shape) {
-                let expected = *expected.get_or_insert(found);
-                if expected != found {
-                    return Err((
-                        id,
-                        format!(
-                            "expected the shape {expected:?} of the other nodes of the dispatch, found {found:?}"
-                        ),
-                    ));
+        let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
+        let mapped = || self.iter_nodes().filter(|(_, n)| is_mapped(&n.op));
+        // A node that is broadcast has a reader after it.
+        let Some(expected) = mapped().last().and_then(|(_, n)| n.outputs.first()).map(shape) else {
+            return Ok(());
+        };
+        let is_broadcast = |v: &ValueId| {
+            let is_mapped = self.internal_def(*v).is_some_and(|n| self.graph.nodes[n].op.fits_map());
+            let found = shape(v);
+            is_mapped
+                && found != expected
+                && broadcast_shapes(&[found, expected]).is_ok_and(|all| all == expected)
+        };
+        for (id, node) in mapped() {
+            let inside = || node.inputs.iter().filter(|v| self.internal_def(**v).is_some());
+            let fits = match node.outputs.first() {
+                Some(result) if is_broadcast(result) => {
+                    self.is_read_internally(id) && inside().all(is_broadcast)
                 }
+                result => inside().chain(result).all(|v| shape(v) == expected || is_broadcast(v)),
+            };
+            if !fits {
+                let found = inside().chain(node.outputs.first()).map(shape).find(|found| *found != expected);
+                let found = found.unwrap_or(expected);
+                return Err((
+                    id,
+                    format!(
+                        "expected the shape {expected:?} of the other nodes of the dispatch, or a shape that they \
+                         broadcast and nothing else reads, found {found:?}"
+                    ),
+                ));
             }
         }
         Ok(())
@@ -183,7 +203,7 @@ impl<'a> DispatchChecker<'a> {
         let mut left = None;
         for (id, node) in self.iter_nodes() {
             match (&node.op, &node.inputs[..]) {
-                (Op::MatMul, &[x, y]) => {
+                (Op::MatMul { .. }, &[x, y]) => {
                     if *left.get_or_insert(x) != x || self.internal_def(x).or(self.internal_def(y)).is_some()
                     {
                         return Err(self.mismatch_error(
@@ -194,7 +214,7 @@ impl<'a> DispatchChecker<'a> {
                     self.check_read_internally(id)?;
                 }
                 (Op::Slice { axis, step: 1, .. }, &[x]) if axis + 1 == self.graph.ty(x).rank() => {
-                    if self.internal_def(x).is_none_or(|n| self.graph.nodes[n].op != Op::MatMul) {
+                    if self.internal_def(x).is_none_or(|n| !self.graph.nodes[n].op.is_matmul()) {
                         return Err(self.mismatch_error(id, "columns of a product"));
                     }
                     self.check_read_internally(id)?;
@@ -361,7 +381,7 @@ impl<'a> DispatchChecker<'a> {
             Some((id, _)) => return Err(self.mismatch_error(id, "an element-wise node")),
             None => self.check_same_shape()?,
         }
-        let map_shape = self.iter_nodes().next().map(|(_, n)| &self.graph.ty(n.outputs[0]).shape);
+        let map_shape = self.iter_nodes().rev().nth(1).map(|(_, n)| &self.graph.ty(n.outputs[0]).shape);
         if map_shape == Some(&self.graph.ty(node.outputs[0]).shape) {
             Ok(())
         } else {
@@ -519,7 +539,7 @@ mod tests {
     use crate::text;
     use crate::verify::verify;
 
-    const PROGRAM: &str = "program \"d\" ranks 2\n\narg %x: f32[4, 8]\narg %s: f32[8]\ndispatch map {\n\
+    const PROGRAM: &str = "program \"d\" ranks 2\n\narg %x: f32[4, 8]\narg %s: f32[8]\narg %three: f32[2, 4, 8]\ndispatch map {\n\
         %a: f32[4, 8] = neg %x\n%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n}\n\
         %d: bf16[8, 4] = permute %b perm=[1, 0]\n\nreturn %c\nreturn %d\n";
 
@@ -585,6 +605,30 @@ mod tests {
     }
 
     #[test]
+    fn nodes_of_a_map_broadcast_values_that_stay_inside() {
+        let nodes = "%b: bf16[4, 8] = cast %a\n%c: f32[4, 8] = mul %a, %s\n";
+        let verify_nodes = |replaced: &str, returned: &str| {
+            let text =
+                PROGRAM.replace(nodes, replaced).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
+            let graph = text::parse(&text.replace("return %d\n", returned)).unwrap_or_else(|e| panic!("{e}"));
+            verify(&graph).map_err(|found| found.iter().map(ToString::to_string).collect::<String>())
+        };
+        let chain = "%b: f32[8] = neg %s\n%e: f32[8] = abs %b\n%c: f32[4, 8] = mul %a, %e\n";
+        assert_eq!(verify_nodes(chain, ""), Ok(()));
+        for (broken, returned) in [
+            // Another step reads it.
+            (chain, "return %e\n"),
+            // It is the result of the last node.
+            ("%c: f32[4, 8] = mul %a, %s\n%b: f32[8] = neg %s\n", ""),
+            // The other nodes have fewer elements.
+            ("%b: f32[2, 4, 8] = add %three, %a\n%c: f32[4, 8] = mul %a, %s\n", ""),
+        ] {
+            let found = verify_nodes(broken, returned).expect_err(broken);
+            assert!(found.contains("the shape"), "{found}");
+        }
+    }
+
+    #[test]
     fn invalid_dispatches_are_rejected() {
         for (from, to, message) in [
             (
@@ -608,7 +652,7 @@ mod tests {
                 "%b: f32[4, 8] = softmax %a axis=1 log=false",
                 "form map, found softmax",
             ),
-            ("%b: bf16[4, 8] = cast %a", "%b: bf16[8] = cast %s", "the shape"),
+            ("%b: bf16[4, 8] = cast %a", "%b: bf16[2, 4, 8] = cast %three", "the shape"),
         ] {
             let text = PROGRAM.replace(from, to).replace("%d: bf16[8, 4] = permute %b perm=[1, 0]\n", "");
             let graph = text::parse(&text.replace("return %d\n", "")).unwrap_or_else(|e| panic!("{e}"));

@@ -2,19 +2,20 @@
 
 use super::array::{ArrayData, WideArray, broadcast_strides, for_each_offset, numel, round_to_dtype};
 use super::error::{OpError, Result};
+use crate::types::DType;
 
-/// Integers are multiplied and added in wrapping i64.
-pub(super) fn matmul(x: &WideArray, y: &WideArray, shape: &[usize]) -> Result<WideArray> {
+/// Integers are multiplied and added in wrapping i64. `dtype` is that of the result.
+pub(super) fn matmul(x: &WideArray, y: &WideArray, dtype: DType, shape: &[usize]) -> Result<WideArray> {
     match (&*x.data, &*y.data) {
         (ArrayData::Float(a), ArrayData::Float(b)) => {
             let out = product(a, b, &x.shape, &y.shape, shape, 0.0, |sum, x, y| *sum += x * y);
-            Ok(WideArray::from_floats(x.dtype, shape, out))
+            Ok(WideArray::from_floats(dtype, shape, out))
         }
         (ArrayData::Int(a), ArrayData::Int(b)) => {
             let out = product(a, b, &x.shape, &y.shape, shape, 0, |sum, x, y| {
                 *sum = sum.wrapping_add(x.wrapping_mul(y));
             });
-            Ok(WideArray::from_ints(x.dtype, shape, out))
+            Ok(WideArray::from_ints(dtype, shape, out))
         }
         _ => Err(OpError::DType { expected: "like-typed", found: y.dtype }),
     }

@@ -15,7 +15,7 @@ use super::writer::TextWriter;
 use crate::attention;
 use crate::collective::CollectiveKind;
 use crate::dim::Dim;
-use crate::op::{ArgOp, Op};
+use crate::op::{ArgOp, Op, ProductResult};
 
 #[derive(Clone, Copy, Debug)]
 pub struct OpForm {
@@ -141,9 +141,14 @@ ops! {
 
     section "Products, reductions and norms"
     "Floats accumulate in f32, or in f64 for f64, and round once." {
-        "matmul" ("x, y") op MatMul {}:
+        "matmul" ("x, y") op MatMul {; result = ProductResult::Rounded }:
             "`x @ y` over the last two axes; leading axes broadcast."
             => "%turned: f32[64, 128] = permute %w perm=[1, 0]\n%matmul: f32[t, 128] = matmul %x, %turned";
+        "matmul_unrounded" ("x, y") op MatMul {; result = ProductResult::Unrounded }:
+            "The sums of `matmul` for operands of f16 or bf16, in f32: a bias or a factor can be applied before \
+             the result is rounded."
+            => "%xb: bf16[t, 64] = cast %x\n%turnedb: bf16[64, 128] = cast %turned\n\
+                %matmul_unrounded: f32[t, 128] = matmul_unrounded %xb, %turnedb";
         "grouped_matmul" ("x, y, ends") op GroupedMatMul {}:
             "Products of groups of the rows of `x` (`[rows, k]`), each with its own matrix of `y` (`[groups, \
              k, n]`). Group `g` has the rows from `ends[g - 1]`, or 0 for the first, up to `ends[g]` \

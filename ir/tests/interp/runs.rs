@@ -366,7 +366,7 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
         let h = b.op("h", norm.clone(), &[x, weight]).unwrap();
         let project = |b: &mut GraphBuilder, name: &str| -> ValueId {
             let weight = param(b, name, &[hidden, heads * head]);
-            let q = b.op(name, Op::MatMul, &[h, weight]).unwrap();
+            let q = b.op(name, Op::MATMUL, &[h, weight]).unwrap();
             let shape = vec![tokens.clone(), Dim::from(heads as i64), Dim::from(head as i64)];
             let q = b.reshape(name, q, shape).unwrap();
             b.op(name, Op::Permute { perm: vec![1, 0, 2] }, &[q]).unwrap()
@@ -389,17 +389,17 @@ fn transformer(ranks: u32, vocabulary: usize, hidden: usize, heads: usize, inner
         let a = b.op("a", Op::Permute { perm: vec![1, 0, 2] }, &[a]).unwrap();
         let a = b.reshape("a", a, vec![tokens.clone(), Dim::from((heads * head) as i64)]).unwrap();
         let weight = param(&mut b, "o", &[heads * head, hidden]);
-        let o = b.op("o", Op::MatMul, &[a, weight]).unwrap();
+        let o = b.op("o", Op::MATMUL, &[a, weight]).unwrap();
         let o =
             b.collective("ar", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), world, &[o]).unwrap()[0];
         x = b.op("x", Op::Binary(BinaryOp::Add), &[x, o]).unwrap();
         let weight = param(&mut b, "norm", &[hidden]);
         let h = b.op("h", norm.clone(), &[x, weight]).unwrap();
         let up = param(&mut b, "up", &[hidden, inner / n]);
-        let up = b.op("up", Op::MatMul, &[h, up]).unwrap();
+        let up = b.op("up", Op::MATMUL, &[h, up]).unwrap();
         let up = b.op("up", Op::Unary(UnaryOp::Gelu), &[up]).unwrap();
         let down = param(&mut b, "down", &[inner / n, hidden]);
-        let down = b.op("down", Op::MatMul, &[up, down]).unwrap();
+        let down = b.op("down", Op::MATMUL, &[up, down]).unwrap();
         let down = b
             .collective("ar", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), world, &[down])
             .unwrap()[0];
@@ -439,7 +439,7 @@ fn a_divided_product_is_the_whole_product() {
     let world = b.group("tp", GroupMembers::World);
     let x = b.input(InputKind::Argument, "x", "", ty(DType::F32, &[3, 2]), None);
     let w = b.input(InputKind::Parameter, "w", "w", ty(DType::F32, &[2, 2]), None);
-    let p = b.op("p", Op::MatMul, &[x, w]).unwrap();
+    let p = b.op("p", Op::MATMUL, &[x, w]).unwrap();
     let y = b.collective("y", CollectiveKind::AllReduce(CollectiveReduceOp::Sum), world, &[p]).unwrap()[0];
     b.output(y);
     let whole_x: Vec<f64> = (0..12).map(f64::from).collect();
@@ -453,7 +453,7 @@ fn a_divided_product_is_the_whole_product() {
         .collect();
     let found = run(&b.finish(), &SymbolBindings::new(), &inputs).unwrap();
     let operands = [f32s(&[3, 4], &whole_x), f32s(&[4, 2], &whole_w)];
-    let expected = apply(Op::MatMul, &operands, vec![ty(DType::F32, &[3, 2])]).unwrap();
+    let expected = apply(Op::MATMUL, &operands, vec![ty(DType::F32, &[3, 2])]).unwrap();
     found.iter().for_each(|found| assert_same("rank", found, &expected, 0.0));
 }
 

@@ -20,19 +20,19 @@ fn dims(values: &[i64]) -> Vec<Dim> {
 fn matmul() {
     let x = f32s(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
     let y = f32s(&[3, 2], &[7.0, 8.0, 9.0, 10.0, 11.0, 12.0]);
-    check(Op::MatMul, &[x.clone(), y], &[f32s(&[2, 2], &[58.0, 64.0, 139.0, 154.0])]);
+    check(Op::MATMUL, &[x.clone(), y], &[f32s(&[2, 2], &[58.0, 64.0, 139.0, 154.0])]);
     // Batches broadcast on both sides: [2, 1, 1, 2] @ [3, 2, 1].
     let x = f32s(&[2, 1, 1, 2], &[1.0, 2.0, 3.0, 4.0]);
     let y = f32s(&[3, 2, 1], &[1.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
-    check(Op::MatMul, &[x, y], &[f32s(&[2, 3, 1, 1], &[1.0, 2.0, 3.0, 3.0, 4.0, 7.0])]);
-    check(Op::MatMul, &[i64s(&[1, 2], &[i64::MAX, 1]), i64s(&[2, 1], &[2, 5])], &[i64s(&[1, 1], &[3])]);
-    check(Op::MatMul, &[f32s(&[2, 0], &[]), f32s(&[0, 1], &[])], &[f32s(&[2, 1], &[0.0, 0.0])]);
-    check(Op::MatMul, &[f32s(&[0, 2], &[]), f32s(&[2, 1], &[1.0, 1.0])], &[f32s(&[0, 1], &[])]);
+    check(Op::MATMUL, &[x, y], &[f32s(&[2, 3, 1, 1], &[1.0, 2.0, 3.0, 3.0, 4.0, 7.0])]);
+    check(Op::MATMUL, &[i64s(&[1, 2], &[i64::MAX, 1]), i64s(&[2, 1], &[2, 5])], &[i64s(&[1, 1], &[3])]);
+    check(Op::MATMUL, &[f32s(&[2, 0], &[]), f32s(&[0, 1], &[])], &[f32s(&[2, 1], &[0.0, 0.0])]);
+    check(Op::MATMUL, &[f32s(&[0, 2], &[]), f32s(&[2, 1], &[1.0, 1.0])], &[f32s(&[0, 1], &[])]);
     // 1 + 256 * 2^-8 in bf16 is 2 when the sum is wide.
     let mut row = vec![2f64.powi(-8); 257];
     row[0] = 1.0;
     let ones = t(DType::BF16, &[257, 1], &[1.0; 257]);
-    check(Op::MatMul, &[t(DType::BF16, &[1, 257], &row), ones], &[t(DType::BF16, &[1, 1], &[2.0])]);
+    check(Op::MATMUL, &[t(DType::BF16, &[1, 257], &row), ones], &[t(DType::BF16, &[1, 1], &[2.0])]);
     let nan = check_nan_product();
     assert!(nan.is_nan());
 }
@@ -97,7 +97,7 @@ fn grouped_matmul() {
 /// Zero times infinity is not skipped.
 fn check_nan_product() -> f64 {
     let x = [f32s(&[1, 1], &[0.0]), f32s(&[1, 1], &[INF])];
-    apply(Op::MatMul, &x, vec![ty(DType::F32, &[1, 1])]).unwrap()[0].get_f64(0)
+    apply(Op::MATMUL, &x, vec![ty(DType::F32, &[1, 1])]).unwrap()[0].get_f64(0)
 }
 
 #[test]

@@ -132,7 +132,7 @@ impl Choices {
             },
             6 => Op::Select,
             7 => Op::Cast,
-            8 => Op::MatMul,
+            8 => Op::MATMUL,
             9 => Op::Reduce { op: self.one(ReductionKind::ALL), axes: self.naturals(), keep: self.flag() },
             10 => Op::ArgReduce { op: self.one(ArgOp::ALL), axis, keep: self.flag() },
             11 => Op::CumSum { axis },

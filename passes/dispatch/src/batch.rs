@@ -46,7 +46,7 @@ fn position_after_batched(facts: &DispatchFacts<'_>, before: &[NodeId], id: Node
         if op.as_collective().is_some() || sources.contains(n) {
             return None;
         }
-        parted |= !op.fits_map() && *op != Op::MatMul;
+        parted |= !op.fits_map() && !op.is_matmul();
     }
     parted.then_some(before.len() - back)
 }
@@ -124,11 +124,11 @@ fn products<'a>(
     facts: &'a DispatchFacts<'_>,
     nodes: &'a [NodeId],
 ) -> impl Iterator<Item = NodeId> + Clone + use<'a> {
-    nodes.iter().copied().filter(|&n| facts.node(n).op == Op::MatMul)
+    nodes.iter().copied().filter(|&n| facts.node(n).op.is_matmul())
 }
 
 /// Whether a node is a product with one matrix as its right operand.
 fn is_matrix_product(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     let node = facts.node(id);
-    node.op == Op::MatMul && node.inputs.get(1).is_some_and(|&v| facts.graph.ty(v).rank() == 2)
+    node.op.is_matmul() && node.inputs.get(1).is_some_and(|&v| facts.graph.ty(v).rank() == 2)
 }

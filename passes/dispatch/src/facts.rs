@@ -64,6 +64,14 @@ impl<'a> DispatchFacts<'a> {
         &self.graph.nodes[id]
     }
 
+    /// The node that reads a value, if it is the only one and the value is not returned.
+    pub fn only_reader(&self, value: ValueId) -> Option<NodeId> {
+        match self.users[value][..] {
+            [reader] if !self.returned[value] => Some(reader),
+            _ => None,
+        }
+    }
+
     /// The shape of a node's first result.
     pub fn result_shape(&self, id: NodeId) -> Option<&'a [Dim]> {
         self.node(id).outputs.first().map(|&v| &self.graph.ty(v).shape[..])

@@ -15,6 +15,7 @@
 //! the order in which units run (the planner).
 
 mod batch;
+mod broadcast;
 mod deferred;
 mod facts;
 mod fold;
@@ -69,6 +70,7 @@ fn divide_into_units(facts: &facts::DispatchFacts<'_>) -> Vec<DispatchUnit> {
     product::join_products(facts, &mut units);
     let mut units = merge::merge(facts, order_nonempty_units(facts, units));
     fold::join_takes(facts, &mut units);
+    broadcast::join_broadcasts(facts, &mut units);
     finished(facts, units)
 }
 

@@ -59,7 +59,7 @@ impl<'a> MapMerger<'a> {
         }
         let first_product = units
             .iter()
-            .position(|unit| unit.nodes.iter().any(|&n| facts.node(n).op == Op::MatMul))
+            .position(|unit| unit.nodes.iter().any(|&n| facts.node(n).op.is_matmul()))
             .unwrap_or(units.len());
         let is_spanned = vec![false; units.len()];
         MapMerger { facts, units, unit_of, is_early: find_early_nodes(facts), first_product, is_spanned }

@@ -1,12 +1,13 @@
 //! Skinny GEMMs: matrix products of few rows, with the element-wise nodes that exclusively read their
 //! results as the epilogue.
 //!
-//! Such products take the time of reading the right matrix once. A product whose columns are read in several
+//! Such products take the time of reading the right matrix once. For more rows, the library computes a product, the
+//! addition of one row to its unrounded sums, and their rounding. A product whose columns are read in several
 //! equal parts, such as the halves of one weight, counts as several products.
 
 use symmc_ir::entity::Entity;
 use symmc_ir::machine::{ProductLimits, ProductShape};
-use symmc_ir::{DType, Dim, DispatchForm, NodeId, Op, ValueId};
+use symmc_ir::{BinaryOp, DType, Dim, DispatchForm, NodeId, Op, ValueId};
 
 use crate::facts::DispatchFacts;
 use crate::walk::DispatchUnit;
@@ -22,14 +23,11 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
     else {
         return;
     };
-    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
-    for (u, unit) in units.iter().enumerate() {
-        unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
-    }
+    let mut unit_of = map_nodes_to_units(facts, units);
 
     // The candidate products of each unit, in program order.
     let mut wanted: Vec<Vec<SkinnyProduct>> = units.iter().map(|_| Vec::new()).collect();
-    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
+    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op.is_matmul()) {
         let Some(product) = SkinnyProduct::new(facts, id) else { continue };
         let Some(&reader) = product.readers.first() else { continue };
         let unit = unit_of[reader.index()];
@@ -55,6 +53,120 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
             units[unit].nodes.sort_unstable();
         }
     }
+    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MATMUL_UNROUNDED) {
+        unit_of = map_nodes_to_units(facts, units);
+        let is_alone = units[unit_of[id.index()]].nodes[..] == [id];
+        let Some(biased) = BiasedProduct::new(facts, id).filter(|_| is_alone) else { continue };
+        if let Some(nodes) = biased.separable_nodes(facts, units, &unit_of) {
+            for &n in &nodes {
+                units[unit_of[n.index()]].nodes.retain(|&other| other != n);
+            }
+            units.push(DispatchUnit { form: Some(DispatchForm::Product), nodes });
+        }
+    }
+}
+
+/// For each node, the position of its unit.
+pub fn map_nodes_to_units(facts: &DispatchFacts<'_>, units: &[DispatchUnit]) -> Vec<usize> {
+    let mut unit_of = vec![usize::MAX; facts.graph.nodes.len()];
+    for (u, unit) in units.iter().enumerate() {
+        unit.nodes.iter().for_each(|&n| unit_of[n.index()] = u);
+    }
+    unit_of
+}
+
+/// A product whose sums are only added to one row and rounded. The library computes all of it, for any number of
+/// rows.
+struct BiasedProduct {
+    product: NodeId,
+    /// The cast of the row to the dtype of the sums.
+    widened: NodeId,
+    sum: NodeId,
+    rounded: NodeId,
+    bias: ValueId,
+}
+
+impl BiasedProduct {
+    fn new(facts: &DispatchFacts<'_>, product: NodeId) -> Option<BiasedProduct> {
+        let graph = facts.graph;
+        let &[left, right] = &facts.node(product).inputs[..] else { return None };
+        let sums = *facts.node(product).outputs.first()?;
+        let sum = facts.only_reader(sums)?;
+        let added = match (&facts.node(sum).op, &facts.node(sum).inputs[..]) {
+            (Op::Binary(BinaryOp::Add), &[x, y]) if x != y => {
+                if x == sums {
+                    y
+                } else {
+                    x
+                }
+            }
+            _ => return None,
+        };
+        let total = *facts.node(sum).outputs.first()?;
+        let rounded = facts.only_reader(total)?;
+        let widened = graph.defining_node(added)?;
+        let bias = *facts.node(widened).inputs.first()?;
+        let result = *facts.node(rounded).outputs.first()?;
+        let dtype = graph.ty(left).dtype;
+        let layout = facts.layout(right)?;
+        let strides = layout.strides.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
+        let shape = &graph.ty(right).shape;
+        let extents = shape.iter().map(Dim::as_const).collect::<Option<Vec<i64>>>()?;
+        let is_matrix = match (&strides[..], &extents[..]) {
+            (&[across, 1], &[_, columns]) => across >= columns,
+            (&[1, across], &[terms, _]) => across >= terms,
+            _ => false,
+        };
+        let (columns, leading) = graph.ty(bias).shape.split_last()?;
+        let is_row = Some(columns) == shape.last() && leading.iter().all(|n| n.as_const() == Some(1));
+        let fits = is_matrix
+            && is_row
+            && facts.node(rounded).op == Op::Cast
+            && facts.node(widened).op == Op::Cast
+            && facts.only_reader(added) == Some(sum)
+            && graph.ty(bias).dtype == dtype
+            && graph.ty(result).dtype == dtype
+            && graph.ty(total).shape == graph.ty(sums).shape
+            && facts.is_run(left)
+            && facts.is_run(bias);
+        fits.then_some(BiasedProduct { product, widened, sum, rounded, bias })
+    }
+
+    /// Its nodes in program order, if they can leave their units.
+    fn separable_nodes(
+        &self,
+        facts: &DispatchFacts<'_>,
+        units: &[DispatchUnit],
+        unit_of: &[usize],
+    ) -> Option<Vec<NodeId>> {
+        let readers = unit_of[self.sum.index()];
+        let of_bias = facts.defining_node(self.bias).map(|n| unit_of[n.index()]);
+        if unit_of[self.rounded.index()] != readers || of_bias == Some(readers) {
+            return None;
+        }
+        let leaving = [self.widened, self.sum, self.rounded];
+        for &n in &leaving {
+            let unit = &units[unit_of[n.index()]];
+            // The operand of a norm stays in its unit, or the norm becomes a step of its own.
+            let keeps_norm = || {
+                let mut staying = unit.nodes.iter().filter(|n| !leaving.contains(n)).rev();
+                let norm = staying.next().and_then(|&norm| facts.node(norm).inputs.first());
+                let source = norm.and_then(|&v| facts.defining_node(v));
+                staying.next().is_none() || source.is_some_and(|source| !leaving.contains(&source))
+            };
+            let may_leave = match unit.form {
+                None | Some(DispatchForm::Map) => true,
+                Some(DispatchForm::Norm) => keeps_norm(),
+                _ => false,
+            };
+            if !may_leave {
+                return None;
+            }
+        }
+        let mut nodes = vec![self.product, self.widened, self.sum, self.rounded];
+        nodes.sort_unstable();
+        Some(nodes)
+    }
 }
 
 /// The nodes of a unit that may be the epilogue of products.
@@ -73,7 +185,7 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
         return Vec::new();
     };
     let mut out = Vec::new();
-    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MatMul) {
+    for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op.is_matmul()) {
         let Some(product) = SkinnyProduct::new(facts, id) else { continue };
         if !product.readers.iter().all(|&n| facts.node(n).op.fits_map()) {
             continue;
@@ -81,7 +193,7 @@ pub fn product_row_limits(facts: &DispatchFacts<'_>) -> Vec<(Dim, u64)> {
         let SkinnyProduct { columns, k, .. } = product;
         let others = facts.users[product.left].iter().take(MAX_USERS);
         let same_shape = others
-            .filter(|&&n| n != id && facts.node(n).op == Op::MatMul)
+            .filter(|&&n| n != id && facts.node(n).op.is_matmul())
             .filter_map(|&n| SkinnyProduct::new(facts, n))
             .filter(|other| product.has_same_shape(other));
         let all = same_shape.map(|other| other.parts).fold(product.parts, u64::saturating_add);
@@ -176,7 +288,8 @@ impl SkinnyProduct {
         // Rows of the left matrix are contiguous, and the right matrix is contiguous along K.
         let layout = facts.layout(right)?;
         let [along, across] = [layout.strides.first()?.as_const()?, layout.strides.get(1)?.as_const()?];
-        let fits = matches!(ty.dtype, DType::BF16 | DType::F16)
+        let dtype = graph.ty(left).dtype;
+        let fits = matches!(dtype, DType::BF16 | DType::F16)
             && graph.ty(right).rank() == 2
             && facts.is_run(left)
             && along == 1
@@ -187,7 +300,7 @@ impl SkinnyProduct {
         let out = SkinnyProduct {
             node,
             left,
-            dtype: ty.dtype,
+            dtype,
             across,
             rows: leading.iter().map(|d| facts.bounds(d)[1]).fold(1, u64::saturating_mul),
             columns: columns as u64,

@@ -57,7 +57,7 @@ struct MaskedScores {
 }
 
 fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    let (Op::MatMul, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
+    let (Op::MatMul { .. }, &[weights, v]) = (&node.op, &node.inputs[..]) else { return None };
     let (softmax, guarded) = match_nan_guard(cx, skip_casts_and_reshapes(cx, weights));
     let softmax = skip_casts_and_reshapes(cx, softmax);
     let (softmax, sunk) = match match_sink_slice(cx, softmax) {
@@ -83,7 +83,7 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     };
     let (before, outer) = match_scale(cx, before);
     let product = skip_casts_and_reshapes(cx, before);
-    let (Op::MatMul, &[q, k]) = cx.def(product)? else { return None };
+    let (Op::MatMul { .. }, &[q, k]) = cx.def(product)? else { return None };
     let within = cx.shape(product)[..cx.shape(product).len() - 2].to_vec();
     let (q, q_scale) = match_scale(cx, q);
     let (k, k_scale) = match_transposed_keys(cx, k)?;
@@ -481,7 +481,7 @@ impl MaskedScores {
 fn is_scores(cx: &Rewriter, mut value: ValueId) -> bool {
     for _ in 0..4 * MAX_MASKS {
         value = match cx.def(value) {
-            Some((Op::MatMul, _)) => return true,
+            Some((Op::MatMul { .. }, _)) => return true,
             Some((Op::Cast | Op::Reshape | Op::BinaryScalar { .. } | Op::Unary(UnaryOp::Tanh), &[x])) => x,
             Some((Op::Binary(BinaryOp::Add), &[a, b])) => {
                 if cx.shape(a) == cx.shape(value) {

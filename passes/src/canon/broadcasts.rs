@@ -90,7 +90,7 @@ fn match_full(cx: &Rewriter, value: ValueId) -> Option<Scalar> {
 }
 
 fn matmul_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
-    if node.op != Op::MatMul {
+    if !node.op.is_matmul() {
         return None;
     }
     let inputs: Vec<ValueId> = node
@@ -109,7 +109,7 @@ fn matmul_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
     }
     let batches = [inputs[0], inputs[1]].map(|v| &cx.shape(v)[..cx.shape(v).len() - 2]);
     let same = broadcast_shapes(&batches).ok()? == node.ty.shape[..node.ty.rank() - 2];
-    same.then_some(Rewrite::Node(Op::MatMul, inputs))
+    same.then_some(Rewrite::Node(node.op.clone(), inputs))
 }
 
 fn mask_of_expand(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {

@@ -213,10 +213,10 @@ fn operand_parts(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Vec
             let start = start.clone() + part.start.clone();
             Some(vec![ValueDemand::Part(DemandedSlice { start, ..part.clone() })])
         }
-        Op::MatMul if part.axis + 2 == rank => {
+        Op::MatMul { .. } if part.axis + 2 == rank => {
             Some(only_first(graph.ty(node.inputs[0]).rank().checked_sub(2)?))
         }
-        Op::MatMul if part.axis + 2 < rank => {
+        Op::MatMul { .. } if part.axis + 2 < rank => {
             let needs = broadcast_demands(graph, node, part, 2);
             needs.iter().any(|need| *need != ValueDemand::Whole).then_some(needs)
         }

@@ -181,7 +181,7 @@ fn can_be_read_in_parts(graph: &Graph, mut value: ValueId) -> bool {
             op if op.is_view() => value = node.inputs[0],
             op => {
                 return op.is_element_wise()
-                    || matches!(op, Op::Take { axis: 0 } | Op::MatMul | Op::GroupedMatMul);
+                    || matches!(op, Op::Take { axis: 0 } | Op::MatMul { .. } | Op::GroupedMatMul);
             }
         }
     }

@@ -154,10 +154,11 @@ fn shared_values(graph: &Graph) -> EntityMap<ValueId, bool> {
     for (value, users) in graph.users().iter() {
         let differ = users.first().is_some_and(|&first| {
             let first_node = &graph.nodes[first];
-            users
-                .iter()
-                .map(|&n| &graph.nodes[n])
-                .any(|node| (&node.op, &node.inputs) != (&first_node.op, &first_node.inputs))
+            users.iter().map(|&n| &graph.nodes[n]).any(|node| {
+                let mut results = node.outputs.iter().zip(&first_node.outputs);
+                (&node.op, &node.inputs) != (&first_node.op, &first_node.inputs)
+                    || results.any(|(&v, &first)| graph.ty(v) != graph.ty(first))
+            })
         });
         shared.push(differ || returned[value] + usize::from(!users.is_empty()) > 1);
     }

@@ -211,7 +211,7 @@ fn node(
         }
         20 => b.op(name, Op::Select, &[x, y, c.of(values)]),
         21 => match c.below(3) {
-            0 => b.op(name, Op::MatMul, &[x, y]),
+            0 => b.op(name, Op::MATMUL, &[x, y]),
             1 => b.op(name, Op::CumSum { axis: c.below(rank) }, &[x]),
             _ => {
                 let op =

@@ -132,7 +132,7 @@ impl<'a> AxisSets<'a> {
                     self.fix_both((x, 0), (result, 0));
                 }
             }
-            (Op::MatMul, &[x, y]) => {
+            (Op::MatMul { .. }, &[x, y]) => {
                 let rx = self.rank(x);
                 let ry = self.rank(y);
                 let r = self.rank(result);

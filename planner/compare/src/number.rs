@@ -358,7 +358,7 @@ impl ValueNumbering {
                 Some(found)
             }
             op if op.is_element_wise() => Some(self.pointwise(op.clone(), operands, ty)),
-            Op::MatMul => self.product(operands, ty),
+            Op::MatMul { .. } => self.product(op, operands, ty),
             Op::Reduce { op: kind, axes, .. } => Some(self.reduction(*kind, axes, operand(0)?.1, ty)),
             Op::RmsNorm { axes, .. } | Op::LayerNorm { axes, .. } => self.rows(op, *axes, operands, ty),
             Op::Softmax { axis, log } if axis + 1 == ty.rank() => {
@@ -415,7 +415,7 @@ impl ValueNumbering {
         ElementView { class, offset: Dim::from(0), shape: ty.shape.clone(), strides: out }
     }
 
-    fn product(&mut self, operands: &[ElementView], ty: &TensorType) -> Option<ElementView> {
+    fn product(&mut self, op: &Op, operands: &[ElementView], ty: &TensorType) -> Option<ElementView> {
         let [x, y] = operands else { return None };
         let rank = ty.rank();
         let xs = x.broadcast_strides(rank);
@@ -427,7 +427,7 @@ impl ValueNumbering {
         let mut of_y = ys;
         of_x[last] = Dim::from(0);
         of_y[row] = Dim::from(0);
-        Some(self.nested(Op::MatMul, operands, ty, &ty.shape, &[of_x, of_y], inner))
+        Some(self.nested(op.clone(), operands, ty, &ty.shape, &[of_x, of_y], inner))
     }
 
     fn reduction(

@@ -64,7 +64,7 @@ pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWind
         }
         Op::RotaryEmbedding { .. } => Some(pushed.push_broadcast(&[shape.len().saturating_sub(1)])),
         Op::Pad { low, .. } => Some(pushed.push_pad(low)),
-        Op::MatMul => pushed.push_matmul(),
+        Op::MatMul { .. } => pushed.push_matmul(),
         Op::Reduce { axes, keep, .. } => pushed.push_reduce(axes, *keep),
         Op::ArgReduce { axis, keep, .. } => pushed.push_reduce(&[*axis], *keep),
         Op::Permute { perm } => pushed.push_permute(perm),
@@ -280,7 +280,7 @@ mod tests {
             (found.operands, found.computed)
         };
         let window = vec![span(3, 2), span(1, 4)];
-        let (operands, computed) = push(Op::MatMul, &[&[9, 7], &[7, 8]], &[9, 8], window.clone());
+        let (operands, computed) = push(Op::MATMUL, &[&[9, 7], &[7, 8]], &[9, 8], window.clone());
         assert_eq!(operands, [vec![span(3, 2), None], vec![None, span(1, 4)]]);
         assert_eq!(computed, window);
         let (operands, computed) =

@@ -2,7 +2,7 @@
 //!
 //! f32 and f64 operands are multiplied in place, whatever their strides. Half-precision operands are
 //! converted to f32 block by block, with all of `k` in one block, so that every element of the result is
-//! rounded once. Integers are multiplied in i64 and wrap.
+//! rounded at most once. Integers are multiplied in i64 and wrap.
 
 use symmc_ir::{DType, Scalar};
 
@@ -53,8 +53,9 @@ fn matrix_axes(v: &StridedView) -> StridedView {
 }
 
 fn gemm_extents(x: &StridedView, y: &StridedView, result: &StridedView) -> Result<(usize, GemmExtents)> {
-    let is_same_dtype = x.dtype == y.dtype && x.dtype == result.dtype;
-    if is_same_dtype && x.rank() >= 2 && y.rank() >= 2 && result.rank() >= 2 {
+    let is_unrounded = matches!(x.dtype, DType::F16 | DType::BF16) && result.dtype == x.dtype.compute_dtype();
+    let dtypes_fit = x.dtype == y.dtype && (x.dtype == result.dtype || is_unrounded);
+    if dtypes_fit && x.rank() >= 2 && y.rank() >= 2 && result.rank() >= 2 {
         let (m, k) = matrix_shape(x);
         let (rows, n) = matrix_shape(y);
         if k == rows && matrix_shape(result) == (m, n) {
@@ -162,7 +163,7 @@ fn single_matmul(
     e: GemmExtents,
     scratch: &mut Scratch,
 ) {
-    match result.dtype {
+    match x.dtype {
         DType::F32 => matmul_in_place::<f32>(x, y, result, e),
         DType::F64 => matmul_in_place::<f64>(x, y, result, e),
         DType::F16 | DType::BF16 => matmul_converted(x, y, result, e, scratch),

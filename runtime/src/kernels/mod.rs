@@ -83,7 +83,7 @@ fn run_op(op: &Op, x: &[StridedView], r: &[StridedView], scratch: &mut Scratch) 
         }
         Op::Select => pointwise::select(&x[0], &x[1], &x[2], &r[0])?,
         Op::Cast => expect_same_type(&x[0], &r[0]).map(|()| pointwise::cast(&x[0], &r[0]))?,
-        Op::MatMul => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
+        Op::MatMul { .. } => matmul::matmul(&x[0], &x[1], &r[0], scratch)?,
         Op::GroupedMatMul => matmul::grouped_matmul([&x[0], &x[1], &x[2]], &r[0], scratch)?,
         Op::Route(attributes) => route::route(attributes, &x[0], r, scratch)?,
         Op::Reduce { op, axes, keep } => reduce::reduce(*op, axes, *keep, &x[0], &r[0], scratch)?,
@@ -168,7 +168,7 @@ fn add_op_needs(op: &Op, x: &[StridedView], r: &[StridedView], out: &mut Scratch
     match op {
         Op::Full(_) | Op::Iota { .. } | Op::Unary(_) | Op::Binary(_) | Op::BinaryScalar { .. } => Some(()),
         Op::Select | Op::Cast | Op::Concat { .. } | Op::Pad { .. } => Some(()),
-        Op::MatMul => needs::matrix_product(&x[0], &x[1], &r[0], out),
+        Op::MatMul { .. } => needs::matrix_product(&x[0], &x[1], &r[0], out),
         Op::GroupedMatMul => needs::grouped(x, &r[0], out),
         Op::Route(attributes) => route::add_needs(attributes, &x[0], r, out),
         Op::Reduce { axes, .. } => needs::reduction(axes, &x[0], out),

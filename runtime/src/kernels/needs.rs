@@ -155,7 +155,7 @@ pub(super) fn matrix_product(
     let k = extent_back(x, 1)?;
     let n = extent_back(y, 1)?;
     let m = r.numel() / n.max(1);
-    matmul::add_gemm_needs(r.dtype, GemmExtents { m, k, n }, out);
+    matmul::add_gemm_needs(x.dtype, GemmExtents { m, k, n }, out);
     Some(())
 }
 

@@ -123,18 +123,18 @@ fn matmul_broadcasts_leading_axes() {
     let x = floats(DType::F32, &[2, 1, 2], &[1.0, 2.0, 3.0, 4.0]);
     let y = floats(DType::F32, &[2, 2], &[1.0, 10.0, 100.0, 1000.0]);
     assert_floats(
-        &one(&Op::MatMul, &[x.clone(), y], DType::F32, &[2, 1, 2]),
+        &one(&Op::MATMUL, &[x.clone(), y], DType::F32, &[2, 1, 2]),
         &[201.0, 2010.0, 403.0, 4030.0],
     );
     let empty = one(
-        &Op::MatMul,
+        &Op::MATMUL,
         &[floats(DType::F32, &[2, 0], &[]), floats(DType::F32, &[0, 3], &[])],
         DType::F32,
         &[2, 3],
     );
     assert_floats(&empty, &[0.0; 6]);
     let ints = one(
-        &Op::MatMul,
+        &Op::MATMUL,
         &[ints(DType::U8, &[1, 2], &[200, 3]), ints(DType::U8, &[2, 1], &[2, 1])],
         DType::U8,
         &[1, 1],
@@ -154,7 +154,7 @@ fn large_half_products_are_rounded_once() {
     let product = |i: usize| (0..k).map(|t| x[i / n * k + t] * y[t * n + i % n]).sum();
     let expected = floats(DType::BF16, &[m, n], &(0..m * n).map(product).collect::<Vec<f64>>());
     let operands = [floats(DType::BF16, &[m, k], &x), floats(DType::BF16, &[k, n], &y)];
-    assert_eq!(one(&Op::MatMul, &operands, DType::BF16, &[m, n]), expected);
+    assert_eq!(one(&Op::MATMUL, &operands, DType::BF16, &[m, n]), expected);
 }
 
 #[test]

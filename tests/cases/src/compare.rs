@@ -62,9 +62,11 @@ fn is_exact(op: &Op) -> bool {
         }
         Op::Binary(op) | Op::BinaryScalar { op, .. } => !matches!(op, BinaryOp::Pow | BinaryOp::Atan2),
         Op::Permuted { op, .. } => is_exact(op),
-        Op::Reduce { .. } | Op::CumSum { .. } | Op::Softmax { .. } | Op::MatMul | Op::Attention { .. } => {
-            false
-        }
+        Op::Reduce { .. }
+        | Op::CumSum { .. }
+        | Op::Softmax { .. }
+        | Op::MatMul { .. }
+        | Op::Attention { .. } => false,
         Op::GroupedMatMul | Op::AttentionGradient { .. } => false,
         Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::IndexAdd { .. } => false,
         Op::ScatterElements { combine, .. } => combine.is_none(),

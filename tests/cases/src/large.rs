@@ -158,9 +158,14 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
             let scale = 9.0 * (k as f64).sqrt();
             let name = |what: &str| format!("matmul {dtype} [{m}, {k}] by {what} [{k}, {n}]");
             let rows = vec![Placed::dense(x.clone()), Placed::dense(y.clone())];
-            out.push(case(&name("row-major"), Op::MatMul, rows, &[(dtype, &[m, n])], scale));
+            out.push(case(&name("row-major"), Op::MATMUL, rows, &[(dtype, &[m, n])], scale));
             let columns = vec![Placed::dense(x), columns_first(y)];
-            out.push(case(&name("column-major"), Op::MatMul, columns, &[(dtype, &[m, n])], scale));
+            if matches!(dtype, DType::BF16 | DType::F16) {
+                let name = format!("unrounded {}", name("column-major"));
+                let result = [(DType::F32, &[m, n][..])];
+                out.push(case(&name, Op::MATMUL_UNROUNDED, columns.clone(), &result, scale));
+            }
+            out.push(case(&name("column-major"), Op::MATMUL, columns, &[(dtype, &[m, n])], scale));
         }
     }
     let few = [(1, 4096, 1000), (8, 1032, 200), (5, 257, 130), (30, 1416, 220), (16, 520, 3200)];
@@ -174,12 +179,12 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
         let operands =
             vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");
-        out.push(case(&name, Op::MatMul, operands, &[(dtype, &[m, n])], 9.0 * (k as f64).sqrt()));
+        out.push(case(&name, Op::MATMUL, operands, &[(dtype, &[m, n])], 9.0 * (k as f64).sqrt()));
     }
     let dtype = DType::BF16;
     let operands =
         vec![Placed::dense(tensor(r, dtype, &[4, 30, 64])), Placed::dense(tensor(r, dtype, &[4, 64, 96]))];
-    out.push(case("batched matmul", Op::MatMul, operands, &[(dtype, &[4, 30, 96])], 72.0));
+    out.push(case("batched matmul", Op::MATMUL, operands, &[(dtype, &[4, 30, 96])], 72.0));
 }
 
 /// Rows of a mixture of experts: few and many for each, more experts than a warp has lanes, weights in both layouts. And

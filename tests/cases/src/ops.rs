@@ -201,7 +201,9 @@ fn matmul(r: &mut SplitMix) -> Draft {
     }
     x.extend([m, k]);
     y.extend([k, n]);
-    case(Op::MatMul, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
+    let is_narrow = matches!(dtype, DType::F16 | DType::BF16);
+    let op = if is_narrow && r.one_in(3) { Op::MATMUL_UNROUNDED } else { Op::MATMUL };
+    case(op, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
 }
 
 fn grouped_matmul(r: &mut SplitMix) -> Draft {

@@ -463,7 +463,7 @@ impl Grower {
                 if !self.small(&TensorType::new(ty.dtype, square)) {
                     return None;
                 }
-                self.b.op("m", Op::MatMul, &[x, turned])
+                self.b.op("m", Op::MATMUL, &[x, turned])
             }
         };
         added.ok().map(|v| vec![v])

@@ -267,9 +267,9 @@ fn products(dtype: DType, out: &mut Vec<Draft>) {
     for (m, n) in [(x.shape()[0], 1), (x.shape()[0], 5), (1, x.shape()[0])] {
         let ones = |shape: &[usize]| of(Tensor::from_f64(dtype, shape, &vec![0.5; shape.iter().product()]));
         match m {
-            1 => out.push(Draft::new(Op::MatMul, vec![ones(&[1, 19]), transposed(&x)])),
+            1 => out.push(Draft::new(Op::MATMUL, vec![ones(&[1, 19]), transposed(&x)])),
             _ => {
-                out.push(Draft::new(Op::MatMul, vec![x.clone(), ones(&[19, n])]));
+                out.push(Draft::new(Op::MATMUL, vec![x.clone(), ones(&[19, n])]));
                 let ends = of(Tensor::from_i64(DType::I64, [2], &[3, m as i64 - 1]));
                 out.push(Draft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[2, 19, n]), ends]));
                 let ends = of(Tensor::from_i64(DType::I64, [2], &[4, 18]));

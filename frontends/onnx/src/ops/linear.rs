@@ -1,7 +1,7 @@
 //! Matrix products.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, DType};
+use symmc_ir::DType;
 
 use super::{RuleRow, row};
 use crate::call::OpCall;
@@ -13,14 +13,14 @@ pub(super) const ROWS: &[RuleRow] = &[
         let y = c.tensor(1)?;
         c.numpy_matmul(x, y)
     }),
-    row("Gemm", 13, "permute, matmul, mul, add", gemm),
+    row("Gemm", 13, "permute, matmul_unrounded, mul, add, cast", gemm),
     row("Einsum", 28, "permute, reshape, matmul", |c| {
         let equation = c.opt_string("equation")?.unwrap_or("");
         let tensors = c.tensors()?;
         symmc_import::einsum::einsum(c, equation, &tensors)
     }),
-    row("com.microsoft::FusedMatMul", 1, "permute, matmul, mul", fused),
-    row("com.microsoft::TransposeMatMul", 1, "permute, matmul, mul", fused),
+    row("com.microsoft::FusedMatMul", 1, "permute, matmul_unrounded, mul, cast", fused),
+    row("com.microsoft::TransposeMatMul", 1, "permute, matmul_unrounded, mul, cast", fused),
 ];
 
 /// `alpha * x @ y + beta * z`, with `x` and `y` transposed on request.
@@ -42,24 +42,15 @@ fn gemm(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let alpha = c.float_or("alpha", 1.0)?;
     let beta = c.float_or("beta", 1.0)?;
-    let mut z = c.matmul(x, y)?;
+    let dtype = c.dtype(x);
+    let mut sums = c.product_sums(x, y)?;
     // Fractional factors of integers: the computation is in f64, and the final result is truncated to an
     // integer.
-    let dtype = c.dtype(z);
-    let whole = [alpha, beta].iter().all(|f| f.fract() == 0.0);
-    let wide = if dtype.is_float() || whole { dtype } else { DType::F64 };
-    z = c.cast(z, wide)?;
-    if alpha != 1.0 {
-        z = c.binary_float(BinaryOp::Mul, z, alpha)?;
+    if !dtype.is_float() && [alpha, beta].iter().any(|f| f.fract() != 0.0) {
+        sums = c.cast(sums, DType::F64)?;
     }
-    if let Some(mut bias) = c.opt_tensor(2)?.filter(|_| beta != 0.0) {
-        bias = c.cast(bias, wide)?;
-        if beta != 1.0 {
-            bias = c.binary_float(BinaryOp::Mul, bias, beta)?;
-        }
-        z = c.binary(BinaryOp::Add, z, bias)?;
-    }
-    c.cast(z, dtype)
+    let bias = c.opt_tensor(2)?;
+    c.scale_and_add(sums, alpha, bias, beta, dtype)
 }
 
 fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
@@ -75,9 +66,7 @@ fn fused(c: &mut OpCall<'_, '_>) -> EmitResult {
         y = c.transposed(y)?;
     }
     let alpha = c.float_or("alpha", 1.0)?;
-    let mut z = c.numpy_matmul(x, y)?;
-    if alpha != 1.0 {
-        z = c.binary_float(BinaryOp::Mul, z, alpha)?;
-    }
-    Ok(z)
+    let dtype = c.dtype(x);
+    let sums = c.product_sums(x, y)?;
+    c.scale_and_add(sums, alpha, None, 0.0, dtype)
 }

@@ -3,7 +3,7 @@
 //! many elements stays opaque.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Dim, ReductionKind, ValueId};
+use symmc_ir::{Dim, ReductionKind, ValueId};
 
 use super::windows::{WindowGeometry, transposed_columns, window_columns};
 use super::{RuleRow, row, row_of_results};
@@ -11,10 +11,16 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
-    row("aten.conv1d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(1))),
-    row("aten.conv2d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(2))),
-    row("aten.conv3d.default", "pad, slice, concat, matmul, add", |c| convolution(c, Some(3))),
-    row("aten.convolution", "pad, slice, concat, matmul, add", |c| convolution(c, None)),
+    row("aten.conv1d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
+        convolution(c, Some(1))
+    }),
+    row("aten.conv2d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
+        convolution(c, Some(2))
+    }),
+    row("aten.conv3d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
+        convolution(c, Some(3))
+    }),
+    row("aten.convolution", "pad, slice, concat, matmul_unrounded, add, cast", |c| convolution(c, None)),
     row_of_results("aten.convolution_backward", "pad, slice, concat, matmul, sum", backward),
 ];
 
@@ -136,8 +142,8 @@ impl ConvolutionLayout {
         c.reshape(x, vec![batch, groups.into(), (elements * inputs).into(), places])
     }
 
-    /// Multiplies a kernel in matrix form by the columns of an operand. The result is `[batch, outputs,
-    /// ...]`.
+    /// Multiplies a kernel in matrix form by the columns of an operand. The result `[batch, outputs, ...]` has
+    /// the sums before they are rounded.
     fn multiply_kernel(
         &self,
         c: &mut OpCall<'_, '_>,
@@ -149,7 +155,7 @@ impl ConvolutionLayout {
         let mut shape = vec![c.extent(x, 0), outputs.into()];
         shape.extend(c.shape(x).split_off(3));
         let x = self.group_columns(c, x, inputs)?;
-        let y = c.numpy_matmul(w, x)?;
+        let y = c.product_sums(w, x)?;
         c.reshape(y, shape)
     }
 }
@@ -175,6 +181,7 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     let single = c.rank(x) == n + 1;
     let x = if single { c.unsqueeze(x, 0)? } else { x };
     let layout = ConvolutionLayout::from_call(c, w, n)?;
+    let dtype = c.dtype(x);
     let further = layout.windows.axis_integers(c, "output_padding", 0, 0)?;
     let y = if layout.is_transposed {
         let area: Vec<Dim> = c.shape(x).split_off(2);
@@ -183,15 +190,15 @@ fn convolution(c: &mut OpCall<'_, '_>, axes: Option<usize>) -> EmitResult {
     } else {
         layout.forward_convolution(c, x, w)?
     };
-    let y = match bias {
+    let bias = match bias {
         Some(b) => {
             let mut column = vec![Dim::from(1); n + 1];
             column[0] = c.extent(y, 1);
-            let b = c.reshape(b, column)?;
-            c.binary(BinaryOp::Add, y, b)?
+            Some(c.reshape(b, column)?)
         }
-        None => y,
+        None => None,
     };
+    let y = c.scale_and_add(y, 1.0, bias, 1.0, dtype)?;
     let y = if single { c.drop_axis(y, 0)? } else { y };
     Ok(y)
 }
@@ -219,6 +226,7 @@ fn backward(c: &mut OpCall<'_, '_>) -> RuleResult {
             let to: Vec<Dim> = c.shape(x).split_off(2);
             layout.transposed_convolution(c, gradient, w, &to)?
         };
+        let y = c.cast(y, c.dtype(gradient))?;
         c.set_result(0, y);
     }
     if c.is_result_read(1) {

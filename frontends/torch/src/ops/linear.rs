@@ -1,14 +1,14 @@
 //! PyTorch's forms of matrix products, as batched `matmul` with views around it.
 
 use symmc_import::Emit;
-use symmc_ir::{BinaryOp, Op, ValueId};
+use symmc_ir::{Op, ValueId};
 
 use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 pub(super) const ROWS: &[RuleRow] = &[
-    row("aten.linear", "matmul, add", linear),
+    row("aten.linear", "matmul_unrounded, add, cast", linear),
     row("aten.mm", "matmul", |c| product(c, "mat2")),
     row("aten.bmm", "matmul", |c| product(c, "mat2")),
     row("aten.mv", "matmul, reshape", |c| product(c, "vec")),
@@ -16,9 +16,9 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.vdot", "matmul, reshape", |c| product(c, "other")),
     row("aten.matmul", "matmul, reshape", |c| product(c, "other")),
     row("aten.linalg_matmul", "matmul, reshape", |c| product(c, "other")),
-    row("aten.addmm", "matmul, add", |c| add_product(c, "mat1", "mat2")),
-    row("aten.addmv", "matmul, add", |c| add_product(c, "mat", "vec")),
-    row("aten.baddbmm", "matmul, add", |c| add_product(c, "batch1", "batch2")),
+    row("aten.addmm", "matmul_unrounded, mul, add, cast", |c| add_product(c, "mat1", "mat2")),
+    row("aten.addmv", "matmul_unrounded, mul, add, cast", |c| add_product(c, "mat", "vec")),
+    row("aten.baddbmm", "matmul_unrounded, mul, add, cast", |c| add_product(c, "batch1", "batch2")),
     row("aten.outer", "matmul", |c| {
         let x = CallOperand::Tensor(c.tensor("self")?);
         let y = CallOperand::Tensor(c.tensor("vec2")?);
@@ -55,19 +55,15 @@ pub(super) const ROWS: &[RuleRow] = &[
 fn linear(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor("input")?;
     let w = c.tensor("weight")?;
-    let bias = c.opt_tensor("bias")?;
-    let y = match c.rank(w) {
-        1 => c.numpy_matmul(x, w)?,
-        _ => {
-            let w = c.transposed(w)?;
-            c.numpy_matmul(x, w)?
+    let w = if c.rank(w) == 1 { w } else { c.transposed(w)? };
+    let dtype = c.dtype(x);
+    match c.opt_tensor("bias")? {
+        Some(bias) => {
+            let sums = c.product_sums(x, w)?;
+            c.scale_and_add(sums, 1.0, Some(bias), 1.0, dtype)
         }
-    };
-    let y = match bias {
-        Some(b) => c.binary(BinaryOp::Add, y, b)?,
-        None => y,
-    };
-    Ok(y)
+        None => c.numpy_matmul(x, w),
+    }
 }
 
 fn product(c: &mut OpCall<'_, '_>, other: &str) -> EmitResult {
@@ -85,7 +81,7 @@ fn cast_factors(c: &mut OpCall<'_, '_>, x: ValueId, y: ValueId) -> RuleResult<(V
     }
 }
 
-/// `beta * self + alpha * (x @ y)`.
+/// `beta * self + alpha * (x @ y)`, rounded once.
 fn add_product(c: &mut OpCall<'_, '_>, x: &str, y: &str) -> EmitResult {
     let bias = c.first_tensor()?;
     let x = c.tensor(x)?;
@@ -93,16 +89,9 @@ fn add_product(c: &mut OpCall<'_, '_>, x: &str, y: &str) -> EmitResult {
     let beta = c.float_or("beta", 1.0)?;
     let alpha = c.float_or("alpha", 1.0)?;
     let (x, y) = cast_factors(c, x, y)?;
-    let mut z = c.numpy_matmul(x, y)?;
-    if alpha != 1.0 {
-        z = c.binary_float(BinaryOp::Mul, z, alpha)?;
-    }
-    if beta != 0.0 {
-        let bias = if beta == 1.0 { bias } else { c.binary_float(BinaryOp::Mul, bias, beta)? };
-        let dtype = c.dtype(z);
-        z = c.emit_binary(BinaryOp::Add, &CallOperand::Tensor(z), &CallOperand::Tensor(bias), dtype)?;
-    }
-    Ok(z)
+    let dtype = c.dtype(x);
+    let sums = c.product_sums(x, y)?;
+    c.scale_and_add(sums, alpha, Some(bias), beta, dtype)
 }
 
 fn einsum(c: &mut OpCall<'_, '_>) -> EmitResult {

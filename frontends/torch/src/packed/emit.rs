@@ -103,7 +103,7 @@ fn represent(
             };
             PackedNode::of(inputs, Some(broadcast_rows(c, op, inputs, &rows, rank)?))
         }
-        Op::MatMul => matrix_product(c, op, inputs, &rows)?,
+        Op::MatMul { .. } => matrix_product(c, op, inputs, &rows)?,
         Op::GroupedMatMul => grouped_product(c, op, inputs, &rows)?,
         Op::Reduce { op: kind, axes, .. } if axes.contains(&any.axis) => {
             let neutral = neutral_element(*kind, c.dtype(x));

@@ -206,7 +206,7 @@ impl Maker {
             3 => {
                 for _ in 0..2 + rng.below(2) {
                     let weight = self.weight(DType::F32, [4, 4]);
-                    self.push("p", Op::MatMul, &[x, weight]);
+                    self.push("p", Op::MATMUL, &[x, weight]);
                 }
             }
             4 => self.rows_of(rng, x, rows),
@@ -276,7 +276,7 @@ impl Maker {
         for _ in 0..1 + rng.below(2) {
             let weight = self.weight(DType::BF16, [columns, 64]);
             let made = self.b.op("t", Op::Permute { perm: vec![1, 0] }, &[weight]);
-            let Ok(product) = made.and_then(|t| self.b.op("p", Op::MatMul, &[left, t])) else { return };
+            let Ok(product) = made.and_then(|t| self.b.op("p", Op::MATMUL, &[left, t])) else { return };
             let joined = match result {
                 Some(other) => self.b.op("e", Op::Binary(BinaryOp::Mul), &[product, other]),
                 None => self.b.op("e", Op::Unary(UnaryOp::Exp), &[product]),

@@ -75,7 +75,7 @@ fn node(
     match r.below(15) {
         0 => b.op(name, Op::Unary(UnaryOp::Relu), &[x]).ok(),
         1 | 2 => b.op(name, Op::Binary(BinaryOp::Add), &[x, y]).ok(),
-        3 | 4 => b.op(name, Op::MatMul, &[x, w]).ok(),
+        3 | 4 => b.op(name, Op::MATMUL, &[x, w]).ok(),
         5 => turned(b, name, x, four),
         6 => {
             let scalar = Scalar::Float(FloatAttribute(2.0));

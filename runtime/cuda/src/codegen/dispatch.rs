@@ -224,6 +224,7 @@ mod tests {
         let (gather, gathered) = gathered(r, h, ranks);
         let (several, communicated) = several(r, ranks);
         let (experts, summed) = experts(r, h);
+        let (biased, added) = biased(r, dtype);
         let program = format!(
             "program \"layer\" ranks {ranks}\nsymbol t in {low}..={high}\ngroup @tp world\n\
              arg %x: D[1, t, {h}]\narg %wide.p: D[{h}*t + 8]\narg %whole.p: D[t, {h}]\narg %first: D[1]\n\
@@ -231,7 +232,7 @@ mod tests {
              param %wide: D[{f}, {h2}]\nparam %k.w: D[128, {h}]\nparam %v.w: D[{v}, {h}]\n\
              arg %i: i64[t, {f}]\narg %j: i64[t, {f}]\n\
              arg %cos: f32[t, 64]\narg %sin: f32[t, 64]\narg %cos32: f32[t, 32]\narg %sin32: f32[t, 32]\n\
-             param %s.w: D[256, {h}]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
+             param %s.w: D[256, {h}]\nparam %bias: D[256]\narg %q: D[8, t, 128]\narg %k: D[2, t, 128]\n\
              param %sa: D[{sent}, 24]\nparam %sb: f32[{sent}, 7]\nparam %sc: u8[{sent}]\n\
              arg %ck: D[2, 8192, 128]\narg %cv: D[2, 8192, 128]\narg %at: i64[t]\n\
              arg %logits: D[t, 64]\nparam %table: D[64, {h}]\n\
@@ -243,18 +244,36 @@ mod tests {
              {reduction}\
              %pq: D[t, {f}] = matmul %ny, %g2\n%pk: D[t, 128] = matmul %ny, %wk\n\
              %pv: D[t, {v}] = matmul %ny, %wv\n%ps: D[t, 256] = matmul %ny, %ws\n\
-             {several}{rows}{heads}{gather}{experts}{gate}\
+             {several}{rows}{heads}{gather}{experts}{gate}{biased}\
              %qr: D[8, t, 128] = rotary_embedding %q, %cos, %sin width=128 interleaved=false\n\
              %kr: D[2, t, 128] = rotary_embedding %k, %cos, %sin width=128 interleaved=false\n\
              %nk: D[2, 8192, 128] = index_put %ck, %kr, %at axis=1 accumulate=false\n\
              %nv: D[2, 8192, 128] = index_put %cv, %k, %at axis=1 accumulate=false\n\
-             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}{communicated}{summed}\n",
+             return %m, %qr, %nk, %nv, %pq, %pk, %pv, {turned}, {reduced}{divided}{gathered}{communicated}{summed}{added}\n",
             sent = 3 * ranks,
             f2 = 2 * f,
             h2 = 2 * h,
             v = r.pick(&[40, 128, 136]),
         );
         (program.replace("D[", &format!("{dtype}[")), [low, high])
+    }
+
+    /// A product with a bias, and ops of it, and the returned values.
+    fn biased(r: &mut SplitMix, dtype: &str) -> (String, &'static str) {
+        if dtype == "f32" {
+            return (String::new(), "");
+        }
+        let (text, returned) = r.pick(&[
+            ("", ", %br"),
+            ("%bg: D[t, 256] = gelu %br\n", ", %bg"),
+            ("%bn: D[t, 256] = layer_norm %br axes=1 eps=1e-5\n", ", %bn"),
+            ("%bn: D[t, 256] = layer_norm %br axes=1 eps=1e-5\n", ", %bs, %bn"),
+        ]);
+        let text = format!(
+            "%bw: f32[256] = cast %bias\n%bm: f32[t, 256] = matmul_unrounded %ny, %ws\n\
+             %bs: f32[t, 256] = add %bm, %bw\n%br: D[t, 256] = cast %bs\n{text}"
+        );
+        (text, returned)
     }
 
     /// The choice of experts by `%logits`, the weighted sum of rows of `%table`, and the returned values; `h` is

@@ -20,7 +20,7 @@ fn lowered(left: LocatedTensor, right: [LocatedTensor; 2], results: [LocatedTens
     let parts: Vec<Part> = right
         .into_iter()
         .zip(results)
-        .map(|(right, result)| part(Op::MatMul, vec![left.clone(), right], result))
+        .map(|(right, result)| part(Op::MATMUL, vec![left.clone(), right], result))
         .collect();
     let at = |v: &LocatedTensor| DevicePtr::from(0x100_0000 + v.offset as u64);
     let memory = |v: &LocatedTensor| match v.space {
@@ -78,7 +78,7 @@ fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
         let mut right = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
         right.offset += widths[..p].iter().sum::<usize>() * k * 2;
         let result = row(MemorySpace::Ordinary, 3 + p, n);
-        part(Op::MatMul, vec![row(MemorySpace::Ordinary, 0, k), right], result)
+        part(Op::MATMUL, vec![row(MemorySpace::Ordinary, 0, k), right], result)
     };
     widths.iter().enumerate().map(product).collect()
 }

@@ -76,9 +76,9 @@ pub(crate) fn gated(m: usize) -> Vec<Part> {
     );
     let turned = row(MemorySpace::Ordinary, 6, N);
     vec![
-        part(Op::MatMul, vec![x.clone(), weight(1)], a.clone()),
+        part(Op::MATMUL, vec![x.clone(), weight(1)], a.clone()),
         part(Op::Unary(UnaryOp::Silu), vec![a], turned.clone()),
-        part(Op::MatMul, vec![x, weight(2)], b.clone()),
+        part(Op::MATMUL, vec![x, weight(2)], b.clone()),
         part(Op::Binary(BinaryOp::Mul), vec![turned, b], out),
     ]
 }
@@ -92,10 +92,56 @@ fn halved(m: usize) -> Vec<Part> {
     let up = LocatedTensor { offset: gate.offset + 2 * N, ..gate.clone() };
     let (a, out) = (row(MemorySpace::Ordinary, 4, N), row(MemorySpace::Output(0), 5, N));
     vec![
-        part(Op::MatMul, vec![x, weight], both),
+        part(Op::MATMUL, vec![x, weight], both),
         part(Op::Unary(UnaryOp::Silu), vec![gate], a.clone()),
         part(Op::Binary(BinaryOp::Mul), vec![a, up], out),
     ]
+}
+
+/// `round(x w + bias)` for `m` rows.
+fn biased(m: usize) -> Vec<Part> {
+    let wide = |v: LocatedTensor| LocatedTensor { dtype: DType::F32, ..v };
+    let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
+    let x = row(MemorySpace::Ordinary, 0, K);
+    let weight = value(MemorySpace::Input(1), 1, [K, N], [1, K as isize]);
+    let bias = value(MemorySpace::Input(2), 2, [1, N], [N as isize, 1]);
+    let widened = wide(value(MemorySpace::Ordinary, 3, [1, N], [N as isize, 1]));
+    let (sums, total) = (wide(row(MemorySpace::Ordinary, 4, N)), wide(row(MemorySpace::Ordinary, 5, N)));
+    vec![
+        part(Op::Cast, vec![bias], widened.clone()),
+        part(Op::MATMUL_UNROUNDED, vec![x, weight], sums.clone()),
+        part(Op::Binary(BinaryOp::Add), vec![sums, widened], total.clone()),
+        part(Op::Cast, vec![total], row(MemorySpace::Output(0), 6, N)),
+    ]
+}
+
+#[test]
+fn the_library_adds_the_bias_of_many_rows() {
+    let world = World::new();
+    let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
+    let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };
+    for (m, by_library) in [(1, false), (65, true), (200, true)] {
+        let mut l = KernelLowering::new(&at, &machine);
+        let list = inside(biased(m));
+        let works = lower(&steps(&list), &mut l).expect("it fits").expect("one command");
+        match &works[..] {
+            [GpuCommand::Gemm(gemm)] => {
+                assert!(by_library, "{m} rows");
+                assert_eq!((gemm.dtype, gemm.result_dtype), (DType::BF16, DType::BF16));
+                assert_eq!(gemm.bias, Some(at(&list[0].operands[0])));
+            }
+            [GpuCommand::Kernel(_)] => assert!(!by_library, "{m} rows"),
+            other => panic!("{other:?}"),
+        }
+        // A value that another step reads is stored, which the library cannot do.
+        let mut stored = inside(biased(m));
+        let total = LocatedTensor { space: MemorySpace::Ordinary, ..stored[2].results[0].clone() };
+        stored[2].results = [total.clone()];
+        stored[3].operands = vec![total];
+        let works = lower(&steps(&stored), &mut l).expect("it fits");
+        let is_library = works.is_some_and(|works| matches!(works[..], [GpuCommand::Gemm(_)]));
+        assert!(!is_library, "{m} rows");
+    }
 }
 
 /// Compiles the code, if NVRTC is available.
@@ -189,9 +235,10 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
     let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
+    let biased = [1, 30].map(|m| (m, biased as fn(usize) -> Vec<Part>));
     let mut l = KernelLowering::new(&at, &machine);
     let mut lowered = Vec::new();
-    for (m, of) in all.into_iter().chain(halves) {
+    for (m, of) in all.into_iter().chain(halves).chain(biased) {
         let (list, whole) = (of(m), inside(of(m)));
         let one = lower(&steps(&whole), &mut l).expect("it fits");
         let one = kernels(one.expect("one kernel"));
@@ -259,7 +306,7 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
                 (row(MemorySpace::Ordinary, 0, k), value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]));
             let (sum, residual) = (row(MemorySpace::Ordinary, 2, n), row(MemorySpace::Ordinary, 3, n));
             let all = vec![
-                part(Op::MatMul, vec![x, weight], sum.clone()),
+                part(Op::MATMUL, vec![x, weight], sum.clone()),
                 part(Op::Binary(BinaryOp::Add), vec![residual, sum], row(MemorySpace::Output(0), 4, n)),
             ];
             let mut l = KernelLowering::new(&at, &machine);
@@ -293,7 +340,7 @@ fn products_that_wait_for_memory_do_not_split_k() {
         let clusters = [4917, 3352, 0].map(|bandwidth| {
             let row = |place, n: usize| value(MemorySpace::Ordinary, place, [2, n], [n as isize, 1]);
             let weight = value(MemorySpace::Input(1), 1, [k, n], [1, k as isize]);
-            let product = [part(Op::MatMul, vec![row(0, k), weight], row(2, n))];
+            let product = [part(Op::MATMUL, vec![row(0, k), weight], row(2, n))];
             let machine = of(bandwidth);
             let mut l = KernelLowering::new(&at, &machine);
             let commands = compute::lower(&steps(&product)[0], &mut l).expect("it fits");

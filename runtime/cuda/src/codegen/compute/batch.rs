@@ -9,7 +9,6 @@
 use std::fmt::Write as _;
 
 use smallvec::SmallVec;
-use symmc_ir::Op;
 use symmc_runtime::exec::LocatedTensor;
 
 use super::gemm::{DeviceMatrix, Gemm};
@@ -29,7 +28,7 @@ pub fn lower(
     memory: &dyn Fn(&LocatedTensor) -> Option<usize>,
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
-    if steps.iter().any(|step| *step.op != Op::MatMul) {
+    if steps.iter().any(|step| !step.op.is_matmul()) {
         rotary_products(steps, l)
     } else {
         plain_products(steps, memory, l).map(Some)
@@ -42,7 +41,7 @@ fn rotary_products(
     l: &mut KernelLowering<'_>,
 ) -> Result<Option<Vec<GpuCommand>>> {
     let (products, others): (SmallVec<[_; 4]>, SmallVec<[&BoundOperation<'_>; 4]>) =
-        steps.iter().partition(|step| *step.op == Op::MatMul);
+        steps.iter().partition(|step| step.op.is_matmul());
     if products.iter().any(|step| step.results.iter().any(|r| r.shape.contains(&0))) {
         return Ok(Some(Vec::new()));
     }
@@ -139,15 +138,14 @@ fn library_products(
 fn merge_into_batch(first: &Gemm, second: &Gemm) -> Option<Gemm> {
     let is_first_lower = second.c.at.distance_from(first.c.at)? > 0;
     let (low, high) = if is_first_lower { (first, second) } else { (second, first) };
-    let same_extents = (low.dtype, low.m, low.n, low.k, low.batch, low.a)
-        == (high.dtype, high.m, high.n, high.k, high.batch, high.a);
+    let same_extents = (low.dtype, low.result_dtype, low.m, low.n, low.k, low.batch, low.a)
+        == (high.dtype, high.result_dtype, high.m, high.n, high.k, high.batch, high.a);
     let fits = same_extents
         && low.batch == 1
         && (low.b.step, low.b.order) == (high.b.step, high.b.order)
         && (low.c.step, low.c.order) == (high.c.step, high.c.order);
-    let size = low.dtype.size() as i64;
-    let b = merge_matrices(&low.b, &high.b, size)?;
-    let c = merge_matrices(&low.c, &high.c, size)?;
+    let b = merge_matrices(&low.b, &high.b, low.dtype.size() as i64)?;
+    let c = merge_matrices(&low.c, &high.c, low.result_dtype.size() as i64)?;
     fits.then_some(Gemm { batch: 2, a: DeviceMatrix { batch: 0, ..low.a }, b, c, ..*low })
 }
 

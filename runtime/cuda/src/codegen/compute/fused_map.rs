@@ -1,7 +1,8 @@
 //! Several element-wise steps as one kernel.
 //!
 //! A value passes from step to step in a register, rounded to its dtype as if it had been stored. The bits
-//! therefore equal those of separate steps. Values that other steps read are stored.
+//! therefore equal those of separate steps. Values that other steps read are stored. A step whose result is
+//! broadcast is computed at each position that reads it.
 
 use smallvec::SmallVec;
 use symmc_ir::Op;
@@ -18,9 +19,9 @@ use crate::error::Result;
 
 /// Lowers steps to one kernel; `None` if their shapes do not allow it.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
-    let Some(first) = steps.first() else { return Ok(Some(Vec::new())) };
-    let Some(shape) = first.results.first().map(|r| &r.shape) else { return Ok(None) };
-    if !have_shape(steps, shape) {
+    let Some(last) = steps.last() else { return Ok(Some(Vec::new())) };
+    let Some(shape) = last.results.first().map(|r| &r.shape) else { return Ok(None) };
+    if !fit_shape(steps, shape) {
         return Ok(None);
     }
     let mut map = MapKernel::over_shape(shape);
@@ -60,8 +61,15 @@ pub(super) fn take(
     Some(map.gather(l.address_of(x), stored_type(x.dtype), strides, terms))
 }
 
-pub(super) fn have_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool {
-    steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape))
+/// Whether the result of each step has this shape, or is broadcast to it without being stored.
+pub(super) fn fit_shape(steps: &[BoundOperation<'_>], shape: &[usize]) -> bool {
+    let is_broadcast = |r: &LocatedTensor| {
+        let mut pairs = r.shape.iter().rev().zip(shape.iter().rev());
+        r.space == MemorySpace::Inner
+            && r.shape.len() <= shape.len()
+            && pairs.all(|(own, whole)| own == whole || *own == 1)
+    };
+    steps.iter().all(|step| step.results.first().is_some_and(|r| *r.shape == *shape || is_broadcast(r)))
 }
 
 /// Adds the value of a step to `known`, together with the tensor that it would be stored in.

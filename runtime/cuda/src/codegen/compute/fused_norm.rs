@@ -19,7 +19,7 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     let norm = RowNorm::of(last.op)?;
     super::lowering::arity(last.op, last.operands.len(), last.results.len())?;
     let shape = &last.results[0].shape;
-    if !fused_map::have_shape(maps, shape) {
+    if !fused_map::fit_shape(maps, shape) {
         return Ok(None);
     }
     let mut map = MapKernel::over_shape(shape);

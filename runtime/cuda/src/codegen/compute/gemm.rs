@@ -38,11 +38,14 @@ pub enum MatrixOrder {
     Columns,
 }
 
-/// A matrix product `c = a b` with `a [m, k]`, `b [k, n]` and `c [m, n]`, for each matrix of a batch. Sums
-/// are in f32 (f64 for f64), without TF32.
+/// A matrix product `c = a b + bias` with `a [m, k]`, `b [k, n]` and `c [m, n]`, for each matrix of a batch.
+/// Sums are in f32 (f64 for f64), without TF32, and include the bias.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Gemm {
+    /// The dtype of `a`, `b` and the bias.
     pub dtype: DType,
+    /// The dtype of `c`: that of the operands, or f32 for f16 and bf16.
+    pub result_dtype: DType,
     /// Rows of the result.
     pub m: usize,
     /// Columns of the result.
@@ -54,19 +57,22 @@ pub struct Gemm {
     pub b: DeviceMatrix,
     /// The result; its rows are contiguous.
     pub c: DeviceMatrix,
+    /// `n` numbers that are added to each row of the sums.
+    pub bias: Option<DevicePtr>,
 }
 
 impl Gemm {
-    pub(crate) fn pointers(&self) -> [DevicePtr; 3] {
-        [self.a.at, self.b.at, self.c.at]
+    pub(crate) fn pointers(&self) -> impl Iterator<Item = DevicePtr> {
+        [self.a.at, self.b.at, self.c.at].into_iter().chain(self.bias)
     }
 
     /// The alignments of `a`, `b` and `c` in every product of the batch, as powers of two in bytes. They are
     /// at most 16, which is the largest that algorithms require. A chosen algorithm therefore works for any
     /// memory that a caller binds.
     pub(crate) fn alignments(&self) -> [u8; 3] {
-        let size = self.dtype.size() as u64;
-        [self.a, self.b, self.c].map(|matrix| {
+        let operand_size = self.dtype.size() as u64;
+        let result_size = self.result_dtype.size() as u64;
+        [(self.a, operand_size), (self.b, operand_size), (self.c, result_size)].map(|(matrix, size)| {
             let step = (matrix.batch as i64 as u64).wrapping_mul(size);
             (matrix.at.alignment(16) | step).trailing_zeros() as u8
         })
@@ -187,7 +193,7 @@ impl GemmPlanner {
         workspace: usize,
         most: usize,
     ) -> Result<Vec<GemmAlgorithm>> {
-        let d = GemmDescriptors::new(gemm)?;
+        let d = GemmDescriptors::new(gemm, UNBOUND_BIAS)?;
         let preference = GemmPreference::new(gemm, alignments, workspace)?;
         // SAFETY: plain data for which zero is a valid value.
         let mut found: Vec<sys::cublasLtMatmulHeuristicResult_t> = vec![unsafe { std::mem::zeroed() }; most];
@@ -222,7 +228,7 @@ impl GemmPlanner {
         algorithm: &GemmAlgorithm,
         workspace: usize,
     ) -> Result<PreparedGemm> {
-        let descriptors = Arc::new(GemmDescriptors::new(gemm)?);
+        let descriptors = Arc::new(GemmDescriptors::new(gemm, UNBOUND_BIAS)?);
         let d = &descriptors;
         let algo = sys::cublasLtMatmulAlgo_t { data: algorithm.words };
         // SAFETY: plain data for which zero is a valid value.
@@ -286,7 +292,9 @@ impl PreparedGemm {
             _ => (u64::from(1f32.to_bits()), 0u64),
         };
         let Gemm { a, b, c, .. } = self.gemm;
-        let d = &self.descriptors;
+        let with_bias = self.gemm.bias.map(|bias| GemmDescriptors::new(&self.gemm, bias.resolve(bases)));
+        let with_bias = with_bias.transpose()?;
+        let d = with_bias.as_ref().unwrap_or(&self.descriptors);
         // SAFETY: the descriptors exist; the scalars are read before the call returns; the rest by the caller.
         let ran = unsafe {
             result::matmul(
@@ -312,6 +320,12 @@ impl PreparedGemm {
     }
 }
 
+/// An aligned address for descriptions of products before the memory of their bias is known. It is not
+/// accessed.
+const UNBOUND_BIAS: Address = 1 << 12;
+/// `CUBLASLT_EPILOGUE_BIAS`, from an enumeration that the bindings lack.
+const BIAS_EPILOGUE: i32 = 4;
+
 /// The library's description of a product: of `Bᵀ`, `Aᵀ` and `Cᵀ`.
 struct GemmDescriptors {
     product: sys::cublasLtMatmulDesc_t,
@@ -324,7 +338,8 @@ unsafe impl Send for GemmDescriptors {}
 unsafe impl Sync for GemmDescriptors {}
 
 impl GemmDescriptors {
-    fn new(gemm: &Gemm) -> Result<GemmDescriptors> {
+    /// A description with a bias at this address, if the product has one.
+    fn new(gemm: &Gemm, bias: Address) -> Result<GemmDescriptors> {
         use sys::cublasComputeType_t as Compute;
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let (compute, scale) = match gemm.dtype {
@@ -335,23 +350,47 @@ impl GemmDescriptors {
         let product = made.map_err(|e| failed("cublasLtMatmulDescCreate", &e))?;
         let mut out = GemmDescriptors { product, layouts: [ptr::null_mut(); 3] };
         let sides = [
-            (gemm.b, gemm.k, gemm.n, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSA)),
-            (gemm.a, gemm.m, gemm.k, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSB)),
-            (gemm.c, gemm.m, gemm.n, None),
+            (gemm.b, gemm.dtype, gemm.k, gemm.n, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSA)),
+            (gemm.a, gemm.dtype, gemm.m, gemm.k, Some(Attribute::CUBLASLT_MATMUL_DESC_TRANSB)),
+            (gemm.c, gemm.result_dtype, gemm.m, gemm.n, None),
         ];
-        for (i, (matrix, rows, columns, transposed)) in sides.into_iter().enumerate() {
-            out.layouts[i] = layout(gemm, &matrix, rows, columns)?;
+        for (i, (matrix, dtype, rows, columns, transposed)) in sides.into_iter().enumerate() {
+            out.layouts[i] = layout(gemm, dtype, &matrix, rows, columns)?;
             if let (Some(attribute), MatrixOrder::Columns) = (transposed, matrix.order) {
                 // CUBLAS_OP_T, from an enumeration that the bindings lack.
-                let op = 1i32;
-                // SAFETY: the descriptor exists; the attribute is a 32-bit integer.
-                let set = unsafe {
-                    result::set_matmul_desc_attribute(product, attribute, ptr::from_ref(&op).cast(), 4)
-                };
-                set.map_err(|e| failed("cublasLtMatmulDescSetAttribute", &e))?;
+                out.set_attribute(attribute, &1i32)?;
             }
         }
+        if gemm.bias.is_some() {
+            out.set_attribute(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &BIAS_EPILOGUE)?;
+            out.set_attribute(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            out.set_attribute(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &library_dtype(gemm.dtype)?)?;
+        }
         Ok(out)
+    }
+
+    /// Sets an attribute whose type in the library is `T`.
+    fn set_attribute<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
+        // SAFETY: the descriptor exists; the value has the size of the attribute.
+        let set = unsafe {
+            result::set_matmul_desc_attribute(
+                self.product,
+                attribute,
+                ptr::from_ref(value).cast(),
+                size_of::<T>(),
+            )
+        };
+        set.map_err(|e| failed("cublasLtMatmulDescSetAttribute", &e))
+    }
+}
+
+fn library_dtype(dtype: DType) -> Result<sys::cudaDataType_t> {
+    match dtype {
+        DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
+        DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
+        DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
+        DType::F64 => Ok(sys::cudaDataType_t::CUDA_R_64F),
+        other => Err(CudaError::Unsupported(format!("cuBLASLt does not support {other}"))),
     }
 }
 
@@ -371,18 +410,13 @@ impl Drop for GemmDescriptors {
 /// column-major matrix is described directly.
 fn layout(
     gemm: &Gemm,
+    dtype: DType,
     matrix: &DeviceMatrix,
     rows: usize,
     columns: usize,
 ) -> Result<sys::cublasLtMatrixLayout_t> {
     use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
-    let dtype = match gemm.dtype {
-        DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-        DType::BF16 => sys::cudaDataType_t::CUDA_R_16BF,
-        DType::F32 => sys::cudaDataType_t::CUDA_R_32F,
-        DType::F64 => sys::cudaDataType_t::CUDA_R_64F,
-        other => return Err(CudaError::Unsupported(format!("cuBLASLt does not support {other}"))),
-    };
+    let dtype = library_dtype(dtype)?;
     let (fast, slow) = match matrix.order {
         MatrixOrder::Rows => (columns, rows),
         MatrixOrder::Columns => (rows, columns),
@@ -444,7 +478,7 @@ impl GemmPreference {
         };
         set.map_err(|e| failed("cublasLtMatmulPreferenceSetAttribute", &e))?;
         // Partial sums are added in f32 (f64) before they are rounded.
-        let schemes = if gemm.dtype.size() == 2 { COMPUTE_TYPE } else { IN_PLACE | COMPUTE_TYPE };
+        let schemes = if gemm.result_dtype.size() == 2 { COMPUTE_TYPE } else { IN_PLACE | COMPUTE_TYPE };
         for (attribute, value) in [
             (Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, schemes),
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, 1u32 << b),

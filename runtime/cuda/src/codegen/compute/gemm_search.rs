@@ -131,7 +131,7 @@ impl GemmSearch<'_> {
             let (Some(planner), Some(gemm)) = (planner, similar.first()) else { return Ok(None) };
             let library = planner.version();
             let shape = key(gemm, alignments, machine.workspace_bytes);
-            let parts = ["product 4", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
+            let parts = ["product 5", self.device.name(), &format!("{major}.{minor} {library}"), &shape];
             let name = entry_name(&parts, "algorithm");
             let kept = cache.read(&name).and_then(|bytes| GemmAlgorithm::from_bytes(&bytes));
             if let Some(algorithm) =
@@ -214,10 +214,11 @@ pub(crate) type Alignments = [u8; 3];
 
 /// The properties of a product that the choice of an algorithm depends on.
 fn key(gemm: &Gemm, alignments: Alignments, workspace: usize) -> String {
-    let Gemm { dtype, m, n, k, batch, a, b, c } = gemm;
+    let Gemm { dtype, result_dtype, m, n, k, batch, a, b, c, bias } = gemm;
+    let bias = if bias.is_some() { " with a bias" } else { "" };
     // The distance between the matrices of a batch matters only by its alignment, and by whether it is zero.
     let sides = [a, b, c].map(|x| format!("{:?} {} {}", x.order, x.step, x.batch != 0)).join(", ");
-    format!("{dtype} {m} {n} {k} of {batch}: {sides}; {alignments:?}, {workspace}")
+    format!("{dtype} {result_dtype} {m} {n} {k} of {batch}{bias}: {sides}; {alignments:?}, {workspace}")
 }
 
 /// The choice of rank 0 for each product, at the least alignments of all ranks. There are no choices unless
@@ -283,7 +284,7 @@ mod tests {
             order: MatrixOrder::Rows,
             batch: 0,
         });
-        Gemm { dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c }
+        Gemm { dtype: DType::BF16, result_dtype: DType::BF16, m: 8, n, k: 16, batch: 1, a, b, c, bias: None }
     }
 
     fn algorithm(first: u64) -> GemmAlgorithm {

@@ -31,7 +31,9 @@ struct ProductOperand {
 }
 
 struct BatchedProduct {
+    /// The dtype of the factors.
     dtype: DType,
+    result_dtype: DType,
     batch: Vec<usize>,
     a: ProductOperand,
     b: ProductOperand,
@@ -96,7 +98,7 @@ fn product(
     };
     let xr = x.shape.len();
     let yr = y.shape.len();
-    if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || x.dtype != result.dtype {
+    if xr < 2 || yr < 2 || rank < 2 || x.dtype != y.dtype || !may_store(x.dtype, result.dtype) {
         return Err(shape_error());
     }
     let fits = x.shape[xr - 1] == y.shape[yr - 2]
@@ -116,9 +118,14 @@ fn product(
             batch: broadcast(&batch, &v.shape[..outer], &v.strides[..outer]),
         }
     });
-    let mut out = BatchedProduct { dtype: x.dtype, batch, a, b, c };
+    let mut out = BatchedProduct { dtype: x.dtype, result_dtype: result.dtype, batch, a, b, c };
     collapse(&mut out.batch, &mut [&mut out.a.batch, &mut out.b.batch, &mut out.c.batch]);
     Ok(out)
+}
+
+/// Whether products of a dtype can be stored as `result`: rounded, or as sums in f32.
+fn may_store(factors: DType, result: DType) -> bool {
+    factors == result || matches!(factors, DType::F16 | DType::BF16) && result == factors.compute_dtype()
 }
 
 /// A batch of products with one right matrix is one product if the rows of the batch have one stride.
@@ -173,6 +180,8 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let last = p.batch.len().checked_sub(1);
     let whole = Gemm {
         dtype: p.dtype,
+        result_dtype: p.result_dtype,
+        bias: None,
         m: c.matrix[0].n,
         n: c.matrix[1].n,
         k: a.matrix[1].n,
@@ -187,7 +196,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     if count > MOST_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || whole.c.batch < 0 {
         return None;
     }
-    let size = p.dtype.size() as i64;
+    let [size, result_size] = [p.dtype, p.result_dtype].map(|dtype| dtype.size() as i64);
     let mut gemms = Vec::with_capacity(count);
     for number in 0..count {
         let mut index = number;
@@ -195,7 +204,8 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
         for axis in (0..outer.len()).rev() {
             let i = (index % outer[axis]) as i64;
             index /= outer[axis];
-            for (matrix, side) in [(&mut gemm.a, &a), (&mut gemm.b, &b), (&mut gemm.c, &c)] {
+            let sides = [(&mut gemm.a, &a, size), (&mut gemm.b, &b, size), (&mut gemm.c, &c, result_size)];
+            for (matrix, side, size) in sides {
                 matrix.at = matrix.at.offset_by(i * side.batch[axis] as i64 * size);
             }
         }
@@ -216,8 +226,9 @@ fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
     let batch: usize = p.batch.iter().product();
     let accumulated = computed_type(p.dtype);
     let mut out = format!(
-        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {accumulated} A;\nstatic const i64 M = {}, N = {}, K = {k};\n",
+        "namespace sc {{ struct @_L {{\ntypedef {} T; typedef {} Out; typedef {accumulated} A;\nstatic const i64 M = {}, N = {}, K = {k};\n",
         stored_type(p.dtype),
+        stored_type(p.result_dtype),
         m.n,
         n.n
     );

@@ -79,7 +79,7 @@ fn lower_op(op: &Op, x: &[LocatedTensor], r: &[LocatedTensor], l: &mut KernelLow
         Op::Pad { low, value } => movement::pad(low, *value, &x[0], &r[0], l),
         Op::Take { axis } | Op::Index { axis } => movement::index(*axis, x, &r[0], l),
         Op::GatherElements { axis } => movement::gather(*axis, x, &r[0], l),
-        Op::MatMul => matmul::lower(&x[0], &x[1], &r[0], l),
+        Op::MatMul { .. } => matmul::lower(&x[0], &x[1], &r[0], l),
         Op::GroupedMatMul => grouped::lower([&x[0], &x[1], &x[2]], &r[0], l),
         Op::Reduce { op, axes, .. } => rows::reduce(*op, axes, &x[0], &r[0], l),
         Op::ArgReduce { op, axis, .. } => rows::arg_reduce(*op, *axis, &x[0], &r[0], l),
@@ -135,7 +135,7 @@ pub fn workspace(
     machine: &KernelTarget,
 ) -> usize {
     match op {
-        Op::MatMul => GEMM_WORKSPACE,
+        Op::MatMul { .. } => GEMM_WORKSPACE,
         Op::TopK { axis, .. } | Op::Sort { axis, .. } => {
             operands.first().map_or(0, |x| sort::workspace(*axis, x))
         }

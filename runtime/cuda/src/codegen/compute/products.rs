@@ -8,9 +8,10 @@
 //! steps may be summed in another order here.
 
 use smallvec::SmallVec;
-use symmc_ir::Op;
-use symmc_runtime::exec::LocatedTensor;
+use symmc_ir::{BinaryOp, Op};
+use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
+use super::gemm::Gemm;
 use super::lowering::{BoundOperation, KernelLowering};
 use super::map::{MapKernel, MapValue};
 use super::skinny::{self, MOST_PRODUCTS};
@@ -19,6 +20,9 @@ use super::text::stored_type;
 use super::{fused_map, matmul};
 use crate::codegen::command::GpuCommand;
 use crate::error::Result;
+
+/// The alignment in bytes of a bias that the library adds.
+const ALIGNMENT: u64 = 16;
 
 /// Columns of a product that are read element by element.
 struct ProductColumns {
@@ -85,21 +89,27 @@ fn first_column(matrix: &LocatedTensor, x: &LocatedTensor, shape: &[usize]) -> O
 /// The kernel of products and element-wise steps; `None` if their layouts do not allow one.
 pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result<Option<Vec<GpuCommand>>> {
     let maps: SmallVec<[BoundOperation<'_>; 8]> =
-        steps.iter().filter(|s| *s.op != Op::MatMul).copied().collect();
-    let Some(shape) = maps.first().and_then(|step| step.results.first()).map(|r| &r.shape) else {
+        steps.iter().filter(|s| !s.op.is_matmul()).copied().collect();
+    let Some(shape) = maps.last().and_then(|step| step.results.first()).map(|r| &r.shape) else {
         return Ok(None);
     };
-    if !fused_map::have_shape(&maps, shape) {
+    if !fused_map::fit_shape(&maps, shape) {
         return Ok(None);
     }
     if shape.contains(&0) {
         return Ok(Some(Vec::new()));
     }
+    let by_library = product_with_bias(steps, l)?;
+    if let Some(gemm) = by_library
+        && !skinny::is_profitable(&gemm, l)
+    {
+        return Ok(Some(vec![GpuCommand::Gemm(gemm)]));
+    }
     let mut map = MapKernel::over_shape(shape);
     let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
     let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();
     let mut steady = true;
-    let products = steps.iter().filter(|s| *s.op == Op::MatMul).map(|step| {
+    let products = steps.iter().filter(|s| s.op.is_matmul()).map(|step| {
         let readers = maps.iter().flat_map(|s| s.operands);
         read_columns(step.operands, &step.results[0], readers, shape)
     });
@@ -107,7 +117,7 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     let mut products = products.iter();
     for step in steps {
         match step.op {
-            Op::MatMul => {
+            Op::MatMul { .. } => {
                 super::lowering::arity(step.op, step.operands.len(), step.results.len())?;
                 for ProductColumns { right, result } in products.next().into_iter().flatten() {
                     let Some(gemm) = matmul::single_library_product(&step.operands[0], right, result, l)?
@@ -125,8 +135,50 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     }
     fused_map::store(&mut map, &known, shape, l);
     let Some(first) = gemms.first() else { return Ok(None) };
-    match map.epilogue([first.m, first.n]) {
-        Some(epilogue) => Ok(skinny::side_by_side_kernel(&gemms, steady, epilogue, l).map(|work| vec![work])),
-        None => Ok(None),
+    let kernel = map
+        .epilogue([first.m, first.n])
+        .and_then(|epilogue| skinny::side_by_side_kernel(&gemms, steady, epilogue, l));
+    Ok(kernel.or(by_library.map(GpuCommand::Gemm)).map(|work| vec![work]))
+}
+
+/// The library product with a bias that the steps are: unrounded sums, the addition of one row of the operands'
+/// dtype, and the cast to this dtype. `None` if they are anything else.
+fn product_with_bias(steps: &[BoundOperation<'_>], l: &KernelLowering<'_>) -> Result<Option<Gemm>> {
+    let find =
+        |accepts: &dyn Fn(&BoundOperation<'_>) -> bool| steps.iter().copied().find(|step| accepts(step));
+    let reads = |step: &BoundOperation<'_>, of: &BoundOperation<'_>| {
+        step.operands.iter().any(|x| of.results.iter().any(|r| (r.space, r.offset) == (x.space, x.offset)))
+    };
+    let Some(product) = find(&|step| *step.op == Op::MATMUL_UNROUNDED) else { return Ok(None) };
+    let Some(sum) = find(&|step| *step.op == Op::Binary(BinaryOp::Add) && reads(step, &product)) else {
+        return Ok(None);
+    };
+    let is_cast = |step: &BoundOperation<'_>| *step.op == Op::Cast;
+    let Some(rounded) = find(&|step| is_cast(step) && reads(step, &sum)) else { return Ok(None) };
+    let Some(widened) = find(&|step| is_cast(step) && reads(&sum, step)) else { return Ok(None) };
+    let ([x, y], [bias], [result]) = (product.operands, widened.operands, rounded.results) else {
+        return Ok(None);
+    };
+    let is_row = |columns: usize| {
+        let leading = bias.shape.len().saturating_sub(1);
+        bias.shape[..leading].iter().all(|&n| n == 1)
+            && bias.shape[leading..] == [columns]
+            && (columns == 1 || bias.strides[leading] == 1)
+    };
+    let at = l.address_of(bias);
+    let are_inner = steps
+        .iter()
+        .flat_map(|step| step.results)
+        .all(|r| r.space == MemorySpace::Inner || std::ptr::eq(r, result));
+    let fits = steps.len() == 4
+        && are_inner
+        && bias.dtype == x.dtype
+        && result.dtype == x.dtype
+        && result.shape.last().is_some_and(|&columns| is_row(columns))
+        && at.is_multiple_of(ALIGNMENT);
+    if !fits {
+        return Ok(None);
     }
+    let gemm = matmul::single_library_product(x, y, result, l)?;
+    Ok(gemm.filter(|gemm| gemm.batch == 1).map(|gemm| Gemm { bias: Some(at), ..gemm }))
 }

@@ -101,7 +101,7 @@ impl ProductEpilogue {
     /// Stores the sums of products that are computed one after another.
     fn store(gemms: &[Gemm]) -> ProductEpilogue {
         let stores = gemms.iter().enumerate().map(|(p, gemm)| {
-            let ty = stored_type(gemm.dtype);
+            let ty = stored_type(gemm.result_dtype);
             let step = gemm.c.step;
             format!("if (product == {p}) (({ty} *)c{p})[row * {step}ll + column] = Put<{ty}>::of(sum[0]);")
         });
@@ -115,7 +115,7 @@ impl ProductEpilogue {
 
     /// Stores the sums of pairs of columns of product `p`, with any pairing.
     pub fn store_pairs(&mut self, p: usize, gemm: &Gemm) {
-        let ty = stored_type(gemm.dtype);
+        let ty = stored_type(gemm.result_dtype);
         let step = gemm.c.step;
         let n = gemm.n;
         self.declared.push(format!("void *c{p}"));
@@ -206,6 +206,12 @@ pub(super) fn column_pair_kernel(
     l: &mut KernelLowering<'_>,
 ) -> Option<GpuCommand> {
     kernel(gemms, ProductArrangement::ColumnPairs(halves), steady, epilogue, l)
+}
+
+/// Whether a kernel with an epilogue is faster than the library, by the limits with which plans decide.
+pub(super) fn is_profitable(gemm: &Gemm, l: &KernelLowering<'_>) -> bool {
+    let [rows, columns, k] = [gemm.m, gemm.n, gemm.k].map(|n| n as u64);
+    LIMITS.is_profitable(&ProductShape { count: 1, rows, columns, k }, l.machine.multiprocessors)
 }
 
 fn kernel(

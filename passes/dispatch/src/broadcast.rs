@@ -1,0 +1,74 @@
+//! Moves element-wise nodes whose result one kernel broadcasts into that kernel.
+//!
+//! A bias that is cast to f32 before it is added has one row, and the sum has many. As a step of its own the
+//! cast takes a launch and stores a few numbers. Within the kernel each thread computes the elements that it
+//! needs.
+
+use symmc_ir::entity::Entity;
+use symmc_ir::infer::broadcast_shapes;
+use symmc_ir::{DispatchForm, NodeId, Op};
+
+use crate::facts::DispatchFacts;
+use crate::product::{map_nodes_to_units, reports};
+use crate::walk::DispatchUnit;
+
+/// Lets nodes of fewer elements join the units that are their only readers.
+pub fn join_broadcasts(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
+    let Some(most) = facts.capabilities().map.map(|map| map.nodes as usize) else { return };
+    let mut unit_of = map_nodes_to_units(facts, units);
+    // Readers first, so that a chain of such nodes joins from its end.
+    for node in (0..unit_of.len()).rev().map(NodeId::new) {
+        let from = unit_of[node.index()];
+        let Some(to) = find_only_reader(facts, &unit_of, node).filter(|&to| to != from) else { continue };
+        let may_leave = from != usize::MAX && matches!(units[from].form, None | Some(DispatchForm::Map));
+        if may_leave && units[to].nodes.len() < most && can_join(facts, &units[to], node) {
+            units[from].nodes.retain(|&n| n != node);
+            units[to].nodes.push(node);
+            units[to].nodes.sort_unstable();
+            units[to].form.get_or_insert(DispatchForm::Map);
+            unit_of[node.index()] = to;
+        }
+    }
+}
+
+/// The unit of all readers of a node's result.
+fn find_only_reader(facts: &DispatchFacts<'_>, unit_of: &[usize], node: NodeId) -> Option<usize> {
+    let &[result] = &facts.node(node).outputs[..] else { return None };
+    let (first, others) = facts.users[result].split_first()?;
+    let to = unit_of[first.index()];
+    let is_alone = !facts.returned[result] && others.iter().all(|n| unit_of[n.index()] == to);
+    (is_alone && to != usize::MAX).then_some(to)
+}
+
+/// Whether a node can be one that the nodes of a unit broadcast.
+fn can_join(facts: &DispatchFacts<'_>, unit: &DispatchUnit, node: NodeId) -> bool {
+    let maps = match (unit.form, &unit.nodes[..]) {
+        (None | Some(DispatchForm::Map | DispatchForm::Product), nodes) => nodes,
+        (Some(DispatchForm::Norm), [maps @ .., norm]) => {
+            // The operands of the norm itself are read as they are stored.
+            let read_by_norm = &facts.node(*norm).inputs;
+            if facts.node(node).outputs.iter().any(|v| read_by_norm.contains(v)) {
+                return false;
+            }
+            maps
+        }
+        _ => return false,
+    };
+    let is_map = |&n: &NodeId| facts.node(n).op.fits_map();
+    let Some(shape) = maps.iter().rev().find(|n| is_map(n)).and_then(|&n| facts.result_shape(n)) else {
+        return false;
+    };
+    let Some(own_shape) = facts.result_shape(node) else { return false };
+    let is_broadcast =
+        own_shape != shape && broadcast_shapes(&[own_shape, shape]).is_ok_and(|all| all == shape);
+    let reads_unit = facts
+        .node(node)
+        .inputs
+        .iter()
+        .any(|&v| facts.defining_node(v).is_some_and(|source| unit.nodes.contains(&source)));
+    let others_fit = unit.nodes.iter().all(|&n| match facts.node(n).op {
+        Op::Take { .. } => facts.result_shape(n) == Some(shape),
+        _ => true,
+    });
+    is_map(&node) && is_broadcast && !reads_unit && !reports(facts, node) && others_fit
+}
