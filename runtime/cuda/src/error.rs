@@ -58,15 +58,6 @@ impl From<nccl_sys::NcclError> for CudaError {
     }
 }
 
-/// Refuses to let the system's loader take a library (files named `prefix…`) from a folder that others can
-/// write.
-pub(crate) fn trust_loader_path(prefix: &str) -> Result<()> {
-    nccl_sys::trust::check_loader_path(prefix).map_err(|untrusted| {
-        let remedy = untrusted.remedy();
-        CudaError::Unsupported(format!("{prefix} is not loaded from LD_LIBRARY_PATH: {untrusted}; {remedy}"))
-    })
-}
-
 /// Converts the result of a driver call; `what` describes the call for the error.
 pub(crate) fn check_driver_result<T>(
     what: impl FnOnce() -> String,

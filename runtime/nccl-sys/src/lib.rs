@@ -14,7 +14,6 @@
 //! Deliberately absent: streams and devices (callers set the current CUDA device), the device-side API, whose
 //! structs change size with every release, and shared ownership of communicators.
 
-mod acl;
 mod config;
 mod error;
 mod functions;

@@ -59,10 +59,10 @@ impl Nccl {
         if path.is_absolute() && !path.exists() {
             return Err(LoadFailure::Absent);
         }
-        trust::check_library(path, "libnccl.so").map_err(|found| LoadFailure::Untrusted { found })?;
+        let opened = trust::resolve_library(path).map_err(|found| LoadFailure::Untrusted { found })?;
         // SAFETY: the file is NCCL by its name or by the user's choice, and NCCL's initialisers may run at
         // any time.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = unsafe { Library::open(Some(opened), RTLD_NOW | RTLD_LOCAL) };
         // NCCL keeps threads and exit handlers, so an opened library is never closed.
         let library = ManuallyDrop::new(library.map_err(|e| LoadFailure::Loader(loader_text(&e)))?);
         let version = query_version(&library)?;
@@ -74,7 +74,7 @@ impl Nccl {
         Ok(Nccl { path: path.to_path_buf(), version, functions })
     }
 
-    /// The file that was opened, or the name that the system's loader resolved.
+    /// The path of the file that was opened, with its links, or the name that the system's loader resolved.
     pub fn path(&self) -> &Path {
         &self.path
     }

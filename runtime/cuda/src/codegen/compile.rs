@@ -10,7 +10,7 @@ use cudarc::nvrtc::{result, sys};
 use indexmap::IndexMap;
 
 use crate::device::cache::{FileCache, entry_name};
-use crate::error::{CudaError, Result, trust_loader_path};
+use crate::error::{CudaError, Result};
 
 /// The function that every kernel calls first.
 const ENTRY: &str = include_str!("entry.cu");
@@ -102,7 +102,6 @@ pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
 
 /// The version of NVRTC, major and minor.
 pub(crate) fn version() -> Result<[i32; 2]> {
-    trust_loader_path("libnvrtc.so")?;
     // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {

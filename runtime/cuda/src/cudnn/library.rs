@@ -116,11 +116,11 @@ impl CudnnLibrary {
         if path.is_absolute() && !path.exists() {
             return Err("does not exist".into());
         }
-        trust::check_library(path, "libcudnn.so")
-            .map_err(|e| format!("is not loaded: {e}; {}", e.remedy()))?;
+        let opened =
+            trust::resolve_library(path).map_err(|e| format!("is not loaded: {e}; {}", e.remedy()))?;
         // SAFETY: the file is cuDNN by its name or by the user's choice, and its initialisers may run at any
         // time.
-        let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
+        let library = unsafe { Library::open(Some(opened), RTLD_NOW | RTLD_LOCAL) };
         let library = library.map_err(|e| {
             // The error itself names only the call.
             let reason = std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());

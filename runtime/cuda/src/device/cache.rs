@@ -45,13 +45,12 @@ impl FileCache {
 
     /// The reason why the folder is not used: another user can change its contents.
     pub fn refusal(&self) -> Option<UntrustedPath> {
-        trust::check_new_folder(self.folder.as_ref()?).err()
+        trust::check_folder(self.folder.as_ref()?).err()
     }
 
     /// The data that was written under this name, if it is undamaged.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
-        let path = self.folder.as_ref()?.join(name);
-        trust::check_file(&path).ok()?;
+        let path = trust::resolve_file(&self.folder.as_ref()?.join(name)).ok()?;
         let mut file = fs::read(path).ok()?;
         if file.len() < HASH {
             return None;
@@ -67,7 +66,7 @@ impl FileCache {
 
     fn try_write(&self, name: &str, data: &[u8]) -> std::io::Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
-        trust::check_new_folder(folder).map_err(untrusted_error)?;
+        trust::check_folder(folder).map_err(untrusted_error)?;
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         // Another user may have created it in the meantime.
         trust::check_folder(folder).map_err(untrusted_error)?;

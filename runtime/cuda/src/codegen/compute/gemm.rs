@@ -16,7 +16,7 @@ use symmc_ir::DType;
 
 use crate::device::driver::{Device, Stream};
 use crate::device::launch::{Address, DevicePtr, PortBases};
-use crate::error::{CudaError, Result, trust_loader_path};
+use crate::error::{CudaError, Result};
 
 /// A matrix of a product: `[rows, columns]` with one unit stride.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,7 +135,6 @@ impl Drop for CublasHandle {
 
 /// Checks that cuBLASLt can be loaded.
 fn present() -> Result<()> {
-    trust_loader_path("libcublasLt.so")?;
     // SAFETY: only tries to load the library.
     if unsafe { sys::is_culib_present() } {
         return Ok(());

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{result, sys};
 
 use crate::device::launch::Address;
-use crate::error::{CudaError, Result, check_driver_result, trust_loader_path};
+use crate::error::{CudaError, Result, check_driver_result};
 
 /// A saved context of this thread. It becomes current again when this value is dropped.
 #[derive(Debug)]
@@ -233,7 +233,6 @@ impl Drop for Device {
 }
 
 pub fn count_gpus() -> Result<u32> {
-    trust_loader_path("libcuda.so")?;
     // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(CudaError::Missing {
