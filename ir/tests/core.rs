@@ -8,6 +8,8 @@ mod dim;
 mod infer;
 #[path = "core/layout.rs"]
 mod layout;
+#[path = "core/outliers.rs"]
+mod outliers;
 #[path = "core/replication.rs"]
 mod replication;
 #[path = "core/verify.rs"]

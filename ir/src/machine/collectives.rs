@@ -48,8 +48,9 @@ impl MachineProfile {
         let mut startup_us = 0.0f64;
         let mut transfer_us = 0.0;
         for KindBytes { kind, bytes } in sum_bytes_by_kind(collectives) {
-            let own_us = self.estimate_collective(kind, variant, exit, 1, ranks)?;
-            transfer_us += self.estimate_collective(kind, variant, exit, bytes, ranks)? - own_us;
+            let whole_us = self.estimate_collective(kind, variant, exit, bytes, ranks)?;
+            let own_us = self.estimate_collective(kind, variant, exit, 1, ranks)?.min(whole_us);
+            transfer_us += whole_us - own_us;
             startup_us = startup_us.max(own_us);
         }
         let further = collectives.len().checked_sub(1)?;

@@ -1,6 +1,7 @@
 //! Curves: measured or modelled times by size, and their interpolation.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
@@ -180,8 +181,8 @@ fn interpolate_segment(a: (u64, f64), b: (u64, f64), bytes: u64) -> f64 {
     a.1 + (b.1 - a.1) * ((bytes - a.0) as f64 / (b.0 - a.0) as f64)
 }
 
-/// The allowed times of a profile, in microseconds. Sums and products of such times are finite.
-const ALLOWED_TIMES_US: std::ops::RangeInclusive<f64> = 1e-6..=1e12;
+/// The allowed times (in microseconds) and rates of a profile. Sums, products and quotients of such numbers are finite.
+pub(super) const ALLOWED_NUMBERS: RangeInclusive<f64> = 1e-6..=1e12;
 
 /// Checks that there are points, that the bytes ascend from at least 1, and that the times are allowed.
 pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
@@ -193,9 +194,9 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
         if bytes <= before {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
-        if !ALLOWED_TIMES_US.contains(&us) {
-            let least = ALLOWED_TIMES_US.start();
-            let most = ALLOWED_TIMES_US.end();
+        if !ALLOWED_NUMBERS.contains(&us) {
+            let least = ALLOWED_NUMBERS.start();
+            let most = ALLOWED_NUMBERS.end();
             return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
         }
     }

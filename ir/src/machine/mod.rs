@@ -46,6 +46,7 @@ pub mod timeline;
 mod traffic;
 
 use serde::{Deserialize, Serialize};
+use symmc_support::shorten_middle;
 use thiserror::Error;
 
 pub use crate::collective::ExitBarrier;
@@ -64,6 +65,9 @@ pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepT
 /// version 1 has neither `product_rates` nor `contention`, and versions 1 and 2 have no `backend`
 /// ([`TargetBackend`]).
 pub const VERSION: u32 = 3;
+
+/// The maximum length of the name of a profile, which plans record.
+const MAX_NAME_BYTES: usize = 4096;
 
 const BUILTIN: [(&str, &str); 4] = [
     ("host", include_str!("host.json")),
@@ -122,7 +126,10 @@ pub enum ProfileError {
         curve: String,
         message: String,
     },
-    #[error("profile {name}: throughput.{field}: expected a positive finite number, found {found}")]
+    #[error(
+        "profile {name}: throughput.{field}: expected {}, found {found:e}",
+        throughput::describe_allowed_numbers()
+    )]
     Throughput { name: String, field: &'static str, found: f64 },
     #[error("profile {name}: {field}: {message}")]
     Measurement { name: String, field: String, message: String },
@@ -157,6 +164,11 @@ impl MachineProfile {
         let profile: MachineProfile = profile?;
         if !(1..=VERSION).contains(&profile.version) {
             return Err(ProfileError::Version { name: profile.name, found: profile.version });
+        }
+        if profile.name.len() > MAX_NAME_BYTES {
+            let message = format!("expected at most {MAX_NAME_BYTES} bytes, found {}", profile.name.len());
+            let name = shorten_middle(&profile.name, 80);
+            return Err(ProfileError::Measurement { name, field: "name".into(), message });
         }
         let error =
             |curve: String, message| ProfileError::Curve { name: profile.name.clone(), curve, message };
@@ -634,6 +646,7 @@ mod tests {
             let message = MachineProfile::from_json(&p.to_json()).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         };
+        refused(&|p| p.name = "n".repeat(5000), "name: expected at most 4096 bytes, found 5000");
         refused(&|p| p.version = 9, "profile h200x2: version 9, expected 1");
         for (from, to, expected) in [
             (

@@ -4,6 +4,7 @@
 //! on the number of ranks within one machine. The transfer is proportional to the bytes that the busiest link
 //! of a rank carries ([`link_traffic`]). Let `m` be the curve's number of ranks, `first` the time of its first
 //! point and `t` its time at these bytes. Then `n` ranks take `first + (t - first) * traffic(n) / traffic(m)`.
+//! Where noise made `t` less than `first`, all of `t` is start-up.
 
 use super::curve::CollectiveCurve;
 use crate::collective::{CollectiveName, CollectiveVariant, ResultDistribution};
@@ -77,10 +78,10 @@ pub(super) fn scale_to_ranks(curve: &CollectiveCurve, bytes: u64, ranks: u32) ->
     if ranks == curve.ranks {
         return time;
     }
-    let first = curve.points.first().map_or(0.0, |p| p.1);
+    let startup = curve.points.first().map_or(0.0, |p| p.1).min(time);
     let factor = link_traffic(curve.collective, curve.variant, ranks)
         / link_traffic(curve.collective, curve.variant, curve.ranks);
-    first + (time - first) * factor
+    startup + (time - startup) * factor
 }
 
 #[cfg(test)]

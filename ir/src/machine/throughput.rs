@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::curve::ALLOWED_NUMBERS;
 use crate::attention::AttentionBound;
 use crate::graph::{Graph, Node};
 use crate::op::OpCost;
@@ -25,7 +26,7 @@ pub struct Throughput {
 }
 
 impl Throughput {
-    /// The first field that is not a positive finite number, with its value.
+    /// The first field that is not an [allowed number](ALLOWED_NUMBERS), with its value.
     pub(super) fn find_invalid_field(&self) -> Option<(&'static str, f64)> {
         let fields = [
             ("matmul_16bit", self.matmul_16bit),
@@ -34,8 +35,12 @@ impl Throughput {
             ("kernel_us", self.kernel_us),
             ("crossing_us", self.crossing_us),
         ];
-        fields.into_iter().find(|(_, value)| !(value.is_finite() && *value > 0.0))
+        fields.into_iter().find(|(_, value)| !ALLOWED_NUMBERS.contains(value))
     }
+}
+
+pub(super) fn describe_allowed_numbers() -> String {
+    format!("{:e} to {:e}", ALLOWED_NUMBERS.start(), ALLOWED_NUMBERS.end())
 }
 
 /// The rates of products whose results have this number of rows, in 10¹² operations per second.
@@ -54,8 +59,9 @@ impl ProductRate {
             return Some(format!("rows: expected more than {after}, found {}", self.rows));
         }
         let rates = [("matmul_16bit", self.matmul_16bit), ("matmul", self.matmul)];
-        let invalid = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
-        invalid.map(|(field, rate)| format!("{field}: expected a positive finite number, found {rate}"))
+        let invalid = rates.into_iter().find(|(_, rate)| !ALLOWED_NUMBERS.contains(rate));
+        invalid
+            .map(|(field, rate)| format!("{field}: expected {}, found {rate:e}", describe_allowed_numbers()))
     }
 
     /// The rate at this number of rows: linear in the rows between two points, because a product of few rows

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde_json::{Value, json};
 #[cfg(feature = "cuda")]
 use symmc::ErrorKind;
+use symmc::unstable::support::random::SplitMix;
 use symmc::{CompileConfig, MachineProfile, Program};
 
 const PROGRAM: &str = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[64, 64]\n%a: f32[64, 64] = all_reduce %x op=sum group=@g\n\
@@ -80,6 +81,59 @@ fn impossible_numbers_are_refused_or_change_nothing_that_is_checked() {
         }
     }
     assert!(refused > 50, "{refused}");
+}
+
+/// One time of a curve is an outlier: each curve's first, which scaling to other numbers of ranks uses, and times at random.
+#[test]
+fn profiles_with_an_outlier_give_plans() {
+    let programs = [2, 4, 8].map(|ranks| {
+        let text = PROGRAM.replace("ranks 2", &format!("ranks {ranks}"));
+        Program::from_text(&text.replace("f32[128, 64]", &format!("f32[{}, 64]", 64 * ranks)))
+            .expect("a program")
+    });
+    let expect_plans = |profile: &MachineProfile, programs: &[Program], what: &str| {
+        for program in programs {
+            let config = CompileConfig::default().with_profile(profile.clone());
+            let planned = symmc::compile(program, &config);
+            assert!(planned.is_ok(), "{what}: {}", planned.map(drop).expect_err("an error"));
+        }
+    };
+    let mut random = SplitMix(8);
+    for name in ["host", "h200x2", "h200x4"] {
+        let mut profile = MachineProfile::builtin(name).expect("a profile");
+        for index in 0..profile.curves.len() {
+            let what = format!("{name}, {}", profile.curves[index]);
+            let measured = profile.curves[index].points.clone();
+            profile.curves[index].points[0].1 *= 2.0;
+            expect_plans(&profile, &programs[1..2], &what);
+            let point = random.below(measured.len());
+            let factor = 1.3 * (30.0f64 / 1.3).powf(random.below(1000) as f64 / 1000.0);
+            profile.curves[index].points = measured.clone();
+            profile.curves[index].points[point].1 *= factor;
+            expect_plans(&profile, &programs, &format!("{what}, point {point} × {factor}"));
+            profile.curves[index].points = measured;
+        }
+    }
+}
+
+/// Rates whose quotients would be no times.
+#[test]
+fn rates_outside_of_the_allowed_numbers_are_named() {
+    let whole = MachineProfile::builtin("h200x2").expect("a profile").to_json();
+    for (path, part) in [
+        ("/throughput/matmul_16bit", "throughput.matmul_16bit: expected 1e-6 to 1e12"),
+        ("/throughput/kernel_us", "throughput.kernel_us: expected 1e-6 to 1e12"),
+        ("/product_rates/1/matmul", "product_rates[1]: matmul: expected 1e-6 to 1e12"),
+        ("/copy/points/0/1", "curve copy: "),
+    ] {
+        for number in [1e-300, 1e300] {
+            let mut changed: Value = serde_json::from_str(&whole).expect("JSON");
+            *changed.pointer_mut(path).expect("a number") = json!(number);
+            let error =
+                MachineProfile::from_json(&changed.to_string()).expect_err("it is refused").to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
 }
 
 /// GPUs refuse this plan, which runs on any other backend, whatever the profile tells of its devices.
