@@ -258,7 +258,7 @@ impl ProgramSchedules<'_> {
         let programs = self.programs.iter().map(|p| &p.prepared.graph);
         let mut texts = parallel::map([*source].into_iter().chain(programs).collect(), *nodes, text::print);
         let text = texts.remove(0);
-        Ok(Plan {
+        let plan = Plan {
             version: VERSION,
             source: SourceProgram { name: source.name.clone(), hash: sha256_hex(text.as_bytes()), text },
             machine: config.machine.clone(),
@@ -269,7 +269,8 @@ impl ProgramSchedules<'_> {
             arenas: arena_sizes(&buckets)?,
             fixed: fixed.clone(),
             buckets,
-        })
+        };
+        Ok(plan.with_short_texts())
     }
 }
 

@@ -53,7 +53,7 @@ pub fn compile(graph: &Graph, options: &CompileOptions) -> Result<(CheckedPlan, 
     clock.finish_stage("divide");
     let plan = plan_refined(&pipeline, buckets, &ranges::automatic_symbols(&forms.default_form, options))?;
     clock.finish_stage("plan");
-    let plan = check_plan(Plan { replacements, ..plan })?;
+    let plan = check_plan(Plan { replacements, ..plan }.with_short_texts())?;
     clock.finish_stage("check");
     let plan = lower_for_backend(plan, options.profile.backend)?;
     clock.finish_stage("lower");

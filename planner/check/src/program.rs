@@ -7,7 +7,8 @@ use symmc_ir::entity::Entity;
 use symmc_ir::verify::MAX_RANKS;
 use symmc_ir::{CustomOp, Graph, GroupId, GroupMembers, SymbolTable, TensorType};
 use symmc_plan::{
-    ArenaKind, ArenaSizes, Bucket, MAX_SIZE, ParsedProgram, Plan, ProgramReadError, VERSION, sha256_hex,
+    ArenaKind, ArenaSizes, Bucket, MAX_SIZE, MAX_TEXT_BYTES, ParsedProgram, Plan, ProgramReadError, VERSION,
+    sha256_hex,
 };
 use symmc_support::parallel;
 
@@ -146,14 +147,12 @@ fn check_unused_programs(plan: &Plan, errors: &mut Findings) {
     errors.extend(unused.map(|program| CheckError::ProgramUnused { program }));
 }
 
-const MAX_TEXT: usize = 4096;
-
 /// Checks the lengths of texts that are written for people and have no meaning for the plan.
 fn check_text_lengths(plan: &Plan, errors: &mut Findings) {
     let mut check_length = |what: &dyn Fn() -> String, text: &str| {
-        if text.len() > MAX_TEXT {
+        if text.len() > MAX_TEXT_BYTES {
             let what = what();
-            errors.push(CheckError::TextTooLong { what, expected: MAX_TEXT, found: text.len() });
+            errors.push(CheckError::TextTooLong { what, expected: MAX_TEXT_BYTES, found: text.len() });
         }
     };
     check_length(&|| "the name of the machine".into(), &plan.machine);

@@ -13,12 +13,14 @@ mod estimate;
 mod json;
 mod read;
 mod resolve;
+mod texts;
 mod wire;
 
 pub use estimate::{BucketEstimate, CommunicationEstimate};
 pub use json::{PlanReadError, sha256_hex};
 pub use read::{ParsedPlan, PlanProgramError};
 pub use resolve::{ParsedProgram, ProgramReadError, ResolveError, ResolvedPlacement, StepNodes};
+pub use texts::MAX_TEXT_BYTES;
 pub use wire::{
     ALIGN, AppliedRule, ArenaKind, ArenaSizes, Bucket, BucketTotals, Buffer, CollectiveReplacement,
     CopyReason, Decision, DecisionAlternative, ExitBarrier, FixedRegion, FixedRole, ForcedCopy, Lane,

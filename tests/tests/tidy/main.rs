@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("passes", &["symmc-support", "symmc-ir", "symmc-dispatch", "symmc-plan"]),
     ("passes/dispatch", &["symmc-ir"]),
     ("planner/pack", &[]),
-    ("planner/plan", &["symmc-ir"]),
+    ("planner/plan", &["symmc-support", "symmc-ir"]),
     ("planner/check", &["symmc-support", "symmc-ir", "symmc-plan"]),
     ("planner/compare", &["symmc-support", "symmc-ir", "symmc-plan"]),
     ("planner", &["symmc-support", "symmc-ir", "symmc-dispatch", "symmc-pack", "symmc-plan"]),
