@@ -4,6 +4,7 @@
 //! Nodes are in program order, which is a topological order: a node's operands are inputs or results of earlier
 //! nodes. The numbered invariants are in [`crate::verify`].
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
@@ -254,19 +255,32 @@ impl Graph {
     /// Whether two groups have the same cells, each with its ranks in the same order. False while the number of
     /// ranks is open.
     pub fn have_same_cells(&self, a: GroupId, b: GroupId) -> bool {
-        a == b || self.sorted_cells(a).is_some_and(|cells| Some(cells) == self.sorted_cells(b))
+        let members = |group| &self.groups[group].members;
+        if a == b || self.ranks.is_some() && members(a) == members(b) {
+            return true;
+        }
+        // The cells of most groups differ in the first one. Only the others are sorted.
+        let cell_of_first_rank = |group| match members(group) {
+            GroupMembers::World => None,
+            GroupMembers::Cells(cells) => cells.iter().find(|cell| cell.contains(&0)),
+        };
+        let may_differ = cell_of_first_rank(a).zip(cell_of_first_rank(b)).is_some_and(|(a, b)| a != b);
+        !may_differ && self.sorted_cells(a).is_some_and(|cells| Some(cells) == self.sorted_cells(b))
     }
 
     /// The first group with these cells, in any order of the cells and with the ranks of each cell in this
     /// order.
     pub fn group_with_cells(&self, cells: &[Vec<u32>]) -> Option<GroupId> {
-        let mut cells = cells.to_vec();
+        let mut cells: Vec<Cow<'_, [u32]>> = cells.iter().map(Cow::from).collect();
         cells.sort_unstable();
         self.groups.keys().find(|&group| self.sorted_cells(group).as_ref() == Some(&cells))
     }
 
-    fn sorted_cells(&self, group: GroupId) -> Option<Vec<Vec<u32>>> {
-        let mut cells = self.cells(group)?;
+    fn sorted_cells(&self, group: GroupId) -> Option<Vec<Cow<'_, [u32]>>> {
+        let mut cells: Vec<Cow<'_, [u32]>> = match &self.groups[group].members {
+            GroupMembers::World => vec![Cow::Owned((0..self.ranks?).collect())],
+            GroupMembers::Cells(cells) => cells.iter().map(Cow::from).collect(),
+        };
         cells.sort_unstable();
         Some(cells)
     }

@@ -20,6 +20,7 @@
 
 use std::collections::BTreeSet;
 
+use indexmap::IndexSet;
 use symmc_ir::collective::{ExitBarrierPolicy, SyncScope};
 use symmc_ir::entity::Entity;
 use symmc_ir::{Graph, GroupId, InputKind, OutputKind, ValueId};
@@ -228,8 +229,8 @@ fn is_constant(graph: &Graph, mutated: &BTreeSet<usize>, operand: ValueId) -> bo
 }
 
 fn find_rendezvous(graph: &Graph, steps: &StepList) -> Vec<NextRendezvous> {
-    let coverage = GroupCoverage::new(graph);
-    let mut next = vec![NextRendezvous::Never; graph.groups.len()];
+    let coverage = GroupCoverage::new(graph, steps);
+    let mut next = vec![NextRendezvous::Never; coverage.classes.len()];
     let mut out = vec![NextRendezvous::Never; steps.list.len()];
     for (s, step) in steps.list.iter().enumerate().rev() {
         let Some(peers) = &step.peers else { continue };
@@ -239,7 +240,7 @@ fn find_rendezvous(graph: &Graph, steps: &StepList) -> Vec<NextRendezvous> {
     }
     for (s, step) in steps.list.iter().enumerate().rev() {
         let Some(peers) = &step.peers else { continue };
-        out[s] = next[peers.group.index()];
+        out[s] = next[coverage.class_of[peers.group.index()]];
         if peers.contract.sync_scope == SyncScope::Group {
             coverage.set_covered(&mut next, peers.group, NextRendezvous::Later(s as u32));
         }
@@ -247,57 +248,51 @@ fn find_rendezvous(graph: &Graph, steps: &StepList) -> Vec<NextRendezvous> {
     out
 }
 
-/// For each group the groups whose peers it meets completely.
-struct GroupCoverage(Vec<Vec<bool>>);
+/// Which of the groups that steps use meet all peers of which others. Groups that divide the ranks in the same way
+/// form one class.
+struct GroupCoverage {
+    /// The class of each group that a step uses, by the index of the group.
+    class_of: Vec<usize>,
+    /// For each class and each rank, the first rank of its cell.
+    classes: IndexSet<Vec<u32>>,
+}
 
 impl GroupCoverage {
-    fn new(graph: &Graph) -> GroupCoverage {
-        // For each group the cell of each rank.
-        let cell_of: Vec<Vec<usize>> = graph
-            .groups
-            .keys()
-            .map(|g| {
-                let mut cell_of = Vec::new();
-                for (c, cell) in graph.cells(g).unwrap_or_default().iter().enumerate() {
-                    for &rank in cell {
-                        let rank = rank as usize;
-                        if cell_of.len() <= rank {
-                            cell_of.resize(rank + 1, usize::MAX);
-                        }
-                        cell_of[rank] = c;
-                    }
-                }
-                cell_of
-            })
-            .collect();
-        let rows = cell_of.iter().map(|large| {
-            let small = graph.groups.keys().map(|g| lie_within(&graph.cells(g).unwrap_or_default(), large));
-            small.collect()
-        });
-        GroupCoverage(rows.collect())
+    fn new(graph: &Graph, steps: &StepList) -> GroupCoverage {
+        let mut class_of = vec![usize::MAX; graph.groups.len()];
+        let mut classes = IndexSet::new();
+        for peers in steps.list.iter().filter_map(|step| step.peers.as_ref()) {
+            let class = &mut class_of[peers.group.index()];
+            if *class == usize::MAX {
+                *class = classes.insert_full(first_ranks_of_cells(graph, peers.group)).0;
+            }
+        }
+        GroupCoverage { class_of, classes }
     }
 
-    /// Sets the rendezvous of each group that `group` covers.
+    /// Sets the rendezvous of each class whose cells each lie within one cell of `group`: a rendezvous of `group`
+    /// is one of all these cells.
     fn set_covered(&self, next: &mut [NextRendezvous], group: GroupId, rendezvous: NextRendezvous) {
-        for (g, known) in next.iter_mut().enumerate() {
-            if self.covers(group, g) {
+        let Some(large) = self.classes.get_index(self.class_of[group.index()]) else { return };
+        for (small, known) in self.classes.iter().zip(next) {
+            let mut firsts = small.iter().zip(large);
+            if firsts.all(|(&first, large_first)| large.get(first as usize) == Some(large_first)) {
                 *known = rendezvous;
             }
         }
     }
-
-    /// Whether a rendezvous of `group` is a rendezvous of all cells of the group with index `other`.
-    fn covers(&self, group: GroupId, other: usize) -> bool {
-        self.0[group.index()][other]
-    }
 }
 
-/// Whether each of the cells lies within one cell of a group, given the cell of each of its ranks.
-fn lie_within(cells: &[Vec<u32>], cell_of: &[usize]) -> bool {
-    cells.iter().all(|cell| {
-        cell.iter().all(|&rank| {
-            let found = cell_of.get(rank as usize);
-            found.is_some() && found == cell_of.get(cell[0] as usize)
-        })
-    })
+/// For each rank the smallest rank of its cell. Every rank is in a cell.
+fn first_ranks_of_cells(graph: &Graph, group: GroupId) -> Vec<u32> {
+    let mut out = vec![0; graph.ranks.unwrap_or(0) as usize];
+    for cell in graph.cells(group).unwrap_or_default() {
+        let first = cell.iter().copied().min().unwrap_or(0);
+        for rank in cell {
+            if let Some(slot) = out.get_mut(rank as usize) {
+                *slot = first;
+            }
+        }
+    }
+    out
 }

@@ -13,6 +13,7 @@ mod forms;
 mod gathers;
 #[cfg(feature = "torch")]
 mod generate;
+mod groups;
 mod interpreter;
 mod machine;
 mod numerics;
