@@ -7,27 +7,29 @@
 //! with a deadline. A process that serves several peers takes packets as they come ([`Channel::try_receive`],
 //! [`Channel::try_receive_fds`]), so a peer that stops between two packets delays no other.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
-    ControlMessage, ControlMessageOwned, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recv, recvmsg,
-    sendmsg, setsockopt, shutdown, sockopt,
+    ControlMessage, MsgFlags, Shutdown, SockFlag, accept4, getsockopt, recv, sendmsg, setsockopt, shutdown,
+    sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use nix::unistd::getuid;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::error::{Result, RunError};
 
 pub(crate) const PROTOCOL: u32 = 5;
-const LARGEST: usize = 128 << 10;
-/// Descriptors in one packet; the system allows 253.
+const MAX_MESSAGE_BYTES: usize = 128 << 10;
+/// Descriptors in one packet.
 const BATCH: usize = 64;
+/// The descriptors that the system allows in one packet.
+const MAX_PACKET_FDS: usize = 253;
 /// How long a send waits for the receiver to make room for a message.
 const SENDING: Duration = Duration::from_secs(1);
 
@@ -42,7 +44,7 @@ pub(crate) enum CoordinatorMessage {
     /// All ranks are ready.
     Start,
     /// The run has ended for all ranks: successfully, or with this error.
-    Verdict(Option<RunError>),
+    Verdict(#[serde(serialize_with = "serialize_bounded_verdict")] Option<RunError>),
 }
 
 /// The shared memory of a run.
@@ -78,6 +80,7 @@ pub(crate) enum RankMessage {
         rank: u32,
         ranks: u32,
         run: String,
+        #[serde(serialize_with = "serialize_bounded")]
         error: RunError,
     },
     Hello(RankIdentity),
@@ -88,7 +91,21 @@ pub(crate) enum RankMessage {
     /// A piece of the rank's answer to the launcher, as text.
     Answer(String),
     Done,
-    Failed(RunError),
+    Failed(#[serde(serialize_with = "serialize_bounded")] RunError),
+}
+
+/// The maximum size of an error in a message.
+const MAX_ERROR_BYTES: usize = MAX_MESSAGE_BYTES / 2;
+
+fn serialize_bounded<S: Serializer>(error: &RunError, serializer: S) -> Result<S::Ok, S::Error> {
+    error.with_bounded_size(0, MAX_ERROR_BYTES).serialize(serializer)
+}
+
+fn serialize_bounded_verdict<S: Serializer>(
+    error: &Option<RunError>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    error.as_ref().map(|error| error.with_bounded_size(0, MAX_ERROR_BYTES)).serialize(serializer)
 }
 
 /// The data that must be equal on all ranks.
@@ -144,9 +161,9 @@ impl Channel {
     /// Sends a message. A closed connection is no error here: receiving detects it.
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let bytes = serde_json::to_vec(message).map_err(|e| self.protocol_error(e))?;
-        if bytes.len() > LARGEST {
+        if bytes.len() > MAX_MESSAGE_BYTES {
             return Err(self.protocol_error(format!(
-                "a message of {} bytes exceeds the maximum of {LARGEST} bytes",
+                "a message of {} bytes exceeds the maximum of {MAX_MESSAGE_BYTES} bytes",
                 bytes.len()
             )));
         }
@@ -200,7 +217,8 @@ impl Channel {
 
     /// `count` descriptors that were sent after the last message.
     pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>> {
-        let mut fds = Vec::with_capacity(count);
+        // The peer states the number, so it reserves no memory.
+        let mut fds = Vec::new();
         while fds.len() < count {
             match self.try_receive_fds()? {
                 ReceiveOutcome::Message(more) => fds.extend(more),
@@ -252,32 +270,26 @@ impl Channel {
                 Err(Errno::ECONNRESET) => return Ok(ReceiveOutcome::End),
                 Err(e) => return Err(self.call_error("receiving a message", "recv", e)),
             };
-            let mut bytes = vec![0; size.clamp(1, LARGEST)];
-            let mut data = [IoSliceMut::new(&mut bytes)];
-            let mut space = nix::cmsg_space!([RawFd; BATCH]);
-            let flags = MsgFlags::MSG_CMSG_CLOEXEC | MsgFlags::MSG_DONTWAIT;
-            let got = match recvmsg::<()>(self.fd.as_raw_fd(), &mut data, Some(&mut space), flags) {
-                Ok(got) => got,
+            let mut bytes = vec![0; size.clamp(1, MAX_MESSAGE_BYTES)];
+            let (len, flags, fds) = match receive_packet(self.fd.as_fd(), &mut bytes) {
+                Ok(received) => received,
                 Err(Errno::EINTR) => continue,
                 Err(Errno::EAGAIN) => return Ok(ReceiveOutcome::Nothing),
                 Err(e) => return Err(self.call_error("receiving a message", "recvmsg", e)),
             };
-            if got.flags.contains(MsgFlags::MSG_CTRUNC) {
-                // There is room for all descriptors of the packet, so this process cannot open any more.
+            if flags.contains(MsgFlags::MSG_CTRUNC) {
+                // There is room for all descriptors of a packet, so this process cannot open any more.
                 let what = "receiving the descriptors of shared memory";
                 return Err(self.call_error(what, "recvmsg", Errno::EMFILE));
             }
-            let mut fds = Vec::new();
-            for message in got.cmsgs().map_err(|e| self.protocol_error(e))? {
-                if let ControlMessageOwned::ScmRights(raw) = message {
-                    // SAFETY: the kernel made these descriptors for this process; nothing else owns them.
-                    fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-                }
+            if flags.contains(MsgFlags::MSG_TRUNC) {
+                let maximum = format!("a message exceeds the maximum of {MAX_MESSAGE_BYTES} bytes");
+                return Err(self.protocol_error(maximum));
             }
-            let len = got.bytes;
-            let truncated = got.flags.contains(MsgFlags::MSG_TRUNC);
-            if truncated {
-                return Err(self.protocol_error("a message exceeds the maximum of {LARGEST} bytes"));
+            if fds.len() > BATCH {
+                let found = fds.len();
+                return Err(self
+                    .protocol_error(format!("a packet has {found} descriptors, expected at most {BATCH}")));
             }
             if len == 0 {
                 return Ok(ReceiveOutcome::End);
@@ -324,6 +336,38 @@ impl Channel {
     fn protocol_error(&self, detail: impl std::fmt::Display) -> RunError {
         RunError::Protocol { rank: self.peer, detail: detail.to_string() }
     }
+}
+
+/// Receives one packet into `bytes`, if it has arrived: its length, its flags and all of its descriptors, also if the
+/// packet is truncated.
+fn receive_packet(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> nix::Result<(usize, MsgFlags, Vec<OwnedFd>)> {
+    // Control messages are aligned like their headers.
+    let mut control = [0u64; (MAX_PACKET_FDS * size_of::<RawFd>()).div_ceil(8) + 8];
+    let mut data = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: zeros are a valid header, of a message without a name, data and control messages.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_iov = &raw mut data;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = size_of_val(&control);
+    let flags = libc::MSG_CMSG_CLOEXEC | libc::MSG_DONTWAIT;
+    // SAFETY: the header describes two buffers that outlive the call, with their sizes.
+    let len = Errno::result(unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, flags) })?;
+    let mut fds = Vec::new();
+    // SAFETY: the kernel has written whole control messages into the buffer, and their length into the header. It made
+    // the descriptors for this process; nothing else owns them.
+    unsafe {
+        let mut message = libc::CMSG_FIRSTHDR(&header);
+        while let Some(&libc::cmsghdr { cmsg_len, cmsg_level, cmsg_type }) = message.as_ref() {
+            if (cmsg_level, cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+                let count = (cmsg_len - libc::CMSG_LEN(0) as usize) / size_of::<RawFd>();
+                let first = libc::CMSG_DATA(message).cast::<RawFd>();
+                fds.extend((0..count).map(|i| OwnedFd::from_raw_fd(first.add(i).read_unaligned())));
+            }
+            message = libc::CMSG_NXTHDR(&header, message);
+        }
+    }
+    Ok((usize::try_from(len).unwrap_or(0), MsgFlags::from_bits_truncate(header.msg_flags), fds))
 }
 
 /// Bounds how long connecting and sending wait for the peer, which may be stopped.
@@ -424,6 +468,43 @@ mod tests {
         }
         drop(a);
         assert_eq!(b.try_receive::<RankMessage>().unwrap(), ReceiveOutcome::End);
+    }
+
+    #[test]
+    fn packets_over_the_limits_are_refused_by_name() {
+        let (a, b) = pair();
+        a.send_packet(&vec![b' '; MAX_MESSAGE_BYTES + 1], &[]).unwrap();
+        let error = b.try_receive::<RankMessage>().unwrap_err().to_string();
+        assert!(error.contains("exceeds the maximum of 131072 bytes"), "{error}");
+        let segment = MemorySegment::create("passed too often", 8).unwrap();
+        for count in [BATCH + 1, MAX_PACKET_FDS] {
+            a.send_packet(b"fds", &vec![segment.fd().unwrap().as_raw_fd(); count]).unwrap();
+            let error = b.try_receive_fds().unwrap_err();
+            assert_eq!(error.culprit(), Some(1));
+            assert!(
+                error.to_string().contains(&format!("{count} descriptors, expected at most 64")),
+                "{error}"
+            );
+        }
+        let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let links = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        let of_segment = links.filter(|link| link.to_string_lossy().contains("passed too often"));
+        assert_eq!(of_segment.count(), 1, "received descriptors stay open");
+    }
+
+    #[test]
+    fn errors_of_any_length_arrive() {
+        let (a, b) = pair();
+        let node = "\u{1b}n".repeat(200_000);
+        let error = RunError::Step { rank: 1, step: 4, node, op: "take".into(), detail: "bad".into() };
+        let error = RunError::Reported { reporter: 0, cause: Box::new(error) };
+        a.send(&RankMessage::Failed(error.clone())).unwrap();
+        let Some(RankMessage::Failed(found)) = b.receive(Some(soon())).unwrap() else { panic!("an error") };
+        b.send(&CoordinatorMessage::Verdict(Some(error))).unwrap();
+        let verdict = a.receive(Some(soon())).unwrap();
+        assert_eq!(verdict, Some(CoordinatorMessage::Verdict(Some(found.clone()))));
+        assert_eq!((found.culprit(), found.reporter(), found.step()), (Some(1), Some(0), Some(4)));
+        assert!(found.to_string().ends_with("bad"), "{found}");
     }
 
     #[test]

@@ -28,8 +28,6 @@ const RANKS: usize = 4096;
 const ABORT_TEXT_LEN: usize = RANKS - ABORT_TEXT;
 /// The number of milliseconds that the reason of an abort may take to be written.
 const WRITING_LOOKS: u32 = 200;
-/// The maximum length of the text that is kept if an error is too long; one character may take six bytes of JSON.
-const ABORT_REASON_LEN: usize = 500;
 /// The reason of a run that was ended by a process that did not store its error completely.
 const UNKNOWN_CAUSE: &str = "the run ended, and the cause is unknown";
 const RANK_SIZE: usize = 2 * LINE + ANNOUNCED as usize * 8;
@@ -83,10 +81,11 @@ pub struct ControlSegment {
 }
 
 impl ControlSegment {
-    /// The bytes of a control segment.
+    /// The bytes of a control segment; a size that no segment has if the number does not fit.
     pub fn segment_bytes(ranks: u32, groups: usize) -> usize {
         let ranks = ranks as usize;
-        RANKS + ranks * RANK_SIZE + groups * ranks * FLAGS_SIZE
+        let flags = groups.saturating_mul(ranks).saturating_mul(FLAGS_SIZE);
+        (RANKS + ranks * RANK_SIZE).saturating_add(flags)
     }
 
     pub fn new(segment: Arc<MemorySegment>, ranks: u32, groups: usize) -> Result<ControlSegment> {
@@ -332,15 +331,9 @@ fn increment_word(word: &AtomicU32) {
     word.store(word.load(Ordering::Relaxed).wrapping_add(1).max(1), Ordering::Relaxed);
 }
 
-/// An error as stored in the segment. An error that is too long is reduced to the beginning of its text.
+/// An error as stored in the segment. Texts of an error that is too long are shortened.
 fn encode_error(rank: u32, reason: &RunError) -> Vec<u8> {
-    let whole = serde_json::to_vec(reason).unwrap_or_default();
-    if !whole.is_empty() && whole.len() <= ABORT_TEXT_LEN {
-        return whole;
-    }
-    let reason_text: String = reason.to_string().chars().take(ABORT_REASON_LEN).collect();
-    let rank = reason.culprit().unwrap_or(rank);
-    serde_json::to_vec(&RunError::Aborted { rank, reason: reason_text }).unwrap_or_default()
+    serde_json::to_vec(&reason.with_bounded_size(rank, ABORT_TEXT_LEN)).unwrap_or_default()
 }
 
 /// Whether a counter has reached `target`, also after both wrapped around.
@@ -426,11 +419,23 @@ mod tests {
     }
 
     #[test]
-    fn a_long_reason_is_cut_and_still_names_the_rank() {
+    fn long_reasons_keep_their_kind() {
+        let long = "\u{1}\u{10ffff}".repeat(5000);
         let c = control();
-        c.abort(1, &RunError::Invalid("\u{1}\u{10ffff}".repeat(5000)));
+        c.abort(1, &RunError::Invalid(long.clone()));
         let reason = c.abort_reason().expect("it has ended");
         assert_eq!((reason.culprit(), reason.reporter()), (Some(1), Some(1)));
-        assert!(reason.to_string().starts_with("rank 1 stopped: \u{1}"), "{reason}");
+        let RunError::Invalid(text) = reason.cause() else { panic!("{reason:?}") };
+        assert!(text.starts_with("\u{1}\u{10ffff}") && text.ends_with('\u{10ffff}'), "{reason}");
+        let c = control();
+        c.abort(1, &RunError::Step { rank: 2, step: 4, node: long.clone(), op: long.clone(), detail: long });
+        let reason = c.abort_reason().expect("it has ended");
+        assert_eq!((reason.culprit(), reason.reporter(), reason.step()), (Some(2), Some(1), Some(4)));
+        // Numbers cannot be shortened.
+        let c = control();
+        c.abort(1, &RunError::Absent { ranks: (7..4000).collect(), limit_ms: 5 });
+        let reason = c.abort_reason().expect("it has ended");
+        assert_eq!(reason.culprit(), Some(7));
+        assert!(reason.to_string().starts_with("rank 7 stopped: "), "{reason}");
     }
 }

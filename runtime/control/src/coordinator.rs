@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use symmc_support::shorten_middle;
 
 use crate::channel::{Channel, CoordinatorMessage, PROTOCOL, RankIdentity, RankMessage, ReceiveOutcome};
 use crate::control::{ControlSegment, RankProgress};
@@ -29,6 +30,11 @@ const GRACE: Duration = Duration::from_millis(150);
 /// have more detail.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The maximum length of a property of a plan, which may be a name.
+const MAX_ABOUT_BYTES: usize = 1024;
+/// The maximum size of the answer of a rank, which consists of several messages.
+const MAX_ANSWER_BYTES: usize = 16 << 20;
+
 /// The name and version that ranks compare.
 pub(crate) fn symmc_version() -> String {
     format!("symmc {}", env!("CARGO_PKG_VERSION"))
@@ -46,7 +52,8 @@ impl RankIdentity {
     pub fn new(subject: PlanSubject, terms: &[JoinTerm]) -> Result<RankIdentity> {
         let contents = terms.iter().filter(|t| t.is_content()).map(|t| t.name.clone()).collect();
         let terms = terms.iter().map(JoinTerm::compared_value).collect::<Result<_, _>>()?;
-        let PlanSubject { hash: plan, about } = subject;
+        let PlanSubject { hash: plan, mut about } = subject;
+        about.iter_mut().for_each(|(_, value)| *value = shorten_middle(value, MAX_ABOUT_BYTES));
         Ok(RankIdentity { protocol: PROTOCOL, version: symmc_version(), plan, about, terms, contents })
     }
 }
@@ -295,6 +302,11 @@ impl<'a> Coordinator<'a> {
             }
             RankMessage::Ready => self.record_answer(rank, RankAnswer::Ready),
             RankMessage::Answer(piece) => {
+                if member.answer.len() + piece.len() > MAX_ANSWER_BYTES {
+                    member.phase = RankPhase::Gone;
+                    let detail = format!("its answer exceeds the maximum of {MAX_ANSWER_BYTES} bytes");
+                    return Err(RunError::Protocol { rank: rank as u32, detail });
+                }
                 member.answer.push_str(&piece);
                 Ok(())
             }

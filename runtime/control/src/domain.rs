@@ -28,14 +28,16 @@ pub struct SharedRunMemory {
 }
 
 impl SharedRunMemory {
-    /// The bytes of staging for this many ranks and groups. Untouched pages cost nothing.
+    /// The bytes of staging for this many ranks and groups; a size that no segment has if the number does not fit.
+    /// Untouched pages cost nothing.
     pub fn staging_size(ranks: u32, groups: usize) -> usize {
-        groups * ranks as usize * PER_RANK
+        groups.saturating_mul(ranks as usize).saturating_mul(PER_RANK)
     }
 
     /// A rank's part of the memory that the ranks share in addition to their arenas.
     pub fn bytes_per_rank(ranks: u32, groups: usize) -> usize {
-        let all = ControlSegment::segment_bytes(ranks, groups) + SharedRunMemory::staging_size(ranks, groups);
+        let control = ControlSegment::segment_bytes(ranks, groups);
+        let all = control.saturating_add(SharedRunMemory::staging_size(ranks, groups));
         all.div_ceil(ranks.max(1) as usize)
     }
 

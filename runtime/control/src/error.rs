@@ -8,7 +8,11 @@
 //! found reaches the others as [`RunError::Reported`], with its cause unchanged.
 
 use serde::{Deserialize, Serialize};
+use symmc_support::shorten_middle;
 use thiserror::Error;
+
+/// The lengths to which the texts of a long error are shortened, until it fits. One character may take six bytes of JSON.
+const TEXT_BYTES: [usize; 3] = [2048, 256, 64];
 
 /// The result of an operation that fails with a [`RunError`], or with another error type where one is named.
 pub type Result<T, E = RunError> = std::result::Result<T, E>;
@@ -38,6 +42,17 @@ pub enum ValueMismatch {
     /// The backend does not implement the op, or not for these types or ranks.
     #[error("{0}")]
     Backend(String),
+}
+
+fn shorten_strings(json: &mut serde_json::Value, max_bytes: usize) {
+    match json {
+        serde_json::Value::String(text) => *text = shorten_middle(text, max_bytes),
+        serde_json::Value::Array(items) => items.iter_mut().for_each(|item| shorten_strings(item, max_bytes)),
+        serde_json::Value::Object(fields) => {
+            fields.values_mut().for_each(|field| shorten_strings(field, max_bytes))
+        }
+        _ => {}
+    }
 }
 
 /// Why a run failed, with the rank, step and node as far as they are known.
@@ -249,6 +264,24 @@ impl RunError {
             | RunError::Unfinished { .. }
             | RunError::System { .. } => None,
         }
+    }
+
+    /// The error in at most `max_bytes` bytes of JSON. Its texts are shortened if it is longer: they may quote names,
+    /// which have no limit. `rank` is where it happened, for an error without a culprit that stays too long.
+    pub(crate) fn with_bounded_size(&self, rank: u32, max_bytes: usize) -> RunError {
+        let fits = |error: &RunError| serde_json::to_vec(error).is_ok_and(|json| json.len() <= max_bytes);
+        if fits(self) {
+            return self.clone();
+        }
+        let shortened = TEXT_BYTES.iter().find_map(|&text_bytes| {
+            let mut json = serde_json::to_value(self).ok()?;
+            shorten_strings(&mut json, text_bytes);
+            serde_json::from_value(json).ok().filter(fits)
+        });
+        shortened.unwrap_or_else(|| {
+            let rank = self.culprit().unwrap_or(rank);
+            RunError::Aborted { rank, reason: shorten_middle(&self.to_string(), TEXT_BYTES[1]) }
+        })
     }
 
     /// The rank that noticed the error. `None` if a launcher that is not a rank noticed it, or the error has

@@ -8,7 +8,11 @@
 use std::fmt;
 use std::sync::Arc;
 
+use symmc_support::shorten_middle;
+
 use crate::error::{Result, RunError};
+
+const MAX_NAME_BYTES: usize = 256;
 
 /// Bytes that must be equal on all ranks.
 pub trait TermContent: Send + Sync {
@@ -35,11 +39,11 @@ pub enum JoinTermValue {
 
 impl JoinTerm {
     pub fn text(name: impl Into<String>, value: impl Into<String>) -> JoinTerm {
-        JoinTerm { name: name.into(), value: JoinTermValue::Text(value.into()) }
+        JoinTerm { name: bounded_name(name.into()), value: JoinTermValue::Text(value.into()) }
     }
 
     pub fn content(name: impl Into<String>, content: Arc<dyn TermContent>) -> JoinTerm {
-        JoinTerm { name: name.into(), value: JoinTermValue::Content(content) }
+        JoinTerm { name: bounded_name(name.into()), value: JoinTermValue::Content(content) }
     }
 
     /// The name, and the value that is compared first.
@@ -68,6 +72,11 @@ impl JoinTerm {
     fn read_error(&self, error: &std::io::Error) -> RunError {
         RunError::Invalid(format!("{}: {error}", self.name))
     }
+}
+
+/// The name of a term in messages, which have a maximum size. It may be that of a symbol.
+fn bounded_name(name: String) -> String {
+    shorten_middle(&name, MAX_NAME_BYTES)
 }
 
 impl fmt::Debug for JoinTerm {

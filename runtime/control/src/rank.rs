@@ -24,6 +24,10 @@ use crate::steps::LocateStep;
 use crate::trace::enter_rank_span;
 
 const WELCOME: Duration = Duration::from_secs(30);
+/// The maximum number of descriptors that follow a welcome: what the system lets a process open.
+const MAX_DESCRIPTORS: usize = 1 << 20;
+/// The maximum timeout of a run. Moments of the clock can be added to it.
+const MAX_LIMIT: Duration = Duration::from_secs(1 << 60);
 
 /// A rank that a launcher started, until it joins the others.
 pub struct LaunchedRank {
@@ -140,7 +144,7 @@ pub(crate) fn receive_welcome(
 ) -> Result<Option<(WelcomeMessage, Vec<OwnedFd>)>> {
     match channel.receive(Some(until))? {
         Some(CoordinatorMessage::Welcome(welcome)) => {
-            let count = 2 + welcome.ranks as usize + welcome.task.len() + welcome.files;
+            let count = expect_valid_welcome(&welcome)?;
             let fds = channel.receive_fds(count, until)?;
             Ok(Some((welcome, fds)))
         }
@@ -148,6 +152,27 @@ pub(crate) fn receive_welcome(
         None => Ok(None),
         other => Err(unexpected_message("a welcome", &other)),
     }
+}
+
+/// The number of descriptors that follow a welcome. Fails if its numbers cannot be those of a run.
+fn expect_valid_welcome(welcome: &WelcomeMessage) -> Result<usize> {
+    let &WelcomeMessage { rank, ranks, files, limit, .. } = welcome;
+    let invalid = |detail| Err(RunError::Protocol { rank: 0, detail });
+    if rank >= ranks {
+        return invalid(format!("a welcome for rank {rank} of {ranks}"));
+    }
+    if limit > MAX_LIMIT {
+        return invalid(format!(
+            "a timeout of {} s, expected at most {}",
+            limit.as_secs(),
+            MAX_LIMIT.as_secs()
+        ));
+    }
+    let count = (2 + ranks as usize + welcome.task.len()).saturating_add(files);
+    if count > MAX_DESCRIPTORS {
+        return invalid(format!("a welcome with {count} descriptors, expected at most {MAX_DESCRIPTORS}"));
+    }
+    Ok(count)
 }
 
 fn already_joined() -> RunError {
@@ -178,4 +203,58 @@ fn map_next_segment(
 ) -> Result<Arc<MemorySegment>> {
     let fd = fds.next().ok_or_else(|| RunError::system("mapping shared memory", "it was not sent"))?;
     MemorySegment::map_shared(what, fd, len, SegmentAccess::ReadWrite).map(Arc::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+
+    /// The result of a rank that gets this welcome and the memory of a run of one rank and one group.
+    fn map_welcome(welcome: &WelcomeMessage) -> Result<SharedRunMemory> {
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+        let (ours, theirs) = pair.expect("sockets");
+        let launcher = Channel::new(ours, 0);
+        let domain = SharedRunMemory::create(1, 1, 64, 0).expect("shared memory");
+        launcher.send(&CoordinatorMessage::Welcome(welcome.clone())).expect("sent");
+        let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
+        launcher.send_fds(&fds).expect("sent");
+        drop(launcher);
+        let received = receive_welcome(&Channel::new(theirs, 0), Instant::now() + WELCOME)?;
+        let (welcome, fds) = received.expect("it was sent");
+        map_domain(&welcome, &mut fds.into_iter())
+    }
+
+    /// Every number of a welcome, with values whose sums and products exceed their types.
+    #[test]
+    fn welcomes_with_impossible_numbers_are_errors() {
+        let valid = WelcomeMessage {
+            rank: 0,
+            ranks: 1,
+            groups: 1,
+            arena: 64,
+            first: 0,
+            task: vec![],
+            files: 0,
+            limit: WELCOME,
+        };
+        map_welcome(&valid).expect("the memory of the run");
+        let mut invalid: Vec<WelcomeMessage> = Vec::new();
+        let counts = (10..64).map(|bit| 1usize << bit).chain([usize::MAX, usize::MAX / 640]);
+        for count in counts {
+            invalid.push(WelcomeMessage { groups: count, ..valid.clone() });
+            invalid.push(WelcomeMessage { files: count, ..valid.clone() });
+            invalid.push(WelcomeMessage { arena: count, ..valid.clone() });
+        }
+        for ranks in [0, 2, 1 << 20, u32::MAX] {
+            invalid.push(WelcomeMessage { ranks, ..valid.clone() });
+        }
+        invalid.push(WelcomeMessage { rank: 1, ..valid.clone() });
+        invalid.push(WelcomeMessage { task: vec![usize::MAX], ..valid.clone() });
+        invalid.push(WelcomeMessage { limit: Duration::MAX, ..valid.clone() });
+        for welcome in &invalid {
+            assert!(map_welcome(welcome).is_err(), "{welcome:?}");
+        }
+    }
 }

@@ -234,6 +234,19 @@ fn a_rank_that_dies_or_cannot_begin_is_named_to_all() {
     }
 }
 
+/// A number of ranks that no program has is refused before memory is taken for each rank.
+#[test]
+fn impossible_numbers_of_ranks_take_no_memory() {
+    let case = Case::new();
+    for rank in [0, 7] {
+        let limited = format!("ulimit -v 2000000 && exec {} {RUN} --timeout 2", env!("CARGO_BIN_EXE_symmc"));
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", &limited]).envs(torch(rank, u32::MAX, "30")).current_dir(case.dir.path());
+        let error = failure(&mut command, 2);
+        assert!(error.contains("expected 3 ranks, found 4294967295 ranks"), "{error}");
+    }
+}
+
 #[test]
 fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
     let case = Case::new();

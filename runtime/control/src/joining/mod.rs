@@ -27,7 +27,11 @@
 #[cfg(test)]
 mod model;
 
+use std::collections::BTreeSet;
 use std::time::Duration;
+
+/// The maximum number of ranks that an error names. Programs have fewer.
+const MAX_NAMED_RANKS: usize = 4096;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(crate) struct JoinTimeouts {
@@ -133,19 +137,21 @@ pub(crate) struct CoordinatorMachine {
     stage: JoinStage,
     stage_start: Duration,
     until: Duration,
-    /// By rank, whether it has answered in this stage.
-    answered: Vec<bool>,
+    /// The number of ranks. It may come from the environment of a process, so it reserves no memory.
+    ranks: u32,
+    /// The ranks that have answered in this stage.
+    answered: BTreeSet<u32>,
 }
 
 impl CoordinatorMachine {
     pub fn new(ranks: u32, timeouts: JoinTimeouts, now: Duration) -> CoordinatorMachine {
-        let answered = vec![false; ranks as usize];
         CoordinatorMachine {
             timeouts,
             stage: JoinStage::Gathering,
             stage_start: now,
             until: now + timeouts.limit,
-            answered,
+            ranks,
+            answered: BTreeSet::new(),
         }
     }
 
@@ -165,21 +171,17 @@ impl CoordinatorMachine {
         self.until = self.until.min(until);
     }
 
+    /// The first ranks that owe an answer: all of them in a run that a program can have.
     pub fn owing_ranks(&self) -> Vec<u32> {
-        let numbered = (0..).zip(&self.answered);
-        numbered.filter(|(_, answered)| !**answered).map(|(rank, _)| rank).collect()
+        (0..self.ranks).filter(|rank| !self.answered.contains(rank)).take(MAX_NAMED_RANKS).collect()
     }
 
     /// Takes a rank's answer, and enters the next stage once all ranks have answered.
     pub fn accept_answer(&mut self, rank: u32, answer: RankAnswer, now: Duration) -> AnswerEffect {
-        let is_in_stage = answer.stage() == self.stage;
-        let Some(answered) =
-            self.answered.get_mut(rank as usize).filter(|answered| is_in_stage && !**answered)
-        else {
+        if answer.stage() != self.stage || rank >= self.ranks || !self.answered.insert(rank) {
             return AnswerEffect::Unexpected;
-        };
-        *answered = true;
-        if self.answered.contains(&false) {
+        }
+        if self.answered.len() < self.ranks as usize {
             return AnswerEffect::Waiting;
         }
         AnswerEffect::Complete(match answer {
@@ -227,7 +229,7 @@ impl CoordinatorMachine {
     fn enter_stage(&mut self, stage: JoinStage, now: Duration) {
         self.stage = stage;
         self.stage_start = now;
-        self.answered.fill(false);
+        self.answered.clear();
     }
 }
 
@@ -296,6 +298,28 @@ impl RankMachine {
             (_, None) if waited >= silence_limit + grace => Some(silence_limit),
             (_, Some(silence)) if silence >= silence_limit => Some(silence_limit),
             _ => (waited >= longest + grace).then_some(longest),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_number_of_ranks_takes_little_memory() {
+        let limit = Duration::from_secs(1);
+        for ranks in [1, 3, 5000, u32::MAX] {
+            let mut machine = CoordinatorMachine::new(ranks, JoinTimeouts::new(limit), Duration::ZERO);
+            assert_eq!(machine.accept_answer(ranks, RankAnswer::Join, limit), AnswerEffect::Unexpected);
+            let effect = machine.accept_answer(0, RankAnswer::Join, limit);
+            if ranks == 1 {
+                assert_eq!(effect, AnswerEffect::Complete(CoordinatorOrder::Welcome));
+                continue;
+            }
+            assert_eq!(effect, AnswerEffect::Waiting);
+            let absent = (1..ranks).take(MAX_NAMED_RANKS).collect();
+            assert_eq!(machine.check_timeouts(limit, &|_| None), Some(JoinFault::Absent(absent)));
         }
     }
 }
