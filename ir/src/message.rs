@@ -53,11 +53,16 @@ pub fn push_escaped(out: &mut String, c: char) {
         '\t' => out.push(c),
         '\n' => out.push_str("\\n"),
         '\r' => out.push_str("\\r"),
-        c if c.is_control() || reorders_text(c) => {
+        c if is_escaped(c) => {
             let _ = write!(out, "\\u{{{:x}}}", u32::from(c));
         }
         c => out.push(c),
     }
+}
+
+/// Whether a character would act on a terminal, or change the display of other characters.
+pub(crate) fn is_escaped(c: char) -> bool {
+    c.is_control() || reorders_text(c)
 }
 
 /// Whether an invisible character changes the display of other characters: direction marks, and separators of

@@ -1,4 +1,7 @@
 //! Names and strings of the text form: which names need no quotes, and how other names and strings are quoted.
+//! Characters that would change the display of a terminal are written as escapes, as in messages.
+
+use crate::message::is_escaped;
 
 /// Whether a value or a group can be written without quotes.
 pub(super) fn is_bare(name: &str) -> bool {
@@ -20,7 +23,7 @@ pub(crate) fn write_string(out: &mut impl std::fmt::Write, text: &str) -> std::f
             '\n' => out.write_str("\\n")?,
             '\r' => out.write_str("\\r")?,
             '\t' => out.write_str("\\t")?,
-            c if c.is_control() => write!(out, "\\u{{{:x}}}", u32::from(c))?,
+            c if is_escaped(c) => write!(out, "\\u{{{:x}}}", u32::from(c))?,
             c => out.write_char(c)?,
         }
     }

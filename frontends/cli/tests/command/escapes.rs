@@ -106,6 +106,69 @@ fn good_output_has_strange_names_escaped_as_well() {
     check(&mut symmc(&format!("pack {table} --capacity 8")), 1);
 }
 
+/// Marks that reorder text, in the names that may have them: those of programs, groups and weights.
+#[test]
+fn direction_marks_in_names_are_escaped() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for mark in ["\u{202e}", "\u{2066}", "\u{200f}", "\u{61c}", "\u{feff}", "\u{2028}", "\u{9b}", "\u{7f}"] {
+        let text = format!(
+            "program \"p{mark}\" ranks 2\ngroup @\"g{mark}\" world\nparam %x: f32[4] source \"w{mark}\"\n\
+             %y: f32[4] = all_reduce %x op=sum group=@\"g{mark}\"\nreturn %y\n"
+        );
+        let program = file(dir.path(), "a.symm", &text);
+        for line in ["print", "print --stage canonical", "print --stage planned", "plan"] {
+            let out = output(&mut symmc(&format!("{line} {program}")));
+            let printed = String::from_utf8(out.stdout).expect("text");
+            assert!(out.status.success(), "{line}: {}", String::from_utf8_lossy(&out.stderr));
+            assert!(!printed.contains(mark), "{line}: {printed:?}");
+            assert!(
+                printed.contains(&format!("\\u{{{:x}}}", u32::from(mark.chars().next().expect("a mark"))))
+            );
+        }
+        // The printed text is the same program.
+        let printed = output(&mut symmc(&format!("print {program}"))).stdout;
+        let again = file(dir.path(), "b.symm", &String::from_utf8(printed.clone()).expect("text"));
+        assert_eq!(output(&mut symmc(&format!("print {again}"))).stdout, printed);
+    }
+}
+
+/// Names that are longer than the texts of plans, the messages of ranks and the errors in shared memory.
+#[test]
+fn long_names_plan_check_and_run() {
+    let dir = tempfile::tempdir().expect("a folder");
+    for length in [4060, 5000, 300_000] {
+        let [program, symbol, group, value] = ["p", "s", "g", "v"].map(|letter| letter.repeat(length));
+        let text = format!(
+            "program \"{program}\" ranks 2\nsymbol {symbol} in 1..=8\ngroup @{group} world\n\
+             arg %{value}: f32[{symbol}, 4]\narg %i: i64[3]\n%{value}n: f32[{symbol}, 4] = neg %{value}\n\
+             %{value}y: f32[{symbol}, 4] = all_reduce %{value}n op=sum group=@{group}\n\
+             %{value}z: f32[3, 4] = take %{value}y, %i axis=0\n\
+             %{value}r: f32[3, 4] = all_reduce %{value}z op=sum group=@{group}\nreturn %{value}r\n"
+        );
+        let source = file(dir.path(), "a.symm", &text);
+        let plan = dir.path().join("a.json").display().to_string();
+        check(&mut symmc(&format!("plan {source} --machine h200x2 -o {plan}")), 0);
+        check(&mut symmc(&format!("check {plan} --require-compared")), 0);
+        check(&mut symmc(&format!("run {source} --seed 1 --timeout 30")), 0);
+        // An index that is wrong on one rank ends the run on both, with the error of that rank.
+        let index = |last: i64| [0, 0, last].iter().flat_map(|i: &i64| i.to_le_bytes()).collect::<Vec<u8>>();
+        let rows = || vec![0; 2 * 4 * 4];
+        let tensors = crate::common::tensors(
+            dir.path(),
+            "t.safetensors",
+            &[
+                ("rank0.in.0", "F32", &[2, 4], rows()),
+                ("rank0.in.1", "I64", &[3], index(1)),
+                ("rank1.in.0", "F32", &[2, 4], rows()),
+                ("rank1.in.1", "I64", &[3], index(9)),
+            ],
+        );
+        let error =
+            crate::common::failure(&mut symmc(&format!("run {source} --tensors {tensors} --timeout 30")), 2);
+        assert!(error.contains("rank 1") && error.contains("the index 9 is outside"), "{error}");
+    }
+}
+
 #[test]
 #[cfg(feature = "onnx")]
 fn strange_names_in_a_model() {

@@ -33,8 +33,7 @@ pub fn stdout(line: &str) -> String {
 
 /// Runs a command that must end with this exit code, with one error and no panic; returns its standard error.
 pub fn failure(command: &mut Command, code: i32) -> String {
-    let out =
-        command.stderr(Stdio::piped()).spawn().and_then(|c| c.wait_with_output()).expect("symmc starts");
+    let out = output(command);
     let text = String::from_utf8_lossy(&out.stderr).into_owned();
     assert_eq!(out.status.code(), Some(code), "{command:?}\n{text}");
     assert!(!text.contains("panicked"), "{command:?}\n{text}");
