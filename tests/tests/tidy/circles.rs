@@ -16,6 +16,8 @@ const CRATES: &[&str] = &[
     "frontends/capi",
     "frontends/cli",
     "frontends/common",
+    "frontends/driver",
+    "frontends/log",
     "frontends/onnx",
     "frontends/python",
     "frontends/symmc",
