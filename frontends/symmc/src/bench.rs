@@ -22,6 +22,7 @@ pub use crate::tune::TuneResult;
 use crate::error::{Error, ErrorKind};
 use crate::measure_task::{CollectivesTask, ProgramTask};
 use crate::rank_task::RankTask;
+use crate::repeat::{measure_program_steadily, measure_steadily};
 use crate::tune::tune_profile;
 
 /// Runs per CUDA graph of the programs that measure a profile's computation.
@@ -29,7 +30,7 @@ const RUNS: u32 = 3;
 
 /// Measures collectives on `ranks` ranks, each a process with a GPU. Returns the measurements of each rank. `command` starts
 /// a rank and calls [`run_rank_from_fd`](crate::run_rank_from_fd). `gpus` names the GPU of each rank; if it is empty, rank `r`
-/// takes GPU `r`.
+/// takes GPU `r`. Sizes with times that stick out from those of their neighbours are measured again.
 ///
 /// # Errors
 /// There are too few GPUs, a library is missing, or a rank failed.
@@ -41,18 +42,21 @@ pub fn measure_collectives(
 ) -> Result<Vec<Measurements>, Error> {
     let gpus = CudaConfig::default().with_gpus(gpus.to_vec());
     let limit = Duration::from_secs(600);
-    let launch = LaunchConfig {
-        ranks,
-        groups: 1,
-        arena: 0,
-        first: 0,
-        limit,
-        locate_step: LocateStep::default(),
-        segments: &|_| Vec::new(),
-        files: Vec::new(),
-    };
-    let task = RankTask::MeasureCollectives(CollectivesTask { gpus, limit, config: config.clone() });
-    read_answers(&launch_ranks(launch, command, &task)?)
+    measure_steadily(config, &|config| {
+        let launch = LaunchConfig {
+            ranks,
+            groups: 1,
+            arena: 0,
+            first: 0,
+            limit,
+            locate_step: LocateStep::default(),
+            segments: &|_| Vec::new(),
+            files: Vec::new(),
+        };
+        let task = CollectivesTask { gpus: gpus.clone(), limit, config: config.clone() };
+        let task = RankTask::MeasureCollectives(task);
+        read_answers(&launch_ranks(launch, command, &task)?)
+    })
 }
 
 /// Parses the measurements that each rank sent.
@@ -156,8 +160,10 @@ pub fn measure_computation(
         }
         let plan = plan.clone().with_workspaces(&found.workspaces);
         let bench = ProgramBench { replays, runs: RUNS, trace: None };
-        let times = measure_program(&plan, &SymbolBindings::new(), &config, &bench, command)?;
-        Ok(times.iter().map(|[_, median, _]| *median).fold(0.0, f64::max))
+        measure_program_steadily(&|| {
+            let times = measure_program(&plan, &SymbolBindings::new(), &config, &bench, command)?;
+            Ok(times.into_iter().max_by(|a, b| a[1].total_cmp(&b[1])).unwrap_or_default())
+        })
     };
     tune_profile(profile, ranks, &measure)
 }

@@ -91,6 +91,8 @@ mod parameters;
 mod program;
 mod rank_task;
 mod recorded_outputs;
+#[cfg(feature = "cuda")]
+mod repeat;
 mod run;
 mod session;
 mod source_comparison;
