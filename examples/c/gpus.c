@@ -146,6 +146,7 @@ static void run_on_host(const rank_arguments *rank, numbers *own) {
         must(symmc_session_run(session));
     }
     must(symmc_session_close(session));
+    symmc_session_free(session);
 }
 
 /* An address of the GPU as a pointer. */
@@ -197,6 +198,7 @@ static void run_on_gpu(const rank_arguments *rank, numbers *own) {
         printf("a session takes %llu bytes of its GPU\n",
                (unsigned long long)(taken.ordinary + taken.symmetric + taken.flags + taken.scratch + taken.held));
     must(symmc_session_close(session));
+    symmc_session_free(session);
     /* The memory that the session used still belongs to this program. */
     cuda(driver.free(x));
     cuda(driver.free(w));

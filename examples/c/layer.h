@@ -73,7 +73,7 @@ static inline void expect_rows(const float *y, int rows) {
 }
 
 /* Runs one rank from its first run to its last, in memory of this program. */
-static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
+static inline void run_rank(const symmc_plan *plan, symmc_group *group) {
     static const char *const KINDS[] = {"argument", "parameter", "output"};
     float x[ROWS * WIDE], w[WIDE * NARROW], y[ROWS * NARROW], count[NARROW] = {0};
     symmc_session_options *options;
@@ -147,6 +147,7 @@ static inline void run_rank(const symmc_plan *plan, const symmc_group *group) {
     must(symmc_session_read(session, "out.0", y, 10 * NARROW * sizeof(float)));
     expect_rows(y, 10);
     must(symmc_session_close(session));
+    symmc_session_free(session);
 }
 
 #endif

@@ -40,10 +40,11 @@ int main(int count, char **arguments) {
         for (int i = 0; i < 40; i++, run++) {
             if (run == at && strcmp(action, "none") != 0) {
                 printf("LEAVES\n");
-                if (strcmp(action, "free") == 0) symmc_session_free(session);
+                if (strcmp(action, "exit") == 0) exit(7);
                 if (strcmp(action, "abort") == 0) must(symmc_session_abort(session, "the trial"));
                 if (strcmp(action, "close") == 0) must(symmc_session_close(session));
-                return strcmp(action, "exit") == 0 ? 7 : 0;
+                symmc_session_free(session);
+                return 0;
             }
             if (i % 3 == 0) {
                 must(symmc_session_enqueue(session));
@@ -54,5 +55,6 @@ int main(int count, char **arguments) {
             if (run == 0) printf("RUNS\n");
         }
         must(symmc_session_close(session));
+        symmc_session_free(session);
     }
 }

@@ -1,13 +1,31 @@
 /* symmc: compiles tensor programs with communication into plans, proves the plans safe, and runs them.
  *
- * Handles are pointers to types that only the library knows. The caller that received a handle owns it, and passes it once to
- * the function that frees it, from any thread. A function has read its other arguments when it returns, unless it says
- * otherwise. Texts are UTF-8 and end with a NUL.
+ * The rules of this comment hold for all functions; a function documents only requirements beyond them.
  *
- * Functions that can fail return SYMMC_OK or the kind of the error. symmc_last_error returns the message of the last error of
- * the calling thread. After an error, a handle that the call was to create is NULL, and other results are unchanged. Any thread
- * may call any function. Calls that take the same handle without const must not overlap, unless the type of the handle allows
- * it. A defect of the library itself gives the status SYMMC_ERROR_DEFECT: no exception is thrown through the caller.
+ * Ownership. A handle is a pointer to a type that only the library knows. The caller that received a handle frees it exactly
+ * once, by the function of its type whose name ends with _free, in any order and from any thread. No other function frees a
+ * handle: a session that was closed or aborted is freed as well. Handles keep what they need of each other: a session continues
+ * when its plan, group, options, weights and buffers are freed. A function has read its other arguments when it returns, unless
+ * it says otherwise.
+ *
+ * Arguments. Texts are UTF-8 and end with a NUL. Pointers to arrays and to results are aligned for their elements: other ones
+ * give SYMMC_ERROR_INPUT, and nothing is read or written. Bytes that are copied (void *) need no alignment.
+ *
+ * Errors. Functions that can fail return SYMMC_OK or the kind of the error. symmc_last_error returns the message of the last
+ * error of the calling thread. After an error, a handle that the call was to create is NULL, and other results are unchanged. A
+ * defect of the library itself gives the status SYMMC_ERROR_DEFECT: no exception is thrown through the caller.
+ *
+ * Threads. Any thread may call any function at any time, also in destructors of static objects and of a thread's keys, and in
+ * atexit handlers; only signal handlers may not. While a call that takes a handle without const is in progress, no other call
+ * takes this handle. Calls that take it as const may overlap. Sessions open and run together with the other ranks of their
+ * group, so ranks of one process need a thread each.
+ *
+ * Cancellation. No function is a cancellation point: a thread that pthread_cancel cancels during a call ends after the call. A
+ * function of the caller that the library calls returns normally. It does not throw, jump or call pthread_exit.
+ *
+ * Forks. A process that used the library has threads, which a fork does not copy: fork before, or call exec in the child. In the
+ * child, calls on a session of the parent return SYMMC_ERROR_INPUT if they need its memory, its runs or other ranks. Closing,
+ * aborting and freeing it do not affect the parent. A group in which the parent opened sessions opens none in the child.
  *
  * Generated from the sources of the library; do not edit.
  */
@@ -21,38 +39,38 @@
 extern "C" {
 #endif
 
-/* An opened program. Several threads may read it at the same time. */
+/* An opened program. */
 typedef struct symmc_program symmc_program;
 
-/* The weights of one rank, in memory. Several threads and sessions may read them at the same time. */
+/* The weights of one rank, in memory, which several sessions may read. */
 typedef struct symmc_weights symmc_weights;
 
-/* The options of a compilation. One thread at a time uses them. */
+/* The options of a compilation. */
 typedef struct symmc_options symmc_options;
 
-/* A plan that was proved safe. Several threads may read it at the same time. */
+/* A plan that was proved safe. */
 typedef struct symmc_plan symmc_plan;
 
 /* One rank's membership in a group of ranks. The rank opens sessions in it one after the other, in the same order as the other
- * ranks. One thread at a time uses it; it may be passed to another thread. */
+ * ranks. */
 typedef struct symmc_group symmc_group;
 
-/* The options of a session. One thread at a time changes them. Sessions keep what they need of them. */
+/* The options of a session. */
 typedef struct symmc_session_options symmc_session_options;
 
-/* A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be passed to another thread.
- * After a run has failed, calls that run, wait, read, write or close return its error. */
+/* A plan on one rank, ready to run again and again. After a run has failed, calls that run, wait, read, write or close return
+ * its error. `symmc_session_close` and `symmc_session_abort` end the session and keep the handle: later calls except
+ * `symmc_session_free` and `symmc_session_rank` return `SYMMC_ERROR_INPUT`. */
 typedef struct symmc_session symmc_session;
 
-/* Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Several
- * threads may use it at the same time. */
+/* Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. */
 typedef struct symmc_buffer symmc_buffer;
 
 /* ---- The C interface: opaque handles, status codes, and the text of the last error of each thread. ---- */
 
 /* The version of this interface. It equals the result of `symmc_abi_version` if the header fits the loaded library. Programs
  * that were compiled with another version are not compatible. */
-#define SYMMC_ABI_VERSION 2
+#define SYMMC_ABI_VERSION 3
 
 /* The `SYMMC_ABI_VERSION` of the loaded library. */
 uint32_t symmc_abi_version(void);
@@ -88,7 +106,9 @@ typedef int32_t symmc_status;
 symmc_status symmc_last_error_kind(void);
 
 /* The message of the last failed call of this thread. It names the thing, what was expected and what was found. It is empty if
- * no call failed. The library owns the text, which is valid until another call of this thread fails or the thread ends. */
+ * no call failed. The library owns the text, which is valid until another call of this thread fails or the thread ends. While
+ * a thread or the process ends (in a destructor of a thread's key or of a static object, and in an `atexit` handler) the
+ * message may be shortened to 511 bytes, and its node and op are not known. */
 const char *symmc_last_error(void);
 
 /* The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not join, or differs from
@@ -115,8 +135,7 @@ const char *symmc_last_error_op(void);
 
 /* Opens a program: one `.pt2`, `.onnx` or `.symm` file, or the files of all ranks in order. `ranks` is the number of ranks, or 0
  * for the number that the program fixes. `tensors` is the safetensors file that the program will run on, or NULL. It gives the
- * number of ranks if nothing else does, and constants that have another value in it become parameters. The caller frees the
- * program with `symmc_program_free`. */
+ * number of ranks if nothing else does, and constants that have another value in it become parameters. */
 symmc_status symmc_program_open(
     const char *const *paths,
     size_t count,
@@ -124,26 +143,25 @@ symmc_status symmc_program_open(
     const char *tensors,
     symmc_program **out);
 
-/* Parses a program in text form. The caller frees it with `symmc_program_free`. */
+/* Parses a program in text form. */
 symmc_status symmc_program_from_text(const char *program, symmc_program **out);
 
 /* The number of ranks of a program; 0 if it is not fixed, and for NULL. */
 uint32_t symmc_program_ranks(const symmc_program *program);
 
-/* Frees a program. Plans and weights that were made from it stay valid. NULL is ignored. */
+/* Frees a program. NULL is ignored. */
 void symmc_program_free(symmc_program *program);
 
 /* Loads the weights of a rank into memory: from the safetensors file `tensors`, whose names are `rank<r>.w.<name>`, or for NULL
- * the weights that came with the program. The caller frees them with `symmc_weights_free`. Sessions that share them keep what
- * they need. */
+ * the weights that came with the program. */
 symmc_status symmc_weights_open(const symmc_program *program, uint32_t rank, const char *tensors, symmc_weights **out);
 
-/* Frees weights. Sessions that share them continue. NULL is ignored. */
+/* Frees weights. NULL is ignored. */
 void symmc_weights_free(symmc_weights *weights);
 
 /* ---- Options of compilations, and plans. ---- */
 
-/* Creates options with the defaults: for the host, one bucket. The caller frees them with `symmc_options_free`. */
+/* Creates options with the defaults: for the host, one bucket. */
 symmc_status symmc_options_create(symmc_options **out);
 
 /* Sets the machine for which choices are made: the name of a built-in profile, such as `host` or `h200x8`, or the path of a
@@ -171,12 +189,11 @@ symmc_status symmc_options_set_numerics(symmc_options *options, const char *clas
 /* Frees options. NULL is ignored. */
 void symmc_options_free(symmc_options *options);
 
-/* Compiles a program into a plan and proves the plan safe. `options` may be NULL. The caller frees the plan with
- * `symmc_plan_free`. All ranks of a session need the same plan: compile it once and pass it on with `symmc_plan_write`, or
- * compile the same program with the same options everywhere. */
+/* Compiles a program into a plan and proves the plan safe. `options` may be NULL. All ranks of a session need the same plan:
+ * compile it once and pass it on with `symmc_plan_write`, or compile the same program with the same options everywhere. */
 symmc_status symmc_compile(const symmc_program *program, const symmc_options *options, symmc_plan **out);
 
-/* Reads a plan from a file and proves it safe. The caller frees it with `symmc_plan_free`. */
+/* Reads a plan from a file and proves it safe. */
 symmc_status symmc_plan_read(const char *path, symmc_plan **out);
 
 /* Writes a plan to a file. An existing file is replaced. */
@@ -197,27 +214,26 @@ symmc_status symmc_plan_compare(const symmc_plan *plan, int32_t require_compared
  * plan; NULL before that call, and for NULL. */
 const char *symmc_plan_comparison(const symmc_plan *plan);
 
-/* Frees a plan. Sessions that run it continue. NULL is ignored. */
+/* Frees a plan. NULL is ignored. */
 void symmc_plan_free(symmc_plan *plan);
 
 /* ---- Groups: how ranks find each other. ---- */
 
 /* A function of the caller that gathers bytes from all ranks. It copies the `bytes` bytes at `mine` of every rank, in the order
  * of ranks, to `all`, which has room for them. It returns 0 when it has the bytes of all ranks, and another number if it
- * failed. It is called on the thread and during the call that received it. It must return normally, not by an exception or a
- * jump. */
+ * failed. It is called on the thread and during the call that received it. */
 typedef int (*symmc_all_gather)(void *context, const void *mine, size_t bytes, void *all);
 
-/* Creates a group of `ranks` threads of this process. `groups` receives one pointer for each rank, in order. The caller frees
- * each with `symmc_group_free`. On failure nothing is written. */
+/* Creates a group of `ranks` threads of this process. `groups` receives one handle for each rank, in order. If `ranks` is not
+ * between 1 and 1024 nothing is written. */
 symmc_status symmc_group_threads(uint32_t ranks, symmc_group **groups);
 
 /* Creates the group in which a launcher started this process, from its environment: torchrun, `mpirun` and `mpiexec` of Open
- * MPI, MPICH, Intel MPI and MVAPICH, or `srun`. Fails without such a launcher. The caller frees it with `symmc_group_free`. */
+ * MPI, MPICH, Intel MPI and MVAPICH, or `srun`. Fails without such a launcher. */
 symmc_status symmc_group_from_environment(symmc_group **out);
 
 /* Creates the group of `ranks` ranks on one machine that can communicate by means of the caller. All ranks call this at the
- * same time. `context` is passed to `all_gather`. The caller frees the group with `symmc_group_free`. */
+ * same time. `context` is passed to `all_gather`. */
 symmc_status symmc_group_bootstrap(
     uint32_t rank,
     uint32_t ranks,
@@ -231,7 +247,7 @@ uint32_t symmc_group_rank(const symmc_group *group);
 /* The number of ranks of a group; 0 for NULL. */
 uint32_t symmc_group_ranks(const symmc_group *group);
 
-/* Frees a group. Sessions that were opened in it continue. NULL is ignored. */
+/* Frees a group. NULL is ignored. */
 void symmc_group_free(symmc_group *group);
 
 /* ---- Inputs, parameters and outputs of a session, in the types of C. ---- */
@@ -307,8 +323,7 @@ typedef struct symmc_memory {
 /* Algorithms of matrix products are the first ones that the library proposes. Kernels of symmc compute attention. */
 #define SYMMC_PRODUCTS_HEURISTIC 1
 
-/* Creates options with the defaults: a session on the host, with a timeout of 30 seconds. The caller frees them with
- * `symmc_session_options_free`. */
+/* Creates options with the defaults: a session on the host, with a timeout of 30 seconds. */
 symmc_status symmc_session_options_create(symmc_session_options **out);
 
 /* Sets the timeout of every wait for other ranks, also in runs, in milliseconds; 0 for the default of 30,000. */
@@ -348,7 +363,7 @@ symmc_status symmc_session_options_set_products(symmc_session_options *options, 
 /* Sets how many recorded runs are kept, each for some sizes and some memory. The value must be equal on all ranks. */
 symmc_status symmc_session_options_set_kept(symmc_session_options *options, size_t kept);
 
-/* Frees options. Sessions that were opened with them continue. NULL is ignored. */
+/* Frees options. NULL is ignored. */
 void symmc_session_options_free(symmc_session_options *options);
 
 /* ---- Sessions: one rank of a plan that stays open. ---- */
@@ -378,13 +393,11 @@ symmc_status symmc_plan_get_memory(
     symmc_session_memory *memory);
 
 /* Opens the session of the group's rank. Returns when all ranks have opened theirs with the same plan. `options` may be NULL,
- * for the host. Plan, group and options may be freed before the session. The caller ends the session with
- * `symmc_session_close`, `symmc_session_abort` or `symmc_session_free`. If an argument is invalid, such as a plan that is NULL,
- * the call fails on all ranks with an error that names this rank, and the ranks can open the next session together. If the
- * group is NULL, the other ranks are not notified. */
+ * for the host. If an argument is invalid, such as a plan that is NULL, the call fails on all ranks with an error that names
+ * this rank, and the ranks can open the next session together. If the group is NULL, the other ranks are not notified. */
 symmc_status symmc_session_open(
     const symmc_plan *plan,
-    const symmc_group *group,
+    symmc_group *group,
     const symmc_session_options *options,
     symmc_session **out);
 
@@ -423,8 +436,7 @@ symmc_status symmc_session_bind(symmc_session *session, const char *name, void *
 /* Makes the next runs use memory of the session again. The data in the caller's memory is not copied. */
 symmc_status symmc_session_unbind(symmc_session *session, const char *name);
 
-/* Makes the next runs read the weights of this rank in place. Several sessions may share them. All symbols must have a value.
- * The session keeps what it needs: the caller may free its handle at any time. */
+/* Makes the next runs read the weights of this rank in place. Several sessions may share them. All symbols must have a value. */
 symmc_status symmc_session_share_weights(symmc_session *session, const symmc_weights *weights);
 
 /* Copies host memory to an input. `bytes` is the size of the whole input. No run may be in progress. */
@@ -468,37 +480,34 @@ symmc_status symmc_session_release(symmc_session *session);
 /* Allocates the memory of the arenas again. Inputs in symmetric memory must be written again. */
 symmc_status symmc_session_resume(symmc_session *session);
 
-/* Waits until all runs of this rank have ended. Ends and frees the session, also if it returns an error: that of an earlier
- * failed run is returned again. In a process that was forked from
- * the one that opened the session this is an error, and the session of the parent is not affected. */
+/* Waits until all runs of this rank have ended, and ends the session, also if it returns an error. The error of an earlier
+ * failed run is returned again. */
 symmc_status symmc_session_close(symmc_session *session);
 
-/* Ends and frees the session on every rank at once, without waiting for runs. The other ranks get an error that names this rank
- * and the reason. `reason` may be NULL. In a process that was forked from the one that opened the session this is an error, and
- * the session of the parent is not affected. */
+/* Ends the session on every rank at once, without waiting for runs. The other ranks get an error that names this rank and the
+ * reason. `reason` may be NULL. */
 symmc_status symmc_session_abort(symmc_session *session, const char *reason);
 
-/* Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close, but waits for other ranks for
- * half a second at most. The other ranks finish the runs that this rank has finished, and get an error that names it when they
- * start or wait for another run. During a run the sessions of the other ranks end at once, with such an error. In a process
- * that was forked from the one that opened the session, the session of the parent is not affected. NULL is ignored. */
+/* Frees a session. One that has not ended ends without waiting for its runs. Between runs this behaves like
+ * symmc_session_close, but waits for other ranks for half a second at most. The other ranks finish the runs that this rank has
+ * finished, and get an error that names it when they start or wait for another run. During a run the sessions of the other
+ * ranks end at once, with such an error. NULL is ignored. */
 void symmc_session_free(symmc_session *session);
 
 /* ---- Memory of a session's device that belongs to the caller. ---- */
 
 /* Allocates memory on the session's device: `bytes` bytes filled with zeros, aligned to 256 bytes. Every session of this
- * process on that device may bind it. The caller frees it with `symmc_buffer_free`; it outlives the session. */
+ * process on that device may bind it. */
 symmc_status symmc_session_allocate(symmc_session *session, size_t bytes, symmc_buffer **out);
 
 /* Allocates symmetric memory for the caller, from the bytes that `symmc_session_options_set_symmetric` reserved. All ranks
  * allocate the same sizes together. Each waits for its own runs and for the other ranks. A block is freed when the session
  * ends. An input that the plan holds in symmetric memory is read in place from such a buffer, if all ranks have bound the same
- * block. The caller frees the buffer with `symmc_buffer_free`. A session with such buffers cannot release its memory
- * (`symmc_session_release`). */
+ * block. A session with such buffers cannot release its memory (`symmc_session_release`). */
 symmc_status symmc_session_allocate_symmetric(symmc_session *session, size_t bytes, symmc_buffer **out);
 
 /* As `symmc_session_bind`, for a whole buffer of the session's device. The session keeps the memory as long as a run may use
- * it: the caller may free the buffer at any time. */
+ * it. */
 symmc_status symmc_session_bind_buffer(symmc_session *session, const char *name, const symmc_buffer *buffer);
 
 /* The address of the first byte on the device; NULL for NULL. */
@@ -513,7 +522,7 @@ symmc_status symmc_buffer_write(const symmc_buffer *buffer, size_t at, const voi
 /* Copies `bytes` bytes of a buffer, from offset `at`, to host memory. No run that writes these bytes may be in progress. */
 symmc_status symmc_buffer_read(const symmc_buffer *buffer, size_t at, void *data, size_t bytes);
 
-/* Frees a buffer. Sessions that have it bound keep its memory. NULL is ignored. */
+/* Frees a buffer. NULL is ignored. */
 void symmc_buffer_free(symmc_buffer *buffer);
 
 #ifdef __cplusplus

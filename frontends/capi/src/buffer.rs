@@ -5,17 +5,15 @@ use std::ffi::{c_char, c_void};
 use symmc::SessionBuffer;
 
 use crate::error::{
-    borrow_handle, borrow_handle_mut, create_handle, free_handle, guard, read_slice, read_text, symmc_status,
-    write_bytes,
+    borrow_handle, create_handle, free_handle, guard, read_slice, read_text, symmc_status, write_bytes,
 };
-use crate::session::symmc_session;
+use crate::session::{borrow_session, symmc_session};
 
-/// Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs. Several
-/// threads may use it at the same time.
+/// Memory of a device, the host or a GPU, that belongs to the caller: for weights, caches, activations and outputs.
 pub struct symmc_buffer(SessionBuffer);
 
 /// Allocates memory on the session's device: `bytes` bytes filled with zeros, aligned to 256 bytes. Every session of this
-/// process on that device may bind it. The caller frees it with `symmc_buffer_free`; it outlives the session.
+/// process on that device may bind it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_allocate(
     session: *mut symmc_session,
@@ -23,16 +21,13 @@ pub unsafe extern "C" fn symmc_session_allocate(
     out: *mut *mut symmc_buffer,
 ) -> symmc_status {
     // SAFETY: the caller ensures it.
-    unsafe {
-        create_handle(out, || borrow_handle(session, "session")?.session.allocate(bytes).map(symmc_buffer))
-    }
+    unsafe { create_handle(out, || borrow_session(session)?.session.allocate(bytes).map(symmc_buffer)) }
 }
 
 /// Allocates symmetric memory for the caller, from the bytes that `symmc_session_options_set_symmetric` reserved. All ranks
 /// allocate the same sizes together. Each waits for its own runs and for the other ranks. A block is freed when the session
 /// ends. An input that the plan holds in symmetric memory is read in place from such a buffer, if all ranks have bound the same
-/// block. The caller frees the buffer with `symmc_buffer_free`. A session with such buffers cannot release its memory
-/// (`symmc_session_release`).
+/// block. A session with such buffers cannot release its memory (`symmc_session_release`).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_allocate_symmetric(
     session: *mut symmc_session,
@@ -41,7 +36,7 @@ pub unsafe extern "C" fn symmc_session_allocate_symmetric(
 ) -> symmc_status {
     let allocate = || {
         // SAFETY: the caller ensures it.
-        let session = unsafe { borrow_handle_mut(session, "session") }?;
+        let session = unsafe { borrow_session(session) }?;
         session.session.allocate_symmetric(bytes).map(symmc_buffer)
     };
     // SAFETY: the caller ensures it.
@@ -49,7 +44,7 @@ pub unsafe extern "C" fn symmc_session_allocate_symmetric(
 }
 
 /// As `symmc_session_bind`, for a whole buffer of the session's device. The session keeps the memory as long as a run may use
-/// it: the caller may free the buffer at any time.
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_bind_buffer(
     session: *mut symmc_session,
@@ -58,8 +53,7 @@ pub unsafe extern "C" fn symmc_session_bind_buffer(
 ) -> symmc_status {
     guard(|| {
         // SAFETY: the caller ensures it.
-        let (session, name) =
-            unsafe { (borrow_handle_mut(session, "session")?, read_text(name, "the name")?) };
+        let (session, name) = unsafe { (borrow_session(session)?, read_text(name, "the name")?) };
         // SAFETY: the caller ensures it.
         unsafe { session.session.bind_buffer(name, &borrow_handle(buffer, "buffer")?.0) }
     })
@@ -109,7 +103,7 @@ pub unsafe extern "C" fn symmc_buffer_read(
     })
 }
 
-/// Frees a buffer. Sessions that have it bound keep its memory. NULL is ignored.
+/// Frees a buffer. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_buffer_free(buffer: *mut symmc_buffer) {
     // SAFETY: the caller ensures it.

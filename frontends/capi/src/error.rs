@@ -1,7 +1,8 @@
 //! Statuses, and the last error of each thread.
 
-use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use symmc::{Error, ErrorKind};
@@ -28,19 +29,56 @@ pub const SYMMC_ERROR_PEER: symmc_status = 7;
 /// A defect of symmc itself, whatever the input.
 pub const SYMMC_ERROR_DEFECT: symmc_status = 8;
 
-/// The last error of a thread, in the types of C.
-struct LastError {
+/// The numbers of the last error of a thread.
+#[derive(Clone, Copy)]
+struct ErrorNumbers {
     status: symmc_status,
-    text: CString,
-    node: Option<CString>,
-    op: Option<CString>,
     culprit: i64,
     reporter: i64,
     step: i64,
 }
 
+/// The texts of the last error of a thread.
+struct ErrorTexts {
+    message: CString,
+    node: Option<CString>,
+    op: Option<CString>,
+}
+
+/// The bytes of [`LATE_MESSAGE`], which ends with a NUL.
+const MAX_LATE_BYTES: usize = 512;
+
+// Destructors of thread-local storage run before those of static objects and of a thread's keys, and before `atexit` handlers.
+// Storage without a destructor remains until the thread is gone.
 thread_local! {
-    static LAST: RefCell<Option<LastError>> = const { RefCell::new(None) };
+    static NUMBERS: Cell<ErrorNumbers> =
+        const { Cell::new(ErrorNumbers { status: SYMMC_OK, culprit: -1, reporter: -1, step: -1 }) };
+    static TEXTS: TextStorage = const { TextStorage(RefCell::new(None)) };
+    /// The beginning of the message, after `TEXTS` has ended.
+    static LATE_MESSAGE: RefCell<[u8; MAX_LATE_BYTES]> = const { RefCell::new([0; MAX_LATE_BYTES]) };
+}
+
+struct TextStorage(RefCell<Option<ErrorTexts>>);
+
+impl Drop for TextStorage {
+    fn drop(&mut self) {
+        if let Some(texts) = self.0.get_mut() {
+            store_late_message(&texts.message);
+        }
+    }
+}
+
+/// Stores as many whole characters of a message as [`LATE_MESSAGE`] has room for.
+fn store_late_message(message: &CStr) {
+    let text = message.to_str().unwrap_or_default();
+    let mut end = text.len().min(MAX_LATE_BYTES - 1);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    LATE_MESSAGE.with_borrow_mut(|late| {
+        late.fill(0);
+        late[..end].copy_from_slice(&text.as_bytes()[..end]);
+    });
 }
 
 /// The status of a kind. A kind that this interface does not know is reported as a defect.
@@ -73,21 +111,84 @@ fn start_log() -> Result<(), Error> {
     symmc_log::init_from_env().map_err(|error| input_error(error.to_string()))
 }
 
+/// Defers cancellation of the calling thread (`pthread_cancel`) while it exists. Cancellation unwinds the stack, and no unwinding
+/// may pass through this library.
+struct CancellationDeferred(c_int);
+
+impl CancellationDeferred {
+    fn new() -> CancellationDeferred {
+        let mut before = 0;
+        // SAFETY: the pointer is valid for a write.
+        unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut before) };
+        CancellationDeferred(before)
+    }
+}
+
+impl Drop for CancellationDeferred {
+    fn drop(&mut self) {
+        // SAFETY: the state is one that the function returned. NULL is allowed.
+        unsafe { pthread_setcancelstate(self.0, std::ptr::null_mut()) };
+    }
+}
+
+const PTHREAD_CANCEL_DISABLE: c_int = 1;
+
+// The crate `libc` does not declare this function for Linux.
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
+}
+
 /// Runs the body of a function. Stores its error, or its panic, as the last error of the thread.
 pub(crate) fn guard(work: impl FnOnce() -> Result<(), Error>) -> symmc_status {
-    let ended =
-        catch_unwind(AssertUnwindSafe(|| start_log().and_then(|()| work()))).unwrap_or_else(|panic| {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            let text = text.unwrap_or_else(|| "without a message".into());
-            // The payload of a panic may panic when it is dropped.
-            std::mem::forget(panic);
-            Err(Error::new(ErrorKind::Defect, format!("symmc panicked: {text}")))
-        });
-    match ended {
+    let _deferred = CancellationDeferred::new();
+    // The first call of a thread registers the destructor of its storage. It is then the last of this library to run.
+    let has_storage = TEXTS.try_with(|_| ()).is_ok();
+    let catch = || catch_unwind(AssertUnwindSafe(|| start_log().and_then(|()| work())));
+    let ended = if has_storage { Ok(catch()) } else { run_on_new_thread(catch) };
+    let result = ended.unwrap_or_else(|error| {
+        let message = format!("the calling thread has no storage, and no other can be started: {error}");
+        Ok(Err(Error::new(ErrorKind::Resources, message)))
+    });
+    match result.unwrap_or_else(|panic| Err(panic_error(panic))) {
         Ok(()) => SYMMC_OK,
         Err(error) => store_error(&error),
     }
+}
+
+fn panic_error(panic: Box<dyn Any + Send>) -> Error {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_string());
+    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+    let text = text.unwrap_or_else(|| "without a message".into());
+    // The payload of a panic may panic when it is dropped.
+    std::mem::forget(panic);
+    Error::new(ErrorKind::Defect, format!("symmc panicked: {text}"))
+}
+
+/// Runs a closure on a new thread and waits for it. A thread whose storage has ended cannot run code that needs any, such as the
+/// log and the compiler. `std::thread` is such code too. The closure does not unwind.
+fn run_on_new_thread<T, W: FnOnce() -> T>(work: W) -> std::io::Result<T> {
+    struct Task<W, T> {
+        work: Option<W>,
+        result: Option<T>,
+    }
+    extern "C" fn run<T, W: FnOnce() -> T>(task: *mut c_void) -> *mut c_void {
+        // SAFETY: the pointer is that of `pthread_create` below, and the task exists until this thread has ended.
+        let task = unsafe { &mut *task.cast::<Task<W, T>>() };
+        task.result = task.work.take().map(|work| work());
+        std::ptr::null_mut()
+    }
+    let mut task = Task { work: Some(work), result: None };
+    let mut thread = 0;
+    // SAFETY: objects of this library can change threads, and this thread uses none before the other has ended.
+    let code = unsafe {
+        libc::pthread_create(&raw mut thread, std::ptr::null(), run::<T, W>, (&raw mut task).cast())
+    };
+    if code != 0 {
+        return Err(std::io::Error::from_raw_os_error(code));
+    }
+    // SAFETY: the thread was created and is joined once.
+    let code = unsafe { libc::pthread_join(thread, std::ptr::null_mut()) };
+    task.result.ok_or_else(|| std::io::Error::from_raw_os_error(code))
 }
 
 /// A remedy for errors whose remedy depends on this interface; else empty.
@@ -107,77 +208,92 @@ fn remedy(error: &Error) -> String {
 
 fn store_error(error: &Error) -> symmc_status {
     let number = |n: Option<i64>| n.unwrap_or(-1);
-    let last = LastError {
-        status: status_of(error.kind()),
-        text: c_text(&format!("{error}{}", remedy(error))),
-        node: error.node().map(c_text),
-        op: error.op().map(c_text),
+    let status = status_of(error.kind());
+    NUMBERS.set(ErrorNumbers {
+        status,
         culprit: number(error.culprit().map(i64::from)),
         reporter: number(error.reporter().map(i64::from)),
         step: number(error.step().and_then(|step| i64::try_from(step).ok())),
+    });
+    let message = c_text(&format!("{error}{}", remedy(error)));
+    let store = |storage: &TextStorage| {
+        let texts = ErrorTexts {
+            message: message.clone(),
+            node: error.node().map(c_text),
+            op: error.op().map(c_text),
+        };
+        *storage.0.borrow_mut() = Some(texts);
     };
-    let status = last.status;
-    LAST.with(|cell| *cell.borrow_mut() = Some(last));
+    if TEXTS.try_with(store).is_err() {
+        store_late_message(&message);
+    }
     status
 }
 
-fn read_last_error<T>(none: T, of: impl FnOnce(&LastError) -> T) -> T {
-    LAST.with(|cell| cell.borrow().as_ref().map_or(none, of))
-}
-
-fn text_pointer(text: Option<&CString>) -> *const c_char {
-    text.map_or(std::ptr::null(), |text| text.as_ptr())
+/// A text of the last error. `none` if there is no such text, no call of the thread failed, or the storage has ended.
+fn read_text_pointer(
+    none: *const c_char,
+    read: impl FnOnce(&ErrorTexts) -> Option<&CString>,
+) -> *const c_char {
+    let pointer = |storage: &TextStorage| {
+        let texts = storage.0.borrow();
+        texts.as_ref().and_then(read).map_or(none, |text| text.as_ptr())
+    };
+    TEXTS.try_with(pointer).unwrap_or(none)
 }
 
 /// The status of the last failed call of this thread, `SYMMC_OK` if none failed. Successful calls do not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_kind() -> symmc_status {
-    read_last_error(SYMMC_OK, |last| last.status)
+    NUMBERS.get().status
 }
 
 /// The message of the last failed call of this thread. It names the thing, what was expected and what was found. It is empty if
-/// no call failed. The library owns the text, which is valid until another call of this thread fails or the thread ends.
+/// no call failed. The library owns the text, which is valid until another call of this thread fails or the thread ends. While
+/// a thread or the process ends (in a destructor of a thread's key or of a static object, and in an `atexit` handler) the
+/// message may be shortened to 511 bytes, and its node and op are not known.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error() -> *const c_char {
-    read_last_error(c"".as_ptr(), |last| last.text.as_ptr())
+    let late = LATE_MESSAGE.with(|late| late.as_ptr().cast::<c_char>().cast_const());
+    read_text_pointer(late, |texts| Some(&texts.message))
 }
 
 /// The rank at fault in the last error of this thread: the one that failed, died, stopped, left, did not join, or differs from
 /// the others. It is never a rank that only waited. -1 if there is no such rank or it is not known.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_culprit() -> i64 {
-    read_last_error(-1, |last| last.culprit)
+    NUMBERS.get().culprit
 }
 
 /// The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are equal on all ranks.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_reporter() -> i64 {
-    read_last_error(-1, |last| last.reporter)
+    NUMBERS.get().reporter
 }
 
 /// Another name of symmc_last_error_culprit.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_rank() -> i64 {
-    read_last_error(-1, |last| last.culprit)
+    NUMBERS.get().culprit
 }
 
 /// The step of the last error of this thread, counted from 0 in its bucket; -1 if the error is not about a step.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_step() -> i64 {
-    read_last_error(-1, |last| last.step)
+    NUMBERS.get().step
 }
 
 /// The node of the last error of this thread, as the name of its first result; NULL if the error is not about a node. Valid as
 /// long as the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_node() -> *const c_char {
-    read_last_error(std::ptr::null(), |last| text_pointer(last.node.as_ref()))
+    read_text_pointer(std::ptr::null(), |texts| texts.node.as_ref())
 }
 
 /// The op of that node; NULL if it is not known. Valid as long as the message.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_op() -> *const c_char {
-    read_last_error(std::ptr::null(), |last| text_pointer(last.op.as_ref()))
+    read_text_pointer(std::ptr::null(), |texts| texts.op.as_ref())
 }
 
 /// Reads a text of the caller. `what` names it in errors.
@@ -208,6 +324,15 @@ pub(crate) unsafe fn read_optional_text<'a>(
     unsafe { read_text(pointer, what) }.map(Some)
 }
 
+/// Checks that a pointer of the caller is aligned for its elements. `what` names it in errors.
+fn expect_aligned<T>(pointer: *const T, what: &str) -> Result<(), Error> {
+    if pointer.is_aligned() {
+        return Ok(());
+    }
+    let address = pointer.addr();
+    Err(input_error(format!("{what} at {address:#x}: expected a multiple of {} bytes", align_of::<T>())))
+}
+
 /// Borrows an array of the caller. The pointer may be NULL if the array has no elements.
 ///
 /// # Safety
@@ -223,6 +348,7 @@ pub(crate) unsafe fn read_slice<'a, T>(
     if pointer.is_null() {
         return Err(input_error(format!("{what} is NULL, and has {count} elements")));
     }
+    expect_aligned(pointer, what)?;
     if count.checked_mul(size_of::<T>()).is_none_or(|bytes| bytes > isize::MAX as usize) {
         return Err(input_error(format!("{what} has {count} elements, more than memory can hold")));
     }
@@ -248,14 +374,20 @@ pub(crate) unsafe fn borrow_handle_mut<'a, T>(pointer: *mut T, what: &str) -> Re
     unsafe { pointer.as_mut() }.ok_or_else(|| input_error(format!("the handle of the {what} is NULL")))
 }
 
-/// Writes a result through a pointer of the caller.
-///
-/// # Safety
-/// The pointer is valid for a write, or NULL.
-pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error> {
+/// Checks the pointer to a result.
+pub(crate) fn expect_result_pointer<T>(out: *mut T) -> Result<(), Error> {
     if out.is_null() {
         return Err(input_error("the pointer to the result is NULL"));
     }
+    expect_aligned(out.cast_const(), "the pointer to the result")
+}
+
+/// Writes a result through a pointer of the caller.
+///
+/// # Safety
+/// The pointer is valid for a write if it is aligned, or NULL.
+pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error> {
+    expect_result_pointer(out)?;
     // SAFETY: the caller ensures it.
     unsafe { out.write(value) };
     Ok(())
@@ -265,12 +397,7 @@ pub(crate) unsafe fn write_result<T>(out: *mut T, value: T) -> Result<(), Error>
 ///
 /// # Safety
 /// `to` has `room` bytes, which do not overlap `from`.
-pub(crate) unsafe fn write_bytes(
-    to: *mut std::ffi::c_void,
-    room: usize,
-    from: &[u8],
-    what: &str,
-) -> Result<(), Error> {
+pub(crate) unsafe fn write_bytes(to: *mut c_void, room: usize, from: &[u8], what: &str) -> Result<(), Error> {
     if from.len() != room {
         return Err(input_error(format!("{what} has {} bytes, the memory for it has {room}", from.len())));
     }
@@ -282,20 +409,41 @@ pub(crate) unsafe fn write_bytes(
     Ok(())
 }
 
-/// Creates a handle and writes it through a pointer of the caller. On failure the caller gets NULL.
+/// Creates a handle and writes it through a pointer of the caller. After every error the caller has NULL.
 ///
 /// # Safety
 /// As [`write_result`].
 pub(crate) unsafe fn create_handle<T>(
     out: *mut *mut T,
-    what: impl FnOnce() -> Result<T, Error>,
+    create: impl FnOnce() -> Result<T, Error>,
 ) -> symmc_status {
+    // SAFETY: the caller ensures it.
+    unsafe { create_handles(out, 1, |pointer| pointer.and_then(|()| create().map(|handle| [handle]))) }
+}
+
+/// Creates `count` handles and writes them to an array of the caller, which has NULL in each place after every error. `create`
+/// receives the check of the array.
+///
+/// # Safety
+/// As [`write_result`], for an array with `count` places.
+pub(crate) unsafe fn create_handles<T, H: IntoIterator<Item = T>>(
+    out: *mut *mut T,
+    count: usize,
+    create: impl FnOnce(Result<(), Error>) -> Result<H, Error>,
+) -> symmc_status {
+    let pointer = expect_result_pointer(out);
+    if pointer.is_ok() {
+        for place in 0..count {
+            // SAFETY: the caller ensures it.
+            unsafe { out.add(place).write(std::ptr::null_mut()) };
+        }
+    }
     guard(|| {
-        // SAFETY: the caller ensures it.
-        unsafe { write_result(out, std::ptr::null_mut()) }?;
-        let made = Box::into_raw(Box::new(what()?));
-        // SAFETY: the caller ensures it.
-        unsafe { write_result(out, made) }
+        for (place, handle) in create(pointer)?.into_iter().enumerate().take(count) {
+            // SAFETY: the pointer was checked, and the caller ensures that the array has the place.
+            unsafe { out.add(place).write(Box::into_raw(Box::new(handle))) };
+        }
+        Ok(())
     })
 }
 

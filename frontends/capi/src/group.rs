@@ -3,43 +3,39 @@
 use std::ffi::{c_int, c_void};
 
 use symmc::unstable::ir::verify::MAX_RANKS;
-use symmc::{Bootstrap, Group, Membership};
+use symmc::{Bootstrap, Error, Group, Membership};
 
-use crate::error::{create_handle, free_handle, guard, input_error, symmc_status};
+use crate::error::{create_handle, create_handles, free_handle, input_error, symmc_status};
 
 /// One rank's membership in a group of ranks. The rank opens sessions in it one after the other, in the same order as the other
-/// ranks. One thread at a time uses it; it may be passed to another thread.
+/// ranks.
 pub struct symmc_group(pub(crate) Group);
 
 /// A function of the caller that gathers bytes from all ranks. It copies the `bytes` bytes at `mine` of every rank, in the order
 /// of ranks, to `all`, which has room for them. It returns 0 when it has the bytes of all ranks, and another number if it
-/// failed. It is called on the thread and during the call that received it. It must return normally, not by an exception or a
-/// jump.
+/// failed. It is called on the thread and during the call that received it.
 pub type symmc_all_gather = Option<
     unsafe extern "C" fn(context: *mut c_void, mine: *const c_void, bytes: usize, all: *mut c_void) -> c_int,
 >;
 
-/// Creates a group of `ranks` threads of this process. `groups` receives one pointer for each rank, in order. The caller frees
-/// each with `symmc_group_free`. On failure nothing is written.
+/// Creates a group of `ranks` threads of this process. `groups` receives one handle for each rank, in order. If `ranks` is not
+/// between 1 and 1024 nothing is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_threads(ranks: u32, groups: *mut *mut symmc_group) -> symmc_status {
-    guard(|| {
-        if groups.is_null() {
-            return Err(input_error("the pointer to the groups is NULL"));
-        }
-        if !(1..=MAX_RANKS).contains(&ranks) {
+    let is_valid = (1..=MAX_RANKS).contains(&ranks);
+    let create = |pointer: Result<(), Error>| {
+        pointer?;
+        if !is_valid {
             return Err(input_error(format!("expected 1 to {MAX_RANKS} ranks, found {ranks}")));
         }
-        for (rank, group) in Group::threads(ranks).into_iter().enumerate() {
-            // SAFETY: the caller ensures that there is room for all ranks.
-            unsafe { groups.add(rank).write(Box::into_raw(Box::new(symmc_group(group)))) };
-        }
-        Ok(())
-    })
+        Ok(Group::threads(ranks).into_iter().map(symmc_group))
+    };
+    // SAFETY: the caller ensures that there is room for all ranks.
+    unsafe { create_handles(groups, if is_valid { ranks as usize } else { 0 }, create) }
 }
 
 /// Creates the group in which a launcher started this process, from its environment: torchrun, `mpirun` and `mpiexec` of Open
-/// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. Fails without such a launcher. The caller frees it with `symmc_group_free`.
+/// MPI, MPICH, Intel MPI and MVAPICH, or `srun`. Fails without such a launcher.
 ///
 /// # Safety
 /// `out` takes a pointer, and nothing changes the environment during the call.
@@ -55,7 +51,7 @@ pub unsafe extern "C" fn symmc_group_from_environment(out: *mut *mut symmc_group
 }
 
 /// Creates the group of `ranks` ranks on one machine that can communicate by means of the caller. All ranks call this at the
-/// same time. `context` is passed to `all_gather`. The caller frees the group with `symmc_group_free`.
+/// same time. `context` is passed to `all_gather`.
 ///
 /// # Safety
 /// `all_gather` obeys the contract of its type.
@@ -119,7 +115,7 @@ pub unsafe extern "C" fn symmc_group_ranks(group: *const symmc_group) -> u32 {
     unsafe { group.as_ref() }.map_or(0, |group| group.0.ranks())
 }
 
-/// Frees a group. Sessions that were opened in it continue. NULL is ignored.
+/// Frees a group. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_group_free(group: *mut symmc_group) {
     // SAFETY: the caller ensures it.

@@ -1,15 +1,12 @@
 //! The C interface: opaque handles, status codes, and the text of the last error of each thread.
 //!
 //! The doc comments of all functions are copied into `include/symmc.h`, which is generated from these sources; a test compares
-//! the two. No panic crosses the interface: it becomes the status `SYMMC_ERROR_DEFECT`. A function has read its texts and memory
-//! arguments when it returns, unless it says otherwise.
+//! the two. No panic crosses the interface: it becomes the status `SYMMC_ERROR_DEFECT`.
 //!
 //! # Safety
-//! All unsafe functions have the contract at the head of `symmc.h`; a function documents only requirements beyond it. A handle
-//! came from this library and was not freed. No other thread uses it during the call, unless its type allows that, and no thread
-//! uses it after it was freed. A text ends with a NUL. Memory and arrays have as many bytes and elements as the call says, and
-//! `out` and other pointers for results can be written. NULL in place of any of these is an error, or has the effect that the
-//! function documents.
+//! All unsafe functions have the contract at the head of `symmc.h`; a function documents only requirements beyond it. Memory and
+//! arrays have as many bytes and elements as the call says, and `out` and other pointers for results can be written. NULL in
+//! place of any of these is an error, or has the effect that the function documents.
 
 #![allow(non_camel_case_types)]
 // The module documentation states one contract for all functions.
@@ -35,7 +32,7 @@ pub use values::*;
 
 /// The version of this interface. It equals the result of `symmc_abi_version` if the header fits the loaded library. Programs
 /// that were compiled with another version are not compatible.
-pub const SYMMC_ABI_VERSION: u32 = 2;
+pub const SYMMC_ABI_VERSION: u32 = 3;
 
 /// The `SYMMC_ABI_VERSION` of the loaded library.
 #[unsafe(no_mangle)]

@@ -22,7 +22,7 @@ pub const SYMMC_PRODUCTS_MEASURED: i32 = 0;
 /// Algorithms of matrix products are the first ones that the library proposes. Kernels of symmc compute attention.
 pub const SYMMC_PRODUCTS_HEURISTIC: i32 = 1;
 
-/// The options of a session. One thread at a time changes them. Sessions keep what they need of them.
+/// The options of a session.
 pub struct symmc_session_options {
     limit: Option<Duration>,
     /// Bytes of symmetric memory for the caller.
@@ -135,8 +135,7 @@ unsafe fn with_options(
     guard(|| work(unsafe { borrow_handle_mut(options, "options of the session") }?))
 }
 
-/// Creates options with the defaults: a session on the host, with a timeout of 30 seconds. The caller frees them with
-/// `symmc_session_options_free`.
+/// Creates options with the defaults: a session on the host, with a timeout of 30 seconds.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_create(out: *mut *mut symmc_session_options) -> symmc_status {
     // SAFETY: the caller ensures it.
@@ -289,7 +288,7 @@ fn check_choice(choice: i32, last: i32, expected: &str) -> Result<i32, Error> {
     Err(input_error(format!("expected {expected}, found {choice}")))
 }
 
-/// Frees options. Sessions that were opened with them continue. NULL is ignored.
+/// Frees options. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_options_free(options: *mut symmc_session_options) {
     // SAFETY: the caller ensures it.

@@ -14,10 +14,10 @@ use crate::error::{
 };
 use crate::program::symmc_program;
 
-/// The options of a compilation. One thread at a time uses them.
+/// The options of a compilation.
 pub struct symmc_options(CompileConfig);
 
-/// A plan that was proved safe. Several threads may read it at the same time.
+/// A plan that was proved safe.
 pub struct symmc_plan {
     pub(crate) plan: CheckedPlan,
     report: CString,
@@ -61,7 +61,7 @@ fn plan_report(plan: &CheckedPlan) -> String {
     lines.join("\n")
 }
 
-/// Creates options with the defaults: for the host, one bucket. The caller frees them with `symmc_options_free`.
+/// Creates options with the defaults: for the host, one bucket.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_options_create(out: *mut *mut symmc_options) -> symmc_status {
     // SAFETY: the caller ensures it.
@@ -174,9 +174,8 @@ pub unsafe extern "C" fn symmc_options_free(options: *mut symmc_options) {
     unsafe { free_handle(options) }
 }
 
-/// Compiles a program into a plan and proves the plan safe. `options` may be NULL. The caller frees the plan with
-/// `symmc_plan_free`. All ranks of a session need the same plan: compile it once and pass it on with `symmc_plan_write`, or
-/// compile the same program with the same options everywhere.
+/// Compiles a program into a plan and proves the plan safe. `options` may be NULL. All ranks of a session need the same plan:
+/// compile it once and pass it on with `symmc_plan_write`, or compile the same program with the same options everywhere.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_compile(
     program: *const symmc_program,
@@ -196,7 +195,7 @@ pub unsafe extern "C" fn symmc_compile(
     unsafe { create_handle(out, compile) }
 }
 
-/// Reads a plan from a file and proves it safe. The caller frees it with `symmc_plan_free`.
+/// Reads a plan from a file and proves it safe.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_read(path: *const c_char, out: *mut *mut symmc_plan) -> symmc_status {
     let read = || {
@@ -255,7 +254,7 @@ pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *cons
     found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
 
-/// Frees a plan. Sessions that run it continue. NULL is ignored.
+/// Frees a plan. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_free(plan: *mut symmc_plan) {
     // SAFETY: the caller ensures it.

@@ -10,10 +10,10 @@ use crate::error::{
     borrow_handle, create_handle, free_handle, read_optional_text, read_slice, read_text, symmc_status,
 };
 
-/// An opened program. Several threads may read it at the same time.
+/// An opened program.
 pub struct symmc_program(pub(crate) Program);
 
-/// The weights of one rank, in memory. Several threads and sessions may read them at the same time.
+/// The weights of one rank, in memory, which several sessions may read.
 pub struct symmc_weights(pub(crate) Vec<(String, Arc<Tensor>)>);
 
 /// Opens the file of tensors at a path; NULL gives `None`.
@@ -28,8 +28,7 @@ unsafe fn tensor_file(path: *const c_char) -> Result<Option<Arc<TensorFile>>, sy
 
 /// Opens a program: one `.pt2`, `.onnx` or `.symm` file, or the files of all ranks in order. `ranks` is the number of ranks, or 0
 /// for the number that the program fixes. `tensors` is the safetensors file that the program will run on, or NULL. It gives the
-/// number of ranks if nothing else does, and constants that have another value in it become parameters. The caller frees the
-/// program with `symmc_program_free`.
+/// number of ranks if nothing else does, and constants that have another value in it become parameters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_open(
     paths: *const *const c_char,
@@ -54,7 +53,7 @@ pub unsafe extern "C" fn symmc_program_open(
     unsafe { create_handle(out, open) }
 }
 
-/// Parses a program in text form. The caller frees it with `symmc_program_free`.
+/// Parses a program in text form.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_from_text(
     program: *const c_char,
@@ -73,7 +72,7 @@ pub unsafe extern "C" fn symmc_program_ranks(program: *const symmc_program) -> u
     unsafe { program.as_ref() }.and_then(|program| program.0.graph.ranks).unwrap_or(0)
 }
 
-/// Frees a program. Plans and weights that were made from it stay valid. NULL is ignored.
+/// Frees a program. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_program_free(program: *mut symmc_program) {
     // SAFETY: the caller ensures it.
@@ -81,8 +80,7 @@ pub unsafe extern "C" fn symmc_program_free(program: *mut symmc_program) {
 }
 
 /// Loads the weights of a rank into memory: from the safetensors file `tensors`, whose names are `rank<r>.w.<name>`, or for NULL
-/// the weights that came with the program. The caller frees them with `symmc_weights_free`. Sessions that share them keep what
-/// they need.
+/// the weights that came with the program.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_weights_open(
     program: *const symmc_program,
@@ -99,7 +97,7 @@ pub unsafe extern "C" fn symmc_weights_open(
     unsafe { create_handle(out, open) }
 }
 
-/// Frees weights. Sessions that share them continue. NULL is ignored.
+/// Frees weights. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_weights_free(weights: *mut symmc_weights) {
     // SAFETY: the caller ensures it.

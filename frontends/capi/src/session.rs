@@ -7,8 +7,8 @@ use symmc::unstable::runtime::RunError;
 use symmc::{Error, MemoryUsage, Session, SessionConfig};
 
 use crate::error::{
-    borrow_handle, borrow_handle_mut, free_handle, guard, input_error, read_slice, read_text, symmc_status,
-    write_bytes, write_result,
+    borrow_handle, borrow_handle_mut, create_handles, free_handle, guard, input_error, read_slice, read_text,
+    symmc_status, write_bytes, write_result,
 };
 use crate::group::symmc_group;
 use crate::options::symmc_session_options;
@@ -16,15 +16,40 @@ use crate::plan::symmc_plan;
 use crate::program::symmc_weights;
 use crate::values::{DescribedValue, SYMMC_ARGUMENT, SYMMC_OUTPUT, storage_code, symmc_memory, symmc_value};
 
-/// A plan on one rank, ready to run again and again. One thread at a time uses it, and it may be passed to another thread.
-/// After a run has failed, calls that run, wait, read, write or close return its error.
+/// A plan on one rank, ready to run again and again. After a run has failed, calls that run, wait, read, write or close return
+/// its error. `symmc_session_close` and `symmc_session_abort` end the session and keep the handle: later calls except
+/// `symmc_session_free` and `symmc_session_rank` return `SYMMC_ERROR_INPUT`.
 pub struct symmc_session {
+    rank: u32,
+    /// The session, or the name of the function that ended it.
+    state: Result<OpenSession, &'static str>,
+}
+
+/// A session that has not ended.
+pub(crate) struct OpenSession {
     pub(crate) session: Session,
     /// The descriptions of values that the caller may hold, until other sizes are set.
     described: Option<Vec<DescribedValue>>,
 }
 
 impl symmc_session {
+    fn open_session(&mut self) -> Result<&mut OpenSession, Error> {
+        self.state.as_mut().map_err(|ended_by| ended_error(ended_by))
+    }
+
+    /// Takes the session out of the handle, which from then on names the function that ended it.
+    fn end_by(&mut self, function: &'static str) -> Result<Session, Error> {
+        self.open_session()?;
+        let state = std::mem::replace(&mut self.state, Err(function));
+        state.map(|open| open.session).map_err(ended_error)
+    }
+}
+
+fn ended_error(ended_by: &str) -> Error {
+    input_error(format!("the session has ended: {ended_by} was called"))
+}
+
+impl OpenSession {
     fn described_values(&mut self) -> Result<&[DescribedValue], Error> {
         if self.described.is_none() {
             let arguments = self.session.inputs()?;
@@ -36,16 +61,25 @@ impl symmc_session {
     }
 }
 
-/// Runs the body of a function on a session.
+/// Borrows a session that has not ended.
 ///
 /// # Safety
 /// `session` is a handle that no other thread uses, or NULL.
+pub(crate) unsafe fn borrow_session<'a>(session: *mut symmc_session) -> Result<&'a mut OpenSession, Error> {
+    // SAFETY: the caller ensures it.
+    unsafe { borrow_handle_mut(session, "session") }?.open_session()
+}
+
+/// Runs the body of a function on a session.
+///
+/// # Safety
+/// As [`borrow_session`].
 unsafe fn with_session(
     session: *mut symmc_session,
-    work: impl FnOnce(&mut symmc_session) -> Result<(), Error>,
+    work: impl FnOnce(&mut OpenSession) -> Result<(), Error>,
 ) -> symmc_status {
     // SAFETY: the caller ensures it.
-    guard(|| work(unsafe { borrow_handle_mut(session, "session") }?))
+    guard(|| work(unsafe { borrow_session(session) }?))
 }
 
 /// The bytes that a session uses on its device: a GPU, or the host.
@@ -108,32 +142,30 @@ pub unsafe extern "C" fn symmc_plan_get_memory(
 }
 
 /// Opens the session of the group's rank. Returns when all ranks have opened theirs with the same plan. `options` may be NULL,
-/// for the host. Plan, group and options may be freed before the session. The caller ends the session with
-/// `symmc_session_close`, `symmc_session_abort` or `symmc_session_free`. If an argument is invalid, such as a plan that is NULL,
-/// the call fails on all ranks with an error that names this rank, and the ranks can open the next session together. If the
-/// group is NULL, the other ranks are not notified.
+/// for the host. If an argument is invalid, such as a plan that is NULL, the call fails on all ranks with an error that names
+/// this rank, and the ranks can open the next session together. If the group is NULL, the other ranks are not notified.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_open(
     plan: *const symmc_plan,
-    group: *const symmc_group,
+    group: *mut symmc_group,
     options: *const symmc_session_options,
     out: *mut *mut symmc_session,
 ) -> symmc_status {
-    guard(|| {
+    let open = |pointer: Result<(), Error>| {
         // SAFETY: the caller ensures it.
-        let group = unsafe { borrow_handle(group, "group") }?;
+        let group = unsafe { borrow_handle_mut(group, "group") }?;
         let arguments = || {
-            // SAFETY: the caller ensures it.
-            unsafe { write_result(out, std::ptr::null_mut()) }?;
+            pointer?;
             // SAFETY: the caller ensures it.
             unsafe { Ok((borrow_handle(plan, "plan")?, session_config(options)?)) }
         };
         let (plan, config) = arguments().map_err(|error: Error| decline_session(group, &error))?;
         let session = Session::open(&plan.plan, &group.0, &config)?;
-        let made = Box::into_raw(Box::new(symmc_session { session, described: None }));
-        // SAFETY: the caller ensures it.
-        unsafe { write_result(out, made) }
-    })
+        let rank = session.rank();
+        Ok([symmc_session { rank, state: Ok(OpenSession { session, described: None }) }])
+    };
+    // SAFETY: the caller ensures it.
+    unsafe { create_handles(out, 1, open) }
 }
 
 /// Notifies the other ranks of a group that this rank does not open a session, with the reason. Returns the error that all
@@ -146,7 +178,7 @@ fn decline_session(group: &symmc_group, error: &Error) -> Error {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_rank(session: *const symmc_session) -> u32 {
     // SAFETY: the caller ensures it.
-    unsafe { session.as_ref() }.map_or(0, |session| session.session.rank())
+    unsafe { session.as_ref() }.map_or(0, |session| session.rank)
 }
 
 /// Sets the values of `count` symbols for the next runs. Inputs and outputs have sizes once all symbols have a value. If no
@@ -158,7 +190,7 @@ pub unsafe extern "C" fn symmc_session_set(
     values: *const i64,
     count: usize,
 ) -> symmc_status {
-    let set = |session: &mut symmc_session| {
+    let set = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
         let (names, values) =
             unsafe { (read_slice(symbols, count, "symbols")?, read_slice(values, count, "values")?) };
@@ -181,7 +213,7 @@ pub unsafe extern "C" fn symmc_session_count(
     kind: i32,
     count: *mut usize,
 ) -> symmc_status {
-    let of = |session: &mut symmc_session| {
+    let of = |session: &mut OpenSession| {
         let found = session.described_values()?.iter().filter(|value| value.kind == kind).count();
         expect_kind(kind)?;
         // SAFETY: the caller ensures it.
@@ -200,7 +232,7 @@ pub unsafe extern "C" fn symmc_session_value(
     index: usize,
     value: *mut symmc_value,
 ) -> symmc_status {
-    let of = |session: &mut symmc_session| {
+    let of = |session: &mut OpenSession| {
         expect_kind(kind)?;
         let mut all = session.described_values()?.iter().filter(|value| value.kind == kind);
         let none = || input_error(format!("there is no value {index} of kind {kind}"));
@@ -229,7 +261,7 @@ pub unsafe extern "C" fn symmc_session_address(
     name: *const c_char,
     memory: *mut symmc_memory,
 ) -> symmc_status {
-    let of = |session: &mut symmc_session| {
+    let of = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
         let found = session.session.address(unsafe { read_text(name, "the name") }?)?;
         let found = symmc_memory {
@@ -261,7 +293,7 @@ pub unsafe extern "C" fn symmc_session_bind(
     data: *mut c_void,
     bytes: usize,
 ) -> symmc_status {
-    let bind = |session: &mut symmc_session| {
+    let bind = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
         unsafe { session.session.bind(read_text(name, "the name")?, data.cast(), bytes) }
     };
@@ -280,13 +312,12 @@ pub unsafe extern "C" fn symmc_session_unbind(
 }
 
 /// Makes the next runs read the weights of this rank in place. Several sessions may share them. All symbols must have a value.
-/// The session keeps what it needs: the caller may free its handle at any time.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_share_weights(
     session: *mut symmc_session,
     weights: *const symmc_weights,
 ) -> symmc_status {
-    let share = |session: &mut symmc_session| {
+    let share = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
         let weights = unsafe { borrow_handle(weights, "weights") }?;
         let mut each = weights.0.iter();
@@ -304,7 +335,7 @@ pub unsafe extern "C" fn symmc_session_write(
     data: *const c_void,
     bytes: usize,
 ) -> symmc_status {
-    let write = |session: &mut symmc_session| {
+    let write = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
         unsafe {
             session.session.write(read_text(name, "the name")?, read_slice(data.cast(), bytes, "the data")?)
@@ -322,7 +353,7 @@ pub unsafe extern "C" fn symmc_session_read(
     data: *mut c_void,
     bytes: usize,
 ) -> symmc_status {
-    let read = |session: &mut symmc_session| {
+    let read = |session: &mut OpenSession| {
         // SAFETY: the caller ensures it.
         let name = unsafe { read_text(name, "the name") }?;
         let tensor = session.session.read(name)?;
@@ -387,12 +418,12 @@ pub unsafe extern "C" fn symmc_session_recordings(
     moved: *mut u64,
     evicted: *mut u64,
 ) -> symmc_status {
-    let read = |session: &mut symmc_session| {
+    let read = |session: &mut OpenSession| {
         let found = session.session.recordings();
         for (to, number) in [(made, found.created), (moved, found.retargeted), (evicted, found.evicted)] {
             if !to.is_null() {
                 // SAFETY: the caller ensures it.
-                unsafe { to.write(number) };
+                unsafe { write_result(to, number) }?;
             }
         }
         Ok(())
@@ -404,7 +435,7 @@ pub unsafe extern "C" fn symmc_session_recordings(
 /// Sets `done` to 1 if all runs have ended, else to 0. Fails if a run failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_poll(session: *mut symmc_session, done: *mut c_int) -> symmc_status {
-    let poll = |session: &mut symmc_session| {
+    let poll = |session: &mut OpenSession| {
         let ended = session.session.poll()?;
         // SAFETY: the caller ensures it.
         unsafe { write_result(done, c_int::from(ended)) }
@@ -436,49 +467,41 @@ pub unsafe extern "C" fn symmc_session_resume(session: *mut symmc_session) -> sy
     unsafe { with_session(session, |session| session.session.resume()) }
 }
 
-/// Waits until all runs of this rank have ended. Ends and frees the session, also if it returns an error: that of an earlier
-/// failed run is returned again. In a process that was forked from
-/// the one that opened the session this is an error, and the session of the parent is not affected.
+/// Waits until all runs of this rank have ended, and ends the session, also if it returns an error. The error of an earlier
+/// failed run is returned again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_close(session: *mut symmc_session) -> symmc_status {
     guard(|| {
-        if session.is_null() {
-            return Err(input_error("the handle of the session is NULL"));
-        }
         // SAFETY: the caller ensures it.
-        let session = unsafe { Box::from_raw(session) };
-        session.session.close()
+        let handle = unsafe { borrow_handle_mut(session, "session") }?;
+        handle.end_by("symmc_session_close")?.close()
     })
 }
 
-/// Ends and frees the session on every rank at once, without waiting for runs. The other ranks get an error that names this rank
-/// and the reason. `reason` may be NULL. In a process that was forked from the one that opened the session this is an error, and
-/// the session of the parent is not affected.
+/// Ends the session on every rank at once, without waiting for runs. The other ranks get an error that names this rank and the
+/// reason. `reason` may be NULL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_abort(
     session: *mut symmc_session,
     reason: *const c_char,
 ) -> symmc_status {
     guard(|| {
-        if session.is_null() {
-            return Err(input_error("the handle of the session is NULL"));
-        }
         // SAFETY: the caller ensures it.
-        let session = unsafe { Box::from_raw(session) };
+        let handle = unsafe { borrow_handle_mut(session, "session") }?;
         let reason = if reason.is_null() {
             "no reason was given".into()
         } else {
             // SAFETY: the caller ensures it. A text that is not UTF-8 ends the session as well.
             unsafe { CStr::from_ptr(reason) }.to_string_lossy()
         };
-        session.session.abort(&reason)
+        handle.end_by("symmc_session_abort")?.abort(&reason)
     })
 }
 
-/// Ends a session without waiting for its runs. Between runs this behaves like symmc_session_close, but waits for other ranks for
-/// half a second at most. The other ranks finish the runs that this rank has finished, and get an error that names it when they
-/// start or wait for another run. During a run the sessions of the other ranks end at once, with such an error. In a process
-/// that was forked from the one that opened the session, the session of the parent is not affected. NULL is ignored.
+/// Frees a session. One that has not ended ends without waiting for its runs. Between runs this behaves like
+/// symmc_session_close, but waits for other ranks for half a second at most. The other ranks finish the runs that this rank has
+/// finished, and get an error that names it when they start or wait for another run. During a run the sessions of the other
+/// ranks end at once, with such an error. NULL is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_session_free(session: *mut symmc_session) {
     // SAFETY: the caller ensures it.

@@ -83,6 +83,7 @@ static void survive(symmc_session *session, uint32_t victim, double since) {
     /* Later calls return the same error. */
     expect(symmc_session_enqueue(session) == SYMMC_ERROR_PEER && strcmp(symmc_last_error(), text) == 0);
     expect(symmc_session_close(session) == SYMMC_ERROR_PEER);
+    symmc_session_free(session);
 }
 
 static void rank_process(board *shared, uint32_t rank, uint32_t victim) {

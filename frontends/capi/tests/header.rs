@@ -22,14 +22,32 @@ const FILES: [&str; 9] =
 const OPENING: &str = "\
 /* symmc: compiles tensor programs with communication into plans, proves the plans safe, and runs them.
  *
- * Handles are pointers to types that only the library knows. The caller that received a handle owns it, and passes it once to
- * the function that frees it, from any thread. A function has read its other arguments when it returns, unless it says
- * otherwise. Texts are UTF-8 and end with a NUL.
+ * The rules of this comment hold for all functions; a function documents only requirements beyond them.
  *
- * Functions that can fail return SYMMC_OK or the kind of the error. symmc_last_error returns the message of the last error of
- * the calling thread. After an error, a handle that the call was to create is NULL, and other results are unchanged. Any thread
- * may call any function. Calls that take the same handle without const must not overlap, unless the type of the handle allows
- * it. A defect of the library itself gives the status SYMMC_ERROR_DEFECT: no exception is thrown through the caller.
+ * Ownership. A handle is a pointer to a type that only the library knows. The caller that received a handle frees it exactly
+ * once, by the function of its type whose name ends with _free, in any order and from any thread. No other function frees a
+ * handle: a session that was closed or aborted is freed as well. Handles keep what they need of each other: a session continues
+ * when its plan, group, options, weights and buffers are freed. A function has read its other arguments when it returns, unless
+ * it says otherwise.
+ *
+ * Arguments. Texts are UTF-8 and end with a NUL. Pointers to arrays and to results are aligned for their elements: other ones
+ * give SYMMC_ERROR_INPUT, and nothing is read or written. Bytes that are copied (void *) need no alignment.
+ *
+ * Errors. Functions that can fail return SYMMC_OK or the kind of the error. symmc_last_error returns the message of the last
+ * error of the calling thread. After an error, a handle that the call was to create is NULL, and other results are unchanged. A
+ * defect of the library itself gives the status SYMMC_ERROR_DEFECT: no exception is thrown through the caller.
+ *
+ * Threads. Any thread may call any function at any time, also in destructors of static objects and of a thread's keys, and in
+ * atexit handlers; only signal handlers may not. While a call that takes a handle without const is in progress, no other call
+ * takes this handle. Calls that take it as const may overlap. Sessions open and run together with the other ranks of their
+ * group, so ranks of one process need a thread each.
+ *
+ * Cancellation. No function is a cancellation point: a thread that pthread_cancel cancels during a call ends after the call. A
+ * function of the caller that the library calls returns normally. It does not throw, jump or call pthread_exit.
+ *
+ * Forks. A process that used the library has threads, which a fork does not copy: fork before, or call exec in the child. In the
+ * child, calls on a session of the parent return SYMMC_ERROR_INPUT if they need its memory, its runs or other ranks. Closing,
+ * aborting and freeing it do not affect the parent. A group in which the parent opened sessions opens none in the child.
  *
  * Generated from the sources of the library; do not edit.
  */
@@ -253,11 +271,18 @@ fn every_function_is_exported_and_keeps_panics_in() {
         assert!(is_exported(&function) && is_public(&function.vis), "{name} is not exported");
         assert!(name.starts_with("symmc_"), "{name} has no prefix");
         let body = function.block.to_token_stream().to_string();
-        let guarded = ["guard (", "create_handle (", "with_session (", "with_options (", "free_handle ("]
-            .iter()
-            .any(|call| body.contains(call));
+        let guarded = [
+            "guard (",
+            "create_handle (",
+            "create_handles (",
+            "with_session (",
+            "with_options (",
+            "free_handle (",
+        ]
+        .iter()
+        .any(|call| body.contains(call));
         // Functions that only read a field or the last error of the thread.
-        let reads = ["as_ref ()", "read_last_error (", "SYMMC_ABI_VERSION", "concat !"]
+        let reads = ["as_ref ()", "NUMBERS . get ()", "read_text_pointer (", "SYMMC_ABI_VERSION", "concat !"]
             .iter()
             .any(|call| body.contains(call));
         let calls = body.matches('(').count();

@@ -1,5 +1,5 @@
-/* A rank that frees its session without closing it, aborts it or opens it with wrong arguments ends that of its peer at once; a forked child that frees, closes or runs its
- * copy does nothing to the session of its parent. Ranks are threads.
+/* A rank that frees its session without closing it, aborts it or opens it with wrong arguments ends that of its peer at once.
+ * A forked child that frees, closes or runs its copy does nothing to the session of its parent. Ranks are threads.
  */
 #define _DEFAULT_SOURCE
 #include <pthread.h>
@@ -52,6 +52,7 @@ static void *leave(void *argument) {
         exit(1);
     }
     expect(symmc_session_close(session) == SYMMC_ERROR_PEER);
+    symmc_session_free(session);
     return NULL;
 }
 
@@ -75,8 +76,8 @@ static void *abort_session(void *argument) {
                 fprintf(stderr, "%s\n", symmc_last_error());
                 exit(1);
             }
-            symmc_session_free(session);
         }
+        symmc_session_free(session);
     }
     return NULL;
 }
@@ -101,7 +102,9 @@ static void *open_wrongly(void *argument) {
             exit(1);
         }
         symmc_session_options_free(options);
-        must(symmc_session_close(opened(self, x, y)));
+        session = opened(self, x, y);
+        must(symmc_session_close(session));
+        symmc_session_free(session);
     }
     return NULL;
 }
@@ -115,7 +118,10 @@ static int misuse(symmc_session *session, const place *self, int what) {
     case 0: status = symmc_session_run(session); break;
     case 1: symmc_session_free(session); return 0;
     case 2: exit(0);
-    case 3: status = symmc_session_close(session); break;
+    case 3:
+        status = symmc_session_close(session);
+        if (status == SYMMC_ERROR_INPUT && strstr(symmc_last_error(), "fork") != NULL) symmc_session_free(session);
+        break;
     case 4: status = symmc_session_poll(session, &done); break;
     case 5: status = symmc_session_open(self->plan, self->group, NULL, &other); break;
     default: symmc_group_free(self->group); return 0;
@@ -148,6 +154,7 @@ static void *fork_children(void *argument) {
     }
     expect(y[0] == 2);
     must(symmc_session_close(session));
+    symmc_session_free(session);
     return NULL;
 }
 

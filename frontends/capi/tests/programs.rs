@@ -6,7 +6,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
 
 /// The compiler and the flags of a program.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 struct Way {
     compiler: &'static str,
     flags: &'static [&'static str],
@@ -201,6 +201,23 @@ fn what_callers_do_wrong_is_a_status_with_a_text() {
             let out = ran(&compiled(&source, way, folder.path()), &[folder.path()]);
             assert!(out.ends_with(said), "{out}");
         }
+    }
+}
+
+#[test]
+fn rules_of_the_header_hold() {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rules.c");
+    let folder = tempfile::tempdir().expect("a folder");
+    for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
+        let program = compiled(&source, way, folder.path());
+        // The log needs storage of the thread, too.
+        for filter in ["off", "trace"] {
+            let output = Command::new(&program).env("SYMMC_LOG", filter).output().expect("it starts");
+            assert!(output.status.success(), "{way:?}: {}", text(&output));
+            assert_eq!(String::from_utf8_lossy(&output.stdout), "key\natexit\ndestructor\n", "{way:?}");
+        }
+        let output = Command::new(&program).arg("log").env("SYMMC_LOG", "loud").output().expect("it starts");
+        assert!(output.status.success() && output.stdout == b"all NULL\n", "{}", text(&output));
     }
 }
 

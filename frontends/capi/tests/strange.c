@@ -77,6 +77,7 @@ static void nothing(void) {
     must(symmc_session_run(session));
     expect(y[0] == -1 && y[3] == -4);
     must(symmc_session_close(session));
+    symmc_session_free(session);
 
     plan = planned("program \"constant\" ranks 1\n%y: f32[2] = full value=1.0\nreturn %y\n");
     session = opened(plan);
@@ -85,6 +86,7 @@ static void nothing(void) {
     must(symmc_session_read(session, "y", y, 8));
     expect(y[0] == 1 && y[1] == 1);
     must(symmc_session_close(session));
+    symmc_session_free(session);
 }
 
 static void names(void) {
@@ -119,6 +121,7 @@ static void names(void) {
     must(symmc_session_write(session, "in.0", x, sizeof x));
     must(symmc_session_run(session));
     must(symmc_session_close(session));
+    symmc_session_free(session);
     symmc_plan_free(plan);
     free(name);
 }
@@ -250,7 +253,9 @@ static void *run_it(void *argument) {
 }
 
 static void *end_it(void *argument) {
-    must(symmc_session_close(((handed *)argument)->session));
+    symmc_session *session = ((handed *)argument)->session;
+    must(symmc_session_close(session));
+    symmc_session_free(session);
     return NULL;
 }
 

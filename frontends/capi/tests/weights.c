@@ -54,7 +54,10 @@ static void *rank(void *argument) {
     /* The sessions keep the weights that they need. */
     symmc_weights_free(weights);
     for (int i = 0; i < 2; i++) tokens[i] = first_token(sessions[i]);
-    for (int i = 0; i < 2; i++) must(symmc_session_close(sessions[i]));
+    for (int i = 0; i < 2; i++) {
+        must(symmc_session_close(sessions[i]));
+        symmc_session_free(sessions[i]);
+    }
     if (tokens[0] != tokens[1]) exit(1);
     if (symmc_group_rank(group) == 0) printf("%c", (char)tokens[0]);
     return NULL;

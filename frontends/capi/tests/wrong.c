@@ -198,6 +198,7 @@ static void of_sessions(void) {
     must(symmc_session_resume(session));
     must(symmc_session_run(session));
     must(symmc_session_close(session));
+    symmc_session_free(session);
     refused(symmc_session_run(NULL), INPUT, "the handle of the session is NULL");
     refused(symmc_session_close(NULL), INPUT, "the handle of the session is NULL");
     refused(symmc_session_enqueue_on(NULL, x), INPUT, "the handle of the session is NULL");
@@ -267,6 +268,7 @@ static void of_options(void) {
     refused(symmc_session_allocate_symmetric(NULL, 8, &buffer), INPUT, "the handle of the session is NULL");
     refused(symmc_session_release(session), INPUT, "cannot be released");
     must(symmc_session_close(session));
+    symmc_session_free(session);
     must(symmc_session_options_set_symmetric(options, 0));
     must(symmc_session_options_set_limit(options, 0));
 
@@ -292,6 +294,7 @@ static void of_options(void) {
     /* Its group member is still usable. */
     must(symmc_session_open(plan, group, NULL, &session));
     must(symmc_session_close(session));
+    symmc_session_free(session);
     symmc_session_options_free(options);
     symmc_group_free(group);
     symmc_plan_free(plan);
