@@ -5,11 +5,12 @@ A trial starts the ranks of a small program in one of these forms, and disturbs 
 
 - ``run``: ``symmc run``, which starts the ranks
 - ``torchrun``: ``symmc run`` on every rank, with the environment of torchrun
-- ``mpirun``: the same under ``mpirun``
+- ``mpirun``: the same under ``mpirun``, with a shell for each rank that stores its output and exit code
 - ``c`` and ``python``: sessions that are opened, run and closed without an end
 
 It then checks that every other rank ends in time, that the error names the disturbed rank (in C and Python as its
-culprit), and that nothing is left: no process, no shared memory, no file. What a form needs and the machine lacks is
+culprit), and that nothing is left: no process, no shared memory, no file. The process of a rank that a launcher started
+is known by the log of ``symmc run`` or by its environment under ``mpirun``. What a form needs and the machine lacks is
 skipped and counted.
 
 How late an end may be depends on the machine. Before the trials the script measures how long an undisturbed start takes,
@@ -44,6 +45,10 @@ PROMPT = 0.5
 """How soon, in seconds, others learn of a rank that died or left."""
 GATHERING = 2.0
 """How long ranks that have not come yet are awaited after one of those that came has died."""
+STARTING = 30.0
+"""How long the victim's process is awaited."""
+UNDER_MPIRUN = 'out="$0/out.$OMPI_COMM_WORLD_RANK"; "$@" > "$out" 2>&1; code=$?; echo "EXIT $code" >> "$out"'
+"""The command of a shell that runs a rank under mpirun."""
 
 
 def program(ranks: int) -> str:
@@ -76,6 +81,8 @@ class Trial:
     limit: float
     folder: Path
     processes: list[subprocess.Popen] = field(default_factory=list)
+    victim_process: int | None = None
+    """The process of the victim if a launcher started it."""
 
 
 @dataclass
@@ -130,6 +137,8 @@ class Bench:
         """The variables of a rank, or of a launcher."""
         own = {key: value for key, value in os.environ.items() if not re.match(r"RANK$|WORLD|MASTER|OMPI|PMI|SLURM", key)}
         own |= {MARK: self.mark(trial), "TMPDIR": str(trial.folder), "TRIAL_PROGRAM": program(trial.ranks)}
+        if trial.form == "run":
+            own["SYMMC_LOG"] = "symmc::join=debug"
         if rank is not None:
             own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(trial.ranks), "LOCAL_WORLD_SIZE": str(trial.ranks)}
             own |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": self.mark(trial)}
@@ -157,6 +166,7 @@ class Bench:
             trial.processes.append(self.spawn(trial, run, None))
         if trial.form == "mpirun":
             line = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(trial.ranks)]
+            line += ["sh", "-c", UNDER_MPIRUN, str(trial.folder)]
             trial.processes.append(self.spawn(trial, line + run, None))
 
     def spawn(self, trial: Trial, line: list[str], rank: int | None) -> subprocess.Popen:
@@ -178,10 +188,19 @@ class Bench:
                 found.append(int(entry))
         return found
 
-    def ranks_of_launcher(self, trial: Trial) -> list[int]:
-        """The processes of the ranks that a launcher started, oldest first."""
-        launcher = trial.processes[0].pid
-        return sorted(pid for pid in self.marked(trial) if pid != launcher and not is_helper(pid))
+    def process_of_victim(self, trial: Trial) -> int | None:
+        """The process of the victim, whom a launcher may still have to start; nothing if the launcher ends first."""
+        until = time.monotonic() + STARTING
+        while time.monotonic() < until and trial.processes[0].poll() is None:
+            if trial.form == "run":
+                started = re.search(rf"started the process of a rank rank={trial.victim} pid=(\d+)$", output(trial, "launcher"), re.M)
+                found = [int(started[1])] if started else []
+            else:
+                found = [pid for pid in self.marked(trial) if mpi_rank(pid) == trial.victim]
+            if found:
+                return found[0]
+            time.sleep(0.005)
+        return None
 
     def calibrate(self) -> None:
         """Measures a start, and sets the slack."""
@@ -197,12 +216,20 @@ class Bench:
         self.slack = 2.0 + 4 * self.starting
 
 
-def is_helper(pid: int) -> bool:
-    """Whether a process of mpirun is no rank."""
+def mpi_rank(pid: int) -> int | None:
+    """The rank of a process that runs symmc under mpirun."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text().strip() != "symmc"
+        is_rank = Path(f"/proc/{pid}/comm").read_text().strip() == "symmc"
+        number = re.search(rb"\0OMPI_COMM_WORLD_RANK=(\d+)\0", Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
-        return True
+        return None
+    return int(number[1]) if is_rank and number else None
+
+
+def output(trial: Trial, name: int | str) -> str:
+    """The output of a rank or of the launcher until now."""
+    file = trial.folder / f"out.{name}"
+    return file.read_text(errors="replace") if file.exists() else ""
 
 
 def send(pid: int, name: str) -> bool:
@@ -215,7 +242,7 @@ def send(pid: int, name: str) -> bool:
 
 
 def culprit(end: End) -> int | None:
-    """The rank that an end blames."""
+    """The rank that an end blames. Lines of the log are in its text too."""
     said = re.search(r"^ERROR (\S+) (\S+) ", end.text, re.M)
     if said:
         return int(said[1]) if said[1].lstrip("-").isdigit() else None
@@ -225,8 +252,9 @@ def culprit(end: End) -> int | None:
         r"ranks? (\d+)(?:, \d+)* did not join",
         r"rank (\d+) (?:died|made no progress|dropped|closed|aborted|stopped)",
     )
+    said = "".join(line for line in end.text.splitlines(True) if not re.match(r"\d{4}-\d\d-\d\dT", line))
     for pattern in patterns:
-        found = re.search(pattern, end.text)
+        found = re.search(pattern, said)
         if found:
             return int(found[1])
     return None
@@ -250,16 +278,24 @@ def disturb(bench: Bench, trial: Trial) -> bool:
         time.sleep(0.5 + bench.starting)
         return True
     if trial.form in ("run", "mpirun"):
-        ranks = bench.ranks_of_launcher(trial)
-        return len(ranks) > trial.victim and send(ranks[trial.victim], trial.action)
+        trial.victim_process = bench.process_of_victim(trial)
+        return trial.victim_process is not None and send(trial.victim_process, trial.action)
     return trial.processes[trial.victim].poll() is None and send(trial.processes[trial.victim].pid, trial.action)
 
 
+def exit_code(trial: Trial, number: int) -> int | None:
+    """The exit code of a rank, or of the launcher of `symmc run`, if it has ended."""
+    if trial.form != "mpirun":
+        return trial.processes[number].poll()
+    said = re.search(r"^EXIT (\d+)$", output(trial, number), re.M)
+    return int(said[1]) if said else None
+
+
 def await_ends(bench: Bench, trial: Trial) -> list[End | None]:
-    """The ends of all processes but the victim; those that do not end are ended, and have no code."""
+    """The ends of all ranks but the victim, or of the launcher of `symmc run`; one that does not end has no code."""
     begun = time.monotonic()
-    is_rank = trial.form in ("torchrun", "c", "python")
-    awaited = [i for i in range(len(trial.processes)) if not (is_rank and i == trial.victim)]
+    is_rank = trial.form != "run"
+    awaited = [i for i in range(trial.ranks if is_rank else 1) if not (is_rank and i == trial.victim)]
     patience = trial.limit + GATHERING + 5 * bench.slack + 30
     after: dict[int, float] = {}
     left_at = None
@@ -267,19 +303,13 @@ def await_ends(bench: Bench, trial: Trial) -> list[End | None]:
         if left_at is None and has_left(trial):
             left_at = time.monotonic()
         for i in awaited:
-            if i not in after and trial.processes[i].poll() is not None:
+            if i not in after and exit_code(trial, i) is not None:
                 after[i] = time.monotonic() - (left_at or begun)
         time.sleep(0.02)
-    ends: list[End | None] = []
-    for i in range(len(trial.processes)):
-        process = trial.processes[i]
-        if i in awaited:
-            code = process.returncode if i in after else None
-            name = i if is_rank else "launcher"
-            text = (trial.folder / f"out.{name}").read_text(errors="replace")
-            ends.append(End(after.get(i, patience), code, text))
-        else:
-            ends.append(None)
+    ends: list[End | None] = [None] * (max(awaited) + 1)
+    for i in awaited:
+        code = exit_code(trial, i) if i in after else None
+        ends[i] = End(after.get(i, patience), code, output(trial, i if is_rank else "launcher"))
     return ends
 
 
@@ -287,7 +317,7 @@ def has_left(trial: Trial) -> bool:
     """Whether the victim has done its action by itself."""
     if not trial.action.islower() or trial.form not in ("c", "python"):
         return False
-    return b"LEAVES" in (trial.folder / f"out.{trial.victim}").read_bytes()
+    return "LEAVES" in output(trial, trial.victim)
 
 
 def judge(bench: Bench, trial: Trial, ends: list[End | None]) -> str:
@@ -297,8 +327,7 @@ def judge(bench: Bench, trial: Trial, ends: list[End | None]) -> str:
             continue
         if end.code is None:
             return f"process {i} did not end"
-        if trial.action == "launcher KILL" or trial.form == "mpirun":
-            # mpirun ends all ranks by itself, with codes and texts of its own.
+        if trial.action == "launcher KILL":
             continue
         if end.code == 0:
             return f"process {i} ended with 0, though rank {trial.victim} was disturbed"
@@ -307,7 +336,7 @@ def judge(bench: Bench, trial: Trial, ends: list[End | None]) -> str:
             bound += GATHERING
         if end.after > bound + bench.slack:
             return f"process {i} ended after {end.after:.1f} s, expected {bound} s and {bench.slack:.1f} s of slack"
-        if blamed(ends, i) != trial.victim and not (trial.form == "run" and named_by_order(trial, end)):
+        if blamed(ends, i) != trial.victim:
             return f"process {i} blames rank {culprit(end)}, expected {trial.victim}"
         if re.search(r"panicked|defect of symmc", end.text):
             return f"process {i} panicked"
@@ -326,15 +355,22 @@ def blamed(ends: list[End | None], process: int) -> int | None:
     return rank
 
 
-def named_by_order(trial: Trial, end: End) -> bool:
-    """While a launcher starts its ranks their order by age may not be that of their numbers yet."""
-    return trial.delay < 1.0 and culprit(end) is not None
+def wait_for(process: subprocess.Popen, seconds: float) -> None:
+    """Waits until a process has ended, but not longer."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        pass
 
 
 def clean(bench: Bench, trial: Trial) -> str:
     """Ends what the trial itself left (a stopped victim), and says what else is there."""
+    if trial.form == "mpirun" and trial.victim_process is not None:
+        # mpirun ends after its ranks.
+        send(trial.victim_process, "KILL")
+        wait_for(trial.processes[0], 5 + bench.slack)
     for process in trial.processes:
-        if trial.action in ("STOP", "launcher KILL") or trial.form == "mpirun" or process.poll() is None:
+        if trial.action in ("STOP", "launcher KILL") or process.poll() is None:
             send(process.pid, "KILL")
         process.wait()
     until = time.monotonic() + 2 + bench.slack
@@ -344,7 +380,7 @@ def clean(bench: Bench, trial: Trial) -> str:
     [send(pid, "KILL") for pid in left]
     files = [entry.name for entry in trial.folder.iterdir() if not re.match(r"out\.|p\.symm|ompi\.|pmix", entry.name)]
     shared = [name for name in os.listdir("/dev/shm") if "symmc" in name]
-    if trial.form != "mpirun" and left:
+    if left:
         return f"processes left: {left}"
     return f"left: {files + shared}" if files or shared else ""
 
@@ -355,7 +391,7 @@ def run(bench: Bench, trial: Trial) -> str:
     was_there = disturb(bench, trial)
     if trial.action == "pause" and was_there:
         state = trial.processes[0].poll()
-        text = (trial.folder / "out.launcher").read_text(errors="replace")
+        text = output(trial, "launcher")
         clean(bench, trial)
         return "" if state is None else f"a run that was paused as a whole ended: {text}"
     if not was_there:
@@ -399,8 +435,8 @@ def main() -> int:
             continue
         ranks = random.choice((2, 3, 4))
         delay = random.choice((random.uniform(0, 1.5 * bench.starting), random.uniform(0, 0.5) + 2 * bench.starting))
-        # The launcher itself takes its time before it starts ranks, and the interpreter before it opens a session.
-        delay += {"mpirun": 0.5, "python": 0.3}.get(form.name, 0)
+        # The interpreter takes its time before it opens a session.
+        delay += {"python": 0.3}.get(form.name, 0)
         folder = Path(tempfile.mkdtemp(dir=bench.work))
         trial = Trial(number, form.name, ranks, action, random.randrange(ranks), delay, options.limit, folder)
         wrong = run(bench, trial)

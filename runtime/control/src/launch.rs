@@ -113,6 +113,7 @@ impl LaunchedProcesses {
         let (ours, theirs): (OwnedFd, OwnedFd) =
             pair.map_err(|e| failed(CallFailure::new("socketpair", e)))?;
         let child = RankProcess::spawn(command, &theirs, &self.null).map_err(failed)?;
+        tracing::debug!(target: "symmc::join", rank, pid = child.pid(), "started the process of a rank");
         self.children.push(child);
         let begun = self.children.last().map_or(Ok(true), |child| child.await_exec(limit));
         if begun.map_err(failed)? {

@@ -107,6 +107,10 @@ impl RankProcess {
         }
     }
 
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
     /// Waits until the child has begun its program; `Ok(false)` if it has not within `limit`.
     pub fn await_exec(&self, limit: Duration) -> Result<bool, CallFailure> {
         let mut clock = ActiveClock::start();
