@@ -221,6 +221,41 @@ fn rules_of_the_header_hold() {
     }
 }
 
+/// The number of random trials and their first seed: `PROPTEST_CASES` asks for more than `least`, and `PROPTEST_RNG_SEED` for others.
+fn random_trials(least: u64) -> (u64, u64) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    (number("PROPTEST_CASES").unwrap_or(0).max(least), number("PROPTEST_RNG_SEED").unwrap_or(1))
+}
+
+/// Runs a random program of this folder with its trials for each number of ranks.
+fn run_random(name: &str, trials: &[(u64, u64)], seed: u64, way: Way) {
+    if !has(way.compiler) {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
+    let program = compiled(&source, way, folder.path());
+    for (ranks, count) in trials {
+        let numbers = [seed, *count, *ranks].map(|number| PathBuf::from(number.to_string()));
+        let arguments: Vec<&Path> = numbers.iter().map(PathBuf::as_path).chain([folder.path()]).collect();
+        print!("{}", ran(&program, &arguments));
+    }
+}
+
+#[test]
+fn random_calls_return_what_a_model_expects() {
+    let (count, seed) = random_trials(150);
+    for way in [C, SANITIZED] {
+        run_random("random_calls.c", &[(1, count), (2, count / 5), (3, count / 15)], seed, way);
+    }
+}
+
+#[test]
+fn random_faults_reach_the_other_ranks() {
+    let (count, seed) = random_trials(16);
+    run_random("random_faults.c", &[(2, count / 2), (3, count / 2)], seed, C);
+}
+
 #[test]
 fn processes_of_a_launcher_find_each_other() {
     if !has(C.compiler) {
