@@ -574,7 +574,7 @@ pub enum RejectedData<'a> {
 named_enum! {
     /// Element-wise functions of one operand. All keep the dtype, except `is_nan` and `is_finite`, whose result
     /// is bool. `not` is logical on bool and bitwise on integers. NaN gives NaN, except for `sign`, which is 0
-    /// as in PyTorch.
+    /// as in PyTorch. `relu` keeps the sign of zero.
     UnaryOp {
         Neg = "neg", Abs = "abs", Sign = "sign", Not = "not",
         Exp = "exp", Log = "log", Sqrt = "sqrt", Rsqrt = "rsqrt", Reciprocal = "reciprocal",
@@ -594,10 +594,13 @@ named_enum! {
     /// `floor_div`). `rem` has the sign of the divisor. `floor_div` is the floor of the exact quotient; a zero
     /// result has the sign of the quotient. `floor_div` by zero is the quotient for floats and an error for
     /// integers. `atan2` of `x` and `y` is the angle of the point `(y, x)`, which is the argument order of C
-    /// and PyTorch. `max` and `min` are NaN if an operand is, and the first of equal operands.
+    /// and PyTorch. `max` and `min` are NaN if an operand is, and the first of equal operands. `shl` drops bits
+    /// and `shr` keeps the sign: they are the product and the floored quotient of `x` and 2 to the power of `y`.
+    /// A negative `y` counts as the number of bits, as in PyTorch.
     BinaryOp {
         Add = "add", Sub = "sub", Mul = "mul", Div = "div", FloorDiv = "floor_div", Rem = "rem",
         Pow = "pow", Atan2 = "atan2", Max = "max", Min = "min", And = "and", Or = "or", Xor = "xor",
+        Shl = "shl", Shr = "shr",
         Eq = "eq", Ne = "ne", Lt = "lt", Le = "le", Gt = "gt", Ge = "ge",
     }
 }
@@ -609,13 +612,14 @@ impl BinaryOp {
             And | Or | Xor => !dtype.is_float(),
             Div | Atan2 => dtype.is_float(),
             Max | Min | Eq | Ne | Lt | Le | Gt | Ge => true,
+            Shl | Shr => !dtype.is_float() && dtype != DType::Bool,
             Add | Sub | Mul | FloorDiv | Rem | Pow => dtype != DType::Bool,
         }
     }
     pub fn rounding(self) -> RoundingEffect {
         use BinaryOp::*;
         match self {
-            Max | Min | And | Or | Xor => RoundingEffect::Keeps,
+            Max | Min | And | Or | Xor | Shl | Shr => RoundingEffect::Keeps,
             Add | Sub | Mul | Div | Pow => RoundingEffect::Rounds,
             Rem | Atan2 => RoundingEffect::Jumps,
             FloorDiv | Eq | Ne | Lt | Le | Gt | Ge => RoundingEffect::Steps,

@@ -228,6 +228,16 @@ impl<'c, 'p> OpCall<'c, 'p> {
         names.into_iter().filter_map(|n| self.lowering.scope.value(n).ok()).map(|v| self.dtype(v)).collect()
     }
 
+    /// A number that the program states as an argument. This does not mark the argument as read.
+    pub fn plain_number(&self, name: &str) -> Option<Scalar> {
+        match self.inputs.iter().find(|i| &*i.name == name)?.arg {
+            Argument::Int(i) => Some(Scalar::Int(i)),
+            Argument::Float(x) => Some(Scalar::Float(symmc_ir::FloatAttribute(x))),
+            Argument::Bool(b) => Some(Scalar::Bool(b)),
+            _ => None,
+        }
+    }
+
     fn override_value(&self, name: &str) -> Option<ValueId> {
         self.overrides.iter().find(|(n, _)| *n == name).map(|(_, v)| *v)
     }

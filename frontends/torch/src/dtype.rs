@@ -105,6 +105,42 @@ pub(crate) fn scalar_dtype(s: Scalar) -> DType {
     }
 }
 
+/// The largest finite number of a dtype, rounded to f64.
+pub(crate) fn greatest(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bool => 1.0,
+        DType::U8 => f64::from(u8::MAX),
+        DType::I32 => f64::from(i32::MAX),
+        DType::I64 => i64::MAX as f64,
+        DType::F16 => 65504.0,
+        DType::BF16 => f64::from(f32::from_bits(0x7F7F_0000)),
+        DType::F32 => f64::from(f32::MAX),
+        DType::F64 => f64::MAX,
+    }
+}
+
+/// The smallest finite number of a dtype.
+pub(crate) fn least(dtype: DType) -> f64 {
+    match dtype {
+        DType::Bool | DType::U8 => 0.0,
+        DType::I32 => f64::from(i32::MIN),
+        DType::I64 => i64::MIN as f64,
+        float => -greatest(float),
+    }
+}
+
+/// Whether PyTorch converts a number to a dtype without an error. A negative integer fits into bytes if its magnitude does.
+pub(crate) fn fits(number: Scalar, dtype: DType) -> bool {
+    let within = |x: f64| least(dtype) <= x && x <= greatest(dtype);
+    match number {
+        _ if dtype == DType::Bool => true,
+        Scalar::Bool(_) => true,
+        Scalar::Int(i) if dtype == DType::U8 => i.unsigned_abs() <= u64::from(u8::MAX),
+        Scalar::Int(i) => within(i as f64),
+        Scalar::Float(x) => within(x.0) || dtype.is_float() && !x.0.is_finite(),
+    }
+}
+
 /// The scalar as a tensor of this dtype holds it: rounded if the dtype is a floating-point one.
 pub(crate) fn round_scalar(s: Scalar, dtype: DType) -> Scalar {
     match Tensor::from_f64(dtype, [], &[s.as_f64()]) {

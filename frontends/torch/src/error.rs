@@ -96,7 +96,8 @@ pub enum ImportError {
     Undescribed { groups: Vec<UndescribedGroup>, ranks: Option<u32> },
     #[error("node `{node}` ({op}): {message}")]
     Node { node: String, op: String, message: String },
-    /// The operator does not accept the dtypes of its operands together. PyTorch raises an error as well.
+    /// The operator does not accept the dtypes of its operands together, or a number that its dtype cannot hold. PyTorch
+    /// raises an error as well.
     #[error("node `{node}` ({op}): {message}")]
     Dtypes { node: String, op: String, message: String },
     /// The graph violates an invariant of the IR, such as the limits of extents.
@@ -119,7 +120,7 @@ impl ImportError {
         }
     }
 
-    /// Whether the error is one of dtypes for which PyTorch raises as well.
+    /// Whether the error is one of dtypes, or of numbers outside of them, for which PyTorch raises as well.
     pub fn is_dtype_error(&self) -> bool {
         match self {
             ImportError::Dtypes { .. } => true,

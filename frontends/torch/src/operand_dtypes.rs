@@ -1,18 +1,23 @@
-//! Requirements of operators on the dtypes of their operands.
+//! Requirements of operators on the dtypes of their operands, and on the numbers among their arguments.
 //!
 //! Rules convert operands to a common dtype where PyTorch does. Where PyTorch raises an error instead, as for
 //! a product of f32 and f64, the operator has a row here, and a program that violates it is rejected with
 //! [`ImportError::Dtypes`]. The tests compare the rows with PyTorch for all pairs of dtypes
 //! (`tests/suite/dtypes.txt`). If devices differ, the dtypes that any of them accepts are accepted.
+//!
+//! Kernels that fill a tensor with a number, or use it as a factor, convert it to the dtype of the tensor, and raise if it does
+//! not fit. Arithmetic and comparisons wrap it instead. The tests compare these rows with PyTorch as well
+//! (`tests/suite/numbers.txt`).
 
-use symmc_ir::DType;
+use symmc_ir::{DType, Scalar};
 
 use crate::call::OpCall;
+use crate::dtype;
 use crate::effects::bare_target;
 use crate::error::ImportError;
 use crate::lower::{RuleFailure, RuleResult};
 
-/// A requirement of an operator. Omitted operands and scalars always satisfy it.
+/// A requirement of an operator. Omitted operands always satisfy it, and so do scalars where dtypes are required.
 enum DtypeRequirement {
     /// All of these have the dtype of the first.
     Same(&'static [&'static str]),
@@ -23,10 +28,24 @@ enum DtypeRequirement {
     NoBool(&'static [&'static str]),
     /// At least one of these is neither integer nor bool.
     SomeFloat(&'static [&'static str]),
+    /// These numbers fit into the dtype of the result.
+    Fits(&'static [&'static str]),
+    /// These numbers fit into the dtype in which the result is computed.
+    FitsComputed(&'static [&'static str]),
+    /// As [`FitsComputed`](Self::FitsComputed). Next to integers the number is an integer, and next to numbers it is none
+    /// of the bools.
+    Factor(&'static str),
+    /// A number below which, and one above which, no result may be. The range between them has values of the dtype, if
+    /// that is an integer.
+    Bounds(&'static str, &'static str),
+    /// The exponent of integers is not negative.
+    Exponent(&'static str),
 }
 
 use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
-use DtypeRequirement::{NoBool, OneOf, Same, SameOrF32, SomeFloat};
+use DtypeRequirement::{
+    Bounds, Exponent, Factor, Fits, FitsComputed, NoBool, OneOf, Same, SameOrF32, SomeFloat,
+};
 
 const INDEX: &[DType] = &[I32, I64];
 /// Bools and bytes are masks when they are indices, and numbers elsewhere.
@@ -42,6 +61,8 @@ const BAGS: &[DtypeRequirement] = &[
 
 /// The condition of `where` with three operands. The form that lists positions accepts numbers.
 const CONDITION: &[DtypeRequirement] = &[OneOf("condition", &[Bool, U8])];
+const SELECTION: &[DtypeRequirement] = &[OneOf("condition", &[Bool, U8]), FitsComputed(&["self", "other"])];
+const FACTORS: DtypeRequirement = FitsComputed(&["alpha", "beta"]);
 
 /// The requirements of operators, with all their overloads, or of single overloads.
 const ROWS: &[(&str, &[DtypeRequirement])] = &[
@@ -53,9 +74,9 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.vdot", &[Same(&["self", "other"])]),
     ("aten.matmul", &[Same(&["self", "other"])]),
     ("aten.linalg_matmul", &[Same(&["self", "other"])]),
-    ("aten.addmm", &[Same(&["self", "mat1", "mat2"])]),
-    ("aten.addmv", &[Same(&["self", "mat", "vec"])]),
-    ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"])]),
+    ("aten.addmm", &[Same(&["self", "mat1", "mat2"]), FACTORS]),
+    ("aten.addmv", &[Same(&["self", "mat", "vec"]), FACTORS]),
+    ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"]), FACTORS]),
     ("aten.einsum", &[Same(&["tensors"])]),
     ("aten._grouped_mm", &[Same(&["self", "mat2"])]),
     ("aten.scaled_dot_product_attention", &[Same(&["query", "key", "value"])]),
@@ -83,17 +104,39 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
             SameOrF32("input", &["weight", "bias"]),
         ],
     ),
-    ("aten.lerp", &[Same(&["self", "end", "weight"])]),
+    ("aten.lerp", &[Same(&["self", "end", "weight"]), FitsComputed(&["weight"])]),
     ("aten.meshgrid", &[Same(&["tensors"])]),
-    ("aten.sub", &[NoBool(&["self", "other"])]),
-    ("aten.subtract", &[NoBool(&["self", "other"])]),
-    ("aten.rsub", &[NoBool(&["self", "other"])]),
-    ("aten.addcdiv", &[SomeFloat(&["tensor1", "tensor2"])]),
+    ("aten.add", &[Factor("alpha")]),
+    ("aten.sub", &[NoBool(&["self", "other"]), Factor("alpha")]),
+    ("aten.subtract", &[NoBool(&["self", "other"]), Factor("alpha")]),
+    ("aten.rsub", &[NoBool(&["self", "other"]), Factor("alpha")]),
+    ("aten.pow.Tensor_Scalar", &[Exponent("exponent")]),
+    ("aten.addcmul", &[FitsComputed(&["value"])]),
+    ("aten.addcdiv", &[SomeFloat(&["tensor1", "tensor2"]), FitsComputed(&["value"])]),
+    ("aten.clamp", &[Bounds("min", "max")]),
+    ("aten.clip", &[Bounds("min", "max")]),
+    ("aten.clamp_min", &[Bounds("min", "max")]),
+    ("aten.clamp_max", &[Bounds("min", "max")]),
+    ("aten._foreach_clamp_min", &[Bounds("scalar", "max")]),
+    ("aten._foreach_clamp_max", &[Bounds("min", "scalar")]),
+    ("aten.hardtanh", &[Bounds("min_val", "max_val")]),
+    ("aten.leaky_relu", &[FitsComputed(&["negative_slope"])]),
+    ("aten.elu", &[FitsComputed(&["alpha", "scale", "input_scale"])]),
+    ("aten.softplus", &[FitsComputed(&["beta", "threshold"])]),
+    ("aten.threshold", &[FitsComputed(&["threshold"]), Fits(&["value"])]),
+    ("aten.full", &[Fits(&["fill_value"])]),
+    ("aten.full_like", &[Fits(&["fill_value"])]),
+    ("aten.new_full", &[Fits(&["fill_value"])]),
+    ("aten.fill", &[Fits(&["value"])]),
+    ("aten.constant_pad_nd", &[Fits(&["value"])]),
+    ("aten.pad", &[Fits(&["value"])]),
+    ("aten.linspace", &[Fits(&["start", "end"])]),
+    ("aten.scalar_tensor", &[FitsComputed(&["s"])]),
     ("aten.where.self", CONDITION),
-    ("aten.where.ScalarSelf", CONDITION),
-    ("aten.where.ScalarOther", CONDITION),
-    ("aten.where.Scalar", CONDITION),
-    ("aten.masked_fill", &[OneOf("mask", &[Bool])]),
+    ("aten.where.ScalarSelf", SELECTION),
+    ("aten.where.ScalarOther", SELECTION),
+    ("aten.where.Scalar", SELECTION),
+    ("aten.masked_fill", &[OneOf("mask", &[Bool]), Fits(&["value"])]),
     ("aten.embedding", &[OneOf("indices", INDEX)]),
     ("aten.embedding_dense_backward", &[OneOf("indices", INDEX)]),
     ("aten.gather", &[OneOf("index", INDEX)]),
@@ -102,10 +145,10 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.take", &[OneOf("index", &[I64])]),
     ("aten.index", &[OneOf("indices", &[Bool, U8, I32, I64])]),
     ("aten.index_put", &[OneOf("indices", INTEGERS), Same(&["self", "values"])]),
-    ("aten.index_add", &[OneOf("index", INDEX), Same(&["self", "source"])]),
+    ("aten.index_add", &[OneOf("index", INDEX), Same(&["self", "source"]), Fits(&["alpha"])]),
     ("aten.index_copy", &[OneOf("index", &[I64]), Same(&["self", "source"])]),
-    ("aten.index_fill", &[OneOf("index", &[I64])]),
-    ("aten.scatter", &[OneOf("index", INDEX), Same(&["self", "src"])]),
+    ("aten.index_fill", &[OneOf("index", &[I64]), Fits(&["value"])]),
+    ("aten.scatter", &[OneOf("index", INDEX), Same(&["self", "src"]), Fits(&["value"])]),
     ("aten.scatter_add", &[OneOf("index", INDEX), Same(&["self", "src"])]),
     ("aten.scatter_reduce", &[OneOf("index", INDEX), Same(&["self", "src"])]),
     ("aten.nll_loss", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
@@ -168,8 +211,58 @@ impl DtypeRequirement {
                     names.join(", ")
                 ))
             }
+            Fits(names) => names.iter().find_map(|name| misfit(call, name, |dtype| dtype)),
+            FitsComputed(names) => names.iter().find_map(|name| misfit(call, name, computed)),
+            Factor(name) => {
+                let dtype = result_dtype(call)?;
+                let number = call.plain_number(name)?;
+                let found = match number {
+                    Scalar::Float(_) if !dtype.is_float() => "a float",
+                    Scalar::Bool(_) if dtype != Bool => "a bool",
+                    _ => return misfit(call, name, computed),
+                };
+                Some(format!("expected a number of {dtype} as `{name}`, found {found}, {number}"))
+            }
+            Bounds(low, high) => {
+                let dtype = result_dtype(call)?;
+                if dtype.is_float() || dtype == Bool {
+                    return [low, high].iter().find_map(|name| misfit(call, name, computed));
+                }
+                let is_above = |x: f64| x > dtype::greatest(dtype);
+                let is_below = |x: f64| x < dtype::least(dtype);
+                let beyond = |name: &str, is_beyond: &dyn Fn(f64) -> bool| {
+                    let bound = call.plain_number(name).filter(|bound| is_beyond(bound.as_f64()))?;
+                    Some(format!("expected a bound that leaves values of {dtype} as `{name}`, found {bound}"))
+                };
+                beyond(low, &is_above).or_else(|| beyond(high, &is_below))
+            }
+            Exponent(name) => {
+                let dtype = result_dtype(call).filter(|dtype| *dtype != F32)?;
+                let number = call.plain_number(name)?;
+                if !dtype.is_float() && number.as_f64() < 0.0 {
+                    return Some(format!("expected no negative `{name}` of integers, found {number}"));
+                }
+                misfit(call, name, |dtype| dtype)
+            }
         }
     }
+}
+
+/// The dtype that the program declares for the first result.
+fn result_dtype(call: &OpCall<'_, '_>) -> Option<DType> {
+    call.declared_result_type(0).ok().map(|ty| ty.dtype)
+}
+
+/// The dtype in which a kernel has the factors of a result: not narrower than f32, if it is a float.
+fn computed(dtype: DType) -> DType {
+    if dtype.is_float() { dtype.compute_dtype() } else { dtype }
+}
+
+/// The fault of a number that does not fit into a dtype, given as a function of the result's.
+fn misfit(call: &OpCall<'_, '_>, name: &str, of: impl FnOnce(DType) -> DType) -> Option<String> {
+    let dtype = of(result_dtype(call)?);
+    let number = call.plain_number(name).filter(|number| !dtype::fits(*number, dtype))?;
+    Some(format!("expected a number that {dtype} holds as `{name}`, found {number}"))
 }
 
 fn argument_dtypes<'n>(call: &OpCall<'_, '_>, name: &'n str) -> Vec<(&'n str, DType)> {
@@ -186,10 +279,15 @@ pub(crate) fn check_operand_dtypes(call: &OpCall<'_, '_>, target: &str) -> RuleR
         .flat_map(|(_, requirements)| *requirements);
     match requirements.into_iter().find_map(|requirement| requirement.find_violation(call)) {
         None => Ok(()),
-        Some(message) => Err(RuleFailure::Error(ImportError::Dtypes {
-            node: call.node.name().into(),
-            op: call.node.target.to_string(),
-            message,
-        })),
+        Some(message) => Err(dtype_failure(call, message)),
     }
+}
+
+/// The failure of a call for which PyTorch raises an error as well.
+pub(crate) fn dtype_failure(call: &OpCall<'_, '_>, message: String) -> RuleFailure {
+    RuleFailure::Error(ImportError::Dtypes {
+        node: call.node.name().into(),
+        op: call.node.target.to_string(),
+        message,
+    })
 }

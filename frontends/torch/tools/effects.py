@@ -106,7 +106,8 @@ def functional(target, schema, arguments):
     """The functional counterpart. It has the same arguments, or the same without the written ones."""
     op, overload = target.rsplit(".", 1)
     namespace, name = op.split(".", 1)
-    bare = re.sub(r"^__i(\w+)__$", r"__\1__", name).removesuffix("_")
+    dunder = re.fullmatch(r"__i(\w+)__", name)
+    bare = f"__{dunder[1]}__" if dunder else name.removesuffix("_")
     for candidate in (f"{namespace}.{bare}", f"{namespace}.{name.removesuffix('_out')}", op):
         # The same overload is preferred. Others may differ in types only.
         order = sorted(overloads.get(candidate, []), key=lambda t: t.rsplit(".", 1)[1] != overload)

@@ -79,6 +79,8 @@ pub fn fold_binary(op: BinaryOp, a: Scalar, b: Scalar, dtype: DType) -> Option<S
                 Xor => x ^ y,
                 FloorDiv if y > 0 => x.div_euclid(y),
                 Rem if y > 0 => x.rem_euclid(y),
+                Shl if (0..63).contains(&y) => x.checked_mul(1 << y)?,
+                Shr => x >> if (0..64).contains(&y) { y } else { 63 },
                 _ => return None,
             };
             convert_scalar(Scalar::Int(value), dtype)

@@ -52,7 +52,7 @@ fn float_unary(op: UnaryOp) -> fn(f64) -> f64 {
         UnaryOp::Ceil => f64::ceil,
         UnaryOp::Round => f64::round_ties_even,
         UnaryOp::Trunc => f64::trunc,
-        UnaryOp::Relu => |x| if x <= 0.0 { 0.0 } else { x },
+        UnaryOp::Relu => |x| if x < 0.0 { 0.0 } else { x },
         UnaryOp::Sigmoid => |x| 1.0 / (1.0 + (-x).exp()),
         UnaryOp::Silu => |x| x / (1.0 + (-x).exp()),
         UnaryOp::Gelu => |x| 0.5 * x * erfc(-x * std::f64::consts::FRAC_1_SQRT_2),
@@ -213,8 +213,20 @@ fn int_binary(op: BinaryOp, dtype: DType) -> Result<fn(i64, i64) -> Option<i64>>
         BinaryOp::And => |a, b| Some(a & b),
         BinaryOp::Or => |a, b| Some(a | b),
         BinaryOp::Xor => |a, b| Some(a ^ b),
+        BinaryOp::Shl => |a, b| Some(shift_left(a, b)),
+        BinaryOp::Shr => |a, b| Some(shift_right(a, b)),
         _ => return Err(OpError::DType { expected: "floating-point", found: dtype }),
     })
+}
+
+/// The bits of a narrower type that a shift by its width or more moves out are cut when the result is stored.
+fn shift_left(x: i64, bits: i64) -> i64 {
+    u32::try_from(bits).ok().and_then(|bits| x.checked_shl(bits)).unwrap_or(0)
+}
+
+/// Keeps the sign, so that the result is that of every width.
+fn shift_right(x: i64, bits: i64) -> i64 {
+    x >> if (0..64).contains(&bits) { bits } else { 63 }
 }
 
 /// Wrapping power. A negative exponent gives the truncated quotient: 0 unless the base is 1 or -1.

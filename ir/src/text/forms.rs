@@ -90,7 +90,7 @@ ops! {
         "ceil" ("x"): "The smallest integer that is not below, for floats." => "%ceil: f32[t, 64] = ceil %x";
         "round" ("x"): "The nearest integer, ties to even, for floats." => "%round: f32[t, 64] = round %x";
         "trunc" ("x"): "The nearest integer towards 0, for floats." => "%trunc: f32[t, 64] = trunc %x";
-        "relu" ("x"): "`max(x, 0)`, for numbers." => "%relu: f32[t, 64] = relu %x";
+        "relu" ("x"): "0 if `x` is below 0, else `x`, for numbers." => "%relu: f32[t, 64] = relu %x";
         "sigmoid" ("x"): "`1 / (1 + exp(-x))`, for floats." => "%sigmoid: f32[t, 64] = sigmoid %x";
         "silu" ("x"): "`x * sigmoid(x)`, for floats." => "%silu: f32[t, 64] = silu %x";
         "gelu" ("x"): "`x * (1 + erf(x / sqrt(2))) / 2`, for floats." => "%gelu: f32[t, 64] = gelu %x";
@@ -124,6 +124,13 @@ ops! {
         "and" ("x, y"): "Logical on bool, bitwise on integers." => "%and: bool[t, 64] = and %mask, %mask";
         "or" ("x, y"): "Logical on bool, bitwise on integers." => "%or: bool[t, 64] = or %mask, true";
         "xor" ("x, y"): "Logical on bool, bitwise on integers." => "%xor: i64[t] = xor %ids, 1";
+        "shl" ("x, y"):
+            "The bits of `x` shifted left by `y`, for integers; 0 if `y` is negative or not below the number of bits."
+            => "%shl: i64[t] = shl %ids, 4";
+        "shr" ("x, y"):
+            "`x` shifted right by `y` with its sign, for integers: -1 or 0 if `y` is negative or not below the number of \
+             bits."
+            => "%shr: i64[t] = shr %ids, 4";
         "eq" ("x, y"): "Whether they are equal; gives bool." => "%eq: bool[t, 64] = eq %x, %y";
         "ne" ("x, y"): "Whether they differ; gives bool." => "%ne: bool[t, 64] = ne %x, %y";
         "lt" ("x, y"): "Whether `x` is below `y`; gives bool." => "%lt: bool[t, 64] = lt %x, 0.0";

@@ -32,7 +32,7 @@ fn unary_on_floats() {
         (Ceil, &[(-1.5, -1.0), (1.5, 2.0)]),
         (Round, &[(0.5, 0.0), (1.5, 2.0), (2.5, 2.0), (-0.75, -1.0)]),
         (Trunc, &[(-1.5, -1.0), (1.5, 1.0)]),
-        (Relu, &[(-1.0, 0.0), (2.0, 2.0), (NAN, NAN)]),
+        (Relu, &[(-1.0, 0.0), (2.0, 2.0), (-0.0, -0.0), (0.0, 0.0), (NAN, NAN)]),
         (Sigmoid, &[(0.0, 0.5), (-INF, 0.0), (INF, 1.0)]),
         (Silu, &[(0.0, 0.0), (INF, INF)]),
         (Gelu, &[(0.0, 0.0), (INF, INF)]),
@@ -131,15 +131,33 @@ fn binary_on_integers_wraps() {
         (And, 6, 3, 2),
         (Or, 6, 3, 7),
         (Xor, 6, 3, 5),
+        (Shl, 3, 2, 12),
+        (Shl, -1, 63, i64::MIN),
+        (Shl, 1, 64, 0),
+        (Shl, 1, -1, 0),
+        (Shl, 1, i64::MIN, 0),
+        (Shr, -7, 1, -4),
+        (Shr, i64::MIN, 63, -1),
+        (Shr, i64::MAX, 64, 0),
+        (Shr, -5, 64, -1),
+        (Shr, -5, -1, -1),
+        (Shr, 5, i64::MAX, 0),
     ];
     for &(op, a, b, c) in table {
         check(Op::Binary(op), &[i64s(&[1], &[a]), i64s(&[1], &[b])], &[i64s(&[1], &[c])]);
     }
-    let narrow = |dtype, a, b, c| {
-        check(Op::Binary(Add), &[t(dtype, &[1], &[a]), t(dtype, &[1], &[b])], &[t(dtype, &[1], &[c])]);
+    let narrow = |op, dtype, a, b, c| {
+        check(Op::Binary(op), &[t(dtype, &[1], &[a]), t(dtype, &[1], &[b])], &[t(dtype, &[1], &[c])]);
     };
-    narrow(DType::I32, 2_147_483_647.0, 1.0, -2_147_483_648.0);
-    narrow(DType::U8, 200.0, 100.0, 44.0);
+    narrow(Add, DType::I32, 2_147_483_647.0, 1.0, -2_147_483_648.0);
+    narrow(Add, DType::U8, 200.0, 100.0, 44.0);
+    narrow(Shl, DType::I32, 5.0, 31.0, -2_147_483_648.0);
+    narrow(Shl, DType::I32, 5.0, 32.0, 0.0);
+    narrow(Shl, DType::U8, 255.0, 7.0, 128.0);
+    narrow(Shr, DType::I32, -5.0, 32.0, -1.0);
+    narrow(Shr, DType::I32, -2_147_483_648.0, 31.0, -1.0);
+    narrow(Shr, DType::U8, 255.0, 8.0, 0.0);
+    narrow(Shr, DType::U8, 255.0, 255.0, 0.0);
     let zero = [i64s(&[2], &[1, 1]), i64s(&[2], &[1, 0])];
     for op in [FloorDiv, Rem] {
         let results = [ty(DType::I64, &[2])];

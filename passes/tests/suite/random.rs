@@ -111,6 +111,8 @@ fn node(
                 BinaryOp::FloorDiv,
                 BinaryOp::And,
                 BinaryOp::Xor,
+                BinaryOp::Shl,
+                BinaryOp::Shr,
                 BinaryOp::Ne,
                 BinaryOp::Lt,
             ]);

@@ -200,7 +200,7 @@ fn unary_block<R: RealNumber>(op: UnaryOp, b: &mut [R]) {
         UnaryOp::Ceil => map_block(b, R::ceil),
         UnaryOp::Round => map_block(b, R::round_even),
         UnaryOp::Trunc => map_block(b, R::trunc),
-        UnaryOp::Relu => map_block(b, |x| if x <= R::ZERO { R::ZERO } else { x }),
+        UnaryOp::Relu => map_block(b, |x| if x < R::ZERO { R::ZERO } else { x }),
         UnaryOp::Sigmoid => map_block(b, R::sigmoid),
         UnaryOp::Silu => map_block(b, |x| x / (R::ONE + (-x).exp())),
         UnaryOp::Gelu => map_block(b, R::gelu),
@@ -251,6 +251,8 @@ fn combine_real<R: RealNumber>(op: BinaryOp, a: &mut [R], b: &[R]) {
         BinaryOp::And => zip_blocks(a, b, |x, y| truth(x != R::ZERO && y != R::ZERO)),
         BinaryOp::Or => zip_blocks(a, b, |x, y| truth(x != R::ZERO || y != R::ZERO)),
         BinaryOp::Xor => zip_blocks(a, b, |x, y| truth((x != R::ZERO) != (y != R::ZERO))),
+        // Unreachable: shifts are not defined on floats.
+        BinaryOp::Shl | BinaryOp::Shr => {}
         BinaryOp::Eq => zip_blocks(a, b, |x, y| truth(x == y)),
         BinaryOp::Ne => zip_blocks(a, b, |x, y| truth(x != y)),
         BinaryOp::Lt => zip_blocks(a, b, |x, y| truth(x < y)),
@@ -300,6 +302,8 @@ impl CombineBlocks for i64 {
             BinaryOp::And => zip_blocks(a, b, |x, y| x & y),
             BinaryOp::Or => zip_blocks(a, b, |x, y| x | y),
             BinaryOp::Xor => zip_blocks(a, b, |x, y| x ^ y),
+            BinaryOp::Shl => zip_blocks(a, b, |x, y| if (0..64).contains(&y) { x << y } else { 0 }),
+            BinaryOp::Shr => zip_blocks(a, b, |x, y| x >> if (0..64).contains(&y) { y } else { 63 }),
             BinaryOp::Eq => zip_blocks(a, b, |x, y| i64::from(x == y)),
             BinaryOp::Ne => zip_blocks(a, b, |x, y| i64::from(x != y)),
             BinaryOp::Lt => zip_blocks(a, b, |x, y| i64::from(x < y)),

@@ -86,6 +86,10 @@ fn binary_functions() {
     assert_eq!(g(BinaryOp::Rem, &[7, -7, 7], &[3, 3, -3]), [1, 2, -2]);
     assert_eq!(g(BinaryOp::Pow, &[2, -1, 5, 3], &[10, -3, -1, 0]), [1024, -1, 0, 1]);
     assert_eq!(g(BinaryOp::Add, &[i64::MAX], &[1]), [i64::MIN]);
+    let counts = [0, 1, 63, 64, -1, i64::MIN, i64::MAX];
+    assert_eq!(g(BinaryOp::Shl, &[-5; 7], &counts), [-5, -10, i64::MIN, 0, 0, 0, 0]);
+    assert_eq!(g(BinaryOp::Shr, &[-5; 7], &counts), [-5, -3, -1, -1, -1, -1, -1]);
+    assert_eq!(g(BinaryOp::Shr, &[5; 7], &counts), [5, 2, 0, 0, 0, 0, 0]);
     let zero = run(&Op::Binary(BinaryOp::Rem), &[i64s(&[1]), i64s(&[0])], &[(DType::I64, &[1])]);
     assert_eq!(zero, Err(KernelError::ZeroDivisor));
 }

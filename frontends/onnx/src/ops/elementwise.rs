@@ -39,6 +39,14 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("BitwiseAnd", 18, "and", |c| binary(c, BinaryOp::And)),
     row("BitwiseOr", 18, "or", |c| binary(c, BinaryOp::Or)),
     row("BitwiseXor", 18, "xor", |c| binary(c, BinaryOp::Xor)),
+    row("BitShift", 11, "shl, shr", |c| match c.opt_string("direction")? {
+        Some("LEFT") => binary(c, BinaryOp::Shl),
+        Some("RIGHT") => binary(c, BinaryOp::Shr),
+        found => {
+            let found = found.unwrap_or("none");
+            Err(RuleFailure::Invalid(format!("expected the direction LEFT or RIGHT, found {found}")))
+        }
+    }),
     row("Not", 1, "not", |c| unary(c, UnaryOp::Not)),
     row("BitwiseNot", 18, "not", |c| unary(c, UnaryOp::Not)),
     row("Neg", 13, "neg", |c| unary(c, UnaryOp::Neg)),

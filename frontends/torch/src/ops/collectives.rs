@@ -14,6 +14,7 @@ use super::elementwise::identity;
 use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
+use crate::operand_dtypes::dtype_failure;
 use crate::per_rank::PerRankArgument;
 
 pub(super) const ROWS: &[RuleRow] = &[
@@ -168,9 +169,15 @@ fn lower_each_tensor(
     Ok(())
 }
 
-fn reduce_op(c: &OpCall<'_, '_>) -> RuleResult<CollectiveReduceOp> {
+/// The reduction of a collective of `x`. PyTorch has no mean of integers.
+fn reduce_op(c: &OpCall<'_, '_>, x: ValueId) -> RuleResult<CollectiveReduceOp> {
+    let dtype = c.dtype(x);
     Ok(match c.opt_string("reduce_op")? {
         None | Some("sum") => CollectiveReduceOp::Sum,
+        Some("avg") if !dtype.is_float() => {
+            let message = format!("expected a floating-point dtype for the reduction avg, found {dtype}");
+            return Err(dtype_failure(c, message));
+        }
         Some("avg") => CollectiveReduceOp::Avg,
         Some("max") => CollectiveReduceOp::Max,
         Some("min") => CollectiveReduceOp::Min,
@@ -183,7 +190,7 @@ fn reduce_op(c: &OpCall<'_, '_>) -> RuleResult<CollectiveReduceOp> {
 }
 
 pub(super) fn all_reduce(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let op = reduce_op(c)?;
+    let op = reduce_op(c, x)?;
     let group = c.resolve_group()?;
     c.collective(CollectiveKind::AllReduce(op), group, x)
 }
@@ -194,7 +201,7 @@ fn all_gather(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
 }
 
 pub(super) fn reduce_scatter(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
-    let op = reduce_op(c)?;
+    let op = reduce_op(c, x)?;
     let group = c.resolve_group()?;
     c.collective(CollectiveKind::ReduceScatter(op), group, x)
 }

@@ -53,6 +53,10 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.bitwise_and", "and", |c| binary(c, BinaryOp::And)),
     row("aten.bitwise_or", "or", |c| binary(c, BinaryOp::Or)),
     row("aten.bitwise_xor", "xor", |c| binary(c, BinaryOp::Xor)),
+    row("aten.__lshift__", "shl", |c| binary(c, BinaryOp::Shl)),
+    row("aten.__rshift__", "shr", |c| binary(c, BinaryOp::Shr)),
+    row("aten.bitwise_left_shift", "shl", |c| binary(c, BinaryOp::Shl)),
+    row("aten.bitwise_right_shift", "shr", |c| binary(c, BinaryOp::Shr)),
     row("aten.logical_and", "and of bools", |c| logical(c, BinaryOp::And)),
     row("aten.logical_or", "or of bools", |c| logical(c, BinaryOp::Or)),
     row("aten.logical_xor", "xor of bools", |c| logical(c, BinaryOp::Xor)),
@@ -529,13 +533,10 @@ fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {
     c.ignore(&["nan", "posinf", "neginf"]);
     let x = c.first_tensor()?;
     let dtype = c.dtype(x);
-    let largest = match dtype {
-        DType::F16 => 65504.0,
-        DType::BF16 => f64::from(f32::from_bits(0x7F7F_0000)),
-        DType::F32 => f64::from(f32::MAX),
-        DType::F64 => f64::MAX,
-        _ => return Ok(x),
-    };
+    if !dtype.is_float() {
+        return Ok(x);
+    }
+    let largest = dtype::greatest(dtype);
     let nan = c.float_or("nan", 0.0)?;
     let high = c.float_or("posinf", largest)?;
     let low = c.float_or("neginf", -largest)?;

@@ -78,7 +78,8 @@ def _distances_backward(gradient, x, y, p, distance):
     if math.isinf(p):
         return (gradient * apart.sign() * (apart.abs() == distance)).sum(-2)
     slope = apart / distance if p == 2 else apart.sign() * (apart.abs() / distance).pow(p - 1)
-    return (gradient * torch.where(distance == 0, 0.0, slope)).sum(-2)
+    # With p < 1 the slope is infinite where two coordinates meet.
+    return (gradient * torch.where((apart == 0) | (distance == 0), 0.0, slope)).sum(-2)
 
 
 def _weight_norm_backward(gradient, direction, length, norms, dim):
@@ -147,7 +148,8 @@ def _asinh(x):
 
 def _acosh(x):
     beyond = x - 1
-    small = (beyond + (beyond * (x + 1)).sqrt()).log1p()
+    # Both roots are NaN below the domain, where the product of their operands is positive.
+    small = (beyond + beyond.sqrt() * (x + 1).sqrt()).log1p()
     return torch.where(x > 1e8, x.log() + math.log(2), small)
 
 
@@ -190,14 +192,6 @@ def _rrelu(x, noise, lower=1 / 8, upper=1 / 3, training=False, generator=None):
     return F.leaky_relu(x, (lower + upper) / 2), noise.clone()
 
 
-def _shifted_left(x, bits):
-    return x * 2**bits if isinstance(bits, int) else x * torch.full_like(bits, 2).pow(bits)
-
-
-def _shifted_right(x, bits):
-    return (x // 2**bits) if isinstance(bits, int) else x // torch.full_like(bits, 2).pow(bits)
-
-
 _DEFINITIONS = {
     "aten._native_multi_head_attention.default": _attention,
     "aten._transformer_encoder_layer_fwd.default": _encoder_layer,
@@ -220,12 +214,4 @@ _DEFINITIONS = {
     "aten.lcm.default": _lcm,
     "aten.rrelu_with_noise_functional.default": _rrelu,
     "prims.fma.default": lambda x, y, z: x * y + z,
-    "aten.__lshift__.Scalar": _shifted_left,
-    "aten.__lshift__.Tensor": _shifted_left,
-    "aten.__rshift__.Scalar": _shifted_right,
-    "aten.__rshift__.Tensor": _shifted_right,
-    "aten.bitwise_left_shift.Tensor": _shifted_left,
-    "aten.bitwise_left_shift.Tensor_Scalar": _shifted_left,
-    "aten.bitwise_right_shift.Tensor": _shifted_right,
-    "aten.bitwise_right_shift.Tensor_Scalar": _shifted_right,
 }

@@ -159,7 +159,7 @@ SC_FN double quotient(double x, double y) { return x / y; }
     SC_FN F u_ceil(F x) { return ceil##S(x); }                                                              \
     SC_FN F u_round(F x) { return rint##S(x); }                                                             \
     SC_FN F u_trunc(F x) { return trunc##S(x); }                                                            \
-    SC_FN F u_relu(F x) { return x <= 0 ? 0 : x; }                                                          \
+    SC_FN F u_relu(F x) { return x < 0 ? 0 : x; }                                                           \
     SC_FN F u_sigmoid(F x) { return quotient((F)1, 1 + exp##S(-x)); }                                       \
     SC_FN F u_silu(F x) { return quotient(x, 1 + exp##S(-x)); }                                             \
     SC_FN F u_gelu(F x) { return (F)0.5 * x * erfc##S(x * (F)-0.70710678118654752440); }                    \
@@ -173,15 +173,6 @@ SC_FN double quotient(double x, double y) { return x / y; }
         F r = fmod##S(x, y);                                                                                \
         return r != 0 && (r < 0) != (y < 0) ? r + y : r;                                                    \
     }                                                                                                       \
-    SC_FN F b_floor_div(F x, F y) {                                                                         \
-        if (y == 0) return x / y;                                                                           \
-        F r = fmod##S(x, y);                                                                                \
-        F q = (x - r) / y;                                                                                  \
-        if (r != 0 && (y < 0) != (r < 0)) q -= 1;                                                           \
-        if (q == 0) return copysign##S((F)0, x / y);                                                        \
-        F f = floor##S(q);                                                                                  \
-        return q - f > (F)0.5 ? f + 1 : f;                                                                  \
-    }                                                                                                       \
     SC_FN F b_pow(F x, F y) { return y == 2 ? x * x : pow##S(x, y); }                                       \
     SC_FN F b_atan2(F x, F y) { return atan2##S(x, y); }                                                    \
     /* The first of equals; NaN if one is. */                                                               \
@@ -190,6 +181,20 @@ SC_FN double quotient(double x, double y) { return x / y; }
 
 SC_REAL(float, f)
 SC_REAL(double, )
+
+// In double for float too: the difference and the quotient would be rounded in float.
+SC_FN double b_floor_div(double x, double y) {
+    if (y == 0) return x / y;
+    double r = fmod(x, y);
+    double q = (x - r) / y;
+    if (r != 0 && (y < 0) != (r < 0)) q -= 1;
+    if (q == 0) return copysign(0.0, x / y);
+    double f = floor(q);
+    return q - f > 0.5 ? f + 1 : f;
+}
+SC_FN float b_floor_div(float x, float y) {
+    return __double2float_rn(b_floor_div((double)x, (double)y));
+}
 
 SC_FN float b_add(float x, float y) { return __fadd_rn(x, y); }
 SC_FN float b_sub(float x, float y) { return __fadd_rn(x, -y); }
@@ -214,6 +219,9 @@ SC_FN i64 b_min(i64 x, i64 y) { return x < y ? x : y; }
 SC_FN i64 b_and(i64 x, i64 y) { return x & y; }
 SC_FN i64 b_or(i64 x, i64 y) { return x | y; }
 SC_FN i64 b_xor(i64 x, i64 y) { return x ^ y; }
+// A negative count, and one of the width or more, moves all bits out. Storing cuts those of narrower types.
+SC_FN i64 b_shl(i64 x, i64 y) { return y < 0 || y > 63 ? 0 : (i64)((u64)x << y); }
+SC_FN i64 b_shr(i64 x, i64 y) { return x >> (y < 0 || y > 63 ? 63 : y); }
 // Division by -1 is negation, which wraps; the division instruction would trap on some machines. Division by
 // zero gives 0, and sets `bad`.
 SC_FN i64 b_floor_div(i64 x, i64 y, bool &bad) {
