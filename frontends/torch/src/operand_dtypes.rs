@@ -7,7 +7,7 @@
 //!
 //! Kernels that fill a tensor with a number, or use it as a factor, convert it to the dtype of the tensor, and raise if it does
 //! not fit. Arithmetic and comparisons wrap it instead. The tests compare these rows with PyTorch as well
-//! (`tests/suite/numbers.txt`).
+//! (`tests/suite/special.txt`).
 
 use symmc_ir::{DType, Scalar};
 
@@ -33,13 +33,19 @@ enum DtypeRequirement {
     /// These numbers fit into the dtype in which the result is computed.
     FitsComputed(&'static [&'static str]),
     /// As [`FitsComputed`](Self::FitsComputed). Next to integers the number is an integer, and next to numbers it is none
-    /// of the bools.
-    Factor(&'static str),
+    /// of the bools. A difference adds the negative product.
+    Factor(&'static str, Sign),
     /// A number below which, and one above which, no result may be. The range between them has values of the dtype, if
     /// that is an integer.
     Bounds(&'static str, &'static str),
     /// The exponent of integers is not negative.
     Exponent(&'static str),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Sign {
+    Plus,
+    Minus,
 }
 
 use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};
@@ -106,10 +112,10 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
     ),
     ("aten.lerp", &[Same(&["self", "end", "weight"]), FitsComputed(&["weight"])]),
     ("aten.meshgrid", &[Same(&["tensors"])]),
-    ("aten.add", &[Factor("alpha")]),
-    ("aten.sub", &[NoBool(&["self", "other"]), Factor("alpha")]),
-    ("aten.subtract", &[NoBool(&["self", "other"]), Factor("alpha")]),
-    ("aten.rsub", &[NoBool(&["self", "other"]), Factor("alpha")]),
+    ("aten.add", &[Factor("alpha", Sign::Plus)]),
+    ("aten.sub", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
+    ("aten.subtract", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
+    ("aten.rsub", &[NoBool(&["self", "other"]), Factor("alpha", Sign::Minus)]),
     ("aten.pow.Tensor_Scalar", &[Exponent("exponent")]),
     ("aten.addcmul", &[FitsComputed(&["value"])]),
     ("aten.addcdiv", &[SomeFloat(&["tensor1", "tensor2"]), FitsComputed(&["value"])]),
@@ -213,12 +219,15 @@ impl DtypeRequirement {
             }
             Fits(names) => names.iter().find_map(|name| misfit(call, name, |dtype| dtype)),
             FitsComputed(names) => names.iter().find_map(|name| misfit(call, name, computed)),
-            Factor(name) => {
+            Factor(name, sign) => {
                 let dtype = result_dtype(call)?;
                 let number = call.plain_number(name)?;
                 let found = match number {
                     Scalar::Float(_) if !dtype.is_float() => "a float",
                     Scalar::Bool(_) if dtype != Bool => "a bool",
+                    Scalar::Int(i) if *sign == Sign::Minus && dtype::fits(Scalar::Int(i.wrapping_neg()), dtype) => {
+                        return None;
+                    }
                     _ => return misfit(call, name, computed),
                 };
                 Some(format!("expected a number of {dtype} as `{name}`, found {found}, {number}"))

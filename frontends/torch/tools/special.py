@@ -135,3 +135,61 @@ for start,end,step in ((0.5,4.2,0.7),(4,-3.5,-1.5),(0.2,3,1.9),(-1,2.5,1.2),(3,0
 for start,end,steps in ((0,1,50),(3,4,50),(4.9,2.1,7),(-2,3,5),(1,-1,2),(3,5,1)):
     for kind in (torch.int64,torch.int32,torch.float32):
         tried("aten.linspace.default",[f"start={start}",f"end={end}",f"steps={steps}",f"dtype=:{D[kind]}"],lambda: A.linspace(start,end,steps,dtype=kind),[])
+# Shifts, by counts beyond the width and negative ones.
+for kind in (torch.uint8,torch.int32,torch.int64):
+    info=torch.iinfo(kind)
+    counts=[c for c in (0,1,info.bits-1,info.bits,info.bits+1,info.bits//2,-1,-info.bits,info.min) if c>=info.min]
+    some=[v for v in (info.min,-7,-1,0,1,5,info.max if kind!=torch.int64 else 2**62) if v>=info.min]
+    p,q=(torch.tensor(list(v),dtype=kind) for v in zip(*itertools.product(some,counts)))
+    n=torch.tensor(some,dtype=kind)
+    for op in ("__lshift__","__rshift__","bitwise_left_shift","bitwise_right_shift"):
+        line(f"aten.{op}.Tensor",["self=%x","other=%y"],{},getattr(A,op)(p,q),[('x',p),('y',q)])
+        for c in (3,info.bits-1,info.bits,-1,2**40):
+            scalar="Scalar" if op.startswith("_") else "Tensor_Scalar"
+            line(f"aten.{op}.{scalar}",["self=%x",f"other={c}"],{},getattr(A,op)(n,c),[('x',n)])
+    for op in ("bitwise_left_shift","bitwise_right_shift"):
+        k=n.clamp(0,info.bits)
+        line(f"aten.{op}.Scalar_Tensor",["self=-5","other=%x"],{},getattr(A,op)(-5,k),[('x',k)])
+        for other in (torch.uint8,torch.int32,torch.int64):
+            k=torch.tensor([0,3,40],dtype=other); w=torch.tensor([1,-3,100]).to(kind)
+            line(f"aten.{op}.Tensor",["self=%x","other=%y"],{},getattr(A,op)(w,k),[('x',w),('y',k)])
+# Numbers that the dtype of the result may not hold. The results are those of PyTorch, or `raises` and a type. CPU kernels of f16 and bf16
+# check bounds and factors in that dtype, GPU kernels in f32: these are left out.
+def outside(call, args, f, ts):
+    given=ts[0][1]
+    try: res=f()
+    except RuntimeError as e:
+        if 'ZeroDivision' in str(e): return
+        res=None
+    if res is not None: return line(call,args,{},res,ts)
+    ops='; '.join(f"{n}={ty(t)}: {fmt(t)}" for n,t in ts)
+    n=4 if 'pad' in call else 2 if 'linspace' in call or call=='aten.full.default' else given.numel()
+    print(f"{ops} | {call} {' '.join(args)} | raises {D[given.dtype]}[{n}]")
+OUTSIDE={torch.uint8:(-1,-256,256,2**40,1e5,-0.5,2.5,inf),torch.int32:(-1,2**31,-2**31-1,2**40,1e30,2.5,nan),torch.int64:(-1,-1e30,2.5,inf),
+    torch.float16:(1e5,-70000,inf,2),torch.bfloat16:(1e39,inf,-2),torch.float32:(1e39,-1e39,-inf)}
+D[torch.float16]='f16'
+for kind,numbers in OUTSIDE.items():
+    x=torch.tensor([1,2,3]).to(kind); m=torch.tensor([True,False,True]); i=torch.tensor([0,2])
+    for s in numbers:
+        w=f"{s}" if s==s else "NaN"
+        narrow=kind in (torch.float16,torch.bfloat16)
+        t=D[kind]
+        outside("aten.full_like.default",["self=%x",f"fill_value={w}"],lambda: A.full_like(x,s),[('x',x)])
+        outside("aten.full.default",["size=[2]",f"fill_value={w}",f"dtype=:{t}"],lambda: A.full([2],s,dtype=kind),[('x',x)])
+        outside("aten.fill.Scalar",["self=%x",f"value={w}"],lambda: A.fill(x,s),[('x',x)])
+        outside("aten.masked_fill.Scalar",["self=%x","mask=%m",f"value={w}"],lambda: A.masked_fill(x,m,s),[('x',x),('m',m)])
+        outside("aten.constant_pad_nd.default",["self=%x","pad=[1,0]",f"value={w}"],lambda: A.constant_pad_nd(x,[1,0],s),[('x',x)])
+        outside("aten.index_fill.int_Scalar",["self=%x","dim=0","index=%i",f"value={w}"],lambda: A.index_fill(x,0,i,s),[('x',x),('i',i)])
+        outside("aten.scatter.value",["self=%x","dim=0","index=%i",f"value={w}"],lambda: A.scatter(x,0,i,s),[('x',x),('i',i)])
+        outside("aten.linspace.default",[f"start={w}","end=1","steps=2",f"dtype=:{t}"],lambda: A.linspace(s,1,2,dtype=kind),[('x',x)])
+        outside("aten.threshold.default",["self=%x","threshold=2",f"value={w}"],lambda: A.threshold(x,2,s),[('x',x)])
+        outside("aten.pow.Tensor_Scalar",["self=%x",f"exponent={w}"],lambda: A.pow(x,s),[('x',x)])
+        for op in ("add","mul","eq","lt","remainder"):
+            if not (narrow and op=="add"): outside(f"aten.{op}.Scalar",["self=%x",f"other={w}"],lambda: getattr(A,op).Scalar(x,s),[('x',x)])
+        if narrow: continue
+        for op in ("add","sub"): outside(f"aten.{op}.Tensor",["self=%x","other=%x",f"alpha={w}"],lambda: getattr(A,op).Tensor(x,x,alpha=s),[('x',x)])
+        outside("aten.addcmul.default",["self=%x","tensor1=%x","tensor2=%x",f"value={w}"],lambda: A.addcmul(x,x,x,value=s),[('x',x)])
+        outside("aten.clamp.default",["self=%x",f"min={w}"],lambda: A.clamp(x,min=s),[('x',x)])
+        outside("aten.clamp.default",["self=%x",f"max={w}"],lambda: A.clamp(x,max=s),[('x',x)])
+        outside("aten.clamp_min.default",["self=%x",f"min={w}"],lambda: A.clamp_min(x,s),[('x',x)])
+        outside("aten.where.ScalarOther",["condition=%m","self=%x",f"other={w}"],lambda: A.where.ScalarOther(m,x,s),[('x',x),('m',m)])

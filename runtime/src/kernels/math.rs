@@ -51,7 +51,10 @@ pub(super) trait RealNumber:
     /// `x` times the normal distribution function.
     fn gelu(self) -> Self {
         let x = self.wide();
-        Self::of(0.5 * x * (1.0 + Self::erf_wide(x * std::f64::consts::FRAC_1_SQRT_2)))
+        let scaled = x * std::f64::consts::FRAC_1_SQRT_2;
+        // The sum with 1 cancels where the error function is near -1.
+        let above = if scaled <= -ERFC_START { erfc_fraction(-scaled) } else { 1.0 + Self::erf_wide(scaled) };
+        Self::of(0.5 * x * above)
     }
     /// The approximation of [`gelu`](Self::gelu) by tanh. Since `(1 + tanh u) / 2` is the logistic function
     /// of `2 u`, there is no cancellation.
@@ -201,6 +204,16 @@ fn erf_terms<const N: usize>(x: f64) -> f64 {
     if x.is_nan() { x } else { y.copysign(x) }
 }
 
+/// From this argument on [`erfc_fraction`] is precise.
+const ERFC_START: f64 = 2.0;
+
+/// `1 - erf(x)` from [`ERFC_START`] on, as a continued fraction (Abramowitz and Stegun 7.1.14).
+fn erfc_fraction(x: f64) -> f64 {
+    const TERMS: u32 = 50;
+    let tail = (1..=TERMS).rev().fold(x, |tail, k| x + f64::from(k) / 2.0 / tail);
+    (-x * x).exp() * (std::f64::consts::FRAC_2_SQRT_PI / 2.0) / tail
+}
+
 /// The Taylor coefficients of erf around `c`.
 fn erf_expansion(c: f64) -> [f64; ERF_TERMS] {
     let scale = std::f64::consts::FRAC_2_SQRT_PI * (-c * c).exp();
@@ -274,6 +287,14 @@ mod tests {
             let (below, above) = (erf(border * (1.0 - 1e-15)), erf(border * (1.0 + 1e-15)));
             assert!((above - below).abs() <= 4e-15 * above, "at {border}: {below:e} {above:e}");
         }
+    }
+
+    #[test]
+    fn gelu_keeps_the_precision_of_its_tail() {
+        for (x, expected) in [(-3.0, -0.004_049_694_094_890_283), (-7.0, -8.958_687_807_200_845e-12)] {
+            assert!((f64::gelu(x) / expected - 1.0).abs() < 1e-12, "gelu({x}) = {:e}", f64::gelu(x));
+        }
+        assert!(f64::NEG_INFINITY.gelu().is_nan() && f64::NAN.gelu().is_nan());
     }
 
     #[test]

@@ -56,7 +56,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("Elu", 22, "select of exp and tanh", |c| {
         let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 1.0)?;
-        let low = expm1(c, x, alpha)?;
+        let low = scaled_expm1(c, x, alpha)?;
         select_above(c, x, 0.0, x, low)
     }),
     row("Selu", 22, "select of exp and tanh, mul", |c| {
@@ -64,14 +64,14 @@ pub(super) const ROWS: &[RuleRow] = &[
         let alpha = c.float_or("alpha", 1.673_263_2)?;
         let gamma = c.float_or("gamma", 1.050_701)?;
         let high = c.binary_float(BinaryOp::Mul, x, gamma)?;
-        let low = expm1(c, x, alpha * gamma)?;
+        let low = scaled_expm1(c, x, alpha * gamma)?;
         select_above(c, x, 0.0, high, low)
     }),
     row("Celu", 28, "select of exp and tanh", |c| {
         let x = c.tensor(0)?;
         let alpha = c.float_or("alpha", 1.0)?;
         let scaled = c.binary_float(BinaryOp::Div, x, alpha)?;
-        let low = expm1(c, scaled, alpha)?;
+        let low = scaled_expm1(c, scaled, alpha)?;
         select_above(c, x, 0.0, x, low)
     }),
     row("Softplus", 22, "log(1 + exp)", |c| {
@@ -131,14 +131,9 @@ fn select_above(
     c.select(above, high, low)
 }
 
-/// `scale * (exp(x) - 1)`, computed as `tanh(x / 2) * (exp(x) + 1)`, which keeps the precision of small
-/// numbers.
-fn expm1(c: &mut OpCall<'_, '_>, x: ValueId, scale: f64) -> EmitResult {
-    let half = c.binary_float(BinaryOp::Mul, x, 0.5)?;
-    let t = c.unary(UnaryOp::Tanh, half)?;
-    let e = c.unary(UnaryOp::Exp, x)?;
-    let e = c.binary_float(BinaryOp::Add, e, 1.0)?;
-    let e = c.binary(BinaryOp::Mul, t, e)?;
+/// `scale * (exp(x) - 1)`.
+fn scaled_expm1(c: &mut OpCall<'_, '_>, x: ValueId, scale: f64) -> EmitResult {
+    let e = c.expm1(x)?;
     c.binary_float(BinaryOp::Mul, e, scale)
 }
 
@@ -147,8 +142,7 @@ fn softplus(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     let e = c.unary(UnaryOp::Abs, x)?;
     let e = c.unary(UnaryOp::Neg, e)?;
     let e = c.unary(UnaryOp::Exp, e)?;
-    let e = c.binary_float(BinaryOp::Add, e, 1.0)?;
-    let l = c.unary(UnaryOp::Log, e)?;
+    let l = c.log1p(e)?;
     let r = c.unary(UnaryOp::Relu, x)?;
     c.binary(BinaryOp::Add, r, l)
 }

@@ -197,11 +197,7 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     let x = c.tensor(0)?;
     let y = c.tensor(1)?;
     let z = if c.dtype(x).is_float() {
-        let sign = c.unary(UnaryOp::Sign, x)?;
-        let x = c.unary(UnaryOp::Abs, x)?;
-        let y = c.unary(UnaryOp::Abs, y)?;
-        let z = c.binary(BinaryOp::Rem, x, y)?;
-        c.binary(BinaryOp::Mul, z, sign)?
+        c.float_remainder(x, y)?
     } else {
         c.truncated_remainder(x, y)?
     };

@@ -104,8 +104,7 @@ fn elu(c: &mut OpCall<'_, '_>) -> EmitResult {
         let positive = c.binary_float(BinaryOp::Gt, x, 0.0)?;
         let linear = c.binary_float(BinaryOp::Mul, x, scale)?;
         let e = c.binary_float(BinaryOp::Mul, x, input_scale)?;
-        let e = c.unary(UnaryOp::Exp, e)?;
-        let e = c.binary_float(BinaryOp::Sub, e, 1.0)?;
+        let e = c.expm1(e)?;
         let e = c.binary_float(BinaryOp::Mul, e, alpha * scale)?;
         c.select(positive, linear, e)
     })
@@ -122,8 +121,7 @@ fn softplus_of(c: &mut OpCall<'_, '_>, x: ValueId, beta: f64, threshold: f64) ->
     let z = c.binary_float(BinaryOp::Mul, x, beta)?;
     let linear = c.binary_float(BinaryOp::Gt, z, threshold)?;
     let e = c.unary(UnaryOp::Exp, z)?;
-    let e = c.binary_float(BinaryOp::Add, e, 1.0)?;
-    let l = c.unary(UnaryOp::Log, e)?;
+    let l = c.log1p(e)?;
     let l = c.binary_float(BinaryOp::Mul, l, 1.0 / beta)?;
     c.select(linear, x, l)
 }

@@ -30,7 +30,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(dtype), &b, dtype)
     }),
     row("aten.remainder", "rem", remainder),
-    row("aten.fmod", "sign * rem(abs, abs)", fmod),
+    row("aten.fmod", "rem(abs, abs) * sign", fmod),
     row("aten.pow", "pow", pow),
     row("aten.maximum", "max", |c| binary(c, BinaryOp::Max)),
     row("aten.minimum", "min", |c| binary(c, BinaryOp::Min)),
@@ -88,31 +88,16 @@ pub(super) const ROWS: &[RuleRow] = &[
     }),
     row("aten.log2", "log * 1/ln 2", |c| scaled_log(c, std::f64::consts::LOG2_E)),
     row("aten.log10", "log * 1/ln 10", |c| scaled_log(c, std::f64::consts::LOG10_E)),
-    row("aten.log1p", "log(1 + x), in f64", |c| {
-        through_f64(c, |c, x| {
-            let x = c.binary_float(BinaryOp::Add, x, 1.0)?;
-            c.unary(UnaryOp::Log, x)
-        })
-    }),
-    row("aten.expm1", "exp(x) - 1, in f64", |c| {
-        through_f64(c, |c, x| {
-            let x = c.unary(UnaryOp::Exp, x)?;
-            c.binary_float(BinaryOp::Sub, x, 1.0)
-        })
-    }),
-    row("aten.erfc", "1 - erf(x), in f64", |c| {
-        through_f64(c, |c, x| {
-            let x = c.unary(UnaryOp::Erf, x)?;
-            c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)
-        })
+    row("aten.log1p", "select of log, in f64", |c| through_f64(c, |c, x| c.log1p(x))),
+    row("aten.expm1", "tanh(x / 2) * (exp(x) + 1), in f64", |c| through_f64(c, |c, x| c.expm1(x))),
+    row("aten.erfc", "1 - erf(x), or a continued fraction, in f64", |c| {
+        let x = c.first_tensor()?;
+        let (start, terms) = if c.dtype(x) == DType::F64 { (2.0, 40) } else { (3.0, 12) };
+        through_f64(c, |c, x| c.complementary_erf(x, start, terms))
     }),
     row("aten.erfinv", "log, sqrt, erf, exp, in f64", |c| through_f64(c, inverse_erf)),
-    row("aten.sinh", "(exp(x) - exp(-x)) / 2, in f64", |c| {
-        through_f64(c, |c, x| hyperbolic(c, BinaryOp::Sub, x))
-    }),
-    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| {
-        through_f64(c, |c, x| hyperbolic(c, BinaryOp::Add, x))
-    }),
+    row("aten.sinh", "tanh(x / 2) * (1 + cosh(x)), in f64", |c| through_f64(c, |c, x| c.sinh(x))),
+    row("aten.cosh", "(exp(x) + exp(-x)) / 2, in f64", |c| through_f64(c, |c, x| c.cosh(x))),
     row("aten.square", "mul", |c| {
         let x = c.first_tensor()?;
         // PyTorch computes it as a power with an integer exponent, so bools become integers.
@@ -267,14 +252,6 @@ fn inverse_erf(c: &mut OpCall<'_, '_>, y: ValueId) -> EmitResult {
     c.select(at_end, end, x)
 }
 
-fn hyperbolic(c: &mut OpCall<'_, '_>, op: BinaryOp, x: ValueId) -> EmitResult {
-    let n = c.unary(UnaryOp::Neg, x)?;
-    let a = c.unary(UnaryOp::Exp, x)?;
-    let b = c.unary(UnaryOp::Exp, n)?;
-    let y = c.binary(op, a, b)?;
-    c.binary_float(BinaryOp::Mul, y, 0.5)
-}
-
 fn scaled_log(c: &mut OpCall<'_, '_>, factor: f64) -> EmitResult {
     let x = floating_first(c)?;
     let l = c.unary(UnaryOp::Log, x)?;
@@ -377,11 +354,7 @@ fn fmod(c: &mut OpCall<'_, '_>) -> EmitResult {
         let y = c.truncated_remainder(x, y)?;
         return Ok(y);
     }
-    let ax = c.unary(UnaryOp::Abs, x)?;
-    let ay = c.unary(UnaryOp::Abs, y)?;
-    let r = c.binary(BinaryOp::Rem, ax, ay)?;
-    let s = c.unary(UnaryOp::Sign, x)?;
-    c.binary(BinaryOp::Mul, r, s)
+    c.float_remainder(x, y)
 }
 
 /// A power with the exponent 0.5 or -0.5 is a root. The root of -infinity is NaN.

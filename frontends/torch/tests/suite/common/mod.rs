@@ -125,6 +125,7 @@ fn argument(text: &str) -> Value {
         "<obj>" => json!({"as_custom_obj": {"name": "obj", "class_fqn": "__torch__.Group"}}),
         "inf" => json!({"as_float": "Infinity"}),
         "-inf" => json!({"as_float": "-Infinity"}),
+        "NaN" => json!({"as_float": "NaN"}),
         _ if text.starts_with('\'') => json!({"as_string": text.trim_matches('\'')}),
         _ => match int(text) {
             Some(i) => json!({"as_int": i}),

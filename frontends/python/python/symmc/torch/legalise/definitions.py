@@ -115,8 +115,14 @@ def _hypot(x, y):
     return torch.where(x.isinf() | y.isinf(), math.inf, length)
 
 
+def _floating(x):
+    """Integers and bools as numbers of the default dtype, as PyTorch's functions of floats take them."""
+    return x if x.is_floating_point() else x.to(torch.get_default_dtype())
+
+
 def _copysign(x, y):
-    y = torch.as_tensor(y, dtype=x.dtype, device=x.device)
+    y = torch.as_tensor(y, device=x.device)
+    x = _floating(x.to(torch.result_type(x, y)))
     return torch.where(_is_negative(y), -x.abs(), x.abs())
 
 
@@ -139,6 +145,7 @@ def _is_negative(x):
 
 
 def _asinh(x):
+    x = _floating(x)
     size = x.abs()
     # Squares of large numbers overflow, and small ones are lost when added to 1.
     large = size.log() + math.log(2)
@@ -147,10 +154,17 @@ def _asinh(x):
 
 
 def _acosh(x):
+    x = _floating(x)
     beyond = x - 1
     # Both roots are NaN below the domain, where the product of their operands is positive.
     small = (beyond + beyond.sqrt() * (x + 1).sqrt()).log1p()
     return torch.where(x > 1e8, x.log() + math.log(2), small)
+
+
+def _atanh(x):
+    x = _floating(x)
+    size = x.abs()
+    return torch.copysign((2 * size / (1 - size)).log1p() / 2, x)
 
 
 def _masked_scatter(x, mask, source):
@@ -172,12 +186,12 @@ def _searched(bounds, x, *, out_int32=False, right=False, side=None, sorter=None
 
 
 def _gcd(x, y):
-    """Euclid's algorithm, as many steps as numbers of this many bits may take."""
+    """Euclid's algorithm, as many steps as numbers of this many bits may take. The least integer stays negative."""
     dtype = torch.result_type(x, y)
     x, y = torch.broadcast_tensors(x.to(dtype).abs(), y.to(dtype).abs())
     for _ in range(math.ceil(1.45 * torch.iinfo(dtype).bits)):
         ended = y == 0
-        x, y = torch.where(ended, x, y), torch.where(ended, 0, x % torch.where(ended, 1, y))
+        x, y = torch.where(ended, x, y), torch.where(ended, 0, torch.fmod(x, torch.where(ended, 1, y)))
     return x
 
 
@@ -208,6 +222,7 @@ _DEFINITIONS = {
     "aten.signbit.default": _is_negative,
     "aten.asinh.default": _asinh,
     "aten.acosh.default": _acosh,
+    "aten.atanh.default": _atanh,
     "aten.masked_scatter.default": _masked_scatter,
     "aten.searchsorted.Tensor": _searched,
     "aten.gcd.default": _gcd,
