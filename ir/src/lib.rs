@@ -15,6 +15,7 @@ pub mod bounds;
 pub mod builder;
 pub mod closed_form;
 pub mod collective;
+pub mod copying;
 pub mod dim;
 pub mod dispatch;
 pub mod entity;

@@ -4,6 +4,7 @@
 //! access to a node's operands belong to each importer. This crate has the emission of graph nodes, and the
 //! symbols of a program with their expressions.
 
+pub mod compositions;
 pub mod declared;
 pub mod einsum;
 pub mod emit;
@@ -14,5 +15,6 @@ pub mod rule;
 pub mod sizes;
 pub mod sympy;
 
+pub use compositions::Compositions;
 pub use emit::Emit;
 pub use rule::{OpRule, OpaqueOps, RuleCall, RuleFailure, RuleResult, RuleRow, RuleTables};

@@ -7,6 +7,9 @@ use indexmap::IndexMap;
 use symmc_ir::ValueId;
 use symmc_ir::builder::BuildError;
 
+use crate::compositions::Compositions;
+use crate::emit::Emit;
+
 /// The reason for which a rule does not lower a node. `E` is the importer's error.
 #[derive(Debug)]
 pub enum RuleFailure<E> {
@@ -37,11 +40,16 @@ impl<E> From<BuildError> for RuleFailure<E> {
 }
 
 /// An importer's view of a node while its rule runs.
-pub trait RuleCall {
-    type Error;
-
+pub trait RuleCall: Emit {
     /// Sets the value of the only result.
     fn finish_with_value(&mut self, value: ValueId) -> RuleResult<(), Self::Error>;
+
+    fn compositions_mut(&mut self) -> &mut Compositions;
+
+    /// Rounds an intermediate value to its dtype, because the framework's operator does too.
+    fn keep_rounding(&mut self, value: ValueId) {
+        self.compositions_mut().keep_rounding(value);
+    }
 }
 
 /// The rule that lowers a node: a function that takes the importer's own type of call.
@@ -54,18 +62,23 @@ pub enum OpRule<V, R> {
 }
 
 impl<V, R> OpRule<V, R> {
+    /// Applies the rule, and records the nodes that it emits as one composition.
     pub fn apply<C: RuleCall>(self, call: &mut C) -> RuleResult<(), C::Error>
     where
         V: FnOnce(&mut C) -> RuleResult<ValueId, C::Error>,
         R: FnOnce(&mut C) -> RuleResult<(), C::Error>,
     {
+        let first = call.builder().graph().nodes.len();
         match self {
             OpRule::Value(rule) => {
                 let value = rule(call)?;
-                call.finish_with_value(value)
+                call.finish_with_value(value)?;
             }
-            OpRule::Results(rule) => rule(call),
+            OpRule::Results(rule) => rule(call)?,
         }
+        let end = call.builder().graph().nodes.len();
+        call.compositions_mut().record(first..end);
+        Ok(())
     }
 }
 

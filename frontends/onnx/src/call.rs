@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use symmc_import::{Emit, RuleCall};
+use symmc_import::{Compositions, Emit, RuleCall};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Scalar, Tensor, TensorType, ValueDef, ValueId};
 
 use crate::error::FailureReason;
@@ -79,10 +79,12 @@ fn require_operand<T>(i: usize, found: Option<T>) -> RuleResult<T> {
 }
 
 impl RuleCall for OpCall<'_, '_> {
-    type Error = FailureReason;
-
     fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
         self.set_only_result(value)
+    }
+
+    fn compositions_mut(&mut self) -> &mut Compositions {
+        &mut self.lowering.compositions
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use symmc_import::Compositions;
 use symmc_ir::{GraphBuilder, GraphOutput, InputKind, OutputKind, SymbolBindings, Tensor, interp};
 
 use crate::call::{OpCall, OpRule};
@@ -31,13 +32,15 @@ pub(crate) fn fold_constants(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult
         return Ok(false);
     }
     let outer = std::mem::replace(&mut c.lowering.builder, GraphBuilder::new("constants", Some(1)));
+    let outer_compositions = std::mem::take(&mut c.lowering.compositions);
     c.lowering.scratch = true;
     c.reset_reads();
     let lowered = rule.apply(c);
     let scratch = std::mem::replace(&mut c.lowering.builder, outer);
+    let compositions = std::mem::replace(&mut c.lowering.compositions, outer_compositions);
     c.lowering.scratch = false;
     // A node that does not lower is not evaluated. The error is reported when the node is lowered.
-    let results = lowered.ok().and_then(|()| evaluate_scratch_graph(c, scratch));
+    let results = lowered.ok().and_then(|()| evaluate_scratch_graph(c, scratch, compositions));
     c.clear_result_values();
     let Some(results) = results else { return Ok(false) };
     for (i, result) in results.into_iter().enumerate() {
@@ -49,11 +52,16 @@ pub(crate) fn fold_constants(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult
 }
 
 /// The data of the results that the rule emitted as values of the scratch graph.
-fn evaluate_scratch_graph(c: &OpCall<'_, '_>, scratch: GraphBuilder) -> Option<Vec<Option<Tensor>>> {
+fn evaluate_scratch_graph(
+    c: &OpCall<'_, '_>,
+    scratch: GraphBuilder,
+    compositions: Compositions,
+) -> Option<Vec<Option<Tensor>>> {
     let mut graph = scratch.finish();
     let values = c.result_values();
     graph.outputs =
         values.iter().flatten().map(|&value| GraphOutput { value, kind: OutputKind::Returned }).collect();
+    let graph = compositions.widen(graph);
     let known = graph.inputs.values().all(|i| i.kind == InputKind::Constant);
     let small =
         graph.values.keys().all(|v| graph.ty(v).numel().as_const().is_some_and(|n| n <= MAX_ELEMENTS as i64));

@@ -311,10 +311,10 @@ fn lower_model<'p>(
     signature::lower_inputs(&mut lowering, graph, &signature::caller_inputs(graph))?;
     lowering.lower_program_nodes(&graph.node)?;
     signature::lower_outputs(&mut lowering, graph)?;
-    let ImportLowering { builder, symbols, ranks, weights, mut notes, .. } = lowering;
+    let ImportLowering { builder, compositions, symbols, ranks, weights, mut notes, .. } = lowering;
     let mut graph = builder.finish();
     graph.ranks = ranks.final_count();
-    let graph = verify_graph(graph).map_err(FailureReason::Graph)?;
+    let graph = verify_graph(compositions.widen(graph)).map_err(FailureReason::Graph)?;
     if let (1, Some(ranks @ 2..), false) = (files, graph.ranks, weights.is_empty()) {
         notes.push(format!(
             "the file has the weights of one of {ranks} ranks; give one file per rank to import the weights of all"

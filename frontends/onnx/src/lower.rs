@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{OpaqueOps, declared};
+use symmc_import::{Compositions, OpaqueOps, declared};
 use symmc_ir::{DType, Dim, GraphBuilder, InputKind, Op, Tensor, TensorType, ValueId};
 
 use crate::emit;
@@ -36,6 +36,7 @@ pub(crate) type FunctionKey<'p> = (&'p str, &'p str, &'p str);
 
 pub(crate) struct ImportLowering<'p> {
     pub builder: GraphBuilder,
+    pub compositions: Compositions,
     pub symbols: ProgramSymbols,
     pub scope: NameScope<'p>,
     /// The enclosing scopes, outermost first.
@@ -65,6 +66,7 @@ impl<'p> ImportLowering<'p> {
     ) -> Self {
         ImportLowering {
             builder,
+            compositions: Compositions::default(),
             symbols,
             scope,
             outer: Vec::new(),

@@ -1,7 +1,7 @@
 //! The implicit dtype conversions of PyTorch, and groups by name. The other emitting methods are those of
 //! [`symmc_import::emit`].
 
-use symmc_import::{Emit, RuleCall};
+use symmc_import::{Compositions, Emit, RuleCall};
 use symmc_ir::{BinaryOp, DType, GraphBuilder, GroupId, Op, TensorType, ValueDef, ValueId};
 
 use crate::call::{CallOperand, OpCall};
@@ -13,10 +13,12 @@ use crate::packed;
 use crate::shards::RankShard;
 
 impl RuleCall for OpCall<'_, '_> {
-    type Error = ImportError;
-
     fn finish_with_value(&mut self, value: ValueId) -> RuleResult {
         self.set_only_result(value)
+    }
+
+    fn compositions_mut(&mut self) -> &mut Compositions {
+        &mut self.lowering.compositions
     }
 }
 

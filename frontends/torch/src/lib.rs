@@ -269,13 +269,13 @@ fn lower_program<'p>(
     let numbers = signature::add_per_rank_inputs(&mut lowering, program);
     lowering.lower_program_nodes()?;
     signature::lower_outputs(&mut lowering, program, &inputs)?;
-    let ImportLowering { builder, weights: former_constants, buffers, notes, rank_shards, .. } = lowering;
+    let ImportLowering { builder, compositions, weights, buffers, notes, rank_shards, .. } = lowering;
     let mut graph = builder.finish();
     shards::make_shards(&mut graph, rank_shards);
-    let graph = verify_graph(graph).map_err(ImportError::Graph)?;
+    let graph = verify_graph(compositions.widen(graph)).map_err(ImportError::Graph)?;
     let mut weights_by_rank = Vec::with_capacity(stores.len());
     for (rank, store) in stores.iter_mut().enumerate() {
-        let mut weights = former_constants.clone();
+        let mut weights = weights.clone();
         weights.extend(signature::load_weights(&inputs, store).map_err(|e| e.with_rank(rank))?);
         weights.extend(
             numbers.iter().filter_map(|n| Some((n.name.clone(), Arc::new(n.numbers.tensor_of_rank(rank)?)))),

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use indexmap::IndexMap;
-use symmc_import::{OpaqueOps, declared};
+use symmc_import::{Compositions, OpaqueOps, declared};
 use symmc_ir::{DType, Dim, GraphBuilder, GroupId, InputId, NodeId, Op, Tensor, TensorType, ValueId};
 
 use crate::definition::OpDefinitions;
@@ -32,6 +32,7 @@ impl From<ImportError> for RuleFailure {
 
 pub(crate) struct ImportLowering<'p> {
     pub builder: GraphBuilder,
+    pub compositions: Compositions,
     pub scope: NameScope<'p>,
     pub symbols: ProgramSymbols<'p>,
     pub groups: IndexMap<String, GroupId>,
@@ -68,6 +69,7 @@ impl<'p> ImportLowering<'p> {
     ) -> Self {
         ImportLowering {
             builder,
+            compositions: Compositions::default(),
             scope: NameScope::new(graph, String::new(), 0),
             symbols,
             groups: IndexMap::new(),

@@ -2,16 +2,14 @@
 //!
 //! All inputs stay. If an earlier value has the same name, a number is appended to a value's name.
 
-use std::collections::{HashMap, HashSet};
-
+use symmc_ir::copying::UniqueNames;
 use symmc_ir::{EntityMap, Graph, GraphOutput, NodeId, TensorType, ValueId};
 
 /// A graph of the nodes that the outputs of `graph` need, in the same order.
 pub fn compact(graph: &Graph) -> Graph {
     let live = live_nodes(graph);
     let mut out = graph.without_nodes();
-    let mut names =
-        UniqueNames { taken: HashSet::with_capacity(graph.values.len()), ..UniqueNames::default() };
+    let mut names = UniqueNames::default();
     let mut map: EntityMap<ValueId, Option<ValueId>> = EntityMap::filled(None, graph.values.len());
     for input in graph.inputs.values() {
         let value = &graph.values[input.value];
@@ -51,32 +49,4 @@ fn live_nodes(graph: &Graph) -> EntityMap<NodeId, bool> {
         }
     }
     live
-}
-
-#[derive(Default)]
-pub struct UniqueNames {
-    taken: HashSet<String>,
-    next: HashMap<String, usize>,
-}
-
-impl UniqueNames {
-    pub fn reserve(&mut self, name: &str) {
-        self.taken.insert(name.to_string());
-    }
-
-    /// `wanted`, or `wanted` followed by the smallest free number from 1 on.
-    pub fn unique(&mut self, wanted: &str) -> String {
-        if !self.taken.contains(wanted) {
-            self.taken.insert(wanted.to_string());
-            return wanted.to_string();
-        }
-        let next = self.next.entry(wanted.to_string()).or_insert(0);
-        loop {
-            *next += 1;
-            let name = format!("{wanted}.{next}");
-            if self.taken.insert(name.clone()) {
-                return name;
-            }
-        }
-    }
 }

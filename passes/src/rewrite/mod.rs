@@ -16,7 +16,6 @@
 //! which ranks hold the same bits of it ([`Replication`]).
 
 mod compact;
-mod copying;
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -31,8 +30,8 @@ use symmc_ir::{
 
 use crate::canon::masks::fact::MaskFactCache;
 use crate::canon::replaced_collectives::{ReplacedCollective, find_collective};
-pub use compact::{UniqueNames, compact};
-pub use copying::{ValueMap, copy_inputs, copy_node, copy_outputs, keeps_effects, moves_elements};
+pub use compact::compact;
+pub use symmc_ir::copying::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
 
 pub struct RewriteRule {
     pub name: &'static str,
@@ -472,4 +471,14 @@ impl<'r> Rewriter<'r> {
         self.interned.entry(hash).or_default().push(n);
         n
     }
+}
+
+/// Whether an op may have effects other than its results.
+pub fn keeps_effects(op: &Op) -> bool {
+    op.is_opaque()
+}
+
+/// Whether an op is a collective of one operand that only moves elements.
+pub fn moves_elements(op: &Op) -> bool {
+    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.moves_by_data())
 }

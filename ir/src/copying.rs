@@ -1,6 +1,10 @@
-//! Helpers of passes that build a changed copy of a graph.
+//! Helpers for functions that build a changed copy of a graph.
 
-use symmc_ir::{EntityMap, Graph, GraphOutput, Node, NodeId, Op, ValueId};
+use std::collections::{HashMap, HashSet};
+
+use crate::entity::EntityMap;
+use crate::graph::{Graph, GraphOutput, Node};
+use crate::ids::{NodeId, ValueId};
 
 /// For each value of a graph, its replacement in the copy, once there is one.
 pub type ValueMap = EntityMap<ValueId, Option<ValueId>>;
@@ -41,12 +45,31 @@ pub fn copy_outputs(graph: &Graph, map: &ValueMap) -> Option<Vec<GraphOutput>> {
     graph.outputs.iter().map(|o| Some(GraphOutput { value: map[o.value]?, kind: o.kind })).collect()
 }
 
-/// Whether an op may have effects other than its results.
-pub fn keeps_effects(op: &Op) -> bool {
-    op.is_opaque()
+/// Names of values that are not taken yet.
+#[derive(Default)]
+pub struct UniqueNames {
+    taken: HashSet<String>,
+    next: HashMap<String, usize>,
 }
 
-/// Whether an op is a collective of one operand that only moves elements.
-pub fn moves_elements(op: &Op) -> bool {
-    op.as_collective().is_some_and(|c| !c.kind.facts().reduces && !c.kind.moves_by_data())
+impl UniqueNames {
+    pub fn reserve(&mut self, name: &str) {
+        self.taken.insert(name.to_string());
+    }
+
+    /// `wanted`, or `wanted` followed by the smallest free number from 1 on.
+    pub fn unique(&mut self, wanted: &str) -> String {
+        if !self.taken.contains(wanted) {
+            self.taken.insert(wanted.to_string());
+            return wanted.to_string();
+        }
+        let next = self.next.entry(wanted.to_string()).or_insert(0);
+        loop {
+            *next += 1;
+            let name = format!("{wanted}.{next}");
+            if self.taken.insert(name.clone()) {
+                return name;
+            }
+        }
+    }
 }

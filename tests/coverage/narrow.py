@@ -1,0 +1,435 @@
+#!/usr/bin/env python3
+"""Compares operators in f16 and bf16 with eager: `python3 tests/coverage/narrow.py [PATTERN...] [OPTIONS]`.
+
+The calls are PyTorch's samples of ops (`torch_samples.py`), of ops over lists of tensors, and FUNCTIONS; for ONNX its own tests of
+operators (`onnx_nodes.py`). PATTERNs are regular expressions of their names. Each call runs with several draws of numbers by each door:
+
+- compile: `torch.compile(backend="symmc")` with nothing left to the fallback, and its gradients;
+- exported: a program of `torch.export` as it is saved, without decompositions;
+- onnx: a model of one node.
+
+Numbers are drawn as the samples have them, and scaled so that the largest is near the limit of the dtype or subnormal. Reductions run
+on MANY elements too. The result of the same call in f64 is the truth. A call is wrong if a result is not finite where eager's and the
+truth are, or if its distance from the truth, over all draws, exceeds FACTOR times the distance of eager's. ONNX has no eager: the
+reference computes in f32 and rounds once.
+
+The last lines count the calls of each door: ok, refused, wrong, apart (APART has the reasons). Exit code 1 if any is wrong. Needs the
+packages torch, numpy, symmc, and onnx for its door.
+"""
+
+import argparse
+import collections
+import concurrent.futures
+import itertools
+import math
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import warnings
+
+from torch_samples import TIES, apart, flat, in_double, leaves, rebuilt
+
+FACTOR = 1.05
+"""The largest ratio of two distances from the truth."""
+
+SLACK = 0.01
+"""The distance that is added to the allowed one, in roundings of the dtype: draws are samples."""
+
+MANY = 70_000
+
+DRAWS = {"ordinary": 20, "large": 3, "small": 3, "many": 1}
+"""The number of draws for each size of numbers."""
+
+DTYPES = ("float16", "bfloat16")
+DOORS = ("compile", "exported", "onnx")
+
+APART: dict[str, str] = {}
+"""Calls whose results may be further away, as patterns of `door name`, with the reason."""
+
+REDUCTIONS = r"(norm|var|std|mean|sum|softmax|logsumexp|normalize|cosine|distance|dist|loss|prod|cross_entropy|count|total)"
+
+
+def functions():
+    """Compositions that PyTorch's samples lack: a name, the function, and the shapes of its operands."""
+    import torch
+    import torch.nn.functional as F
+
+    def clipped(x, y):
+        total = torch.nn.utils.get_total_norm([x, y])
+        return x * (1.0 / (total + 1e-6)).clamp(max=1.0), y * (1.0 / (total + 1e-6)).clamp(max=1.0)
+
+    def trained(x, weight, bias):
+        return F.batch_norm(x, None, None, weight, bias, training=True)
+
+    def evaluated(x, weight, bias, mean):
+        return F.batch_norm(x, mean, mean.abs() + 0.5, weight, bias)
+
+    yield "get_total_norm", lambda x, y: torch.nn.utils.get_total_norm([x, y]), [(64,), (32, 3)]
+    yield "clip_grad_norm", clipped, [(64,), (32, 3)]
+    yield "batch_norm_training", trained, [(16, 5, 4), (5,), (5,)]
+    yield "batch_norm_evaluation", evaluated, [(16, 5, 4), (5,), (5,), (5,)]
+    yield "matrix_norm", lambda x: torch.linalg.matrix_norm(x), [(24, 24)]
+    yield "foreach_norm", lambda x, y: torch._foreach_norm([x, y]), [(64,), (32, 3)]
+    yield "foreach_lerp", lambda x, y: torch._foreach_lerp([x, y], [y, x], 0.25), [(64,), (64,)]
+    yield "foreach_addcdiv", lambda x, y, z: torch._foreach_addcdiv([x], [y], [z.abs() + 1], 0.1), [(64,)] * 3
+    yield "foreach_addcmul", lambda x, y, z: torch._foreach_addcmul([x], [y], [z], 0.1), [(64,)] * 3
+    yield "asinh_large", lambda x: (x.sign() * 200 + x).asinh(), [(64,)]
+    yield "acosh_large", lambda x: (x.abs() + 200).acosh(), [(64,)]
+    yield "encoder_layer", _encoder_layer(), [(2, 6, 16)]
+    yield "linear_bias", lambda x, w, b: F.linear(x, w, b), [(16, 32), (24, 32), (24,)]
+
+
+def _encoder_layer():
+    import torch
+
+    torch.manual_seed(0)
+    layers = {}
+    plain = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def run(x):
+        if x.dtype not in layers:
+            import copy
+
+            layers[x.dtype] = copy.deepcopy(plain).to(x.dtype)
+        return layers[x.dtype](x)
+
+    return run
+
+
+class Call:
+    """A call of an operator whose operands can be drawn again."""
+
+    def __init__(self, name, run, draw, has_gradients):
+        self.name, self.run, self.draw, self.has_gradients = name, run, draw, has_gradients
+
+    def operands(self, dtype, seed):
+        """The structure of a call and its tensors. None if there is no such draw."""
+        import torch
+
+        torch.manual_seed(seed)
+        return self.draw(dtype)
+
+
+def of_sample(op, number, gradients):
+    """A call of the sample of this number."""
+
+    def draw(dtype):
+        sample = next(itertools.islice(op.sample_inputs("cpu", dtype), number, None), None)
+        if sample is None:
+            return None
+        tensors = []
+        tree = flat((sample.input, list(sample.args), dict(sample.kwargs)), tensors)
+        return tree, [t.detach().clone().contiguous() for t in tensors]
+
+    name = op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+    return Call(f"{name}#{number}", lambda x, args, kwargs: op.op(x, *args, **kwargs), draw, gradients and op.supports_autograd)
+
+
+def of_function(name, function, shapes):
+    def draw(dtype):
+        import torch
+
+        tensors = []
+        tree = flat(([torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes], [], {}), tensors)
+        return tree, tensors
+
+    return Call(name, lambda x, args, kwargs: function(*x), draw, "foreach" not in name)
+
+
+def as_function(call, tree):
+    """A function of tensors alone, whose result is a tuple of tensors."""
+
+    def function(*given):
+        return tuple(leaves(call.run(*rebuilt(tree, given))))
+
+    return function
+
+
+def scaled(tensors, dtype, size):
+    """The operands with their largest number near the limit of the dtype, or below its normal numbers."""
+    import torch
+
+    info = torch.finfo(dtype)
+    to = {"large": info.max / 2, "small": info.tiny / 4}[size]
+    out = []
+    for t in tensors:
+        largest = t.abs().max().double().item() if t.is_floating_point() and t.numel() else 0.0
+        grow = largest > 0 and math.isfinite(largest)
+        out.append((t.double() * 2.0 ** math.floor(math.log2(to / largest))).to(dtype) if grow else t)
+    return out
+
+
+def repeated(tensors):
+    """One operand with MANY elements, if the call has one."""
+    if len(tensors) != 1 or tensors[0].dim() == 0 or not tensors[0].is_floating_point() or not tensors[0].numel():
+        return None
+    flat_tensor = tensors[0].flatten()
+    return [flat_tensor.repeat(-(-MANY // flat_tensor.numel()))[:MANY]]
+
+
+def results(function, tensors, cotangents, gradients):
+    """The results of a call, and the gradients for these cotangents."""
+    import torch
+
+    given = [t.detach().clone() for t in tensors]
+    if not gradients:
+        with torch.no_grad():
+            return leaves(function(*given))
+    given = [t.requires_grad_() if t.is_floating_point() else t for t in given]
+    found = leaves(function(*given))
+    roots = [t for t in found if t.requires_grad and t.is_floating_point()]
+    if len(cotangents) < len(roots):
+        for t in roots[len(cotangents) :]:
+            generator = torch.Generator().manual_seed(len(cotangents))
+            cotangents.append(torch.randn(t.shape, generator=generator, dtype=torch.float64).bfloat16().double())
+    loss = [c.to(t.dtype) for c, t in zip(cotangents, roots)]
+    wanted = [t for t in given if t.requires_grad]
+    gained = torch.autograd.grad(roots, wanted, loss, allow_unused=True) if roots and wanted else []
+    return [t.detach() for t in found] + [t for t in gained if t is not None]
+
+
+class Distances:
+    """The distances of several results from the truth, over draws."""
+
+    def __init__(self):
+        self.sums = collections.defaultdict(lambda: [0.0, 0.0, 0])
+        self.broken = None
+
+    def add(self, found, eager, truth):
+        import torch
+
+        if not len(found) == len(eager) == len(truth):
+            self.broken = f"{len(eager)} results expected, {len(found)} found"
+            return
+        for at, (mine, theirs, exact) in enumerate(zip(found, eager, truth)):
+            if not theirs.is_floating_point():
+                if torch.equal(theirs, exact.to(theirs.dtype)) and not torch.equal(mine, theirs):
+                    self.broken = f"result {at} is not eager's"
+                continue
+            if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+                self.broken = f"result {at} has another type"
+                continue
+            both = theirs.isfinite() & exact.to(theirs.dtype).isfinite()
+            if not mine[both].isfinite().all():
+                self.broken = f"result {at}: {mine[both][~mine[both].isfinite()][0].item()} in place of {theirs[both][~mine[both].isfinite()][0].item()}"
+                continue
+            mine, theirs, exact = (t[both].double() for t in (mine, theirs, exact))
+            size = exact.norm().item()
+            if size == 0 or not mine.numel():
+                continue
+            entry = self.sums[at]
+            entry[0] += ((mine - exact).norm().item() / size) ** 2
+            entry[1] += ((theirs - exact).norm().item() / size) ** 2
+            entry[2] += 1
+
+    def verdict(self, dtype):
+        import torch
+
+        if self.broken:
+            return self.broken
+        rounding = torch.finfo(dtype).eps / 2
+        for at, (mine, theirs, count) in sorted(self.sums.items()):
+            mine, theirs = math.sqrt(mine / count), math.sqrt(theirs / count)
+            if mine > FACTOR * theirs + SLACK * rounding:
+                ratio = mine / theirs if theirs else math.inf
+                return f"result {at}: {ratio:.2f} x as far ({mine:.2e}, eager {theirs:.2e})"
+        return None
+
+
+def compiled(function, tensors):
+    import torch
+
+    torch._dynamo.reset()
+    return torch.compile(function, backend="symmc", dynamic=False, options={"fallback": "error"})
+
+
+def exported(function, tensors):
+    """A program of `torch.export`, saved without decompositions and read again."""
+    import torch
+
+    import symmc
+
+    class Sample(torch.nn.Module):
+        def forward(self, *given):
+            return function(*given)
+
+    program = torch.export.export(Sample(), tuple(t.clone() for t in tensors), strict=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "program.pt2"
+        torch.export.save(program, path)
+        opened = symmc.open(path, ranks=1)
+    if opened.opaque:
+        raise symmc.UnsupportedError(f"{sorted(set(opened.opaque.values()))}")
+    plan = symmc.compile(opened)
+
+    def run(*given):
+        named = dict(zip(opened.arguments, given, strict=True))
+        return tuple(t.torch() for t in symmc.run(plan, [named])[0])
+
+    return run
+
+
+def sizes_of(name):
+    return [size for size in DRAWS if size != "many" or re.search(REDUCTIONS, name)]
+
+
+def tried(call, dtype, door, sizes, draws):
+    """The outcome of a call by a door: a status and, for each size that is wrong, the reason."""
+    import torch
+
+    drawn = call.operands(dtype, 0)
+    if drawn is None or not any(t.dtype == dtype for t in drawn[1]):
+        return "unbuilt", []
+    tree, first = drawn
+    function, exact = as_function(call, tree), as_function(call, in_double(tree))
+    gradients = call.has_gradients and door == "compile"
+    try:
+        results(function, first, [], gradients)
+        results(exact, [widened(t, dtype) for t in first], [], gradients)
+    except Exception:
+        return "unbuilt", []
+    try:
+        run = {"compile": compiled, "exported": exported}[door](function, first)
+        results(run, first, [], gradients)
+    except Exception as error:
+        return "refused", [str(error).splitlines()[0][:160] if str(error) else type(error).__name__]
+    wrong = []
+    for size in sizes:
+        distances = Distances()
+        for seed in range(min(DRAWS[size], draws)):
+            again = call.operands(dtype, seed)
+            if again is None or repr(again[0]) != repr(tree) or [t.shape for t in again[1]] != [t.shape for t in first]:
+                continue
+            tensors = again[1]
+            if size in ("large", "small"):
+                tensors = scaled(tensors, dtype, size)
+            mine = run
+            if size == "many":
+                tensors = repeated(tensors)
+                if tensors is None:
+                    continue
+            cotangents = []
+            try:
+                theirs = results(function, tensors, cotangents, gradients)
+                truth = results(exact, [widened(t, dtype) for t in tensors], cotangents, gradients)
+                if size == "many":
+                    mine = {"compile": compiled, "exported": exported}[door](function, tensors)
+            except Exception:
+                continue
+            try:
+                distances.add(results(mine, tensors, cotangents, gradients), theirs, truth)
+            except Exception as error:
+                distances.broken = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+        if (why := distances.verdict(dtype)) is not None:
+            wrong.append(f"{size}: {why}")
+    return ("wrong" if wrong else "ok"), wrong
+
+
+def widened(t, dtype):
+    import torch
+
+    return t.to(torch.float64) if t.dtype == dtype else t
+
+
+def samples_that_differ(op, limit):
+    """The numbers of the first samples with different arguments other than tensors, or shapes."""
+    import torch
+
+    seen, out = set(), []
+    for number, sample in enumerate(itertools.islice(op.sample_inputs("cpu", torch.bfloat16), 60)):
+        tensors = []
+        tree = flat((sample.input, list(sample.args), dict(sample.kwargs)), tensors)
+        if not tensors or not all(t.numel() for t in tensors) or sum(t.numel() for t in tensors) > 1 << 14:
+            continue
+        # One sample for each set of arguments.
+        key = (len(tensors), str(re.sub(r"\d", "", repr(tree))), max(t.dim() for t in tensors) > 0)
+        if key not in seen:
+            seen.add(key)
+            out.append(number)
+        if len(out) >= limit:
+            break
+    return out
+
+
+def of_task(task):
+    kind, index, dtype, door, limit, draws = task
+    warnings.filterwarnings("ignore")
+    import torch
+
+    torch.set_num_threads(1)
+    dtype = getattr(torch, dtype)
+    if kind == "function":
+        calls = [of_function(*next(itertools.islice(functions(), index, None)))]
+    else:
+        from torch.testing._internal.common_methods_invocations import op_db
+
+        op = op_db[index]
+        if dtype not in op.supported_dtypes("cpu") or apart(op.name) or re.search(TIES, op.name):
+            return []
+        try:
+            numbers = samples_that_differ(op, limit)
+        except Exception:
+            return []
+        calls = [of_sample(op, number, True) for number in numbers]
+    out = []
+    for call in calls:
+        try:
+            status, words = tried(call, dtype, door, sizes_of(call.name), draws)
+        except Exception as error:
+            status, words = "unbuilt", [f"{type(error).__name__}: {error}"[:160]]
+        reason = next((why for pattern, why in APART.items() if re.search(pattern, f"{door} {call.name}")), None)
+        if status == "wrong" and reason:
+            status, words = "apart", [reason]
+        out.append((door, call.name, str(dtype).removeprefix("torch."), status, words))
+    return out
+
+
+def tasks(args):
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    fits = lambda name: not args.patterns or any(re.search(p, name) for p in args.patterns)
+    named = [("function", i) for i, (name, *_) in enumerate(functions()) if fits(name)]
+    named += [("sample", i) for i, op in enumerate(op_db) if fits(op.name)]
+    for door, (kind, index), dtype in itertools.product(args.door or DOORS, named, args.dtype or DTYPES):
+        if door != "onnx":
+            yield kind, index, dtype, door, args.limit, args.draws
+
+
+def outcomes(args):
+    if "onnx" in (args.door or DOORS):
+        from narrow_onnx import cases
+
+        yield from cases(args.patterns, args.dtype or DTYPES, args.draws)
+    if args.jobs == 1:
+        for task in tasks(args):
+            yield from of_task(task)
+        return
+    with concurrent.futures.ProcessPoolExecutor(args.jobs, max_tasks_per_child=50) as pool:
+        for found in pool.map(of_task, tasks(args)):
+            yield from found
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("patterns", nargs="*", metavar="PATTERN")
+    parser.add_argument("--door", action="append", choices=DOORS, help="only this door")
+    parser.add_argument("--dtype", action="append", choices=DTYPES, help="only this dtype")
+    parser.add_argument("--limit", type=int, default=2, help="samples of each op at most")
+    parser.add_argument("--draws", type=int, default=20, help="draws of each call at most")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--refused", action="store_true", help="also list refused calls")
+    args = parser.parse_args(words)
+    counts = collections.defaultdict(collections.Counter)
+    for door, name, dtype, status, why in outcomes(args):
+        counts[door][status] += 1
+        if status == "wrong" or args.refused and status == "refused":
+            print(f"{status}: {door} {name} {dtype}: {'; '.join(why)}", flush=True)
+    for door, count in counts.items():
+        print(f"{door}: " + ", ".join(f"{status} {count[status]}" for status in ("ok", "refused", "wrong", "apart", "unbuilt")))
+    return 1 if any(count["wrong"] for count in counts.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
