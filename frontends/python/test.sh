@@ -25,7 +25,7 @@ if [ -n "$packages" ]; then
   site=$("$folder/env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
   echo "$packages" > "$site/others.pth"
 fi
-"$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check numpy onnx 'mypy>=1.18,<3'
+"$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check numpy onnx expecttest 'mypy>=1.18,<3'
 "$folder/env/bin/python" -m mypy --no-error-summary --cache-dir "$folder/mypy"
 "$folder/env/bin/python" -m pip install --quiet --disable-pip-version-check .
 # From elsewhere, so that the installed package is what runs.

@@ -10,20 +10,20 @@
 //! that are their own compute dtype. Operands keep the conversions that the rule emits. Products, attention,
 //! collectives and opaque ops keep the dtypes of their operands and results, because their cost depends on these.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
 use symmc_ir::copying::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
 use symmc_ir::entity::Entity;
-use symmc_ir::{
-    DType, EntityMap, Graph, Node, NodeId, Op, OpCost, RoundingEffect, TensorType, ValueDef, ValueId,
-};
+use symmc_ir::{DType, EntityMap, Graph, Node, NodeId, Op, OpCost, RoundingEffect, TensorType, ValueId};
 
 /// The nodes of each rule of an import.
 #[derive(Debug, Default)]
 pub struct Compositions {
-    /// The positions of the nodes of each rule that emitted several nodes, ascending and disjoint.
-    rules: Vec<Range<usize>>,
+    /// The positions of the nodes of each rule, ascending.
+    rules: Vec<Vec<usize>>,
+    /// The operators that several nodes of the program stand for, by their numbers, as positions in `rules`.
+    operators: HashMap<u64, usize>,
     /// Values that are rounded although other ops of their rule read them.
     rounded: BTreeSet<ValueId>,
 }
@@ -31,12 +31,31 @@ pub struct Compositions {
 impl Compositions {
     /// Records the nodes that a rule emitted. They include those of the rules that it applied.
     pub fn record(&mut self, nodes: Range<usize>) {
-        while self.rules.last().is_some_and(|inner| inner.start >= nodes.start) {
-            self.rules.pop();
+        self.rules.truncate(self.count_rules_before(nodes.start));
+        if !nodes.is_empty() {
+            self.rules.push(nodes.collect());
         }
-        if nodes.len() > 1 {
-            self.rules.push(nodes);
+    }
+
+    /// Records the nodes that the rule of one node of the program emitted. The program has several nodes in place
+    /// of an operator of the framework, which has this number.
+    pub fn record_part(&mut self, operator: u64, nodes: Range<usize>) {
+        if nodes.is_empty() {
+            return;
         }
+        self.rules.truncate(self.count_rules_before(nodes.start));
+        let number = *self.operators.entry(operator).or_insert_with(|| {
+            self.rules.push(Vec::new());
+            self.rules.len() - 1
+        });
+        self.rules[number].extend(nodes);
+    }
+
+    /// The number of rules that began before this node.
+    fn count_rules_before(&self, node: usize) -> usize {
+        let later =
+            self.rules.iter().rev().take_while(|rule| rule.first().is_none_or(|&first| first >= node));
+        self.rules.len() - later.count()
     }
 
     /// Rounds a value before other ops of the rule read it.
@@ -47,34 +66,44 @@ impl Compositions {
     /// The graph with intermediate values in their compute dtypes. Inputs, outputs and the types of values that
     /// leave a rule stay the same.
     pub fn widen(self, graph: Graph) -> Graph {
+        let mut rule_of: EntityMap<NodeId, Option<usize>> = EntityMap::filled(None, graph.nodes.len());
+        for (number, rule) in self.rules.iter().enumerate() {
+            rule.iter().for_each(|&position| rule_of[NodeId::new(position)] = Some(number));
+        }
         let mut is_wide: EntityMap<ValueId, bool> = EntityMap::filled(false, graph.values.len());
-        for rule in &self.rules {
-            self.mark_wide_values(&graph, rule, &mut is_wide);
+        for rule in self.rules.iter().filter(|rule| rule.len() > 1) {
+            self.mark_wide_values(&graph, rule, &rule_of, &mut is_wide);
         }
         if !is_wide.values().any(|wide| *wide) {
             return graph;
-        }
-        let mut rule_of: EntityMap<NodeId, Option<usize>> = EntityMap::filled(None, graph.nodes.len());
-        for (number, rule) in self.rules.iter().enumerate() {
-            rule.clone().for_each(|position| rule_of[NodeId::new(position)] = Some(number));
         }
         Widening::new(&graph, is_wide, rule_of).rebuild().unwrap_or(graph)
     }
 
     /// Marks the values that an op of a rule rounds and that reach, without leaving the rule, an op that depends
     /// on the rounding.
-    fn mark_wide_values(&self, graph: &Graph, rule: &Range<usize>, is_wide: &mut EntityMap<ValueId, bool>) {
-        let nodes = || rule.clone().map(|position| &graph.nodes[NodeId::new(position)]);
-        let values = || nodes().flat_map(|node| &node.outputs);
+    fn mark_wide_values(
+        &self,
+        graph: &Graph,
+        rule: &[usize],
+        rule_of: &EntityMap<NodeId, Option<usize>>,
+        is_wide: &mut EntityMap<ValueId, bool>,
+    ) {
+        let nodes = || rule.iter().map(|&position| NodeId::new(position));
+        let values = || nodes().flat_map(|node| &graph.nodes[node].outputs);
         if !values().any(|&v| is_narrow(graph.ty(v).dtype)) {
             return;
         }
+        let is_of_rule = |v: ValueId, node: NodeId| {
+            graph.defining_node(v).is_some_and(|definition| rule_of[definition] == rule_of[node])
+        };
         let mut rounds: BTreeSet<ValueId> = BTreeSet::new();
-        for node in nodes().filter(|node| may_compute_wide(&node.op)) {
+        for id in nodes().filter(|&id| may_compute_wide(&graph.nodes[id].op)) {
+            let node = &graph.nodes[id];
             for (k, &result) in node.outputs.iter().enumerate() {
                 let is_rounded = match node.op.facts().rounding[k.min(1)] {
-                    // The operator's own conversions of its operands stay.
-                    RoundingEffect::Converts => node.inputs.iter().all(|&v| is_defined_in(graph, v, rule)),
+                    // Conversions of operands stay.
+                    RoundingEffect::Converts => node.inputs.iter().all(|&v| is_of_rule(v, id)),
                     RoundingEffect::Keeps => {
                         node.inputs.is_empty() || node.inputs.iter().any(|v| rounds.contains(v))
                     }
@@ -85,7 +114,8 @@ impl Compositions {
                 }
             }
         }
-        for node in nodes().rev().filter(|node| may_compute_wide(&node.op)) {
+        for id in nodes().rev().filter(|&id| may_compute_wide(&graph.nodes[id].op)) {
+            let node = &graph.nodes[id];
             if depends_on_rounding(&node.op) || node.outputs.iter().any(|&v| is_wide[v]) {
                 node.inputs.iter().filter(|v| rounds.contains(v)).for_each(|&v| is_wide[v] = true);
             }
@@ -107,10 +137,6 @@ fn may_compute_wide(op: &Op) -> bool {
 /// Whether an op gives another result if its operands are rounded than if its result is.
 fn depends_on_rounding(op: &Op) -> bool {
     op.facts().rounding.iter().any(|effect| *effect != RoundingEffect::Keeps)
-}
-
-fn is_defined_in(graph: &Graph, v: ValueId, rule: &Range<usize>) -> bool {
-    matches!(graph.values[v].def, ValueDef::Node(node, _) if rule.contains(&node.index()))
 }
 
 /// A graph whose wide values are being replaced.
@@ -287,4 +313,157 @@ impl<'g> Widening<'g> {
 fn add_cast(to: &mut Graph, x: ValueId, name: String, ty: TensorType) -> ValueId {
     let node = to.add_node(Op::Cast, vec![x], vec![(name, ty)]);
     to.nodes[node].outputs[0]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use symmc_ir::text;
+
+    const HEAD: &str = "program \"p\" ranks 1\narg %x: f16[4]\narg %y: f16[4]\narg %z: bf16[4]\narg %n: i64[4]\narg %w: f32[4]\n";
+
+    /// The nodes and outputs of a program after widening. All nodes are those of one rule.
+    fn widened(nodes: &str, configure: impl FnOnce(&Graph, &mut Compositions)) -> Vec<String> {
+        let graph = text::parse(&format!("{HEAD}{nodes}")).expect("a program");
+        let mut compositions = Compositions::default();
+        compositions.record(0..graph.nodes.len());
+        configure(&graph, &mut compositions);
+        let graph = compositions.widen(graph);
+        symmc_ir::verify::verify(&graph).expect("a graph that keeps the invariants");
+        let printed = text::print(&graph);
+        let is_shown = |line: &&str| line.starts_with('%') || line.starts_with("return");
+        printed.lines().filter(is_shown).map(String::from).collect()
+    }
+
+    fn widened_rule(nodes: &str) -> Vec<String> {
+        widened(nodes, |_, _| ())
+    }
+
+    #[test]
+    fn values_between_ops_that_round_are_wide() {
+        let found = widened_rule(
+            "%s: f16[4] = mul %x, %x\n%t: f16[] = reduce %s op=sum axes=[0] keep=false\n%r: f16[] = sqrt %t\n\
+             return %r\n",
+        );
+        assert_eq!(
+            found,
+            [
+                "%x.f32: f32[4] = cast %x",
+                "%s: f32[4] = mul %x.f32, %x.f32",
+                "%t: f32[] = reduce %s op=sum axes=[0] keep=false",
+                "%r.f32: f32[] = sqrt %t",
+                "%r: f16[] = cast %r.f32",
+                "return %r",
+            ]
+        );
+    }
+
+    #[test]
+    fn single_ops_and_moves_stay_narrow() {
+        for nodes in [
+            "%s: f16[4] = mul %x, %y\nreturn %s\n",
+            "%a: f16[4] = abs %x\n%b: f16[4] = max %a, %y\n%c: f16[2, 2] = reshape %b\nreturn %c\n",
+            "%a: f16[4] = mul %x, 0.5\n%p: bool[4] = gt %x, 0.0\n%b: f16[4] = select %p, %x, %a\nreturn %b\n",
+            "%a: f32[4] = mul %w, %w\n%b: f32[4] = sqrt %a\n%c: f16[4] = cast %b\nreturn %c\n",
+            "%a: f16[4] = cast %n\n%b: f16[4] = mul %a, %x\nreturn %b\n",
+        ] {
+            let parsed = text::parse(&format!("{HEAD}{nodes}")).expect("a program");
+            let mut compositions = Compositions::default();
+            compositions.record(0..parsed.nodes.len());
+            assert_eq!(compositions.widen(parsed.clone()), parsed, "{nodes}");
+        }
+    }
+
+    #[test]
+    fn values_that_leave_the_rule_are_rounded() {
+        let found = widened_rule(
+            "%m: bf16[] = reduce %z op=mean axes=[0] keep=false\n%c: bf16[4] = sub %z, %m\n\
+             %v: bf16[4] = mul %c, %c\nreturn %v, %m\n",
+        );
+        assert_eq!(
+            found,
+            [
+                "%z.f32: f32[4] = cast %z",
+                "%m.f32: f32[] = reduce %z.f32 op=mean axes=[0] keep=false",
+                "%m: bf16[] = cast %m.f32",
+                "%c: f32[4] = sub %z.f32, %m.f32",
+                "%v.f32: f32[4] = mul %c, %c",
+                "%v: bf16[4] = cast %v.f32",
+                "return %v",
+                "return %m",
+            ]
+        );
+    }
+
+    #[test]
+    fn conversions_within_a_rule_and_constants_are_wide() {
+        let found = widened_rule(
+            "%k: i64[4] = iota start=70000 step=1\n%c: f16[4] = cast %k\n%h: f16[] = full value=0.1\n\
+             %a: f16[4] = mul %x, %h\n%b: f16[4] = div %a, %c\nreturn %b\n",
+        );
+        assert_eq!(
+            found,
+            [
+                "%k: i64[4] = iota start=70000 step=1",
+                "%c: f32[4] = cast %k",
+                "%h: f32[] = full value=0.1",
+                "%x.f32: f32[4] = cast %x",
+                "%a: f32[4] = mul %x.f32, %h",
+                "%b.f32: f32[4] = div %a, %c",
+                "%b: f16[4] = cast %b.f32",
+                "return %b",
+            ]
+        );
+    }
+
+    #[test]
+    fn kept_roundings_and_products_separate_compositions() {
+        let nodes = "%a: f16[4] = mul %x, %y\n%b: f16[4] = exp %a\nreturn %b\n";
+        let kept = widened(nodes, |graph, compositions| {
+            compositions
+                .keep_rounding(graph.nodes.values().next().map(|node| node.outputs[0]).expect("a node"));
+        });
+        assert_eq!(kept.join("\n"), nodes.trim_end());
+        let found = widened_rule(
+            "%r: f16[2, 2] = reshape %x\n%p: f16[2, 2] = matmul %r, %r\n%e: f16[2, 2] = exp %p\nreturn %e\n",
+        );
+        assert_eq!(
+            found,
+            [
+                "%r: f16[2, 2] = reshape %x",
+                "%p: f16[2, 2] = matmul %r, %r",
+                "%e: f16[2, 2] = exp %p",
+                "return %e",
+            ]
+        );
+    }
+
+    #[test]
+    fn rules_do_not_join_unless_they_are_parts_of_one_operator() {
+        let nodes = "%a: f16[4] = mul %x, %y\n%b: f16[4] = exp %a\nreturn %b\n";
+        let apart = |record: fn(&mut Compositions)| {
+            let graph = text::parse(&format!("{HEAD}{nodes}")).expect("a program");
+            let mut compositions = Compositions::default();
+            record(&mut compositions);
+            compositions.widen(graph)
+        };
+        let narrow = apart(|compositions| {
+            compositions.record(0..1);
+            compositions.record(1..2);
+        });
+        assert_eq!(narrow.nodes.len(), 2);
+        let nested = apart(|compositions| {
+            compositions.record(0..1);
+            compositions.record(1..2);
+            compositions.record(0..2);
+        });
+        assert_eq!(nested.nodes.len(), 5);
+        let parts = apart(|compositions| {
+            compositions.record(0..1);
+            compositions.record_part(7, 0..1);
+            compositions.record(1..2);
+            compositions.record_part(7, 1..2);
+        });
+        assert_eq!(parts, nested);
+    }
 }

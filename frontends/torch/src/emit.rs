@@ -93,18 +93,6 @@ impl OpCall<'_, '_> {
         }
     }
 
-    /// An operand of a composite op that is computed in a wider dtype than the op's. A tensor is first
-    /// converted to the dtype of the op.
-    pub fn widen_operand(&mut self, o: CallOperand, dtype: DType, wide: DType) -> RuleResult<CallOperand> {
-        Ok(match o {
-            CallOperand::Tensor(v) => {
-                let v = self.cast(v, dtype)?;
-                CallOperand::Tensor(self.cast(v, wide)?)
-            }
-            other => other,
-        })
-    }
-
     /// A binary op of two operands after conversion to `dtype`. At least one of them is a tensor.
     pub fn emit_binary(
         &mut self,

@@ -38,12 +38,17 @@ impl<'p> ImportLowering<'p> {
 
     fn lower_node(&mut self, node: &'p ExportedNode<'p>) -> Result<()> {
         let effect = self.effects.classify_node(node);
+        let first = self.builder.graph().nodes.len();
         let mut call = OpCall::new(self, node);
         let lowered = lower_call(&mut call, &effect).and_then(|()| call.finish());
         let lowered = match lowered {
             Err(RuleFailure::Opaque(why)) => self.lower_opaque(node, &effect, &why),
             other => other,
         };
+        if let Some(operator) = node.replaced_operator() {
+            let end = self.builder.graph().nodes.len();
+            self.compositions.record_part(operator, first..end);
+        }
         lowered.map_err(|stop| {
             stop.into_error(|message| ImportError::Node {
                 node: node.name().into(),

@@ -1,6 +1,6 @@
 //! The part of the program JSON (schema 8) that an import reads, borrowed from the text.
 //!
-//! Unknown fields are skipped without being built, including stack traces and other metadata. A newer minor
+//! Unknown fields are skipped without being built, including stack traces and most other metadata. A newer minor
 //! version of the schema therefore stays readable. [`crate::argument`] reads the arguments of nodes.
 
 use std::borrow::{Borrow, Cow};
@@ -149,6 +149,23 @@ pub(crate) struct ExportedNode<'a> {
     pub inputs: Vec<NamedArgument<'a>>,
     pub outputs: Vec<Argument<'a>>,
     name: Option<JsonStr<'a>>,
+    #[serde(default)]
+    metadata: NodeMetadata<'a>,
+}
+
+/// The metadata of a node that has a meaning here.
+#[derive(Default, Deserialize)]
+#[serde(bound(deserialize = "'de: 'a"))]
+struct NodeMetadata<'a> {
+    /// The entries that tools add to nodes, as JSON.
+    custom: Option<JsonStr<'a>>,
+}
+
+/// The entry of symmc's own frontend.
+#[derive(Deserialize)]
+struct OwnMetadata {
+    #[serde(rename = "symmc.operator")]
+    operator: Option<u64>,
 }
 
 impl<'a> ExportedNode<'a> {
@@ -159,7 +176,13 @@ impl<'a> ExportedNode<'a> {
         inputs: Vec<NamedArgument<'a>>,
         outputs: Vec<Argument<'a>>,
     ) -> ExportedNode<'a> {
-        ExportedNode { target, inputs, outputs, name: Some(name) }
+        ExportedNode { target, inputs, outputs, name: Some(name), metadata: NodeMetadata::default() }
+    }
+
+    /// The number of the operator in place of which the program has this node and others.
+    pub fn replaced_operator(&self) -> Option<u64> {
+        let custom = self.metadata.custom.as_deref()?;
+        serde_json::from_str::<OwnMetadata>(custom).ok()?.operator
     }
 
     /// The name of the node, of its first result, or its target, whichever is there first.

@@ -1,7 +1,7 @@
 //! Softmax and normalization. They become single ops where the IR has them.
 
-use symmc_import::Emit;
 use symmc_import::emit::extent_product;
+use symmc_import::{Emit, RuleCall};
 use symmc_ir::{BinaryOp, Dim, FloatAttribute, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -84,6 +84,8 @@ fn add_skip_connection(c: &mut OpCall<'_, '_>, bias: usize) -> EmitResult {
     if let Some(bias) = c.opt_tensor(bias)? {
         sum = c.binary(BinaryOp::Add, sum, bias)?;
     }
+    // ONNX Runtime's kernels normalize the sum that they return.
+    c.keep_rounding(sum);
     c.set_result(3, sum);
     Ok(sum)
 }

@@ -21,22 +21,20 @@ pub(super) const ROWS: &[RuleRow] = &[
         c.select(below, zero, gradient)
     }),
     row("aten.sigmoid_backward", "g * (y - y * y)", |c| {
-        let ([gradient, y], dtype) = widen_operands(c, ["grad_output", "output"])?;
+        let ([gradient, y], _) = common_operands(c, ["grad_output", "output"])?;
         let slope = one_minus(c, y)?;
         let slope = c.binary(BinaryOp::Mul, y, slope)?;
-        let x = c.binary(BinaryOp::Mul, gradient, slope)?;
-        round_result(c, x, dtype)
+        c.binary(BinaryOp::Mul, gradient, slope)
     }),
     row("aten.tanh_backward", "g * (1 - y * y)", |c| {
-        let ([gradient, y], dtype) = widen_operands(c, ["grad_output", "output"])?;
+        let ([gradient, y], _) = common_operands(c, ["grad_output", "output"])?;
         let square = c.binary(BinaryOp::Mul, y, y)?;
         let slope = one_minus(c, square)?;
-        let x = c.binary(BinaryOp::Mul, gradient, slope)?;
-        round_result(c, x, dtype)
+        c.binary(BinaryOp::Mul, gradient, slope)
     }),
     row("aten.silu_backward", "g * s * (1 + x * (1 - s))", silu_backward),
     row("aten._softmax_backward_data", "(g - sum(g * y)) * y", |c| {
-        let ([gradient, y], dtype) = widen_operands(c, ["grad_output", "output"])?;
+        let ([gradient, y], dtype) = common_operands(c, ["grad_output", "output"])?;
         let axis = c.axis("dim", c.rank(y))?;
         let product = c.binary(BinaryOp::Mul, gradient, y)?;
         let sum = sum_along(c, product, axis)?;
@@ -46,7 +44,7 @@ pub(super) const ROWS: &[RuleRow] = &[
         cast_to_input_dtype(c, x, dtype)
     }),
     row("aten._log_softmax_backward_data", "g - exp(y) * sum(g)", |c| {
-        let ([gradient, y], dtype) = widen_operands(c, ["grad_output", "output"])?;
+        let ([gradient, y], dtype) = common_operands(c, ["grad_output", "output"])?;
         let axis = c.axis("dim", c.rank(y))?;
         let sum = sum_along(c, gradient, axis)?;
         let e = c.unary(UnaryOp::Exp, y)?;
@@ -92,8 +90,8 @@ fn one_minus(c: &mut OpCall<'_, '_>, x: ValueId) -> EmitResult {
     c.scalar_binary(BinaryOp::Sub, Scalar::Int(1), x)
 }
 
-/// Operands in their compute dtype, and their common dtype, to which [`round_result`] converts the result.
-fn widen_operands<const N: usize>(
+/// Operands in their common dtype, and that dtype.
+fn common_operands<const N: usize>(
     c: &mut OpCall<'_, '_>,
     names: [&str; N],
 ) -> RuleResult<([ValueId; N], DType)> {
@@ -104,7 +102,7 @@ fn widen_operands<const N: usize>(
     let operands: Vec<CallOperand> = values.iter().map(|&v| CallOperand::Tensor(v)).collect();
     let dtype = c.common_dtype(&operands.iter().collect::<Vec<_>>());
     for v in &mut values {
-        *v = c.cast(*v, dtype.compute_dtype())?;
+        *v = c.cast(*v, dtype)?;
     }
     let count = values.len();
     let values = values
@@ -118,29 +116,23 @@ fn sum_along(c: &mut OpCall<'_, '_>, x: ValueId, axis: usize) -> EmitResult {
     if c.rank(x) == 0 { Ok(x) } else { c.reduce(ReductionKind::Sum, x, vec![axis], true) }
 }
 
-/// Rounds the result of a composite op once.
-fn round_result(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult {
+fn cast_to_input_dtype(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult {
+    let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
     c.cast(x, dtype)
 }
 
-fn cast_to_input_dtype(c: &mut OpCall<'_, '_>, x: ValueId, dtype: DType) -> EmitResult {
-    let dtype = c.opt_dtype("input_dtype")?.unwrap_or(dtype);
-    round_result(c, x, dtype)
-}
-
 fn silu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let ([gradient, x], dtype) = widen_operands(c, ["grad_output", "self"])?;
+    let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
     let s = c.unary(UnaryOp::Sigmoid, x)?;
     let rest = one_minus(c, s)?;
     let rest = c.binary(BinaryOp::Mul, x, rest)?;
     let rest = c.binary_float(BinaryOp::Add, rest, 1.0)?;
     let slope = c.binary(BinaryOp::Mul, s, rest)?;
-    let y = c.binary(BinaryOp::Mul, gradient, slope)?;
-    round_result(c, y, dtype)
+    c.binary(BinaryOp::Mul, gradient, slope)
 }
 
 fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
-    let ([gradient, x], dtype) = widen_operands(c, ["grad_output", "self"])?;
+    let ([gradient, x], _) = common_operands(c, ["grad_output", "self"])?;
     let square = c.binary(BinaryOp::Mul, x, x)?;
     let slope = match c.opt_string("approximate")? {
         None | Some("none") => {
@@ -182,8 +174,7 @@ fn gelu_backward(c: &mut OpCall<'_, '_>) -> EmitResult {
             return Err(RuleFailure::Invalid(format!("expected approximate none or tanh, found `{other}`")));
         }
     };
-    let y = c.binary(BinaryOp::Mul, gradient, slope)?;
-    round_result(c, y, dtype)
+    c.binary(BinaryOp::Mul, gradient, slope)
 }
 
 /// The axes of `x` before the normalized ones, and the normalized ones.

@@ -3,7 +3,7 @@
 //! Operands are first converted to PyTorch's common dtype. Functions that PyTorch computes in floating point
 //! convert integers to its default float dtype.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -296,14 +296,9 @@ fn combine_scaled(c: &mut OpCall<'_, '_>, op: BinaryOp, a: CallOperand, b: CallO
                 c.emit_binary(op, &a, &b, dtype)
             }
             b => {
-                // The product is not rounded before it is added.
-                let wide = if dtype.is_float() { dtype.compute_dtype() } else { dtype };
                 let factor = CallOperand::Scalar(alpha.convert_to(dtype));
-                let a = c.widen_operand(a, dtype, wide)?;
-                let b = c.widen_operand(b, dtype, wide)?;
-                let b = CallOperand::Tensor(c.emit_binary(BinaryOp::Mul, &b, &factor, wide)?);
-                let y = c.emit_binary(op, &a, &b, wide)?;
-                c.cast(y, dtype)
+                let b = CallOperand::Tensor(c.emit_binary(BinaryOp::Mul, &b, &factor, dtype)?);
+                c.emit_binary(op, &a, &b, dtype)
             }
         },
         (_, b) => c.emit_binary(op, &a, &b, dtype),
@@ -324,12 +319,12 @@ fn divide(c: &mut OpCall<'_, '_>) -> EmitResult {
         None => return float_binary(c, BinaryOp::Div),
         Some("floor") => c.emit_binary(BinaryOp::FloorDiv, &a.rounded_to(common), &b, common)?,
         Some("trunc") if common.is_float() => {
-            // The quotient by a number is not rounded before it is truncated.
-            let wide = if matches!(b, CallOperand::Scalar(_)) { common.compute_dtype() } else { common };
-            let a = c.widen_operand(a.rounded_to(common), common, wide)?;
-            let q = c.emit_binary(BinaryOp::Div, &a, &b, wide)?;
-            let q = c.unary(UnaryOp::Trunc, q)?;
-            c.cast(q, common)?
+            let q = c.emit_binary(BinaryOp::Div, &a.rounded_to(common), &b, common)?;
+            if !matches!(b, CallOperand::Scalar(_)) {
+                // The quotient by a tensor is rounded before it is truncated.
+                c.keep_rounding(q);
+            }
+            c.unary(UnaryOp::Trunc, q)?
         }
         Some("trunc") => {
             let x = c.as_tensor(&a, common)?;
@@ -483,23 +478,18 @@ fn lerp_from_end(
     c.binary(BinaryOp::Sub, end, step)
 }
 
-/// `x + value * (a op b)`, rounded to the dtype once.
+/// `x + value * (a op b)`.
 fn add_combined(c: &mut OpCall<'_, '_>, op: BinaryOp) -> EmitResult {
     let x = CallOperand::Tensor(c.first_tensor()?);
     let a = CallOperand::Tensor(c.tensor("tensor1")?);
     let b = CallOperand::Tensor(c.tensor("tensor2")?);
     let value = c.opt_scalar("value")?.unwrap_or(Scalar::Int(1));
     let dtype = c.common_dtype(&[&x, &a, &b]);
-    let wide = if dtype.is_float() { dtype.compute_dtype() } else { dtype };
-    let x = c.widen_operand(x, dtype, wide)?;
-    let a = c.widen_operand(a, dtype, wide)?;
-    let b = c.widen_operand(b, dtype, wide)?;
-    let mut y = c.emit_binary(op, &a, &b, wide)?;
+    let mut y = c.emit_binary(op, &a, &b, dtype)?;
     if value.as_f64() != 1.0 {
         y = c.binary_scalar(BinaryOp::Mul, y, value)?;
     }
-    let y = c.emit_binary(BinaryOp::Add, &x, &CallOperand::Tensor(y), wide)?;
-    c.cast(y, dtype)
+    c.emit_binary(BinaryOp::Add, &x, &CallOperand::Tensor(y), dtype)
 }
 
 fn nan_to_num(c: &mut OpCall<'_, '_>) -> EmitResult {

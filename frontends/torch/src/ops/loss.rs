@@ -3,7 +3,7 @@
 //! Class indices are `[n]` for scores `[n, classes]`, or `[n, …]` for `[n, classes, …]`. A target equal to
 //! `ignore_index` is ignored.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, RuleCall};
 use symmc_ir::{BinaryOp, Op, ReductionKind, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
@@ -39,6 +39,8 @@ pub(super) const ROWS: &[RuleRow] = &[
         }
         let axis = class_axis(c, x)?;
         let x = c.emit("log_softmax", Op::Softmax { axis, log: true }, &[x])?;
+        // PyTorch has two kernels, and so rounds the logarithms.
+        c.keep_rounding(x);
         nll_from_log_probabilities(c, x)
     }),
     row("aten.nll_loss_backward", "scatter, mul", nll_backward),

@@ -251,14 +251,16 @@ fn batch_norm(c: &mut OpCall<'_, '_>) -> RuleResult {
     let mut steps = vec![(BinaryOp::Sub, Some(mean)), (BinaryOp::Mul, Some(scale))];
     steps.push((BinaryOp::Mul, c.opt_tensor("weight")?));
     steps.push((BinaryOp::Add, c.opt_tensor("bias")?));
-    let mut y = x;
+    // Statistics and weights may be wider than the operand.
+    let mut y = c.cast(x, c.dtype(x).compute_dtype())?;
     for (op, w) in steps {
         if let Some(w) = w {
-            let w = c.cast(w, c.dtype(x))?;
+            let w = c.cast(w, c.dtype(y))?;
             let w = c.reshape_per_channel(w, &shape)?;
             y = c.binary(op, y, w)?;
         }
     }
+    let y = c.cast(y, c.dtype(x))?;
     c.set_only_result(y)
 }
 

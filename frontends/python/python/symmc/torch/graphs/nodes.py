@@ -11,6 +11,10 @@ import torch
 NUMBER = "symmc"
 """The key of the number of a node in ``node.meta``. Copies of a graph keep numbers, not names."""
 
+OPERATOR = "symmc.operator"
+"""The key of the number of the operator of PyTorch that a node is part of, if the graph has several nodes in place of it. The importer
+computes values between these nodes as the kernel of the operator does: without rounding them to f16 or bf16."""
+
 
 def number_nodes(graph: torch.fx.Graph) -> None:
     for number, node in enumerate(graph.nodes):

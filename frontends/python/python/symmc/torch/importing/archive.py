@@ -12,6 +12,7 @@ import zipfile
 import torch
 from torch.export import ExportedProgram
 
+from symmc.torch.graphs.nodes import OPERATOR
 from symmc.torch.settings.versions import VERSION
 
 _RAW = (2, 9)
@@ -23,6 +24,10 @@ _ROUNDING = {math.ceil, math.floor, round}
 
 
 def serialize_exported(exported: ExportedProgram) -> bytes:
+    for node in exported.graph.nodes:
+        if OPERATOR in node.meta:
+            # The format keeps this entry of the metadata.
+            node.meta["custom"] = {**node.meta.get("custom", {}), OPERATOR: node.meta[OPERATOR]}
     with _rounding():
         if VERSION < _RAW:
             return _written(exported)

@@ -20,7 +20,7 @@ from torch.utils._sympy.value_ranges import ValueRanges
 import symmc
 from symmc._symmc import SizeStep
 from symmc.torch.graphs.layouts import inverse_permutation, memory_order
-from symmc.torch.graphs.nodes import NUMBER, copy_graph, output_of, process_groups_in, rename_process_groups
+from symmc.torch.graphs.nodes import NUMBER, OPERATOR, copy_graph, output_of, process_groups_in, rename_process_groups
 from symmc.torch.graphs.sizes import shape_env_of, without_new_guards
 from symmc.torch.importing.outputs import OutputBuilder
 from symmc.torch.importing.programs import serialize_program
@@ -29,7 +29,7 @@ from symmc.torch.legalise.export_format import legalise_for_export
 from symmc.torch.legalise.rank_slices import take_rank_slices
 from symmc.torch.ranks.process_groups import sort_by_creation
 
-_KEPT = ("val", "tensor_meta", "stack_trace", NUMBER)
+_KEPT = ("val", "tensor_meta", "stack_trace", NUMBER, OPERATOR)
 
 
 @dataclass

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from symmc.torch.graphs.nodes import NUMBER, copy_graph, output_of
+from symmc.torch.graphs.nodes import NUMBER, OPERATOR, copy_graph, output_of
 from symmc.torch.legalise import definitions
 
 
@@ -53,6 +53,8 @@ class DecomposedGraph:
         copy = self.module.graph.node_copy(inner, known.__getitem__)
         copy.meta = {key: node.meta[key] for key in ("stack_trace",) if key in node.meta}
         copy.meta["val"] = inner.meta.get("val")
+        if OPERATOR in node.meta or definitions.rounds_once(node.target):
+            copy.meta[OPERATOR] = node.meta.get(OPERATOR, node.meta[NUMBER])
         self._number(copy, node)
         return copy
 

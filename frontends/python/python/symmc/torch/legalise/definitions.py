@@ -13,6 +13,13 @@ def find_definition(target: torch._ops.OpOverload):
     return _DEFINITIONS.get(str(target))
 
 
+def rounds_once(target: torch._ops.OpOverload) -> bool:
+    """Whether PyTorch rounds the results of an operator, and no values between them and the operands. Operators that are compositions
+    of others round after each of them."""
+    implicit = torch._C.DispatchKey.CompositeImplicitAutograd
+    return str(target) not in _COMPOSITIONS and not target.has_kernel_for_dispatch_key(implicit)
+
+
 def _attention(
     query, key, value, embed_dim, num_head, qkv_weight, qkv_bias, proj_weight, proj_bias,
     mask=None, need_weights=True, average_attn_weights=True, mask_type=None,
@@ -230,3 +237,6 @@ _DEFINITIONS = {
     "aten.rrelu_with_noise_functional.default": _rrelu,
     "prims.fma.default": lambda x, y, z: x * y + z,
 }
+
+_COMPOSITIONS = ("aten._native_multi_head_attention.default", "aten._transformer_encoder_layer_fwd.default")
+"""Operators with kernels that call other operators."""
