@@ -123,6 +123,27 @@ for more in "" "--chaos 1" "--repeat 10000"; do
   # shellcheck disable=SC2086
   check "products of 40 rows ${more:-once}" 0 "$symmc" run "${rows[@]}" --backend cuda $more
 done
+# Products whose sums get a bias before they are rounded: kernels of few rows, and the library for more.
+cat >"$out/biased.symm" <<'END'
+program "biased" ranks 1
+symbol t in 1..=512
+arg %x: bf16[t, 1024]
+param %w: bf16[768, 1024]
+param %b: bf16[768]
+%wt: bf16[1024, 768] = permute %w perm=[1, 0]
+%sums: f32[t, 768] = matmul_unrounded %x, %wt
+%wide: f32[768] = cast %b
+%total: f32[t, 768] = add %sums, %wide
+%y: bf16[t, 768] = cast %total
+%z: bf16[t, 768] = gelu %y
+return %y
+return %z
+END
+for t in 1 40 512; do
+  check "a bias of $t rows" 0 "$symmc" run "$out/biased.symm" --backend cuda --machine h200x2 --seed 1 --set t=$t --compare interpreter
+done
+check "a bias that cancels" 0 "$symmc" run "$programs/bias_cancel.pt2" --backend cuda --machine h200x2 \
+  --tensors "$programs/bias_cancel.safetensors"
 # Several collectives as one kernel: of several kinds, dtypes and odd sizes, by each variant that runs them so.
 together() {
   local ranks=$1
