@@ -252,7 +252,7 @@ fn random_calls_return_what_a_model_expects() {
 
 #[test]
 fn random_faults_reach_the_other_ranks() {
-    let (count, seed) = random_trials(16);
+    let (count, seed) = random_trials(12);
     run_random("random_faults.c", &[(2, count / 2), (3, count / 2)], seed, C);
 }
 

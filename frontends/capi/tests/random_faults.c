@@ -15,7 +15,7 @@
 #include "layer.h"
 
 /* PATIENCE_MS bounds a trial. A timeout is generous: it tells a wait without limit from one that ends. */
-enum { MAX_PEERS = 4, ROOM = 4096, LIMIT_MS = 1000, PATIENCE_MS = 60000 };
+enum { MAX_PEERS = 4, ROOM = 4096, LIMIT_MS = 3000, PATIENCE_MS = 60000 };
 
 /* Faults of processes, and those of threads. Each rank of a process may have a fault of a thread, too. */
 typedef enum { ABORT, FREE, CLOSE, THREAD_EXIT, THREAD_RETURN, THREAD_FAULTS, EXIT = THREAD_FAULTS, QUICK_EXIT, KILL, STOP, ABORT_PROCESS, TERMINATE, FAULTS } fault;

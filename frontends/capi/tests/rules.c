@@ -324,28 +324,20 @@ __attribute__((destructor)) static void in_destructor(void) {
 
 /* Cancellation: a thread that is cancelled in a call ends after it. */
 static symmc_group *pairs[2];
-static int is_open[2], has_returned;
+static int has_returned;
 
-static void *wait_for_peer(void *argument) {
-    symmc_session *session = (symmc_session *)argument;
-    symmc_status status = symmc_session_run(session);
-    int before;
-    has_returned = status == SYMMC_ERROR_PEER;
-    pthread_testcancel();
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+static void *open_pair(void *argument) {
+    const long rank = (symmc_session **)argument - failed;
+    const float x[4] = {1, 2, 3, 4};
+    must(symmc_session_open(pair, pairs[rank], NULL, &failed[rank]));
+    must(symmc_session_write(failed[rank], "x", x, sizeof x));
     return NULL;
 }
 
-static void *open_pair(void *argument) {
-    symmc_session **session = (symmc_session **)argument;
-    float x[4] = {1, 2, 3, 4};
-    symmc_session_options *options;
-    must(symmc_session_options_create(&options));
-    must(symmc_session_options_set_limit(options, 1000));
-    must(symmc_session_open(pair, pairs[session - failed], options, session));
-    symmc_session_options_free(options);
-    must(symmc_session_write(*session, "x", x, sizeof x));
-    is_open[session - failed] = 1;
+static void *wait_for_peer(void *session) {
+    has_returned = symmc_session_run((symmc_session *)session) == SYMMC_ERROR_PEER;
+    pthread_testcancel();
+    has_returned = 0;
     return NULL;
 }
 
@@ -355,10 +347,11 @@ static void cancel_waiting(void) {
     must(symmc_group_threads(2, pairs));
     for (int rank = 0; rank < 2; rank++) expect(pthread_create(&threads[rank], NULL, open_pair, &failed[rank]) == 0);
     for (int rank = 0; rank < 2; rank++) expect(pthread_join(threads[rank], NULL) == 0);
-    expect(is_open[0] && is_open[1]);
     expect(pthread_create(&threads[0], NULL, wait_for_peer, failed[0]) == 0);
-    usleep(100000);
+    usleep(50000);
     expect(pthread_cancel(threads[0]) == 0);
+    usleep(50000);
+    must(symmc_session_abort(failed[1], "the wait is over"));
     expect(pthread_join(threads[0], &result) == 0);
     expect(result == PTHREAD_CANCELED && has_returned);
     for (int rank = 0; rank < 2; rank++) {
