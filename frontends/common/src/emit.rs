@@ -245,7 +245,8 @@ pub trait Emit {
         let near = self.scalar_binary(BinaryOp::Sub, Scalar::Int(1), erf)?;
         let mut tail = x;
         for k in (1..=terms).rev() {
-            let term = self.scalar_binary(BinaryOp::Div, Scalar::Float(FloatAttribute(f64::from(k) / 2.0)), tail)?;
+            let term =
+                self.scalar_binary(BinaryOp::Div, Scalar::Float(FloatAttribute(f64::from(k) / 2.0)), tail)?;
             tail = self.binary(BinaryOp::Add, x, term)?;
         }
         let square = self.binary(BinaryOp::Mul, x, x)?;

@@ -225,7 +225,9 @@ impl DtypeRequirement {
                 let found = match number {
                     Scalar::Float(_) if !dtype.is_float() => "a float",
                     Scalar::Bool(_) if dtype != Bool => "a bool",
-                    Scalar::Int(i) if *sign == Sign::Minus && dtype::fits(Scalar::Int(i.wrapping_neg()), dtype) => {
+                    Scalar::Int(i)
+                        if *sign == Sign::Minus && dtype::fits(Scalar::Int(i.wrapping_neg()), dtype) =>
+                    {
                         return None;
                     }
                     _ => return misfit(call, name, computed),

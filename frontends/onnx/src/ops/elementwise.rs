@@ -39,7 +39,7 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("BitwiseAnd", 18, "and", |c| binary(c, BinaryOp::And)),
     row("BitwiseOr", 18, "or", |c| binary(c, BinaryOp::Or)),
     row("BitwiseXor", 18, "xor", |c| binary(c, BinaryOp::Xor)),
-    row("BitShift", 11, "shl, shr", |c| match c.opt_string("direction")? {
+    row("BitShift", 28, "shl, shr", |c| match c.opt_string("direction")? {
         Some("LEFT") => binary(c, BinaryOp::Shl),
         Some("RIGHT") => binary(c, BinaryOp::Shr),
         found => {
@@ -196,11 +196,7 @@ fn modulo(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let x = c.tensor(0)?;
     let y = c.tensor(1)?;
-    let z = if c.dtype(x).is_float() {
-        c.float_remainder(x, y)?
-    } else {
-        c.truncated_remainder(x, y)?
-    };
+    let z = if c.dtype(x).is_float() { c.float_remainder(x, y)? } else { c.truncated_remainder(x, y)? };
     Ok(z)
 }
 

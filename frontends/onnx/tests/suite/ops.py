@@ -330,6 +330,53 @@ CASES = [
 ]
 
 
+def pairs(values, dtype):
+    """All pairs of some values, as two operands."""
+    x, y = np.meshgrid(np.array(values, dtype=dtype), np.array(values, dtype=dtype), indexing="ij")
+    return x.reshape(-1), y.reshape(-1)
+
+
+def extremes():
+    """Integers at the ends of their dtypes, and floats at NaN, infinities, zeros, subnormal and largest numbers."""
+    for dtype in (np.uint8, np.int32, np.int64):
+        info = np.iinfo(dtype)
+        # Those of i64 that f64 holds.
+        ends = [info.min, info.min // 2, 2**62] if dtype == np.int64 else [info.min, info.min + 1, info.max - 1, info.max]
+        values = sorted({v for v in (*ends, -info.bits, -7, -1, 0, 1, 2, 7, info.bits - 1, info.bits) if v >= info.min})
+        x, y = pairs(values, dtype)
+        divides = (y != 0) & ~((x == info.min) & (y.astype(np.int64) == -1))
+        for op in ("Add", "Sub", "Mul", "Equal", "Less", "GreaterOrEqual", "Max", "Min", "BitwiseAnd", "BitwiseOr", "BitwiseXor"):
+            yield 20, op, {}, [x, y]
+        for direction in ("LEFT", "RIGHT"):
+            yield 28, "BitShift", {"direction": direction}, [x, y]
+            yield 28, "BitShift", {"direction": direction}, [x, C(np.array(info.bits - 1, dtype))]
+        yield 20, "Div", {}, [x[divides], y[divides]]
+        yield 20, "Mod", {}, [x[divides], y[divides]]
+        yield 20, "Mod", {"fmod": 1}, [x[divides], y[divides]]
+        for op in ("Abs", "Sign", "BitwiseNot", *(() if dtype == np.uint8 else ("Neg", "Relu"))):
+            yield 20, op, {}, [np.array(values, dtype)]
+        yield 20, "Clip", {}, [np.array(values, dtype), C(np.array(1, dtype)), C(np.array(info.bits, dtype))]
+    yield 11, "BitShift", {"direction": "LEFT"}, [i(1, 255, 3, dtype=np.uint8), i(7, 8, 200, dtype=np.uint8)]
+    for dtype in (np.float16, np.float32, np.float64):
+        info = np.finfo(dtype)
+        sizes = (NAN, INF, 0.0, 1.0, 2.5, float(info.max), float(info.tiny), float(info.tiny) / 4, 7.0)
+        values = np.array([sign * size for size in sizes for sign in (1, -1)], dtype=dtype)
+        x, y = pairs([NAN, INF, -INF, 0.0, -0.0, -2.5, float(info.max), float(info.tiny) / 4], dtype)
+        for op in ("Add", "Sub", "Mul", "Div", "Equal", "Less", "GreaterOrEqual"):
+            yield 20, op, {}, [x, y]
+        yield 20, "Mod", {"fmod": 1}, [x, y]
+        # The sigmoid of f16 has rounded steps in the reference.
+        for op in ("Neg", "Abs", "Sign", "Floor", "Ceil", "Round", "Exp", "Log", "Sqrt", "Reciprocal", "Erf", "Tanh", "IsNaN", "IsInf", *(("Sigmoid",) if dtype != np.float16 else ())):
+            yield 20, op, {}, [values]
+        # The reference has NaN and its position, as NumPy.
+        for op in ("ArgMax", "ArgMin"):
+            yield 20, op, {"axis": 0}, [values[2:]]
+            yield 20, op, {"axis": 0}, [values]
+        for op in ("ReduceMax", "ReduceMin"):
+            yield 20, op, {"keepdims": 0}, [values]
+
+
+
 def typed(array):
     dims = ",".join(map(str, array.shape))
     flat = array.reshape(-1).tolist()
@@ -387,7 +434,7 @@ def line(version, op, attributes, operands, results=1):
 
 if __name__ == "__main__":
     print("# Written by ops.py: version, op and attributes | operands | results.")
-    for case in CASES:
+    for case in [*CASES, *extremes()]:
         try:
             print(line(*case))
         except Exception as error:  # Shows which case the evaluator refuses.

@@ -46,6 +46,9 @@ class _ExportedImport:
         graph = DecomposedGraph(self.numbered)
         while True:
             program, refused, error = self._import(graph)
+            if error is not None and error.is_of_dtypes:
+                # PyTorch raises here as well; the decomposed operator might not.
+                raise error
             found = {node: graph.origins[node] for node in refused if graph.origins[node] not in self.whole}
             if not found and error is not None:
                 raise next((self.first_refusals.get(graph.origins[node], error) for node in refused), error) from None
