@@ -40,6 +40,7 @@ DIFFERENCES = [
     Difference("signbit copysign", "NaN with a sign", "the sign", "NaN counts as positive", "bfloat16 float16"),
     Difference("add sub threshold", "a number that f16 or bf16 does not represent", "CPU kernels round the number in `add` and `sub`, GPU kernels in `threshold`", "the number in f32 in `add` and `sub`, rounded in `threshold`", "float16 bfloat16"),
     Difference("gelu gelu_tanh", "numbers far below 0, in f64", "cancels: the last digits are lost", "the precise tail", "float64"),
+    Difference("log1p", "the least subnormal number of f64", "0", "the number", "float64"),
     Difference("masked_fill fill", "a tensor without axes whose number does not fit into the integer dtype", "raises", "wraps"),
     Difference("clamp add", "bounds or `alpha` beyond the range of f16 or bf16", "CPU kernels raise, GPU kernels compute in f32", "computes in f32"),
     Difference("all_reduce reduce_scatter", "NaN on some ranks, with max and min", "gloo and NCCL: NaN or the number, by the order of ranks", "NaN"),
