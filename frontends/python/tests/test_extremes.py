@@ -52,7 +52,9 @@ DIFFERENCES = [
 
 def table() -> str:
     """The table of the page."""
-    rows = [f"| {', '.join(f'`{name}`' for name in row.operators.split())} | {row.operands} | {row.eager} | {row.symmc} |\n" for row in DIFFERENCES]
+    rows = [
+        f"| {', '.join(f'`{name}`' for name in row.operators.split())} | {row.operands} | {row.eager} | {row.symmc} |\n" for row in DIFFERENCES
+    ]
     return "| operators | operands | PyTorch, ONNX | symmc |\n|---|---|---|---|\n" + "".join(rows)
 
 
@@ -283,7 +285,8 @@ class Extremes(unittest.TestCase):
             of_two = named(ON_FLOATS, trunc=DIVISIONS["trunc"], floor=DIVISIONS["floor"], clamp=lambda x, y: x.clamp(min=y))
             used |= self.expect_floats(of_two, pairs(x, x), unexplained)
             numbers = {}
-            for number, name in itertools.product((0.0, 2, 0.5, -0.5, 3, math.inf, math.nan, 0.1, 1e30), "add sub mul div pow lt remainder threshold".split()):
+            names = "add sub mul div pow lt remainder threshold".split()
+            for number, name in itertools.product((0.0, 2, 0.5, -0.5, 3, math.inf, math.nan, 0.1, 1e30), names):
                 more = (7.0,) if name == "threshold" else ()
                 numbers[f"{name} {number}"] = lambda x, name=name, n=number, more=more: getattr(A, name)(x, n, *more)
             if dtype == torch.float16:

@@ -32,11 +32,10 @@ enum DtypeRequirement {
     Fits(&'static [&'static str]),
     /// These numbers fit into the dtype in which the result is computed.
     FitsComputed(&'static [&'static str]),
-    /// As [`FitsComputed`](Self::FitsComputed). Next to integers the number is an integer, and next to numbers it is none
-    /// of the bools. A difference adds the negative product.
+    /// As [`FitsComputed`](Self::FitsComputed), for the factor of the second operand of a sum, or of a difference, which adds
+    /// the negative product. The factor of integers is no float, and that of numbers no bool.
     Factor(&'static str, Sign),
-    /// A number below which, and one above which, no result may be. The range between them has values of the dtype, if
-    /// that is an integer.
+    /// The lower and the upper bound of the results. For integers, each bound leaves values of the dtype.
     Bounds(&'static str, &'static str),
     /// The exponent of integers is not negative.
     Exponent(&'static str),
