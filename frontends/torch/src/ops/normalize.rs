@@ -270,7 +270,12 @@ fn vector_norm(c: &mut OpCall<'_, '_>) -> EmitResult {
     let axes = c.axes("dim", c.rank(x))?;
     let keep = c.bool_or("keepdim", false)?;
     let order = c.float_or(if c.get("p").is_some() { "p" } else { "ord" }, 2.0)?;
-    let y = if order == 2.0 {
+    let is_one_element = axes.iter().all(|&a| c.extent(x, a).as_const() == Some(1));
+    let y = if is_one_element && order != 0.0 {
+        // Squares may overflow where the element does not.
+        let size = c.unary(UnaryOp::Abs, x)?;
+        c.reduce(ReductionKind::Max, size, axes, keep)?
+    } else if order == 2.0 {
         let squares = c.binary(BinaryOp::Mul, x, x)?;
         let sum = c.reduce(ReductionKind::Sum, squares, axes, keep)?;
         c.unary(UnaryOp::Sqrt, sum)?

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use symmc_cases::{every_line, near};
-use symmc_ir::{DType, Op, SymbolBindings, Tensor};
+use symmc_ir::{DType, Graph, Op, SymbolBindings, Tensor};
 use symmc_torch::ImportError;
 
 use crate::common::Fake;
@@ -88,8 +88,8 @@ pub(crate) enum Outcome {
     Refused(ImportError),
 }
 
-/// Imports a call as a program of one node, and runs it in the reference interpreter.
-pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
+/// The graph of a call, imported as a program of one node.
+pub(crate) fn imported(case: &Case<'_>) -> Result<Graph, ImportError> {
     let mut fake = Fake::new();
     for (name, ty, _) in &case.operands {
         fake = fake.input(name, ty);
@@ -108,8 +108,13 @@ pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
         }
     }
     let options = symmc_torch::ImportOptions { ranks: Some(1), ..Default::default() };
-    let graph = match symmc_torch::import(&fake.bytes(), &options) {
-        Ok(imported) => imported.graph,
+    symmc_torch::import(&fake.bytes(), &options).map(|imported| imported.graph)
+}
+
+/// Imports a call as a program of one node, and runs it in the reference interpreter.
+pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
+    let graph = match imported(case) {
+        Ok(graph) => graph,
         Err(error) => return Ok(Outcome::Refused(error)),
     };
     if let Some(op) = graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. })) {
