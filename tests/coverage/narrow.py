@@ -51,7 +51,7 @@ DOORS = ("compile", "exported", "onnx")
 
 APART = {
     r"^\w+ (byte|char|short|int|long)\S* large": "conversions of floats beyond the range of the integers are not defined",
-    r"^compile (std|var)\S* (large|small)": "PyTorch squares in f64 on CPUs, and in f32 on GPUs, as symmc does",
+    r"^(compile|exported) (std|var)\S* (large|small)": "PyTorch squares in f64 on CPUs, and in f32 on GPUs, as symmc does",
     r"attention\S* large": "scores or sums of values exceed f32, and the kernels add them in another order",
     r"^onnx \S*(rms_normalization|rotary_embedding)": "ONNX defines the operator with a rounding before the product with the weight",
 }
