@@ -1,12 +1,14 @@
 //! The routing of tokens to experts: an op that computes which rank and which row each copy of a token goes to.
 //!
 //! `n` ranks share `experts` experts: rank `p` has the experts from `p * local` up to `(p + 1) * local`, where
-//! `local = experts / n`. Each of the `t` tokens of a rank has `k` *slots*, each with the id of an expert, or a
-//! negative id for none. All ranks know the ids of all tokens, so each rank computes the whole routing, and no
+//! `local = experts / n`. Each of the `t` tokens of a rank has `k` *slots*, each with the id of an expert, or -1
+//! for none. All ranks know the ids of all tokens, so each rank computes the whole routing, and no
 //! rank sends sizes to another.
 //!
 //! The *capacity* `c` is the number of rows that each rank receives at most. A *global row* is `p * c + r` for
 //! row `r` of rank `p`, and a *global slot* is `(p * t + token) * k + slot` for a token of rank `p`.
+
+use std::sync::Arc;
 
 use crate::ids::GroupId;
 use crate::named_enum;
@@ -38,15 +40,15 @@ named_enum! {
 }
 
 /// The ranks that share the experts.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum RouteScope {
     /// Each rank has all experts, and routes its own tokens.
     Local,
     /// The ranks of each cell of a group.
     Group(GroupId),
-    /// The rank at position `rank` among `ranks` ranks. Only resolved programs have this scope; the verifier
-    /// rejects it in graphs.
-    Position { rank: u32, ranks: u32 },
+    /// The rank at position `rank` of this cell. Only resolved programs have this scope; the verifier rejects
+    /// it in graphs.
+    Position { rank: u32, cell: Arc<[u32]> },
 }
 
 impl Route {
@@ -63,7 +65,7 @@ impl Route {
         match self.scope {
             RouteScope::Local => Some(1),
             RouteScope::Group(_) => in_group,
-            RouteScope::Position { ranks, .. } => Some(ranks),
+            RouteScope::Position { ref cell, .. } => u32::try_from(cell.len()).ok(),
         }
     }
 

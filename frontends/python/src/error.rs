@@ -115,6 +115,14 @@ fn dims_hint(error: &symmc::Error) -> &'static str {
     }
 }
 
+/// The longest text of an exception that is sent to other ranks, in characters.
+const MAX_REASON_CHARS: usize = 300;
+
+/// The text of an exception for other ranks: one line of limited length.
+pub fn clean_reason(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_REASON_CHARS).collect()
+}
+
 /// An exception for an invalid argument.
 pub fn input_error(message: impl Into<String>) -> PyErr {
     to_exception(symmc::Error::new(ErrorKind::Input, message))

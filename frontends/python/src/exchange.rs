@@ -47,6 +47,8 @@ struct ExchangeTable {
 pub struct TensorLocation {
     /// The first byte.
     pub address: u64,
+    /// The number of bytes from the first byte to the end of the last element; 0 if it has no elements.
+    pub span: u64,
     /// Whether its elements are contiguous in row-major order.
     pub is_dense: bool,
     /// The number of bytes of its elements and the device, if the type has a table.
@@ -66,7 +68,11 @@ impl LocationReader {
                 let py = tensor.py();
                 let is_dense = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
                 let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
-                Ok(TensorLocation { address, is_dense, reported: None })
+                let extents: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+                let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+                let size: u64 = tensor.getattr(intern!(py, "itemsize"))?.extract()?;
+                let span = span_in_elements(&extents, &strides).saturating_mul(size);
+                Ok(TensorLocation { address, span, is_dense, reported: None })
             }
         }
     }
@@ -124,9 +130,24 @@ fn call_describe(describe: Describe, object: &Bound<'_, PyAny>) -> PyResult<Tens
     let extent = |&extent: &i64| usize::try_from(extent).unwrap_or(0);
     let elements = extents.iter().map(extent).fold(1usize, usize::saturating_mul);
     let bytes = elements.saturating_mul(bits) / 8;
+    let span = if strides.is_empty() {
+        bytes as u64
+    } else {
+        span_in_elements(extents, strides).saturating_mul(bits as u64) / 8
+    };
     Ok(TensorLocation {
         address: tensor.data.expose_provenance() as u64 + tensor.byte_offset,
+        span,
         is_dense: strides.is_empty() || is_dense(extents, strides),
         reported: Some((bytes, tensor.device)),
     })
+}
+
+/// The number of elements from the first to the last of a tensor, both included.
+fn span_in_elements(extents: &[i64], strides: &[i64]) -> u64 {
+    if extents.contains(&0) {
+        return 0;
+    }
+    let steps = extents.iter().zip(strides).map(|(extent, stride)| (extent - 1).saturating_mul(*stride));
+    steps.fold(1u64, |span, step| span.saturating_add(u64::try_from(step).unwrap_or(0)))
 }

@@ -1,23 +1,29 @@
 //! Groups: how ranks find each other.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::exceptions::{PyException, PyModuleNotFoundError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PySequence};
 use symmc::Bootstrap;
+use symmc::unstable::runtime::RunError;
 
 use crate::argument::to_integer;
-use crate::error::{Error, input_error, to_exception};
+use crate::error::{Error, clean_reason, input_error, to_exception};
 use crate::process_bound::ProcessBound;
 
 /// One rank's membership in a group of ranks of one machine. The ranks of a group open sessions together, in the same order.
 #[pyclass(frozen, module = "symmc")]
-pub struct Group(ProcessBound<Arc<symmc::Group>>);
+pub struct Group {
+    inner: ProcessBound<Arc<symmc::Group>>,
+    /// Whether this rank has begun to open a session.
+    is_used: AtomicBool,
+}
 
 impl Group {
     fn new(group: symmc::Group) -> Group {
-        Group(ProcessBound::new(Arc::new(group)))
+        Group { inner: ProcessBound::new(Arc::new(group)), is_used: AtomicBool::new(false) }
     }
 
     /// The group of a `Group`, of a process group of PyTorch, or of the environment if nothing is given. `timeout` is the longest
@@ -53,7 +59,8 @@ impl Group {
     }
 
     fn shared_group(&self) -> PyResult<Arc<symmc::Group>> {
-        self.0.get("group").cloned()
+        self.is_used.store(true, Ordering::Relaxed);
+        self.inner.get("group").cloned()
     }
 }
 
@@ -123,20 +130,32 @@ impl Group {
         })
     }
 
+    /// Notifies the other ranks, which wait for this one in the first session of the group, that it does not open it, and why. They
+    /// raise at once. Does nothing if this rank has begun to open a session.
+    fn decline(&self, py: Python<'_>, reason: &str) -> PyResult<()> {
+        let group = self.inner.get("group")?;
+        if self.is_used.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let how = format!("did not open its session: {}", clean_reason(reason));
+        py.detach(|| group.decline(RunError::Left { rank: group.rank(), how }));
+        Ok(())
+    }
+
     /// The rank of this member.
     #[getter]
     fn rank(&self) -> PyResult<u32> {
-        Ok(self.0.get("group")?.rank())
+        Ok(self.inner.get("group")?.rank())
     }
 
     /// The number of ranks.
     #[getter]
     fn ranks(&self) -> PyResult<u32> {
-        Ok(self.0.get("group")?.ranks())
+        Ok(self.inner.get("group")?.ranks())
     }
 
     fn __repr__(&self) -> PyResult<String> {
-        let group = self.0.get("group")?;
+        let group = self.inner.get("group")?;
         Ok(format!("<symmc.Group: rank {} of {}>", group.rank(), group.ranks()))
     }
 }

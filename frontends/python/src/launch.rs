@@ -13,8 +13,8 @@ use crate::dlpack::{DlDevice, device};
 use crate::error::input_error;
 use crate::exchange::{LocationReader, TensorLocation};
 
-/// The alignment of memory on GPUs that a run uses, in bytes.
-const ALIGN: u64 = 16;
+/// The alignment of memory on GPUs that a run uses, in bytes. On the host elements are aligned to their size.
+const GPU_ALIGN: u64 = 16;
 
 /// The bindings of the last launch: arguments, and outputs that replace no input.
 #[derive(Default)]
@@ -29,6 +29,8 @@ pub struct LaunchBindings {
 struct SlotBinding {
     slot: PortSlot,
     bytes: usize,
+    /// The bytes of an element.
+    element: u64,
     /// The address that is bound.
     at: u64,
     /// The address for the next run.
@@ -71,7 +73,7 @@ impl LaunchBindings {
             let location = located.map_err(|error| location_error(arguments.py(), port, error))?;
             if !slot.set_location(location, gpu, port)? {
                 return Err(input_error(format!(
-                    "{port}: expected a contiguous tensor, on GPUs aligned to {ALIGN} bytes"
+                    "{port}: expected a contiguous tensor that is aligned for its elements, on GPUs to {GPU_ALIGN} bytes"
                 )));
             }
         }
@@ -80,7 +82,7 @@ impl LaunchBindings {
 
     fn refresh_sizes(&mut self, session: &symmc::Session) -> Result<(), symmc::Error> {
         if self.arguments.is_empty() && self.outputs.is_empty() {
-            let unbound = |slot| SlotBinding { slot, bytes: 0, at: 0, next: 0 };
+            let unbound = |slot| SlotBinding { slot, bytes: 0, element: 1, at: 0, next: 0 };
             self.arguments = session.argument_slots().into_iter().map(unbound).collect();
             self.outputs = session.returned_slots().into_iter().map(unbound).collect();
         }
@@ -88,6 +90,7 @@ impl LaunchBindings {
         let all = session.inputs()?.into_iter().chain(returned);
         for (slot, value) in self.arguments.iter_mut().chain(&mut self.outputs).zip(all) {
             slot.bytes = value.bytes;
+            slot.element = value.dtype.size() as u64;
             slot.at = 0;
         }
         self.is_known = true;
@@ -140,7 +143,8 @@ impl SlotBinding {
             expect_device(gpu, device, || port.to_string())?;
         }
         self.next = location.address;
-        let is_aligned = gpu.is_none() || location.address.is_multiple_of(ALIGN);
+        let align = gpu.map_or(self.element, |_| GPU_ALIGN);
+        let is_aligned = location.address.is_multiple_of(align);
         Ok(self.bytes == 0 || (location.is_dense && is_aligned))
     }
 }

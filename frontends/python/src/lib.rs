@@ -14,6 +14,7 @@ mod group;
 mod interrupt;
 mod launch;
 mod log;
+mod overlap;
 mod plan;
 mod process_bound;
 mod program;
@@ -37,6 +38,7 @@ fn _symmc(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::Choice>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<board::Board>()?;
+    module.add_class::<overlap::OverlapFinder>()?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Value>()?;
     module.add_class::<sizes::SizeAssumptions>()?;

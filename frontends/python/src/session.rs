@@ -12,7 +12,7 @@ use symmc::{DType, SessionBuffer, SessionConfig, ValueKind};
 
 use crate::argument::{to_integer, to_timeout};
 use crate::dlpack::{ForeignTensor, device};
-use crate::error::{input_error, to_exception};
+use crate::error::{clean_reason, input_error, to_exception};
 use crate::gpu::{gpu_number, on_gpu};
 use crate::group::Group;
 use crate::interrupt::{POLL_INTERVAL, run_interruptible};
@@ -427,7 +427,7 @@ impl Session {
     /// run has ended.
     ///
     /// Returns the numbers of the arguments whose layout a run cannot use, in which case nothing is started. Tensors must be
-    /// contiguous, and on a GPU aligned to 16 bytes.
+    /// contiguous, and aligned to the size of an element; on a GPU to 16 bytes.
     fn launch(
         &self,
         py: Python<'_>,
@@ -500,10 +500,13 @@ impl Session {
     fn __exit__(&self, py: Python<'_>, exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
         if exception.get_item(0).is_ok_and(|kind| kind.is_none()) {
             self.close(py)?;
-        } else if let Some(open) = self.lock_session()?.take() {
-            let SessionState { session, bound, retired, .. } = open;
+            return Ok(false);
+        }
+        // The exception explains more than an error of ending the session would, for example in a forked process, which has no
+        // session.
+        let open = self.lock_session().ok().and_then(|mut guard| guard.take());
+        if let Some(SessionState { session, bound, retired, .. }) = open {
             let reason = exception_reason(exception);
-            // The exception explains more than an error of ending the session would.
             let _ = py.detach(|| session.abort(&reason));
             drop((bound, retired));
         }
@@ -516,16 +519,13 @@ impl Session {
     }
 }
 
-/// The longest text of an exception that is sent to other ranks, in characters.
-const LONGEST_REASON: usize = 300;
-
 /// The type and the text of an exception in one line. `exception` is the arguments of `__exit__`: type, exception and traceback.
 fn exception_reason(exception: &Bound<'_, PyTuple>) -> String {
     let kind = exception.get_item(0).and_then(|kind| kind.getattr("__name__")?.extract::<String>());
     let kind = kind.unwrap_or_else(|_| "an exception".into());
     let text = exception.get_item(1).and_then(|value| value.str()?.extract::<String>()).unwrap_or_default();
     let whole = if text.is_empty() { kind } else { format!("{kind}: {text}") };
-    whole.chars().map(|c| if c.is_control() { ' ' } else { c }).take(LONGEST_REASON).collect()
+    clean_reason(&whole)
 }
 
 fn python_values(py: Python<'_>, all: Vec<symmc::SessionValue>) -> PyResult<Vec<Value>> {

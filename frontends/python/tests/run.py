@@ -34,6 +34,7 @@ SAMPLE = [
     # Several ranks, their faults and disagreements.
     "test_with_ranks",
     "test_bad_data",
+    "test_one_rank_fails",
     "test_moe",
     # Inductor's graphs, with collectives by symmc.
     "test_with_inductor.Collectives.test_alone",

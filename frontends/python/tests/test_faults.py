@@ -1,5 +1,6 @@
 """Failures of compiled functions and sessions: each gives an error that names it, before a timeout, and leaves nothing behind."""
 
+import contextlib
 import gc
 import importlib.util
 import os
@@ -159,6 +160,79 @@ def runs(rank):
     os._exit(0)
 
 
+def loses_rank(rank, victim, action, is_within):
+    """A rank stops or dies before its first call, or while all compile. Rank 0 hosts the store of PyTorch. Every other rank names the
+    victim, also the one that leaves last."""
+    from symmc.torch.importing.lift import LiftedGraph
+
+    processes = [None] * dist.get_world_size()
+    dist.all_gather_object(processes, os.getpid())
+    run = summed(timeout=3)
+    archive = LiftedGraph.archive
+
+    def fails(*given):
+        os.kill(os.getpid(), action)
+        return archive(*given)
+
+    if rank == victim and not is_within:
+        os.kill(os.getpid(), action)
+    if rank == victim:
+        LiftedGraph.archive = fails
+    error = raised(lambda: run(torch.ones(4)), symmc.PeerError, within=LIMIT / 2)
+    assert error.culprit == error.rank == victim, repr(error)
+    if rank == max(other for other in range(len(processes)) if other != victim):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(processes[victim], signal.SIGKILL)
+    elif rank == 0:
+        # The others read in the store of this rank who is at fault.
+        time.sleep(2)
+    os._exit(0)
+
+
+def loses_store_before(rank):
+    loses_rank(rank, 0, signal.SIGSTOP, False)
+
+
+def loses_store_within(rank):
+    loses_rank(rank, 0, signal.SIGSTOP, True)
+
+
+def loses_dead_store_before(rank):
+    loses_rank(rank, 0, signal.SIGKILL, False)
+
+
+def loses_dead_store_within(rank):
+    loses_rank(rank, 0, signal.SIGKILL, True)
+
+
+def loses_other_before(rank):
+    loses_rank(rank, 2, signal.SIGSTOP, False)
+
+
+def loses_other_within(rank):
+    loses_rank(rank, 2, signal.SIGSTOP, True)
+
+
+def raises_in_fork(rank):
+    """A forked process leaves the block of a session by its own exception. The session goes on."""
+    child = 0
+    try:
+        with symmc.Session(planned(), dist.group.WORLD) as session:
+            session.write("x", torch.ones(4))
+            session.run()
+            child = os.fork()
+            if child == 0:
+                raise KeyError("its own")
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 5
+            session.run()
+    except KeyError as error:
+        os._exit(5 if child == 0 and error.args == ("its own",) else 1)
+    except symmc.Error:
+        if child == 0:
+            os._exit(1)
+        raise
+
+
 def forks(rank):
     """Workers of a data loader, and forked processes that end with what they have a copy of."""
     run, session = summed(), symmc.Session(planned(), dist.group.WORLD)
@@ -227,6 +301,17 @@ class Faults(unittest.TestCase):
 
     def test_ctrl_c_within_a_call_and_a_rank_that_dies(self):
         self.expect("runs", codes=[0, -signal.SIGKILL])
+
+    def test_names_the_rank_that_stops_or_dies_while_ranks_compile(self):
+        for name in ("loses_store_before", "loses_store_within", "loses_dead_store_before", "loses_dead_store_within"):
+            with self.subTest(name):
+                self.expect(name, 3, codes=[-signal.SIGKILL, 0, 0])
+        for name in ("loses_other_before", "loses_other_within"):
+            with self.subTest(name):
+                self.expect(name, 3, codes=[0, 0, -signal.SIGKILL])
+
+    def test_keeps_the_exception_of_a_forked_process(self):
+        self.expect("raises_in_fork")
 
     def test_forked_processes_leave_those_they_come_from_alone(self):
         self.expect("forks")

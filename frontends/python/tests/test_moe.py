@@ -323,6 +323,28 @@ class Moe(unittest.TestCase):
         with self.assertRaisesRegex(symmc.InputError, "layout: expected one of expert, batched, rank, found 'flat'"):
             of_ranks(1, lambda group: ExpertExchange(group, experts=2, slots=1, hidden=4, tokens=3, layout="flat"))
 
+    def test_names_the_rank_that_passes_a_bad_id(self):
+        def run(group, culprit, bad):
+            ids = torch.tensor([[0, -1], [3, 7]])
+            if group.rank == culprit:
+                ids[1, 0] = bad
+            try:
+                with ExpertExchange(group, experts=8, slots=2, hidden=4, tokens=2, layout=layout) as exchange:
+                    exchange.route(ids)
+            except symmc.IndexRangeError as error:
+                return error
+            return None
+
+        for layout in ("expert", "batched", "rank"):
+            for culprit in range(4):
+                for bad in (8, -2, 2**62, -(2**63)):
+                    with self.subTest(layout=layout, culprit=culprit, bad=bad):
+                        for error in of_ranks(4, lambda group, culprit=culprit, bad=bad: run(group, culprit, bad)):
+                            self.assertEqual(error.culprit, culprit)
+                            text = f"the id {bad} of a token of rank {culprit}: expected an expert from 0 to 7, or -1 for none"
+                            self.assertIn(text, str(error))
+            self.assertEqual(of_ranks(4, lambda group: run(group, None, 0)), [None] * 4)
+
     def test_runs_on_a_process_group(self):
         on_ranks(processes)
 

@@ -78,7 +78,7 @@ pub enum OpError {
     GroupEnd { group: usize, end: i64, start: usize, rows: usize },
     #[error("{what}: expected at most {capacity} rows in all and none negative, found {found:?}")]
     Splits { what: &'static str, capacity: usize, found: Vec<i64> },
-    #[error("the id {id} of slot {slot} is no expert: expected at most {last}")]
+    #[error("the id {id} of slot {slot} is no expert: expected 0 to {last}, or -1 for none")]
     ExpertId { id: i64, slot: usize, last: u32 },
     #[error("rank {rank} of the group receives {found} rows: expected at most {capacity}, the capacity")]
     Capacity { rank: usize, found: usize, capacity: usize },

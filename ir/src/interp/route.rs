@@ -45,7 +45,7 @@ fn route_on_rank(
     let own_tokens = tokens / ranks;
     let experts = ids.as_ints()?;
     let last = route.experts - 1;
-    if let Some(slot) = experts.iter().position(|&id| id > i64::from(last)) {
+    if let Some(slot) = experts.iter().position(|&id| id < -1 || id > i64::from(last)) {
         return Err(OpError::ExpertId { id: experts[slot], slot, last });
     }
     let mut rows: Vec<Option<RoutedRow>> = vec![None; experts.len()];

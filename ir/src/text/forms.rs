@@ -279,15 +279,15 @@ ops! {
      token of rank `p`." {
         "route" ("ids"):
             "Computes where the tokens of all ranks go. `ids` (`[n*t, k]`, i64 or i32) has the experts of all tokens in \
-             order of rank; a negative id stands for none. Five results, all i64: the global rows of this rank's slots \
+             order of rank; -1 stands for none. Five results, all i64: the global rows of this rank's slots \
              (`[t, k]`, -1 for none), those of all ranks (`[n*t, k]`), the global slots of this rank's rows (`[c]`, -1 \
              for none; the result type gives the capacity `c`), the number of rows of each section, and the end of \
              each section. With `layout=expert` each slot has a row, sections are this rank's experts, and rows within \
              a section are in order of rank, token and slot. With `layout=batched` \
              each section has an equal share of the capacity instead, and ends after its last row. With `layout=rank` each token has one row on each rank \
              that has an expert of it, for the first such slot, and sections are the source ranks. Sections begin at \
-             multiples of `align`, and `grouped_matmul` takes their ends. More rows than the capacity, and an id that is \
-             no expert, end the run with an error. There is no communication. Without `group`, `n` is 1."
+             multiples of `align`, and `grouped_matmul` takes their ends. More rows than the capacity, and any \
+             other id, end the run with an error. There is no communication. Without `group`, `n` is 1."
             => "%mine: i64[t, 2], %everyone: i64[4*t, 2], %slots: i64[8*t], %counts: i64[2], %ends: i64[2] = route %chosen \
                 experts=8 align=1 layout=expert group=@all";
     }

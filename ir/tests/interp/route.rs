@@ -105,12 +105,14 @@ fn too_many_rows_and_unknown_experts_are_errors() {
         }
         other => panic!("{other:?}"),
     }
-    let op = route(3, 1, RouteLayout::Expert, RouteScope::Local);
-    match apply(op, &[i64s(&[1, 2], &[0, 3])], route_types(1, 1, 2, 2, 3)) {
-        Err(InterpError::Op { error, .. }) => {
-            assert_eq!(error, OpError::ExpertId { id: 3, slot: 1, last: 2 })
+    for id in [3, -2, i64::MIN] {
+        let op = route(3, 1, RouteLayout::Expert, RouteScope::Local);
+        match apply(op, &[i64s(&[1, 2], &[-1, id])], route_types(1, 1, 2, 2, 3)) {
+            Err(InterpError::Op { error, .. }) => {
+                assert_eq!(error, OpError::ExpertId { id, slot: 1, last: 2 })
+            }
+            other => panic!("{other:?}"),
         }
-        other => panic!("{other:?}"),
     }
 }
 

@@ -293,11 +293,12 @@ impl ProgramResolver<'_> {
     fn resolve_route(&self, result: ValueId, route: &Route) -> Result<Route> {
         let Some(group) = route.group() else { return Ok(route.clone()) };
         let outside = || self.invalid_value(result, "this rank is not in its group");
-        let ranks = self.graph.group_size(group).ok_or_else(outside)?;
-        let numbers = self.graph.ranks_within_cells(group).ok_or_else(outside)?;
-        let &number = numbers.get(self.program.rank as usize).ok_or_else(outside)?;
-        let rank = u32::try_from(number).map_err(|_| outside())?;
-        Ok(Route { scope: RouteScope::Position { rank, ranks }, ..route.clone() })
+        let cells = self.graph.cells(group).ok_or_else(outside)?;
+        let me = self.program.rank;
+        let cell = cells.into_iter().find(|cell| cell.contains(&me)).ok_or_else(outside)?;
+        let place = cell.iter().position(|&rank| rank == me).ok_or_else(outside)?;
+        let rank = u32::try_from(place).map_err(|_| outside())?;
+        Ok(Route { scope: RouteScope::Position { rank, cell: cell.into() }, ..route.clone() })
     }
 
     fn resolve_dispatch(&self, step: &PreparedStep, dispatch: Dispatch) -> Result<ResolvedDispatch> {

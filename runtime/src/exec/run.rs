@@ -396,10 +396,7 @@ impl StepRun<'_> {
                 let operands: SmallVec<[TensorView<'_>; 4]> = operands.iter().map(|x| self.view(x)).collect();
                 let mut results: SmallVec<[TensorViewMut<'_>; 2]> =
                     results.iter().map(|y| self.view_mut(y)).collect();
-                compute_with(op, &operands, &mut results, scratch).map_err(|e| match e.data_fault() {
-                    Some(fault) => self.data_error(fault, e.to_string()),
-                    None => self.step_error(e.to_string()),
-                })
+                compute_with(op, &operands, &mut results, scratch).map_err(|e| self.kernel_error(&e))
             }
             StepWork::Custom { name, kernel, operands, results, peers } => {
                 let op = self.op;

@@ -4,7 +4,7 @@ use super::bucket::MemorySpace;
 use super::communicator::Communicator;
 use super::resolved::LocatedTensor;
 use crate::error::{DataFault, RunError};
-use crate::kernels::{TensorView, TensorViewMut};
+use crate::kernels::{KernelError, TensorView, TensorViewMut};
 
 /// A node of a step of a run.
 #[derive(Clone, Copy)]
@@ -26,6 +26,13 @@ impl StepRun<'_> {
         let node = self.node.to_string();
         let op = self.op.to_string();
         RunError::Step { rank: self.rank, step, node, op, detail }
+    }
+
+    /// The error of a kernel. Bad data is the fault of the rank that passed it.
+    pub fn kernel_error(&self, error: &KernelError) -> RunError {
+        let Some(fault) = error.data_fault() else { return self.step_error(error.to_string()) };
+        let rank = error.source_rank().unwrap_or(self.rank);
+        StepRun { rank, ..*self }.data_error(fault, error.to_string())
     }
 
     /// The error of a step that refuses its data.

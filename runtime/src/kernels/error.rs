@@ -27,8 +27,13 @@ pub enum KernelError {
         end: i64,
         rows: usize,
     },
-    #[error("the id {id} is no expert: expected less than {experts}")]
-    ExpertId { id: i64, experts: usize },
+    #[error("the id {id} of a token{}: expected an expert from 0 to {}, or -1 for none", of_rank(*rank), experts.saturating_sub(1))]
+    ExpertId {
+        /// The rank that passed the id. `None` if each rank routes its own tokens.
+        rank: Option<u32>,
+        id: i64,
+        experts: usize,
+    },
     /// A rank would receive more rows than it has memory for.
     #[error(
         "rank {rank} of the group receives {rows} rows: expected at most {capacity}, the capacity of the program"
@@ -69,6 +74,14 @@ impl KernelError {
         }
     }
 
+    /// The rank that passed the invalid data, if the step reads data of several ranks and knows it.
+    pub fn source_rank(&self) -> Option<u32> {
+        match self {
+            KernelError::ExpertId { rank, .. } => *rank,
+            _ => None,
+        }
+    }
+
     pub(super) fn shape_mismatch(what: &str, expected: &[usize], found: &[usize]) -> Self {
         KernelError::Shape {
             what: what.into(),
@@ -76,6 +89,10 @@ impl KernelError {
             found: format!("{found:?}"),
         }
     }
+}
+
+fn of_rank(rank: Option<u32>) -> String {
+    rank.map_or_else(String::new, |rank| format!(" of rank {rank}"))
 }
 
 /// Checks that the slices that [`compute_with`](super::compute_with) indexes are long enough.

@@ -9,10 +9,12 @@ use super::scratch::{Scratch, ScratchNeeds};
 use super::strided::{StridedReader, StridedView, StridedWriter};
 
 /// The sizes of a routing.
-struct RouteSizes {
+struct RouteSizes<'a> {
     /// The position of this rank in its cell, and the number of ranks.
     me: usize,
     ranks: usize,
+    /// The ranks of the cell; none if the rank routes its own tokens.
+    cell: &'a [u32],
     experts: usize,
     align: usize,
     /// The number of slots of each token, and of each rank.
@@ -24,11 +26,11 @@ struct RouteSizes {
     expert_capacity: Option<usize>,
 }
 
-impl RouteSizes {
-    fn new(route: &Route, ids: &StridedView, results: &[StridedView]) -> Result<Self> {
-        let (me, ranks) = match route.scope {
-            RouteScope::Local => (0, 1),
-            RouteScope::Position { rank, ranks } => (rank as usize, ranks as usize),
+impl<'a> RouteSizes<'a> {
+    fn new(route: &'a Route, ids: &StridedView, results: &[StridedView]) -> Result<Self> {
+        let (me, ranks, cell) = match &route.scope {
+            RouteScope::Local => (0, 1, &[][..]),
+            RouteScope::Position { rank, cell } => (*rank as usize, cell.len(), &cell[..]),
             RouteScope::Group(_) => {
                 return Err(KernelError::Symbolic { what: "the position of the rank".into() });
             }
@@ -37,6 +39,7 @@ impl RouteSizes {
         let sizes = RouteSizes {
             me,
             ranks,
+            cell,
             experts: route.experts as usize,
             align: route.align.max(1) as usize,
             slots_per_token: if ids.rank() == 2 { ids.axis_len(1) } else { 0 },
@@ -87,7 +90,7 @@ pub(super) fn route(
         ends: &mut ends,
         next: &mut next,
     };
-    let outcome = check_ids(&experts, sizes.experts).and_then(|()| match route.layout {
+    let outcome = check_ids(&experts, &sizes).and_then(|()| match route.layout {
         RouteLayout::Expert | RouteLayout::Batched => tables.fill_by_expert(&sizes, &experts),
         RouteLayout::Rank => tables.fill_by_rank(&sizes, &experts),
     });
@@ -121,9 +124,13 @@ pub(super) fn add_needs(
     Some(())
 }
 
-fn check_ids(ids: &[i64], experts: usize) -> Result<()> {
-    match ids.iter().find(|&&id| usize::try_from(id).is_ok_and(|id| id >= experts)) {
-        Some(&id) => Err(KernelError::ExpertId { id, experts }),
+fn check_ids(ids: &[i64], sizes: &RouteSizes) -> Result<()> {
+    let experts = sizes.experts;
+    match ids.iter().position(|&id| id < -1 || usize::try_from(id).is_ok_and(|id| id >= experts)) {
+        Some(slot) => {
+            let rank = sizes.cell.get(slot / sizes.slots_per_rank.max(1)).copied();
+            Err(KernelError::ExpertId { rank, id: ids[slot], experts })
+        }
         None => Ok(()),
     }
 }

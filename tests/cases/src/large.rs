@@ -87,9 +87,10 @@ pub(crate) fn list() -> Vec<Case> {
 /// with more rows or larger ids than fit.
 fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
     let local = RouteScope::Local;
-    let at = |rank, ranks| RouteScope::Position { rank, ranks };
+    let at =
+        |rank, ranks: u32| RouteScope::Position { rank, cell: (0..ranks).map(|rank| 2 * rank + 1).collect() };
     for (scope, dtype, tokens, slots, experts, align) in [
-        (local, DType::I64, 7, 2, 6, 1),
+        (local.clone(), DType::I64, 7, 2, 6, 1),
         (local, DType::I32, 70, 3, 300, 8),
         (at(1, 2), DType::I32, 18, 3, 8, 4),
         (at(0, 4), DType::I64, 520, 4, 64, 1),
@@ -100,7 +101,7 @@ fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
         (at(3, 4), DType::I64, 64, 6, 4096, 1),
     ] {
         for layout in [RouteLayout::Expert, RouteLayout::Rank, RouteLayout::Batched] {
-            let route = Route { experts, align, layout, scope };
+            let route = Route { experts, align, layout, scope: scope.clone() };
             let ids = random_ids(r, dtype, [tokens, slots], 0, experts as usize);
             out.push(routing("route", &route, ids, None));
         }
@@ -114,7 +115,7 @@ fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
         }
         let ids = random_ids(r, DType::I64, [60, 2], 0, 24);
         out.push(routing("failing: route of more rows than fit", &route, ids, Some(20)));
-        for bad in [24, i64::MAX] {
+        for bad in [24, i64::MAX, -2, i64::MIN] {
             let mut ids = vec![3; 120];
             (ids[57], ids[91]) = (bad, 25);
             let ids = of(Tensor::from_i64(DType::I64, [60, 2], &ids));
@@ -123,11 +124,11 @@ fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
     }
 }
 
-/// Ids between two experts, with negative ids here and there.
+/// Ids between two experts, with -1 here and there.
 fn random_ids(r: &mut SplitMix, dtype: DType, shape: [usize; 2], low: usize, high: usize) -> Placed {
     let id = |r: &mut SplitMix| match high.checked_sub(low) {
         Some(count) if count > 0 && !r.one_in(9) => (low + r.below(count)) as i64,
-        _ => -1 - r.below(3) as i64,
+        _ => -1,
     };
     let ids: Vec<i64> = (0..shape[0] * shape[1]).map(|_| id(r)).collect();
     Placed::dense(of(Tensor::from_i64(dtype, shape, &ids)))

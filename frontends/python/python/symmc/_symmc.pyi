@@ -22,6 +22,7 @@ __all__ = [
     "Program",
     "Plan",
     "Board",
+    "OverlapFinder",
     "Choice",
     "Group",
     "Session",
@@ -149,6 +150,7 @@ class Group:
     def from_env() -> Group: ...
     @staticmethod
     def bootstrap(rank: int, ranks: int, all_gather: Callable[[bytes], list[bytes]]) -> Group: ...
+    def decline(self, reason: str) -> None: ...
 
 @final
 class Board:
@@ -156,6 +158,11 @@ class Board:
     @property
     def round(self) -> int: ...
     def exchange(self, round: int, words: Sequence[int]) -> list[tuple[int, ...]]: ...
+
+@final
+class OverlapFinder:
+    def __new__(cls, tensors: Sequence[int], changed: Sequence[int]) -> OverlapFinder: ...
+    def find(self, arguments: list[Any]) -> list[tuple[int, int]]: ...
 
 @final
 class Tensor:

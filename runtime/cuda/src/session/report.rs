@@ -59,7 +59,9 @@ impl StatusReport<'_> {
                 .read_volatile()
         });
         let (step, error) = self.assertions.failed_assertion(words)?;
-        Some(self.data_error(step, error.data_fault().unwrap_or(DataFault::Other), error.to_string()))
+        let fault = error.data_fault().unwrap_or(DataFault::Other);
+        let rank = error.source_rank().unwrap_or(self.bound.rank());
+        Some(self.data_error_of(rank, step, fault, error.to_string()))
     }
 
     /// The error for a peer that did not arrive, in the same form as on host ranks.
@@ -116,8 +118,13 @@ impl StatusReport<'_> {
 
     /// The error for data that a step rejects.
     fn data_error(&self, step: usize, fault: DataFault, detail: String) -> RunError {
+        self.data_error_of(self.bound.rank(), step, fault, detail)
+    }
+
+    /// The error for data that this rank passed and a step rejects.
+    fn data_error_of(&self, rank: u32, step: usize, fault: DataFault, detail: String) -> RunError {
         let (node, op) = self.node_and_op(step);
-        RunError::Data { rank: self.bound.rank(), step, node, op, fault, detail }
+        RunError::Data { rank, step, node, op, fault, detail }
     }
 
     fn node_and_op(&self, step: usize) -> (String, String) {

@@ -4,6 +4,8 @@
 //! Unlike CUDA's own assertions, this leaves the context intact. [`DeviceAssertions::failed_assertion`]
 //! converts the number to the error that the host's kernels return.
 
+use std::sync::Arc;
+
 use symmc_runtime::kernels::KernelError;
 
 /// A device-side assertion: a place in the program where data can be out of range.
@@ -13,7 +15,7 @@ pub struct DeviceAssertion {
     pub fault: AssertedFault,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AssertedFault {
     Index(IndexedAxis),
     /// The end of a group that is less than the previous end, or greater than this number of rows.
@@ -21,9 +23,11 @@ pub enum AssertedFault {
         rows: usize,
     },
     Divisor,
-    /// An id that is at least this number of experts.
+    /// An id that is neither that of one of so many experts nor -1. The detail of the report is the place in
+    /// this cell of the rank that passed it.
     ExpertId {
         experts: usize,
+        cell: Arc<[u32]>,
     },
     /// A rank receives more rows than this. The report holds the rank above `REPORTED_ROW_BITS` bits of the
     /// number of rows.
@@ -62,7 +66,9 @@ impl DeviceAssertions {
     }
 
     pub fn failed_assertion(&self, status: [u64; 2]) -> Option<(usize, KernelError)> {
-        let assertion = self.assertions.get((status[1] as usize).checked_sub(1)?)?;
+        // The number of the assertion is the low half of its word, a detail the high half.
+        let [number, detail] = [status[1] as u32, (status[1] >> 32) as u32].map(|half| half as usize);
+        let assertion = self.assertions.get(number.checked_sub(1)?)?;
         let found = status[0] as i64;
         let error = match assertion.fault {
             AssertedFault::Index(IndexedAxis { axis, extent }) => {
@@ -70,7 +76,9 @@ impl DeviceAssertions {
             }
             AssertedFault::GroupEnd { rows } => KernelError::GroupEnd { end: found, rows },
             AssertedFault::Divisor => KernelError::ZeroDivisor,
-            AssertedFault::ExpertId { experts } => KernelError::ExpertId { id: found, experts },
+            AssertedFault::ExpertId { experts, ref cell } => {
+                KernelError::ExpertId { rank: cell.get(detail).copied(), id: found, experts }
+            }
             AssertedFault::Capacity { capacity } => {
                 let [rank, rows] = reported_rows(status[0]);
                 KernelError::Capacity { rank, rows, capacity }

@@ -39,9 +39,9 @@ struct RouteSizes {
 
 impl RouteSizes {
     fn new(route: &Route, ids: &LocatedTensor, results: &[LocatedTensor]) -> Result<RouteSizes> {
-        let (me, ranks) = match route.scope {
+        let (me, ranks) = match &route.scope {
             RouteScope::Local => (0, 1),
-            RouteScope::Position { rank, ranks } => (rank as usize, ranks as usize),
+            RouteScope::Position { rank, cell } => (*rank as usize, cell.len()),
             RouteScope::Group(group) => {
                 return Err(mismatch_error("route", "the position of the rank in its cell", group));
             }
@@ -122,7 +122,11 @@ pub(super) fn lower(
     );
     l.preludes();
     l.source.prelude(text::ROUTE);
-    let bad_id = l.assertion(AssertedFault::ExpertId { experts: route.experts as usize });
+    let cell = match &route.scope {
+        RouteScope::Position { cell, .. } => cell.clone(),
+        RouteScope::Local | RouteScope::Group(_) => Vec::new().into(),
+    };
+    let bad_id = l.assertion(AssertedFault::ExpertId { experts: route.experts as usize, cell });
     let too_many = l.assertion(AssertedFault::Capacity { capacity: sizes.capacity });
     let too_many_of_expert =
         l.assertion(AssertedFault::ExpertCapacity { capacity: sizes.share.unwrap_or(sizes.capacity) });

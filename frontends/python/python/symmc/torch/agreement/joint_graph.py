@@ -8,6 +8,10 @@ when they call a graph. In every call each rank publishes the number of its grap
 - The sizes are the same, and the combination is new: the ranks compile the graphs together, as one program.
 - The sizes differ, or the graphs are not one program: PyTorch runs the collectives of this call, and symmc runs the operators
   between them on each rank. If the collectives do not match, all ranks raise an error.
+
+What a rank knows before it calls the graph is part of these numbers: arguments that no run can use, an error of an earlier run, and sessions
+that an error has ended. A rank that fails later ends the sessions of the call on all ranks, and leaves a notice in the store for ranks that
+compile. The next call opens other sessions.
 """
 
 from __future__ import annotations
@@ -29,10 +33,12 @@ from symmc.torch.partition import compiler
 from symmc.torch.partition.fallback import in_eager
 from symmc.torch.partition.search import PartitionSearch
 from symmc.torch.ranks import process_groups
-from symmc.torch.ranks.board import Board, open_board
+from symmc.torch.ranks.board import Board, Words, open_board
 from symmc.torch.ranks.digest import digest_of, digest_of_sizes
-from symmc.torch.ranks.exchange import GraphsDiffer
+from symmc.torch.ranks.exchange import GraphsDiffer, JointCall, is_raised_by_all, raised_by_all
 from symmc.torch.runtime.arenas import Arenas
+from symmc.torch.runtime.operands import OperandCheck, checked
+from symmc.torch.runtime.planned_graph import PlannedGraph
 from symmc.torch.runtime.runner import BAD_DATA
 from symmc.torch.settings.options import Options
 
@@ -41,8 +47,18 @@ def compile_joint_graph(module: torch.fx.GraphModule, options: Options, arenas: 
     """A function of the list of the inputs of a graph."""
     names = process_groups_in(module.graph)
     if not process_groups.connects_several_ranks(names):
-        return compiler.compile_graph(module, PartitionSearch(options, arenas=arenas))
+        return checked(compiler.compile_graph(module, PartitionSearch(options, arenas=arenas)), module.graph)
     return JointGraph(module, options, names, arenas)
+
+
+_BAD_DATA, _FAILED = 1, 2
+"""Bits of the state of a rank before a call: an earlier run on a GPU had bad data, or failed."""
+
+_ABORTED, _INCOMPLETE = 4, 8
+"""Bits of the state of a rank: an error has ended sessions, or a call of this graph, whose decisions other ranks may not have."""
+
+_OVERLAP = 16
+"""A bit of the state of a rank: arguments share memory. The last published number says which."""
 
 
 class JointGraph:
@@ -55,11 +71,14 @@ class JointGraph:
         self.tracing = TracingContext.try_get()
         values = [node.meta.get("val") for node in self.module.graph.nodes if node.op == "placeholder"]
         self.symbol_sources = symbol_sources(values)
+        self.operands = OperandCheck(self.module.graph)
         self.board: Board | None = None
         self.number = 0
         """Its number among the graphs of this rank on the board, from 1."""
         self.decisions: dict[tuple[int, ...], PartitionSearch | str] = {}
         """For each combination of graphs of all ranks, by their numbers: the plan, or the reason why they are not one program."""
+        self.is_incomplete = False
+        """Whether an error of one rank has ended the last call."""
         self.separate: PartitionSearch | None = None
         """The form that leaves the collectives to PyTorch."""
         self.lock = threading.Lock()
@@ -70,8 +89,10 @@ class JointGraph:
         call = _JointCall(self, inputs)
         try:
             return call.run()
-        except KeyboardInterrupt:
-            call.continue_in_background()
+        except BaseException as error:
+            # Errors of the board end it on all ranks. Ctrl-C, or an alarm of the caller, ends the wait on this rank only.
+            if not isinstance(error, symmc.Error):
+                call.continue_in_background()
             raise
         finally:
             call.end()
@@ -85,37 +106,80 @@ class JointGraph:
             self.number = self.board.register_function()
         return self.board
 
-    def run(self, inputs: list, sizes: tuple[int, ...], pending_error: Exception | None, published: list[tuple[int, int, int]]):
+    def run(self, inputs: list, sizes: tuple[int, ...], pending_error: symmc.Error | None, published: list[Words]):
         """One call, after all ranks have published what they would run."""
-        if any(has_error for *_, has_error in published):
-            self._expect_no_pending_error(pending_error, published)
-        if len({digest for _, digest, _ in published}) > 1:
+        if any(state for _, _, state, _ in published):
+            self._expect_ready(pending_error, published)
+        if len({digest for _, digest, *_ in published}) > 1:
             return self._run_separately(inputs, sizes, "the ranks call it with different sizes")
         numbers = tuple(number for number, *_ in published)
         found = self.decisions.get(numbers)
         if found is None:
             return self._compile_together(inputs, sizes, numbers)
-        return self._run_separately(inputs, sizes, found) if isinstance(found, str) else found.function(inputs)
+        if isinstance(found, str):
+            return self._run_separately(inputs, sizes, found)
+        for runner in found.runners:
+            runner.has_started = False
+        return found.function(inputs)
 
-    def pending_error(self) -> Exception | None:
-        """The error of an earlier run on a GPU."""
+    def state(self, inputs: list) -> tuple[int, int, symmc.Error | None]:
+        """The state of this rank before a call, the arguments that share memory, and the error of an earlier run on a GPU."""
+        state, arguments, pending_error = 0, 0, None
         try:
             for runner in self._runners():
                 runner.poll()
-        except BAD_DATA as error:
-            return error
-        return None
+        except symmc.Error as error:
+            pending_error = error
+            state |= _BAD_DATA if isinstance(error, BAD_DATA) else _FAILED
+        if any(arenas.aborted and self.board.ranks.members in arenas.aborted for arenas in self._all_arenas()):
+            state |= _ABORTED
+        if self.is_incomplete:
+            state |= _INCOMPLETE
+        pair = self.operands.find_overlap(inputs)
+        if pair is not None:
+            state |= _OVERLAP
+            arguments = pair[0] << 31 | pair[1]
+        return state, arguments, pending_error
 
-    def _expect_no_pending_error(self, pending_error: Exception | None, published: list[tuple[int, int, int]]) -> None:
-        """Ends the sessions of all ranks if one of them received bad data in an earlier run."""
-        for runner in self._runners():
-            runner.abandon()
+    def _expect_ready(self, pending_error: symmc.Error | None, published: list[Words]) -> None:
+        """Raises on all ranks if one of them cannot make this call. Ends the sessions of all ranks if those of one have ended."""
+        ranks = self.board.ranks
+        if any(state & (_BAD_DATA | _FAILED | _ABORTED) for _, _, state, _ in published):
+            for arenas in self._all_arenas():
+                arenas.abandon_aborted(ranks.members)
+        if any(state & _INCOMPLETE for _, _, state, _ in published):
+            # Ranks may have decided, or planned, differently far. They compile together again.
+            self.decisions.clear()
+            self.is_incomplete = False
         if pending_error is not None:
-            raise pending_error
-        ranks = [self.board.ranks.members[at] for at, (*_, has_error) in enumerate(published) if has_error]
-        error = symmc.DataError(f"rank {ranks[0]} received bad data in an earlier run")
-        error.culprit = error.rank = ranks[0]
-        raise error
+            raise raised_by_all(pending_error)
+        for rank, (_, _, state, arguments) in zip(ranks.members, published):
+            if state & (_BAD_DATA | _FAILED):
+                kind, what = (symmc.DataError, "received bad data") if state & _BAD_DATA else (symmc.PeerError, "failed")
+                error = kind(f"rank {rank} {what} in an earlier run")
+                error.culprit = error.rank = rank
+                raise raised_by_all(error)
+            if state & _OVERLAP:
+                raise raised_by_all(self.operands.overlap_error((arguments >> 31, arguments & (1 << 31) - 1), rank))
+
+    def fail(self, error: BaseException, numbers: tuple[int, ...], exchange: JointCall) -> None:
+        """Notifies the other ranks of an error of this rank in a call, unless they have it too, or need this rank no more."""
+        if isinstance(error, BAD_DATA) or is_raised_by_all(error) or self._ends_alone(error, numbers):
+            return
+        self.is_incomplete = True
+        for arenas in self._all_arenas():
+            arenas.abort(self.board.ranks.members, error)
+        exchange.report(error)
+
+    def _ends_alone(self, error: BaseException, numbers: tuple[int, ...]) -> bool:
+        """Whether a call that was interrupted has begun its only run, which ends without this rank."""
+        search = self.decisions.get(numbers)
+        function = None if isinstance(search, str) or search is None else search.function
+        return isinstance(error, KeyboardInterrupt) and isinstance(function, PlannedGraph) and function.runner.has_started
+
+    def _all_arenas(self) -> list[Arenas]:
+        own = [] if self.arenas is None else [self.arenas]
+        return list(dict.fromkeys([*own, *(runner.arenas for runner in self._runners())]))
 
     def _runners(self):
         return [runner for found in self.decisions.values() if not isinstance(found, str) for runner in found.runners]
@@ -145,7 +209,7 @@ class JointGraph:
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = matching.list_collectives(self.module.graph, symbols)
-        digests = tuple(word for word, *_ in self.board.gather(self.board.next_round((digest_of(own), 0, 0))))
+        digests = tuple(word for word, *_ in self.board.gather(self.board.next_round((digest_of(own), 0, 0, 0))))
         if digests not in self.board.matching_collectives or self.options.fallback == "error":
             ranks = self.board.ranks
             published = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
@@ -153,7 +217,7 @@ class JointGraph:
             self.board.matching_collectives.add(digests)
             if self.options.fallback == "error":
                 differ = matching.describe_different_sizes(ranks.members, [sizes for sizes, _ in published])
-                raise symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}")
+                raise raised_by_all(symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}"))
         if self.separate is None:
             search = PartitionSearch(self.options, arenas=self.arenas)
             search.leave_collectives(self.module.graph, why)
@@ -196,13 +260,21 @@ class _JointCall:
         self.is_locked = True
         values = self.inputs
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
-        self.pending_error = function.pending_error()
-        words = (function.number, digest_of_sizes(*self.sizes), int(self.pending_error is not None))
-        self.round = self.board.next_round(words)
+        state, arguments, self.pending_error = function.state(values)
+        self.round = self.board.next_round((function.number, digest_of_sizes(*self.sizes), state, arguments))
         self.is_waiting = True
-        published = self.board.gather(self.round)
-        self.is_waiting = False
-        return function.run(values, self.sizes, self.pending_error, published)
+        return self._run(self.board.gather(self.round))
+
+    def _run(self, published: list[Words]):
+        """The rest of the call, after the agreement."""
+        function, exchange = self.function, self.board.joint_call(self.round)
+        try:
+            self.is_waiting = False
+            with exchange:
+                return function.run(self.inputs, self.sizes, self.pending_error, published)
+        except BaseException as error:
+            function.fail(error, tuple(number for number, *_ in published), exchange)
+            raise
 
     def continue_in_background(self) -> None:
         """Continues the call after an interrupt of the wait for other ranks, which expect this rank. Its results are dropped."""
@@ -213,7 +285,7 @@ class _JointCall:
     def _finish(self) -> None:
         try:
             with torch.no_grad():
-                self.function.run(self.inputs, self.sizes, self.pending_error, self.board.gather(self.round))
+                self._run(self.board.gather(self.round))
         except Exception:
             # The next call reports the error.
             pass

@@ -10,6 +10,7 @@ from symmc import DisagreementError
 from symmc._symmc import evaluate_size
 from symmc.torch.graphs.nodes import process_groups_of, source_line
 from symmc.torch.ranks import process_groups
+from symmc.torch.ranks.exchange import raised_by_all
 
 _ALIKE = {
     "all_reduce": "all have as many elements",
@@ -57,7 +58,7 @@ def expect_matching(members: tuple[int, ...], told: list[list[dict]]) -> None:
         for rank, found in others:
             if len(found) != len(expected):
                 counts = f"{len(expected)} on rank {first} and {len(found)} on rank {rank}"
-                raise DisagreementError(f"the number of collectives of the ranks {list(group)} is {counts}")
+                raise raised_by_all(DisagreementError(f"the number of collectives of the ranks {list(group)} is {counts}"))
         for number in range(len(expected)):
             _expect_one(group, {rank: found[number] for rank, found in own.items()})
 
@@ -102,7 +103,7 @@ def _expect_exchange(group: tuple[int, ...], own: dict[int, dict]) -> None:
         expected = taken.get((sender, receiver))
         if expected != count:
             text = f"rank {sender} sends {count} elements to rank {receiver}, which expects {expected}"
-            raise DisagreementError(f"all_to_all_single{own[sender]['line']}: {text}")
+            raise raised_by_all(DisagreementError(f"all_to_all_single{own[sender]['line']}: {text}"))
 
 
 def _differ(first: int, expected: dict, rank: int, found: dict, one: str, other: str) -> DisagreementError:
@@ -110,7 +111,7 @@ def _differ(first: int, expected: dict, rank: int, found: dict, one: str, other:
     text = f"{where}: rank {first} has {one}, rank {rank} has {other}: expected the same on all ranks of the group"
     error = DisagreementError(text)
     error.culprit = error.rank = rank
-    return error
+    return raised_by_all(error)
 
 
 def _typed(operand) -> str:

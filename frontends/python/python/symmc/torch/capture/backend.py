@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from symmc import InputError
 from symmc.torch.agreement import joint_graph
-from symmc.torch.capture import attention
+from symmc.torch.capture import argument_names, attention
 from symmc.torch.importing import op_definitions
 from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.settings.options import Options
@@ -31,8 +31,10 @@ def backend(module: torch.fx.GraphModule, inputs, *, options=None, mode=None):
     )
     # The two passes never run at the same time, so they share arenas.
     arenas = Arenas() if differentiated else None
+    names = argument_names.dynamo_names(module)
 
     def compiled(graph: torch.fx.GraphModule, _inputs):
+        argument_names.name_inputs(graph.graph, names)
         with unset_fake_temporarily(), torch.no_grad():
             return joint_graph.compile_joint_graph(graph, wanted, arenas)
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import weakref
+from typing import get_args
 
-from symmc import _symmc
-from symmc.torch.ranks.exchange import RankGroup, WorldCache
+from symmc import PeerError, _symmc
+from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache
 
-_WORDS = 3
-"""The number of integers that a rank publishes in a round."""
+_REMEDY = "; calls of these ranks do not run any more: compile their functions again on all ranks (torch.compiler.reset())"
+
+Words = tuple[int, int, int, int]
+"""The integers that a rank publishes in a round."""
 
 
-Round = tuple[int, tuple[int, int, int]]
-"""The number of a round, and the numbers that this rank publishes in it."""
+BoardRound = tuple[int, Words]
+"""The number of a round, and the integers that this rank publishes in it."""
 
 
 class Board:
@@ -24,32 +28,43 @@ class Board:
 
     def __init__(self, ranks: RankGroup):
         self.ranks = ranks
-        self.rounds = _symmc.Board(ranks.group(), _WORDS, ranks.timeout)
+        exchanged: list[bytes] = []
+        self.rounds = ranks.open(lambda group: _symmc.Board(group, len(get_args(Words)), ranks.timeout), exchanged)
+        self.name = hashlib.sha256(b"".join(exchanged)).hexdigest()[:16]
+        """The same name on all ranks, which no other board has."""
         self.functions = 0
         """The number of functions of this rank that use it."""
         self.lock = threading.Lock()
         self.matching_collectives: set[tuple[int, ...]] = set()
         """The collectives of all ranks, by their digests, that match each other. The set is equal on all ranks."""
-        self.open_round: Round | None = None
+        self.open_round: BoardRound | None = None
         """The round that this rank has begun, until it has the numbers of all ranks."""
 
     def register_function(self) -> int:
         self.functions += 1
         return self.functions
 
-    def next_round(self, words: tuple[int, int, int]) -> Round:
+    def next_round(self, words: Words) -> BoardRound:
         """The next round, in which this rank will publish these numbers. Ends the last round first, if it was interrupted."""
         if self.open_round is not None:
             self.gather(self.open_round)
         return self.rounds.round + 1, words
 
-    def gather(self, of: Round) -> list[tuple[int, int, int]]:
+    def gather(self, of: BoardRound) -> list[Words]:
         """The numbers of all ranks in a round, in their order. After an interrupt the same call continues the round, or returns its
         numbers again."""
         self.open_round = of
-        found = self.rounds.exchange(*of)
+        try:
+            found = self.rounds.exchange(*of)
+        except PeerError as error:
+            error.args = (f"{error}{_REMEDY}",)
+            raise self.ranks.numbered_in_job(error)
         self.open_round = None
         return found
+
+    def joint_call(self, of: BoardRound) -> JointCall:
+        """The exchanges of the call that all ranks agreed on in a round."""
+        return JointCall(self.name, of[0], self.ranks.timeout)
 
 
 _boards = WorldCache(weakref.WeakValueDictionary())

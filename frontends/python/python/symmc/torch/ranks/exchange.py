@@ -6,16 +6,26 @@ import hashlib
 import json
 import time
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch.distributed as dist
 
 from symmc import DisagreementError, Error, Group, InputError, PeerError
+from symmc.torch.ranks.store import is_store_stuck, leave_time_to_read, try_store, use_store
+
+E = TypeVar("E", bound=Error)
+T = TypeVar("T")
 
 PATIENCE = 300.0
 """The default timeout of waits for other ranks, in seconds."""
+
+
+_GRACE = 1.0
+"""The least time that the last look into the store gets, in seconds: a slow answer is no fault of its host."""
 
 
 _VALUE, _FAILURE = b"+", b"-"
@@ -26,6 +36,14 @@ _IS_REPORTED = "symmc_told"
 """The attribute of errors that are not reported to the other ranks, because these have them."""
 
 
+_IS_NUMBERED = "symmc_numbered"
+"""The attribute of errors that name ranks by their numbers in the job."""
+
+
+_IS_SHARED = "symmc_shared"
+"""The attribute of errors that all ranks raise in the same way, because they decided together."""
+
+
 class GraphsDiffer(InputError):
     """The graphs of the ranks are not one program. All of these ranks raise it."""
 
@@ -34,7 +52,8 @@ class GraphsDiffer(InputError):
         self.node, self.op, self.path = error.node, error.op, error.path
         self.culprit = self.rank = error.culprit
         self.reporter = error.reporter
-        setattr(self, _IS_REPORTED, True)
+        setattr(self, _IS_NUMBERED, True)
+        raised_by_all(self)
 
 
 @dataclass(frozen=True)
@@ -48,11 +67,43 @@ class RankGroup:
     timeout: float = PATIENCE
     """The longest wait for another rank, in seconds."""
 
-    def group(self) -> Group:
-        """A group of sessions of these ranks; all of them call this together."""
+    def open(self, opened: Callable[[Group], T], exchanged: list[bytes] | None = None) -> T:
+        """What a function opens for a group of sessions of these ranks; all of them call this together. ``exchanged`` receives bytes that
+        are the same on all of them, and in no other group."""
+        group = self.group(exchanged)
+        try:
+            return opened(group)
+        except BaseException as error:
+            # The others wait in the session.
+            group.decline(_described(error))
+            raise
+
+    def group(self, exchanged: list[bytes] | None = None) -> Group:
+        """A group of sessions of these ranks."""
         if len(self.members) == 1:
             return Group.threads(1)[0]
-        return Group.bootstrap(self.rank, len(self.members), lambda mine: self.all_gather(mine, "a session"))
+
+        def all_gather(mine: bytes) -> list[bytes]:
+            values = self.all_gather(mine, "a session")
+            if exchanged is not None:
+                exchanged.extend(values)
+            return values
+
+        return Group.bootstrap(self.rank, len(self.members), all_gather)
+
+    def numbered_in_job(self, error: Error) -> Error:
+        """An error of a session or a board of these ranks, which numbers them from 0, for the numbers of the job."""
+        if self.members == tuple(range(len(self.members))) or getattr(error, _IS_NUMBERED, False):
+            return error
+        for name in ("culprit", "rank", "reporter"):
+            number = getattr(error, name)
+            if number is not None and number < len(self.members):
+                setattr(error, name, self.members[number])
+        if error.culprit is not None or error.reporter is not None:
+            places = ", ".join(f"rank {at} is rank {rank} of the job" for at, rank in enumerate(self.members))
+            error.args = (f"{error} ({places})",)
+        setattr(error, _IS_NUMBERED, True)
+        return error
 
     def all_gather(self, mine: bytes, what: str = "a program") -> list[bytes]:
         """The values of all ranks, in order. All ranks call this together, with the same ``what``.
@@ -60,11 +111,11 @@ class RankGroup:
         A rank that gives up removes its message, so the next exchange starts cleanly.
         """
         exchange = self._next_round()
-        exchange.publish(_VALUE + what.encode() + b":" + mine)
         try:
-            said = [await_value(exchange.key_of(rank), rank, self.timeout) for rank in self.members]
+            exchange.publish(_VALUE + what.encode() + b":" + mine)
+            said = [await_value(exchange.key_of(rank), rank, self.timeout, exchange.lost_key) for rank in self.members]
         except BaseException as error:
-            exchange.withdraw()
+            exchange.withdraw(error)
             setattr(error, _IS_REPORTED, True)
             raise
         exchange.finish()
@@ -83,7 +134,7 @@ class RankGroup:
         if refusal is None:
             self._expect_same_sizes(sizes, [of for *_, of in told])
         else:
-            setattr(refusal, _IS_REPORTED, True)
+            raised_by_all(refusal)
         is_one = all(one == own for one, _ in said)
         refused = [(rank, one, text) for rank, (one, text) in zip(self.members, said) if len(one) > 1]
         if refused and not is_one:
@@ -111,55 +162,165 @@ class RankGroup:
         except BaseException as error:
             is_told = getattr(error, _IS_REPORTED, False)
             if len(self.members) > 1 and dist.is_initialized() and not is_told:
-                text = str(error) or "interrupted"
                 # An outer context of this kind does not report it again, in an exchange that the others do not join.
                 setattr(error, _IS_REPORTED, True)
                 try:
-                    self._next_round().publish_failure(_FAILURE + f"{type(error).__name__}: {text}".encode())
+                    if not is_store_stuck():
+                        self._next_round().publish_failure(_FAILURE + _described(error).encode())
                 except Exception:
                     # The store is gone. The error itself says more.
                     pass
             raise
 
-    def _next_round(self) -> StoreRound:
-        return StoreRound(f"symmc/{members_text(self.members)}", self.members)
+    def _next_round(self) -> Round:
+        call = _call.get()
+        if call is not None:
+            return call.next_round(self.members)
+        return StoreRound(f"symmc/{members_text(self.members)}", self.members, self.timeout)
 
 
-class StoreRound:
-    """One exchange of all ranks on a topic. Its number follows the last one that any rank finished.
+class Round:
+    """One exchange of all ranks on a topic, by its number."""
+
+    def __init__(self, topic: str, number: int, timeout: float):
+        self.topic, self.number, self.timeout = topic, number, timeout
+
+    def key_of(self, rank: int) -> str:
+        """The key in the store of the message of a rank."""
+        return f"{self.topic}/{self.number}/{rank}"
+
+    @property
+    def lost_key(self) -> str | None:
+        """The key of a notice of a rank that gave up because it misses another one."""
+        return None
+
+    def publish(self, what: bytes | str) -> None:
+        key = self.key_of(dist.get_rank())
+        use_store(lambda store: store.set(key, what), self.timeout)
+
+    def finish(self) -> None:
+        """All messages have been read."""
+
+    def publish_failure(self, what: bytes) -> None:
+        self.publish(what)
+
+    def withdraw(self, error: BaseException) -> None:
+        """This rank gives up, because of an error."""
+
+
+class StoreRound(Round):
+    """A round whose number follows the last one that any rank finished.
 
     A rank that finished a round has read all values, so all ranks were in it, and their next round is the same. A rank that gave up
     repeats its round, or joins the next one if others finished it. A rank that failed leaves its failure in the round for the others.
     The store holds the counts, and ends with the process groups.
     """
 
-    def __init__(self, topic: str, members: Iterable[int]):
-        ended = {rank: _store().add(f"{topic}/ended/{rank}", 0) for rank in members}
-        self.topic, self.before = topic, ended[dist.get_rank()]
-        self.failed = _store().add(f"{topic}/failed/{dist.get_rank()}", 0)
-        self.number = 1 + max(self.failed, *ended.values())
+    def __init__(self, topic: str, members: Iterable[int], timeout: float):
+        self.ended_key, failed_key = f"{topic}/ended/{dist.get_rank()}", f"{topic}/failed/{dist.get_rank()}"
+        keys = [self.ended_key, failed_key, *(f"{topic}/ended/{rank}" for rank in members)]
+        self.failed_key = failed_key
+        counts = use_store(lambda store: [store.add(key, 0) for key in keys], timeout)
+        self.before, self.failed, *_ = counts
+        super().__init__(topic, 1 + max(counts), timeout)
 
-    def key_of(self, rank: int) -> str:
-        """The key in the store of the message of a rank."""
-        return f"{self.topic}/{self.number}/{rank}"
-
-    def publish(self, what: bytes | str) -> None:
-        _store().set(self.key_of(dist.get_rank()), what)
+    @property
+    def lost_key(self) -> str:
+        return f"{self.topic}/{self.number}/lost"
 
     def finish(self) -> None:
-        """All messages have been read."""
-        _store().add(f"{self.topic}/ended/{dist.get_rank()}", self.number - self.before)
+        use_store(lambda store: store.add(self.ended_key, self.number - self.before), self.timeout)
 
     def publish_failure(self, what: bytes) -> None:
         self.publish(what)
-        _store().add(f"{self.topic}/failed/{dist.get_rank()}", self.number - self.failed)
+        use_store(lambda store: store.add(self.failed_key, self.number - self.failed), self.timeout)
 
-    def withdraw(self) -> None:
-        try:
-            _store().delete_key(self.key_of(dist.get_rank()))
-        except Exception:
-            # Not all stores can delete a key, and the rank that hosts the store may have ended.
-            pass
+    def withdraw(self, error: BaseException) -> None:
+        if isinstance(error, PeerError):
+            notice = _Notice.of(error).encoded()
+            try_store(lambda store: store.set(self.lost_key, notice), _GRACE)
+            leave_time_to_read()
+        # Not all stores can delete a key.
+        key = self.key_of(dist.get_rank())
+        try_store(lambda store: store.delete_key(key), _GRACE)
+
+
+@dataclass(frozen=True)
+class _Notice:
+    """The failure of a rank, for ranks that wait for it."""
+
+    at: float
+    """When it was noticed, by the clock that the processes of a host share."""
+    rank: int
+    """The rank at fault."""
+    text: str
+
+    @staticmethod
+    def of(error: BaseException) -> _Notice:
+        own = dist.get_rank()
+        if isinstance(error, PeerError):
+            rank = own if error.culprit is None else error.culprit
+            return _Notice(time.monotonic(), rank, str(error))
+        return _Notice(time.monotonic(), own, f"rank {own} failed: {_described(error)}")
+
+    def encoded(self) -> bytes:
+        return json.dumps([self.at, self.rank, self.text]).encode()
+
+    @staticmethod
+    def decoded(notice: bytes) -> _Notice:
+        return _Notice(*json.loads(notice.decode()))
+
+    def error(self) -> PeerError:
+        error = _peer_error(self.rank, self.text)
+        setattr(error, _IS_REPORTED, True)
+        return error
+
+
+class JointCall:
+    """The exchanges of ranks in one call that they make together. Their keys in the store belong to this call alone, so ranks need not
+    agree on numbers, and nobody reads the failure of an earlier call."""
+
+    def __init__(self, board: str, number: int, timeout: float):
+        self.board, self.number, self.timeout = board, number, timeout
+        self.rounds: dict[tuple[int, ...], int] = {}
+        self._token: Token | None = None
+
+    @property
+    def topic(self) -> str:
+        return f"symmc/call/{self.board}/{self.number}"
+
+    def next_round(self, members: tuple[int, ...]) -> Round:
+        number = self.rounds[members] = self.rounds.get(members, 0) + 1
+        return Round(f"{self.topic}/{members_text(members)}", number, self.timeout)
+
+    def notice_keys(self, rank: int) -> list[str]:
+        """The keys of notices that end a wait for a rank: it failed, or any rank misses another one."""
+        return [f"{self.topic}/failed/{rank}", f"{self.topic}/lost"]
+
+    def __enter__(self) -> None:
+        """In this context ranks exchange values in rounds of the call."""
+        self._token = _call.set(self)
+
+    def __exit__(self, *_exception) -> None:
+        if self._token is not None:
+            _call.reset(self._token)
+
+    def report(self, error: BaseException) -> None:
+        """Notifies the ranks that wait for this one, or will."""
+        own_key, lost_key = self.notice_keys(dist.get_rank()) if dist.is_initialized() else ("", "")
+        if own_key:
+            notice = _Notice.of(error)
+            keys = [own_key, lost_key] if isinstance(error, PeerError) and notice.rank != dist.get_rank() else [own_key]
+            try_store(lambda store: [store.set(key, notice.encoded()) for key in keys], _GRACE)
+            if lost_key in keys:
+                leave_time_to_read()
+
+
+_call: ContextVar[JointCall | None] = ContextVar("the call of several ranks that runs", default=None)
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error) or 'interrupted'}"
 
 
 def _digest(data: bytes) -> str:
@@ -169,6 +330,7 @@ def _digest(data: bytes) -> str:
 def _peer_error(rank: int, text: str) -> PeerError:
     error = PeerError(text)
     error.culprit = error.rank = rank
+    setattr(error, _IS_NUMBERED, True)
     return error
 
 
@@ -185,21 +347,48 @@ def _unwrap(said: bytes, rank: int, what: str) -> bytes:
     return given
 
 
-def _store():
-    return dist.distributed_c10d._get_default_store()
-
-
-def await_value(key: str, rank: int, timeout: float) -> bytes:
-    """The message of a rank, once it is in the store."""
-    store, until, pause = _store(), time.monotonic() + timeout, 0.0002
-    # A wait of the store blocks Ctrl-C and other threads.
-    while not store.check([key]):
-        if time.monotonic() > until:
+def await_value(key: str, rank: int, timeout: float, lost_key: str | None = None) -> bytes:
+    """The message of a rank, once it is in the store. Raises if the rank failed or does not come, or if another rank gave up."""
+    started, pause = time.monotonic(), 0.0002
+    call = _call.get()
+    keys = [key, *(call.notice_keys(rank) if call is not None else ()), *([lost_key] if lost_key else ())]
+    while True:
+        # A wait of the store blocks other threads.
+        left = started + timeout - time.monotonic()
+        at, value = use_store(lambda store: _first_value(store, keys), max(left, min(timeout, _GRACE)))
+        if at == key:
+            return value
+        if at is not None:
+            notice = _Notice.decoded(value)
+            # A rank that gives up and comes again leaves the notice of its first attempt.
+            if at != lost_key or notice.at >= started:
+                raise notice.error()
+        if left < 0:
             text = f"rank {rank} did not join within {timeout:g} s: all ranks of a graph must call it together, with matching sizes"
             raise _peer_error(rank, text)
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
-    return bytes(store.get(key))
+
+
+def _first_value(store, keys: list[str]) -> tuple[str | None, bytes]:
+    """The first of these keys that the store has, and its value."""
+    for key in keys:
+        if store.check([key]):
+            # A rank may have published a value and failed since.
+            first = keys[0] if store.check(keys[:1]) else key
+            return first, bytes(store.get(first))
+    return None, b""
+
+
+def is_raised_by_all(error: BaseException) -> bool:
+    return getattr(error, _IS_SHARED, False)
+
+
+def raised_by_all(error: E) -> E:
+    """An error that all ranks of a call raise in the same way, because they decided together. Nothing is reported to them."""
+    for attribute in (_IS_SHARED, _IS_REPORTED):
+        setattr(error, attribute, True)
+    return error
 
 
 def members_text(members: Iterable[int]) -> str:

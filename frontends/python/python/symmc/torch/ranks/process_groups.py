@@ -147,24 +147,25 @@ def _exchange_cells(own: list[tuple[tuple[int, ...], str]], timeout: float) -> d
     be in several groups."""
     me = dist.get_rank()
     groups = dict.fromkeys(members for members, _ in own)
-    rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members) for members in groups}
+    rounds = {members: StoreRound(f"symmc/cells/{members_text(members)}", members, timeout) for members in groups}
     text = json.dumps([[members_text(members), rounds[members].number, name] for members, name in own])
-    for exchange in rounds.values():
-        exchange.publish(text)
     cells: dict[int, list[tuple[tuple[int, ...], str]]] = {}
     members, _ = own[0]
     asked = [(me, f"{members_text(members)}/{rounds[members].number}")]
     try:
+        for exchange in rounds.values():
+            exchange.publish(text)
         while asked:
             rank, program = asked.pop()
             if rank in cells:
                 continue
-            said = json.loads(await_value(f"symmc/cells/{program}/{rank}", rank, timeout).decode())
+            topic = f"symmc/cells/{program}"
+            said = json.loads(await_value(f"{topic}/{rank}", rank, timeout, f"{topic}/lost").decode())
             cells[rank] = [(tuple(map(int, part.split("."))), name) for part, _, name in said]
             asked.extend((r, f"{part}/{number}") for (members, _), (part, number, _) in zip(cells[rank], said) for r in members)
-    except BaseException:
+    except BaseException as error:
         for exchange in rounds.values():
-            exchange.withdraw()
+            exchange.withdraw(error)
         raise
     for exchange in rounds.values():
         exchange.finish()

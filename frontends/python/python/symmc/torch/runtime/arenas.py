@@ -29,6 +29,7 @@ class _OpenProgram:
     """A program of a session, and its owner while that exists."""
 
     session: symmc.Session
+    gpu: int | None
     owner: weakref.ref[SessionOwner]
 
 
@@ -39,6 +40,8 @@ class Arenas:
         self.are_shared = are_shared
         self._sessions: dict[tuple, list[_OpenProgram]] = {}
         """For each set of ranks and each device the open programs of one session, and programs with a separate session."""
+        self.aborted: set[tuple[int, ...]] = set()
+        """The ranks whose sessions an error of this rank has ended. Other ranks may not have noticed it yet."""
         self._apart = 0
         """The number of programs that did not fit into the session of others."""
         _all.add(self)
@@ -59,9 +62,30 @@ class Arenas:
                 self._apart += 1
                 programs = self._sessions.setdefault((ranks.members, gpu, self._apart), [])
         if session is None:
-            session = symmc.Session(plan, ranks.group(), gpu=gpu, timeout=timeout, extendable=self.are_shared)
-        programs.append(_OpenProgram(session, weakref.ref(owner)))
+            extendable = self.are_shared
+            session = ranks.open(lambda group: symmc.Session(plan, group, gpu=gpu, timeout=timeout, extendable=extendable))
+        programs.append(_OpenProgram(session, gpu, weakref.ref(owner)))
         return session
+
+    def abort(self, members: tuple[int, ...], error: BaseException) -> None:
+        """Ends the sessions among these ranks on all of them, because of an error of this rank. Peers that are in a run raise at once."""
+        for programs in self._programs_among(members):
+            session = programs[0].session
+            # Runs of earlier calls on a GPU may be in progress: their results have been returned.
+            if programs[0].gpu is not None:
+                _wait_for_runs(session)
+            session.__exit__(type(error), error, error.__traceback__)
+            self.abandon(session)
+        self.aborted.add(members)
+
+    def abandon_aborted(self, members: tuple[int, ...]) -> None:
+        """Drops the sessions among these ranks, one of which has ended them. All of them call this together."""
+        for programs in self._programs_among(members):
+            self.abandon(programs[0].session)
+        self.aborted.discard(members)
+
+    def _programs_among(self, members: tuple[int, ...]) -> list[list[_OpenProgram]]:
+        return [programs for key, programs in self._sessions.items() if programs and set(key[0]) <= set(members)]
 
     def close(self, session: symmc.Session) -> None:
         """Ends a program, and its session with the last one."""
@@ -90,6 +114,14 @@ class Arenas:
                 self._sessions[key] = kept
                 return programs
         return []
+
+
+def _wait_for_runs(session: symmc.Session) -> None:
+    try:
+        session.wait()
+    except symmc.Error:
+        # The session has ended.
+        pass
 
 
 def memory() -> dict[str, int]:

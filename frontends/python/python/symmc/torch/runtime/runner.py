@@ -72,6 +72,8 @@ class PlanRunner:
         self.sizes: tuple[int, ...] | None = None
         self.results: list[tuple] = []
         """Extents, strides and type of each result."""
+        self.has_started = False
+        """Whether the present call of all ranks has started its run, which ends without the caller then."""
         self.unfinished: list[tuple[Sequence, Sequence]] = []
         """Tensors of runs that were interrupted before they were waited for. Such runs continue."""
         self.lock = threading.Lock()
@@ -151,7 +153,10 @@ class PlanRunner:
             if self.session is not None:
                 self.arenas.close(self.session)
             gpu = device.index if device.type == "cuda" else None
-            self.session = self.arenas.open(self, self.plan, self.ranks, gpu, self.options.timeout)
+            try:
+                self.session = self.arenas.open(self, self.plan, self.ranks, gpu, self.options.timeout)
+            except symmc.Error as error:
+                raise self.ranks.numbered_in_job(error)
             self.sizes, self.opened = None, self.plan
         is_new = self.sizes is None
         self.session.set(**self.program_sizes(sizes))
@@ -187,12 +192,18 @@ class PlanRunner:
                 if unusable is not None:
                     given = tuple(_as_contiguous(one) if at in unusable else one for at, one in enumerate(given))
                     self.session.launch(given, results, handle)
-            except BAD_DATA:
+            except BAD_DATA as error:
                 self.abandon()
-                raise
-            except BaseException:
+                raise self.ranks.numbered_in_job(error)
+            except symmc.Error as error:
+                self.unfinished.append((given, results))
+                raise self.ranks.numbered_in_job(error)
+            except BaseException as error:
+                # An interrupt ends the wait for a run that has started.
+                self.has_started = isinstance(error, KeyboardInterrupt)
                 self.unfinished.append((given, results))
                 raise
+            self.has_started = True
             return results, given
 
     def poll(self) -> None:

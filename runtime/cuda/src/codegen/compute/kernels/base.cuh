@@ -117,9 +117,9 @@ template <class T, int V> SC_FN void write(T *p, const Few<T, V> &x) {
 
 // Reports invalid data. The number of the assertion identifies the problem on the host. The first report is
 // kept, except that concurrent reports may overwrite each other; the two words are stored together.
-SC_FN void report(void *status, u32 assertion, i64 index) {
+SC_FN void report(void *status, u32 assertion, i64 index, u32 detail = 0) {
     if (((volatile u64 *)status)[1] != 0) return;
-    store_pair(status, (u64)index, assertion);
+    store_pair(status, (u64)index, (u64)detail << 32 | assertion);
 }
 
 // The lanes of the warp that take part with the same value below VALUES. All lanes call this together.

@@ -41,7 +41,7 @@ template <class L> struct Routing {
 };
 
 // Counts the slots of each bin, and those before `begin`, which is a multiple of 32. `bad` becomes the first slot
-// whose id is too large.
+// whose id is neither an expert nor -1.
 template <class L> SC_FN void count_bins(const void *ids, i64 begin, u32 *total, u32 *before, u32 *bad) {
     typedef Routing<L> R;
     const int MANY = 4;
@@ -59,7 +59,7 @@ template <class L> SC_FN void count_bins(const void *ids, i64 begin, u32 *total,
         }
         for (int i = 0; i < MANY; i++) {
             const i64 slot = chunk + i * L::THREADS + threadIdx.x;
-            if (given[i] >= (i64)L::RANKS * L::LOCAL) atomicMin(bad, (u32)slot);
+            if (given[i] < -1 || given[i] >= (i64)L::RANKS * L::LOCAL) atomicMin(bad, (u32)slot);
             const int bin = R::bin(ids, slot, given[i]);
             const u32 same = by_warp ? lanes_with<L::BINS>((u32)bin, bin >= 0) : 1;
             if (bin < 0 || (by_warp && (same & earlier_lanes) != 0)) continue;
@@ -130,7 +130,7 @@ template <class L> SC_FN void route(const void *ids, void *own, void *all, void 
     count_bins<L>(ids, begin, total, before, &bad);
     find_starts<L>(total, starts, rows, &full, counts, ends);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        if (bad < (u32)L::SLOTS) report(status, bad_id, R::id(ids, bad));
+        if (bad < (u32)L::SLOTS) report(status, bad_id, R::id(ids, bad), (u32)(bad / L::OWN));
         if (full < (u32)L::BINS) report(status, too_many_of_expert, (i64)((u64)full << REPORTED_ROW_BITS | total[full]));
         for (int rank = 0; rank < L::RANKS; rank++)
             if (rows[rank] > (u64)L::CAPACITY) report(status, too_many, (i64)((u64)rank << REPORTED_ROW_BITS | rows[rank]));

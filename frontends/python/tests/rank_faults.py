@@ -1,0 +1,315 @@
+"""Faults of one rank within a call of a compiled function, for tests: what each rank must raise, and what the next calls must give.
+
+``python rank_faults.py TRIALS [SEED]`` does random trials on two and three ranks, and prints how they ended.
+"""
+
+import collections
+import contextlib
+import random
+import signal
+import sys
+import time
+import unittest.mock as mock
+
+from with_torch import HAS_TORCH, compiled, on_ranks
+
+if HAS_TORCH:
+    import torch
+    import torch.distributed as dist
+    import torch.distributed._functional_collectives as funcol
+
+    import symmc
+    from symmc.torch.importing.lift import LiftedGraph
+    from symmc.torch.ranks import board
+    from symmc.torch.runtime import runner
+    from symmc.torch.runtime.planned_graph import PlannedGraph
+    from symmc.torch.runtime.runner import PlanRunner
+
+    @torch.library.custom_op("symmc_test::doubled", mutates_args=())
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @doubled.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+
+TIMEOUT = 60
+"""The timeout of waits for other ranks, in seconds. A call that waits for it is wrong."""
+
+LIMIT = TIMEOUT / 2
+"""No call takes longer, also under load."""
+
+
+class Fault(Exception):
+    """The error of the rank that fails."""
+
+
+def added(x, y):
+    return funcol.all_reduce(x + y, "sum", dist.group.WORLD)
+
+
+def changed(x, y):
+    x.mul_(2)
+    return funcol.all_reduce(x + y, "sum", dist.group.WORLD)
+
+
+def cut(x, y):
+    """Two plans with an operator between them that eager runs."""
+    first = funcol.all_reduce(x + y, "sum", dist.group.WORLD)
+    return funcol.all_reduce(torch.ops.symmc_test.doubled(first), "sum", dist.group.WORLD)
+
+
+class Summed(torch.autograd.Function if HAS_TORCH else object):
+    @staticmethod
+    def forward(ctx, x):
+        return funcol.all_reduce(x, "sum", dist.group.WORLD)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return funcol.all_reduce(gradient, "sum", dist.group.WORLD)
+
+
+def trained(x, y):
+    return Summed.apply(x * y)
+
+
+FUNCTIONS = [added, changed, cut, trained]
+
+
+def arguments(function):
+    x, y = torch.arange(1.0, 5.0), torch.ones(4)
+    return (x.requires_grad_(function is trained), y)
+
+
+def call(run, function, given=None):
+    """Calls a function, with its gradient if it has one. Raises if results are wrong."""
+    x, y = given or arguments(function)
+    before = x.detach().clone()
+    result = run(x, y)
+    # Alarms concern the call, not its comparison.
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    ranks = dist.get_world_size()
+    if function is trained:
+        result.sum().backward()
+        torch.testing.assert_close(x.grad, ranks * y)
+        torch.testing.assert_close(result.detach(), ranks * before * y)
+        return
+    expected = {added: ranks * (before + y), changed: ranks * (2 * before + y), cut: 2 * ranks * ranks * (before + y)}
+    torch.testing.assert_close(result, expected[function])
+    if function is changed:
+        torch.testing.assert_close(x, 2 * before)
+
+
+def outcome(work):
+    """The error of work, or None."""
+    start = time.monotonic()
+    try:
+        work()
+        return None
+    except BaseException as error:
+        return error
+    finally:
+        took = time.monotonic() - start
+        assert took < LIMIT, f"a call took {took} s"
+
+
+def raising(name, error, whole=None):
+    """A function in the place of another one, which raises."""
+
+    def function(*given, **named):
+        if whole is not None:
+            whole(*given, **named)
+        raise error
+
+    function.__name__ = name
+    return function
+
+
+def places(error):
+    """For each place of a call, the change that makes it raise there."""
+    run = PlanRunner.run if HAS_TORCH else None
+    return {
+        "graph": lambda: mock.patch.object(PlannedGraph, "__call__", raising("call", error)),
+        "archive": lambda: mock.patch.object(LiftedGraph, "archive", raising("archive", error)),
+        "plan": lambda: mock.patch.object(symmc, "compile", raising("compile", error)),
+        "session": lambda: mock.patch.object(symmc, "Session", raising("Session", error)),
+        "sizes": lambda: mock.patch.object(PlanRunner, "_prepare_sizes", raising("sizes", error)),
+        "results": lambda: mock.patch.object(runner, "_empty", raising("empty", error)),
+        "after": lambda: mock.patch.object(PlanRunner, "run", raising("run", error, run)),
+    }
+
+
+AT_COMPILATION = ("archive", "plan", "session", "sizes")
+"""Places that only the first call of a function passes."""
+
+
+def expect_errors(error, own, rank, victim, others_succeed=False):
+    """Checks the error of this rank if one of the ranks raised ``own``."""
+    if rank == victim:
+        assert error is own, repr(error)
+    elif not (others_succeed and error is None):
+        assert isinstance(error, symmc.PeerError), repr(error)
+        assert error.culprit == victim, (error.culprit, str(error))
+        assert type(own).__name__ in str(error), str(error)
+
+
+def one_rank_raises(rank):
+    """Each kind of error, at each place, on each rank, in each kind of function, in the first or a later call."""
+    ranks = dist.get_world_size()
+    kinds = [MemoryError, KeyboardInterrupt, Fault, symmc.ResourceError, OSError]
+    number = 0
+    for function in FUNCTIONS:
+        for is_first in (True, False):
+            for name in places(None):
+                if name in AT_COMPILATION and not is_first:
+                    continue
+                if name == "after" and function is trained:
+                    # The others go on to the backward pass, and wait for this rank there, as in eager.
+                    continue
+                number += 1
+                error, victim = kinds[number % len(kinds)]("on purpose"), number % ranks
+                run = compiled(function, fallback="eager", timeout=TIMEOUT)
+                if not is_first:
+                    call(run, function)
+                try:
+                    with places(error)[name]() if rank == victim else contextlib.nullcontext():
+                        found = outcome(lambda: call(run, function))
+                    # After the run the others need nothing of this rank, unless another plan follows.
+                    expect_errors(found, error, rank, victim, name == "after")
+                    for _ in range(2):
+                        call(run, function)
+                except BaseException as failure:
+                    text = f"{function.__name__}, {name} raises {error!r} on rank {victim}, first call: {is_first}"
+                    raise AssertionError(text) from failure
+    assert number == 3 * (7 + 3) + 6 + 2
+
+
+def operands_of_one_rank(rank):
+    """Arguments that no run can use are refused on all ranks. Others that eager runs give what eager gives."""
+    base, data = torch.arange(64.0), bytearray(64)
+    unaligned = torch.frombuffer(data, dtype=torch.float32, offset=1, count=4)
+    refused = {
+        "overlapping": lambda: (base[:4], base[2:6]),
+        "the same memory": lambda: (base[:4], base[:4].view(4)),
+        "one behind the other in part": lambda: (base[3:7], base[:4]),
+    }
+    run_by_eager = {
+        "one after the other": lambda: (base[:4], base[4:8]),
+        "unaligned, changed": lambda: (unaligned.fill_(3), torch.ones(4)),
+        "unaligned, read": lambda: (torch.ones(4), unaligned.fill_(3)),
+    }
+    for victim in range(dist.get_world_size()):
+        for name, make in refused.items():
+            run = compiled(changed, timeout=TIMEOUT)
+            # Dynamo traces with separate arguments.
+            call(run, changed)
+            for attempt in range(2):
+                error = outcome(lambda: run(*(make() if rank == victim else arguments(changed))))
+                assert isinstance(error, symmc.InputError), (name, victim, repr(error))
+                assert error.culprit == victim and f"rank {victim}: the arguments x and y share memory" in str(error), str(error)
+                assert "y.clone()" in str(error) and "arg0" not in str(error), str(error)
+                call(run, changed)
+            call(run, changed)
+        for function in (added, changed):
+            run = compiled(function, timeout=TIMEOUT)
+            call(run, function)
+            for make in run_by_eager.values():
+                given = make() if rank == victim else arguments(function)
+                x, y = (one.clone() for one in given)
+                found, expected = run(*given), function(x, y)
+                torch.testing.assert_close(found, expected)
+                torch.testing.assert_close(given[0], x)
+            # Whoever reads only may read the same memory twice.
+            if function is added:
+                for make in refused.values():
+                    given = make() if rank == victim else arguments(function)
+                    torch.testing.assert_close(run(*given), function(*given))
+
+
+def freed_argument(rank):
+    """A tensor without memory is found when the run of this rank begins."""
+    for victim in range(dist.get_world_size()):
+        run = compiled(changed, timeout=TIMEOUT)
+        call(run, changed)
+        x, y = arguments(changed)
+        if rank == victim:
+            y.untyped_storage().resize_(0)
+        error = outcome(lambda: run(x, y))
+        assert isinstance(error, symmc.InputError if rank == victim else symmc.PeerError), repr(error)
+        assert rank == victim or (error.culprit == victim and "has no address" in str(error)), str(error)
+        for _ in range(2):
+            call(run, changed)
+
+
+
+def taken_rounds(kept):
+    """The number of rounds in which this rank took part. An interrupted call holds the lock until it has ended."""
+    with kept.lock:
+        return kept.rounds.round
+
+
+def random_faults(rank, trials, seed):
+    """At a random moment of a call one rank raises an error."""
+    draw, ranks, ended = random.Random(seed), dist.get_world_size(), collections.Counter()
+    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(Fault("an alarm")))
+    # The functions of all trials use one board.
+    first = compiled(added, timeout=TIMEOUT)
+    call(first, added)
+    [kept] = board._boards().values()
+    for number in range(trials):
+        function, victim, is_first = draw.choice(FUNCTIONS[:3]), draw.randrange(ranks), draw.random() < 0.5
+        run = compiled(function, fallback="eager", timeout=TIMEOUT)
+        if not is_first:
+            call(run, function)
+        at = draw.uniform(0.001, 2.0 if is_first else 0.004)
+        dist.barrier()
+        before, error, start = taken_rounds(kept), None, time.monotonic()
+        try:
+            if rank == victim:
+                signal.setitimer(signal.ITIMER_REAL, at)
+            try:
+                call(run, function)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+        except BaseException as failure:
+            error = failure
+        took = time.monotonic() - start
+        text = f"trial {number} of seed {seed}: {function.__name__}, rank {victim} after {at} s, first call: {is_first}, {error!r}"
+        assert took < LIMIT, f"{text}: {took} s"
+        took_part = taken_rounds(kept) > before
+        if error is not None and rank == victim:
+            # PyTorch wraps errors that are raised while it traces.
+            assert isinstance(error, Fault) or (not took_part and "an alarm" in str(error)), text
+            if not took_part:
+                # The others wait for this rank in the call that failed before they agreed on it.
+                call(run, function)
+        elif error is not None:
+            assert isinstance(error, symmc.PeerError) and error.culprit == victim, text
+        told = [None] * ranks
+        dist.all_gather_object(told, (error is not None, took_part))
+        kind = "agreed" if told[victim][1] else "before the agreement"
+        ended[f"{'raised' if told[victim][0] else 'no error'}, {kind}, {sum(has for has, _ in told)} of {ranks} ranks"] += 1
+        try:
+            for _ in range(2):
+                call(run, function)
+        except BaseException as failure:
+            raise AssertionError(f"after {text}") from failure
+    if rank == 0:
+        print(f"{trials} trials on {ranks} ranks, seed {seed}: {dict(ended)}", flush=True)
+
+
+class RandomFaults:
+    """Random trials as a function of a rank, which processes can receive."""
+
+    def __init__(self, trials, seed):
+        self.trials, self.seed = trials, seed
+
+    def __call__(self, rank):
+        random_faults(rank, self.trials, self.seed)
+
+
+if __name__ == "__main__":
+    trials, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 1
+    on_ranks(RandomFaults(trials - trials // 2, seed), 2)
+    on_ranks(RandomFaults(trials // 2, seed + 1), 3)

@@ -1,0 +1,23 @@
+"""One rank fails in a call of a compiled function: the others raise at once, and the next calls run."""
+
+import unittest
+
+from rank_faults import RandomFaults, freed_argument, one_rank_raises, operands_of_one_rank
+from with_torch import HAS_TORCH, on_ranks
+
+
+@unittest.skipUnless(HAS_TORCH, "PyTorch is not installed")
+class OneRankFails(unittest.TestCase):
+    def test_reports_errors_at_each_place_to_all_ranks(self):
+        on_ranks(one_rank_raises)
+
+    def test_refuses_operands_of_one_rank_on_all_ranks(self):
+        on_ranks([operands_of_one_rank, freed_argument])
+
+    def test_recovers_after_faults_at_random_moments(self):
+        # `rank_faults.py 100` does more trials.
+        on_ranks(RandomFaults(6, 1), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()
