@@ -89,7 +89,11 @@ class RankGroup:
                 exchanged.extend(values)
             return values
 
-        return Group.bootstrap(self.rank, len(self.members), all_gather)
+        try:
+            return Group.bootstrap(self.rank, len(self.members), all_gather)
+        except InputError as error:
+            # An error of the exchange itself.
+            raise error.__cause__ or error
 
     def numbered_in_job(self, error: Error) -> Error:
         """An error of a session or a board of these ranks, which numbers them from 0, for the numbers of the job."""
