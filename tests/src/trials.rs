@@ -371,6 +371,14 @@ fn keep(graph: &Graph, last: &Turn, changed: bool, rank: usize, inputs: &mut [Ar
     }
 }
 
+/// Runs a checked plan of a program on threads, at several sizes in one session.
+///
+/// # Errors
+/// The first run that fails, or whose outputs are not those of the interpreter.
+pub fn run_plan(graph: &Graph, plan: &CheckedPlan, seed: u64) -> Result<(), String> {
+    run(graph, plan, &mut SplitMix(seed), &mut String::new(), None).map(|_| ())
+}
+
 /// Runs a plan and compares every run.
 fn run(
     graph: &Graph,

@@ -86,12 +86,13 @@ impl DispatchForm {
         }
     }
 
-    /// Whether the result of a node has no memory if no node outside the dispatch reads it.
+    /// Whether the result of a node has no memory if no node outside the dispatch reads it. Peers and the library
+    /// address symmetric results, which therefore always have memory.
     pub(super) fn keeps_result_internal(self, op: &Op) -> bool {
         match (self, op) {
             (DispatchForm::Reduction, Op::Collective(c)) => {
                 let contract = c.variant.and_then(|v| v.contract(&c.kind));
-                contract.is_some_and(|c| !c.peer_access.writes_result())
+                contract.is_some_and(|c| !c.symmetric_result)
             }
             (DispatchForm::Gather, op) => op.as_collective().is_some(),
             (

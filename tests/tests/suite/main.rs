@@ -1,5 +1,6 @@
 //! End-to-end suites, in one binary, because each takes seconds to link. Those that count what a process holds have binaries of their own.
 
+mod accepted;
 mod bounds;
 mod families;
 mod generate;
