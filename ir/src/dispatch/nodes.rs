@@ -166,7 +166,7 @@ impl<'a> DispatchChecker<'a> {
         let shape = |v: &ValueId| &self.graph.ty(*v).shape[..];
         let mapped = || self.iter_nodes().filter(|(_, n)| is_mapped(&n.op));
         // A node that is broadcast has a reader after it.
-        let Some(expected) = mapped().last().and_then(|(_, n)| n.outputs.first()).map(shape) else {
+        let Some(expected) = mapped().next_back().and_then(|(_, n)| n.outputs.first()).map(shape) else {
             return Ok(());
         };
         let is_broadcast = |v: &ValueId| {
