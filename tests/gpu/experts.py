@@ -15,6 +15,7 @@ Needs PyTorch, transformers and the package symmc.
 """
 
 import argparse
+import gc
 import os
 import shutil
 import statistics
@@ -236,6 +237,10 @@ def main():
     for family in given.families.split(","):
         measure(family, [int(n) for n in given.tokens.split(",")], given, ranks)
     if ranks > 1:
+        # The end of a communicator waits until no CUDA graph has its collectives.
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.synchronize()
         dist.destroy_process_group()
 
 

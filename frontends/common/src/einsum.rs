@@ -3,7 +3,7 @@
 use symmc_ir::{Dim, ReductionKind, ValueId};
 
 use crate::emit::{Emit, extent_product};
-use crate::rule::{RuleFailure, RuleResult};
+use crate::failure::{RuleFailure, RuleResult};
 
 /// Lowers an einsum of one or two operands to one matrix product.
 ///

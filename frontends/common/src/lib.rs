@@ -8,6 +8,8 @@ pub mod compositions;
 pub mod declared;
 pub mod einsum;
 pub mod emit;
+pub mod failure;
+pub mod functions;
 pub mod fuzz;
 pub mod ranges;
 pub mod requirement;
@@ -17,4 +19,6 @@ pub mod sympy;
 
 pub use compositions::Compositions;
 pub use emit::Emit;
-pub use rule::{OpRule, OpaqueOps, RuleCall, RuleFailure, RuleResult, RuleRow, RuleTables};
+pub use failure::{RuleFailure, RuleResult};
+pub use functions::EmitFunctions;
+pub use rule::{OpRule, OpaqueOps, RuleCall, RuleRow, RuleTables};

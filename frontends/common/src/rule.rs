@@ -1,43 +1,14 @@
-//! Tables of lowering rules, and the reasons for which a rule does not lower a node.
+//! Tables of lowering rules, and the ops that no rule lowers.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use indexmap::IndexMap;
 use symmc_ir::ValueId;
-use symmc_ir::builder::BuildError;
 
 use crate::compositions::Compositions;
 use crate::emit::Emit;
-
-/// The reason for which a rule does not lower a node. `E` is the importer's error.
-#[derive(Debug)]
-pub enum RuleFailure<E> {
-    /// The node uses the op in a valid way that the rule does not cover. It becomes opaque.
-    Opaque(String),
-    /// The node is invalid. The sentence says what was expected and found.
-    Invalid(String),
-    /// The program is invalid elsewhere.
-    Error(E),
-}
-
-pub type RuleResult<T, E> = Result<T, RuleFailure<E>>;
-
-impl<E> RuleFailure<E> {
-    /// The error of the program. `here` makes an error of a message about the node.
-    pub fn into_error(self, here: impl FnOnce(String) -> E) -> E {
-        match self {
-            RuleFailure::Error(e) => e,
-            RuleFailure::Invalid(message) | RuleFailure::Opaque(message) => here(message),
-        }
-    }
-}
-
-impl<E> From<BuildError> for RuleFailure<E> {
-    fn from(e: BuildError) -> Self {
-        RuleFailure::Invalid(e.message)
-    }
-}
+use crate::failure::RuleResult;
 
 /// An importer's view of a node while its rule runs.
 pub trait RuleCall: Emit {

@@ -1,6 +1,6 @@
 //! Activation functions.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFunctions};
 use symmc_ir::{BinaryOp, Scalar, UnaryOp, ValueId};
 
 use super::elementwise::unary;

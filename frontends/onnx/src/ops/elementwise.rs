@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFunctions};
 use symmc_ir::{BinaryOp, DType, Dim, Scalar, Tensor, UnaryOp, infer};
 
 use super::{RuleRow, row, row_of_results};

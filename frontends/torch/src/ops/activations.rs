@@ -1,6 +1,6 @@
 //! Activation functions, and dropout with probability 0 or in evaluation mode.
 
-use symmc_import::Emit;
+use symmc_import::{Emit, EmitFunctions};
 use symmc_ir::{BinaryOp, UnaryOp, ValueId};
 
 use super::elementwise::{float_unary, identity, through_f64, unary};

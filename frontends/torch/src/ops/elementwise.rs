@@ -3,7 +3,7 @@
 //! Operands are first converted to PyTorch's common dtype. Functions that PyTorch computes in floating point
 //! convert integers to its default float dtype.
 
-use symmc_import::{Emit, RuleCall};
+use symmc_import::{Emit, EmitFunctions, RuleCall};
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Scalar, UnaryOp, ValueId};
 
 use super::{RuleRow, row, row_of_results};
