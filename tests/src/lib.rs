@@ -2,7 +2,6 @@
 
 pub mod bounds;
 pub mod lengths;
-pub mod mutants;
 pub mod rewrites;
 pub mod trials;
 

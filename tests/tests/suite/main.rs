@@ -6,7 +6,6 @@ mod families;
 mod generate;
 mod gradients;
 mod lowering;
-mod mutants;
 mod optimised;
 mod programs;
 mod replication;
