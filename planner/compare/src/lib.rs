@@ -30,8 +30,6 @@ mod comparison;
 mod concrete;
 mod draw;
 mod elements;
-mod gathers;
-mod influence;
 mod judge;
 mod number;
 mod parts;
@@ -51,7 +49,6 @@ use symmc_plan::{Bucket, ParsedPlan};
 pub use comparison::{
     ComparedPart, LimitKind, MOST, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
-use gathers::separate_gathered_axes;
 use parts::ComparisonState;
 use walk::ComparisonWalk;
 
@@ -60,7 +57,6 @@ const WORK: u128 = 1 << 29;
 
 pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
-    let separate_source = separate_gathered_axes(&source);
     let mut of_program: Vec<Vec<(usize, &Bucket)>> = vec![Vec::new(); plan.programs.len()];
     for (b, bucket) in plan.buckets.iter().enumerate() {
         if let Some(of) = of_program.get_mut(bucket.program) {
@@ -73,7 +69,7 @@ pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     };
     let mut shared = ComparisonState {
         comparison,
-        judgements: HashMap::new(),
+        verdicts: HashMap::new(),
         outcomes: HashMap::new(),
         agreeing: HashSet::new(),
         parts: HashMap::new(),
@@ -85,10 +81,7 @@ pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     for (p, buckets) in of_program.iter().enumerate().filter(|(_, buckets)| !buckets.is_empty()) {
         shared.outcomes.clear();
         let status = match plan.program(p) {
-            Ok(planned) => {
-                let planned = separate_gathered_axes(&planned.graph);
-                ComparisonWalk::new(&separate_source, &planned, buckets, &mut shared).run()
-            }
+            Ok(planned) => ComparisonWalk::new(&source, &planned.graph, buckets, &mut shared).run(),
             Err(e) => {
                 shared.comparison.add_uncompared(&format!("program {p}"), &e.to_string());
                 SourceStatus::NotCompared

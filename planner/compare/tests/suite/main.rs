@@ -4,4 +4,3 @@ mod common;
 mod edited;
 mod limits;
 mod pairs;
-mod values;
