@@ -48,9 +48,14 @@ impl OverlapFinder {
         let mut is_known = state.ranges.len() == self.tensors.len();
         state.ranges.resize(self.tensors.len(), TensorRange { start: 0, end: 0 });
         for ((number, _), range) in self.tensors.iter().zip(&mut state.ranges) {
-            let location = state.reader.locate_tensor(&arguments.get_item(*number)?)?;
-            let end = location.address.saturating_add(location.span);
-            let current = TensorRange { start: location.address, end };
+            let argument = arguments.get_item(*number)?;
+            // A call may leave out a tensor that its graph does not read.
+            let current = if argument.is_none() {
+                TensorRange { start: 0, end: 0 }
+            } else {
+                let location = state.reader.locate_tensor(&argument)?;
+                TensorRange { start: location.address, end: location.address.saturating_add(location.span) }
+            };
             is_known &= *range == current;
             *range = current;
         }

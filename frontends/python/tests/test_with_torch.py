@@ -456,7 +456,7 @@ class Backend(unittest.TestCase):
             def forget_session(self):
                 self.forgotten += 1
 
-        owners, ranks = [Owner() for _ in range(5)], mock.Mock(members=(0, 1))
+        owners, ranks = [Owner() for _ in range(5)], mock.Mock(members=(0, 1), open=lambda opened: opened(None))
         with mock.patch("symmc.Session", Session):
             arenas = Arenas()
             first, second = (arenas.open(owner, None, ranks, None, 30) for owner in owners[:2])

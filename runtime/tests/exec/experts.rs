@@ -76,7 +76,7 @@ impl Sizes {
         for rank in &mut inputs {
             let ids: Vec<i64> = (0..self.tokens * self.slots)
                 .map(|_| match (r.one_in(5), to) {
-                    (true, _) => -1 - r.below(3) as i64,
+                    (true, _) => -1,
                     (false, None) => r.below(self.experts) as i64,
                     (false, Some(to)) => (to * local + r.below(local)) as i64,
                 })
