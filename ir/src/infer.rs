@@ -367,7 +367,7 @@ fn infer_matmul(result: ProductResult, x: &TensorType, y: &TensorType) -> Result
         ProductResult::Rounded => x.dtype,
         ProductResult::Unrounded => x.dtype.compute_dtype(),
     };
-    ensure(result == ProductResult::Rounded || matches!(x.dtype, DType::F16 | DType::BF16), || {
+    ensure(result == ProductResult::Rounded || x.dtype.is_narrow_float(), || {
         format!("the operands of an unrounded product must be f16 or bf16, found {}", x.dtype)
     })?;
     ensure(x.rank() >= 2 && y.rank() >= 2, || {

@@ -86,6 +86,11 @@ impl DType {
         if self == DType::F64 { DType::F64 } else { DType::F32 }
     }
 
+    /// Whether this is a float that is computed in a wider dtype.
+    pub fn is_narrow_float(self) -> bool {
+        self.is_float() && self.compute_dtype() != self
+    }
+
     /// Whether this dtype represents every value of `other`, so that a cast from it is lossless.
     pub fn represents(self, other: DType) -> bool {
         use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8};

@@ -1,6 +1,6 @@
 //! Compositions: the nodes that one rule emits for one operator.
 //!
-//! Frameworks compute an operator in the compute dtype of its operands ([`DType::compute_dtype`]) and round each
+//! Frameworks compute an operator in the compute dtype of its operands ([`compute_dtype`](symmc_ir::DType::compute_dtype)) and round each
 //! result once. A rule describes the operator by ops in the dtype of the operands, each of which rounds.
 //! [`Compositions::widen`] rewrites the finished graph: a value that an op of a rule computes for another op of
 //! the same rule has the compute dtype. Rules need no casts for this, and cannot round an intermediate value by
@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use symmc_ir::copying::{UniqueNames, ValueMap, copy_inputs, copy_node, copy_outputs};
 use symmc_ir::entity::Entity;
-use symmc_ir::{DType, EntityMap, Graph, Node, NodeId, Op, OpCost, RoundingEffect, TensorType, ValueId};
+use symmc_ir::{EntityMap, Graph, Node, NodeId, Op, OpCost, RoundingEffect, TensorType, ValueId};
 
 /// The nodes of each rule of an import.
 #[derive(Debug, Default)]
@@ -91,7 +91,7 @@ impl Compositions {
     ) {
         let nodes = || rule.iter().map(|&position| NodeId::new(position));
         let values = || nodes().flat_map(|node| &graph.nodes[node].outputs);
-        if !values().any(|&v| is_narrow(graph.ty(v).dtype)) {
+        if !values().any(|&v| graph.ty(v).dtype.is_narrow_float()) {
             return;
         }
         let is_of_rule = |v: ValueId, node: NodeId| {
@@ -109,7 +109,7 @@ impl Compositions {
                     }
                     _ => true,
                 };
-                if is_rounded && is_narrow(graph.ty(result).dtype) && !self.rounded.contains(&result) {
+                if is_rounded && graph.ty(result).dtype.is_narrow_float() && !self.rounded.contains(&result) {
                     rounds.insert(result);
                 }
             }
@@ -121,11 +121,6 @@ impl Compositions {
             }
         }
     }
-}
-
-/// Whether floats of this dtype are computed in a wider one.
-fn is_narrow(dtype: DType) -> bool {
-    dtype.is_float() && dtype.compute_dtype() != dtype
 }
 
 /// Whether an op may have operands and results of the compute dtype in place of a narrow one.
@@ -227,7 +222,7 @@ impl<'g> Widening<'g> {
         for &v in &node.inputs {
             inputs.push(if self.is_wide_within(v, id) {
                 self.unrounded[v]?
-            } else if is_narrow(self.graph.ty(v).dtype) {
+            } else if self.graph.ty(v).dtype.is_narrow_float() {
                 self.convert(v)?
             } else {
                 self.map[v]?
@@ -240,7 +235,7 @@ impl<'g> Widening<'g> {
         let mut results = Vec::with_capacity(node.outputs.len());
         for &v in &node.outputs {
             let TensorType { dtype, shape } = self.graph.ty(v).clone();
-            let dtype = if is_narrow(dtype) { dtype.compute_dtype() } else { dtype };
+            let dtype = if dtype.is_narrow_float() { dtype.compute_dtype() } else { dtype };
             results.push((self.unrounded_name(v), TensorType::new(dtype, shape)));
         }
         let new = self.to.add_node(node.op.clone(), inputs, results);
@@ -292,7 +287,7 @@ impl<'g> Widening<'g> {
     fn unrounded_name(&mut self, result: ValueId) -> String {
         let name = self.graph.value_name(result);
         let dtype = self.graph.ty(result).dtype;
-        let is_rounded = is_narrow(dtype) && (!self.is_wide[result] || self.is_read_rounded[result]);
+        let is_rounded = dtype.is_narrow_float() && (!self.is_wide[result] || self.is_read_rounded[result]);
         if is_rounded { self.names.unique(&format!("{name}.{}", dtype.compute_dtype())) } else { name.into() }
     }
 

@@ -510,7 +510,7 @@ pub trait Emit {
     /// [`numpy_matmul`](Self::numpy_matmul) before its sums are rounded: f32 for f16 and bf16. Use it where
     /// more is added to the sums, or a factor is applied; [`scale_and_add`](Self::scale_and_add) rounds them.
     fn product_sums(&mut self, x: ValueId, y: ValueId) -> EmitResult<Self::Error> {
-        let is_narrow = matches!(self.dtype(x), DType::F16 | DType::BF16);
+        let is_narrow = self.dtype(x).is_narrow_float();
         self.numpy_product(if is_narrow { Op::MATMUL_UNROUNDED } else { Op::MATMUL }, x, y)
     }
 

@@ -53,13 +53,14 @@ pub fn join_products(facts: &DispatchFacts<'_>, units: &mut Vec<DispatchUnit>) {
             units[unit].nodes.sort_unstable();
         }
     }
+    unit_of = map_nodes_to_units(facts, units);
     for (id, _) in facts.graph.nodes.iter().filter(|(_, n)| n.op == Op::MATMUL_UNROUNDED) {
-        unit_of = map_nodes_to_units(facts, units);
         let is_alone = units[unit_of[id.index()]].nodes[..] == [id];
         let Some(biased) = BiasedProduct::new(facts, id).filter(|_| is_alone) else { continue };
         if let Some(nodes) = biased.separable_nodes(facts, units, &unit_of) {
             for &n in &nodes {
                 units[unit_of[n.index()]].nodes.retain(|&other| other != n);
+                unit_of[n.index()] = units.len();
             }
             units.push(DispatchUnit { form: Some(DispatchForm::Product), nodes });
         }

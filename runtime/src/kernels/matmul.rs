@@ -53,7 +53,7 @@ fn matrix_axes(v: &StridedView) -> StridedView {
 }
 
 fn gemm_extents(x: &StridedView, y: &StridedView, result: &StridedView) -> Result<(usize, GemmExtents)> {
-    let is_unrounded = matches!(x.dtype, DType::F16 | DType::BF16) && result.dtype == x.dtype.compute_dtype();
+    let is_unrounded = x.dtype.is_narrow_float() && result.dtype == x.dtype.compute_dtype();
     let dtypes_fit = x.dtype == y.dtype && (x.dtype == result.dtype || is_unrounded);
     if dtypes_fit && x.rank() >= 2 && y.rank() >= 2 && result.rank() >= 2 {
         let (m, k) = matrix_shape(x);

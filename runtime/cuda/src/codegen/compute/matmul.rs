@@ -125,7 +125,7 @@ fn product(
 
 /// Whether products of a dtype can be stored as `result`: rounded, or as sums in f32.
 fn may_store(factors: DType, result: DType) -> bool {
-    factors == result || matches!(factors, DType::F16 | DType::BF16) && result == factors.compute_dtype()
+    factors == result || factors.is_narrow_float() && result == factors.compute_dtype()
 }
 
 /// A batch of products with one right matrix is one product if the rows of the batch have one stride.
