@@ -18,13 +18,22 @@ pub fn program(name: &str) -> PathBuf {
     root().join("tests/programs").join(name)
 }
 
-/// The files of a program: one archive, or an ONNX model for each rank.
+/// The files of a program: one archive, or an archive or an ONNX model for each rank.
 pub fn files(stem: &str, ranks: u32) -> Vec<PathBuf> {
-    let archive = program(&format!("{stem}.pt2"));
-    match archive.is_file() {
-        true => vec![archive],
-        false => (0..ranks).map(|rank| program(&format!("{stem}_rank{rank}.onnx"))).collect(),
+    files_in(&root().join("tests/programs"), stem, ranks)
+}
+
+/// Like [`files`], of a program in this folder.
+pub fn files_in(folder: &Path, stem: &str, ranks: u32) -> Vec<PathBuf> {
+    let archive = folder.join(format!("{stem}.pt2"));
+    if archive.is_file() {
+        return vec![archive];
     }
+    let of_rank = |rank| {
+        let archive = folder.join(format!("{stem}.rank{rank}.pt2"));
+        if archive.is_file() { archive } else { folder.join(format!("{stem}_rank{rank}.onnx")) }
+    };
+    (0..ranks).map(of_rank).collect()
 }
 
 /// The programs that come with weights, inputs and outputs: stem and ranks.

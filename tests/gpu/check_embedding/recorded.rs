@@ -4,7 +4,7 @@
 //! ([`crate::processes`]): where two ranks have one GPU, their kernels wait for each other, and only contexts of their own
 //! are sure to take turns. NCCL refuses two ranks on one GPU, so plans of four ranks leave it out.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -14,6 +14,7 @@ use symmc::{
     ArgumentBinding, CheckedPlan, CollectiveVariant, CompileConfig, GpuConfig, Group, MachineProfile,
     OpenOptions, Program, Session, SessionConfig, Tensor, TensorFile, Workload,
 };
+use symmc_tests::files_in;
 
 use crate::common::{GPUS, LIMIT, on_ranks};
 
@@ -36,11 +37,9 @@ pub struct Recorded {
 impl Recorded {
     /// The program of a file of tensors under the folder of programs.
     pub fn open(stem: &str) -> Result<Recorded> {
-        let path = Path::new("tests/programs").join(format!("{stem}.safetensors"));
-        let tensors = Arc::new(TensorFile::open(&path)?);
-        let archive = path.with_extension("pt2");
-        let model = |rank| PathBuf::from(format!("tests/programs/{stem}_rank{rank}.onnx"));
-        let files = if archive.is_file() { vec![archive] } else { (0..tensors.ranks()).map(model).collect() };
+        let folder = Path::new("tests/programs");
+        let tensors = Arc::new(TensorFile::open(&folder.join(format!("{stem}.safetensors")))?);
+        let files = files_in(folder, stem, tensors.ranks());
         let mesh = [("3", vec![vec![0, 1], vec![2, 3]]), ("1", vec![vec![0, 2], vec![1, 3]])];
         let groups = mesh.into_iter().filter(|_| stem == "mesh_2x2");
         let options = OpenOptions::default().with_tensors(tensors.clone()).with_groups(groups);
