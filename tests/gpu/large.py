@@ -491,82 +491,119 @@ class Text:
         return "".join(self.lines) + f"return {count}, {total}\n"
 
 
-def collective_program(kind, dtype, n, via):
-    """A program that ends with the number of wrong elements of a collective's result of `n` elements, and their sum."""
-    t = Text()
+PROGRAMS = {}
+
+
+def program(function):
+    """Registers a function that adds a collective to a text, and returns its result and what it must be."""
+    PROGRAMS[function.__name__.replace("_by_rows", " by rows")] = function
+    return function
+
+
+def all_reduce(op, combine):
+    def add(t, n, dtype, via):
+        at = t.index(n)
+        found = t.add(n, dtype, f"all_reduce {t.number(n, dtype, at, '%rank')} op={op} group=@all via={via}")
+        first, second = (t.number(n, dtype, at, rank) for rank in (0, 1))
+        return found, t.add(n, dtype, f"{combine} {first}, {second}")
+
+    return add
+
+
+PROGRAMS["all_reduce sum"] = all_reduce("sum", "add")
+PROGRAMS["all_reduce max"] = all_reduce("max", "max")
+
+
+@program
+def all_gather(t, n, dtype, via):
     half = n // 2
+    found = t.add(n, dtype, f"all_gather {t.number(half, dtype, t.index(half), '%rank')} group=@all via={via}")
     at = t.index(n)
-    if kind in ("all_reduce sum", "all_reduce max"):
-        operand = t.number(n, dtype, at, "%rank")
-        op = kind.split()[1]
-        found = t.add(n, dtype, f"all_reduce {operand} op={op} group=@all via={via}")
-        both = [t.number(n, dtype, at, rank) for rank in (0, 1)]
-        expected = t.add(n, dtype, f"{'add' if op == 'sum' else 'max'} {both[0]}, {both[1]}")
-    elif kind == "all_gather":
-        operand = t.number(half, dtype, t.index(half), "%rank")
-        found = t.add(n, dtype, f"all_gather {operand} group=@all via={via}")
-        expected = t.number(n, dtype, t.add(n, "i64", f"rem {at}, {half}"), t.add(n, "i64", f"floor_div {at}, {half}"))
-    elif kind == "reduce_scatter":
-        whole = t.index(2 * n)
-        operand = t.number(2 * n, dtype, whole, "%rank")
-        found = t.add(n, dtype, f"reduce_scatter {operand} op=sum group=@all via={via}")
-        own = t.add(n, "i64", f"add {at}, {t.add('1', 'i64', f'mul %rank, {n}')}")
-        expected = t.add(n, dtype, f"add {t.number(n, dtype, own, 0)}, {t.number(n, dtype, own, 1)}")
-    elif kind == "all_to_all":
-        operand = t.number(n, dtype, at, "%rank")
-        found = t.add(n, dtype, f"all_to_all {operand} splits=even group=@all via={via}")
-        within = t.add(n, "i64", f"rem {at}, {half}")
-        own = t.add(n, "i64", f"add {within}, {t.add('1', 'i64', f'mul %rank, {half}')}")
-        expected = t.number(n, dtype, own, t.add(n, "i64", f"floor_div {at}, {half}"))
-    elif kind == "all_to_all by rows":
-        # Rank 0 keeps 3 rows, and rank 1 the last 3: both receive as many as they send.
-        sent, width = n // COLUMNS, COLUMNS
-        wide = t.add(f"{sent}, {width}", dtype, f"reshape {t.number(n, dtype, at, '%rank')}")
-        first = t.add("1", "i64", f"add {t.add('1', 'i64', f'mul %rank, {sent - 6}')}, 3")
-        rest = t.add("1", "i64", f"sub {sent}, {first}")
-        counts = t.add("2", "i64", f"concat {first}, {rest} axis=0")
-        t.lines.append(
-            f"%packed: {dtype}[{sent}, {width}], %received: i64[2] = "
-            f"all_to_all {wide}, {counts} splits=device group=@all via={via}\n"
-        )
-        found = t.add(n, dtype, "reshape %packed")
-        # The rows of rank 0 begin at 0 and at 3, and those of rank 1 follow after 3 and sent - 3 rows.
-        border = t.add("1", "i64", f"mul {first}, {width}")
-        start = t.add("1", "i64", f"mul %rank, {3 * width}")
-        start_of_second = t.add("1", "i64", f"mul %rank, {(sent - 3) * width}")
-        second = t.add("1", "i64", f"sub {start_of_second}, {border}")
-        is_second = t.add(n, "bool", f"ge {at}, {border}")
-        source = t.add(n, "i64", f"add {at}, {t.add(n, 'i64', f'select {is_second}, {second}, {start}')}")
-        expected = t.number(n, dtype, source, t.add(n, "i64", f"cast {is_second}"))
-    elif kind == "broadcast":
-        operand = t.number(n, dtype, at, "%rank")
-        found = t.add(n, dtype, f"broadcast {operand} root=1 group=@all via={via}")
-        expected = t.number(n, dtype, at, 1)
-    elif kind == "permute_ranks":
-        operand = t.number(n, dtype, at, "%rank")
-        found = t.add(n, dtype, f"permute_ranks {operand} pairs=[0->1, 1->0] group=@all via={via}")
-        expected = t.number(n, dtype, at, t.add(n, "i64", f"expand {t.add('1', 'i64', 'sub 1, %rank')}"))
-    else:
-        # Rows of experts: each token goes to one expert and returns as it was.
+    return found, t.number(n, dtype, t.add(n, "i64", f"rem {at}, {half}"), t.add(n, "i64", f"floor_div {at}, {half}"))
+
+
+@program
+def reduce_scatter(t, n, dtype, via):
+    operand = t.number(2 * n, dtype, t.index(2 * n), "%rank")
+    found = t.add(n, dtype, f"reduce_scatter {operand} op=sum group=@all via={via}")
+    own = t.add(n, "i64", f"add {t.index(n)}, {t.add('1', 'i64', f'mul %rank, {n}')}")
+    return found, t.add(n, dtype, f"add {t.number(n, dtype, own, 0)}, {t.number(n, dtype, own, 1)}")
+
+
+@program
+def all_to_all(t, n, dtype, via):
+    at, half = t.index(n), n // 2
+    found = t.add(n, dtype, f"all_to_all {t.number(n, dtype, at, '%rank')} splits=even group=@all via={via}")
+    within = t.add(n, "i64", f"rem {at}, {half}")
+    own = t.add(n, "i64", f"add {within}, {t.add('1', 'i64', f'mul %rank, {half}')}")
+    return found, t.number(n, dtype, own, t.add(n, "i64", f"floor_div {at}, {half}"))
+
+
+@program
+def all_to_all_by_rows(t, n, dtype, via):
+    """Rank 0 keeps 3 rows, and rank 1 the last 3: both receive as many as they send."""
+    at, rows, width = t.index(n), n // COLUMNS, COLUMNS
+    operand = t.add(f"{rows}, {width}", dtype, f"reshape {t.number(n, dtype, at, '%rank')}")
+    first = t.add("1", "i64", f"add {t.add('1', 'i64', f'mul %rank, {rows - 6}')}, 3")
+    rest = t.add("1", "i64", f"sub {rows}, {first}")
+    counts = t.add("2", "i64", f"concat {first}, {rest} axis=0")
+    results = f"%packed: {dtype}[{rows}, {width}], %received: i64[2]"
+    t.lines.append(f"{results} = all_to_all {operand}, {counts} splits=device group=@all via={via}\n")
+    # The rows of rank 0 begin at 0 and at 3, and those of rank 1 follow after 3 and rows - 3 rows.
+    border = t.add("1", "i64", f"mul {first}, {width}")
+    start = t.add("1", "i64", f"mul %rank, {3 * width}")
+    start_of_second = t.add("1", "i64", f"mul %rank, {(rows - 3) * width}")
+    second = t.add("1", "i64", f"sub {start_of_second}, {border}")
+    is_second = t.add(n, "bool", f"ge {at}, {border}")
+    source = t.add(n, "i64", f"add {at}, {t.add(n, 'i64', f'select {is_second}, {second}, {start}')}")
+    return t.add(n, dtype, "reshape %packed"), t.number(n, dtype, source, t.add(n, "i64", f"cast {is_second}"))
+
+
+@program
+def broadcast(t, n, dtype, via):
+    at = t.index(n)
+    found = t.add(n, dtype, f"broadcast {t.number(n, dtype, at, '%rank')} root=1 group=@all via={via}")
+    return found, t.number(n, dtype, at, 1)
+
+
+@program
+def permute_ranks(t, n, dtype, via):
+    at = t.index(n)
+    operand = t.number(n, dtype, at, "%rank")
+    found = t.add(n, dtype, f"permute_ranks {operand} pairs=[0->1, 1->0] group=@all via={via}")
+    other = t.add("1", "i64", "sub 1, %rank")
+    return found, t.number(n, dtype, at, t.add(n, "i64", f"expand {other}"))
+
+
+def experts(results, op):
+    """Each token goes to one expert and returns as it was."""
+
+    def add(t, n, dtype, via):
         tokens, width = n // COLUMNS, COLUMNS
-        x = t.add(f"{tokens}, {width}", dtype, f"reshape {t.number(n, dtype, at, '%rank')}")
-        numbers = t.index(2 * tokens)
-        drawn_ids = t.add(2 * tokens, "i64", f"rem {t.add(2 * tokens, 'i64', f'mul {numbers}, 40503')}, 8")
+        numbers = t.number(n, dtype, t.index(n), "%rank")
+        x = t.add(f"{tokens}, {width}", dtype, f"reshape {numbers}")
+        drawn_ids = t.add(2 * tokens, "i64", f"rem {t.add(2 * tokens, 'i64', f'mul {t.index(2 * tokens)}, 40503')}, 8")
         ids = t.add(f"{2 * tokens}, 1", "i64", f"reshape {drawn_ids}")
+        rows = f"{dtype}[{tokens}, {width}]"
         t.lines.append(
             f"%mine: i64[{tokens}, 1], %everyone: i64[{2 * tokens}, 1], %slots: i64[{2 * tokens}], %counts: i64[4], %ends: i64[4] = "
             f"route {ids} experts=8 align=1 layout=expert group=@all\n"
             f"%sent: {dtype}[{2 * tokens}, {width}] = dispatch_rows {x}, %slots, %everyone group=@all via=pull\n"
+            f"%combined: {rows}{results.format(tokens=tokens, width=width)} = {op} group=@all via={via}\n"
         )
-        if kind == "combine_rows":
-            t.lines.append(f"%combined: {dtype}[{tokens}, {width}] = combine_rows %sent, %mine group=@all via={via}\n")
-        else:
-            t.lines.append(
-                f"%combined: {dtype}[{tokens}, {width}], %sums: f32[{tokens}, {width}] = reduce_rows %sent, %everyone "
-                f"group=@all via={via}\n"
-            )
-        return t.finish(n, t.add(n, dtype, "reshape %combined"), t.number(n, dtype, at, "%rank"))
-    return t.finish(n, found, expected)
+        return t.add(n, dtype, "reshape %combined"), numbers
+
+    return add
+
+
+PROGRAMS["combine_rows"] = experts("", "combine_rows %sent, %mine")
+PROGRAMS["reduce_rows"] = experts(", %sums: f32[{tokens}, {width}]", "reduce_rows %sent, %everyone")
+
+
+def collective_program(kind, dtype, n, via):
+    """A program that ends with the number of wrong elements of a collective's result of `n` elements, and their sum."""
+    t = Text()
+    return t.finish(n, *PROGRAMS[kind](t, n, dtype, via))
 
 
 # Without `ll`, which is for few bytes.
