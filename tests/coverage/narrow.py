@@ -50,12 +50,14 @@ DTYPES = ("float16", "bfloat16")
 DOORS = ("compile", "exported", "onnx")
 
 APART = {
-    r"^\w+ (byte|char|short|int|long)\S* large": "conversions of floats beyond the range of the integers are not defined",
-    r"^(compile|exported) (std|var)\S* (large|small)": "PyTorch squares in f64 on CPUs, and in f32 on GPUs, as symmc does",
-    r"attention\S* large": "scores or sums of values exceed f32, and the kernels add them in another order",
+    r"(byte|char|short|int|long)\S* \w+ large": "conversions of floats beyond the range of the integers are not defined",
+    r"^(compile|exported) (std|var)\S* \w+ (large|small)": "PyTorch squares in f64 on CPUs, and in f32 on GPUs, as symmc does",
+    r"attention\S* \w+ large": "scores or sums of values exceed f32, and the kernels add them in another order",
+    r"^compile \S*(linear|conv|addmm|addmv|baddbmm)\S* bfloat16 large": "sums of gradients exceed f32, and the kernels add them in another order",
+    r"^compile addcdiv#": "Dynamo makes three operators of `torch.addcdiv` with a `value`, each of which rounds",
     r"^onnx \S*(rms_normalization|rotary_embedding)": "ONNX defines the operator with a rounding before the product with the weight",
 }
-"""Results that may be further away, as patterns of `door name size`, with the reason."""
+"""Results that may be further away, as patterns of `door name dtype size`, with the reason."""
 
 NO_DIGITS = 0.25
 """Results of eager that are this far from the truth say nothing."""
@@ -64,9 +66,65 @@ REDUCTIONS = r"(norm|var|std|mean|sum|softmax|logsumexp|normalize|cosine|distanc
 
 
 def functions():
-    """Compositions that PyTorch's samples lack: a name, the function, and the shapes of its operands."""
+    """Compositions that PyTorch's samples lack: a name, the function, and a function that draws its operands."""
+    for name, function, shapes in compositions():
+        yield name, function, lambda dtype, shapes=shapes: normal(shapes, dtype)
+    for name, function, shapes, axis in sums():
+        yield f"cancelling_{name}", function, lambda dtype, f=function, shapes=shapes, axis=axis: with_bias(f, shapes, axis, dtype)
+
+
+def normal(shapes, dtype):
+    import torch
+
+    return [torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes]
+
+
+def with_bias(function, shapes, axis, dtype):
+    """Two operands, and a bias that cancels their product: at one position for each channel, or everywhere without an axis."""
+    factors = normal(shapes, dtype)
+    product = function(*[t.double() for t in factors], None)
+    bias = product if axis is None else product.movedim(axis, 0).flatten(1)[:, 0]
+    return [*factors, (-1.01 * bias).to(dtype).contiguous()]
+
+
+def sums():
+    """Products with a bias: a name, the function, the shapes of its factors, and the axis of the bias in the product."""
     import torch
     import torch.nn.functional as F
+
+    def addmm(x, w, b, **scales):
+        return x @ w * scales.get("alpha", 1) / scales.get("beta", 1) if b is None else torch.addmm(b, x, w, **scales)
+
+    def baddbmm(x, w, b, **scales):
+        return x @ w * scales.get("alpha", 1) / scales.get("beta", 1) if b is None else torch.baddbmm(b, x, w, **scales)
+
+    yield "linear", F.linear, [(3, 64), (8, 64)], -1
+    yield "linear_of_vector", F.linear, [(64,), (8, 64)], 0
+    yield "linear_of_batches", F.linear, [(2, 3, 64), (8, 64)], -1
+    yield "conv1d", F.conv1d, [(2, 16, 9), (6, 16, 3)], 1
+    yield "conv2d", F.conv2d, [(1, 8, 5, 5), (6, 8, 3, 3)], 1
+    yield "conv2d_of_groups", lambda x, w, b: F.conv2d(x, w, b, padding=1, groups=2), [(1, 8, 5, 5), (6, 4, 3, 3)], 1
+    yield "conv3d", F.conv3d, [(1, 4, 4, 4, 4), (6, 4, 3, 3, 3)], 1
+    yield "conv_transpose1d", F.conv_transpose1d, [(1, 16, 5), (16, 6, 3)], 1
+    yield "conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2), [(1, 8, 4, 4), (8, 6, 3, 3)], 1
+    yield "conv_transpose3d", F.conv_transpose3d, [(1, 4, 3, 3, 3), (4, 6, 2, 2, 2)], 1
+    yield "addmm", addmm, [(4, 64), (64, 8)], None
+    yield "addmm_of_vector", addmm, [(4, 64), (64, 8)], -1
+    yield "addmm_scaled", lambda x, w, b: addmm(x, w, b, beta=0.5, alpha=3), [(4, 64), (64, 8)], None
+    yield "addmv", lambda w, x, b: w @ x if b is None else torch.addmv(b, w, x), [(8, 64), (64,)], None
+    yield "baddbmm", baddbmm, [(2, 4, 64), (2, 64, 8)], None
+    yield "baddbmm_scaled", lambda x, w, b: baddbmm(x, w, b, beta=2, alpha=-1), [(2, 4, 64), (2, 64, 8)], None
+    yield "addbmm", lambda x, w, b: (x @ w).sum(0) if b is None else torch.addbmm(b, x, w), [(2, 4, 64), (2, 64, 8)], None
+
+
+def compositions():
+    """A name, the function, and the shapes of its operands."""
+    import torch
+    import torch.nn.functional as F
+
+    mask = torch.ones(5, 7, dtype=torch.bool).tril(1)
+    places, offsets = torch.tensor([1, 2, 4, 5, 4, 3, 2, 9]), torch.tensor([0, 3, 6])
+    classes = torch.tensor([1, 0, 4, -100])
 
     def clipped(x, y):
         total = torch.nn.utils.get_total_norm([x, y])
@@ -91,6 +149,30 @@ def functions():
     yield "acosh_large", lambda x: (x.abs() + 200).acosh(), [(64,)]
     yield "encoder_layer", _encoder_layer(), [(2, 6, 16)]
     yield "linear_bias", lambda x, w, b: F.linear(x, w, b), [(16, 32), (24, 32), (24,)]
+    yield "linear_without_bias", lambda x, w: F.linear(x, w), [(16, 32), (24, 32)]
+    # A matrix times 0 is left out, whatever it holds.
+    yield "addmm_beta_0", lambda x, y, z: torch.addmm(x * math.nan, y, z, beta=0), [(4, 5), (4, 8), (8, 5)]
+    yield "addmv_beta_0", lambda x, y, z: torch.addmv(x * math.inf, y, z, beta=0, alpha=2), [(4,), (4, 8), (8,)]
+    yield "baddbmm_beta_0", lambda x, y, z: torch.baddbmm(x * math.nan, y, z, beta=0), [(2, 4, 5), (2, 4, 8), (2, 8, 5)]
+    yield "baddbmm_alpha_0", lambda x, y, z: torch.baddbmm(x, y, z, beta=3, alpha=0), [(2, 4, 5), (2, 4, 8), (2, 8, 5)]
+    yield "lerp_of_tensors", torch.lerp, [(64,)] * 3
+    yield "softmax_in_f32", lambda x: x.softmax(-1, dtype=torch.float32), [(8, 64)]
+    yield "log_softmax_in_f32", lambda x: x.log_softmax(-1, dtype=torch.float32), [(8, 64)]
+    yield "group_norm_affine", lambda x, w, b: F.group_norm(x, 3, w, b), [(2, 6, 8), (6,), (6,)]
+    yield "layer_norm_affine", lambda x, w, b: F.layer_norm(x, (24,), w, b), [(5, 24), (24,), (24,)]
+    yield "rms_norm_weight", lambda x, w: F.rms_norm(x, (24,), w, 1e-5), [(5, 24), (24,)]
+    yield "instance_norm_affine", lambda x, w, b: F.instance_norm(x, weight=w, bias=b), [(2, 3, 24), (3,), (3,)]
+    yield "norms", lambda x: tuple(torch.linalg.vector_norm(x, p, -1) for p in (0.5, 1, 2, 3, math.inf, -math.inf)), [(6, 32)]
+    yield "attention_of_mask", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask), [(2, 5, 8), (2, 7, 8), (2, 7, 8)]
+    yield "attention_of_bias", lambda q, k, v, b: F.scaled_dot_product_attention(q, k, v, b), [(2, 5, 8), (2, 7, 8), (2, 7, 8), (5, 7)]
+    yield "attention_causal", lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3), [(1, 2, 6, 8)] * 3
+    yield "cross_entropy_smoothed", lambda x: F.cross_entropy(x, classes, label_smoothing=0.1), [(4, 6)]
+    yield "cross_entropy_weighted", lambda x, w: F.cross_entropy(x, classes, w.abs() + 0.1), [(4, 6), (6,)]
+    yield "kl_div_of_logs", lambda x, y: F.kl_div(x.log_softmax(1), y.log_softmax(1), log_target=True, reduction="batchmean"), [(4, 6)] * 2
+    for mode in ("sum", "mean", "max"):
+        yield f"embedding_bag_{mode}", lambda w, mode=mode: F.embedding_bag(places, w, offsets, mode=mode), [(10, 16)]
+    for mode in ("nearest", "bilinear", "bicubic", "area"):
+        yield f"interpolate_{mode}", lambda x, mode=mode: F.interpolate(x, scale_factor=2.0, mode=mode), [(1, 3, 5, 6)]
 
 
 def _encoder_layer():
@@ -150,12 +232,10 @@ def of_sample(op, number, gradients):
     return Call(f"{name}#{number}", lambda x, args, kwargs: op.op(x, *args, **kwargs), draw, gradients and op.supports_autograd)
 
 
-def of_function(name, function, shapes):
+def of_function(name, function, operands):
     def draw(dtype):
-        import torch
-
         tensors = []
-        tree = flat(([torch.randn(shape, dtype=torch.float64).to(dtype) for shape in shapes], [], {}), tensors)
+        tree = flat((operands(dtype), [], {}), tensors)
         return tree, tensors
 
     return Call(name, lambda x, args, kwargs: function(*x), draw, "foreach" not in name)
@@ -221,7 +301,8 @@ class Distances:
     """The distances of several results from the truth, over draws."""
 
     def __init__(self):
-        self.sums = collections.defaultdict(lambda: [0.0, 0.0, 0])
+        self.relative = collections.defaultdict(lambda: [0.0, 0.0, 0])
+        self.absolute = collections.defaultdict(lambda: [0.0, 0.0, 0.0])
         self.broken = None
 
     def add(self, found, eager, truth):
@@ -246,10 +327,9 @@ class Distances:
             size = exact.norm().item()
             if size == 0 or not mine.numel():
                 continue
-            entry = self.sums[at]
-            entry[0] += ((mine - exact).norm().item() / size) ** 2
-            entry[1] += ((theirs - exact).norm().item() / size) ** 2
-            entry[2] += 1
+            errors = [(t - exact).norm().item() for t in (mine, theirs)]
+            for sums, norms in ((self.relative[at], [error / size for error in errors] + [1.0]), (self.absolute[at], [*errors, size])):
+                sums[:] = [total + norm**2 for total, norm in zip(sums, norms)]
 
     def verdict(self, dtype):
         import torch
@@ -257,9 +337,11 @@ class Distances:
         if self.broken:
             return self.broken
         rounding = torch.finfo(dtype).eps / 2
-        for at, (mine, theirs, count) in sorted(self.sums.items()):
-            mine, theirs = math.sqrt(mine / count), math.sqrt(theirs / count)
-            if theirs < NO_DIGITS and mine > FACTOR * theirs + SLACK * rounding:
+        for at in sorted(self.relative):
+            # One draw may outweigh all others in either: relative distances where the result cancels, absolute ones where it is large.
+            distances = [[math.sqrt(part / sums[2]) for part in sums[:2]] for sums in (self.relative[at], self.absolute[at])]
+            if all(theirs < NO_DIGITS and mine > FACTOR * theirs + SLACK * rounding for mine, theirs in distances):
+                mine, theirs = min(distances, key=lambda pair: pair[0] / pair[1] if pair[1] else math.inf)
                 ratio = mine / theirs if theirs else math.inf
                 return f"result {at}: {ratio:.2f} x as far ({mine:.2e}, eager {theirs:.2e})"
         return None
@@ -360,7 +442,7 @@ def tried(call, dtype, door, sizes, draws):
 def judged(door, name, dtype, status, words):
     """The outcome of a call. It is apart if APART has a reason for each of its sizes that is wrong."""
     if status == "wrong":
-        left = [word for word in words if not any(re.search(p, f"{door} {name} {word}") for p in APART)]
+        left = [word for word in words if not any(re.search(p, f"{door} {name} {dtype} {word}") for p in APART)]
         status, words = ("wrong", left) if left else ("apart", words)
     return door, name, dtype, status, words
 

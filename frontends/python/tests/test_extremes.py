@@ -34,6 +34,7 @@ class Difference:
 
 DIFFERENCES = [
     Difference("maximum minimum fmax fmin clamp amax amin", "zeros of both signs", "scalar code gives the first, vector code the second of equal numbers", "the first"),
+    Difference("topk kthvalue", "zeros of both signs", "any order of equal numbers", "the order of the operand"),
     Difference("remainder fmod", "a divisor that is subnormal", "vector code gives NaN", "the exact remainder"),
     Difference("gelu", "infinity", "vector code gives NaN", "infinity"),
     Difference("floor_divide div", "f16 and bf16", "rounds between its steps, so that the floor may be off by one unit", "the floor of the exact quotient"),
@@ -41,6 +42,12 @@ DIFFERENCES = [
     Difference("add sub threshold", "a number that f16 or bf16 does not represent", "CPU kernels round the number in `add` and `sub`, GPU kernels in `threshold`", "the number in f32 in `add` and `sub`, rounded in `threshold`", "float16 bfloat16"),
     Difference("gelu gelu_tanh", "numbers far below 0, in f64", "cancels: the last digits are lost", "the precise tail", "float64"),
     Difference("log1p", "the least subnormal number of f64", "0", "the number", "float64"),
+    Difference("to", "NaN, and floats beyond the range of an integer dtype", "not defined: CPU kernels give the least integer in most places, GPU kernels the nearest", "0 for NaN; the nearest i64, which wraps in narrower dtypes"),
+    Difference("var std", "f32 and bf16 whose squares f32 does not represent (beyond 1e19, below 1e-19)", "CPU kernels square in f64, GPU kernels in f32", "squares in f32"),
+    Difference("scaled_dot_product_attention matmul", "f32 and bf16 whose partial sums exceed f32", "infinity or the sum, by the order of addition", "the same, in another order"),
+    Difference("ONNX RMSNormalization RotaryEmbedding", "f16 and bf16", "round before the product with the weight or the rotation", "rounds once"),
+    Difference("addcdiv", "a `value` in f16 and bf16, under torch.compile", "eager rounds once; torch.compile itself makes three operators of the call", "rounds after each of these"),
+    Difference("addr", "`alpha` or `beta` that the integer dtype cannot hold", "raises", "wraps"),
     Difference("masked_fill fill", "a tensor without axes whose number does not fit into the integer dtype", "raises", "wraps"),
     Difference("clamp add", "bounds or `alpha` beyond the range of f16 or bf16", "CPU kernels raise, GPU kernels compute in f32", "computes in f32"),
     Difference("all_reduce reduce_scatter", "NaN on some ranks, with max and min", "gloo and NCCL: NaN or the number, by the order of ranks", "NaN"),
@@ -90,6 +97,13 @@ if HAS_TORCH:
         sorted=lambda x: (x.sort()[0], x.sort(descending=True)[0], x.topk(3)[0]),
         products=lambda x: (torch.outer(x, x), x[:4].view(2, 2) @ x[1:5].view(2, 2), torch.dot(x, x)),
         cast=lambda x: [x.to(dtype) for dtype in (torch.bool, *INTS, *FLOATS)],
+    )
+    OF_BOOLS = named(
+        "bitwise_and bitwise_or bitwise_xor logical_and logical_or logical_xor add mul eq ne lt le gt ge maximum minimum div",
+        one=lambda x, y: (~x, x.logical_not(), x.any(), x.all(), x.amax(), x.amin(), x * 2.5, x + 1, x / 2, x.sort(stable=True)),
+        sums=lambda x, y: (x.sum(), x.prod(), x.cumsum(0), x.cumprod(0), x.sum(dtype=torch.uint8), x.count_nonzero()),
+        cast=lambda x, y: [x.to(dtype) for dtype in (*INTS, *FLOATS)],
+        chosen=lambda x, y: (torch.where(x, x, y), x.masked_fill(y, True), x.long().argmax(), x.clone().__iand__(y).__ixor__(x)),
     )
     SCALARS = "add sub mul rsub eq lt ge bitwise_and bitwise_xor __lshift__ __rshift__ bitwise_left_shift"
 
@@ -182,6 +196,57 @@ class Extremes(unittest.TestCase):
             divides = (y != 0) & ~((x == torch.iinfo(dtype).min) & (y.long() == -1))
             self.expect_integers(DIVISIONS, (x[divides], y[divides]))
             self.expect_integers(OF_ONE, (integers(dtype),))
+
+    def test_bools(self):
+        self.expect_integers(OF_BOOLS, pairs(torch.tensor([True, False]), torch.tensor([True, False])))
+
+    def test_comparisons_beyond_the_digits_of_floats(self):
+        near = torch.tensor([2**53, 2**53 + 1, 2**53 - 1, -(2**53) - 1, 2**63 - 1, -(2**63), 0])
+        functions = {}
+        for name in "eq ne lt le gt ge".split():
+            functions[name] = lambda x, y, f=getattr(A, name): f(x, y)
+            for number in (2**53 + 1, 2**63 - 1, -(2**63), 2.0**53, 2.0**63, -1e19, math.nan, math.inf, 0.5):
+                functions[f"{name} {number}"] = lambda x, y, f=getattr(A, name), n=number: f(x, n)
+            for dtype in FLOATS:
+                functions[f"{name} {dtype}"] = lambda x, y, f=getattr(A, name), dtype=dtype: f(x, y.to(dtype))
+        self.expect_integers(functions, pairs(near, near))
+
+    def test_powers_of_integers(self):
+        for dtype in INTS:
+            x = integers(dtype)
+            functions = {f"{n} to": lambda x, n=n: torch.pow(n, x) for n in (-3, -1, 0, 1, 2, 7)}
+            functions |= {f"to {n}": lambda x, n=n: torch.pow(x, n) for n in (0, 1, 2, 3, 7, 63, 64, 65, 2.0, 0.5, -0.5, -2.0)}
+            self.expect_integers(functions, (x,))
+            for number in (-1, -2):
+                for run in (lambda x, n=number: torch.pow(x, n), compiled(lambda x, n=number: torch.pow(x, n))):
+                    with self.assertRaisesRegex(RuntimeError, "negative integer powers"):
+                        run(x)
+
+    def test_divisions_by_zero_raise_as_in_eager(self):
+        for dtype, (name, function) in itertools.product(INTS, DIVISIONS.items()):
+            x, zero = torch.tensor([1, 2], dtype=dtype), torch.tensor([1, 0], dtype=dtype)
+            for divide, given in ((function, (x, zero)), (lambda x, function=function: function(x, 0), (x,))):
+                with self.subTest(name, dtype=dtype, operands=len(given)):
+                    for run in (divide, compiled(divide), lambda *given, divide=divide: through_file(divide, given)):
+                        with self.assertRaises((RuntimeError, ZeroDivisionError, symmc.InputError, symmc.RunError)):
+                            run(*given)
+
+    def test_products_of_integers(self):
+        for dtype in INTS:
+            generator = torch.Generator().manual_seed(0)
+            x, y, z, v = (torch.randint(-9 * (dtype != torch.uint8), 9, size, generator=generator).to(dtype) for size in ((3, 4), (3, 5), (5, 4), (5,)))
+            z[0, 0], x[0, 0] = torch.iinfo(dtype).max, torch.iinfo(dtype).min
+            functions = {}
+            for beta, alpha in ((1, 1), (2, 3), (0, 1), (1, 0), (-1, 2)):
+                scales = {"beta": beta, "alpha": alpha}
+                functions |= {
+                    f"addmm {scales}": lambda x, y, z, v, scales=scales: torch.addmm(x, y, z, **scales),
+                    f"addmv {scales}": lambda x, y, z, v, scales=scales: torch.addmv(x[:, 0], y, v, **scales),
+                    f"baddbmm {scales}": lambda x, y, z, v, scales=scales: torch.baddbmm(x[None], y[None], z[None], **scales),
+                    f"addr {scales}": lambda x, y, z, v, scales=scales: torch.addr(x, x[:, 1], x[0], **scales),
+                }
+            functions["products"] = lambda x, y, z, v: (y @ z, y @ v, torch.dot(v, v), torch.nn.functional.linear(y, z.t(), x[0]))
+            self.expect_integers(functions, (x, y, z, v))
 
     def test_divisors_of_integers(self):
         for dtype in INTS:
@@ -296,6 +361,34 @@ class Extremes(unittest.TestCase):
         self.assertEqual(unexplained, [])
         idle = [row.operators for i, row in enumerate(DIFFERENCES) if row.dtypes and i not in used]
         self.assertEqual(idle, [], "rows of DIFFERENCES that no result needs")
+
+    def test_orders_with_nan_and_ties(self):
+        functions = {
+            "extremes": lambda x: (x.argmax(-1), x.argmin(-1), x.argmax(), x.argmin(), x.amax(-1), x.amin(-1), *x.max(-1), *x.min(-1)),
+            "sort": lambda x: (*x.sort(stable=True, dim=-1), *x.sort(stable=True, descending=True, dim=-1), x.argsort(stable=True)),
+            "of order": lambda x: (x.topk(3).values, x.topk(3, largest=False).values, x.kthvalue(2).values),
+            "sums": lambda x: (x.sum(-1), x.nansum(-1), x.any(-1), x.all(-1), x.isnan().sum(-1), x.nan_to_num(1.0, 2.0, 3.0)),
+            "softmax": lambda x: (x.softmax(-1), x.log_softmax(-1), x.logsumexp(-1)),
+        }
+        nan, inf = math.nan, math.inf
+        rows = ([1, nan, 3, 3, nan, -inf], [2, 3, 3, 1, 1, 3], [nan] * 6, [inf, -inf, inf, 0, 1, -inf], [0.0, -0.0, 0.0, -1, -0.0, -1], [-inf] * 6)
+        for dtype in FLOATS:
+            for x in (torch.tensor(rows, dtype=dtype), *torch.tensor(rows, dtype=dtype).unbind()):
+                for name, function in functions.items():
+                    with self.subTest(name, dtype=dtype, x=x):
+                        torch.testing.assert_close(leaves(compiled(function)(x)), leaves(function(x)), equal_nan=True)
+
+    def test_bounds_of_clamp(self):
+        ends = (math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 2.5)
+        for dtype in FLOATS:
+            x, low, high = torch.tensor(list(itertools.product(ends, ends, ends)), dtype=dtype).unbind(1)
+            functions = {"tensors": lambda x, low, high: torch.clamp(x, low, high)}
+            for least, largest in itertools.product(ends, ends):
+                functions[f"{least} {largest}"] = lambda x, low, high, a=least, b=largest: x.clamp(a, b)
+            found = compiled(lambda *given: [function(*given) for function in functions.values()])(x, low, high)
+            for (name, function), one in zip(functions.items(), found, strict=True):
+                with self.subTest(name, dtype=dtype):
+                    torch.testing.assert_close(one, function(x, low, high), rtol=0, atol=0, equal_nan=True)
 
     def test_gradients_of_distances_where_coordinates_meet(self):
         x, y = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[1.0, 5]])
