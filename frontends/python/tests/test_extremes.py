@@ -47,7 +47,7 @@ DIFFERENCES = [
     Difference("scaled_dot_product_attention matmul", "f32 and bf16 whose partial sums exceed f32", "infinity or the sum, by the order of addition", "the same, in another order"),
     Difference("ONNX RMSNormalization RotaryEmbedding", "f16 and bf16", "round before the product with the weight or the rotation", "rounds once"),
     Difference("addcdiv", "a `value` in f16 and bf16, under torch.compile", "eager rounds once; torch.compile itself makes three operators of the call", "rounds after each of these"),
-    Difference("addr", "`alpha` or `beta` that the integer dtype cannot hold", "raises", "wraps"),
+    Difference("scaled_dot_product_attention", "a query whose scores are all NaN", "CPU kernels give 0 in place of the row, the others NaN", "NaN"),
     Difference("masked_fill fill", "a tensor without axes whose number does not fit into the integer dtype", "raises", "wraps"),
     Difference("clamp add", "bounds or `alpha` beyond the range of f16 or bf16", "CPU kernels raise, GPU kernels compute in f32", "computes in f32"),
     Difference("all_reduce reduce_scatter", "NaN on some ranks, with max and min", "gloo and NCCL: NaN or the number, by the order of ranks", "NaN"),
@@ -291,6 +291,7 @@ class Extremes(unittest.TestCase):
             "where": lambda x, n: torch.where(mask, x, n),
             "alpha": lambda x, n: torch.add(x, x, alpha=n),
             "pow": torch.pow,
+            "addr": lambda x, n: torch.addr(torch.ones_like(x).diag(), x, x, beta=n),
             "pad": lambda x, n: torch.nn.functional.pad(x, (1, 1), value=n),
             "addcmul": lambda x, n: torch.addcmul(x, x, x, value=n),
         }

@@ -82,6 +82,8 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.addmm", &[Same(&["self", "mat1", "mat2"]), FACTORS]),
     ("aten.addmv", &[Same(&["self", "mat", "vec"]), FACTORS]),
     ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"]), FACTORS]),
+    ("aten.addbmm", &[Same(&["self", "batch1", "batch2"]), FACTORS]),
+    ("aten.addr", &[FACTORS]),
     ("aten.einsum", &[Same(&["tensors"])]),
     ("aten._grouped_mm", &[Same(&["self", "mat2"])]),
     ("aten.scaled_dot_product_attention", &[Same(&["query", "key", "value"])]),

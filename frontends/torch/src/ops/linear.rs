@@ -19,14 +19,15 @@ pub(super) const ROWS: &[RuleRow] = &[
     row("aten.addmm", "matmul_unrounded, mul, add, cast", |c| add_product(c, "mat1", "mat2")),
     row("aten.addmv", "matmul_unrounded, mul, add, cast", |c| add_product(c, "mat", "vec")),
     row("aten.baddbmm", "matmul_unrounded, mul, add, cast", |c| add_product(c, "batch1", "batch2")),
+    row("aten.addbmm", "matmul_unrounded, mul, add, cast", add_sum_of_products),
+    row("aten.addr", "matmul_unrounded, mul, add, cast", |c| {
+        let bias = c.first_tensor()?;
+        let (x, y) = column_and_row(c, &["vec1", "vec2", "self"])?;
+        let bias = c.cast(bias, c.dtype(x))?;
+        add_scaled_product(c, bias, x, y)
+    }),
     row("aten.outer", "matmul", |c| {
-        let x = CallOperand::Tensor(c.tensor("self")?);
-        let y = CallOperand::Tensor(c.tensor("vec2")?);
-        let dtype = c.common_dtype(&[&x, &y]);
-        let x = c.as_tensor(&x, dtype)?;
-        let y = c.as_tensor(&y, dtype)?;
-        let x = c.unsqueeze(x, 1)?;
-        let y = c.unsqueeze(y, 0)?;
+        let (x, y) = column_and_row(c, &["self", "vec2"])?;
         c.matmul(x, y)
     }),
     row("aten.einsum", "permute, reshape, matmul", einsum),
@@ -86,9 +87,41 @@ fn add_product(c: &mut OpCall<'_, '_>, x: &str, y: &str) -> EmitResult {
     let bias = c.first_tensor()?;
     let x = c.tensor(x)?;
     let y = c.tensor(y)?;
+    let (x, y) = cast_factors(c, x, y)?;
+    add_scaled_product(c, bias, x, y)
+}
+
+/// `beta * self + alpha * sum(batch1[i] @ batch2[i])`: one product, whose inner axis has the rows of all batches.
+fn add_sum_of_products(c: &mut OpCall<'_, '_>) -> EmitResult {
+    let bias = c.first_tensor()?;
+    let x = c.tensor("batch1")?;
+    let y = c.tensor("batch2")?;
+    let (of_x, of_y) = (c.shape(x), c.shape(y));
+    let ([batches, rows, inner], [_, _, columns]) = (&of_x[..], &of_y[..]) else {
+        return Err(RuleFailure::Opaque("the factors are not batches of matrices".into()));
+    };
+    let joined = batches.clone() * inner.clone();
+    let x = c.permute(x, vec![1, 0, 2])?;
+    let x = c.reshape(x, vec![rows.clone(), joined.clone()])?;
+    let y = c.reshape(y, vec![joined, columns.clone()])?;
+    add_scaled_product(c, bias, x, y)
+}
+
+/// Two vectors as a matrix of one column and one of one row. Their dtype is the common one of these operands, of
+/// which the vectors are the first two.
+fn column_and_row(c: &mut OpCall<'_, '_>, names: &[&str]) -> RuleResult<(ValueId, ValueId)> {
+    let operands =
+        names.iter().map(|name| Ok(CallOperand::Tensor(c.tensor(name)?))).collect::<RuleResult<Vec<_>>>()?;
+    let dtype = c.common_dtype(&operands.iter().collect::<Vec<_>>());
+    let x = c.as_tensor(&operands[0], dtype)?;
+    let y = c.as_tensor(&operands[1], dtype)?;
+    Ok((c.unsqueeze(x, 1)?, c.unsqueeze(y, 0)?))
+}
+
+/// `beta * bias + alpha * (x @ y)`, rounded once.
+fn add_scaled_product(c: &mut OpCall<'_, '_>, bias: ValueId, x: ValueId, y: ValueId) -> EmitResult {
     let beta = c.float_or("beta", 1.0)?;
     let alpha = c.float_or("alpha", 1.0)?;
-    let (x, y) = cast_factors(c, x, y)?;
     let dtype = c.dtype(x);
     let sums = c.product_sums(x, y)?;
     c.scale_and_add(sums, alpha, Some(bias), beta, dtype)
