@@ -13,8 +13,8 @@ on MANY elements too. The result of the same call in f64 is the truth. A call is
 truth are, or if its distance from the truth, over all draws, exceeds FACTOR times the distance of eager's. ONNX has no eager: the
 reference computes in f32 and rounds once.
 
-The last lines count the calls of each door: ok, refused, wrong, apart (APART has the reasons). Exit code 1 if any is wrong. Needs the
-packages torch, numpy, symmc, and onnx for its door.
+The last lines count the calls of each door and dtype: ok, refused, wrong, apart (APART has the reasons). Exit code 1 if any is wrong.
+Needs the packages torch, numpy, symmc, and onnx for its door.
 """
 
 import argparse
@@ -540,11 +540,11 @@ def main(words=None):
     args = parser.parse_args(words)
     counts = collections.defaultdict(collections.Counter)
     for door, name, dtype, status, why in outcomes(args):
-        counts[door][status] += 1
+        counts[door, dtype][status] += 1
         if status == "wrong" or args.refused and status == "refused":
             print(f"{status}: {door} {name} {dtype}: {'; '.join(why)}", flush=True)
-    for door, count in counts.items():
-        print(f"{door}: " + ", ".join(f"{status} {count[status]}" for status in ("ok", "refused", "wrong", "apart", "unbuilt")))
+    for (door, dtype), count in counts.items():
+        print(f"{door} {dtype}: " + ", ".join(f"{status} {count[status]}" for status in ("ok", "refused", "wrong", "apart", "unbuilt")))
     return 1 if any(count["wrong"] for count in counts.values()) else 0
 
 

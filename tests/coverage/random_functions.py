@@ -11,7 +11,8 @@ small, or any number of their dtype. BATCH functions are compiled at once. A fun
 
 A result of eager without digits, which is further than NO_DIGITS from the one in f64, says nothing: an earlier value has overflowed.
 
-A wrong function is printed with its seed, alone where it is wrong alone. The last line has the counts; exit code 1 if any is wrong. Needs torch and symmc.
+A wrong function is printed with its seed, alone where it is wrong alone. The last line has the counts; exit code 1 if any is wrong.
+Needs torch and symmc.
 """
 
 import argparse
@@ -38,48 +39,52 @@ UNARY = [
     "{x}.sigmoid().logit(0.01)", "({x}.abs() + 0.5) ** 1.5", "{x} ** 3", "{x}.nan_to_num()", "F.softplus({x}, 2.0, 5.0)",
 ]  # fmt: skip
 BINARY = [
-    "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / ({y}.abs() + 0.5)", "torch.maximum({x}, {y})", "torch.minimum({x}, {y})",
-    "torch.hypot({x}, {y})", "torch.lerp({x}, {y}, 0.3)", "torch.add({x}, {y}, alpha=0.7)", "torch.where({m} > 0, {x}, {y})",
-    "torch.lerp({x}, {y}, {y}.sigmoid())", "torch.addcmul({x}, {x}, {y}, value=0.3)", "torch.addcdiv({x}, {y}, {y}.abs() + 1, value=0.3)",
-    "torch.logaddexp({x}, {y})", "torch.clamp({x}, {y} - 1, {y} + 1)", "torch.atan2({x}, {y}.abs() + 0.5)", "torch.sub({x}, {y}, alpha=2)",
+    "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} / ({y}.abs() + 0.5)", "torch.maximum({x}, {y})", "torch.minimum({x}, {y})", "torch.hypot({x}, {y})",
+    "torch.lerp({x}, {y}, 0.3)", "torch.add({x}, {y}, alpha=0.7)", "torch.where({m} > 0, {x}, {y})", "torch.lerp({x}, {y}, {y}.sigmoid())",
+    "torch.addcmul({x}, {x}, {y}, value=0.3)", "torch.addcdiv({x}, {y}, {y}.abs() + 1, value=0.3)", "torch.logaddexp({x}, {y})",
+    "torch.clamp({x}, {y} - 1, {y} + 1)", "torch.atan2({x}, {y}.abs() + 0.5)", "torch.sub({x}, {y}, alpha=2)",
     "F.smooth_l1_loss({x}, {y}, reduction='none')", "F.huber_loss({x}, {y}, reduction='none', delta=0.5)", "F.cosine_similarity({x}, {y}, 0) + {x}",
-]
+]  # fmt: skip
 PRODUCTS = [
-    "{x} @ {y}.t() @ {x}", "F.linear({x}, {x}.t() @ {y}, {y}[0])", "F.linear({x}, {y}.t() @ {y})", "torch.addmm({x}, {y} @ {y}.t(), {x}, beta=0.5, alpha=0.3)",
-    "torch.addmm({y}[0], {x}, {x}.t() @ {y}, alpha=2)", "torch.baddbmm({x}[None], {y}[None] @ {y}.t(), {x}[None], beta=-1)[0]",
-    "torch.addmv({x}[0], {y}.t() @ {y}, {x}[1], alpha=0.5) + {x}", "F.scaled_dot_product_attention({x}[None], {y}[None], {x}[None])[0]",
-    "F.conv1d({x}[None], {y}[:, :4, None] * 0.3, {y}[:, 0])[0]", "F.linear({x}, {y}.t() @ {y}, -({x} @ ({y}.t() @ {y}).t())[0])",
+    "{x} @ {y}.t() @ {x}", "F.linear({x}, {x}.t() @ {y}, {y}[0])", "F.linear({x}, {y}.t() @ {y})",
+    "torch.addmm({x}, {y} @ {y}.t(), {x}, beta=0.5, alpha=0.3)", "torch.addmm({y}[0], {x}, {x}.t() @ {y}, alpha=2)",
+    "torch.baddbmm({x}[None], {y}[None] @ {y}.t(), {x}[None], beta=-1)[0]", "torch.addmv({x}[0], {y}.t() @ {y}, {x}[1], alpha=0.5) + {x}",
+    "F.scaled_dot_product_attention({x}[None], {y}[None], {x}[None])[0]", "F.conv1d({x}[None], {y}[:, :4, None] * 0.3, {y}[:, 0])[0]",
+    "F.linear({x}, {y}.t() @ {y}, -({x} @ ({y}.t() @ {y}).t())[0])",
 ]  # fmt: skip
 REDUCED = [
     "{x} - {x}.mean({d}, keepdim=True)", "{x} + {x}.sum({d}, keepdim=True)", "{x} * {x}.amax({d}, keepdim=True)", "{x}.softmax({d})",
     "{x} + {x}.var({d}, keepdim=True)", "{x} / ({x}.std({d}, keepdim=True) + 1)", "{x} + {x}.norm(dim={d}, keepdim=True)",
-    "F.normalize({x}, dim={d})", "{x}.log_softmax({d})", "{x} + {x}.logsumexp({d}, keepdim=True)", "{x}.cumsum({d})",
-    "F.layer_norm({x}, ({c},))", "F.rms_norm({x}, ({c},), eps=1e-5)", "{x} + {x}.abs().amin({d}, keepdim=True)",
-    "F.layer_norm({x}, ({c},), {x}[0], {x}[1])", "F.group_norm({x}[None], 2)[0]", "F.batch_norm({x}, None, None, training=True)",
-    "F.batch_norm({x}, {x}[0], {x}[1].abs() + 0.5)", "F.instance_norm({x}[None])[0]", "{x}.tanh().cumprod({d})", "{x} + {x}.tanh().prod({d}, keepdim=True)",
-    "{x}.softmax({d}, dtype=single).to({t})", "{x} + {x}.norm(1, {d}, keepdim=True)", "{x} + {x}.norm(3, {d}, keepdim=True)", 
-    "F.interpolate({x}[None], scale_factor=2)[0, :, ::2]", "{x} - {x}.mean()", "{x} / ({x}.std() + 1)", "F.kl_div({x}.log_softmax({d}), {y}.flip(1).softmax({d}), reduction='none')", "{x}.sort({d}).values",
-    "F.glu(torch.cat([{x}, {x}], {d}), {d})", "{x} * torch.linalg.vector_norm({x})", "F.cross_entropy({x}, {x}.softmax(1)) + {x}",
+    "F.normalize({x}, dim={d})", "{x}.log_softmax({d})", "{x} + {x}.logsumexp({d}, keepdim=True)", "{x}.cumsum({d})", "F.layer_norm({x}, ({c},))",
+    "F.rms_norm({x}, ({c},), eps=1e-5)", "{x} + {x}.abs().amin({d}, keepdim=True)", "F.layer_norm({x}, ({c},), {x}[0], {x}[1])",
+    "F.group_norm({x}[None], 2)[0]", "F.batch_norm({x}, None, None, training=True)", "F.batch_norm({x}, {x}[0], {x}[1].abs() + 0.5)",
+    "F.instance_norm({x}[None])[0]", "{x}.tanh().cumprod({d})", "{x} + {x}.tanh().prod({d}, keepdim=True)",
+    "{x}.softmax({d}, dtype=single).to({t})", "{x} + {x}.norm(1, {d}, keepdim=True)", "{x} + {x}.norm(3, {d}, keepdim=True)",
+    "F.interpolate({x}[None], scale_factor=2)[0, :, ::2]", "{x} - {x}.mean()", "{x} / ({x}.std() + 1)",
+    "F.kl_div({x}.log_softmax({d}), {y}.flip(1).softmax({d}), reduction='none')", "{x}.sort({d}).values", "F.glu(torch.cat([{x}, {x}], {d}), {d})",
+    "{x} * torch.linalg.vector_norm({x})", "F.cross_entropy({x}, {x}.softmax(1)) + {x}",
 ]  # fmt: skip
 MOVED = [
     "{x}.flip({d})", "{x}.roll(1, {d})", "torch.cat([{x}[2:], {x}[:2]])", "{x}.t().reshape({r}, {c})", "{x}[:, :1].expand({r}, {c}).clone()",
     "torch.cat([{x}[:, 3:], {x}[:, :3]], 1)", "{x}.reshape(-1)[{p}].reshape({r}, {c})", "F.pad({x}[:, 1:], (0, 1))",
-    "{x}.repeat_interleave(2, {d}).unfold({d}, 2, 2).select(-1, 1)", "torch.stack([{x}, {x}])[1]", "{x}.tril()", "{x}.gather(1, {p}.reshape({r}, {c}) % {c})",
-    "torch.zeros_like({x}).index_add(0, {p}[:{r}] % {r}, {x})", "{x}.masked_fill({m} > 0, 1)",
+    "{x}.repeat_interleave(2, {d}).unfold({d}, 2, 2).select(-1, 1)", "torch.stack([{x}, {x}])[1]", "{x}.tril()",
+    "{x}.gather(1, {p}.reshape({r}, {c}) % {c})", "torch.zeros_like({x}).index_add(0, {p}[:{r}] % {r}, {x})", "{x}.masked_fill({m} > 0, 1)",
 ]  # fmt: skip
 WHOLE = [
     "{x} + {y}", "{x} - {y}", "{x} * {y}", "{x} & {y}", "{x} | {y}", "{x} ^ {y}", "torch.maximum({x}, {y})", "torch.minimum({x}, {y})",
-    "torch.where({x} > {y}, {x}, {y})", "-{x}", "{x}.abs()", "~{x}", "{x} * 3 - 1", "{x} // 7", "{x} % 5", "torch.div({x}, 3, rounding_mode='trunc')",
-    "{x} // ({y}.clamp(1, 9))", "{x} % ({y}.clamp(1, 9))", "{x}.sum({d}, keepdim=True).to({t}) + {x}", "{x}.cumsum({d}).to({t})", "{x}.square()",
-    "{x}.amax({d}, keepdim=True) - {x}", "{x}.sign()", "({x} > {y}).to({t})", "{x}.clamp(5, 100)", "{x}.sort({d}).values", "{x} << 2", "{x} >> 1",
-    "{x} << {y}", "{x} >> {y}", "{x} >> ({y} & 63)", "1 << ({x} & 15)", "{x} ** 3", "{x} ** ({y}.clamp(0, 5))", "2 ** ({x} & 7)", "torch.fmod({x}, 7)",
-    "torch.div({x}, {y}.clamp(1, 9), rounding_mode='floor')", "torch.div({x}, {y}.clamp(1, 9), rounding_mode='trunc')", "{x}.cumprod({d}).to({t})",
-    "{x}.prod({d}, keepdim=True).to({t}) + {y}", "{x} @ {y}.t() @ {x}", "torch.addmm({x}, {y} @ {y}.t(), {x}, beta=2, alpha=3)", "torch.add({x}, {y}, alpha=3)",
-    "({x} == {y}).to({t})", "({x} <= {y}.flip({d})) * {x}", "torch.clamp({x}, {y}, {x}.flip({d}))", "torch.argsort({x}, dim={d}, stable=True).to({t}) + {x}",
-    "{x}.argmax({d}, keepdim=True).to({t}) ^ {x}", "{x}.argmin({d}, keepdim=True).to({t}) | {y}", "{x}.topk(2, {d}).values.sum({d}, keepdim=True).to({t}) - {x}",
-    "torch.addcmul({x}, {x}, {y}, value=2)", "{x}.to(torch.uint8).to({t}) - {y}", "torch.sub({x}, {y}, alpha=2)",
-    "(({x} != 0) & ({y} > 3)).to({t})", "(({x} > 0) ^ ({y} > 0)).sum({d}, keepdim=True).to({t}) * {x}", "{x}.diff(dim=0, prepend={x}[:1])", "torch.rsub({x}, 5)",
-    "{x}.masked_fill({y} > 2, 9)", "{x}.abs().bitwise_not()", "{x}.square().cumsum({d}).to({t})", "torch.dot({x}[0], {y}[1]) + {x}",
+    "torch.where({x} > {y}, {x}, {y})", "-{x}", "{x}.abs()", "~{x}", "{x} * 3 - 1", "{x} // 7", "{x} % 5",
+    "torch.div({x}, 3, rounding_mode='trunc')", "{x} // ({y}.clamp(1, 9))", "{x} % ({y}.clamp(1, 9))", "{x}.sum({d}, keepdim=True).to({t}) + {x}",
+    "{x}.cumsum({d}).to({t})", "{x}.square()", "{x}.amax({d}, keepdim=True) - {x}", "{x}.sign()", "({x} > {y}).to({t})", "{x}.clamp(5, 100)",
+    "{x}.sort({d}).values", "{x} << 2", "{x} >> 1", "{x} << {y}", "{x} >> {y}", "{x} >> ({y} & 63)", "1 << ({x} & 15)", "{x} ** 3",
+    "{x} ** ({y}.clamp(0, 5))", "2 ** ({x} & 7)", "torch.fmod({x}, 7)", "torch.div({x}, {y}.clamp(1, 9), rounding_mode='floor')",
+    "torch.div({x}, {y}.clamp(1, 9), rounding_mode='trunc')", "{x}.cumprod({d}).to({t})", "{x}.prod({d}, keepdim=True).to({t}) + {y}",
+    "{x} @ {y}.t() @ {x}", "torch.addmm({x}, {y} @ {y}.t(), {x}, beta=2, alpha=3)", "torch.add({x}, {y}, alpha=3)", "({x} == {y}).to({t})",
+    "({x} <= {y}.flip({d})) * {x}", "torch.clamp({x}, {y}, {x}.flip({d}))", "torch.argsort({x}, dim={d}, stable=True).to({t}) + {x}",
+    "{x}.argmax({d}, keepdim=True).to({t}) ^ {x}", "{x}.argmin({d}, keepdim=True).to({t}) | {y}",
+    "{x}.topk(2, {d}).values.sum({d}, keepdim=True).to({t}) - {x}", "torch.addcmul({x}, {x}, {y}, value=2)", "{x}.to(torch.uint8).to({t}) - {y}",
+    "torch.sub({x}, {y}, alpha=2)", "(({x} != 0) & ({y} > 3)).to({t})", "(({x} > 0) ^ ({y} > 0)).sum({d}, keepdim=True).to({t}) * {x}",
+    "{x}.diff(dim=0, prepend={x}[:1])", "torch.rsub({x}, 5)", "{x}.masked_fill({y} > 2, 9)", "{x}.abs().bitwise_not()",
+    "{x}.square().cumsum({d}).to({t})", "torch.dot({x}[0], {y}[1]) + {x}",
 ]  # fmt: skip
 FLOATS, INTEGERS = ["half", "brain", "single"], ["torch.int32", "torch.int64", "torch.uint8"]
 

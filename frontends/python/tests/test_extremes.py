@@ -234,7 +234,9 @@ class Extremes(unittest.TestCase):
     def test_products_of_integers(self):
         for dtype in INTS:
             generator = torch.Generator().manual_seed(0)
-            x, y, z, v = (torch.randint(-9 * (dtype != torch.uint8), 9, size, generator=generator).to(dtype) for size in ((3, 4), (3, 5), (5, 4), (5,)))
+            least = 0 if dtype == torch.uint8 else -9
+            sizes = ((3, 4), (3, 5), (5, 4), (5,))
+            x, y, z, v = (torch.randint(least, 9, size, generator=generator).to(dtype) for size in sizes)
             z[0, 0], x[0, 0] = torch.iinfo(dtype).max, torch.iinfo(dtype).min
             functions = {}
             for beta, alpha in ((1, 1), (2, 3), (0, 1), (1, 0), (-1, 2)):

@@ -42,7 +42,7 @@ class Narrow(unittest.TestCase):
     def expect_none_wrong(self, *words):
         code, shown = outcome("narrow", *words, "--jobs", "1", "--limit", "1", "--draws", "6")
         self.assertEqual(code, 0, shown)
-        self.assertRegex(shown, r"(?m)^\w+: ok [1-9]", shown)
+        self.assertRegex(shown, r"(?m)^\w+ \w+: ok [1-9]", shown)
 
     def test_compiled_functions_are_as_close_as_eager(self):
         self.expect_none_wrong("--door", "compile", *TORCH)
