@@ -180,6 +180,19 @@ impl<'a> AxisSets<'a> {
                 }
             }
             (Op::Reshape, &[x]) => self.join_reshaped(x, result),
+            (Op::GatherElements { axis }, &[x, index]) => {
+                for a in 0..self.rank(x) {
+                    self.join((index, a), (result, a));
+                    let is_same = self.program.types[x].shape[a] == self.program.types[result].shape[a];
+                    if a == *axis {
+                        self.fix((x, a));
+                    } else if is_same {
+                        self.join((x, a), (result, a));
+                    } else {
+                        self.fix_both((x, a), (result, a));
+                    }
+                }
+            }
             (Op::Take { axis }, &[x, index]) => self.join_take(x, index, result, *axis),
             (Op::Attention { .. }, _) if node.outputs.len() == 1 => {
                 self.attention(&node.op, &node.inputs, result, &|axis| axis);
@@ -225,14 +238,13 @@ impl<'a> AxisSets<'a> {
         let program = self.program;
         let a = &program.types[x].shape;
         let b = &program.types[result].shape;
-        let front = a.iter().zip(b).take_while(|(m, n)| m == n).count();
-        let rest = a.len().min(b.len()) - front;
-        let back = a.iter().rev().zip(b.iter().rev()).take(rest).take_while(|(m, n)| m == n).count();
-        (0..front).for_each(|axis| self.join((x, axis), (result, axis)));
-        (0..back).for_each(|k| self.join((x, a.len() - 1 - k), (result, b.len() - 1 - k)));
-        for (v, shape) in [(x, a), (result, b)] {
-            let middle = shape.iter().enumerate().skip(front).take(shape.len() - back - front);
-            for (axis, _) in middle.filter(|(_, dim)| !is_unit(dim)) {
+        let kept = kept_axes(a, b, is_unit);
+        kept.iter().for_each(|&(of_x, of_result)| self.join((x, of_x), (result, of_result)));
+        for (v, shape, is_kept) in [
+            (x, a, &(|axis| kept.iter().any(|pair| pair.0 == axis)) as &dyn Fn(usize) -> bool),
+            (result, b, &|axis| kept.iter().any(|pair| pair.1 == axis)),
+        ] {
+            for axis in (0..shape.len()).filter(|&axis| !is_unit(&shape[axis]) && !is_kept(axis)) {
                 self.fix((v, axis));
             }
         }
@@ -309,6 +321,20 @@ impl<'a> AxisSets<'a> {
             }
         }
     }
+}
+
+/// The pairs of axes of a value and of its reshape that are read at the same position: leading and trailing axes
+/// with equal extents. Axes of extent 1 do not count.
+pub fn kept_axes<E: PartialEq>(x: &[E], result: &[E], is_unit: impl Fn(&E) -> bool) -> Vec<(usize, usize)> {
+    let own: Vec<usize> = (0..x.len()).filter(|&axis| !is_unit(&x[axis])).collect();
+    let new: Vec<usize> = (0..result.len()).filter(|&axis| !is_unit(&result[axis])).collect();
+    let equal = |a: usize, b: usize| x[a] == result[b];
+    let pairs = || own.iter().copied().zip(new.iter().copied());
+    let front = pairs().take_while(|&(a, b)| equal(a, b)).count();
+    let rest = own.len().min(new.len()) - front;
+    let back = own.iter().rev().copied().zip(new.iter().rev().copied()).take(rest);
+    let back: Vec<(usize, usize)> = back.take_while(|&(a, b)| equal(a, b)).collect();
+    pairs().take(front).chain(back).collect()
 }
 
 fn shapes_equal(program: &NumberedProgram<'_>, x: ValueId, y: ValueId, axis: usize) -> bool {

@@ -36,9 +36,19 @@ pub enum RegionPrecision {
     Typed,
 }
 
+/// An axis of a leaf whose positions the region computes independently. The index along it of an element of the
+/// class is the remainder of its position by `period`, divided by `stride`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowAxis {
+    pub stride: i64,
+    pub period: i64,
+}
+
 #[derive(Clone, Debug)]
 pub struct RegionLeaf {
     pub class: ElementClass,
+    /// The first leaf of the region that has this class.
+    pub number: usize,
     /// The position of the first element in the class.
     pub offset: i64,
     /// The distance along each axis.
@@ -47,6 +57,15 @@ pub struct RegionLeaf {
     /// The ranks that hold the same elements, if known.
     pub replication: Option<Replication>,
     pub data: Option<std::sync::Arc<Tensor>>,
+    /// The axes that divide the elements into rows.
+    pub row_axes: Vec<RowAxis>,
+}
+
+impl RegionLeaf {
+    /// The rank whose elements this rank holds.
+    pub fn representative_rank(&self, rank: u32) -> u32 {
+        self.replication.as_ref().map_or(rank, |held| held.representative_rank(rank))
+    }
 }
 
 pub struct ConcreteRegion {
@@ -223,10 +242,7 @@ impl<'a> ConcreteBuilder<'a> {
         let ty = self.window_type(leaf, &window, false);
         let name = format!("x{}", self.graph.inputs.len());
         let new = self.graph.add_input(InputKind::Argument, name, "", ty, None);
-        let data = match program.graph.values[leaf].def {
-            symmc_ir::ValueDef::Input(id) => program.graph.inputs[id].data.clone(),
-            symmc_ir::ValueDef::Node(..) => None,
-        };
+        let data = program.constants.get(&elements.class).cloned();
         let strides =
             elements.strides.iter().map(|d| eval_dim(d, self.sizes)).collect::<Result<Vec<i64>, _>>()?;
         let first =
@@ -234,14 +250,37 @@ impl<'a> ConcreteBuilder<'a> {
         let offset = eval_dim(&elements.offset, self.sizes)? + first.sum::<i64>();
         self.map.insert((leaf, window), new);
         let replication = self.template.replication.get(&elements.class).cloned();
+        let class_of = |v: &ValueId| program.elements[*v].as_ref().map(|e| e.class);
+        let number = self.template.region.leaves.iter().position(|v| class_of(v) == Some(elements.class));
+        let row_axes = self.row_axes(leaf, &strides);
         Ok(RegionLeaf {
             class: elements.class,
+            number: number.unwrap_or(0),
             replication,
+            row_axes,
             offset,
             strides,
             dtype: program.types[leaf].dtype,
             data,
         })
+    }
+
+    /// The axes along which the region computes all positions of a leaf independently. If there is none, all axes
+    /// except the innermost.
+    fn row_axes(&self, leaf: ValueId, strides: &[i64]) -> Vec<RowAxis> {
+        let mut axes: Vec<(i64, bool)> = strides
+            .iter()
+            .enumerate()
+            .filter(|(_, stride)| **stride > 0)
+            .map(|(axis, &stride)| (stride, self.template.axes.free((leaf, axis)).is_some()))
+            .collect();
+        axes.sort_unstable_by_key(|(stride, _)| std::cmp::Reverse(*stride));
+        let has_free_axis = axes.iter().any(|(_, is_free)| *is_free);
+        let innermost = axes.len().saturating_sub(1);
+        let divides = |k: usize, is_free: bool| if has_free_axis { is_free } else { k < innermost };
+        let period = |k: usize| if k == 0 { i64::MAX } else { axes[k - 1].0 };
+        let chosen = axes.iter().enumerate().filter(|&(k, &(_, is_free))| divides(k, is_free));
+        chosen.map(|(k, &(stride, _))| RowAxis { stride, period: period(k) }).collect()
     }
 
     /// The type of a window of a value. A value that depends on no input keeps its dtype.

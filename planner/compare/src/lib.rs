@@ -30,6 +30,8 @@ mod comparison;
 mod concrete;
 mod draw;
 mod elements;
+mod gathers;
+mod influence;
 mod judge;
 mod number;
 mod parts;
@@ -49,6 +51,7 @@ use symmc_plan::{Bucket, ParsedPlan};
 pub use comparison::{
     ComparedPart, LimitKind, MOST, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
+use gathers::separate_gathered_axes;
 use parts::ComparisonState;
 use walk::ComparisonWalk;
 
@@ -57,6 +60,7 @@ const WORK: u128 = 1 << 29;
 
 pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
+    let separate_source = separate_gathered_axes(&source);
     let mut of_program: Vec<Vec<(usize, &Bucket)>> = vec![Vec::new(); plan.programs.len()];
     for (b, bucket) in plan.buckets.iter().enumerate() {
         if let Some(of) = of_program.get_mut(bucket.program) {
@@ -69,7 +73,7 @@ pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     };
     let mut shared = ComparisonState {
         comparison,
-        verdicts: HashMap::new(),
+        judgements: HashMap::new(),
         outcomes: HashMap::new(),
         agreeing: HashSet::new(),
         parts: HashMap::new(),
@@ -81,7 +85,10 @@ pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     for (p, buckets) in of_program.iter().enumerate().filter(|(_, buckets)| !buckets.is_empty()) {
         shared.outcomes.clear();
         let status = match plan.program(p) {
-            Ok(planned) => ComparisonWalk::new(&source, &planned.graph, buckets, &mut shared).run(),
+            Ok(planned) => {
+                let planned = separate_gathered_axes(&planned.graph);
+                ComparisonWalk::new(&separate_source, &planned, buckets, &mut shared).run()
+            }
             Err(e) => {
                 shared.comparison.add_uncompared(&format!("program {p}"), &e.to_string());
                 SourceStatus::NotCompared

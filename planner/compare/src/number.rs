@@ -20,13 +20,14 @@
 //! Deliberately absent: the rewrites of the passes, because the comparison must not share their errors.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use symmc_ir::entity::Entity;
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    BinaryOp, DType, Dim, EntityMap, Graph, GroupId, GroupMembers, NodeId, Op, ReductionKind,
-    ResultDistribution, RoundingEffect, Scalar, SymbolId, SymbolTable, TensorType, ValueDef, ValueId,
+    BinaryOp, DType, Dim, EntityMap, Graph, GroupId, GroupMembers, InputKind, NodeId, Op, ReductionKind,
+    ResultDistribution, RoundingEffect, Scalar, SymbolId, SymbolTable, Tensor, TensorType, ValueDef, ValueId,
 };
 
 use crate::elements::{AxisNest, ElementClass, ElementView, contiguous_strides, is_unit};
@@ -78,6 +79,8 @@ pub struct NumberedProgram<'a> {
     /// For each value whether it depends on no input. Ranks may have different values, such as shards of a
     /// constant.
     pub constant: EntityMap<ValueId, bool>,
+    /// The data of the classes that are constants of the program.
+    pub constants: HashMap<ElementClass, Arc<Tensor>>,
     /// For each node whether outputs need it.
     pub live: EntityMap<NodeId, bool>,
     map: HashMap<SymbolId, SymbolId>,
@@ -128,6 +131,7 @@ impl ValueNumbering {
             elements: EntityMap::filled(None, graph.values.len()),
             closed: EntityMap::filled(false, graph.values.len()),
             constant: EntityMap::filled(false, graph.values.len()),
+            constants: HashMap::new(),
             live: live_nodes(graph),
             map,
             dims: HashMap::new(),
@@ -139,6 +143,9 @@ impl ValueNumbering {
         }
         for (id, input) in graph.inputs.iter() {
             let class = self.intern_term(ClassTerm::Input(id.index()));
+            if let (InputKind::Constant, Some(data)) = (input.kind, &input.data) {
+                out.constants.insert(class, data.clone());
+            }
             out.elements[input.value] = Some(ElementView::full(class, &out.types[input.value].shape));
         }
         out

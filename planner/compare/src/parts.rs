@@ -15,9 +15,10 @@ use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
 use crate::comparison::{LimitKind, PartLimit, SourceComparison, add_limit};
-use crate::concrete::{ConcreteRegion, RegionPrecision, RegionTemplate, bindings, estimate_work};
+use crate::concrete::{ConcreteRegion, RegionLeaf, RegionPrecision, RegionTemplate, bindings, estimate_work};
 use crate::elements::ElementClass;
-use crate::judge::{RegionPair, Verdict, count_runs, judge};
+use crate::influence::LeafInfluence;
+use crate::judge::{DrawEffort, Judgement, RegionPair, Verdict, count_runs, judge, selects_floats};
 use crate::number::NumberedProgram;
 use crate::region::ComparedRegion;
 use crate::sizes::{NamedSizes, SizeConditions};
@@ -25,7 +26,7 @@ use crate::windows::{AxisSpan, ValueWindow};
 
 /// The largest number of elements that one comparison may compute, over all of its draws.
 const ONE: u128 = 1 << 26;
-/// The same for a comparison of samples.
+/// The same for a comparison of samples, and for parts that select elements of several ranks.
 const SAMPLES: u128 = 1 << 28;
 /// Comparisons of more elements run on samples if these are much cheaper.
 const LARGE: u128 = 1 << 24;
@@ -43,8 +44,8 @@ const TOO_MUCH: &str = "the comparison would have to compute too many elements";
 pub struct ComparisonState {
     /// The result so far.
     pub comparison: SourceComparison,
-    /// The verdicts on pairs of regions that were run, by their text at the sizes.
-    pub verdicts: HashMap<String, Verdict>,
+    /// The judgements on pairs of regions that were run, by their text at the sizes.
+    pub judgements: HashMap<String, Judgement>,
     /// The outcomes of pairs of regions of the planned program that is compared, by their text over symbols.
     pub outcomes: HashMap<String, PartOutcome>,
     /// The pairs of regions, by their text over symbols, that ran and agreed for one of the planned programs.
@@ -125,7 +126,8 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
     }
 
     fn run_part(&self, part: &ComparisonPart<'_>, text: &str, shared: &mut ComparisonState) -> PartOutcome {
-        let mut run = PartRun { part, shared, elements: 0, limits: Vec::new(), ran: false };
+        let influence = LeafInfluence::default();
+        let mut run = PartRun { part, shared, elements: 0, limits: Vec::new(), influence, ran: false };
         let mut undecided = None;
         for &(index, bucket) in self.buckets {
             for (at, verdict) in run.compare_in_bucket(self.symbols, index, bucket) {
@@ -139,11 +141,18 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
                 }
             }
         }
-        let PartRun { elements, limits, ran, .. } = run;
+        let PartRun { elements, limits, influence, ran, .. } = run;
         // All sizes of these buckets may be too large. The part still counts as compared if it ran at smaller
         // sizes for another program.
         if !ran && !limits.is_empty() && !shared.agreeing.contains(text) {
             return PartOutcome::unknown(TOO_MUCH.into());
+        }
+        if let Some((leaf, rank)) = influence.missing().next() {
+            let [RegionTemplate { program, region, .. }, _] = &part.templates;
+            let name = region.leaves.get(leaf).map_or("", |&v| program.graph.value_name(v));
+            let of_rank =
+                if part.templates[0].ranks > 1 { format!(" of rank {rank}") } else { String::new() };
+            return PartOutcome::unknown(format!("no drawn value of %{name}{of_rank} changes a result"));
         }
         if ran && undecided.is_none() {
             shared.agreeing.insert(text.to_string());
@@ -315,7 +324,7 @@ impl<'a> ComparisonPart<'a> {
 struct PreparedSample {
     pairs: Vec<(ValueWindow, [ConcreteRegion; 2])>,
     positions: Option<String>,
-    thorough: bool,
+    effort: DrawEffort,
     cost: u128,
 }
 
@@ -324,6 +333,8 @@ struct PartRun<'p, 'a, 's> {
     shared: &'s mut ComparisonState,
     elements: u64,
     limits: Vec<PartLimit>,
+    /// The leaves that influenced results, at all sizes so far.
+    influence: LeafInfluence,
     ran: bool,
 }
 
@@ -391,13 +402,13 @@ impl PartRun<'_, '_, '_> {
             Ok(prepared) => prepared,
             Err(reason) => return Verdict::Unknown(reason),
         };
-        let Some(PreparedSample { pairs, positions, thorough, .. }) = prepared else {
+        let Some(PreparedSample { pairs, positions, effort, .. }) = prepared else {
             return Verdict::Unknown(TOO_MUCH.into());
         };
         let mut elements = 0;
         let mut undecided = None;
         for (window, wide) in pairs {
-            match self.judge_window(sizes, &window, wide, thorough) {
+            match self.judge_window(sizes, &window, wide, effort) {
                 Verdict::Equal(n) => elements += n,
                 Verdict::Undecided(what) => undecided = undecided.or(Some(what)),
                 other => return other,
@@ -408,7 +419,7 @@ impl PartRun<'_, '_, '_> {
             let limit = PartLimit::new(LimitKind::Sampled, format!("{text}: {positions}"));
             self.record_limit(limit, is_upper);
         }
-        if !thorough {
+        if effort == DrawEffort::Least {
             self.record_limit(PartLimit::new(LimitKind::OneDraw, text.to_string()), is_upper);
         }
         undecided.map_or(Verdict::Equal(elements), Verdict::Undecided)
@@ -418,15 +429,15 @@ impl PartRun<'_, '_, '_> {
     fn prepare(&self, sizes: &SymbolBindings) -> Result<Option<PreparedSample>, String> {
         let [most, least] = self.part.uniform_extents();
         let large = self.cost_sample(sizes, self.part.full_sample(most))?;
-        if large.thorough {
+        if large.effort == DrawEffort::Thorough {
             return Ok(Some(large));
         }
         let small = self.cost_sample(sizes, self.part.full_sample(least))?;
-        if small.thorough {
+        if small.effort == DrawEffort::Thorough {
             return Ok(Some(small));
         }
         let whole = if large.cost <= LARGE { large } else { small };
-        if whole.cost <= LARGE {
+        if whole.effort == DrawEffort::Usual || whole.cost <= LARGE {
             return Ok(Some(whole));
         }
         let shape = self.part.templates[0].root_shape(sizes)?;
@@ -437,17 +448,28 @@ impl PartRun<'_, '_, '_> {
 
     fn cost_sample(&self, sizes: &SymbolBindings, sample: WindowSample) -> Result<PreparedSample, String> {
         let mut pairs = Vec::new();
-        let mut usual = 0u128;
-        let mut thorough = 0u128;
+        // By effort.
+        let mut costs = [(DrawEffort::Thorough, 0u128), (DrawEffort::Usual, 0), (DrawEffort::Least, 0)];
         for window in sample.windows {
             let pair = self.part.instantiate(sizes, &window, RegionPrecision::Wide)?;
-            usual = usual.saturating_add(cost(&pair, false));
-            thorough = thorough.saturating_add(cost(&pair, true));
+            for (effort, cost) in &mut costs {
+                *cost = cost.saturating_add(self.estimate_cost(&pair, *effort));
+            }
             pairs.push((window, pair));
         }
-        let is_thorough = thorough <= THOROUGH;
-        let cost = if is_thorough { thorough } else { usual };
-        Ok(PreparedSample { pairs, positions: sample.positions, thorough: is_thorough, cost })
+        let merges = |side: &ConcreteRegion| side.graph.ranks > Some(1) && selects_floats(&side.graph);
+        let is_merge = pairs.iter().flat_map(|(_, pair)| pair).any(merges);
+        let most = [THOROUGH, if is_merge { SAMPLES } else { LARGE }, u128::MAX];
+        let affordable = costs.into_iter().zip(most).find(|((_, cost), most)| cost <= most);
+        let (effort, cost) = affordable.map_or(costs[2], |(chosen, _)| chosen);
+        Ok(PreparedSample { pairs, positions: sample.positions, effort, cost })
+    }
+
+    /// Estimates the number of elements that the comparison of a pair computes.
+    fn estimate_cost(&self, pair: &[ConcreteRegion; 2], effort: DrawEffort) -> u128 {
+        let together = estimate_work(&pair[0].graph).saturating_add(estimate_work(&pair[1].graph));
+        let runs = count_runs(pair, effort, self.part.same_bits, &self.influence.shown);
+        together.saturating_mul(u128::from(runs))
     }
 
     fn judge_window(
@@ -455,7 +477,7 @@ impl PartRun<'_, '_, '_> {
         sizes: &SymbolBindings,
         window: &ValueWindow,
         wide: [ConcreteRegion; 2],
-        thorough: bool,
+        effort: DrawEffort,
     ) -> Verdict {
         let typed = match self.part.instantiate(sizes, window, RegionPrecision::Typed) {
             Ok(typed) => typed,
@@ -463,28 +485,30 @@ impl PartRun<'_, '_, '_> {
         };
         let same_bits = self.part.same_bits;
         let key = comparison_key(&typed, same_bits);
-        if let Some(known) = self.shared.verdicts.get(&key) {
-            return match known {
-                Verdict::Equal(_) => Verdict::Equal(0),
-                known => known.clone(),
-            };
+        if let Some(known) = self.shared.judgements.get(&key) {
+            // A leaf that was not tried because it had influenced a result at other sizes may have to be tried here.
+            let mut missing = known.influence.missing();
+            if missing.all(|leaf| self.influence.shown.contains(&leaf)) {
+                self.influence.extend(&known.influence);
+                return match &known.verdict {
+                    Verdict::Equal(_) => Verdict::Equal(0),
+                    known => known.clone(),
+                };
+            }
         }
-        let cost = cost(&wide, thorough);
+        let cost = self.estimate_cost(&wide, effort);
         if cost > self.shared.remaining_work {
             return Verdict::Unknown(TOO_MUCH.into());
         }
         self.shared.remaining_work -= cost;
         let numerics = self.shared.numerics;
-        let verdict = judge(&RegionPair { wide, typed, same_bits, numerics, thorough });
-        self.shared.verdicts.insert(key, verdict.clone());
+        let pair = RegionPair { wide, typed, same_bits, numerics, effort };
+        let judgement = judge(&pair, &self.influence.shown);
+        self.influence.extend(&judgement.influence);
+        let verdict = judgement.verdict.clone();
+        self.shared.judgements.insert(key, judgement);
         verdict
     }
-}
-
-/// Estimates the number of elements that the comparison of a pair computes.
-fn cost(pair: &[ConcreteRegion; 2], thorough: bool) -> u128 {
-    let together = estimate_work(&pair[0].graph).saturating_add(estimate_work(&pair[1].graph));
-    together.saturating_mul(u128::from(count_runs(&pair[0].graph, thorough)))
 }
 
 fn is_valid_in(shared: &ComparisonState, symbols: &SymbolTable, sizes: &NamedSizes) -> bool {
@@ -508,7 +532,8 @@ fn comparison_key(pair: &[ConcreteRegion; 2], same_bits: bool) -> String {
             // The class represents the data of the program, which may be large.
             let class = leaf.data.as_ref().map(|_| leaf.class);
             let held = leaf.replication.as_ref().filter(|held| !held.is_none());
-            out.push_str(&format!("{number} {} {:?} {class:?} {held:?}\n", leaf.offset, leaf.strides));
+            let RegionLeaf { offset, strides, number: of_region, .. } = leaf;
+            out.push_str(&format!("{number} {of_region} {offset} {strides:?} {class:?} {held:?}\n"));
         }
     }
     out

@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use symmc_ir::{InputKind, NodeId, Op, ValueDef, ValueId};
+use symmc_ir::{NodeId, Op, ValueDef, ValueId};
 
 use crate::number::NumberedProgram;
 
@@ -70,11 +70,9 @@ impl ComparedRegion {
         self.nodes.iter().any(|&n| program.graph.nodes[n].op.group().is_some())
     }
 
-    /// Whether a leaf is a constant, whose data are part of the program.
+    /// Whether a leaf shows elements of a constant, whose data are part of the program.
     pub fn is_constant(program: &NumberedProgram<'_>, leaf: ValueId) -> bool {
-        match program.graph.values[leaf].def {
-            ValueDef::Input(id) => program.graph.inputs[id].kind == InputKind::Constant,
-            ValueDef::Node(..) => false,
-        }
+        let elements = program.elements[leaf].as_ref();
+        elements.is_some_and(|elements| program.constants.contains_key(&elements.class))
     }
 }

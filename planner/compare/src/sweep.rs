@@ -7,7 +7,7 @@ use symmc_ir::{DType, SymbolBindings, Tensor, text};
 
 use crate::axes::AxisSets;
 use crate::concrete::{ConcreteRegion, RegionPrecision, RegionTemplate};
-use crate::draw::{DrawKind, LeafDraws};
+use crate::draw::{Draw, DrawChange, DrawKind, LeafDraws};
 use crate::judge::run_region;
 use crate::number::ValueNumbering;
 use crate::region::{MOST_NODES, find_region};
@@ -44,7 +44,12 @@ const PROGRAMS: &[&str] = &[
     "%z: f32[14, 16] = pad %x low=[1, 0] value=3.0",
     "%t: f32[12, 4, 4] = reshape %x\n%z: f32[48, 4] = reshape %t",
     "%t: f32[3, 4, 16] = reshape %x\n%z: f32[3, 4, 16] = exp %t",
+    "%t: f32[1, 12, 1, 16] = reshape %x\n%u: f32[12, 16, 1] = reshape %t\n%z: f32[12, 16, 1] = exp %u",
+    "%t: f32[1, 12, 16] = reshape %x\n%u: f32[2, 12, 16] = all_gather %t group=@w\n%z: f32[2, 12, 16] = exp %u",
     "%z: f32[12, 3, 16] = take %x, %i axis=0",
+    "%z: f32[12, 3] = gather_elements %x, %i axis=1",
+    "%z: f32[12, 3] = gather_elements %x, %i axis=0",
+    "%s: f32[3, 16] = slice %x axis=0 start=7 step=2\n%z: f32[3, 16] = exp %s",
     "%z: f32[16, 12, 3] = take %y, %i axis=1",
     "%z: f32[12, 16] = all_reduce %x op=sum group=@w",
     "%z: f32[24, 16] = all_gather %x group=@w",
@@ -114,7 +119,7 @@ fn a_window_of_a_result_is_that_part_of_the_whole() {
             let (whole, part) = at(&source, &window, RegionPrecision::Typed);
             let drawing = LeafDraws::new([&whole, &part]).expect("drawn");
             let [whole, part] = [&whole, &part].map(|concrete| {
-                run_region(concrete, &drawing, (DrawKind::Moderate, seed), 0.0)
+                run_region(concrete, &drawing, Draw::new(DrawKind::Moderate, seed), DrawChange::default())
                     .unwrap_or_else(|e| panic!("{e}\n{}", text::print(&concrete.graph)))
             });
             for (whole, part) in whole.iter().zip(&part) {

@@ -253,7 +253,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         if !matches!(verdict, Verdict::Differs(_)) {
             return (verdict, at, Some(first));
         }
-        let mut next = self.leaves_to_open(&first, thorough);
+        let mut next = self.leaves_to_open(&first, thorough, false);
         for _ in 0..MOST_OPENED {
             if next.is_empty() {
                 break;
@@ -263,7 +263,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let wider = PairedRegions { same_bits: first.same_bits, ..wider };
             match self.compare(&wider) {
                 (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                (Verdict::Differs(_), _) => next = self.leaves_to_open(&wider, thorough),
+                (Verdict::Differs(_), _) => next = self.leaves_to_open(&wider, thorough, true),
                 _ => break,
             }
         }
@@ -289,9 +289,14 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    /// The leaves of regions to compute next. Leaves that only one side reads come first, then leaves of
-    /// integers. The last leaf follows if `thorough`, or if only one side reads an input.
-    fn leaves_to_open(&self, regions: &PairedRegions, thorough: bool) -> Vec<ElementClass> {
+    /// The leaves of regions to compute next. Leaves that only one side reads come first, from the second step on
+    /// together with leaves of integers. The last leaf follows if `thorough`, or if only one side reads an input.
+    fn leaves_to_open(
+        &self,
+        regions: &PairedRegions,
+        thorough: bool,
+        with_integers: bool,
+    ) -> Vec<ElementClass> {
         let of_source = leaves_by_class(&self.source, &regions.of_source);
         let of_planned = leaves_by_class(&self.planned, &regions.of_planned);
         let is_computed = |class: &ElementClass| {
@@ -302,9 +307,6 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let alone = of_source.keys().filter(|c| !of_planned.contains_key(c));
         let alone = alone.chain(of_planned.keys().filter(|c| !of_source.contains_key(c)));
         let (alone, inputs): (Vec<ElementClass>, Vec<ElementClass>) = alone.copied().partition(is_computed);
-        if !alone.is_empty() {
-            return alone;
-        }
         let computed: Vec<(ElementClass, ValueId)> =
             of_source.iter().filter(|(c, _)| is_computed(c)).map(|(&c, &v)| (c, v)).collect();
         // Masks and positions are made of related integers. Floats are hardly ever related.
@@ -313,6 +315,10 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             .filter(|(_, v)| !self.source.types[*v].dtype.is_float())
             .map(|&(class, _)| class)
             .collect();
+        if !alone.is_empty() {
+            let also = integers.into_iter().filter(|class| with_integers && !alone.contains(class));
+            return alone.iter().copied().chain(also).collect();
+        }
         if !integers.is_empty() || !thorough && inputs.is_empty() {
             return integers;
         }

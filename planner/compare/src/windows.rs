@@ -7,6 +7,8 @@
 use symmc_ir::attention::AttentionOperands;
 use symmc_ir::{Dim, Op};
 
+use crate::axes::kept_axes;
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AxisSpan {
     pub start: i64,
@@ -40,7 +42,8 @@ pub fn window_extents(window: &ValueWindow, shape: &[i64]) -> Vec<i64> {
 
 /// An op over a window of its results, which all have this shape. All dims of the op are numbers.
 pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWindow) -> WindowedOp {
-    if window.iter().all(Option::is_none) {
+    // A slice needs a part of its operand also for its whole result.
+    if window.iter().all(Option::is_none) && !matches!(op, Op::Slice { .. }) {
         return whole_op(op, operands, shape);
     }
     let pushed = WindowPusher { op, operands, shape, window };
@@ -71,6 +74,7 @@ pub fn window_op(op: &Op, operands: &[&[i64]], shape: &[i64], window: &ValueWind
         Op::Slice { axis, start, step } => pushed.push_slice(*axis, start, *step),
         Op::Reshape => pushed.push_reshape(),
         Op::Take { axis } => pushed.push_take(*axis),
+        Op::GatherElements { axis } => pushed.push_gather_elements(*axis),
         _ => None,
     }
     .unwrap_or_else(|| whole_op(op, operands, shape))
@@ -155,7 +159,7 @@ impl WindowPusher<'_> {
     }
 
     fn push_slice(&self, axis: usize, start: &Dim, step: i64) -> Option<WindowedOp> {
-        let Some(span) = *self.window.get(axis)? else { return Some(self.push_broadcast(&[axis])) };
+        let span = self.window.get(axis)?.unwrap_or(AxisSpan { start: 0, count: self.shape[axis] });
         let start = start.as_const().filter(|_| step > 0)?;
         let first = start.checked_add(step.checked_mul(span.start)?)?;
         let count = if span.count > 0 { step.checked_mul(span.count - 1)?.checked_add(1)? } else { 0 };
@@ -171,15 +175,14 @@ impl WindowPusher<'_> {
     /// Leading and trailing axes with equal extents are read at the same position.
     fn push_reshape(&self) -> Option<WindowedOp> {
         let &[x] = self.operands else { return None };
-        let shape = self.shape;
-        let front = x.iter().zip(shape).take_while(|(m, n)| m == n).count();
-        let rest = x.len().min(shape.len()) - front;
-        let back = x.iter().rev().zip(shape.iter().rev()).take(rest).take_while(|(m, n)| m == n).count();
-        let open: Vec<usize> = (front..shape.len() - back).collect();
+        let kept = kept_axes(x, self.shape, |extent| *extent == 1);
         let mut operand = vec![None; x.len()];
-        operand[..front].copy_from_slice(&self.window[..front]);
-        operand[x.len() - back..].copy_from_slice(&self.window[shape.len() - back..]);
-        Some(self.windowed_op(vec![operand], self.window_without_axes(&open)))
+        let mut computed = vec![None; self.shape.len()];
+        for (of_x, of_result) in kept {
+            operand[of_x] = self.window[of_result];
+            computed[of_result] = self.window[of_result];
+        }
+        Some(self.windowed_op(vec![operand], computed))
     }
 
     fn push_take(&self, axis: usize) -> Option<WindowedOp> {
@@ -190,6 +193,12 @@ impl WindowPusher<'_> {
         operand.extend_from_slice(self.window.get(axis + inner..)?);
         let of_index = self.window.get(axis..axis + inner)?.to_vec();
         (operand.len() == x.len()).then(|| self.windowed_op(vec![operand, of_index], self.window.clone()))
+    }
+
+    fn push_gather_elements(&self, axis: usize) -> Option<WindowedOp> {
+        let mut operand = self.window.clone();
+        *operand.get_mut(axis)? = None;
+        Some(self.windowed_op(vec![operand, self.window.clone()], self.window.clone()))
     }
 
     fn push_permuted_op(&self, inner: &Op, perm: &[usize]) -> Option<WindowedOp> {

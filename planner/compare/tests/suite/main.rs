@@ -4,3 +4,4 @@ mod common;
 mod edited;
 mod limits;
 mod pairs;
+mod values;

@@ -1,0 +1,155 @@
+//! Programs that differ for few values only: NaN, zeros, ties, indices at the ends of an axis, the largest elements
+//! of one rank. The second program of a pair takes the role of the planned one.
+
+use crate::common::{compared, outcome};
+use symmc_compare::{SourceComparison, SourceStatus};
+
+const HEAD: &str = "program \"p\" ranks 2\nsymbol t in 1..=16\ngroup @w world\narg %x: f32[t, 8]\narg %z: f32[t, 8]\n\
+    arg %e: f32[20, 8]\narg %m: f32[4, 8, 8]\narg %i: i64[t]\narg %lo: i64[]\narg %p: i64[4]\narg %q: i64[4]\narg %b: bool[t, 8]\n\
+    arg %s: f32[t, 4]\narg %h: bf16[t, 8]\narg %g: bf16[8]\n\
+    %f0: f32[] = full value=0.0\n%f1: f32[] = full value=1.0\n%i0: i64[] = full value=0\n";
+
+fn pair(source: &str, planned: &str) -> SourceComparison {
+    compared(&format!("{HEAD}{source}\nreturn %y\n"), &format!("{HEAD}{planned}\nreturn %y\n"))
+}
+
+#[test]
+fn finds_differences_for_few_values() {
+    let guarded = |op: &str, guard: &str| {
+        format!("%r: f32[t, 8] = {op}\n%c: bool[t, 8] = {guard}\n%y: f32[t, 8] = select %c, %f0, %r")
+    };
+    let compared = |op: &str| format!("%c: bool[t, 8] = {op} %x, %z\n%y: f32[t, 8] = select %c, %f0, %f1");
+    let bounded = |op: &str| format!("%k: i64[t] = {op}\n%y: f32[t, 8] = take %e, %k axis=0");
+    let shard = |count: i64| {
+        format!(
+            "%hi: i64[] = add %lo, {count}\n%a: bool[t] = ge %i, %lo\n%c: bool[t] = lt %i, %hi\n%d: bool[t] = and %a, %c\n\
+             %o: i64[t] = sub %i, %lo\n%k: i64[t] = select %d, %o, %i0\n%j: i64[t] = rem %k, 20\n%r: f32[t, 8] = take %e, %j axis=0\n\
+             %n: bool[t, 1] = reshape %d\n%y: f32[t, 8] = select %n, %r, %f0"
+        )
+    };
+    for (source, planned) in [
+        (guarded("neg %x", "is_nan %x"), "%y: f32[t, 8] = neg %x".into()),
+        (
+            "%c: bool[t, 8] = gt %x, 0.0\n%y: f32[t, 8] = select %c, %x, %f0".into(),
+            "%y: f32[t, 8] = relu %x".into(),
+        ),
+        (guarded("reciprocal %x", "eq %x, 0.0"), "%y: f32[t, 8] = reciprocal %x".into()),
+        (guarded("neg %x", "is_nan %x"), guarded("neg %x", "is_nan %z")),
+        (
+            "%c: bool[t, 8] = is_finite %x\n%y: f32[t, 8] = select %c, %x, %f0".into(),
+            "%c: bool[t, 8] = is_nan %x\n%y: f32[t, 8] = select %c, %f0, %x".into(),
+        ),
+        (compared("ge"), compared("gt")),
+        (compared("le"), compared("lt")),
+        ("%y: f32[t, 8] = add %x, 0.0".into(), "%y: f32[t, 8] = copy %x".into()),
+        (bounded("rem %i, 20"), "%y: f32[t, 8] = take %e, %i axis=0".into()),
+        (bounded("min %i, 19"), "%y: f32[t, 8] = take %e, %i axis=0".into()),
+        (bounded("max %i, 0"), "%y: f32[t, 8] = take %e, %i axis=0".into()),
+        ("%y: f32[t, 8] = take %e, %i axis=0".into(), bounded("rem %i, 20")),
+        ("%y: f32[t, 8] = take %e, %i axis=0".into(), bounded("min %i, 19")),
+        (shard(40), shard(39)),
+        (shard(40), shard(41)),
+        (
+            "%a: f32[t, 8] = grouped_matmul %x, %m, %p\n%y: f32[t, 8] = grouped_matmul %a, %m, %q".into(),
+            "%a: f32[t, 8] = grouped_matmul %x, %m, %p\n%y: f32[t, 8] = grouped_matmul %a, %m, %p".into(),
+        ),
+        (
+            "%y: f32[t, 8] = grouped_matmul %x, %m, %p".into(),
+            "%y: f32[t, 8] = grouped_matmul %x, %m, %q".into(),
+        ),
+        (
+            "%y: bf16[t, 8] = rms_norm %h, %g axes=1 eps=1e-5 round_first=false".into(),
+            "%y: bf16[t, 8] = rms_norm %h, %g axes=1 eps=1e-5 round_first=true".into(),
+        ),
+        (
+            "%a: bool[t] = reduce %b op=any axes=[1] keep=false\n%y: i64[t] = cast %a".into(),
+            "%y: i64[t] = full value=1".into(),
+        ),
+    ] {
+        let all = pair(&source, &planned);
+        assert_eq!(all.status(), SourceStatus::Different, "{source}\nto\n{planned}\n{all:#?}");
+    }
+}
+
+#[test]
+fn a_read_that_no_result_needs_may_be_left_out() {
+    let source = "%a: f32[t, 8] = take %e, %i axis=0\n%y: f32[1, 8] = slice %a axis=0 start=0 step=1";
+    let planned = "%j: i64[1] = slice %i axis=0 start=0 step=1\n%y: f32[1, 8] = take %e, %j axis=0";
+    let all = pair(source, planned);
+    assert!(all.is_complete(), "{all:#?}");
+}
+
+#[test]
+fn a_leaf_without_influence_is_not_compared() {
+    let (status, all) = outcome(
+        "%a: i64[t] = mul %n, 0\n%y: i64[t] = add %a, 7\nreturn %y\n",
+        "%y: i64[t] = full value=7\nreturn %y\n",
+    );
+    assert_eq!(status, SourceStatus::NotCompared, "{all:#?}");
+    assert!(all.to_string().contains("no drawn value of %n changes a result"), "{all}");
+}
+
+/// Greedy sampling over a vocabulary that ranks divide: the source gathers all logits.
+fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
+    let head =
+        format!("program \"greedy\" ranks {ranks}\ngroup @w world\narg %l: {dtype}[{tokens}, {shard}]\n");
+    let source = format!(
+        "{head}%g: {dtype}[{}, {shard}] = all_gather %l group=@w\n%r: {dtype}[{ranks}, {tokens}, {shard}] = reshape %g\n\
+         %p: {dtype}[{tokens}, {ranks}, {shard}] = permute %r perm=[1, 0, 2]\n%f: {dtype}[{tokens}, {}] = reshape %p\n\
+         %y: i64[{tokens}] = argmax %f axis=1 keep=false\nreturn %y\n",
+        ranks * tokens,
+        ranks * shard
+    );
+    (head, source)
+}
+
+/// The same with the largest element of each rank, and a merge of these.
+fn merged(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> String {
+    let (head, _) = gathered(ranks, shard, tokens, dtype);
+    let mut out = format!(
+        "{head}%i: i64[{tokens}, 1] = argmax %l axis=1 keep=true\n%ir: i64[1, {tokens}, 1] = reshape %i\n\
+         %gi: i64[{ranks}, {tokens}, 1] = all_gather %ir group=@w\n%e: {dtype}[{tokens}, 1] = gather_elements %l, %i axis=1\n\
+         %er: {dtype}[1, {tokens}, 1] = reshape %e\n%ge: {dtype}[{ranks}, {tokens}, 1] = all_gather %er group=@w\n"
+    );
+    for k in 0..ranks {
+        out += &format!(
+            "%a{k}: i64[1, {tokens}, 1] = slice %gi axis=0 start={k} step=1\n%b{k}: i64[{tokens}] = reshape %a{k}\n\
+             %o{k}: i64[{tokens}] = add %b{k}, {}\n%c{k}: {dtype}[1, {tokens}, 1] = slice %ge axis=0 start={k} step=1\n\
+             %d{k}: {dtype}[{tokens}] = reshape %c{k}\n",
+            k * shard
+        );
+    }
+    let last = ranks - 1;
+    let (mut index, mut largest) = (format!("%o{last}"), format!("%d{last}"));
+    for k in (0..last).rev() {
+        out += &format!(
+            "%q{k}: bool[{tokens}] = ge %d{k}, {largest}\n%n{k}: bool[{tokens}] = is_nan %d{k}\n%r{k}: bool[{tokens}] = or %q{k}, %n{k}\n\
+             %s{k}: i64[{tokens}] = select %r{k}, %o{k}, {index}\n%m{k}: {dtype}[{tokens}] = max %d{k}, {largest}\n"
+        );
+        (index, largest) = (format!("%s{k}"), format!("%m{k}"));
+    }
+    out + "return %s0\n"
+}
+
+#[test]
+fn finds_wrong_merges_of_large_vocabularies() {
+    for (ranks, shard, tokens, dtype) in [(8, 2000, 4, "f32"), (4, 8000, 8, "bf16"), (2, 8, 3, "f32")] {
+        let (_, source) = gathered(ranks, shard, tokens, dtype);
+        let planned = merged(ranks, shard, tokens, dtype);
+        let all = compared(&source, &planned);
+        assert!(all.is_complete(), "{ranks} x {shard}: {all:#?}\n{planned}");
+        let last = ranks - 1;
+        for (from, to) in [
+            (format!("%b1, {shard}\n"), format!("%b1, {}\n", shard + 1)),
+            (format!("%b{last}, {}\n", last * shard), format!("%b{last}, {}\n", (last - 1) * shard)),
+            (format!("slice %gi axis=0 start={last}"), format!("slice %gi axis=0 start={}", last - 1)),
+            ("%q0: bool[T] = ge".into(), "%q0: bool[T] = gt".into()),
+            ("%r0: bool[T] = or %q0, %n0".into(), "%r0: bool[T] = or %q0, %q0".into()),
+        ] {
+            let [from, to] = [from, to].map(|text| text.replace("[T]", &format!("[{tokens}]")));
+            assert!(planned.contains(&from), "{from} in {planned}");
+            let all = compared(&source, &planned.replace(&from, &to));
+            assert_eq!(all.status(), SourceStatus::Different, "{ranks} x {shard}, {to}: {all:#?}");
+        }
+    }
+}
