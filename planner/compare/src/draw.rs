@@ -74,6 +74,8 @@ struct ClassUse {
     limited_by: [bool; 2],
     /// The number of elements, if they are ends of groups and ascend.
     ends: Option<u64>,
+    /// The last position that a leaf reads.
+    last_position: i64,
     row_axes: Vec<RowAxis>,
 }
 
@@ -138,9 +140,10 @@ impl LeafDraws {
                     class.limited_by[side] = true;
                     class.limit = Some(class.limit.map_or(limit, |known| known.min(limit)));
                 }
+                let shape = concrete_shape(&concrete.graph, id);
+                let last = positions(leaf, &shape).into_iter().max().unwrap_or(0);
+                class.last_position = class.last_position.max(last);
                 if seeds.holds_group_ends(id) {
-                    let shape = concrete_shape(&concrete.graph, id);
-                    let last = positions(leaf, &shape).into_iter().max().unwrap_or(0);
                     let count = last.max(0).unsigned_abs() + 1;
                     class.ends = Some(class.ends.map_or(count, |known| known.max(count)));
                 }
@@ -208,10 +211,7 @@ impl LeafDraws {
                     end.or(ends.last()).copied().unwrap_or(0)
                 }
                 None if leaf.dtype == DType::Bool => self.bool(site(position), &mut random),
-                None => {
-                    let is_alone = positions.len() == 1;
-                    self.integer(draw, leaf.dtype, &class, change, is_alone, &mut random)
-                }
+                None => self.integer(draw, leaf.dtype, &class, change, &mut random),
             }
         });
         Tensor::from_i64(ty.dtype, shape, &integers.collect::<Vec<_>>()).ok_or_else(describe_missing_data)
@@ -303,7 +303,6 @@ impl LeafDraws {
         dtype: DType,
         class: &ClassUse,
         change: DrawChange,
-        is_alone: bool,
         random: &mut SplitMix,
     ) -> i64 {
         let below =
@@ -314,7 +313,7 @@ impl LeafDraws {
             _ => (-(1 << 40), 1 << 40),
         };
         if draw.kind == DrawKind::Edges {
-            return self.edge(draw.seed, class, change, is_alone, random).clamp(low, high);
+            return self.edge(draw.seed, class, change, random).clamp(low, high);
         }
         if class.limit.is_some() || draw.kind != DrawKind::Wide {
             return below(random, class.limit.unwrap_or(8));
@@ -335,16 +334,9 @@ impl LeafDraws {
         x.clamp(low, high)
     }
 
-    /// An integer at an edge. Integers that are no indices lie around one origin, at the distances at which the
+    /// An integer at an edge. Both programs draw the same, so this depends on the class and not on the leaf. Integers that are no indices lie around one origin, at the distances at which the
     /// programs compare them.
-    fn edge(
-        &self,
-        seed: u64,
-        class: &ClassUse,
-        change: DrawChange,
-        is_alone: bool,
-        random: &mut SplitMix,
-    ) -> i64 {
+    fn edge(&self, seed: u64, class: &ClassUse, change: DrawChange, random: &mut SplitMix) -> i64 {
         let limit = i64::try_from(class.limit.unwrap_or(8)).unwrap_or(i64::MAX);
         let last = (limit - 1).max(0);
         let within = random.below(usize::try_from(limit.max(1)).unwrap_or(1)) as i64;
@@ -360,7 +352,7 @@ impl LeafDraws {
             random.pick(&[0, last, within, near_constant.clamp(0, last)])
         } else if class.limit.is_some() {
             random.pick(&[small, -1 - small, near_constant, within, last, limit + small])
-        } else if is_alone && !random.one_in(4) {
+        } else if class.last_position == 0 && !random.one_in(4) {
             origin
         } else {
             let distance = random.pick(&[0, small, -1 - small, near_constant, near_constant, -near_constant]);

@@ -550,6 +550,17 @@ fn run_region_with_noise(
     Ok(outputs.into_iter().flatten().collect())
 }
 
+/// The median distance between elements of both tensors. The moves of single elements may cancel.
+fn median_move(moved: &Tensor, expected: &Tensor) -> f64 {
+    let distances = (0..expected.numel()).map(|i| (moved.get_f64(i) - expected.get_f64(i)).abs());
+    let mut finite: Vec<f64> = distances.filter(|distance| distance.is_finite()).collect();
+    if finite.is_empty() {
+        return 0.0;
+    }
+    let middle = (finite.len() - 1) / 2;
+    *finite.select_nth_unstable_by(middle, f64::total_cmp).1
+}
+
 /// The first element that differs from the expected one by more than rounding in f64 explains.
 fn find_difference(
     found: &Tensor,
@@ -570,10 +581,11 @@ fn find_difference(
     let first = if expected.dtype().is_float() {
         let finite = elements.clone().map(|i| expected.get_f64(i).abs()).filter(|x| x.is_finite());
         let largest = finite.fold(0.0, f64::max);
+        let usual = moved.map_or(0.0, |moved| median_move(moved, expected));
         elements.find(|&i| {
             let x = found.get_f64(i);
             let y = expected.get_f64(i);
-            let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs());
+            let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs().max(usual / TIMES));
             if x == y || x.is_nan() && y.is_nan() {
                 return false;
             }
