@@ -2,6 +2,7 @@
 
 pub mod bounds;
 pub mod lengths;
+pub mod mutants;
 pub mod rewrites;
 pub mod trials;
 

@@ -36,7 +36,7 @@ pub struct Rewritten {
 
 /// How inputs are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Numbers {
+pub(crate) enum Numbers {
     SmallIntegers,
     Fractions,
     Special,
@@ -44,7 +44,7 @@ enum Numbers {
 }
 
 /// The draws of every program: the numbers, and whether all ranks have the same.
-const DRAWS: [(Numbers, bool); 8] = [
+pub(crate) const DRAWS: [(Numbers, bool); 8] = [
     (Numbers::SmallIntegers, false),
     (Numbers::SmallIntegers, true),
     (Numbers::Fractions, false),
@@ -184,7 +184,7 @@ fn plan_and_check(seed: u64, graph: &Graph) -> Result<(), String> {
     Ok(())
 }
 
-fn inputs(
+pub(crate) fn inputs(
     graph: &Graph,
     bindings: &SymbolBindings,
     numbers: Numbers,
@@ -205,7 +205,7 @@ fn inputs(
 }
 
 /// The inputs with the constants that a form has behind those of the program.
-fn with_constants(form: &Graph, inputs: &[Vec<Arc<Tensor>>]) -> Vec<Vec<Arc<Tensor>>> {
+pub(crate) fn with_constants(form: &Graph, inputs: &[Vec<Arc<Tensor>>]) -> Vec<Vec<Arc<Tensor>>> {
     let more = |own: &Vec<Arc<Tensor>>| {
         let constants = form.inputs.values().skip(own.len()).filter_map(|input| input.data.clone());
         own.iter().cloned().chain(constants).collect()
@@ -249,7 +249,7 @@ fn has_same_bits(a: &Tensor, b: &Tensor) -> bool {
 }
 
 /// Whether a tensor is as near to the one that the program gives as its rounding history explains.
-fn is_near(
+pub(crate) fn is_near(
     found: &Tensor,
     expected: &Tensor,
     history: &RoundingHistory,

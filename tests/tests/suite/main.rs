@@ -6,6 +6,7 @@ mod families;
 mod generate;
 mod gradients;
 mod lowering;
+mod mutants;
 mod optimised;
 mod programs;
 mod replication;
