@@ -47,7 +47,7 @@ pub struct RowAxis {
 #[derive(Clone, Debug)]
 pub struct RegionLeaf {
     pub class: ElementClass,
-    /// The first leaf of the region that has this class.
+    /// The position of the class among those that both regions read.
     pub number: usize,
     /// The position of the first element in the class.
     pub offset: i64,
@@ -82,6 +82,8 @@ pub struct RegionTemplate<'a> {
     pub axes: AxisSets<'a>,
     pub ranks: u32,
     pub replication: &'a HashMap<ElementClass, Replication>,
+    /// The position of each class among those that both regions read.
+    pub class_numbers: &'a HashMap<ElementClass, usize>,
 }
 
 impl RegionTemplate<'_> {
@@ -89,6 +91,16 @@ impl RegionTemplate<'_> {
     pub fn free_root_axes(&self) -> Vec<Option<usize>> {
         let root = self.region.root;
         (0..self.program.types[root].rank()).map(|axis| self.axes.free((root, axis))).collect()
+    }
+
+    /// The name of a leaf of the class with this number.
+    pub fn leaf_name(&self, number: usize) -> Option<&str> {
+        let has_number = |v: &ValueId| {
+            let elements = self.program.elements[*v].as_ref();
+            elements.is_some_and(|elements| self.class_numbers.get(&elements.class) == Some(&number))
+        };
+        let leaf = self.region.leaves.iter().copied().find(has_number)?;
+        Some(self.program.graph.value_name(leaf))
     }
 
     /// The extents of the root at sizes of the symbols of the numbering.
@@ -239,7 +251,7 @@ impl<'a> ConcreteBuilder<'a> {
     fn leaf(&mut self, leaf: ValueId, window: ValueWindow) -> Result<RegionLeaf, String> {
         let RegionTemplate { program, .. } = self.template;
         let elements = program.elements[leaf].clone().ok_or("a leaf of the part was not computed")?;
-        let ty = self.window_type(leaf, &window, false);
+        let ty = self.window_type(leaf, &window, program.constant[leaf]);
         let name = format!("x{}", self.graph.inputs.len());
         let new = self.graph.add_input(InputKind::Argument, name, "", ty, None);
         let data = program.constants.get(&elements.class).cloned();
@@ -250,8 +262,7 @@ impl<'a> ConcreteBuilder<'a> {
         let offset = eval_dim(&elements.offset, self.sizes)? + first.sum::<i64>();
         self.map.insert((leaf, window), new);
         let replication = self.template.replication.get(&elements.class).cloned();
-        let class_of = |v: &ValueId| program.elements[*v].as_ref().map(|e| e.class);
-        let number = self.template.region.leaves.iter().position(|v| class_of(v) == Some(elements.class));
+        let number = self.template.class_numbers.get(&elements.class).copied();
         let row_axes = self.row_axes(leaf, &strides);
         Ok(RegionLeaf {
             class: elements.class,

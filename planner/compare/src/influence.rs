@@ -15,8 +15,9 @@ use symmc_ir::{
 
 use crate::concrete::ConcreteRegion;
 use crate::elements::ElementClass;
+use crate::reach::find_reaching_leaves;
 
-/// A leaf by its number in its region, and the first rank that holds its elements.
+/// A leaf by the number of its class, and the first rank that holds its elements.
 pub type LeafOfRank = (usize, u32);
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -98,8 +99,22 @@ impl ValueInfluence {
     }
 }
 
-/// The leaves that can influence the result of a region, and those that do by the ops alone (in `shown`).
-pub fn derive_influence(concrete: &ConcreteRegion) -> LeafInfluence {
+/// The leaves that can influence the results of a pair of regions, and those that do by the ops of the source alone
+/// (in `shown`). A leaf that only the planned program uses can influence its result, too.
+pub fn derive_influence([source, planned]: [&ConcreteRegion; 2]) -> LeafInfluence {
+    let mut out = follow_influence(source);
+    out.possible.extend(follow_influence(planned).possible);
+    out
+}
+
+/// Leaves out the leaves with no element that can reach a result of either region.
+pub fn restrict_to_reaching(influence: &mut LeafInfluence, pair: [&ConcreteRegion; 2]) {
+    if let [Some(in_source), Some(in_planned)] = pair.map(find_reaching_leaves) {
+        influence.possible.retain(|leaf| in_source.contains(leaf) || in_planned.contains(leaf));
+    }
+}
+
+fn follow_influence(concrete: &ConcreteRegion) -> LeafInfluence {
     let graph = &concrete.graph;
     let ranks = graph.ranks.unwrap_or(1);
     let mut values: EntityMap<ValueId, Vec<ValueInfluence>> =
@@ -237,12 +252,12 @@ fn count(graph: &Graph, value: ValueId, first: usize) -> i64 {
     (first..graph.ty(value).rank()).map(|axis| extent(graph, value, axis)).product()
 }
 
-/// The class of each leaf that is drawn, by the number of the leaf.
-pub fn leaf_classes(concrete: &ConcreteRegion) -> BTreeMap<usize, ElementClass> {
-    concrete.leaves.iter().map(|leaf| (leaf.number, leaf.class)).collect()
+/// The class of each leaf, by its number.
+pub fn leaf_classes(pair: [&ConcreteRegion; 2]) -> BTreeMap<usize, ElementClass> {
+    pair.into_iter().flat_map(|side| &side.leaves).map(|leaf| (leaf.number, leaf.class)).collect()
 }
 
 /// The number of comparisons that show the influence of leaves, if each leaf shows in the first draw.
-pub fn count_influence_runs(concrete: &ConcreteRegion, known: &BTreeSet<LeafOfRank>) -> u64 {
-    derive_influence(concrete).missing().filter(|leaf| !known.contains(leaf)).count() as u64
+pub fn count_influence_runs(pair: [&ConcreteRegion; 2], known: &BTreeSet<LeafOfRank>) -> u64 {
+    derive_influence(pair).missing().filter(|leaf| !known.contains(leaf)).count() as u64
 }

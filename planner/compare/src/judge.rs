@@ -27,7 +27,9 @@ use symmc_ir::{BinaryOp, DType, Graph, Op, ReductionKind, SymbolBindings, Tensor
 
 use crate::concrete::ConcreteRegion;
 use crate::draw::{Draw, DrawChange, DrawKind, LeafDraws};
-use crate::influence::{LeafInfluence, LeafOfRank, count_influence_runs, derive_influence, leaf_classes};
+use crate::influence::{
+    LeafInfluence, LeafOfRank, count_influence_runs, derive_influence, leaf_classes, restrict_to_reaching,
+};
 
 /// The relative shift of leaves that measures the effect of rounding.
 const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
@@ -55,6 +57,9 @@ pub enum Verdict {
     Equal(u64),
     /// Equal in some draws only, as happens with ties and roundings.
     Undecided(String),
+    /// Equal in all draws, but a leaf changed no result, so that a difference in its use would not show. The text
+    /// names the leaf.
+    Unshown(String),
     /// Different. The text describes the first difference.
     Differs(String),
     /// Not compared. The text is the reason.
@@ -244,8 +249,11 @@ impl PairComparer<'_> {
     /// on that rank give another result. Leaves in `known` are not tried. Fails if the programs then differ.
     fn show_influence(&self, draws: &[Draw], known: &BTreeSet<LeafOfRank>) -> Result<LeafInfluence, String> {
         let [source, _] = self.sides();
-        let mut out = derive_influence(source);
-        let classes = leaf_classes(source);
+        let mut out = derive_influence(self.sides());
+        let classes = leaf_classes(self.sides());
+        if out.missing().any(|leaf| !known.contains(&leaf)) {
+            restrict_to_reaching(&mut out, self.sides());
+        }
         let mut missing: Vec<LeafOfRank> = out.missing().filter(|leaf| !known.contains(leaf)).collect();
         for &draw in draws.iter().take(MOST_INFLUENCE_DRAWS) {
             if missing.is_empty() {
@@ -415,7 +423,7 @@ pub fn count_runs(
     let rounded = u64::from(!same_bits);
     match effort {
         DrawEffort::Thorough => of_draws(draws) + rounded,
-        _ => of_draws(draws + count_influence_runs(&sides[0], known)) + rounded,
+        _ => of_draws(draws + count_influence_runs(sides.each_ref(), known)) + rounded,
     }
 }
 

@@ -35,6 +35,7 @@ mod influence;
 mod judge;
 mod number;
 mod parts;
+mod reach;
 mod region;
 mod sizes;
 #[cfg(test)]

@@ -81,7 +81,10 @@ pub struct PartOutcome {
 
 impl PartOutcome {
     fn unknown(reason: String) -> PartOutcome {
-        let verdict = Verdict::Unknown(reason);
+        PartOutcome::without_decision(Verdict::Unknown(reason))
+    }
+
+    fn without_decision(verdict: Verdict) -> PartOutcome {
         let at = String::new();
         PartOutcome { verdict, at, limits: Vec::new(), elements: 0, canonical_text: None }
     }
@@ -113,9 +116,20 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         let several = of_source.depends_on_ranks(self.source) || of_planned.depends_on_ranks(self.planned);
         let ranks = if several { self.ranks } else { 1 };
         let of = [(self.source, of_source), (self.planned, of_planned)];
-        let templates = of.map(|(program, region)| {
-            let axes = AxisSets::new(program, region);
-            RegionTemplate { program, region, axes, ranks, replication: self.replication }
+        let mut class_numbers = HashMap::new();
+        for (program, region) in of {
+            for elements in region.leaves.iter().filter_map(|&v| program.elements[v].as_ref()) {
+                let next = class_numbers.len();
+                class_numbers.entry(elements.class).or_insert(next);
+            }
+        }
+        let templates = of.map(|(program, region)| RegionTemplate {
+            program,
+            region,
+            axes: AxisSets::new(program, region),
+            ranks,
+            replication: self.replication,
+            class_numbers: &class_numbers,
         });
         let mut conditions = SizeConditions::default();
         of.into_iter().for_each(|(program, region)| conditions.add(program, region));
@@ -147,12 +161,12 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         if !ran && !limits.is_empty() && !shared.agreeing.contains(text) {
             return PartOutcome::unknown(TOO_MUCH.into());
         }
-        if let Some((leaf, rank)) = influence.missing().next() {
-            let [RegionTemplate { program, region, .. }, _] = &part.templates;
-            let name = region.leaves.get(leaf).map_or("", |&v| program.graph.value_name(v));
+        if let Some((number, rank)) = influence.missing().next() {
+            let name = part.templates.iter().find_map(|template| template.leaf_name(number)).unwrap_or("");
             let of_rank =
                 if part.templates[0].ranks > 1 { format!(" of rank {rank}") } else { String::new() };
-            return PartOutcome::unknown(format!("no drawn value of %{name}{of_rank} changes a result"));
+            let reason = format!("no drawn value of %{name}{of_rank} changes a result");
+            return PartOutcome::without_decision(Verdict::Unshown(reason));
         }
         if ran && undecided.is_none() {
             shared.agreeing.insert(text.to_string());

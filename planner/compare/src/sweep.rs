@@ -79,8 +79,14 @@ fn at(
     let root = graph.outputs[0].value;
     let region = find_region(&program, root, MOST_NODES, |_| false).expect("a small region");
     let axes = AxisSets::new(&program, &region);
-    let template =
-        RegionTemplate { program: &program, region: &region, axes, ranks: 2, replication: &HashMap::new() };
+    let template = RegionTemplate {
+        program: &program,
+        region: &region,
+        axes,
+        ranks: 2,
+        replication: &HashMap::new(),
+        class_numbers: &HashMap::new(),
+    };
     let sizes = SymbolBindings::new();
     let shape = template.root_shape(&sizes).expect("numbers");
     let whole = template.instantiate(&sizes, &vec![None; shape.len()], precision).expect("a program");

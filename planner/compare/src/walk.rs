@@ -136,8 +136,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         match verdict {
             Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &at),
             Verdict::Differs(_) if assumed => {
-                self.report_uncompared(p, "it is computed from a part that was not compared");
-                self.assume(s, p);
+                self.leave_out(s, p, "it is computed from a part that was not compared");
             }
             Verdict::Differs(what) => {
                 let depth = 1 + regions.as_ref().map_or(0, |r| self.depth(r));
@@ -146,12 +145,10 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
                     self.resolve_suspect(s, p, known.unwrap_or(p), output);
                 }
             }
+            Verdict::Unshown(reason) => self.leave_out(s, p, &reason),
             Verdict::Unknown(reason) => match known {
                 Some(first) => self.resolve_suspect(s, p, first, output),
-                None => {
-                    self.report_uncompared(p, &reason);
-                    self.assume(s, p);
-                }
+                None => self.leave_out(s, p, &reason),
             },
         }
     }
@@ -166,6 +163,23 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         self.mark_equal(s, p);
     }
 
+    /// Marks a planned value as equal to the source's value if their results agree in a draw. Says whether they do.
+    fn refutes_difference(
+        &mut self,
+        s: ValueId,
+        p: ValueId,
+        output: Option<usize>,
+        verdict: Verdict,
+        at: &str,
+    ) -> bool {
+        match verdict {
+            Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, at),
+            Verdict::Unshown(reason) => self.leave_out(s, p, &reason),
+            Verdict::Differs(_) | Verdict::Unknown(_) => return false,
+        }
+        true
+    }
+
     fn mark_equal(&mut self, s: ValueId, p: ValueId) {
         self.suspects.remove(&p);
         self.planned.elements[p] = self.source.elements[s].clone();
@@ -174,15 +188,13 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    fn assume(&mut self, s: ValueId, p: ValueId) {
+    /// Reports that a value was not compared, and assumes that it is equal to the source's value.
+    fn leave_out(&mut self, s: ValueId, p: ValueId, reason: &str) {
+        let name = self.planned.graph.value_name(p);
+        self.shared.comparison.add_uncompared(&format!("%{name}"), reason);
         self.mark_equal(s, p);
         self.assumed.extend(self.source.elements[s].as_ref().map(|e| e.class));
         self.status = self.status.max(SourceStatus::NotCompared);
-    }
-
-    fn report_uncompared(&mut self, p: ValueId, reason: &str) {
-        let name = self.planned.graph.value_name(p);
-        self.shared.comparison.add_uncompared(&format!("%{name}"), reason);
     }
 
     /// Reports a difference at the first suspect value from which a value is computed. If a wider part of the
@@ -192,16 +204,15 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         for _ in 0..=MOST_SUSPECT {
             let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
             let (found, at, _) = self.examine(of, first, true);
-            if !found.is_agreement() {
+            if !self.refutes_difference(of, first, output, found, &at) {
                 break;
             }
-            self.accept(of, first, output, found, &at);
             if first == p {
                 return;
             }
             let (found, at, regions) = self.examine(s, p, false);
-            if found.is_agreement() {
-                return self.accept(s, p, output, found, &at);
+            if self.refutes_difference(s, p, output, found, &at) {
+                return;
             }
             first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
         }
@@ -249,11 +260,11 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let reason = format!("a part has more than {MOST_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
-        let (verdict, at) = self.compare(&first);
-        if !matches!(verdict, Verdict::Differs(_)) {
-            return (verdict, at, Some(first));
-        }
-        let mut next = self.leaves_to_open(&first, thorough, false);
+        let (mut verdict, mut at) = self.compare(&first);
+        let mut next = match verdict {
+            Verdict::Differs(_) | Verdict::Unshown(_) => self.leaves_to_open(&first, thorough, false),
+            _ => return (verdict, at, Some(first)),
+        };
         for _ in 0..MOST_OPENED {
             if next.is_empty() {
                 break;
@@ -263,9 +274,15 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let wider = PairedRegions { same_bits: first.same_bits, ..wider };
             match self.compare(&wider) {
                 (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                (Verdict::Differs(_), _) => next = self.leaves_to_open(&wider, thorough, true),
+                // Leaves of wider regions are related as in the program, so their verdict replaces the narrower one.
+                (found @ Verdict::Unshown(_), at_sizes) => (verdict, at) = (found, at_sizes),
+                (found @ Verdict::Differs(_), at_sizes) if matches!(verdict, Verdict::Unshown(_)) => {
+                    (verdict, at) = (found, at_sizes);
+                }
+                (Verdict::Differs(_), _) => {}
                 _ => break,
             }
+            next = self.leaves_to_open(&wider, thorough, true);
         }
         (verdict, at, Some(first))
     }

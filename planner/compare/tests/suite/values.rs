@@ -89,6 +89,48 @@ fn a_leaf_without_influence_is_not_compared() {
     assert!(all.to_string().contains("no drawn value of %n changes a result"), "{all}");
 }
 
+#[test]
+fn a_leaf_that_reaches_no_result_needs_no_influence() {
+    for (source, planned) in [
+        (
+            "%c: f32[t, 16] = concat %x, %z axis=1\n%r: f32[t, 16] = relu %c\n%y: f32[t, 8] = slice %r axis=1 start=0 step=1",
+            "%y: f32[t, 8] = relu %x",
+        ),
+        (
+            "%k: i64[20] = iota start=0 step=1\n%d: f32[20, 8] = exp %e\n%r: f32[20, 8] = relu %d\n\
+             %q0: f32[20, 8] = index_put %e, %r, %k axis=0 accumulate=false\n%y: f32[20, 8] = abs %q0",
+            "%d: f32[20, 8] = exp %e\n%r: f32[20, 8] = relu %d\n%y: f32[20, 8] = abs %r",
+        ),
+        (
+            "%k: i64[8] = iota start=0 step=1\n%c: bool[8] = ge %k, 0\n%r: f32[t, 8] = select %c, %x, %z\n%y: f32[t, 8] = relu %r",
+            "%y: f32[t, 8] = relu %x",
+        ),
+        (
+            "%u: f32[t, 1] = slice %x axis=1 start=0 step=1\n%a: i64[t, 1] = argmax %u axis=1 keep=true\n\
+             %k: i64[t, 1] = add %a, %a\n%y: i64[t, 1] = neg %k",
+            "%y: i64[t, 1] = full value=0",
+        ),
+        (
+            "%g: f32[2*t, 8] = all_gather %x group=@w\n%r: f32[2*t, 8] = relu %g\n%y: f32[t, 8] = slice %r axis=0 start=t step=1",
+            "%b: f32[t, 8] = broadcast %x root=1 group=@w\n%y: f32[t, 8] = relu %b",
+        ),
+    ] {
+        let all = pair(source, planned);
+        assert!(all.is_complete() && all.differences.is_empty(), "{source}\nto\n{planned}\n{all:#?}");
+    }
+}
+
+#[test]
+fn a_wider_part_that_agrees_refutes_a_difference() {
+    // The planned program replaces a value that both programs compute, so the narrow part differs.
+    let source = "%a: i64[t] = mul %i, 0\n%y: i64[t] = add %a, 7\n%v: i64[t] = neg %a";
+    let planned = "%a: i64[t] = mul %i, 0\n%y: i64[t] = full value=7\n%v: i64[t] = neg %a";
+    let [source, planned] = [source, planned].map(|text| format!("{HEAD}{text}\nreturn %v\nreturn %y\n"));
+    let all = compared(&source, &planned);
+    assert_eq!(all.status(), SourceStatus::NotCompared, "{all:#?}");
+    assert!(all.to_string().contains("no drawn value of %i changes a result"), "{all}");
+}
+
 /// Greedy sampling over a vocabulary that ranks divide: the source gathers all logits.
 fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
     let head =

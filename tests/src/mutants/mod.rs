@@ -1,0 +1,202 @@
+//! Trials of the comparison of plans with their sources: edits of planned programs that it must notice.
+//!
+//! A seed names a program ([`programs`]). Its plan must compare as equal, or the trial counts it as not compared. Each mutant is the
+//! planned program with one edit of one node ([`edits`]), planned again with the same source. A mutant that the comparison passes is
+//! run by the reference interpreter on many draws, with special values among them. If it then differs from the source where the plan
+//! without the edit does not, the comparison missed it.
+//!
+//! The suite `mutants` runs some in each test run; `cargo run --release -p symmc-tests --example check_mutants -- PLANS` runs as
+//! many as wanted.
+
+mod edits;
+mod programs;
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use symmc::{CheckedPlan, CompileConfig, ErrorKind, MachineProfile, Program, SourceStatus};
+use symmc_ir::interp::{self, RunCount, SeedConfig, SeedScope};
+use symmc_ir::{Graph, NodeId, SymbolBindings, Tensor, text, verify};
+use symmc_plan::Plan;
+use symmc_planner::{BucketInput, PlanConfig, Planner};
+use symmc_support::random::SplitMix;
+
+use self::edits::edit_node;
+use self::programs::program;
+use crate::rewrites::{DRAWS, inputs, is_near, with_constants};
+
+/// The outcomes of the mutants of one kind of edit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct EditCounts {
+    pub mutants: usize,
+    /// The comparison reports a difference.
+    pub different: usize,
+    /// The comparison is not complete.
+    pub not_compared: usize,
+    /// The comparison passes the mutant, and the interpreter finds no difference.
+    pub equal: usize,
+    /// The comparison passes the mutant, and the interpreter finds a difference.
+    pub missed: usize,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct MutantCounts {
+    pub plans: usize,
+    /// Plans without an edit whose comparison is not complete. They have no mutants.
+    pub plans_not_compared: usize,
+    /// By kind of edit.
+    pub edits: BTreeMap<&'static str, EditCounts>,
+}
+
+impl MutantCounts {
+    pub fn total(&self) -> EditCounts {
+        self.edits.values().fold(EditCounts::default(), |all, one| EditCounts {
+            mutants: all.mutants + one.mutants,
+            different: all.different + one.different,
+            not_compared: all.not_compared + one.not_compared,
+            equal: all.equal + one.equal,
+            missed: all.missed + one.missed,
+        })
+    }
+}
+
+/// The number of draws of seeded inputs on which a passed mutant runs.
+const SEEDED_DRAWS: u64 = 24;
+/// The number of edits that are tried for each wanted mutant.
+const MOST_TRIES: usize = 8;
+
+/// The plan of a seed and some of its mutants.
+///
+/// # Errors
+/// The plan differs from its source, a step panics, or a mutant is missed: with all that is needed to see it again.
+pub fn trial(seed: u64, mutants: usize, counts: &mut MutantCounts) -> Result<(), String> {
+    let source = program(seed)?;
+    let tried = AssertUnwindSafe(|| mutate_plan(seed, &source, mutants, counts));
+    let result = catch_unwind(tried).unwrap_or_else(|_| Err("panicked".into()));
+    result.map_err(|error| format!("seed {seed}: {error}\n{}", text::print(&source)))
+}
+
+fn mutate_plan(seed: u64, source: &Graph, mutants: usize, counts: &mut MutantCounts) -> Result<(), String> {
+    let mut r = SplitMix(seed ^ 0x03a7_a175);
+    let program = Program::from_graph(source.clone()).map_err(|e| e.to_string())?;
+    let names = MachineProfile::builtin_names();
+    let profile = MachineProfile::builtin(r.pick(&names)).ok_or("no such machine")?;
+    let plan = match symmc::compile(&program, &CompileConfig::default().with_profile(profile)) {
+        Err(e) if e.kind() == ErrorKind::Unsupported => return Ok(()),
+        plan => plan.map_err(|e| e.to_string())?,
+    };
+    counts.plans += 1;
+    let compared = symmc::compare_with_source(&plan);
+    if compared.status() == SourceStatus::Different {
+        return Err(format!("the plan differs from its source: {:?}", compared.differences));
+    }
+    if !compared.is_complete() {
+        counts.plans_not_compared += 1;
+        return Ok(());
+    }
+    for _ in 0..mutants {
+        let Some((edit, place, mutant, checked)) =
+            (0..MOST_TRIES).find_map(|_| make_mutant(source, &plan, &mut r))
+        else {
+            continue;
+        };
+        let counts = counts.edits.entry(edit).or_default();
+        counts.mutants += 1;
+        let compared = symmc::compare_with_source(&checked);
+        if compared.status() == SourceStatus::Different {
+            counts.different += 1;
+        } else if !compared.is_complete() {
+            counts.not_compared += 1;
+        } else {
+            let base = text::parse(&plan.programs[place.0]).map_err(|e| e.to_string())?;
+            match find_difference(source, &base, &mutant, r.next())? {
+                None => counts.equal += 1,
+                Some(difference) => {
+                    counts.missed += 1;
+                    let node = mutant.node_name(place.1);
+                    let mutant = text::print(&mutant);
+                    return Err(format!("missed: {edit} of %{node}: {difference}\n{mutant}"));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A planned program with one edit, and its plan. `None` if the edit gives no valid program.
+fn make_mutant(
+    source: &Graph,
+    plan: &Plan,
+    r: &mut SplitMix,
+) -> Option<(&'static str, (usize, NodeId), Graph, CheckedPlan)> {
+    let edited = r.below(plan.programs.len());
+    let mut graph = text::parse(&plan.programs[edited]).ok()?;
+    graph.dispatches.clear();
+    let nodes: Vec<NodeId> = graph.nodes.keys().collect();
+    let node = r.pick(&nodes);
+    let edit = edit_node(&mut graph, node, r)?;
+    verify::verify(&graph).ok()?;
+    let buckets: Option<Vec<BucketInput>> = plan
+        .buckets
+        .iter()
+        .map(|bucket| {
+            let mut program = if bucket.program == edited {
+                graph.clone()
+            } else {
+                text::parse(&plan.programs[bucket.program]).ok()?
+            };
+            program.dispatches.clear();
+            Some(BucketInput { graph: program, decisions: Vec::new() })
+        })
+        .collect();
+    let planner_buckets = buckets?;
+    let config = PlanConfig::default();
+    let mut mutant = Planner::new(source, &planner_buckets, &config).ok()?.plan().ok()?;
+    mutant.numerics = plan.numerics;
+    let checked = CheckedPlan::new(mutant).ok()?;
+    Some((edit, (edited, node), graph, checked))
+}
+
+/// A draw on which the mutant gives something else than the source, and the program without the edit does not.
+fn find_difference(
+    source: &Graph,
+    base: &Graph,
+    mutant: &Graph,
+    seed: u64,
+) -> Result<Option<String>, String> {
+    let histories = interp::output_histories(source, RunCount::One);
+    let mut r = SplitMix(seed);
+    for draw in 0..DRAWS.len() as u64 + SEEDED_DRAWS {
+        let mut bindings = SymbolBindings::new();
+        for (id, symbol) in mutant.symbols.iter() {
+            let size = symbol.min + r.below((symbol.max - symbol.min).min(64) as usize + 1) as i64;
+            bindings.set(id, if r.one_in(4) { symbol.max } else { size });
+        }
+        let drawn: Vec<Vec<Arc<Tensor>>> = match DRAWS.get(draw as usize) {
+            Some(&(numbers, is_shared)) => inputs(source, &bindings, numbers, is_shared, &mut r),
+            None => {
+                let scope = SeedScope::PerRank;
+                let config = SeedConfig { seed: r.next(), arguments: scope, parameters: scope };
+                let of_rank = |rank| interp::seeded_inputs(source, &bindings, &config, rank);
+                let all = (0..source.ranks.unwrap_or(1)).map(of_rank).collect::<Result<Vec<_>, _>>();
+                all.map_err(|e| e.to_string())?
+            }
+        };
+        let run = |graph: &Graph| interp::run(graph, &bindings, &with_constants(graph, &drawn)).ok();
+        let expected = run(source);
+        let agrees = |found: &Option<Vec<Vec<Tensor>>>| match (found, &expected) {
+            (Some(found), Some(expected)) => found.iter().zip(expected).all(|(found, expected)| {
+                let outputs = found.iter().zip(expected).zip(&histories);
+                outputs
+                    .into_iter()
+                    .all(|((found, expected), history)| is_near(found, expected, history, &drawn))
+            }),
+            (found, expected) => found.is_some() == expected.is_some(),
+        };
+        if agrees(&run(base)) && !agrees(&run(mutant)) {
+            return Ok(Some(format!("draw {draw} of {bindings:?}")));
+        }
+    }
+    Ok(None)
+}
