@@ -16,7 +16,8 @@
 //! - the interpreter;
 //! - the analysis of ranks that hold the same bits of a value of the source ([`symmc_ir::Replication`]), by
 //!   which drawn values are the same there;
-//! - the assumption that a part that agrees on the drawn values agrees on all values.
+//! - the assumption that a part that agrees on the drawn values, and whose leaves all influence results (`influence`),
+//!   agrees on all values.
 //!
 //! The passes are not used here.
 //!
@@ -35,6 +36,7 @@ mod influence;
 mod judge;
 mod number;
 mod parts;
+mod ranges;
 mod reach;
 mod region;
 mod sizes;

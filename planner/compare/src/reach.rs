@@ -1,7 +1,7 @@
 //! The elements of leaves that can reach the result of a region.
 //!
 //! Ops that only move elements are followed element by element: they run on the numbers of elements in place of
-//! the elements. Their indices and conditions must depend on no leaf. All other ops read all elements of their
+//! the elements. Their indices and conditions must depend on no leaf, or be known from bounds ([`crate::ranges`]). All other ops read all elements of their
 //! operands, except element-wise ops, which read those at the same position. A leaf that nothing reaches by these
 //! rules cannot influence the result, such as the columns of a concatenation that a slice drops, or elements that
 //! others replace.
@@ -16,6 +16,7 @@ use symmc_ir::{
 
 use crate::concrete::{ConcreteRegion, estimate_work};
 use crate::influence::LeafOfRank;
+use crate::ranges::{IntegerBounds, decide_comparison, derive_bounds};
 
 /// The largest work of a region whose elements are followed.
 const MOST_WORK: u128 = 1 << 22;
@@ -30,7 +31,13 @@ pub fn find_reaching_leaves(concrete: &ConcreteRegion) -> Option<BTreeSet<LeafOf
         return None;
     }
     let ranks = graph.ranks.unwrap_or(1) as usize;
-    let mut reach = ElementReach { graph, ranks, constants: HashMap::new(), read: HashMap::new() };
+    let mut reach = ElementReach {
+        graph,
+        ranks,
+        constants: HashMap::new(),
+        bounds: HashMap::new(),
+        read: HashMap::new(),
+    };
     for node in graph.nodes.values() {
         reach.evaluate_constant(node);
     }
@@ -55,8 +62,9 @@ pub fn find_reaching_leaves(concrete: &ConcreteRegion) -> Option<BTreeSet<LeafOf
 struct ElementReach<'a> {
     graph: &'a Graph,
     ranks: usize,
-    /// The values that depend on no leaf.
+    /// The values that are the same for all elements of leaves.
     constants: HashMap<ValueId, RankTensors>,
+    bounds: HashMap<ValueId, IntegerBounds>,
     /// For each value and rank the elements that can reach the result.
     read: HashMap<ValueId, Vec<Vec<bool>>>,
 }
@@ -67,12 +75,30 @@ impl ElementReach<'_> {
         extents.map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
     }
 
+    /// Computes the results of a node if they are the same for all elements of leaves, or else their bounds.
     fn evaluate_constant(&mut self, node: &Node) {
         let operands: Option<Vec<&RankTensors>> = node.inputs.iter().map(|v| self.constants.get(v)).collect();
-        let Some(results) = operands.and_then(|operands| self.run(node, &node.op, &operands, None)) else {
+        if let Some(results) = operands.and_then(|operands| self.run(node, &node.op, &operands, None)) {
+            for (&v, tensors) in node.outputs.iter().zip(results) {
+                let bounds = IntegerBounds::of_tensors(tensors.iter().map(|tensor| &**tensor));
+                self.bounds.extend(bounds.map(|bounds| (v, bounds)));
+                self.constants.insert(v, tensors);
+            }
             return;
-        };
-        self.constants.extend(node.outputs.iter().copied().zip(results));
+        }
+        if let Some(result) = decide_comparison(node, &self.bounds) {
+            let v = node.outputs[0];
+            let shape = self.shape(v);
+            let elements = vec![i64::from(result); shape.iter().product()];
+            if let Some(tensor) = Tensor::from_i64(DType::Bool, shape, &elements) {
+                self.constants.insert(v, vec![Arc::new(tensor); self.ranks]);
+            }
+            return;
+        }
+        for (k, &v) in node.outputs.iter().enumerate() {
+            let bounds = derive_bounds(self.graph, node, k, &self.bounds);
+            self.bounds.extend(bounds.map(|bounds| (v, bounds)));
+        }
     }
 
     /// The results of an op on tensors in place of its operands. They have the dtype `dtype` if there is one.
@@ -123,7 +149,8 @@ impl ElementReach<'_> {
         // The position along an axis with one position is 0.
         let is_zero =
             matches!(node.op, Op::ArgReduce { axis, .. } if self.shape(node.inputs[0]).get(axis) == Some(&1));
-        if !is_read || is_zero || node.inputs.iter().all(|v| self.constants.contains_key(v)) {
+        let is_constant = node.outputs.iter().all(|v| self.constants.contains_key(v));
+        if !is_read || is_zero || is_constant {
             return;
         }
         if self.follow_moves(node).is_some() {

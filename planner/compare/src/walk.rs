@@ -260,11 +260,11 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let reason = format!("a part has more than {MOST_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
-        let (mut verdict, mut at) = self.compare(&first);
-        let mut next = match verdict {
-            Verdict::Differs(_) | Verdict::Unshown(_) => self.leaves_to_open(&first, thorough, false),
-            _ => return (verdict, at, Some(first)),
-        };
+        let (verdict, at) = self.compare(&first);
+        if !matches!(verdict, Verdict::Differs(_)) {
+            return (verdict, at, Some(first));
+        }
+        let mut next = self.leaves_to_open(&first, thorough, false);
         for _ in 0..MOST_OPENED {
             if next.is_empty() {
                 break;
@@ -273,16 +273,13 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let Some(wider) = self.find_regions(s, p, &opened) else { break };
             let wider = PairedRegions { same_bits: first.same_bits, ..wider };
             match self.compare(&wider) {
-                (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                // Leaves of wider regions are related as in the program, so their verdict replaces the narrower one.
-                (found @ Verdict::Unshown(_), at_sizes) => (verdict, at) = (found, at_sizes),
-                (found @ Verdict::Differs(_), at_sizes) if matches!(verdict, Verdict::Unshown(_)) => {
-                    (verdict, at) = (found, at_sizes);
+                // Leaves of wider regions are related as in the program, so their agreement refutes the difference.
+                (found, at) if found.is_agreement() || matches!(found, Verdict::Unshown(_)) => {
+                    return (found, at, Some(first));
                 }
-                (Verdict::Differs(_), _) => {}
+                (Verdict::Differs(_), _) => next = self.leaves_to_open(&wider, thorough, true),
                 _ => break,
             }
-            next = self.leaves_to_open(&wider, thorough, true);
         }
         (verdict, at, Some(first))
     }

@@ -111,8 +111,13 @@ fn a_leaf_that_reaches_no_result_needs_no_influence() {
             "%y: i64[t, 1] = full value=0",
         ),
         (
-            "%g: f32[2*t, 8] = all_gather %x group=@w\n%r: f32[2*t, 8] = relu %g\n%y: f32[t, 8] = slice %r axis=0 start=t step=1",
-            "%b: f32[t, 8] = broadcast %x root=1 group=@w\n%y: f32[t, 8] = relu %b",
+            "%v: f32[t, 2], %vi: i64[t, 2] = topk %s axis=1 largest=true\n%u: i64[t, 1] = slice %vi axis=1 start=0 step=1\n\
+             %c: bool[t, 1] = ge %u, 4\n%r: f32[t, 8] = select %c, %z, %x\n%y: f32[t, 8] = relu %r",
+            "%y: f32[t, 8] = relu %x",
+        ),
+        (
+            "%j: f32[2*t, 8] = all_gather %x group=@w\n%r: f32[2*t, 8] = relu %j\n%y: f32[t, 8] = slice %r axis=0 start=t step=1",
+            "%k: f32[t, 8] = broadcast %x root=1 group=@w\n%y: f32[t, 8] = relu %k",
         ),
     ] {
         let all = pair(source, planned);
