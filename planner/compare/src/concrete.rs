@@ -61,6 +61,9 @@ pub struct RegionLeaf {
     pub row_axes: Vec<RowAxis>,
 }
 
+/// A leaf by the number of its class, and the first rank that holds its elements.
+pub type LeafOfRank = (usize, u32);
+
 impl RegionLeaf {
     /// The rank whose elements this rank holds.
     pub fn representative_rank(&self, rank: u32) -> u32 {

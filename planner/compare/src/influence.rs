@@ -13,12 +13,9 @@ use symmc_ir::{
     UnaryOp, ValueId,
 };
 
-use crate::concrete::ConcreteRegion;
+use crate::concrete::{ConcreteRegion, LeafOfRank};
 use crate::elements::ElementClass;
 use crate::reach::find_reaching_leaves;
-
-/// A leaf by the number of its class, and the first rank that holds its elements.
-pub type LeafOfRank = (usize, u32);
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LeafInfluence {

@@ -25,10 +25,10 @@ use symmc_ir::interp::{
 use symmc_ir::numerics::Numerics;
 use symmc_ir::{BinaryOp, DType, Graph, Op, ReductionKind, SymbolBindings, Tensor};
 
-use crate::concrete::ConcreteRegion;
+use crate::concrete::{ConcreteRegion, LeafOfRank};
 use crate::draw::{Draw, DrawChange, DrawKind, LeafDraws};
 use crate::influence::{
-    LeafInfluence, LeafOfRank, count_influence_runs, derive_influence, leaf_classes, restrict_to_reaching,
+    LeafInfluence, count_influence_runs, derive_influence, leaf_classes, restrict_to_reaching,
 };
 
 /// The relative shift of leaves that measures the effect of rounding.

@@ -14,8 +14,7 @@ use symmc_ir::{
     Scalar, SymbolBindings, Tensor, TensorType, ValueId, interp,
 };
 
-use crate::concrete::{ConcreteRegion, estimate_work};
-use crate::influence::LeafOfRank;
+use crate::concrete::{ConcreteRegion, LeafOfRank, estimate_work};
 use crate::ranges::{IntegerBounds, decide_comparison, derive_bounds};
 
 /// The largest work of a region whose elements are followed.
@@ -159,20 +158,23 @@ impl ElementReach<'_> {
         if node.op.is_element_wise() {
             return self.follow_elements(node);
         }
-        let ranks: Vec<usize> = (0..self.ranks).collect();
         let cells = match node.op.group() {
             Some(group) => self.graph.cells(group).unwrap_or_default(),
-            None => ranks.iter().map(|&rank| vec![rank as u32]).collect(),
+            None => (0..self.ranks as u32).map(|rank| vec![rank]).collect(),
         };
         for cell in cells {
-            let cell: Vec<usize> = cell.iter().map(|&rank| rank as usize).collect();
-            let reads = |read: &Vec<Vec<bool>>| {
-                cell.iter().any(|&rank| read.get(rank).is_some_and(|of_rank| of_rank.contains(&true)))
-            };
-            if node.outputs.iter().filter_map(|v| self.read.get(v)).any(reads) {
-                for &x in self.operands_of_read_results(node) {
-                    let read = self.read_of(x);
-                    cell.iter().filter_map(|&rank| read.get_mut(rank).map(|r| r.fill(true))).count();
+            let is_read_in_cell = node.outputs.iter().filter_map(|v| self.read.get(v)).any(|of_ranks| {
+                cell.iter().filter_map(|&rank| of_ranks.get(rank as usize)).any(|read| read.contains(&true))
+            });
+            if !is_read_in_cell {
+                continue;
+            }
+            for &x in self.operands_of_read_results(node) {
+                let of_ranks = self.read_of(x);
+                for &rank in &cell {
+                    if let Some(read) = of_ranks.get_mut(rank as usize) {
+                        read.fill(true);
+                    }
                 }
             }
         }
@@ -197,12 +199,11 @@ impl ElementReach<'_> {
             Op::Pad { low, .. } => Op::Pad { low: low.clone(), value: Scalar::Int(-1) },
             op => op.clone(),
         };
-        let mut numbers: HashMap<ValueId, RankTensors> = HashMap::new();
-        let mut first = Vec::with_capacity(node.inputs.len());
+        // The moved operands, each with the number of its first element on rank 0.
+        let mut numbered = Vec::with_capacity(node.inputs.len());
         let mut next = 0i64;
         let mut operands = Vec::with_capacity(node.inputs.len());
         for (k, &x) in node.inputs.iter().enumerate() {
-            first.push(next);
             if !moved.contains(&k) {
                 operands.push(self.constants.get(&x)?.clone());
                 continue;
@@ -215,8 +216,8 @@ impl ElementReach<'_> {
                 Tensor::from_i64(DType::I64, shape.clone(), &elements).map(Arc::new)
             };
             let tensors = (0..self.ranks).map(of_rank).collect::<Option<RankTensors>>()?;
+            numbered.push((x, usize::try_from(next).ok()?));
             next += count * self.ranks as i64;
-            numbers.insert(x, tensors.clone());
             operands.push(tensors);
         }
         let results = self.run(node, &op, &operands.iter().collect::<Vec<_>>(), Some(DType::I64))?;
@@ -232,10 +233,10 @@ impl ElementReach<'_> {
                 }
             }
         }
-        for (&x, &first) in node.inputs.iter().zip(&first).filter(|(x, _)| numbers.contains_key(x)) {
+        for (x, first) in numbered {
             let count = self.shape(x).iter().product::<usize>();
             for (rank, of_rank) in self.read_of(x).iter_mut().enumerate() {
-                let start = usize::try_from(first).ok()? + rank * count;
+                let start = first + rank * count;
                 for (is_read, number) in of_rank.iter_mut().zip(&read_numbers[start..start + count]) {
                     *is_read |= number;
                 }
