@@ -90,7 +90,8 @@ impl ElementReach<'_> {
             let shape = self.shape(v);
             let elements = vec![i64::from(result); shape.iter().product()];
             if let Some(tensor) = Tensor::from_i64(DType::Bool, shape, &elements) {
-                self.constants.insert(v, vec![Arc::new(tensor); self.ranks]);
+                let tensor = Arc::new(tensor);
+                self.constants.insert(v, (0..self.ranks).map(|_| tensor.clone()).collect());
             }
             return;
         }

@@ -22,6 +22,9 @@ use crate::region::{ComparedRegion, MOST_NODES, find_region};
 const MOST_SUSPECT: usize = 4;
 /// The largest number of times that a part is extended by computing more of its leaves.
 const MOST_OPENED: usize = 12;
+/// The largest number of times that a part is extended although it agrees, because a leaf shows no influence.
+const MOST_UNSHOWN: usize = 3;
+
 /// A planned value that does not agree with the source's value of the same name.
 struct SuspectValue {
     /// The number of suspect values in a row up to this one.
@@ -260,26 +263,35 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             let reason = format!("a part has more than {MOST_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
-        let (verdict, at) = self.compare(&first);
-        if !matches!(verdict, Verdict::Differs(_)) {
+        let (mut verdict, mut at) = self.compare(&first);
+        if !matches!(verdict, Verdict::Differs(_) | Verdict::Unshown(_)) {
             return (verdict, at, Some(first));
         }
         let mut next = self.leaves_to_open(&first, thorough, false);
+        let mut unshown = usize::from(matches!(verdict, Verdict::Unshown(_)));
         for _ in 0..MOST_OPENED {
-            if next.is_empty() {
+            if next.is_empty() || unshown > MOST_UNSHOWN {
                 break;
             }
             opened.extend(next);
             let Some(wider) = self.find_regions(s, p, &opened) else { break };
             let wider = PairedRegions { same_bits: first.same_bits, ..wider };
+            // Leaves of wider regions are related as in the program, so the verdict on a wider region replaces that
+            // of a narrower one. The first difference is the nearest to the value, and is kept.
             match self.compare(&wider) {
-                // Leaves of wider regions are related as in the program, so their agreement refutes the difference.
-                (found, at) if found.is_agreement() || matches!(found, Verdict::Unshown(_)) => {
-                    return (found, at, Some(first));
+                (found, at) if found.is_agreement() => return (found, at, Some(first)),
+                (found @ Verdict::Unshown(_), of_sizes) => {
+                    unshown += 1;
+                    (verdict, at) = (found, of_sizes);
                 }
-                (Verdict::Differs(_), _) => next = self.leaves_to_open(&wider, thorough, true),
+                (found @ Verdict::Differs(_), of_sizes) => {
+                    if matches!(verdict, Verdict::Unshown(_)) {
+                        (verdict, at) = (found, of_sizes);
+                    }
+                }
                 _ => break,
             }
+            next = self.leaves_to_open(&wider, thorough, true);
         }
         (verdict, at, Some(first))
     }
