@@ -12,7 +12,7 @@ use symmc_ir::{DType, EntityMap, Graph, Node, NodeId, Op, Replication, ValueId};
 use symmc_plan::Bucket;
 
 use crate::comparison::{ComparedPart, SourceStatus};
-use crate::elements::ElementClass;
+use crate::elements::{ElementClass, ElementView};
 use crate::judge::Verdict;
 use crate::number::{NumberedProgram, ValueNumbering, has_own_rounding};
 use crate::parts::{ComparisonState, PairedRegions, PartOutcome, ProgramPair};
@@ -47,6 +47,8 @@ pub(crate) struct ComparisonWalk<'a, 's> {
     /// For each class of the source the ranks that hold the same bits of its elements.
     replication: HashMap<ElementClass, Replication>,
     suspects: HashMap<ValueId, SuspectValue>,
+    /// The elements of values of the source and of planned values that agreed.
+    agreed: HashSet<[ElementView; 2]>,
     /// The classes that were assumed to be equal without a comparison.
     assumed: HashSet<ElementClass>,
     /// For each planned value the first output that is computed from it.
@@ -88,6 +90,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             source: numbered,
             planned: of_planned,
             suspects: HashMap::new(),
+            agreed: HashSet::new(),
             assumed: HashSet::new(),
             feeds: first_fed_outputs(planned),
             status: SourceStatus::Equal,
@@ -133,6 +136,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
 
     /// Compares a planned value with a value of the source. An output must be equal to that value.
     fn compare_values(&mut self, s: ValueId, p: ValueId, output: Option<usize>) {
+        if self.elements_of(s, p).is_some_and(|elements| self.agreed.contains(&elements)) {
+            return self.mark_equal(s, p);
+        }
         let (verdict, at, regions) = self.examine(s, p, false);
         let known = regions.as_ref().and_then(|r| self.first_suspect(r));
         let assumed = regions.as_ref().is_some_and(|r| self.is_assumed(r));
@@ -163,7 +169,13 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             self.shared.comparison.add_undecided(what);
             self.status = self.status.max(SourceStatus::NotCompared);
         }
+        let elements = self.elements_of(s, p);
+        self.agreed.extend(elements);
         self.mark_equal(s, p);
+    }
+
+    fn elements_of(&self, s: ValueId, p: ValueId) -> Option<[ElementView; 2]> {
+        Some([self.source.elements[s].clone()?, self.planned.elements[p].clone()?])
     }
 
     /// Marks a planned value as equal to the source's value if their results agree in a draw. Says whether they do.

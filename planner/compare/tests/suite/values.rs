@@ -136,6 +136,17 @@ fn a_wider_part_that_agrees_refutes_a_difference() {
     assert!(all.to_string().contains("no drawn value of %i changes a result"), "{all}");
 }
 
+#[test]
+fn copies_of_one_value_are_equal_to_values_that_are_equal() {
+    let source = "%c: f32[t, 8] = all_reduce %x op=sum group=@w\n%d: f32[t, 8] = all_reduce %z op=sum group=@w\n\
+        %v: f32[t, 8] = add %c, %d\n%k: f32[t, 8] = permute_ranks %v pairs=[0->0, 1->1] group=@w\n\
+        %o1: f32[t, 8] = copy %v\n%o2: f32[t, 8] = copy %k\n%o3: f32[t, 8] = copy %k\nreturn %o1\nreturn %o2\nreturn %o3\n";
+    let planned = "%a: f32[t, 8] = add %x, %z\n%v: f32[t, 8] = all_reduce %a op=sum group=@w\n\
+        %u: f32[t, 8] = copy %v\n%w: f32[t, 8] = copy %v\nreturn %v\nreturn %u\nreturn %w\n";
+    let all = compared(&format!("{HEAD}{source}"), &format!("{HEAD}{planned}"));
+    assert!(all.is_complete() && all.differences.is_empty(), "{all:#?}");
+}
+
 /// Greedy sampling over a vocabulary that ranks divide: the source gathers all logits.
 fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
     let head =
