@@ -7,19 +7,23 @@ use pyo3::types::PyTuple;
 use symmc::unstable::runtime::host;
 
 use crate::argument::to_timeout;
-use crate::error::{input_error, to_exception};
+use crate::error::{clean_reason, input_error, to_exception};
 use crate::group::Group;
-use crate::interrupt::{POLL_INTERVAL, run_interruptible};
+use crate::interrupt::{POLL_INTERVAL, check_wait, run_interruptible};
 use crate::process_bound::ProcessBound;
 
 /// A board on which each rank publishes the same number of integers, round by round. All ranks of the group open it together, and
 /// take part in the same rounds.
 #[pyclass(frozen, module = "symmc._symmc")]
-pub struct Board(ProcessBound<Mutex<Option<host::Board>>>);
+pub struct Board {
+    rounds: ProcessBound<Mutex<Option<host::Board>>>,
+    /// Used while a round waits.
+    notices: ProcessBound<host::Notices>,
+}
 
 impl Board {
     fn with_board<T>(&self, work: impl FnOnce(&mut host::Board) -> PyResult<T>) -> PyResult<T> {
-        let mut guard = self.0.try_lock("board")?;
+        let mut guard = self.rounds.try_lock("board")?;
         work(guard.as_mut().ok_or_else(|| input_error("the board is closed"))?)
     }
 }
@@ -35,7 +39,20 @@ impl Board {
         let board = run_interruptible(py, "open", move || {
             host::Board::open(&group, words, limit).map_err(symmc::Error::from)
         })?;
-        Ok(Board(ProcessBound::new(Mutex::new(Some(board)))))
+        let notices = board.notices().map_err(|error| to_exception(error.into()))?;
+        Ok(Board { rounds: ProcessBound::new(Mutex::new(Some(board))), notices: ProcessBound::new(notices) })
+    }
+
+    /// Notifies the other ranks in the call that began with this round that this rank failed in it. culprit: the rank at fault.
+    fn leave_notice(&self, round: u64, culprit: u32, text: &str) -> PyResult<()> {
+        self.notices.get("board")?.leave(round, &host::Notice { culprit, text: clean_reason(text) });
+        Ok(())
+    }
+
+    /// The rank at fault and the reason, if another rank failed in the call that began with this round.
+    fn find_notice(&self, round: u64) -> PyResult<Option<(u32, String)>> {
+        let notice = self.notices.get("board")?.find(round);
+        Ok(notice.map(|notice| (notice.culprit, notice.text)))
     }
 
     /// The number of the last round that this rank has begun, from 1; 0 before the first.
@@ -67,7 +84,7 @@ impl Board {
                             .collect();
                     }
                     // Ctrl-C interrupts all ranks of a terminal. It explains more than the error that a peer has left.
-                    Ok(None) => py.check_signals()?,
+                    Ok(None) => check_wait(py)?,
                     Err(error) => {
                         py.check_signals()?;
                         return Err(to_exception(error));
@@ -81,7 +98,7 @@ impl Board {
 impl Drop for Board {
     /// Closes the board with the GIL released: rank 0 waits until the others have ended the rounds that it has ended.
     fn drop(&mut self) {
-        let Ok(inner) = self.0.get("board") else { return };
+        let Ok(inner) = self.rounds.get("board") else { return };
         let board = inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         Python::attach(|py| py.detach(|| drop(board)));
     }

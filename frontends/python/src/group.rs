@@ -67,6 +67,7 @@ impl Group {
 /// A bootstrap by a Python function that gathers bytes from all ranks.
 struct PythonBootstrap<'py> {
     all_gather: Bound<'py, PyAny>,
+    reports_failures: bool,
     /// The exception that the function raised.
     raised: Option<PyErr>,
 }
@@ -80,6 +81,10 @@ impl Bootstrap for PythonBootstrap<'_> {
             text
         })?;
         all.extract().map_err(|_| format!("all_gather: expected a list of bytes, found {all}"))
+    }
+
+    fn reports_failures(&self) -> bool {
+        self.reports_failures
     }
 }
 
@@ -105,16 +110,23 @@ impl Group {
     }
 
     /// The group of a rank that can communicate with the other ranks by a function: `all_gather` takes bytes and returns the list
-    /// of the bytes of all ranks. All ranks call this at the same time.
+    /// of the bytes of all ranks. All ranks call this at the same time. reports_failures: whether `all_gather` notifies the other
+    /// ranks of its errors, wherever they wait. Otherwise symmc notifies those that have passed their last call of it.
     #[staticmethod]
-    fn bootstrap(rank: i128, ranks: i128, all_gather: Bound<'_, PyAny>) -> PyResult<Group> {
+    #[pyo3(signature = (rank, ranks, all_gather, *, reports_failures=false))]
+    fn bootstrap(
+        rank: i128,
+        ranks: i128,
+        all_gather: Bound<'_, PyAny>,
+        reports_failures: bool,
+    ) -> PyResult<Group> {
         let py = all_gather.py();
         let ranks = to_integer("ranks", ranks)?;
         let rank: u32 = to_integer("rank", rank)?;
         if rank >= ranks {
             return Err(input_error(format!("rank: expected a number below {ranks}, found {rank}")));
         }
-        let mut bootstrap = PythonBootstrap { all_gather, raised: None };
+        let mut bootstrap = PythonBootstrap { all_gather, reports_failures, raised: None };
         symmc::Group::bootstrap(rank, ranks, &mut bootstrap).map(Group::new).map_err(|error| {
             // Errors of symmc and interrupts are raised unchanged.
             let is_kept =

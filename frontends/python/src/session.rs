@@ -15,7 +15,7 @@ use crate::dlpack::{ForeignTensor, device};
 use crate::error::{clean_reason, input_error, to_exception};
 use crate::gpu::{gpu_number, on_gpu};
 use crate::group::Group;
-use crate::interrupt::{POLL_INTERVAL, run_interruptible};
+use crate::interrupt::{POLL_INTERVAL, check_wait, run_interruptible};
 use crate::launch::{LaunchBindings, expect_device};
 use crate::plan::{Plan, memory_by_use};
 use crate::process_bound::ProcessBound;
@@ -244,7 +244,8 @@ impl Session {
             match ended {
                 Ok(true) => return Ok(()),
                 // Ctrl-C interrupts all ranks of a terminal. It explains more than the error that a peer has left.
-                Ok(false) | Err(_) => py.check_signals()?,
+                Ok(false) => check_wait(py)?,
+                Err(_) => py.check_signals()?,
             }
             ended?;
         }

@@ -2,7 +2,14 @@
 
 import unittest
 
-from rank_faults import RandomFaults, freed_argument, one_rank_raises, operands_of_one_rank
+from rank_faults import (
+    RandomFaults,
+    fails_under_inductor,
+    fails_when_sizes_change,
+    freed_argument,
+    one_rank_raises,
+    operands_of_one_rank,
+)
 from with_torch import HAS_TORCH, on_ranks
 
 
@@ -10,6 +17,12 @@ from with_torch import HAS_TORCH, on_ranks
 class OneRankFails(unittest.TestCase):
     def test_reports_errors_at_each_place_to_all_ranks(self):
         on_ranks(one_rank_raises)
+
+    def test_reports_errors_when_sizes_change(self):
+        on_ranks(fails_when_sizes_change, 3)
+
+    def test_reports_errors_under_inductor(self):
+        on_ranks(fails_under_inductor)
 
     def test_refuses_operands_of_one_rank_on_all_ranks(self):
         on_ranks([operands_of_one_rank, freed_argument])

@@ -1,8 +1,8 @@
 //! Rank 0 gathers the ranks of a run that another launcher started.
 //!
 //! Every process that connects sends its rank. A rank may connect twice, come from another run, be unable to
-//! begin, or die meanwhile. Then the others are still awaited for a moment, so that all of them get the same
-//! error. If this process runs out of descriptors, a reserved one is freed for this purpose, and the
+//! begin, or die meanwhile. Then the ranks that have joined get the error at once, and the others are still
+//! awaited for a moment, so that all of them get the same error. If this process runs out of descriptors, a reserved one is freed for this purpose, and the
 //! remaining processes are served one after another.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -40,6 +40,22 @@ struct ConnectedProcess {
     rank: Option<u32>,
     /// Whether the peer process has closed the connection.
     gone: bool,
+    /// Whether it was sent the error of the run.
+    is_notified: bool,
+}
+
+impl ConnectedProcess {
+    fn new(fd: OwnedFd, own: bool) -> ConnectedProcess {
+        ConnectedProcess { channel: Channel::new(fd, 0), own, rank: None, gone: false, is_notified: false }
+    }
+
+    fn notify(&mut self, error: &RunError) {
+        if !self.is_notified {
+            // A process that cannot be notified is gone.
+            let _ = self.channel.send(&CoordinatorMessage::Verdict(Some(error.clone())));
+            self.is_notified = true;
+        }
+    }
 }
 
 pub(crate) struct RankGatherer<'a> {
@@ -103,12 +119,13 @@ impl<'a> RankGatherer<'a> {
             if let Err(error) = self.process_next_event() {
                 self.reject_run(error.reported_by(self.place.rank));
             }
+            if let Some(error) = &self.fault {
+                let joined = self.candidates.iter_mut().filter(|candidate| candidate.rank.is_some());
+                joined.for_each(|candidate| candidate.notify(error));
+            }
         }
         if let Some(error) = self.fault {
-            for candidate in &self.candidates {
-                // A process that cannot be notified is gone.
-                let _ = candidate.channel.send(&CoordinatorMessage::Verdict(Some(error.clone())));
-            }
+            self.candidates.iter_mut().for_each(|candidate| candidate.notify(&error));
             return Err(error);
         }
         self.reject_latecomers();
@@ -122,19 +139,12 @@ impl<'a> RankGatherer<'a> {
     /// Refuses processes that connected to a run that has all its ranks.
     fn reject_latecomers(&mut self) {
         while let Ok(Some(fd)) = accept_connection(self.listener, Instant::now()) {
-            self.candidates.push(ConnectedProcess {
-                channel: Channel::new(fd, 0),
-                own: false,
-                rank: None,
-                gone: false,
-            });
+            self.candidates.push(ConnectedProcess::new(fd, false));
         }
         let all = "all ranks of this run have joined already: was a rank started twice?".to_string();
-        for candidate in self.candidates.iter().filter(|candidate| candidate.rank.is_none()) {
-            // A process that cannot be notified is gone.
-            let _ =
-                candidate.channel.send(&CoordinatorMessage::Verdict(Some(RunError::Invalid(all.clone()))));
-        }
+        let error = RunError::Invalid(all);
+        let unknown = self.candidates.iter_mut().filter(|candidate| candidate.rank.is_none());
+        unknown.for_each(|candidate| candidate.notify(&error));
     }
 
     /// Waits until a process connects, sends a message or closes its end.
@@ -172,12 +182,7 @@ impl<'a> RankGatherer<'a> {
         } else if is_same_user(&fd)? {
             let peer = getsockopt(&fd, sockopt::PeerCredentials);
             let own = peer.is_ok_and(|peer| peer.pid() as u32 == std::process::id());
-            self.candidates.push(ConnectedProcess {
-                channel: Channel::new(fd, 0),
-                own,
-                rank: None,
-                gone: false,
-            });
+            self.candidates.push(ConnectedProcess::new(fd, own));
         }
         Ok(())
     }

@@ -33,6 +33,11 @@ pub trait Bootstrap {
     fn barrier(&mut self) -> Result<(), String> {
         self.all_gather(&[0]).map(drop)
     }
+
+    /// Whether the other ranks learn of a failure of this rank by these means, also if they wait elsewhere.
+    fn reports_failures(&self) -> bool {
+        false
+    }
 }
 
 impl Group {
@@ -59,7 +64,9 @@ impl Group {
     }
 
     /// Joins `rank` to a group of ranks of one machine that have their own means to exchange bytes. All of
-    /// them call this at the same time. Fails if these means fail, or the ranks contradict each other.
+    /// them call this at the same time. Fails if these means fail, or the ranks contradict each other. If only
+    /// the barrier of this rank fails, the others may have passed it: they get the error in the first session of
+    /// the group.
     pub fn bootstrap(rank: u32, ranks: u32, means: &mut dyn Bootstrap) -> Result<Group> {
         let failed = |e| {
             RunError::Invalid(format!("rank {rank} of {ranks}: exchanging data with the other ranks: {e}"))
@@ -86,8 +93,16 @@ impl Group {
         let first =
             all.first().map(|answer| answer[8..].iter().map(|b| format!("{b:02x}")).collect::<String>());
         let run = format!("{DRAWN}{}", first.unwrap_or_default());
-        means.barrier().map_err(failed)?;
-        Ok(Group::from_membership(Membership { rank, ranks, run }))
+        let group = Group::from_membership(Membership { rank, ranks, run });
+        match means.barrier() {
+            Ok(()) => Ok(group),
+            Err(e) if means.reports_failures() => Err(failed(e)),
+            Err(e) => {
+                let how = format!("did not open its session: exchanging data with the other ranks: {e}");
+                group.decline(RunError::Left { rank, how });
+                Err(failed(e))
+            }
+        }
     }
 
     pub fn rank(&self) -> u32 {

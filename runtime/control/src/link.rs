@@ -4,7 +4,7 @@
 //! ends this rank's waits early. The thread also publishes the rank's heartbeat. A run that ends on this rank
 //! is reported through the link.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -26,7 +26,8 @@ use crate::trace::enter_rank_span;
 /// Additional time after the timeout in which a rank waits for the verdict. The coordinator gives up on ranks
 /// earlier.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The time that a rank waits for the coordinator's explanation of a run that another rank ended.
+/// The time that a rank waits for the coordinator's explanation of a run that another rank ended. It does not wait
+/// for a coordinator without a heartbeat.
 const EXPLAINING: Duration = Duration::from_secs(1);
 
 /// Bytes of an answer in one message. Its quotes are escaped there.
@@ -65,6 +66,8 @@ struct CoordinatorLinkState {
     is_reported: AtomicBool,
     /// The error that explains the failure of this rank best, once it has failed.
     failure: OnceLock<RunError>,
+    /// How long the coordinator has shown no heartbeat, in milliseconds, as the listening thread last saw it.
+    coordinator_silence_ms: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +91,7 @@ impl CoordinatorLink {
             ended: AtomicBool::new(false),
             is_reported: AtomicBool::new(false),
             failure: OnceLock::new(),
+            coordinator_silence_ms: AtomicU64::new(0),
         });
         let (sender, messages) = mpsc::channel();
         let listening = state.clone();
@@ -135,8 +139,9 @@ impl CoordinatorLink {
     pub fn report_result(&self, result: Result<()>) -> Result<()> {
         match result {
             Ok(()) => self.report_done().and_then(|()| {
-                let patience = self.state.limit + PATIENCE;
-                self.await_verdict(patience).unwrap_or_else(|| Err(self.coordinator_stuck_error()))
+                let limit = self.state.limit;
+                let verdict = self.await_verdict(limit + PATIENCE, limit.max(SHORTEST_SILENCE));
+                verdict.unwrap_or_else(|| Err(self.coordinator_stuck_error()))
             }),
             Err(error) => Err(self.report_failure(error)),
         }
@@ -174,7 +179,7 @@ impl CoordinatorLink {
             let _ = self.state.channel.send(&RankMessage::Failed(error.clone()));
         }
         let is_foreign = error.is_consequence() && error.reporter() != Some(self.state.rank);
-        match is_foreign.then(|| self.await_verdict(EXPLAINING)).flatten() {
+        match is_foreign.then(|| self.await_verdict(EXPLAINING, SHORTEST_SILENCE)).flatten() {
             Some(Err(verdict)) if !matches!(verdict.cause(), RunError::Aborted { .. }) => verdict,
             _ => error,
         }
@@ -203,8 +208,8 @@ impl CoordinatorLink {
     }
 
     /// Waits for the coordinator's verdict, which comes when all ranks have ended. `None` if no rank made
-    /// progress for `timeout`, or the coordinator shows no heartbeat.
-    fn await_verdict(&self, timeout: Duration) -> Option<RunVerdict> {
+    /// progress for `timeout`, or the coordinator has shown no heartbeat for `max_silence`.
+    fn await_verdict(&self, timeout: Duration, max_silence: Duration) -> Option<RunVerdict> {
         let control = &self.state.control;
         let mut clock = ActiveClock::start();
         let mut observer = Observer::new(control);
@@ -217,8 +222,8 @@ impl CoordinatorLink {
             let now = clock.now();
             let found = all_beats(control);
             observer.sample_heartbeats(now);
-            let silence = observer.coordinator_silence(now);
-            if silence.is_some_and(|silence| silence >= self.state.limit.max(SHORTEST_SILENCE)) {
+            let silence = observer.coordinator_silence(now).unwrap_or_default();
+            if silence.max(self.state.coordinator_silence()) >= max_silence {
                 return None;
             }
             if found != last_beats {
@@ -259,8 +264,14 @@ impl CoordinatorLinkState {
     /// Reads messages and publishes heartbeats until the verdict. Ends the run if the verdict is an error or
     /// cannot arrive any more.
     fn listen_for_messages(&self, messages: &mpsc::Sender<ReceivedMessage>) {
+        let mut clock = ActiveClock::start();
+        let mut observer = Observer::new(&self.control);
         while !self.ended.load(Ordering::Relaxed) {
             self.control.publish_heartbeat(self.rank);
+            let now = clock.now();
+            observer.sample_heartbeats(now);
+            let silence = observer.coordinator_silence(now).unwrap_or_default();
+            self.coordinator_silence_ms.store(silence.as_millis() as u64, Ordering::Relaxed);
             let message = match self.channel.wait_readable(Some(Instant::now() + TICK)) {
                 Ok(true) => self.channel.receive::<CoordinatorMessage>(Some(Instant::now())),
                 Ok(false) => continue,
@@ -284,6 +295,10 @@ impl CoordinatorLinkState {
                 return;
             }
         }
+    }
+
+    fn coordinator_silence(&self) -> Duration {
+        Duration::from_millis(self.coordinator_silence_ms.load(Ordering::Relaxed))
     }
 
     fn verdict_of(&self, message: ReceivedMessage) -> RunVerdict {

@@ -4,6 +4,10 @@
 //! stored after them, the number of the round. A rank begins a round only after it has read the words of all ranks
 //! in the round before. So a slot that a rank writes again was read by all of its peers.
 //!
+//! A round can begin a call, in which ranks do other work together. A rank that fails in it leaves a notice after its
+//! slots ([`Notices`]), which the others read wherever they wait in this call. A notice is replaced in a later call,
+//! when all ranks have left the earlier one.
+//!
 //! Rounds run on the thread of the caller, which mostly finds its peers within microseconds. A run of a session
 //! would move to the thread of the session and back.
 
@@ -12,8 +16,9 @@ use std::time::Duration;
 
 use symmc_control::{
     Group, JoinRequest, JoinedRank, LeaveMode, LocateStep, PlanSubject, ProgressRecording, RankProgress,
-    RunKind, SleepState, SpinConfig, StepName, WaitFailure, YieldMode,
+    RunKind, SharedRunMemory, SleepState, SpinConfig, StepName, WaitFailure, YieldMode,
 };
+use symmc_support::shorten_middle;
 
 use super::comm::CommConfig;
 use super::rendezvous::{RendezvousStep, StepRendezvous};
@@ -26,6 +31,12 @@ const LINE: usize = 128;
 /// How long a rank polls before it sleeps, if each rank has a processor. Waking a sleeping thread takes tens of
 /// microseconds, more on a virtual machine, and ranks often come hundreds of microseconds late.
 const SPIN: Duration = Duration::from_millis(1);
+
+/// The longest text of a notice in bytes, a multiple of a word.
+const NOTICE_TEXT: usize = 2048;
+/// The words of a notice before its text: the round, the culprit, and the number of bytes.
+const NOTICE_HEADER: usize = 3;
+const NOTICE_BYTES: usize = NOTICE_HEADER * size_of::<u64>() + NOTICE_TEXT;
 
 /// The names of a round in errors.
 const OP: &str = "agreement";
@@ -57,7 +68,7 @@ impl Board {
             subject: PlanSubject { hash: format!("board of {words} words"), about },
             terms: Vec::new(),
             groups: 1,
-            arena: 2 * slot_bytes(words),
+            arena: notice_offset(words) + NOTICE_BYTES,
             run_kind: RunKind::Session,
             locate_step: LocateStep::new(name_round),
             first: 0,
@@ -74,6 +85,12 @@ impl Board {
     /// The number of the last round that this rank has begun, from 1; 0 before the first.
     pub fn round(&self) -> u64 {
         self.round
+    }
+
+    /// The notices of its ranks, which can be used while a round waits, and after the board has ended.
+    pub fn notices(&self) -> Result<Notices> {
+        let comm = self.rank.as_ref().ok_or_else(session_ended_error)?.comm();
+        Ok(Notices { domain: comm.domain.clone(), rank: comm.rank(), offset: notice_offset(self.words) })
     }
 
     /// Publishes the words of this rank in the round of this number, and waits for those of all ranks for at most
@@ -151,6 +168,80 @@ fn spin_config(ranks: u32) -> SpinConfig {
         YieldMode::Always => config,
         YieldMode::Never => SpinConfig { max_ns: SPIN.as_nanos() as u32, ..config },
     }
+}
+
+/// The failure of a rank in a call.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Notice {
+    /// The rank at fault: the one that left the notice, or another one.
+    pub culprit: u32,
+    pub text: String,
+}
+
+/// The notices of the ranks of a board. A call is known by the number of the round that began it.
+#[derive(Clone, Debug)]
+pub struct Notices {
+    domain: SharedRunMemory,
+    rank: u32,
+    /// Where the notice of each rank is in its arena.
+    offset: usize,
+}
+
+impl Notices {
+    /// Notifies the other ranks in the call of this round that this rank has failed in it. A rank does so once in a
+    /// call.
+    pub fn leave(&self, round: u64, notice: &Notice) {
+        let text = shorten_middle(&notice.text, NOTICE_TEXT);
+        let own = self.words_of(self.rank);
+        for (to, bytes) in own[NOTICE_HEADER..].iter().zip(text.as_bytes().chunks(size_of::<u64>())) {
+            let mut word = [0; size_of::<u64>()];
+            word[..bytes.len()].copy_from_slice(bytes);
+            to.store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+        own[1].store(u64::from(notice.culprit), Ordering::Relaxed);
+        own[2].store(text.len() as u64, Ordering::Relaxed);
+        own[0].store(round, Ordering::Release);
+    }
+
+    /// The notice of another rank in the call of this round. That of the rank at fault says most.
+    pub fn find(&self, round: u64) -> Option<Notice> {
+        let others = (0..self.domain.arenas.len() as u32).filter(|rank| *rank != self.rank);
+        let mut notices = others.filter_map(|rank| Some((rank, self.notice_of(rank, round)?)));
+        let first = notices.next()?;
+        let of_culprit = |(rank, notice): &(u32, Notice)| *rank == notice.culprit;
+        if of_culprit(&first) {
+            return Some(first.1);
+        }
+        Some(notices.find(of_culprit).unwrap_or(first).1)
+    }
+
+    fn notice_of(&self, rank: u32, round: u64) -> Option<Notice> {
+        let words = self.words_of(rank);
+        if words[0].load(Ordering::Acquire) != round {
+            return None;
+        }
+        let culprit = words[1].load(Ordering::Relaxed) as u32;
+        let bytes = words[2].load(Ordering::Relaxed).min(NOTICE_TEXT as u64) as usize;
+        let text = words[NOTICE_HEADER..].iter().flat_map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        let text = text.take(bytes).collect::<Vec<u8>>();
+        Some(Notice { culprit, text: String::from_utf8_lossy(&text).into_owned() })
+    }
+
+    fn words_of(&self, rank: u32) -> &[AtomicU64] {
+        let arena = &self.domain.arenas[rank as usize];
+        debug_assert!(self.offset + NOTICE_BYTES <= arena.len());
+        // SAFETY: the arena has room for a notice there, is aligned to pages, and lives as long as the domain. Its
+        // words are only accessed as atomics.
+        unsafe {
+            let start = arena.as_ptr().add(self.offset).cast();
+            std::slice::from_raw_parts(start, NOTICE_BYTES / size_of::<u64>())
+        }
+    }
+}
+
+/// Where the notice of a rank is in its arena: after its slots.
+fn notice_offset(words: usize) -> usize {
+    2 * slot_bytes(words)
 }
 
 fn slot_bytes(words: usize) -> usize {
@@ -290,6 +381,35 @@ mod tests {
             if rank == 0 {
                 let error = board.exchange(2, &[0, 0], LONG).expect_err("rank 1 has left");
                 assert_eq!(error.culprit(), Some(1), "{error}");
+            }
+        });
+    }
+
+    /// Long texts, culprits other than the reporting rank, and notices of other calls.
+    #[test]
+    fn finds_notices_of_the_call_they_belong_to() {
+        let barrier = std::sync::Barrier::new(3);
+        on_each_rank(3, LONG, |rank, mut board| {
+            let notices = board.notices().expect("the board is open");
+            for round in 1..=6 {
+                while board.exchange(round, &[rank, 0], LONG).expect("all come").is_none() {}
+                let failing = round % 3;
+                let text = format!("rank {failing} failed: {}", "\u{e9}".repeat(500 * round as usize));
+                let expected = Notice { culprit: failing as u32, text: shorten_middle(&text, NOTICE_TEXT) };
+                assert_eq!(notices.find(round), None);
+                barrier.wait();
+                let is_second = rank == (failing + 1) % 3;
+                if is_second {
+                    // It has waited for the failing rank.
+                    notices.leave(round, &Notice { text: "second hand".into(), ..expected.clone() });
+                }
+                if rank == failing {
+                    notices.leave(round, &Notice { text, ..expected.clone() });
+                }
+                barrier.wait();
+                let found = notices.find(round);
+                assert_eq!(found.is_some_and(|found| found == expected), rank != failing, "rank {rank}");
+                assert_eq!(notices.find(round + 1), None);
             }
         });
     }

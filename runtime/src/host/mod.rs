@@ -29,7 +29,7 @@ mod splits;
 mod stage;
 mod staged;
 
-pub use board::Board;
+pub use board::{Board, Notice, Notices};
 pub use comm::{CommConfig, HostCommunicator};
 pub use config::{HostConfig, LaneThreads};
 pub use join_request::{plan_join_request, plan_subject, step_locator};

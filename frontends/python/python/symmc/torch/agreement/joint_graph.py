@@ -10,8 +10,8 @@ when they call a graph. In every call each rank publishes the number of its grap
   between them on each rank. If the collectives do not match, all ranks raise an error.
 
 What a rank knows before it calls the graph is part of these numbers: arguments that no run can use, an error of an earlier run, and sessions
-that an error has ended. A rank that fails later ends the sessions of the call on all ranks, and leaves a notice in the store for ranks that
-compile. The next call opens other sessions.
+that an error has ended. A rank that fails later leaves a notice, which ends the waits of the others in this call, and ends the sessions of
+the call on all ranks. The next call opens other sessions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from symmc.torch.partition.search import PartitionSearch
 from symmc.torch.ranks import process_groups
 from symmc.torch.ranks.board import Board, Words, open_board
 from symmc.torch.ranks.digest import digest_of, digest_of_sizes
-from symmc.torch.ranks.exchange import GraphsDiffer, JointCall, is_raised_by_all, raised_by_all
+from symmc.torch.ranks.exchange import GraphsDiffer, JointCall, is_raised_by_all, peer_error, raised_by_all
 from symmc.torch.runtime.arenas import Arenas
 from symmc.torch.runtime.operands import OperandCheck, checked
 from symmc.torch.runtime.planned_graph import PlannedGraph
@@ -59,6 +59,9 @@ _ABORTED, _INCOMPLETE = 4, 8
 
 _OVERLAP = 16
 """A bit of the state of a rank: arguments share memory. The last published number says which."""
+
+_WITHIN = 32
+"""A bit of the state of a rank in a round within a call, in which ranks compare collectives that PyTorch will run."""
 
 
 class JointGraph:
@@ -167,9 +170,9 @@ class JointGraph:
         if isinstance(error, BAD_DATA) or is_raised_by_all(error) or self._ends_alone(error, numbers):
             return
         self.is_incomplete = True
+        exchange.report(error)
         for arenas in self._all_arenas():
             arenas.abort(self.board.ranks.members, error)
-        exchange.report(error)
 
     def _ends_alone(self, error: BaseException, numbers: tuple[int, ...]) -> bool:
         """Whether a call that was interrupted has begun its only run, which ends without this rank."""
@@ -209,14 +212,18 @@ class JointGraph:
         """Runs the graph of this rank without the others, and its collectives by PyTorch."""
         symbols = self._symbols(sizes)
         own = matching.list_collectives(self.module.graph, symbols)
-        digests = tuple(word for word, *_ in self.board.gather(self.board.next_round((digest_of(own), 0, 0, 0))))
+        published = self.board.gather(self.board.next_round((digest_of(own), 0, _WITHIN, 0)))
+        for rank, (_, _, state, _) in zip(self.board.ranks.members, published):
+            if not state & _WITHIN:
+                raise peer_error(rank, f"rank {rank} failed before it compared the collectives of this call")
+        digests = tuple(word for word, *_ in published)
         if digests not in self.board.matching_collectives or self.options.fallback == "error":
             ranks = self.board.ranks
-            published = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
-            matching.expect_matching(ranks.members, [collectives for _, collectives in published])
+            exchanged = [json.loads(one) for one in ranks.all_gather(json.dumps([symbols, own]).encode(), "collectives")]
+            matching.expect_matching(ranks.members, [collectives for _, collectives in exchanged])
             self.board.matching_collectives.add(digests)
             if self.options.fallback == "error":
-                differ = matching.describe_different_sizes(ranks.members, [sizes for sizes, _ in published])
+                differ = matching.describe_different_sizes(ranks.members, [sizes for sizes, _ in exchanged])
                 raise raised_by_all(symmc.DisagreementError(f"ranks do not run a graph as one program: {differ or why}"))
         if self.separate is None:
             search = PartitionSearch(self.options, arenas=self.arenas)
@@ -263,7 +270,16 @@ class _JointCall:
         state, arguments, self.pending_error = function.state(values)
         self.round = self.board.next_round((function.number, digest_of_sizes(*self.sizes), state, arguments))
         self.is_waiting = True
-        return self._run(self.board.gather(self.round))
+        return self._run(self._await_agreement())
+
+    def _await_agreement(self) -> list[Words]:
+        """The numbers of all ranks in the round that begins the call. A rank that is within the call before, in which this rank failed,
+        comes to the next round."""
+        published = self.board.gather(self.round)
+        while any(state & _WITHIN for _, _, state, _ in published):
+            self.round = self.board.next_round(self.round[1])
+            published = self.board.gather(self.round)
+        return published
 
     def _run(self, published: list[Words]):
         """The rest of the call, after the agreement."""
@@ -272,9 +288,12 @@ class _JointCall:
             self.is_waiting = False
             with exchange:
                 return function.run(self.inputs, self.sizes, self.pending_error, published)
-        except BaseException as error:
+        except BaseException as raised:
+            error = function.operands.explain(raised, self.inputs)
             function.fail(error, tuple(number for number, *_ in published), exchange)
-            raise
+            if error is raised:
+                raise
+            raise error from raised
 
     def continue_in_background(self) -> None:
         """Continues the call after an interrupt of the wait for other ranks, which expect this rank. Its results are dropped."""
@@ -285,7 +304,7 @@ class _JointCall:
     def _finish(self) -> None:
         try:
             with torch.no_grad():
-                self._run(self.board.gather(self.round))
+                self._run(self._await_agreement())
         except Exception:
             # The next call reports the error.
             pass

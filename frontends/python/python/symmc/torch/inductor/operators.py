@@ -3,6 +3,9 @@
 They are called hundreds of times in a pass over a model, while the GPU waits for the CPU. A call is a look-up and a run. A form has one
 program, plan and session, for all graphs that have it.
 
+Ranks agree on a call only if it needs another plan or session. A rank that fails in such a call leaves a notice for the others. In other
+calls it ends the session, so that the runs of the others end. Ranks then plan the form again together.
+
 ``planned`` returns its results on the current stream. ``start`` begins the same run on a stream of its own, after the work that the
 current stream has, and ``wait`` makes the current stream wait for the results. Operands are arguments of both, so that their memory is
 not reused in between. On the host ``start`` is the whole run. Runs of a device are in the order of the calls, as those of a
@@ -24,7 +27,10 @@ from symmc.torch.importing import programs
 from symmc.torch.importing.lift import LiftedGraph
 from symmc.torch.inductor.form import GraphForm
 from symmc.torch.ranks import process_groups
-from symmc.torch.runtime.runner import DTYPES, PlanRunner, machine_for
+from symmc.torch.ranks.board import Board
+from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache, is_raised_by_all
+from symmc.torch.runtime.operands import find_freed, freed_error
+from symmc.torch.runtime.runner import BAD_DATA, DTYPES, PlanRunner, machine_for
 from symmc.torch.settings.options import Options
 
 _library = torch.library.Library("symmc", "DEF")
@@ -37,22 +43,91 @@ _MOST = 8192
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
+_boards = WorldCache({})
+"""The boards of forms, by their ranks and the timeout of their waits."""
+
+
+def _board_of(ranks: RankGroup) -> Board:
+    boards, key = _boards(), (ranks.members, ranks.timeout)
+    if key not in boards:
+        boards[key] = Board(ranks)
+    return boards[key]
+
 
 class PlannedForm:
     """A form as a function of its inputs, for the current process groups."""
 
     def __init__(self, text: str):
-        self.world = _world.default_pg
+        self.world, self.text = _world.default_pg, text
         form = form_of(text)
         self.module, symbols = form.module()
         lifted = LiftedGraph.from_module(self.module)
         options = Options.of(form.options)
         ranks, groups = process_groups.connect_groups(lifted.groups, options.timeout)
         self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
+        self.board = _board_of(ranks) if len(ranks.members) > 1 else None
         self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
         """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
         self.begin = _collective(self.module) if form.is_collective else None
         """Starts a form that is a single collective, by PyTorch."""
+
+    def start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream=None):
+        """Starts a run. Returns its results, and whether PyTorch runs it: then each result is to be waited for."""
+        call: JointCall | None = None
+        self.runner.has_started = False
+        try:
+            if self.board is None or not self._needs_ranks(sizes, device):
+                return self._start(sizes, inputs, device, stream)
+            with self.board.lock:
+                round = self.board.next_round((0, 0, 0, 0))
+                call = self.board.joint_call(round)
+                self.board.gather(round)
+                with call:
+                    # A rank whose wait was interrupted takes no part.
+                    call.raise_failure()
+                    return self._start(sizes, inputs, device, stream)
+        except BaseException as raised:
+            error = self._explain(raised, inputs)
+            self._fail(error, call)
+            if error is raised:
+                raise
+            raise error from raised
+
+    def _explain(self, error: BaseException, inputs: tuple[torch.Tensor, ...]) -> BaseException:
+        """The error of a run on these inputs, which names an input without memory if there is one."""
+        freed = find_freed(inputs) if isinstance(error, symmc.InputError) else None
+        if freed is None:
+            return error
+        node = [node for node in self.module.graph.nodes if node.op == "placeholder"][freed]
+        user = next(iter(node.users))
+        return freed_error(f"operand {user.all_input_nodes.index(node)} of {user.target._opname}, with the extents {list(inputs[freed].shape)},")
+
+    def _needs_ranks(self, sizes: tuple[int, ...], device: torch.device) -> bool:
+        """Whether ranks exchange something before a run of these sizes."""
+        runner, is_left = self.runner, self.decided == (sizes, True)
+        if sizes == runner.sizes and runner.is_open:
+            return False
+        with runner.lock:
+            return runner.needs_plan(sizes) or not (runner.is_open or is_left)
+
+    def _start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream):
+        if self.is_left(sizes, device):
+            return [self.begin(*inputs)], True
+        return self.runner.run(sizes, inputs, device, stream)[0], False
+
+    def _fail(self, error: BaseException, call: JointCall | None) -> None:
+        """Ends the call of the other ranks, because of an error of this one, and drops the plan on all of them."""
+        is_run_of_others = isinstance(error, KeyboardInterrupt) and self.runner.has_started
+        if isinstance(error, BAD_DATA) or is_raised_by_all(error) or is_run_of_others:
+            return
+        if call is not None:
+            call.report(error)
+        self.runner.arenas.abort(self.runner.ranks.members, error)
+        planned = _planned.get(self.text, {})
+        for device in [device for device, form in planned.items() if form is self]:
+            del planned[device]
+        # The graph that raises does not wait for them.
+        _started.clear()
 
     def is_left(self, sizes: tuple[int, ...], device: torch.device) -> bool:
         """Whether PyTorch runs these sizes."""
@@ -178,32 +253,24 @@ def _run(inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.
     if _started:
         for begun in list(_started.values()):
             begun.wait()
-    values, device = tuple(sizes), inputs[0].device
-    planned = _find_planned(text, device)
-    if planned.is_left(values, device):
-        return [torch.ops._c10d_functional.wait_tensor.default(planned.begin(*inputs))]
-    return planned.runner.run(values, tuple(inputs), device)[0]
+    device = inputs[0].device
+    results, is_left = _find_planned(text, device).start(tuple(sizes), tuple(inputs), device)
+    return list(map(torch.ops._c10d_functional.wait_tensor.default, results)) if is_left else results
 
 
 def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Tensor:
     """Starts a run. Returns its token."""
     token = inputs[0].new_empty(1, dtype=torch.int64)
-    values, device, end = tuple(sizes), inputs[0].device, None
-    planned = _find_planned(text, device)
-    is_left = planned.is_left(values, device)
-    if is_left:
-        results = [planned.begin(*inputs)]
-    elif device.type == "cuda":
-        side = _side(device.index)
+    device, end = inputs[0].device, None
+    side = _side(device.index) if device.type == "cuda" else None
 
-        def stream() -> int:
-            side.wait_stream(torch.cuda.current_stream(device))
-            return side.cuda_stream
+    def stream() -> int:
+        side.wait_stream(torch.cuda.current_stream(device))
+        return side.cuda_stream
 
-        results = planned.runner.run(values, tuple(inputs), device, stream)[0]
+    results, is_left = _find_planned(text, device).start(tuple(sizes), tuple(inputs), device, None if side is None else stream)
+    if side is not None and not is_left:
         end = side.record_event()
-    else:
-        results = planned.runner.run(values, tuple(inputs), device)[0]
     _started[token.data_ptr()] = _StartedRun(results, inputs, end, is_left)
     return token
 

@@ -64,7 +64,7 @@ class Board:
 
     def joint_call(self, of: BoardRound) -> JointCall:
         """The exchanges of the call that all ranks agreed on in a round."""
-        return JointCall(self.name, of[0], self.ranks.timeout)
+        return JointCall(self.name, of[0], self.ranks, self.rounds)
 
 
 _boards = WorldCache(weakref.WeakValueDictionary())

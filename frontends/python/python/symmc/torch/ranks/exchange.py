@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch.distributed as dist
 
-from symmc import DisagreementError, Error, Group, InputError, PeerError
+from symmc import DisagreementError, Error, Group, InputError, PeerError, _symmc
 from symmc.torch.ranks.store import is_store_stuck, leave_time_to_read, try_store, use_store
 
 E = TypeVar("E", bound=Error)
@@ -74,8 +74,9 @@ class RankGroup:
         try:
             return opened(group)
         except BaseException as error:
-            # The others wait in the session.
-            group.decline(_described(error))
+            # The others wait in the session. In a joint call they read a notice there.
+            if _call.get() is None:
+                group.decline(_described(error))
             raise
 
     def group(self, exchanged: list[bytes] | None = None) -> Group:
@@ -90,7 +91,7 @@ class RankGroup:
             return values
 
         try:
-            return Group.bootstrap(self.rank, len(self.members), all_gather)
+            return Group.bootstrap(self.rank, len(self.members), all_gather, reports_failures=_call.get() is not None)
         except InputError as error:
             # An error of the exchange itself.
             raise error.__cause__ or error
@@ -251,7 +252,7 @@ class StoreRound(Round):
 
 @dataclass(frozen=True)
 class _Notice:
-    """The failure of a rank, for ranks that wait for it."""
+    """The failure of a rank, for ranks that wait for it in a round of the store."""
 
     at: float
     """When it was noticed, by the clock that the processes of a host share."""
@@ -261,11 +262,7 @@ class _Notice:
 
     @staticmethod
     def of(error: BaseException) -> _Notice:
-        own = dist.get_rank()
-        if isinstance(error, PeerError):
-            rank = own if error.culprit is None else error.culprit
-            return _Notice(time.monotonic(), rank, str(error))
-        return _Notice(time.monotonic(), own, f"rank {own} failed: {_described(error)}")
+        return _Notice(time.monotonic(), *_failure_of(error, dist.get_rank()))
 
     def encoded(self) -> bytes:
         return json.dumps([self.at, self.rank, self.text]).encode()
@@ -275,34 +272,34 @@ class _Notice:
         return _Notice(*json.loads(notice.decode()))
 
     def error(self) -> PeerError:
-        error = _peer_error(self.rank, self.text)
-        setattr(error, _IS_REPORTED, True)
-        return error
+        return _reported_by_other(self.rank, self.text)
+
+
+class Notices(Protocol):
+    """How ranks that fail in a call end the waits of the others, through shared memory."""
+
+    def leave_notice(self, round: int, culprit: int, text: str) -> None: ...
+
+    def find_notice(self, round: int) -> tuple[int, str] | None: ...
 
 
 class JointCall:
-    """The exchanges of ranks in one call that they make together. Their keys in the store belong to this call alone, so ranks need not
-    agree on numbers, and nobody reads the failure of an earlier call."""
+    """One call that ranks make together. A rank that fails in it leaves a notice, which the others read wherever they wait: in an
+    exchange, while a session opens, and in a run. The keys of exchanges in the store belong to this call alone, so ranks need not agree
+    on numbers, and nobody reads the failure of an earlier call."""
 
-    def __init__(self, board: str, number: int, timeout: float):
-        self.board, self.number, self.timeout = board, number, timeout
+    def __init__(self, board: str, number: int, ranks: RankGroup, notices: Notices):
+        self.topic, self.number, self.ranks, self.notices = f"symmc/call/{board}/{number}", number, ranks, notices
         self.rounds: dict[tuple[int, ...], int] = {}
+        self.is_reported = False
         self._token: Token | None = None
-
-    @property
-    def topic(self) -> str:
-        return f"symmc/call/{self.board}/{self.number}"
 
     def next_round(self, members: tuple[int, ...]) -> Round:
         number = self.rounds[members] = self.rounds.get(members, 0) + 1
-        return Round(f"{self.topic}/{members_text(members)}", number, self.timeout)
-
-    def notice_keys(self, rank: int) -> list[str]:
-        """The keys of notices that end a wait for a rank: it failed, or any rank misses another one."""
-        return [f"{self.topic}/failed/{rank}", f"{self.topic}/lost"]
+        return Round(f"{self.topic}/{members_text(members)}", number, self.ranks.timeout)
 
     def __enter__(self) -> None:
-        """In this context ranks exchange values in rounds of the call."""
+        """In this context ranks exchange values in rounds of the call, and waits end with the notice of another rank."""
         self._token = _call.set(self)
 
     def __exit__(self, *_exception) -> None:
@@ -310,17 +307,47 @@ class JointCall:
             _call.reset(self._token)
 
     def report(self, error: BaseException) -> None:
-        """Notifies the ranks that wait for this one, or will."""
-        own_key, lost_key = self.notice_keys(dist.get_rank()) if dist.is_initialized() else ("", "")
-        if own_key:
-            notice = _Notice.of(error)
-            keys = [own_key, lost_key] if isinstance(error, PeerError) and notice.rank != dist.get_rank() else [own_key]
-            try_store(lambda store: [store.set(key, notice.encoded()) for key in keys], _GRACE)
-            if lost_key in keys:
-                leave_time_to_read()
+        """Notifies the other ranks of an error of this rank."""
+        if self.is_reported:
+            return
+        self.is_reported = True
+        members, own = self.ranks.members, self.ranks.members[self.ranks.rank]
+        culprit, text = _failure_of(error, own)
+        self.notices.leave_notice(self.number, members.index(culprit if culprit in members else own), text)
+
+    def raise_failure(self) -> None:
+        """Raises if another rank has failed in the call."""
+        notice = self.notices.find_notice(self.number)
+        if notice is not None:
+            culprit, text = notice
+            raise _reported_by_other(self.ranks.members[culprit], text)
 
 
 _call: ContextVar[JointCall | None] = ContextVar("the call of several ranks that runs", default=None)
+
+
+def _check_wait() -> None:
+    """Raises if a wait of this thread is of no use, because another rank has failed in the call."""
+    call = _call.get()
+    if call is not None:
+        call.raise_failure()
+
+
+_symmc.set_wait_check(_check_wait)
+
+
+def _failure_of(error: BaseException, own: int) -> tuple[int, str]:
+    """The rank at fault for an error of this rank, and the reason as the other ranks get it."""
+    if isinstance(error, PeerError):
+        return (own if error.culprit is None else error.culprit), str(error)
+    return own, f"rank {own} failed: {_described(error)}"
+
+
+def _reported_by_other(rank: int, text: str) -> PeerError:
+    """The error of a failure that the other ranks know."""
+    error = peer_error(rank, text)
+    setattr(error, _IS_REPORTED, True)
+    return error
 
 
 def _described(error: BaseException) -> str:
@@ -331,7 +358,7 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _peer_error(rank: int, text: str) -> PeerError:
+def peer_error(rank: int, text: str) -> PeerError:
     error = PeerError(text)
     error.culprit = error.rank = rank
     setattr(error, _IS_NUMBERED, True)
@@ -341,9 +368,7 @@ def _peer_error(rank: int, text: str) -> PeerError:
 def _unwrap(said: bytes, rank: int, what: str) -> bytes:
     """The value in a message, if it is of this kind."""
     if said[:1] == _FAILURE:
-        error = _peer_error(rank, f"rank {rank} failed: {said[1:].decode()}")
-        setattr(error, _IS_REPORTED, True)
-        raise error
+        raise _reported_by_other(rank, f"rank {rank} failed: {said[1:].decode()}")
     found, _, given = said[1:].partition(b":")
     if found != what.encode():
         text = f"rank {rank} exchanges {found.decode()}, this rank {what}: all ranks must do the same in the same order"
@@ -354,8 +379,7 @@ def _unwrap(said: bytes, rank: int, what: str) -> bytes:
 def await_value(key: str, rank: int, timeout: float, lost_key: str | None = None) -> bytes:
     """The message of a rank, once it is in the store. Raises if the rank failed or does not come, or if another rank gave up."""
     started, pause = time.monotonic(), 0.0002
-    call = _call.get()
-    keys = [key, *(call.notice_keys(rank) if call is not None else ()), *([lost_key] if lost_key else ())]
+    keys = [key, *([lost_key] if lost_key else ())]
     while True:
         # A wait of the store blocks other threads.
         left = started + timeout - time.monotonic()
@@ -365,11 +389,12 @@ def await_value(key: str, rank: int, timeout: float, lost_key: str | None = None
         if at is not None:
             notice = _Notice.decoded(value)
             # A rank that gives up and comes again leaves the notice of its first attempt.
-            if at != lost_key or notice.at >= started:
+            if notice.at >= started:
                 raise notice.error()
+        _check_wait()
         if left < 0:
             text = f"rank {rank} did not join within {timeout:g} s: all ranks of a graph must call it together, with matching sizes"
-            raise _peer_error(rank, text)
+            raise peer_error(rank, text)
         time.sleep(pause)
         pause = min(2 * pause, 0.02)
 

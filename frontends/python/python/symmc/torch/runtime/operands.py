@@ -7,6 +7,7 @@ Graphs that were traced with such arguments know it, and have one input for both
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 
 import torch
 
@@ -48,6 +49,22 @@ class OperandCheck:
         error = InputError(f"{text}: pass a copy of one of them, for example {other}.clone()")
         error.culprit = error.rank = rank
         return error
+
+
+    def explain(self, error: BaseException, inputs: list) -> BaseException:
+        """The error of a call with these inputs, which names an argument without memory if there is one."""
+        freed = find_freed(inputs) if isinstance(error, InputError) else None
+        return error if freed is None else freed_error(f"the argument {self.names[freed]}")
+
+
+def find_freed(tensors: Iterable) -> int | None:
+    """The number of the first tensor whose memory was freed."""
+    strided = ((at, one) for at, one in enumerate(tensors) if isinstance(one, torch.Tensor) and one.layout is torch.strided)
+    return next((at for at, one in strided if one.numel() > 0 and one.untyped_storage().nbytes() == 0), None)
+
+
+def freed_error(name: str) -> InputError:
+    return InputError(f"{name} has no memory, because its storage was freed: pass a tensor with data, or a copy made before that")
 
 
 class CheckedFunction:

@@ -112,18 +112,29 @@ class PlanRunner:
         with self.ranks.reporting_errors():
             return self._plan_for(sizes, device, accept)
 
-    def _plan_for(self, sizes: tuple[int, ...], device: torch.device, accept) -> bool:
+    def needs_plan(self, sizes: tuple[int, ...]) -> bool:
+        """Whether these sizes of the symbols need another plan. The next plan will serve them."""
+        if sizes == self.sizes and self.plan is not None:
+            return False
         for symbol, size in zip(self.symbols, sizes):
             least, most = self.ranges.get(symbol, (0, -1))
             if not least <= size <= most:
                 is_size = 0 <= size <= _MOST and least != most
                 self.ranges[symbol] = (0, max(_LEAST, 1 << max(size - 1, 0).bit_length())) if is_size else (size, size)
                 self.plan = None
-        values = self.assumptions.complete(dict(zip(self.symbols, sizes)))
-        if not self.assumptions.drop_refuted(values):
+        if not self.assumptions.drop_refuted(self.assumptions.complete(dict(zip(self.symbols, sizes)))):
             self.plan = None
-        if self.plan is not None:
+        return self.plan is None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its session runs the current plan."""
+        return self.session is not None and self.opened is self.plan
+
+    def _plan_for(self, sizes: tuple[int, ...], device: torch.device, accept) -> bool:
+        if not self.needs_plan(sizes):
             return False
+        values = self.assumptions.complete(dict(zip(self.symbols, sizes)))
         self.assumptions.fix(self.source.numbers, values)
         self.program = self._opened(values)
         accept(self.program)
@@ -149,7 +160,7 @@ class PlanRunner:
     def _prepare_sizes(self, sizes: tuple[int, ...], device: torch.device) -> None:
         """Prepares the next runs for these sizes."""
         self.plan_for(sizes, device)
-        if self.plan is not None and self.opened is not self.plan:
+        if self.plan is not None and not self.is_open:
             if self.session is not None:
                 self.arenas.close(self.session)
             gpu = device.index if device.type == "cuda" else None
