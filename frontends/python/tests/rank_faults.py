@@ -5,6 +5,7 @@
 
 import collections
 import contextlib
+import itertools
 import random
 import signal
 import sys
@@ -343,18 +344,21 @@ def operands_of_one_rank(rank):
                     torch.testing.assert_close(run(*given), function(*given))
 
 
-def freed_argument(rank):
-    """A tensor without memory is found when the run of this rank begins."""
-    for victim in range(dist.get_world_size()):
+def argument_without_memory(rank):
+    """A tensor without memory is found when the run of this rank begins. One without an address is found in the check of operands."""
+    for victim, has_address in itertools.product(range(dist.get_world_size()), (True, False)):
         run = compiled(changed, timeout=TIMEOUT)
         call(run, changed)
         x, y = arguments(changed)
-        if rank == victim:
+        if rank == victim and has_address:
             y.untyped_storage().resize_(0)
+        elif rank == victim:
+            x, y = x.to("meta"), y.to("meta")
         error = outcome(lambda: run(x, y))
         assert isinstance(error, symmc.InputError if rank == victim else symmc.PeerError), repr(error)
         assert rank == victim or error.culprit == victim, (error.culprit, str(error))
-        assert "the argument y has no memory" in str(error), str(error)
+        name = "y" if has_address else "x"
+        assert f"the argument {name} has no memory" in str(error), str(error)
         for _ in range(2):
             call(run, changed)
 

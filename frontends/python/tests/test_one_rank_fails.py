@@ -4,9 +4,9 @@ import unittest
 
 from rank_faults import (
     RandomFaults,
+    argument_without_memory,
     fails_under_inductor,
     fails_when_sizes_change,
-    freed_argument,
     one_rank_raises,
     operands_of_one_rank,
 )
@@ -25,7 +25,7 @@ class OneRankFails(unittest.TestCase):
         on_ranks(fails_under_inductor)
 
     def test_refuses_operands_of_one_rank_on_all_ranks(self):
-        on_ranks([operands_of_one_rank, freed_argument])
+        on_ranks([operands_of_one_rank, argument_without_memory])
 
     def test_recovers_after_faults_at_random_moments(self):
         # `rank_faults.py 100` does more trials.

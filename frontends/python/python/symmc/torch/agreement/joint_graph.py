@@ -258,6 +258,9 @@ class _JointCall:
         self.board: Board | None = None
         """The board, once this rank has published its numbers and until it has read those of the others."""
         self.is_locked = self.is_waiting = self.is_in_background = False
+        self.pending_error: symmc.Error | None = None
+        self.own_error: Exception | None = None
+        """The error for which this rank can take no part."""
 
     def run(self):
         """The results."""
@@ -267,7 +270,12 @@ class _JointCall:
         self.is_locked = True
         values = self.inputs
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
-        state, arguments, self.pending_error = function.state(values)
+        state = arguments = 0
+        try:
+            state, arguments, self.pending_error = function.state(values)
+        except Exception as error:
+            # The other ranks expect this one. It raises in the call.
+            self.own_error = error
         self.round = self.board.next_round((function.number, digest_of_sizes(*self.sizes), state, arguments))
         self.is_waiting = True
         return self._run(self._await_agreement())
@@ -287,6 +295,8 @@ class _JointCall:
         try:
             self.is_waiting = False
             with exchange:
+                if self.own_error is not None:
+                    raise self.own_error
                 return function.run(self.inputs, self.sizes, self.pending_error, published)
         except BaseException as raised:
             error = function.operands.explain(raised, self.inputs)

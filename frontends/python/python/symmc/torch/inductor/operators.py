@@ -29,7 +29,7 @@ from symmc.torch.inductor.form import GraphForm
 from symmc.torch.ranks import process_groups
 from symmc.torch.ranks.board import Board
 from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache, is_raised_by_all
-from symmc.torch.runtime.operands import find_freed, freed_error
+from symmc.torch.runtime.operands import find_without_memory, without_memory_error
 from symmc.torch.runtime.runner import BAD_DATA, DTYPES, PlanRunner, machine_for
 from symmc.torch.settings.options import Options
 
@@ -95,12 +95,12 @@ class PlannedForm:
 
     def _explain(self, error: BaseException, inputs: tuple[torch.Tensor, ...]) -> BaseException:
         """The error of a run on these inputs, which names an input without memory if there is one."""
-        freed = find_freed(inputs) if isinstance(error, symmc.InputError) else None
+        freed = find_without_memory(inputs) if isinstance(error, symmc.InputError) else None
         if freed is None:
             return error
         node = [node for node in self.module.graph.nodes if node.op == "placeholder"][freed]
         user = next(iter(node.users))
-        return freed_error(f"operand {user.all_input_nodes.index(node)} of {user.target._opname}, with the extents {list(inputs[freed].shape)},")
+        return without_memory_error(f"operand {user.all_input_nodes.index(node)} of {user.target._opname}, with the extents {list(inputs[freed].shape)},")
 
     def _needs_ranks(self, sizes: tuple[int, ...], device: torch.device) -> bool:
         """Whether ranks exchange something before a run of these sizes."""

@@ -53,18 +53,18 @@ class OperandCheck:
 
     def explain(self, error: BaseException, inputs: list) -> BaseException:
         """The error of a call with these inputs, which names an argument without memory if there is one."""
-        freed = find_freed(inputs) if isinstance(error, InputError) else None
-        return error if freed is None else freed_error(f"the argument {self.names[freed]}")
+        freed = find_without_memory(inputs) if isinstance(error, (InputError, RuntimeError)) else None
+        return error if freed is None else without_memory_error(f"the argument {self.names[freed]}")
 
 
-def find_freed(tensors: Iterable) -> int | None:
-    """The number of the first tensor whose memory was freed."""
+def find_without_memory(tensors: Iterable) -> int | None:
+    """The number of the first tensor that has elements and no memory."""
     strided = ((at, one) for at, one in enumerate(tensors) if isinstance(one, torch.Tensor) and one.layout is torch.strided)
-    return next((at for at, one in strided if one.numel() > 0 and one.untyped_storage().nbytes() == 0), None)
+    return next((at for at, one in strided if one.numel() > 0 and (one.is_meta or one.untyped_storage().nbytes() == 0)), None)
 
 
-def freed_error(name: str) -> InputError:
-    return InputError(f"{name} has no memory, because its storage was freed: pass a tensor with data, or a copy made before that")
+def without_memory_error(name: str) -> InputError:
+    return InputError(f"{name} has no memory, because its storage was freed or it is on the device meta: pass a tensor with data")
 
 
 class CheckedFunction:
