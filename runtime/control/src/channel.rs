@@ -158,6 +158,12 @@ impl Channel {
         self.fd.as_fd()
     }
 
+    /// The process that listened or connected at the other end, if the system tells.
+    pub fn peer_process(&self) -> Option<u32> {
+        let peer = getsockopt(&self.fd, sockopt::PeerCredentials).ok()?;
+        u32::try_from(peer.pid()).ok().filter(|pid| *pid != 0)
+    }
+
     /// Sends a message. A closed connection is no error here: receiving detects it.
     pub fn send(&self, message: &impl Serialize) -> Result<()> {
         let bytes = serde_json::to_vec(message).map_err(|e| self.protocol_error(e))?;

@@ -180,6 +180,7 @@ fn connect_rank(
     let left = until.saturating_duration_since(Instant::now());
     channel.send(&place.join_message(left))?;
     let mut opening = OpeningRank::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    opening.watch_process(channel.peer_process());
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit)
         .and_then(|(welcome, fds)| map_domain(&welcome, &mut fds.into_iter()));

@@ -335,3 +335,40 @@ fn expect_task(expected: JoinTask, found: JoinTask) -> Result<()> {
     }
     Err(RunError::Protocol { rank: 0, detail: format!("expected to {expected:?}, found {found:?}") })
 }
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+    use super::*;
+    use crate::domain::SharedRunMemory;
+
+    const LIMIT: Duration = Duration::from_secs(3600);
+
+    /// The coordinator is in the process of rank 0, which is stopped. Rank 1 has the error of rank 2, and does not
+    /// wait for an explanation.
+    #[test]
+    fn expects_no_explanation_of_a_stopped_coordinator() {
+        let domain = SharedRunMemory::create(3, 1, 64, 0).expect("shared memory");
+        let control = domain.control.clone();
+        control.publish_coordinator_heartbeat();
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+        let (ours, _theirs) = pair.expect("sockets");
+        let opening = OpeningRank::new(1, CoordinatedBy::Rank0, LIMIT, Duration::ZERO);
+        let config = CoordinatorLinkConfig {
+            control,
+            rank: 1,
+            by: CoordinatedBy::Rank0,
+            locate_step: LocateStep::default(),
+            limit: LIMIT,
+        };
+        let link = CoordinatorLink::new(Channel::new(ours, 1), config, opening);
+        assert!(link.await_verdict(LIMIT, SHORTEST_SILENCE).is_none());
+        // The listening thread counts the silence from its beginning, so a later failure waits for nothing.
+        while link.state.coordinator_silence() < SHORTEST_SILENCE {
+            std::thread::sleep(TICK);
+        }
+        let stuck = RunError::Stuck { rank: 0, at: "in run 3".into(), limit_ms: 5 }.reported_by(2);
+        assert_eq!(link.report_failure(stuck.clone()), stuck);
+    }
+}

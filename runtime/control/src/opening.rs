@@ -8,6 +8,7 @@ use crate::control::ControlSegment;
 use crate::error::{Result, RunError};
 use crate::heartbeat::{ActiveClock, Observer};
 use crate::joining::{CoordinatorNotice, JoinTask, JoinTimeouts, RankAnswer, RankMachine};
+use crate::process;
 
 /// The result of reading a control socket; `None` at the end of the connection.
 pub(crate) type ReceivedMessage = Result<Option<CoordinatorMessage>>;
@@ -40,6 +41,10 @@ pub(crate) struct OpeningRank {
     machine: RankMachine,
     clock: ActiveClock,
     observer: Option<Observer>,
+    /// The process of the coordinator, if it is known.
+    coordinator: Option<u32>,
+    /// The time at which this process was first seen stopped, while it is.
+    stopped: Option<Duration>,
     rank: u32,
     by: CoordinatedBy,
 }
@@ -48,7 +53,13 @@ impl OpeningRank {
     /// A rank that joins now, and has already waited for `waited` of its timeout.
     pub fn new(rank: u32, by: CoordinatedBy, limit: Duration, waited: Duration) -> OpeningRank {
         let machine = RankMachine::new(JoinTimeouts::new(limit), Duration::ZERO);
-        OpeningRank { machine, clock: ActiveClock::start_at(waited), observer: None, rank, by }
+        let clock = ActiveClock::start_at(waited);
+        OpeningRank { machine, clock, observer: None, coordinator: None, stopped: None, rank, by }
+    }
+
+    /// Watches whether the process of the coordinator is stopped, also before there is a heartbeat.
+    pub fn watch_process(&mut self, coordinator: Option<u32>) {
+        self.coordinator = coordinator;
     }
 
     /// Watches the heartbeats in the shared memory from now on.
@@ -107,11 +118,22 @@ impl OpeningRank {
     /// Fails if the coordinator keeps the rank waiting for too long.
     pub fn expect_progress(&mut self) -> Result<()> {
         let now = self.clock.now();
+        let silence = self.coordinator_silence(now);
+        self.machine.check_timeouts(now, silence).map_or(Ok(()), |waited| Err(self.stuck_error(waited)))
+    }
+
+    /// How long the coordinator has shown no heartbeat. If it never showed one, how long its process is stopped.
+    fn coordinator_silence(&mut self, now: Duration) -> Option<Duration> {
         let silence = self.observer.as_mut().and_then(|observer| {
             observer.sample_heartbeats(now);
             observer.coordinator_silence(now)
         });
-        self.machine.check_timeouts(now, silence).map_or(Ok(()), |waited| Err(self.stuck_error(waited)))
+        if silence.is_some() {
+            return silence;
+        }
+        let is_stopped = self.coordinator.is_some_and(process::is_stopped);
+        self.stopped = is_stopped.then(|| self.stopped.unwrap_or(now));
+        self.stopped.map(|since| now.saturating_sub(since))
     }
 }
 
@@ -122,4 +144,41 @@ pub(crate) fn unexpected_message(expected: &str, found: &Option<CoordinatorMessa
         None => "the end of the connection".into(),
     };
     RunError::Protocol { rank: 0, detail: format!("expected {expected}, found {found}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use nix::sys::signal::{Signal, kill};
+    use nix::unistd::Pid;
+
+    use super::*;
+
+    #[test]
+    fn counts_the_time_in_which_the_coordinator_is_stopped() {
+        let mut child = Command::new("sleep").arg("600").spawn().expect("a process");
+        let pid = child.id();
+        let wait_until = |is_stopped: bool| {
+            while process::is_stopped(pid) != is_stopped {
+                std::thread::yield_now();
+            }
+        };
+        let second = Duration::from_secs(1);
+        let mut opening = OpeningRank::new(1, CoordinatedBy::Rank0, 60 * second, Duration::ZERO);
+        opening.watch_process(Some(pid));
+        assert_eq!(opening.coordinator_silence(second), None);
+        for _ in 0..2 {
+            kill(Pid::from_raw(pid as i32), Signal::SIGSTOP).expect("it runs");
+            wait_until(true);
+            assert_eq!(opening.coordinator_silence(2 * second), Some(Duration::ZERO));
+            assert_eq!(opening.coordinator_silence(5 * second), Some(3 * second));
+            kill(Pid::from_raw(pid as i32), Signal::SIGCONT).expect("it is stopped");
+            wait_until(false);
+            assert_eq!(opening.coordinator_silence(6 * second), None);
+        }
+        child.kill().expect("it runs");
+        child.wait().expect("it has ended");
+        assert!(!process::is_stopped(pid));
+    }
 }

@@ -1,4 +1,4 @@
-//! The process number of this process, without a system call.
+//! The process number of this process, without a system call, and whether another process is stopped.
 //!
 //! The resources of a session (threads, sockets, shared memory) do not survive a fork: the child has a copy
 //! without the threads, and its use of the rest reaches the parent's peers. Before every call, a session
@@ -37,4 +37,11 @@ fn query_process() -> u32 {
 
 unsafe extern "C" fn forget_process() {
     NUMBER.store(0, Ordering::Relaxed);
+}
+
+/// Whether a process is stopped by a signal or a debugger. `false` if the system does not tell.
+pub(crate) fn is_stopped(process: u32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{process}/stat")) else { return false };
+    // The name of the program, in parentheses, may have any character.
+    stat.rsplit_once(')').is_some_and(|(_, fields)| fields.trim_start().starts_with(['T', 't']))
 }
