@@ -14,6 +14,7 @@ use symmc_check::CheckedPlan;
 use symmc_ir::collective::CollectiveVariant;
 use symmc_ir::interp::{RunCount, Tolerance, compare};
 use symmc_ir::{InputKind, OutputKind, SymbolBindings, text};
+use symmc_runtime::RunError;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
 use symmc_runtime::session::{SessionLayout, SessionPorts};
 use symmc_tests::{RECORDED, program};
@@ -577,6 +578,64 @@ fn ranks_meet_by_means_of_the_caller() {
                 assert_eq!(session.rank(), rank as u32);
             });
         }
+    });
+}
+
+/// A rank whose means fail when the others have passed the barrier.
+struct FailsAfterBarrier<'a>(Table<'a>);
+
+impl Bootstrap for FailsAfterBarrier<'_> {
+    fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
+        self.0.all_gather(mine)
+    }
+
+    fn barrier(&mut self) -> Result<(), String> {
+        self.0.barrier().and(Err("out of paper".into()))
+    }
+}
+
+#[test]
+fn reports_a_failed_bootstrap_in_the_session() {
+    let plan = counted();
+    for victim in 0..2 {
+        let said = std::sync::Mutex::new(Vec::new());
+        let table = |rank: usize| Table { rank, round: 0, said: &said, ranks: 2 };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut means = FailsAfterBarrier(table(victim));
+                let error = Group::bootstrap(victim as u32, 2, &mut means).expect_err("its means fail");
+                assert!(error.to_string().contains("out of paper"), "{error}");
+            });
+            let other = 1 - victim;
+            let group = Group::bootstrap(other as u32, 2, &mut table(other)).expect("a group");
+            let error = Session::open(&plan, &group, &config()).expect_err("the other rank has failed");
+            assert_eq!(error.culprit(), Some(victim as u32), "{error}");
+            assert!(error.to_string().contains("out of paper"), "{error}");
+        });
+    }
+}
+
+/// Rank 3 comes after rank 2 got the error, and gets it too.
+#[test]
+fn ranks_that_have_joined_get_an_error_before_others_come() {
+    let text = "program \"p\" ranks 4\narg %x: f32[4]\n%y: f32[4] = neg %x\nreturn %y\n";
+    let plan = plan_of(text, &CompileConfig::default());
+    let groups = Group::threads(4);
+    let expect_error = |rank: usize| {
+        let error = Session::open(&plan, &groups[rank], &config()).expect_err("rank 1 declines");
+        assert_eq!(error.culprit(), Some(1), "{error}");
+        assert!(error.to_string().contains("out of paper"), "rank {rank}: {error}");
+    };
+    let (notified, is_notified) = std::sync::mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| expect_error(0));
+        scope.spawn(|| {
+            expect_error(2);
+            notified.send(()).expect("rank 3 waits for it");
+        });
+        groups[1].decline(RunError::Left { rank: 1, how: "is out of paper".into() });
+        is_notified.recv_timeout(Duration::from_secs(60)).expect("rank 2 is notified");
+        expect_error(3);
     });
 }
 

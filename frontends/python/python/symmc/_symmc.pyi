@@ -53,6 +53,7 @@ __all__ = [
     "size_ratio",
     "command",
     "set_log",
+    "set_wait_check",
 ]
 
 @type_check_only
