@@ -1,7 +1,7 @@
 //! Trials of the comparison of plans with their sources: edits of planned programs that it must notice.
 //!
-//! A seed names a program ([`programs`]). Its plan must compare as equal, or the trial counts it as not compared. Each mutant is the
-//! planned program with one edit of one node ([`edits`]), planned again with the same source. A mutant that the comparison passes is
+//! A seed names a program (`programs`). Its plan must compare as equal, or the trial counts it as not compared. Each mutant is the
+//! planned program with one edit of one node (`edits`), planned again with the same source. A mutant that the comparison passes is
 //! run by the reference interpreter on many draws, with special values among them. If it then differs from the source where the plan
 //! without the edit does not, the comparison missed it.
 //!
