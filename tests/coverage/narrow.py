@@ -50,10 +50,10 @@ DTYPES = ("float16", "bfloat16")
 DOORS = ("compile", "exported", "onnx")
 
 APART = {
-    r"(byte|char|short|int|long)\S* \w+ large": "conversions of floats beyond the range of the integers are not defined",
+    r"^\w+ (\w+\.)*(byte|char|short|int|long)#\d+ \w+ large": "conversions of floats beyond the range of the integers are not defined",
     r"^(compile|exported) (std|var)\S* \w+ (large|small)": "PyTorch squares in f64 on CPUs, and in f32 on GPUs, as symmc does",
     r"attention\S* \w+ large": "scores or sums of values exceed f32, and the kernels add them in another order",
-    r"^compile \S*(linear|conv|addmm|addmv|baddbmm)\S* bfloat16 large": "sums of gradients exceed f32, and the kernels add them in another order",
+    r"^compile \S*(linear|conv|addmm|addmv|baddbmm)\S* bfloat16 large": "sums of products exceed f32, and the kernels add them in another order",
     r"^compile addcdiv#": "Dynamo makes three operators of `torch.addcdiv` with a `value`, each of which rounds",
     r"^onnx \S*(rms_normalization|rotary_embedding)": "ONNX defines the operator with a rounding before the product with the weight",
 }

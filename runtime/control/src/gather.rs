@@ -1,9 +1,9 @@
 //! Rank 0 gathers the ranks of a run that another launcher started.
 //!
 //! Every process that connects sends its rank. A rank may connect twice, come from another run, be unable to
-//! begin, or die meanwhile. Then the ranks that have joined get the error at once, and the others are still
-//! awaited for a moment, so that all of them get the same error. If this process runs out of descriptors, a reserved one is freed for this purpose, and the
-//! remaining processes are served one after another.
+//! begin, or die meanwhile. Then the ranks that have joined get the error at once. Rank 0 still awaits the others
+//! for a moment, so that all of them get the same error. If this process runs out of descriptors, a reserved one
+//! is freed for this purpose, and the remaining processes are served one after another.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};

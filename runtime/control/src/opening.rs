@@ -148,37 +148,58 @@ pub(crate) fn unexpected_message(expected: &str, found: &Option<CoordinatorMessa
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
+    use std::process::{Child, Command};
+    use std::time::Instant;
 
     use nix::sys::signal::{Signal, kill};
     use nix::unistd::Pid;
 
     use super::*;
 
-    #[test]
-    fn counts_the_time_in_which_the_coordinator_is_stopped() {
-        let mut child = Command::new("sleep").arg("600").spawn().expect("a process");
-        let pid = child.id();
-        let wait_until = |is_stopped: bool| {
-            while process::is_stopped(pid) != is_stopped {
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A process that ends with the test, also if it is stopped.
+    struct Sleeper(Child);
+
+    impl Sleeper {
+        fn start() -> Sleeper {
+            Sleeper(Command::new("sleep").arg("600").spawn().expect("a process"))
+        }
+
+        /// Sends a signal, and waits until the process is stopped or runs.
+        fn signal(&self, signal: Signal, is_stopped: bool) {
+            kill(Pid::from_raw(self.0.id() as i32), signal).expect("the process exists");
+            let started = Instant::now();
+            while process::is_stopped(self.0.id()) != is_stopped {
+                assert!(started.elapsed() < 60 * SECOND, "the process does not follow {signal}");
                 std::thread::yield_now();
             }
-        };
-        let second = Duration::from_secs(1);
-        let mut opening = OpeningRank::new(1, CoordinatedBy::Rank0, 60 * second, Duration::ZERO);
-        opening.watch_process(Some(pid));
-        assert_eq!(opening.coordinator_silence(second), None);
-        for _ in 0..2 {
-            kill(Pid::from_raw(pid as i32), Signal::SIGSTOP).expect("it runs");
-            wait_until(true);
-            assert_eq!(opening.coordinator_silence(2 * second), Some(Duration::ZERO));
-            assert_eq!(opening.coordinator_silence(5 * second), Some(3 * second));
-            kill(Pid::from_raw(pid as i32), Signal::SIGCONT).expect("it is stopped");
-            wait_until(false);
-            assert_eq!(opening.coordinator_silence(6 * second), None);
         }
-        child.kill().expect("it runs");
-        child.wait().expect("it has ended");
+    }
+
+    impl Drop for Sleeper {
+        fn drop(&mut self) {
+            // Without a process there is nothing to end.
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn counts_the_time_in_which_the_coordinator_is_stopped() {
+        let sleeper = Sleeper::start();
+        let mut opening = OpeningRank::new(1, CoordinatedBy::Rank0, 60 * SECOND, Duration::ZERO);
+        opening.watch_process(Some(sleeper.0.id()));
+        assert_eq!(opening.coordinator_silence(SECOND), None);
+        for _ in 0..2 {
+            sleeper.signal(Signal::SIGSTOP, true);
+            assert_eq!(opening.coordinator_silence(2 * SECOND), Some(Duration::ZERO));
+            assert_eq!(opening.coordinator_silence(5 * SECOND), Some(3 * SECOND));
+            sleeper.signal(Signal::SIGCONT, false);
+            assert_eq!(opening.coordinator_silence(6 * SECOND), None);
+        }
+        let pid = sleeper.0.id();
+        drop(sleeper);
         assert!(!process::is_stopped(pid));
     }
 }
