@@ -7,7 +7,6 @@ use symmc::unstable::ir::interp::{self, NoiseSpread, RoundingHistory, TensorComp
 use symmc::{ExpectedOutputs, Graph, Tensor};
 
 use crate::args::CompareMode;
-use crate::stdout::print_text;
 
 /// The tolerances of the command line. Missing ones are the defaults of each output.
 #[derive(Clone, Copy, Debug)]
@@ -142,13 +141,21 @@ impl ComparedOutput<'_> {
     }
 }
 
-/// Prints a line for each output of each rank. Returns whether all outputs agree.
-pub fn report_comparison(
+/// The comparison of the outputs of all ranks.
+pub struct ComparisonReport {
+    /// A line for each output of each rank.
+    pub text: String,
+    /// Whether all outputs agree.
+    pub agrees: bool,
+}
+
+/// Compares each output of each rank with the expected one.
+pub fn compare_outputs(
     graph: &Graph,
     ranks: Range<usize>,
     outputs: &[Vec<Tensor>],
     reference: &ReferenceOutputs<'_>,
-) -> Result<bool> {
+) -> Result<ComparisonReport> {
     // Noise only widens default tolerances, and only the interpreter can run with noise.
     let has_noise = reference.with == CompareMode::Interpreter && reference.tolerances.are_default();
     let mut compared = Vec::new();
@@ -176,8 +183,7 @@ pub fn report_comparison(
         let line = output.comparison_line(&comparison);
         text.push_str(&format!("  rank {} output {}: {line}\n", output.rank, output.index));
     }
-    print_text(&text)?;
-    Ok(agrees)
+    Ok(ComparisonReport { text, agrees })
 }
 
 const NOISY_RUNS: u64 = 8;
@@ -252,8 +258,8 @@ mod tests {
             tolerances: Tolerances { absolute: None, relative: None },
             with_noise: &with_noise,
         };
-        let passes = report_comparison(&graph, 0..1, &[vec![f32s(found)]], &reference).expect("a report");
-        (passes, runs.get())
+        let report = compare_outputs(&graph, 0..1, &[vec![f32s(found)]], &reference).expect("a report");
+        (report.agrees, runs.get())
     }
 
     #[test]

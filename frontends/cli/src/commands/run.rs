@@ -20,7 +20,7 @@ use symmc::{
 };
 
 use crate::args::{BackendArg, CompareMode, LaunchArg, RunArgs};
-use crate::commands::results::{ReferenceOutputs, Tolerances, format_outputs, report_comparison};
+use crate::commands::results::{ReferenceOutputs, Tolerances, compare_outputs, format_outputs};
 use crate::failure::{error_message, exit_code};
 use crate::gpu;
 use crate::load;
@@ -69,7 +69,9 @@ pub fn run(args: &RunArgs, self_command: &SelfCommand) -> Result<ExitCode> {
                 tolerances,
                 with_noise: &with_noise,
             };
-            report_comparison(&source, ranks, &outputs, &reference)?
+            let report = compare_outputs(&source, ranks, &outputs, &reference)?;
+            print_text(&report.text)?;
+            report.agrees
         }
         None => {
             let end = if args.compare.is_some() {
