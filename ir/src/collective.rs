@@ -458,20 +458,6 @@ pub struct Contract {
 }
 
 impl CollectiveVariant {
-    /// The variant that older versions of programs, profiles and plans call `name`.
-    pub fn from_legacy_name(name: &str) -> Option<CollectiveVariant> {
-        (name == "packets").then_some(CollectiveVariant::Ll)
-    }
-
-    /// The expected names, for an error about the unknown name `found`. For a legacy name it is the current
-    /// one.
-    pub fn describe_expected_names(found: &str) -> String {
-        match CollectiveVariant::from_legacy_name(found) {
-            Some(variant) => format!("its current name `{variant}`"),
-            None => format!("one of {}", CollectiveVariant::names()),
-        }
-    }
-
     /// Whether the machine's communication library runs it instead of a kernel of symmc.
     pub fn is_library(self) -> bool {
         matches!(

@@ -222,10 +222,7 @@ fn read_variants(given: &Bound<'_, PyAny>) -> PyResult<Vec<CollectiveVariant>> {
     let variant = |name: String| {
         let found = CollectiveVariant::from_name(&name);
         found.ok_or_else(|| {
-            input_error(format!(
-                "variants: expected {}, found {name:?}",
-                CollectiveVariant::describe_expected_names(&name)
-            ))
+            input_error(format!("variants: expected one of {}, found {name:?}", CollectiveVariant::names()))
         })
     };
     extract_names("variants", "names of variants", given)?.into_iter().map(variant).collect()

@@ -143,7 +143,7 @@ mod written {
                 unknown("collective", format!("one of {}", names.join(", ")))
             })?;
             let variant = CollectiveVariant::from_name(&variant)
-                .ok_or_else(|| unknown("variant", CollectiveVariant::describe_expected_names(&variant)))?;
+                .ok_or_else(|| unknown("variant", format!("one of {}", CollectiveVariant::names())))?;
             Ok(super::CollectiveCurve {
                 collective,
                 variant,

@@ -61,9 +61,7 @@ pub use curve::{CollectiveCurve, CopyCurve, Provenance};
 pub use throughput::{OperationCounts, ProductRate, Throughput};
 pub use traffic::{MAX_CONCAT_OPERANDS_PER_KERNEL, MIN_SEPARATE_COPY_BYTES, StepTraffic, TrafficModel};
 
-/// The version of the format that this crate writes. Earlier versions, which lack fields, can be read as well:
-/// version 1 has neither `product_rates` nor `contention`, and versions 1 and 2 have no `backend`
-/// ([`TargetBackend`]).
+/// The version of the format.
 pub const VERSION: u32 = 3;
 
 /// The maximum length of the name of a profile, which plans record.
@@ -80,21 +78,19 @@ const BUILTIN: [(&str, &str); 4] = [
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MachineProfile {
-    /// The version of the format: at most [`VERSION`].
+    /// The version of the format: [`VERSION`].
     pub version: u32,
     /// The name that plans record.
     pub name: String,
     /// A description of the machine and of the origin of the numbers, for people.
     pub about: String,
-    /// The backend that runs plans on the machine. Profiles of versions 1 and 2 lack it: profiles with
-    /// `multiprocessors` are read as [`TargetBackend::Cuda`], others as [`TargetBackend::Host`].
+    /// The backend that runs plans on the machine.
     pub backend: TargetBackend,
     /// The number of multiprocessors of a device. Absent if communication occupies all of a rank that would
     /// compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub multiprocessors: Option<u32>,
-    /// The sets of nodes that run as one kernel. A profile with the older field `fuses_residual` instead is
-    /// read with the table of the kernels for GPUs.
+    /// The sets of nodes that run as one kernel.
     #[serde(default, skip_serializing_if = "DispatchCapabilities::is_none")]
     pub dispatches: DispatchCapabilities,
     /// The rates of computation. Without it, products take as long as copying one byte for each 512 operations.
@@ -117,7 +113,7 @@ pub struct MachineProfile {
 pub enum ProfileError {
     #[error("not a machine profile: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("profile {name}: version {found}, expected 1 to {VERSION}")]
+    #[error("profile {name}: version {found}, expected {VERSION}")]
     Version { name: String, found: u32 },
     #[error("profile {name}: curve {curve}: {message}")]
     Curve {
@@ -159,10 +155,8 @@ impl MachineProfile {
     /// Fails if the text is not a profile or has another version. Fails also for a curve that is duplicated,
     /// names an unknown collective or variant, or has missing, unordered or invalid points.
     pub fn from_json(text: &str) -> Result<MachineProfile, ProfileError> {
-        let text = backend::add_backend(text);
-        let profile = serde_json::from_str(&text).or_else(|error| parse_legacy(&text).ok_or(error));
-        let profile: MachineProfile = profile?;
-        if !(1..=VERSION).contains(&profile.version) {
+        let profile: MachineProfile = serde_json::from_str(text)?;
+        if profile.version != VERSION {
             return Err(ProfileError::Version { name: profile.name, found: profile.version });
         }
         if profile.name.len() > MAX_NAME_BYTES {
@@ -339,15 +333,6 @@ impl MachineProfile {
     }
 }
 
-/// A profile with a field of versions that had no tables of capabilities.
-fn parse_legacy(text: &str) -> Option<MachineProfile> {
-    let mut fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(text).ok()?;
-    if fields.remove("fuses_residual")?.as_bool()? {
-        fields.entry("dispatches").or_insert(serde_json::to_value(DispatchCapabilities::GPU).ok()?);
-    }
-    serde_json::from_value(fields.into()).ok()
-}
-
 fn check_curve(curve: &CollectiveCurve) -> Result<(), String> {
     if curve.ranks < 2 {
         return Err(format!("{} ranks, expected at least 2", curve.ranks));
@@ -471,12 +456,11 @@ mod tests {
         });
         assert_eq!(measured_pull, plain_pull);
         assert_eq!(MachineProfile::from_json(&measured.to_json()).unwrap(), measured);
-        // Version 1 has no measurements, and can be read.
-        let mut old = fields(&plain);
-        old.insert("version".into(), 1.into());
-        old.remove("product_rates");
-        let old = MachineProfile::from_json(&serde_json::to_string(&old).unwrap()).unwrap();
-        assert!(old.version == 1 && old.contention.is_empty() && old.product_rates.is_empty());
+        // Both measurements may be absent.
+        let mut absent = fields(&plain);
+        absent.remove("product_rates");
+        let absent = MachineProfile::from_json(&serde_json::to_string(&absent).unwrap()).unwrap();
+        assert!(absent.contention.is_empty() && absent.product_rates.is_empty());
         let rate = ProductRate { rows: 8, matmul_16bit: 1.0, matmul: 1.0 };
         for (bad, part) in [
             (
@@ -492,7 +476,7 @@ mod tests {
                 "contention[1]: it is a duplicate",
             ),
             (MachineProfile { product_rates: vec![rate; 2], ..plain.clone() }, "product_rates[1]: rows"),
-            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "expected 1 to 3"),
+            (MachineProfile { version: VERSION + 1, ..plain.clone() }, "version 4, expected 3"),
         ] {
             let error = MachineProfile::from_json(&bad.to_json()).unwrap_err().to_string();
             assert!(error.contains(part), "{part}: {error}");
@@ -509,42 +493,17 @@ mod tests {
     }
 
     #[test]
-    fn profiles_without_a_backend_are_of_gpus_where_they_tell_multiprocessors() {
-        for (name, expected) in [("h200x2", TargetBackend::Cuda), ("host", TargetBackend::Host)] {
-            let known = MachineProfile::builtin(name).unwrap();
-            assert_eq!(known.backend, expected);
-            let mut old = fields(&known);
-            old.remove("backend");
-            let text = |old: &serde_json::Map<_, _>| serde_json::to_string_pretty(old).unwrap();
-            for version in [1, 2] {
-                old.insert("version".into(), version.into());
-                let read = MachineProfile::from_json(&text(&old)).unwrap();
-                assert_eq!(read, MachineProfile { version, ..known.clone() });
-                assert_eq!(MachineProfile::from_json(&read.to_json()).unwrap(), read);
-            }
-            old.insert("version".into(), VERSION.into());
-            let error = MachineProfile::from_json(&text(&old)).unwrap_err().to_string();
-            assert!(error.contains("missing field `backend`"), "{error}");
-            // Errors in older profiles keep their lines.
-            old.insert("version".into(), 2.into());
-            let broken = text(&old).replacen("\"curves\"", "\"carves\"", 1);
-            let line = broken.lines().position(|line| line.contains("carves")).unwrap() + 1;
-            let error = MachineProfile::from_json(&broken).unwrap_err().to_string();
-            assert!(error.contains("carves") && error.contains(&format!("line {line} ")), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_backend_of_a_profile_is_stated_and_not_guessed() {
-        let profile =
-            MachineProfile { backend: TargetBackend::Host, ..MachineProfile::builtin("h200x2").unwrap() };
-        for version in 1..=VERSION {
-            let profile = MachineProfile { version, ..profile.clone() };
-            assert_eq!(MachineProfile::from_json(&profile.to_json()).unwrap(), profile);
-        }
-        let unknown = profile.to_json().replacen("\"host\"", "\"abacus\"", 1);
+    fn rejects_profiles_without_a_known_backend() {
+        let profile = MachineProfile::builtin("h200x2").unwrap();
+        let unknown = profile.to_json().replacen("\"cuda\"", "\"abacus\"", 1);
         let error = MachineProfile::from_json(&unknown).unwrap_err().to_string();
         assert!(error.contains("backend: expected one of host, cuda, found abacus"), "{error}");
+        let mut absent = fields(&profile);
+        absent.remove("backend");
+        let error = MachineProfile::from_json(&serde_json::to_string(&absent).unwrap()).unwrap_err().to_string();
+        assert!(error.contains("missing field `backend`"), "{error}");
+        let stated = MachineProfile { backend: TargetBackend::Host, ..profile };
+        assert_eq!(MachineProfile::from_json(&stated.to_json()).unwrap(), stated);
     }
 
     #[test]
@@ -625,19 +584,6 @@ mod tests {
     }
 
     #[test]
-    fn profiles_from_before_there_were_tables_have_that_of_the_kernels_for_gpus() {
-        let p = MachineProfile::builtin("h200x4").unwrap();
-        assert_eq!(p.dispatches, DispatchCapabilities::GPU);
-        let without = MachineProfile { dispatches: DispatchCapabilities::default(), ..p.clone() }.to_json();
-        let older =
-            |fuses| without.replacen("\"copy\"", &format!("\"fuses_residual\": {fuses}, \"copy\""), 1);
-        assert_eq!(MachineProfile::from_json(&older(true)).unwrap(), p);
-        assert!(MachineProfile::from_json(&older(false)).unwrap().dispatches.is_none());
-        let broken = older(true).replacen("\"curves\"", "\"carves\"", 1);
-        assert!(MachineProfile::from_json(&broken).is_err());
-    }
-
-    #[test]
     fn bad_profiles_are_refused_by_name() {
         let good = MachineProfile::builtin("h200x2").unwrap();
         let refused = |change: &dyn Fn(&mut MachineProfile), expected: &str| {
@@ -647,7 +593,7 @@ mod tests {
             assert!(message.contains(expected), "{message}");
         };
         refused(&|p| p.name = "n".repeat(5000), "name: expected at most 4096 bytes, found 5000");
-        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 1");
+        refused(&|p| p.version = 9, "profile h200x2: version 9, expected 3");
         for (from, to, expected) in [
             (
                 "\"all_reduce\"",

@@ -49,16 +49,7 @@ displayed! {
     CollectiveReduceOp: |c: &mut TokenCursor<'_>| c.choice(CollectiveReduceOp::from_name, CollectiveReduceOp::ALL);
     AllToAllSplits: |c: &mut TokenCursor<'_>| c.choice(AllToAllSplits::from_name, AllToAllSplits::ALL);
     RouteLayout: |c: &mut TokenCursor<'_>| c.choice(RouteLayout::from_name, RouteLayout::ALL);
-    CollectiveVariant: parse_variant;
-}
-
-fn parse_variant(cursor: &mut TokenCursor<'_>) -> ParseResult<CollectiveVariant> {
-    match cursor.token {
-        Token::Ident(name) if CollectiveVariant::from_legacy_name(name).is_some() => {
-            Err(cursor.unexpected(&CollectiveVariant::describe_expected_names(name)))
-        }
-        _ => cursor.choice(CollectiveVariant::from_name, CollectiveVariant::ALL),
-    }
+    CollectiveVariant: |c: &mut TokenCursor<'_>| c.choice(CollectiveVariant::from_name, CollectiveVariant::ALL);
 }
 
 impl TextAttribute for Dim {

@@ -168,7 +168,6 @@ fn nodes() {
             "all_reduce %x op=sum group=@all via=fast",
             "expected one of plain, one_shot, ll, two_shot, pull, push, copies, pull_copies, put, nccl_window, copy_engine, found `fast`",
         ),
-        ("all_reduce %x op=sum group=@all via=packets", "expected its current name `ll`, found `packets`"),
         ("permute_ranks %x pairs=[0-1] group=@all", "expected `->`, found `-`"),
         ("custom \"c\" %x", "no custom op has the name `c`"),
         ("opaque %x", "expected the name of the op as a string, found `%x`"),

@@ -17,7 +17,7 @@ use crate::wire::{Plan, VERSION};
 /// A text that is no plan of this version.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PlanReadError {
-    #[error("the plan has version {found}; this program reads version {VERSION}{}", legacy_version_hint(*found))]
+    #[error("the plan has version {found}; this program reads version {VERSION}")]
     Version { found: u64 },
     #[error("line {line}, column {column}: {message}")]
     Form {
@@ -28,14 +28,6 @@ pub enum PlanReadError {
         /// The problem, with the name of the field.
         message: String,
     },
-}
-
-/// A hint about plans of an older version.
-fn legacy_version_hint(version: u64) -> &'static str {
-    match version {
-        1 => ", in which the variant `packets` is called `ll`; compile the program again",
-        _ => "",
-    }
 }
 
 #[derive(Deserialize)]

@@ -19,10 +19,8 @@ fn planned(seed: u64) -> Plan {
 fn other_versions_are_refused() {
     let text = planned(1).to_json().replacen("\"version\": 2", "\"version\": 3, \"news\": []", 1);
     assert_eq!(Plan::from_json(&text), Err(PlanReadError::Version { found: 3 }));
-    let message = |found| PlanReadError::Version { found }.to_string();
-    assert_eq!(message(3), "the plan has version 3; this program reads version 2");
-    let renamed = ", in which the variant `packets` is called `ll`; compile the program again";
-    assert_eq!(message(1), format!("the plan has version 1; this program reads version 2{renamed}"));
+    let message = PlanReadError::Version { found: 1 }.to_string();
+    assert_eq!(message, "the plan has version 1; this program reads version 2");
 }
 
 #[test]

@@ -66,9 +66,8 @@ pub fn parse_dtype(text: &str) -> Result<String, String> {
 
 /// The name of a variant of collectives, as `.symm` text writes it after `via=`.
 pub fn parse_variant(text: &str) -> Result<CollectiveVariant, String> {
-    CollectiveVariant::from_name(text).ok_or_else(|| {
-        format!("unknown variant {text}; expected {}", CollectiveVariant::describe_expected_names(text))
-    })
+    CollectiveVariant::from_name(text)
+        .ok_or_else(|| format!("unknown variant {text}; expected one of {}", CollectiveVariant::names()))
 }
 
 /// The number of rows and the number of elements in a row: `8x4096`.
