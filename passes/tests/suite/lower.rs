@@ -15,7 +15,7 @@ use symmc_ir::{CollectiveVariant, Graph, InputId, NumericsClass, Op, text};
 use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
 use symmc_passes::lower::{COALESCE, TOGETHER};
 use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode, LowerConfig, find_coalescible, lower};
-use symmc_plan::Decision;
+use symmc_plan::{Decision, DecisionAlternative};
 
 use crate::common::{Case, bindings, check, difference};
 
@@ -74,18 +74,19 @@ fn print(graph: &Graph, choices: &[Decision]) -> String {
             c.rules.iter().map(|r| &r.name).collect::<Vec<_>>()
         )
         .unwrap();
-        for a in &c.alternatives {
-            write!(out, "\n//   {:.2} µs", a.us).unwrap();
-            if a.copy_us > 0.0 {
-                write!(out, " ({:.2} of it copies)", a.copy_us).unwrap();
-            }
-            if a.saved_us > 0.0 {
-                write!(out, " ({:.2} less by fusion)", a.saved_us).unwrap();
-            }
-            write!(out, " {}", a.name).unwrap();
+        let others = c.alternatives.iter().filter(|a| a.name != c.chosen);
+        let nearest: Vec<String> = others.take(2).map(describe_alternative).collect();
+        if !nearest.is_empty() {
+            write!(out, "\n//   rather than {}", nearest.join(", ")).unwrap();
         }
     }
     out
+}
+
+fn describe_alternative(alternative: &DecisionAlternative) -> String {
+    let copies = if alternative.copy_us > 0.0 { " with copies" } else { "" };
+    let fused = if alternative.saved_us > 0.0 { " fused" } else { "" };
+    format!("{}{copies}{fused}", alternative.name)
 }
 
 /// Checks the properties of every lowering.
