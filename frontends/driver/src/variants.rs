@@ -116,7 +116,7 @@ impl<'a> VariantSearch<'a> {
             }
             tried.push(sets.clone());
             self.try_sets(&sets)?;
-            if joining == JoinMode::Packed && reach.least_startup == LEAST_STARTUP {
+            if joining == JoinMode::Packed && reach.least_startup == MIN_STARTUP_FRACTION {
                 self.improve(&VariantChoice { plain: true, joined: sets, ..VariantChoice::default() })?;
             }
         }
@@ -210,7 +210,7 @@ const ROUNDS: u32 = 2;
 /// Joins collectives at any distance.
 pub const WIDEST: CoalesceConfig = CoalesceConfig {
     joining: JoinMode::Packed,
-    reach: CoalesceReach { window_us: f64::INFINITY, least_startup: LEAST_STARTUP },
+    reach: CoalesceReach { window_us: f64::INFINITY, least_startup: MIN_STARTUP_FRACTION },
     kept: BTreeSet::new(),
 };
 /// The reaches that are tried. Start-up is half of the time of small collectives. Collectives whose time is
@@ -219,12 +219,12 @@ pub const WIDEST: CoalesceConfig = CoalesceConfig {
 const COALESCING: &[CoalesceReach] = &[
     CoalesceReach { window_us: 160.0, least_startup: 0.5 },
     CoalesceReach { window_us: f64::INFINITY, least_startup: 0.5 },
-    CoalesceReach { window_us: 160.0, least_startup: LEAST_STARTUP },
-    CoalesceReach { window_us: 640.0, least_startup: LEAST_STARTUP },
-    CoalesceReach { window_us: 10.0, least_startup: LEAST_STARTUP },
+    CoalesceReach { window_us: 160.0, least_startup: MIN_STARTUP_FRACTION },
+    CoalesceReach { window_us: 640.0, least_startup: MIN_STARTUP_FRACTION },
+    CoalesceReach { window_us: 10.0, least_startup: MIN_STARTUP_FRACTION },
 ];
 /// The least fraction of a collective's time that must be start-up for it to be coalesced.
-const LEAST_STARTUP: f64 = 0.2;
+const MIN_STARTUP_FRACTION: f64 = 0.2;
 /// The number of reaches that are tried for programs whose buckets have more than [`LARGE`] nodes together.
 const FEW: usize = 4;
 const LARGE: usize = 1_500;

@@ -500,7 +500,8 @@ mod tests {
         assert!(error.contains("backend: expected one of host, cuda, found abacus"), "{error}");
         let mut absent = fields(&profile);
         absent.remove("backend");
-        let error = MachineProfile::from_json(&serde_json::to_string(&absent).unwrap()).unwrap_err().to_string();
+        let error =
+            MachineProfile::from_json(&serde_json::to_string(&absent).unwrap()).unwrap_err().to_string();
         assert!(error.contains("missing field `backend`"), "{error}");
         let stated = MachineProfile { backend: TargetBackend::Host, ..profile };
         assert_eq!(MachineProfile::from_json(&stated.to_json()).unwrap(), stated);

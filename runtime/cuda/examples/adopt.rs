@@ -21,11 +21,11 @@ use symmc_planner::{BucketInput, PlanConfig};
 use symmc_runtime::host::HostConfig;
 use symmc_runtime::session::{DeviceSession, Port};
 
-const ELEMENTS: usize = 4096;
+const ELEMENT_COUNT: usize = 4096;
 /// The number of runs in the application's graph, and the number of its replays.
-const RUNS: usize = 2;
-const REPLAYS: usize = 3;
-const LIMIT: Duration = Duration::from_secs(30);
+const RUNS_PER_GRAPH: usize = 2;
+const REPLAY_COUNT: usize = 3;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -49,11 +49,11 @@ fn run(ranks: &str) -> Result<(), Failure> {
     let ranks: u32 = ranks.parse()?;
     let program = format!(
         "program \"adopted\" ranks {ranks}\ngroup @all world\n\
-         arg %x: f32[{ELEMENTS}]\n\
-         %a: f32[{ELEMENTS}] = all_reduce %x op=sum group=@all via=plain\n\
-         %b: f32[{ELEMENTS}] = neg %a\n\
-         %c: f32[{ELEMENTS}] = all_reduce %b op=sum group=@all via=two_shot\n\
-         %d: f32[{ELEMENTS}] = neg %c\n\
+         arg %x: f32[{ELEMENT_COUNT}]\n\
+         %a: f32[{ELEMENT_COUNT}] = all_reduce %x op=sum group=@all via=plain\n\
+         %b: f32[{ELEMENT_COUNT}] = neg %a\n\
+         %c: f32[{ELEMENT_COUNT}] = all_reduce %b op=sum group=@all via=two_shot\n\
+         %d: f32[{ELEMENT_COUNT}] = neg %c\n\
          return %d\n"
     );
     let graph = text::parse(&program)?;
@@ -72,7 +72,7 @@ fn run(ranks: &str) -> Result<(), Failure> {
     })?;
     let all: Vec<Vec<f32>> = (0..ranks).map(numbers).collect();
     let sum = |i: usize| all.iter().map(|x| x[i]).sum::<f32>();
-    let expected: Vec<f32> = (0..ELEMENTS).map(|i| ranks as f32 * sum(i)).collect();
+    let expected: Vec<f32> = (0..ELEMENT_COUNT).map(|i| ranks as f32 * sum(i)).collect();
     match outputs.iter().position(|output| *output != expected) {
         Some(rank) => Err(format!("rank {rank} has something else than the sums").into()),
         None => {
@@ -83,7 +83,7 @@ fn run(ranks: &str) -> Result<(), Failure> {
 }
 
 fn numbers(rank: u32) -> Vec<f32> {
-    (0..ELEMENTS).map(|i| ((i * 7 + rank as usize * 5) % 13) as f32 - 6.0).collect()
+    (0..ELEMENT_COUNT).map(|i| ((i * 7 + rank as usize * 5) % 13) as f32 - 6.0).collect()
 }
 
 /// One rank of the application, which embeds symmc; returns its output.
@@ -99,21 +99,21 @@ fn rank(plan: &CheckedPlan, group: &Group, id: UniqueId) -> Result<Vec<f32>, Fai
             .with_stream(stream.handle().cast())
             .with_communicator(communicator.0, (0..group.ranks()).collect())
     };
-    let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
+    let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
     let mut session = CudaSession::open(plan, group, &gpu, &config)?;
     session.set_sizes(&SymbolBindings::new())?;
     let input: Vec<u8> = numbers(group.rank()).iter().flat_map(|x| x.to_ne_bytes()).collect();
     session.write_input(0, &input)?;
     // A run among other work of the application, then a graph of the application that holds runs.
     session.enqueue(None)?;
-    session.wait(LIMIT)?;
+    session.wait(WAIT_TIMEOUT)?;
     let mut put = Ok(());
     let graph = stream.capture(|| {
-        put = (0..RUNS).try_for_each(|_| session.enqueue(None));
+        put = (0..RUNS_PER_GRAPH).try_for_each(|_| session.enqueue(None));
         Ok(())
     })?;
     put?;
-    for _ in 0..REPLAYS {
+    for _ in 0..REPLAY_COUNT {
         // SAFETY: the session, which the graph uses, exists.
         unsafe { stream.replay(&graph)? };
     }

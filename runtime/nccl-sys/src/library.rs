@@ -16,7 +16,7 @@ use crate::types::{Comm, ResultCode, Stream, UniqueId, Window, result_code};
 use crate::version::Version;
 
 /// The longest text that is read from NCCL, which keeps its last message in 1024 bytes.
-const TEXT: usize = 1024;
+const MAX_TEXT_BYTES: usize = 1024;
 
 #[derive(Debug)]
 pub struct Nccl {
@@ -26,13 +26,13 @@ pub struct Nccl {
 }
 
 /// The library of this process, once one was loaded.
-static LOADED: Mutex<Option<&'static Nccl>> = Mutex::new(None);
+static LOADED_LIBRARY: Mutex<Option<&'static Nccl>> = Mutex::new(None);
 
 impl Nccl {
     /// The library of this process. The first call that succeeds selects it; a failed call may be repeated.
     /// Fails if there is no usable library; the error lists the attempts and the loader's messages.
     pub fn load() -> Result<&'static Nccl, LoadError> {
-        let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = LOADED_LIBRARY.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(nccl) = *loaded {
             return Ok(nccl);
         }
@@ -129,7 +129,7 @@ impl Nccl {
     fn call_error(&self, call: &'static str, code: ResultCode) -> NcclError {
         // SAFETY: the function accepts any code and returns a constant string.
         let mut text = unsafe { read_c_text((self.functions.get_error_string)(code)) };
-        // SAFETY: the function also accepts a null communicator, and returns a static buffer of `TEXT` bytes
+        // SAFETY: the function also accepts a null communicator, and returns a static buffer of `MAX_TEXT_BYTES` bytes
         // that always ends with a zero.
         let last = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
         if !last.is_empty() {
@@ -157,17 +157,21 @@ impl Nccl {
         rank: u32,
         config: &NcclConfig,
     ) -> Result<Comm, NcclError> {
-        const CALL: &str = "ncclCommInitRankConfig";
+        const CALL_NAME: &str = "ncclCommInitRankConfig";
         let (Ok(ranks), Ok(rank)) = (c_int::try_from(ranks), c_int::try_from(rank)) else {
             let text = format!("rank {rank} of {ranks}: expected numbers up to {}", c_int::MAX);
-            return Err(NcclError { call: CALL, code: result_code::INVALID_ARGUMENT, text });
+            return Err(NcclError { call: CALL_NAME, code: result_code::INVALID_ARGUMENT, text });
         };
         let mut comm = Comm::NULL;
         let mut config = config.clone();
         // SAFETY: the function writes one handle, and reads the config, whose size the config states, during
         // the call.
         let code = unsafe { (self.functions.comm_init_rank_config)(&mut comm, ranks, id, rank, &mut config) };
-        if code == result_code::IN_PROGRESS { Ok(comm) } else { self.check_code(CALL, code).map(|()| comm) }
+        if code == result_code::IN_PROGRESS {
+            Ok(comm)
+        } else {
+            self.check_code(CALL_NAME, code).map(|()| comm)
+        }
     }
 
     /// The state of a nonblocking communicator: [`IN_PROGRESS`](result_code::IN_PROGRESS) while a call on it
@@ -194,16 +198,17 @@ impl Nccl {
 
 /// Queries the version of an opened library, before any other symbol is resolved.
 fn query_version(library: &Library) -> Result<Version, LoadFailure> {
-    const CALL: &str = "ncclGetVersion";
+    const CALL_NAME: &str = "ncclGetVersion";
     // SAFETY: the function has had this type since NCCL 2.0.
-    let function = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> ResultCode>(CALL) };
-    let function = function.map_err(|_| LoadFailure::NoSymbol(CALL))?;
+    let function = unsafe { library.get::<unsafe extern "C" fn(*mut c_int) -> ResultCode>(CALL_NAME) };
+    let function = function.map_err(|_| LoadFailure::NoSymbol(CALL_NAME))?;
     let mut code = 0;
     // SAFETY: the function writes one integer.
     match unsafe { function(&mut code) } {
         result_code::SUCCESS => Ok(Version::from_code(code)),
         code => {
-            Err(NcclError { call: CALL, code, text: "the library does not report its version".into() }.into())
+            Err(NcclError { call: CALL_NAME, code, text: "the library does not report its version".into() }
+                .into())
         }
     }
 }
@@ -213,13 +218,13 @@ fn loader_text(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |source| source.to_string())
 }
 
-/// The text at an address, up to its zero or `TEXT` bytes.
+/// The text at an address, up to its zero or `MAX_TEXT_BYTES` bytes.
 ///
 /// # Safety
-/// The address is null, or that of a string or of a buffer of `TEXT` bytes. The buffer may change meanwhile.
+/// The address is null, or that of a string or of a buffer of `MAX_TEXT_BYTES` bytes. The buffer may change meanwhile.
 unsafe fn read_c_text(address: *const c_char) -> String {
     let mut bytes = Vec::new();
-    while !address.is_null() && bytes.len() < TEXT {
+    while !address.is_null() && bytes.len() < MAX_TEXT_BYTES {
         // SAFETY: the caller's promise; volatile, because another thread of NCCL may write a message
         // concurrently.
         let byte = unsafe { address.add(bytes.len()).read_volatile() } as u8;

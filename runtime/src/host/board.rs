@@ -27,10 +27,10 @@ use crate::error::{Result, RunError};
 use crate::session::session_ended_error;
 
 /// Two cache lines: processors fetch them in pairs.
-const LINE: usize = 128;
+const PADDING_BYTES: usize = 128;
 /// How long a rank polls before it sleeps, if each rank has a processor. Waking a sleeping thread takes tens of
 /// microseconds, more on a virtual machine, and ranks often come hundreds of microseconds late.
-const SPIN: Duration = Duration::from_millis(1);
+const MAX_SPIN_TIME: Duration = Duration::from_millis(1);
 
 /// The longest text of a notice in bytes, a multiple of a word.
 const NOTICE_TEXT: usize = 2048;
@@ -39,8 +39,8 @@ const NOTICE_HEADER: usize = 3;
 const NOTICE_BYTES: usize = NOTICE_HEADER * size_of::<u64>() + NOTICE_TEXT;
 
 /// The names of a round in errors.
-const OP: &str = "agreement";
-const NODE: &str = "call";
+const AGREEMENT_OP: &str = "agreement";
+const AGREEMENT_NODE: &str = "call";
 
 /// A board on which each rank of a group publishes the same number of words, round by round.
 #[derive(Debug)]
@@ -166,7 +166,7 @@ fn spin_config(ranks: u32) -> SpinConfig {
     let config = SpinConfig::for_threads(ranks as usize);
     match config.yields {
         YieldMode::Always => config,
-        YieldMode::Never => SpinConfig { max_ns: SPIN.as_nanos() as u32, ..config },
+        YieldMode::Never => SpinConfig { max_ns: MAX_SPIN_TIME.as_nanos() as u32, ..config },
     }
 }
 
@@ -245,7 +245,7 @@ fn notice_offset(words: usize) -> usize {
 }
 
 fn slot_bytes(words: usize) -> usize {
-    ((words + 1) * size_of::<u64>()).next_multiple_of(LINE)
+    ((words + 1) * size_of::<u64>()).next_multiple_of(PADDING_BYTES)
 }
 
 /// The slot of a rank in a round: the number of the round, then the words.
@@ -291,7 +291,7 @@ fn await_peers(
 
 fn wait_error(rank: &SessionRank, round: u64, words: usize, ended: WaitFailure) -> RunError {
     let cell: Vec<u32> = (0..rank.comm().ranks()).collect();
-    let info = RendezvousStep { step: 0, node: NODE, op: OP, cell: &cell, group: 0 };
+    let info = RendezvousStep { step: 0, node: AGREEMENT_NODE, op: AGREEMENT_OP, cell: &cell, group: 0 };
     match StepRendezvous::new(rank.comm(), info) {
         Ok(waiting) => waiting.wait_error(ended, |peer| has_published(rank, cell[peer], round, words)),
         Err(error) => error,
@@ -300,14 +300,14 @@ fn wait_error(rank: &SessionRank, round: u64, words: usize, ended: WaitFailure) 
 
 /// The round as the step in which a rank died or stopped.
 fn name_round(progress: &RankProgress) -> Option<StepName> {
-    progress.step.map(|_| StepName { step: 0, node: NODE.into(), op: OP.into() })
+    progress.step.map(|_| StepName { step: 0, node: AGREEMENT_NODE.into(), op: AGREEMENT_OP.into() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const LONG: Duration = Duration::from_secs(20);
+    const LONG_TIMEOUT: Duration = Duration::from_secs(20);
 
     fn on_each_rank(ranks: u32, limit: Duration, work: impl Fn(u64, Board) + Sync) {
         std::thread::scope(|scope| {
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn every_rank_gets_the_words_of_all_ranks_in_every_round() {
-        on_each_rank(3, LONG, |rank, mut board| {
+        on_each_rank(3, LONG_TIMEOUT, |rank, mut board| {
             for round in 1..=500 {
                 let words = [rank * 1000 + round, rank];
                 let expected: Vec<u64> = (0..3).flat_map(|rank| [rank * 1000 + round, rank]).collect();
@@ -345,7 +345,7 @@ mod tests {
 
     #[test]
     fn a_wait_for_a_late_rank_continues_in_the_next_call() {
-        on_each_rank(2, LONG, |rank, mut board| {
+        on_each_rank(2, LONG_TIMEOUT, |rank, mut board| {
             if rank == 1 {
                 std::thread::sleep(Duration::from_millis(150));
             }
@@ -362,24 +362,24 @@ mod tests {
         on_each_rank(2, Duration::from_millis(300), |rank, mut board| {
             if rank == 1 {
                 std::thread::sleep(Duration::from_millis(900));
-                let error = board.exchange(1, &[1, 1], LONG).expect_err("rank 0 has given up");
+                let error = board.exchange(1, &[1, 1], LONG_TIMEOUT).expect_err("rank 0 has given up");
                 assert_eq!(error.culprit(), Some(1), "{error}");
                 return;
             }
-            let error = board.exchange(1, &[0, 0], LONG).expect_err("rank 1 does not come");
+            let error = board.exchange(1, &[0, 0], LONG_TIMEOUT).expect_err("rank 1 does not come");
             assert_eq!(error.culprit(), Some(1), "{error}");
             assert!(error.to_string().contains("waited 300 ms for rank 1"), "{error}");
-            let after = board.exchange(2, &[0, 0], LONG).expect_err("the board has ended");
+            let after = board.exchange(2, &[0, 0], LONG_TIMEOUT).expect_err("the board has ended");
             assert_eq!(after.to_string(), error.to_string());
         });
     }
 
     #[test]
     fn a_rank_that_leaves_is_named_by_those_that_wait_for_it() {
-        on_each_rank(2, LONG, |rank, mut board| {
-            while board.exchange(1, &[rank, 0], LONG).expect("both come").is_none() {}
+        on_each_rank(2, LONG_TIMEOUT, |rank, mut board| {
+            while board.exchange(1, &[rank, 0], LONG_TIMEOUT).expect("both come").is_none() {}
             if rank == 0 {
-                let error = board.exchange(2, &[0, 0], LONG).expect_err("rank 1 has left");
+                let error = board.exchange(2, &[0, 0], LONG_TIMEOUT).expect_err("rank 1 has left");
                 assert_eq!(error.culprit(), Some(1), "{error}");
             }
         });
@@ -389,10 +389,10 @@ mod tests {
     #[test]
     fn finds_notices_of_the_call_they_belong_to() {
         let barrier = std::sync::Barrier::new(3);
-        on_each_rank(3, LONG, |rank, mut board| {
+        on_each_rank(3, LONG_TIMEOUT, |rank, mut board| {
             let notices = board.notices().expect("the board is open");
             for round in 1..=6 {
-                while board.exchange(round, &[rank, 0], LONG).expect("all come").is_none() {}
+                while board.exchange(round, &[rank, 0], LONG_TIMEOUT).expect("all come").is_none() {}
                 let failing = round % 3;
                 let text = format!("rank {failing} failed: {}", "\u{e9}".repeat(500 * round as usize));
                 let expected = Notice { culprit: failing as u32, text: shorten_middle(&text, NOTICE_TEXT) };
@@ -416,10 +416,10 @@ mod tests {
 
     #[test]
     fn rounds_follow_each_other() {
-        on_each_rank(1, LONG, |_, mut board| {
-            assert!(board.exchange(2, &[0, 0], LONG).is_err());
-            assert!(board.exchange(1, &[0], LONG).is_err());
-            assert_eq!(board.exchange(1, &[5, 6], LONG).expect("it runs"), Some(&[5, 6][..]));
+        on_each_rank(1, LONG_TIMEOUT, |_, mut board| {
+            assert!(board.exchange(2, &[0, 0], LONG_TIMEOUT).is_err());
+            assert!(board.exchange(1, &[0], LONG_TIMEOUT).is_err());
+            assert_eq!(board.exchange(1, &[5, 6], LONG_TIMEOUT).expect("it runs"), Some(&[5, 6][..]));
         });
     }
 }

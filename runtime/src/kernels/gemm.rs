@@ -122,17 +122,17 @@ unsafe fn rows_times_matrix<C: GemmNumber>(
 
 /// The number of rows that [`add_scaled_rows`] adds before it adds their sum: this keeps rounding errors from
 /// growing with `k`.
-const ROWS: usize = 64;
+const ROWS_PER_SUM: usize = 64;
 
 /// # Safety
 /// `b` must have `x.len()` dense rows of `y.len()` elements.
 unsafe fn add_scaled_rows<C: GemmNumber>(alpha: C, x: &[C], b: GemmMatrix<C>, y: &mut [C]) {
-    const COLUMNS: usize = 256;
-    for (first, y) in y.chunks_mut(COLUMNS).enumerate() {
-        for (group, x) in x.chunks(ROWS).enumerate() {
-            let mut sum = [C::ZERO; COLUMNS];
+    const COLUMNS_PER_BLOCK: usize = 256;
+    for (first, y) in y.chunks_mut(COLUMNS_PER_BLOCK).enumerate() {
+        for (group, x) in x.chunks(ROWS_PER_SUM).enumerate() {
+            let mut sum = [C::ZERO; COLUMNS_PER_BLOCK];
             for (k, &x) in x.iter().enumerate() {
-                let row = b.element_at(group * ROWS + k, first * COLUMNS);
+                let row = b.element_at(group * ROWS_PER_SUM + k, first * COLUMNS_PER_BLOCK);
                 // SAFETY: a part of a row of `b`.
                 let row = unsafe { std::slice::from_raw_parts(row.ptr.cast_const(), y.len()) };
                 for (s, &b) in sum.iter_mut().zip(row) {
@@ -150,9 +150,9 @@ unsafe fn add_scaled_rows<C: GemmNumber>(alpha: C, x: &[C], b: GemmMatrix<C>, y:
 #[inline(always)]
 pub(super) fn dot_product<C: RealNumber>(x: &[C], y: &[C]) -> C {
     const LANES: usize = 8;
-    const CHUNK: usize = 512;
+    const CHUNK_ELEMENTS: usize = 512;
     let mut total = 0.0;
-    for (x, y) in x.chunks(CHUNK).zip(y.chunks(CHUNK)) {
+    for (x, y) in x.chunks(CHUNK_ELEMENTS).zip(y.chunks(CHUNK_ELEMENTS)) {
         let mut lanes = [C::ZERO; LANES];
         let xs = x.chunks_exact(LANES);
         let ys = y.chunks_exact(LANES);
@@ -171,9 +171,9 @@ pub(super) fn dot_product<C: RealNumber>(x: &[C], y: &[C]) -> C {
 #[inline(always)]
 pub(super) fn sum_mapped<C: ComputeNumber, R: RealNumber>(x: &[C], f: impl Fn(C) -> R) -> f64 {
     const LANES: usize = 8;
-    const CHUNK: usize = 256;
+    const CHUNK_ELEMENTS: usize = 256;
     let mut total = 0.0;
-    for x in x.chunks(CHUNK) {
+    for x in x.chunks(CHUNK_ELEMENTS) {
         let mut lanes = [R::ZERO; LANES];
         let xs = x.chunks_exact(LANES);
         let tail: f64 = xs.remainder().iter().map(|&x| f(x).wide()).sum();

@@ -155,17 +155,17 @@ pub(super) fn exp_f32(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
-    const ROUND: f32 = 12_582_912.0;
+    const ROUNDING_ADDEND: f32 = 12_582_912.0;
     let bounded = x.clamp(-104.0, 89.0);
-    let shifted = bounded * std::f32::consts::LOG2_E + ROUND;
-    let n = shifted - ROUND;
+    let shifted = bounded * std::f32::consts::LOG2_E + ROUNDING_ADDEND;
+    let n = shifted - ROUNDING_ADDEND;
     let r = (bounded - n * LN2_HIGH) - n * LN2_LOW;
     let mut p = 1.0 / 5040.0;
     for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         p = p * r + c;
     }
     // The integer is in the low bits of `shifted`. For a NaN it is arbitrary, but `p` is NaN.
-    let n = (shifted.to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32);
+    let n = (shifted.to_bits() as i32).wrapping_sub(ROUNDING_ADDEND.to_bits() as i32);
     let half = n >> 1;
     p * power_of_two(half) * power_of_two(n.wrapping_sub(half))
 }
@@ -192,13 +192,13 @@ pub(super) fn erf(x: f64) -> f64 {
 /// erf are `2/√π e^(-c²)` times Hermite polynomials (Abramowitz and Stegun, 7.1.19).
 #[inline]
 fn erf_terms<const N: usize>(x: f64) -> f64 {
-    static TABLE: LazyLock<Vec<[f64; ERF_TERMS]>> = LazyLock::new(|| {
+    static ERF_TABLE: LazyLock<Vec<[f64; ERF_TERMS]>> = LazyLock::new(|| {
         (0..=(ERF_END / ERF_STEP) as usize).map(|i| erf_expansion(i as f64 * ERF_STEP)).collect()
     });
     let a = x.abs().min(ERF_END);
     let near = (a / ERF_STEP + 0.5) as usize;
     let h = a - near as f64 * ERF_STEP;
-    let y = TABLE[near][..N].iter().rev().fold(0.0, |y, c| y * h + c);
+    let y = ERF_TABLE[near][..N].iter().rev().fold(0.0, |y, c| y * h + c);
     let y = if a >= ERF_END { 1.0 } else { y };
     // The minimum above drops NaN.
     if x.is_nan() { x } else { y.copysign(x) }
@@ -209,8 +209,8 @@ const ERFC_START: f64 = 2.0;
 
 /// `1 - erf(x)` from [`ERFC_START`] on, as a continued fraction (Abramowitz and Stegun 7.1.14).
 fn erfc_fraction(x: f64) -> f64 {
-    const TERMS: u32 = 50;
-    let tail = (1..=TERMS).rev().fold(x, |tail, k| x + f64::from(k) / 2.0 / tail);
+    const SERIES_TERMS: u32 = 50;
+    let tail = (1..=SERIES_TERMS).rev().fold(x, |tail, k| x + f64::from(k) / 2.0 / tail);
     (-x * x).exp() * (std::f64::consts::FRAC_2_SQRT_PI / 2.0) / tail
 }
 

@@ -246,7 +246,7 @@ fn sort_with_positions(c: &mut OpCall<'_, '_>) -> RuleResult<(ValueId, ValueId)>
 }
 
 /// The largest extent of an axis of a cumulative product. Each doubling is one more pass over the operand.
-const MOST_FACTORS: i64 = 1 << 24;
+const MAX_FACTORS: i64 = 1 << 24;
 
 /// Cumulative products. Each pass multiplies an element by the product of the elements before it, twice as
 /// many as in the previous pass.
@@ -264,9 +264,9 @@ fn cumulative_product(c: &mut OpCall<'_, '_>) -> EmitResult {
     }
     let n = c.extent(x, axis);
     let most = c.dim_bounds(&n).1;
-    if most > MOST_FACTORS {
+    if most > MAX_FACTORS {
         return Err(RuleFailure::Opaque(format!(
-            "the axis may have {most} elements, more than {MOST_FACTORS}"
+            "the axis may have {most} elements, more than {MAX_FACTORS}"
         )));
     }
     // PyTorch computes the intermediate products in a wider dtype.

@@ -16,7 +16,7 @@ use symmc_ir::{CollectiveKind, DType};
 use symmc_runtime::RunError;
 use symmc_runtime::host::SessionRank;
 
-use self::rank::{CollectiveCase, MOST_LL, RankBench, prepared_on_all_ranks};
+use self::rank::{CollectiveCase, MAX_LL_BYTES, RankBench, prepared_on_all_ranks};
 pub use self::results::{BenchConfig, MeasuredCollective, MeasuredNorm, Measurements, NormImplementation};
 use crate::config::CudaConfig;
 use crate::device::driver::{self, CallersContext};
@@ -99,7 +99,7 @@ fn cases(config: &BenchConfig, ranks: u32) -> Vec<CollectiveCase> {
             for &variant in CollectiveVariant::ALL {
                 let Some(contract) = variant.contract(&kind) else { continue };
                 // These sizes are far beyond the useful range of this variant.
-                if variant == CollectiveVariant::Ll && bytes > MOST_LL {
+                if variant == CollectiveVariant::Ll && bytes > MAX_LL_BYTES {
                     continue;
                 }
                 let exits = match contract.exit_barrier {

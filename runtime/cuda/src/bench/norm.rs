@@ -9,7 +9,7 @@ use symmc_plan::Lane;
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{ExecutableStep, LocatedTensor, MemorySpace, ResolvedRegion, StepWork};
 
-use super::rank::{CALLS, CollectiveCase, RankBench, prepared_on_all_ranks, small_integers};
+use super::rank::{CALLS_PER_GRAPH, CollectiveCase, RankBench, prepared_on_all_ranks, small_integers};
 use super::results::{MeasuredNorm, NormImplementation};
 use crate::codegen::collective::{self, AllReduceNorm, lower_norm};
 use crate::codegen::compile;
@@ -18,17 +18,17 @@ use crate::device::launch::Address;
 use crate::error::{CudaError, Result};
 
 /// The term that is added to the mean of the squares.
-const EPS: f64 = 1e-5;
+const NORM_EPS: f64 = 1e-5;
 /// The allowed relative error of a normalised element: two roundings of bf16.
-const TOLERANCE: f64 = 0.01;
+const RELATIVE_TOLERANCE: f64 = 0.01;
 
 /// The contents of the ordinary regions.
-const RESIDUAL: usize = 0;
-const ADDED: usize = 1;
-const NORMED: usize = 2;
-const WEIGHT: usize = 3;
+const RESIDUAL_REGION: usize = 0;
+const ADDED_REGION: usize = 1;
+const NORMED_REGION: usize = 2;
+const WEIGHT_REGION: usize = 3;
 /// The symmetric region of the reduction; the operands alternate between the first two.
-const REDUCED: usize = 2;
+const REDUCED_REGION: usize = 2;
 
 impl RankBench<'_> {
     /// Measures these shapes: rows, and elements of a row.
@@ -79,7 +79,7 @@ impl RankBench<'_> {
         let mut steps = self.case_steps(&case);
         for step in &mut steps {
             if let StepWork::Collective(call) = &mut step.work {
-                let offset = REDUCED * self.region;
+                let offset = REDUCED_REGION * self.region;
                 call.result = ResolvedRegion { offset, ..call.result.clone() };
                 call.elements = rows * hidden;
             }
@@ -95,13 +95,13 @@ impl RankBench<'_> {
             let StepWork::Collective(call) = &step.work else { continue };
             let norm = AllReduceNorm {
                 operand: self.addresses.region(&call.operand),
-                residual: self.ordinary(RESIDUAL).into(),
-                weight: Some(self.ordinary(WEIGHT).into()),
+                residual: self.ordinary(RESIDUAL_REGION).into(),
+                weight: Some(self.ordinary(WEIGHT_REGION).into()),
                 reduced: None,
-                added: self.ordinary(ADDED).into(),
-                normed: Some(self.ordinary(NORMED).into()),
+                added: self.ordinary(ADDED_REGION).into(),
+                normed: Some(self.ordinary(NORMED_REGION).into()),
                 hidden,
-                eps: EPS,
+                eps: NORM_EPS,
                 round_first: false,
             };
             let Some(work) = lower_norm(step.index, call, &norm, &self.peers, &mut source)? else {
@@ -145,17 +145,18 @@ impl RankBench<'_> {
     fn separate(&self, rows: usize, hidden: usize) -> Vec<ExecutableStep> {
         let ordinary = |region| self.locate(MemorySpace::Ordinary, region, &[rows, hidden]);
         let add = Op::Binary(BinaryOp::Add);
-        let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(EPS), round_first: false };
-        let mut out = Vec::with_capacity(3 * CALLS);
+        let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(NORM_EPS), round_first: false };
+        let mut out = Vec::with_capacity(3 * CALLS_PER_GRAPH);
         for mut step in self.reductions(rows, hidden) {
             let first = out.len();
             step.index = first;
             out.push(step);
-            let reduced = self.locate(MemorySpace::Symmetric, REDUCED, &[rows, hidden]);
-            let operands = vec![reduced, ordinary(RESIDUAL)];
-            out.push(kernel_step(first + 1, &add, operands, ordinary(ADDED)));
-            let operands = vec![ordinary(ADDED), self.locate(MemorySpace::Ordinary, WEIGHT, &[hidden])];
-            out.push(kernel_step(first + 2, &norm, operands, ordinary(NORMED)));
+            let reduced = self.locate(MemorySpace::Symmetric, REDUCED_REGION, &[rows, hidden]);
+            let operands = vec![reduced, ordinary(RESIDUAL_REGION)];
+            out.push(kernel_step(first + 1, &add, operands, ordinary(ADDED_REGION)));
+            let operands =
+                vec![ordinary(ADDED_REGION), self.locate(MemorySpace::Ordinary, WEIGHT_REGION, &[hidden])];
+            out.push(kernel_step(first + 2, &norm, operands, ordinary(NORMED_REGION)));
         }
         out
     }
@@ -175,10 +176,10 @@ impl RankBench<'_> {
             for turn in 0..2 {
                 stream.upload(self.addresses.symmetric + (turn * self.region) as Address, operand.data())?;
             }
-            stream.upload(self.ordinary(RESIDUAL), residual.data())?;
-            stream.upload(self.ordinary(WEIGHT), weights.data())?;
-            stream.upload(self.ordinary(ADDED), &poison)?;
-            stream.upload(self.ordinary(NORMED), &poison)
+            stream.upload(self.ordinary(RESIDUAL_REGION), residual.data())?;
+            stream.upload(self.ordinary(WEIGHT_REGION), weights.data())?;
+            stream.upload(self.ordinary(ADDED_REGION), &poison)?;
+            stream.upload(self.ordinary(NORMED_REGION), &poison)
         }
     }
 
@@ -190,15 +191,15 @@ impl RankBench<'_> {
             let operand = small_integers(self.dtype, elements, rank)?.to_f64();
             sum.iter_mut().zip(&operand).for_each(|(s, x)| *s += x);
         }
-        let [added, normed] = [self.read(ADDED, elements)?, self.read(NORMED, elements)?];
+        let [added, normed] = [self.read(ADDED_REGION, elements)?, self.read(NORMED_REGION, elements)?];
         for row in 0..rows {
             let x = &sum[row * hidden..][..hidden];
-            let scale = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / hidden as f64 + EPS).sqrt();
+            let scale = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / hidden as f64 + NORM_EPS).sqrt();
             for (j, &x) in x.iter().enumerate() {
                 let i = row * hidden + j;
                 let expected = x * scale * weight(j);
                 // A value that is not a number is not close.
-                let close = (normed[i] - expected).abs() <= TOLERANCE * expected.abs();
+                let close = (normed[i] - expected).abs() <= RELATIVE_TOLERANCE * expected.abs();
                 if added[i] != x || !close {
                     let found = (added[i], normed[i]);
                     return Ok(Some(format!(

@@ -29,16 +29,16 @@ use crate::session::resources::{self, Resources};
 use crate::session::wait;
 
 /// The number of calls in one graph.
-pub(super) const CALLS: usize = 10;
+pub(super) const CALLS_PER_GRAPH: usize = 10;
 
 /// Warm-up replays, which are not counted.
-const WARM: usize = 3;
+const WARMUP_REPLAYS: usize = 3;
 
 /// The size in bytes up to which results are compared.
-const COMPARED: usize = 4 << 20;
+const MAX_COMPARED_BYTES: usize = 4 << 20;
 
 /// The size in bytes up to which `ll` is measured; the landing zones have a slot of this size per peer.
-pub(super) const MOST_LL: usize = 4 << 20;
+pub(super) const MAX_LL_BYTES: usize = 4 << 20;
 
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct CollectiveCase {
@@ -79,7 +79,8 @@ impl<'a> RankBench<'a> {
         let bytes = config.bytes.iter().copied().max().unwrap_or(0);
         let largest = bytes.max(norm).next_multiple_of(4096);
         let sum = CollectiveKind::AllReduce(CollectiveReduceOp::Sum);
-        let zone = CollectiveVariant::Ll.landing_bytes(&sum, bytes.min(MOST_LL).max(norm) as u64, n as u64);
+        let zone =
+            CollectiveVariant::Ll.landing_bytes(&sum, bytes.min(MAX_LL_BYTES).max(norm) as u64, n as u64);
         let zone = (zone as usize).next_multiple_of(4096);
         let symmetric = 4 * largest + 2 * zone;
         let control = ControlRegion { groups: 1, ..ControlRegion::default() };
@@ -153,7 +154,7 @@ impl<'a> RankBench<'a> {
         let elements = bytes / self.dtype.size() / n * n;
         let operand_elements = kind.operand_and_result_sizes(elements as u64, n as u64).0 as usize;
         let zones = 4 * self.region;
-        let steps = (0..CALLS).map(|index| {
+        let steps = (0..CALLS_PER_GRAPH).map(|index| {
             let turn = index % 2;
             ExecutableStep {
                 index,
@@ -190,8 +191,8 @@ impl<'a> RankBench<'a> {
         alive: &dyn Fn() -> Result<(), RunError>,
     ) -> Result<[f64; 3]> {
         let elements = bytes / self.dtype.size();
-        let mut steps = Vec::with_capacity(CALLS);
-        for index in 0..CALLS {
+        let mut steps = Vec::with_capacity(CALLS_PER_GRAPH);
+        for index in 0..CALLS_PER_GRAPH {
             steps.push(ExecutableStep {
                 index,
                 lane: Lane::Compute,
@@ -241,7 +242,7 @@ impl<'a> RankBench<'a> {
         let n = self.exchange.ranks() as usize;
         let elements = bytes / self.dtype.size() / n * n;
         let mut wrong = None;
-        if elements == 0 || bytes > COMPARED {
+        if elements == 0 || bytes > MAX_COMPARED_BYTES {
             return Ok((self.measure_times(graph, replays, alive, &mut || Ok(()))?, wrong));
         }
         let operand = small_integers(self.dtype, elements, self.exchange.rank())?;
@@ -319,7 +320,7 @@ impl<'a> RankBench<'a> {
         first: &mut dyn FnMut() -> Result<()>,
     ) -> Result<[f64; 3]> {
         let mut times = Vec::with_capacity(replays);
-        for replay in 0..replays + WARM {
+        for replay in 0..replays + WARMUP_REPLAYS {
             self.exchange.all_gather(&[0])?;
             // SAFETY: the graph was recorded from a program of the resources.
             let time = unsafe { self.resources.replay(graph, alive)? };
@@ -327,8 +328,8 @@ impl<'a> RankBench<'a> {
             if replay == 0 {
                 first()?;
             }
-            if replay >= WARM {
-                times.push(time / CALLS as f64);
+            if replay >= WARMUP_REPLAYS {
+                times.push(time / CALLS_PER_GRAPH as f64);
             }
         }
         Ok(wait::min_median_max(times))

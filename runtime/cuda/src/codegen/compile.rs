@@ -13,7 +13,7 @@ use crate::device::cache::{FileCache, entry_name};
 use crate::error::{CudaError, Result};
 
 /// The function that every kernel calls first.
-const ENTRY: &str = include_str!("entry.cu");
+const ENTRY_SOURCE: &str = include_str!("entry.cu");
 
 /// CUDA C that is compiled as one unit.
 #[derive(Clone, Default, Debug)]
@@ -69,7 +69,7 @@ impl KernelSource {
     pub fn text(&self) -> String {
         let mut out = String::new();
         self.preludes.iter().for_each(|p| out.push_str(p));
-        out.push_str(ENTRY);
+        out.push_str(ENTRY_SOURCE);
         self.functions.values().for_each(|f| {
             out.push_str(f);
             out.push('\n');
@@ -82,7 +82,7 @@ impl KernelSource {
 pub fn compile(source: &KernelSource, [major, minor]: [u32; 2]) -> Result<Vec<u8>> {
     let version = version()?;
     let text = source.text();
-    let suffix = if [major, minor] == [9, 0] && version >= LEAST_FOR_OWN { "a" } else { "" };
+    let suffix = if [major, minor] == [9, 0] && version >= MIN_NVRTC_FOR_SM90A { "a" } else { "" };
     let target = format!("sm_{major}{minor}{suffix}");
     let cache = FileCache::for_user();
     let name = entry_name(&["symmc 2", &format!("{}.{}", version[0], version[1]), &target, &text], "cubin");
@@ -98,7 +98,7 @@ pub fn compile(source: &KernelSource, [major, minor]: [u32; 2]) -> Result<Vec<u8
 }
 
 /// The lowest version of NVRTC that supports the features specific to compute capability 9.0 (`sm_90a`).
-pub(crate) const LEAST_FOR_OWN: [i32; 2] = [12, 1];
+pub(crate) const MIN_NVRTC_FOR_SM90A: [i32; 2] = [12, 1];
 
 /// The version of NVRTC, major and minor.
 pub(crate) fn version() -> Result<[i32; 2]> {

@@ -87,7 +87,7 @@ pub fn workspace() -> usize {
 }
 
 /// The largest workspace in bytes of one library call for a gradient, if a part can be that small.
-const MOST_WORKSPACE: usize = 256 << 20;
+const MAX_WORKSPACE_BYTES: usize = 256 << 20;
 
 /// An estimate of the workspace in bytes for gradients of `heads` heads: the gradient of the scores in 16
 /// bits, and the gradients of keys and values per query head. The extents are queries, keys, and elements of
@@ -100,7 +100,7 @@ fn gradient_bytes(heads: usize, [queries, keys, e, f]: [usize; 4]) -> usize {
 /// The number of parts into which key heads are divided, if all of them together need `bytes` bytes.
 fn part_count(bytes: usize, key_heads: usize) -> usize {
     (1..=key_heads)
-        .find(|&count| key_heads.is_multiple_of(count) && bytes / count <= MOST_WORKSPACE)
+        .find(|&count| key_heads.is_multiple_of(count) && bytes / count <= MAX_WORKSPACE_BYTES)
         .unwrap_or(key_heads.max(1))
 }
 
@@ -152,7 +152,7 @@ impl CudnnAttention {
     }
 
     /// The attention in parts, each with some of the heads, such that the library's memory for each part is
-    /// within [`MOST_WORKSPACE`] if possible.
+    /// within [`MAX_WORKSPACE_BYTES`] if possible.
     pub(crate) fn split_heads(&self) -> Vec<CudnnAttention> {
         let count = match &self.gradient {
             None => 1,

@@ -59,7 +59,7 @@ impl<'a> RankCollective<'a> {
 
     pub fn group(&self) -> GroupParams {
         let peers = self.peers;
-        let control = peers.arena.next_multiple_of(control::PAGE) + control::flags_at(self.bound.group);
+        let control = peers.arena.next_multiple_of(control::PAGE_BYTES) + control::flags_at(self.bound.group);
         let mut params = GroupParams {
             words: peers.local + control::words_at(self.bound.group) as Address,
             shared: peers.local,
@@ -143,7 +143,7 @@ impl<'a> RankCollective<'a> {
                 self.n, self.bound.group
             )));
         }
-        let base = self.peers.arena.next_multiple_of(control::PAGE);
+        let base = self.peers.arena.next_multiple_of(control::PAGE_BYTES);
         let mut tables = [0; MAX_RANKS];
         let mut staging = [0; MAX_RANKS];
         for p in 0..self.n {

@@ -27,15 +27,15 @@ pub const STATUS_BYTES: usize = 128;
 pub const STAGING_BYTES: usize = 16 << 10;
 
 /// The alignment of the control region.
-pub(super) const PAGE: usize = 4096;
+pub(super) const PAGE_BYTES: usize = 4096;
 /// The size of the flags of one group.
-const FLAGS: usize = MAX_BLOCKS * MAX_RANKS * 8;
+const GROUP_FLAGS_BYTES: usize = MAX_BLOCKS * MAX_RANKS * 8;
 /// The size of the sizes of one group.
-const SIZES: usize = MAX_BLOCKS * MAX_RANKS * MAX_RANKS * 8;
+const GROUP_SIZES_BYTES: usize = MAX_BLOCKS * MAX_RANKS * MAX_RANKS * 8;
 /// The size of the shared record before the private words of the groups.
-const SHARED: usize = 64;
+const SHARED_RECORD_BYTES: usize = 64;
 /// The size of the private words of one group.
-const WORDS: usize = MAX_BLOCKS * 16;
+const GROUP_WORDS_BYTES: usize = MAX_BLOCKS * 16;
 
 /// The contents of the control region after the arena of each rank.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,18 +52,22 @@ pub struct ControlRegion {
 impl ControlRegion {
     pub fn bytes(&self) -> usize {
         let staging = 2 * self.max_exchange_ranks * MAX_BLOCKS * self.staging_bytes;
-        (self.staging_at() + staging).next_multiple_of(PAGE)
+        (self.staging_at() + staging).next_multiple_of(PAGE_BYTES)
     }
 
     /// The offset of the sizes of a group: `[number][number]` per block.
     pub(super) fn sizes_at(&self, group: usize) -> usize {
-        self.groups * FLAGS + group * SIZES
+        self.groups * GROUP_FLAGS_BYTES + group * GROUP_SIZES_BYTES
     }
 
     /// The offset of the staging area: `[round][number][block]` parts of
     /// [`staging_bytes`](Self::staging_bytes) bytes.
     pub(super) fn staging_at(&self) -> usize {
-        if self.max_exchange_ranks == 0 { self.groups * FLAGS } else { self.sizes_at(self.groups) }
+        if self.max_exchange_ranks == 0 {
+            self.groups * GROUP_FLAGS_BYTES
+        } else {
+            self.sizes_at(self.groups)
+        }
     }
 }
 
@@ -87,21 +91,21 @@ pub fn control_of<'b>(steps: impl IntoIterator<Item = &'b ExecutableStep>) -> Co
 }
 
 /// A private word that is never read.
-pub(super) const UNREAD: usize = SHARED - 8;
+pub(super) const UNREAD_WORD_OFFSET: usize = SHARED_RECORD_BYTES - 8;
 
 /// The size of the private words of each rank, for plans with this many groups.
 pub fn local_bytes(groups: usize) -> usize {
-    SHARED + groups * WORDS
+    SHARED_RECORD_BYTES + groups * GROUP_WORDS_BYTES
 }
 
 /// The offset of the flags of a group in the control region.
 pub(super) fn flags_at(group: usize) -> usize {
-    group * FLAGS
+    group * GROUP_FLAGS_BYTES
 }
 
 /// The offset of the words of a group in the private words.
 pub(super) fn words_at(group: usize) -> usize {
-    SHARED + group * WORDS
+    SHARED_RECORD_BYTES + group * GROUP_WORDS_BYTES
 }
 
 /// In reports, the program number is stored above this many bits of the step.
@@ -179,10 +183,10 @@ pub enum SplitDirection {
 }
 
 /// Values of `code` in the status words.
-const MISSED: u32 = 1;
-const SENT: u32 = 2;
-const RECEIVED: u32 = 3;
-const ENTRY: u32 = 4;
+const CODE_MISSED: u32 = 1;
+const CODE_SENT: u32 = 2;
+const CODE_RECEIVED: u32 = 3;
+const CODE_ENTRY: u32 = 4;
 
 fn status_words(status: &PinnedBuffer) -> Option<&Status> {
     let at = status.as_ptr().cast::<Status>();
@@ -214,7 +218,7 @@ pub fn read_invalid_row_entry(status: &PinnedBuffer) -> Option<InvalidRowEntry> 
 }
 
 fn read_entry(words: &Status) -> Option<InvalidRowEntry> {
-    let is_entry = words.code.load(Ordering::Acquire) == ENTRY;
+    let is_entry = words.code.load(Ordering::Acquire) == CODE_ENTRY;
     let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
     is_entry.then(|| InvalidRowEntry {
         program,
@@ -226,8 +230,8 @@ fn read_entry(words: &Status) -> Option<InvalidRowEntry> {
 
 fn read_unfit(words: &Status) -> Option<InvalidSplits> {
     let way = match words.code.load(Ordering::Acquire) {
-        SENT => SplitDirection::Sent,
-        RECEIVED => SplitDirection::Received,
+        CODE_SENT => SplitDirection::Sent,
+        CODE_RECEIVED => SplitDirection::Received,
         _ => return None,
     };
     let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
@@ -241,7 +245,7 @@ fn read_unfit(words: &Status) -> Option<InvalidSplits> {
 }
 
 fn read(words: &Status) -> Option<MissedPeer> {
-    let is_missed = words.code.load(Ordering::Acquire) == MISSED;
+    let is_missed = words.code.load(Ordering::Acquire) == CODE_MISSED;
     let (program, step) = untagged_step(words.step.load(Ordering::Relaxed));
     is_missed.then(|| MissedPeer {
         program,

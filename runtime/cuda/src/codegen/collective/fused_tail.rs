@@ -25,7 +25,7 @@ use crate::codegen::lowering_context::LoweringContext;
 use crate::error::Result;
 
 /// The elements of a row if rows are not normalised. Rows then only divide the work among blocks.
-const ROW: usize = 1024;
+const ROW_ELEMENTS: usize = 1024;
 
 /// The values of a fused tail, which have equal numbers of elements.
 struct FusedTail<'a> {
@@ -107,7 +107,7 @@ fn lower_values(
     let last = sum.shape.last().copied().unwrap_or(1);
     let hidden = match &norm {
         Some(rows) => rows.hidden,
-        None if call.elements.is_multiple_of(ROW) => ROW,
+        None if call.elements.is_multiple_of(ROW_ELEMENTS) => ROW_ELEMENTS,
         None => last,
     };
     let fused = AllReduceNorm {
@@ -193,10 +193,10 @@ mod tests {
     use crate::codegen::lowering_context::DeviceFreeContext;
     use crate::nccl::Communicators;
 
-    const ROWS: usize = 4;
-    const HIDDEN: usize = 64;
+    const TEST_ROWS: usize = 4;
+    const HIDDEN_SIZE: usize = 64;
     /// The bytes of a value. Values at different multiples of it do not overlap.
-    const BYTES: usize = ROWS * HIDDEN * 2;
+    const VALUE_BYTES: usize = TEST_ROWS * HIDDEN_SIZE * 2;
 
     fn value(offset: usize) -> LocatedTensor {
         LocatedTensor {
@@ -204,8 +204,8 @@ mod tests {
             offset,
             by_rank: 0,
             dtype: DType::BF16,
-            shape: [ROWS, HIDDEN].into(),
-            strides: [HIDDEN as isize, 1].into(),
+            shape: [TEST_ROWS, HIDDEN_SIZE].into(),
+            strides: [HIDDEN_SIZE as isize, 1].into(),
         }
     }
 
@@ -222,22 +222,23 @@ mod tests {
             cell: vec![0, 1],
             group: 0,
             dtype: DType::BF16,
-            elements: ROWS * HIDDEN,
-            row_elements: HIDDEN,
+            elements: TEST_ROWS * HIDDEN_SIZE,
+            row_elements: HIDDEN_SIZE,
             operand: ResolvedRegion::uniform(MemorySpace::Ordinary, 0),
-            result: ResolvedRegion::uniform(MemorySpace::Ordinary, BYTES),
+            result: ResolvedRegion::uniform(MemorySpace::Ordinary, VALUE_BYTES),
             landing: Some([0, 1 << 16]),
             blocks: None,
             splits: None,
             rows: None,
         };
-        let weight = LocatedTensor { shape: [HIDDEN].into(), strides: [1].into(), ..value(8 * BYTES) };
+        let weight =
+            LocatedTensor { shape: [HIDDEN_SIZE].into(), strides: [1].into(), ..value(8 * VALUE_BYTES) };
         let norm = Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-6), round_first: false };
         let add = Op::Binary(BinaryOp::Add);
         let works = [
             StepWork::Collective(call),
-            kernel(add, vec![value(4 * BYTES), value(BYTES)], value(2 * BYTES)),
-            kernel(norm, vec![value(2 * BYTES), weight], value(3 * BYTES)),
+            kernel(add, vec![value(4 * VALUE_BYTES), value(VALUE_BYTES)], value(2 * VALUE_BYTES)),
+            kernel(norm, vec![value(2 * VALUE_BYTES), weight], value(3 * VALUE_BYTES)),
         ];
         works.map(|work| ResolvedMember { node: String::new(), op_name: String::new(), work }).into()
     }
@@ -277,13 +278,15 @@ mod tests {
         let mut members = layer();
         let whole = lowered(&members, 0).expect("a kernel");
         // In place, with each element at its own address, gives the same kernel.
-        values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * BYTES));
+        values_in(&mut members[1]).for_each(|v| v.offset = v.offset.min(2 * VALUE_BYTES));
         assert_eq!(lowered(&members, 0).expect("a kernel").1, whole.1);
         members.pop();
         assert!(lowered(&members, 0).is_some_and(|alone| alone.0 != whole.0));
         // A value that only the dispatch reads is not stored.
         call_in(&mut members).result.space = MemorySpace::Inner;
-        values_in(&mut members[1]).filter(|v| v.offset == BYTES).for_each(|v| v.space = MemorySpace::Inner);
+        values_in(&mut members[1])
+            .filter(|v| v.offset == VALUE_BYTES)
+            .for_each(|v| v.space = MemorySpace::Inner);
         assert!(lowered(&members, 0).is_some());
     }
 
@@ -291,14 +294,14 @@ mod tests {
     fn what_is_broadcast_or_lies_by_rank_has_no_kernel() {
         // One row is reduced, and added to each of several rows.
         let mut broadcast = layer();
-        call_in(&mut broadcast).elements = HIDDEN;
+        call_in(&mut broadcast).elements = HIDDEN_SIZE;
         for value in values_in(&mut broadcast[1]).take(2) {
-            (value.shape, value.strides) = ([HIDDEN].into(), [1].into());
+            (value.shape, value.strides) = ([HIDDEN_SIZE].into(), [1].into());
         }
         assert!(lowered(&broadcast, 0).is_none());
         for member in [1, 2] {
             let mut sharded = layer();
-            values_in(&mut sharded[member]).for_each(|v| v.by_rank = BYTES);
+            values_in(&mut sharded[member]).for_each(|v| v.by_rank = VALUE_BYTES);
             assert!(lowered(&sharded, 0).is_none());
         }
     }
@@ -326,7 +329,7 @@ mod tests {
             let is_weight = value.shape.len() == 1;
             value.shape = if is_weight { [hidden].into() } else { [rows, hidden].into() };
             value.strides = if is_weight { [1].into() } else { [hidden as isize, 1].into() };
-            value.offset = value.offset / BYTES * zone;
+            value.offset = value.offset / VALUE_BYTES * zone;
         }
         let all: Vec<usize> =
             (0..ranks).map(|rank| lowered(&members, rank).expect("kernels").0.len()).collect();
@@ -342,12 +345,15 @@ mod tests {
         let call = call_in(&mut members);
         (call.variant, call.elements, call.landing) = (CollectiveVariant::TwoShot, rows * hidden, None);
         call.operand = ResolvedRegion::uniform(MemorySpace::Symmetric, 0);
-        call.result = ResolvedRegion::uniform(MemorySpace::Symmetric, BYTES << 16);
+        call.result = ResolvedRegion::uniform(MemorySpace::Symmetric, VALUE_BYTES << 16);
         values_in(&mut members[1]).for_each(|v| {
             (v.shape, v.strides) = ([rows, hidden].into(), [hidden as isize, 1].into());
             v.offset <<= 16;
-            v.space =
-                if v.offset < (4 * BYTES) << 16 { MemorySpace::Symmetric } else { MemorySpace::Ordinary };
+            v.space = if v.offset < (4 * VALUE_BYTES) << 16 {
+                MemorySpace::Symmetric
+            } else {
+                MemorySpace::Ordinary
+            };
         });
         members
     }
@@ -362,7 +368,7 @@ mod tests {
         assert_eq!(text_of_one_kernel(&two_shot(2048)), None, "it loads from peers");
         let mut on_result = two_shot(4096);
         let sum = values_in(&mut on_result[1]).last().expect("the sum");
-        (sum.space, sum.offset) = (MemorySpace::Symmetric, BYTES << 16);
+        (sum.space, sum.offset) = (MemorySpace::Symmetric, VALUE_BYTES << 16);
         assert!(text_of_one_kernel(&on_result).is_some(), "the sum on the result");
         let mut in_place = two_shot(4096);
         let call = call_in(&mut in_place);

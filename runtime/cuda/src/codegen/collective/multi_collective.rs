@@ -15,7 +15,7 @@ use super::barrier::{
 use super::blocks::{GridLimits, MAX_THREADS, VariantGrids};
 use super::call::RankCollective;
 use super::kernel_call::{KernelCall, SendPattern, reduction};
-use super::params::{CollectiveRegions, MOST_TURNS, Turn, Turns};
+use super::params::{CollectiveRegions, MAX_TURNS, Turn, Turns};
 use super::peers::PeerContext;
 use crate::codegen::addresses::AddressMap;
 use crate::codegen::command::GpuCommand;
@@ -54,7 +54,7 @@ pub fn lower_several(
         (r.bound.variant, r.bound.group, r.bound.exit)
             == (first.bound.variant, first.bound.group, first.bound.exit)
     });
-    if all.len() > MOST_TURNS || !all_share_barriers {
+    if all.len() > MAX_TURNS || !all_share_barriers {
         return Ok(None);
     }
     let parts = all.iter().map(barrier_work).collect::<Result<Option<Vec<BarrierWork>>>>()?;
@@ -119,7 +119,7 @@ fn prepared(first: &RankCollective<'_>, mut parts: Vec<BarrierWork>) -> KernelCa
     let units = parts.iter().map(|p| p.units).fold(0, usize::saturating_add);
     let blocks = first.grid(|counts| grids(counts, first.bound.variant), units);
     let threads = u64::from(blocks[0]) * u64::from(blocks[1]);
-    let mut turns = Turns { of: [Turn::default(); MOST_TURNS] };
+    let mut turns = Turns { of: [Turn::default(); MAX_TURNS] };
     let mut begun = 0u64;
     for (turn, between) in turns.of.iter_mut().zip(&parts) {
         *turn = Turn { part: between.part, start: begun % threads };

@@ -202,11 +202,11 @@ plain! {
 }
 
 /// The largest number of collectives of a kernel, given that its parameters have at most 4 KiB.
-pub(super) const MOST_TURNS: usize = 16;
+pub(super) const MAX_TURNS: usize = 16;
 
 plain! {
     pub(super) struct Turns {
-        pub of: [Turn; MOST_TURNS],
+        pub of: [Turn; MAX_TURNS],
     }
 }
 

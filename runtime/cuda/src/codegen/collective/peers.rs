@@ -55,7 +55,7 @@ impl CollectivePointers {
 
 /// A word of this rank's own memory that is never read.
 pub fn unread(peers: &PeerContext) -> Address {
-    peers.local + control::UNREAD as Address
+    peers.local + control::UNREAD_WORD_OFFSET as Address
 }
 
 /// The addresses of the sizes on a rank: the sent and the received row counts.

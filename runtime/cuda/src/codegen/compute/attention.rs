@@ -29,17 +29,17 @@ use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::{CudaError, Result};
 
 /// Warps of a block.
-const WARPS: usize = 4;
+const WARPS_PER_BLOCK: usize = 4;
 /// Keys of a tile.
-const KEYS: usize = 32;
+const KEYS_PER_TILE: usize = 32;
 /// Up to this many splits of a row are combined by one warp, in registers; more are combined by a block.
 const FEW_SPLITS: usize = 8;
 /// The rows that a block combines by warps.
 const COMBINING_WARPS: usize = 4;
 /// The largest number of splits of the keys of one block.
-const MOST_SPLITS: usize = 64;
+const MAX_SPLITS: usize = 64;
 /// The largest dynamic shared memory of a block.
-pub(super) const MOST_SHARED: usize = 160 << 10;
+pub(super) const MAX_SHARED_BYTES: usize = 160 << 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct AttentionSizes {
@@ -69,7 +69,7 @@ const MANY_ROWS: usize = 32;
 impl AttentionAlgorithm {
     fn rows(self) -> usize {
         match self {
-            AttentionAlgorithm::CudaCores(rows) => rows * WARPS,
+            AttentionAlgorithm::CudaCores(rows) => rows * WARPS_PER_BLOCK,
             AttentionAlgorithm::TensorCores(times) => 64 * times,
             AttentionAlgorithm::Decode => 16,
         }
@@ -78,7 +78,7 @@ impl AttentionAlgorithm {
     /// The number of keys of a tile, which a block processes at once.
     fn keys(self) -> usize {
         match self {
-            AttentionAlgorithm::CudaCores(_) => KEYS,
+            AttentionAlgorithm::CudaCores(_) => KEYS_PER_TILE,
             AttentionAlgorithm::TensorCores(_) | AttentionAlgorithm::Decode => 64,
         }
     }
@@ -89,14 +89,14 @@ impl AttentionAlgorithm {
             AttentionAlgorithm::CudaCores(_) => {
                 let pitch =
                     if x.e.is_multiple_of(4) && accumulator_bytes(dtype) == 4 { x.e + 4 } else { x.e + 1 };
-                (self.rows() * x.e + KEYS * pitch + KEYS * x.f) * accumulator_bytes(dtype)
+                (self.rows() * x.e + KEYS_PER_TILE * pitch + KEYS_PER_TILE * x.f) * accumulator_bytes(dtype)
             }
             // Two tiles of keys and values, and the queries.
             AttentionAlgorithm::TensorCores(times) => {
                 (2 * 64 * (x.e + 8 + x.f + 8) + 64 * times * (x.e + 8)) * dtype.size()
             }
             AttentionAlgorithm::Decode => {
-                WARPS * (x.group * x.queries).min(16) * (x.f + 2) * accumulator_bytes(dtype)
+                WARPS_PER_BLOCK * (x.group * x.queries).min(16) * (x.f + 2) * accumulator_bytes(dtype)
             }
         }
     }
@@ -191,11 +191,11 @@ fn split(x: &AttentionSizes, algorithm: AttentionAlgorithm, multiprocessors: usi
     let blocks = x.heads * (x.group * x.queries).div_ceil(algorithm.rows());
     let tiles = x.keys.div_ceil(algorithm.keys()).max(1);
     let splits = match algorithm {
-        AttentionAlgorithm::Decode => decode_splits(blocks.max(1), tiles.min(MOST_SPLITS), multiprocessors),
+        AttentionAlgorithm::Decode => decode_splits(blocks.max(1), tiles.min(MAX_SPLITS), multiprocessors),
         _ => {
             // Two blocks per multiprocessor run concurrently. A split pays off from a few tiles on.
             let wanted = 2 * multiprocessors / blocks.max(1);
-            wanted.min(tiles.div_ceil(4)).clamp(1, MOST_SPLITS)
+            wanted.min(tiles.div_ceil(4)).clamp(1, MAX_SPLITS)
         }
     };
     let chunk = tiles.div_ceil(splits) * algorithm.keys();
@@ -334,7 +334,7 @@ pub(super) fn lower(
     let operands: Vec<BoundPosition> = positions.into_iter().chain(sink).chain(at_sums).collect();
     let a = AttentionLowering { x, dtype: result.dtype, mask: o.mask, places, operands, layout, steady };
     l.preludes();
-    l.source.prelude(text::ATTENTION);
+    l.source.prelude(text::ATTENTION_SOURCE);
     let algorithm = match algorithm(&x, a.dtype, &a.places[1], &a.places[2]) {
         // This algorithm keeps no sums.
         AttentionAlgorithm::Decode if sums.is_some() => cuda_core_kernel(x.group * x.queries),
@@ -479,7 +479,7 @@ impl AttentionLowering<'_> {
             }
             _ => algorithm.shared(x, dtype),
         };
-        if shared > MOST_SHARED {
+        if shared > MAX_SHARED_BYTES {
             let text = format!(
                 "GPUs have no kernel for attention in {dtype} with heads of {} and {} elements",
                 x.e, x.f
@@ -527,13 +527,13 @@ impl AttentionLowering<'_> {
                 format!("attend<sc::@_L, {rows}, {splits}, {step}, {mask}>")
             }
             AttentionAlgorithm::Decode => {
-                l.source.prelude(text::MATRIX);
-                l.source.prelude(text::DECODE);
+                l.source.prelude(text::MATRIX_SOURCE);
+                l.source.prelude(text::DECODE_SOURCE);
                 format!("attend_decode<sc::@_L, {splits}, {}, {mask}>", self.steady)
             }
             AttentionAlgorithm::TensorCores(times) => {
-                l.source.prelude(text::MATRIX);
-                l.source.prelude(text::TENSOR);
+                l.source.prelude(text::MATRIX_SOURCE);
+                l.source.prelude(text::TENSOR_SOURCE);
                 format!("attend_tensor<sc::@_L, {times}, {splits}, {step}, {mask}>")
             }
         };

@@ -11,8 +11,8 @@ use symmc_ir::{DType, FloatAttribute, Op, Scalar};
 use symmc_runtime::exec::LocatedTensor;
 
 use super::attention::{
-    AttentionSizes, MOST_SHARED, ScoreOptions, accumulator_bytes, bound_operands, extents, extra_pointers,
-    layout, log_sum_exp_operand, operand_rows,
+    AttentionSizes, MAX_SHARED_BYTES, ScoreOptions, accumulator_bytes, bound_operands, extents,
+    extra_pointers, layout, log_sum_exp_operand, operand_rows,
 };
 use super::bounds;
 use super::element;
@@ -223,10 +223,10 @@ fn gradient_kernels(
     layout.push_str(&bounds::sums(None, 0));
     layout.push_str(&more.layout());
     l.preludes();
-    l.source.prelude(text::ATTENTION);
-    l.source.prelude(text::ATTENTION_GRADIENT);
+    l.source.prelude(text::ATTENTION_SOURCE);
+    l.source.prelude(text::ATTENTION_GRADIENT_SOURCE);
     let shared = shared_elements(x) * accumulator_bytes(dtype);
-    if shared > MOST_SHARED {
+    if shared > MAX_SHARED_BYTES {
         let text = format!(
             "GPUs have no kernel for gradients of attention in {dtype} with heads of {} and {} elements",
             x.e, x.f

@@ -73,7 +73,7 @@ fn rotary_products(
         return Ok(None);
     }
     l.preludes();
-    l.source.prelude(text::ROTARY);
+    l.source.prelude(text::ROTARY_SOURCE);
     Ok(skinny::column_pair_kernel(&gemms, &halves, steady, epilogue, l).map(|work| vec![work]))
 }
 

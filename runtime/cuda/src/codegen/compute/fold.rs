@@ -104,7 +104,7 @@ impl FoldKernel<'_> {
         let vectors = self.after.len() / width;
         let text = self.text(width, vectors, columns / width);
         l.preludes();
-        l.source.prelude(text::ROWS);
+        l.source.prelude(text::ROWS_SOURCE);
         let entry = l.source.function("fold", text);
         let mut params: SmallVec<[KernelParam; 8]> =
             self.before.addresses().chain(self.after.addresses()).collect();

@@ -18,21 +18,21 @@ use crate::codegen::command::{Commands, GpuCommand};
 use crate::device::launch::{KernelLaunch, KernelParam, TensorMap};
 
 /// The rows and columns of a tile of the kernel for any layout, and its threads.
-const TILE: usize = 64;
-const THREADS: u32 = 256;
+const TILE_EXTENT: usize = 64;
+const THREADS_PER_BLOCK: u32 = 256;
 /// For MMA: the rows of a tile if groups have few rows or many, its columns, threads.
 const FEW_ROWS: usize = 16;
 const MANY_ROWS: usize = 64;
-const COLUMNS: usize = 128;
+const COLUMNS_PER_TILE: usize = 128;
 const TILE_THREADS: u32 = 128;
 /// The largest and the smallest number of stages that are filled while one is read.
-const STAGES: [usize; 2] = [3, 2];
+const STAGE_COUNTS: [usize; 2] = [3, 2];
 
 /// For warp-group MMA: the rows of a box of lines, and of a box of the result; the most columns of tiles that
 /// are computed before the next row of tiles, so that concurrent blocks share rows and columns.
 const BOX_ROWS: usize = 64;
 const RESULT_BOX_ROWS: usize = 16;
-const BAND: usize = 8;
+const TILES_PER_BAND: usize = 8;
 
 /// The kernel of a product, and its launch parameters.
 struct GroupedKernel {
@@ -126,7 +126,9 @@ pub(super) fn lower(
         config.threads, config.function
     ));
     l.preludes();
-    for prelude in [text::MATRIX, text::PRODUCT, text::GROUPED, text::GROUPED_WGMMA] {
+    for prelude in
+        [text::MATRIX_SOURCE, text::PRODUCT_SOURCE, text::GROUPED_SOURCE, text::GROUPED_WGMMA_SOURCE]
+    {
         l.source.prelude(prelude);
     }
     let assertion = l.assertion(AssertedFault::GroupEnd { rows });
@@ -145,14 +147,14 @@ fn blocks(e: GroupedSizes, rows: usize, columns: usize) -> Option<usize> {
 
 /// The kernel for any layout and type.
 fn any_layout_kernel(e: GroupedSizes) -> GroupedKernel {
-    let tiles = e.n.div_ceil(TILE).max(1);
+    let tiles = e.n.div_ceil(TILE_EXTENT).max(1);
     let name = if e.divide_k { "grouped_terms" } else { "grouped_product" };
     GroupedKernel {
         function: format!("{name}<sc::@_L, {tiles}>"),
         constants: String::new(),
         matrices: MatrixParams::Addresses,
-        blocks: blocks(e, TILE, TILE),
-        threads: THREADS,
+        blocks: blocks(e, TILE_EXTENT, TILE_EXTENT),
+        threads: THREADS_PER_BLOCK,
         shared: 0,
     }
 }
@@ -217,7 +219,7 @@ fn by_wgmma(
     let WgmmaTiling { columns, stages, stores_boxes, shared, blocks } = tiling;
     let of_terms = majors.map(|major| major == OperandMajor::Terms);
     let constants = format!(
-        "static const int COLUMNS = {columns}, STAGES = {stages}, BAND = {BAND};\n\
+        "static const int COLUMNS = {columns}, STAGES = {stages}, BAND = {TILES_PER_BAND};\n\
          static const bool DIVIDE_K = {}, A_K_MAJOR = {}, B_K_MAJOR = {}, C_WIDE = {wide_result}, C_BOXES = {stores_boxes};\n\
          SC_FN void enter() {{ symmc_enter(); }}\n{}",
         e.divide_k,
@@ -270,9 +272,9 @@ fn by_mma(
 ) -> Option<GroupedKernel> {
     let many = e.divide_k || e.m > 3 * FEW_ROWS / 2 * e.groups;
     let rows = if many { MANY_ROWS } else { FEW_ROWS };
-    let stage = (rows + COLUMNS) * TILE_K * dtype.size();
-    let stages = STAGES.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
-    let tiles = e.n.div_ceil(COLUMNS).max(1);
+    let stage = (rows + COLUMNS_PER_TILE) * TILE_K * dtype.size();
+    let stages = STAGE_COUNTS.into_iter().find(|stages| stages * stage <= l.machine.shared)?;
+    let tiles = e.n.div_ceil(COLUMNS_PER_TILE).max(1);
     let function = if e.divide_k {
         format!("grouped_terms_tiles<sc::@_L, {tiles}, {rows}, {stages}>")
     } else {
@@ -283,7 +285,7 @@ fn by_mma(
         function,
         constants: String::new(),
         matrices: MatrixParams::Addresses,
-        blocks: blocks(e, rows, COLUMNS),
+        blocks: blocks(e, rows, COLUMNS_PER_TILE),
         threads: TILE_THREADS,
         shared: stages * stage,
     })

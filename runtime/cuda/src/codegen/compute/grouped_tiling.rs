@@ -12,18 +12,18 @@ use super::machine::KernelTarget;
 use crate::error::Result;
 
 /// The rows of a tile and the K of a stage, with warp-group MMA.
-const ROWS: usize = 128;
+const ROWS_PER_TILE: usize = 128;
 pub(super) const TILE_K: usize = 64;
 pub(super) const WGMMA_THREADS: u32 = 384;
 /// The smallest and the largest number of stages, and the smallest one if results are stored from shared
 /// memory.
-const STAGES: [usize; 2] = [3, 8];
+const STAGE_RANGE: [usize; 2] = [3, 8];
 const STAGES_WITH_BOXES: usize = 4;
 /// The bytes of the barriers of a stage, and of the other barriers with the padding to a multiple of 1024.
 const STAGE_BARRIERS: usize = 16;
 const OTHER_BYTES: usize = 32 + 1024;
 /// The most groups whose ends a block holds in shared memory.
-const MOST_GROUPS: usize = 2048;
+const MAX_GROUPS: usize = 2048;
 
 /// A number of columns of a tile, with the time of a stage and the time that a tile takes in addition, in
 /// nanoseconds.
@@ -33,7 +33,7 @@ struct TileShape {
     tile_time: usize,
 }
 
-const SHAPES: [TileShape; 2] = [
+const TILE_SHAPES: [TileShape; 2] = [
     TileShape { columns: 128, stage_time: 375, tile_time: 1180 },
     TileShape { columns: 192, stage_time: 544, tile_time: 1020 },
 ];
@@ -87,10 +87,10 @@ impl GroupedSizes {
     /// The number of tiles of rows that equal groups need on average.
     fn average_tiles(self) -> usize {
         if self.divide_k {
-            return self.tiles(ROWS);
+            return self.tiles(ROWS_PER_TILE);
         }
         let used = self.m.min(self.groups);
-        used.max(self.m.div_ceil(ROWS) + used / 2)
+        used.max(self.m.div_ceil(ROWS_PER_TILE) + used / 2)
     }
 
     /// The number of stages of a tile of an average group.
@@ -101,8 +101,9 @@ impl GroupedSizes {
 
     /// Whether all numbers that the kernel with warp-group MMA computes fit 32 bits.
     fn fits_32_bits(self) -> bool {
-        let rows = if self.divide_k { self.m } else { self.m.saturating_add(ROWS) };
-        let tiles = rows.div_ceil(ROWS).saturating_mul(self.groups + 1).saturating_mul(self.n.div_ceil(64));
+        let rows = if self.divide_k { self.m } else { self.m.saturating_add(ROWS_PER_TILE) };
+        let tiles =
+            rows.div_ceil(ROWS_PER_TILE).saturating_mul(self.groups + 1).saturating_mul(self.n.div_ceil(64));
         [self.m, self.k, self.n, tiles].into_iter().all(|n| n < (i32::MAX - 1024) as usize)
     }
 }
@@ -131,12 +132,12 @@ impl WgmmaTiling {
     /// The fastest tiling, if one fits.
     pub fn choose(e: GroupedSizes, stores: ResultStores, machine: &KernelTarget) -> Option<WgmmaTiling> {
         let empty = [e.m, e.k, e.n, e.groups].contains(&0);
-        if !machine.wgmma || empty || e.groups > MOST_GROUPS || !e.fits_32_bits() {
+        if !machine.wgmma || empty || e.groups > MAX_GROUPS || !e.fits_32_bits() {
             return None;
         }
         let multiprocessors = (machine.multiprocessors as usize).max(1);
         let tiles = |columns| e.average_tiles() * e.n.div_ceil(columns);
-        if tiles(SHAPES[0].columns) * NARROW_IF_BELOW < multiprocessors {
+        if tiles(TILE_SHAPES[0].columns) * NARROW_IF_BELOW < multiprocessors {
             return WgmmaTiling::fit(NARROW_COLUMNS, e, stores, machine);
         }
         let reading = e.reading_time(machine);
@@ -145,7 +146,7 @@ impl WgmmaTiling {
             (tiles(shape.columns).div_ceil(multiprocessors) * tile).max(reading)
         };
         let fitting =
-            SHAPES.iter().filter_map(|s| Some((s, WgmmaTiling::fit(s.columns, e, stores, machine)?)));
+            TILE_SHAPES.iter().filter_map(|s| Some((s, WgmmaTiling::fit(s.columns, e, stores, machine)?)));
         fitting.min_by_key(|(shape, _)| time(shape)).map(|(_, tiling)| tiling)
     }
 
@@ -155,19 +156,19 @@ impl WgmmaTiling {
         stores: ResultStores,
         machine: &KernelTarget,
     ) -> Option<WgmmaTiling> {
-        let stage = (ROWS + columns) * TILE_K * 2 + STAGE_BARRIERS;
+        let stage = (ROWS_PER_TILE + columns) * TILE_K * 2 + STAGE_BARRIERS;
         // The sums of warps, and the ends and the tiles of groups.
         let tables = 4 * (WGMMA_THREADS as usize / 32 + 2 * (e.groups + 1));
         let stages_next_to = |boxes: usize| {
             let room = machine.shared.saturating_sub(OTHER_BYTES + tables + boxes);
-            (room / stage).min(STAGES[1])
+            (room / stage).min(STAGE_RANGE[1])
         };
-        let boxes = ROWS * columns * 2;
+        let boxes = ROWS_PER_TILE * columns * 2;
         let stores_boxes = stores == ResultStores::Eights && stages_next_to(boxes) >= STAGES_WITH_BOXES;
         let boxes = if stores_boxes { boxes } else { 0 };
         let stages = stages_next_to(boxes);
-        let tiles = e.tiles(ROWS) * e.n.div_ceil(columns);
-        (stages >= STAGES[0]).then_some(WgmmaTiling {
+        let tiles = e.tiles(ROWS_PER_TILE) * e.n.div_ceil(columns);
+        (stages >= STAGE_RANGE[0]).then_some(WgmmaTiling {
             columns,
             stages,
             stores_boxes,

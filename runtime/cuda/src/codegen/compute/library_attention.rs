@@ -59,7 +59,7 @@ pub(super) struct AttentionForm {
 }
 
 /// The largest number of elements of a head for which the library is used.
-const MOST_ELEMENTS: usize = 256;
+const MAX_HEAD_ELEMENTS: usize = 256;
 
 /// The operands and results of an attention, except its mask.
 #[derive(Clone, Copy)]
@@ -94,7 +94,7 @@ pub(super) fn attention(
     let f = v.shape[rank - 1];
     let sizes = [q.shape[rank - 2], k.shape[rank - 2], head(q), q.shape[..rank - 3].iter().product()];
     let fits = matches!(q.dtype, DType::BF16 | DType::F16)
-        && [e, f].iter().all(|n| n.is_multiple_of(8) && (8..=MOST_ELEMENTS).contains(n))
+        && [e, f].iter().all(|n| n.is_multiple_of(8) && (8..=MAX_HEAD_ELEMENTS).contains(n))
         && sizes.iter().all(|n| (1..1 << 24).contains(n));
     if !fits {
         return None;

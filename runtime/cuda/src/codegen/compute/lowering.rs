@@ -46,8 +46,8 @@ impl<'a> KernelLowering<'a> {
 
     /// Adds the declarations that all kernels need.
     pub(super) fn preludes(&mut self) {
-        self.source.prelude(text::PTX);
-        self.source.prelude(text::BASE);
+        self.source.prelude(text::PTX_SOURCE);
+        self.source.prelude(text::BASE_SOURCE);
     }
 
     pub(super) fn address_of(&self, value: &LocatedTensor) -> DevicePtr {

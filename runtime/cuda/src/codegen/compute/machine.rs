@@ -58,7 +58,7 @@ impl KernelTarget {
             shared: device.shared().saturating_sub(STATIC_SHARED),
             wgmma: device.capability() == [9, 0]
                 && driver::cuda_version().is_ok_and(|v| v[0] >= 12)
-                && compile::version().is_ok_and(|v| v >= compile::LEAST_FOR_OWN),
+                && compile::version().is_ok_and(|v| v >= compile::MIN_NVRTC_FOR_SM90A),
             inputs: InputUse::Written,
             attention: AttentionBackend::Kernels,
         }

@@ -20,8 +20,8 @@ use crate::codegen::command::GpuCommand;
 use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 
 /// Threads of a block.
-const THREADS: usize = 256;
-const MOST_BLOCKS: usize = i32::MAX as usize;
+const THREADS_PER_BLOCK: usize = 256;
+const MAX_GRID_BLOCKS: usize = i32::MAX as usize;
 
 /// The index of a value within a map.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -422,13 +422,13 @@ impl MapKernel {
         let entry = lowering.source.function(what, text);
         // Each thread computes one vector. Many short blocks reach a higher memory bandwidth than persistent
         // blocks.
-        let blocks = vectors.div_ceil(THREADS).clamp(1, MOST_BLOCKS);
+        let blocks = vectors.div_ceil(THREADS_PER_BLOCK).clamp(1, MAX_GRID_BLOCKS);
         let mut params: Vec<KernelParam> = self.addresses().collect();
         if self.has_assertions() {
             params.push(lowering.machine.status.into());
             params.extend(self.assertions().map(KernelParam::from));
         }
-        Some(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)))
+        Some(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS_PER_BLOCK, params)))
     }
 
     /// The largest offset of an access in elements.
@@ -469,13 +469,13 @@ impl MapKernel {
         let index = if total < 1 << 31 { "u32" } else { "u64" };
         let offset = if farthest < 1 << 31 { "int" } else { "i64" };
         let mut out = format!(
-            "extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    \
+            "extern \"C\" __global__ void __launch_bounds__({THREADS_PER_BLOCK}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    \
              typedef {index} I;\n    typedef {offset} O;\n",
             params.join(", ")
         );
         let _ = writeln!(
             out,
-            "    for (I i = (I)blockIdx.x * {THREADS}u + threadIdx.x; i < (I){vectors}ull; i += (I)gridDim.x * {THREADS}u) {{"
+            "    for (I i = (I)blockIdx.x * {THREADS_PER_BLOCK}u + threadIdx.x; i < (I){vectors}ull; i += (I)gridDim.x * {THREADS_PER_BLOCK}u) {{"
         );
         self.body(&mut out, width, 0);
         out.push_str("    }\n");

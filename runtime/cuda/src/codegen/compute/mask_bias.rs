@@ -133,7 +133,7 @@ pub(super) fn kernel(
     let addresses = addresses.chain(positions.iter().map(|p| p.at.at));
     let params = addresses.map(Into::into).collect();
     l.preludes();
-    l.source.prelude(text::ATTENTION);
+    l.source.prelude(text::ATTENTION_SOURCE);
     let entry = l.source.function("attention_numbers", text);
     KernelLaunch::flat(entry, count.div_ceil(THREADS), THREADS, params)
 }

@@ -18,9 +18,9 @@ use crate::device::launch::{DevicePtr, KernelLaunch};
 use crate::error::Result;
 
 /// The largest number of library products for one step.
-const MOST_PRODUCTS: usize = 64;
+const MAX_PRODUCTS: usize = 64;
 /// The rows and columns of the tile that a block of the generated kernel computes.
-const TILE: usize = 64;
+const TILE_EXTENT: usize = 64;
 
 #[derive(Clone)]
 struct ProductOperand {
@@ -193,7 +193,7 @@ fn library_products(p: &BatchedProduct) -> Option<Vec<Gemm>> {
     let outer = &p.batch[..last.unwrap_or(0)];
     let count: usize = outer.iter().product();
     let largest = [whole.m, whole.n, whole.k, whole.batch, whole.a.step, whole.b.step, whole.c.step];
-    if count > MOST_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || whole.c.batch < 0 {
+    if count > MAX_PRODUCTS || largest.iter().any(|&n| n > i32::MAX as usize) || whole.c.batch < 0 {
         return None;
     }
     let [size, result_size] = [p.dtype, p.result_dtype].map(|dtype| dtype.size() as i64);
@@ -242,16 +242,16 @@ fn tiled(p: &BatchedProduct, l: &mut KernelLowering<'_>) -> GpuCommand {
             rows.stride, columns.stride
         ));
     }
-    let tiles = n.n.div_ceil(TILE);
+    let tiles = n.n.div_ceil(TILE_EXTENT);
     out.push_str(&format!(
         "}}; }}\nextern \"C\" __global__ void __launch_bounds__(256) @(const void *a, const void *b, void *c) {{\n    symmc_enter();\n    \
          sc::product<sc::@_L, {tiles}>(a, b, c);\n}}\n"
     ));
     l.preludes();
-    l.source.prelude(text::PRODUCT);
+    l.source.prelude(text::PRODUCT_SOURCE);
     let entry = l.source.function("product", out);
     // The batch is in x, the grid axis with the largest limit.
-    let blocks = tiles * m.n.div_ceil(TILE) * batch;
+    let blocks = tiles * m.n.div_ceil(TILE_EXTENT) * batch;
     let params = vec![p.a.at.into(), p.b.at.into(), p.c.at.into()];
     GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, 256, params))
 }

@@ -14,7 +14,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use super::gemm::Gemm;
 use super::lowering::{BoundOperation, KernelLowering};
 use super::map::{MapKernel, MapValue};
-use super::skinny::{self, MOST_PRODUCTS};
+use super::skinny::{self, MAX_ADJACENT_PRODUCTS};
 use super::space::is_contiguous;
 use super::text::stored_type;
 use super::{fused_map, matmul};
@@ -39,9 +39,9 @@ fn read_columns<'a>(
     result: &LocatedTensor,
     readers: impl Iterator<Item = &'a LocatedTensor>,
     shape: &[usize],
-) -> SmallVec<[ProductColumns; MOST_PRODUCTS]> {
+) -> SmallVec<[ProductColumns; MAX_ADJACENT_PRODUCTS]> {
     let Some(right) = operands.get(1) else { return SmallVec::new() };
-    let mut firsts: SmallVec<[Option<usize>; MOST_PRODUCTS]> = SmallVec::new();
+    let mut firsts: SmallVec<[Option<usize>; MAX_ADJACENT_PRODUCTS]> = SmallVec::new();
     for x in readers {
         let first = match first_column(result, x, shape) {
             _ if fused_map::reads_same_elements(result, x, shape) => None,
@@ -107,13 +107,13 @@ pub fn lower(steps: &[BoundOperation<'_>], l: &mut KernelLowering<'_>) -> Result
     }
     let mut map = MapKernel::over_shape(shape);
     let mut known: Vec<(&LocatedTensor, MapValue)> = Vec::with_capacity(steps.len());
-    let mut gemms = SmallVec::<[_; MOST_PRODUCTS]>::new();
+    let mut gemms = SmallVec::<[_; MAX_ADJACENT_PRODUCTS]>::new();
     let mut steady = true;
     let products = steps.iter().filter(|s| s.op.is_matmul()).map(|step| {
         let readers = maps.iter().flat_map(|s| s.operands);
         read_columns(step.operands, &step.results[0], readers, shape)
     });
-    let products: SmallVec<[_; MOST_PRODUCTS]> = products.collect();
+    let products: SmallVec<[_; MAX_ADJACENT_PRODUCTS]> = products.collect();
     let mut products = products.iter();
     for step in steps {
         match step.op {

@@ -67,7 +67,7 @@ impl RadixSort {
     /// Adds the kernels that sort.
     pub(super) fn sort(self, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> SortedKeys {
         l.preludes();
-        l.source.prelude(text::RADIX);
+        l.source.prelude(text::RADIX_SOURCE);
         let [n, tiles] = [self.count, tiles(self.count)];
         let counts = tiles * VALUES;
         let count = calling_kernel(

@@ -217,7 +217,7 @@ fn are_dense(x: &LocatedTensor, axes: &[usize], mut stride: usize, end: usize) -
 
 fn launch(parts: &[RotaryPart], l: &mut KernelLowering<'_>) -> GpuCommand {
     l.preludes();
-    l.source.prelude(text::ROTARY);
+    l.source.prelude(text::ROTARY_SOURCE);
     let layouts: String = parts.iter().map(|p| p.layout.as_str()).collect();
     let declared: Vec<String> = (0..parts.len())
         .map(|i| format!("const void *x{i}, const void *c{i}, const void *s{i}, void *r{i}"))

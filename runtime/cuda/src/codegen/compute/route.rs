@@ -121,7 +121,7 @@ pub(super) fn lower(
          sc::route<sc::@_L>(ids, own, all, slots, counts, ends, status, bad_id, too_many, too_many_of_expert);\n}}\n"
     );
     l.preludes();
-    l.source.prelude(text::ROUTE);
+    l.source.prelude(text::ROUTE_SOURCE);
     let cell = match &route.scope {
         RouteScope::Position { cell, .. } => cell.clone(),
         RouteScope::Local | RouteScope::Group(_) => Vec::new().into(),

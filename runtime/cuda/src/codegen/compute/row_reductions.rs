@@ -317,7 +317,7 @@ impl<'a> RowKernel<'a> {
         let group = ThreadGroup::for_contiguous(rows, n, self.map.contiguous_access_width());
         let text = PhaseWriter::new(&self, group, n).text(rows);
         l.preludes();
-        l.source.prelude(text::ROWS);
+        l.source.prelude(text::ROWS_SOURCE);
         let entry = l.source.function("rows", text);
         let stores = self.row_stores.iter().map(|s| KernelParam::from(s.at));
         let params = self.map.addresses().chain(stores).collect();

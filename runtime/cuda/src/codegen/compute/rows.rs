@@ -154,7 +154,7 @@ fn kernel(
     l: &mut KernelLowering<'_>,
 ) -> GpuCommand {
     l.preludes();
-    l.source.prelude(text::ROWS);
+    l.source.prelude(text::ROWS_SOURCE);
     let function = format!(
         "{layout}extern \"C\" __global__ void __launch_bounds__({block}) @({}) {{\n    symmc_enter();\n    using namespace sc;\n    {body}}}\n",
         declared.join(", "),

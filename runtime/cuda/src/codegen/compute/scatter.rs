@@ -78,7 +78,7 @@ pub(super) fn lower_scatter_elements(
     let addresses = [index, src, result].map(|value| l.address_of(value));
     let kernels = ElementKernels { layout, how: combine_name(combine), addresses, assertion };
     l.preludes();
-    l.source.prelude(text::SCATTER);
+    l.source.prelude(text::SCATTER_SOURCE);
     match sizes.sorted_lines() {
         Some(lines) => kernels.sort_and_store(&sizes, lines, &mut out, l)?,
         None => out.push(kernels.store(n, l)),
@@ -111,8 +111,8 @@ impl ElementSizes {
     /// How many lines are sorted at a time, if elements are sorted by destination. If they are not, each element
     /// compares its index with those of its whole line.
     fn sorted_lines(&self) -> Option<usize> {
-        let lines = (MOST_SORTED_ELEMENTS / self.along).clamp(1, self.lines);
-        let sorts = self.along > MOST_COMPARED_ELEMENTS && self.extent > 0;
+        let lines = (MAX_SORTED_ELEMENTS / self.along).clamp(1, self.lines);
+        let sorts = self.along > MAX_COMPARED_ELEMENTS && self.extent > 0;
         (sorts && radix::can_sort(lines * self.along, lines * self.extent)).then_some(lines)
     }
 }
@@ -129,7 +129,7 @@ struct ElementKernels {
 impl ElementKernels {
     /// The layout, and a kernel that calls a function.
     fn text(&self, parameters: &str, call: &str) -> String {
-        self.layout.clone() + &calling_kernel(THREADS, parameters, call)
+        self.layout.clone() + &calling_kernel(THREADS_PER_BLOCK, parameters, call)
     }
 
     fn store(&self, elements: usize, l: &mut KernelLowering<'_>) -> GpuCommand {
@@ -138,7 +138,12 @@ impl ElementKernels {
         let entry = l.source.function("scatter", self.text(parameters, &call));
         let mut params: Vec<KernelParam> = self.addresses.map(KernelParam::from).to_vec();
         params.extend([l.machine.status.into(), self.assertion.into()]);
-        GpuCommand::Kernel(KernelLaunch::flat(entry, elements.div_ceil(THREADS), THREADS, params))
+        GpuCommand::Kernel(KernelLaunch::flat(
+            entry,
+            elements.div_ceil(THREADS_PER_BLOCK),
+            THREADS_PER_BLOCK,
+            params,
+        ))
     }
 
     /// Sorts and stores `lines` lines at a time.
@@ -166,7 +171,7 @@ impl ElementKernels {
         let count = lines.len();
         let elements = count * sizes.along;
         let sort = RadixSort::new("a scatter", elements, count * sizes.extent, l)?;
-        let blocks = elements.div_ceil(THREADS);
+        let blocks = elements.div_ceil(THREADS_PER_BLOCK);
         let [index, source, result] = self.addresses;
         let parameters = "const void *i, void *k, void *status, unsigned assertion, long long first";
         let call = format!("element_keys<sc::@_L, {count}>(i, k, status, assertion, first)");
@@ -174,7 +179,7 @@ impl ElementKernels {
         let status = l.machine.status;
         let params =
             vec![index.into(), sort.keys().into(), status.into(), self.assertion.into(), first.into()];
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)));
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS_PER_BLOCK, params)));
         let sorted = sort.sort(out, l);
         let parameters = "const void *k, const void *p, const void *s, void *d, long long first";
         let call = format!("scatter_sorted_elements<sc::@_L, sc::{}, {count}>(k, p, s, d, first)", self.how);
@@ -182,19 +187,19 @@ impl ElementKernels {
         let addresses = [sorted.keys, sorted.positions, source, result];
         let mut params: Vec<KernelParam> = addresses.map(KernelParam::from).to_vec();
         params.push(first.into());
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)));
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS_PER_BLOCK, params)));
         Ok(())
     }
 }
 
 /// The threads of a block.
-const THREADS: usize = 256;
+const THREADS_PER_BLOCK: usize = 256;
 /// The most elements of a line whose indices are compared with each other.
-const MOST_COMPARED_ELEMENTS: usize = 256;
+const MAX_COMPARED_ELEMENTS: usize = 256;
 /// The most elements that are sorted at a time, if that is at least a line: 16 MiB of keys and positions.
-const MOST_SORTED_ELEMENTS: usize = 1 << 20;
+const MAX_SORTED_ELEMENTS: usize = 1 << 20;
 /// The most places whose indices are compared with each other.
-const MOST_COMPARED_PLACES: usize = 1024;
+const MAX_COMPARED_PLACES: usize = 1024;
 
 /// An upper bound for the bytes of workspace that a scatter, index-add or index-put needs, which grows with the
 /// sizes: at the upper ends of ranges it is sufficient for all sizes.
@@ -202,8 +207,8 @@ pub(super) fn workspace(op: &Op, operands: &[LocatedTensor]) -> usize {
     match (op, operands) {
         (&Op::ScatterElements { axis, .. }, [x, index, _]) => {
             let sizes = ElementSizes::of(axis, x, index);
-            let sorted = sizes.filter(|sizes| sizes.along > MOST_COMPARED_ELEMENTS);
-            sorted.map_or(0, |s| radix::workspace(s.elements().min(MOST_SORTED_ELEMENTS).max(s.along)))
+            let sorted = sizes.filter(|sizes| sizes.along > MAX_COMPARED_ELEMENTS);
+            sorted.map_or(0, |s| radix::workspace(s.elements().min(MAX_SORTED_ELEMENTS).max(s.along)))
         }
         (Op::IndexAdd { .. }, [_, index, _]) => piece_workspace(std::slice::from_ref(index)),
         (Op::IndexPut { .. }, [_, _, indices @ ..]) => piece_workspace(indices),
@@ -213,12 +218,12 @@ pub(super) fn workspace(op: &Op, operands: &[LocatedTensor]) -> usize {
 
 fn piece_workspace(indices: &[LocatedTensor]) -> usize {
     let places = common_shape(indices).iter().product();
-    if places > MOST_COMPARED_PLACES { radix::workspace(places) } else { 0 }
+    if places > MAX_COMPARED_PLACES { radix::workspace(places) } else { 0 }
 }
 
 /// Whether places are sorted by destination.
 fn sorts_places(places: usize, destinations: usize) -> bool {
-    places > MOST_COMPARED_PLACES && radix::can_sort(places, destinations)
+    places > MAX_COMPARED_PLACES && radix::can_sort(places, destinations)
 }
 
 struct IndexPutPart {
@@ -334,7 +339,7 @@ fn index_put_part(
 /// Adds the kernels of these parts.
 fn launch(parts: Vec<IndexPutPart>, out: &mut Vec<GpuCommand>, l: &mut KernelLowering<'_>) -> Result<()> {
     l.preludes();
-    l.source.prelude(text::SCATTER);
+    l.source.prelude(text::SCATTER_SOURCE);
     let (many, few): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|part| sorts_places(part.places, part.destinations));
     if !few.is_empty() {
@@ -362,12 +367,12 @@ fn launch_together(parts: Vec<IndexPutPart>, l: &mut KernelLowering<'_>) -> GpuC
         first = end;
     }
     let function = format!(
-        "{layouts}extern \"C\" __global__ void __launch_bounds__({THREADS}) @({}) {{\n    symmc_enter();\n{body}}}\n",
+        "{layouts}extern \"C\" __global__ void __launch_bounds__({THREADS_PER_BLOCK}) @({}) {{\n    symmc_enter();\n{body}}}\n",
         declared.join(", ")
     );
     let entry = l.source.function("index_put", function);
     let params = parts.into_iter().flat_map(|p| [p.indices, p.source.into(), p.result.into()]).collect();
-    GpuCommand::Kernel(KernelLaunch::flat(entry, first, THREADS, params))
+    GpuCommand::Kernel(KernelLaunch::flat(entry, first, THREADS_PER_BLOCK, params))
 }
 
 impl IndexPutPart {
@@ -375,37 +380,37 @@ impl IndexPutPart {
         let sort = RadixSort::new("an indexed store", self.places, self.destinations, l)?;
         let layout = format!("sc::@_L{}", self.number);
         let keys = calling_kernel(
-            THREADS,
+            THREADS_PER_BLOCK,
             &format!("{layout}::Indices i, void *k"),
             &format!("place_keys<{layout}>(i, k)"),
         );
         let entry = l.source.function("index_put_keys", self.layout.clone() + &keys);
         let params = vec![self.indices, sort.keys().into()];
-        let blocks = self.places.div_ceil(THREADS);
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS, params)));
+        let blocks = self.places.div_ceil(THREADS_PER_BLOCK);
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, blocks, THREADS_PER_BLOCK, params)));
         let sorted = sort.sort(out, l);
         let store = calling_kernel(
-            THREADS,
+            THREADS_PER_BLOCK,
             "const void *k, const void *p, const void *s, void *d",
             &format!("scatter_sorted_pieces<{layout}, sc::{}>(k, p, s, d, blockIdx.x)", self.how),
         );
         let entry = l.source.function("index_put", self.layout + &store);
         let params =
             [sorted.keys, sorted.positions, self.source, self.result].map(KernelParam::from).to_vec();
-        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.blocks, THREADS, params)));
+        out.push(GpuCommand::Kernel(KernelLaunch::flat(entry, self.blocks, THREADS_PER_BLOCK, params)));
         Ok(())
     }
 }
 
 /// The largest number of index tensors of one step.
-const MOST_INDICES: usize = 6;
+const MAX_INDICES: usize = 6;
 
 plain! {
     /// The kernel's parameters for the indices; only the first words are used.
     struct Indices {
         status: u64,
-        at: [DevicePtr; MOST_INDICES],
-        assertions: [u64; MOST_INDICES],
+        at: [DevicePtr; MAX_INDICES],
+        assertions: [u64; MAX_INDICES],
     }
 }
 
@@ -415,17 +420,17 @@ fn indices_param(
     indices: &[LocatedTensor],
     l: &mut KernelLowering<'_>,
 ) -> Result<KernelParam> {
-    if indices.len() > MOST_INDICES {
+    if indices.len() > MAX_INDICES {
         return Err(mismatch_error(
             "an indexed store",
-            format!("at most {MOST_INDICES} indices"),
+            format!("at most {MAX_INDICES} indices"),
             indices.len(),
         ));
     }
     let mut out = Indices {
         status: l.machine.status,
-        at: [DevicePtr::NULL; MOST_INDICES],
-        assertions: [0; MOST_INDICES],
+        at: [DevicePtr::NULL; MAX_INDICES],
+        assertions: [0; MAX_INDICES],
     };
     for (k, index) in indices.iter().enumerate() {
         out.at[k] = l.address_of(index);

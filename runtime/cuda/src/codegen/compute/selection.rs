@@ -19,7 +19,7 @@ use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam};
 use crate::error::Result;
 
 /// The most warps of a block, and the shared memory of a block in bytes.
-const MOST_WARPS: usize = 4;
+const MAX_WARPS: usize = 4;
 const SHARED_BYTES: usize = 46 << 10;
 
 /// Lowers steps to one kernel; `None` if their shapes do not allow it.
@@ -380,7 +380,7 @@ impl<'a> SelectionKernel<'a> {
     }
 
     fn finish(self, rows: usize, l: &mut KernelLowering<'_>) -> Option<Vec<GpuCommand>> {
-        let warps = (SHARED_BYTES / self.bytes.max(1)).min(MOST_WARPS);
+        let warps = (SHARED_BYTES / self.bytes.max(1)).min(MAX_WARPS);
         // Few rows are distributed over as many multiprocessors as there are.
         let warps = warps.min(rows.div_ceil(l.machine.multiprocessors as usize).max(1));
         if warps == 0 || rows >= 1 << 31 {
@@ -406,9 +406,9 @@ impl<'a> SelectionKernel<'a> {
             threads = warps * 32,
         );
         l.preludes();
-        l.source.prelude(text::ROWS);
-        l.source.prelude(text::SORT);
-        l.source.prelude(text::SELECTION);
+        l.source.prelude(text::ROWS_SOURCE);
+        l.source.prelude(text::SORT_SOURCE);
+        l.source.prelude(text::SELECTION_SOURCE);
         let entry = l.source.function("selection", text);
         Some(vec![GpuCommand::Kernel(KernelLaunch::flat(entry, rows.div_ceil(warps), warps * 32, params))])
     }

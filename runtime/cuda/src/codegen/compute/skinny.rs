@@ -18,22 +18,22 @@ use crate::device::launch::{DevicePtr, KernelLaunch, KernelParam, TensorMap};
 
 /// The largest number of rows if lines of the right matrix are along the columns. The library takes about 19
 /// µs for any few rows of a 4096 × 7168 matrix on an H200; here 4 rows take 19 µs, and 8 rows 27 µs.
-const MOST_ROWS_BY_COLUMNS: usize = 4;
+const MAX_ROWS_BY_COLUMNS: usize = 4;
 /// The number of columns that a block computes in that case.
-const COLUMNS: usize = 32;
+const COLUMNS_PER_BLOCK: usize = 32;
 /// The sizes for which tensor cores are faster. On an H200 a 4096 × 7168 matrix takes 17 µs with up to 16
 /// rows, and two that are multiplied together take 28; the library takes 19 for each product of this size.
-const LIMITS: ProductLimits = match DispatchCapabilities::GPU.product {
+const PRODUCT_LIMITS: ProductLimits = match DispatchCapabilities::GPU.product {
     Some(limits) => limits,
     None => panic!("GPUs have such kernels"),
 };
 /// The largest number of rows with tensor cores.
-const MOST_ROWS: usize = LIMITS.rows as usize;
+const MAX_ROWS: usize = PRODUCT_LIMITS.rows as usize;
 /// The threads of a block with tensor cores, and the K of a stage.
 const TILE_THREADS: u32 = 448;
 const TILE_K: usize = 128;
 /// The smallest and largest number of stages of a ring, and the bytes of the barriers of each.
-const STAGES: [usize; 2] = [4, 16];
+const STAGE_RANGE: [usize; 2] = [4, 16];
 const STAGE_BARRIERS: usize = 16;
 
 /// With warp-group MMA: the K of a stage, the threads of a block, and how many of these multiply.
@@ -45,14 +45,14 @@ const WGMMA_STAGES: [usize; 2] = [3, 16];
 
 /// Split-K of [`mma`]: the numbers of blocks of a cluster, the least K of each block, and the largest number
 /// of rows of a single product. For 64 rows by a 8192 × 1024 matrix the library is as fast.
-const SPLITS: [usize; 3] = [2, 4, 8];
-const LEAST_SPLIT_K: usize = 512;
-const MOST_SPLIT_ROWS: usize = 32;
+const SPLIT_COUNTS: [usize; 3] = [2, 4, 8];
+const MIN_SPLIT_K: usize = 512;
+const MAX_SPLIT_ROWS: usize = 32;
 
 /// The largest number of products of one kernel, one after another.
-const MOST_APART: usize = 8;
+const MAX_SEQUENTIAL_PRODUCTS: usize = 8;
 /// The largest number of products of one kernel, side by side.
-pub(super) const MOST_PRODUCTS: usize = LIMITS.products as usize;
+pub(super) const MAX_ADJACENT_PRODUCTS: usize = PRODUCT_LIMITS.products as usize;
 
 /// How products of one left matrix form one kernel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -211,7 +211,7 @@ pub(super) fn column_pair_kernel(
 /// Whether a kernel with an epilogue is faster than the library, by the limits with which plans decide.
 pub(super) fn is_profitable(gemm: &Gemm, l: &KernelLowering<'_>) -> bool {
     let [rows, columns, k] = [gemm.m, gemm.n, gemm.k].map(|n| n as u64);
-    LIMITS.is_profitable(&ProductShape { count: 1, rows, columns, k }, l.machine.multiprocessors)
+    PRODUCT_LIMITS.is_profitable(&ProductShape { count: 1, rows, columns, k }, l.machine.multiprocessors)
 }
 
 fn kernel(
@@ -223,7 +223,11 @@ fn kernel(
 ) -> Option<GpuCommand> {
     let first = gemms.first()?;
     let lines_per_column = arrangement.lines_per_column(gemms);
-    let most = if arrangement == ProductArrangement::SideBySide { MOST_PRODUCTS } else { MOST_APART };
+    let most = if arrangement == ProductArrangement::SideBySide {
+        MAX_ADJACENT_PRODUCTS
+    } else {
+        MAX_SEQUENTIAL_PRODUCTS
+    };
     let all_match = gemms.iter().all(|g| {
         let same_extents = (g.dtype, g.m, g.k, g.a, g.b.step, g.b.order)
             == (first.dtype, first.m, first.k, first.a, first.b.step, first.b.order);
@@ -258,7 +262,7 @@ fn kernel(
         config.call,
     );
     l.preludes();
-    for prelude in [text::MATRIX, text::SKINNY, text::MMA, text::WGMMA] {
+    for prelude in [text::MATRIX_SOURCE, text::SKINNY_SOURCE, text::MMA_SOURCE, text::WGMMA_SOURCE] {
         l.source.prelude(prelude);
     }
     let entry = l.source.function("skinny", text);
@@ -318,11 +322,11 @@ fn config(
 }
 
 fn by_columns(gemms: &[Gemm]) -> Option<SkinnyKernel> {
-    let few = gemms[0].m <= MOST_ROWS_BY_COLUMNS;
+    let few = gemms[0].m <= MAX_ROWS_BY_COLUMNS;
     let width = 16 / gemms[0].dtype.size();
     (few && gemms.iter().all(|g| g.n.is_multiple_of(width))).then(|| SkinnyKernel {
         call: "skinny_columns<@_L>(a, b, epilogue);",
-        columns: COLUMNS,
+        columns: COLUMNS_PER_BLOCK,
         split: 1,
         threads: 512,
         ..SkinnyKernel::default()
@@ -344,7 +348,7 @@ fn by_tensor_cores(
     arrangement: ProductArrangement<'_>,
     l: &KernelLowering<'_>,
 ) -> Option<SkinnyKernel> {
-    let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MOST_ROWS;
+    let fits = matches!(gemms[0].dtype, DType::BF16 | DType::F16) && gemms[0].m <= MAX_ROWS;
     if !fits {
         return None;
     }
@@ -361,7 +365,7 @@ fn by_tensor_cores(
 fn extents(gemms: &[Gemm], arrangement: ProductArrangement<'_>) -> ProductShape {
     let all = gemms.iter().map(|g| g.n).sum::<usize>();
     let count = match arrangement {
-        ProductArrangement::Sequential => gemms.len().min(MOST_PRODUCTS),
+        ProductArrangement::Sequential => gemms.len().min(MAX_ADJACENT_PRODUCTS),
         ProductArrangement::SideBySide | ProductArrangement::ColumnPairs(_) => {
             arrangement.lines_per_column(gemms)
         }
@@ -406,10 +410,10 @@ fn choose_full_k(
     let given = arrangement != ProductArrangement::Sequential;
     let extents = extents(gemms, arrangement);
     let multiprocessors = l.machine.multiprocessors;
-    if !given && !LIMITS.is_profitable_with_full_k(&extents, multiprocessors) {
+    if !given && !PRODUCT_LIMITS.is_profitable_with_full_k(&extents, multiprocessors) {
         return None;
     }
-    let (waves, lines) = LIMITS.waves_and_columns(&extents, multiprocessors);
+    let (waves, lines) = PRODUCT_LIMITS.waves_and_columns(&extents, multiprocessors);
     let mut lines = usize::try_from(lines).ok()?;
     if is_sequential(gemms, arrangement) {
         lines = narrowest_tile(gemms, lines, multiprocessors as usize * usize::try_from(waves).ok()?);
@@ -457,13 +461,13 @@ impl MmaTiling {
 /// less K have fewer stages; each stage has a fixed cost in addition to its bytes.
 fn choose_split_k(gemms: &[Gemm], l: &KernelLowering<'_>) -> Option<MmaTiling> {
     let gemm = &gemms[0];
-    if !l.machine.wgmma || (gemms.len() == 1 && gemm.m > MOST_SPLIT_ROWS) {
+    if !l.machine.wgmma || (gemms.len() == 1 && gemm.m > MAX_SPLIT_ROWS) {
         return None;
     }
-    let all = SPLITS.into_iter().filter_map(|split| {
+    let all = SPLIT_COUNTS.into_iter().filter_map(|split| {
         let lines = narrowest_tile(gemms, 8, clusters(l.machine.multiprocessors as usize, split));
-        let fits = (LIMITS.few_columns as usize..=LIMITS.columns as usize).contains(&lines)
-            && gemm.k >= split * LEAST_SPLIT_K
+        let fits = (PRODUCT_LIMITS.few_columns as usize..=PRODUCT_LIMITS.columns as usize).contains(&lines)
+            && gemm.k >= split * MIN_SPLIT_K
             && ring_stages(gemm, lines, split, l).is_some();
         fits.then_some(MmaTiling { lines, split })
     });
@@ -479,13 +483,13 @@ fn clusters(multiprocessors: usize, blocks: usize) -> usize {
 
 /// The number of rows that a block computes, including padding.
 fn rows_of_tile(gemm: &Gemm) -> usize {
-    gemm.m.next_power_of_two().clamp(16, MOST_ROWS)
+    gemm.m.next_power_of_two().clamp(16, MAX_ROWS)
 }
 
 /// The number of stages of a ring and their shared memory in bytes, if the smallest number fits.
 fn ring_stages(gemm: &Gemm, lines: usize, split: usize, l: &KernelLowering<'_>) -> Option<(usize, usize)> {
     let stage = (lines + rows_of_tile(gemm)) * TILE_K * gemm.dtype.size();
-    let [least, most] = STAGES;
+    let [least, most] = STAGE_RANGE;
     let shared = l.machine.shared.saturating_sub(most * STAGE_BARRIERS);
     let steps = gemm.k.div_ceil(TILE_K).div_ceil(split);
     let stages = (shared / stage).min(most).min((steps + 2).max(least));
@@ -502,18 +506,18 @@ fn by_wgmma(
     let gemm = &gemms[0];
     let clusters = l.machine.multiprocessors as usize / 2;
     if !l.machine.wgmma
-        || !LIMITS.is_profitable_with_split_k(&extents(gemms, arrangement), l.machine.multiprocessors)
+        || !PRODUCT_LIMITS.is_profitable_with_split_k(&extents(gemms, arrangement), l.machine.multiprocessors)
     {
         return None;
     }
     let lines_per_column = arrangement.lines_per_column(gemms);
     let columns = narrowest_tile(arrangement.sequential_products(gemms), 8, clusters);
-    if columns * lines_per_column > LIMITS.split_k.map_or(0, |s| s.columns as usize) {
+    if columns * lines_per_column > PRODUCT_LIMITS.split_k.map_or(0, |s| s.columns as usize) {
         return None;
     }
     let lines = columns * lines_per_column;
     let rows = gemm.m.next_multiple_of(8);
-    let stage = (lines + rows).max(MOST_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
+    let stage = (lines + rows).max(MAX_ROWS) * WGMMA_TILE_K * gemm.dtype.size();
     // The sums of the other block, and the padding to a multiple of 1024.
     let others = lines.div_ceil(16) * 16 * WGMMA_WORKERS + 1024;
     let [least, most] = WGMMA_STAGES;

@@ -77,7 +77,7 @@ pub(super) fn lower(
     }
     layout.push_str("}; }\n");
     l.preludes();
-    l.source.prelude(text::SORT);
+    l.source.prelude(text::SORT_SOURCE);
     let [from, to, places] = [x, values, positions].map(|v| l.address_of(v));
     let job = SortJob { layout, lines, n, count };
     if n <= TILE {

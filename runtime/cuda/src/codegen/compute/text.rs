@@ -8,42 +8,42 @@ use symmc_ir::{DType, Scalar};
 use super::space::IterationAxis;
 
 /// Machine instructions.
-pub(super) const PTX: &str = include_str!("kernels/ptx.cuh");
+pub(super) const PTX_SOURCE: &str = include_str!("kernels/ptx.cuh");
 /// Declarations that all kernels need.
-pub(super) const BASE: &str = include_str!("kernels/base.cuh");
+pub(super) const BASE_SOURCE: &str = include_str!("kernels/base.cuh");
 /// Reductions, softmax and norms.
-pub(super) const ROWS: &str = include_str!("kernels/rows.cuh");
+pub(super) const ROWS_SOURCE: &str = include_str!("kernels/rows.cuh");
 
 /// Matrix products of any layout.
-pub(super) const PRODUCT: &str = include_str!("kernels/product.cuh");
+pub(super) const PRODUCT_SOURCE: &str = include_str!("kernels/product.cuh");
 /// Selection of elements of short rows.
-pub(super) const SELECTION: &str = include_str!("kernels/selection.cuh");
+pub(super) const SELECTION_SOURCE: &str = include_str!("kernels/selection.cuh");
 /// Grouped GEMM: products of groups of rows.
-pub(super) const GROUPED: &str = include_str!("kernels/grouped.cuh");
+pub(super) const GROUPED_SOURCE: &str = include_str!("kernels/grouped.cuh");
 /// Grouped GEMM by warp-group MMA.
-pub(super) const GROUPED_WGMMA: &str = include_str!("kernels/grouped_wgmma.cuh");
+pub(super) const GROUPED_WGMMA_SOURCE: &str = include_str!("kernels/grouped_wgmma.cuh");
 /// GEMV, and skinny GEMM of up to four rows.
-pub(super) const SKINNY: &str = include_str!("kernels/skinny.cuh");
+pub(super) const SKINNY_SOURCE: &str = include_str!("kernels/skinny.cuh");
 /// Skinny GEMM by tensor cores.
-pub(super) const MMA: &str = include_str!("kernels/mma.cuh");
+pub(super) const MMA_SOURCE: &str = include_str!("kernels/mma.cuh");
 /// Skinny GEMM by warp-group MMA, with TMA and split-K.
-pub(super) const WGMMA: &str = include_str!("kernels/wgmma.cuh");
+pub(super) const WGMMA_SOURCE: &str = include_str!("kernels/wgmma.cuh");
 /// MMA instructions by dtype.
-pub(super) const MATRIX: &str = include_str!("kernels/matrix.cuh");
-pub(super) const ATTENTION: &str = include_str!("kernels/attention.cuh");
-pub(super) const ATTENTION_GRADIENT: &str = include_str!("kernels/attention_gradient.cuh");
+pub(super) const MATRIX_SOURCE: &str = include_str!("kernels/matrix.cuh");
+pub(super) const ATTENTION_SOURCE: &str = include_str!("kernels/attention.cuh");
+pub(super) const ATTENTION_GRADIENT_SOURCE: &str = include_str!("kernels/attention_gradient.cuh");
 /// Attention by tensor cores.
-pub(super) const TENSOR: &str = include_str!("kernels/tensor.cuh");
+pub(super) const TENSOR_SOURCE: &str = include_str!("kernels/tensor.cuh");
 /// Attention of few rows, as in decoding.
-pub(super) const DECODE: &str = include_str!("kernels/decode.cuh");
-pub(super) const ROTARY: &str = include_str!("kernels/rotary.cuh");
+pub(super) const DECODE_SOURCE: &str = include_str!("kernels/decode.cuh");
+pub(super) const ROTARY_SOURCE: &str = include_str!("kernels/rotary.cuh");
 /// Stores at positions from data.
-pub(super) const SCATTER: &str = include_str!("kernels/scatter.cuh");
+pub(super) const SCATTER_SOURCE: &str = include_str!("kernels/scatter.cuh");
 /// Sorting of integers below 2^32 with their positions.
-pub(super) const RADIX: &str = include_str!("kernels/radix.cuh");
-pub(super) const SORT: &str = include_str!("kernels/sort.cuh");
+pub(super) const RADIX_SOURCE: &str = include_str!("kernels/radix.cuh");
+pub(super) const SORT_SOURCE: &str = include_str!("kernels/sort.cuh");
 /// Routing of tokens to experts.
-pub(super) const ROUTE: &str = include_str!("kernels/route.cuh");
+pub(super) const ROUTE_SOURCE: &str = include_str!("kernels/route.cuh");
 
 /// The type of a stored element.
 pub(super) fn stored_type(dtype: DType) -> &'static str {

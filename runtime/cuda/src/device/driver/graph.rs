@@ -36,7 +36,7 @@ const CAPTURE_ATTEMPTS: u32 = 8;
 const CAPTURE_INVALIDATED: sys::CUresult = sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 
 /// The largest number of nodes of one piece of work that is examined.
-const MOST_NODES: usize = 16;
+const MAX_NODES: usize = 16;
 
 #[derive(Debug)]
 pub struct CapturedGraph {
@@ -172,7 +172,7 @@ impl Stream {
         let mut frontier = self.frontier()?;
         // Each new node follows a new node, or only nodes of `before`.
         while !frontier.0.iter().all(|node| before.0.contains(node)) {
-            if found.len() >= MOST_NODES {
+            if found.len() >= MAX_NODES {
                 return Ok(None);
             }
             let &[node] = &frontier.0[..] else { return Ok(None) };
@@ -195,18 +195,18 @@ impl Stream {
     }
 }
 
-/// The dependencies of a node, at most [`MOST_NODES`] of them.
+/// The dependencies of a node, at most [`MAX_NODES`] of them.
 fn dependencies(node: sys::CUgraphNode) -> Result<CaptureFrontier> {
-    let mut nodes = [ptr::null_mut(); MOST_NODES];
+    let mut nodes = [ptr::null_mut(); MAX_NODES];
     // SAFETY: plain data for which zero is a valid value.
-    let mut edges: [sys::CUgraphEdgeData; MOST_NODES] = unsafe { std::mem::zeroed() };
-    let mut count = MOST_NODES;
+    let mut edges: [sys::CUgraphEdgeData; MAX_NODES] = unsafe { std::mem::zeroed() };
+    let mut count = MAX_NODES;
     // SAFETY: the node exists; the arrays have room for `count` nodes and edges.
     let asked = unsafe {
         sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), edges.as_mut_ptr(), &mut count)
     };
     check_driver_result(|| "querying the dependencies of a node".into(), asked.result())?;
-    Ok(CaptureFrontier(nodes[..count.min(MOST_NODES)].into()))
+    Ok(CaptureFrontier(nodes[..count.min(MAX_NODES)].into()))
 }
 
 /// Returns the value that a driver call writes.

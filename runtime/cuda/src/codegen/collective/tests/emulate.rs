@@ -14,14 +14,14 @@ use super::super::control;
 use super::*;
 
 /// The bytes of an emulated arena.
-const SIZE: usize = 96 << 10;
+const ARENA_BYTES: usize = 96 << 10;
 /// The bytes of a landing zone. The zones are first in the arena.
-const ZONE: usize = 8 << 10;
+const ZONE_BYTES: usize = 8 << 10;
 /// Grids that are small enough for host threads, and small enough that threads get several units of work.
-const GRID: GridLimits = GridLimits { threads: 8, most_threads: 8, blocks: 3 };
+const EMULATED_GRID: GridLimits = GridLimits { threads: 8, most_threads: 8, blocks: 3 };
 
 /// With these thresholds, small messages cover every form.
-const THRESHOLDS: ProtocolThresholds =
+const PROTOCOL_THRESHOLDS: ProtocolThresholds =
     ProtocolThresholds { ll_bytes: 200, min_saved_bytes: 600, min_pushed_bytes: 960 };
 
 /// The settings of the ranks of a world.
@@ -43,9 +43,9 @@ impl Default for Given {
             first: (0, 0),
             limit_ns: 20_000_000_000,
             chaos: None,
-            zone: ZONE,
-            grid: GRID,
-            thresholds: THRESHOLDS,
+            zone: ZONE_BYTES,
+            grid: EMULATED_GRID,
+            thresholds: PROTOCOL_THRESHOLDS,
         }
     }
 }
@@ -89,16 +89,16 @@ impl World {
     /// Creates `n` ranks.
     pub fn new(n: u32, given: &Given) -> World {
         let &Given { first, limit_ns, chaos, zone, grid, thresholds } = given;
-        let size = SIZE.max(2 * zone);
+        let size = ARENA_BYTES.max(2 * zone);
         let mut ranks: Vec<Rank> = (0..n)
             .map(|_| Rank {
-                arena: zeros(size.next_multiple_of(control::PAGE) + control_of(n).bytes()),
+                arena: zeros(size.next_multiple_of(control::PAGE_BYTES) + control_of(n).bytes()),
                 local: zeros(local_bytes(2)),
                 status: zeros(STATUS_BYTES),
             })
             .collect();
         for rank in &mut ranks {
-            let flags = (size.next_multiple_of(control::PAGE) + control::flags_at(1)) / 16;
+            let flags = (size.next_multiple_of(control::PAGE_BYTES) + control::flags_at(1)) / 16;
             let group = control::words_at(1) / 16;
             rank.arena[flags..][..MAX_BLOCKS * MAX_RANKS / 2]
                 .fill(u128::from(first.0) << 64 | u128::from(first.0));
@@ -165,7 +165,7 @@ pub(super) struct Case {
 /// Cases for `n` ranks, each in separate memory after the landing zones.
 fn cases(n: u32) -> Vec<Case> {
     let mut out: Vec<Case> = Vec::new();
-    let mut end: usize = 2 * ZONE;
+    let mut end: usize = 2 * ZONE_BYTES;
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let mut add = |kind: Kind,
                    variant: CollectiveVariant,
@@ -182,7 +182,7 @@ fn cases(n: u32) -> Vec<Case> {
         };
         let mut call = collective(kind, variant, n as u32, dtype, elements);
         (call.operand, call.result) = (place(elements), place(results));
-        (call.exit, call.landing) = (Some(exit), Some([0, ZONE]));
+        (call.exit, call.landing) = (Some(exit), Some([0, ZONE_BYTES]));
         out.push(Case { call, results });
     };
     let kept = ExitBarrier::Kept;
@@ -236,7 +236,7 @@ fn cases(n: u32) -> Vec<Case> {
     add(sum, CollectiveVariant::TwoShot, DType::F32, 100 * n, 0, kept);
     out.iter_mut().rev().take(6).for_each(put_in_place);
     out.iter_mut().skip(2).step_by(3).take(7).for_each(put_apart);
-    assert!(end <= SIZE, "{end}");
+    assert!(end <= ARENA_BYTES, "{end}");
     out
 }
 
@@ -450,7 +450,8 @@ fn a_rank_that_does_not_come_is_reported() {
     for rank in [0, 2] {
         let kernels_of_rank = calls.iter().map(|c| {
             let mut c = collective(c.kind.clone(), c.variant, 3, DType::F32, 8);
-            (c.operand.offset, c.result.offset, c.landing) = (2 * ZONE, 3 * ZONE, Some([0, ZONE]));
+            (c.operand.offset, c.result.offset, c.landing) =
+                (2 * ZONE_BYTES, 3 * ZONE_BYTES, Some([0, ZONE_BYTES]));
             kernel(&c, &world.peers[rank], &mut source)
         });
         kernels.push(kernels_of_rank.collect());

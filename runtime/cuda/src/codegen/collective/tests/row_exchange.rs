@@ -56,7 +56,7 @@ const fn reduce(weights: Option<DType>, shape: Shape) -> Shape {
 
 /// Every unit; rows of several pieces and of a part of one; fewer and more slots than are handled at a time; no
 /// tokens, no rows, and no slots.
-const SHAPES: [Shape; 29] = [
+const TEST_SHAPES: [Shape; 29] = [
     dispatch(DType::BF16, 72, 6, 3, 40),
     dispatch(DType::F32, 300, 3, 2, 13),
     dispatch(DType::U8, 7, 9, 2, 50),
@@ -90,12 +90,12 @@ const SHAPES: [Shape; 29] = [
 
 /// The offsets of a rank's operands, result, row table, row slots, weights and sums in its arena. Consecutive cases
 /// take turns with the operands: one that peers may still read is not written before the next barrier.
-const OPERANDS: [usize; 2] = [0, 18 << 10];
-const RESULT: usize = 36 << 10;
+const OPERAND_OFFSETS: [usize; 2] = [0, 18 << 10];
+const RESULT_OFFSET: usize = 36 << 10;
 const ROW_TABLE: usize = 54 << 10;
 const ROW_SLOTS: usize = 65 << 10;
-const WEIGHTS: usize = 67 << 10;
-const SUMS: usize = 78 << 10;
+const WEIGHTS_OFFSET: usize = 67 << 10;
+const SUMS_OFFSET: usize = 78 << 10;
 
 impl Shape {
     fn row_bytes(&self) -> usize {
@@ -139,19 +139,19 @@ impl Shape {
                 (Kind::DispatchRows, tables)
             }
             ExchangeKind::Combine(weights) => {
-                let weights = weights.map(|dtype| (region(WEIGHTS), dtype));
+                let weights = weights.map(|dtype| (region(WEIGHTS_OFFSET), dtype));
                 (Kind::CombineRows, RowTableKind::Combine { rows: region(ROW_TABLE), weights })
             }
             ExchangeKind::Reduce(weights) => {
-                let all_weights = weights.map(|dtype| (region(WEIGHTS), dtype));
+                let all_weights = weights.map(|dtype| (region(WEIGHTS_OFFSET), dtype));
                 let all_rows = region(ROW_TABLE);
-                (Kind::ReduceRows, RowTableKind::Reduce { all_rows, all_weights, sums: region(SUMS) })
+                (Kind::ReduceRows, RowTableKind::Reduce { all_rows, all_weights, sums: region(SUMS_OFFSET) })
             }
         };
         ResolvedCollective {
             row_elements: self.width,
-            operand: region(OPERANDS[number % 2] + shift),
-            result: region(RESULT + shift),
+            operand: region(OPERAND_OFFSETS[number % 2] + shift),
+            result: region(RESULT_OFFSET + shift),
             exit: Some(self.exit),
             rows: Some(RowTables { tables, tokens: self.tokens, slots: self.slots, capacity: self.capacity }),
             ..collective(kind, self.variant, n, self.dtype, self.width * self.rows()[0])
@@ -291,11 +291,11 @@ fn one(
     let [rows, results] = shape.rows();
     // SAFETY: the places are separate within the arena; peers read only the operand, and only within a kernel.
     let at = |offset: usize, len: usize| unsafe { bytes_at(base + offset as Address, len) };
-    let operand = at(OPERANDS[number % 2] + shift, rows * shape.row_bytes());
+    let operand = at(OPERAND_OFFSETS[number % 2] + shift, rows * shape.row_bytes());
     for i in 0..rows * shape.width {
         write_f64(shape.dtype, operand, i, element(shape, me, round, i));
     }
-    let result = at(RESULT + shift, results * shape.row_bytes() + 16);
+    let result = at(RESULT_OFFSET + shift, results * shape.row_bytes() + 16);
     result.fill(0xee);
     let own_slots = shape.tokens * shape.slots;
     let table = match shape.kind {
@@ -306,7 +306,7 @@ fn one(
     write_table(at(ROW_SLOTS, 8 * shape.capacity), &routing.slots[me]);
     if let Some(dtype) = shape.weights() {
         let owners = if matches!(shape.kind, ExchangeKind::Reduce(_)) { 0..n } else { me..me + 1 };
-        let weights = at(WEIGHTS, owners.len() * own_slots * dtype.size());
+        let weights = at(WEIGHTS_OFFSET, owners.len() * own_slots * dtype.size());
         for (position, owner) in owners.enumerate() {
             for slot in 0..own_slots {
                 write_f64(dtype, weights, position * own_slots + slot, weight(owner, round, slot));
@@ -314,7 +314,7 @@ fn one(
         }
     }
     let sums_dtype = shape.dtype.compute_dtype();
-    let sums = at(SUMS, (n - 1) * shape.tokens * shape.width * sums_dtype.size() + 16);
+    let sums = at(SUMS_OFFSET, (n - 1) * shape.tokens * shape.width * sums_dtype.size() + 16);
     sums.fill(0xee);
     library.run(kernel);
     for row in 0..results {
@@ -346,7 +346,7 @@ fn write_table(to: &mut [u8], table: &[i64]) {
 
 /// All shapes by all variants.
 fn shapes() -> Vec<Shape> {
-    SHAPES.map(Shape::direct).into_iter().chain(SHAPES.map(Shape::staged)).collect()
+    TEST_SHAPES.map(Shape::direct).into_iter().chain(TEST_SHAPES.map(Shape::staged)).collect()
 }
 
 /// Exchanges of eight ranks: sums in units of 16 bytes, in units of two words, and one by one, in pieces of
@@ -440,10 +440,10 @@ impl BadEntry {
         let row = if shape.kind == ExchangeKind::Dispatch { -1 } else { entry };
         write_table(at(ROW_TABLE, 96), &[[-1; 4], [-1, row, -1, -1], [-1; 4]].concat());
         write_table(at(ROW_SLOTS, 64), &[-1, -1, -1, -1, -1, entry, -1, -1]);
-        at(RESULT, 128).fill(0xee);
+        at(RESULT_OFFSET, 128).fill(0xee);
         library.run(&self.kernels[me]);
         let bytes = shape.rows()[1] * 16;
-        assert!(at(RESULT, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
+        assert!(at(RESULT_OFFSET, bytes).iter().all(|&b| b == 0), "{shape:?} on rank {me}");
     }
 }
 

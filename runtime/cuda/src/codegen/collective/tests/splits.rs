@@ -22,7 +22,7 @@ const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
 
 /// Every unit; messages of no round, one round, a partial round and many rounds; grids of one and of several
 /// blocks.
-const SHAPES: [Shape; 9] = [
+const TEST_SHAPES: [Shape; 9] = [
     shape(DType::F32, 5, 24),
     shape(DType::F32, 4, 300),
     shape(DType::BF16, 3, 40),
@@ -34,19 +34,19 @@ const SHAPES: [Shape; 9] = [
     Shape { shift: 1, ..shape(DType::I32, 4, 33) },
 ];
 
-const ROOM: usize = 8 << 10;
+const VALUE_BYTES: usize = 8 << 10;
 
 /// The offsets of a rank's operand, result, sizes and received sizes in its arena.
-const PLACES: [usize; 4] = [0, ROOM, 2 * ROOM, 2 * ROOM + 1024];
+const VALUE_OFFSETS: [usize; 4] = [0, VALUE_BYTES, 2 * VALUE_BYTES, 2 * VALUE_BYTES + 1024];
 
 fn call(shape: &Shape, n: u32) -> ResolvedCollective {
     let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
     let kind = Kind::AllToAll(AllToAllSplits::Device);
     ResolvedCollective {
         row_elements: shape.row,
-        operand: region(PLACES[0] + shape.shift * shape.dtype.size()),
-        result: region(PLACES[1]),
-        splits: Some((region(PLACES[2]), region(PLACES[3]))),
+        operand: region(VALUE_OFFSETS[0] + shape.shift * shape.dtype.size()),
+        result: region(VALUE_OFFSETS[1]),
+        splits: Some((region(VALUE_OFFSETS[2]), region(VALUE_OFFSETS[3]))),
         rows: None,
         ..collective(kind, shape.variant, n, shape.dtype, shape.row * shape.capacity)
     }
@@ -109,11 +109,11 @@ fn one(
     let row = shape.row * shape.dtype.size();
     let bytes = row * shape.capacity;
     let sizes = sizes(round, n, shape.capacity);
-    let operand = PLACES[0] + shape.shift * shape.dtype.size();
+    let operand = VALUE_OFFSETS[0] + shape.shift * shape.dtype.size();
     // SAFETY: the places are separate within the arena. No peer accesses them after the last exchange has
     // completed here, or before this one begins.
     let [operand, result, sent, received] =
-        [(operand, bytes), (PLACES[1], bytes), (PLACES[2], 8 * n), (PLACES[3], 8 * n)]
+        [(operand, bytes), (VALUE_OFFSETS[1], bytes), (VALUE_OFFSETS[2], 8 * n), (VALUE_OFFSETS[3], 8 * n)]
             .map(|(at, len)| unsafe { bytes_at(base + at as Address, len) });
     operand.iter_mut().enumerate().for_each(|(i, b)| *b = byte(me, round, i));
     result.fill(0xee);
@@ -138,7 +138,7 @@ fn rows_go_where_the_sizes_say() {
         let world = World::new(n, &Given { chaos, ..Given::default() });
         let mut shapes: Vec<Shape> = Vec::new();
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-            shapes.extend(SHAPES.iter().map(|shape| Shape { variant, ..*shape }));
+            shapes.extend(TEST_SHAPES.iter().map(|shape| Shape { variant, ..*shape }));
         }
         let mut source = KernelSource::new();
         let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
@@ -164,7 +164,7 @@ fn rows_go_where_the_sizes_say() {
 }
 
 /// Sizes of three ranks, one of which does not fit 10 rows, and the expected report.
-const UNFIT: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
+const UNFIT_SIZES: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
     ([[1, 2, 3], [4, -1, 4], [0, 0, 0]], 1, SplitDirection::Sent, [4, -1, 4]),
     ([[1, 0, 3], [0, 0, 0], [0, 10, 1]], 2, SplitDirection::Sent, [0, 10, 1]),
     ([[0, 4, 0], [0, 3, 0], [0, 4, 0]], 1, SplitDirection::Received, [4, 3, 4]),
@@ -186,13 +186,13 @@ impl Misfit {
     fn run_rank(&self, me: usize, library: &Library) {
         let base = self.world.peers[me].arenas[me];
         // SAFETY: nothing else accesses the sizes.
-        let sent = unsafe { bytes_at(base + PLACES[2] as Address, 24) };
+        let sent = unsafe { bytes_at(base + VALUE_OFFSETS[2] as Address, 24) };
         let bytes = self.sizes[me].iter().flat_map(|s| s.to_le_bytes());
         sent.iter_mut().zip(bytes).for_each(|(to, b)| *to = b);
         // All ranks continue to the next collective of the group.
         (0..2).for_each(|_| library.run(&self.kernels[me]));
         // SAFETY: nothing else accesses the result.
-        let result = unsafe { bytes_at(base + PLACES[1] as Address, 80) };
+        let result = unsafe { bytes_at(base + VALUE_OFFSETS[1] as Address, 80) };
         assert!(result.iter().all(|b| *b == 0), "{}, rank {me}: {:?}", self.variant, self.sizes);
     }
 }
@@ -201,7 +201,7 @@ impl Misfit {
 fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
     let mut source = KernelSource::new();
     let mut cases = Vec::new();
-    for (sizes, rank, direction, found) in UNFIT {
+    for (sizes, rank, direction, found) in UNFIT_SIZES {
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
             let world = World::new(3, &Given::default());
             let bad = call(&Shape { variant, ..shape(DType::F32, 2, 10) }, 3);
