@@ -51,10 +51,10 @@ const MAX_LATE_BYTES: usize = 512;
 // Destructors of thread-local storage run before those of static objects and of a thread's keys, and before `atexit` handlers.
 // Storage without a destructor remains until the thread is gone.
 thread_local! {
-    static NUMBERS: Cell<ErrorNumbers> =
+    static LAST_NUMBERS: Cell<ErrorNumbers> =
         const { Cell::new(ErrorNumbers { status: SYMMC_OK, culprit: -1, reporter: -1, step: -1 }) };
-    static TEXTS: TextStorage = const { TextStorage(RefCell::new(None)) };
-    /// The beginning of the message, after `TEXTS` has ended.
+    static LAST_TEXTS: TextStorage = const { TextStorage(RefCell::new(None)) };
+    /// The beginning of the message, after `LAST_TEXTS` has ended.
     static LATE_MESSAGE: RefCell<[u8; MAX_LATE_BYTES]> = const { RefCell::new([0; MAX_LATE_BYTES]) };
 }
 
@@ -142,7 +142,7 @@ unsafe extern "C" {
 pub(crate) fn guard(work: impl FnOnce() -> Result<(), Error>) -> symmc_status {
     let _deferred = CancellationDeferred::new();
     // The first call of a thread registers the destructor of its storage. It is then the last of this library to run.
-    let has_storage = TEXTS.try_with(|_| ()).is_ok();
+    let has_storage = LAST_TEXTS.try_with(|_| ()).is_ok();
     let catch = || catch_unwind(AssertUnwindSafe(|| start_log().and_then(|()| work())));
     let ended = if has_storage { Ok(catch()) } else { run_on_new_thread(catch) };
     let result = ended.unwrap_or_else(|error| {
@@ -209,7 +209,7 @@ fn remedy(error: &Error) -> String {
 fn store_error(error: &Error) -> symmc_status {
     let number = |n: Option<i64>| n.unwrap_or(-1);
     let status = status_of(error.kind());
-    NUMBERS.set(ErrorNumbers {
+    LAST_NUMBERS.set(ErrorNumbers {
         status,
         culprit: number(error.culprit().map(i64::from)),
         reporter: number(error.reporter().map(i64::from)),
@@ -224,7 +224,7 @@ fn store_error(error: &Error) -> symmc_status {
         };
         *storage.0.borrow_mut() = Some(texts);
     };
-    if TEXTS.try_with(store).is_err() {
+    if LAST_TEXTS.try_with(store).is_err() {
         store_late_message(&message);
     }
     status
@@ -239,13 +239,13 @@ fn read_text_pointer(
         let texts = storage.0.borrow();
         texts.as_ref().and_then(read).map_or(none, |text| text.as_ptr())
     };
-    TEXTS.try_with(pointer).unwrap_or(none)
+    LAST_TEXTS.try_with(pointer).unwrap_or(none)
 }
 
 /// The status of the last failed call of this thread, `SYMMC_OK` if none failed. Successful calls do not change it.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_kind() -> symmc_status {
-    NUMBERS.get().status
+    LAST_NUMBERS.get().status
 }
 
 /// The message of the last failed call of this thread. It names the thing, what was expected and what was found. It is empty if
@@ -262,25 +262,25 @@ pub extern "C" fn symmc_last_error() -> *const c_char {
 /// the others. It is never a rank that only waited. -1 if there is no such rank or it is not known.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_culprit() -> i64 {
-    NUMBERS.get().culprit
+    LAST_NUMBERS.get().culprit
 }
 
 /// The rank that noticed the last error of this thread, -1 if it is not known. Culprit and reporter are equal on all ranks.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_reporter() -> i64 {
-    NUMBERS.get().reporter
+    LAST_NUMBERS.get().reporter
 }
 
 /// Another name of symmc_last_error_culprit.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_rank() -> i64 {
-    NUMBERS.get().culprit
+    LAST_NUMBERS.get().culprit
 }
 
 /// The step of the last error of this thread, counted from 0 in its bucket; -1 if the error is not about a step.
 #[unsafe(no_mangle)]
 pub extern "C" fn symmc_last_error_step() -> i64 {
-    NUMBERS.get().step
+    LAST_NUMBERS.get().step
 }
 
 /// The node of the last error of this thread, as the name of its first result; NULL if the error is not about a node. Valid as

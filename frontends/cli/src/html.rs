@@ -14,7 +14,7 @@ use crate::planned_bucket::PlannedBucket;
 use crate::report;
 use crate::units::{format_bytes, format_count};
 
-const STYLE: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222}\
+const STYLE_SHEET: &str = "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222}\
 table{border-collapse:collapse;margin:.6em 0}td,th{padding:.15em .8em .15em 0;text-align:left;border-bottom:1px solid #ddd}\
 td.n{text-align:right}svg{width:100%;height:auto;background:#fafafa;border:1px solid #ddd}\
 svg text{font:11px system-ui,sans-serif;fill:#444}rect{stroke:#fff;stroke-width:.3}\
@@ -22,8 +22,8 @@ rect.local{fill:#9db4c9}rect.read{fill:#e0a458}rect.written{fill:#c8553d}pre{whi
 summary{cursor:pointer;margin:.6em 0}.key span{padding:0 .5em;margin-right:1em;color:#fff}";
 
 /// The size of drawings, in units of the view box.
-const WIDTH: f64 = 1000.0;
-const HEIGHT: f64 = 220.0;
+const DRAWING_WIDTH: f64 = 1000.0;
+const DRAWING_HEIGHT: f64 = 220.0;
 
 /// The most buffers in a drawing. Smaller ones are left out, with a count.
 const MAX_DRAWN_BUFFERS: usize = 4000;
@@ -39,7 +39,7 @@ pub fn render_plan(plan: &CheckedPlan) -> Result<String> {
 pub fn render_plan_with_times(plan: &CheckedPlan, times: Option<&report::EstimatedTimes>) -> Result<String> {
     let name = escape_html(&plan.source.name);
     let mut out = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{name}</title><style>{STYLE}</style></head>\n\
+        "<!DOCTYPE html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>{name}</title><style>{STYLE_SHEET}</style></head>\n\
          <body><h1>{name}</h1>\n<p>{}</p>\n",
         escape_html(&report::plan_line(plan))
     );
@@ -123,15 +123,15 @@ fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
     buffers.truncate(MAX_DRAWN_BUFFERS);
     let end = bucket.steps.len();
     let top = buffers.iter().map(|(_, b)| b.offset + b.size).max().unwrap_or(1).max(1);
-    let x = |step: usize| step as f64 / end.max(1) as f64 * WIDTH;
-    let y = |byte: u64| byte as f64 / top as f64 * HEIGHT;
+    let x = |step: usize| step as f64 / end.max(1) as f64 * DRAWING_WIDTH;
+    let y = |byte: u64| byte as f64 / top as f64 * DRAWING_HEIGHT;
     let mut out = format!(
-        "<p>The {name} arena over {}: peak {}, in {}{}.</p>\n<svg viewBox=\"0 0 {WIDTH} {}\" role=\"img\">\n",
+        "<p>The {name} arena over {}: peak {}, in {}{}.</p>\n<svg viewBox=\"0 0 {DRAWING_WIDTH} {}\" role=\"img\">\n",
         format_count(end as u64, "step"),
         format_bytes(peak),
         format_count(bucket.buffers.iter().filter(|b| b.arena == arena).count() as u64, "buffer"),
         if left_out > 0 { format!("; the {left_out} smallest are not drawn") } else { String::new() },
-        HEIGHT + 16.0
+        DRAWING_HEIGHT + 16.0
     );
     let values = values_by_buffer(bucket);
     for (index, buffer) in buffers {
@@ -156,18 +156,18 @@ fn arena_drawing(bucket: &Bucket, arena: ArenaKind, peak: u64) -> String {
             let _ = writeln!(
                 out,
                 "<rect class=\"{class}\" x=\"{left:.2}\" y=\"{:.2}\" width=\"{:.2}\" height=\"{:.2}\"><title>{text}</title></rect>",
-                HEIGHT - y(buffer.offset + buffer.size),
+                DRAWING_HEIGHT - y(buffer.offset + buffer.size),
                 (right - left).max(0.0),
                 y(buffer.size),
             );
         }
     }
     let label = |x: f64, anchor: &str, text: &dyn Display| {
-        format!("<text x=\"{x}\" y=\"{}\" text-anchor=\"{anchor}\">{text}</text>\n", HEIGHT + 12.0)
+        format!("<text x=\"{x}\" y=\"{}\" text-anchor=\"{anchor}\">{text}</text>\n", DRAWING_HEIGHT + 12.0)
     };
     out.push_str(&label(0.0, "start", &"step 0"));
-    out.push_str(&label(WIDTH / 2.0, "middle", &format_args!("height {}", format_bytes(top))));
-    out.push_str(&label(WIDTH, "end", &format_args!("step {}", end.saturating_sub(1))));
+    out.push_str(&label(DRAWING_WIDTH / 2.0, "middle", &format_args!("height {}", format_bytes(top))));
+    out.push_str(&label(DRAWING_WIDTH, "end", &format_args!("step {}", end.saturating_sub(1))));
     out.push_str("</svg>\n<p class=\"key\">Peers <span style=\"background:#9db4c9\">do not access</span>");
     out + "<span style=\"background:#e0a458\">read</span><span style=\"background:#c8553d\">write</span> it.</p>\n"
 }

@@ -3,7 +3,7 @@
 //! The form of a bucket is chosen at the upper ends of its ranges. At smaller sizes other variants can be
 //! faster. The division compares them at a grid of sizes: the powers of two in the range of each symbol, and
 //! the end of that range. Variants are chosen at each point. A form is *good* at a point if its collectives
-//! take at most [`LOSS`] times as long as those chosen there. Losses below the fraction [`SMALL`] of a run's
+//! take at most [`MAX_TIME_RATIO`] times as long as those chosen there. Losses below the fraction [`MIN_LOST_FRACTION`] of a run's
 //! time do not count. If the form of a box of sizes is not good at one of its points, the box is cut in two.
 //! This continues, with the boxes that lose most first, until all are good or the allowed number of boxes is
 //! reached.
@@ -36,16 +36,16 @@ impl BucketRequest {
 }
 
 /// The most time that the collectives of a good form take, relative to those chosen for the size.
-const LOSS: f64 = 1.07;
+const MAX_TIME_RATIO: f64 = 1.07;
 
 /// The fraction of a run's time that does not justify a bucket.
-const SMALL: f64 = 0.01;
+const MIN_LOST_FRACTION: f64 = 0.01;
 
 /// The most nodes that are lowered to divide one range: nodes of the program times points of the grid.
-const NODES: usize = 60_000;
+const MAX_LOWERED_NODES: usize = 60_000;
 
 /// The most points of a grid.
-const POINTS: usize = 320;
+const MAX_GRID_POINTS: usize = 320;
 
 pub trait VariantChooser {
     /// The error if no choice can be made.
@@ -66,7 +66,7 @@ pub fn divide_ranges<C: VariantChooser>(
     most: usize,
     chooser: &C,
 ) -> Result<Vec<SymbolRanges>, C::Error> {
-    let points = (NODES / nodes.max(1)).clamp(16, POINTS);
+    let points = (MAX_LOWERED_NODES / nodes.max(1)).clamp(16, MAX_GRID_POINTS);
     let Some(grid) = SizeGrid::new(whole, symbols, points).filter(|_| most > 1) else {
         return Ok(vec![whole.clone()]);
     };
@@ -108,9 +108,10 @@ impl<C: VariantChooser> PointForms<'_, C> {
         for (ours, best) in self.decisions[form].iter().zip(&self.decisions[there]) {
             let Some(best_us) = alternative_us(best, &best.chosen) else { continue };
             total += best_us;
-            lost += alternative_us(best, &ours.chosen).map_or(0.0, |us| (us - LOSS * best_us).max(0.0));
+            lost +=
+                alternative_us(best, &ours.chosen).map_or(0.0, |us| (us - MAX_TIME_RATIO * best_us).max(0.0));
         }
-        if lost <= SMALL * total {
+        if lost <= MIN_LOST_FRACTION * total {
             return Ok(0.0);
         }
         let compute_us = match self.compute_us.get(&there) {
@@ -118,7 +119,7 @@ impl<C: VariantChooser> PointForms<'_, C> {
             None => self.chooser.computation_us(&self.points[there])?,
         };
         self.compute_us.insert(there, compute_us);
-        Ok(if lost > SMALL * (total + compute_us) { lost } else { 0.0 })
+        Ok(if lost > MIN_LOST_FRACTION * (total + compute_us) { lost } else { 0.0 })
     }
 }
 

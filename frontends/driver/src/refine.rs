@@ -2,7 +2,7 @@
 //!
 //! The ranges were divided by the choice of variants alone ([`crate::divide`]). Once buckets are planned,
 //! the estimate of each at the sizes of a grid is compared with that of a plan for these sizes alone. A
-//! bucket that takes more than [`MOST`] times as long at some size is cut in two. At the end, a bucket joins
+//! bucket that takes more than [`MAX_TIME_RATIO`] times as long at some size is cut in two. At the end, a bucket joins
 //! the one above it if the form of that one is good at all of its sizes as well. Buckets do not join where
 //! the dispatches of the machine change, because that gain is measured and not part of the estimate. A large
 //! program is compared at few sizes, or not at all.
@@ -24,19 +24,19 @@ use crate::variants::PlannedBuckets;
 
 /// The ratio between the time of a bucket and that of a plan for a single size above which the bucket is
 /// cut.
-const MOST: f64 = 1.08;
+const MAX_TIME_RATIO: f64 = 1.08;
 
 /// The most rounds of cutting buckets.
-const ROUNDS: usize = 8;
+const MAX_CUT_ROUNDS: usize = 8;
 
 /// The most nodes that are planned to compare one bucket: nodes of the program times points of the grid.
-const NODES: usize = 8_000;
+const MAX_PLANNED_NODES: usize = 8_000;
 
 /// The most nodes of a program that is compared.
-const LARGE: usize = 1_500;
+const MAX_COMPARED_NODES: usize = 1_500;
 
 /// The most nodes of a program that is compared if its variants do not depend on the schedule.
-const SMALL: usize = 500;
+const MAX_UNSCHEDULED_NODES: usize = 500;
 
 /// Plans these buckets, after cutting and joining those of `unasked` symbols.
 pub fn plan_refined(
@@ -47,13 +47,14 @@ pub fn plan_refined(
     let PlannedBuckets { mut plan, by_schedule, .. } = plan_buckets(pipeline, &buckets)?;
     // If variants do not depend on the schedule, a form differs from the division's choice only in its
     // order.
-    let compared = pipeline.canonical.nodes.len() <= if by_schedule { LARGE } else { SMALL };
+    let compared = pipeline.canonical.nodes.len()
+        <= if by_schedule { MAX_COMPARED_NODES } else { MAX_UNSCHEDULED_NODES };
     let symbols = divide::collective_symbols(pipeline.canonical).into_iter();
     let symbols = symbols.filter(|s| compared && unasked.contains(s));
     let limits = symmc_dispatch::unit_size_limits(pipeline.canonical, &pipeline.options.profile);
     let mut comparison =
         BucketComparison { pipeline, symbols: symbols.collect(), limits, alone: BTreeMap::new() };
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_CUT_ROUNDS {
         let cut = comparison.cut_buckets(&plan, &buckets)?;
         if cut.len() == buckets.len() {
             break;
@@ -117,7 +118,7 @@ impl BucketComparison<'_> {
     /// The sizes at which a bucket is compared.
     fn grid(&self, ranges: &SymbolRanges) -> Option<SizeGrid> {
         let nodes = self.pipeline.canonical.nodes.len().max(1);
-        SizeGrid::new(ranges, &self.symbols, (NODES / nodes).max(1 << self.symbols.len().min(4)))
+        SizeGrid::new(ranges, &self.symbols, (MAX_PLANNED_NODES / nodes).max(1 << self.symbols.len().min(4)))
     }
 
     /// The points of a grid, with the microseconds that a bucket loses there; 0 if that is little.
@@ -154,7 +155,7 @@ impl BucketComparison<'_> {
             // A plan for one size may not exist even if one for the range does. Then there is no comparison.
             let Some(best) = self.alone.get(&point_sizes(point)).copied().flatten() else { return Ok(0.0) };
             let ours = self.estimate_bucket(plan, b, &program, point)?;
-            Ok(if ours > MOST * best { ours - best } else { 0.0 })
+            Ok(if ours > MAX_TIME_RATIO * best { ours - best } else { 0.0 })
         });
         lost.collect()
     }

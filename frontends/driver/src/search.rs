@@ -11,7 +11,7 @@ use crate::divide::BucketRequest;
 use crate::error::Result;
 use crate::limit::fastest_within;
 use crate::pipeline::{LoweredBuckets, Pipeline, VariantChoice};
-use crate::variants::{PlannedBuckets, VariantSearch, WIDEST};
+use crate::variants::{PlannedBuckets, VariantSearch, WIDEST_COALESCING};
 
 /// Plans these buckets: returns the cheapest plan, or the fastest plan within the limit of memory.
 pub fn plan_buckets(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Result<PlannedBuckets> {
@@ -45,9 +45,16 @@ fn cheapest_in_form(pipeline: &Pipeline<'_>, buckets: &[BucketRequest]) -> Resul
     let plan = pipeline.plan_inputs(buckets, &inputs)?;
 
     let none = vec![BTreeSet::new(); buckets.len()];
-    let packed = pipeline.joinable(buckets, &none, CoalesceConfig { joining: JoinMode::Packed, ..WIDEST })?;
-    let together =
-        pipeline.joinable(buckets, &none, CoalesceConfig { joining: JoinMode::Together, ..WIDEST })?;
+    let packed = pipeline.joinable(
+        buckets,
+        &none,
+        CoalesceConfig { joining: JoinMode::Packed, ..WIDEST_COALESCING },
+    )?;
+    let together = pipeline.joinable(
+        buckets,
+        &none,
+        CoalesceConfig { joining: JoinMode::Together, ..WIDEST_COALESCING },
+    )?;
     // The buckets whose variants depend on the schedule.
     let mut again: Vec<usize> = Vec::new();
     for (b, (bucket, overlapped)) in plan.buckets.iter().zip(overlapped).enumerate() {

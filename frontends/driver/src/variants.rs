@@ -76,7 +76,7 @@ impl<'a> VariantSearch<'a> {
     /// Chooses variants with the overlap and the exit barriers of the best plan so far.
     fn choose_by_schedule(&mut self) -> Result<()> {
         let mut kept: Vec<BTreeSet<String>> = vec![BTreeSet::new(); self.best.observed.len()];
-        for _ in 0..ROUNDS {
+        for _ in 0..MAX_OVERLAP_ROUNDS {
             let mut seen = self.best.observed.clone();
             for (seen, kept) in seen.iter_mut().zip(&mut kept) {
                 // A barrier that was kept once is assumed to be kept again.
@@ -96,7 +96,11 @@ impl<'a> VariantSearch<'a> {
     /// then with the overlap that results.
     fn try_joining(&mut self, joining: JoinMode) -> Result<()> {
         let nodes = self.pipeline.canonical.nodes.len() * self.buckets.len();
-        let reaches = if nodes > LARGE { &COALESCING[..FEW] } else { COALESCING };
+        let reaches = if nodes > LARGE_PROGRAM_NODES {
+            &COALESCE_REACHES[..LARGE_PROGRAM_REACHES]
+        } else {
+            COALESCE_REACHES
+        };
         let before = self.joined_sets();
         let rewritten: Vec<BTreeSet<String>> =
             self.best.plan.buckets.iter().map(rewritten_collectives).collect();
@@ -130,7 +134,8 @@ impl<'a> VariantSearch<'a> {
             VariantChoice { observed: self.best.chosen_with.clone(), joined, ..VariantChoice::default() };
         let Some(other) = self.plan_choice(&choice)? else { return Ok(()) };
         let own_choice = VariantChoice { observed: other.observed.clone(), ..choice };
-        let is_far = other.costs.iter().zip(&self.best.costs).all(|(other, best)| *other > FAR * best);
+        let is_far =
+            other.costs.iter().zip(&self.best.costs).all(|(other, best)| *other > MAX_TIME_RATIO * best);
         if self.take_better(other)? || !is_far && self.improve(&own_choice)? {
             self.choose_by_schedule()?;
         }
@@ -205,10 +210,10 @@ impl<'a> VariantSearch<'a> {
 }
 
 /// The most times that variants are chosen again with the overlap of a schedule.
-const ROUNDS: u32 = 2;
+const MAX_OVERLAP_ROUNDS: u32 = 2;
 
 /// Joins collectives at any distance.
-pub const WIDEST: CoalesceConfig = CoalesceConfig {
+pub const WIDEST_COALESCING: CoalesceConfig = CoalesceConfig {
     joining: JoinMode::Packed,
     reach: CoalesceReach { window_us: f64::INFINITY, least_startup: MIN_STARTUP_FRACTION },
     kept: BTreeSet::new(),
@@ -216,7 +221,7 @@ pub const WIDEST: CoalesceConfig = CoalesceConfig {
 /// The reaches that are tried. Start-up is half of the time of small collectives. Collectives whose time is
 /// mostly that of their bytes are left apart: measurements show that they lose more overlap than a start-up
 /// is worth (two all-reduces of 16 MiB in each of four layers, on two H200: 1834 µs as one, 1789 µs apart).
-const COALESCING: &[CoalesceReach] = &[
+const COALESCE_REACHES: &[CoalesceReach] = &[
     CoalesceReach { window_us: 160.0, least_startup: 0.5 },
     CoalesceReach { window_us: f64::INFINITY, least_startup: 0.5 },
     CoalesceReach { window_us: 160.0, least_startup: MIN_STARTUP_FRACTION },
@@ -225,12 +230,12 @@ const COALESCING: &[CoalesceReach] = &[
 ];
 /// The least fraction of a collective's time that must be start-up for it to be coalesced.
 const MIN_STARTUP_FRACTION: f64 = 0.2;
-/// The number of reaches that are tried for programs whose buckets have more than [`LARGE`] nodes together.
-const FEW: usize = 4;
-const LARGE: usize = 1_500;
+/// The number of reaches that are tried for programs whose buckets have more than [`LARGE_PROGRAM_NODES`] nodes together.
+const LARGE_PROGRAM_REACHES: usize = 4;
+const LARGE_PROGRAM_NODES: usize = 1_500;
 /// Variants are chosen again with a plan's own overlap only if it costs at most this many times the best
 /// plan.
-const FAR: f64 = 1.25;
+const MAX_TIME_RATIO: f64 = 1.25;
 
 /// The collectives that rewriting uses: other nodes than the one with their name run them.
 fn rewritten_collectives(bucket: &Bucket) -> BTreeSet<String> {

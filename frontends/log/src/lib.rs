@@ -25,13 +25,13 @@ pub const TARGETS: [(&str, &str); 5] = [
 ];
 
 /// The target of the span with the rank, and its level. All filters enable it.
-const RANK: (&str, LevelFilter) = ("symmc::rank", LevelFilter::ERROR);
+const RANK_TARGET: (&str, LevelFilter) = ("symmc::rank", LevelFilter::ERROR);
 
-const LEVELS: &str = "off, error, warn, info, debug or trace";
+const LEVEL_NAMES: &str = "off, error, warn, info, debug or trace";
 
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogError {
-    #[error("{origin}: unknown level {found:?}: expected {LEVELS}, or TARGET=LEVEL")]
+    #[error("{origin}: unknown level {found:?}: expected {LEVEL_NAMES}, or TARGET=LEVEL")]
     Level { origin: String, found: String },
     #[error("{origin}: unknown target {found:?}: expected {}", target_names())]
     Target { origin: String, found: String },
@@ -55,21 +55,22 @@ enum OtherCrates {
 /// Starts the log with the filter in `SYMMC_LOG`, or in `RUST_LOG` if that is not set. Directives of `RUST_LOG` for other crates are
 /// skipped. Without either variable, or if the log was started before, it does nothing.
 pub fn init_from_env() -> Result<(), LogError> {
-    static INIT: OnceLock<Result<(), LogError>> = OnceLock::new();
-    INIT.get_or_init(|| {
-        let variables = [("SYMMC_LOG", OtherCrates::Reject), ("RUST_LOG", OtherCrates::Skip)];
-        for (variable, others) in variables {
-            let Some(value) = std::env::var_os(variable) else { continue };
-            let targets = parse_filter(variable, &value.to_string_lossy(), others)?;
-            return match install_filter(targets) {
-                // The environment configures the subscriber of the program.
-                Err(LogError::OtherSubscriber) => Ok(()),
-                installed => installed,
-            };
-        }
-        Ok(())
-    })
-    .clone()
+    static INIT_RESULT: OnceLock<Result<(), LogError>> = OnceLock::new();
+    INIT_RESULT
+        .get_or_init(|| {
+            let variables = [("SYMMC_LOG", OtherCrates::Reject), ("RUST_LOG", OtherCrates::Skip)];
+            for (variable, others) in variables {
+                let Some(value) = std::env::var_os(variable) else { continue };
+                let targets = parse_filter(variable, &value.to_string_lossy(), others)?;
+                return match install_filter(targets) {
+                    // The environment configures the subscriber of the program.
+                    Err(LogError::OtherSubscriber) => Ok(()),
+                    installed => installed,
+                };
+            }
+            Ok(())
+        })
+        .clone()
 }
 
 /// Replaces the filter; `off` ends the log. `origin` names the argument in errors. Fails if the filter is invalid, or the process has
@@ -101,7 +102,7 @@ fn parse_filter(origin: &str, filter: &str, others: OtherCrates) -> Result<Targe
             None => return Err(LogError::Level { origin: origin.into(), found: level.into() }),
         }
     }
-    Ok(targets.with_target(RANK.0, RANK.1))
+    Ok(targets.with_target(RANK_TARGET.0, RANK_TARGET.1))
 }
 
 fn parse_level(text: &str) -> Option<LevelFilter> {
@@ -119,8 +120,8 @@ fn parse_level(text: &str) -> Option<LevelFilter> {
 /// Installs the subscriber, or replaces the filter if it is installed.
 fn install_filter(targets: Targets) -> Result<(), LogError> {
     type Handle = reload::Handle<Targets, Registry>;
-    static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
-    let mut handle = HANDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    static FILTER_HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut handle = FILTER_HANDLE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = &*handle {
         return handle.reload(targets).map_err(|_| LogError::OtherSubscriber);
     }
@@ -151,7 +152,7 @@ mod tests {
         assert!(!targets.would_enable("symmc::run", &Level::DEBUG));
         assert!(!targets.would_enable("hyper", &Level::ERROR));
         let rank_only = parse_filter("SYMMC_LOG", "off", OtherCrates::Reject).expect("a filter");
-        assert!(rank_only.would_enable(RANK.0, &Level::ERROR));
+        assert!(rank_only.would_enable(RANK_TARGET.0, &Level::ERROR));
         assert!(!rank_only.would_enable("symmc::run", &Level::ERROR));
     }
 

@@ -15,66 +15,74 @@ struct MessageFields {
     plain: &'static [u64],
 }
 
-static SEGMENT: MessageFields = MessageFields { name: "segment", nested: &[], plain: &[1, 2] };
-static ENTRY: MessageFields = MessageFields { name: "entry", nested: &[], plain: &[1, 2] };
-static TENSOR: MessageFields = MessageFields {
+static SEGMENT_FIELDS: MessageFields = MessageFields { name: "segment", nested: &[], plain: &[1, 2] };
+static ENTRY_FIELDS: MessageFields = MessageFields { name: "entry", nested: &[], plain: &[1, 2] };
+static TENSOR_FIELDS: MessageFields = MessageFields {
     name: "tensor",
-    nested: &[(3, &SEGMENT), (13, &ENTRY), (16, &ENTRY)],
+    nested: &[(3, &SEGMENT_FIELDS), (13, &ENTRY_FIELDS), (16, &ENTRY_FIELDS)],
     plain: &[1, 2, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14],
 };
-static SPARSE: MessageFields =
-    MessageFields { name: "sparse tensor", nested: &[(1, &TENSOR), (2, &TENSOR)], plain: &[3] };
-static DIMENSION: MessageFields = MessageFields { name: "dimension", nested: &[], plain: &[1, 2, 3] };
-static SHAPE: MessageFields = MessageFields { name: "shape", nested: &[(1, &DIMENSION)], plain: &[] };
+static SPARSE_TENSOR_FIELDS: MessageFields =
+    MessageFields { name: "sparse tensor", nested: &[(1, &TENSOR_FIELDS), (2, &TENSOR_FIELDS)], plain: &[3] };
+static DIMENSION_FIELDS: MessageFields = MessageFields { name: "dimension", nested: &[], plain: &[1, 2, 3] };
+static SHAPE_FIELDS: MessageFields =
+    MessageFields { name: "shape", nested: &[(1, &DIMENSION_FIELDS)], plain: &[] };
 static TENSOR_TYPE: MessageFields =
-    MessageFields { name: "tensor type", nested: &[(2, &SHAPE)], plain: &[1] };
-static TYPE: MessageFields =
+    MessageFields { name: "tensor type", nested: &[(2, &SHAPE_FIELDS)], plain: &[1] };
+static TYPE_FIELDS: MessageFields =
     MessageFields { name: "type", nested: &[(1, &TENSOR_TYPE)], plain: &[4, 5, 6, 7, 8, 9] };
-static VALUE: MessageFields =
-    MessageFields { name: "value", nested: &[(2, &TYPE), (4, &ENTRY)], plain: &[1, 3] };
-static OPERATORS: MessageFields = MessageFields { name: "operator set", nested: &[], plain: &[1, 2] };
+static VALUE_FIELDS: MessageFields =
+    MessageFields { name: "value", nested: &[(2, &TYPE_FIELDS), (4, &ENTRY_FIELDS)], plain: &[1, 3] };
+static OPERATOR_SET_FIELDS: MessageFields =
+    MessageFields { name: "operator set", nested: &[], plain: &[1, 2] };
 // Field 13 is documentation. Fields 10, 11, 14, 15 and 22, 23 hold types that no rule supports.
-static ATTRIBUTE: MessageFields = MessageFields {
+static ATTRIBUTE_FIELDS: MessageFields = MessageFields {
     name: "attribute",
-    nested: &[(5, &TENSOR), (6, &GRAPH)],
+    nested: &[(5, &TENSOR_FIELDS), (6, &GRAPH_FIELDS)],
     plain: &[1, 2, 3, 4, 7, 8, 9, 10, 11, 13, 14, 15, 20, 21, 22, 23],
 };
 // Field 6 is documentation. Field 10 says on which devices the node may run.
-static NODE: MessageFields = MessageFields {
+static NODE_FIELDS: MessageFields = MessageFields {
     name: "node",
-    nested: &[(5, &ATTRIBUTE), (9, &ENTRY)],
+    nested: &[(5, &ATTRIBUTE_FIELDS), (9, &ENTRY_FIELDS)],
     plain: &[1, 2, 3, 4, 6, 7, 8, 10],
 };
 // Field 10 is documentation. Field 14 pairs quantized tensors with their scales.
-static GRAPH: MessageFields = MessageFields {
+static GRAPH_FIELDS: MessageFields = MessageFields {
     name: "graph",
     nested: &[
-        (1, &NODE),
-        (5, &TENSOR),
-        (11, &VALUE),
-        (12, &VALUE),
-        (13, &VALUE),
-        (15, &SPARSE),
-        (16, &ENTRY),
+        (1, &NODE_FIELDS),
+        (5, &TENSOR_FIELDS),
+        (11, &VALUE_FIELDS),
+        (12, &VALUE_FIELDS),
+        (13, &VALUE_FIELDS),
+        (15, &SPARSE_TENSOR_FIELDS),
+        (16, &ENTRY_FIELDS),
     ],
     plain: &[2, 10, 14],
 };
-static FUNCTION: MessageFields = MessageFields {
+static FUNCTION_FIELDS: MessageFields = MessageFields {
     name: "function",
-    nested: &[(7, &NODE), (9, &OPERATORS), (11, &ATTRIBUTE), (12, &VALUE), (14, &ENTRY)],
+    nested: &[
+        (7, &NODE_FIELDS),
+        (9, &OPERATOR_SET_FIELDS),
+        (11, &ATTRIBUTE_FIELDS),
+        (12, &VALUE_FIELDS),
+        (14, &ENTRY_FIELDS),
+    ],
     plain: &[1, 4, 5, 6, 8, 10, 13],
 };
 // Fields 3 to 6 name the program and its producer, 20 is about training, 26 lists devices that nodes may
 // name.
-static MODEL: MessageFields = MessageFields {
+static MODEL_FIELDS: MessageFields = MessageFields {
     name: "model",
-    nested: &[(7, &GRAPH), (8, &OPERATORS), (14, &ENTRY), (25, &FUNCTION)],
+    nested: &[(7, &GRAPH_FIELDS), (8, &OPERATOR_SET_FIELDS), (14, &ENTRY_FIELDS), (25, &FUNCTION_FIELDS)],
     plain: &[1, 2, 3, 4, 5, 6, 20, 26],
 };
 
 /// Fails if a decoded model has an unknown field.
 pub(crate) fn check_known_fields(model: &mut dyn Buf) -> Result<(), FailureReason> {
-    check_message(&MODEL, model, 0).map_err(|found| FailureReason::Version {
+    check_message(&MODEL_FIELDS, model, 0).map_err(|found| FailureReason::Version {
         expected: format!("fields that version {} of the format has", crate::versions::FORMAT.1),
         found,
     })

@@ -12,7 +12,7 @@ use symmc::DType;
 use crate::error::input_error;
 
 /// The name of capsules whose tensor has not been taken.
-pub const NAME: &std::ffi::CStr = c"dltensor";
+pub const CAPSULE_NAME: &std::ffi::CStr = c"dltensor";
 
 /// The device types of DLPack that symmc supports.
 pub mod device {
@@ -135,7 +135,7 @@ impl ForeignTensor {
         let named = capsule.cast::<PyCapsule>().map_err(|_| {
             input_error(format!("{what}: expected a capsule from __dlpack__, found something else"))
         })?;
-        let pointer = named.pointer_checked(Some(NAME));
+        let pointer = named.pointer_checked(Some(CAPSULE_NAME));
         let managed = pointer
             .map_err(|_| {
                 input_error(format!("{what}: the tensor has been taken out of the capsule already"))
@@ -263,7 +263,7 @@ pub fn export_capsule<T: Send + 'static>(
         &raw mut (*exported).managed
     };
     // SAFETY: the name is static. The pointer is valid until the destructor or the consumer frees the tensor.
-    let made = unsafe { pyo3::ffi::PyCapsule_New(pointer.cast(), NAME.as_ptr(), Some(drop_untaken)) };
+    let made = unsafe { pyo3::ffi::PyCapsule_New(pointer.cast(), CAPSULE_NAME.as_ptr(), Some(drop_untaken)) };
     // SAFETY: it is a new reference, or NULL with an exception.
     match unsafe { Bound::from_owned_ptr_or_opt(py, made) } {
         Some(capsule) => Ok(capsule.unbind()),
@@ -291,10 +291,11 @@ unsafe extern "C" fn free<T>(managed: *mut DlManagedTensor) {
 unsafe extern "C" fn drop_untaken(capsule: *mut pyo3::ffi::PyObject) {
     // SAFETY: the caller ensures it. A consumer that takes the tensor renames the capsule.
     unsafe {
-        if pyo3::ffi::PyCapsule_IsValid(capsule, NAME.as_ptr()) == 0 {
+        if pyo3::ffi::PyCapsule_IsValid(capsule, CAPSULE_NAME.as_ptr()) == 0 {
             return;
         }
-        let managed = pyo3::ffi::PyCapsule_GetPointer(capsule, NAME.as_ptr()).cast::<DlManagedTensor>();
+        let managed =
+            pyo3::ffi::PyCapsule_GetPointer(capsule, CAPSULE_NAME.as_ptr()).cast::<DlManagedTensor>();
         if let Some(deleter) = (*managed).deleter {
             deleter(managed);
         }

@@ -25,19 +25,19 @@ use symmc_planner::{BucketInput, OrderStrategy, PlanConfig};
 use crate::error::{Error, ErrorKind};
 
 /// The columns of products, and of the rows that collectives exchange.
-const COLUMNS: u64 = 4096;
+const PRODUCT_COLUMNS: u64 = 4096;
 /// The number of consecutive products, each with different weights so that caches hold none of them.
-const PRODUCTS: usize = 8;
+const PRODUCTS_PER_RUN: usize = 8;
 /// The rows of products whose rates are measured.
-const ROWS: [u64; 6] = [1, 16, 64, 256, 1024, 4096];
+const MEASURED_ROWS: [u64; 6] = [1, 16, 64, 256, 1024, 4096];
 /// The bytes of collectives next to products; fewer for variants that serve small messages only.
-const BYTES: u64 = 16 << 20;
+const COLLECTIVE_BYTES: u64 = 16 << 20;
 /// The most products next to one collective, and the most collectives next to one product.
-const MOST: usize = 24;
+const MAX_OPS_PER_PARTNER: usize = 24;
 /// The number of small kernels.
-const KERNELS: usize = 32;
+const SMALL_KERNELS: usize = 32;
 /// The number of links of the chain that crosses between the lanes.
-const LINKS: usize = 16;
+const CHAIN_LINKS: usize = 16;
 
 /// Measures a plan: returns the microseconds of one run.
 pub type Measure<'a> = &'a dyn Fn(&CheckedPlan) -> Result<f64, Error>;
@@ -121,7 +121,7 @@ impl ProfileTuner<'_> {
 
     /// Measures the least time of a kernel, by many kernels of few elements that depend on each other.
     fn measure_kernels(&mut self) {
-        let found = self.time_program(&small_kernels_text(KERNELS));
+        let found = self.time_program(&small_kernels_text(SMALL_KERNELS));
         if let Some((us, planned)) = self.value_or_note("the time of small kernels", found) {
             let steps = planned.plan.buckets.first().map_or(1, |b| b.steps.len().max(1));
             self.update_throughput(|t| t.kernel_us = us / steps as f64);
@@ -131,19 +131,20 @@ impl ProfileTuner<'_> {
     /// Measures the rates of products by their rows.
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
-        for rows in ROWS {
+        for rows in MEASURED_ROWS {
             let mut of = |dtype: &str| {
-                let found = self.time_program(&products_text(rows, dtype, PRODUCTS)).map(|(us, planned)| {
-                    let done = count_operations(&planned.graph);
-                    (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
-                });
+                let found =
+                    self.time_program(&products_text(rows, dtype, PRODUCTS_PER_RUN)).map(|(us, planned)| {
+                        let done = count_operations(&planned.graph);
+                        (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
+                    });
                 self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), found)
             };
             if let (Some(matmul_16bit), Some(matmul)) = (of("bf16"), of("f32")) {
                 rates.push(ProductRate { rows, matmul_16bit, matmul });
             }
         }
-        if let Some(&last) = rates.last().filter(|last| last.rows == ROWS[ROWS.len() - 1]) {
+        if let Some(&last) = rates.last().filter(|last| last.rows == MEASURED_ROWS[MEASURED_ROWS.len() - 1]) {
             self.update_throughput(|t| (t.matmul_16bit, t.matmul) = (last.matmul_16bit, last.matmul));
             self.profile.product_rates = rates;
         }
@@ -160,12 +161,12 @@ impl ProfileTuner<'_> {
 
     /// Measures how much each variant and products slow each other down.
     fn measure_contention(&mut self) {
-        let Some((product, _)) =
-            self.value_or_note("a product", self.time_program(&products_text(4096, "bf16", PRODUCTS)))
+        let Some((product, _)) = self
+            .value_or_note("a product", self.time_program(&products_text(4096, "bf16", PRODUCTS_PER_RUN)))
         else {
             return;
         };
-        let product = product / PRODUCTS as f64;
+        let product = product / PRODUCTS_PER_RUN as f64;
         let kinds = CollectiveKind::sample_kinds(self.ranks).into_iter();
         for kind in kinds.filter(|kind| !kind.moves_by_data()) {
             for variant in self.profile.supported_variants(&kind) {
@@ -190,22 +191,23 @@ impl ProfileTuner<'_> {
     ) -> Result<ContentionMeasurement, Error> {
         let most = self.profile.nearest_curve(kind, variant, None, self.ranks);
         let most = most.or(self.profile.nearest_curve(kind, variant, Some(false), self.ranks));
-        let most = most.and_then(|curve| curve.points.last()).map_or(BYTES, |p| p.0);
-        let bytes = BYTES.min(if variant == CollectiveVariant::Ll { most } else { BYTES });
+        let most = most.and_then(|curve| curve.points.last()).map_or(COLLECTIVE_BYTES, |p| p.0);
+        let bytes =
+            COLLECTIVE_BYTES.min(if variant == CollectiveVariant::Ll { most } else { COLLECTIVE_BYTES });
         let estimate = |exit| self.profile.estimate_collective(kind, variant, Some(exit), bytes, self.ranks);
         let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
         };
         // The last collective of a run keeps its exit barrier. The products cover the collective at the rate that is assumed
         // without measurements, twice.
-        let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MOST);
+        let covering = ((kept * 10.0 / product).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
         // The kernel of the step at the end.
         let kernel = self.profile.throughput.map_or(0.0, |t| t.kernel_us);
         let (both, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
         let taken = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
-        let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MOST);
+        let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
         let (both, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 1]))?;
         self.check_lanes(&planned)?;
@@ -250,18 +252,18 @@ impl ProfileTuner<'_> {
     fn time_crossing_chain(&self) -> Result<f64, Error> {
         let variant = CollectiveVariant::Plain;
         let kind = &CollectiveKind::sample_kinds(self.ranks)[0];
-        let bytes = BYTES;
+        let bytes = COLLECTIVE_BYTES;
         let collective = self.profile.estimate_collective(kind, variant, None, bytes, self.ranks);
         let collective = collective
             .ok_or_else(|| Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()))?;
         // The largest product for which two products end well before the collective.
         let rows = [256u64, 128, 64, 16].into_iter().find(|&rows| {
             let operations = OperationCounts {
-                matmul_16bit: 2 * rows * COLUMNS * COLUMNS,
+                matmul_16bit: 2 * rows * PRODUCT_COLUMNS * PRODUCT_COLUMNS,
                 rows,
                 ..OperationCounts::default()
             };
-            self.profile.compute_us(2 * COLUMNS * COLUMNS, operations) < collective / 4.0
+            self.profile.compute_us(2 * PRODUCT_COLUMNS * PRODUCT_COLUMNS, operations) < collective / 4.0
         });
         let rows = rows.unwrap_or(16);
         // Without a product everything runs on one lane. Each product delays the collective by the same time, and the crossings
@@ -270,7 +272,7 @@ impl ProfileTuner<'_> {
             Ok::<f64, Error>(self.time_program(&alternating_chain_text(variant, bytes, rows, count))?.0)
         };
         let [none, one, two] = [time(0)?, time(1)?, time(2)?];
-        let crossing = (2.0 * one - two - none) / (2 * LINKS) as f64;
+        let crossing = (2.0 * one - two - none) / (2 * CHAIN_LINKS) as f64;
         Ok(crossing.clamp(0.5, 100.0))
     }
 }
@@ -298,15 +300,15 @@ fn products_text(rows: u64, dtype: &str, count: usize) -> String {
 
 /// The inputs and the nodes of a chain of products.
 fn product_chain_text(rows: u64, dtype: &str, count: usize) -> (String, String) {
-    let mut header = format!("arg %p0: {dtype}[{rows}, {COLUMNS}]\n");
+    let mut header = format!("arg %p0: {dtype}[{rows}, {PRODUCT_COLUMNS}]\n");
     let mut body = String::new();
     for i in 0..count {
         // Weights are used again only after the others have passed through the caches.
-        let weight = i % PRODUCTS;
-        if i < PRODUCTS {
-            header += &format!("param %w{i}: {dtype}[{COLUMNS}, {COLUMNS}]\n");
+        let weight = i % PRODUCTS_PER_RUN;
+        if i < PRODUCTS_PER_RUN {
+            header += &format!("param %w{i}: {dtype}[{PRODUCT_COLUMNS}, {PRODUCT_COLUMNS}]\n");
         }
-        body += &format!("%p{}: {dtype}[{rows}, {COLUMNS}] = matmul %p{i}, %w{weight}\n", i + 1);
+        body += &format!("%p{}: {dtype}[{rows}, {PRODUCT_COLUMNS}] = matmul %p{i}, %w{weight}\n", i + 1);
     }
     (header, body)
 }
@@ -330,15 +332,15 @@ fn concurrent_text(
 ) -> String {
     let (header, body) = product_chain_text(4096, "bf16", count);
     let n = u64::from(ranks);
-    let rows = (bytes / (2 * COLUMNS) / n).max(1) * n;
+    let rows = (bytes / (2 * PRODUCT_COLUMNS) / n).max(1) * n;
     let (operand, result) = kind.operand_and_result_sizes(rows, n);
     let attributes = text::collective_attributes(kind);
     let mut inputs = header;
     let mut nodes = String::new();
     for i in 0..collectives {
-        inputs += &format!("arg %x{i}: bf16[{operand}, {COLUMNS}]\n");
+        inputs += &format!("arg %x{i}: bf16[{operand}, {PRODUCT_COLUMNS}]\n");
         nodes += &format!(
-            "%c{i}: bf16[{result}, {COLUMNS}] = {} %x{i}{attributes} group=@all via={}\n",
+            "%c{i}: bf16[{result}, {PRODUCT_COLUMNS}] = {} %x{i}{attributes} group=@all via={}\n",
             kind.name(),
             variant.name()
         );
@@ -346,12 +348,12 @@ fn concurrent_text(
     // A step at the end needs the results, so they keep their memory until then. No product waits for it.
     let mut parts = String::new();
     for i in 0..collectives {
-        parts += &format!("%d{i}: bf16[1, {COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
+        parts += &format!("%d{i}: bf16[1, {PRODUCT_COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
     }
     let names: Vec<String> = (0..collectives).map(|i| format!("%d{i}")).collect();
     let names = names.join(", ");
     format!(
-        "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {COLUMNS}] = concat {names} axis=0\n\
+        "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {PRODUCT_COLUMNS}] = concat {names} axis=0\n\
          return %e\n{}",
         return_text(count)
     )
@@ -361,20 +363,20 @@ fn concurrent_text(
 /// chain does not wait.
 fn alternating_chain_text(variant: CollectiveVariant, bytes: u64, rows: u64, count: usize) -> String {
     let elements = bytes / 2;
-    let (header, _) = product_chain_text(rows, "bf16", PRODUCTS);
+    let (header, _) = product_chain_text(rows, "bf16", PRODUCTS_PER_RUN);
     let mut body = String::new();
     let mut products = 0;
-    for i in 0..LINKS {
+    for i in 0..CHAIN_LINKS {
         body +=
             &format!("%c{i}: bf16[{elements}] = all_reduce %s{i} op=sum group=@all via={}\n", variant.name());
         for _ in 0..count {
-            let (from, weight) = (products, products % PRODUCTS);
+            let (from, weight) = (products, products % PRODUCTS_PER_RUN);
             products += 1;
-            body += &format!("%p{products}: bf16[{rows}, {COLUMNS}] = matmul %p{from}, %w{weight}\n");
+            body += &format!("%p{products}: bf16[{rows}, {PRODUCT_COLUMNS}] = matmul %p{from}, %w{weight}\n");
         }
         body += &format!("%s{}: bf16[{elements}] = neg %c{i}\n", i + 1);
     }
-    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{LINKS}\n{}", return_text(products))
+    format!("{header}arg %s0: bf16[{elements}]\n{body}return %s{CHAIN_LINKS}\n{}", return_text(products))
 }
 
 /// The output of a chain of products, if there are any: an argument that is returned would be copied.
@@ -402,7 +404,7 @@ mod tests {
         let rate =
             |(rows, part): (u64, f64)| ProductRate { rows, matmul_16bit: 600.0 * part, matmul: 50.0 * part };
         let parts = [0.002, 0.03, 0.12, 0.5, 0.9, 1.0];
-        profile.product_rates = ROWS.into_iter().zip(parts).map(rate).collect();
+        profile.product_rates = MEASURED_ROWS.into_iter().zip(parts).map(rate).collect();
         let mut turn = 0;
         for kind in CollectiveKind::sample_kinds(ranks).into_iter().filter(|kind| !kind.moves_by_data()) {
             for variant in profile.supported_variants(&kind) {
@@ -412,7 +414,7 @@ mod tests {
                     collective: kind.collective_name(),
                     variant,
                     ranks,
-                    bytes: BYTES,
+                    bytes: COLLECTIVE_BYTES,
                     taken,
                     rate,
                 };
@@ -452,7 +454,7 @@ mod tests {
             assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?}");
             assert!(near(found.matmul, expected.matmul, 0.02), "{found:?}");
             assert!(near(found.crossing_us, expected.crossing_us, 0.15), "{found:?}");
-            assert_eq!(profile.product_rates.len(), ROWS.len());
+            assert_eq!(profile.product_rates.len(), MEASURED_ROWS.len());
             for (found, expected) in profile.product_rates.iter().zip(&known.product_rates).skip(2) {
                 assert!(near(found.matmul_16bit, expected.matmul_16bit, 0.02), "{found:?} {expected:?}");
             }
@@ -491,7 +493,7 @@ mod tests {
         let [found, before] = [&profile, &start].map(|p| p.throughput.expect("a throughput"));
         assert!(found.attention == before.attention && found.kernel_us != before.kernel_us);
         assert!(profile.contention.iter().all(|c| c.variant != CollectiveVariant::Push));
-        assert!(profile.contention.len() > 4 && profile.product_rates.len() == ROWS.len() - 1);
+        assert!(profile.contention.len() > 4 && profile.product_rates.len() == MEASURED_ROWS.len() - 1);
         // Nothing can be measured: all values stay as they were.
         let nothing = |_: &CheckedPlan| Err(Error::new(ErrorKind::Run, "no GPU".to_string()));
         let TuneResult { profile, notes } = tune_profile(start.clone(), 2, &nothing);

@@ -25,11 +25,11 @@ enum ResultAliasing {
 }
 
 /// The namespaces of PyTorch's own ops. Ops of other namespaces return new tensors, whatever their names.
-const NAMESPACES: [&str; 5] =
+const OWN_NAMESPACES: [&str; 5] =
     ["aten", "prims", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd"];
 
 /// The ops of these namespaces whose result is their operand or a view of it.
-const ALIASING: [&str; 54] = [
+const ALIASING_OPS: [&str; 54] = [
     "_reshape_alias",
     "adjoint",
     "alias",
@@ -87,22 +87,22 @@ const ALIASING: [&str; 54] = [
 ];
 
 /// The ops whose result is a view if the strides of the operand allow it.
-const RESHAPING: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
+const RESHAPING_OPS: [&str; 4] = ["flatten", "ravel", "reshape", "reshape_as"];
 
 fn result_aliasing(c: &OpCall<'_, '_>) -> ResultAliasing {
     let target = effects::bare_target(&c.node.target);
     let (namespace, op) = target.split_once('.').unwrap_or(("", target));
-    if !NAMESPACES.contains(&namespace) {
+    if !OWN_NAMESPACES.contains(&namespace) {
         return ResultAliasing::Separate;
     }
     let op = op.split_once('.').map_or(op, |(op, _)| op);
-    if RESHAPING.contains(&op) {
+    if RESHAPING_OPS.contains(&op) {
         return reshape_aliasing(c).unwrap_or(ResultAliasing::Unknown);
     }
     match op {
         "contiguous" => contiguous_aliasing(c).unwrap_or(ResultAliasing::Unknown),
         "to" if matches!(c.get("copy"), Some(Argument::Bool(true))) => ResultAliasing::Separate,
-        _ if ALIASING.contains(&op) => ResultAliasing::Shared,
+        _ if ALIASING_OPS.contains(&op) => ResultAliasing::Shared,
         _ => ResultAliasing::Separate,
     }
 }

@@ -18,12 +18,12 @@ use crate::schema::{PayloadConfig, TensorPayload};
 const MAX_JSON: u64 = 1 << 30;
 
 /// The entry of the program in archives before PyTorch 2.8.
-const LEGACY: &str = "serialized_exported_program.json";
-const BEFORE: &str = "; the archive was written by a version of PyTorch before 2.8";
+const LEGACY_ENTRY: &str = "serialized_exported_program.json";
+const LEGACY_NOTE: &str = "; the archive was written by a version of PyTorch before 2.8";
 
 /// The accepted unpacked size per byte of the file. Weights hardly compress, and text rarely compresses more
 /// than this.
-const RATIO: u64 = 64;
+const MAX_UNPACKED_RATIO: u64 = 64;
 
 /// The additional unpacked size that JSON entries may have.
 const FREE_JSON: u64 = 1 << 26;
@@ -42,7 +42,10 @@ struct UnpackLimit {
 
 impl UnpackLimit {
     fn new(archive: usize, free: u64) -> UnpackLimit {
-        UnpackLimit { total: (archive as u64).saturating_mul(RATIO).saturating_add(free), used: 0 }
+        UnpackLimit {
+            total: (archive as u64).saturating_mul(MAX_UNPACKED_RATIO).saturating_add(free),
+            used: 0,
+        }
     }
 
     fn charge(&mut self, entry: &str, bytes: u64) -> Result<()> {
@@ -93,8 +96,8 @@ impl<'a> Archive<'a> {
             .iter()
             .find_map(|n| n.strip_suffix("archive_format").filter(|r| r.is_empty() || r.ends_with('/')))
             .ok_or_else(|| {
-                let is_legacy = names.iter().any(|n| n.rsplit('/').next() == Some(LEGACY));
-                let hint = if is_legacy { BEFORE } else { "; it is not a torch.export archive" };
+                let is_legacy = names.iter().any(|n| n.rsplit('/').next() == Some(LEGACY_ENTRY));
+                let hint = if is_legacy { LEGACY_NOTE } else { "; it is not a torch.export archive" };
                 ImportError::MissingEntry { entry: "archive_format".into(), hint: hint.into() }
             })?
             .to_string();
@@ -186,8 +189,8 @@ impl<'a> Archive<'a> {
     }
 
     fn missing_program_hint(&self) -> &'static str {
-        if self.entries.contains_key(LEGACY) {
-            BEFORE
+        if self.entries.contains_key(LEGACY_ENTRY) {
+            LEGACY_NOTE
         } else if self.entries.keys().any(|n| n.starts_with("data/") && n.ends_with("_config.json")) {
             "; torch.export.save failed before it wrote the program: see its error"
         } else {

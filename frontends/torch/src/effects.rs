@@ -51,11 +51,11 @@ struct EffectTable {
 }
 
 /// The error for an op that draws random numbers.
-pub(crate) const DRAWS: &str = "random numbers are not supported: export the model in evaluation mode, \
+pub(crate) const DRAWS_ERROR: &str = "random numbers are not supported: export the model in evaluation mode, \
                                 or pass the numbers as an argument";
 
 /// Wrappers of graphs that have no effects except those of their graphs.
-const WRAPPERS: [&str; 12] = [
+const WRAPPER_OPS: [&str; 12] = [
     "cond",
     "while_loop",
     "scan",
@@ -71,8 +71,8 @@ const WRAPPERS: [&str; 12] = [
 ];
 
 fn effect_table() -> &'static EffectTable {
-    static TABLE: OnceLock<EffectTable> = OnceLock::new();
-    TABLE.get_or_init(|| {
+    static EFFECT_TABLE: OnceLock<EffectTable> = OnceLock::new();
+    EFFECT_TABLE.get_or_init(|| {
         let mut table = EffectTable { writes: HashMap::new(), kinds: HashMap::new(), views: HashSet::new() };
         for line in include_str!("effects.txt").lines() {
             let mut words = line.split(' ');
@@ -284,7 +284,7 @@ impl EffectAnalysis {
             Some(OpEffect::Draws) => OpEffect::Draws,
             Some(OpEffect::External) => OpEffect::External,
             Some(_) => OpEffect::Unknown,
-            None if WRAPPERS.contains(&name) => OpEffect::Pure,
+            None if WRAPPER_OPS.contains(&name) => OpEffect::Pure,
             None => OpEffect::Unknown,
         }
     }

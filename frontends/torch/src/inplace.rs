@@ -124,7 +124,7 @@ fn emit_opaque_write(
     why: &str,
 ) -> RuleResult<Vec<Option<ValueId>>> {
     if effects::draws_random_numbers(c.node) {
-        return Err(RuleFailure::Invalid(effects::DRAWS.into()));
+        return Err(RuleFailure::Invalid(effects::DRAWS_ERROR.into()));
     }
     let own_count = count_own_results(c, writes);
     let mut types = Vec::new();

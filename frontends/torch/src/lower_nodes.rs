@@ -94,7 +94,7 @@ impl<'p> ImportLowering<'p> {
             OpEffect::Resizes => {
                 Some(format!("it changes the shape or the storage of its operand in place; {advice}"))
             }
-            OpEffect::Draws => Some(effects::DRAWS.into()),
+            OpEffect::Draws => Some(effects::DRAWS_ERROR.into()),
             OpEffect::External => Some("it has a side effect, which is not supported".into()),
             OpEffect::UnclearWrites => {
                 Some(format!("its name says that it writes its operand, and it is not supported; {advice}"))

@@ -52,25 +52,26 @@ use DtypeRequirement::{
     Bounds, Exponent, Factor, Fits, FitsComputed, NoBool, OneOf, Same, SameOrF32, SomeFloat,
 };
 
-const INDEX: &[DType] = &[I32, I64];
+const INDEX_DTYPES: &[DType] = &[I32, I64];
 /// Bools and bytes are masks when they are indices, and numbers elsewhere.
-const INTEGERS: &[DType] = &[Bool, U8, I32, I64];
-const FLOATS: &[DType] = &[F16, BF16, F32, F64];
+const INTEGER_DTYPES: &[DType] = &[Bool, U8, I32, I64];
+const FLOAT_DTYPES: &[DType] = &[F16, BF16, F32, F64];
 
-const BAGS: &[DtypeRequirement] = &[
-    OneOf("weight", FLOATS),
-    OneOf("indices", INTEGERS),
-    OneOf("offsets", INTEGERS),
+const BAG_REQUIREMENTS: &[DtypeRequirement] = &[
+    OneOf("weight", FLOAT_DTYPES),
+    OneOf("indices", INTEGER_DTYPES),
+    OneOf("offsets", INTEGER_DTYPES),
     Same(&["weight", "per_sample_weights"]),
 ];
 
 /// The condition of `where` with three operands. The form that lists positions accepts numbers.
-const CONDITION: &[DtypeRequirement] = &[OneOf("condition", &[Bool, U8])];
-const SELECTION: &[DtypeRequirement] = &[OneOf("condition", &[Bool, U8]), FitsComputed(&["self", "other"])];
-const FACTORS: DtypeRequirement = FitsComputed(&["alpha", "beta"]);
+const CONDITION_REQUIREMENTS: &[DtypeRequirement] = &[OneOf("condition", &[Bool, U8])];
+const SELECTION_REQUIREMENTS: &[DtypeRequirement] =
+    &[OneOf("condition", &[Bool, U8]), FitsComputed(&["self", "other"])];
+const FACTOR_REQUIREMENT: DtypeRequirement = FitsComputed(&["alpha", "beta"]);
 
 /// The requirements of operators, with all their overloads, or of single overloads.
-const ROWS: &[(&str, &[DtypeRequirement])] = &[
+const REQUIREMENT_ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.linear", &[Same(&["input", "weight", "bias"])]),
     ("aten.mm", &[Same(&["self", "mat2"])]),
     ("aten.bmm", &[Same(&["self", "mat2"])]),
@@ -79,11 +80,11 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.vdot", &[Same(&["self", "other"])]),
     ("aten.matmul", &[Same(&["self", "other"])]),
     ("aten.linalg_matmul", &[Same(&["self", "other"])]),
-    ("aten.addmm", &[Same(&["self", "mat1", "mat2"]), FACTORS]),
-    ("aten.addmv", &[Same(&["self", "mat", "vec"]), FACTORS]),
-    ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"]), FACTORS]),
-    ("aten.addbmm", &[Same(&["self", "batch1", "batch2"]), FACTORS]),
-    ("aten.addr", &[FACTORS]),
+    ("aten.addmm", &[Same(&["self", "mat1", "mat2"]), FACTOR_REQUIREMENT]),
+    ("aten.addmv", &[Same(&["self", "mat", "vec"]), FACTOR_REQUIREMENT]),
+    ("aten.baddbmm", &[Same(&["self", "batch1", "batch2"]), FACTOR_REQUIREMENT]),
+    ("aten.addbmm", &[Same(&["self", "batch1", "batch2"]), FACTOR_REQUIREMENT]),
+    ("aten.addr", &[FACTOR_REQUIREMENT]),
     ("aten.einsum", &[Same(&["tensors"])]),
     ("aten._grouped_mm", &[Same(&["self", "mat2"])]),
     ("aten.scaled_dot_product_attention", &[Same(&["query", "key", "value"])]),
@@ -139,34 +140,34 @@ const ROWS: &[(&str, &[DtypeRequirement])] = &[
     ("aten.pad", &[Fits(&["value"])]),
     ("aten.linspace", &[Fits(&["start", "end"])]),
     ("aten.scalar_tensor", &[FitsComputed(&["s"])]),
-    ("aten.where.self", CONDITION),
-    ("aten.where.ScalarSelf", SELECTION),
-    ("aten.where.ScalarOther", SELECTION),
-    ("aten.where.Scalar", SELECTION),
+    ("aten.where.self", CONDITION_REQUIREMENTS),
+    ("aten.where.ScalarSelf", SELECTION_REQUIREMENTS),
+    ("aten.where.ScalarOther", SELECTION_REQUIREMENTS),
+    ("aten.where.Scalar", SELECTION_REQUIREMENTS),
     ("aten.masked_fill", &[OneOf("mask", &[Bool]), Fits(&["value"])]),
-    ("aten.embedding", &[OneOf("indices", INDEX)]),
-    ("aten.embedding_dense_backward", &[OneOf("indices", INDEX)]),
-    ("aten.gather", &[OneOf("index", INDEX)]),
-    ("aten.index_select", &[OneOf("index", INDEX)]),
-    ("aten.take_along_dim", &[OneOf("indices", INDEX)]),
+    ("aten.embedding", &[OneOf("indices", INDEX_DTYPES)]),
+    ("aten.embedding_dense_backward", &[OneOf("indices", INDEX_DTYPES)]),
+    ("aten.gather", &[OneOf("index", INDEX_DTYPES)]),
+    ("aten.index_select", &[OneOf("index", INDEX_DTYPES)]),
+    ("aten.take_along_dim", &[OneOf("indices", INDEX_DTYPES)]),
     ("aten.take", &[OneOf("index", &[I64])]),
     ("aten.index", &[OneOf("indices", &[Bool, U8, I32, I64])]),
-    ("aten.index_put", &[OneOf("indices", INTEGERS), Same(&["self", "values"])]),
-    ("aten.index_add", &[OneOf("index", INDEX), Same(&["self", "source"]), Fits(&["alpha"])]),
+    ("aten.index_put", &[OneOf("indices", INTEGER_DTYPES), Same(&["self", "values"])]),
+    ("aten.index_add", &[OneOf("index", INDEX_DTYPES), Same(&["self", "source"]), Fits(&["alpha"])]),
     ("aten.index_copy", &[OneOf("index", &[I64]), Same(&["self", "source"])]),
     ("aten.index_fill", &[OneOf("index", &[I64]), Fits(&["value"])]),
-    ("aten.scatter", &[OneOf("index", INDEX), Same(&["self", "src"]), Fits(&["value"])]),
-    ("aten.scatter_add", &[OneOf("index", INDEX), Same(&["self", "src"])]),
-    ("aten.scatter_reduce", &[OneOf("index", INDEX), Same(&["self", "src"])]),
+    ("aten.scatter", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"]), Fits(&["value"])]),
+    ("aten.scatter_add", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"])]),
+    ("aten.scatter_reduce", &[OneOf("index", INDEX_DTYPES), Same(&["self", "src"])]),
     ("aten.nll_loss", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
     ("aten.nll_loss_forward", &[OneOf("target", &[U8, I64]), Same(&["self", "weight"])]),
     (
         "aten.nll_loss_backward",
         &[OneOf("target", &[U8, I64]), Same(&["grad_output", "self", "weight", "total_weight"])],
     ),
-    ("aten._embedding_bag", BAGS),
-    ("aten._embedding_bag_forward_only", BAGS),
-    ("aten._embedding_bag_backward", &[OneOf("grad", FLOATS), Same(&["grad", "per_sample_weights"])]),
+    ("aten._embedding_bag", BAG_REQUIREMENTS),
+    ("aten._embedding_bag_forward_only", BAG_REQUIREMENTS),
+    ("aten._embedding_bag_backward", &[OneOf("grad", FLOAT_DTYPES), Same(&["grad", "per_sample_weights"])]),
 ];
 
 impl DtypeRequirement {
@@ -285,7 +286,7 @@ fn argument_dtypes<'n>(call: &OpCall<'_, '_>, name: &'n str) -> Vec<(&'n str, DT
 pub(crate) fn check_operand_dtypes(call: &OpCall<'_, '_>, target: &str) -> RuleResult {
     let target = bare_target(target);
     let op = target.rsplit_once('.').map_or(target, |(op, _)| op);
-    let requirements = ROWS
+    let requirements = REQUIREMENT_ROWS
         .iter()
         .filter(|(name, _)| *name == op || *name == target)
         .flat_map(|(_, requirements)| *requirements);

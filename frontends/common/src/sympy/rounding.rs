@@ -13,11 +13,11 @@ use super::expr::{SizeExpr, check_limits};
 type ResolveInteger<'r> = &'r dyn Fn(&SizeExpr<'_>) -> Result<Dim, String>;
 
 /// The largest numerator and denominator of a factor. Products of such factors with sizes are exact in f64.
-const SHORT: i64 = 1 << 12;
+const MAX_FACTOR_TERM: i64 = 1 << 12;
 /// The largest denominator of a product.
-const FINE: i64 = 1 << 24;
+const MAX_PRODUCT_DENOMINATOR: i64 = 1 << 24;
 /// The limit of rounded numbers, exclusive.
-const LARGE: f64 = (1u64 << 53) as f64;
+const EXACT_LIMIT: f64 = (1u64 << 53) as f64;
 
 /// The value of the rounding function `name` of an expression.
 pub(super) fn rounded_to_dim(name: &str, e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<Dim, String> {
@@ -28,7 +28,7 @@ pub(super) fn rounded_to_dim(name: &str, e: &SizeExpr<'_>, whole: ResolveInteger
             "TruncToInt" => x.trunc(),
             _ => x.round_ties_even(),
         };
-        if n.abs() >= LARGE {
+        if n.abs() >= EXACT_LIMIT {
             return Err(format!("`{name}` of {x} is not below 2^53"));
         }
         return Ok(Dim::from(n as i64));
@@ -55,8 +55,10 @@ struct SizeQuotient {
 
 impl SizeQuotient {
     fn new(numerator: Dim, denominator: i64, is_inexact: bool) -> Result<SizeQuotient, String> {
-        if denominator > FINE {
-            return Err(format!("the denominator {denominator} of a fraction exceeds {FINE}"));
+        if denominator > MAX_PRODUCT_DENOMINATOR {
+            return Err(format!(
+                "the denominator {denominator} of a fraction exceeds {MAX_PRODUCT_DENOMINATOR}"
+            ));
         }
         Ok(SizeQuotient { numerator: check_limits(numerator)?, denominator, is_inexact })
     }
@@ -93,8 +95,13 @@ fn to_quotient(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<SizeQuotie
         ("IntTrueDiv" | "FloatTrueDiv", [a, b]) => {
             let dividend = exact(a)?;
             let divisor = exact(b)?;
-            let by = divisor.numerator.as_const().filter(|&n| n != 0 && (-FINE..=FINE).contains(&n));
-            let by = by.ok_or_else(|| format!("the divisor is not a non-zero constant of at most {FINE}"))?;
+            let by = divisor
+                .numerator
+                .as_const()
+                .filter(|&n| n != 0 && (-MAX_PRODUCT_DENOMINATOR..=MAX_PRODUCT_DENOMINATOR).contains(&n));
+            let by = by.ok_or_else(|| {
+                format!("the divisor is not a non-zero constant of at most {MAX_PRODUCT_DENOMINATOR}")
+            })?;
             let numerator = dividend.numerator * Dim::from(divisor.denominator) * Dim::from(by.signum());
             let is_inexact = !by.unsigned_abs().is_power_of_two();
             SizeQuotient::new(numerator, dividend.denominator * by.abs(), is_inexact)
@@ -105,9 +112,9 @@ fn to_quotient(e: &SizeExpr<'_>, whole: ResolveInteger<'_>) -> Result<SizeQuotie
 
 /// A float as a fraction whose denominator is a small power of two.
 fn short_binary_fraction(x: f64) -> Result<SizeQuotient, String> {
-    let limit = SHORT as f64;
+    let limit = MAX_FACTOR_TERM as f64;
     let mut denominator = 1;
-    while denominator < SHORT && (x * denominator as f64).fract() != 0.0 {
+    while denominator < MAX_FACTOR_TERM && (x * denominator as f64).fract() != 0.0 {
         denominator *= 2;
     }
     let numerator = x * denominator as f64;

@@ -8,7 +8,7 @@ use super::{RuleRow, row};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Relu", 14, "relu", |c| unary(c, UnaryOp::Relu)),
     row("Tanh", 13, "tanh", |c| unary(c, UnaryOp::Tanh)),
     row("Sigmoid", 13, "sigmoid", |c| unary(c, UnaryOp::Sigmoid)),

@@ -9,7 +9,7 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::proto::element_type as kind;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Attention", 25, "attention", attention),
     row("com.microsoft::MultiHeadAttention", 1, "attention", multi_head),
     row("RotaryEmbedding", 23, "rotary_embedding", |c| {

@@ -7,7 +7,7 @@ use super::{RuleRow, row};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("com.microsoft::AllReduce", 1, "all_reduce", |c| {
         collective(c, CollectiveKind::AllReduce(CollectiveReduceOp::Sum))
     }),

@@ -11,7 +11,7 @@ use crate::known_values::{KnownValue, uniform_scalar};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::proto::attribute_type as kind;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Constant", 25, "(a constant)", constant),
     row("ConstantOfShape", 25, "full", |c| {
         let shape = c.ints(0, "the shape")?.dims;

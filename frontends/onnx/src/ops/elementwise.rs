@@ -12,7 +12,7 @@ use crate::call::{CallOperand, OpCall};
 use crate::known_values::KnownValue;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Add", 14, "add", |c| binary(c, BinaryOp::Add)),
     row("Sub", 14, "sub", |c| binary(c, BinaryOp::Sub)),
     row("Mul", 14, "mul", |c| binary(c, BinaryOp::Mul)),

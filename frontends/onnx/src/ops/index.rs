@@ -8,7 +8,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Gather", 13, "take; slice where the index is a constant", gather),
     row("GatherElements", 13, "gather", |c| {
         let x = c.tensor(0)?;

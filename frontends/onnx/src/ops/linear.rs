@@ -7,7 +7,7 @@ use super::{RuleRow, row};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("MatMul", 13, "matmul", |c| {
         let x = c.tensor(0)?;
         let y = c.tensor(1)?;

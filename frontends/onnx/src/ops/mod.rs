@@ -22,25 +22,25 @@ pub(crate) use crate::call::{RuleRow, row, row_of_results};
 use crate::node::normalize_domain;
 use schemas::OpSchema;
 
-static TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
-    elementwise::ROWS,
-    activations::ROWS,
-    linear::ROWS,
-    normalize::ROWS,
-    attention::ROWS,
-    reduce::ROWS,
-    views::ROWS,
-    slicing::ROWS,
-    sequences::ROWS,
-    index::ROWS,
-    create::ROWS,
-    collectives::ROWS,
+static RULE_TABLES: RuleTables<VersionedRule> = RuleTables::new(&[
+    elementwise::RULE_ROWS,
+    activations::RULE_ROWS,
+    linear::RULE_ROWS,
+    normalize::RULE_ROWS,
+    attention::RULE_ROWS,
+    reduce::RULE_ROWS,
+    views::RULE_ROWS,
+    slicing::RULE_ROWS,
+    sequences::RULE_ROWS,
+    index::RULE_ROWS,
+    create::RULE_ROWS,
+    collectives::RULE_ROWS,
 ]);
 
 pub(crate) fn find_rule(domain: &str, op: &str) -> Option<&'static RuleRow> {
     match normalize_domain(domain) {
-        "" => TABLES.find_row(op),
-        domain => TABLES.find_row(&format!("{domain}::{op}")),
+        "" => RULE_TABLES.find_row(op),
+        domain => RULE_TABLES.find_row(&format!("{domain}::{op}")),
     }
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn find_definition(row: &RuleRow, version: i64) -> Result<&'static Op
 }
 
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
-    TABLES.supported()
+    RULE_TABLES.supported()
 }
 
 #[cfg(test)]
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn every_rule_is_of_a_version_that_is_known() {
-        for row in TABLES.rows() {
+        for row in RULE_TABLES.rows() {
             let versions = op_versions(row.name);
             assert!(versions.iter().any(|s| s.since == row.rule.up_to), "{}: {versions:?}", row.name);
             assert!(versions.iter().all(|s| s.since <= newest_opset()), "{}", row.name);

@@ -8,7 +8,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("Softmax", 13, "softmax", |c| softmax(c, false)),
     row_of_results("LogSoftmax", 13, "log_softmax", |c| softmax(c, true)),
     row_of_results("LayerNormalization", 17, "layer_norm", |c| {

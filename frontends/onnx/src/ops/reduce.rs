@@ -7,7 +7,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("ReduceSum", 13, "sum", |c| reduce(c, ReductionKind::Sum)),
     row("ReduceMean", 18, "mean", |c| reduce(c, ReductionKind::Mean)),
     row("ReduceProd", 18, "prod", |c| reduce(c, ReductionKind::Prod)),

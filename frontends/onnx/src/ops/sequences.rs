@@ -7,7 +7,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("SequenceConstruct", 11, "(a sequence)", |c| {
         let parts = c.tensors()?;
         c.set_sequence(parts);

@@ -8,7 +8,7 @@ use crate::call::OpCall;
 use crate::known_values::SymbolicInts;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Slice", 13, "slice; take for negative steps", slice),
     row_of_results("Split", 18, "slice", split),
     row("Concat", 13, "concat", |c| {

@@ -9,7 +9,7 @@ use crate::call::OpCall;
 use crate::known_values::SymbolicInts;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("Reshape", 25, "reshape", reshape),
     row("Flatten", 25, "reshape", |c| {
         let x = c.tensor(0)?;

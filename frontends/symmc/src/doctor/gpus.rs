@@ -7,10 +7,10 @@ use symmc_ir::machine::MachineProfile;
 
 use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
 
-const GPUS: DoctorPart = DoctorPart::Gpus;
+const GPUS_PART: DoctorPart = DoctorPart::Gpus;
 
 /// The GPU on which the built-in profiles were measured.
-const MEASURED: &str = "H200";
+const MEASURED_GPU: &str = "H200";
 
 pub(super) fn checks() -> Vec<DoctorCheck> {
     match symmc_cuda::device::gpus::machine() {
@@ -36,20 +36,20 @@ fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorC
                 .into(),
         ),
     };
-    let mut checks = vec![GPUS.problem("driver", CheckStatus::Missing, found, remedy)];
+    let mut checks = vec![GPUS_PART.problem("driver", CheckStatus::Missing, found, remedy)];
     let remedy = "see driver; plans run on host ranks without GPUs";
     let rest = ["gpus", "peer access", "memory handles"];
     checks.extend(
-        rest.map(|name| GPUS.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)),
+        rest.map(|name| GPUS_PART.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)),
     );
-    checks.push(GPUS.ok("profile", "host"));
+    checks.push(GPUS_PART.ok("profile", "host"));
     checks
 }
 
 fn machine_checks(machine: &GpuInventory, module: Option<&str>) -> Vec<DoctorCheck> {
     let [major, minor] = machine.cuda;
     let module = module.map_or(String::new(), |m| format!(", kernel module {m}"));
-    let driver = GPUS.ok("driver", format!("CUDA {major}.{minor}{module}"));
+    let driver = GPUS_PART.ok("driver", format!("CUDA {major}.{minor}{module}"));
     let mut checks = vec![driver.with_version(format!("{major}.{minor}")), gpu_count_check(&machine.gpus)];
     checks.extend(machine.gpus.iter().map(gpu_check));
     checks.extend([
@@ -61,15 +61,15 @@ fn machine_checks(machine: &GpuInventory, module: Option<&str>) -> Vec<DoctorChe
 }
 
 fn gpu_count_check(gpus: &[GpuInfo]) -> DoctorCheck {
-    const NAME: &str = "gpus";
+    const CHECK_NAME: &str = "gpus";
     let seen = std::env::var("CUDA_VISIBLE_DEVICES").ok();
     let seen = seen.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
     match gpus.len() {
         0 => {
             let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); without GPUs plans run on host ranks";
-            GPUS.problem(NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
         }
-        n => GPUS.ok(NAME, format!("{n}{seen}")),
+        n => GPUS_PART.ok(CHECK_NAME, format!("{n}{seen}")),
     }
 }
 
@@ -85,23 +85,28 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     );
     let id = gpu.ordinal;
     match gpu.compute_mode {
-        ComputeMode::Shared => GPUS.ok(&name, found),
+        ComputeMode::Shared => GPUS_PART.ok(&name, found),
         ComputeMode::Exclusive => {
             let remedy = format!(
                 "let several processes use it (nvidia-smi -i {id} -c DEFAULT), or run one rank on it"
             );
-            GPUS.problem(&name, CheckStatus::Limited, format!("{found}, for one process at a time"), remedy)
+            GPUS_PART.problem(
+                &name,
+                CheckStatus::Limited,
+                format!("{found}, for one process at a time"),
+                remedy,
+            )
         }
         ComputeMode::Prohibited => {
             let remedy = format!("allow compute on it (nvidia-smi -i {id} -c DEFAULT)");
-            GPUS.problem(&name, CheckStatus::Missing, format!("{found}, not usable for compute"), remedy)
+            GPUS_PART.problem(&name, CheckStatus::Missing, format!("{found}, not usable for compute"), remedy)
         }
     }
 }
 
 /// Checks which GPUs can access the memory of which others.
 fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
-    const NAME: &str = "peer access";
+    const CHECK_NAME: &str = "peer access";
     let list_links = |access: GpuPeerAccess| {
         let links_of = |gpu: &GpuInfo| {
             let others = gpu.peer_access.iter().enumerate();
@@ -114,34 +119,42 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     let none = list_links(GpuPeerAccess::None);
     let peer = list_links(GpuPeerAccess::LoadStore);
     match (gpus.len(), none.is_empty(), peer.is_empty()) {
-        (0, ..) => GPUS.problem(NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus"),
+        (0, ..) => {
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus")
+        }
         (1, ..) => {
             let remedy = "runs of several ranks on GPUs need several: see gpus";
-            GPUS.problem(NAME, CheckStatus::Limited, "one GPU has no peer", remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, "one GPU has no peer", remedy)
         }
-        (_, true, true) => GPUS.ok(NAME, "every GPU accesses every other, with atomic operations (NVLink)"),
+        (_, true, true) => {
+            GPUS_PART.ok(CHECK_NAME, "every GPU accesses every other, with atomic operations (NVLink)")
+        }
         (_, true, false) => {
             let remedy = "kernels add fences on such links and are slower: look at nvidia-smi topo -m and nvlink --status";
             let found =
                 format!("every GPU accesses every other, but without atomic operations (PCIe): {peer}");
-            GPUS.problem(NAME, CheckStatus::Limited, found, remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
         }
         (_, false, _) => {
             let remedy = "run ranks on GPUs that can access each other; look at nvidia-smi topo -p2p r, MIG, and IOMMU or \
                           ACS settings of the machine";
-            GPUS.problem(NAME, CheckStatus::Limited, format!("not from {none}"), remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, format!("not from {none}"), remedy)
         }
     }
 }
 
 /// Checks whether ranks can pass handles of their memory to each other.
 fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
-    const NAME: &str = "memory handles";
+    const CHECK_NAME: &str = "memory handles";
     let without: Vec<String> =
         gpus.iter().filter(|g| !g.exports_memory).map(|g| g.ordinal.to_string()).collect();
     match (gpus.is_empty(), without.is_empty()) {
-        (true, _) => GPUS.problem(NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus"),
-        (_, true) => GPUS.ok(NAME, "memory of all GPUs passes between processes as file descriptors"),
+        (true, _) => {
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, "none, as there are no GPUs", "see gpus")
+        }
+        (_, true) => {
+            GPUS_PART.ok(CHECK_NAME, "memory of all GPUs passes between processes as file descriptors")
+        }
         (_, false) => {
             let found = format!(
                 "not of GPU {}: its driver exports no memory as file descriptors",
@@ -149,23 +162,23 @@ fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
             );
             let remedy = "use bare metal, a container, or a passed-through GPU; symmetric memory needs the driver's virtual \
                           memory management";
-            GPUS.problem(NAME, CheckStatus::Missing, found, remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, found, remedy)
         }
     }
 }
 
 /// Checks whether a built-in profile fits the GPUs.
 fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {
-    const NAME: &str = "profile";
+    const CHECK_NAME: &str = "profile";
     let nearest = match gpus.len() {
-        0 => return GPUS.ok(NAME, "host"),
+        0 => return GPUS_PART.ok(CHECK_NAME, "host"),
         n => MachineProfile::nearest_builtin(u32::try_from(n).unwrap_or(u32::MAX)),
     };
-    match gpus.iter().find(|g| !g.name.contains(MEASURED)) {
-        None => GPUS.ok(NAME, nearest),
+    match gpus.iter().find(|g| !g.name.contains(MEASURED_GPU)) {
+        None => GPUS_PART.ok(CHECK_NAME, nearest),
         Some(other) => {
-            let found = format!("{nearest}, which was measured on {MEASURED}, not on {}", other.name);
-            GPUS.problem(NAME, CheckStatus::Limited, found, "measure this machine (symmc tune)")
+            let found = format!("{nearest}, which was measured on {MEASURED_GPU}, not on {}", other.name);
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, found, "measure this machine (symmc tune)")
         }
     }
 }
@@ -260,7 +273,7 @@ mod tests {
         ] {
             let all = missing_driver_checks(error, module);
             let names: Vec<&str> = all.iter().map(|c| c.name.as_str()).collect();
-            assert_eq!(names, GPUS.check_names());
+            assert_eq!(names, GPUS_PART.check_names());
             assert!(all[0].remedy.as_deref().is_some_and(|r| r.contains(remedy)), "{all:?}");
             assert!(all[..4].iter().all(|c| c.status == CheckStatus::Missing), "{all:?}");
         }

@@ -7,15 +7,15 @@ use symmc_control::{DetectedLauncher, LauncherChoice, Membership, RunError};
 
 use super::check::{CheckStatus, DoctorCheck, DoctorPart, format_bytes};
 
-const HOST: DoctorPart = DoctorPart::Host;
+const HOST_PART: DoctorPart = DoctorPart::Host;
 
 /// With fewer descriptors than this, even a run of few ranks exhausts them.
-const DESCRIPTORS: u64 = 256;
+const MIN_DESCRIPTORS: u64 = 256;
 /// The bytes that NCCL may use in `/dev/shm` for a few ranks. Containers have 64 MiB unless they ask for more.
-const SHM: u64 = 128 << 20;
+const MIN_SHM_BYTES: u64 = 128 << 20;
 
 /// The name of the check of the cache.
-const CACHE: &str = "kernel cache";
+const CACHE_CHECK: &str = "kernel cache";
 
 pub(super) fn checks() -> Vec<DoctorCheck> {
     vec![
@@ -32,107 +32,117 @@ pub(super) fn checks() -> Vec<DoctorCheck> {
 }
 
 fn launcher_check(found: Result<DetectedLauncher, RunError>) -> DoctorCheck {
-    const NAME: &str = "launcher";
+    const CHECK_NAME: &str = "launcher";
     match found {
         Err(error) => {
             let remedy = "start all ranks with one launcher, or unset the variables that it left";
-            HOST.problem(NAME, CheckStatus::Limited, error.to_string(), remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, error.to_string(), remedy)
         }
         Ok(DetectedLauncher { membership: Some(place), launcher, .. }) => {
             let who = launcher.unwrap_or("the environment");
-            HOST.ok(NAME, format!("{who} says that this process is rank {} of {}", place.rank, place.ranks))
+            HOST_PART.ok(
+                CHECK_NAME,
+                format!("{who} says that this process is rank {} of {}", place.rank, place.ranks),
+            )
         }
-        Ok(DetectedLauncher { note: Some(note), .. }) => HOST.ok(NAME, format!("none ({note})")),
-        Ok(_) => HOST.ok(NAME, "none: a run starts its ranks itself"),
+        Ok(DetectedLauncher { note: Some(note), .. }) => HOST_PART.ok(CHECK_NAME, format!("none ({note})")),
+        Ok(_) => HOST_PART.ok(CHECK_NAME, "none: a run starts its ranks itself"),
     }
 }
 
 fn processor_check() -> DoctorCheck {
-    const NAME: &str = "processors";
+    const CHECK_NAME: &str = "processors";
     match std::thread::available_parallelism() {
         Ok(n) if n.get() == 1 => {
             let remedy = "host ranks take turns on one processor; give the process more (taskset, cgroups)";
-            HOST.problem(NAME, CheckStatus::Limited, "1 for this process", remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, "1 for this process", remedy)
         }
-        Ok(n) => HOST.ok(NAME, format!("{n} for this process")),
-        Err(error) => HOST.problem(NAME, CheckStatus::Unknown, error.to_string(), "mount /proc"),
+        Ok(n) => HOST_PART.ok(CHECK_NAME, format!("{n} for this process")),
+        Err(error) => HOST_PART.problem(CHECK_NAME, CheckStatus::Unknown, error.to_string(), "mount /proc"),
     }
 }
 
 fn memory_check() -> DoctorCheck {
-    const NAME: &str = "memory";
+    const CHECK_NAME: &str = "memory";
     let Some(room) = machine_limits::machine_memory() else {
-        return HOST.problem(NAME, CheckStatus::Unknown, "the system does not report it", "mount /proc");
+        return HOST_PART.problem(
+            CHECK_NAME,
+            CheckStatus::Unknown,
+            "the system does not report it",
+            "mount /proc",
+        );
     };
     let limit_text =
         |what: &str, n: Option<u64>| n.map_or(String::new(), |n| format!(", {what} {}", format_bytes(n)));
     let mut found = format!("{} of {} available", format_bytes(room.available), format_bytes(room.total));
     found += &limit_text("the control group is limited to", room.group);
     match resource_limit(ResourceLimit::Addresses) {
-        None => HOST.ok(NAME, found),
+        None => HOST_PART.ok(CHECK_NAME, found),
         most => {
             found += &limit_text("addresses are limited to", most);
             let remedy =
                 "raise the limit (ulimit -v): mappings of GPUs and files need more addresses than memory";
-            HOST.problem(NAME, CheckStatus::Limited, found, remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
         }
     }
 }
 
 fn shared_memory_check(tried: Result<(), RunError>, most: Option<u64>) -> DoctorCheck {
-    const NAME: &str = "shared memory";
+    const CHECK_NAME: &str = "shared memory";
     match (tried, most) {
         (Err(error), _) => {
             let remedy =
                 "allow memfd_create (sysctl vm.memfd_noexec below 2, and no seccomp filter against it)";
-            HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
         (Ok(()), Some(most)) => {
             let found = format!("segments of up to {}, the largest file size", format_bytes(most));
-            HOST.problem(NAME, CheckStatus::Limited, found, "raise the limit (ulimit -f)")
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, found, "raise the limit (ulimit -f)")
         }
-        (Ok(()), None) => HOST.ok(NAME, "anonymous segments (memfd), limited by memory only"),
+        (Ok(()), None) => HOST_PART.ok(CHECK_NAME, "anonymous segments (memfd), limited by memory only"),
     }
 }
 
 fn dev_shm_check(space: Option<[u64; 2]>) -> DoctorCheck {
-    const NAME: &str = "/dev/shm";
+    const CHECK_NAME: &str = "/dev/shm";
     let remedy = "NCCL puts buffers there: give the container more (docker run --shm-size=1g); symmc itself does not use it";
     match space {
-        None => HOST.problem(NAME, CheckStatus::Missing, "it does not exist", remedy),
+        None => HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, "it does not exist", remedy),
         Some([all, free]) => {
             let found = format!("{} of {} free", format_bytes(free), format_bytes(all));
-            if free < SHM {
-                HOST.problem(NAME, CheckStatus::Limited, found, remedy)
+            if free < MIN_SHM_BYTES {
+                HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
             } else {
-                HOST.ok(NAME, found)
+                HOST_PART.ok(CHECK_NAME, found)
             }
         }
     }
 }
 
 fn handle_passing_check(tried: Result<(), RunError>) -> DoctorCheck {
-    const NAME: &str = "handle passing";
+    const CHECK_NAME: &str = "handle passing";
     match tried {
-        Ok(()) => HOST.ok(NAME, "descriptors of memory can be passed over Unix sockets (SCM_RIGHTS)"),
+        Ok(()) => {
+            HOST_PART.ok(CHECK_NAME, "descriptors of memory can be passed over Unix sockets (SCM_RIGHTS)")
+        }
         Err(error) => {
             let remedy =
                 "allow Unix sockets and their ancillary data (seccomp, AppArmor, SELinux): ranks need them";
-            HOST.problem(NAME, CheckStatus::Missing, error.to_string(), remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, error.to_string(), remedy)
         }
     }
 }
 
 fn descriptor_check(most: Option<u64>) -> DoctorCheck {
-    const NAME: &str = "descriptors";
+    const CHECK_NAME: &str = "descriptors";
     match most {
-        None => HOST.ok(NAME, "no limit"),
-        Some(n) if n < DESCRIPTORS => {
+        None => HOST_PART.ok(CHECK_NAME, "no limit"),
+        Some(n) if n < MIN_DESCRIPTORS => {
             let remedy =
                 "raise the limit (ulimit -n 1024): each rank opens several for each of its peers and files";
-            HOST.problem(NAME, CheckStatus::Limited, format!("{n} may be open"), remedy)
+            HOST_PART.problem(CHECK_NAME, CheckStatus::Limited, format!("{n} may be open"), remedy)
         }
-        Some(n) => HOST.ok(NAME, format!("{n} may be open")),
+        Some(n) => HOST_PART.ok(CHECK_NAME, format!("{n} may be open")),
     }
 }
 
@@ -143,7 +153,7 @@ fn locked_memory_check(most: Option<u64>) -> DoctorCheck {
             format!("{}; GPUs of one host need none, NCCL over InfiniBand needs no limit", format_bytes(n))
         }
     };
-    HOST.ok("locked memory", found)
+    HOST_PART.ok("locked memory", found)
 }
 
 #[cfg(feature = "cuda")]
@@ -157,38 +167,44 @@ fn cache() -> DoctorCheck {
 
 #[cfg(not(feature = "cuda"))]
 fn cache() -> DoctorCheck {
-    HOST.ok("kernel cache", "this build compiles no kernels")
+    HOST_PART.ok("kernel cache", "this build compiles no kernels")
 }
 
 /// A cache folder that is not used because another user can change its content.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn untrusted_cache_check(folder: Option<&Path>, found: &str, remedy: &str) -> DoctorCheck {
     let found = format!("not used: {found}; kernels are compiled and products measured again in every run");
-    HOST.problem(
-        CACHE,
-        CheckStatus::Limited,
-        found,
-        format!("{remedy}, or name another folder (XDG_CACHE_HOME)"),
-    )
-    .with_path(folder)
+    HOST_PART
+        .problem(
+            CACHE_CHECK,
+            CheckStatus::Limited,
+            found,
+            format!("{remedy}, or name another folder (XDG_CACHE_HOME)"),
+        )
+        .with_path(folder)
 }
 
 /// Checks that the cache folder can be written or created.
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 fn cache_folder_check(folder: Option<&Path>) -> DoctorCheck {
-    const NAME: &str = CACHE;
+    const CHECK_NAME: &str = CACHE_CHECK;
     let lost = "kernels are compiled and products measured again in every run; name a folder that can be written \
                 (XDG_CACHE_HOME)";
     let Some(folder) = folder else {
-        return HOST.problem(NAME, CheckStatus::Missing, "the environment names no folder for it", lost);
+        return HOST_PART.problem(
+            CHECK_NAME,
+            CheckStatus::Missing,
+            "the environment names no folder for it",
+            lost,
+        );
     };
     // A dangling link exists, but is not a folder.
     let nearest = folder.ancestors().find(|f| f.symlink_metadata().is_ok());
     if nearest.is_some_and(|f| f.is_dir() && machine_limits::is_writable(f)) {
-        HOST.ok(NAME, folder.display().to_string()).with_path(Some(folder))
+        HOST_PART.ok(CHECK_NAME, folder.display().to_string()).with_path(Some(folder))
     } else {
         let found = format!("{} cannot be written", folder.display());
-        HOST.problem(NAME, CheckStatus::Missing, found, lost).with_path(Some(folder))
+        HOST_PART.problem(CHECK_NAME, CheckStatus::Missing, found, lost).with_path(Some(folder))
     }
 }
 

@@ -9,7 +9,7 @@ use crate::call::OpCall;
 use crate::effects;
 use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.relu", "relu", |c| unary(c, UnaryOp::Relu)),
     row("aten.tanh", "tanh", |c| float_unary(c, UnaryOp::Tanh)),
     row("aten.sigmoid", "sigmoid", |c| float_unary(c, UnaryOp::Sigmoid)),
@@ -141,7 +141,7 @@ fn glu(c: &mut OpCall<'_, '_>) -> EmitResult {
 fn dropout(c: &mut OpCall<'_, '_>) -> EmitResult {
     let p = c.float_or("p", 0.5)?;
     if c.bool_or("train", true)? && p != 0.0 {
-        return Err(RuleFailure::Invalid(effects::DRAWS.into()));
+        return Err(RuleFailure::Invalid(effects::DRAWS_ERROR.into()));
     }
     identity(c)
 }

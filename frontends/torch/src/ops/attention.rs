@@ -16,7 +16,7 @@ use crate::effects::{self, bare_target};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::scope::tensor_names;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.scaled_dot_product_attention", "attention", |c| {
         attention_alone(c, MaskArgument::Named("attn_mask"))
     }),
@@ -148,7 +148,7 @@ fn cudnn_mask(c: &mut OpCall<'_, '_>) -> RuleResult<Option<ValueId>> {
 fn require_no_dropout(c: &OpCall<'_, '_>) -> RuleResult {
     match c.float_or("dropout_p", 0.0)? {
         0.0 => Ok(()),
-        _ => Err(RuleFailure::Invalid(effects::DRAWS.into())),
+        _ => Err(RuleFailure::Invalid(effects::DRAWS_ERROR.into())),
     }
 }
 

@@ -8,7 +8,7 @@ use super::{RuleRow, row};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.threshold_backward", "le, select", |c| {
         let gradient = CallOperand::Tensor(c.tensor("grad_output")?);
         let x = CallOperand::Tensor(c.tensor("self")?);

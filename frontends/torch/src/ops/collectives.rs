@@ -17,7 +17,7 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::operand_dtypes::dtype_failure;
 use crate::per_rank::PerRankArgument;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("_c10d_functional.all_reduce", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
     row_of_results("_c10d_functional.all_reduce_coalesced", "all_reduce", |c| {
         lower_each_tensor(c, all_reduce)
@@ -81,7 +81,7 @@ pub(super) const ROWS: &[RuleRow] = &[
 
 /// Ops that write and have no functional counterpart. Their results are results of the op, followed by the
 /// new contents of what they write, in the order of their schemas. Undefined contents are left out.
-pub(super) const WRITING: &[RuleRow] = &[
+pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
     row_of_results("symm_mem.two_shot_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
     row_of_results("symm_mem.multimem_all_reduce_", "all_reduce", |c| lower_each_tensor(c, all_reduce)),
     row_of_results("symm_mem.multimem_all_gather_out", "all_gather", |c| lower_each_tensor(c, all_gather)),

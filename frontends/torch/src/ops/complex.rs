@@ -28,9 +28,9 @@ use components::{
     complex_rank, component, declared_component_type, is_complex, is_complex_result, is_first_complex,
     join_components, set_complex_result,
 };
-pub(super) use fourier::ROWS as TRANSFORMS;
+pub(super) use fourier::RULE_ROWS as TRANSFORMS;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.view_as_complex", "(identity)", identity),
     row("aten.view_as_real", "(identity)", identity),
     row_of_results("aten.polar", "cos, sin, mul, concat", |c| {
@@ -139,8 +139,8 @@ pub(crate) fn lower_complex(c: &mut OpCall<'_, '_>, target: &str, plain: Option<
 
 /// The error for an op without a rule for complex numbers.
 pub(crate) fn unsupported_complex_op() -> RuleFailure {
-    let known: Vec<&str> = ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
-    let known = [&known[..], per_component::MOVING, per_component::FILLING].concat().join(", ");
+    let known: Vec<&str> = RULE_ROWS.iter().chain(ALSO_COMPLEX).map(|r| r.name).collect();
+    let known = [&known[..], per_component::MOVING_OPS, per_component::FILLING_OPS].concat().join(", ");
     RuleFailure::Invalid(format!(
         "this operator is not supported for complex numbers; supported are {known}, and their in-place forms"
     ))
@@ -151,7 +151,7 @@ fn find_complex_rule(target: &str) -> Option<OpRule> {
 }
 
 fn complex_rule_named(name: &str) -> Option<OpRule> {
-    let mut rows = ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
+    let mut rows = RULE_ROWS.iter().chain(TRANSFORMS).chain(ALSO_COMPLEX);
     rows.find(|row| row.name == name).map(|row| row.rule)
 }
 

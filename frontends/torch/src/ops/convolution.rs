@@ -10,7 +10,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.conv1d.default", "pad, slice, concat, matmul_unrounded, add, cast", |c| {
         convolution(c, Some(1))
     }),

@@ -8,7 +8,7 @@ use crate::call::{CallOperand, OpCall};
 use crate::dtype;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.full", "full", |c| filled_tensor(c, FillTemplate::Size, None)),
     row("aten.zeros", "full", |c| filled_tensor(c, FillTemplate::Size, Some(0))),
     row("aten.ones", "full", |c| filled_tensor(c, FillTemplate::Size, Some(1))),

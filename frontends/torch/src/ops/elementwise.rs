@@ -13,7 +13,7 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::schema::Argument;
 use crate::subclasses::{ACCESS, LOCAL_TENSOR};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.add", "add", |c| add_scaled(c, BinaryOp::Add)),
     row_of_results("aten.sub", "sub", |c| add_scaled(c, BinaryOp::Sub)),
     row_of_results("aten.subtract", "sub", |c| add_scaled(c, BinaryOp::Sub)),

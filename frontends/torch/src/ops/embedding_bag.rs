@@ -8,7 +8,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten._embedding_bag", "take, index_add, or scatter for the largest", forward),
     row_of_results(
         "aten._embedding_bag_forward_only",

@@ -16,13 +16,13 @@ use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::per_rank::PerRankNumbers;
 use crate::schema::Argument;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("_c10d_functional.batch_p2p_ops", "permute_ranks", batch_of_sends),
     row_of_results("_c10d_functional.isend", "(refused by name)", one_send),
     row_of_results("_c10d_functional.irecv", "(refused by name)", one_send),
 ];
 
-pub(super) const WRITING: &[RuleRow] = &[
+pub(super) const WRITING_RULE_ROWS: &[RuleRow] = &[
     row_of_results("symm_mem.all_to_all_vdev", "all_to_all", exchange_by_rank),
     row_of_results("symm_mem.all_to_all_vdev_2d", "all_gather, dispatch_rows", exchange_to_experts),
     row_of_results("symm_mem.all_to_all_vdev_2d_offset", "all_gather, combine_rows", exchange_from_experts),

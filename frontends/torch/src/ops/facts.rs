@@ -13,7 +13,7 @@ use crate::dtype;
 use crate::lower::{RuleFailure, RuleResult};
 use crate::schema::Argument;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.sym_size", "(an extent)", sym_size),
     row_of_results("aten.item", "(an integer)", read_integer),
     row_of_results("aten._local_scalar_dense", "(an integer)", read_integer),

@@ -9,10 +9,11 @@ use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
 /// The tables with the ops of one tensor.
-const SINGLE: [&[RuleRow]; 4] = [elementwise::ROWS, activations::ROWS, normalize::ROWS, create::ROWS];
+const SINGLE_TENSOR_TABLES: [&[RuleRow]; 4] =
+    [elementwise::RULE_ROWS, activations::RULE_ROWS, normalize::RULE_ROWS, create::RULE_ROWS];
 
 /// Pairs of the argument name that a rule of one tensor asks for and the name that the op over lists has.
-const RENAMED: &[(&str, &str)] = &[
+const RENAMED_ARGUMENTS: &[(&str, &str)] = &[
     ("other", "scalar"),
     ("other", "scalars"),
     ("exponent", "scalar"),
@@ -32,7 +33,7 @@ const RENAMED: &[(&str, &str)] = &[
 
 macro_rules! rows {
     ($($list:literal => $one:literal),* $(,)?) => {
-        pub(super) const ROWS: &[RuleRow] = &[
+        pub(super) const RULE_ROWS: &[RuleRow] = &[
             $(row_of_results($list, concat!("as ", $one, ", for each"), |c| for_each(c, $one)),)*
             row_of_results("aten._fused_adam", "mul, add, sqrt, div", |c| adam(c, Decay::Gradient)),
             row_of_results("aten._fused_adamw", "mul, add, sqrt, div", |c| adam(c, Decay::Parameter)),
@@ -76,12 +77,13 @@ fn for_each(c: &mut OpCall<'_, '_>, one: &str) -> RuleResult {
     // For powers of one number, the list of exponents determines the number of elements.
     let list = if c.is_list("exponent") && !c.is_list("self") { "exponent" } else { "self" };
     let count = c.tensors(list)?.len();
-    let single: Option<OpRule> = SINGLE.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
+    let single: Option<OpRule> =
+        SINGLE_TENSOR_TABLES.into_iter().flatten().find(|r| r.name == one).map(|r| r.rule);
     let rule = single.ok_or_else(|| RuleFailure::Opaque(format!("{one} is not supported")))?;
     if count == 0 {
         c.ignore_all();
     }
-    let results = c.apply_to_elements(count, RENAMED, rule)?;
+    let results = c.apply_to_elements(count, RENAMED_ARGUMENTS, rule)?;
     for (i, value) in results.into_iter().enumerate() {
         c.set_result(i, value);
     }

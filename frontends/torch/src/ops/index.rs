@@ -10,7 +10,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.embedding", "take", |c| {
         // These arguments only affect gradients.
         c.ignore(&["padding_idx", "scale_grad_by_freq", "sparse"]);

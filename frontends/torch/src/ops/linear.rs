@@ -7,7 +7,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.linear", "matmul_unrounded, add, cast", linear),
     row("aten.mm", "matmul", |c| product(c, "mat2")),
     row("aten.bmm", "matmul", |c| product(c, "mat2")),

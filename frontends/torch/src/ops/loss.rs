@@ -10,7 +10,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.mse_loss", "sub, mul, mean", |c| {
         let x = CallOperand::Tensor(c.first_tensor()?);
         let y = CallOperand::Tensor(c.tensor("target")?);

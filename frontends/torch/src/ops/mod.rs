@@ -34,49 +34,49 @@ use symmc_import::RuleTables;
 pub(crate) use crate::call::{OpRule, RuleRow, row, row_of_results};
 use crate::effects::bare_target;
 
-static TABLES: RuleTables<OpRule> = RuleTables::new(&[
-    elementwise::ROWS,
-    activations::ROWS,
-    linear::ROWS,
-    normalize::ROWS,
-    attention::ROWS,
-    reduce::ROWS,
-    views::ROWS,
-    slicing::ROWS,
-    index::ROWS,
-    scatter::ROWS,
-    create::ROWS,
-    loss::ROWS,
-    backward::ROWS,
-    collectives::ROWS,
-    collectives::WRITING,
-    exchanges::ROWS,
-    exchanges::WRITING,
-    foreach::ROWS,
-    facts::ROWS,
+static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
+    elementwise::RULE_ROWS,
+    activations::RULE_ROWS,
+    linear::RULE_ROWS,
+    normalize::RULE_ROWS,
+    attention::RULE_ROWS,
+    reduce::RULE_ROWS,
+    views::RULE_ROWS,
+    slicing::RULE_ROWS,
+    index::RULE_ROWS,
+    scatter::RULE_ROWS,
+    create::RULE_ROWS,
+    loss::RULE_ROWS,
+    backward::RULE_ROWS,
+    collectives::RULE_ROWS,
+    collectives::WRITING_RULE_ROWS,
+    exchanges::RULE_ROWS,
+    exchanges::WRITING_RULE_ROWS,
+    foreach::RULE_ROWS,
+    facts::RULE_ROWS,
     complex::ROWS,
     complex::TRANSFORMS,
-    convolution::ROWS,
-    windows::ROWS,
-    strided::ROWS,
-    embedding_bag::ROWS,
-    triangular::ROWS,
+    convolution::RULE_ROWS,
+    windows::RULE_ROWS,
+    strided::RULE_ROWS,
+    embedding_bag::RULE_ROWS,
+    triangular::RULE_ROWS,
 ]);
 
 pub(crate) fn find_rule(target: &str) -> Option<OpRule> {
     let target = bare_target(target);
-    let row = TABLES.find_row(target).or_else(|| TABLES.find_row(target.rsplit_once('.')?.0));
+    let row = RULE_TABLES.find_row(target).or_else(|| RULE_TABLES.find_row(target.rsplit_once('.')?.0));
     row.map(|r| r.rule)
 }
 
 /// The rule of an op that writes and has no functional counterpart. Its results are the new contents.
 pub(crate) fn find_writing(target: &str) -> Option<OpRule> {
     let op = bare_target(target).rsplit_once('.')?.0;
-    let rows = collectives::WRITING.iter().chain(exchanges::WRITING);
+    let rows = collectives::WRITING_RULE_ROWS.iter().chain(exchanges::WRITING_RULE_ROWS);
     rows.into_iter().find(|r| r.name == op).map(|r| r.rule)
 }
 
 /// Every target with the ops that it becomes, in the order of the themes.
 pub(crate) fn supported() -> Vec<(&'static str, &'static str)> {
-    TABLES.supported()
+    RULE_TABLES.supported()
 }

@@ -8,7 +8,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.softmax", "softmax", |c| softmax(c, false)),
     row("aten._softmax", "softmax", |c| softmax(c, false)),
     row("aten._safe_softmax", "softmax, 0 where all is -infinity", safe_softmax),

@@ -8,7 +8,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.sum", "sum", |c| reduce(c, ReductionKind::Sum)),
     row("aten.mean", "mean", |c| reduce(c, ReductionKind::Mean)),
     row("aten.prod", "prod", |c| reduce(c, ReductionKind::Prod)),

@@ -8,7 +8,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten.index_put", "index_put; select for a mask", index_put),
     row_of_results("aten._unsafe_index_put", "index_put; select for a mask", index_put),
     row_of_results("aten._index_put_impl", "index_put; select for a mask", index_put),

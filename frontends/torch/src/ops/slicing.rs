@@ -8,7 +8,7 @@ use crate::call::{CallOperand, OpCall};
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 use crate::shards;
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.slice.Tensor", "slice", slice),
     row("aten.slice_copy", "slice", slice),
     row("aten.narrow", "slice", |c| {

@@ -12,7 +12,7 @@ use crate::aliasing;
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.diagonal", "permute, reshape, slice; index where extents vary", diagonal),
     row("aten.diagonal_copy", "permute, reshape, slice; index where extents vary", diagonal),
     row("aten.unfold", "slice, reshape, permute; take where windows overlap", unfold),

@@ -8,7 +8,7 @@ use super::{RuleRow, row};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure};
 
-pub(super) const ROWS: &[RuleRow] =
+pub(super) const RULE_ROWS: &[RuleRow] =
     &[row("aten.linalg_solve_triangular", "reshape, slice, matmul, concat", solve)];
 
 const MOST: i64 = 1024;

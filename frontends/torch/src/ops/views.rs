@@ -10,7 +10,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.view.default", "reshape", |c| reshape(c, "size")),
     row("aten._unsafe_view", "reshape", |c| reshape(c, "size")),
     row("aten.view_copy.default", "reshape", |c| reshape(c, "size")),

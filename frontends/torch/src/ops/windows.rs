@@ -7,7 +7,7 @@ use super::{RuleRow, row, row_of_results};
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(super) const ROWS: &[RuleRow] = &[
+pub(super) const RULE_ROWS: &[RuleRow] = &[
     row("aten.avg_pool2d.default", "pad, slice, concat, sum", |c| average_pool(c, 2)),
     row("aten.avg_pool3d.default", "pad, slice, concat, sum", |c| average_pool(c, 3)),
     row("aten.avg_pool2d_backward.default", "pad, slice, concat, sum", |c| average_pool_backward(c, 2)),

@@ -12,7 +12,7 @@ use super::components::{declared_component_type, is_first_complex, set_complex_r
 use crate::call::OpCall;
 use crate::lower::{EmitResult, RuleFailure, RuleResult};
 
-pub(in crate::ops) const ROWS: &[RuleRow] = &[
+pub(in crate::ops) const RULE_ROWS: &[RuleRow] = &[
     row_of_results("aten._fft_c2c", "cos, sin, matmul", |c| {
         let axes = signal_axes(c)?;
         let scale = scale_argument(c)?;
@@ -51,7 +51,7 @@ pub(in crate::ops) const ROWS: &[RuleRow] = &[
     row_of_results("aten.fft_irfftn.default", "cos, sin, matmul", inverse_real_fft),
 ];
 
-const MOST: i64 = 4096;
+const MAX_TRANSFORM_LENGTH: i64 = 4096;
 
 /// The divisor along each axis.
 #[derive(Clone, Copy, PartialEq)]
@@ -338,9 +338,9 @@ fn root_matrices(
     scale: FourierScale,
     dtype: DType,
 ) -> RuleResult<(ValueId, ValueId)> {
-    if c.dim_bounds(n).1 > MOST {
+    if c.dim_bounds(n).1 > MAX_TRANSFORM_LENGTH {
         return Err(RuleFailure::Opaque(format!(
-            "a transform of {n:?} numbers may exceed the limit of {MOST}"
+            "a transform of {n:?} numbers may exceed the limit of {MAX_TRANSFORM_LENGTH}"
         )));
     }
     let extent = c.emit_dim(n, DType::F64)?;

@@ -19,7 +19,7 @@ use crate::schema::Argument;
 use crate::scope::tensor_names;
 
 /// Ops that move elements or add them up.
-pub(super) const MOVING: &[&str] = &[
+pub(super) const MOVING_OPS: &[&str] = &[
     "aten.cat",
     "aten.chunk",
     "aten.constant_pad_nd",
@@ -60,7 +60,7 @@ pub(super) const MOVING: &[&str] = &[
 ];
 
 /// Ops that fill a tensor with a real number.
-pub(super) const FILLING: &[&str] = &[
+pub(super) const FILLING_OPS: &[&str] = &[
     "aten.empty",
     "aten.empty_like",
     "aten.fill.Scalar",
@@ -79,26 +79,26 @@ pub(super) const FILLING: &[&str] = &[
 ];
 
 /// Arguments that select elements. They are not complex.
-const CHOOSING: [&str; 4] = ["index", "indices", "condition", "mask"];
+const SELECTING_ARGUMENTS: [&str; 4] = ["index", "indices", "condition", "mask"];
 
 /// Arguments that may be numbers instead of tensors.
-const NUMBERS: [&str; 3] = ["self", "other", "value"];
+const NUMBER_ARGUMENTS: [&str; 3] = ["self", "other", "value"];
 
 fn is_in_table(table: &[&str], target: &str) -> bool {
     table.iter().any(|&of| of == target || target.rsplit_once('.').is_some_and(|(op, _)| of == op))
 }
 
 pub(super) fn has_component_rule(target: &str) -> bool {
-    is_in_table(MOVING, target) || is_in_table(FILLING, target)
+    is_in_table(MOVING_OPS, target) || is_in_table(FILLING_OPS, target)
 }
 
 pub(super) fn lower_per_component(c: &mut OpCall<'_, '_>, target: &str, rule: OpRule) -> RuleResult {
-    if is_in_table(FILLING, target) { fill_real(c, rule) } else { apply_per_component(c, rule) }
+    if is_in_table(FILLING_OPS, target) { fill_real(c, rule) } else { apply_per_component(c, rule) }
 }
 
 /// Applies a rule to each component of the operands.
 pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleResult {
-    let number = NUMBERS
+    let number = NUMBER_ARGUMENTS
         .iter()
         .find(|name| !matches!(c.get(name), None | Some(Argument::Tensor(_) | Argument::Int(0))));
     if let Some(name) = number {
@@ -110,7 +110,7 @@ pub(super) fn apply_per_component(c: &mut OpCall<'_, '_>, rule: OpRule) -> RuleR
     let mut real = HashMap::new();
     let mut imaginary = HashMap::new();
     let mut operands = Vec::new();
-    for input in c.node.inputs.iter().filter(|i| !CHOOSING.contains(&&*i.name)) {
+    for input in c.node.inputs.iter().filter(|i| !SELECTING_ARGUMENTS.contains(&&*i.name)) {
         for name in tensor_names(&input.arg) {
             let x = c.lowering.scope.value(name).map_err(RuleFailure::Invalid)?;
             let (a, b) = if c.lowering.is_complex(name) {
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn all_have_rules() {
-        for target in MOVING.iter().chain(FILLING) {
+        for target in MOVING_OPS.iter().chain(FILLING_OPS) {
             assert!(
                 ops::find_rule(target).or_else(|| ops::find_rule(&format!("{target}.default"))).is_some(),
                 "{target}"
