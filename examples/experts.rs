@@ -9,14 +9,14 @@ use std::process::ExitCode;
 
 use symmc::{CheckedPlan, CompileConfig, Error, Group, Program, Session, SessionConfig};
 
-const EXPERTS: usize = 4;
-const SLOTS: usize = 2;
-const TOKENS: usize = 6;
-const HIDDEN: usize = 8;
-const WIDE: usize = 16;
+const EXPERT_COUNT: usize = 4;
+const SLOTS_PER_TOKEN: usize = 2;
+const TOKEN_COUNT: usize = 6;
+const HIDDEN_SIZE: usize = 8;
+const EXPERT_WIDTH: usize = 16;
 
 /// Each rank has `t` tokens and two of the experts.
-const PROGRAM: &str = r#"program "experts" ranks 2
+const EXPERTS_PROGRAM: &str = r#"program "experts" ranks 2
 symbol t in 1..=64
 group @ep world
 arg %x: f32[t, 8]
@@ -50,16 +50,16 @@ fn product(x: &[f32], w: &[f32], columns: usize) -> Vec<f32> {
 
 /// The result of a token, without other ranks.
 fn expected(x: &[f32], router: &[f32], up: &[f32], down: &[f32]) -> Vec<f32> {
-    let shares: Vec<f32> = product(x, router, EXPERTS).into_iter().map(f32::exp).collect();
+    let shares: Vec<f32> = product(x, router, EXPERT_COUNT).into_iter().map(f32::exp).collect();
     let total: f32 = shares.iter().sum();
-    let mut chosen: Vec<usize> = (0..EXPERTS).collect();
+    let mut chosen: Vec<usize> = (0..EXPERT_COUNT).collect();
     chosen.sort_by(|a, b| shares[*b].total_cmp(&shares[*a]));
-    let mut y = vec![0.0; HIDDEN];
-    for &expert in &chosen[..SLOTS] {
-        let part = expert * HIDDEN * WIDE..(expert + 1) * HIDDEN * WIDE;
-        let hidden = product(x, &up[part.clone()], WIDE);
+    let mut y = vec![0.0; HIDDEN_SIZE];
+    for &expert in &chosen[..SLOTS_PER_TOKEN] {
+        let part = expert * HIDDEN_SIZE * EXPERT_WIDTH..(expert + 1) * HIDDEN_SIZE * EXPERT_WIDTH;
+        let hidden = product(x, &up[part.clone()], EXPERT_WIDTH);
         let act: Vec<f32> = hidden.into_iter().map(|h| h / (1.0 + (-h).exp())).collect();
-        for (y, out) in y.iter_mut().zip(product(&act, &down[part], HIDDEN)) {
+        for (y, out) in y.iter_mut().zip(product(&act, &down[part], HIDDEN_SIZE)) {
             *y += shares[expert] / total * out;
         }
     }
@@ -68,17 +68,17 @@ fn expected(x: &[f32], router: &[f32], up: &[f32], down: &[f32]) -> Vec<f32> {
 
 /// Runs one rank; returns the rows that its experts received, and the largest difference from a result without other ranks.
 fn run_rank(plan: &CheckedPlan, group: &Group, rank: usize) -> Result<(i64, f32), Error> {
-    let mut x = numbers(TOKENS * HIDDEN, rank + 1);
-    let mut router = numbers(HIDDEN * EXPERTS, 3);
-    let up = numbers(EXPERTS * HIDDEN * WIDE, 4);
-    let down = numbers(EXPERTS * WIDE * HIDDEN, 5);
+    let mut x = numbers(TOKEN_COUNT * HIDDEN_SIZE, rank + 1);
+    let mut router = numbers(HIDDEN_SIZE * EXPERT_COUNT, 3);
+    let up = numbers(EXPERT_COUNT * HIDDEN_SIZE * EXPERT_WIDTH, 4);
+    let down = numbers(EXPERT_COUNT * EXPERT_WIDTH * HIDDEN_SIZE, 5);
     let half = up.len() / 2;
     let mut own_up = up[rank * half..(rank + 1) * half].to_vec();
     let mut own_down = down[rank * half..(rank + 1) * half].to_vec();
-    let mut y = vec![0f32; TOKENS * HIDDEN];
-    let mut counts = [0i64; EXPERTS / 2];
+    let mut y = vec![0f32; TOKEN_COUNT * HIDDEN_SIZE];
+    let mut counts = [0i64; EXPERT_COUNT / 2];
     let mut session = Session::open(plan, group, &SessionConfig::default())?;
-    session.set("t", TOKENS as i64)?;
+    session.set("t", TOKEN_COUNT as i64)?;
     let all = [
         ("x", &mut x),
         ("router", &mut router),
@@ -95,7 +95,7 @@ fn run_rank(plan: &CheckedPlan, group: &Group, rank: usize) -> Result<(i64, f32)
     session.run()?;
     session.close()?;
     let mut difference = 0f32;
-    for (x, y) in x.chunks(HIDDEN).zip(y.chunks(HIDDEN)) {
+    for (x, y) in x.chunks(HIDDEN_SIZE).zip(y.chunks(HIDDEN_SIZE)) {
         let whole = expected(x, &router, &up, &down);
         difference = y.iter().zip(whole).fold(difference, |most, (y, e)| most.max((y - e).abs()));
     }
@@ -115,7 +115,7 @@ fn main() -> ExitCode {
 
 /// Runs all ranks; returns whether their results are right.
 fn run() -> Result<bool, Error> {
-    let plan = symmc::compile(&Program::from_text(PROGRAM)?, &CompileConfig::default())?;
+    let plan = symmc::compile(&Program::from_text(EXPERTS_PROGRAM)?, &CompileConfig::default())?;
     let groups = Group::threads(plan.ranks);
     let plan = &plan;
     std::thread::scope(|scope| {

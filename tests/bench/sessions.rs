@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use symmc::{CheckedPlan, CompileConfig, Group, Program, Session, SessionConfig};
 
-const RANKS: u32 = 2;
-const STEPS: usize = 250;
-const RUNS: usize = 1001;
-const LIMIT: Duration = Duration::from_secs(30);
+const RANK_COUNT: u32 = 2;
+const STEP_COUNT: usize = 250;
+const RUN_COUNT: usize = 1001;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> Result<()> {
     let plan = symmc::compile(&Program::from_text(&program())?, &CompileConfig::default())?;
@@ -24,10 +24,10 @@ fn main() -> Result<()> {
                 move || one_rank(plan, &group)
             })
         };
-        let threads: Vec<_> = Group::threads(RANKS).into_iter().map(rank).collect();
+        let threads: Vec<_> = Group::threads(RANK_COUNT).into_iter().map(rank).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| anyhow::bail!("a rank panicked"))).collect()
     });
-    println!("{steps} steps, {RANKS} ranks of the host, medians of {RUNS} in µs");
+    println!("{steps} steps, {RANK_COUNT} ranks of the host, medians of {RUN_COUNT} in µs");
     for (what, time) in ranks.into_iter().next().context("a rank")?? {
         println!("{what:<44} {time:>9.2}");
     }
@@ -39,14 +39,14 @@ fn program() -> String {
     let mut text = "program \"chain\" ranks 2\nsymbol n in 1..=64\ngroup @all world\narg %v0: f32[n, 16]\n\
                     param %w: f32[16]\n"
         .to_string();
-    for i in 0..STEPS {
+    for i in 0..STEP_COUNT {
         text += &match i % 25 {
             24 => format!("%v{}: f32[n, 16] = all_reduce %v{i} op=max group=@all\n", i + 1),
             0 => format!("%v{}: f32[n, 16] = mul %v{i}, %w\n", i + 1),
             _ => format!("%v{}: f32[n, 16] = tanh %v{i}\n", i + 1),
         };
     }
-    text + &format!("return %v{STEPS}\n")
+    text + &format!("return %v{STEP_COUNT}\n")
 }
 
 /// The median of what a thing takes, without what is done before each time.
@@ -55,13 +55,13 @@ fn median(
     mut before: impl FnMut(&mut Session, usize) -> Result<()>,
     timed: impl Fn(&mut Session) -> Result<()>,
 ) -> Result<f64> {
-    let mut times = Vec::with_capacity(RUNS);
-    for run in 0..RUNS {
+    let mut times = Vec::with_capacity(RUN_COUNT);
+    for run in 0..RUN_COUNT {
         before(session, run)?;
         let start = Instant::now();
         timed(session)?;
         times.push(start.elapsed().as_secs_f64() * 1e6);
-        session.wait(LIMIT)?;
+        session.wait(WAIT_TIMEOUT)?;
     }
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
@@ -73,12 +73,12 @@ fn one_rank(plan: &CheckedPlan, group: &Group) -> Result<Vec<(&'static str, f64)
     let mut opening = Vec::new();
     for _ in 0..21 {
         let start = Instant::now();
-        let session = Session::open(plan, group, &SessionConfig::default().with_timeout(LIMIT))?;
+        let session = Session::open(plan, group, &SessionConfig::default().with_timeout(WAIT_TIMEOUT))?;
         opening.push(start.elapsed().as_secs_f64() * 1e6);
         session.close()?;
     }
     opening.sort_by(f64::total_cmp);
-    let mut session = Session::open(plan, group, &SessionConfig::default().with_timeout(LIMIT))?;
+    let mut session = Session::open(plan, group, &SessionConfig::default().with_timeout(WAIT_TIMEOUT))?;
     session.set("n", 1)?;
     session.write("w", &1f32.to_ne_bytes().repeat(16))?;
     // SAFETY: the blocks live as long as the session and hold 64 rows.

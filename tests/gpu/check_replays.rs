@@ -26,10 +26,10 @@ use symmc::{
 use threads::on_ranks;
 
 /// Sets of inputs.
-const SETS: usize = 5;
-const LIMIT: Duration = Duration::from_secs(20);
+const INPUT_SETS: usize = 5;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 /// How far outputs may be from the interpreter's, of the largest magnitude: of 16-bit floats and of others.
-const TOLERANCES: [f64; 2] = [2e-2, 1e-3];
+const RELATIVE_TOLERANCES: [f64; 2] = [2e-2, 1e-3];
 
 /// The inputs of each rank.
 type Inputs = Vec<Vec<Arc<Tensor>>>;
@@ -70,7 +70,7 @@ fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
         };
         each.map(one).collect()
     };
-    (0..SETS).map(|set| first.iter().map(|inputs| turn(set, inputs)).collect()).collect()
+    (0..INPUT_SETS).map(|set| first.iter().map(|inputs| turn(set, inputs)).collect()).collect()
 }
 
 impl Job {
@@ -124,7 +124,7 @@ impl Job {
     /// All replays of one rank.
     fn rank(&self, gpu: u32, group: &Group) -> Result<()> {
         let gpu = GpuConfig::new(gpu).with_progress(self.progress);
-        let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(gpu);
+        let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(gpu);
         let mut session = Session::open(&self.plan, group, &config)?;
         for (symbol, value) in &self.symbols {
             session.set(symbol, *value)?;
@@ -133,7 +133,7 @@ impl Job {
         let mut first: Vec<Vec<Tensor>> = vec![];
         let mut random = SplitMix(11);
         for replay in 0..self.replays {
-            let set = if replay < SETS { replay } else { random.below(SETS) };
+            let set = if replay < INPUT_SETS { replay } else { random.below(INPUT_SETS) };
             let found = self.replay(&mut session, number, set, replay == 0)?;
             let Some(wanted) = first.get(set) else {
                 self.agrees(set, number, &found)?;
@@ -175,7 +175,7 @@ impl Job {
     /// Whether the outputs of a rank are those of the interpreter.
     fn agrees(&self, set: usize, rank: usize, found: &[Tensor]) -> Result<()> {
         for (output, (found, wanted)) in found.iter().zip(&self.expected[set][rank]).enumerate() {
-            let tolerance = TOLERANCES[usize::from(wanted.dtype().size() != 2)];
+            let tolerance = RELATIVE_TOLERANCES[usize::from(wanted.dtype().size() != 2)];
             let largest = wanted.to_f64().iter().fold(1.0_f64, |most, x| most.max(x.abs()));
             let difference = interp::compare(found, wanted, Tolerance::absolute(tolerance * largest));
             let near = difference.agrees();
@@ -202,7 +202,7 @@ fn run(args: &[String]) -> Result<()> {
     on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &groups[rank]))?;
     let (ranks, outputs) = (gpus.len(), job.expected[0][0].len());
     println!(
-        "{replays} replays on {ranks} ranks, {SETS} sets of inputs, {outputs} outputs: the same bits for each set"
+        "{replays} replays on {ranks} ranks, {INPUT_SETS} sets of inputs, {outputs} outputs: the same bits for each set"
     );
     Ok(())
 }

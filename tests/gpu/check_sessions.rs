@@ -20,7 +20,7 @@ use symmc::{
 };
 use threads::on_ranks;
 
-const PROGRAM: &str = r#"program "buckets" ranks 2
+const BUCKETS_PROGRAM: &str = r#"program "buckets" ranks 2
 symbol n in 1..=64
 group @w world
 arg %x: f32[n, 256]
@@ -35,10 +35,10 @@ mutate %state = %next
 "#;
 
 /// The bindings of the session, of two buckets, and the order in which they run.
-const SIZES: [i64; 3] = [3, 4, 50];
-const ORDER: [usize; 8] = [0, 2, 1, 2, 0, 0, 2, 1];
-const RANKS: usize = 2;
-const LIMIT: Duration = Duration::from_secs(20);
+const TOKEN_SIZES: [i64; 3] = [3, 4, 50];
+const RUN_ORDER: [usize; 8] = [0, 2, 1, 2, 0, 0, 2, 1];
+const RANK_COUNT: usize = 2;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What all ranks of one run get and give: for each run of the order the inputs and the first output.
 struct Expected {
@@ -53,15 +53,15 @@ fn expected(program: &Program) -> Result<Expected> {
         let elements: Vec<f64> = (0..n).map(|_| random.symmetric_unit() * scale).collect();
         Arc::new(Tensor::from_f64(DType::F32, shape, &elements).expect("as many as the shape says"))
     };
-    let weights: Vec<_> = (0..RANKS).map(|_| draw(&[256, 256], 0.1)).collect();
+    let weights: Vec<_> = (0..RANK_COUNT).map(|_| draw(&[256, 256], 0.1)).collect();
     let first = draw(&[256], 1.0);
-    let mut states = vec![first; RANKS];
+    let mut states = vec![first; RANK_COUNT];
     let mut out = Expected { inputs: vec![], outputs: vec![] };
-    for which in ORDER {
-        let x = draw(&[SIZES[which] as usize, 256], 1.0);
-        let bindings = symmc::resolve_bindings(&program.graph, &[("n".into(), SIZES[which])])?;
+    for which in RUN_ORDER {
+        let x = draw(&[TOKEN_SIZES[which] as usize, 256], 1.0);
+        let bindings = symmc::resolve_bindings(&program.graph, &[("n".into(), TOKEN_SIZES[which])])?;
         let inputs: Vec<Vec<_>> =
-            (0..RANKS).map(|r| vec![x.clone(), states[r].clone(), weights[r].clone()]).collect();
+            (0..RANK_COUNT).map(|r| vec![x.clone(), states[r].clone(), weights[r].clone()]).collect();
         let results = interp::run(&program.graph, &bindings, &inputs)?;
         states = results.iter().map(|r| Arc::new(r[1].clone())).collect();
         out.inputs.push(inputs);
@@ -72,12 +72,12 @@ fn expected(program: &Program) -> Result<Expected> {
 
 /// One rank: a session whose sizes change, run in the order above.
 fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
-    let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(gpu));
+    let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
     let mut session = Session::open(plan, group, &config)?;
-    for (run, &which) in ORDER.iter().enumerate() {
+    for (run, &which) in RUN_ORDER.iter().enumerate() {
         let rank = group.rank() as usize;
         let [x, state, weights] = &expected.inputs[run][rank][..] else { bail!("three inputs") };
-        session.set("n", SIZES[which])?;
+        session.set("n", TOKEN_SIZES[which])?;
         session.write_tensor("x", x)?;
         if run == 0 {
             // The state lives on in the session.
@@ -87,16 +87,16 @@ fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Res
         session.run()?;
         let (found, wanted) = (session.read("out.0")?, &expected.outputs[run][rank]);
         let difference = interp::compare(&found, wanted, Tolerance::absolute(1e-4));
-        ensure!(difference.agrees(), "run {run} of n={} differs: {difference}", SIZES[which]);
+        ensure!(difference.agrees(), "run {run} of n={} differs: {difference}", TOKEN_SIZES[which]);
     }
     Ok(session.close()?)
 }
 
 /// One rank: a session in which more and more programs take turns, each of which has a state that lives on.
 fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
-    let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(gpu));
+    let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
     let mut sessions: Vec<(Session, usize)> = Vec::new();
-    for _ in 0..plans.len() + ORDER.len() {
+    for _ in 0..plans.len() + RUN_ORDER.len() {
         if let Some(plan) = plans.get(sessions.len()) {
             let opened = match sessions.first() {
                 None => Session::open(plan, group, &config)?,
@@ -105,25 +105,25 @@ fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) ->
             sessions.push((opened, 0));
         }
         for (number, (session, run)) in
-            sessions.iter_mut().enumerate().filter(|(_, (_, run))| *run < ORDER.len())
+            sessions.iter_mut().enumerate().filter(|(_, (_, run))| *run < RUN_ORDER.len())
         {
-            let which = ORDER[*run];
+            let which = RUN_ORDER[*run];
             let rank = group.rank() as usize;
             let [x, state, weights] = &expected.inputs[*run][rank][..] else { bail!("three inputs") };
-            session.set("n", SIZES[which])?;
+            session.set("n", TOKEN_SIZES[which])?;
             session.write_tensor("x", x)?;
             if *run == 0 {
                 session.write_tensor("state", state)?;
                 session.write_tensor("w", weights)?;
             }
             session.enqueue()?;
-            session.wait(LIMIT)?;
+            session.wait(WAIT_TIMEOUT)?;
             let (found, wanted) = (session.read("out.0")?, &expected.outputs[*run][rank]);
             let difference = interp::compare(&found, wanted, Tolerance::absolute(1e-4));
             ensure!(
                 difference.agrees(),
                 "program {number}, run {run} of n={} differs: {difference}",
-                SIZES[which]
+                TOKEN_SIZES[which]
             );
             *run += 1;
         }
@@ -132,27 +132,36 @@ fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) ->
 }
 
 /// Joins a run while the context of the other rank's GPU is current, which it must be afterwards.
-fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANKS]) -> Result<()> {
-    let other = driver::Device::open(gpus[RANKS - 1 - rank])?;
+fn joins(plan: &CheckedPlan, work: &Workload, rank: usize, gpus: [u32; RANK_COUNT]) -> Result<()> {
+    let other = driver::Device::open(gpus[RANK_COUNT - 1 - rank])?;
     let run = format!("check_sessions {}", std::process::id());
-    let place = Membership { rank: rank as u32, ranks: RANKS as u32, run };
+    let place = Membership { rank: rank as u32, ranks: RANK_COUNT as u32, run };
     let device = RunDevice::Gpus(CudaConfig::default().with_gpus(gpus));
-    symmc::run_joined(plan, work, &place, &RunConfig::default().with_device(device).with_timeout(LIMIT))?;
+    symmc::run_joined(
+        plan,
+        work,
+        &place,
+        &RunConfig::default().with_device(device).with_timeout(WAIT_TIMEOUT),
+    )?;
     ensure!(other.is_current()?, "rank {rank}: the caller's context is not current after the run");
     Ok(())
 }
 
-fn run(gpus: [u32; RANKS]) -> Result<()> {
-    let program = Program::from_text(PROGRAM)?;
+fn run(gpus: [u32; RANK_COUNT]) -> Result<()> {
+    let program = Program::from_text(BUCKETS_PROGRAM)?;
     let buckets = [BucketSpec::new("n", [4, 64])];
     let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
     let plan =
         symmc::compile(&program, &CompileConfig::default().with_profile(profile).with_buckets(buckets))?;
     let wanted = expected(&program)?;
     ensure!(plan.buckets.len() == 2, "expected 2 buckets, found {}", plan.buckets.len());
-    let groups = Group::threads(RANKS as u32);
-    on_ranks(RANKS, |rank| runs(&plan, gpus[rank], &groups[rank], &wanted))?;
-    println!("{} runs between {} bindings of 2 buckets: as the interpreter", ORDER.len(), SIZES.len());
+    let groups = Group::threads(RANK_COUNT as u32);
+    on_ranks(RANK_COUNT, |rank| runs(&plan, gpus[rank], &groups[rank], &wanted))?;
+    println!(
+        "{} runs between {} bindings of 2 buckets: as the interpreter",
+        RUN_ORDER.len(),
+        TOKEN_SIZES.len()
+    );
     let variants = [
         CollectiveVariant::OneShot,
         CollectiveVariant::Ll,
@@ -167,11 +176,11 @@ fn run(gpus: [u32; RANKS]) -> Result<()> {
         Ok(symmc::compile(&program, &config)?)
     });
     let plans = plans.into_iter().collect::<Result<Vec<_>>>()?;
-    on_ranks(RANKS, |rank| turns(&plans, gpus[rank], &groups[rank], &wanted))?;
+    on_ranks(RANK_COUNT, |rank| turns(&plans, gpus[rank], &groups[rank], &wanted))?;
     println!("{} programs take turns in one session: as the interpreter", plans.len());
     let draw = DrawConfig::default().with_symbols([("n", 4)]);
     let work = Workload::gather(&program.graph, &Weights::default(), None, &draw)?;
-    on_ranks(RANKS, |rank| joins(&plan, &work, rank, gpus))?;
+    on_ranks(RANK_COUNT, |rank| joins(&plan, &work, rank, gpus))?;
     println!("joined runs leave the caller's context as it was");
     Ok(())
 }

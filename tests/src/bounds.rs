@@ -31,11 +31,11 @@ use symmc_runtime::{CustomKernelRegistry, RunError};
 use symmc_support::random::SplitMix;
 
 /// No rank of a trial waits longer.
-const LIMIT: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Sizes of a program that run, and others that are refused.
-const SIZES: [usize; 2] = [4, 2];
+const SIZE_COUNTS: [usize; 2] = [4, 2];
 /// Programs whose kernels are compiled together.
-const TOGETHER: usize = 100;
+const PROGRAMS_PER_MODULE: usize = 100;
 
 /// What trials did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,7 +60,7 @@ pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) ->
             Ok(emulated) => waiting.extend(emulated),
             Err(error) => fail(format!("seed {seed}: {error}\n{}", text::print(&graph))),
         }
-        if waiting.len() >= TOGETHER {
+        if waiting.len() >= PROGRAMS_PER_MODULE {
             all.emulated += emulate(&std::mem::take(&mut waiting), &mut fail);
         }
     }
@@ -109,7 +109,7 @@ fn chosen(
 ) -> Result<Vec<Sized>, String> {
     let executor = Executor::new(plan, 0, &CustomKernelRegistry::new(), ExecConfig::default());
     let mut executor = executor.map_err(|e| e.to_string())?;
-    let (mut sizes, mut left) = (bounds::sizes(graph), SIZES);
+    let (mut sizes, mut left) = (bounds::sizes(graph), SIZE_COUNTS);
     let mut runs = Vec::new();
     while !sizes.is_empty() {
         let bindings = sizes.swap_remove(r.below(sizes.len()));
@@ -133,7 +133,7 @@ fn chosen(
 
 /// Runs all sizes in one session of host ranks.
 fn on_rank(plan: &CheckedPlan, runs: &[Sized], group: &Group) -> Result<(), String> {
-    let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
+    let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
     let session = HostSession::open(plan, group, &CustomKernelRegistry::new(), &config, vec![]);
     let mut session = session.map_err(|e| e.to_string())?;
     // Memory that is lent lives until the session ends.

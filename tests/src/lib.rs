@@ -38,7 +38,7 @@ pub fn files_in(folder: &Path, stem: &str, ranks: u32) -> Vec<PathBuf> {
 }
 
 /// The programs that come with weights, inputs and outputs: stem and ranks.
-pub const RUNNABLE: [(&str, u32); 6] = [
+pub const RUNNABLE_PROGRAMS: [(&str, u32); 6] = [
     ("megatron_tp4_f32", 4),
     ("megatron_tp4_bf16", 4),
     ("hf_llama_tp2", 2),
@@ -48,7 +48,7 @@ pub const RUNNABLE: [(&str, u32); 6] = [
 ];
 
 /// Programs with recorded tensors, small and unlike each other: caches, symmetric inputs, several ranks.
-pub const RECORDED: [&str; 8] = [
+pub const RECORDED_PROGRAMS: [&str; 8] = [
     "families/llama_static_decode",
     "families/gemma3_static_prefill",
     "families/llama_past",
@@ -72,5 +72,5 @@ impl Drop for Processes {
 }
 
 /// The programs that are only a graph: stem and ranks.
-pub const GRAPHS: [(&str, u32); 4] =
+pub const GRAPH_PROGRAMS: [(&str, u32); 4] =
     [("hf_llama_tp2_core", 2), ("fsdp4_fw_graph", 4), ("fsdp4_bw_graph", 4), ("llama70b_tp8_graph", 8)];

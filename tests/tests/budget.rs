@@ -12,7 +12,7 @@ use symmc::{
     Session, SessionConfig, TensorFile, Workload,
 };
 use symmc_ir::Symbol;
-use symmc_tests::{RECORDED, program};
+use symmc_tests::{RECORDED_PROGRAMS, program};
 
 /// The segments of shared memory of sessions that this process maps, with their bytes, however often each is mapped.
 fn shared() -> BTreeMap<u64, usize> {
@@ -105,7 +105,7 @@ fn ends(plan: &CheckedPlan, end: impl Fn(&Symbol) -> i64) -> Vec<(String, i64)> 
 #[test]
 fn sessions_take_what_was_told_before() {
     let mut used = 0;
-    for stem in RECORDED {
+    for stem in RECORDED_PROGRAMS {
         let tensors = TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors");
         let tensors = Arc::new(tensors);
         let options = OpenOptions::default().with_tensors(tensors.clone());

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use symmc::{CheckedPlan, CompileConfig, Group, Program, Session, SessionConfig};
 
-const SESSIONS: usize = 1000;
+const SESSION_COUNT: usize = 1000;
 /// Sessions before what is taken is counted for the first time.
-const WARM: usize = 10;
+const WARMUP_SESSIONS: usize = 10;
 
 /// An all-reduce of what ranks are given.
-const SUM: &str = "program \"sum\" ranks 2\ngroup @all world\narg %x: f32[256]\n\
+const SUM_PROGRAM: &str = "program \"sum\" ranks 2\ngroup @all world\narg %x: f32[256]\n\
     %y: f32[256] = neg %x\n%z: f32[256] = all_reduce %y op=sum group=@all\nreturn %z\n";
 
 /// Descriptors, threads, and mappings of shared memory.
@@ -56,12 +56,12 @@ fn open_run_and_end(plan: &CheckedPlan, groups: &[Group], number: usize) {
 
 #[test]
 fn a_thousand_sessions_leave_nothing_behind() {
-    let program = Program::from_text(SUM).expect("a program");
+    let program = Program::from_text(SUM_PROGRAM).expect("a program");
     let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
     let groups = Group::threads(2);
     let mut before = [0; 3];
-    for number in 0..SESSIONS {
-        if number == WARM {
+    for number in 0..SESSION_COUNT {
+        if number == WARMUP_SESSIONS {
             before = settled([0; 3]);
         }
         open_run_and_end(&plan, &groups, number);

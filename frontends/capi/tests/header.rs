@@ -16,10 +16,10 @@ fn folder() -> PathBuf {
 }
 
 /// The source files, in the order of the header.
-const FILES: [&str; 9] =
+const SOURCE_FILES: [&str; 9] =
     ["lib", "error", "program", "plan", "group", "values", "options", "session", "buffer"];
 
-const OPENING: &str = "\
+const HEADER_OPENING: &str = "\
 /* symmc: compiles tensor programs with communication into plans, proves the plans safe, and runs them.
  *
  * The rules of this comment hold for all functions; a function documents only requirements beyond them.
@@ -62,7 +62,7 @@ extern \"C\" {
 #endif
 ";
 
-const CLOSING: &str = "
+const HEADER_CLOSING: &str = "
 #ifdef __cplusplus
 }
 #endif
@@ -78,7 +78,7 @@ fn items() -> Vec<(String, Vec<Item>)> {
             text.lines().next().and_then(|line| line.strip_prefix("//! ")).expect("a page").to_string();
         (title, syn::parse_file(&text).expect("Rust").items)
     };
-    FILES.iter().map(read).collect()
+    SOURCE_FILES.iter().map(read).collect()
 }
 
 /// The comment of an item in C, without its section on safety, which is for callers in Rust.
@@ -221,7 +221,7 @@ fn handles(files: &[(String, Vec<Item>)]) -> String {
 
 fn header() -> String {
     let files = items();
-    let mut out = format!("{OPENING}\n{}", handles(&files));
+    let mut out = format!("{HEADER_OPENING}\n{}", handles(&files));
     for (title, items) in &files {
         let mut part = String::new();
         let mut constants = String::new();
@@ -243,7 +243,7 @@ fn header() -> String {
         }
         let _ = write!(out, "/* ---- {title} ---- */\n\n{constants}{part}");
     }
-    out.trim_end().to_string() + "\n" + CLOSING
+    out.trim_end().to_string() + "\n" + HEADER_CLOSING
 }
 
 #[test]

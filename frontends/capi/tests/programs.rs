@@ -26,8 +26,8 @@ fn root() -> PathBuf {
 /// The path of a library in the profile of this test. Cargo builds it here, since tests cannot depend on a crate that Rust cannot
 /// link.
 fn library(extension: &str) -> PathBuf {
-    static BUILT: OnceLock<PathBuf> = OnceLock::new();
-    let folder = BUILT.get_or_init(|| {
+    static BUILT_LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    let folder = BUILT_LIBRARY.get_or_init(|| {
         let test = std::env::current_exe().expect("a path");
         let folder = test.ancestors().nth(2).expect("the folder of the profile").to_path_buf();
         let mut command = Command::new(env!("CARGO"));

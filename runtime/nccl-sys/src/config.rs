@@ -10,7 +10,7 @@
 use std::ffi::{c_char, c_int, c_uint};
 
 /// The value of an integer that NCCL chooses.
-const UNSET: c_int = c_int::MIN;
+const UNSET_INT: c_int = c_int::MIN;
 
 /// The configuration of a communicator. NCCL chooses every value that is not set.
 #[repr(C)]
@@ -45,29 +45,29 @@ pub struct NcclConfig {
 
 impl NcclConfig {
     /// Marks a struct as initialised.
-    const MAGIC: c_uint = 0xcafe_beef;
+    const CONFIG_MAGIC: c_uint = 0xcafe_beef;
     /// The version whose fields the struct has: 2.27.0.
-    const LAYOUT: c_uint = 22_700;
+    const LAYOUT_VERSION: c_uint = 22_700;
 }
 
 impl Default for NcclConfig {
     fn default() -> NcclConfig {
         NcclConfig {
             size: size_of::<NcclConfig>(),
-            magic: NcclConfig::MAGIC,
-            version: NcclConfig::LAYOUT,
-            blocking: UNSET,
-            cga_cluster_size: UNSET,
-            min_ctas: UNSET,
-            max_ctas: UNSET,
+            magic: NcclConfig::CONFIG_MAGIC,
+            version: NcclConfig::LAYOUT_VERSION,
+            blocking: UNSET_INT,
+            cga_cluster_size: UNSET_INT,
+            min_ctas: UNSET_INT,
+            max_ctas: UNSET_INT,
             net_name: std::ptr::null(),
-            split_share: UNSET,
-            traffic_class: UNSET,
+            split_share: UNSET_INT,
+            traffic_class: UNSET_INT,
             comm_name: std::ptr::null(),
-            collnet_enable: UNSET,
-            cta_policy: UNSET,
-            shrink_share: UNSET,
-            nvls_ctas: UNSET,
+            collnet_enable: UNSET_INT,
+            cta_policy: UNSET_INT,
+            shrink_share: UNSET_INT,
+            nvls_ctas: UNSET_INT,
         }
     }
 }

@@ -14,16 +14,16 @@ use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp};
 
 use super::copy::{StoreMode, copy_bytes};
 use super::ll;
-use super::reduce::{AccumulatorBlock, BLOCK};
+use super::reduce::{AccumulatorBlock, BLOCK_ELEMENTS};
 use super::running::{PerRank, RunningCollective};
 use crate::error::Result;
 
-const EPOCHS: u64 = u32::MAX as u64;
+const MAX_EPOCHS: u64 = u32::MAX as u64;
 /// Elements that are reduced together. Such a block of any dtype fills whole lines.
-const PIECE: usize = BLOCK / ll::DATA * ll::DATA;
+const PIECE_ELEMENTS: usize = BLOCK_ELEMENTS / ll::DATA * ll::DATA;
 
 /// Bytes of the peers' slots of the next collective whose cache lines a rank prefetches for writing.
-const AHEAD: usize = 4096;
+const PREFETCH_BYTES: usize = 4096;
 
 struct LandingZones {
     /// The zone of this epoch in each arena of the cell, by number.
@@ -47,7 +47,7 @@ impl LandingZones {
     /// Called after all lines were received. The next message most likely has this size and goes to the other
     /// zones. The peers no longer read these, since they have sent lines for the current zones.
     fn prefetch_next_zones(&self, running: &RunningCollective) {
-        let most = AHEAD / running.n.saturating_sub(1).max(1);
+        let most = PREFETCH_BYTES / running.n.saturating_sub(1).max(1);
         for p in running.peer_numbers() {
             let slot = self.zones[p]
                 .wrapping_offset(self.next_zone_distance)
@@ -83,7 +83,7 @@ fn begin_message(running: &RunningCollective, message: usize) -> Result<LandingZ
     }
     let state = running.group;
     let number = state.ll.load(Ordering::Relaxed);
-    if number > 0 && number.is_multiple_of(EPOCHS) {
+    if number > 0 && number.is_multiple_of(MAX_EPOCHS) {
         clear_flags(running, offsets)?;
     }
     state.ll.store(number + 1, Ordering::Relaxed);
@@ -92,7 +92,7 @@ fn begin_message(running: &RunningCollective, message: usize) -> Result<LandingZ
     let next = offsets[(number & 1 ^ 1) as usize];
     running.arena_address(running.me, next, used)?;
     let zones = (0..running.n).map(|p| running.arena_address(p, offset, used)).collect::<Result<_, _>>()?;
-    let epoch = (number % EPOCHS) as u32 + 1;
+    let epoch = (number % MAX_EPOCHS) as u32 + 1;
     let other = next as isize - offset as isize;
     Ok(LandingZones { zones, next_zone_distance: other, epoch, message })
 }
@@ -136,7 +136,7 @@ fn reduce_messages(
     let mut high = AccumulatorBlock::new();
     let mut at = 0;
     while at < count {
-        let elements = PIECE.min(count - at);
+        let elements = PIECE_ELEMENTS.min(count - at);
         let from = at * size;
         let to = (at + elements) * size;
         // SAFETY: the blocks have room for elements of any dtype. This rank's part of the operand and the

@@ -17,16 +17,16 @@ use symmc_ir::types::DType;
 use super::copy::{StoreMode, copy_bytes};
 
 /// Elements of one block.
-pub const BLOCK: usize = 1024;
+pub const BLOCK_ELEMENTS: usize = 1024;
 
 /// Room for a block of any dtype or accumulating type. Its contents are uninitialised until they are written.
 #[repr(C, align(64))]
-pub struct AccumulatorBlock([MaybeUninit<u64>; BLOCK]);
+pub struct AccumulatorBlock([MaybeUninit<u64>; BLOCK_ELEMENTS]);
 
 impl AccumulatorBlock {
     #[inline]
     pub fn new() -> Self {
-        AccumulatorBlock([MaybeUninit::uninit(); BLOCK])
+        AccumulatorBlock([MaybeUninit::uninit(); BLOCK_ELEMENTS])
     }
 
     #[inline]
@@ -57,13 +57,13 @@ impl Reducer {
         portable_reducer(dtype, op)
     }
 
-    /// Begins a block of at most [`BLOCK`] elements with those of the two lowest ranks.
+    /// Begins a block of at most [`BLOCK_ELEMENTS`] elements with those of the two lowest ranks.
     ///
     /// # Safety
     /// Both sources hold `elements` elements that nothing writes meanwhile; they need no alignment.
     #[inline]
     pub unsafe fn start(&self, acc: &mut AccumulatorBlock, a: *const u8, b: *const u8, elements: usize) {
-        debug_assert!(elements <= BLOCK);
+        debug_assert!(elements <= BLOCK_ELEMENTS);
         // SAFETY: by the caller.
         unsafe { (self.start)(acc, a, b, elements) }
     }
@@ -74,7 +74,7 @@ impl Reducer {
     /// As for [`start`](Self::start).
     #[inline]
     pub unsafe fn combine(&self, acc: &mut AccumulatorBlock, x: *const u8, elements: usize) {
-        debug_assert!(elements <= BLOCK);
+        debug_assert!(elements <= BLOCK_ELEMENTS);
         // SAFETY: by the caller.
         unsafe { (self.combine)(acc, x, elements) }
     }
@@ -92,7 +92,7 @@ impl Reducer {
         elements: usize,
         stores: StoreMode,
     ) {
-        debug_assert!(elements <= BLOCK);
+        debug_assert!(elements <= BLOCK_ELEMENTS);
         // SAFETY: by the caller.
         unsafe { (self.finish)(acc, ranks, outs, elements, stores) }
     }
@@ -108,7 +108,7 @@ impl Reducer {
         let mut moved: [*mut u8; 16] = [std::ptr::null_mut(); 16];
         let mut at = 0;
         while at < elements {
-            let n = BLOCK.min(elements - at);
+            let n = BLOCK_ELEMENTS.min(elements - at);
             let byte = at * self.size;
             // SAFETY: `at + n` is at most `elements`; a block is read from all sources before any is written.
             unsafe {
@@ -140,7 +140,7 @@ trait ReduceElement: Copy {
 /// How accumulated elements combine.
 trait ReduceOperation<A> {
     /// Whether [`finish`](Self::finish) does anything.
-    const FINISHES: bool = false;
+    const HAS_FINISH: bool = false;
     fn combine(a: A, b: A) -> A;
     /// The last operation, after the last of `n` operands.
     #[inline(always)]
@@ -191,7 +191,7 @@ unsafe fn finish<E: ReduceElement, O: ReduceOperation<E::Acc>>(
     stores: StoreMode,
 ) {
     let mut rounded = AccumulatorBlock::new();
-    let from = if E::AS_STORED && !O::FINISHES {
+    let from = if E::AS_STORED && !O::HAS_FINISH {
         acc.as_mut_ptr()
     } else {
         let from = acc.as_mut_ptr().cast::<E::Acc>();
@@ -305,7 +305,7 @@ operations! {
 macro_rules! averages {
     ($($t:ty),*) => { $(
         impl ReduceOperation<$t> for Avg {
-            const FINISHES: bool = true;
+            const HAS_FINISH: bool = true;
             #[inline(always)]
             fn combine(a: $t, b: $t) -> $t { Sum::combine(a, b) }
             #[inline(always)]
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn wide_and_portable_loops_agree_and_are_right() {
-        let n = 2 * BLOCK + 37;
+        let n = 2 * BLOCK_ELEMENTS + 37;
         for &dtype in DType::ALL {
             for &op in CollectiveReduceOp::ALL {
                 for ranks in 2..5 {

@@ -24,7 +24,7 @@ pub const TESTS: &[Test] = &[
 
 /// A fused op, one that reads its peers and one that writes them, among collectives. The state gives each run
 /// different values, so results of an earlier run are wrong.
-const CUSTOM: &str = r#"
+const CUSTOM_PROGRAM: &str = r#"
 %t: f32[8, n] = permute %y perm=[1, 0]
 %a: f32[n, 8] = custom "my::fused" %t, %state
 %b: f32[n, 8] = custom "my::sum" %a, %x
@@ -34,7 +34,7 @@ const CUSTOM: &str = r#"
 "#;
 
 /// The same with ops that every backend knows.
-const KNOWN: &str = r#"
+const KNOWN_PROGRAM: &str = r#"
 %f: f32[n, 8] = mul %state, 2.0
 %a: f32[n, 8] = add %y, %f
 %r: f32[n, 8] = all_reduce %a op=sum group=@g via=plain
@@ -165,13 +165,13 @@ pub fn kernels_of(name: &str) -> CustomKernelRegistry {
 
 /// The results of the program without custom ops.
 fn known(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> Owned {
-    let mut owned = Owned::new(&program(ranks, group, size, KNOWN), n);
+    let mut owned = Owned::new(&program(ranks, group, size, KNOWN_PROGRAM), n);
     owned.repeats = repeats;
     owned
 }
 
 fn custom(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> Owned {
-    let mut owned = Owned::new(&program(ranks, group, size, CUSTOM), n);
+    let mut owned = Owned::new(&program(ranks, group, size, CUSTOM_PROGRAM), n);
     owned.repeats = repeats;
     owned
 }

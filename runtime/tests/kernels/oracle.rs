@@ -1,7 +1,7 @@
 //! Kernels against the interpreter: random operands of every op, dtype and layout.
 
 use proptest::prelude::*;
-use symmc_cases::{THEMES, agree};
+use symmc_cases::{OP_THEMES, agree};
 use symmc_ir::{DType, Tensor};
 use symmc_support::random::SplitMix;
 
@@ -9,7 +9,7 @@ use crate::support::{Placed, call};
 
 fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
-    let make = THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
+    let make = OP_THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
     let case = make(random);
     let (types, expected) = (case.types(), case.expected());
     let operands: Vec<Placed> = case.operands.iter().map(|t| Placed::scattered(t, random)).collect();
@@ -35,7 +35,7 @@ fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
 /// ones.
 fn check_bad_data(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
-    let make = THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
+    let make = OP_THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
     let case = make(random);
     let mut results: Vec<Placed> =
         case.types().iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();

@@ -1,4 +1,4 @@
-//! Cases of every op, which the backends' tests share: random ones by theme ([`THEMES`]), and a fixed list with
+//! Cases of every op, which the backends' tests share: random ones by theme ([`OP_THEMES`]), and a fixed list with
 //! expected results ([`corpus`]), and every op on values at the edges of its dtypes ([`special`], held by [`alike`]).
 //!
 //! The expected results are the interpreter's, those of large cases the CPU kernels'. How tensors lie in memory
@@ -32,7 +32,7 @@ pub use self::kernels::KernelLibrary;
 pub use self::layout::{Layout, Placed};
 pub use self::library::HostLibrary;
 pub use self::lines::{every_line, near};
-pub use self::ops::{Draft, THEMES, Theme};
+pub use self::ops::{Draft, OP_THEMES, Theme};
 pub use self::skip::{skip_test, skip_test_outside_ci};
 pub use self::special::special;
 

@@ -15,7 +15,7 @@ use crate::random::{indices, of, tensor};
 pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
 
 /// All themes.
-pub const THEMES: [Theme; 11] = [
+pub const OP_THEMES: [Theme; 11] = [
     ("elementwise", elementwise),
     ("matmul", matmul),
     ("grouped matmul", grouped_matmul),
@@ -126,8 +126,8 @@ fn ty(dtype: DType, shape: &[usize]) -> TensorType {
 }
 
 /// The float dtypes.
-pub(crate) const FLOATS: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
-const INTS: [DType; 3] = [DType::U8, DType::I32, DType::I64];
+pub(crate) const FLOAT_DTYPES: [DType; 4] = [DType::F16, DType::BF16, DType::F32, DType::F64];
+const INT_DTYPES: [DType; 3] = [DType::U8, DType::I32, DType::I64];
 
 fn shape(r: &mut SplitMix, min: usize, max: usize) -> Vec<usize> {
     let rank = min + r.below(max + 1 - min);
@@ -191,7 +191,7 @@ fn any(r: &mut SplitMix, takes: impl Fn(DType) -> bool) -> DType {
 }
 
 fn matmul(r: &mut SplitMix) -> Draft {
-    let dtype = if r.one_in(6) { r.pick(&INTS) } else { r.pick(&FLOATS) };
+    let dtype = if r.one_in(6) { r.pick(&INT_DTYPES) } else { r.pick(&FLOAT_DTYPES) };
     let batch = shape(r, 0, 2);
     let size = |r: &mut SplitMix| if r.one_in(5) { r.below(150) } else { 1 + r.below(6) };
     let (m, k, n) = (size(r), size(r), size(r));
@@ -207,7 +207,7 @@ fn matmul(r: &mut SplitMix) -> Draft {
 }
 
 fn grouped_matmul(r: &mut SplitMix) -> Draft {
-    let dtype = r.pick(&FLOATS);
+    let dtype = r.pick(&FLOAT_DTYPES);
     let size = |r: &mut SplitMix| if r.one_in(4) { r.below(90) } else { 1 + r.below(6) };
     let (rows, k, n, groups) = (size(r), size(r), size(r), size(r));
     if r.one_in(2) {
@@ -233,7 +233,7 @@ fn reduction(r: &mut SplitMix) -> Draft {
     match r.below(4) {
         0 | 1 => {
             let op = r.pick(ReductionKind::ALL);
-            let dtype = if op == ReductionKind::Mean { r.pick(&FLOATS) } else { r.pick(DType::ALL) };
+            let dtype = if op == ReductionKind::Mean { r.pick(&FLOAT_DTYPES) } else { r.pick(DType::ALL) };
             let axes = (0..s.len()).filter(|_| r.one_in(2)).collect();
             case(Op::Reduce { op, axes, keep: r.one_in(2) }, vec![tensor(r, dtype, &s)]).scaled(n)
         }
@@ -250,7 +250,7 @@ fn reduction(r: &mut SplitMix) -> Draft {
 }
 
 fn normalisation(r: &mut SplitMix) -> Draft {
-    let (s, dtype) = (shape(r, 1, 3), r.pick(&FLOATS));
+    let (s, dtype) = (shape(r, 1, 3), r.pick(&FLOAT_DTYPES));
     let axes = 1 + r.below(s.len());
     let tail = &s[s.len() - axes..];
     let x = tensor(r, dtype, &s);
@@ -270,7 +270,7 @@ fn normalisation(r: &mut SplitMix) -> Draft {
 }
 
 fn attention(r: &mut SplitMix) -> Draft {
-    let (batch, dtype) = (shape(r, 0, 2), r.pick(&FLOATS));
+    let (batch, dtype) = (shape(r, 0, 2), r.pick(&FLOAT_DTYPES));
     let length = |r: &mut SplitMix| if r.one_in(4) { 1 + r.below(600) } else { 1 + r.below(9) };
     let (g, group, l, s) = (1 + r.below(3), 1 + r.below(3), length(r).min(150), length(r));
     let (e, f) = (1 + r.below(9), 1 + r.below(9));
@@ -282,7 +282,7 @@ fn attention(r: &mut SplitMix) -> Draft {
     ];
     if r.one_in(2) {
         let mask = narrower(r, &with(&[g * group, l, s]));
-        let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOATS) };
+        let mask_dtype = if r.one_in(2) { DType::Bool } else { r.pick(&FLOAT_DTYPES) };
         operands.push(tensor(r, mask_dtype, &mask));
     }
     let bounds = causal_bounds_if(r.one_in(2));
@@ -388,7 +388,7 @@ fn sunk(r: &mut SplitMix, mut draft: Draft) -> Draft {
         let q = draft.operands[0].shape();
         let rows = [&q[..q.len() - 1], &[1]].concat();
         let shape = narrower(r, &rows);
-        let dtype = r.pick(&FLOATS);
+        let dtype = r.pick(&FLOAT_DTYPES);
         draft.operands.push(tensor(r, dtype, &shape));
         if let Op::Attention { sink, .. } = unpermuted(&mut draft.op) {
             *sink = true;
@@ -398,12 +398,13 @@ fn sunk(r: &mut SplitMix, mut draft: Draft) -> Draft {
 }
 
 fn rotary(r: &mut SplitMix) -> Draft {
-    let (rows, dtype) = (shape(r, 0, 3), r.pick(&FLOATS));
+    let (rows, dtype) = (shape(r, 0, 3), r.pick(&FLOAT_DTYPES));
     let most = if r.one_in(3) { 20 } else { 4 };
     let width = 2 * (1 + r.below(most));
     let rest = if r.one_in(2) { 0 } else { r.below(9) };
     let numbers = if r.one_in(2) { width } else { width / 2 };
-    let wider: Vec<DType> = FLOATS.into_iter().filter(|d| *d == dtype || d.size() > dtype.size()).collect();
+    let wider: Vec<DType> =
+        FLOAT_DTYPES.into_iter().filter(|d| *d == dtype || d.size() > dtype.size()).collect();
     let number_dtype = if r.one_in(2) { dtype } else { r.pick(&wider) };
     let x = tensor(r, dtype, &[&rows[..], &[width + rest]].concat());
     let numbers = [narrower(r, &rows), vec![numbers]].concat();

@@ -6,16 +6,16 @@ use symmc_support::random::SplitMix;
 
 use crate::case::Case;
 use crate::layout::Placed;
-use crate::ops::THEMES;
+use crate::ops::OP_THEMES;
 use crate::random::of;
 
 /// How many cases of each theme.
-const COUNTS: [u64; THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 40, 60, 60];
+const COUNTS: [u64; OP_THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 40, 60, 60];
 
 /// All small cases.
 pub(crate) fn list() -> Vec<Case> {
     let mut out = Vec::new();
-    for ((theme, make), count) in THEMES.into_iter().zip(COUNTS) {
+    for ((theme, make), count) in OP_THEMES.into_iter().zip(COUNTS) {
         for seed in 0..count {
             let r = &mut SplitMix(seed);
             let draft = make(r);

@@ -7,7 +7,7 @@ use symmc_runtime::kernels::KernelError;
 
 use crate::case::Case;
 use crate::layout::Placed;
-use crate::ops::{Draft, FLOATS};
+use crate::ops::{Draft, FLOAT_DTYPES};
 use crate::random::of;
 
 /// The cases of every op.
@@ -19,7 +19,7 @@ pub fn special() -> Vec<Case> {
         indexing(dtype, &mut drafts);
         movement(dtype, &mut drafts);
     }
-    for dtype in FLOATS {
+    for dtype in FLOAT_DTYPES {
         rows(dtype, &mut drafts);
         products(dtype, &mut drafts);
         attention(dtype, &mut drafts);

@@ -10,22 +10,22 @@ use symmc::{
     SessionConfig,
 };
 
-pub const RANKS: u32 = 2;
+pub const RANK_COUNT: u32 = 2;
 
 /// The GPUs that are used.
-pub const GPUS: u32 = 2;
+pub const GPU_COUNT: u32 = 2;
 
-pub const LIMIT: Duration = Duration::from_secs(20);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A sum over ranks, and a state that counts the runs.
-pub const COUNTED: &str = "program \"counted\" ranks 2\nsymbol n in 1..=64\ngroup @all world\n\
+pub const COUNTED_PROGRAM: &str = "program \"counted\" ranks 2\nsymbol n in 1..=64\ngroup @all world\n\
     arg %x: f32[n, 4]\nparam %w: f32[4]\nparam %state: f32[4]\nconst %one: f32[4] = hex\"0000803f0000803f0000803f0000803f\"\n\
     %a: f32[n, 4] = mul %x, %w\n%y: f32[n, 4] = all_reduce %a op=sum group=@all\n\
     %next: f32[4] = add %state, %one\nreturn %y\nmutate %state = %next\n";
 
 /// The same work on a thread for each rank, with its GPU.
 pub fn on_ranks<T: Send>(work: impl Fn(&Group, &Arc<Device>) -> Result<T> + Sync) -> Result<Vec<T>> {
-    let groups = Group::threads(RANKS);
+    let groups = Group::threads(RANK_COUNT);
     std::thread::scope(|scope| {
         let work = &work;
         let rank = |group: Group| {
@@ -38,7 +38,7 @@ pub fn on_ranks<T: Send>(work: impl Fn(&Group, &Arc<Device>) -> Result<T> + Sync
 }
 
 pub fn config(group: &Group) -> SessionConfig {
-    SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(group.rank()))
+    SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(group.rank()))
 }
 
 /// Memory of the caller on a GPU.
@@ -109,7 +109,7 @@ pub fn planned(program: &Program, bind: ArgumentBinding) -> Result<CheckedPlan> 
 }
 
 pub fn counted() -> Result<CheckedPlan> {
-    planned(&Program::from_text(COUNTED)?, ArgumentBinding::None)
+    planned(&Program::from_text(COUNTED_PROGRAM)?, ArgumentBinding::None)
 }
 
 /// A session of the counting program with its weight and its state written.
@@ -119,7 +119,7 @@ pub fn opened(plan: &CheckedPlan, group: &Group) -> Result<Session> {
 
 /// The same on a GPU as it is described.
 pub fn opened_on(plan: &CheckedPlan, group: &Group, gpu: GpuConfig) -> Result<Session> {
-    opened_as(plan, group, &SessionConfig::default().with_timeout(LIMIT).with_gpu(gpu))
+    opened_as(plan, group, &SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(gpu))
 }
 
 /// The same, opened as this says.

@@ -7,7 +7,7 @@ use nccl_sys::{Comm, Nccl, UniqueId, data_type, red_op};
 use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{CheckedPlan, CompileConfig, GpuConfig, Group, MachineProfile, Program, Session};
 
-use crate::common::{Block, COUNTED, RANKS, floats, on_ranks, opened, opened_on, values};
+use crate::common::{Block, COUNTED_PROGRAM, RANK_COUNT, floats, on_ranks, opened, opened_on, values};
 
 /// An engine's stream and communicator.
 struct Engine {
@@ -28,7 +28,7 @@ impl Engine {
         }
         id.1.wait();
         let id = id.0.lock().unwrap_or_else(PoisonError::into_inner).context("no id")?;
-        let made = nccl.comm_init_rank(RANKS, id, group.rank(), &nccl_sys::NcclConfig::default());
+        let made = nccl.comm_init_rank(RANK_COUNT, id, group.rank(), &nccl_sys::NcclConfig::default());
         let communicator = made.map_err(|e| anyhow!("{e}"))?;
         Ok(Engine { device: device.clone(), stream: Stream::new(device)?, nccl, communicator })
     }
@@ -38,7 +38,7 @@ impl Engine {
         let gpu = unsafe {
             GpuConfig::new(group.rank())
                 .with_stream(self.stream.handle().cast())
-                .with_communicator(self.communicator.0, (0..RANKS).collect())
+                .with_communicator(self.communicator.0, (0..RANK_COUNT).collect())
         };
         opened_on(plan, group, gpu)
     }
@@ -74,8 +74,8 @@ impl Engine {
 pub fn lent() -> Result<()> {
     let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
     let plain = CompileConfig::default().with_profile(profile).with_variants(vec![]);
-    let plan = symmc::compile(&Program::from_text(COUNTED)?, &plain)?;
-    let id = (Mutex::new(None), Barrier::new(RANKS as usize));
+    let plan = symmc::compile(&Program::from_text(COUNTED_PROGRAM)?, &plain)?;
+    let id = (Mutex::new(None), Barrier::new(RANK_COUNT as usize));
     on_ranks(|group, device| {
         let mut session = opened(&plan, group)?;
         session.run()?;

@@ -8,7 +8,7 @@ use symmc::{
     Program, Session, Tensor,
 };
 
-use crate::common::{LIMIT, config, floats, on_ranks, opened, planned, values};
+use crate::common::{WAIT_TIMEOUT, config, floats, on_ranks, opened, planned, values};
 
 /// The columns and rows of the weight.
 const WIDE: usize = 4096;
@@ -92,7 +92,7 @@ pub fn buffers(plan: &CheckedPlan) -> Result<()> {
         drop(x);
         first.enqueue()?;
         first.unbind("x")?;
-        first.wait(LIMIT)?;
+        first.wait(WAIT_TIMEOUT)?;
         ensure!(values(first.read("y")?.data())[..4] == [4.0, 8.0, 12.0, 16.0], "the sum");
         first.close()?;
         drop(second);
@@ -143,7 +143,7 @@ pub fn symmetric() -> Result<()> {
             if let Some(&next) = sizes.get(run + 1) {
                 fill(run + 1, next)?;
             }
-            session.wait(LIMIT)?;
+            session.wait(WAIT_TIMEOUT)?;
             let y = values(session.read("y")?.data());
             ensure!(y == vec![run as f32 * 4.0 + 1.0; n * 1024], "run {run} of n={n}: {:?}", &y[..4]);
             let v = values(session.read("v")?.data());

@@ -13,7 +13,7 @@ use symmc::{
     MachineProfile, OpenOptions, PortStorage, Program, RecordingCounts, Session, TensorFile, Workload,
 };
 
-use crate::common::{Block, LIMIT, config, floats, on_ranks, opened, planned, values};
+use crate::common::{Block, WAIT_TIMEOUT, config, floats, on_ranks, opened, planned, values};
 
 /// Memory of a caller for an input or output, and what an input holds before each run.
 struct Lent {
@@ -42,7 +42,7 @@ impl Caller<'_> {
         group: &Group,
         device: &'d Arc<Device>,
     ) -> Result<Caller<'d>> {
-        let config = HostConfig { limit: LIMIT, ..HostConfig::default() };
+        let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
         let mut session = CudaSession::open(plan, group, &GpuConfig::new(group.rank()), &config)?;
         session.set_sizes(&work.bindings)?;
         let mut lent = Vec::new();
@@ -118,7 +118,7 @@ impl Caller<'_> {
 
     /// Compares what all runs left with what the first did.
     fn compare(&mut self) -> Result<()> {
-        self.session.wait(LIMIT)?;
+        self.session.wait(WAIT_TIMEOUT)?;
         self.stream.synchronize()?;
         let read = |blocks: &Vec<Block>| -> Result<Vec<Vec<u8>>> {
             blocks.iter().zip(&self.lent).map(|(block, lent)| block.read(lent.bytes)).collect()
@@ -243,7 +243,7 @@ pub fn in_flight(plan: &CheckedPlan) -> Result<()> {
             }
             session.enqueue()?;
         }
-        session.wait(LIMIT)?;
+        session.wait(WAIT_TIMEOUT)?;
         for (run, found) in values(&outputs.read(RUNS * 64)?).chunks(16).enumerate() {
             let each = 2.0 * ((run * run % 3) as f32 + 1.0);
             let wanted: Vec<f32> = (0..16).map(|i| each * (i % 4 + 1) as f32).collect();
@@ -291,7 +291,7 @@ pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
                 session.enqueue_on(stream.handle().cast())?;
                 stream.replay(&graphs[turn % 3])?;
             }
-            session.wait(LIMIT)?;
+            session.wait(WAIT_TIMEOUT)?;
             stream.synchronize()?;
             for (i, y) in y.iter().enumerate() {
                 let found = values(&y.read(64)?);

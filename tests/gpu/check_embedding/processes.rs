@@ -13,21 +13,21 @@ use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{ArgumentBinding, ErrorKind, GpuConfig, Group, Program, Session, SessionConfig};
 use symmc_tests::Processes;
 
-use crate::common::{Block, GPUS, floats, planned};
+use crate::common::{Block, GPU_COUNT, floats, planned};
 use crate::recorded;
 
 /// No wait for a peer that does not answer takes longer.
-const SHORT: Duration = Duration::from_secs(6);
+const SHORT_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// A product and a sum over ranks, again and again.
-const STEP: &str = "program \"step\" ranks 2\ngroup @all world\narg %x: f32[64, 256]\nparam %w: f32[256, 256]\n\
+const STEP_PROGRAM: &str = "program \"step\" ranks 2\ngroup @all world\narg %x: f32[64, 256]\nparam %w: f32[256, 256]\n\
     %m: f32[64, 256] = matmul %x, %w\n%y: f32[64, 256] = all_reduce %m op=sum group=@all\nreturn %y\n";
 
-static GROUPS: AtomicU32 = AtomicU32::new(0);
+static GROUP_COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// Starts so many ranks, of which each does a task.
 fn start(ranks: u32, task: &str) -> Result<Processes> {
-    let port = 20000 + std::process::id() % 20000 + GROUPS.fetch_add(1, Ordering::Relaxed);
+    let port = 20000 + std::process::id() % 20000 + GROUP_COUNTER.fetch_add(1, Ordering::Relaxed);
     let start = |rank: u32| {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["rank", task]).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -68,19 +68,19 @@ pub fn programs(ranks: u32) -> Result<()> {
     }
     let expected = recorded::stems(ranks)?.len();
     ensure!(done.iter().all(|&n| n == expected), "{ranks} processes: {done:?} of {expected} programs");
-    println!("{expected} programs of {ranks} ranks on {GPUS} GPUs, each a process: as recorded");
+    println!("{expected} programs of {ranks} ranks on {GPU_COUNT} GPUs, each a process: as recorded");
     Ok(())
 }
 
 /// Runs until a peer fails, and then sees whether what is the caller's is as it was.
 fn endure(group: &Group) -> Result<()> {
-    let device = Device::open(group.rank() % GPUS)?;
+    let device = Device::open(group.rank() % GPU_COUNT)?;
     let (x, y) = (Block::holding(&device, &floats(&[1.0; 64 * 256]))?, Block::of(&device, 64 * 256 * 4)?);
     let stream = Stream::new(&device)?;
-    let plan = planned(&Program::from_text(STEP)?, ArgumentBinding::None)?;
+    let plan = planned(&Program::from_text(STEP_PROGRAM)?, ArgumentBinding::None)?;
     // SAFETY: the stream lives until the session has ended.
-    let gpu = unsafe { GpuConfig::new(group.rank() % GPUS).with_stream(stream.handle().cast()) };
-    let config = SessionConfig::default().with_timeout(SHORT).with_gpu(gpu);
+    let gpu = unsafe { GpuConfig::new(group.rank() % GPU_COUNT).with_stream(stream.handle().cast()) };
+    let config = SessionConfig::default().with_timeout(SHORT_TIMEOUT).with_gpu(gpu);
     let mut session = Session::open(&plan, group, &config)?;
     session.write("w", &floats(&[1.0; 256 * 256]))?;
     // SAFETY: the blocks live until the session has ended.
@@ -144,7 +144,7 @@ pub fn signalled(signal: Signal, victim: usize) -> Result<()> {
     ensure!(error.contains(&format!("rank {victim}")), "it does not name rank {victim}: {error}");
     // The host does not know at which step a GPU was.
     ensure!(signal != Signal::SIGKILL || !error.contains("at step"), "it names a step: {error}");
-    ensure!(took < SHORT + Duration::from_secs(4), "it took {took:?}: {error}");
+    ensure!(took < SHORT_TIMEOUT + Duration::from_secs(4), "it took {took:?}: {error}");
     println!("{signal:?} of rank {victim}: after {} ms: {error}", took.as_millis());
     Ok(())
 }
@@ -167,7 +167,7 @@ fn log(child: &mut Child) -> String {
 
 /// The free bytes of each GPU.
 pub fn free_memory() -> Result<Vec<usize>> {
-    (0..GPUS)
+    (0..GPU_COUNT)
         .map(|gpu| {
             let device = Device::open(gpu)?;
             Ok(device.free()?)

@@ -16,7 +16,7 @@ use symmc::{
 };
 use symmc_tests::files_in;
 
-use crate::common::{GPUS, LIMIT, on_ranks};
+use crate::common::{GPU_COUNT, WAIT_TIMEOUT, on_ranks};
 
 /// Where inputs lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,14 +59,14 @@ impl Recorded {
         let alone =
             |variant: &CollectiveVariant| !variant.is_library() || *variant == CollectiveVariant::Plain;
         let variants = CollectiveVariant::ALL.iter().copied().filter(alone).collect();
-        let shared = (self.ranks() > GPUS).then_some(variants);
+        let shared = (self.ranks() > GPU_COUNT).then_some(variants);
         let config = CompileConfig::default().with_profile(profile).with_bind(bind).with_variants(shared);
         Ok(symmc::compile(&self.program, &config)?)
     }
 
     /// Runs one rank on a GPU, and compares its outputs.
     pub fn check(&self, plan: &CheckedPlan, group: &Group, gpu: u32, memory: Memory) -> Result<()> {
-        let config = SessionConfig::default().with_timeout(LIMIT).with_gpu(GpuConfig::new(gpu));
+        let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
         let mut session = Session::open(plan, group, &config)?;
         let rank = group.rank() as usize;
         let found = self.run(&mut session, rank, memory)?;
@@ -108,7 +108,7 @@ impl Recorded {
             unsafe { session.bind_buffer(&name, &buffer)? };
         }
         session.enqueue()?;
-        session.wait(LIMIT)?;
+        session.wait(WAIT_TIMEOUT)?;
         let mut returned = 0;
         let mut out = Vec::new();
         for output in session.outputs()? {
@@ -156,12 +156,12 @@ pub fn of_one_rank() -> Result<()> {
         [Memory::Placed, Memory::Bound].into_iter().try_for_each(|m| recorded.check(&plan, &group, gpu, m))
     };
     std::thread::scope(|scope| {
-        for worker in 0..4 * GPUS {
+        for worker in 0..4 * GPU_COUNT {
             let (next, failed, one) = (&next, &failed, &one);
             scope.spawn(move || {
                 let stem = || next.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(stem) = stem() {
-                    if let Err(error) = one(stem, worker % GPUS) {
+                    if let Err(error) = one(stem, worker % GPU_COUNT) {
                         lock(failed, format!("{stem}: {error:#}"));
                     }
                 }
@@ -194,7 +194,7 @@ pub fn as_a_process(group: &Group) -> Result<()> {
         let recorded = Recorded::open(&stem)?;
         let plan = recorded.plan(ArgumentBinding::All)?;
         for memory in [Memory::Placed, Memory::Bound] {
-            recorded.check(&plan, group, group.rank() % GPUS, memory)?;
+            recorded.check(&plan, group, group.rank() % GPU_COUNT, memory)?;
         }
         println!("said: {stem}");
     }

@@ -11,7 +11,8 @@ use symmc::{
 };
 
 use crate::common::{
-    Block, COUNTED, GPUS, LIMIT, RANKS, config, floats, on_ranks, opened, opened_as, values,
+    Block, COUNTED_PROGRAM, GPU_COUNT, RANK_COUNT, WAIT_TIMEOUT, config, floats, on_ranks, opened, opened_as,
+    values,
 };
 use crate::processes::free_memory;
 
@@ -56,7 +57,7 @@ pub fn streams(plan: &CheckedPlan) -> Result<()> {
             unsafe { session.enqueue_on(streams[run % 2].handle().cast())? };
             session.enqueue()?;
         }
-        session.wait(LIMIT)?;
+        session.wait(WAIT_TIMEOUT)?;
         ensure!(values(session.read("state")?.data()) == [40.0; 4], "the state after 40 runs");
         // SAFETY: as above.
         let mut put = || unsafe { session.enqueue_on(streams[0].handle().cast()) };
@@ -162,8 +163,8 @@ pub fn stuck() -> Result<()> {
     let profile = MachineProfile::builtin("h200x2").context("no profile h200x2")?;
     let config_of =
         CompileConfig::default().with_profile(profile).with_variants(vec![CollectiveVariant::Plain]);
-    let plan = symmc::compile(&Program::from_text(COUNTED)?, &config_of)?;
-    let (limit, both) = (Duration::from_secs(2), Barrier::new(RANKS as usize));
+    let plan = symmc::compile(&Program::from_text(COUNTED_PROGRAM)?, &config_of)?;
+    let (limit, both) = (Duration::from_secs(2), Barrier::new(RANK_COUNT as usize));
     for progress in [ProgressReporting::Enabled, ProgressReporting::Disabled] {
         on_ranks(|group, _| {
             let gpu = GpuConfig::new(group.rank()).with_progress(progress);
@@ -199,7 +200,7 @@ pub fn stuck() -> Result<()> {
 /// keeps the contexts of its GPUs, as an engine does, so that nothing is released with them. Half of the sessions are
 /// closed and half dropped.
 pub fn many(plan: &CheckedPlan) -> Result<()> {
-    let _contexts: Vec<_> = (0..GPUS).map(Device::open).collect::<Result<_, _>>()?;
+    let _contexts: Vec<_> = (0..GPU_COUNT).map(Device::open).collect::<Result<_, _>>()?;
     let mut free = Vec::new();
     let start = Instant::now();
     for round in 1..=1000 {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use symmc::unstable::cuda::device::driver::Device;
 use symmc::{ArgumentBinding, Group, OpenOptions, Program, Session, SessionValue};
 
-use crate::common::{Block, LIMIT, RANKS, config, on_ranks, planned};
+use crate::common::{Block, RANK_COUNT, WAIT_TIMEOUT, config, on_ranks, planned};
 
 /// How often each is timed.
 const RUNS: usize = 1000;
@@ -32,7 +32,7 @@ fn enqueued(
         let start = Instant::now();
         session.enqueue()?;
         times.push(start.elapsed());
-        session.wait(LIMIT)?;
+        session.wait(WAIT_TIMEOUT)?;
     }
     Ok(times)
 }
@@ -44,7 +44,7 @@ fn each(session: &mut Session, mut before: impl FnMut(&mut Session, usize) -> Re
         before(session, run)?;
         session.enqueue()?;
     }
-    session.wait(LIMIT)?;
+    session.wait(WAIT_TIMEOUT)?;
     Ok(start.elapsed().as_secs_f64() * 1e6 / RUNS as f64)
 }
 
@@ -139,7 +139,7 @@ fn each_bound(session: &mut Session, values: &[SessionValue], device: &Arc<Devic
 
 /// Times of a program: opening, the host's part of a run, runs with other pointers, and the run.
 pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
-    let program = Program::open(file.as_ref(), &OpenOptions::default().with_ranks(RANKS))?;
+    let program = Program::open(file.as_ref(), &OpenOptions::default().with_ranks(RANK_COUNT))?;
     let plan = planned(&program, ArgumentBinding::None)?;
     let steps = plan.buckets.first().map_or(0, |bucket| bucket.steps.len());
     // Of processes that a launcher started, or of threads of this one.

@@ -14,13 +14,13 @@ use symmc_tests::program;
 /// Programs of `tests/programs/families`; how many rotary embeddings of queries or keys each has; and what each attention
 /// sees, in the order of the program: `causal`, `all` or the bounds, `mask` where a tensor says more: which positions
 /// are padding, or a bias, and `sink` where there is a score more for each head.
-const FAMILIES: [(&str, usize, &[&str]); 31] = [
+const FAMILY_PROGRAMS: [(&str, usize, &[&str]); 31] = [
     ("bert_padded", 0, &["all, mask"; 2]),
     ("bloom_padded", 0, &["causal, mask"; 2]),
-    ("cohere2_prefill", 2, &[WINDOW, "causal"]),
+    ("cohere2_prefill", 2, &[WINDOW_MASK, "causal"]),
     ("falcon_alibi_prefill", 0, &["causal, mask"; 2]),
-    ("gemma2_prefill", 4, &[WINDOW, "causal"]),
-    ("gemma3_cuda", 4, &[WINDOW, "causal"]),
+    ("gemma2_prefill", 4, &[WINDOW_MASK, "causal"]),
+    ("gemma3_cuda", 4, &[WINDOW_MASK, "causal"]),
     ("gemma3_rolled_decode", 4, &["all", "below operand + (1)"]),
     (
         "gemma3_static_prefill",
@@ -38,7 +38,7 @@ const FAMILIES: [(&str, usize, &[&str]); 31] = [
     ("llama_past", 4, &["below row + (s15 + 1)"; 2]),
     ("llama_positions", 4, &["below row + (1), from operand + (0)"; 2]),
     ("llama_static_decode", 4, &["below operand + (1)"; 2]),
-    ("mistral_prefill", 4, &[WINDOW; 2]),
+    ("mistral_prefill", 4, &[WINDOW_MASK; 2]),
     ("mixtral_prefill", 4, &["causal"; 2]),
     ("mistral_eager_padded", 4, &["below row + (1), from row + (-3), mask"; 2]),
     ("modernbert_prefill", 4, &["below row + (5), from row + (-4)", "all"]),
@@ -53,10 +53,10 @@ const FAMILIES: [(&str, usize, &[&str]); 31] = [
 ];
 
 /// Programs with a number for each pair of positions: the relative positions of T5 have a bias each.
-const SQUARE: [&str; 1] = ["t5_prefill"];
+const SQUARE_BIAS_PROGRAMS: [&str; 1] = ["t5_prefill"];
 
 /// A sliding window of four positions, the row's own among them.
-const WINDOW: &str = "below row + (1), from row + (-3)";
+const WINDOW_MASK: &str = "below row + (1), from row + (-3)";
 
 /// Programs with a file for each rank, whose experts transformers divided among the ranks. How many ranks, and how many
 /// sums over them.
@@ -77,7 +77,7 @@ fn open(stem: &str) -> (Program, Arc<TensorFile>) {
 
 /// All programs, by name.
 fn stems() -> impl Iterator<Item = &'static str> {
-    FAMILIES.into_iter().map(|f| f.0).chain(EXPERT_PARALLEL.into_iter().map(|e| e.0))
+    FAMILY_PROGRAMS.into_iter().map(|f| f.0).chain(EXPERT_PARALLEL.into_iter().map(|e| e.0))
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn sees(call: &str) -> String {
 #[test]
 fn what_attention_sees_and_rotary_embeddings_are_known() {
     let mut failures = Vec::new();
-    for (stem, rotary, expected) in FAMILIES {
+    for (stem, rotary, expected) in FAMILY_PROGRAMS {
         let graph = symmc::canonicalize_program(&open(stem).0).expect("a program");
         let found = seen(&graph);
         if found != expected {
@@ -138,7 +138,7 @@ fn what_attention_sees_and_rotary_embeddings_are_known() {
             failures.push(format!("{stem}: {embeddings} rotary embeddings"));
         }
         let squares = squares(&graph);
-        if !squares.is_empty() && !SQUARE.contains(&stem) {
+        if !squares.is_empty() && !SQUARE_BIAS_PROGRAMS.contains(&stem) {
             failures.push(format!("{stem}: {squares:?} grow with the square of tokens"));
         }
     }
@@ -150,7 +150,7 @@ fn what_attention_sees_and_rotary_embeddings_are_known() {
 #[test]
 fn no_buffer_of_a_plan_for_4096_tokens_holds_tokens_by_tokens() {
     let (mut failures, mut large) = (Vec::new(), 0);
-    for (stem, _, _) in FAMILIES.into_iter().filter(|f| !SQUARE.contains(&f.0)) {
+    for (stem, _, _) in FAMILY_PROGRAMS.into_iter().filter(|f| !SQUARE_BIAS_PROGRAMS.contains(&f.0)) {
         let program = open(stem).0;
         let batch = program.graph.symbols.values().find(|s| s.name == "batch");
         let buckets = batch.map(|s| BucketSpec::new(s.name.clone(), [1, s.max]));

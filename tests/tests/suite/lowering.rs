@@ -15,7 +15,7 @@ use symmc_ir::text;
 use symmc_runtime::exec::{self, ResolvedProgram};
 use symmc_runtime::session::SessionLayout;
 use symmc_support::random::SplitMix;
-use symmc_tests::{GRAPHS, RUNNABLE, files, root};
+use symmc_tests::{GRAPH_PROGRAMS, RUNNABLE_PROGRAMS, files, root};
 
 /// The largest and the smallest sizes of a bucket, as a rank has them.
 fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<ResolvedProgram>> {
@@ -64,7 +64,8 @@ fn planned(program: &Program, bind: ArgumentBinding) -> Option<CheckedPlan> {
 
 /// The recorded programs and the graphs, with the number of their ranks.
 fn recorded() -> Vec<(String, u32)> {
-    let known = RUNNABLE.iter().chain(&GRAPHS).map(|&(stem, ranks)| (stem.to_string(), ranks));
+    let known =
+        RUNNABLE_PROGRAMS.iter().chain(&GRAPH_PROGRAMS).map(|&(stem, ranks)| (stem.to_string(), ranks));
     let folder = std::fs::read_dir(root().join("tests/programs/families")).expect("the families");
     let stem = |entry: std::io::Result<std::fs::DirEntry>| {
         let path = entry.ok()?.path();

@@ -6,7 +6,7 @@ use symmc::{
     RunConfig, TensorFile, Workload,
 };
 use symmc_ir::interp::{RoundingHistory, RunCount, Tolerance, compare};
-use symmc_tests::{GRAPHS, RUNNABLE, files, program};
+use symmc_tests::{GRAPH_PROGRAMS, RUNNABLE_PROGRAMS, files, program};
 
 fn open(stem: &str, ranks: u32) -> Program {
     let options = OpenOptions::default().with_ranks(ranks);
@@ -41,7 +41,7 @@ fn assert_near(
 
 #[test]
 fn recorded_outputs_are_reproduced() {
-    for (stem, ranks) in RUNNABLE {
+    for (stem, ranks) in RUNNABLE_PROGRAMS {
         let program = open(stem, ranks);
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
@@ -56,7 +56,7 @@ fn recorded_outputs_are_reproduced() {
 
 #[test]
 fn chaos_does_not_change_a_bit() {
-    for (stem, ranks) in RUNNABLE {
+    for (stem, ranks) in RUNNABLE_PROGRAMS {
         let program = open(stem, ranks);
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work = Workload::recorded(&program, &tensors(stem)).expect("a workload");
@@ -94,7 +94,7 @@ fn any_number_of_tokens_in_range_runs() {
 
 #[test]
 fn every_program_plans_close_to_the_bound_and_deterministically() {
-    for (stem, ranks) in RUNNABLE.into_iter().chain(GRAPHS) {
+    for (stem, ranks) in RUNNABLE_PROGRAMS.into_iter().chain(GRAPH_PROGRAMS) {
         for machine in ["host", "h200x8"] {
             let profile = MachineProfile::builtin(machine).expect("a built-in machine");
             let config = CompileConfig::default().with_profile(profile);
@@ -113,7 +113,7 @@ fn every_program_plans_close_to_the_bound_and_deterministically() {
 
 #[test]
 fn graph_only_programs_run_on_drawn_weights() {
-    for (stem, ranks) in GRAPHS.into_iter().filter(|(s, _)| !s.starts_with("llama70b")) {
+    for (stem, ranks) in GRAPH_PROGRAMS.into_iter().filter(|(s, _)| !s.starts_with("llama70b")) {
         let program = open(stem, ranks);
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
         let work =
@@ -131,7 +131,7 @@ fn graph_only_programs_run_on_drawn_weights() {
 
 #[test]
 fn text_is_a_fixed_point_and_runs() {
-    for (stem, ranks) in RUNNABLE.into_iter().chain(GRAPHS) {
+    for (stem, ranks) in RUNNABLE_PROGRAMS.into_iter().chain(GRAPH_PROGRAMS) {
         let program = open(stem, ranks);
         let text = symmc_ir::text::print(&program.graph);
         let parsed = symmc_ir::text::parse(&text).expect("text that parses");

@@ -17,7 +17,7 @@ use symmc_ir::{InputKind, OutputKind, SymbolBindings, text};
 use symmc_runtime::RunError;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Executor};
 use symmc_runtime::session::{SessionLayout, SessionPorts};
-use symmc_tests::{RECORDED, program};
+use symmc_tests::{RECORDED_PROGRAMS, program};
 
 /// Where inputs and outputs lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -150,7 +150,7 @@ fn through_a_session(
 
 #[test]
 fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
-    for stem in RECORDED {
+    for stem in RECORDED_PROGRAMS {
         let tensors = TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors");
         let tensors = Arc::new(tensors);
         let options = OpenOptions::default().with_tensors(tensors.clone());

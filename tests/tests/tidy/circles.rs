@@ -12,7 +12,7 @@ use petgraph::graph::DiGraph;
 use super::{root, rust_files};
 
 /// The crates whose files are held.
-const CRATES: &[&str] = &[
+const CHECKED_CRATES: &[&str] = &[
     "frontends/capi",
     "frontends/cli",
     "frontends/common",
@@ -66,11 +66,12 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 
 /// The name that a line defines, if it defines one.
 fn defined(line: &str) -> Option<&str> {
-    const BEFORE: [&str; 9] = ["pub", "crate", "super", "in", "self", "unsafe", "async", "extern", "C"];
-    const KINDS: [&str; 9] =
+    const ITEM_MODIFIERS: [&str; 9] =
+        ["pub", "crate", "super", "in", "self", "unsafe", "async", "extern", "C"];
+    const ITEM_KINDS: [&str; 9] =
         ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
-    let mut words = words(line).skip_while(|word| BEFORE.contains(word));
-    let kind = words.next().filter(|kind| KINDS.contains(kind))?;
+    let mut words = words(line).skip_while(|word| ITEM_MODIFIERS.contains(word));
+    let kind = words.next().filter(|kind| ITEM_KINDS.contains(kind))?;
     let name = words.next()?;
     if (kind, name) == ("const", "fn") { words.next() } else { Some(name) }
 }
@@ -224,7 +225,7 @@ impl Crate {
 
 #[test]
 fn no_file_needs_one_that_needs_it() {
-    for dir in CRATES {
+    for dir in CHECKED_CRATES {
         let sources = root().join(dir).join("src");
         let mut files = Vec::new();
         rust_files(&sources, &mut files);

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::common::programs;
 
-const PLAN: &str = "plan megatron_tp4_f32.pt2";
-const RUN: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
-const DOCTOR: &str = "doctor";
-const THREADS: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --backend threads";
+const PLAN_COMMAND: &str = "plan megatron_tp4_f32.pt2";
+const RUN_COMMAND: &str = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
+const DOCTOR_COMMAND: &str = "doctor";
+const THREADS_COMMAND: &str =
+    "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors --backend threads";
 
 /// Runs symmc under a limit of the shell. A process that hangs is killed, and has no exit code.
 fn limited(limit: &str, line: &str) -> Output {
@@ -66,37 +67,45 @@ fn both(codes: &[i32]) {
 fn little_memory_for_data_is_an_error_or_enough() {
     // The stack of a thread takes 2 MiB, so the lower limits leave room for no thread.
     let limits = [600, 900, 1200, 1500, 1800, 2100, 2300, 2600, 3000, 3400, 4000, 4700, 5500, 8000, 16000];
-    both(&sweep('d', &limits, &[PLAN, RUN, THREADS]));
+    both(&sweep('d', &limits, &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND]));
 }
 
 #[test]
 fn little_address_space_is_an_error_or_enough() {
     let limits = [9_000, 12_000, 16_000, 20_000, 24_000, 30_000, 40_000, 60_000, 100_000, 400_000];
-    both(&sweep('v', &limits, &[PLAN, RUN, THREADS, DOCTOR]));
+    both(&sweep('v', &limits, &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND]));
 }
 
 #[test]
 fn a_small_stack_is_enough() {
-    let codes = sweep('s', &[64, 80, 100, 128, 200, 1024], &[PLAN, RUN, THREADS]);
+    let codes = sweep('s', &[64, 80, 100, 128, 200, 1024], &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND]);
     assert!(codes.len() >= 9 && codes.iter().all(|&code| code == 0), "{codes:?}");
 }
 
 #[test]
 fn few_open_files_are_an_error_or_enough() {
-    both(&sweep('n', &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64], &[PLAN, RUN, THREADS, DOCTOR]));
+    both(&sweep(
+        'n',
+        &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64],
+        &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND],
+    ));
 }
 
 #[test]
 fn small_files_are_an_error_or_enough() {
     // For the system, shared memory is a file. The unit of the limit is 512 bytes.
-    both(&sweep('f', &[0, 1, 8, 100, 10_000, 1_000_000], &[PLAN, RUN, THREADS, DOCTOR]));
+    both(&sweep(
+        'f',
+        &[0, 1, 8, 100, 10_000, 1_000_000],
+        &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND],
+    ));
 }
 
 #[test]
 fn a_plan_that_cannot_be_written_leaves_what_was_there() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("plan.json");
-    let line = format!("{PLAN} -o {}", file.display());
+    let line = format!("{PLAN_COMMAND} -o {}", file.display());
     let refused = || {
         let output = limited("ulimit -f 4", &line);
         let text = String::from_utf8_lossy(&output.stderr);
@@ -120,7 +129,7 @@ fn a_plan_that_cannot_be_written_leaves_what_was_there() {
 /// Runs a command while the system refuses one system call. Arguments: the number of the call, the number of the error, the
 /// command line. Exit code 99 means that the system has no such filters.
 #[cfg(target_arch = "x86_64")]
-const REFUSE: &str = r#"
+const REFUSE_SCRIPT: &str = r#"
 import ctypes, os, struct, sys
 number, error, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
 class Filter(ctypes.Structure):
@@ -137,7 +146,7 @@ os.execv(command[0], command)
 
 /// A program of two ranks with a collective.
 #[cfg(target_arch = "x86_64")]
-const SMALL: &str = "program \"small\" ranks 2\ngroup @g world\narg %x: f32[8]\n\
+const SMALL_PROGRAM: &str = "program \"small\" ranks 2\ngroup @g world\narg %x: f32[8]\n\
     %y: f32[8] = all_reduce %x op=sum group=@g\nreturn %y\n";
 
 /// The processes of one run while a system call is refused. Either one process starts all ranks, or each rank joins through
@@ -145,10 +154,16 @@ const SMALL: &str = "program \"small\" ranks 2\ngroup @g world\narg %x: f32[8]\n
 #[cfg(target_arch = "x86_64")]
 fn refused(call: u32, error: i32, ranks: &[&str], port: u32) -> Vec<Output> {
     let folder = tempfile::tempdir().expect("a folder");
-    let file = crate::common::write(folder.path(), "small.symm", SMALL.as_bytes());
+    let file = crate::common::write(folder.path(), "small.symm", SMALL_PROGRAM.as_bytes());
     let start = |rank: &&str| {
         let mut command = Command::new("python3");
-        command.args(["-c", REFUSE, &call.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
+        command.args([
+            "-c",
+            REFUSE_SCRIPT,
+            &call.to_string(),
+            &error.to_string(),
+            env!("CARGO_BIN_EXE_symmc"),
+        ]);
         command.args(["run", &file, "--seed", "1", "--compare", "none", "--timeout", "5"]);
         if !rank.is_empty() {
             command.envs([("RANK", *rank), ("LOCAL_RANK", *rank), ("WORLD_SIZE", "2")]);
@@ -164,7 +179,7 @@ fn refused(call: u32, error: i32, ranks: &[&str], port: u32) -> Vec<Output> {
 
 /// System calls of a launcher and its ranks.
 #[cfg(target_arch = "x86_64")]
-const LAUNCHING: [(u32, &str); 14] = [
+const LAUNCH_SYSCALLS: [(u32, &str); 14] = [
     (157, "prctl"),
     (319, "memfd_create"),
     (77, "ftruncate"),
@@ -183,7 +198,7 @@ const LAUNCHING: [(u32, &str); 14] = [
 
 /// System calls of ranks that join.
 #[cfg(target_arch = "x86_64")]
-const JOINING: [(u32, &str); 9] = [
+const JOIN_SYSCALLS: [(u32, &str); 9] = [
     (41, "socket"),
     (49, "bind"),
     (50, "listen"),
@@ -220,9 +235,9 @@ fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<boo
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn system_calls_that_are_refused_are_named_with_a_remedy() {
-    const UNNEEDED: [&str; 3] = ["setsockopt", "madvise", "sched_setaffinity"];
-    let launching = LAUNCHING.iter().map(|call| (*call, libc_error::EPERM, &[""][..]));
-    let joining = JOINING.iter().map(|call| (*call, libc_error::ENOSYS, &["0", "1"][..]));
+    const UNNEEDED_SYSCALLS: [&str; 3] = ["setsockopt", "madvise", "sched_setaffinity"];
+    let launching = LAUNCH_SYSCALLS.iter().map(|call| (*call, libc_error::EPERM, &[""][..]));
+    let joining = JOIN_SYSCALLS.iter().map(|call| (*call, libc_error::ENOSYS, &["0", "1"][..]));
     let cases: Vec<_> = launching.chain(joining).collect();
     let has_no_filters = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -231,7 +246,9 @@ fn system_calls_that_are_refused_are_named_with_a_remedy() {
             scope.spawn(move || {
                 for &(call, error, ranks) in part {
                     match is_named(call, error, ranks) {
-                        Some(named) => assert_ne!(named, UNNEEDED.contains(&call.1), "{call:?} by {ranks:?}"),
+                        Some(named) => {
+                            assert_ne!(named, UNNEEDED_SYSCALLS.contains(&call.1), "{call:?} by {ranks:?}")
+                        }
                         None => has_no_filters.store(true, Ordering::Relaxed),
                     }
                 }
@@ -250,10 +267,16 @@ fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {
     const FSYNC: u32 = 74;
     for (error, code) in [(libc_error::EIO, 2), (libc_error::ENOSYS, 0)] {
         let folder = tempfile::tempdir().expect("a folder");
-        let program = crate::common::write(folder.path(), "small.symm", SMALL.as_bytes());
+        let program = crate::common::write(folder.path(), "small.symm", SMALL_PROGRAM.as_bytes());
         let plan = crate::common::write(folder.path(), "plan.json", b"older");
         let mut command = Command::new("python3");
-        command.args(["-c", REFUSE, &FSYNC.to_string(), &error.to_string(), env!("CARGO_BIN_EXE_symmc")]);
+        command.args([
+            "-c",
+            REFUSE_SCRIPT,
+            &FSYNC.to_string(),
+            &error.to_string(),
+            env!("CARGO_BIN_EXE_symmc"),
+        ]);
         let output = crate::common::output(command.args(["plan", &program, "-o", &plan]));
         if output.status.code() == Some(99) {
             symmc_cases::skip_test("the system has no filters of system calls");

@@ -12,7 +12,7 @@ fn write(dir: &tempfile::TempDir, name: &str, text: &str) -> PathBuf {
 }
 
 /// A product of f32 that is returned as f64.
-const F64: &str = r#"program "p" ranks 1
+const F64_PROGRAM: &str = r#"program "p" ranks 1
 arg %x: f32[8, 16]
 param %w: f32[16, 8]
 %y: f32[8, 8] = matmul %x, %w
@@ -21,7 +21,7 @@ return %z
 "#;
 
 /// An f16 intermediate that is returned as f32.
-const F16: &str = r#"program "p" ranks 2
+const F16_PROGRAM: &str = r#"program "p" ranks 2
 group @w world
 arg %x: f16[4096, 2]
 %s: f16[4096, 2] = softmax %x axis=1 log=false
@@ -31,7 +31,7 @@ return %a
 "#;
 
 /// A state with small values, whose error grows from run to run.
-const STATE: &str = r#"program "p" ranks 2
+const STATE_PROGRAM: &str = r#"program "p" ranks 2
 param %c: f32[64, 32]
 arg %x: f32[64, 32]
 param %w: f32[32, 32]
@@ -44,7 +44,7 @@ mutate %c = %u
 "#;
 
 /// A sum of large numbers that cancel.
-const CANCELS: &str = r#"program "p" ranks 1
+const CANCELLING_PROGRAM: &str = r#"program "p" ranks 1
 arg %x: f32[64, 96]
 param %w: f32[96, 8]
 %y: f32[64, 8] = matmul %x, %w
@@ -58,8 +58,12 @@ return %z
 #[test]
 fn right_programs_agree_with_the_interpreter() {
     let dir = tempfile::tempdir().expect("a folder");
-    let programs =
-        [("f64", "", F64), ("f16", "", F16), ("state", "--repeat 8", STATE), ("cancels", "", CANCELS)];
+    let programs = [
+        ("f64", "", F64_PROGRAM),
+        ("f16", "", F16_PROGRAM),
+        ("state", "--repeat 8", STATE_PROGRAM),
+        ("cancels", "", CANCELLING_PROGRAM),
+    ];
     for (name, options, text) in programs {
         let path = write(&dir, &format!("{name}.symm"), text);
         let text = stdout(&format!("run {} --seed 1 --compare interpreter {options}", path.display()));
@@ -73,13 +77,13 @@ fn right_programs_agree_with_the_interpreter() {
 #[test]
 fn stated_tolerances_are_kept_as_they_are() {
     let dir = tempfile::tempdir().expect("a folder");
-    let path = write(&dir, "f64.symm", F64);
+    let path = write(&dir, "f64.symm", F64_PROGRAM);
     let line = format!("run {} --seed 1 --compare interpreter --atol 1e-30 --rtol 0", path.display());
     let out = output(&mut symmc(&line));
     assert_eq!(out.status.code(), Some(1), "{}", String::from_utf8_lossy(&out.stdout));
 }
 
-const SUMS: &str = r#"program "p" ranks 4
+const SUMS_PROGRAM: &str = r#"program "p" ranks 4
 group @all world
 arg %x: f32[65536]
 arg %y: f32[65536]
@@ -102,7 +106,7 @@ return %u
 #[test]
 fn plans_of_every_class_state_it_check_and_run() {
     let dir = tempfile::tempdir().expect("a folder");
-    let program = write(&dir, "sums.symm", SUMS);
+    let program = write(&dir, "sums.symm", SUMS_PROGRAM);
     let plan = dir.path().join("plan.json");
     for classes in ["exact", "reassociate", "narrow", "narrow-f16", "reassociate,narrow,narrow-f16"] {
         let (program, plan) = (program.display(), plan.display());

@@ -4,9 +4,9 @@ use std::thread;
 
 use symmc::{CompileConfig, DType, DataFault, Error, Group, Program, Session, SessionConfig, Tensor};
 
-const BEFORE: &str = "%s: f32[2] = take %x, %i axis=0\n%y: f32[2] = all_reduce %s op=sum group=@all";
-const AFTER: &str = "%s: f32[4] = all_reduce %x op=sum group=@all\n%y: f32[2] = take %s, %i axis=0";
-const ALONE: &str = "%y: f32[2] = take %x, %i axis=0";
+const TAKE_BEFORE: &str = "%s: f32[2] = take %x, %i axis=0\n%y: f32[2] = all_reduce %s op=sum group=@all";
+const TAKE_AFTER: &str = "%s: f32[4] = all_reduce %x op=sum group=@all\n%y: f32[2] = take %s, %i axis=0";
+const TAKE_ALONE: &str = "%y: f32[2] = take %x, %i axis=0";
 
 /// The result of one run with these indices on each of two ranks.
 fn run(body: &str, indices: [[i64; 2]; 2]) -> Vec<Result<Vec<f64>, Error>> {
@@ -33,7 +33,7 @@ fn run(body: &str, indices: [[i64; 2]; 2]) -> Vec<Result<Vec<f64>, Error>> {
 
 #[test]
 fn a_bad_index_of_one_rank_fails_the_run_of_all() {
-    for body in [BEFORE, AFTER, ALONE] {
+    for body in [TAKE_BEFORE, TAKE_AFTER, TAKE_ALONE] {
         for culprit in [0, 1] {
             let mut indices = [[0, 3]; 2];
             indices[culprit][1] = 9;

@@ -12,9 +12,9 @@ use symmc::{
 /// The rank, the step and the op of an error.
 type Place = (Option<u32>, Option<usize>, Option<&'static str>);
 
-const NOWHERE: Place = (None, None, None);
-const RANK: Place = (Some(3), None, None);
-const STEP: Place = (Some(3), Some(7), Some("add"));
+const NO_PLACE: Place = (None, None, None);
+const RANK_PLACE: Place = (Some(3), None, None);
+const STEP_PLACE: Place = (Some(3), Some(7), Some("add"));
 
 /// Errors of one rank, of every form, by their kind and what they say of where they happened.
 fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
@@ -24,17 +24,21 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
     let (rank, step, bytes) = (3, 7, 64);
     let (why, fault) = (ValueMismatch::NoKernel, DataFault::Index);
     vec![
-        (Input, NOWHERE, vec![RunError::Invalid(detail())]),
-        (Defect, NOWHERE, vec![RunError::Defect(detail())]),
-        (Run, NOWHERE, vec![RunError::system("mmap", "no")]),
-        (Unsupported, NOWHERE, vec![RunError::Unsupported(detail())]),
-        (Input, STEP, vec![RunError::Data { rank, step, node: node(), op: op(), fault, detail: detail() }]),
+        (Input, NO_PLACE, vec![RunError::Invalid(detail())]),
+        (Defect, NO_PLACE, vec![RunError::Defect(detail())]),
+        (Run, NO_PLACE, vec![RunError::system("mmap", "no")]),
+        (Unsupported, NO_PLACE, vec![RunError::Unsupported(detail())]),
+        (
+            Input,
+            STEP_PLACE,
+            vec![RunError::Data { rank, step, node: node(), op: op(), fault, detail: detail() }],
+        ),
         (
             Input,
             (None, None, Some("add")),
             vec![RunError::Bounds { node: node(), op: op(), detail: detail() }],
         ),
-        (Run, STEP, vec![RunError::Step { rank, step, node: node(), op: op(), detail: detail() }]),
+        (Run, STEP_PLACE, vec![RunError::Step { rank, step, node: node(), op: op(), detail: detail() }]),
         (
             Unsupported,
             (None, None, Some("add")),
@@ -42,14 +46,14 @@ fn runs() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
         ),
         (
             Resources,
-            NOWHERE,
+            NO_PLACE,
             vec![
                 RunError::Memory { what: text("an arena"), bytes, error: how() },
                 RunError::Exhausted { what: text("a thread"), error: how() },
             ],
         ),
-        (Resources, RANK, vec![RunError::Refused { rank }]),
-        (Input, RANK, vec![RunError::Misplaced { rank, detail: text("rank 3 came twice") }]),
+        (Resources, RANK_PLACE, vec![RunError::Refused { rank }]),
+        (Input, RANK_PLACE, vec![RunError::Misplaced { rank, detail: text("rank 3 came twice") }]),
     ]
 }
 
@@ -63,7 +67,7 @@ fn of_peers() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
     vec![
         (
             Peer,
-            STEP,
+            STEP_PLACE,
             vec![
                 RunError::Limit {
                     rank: 1,
@@ -78,10 +82,10 @@ fn of_peers() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
                 RunError::Died { rank, how: how(), step, node: node(), op: op(), run },
             ],
         ),
-        (Peer, NOWHERE, vec![RunError::Unfinished { rank, run, limit_ms }]),
+        (Peer, NO_PLACE, vec![RunError::Unfinished { rank, run, limit_ms }]),
         (
             Peer,
-            RANK,
+            RANK_PLACE,
             vec![
                 RunError::DiedOutside { rank, how: how(), when: text("before the first step") },
                 RunError::Stuck { rank, at: text("at step 3"), limit_ms },
@@ -93,7 +97,7 @@ fn of_peers() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
         ),
         (
             Disagreement,
-            RANK,
+            RANK_PLACE,
             vec![
                 RunError::PlanDiffers { rank, expected: expected(), found: found() },
                 RunError::VersionDiffers { rank, expected: expected(), found: found() },

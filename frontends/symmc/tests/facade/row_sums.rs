@@ -7,20 +7,20 @@ use symmc::{
     Backend, CompileConfig, DType, MachineProfile, Program, RunConfig, SymbolBindings, Tensor, Workload,
 };
 
-const RANKS: usize = 2;
-const TOKENS: usize = 1024;
-const SLOTS: usize = 8;
-const WIDTH: usize = 256;
+const RANK_COUNT: usize = 2;
+const TOKEN_COUNT: usize = 1024;
+const SLOTS_PER_TOKEN: usize = 8;
+const ROW_WIDTH: usize = 256;
 /// As many rows on each rank as its tokens have slots, and as many experts.
-const CAPACITY: usize = TOKENS * SLOTS;
+const ROW_CAPACITY: usize = TOKEN_COUNT * SLOTS_PER_TOKEN;
 
 fn source(rows: &str) -> String {
     format!(
-        "program \"p\" ranks {RANKS}\ngroup @ep world\narg %x: f32[{CAPACITY}, {WIDTH}]\n\
-         arg %table: i64[{all}, {SLOTS}]\narg %w: f32[{TOKENS}, {SLOTS}]\n{rows}\
-         %h: f32[{CAPACITY}, {WIDTH}] = neg %x\n\
-         %y: f32[{TOKENS}, {WIDTH}] = combine_rows %h, %rows, %w group=@ep\nreturn %y\n",
-        all = RANKS * TOKENS,
+        "program \"p\" ranks {RANK_COUNT}\ngroup @ep world\narg %x: f32[{ROW_CAPACITY}, {ROW_WIDTH}]\n\
+         arg %table: i64[{all}, {SLOTS_PER_TOKEN}]\narg %w: f32[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}]\n{rows}\
+         %h: f32[{ROW_CAPACITY}, {ROW_WIDTH}] = neg %x\n\
+         %y: f32[{TOKEN_COUNT}, {ROW_WIDTH}] = combine_rows %h, %rows, %w group=@ep\nreturn %y\n",
+        all = RANK_COUNT * TOKEN_COUNT,
     )
 }
 
@@ -32,20 +32,21 @@ fn inputs_of_rank(rank: usize) -> Vec<Arc<Tensor>> {
         let elements: Vec<f64> = (0..shape[0] * shape[1]).map(element).collect();
         Arc::new(Tensor::from_f64(DType::F32, shape, &elements).expect("floats"))
     };
-    let entries = RANKS * CAPACITY;
+    let entries = RANK_COUNT * ROW_CAPACITY;
     let table: Vec<i64> = (0..entries).map(|i| ((i * 61 + rank * 17) % (entries + 1)) as i64 - 1).collect();
-    let table = Tensor::from_i64(DType::I64, [RANKS * TOKENS, SLOTS], &table).expect("a table");
-    vec![floats([CAPACITY, WIDTH]), Arc::new(table), floats([TOKENS, SLOTS])]
+    let table =
+        Tensor::from_i64(DType::I64, [RANK_COUNT * TOKEN_COUNT, SLOTS_PER_TOKEN], &table).expect("a table");
+    vec![floats([ROW_CAPACITY, ROW_WIDTH]), Arc::new(table), floats([TOKEN_COUNT, SLOTS_PER_TOKEN])]
 }
 
 #[test]
 fn sums_of_ranks_with_different_tables_are_those_of_their_own_rows() {
-    let given = format!("%rows: i64[{TOKENS}, {SLOTS}] = shard %table axis=0 group=@ep\n");
+    let given = format!("%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}] = shard %table axis=0 group=@ep\n");
     let routed = format!(
-        "%rows: i64[{TOKENS}, {SLOTS}], %all: i64[{all}, {SLOTS}], %slots: i64[{CAPACITY}], %counts: i64[{CAPACITY}], \
-         %ends: i64[{CAPACITY}] = route %table experts={experts} align=1 layout=expert group=@ep\n",
-        all = RANKS * TOKENS,
-        experts = RANKS * CAPACITY,
+        "%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}], %all: i64[{all}, {SLOTS_PER_TOKEN}], %slots: i64[{ROW_CAPACITY}], %counts: i64[{ROW_CAPACITY}], \
+         %ends: i64[{ROW_CAPACITY}] = route %table experts={experts} align=1 layout=expert group=@ep\n",
+        all = RANK_COUNT * TOKEN_COUNT,
+        experts = RANK_COUNT * ROW_CAPACITY,
     );
     let profile = MachineProfile::builtin("h200x2").expect("built in");
     for rows in [given, routed] {
@@ -55,7 +56,7 @@ fn sums_of_ranks_with_different_tables_are_those_of_their_own_rows() {
         let plan = symmc::compile(&program, &config).unwrap_or_else(|e| panic!("{e}"));
         let planned = &plan.programs[plan.buckets[0].program];
         assert!(planned.contains("reduce_rows"), "{planned}");
-        let work = Workload::new(SymbolBindings::new(), (0..RANKS).map(inputs_of_rank).collect());
+        let work = Workload::new(SymbolBindings::new(), (0..RANK_COUNT).map(inputs_of_rank).collect());
         let run = |backend| {
             symmc::run(&plan, &work, &backend, &RunConfig::default()).unwrap_or_else(|e| panic!("{e}"))
         };

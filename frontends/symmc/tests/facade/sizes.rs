@@ -8,9 +8,9 @@ use symmc::{
 };
 
 /// The most that the form of a bucket may take, as a multiple of the best.
-const MOST: f64 = 1.1;
+const MAX_TIME_RATIO: f64 = 1.1;
 
-const KINDS: [&str; 6] = [
+const COLLECTIVE_KINDS: [&str; 6] = [
     "all_reduce op=sum",
     "all_gather",
     "reduce_scatter op=sum",
@@ -109,7 +109,7 @@ fn regret(ranks: u32, profile: &str, symbols: &[Symbol], body: &str) -> (f64, us
     regret_beside(ranks, profile, symbols, body, |_| None)
 }
 
-/// [`regret`], where sizes at which that is above [`MOST`] may be compared with another plan.
+/// [`regret`], where sizes at which that is above [`MAX_TIME_RATIO`] may be compared with another plan.
 fn regret_beside(
     ranks: u32,
     profile: &str,
@@ -124,7 +124,7 @@ fn regret_beside(
         let alone = compiled(&text(ranks, &fixed, body), profile);
         let ours = estimated(&plan, profile, &sizes);
         let mut ratio = ours / estimated(&alone, profile, &sizes);
-        if ratio > MOST
+        if ratio > MAX_TIME_RATIO
             && let Some(other) = other(&sizes)
         {
             ratio = ours / estimated(&other, profile, &sizes);
@@ -134,27 +134,28 @@ fn regret_beside(
     (worst, plan.buckets.len())
 }
 
-const PROFILES: [(&str, u32); 5] = [("h200x2", 2), ("h200x4", 4), ("h200x8", 8), ("h200x4", 2), ("host", 4)];
+const PROFILE_RANKS: [(&str, u32); 5] =
+    [("h200x2", 2), ("h200x4", 4), ("h200x8", 8), ("h200x4", 2), ("host", 4)];
 
 #[test]
 fn collectives_take_hardly_longer_than_at_a_size_of_their_own() {
-    for (profile, ranks) in PROFILES {
-        for kind in KINDS {
+    for (profile, ranks) in PROFILE_RANKS {
+        for kind in COLLECTIVE_KINDS {
             let body = collective(kind, ranks, "t", 4096);
             let (worst, buckets) = regret(ranks, profile, &[("t", [1, 32768])], &body);
             let at = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
-            assert!(worst <= MOST && buckets <= 5, "{at}");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 5, "{at}");
         }
     }
 }
 
 #[test]
 fn layers_take_hardly_longer_than_at_a_size_of_their_own() {
-    for (profile, ranks) in PROFILES {
+    for (profile, ranks) in PROFILE_RANKS {
         for hidden in [1024, 8192] {
             let (worst, buckets) = regret(ranks, profile, &[("t", [1, 8192])], &layers("t", hidden, 2));
             let at = format!("{hidden} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
-            assert!(worst <= MOST && buckets <= 6, "{at}");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 6, "{at}");
         }
     }
 }
@@ -163,12 +164,12 @@ fn layers_take_hardly_longer_than_at_a_size_of_their_own() {
 fn two_symbols_are_divided_together() {
     let all_reduce = ("all_reduce op=sum", [("b", [1, 16]), ("t", [1, 512])]);
     let all_to_all = ("all_to_all splits=even", [("b", [1, 8]), ("t", [3, 700])]);
-    for (profile, ranks) in PROFILES {
+    for (profile, ranks) in PROFILE_RANKS {
         for (kind, symbols) in [&all_reduce, &all_to_all] {
             let body = collective(kind, ranks, "t", 2048).replace("2048", "b, 2048");
             let (worst, buckets) = regret(ranks, profile, symbols, &body);
             let at = format!("{kind} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets");
-            assert!(worst <= MOST && buckets <= 12, "{at}");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 12, "{at}");
         }
     }
 }
@@ -176,15 +177,15 @@ fn two_symbols_are_divided_together() {
 #[test]
 fn collectives_beside_products_take_hardly_longer() {
     let mut r = SplitMix(3);
-    for (profile, ranks) in PROFILES {
-        for kind in KINDS {
+    for (profile, ranks) in PROFILE_RANKS {
+        for kind in COLLECTIVE_KINDS {
             let products = 1 + r.below(6);
             let (worst, buckets) =
                 regret(ranks, profile, &[("t", [1, 8192])], &beside(kind, ranks, products));
             let at = format!(
                 "{kind} beside {products} products on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets"
             );
-            assert!(worst <= MOST && buckets <= 6, "{at}");
+            assert!(worst <= MAX_TIME_RATIO && buckets <= 6, "{at}");
         }
     }
 }
@@ -293,7 +294,7 @@ fn among_others(ranks: u32, profile: &str, range: [i64; 2], body: &str, size: i6
 fn random_programs_take_hardly_longer_than_at_a_size_of_their_own() {
     let range = [1, 4096];
     let of = |seed: u64| {
-        let (profile, ranks) = PROFILES[seed as usize % PROFILES.len()];
+        let (profile, ranks) = PROFILE_RANKS[seed as usize % PROFILE_RANKS.len()];
         let body = RandomProgram::body(seed, ranks);
         let other = |sizes: &[(&'static str, i64)]| {
             let &[(_, size)] = sizes else { return None };
@@ -301,7 +302,7 @@ fn random_programs_take_hardly_longer_than_at_a_size_of_their_own() {
         };
         let (worst, buckets) = regret_beside(ranks, profile, &[("t", range)], &body, other);
         let found = format!("{seed} on {ranks} ranks of {profile}: {worst:.3}, {buckets} buckets\n{body}");
-        (worst > MOST || buckets > 12).then_some(found)
+        (worst > MAX_TIME_RATIO || buckets > 12).then_some(found)
     };
     let found = parallel::map((0..random_programs()).collect(), usize::MAX, of);
     let found: Vec<String> = found.into_iter().flatten().collect();

@@ -7,7 +7,7 @@ use symmc::unstable::control::JoinTermValue;
 use symmc::{DrawConfig, OpenOptions, RunConfig, Tensor, TensorFile, Weights, Workload};
 use symmc_ir::{DType, Graph, InputKind, text};
 
-const PROGRAM: &str = r#"program "p" ranks 2
+const WORKLOAD_PROGRAM: &str = r#"program "p" ranks 2
 symbol n in 1..=8
 param %w: f32[2] source "w"
 param %state: f32[2] source "state"
@@ -18,7 +18,7 @@ return %z
 "#;
 
 fn graph() -> Graph {
-    text::parse(PROGRAM).expect("a program")
+    text::parse(WORKLOAD_PROGRAM).expect("a program")
 }
 
 /// A file with these tensors of f32, each given by name, shape and first element.
@@ -43,7 +43,7 @@ fn weights(buffers: &[&str]) -> Weights {
     Weights::new([[("w", tensor(7.0)), ("state", tensor(9.0))]]).with_buffers(buffers.iter().copied())
 }
 
-const RECORDED: [(&str, &[usize], f32); 4] = [
+const RECORDED_TENSORS: [(&str, &[usize], f32); 4] = [
     ("rank0.w.w", &[2], 1.0),
     ("rank1.w.w", &[2], 2.0),
     ("rank0.in.0", &[3, 2], 0.0),
@@ -53,7 +53,7 @@ const RECORDED: [(&str, &[usize], f32); 4] = [
 #[test]
 fn tensors_are_parts_of_the_mapped_file_where_their_elements_are_aligned() {
     let dir = tempfile::tempdir().expect("a folder");
-    let tensor = file(&dir, &RECORDED).weight(1, "w").expect("known dtype").expect("recorded");
+    let tensor = file(&dir, &RECORDED_TENSORS).weight(1, "w").expect("known dtype").expect("recorded");
     assert!(tensor.backing_slice().is_some());
     assert_eq!(tensor.to_f64(), [2.0, 3.0]);
 
@@ -74,7 +74,7 @@ fn tensors_are_parts_of_the_mapped_file_where_their_elements_are_aligned() {
 #[test]
 fn a_weight_of_the_wrong_shape_is_named() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut tensors = RECORDED.to_vec();
+    let mut tensors = RECORDED_TENSORS.to_vec();
     tensors[1].1 = &[1, 2];
     let file = file(&dir, &tensors);
     let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &DrawConfig::default());
@@ -85,7 +85,7 @@ fn a_weight_of_the_wrong_shape_is_named() {
 #[test]
 fn a_buffer_that_the_file_lacks_is_the_archives() {
     let dir = tempfile::tempdir().expect("a folder");
-    let file = file(&dir, &RECORDED);
+    let file = file(&dir, &RECORDED_TENSORS);
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &DrawConfig::default())
         .expect("inputs");
     for rank in 0..2 {
@@ -111,7 +111,7 @@ fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
     assert_eq!((first(&alone, 0), first(&alone, 1)), ([7.0, 7.5], [8.0, 8.5]));
     // The tensors of the file take precedence.
     let dir = tempfile::tempdir().expect("a folder");
-    let with_file = gather(&weights_of_ranks(8.0), Some(&file(&dir, &RECORDED)));
+    let with_file = gather(&weights_of_ranks(8.0), Some(&file(&dir, &RECORDED_TENSORS)));
     assert_eq!((first(&with_file, 0), first(&with_file, 1)), ([1.0, 7.5], [2.0, 8.5]));
     // Ranks that join each other compare what they hold.
     let setting = |work: &Workload| {
@@ -130,7 +130,7 @@ fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
 #[test]
 fn a_parameter_that_the_file_lacks_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
-    let file = file(&dir, &RECORDED);
+    let file = file(&dir, &RECORDED_TENSORS);
     let error = Workload::gather(&graph(), &weights(&[]), Some(&file), &DrawConfig::default())
         .expect_err("no weight");
     assert!(error.to_string().contains("rank0.w.state is missing; expected f32[2]"), "{error}");
@@ -174,7 +174,7 @@ mutate %b = %t
 #[test]
 fn a_tied_weight_is_taken_by_its_other_name() {
     let dir = tempfile::tempdir().expect("a folder");
-    let file = file(&dir, &RECORDED);
+    let file = file(&dir, &RECORDED_TENSORS);
     let tie = |names: &[&'static str]| Weights::default().with_ties([names.to_vec()]);
     let gather = |weights: Weights| Workload::gather(&graph(), &weights, Some(&file), &DrawConfig::default());
     let work = gather(tie(&["x", "w", "state"])).expect("inputs");
@@ -185,7 +185,7 @@ fn a_tied_weight_is_taken_by_its_other_name() {
     assert!(gather(tie(&["x", "state"])).is_err());
 }
 
-const CONSTANTS: &str = r#"program "p" ranks ?
+const CONSTANTS_PROGRAM: &str = r#"program "p" ranks ?
 const %c: f32[2] source "c" = hex"0000803f00000040"
 const %d: f32[2] source "d" = hex"0000803f00000040"
 arg %x: f32[2]
@@ -200,7 +200,7 @@ return %z
 fn constants_that_the_tensors_contradict_become_parameters() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("p.symm");
-    std::fs::write(&path, CONSTANTS).expect("written");
+    std::fs::write(&path, CONSTANTS_PROGRAM).expect("written");
     // The constants are [1, 2]: the same, another, or none.
     let values = [Some(1.0), Some(5.0), None];
     for (first, second) in values.iter().flat_map(|a| values.iter().map(move |b| (*a, *b))) {
@@ -232,7 +232,7 @@ fn constants_that_the_tensors_contradict_become_parameters() {
 #[test]
 fn extents_of_ranks_must_agree() {
     let dir = tempfile::tempdir().expect("a folder");
-    let mut tensors = RECORDED.to_vec();
+    let mut tensors = RECORDED_TENSORS.to_vec();
     tensors[3].1 = &[4, 2];
     let file = file(&dir, &tensors);
     let error = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &DrawConfig::default());
@@ -242,7 +242,7 @@ fn extents_of_ranks_must_agree() {
 #[test]
 fn a_size_that_is_set_draws_the_arguments() {
     let dir = tempfile::tempdir().expect("a folder");
-    let file = file(&dir, &RECORDED);
+    let file = file(&dir, &RECORDED_TENSORS);
     let draw = DrawConfig::default().with_symbols([("n", 5)]);
     let work = Workload::gather(&graph(), &weights(&["state"]), Some(&file), &draw).expect("inputs");
     assert_eq!(work.inputs[0][2].shape(), [5, 2]);
@@ -255,9 +255,9 @@ fn a_size_that_is_set_draws_the_arguments() {
 #[test]
 fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
     let dir = tempfile::tempdir().expect("a folder");
-    let program = PROGRAM.replace("param %w", "symbol k in 0..=3\nparam %w");
+    let program = WORKLOAD_PROGRAM.replace("param %w", "symbol k in 0..=3\nparam %w");
     let graph = text::parse(&program).expect("a program");
-    let recorded = file(&dir, &RECORDED);
+    let recorded = file(&dir, &RECORDED_TENSORS);
     let gather = |set: &[(&str, i64)], file: &TensorFile| {
         let draw = DrawConfig::default().with_symbols(set.iter().copied());
         Workload::gather(&graph, &weights(&["state"]), Some(file), &draw)
@@ -266,13 +266,13 @@ fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
     assert!(error.contains("gives a value for symbol k: set its size"), "{error}");
     let work = gather(&[("k", 2)], &recorded).expect("inputs");
     assert_eq!(work.inputs[0][2].shape(), [3, 2]);
-    let more = [&RECORDED[..], &[("rank1.in.1", &[], 2.0)]].concat();
+    let more = [&RECORDED_TENSORS[..], &[("rank1.in.1", &[], 2.0)]].concat();
     let error = gather(&[("k", 2)], &file(&dir, &more)).expect_err("two arguments").to_string();
     assert!(error.contains("rank1.in.1: the program has 1 argument"), "{error}");
     assert!(error.contains("symbols (n, k)"), "{error}");
 }
 
-const COUNTER: &str = r#"program "counter" ranks 2
+const COUNTER_PROGRAM: &str = r#"program "counter" ranks 2
 group @w world
 arg %x: f32[2]
 param %state: f32[2] source "state"
@@ -295,7 +295,7 @@ fn state_lives_on_from_run_to_run_and_is_not_a_recorded_output() {
         ("rank1.out.0", &[2], 48.0),
     ];
     let file = file(&dir, &tensors);
-    let program = symmc::Program::from_text(COUNTER).expect("valid");
+    let program = symmc::Program::from_text(COUNTER_PROGRAM).expect("valid");
     let plan = symmc::compile(&program, &symmc::CompileConfig::default()).expect("a plan");
     let work = Workload::recorded(&program, &file).expect("inputs");
     let expected = work.expected.as_ref().expect("recorded");

@@ -70,7 +70,7 @@ fn list(files: &[(&str, &str)]) -> List {
     List::of(&Tree::of(&files), "own")
 }
 
-const ROOT: &str = r#"
+const ROOT_SOURCE: &str = r#"
     mod inner;
     mod secret { pub struct Hidden; }
     pub mod open;
@@ -84,7 +84,7 @@ const ROOT: &str = r#"
     mod tests { pub fn none() {} }
 "#;
 
-const INNER: &str = r#"
+const INNER_SOURCE: &str = r#"
     use std::path::Path;
     use foreign::deep::Name;
     use crate::secret::Hidden;
@@ -104,11 +104,12 @@ const INNER: &str = r#"
     pub fn unlisted() {}
 "#;
 
-const OPEN: &str = "pub const MOST: usize = 4;\npub use crate::make;\npub type All = Vec<super::Thing>;\n";
+const OPEN_SOURCE: &str =
+    "pub const MOST: usize = 4;\npub use crate::make;\npub type All = Vec<super::Thing>;\n";
 
 #[test]
 fn a_list_has_what_users_can_name_and_nothing_else() {
-    let found = list(&[("lib.rs", ROOT), ("inner.rs", INNER), ("open.rs", OPEN)]);
+    let found = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]);
     let expected = [
         "pub enum own::Sort",
         "pub fn own::Thing::new<T: Into<String>>(path: &Path, all: impl IntoIterator<Item = (T, [u8; 2])>) -> Self",
@@ -134,10 +135,15 @@ fn a_list_has_what_users_can_name_and_nothing_else() {
 
 #[test]
 fn a_list_changes_with_every_public_item_and_with_no_other() {
-    let before = list(&[("lib.rs", ROOT), ("inner.rs", INNER), ("open.rs", OPEN)]).lines;
+    let before = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]).lines;
     let with = |from: &str, to: &str| {
-        assert!(INNER.contains(from), "{from}");
-        list(&[("lib.rs", ROOT), ("inner.rs", &INNER.replace(from, to)), ("open.rs", OPEN)]).lines
+        assert!(INNER_SOURCE.contains(from), "{from}");
+        list(&[
+            ("lib.rs", ROOT_SOURCE),
+            ("inner.rs", &INNER_SOURCE.replace(from, to)),
+            ("open.rs", OPEN_SOURCE),
+        ])
+        .lines
     };
     for (from, to) in [
         ("pub name:", "pub more: u8, pub name:"),
@@ -171,8 +177,8 @@ fn a_signature_that_names_what_is_not_exported_leaks() {
         ("Two { why: String }", "Two { why: Vec<Hidden> }", "Hidden"),
         ("From<u8>", "From<Hidden>", "Hidden"),
     ] {
-        let changed = INNER.replace(from, to);
-        let leaks = list(&[("lib.rs", ROOT), ("inner.rs", &changed), ("open.rs", OPEN)]).leaks;
+        let changed = INNER_SOURCE.replace(from, to);
+        let leaks = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", &changed), ("open.rs", OPEN_SOURCE)]).leaks;
         assert!(leaks.len() == 1 && leaks[0].starts_with(&format!("{leak} in ")), "{to}: {leaks:?}");
     }
 }

@@ -54,7 +54,7 @@ static RULE_TABLES: RuleTables<OpRule> = RuleTables::new(&[
     exchanges::WRITING_RULE_ROWS,
     foreach::RULE_ROWS,
     facts::RULE_ROWS,
-    complex::ROWS,
+    complex::RULE_ROWS,
     complex::TRANSFORMS,
     convolution::RULE_ROWS,
     windows::RULE_ROWS,

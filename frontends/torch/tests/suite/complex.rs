@@ -8,9 +8,9 @@ use symmc_torch::ImportOptions;
 
 use crate::common::Fake;
 
-const X: [f64; 12] = [1.0, 2.0, -3.0, 0.5, 4.0, -1.0, 2.5, 3.0, -2.0, 1.5, 0.0, -4.0];
-const ANGLE: [f64; 3] = [0.3, -1.2, 2.0];
-const LENGTH: [f64; 3] = [1.0, 2.0, 0.5];
+const X_VALUES: [f64; 12] = [1.0, 2.0, -3.0, 0.5, 4.0, -1.0, 2.5, 3.0, -2.0, 1.5, 0.0, -4.0];
+const ANGLE_VALUES: [f64; 3] = [0.3, -1.2, 2.0];
+const LENGTH_VALUES: [f64; 3] = [1.0, 2.0, 0.5];
 
 /// `x` as two rows of three complex numbers, and three pairs of length and angle.
 fn start() -> Fake {
@@ -28,7 +28,8 @@ fn outputs(fake: &Fake) -> Vec<Vec<f64>> {
     let tensor = |shape: &[usize], data: &[f64]| {
         Arc::new(Tensor::from_f64(DType::F32, shape.to_vec(), data).expect("data of this shape"))
     };
-    let inputs = vec![tensor(&[2, 3, 2], &X), tensor(&[3], &LENGTH), tensor(&[3], &ANGLE)];
+    let inputs =
+        vec![tensor(&[2, 3, 2], &X_VALUES), tensor(&[3], &LENGTH_VALUES), tensor(&[3], &ANGLE_VALUES)];
     let found = symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).expect("a run");
     found[0].iter().map(|t| t.to_f64()).collect()
 }
@@ -43,8 +44,9 @@ fn assert_near(found: &[f64], expected: &[f64]) {
 
 /// Each complex number of `x` and the factor of its column.
 fn pairs() -> Vec<((f64, f64), (f64, f64))> {
-    let factor = |i: usize| (LENGTH[i] * ANGLE[i].cos(), LENGTH[i] * ANGLE[i].sin());
-    (0..6).map(|i| ((X[2 * i], X[2 * i + 1]), factor(i % 3))).collect()
+    let factor =
+        |i: usize| (LENGTH_VALUES[i] * ANGLE_VALUES[i].cos(), LENGTH_VALUES[i] * ANGLE_VALUES[i].sin());
+    (0..6).map(|i| ((X_VALUES[2 * i], X_VALUES[2 * i + 1]), factor(i % 3))).collect()
 }
 
 #[test]
@@ -83,15 +85,19 @@ fn parts_sums_and_views_are_those_of_complex_numbers() {
     assert_near(&found[1], &pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
     // Element 1 of the transpose is the first of the second row, element 4 the last of the first row.
     let (one, four) = (3, 2);
-    let two = [one, four].map(|i| [X[2 * i] * ANGLE[i % 3], X[2 * i + 1] * ANGLE[i % 3]]).concat();
+    let two = [one, four]
+        .map(|i| [X_VALUES[2 * i] * ANGLE_VALUES[i % 3], X_VALUES[2 * i + 1] * ANGLE_VALUES[i % 3]])
+        .concat();
     assert_near(&found[2], &[two.clone(), two].concat());
     assert_near(&found[3], &[1.0, 0.3, 2.0, -1.2, 0.5, 2.0]);
 }
 
 /// The numbers of `x`, and the factors of its columns.
 fn numbers() -> (Vec<(f64, f64)>, Vec<(f64, f64)>) {
-    let factors = (0..3).map(|i| (LENGTH[i] * ANGLE[i].cos(), LENGTH[i] * ANGLE[i].sin())).collect();
-    ((0..6).map(|i| (X[2 * i], X[2 * i + 1])).collect(), factors)
+    let factors = (0..3)
+        .map(|i| (LENGTH_VALUES[i] * ANGLE_VALUES[i].cos(), LENGTH_VALUES[i] * ANGLE_VALUES[i].sin()))
+        .collect();
+    ((0..6).map(|i| (X_VALUES[2 * i], X_VALUES[2 * i + 1])).collect(), factors)
 }
 
 fn times((a, b): (f64, f64), (d, e): (f64, f64)) -> (f64, f64) {
@@ -126,10 +132,20 @@ fn arithmetic_is_that_of_complex_numbers() {
         "aten.div.Tensor",
         "self=%l other=%p",
         "c64[3]",
-        &flat(&[0, 1, 2].map(|i| over((LENGTH[i], 0.0), p[i]))),
+        &flat(&[0, 1, 2].map(|i| over((LENGTH_VALUES[i], 0.0), p[i]))),
     );
-    assert_call("aten.add.Tensor", "self=%z other=%t", whole, &each(&|i| (z[i].0 + ANGLE[i % 3], z[i].1)));
-    assert_call("aten.sub.Tensor", "self=%t other=%z", whole, &each(&|i| (ANGLE[i % 3] - z[i].0, -z[i].1)));
+    assert_call(
+        "aten.add.Tensor",
+        "self=%z other=%t",
+        whole,
+        &each(&|i| (z[i].0 + ANGLE_VALUES[i % 3], z[i].1)),
+    );
+    assert_call(
+        "aten.sub.Tensor",
+        "self=%t other=%z",
+        whole,
+        &each(&|i| (ANGLE_VALUES[i % 3] - z[i].0, -z[i].1)),
+    );
     let twice = each(&|i| (z[i].0 + 2.0 * column(i).0, z[i].1 + 2.0 * column(i).1));
     assert_call("aten.add.Tensor", "self=%z other=%p alpha=2", whole, &twice);
     assert_call("aten.add.Tensor", "self=%z other=3.0", whole, &each(&|i| (z[i].0 + 3.0, z[i].1)));
@@ -145,7 +161,7 @@ fn arithmetic_is_that_of_complex_numbers() {
     let row =
         |i: usize| (0..3).map(|k| times(z[3 * i + k], p[k])).fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
     assert_call("aten.mv.default", "self=%z vec=%p", "c64[2]", &flat(&[row(0), row(1)]));
-    assert_call("aten.to.dtype", "self=%t dtype=:c64", "c64[3]", &flat(&ANGLE.map(|t| (t, 0.0))));
+    assert_call("aten.to.dtype", "self=%t dtype=:c64", "c64[3]", &flat(&ANGLE_VALUES.map(|t| (t, 0.0))));
     assert_call(
         "aten.to.dtype",
         "self=%z dtype=:f32",
@@ -175,7 +191,9 @@ fn what_moves_elements_and_adds_them_up_does_so_with_both_parts() {
         .output("y");
     assert_near(
         &outputs(&real)[0],
-        &flat(&[z.clone(), [ANGLE, ANGLE].concat().iter().map(|t| (*t, 0.0)).collect()].concat()),
+        &flat(
+            &[z.clone(), [ANGLE_VALUES, ANGLE_VALUES].concat().iter().map(|t| (*t, 0.0)).collect()].concat(),
+        ),
     );
     assert_call("aten.zeros_like.default", "self=%p", "c64[3]", &[0.0; 6]);
     assert_call("aten.full.default", "size=[2] fill_value=3.0 dtype=:c64", "c64[2]", &[3.0, 0.0, 3.0, 0.0]);
@@ -237,12 +255,16 @@ fn transforms_are_those_of_the_definition() {
 
 #[test]
 fn half_a_transform_of_real_numbers_says_all_of_it() {
-    let real: Vec<(f64, f64)> = ANGLE.iter().map(|t| (*t, 0.0)).collect();
+    let real: Vec<(f64, f64)> = ANGLE_VALUES.iter().map(|t| (*t, 0.0)).collect();
     let all = transformed(&real, -1.0);
     let half = "self=%t dim=[0] normalization=0 onesided=true";
     assert_call("aten._fft_r2c.default", half, "c64[2]", &flat(&all[..2]));
     assert_call("aten._fft_r2c.default", &half.replace("true", "false"), "c64[3]", &flat(&all));
-    for (n, signal) in [(3, ANGLE.to_vec()), (4, [&ANGLE[..], &[0.0]].concat()), (2, ANGLE[..2].to_vec())] {
+    for (n, signal) in [
+        (3, ANGLE_VALUES.to_vec()),
+        (4, [&ANGLE_VALUES[..], &[0.0]].concat()),
+        (2, ANGLE_VALUES[..2].to_vec()),
+    ] {
         let columns = n / 2 + 1;
         let there = format!("self=%t n={n}");
         let fake = start()
@@ -298,14 +320,18 @@ fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
     let product = |(a, b): (f64, f64), (c, d): (f64, f64)| (a * c - b * d, a * d + b * c);
     for (target, arguments, expected) in [
         ("aten.mul_.Tensor", "self=%z other=%p", each(&|z, p, _| product(z, p))),
-        ("aten.mul_.Tensor", "self=%z other=%t", each(&|z, _, i| (z.0 * ANGLE[i % 3], z.1 * ANGLE[i % 3]))),
+        (
+            "aten.mul_.Tensor",
+            "self=%z other=%t",
+            each(&|z, _, i| (z.0 * ANGLE_VALUES[i % 3], z.1 * ANGLE_VALUES[i % 3])),
+        ),
         ("aten.mul_.Scalar", "self=%z other=2.0", each(&|z, _, _| (2.0 * z.0, 2.0 * z.1))),
         ("aten.add_.Tensor", "self=%z other=%p alpha=2", each(&|z, p, _| (z.0 + 2.0 * p.0, z.1 + 2.0 * p.1))),
-        ("aten.sub_.Tensor", "self=%z other=%l", each(&|z, _, i| (z.0 - LENGTH[i % 3], z.1))),
+        ("aten.sub_.Tensor", "self=%z other=%l", each(&|z, _, i| (z.0 - LENGTH_VALUES[i % 3], z.1))),
         ("aten.neg_.default", "self=%z", each(&|z, _, _| (-z.0, -z.1))),
         ("aten.conj_physical_.default", "self=%z", each(&|z, _, _| (z.0, -z.1))),
         ("aten.copy_.default", "self=%z src=%p", each(&|_, p, _| p)),
-        ("aten.copy_.default", "self=%z src=%t", each(&|_, _, i| (ANGLE[i % 3], 0.0))),
+        ("aten.copy_.default", "self=%z src=%t", each(&|_, _, i| (ANGLE_VALUES[i % 3], 0.0))),
         ("aten.fill_.Scalar", "self=%z value=3.0", each(&|_, _, _| (3.0, 0.0))),
         ("aten.zero_.default", "self=%z", each(&|_, _, _| (0.0, 0.0))),
         ("aten.index_put_.default", "self=%z indices=[%i] values=%row", {

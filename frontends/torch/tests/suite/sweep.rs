@@ -73,13 +73,13 @@ fn schema(line: &str) -> (String, Vec<Argument<'_>>, Vec<&str>) {
     (target, arguments, results)
 }
 
-const SHAPES: [&str; 12] =
+const TENSOR_SHAPES: [&str; 12] =
     ["[]", "[]", "[0]", "[1]", "[2]", "[4]", "[2,3]", "[3,3]", "[0,3]", "[2,0,3]", "[2,3,4]", "[1,2,2,4]"];
 /// Shapes that most ops accept.
-const CALM: [&str; 5] = ["[2,3]", "[3,3]", "[3]", "[2,4,3]", "[2,2,3,3]"];
-const INTS: [&str; 12] =
+const COMMON_SHAPES: [&str; 5] = ["[2,3]", "[3,3]", "[3]", "[2,4,3]", "[2,2,3,3]"];
+const INT_VALUES: [&str; 12] =
     ["0", "1", "-1", "2", "-2", "3", "-3", "4", "5", "-100", "9223372036854775807", "-9223372036854775808"];
-const LISTS: [&str; 12] = [
+const LIST_VALUES: [&str; 12] = [
     "[]",
     "[0]",
     "[-1]",
@@ -93,8 +93,8 @@ const LISTS: [&str; 12] = [
     "[1,1,1,1]",
     "[9223372036854775807]",
 ];
-const NUMBERS: [&str; 8] = ["0.0", "1.0", "-1.0", "0.5", "2", "-3", "inf", "-inf"];
-const STRINGS: [&str; 10] = [
+const NUMBER_VALUES: [&str; 8] = ["0.0", "1.0", "-1.0", "0.5", "2", "-3", "inf", "-inf"];
+const STRING_VALUES: [&str; 10] = [
     "'sum'",
     "'none'",
     "'tanh'",
@@ -106,7 +106,7 @@ const STRINGS: [&str; 10] = [
     "'ab,bc->ac'",
     "'amax'",
 ];
-const DTYPES: [&str; 6] = ["f32", "f32", "f64", "i64", "bool", "bf16"];
+const TENSOR_DTYPES: [&str; 6] = ["f32", "f32", "f64", "i64", "bool", "bf16"];
 
 /// A value for an argument. Tensors become inputs of the program. `None` omits the argument.
 fn value(
@@ -123,7 +123,7 @@ fn value(
         let dtype = match (calm, of.name) {
             (true, "index" | "indices" | "target") => "i64",
             (true, _) => "f32",
-            _ => rng.pick(&DTYPES),
+            _ => rng.pick(&TENSOR_DTYPES),
         };
         let ty = format!("{dtype}{}", rng.pick(shapes));
         *fake = std::mem::replace(fake, Fake::new()).input(&name, &ty);
@@ -143,15 +143,15 @@ fn value(
         ("int" | "SymInt", true) if calm => rng.pick(&["[0]", "[1]", "[2,3]", "[-1]", "[1,1]"]).into(),
         ("int" | "SymInt", false) if calm => rng.pick(&["0", "1", "-1", "1"]).into(),
         ("Scalar" | "number" | "float", true) => "[1,2]".into(),
-        ("int" | "SymInt", true) => rng.pick(&LISTS).into(),
-        ("int" | "SymInt", false) => rng.pick(&INTS).into(),
-        ("float", false) => rng.pick(&NUMBERS).into(),
-        ("number" | "Scalar", false) if rng.next(2) == 0 => rng.pick(&INTS).into(),
-        ("number" | "Scalar", false) => rng.pick(&NUMBERS).into(),
+        ("int" | "SymInt", true) => rng.pick(&LIST_VALUES).into(),
+        ("int" | "SymInt", false) => rng.pick(&INT_VALUES).into(),
+        ("float", false) => rng.pick(&NUMBER_VALUES).into(),
+        ("number" | "Scalar", false) if rng.next(2) == 0 => rng.pick(&INT_VALUES).into(),
+        ("number" | "Scalar", false) => rng.pick(&NUMBER_VALUES).into(),
         ("bool", true) => "[true,false,true]".into(),
         ("bool", false) => rng.pick(&["true", "false"]).into(),
-        ("ScalarType", false) => format!(":{}", rng.pick(&DTYPES)),
-        ("str", false) => rng.pick(&STRINGS).into(),
+        ("ScalarType", false) => format!(":{}", rng.pick(&TENSOR_DTYPES)),
+        ("str", false) => rng.pick(&STRING_VALUES).into(),
         ("Any", false) if of.name.contains("group") => "'0'".into(),
         ("Any", false) => "'sum'".into(),
         _ => return None,
@@ -164,8 +164,8 @@ fn call(line: &str, rng: &mut Random) -> (Fake, String, Vec<String>) {
     let mut fake = Fake::new();
     // One shape is often used for all tensors, so that more calls are valid.
     let calm = rng.next(2) == 0;
-    let one = [rng.pick(if calm { &CALM } else { &SHAPES })];
-    let shapes: &[&str] = if calm || rng.next(3) > 0 { &one } else { &SHAPES };
+    let one = [rng.pick(if calm { &COMMON_SHAPES } else { &TENSOR_SHAPES })];
+    let shapes: &[&str] = if calm || rng.next(3) > 0 { &one } else { &TENSOR_SHAPES };
     let mut given = Vec::new();
     for argument in &arguments {
         if let Some(value) = value(&mut fake, calm, shapes, argument, rng) {
@@ -237,7 +237,7 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
     for line in lines {
         let mut rng = Random(line.bytes().fold(7, |h, b| h * 31 % 1_000_003 + u64::from(b)));
         let mut ever = false;
-        for _ in 0..ROUNDS {
+        for _ in 0..CALLS_PER_SCHEMA {
             let (fake, call, names) = call(line, &mut rng);
             let done = catch_unwind(AssertUnwindSafe(|| {
                 let graph = import(&fake, &call, &names);
@@ -266,4 +266,4 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
 }
 
 /// The number of calls of each schema.
-const ROUNDS: usize = 24;
+const CALLS_PER_SCHEMA: usize = 24;

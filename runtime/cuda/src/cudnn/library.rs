@@ -19,7 +19,7 @@ use crate::error::{CudaError, Result};
 /// The environment variable that names the library: a file, or the folder that holds `libcudnn.so.9`.
 pub const PATH_VARIABLE: &str = "SYMMC_CUDNN_PATH";
 
-const CUDNN: LibraryNames = LibraryNames {
+const CUDNN_NAMES: LibraryNames = LibraryNames {
     variable: PATH_VARIABLE,
     names: ["libcudnn.so.9", "libcudnn.so"],
     wheel_path: "nvidia/cudnn/lib/libcudnn.so.9",
@@ -29,7 +29,7 @@ const CUDNN: LibraryNames = LibraryNames {
 /// 9.14.0 and 9.19.0 have computed all attention cases on Hopper like the interpreter. Known faults of a
 /// version are refused where a graph is built, or avoided: with one row, causal order is expressed as a
 /// number of columns, because the library's causal graph of one row is wrong for heads that share keys.
-const OLDEST: usize = 91_100;
+const MIN_CUDNN_VERSION: usize = 91_100;
 /// The first version whose constants and graphs may differ.
 const TOO_NEW: usize = 100_000;
 
@@ -85,9 +85,9 @@ impl CudnnLibrary {
 
     /// The library, or the attempted files with the reasons for refusing each.
     fn find_or_attempts() -> Result<&'static CudnnLibrary, &'static [String]> {
-        static LOADED: OnceLock<Result<CudnnLibrary, Vec<String>>> = OnceLock::new();
-        let loaded = LOADED.get_or_init(|| {
-            let search = LibrarySearch::from_env(&CUDNN);
+        static LOADED_LIBRARY: OnceLock<Result<CudnnLibrary, Vec<String>>> = OnceLock::new();
+        let loaded = LOADED_LIBRARY.get_or_init(|| {
+            let search = LibrarySearch::from_env(&CUDNN_NAMES);
             let loaded = if search.explicit_path.is_none() { CudnnLibrary::already_loaded() } else { None };
             loaded.map_or_else(|| CudnnLibrary::find(&search), Ok)
         });
@@ -97,13 +97,14 @@ impl CudnnLibrary {
     /// The library that this process has already loaded, if it is usable.
     fn already_loaded() -> Option<CudnnLibrary> {
         // SAFETY: the flags only return a library that is already open.
-        let library = unsafe { Library::open(Some(CUDNN.names[0]), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) };
+        let library =
+            unsafe { Library::open(Some(CUDNN_NAMES.names[0]), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD) };
         CudnnLibrary::from_library(ManuallyDrop::new(library.ok()?)).ok()
     }
 
     fn find(search: &LibrarySearch) -> Result<CudnnLibrary, Vec<String>> {
         let mut tried = Vec::new();
-        for path in search_order(search.candidates(&CUDNN)) {
+        for path in search_order(search.candidates(&CUDNN_NAMES)) {
             match CudnnLibrary::open(&path) {
                 Ok(cudnn) => return Ok(cudnn),
                 Err(why) => tried.push(format!("{} {why}", path.display())),
@@ -134,11 +135,11 @@ impl CudnnLibrary {
         let functions = unsafe { Functions::of(&library) }?;
         // SAFETY: the function has no parameters and only returns a number.
         let version = unsafe { (functions.version)() };
-        if !(OLDEST..TOO_NEW).contains(&version) {
+        if !(MIN_CUDNN_VERSION..TOO_NEW).contains(&version) {
             return Err(format!(
                 "is version {}; expected {} to 9",
                 version_text(version),
-                version_text(OLDEST)
+                version_text(MIN_CUDNN_VERSION)
             ));
         }
         Ok(CudnnLibrary { functions, version })
@@ -159,7 +160,7 @@ impl CudnnLibrary {
 
 /// Sorts files of Python packages first, then other files, then names for the system's loader.
 fn search_order(mut candidates: Vec<PathBuf>) -> Vec<PathBuf> {
-    candidates.sort_by_key(|path| (!path.ends_with(CUDNN.wheel_path), !path.is_absolute()));
+    candidates.sort_by_key(|path| (!path.ends_with(CUDNN_NAMES.wheel_path), !path.is_absolute()));
     candidates
 }
 
@@ -172,7 +173,7 @@ pub(crate) fn expected() -> String {
     format!(
         "libcudnn.so.9 of version {} or newer, for example from `pip install nvidia-cudnn-cu13`, or {PATH_VARIABLE} set \
          to its file or folder",
-        version_text(OLDEST)
+        version_text(MIN_CUDNN_VERSION)
     )
 }
 
@@ -201,7 +202,7 @@ mod tests {
 
     #[test]
     fn packages_come_before_the_toolkit_and_that_before_the_system() {
-        let wheel = PathBuf::from("/py/lib/python3.12/site-packages").join(CUDNN.wheel_path);
+        let wheel = PathBuf::from("/py/lib/python3.12/site-packages").join(CUDNN_NAMES.wheel_path);
         let found = ["libcudnn.so.9", "libcudnn.so", "/cuda/lib64/libcudnn.so.9"].map(PathBuf::from);
         let expected = [wheel.clone(), found[2].clone(), found[0].clone(), found[1].clone()];
         assert_eq!(search_order([&found[..], &[wheel]].concat()), expected);

@@ -10,7 +10,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::emulate::Library;
 use crate::machine;
-use crate::products::{Part, SPACING, World, compiles, kernels, near, part, steps, value};
+use crate::products::{Part, VALUE_SPACING, World, compiles, kernels, near, part, steps, value};
 
 /// The number of rows is too large for our kernels.
 const M: usize = 300;
@@ -44,11 +44,11 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
     let of = |right, results| lowered(five.clone(), right, results);
     let both = of([one.clone(), two.clone()], [three.clone(), four.clone()]);
     let [Gemm { batch: 2, a, b, c, .. }] = both[..] else { panic!("{both:?}") };
-    let distance = SPACING as isize / 2;
+    let distance = VALUE_SPACING as isize / 2;
     assert_eq!([a.batch, b.batch, c.batch], [0, distance, distance]);
     assert_eq!(
         (b.at, c.at),
-        [SPACING, 3 * SPACING].map(|offset| DevicePtr::from(0x100_0000 + offset as u64)).into()
+        [VALUE_SPACING, 3 * VALUE_SPACING].map(|offset| DevicePtr::from(0x100_0000 + offset as u64)).into()
     );
     // If both pairs are in the opposite order, the result is the same. If only the results are, it is not.
     assert_eq!(of([two.clone(), one.clone()], [four.clone(), three.clone()]), both);

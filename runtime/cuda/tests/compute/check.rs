@@ -23,7 +23,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_runtime::kernels::KernelError;
 
 /// The value of the bytes around operands and results.
-const CANARY: u8 = 0xa5;
+const CANARY_BYTE: u8 = 0xa5;
 
 /// The size of a tensor's memory in bytes.
 fn bytes(x: &Placed) -> usize {
@@ -49,7 +49,7 @@ fn located(x: &Placed, start: usize) -> LocatedTensor {
 
 /// The memory of a tensor, with the canary in its gaps.
 fn image(x: &Placed) -> Vec<u8> {
-    let mut out = vec![CANARY; bytes(x)];
+    let mut out = vec![CANARY_BYTE; bytes(x)];
     let size = x.tensor.dtype().size();
     for (i, at) in places(x).enumerate() {
         out[at..at + size].copy_from_slice(&x.tensor.data()[i * size..][..size]);
@@ -66,7 +66,7 @@ fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
         data.extend_from_slice(&memory[at..at + size]);
         own[at..at + size].fill(true);
     }
-    if let Some(at) = memory.iter().zip(own).position(|(&b, own)| !own && b != CANARY) {
+    if let Some(at) = memory.iter().zip(own).position(|(&b, own)| !own && b != CANARY_BYTE) {
         return Err(format!("it wrote at byte {at}, beside its result"));
     }
     Tensor::new(x.tensor.dtype(), x.tensor.shape(), data).ok_or_else(|| "no tensor".into())
@@ -121,7 +121,7 @@ impl Laid<'_> {
             (Ok(_), None) => {}
         }
         for (&start, expected) in self.starts.iter().zip(&self.rooms) {
-            let found = read_as(expected, &read(start, bytes(expected) + BEHIND)?)?;
+            let found = read_as(expected, &read(start, bytes(expected) + GUARD_BYTES)?)?;
             self.case.agrees(&found, &expected.tensor)?;
         }
         Ok(())
@@ -129,14 +129,14 @@ impl Laid<'_> {
 }
 
 /// The number of bytes after each operand and result that nothing may write.
-const BEHIND: usize = 64;
+const GUARD_BYTES: usize = 64;
 
 /// Lays out cases one after another; returns the total size in bytes.
 pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
     let mut end = 0;
     let mut place = |bytes: usize| {
         let start = end;
-        end = (end + bytes + BEHIND).next_multiple_of(256);
+        end = (end + bytes + GUARD_BYTES).next_multiple_of(256);
         start
     };
     let mut out = Vec::with_capacity(cases.len());
@@ -152,7 +152,7 @@ pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
             let start = place(bytes(r));
             results.push(located(r, start));
             starts.push(start);
-            images.push((start, vec![CANARY; bytes(r) + BEHIND]));
+            images.push((start, vec![CANARY_BYTE; bytes(r) + GUARD_BYTES]));
         }
         out.push(Laid { case, operands, results, rooms, starts, image: images });
     }
@@ -216,7 +216,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
         ..machine
     };
     let planner = GemmPlanner::new(device)?;
-    let parts: Vec<&[Laid<'_>]> = laid.chunks(CHUNK).collect();
+    let parts: Vec<&[Laid<'_>]> = laid.chunks(CASES_PER_MODULE).collect();
     let lowered: Vec<Lowered> = parts.iter().map(|p| lower_all(p, &machine)).collect();
     let by_library = Cell::new(0);
     let mut out = Vec::new();
@@ -245,7 +245,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
 }
 
 /// The number of cases per module.
-const CHUNK: usize = 24;
+const CASES_PER_MODULE: usize = 24;
 
 /// Compiles the parts concurrently.
 fn compile_all(parts: &[Lowered], capability: [u32; 2]) -> Vec<Result<Vec<u8>, CudaError>> {

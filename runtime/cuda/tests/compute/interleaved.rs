@@ -10,15 +10,15 @@ use crate::machine;
 use crate::products::{Part, kernels, part, steps};
 
 /// Rows and groups of rows.
-const ROWS: usize = 21;
-const GROUPS: usize = 5;
+const ROW_COUNT: usize = 21;
+const GROUP_COUNT: usize = 5;
 /// The distance of values in memory.
-const SPACING: usize = 1 << 16;
+const VALUE_SPACING: usize = 1 << 16;
 
 fn value(place: usize, dtype: DType, shape: &[usize], strides: &[isize]) -> LocatedTensor {
     LocatedTensor {
         space: MemorySpace::Ordinary,
-        offset: place * SPACING,
+        offset: place * VALUE_SPACING,
         by_rank: 0,
         dtype,
         shape: shape.into(),
@@ -36,14 +36,14 @@ fn interleaved(place: usize, rows: usize, columns: usize, step: usize, number: u
 
 /// `silu(gate + bias of its group) * (value + bias of its group)`, whose intermediate results begin at a place.
 fn gated(columns: usize, step: usize, first: usize) -> Vec<Part> {
-    let dense = |place| value(place, DType::BF16, &[ROWS, columns], &[columns as isize, 1]);
-    let groups = value(2, DType::I64, &[ROWS], &[1]);
+    let dense = |place| value(place, DType::BF16, &[ROW_COUNT, columns], &[columns as isize, 1]);
+    let groups = value(2, DType::I64, &[ROW_COUNT], &[1]);
     let mut out = Vec::new();
     for number in 0..2 {
-        let bias = interleaved(1, GROUPS, columns, step, number);
+        let bias = interleaved(1, GROUP_COUNT, columns, step, number);
         let [taken, sum] = [0, 1].map(|k| dense(first + 2 * number + k));
         out.push(part(Op::Take { axis: 0 }, vec![bias, groups.clone()], taken.clone()));
-        let whole = interleaved(0, ROWS, columns, step, number);
+        let whole = interleaved(0, ROW_COUNT, columns, step, number);
         out.push(part(Op::Binary(BinaryOp::Add), vec![whole, taken], sum));
     }
     let [gate, last] = [4, 5].map(|k| dense(first + k));
@@ -54,7 +54,7 @@ fn gated(columns: usize, step: usize, first: usize) -> Vec<Part> {
 
 #[test]
 fn parts_that_alternate_are_read_once() {
-    let mut memory = vec![0u128; 16 * SPACING / 16];
+    let mut memory = vec![0u128; 16 * VALUE_SPACING / 16];
     let base = memory.as_mut_ptr().expose_provenance() as u64;
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let machine = machine(0, 225 << 10);
@@ -81,21 +81,23 @@ fn parts_that_alternate_are_read_once() {
     for (what, columns, one, each) in &lowered {
         memory.fill(0);
         let words = |place: usize, n: usize| -> &mut [u16] {
-            let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * SPACING);
+            let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
             // SAFETY: that many elements exist there, and nothing else accesses them during this time.
             unsafe { std::slice::from_raw_parts_mut(at, n) }
         };
         let mut random = symmc_support::random::SplitMix(4);
         for place in [0, 1] {
             // Numbers near one, of both signs.
-            words(place, SPACING / 2).iter_mut().for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
+            words(place, VALUE_SPACING / 2)
+                .iter_mut()
+                .for_each(|w| *w = (random.next() as u16 & 0x80ff) | 0x3f00);
         }
-        (0..ROWS).for_each(|row| words(2, 4 * ROWS)[4 * row] = (row * 3 % GROUPS) as u16);
+        (0..ROW_COUNT).for_each(|row| words(2, 4 * ROW_COUNT)[4 * row] = (row * 3 % GROUP_COUNT) as u16);
         for kernel in one.iter().chain(each) {
             // SAFETY: all addresses are within the memory; nothing else accesses it during this time.
             unsafe { library.run(kernel) };
         }
-        let [found, expected] = [8, 14].map(|place| words(place, ROWS * columns).to_vec());
+        let [found, expected] = [8, 14].map(|place| words(place, ROW_COUNT * columns).to_vec());
         assert!(found == expected && found.iter().any(|&w| w != 0), "{what}");
     }
 }

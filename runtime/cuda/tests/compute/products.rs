@@ -20,7 +20,7 @@ const K: usize = 1800;
 const N: usize = 200;
 
 /// The distance in bytes between the starts of two values.
-pub(crate) const SPACING: usize = 1 << 20;
+pub(crate) const VALUE_SPACING: usize = 1 << 20;
 
 pub(crate) fn value(
     space: MemorySpace,
@@ -29,7 +29,7 @@ pub(crate) fn value(
     strides: [isize; 2],
 ) -> LocatedTensor {
     let (shape, strides) = (shape.into(), strides.into());
-    LocatedTensor { space, offset: place * SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
+    LocatedTensor { space, offset: place * VALUE_SPACING, by_rank: 0, dtype: DType::BF16, shape, strides }
 }
 
 /// A step of a dispatch.
@@ -54,10 +54,12 @@ pub(crate) fn steps(parts: &[Part]) -> Vec<BoundOperation<'_>> {
 pub(crate) fn inside(mut parts: Vec<Part>) -> Vec<Part> {
     let last = parts.len() - 1;
     let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
-    let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / SPACING).collect();
+    let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / VALUE_SPACING).collect();
     let inner = |v: &mut LocatedTensor| {
-        let known =
-            own.iter().zip(&places).any(|(space, place)| (*space, *place) == (v.space, v.offset / SPACING));
+        let known = own
+            .iter()
+            .zip(&places)
+            .any(|(space, place)| (*space, *place) == (v.space, v.offset / VALUE_SPACING));
         v.space = if known { MemorySpace::Inner } else { v.space };
     };
     parts.iter_mut().flat_map(|p| p.operands.iter_mut().chain(&mut p.results)).for_each(inner);
@@ -161,7 +163,7 @@ pub(crate) struct World {
 
 impl World {
     pub fn new() -> World {
-        let own = 7 * SPACING;
+        let own = 7 * VALUE_SPACING;
         let mut memory = vec![0u128; (own + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
         let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
         // A block has 56 lines of one matrix, or 28 of each of two.
@@ -180,7 +182,7 @@ impl World {
     }
 
     pub fn base(&self) -> u64 {
-        self.machine.status - 7 * SPACING as u64
+        self.machine.status - 7 * VALUE_SPACING as u64
     }
 
     /// Runs these kernels on the same initial memory, and returns the bytes of a result.

@@ -10,7 +10,7 @@ use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
 use crate::emulate::Library;
-use crate::products::{Part, SPACING, kernels, part, steps};
+use crate::products::{Part, VALUE_SPACING, kernels, part, steps};
 
 /// The number of tokens, and of elements of a head.
 const L: usize = 19;
@@ -21,7 +21,7 @@ fn heads(space: MemorySpace, place: usize, h: usize, by_token: bool) -> LocatedT
     let strides = if by_token { [E, h * E, 1] } else { [L * E, E, 1] };
     LocatedTensor {
         space,
-        offset: place * SPACING,
+        offset: place * VALUE_SPACING,
         by_rank: 0,
         dtype: DType::BF16,
         shape: [h, L, E].into(),
@@ -54,7 +54,7 @@ fn both() -> Vec<Part> {
 
 #[test]
 fn one_kernel_gives_the_bits_of_two() {
-    let bytes = 5 * SPACING;
+    let bytes = 5 * VALUE_SPACING;
     let mut memory = vec![0u128; (bytes + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
     let machine = KernelTarget {
@@ -74,7 +74,7 @@ fn one_kernel_gives_the_bits_of_two() {
     assert_eq!([one.len(), two.len()], [1, 2]);
     let Some(library) = Library::build("rotary", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| {
-        let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * SPACING);
+        let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * VALUE_SPACING);
         // SAFETY: that many elements exist there, and nothing writes them during this time.
         unsafe { std::slice::from_raw_parts(at, n).to_vec() }
     };

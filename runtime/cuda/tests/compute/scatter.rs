@@ -9,7 +9,7 @@ use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
 use crate::emulate::Library;
-use crate::products::{Part, SPACING, part, steps};
+use crate::products::{Part, VALUE_SPACING, part, steps};
 
 /// The numbers of heads, of positions of a cache, of tokens, and of elements of a head.
 const H: usize = 3;
@@ -23,7 +23,7 @@ fn rows(place: usize, heads: usize, l: usize) -> LocatedTensor {
     let shape = [heads, l, E].into();
     LocatedTensor {
         space: MemorySpace::Ordinary,
-        offset: place * SPACING,
+        offset: place * VALUE_SPACING,
         by_rank: 0,
         dtype: DType::BF16,
         shape,
@@ -50,7 +50,7 @@ fn all() -> Vec<Part> {
 
 #[test]
 fn one_kernel_stores_the_bits_of_three() {
-    let bytes = 7 * SPACING;
+    let bytes = 7 * VALUE_SPACING;
     let mut memory = vec![0u128; (bytes + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
     let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
     let machine = KernelTarget {
@@ -70,7 +70,7 @@ fn one_kernel_stores_the_bits_of_three() {
     assert_eq!([one.len(), three.len()], [2, 4]);
     let Some(library) = Library::build("scatter", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| -> &mut [u16] {
-        let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * SPACING);
+        let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
         // SAFETY: that many elements exist there, and nothing else accesses them during this time.
         unsafe { std::slice::from_raw_parts_mut(at, n) }
     };

@@ -13,9 +13,9 @@ use crate::device::launch::{Address, KernelLaunch, KernelParam};
 use crate::error::Result;
 
 /// Operations that access peers.
-pub(super) const DEVICE: &str = include_str!("kernels/device.cu");
+pub(super) const DEVICE_SOURCE: &str = include_str!("kernels/device.cu");
 
-const KERNELS: &str = concat!(
+const KERNEL_SOURCES: &str = concat!(
     include_str!("kernels/waits.cu"),
     include_str!("kernels/elements.cu"),
     include_str!("kernels/barrier.cu"),
@@ -30,7 +30,7 @@ const KERNELS: &str = concat!(
 );
 
 /// The text before the kernels that enables random delays around every access to a peer.
-const CHAOS: &str = "#define SYMMC_CHAOS\n";
+const CHAOS_DEFINE: &str = "#define SYMMC_CHAOS\n";
 
 /// The text before the kernels if links may split lines of LL128.
 const SPLIT_LL128: &str = "#define SYMMC_SPLIT_LL128\n";
@@ -52,14 +52,14 @@ pub(super) struct KernelCall {
 impl KernelCall {
     pub fn launch(self, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
         if peers.chaos.is_some() {
-            source.prelude(CHAOS);
+            source.prelude(CHAOS_DEFINE);
         }
         if peers.links == LinkAtomicity::MaySplit {
             source.prelude(SPLIT_LL128);
         }
-        source.prelude(DEVICE);
+        source.prelude(DEVICE_SOURCE);
         source.prelude(declarations());
-        source.prelude(KERNELS);
+        source.prelude(KERNEL_SOURCES);
         let [blocks, threads] = self.blocks;
         let (family, params) = self.params;
         let (declared, passed) = match &self.extra_param {

@@ -22,11 +22,11 @@ use crate::error::{CudaError, Result};
 use crate::exchange::{RankExchange, value_of_rank_0};
 
 /// The number of runs that are timed together.
-const RUNS: usize = 8;
+const RUNS_PER_TIMING: usize = 8;
 /// The number of repetitions; the least time counts.
-const ROUNDS: usize = 3;
+const TIMING_ROUNDS: usize = 3;
 /// The fraction of the kernels' time by which the library must be faster. A smaller gain is noise.
-const GAIN: f64 = 0.01;
+const MIN_GAIN_FRACTION: f64 = 0.01;
 
 /// Launches a kernel of the program on the stream of the search.
 pub(crate) type Launch<'a> = &'a dyn Fn(&KernelLaunch, LaunchOrder) -> Result<()>;
@@ -179,7 +179,7 @@ fn measure(
     prepare: &dyn Fn(&AttentionCandidates) -> Result<Option<PreparedAttention>>,
     launch: Launch<'_>,
 ) -> Result<bool> {
-    let some: Vec<&AttentionCandidates> = similar.iter().copied().take(RUNS).collect();
+    let some: Vec<&AttentionCandidates> = similar.iter().copied().take(RUNS_PER_TIMING).collect();
     // Kernels compute an attention that the library refuses.
     let refused = || {
         tracing::debug!(target: "symmc::gpu", shape = %some[0].key(), "the library does not compute an attention");
@@ -202,7 +202,7 @@ fn measure(
     // A library that fails at run time is treated like one that does not prepare.
     let by_library = stream.capture(|| {
         start.set(LaunchOrder::After);
-        some.iter().zip(&prepared).cycle().take(RUNS).try_for_each(|(x, prepared)| {
+        some.iter().zip(&prepared).cycle().take(RUNS_PER_TIMING).try_for_each(|(x, prepared)| {
             x.numbers.iter().try_for_each(enqueue_dependent)?;
             // SAFETY: the operands, the results and the workspace exist, and nothing else runs.
             unsafe { prepared.run(stream, search.bases) }?;
@@ -213,13 +213,16 @@ fn measure(
     let Ok(by_library) = by_library else { return refused() };
     let by_kernels = stream.capture(|| {
         start.set(LaunchOrder::After);
-        some.iter().cycle().take(RUNS).try_for_each(|x| x.kernels.iter().try_for_each(enqueue_dependent))
+        some.iter()
+            .cycle()
+            .take(RUNS_PER_TIMING)
+            .try_for_each(|x| x.kernels.iter().try_for_each(enqueue_dependent))
     })?;
     let graphs = [by_kernels, by_library];
     let begin = Event::timed()?;
     let end = Event::timed()?;
     let mut best = [f64::INFINITY; 2];
-    for _ in 0..=ROUNDS {
+    for _ in 0..=TIMING_ROUNDS {
         for (graph, best) in graphs.iter().zip(&mut best) {
             begin.record(stream)?;
             // SAFETY: the recorded work uses memory that exists, and nothing else runs.
@@ -229,9 +232,9 @@ fn measure(
             *best = best.min(begin.microseconds_to(&end)?);
         }
     }
-    let [kernels, library] = best.map(|of_all| of_all / RUNS as f64);
+    let [kernels, library] = best.map(|of_all| of_all / RUNS_PER_TIMING as f64);
     tracing::debug!(target: "symmc::gpu", shape = %some[0].key(), kernels, library, "timed an attention, in microseconds");
-    Ok(library < kernels * (1.0 - GAIN))
+    Ok(library < kernels * (1.0 - MIN_GAIN_FRACTION))
 }
 
 #[cfg(test)]

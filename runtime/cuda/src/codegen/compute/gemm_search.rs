@@ -35,11 +35,11 @@ pub enum AlgorithmSelection {
 }
 
 /// The number of algorithms that are timed for a product.
-const CANDIDATES: usize = 8;
+const MAX_CANDIDATES: usize = 8;
 /// The number of runs that are timed together: all products of a shape, clamped to this range.
-const RUNS: [usize; 2] = [8, 32];
+const RUNS_PER_TIMING: [usize; 2] = [8, 32];
 /// The number of repetitions; the least time counts.
-const ROUNDS: usize = 2;
+const TIMING_ROUNDS: usize = 2;
 /// The fraction of the time by which an algorithm must be faster than the heuristic's first.
 const MIN_GAIN: f64 = 0.02;
 /// The search ends after this time, or after a quarter of the ranks' wait limit. Products that were not
@@ -163,8 +163,8 @@ impl GemmSearch<'_> {
         let similar: Vec<&Gemm> = similar.iter().copied().filter(|gemm| self.may_write(gemm.c.at)).collect();
         let Some(first) = similar.first() else { return Ok(None) };
         let workspace = machine.workspace_bytes;
-        let found = planner.candidates(first, alignments, workspace, CANDIDATES)?;
-        let [least, most] = RUNS;
+        let found = planner.candidates(first, alignments, workspace, MAX_CANDIDATES)?;
+        let [least, most] = RUNS_PER_TIMING;
         let runs = similar.len().clamp(least, most);
         let mut tried = Vec::with_capacity(found.len());
         for algorithm in &found {
@@ -184,7 +184,7 @@ impl GemmSearch<'_> {
         }
         let begin = Event::timed()?;
         let end = Event::timed()?;
-        for _ in 0..=ROUNDS {
+        for _ in 0..=TIMING_ROUNDS {
             for (_, graph, best) in &mut tried {
                 if Instant::now() > until {
                     break;

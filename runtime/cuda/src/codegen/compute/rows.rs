@@ -218,7 +218,11 @@ impl ReductionPass {
     }
 
     fn blocks(&self) -> usize {
-        if self.are_columns() { self.rows.div_ceil(COLUMNS) } else { self.group().blocks(self.rows) }
+        if self.are_columns() {
+            self.rows.div_ceil(COLUMNS_PER_BLOCK)
+        } else {
+            self.group().blocks(self.rows)
+        }
     }
 
     fn group(&self) -> ThreadGroup {
@@ -242,8 +246,8 @@ impl ReductionPass {
         let blocks = self.blocks();
         let columns = self.are_columns();
         let wanted = l.machine.multiprocessors as usize * if columns { 8 } else { 2 };
-        let least = if columns { 8 * COLUMNS } else { PIECE };
-        let most = (wanted / blocks.max(1)).min(self.n / least).min(PARTIALS / self.rows);
+        let least = if columns { 8 * COLUMNS_PER_BLOCK } else { MIN_PIECE_ELEMENTS };
+        let most = (wanted / blocks.max(1)).min(self.n / least).min(MAX_PARTIAL_RESULTS / self.rows);
         let Some(&first) = self.x.within.first().filter(|_| most > 1) else { return Ok(vec![self]) };
         let Some(pieces) = (2..=most).rev().find(|p| first.n.is_multiple_of(*p)) else {
             return Ok(vec![self]);
@@ -295,14 +299,14 @@ impl ReductionPass {
 }
 
 /// The number of rows that a block reduces together, if rows are adjacent in memory.
-const COLUMNS: usize = 32;
+const COLUMNS_PER_BLOCK: usize = 32;
 /// The smallest number of elements of a piece of a row that a block reduces.
-const PIECE: usize = 4096;
+const MIN_PIECE_ELEMENTS: usize = 4096;
 /// The largest number of results of pieces.
-const PARTIALS: usize = 1 << 16;
+const MAX_PARTIAL_RESULTS: usize = 1 << 16;
 
 /// The workspace of a reduction in bytes.
-pub(super) const REDUCE_WORKSPACE: usize = PARTIALS * 8;
+pub(super) const REDUCE_WORKSPACE: usize = MAX_PARTIAL_RESULTS * 8;
 
 pub(super) fn reduce(
     op: ReductionKind,

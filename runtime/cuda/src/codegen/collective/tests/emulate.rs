@@ -342,7 +342,7 @@ impl Library {
         let (before, after) = include_str!("emulate.h")
             .split_once("// ------------------------")
             .expect("a part after the kernels");
-        let text = by_reference(&source.text().replace(DEVICE, before)) + "//" + after;
+        let text = by_reference(&source.text().replace(DEVICE_SOURCE, before)) + "//" + after;
         let name = format!("collectives-{name}");
         HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(Library)
     }

@@ -19,7 +19,7 @@ use symmc_plan::ExitBarrier;
 use symmc_runtime::exec::{MemorySpace, ResolvedCollective, ResolvedRegion};
 
 use super::blocks::LlProtocol;
-use super::kernel_call::DEVICE;
+use super::kernel_call::DEVICE_SOURCE;
 use super::params::LandingParams;
 use super::*;
 use crate::codegen::compile::compile;

@@ -6,7 +6,7 @@ use symmc_ir::tensor::{read_f64, write_f64};
 use super::emulate::{Given, Library, World};
 use super::*;
 
-const EPS: f64 = 1e-3;
+const NORM_EPS: f64 = 1e-3;
 
 /// Rows that are reduced, added to a residual and optionally normalised.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +78,7 @@ fn weight(j: usize) -> f64 {
 impl Shape {
     /// The term that is added to the mean of the squares.
     fn eps(self) -> f64 {
-        if self.unit == 1.0 { EPS } else { 0.0 }
+        if self.unit == 1.0 { NORM_EPS } else { 0.0 }
     }
 }
 
@@ -274,10 +274,10 @@ fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
 }
 
 /// Grids in which up to four blocks share a row.
-const SHARED: GridLimits = GridLimits { threads: 8, most_threads: 16, blocks: 8 };
+const SHARED_GRID: GridLimits = GridLimits { threads: 8, most_threads: 16, blocks: 8 };
 
 /// Rows, some of them shared, one after another in the same zones.
-const SHAPES: [Shape; 12] = [
+const TEST_SHAPES: [Shape; 12] = [
     in_place(DType::BF16, 1, 232),
     shape(DType::BF16, 2, 232),
     in_place(DType::F32, 3, 116),
@@ -294,20 +294,20 @@ const SHAPES: [Shape; 12] = [
 
 /// Messages by LL128, and by LL.
 fn forms() -> [Given; 2] {
-    let ll128 = Given { grid: SHARED, zone: 32 << 10, ..Given::default() };
+    let ll128 = Given { grid: SHARED_GRID, zone: 32 << 10, ..Given::default() };
     [ll128, Given { thresholds: ProtocolThresholds { ll_bytes: 1 << 20, ..ll128.thresholds }, ..ll128 }]
 }
 
 #[test]
 fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
-    let alone = GridLimits { blocks: 1, ..SHARED };
+    let alone = GridLimits { blocks: 1, ..SHARED_GRID };
     let mut worlds: Vec<(u32, Given)> = Vec::new();
     for n in [2, 3, 5, 8] {
         for given in forms() {
             worlds.extend([(n, given), (n, Given { grid: alone, ..given })]);
         }
     }
-    let Some(norms) = run(&worlds, &SHAPES, 2, "norm-shared") else { return };
+    let Some(norms) = run(&worlds, &TEST_SHAPES, 2, "norm-shared") else { return };
     for (world, pair) in norms.chunks(2).enumerate() {
         assert_eq!(pair[0], pair[1], "world {world}");
         assert!(pair[0].iter().all(|rank| *rank == pair[0][0]), "world {world}");
@@ -322,7 +322,7 @@ fn shared_rows_stand_delays_and_flags_that_wrap_around() {
         worlds.extend(forms().map(|given| (n, Given { chaos: Some(seed), ..given })));
         worlds.extend(forms().map(|given| wrapped(n, seed, given)));
     }
-    run(&worlds, &SHAPES, 1, "norm-shared-chaos");
+    run(&worlds, &TEST_SHAPES, 1, "norm-shared-chaos");
 }
 
 #[test]

@@ -25,7 +25,7 @@ const fn shape(variant: CollectiveVariant, dtype: DType, rows: usize, row: usize
 }
 
 /// By LL in one piece, by LL128 with rows that end within a line, and by pull in units of 16, 4 and 1 bytes.
-const SHAPES: [Shape; 13] = [
+const TEST_SHAPES: [Shape; 13] = [
     shape(CollectiveVariant::Ll, DType::BF16, 3, 8, 0),
     shape(CollectiveVariant::Ll, DType::F32, 5, 4, 1),
     shape(CollectiveVariant::Ll, DType::U8, 1, 16, 3),
@@ -42,8 +42,8 @@ const SHAPES: [Shape; 13] = [
 ];
 
 /// The bytes of the landing zones, and of each value of a case.
-const ZONES: usize = 16 << 10;
-const ROOM: usize = 3 << 10;
+const ZONE_BYTES: usize = 16 << 10;
+const VALUE_BYTES: usize = 3 << 10;
 
 /// Element `i` of the operand of a rank in a round.
 fn element(rank: usize, round: usize, i: usize) -> f64 {
@@ -62,12 +62,12 @@ impl Layer {
         let Shape { variant, dtype, rows, row, shift, exit } = shape;
         let n = peers.arenas.len();
         let mut call = collective(Kind::AllGather, variant, n as u32, dtype, rows * row);
-        (call.exit, call.landing) = (Some(exit), Some([0, ZONES / 2]));
+        (call.exit, call.landing) = (Some(exit), Some([0, ZONE_BYTES / 2]));
         let skipped = shift * dtype.size();
-        call.operand.offset = ZONES + number * ROOM + skipped;
+        call.operand.offset = ZONE_BYTES + number * VALUE_BYTES + skipped;
         let base = peers.arenas[peers.rank as usize];
         // Values that peers do not access may be anywhere.
-        let results = ZONES + SHAPES.len() * ROOM;
+        let results = ZONE_BYTES + TEST_SHAPES.len() * VALUE_BYTES;
         let at = [call.operand.offset, results + skipped].map(|offset| base + offset as Address);
         let running = RankCollective::new(3, &call, at.map(DevicePtr::from), peers).expect("it fits");
         let bytes = row * dtype.size();
@@ -109,7 +109,7 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
     for world in &made {
         let mut ranks = Vec::new();
         for peers in &world.peers {
-            let shapes = SHAPES.iter().enumerate();
+            let shapes = TEST_SHAPES.iter().enumerate();
             ranks.push(shapes.map(|(i, &shape)| Layer::new(i, shape, peers, &mut source)).collect());
         }
         layers.push(ranks);
