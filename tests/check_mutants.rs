@@ -10,20 +10,23 @@ use std::time::Instant;
 use symmc_tests::mutants::{EditCounts, MutantCounts, trial};
 
 fn main() -> ExitCode {
-    let number = |i: usize| std::env::args().nth(i).and_then(|a| a.parse::<u64>().ok());
-    let Some(plans) = number(1) else {
-        eprintln!("usage: check_mutants PLANS [MUTANTS [FIRST]]");
-        return ExitCode::from(2);
+    let numbers: Option<Vec<u64>> = std::env::args().skip(1).map(|a| a.parse().ok()).collect();
+    let (plans, mutants, first) = match numbers.as_deref() {
+        Some(&[plans]) => (plans, 10, 0),
+        Some(&[plans, mutants]) => (plans, mutants, 0),
+        Some(&[plans, mutants, first]) => (plans, mutants, first),
+        _ => {
+            eprintln!("usage: check_mutants PLANS [MUTANTS [FIRST]]");
+            return ExitCode::from(2);
+        }
     };
     // A panic is reported with its trial.
     std::panic::set_hook(Box::new(|_| ()));
     let start = Instant::now();
-    let mutants = number(2).unwrap_or(10) as usize;
-    let first = number(3).unwrap_or(0);
     let mut counts = MutantCounts::default();
     let mut failed = 0;
     for seed in first..first + plans {
-        if let Err(error) = trial(seed, mutants, &mut counts) {
+        if let Err(error) = trial(seed, mutants as usize, &mut counts) {
             failed += 1;
             println!("{error}\n");
         }

@@ -240,7 +240,7 @@ fn tensor(dtype: DType, shape: &[usize], numbers: Numbers, r: &mut SplitMix) -> 
 }
 
 /// Whether all elements have the same bits, or are both NaN.
-fn has_same_bits(a: &Tensor, b: &Tensor) -> bool {
+pub(crate) fn has_same_bits(a: &Tensor, b: &Tensor) -> bool {
     let size = a.dtype().size();
     let bits = a.data().chunks_exact(size).zip(b.data().chunks_exact(size));
     let is_nan = |x: f64| x.is_nan();

@@ -240,12 +240,14 @@ impl<'a> AxisSets<'a> {
         let b = &program.types[result].shape;
         let kept = kept_axes(a, b, is_unit);
         kept.iter().for_each(|&(of_x, of_result)| self.join((x, of_x), (result, of_result)));
-        for (v, shape, is_kept) in [
-            (x, a, &(|axis| kept.iter().any(|pair| pair.0 == axis)) as &dyn Fn(usize) -> bool),
-            (result, b, &|axis| kept.iter().any(|pair| pair.1 == axis)),
-        ] {
-            for axis in (0..shape.len()).filter(|&axis| !is_unit(&shape[axis]) && !is_kept(axis)) {
-                self.fix((v, axis));
+        for axis in (0..a.len()).filter(|&axis| !is_unit(&a[axis])) {
+            if !kept.iter().any(|&(of_x, _)| of_x == axis) {
+                self.fix((x, axis));
+            }
+        }
+        for axis in (0..b.len()).filter(|&axis| !is_unit(&b[axis])) {
+            if !kept.iter().any(|&(_, of_result)| of_result == axis) {
+                self.fix((result, axis));
             }
         }
     }

@@ -37,6 +37,8 @@ pub enum LimitKind {
     Sampled,
     /// The part ran on one draw of values of moderate magnitude.
     OneDraw,
+    /// The part ran on one or two draws of each kind that concerns its ops.
+    FewDraws,
     /// The bounds checks of the source reject the upper end of a bucket. The part ran up to the largest accepted sizes that
     /// were found.
     Bounded,
@@ -75,6 +77,7 @@ impl fmt::Display for PartLimit {
             }
             LimitKind::Sampled => write!(f, "at {at}")?,
             LimitKind::OneDraw => write!(f, "one draw at {at}")?,
+            LimitKind::FewDraws => write!(f, "few draws at {at}")?,
             LimitKind::Bounded => write!(f, "up to {at}; the source rejects larger sizes")?,
         }
         match sizes.saturating_sub(1) {

@@ -2,7 +2,7 @@
 //!
 //! All extents and dims are numbers. The program computes a window of the root ([`crate::windows`]) and the
 //! windows of all other values that this window needs. A value that is needed in several windows is computed
-//! several times. With [`Precision::Wide`] all floats are f64, except values that depend on no input. These are
+//! several times. With [`RegionPrecision::Wide`] all floats are f64, except values that depend on no input. These are
 //! rounded as the program says, so that constants keep their bits.
 
 use std::collections::HashMap;
@@ -11,8 +11,9 @@ use std::collections::hash_map::Entry;
 use symmc_ir::entity::Entity;
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::{
-    DType, Dim, FloatAttribute, Graph, GraphOutput, GroupId, InputKind, Node, NodeId, Op, OpCost, OutputKind,
-    Replication, Scalar, SymbolBindings, SymbolId, SymbolTable, Tensor, TensorType, ValueId,
+    BinaryOp, DType, Dim, EntityMap, FloatAttribute, Graph, GraphOutput, GroupId, InputKind, Node, NodeId,
+    Op, OpCost, OperandUse, OutputKind, Replication, Scalar, SymbolBindings, SymbolId, SymbolTable, Tensor,
+    TensorType, ValueId,
 };
 
 use crate::axes::AxisSets;
@@ -78,6 +79,78 @@ pub struct ConcreteRegion {
     pub leaves: Vec<RegionLeaf>,
 }
 
+impl ConcreteRegion {
+    /// This region with indices within their axis where drawn or computed indices are not. An index outside of its
+    /// axis becomes the remainder of its sum with `shift` by the extent.
+    pub fn with_indices_within_axes(&self, shift: i64) -> ConcreteRegion {
+        let mut graph = self.graph.without_nodes();
+        let mut map: EntityMap<ValueId, Option<ValueId>> = EntityMap::filled(None, self.graph.values.len());
+        for input in self.graph.inputs.values() {
+            let name = self.graph.value_name(input.value).to_string();
+            let ty = self.graph.ty(input.value).clone();
+            map[input.value] = Some(graph.add_input(input.kind, name, "", ty, None));
+        }
+        for node in self.graph.nodes.values() {
+            let mut operands: Vec<ValueId> = node.inputs.iter().filter_map(|&v| map[v]).collect();
+            for (k, &x) in node.inputs.iter().enumerate() {
+                let extent = match node.op.operand_use(k) {
+                    OperandUse::Index { axis, first } => {
+                        extent(&self.graph, node.inputs[0], axis + k - first)
+                    }
+                    OperandUse::ExpertIds { experts } => i64::from(experts),
+                    _ => continue,
+                };
+                // There is no index within an axis without positions.
+                if extent > 0
+                    && let Some(&index) = operands.get(k)
+                {
+                    operands[k] = add_index_within(&mut graph, index, self.graph.ty(x), extent, shift);
+                }
+            }
+            let results = node.outputs.iter().map(|&v| (format!("v{}", v.index()), self.graph.ty(v).clone()));
+            let n = graph.add_node(node.op.clone(), operands, results.collect());
+            for (&v, &new) in node.outputs.iter().zip(&graph.nodes[n].outputs) {
+                map[v] = Some(new);
+            }
+        }
+        let outputs = self.graph.outputs.iter();
+        graph.outputs = outputs
+            .filter_map(|output| Some(GraphOutput { value: map[output.value]?, kind: OutputKind::Returned }))
+            .collect();
+        ConcreteRegion { graph, leaves: self.leaves.clone() }
+    }
+}
+
+/// Adds nodes that replace the elements of `index` that are not below `extent`, or are negative.
+fn add_index_within(graph: &mut Graph, index: ValueId, ty: &TensorType, extent: i64, shift: i64) -> ValueId {
+    let mut add = |op: Op, operands: Vec<ValueId>, dtype: DType| {
+        let name = format!("i{}", graph.values.len());
+        let n = graph.add_node(op, operands, vec![(name, TensorType::new(dtype, ty.shape.clone()))]);
+        graph.nodes[n].outputs[0]
+    };
+    let with_scalar =
+        |op: BinaryOp, scalar: i64| Op::BinaryScalar { op, scalar: Scalar::Int(scalar), scalar_left: false };
+    let wide = add(Op::Cast, vec![index], DType::I64);
+    let is_not_negative = add(with_scalar(BinaryOp::Ge, 0), vec![wide], DType::Bool);
+    let is_below = add(with_scalar(BinaryOp::Lt, extent), vec![wide], DType::Bool);
+    let is_within = add(Op::Binary(BinaryOp::And), vec![is_not_negative, is_below], DType::Bool);
+    let shifted = add(with_scalar(BinaryOp::Add, shift), vec![wide], DType::I64);
+    let replaced = add(with_scalar(BinaryOp::Rem, extent), vec![shifted], DType::I64);
+    let chosen = add(Op::Select, vec![is_within, wide, replaced], DType::I64);
+    add(Op::Cast, vec![chosen], ty.dtype)
+}
+
+/// The extent of an axis of a value of a concrete region. A missing axis has extent 0.
+pub fn extent(graph: &Graph, value: ValueId, axis: usize) -> i64 {
+    graph.ty(value).shape.get(axis).and_then(Dim::as_const).unwrap_or(0)
+}
+
+/// The extents of a value of a concrete region.
+pub fn concrete_shape(graph: &Graph, value: ValueId) -> Vec<usize> {
+    let axes = 0..graph.ty(value).rank();
+    axes.map(|axis| usize::try_from(extent(graph, value, axis)).unwrap_or(0)).collect()
+}
+
 /// The properties of a region that do not depend on sizes.
 pub struct RegionTemplate<'a> {
     pub program: &'a NumberedProgram<'a>,
@@ -94,16 +167,6 @@ impl RegionTemplate<'_> {
     pub fn free_root_axes(&self) -> Vec<Option<usize>> {
         let root = self.region.root;
         (0..self.program.types[root].rank()).map(|axis| self.axes.free((root, axis))).collect()
-    }
-
-    /// The name of a leaf of the class with this number.
-    pub fn leaf_name(&self, number: usize) -> Option<&str> {
-        let has_number = |v: &ValueId| {
-            let elements = self.program.elements[*v].as_ref();
-            elements.is_some_and(|elements| self.class_numbers.get(&elements.class) == Some(&number))
-        };
-        let leaf = self.region.leaves.iter().copied().find(has_number)?;
-        Some(self.program.graph.value_name(leaf))
     }
 
     /// The extents of the root at sizes of the symbols of the numbering.
@@ -266,10 +329,11 @@ impl<'a> ConcreteBuilder<'a> {
         self.map.insert((leaf, window), new);
         let replication = self.template.replication.get(&elements.class).cloned();
         let number = self.template.class_numbers.get(&elements.class).copied();
+        let number = number.ok_or("a leaf of the part has no class number")?;
         let row_axes = self.row_axes(leaf, &strides);
         Ok(RegionLeaf {
             class: elements.class,
-            number: number.unwrap_or(0),
+            number,
             replication,
             row_axes,
             offset,

@@ -17,7 +17,7 @@ use symmc_ir::interp::{SeedConfig, SeedScope, SeededInputs};
 use symmc_ir::{DType, Graph, InputId, Op, SymbolBindings, Tensor};
 use symmc_support::random::SplitMix;
 
-use crate::concrete::{ConcreteRegion, RegionLeaf, RowAxis};
+use crate::concrete::{ConcreteRegion, RegionLeaf, RowAxis, concrete_shape};
 use crate::elements::ElementClass;
 use crate::number::round_to_dtype;
 
@@ -58,8 +58,6 @@ pub struct DrawChange {
     pub shift: f64,
     /// This class has other elements on this rank, and on all ranks that hold the same bits.
     pub replaced: Option<(ElementClass, u32)>,
-    /// Indices outside of their axis are replaced by indices within it, which depend on this seed.
-    pub within_axes: Option<u64>,
 }
 
 /// What both regions say about the leaves of a class.
@@ -140,7 +138,7 @@ impl LeafDraws {
                     class.limited_by[side] = true;
                     class.limit = Some(class.limit.map_or(limit, |known| known.min(limit)));
                 }
-                let shape = concrete_shape(&concrete.graph, id);
+                let shape = concrete_shape(&concrete.graph, concrete.graph.inputs[id].value);
                 let last = positions(leaf, &shape).into_iter().max().unwrap_or(0);
                 class.last_position = class.last_position.max(last);
                 if seeds.holds_group_ends(id) {
@@ -168,7 +166,7 @@ impl LeafDraws {
     ) -> Result<Tensor, String> {
         let id = InputId::new(k);
         let ty = graph.ty(graph.inputs[id].value);
-        let shape = concrete_shape(graph, id);
+        let shape = concrete_shape(graph, graph.inputs[id].value);
         let positions = positions(leaf, &shape);
         if let Some(data) = &leaf.data {
             let indices: Option<Vec<usize>> = positions
@@ -211,7 +209,7 @@ impl LeafDraws {
                     end.or(ends.last()).copied().unwrap_or(0)
                 }
                 None if leaf.dtype == DType::Bool => self.bool(site(position), &mut random),
-                None => self.integer(draw, leaf.dtype, &class, change, &mut random),
+                None => self.integer(draw, leaf.dtype, &class, &mut random),
             }
         });
         Tensor::from_i64(ty.dtype, shape, &integers.collect::<Vec<_>>()).ok_or_else(describe_missing_data)
@@ -297,14 +295,7 @@ impl LeafDraws {
         }
     }
 
-    fn integer(
-        &self,
-        draw: Draw,
-        dtype: DType,
-        class: &ClassUse,
-        change: DrawChange,
-        random: &mut SplitMix,
-    ) -> i64 {
+    fn integer(&self, draw: Draw, dtype: DType, class: &ClassUse, random: &mut SplitMix) -> i64 {
         let below =
             |random: &mut SplitMix, end: u64| random.below(usize::try_from(end.max(1)).unwrap_or(1)) as i64;
         let (low, high) = match dtype {
@@ -313,7 +304,7 @@ impl LeafDraws {
             _ => (-(1 << 40), 1 << 40),
         };
         if draw.kind == DrawKind::Edges {
-            return self.edge(draw.seed, class, change, random).clamp(low, high);
+            return self.edge(draw.seed, class, random).clamp(low, high);
         }
         if class.limit.is_some() || draw.kind != DrawKind::Wide {
             return below(random, class.limit.unwrap_or(8));
@@ -334,9 +325,9 @@ impl LeafDraws {
         x.clamp(low, high)
     }
 
-    /// An integer at an edge. Both programs draw the same, so this depends on the class and not on the leaf. Integers that are no indices lie around one origin, at the distances at which the
-    /// programs compare them.
-    fn edge(&self, seed: u64, class: &ClassUse, change: DrawChange, random: &mut SplitMix) -> i64 {
+    /// An integer at or near an edge. It depends on the class alone, so that both programs draw the same. Integers
+    /// that are not indices lie around one origin, at the distances at which the programs compare them.
+    fn edge(&self, seed: u64, class: &ClassUse, random: &mut SplitMix) -> i64 {
         let limit = i64::try_from(class.limit.unwrap_or(8)).unwrap_or(i64::MAX);
         let last = (limit - 1).max(0);
         let within = random.below(usize::try_from(limit.max(1)).unwrap_or(1)) as i64;
@@ -346,7 +337,7 @@ impl LeafDraws {
             if self.critical_integers.is_empty() { 1 } else { random.pick(&self.critical_integers) };
         let near_constant = constant.saturating_add(random.pick(&[-1, 0, 0, 1]));
         let is_outside = seed % 2 == 1 && random.one_in(SPECIAL_SHARE);
-        let drawn = if class.is_limited() && is_outside {
+        if class.is_limited() && is_outside {
             random.pick(&[-1, -1 - small, limit, limit.saturating_add(small), 2 * last + 1])
         } else if class.is_limited() {
             random.pick(&[0, last, within, near_constant.clamp(0, last)])
@@ -357,12 +348,6 @@ impl LeafDraws {
         } else {
             let distance = random.pick(&[0, small, -1 - small, near_constant, near_constant, -near_constant]);
             origin.saturating_add(distance)
-        };
-        match change.within_axes {
-            Some(seed) if class.limit.is_some() && !(0..limit).contains(&drawn) => {
-                SplitMix(seed ^ random.next()).below(usize::try_from(limit.max(1)).unwrap_or(1)) as i64
-            }
-            _ => drawn,
         }
     }
 }
@@ -402,11 +387,6 @@ fn rank_stride(ranks: u64) -> u64 {
         a == 1
     };
     (ranks.div_ceil(2)..=ranks).find(is_coprime).unwrap_or(1)
-}
-
-fn concrete_shape(graph: &Graph, input: InputId) -> Vec<usize> {
-    let extents = graph.ty(graph.inputs[input].value).shape.iter();
-    extents.map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
 }
 
 /// The position in its class of each element of a leaf, in row-major order.

@@ -9,13 +9,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use symmc_ir::{
-    BinaryOp, CollectiveKind, CollectiveReduceOp, DType, Dim, EntityMap, Graph, Node, Op, ReductionKind,
-    UnaryOp, ValueId,
+    BinaryOp, CollectiveKind, CollectiveReduceOp, DType, EntityMap, Graph, Node, Op, ReductionKind, UnaryOp,
+    ValueId,
 };
 
-use crate::concrete::{ConcreteRegion, LeafOfRank};
+use crate::concrete::{ConcreteRegion, LeafOfRank, extent};
 use crate::elements::ElementClass;
 use crate::reach::find_reaching_leaves;
+
+/// The largest magnitude of a constant summand to which drawn floats add without a doubt that the sum changes.
+const MAX_SHOWN_SUMMAND: f64 = 16.0;
 
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LeafInfluence {
@@ -56,6 +59,12 @@ impl LeafSet {
             self.words.resize(other.words.len(), 0);
         }
         self.words.iter_mut().zip(&other.words).for_each(|(word, other)| *word |= other);
+    }
+
+    /// Removes the leaves that are in both sets.
+    fn remove_common(&mut self, x: &LeafSet, y: &LeafSet) {
+        let common = x.words.iter().zip(&y.words).map(|(x, y)| x & y);
+        self.words.iter_mut().zip(common).for_each(|(word, common)| *word &= !common);
     }
 
     fn is_empty(&self) -> bool {
@@ -136,6 +145,10 @@ fn follow_influence(concrete: &ConcreteRegion) -> LeafInfluence {
                     let passing =
                         operands.iter().enumerate().map(|(k, x)| (*x, passes(graph, node, k, &operands)));
                     let mut out = ValueInfluence::join(passing);
+                    if let (Op::Binary(_), [x, y]) = (&node.op, &operands[..]) {
+                        // The two operands may cancel a leaf, as in x - x.
+                        out.certain.remove_common(&x.possible, &y.possible);
+                    }
                     out.is_joined |= matches!(node.op, Op::Concat { .. } | Op::Pad { .. });
                     out
                 })
@@ -217,9 +230,11 @@ fn passes(graph: &Graph, node: &Node, operand: usize, operands: &[&ValueInfluenc
                 }
             }
         }
-        Op::Binary(BinaryOp::Add | BinaryOp::Sub) => true,
+        Op::Binary(BinaryOp::Add | BinaryOp::Sub) => !dtype.is_float() || others_vary(),
         Op::Binary(BinaryOp::Mul | BinaryOp::Div) => dtype.is_float() && others_vary(),
-        Op::BinaryScalar { op: BinaryOp::Add | BinaryOp::Sub, .. } => true,
+        Op::BinaryScalar { op: BinaryOp::Add | BinaryOp::Sub, scalar, .. } => {
+            !dtype.is_float() || scalar.as_f64().abs() <= MAX_SHOWN_SUMMAND
+        }
         Op::BinaryScalar { op: BinaryOp::Mul | BinaryOp::Div, scalar, .. } => {
             let scalar = scalar.as_f64();
             dtype.is_float() && scalar != 0.0 && scalar.is_finite()
@@ -238,10 +253,6 @@ fn passes(graph: &Graph, node: &Node, operand: usize, operands: &[&ValueInfluenc
         Op::RotaryEmbedding { .. } => others_vary(),
         _ => false,
     }
-}
-
-fn extent(graph: &Graph, value: ValueId, axis: usize) -> i64 {
-    graph.ty(value).shape.get(axis).and_then(Dim::as_const).unwrap_or(0)
 }
 
 /// The number of positions along the axes from `first` on.

@@ -13,7 +13,8 @@
 //!
 //! Errors are results: a plan must not fail on data on which its source runs. If only the source fails, the plan
 //! may have left out elements that no result depends on. Its results must then be those of the source for any
-//! indices within the axis in place of the indices that are not.
+//! indices within the axis in place of the indices that are not. Drawn and computed indices are replaced where
+//! they are used. If the source fails even then, nothing is decided.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -39,17 +40,20 @@ const TIMES: f64 = 4.0;
 const RELATIVE: f64 = 1.5e-7;
 /// The allowed difference, relative to the largest element.
 const OF_LARGEST: f64 = 1e-12;
-/// In the class `exact`, 1 of this number of elements of a narrow type may be rounded to another number.
-const MOST_OTHER_ROUNDINGS: usize = 128;
+/// In the class `exact`, the number of elements of a narrow type for each that is rounded to another number must
+/// be larger.
+const MIN_ELEMENTS_PER_ROUNDING: usize = 128;
 /// The number of draws with the dtypes of the program.
 const DRAWS: u64 = 3;
 /// The largest number of runs with noise for one draw.
 const NOISY_RUNS: u64 = 4;
 /// The number of root elements that all wide draws have together, and the largest number of these draws.
-const ENOUGH: i64 = 2048;
-const MOST_DRAWS: i64 = 24;
+const WANTED_ROOT_ELEMENTS: i64 = 2048;
+const MAX_DRAWS: i64 = 24;
+/// The numbers that are added to indices outside of their axis, before they are taken modulo its extent.
+const INDEX_SHIFTS: [i64; 3] = [1, 2, 5];
 /// The largest number of draws in which the elements of a leaf are replaced.
-const MOST_INFLUENCE_DRAWS: usize = 12;
+const MAX_INFLUENCE_DRAWS: usize = 12;
 
 #[derive(Clone, PartialEq, Debug)]
 pub enum Verdict {
@@ -57,9 +61,8 @@ pub enum Verdict {
     Equal(u64),
     /// Equal in some draws only, as happens with ties and roundings.
     Undecided(String),
-    /// Equal in all draws, but a leaf changed no result, so that a difference in its use would not show. The text
-    /// names the leaf.
-    Unshown(String),
+    /// Equal in all draws, but this leaf changed no result, so that a difference in its use would not show.
+    NoInfluence(LeafOfRank),
     /// Different. The text describes the first difference.
     Differs(String),
     /// Not compared. The text is the reason.
@@ -137,6 +140,8 @@ enum DrawnRuns {
     Failed,
     /// The source does not run on this draw, for this reason.
     NotRun(String),
+    /// Only the source fails, for another reason than its indices.
+    Undecided(String),
     /// Only one of them fails.
     Differs(String),
 }
@@ -147,6 +152,7 @@ enum DrawnComparison {
     Equal(Vec<Tensor>),
     Failed,
     NotRun(String),
+    Undecided(String),
     Differs(String),
 }
 
@@ -176,9 +182,12 @@ impl PairComparer<'_> {
             (Err(_), Err(_)) if has_edges => DrawnRuns::Failed,
             (Err(e), Ok(found)) if has_edges => {
                 // The planned program may leave out indices on which no result depends.
-                let within = |seed| run(source, DrawChange { within_axes: Some(seed), ..change });
-                let Ok(runs) = (1..=3).map(within).collect::<Result<Vec<_>, String>>() else {
-                    return DrawnRuns::NotRun(e);
+                let within = |shift| run(&source.with_indices_within_axes(shift), change);
+                let Ok(runs) = INDEX_SHIFTS.into_iter().map(within).collect::<Result<Vec<_>, String>>()
+                else {
+                    return DrawnRuns::Undecided(format!(
+                        "the planned program runs on drawn values, the source does not: {e}"
+                    ));
                 };
                 let is_independent = runs.iter().all(|other| have_same_data(other, &runs[0]));
                 match runs.into_iter().next() {
@@ -197,6 +206,7 @@ impl PairComparer<'_> {
             DrawnRuns::Ran { expected, found } => (expected, found),
             DrawnRuns::Failed => return DrawnComparison::Failed,
             DrawnRuns::NotRun(reason) => return DrawnComparison::NotRun(reason),
+            DrawnRuns::Undecided(what) => return DrawnComparison::Undecided(what),
             DrawnRuns::Differs(what) => return DrawnComparison::Differs(what),
         };
         let moves = self.floats && !self.rounding.same_bits;
@@ -225,6 +235,7 @@ impl PairComparer<'_> {
     fn compare_draws(&self, draws: &[Draw]) -> Result<Verdict, String> {
         let mut elements = 0;
         let mut reason = None;
+        let mut undecided = None;
         for &draw in draws {
             match self.compare_draw(draw, DrawChange::default()) {
                 DrawnComparison::Equal(expected) => {
@@ -234,13 +245,17 @@ impl PairComparer<'_> {
                 DrawnComparison::NotRun(e) => {
                     reason.get_or_insert(e);
                 }
+                DrawnComparison::Undecided(what) => {
+                    undecided.get_or_insert(what);
+                }
                 DrawnComparison::Failed => {}
             }
         }
-        match reason {
-            Some(e) if elements == 0 => {
+        match (reason, undecided) {
+            (Some(e), _) if elements == 0 => {
                 Err(format!("the interpreter does not run the source on drawn values: {e}"))
             }
+            (_, Some(what)) => Ok(Verdict::Undecided(what)),
             _ => Ok(Verdict::Equal(elements)),
         }
     }
@@ -255,7 +270,7 @@ impl PairComparer<'_> {
             restrict_to_reaching(&mut out, self.sides());
         }
         let mut missing: Vec<LeafOfRank> = out.missing().filter(|leaf| !known.contains(leaf)).collect();
-        for &draw in draws.iter().take(MOST_INFLUENCE_DRAWS) {
+        for &draw in draws.iter().take(MAX_INFLUENCE_DRAWS) {
             if missing.is_empty() {
                 break;
             }
@@ -267,7 +282,9 @@ impl PairComparer<'_> {
                 {
                     DrawnComparison::Equal(changed) => !have_same_data(&changed, &usual),
                     DrawnComparison::Differs(what) => return Err(what),
-                    DrawnComparison::NotRun(_) | DrawnComparison::Failed => false,
+                    DrawnComparison::NotRun(_) | DrawnComparison::Undecided(_) | DrawnComparison::Failed => {
+                        false
+                    }
                 };
                 if is_shown {
                     out.shown.insert((number, rank));
@@ -285,6 +302,8 @@ impl PairComparer<'_> {
         let mut difference = None;
         let mut reason = None;
         let mut ran = false;
+        let mut agrees = false;
+        let mut roundings = OtherRoundings::default();
         for seed in 5..5 + DRAWS {
             let draw = Draw::new(DrawKind::Moderate, seed);
             let typed = self.pair.typed.each_ref();
@@ -296,13 +315,14 @@ impl PairComparer<'_> {
                         .get_or_insert(format!("the interpreter does not run the source in its dtypes: {e}"));
                     continue;
                 }
-                DrawnRuns::Failed => continue,
+                DrawnRuns::Failed | DrawnRuns::Undecided(_) => continue,
             };
             ran = true;
-            if self.pair.numerics.is_exact()
-                && let Some(what) = find_other_rounding(&found, &expected)
-            {
-                return Ok(Verdict::Differs(what));
+            if self.pair.numerics.is_exact() {
+                roundings.count(&found, &expected);
+            }
+            if agrees {
+                continue;
             }
             let mut ranks = found.iter().zip(&expected).enumerate();
             let mut first = ranks.find_map(|(rank, (found, expected))| {
@@ -314,16 +334,22 @@ impl PairComparer<'_> {
                 let noisy = NoisyRuns { source: &pair.typed[0], drawing, draw, rounding };
                 first = first.filter(|_| !noisy.explains(&found, &expected, pair.numerics));
             }
-            match first {
-                Some(found) => difference = difference.or(Some(found)),
-                // Results depend on roundings, so one draw without a difference is enough.
-                None => return Ok(difference.map_or(verdict.clone(), Verdict::Undecided)),
+            // Results depend on roundings, so one draw without a difference is enough.
+            agrees = first.is_none();
+            difference = difference.or(first);
+            if agrees && roundings.are_decided() {
+                break;
             }
         }
-        if let (false, Some(reason)) = (ran, reason) {
-            return Err(reason);
+        if let Some(what) = roundings.find_excess() {
+            return Ok(Verdict::Differs(what));
         }
-        Ok(difference.map_or(verdict.clone(), Verdict::Differs))
+        match (difference, reason) {
+            (_, Some(reason)) if !ran => Err(reason),
+            (Some(what), _) if agrees => Ok(Verdict::Undecided(what)),
+            (Some(what), _) => Ok(Verdict::Differs(what)),
+            (None, _) => Ok(verdict.clone()),
+        }
     }
 }
 
@@ -367,7 +393,8 @@ fn choose_draws(sides: &[ConcreteRegion; 2], effort: DrawEffort, same_bits: bool
             out.push(Draw::new(DrawKind::Wide, 100));
         }
         if integers {
-            out.push(Draw::new(DrawKind::Edges, 300));
+            // Only odd seeds draw indices outside of their axis.
+            out.extend([300, 301].map(|seed| Draw::new(DrawKind::Edges, seed)));
         }
         return out;
     }
@@ -406,7 +433,7 @@ fn root_elements(graph: &Graph) -> i64 {
 }
 
 fn wide_draws(graph: &Graph) -> u64 {
-    (ENOUGH / root_elements(graph).max(1)).clamp(2, MOST_DRAWS).unsigned_abs()
+    (WANTED_ROOT_ELEMENTS / root_elements(graph).max(1)).clamp(2, MAX_DRAWS).unsigned_abs()
 }
 
 /// Estimates how often a comparison of a pair, with floats as f64, runs both regions. Leaves in `known` need no
@@ -427,26 +454,41 @@ pub fn count_runs(
     }
 }
 
-/// The difference if too many elements of narrow types are rounded otherwise than in the source. In the class
+/// The elements of narrow types that are rounded otherwise than in the source, over several draws. In the class
 /// `exact` a plan may only sum in another order. Sums have more digits than narrow types, so their order moves
 /// few elements to another number of the type.
-fn find_other_rounding(found: &[Tensor], expected: &[Tensor]) -> Option<String> {
-    let mut elements = 0;
-    let mut other = 0;
-    for (found, expected) in found.iter().zip(expected) {
-        if expected.dtype().is_float() && expected.dtype().size() == 2 {
-            let differs = |&i: &usize| {
-                let x = found.get_f64(i);
-                let y = expected.get_f64(i);
-                x != y && !(x.is_nan() && y.is_nan())
-            };
-            elements += expected.numel();
-            other += (0..expected.numel()).filter(differs).count();
+#[derive(Default)]
+struct OtherRoundings {
+    elements: usize,
+    other: usize,
+}
+
+impl OtherRoundings {
+    fn count(&mut self, found: &[Tensor], expected: &[Tensor]) {
+        for (found, expected) in found.iter().zip(expected) {
+            if expected.dtype().is_float() && expected.dtype().size() == 2 {
+                let differs = |&i: &usize| {
+                    let x = found.get_f64(i);
+                    let y = expected.get_f64(i);
+                    x != y && !(x.is_nan() && y.is_nan())
+                };
+                self.elements += expected.numel();
+                self.other += (0..expected.numel()).filter(differs).count();
+            }
         }
     }
-    let is_rounded_otherwise = other > 1 && other * MOST_OTHER_ROUNDINGS > elements;
-    is_rounded_otherwise
-        .then(|| format!("{other} of {elements} elements are rounded otherwise, in class exact"))
+
+    /// Whether no more draws are needed. A draw of few elements may not have those that are rounded otherwise.
+    fn are_decided(&self) -> bool {
+        self.elements == 0 || self.other == 0 && self.elements >= MIN_ELEMENTS_PER_ROUNDING
+    }
+
+    /// The difference if too many elements are rounded otherwise. One element of all draws always may be.
+    fn find_excess(&self) -> Option<String> {
+        let OtherRoundings { elements, other } = *self;
+        let is_excess = other > 1 && other * MIN_ELEMENTS_PER_ROUNDING >= elements;
+        is_excess.then(|| format!("{other} of {elements} elements are rounded otherwise, in class exact"))
+    }
 }
 
 /// Runs of the source with noise on every rounding.

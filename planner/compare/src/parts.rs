@@ -15,7 +15,9 @@ use symmc_plan::Bucket;
 
 use crate::axes::AxisSets;
 use crate::comparison::{LimitKind, PartLimit, SourceComparison, add_limit};
-use crate::concrete::{ConcreteRegion, RegionLeaf, RegionPrecision, RegionTemplate, bindings, estimate_work};
+use crate::concrete::{
+    ConcreteRegion, LeafOfRank, RegionLeaf, RegionPrecision, RegionTemplate, bindings, estimate_work,
+};
 use crate::elements::ElementClass;
 use crate::influence::LeafInfluence;
 use crate::judge::{DrawEffort, Judgement, RegionPair, Verdict, count_runs, judge, selects_floats};
@@ -27,7 +29,7 @@ use crate::windows::{AxisSpan, ValueWindow};
 /// The largest number of elements that one comparison may compute, over all of its draws.
 const ONE: u128 = 1 << 26;
 /// The same for a comparison of samples, and for parts that select elements of several ranks.
-const SAMPLES: u128 = 1 << 28;
+const MAX_SAMPLED_WORK: u128 = 1 << 28;
 /// Comparisons of more elements run on samples if these are much cheaper.
 const LARGE: u128 = 1 << 24;
 /// Comparisons draw more often if they then compute at most this many elements.
@@ -113,16 +115,9 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         if let Some(known) = shared.outcomes.get(&text) {
             return known.clone();
         }
-        let several = of_source.depends_on_ranks(self.source) || of_planned.depends_on_ranks(self.planned);
-        let ranks = if several { self.ranks } else { 1 };
+        let ranks = self.ranks_of(regions);
         let of = [(self.source, of_source), (self.planned, of_planned)];
-        let mut class_numbers = HashMap::new();
-        for (program, region) in of {
-            for elements in region.leaves.iter().filter_map(|&v| program.elements[v].as_ref()) {
-                let next = class_numbers.len();
-                class_numbers.entry(elements.class).or_insert(next);
-            }
-        }
+        let class_numbers = self.class_numbers(regions);
         let templates = of.map(|(program, region)| RegionTemplate {
             program,
             region,
@@ -137,6 +132,40 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         let found = self.run_part(&part, &text, shared);
         shared.outcomes.insert(text, PartOutcome { limits: Vec::new(), elements: 0, ..found.clone() });
         found
+    }
+
+    /// The number of ranks on which two regions run.
+    fn ranks_of(&self, regions: &PairedRegions) -> u32 {
+        let of_source = regions.of_source.depends_on_ranks(self.source);
+        let of_planned = regions.of_planned.depends_on_ranks(self.planned);
+        if of_source || of_planned { self.ranks } else { 1 }
+    }
+
+    /// The numbers of the classes of leaves, in the order in which the regions read them.
+    fn class_numbers(&self, regions: &PairedRegions) -> HashMap<ElementClass, usize> {
+        let mut out = HashMap::new();
+        for (program, region) in [(self.source, &regions.of_source), (self.planned, &regions.of_planned)] {
+            for elements in region.leaves.iter().filter_map(|&v| program.elements[v].as_ref()) {
+                let next = out.len();
+                out.entry(elements.class).or_insert(next);
+            }
+        }
+        out
+    }
+
+    /// The reason why regions are not compared, if this leaf has no influence. Regions with equal texts have one
+    /// verdict, but leaves with different names.
+    pub fn describe_missing_influence(&self, regions: &PairedRegions, (number, rank): LeafOfRank) -> String {
+        let class_numbers = self.class_numbers(regions);
+        let of_source = regions.of_source.leaves.iter().map(|&v| (self.source, v));
+        let mut leaves = of_source.chain(regions.of_planned.leaves.iter().map(|&v| (self.planned, v)));
+        let leaf = leaves.find(|(program, v)| {
+            let elements = program.elements[*v].as_ref();
+            elements.is_some_and(|elements| class_numbers.get(&elements.class) == Some(&number))
+        });
+        let name = leaf.map_or("", |(program, v)| program.graph.value_name(v));
+        let of_rank = if self.ranks_of(regions) > 1 { format!(" of rank {rank}") } else { String::new() };
+        format!("no drawn value of %{name}{of_rank} changes a result")
     }
 
     fn run_part(&self, part: &ComparisonPart<'_>, text: &str, shared: &mut ComparisonState) -> PartOutcome {
@@ -161,12 +190,8 @@ impl<'p, 'a> ProgramPair<'p, 'a> {
         if !ran && !limits.is_empty() && !shared.agreeing.contains(text) {
             return PartOutcome::unknown(TOO_MUCH.into());
         }
-        if let Some((number, rank)) = influence.missing().next() {
-            let name = part.templates.iter().find_map(|template| template.leaf_name(number)).unwrap_or("");
-            let of_rank =
-                if part.templates[0].ranks > 1 { format!(" of rank {rank}") } else { String::new() };
-            let reason = format!("no drawn value of %{name}{of_rank} changes a result");
-            return PartOutcome::without_decision(Verdict::Unshown(reason));
+        if let Some(leaf) = influence.missing().next() {
+            return PartOutcome::without_decision(Verdict::NoInfluence(leaf));
         }
         if ran && undecided.is_none() {
             shared.agreeing.insert(text.to_string());
@@ -433,8 +458,13 @@ impl PartRun<'_, '_, '_> {
             let limit = PartLimit::new(LimitKind::Sampled, format!("{text}: {positions}"));
             self.record_limit(limit, is_upper);
         }
-        if effort == DrawEffort::Least {
-            self.record_limit(PartLimit::new(LimitKind::OneDraw, text.to_string()), is_upper);
+        let draws = match effort {
+            DrawEffort::Least => Some(LimitKind::OneDraw),
+            DrawEffort::Usual => Some(LimitKind::FewDraws),
+            DrawEffort::Thorough => None,
+        };
+        if let Some(kind) = draws {
+            self.record_limit(PartLimit::new(kind, text.to_string()), is_upper);
         }
         undecided.map_or(Verdict::Equal(elements), Verdict::Undecided)
     }
@@ -456,7 +486,7 @@ impl PartRun<'_, '_, '_> {
         }
         let shape = self.part.templates[0].root_shape(sizes)?;
         let sampled = self.part.sample(&shape).map(|sample| self.cost_sample(sizes, sample)).transpose()?;
-        let sampled = sampled.filter(|s| s.cost <= SAMPLES && s.cost < whole.cost / 2);
+        let sampled = sampled.filter(|s| s.cost <= MAX_SAMPLED_WORK && s.cost < whole.cost / 2);
         Ok(sampled.or(Some(whole).filter(|whole| whole.cost <= ONE)))
     }
 
@@ -473,7 +503,7 @@ impl PartRun<'_, '_, '_> {
         }
         let merges = |side: &ConcreteRegion| side.graph.ranks > Some(1) && selects_floats(&side.graph);
         let is_merge = pairs.iter().flat_map(|(_, pair)| pair).any(merges);
-        let most = [THOROUGH, if is_merge { SAMPLES } else { LARGE }, u128::MAX];
+        let most = [THOROUGH, if is_merge { MAX_SAMPLED_WORK } else { LARGE }, u128::MAX];
         let affordable = costs.into_iter().zip(most).find(|((_, cost), most)| cost <= most);
         let (effort, cost) = affordable.map_or(costs[2], |(chosen, _)| chosen);
         Ok(PreparedSample { pairs, positions: sample.positions, effort, cost })

@@ -107,7 +107,7 @@ fn combine_bounds(op: BinaryOp, x: Option<IntegerBounds>, y: IntegerBounds) -> O
     }
 }
 
-/// The bounds of the results of an op that moves elements of its operands, or puts zeros beside them.
+/// The bounds of the results of an op that moves elements of its operands, or pads them with zeros.
 fn join_moved(node: &Node, bounds_of: &dyn Fn(usize) -> Option<IntegerBounds>) -> Option<IntegerBounds> {
     let mut out = match &node.op {
         Op::Pad { value: Scalar::Int(value), .. } => IntegerBounds::new(*value, *value),
@@ -116,16 +116,18 @@ fn join_moved(node: &Node, bounds_of: &dyn Fn(usize) -> Option<IntegerBounds>) -
     };
     for k in 0..node.inputs.len() {
         match node.op.operand_use(k) {
-            OperandUse::Kept
-            | OperandUse::Moved
-            | OperandUse::Selected
-            | OperandUse::Stored
-            | OperandUse::Updated { is_read: false } => out = out.join(bounds_of(k)?),
+            operand_use if is_moved(operand_use) => out = out.join(bounds_of(k)?),
             OperandUse::Index { .. } => {}
             _ => return None,
         }
     }
     Some(out)
+}
+
+/// Whether the elements of the operand are elements of the result, if they are in the result at all.
+pub fn is_moved(operand_use: OperandUse) -> bool {
+    use OperandUse::*;
+    matches!(operand_use, Kept | Moved | Selected | Stored | Updated { is_read: false })
 }
 
 /// The result of a comparison of integers, if bounds decide it for all elements.

@@ -1,10 +1,10 @@
 //! The elements of leaves that can reach the result of a region.
 //!
 //! Ops that only move elements are followed element by element: they run on the numbers of elements in place of
-//! the elements. Their indices and conditions must depend on no leaf, or be known from bounds ([`crate::ranges`]). All other ops read all elements of their
-//! operands, except element-wise ops, which read those at the same position. A leaf that nothing reaches by these
-//! rules cannot influence the result, such as the columns of a concatenation that a slice drops, or elements that
-//! others replace.
+//! the elements. Their indices and conditions must depend on no leaf, or be known from bounds ([`crate::ranges`]).
+//! All other ops read all elements of their operands, except element-wise ops, which read those at the same
+//! position. A leaf that nothing reaches by these rules cannot influence the result, such as the columns of a
+//! concatenation that a slice drops, or elements that others replace.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use symmc_ir::{
     Scalar, SymbolBindings, Tensor, TensorType, ValueId, interp,
 };
 
-use crate::concrete::{ConcreteRegion, LeafOfRank, estimate_work};
-use crate::ranges::{IntegerBounds, decide_comparison, derive_bounds};
+use crate::concrete::{ConcreteRegion, LeafOfRank, concrete_shape, estimate_work};
+use crate::ranges::{IntegerBounds, decide_comparison, derive_bounds, is_moved};
 
 /// The largest work of a region whose elements are followed.
-const MOST_WORK: u128 = 1 << 22;
+const MAX_REACH_WORK: u128 = 1 << 22;
 
 /// The tensors of a value, one for each rank.
 type RankTensors = Vec<Arc<Tensor>>;
@@ -26,7 +26,7 @@ type RankTensors = Vec<Arc<Tensor>>;
 /// The leaves with an element that can reach the result. `None` if the region is too large.
 pub fn find_reaching_leaves(concrete: &ConcreteRegion) -> Option<BTreeSet<LeafOfRank>> {
     let graph = &concrete.graph;
-    if estimate_work(graph) > MOST_WORK {
+    if estimate_work(graph) > MAX_REACH_WORK {
         return None;
     }
     let ranks = graph.ranks.unwrap_or(1) as usize;
@@ -70,8 +70,7 @@ struct ElementReach<'a> {
 
 impl ElementReach<'_> {
     fn shape(&self, value: ValueId) -> Vec<usize> {
-        let extents = self.graph.ty(value).shape.iter();
-        extents.map(|d| d.as_const().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
+        concrete_shape(self.graph, value)
     }
 
     /// Computes the results of a node if they are the same for all elements of leaves, or else their bounds.
@@ -202,7 +201,8 @@ impl ElementReach<'_> {
         };
         // The moved operands, each with the number of its first element on rank 0.
         let mut numbered = Vec::with_capacity(node.inputs.len());
-        let mut next = 0i64;
+        // Numbers start at 1, because collectives fill elements that nothing sends with 0.
+        let mut next = 1i64;
         let mut operands = Vec::with_capacity(node.inputs.len());
         for (k, &x) in node.inputs.iter().enumerate() {
             if !moved.contains(&k) {
@@ -275,11 +275,7 @@ fn moved_operands(node: &Node) -> Option<Vec<usize>> {
     let mut moved = Vec::new();
     for k in 0..node.inputs.len() {
         match node.op.operand_use(k) {
-            OperandUse::Kept
-            | OperandUse::Moved
-            | OperandUse::Selected
-            | OperandUse::Stored
-            | OperandUse::Updated { is_read: false } => moved.push(k),
+            operand_use if is_moved(operand_use) => moved.push(k),
             OperandUse::Index { .. } => {}
             _ => return None,
         }

@@ -23,7 +23,7 @@ const MOST_SUSPECT: usize = 4;
 /// The largest number of times that a part is extended by computing more of its leaves.
 const MOST_OPENED: usize = 12;
 /// The largest number of times that a part is extended although it agrees, because a leaf shows no influence.
-const MOST_UNSHOWN: usize = 3;
+const MAX_UNSHOWN_STEPS: usize = 3;
 
 /// A planned value that does not agree with the source's value of the same name.
 struct SuspectValue {
@@ -145,7 +145,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         match verdict {
             Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, &at),
             Verdict::Differs(_) if assumed => {
-                self.leave_out(s, p, "it is computed from a part that was not compared");
+                self.assume_equal(s, p, "it is computed from a part that was not compared");
             }
             Verdict::Differs(what) => {
                 let depth = 1 + regions.as_ref().map_or(0, |r| self.depth(r));
@@ -154,10 +154,10 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
                     self.resolve_suspect(s, p, known.unwrap_or(p), output);
                 }
             }
-            Verdict::Unshown(reason) => self.leave_out(s, p, &reason),
+            Verdict::NoInfluence(_) => self.leave_out(s, p, &at),
             Verdict::Unknown(reason) => match known {
                 Some(first) => self.resolve_suspect(s, p, first, output),
-                None => self.leave_out(s, p, &reason),
+                None => self.assume_equal(s, p, &reason),
             },
         }
     }
@@ -178,8 +178,9 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         Some([self.source.elements[s].clone()?, self.planned.elements[p].clone()?])
     }
 
-    /// Marks a planned value as equal to the source's value if their results agree in a draw. Says whether they do.
-    fn refutes_difference(
+    /// Marks a planned value as equal to the source's value if their results agree in a draw. If they agree but a
+    /// leaf has no influence, the value is reported as not compared as well. Says whether results agree.
+    fn accept_agreement(
         &mut self,
         s: ValueId,
         p: ValueId,
@@ -189,7 +190,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     ) -> bool {
         match verdict {
             Verdict::Equal(_) | Verdict::Undecided(_) => self.accept(s, p, output, verdict, at),
-            Verdict::Unshown(reason) => self.leave_out(s, p, &reason),
+            Verdict::NoInfluence(_) => self.leave_out(s, p, at),
             Verdict::Differs(_) | Verdict::Unknown(_) => return false,
         }
         true
@@ -203,13 +204,19 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
     }
 
-    /// Reports that a value was not compared, and assumes that it is equal to the source's value.
+    /// Reports that a value was not compared, and marks it as equal to the source's value.
     fn leave_out(&mut self, s: ValueId, p: ValueId, reason: &str) {
         let name = self.planned.graph.value_name(p);
         self.shared.comparison.add_uncompared(&format!("%{name}"), reason);
         self.mark_equal(s, p);
-        self.assumed.extend(self.source.elements[s].as_ref().map(|e| e.class));
         self.status = self.status.max(SourceStatus::NotCompared);
+    }
+
+    /// Leaves a value out whose results were not found to agree. Differences of values that are computed from it
+    /// decide nothing.
+    fn assume_equal(&mut self, s: ValueId, p: ValueId, reason: &str) {
+        self.leave_out(s, p, reason);
+        self.assumed.extend(self.source.elements[s].as_ref().map(|e| e.class));
     }
 
     /// Reports a difference at the first suspect value from which a value is computed. If a wider part of the
@@ -219,14 +226,14 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         for _ in 0..=MOST_SUSPECT {
             let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
             let (found, at, _) = self.examine(of, first, true);
-            if !self.refutes_difference(of, first, output, found, &at) {
+            if !self.accept_agreement(of, first, output, found, &at) {
                 break;
             }
             if first == p {
                 return;
             }
             let (found, at, regions) = self.examine(s, p, false);
-            if self.refutes_difference(s, p, output, found, &at) {
+            if self.accept_agreement(s, p, output, found, &at) {
                 return;
             }
             first = regions.and_then(|r| self.first_suspect(&r)).unwrap_or(p);
@@ -262,7 +269,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
 
     /// Compares two values, computed from values that both programs have. These are drawn independently,
     /// although equality may depend on a relation between them. If the two values differ, leaves that only one
-    /// side reads are therefore computed as well. If `thorough`, the other leaves follow one by one.
+    /// side reads are therefore computed as well. If `thorough`, the other leaves follow one by one. The text is that
+    /// of [`compare`](Self::compare).
     fn examine(
         &mut self,
         s: ValueId,
@@ -276,28 +284,28 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             return (Verdict::Unknown(reason), String::new(), None);
         };
         let (mut verdict, mut at) = self.compare(&first);
-        if !matches!(verdict, Verdict::Differs(_) | Verdict::Unshown(_)) {
+        if !matches!(verdict, Verdict::Differs(_) | Verdict::NoInfluence(_)) {
             return (verdict, at, Some(first));
         }
         let mut next = self.leaves_to_open(&first, thorough, false);
-        let mut unshown = usize::from(matches!(verdict, Verdict::Unshown(_)));
+        let mut steps_without_influence = usize::from(matches!(verdict, Verdict::NoInfluence(_)));
         for _ in 0..MOST_OPENED {
-            if next.is_empty() || unshown > MOST_UNSHOWN {
+            if next.is_empty() || steps_without_influence > MAX_UNSHOWN_STEPS {
                 break;
             }
             opened.extend(next);
             let Some(wider) = self.find_regions(s, p, &opened) else { break };
             let wider = PairedRegions { same_bits: first.same_bits, ..wider };
             // Leaves of wider regions are related as in the program, so the verdict on a wider region replaces that
-            // of a narrower one. The first difference is the nearest to the value, and is kept.
+            // of a narrower one. Of several differences in a row, the first is the nearest to the value, and is kept.
             match self.compare(&wider) {
                 (found, at) if found.is_agreement() => return (found, at, Some(first)),
-                (found @ Verdict::Unshown(_), of_sizes) => {
-                    unshown += 1;
+                (found @ Verdict::NoInfluence(_), of_sizes) => {
+                    steps_without_influence += 1;
                     (verdict, at) = (found, of_sizes);
                 }
                 (found @ Verdict::Differs(_), of_sizes) => {
-                    if matches!(verdict, Verdict::Unshown(_)) {
+                    if matches!(verdict, Verdict::NoInfluence(_)) {
                         (verdict, at) = (found, of_sizes);
                     }
                 }
@@ -405,8 +413,8 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         leaves.any(|e| self.assumed.contains(&e.class))
     }
 
-    /// Compares two regions at the selected sizes. Returns the verdict, and the bucket and sizes of a
-    /// difference.
+    /// Compares two regions at the selected sizes. Returns the verdict with a text: the bucket and sizes of a
+    /// difference, or a description of the leaf without influence.
     fn compare(&mut self, regions: &PairedRegions) -> (Verdict, String) {
         let programs = ProgramPair {
             source: &self.source,
@@ -416,7 +424,10 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             ranks: self.ranks,
             replication: &self.replication,
         };
-        let outcome = programs.compare(regions, self.shared);
+        let mut outcome = programs.compare(regions, self.shared);
+        if let Verdict::NoInfluence(leaf) = outcome.verdict {
+            outcome.at = programs.describe_missing_influence(regions, leaf);
+        }
         if matches!(outcome.verdict, Verdict::Equal(_)) {
             self.record_outcome(regions, &outcome);
         }

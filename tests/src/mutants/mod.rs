@@ -3,7 +3,8 @@
 //! A seed names a program (`programs`). Its plan must compare as equal, or the trial counts it as not compared. Each mutant is the
 //! planned program with one edit of one node (`edits`), planned again with the same source. A mutant that the comparison passes is
 //! run by the reference interpreter on many draws, with special values among them. If it then differs from the source where the plan
-//! without the edit does not, the comparison missed it.
+//! without the edit does not, the comparison missed it. Outputs that no sum affects differ if any bit does. All other outputs differ
+//! by more than rounding, or, if an edit only moves a rounding, in too many elements of narrow types.
 //!
 //! The suite `mutants` runs some in each test run; `cargo run --release -p symmc-tests --example check_mutants -- PLANS` runs as
 //! many as wanted.
@@ -17,14 +18,14 @@ use std::sync::Arc;
 
 use symmc::{CheckedPlan, CompileConfig, ErrorKind, MachineProfile, Program, SourceStatus};
 use symmc_ir::interp::{self, RunCount, SeedConfig, SeedScope};
-use symmc_ir::{Graph, NodeId, SymbolBindings, Tensor, text, verify};
+use symmc_ir::{EntityMap, Graph, NodeId, Op, RoundingEffect, SymbolBindings, Tensor, text, verify};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, Planner};
 use symmc_support::random::SplitMix;
 
 use self::edits::edit_node;
 use self::programs::program;
-use crate::rewrites::{DRAWS, inputs, is_near, with_constants};
+use crate::rewrites::{DRAWS, has_same_bits, inputs, is_near, with_constants};
 
 /// The outcomes of the mutants of one kind of edit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -96,27 +97,26 @@ fn mutate_plan(seed: u64, source: &Graph, mutants: usize, counts: &mut MutantCou
         return Ok(());
     }
     for _ in 0..mutants {
-        let Some((edit, place, mutant, checked)) =
-            (0..MOST_TRIES).find_map(|_| make_mutant(source, &plan, &mut r))
-        else {
+        let Some(mutant) = (0..MOST_TRIES).find_map(|_| make_mutant(source, &plan, &mut r)) else {
             continue;
         };
-        let counts = counts.edits.entry(edit).or_default();
+        let counts = counts.edits.entry(mutant.edit).or_default();
         counts.mutants += 1;
-        let compared = symmc::compare_with_source(&checked);
+        let compared = symmc::compare_with_source(&mutant.plan);
         if compared.status() == SourceStatus::Different {
             counts.different += 1;
         } else if !compared.is_complete() {
             counts.not_compared += 1;
         } else {
-            let base = text::parse(&plan.programs[place.0]).map_err(|e| e.to_string())?;
+            let base = text::parse(&plan.programs[mutant.program]).map_err(|e| e.to_string())?;
             match find_difference(source, &base, &mutant, r.next())? {
                 None => counts.equal += 1,
                 Some(difference) => {
                     counts.missed += 1;
-                    let node = mutant.node_name(place.1);
-                    let mutant = text::print(&mutant);
-                    return Err(format!("missed: {edit} of %{node}: {difference}\n{mutant}"));
+                    let Mutant { edit, graph, node, .. } = mutant;
+                    let node = graph.node_name(node);
+                    let graph = text::print(&graph);
+                    return Err(format!("missed: {edit} of %{node}: {difference}\n{graph}"));
                 }
             }
         }
@@ -124,12 +124,19 @@ fn mutate_plan(seed: u64, source: &Graph, mutants: usize, counts: &mut MutantCou
     Ok(())
 }
 
-/// A planned program with one edit, and its plan. `None` if the edit gives no valid program.
-fn make_mutant(
-    source: &Graph,
-    plan: &Plan,
-    r: &mut SplitMix,
-) -> Option<(&'static str, (usize, NodeId), Graph, CheckedPlan)> {
+/// A planned program with one edit, and its plan.
+struct Mutant {
+    /// The kind of the edit.
+    edit: &'static str,
+    /// The index of the edited program in the plan.
+    program: usize,
+    node: NodeId,
+    graph: Graph,
+    plan: CheckedPlan,
+}
+
+/// Edits a planned program. `None` if the edit gives no valid program.
+fn make_mutant(source: &Graph, plan: &Plan, r: &mut SplitMix) -> Option<Mutant> {
     let edited = r.below(plan.programs.len());
     let mut graph = text::parse(&plan.programs[edited]).ok()?;
     graph.dispatches.clear();
@@ -155,21 +162,67 @@ fn make_mutant(
     let mut mutant = Planner::new(source, &planner_buckets, &config).ok()?.plan().ok()?;
     mutant.numerics = plan.numerics;
     let checked = CheckedPlan::new(mutant).ok()?;
-    Some((edit, (edited, node), graph, checked))
+    Some(Mutant { edit, program: edited, node, graph, plan: checked })
+}
+
+/// For each output whether an op sums floats or fuses several roundings on the way to it.
+fn outputs_with_sums(graph: &Graph) -> Vec<bool> {
+    let mut has_sums = EntityMap::filled(false, graph.values.len());
+    for node in graph.nodes.values() {
+        let is_float = node.inputs.first().is_some_and(|&v| graph.ty(v).dtype.is_float());
+        let combines = match &node.op {
+            Op::ScatterElements { combine, .. } => combine.is_some(),
+            op => op.as_collective().is_some_and(|c| c.kind.reduce_op().is_some()),
+        };
+        let sums = is_float && (combines || node.op.facts().rounding[0] == RoundingEffect::Accumulates);
+        let is_after_sum = node.inputs.iter().any(|&v| has_sums[v]);
+        node.outputs.iter().for_each(|&v| has_sums[v] = sums || is_after_sum);
+    }
+    graph.outputs.iter().map(|output| has_sums[output.value]).collect()
+}
+
+/// The elements of narrow types that differ from those of the source.
+#[derive(Default)]
+struct OtherRoundings {
+    elements: usize,
+    other: usize,
+}
+
+impl OtherRoundings {
+    fn count(&mut self, found: &[Vec<Tensor>], expected: &[Vec<Tensor>]) {
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            if expected.dtype().is_float() && expected.dtype().size() == 2 {
+                let differs = |&i: &usize| {
+                    let (x, y) = (found.get_f64(i), expected.get_f64(i));
+                    x != y && !(x.is_nan() && y.is_nan())
+                };
+                self.elements += expected.numel();
+                self.other += (0..expected.numel()).filter(differs).count();
+            }
+        }
+    }
+
+    /// Whether more than 1 in 128 elements differ.
+    fn are_too_many(&self) -> bool {
+        self.other > 1 && self.other * 128 > self.elements
+    }
 }
 
 /// A draw on which the mutant gives something else than the source, and the program without the edit does not.
 fn find_difference(
     source: &Graph,
     base: &Graph,
-    mutant: &Graph,
+    mutant: &Mutant,
     seed: u64,
 ) -> Result<Option<String>, String> {
+    let moves_rounding = mutant.edit == "round_first" && mutant.plan.numerics.is_exact();
+    let mut other_roundings: [OtherRoundings; 2] = Default::default();
+    let has_sums = outputs_with_sums(source);
     let histories = interp::output_histories(source, RunCount::One);
     let mut r = SplitMix(seed);
     for draw in 0..DRAWS.len() as u64 + SEEDED_DRAWS {
         let mut bindings = SymbolBindings::new();
-        for (id, symbol) in mutant.symbols.iter() {
+        for (id, symbol) in mutant.graph.symbols.iter() {
             let size = symbol.min + r.below((symbol.max - symbol.min).min(64) as usize + 1) as i64;
             bindings.set(id, if r.one_in(4) { symbol.max } else { size });
         }
@@ -187,16 +240,33 @@ fn find_difference(
         let expected = run(source);
         let agrees = |found: &Option<Vec<Vec<Tensor>>>| match (found, &expected) {
             (Some(found), Some(expected)) => found.iter().zip(expected).all(|(found, expected)| {
-                let outputs = found.iter().zip(expected).zip(&histories);
-                outputs
-                    .into_iter()
-                    .all(|((found, expected), history)| is_near(found, expected, history, &drawn))
+                let mut outputs = found.iter().zip(expected).zip(histories.iter().zip(&has_sums));
+                outputs.all(|((found, expected), (history, has_sums))| {
+                    if *has_sums {
+                        is_near(found, expected, history, &drawn)
+                    } else {
+                        has_same_bits(found, expected)
+                    }
+                })
             }),
             (found, expected) => found.is_some() == expected.is_some(),
         };
-        if agrees(&run(base)) && !agrees(&run(mutant)) {
+        let found = [run(base), run(&mutant.graph)];
+        if agrees(&found[0]) && !agrees(&found[1]) {
             return Ok(Some(format!("draw {draw} of {bindings:?}")));
         }
+        // Elements of special values may differ whatever the rounding is.
+        let is_seeded = draw as usize >= DRAWS.len();
+        for (roundings, found) in other_roundings.iter_mut().zip(&found) {
+            if let (true, Some(found), Some(expected)) = (is_seeded, found, &expected) {
+                roundings.count(found, expected);
+            }
+        }
+    }
+    let [of_base, of_mutant] = other_roundings;
+    if moves_rounding && !of_base.are_too_many() && of_mutant.are_too_many() {
+        let OtherRoundings { elements, other } = of_mutant;
+        return Ok(Some(format!("{other} of {elements} elements are rounded otherwise")));
     }
     Ok(None)
 }

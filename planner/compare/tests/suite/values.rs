@@ -47,6 +47,15 @@ fn finds_differences_for_few_values() {
         (bounded("max %i, 0"), "%y: f32[t, 8] = take %e, %i axis=0".into()),
         ("%y: f32[t, 8] = take %e, %i axis=0".into(), bounded("rem %i, 20")),
         ("%y: f32[t, 8] = take %e, %i axis=0".into(), bounded("min %i, 19")),
+        // Indices that are computed are outside of their axis, too.
+        (
+            bounded("add %i, 3"),
+            "%a: i64[t] = sub %i, -3\n%k: i64[t] = min %a, 19\n%y: f32[t, 8] = take %e, %k axis=0".into(),
+        ),
+        (
+            bounded("add %i, 3"),
+            "%a: i64[t] = sub %i, -3\n%k: i64[t] = rem %a, 20\n%y: f32[t, 8] = take %e, %k axis=0".into(),
+        ),
         (shard(40), shard(39)),
         (shard(40), shard(41)),
         (
@@ -73,10 +82,20 @@ fn finds_differences_for_few_values() {
 
 #[test]
 fn a_read_that_no_result_needs_may_be_left_out() {
-    let source = "%a: f32[t, 8] = take %e, %i axis=0\n%y: f32[1, 8] = slice %a axis=0 start=0 step=1";
-    let planned = "%j: i64[1] = slice %i axis=0 start=0 step=1\n%y: f32[1, 8] = take %e, %j axis=0";
-    let all = pair(source, planned);
-    assert!(all.is_complete(), "{all:#?}");
+    for (source, planned) in [
+        ("%k: i64[t] = copy %i", "%k: i64[1] = copy %j"),
+        ("%k: i64[t] = sub %i, 3", "%k: i64[1] = add %j, -3"),
+    ] {
+        let all = pair(
+            &format!(
+                "{source}\n%a: f32[t, 8] = take %e, %k axis=0\n%y: f32[1, 8] = slice %a axis=0 start=0 step=1"
+            ),
+            &format!(
+                "%j: i64[1] = slice %i axis=0 start=0 step=1\n{planned}\n%y: f32[1, 8] = take %e, %k axis=0"
+            ),
+        );
+        assert!(all.is_complete(), "{source}\nto\n{planned}\n{all:#?}");
+    }
 }
 
 #[test]
@@ -90,8 +109,45 @@ fn a_leaf_without_influence_is_not_compared() {
 }
 
 #[test]
+fn a_difference_of_equal_operands_shows_no_influence() {
+    let all = pair(
+        "%j: i64[t] = neg %i\n%a: i64[t] = add %i, %j\n%zero: i64[t] = sub %j, %j\n%sum: i64[t] = sub %a, %zero\n%y: i64[t] = add %sum, 7",
+        "%y: i64[t] = full value=7",
+    );
+    assert_eq!(all.status(), SourceStatus::NotCompared, "{all:#?}");
+    assert!(all.to_string().contains("no drawn value of %i changes a result"), "{all}");
+}
+
+#[test]
+fn finds_a_difference_after_a_leaf_without_influence() {
+    let program = |y: &str, constant: i64| {
+        format!(
+            "{HEAD}%a: i64[t] = mul %i, 0\n%y: i64[t] = {y}\n%last: i64[t] = add %y, {constant}\nreturn %last\n"
+        )
+    };
+    let all = compared(&program("add %a, 7", 1), &program("full value=7", 2));
+    assert_eq!(all.status(), SourceStatus::Different, "{all:#?}");
+}
+
+#[test]
+fn each_place_names_its_own_leaf_without_influence() {
+    let program = |k: &str, y: &str| format!("%a: i64[4] = mul %{k}, 0\n%y{k}: i64[4] = {y}\n");
+    let source = program("p", "add %a, 7") + &program("q", "add %a, 7").replace("%a", "%other");
+    let planned = program("p", "full value=7") + &program("q", "full value=7").replace("%a", "%other");
+    let [source, planned] = [source, planned].map(|text| format!("{HEAD}{text}return %yp\nreturn %yq\n"));
+    let text = compared(&source, &planned).to_string();
+    assert!(text.contains("no drawn value of %p ") && text.contains("no drawn value of %q "), "{text}");
+}
+
+#[test]
 fn a_leaf_that_reaches_no_result_needs_no_influence() {
     for (source, planned) in [
+        // The rank that receives nothing has zeros.
+        (
+            "%c: f32[2*t, 8] = concat %x, %z axis=0\n%k: f32[2*t, 8] = permute_ranks %c pairs=[0->1] group=@w\n\
+             %r: f32[2*t, 8] = relu %k\n%y: f32[t, 8] = slice %r axis=0 start=t step=1",
+            "%k: f32[t, 8] = permute_ranks %z pairs=[0->1] group=@w\n%y: f32[t, 8] = relu %k",
+        ),
         (
             "%c: f32[t, 16] = concat %x, %z axis=1\n%r: f32[t, 16] = relu %c\n%y: f32[t, 8] = slice %r axis=1 start=0 step=1",
             "%y: f32[t, 8] = relu %x",
