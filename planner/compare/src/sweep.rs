@@ -1,6 +1,6 @@
 //! Sweeps over ops. A window of a value must equal the same positions of a run of the whole value.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use symmc_ir::interp::{Tolerance, compare};
 use symmc_ir::{DType, SymbolBindings, Tensor, text};
@@ -8,6 +8,7 @@ use symmc_ir::{DType, SymbolBindings, Tensor, text};
 use crate::axes::AxisSets;
 use crate::concrete::{ConcreteRegion, RegionPrecision, RegionTemplate};
 use crate::draw::{Draw, DrawChange, DrawKind, LeafDraws};
+use crate::elements::ElementClass;
 use crate::judge::run_region;
 use crate::number::ValueNumbering;
 use crate::region::{MOST_NODES, find_region};
@@ -79,13 +80,16 @@ fn at(
     let root = graph.outputs[0].value;
     let region = find_region(&program, root, MOST_NODES, |_| false).expect("a small region");
     let axes = AxisSets::new(&program, &region);
+    let classes: BTreeSet<ElementClass> =
+        region.leaves.iter().filter_map(|&v| Some(program.elements[v].as_ref()?.class)).collect();
+    let class_numbers = classes.into_iter().zip(0..).collect();
     let template = RegionTemplate {
         program: &program,
         region: &region,
         axes,
         ranks: 2,
         replication: &HashMap::new(),
-        class_numbers: &HashMap::new(),
+        class_numbers: &class_numbers,
     };
     let sizes = SymbolBindings::new();
     let shape = template.root_shape(&sizes).expect("numbers");
