@@ -314,12 +314,7 @@ fn affine_of_type(
     }
     let value = AffineForm { start, step };
     let (min, max) = value.bounds(&ty.shape, symbols)?;
-    let (low, high) = match ty.dtype {
-        DType::I64 => (i64::MIN, i64::MAX),
-        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
-        DType::U8 => (0, 255),
-        _ => return None,
-    };
+    let (low, high) = ty.dtype.integer_bounds()?;
     let fits = low <= min && max <= high;
     let full = value.step.iter().all(|&s| s == 0);
     fits.then_some(if full { ClosedForm::Full(Scalar::Int(start)) } else { ClosedForm::Affine(value) })

@@ -517,6 +517,24 @@ pub enum OperandUse {
 }
 
 impl OperandUse {
+    /// Whether the elements are elements of the result, unless they are left out or replaced.
+    pub fn is_moved(self) -> bool {
+        use OperandUse::*;
+        match self {
+            Kept | Moved | Selected | Stored | Updated { is_read: false } => true,
+            Absent
+            | Element
+            | Updated { is_read: true }
+            | Index { .. }
+            | Counts
+            | ExpertIds { .. }
+            | Row
+            | Combined
+            | Matrices
+            | Unknown => false,
+        }
+    }
+
     /// Whether a result with the same shape and element size may lie on the operand, element on element.
     pub fn may_be_overwritten(self) -> bool {
         use OperandUse::*;

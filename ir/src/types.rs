@@ -108,6 +108,16 @@ impl DType {
     pub fn is_float(self) -> bool {
         self.facts().precision.is_some()
     }
+
+    /// The least and the largest number of a dtype of integers. `None` for bool and floats.
+    pub fn integer_bounds(self) -> Option<(i64, i64)> {
+        match self {
+            DType::U8 => Some((0, i64::from(u8::MAX))),
+            DType::I32 => Some((i64::from(i32::MIN), i64::from(i32::MAX))),
+            DType::I64 => Some((i64::MIN, i64::MAX)),
+            DType::Bool | DType::F16 | DType::BF16 | DType::F32 | DType::F64 => None,
+        }
+    }
 }
 
 /// An `f64` attribute that compares and hashes by its bits; all NaNs are equal.

@@ -54,7 +54,7 @@ APART = {
     r"^(compile|exported) (std|var)\S* \w+ (large|small)": "PyTorch squares in f64 on CPUs, and in f32 on GPUs, as symmc does",
     r"attention\S* \w+ large": "scores or sums of values exceed f32, and the kernels add them in another order",
     r"^compile \S*(linear|conv|addmm|addmv|baddbmm)\S* bfloat16 large": "sums of products exceed f32, and the kernels add them in another order",
-    r"^compile addcdiv#": "Dynamo makes three operators of `torch.addcdiv` with a `value`, each of which rounds",
+    r"^compile addcdiv#": "Dynamo replaces `torch.addcdiv` with a `value` by three operators, and each rounds",
     r"^onnx \S*(rms_normalization|rotary_embedding)": "ONNX defines the operator with a rounding before the product with the weight",
 }
 """Results that may be further away, as patterns of `door name dtype size`, with the reason."""

@@ -493,7 +493,7 @@ PROGRAMS = {}
 
 
 def program(function):
-    """Registers a function that adds a collective to a text, and returns its result and what it must be."""
+    """Registers a function that adds a collective to a text. It returns the names of the result and of the expected value."""
     PROGRAMS[function.__name__.replace("_by_rows", " by rows")] = function
     return function
 

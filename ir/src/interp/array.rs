@@ -120,7 +120,7 @@ pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
 }
 
 /// The strides that read a row-major array of shape `from` as if it had the shape `to` (NumPy broadcasting).
-pub(super) fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<usize> {
+pub fn broadcast_strides(from: &[usize], to: &[usize]) -> Vec<usize> {
     let new = to.len() - from.len();
     let dense = strides(from);
     (0..to.len()).map(|a| if a < new || from[a - new] == 1 { 0 } else { dense[a - new] }).collect()
@@ -133,7 +133,7 @@ pub(super) fn extents_around_axis(shape: &[usize], axis: usize) -> (usize, usize
 
 /// Visits all coordinates of `shape` in row-major order, with the offset for each of the strides.
 #[inline]
-pub(super) fn for_each_offset<const N: usize>(
+pub fn for_each_offset<const N: usize>(
     shape: &[usize],
     strides: [&[usize]; N],
     mut visit: impl FnMut([usize; N]),

@@ -226,6 +226,23 @@ impl fmt::Display for TensorComparison {
     }
 }
 
+/// A count of the elements of f16 and bf16 that differ from the expected ones. NaN is equal to NaN.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct NarrowDifferences {
+    pub elements: usize,
+    pub different: usize,
+}
+
+impl NarrowDifferences {
+    /// Counts the elements of a tensor. Tensors of other dtypes are left out.
+    pub fn count(&mut self, found: &Tensor, expected: &Tensor) {
+        if expected.dtype().is_narrow_float() {
+            self.elements += expected.numel();
+            self.different += (0..expected.numel()).filter(|&i| distance(found, expected, i) != 0.0).count();
+        }
+    }
+}
+
 /// Compares element by element: integers and booleans exactly, floats within `tolerance`.
 pub fn compare(found: &Tensor, expected: &Tensor, tolerance: Tolerance) -> TensorComparison {
     compare_within(found, expected, tolerance, None)

@@ -29,10 +29,11 @@ mod spread;
 
 use std::sync::Arc;
 
+pub use array::{broadcast_strides, for_each_offset};
 pub use bind::{infer_bindings, solve_bindings};
 pub use compare::{
-    ElementDifference, TensorComparison, Tolerance, compare, compare_with_spread, count_unexplained,
-    spread_of_beyond,
+    ElementDifference, NarrowDifferences, TensorComparison, Tolerance, compare, compare_with_spread,
+    count_unexplained, spread_of_beyond,
 };
 pub use error::{InterpError, OpError};
 pub use noise::RoundingNoise;

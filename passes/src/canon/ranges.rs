@@ -77,15 +77,13 @@ impl IntegerRange {
 fn exact_integers(dtype: DType) -> Option<[i64; 2]> {
     let magnitude = |bits: u32| [-(1_i64 << bits), 1_i64 << bits];
     Some(match dtype {
-        DType::U8 => [0, i64::from(u8::MAX)],
-        DType::I32 => [i64::from(i32::MIN), i64::from(i32::MAX)],
         // The ends also stand for bounds that overflowed.
         DType::I64 => [i64::MIN + 1, i64::MAX - 1],
         DType::BF16 => magnitude(8),
         DType::F16 => magnitude(11),
         DType::F32 => magnitude(24),
         DType::F64 => magnitude(53),
-        _ => return None,
+        DType::Bool | DType::U8 | DType::I32 => dtype.integer_bounds()?.into(),
     })
 }
 

@@ -20,8 +20,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use symmc_ir::interp::{
-    NoiseSpread, ReferenceKernelRegistry, RoundingHistory, RoundingNoise, RunCount, Tolerance, compare,
-    compare_with_spread, output_histories, run, run_with_noise,
+    NarrowDifferences, NoiseSpread, ReferenceKernelRegistry, RoundingHistory, RoundingNoise, RunCount,
+    Tolerance, compare, compare_with_spread, output_histories, run, run_with_noise,
 };
 use symmc_ir::numerics::Numerics;
 use symmc_ir::{BinaryOp, DType, Graph, Op, ReductionKind, SymbolBindings, Tensor};
@@ -303,7 +303,7 @@ impl PairComparer<'_> {
         let mut reason = None;
         let mut ran = false;
         let mut agrees = false;
-        let mut roundings = OtherRoundings::default();
+        let mut roundings = NarrowDifferences::default();
         for seed in 5..5 + DRAWS {
             let draw = Draw::new(DrawKind::Moderate, seed);
             let typed = self.pair.typed.each_ref();
@@ -319,7 +319,7 @@ impl PairComparer<'_> {
             };
             ran = true;
             if self.pair.numerics.is_exact() {
-                roundings.count(&found, &expected);
+                found.iter().zip(&expected).for_each(|(found, expected)| roundings.count(found, expected));
             }
             if agrees {
                 continue;
@@ -337,11 +337,11 @@ impl PairComparer<'_> {
             // Results depend on roundings, so one draw without a difference is enough.
             agrees = first.is_none();
             difference = difference.or(first);
-            if agrees && roundings.are_decided() {
+            if agrees && are_decided(roundings) {
                 break;
             }
         }
-        if let Some(what) = roundings.find_excess() {
+        if let Some(what) = find_excess(roundings) {
             return Ok(Verdict::Differs(what));
         }
         match (difference, reason) {
@@ -454,41 +454,19 @@ pub fn count_runs(
     }
 }
 
-/// The elements of narrow types that are rounded otherwise than in the source, over several draws. In the class
-/// `exact` a plan may only sum in another order. Sums have more digits than narrow types, so their order moves
-/// few elements to another number of the type.
-#[derive(Default)]
-struct OtherRoundings {
-    elements: usize,
-    other: usize,
+/// Whether no more draws are needed. A draw of few elements may not have those that are rounded otherwise.
+fn are_decided(roundings: NarrowDifferences) -> bool {
+    let NarrowDifferences { elements, different } = roundings;
+    elements == 0 || different == 0 && elements >= MIN_ELEMENTS_PER_ROUNDING
 }
 
-impl OtherRoundings {
-    fn count(&mut self, found: &[Tensor], expected: &[Tensor]) {
-        for (found, expected) in found.iter().zip(expected) {
-            if expected.dtype().is_float() && expected.dtype().size() == 2 {
-                let differs = |&i: &usize| {
-                    let x = found.get_f64(i);
-                    let y = expected.get_f64(i);
-                    x != y && !(x.is_nan() && y.is_nan())
-                };
-                self.elements += expected.numel();
-                self.other += (0..expected.numel()).filter(differs).count();
-            }
-        }
-    }
-
-    /// Whether no more draws are needed. A draw of few elements may not have those that are rounded otherwise.
-    fn are_decided(&self) -> bool {
-        self.elements == 0 || self.other == 0 && self.elements >= MIN_ELEMENTS_PER_ROUNDING
-    }
-
-    /// The difference if too many elements are rounded otherwise. One element of all draws always may be.
-    fn find_excess(&self) -> Option<String> {
-        let OtherRoundings { elements, other } = *self;
-        let is_excess = other > 1 && other * MIN_ELEMENTS_PER_ROUNDING >= elements;
-        is_excess.then(|| format!("{other} of {elements} elements are rounded otherwise, in class exact"))
-    }
+/// The difference if too many elements of narrow types are rounded otherwise than in the source, over several draws.
+/// In the class `exact` a plan may only sum in another order. Sums have more digits than narrow types, so their order
+/// moves few elements to another number of the type. One element of all draws always may be.
+fn find_excess(roundings: NarrowDifferences) -> Option<String> {
+    let NarrowDifferences { elements, different } = roundings;
+    let is_excess = different > 1 && different * MIN_ELEMENTS_PER_ROUNDING >= elements;
+    is_excess.then(|| format!("{different} of {elements} elements are rounded otherwise, in class exact"))
 }
 
 /// Runs of the source with noise on every rounding.

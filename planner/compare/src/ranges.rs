@@ -43,13 +43,7 @@ impl IntegerBounds {
     }
 
     fn fits(self, dtype: DType) -> bool {
-        let (low, high) = match dtype {
-            DType::I64 => (i64::MIN, i64::MAX),
-            DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
-            DType::U8 => (0, 255),
-            _ => return false,
-        };
-        low <= self.least && self.largest <= high
+        dtype.integer_bounds().is_some_and(|(low, high)| low <= self.least && self.largest <= high)
     }
 }
 
@@ -116,18 +110,12 @@ fn join_moved(node: &Node, bounds_of: &dyn Fn(usize) -> Option<IntegerBounds>) -
     };
     for k in 0..node.inputs.len() {
         match node.op.operand_use(k) {
-            operand_use if is_moved(operand_use) => out = out.join(bounds_of(k)?),
+            operand_use if operand_use.is_moved() => out = out.join(bounds_of(k)?),
             OperandUse::Index { .. } => {}
             _ => return None,
         }
     }
     Some(out)
-}
-
-/// Whether the elements of the operand are elements of the result, if they are in the result at all.
-pub fn is_moved(operand_use: OperandUse) -> bool {
-    use OperandUse::*;
-    matches!(operand_use, Kept | Moved | Selected | Stored | Updated { is_read: false })
 }
 
 /// The result of a comparison of integers, if bounds decide it for all elements.

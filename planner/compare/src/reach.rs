@@ -15,7 +15,7 @@ use symmc_ir::{
 };
 
 use crate::concrete::{ConcreteRegion, LeafOfRank, concrete_shape, estimate_work};
-use crate::ranges::{IntegerBounds, decide_comparison, derive_bounds, is_moved};
+use crate::ranges::{IntegerBounds, decide_comparison, derive_bounds};
 
 /// The largest work of a region whose elements are followed.
 const MAX_REACH_WORK: u128 = 1 << 22;
@@ -251,17 +251,14 @@ impl ElementReach<'_> {
         let Some(read) = self.read.get(&node.outputs[0]).cloned() else { return };
         let shape = self.shape(node.outputs[0]);
         for &x in &node.inputs {
-            let strides = broadcast_strides(&self.shape(x), &shape);
+            let strides = interp::broadcast_strides(&self.shape(x), &shape);
             for (of_operand, of_result) in self.read_of(x).iter_mut().zip(&read) {
-                for (i, _) in of_result.iter().enumerate().filter(|(_, is_read)| **is_read) {
-                    let mut rest = i;
-                    let mut at = 0;
-                    for (extent, stride) in shape.iter().zip(&strides).rev() {
-                        at += rest % extent * stride;
-                        rest /= extent;
+                let mut results = of_result.iter();
+                interp::for_each_offset(&shape, [&strides], |[at]| {
+                    if results.next() == Some(&true) {
+                        of_operand[at] = true;
                     }
-                    of_operand[at] = true;
-                }
+                });
             }
         }
     }
@@ -275,23 +272,10 @@ fn moved_operands(node: &Node) -> Option<Vec<usize>> {
     let mut moved = Vec::new();
     for k in 0..node.inputs.len() {
         match node.op.operand_use(k) {
-            operand_use if is_moved(operand_use) => moved.push(k),
+            operand_use if operand_use.is_moved() => moved.push(k),
             OperandUse::Index { .. } => {}
             _ => return None,
         }
     }
     Some(moved)
-}
-
-/// The distance in an operand for each axis of the result to which it broadcasts.
-fn broadcast_strides(operand: &[usize], result: &[usize]) -> Vec<usize> {
-    let mut out = vec![0; result.len()];
-    let mut stride = 1;
-    for (axis, &extent) in operand.iter().enumerate().rev() {
-        if let Some(to) = (axis + result.len()).checked_sub(operand.len()).filter(|_| extent > 1) {
-            out[to] = stride;
-        }
-        stride *= extent;
-    }
-    out
 }

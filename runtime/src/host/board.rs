@@ -183,7 +183,7 @@ pub struct Notice {
 pub struct Notices {
     domain: SharedRunMemory,
     rank: u32,
-    /// Where the notice of each rank is in its arena.
+    /// The offset of the notice of a rank in its arena.
     offset: usize,
 }
 
@@ -239,7 +239,7 @@ impl Notices {
     }
 }
 
-/// Where the notice of a rank is in its arena: after its slots.
+/// The offset of the notice of a rank in its arena. The notice follows the slots.
 fn notice_offset(words: usize) -> usize {
     2 * slot_bytes(words)
 }

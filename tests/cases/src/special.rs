@@ -72,12 +72,7 @@ fn floats(dtype: DType) -> Vec<f64> {
 }
 
 fn integers(dtype: DType) -> Vec<i64> {
-    let (low, high) = match dtype {
-        DType::Bool => return vec![0, 1],
-        DType::U8 => (0, 255),
-        DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
-        _ => (i64::MIN, i64::MAX),
-    };
+    let Some((low, high)) = dtype.integer_bounds() else { return vec![0, 1] };
     [low, low + 1, -7, -2, -1, 0, 1, 2, 3, 7, 63, 64, 100, high - 1, high]
         .into_iter()
         .filter(|x| (low..=high).contains(x))

@@ -17,7 +17,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use symmc::{CheckedPlan, CompileConfig, ErrorKind, MachineProfile, Program, SourceStatus};
-use symmc_ir::interp::{self, RunCount, SeedConfig, SeedScope};
+use symmc_ir::interp::{self, NarrowDifferences, RunCount, SeedConfig, SeedScope};
 use symmc_ir::{EntityMap, Graph, NodeId, Op, RoundingEffect, SymbolBindings, Tensor, text, verify};
 use symmc_plan::Plan;
 use symmc_planner::{BucketInput, PlanConfig, Planner};
@@ -181,31 +181,9 @@ fn outputs_with_sums(graph: &Graph) -> Vec<bool> {
     graph.outputs.iter().map(|output| has_sums[output.value]).collect()
 }
 
-/// The elements of narrow types that differ from those of the source.
-#[derive(Default)]
-struct OtherRoundings {
-    elements: usize,
-    other: usize,
-}
-
-impl OtherRoundings {
-    fn count(&mut self, found: &[Vec<Tensor>], expected: &[Vec<Tensor>]) {
-        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
-            if expected.dtype().is_float() && expected.dtype().size() == 2 {
-                let differs = |&i: &usize| {
-                    let (x, y) = (found.get_f64(i), expected.get_f64(i));
-                    x != y && !(x.is_nan() && y.is_nan())
-                };
-                self.elements += expected.numel();
-                self.other += (0..expected.numel()).filter(differs).count();
-            }
-        }
-    }
-
-    /// Whether more than 1 in 128 elements differ.
-    fn are_too_many(&self) -> bool {
-        self.other > 1 && self.other * 128 > self.elements
-    }
+/// Whether more than 1 in 128 elements of narrow types differ.
+fn are_too_many(NarrowDifferences { elements, different }: NarrowDifferences) -> bool {
+    different > 1 && different * 128 > elements
 }
 
 /// A draw on which the mutant gives something else than the source, and the program without the edit does not.
@@ -216,7 +194,7 @@ fn find_difference(
     seed: u64,
 ) -> Result<Option<String>, String> {
     let moves_rounding = mutant.edit == "round_first" && mutant.plan.numerics.is_exact();
-    let mut other_roundings: [OtherRoundings; 2] = Default::default();
+    let mut other_roundings = [NarrowDifferences::default(); 2];
     let has_sums = outputs_with_sums(source);
     let histories = interp::output_histories(source, RunCount::One);
     let mut r = SplitMix(seed);
@@ -259,14 +237,15 @@ fn find_difference(
         let is_seeded = draw as usize >= DRAWS.len();
         for (roundings, found) in other_roundings.iter_mut().zip(&found) {
             if let (true, Some(found), Some(expected)) = (is_seeded, found, &expected) {
-                roundings.count(found, expected);
+                let outputs = found.iter().flatten().zip(expected.iter().flatten());
+                outputs.for_each(|(found, expected)| roundings.count(found, expected));
             }
         }
     }
     let [of_base, of_mutant] = other_roundings;
-    if moves_rounding && !of_base.are_too_many() && of_mutant.are_too_many() {
-        let OtherRoundings { elements, other } = of_mutant;
-        return Ok(Some(format!("{other} of {elements} elements are rounded otherwise")));
+    if moves_rounding && !are_too_many(of_base) && are_too_many(of_mutant) {
+        let NarrowDifferences { elements, different } = of_mutant;
+        return Ok(Some(format!("{different} of {elements} elements are rounded otherwise")));
     }
     Ok(None)
 }

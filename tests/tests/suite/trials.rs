@@ -29,7 +29,7 @@ fn programs_that_take_turns_in_a_session_run_as_the_interpreter_says() {
     assert!(all.runs > 250 && all.collectives > 400, "they test little: {all:?}");
 }
 
-/// The plans compare leaves that the program computes from one another, and of which no drawn element changes a result.
+/// Parts of this program have leaves that are computed from each other, and no drawn element of them changes a result.
 #[test]
 fn related_leaves_are_not_reported_as_differences() {
     trial(6236690097362147429, 18, None).unwrap_or_else(|e| panic!("{e}"));

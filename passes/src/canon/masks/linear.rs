@@ -239,12 +239,12 @@ impl LinearExpr {
     pub fn fits_type(&self, symbols: &SymbolTable, ty: &TensorType) -> bool {
         let free = LinearExpr { terms: Vec::new(), ..self.clone() };
         let Some((low, high)) = free.range(symbols, &ty.shape) else { return false };
-        let (min, max) = match ty.dtype {
-            DType::I64 => (-MAX_CONSTANT, MAX_CONSTANT),
-            DType::I32 => (i64::from(i32::MIN), i64::from(i32::MAX)),
-            DType::U8 => (0, 255),
-            _ => return false,
+        let bounds = if ty.dtype == DType::I64 {
+            Some((-MAX_CONSTANT, MAX_CONSTANT))
+        } else {
+            ty.dtype.integer_bounds()
         };
+        let Some((min, max)) = bounds else { return false };
         let alone = matches!(self.terms[..], [(1, _)]) && (low, high) == (0, 0);
         min <= low && high <= max && (self.terms.is_empty() || ty.dtype == DType::I64 || alone)
     }
