@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 import torch.distributed as dist
 
 from symmc import DisagreementError, Error, Group, InputError, PeerError, _symmc
-from symmc.torch.ranks.store import is_store_stuck, leave_time_to_read, try_store, use_store
+from symmc.torch.ranks.store import is_store_stuck, leave_time_to_read, post_to_store, try_store, use_store
 
 E = TypeVar("E", bound=Error)
 T = TypeVar("T")
@@ -165,8 +165,8 @@ class RankGroup:
         try:
             yield
         except BaseException as error:
-            is_told = getattr(error, _IS_REPORTED, False)
-            if len(self.members) > 1 and dist.is_initialized() and not is_told:
+            is_reported = getattr(error, _IS_REPORTED, False)
+            if len(self.members) > 1 and dist.is_initialized() and not is_reported:
                 # An outer context of this kind does not report it again, in an exchange that the others do not join.
                 setattr(error, _IS_REPORTED, True)
                 try:
@@ -201,13 +201,15 @@ class Round:
 
     def publish(self, what: bytes | str) -> None:
         key = self.key_of(dist.get_rank())
-        use_store(lambda store: store.set(key, what), self.timeout)
+        use_store(lambda store: store.set(key, what), self.timeout, _check_wait)
+
+    def publish_failure(self, what: bytes) -> None:
+        """Publishes a failure of this rank. Does not wait for the store: if the failure ends the call, a notice says so at once."""
+        key = self.key_of(dist.get_rank())
+        post_to_store(lambda store: store.set(key, what))
 
     def finish(self) -> None:
         """All messages have been read."""
-
-    def publish_failure(self, what: bytes) -> None:
-        self.publish(what)
 
     def withdraw(self, error: BaseException) -> None:
         """This rank gives up, because of an error."""
@@ -302,9 +304,12 @@ class JointCall:
         """In this context ranks exchange values in rounds of the call, and waits end with the notice of another rank."""
         self._token = _call.set(self)
 
-    def __exit__(self, *_exception) -> None:
+    def __exit__(self, _kind, error: BaseException | None, _traceback) -> None:
         if self._token is not None:
             _call.reset(self._token)
+        if isinstance(error, PeerError) and not getattr(error, _IS_REPORTED, False):
+            # A session that another rank has ended does not know the text of its error.
+            self.raise_failure()
 
     def report(self, error: BaseException) -> None:
         """Notifies the other ranks of an error of this rank."""
@@ -339,7 +344,7 @@ _symmc.set_wait_check(_check_wait)
 def _failure_of(error: BaseException, own: int) -> tuple[int, str]:
     """The rank at fault for an error of this rank, and the reason as the other ranks get it."""
     if isinstance(error, PeerError):
-        return (own if error.culprit is None else error.culprit), str(error)
+        return (own if error.culprit is None else error.culprit), _as_utf8(str(error))
     return own, f"rank {own} failed: {_described(error)}"
 
 
@@ -351,7 +356,12 @@ def _reported_by_other(rank: int, text: str) -> PeerError:
 
 
 def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error) or 'interrupted'}"
+    return _as_utf8(f"{type(error).__name__}: {str(error) or 'interrupted'}")
+
+
+def _as_utf8(text: str) -> str:
+    """A text that can be encoded: names of files that are not UTF-8 have surrogates."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _digest(data: bytes) -> str:
@@ -383,7 +393,7 @@ def await_value(key: str, rank: int, timeout: float, lost_key: str | None = None
     while True:
         # A wait of the store blocks other threads.
         left = started + timeout - time.monotonic()
-        at, value = use_store(lambda store: _first_value(store, keys), max(left, min(timeout, _GRACE)))
+        at, value = use_store(lambda store: _first_value(store, keys), max(left, min(timeout, _GRACE)), _check_wait)
         if at == key:
             return value
         if at is not None:

@@ -34,7 +34,7 @@ class _StoreThread:
         self.process = os.getpid()
         self.requests: queue.SimpleQueue = queue.SimpleQueue()
         self.is_stuck = False
-        """Whether an operation has not ended within its limit. Those after it wait for it."""
+        """Whether the wait for an operation was given up. Operations after it wait for it."""
         # At the end of the process nothing waits for an operation that has not ended.
         threading.Thread(target=self._serve, name="symmc store", daemon=True).start()
 
@@ -49,20 +49,28 @@ class _StoreThread:
             # The store ends with the process groups.
             work = store = answers = None
 
-    def perform(self, work: Callable[[Any], T], limit: float) -> T:
-        store = dist.distributed_c10d._get_default_store()
+    def post(self, work: Callable[[Any], Any], store) -> queue.SimpleQueue:
+        """Queues operations. Returns the queue of their result."""
         answers: queue.SimpleQueue = queue.SimpleQueue()
         self.requests.put((work, store, answers))
-        left = limit
+        return answers
+
+    def perform(self, work: Callable[[Any], T], limit: float, check_wait: Callable[[], None]) -> T:
+        store = dist.distributed_c10d._get_default_store()
+        answers, left = self.post(work, store), limit
         while True:
             try:
                 result, error = answers.get(timeout=min(left, SLICE))
                 break
             except queue.Empty:
                 left -= SLICE
-                if left <= 0:
+                try:
+                    check_wait()
+                    if left <= 0:
+                        raise _store_error(store, f"did not answer within {limit:g} s") from None
+                except BaseException:
                     self.is_stuck = True
-                    raise _store_error(store, f"did not answer within {limit:g} s") from None
+                    raise
         if error is None:
             return result
         if isinstance(error, RuntimeError):
@@ -74,14 +82,24 @@ class _StoreThread:
 _thread: _StoreThread | None = None
 
 
-def use_store(work: Callable[[Any], T], limit: float) -> T:
+def use_store(work: Callable[[Any], T], limit: float, check_wait: Callable[[], None] = lambda: None) -> T:
     """The result of operations on the store. If they do not end within ``limit`` seconds, or the store is gone, this raises a
-    ``PeerError`` that names the rank that hosts the store."""
+    ``PeerError`` that names the rank that hosts the store. ``check_wait`` is called every 250 ms; an exception that it raises ends the
+    wait."""
+    return _running_thread().perform(work, limit, check_wait)
+
+
+def post_to_store(work: Callable[[Any], Any]) -> None:
+    """Performs operations after those that were begun before, without waiting for them. Their errors are ignored."""
+    _running_thread().post(work, dist.distributed_c10d._get_default_store())
+
+
+def _running_thread() -> _StoreThread:
     global _thread
     # A forked process has no copy of the thread.
     if _thread is None or _thread.process != os.getpid():
         _thread = _StoreThread()
-    return _thread.perform(work, limit)
+    return _thread
 
 
 def is_store_stuck() -> bool:
