@@ -1,6 +1,7 @@
 """Faults of one rank within a call of a compiled function, for tests: what each rank must raise, and what the next calls must give.
 
-``python rank_faults.py TRIALS [SEED]`` does random trials on two and three ranks, and prints how they ended.
+``python rank_faults.py TRIALS [SEED]`` does random trials on two and three ranks until that many errors were raised, and prints how the trials
+ended.
 """
 
 import collections
@@ -462,18 +463,17 @@ def argument_without_memory(rank):
             call(run, changed)
 
 
-
 @contextlib.contextmanager
-def alarmed(after):
-    """In this context an alarm raises an error in calls of joint graphs, this many seconds after their beginning."""
-    whole = JointGraph.__call__
+def alarmed(after, kind, method):
+    """In this context an alarm raises an error in calls of a method, this many seconds after their beginning."""
+    whole = getattr(kind, method)
 
-    def begun(graph, inputs):
+    def begun(*given, **named):
         signal.setitimer(signal.ITIMER_REAL, after)
-        return whole(graph, inputs)
+        return whole(*given, **named)
 
     try:
-        with mock.patch.object(JointGraph, "__call__", begun):
+        with mock.patch.object(kind, method, begun):
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -485,15 +485,20 @@ def taken_rounds(kept):
         return kept.rounds.round
 
 
+def raise_fault(*_given):
+    raise Fault("an alarm")
+
+
 def random_faults(rank, trials, seed):
-    """At a random moment of a call one rank raises an error."""
+    """At a random moment of a call one rank raises an error. Ends after this many such errors."""
     draw, ranks, ended = random.Random(seed), dist.get_world_size(), collections.Counter()
-    signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(Fault("an alarm")))
+    signal.signal(signal.SIGALRM, raise_fault)
     # The functions of all trials use one board.
     first = compiled(added, timeout=TIMEOUT)
     call(first, added)
     [kept] = board._function_boards().values()
-    for number in range(trials):
+    faults = 0
+    for number in itertools.takewhile(lambda _: faults < trials, itertools.count()):
         function, victim, is_first = draw.choice(FUNCTIONS[:3]), draw.randrange(ranks), draw.random() < 0.5
         run = compiled(function, fallback="eager", timeout=TIMEOUT)
         if not is_first:
@@ -502,7 +507,7 @@ def random_faults(rank, trials, seed):
         dist.barrier()
         before, error, start = taken_rounds(kept), None, time.monotonic()
         try:
-            with alarmed(at) if rank == victim else contextlib.nullcontext():
+            with alarmed(at, JointGraph, "__call__") if rank == victim else contextlib.nullcontext():
                 call(run, function)
         except BaseException as failure:
             error = failure
@@ -517,17 +522,55 @@ def random_faults(rank, trials, seed):
                 call(run, function)
         elif error is not None:
             assert isinstance(error, symmc.PeerError) and error.culprit == victim, text
-        told = [None] * ranks
-        dist.all_gather_object(told, (error is not None, took_part))
-        kind = "agreed" if told[victim][1] else "before the agreement"
-        ended[f"{'raised' if told[victim][0] else 'no error'}, {kind}, {sum(has for has, _ in told)} of {ranks} ranks"] += 1
+        outcomes = [None] * ranks
+        dist.all_gather_object(outcomes, (error is not None, took_part))
+        faults += outcomes[victim][0]
+        kind = "agreed" if outcomes[victim][1] else "before the agreement"
+        ended[f"{'raised' if outcomes[victim][0] else 'no error'}, {kind}, {sum(has for has, _ in outcomes)} of {ranks} ranks"] += 1
         try:
             for _ in range(2):
                 call(run, function)
         except BaseException as failure:
             raise AssertionError(f"after {text}") from failure
     if rank == 0:
-        print(f"{trials} trials on {ranks} ranks, seed {seed}: {dict(ended)}", flush=True)
+        print(f"{faults} faults on {ranks} ranks, seed {seed}: {dict(ended)}", flush=True)
+
+
+def random_faults_under_inductor(rank, trials, seed):
+    """At a random moment of a collective that symmc runs in a graph of Inductor one rank raises an error. Ends after this many such
+    errors. Operands of different calls are never combined."""
+    draw, ranks, ended = random.Random(seed), dist.get_world_size(), collections.Counter()
+    signal.signal(signal.SIGALRM, raise_fault)
+    run, values, faults = compiled_sum(), itertools.count(1), 0
+
+    def call_with(value, size):
+        found = run(torch.full((size,), float(value)))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        torch.testing.assert_close(found, torch.full((size,), float(ranks * value)))
+
+    # Ranks that begin the trials have a board.
+    call_with(next(values), 2)
+    for number in itertools.takewhile(lambda _: faults < trials, itertools.count()):
+        victim, is_first = draw.randrange(ranks), draw.random() < 0.5
+        size, at = number + 3, draw.uniform(0.0002, 0.2 if is_first else 0.001)
+        if not is_first:
+            call_with(next(values), size)
+        dist.barrier()
+        with alarmed(at, operators.PlannedForm, "start") if rank == victim else contextlib.nullcontext():
+            error = outcome(lambda: call_with(next(values), size))
+        errors = [outcome(lambda: call_with(next(values), size)) for _ in range(4)]
+        text = f"trial {number} of seed {seed}, rank {victim} after {at} s, first call: {is_first}: {[error, *errors]}"
+        assert error is None or isinstance(error, Fault if rank == victim else symmc.PeerError), text
+        assert errors[2:] == [None, None], text
+        assert all(error is None or isinstance(error, symmc.PeerError) for error in errors), text
+        outcomes = [None] * ranks
+        dist.all_gather_object(outcomes, error is not None)
+        faults += outcomes[victim]
+        ended[f"{'raised' if outcomes[victim] else 'no error'}, {sum(outcomes)} of {ranks} ranks"] += 1
+        # Dynamo keeps a limited number of graphs of a function.
+        torch._dynamo.reset()
+    if rank == 0:
+        print(f"{faults} faults on {ranks} ranks under Inductor, seed {seed}: {dict(ended)}", flush=True)
 
 
 class RandomFaults:
@@ -537,7 +580,8 @@ class RandomFaults:
         self.trials, self.seed = trials, seed
 
     def __call__(self, rank):
-        random_faults(rank, self.trials, self.seed)
+        random_faults(rank, self.trials - self.trials // 2, self.seed)
+        random_faults_under_inductor(rank, self.trials // 2, self.seed)
 
 
 if __name__ == "__main__":
