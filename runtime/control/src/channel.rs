@@ -221,22 +221,18 @@ impl Channel {
         })
     }
 
-    /// `count` descriptors that were sent after the last message.
-    pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Vec<OwnedFd>> {
+    /// `count` descriptors that were sent after the last message; `None` when the peer closed the connection before.
+    pub fn receive_fds(&self, count: usize, deadline: Instant) -> Result<Option<Vec<OwnedFd>>> {
         // The peer states the number, so it reserves no memory.
         let mut fds = Vec::new();
         while fds.len() < count {
             match self.try_receive_fds()? {
                 ReceiveOutcome::Message(more) => fds.extend(more),
-                ReceiveOutcome::End => {
-                    return Err(self.protocol_error(
-                        "the connection closed while descriptors of shared memory were missing",
-                    ));
-                }
+                ReceiveOutcome::End => return Ok(None),
                 ReceiveOutcome::Nothing => self.wait_packet(Some(deadline))?,
             }
         }
-        Ok(fds)
+        Ok(Some(fds))
     }
 
     /// The descriptors of the next packet, if it has arrived. Never waits. Fails if a message came instead.
@@ -438,7 +434,7 @@ mod tests {
             (0..70).map(|_| MemorySegment::create("test", 8).unwrap()).collect();
         let fds: Vec<BorrowedFd> = segments.iter().filter_map(MemorySegment::fd).collect();
         a.send_fds(&fds).unwrap();
-        let got = b.receive_fds(70, soon()).unwrap();
+        let got = b.receive_fds(70, soon()).unwrap().expect("the peer has sent them");
         for (i, fd) in got.into_iter().enumerate() {
             let mapped = MemorySegment::map_shared("test", fd, 8, SegmentAccess::ReadWrite).unwrap();
             // SAFETY: both mappings hold 8 bytes.

@@ -119,7 +119,7 @@ pub fn try_passing_descriptors() -> Result<()> {
     let fd =
         segment.fd().ok_or_else(|| RunError::system("passing memory", "a segment without a descriptor"))?;
     here.send_fds(&[fd])?;
-    let arrived = there.receive_fds(1, Instant::now() + PASSING)?.pop();
+    let arrived = there.receive_fds(1, Instant::now() + PASSING)?.and_then(|mut fds| fds.pop());
     let arrived = arrived.ok_or_else(|| RunError::system("passing memory", "no descriptor arrived"))?;
     let mapped = MemorySegment::map_shared("trial", arrived, TRIED, SegmentAccess::Read)?;
     const MARK: u8 = 0x5c;

@@ -145,8 +145,7 @@ pub(crate) fn receive_welcome(
     match channel.receive(Some(until))? {
         Some(CoordinatorMessage::Welcome(welcome)) => {
             let count = expect_valid_welcome(&welcome)?;
-            let fds = channel.receive_fds(count, until)?;
-            Ok(Some((welcome, fds)))
+            Ok(channel.receive_fds(count, until)?.map(|fds| (welcome, fds)))
         }
         Some(CoordinatorMessage::Verdict(Some(error))) => Err(error),
         None => Ok(None),
@@ -211,19 +210,53 @@ mod tests {
 
     use super::*;
 
-    /// The result of a rank that gets this welcome and the memory of a run of one rank and one group.
-    fn map_welcome(welcome: &WelcomeMessage) -> Result<SharedRunMemory> {
+    /// The control channels of a launcher and a rank.
+    fn channel_pair() -> (Channel, Channel) {
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
         let (ours, theirs) = pair.expect("sockets");
-        let launcher = Channel::new(ours, 0);
+        (Channel::new(ours, 0), Channel::new(theirs, 0))
+    }
+
+    /// The result of a rank that gets this welcome and the memory of a run of one rank and one group.
+    fn map_welcome(welcome: &WelcomeMessage) -> Result<SharedRunMemory> {
+        let (launcher, rank) = channel_pair();
         let domain = SharedRunMemory::create(1, 1, 64, 0).expect("shared memory");
         launcher.send(&CoordinatorMessage::Welcome(welcome.clone())).expect("sent");
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         launcher.send_fds(&fds).expect("sent");
         drop(launcher);
-        let received = receive_welcome(&Channel::new(theirs, 0), Instant::now() + WELCOME)?;
-        let (welcome, fds) = received.expect("it was sent");
+        let received = receive_welcome(&rank, Instant::now() + WELCOME)?;
+        let (welcome, fds) = received.ok_or_else(|| unexpected_message("a welcome", &None))?;
         map_domain(&welcome, &mut fds.into_iter())
+    }
+
+    /// A launcher, or rank 0, may die between the packets of a welcome.
+    #[test]
+    fn receives_no_welcome_from_closed_connection() {
+        let welcome = WelcomeMessage {
+            rank: 0,
+            ranks: 1,
+            groups: 1,
+            arena: 64,
+            first: 0,
+            task: vec![],
+            files: 200,
+            limit: WELCOME,
+        };
+        let domain = SharedRunMemory::create(1, 1, 64, 0).expect("shared memory");
+        let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
+        for packets in 0..3 {
+            let (launcher, rank) = channel_pair();
+            if packets > 0 {
+                launcher.send(&CoordinatorMessage::Welcome(welcome.clone())).expect("sent");
+            }
+            if packets > 1 {
+                launcher.send_fds(&fds).expect("sent");
+            }
+            drop(launcher);
+            let received = receive_welcome(&rank, Instant::now() + WELCOME).expect("no error");
+            assert!(received.is_none(), "after {packets} packets");
+        }
     }
 
     /// Every number of a welcome, with values whose sums and products exceed their types.
