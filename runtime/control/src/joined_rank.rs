@@ -11,6 +11,7 @@ use serde::Serialize;
 use crate::control::RankProgress;
 use crate::domain::SharedRunMemory;
 use crate::error::{Result, RunError};
+use crate::heartbeat::{ActiveClock, Observer};
 use crate::link::CoordinatorLink;
 
 #[derive(Debug)]
@@ -23,6 +24,9 @@ pub struct JoinedRank {
     /// The maximum time that rank 0 waits for the others when it closes a session.
     close_timeout: Duration,
 }
+
+/// The longest time without a heartbeat after which rank 0 does not wait for a rank that it leaves.
+const MAX_SILENCE_AT_CLOSE: Duration = Duration::from_secs(1);
 
 /// How a rank leaves a session in which it has no run in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,7 +121,8 @@ impl JoinedRank {
     /// Leaves a session after this many runs. It does not wait for the others to leave: they may do so late,
     /// and may wait for this rank before. If ranks are processes, the coordinator of rank 0 ends with its
     /// process. Rank 0 therefore waits until the others have ended the runs that it has ended. It waits for
-    /// at most the timeout, or half a second if the session is dropped. Peers that begin a later run are
+    /// at most the timeout, or half a second if the session is dropped, and not for stopped processes: the
+    /// others may wait for rank 0 in their next session, and would blame it. Peers that begin a later run are
     /// refused.
     pub fn leave_session(self, recorded: ProgressRecording, runs: u64, leaving: LeaveMode) {
         let control = self.domain.control.clone();
@@ -125,16 +130,24 @@ impl JoinedRank {
         control.set_closed(me, runs);
         let own_progress = control.progress(me);
         let others = (0..control.ranks()).filter(|&rank| rank != me);
+        let max_silence = MAX_SILENCE_AT_CLOSE.min(self.close_timeout / 2);
         // A coordinator that is gone needs no notice.
         let _ = self.link.report_done();
         drop(self.link);
         let Some(coordinator) = self.coordinator else { return };
         let until = Instant::now() + leaving.max_wait(self.close_timeout);
+        let (mut observer, mut clock) = (Observer::new(&control), ActiveClock::start());
         let mut pause = Duration::from_micros(50);
-        while !coordinator.is_finished()
-            && others.clone().any(|rank| recorded.is_within_run(&control.progress(rank), &own_progress))
-            && Instant::now() < until
-        {
+        while !coordinator.is_finished() && Instant::now() < until {
+            let now = clock.now();
+            observer.sample_heartbeats(now);
+            let is_awaited = |rank: u32| {
+                recorded.is_within_run(&control.progress(rank), &own_progress)
+                    && observer.silence(rank, now).is_none_or(|silence| silence < max_silence)
+            };
+            if !others.clone().any(is_awaited) {
+                break;
+            }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(5));
         }
@@ -161,16 +174,17 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(3600);
 
-    /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator continues: rank 0
-    /// does not wait for the timeout. A watchdog ends rank 1's run after 30 seconds.
-    #[test]
-    fn a_session_that_is_dropped_does_not_wait_for_peers_for_the_limit() {
+    /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator continues. Returns
+    /// whether rank 0 waited for rank 1, whose run a watchdog ends after 30 seconds. `heartbeats`: how many
+    /// heartbeats of rank 1 there are.
+    fn waits_for_peer(leaving: LeaveMode, heartbeats: u32) -> bool {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let control = domain.control.clone();
         for rank in [0, 1] {
             control.begin_run(rank, Some((0, 0)));
         }
         control.begin_run(0, None);
+        (0..heartbeats).for_each(|_| control.publish_heartbeat(1));
         let flags = SockFlag::SOCK_CLOEXEC;
         let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
         let (ours, _theirs) = pair.expect("sockets");
@@ -195,13 +209,23 @@ mod tests {
             Ok(())
         });
         let rank = JoinedRank::new(link, 0, domain).with_coordinator(coordinator).with_close_timeout(LIMIT);
-        rank.leave_session(ProgressRecording::All, 1, LeaveMode::Dropped);
+        rank.leave_session(ProgressRecording::All, 1, leaving);
         let _ = left.send(());
-        assert!(!is_late.load(Ordering::Relaxed), "it waited for rank 1");
         assert_eq!(control.runs_before_close(0), Some(1));
+        is_late.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn dropped_session_does_not_wait_for_the_limit() {
+        assert!(!waits_for_peer(LeaveMode::Dropped, 0));
         assert_eq!(
             (LeaveMode::Closed.max_wait(LIMIT), LeaveMode::Dropped.max_wait(Duration::ZERO)),
             (LIMIT, Duration::ZERO)
         );
+    }
+
+    #[test]
+    fn closed_session_does_not_wait_for_a_stopped_process() {
+        assert!(!waits_for_peer(LeaveMode::Closed, 1));
     }
 }
