@@ -480,8 +480,9 @@ def alarmed(after, kind, method):
 
 
 def taken_rounds(kept):
-    """The number of rounds in which this rank took part. An interrupted call holds the lock until it has ended."""
+    """The number of rounds in which this rank took part, once a call in the background has ended."""
     with kept.lock:
+        kept.await_background()
         return kept.rounds.round
 
 

@@ -88,17 +88,19 @@ class JointGraph:
         """Threads that call one function take turns."""
 
     def __call__(self, inputs: list):
-        self.lock.acquire()
-        call = _JointCall(self, inputs)
-        try:
-            return call.run()
-        except BaseException as error:
-            # Errors of the board end it on all ranks. Ctrl-C, or an alarm of the caller, ends the wait on this rank only.
-            if not isinstance(error, symmc.Error):
-                call.continue_in_background()
-            raise
-        finally:
-            call.end()
+        # An exception may be raised between any two instructions: only a `with` of a lock never leaves it locked.
+        with self.lock:
+            board = self.open()
+            with board.lock:
+                board.await_background()
+                call = _JointCall(self, board, inputs)
+                try:
+                    return call.run()
+                except BaseException as error:
+                    # Errors of the board end it on all ranks. Ctrl-C, or an alarm of the caller, ends the wait on this rank only.
+                    if not isinstance(error, symmc.Error):
+                        call.continue_in_background()
+                    raise
 
     def open(self) -> Board:
         """The board on which its ranks publish what they run."""
@@ -251,13 +253,12 @@ class JointGraph:
 
 
 class _JointCall:
-    """One call of a function. It holds the locks of the function and of the board until it ends."""
+    """One call of a function, whose caller holds the locks of the function and of the board."""
 
-    def __init__(self, function: JointGraph, inputs: list):
-        self.function, self.inputs = function, inputs
-        self.board: Board | None = None
-        """The board, once this rank has published its numbers and until it has read those of the others."""
-        self.is_locked = self.is_waiting = self.is_in_background = False
+    def __init__(self, function: JointGraph, board: Board, inputs: list):
+        self.function, self.board, self.inputs = function, board, inputs
+        self.is_waiting = False
+        """Whether this rank has published its numbers, and waits for those of the others."""
         self.pending_error: symmc.Error | None = None
         self.own_error: Exception | None = None
         """The error for which this rank can take no part."""
@@ -265,9 +266,6 @@ class _JointCall:
     def run(self):
         """The results."""
         function = self.function
-        self.board = function.open()
-        self.board.lock.acquire()
-        self.is_locked = True
         values = self.inputs
         self.sizes = tuple([values[at] if axis is None else values[at].shape[axis] for _, at, axis in function.symbol_sources])
         state = arguments = 0
@@ -306,10 +304,11 @@ class _JointCall:
             raise error from raised
 
     def continue_in_background(self) -> None:
-        """Continues the call after an interrupt of the wait for other ranks, which expect this rank. Its results are dropped."""
+        """Continues the call after an interrupt of the wait for other ranks, which expect this rank. Its results are dropped. The next
+        call on the board waits for its end."""
         if self.is_waiting:
-            self.is_in_background, self.inputs = True, list(self.inputs)
-            threading.Thread(target=self._finish, daemon=True).start()
+            self.inputs = list(self.inputs)
+            self.board.continue_in_background(self._finish)
 
     def _finish(self) -> None:
         try:
@@ -318,15 +317,3 @@ class _JointCall:
         except Exception:
             # The next call reports the error.
             pass
-        finally:
-            self._release()
-
-    def end(self) -> None:
-        """Releases the locks, unless the call continues in the background."""
-        if not self.is_in_background:
-            self._release()
-
-    def _release(self) -> None:
-        if self.is_locked:
-            self.board.lock.release()
-        self.function.lock.release()

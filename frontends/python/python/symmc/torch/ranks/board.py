@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TypeVar, get_args
 
 from symmc import PeerError, _symmc
@@ -35,6 +36,8 @@ class Board:
         self.functions = 0
         """The number of functions of this rank that use it."""
         self.lock = threading.Lock()
+        """Held in calls. A call that continues in the background does not hold it."""
+        self.background: threading.Thread | None = None
         self.matching_collectives: set[tuple[int, ...]] = set()
         """The collectives of all ranks, by their digests, that match each other. The set is equal on all ranks."""
         self.open_round: BoardRound | None = None
@@ -44,6 +47,19 @@ class Board:
     def register_function(self) -> int:
         self.functions += 1
         return self.functions
+
+    def continue_in_background(self, work: Callable[[], None]) -> None:
+        """Continues a call of this rank in another thread."""
+        self.background = threading.Thread(target=work, name="symmc call", daemon=True)
+        self.background.start()
+
+    def await_background(self) -> None:
+        """Waits until a call in the background has ended. Callers hold the lock."""
+        if self.background is not None:
+            # A thread that could not be started has no number.
+            if self.background.ident is not None:
+                self.background.join()
+            self.background = None
 
     def next_round(self, words: Words) -> BoardRound:
         """The next round, in which this rank will publish these numbers. Ends the last round first, if it was interrupted."""
