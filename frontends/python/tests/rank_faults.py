@@ -317,7 +317,7 @@ def compiled_sum(timeout=TIMEOUT):
 
 
 def pairs_calls_after_failure(rank):
-    """One rank fails after its run, so the others have finished the call. No later call takes operands of different calls."""
+    """One rank fails after its run, when others have mostly finished the call. No later call takes operands of different calls."""
     ranks, given = dist.get_world_size(), itertools.count(1)
     run = compiled_sum()
 
@@ -331,7 +331,7 @@ def pairs_calls_after_failure(rank):
             error = Fault("on purpose")
             with in_calls(places(error)["after"]) if rank == victim else contextlib.nullcontext():
                 found = outcome(lambda: call_with(next(given)))
-            assert found is (error if rank == victim else None), repr(found)
+            assert found is error if rank == victim else found is None or isinstance(found, symmc.PeerError), repr(found)
             # Others may fail in the next call, which the victim then misses. A new size needs an agreement.
             errors = [outcome(lambda: call_with(next(given), 17 if new_size and at == 0 else 16)) for at in range(4)]
             assert errors[2:] == [None, None], errors
