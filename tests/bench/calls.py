@@ -115,7 +115,7 @@ def operators():
     torch.compile(function)(*given)
     ((text, known),) = symmc_operators._planned.items()
     (planned,) = known.values()
-    session = planned.program.runner.session
+    session = planned.runner.session
     operands = [norm.weight if value.shape == (64,) else given.pop(0) for value in session.inputs()]
     kept = torch.ops.symmc.called_planned(operands, [], text)
     run, name = fastest(session.run), dist.group.WORLD.group_name

@@ -304,62 +304,6 @@ def fails_under_inductor(rank):
     assert operators._planned and number == 9
 
 
-def compiled_sum(timeout=TIMEOUT):
-    """A sum of ranks that symmc runs in a graph of Inductor."""
-    torch._inductor.config.force_disable_caches = True
-    torch._dynamo.reset()
-    symmc.torch.enable(timeout=timeout)
-
-    def summed(x):
-        return funcol.all_reduce(x, "sum", dist.group.WORLD)
-
-    return torch.compile(summed, dynamic=False)
-
-
-def pairs_calls_after_failure(rank):
-    """One rank fails after its run, when others have mostly finished the call. No later call takes operands of different calls."""
-    ranks, given = dist.get_world_size(), itertools.count(1)
-    run = compiled_sum()
-
-    def call_with(number, size=16):
-        found = run(torch.full((size,), float(number)))
-        torch.testing.assert_close(found, torch.full((size,), float(ranks * number)))
-
-    for victim in range(ranks):
-        for new_size in (False, True):
-            call_with(next(given))
-            error = Fault("on purpose")
-            with in_calls(places(error)["after"]) if rank == victim else contextlib.nullcontext():
-                found = outcome(lambda: call_with(next(given)))
-            assert found is error if rank == victim else found is None or isinstance(found, symmc.PeerError), repr(found)
-            # Others may fail in the next call, which the victim then misses. A new size needs an agreement.
-            errors = [outcome(lambda: call_with(next(given), 17 if new_size and at == 0 else 16)) for at in range(4)]
-            assert errors[2:] == [None, None], errors
-            failed = [error for error in errors if error is not None]
-            assert all(isinstance(error, symmc.PeerError) for error in failed), errors
-            torch._dynamo.reset()
-
-
-def reopens_board_after_timeout(rank):
-    """A rank comes too late for a call on which ranks agree. Later calls run."""
-    ranks, limit = dist.get_world_size(), 2
-    run = compiled_sum(limit)
-
-    def call_with(size):
-        torch.testing.assert_close(run(torch.ones(size)), torch.full((size,), float(ranks)))
-
-    for victim in range(ranks):
-        call_with(8 * victim + 3)
-        dist.barrier()
-        if rank == victim:
-            time.sleep(2 * limit)
-        error = outcome(lambda: call_with(8 * victim + 4))
-        assert isinstance(error, symmc.PeerError) and error.culprit == victim, repr(error)
-        dist.barrier()
-        for size in (5, 4, 3):
-            call_with(8 * victim + size)
-
-
 def fails_while_store_is_stopped(rank):
     """One rank stops the process that hosts the store of PyTorch, and fails. The last rank raises at once, and resumes it."""
     ranks, host, victim = dist.get_world_size(), 0, 1
@@ -389,7 +333,7 @@ def fails_while_store_is_stopped(rank):
 
 
 def fails_with_odd_errors(rank):
-    """Reasons that cannot be encoded, and errors whose explanation fails."""
+    """Reasons that cannot be encoded."""
     for victim, has_plan in itertools.product(range(dist.get_world_size()), (False, True)):
         run, error = compiled(added, timeout=TIMEOUT), OSError("no file \udcff")
         if has_plan:
@@ -497,7 +441,7 @@ def random_faults(rank, trials, seed):
     # The functions of all trials use one board.
     first = compiled(added, timeout=TIMEOUT)
     call(first, added)
-    [kept] = board._function_boards().values()
+    [kept] = board._boards().values()
     faults = 0
     for number in itertools.takewhile(lambda _: faults < trials, itertools.count()):
         function, victim, is_first = draw.choice(FUNCTIONS[:3]), draw.randrange(ranks), draw.random() < 0.5
@@ -537,45 +481,6 @@ def random_faults(rank, trials, seed):
         print(f"{faults} faults on {ranks} ranks, seed {seed}: {dict(ended)}", flush=True)
 
 
-def random_faults_under_inductor(rank, trials, seed):
-    """At a random moment of a collective that symmc runs in a graph of Inductor one rank raises an error. Ends after this many such
-    errors. Operands of different calls are never combined."""
-    draw, ranks, ended = random.Random(seed), dist.get_world_size(), collections.Counter()
-    signal.signal(signal.SIGALRM, raise_fault)
-    run, values, faults = compiled_sum(), itertools.count(1), 0
-
-    def call_with(value, size):
-        found = run(torch.full((size,), float(value)))
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        torch.testing.assert_close(found, torch.full((size,), float(ranks * value)))
-
-    # Ranks that begin the trials have a board.
-    call_with(next(values), 2)
-    for number in itertools.takewhile(lambda _: faults < trials, itertools.count()):
-        victim, is_first = draw.randrange(ranks), draw.random() < 0.5
-        size, at = number + 3, draw.uniform(0.0002, 0.2 if is_first else 0.001)
-        if not is_first:
-            call_with(next(values), size)
-        dist.barrier()
-        with alarmed(at, operators.PlannedForm, "start") if rank == victim else contextlib.nullcontext():
-            error = outcome(lambda: call_with(next(values), size))
-        errors = [outcome(lambda: call_with(next(values), size)) for _ in range(4)]
-        text = f"trial {number} of seed {seed}, rank {victim} after {at} s, first call: {is_first}: {[error, *errors]}"
-        # PyTorch wraps errors that are raised while it saves a graph. All ranks then raise that the graph cannot be saved.
-        is_expected = isinstance(error, Fault if rank == victim else symmc.PeerError) or "an alarm" in str(error)
-        assert error is None or is_expected, text
-        assert errors[2:] == [None, None], text
-        assert all(error is None or isinstance(error, symmc.PeerError) for error in errors), text
-        outcomes = [None] * ranks
-        dist.all_gather_object(outcomes, error is not None)
-        faults += outcomes[victim]
-        ended[f"{'raised' if outcomes[victim] else 'no error'}, {sum(outcomes)} of {ranks} ranks"] += 1
-        # Dynamo keeps a limited number of graphs of a function.
-        torch._dynamo.reset()
-    if rank == 0:
-        print(f"{faults} faults on {ranks} ranks under Inductor, seed {seed}: {dict(ended)}", flush=True)
-
-
 class RandomFaults:
     """Random trials as a function of a rank, which processes can receive."""
 
@@ -583,8 +488,7 @@ class RandomFaults:
         self.trials, self.seed = trials, seed
 
     def __call__(self, rank):
-        random_faults(rank, self.trials - self.trials // 2, self.seed)
-        random_faults_under_inductor(rank, self.trials // 2, self.seed)
+        random_faults(rank, self.trials, self.seed)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
 """Calls of compiled functions: their parts, and the layouts of tensors that they accept. Needs PyTorch."""
 
 import sys
-import threading
 import unittest
-import unittest.mock
 
 from with_torch import HAS_TORCH, close, compiled, on_ranks
 
@@ -173,21 +171,6 @@ class Calls(unittest.TestCase):
         finally:
             operators.PlannedForm = known
             del operators._planned["form"]
-
-    def test_that_raise_drop_runs_of_their_thread_alone(self):
-        from symmc.torch.inductor import operators
-
-        results, token = [torch.ones(2)], torch.zeros(1, dtype=torch.int64)
-        runs = {token.data_ptr(): operators._StartedRun(results, [], None, False)}
-        with unittest.mock.patch.object(operators, "_started", runs):
-            other = threading.Thread(target=operators._drop_started_runs)
-            other.start()
-            other.join()
-            self.assertIs(operators._wait(token, [], [], "form"), results)
-            runs[token.data_ptr()] = operators._StartedRun(results, [], None, False)
-            operators._drop_started_runs()
-            with self.assertRaisesRegex(symmc.RunError, "an error has ended the graph"):
-                operators._wait(token, [], [], "form")
 
     def test_of_operators_go_past_the_dispatcher(self):
         on_ranks(operators_are_called_directly)

@@ -11,8 +11,6 @@ from rank_faults import (
     fails_with_odd_errors,
     one_rank_raises,
     operands_of_one_rank,
-    pairs_calls_after_failure,
-    reopens_board_after_timeout,
 )
 from with_torch import HAS_TORCH, on_ranks
 
@@ -27,12 +25,6 @@ class OneRankFails(unittest.TestCase):
 
     def test_reports_errors_under_inductor(self):
         on_ranks(fails_under_inductor)
-
-    def test_pairs_calls_after_failure_of_one_rank(self):
-        on_ranks(pairs_calls_after_failure, 3)
-
-    def test_reopens_board_after_timeout(self):
-        on_ranks(reopens_board_after_timeout, 2)
 
     def test_notifies_ranks_while_store_is_stopped(self):
         on_ranks(fails_while_store_is_stopped, 3)

@@ -269,9 +269,9 @@ def left_alone(rank):
         torch._dynamo.mark_dynamic(given, 0)
         close(run(given), function(given))
     known = [planned for known in operators._planned.values() for planned in known.values()]
-    (program,) = [planned.program for planned in known if planned.program.runner.symbols]
-    assert program.decided == ((others,), False), program.decided
-    assert program.is_left((plain,), x.device)
+    (planned,) = [planned for planned in known if planned.runner.symbols]
+    assert planned.decided == ((others,), False), planned.decided
+    assert planned.is_left((plain,), x.device)
 
 
 def norms_of_engines(rank):

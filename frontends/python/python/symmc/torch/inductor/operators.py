@@ -3,9 +3,8 @@
 They are called hundreds of times in a pass over a model, while the GPU waits for the CPU. A call is a look-up and a run. A form has one
 program, plan and session, for all graphs that have it.
 
-Ranks agree on a call only if it needs another plan or session (inductor.form_board). A rank that fails in such a call leaves a notice
-for the others. After a failure it ends the sessions of all forms of these ranks, so that the runs of the others end. Ranks then plan these
-forms again together.
+Ranks agree on a call only if it needs another plan or session. A rank that fails in such a call leaves a notice for the others. In other
+calls it ends the session, so that the runs of the others end. Ranks then plan the form again together.
 
 ``planned`` returns its results on the current stream. ``start`` begins the same run on a stream of its own, after the work that the
 current stream has, and ``wait`` makes the current stream wait for the results. Operands are arguments of both, so that their memory is
@@ -15,9 +14,7 @@ communicator: two sessions that run at the same time could wait for each other.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 
 import torch
 import torch.distributed as dist
@@ -29,9 +26,9 @@ from symmc.torch.graphs.nodes import rename_process_groups
 from symmc.torch.importing import programs
 from symmc.torch.importing.lift import LiftedGraph
 from symmc.torch.inductor.form import GraphForm
-from symmc.torch.inductor.form_board import FormBoard, FormCall, open_form_board
 from symmc.torch.ranks import process_groups
-from symmc.torch.ranks.exchange import is_raised_by_all
+from symmc.torch.ranks.board import Board
+from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache, is_raised_by_all
 from symmc.torch.runtime.operands import find_without_memory, without_memory_error
 from symmc.torch.runtime.runner import BAD_DATA, DTYPES, PlanRunner, machine_for
 from symmc.torch.settings.options import Options
@@ -46,119 +43,91 @@ _MOST = 8192
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
+_boards = WorldCache({})
+"""The boards of forms, by their ranks and the timeout of their waits."""
+
+
+def _board_of(ranks: RankGroup) -> Board:
+    boards, key = _boards(), (ranks.members, ranks.timeout)
+    if key not in boards:
+        boards[key] = Board(ranks)
+    return boards[key]
+
 
 class PlannedForm:
     """A form as a function of its inputs, for the current process groups."""
 
     def __init__(self, text: str):
-        self.world, self.text, self.form = _world.default_pg, text, form_of(text)
-        self.options = Options.of(self.form.options)
-        self.ranks, self.groups = process_groups.connect_groups(self.form.groups, self.options.timeout)
-        self.board = open_form_board(self.ranks) if len(self.ranks.members) > 1 else None
-        if self.board is not None:
-            self.board.forms.add(self)
-        self.program: _FormProgram | None = None
-        """Made in the first call on which ranks agree, and again after an error."""
+        self.world, self.text = _world.default_pg, text
+        form = form_of(text)
+        self.module, symbols = form.module()
+        lifted = LiftedGraph.from_module(self.module)
+        options = Options.of(form.options)
+        ranks, groups = process_groups.connect_groups(lifted.groups, options.timeout)
+        self.runner = PlanRunner(lifted, symbols, ranks, groups, options)
+        self.board = _board_of(ranks) if len(ranks.members) > 1 else None
+        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
+        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
+        self.begin = _collective(self.module) if form.is_collective else None
+        """Starts a form that is a single collective, by PyTorch."""
 
     def start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream=None):
         """Starts a run. Returns its results, and whether PyTorch runs it: then each result is to be waited for."""
-        board, call = self.board, None
-        number = 0 if board is None else board.count_call()
-        if self.program is not None:
-            self.program.runner.has_started = False
+        call: JointCall | None = None
+        self.runner.has_started = False
         try:
-            if board is None or not self._needs_ranks(sizes):
+            if self.board is None or not self._needs_ranks(sizes, device):
                 return self._start(sizes, inputs, device, stream)
-            with board.lock:
-                call = FormCall(board, number)
-                with call.agree():
+            with self.board.lock:
+                round = self.board.next_round((0, 0, 0, 0))
+                call = self.board.joint_call(round)
+                self.board.gather(round)
+                with call:
+                    # A rank whose wait was interrupted takes no part.
+                    call.raise_failure()
                     return self._start(sizes, inputs, device, stream)
-        except BaseException as error:
+        except BaseException as raised:
+            error = self._explain(raised, inputs)
             self._fail(error, call)
-            raise
+            if error is raised:
+                raise
+            raise error from raised
 
-    def _needs_ranks(self, sizes: tuple[int, ...]) -> bool:
+    def _explain(self, error: BaseException, inputs: tuple[torch.Tensor, ...]) -> BaseException:
+        """The error of a run on these inputs, which names an input without memory if there is one."""
+        freed = find_without_memory(inputs) if isinstance(error, symmc.InputError) else None
+        if freed is None:
+            return error
+        node = [node for node in self.module.graph.nodes if node.op == "placeholder"][freed]
+        user = next(iter(node.users))
+        return without_memory_error(f"operand {user.all_input_nodes.index(node)} of {user.target._opname}, with the extents {list(inputs[freed].shape)},")
+
+    def _needs_ranks(self, sizes: tuple[int, ...], device: torch.device) -> bool:
         """Whether ranks exchange something before a run of these sizes."""
-        program = self.program
-        if program is None:
-            return True
-        runner = program.runner
+        runner, is_left = self.runner, self.decided == (sizes, True)
         if sizes == runner.sizes and runner.is_open:
             return False
         with runner.lock:
-            return runner.needs_plan(sizes) or not (runner.is_open or program.decided == (sizes, True))
+            return runner.needs_plan(sizes) or not (runner.is_open or is_left)
 
     def _start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream):
-        program = self.program
-        if program is None:
-            program = self.program = _FormProgram(self)
-        if program.is_left(sizes, device):
-            return [program.begin(*inputs)], True
-        try:
-            return program.runner.run(sizes, inputs, device, stream)[0], False
-        except symmc.InputError as error:
-            explained = program.explain(inputs)
-            if explained is None:
-                raise
-            raise explained from error
+        if self.is_left(sizes, device):
+            return [self.begin(*inputs)], True
+        return self.runner.run(sizes, inputs, device, stream)[0], False
 
-    def _fail(self, error: BaseException, call: FormCall | None) -> None:
-        """Ends the call of the other ranks, and all sessions that they may be in, because of an error of this rank."""
-        is_run_of_others = isinstance(error, KeyboardInterrupt) and self.program is not None and self.program.runner.has_started
+    def _fail(self, error: BaseException, call: JointCall | None) -> None:
+        """Ends the call of the other ranks, because of an error of this one, and drops the plan on all of them."""
+        is_run_of_others = isinstance(error, KeyboardInterrupt) and self.runner.has_started
         if isinstance(error, BAD_DATA) or is_raised_by_all(error) or is_run_of_others:
             return
         if call is not None:
             call.report(error)
-        self.abort(error)
-        if self.board is not None:
-            self.board.abort(error)
-            if self.board.has_ended:
-                _forget_board(self.board)
-        # The graph that raises does not wait for its runs.
-        _drop_started_runs()
-
-    def abort(self, error: BaseException) -> None:
-        """Ends its session on all ranks, because of an error of this rank."""
-        program, self.program = self.program, None
-        if program is not None:
-            program.runner.arenas.abort(self.ranks.members, error)
-
-    def abandon(self) -> None:
-        """Drops its session, which a rank has ended. All ranks call this together."""
-        program, self.program = self.program, None
-        if program is not None:
-            program.runner.arenas.abandon_aborted(self.ranks.members)
-
-    def close(self) -> None:
-        if self.program is not None:
-            self.program.runner.close()
-
-
-class _FormProgram:
-    """The program of a form, with a plan and a session for the sizes of its calls."""
-
-    def __init__(self, planned: PlannedForm):
-        self.module, symbols = planned.form.module()
-        lifted = LiftedGraph.from_module(self.module)
-        self.runner = PlanRunner(lifted, symbols, planned.ranks, planned.groups, planned.options)
-        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
-        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
-        self.begin = _collective(self.module) if planned.form.is_collective else None
-        """Starts a form that is a single collective, by PyTorch."""
-
-    def explain(self, inputs: tuple[torch.Tensor, ...]) -> symmc.InputError | None:
-        """The error of a run on these inputs, if one of them has no memory."""
-        try:
-            freed = find_without_memory(inputs)
-            if freed is None:
-                return None
-            node = [node for node in self.module.graph.nodes if node.op == "placeholder"][freed]
-            user = next(iter(node.users))
-            operand = f"operand {user.all_input_nodes.index(node)} of {user.target._opname}"
-            return without_memory_error(f"{operand}, with the extents {list(inputs[freed].shape)},")
-        except Exception:
-            # The error of the run says more than that of its explanation.
-            return None
+        self.runner.arenas.abort(self.runner.ranks.members, error)
+        planned = _planned.get(self.text, {})
+        for device in [device for device, form in planned.items() if form is self]:
+            del planned[device]
+        # The graph that raises does not wait for them.
+        _started.clear()
 
     def is_left(self, sizes: tuple[int, ...], device: torch.device) -> bool:
         """Whether PyTorch runs these sizes."""
@@ -250,15 +219,8 @@ def _plan_form(text: str, device: torch.device) -> PlannedForm:
         for place, planned in list(known.items()):
             if planned.world is not _world.default_pg:
                 del known[place]
-                planned.close()
+                planned.runner.close()
     return _planned.setdefault(text, {}).setdefault(device, PlannedForm(text))
-
-
-def _forget_board(board: FormBoard) -> None:
-    """Drops the forms of a board that has ended. Their next calls open another one."""
-    for known in list(_planned.values()):
-        for place in [place for place, planned in known.items() if planned.board is board]:
-            del known[place]
 
 
 class _StartedRun:
@@ -266,33 +228,18 @@ class _StartedRun:
 
     def __init__(self, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
         self.results, self.inputs, self.end, self.is_left = results, inputs, end, is_left
-        self.thread = threading.get_ident()
 
     def wait(self) -> list[torch.Tensor]:
         """Makes the current stream wait for the results."""
-        self.protect_inputs()
+        if self.end is not None:
+            torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
         if self.is_left:
             self.results = list(map(torch.ops._c10d_functional.wait_tensor.default, self.results))
         return self.results
 
 
-    def protect_inputs(self) -> None:
-        """Makes the current stream wait for the run, so that it does not reuse memory of the inputs before."""
-        if self.end is not None:
-            torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
-
-
 _started: dict[int, _StartedRun] = {}
 """The started runs, by the address of their token in the graph."""
-
-
-def _drop_started_runs() -> None:
-    """Drops the runs that the graph of this thread has started: it raises, and waits for none of them."""
-    for token, run in list(_started.items()):
-        if run.thread == threading.get_ident():
-            del _started[token]
-            with contextlib.suppress(RuntimeError):
-                run.protect_inputs()
 
 
 @functools.cache
@@ -330,10 +277,7 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str) -> torch.Ten
 
 def _wait(started: torch.Tensor, inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
     """Waits for a started run, and returns its results."""
-    run = _started.pop(started.data_ptr(), None)
-    if run is None:
-        raise symmc.RunError("an error has ended the graph that began this run")
-    return run.wait()
+    return _started.pop(started.data_ptr()).wait()
 
 
 def _fake(inputs, sizes, text):

@@ -6,10 +6,12 @@ import hashlib
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TypeVar, get_args
+from typing import get_args
 
 from symmc import PeerError, _symmc
 from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache
+
+_REMEDY = "; calls of these ranks do not run any more: compile their functions again on all ranks (torch.compiler.reset())"
 
 Words = tuple[int, int, int, int]
 """The integers that a rank publishes in a round."""
@@ -22,10 +24,8 @@ BoardRound = tuple[int, Words]
 class Board:
     """Rounds in which every rank publishes some numbers to all others. All ranks call the same rounds in the same order.
 
-    Errors name a rank that died or does not join, as in any run. Such an error ends the board on all ranks.
+    Errors name a rank that died or does not join, as in any run.
     """
-
-    remedy = "; calls of these ranks do not run any more: compile their functions again on all ranks (torch.compiler.reset())"
 
     def __init__(self, ranks: RankGroup):
         self.ranks = ranks
@@ -42,7 +42,6 @@ class Board:
         """The collectives of all ranks, by their digests, that match each other. The set is equal on all ranks."""
         self.open_round: BoardRound | None = None
         """The round that this rank has begun, until it has the numbers of all ranks."""
-        self.has_ended = False
 
     def register_function(self) -> int:
         self.functions += 1
@@ -74,8 +73,7 @@ class Board:
         try:
             found = self.rounds.exchange(*of)
         except PeerError as error:
-            self.has_ended = True
-            error.args = (f"{error}{self.remedy}",)
+            error.args = (f"{error}{_REMEDY}",)
             raise self.ranks.numbered_in_job(error)
         self.open_round = None
         return found
@@ -85,22 +83,14 @@ class Board:
         return JointCall(self.name, of[0], self.ranks, self.rounds)
 
 
-B = TypeVar("B", bound=Board)
-
-_function_boards = WorldCache(weakref.WeakValueDictionary())
-"""The boards that compiled functions hold."""
+_boards = WorldCache(weakref.WeakValueDictionary())
+"""The boards that compiled functions hold, by their ranks and the timeout of their waits."""
 
 
 def open_board(ranks: RankGroup) -> Board:
-    """The board of these ranks for compiled functions."""
-    return find_board(_function_boards, ranks, Board)
-
-
-def find_board(cache: WorldCache, ranks: RankGroup, kind: type[B]) -> B:
-    """The board of these ranks in a cache, by their members and the timeout of their waits. If there is none that runs, all of them open
-    one together."""
-    boards, key = cache(), (ranks.members, ranks.timeout)
+    """The board of these ranks. If there is no board yet, all of them open one together."""
+    boards, key = _boards(), (ranks.members, ranks.timeout)
     board = boards.get(key)
-    if board is None or board.has_ended:
-        board = boards[key] = kind(ranks)
+    if board is None:
+        board = boards[key] = Board(ranks)
     return board
