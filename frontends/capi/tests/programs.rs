@@ -153,7 +153,7 @@ fn the_examples_are_clean_under_address_sanitizer() {
 
 /// With two GPUs the results equal those of the host. Otherwise the program names what is missing.
 #[test]
-fn the_example_on_gpus_runs_or_says_what_is_missing() {
+fn gpu_example_agrees_with_host_or_names_requirement() {
     let folder = tempfile::tempdir().expect("a folder");
     for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
         let program = compiled(&example("gpus.c"), way, folder.path());
@@ -171,7 +171,7 @@ fn the_example_on_gpus_runs_or_says_what_is_missing() {
 }
 
 #[test]
-fn a_rank_that_dies_or_stops_ends_the_runs_of_the_others_and_leaves_nothing_behind() {
+fn peers_end_without_leftovers_after_a_rank_fails() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dying.c");
     let folder = tempfile::tempdir().expect("a folder");
     for way in [C, CPP, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
@@ -184,7 +184,7 @@ fn a_rank_that_dies_or_stops_ends_the_runs_of_the_others_and_leaves_nothing_behi
 }
 
 #[test]
-fn a_rank_that_frees_its_session_ends_that_of_its_peer_and_a_forked_child_none() {
+fn freeing_a_session_ends_its_peer_unlike_a_fork() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaving.c");
     let folder = tempfile::tempdir().expect("a folder");
     for way in [C, CPP].into_iter().filter(|way| has(way.compiler)) {
@@ -193,7 +193,7 @@ fn a_rank_that_frees_its_session_ends_that_of_its_peer_and_a_forked_child_none()
 }
 
 #[test]
-fn what_callers_do_wrong_is_a_status_with_a_text() {
+fn misuse_returns_a_status_with_a_message() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, said) in [("wrong.c", "all refused\n"), ("strange.c", "nothing broke\n")] {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
@@ -350,7 +350,7 @@ fn install(arguments: &[&Path], destination: &str) -> Output {
 }
 
 #[test]
-fn what_is_installed_is_found_by_pkg_config_and_runs() {
+fn installed_library_builds_and_runs_through_pkg_config() {
     if !has(C.compiler) {
         return;
     }
@@ -408,7 +408,7 @@ fn what_is_installed_is_found_by_pkg_config_and_runs() {
 }
 
 #[test]
-fn packages_are_made_behind_a_destination_and_other_places_are_refused() {
+fn install_honours_destdir_and_rejects_invalid_folders() {
     if !has(C.compiler) {
         return;
     }

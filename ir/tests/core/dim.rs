@@ -212,7 +212,7 @@ fn normal_form() {
 }
 
 #[test]
-fn division_rounds_down_and_remainder_has_the_sign_of_the_divisor() {
+fn division_rounds_down_with_remainders_signed_as_the_divisor() {
     for (a, b, quotient, rest) in
         [(7, 2, 3, 1), (-7, 2, -4, 1), (7, -2, -4, -1), (-7, -2, 3, -1), (6, -3, -2, 0)]
     {

@@ -26,7 +26,7 @@ fn examples_print_as_they_are_written() {
 }
 
 #[test]
-fn each_op_has_one_form_and_an_example_of_itself() {
+fn each_op_has_one_form_and_example() {
     let names: Vec<&str> = forms().map(|form| form.name).collect();
     let unique: BTreeSet<&str> = names.iter().copied().collect();
     assert_eq!(unique.len(), names.len());

@@ -103,7 +103,7 @@ fn compare(graph: &Graph, lowered: &Graph, case: u64) {
 
 /// A set can be one collective exactly if no member depends on another, and then nothing changes.
 #[test]
-fn sets_whose_members_do_not_need_each_other_are_one_collective() {
+fn independent_collectives_coalesce_and_dependent_ones_are_rejected() {
     let profile = MachineProfile::builtin("h200x4").unwrap();
     let mut rng = SplitMix(23);
     let (mut coalesced, mut refused) = (0, 0);
@@ -133,7 +133,7 @@ fn sets_whose_members_do_not_need_each_other_are_one_collective() {
 
 /// Sets that are found never depend on each other, even through other sets.
 #[test]
-fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
+fn coalescible_sets_leave_an_acyclic_program() {
     let mut rng = SplitMix(5);
     let mut found = [0; 2];
     for case in 0..300 {

@@ -173,7 +173,7 @@ fn cases() {
 }
 
 #[test]
-fn residuals_are_saved_where_the_machine_adds_them_along_the_way() {
+fn residual_savings_need_a_machine_that_fuses_them() {
     let program = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
         %y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n%z: bf16[16, 4096] = add %x, %y\nreturn %z\n";
     let program = text::parse(program).unwrap();

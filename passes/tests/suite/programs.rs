@@ -83,7 +83,7 @@ fn values_are_kept() {
 }
 
 #[test]
-fn a_model_from_onnx_is_recognised_and_keeps_its_values() {
+fn onnx_model_is_recognised_with_equal_values() {
     let source = gpt();
     let canonical = canonicalize(&source).unwrap().0;
     let found = ["layer_norm", "attention", "gelu", "softmax"].map(|op| count(&canonical, op));

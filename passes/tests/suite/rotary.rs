@@ -232,7 +232,7 @@ fn found(form: &Form) -> (usize, usize) {
 }
 
 #[test]
-fn what_is_written_out_is_one_op_with_the_same_bits() {
+fn rotary_compositions_become_one_op_with_equal_bits() {
     let r = &mut SplitMix(5);
     for _ in 0..300 {
         let form = Form::random(r);
@@ -246,7 +246,7 @@ fn what_is_written_out_is_one_op_with_the_same_bits() {
 }
 
 #[test]
-fn what_is_nearly_so_is_left_as_it_is() {
+fn near_rotary_compositions_are_unchanged() {
     let r = &mut SplitMix(6);
     for _ in 0..60 {
         let form = Form::random(r);

@@ -243,7 +243,7 @@ fn ranks_may_have_different_tables() {
 }
 
 #[test]
-fn a_piece_is_gathered_for_another_group_than_that_of_the_piece() {
+fn row_sums_gather_tables_for_other_groups() {
     let text = "program \"p\" ranks 4\ngroup @ep [[0, 1], [2, 3]]\ngroup @far [[0, 2], [1, 3]]\n\
         symbol t in 1..=4096\narg %x: bf16[16*t, 512]\narg %own: i64[t, 8]\n\
         %all: i64[2*t, 8] = all_gather %own group=@ep\n%rows: i64[t, 8] = shard %all axis=0 group=@ep\n\
@@ -268,7 +268,7 @@ fn sums_need_a_variant_that_pushes() {
 
 /// On two GPUs, rows were measured to be faster for up to 32 tokens (`docs/results/experts.md`).
 #[test]
-fn the_choice_is_the_form_that_was_measured_to_be_faster() {
+fn row_sums_are_chosen_where_they_measured_faster() {
     let graph = Combination { width: 7168, ..USUAL }.program();
     for (tokens, are_faster) in [(16, false), (32, false), (64, true), (128, true), (512, true), (4096, true)]
     {

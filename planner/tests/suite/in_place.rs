@@ -54,7 +54,7 @@ fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
 }
 
 #[test]
-fn results_lie_on_operands_where_the_facts_of_the_op_allow_it() {
+fn results_alias_operands_exactly_where_op_facts_allow() {
     let (mut seen, mut left): (BTreeSet<&str>, BTreeSet<&str>) = Default::default();
     let mut compared = 0;
     let lines: Vec<&str> = forms().map(|form| form.example).collect();

@@ -22,7 +22,7 @@ fn gathered(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
 }
 
 #[test]
-fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
+fn window_values_have_one_offset_within_a_cell() {
     let (rows, columns) = ("[[0, 1], [2, 3]]", "[[0, 2], [1, 3]]");
     for op in ["all_reduce %k op=sum", "all_to_all %k splits=even"] {
         for (ranks, groups, by_rank) in [
@@ -45,7 +45,7 @@ fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
 }
 
 #[test]
-fn the_operand_of_a_gather_in_a_window_lies_at_its_own_piece() {
+fn window_gather_operand_lies_at_its_own_piece() {
     let program = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[16, 16]\n%k: f32[16, 16] = neg %x\n\
          %a: f32[32, 16] = all_gather %k group=@g via=nccl_window\n%c: f32[32, 16] = neg %a\nreturn %c\n";
     let graph = text::parse(program).expect("parses");

@@ -33,7 +33,7 @@ fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
 }
 
 #[test]
-fn peers_of_another_group_find_values_that_lie_by_rank() {
+fn peers_of_another_group_read_values_placed_by_rank() {
     let kinds = [
         CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
         CollectiveKind::AllGather,

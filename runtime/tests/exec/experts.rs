@@ -134,7 +134,7 @@ fn large_rows_pass_through_staging_in_parts() {
 }
 
 #[test]
-fn a_capacity_that_is_too_small_is_an_error_with_node_count_and_capacity() {
+fn exceeded_capacity_is_reported_with_node_and_count() {
     let mut r = SplitMix(3);
     for (layout, message) in [
         ("expert", "rank 1 of the group receives 12 rows: expected at most 5, the capacity of the program"),

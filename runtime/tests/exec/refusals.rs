@@ -227,7 +227,7 @@ fn run_lanes(comm: &Scripted, change: impl FnOnce(&mut Plan)) -> RunError {
 }
 
 #[test]
-fn a_failing_kernel_ends_a_collective_in_the_other_lane() {
+fn failing_kernel_does_not_wait_for_the_communication_lane() {
     let comm = Scripted::default();
     // The kernel that fails must not wait for the collective.
     let error = run_lanes(&comm, |plan| {

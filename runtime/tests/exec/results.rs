@@ -131,7 +131,7 @@ return %received
 "#;
 
 #[test]
-fn results_over_what_they_change_and_parts_that_are_read_later() {
+fn in_place_results_and_parts_match_the_interpreter() {
     let program = |via: &str| {
         format!(
             r#"program "over" ranks 2
@@ -195,7 +195,7 @@ return %f
 }
 
 #[test]
-fn attention_with_bounds_that_the_sizes_of_a_run_move() {
+fn attention_bounds_follow_the_sizes_of_a_run() {
     agrees(
         r#"program "attention" ranks 1
 symbol n in 1..=90

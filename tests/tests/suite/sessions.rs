@@ -149,7 +149,7 @@ fn through_a_session(
 }
 
 #[test]
-fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
+fn recorded_programs_agree_for_all_placements_of_memory() {
     for stem in RECORDED_PROGRAMS {
         let tensors = TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors");
         let tensors = Arc::new(tensors);
@@ -195,7 +195,7 @@ fn counted() -> CheckedPlan {
 }
 
 #[test]
-fn sizes_and_memory_change_between_runs_and_a_state_stays() {
+fn sizes_and_memory_may_change_while_state_persists() {
     let plan = counted();
     on_ranks(2, |group| {
         let rank = group.rank() as f32;
@@ -230,7 +230,7 @@ fn sizes_and_memory_change_between_runs_and_a_state_stays() {
 }
 
 #[test]
-fn memory_that_may_not_be_bound_is_refused_by_name() {
+fn invalid_bindings_are_rejected_by_name() {
     let plan = counted();
     on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
@@ -300,7 +300,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
     /// Memory that is lent bit by bit, and runs between, are refused where all of it at once is, by any order of changes.
     #[test]
-    fn what_is_lent_between_runs_is_refused_as_what_is_lent_at_once(
+    fn incremental_bindings_are_rejected_like_simultaneous_ones(
         steps in proptest::collection::vec((0..7usize, 0..72usize, 0..4usize, 1..=8i64), 1..40),
     ) {
         let text = "program \"lent\" ranks 1\nsymbol n in 1..=8\narg %a: f32[n]\narg %b: f32[n]\narg %c: f32[n]\n\
@@ -336,7 +336,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first() {
+fn symmetric_memory_held_between_runs_is_bound_before_them() {
     let text = "program \"held\" ranks 2\ngroup @all world\narg %x: f32[4096]\nparam %w: f32[4096]\nparam %state: f32[4096]\n\
         %a: f32[4096] = all_reduce %w op=sum group=@all\n%b: f32[4096] = all_reduce %x op=sum group=@all\n\
         %next: f32[4096] = all_reduce %state op=sum group=@all\n%y: f32[4096] = add %a, %b\nreturn %y\nmutate %state = %next\n";
@@ -415,7 +415,7 @@ fn values_say_what_they_are_at_the_sizes_set() {
 }
 
 #[test]
-fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
+fn differing_sizes_are_rejected_before_the_run() {
     let plan = counted();
     let started = Instant::now();
     let errors = on_ranks(2, |group| {
@@ -438,7 +438,7 @@ fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
 }
 
 #[test]
-fn ranks_with_other_plans_or_too_few_ranks_are_refused() {
+fn different_plans_or_missing_ranks_are_rejected() {
     let (one, other) = (counted(), plan_of(&COUNTED.replace("1..=64", "1..=63"), &CompileConfig::default()));
     let errors = on_ranks(2, |group| {
         let plan = if group.rank() == 0 { &one } else { &other };
@@ -462,7 +462,7 @@ fn fill(session: &mut Session) {
 }
 
 #[test]
-fn a_rank_that_drops_its_session_ends_the_others_by_name() {
+fn dropping_a_session_ends_the_others_by_name() {
     let plan = counted();
     let errors = on_ranks(2, |group| {
         let limit = Duration::from_millis(500);
@@ -617,7 +617,7 @@ fn reports_a_failed_bootstrap_in_the_session() {
 
 /// Rank 3 comes after rank 2 got the error, and gets it too.
 #[test]
-fn ranks_that_have_joined_get_an_error_before_others_come() {
+fn joined_ranks_fail_before_the_remaining_ranks_come() {
     let text = "program \"p\" ranks 4\narg %x: f32[4]\n%y: f32[4] = neg %x\nreturn %y\n";
     let plan = plan_of(text, &CompileConfig::default());
     let groups = Group::threads(4);
@@ -640,7 +640,7 @@ fn ranks_that_have_joined_get_an_error_before_others_come() {
 }
 
 #[test]
-fn who_drops_a_session_does_not_wait_for_others_to_drop_theirs() {
+fn dropping_a_session_does_not_wait_for_peers() {
     let (plan, said) = (counted(), std::sync::Mutex::new(Vec::new()));
     let limit = Duration::from_secs(40);
     let opened = |rank: usize| {

@@ -19,7 +19,7 @@ fn programs_of_fixed_seeds_run_as_the_interpreter_says() {
 }
 
 #[test]
-fn programs_that_take_turns_in_a_session_run_as_the_interpreter_says() {
+fn alternating_programs_agree_with_the_interpreter() {
     let mut all = Done::default();
     for seed in 0..40 {
         let done = shared_trial(seed, 4 + (seed as usize * 7) % 26).unwrap_or_else(|e| panic!("{e}"));

@@ -187,7 +187,7 @@ fn floats_are_compared_element_by_element() {
 }
 
 #[test]
-fn recorded_outputs_of_a_program_with_state_are_for_one_run() {
+fn recorded_outputs_of_stateful_programs_allow_one_run() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = "program \"count\" ranks 1\nparam %s: f32[1] source \"s\"\n%n: f32[1] = add %s, %s\n\
                    %y: f32[1] = mul %n, %n\nmutate %s = %n\nreturn %y\n";

@@ -21,7 +21,7 @@ fn needs(feature: &str, on: bool, line: &str) {
 }
 
 #[test]
-fn a_feature_that_is_off_is_named_where_it_is_needed() {
+fn errors_name_the_cargo_feature_that_is_missing() {
     let (torch, onnx, cuda) = (cfg!(feature = "torch"), cfg!(feature = "onnx"), cfg!(feature = "cuda"));
     let dir = tempfile::tempdir().expect("a folder");
     // Formats are recognised by content, not by names.
@@ -44,7 +44,7 @@ fn a_feature_that_is_off_is_named_where_it_is_needed() {
 }
 
 #[test]
-fn programs_as_text_are_planned_for_every_machine_and_run_on_host_ranks() {
+fn text_programs_plan_for_every_machine_and_run() {
     let program = "../../examples/data_parallel.symm";
     for machine in ["host", "h200x2"] {
         assert!(stdout(&format!("plan {program} --machine {machine}")).contains("%sum0"));

@@ -45,7 +45,7 @@ fn joined(lines: &[String], run: &str) -> Vec<Output> {
 }
 
 #[test]
-fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
+fn joining_ranks_detect_every_differing_tensor_byte() {
     let dir = tempfile::tempdir().expect("a folder");
     let (program, file) = large(dir.path());
     let line = |file: &str| format!("run {program} --tensors {file}");
@@ -72,7 +72,7 @@ fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
 }
 
 #[test]
-fn programs_that_differ_between_ranks_are_named_on_all_of_them() {
+fn programs_that_differ_are_named_on_all_ranks() {
     let dir = tempfile::tempdir().expect("a folder");
     let of = |name: &str, op: &str| {
         let text = format!(
@@ -89,7 +89,7 @@ fn programs_that_differ_between_ranks_are_named_on_all_of_them() {
 }
 
 #[test]
-fn a_tensor_file_that_is_shortened_under_a_run_is_no_signal() {
+fn truncating_tensor_files_during_a_run_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let (program, file) = large(dir.path());
     let bytes = std::fs::read(&file).expect("tensors");

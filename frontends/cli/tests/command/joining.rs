@@ -126,7 +126,7 @@ fn the_variables_of_each_launcher_make_one_run() {
 }
 
 #[test]
-fn leftover_variables_of_a_launcher_do_not_stop_a_run() {
+fn leftover_launcher_variables_do_not_prevent_a_run() {
     let case = Case::new();
     let all = |environment: &[(&str, &str)], line: &str| {
         let environment: Vec<_> =
@@ -162,7 +162,7 @@ fn contradictions_name_both_launchers() {
 }
 
 #[test]
-fn the_limit_holds_while_ranks_join_and_the_missing_are_named() {
+fn joining_times_out_and_names_missing_ranks() {
     let case = Case::new();
     let line = format!("{RUN} --timeout 2");
     for (present, missing, port) in [
@@ -201,7 +201,7 @@ fn a_late_rank_is_awaited() {
 }
 
 #[test]
-fn a_rank_that_is_there_twice_is_named_to_all() {
+fn duplicate_rank_is_named_on_all_ranks() {
     let case = Case::new();
     for twice in [1, 0] {
         let port = format!("7{twice}");
@@ -216,7 +216,7 @@ fn a_rank_that_is_there_twice_is_named_to_all() {
 }
 
 #[test]
-fn a_rank_that_dies_or_cannot_begin_is_named_to_all() {
+fn all_ranks_name_a_rank_that_fails_before_joining() {
     let case = Case::new();
     let mut victim = case.rank(RUN, 2, 3, "8");
     let first = case.rank(RUN, 0, 3, "8");
@@ -248,7 +248,7 @@ fn impossible_numbers_of_ranks_take_no_memory() {
 }
 
 #[test]
-fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
+fn descriptor_shortage_fails_all_ranks_with_one_code() {
     let case = Case::new();
     let mut codes = Vec::new();
     for rank in [0, 2] {

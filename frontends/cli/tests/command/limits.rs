@@ -102,7 +102,7 @@ fn small_files_are_an_error_or_enough() {
 }
 
 #[test]
-fn a_plan_that_cannot_be_written_leaves_what_was_there() {
+fn failed_write_keeps_the_previous_plan() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("plan.json");
     let line = format!("{PLAN_COMMAND} -o {}", file.display());
@@ -234,7 +234,7 @@ fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<boo
 /// call, or ends with exit code 2 and an error that names the call and the remedy.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn system_calls_that_are_refused_are_named_with_a_remedy() {
+fn refused_system_calls_are_named_with_a_remedy() {
     const UNNEEDED_SYSCALLS: [&str; 3] = ["setsockopt", "madvise", "sched_setaffinity"];
     let launching = LAUNCH_SYSCALLS.iter().map(|call| (*call, libc_error::EPERM, &[""][..]));
     let joining = JOIN_SYSCALLS.iter().map(|call| (*call, libc_error::ENOSYS, &["0", "1"][..]));
@@ -263,7 +263,7 @@ fn system_calls_that_are_refused_are_named_with_a_remedy() {
 /// A file that cannot be written to the disk does not replace an older one.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {
+fn failed_sync_keeps_the_previous_plan() {
     const FSYNC: u32 = 74;
     for (error, code) in [(libc_error::EIO, 2), (libc_error::ENOSYS, 0)] {
         let folder = tempfile::tempdir().expect("a folder");

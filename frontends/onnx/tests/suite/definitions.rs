@@ -139,7 +139,7 @@ fn every_operand_is_read_or_refused() {
 }
 
 #[test]
-fn what_a_definition_has_not_is_refused_by_name() {
+fn unknown_operands_and_attributes_are_rejected_by_name() {
     let mut ops = BTreeSet::new();
     cases(|op, definition, fake| {
         let refused = |with: Fake, part: &str| {

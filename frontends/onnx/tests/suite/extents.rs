@@ -27,7 +27,7 @@ fn shaped(version: i64, x: &str, nodes: &[(&str, &[&str], &[&str])]) -> Fake {
 }
 
 #[test]
-fn products_of_many_extents_are_given_up_before_they_expand() {
+fn large_products_of_extents_are_rejected_before_expansion() {
     // 40 factors of two terms each: 2^40 terms.
     let names: Vec<String> = (0..40).map(|i| format!("s{i}")).collect();
     let x = format!("f32[{}]", names.join(","));
@@ -72,7 +72,7 @@ fn shapes_split_by_an_attribute_have_its_lengths() {
 }
 
 #[test]
-fn remainders_of_negative_extents_have_the_sign_that_fmod_says() {
+fn fmod_decides_the_sign_of_negative_remainders() {
     let known = |call: &str, from: &str, to: &str| {
         shaped(18, "f32[a,b,c]", &[("Sub", &[from, to], &["d"]), (call, &["d", "m"], &["target"])])
             .node("Expand", &["one", "target"], &["y"])
@@ -96,7 +96,7 @@ fn shapes_sliced_by_attributes_are_known() {
 }
 
 #[test]
-fn reshapes_of_extents_copy_an_axis_unless_zeros_are_allowed() {
+fn zeros_in_reshapes_copy_an_axis_without_allowzero() {
     let reshape = |flag: &str, target: &[f64]| {
         shaped(18, "f32[a,b]", &[(&format!("Reshape{flag}"), &["shape", "to"], &["square"])])
             .stored("to", &format!("i64[{}]", target.len()), target)
@@ -131,7 +131,7 @@ fn ranges_of_floats_end_at_numbers() {
 }
 
 #[test]
-fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
+fn constants_constraining_extents_are_checked_at_run_time() {
     // The call on `x`, its results, and the sizes from 1 to 8 at which it runs. No sizes mean that it is
     // rejected.
     let cases: [(&str, &[&str], &[&str], &[i64]); 9] = [

@@ -493,7 +493,7 @@ fn collectives_count_where_they_are_put_in_place() {
 }
 
 #[test]
-fn all_gather_joins_any_axis_and_all_to_all_exchanges_pieces() {
+fn all_gather_and_all_to_all_follow_their_axes() {
     let gather = |axis: i64| {
         Fake::new(18)
             .input("x", "f32[n,3]")
@@ -518,7 +518,7 @@ fn all_gather_joins_any_axis_and_all_to_all_exchanges_pieces() {
 }
 
 #[test]
-fn the_sum_before_a_norm_is_a_result_of_its_own() {
+fn norm_returns_the_sum_before_it() {
     let fake = Fake::new(18)
         .input("x", "f32[n,4]")
         .input("skip", "f32[n,4]")
@@ -700,7 +700,7 @@ fn typed_fields_hold_narrow_floats_and_bools() {
 }
 
 #[test]
-fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
+fn external_data_is_read_only_within_its_folder() {
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::create_dir(dir.path().join("in")).expect("a folder");
     let bytes: Vec<u8> = [0.0f32, 1.0, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -45,7 +45,7 @@ fn callers_bound_symbols_and_tie_them() {
 }
 
 #[test]
-fn every_symbol_without_a_bound_has_the_same_and_is_told() {
+fn unbounded_symbols_get_a_default_bound_and_are_listed() {
     let fake = Fake::new(20).input("x", "f32[a,b,c,d]").node("Relu", &["x"], &["y"]).output("y");
     let error = fake.import().expect_err("too large");
     assert!(error.to_string().contains("%x: expected at most"), "{error}");
@@ -107,7 +107,7 @@ fn private() -> usize {
 }
 
 #[test]
-fn weights_within_a_file_are_read_when_they_are_used() {
+fn embedded_weights_are_read_lazily() {
     // A matrix of 256 MiB in a sparse file, after a name whose length misaligns its elements.
     const ROWS: u64 = 1 << 16;
     let (bytes, width) = (ROWS * 1024 * 4, 1024);
@@ -157,7 +157,7 @@ fn weights_within_a_file_are_read_when_they_are_used() {
 }
 
 #[test]
-fn weights_of_a_file_that_was_shortened_are_an_error() {
+fn weights_of_a_truncated_file_are_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");
     // Names whose lengths align and misalign the elements.
@@ -178,7 +178,7 @@ fn weights_of_a_file_that_was_shortened_are_an_error() {
 
 /// The lengths to which a large model is truncated between opening and decoding.
 #[test]
-fn a_model_that_is_shortened_before_it_is_decoded_is_an_error() {
+fn model_truncated_before_decoding_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("m.onnx");
     let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");

@@ -54,7 +54,7 @@ fn a_plan_as_it_was_made_is_its_source() {
 }
 
 #[test]
-fn one_change_in_the_text_of_a_planned_program_is_found() {
+fn each_edit_of_a_planned_program_is_detected() {
     let plan = plan(PROGRAM);
     let mut tried = 0;
     for (from, to, output) in [
@@ -186,7 +186,7 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
 }
 
 #[test]
-fn what_opaque_and_custom_ops_give_is_compared_with_what_they_are_given() {
+fn opaque_and_custom_ops_are_compared_by_their_operands() {
     let custom = "program \"c\" ranks 2\ngroup @w world\ncustom \"my::op\" symmetric operands [] results []\narg %x: f32[4, 8]\n\
         %a: f32[4, 8] = all_reduce %x op=sum group=@w\n%y: f32[4, 8] = custom \"my::op\" %a\n\
         %o: f32[4, 8] = opaque \"ns::f\" %y attributes=\"dim=1\"\n%z: f32[4, 8] = exp %o\nreturn %z\nreturn %a\n";

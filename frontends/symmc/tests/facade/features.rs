@@ -113,7 +113,7 @@ fn crates_of_features_stand_behind_them() {
 }
 
 #[test]
-fn what_stands_without_its_feature_is_found() {
+fn finds_code_that_lacks_its_feature_gate() {
     let found = |root: &str, inner: &str| {
         let files = [("lib.rs", root), ("inner.rs", inner)];
         bare(&files.map(|(name, text)| (PathBuf::from(name), text.to_string())).into()).len()

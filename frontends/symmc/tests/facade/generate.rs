@@ -86,7 +86,7 @@ fn other_model() -> tempfile::TempDir {
 }
 
 #[test]
-fn what_cannot_be_generated_is_refused_by_name() {
+fn invalid_generate_options_are_rejected_by_name() {
     let long = "x".repeat(129);
     let other = other_model();
     let other = other.path().to_str().expect("a path");

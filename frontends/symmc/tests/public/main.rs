@@ -108,7 +108,7 @@ const OPEN_SOURCE: &str =
     "pub const MOST: usize = 4;\npub use crate::make;\npub type All = Vec<super::Thing>;\n";
 
 #[test]
-fn a_list_has_what_users_can_name_and_nothing_else() {
+fn list_contains_exactly_the_public_items() {
     let found = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]);
     let expected = [
         "pub enum own::Sort",
@@ -134,7 +134,7 @@ fn a_list_has_what_users_can_name_and_nothing_else() {
 }
 
 #[test]
-fn a_list_changes_with_every_public_item_and_with_no_other() {
+fn list_changes_only_with_public_items() {
     let before = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]).lines;
     let with = |from: &str, to: &str| {
         assert!(INNER_SOURCE.contains(from), "{from}");

@@ -38,7 +38,7 @@ fn archives_with_and_without_a_root_folder_are_read() {
 }
 
 #[test]
-fn what_is_no_program_is_refused_by_name() {
+fn invalid_archives_are_rejected_with_the_cause() {
     let set = |name: &'static str, data: &'static [u8]| {
         changed(move |e| e.iter_mut().find(|e| e.0 == name).unwrap().1 = data.to_vec())
     };
@@ -86,7 +86,7 @@ fn truncated_archives_are_refused() {
 }
 
 #[test]
-fn of_several_programs_the_named_one_is_read() {
+fn named_program_is_selected_from_several() {
     let bytes = changed(|e| {
         let text = e.iter().find(|e| e.0 == "models/model.json").unwrap().1.clone();
         e.retain(|e| !e.0.starts_with("models/"));
@@ -181,7 +181,7 @@ fn written(length: usize, method: CompressionMethod, wide: Wide) -> Vec<u8> {
 }
 
 #[test]
-fn what_pytorch_writes_opens_whatever_the_lengths_of_names() {
+fn archives_open_for_all_lengths_of_names() {
     for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
         for wide in [Wide::No, Wide::Records, Wide::Entries] {
             for length in 1..=80 {

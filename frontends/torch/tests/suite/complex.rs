@@ -171,7 +171,7 @@ fn arithmetic_is_that_of_complex_numbers() {
 }
 
 #[test]
-fn what_moves_elements_and_adds_them_up_does_so_with_both_parts() {
+fn movement_and_sums_apply_to_both_complex_parts() {
     let (z, p) = numbers();
     let sum = |of: &[(f64, f64)]| of.iter().fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
     assert_call("aten.sum.default", "self=%z", "c64[]", &flat(&[sum(&z)]));
@@ -254,7 +254,7 @@ fn transforms_are_those_of_the_definition() {
 }
 
 #[test]
-fn half_a_transform_of_real_numbers_says_all_of_it() {
+fn half_transform_of_real_input_keeps_all_information() {
     let real: Vec<(f64, f64)> = ANGLE_VALUES.iter().map(|t| (*t, 0.0)).collect();
     let all = transformed(&real, -1.0);
     let half = "self=%t dim=[0] normalization=0 onesided=true";
@@ -294,7 +294,7 @@ fn long_transforms_are_refused() {
 }
 
 #[test]
-fn inputs_and_outputs_that_are_complex_are_floats_with_one_more_axis() {
+fn complex_inputs_and_outputs_gain_an_axis_of_floats() {
     let fake = Fake::new()
         .input("z", "c64[3]")
         .node("aten.mul.Tensor", "self=%z other=2.0", &[("y", "c64[3]")])
@@ -310,7 +310,7 @@ fn inputs_and_outputs_that_are_complex_are_floats_with_one_more_axis() {
 }
 
 #[test]
-fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
+fn complex_in_place_ops_equal_their_functional_forms() {
     let value = |(a, b): (f64, f64)| [a, b];
     let x: Vec<(f64, f64)> = pairs().into_iter().map(|(z, _)| z).collect();
     let p: Vec<(f64, f64)> = pairs().into_iter().map(|(_, p)| p).collect();
@@ -357,7 +357,7 @@ fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
 }
 
 #[test]
-fn views_of_complex_numbers_that_are_no_views_here_are_not_read_after_a_write() {
+fn copied_complex_views_cannot_be_read_after_a_write() {
     for (target, arguments, view) in [
         ("aten._conj.default", "self=%z", "c64[2,3]"),
         ("aten.select.int", "self=%z dim=0 index=1", "c64[3]"),
@@ -373,7 +373,7 @@ fn views_of_complex_numbers_that_are_no_views_here_are_not_read_after_a_write() 
 }
 
 #[test]
-fn what_is_not_known_of_complex_numbers_is_refused() {
+fn unsupported_complex_ops_are_rejected() {
     let whole = "not supported for complex numbers";
     for (target, arguments, result, expected) in [
         ("aten.tanh.default", "self=%z", "c64[2,3]", whole),

@@ -102,7 +102,7 @@ fn program(case: &Case) -> Fake {
 }
 
 #[test]
-fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
+fn constants_constraining_extents_are_checked_at_run_time() {
     for case in CASES {
         let what = format!("{} {}", case.target, case.arguments);
         let graph = match program(case).import() {

@@ -26,7 +26,7 @@ fn fused(bounds: &str) -> String {
 
 /// Attention over thousands of positions takes too long as a whole, so samples of its rows are compared at the upper end.
 #[test]
-fn rows_of_long_attention_are_compared_at_the_upper_end() {
+fn long_attention_is_sampled_at_the_largest_sizes() {
     let (source, planned) = (masked("gt"), fused("below row + (1), from row + (-1999)"));
     let all = compared(&source, &planned);
     assert!(all.is_complete(), "{all:#?}");

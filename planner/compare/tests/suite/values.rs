@@ -81,7 +81,7 @@ fn finds_differences_for_few_values() {
 }
 
 #[test]
-fn a_read_that_no_result_needs_may_be_left_out() {
+fn unneeded_reads_may_be_omitted() {
     for (source, planned) in [
         ("%k: i64[t] = copy %i", "%k: i64[1] = copy %j"),
         ("%k: i64[t] = sub %i, 3", "%k: i64[1] = add %j, -3"),
@@ -193,7 +193,7 @@ fn a_wider_part_that_agrees_refutes_a_difference() {
 }
 
 #[test]
-fn copies_of_one_value_are_equal_to_values_that_are_equal() {
+fn copies_of_one_value_equal_other_equal_values() {
     let source = "%c: f32[t, 8] = all_reduce %x op=sum group=@w\n%d: f32[t, 8] = all_reduce %z op=sum group=@w\n\
         %v: f32[t, 8] = add %c, %d\n%k: f32[t, 8] = permute_ranks %v pairs=[0->0, 1->1] group=@w\n\
         %o1: f32[t, 8] = copy %v\n%o2: f32[t, 8] = copy %k\n%o3: f32[t, 8] = copy %k\nreturn %o1\nreturn %o2\nreturn %o3\n";

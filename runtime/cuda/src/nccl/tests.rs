@@ -73,7 +73,7 @@ fn borrowed(n: usize, ranks: &[u32]) -> BorrowedCommunicator {
 }
 
 #[test]
-fn what_a_version_lacks_is_named() {
+fn missing_nccl_functions_are_named_with_their_version() {
     let first = fake("22707", false);
     assert_eq!(
         [CollectiveVariant::Plain, CollectiveVariant::NcclWindow].map(|variant| lacks(&first, variant)),
@@ -85,7 +85,7 @@ fn what_a_version_lacks_is_named() {
 }
 
 #[test]
-fn window_kernels_of_some_versions_skip_the_wait_of_dependent_launches() {
+fn some_nccl_versions_skip_the_pdl_wait() {
     let window = CollectiveVariant::NcclWindow;
     for (minor, patch) in [(28, 0), (28, 9), (29, 7), (30, 6)] {
         assert!(skips_pdl_wait(Version::new(2, minor, patch), window), "2.{minor}.{patch}");
@@ -119,7 +119,7 @@ fn call(kind: CollectiveKind, variant: CollectiveVariant) -> ResolvedCollective 
 }
 
 #[test]
-fn what_skips_the_wait_never_follows_a_kernel() {
+fn kernels_that_skip_the_wait_never_follow_kernels() {
     use CollectiveKind as Kind;
     let kinds = [
         Kind::AllReduce(CollectiveReduceOp::Sum),

@@ -39,7 +39,7 @@ fn square(space: MemorySpace, place: usize) -> LocatedTensor {
 }
 
 #[test]
-fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
+fn products_sharing_a_left_matrix_batch_with_own_strides() {
     let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|place| square(MemorySpace::Ordinary, place));
     let of = |right, results| lowered(five.clone(), right, results);
     let both = of([one.clone(), two.clone()], [three.clone(), four.clone()]);
@@ -84,7 +84,7 @@ fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
 }
 
 #[test]
-fn products_of_other_widths_are_one_kernel_of_few_rows() {
+fn products_of_different_widths_share_a_kernel() {
     let mut world = World::new();
     let (base, whole) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
@@ -144,7 +144,7 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
 }
 
 #[test]
-fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
+fn products_with_transposed_heads_share_a_kernel_bitwise() {
     let mut world = World::new();
     let (base, whole) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);

@@ -82,7 +82,7 @@ fn at(space: MemorySpace, offset: usize) -> LocatedTensor {
 }
 
 #[test]
-fn a_chain_is_one_kernel_that_stores_what_has_memory() {
+fn chain_is_one_kernel_storing_only_placed_values() {
     // The chain is `x + 1` to the second place, `relu` of that to the third, times `x` to an output.
     let (x, out) = (at(MemorySpace::Input(0), 0), at(MemorySpace::Output(0), 0));
     let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };

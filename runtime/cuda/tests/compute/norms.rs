@@ -30,7 +30,7 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
 
 /// The norm of values that are computed from bools only, whose elements are narrower than the results.
 #[test]
-fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_steps() {
+fn norms_of_narrower_inputs_match_single_steps_bitwise() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
@@ -67,7 +67,7 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
 }
 
 #[test]
-fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
+fn fused_residual_norms_match_single_steps_bitwise() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);

@@ -231,7 +231,7 @@ pub(crate) fn kernels(works: Vec<GpuCommand>) -> Vec<KernelLaunch> {
 }
 
 #[test]
-fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
+fn products_with_epilogues_match_single_steps_bitwise() {
     let mut world = World::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
@@ -259,7 +259,7 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
 }
 
 #[test]
-fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
+fn cluster_pairs_compute_the_same_sums_reordered() {
     let mut world = World::new();
     let (base, alone) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
@@ -296,7 +296,7 @@ pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
 }
 
 #[test]
-fn a_product_with_an_epilogue_is_divided_as_one_without() {
+fn epilogue_does_not_change_the_split_of_a_product() {
     let world = World::new();
     let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
     let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };

@@ -209,7 +209,7 @@ fn rows_give_what_the_interpreter_gives() {
 
 /// The choice of experts, and sums of rows.
 #[test]
-fn choices_and_sums_of_experts_give_what_the_interpreter_gives() {
+fn expert_selections_and_sums_match_the_interpreter() {
     let parts = include_str!("experts.symm").split("//# ").skip(1);
     let cases = parts.map(|part| {
         let (name, program) = part.split_once('\n').expect("a name and a program");

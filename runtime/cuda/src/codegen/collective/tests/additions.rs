@@ -159,7 +159,7 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 }
 
 #[test]
-fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
+fn large_two_shot_adds_residuals_chunk_by_chunk() {
     let given = Given {
         thresholds: ProtocolThresholds { min_pushed_bytes: 16, ..Given::default().thresholds },
         ..Given::default()
@@ -170,7 +170,7 @@ fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
 }
 
 #[test]
-fn what_does_not_store_alone_takes_no_addition() {
+fn unsupported_residual_additions_are_not_lowered() {
     let mut source = KernelSource::new();
     let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     let mut lowered = |dtype, elements, variant, addition: Addition| {

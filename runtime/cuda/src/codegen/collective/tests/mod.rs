@@ -101,7 +101,7 @@ fn kernel(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSou
 }
 
 #[test]
-fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
+fn grids_match_across_ranks_and_are_small_when_possible() {
     for n in [2, 3, 8] {
         for (kind, variant) in all(n) {
             let mut last = 0;
@@ -255,7 +255,7 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
 }
 
 #[test]
-fn words_and_lines_have_parts_of_a_zone_to_themselves() {
+fn ll_and_ll128_use_disjoint_parts_of_a_zone() {
     for n in 2..=MAX_RANKS as u32 {
         let most = LL_BYTES as usize / n as usize;
         let small = protocol_and_zone_part(n, most);
@@ -346,7 +346,7 @@ fn slots_of_a_zone_have_one_sender_each() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error_with_the_step() {
+fn invalid_collectives_are_errors_with_the_step() {
     let mut source = KernelSource::new();
     let mut call = collective(
         Kind::AllReduce(CollectiveReduceOp::Sum),
@@ -376,7 +376,7 @@ fn fails(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSour
 }
 
 #[test]
-fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
+fn plain_is_left_to_nccl_except_on_one_rank() {
     let mut source = KernelSource::new();
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let call = collective(sum.clone(), CollectiveVariant::Plain, 2, DType::F32, 4);
@@ -524,7 +524,7 @@ fn fused(n: u32, dtype: DType, hidden: usize, source: &mut KernelSource) -> Opti
 }
 
 #[test]
-fn a_norm_is_fused_where_a_block_holds_a_row() {
+fn norm_is_fused_where_a_block_holds_a_row() {
     let mut source = KernelSource::new();
     let Some(GpuCommand::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else {
         panic!("no kernel")

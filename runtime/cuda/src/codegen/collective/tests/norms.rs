@@ -299,7 +299,7 @@ fn forms() -> [Given; 2] {
 }
 
 #[test]
-fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
+fn rows_sent_by_several_blocks_have_equal_bits() {
     let alone = GridLimits { blocks: 1, ..SHARED_GRID };
     let mut worlds: Vec<(u32, Given)> = Vec::new();
     for n in [2, 3, 5, 8] {

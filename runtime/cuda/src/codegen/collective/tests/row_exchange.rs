@@ -448,7 +448,7 @@ impl BadEntry {
 }
 
 #[test]
-fn entries_that_are_out_of_range_are_reported_and_skipped() {
+fn out_of_range_entries_are_reported_and_skipped() {
     let small = dispatch(DType::F32, 4, 3, 2, 8);
     let mut source = KernelSource::new();
     let mut cases = Vec::new();
@@ -480,7 +480,7 @@ fn entries_that_are_out_of_range_are_reported_and_skipped() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
+fn invalid_row_exchanges_are_errors() {
     let fails = |shape: Shape, change: &dyn Fn(&mut ResolvedCollective)| {
         let mut call = shape.call(0, 2);
         change(&mut call);

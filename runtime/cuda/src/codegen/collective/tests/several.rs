@@ -188,7 +188,7 @@ fn several_collectives_give_what_each_gives() {
 }
 
 #[test]
-fn their_work_is_divided_among_the_threads_of_one_grid() {
+fn coalesced_work_is_divided_among_one_grid() {
     assert_eq!([kernel_of_gathers(2).grid[0], kernel_of_gathers(16).grid[0]], [2, 16]);
     let KernelParam::Value(turns) = &kernel_of_gathers(3).params[1] else { panic!("expected words") };
     let starts: Vec<u64> = turns.words().chunks(18).map(|turn| turn[17]).collect();
@@ -220,7 +220,7 @@ fn lower_on_rank_0(set: &Set) -> Option<Vec<GpuCommand>> {
 }
 
 #[test]
-fn what_is_no_set_of_one_kernel_is_none() {
+fn unsupported_sets_are_not_lowered_to_one_kernel() {
     let gather = (Kind::AllGather, DType::F32, 4, 0);
     let kept = Some(ExitBarrier::Kept);
     assert!(

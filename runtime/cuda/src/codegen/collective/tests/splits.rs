@@ -198,7 +198,7 @@ impl Misfit {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
+fn invalid_split_sizes_are_reported_without_moving_data() {
     let mut source = KernelSource::new();
     let mut cases = Vec::new();
     for (sizes, rank, direction, found) in UNFIT_SIZES {
@@ -256,7 +256,7 @@ fn with_control(peers: PeerContext) -> PeerContext {
 }
 
 #[test]
-fn a_cell_that_the_control_region_has_no_room_for_is_refused() {
+fn cell_larger_than_the_control_region_is_rejected() {
     let small = PeerContext {
         control: ControlRegion { groups: 2, max_exchange_ranks: 2, staging_bytes: STAGING_BYTES },
         ..peers(0, 3)
