@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use symmc_ir::infer::operand_counts;
 use symmc_ir::op::{BinaryOp, Op, UnaryOp};
-use symmc_ir::text::forms::{PRELUDE, forms};
+use symmc_ir::text::forms::{EXAMPLE_PRELUDE, forms};
 use symmc_ir::text::{op_name, parse, print, reference};
 use symmc_ir::verify::verify;
 
 /// The program of all examples.
 fn examples() -> String {
     let lines: Vec<&str> = forms().map(|form| form.example).collect();
-    format!("{PRELUDE}{}\n\nreturn %copy\n", lines.join("\n"))
+    format!("{EXAMPLE_PRELUDE}{}\n\nreturn %copy\n", lines.join("\n"))
 }
 
 #[test]

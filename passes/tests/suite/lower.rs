@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{CollectiveVariant, Graph, InputId, NumericsClass, Op, text};
 use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
-use symmc_passes::lower::{COALESCE, TOGETHER};
+use symmc_passes::lower::{COALESCE_RULE, JOINT_STEP_RULE};
 use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode, LowerConfig, find_coalescible, lower};
 use symmc_plan::{Decision, DecisionAlternative};
 
@@ -109,15 +109,15 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
             // Only rules that run a collective have a time.
             let runs = variant_rules().iter().any(|way| way.name == rule.name);
             assert!(
-                runs || [COALESCE, TOGETHER].contains(&rule.name.as_str())
+                runs || [COALESCE_RULE, JOINT_STEP_RULE].contains(&rule.name.as_str())
                     || rewriting_rules().any(|(name, _)| name == rule.name),
                 "{}: {choice:?}",
                 case.at
             );
-            assert_eq!(rule.us.is_some(), runs || rule.name == TOGETHER, "{}: {choice:?}", case.at);
+            assert_eq!(rule.us.is_some(), runs || rule.name == JOINT_STEP_RULE, "{}: {choice:?}", case.at);
         }
         if let [rule] = &choice.rules[..]
-            && rule.name != COALESCE
+            && rule.name != COALESCE_RULE
         {
             assert_eq!(rule.us, us(&choice.chosen), "{}: {choice:?}", case.at);
         }
@@ -134,7 +134,8 @@ fn cases() {
         .map(|(name, _)| name.into())
         .chain(variant_rules().into_iter().map(|w| w.name))
         .collect();
-    let known: BTreeSet<String> = known.into_iter().chain([COALESCE.into(), TOGETHER.into()]).collect();
+    let known: BTreeSet<String> =
+        known.into_iter().chain([COALESCE_RULE.into(), JOINT_STEP_RULE.into()]).collect();
     check("lower", |case: &Case| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower(&case.program, &config).unwrap();

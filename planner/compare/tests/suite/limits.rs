@@ -1,7 +1,7 @@
 //! Tests that a comparison reports what it does not cover.
 
 use crate::common::{compared, outcome};
-use symmc_compare::{LimitKind, MOST, SourceComparison, SourceStatus};
+use symmc_compare::{LimitKind, MAX_LISTED_ENTRIES, SourceComparison, SourceStatus};
 
 /// The limits of all parts.
 fn limits(all: &SourceComparison) -> Vec<(LimitKind, &str)> {
@@ -148,7 +148,7 @@ fn sizes_that_the_source_rejects_are_not_chosen() {
 /// Every part that was not compared is counted, also those whose reasons are not listed.
 #[test]
 fn every_part_that_is_left_out_is_counted() {
-    let many = MOST + 50;
+    let many = MAX_LISTED_ENTRIES + 50;
     let ops = |attributes: &str| -> String {
         let one = |k: usize| {
             format!(
@@ -161,6 +161,6 @@ fn every_part_that_is_left_out_is_counted() {
     let (status, all) = outcome(&ops(""), &ops("a"));
     assert_eq!(status, SourceStatus::NotCompared);
     let listed: usize = all.left_out.iter().map(|(_, n)| n).sum();
-    assert_eq!((all.left_out.len(), listed + all.more_left_out), (MOST, many), "{all:#?}");
+    assert_eq!((all.left_out.len(), listed + all.more_left_out), (MAX_LISTED_ENTRIES, many), "{all:#?}");
     assert!(all.to_string().starts_with(&format!("not compared with its source in {many} parts")), "{all}");
 }
