@@ -6,10 +6,10 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use symmc_tests::Processes;
+use symmc_tests::ProcessGuard;
 
 /// Starts two ranks as torchrun would, of which each does its task.
-fn start(port: u16, tasks: [&str; 2]) -> Processes {
+fn start(port: u16, tasks: [&str; 2]) -> ProcessGuard {
     let start = |(rank, task): (usize, &&str)| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rank"));
         // Its task, and the task of the rank that does not simply run.
@@ -26,7 +26,7 @@ fn start(port: u16, tasks: [&str; 2]) -> Processes {
         command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("a process")
     };
-    Processes(tasks.iter().enumerate().map(start).collect())
+    ProcessGuard(tasks.iter().enumerate().map(start).collect())
 }
 
 /// The line that a rank printed, or how it ended without one.
@@ -44,7 +44,7 @@ fn run_ranks(port: u16, tasks: [&str; 2]) -> ([String; 2], Duration) {
     let started = Instant::now();
     let mut ranks = start(port, tasks);
     let waited: Vec<Option<Child>> = ranks.0.drain(..).map(Some).collect();
-    let mut kept = Processes(Vec::new());
+    let mut kept = ProcessGuard(Vec::new());
     let mut texts = [String::new(), String::new()];
     for ((child, task), text) in waited.into_iter().zip(tasks).zip(&mut texts) {
         let child = child.expect("a process");

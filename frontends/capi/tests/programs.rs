@@ -7,17 +7,20 @@ use std::sync::OnceLock;
 
 /// The compiler and the flags of a program.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct CompilerConfig {
     compiler: &'static str,
     flags: &'static [&'static str],
     is_static: bool,
 }
 
-const C: Way = Way { compiler: "gcc", flags: &["-std=c11"], is_static: false };
-const CPP: Way = Way { compiler: "g++", flags: &["-std=c++17", "-x", "c++"], is_static: false };
-const STATIC: Way = Way { is_static: true, ..C };
-const SANITIZED: Way =
-    Way { flags: &["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ..C };
+const C: CompilerConfig = CompilerConfig { compiler: "gcc", flags: &["-std=c11"], is_static: false };
+const CPP: CompilerConfig =
+    CompilerConfig { compiler: "g++", flags: &["-std=c++17", "-x", "c++"], is_static: false };
+const STATIC: CompilerConfig = CompilerConfig { is_static: true, ..C };
+const SANITIZED: CompilerConfig = CompilerConfig {
+    flags: &["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    ..C
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -61,7 +64,7 @@ fn text(output: &Output) -> String {
 }
 
 /// Compiles and links a program.
-fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
+fn compiled(source: &Path, way: CompilerConfig, into: &Path) -> PathBuf {
     let name = source.file_stem().expect("a name").to_string_lossy();
     let program =
         into.join(format!("{name}-{}-{}", way.compiler, way.flags.len() + usize::from(way.is_static)));
@@ -99,7 +102,7 @@ fn example(name: &str) -> PathBuf {
 }
 
 /// Threads and processes, compiled in one way.
-fn both(way: Way) {
+fn both(way: CompilerConfig) {
     if !has(way.compiler) {
         return;
     }
@@ -228,7 +231,7 @@ fn random_trials(least: u64) -> (u64, u64) {
 }
 
 /// Runs a random program of this folder with its trials for each number of ranks.
-fn run_random(name: &str, trials: &[(u64, u64)], seed: u64, way: Way) {
+fn run_random(name: &str, trials: &[(u64, u64)], seed: u64, way: CompilerConfig) {
     if !has(way.compiler) {
         return;
     }
@@ -326,7 +329,7 @@ fn the_libraries_have_every_function_of_the_header() {
     let source = folder.path().join("all.c");
     std::fs::write(&source, program).expect("written");
     for way in [C, STATIC].into_iter().filter(|way| has(way.compiler)) {
-        let way = Way { flags: &["-std=c11", "-Wno-cast-function-type"], ..way };
+        let way = CompilerConfig { flags: &["-std=c11", "-Wno-cast-function-type"], ..way };
         assert_eq!(
             ran(&compiled(&source, way, folder.path()), &[]),
             format!("{}\n", env!("CARGO_PKG_VERSION"))

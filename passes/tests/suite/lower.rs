@@ -17,9 +17,9 @@ use symmc_passes::lower::{COALESCE_RULE, JOINT_STEP_RULE};
 use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode, LowerConfig, find_coalescible, lower};
 use symmc_plan::{Decision, DecisionAlternative};
 
-use crate::common::{Case, bindings, check, difference};
+use crate::common::{ProgramCase, bindings, check, difference};
 
-fn config(case: &Case) -> (LowerConfig, Vec<String>) {
+fn config(case: &ProgramCase) -> (LowerConfig, Vec<String>) {
     let mut config = LowerConfig::new(MachineProfile::builtin("h200x4").unwrap());
     let mut rules = Vec::new();
     let mut only = Vec::new();
@@ -90,7 +90,7 @@ fn describe_alternative(alternative: &DecisionAlternative) -> String {
 }
 
 /// Checks the properties of every lowering.
-fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
+fn sound(case: &ProgramCase, out: &Graph, choices: &[Decision]) {
     for node in out.nodes.values() {
         let Op::Collective(c) = &node.op else { continue };
         assert!(c.variant.is_some_and(|v| v.contract(&c.kind).is_some()), "{}: {c:?}", case.at);
@@ -136,7 +136,7 @@ fn cases() {
         .collect();
     let known: BTreeSet<String> =
         known.into_iter().chain([COALESCE_RULE.into(), JOINT_STEP_RULE.into()]).collect();
-    check("lower", |case: &Case| {
+    check("lower", |case: &ProgramCase| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower(&case.program, &config).unwrap();
         sound(case, &out, &choices);

@@ -4,7 +4,9 @@ use symmc_ir::{DType, Tensor, interp};
 use symmc_runtime::custom::KernelSignature;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Lanes, Timing};
 
-use crate::support::{Alone, Rank, bindings, check_against_interpreter, inputs, planned, run_once};
+use crate::support::{
+    NoCommunicator, RankBuffers, bindings, check_against_interpreter, inputs, planned, run_once,
+};
 
 /// Checks a program in both modes for several values of its symbols.
 fn agrees(program: &str, values: &[&[(&str, i64)]]) {
@@ -300,13 +302,13 @@ return %y
 fn steps_are_timed_where_asked() {
     let planned = planned("program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = exp %x\nreturn %y\n");
     let none = bindings(&planned.graph, &[]);
-    let mut rank = Rank::new(&planned, &none, &inputs(&planned.graph, &none, 1)[0]);
+    let mut rank = RankBuffers::new(&planned, &none, &inputs(&planned.graph, &none, 1)[0]);
     let (memory, registry) = (rank.memory(), CustomKernelRegistry::new());
     let timed = ExecConfig { timing: Timing::Steps, ..ExecConfig::default() };
-    let report = run_once(&planned.plan, &registry, timed, &none, &memory, &Alone).expect("runs");
+    let report = run_once(&planned.plan, &registry, timed, &none, &memory, &NoCommunicator).expect("runs");
     assert_eq!(report.step_ns.map(|ns| ns.len()), Some(planned.plan.buckets[0].steps.len()));
-    let report =
-        run_once(&planned.plan, &registry, ExecConfig::default(), &none, &memory, &Alone).expect("runs");
+    let report = run_once(&planned.plan, &registry, ExecConfig::default(), &none, &memory, &NoCommunicator)
+        .expect("runs");
     assert_eq!(report.step_ns, None);
 }
 

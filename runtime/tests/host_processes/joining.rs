@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, raise};
 use symmc_control::{JoinTerm, Membership, TermContent};
 use symmc_runtime::job::{RankJob, SessionRequest, run_rank};
 
-use crate::programs::{Owned, open};
+use crate::programs::{OwnedJob, open};
 use crate::{Test, custom};
 
 pub const TESTS: &[Test] = &[
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
 pub fn member() -> ExitCode {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let mut owned = match variable("WORLD_SIZE").as_str() {
-        "4" => Owned::mixed(4),
+        "4" => OwnedJob::mixed(4),
         _ => custom::joined(),
     };
     owned.repeats = variable("TEST_REPEATS").parse().unwrap_or(1);
@@ -40,7 +40,7 @@ pub fn member() -> ExitCode {
         // Ranks with different identities of their contents read them.
         settings.push(JoinTerm::content(
             "contents",
-            Arc::new(Stops { at: stops.clone(), name: variable("RANK") }),
+            Arc::new(StoppingContents { at: stops.clone(), name: variable("RANK") }),
         ));
     }
     let result = Membership::from_env().and_then(|place| {
@@ -86,12 +86,12 @@ fn stop() {
 }
 
 /// Contents whose reading stops the process.
-struct Stops {
+struct StoppingContents {
     at: String,
     name: String,
 }
 
-impl TermContent for Stops {
+impl TermContent for StoppingContents {
     fn identity(&self) -> std::io::Result<String> {
         Ok(self.name.clone())
     }
@@ -172,7 +172,7 @@ fn another_plan_is_refused_on_every_rank() {
         texts.push(said(&output));
     }
     let [hash, other] = ["host", "another"].map(|machine| {
-        let mut owned = Owned::mixed(4);
+        let mut owned = OwnedJob::mixed(4);
         owned.edit(|plan| plan.machine = machine.into());
         owned.plan.hash()
     });

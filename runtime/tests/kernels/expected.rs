@@ -11,7 +11,7 @@ use symmc_ir::{
 use symmc_runtime::kernels::KernelError;
 use symmc_support::random::SplitMix;
 
-use crate::support::{Placed, floats, ints, run};
+use crate::support::{PlacedTensor, floats, ints, run};
 
 const NAN: f64 = f64::NAN;
 const INF: f64 = f64::INFINITY;
@@ -355,7 +355,7 @@ fn elementwise_ops_run_in_place_in_any_layout() {
         let mut random = SplitMix(seed);
         let shape = [1 + random.below(40), 1 + random.below(40)];
         let x: Vec<f64> = (0..shape[0] * shape[1]).map(|i| i as f64).collect();
-        let mut placed = Placed::scattered(&floats(DType::BF16, &shape, &x), &mut random);
+        let mut placed = PlacedTensor::scattered(&floats(DType::BF16, &shape, &x), &mut random);
         placed.in_place(&Op::Unary(UnaryOp::Neg)).expect("defined");
         let expected: Vec<f64> = x.iter().map(|x| -x).collect();
         assert_eq!(placed.tensor(), floats(DType::BF16, &shape, &expected));

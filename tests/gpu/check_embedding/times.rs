@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use symmc::unstable::cuda::device::driver::Device;
 use symmc::{ArgumentBinding, Group, OpenOptions, Program, Session, SessionValue};
 
-use crate::common::{Block, RANK_COUNT, WAIT_TIMEOUT, config, on_ranks, planned};
+use crate::common::{DeviceBlock, RANK_COUNT, WAIT_TIMEOUT, config, on_ranks, planned};
 
 /// How often each is timed.
 const RUNS: usize = 1000;
@@ -49,20 +49,23 @@ fn each(session: &mut Session, mut before: impl FnMut(&mut Session, usize) -> Re
 }
 
 /// Memory of the caller, with many places for something in it.
-struct Places {
-    block: Block,
+struct BlockPlaces {
+    block: DeviceBlock,
     bytes: usize,
 }
 
-impl Places {
+impl BlockPlaces {
     const STEP: usize = 256;
 
-    fn of(device: &Arc<Device>, value: &SessionValue) -> Result<Places> {
-        Ok(Places { block: Block::of(device, value.bytes + RUNS * Places::STEP)?, bytes: value.bytes })
+    fn of(device: &Arc<Device>, value: &SessionValue) -> Result<BlockPlaces> {
+        Ok(BlockPlaces {
+            block: DeviceBlock::of(device, value.bytes + RUNS * BlockPlaces::STEP)?,
+            bytes: value.bytes,
+        })
     }
 
     fn bind(&self, session: &mut Session, name: &str, place: usize) -> Result<()> {
-        let at = self.block.ptr().wrapping_add(place * Places::STEP);
+        let at = self.block.ptr().wrapping_add(place * BlockPlaces::STEP);
         // SAFETY: the block lives until something else is bound, and has room behind its last place.
         unsafe { session.bind(name, at, self.bytes)? };
         Ok(())
@@ -75,7 +78,7 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
     let outputs = session.outputs()?.into_iter().filter(|output| output.replaces.is_none());
     let mut all = Vec::new();
     for value in arguments.into_iter().chain(parameters).chain(outputs) {
-        let places = Places::of(device, &value)?;
+        let places = BlockPlaces::of(device, &value)?;
         places.bind(session, &value.name, 0)?;
         all.push((value.name, places));
     }
@@ -107,7 +110,7 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
 
 /// The first argument in memory of the caller, which changes.
 fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device>) -> Result<Vec<String>> {
-    let (name, places) = (&argument.name, Places::of(device, argument)?);
+    let (name, places) = (&argument.name, BlockPlaces::of(device, argument)?);
     let two = enqueued(session, RUNS, |s, run| places.bind(s, name, run % 2))?;
     let new = enqueued(session, RUNS, |s, run| places.bind(s, name, run))?;
     let mut bind = Vec::with_capacity(RUNS);
@@ -128,7 +131,7 @@ fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device
 fn each_bound(session: &mut Session, values: &[SessionValue], device: &Arc<Device>) -> Result<String> {
     let mut times = Vec::new();
     for value in values {
-        let places = Places::of(device, value)?;
+        let places = BlockPlaces::of(device, value)?;
         let all = enqueued(session, 8, |s, run| places.bind(s, &value.name, run))?;
         times.extend(all.into_iter().skip(1));
         session.unbind(&value.name)?;

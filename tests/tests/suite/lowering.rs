@@ -10,7 +10,7 @@ use symmc::unstable::cuda::codegen::lowered::LoweredProgram;
 use symmc::{
     ArgumentBinding, CheckedPlan, CompileConfig, CustomKernelRegistry, MachineProfile, OpenOptions, Program,
 };
-use symmc_cases::programs::{self, Variants};
+use symmc_cases::programs::{self, VariantMode};
 use symmc_ir::text;
 use symmc_runtime::exec::{self, ResolvedProgram};
 use symmc_runtime::session::SessionLayout;
@@ -94,7 +94,7 @@ fn ranks_run_the_collectives_of_recorded_programs_alike() {
 fn ranks_run_the_collectives_of_random_programs_alike() {
     let mut compared = 0;
     for seed in 0..150 {
-        let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
+        let graph = programs::program(seed, 4 + seed as usize % 20, VariantMode::Drawn);
         let program = Program::from_text(&text::print(&graph)).expect("a program");
         for bind in [ArgumentBinding::None, ArgumentBinding::All] {
             let Some(plan) = planned(&program, bind) else { continue };
@@ -109,7 +109,7 @@ fn ranks_run_the_collectives_of_random_programs_alike() {
 fn programs_that_take_turns_are_lowered_after_a_barrier() {
     let (mut plans, mut compared) = (0, 0);
     for seed in 0..60 {
-        let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
+        let graph = programs::program(seed, 4 + seed as usize % 20, VariantMode::Drawn);
         let program = Program::from_text(&text::print(&graph)).expect("a program");
         let Some(plan) = planned(&program, ArgumentBinding::All).filter(|plan| plan.ranks > 1) else {
             continue;

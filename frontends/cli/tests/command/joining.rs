@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use crate::common::{failure, symmc};
 
 /// A program in a folder of its own.
-struct Case {
+struct JoinCase {
     dir: tempfile::TempDir,
 }
 
-impl Case {
-    fn new() -> Case {
-        let case = Case { dir: tempfile::tempdir().expect("a folder") };
+impl JoinCase {
+    fn new() -> JoinCase {
+        let case = JoinCase { dir: tempfile::tempdir().expect("a folder") };
         case.write("p.symm", "p", 3, "relu");
         case
     }
@@ -77,7 +77,7 @@ fn all_say(outputs: &[Output], code: i32, parts: &[&str]) {
 
 #[test]
 fn the_variables_of_each_launcher_make_one_run() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let pid = std::process::id();
     let families: [&dyn Fn(u32) -> Vec<(&'static str, String)>; 4] = [
         &|rank| torch(rank, 3, "1"),
@@ -127,7 +127,7 @@ fn the_variables_of_each_launcher_make_one_run() {
 
 #[test]
 fn leftover_launcher_variables_do_not_prevent_a_run() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let all = |environment: &[(&str, &str)], line: &str| {
         let environment: Vec<_> =
             environment.iter().map(|&(name, value)| (name, value.to_string())).collect();
@@ -163,7 +163,7 @@ fn contradictions_name_both_launchers() {
 
 #[test]
 fn joining_times_out_and_names_missing_ranks() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let line = format!("{RUN} --timeout 2");
     for (present, missing, port) in [
         (&[0, 2][..], "rank 1 did not join", "2"),
@@ -179,7 +179,7 @@ fn joining_times_out_and_names_missing_ranks() {
 
 #[test]
 fn the_earliest_limit_ends_the_wait_of_all() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let start = Instant::now();
     let patient = case.rank(&format!("{RUN} --timeout 100"), 0, 3, "5");
     let other = case.rank(&format!("{RUN} --timeout 2"), 2, 3, "5");
@@ -189,7 +189,7 @@ fn the_earliest_limit_ends_the_wait_of_all() {
 
 #[test]
 fn a_late_rank_is_awaited() {
-    let case = Case::new();
+    let case = JoinCase::new();
     for late in 0..3 {
         let port = format!("6{late}");
         let mut ranks: Vec<Child> =
@@ -202,7 +202,7 @@ fn a_late_rank_is_awaited() {
 
 #[test]
 fn duplicate_rank_is_named_on_all_ranks() {
-    let case = Case::new();
+    let case = JoinCase::new();
     for twice in [1, 0] {
         let port = format!("7{twice}");
         // The second process with the rank starts when the first has joined.
@@ -217,7 +217,7 @@ fn duplicate_rank_is_named_on_all_ranks() {
 
 #[test]
 fn all_ranks_name_a_rank_that_fails_before_joining() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let mut victim = case.rank(RUN, 2, 3, "8");
     let first = case.rank(RUN, 0, 3, "8");
     std::thread::sleep(Duration::from_millis(1500));
@@ -237,7 +237,7 @@ fn all_ranks_name_a_rank_that_fails_before_joining() {
 /// A number of ranks that no program has is refused before memory is taken for each rank.
 #[test]
 fn impossible_numbers_of_ranks_take_no_memory() {
-    let case = Case::new();
+    let case = JoinCase::new();
     for rank in [0, 7] {
         let limited = format!("ulimit -v 2000000 && exec {} {RUN} --timeout 2", env!("CARGO_BIN_EXE_symmc"));
         let mut command = std::process::Command::new("sh");
@@ -249,7 +249,7 @@ fn impossible_numbers_of_ranks_take_no_memory() {
 
 #[test]
 fn descriptor_shortage_fails_all_ranks_with_one_code() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let mut codes = Vec::new();
     for rank in [0, 2] {
         for (i, limit) in [7, 8, 9, 10, 11, 12, 13, 14, 16, 18].into_iter().enumerate() {
@@ -279,7 +279,7 @@ fn descriptor_shortage_fails_all_ranks_with_one_code() {
 
 #[test]
 fn the_step_is_named_when_rank_0_dies() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let line = format!("{RUN} --repeat 100000000");
     // Rank 0 may die before its first step or between two steps; after a few attempts it dies within one.
     let is_named = |attempt: u32| {
@@ -301,7 +301,7 @@ fn the_step_is_named_when_rank_0_dies() {
 
 #[test]
 fn differences_are_named_on_all_ranks_with_one_code() {
-    let case = Case::new();
+    let case = JoinCase::new();
     case.write("q.symm", "q", 3, "relu");
     case.write("neg.symm", "p", 3, "neg");
     case.write("four.symm", "p", 4, "relu");

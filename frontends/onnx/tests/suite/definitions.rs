@@ -11,14 +11,14 @@ use crate::ops::program;
 
 /// One version of an op: its largest numbers of operands and results, and its attributes as name, type and
 /// default.
-struct Definition {
+struct OpDefinition {
     since: i64,
     most: [Option<usize>; 2],
     attributes: Vec<(&'static str, &'static str, Option<&'static str>)>,
 }
 
-fn definitions() -> HashMap<&'static str, Vec<Definition>> {
-    let mut all: HashMap<&str, Vec<Definition>> = HashMap::new();
+fn definitions() -> HashMap<&'static str, Vec<OpDefinition>> {
+    let mut all: HashMap<&str, Vec<OpDefinition>> = HashMap::new();
     let lines = include_str!("../../src/ops/schemas.txt").lines();
     for line in lines.filter(|l| !l.starts_with(['#', 'n', 'o']) && !l.ends_with("deprecated")) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -31,7 +31,7 @@ fn definitions() -> HashMap<&'static str, Vec<Definition>> {
         };
         let attributes = attributes.iter().map(attribute).collect();
         let since = since.parse().expect("a version");
-        all.entry(name).or_default().push(Definition { since, most, attributes });
+        all.entry(name).or_default().push(OpDefinition { since, most, attributes });
     }
     all
 }
@@ -55,7 +55,7 @@ const HARMLESS: &[(&str, &str)] = &[
 ];
 
 /// A program of `ops.txt` with its op and the schema of the op.
-fn cases(mut visit: impl FnMut(&'static str, &Definition, &dyn Fn() -> Fake)) {
+fn cases(mut visit: impl FnMut(&'static str, &OpDefinition, &dyn Fn() -> Fake)) {
     let all = definitions();
     for line in include_str!("ops.txt").lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
         let (version, call) = line.split_once(' ').expect("a version and a call");

@@ -2,12 +2,12 @@
 
 use symmc_support::random::SplitMix;
 
-use super::emulate::{Given, Library, World, bytes_at};
+use super::emulate::{EmulatedWorld, EmulationLibrary, WorldConfig, bytes_at};
 use super::*;
 
 /// Rows of `row` elements, `capacity` of them on each rank.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct SplitShape {
     dtype: DType,
     row: usize,
     capacity: usize,
@@ -16,13 +16,13 @@ struct Shape {
     shift: usize,
 }
 
-const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
-    Shape { dtype, row, capacity, variant: CollectiveVariant::Plain, shift: 0 }
+const fn shape(dtype: DType, row: usize, capacity: usize) -> SplitShape {
+    SplitShape { dtype, row, capacity, variant: CollectiveVariant::Plain, shift: 0 }
 }
 
 /// Every unit; messages of no round, one round, a partial round and many rounds; grids of one and of several
 /// blocks.
-const TEST_SHAPES: [Shape; 9] = [
+const TEST_SHAPES: [SplitShape; 9] = [
     shape(DType::F32, 5, 24),
     shape(DType::F32, 4, 300),
     shape(DType::BF16, 3, 40),
@@ -30,8 +30,8 @@ const TEST_SHAPES: [Shape; 9] = [
     shape(DType::I64, 1, 90),
     shape(DType::F64, 2, 6),
     shape(DType::F32, 9, 0),
-    Shape { shift: 1, ..shape(DType::BF16, 8, 60) },
-    Shape { shift: 1, ..shape(DType::I32, 4, 33) },
+    SplitShape { shift: 1, ..shape(DType::BF16, 8, 60) },
+    SplitShape { shift: 1, ..shape(DType::I32, 4, 33) },
 ];
 
 const VALUE_BYTES: usize = 8 << 10;
@@ -39,7 +39,7 @@ const VALUE_BYTES: usize = 8 << 10;
 /// The offsets of a rank's operand, result, sizes and received sizes in its arena.
 const VALUE_OFFSETS: [usize; 4] = [0, VALUE_BYTES, 2 * VALUE_BYTES, 2 * VALUE_BYTES + 1024];
 
-fn call(shape: &Shape, n: u32) -> ResolvedCollective {
+fn call(shape: &SplitShape, n: u32) -> ResolvedCollective {
     let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
     let kind = Kind::AllToAll(AllToAllSplits::Device);
     ResolvedCollective {
@@ -100,11 +100,11 @@ fn byte(rank: usize, round: usize, i: usize) -> u8 {
 
 /// One exchange on one rank: writes operand and sizes, runs the kernel, and compares the result.
 fn one(
-    shape: &Shape,
+    shape: &SplitShape,
     kernel: &KernelLaunch,
     base: Address,
     (me, n, round): (usize, usize, usize),
-    library: &Library,
+    library: &EmulationLibrary,
 ) {
     let row = shape.row * shape.dtype.size();
     let bytes = row * shape.capacity;
@@ -135,17 +135,17 @@ fn one(
 fn rows_go_where_the_sizes_say() {
     for n in 1..=4u32 {
         let chaos = (n == 3).then_some(5);
-        let world = World::new(n, &Given { chaos, ..Given::default() });
-        let mut shapes: Vec<Shape> = Vec::new();
+        let world = EmulatedWorld::new(n, &WorldConfig { chaos, ..WorldConfig::default() });
+        let mut shapes: Vec<SplitShape> = Vec::new();
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-            shapes.extend(TEST_SHAPES.iter().map(|shape| Shape { variant, ..*shape }));
+            shapes.extend(TEST_SHAPES.iter().map(|shape| SplitShape { variant, ..*shape }));
         }
         let mut source = KernelSource::new();
         let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
         for peers in &world.peers {
             kernels.push(shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect());
         }
-        let Some(library) = Library::new(&source, &format!("splits-{n}")) else { return };
+        let Some(library) = EmulationLibrary::new(&source, &format!("splits-{n}")) else { return };
         std::thread::scope(|scope| {
             for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
                 let shapes = &shapes;
@@ -172,18 +172,18 @@ const UNFIT_SIZES: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
 ];
 
 /// An exchange of three ranks whose sizes do not fit.
-struct Misfit {
+struct UnfitExchange {
     variant: CollectiveVariant,
     sizes: [[i64; 3]; 3],
     rank: u32,
     direction: SplitDirection,
     found: [i64; 3],
-    world: World,
+    world: EmulatedWorld,
     kernels: Vec<KernelLaunch>,
 }
 
-impl Misfit {
-    fn run_rank(&self, me: usize, library: &Library) {
+impl UnfitExchange {
+    fn run_rank(&self, me: usize, library: &EmulationLibrary) {
         let base = self.world.peers[me].arenas[me];
         // SAFETY: nothing else accesses the sizes.
         let sent = unsafe { bytes_at(base + VALUE_OFFSETS[2] as Address, 24) };
@@ -203,13 +203,13 @@ fn invalid_split_sizes_are_reported_without_moving_data() {
     let mut cases = Vec::new();
     for (sizes, rank, direction, found) in UNFIT_SIZES {
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-            let world = World::new(3, &Given::default());
-            let bad = call(&Shape { variant, ..shape(DType::F32, 2, 10) }, 3);
+            let world = EmulatedWorld::new(3, &WorldConfig::default());
+            let bad = call(&SplitShape { variant, ..shape(DType::F32, 2, 10) }, 3);
             let kernels = world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
-            cases.push(Misfit { variant, sizes, rank, direction, found, world, kernels });
+            cases.push(UnfitExchange { variant, sizes, rank, direction, found, world, kernels });
         }
     }
-    let Some(library) = Library::new(&source, "unfit") else { return };
+    let Some(library) = EmulationLibrary::new(&source, "unfit") else { return };
     for case in &cases {
         std::thread::scope(|scope| {
             let library = &library;
@@ -230,7 +230,7 @@ fn invalid_split_sizes_are_reported_without_moving_data() {
 pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
         for row in [1, 2, 4, 8, 16] {
-            let call = call(&Shape { variant, ..shape(DType::U8, row, 40) }, n);
+            let call = call(&SplitShape { variant, ..shape(DType::U8, row, 40) }, n);
             lowered(&call, &with_control(peers(0, n)), source);
         }
     }
