@@ -84,7 +84,7 @@ fn trial(graph: &Graph, seed: u64, all: &mut TrialCounts) -> Result<Option<Emula
     let config = CompileConfig::default().with_profile(profile).with_buckets(buckets);
     let plan = symmc::compile(&program, &config).map_err(|e| format!("compile: {e}"))?;
     let ranks = plan.ranks;
-    let runs = chosen(graph, &plan, &mut r, all)?;
+    let runs = choose_runs(graph, &plan, &mut r, all)?;
     let ranks = thread::scope(|scope| {
         let one = |group: Group| {
             let (plan, runs) = (&plan, &runs);
@@ -101,7 +101,7 @@ fn trial(graph: &Graph, seed: u64, all: &mut TrialCounts) -> Result<Option<Emula
 }
 
 /// Compares at all sizes whether they bind, and chooses those to run.
-fn chosen(
+fn choose_runs(
     graph: &Graph,
     plan: &CheckedPlan,
     r: &mut SplitMix,

@@ -60,8 +60,11 @@ pub fn trial(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Result
     let graph = programs::program(seed, nodes, if drawn { VariantMode::Drawn } else { VariantMode::Open });
     let mut story = format!("seed {seed}, {nodes} nodes");
     let tried = AssertUnwindSafe(|| {
-        let plan =
-            if drawn { given(&graph, &mut r, &mut story) } else { chosen(&graph, &mut r, &mut story) }?;
+        let plan = if drawn {
+            plan_named_variants(&graph, &mut r, &mut story)
+        } else {
+            plan_by_passes(&graph, &mut r, &mut story)
+        }?;
         run(&graph, &plan, &mut r, &mut story, processes)
     });
     let result = catch_unwind(tried).unwrap_or_else(|panic| {
@@ -128,7 +131,8 @@ fn shared_cases(
             continue;
         }
         *story += &format!("\nprogram {}: seed {seed}", cases.len());
-        let plan = if drawn { given(&graph, r, story) } else { chosen(&graph, r, story) }?;
+        let plan =
+            if drawn { plan_named_variants(&graph, r, story) } else { plan_by_passes(&graph, r, story) }?;
         let (histories, turns) = (histories(&graph, &plan)?, session(&graph, r)?);
         cases.push(TrialCase { graph, plan, histories, turns });
         if cases.len() == count {
@@ -177,7 +181,7 @@ pub fn least(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Option
 }
 
 /// The plan of a program whose collectives name their variants.
-fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
+fn plan_named_variants(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
     let ranges = ranges(graph, r);
     let narrow = |range: &Vec<(SymbolId, i64, i64)>| {
         let mut graph = graph.clone();
@@ -217,7 +221,7 @@ fn planned(
 }
 
 /// The plan of a program by all passes.
-fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
+fn plan_by_passes(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
     let machine = r.pick(&MachineProfile::builtin_names());
     let mut profile = MachineProfile::builtin(machine).ok_or("no such machine")?;
@@ -569,7 +573,7 @@ fn replaced(
     for ((output, expected), history) in graph.outputs.iter().zip(&turn.outputs[rank]).zip(histories) {
         if let OutputKind::Mutates(input) = output.kind {
             let found = Tensor::new(expected.dtype(), expected.shape(), inputs[input.index()].bytes());
-            near(&found.ok_or("no tensor")?, expected, history)
+            compare_near(&found.ok_or("no tensor")?, expected, history)
                 .map_err(|e| format!("input {} after the run: {e}", InputId::new(input.index())))?;
         }
     }
@@ -583,7 +587,7 @@ fn compare(
 ) -> Result<(), String> {
     for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
         let name = graph.value_name(graph.outputs[k].value);
-        near(found, expected, &histories[k]).map_err(|e| format!("output {k} (%{name}): {e}"))?;
+        compare_near(found, expected, &histories[k]).map_err(|e| format!("output {k} (%{name}): {e}"))?;
     }
     Ok(())
 }
@@ -605,7 +609,7 @@ pub fn tolerance_of(history: &RoundingHistory, expected: &Tensor, scale: f64) ->
     Tolerance { absolute: default.absolute.max(scale * fraction), ..default }
 }
 
-fn near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
+fn compare_near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
     let tolerance = tolerance_of(history, expected, largest(expected));
     let comparison = interp::compare(found, expected, tolerance);
     if comparison.agrees() { Ok(()) } else { Err(format!("{comparison} (allowed {tolerance})")) }

@@ -25,7 +25,7 @@ impl GrowthChoices<'_> {
     }
 }
 
-fn grow(choices: &[u16]) -> Graph {
+fn grow_program(choices: &[u16]) -> Graph {
     let mut c = GrowthChoices(choices.iter());
     let mut b = GraphBuilder::new("random", Some(2));
     let t = b.symbol("t", 1, 6);
@@ -247,7 +247,7 @@ const RECOGNISED: [&str; 7] = [
 ];
 
 fn check(choices: &[u16]) {
-    let source = grow(choices);
+    let source = grow_program(choices);
     if symmc_ir::verify::verify(&source).is_err() {
         return;
     }

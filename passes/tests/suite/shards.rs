@@ -49,7 +49,7 @@ fn shape(spelling: &str, at_axis: i64) -> Vec<i64> {
     shape
 }
 
-fn list(shape: &[i64]) -> String {
+fn extent_list(shape: &[i64]) -> String {
     shape.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -64,10 +64,10 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
     };
     let tail = own.split_once(", ").unwrap().1;
     writeln!(out, "arg %x: {dtype}[{own}]").unwrap();
-    writeln!(out, "arg %t: i64[{}]", list(&shape(spelling, 2))).unwrap();
-    writeln!(out, "arg %r: {dtype}[{}]", list(&shape(spelling, 1))).unwrap();
+    writeln!(out, "arg %t: i64[{}]", extent_list(&shape(spelling, 2))).unwrap();
+    writeln!(out, "arg %r: {dtype}[{}]", extent_list(&shape(spelling, 1))).unwrap();
     writeln!(out, "arg %q: i64[3]\narg %s: i64[]").unwrap();
-    writeln!(out, "arg %u: i32[{}]", list(&shape(spelling, 1))).unwrap();
+    writeln!(out, "arg %u: i32[{}]", extent_list(&shape(spelling, 1))).unwrap();
     let name = if spelling == "rows" { "v" } else { "g" };
     writeln!(out, "%{name}: {dtype}[{rows}, {tail}] = all_gather %x group=@g").unwrap();
     let all = n * s;
@@ -273,13 +273,14 @@ fn program(
     let sum = if dtype.is_float() { name } else { "i64" };
     let (rank, axis) = axes_of(spelling);
     let all = EXTENT * group.2;
-    let of = |dtype: &str, extent: i64| format!("{dtype}[{}]", list(&shape(spelling, extent)));
+    let of = |dtype: &str, extent: i64| format!("{dtype}[{}]", extent_list(&shape(spelling, extent)));
     let mut out = prelude(spelling, name, group);
     let mut row = vec![1; rank];
     row[axis] = all;
     for line in reader.lines {
-        let mut line =
-            line.replace("R[bool]", &format!("bool[{}]", list(&row))).replace("[N]", &format!("[{all}]"));
+        let mut line = line
+            .replace("R[bool]", &format!("bool[{}]", extent_list(&row)))
+            .replace("[N]", &format!("[{all}]"));
         for dtype in ["D", "f32"] {
             line = line.replace(&format!("V[{dtype}]"), &of(dtype, all));
         }
@@ -293,7 +294,7 @@ fn program(
         }
         let mut others = shape(spelling, 1);
         others.remove(axis);
-        line = line.replace("P[D, 3]", &of("D", 3)).replace("Q[D]", &format!("D[{}]", list(&others)));
+        line = line.replace("P[D, 3]", &of("D", 3)).replace("Q[D]", &format!("D[{}]", extent_list(&others)));
         let axes = (0..rank).map(|a| a.to_string()).collect::<Vec<_>>().join(", ");
         line = line.replace("ALL", &axes).replace("axis=A", &format!("axis={axis}"));
         line = line.replace("[A]", &format!("[{axis}]"));

@@ -357,7 +357,7 @@ fn two_fused_products_pay_off_where_one_does_not() {
 }
 
 /// An all-gather along the last axis, and its reader.
-fn gathered(tokens: &str, variant: &str) -> String {
+fn last_axis_gather(tokens: &str, variant: &str) -> String {
     format!(
         "program \"gathered\" ranks 4\nsymbol t in {tokens}\ngroup @tp world\narg %x: bf16[t, 64]\nparam %w: bf16[256, 32]\n\
          %l: bf16[t, 64] = neg %x\n%g: bf16[4*t, 64] = all_gather %l group=@tp via={variant}\n\
@@ -369,7 +369,7 @@ fn gathered(tokens: &str, variant: &str) -> String {
 #[test]
 fn last_axis_gather_is_fused_with_its_copy() {
     for variant in ["ll", "pull"] {
-        let plan = planned(&gathered("1..=64", variant));
+        let plan = planned(&last_axis_gather("1..=64", variant));
         assert_eq!(dispatches(&plan), ["gather: g r p f"], "{variant}");
         let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
         assert_eq!(steps, ["l", "g", "y"]);
@@ -377,9 +377,9 @@ fn last_axis_gather_is_fused_with_its_copy() {
     }
     // Other variants, whose results are written by peers or by the library.
     for variant in ["push", "plain", "copies", "pull_copies", "nccl_window"] {
-        assert_eq!(dispatches(&planned(&gathered("1..=64", variant))), [""; 0], "{variant}");
+        assert_eq!(dispatches(&planned(&last_axis_gather("1..=64", variant))), [""; 0], "{variant}");
     }
-    let program = gathered("1..=64", "pull");
+    let program = last_axis_gather("1..=64", "pull");
     let apart = |from: &str, to: &str| {
         assert!(program.contains(from), "{from}");
         assert_eq!(dispatches(&planned(&program.replace(from, to))), [""; 0], "{to}");
@@ -409,7 +409,7 @@ fn last_axis_gather_is_fused_with_its_copy() {
 #[test]
 fn edited_gather_dispatches_are_rejected() {
     let edit = |changes: &[(&str, &str)]| {
-        let mut plan = planned(&gathered("1..=64", "pull"));
+        let mut plan = planned(&last_axis_gather("1..=64", "pull"));
         for (from, to) in changes {
             assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
             plan.programs[0] = plan.programs[0].replacen(from, to, 1);
@@ -430,11 +430,11 @@ fn edited_gather_dispatches_are_rejected() {
     // A copy of another value, or of a part.
     assert!(!edit(&[("permute %r perm=[1, 0, 2]", "permute %l perm=[1, 0, 2]")]).is_empty());
     // The copy over the operand, and without memory.
-    let mut plan = planned(&gathered("1..=64", "ll"));
+    let mut plan = planned(&last_axis_gather("1..=64", "ll"));
     let result = plan.buckets[0].places["f"].clone();
     plan.buckets[0].places["l"] = result;
     assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
-    let mut plan = planned(&gathered("1..=64", "pull"));
+    let mut plan = planned(&last_axis_gather("1..=64", "pull"));
     plan.buckets[0].places.shift_remove("f");
     assert!(broken(&plan).contains("PlaceMissing"), "{:?}", broken(&plan));
 }
@@ -445,7 +445,7 @@ pub(crate) fn broken(plan: &Plan) -> BTreeSet<String> {
 }
 
 /// The plan of a layer with its program changed.
-fn edited(from: &str, to: &str) -> Plan {
+fn edit_layer(from: &str, to: &str) -> Plan {
     let mut plan = planned(&layer("1..=64", "ll"));
     assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
     plan.programs[0] = plan.programs[0].replacen(from, to, 1);
@@ -462,11 +462,11 @@ fn edited_product_dispatches_are_rejected() {
     assert!(found.contains("StepMissing") && found.contains("PlaceMissing"), "{found:?}");
     // With the following product, which is a step of its own.
     let down = "%d: bf16[t, 4096] = matmul %m, %dnt\n";
-    let mut wide = edited(last, &last[..last.len() - 2]);
+    let mut wide = edit_layer(last, &last[..last.len() - 2]);
     wide.programs[0] = wide.programs[0].replacen(down, &format!("{down}}}\n"), 1);
     assert_eq!(broken(&wide), BTreeSet::from(["Invalid".to_string()]));
     // Another form.
-    let other = edited("dispatch product {", "dispatch map {");
+    let other = edit_layer("dispatch product {", "dispatch map {");
     assert_eq!(broken(&other), BTreeSet::from(["Invalid".to_string()]));
 }
 

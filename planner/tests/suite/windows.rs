@@ -6,7 +6,7 @@ use symmc_plan::{PerRankOffset, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// A collective in a window, whose result another group gathers in place.
-fn gathered(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
+fn window_and_gather(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
     let all = 16 * groups[1].split(']').next().map_or(0, |cell| cell.split(',').count());
     let program = format!(
         "program \"p\" ranks {ranks}\ngroup @g {}\ngroup @h {}\narg %x: f32[16, 16]\n%k: f32[16, 16] = neg %x\n\
@@ -32,7 +32,7 @@ fn window_values_have_one_offset_within_a_cell() {
             (4, ["[[0, 1, 2, 3]]", rows], false),
             (2, ["[[0, 1]]", "[[1, 0]]"], false),
         ] {
-            let mut plan = gathered(ranks, groups, op);
+            let mut plan = window_and_gather(ranks, groups, op);
             let place = &mut plan.buckets[0].places["a"];
             assert_eq!(place.by_rank.is_some(), by_rank, "{op} on {groups:?}");
             // Place it by rank in its own group, in which each rank has another number.

@@ -9,7 +9,7 @@ use crate::support::{
 };
 
 /// Checks a program in both modes for several values of its symbols.
-fn agrees(program: &str, values: &[&[(&str, i64)]]) {
+fn assert_agrees(program: &str, values: &[&[(&str, i64)]]) {
     let planned = planned(program);
     let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
     for lanes in [Lanes::Inline, Lanes::Threads] {
@@ -22,7 +22,7 @@ fn agrees(program: &str, values: &[&[(&str, i64)]]) {
 
 #[test]
 fn views_of_all_kinds() {
-    agrees(
+    assert_agrees(
         r#"program "views" ranks 1
 symbol n in 1..=40
 
@@ -76,7 +76,7 @@ return %s
         )
     };
     for via in [["plain", "plain", "plain"], ["one_shot", "pull", "ll"], ["two_shot", "pull", "push"]] {
-        agrees(&layer(via), &[&[("n", 1)], &[("n", 5)], &[("n", 24)]]);
+        assert_agrees(&layer(via), &[&[("n", 1)], &[("n", 5)], &[("n", 24)]]);
     }
 }
 
@@ -117,7 +117,7 @@ return %a
 fn exchange_with_sizes_on_the_device() {
     for via in ["plain", "pull"] {
         let text = EXCHANGE.replace("VIA", via);
-        agrees(&text, &[&[("n", 2)], &[("n", 9)]]);
+        assert_agrees(&text, &[&[("n", 2)], &[("n", 9)]]);
     }
 }
 
@@ -166,13 +166,13 @@ return %out
         )
     };
     for via in ["plain", "put"] {
-        agrees(&program(via), &[&[("n", 3)], &[("n", 9)], &[("n", 70)]]);
+        assert_agrees(&program(via), &[&[("n", 3)], &[("n", 9)], &[("n", 70)]]);
     }
 }
 
 #[test]
 fn attention_over_a_mask_from_positions() {
-    agrees(
+    assert_agrees(
         r#"program "attention" ranks 1
 symbol n in 1..=90
 
@@ -198,7 +198,7 @@ return %f
 
 #[test]
 fn attention_bounds_follow_the_sizes_of_a_run() {
-    agrees(
+    assert_agrees(
         r#"program "attention" ranks 1
 symbol n in 1..=90
 symbol m in 0..=40
@@ -234,9 +234,9 @@ mutate %log = %longer
 "#
         )
     };
-    agrees(&program("plain"), &[&[]]);
+    assert_agrees(&program("plain"), &[&[]]);
     // The one-shot variant needs its operand in the symmetric arena: the parameter is held there.
-    agrees(&program("one_shot"), &[&[]]);
+    assert_agrees(&program("one_shot"), &[&[]]);
 }
 
 #[test]
@@ -267,7 +267,7 @@ mutate %keys = %next
     let read = program("%z: f32[n, 8] = sub %next, %keys");
     assert!(!planned(&read).plan.to_json().contains("in one memory with output 2"));
     for program in [used, read] {
-        agrees(&program, &[&[("n", 4)], &[("n", 31)]]);
+        assert_agrees(&program, &[&[("n", 4)], &[("n", 31)]]);
     }
 }
 
@@ -315,7 +315,7 @@ fn steps_are_timed_where_asked() {
 #[test]
 fn rows_without_elements_are_sent_and_counted() {
     for via in ["plain", "pull"] {
-        agrees(
+        assert_agrees(
             &format!(
                 "program \"rows\" ranks 2\nsymbol n in 0..=3\ngroup @w world\narg %x: i64[4, n]\narg %s: i64[2]\n\
                  %k: i64[4, n] = neg %x\n\

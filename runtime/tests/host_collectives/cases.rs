@@ -171,7 +171,7 @@ fn run_case(
     let n = cell.len();
     let operands: Vec<Vec<u8>> = cell.iter().map(|&r| operand(i, r, case)).collect();
     let splits: Vec<Vec<i64>> = cell.iter().map(|&r| splits(i, r, n, case)).collect();
-    let expected = expected(case, &operands, &splits, me);
+    let expected = expected_result(case, &operands, &splits, me);
     let starts = starts(cell, &layout.case(case, i, n));
     let [mut operand_at, result_at] = starts.each_ref().map(|list| CallRegion {
         memory: RegionMemory::Symmetric,
@@ -183,7 +183,7 @@ fn run_case(
     let mut private = operands[me].clone();
     let contract = case.variant.contract(&case.kind).expect("the variant runs the kind");
     if !contract.symmetric_operand && !case.in_place && i.is_multiple_of(3) {
-        operand_at = own(&mut private);
+        operand_at = private_region(&mut private);
     }
     let mut sizes: Vec<u8> = splits[me].iter().flat_map(|s| s.to_le_bytes()).collect();
     let mut received = vec![0xaau8; 8 * n];
@@ -202,7 +202,7 @@ fn run_case(
         operand: operand_at,
         result: result_at,
         landing: Some([0, layout.zone]),
-        splits: device.then(|| (own(&mut sizes), own(&mut received))),
+        splits: device.then(|| (private_region(&mut sizes), private_region(&mut received))),
         rows: None,
     };
     // SAFETY: all regions are as large as the call says, and no case writes what an earlier one still needs.
@@ -230,7 +230,7 @@ fn starts(cell: &[u32], places: &Places) -> [Vec<usize>; 2] {
 }
 
 /// Memory of this rank alone.
-fn own(bytes: &mut [u8]) -> CallRegion<'static> {
+fn private_region(bytes: &mut [u8]) -> CallRegion<'static> {
     CallRegion { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
 }
 
@@ -278,7 +278,7 @@ fn splits(case: usize, rank: u32, n: usize, c: &CollectiveCase) -> Vec<i64> {
         .collect()
 }
 
-fn expected(case: &CollectiveCase, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -> Vec<u8> {
+fn expected_result(case: &CollectiveCase, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -> Vec<u8> {
     let n = operands.len();
     let x = &operands[me];
     let piece = x.len() / n;

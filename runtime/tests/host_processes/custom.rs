@@ -164,7 +164,7 @@ pub fn kernels_of(name: &str) -> CustomKernelRegistry {
 }
 
 /// The results of the program without custom ops.
-fn known(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> OwnedJob {
+fn known_job(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> OwnedJob {
     let mut owned = OwnedJob::new(&program(ranks, group, size, KNOWN_PROGRAM), n);
     owned.repeats = repeats;
     owned
@@ -184,7 +184,7 @@ pub fn joined() -> OwnedJob {
 fn custom_ops_give_the_numbers() {
     for (ranks, n) in [(2, 5), (3, 1), (3, 64)] {
         let mut owned = custom(ranks, "world", ranks, n, 3);
-        let expected = known(ranks, "world", ranks, n, 3).expected();
+        let expected = known_job(ranks, "world", ranks, n, 3).expected();
         assert_eq!(owned.expected(), expected, "the interpreter runs the kernels");
         assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
         for threads in [LaneThreads::One, LaneThreads::Each] {
@@ -197,7 +197,7 @@ fn custom_ops_give_the_numbers() {
 fn custom_ops_give_the_numbers_under_chaos() {
     for ranks in [2, 3] {
         let mut owned = custom(ranks, "world", ranks, 3, 5);
-        let expected = known(ranks, "world", ranks, 3, 5).expected();
+        let expected = known_job(ranks, "world", ranks, 3, 5).expected();
         for seed in 0..12 {
             let threads = if seed % 2 == 0 { LaneThreads::Each } else { LaneThreads::One };
             owned.config = HostConfig { chaos: Some(seed), threads, ..owned.config };
@@ -212,7 +212,7 @@ fn custom_ops_give_the_numbers_under_chaos() {
 fn custom_ops_within_cells() {
     let cells = "[[0, 2], [3, 1]]";
     let owned = custom(4, cells, 2, 4, 2);
-    let expected = known(4, cells, 2, 4, 2).expected();
+    let expected = known_job(4, cells, 2, 4, 2).expected();
     assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
     assert_eq!(run_threads(&owned.job(), &kernels()).unwrap(), expected);
 }

@@ -59,10 +59,14 @@ fn with_file(path: &Path) -> (OwnedJob, usize) {
 
 /// The outputs of ranks that this launcher starts, and of ranks of another launcher.
 fn all_ways(owned: &OwnedJob, name: &str) -> [Result<Vec<Vec<Tensor>>, RunError>; 2] {
-    [launch(&owned.job(), &command()), joined(owned, name, &|_| ())]
+    [launch(&owned.job(), &command()), run_joined(owned, name, &|_| ())]
 }
 
-fn joined(owned: &OwnedJob, name: &str, before: &(dyn Fn(u32) + Sync)) -> Result<Vec<Vec<Tensor>>, RunError> {
+fn run_joined(
+    owned: &OwnedJob,
+    name: &str,
+    before: &(dyn Fn(u32) + Sync),
+) -> Result<Vec<Vec<Tensor>>, RunError> {
     let run = format!("files, process {}, {name}", std::process::id());
     let rank = |rank: u32| {
         let place = Membership { rank, ranks: 4, run: run.clone() };
@@ -104,7 +108,7 @@ fn a_file_that_is_shortened_under_a_run_is_named() {
                     let task = |job| RankTask::RunOnShortened { path: path.clone(), length, job };
                     symmc_runtime::job::launch_job(&owned.job(), &command(), task).map(|ran| ran.outputs)
                 }
-                _ => joined(&owned, &format!("cut to {cut}"), &|rank| shorten(&path, length, rank)),
+                _ => run_joined(&owned, &format!("cut to {cut}"), &|rank| shorten(&path, length, rank)),
             };
             let error = result.expect_err("the file changed");
             assert!(matches!(error.cause(), RunError::Invalid(_)), "way {way}, cut to {cut}: {error:?}");

@@ -71,7 +71,7 @@ pub(crate) fn list() -> Vec<OpCase> {
     products(r, &mut out);
     grouped_products(r, &mut out);
     attentions(r, &mut out);
-    sunk(r, &mut out);
+    with_sinks(r, &mut out);
     bounded(r, &mut out);
     rows(r, &mut out);
     few_rows(&mut out);
@@ -353,7 +353,7 @@ fn bounded(r: &mut SplitMix, out: &mut Vec<OpCase>) {
 }
 
 /// With one more score for each head, in every way that there is.
-fn sunk(r: &mut SplitMix, out: &mut Vec<OpCase>) {
+fn with_sinks(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let shapes = [
         [8, 2, 130, 130, 128, 128],
         [8, 1, 1, 700, 128, 128],

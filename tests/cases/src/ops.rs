@@ -23,12 +23,12 @@ pub const OP_THEMES: [Theme; 11] = [
     ("normalisation", normalisation),
     ("attention", |r| {
         let draft = attention(r);
-        let draft = sunk(r, draft);
+        let draft = with_random_sink(r, draft);
         summed(r, draft)
     }),
     ("bounded attention", |r| {
         let draft = bounded_attention(r);
-        let draft = sunk(r, draft);
+        let draft = with_random_sink(r, draft);
         summed(r, draft)
     }),
     ("attention gradient", attention_gradient),
@@ -383,7 +383,7 @@ pub(crate) fn gradient_of(
 }
 
 /// Some with one more score of each row.
-fn sunk(r: &mut SplitMix, mut draft: OpDraft) -> OpDraft {
+fn with_random_sink(r: &mut SplitMix, mut draft: OpDraft) -> OpDraft {
     if r.one_in(4) {
         let q = draft.operands[0].shape();
         let rows = [&q[..q.len() - 1], &[1]].concat();

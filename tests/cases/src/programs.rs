@@ -248,7 +248,7 @@ impl ProgramGrower {
             6 | 7 => CollectiveKind::ReduceScatter(r.pick(&sums)),
             8 | 9 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             10 => CollectiveKind::Broadcast { root: r.below(n as usize) as u32 },
-            _ => CollectiveKind::Permute { pairs: pairs(r, n) },
+            _ => CollectiveKind::Permute { pairs: random_pairs(r, n) },
         };
         let wider = if kind == CollectiveKind::AllGather { n } else { 1 };
         let ty = self.ty(x);
@@ -585,7 +585,7 @@ impl ProgramGrower {
 }
 
 /// Pairs of sender and receiver; nobody receives twice.
-fn pairs(r: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
+fn random_pairs(r: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
     let (mut from, mut to): (Vec<u32>, Vec<u32>) = ((0..n).collect(), (0..n).collect());
     shuffle(r, &mut from);
     shuffle(r, &mut to);

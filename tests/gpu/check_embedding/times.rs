@@ -13,7 +13,7 @@ use crate::common::{DeviceBlock, RANK_COUNT, WAIT_TIMEOUT, config, on_ranks, pla
 const RUNS: usize = 1000;
 
 /// The median and the most of some times, in µs.
-fn told(mut times: Vec<Duration>) -> String {
+fn format_times(mut times: Vec<Duration>) -> String {
     times.sort();
     let us = |time: Option<&Duration>| time.map_or(0.0, |t| t.as_secs_f64() * 1e6);
     let near = times.get(times.len() * 99 / 100);
@@ -99,10 +99,10 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
     }
     session.run()?;
     Ok(vec![
-        format!("all {count:>4} bound: enqueue, nothing changed:     {}", told(same)),
-        format!("                enqueue, a new pointer:         {}", told(new)),
-        format!("                enqueue, all pointers new:      {}", told(every)),
-        format!("                enqueue, two sets in turn:      {}", told(turns)),
+        format!("all {count:>4} bound: enqueue, nothing changed:     {}", format_times(same)),
+        format!("                enqueue, a new pointer:         {}", format_times(new)),
+        format!("                enqueue, all pointers new:      {}", format_times(every)),
+        format!("                enqueue, two sets in turn:      {}", format_times(turns)),
         format!("                a run behind others:            {behind:>8.2}"),
         format!("                the same, a new pointer each:   {moving:>8.2}"),
     ])
@@ -121,9 +121,9 @@ fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device
     }
     session.unbind(name)?;
     Ok(vec![
-        format!("one bound:      bind:                           {}", told(bind)),
-        format!("                enqueue, two pointers in turn:  {}", told(two)),
-        format!("                enqueue, a new pointer:         {}", told(new)),
+        format!("one bound:      bind:                           {}", format_times(bind)),
+        format!("                enqueue, two pointers in turn:  {}", format_times(two)),
+        format!("                enqueue, a new pointer:         {}", format_times(new)),
     ])
 }
 
@@ -137,7 +137,7 @@ fn each_bound(session: &mut Session, values: &[SessionValue], device: &Arc<Devic
         session.unbind(&value.name)?;
         session.run()?;
     }
-    Ok(format!("each in turn:   enqueue, a new pointer:         {}", told(times)))
+    Ok(format!("each in turn:   enqueue, a new pointer:         {}", format_times(times)))
 }
 
 /// Times of a program: opening, the host's part of a run, runs with other pointers, and the run.
@@ -162,7 +162,7 @@ pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
         session.run()?;
         let mut lines = vec![format!("open {open:?}, first run {:?}", start.elapsed())];
         let same = enqueued(&mut session, RUNS, |_, _| Ok(()))?;
-        lines.push(format!("none bound:     enqueue, nothing changed:       {}", told(same)));
+        lines.push(format!("none bound:     enqueue, nothing changed:       {}", format_times(same)));
         let behind = each(&mut session, |_, _| Ok(()))?;
         lines.push(format!("                a run behind others:            {behind:>8.2}"));
         lines.extend(one_bound(&mut session, values.first().context("no argument")?, device)?);

@@ -103,7 +103,7 @@ fn unwritten(part: &PlannedPart) -> Caches {
 }
 
 /// The text that so many tokens of a backend are, the same on all ranks.
-fn written(backend: &Backend, tokens: usize) -> String {
+fn generate_text(backend: &Backend, tokens: usize) -> String {
     let (prefill, decode) = (PlannedPart::open("prefill.pt2"), PlannedPart::open("decode.pt2"));
     let prompt = words("prompt.txt");
     let mut caches = unwritten(&prefill);
@@ -121,8 +121,8 @@ fn written(backend: &Backend, tokens: usize) -> String {
 fn a_prompt_and_its_tokens_are_those_of_pytorch() {
     let expected = String::from_utf8(words("generated.txt")).expect("text");
     assert_eq!(expected.len(), 64);
-    assert_eq!(written(&Backend::Threads, expected.len()), expected);
-    assert_eq!(written(&Backend::Interpreter, 2), expected[..2]);
+    assert_eq!(generate_text(&Backend::Threads, expected.len()), expected);
+    assert_eq!(generate_text(&Backend::Interpreter, 2), expected[..2]);
 }
 
 #[test]

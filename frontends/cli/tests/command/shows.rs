@@ -384,7 +384,7 @@ fn large_values_are_compared_by_their_size() {
 }
 
 /// Starts a process as this rank of a run under another launcher.
-fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
+fn start_rank(line: &str, rank: u32, port: &str) -> std::process::Child {
     let mut command = symmc(line);
     command.envs([
         ("RANK", rank.to_string().as_str()),
@@ -400,7 +400,7 @@ fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
 fn ranks_that_another_launcher_started_join_and_must_agree() {
     let port = std::process::id().to_string();
     let same = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
-    let ranks: Vec<_> = (0..4).map(|r| joined(same, r, &port)).collect();
+    let ranks: Vec<_> = (0..4).map(|r| start_rank(same, r, &port)).collect();
     for (rank, child) in (0..).zip(ranks) {
         let out = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -418,7 +418,7 @@ fn ranks_that_another_launcher_started_join_and_must_agree() {
     for (i, (line, other, found, expected)) in differ.into_iter().enumerate() {
         let lines = [line, line, line, other];
         let ranks: Vec<_> =
-            (0..).zip(lines).map(|(r, line)| joined(line, r, &format!("{port}{i}"))).collect();
+            (0..).zip(lines).map(|(r, line)| start_rank(line, r, &format!("{port}{i}"))).collect();
         for child in ranks {
             let out = child.wait_with_output().expect("it ends");
             let text = String::from_utf8_lossy(&out.stderr).into_owned();

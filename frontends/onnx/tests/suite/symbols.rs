@@ -7,7 +7,7 @@ use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import, 
 
 use crate::common::{Fake, stored, tensor};
 
-fn given(fake: &Fake, extents: &[(&str, &str)]) -> Result<ImportOutput, ImportError> {
+fn import_with_extents(fake: &Fake, extents: &[(&str, &str)]) -> Result<ImportOutput, ImportError> {
     let parse = |(name, text): &(&str, &str)| {
         ((*name).to_string(), SymbolConstraint::parse(text).expect("an extent"))
     };
@@ -36,11 +36,11 @@ fn callers_bound_symbols_and_tie_them() {
     let symbols = error.symbols.expect("symbols");
     assert_eq!(symbols.named, ["batch", "seq", "rows"]);
     assert_eq!(symbols.unbounded, symbols.named);
-    let imported = given(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
+    let imported = import_with_extents(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
     assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
     assert_eq!(imported.unbounded, ["seq"]);
     assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; assuming 1048576"]);
-    let error = given(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
+    let error = import_with_extents(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
     assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
 }
 
@@ -51,7 +51,8 @@ fn unbounded_symbols_get_a_default_bound_and_are_listed() {
     assert!(error.to_string().contains("%x: expected at most"), "{error}");
     assert!(error.to_string().contains("as f32[a, b, c, d]"), "{error}");
     assert_eq!(error.symbols.expect("symbols").unbounded, ["a", "b", "c", "d"]);
-    let imported = given(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
+    let imported =
+        import_with_extents(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
     assert_eq!(ranges(&imported), ["a 0..4", "b 2..2", "c 1..99", "d 0..1048576"]);
 }
 
@@ -68,7 +69,7 @@ fn ranges_decide_what_shapes_compute() {
         .output("y");
     let error = fake.import().expect_err("more than the table has").to_string();
     assert!(error.contains("do not broadcast"), "{error}");
-    given(&fake, &[("seq", "1..64")]).expect("a program");
+    import_with_extents(&fake, &[("seq", "1..64")]).expect("a program");
 }
 
 #[test]

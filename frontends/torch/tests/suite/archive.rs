@@ -172,7 +172,7 @@ fn bools_are_normalised() {
 }
 
 /// A weight and the program, compressed in one way, after an entry whose name has this many bytes.
-fn written(length: usize, method: CompressionMethod, wide: Zip64Records) -> Vec<u8> {
+fn write_archive(length: usize, method: CompressionMethod, wide: Zip64Records) -> Vec<u8> {
     let fake = simple().parameter("w", "f32[2]", Some(&floats(&[1.0, 2.0])));
     let first = ("x".repeat(length), vec![7; 4]);
     let entries = std::iter::once(first).chain(fake.entries());
@@ -185,7 +185,7 @@ fn archives_open_for_all_lengths_of_names() {
     for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
         for wide in [Zip64Records::No, Zip64Records::Records, Zip64Records::Entries] {
             for length in 1..=80 {
-                let imported = import(&written(length, method, wide), &ImportOptions::default());
+                let imported = import(&write_archive(length, method, wide), &ImportOptions::default());
                 let imported = imported.unwrap_or_else(|e| panic!("{length} {method:?} {wide:?}: {e}"));
                 assert_eq!(imported.weights["w"].to_f64(), [1.0, 2.0], "{length} {method:?} {wide:?}");
             }

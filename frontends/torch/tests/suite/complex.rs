@@ -43,7 +43,7 @@ fn assert_near(found: &[f64], expected: &[f64]) {
 }
 
 /// Each complex number of `x` and the factor of its column.
-fn pairs() -> Vec<((f64, f64), (f64, f64))> {
+fn factor_pairs() -> Vec<((f64, f64), (f64, f64))> {
     let factor =
         |i: usize| (LENGTH_VALUES[i] * ANGLE_VALUES[i].cos(), LENGTH_VALUES[i] * ANGLE_VALUES[i].sin());
     (0..6).map(|i| ((X_VALUES[2 * i], X_VALUES[2 * i + 1]), factor(i % 3))).collect()
@@ -61,7 +61,7 @@ fn a_rotation_by_complex_factors_is_the_formula() {
         .node("aten.view_as_real.default", "self=%turned", &[("y", "f32[2,3,2]")])
         .output("y");
     let expected: Vec<f64> =
-        pairs().into_iter().flat_map(|((a, b), (c, d))| [a * c - b * d, a * d + b * c]).collect();
+        factor_pairs().into_iter().flat_map(|((a, b), (c, d))| [a * c - b * d, a * d + b * c]).collect();
     assert_near(&outputs(&fake)[0], &expected);
 }
 
@@ -81,8 +81,8 @@ fn parts_sums_and_views_are_those_of_complex_numbers() {
         .node("aten.complex.default", "real=%l imag=%t", &[("c", "c64[3]")])
         .node("aten.view_as_real.default", "self=%c", &[("pairs", "f32[3,2]")]);
     let found = outputs(&["re", "im", "y", "pairs"].iter().fold(fake, |f, o| f.output(o)));
-    assert_near(&found[0], &pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
-    assert_near(&found[1], &pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
+    assert_near(&found[0], &factor_pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
+    assert_near(&found[1], &factor_pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
     // Element 1 of the transpose is the first of the second row, element 4 the last of the first row.
     let (one, four) = (3, 2);
     let two = [one, four]
@@ -312,8 +312,8 @@ fn complex_inputs_and_outputs_gain_an_axis_of_floats() {
 #[test]
 fn complex_in_place_ops_equal_their_functional_forms() {
     let value = |(a, b): (f64, f64)| [a, b];
-    let x: Vec<(f64, f64)> = pairs().into_iter().map(|(z, _)| z).collect();
-    let p: Vec<(f64, f64)> = pairs().into_iter().map(|(_, p)| p).collect();
+    let x: Vec<(f64, f64)> = factor_pairs().into_iter().map(|(z, _)| z).collect();
+    let p: Vec<(f64, f64)> = factor_pairs().into_iter().map(|(_, p)| p).collect();
     let each = |f: &dyn Fn((f64, f64), (f64, f64), usize) -> (f64, f64)| -> Vec<f64> {
         (0..6).flat_map(|i| value(f(x[i], p[i], i))).collect()
     };

@@ -33,7 +33,7 @@ struct TableLine<'t> {
 }
 
 /// The dtype and the shape of a type.
-fn typed(word: &str) -> (&str, &str) {
+fn split_type(word: &str) -> (&str, &str) {
     word.find('[').map(|at| word.split_at(at)).expect("a type")
 }
 
@@ -46,7 +46,7 @@ fn line(text: &str) -> TableLine<'_> {
         None => (false, *results),
     };
     TableLine {
-        operands: operands.split(' ').map(typed).collect(),
+        operands: operands.split(' ').map(split_type).collect(),
         target,
         arguments,
         list,
@@ -98,7 +98,7 @@ fn accepted(line: &TableLine<'_>, main: &str, other: &str, cell: &str) -> Option
 
 /// The fault of a call for which PyTorch raises an error: it is imported, perhaps with another dtype than the
 /// declared one.
-fn refused(line: &TableLine<'_>, main: &str, other: &str) -> Option<String> {
+fn import_failure(line: &TableLine<'_>, main: &str, other: &str) -> Option<String> {
     let results: Vec<String> = line.results.iter().map(|s| format!("{main}{s}")).collect();
     match import(&program(line, main, other, &results)) {
         Ok(graph) if is_opaque(&graph) => None,
@@ -117,7 +117,7 @@ fn operators_take_the_dtypes_that_pytorch_takes() {
             for ((other, _), cell) in DTYPES.iter().zip(row) {
                 let found = match *cell {
                     cell if cell.contains(',') => None,
-                    "." => refused(&line, main, other),
+                    "." => import_failure(&line, main, other),
                     cell => accepted(&line, main, other, cell),
                 };
                 cells += 1;

@@ -20,14 +20,14 @@ fn masked(seen: &str) -> String {
     )
 }
 
-fn fused(bounds: &str) -> String {
+fn fused_attention(bounds: &str) -> String {
     format!("{LONG}%y: f32[2, t, 16] = attention %q, %q, %q bounds=[{bounds}] scale=0.25\nreturn %y\n")
 }
 
 /// Attention over thousands of positions takes too long as a whole, so samples of its rows are compared at the upper end.
 #[test]
 fn long_attention_is_sampled_at_the_largest_sizes() {
-    let (source, planned) = (masked("gt"), fused("below row + (1), from row + (-1999)"));
+    let (source, planned) = (masked("gt"), fused_attention("below row + (1), from row + (-1999)"));
     let all = compared(&source, &planned);
     assert!(all.is_complete(), "{all:#?}");
     assert_eq!(all.status(), SourceStatus::EqualByParts);
@@ -41,7 +41,7 @@ fn long_attention_is_sampled_at_the_largest_sizes() {
     for bounds in
         ["below row + (1)", "below row + (1), from row + (-1998)", "below row + (1), from row + (-2000)"]
     {
-        let all = compared(&source, &fused(bounds));
+        let all = compared(&source, &fused_attention(bounds));
         assert_eq!(all.status(), SourceStatus::Different, "{bounds}: {all:#?}");
     }
 }

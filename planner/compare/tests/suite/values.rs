@@ -204,7 +204,7 @@ fn copies_of_one_value_equal_other_equal_values() {
 }
 
 /// Greedy sampling over a vocabulary that ranks divide: the source gathers all logits.
-fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
+fn greedy_sampling(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
     let head =
         format!("program \"greedy\" ranks {ranks}\ngroup @w world\narg %l: {dtype}[{tokens}, {shard}]\n");
     let source = format!(
@@ -219,7 +219,7 @@ fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, 
 
 /// The same with the largest element of each rank, and a merge of these.
 fn merged(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> String {
-    let (head, _) = gathered(ranks, shard, tokens, dtype);
+    let (head, _) = greedy_sampling(ranks, shard, tokens, dtype);
     let mut out = format!(
         "{head}%i: i64[{tokens}, 1] = argmax %l axis=1 keep=true\n%ir: i64[1, {tokens}, 1] = reshape %i\n\
          %gi: i64[{ranks}, {tokens}, 1] = all_gather %ir group=@w\n%e: {dtype}[{tokens}, 1] = gather_elements %l, %i axis=1\n\
@@ -248,7 +248,7 @@ fn merged(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> String {
 #[test]
 fn finds_wrong_merges_of_large_vocabularies() {
     for (ranks, shard, tokens, dtype) in [(8, 2000, 4, "f32"), (4, 8000, 8, "bf16"), (2, 8, 3, "f32")] {
-        let (_, source) = gathered(ranks, shard, tokens, dtype);
+        let (_, source) = greedy_sampling(ranks, shard, tokens, dtype);
         let planned = merged(ranks, shard, tokens, dtype);
         let all = compared(&source, &planned);
         assert!(all.is_complete(), "{ranks} x {shard}: {all:#?}\n{planned}");

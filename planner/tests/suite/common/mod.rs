@@ -347,7 +347,7 @@ impl ProgramMaker {
             }
             5 | 6 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             7 => CollectiveKind::Broadcast { root: rng.below(n as usize) as u32 },
-            8 | 9 => CollectiveKind::Permute { pairs: pairs(rng, n) },
+            8 | 9 => CollectiveKind::Permute { pairs: random_pairs(rng, n) },
             _ => CollectiveKind::AllReduce(CollectiveReduceOp::Max),
         };
         let name = kind.name();
@@ -468,7 +468,7 @@ impl ProgramMaker {
 }
 
 /// A ring, or some ranks that send to some others or to themselves.
-fn pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
+fn random_pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
     let shift = rng.below(n as usize) as u32;
     let all = (0..n).map(|r| (r, (r + shift) % n));
     let whole = rng.one_in(2);

@@ -57,17 +57,17 @@ fn a_call_is_done_when_the_communicator_says_so() {
 fn a_lent_communicator_has_the_ranks_that_were_said() {
     let nccl = fake("22809", false);
     // Rank 2 of four ranks, which are these ranks of the plan.
-    assert_eq!(borrowed(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
-    let other = borrowed(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
+    assert_eq!(borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
+    let other = borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
         other.to_string(),
         "the caller's communicator has 4 ranks, and this process is its rank 2: expected rank 5 of the plan in [4, 5, 6, 7]"
     );
-    assert!(borrowed(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
-    assert!(borrowed(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
+    assert!(borrow_communicator(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
+    assert!(borrow_communicator(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
 }
 
-fn borrowed(n: usize, ranks: &[u32]) -> BorrowedCommunicator {
+fn borrow_communicator(n: usize, ranks: &[u32]) -> BorrowedCommunicator {
     // SAFETY: the fake functions take any handle.
     unsafe { BorrowedCommunicator::new(comm(n).0, ranks.to_vec()) }
 }

@@ -18,7 +18,11 @@ use crate::products::{
 const M: usize = 300;
 
 /// The lowered form of two products, given the places of their right matrices and results.
-fn lowered(left: LocatedTensor, right: [LocatedTensor; 2], results: [LocatedTensor; 2]) -> Vec<Gemm> {
+fn lower_two_products(
+    left: LocatedTensor,
+    right: [LocatedTensor; 2],
+    results: [LocatedTensor; 2],
+) -> Vec<Gemm> {
     let parts: Vec<DispatchPart> = right
         .into_iter()
         .zip(results)
@@ -43,7 +47,7 @@ fn square(space: MemorySpace, place: usize) -> LocatedTensor {
 #[test]
 fn products_sharing_a_left_matrix_batch_with_own_strides() {
     let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|place| square(MemorySpace::Ordinary, place));
-    let of = |right, results| lowered(five.clone(), right, results);
+    let of = |right, results| lower_two_products(five.clone(), right, results);
     let both = of([one.clone(), two.clone()], [three.clone(), four.clone()]);
     let [Gemm { batch: 2, a, b, c, .. }] = both[..] else { panic!("{both:?}") };
     let distance = VALUE_SPACING as isize / 2;
@@ -60,7 +64,7 @@ fn products_sharing_a_left_matrix_batch_with_own_strides() {
 #[test]
 fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
     let ordinary = |place| square(MemorySpace::Ordinary, place);
-    let count = |left, right, results| lowered(left, right, results).len();
+    let count = |left, right, results| lower_two_products(left, right, results).len();
     let apart = [ordinary(3), ordinary(4)];
     let weights = [ordinary(1), ordinary(2)];
     assert_eq!(count(square(MemorySpace::Symmetric, 0), weights.clone(), apart.clone()), 1);
@@ -123,7 +127,12 @@ fn products_of_different_widths_share_a_kernel() {
 
 /// Rotary embeddings of the products of [`of_widths`], with heads of these widths, by neighbours or by
 /// halves; a width of 0 means none.
-fn turned(list: &[DispatchPart], wide: &[usize], interleaved: bool, each: bool) -> Vec<DispatchPart> {
+fn transpose_heads(
+    list: &[DispatchPart],
+    wide: &[usize],
+    interleaved: bool,
+    each: bool,
+) -> Vec<DispatchPart> {
     let turn = |(p, (product, &e)): (usize, (&DispatchPart, &usize))| {
         let x = &product.results[0];
         let [m, n] = x.shape[..] else { panic!("rows and columns") };
@@ -165,7 +174,7 @@ fn products_with_transposed_heads_share_a_kernel_bitwise() {
         for (interleaved, each) in [(false, true), (true, false)] {
             let what = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
             let products = of_widths(m, k, widths);
-            let turns = turned(&products, wide, interleaved, each);
+            let turns = transpose_heads(&products, wide, interleaved, each);
             l.machine = machine;
             let works = batch::lower(&steps(&products), &|_| None, &mut l);
             let mut single = kernels(works.expect("it fits").expect("products"));

@@ -44,7 +44,7 @@ fn turn(x: LocatedTensor, result: LocatedTensor, interleaved: bool) -> DispatchP
 }
 
 /// Queries with more heads to another place, and keys in place.
-fn both() -> Vec<DispatchPart> {
+fn queries_and_keys() -> Vec<DispatchPart> {
     let keys = heads(MemorySpace::Ordinary, 4, 2, false);
     vec![
         turn(heads(MemorySpace::Ordinary, 2, 6, true), heads(MemorySpace::Ordinary, 3, 6, false), false),
@@ -64,7 +64,7 @@ fn one_kernel_gives_the_bits_of_two() {
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let list = both();
+    let list = queries_and_keys();
     let steps = steps(&list);
     let mut l = KernelLowering::new(&at, &machine);
     let one = rotary::lower_together(&steps, &mut l).expect("they fit");

@@ -287,11 +287,11 @@ fn random_rows(r: &mut SplitMix) -> String {
         node(&mut text, &mut values, dtype, is_per_row, what);
     }
     text.push_str("}\n");
-    text + &returned(r, &values)
+    text + &return_statements(r, &values)
 }
 
 /// The return statements for the last value and some others.
-fn returned(r: &mut SplitMix, values: &[DrawnValue]) -> String {
+fn return_statements(r: &mut SplitMix, values: &[DrawnValue]) -> String {
     let last = values.len() - 1;
     let named = values.iter().enumerate().skip(5).filter(|(k, _)| *k == last || r.one_in(4));
     named.map(|(_, value)| format!("return {}\n", value.name)).collect()

@@ -45,7 +45,7 @@ fn store(
 }
 
 /// Keys in place of their cache, values of other heads in another place, and an accumulating store.
-fn all() -> Vec<DispatchPart> {
+fn cache_stores() -> Vec<DispatchPart> {
     vec![
         store(rows(1, H, POSITIONS), rows(2, H, L), rows(1, H, POSITIONS), false),
         store(rows(3, 2, POSITIONS), rows(4, 2, L), rows(5, 2, POSITIONS), false),
@@ -65,7 +65,7 @@ fn one_kernel_stores_the_bits_of_three() {
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let list = all();
+    let list = cache_stores();
     let steps = steps(&list);
     let mut l = KernelLowering::new(&at, &machine);
     let one = scatter::lower_together(&steps, &mut l).expect("they fit");

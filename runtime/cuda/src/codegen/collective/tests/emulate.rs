@@ -390,7 +390,7 @@ fn rounds(world: &EmulatedWorld, rounds: usize, name: &str) {
             scope.spawn(move || {
                 for round in 0..rounds {
                     for (case, kernel) in cases.iter().zip(kernels) {
-                        one(case, kernel, peers, (me, round), library);
+                        run_case(case, kernel, peers, (me, round), library);
                         done.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -401,7 +401,7 @@ fn rounds(world: &EmulatedWorld, rounds: usize, name: &str) {
 }
 
 /// Runs one case on one rank and compares its result.
-fn one(
+fn run_case(
     case: &CollectiveCase,
     kernel: &KernelLaunch,
     peers: &PeerContext,

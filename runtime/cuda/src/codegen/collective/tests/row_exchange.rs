@@ -284,7 +284,7 @@ fn sum_of_rank(
 }
 
 /// One exchange on one rank: writes operand and tables, runs the kernel, and compares the result.
-fn one(
+fn run_exchange(
     (number, shape): (usize, &ExchangeShape),
     kernel: &KernelLaunch,
     base: Address,
@@ -381,7 +381,7 @@ fn run(n: u32, shapes: &[ExchangeShape], rounds: usize, given: &WorldConfig) {
             scope.spawn(move || {
                 for round in 0..rounds {
                     for (shape, kernel) in shapes.iter().enumerate().zip(kernels) {
-                        one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                        run_exchange(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
                     }
                 }
             });

@@ -52,7 +52,7 @@ fn call(shape: &SplitShape, n: u32) -> ResolvedCollective {
     }
 }
 
-fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
+fn lower_exchange(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
     let address_of = |region: &ResolvedRegion| {
         DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address)
     };
@@ -99,7 +99,7 @@ fn byte(rank: usize, round: usize, i: usize) -> u8 {
 }
 
 /// One exchange on one rank: writes operand and sizes, runs the kernel, and compares the result.
-fn one(
+fn run_exchange(
     shape: &SplitShape,
     kernel: &KernelLaunch,
     base: Address,
@@ -143,7 +143,7 @@ fn rows_go_where_the_sizes_say() {
         let mut source = KernelSource::new();
         let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
         for peers in &world.peers {
-            kernels.push(shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect());
+            kernels.push(shapes.iter().map(|s| lower_exchange(&call(s, n), peers, &mut source)).collect());
         }
         let Some(library) = EmulationLibrary::new(&source, &format!("splits-{n}")) else { return };
         std::thread::scope(|scope| {
@@ -153,7 +153,7 @@ fn rows_go_where_the_sizes_say() {
                 scope.spawn(move || {
                     for round in 0..3 {
                         for (shape, kernel) in shapes.iter().zip(kernels) {
-                            one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                            run_exchange(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
                         }
                     }
                 });
@@ -205,7 +205,7 @@ fn invalid_split_sizes_are_reported_without_moving_data() {
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
             let world = EmulatedWorld::new(3, &WorldConfig::default());
             let bad = call(&SplitShape { variant, ..shape(DType::F32, 2, 10) }, 3);
-            let kernels = world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
+            let kernels = world.peers.iter().map(|peers| lower_exchange(&bad, peers, &mut source)).collect();
             cases.push(UnfitExchange { variant, sizes, rank, direction, found, world, kernels });
         }
     }
@@ -231,7 +231,7 @@ pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
         for row in [1, 2, 4, 8, 16] {
             let call = call(&SplitShape { variant, ..shape(DType::U8, row, 40) }, n);
-            lowered(&call, &with_control(peers(0, n)), source);
+            lower_exchange(&call, &with_control(peers(0, n)), source);
         }
     }
 }
@@ -242,8 +242,8 @@ fn the_unit_is_the_same_on_all_ranks() {
         let by_rank = Some([offset, offset + distance].into());
         let operand = ResolvedRegion { space: MemorySpace::Symmetric, offset, by_rank };
         let call = ResolvedCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };
-        let [first, second] =
-            [0, 1].map(|rank| lowered(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry);
+        let [first, second] = [0, 1]
+            .map(|rank| lower_exchange(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry);
         assert_eq!(first, second, "{offset} {distance}");
     }
 }
