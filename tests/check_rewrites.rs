@@ -6,7 +6,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use symmc_tests::rewrites::{Rewritten, trial};
+use symmc_tests::rewrites::{RewriteCounts, trial};
 
 fn main() -> ExitCode {
     let number = |i: usize| std::env::args().nth(i).and_then(|a| a.parse::<u64>().ok());
@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     // A panic is reported with its trial.
     std::panic::set_hook(Box::new(|_| ()));
     let (start, first, mut all, mut failed) =
-        (Instant::now(), number(2).unwrap_or(0), Rewritten::default(), 0);
+        (Instant::now(), number(2).unwrap_or(0), RewriteCounts::default(), 0);
     for seed in first..first + count {
         if let Err(error) = trial(seed, &mut all) {
             failed += 1;

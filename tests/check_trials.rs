@@ -10,7 +10,7 @@ use std::time::Instant;
 use symmc_control::{RankCommand, rank_main};
 use symmc_runtime::CustomKernelRegistry;
 use symmc_runtime::job::{JobMessage, SessionRequest, open_on_host};
-use symmc_tests::trials::{Done, least, shared_trial, trial};
+use symmc_tests::trials::{TrialOutcome, least, shared_trial, trial};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -34,14 +34,14 @@ fn main() -> ExitCode {
     };
     let Ok(program) = std::env::current_exe() else { return ExitCode::from(2) };
     let command = RankCommand { program, args: vec!["rank".into()] };
-    let (start, mut all, mut failed) = (Instant::now(), Done::default(), 0);
+    let (start, mut all, mut failed) = (Instant::now(), TrialOutcome::default(), 0);
     // A panic is reported with its trial.
     std::panic::set_hook(Box::new(|_| ()));
     let first = number(1).unwrap_or(0);
     for seed in first..first + count {
         let processes = (seed % 16 == 15).then_some(&command);
         let nodes = nodes(seed);
-        let mut count = |done: Done| {
+        let mut count = |done: TrialOutcome| {
             all.runs += done.runs;
             all.collectives += done.collectives;
             all.by_rank += done.by_rank;
@@ -63,7 +63,7 @@ fn main() -> ExitCode {
             None => {}
         }
     }
-    let Done { runs, collectives, by_rank, ranks } = all;
+    let TrialOutcome { runs, collectives, by_rank, ranks } = all;
     println!(
         "{count} trials in {:.0} s: {failed} failed; {runs} runs on {ranks} ranks, {collectives} collectives, \
          {by_rank} values by rank",

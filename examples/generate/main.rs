@@ -108,13 +108,18 @@ impl Options {
 }
 
 /// A program and its plan.
-struct Part {
+struct PlannedProgram {
     program: Program,
     plan: CheckedPlan,
 }
 
-impl Part {
-    fn open(path: &Path, symbols: &[&str], tensors: &Arc<TensorFile>, device: Device) -> Result<Part, Error> {
+impl PlannedProgram {
+    fn open(
+        path: &Path,
+        symbols: &[&str],
+        tensors: &Arc<TensorFile>,
+        device: Device,
+    ) -> Result<PlannedProgram, Error> {
         let program = Program::open(path, &OpenOptions::default().with_tensors(tensors.clone()))?;
         let found: Vec<&str> = program.graph.symbols.values().map(|symbol| symbol.name.as_str()).collect();
         if found != symbols {
@@ -124,14 +129,14 @@ impl Part {
             )));
         }
         let plan = symmc::compile(&program, &device.planning(&program))?;
-        Ok(Part { program, plan })
+        Ok(PlannedProgram { program, plan })
     }
 }
 
 /// The data that all ranks of this process share.
 struct Model {
-    prefill: Part,
-    decode: Part,
+    prefill: PlannedProgram,
+    decode: PlannedProgram,
     tensors: Arc<TensorFile>,
     device: Device,
 }
@@ -140,7 +145,7 @@ fn generate(options: &Options) -> Result<(), Error> {
     let prompt = prompt(options)?;
     let tensors = Arc::new(TensorFile::open(&options.folder.join("model.safetensors"))?);
     let device = options.device;
-    let part = |name, symbols| Part::open(&options.folder.join(name), symbols, &tensors, device);
+    let part = |name, symbols| PlannedProgram::open(&options.folder.join(name), symbols, &tensors, device);
     let (prefill, decode) = (part("prefill.pt2", &["tokens"])?, part("decode.pt2", &[])?);
     let model = Model { prefill, decode, tensors: tensors.clone(), device };
     let ranks = model.prefill.plan.ranks;
@@ -278,7 +283,7 @@ fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Resul
         let room = rank.positions;
         return Err(refused(format!("the caches have room for {room} tokens, {needed} are needed")));
     }
-    let mut progress = (group.rank() == 0).then(|| Progress::new(tokens));
+    let mut progress = (group.rank() == 0).then(|| ProgressWriter::new(tokens));
     let mut token = next(&mut rank.prefill, prompt, 0)?;
     progress.iter_mut().try_for_each(|p| p.written(token))?;
     for position in prompt.len()..needed {
@@ -292,7 +297,7 @@ fn of_rank(model: &Model, group: &Group, prompt: &[i64], tokens: usize) -> Resul
 }
 
 /// Writes tokens as they are generated, and their number.
-struct Progress {
+struct ProgressWriter {
     tokens: usize,
     written: usize,
     start: Instant,
@@ -301,10 +306,10 @@ struct Progress {
     shown: bool,
 }
 
-impl Progress {
-    fn new(tokens: usize) -> Progress {
+impl ProgressWriter {
+    fn new(tokens: usize) -> ProgressWriter {
         let shown = std::io::stderr().is_terminal() && !std::io::stdout().is_terminal();
-        Progress { tokens, written: 0, start: Instant::now(), first: Duration::ZERO, shown }
+        ProgressWriter { tokens, written: 0, start: Instant::now(), first: Duration::ZERO, shown }
     }
 
     fn written(&mut self, token: i64) -> Result<(), Error> {

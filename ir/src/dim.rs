@@ -430,7 +430,9 @@ impl Dim {
     fn rewrite_div_as_mod(&self, symbols: &SymbolTable) -> Option<Dim> {
         let (terms, constant) = self.terms_and_constant();
         let mut numbers = terms.iter().map(|t| t.factor).chain([constant]);
-        if !numbers.all(|x| (-SMALL * SMALL..=SMALL * SMALL).contains(&x)) {
+        if !numbers.all(|x| {
+            (-MAX_SMALL_FACTOR * MAX_SMALL_FACTOR..=MAX_SMALL_FACTOR * MAX_SMALL_FACTOR).contains(&x)
+        }) {
             return None;
         }
         terms.iter().enumerate().find_map(|(i, term)| {
@@ -453,7 +455,8 @@ impl Dim {
             && terms.iter().all(|t| match t.product.as_slice() {
                 [DimAtom::Symbol(s)] => {
                     let symbol = symbols.get(*s);
-                    is_small(t.factor) && symbol.is_some_and(|s| s.min >= 0 && s.max <= SMALL * SMALL)
+                    is_small(t.factor)
+                        && symbol.is_some_and(|s| s.min >= 0 && s.max <= MAX_SMALL_FACTOR * MAX_SMALL_FACTOR)
                 }
                 _ => false,
             })
@@ -528,10 +531,10 @@ impl Dim {
     }
 }
 
-const SMALL: i64 = 1 << 20;
+const MAX_SMALL_FACTOR: i64 = 1 << 20;
 
 fn is_small(number: i64) -> bool {
-    (-SMALL..=SMALL).contains(&number)
+    (-MAX_SMALL_FACTOR..=MAX_SMALL_FACTOR).contains(&number)
 }
 
 impl DimTerm {

@@ -5,30 +5,30 @@
 use std::fmt::Write;
 
 /// The maximum length of a word, such as a name or a list without spaces, in characters.
-const WORD: usize = 1024;
+const MAX_WORD_CHARS: usize = 1024;
 /// The length of the kept beginning of a longer word.
 const WORD_HEAD: usize = 256;
 /// The maximum length of a line, in characters.
-const LINE: usize = 4096;
+const MAX_LINE_CHARS: usize = 4096;
 /// The length of the kept beginning and of the kept end of a longer line.
 const LINE_HEAD: usize = 2048;
 const LINE_TAIL: usize = 512;
 /// The maximum number of lines, and the maximum length of the whole message in characters.
-const LINES: usize = 200;
-const ALL: usize = 32 << 10;
+const MAX_LINES: usize = 200;
+const MAX_MESSAGE_CHARS: usize = 32 << 10;
 
 /// The message with control characters and direction marks escaped (`\u{1b}`), and with limited length and a
 /// count of the omitted rest. Lines after the first are indented, so that a name cannot look like a separate
 /// message. A short message without such characters is unchanged, and so is a message that was already escaped.
 pub fn escape_message(message: &str) -> String {
-    let mut out = String::with_capacity(message.len().min(ALL));
+    let mut out = String::with_capacity(message.len().min(MAX_MESSAGE_CHARS));
     let lines = message.split('\n').count();
     let mut characters = 0;
     for (index, line) in message.split('\n').enumerate() {
         let line = shorten_line(&escaped_line(line));
         characters += line.chars().count() + 2;
         let is_last = index + 1 == lines;
-        if index > 0 && (characters > ALL || index + 1 >= LINES && !is_last) {
+        if index > 0 && (characters > MAX_MESSAGE_CHARS || index + 1 >= MAX_LINES && !is_last) {
             let _ = write!(out, "\n  … ({} more lines)", group_digits(lines - index));
             return out;
         }
@@ -73,7 +73,7 @@ fn reorders_text(c: char) -> bool {
 
 /// A line with long words truncated, then truncated in the middle if it is still long.
 fn shorten_line(line: &str) -> String {
-    if line.len() <= WORD {
+    if line.len() <= MAX_WORD_CHARS {
         return line.to_string();
     }
     let mut out = String::new();
@@ -87,7 +87,7 @@ fn shorten_line(line: &str) -> String {
         rest = &after[gap..];
     }
     let count = out.chars().count();
-    if count <= LINE {
+    if count <= MAX_LINE_CHARS {
         return out;
     }
     let head: String = out.chars().take(LINE_HEAD).collect();
@@ -97,7 +97,7 @@ fn shorten_line(line: &str) -> String {
 
 fn push_word(out: &mut String, word: &str) {
     let count = word.chars().count();
-    if count <= WORD {
+    if count <= MAX_WORD_CHARS {
         out.push_str(word);
         return;
     }
@@ -139,9 +139,9 @@ mod tests {
             !shown.contains(|c: char| c != '\n' && c != '\t' && (c.is_control() || reorders_text(c))),
             "{message:?} became {shown:?}"
         );
-        assert!(shown.chars().count() <= ALL + 64, "{} characters", shown.chars().count());
-        assert!(shown.lines().count() <= LINES);
-        assert!(shown.lines().all(|l| l.chars().count() <= LINE + 2));
+        assert!(shown.chars().count() <= MAX_MESSAGE_CHARS + 64, "{} characters", shown.chars().count());
+        assert!(shown.lines().count() <= MAX_LINES);
+        assert!(shown.lines().all(|l| l.chars().count() <= MAX_LINE_CHARS + 2));
         assert!(shown.lines().skip(1).all(|l| l.is_empty() || l.starts_with(' ')), "{shown:?}");
         assert_eq!(escape_message(&shown), shown, "a second time");
         shown

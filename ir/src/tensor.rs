@@ -171,13 +171,13 @@ impl Tensor {
 }
 
 /// The maximum number of elements that [`Debug`](fmt::Debug) shows.
-const SHOWN: usize = 16;
+const MAX_SHOWN_ELEMENTS: usize = 16;
 
 /// Dtype and extents, and the elements if there are few.
 impl fmt::Debug for Tensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.numel() {
-            1..=SHOWN => write!(f, "Tensor({}{:?} {self})", self.dtype, self.shape),
+            1..=MAX_SHOWN_ELEMENTS => write!(f, "Tensor({}{:?} {self})", self.dtype, self.shape),
             _ => write!(f, "Tensor({}{:?})", self.dtype, self.shape),
         }
     }

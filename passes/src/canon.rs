@@ -87,7 +87,7 @@ pub const RULES: &[&[RewriteRule]] = &[
 pub const LAST_RULES: &[RewriteRule] = views::LAST_RULES;
 
 /// The most times that a program is rewritten again because of the readers of its values.
-const MOST_REPEATS: usize = 12;
+const MAX_REPEATS: usize = 12;
 
 /// Rewrites a graph once more and adds the outcome to a report.
 fn rewrite_again(
@@ -144,7 +144,7 @@ fn canonicalize_for_sizes(graph: &Graph, sizes: JudgedSizes) -> Result<Canonical
     let mut met_shared = report.met_shared;
     let mut depends_on_sizes = false;
     let config = ShardsConfig { bytes: shards::WORTH_A_COLLECTIVE, sizes };
-    for _ in 0..MOST_REPEATS {
+    for _ in 0..MAX_REPEATS {
         // Each of these changes can enable another.
         let changed = gradient_heads::group_gradient_heads(&out)
             .or_else(|| demanded::narrow_to_demanded(&out))

@@ -51,13 +51,13 @@ use symmc_plan::{AppliedRule, Decision, DecisionAlternative};
 
 use crate::canon::groups::merged_all_reduce_groups;
 use crate::error::{PassError, verify_after};
-pub use coalesce::{COALESCE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
+pub use coalesce::{COALESCE_RULE, CoalesceConfig, CoalesceReach, CollectiveSet as CoalescedSet, JoinMode};
 use coalesced_graph::CoalescedProgram;
 use context::{AssumedSchedule, LowerContext, round_us};
 pub use context::{EGraphLimits, Overlap};
 use decisions::RegionDecision;
 
-pub use joint_steps::TOGETHER;
+pub use joint_steps::JOINT_STEP_RULE;
 pub use region::MAX_REGION_NODES;
 use region::{RegionKey, RewriteRegion};
 pub use row_sums::{COMBINE_AS_SUMS, ReturnedSums};
@@ -160,7 +160,7 @@ pub fn lower(graph: &Graph, config: &LowerConfig) -> Result<(Graph, Vec<Decision
         verify_after("lower", &out)?;
     }
     if count > 0 {
-        report.fired.insert(TOGETHER.into(), count);
+        report.fired.insert(JOINT_STEP_RULE.into(), count);
     }
     Ok((out, decisions, report))
 }
@@ -180,7 +180,7 @@ fn lower_coalesced(
         .ok_or_else(|| PassError::Internal("a set of collectives cannot be coalesced".into()))?;
     coalesce::rename_in_schedule(graph, sets, &names, &mut schedule);
     let (out, decisions, mut report) = lower_regions(&coalesced, scope, &schedule, config)?;
-    report.fired.insert(COALESCE.into(), sets.len());
+    report.fired.insert(COALESCE_RULE.into(), sets.len());
     let decisions = coalesce::expand_decisions(graph, sets, &names, &scope.context, decisions);
     Ok((out, decisions, report))
 }

@@ -160,7 +160,7 @@ impl ScheduleSearch<'_> {
         let mut out: Vec<EstimatedOrder> = Vec::new();
         for order in bases {
             let overlaps = order::OverlapVariants::new(self.tasks, order);
-            for part in PARTS {
+            for part in OVERLAP_PERCENTS {
                 let budget = lean.saturating_add((limit - lean) / 100 * part);
                 let before = out.len();
                 for overlapped in overlaps.within_budget(budget) {
@@ -173,7 +173,7 @@ impl ScheduleSearch<'_> {
                         out.push(estimated);
                     }
                 }
-                if out.len() == before && part == PARTS[0] {
+                if out.len() == before && part == OVERLAP_PERCENTS[0] {
                     break;
                 }
             }
@@ -202,7 +202,7 @@ impl ScheduleSearch<'_> {
             if e.time >= self.cost(&best) {
                 continue;
             }
-            if placed == PLACED {
+            if placed == MAX_PLACED_ORDERS {
                 break;
             }
             placed += 1;
@@ -231,14 +231,14 @@ impl ScheduleSearch<'_> {
             let peak = order::estimate_peak(self.tasks, &order);
             // If the model is exact, an order is placed only if the model finds it better than all others.
             let better = found.iter().all(|c| total_bytes(peak) < c.bytes());
-            let worth = better || !exact || self.tasks.len() < SMALL;
+            let worth = better || !exact || self.tasks.len() < MAX_UNFILTERED_STEPS;
             if worth && !found.iter().any(|c| c.order == order) {
                 found.push(self.candidate_without_overlap(order)?);
                 exact = found.iter().all(|c| c.demand == order::estimate_peak(self.tasks, &c.order));
             }
             Ok::<(), PlanError>(())
         };
-        for &name in OrderStrategy::NAMED {
+        for &name in OrderStrategy::NAMED_ORDERS {
             if let Some(order) = order::build_order(self.tasks, name) {
                 add_candidate(&mut found, order)?;
             }
@@ -248,7 +248,7 @@ impl ScheduleSearch<'_> {
         }
         let mut best: Vec<(u64, usize)> = found.iter().enumerate().map(|(i, c)| (c.bytes(), i)).collect();
         best.sort_unstable();
-        for (_, i) in best.into_iter().take(IMPROVED) {
+        for (_, i) in best.into_iter().take(MAX_IMPROVED_ORDERS) {
             let better = improve(self.tasks, &found[i].order);
             add_candidate(&mut found, better)?;
         }
@@ -316,7 +316,7 @@ impl ScheduleSearch<'_> {
         let mut apart = candidate.apart.clone();
         let mut demand = candidate.demand;
         let mut changes = self.separation_changes(&self.place_separately(candidate, &apart), &apart)?;
-        while tried.len() < PLACEMENTS {
+        while tried.len() < MAX_PLACEMENTS {
             let Some(next) = changes.iter().find(|apart| !tried.contains(apart)).cloned() else { break };
             tried.insert(next.clone());
             let changed = self.place_separately(candidate, &next);
@@ -385,19 +385,19 @@ impl ScheduleSearch<'_> {
 }
 
 /// The parts, in percent, of the memory available to overlap, for which schedules are tried.
-const PARTS: [u64; 4] = [100, 30, 10, 0];
+const OVERLAP_PERCENTS: [u64; 4] = [100, 30, 10, 0];
 
 /// The number of overlapped orders that are placed.
-const PLACED: usize = 5;
+const MAX_PLACED_ORDERS: usize = 5;
 
 /// The number of the leanest orders that are improved at their peaks.
-const IMPROVED: usize = 3;
+const MAX_IMPROVED_ORDERS: usize = 3;
 
 /// The number of placements of the parts of larger results that are tried for one order.
-const PLACEMENTS: usize = 24;
+const MAX_PLACEMENTS: usize = 24;
 
 /// The number of steps below which every order is placed, regardless of the model.
-const SMALL: usize = 500;
+const MAX_UNFILTERED_STEPS: usize = 500;
 
 fn place_steps(
     program: &PreparedGraph,

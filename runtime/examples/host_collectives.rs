@@ -50,14 +50,14 @@ fn main() -> Result<(), Failure> {
 }
 
 /// A way to run a collective of a given size.
-struct Trial {
+struct CollectiveTrial {
     kind: CollectiveKind,
     variant: CollectiveVariant,
     exit: Option<ExitBarrier>,
     bytes: usize,
 }
 
-impl Trial {
+impl CollectiveTrial {
     fn name(&self) -> String {
         match self.exit {
             Some(ExitBarrier::Kept) => format!("{}+exit", self.variant),
@@ -90,7 +90,7 @@ fn kinds(n: u32) -> Vec<CollectiveKind> {
     ]
 }
 
-fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
+fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<CollectiveTrial> {
     let mut out = Vec::new();
     for bytes in sizes(largest) {
         for kind in kinds {
@@ -101,7 +101,7 @@ fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
                     _ => vec![None],
                 };
                 for exit in exits {
-                    out.push(Trial { kind: kind.clone(), variant, exit, bytes });
+                    out.push(CollectiveTrial { kind: kind.clone(), variant, exit, bytes });
                 }
             }
         }
@@ -109,7 +109,7 @@ fn trials(kinds: &[CollectiveKind], largest: usize) -> Vec<Trial> {
     out
 }
 
-fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> {
+fn measure(ranks: u32, largest: usize, trials: &[CollectiveTrial]) -> Result<(), Failure> {
     let n = ranks as usize;
     let zone = trials.iter().map(|t| t.zone(n)).max().unwrap_or(0).next_multiple_of(4096);
     let domain = SharedRunMemory::create(ranks, 1, 2 * zone + 4 * largest, 0)?;
@@ -141,7 +141,7 @@ fn measure(ranks: u32, largest: usize, trials: &[Trial]) -> Result<(), Failure> 
 fn run_rank(
     domain: SharedRunMemory,
     rank: u32,
-    trials: &[Trial],
+    trials: &[CollectiveTrial],
     zone: usize,
     largest: usize,
     times: &MemorySegment,
@@ -182,7 +182,12 @@ fn sizes(largest: usize) -> impl Iterator<Item = usize> {
 }
 
 /// The median time of a call in microseconds.
-fn run_trial(comm: &HostCommunicator, trial: &Trial, zone: usize, largest: usize) -> Result<f64, Failure> {
+fn run_trial(
+    comm: &HostCommunicator,
+    trial: &CollectiveTrial,
+    zone: usize,
+    largest: usize,
+) -> Result<f64, Failure> {
     let n = comm.ranks() as usize;
     let cell: Vec<u32> = (0..n as u32).collect();
     let operand = trial.sizes(n).0;

@@ -34,7 +34,7 @@ fn main() -> Result<()> {
     let limit = Duration::from_secs(seconds.parse().context("SECONDS")?);
     let seed = rest.first().map_or(Ok(1), |s| s.parse()).context("SEED")?;
     let folder = tempfile::tempdir()?;
-    let files = Files::new(format, folder.path())?;
+    let files = FormatFiles::new(format, folder.path())?;
     let (mut random, start) = (SplitMix(seed), Instant::now());
     let (mut opened, mut refused, mut failed) = (0u64, 0u64, 0u64);
     std::panic::set_hook(Box::new(|_| {}));
@@ -75,8 +75,8 @@ fn refuses(error: &Error) -> bool {
 }
 
 /// The files of one format that are changed.
-struct Files {
-    kind: Kind,
+struct FormatFiles {
+    kind: FileFormat,
     ending: &'static str,
     seeds: Vec<Vec<u8>>,
     /// The program that a tensor file is for.
@@ -84,14 +84,14 @@ struct Files {
 }
 
 #[derive(Clone, Copy)]
-enum Kind {
+enum FileFormat {
     Pt2,
     Onnx,
     Safetensors,
     Plan,
 }
 
-impl Files {
+impl FormatFiles {
     fn new(format: &str, folder: &Path) -> Result<Self> {
         let programs = root().join("tests/programs");
         let read = |names: &[&str]| -> Result<Vec<Vec<u8>>> {
@@ -101,13 +101,18 @@ impl Files {
         let (kind, ending, seeds, program) = match format {
             "pt2" => {
                 let names = [small, "megatron_tp4_f32.pt2", "hf_llama_tp2_core.pt2", "fsdp4_bw_graph.pt2"];
-                (Kind::Pt2, "pt2", read(&names)?, None)
+                (FileFormat::Pt2, "pt2", read(&names)?, None)
             }
-            "onnx" => (Kind::Onnx, "onnx", read(&["gpt_tp2_rank0.onnx"])?, None),
+            "onnx" => (FileFormat::Onnx, "onnx", read(&["gpt_tp2_rank0.onnx"])?, None),
             "safetensors" => {
                 let program =
                     Program::open(&programs.join("megatron_tp4_bf16.pt2"), &OpenOptions::default())?;
-                (Kind::Safetensors, "safetensors", read(&["megatron_tp4_bf16.safetensors"])?, Some(program))
+                (
+                    FileFormat::Safetensors,
+                    "safetensors",
+                    read(&["megatron_tp4_bf16.safetensors"])?,
+                    Some(program),
+                )
             }
             "plan" => {
                 let mut seeds = Vec::new();
@@ -118,49 +123,49 @@ impl Files {
                     }
                     seeds.push(symmc::compile(&program, &CompileConfig::default())?.to_json().into_bytes());
                 }
-                (Kind::Plan, "json", seeds, None)
+                (FileFormat::Plan, "json", seeds, None)
             }
             _ => bail!("expected pt2, onnx, safetensors or plan, found {format}"),
         };
         std::fs::create_dir_all(folder)?;
-        Ok(Files { kind, ending, seeds, program })
+        Ok(FormatFiles { kind, ending, seeds, program })
     }
 
     /// One of the files with some changes.
     fn changed(&self, random: &mut SplitMix) -> Result<Vec<u8>> {
         let seed = &self.seeds[random.below(self.seeds.len())];
         Ok(match self.kind {
-            Kind::Pt2 => archive(seed, random)?,
-            Kind::Onnx => {
+            FileFormat::Pt2 => archive(seed, random)?,
+            FileFormat::Onnx => {
                 let mut bytes = seed.clone();
                 for _ in 0..=random.below(CHANGES) {
                     change_message(&mut bytes, random, 0);
                 }
                 bytes
             }
-            Kind::Safetensors => header(seed, random)?,
-            Kind::Plan => json(seed, random)?,
+            FileFormat::Safetensors => header(seed, random)?,
+            FileFormat::Plan => json(seed, random)?,
         })
     }
 
     /// Opens a file as far as it goes.
     fn open(&self, path: &Path) -> Result<(), Error> {
         match self.kind {
-            Kind::Pt2 | Kind::Onnx => {
+            FileFormat::Pt2 | FileFormat::Onnx => {
                 let mut program = Program::open(path, &OpenOptions::default())?;
                 if program.graph.ranks.is_none() {
                     program.set_ranks(4)?;
                 }
                 symmc::compile(&program, &CompileConfig::default()).map(drop)
             }
-            Kind::Safetensors => {
+            FileFormat::Safetensors => {
                 let none = || Error::new(ErrorKind::Defect, "no program");
                 let program = self.program.as_ref().ok_or_else(none)?;
                 let file = TensorFile::open(path)?;
                 let draw = DrawConfig::default().with_seed(1);
                 Workload::gather(&program.graph, &program.weights, Some(&file), &draw).map(drop)
             }
-            Kind::Plan => symmc::read_plan(path).and_then(symmc::into_checked_plan).map(drop),
+            FileFormat::Plan => symmc::read_plan(path).and_then(symmc::into_checked_plan).map(drop),
         }
     }
 }
@@ -281,7 +286,7 @@ fn header(bytes: &[u8], random: &mut SplitMix) -> Result<Vec<u8>> {
 }
 
 /// One field of protobuf's wire format: where it begins, where its value begins and ends, and its kind.
-struct Field {
+struct ProtobufField {
     start: usize,
     value: std::ops::Range<usize>,
     kind: u8,
@@ -309,7 +314,7 @@ fn write_varint(mut value: u64, out: &mut Vec<u8>) {
 }
 
 /// The fields of a message; `None` if the bytes are none.
-fn fields(bytes: &[u8]) -> Option<Vec<Field>> {
+fn fields(bytes: &[u8]) -> Option<Vec<ProtobufField>> {
     let (mut at, mut out) = (0, Vec::new());
     while at < bytes.len() {
         let start = at;
@@ -328,7 +333,7 @@ fn fields(bytes: &[u8]) -> Option<Vec<Field>> {
         if end > bytes.len() || key < 8 {
             return None;
         }
-        out.push(Field { start, value: from..end, kind });
+        out.push(ProtobufField { start, value: from..end, kind });
         at = end;
     }
     Some(out)
@@ -371,7 +376,7 @@ fn change_message(bytes: &mut Vec<u8>, random: &mut SplitMix, depth: usize) {
 }
 
 /// A field with another value.
-fn rewritten(bytes: &[u8], field: &Field, value: &[u8]) -> Vec<u8> {
+fn rewritten(bytes: &[u8], field: &ProtobufField, value: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     if let Some((key, _)) = varint(bytes, field.start) {
         write_varint(key, &mut out);

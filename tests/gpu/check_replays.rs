@@ -35,7 +35,7 @@ const RELATIVE_TOLERANCES: [f64; 2] = [2e-2, 1e-3];
 type Inputs = Vec<Vec<Arc<Tensor>>>;
 
 /// What all ranks replay.
-struct Job {
+struct ReplayJob {
     plan: CheckedPlan,
     sets: Vec<Inputs>,
     /// By set, rank and output.
@@ -73,13 +73,13 @@ fn sets(graph: &Graph, first: &Inputs) -> Vec<Inputs> {
     (0..INPUT_SETS).map(|set| first.iter().map(|inputs| turn(set, inputs)).collect()).collect()
 }
 
-impl Job {
+impl ReplayJob {
     fn new(
         replays: usize,
         ranks: usize,
         files: &[PathBuf],
         variant: Option<CollectiveVariant>,
-    ) -> Result<Job> {
+    ) -> Result<ReplayJob> {
         let options = OpenOptions::default().with_ranks(ranks as u32);
         let (tensors, programs): (Vec<PathBuf>, _) =
             files.iter().cloned().partition(|f| f.extension().is_some_and(|e| e == "safetensors"));
@@ -118,7 +118,7 @@ impl Job {
         let symbols = graph.symbols.iter();
         let symbols =
             symbols.filter_map(|(id, symbol)| Some((symbol.name.clone(), work.bindings.get(id)?))).collect();
-        Ok(Job { plan, symbols, sets, expected, written, replays, progress })
+        Ok(ReplayJob { plan, symbols, sets, expected, written, replays, progress })
     }
 
     /// All replays of one rank.
@@ -197,7 +197,7 @@ fn run(args: &[String]) -> Result<()> {
     let files: Vec<PathBuf> = files.iter().map(PathBuf::from).collect();
     let gpus = gpus.split(',').map(str::parse).collect::<Result<Vec<u32>, _>>().context("the GPUs")?;
     let replays = replays.parse().context("the replays")?;
-    let job = Job::new(replays, gpus.len(), &files, variant)?;
+    let job = ReplayJob::new(replays, gpus.len(), &files, variant)?;
     let groups = Group::threads(gpus.len() as u32);
     on_ranks(gpus.len(), |rank| job.rank(gpus[rank], &groups[rank]))?;
     let (ranks, outputs) = (gpus.len(), job.expected[0][0].len());

@@ -41,12 +41,12 @@ const RANK_COUNT: usize = 2;
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// What all ranks of one run get and give: for each run of the order the inputs and the first output.
-struct Expected {
+struct ExpectedRuns {
     inputs: Vec<Vec<Vec<Arc<Tensor>>>>,
     outputs: Vec<Vec<Tensor>>,
 }
 
-fn expected(program: &Program) -> Result<Expected> {
+fn expected(program: &Program) -> Result<ExpectedRuns> {
     let mut random = SplitMix(5);
     let mut draw = |shape: &[usize], scale: f64| {
         let n = shape.iter().product();
@@ -56,7 +56,7 @@ fn expected(program: &Program) -> Result<Expected> {
     let weights: Vec<_> = (0..RANK_COUNT).map(|_| draw(&[256, 256], 0.1)).collect();
     let first = draw(&[256], 1.0);
     let mut states = vec![first; RANK_COUNT];
-    let mut out = Expected { inputs: vec![], outputs: vec![] };
+    let mut out = ExpectedRuns { inputs: vec![], outputs: vec![] };
     for which in RUN_ORDER {
         let x = draw(&[TOKEN_SIZES[which] as usize, 256], 1.0);
         let bindings = symmc::resolve_bindings(&program.graph, &[("n".into(), TOKEN_SIZES[which])])?;
@@ -71,7 +71,7 @@ fn expected(program: &Program) -> Result<Expected> {
 }
 
 /// One rank: a session whose sizes change, run in the order above.
-fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
+fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &ExpectedRuns) -> Result<()> {
     let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
     let mut session = Session::open(plan, group, &config)?;
     for (run, &which) in RUN_ORDER.iter().enumerate() {
@@ -93,7 +93,7 @@ fn runs(plan: &CheckedPlan, gpu: u32, group: &Group, expected: &Expected) -> Res
 }
 
 /// One rank: a session in which more and more programs take turns, each of which has a state that lives on.
-fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &Expected) -> Result<()> {
+fn turns(plans: &[CheckedPlan], gpu: u32, group: &Group, expected: &ExpectedRuns) -> Result<()> {
     let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
     let mut sessions: Vec<(Session, usize)> = Vec::new();
     for _ in 0..plans.len() + RUN_ORDER.len() {

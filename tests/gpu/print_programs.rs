@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use symmc_cases::programs::{Variants, program};
+use symmc_cases::programs::{VariantMode, program};
 use symmc_ir::text;
 
 fn main() -> ExitCode {
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
     let mut seed = number(3).unwrap_or(0);
     while left > 0 {
         // Mostly few nodes, and some with many.
-        let graph = program(seed, 4 + (seed as usize * 7) % 26, Variants::Open);
+        let graph = program(seed, 4 + (seed as usize * 7) % 26, VariantMode::Open);
         if graph.ranks.map(u64::from) == Some(ranks) {
             let path = Path::new(folder).join(format!("random{seed}.symm"));
             if let Err(error) = std::fs::write(&path, text::print(&graph)) {

@@ -39,7 +39,7 @@ const PROGRAMS_PER_MODULE: usize = 100;
 
 /// What trials did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Trials {
+pub struct TrialCounts {
     /// Sizes at which host ranks gave what the interpreter gives.
     pub ran: usize,
     /// Sizes at which all ranks ended with the input error.
@@ -51,9 +51,9 @@ pub struct Trials {
 }
 
 /// Runs the trials of these seeds; reports each that fails. Where there is no C++ compiler, no kernels are emulated.
-pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) -> Trials {
-    let mut all = Trials::default();
-    let mut waiting: Vec<Emulated> = Vec::new();
+pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) -> TrialCounts {
+    let mut all = TrialCounts::default();
+    let mut waiting: Vec<EmulatedRun> = Vec::new();
     for seed in seeds {
         let graph = bounds::program(seed);
         match trial(&graph, seed, &mut all) {
@@ -69,13 +69,13 @@ pub fn trials(seeds: impl Iterator<Item = u64>, mut fail: impl FnMut(String)) ->
 }
 
 /// The sizes of a run, and what it gives on each rank; `None` where a position is outside of its axis.
-struct Sized {
+struct SizedRun {
     bindings: SymbolBindings,
     inputs: Vec<Vec<Arc<Tensor>>>,
     outputs: Option<Vec<Vec<Tensor>>>,
 }
 
-fn trial(graph: &Graph, seed: u64, all: &mut Trials) -> Result<Option<Emulated>, String> {
+fn trial(graph: &Graph, seed: u64, all: &mut TrialCounts) -> Result<Option<EmulatedRun>, String> {
     let mut r = SplitMix(seed ^ 0x7e57);
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
     let divided = graph.symbols.values().filter(|_| r.one_in(3));
@@ -84,7 +84,7 @@ fn trial(graph: &Graph, seed: u64, all: &mut Trials) -> Result<Option<Emulated>,
     let config = CompileConfig::default().with_profile(profile).with_buckets(buckets);
     let plan = symmc::compile(&program, &config).map_err(|e| format!("compile: {e}"))?;
     let ranks = plan.ranks;
-    let runs = chosen(graph, &plan, &mut r, all)?;
+    let runs = choose_runs(graph, &plan, &mut r, all)?;
     let ranks = thread::scope(|scope| {
         let one = |group: Group| {
             let (plan, runs) = (&plan, &runs);
@@ -97,16 +97,16 @@ fn trial(graph: &Graph, seed: u64, all: &mut Trials) -> Result<Option<Emulated>,
     ended?;
     all.refused += runs.iter().filter(|run| run.outputs.is_none()).count();
     all.ran += runs.iter().filter(|run| run.outputs.is_some()).count();
-    Ok(if plan.ranks == 1 { Emulated::of(&plan, runs, seed)? } else { None })
+    Ok(if plan.ranks == 1 { EmulatedRun::of(&plan, runs, seed)? } else { None })
 }
 
 /// Compares at all sizes whether they bind, and chooses those to run.
-fn chosen(
+fn choose_runs(
     graph: &Graph,
     plan: &CheckedPlan,
     r: &mut SplitMix,
-    all: &mut Trials,
-) -> Result<Vec<Sized>, String> {
+    all: &mut TrialCounts,
+) -> Result<Vec<SizedRun>, String> {
     let executor = Executor::new(plan, 0, &CustomKernelRegistry::new(), ExecConfig::default());
     let mut executor = executor.map_err(|e| e.to_string())?;
     let (mut sizes, mut left) = (bounds::sizes(graph), SIZE_COUNTS);
@@ -125,19 +125,19 @@ fn chosen(
         };
         if *left > 0 {
             *left -= 1;
-            runs.push(Sized { bindings, inputs, outputs: outputs.ok() });
+            runs.push(SizedRun { bindings, inputs, outputs: outputs.ok() });
         }
     }
     Ok(runs)
 }
 
 /// Runs all sizes in one session of host ranks.
-fn on_rank(plan: &CheckedPlan, runs: &[Sized], group: &Group) -> Result<(), String> {
+fn on_rank(plan: &CheckedPlan, runs: &[SizedRun], group: &Group) -> Result<(), String> {
     let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
     let session = HostSession::open(plan, group, &CustomKernelRegistry::new(), &config, vec![]);
     let mut session = session.map_err(|e| e.to_string())?;
     // Memory that is lent lives until the session ends.
-    let mut lent: Vec<Memory> = Vec::new();
+    let mut lent: Vec<AlignedMemory> = Vec::new();
     for run in runs {
         let rank = group.rank() as usize;
         let fail = |what: String| format!("{:?}, rank {rank}: {what}", run.bindings);
@@ -160,13 +160,13 @@ fn on_rank(plan: &CheckedPlan, runs: &[Sized], group: &Group) -> Result<(), Stri
 fn run_once(
     session: &mut HostSession,
     plan: &CheckedPlan,
-    run: &Sized,
+    run: &SizedRun,
     rank: usize,
-    lent: &mut Vec<Memory>,
+    lent: &mut Vec<AlignedMemory>,
 ) -> Result<Vec<Vec<u8>>, RunError> {
     for (i, (input, tensor)) in plan.source_program().inputs.values().zip(&run.inputs[rank]).enumerate() {
         if input.data.is_none() {
-            let memory = Memory::of(tensor.data());
+            let memory = AlignedMemory::of(tensor.data());
             // SAFETY: the memory lives as long as the session, and is used between runs only.
             unsafe { session.bind_port(Port::Input(i), Some(memory.extent())) }?;
             lent.push(memory);
@@ -175,7 +175,7 @@ fn run_once(
     let sizes: Vec<usize> = session.resolved_program()?.outputs.iter().map(|output| output.bytes).collect();
     let from = lent.len();
     for (k, bytes) in sizes.into_iter().enumerate() {
-        let memory = Memory::of(&vec![0xa5; bytes]);
+        let memory = AlignedMemory::of(&vec![0xa5; bytes]);
         // SAFETY: as above.
         unsafe { session.bind_port(Port::Output(k), Some(memory.extent())) }?;
         lent.push(memory);
@@ -193,14 +193,14 @@ fn same(found: &[u8], expected: &Tensor) -> Result<(), String> {
 }
 
 /// Bytes at a multiple of 256, as of a device's allocation.
-struct Memory {
+struct AlignedMemory {
     words: Vec<u128>,
     len: usize,
 }
 
-impl Memory {
-    fn of(bytes: &[u8]) -> Memory {
-        let memory = Memory { words: vec![0; bytes.len().div_ceil(16) + 16], len: bytes.len() };
+impl AlignedMemory {
+    fn of(bytes: &[u8]) -> AlignedMemory {
+        let memory = AlignedMemory { words: vec![0; bytes.len().div_ceil(16) + 16], len: bytes.len() };
         // SAFETY: the words hold as many bytes from the address on, and nothing else uses them.
         unsafe { memory.pointer().copy_from(bytes.as_ptr(), bytes.len()) };
         memory
@@ -225,32 +225,32 @@ impl Memory {
 }
 
 /// A program of one rank at one size, for the kernels of GPUs.
-struct Emulated {
+struct EmulatedRun {
     seed: u64,
     bound: Arc<ResolvedProgram>,
     expected: Vec<Tensor>,
-    spaces: HashMap<MemorySpace, Memory>,
+    spaces: HashMap<MemorySpace, AlignedMemory>,
 }
 
-impl Emulated {
+impl EmulatedRun {
     /// The last size that runs, if there is one.
-    fn of(plan: &CheckedPlan, runs: Vec<Sized>, seed: u64) -> Result<Option<Emulated>, String> {
+    fn of(plan: &CheckedPlan, runs: Vec<SizedRun>, seed: u64) -> Result<Option<EmulatedRun>, String> {
         let Some(run) = runs.into_iter().rfind(|run| run.outputs.is_some()) else { return Ok(None) };
         let mut executor = Executor::new(plan, 0, &CustomKernelRegistry::new(), ExecConfig::default())
             .map_err(|e| e.to_string())?;
         let bound = executor.resolve_bindings(&run.bindings).map_err(|e| e.to_string())?;
-        let zeros = |len: usize| Memory::of(&vec![0; len]);
+        let zeros = |len: usize| AlignedMemory::of(&vec![0; len]);
         let mut spaces = HashMap::new();
         spaces.insert(MemorySpace::Ordinary, zeros(bound.ordinary_bytes));
         spaces.insert(MemorySpace::Symmetric, zeros(bound.symmetric_bytes));
         for (i, tensor) in run.inputs.iter().flatten().enumerate() {
-            spaces.insert(MemorySpace::Input(i), Memory::of(tensor.data()));
+            spaces.insert(MemorySpace::Input(i), AlignedMemory::of(tensor.data()));
         }
         for (k, output) in bound.outputs.iter().enumerate() {
             spaces.insert(MemorySpace::Output(k), zeros(output.bytes));
         }
         let expected = run.outputs.into_iter().flatten().flatten().collect();
-        Ok(Some(Emulated { seed, bound, expected, spaces }))
+        Ok(Some(EmulatedRun { seed, bound, expected, spaces }))
     }
 
     fn address(&self, at: &LocatedTensor) -> u64 {
@@ -271,10 +271,10 @@ impl Emulated {
 }
 
 /// Runs programs by the kernels that GPUs would run; how many gave what the interpreter gives.
-fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
-    let operations: Vec<Vec<BoundOperation<'_>>> = programs.iter().map(Emulated::operations).collect();
+fn emulate(programs: &[EmulatedRun], fail: &mut impl FnMut(String)) -> usize {
+    let operations: Vec<Vec<BoundOperation<'_>>> = programs.iter().map(EmulatedRun::operations).collect();
     let Some(first) = programs.first() else { return 0 };
-    let status = Memory::of(&[0; STATUS_BYTES]);
+    let status = AlignedMemory::of(&[0; STATUS_BYTES]);
     let machine = KernelTarget {
         multiprocessors: 4,
         bandwidth: 4917,
@@ -288,7 +288,7 @@ fn emulate(programs: &[Emulated], fail: &mut impl FnMut(String)) -> usize {
     };
     let needed = |of: &BoundOperation<'_>| workspace(of.op, of.operands, of.results, &machine);
     let room = operations.iter().flatten().map(needed).max().unwrap_or(0).max(GEMM_WORKSPACE);
-    let scratch = Memory::of(&vec![0; room]);
+    let scratch = AlignedMemory::of(&vec![0; room]);
     let machine = KernelTarget { workspace: scratch.address(), workspace_bytes: room, ..machine };
     let current = Cell::new(first);
     let at = |located: &LocatedTensor| DevicePtr::from(current.get().address(located));

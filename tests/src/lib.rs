@@ -60,9 +60,9 @@ pub const RECORDED_PROGRAMS: [&str; 8] = [
 ];
 
 /// Processes that are killed when this value goes, however a test ends.
-pub struct Processes(pub Vec<Child>);
+pub struct ProcessGuard(pub Vec<Child>);
 
-impl Drop for Processes {
+impl Drop for ProcessGuard {
     fn drop(&mut self) {
         for child in &mut self.0 {
             let _ = child.kill();

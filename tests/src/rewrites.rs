@@ -14,7 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use symmc::{CompileConfig, ErrorKind, MachineProfile, Numerics, NumericsClass, Program, SourceStatus};
-use symmc_cases::idioms::{self, Idioms};
+use symmc_cases::idioms::{self, IdiomProgram};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, RoundingHistory, RunCount};
 use symmc_ir::{DType, Graph, Op, SymbolBindings, Tensor, text};
@@ -25,7 +25,7 @@ use crate::trials::{largest, tolerance_of};
 
 /// What trials did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Rewritten {
+pub struct RewriteCounts {
     /// Runs of forms of programs that were compared.
     pub runs: usize,
     /// Forms that are not the program with variants.
@@ -36,7 +36,7 @@ pub struct Rewritten {
 
 /// How inputs are drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Numbers {
+pub(crate) enum InputNumbers {
     SmallIntegers,
     Fractions,
     Special,
@@ -44,22 +44,22 @@ pub(crate) enum Numbers {
 }
 
 /// The draws of every program: the numbers, and whether all ranks have the same.
-pub(crate) const DRAWS: [(Numbers, bool); 8] = [
-    (Numbers::SmallIntegers, false),
-    (Numbers::SmallIntegers, true),
-    (Numbers::Fractions, false),
-    (Numbers::Fractions, true),
-    (Numbers::Special, false),
-    (Numbers::Special, true),
-    (Numbers::Extreme, false),
-    (Numbers::Extreme, true),
+pub(crate) const DRAWS: [(InputNumbers, bool); 8] = [
+    (InputNumbers::SmallIntegers, false),
+    (InputNumbers::SmallIntegers, true),
+    (InputNumbers::Fractions, false),
+    (InputNumbers::Fractions, true),
+    (InputNumbers::Special, false),
+    (InputNumbers::Special, true),
+    (InputNumbers::Extreme, false),
+    (InputNumbers::Extreme, true),
 ];
 
 /// One trial.
 ///
 /// # Errors
 /// What went wrong, with all that is needed to see it again.
-pub fn trial(seed: u64, all: &mut Rewritten) -> Result<(), String> {
+pub fn trial(seed: u64, all: &mut RewriteCounts) -> Result<(), String> {
     let program = idioms::program(seed);
     let tried = AssertUnwindSafe(|| compare_forms(seed, &program, all));
     let result = catch_unwind(tried).unwrap_or_else(|panic| {
@@ -69,7 +69,7 @@ pub fn trial(seed: u64, all: &mut Rewritten) -> Result<(), String> {
     result.map_err(|error| format!("seed {seed}: {error}\n{}", text::print(&program.graph)))
 }
 
-fn compare_forms(seed: u64, program: &Idioms, all: &mut Rewritten) -> Result<(), String> {
+fn compare_forms(seed: u64, program: &IdiomProgram, all: &mut RewriteCounts) -> Result<(), String> {
     let forms = forms(&program.graph)?;
     let least = forms.iter().map(|form| needed_collectives(&form.graph)).min().unwrap_or_default();
     all.forms += forms.len();
@@ -84,7 +84,7 @@ fn compare_forms(seed: u64, program: &Idioms, all: &mut Rewritten) -> Result<(),
         let expected = interp::run(&program.graph, &bindings, &inputs).map_err(|e| e.to_string())?;
         for form in &forms {
             let is_exact = form.numerics.is_exact();
-            if !is_exact && matches!(numbers, Numbers::Special | Numbers::Extreme) {
+            if !is_exact && matches!(numbers, InputNumbers::Special | InputNumbers::Extreme) {
                 continue;
             }
             let found = interp::run(&form.graph, &bindings, &with_constants(&form.graph, &inputs));
@@ -128,7 +128,7 @@ fn needed_collectives(graph: &Graph) -> usize {
 }
 
 /// A form of a program.
-struct Form {
+struct ProgramForm {
     name: String,
     graph: Graph,
     numerics: Numerics,
@@ -136,7 +136,7 @@ struct Form {
 }
 
 /// The forms of a program that differ in more than variants.
-fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
+fn forms(graph: &Graph) -> Result<Vec<ProgramForm>, String> {
     let (canonical, _) = canonicalize(graph).map_err(|e| e.to_string())?;
     let mut seen = BTreeSet::from([text::print(graph)]);
     let mut out = Vec::new();
@@ -145,7 +145,7 @@ fn forms(graph: &Graph) -> Result<Vec<Form>, String> {
             let own = interp::output_histories(&form, RunCount::Several);
             let source = interp::output_histories(graph, RunCount::Several);
             let histories = own.into_iter().zip(source).map(|(a, b)| a.join(b)).collect();
-            out.push(Form { name, graph: form, numerics, histories });
+            out.push(ProgramForm { name, graph: form, numerics, histories });
         }
     };
     add("canonical form".into(), canonical.clone(), Numerics::EXACT);
@@ -187,7 +187,7 @@ fn plan_and_check(seed: u64, graph: &Graph) -> Result<(), String> {
 pub(crate) fn inputs(
     graph: &Graph,
     bindings: &SymbolBindings,
-    numbers: Numbers,
+    numbers: InputNumbers,
     is_shared: bool,
     r: &mut SplitMix,
 ) -> Vec<Vec<Arc<Tensor>>> {
@@ -213,7 +213,7 @@ pub(crate) fn with_constants(form: &Graph, inputs: &[Vec<Arc<Tensor>>]) -> Vec<V
     inputs.iter().map(more).collect()
 }
 
-fn tensor(dtype: DType, shape: &[usize], numbers: Numbers, r: &mut SplitMix) -> Tensor {
+fn tensor(dtype: DType, shape: &[usize], numbers: InputNumbers, r: &mut SplitMix) -> Tensor {
     let mut one = || {
         let integer = r.below(7) as f64 - 3.0;
         let largest = match dtype {
@@ -225,12 +225,12 @@ fn tensor(dtype: DType, shape: &[usize], numbers: Numbers, r: &mut SplitMix) -> 
             _ => 3e38,
         };
         match numbers {
-            Numbers::SmallIntegers => integer,
-            Numbers::Fractions if dtype.is_float() => r.symmetric_unit(),
-            Numbers::Special if dtype.is_float() => {
+            InputNumbers::SmallIntegers => integer,
+            InputNumbers::Fractions if dtype.is_float() => r.symmetric_unit(),
+            InputNumbers::Special if dtype.is_float() => {
                 r.pick(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY, 0.0, -0.0, 1.0, -2.0, 1e-40, integer])
             }
-            Numbers::Extreme => r.pick(&[largest, -largest, largest / 2.0, 1.0, 0.0, integer]),
+            InputNumbers::Extreme => r.pick(&[largest, -largest, largest / 2.0, 1.0, 0.0, integer]),
             _ => integer,
         }
     };

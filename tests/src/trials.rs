@@ -18,7 +18,7 @@ use symmc::{
     ArgumentBinding, BucketSpec, CheckedPlan, CompileConfig, ErrorKind, MachineProfile, Numerics,
     NumericsClass, OrderStrategy, Program, SourceStatus,
 };
-use symmc_cases::programs::{self, Variants};
+use symmc_cases::programs::{self, VariantMode};
 use symmc_control::{Group, RankCommand};
 use symmc_ir::entity::Entity;
 use symmc_ir::interp::{self, RoundingHistory, RunCount, SeedConfig, SeedScope, Tolerance};
@@ -39,7 +39,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// What a trial did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Done {
+pub struct TrialOutcome {
     /// Runs that were compared, on all ranks.
     pub runs: usize,
     /// Collectives of the program.
@@ -54,14 +54,17 @@ pub struct Done {
 ///
 /// # Errors
 /// What went wrong, with all that is needed to see it again.
-pub fn trial(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Result<Done, String> {
+pub fn trial(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Result<TrialOutcome, String> {
     let mut r = SplitMix(seed ^ 0x007a_1a15);
     let drawn = r.one_in(3);
-    let graph = programs::program(seed, nodes, if drawn { Variants::Drawn } else { Variants::Open });
+    let graph = programs::program(seed, nodes, if drawn { VariantMode::Drawn } else { VariantMode::Open });
     let mut story = format!("seed {seed}, {nodes} nodes");
     let tried = AssertUnwindSafe(|| {
-        let plan =
-            if drawn { given(&graph, &mut r, &mut story) } else { chosen(&graph, &mut r, &mut story) }?;
+        let plan = if drawn {
+            plan_named_variants(&graph, &mut r, &mut story)
+        } else {
+            plan_by_passes(&graph, &mut r, &mut story)
+        }?;
         run(&graph, &plan, &mut r, &mut story, processes)
     });
     let result = catch_unwind(tried).unwrap_or_else(|panic| {
@@ -75,7 +78,7 @@ pub fn trial(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Result
 ///
 /// # Errors
 /// As [`trial`].
-pub fn shared_trial(seed: u64, nodes: usize) -> Result<Done, String> {
+pub fn shared_trial(seed: u64, nodes: usize) -> Result<TrialOutcome, String> {
     let mut r = SplitMix(seed ^ 0x5a4e_d0ff);
     let mut story = format!("shared seed {seed}, {nodes} nodes");
     let tried = AssertUnwindSafe(|| {
@@ -92,8 +95,8 @@ pub fn shared_trial(seed: u64, nodes: usize) -> Result<Done, String> {
         let config = HostConfig { limit: LIMIT, chaos, threads, extendable: true, ..HostConfig::default() };
         on_threads(cases[0].plan.ranks, |group| shared_rank(&cases, &order, group, &config))?;
         let collectives =
-            |case: &Case| case.graph.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
-        Ok(Done {
+            |case: &TrialCase| case.graph.nodes.values().filter(|n| n.op.as_collective().is_some()).count();
+        Ok(TrialOutcome {
             runs: order.len(),
             collectives: cases.iter().map(collectives).sum(),
             ranks: cases[0].plan.ranks as usize,
@@ -105,11 +108,11 @@ pub fn shared_trial(seed: u64, nodes: usize) -> Result<Done, String> {
 }
 
 /// A planned program, and its runs.
-struct Case {
+struct TrialCase {
     graph: Graph,
     plan: CheckedPlan,
     histories: Vec<RoundingHistory>,
-    turns: Vec<Turn>,
+    turns: Vec<SessionTurn>,
 }
 
 /// Two or three programs of as many ranks.
@@ -117,19 +120,21 @@ fn shared_cases(
     (seed, nodes): (u64, usize),
     r: &mut SplitMix,
     story: &mut String,
-) -> Result<Vec<Case>, String> {
-    let mut cases: Vec<Case> = Vec::new();
+) -> Result<Vec<TrialCase>, String> {
+    let mut cases: Vec<TrialCase> = Vec::new();
     let count = 2 + r.below(2);
     for seed in seed.. {
         let drawn = r.one_in(2);
-        let graph = programs::program(seed, nodes, if drawn { Variants::Drawn } else { Variants::Open });
+        let graph =
+            programs::program(seed, nodes, if drawn { VariantMode::Drawn } else { VariantMode::Open });
         if cases.first().is_some_and(|first| Some(first.plan.ranks) != graph.ranks) {
             continue;
         }
         *story += &format!("\nprogram {}: seed {seed}", cases.len());
-        let plan = if drawn { given(&graph, r, story) } else { chosen(&graph, r, story) }?;
+        let plan =
+            if drawn { plan_named_variants(&graph, r, story) } else { plan_by_passes(&graph, r, story) }?;
         let (histories, turns) = (histories(&graph, &plan)?, session(&graph, r)?);
-        cases.push(Case { graph, plan, histories, turns });
+        cases.push(TrialCase { graph, plan, histories, turns });
         if cases.len() == count {
             break;
         }
@@ -138,17 +143,22 @@ fn shared_cases(
 }
 
 /// The runs of a rank. Each program is opened when it runs first, and closed after its last run.
-fn shared_rank(cases: &[Case], order: &[usize], group: &Group, config: &HostConfig) -> Result<(), String> {
+fn shared_rank(
+    cases: &[TrialCase],
+    order: &[usize],
+    group: &Group,
+    config: &HostConfig,
+) -> Result<(), String> {
     let kernels = CustomKernelRegistry::new();
     let opened = HostSession::open(&cases[0].plan, group, &kernels, config, vec![]);
     let mut session = opened.map_err(|e| e.to_string())?;
-    let mut programs: Vec<Option<(usize, usize, Memory)>> = cases.iter().map(|_| None).collect();
-    programs[0] = Some((0, 0, Memory::default()));
+    let mut programs: Vec<Option<(usize, usize, LentMemory)>> = cases.iter().map(|_| None).collect();
+    programs[0] = Some((0, 0, LentMemory::default()));
     for &case in order {
-        let Case { graph, plan, histories, turns } = &cases[case];
+        let TrialCase { graph, plan, histories, turns } = &cases[case];
         if programs[case].is_none() {
             let number = session.open_program(plan, &kernels).map_err(|e| format!("program {case}: {e}"))?;
-            programs[case] = Some((number, 0, Memory::default()));
+            programs[case] = Some((number, 0, LentMemory::default()));
         }
         let Some((number, k, memory)) = &mut programs[case] else { continue };
         session.switch_to_program(*number).map_err(|e| e.to_string())?;
@@ -171,7 +181,7 @@ pub fn least(seed: u64, nodes: usize, processes: Option<&RankCommand>) -> Option
 }
 
 /// The plan of a program whose collectives name their variants.
-fn given(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
+fn plan_named_variants(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
     let ranges = ranges(graph, r);
     let narrow = |range: &Vec<(SymbolId, i64, i64)>| {
         let mut graph = graph.clone();
@@ -211,7 +221,7 @@ fn planned(
 }
 
 /// The plan of a program by all passes.
-fn chosen(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
+fn plan_by_passes(graph: &Graph, r: &mut SplitMix, story: &mut String) -> Result<CheckedPlan, String> {
     let program = Program::from_graph(graph.clone()).map_err(|e| format!("no program: {e}"))?;
     let machine = r.pick(&MachineProfile::builtin_names());
     let mut profile = MachineProfile::builtin(machine).ok_or("no such machine")?;
@@ -315,7 +325,7 @@ fn ranges(graph: &Graph, r: &mut SplitMix) -> Vec<Vec<(SymbolId, i64, i64)>> {
 }
 
 /// One run of a session: what all ranks get and must give.
-struct Turn {
+struct SessionTurn {
     bindings: SymbolBindings,
     /// Whether its sizes are others than those of the run before.
     changed: bool,
@@ -327,9 +337,9 @@ struct Turn {
 
 /// A session of a few runs, by the interpreter. Sizes and arguments change; what outputs replace is kept where its size
 /// is the same.
-fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<Turn>, String> {
+fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<SessionTurn>, String> {
     let ranks = graph.ranks.ok_or("the number of ranks is open")?;
-    let mut turns: Vec<Turn> = Vec::new();
+    let mut turns: Vec<SessionTurn> = Vec::new();
     for run in 0..2 + r.below(4) {
         let mut bindings = SymbolBindings::new();
         for (id, s) in graph.symbols.iter() {
@@ -351,13 +361,13 @@ fn session(graph: &Graph, r: &mut SplitMix) -> Result<Vec<Turn>, String> {
             }
         }
         let outputs = interp::run(graph, &bindings, &inputs).map_err(|e| format!("interpreter: {e}"))?;
-        turns.push(Turn { bindings, changed: changed || run == 0, inputs, outputs });
+        turns.push(SessionTurn { bindings, changed: changed || run == 0, inputs, outputs });
     }
     Ok(turns)
 }
 
 /// Replaces the parameters that were drawn by those that the last run left.
-fn keep(graph: &Graph, last: &Turn, changed: bool, rank: usize, inputs: &mut [Arc<Tensor>]) {
+fn keep(graph: &Graph, last: &SessionTurn, changed: bool, rank: usize, inputs: &mut [Arc<Tensor>]) {
     for ((id, input), value) in graph.inputs.iter().zip(inputs) {
         let varies = graph.ty(input.value).shape.iter().any(|d| d.as_const().is_none());
         if input.kind == InputKind::Parameter && !(varies && changed) {
@@ -386,7 +396,7 @@ fn run(
     r: &mut SplitMix,
     story: &mut String,
     processes: Option<&RankCommand>,
-) -> Result<Done, String> {
+) -> Result<TrialOutcome, String> {
     let turns = session(graph, r)?;
     let histories = histories(graph, plan)?;
     let chaos = r.one_in(4).then(|| r.next());
@@ -397,7 +407,7 @@ fn run(
         None => as_threads((graph, &histories), plan, &turns, chaos, lanes)?,
     }
     let places = plan.buckets.iter().flat_map(|b| b.places.values());
-    Ok(Done {
+    Ok(TrialOutcome {
         runs: turns.len(),
         collectives: graph.nodes.values().filter(|n| n.op.as_collective().is_some()).count(),
         by_rank: places.filter(|p| p.by_rank.is_some()).count(),
@@ -419,7 +429,7 @@ fn histories(graph: &Graph, plan: &CheckedPlan) -> Result<Vec<RoundingHistory>, 
 fn as_processes(
     (graph, histories): (&Graph, &[RoundingHistory]),
     plan: &CheckedPlan,
-    turns: &[Turn],
+    turns: &[SessionTurn],
     chaos: Option<u64>,
     command: &RankCommand,
 ) -> Result<(), String> {
@@ -445,7 +455,7 @@ fn as_processes(
 fn as_threads(
     (graph, histories): (&Graph, &[RoundingHistory]),
     plan: &CheckedPlan,
-    turns: &[Turn],
+    turns: &[SessionTurn],
     chaos: Option<u64>,
     threads: LaneThreads,
 ) -> Result<(), String> {
@@ -476,11 +486,11 @@ fn on_threads(ranks: u32, rank: impl Fn(&Group) -> Result<(), String> + Sync) ->
 fn one_rank(
     (graph, histories): (&Graph, &[RoundingHistory]),
     plan: &CheckedPlan,
-    turns: &[Turn],
+    turns: &[SessionTurn],
     group: &Group,
     config: &HostConfig,
 ) -> Result<(), String> {
-    let mut memory = Memory::default();
+    let mut memory = LentMemory::default();
     let mut session = HostSession::open(plan, group, &CustomKernelRegistry::new(), config, vec![])
         .map_err(|e| e.to_string())?;
     let told = HostSession::memory_budget(plan, group.rank(), &CustomKernelRegistry::new(), config)
@@ -497,37 +507,38 @@ fn one_rank(
 
 /// What a rank lends to a program.
 #[derive(Default)]
-struct Memory {
-    inputs: Vec<Block>,
-    outputs: Vec<Block>,
+struct LentMemory {
+    inputs: Vec<AlignedBlock>,
+    outputs: Vec<AlignedBlock>,
 }
 
 /// One run of a rank, the one of this number of its program.
 fn one_turn(
     session: &mut HostSession,
     (graph, histories): (&Graph, &[RoundingHistory]),
-    (k, turn): (usize, &Turn),
+    (k, turn): (usize, &SessionTurn),
     rank: usize,
-    memory: &mut Memory,
+    memory: &mut LentMemory,
 ) -> Result<(), String> {
-    let Memory { inputs, outputs } = memory;
+    let LentMemory { inputs, outputs } = memory;
     let fail = |e: &dyn std::fmt::Display| format!("run {k} {:?}: {e}", turn.bindings);
     session.set_sizes(&turn.bindings).map_err(|e| fail(&e))?;
-    let mut lend = |port: Port, memory: &mut Block| {
+    let mut lend = |port: Port, memory: &mut AlignedBlock| {
         // SAFETY: the block lives until another is lent in its place, and is used between runs only.
         unsafe { session.bind_port(port, Some(memory.extent())) }.map_err(|e| fail(&e))
     };
     for (i, (input, tensor)) in graph.inputs.values().zip(&turn.inputs[rank]).enumerate() {
         let varies = graph.ty(input.value).concrete_shape(&SymbolBindings::new()).is_none();
         if k == 0 || input.kind == InputKind::Argument || (turn.changed && varies) {
-            let mut fresh = Block::of(tensor);
+            let mut fresh = AlignedBlock::of(tensor);
             if input.data.is_none() {
                 lend(Port::Input(i), &mut fresh)?;
             }
             if i < inputs.len() { inputs[i] = fresh } else { inputs.push(fresh) }
         }
     }
-    let mut fresh: Vec<Block> = turn.outputs[rank].iter().map(|t| Block::new(t.data().len())).collect();
+    let mut fresh: Vec<AlignedBlock> =
+        turn.outputs[rank].iter().map(|t| AlignedBlock::new(t.data().len())).collect();
     fresh.iter_mut().enumerate().try_for_each(|(k, block)| lend(Port::Output(k), block))?;
     *outputs = fresh;
     match k % 2 {
@@ -555,14 +566,14 @@ fn within(told: MemoryUsage, taken: MemoryUsage) -> Result<(), String> {
 /// Inputs that outputs replace have the new value where their caller holds them.
 fn replaced(
     (graph, histories): (&Graph, &[RoundingHistory]),
-    turn: &Turn,
+    turn: &SessionTurn,
     rank: usize,
-    inputs: &[Block],
+    inputs: &[AlignedBlock],
 ) -> Result<(), String> {
     for ((output, expected), history) in graph.outputs.iter().zip(&turn.outputs[rank]).zip(histories) {
         if let OutputKind::Mutates(input) = output.kind {
             let found = Tensor::new(expected.dtype(), expected.shape(), inputs[input.index()].bytes());
-            near(&found.ok_or("no tensor")?, expected, history)
+            compare_near(&found.ok_or("no tensor")?, expected, history)
                 .map_err(|e| format!("input {} after the run: {e}", InputId::new(input.index())))?;
         }
     }
@@ -576,7 +587,7 @@ fn compare(
 ) -> Result<(), String> {
     for (k, (found, expected)) in found.iter().zip(expected).enumerate() {
         let name = graph.value_name(graph.outputs[k].value);
-        near(found, expected, &histories[k]).map_err(|e| format!("output {k} (%{name}): {e}"))?;
+        compare_near(found, expected, &histories[k]).map_err(|e| format!("output {k} (%{name}): {e}"))?;
     }
     Ok(())
 }
@@ -598,7 +609,7 @@ pub fn tolerance_of(history: &RoundingHistory, expected: &Tensor, scale: f64) ->
     Tolerance { absolute: default.absolute.max(scale * fraction), ..default }
 }
 
-fn near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
+fn compare_near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<(), String> {
     let tolerance = tolerance_of(history, expected, largest(expected));
     let comparison = interp::compare(found, expected, tolerance);
     if comparison.agrees() { Ok(()) } else { Err(format!("{comparison} (allowed {tolerance})")) }
@@ -607,22 +618,22 @@ fn near(found: &Tensor, expected: &Tensor, history: &RoundingHistory) -> Result<
 /// 64 bytes at a multiple of 64.
 #[derive(Clone)]
 #[repr(align(64))]
-struct Line([u8; 64]);
+struct AlignedLine([u8; 64]);
 
 /// Bytes at a multiple of 64.
-struct Block {
-    lines: Vec<Line>,
+struct AlignedBlock {
+    lines: Vec<AlignedLine>,
     len: usize,
 }
 
-impl Block {
+impl AlignedBlock {
     /// Memory that holds no zeros, as memory that was used before.
     fn new(len: usize) -> Self {
-        Block { lines: vec![Line([0xa5; 64]); len.div_ceil(64)], len }
+        AlignedBlock { lines: vec![AlignedLine([0xa5; 64]); len.div_ceil(64)], len }
     }
 
     fn of(tensor: &Tensor) -> Self {
-        let mut out = Block::new(tensor.data().len());
+        let mut out = AlignedBlock::new(tensor.data().len());
         let bytes = out.lines.iter_mut().flat_map(|l| &mut l.0);
         bytes.zip(tensor.data()).for_each(|(to, &from)| *to = from);
         out

@@ -98,7 +98,7 @@ fn expect_within(context: &str, found: Vec<(MemoryUsage, MemoryUsage, MemoryUsag
     }
 }
 
-fn ends(plan: &CheckedPlan, end: impl Fn(&Symbol) -> i64) -> Vec<(String, i64)> {
+fn range_ends(plan: &CheckedPlan, end: impl Fn(&Symbol) -> i64) -> Vec<(String, i64)> {
     plan.source_program().symbols.values().map(|s| (s.name.clone(), end(s))).collect()
 }
 
@@ -121,9 +121,9 @@ fn sessions_take_what_was_told_before() {
             let found = told_and_taken(&plan, &recorded.collect::<Vec<_>>(), Some(&work));
             used += found.iter().map(|(_, _, taken)| taken.scratch).sum::<usize>();
             expect_within(&format!("{stem}, {bind:?}, as recorded"), found, false);
-            let found = told_and_taken(&plan, &ends(&plan, |s| s.min), None);
+            let found = told_and_taken(&plan, &range_ends(&plan, |s| s.min), None);
             expect_within(&format!("{stem}, {bind:?}, smallest"), found, false);
-            let found = told_and_taken(&plan, &ends(&plan, |s| s.max), None);
+            let found = told_and_taken(&plan, &range_ends(&plan, |s| s.max), None);
             expect_within(&format!("{stem}, {bind:?}, largest"), found, true);
         }
     }

@@ -6,10 +6,10 @@
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use symmc_tests::Processes;
+use symmc_tests::ProcessGuard;
 
 /// Starts two ranks as torchrun would, of which each does its task.
-fn start(port: u16, tasks: [&str; 2]) -> Processes {
+fn start(port: u16, tasks: [&str; 2]) -> ProcessGuard {
     let start = |(rank, task): (usize, &&str)| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_rank"));
         // Its task, and the task of the rank that does not simply run.
@@ -26,7 +26,7 @@ fn start(port: u16, tasks: [&str; 2]) -> Processes {
         command.envs(environment).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("a process")
     };
-    Processes(tasks.iter().enumerate().map(start).collect())
+    ProcessGuard(tasks.iter().enumerate().map(start).collect())
 }
 
 /// The line that a rank printed, or how it ended without one.
@@ -44,7 +44,7 @@ fn run_ranks(port: u16, tasks: [&str; 2]) -> ([String; 2], Duration) {
     let started = Instant::now();
     let mut ranks = start(port, tasks);
     let waited: Vec<Option<Child>> = ranks.0.drain(..).map(Some).collect();
-    let mut kept = Processes(Vec::new());
+    let mut kept = ProcessGuard(Vec::new());
     let mut texts = [String::new(), String::new()];
     for ((child, task), text) in waited.into_iter().zip(tasks).zip(&mut texts) {
         let child = child.expect("a process");
@@ -58,14 +58,14 @@ fn run_ranks(port: u16, tasks: [&str; 2]) -> ([String; 2], Duration) {
 }
 
 #[test]
-fn ranks_of_a_launcher_rest_between_runs_as_long_as_they_want() {
+fn launched_ranks_may_idle_between_runs() {
     let (texts, took) = run_ranks(1, ["rest", "rest"]);
     assert_eq!(texts, ["-2.0", "-2.0"], "{texts:?}");
     assert!(took > Duration::from_millis(3500));
 }
 
 #[test]
-fn a_rank_that_comes_late_is_named_at_the_limit() {
+fn late_rank_is_named_after_the_timeout() {
     let (texts, took) = run_ranks(2, ["run", "rest"]);
     assert!(texts[0].contains("rank 0 waited 1500 ms for rank 1"), "{texts:?}");
     assert!(texts[1].contains("rank 0"), "{texts:?}");
@@ -83,7 +83,7 @@ fn a_rank_that_dies_is_named_on_the_other() {
 }
 
 #[test]
-fn a_rank_that_stops_or_leaves_is_named_on_the_other() {
+fn stopped_or_departed_rank_is_named_on_its_peer() {
     for (port, tasks) in [(5, ["run", "stop"]), (6, ["run", "leave"]), (7, ["leave", "run"])] {
         let ([a, b], took) = run_ranks(port, tasks);
         let (text, other) = if tasks[0] == "run" { (a, 1) } else { (b, 0) };
@@ -93,7 +93,7 @@ fn a_rank_that_stops_or_leaves_is_named_on_the_other() {
 }
 
 #[test]
-fn a_rank_that_leaves_between_runs_ends_the_session_of_the_other_at_once() {
+fn rank_that_leaves_between_runs_ends_its_peer_immediately() {
     let ways = [
         ("drop", "closed its session after 1 run"),
         ("panic", "ended without closing its session"),
@@ -112,7 +112,7 @@ fn a_rank_that_leaves_between_runs_ends_the_session_of_the_other_at_once() {
 }
 
 #[test]
-fn nothing_in_a_forked_child_reaches_the_peers_of_its_parent() {
+fn forked_child_does_not_affect_peers_of_its_parent() {
     for (port, tasks) in [(20, ["fork", "follow"]), (21, ["follow", "fork"])] {
         let (texts, _) = run_ranks(port, tasks);
         assert_eq!(texts, ["-2.0", "-2.0"], "{tasks:?}");

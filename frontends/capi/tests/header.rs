@@ -99,10 +99,10 @@ fn comment(attributes: &[Attribute], indent: &str) -> String {
 }
 
 /// A type in C. A pointer type ends with its star.
-fn spelled(ty: &Type) -> String {
+fn spell_type(ty: &Type) -> String {
     match ty {
         Type::Ptr(pointer) => {
-            let to = spelled(&pointer.elem);
+            let to = spell_type(&pointer.elem);
             let constant = matches!(pointer.mutability, PointerMutability::Const(_));
             match (matches!(*pointer.elem, Type::Ptr(_)), constant) {
                 (true, true) => format!("{to}const *"),
@@ -127,15 +127,15 @@ fn spelled(ty: &Type) -> String {
 }
 
 /// A declaration of a name with a type.
-fn declared(ty: &Type, name: &str) -> String {
-    let ty = spelled(ty);
+fn declare_in_c(ty: &Type, name: &str) -> String {
+    let ty = spell_type(ty);
     if ty.ends_with('*') { format!("{ty}{name}") } else { format!("{ty} {name}") }
 }
 
-fn returned(output: &ReturnType, name: &str) -> String {
+fn declare_function(output: &ReturnType, name: &str) -> String {
     match output {
         ReturnType::Default => format!("void {name}"),
-        ReturnType::Type(_, ty) => declared(ty, name),
+        ReturnType::Type(_, ty) => declare_in_c(ty, name),
     }
 }
 
@@ -152,11 +152,11 @@ fn is_exported(function: &ItemFn) -> bool {
 
 fn of_function(function: &ItemFn, out: &mut String) {
     let parameter = |argument: &FnArg| match argument {
-        FnArg::Typed(typed) => declared(&typed.ty, &typed.pat.to_token_stream().to_string()),
+        FnArg::Typed(typed) => declare_in_c(&typed.ty, &typed.pat.to_token_stream().to_string()),
         FnArg::Receiver(_) => panic!("functions of C have no receiver"),
     };
     let parameters: Vec<String> = function.sig.inputs.iter().map(parameter).collect();
-    let head = returned(&function.sig.output, &function.sig.ident.to_string());
+    let head = declare_function(&function.sig.output, &function.sig.ident.to_string());
     out.push_str(&comment(&function.attrs, ""));
     let _ = writeln!(out, "{}\n", signature(&head, &parameters));
 }
@@ -176,12 +176,12 @@ fn of_alias(alias: &syn::ItemType, out: &mut String) {
     out.push_str(&comment(&alias.attrs, ""));
     let name = alias.ident.to_string();
     let Some(pointer) = optional_function(&alias.ty) else {
-        let _ = writeln!(out, "typedef {};\n", declared(&alias.ty, &name));
+        let _ = writeln!(out, "typedef {};\n", declare_in_c(&alias.ty, &name));
         return;
     };
-    let parameter = |p: &syn::NamedArg| declared(&p.ty, &p.name.as_ref().expect("a name").0.to_string());
+    let parameter = |p: &syn::NamedArg| declare_in_c(&p.ty, &p.name.as_ref().expect("a name").0.to_string());
     let parameters: Vec<String> = pointer.inputs.iter().map(parameter).collect();
-    let head = format!("typedef {}", returned(&pointer.output, &format!("(*{name})")));
+    let head = format!("typedef {}", declare_function(&pointer.output, &format!("(*{name})")));
     let _ = writeln!(out, "{}\n", signature(&head, &parameters));
 }
 
@@ -194,8 +194,11 @@ fn of_struct(item: &syn::ItemStruct, out: &mut String) {
     let _ = writeln!(out, "typedef struct {name} {{");
     for field in &item.fields {
         out.push_str(&comment(&field.attrs, "    "));
-        let _ =
-            writeln!(out, "    {};", declared(&field.ty, &field.ident.as_ref().expect("a name").to_string()));
+        let _ = writeln!(
+            out,
+            "    {};",
+            declare_in_c(&field.ty, &field.ident.as_ref().expect("a name").to_string())
+        );
     }
     let _ = writeln!(out, "}} {name};\n");
 }

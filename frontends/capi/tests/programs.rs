@@ -7,17 +7,20 @@ use std::sync::OnceLock;
 
 /// The compiler and the flags of a program.
 #[derive(Clone, Copy, Debug)]
-struct Way {
+struct CompilerConfig {
     compiler: &'static str,
     flags: &'static [&'static str],
     is_static: bool,
 }
 
-const C: Way = Way { compiler: "gcc", flags: &["-std=c11"], is_static: false };
-const CPP: Way = Way { compiler: "g++", flags: &["-std=c++17", "-x", "c++"], is_static: false };
-const STATIC: Way = Way { is_static: true, ..C };
-const SANITIZED: Way =
-    Way { flags: &["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"], ..C };
+const C: CompilerConfig = CompilerConfig { compiler: "gcc", flags: &["-std=c11"], is_static: false };
+const CPP: CompilerConfig =
+    CompilerConfig { compiler: "g++", flags: &["-std=c++17", "-x", "c++"], is_static: false };
+const STATIC: CompilerConfig = CompilerConfig { is_static: true, ..C };
+const SANITIZED: CompilerConfig = CompilerConfig {
+    flags: &["-std=c11", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    ..C
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -47,7 +50,7 @@ fn library(extension: &str) -> PathBuf {
 }
 
 /// Whether a compiler is installed. Without one the test is skipped.
-fn has(compiler: &str) -> bool {
+fn has_compiler(compiler: &str) -> bool {
     let found = Command::new(compiler).arg("--version").output().is_ok_and(|output| output.status.success());
     if !found {
         symmc_cases::skip_test_outside_ci(compiler);
@@ -61,7 +64,7 @@ fn text(output: &Output) -> String {
 }
 
 /// Compiles and links a program.
-fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
+fn compile_program(source: &Path, way: CompilerConfig, into: &Path) -> PathBuf {
     let name = source.file_stem().expect("a name").to_string_lossy();
     let program =
         into.join(format!("{name}-{}-{}", way.compiler, way.flags.len() + usize::from(way.is_static)));
@@ -84,7 +87,7 @@ fn compiled(source: &Path, way: Way, into: &Path) -> PathBuf {
 }
 
 /// Runs a program without the environment of a launcher. Returns its output.
-fn ran(program: &Path, arguments: &[&Path]) -> String {
+fn run_program(program: &Path, arguments: &[&Path]) -> String {
     let mut command = Command::new(program);
     for name in ["RANK", "WORLD_SIZE", "PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID"] {
         command.env_remove(name);
@@ -99,33 +102,33 @@ fn example(name: &str) -> PathBuf {
 }
 
 /// Threads and processes, compiled in one way.
-fn both(way: Way) {
-    if !has(way.compiler) {
+fn check_threads_and_processes(way: CompilerConfig) {
+    if !has_compiler(way.compiler) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let out = ran(&compiled(&example("threads.c"), way, folder.path()), &[]);
+    let out = run_program(&compile_program(&example("threads.c"), way, folder.path()), &[]);
     for said in ["layer: 2 ranks, machine host", "%y of", "proved safe", "parameter w: 128 bytes, 2 axes"] {
         assert!(out.contains(said), "{said}: {out}");
     }
     assert!(out.ends_with("2 threads agree\n"), "{out}");
     let plan = folder.path().join("plan.json");
-    let out = ran(&compiled(&example("processes.c"), way, folder.path()), &[&plan]);
+    let out = run_program(&compile_program(&example("processes.c"), way, folder.path()), &[&plan]);
     assert!(out.ends_with("2 processes agree\n") && plan.is_file(), "{out}");
 }
 
 #[test]
 fn the_examples_run_as_c() {
-    both(C);
+    check_threads_and_processes(C);
 }
 
 #[test]
 fn the_environment_filters_the_log() {
-    if !has(C.compiler) {
+    if !has_compiler(C.compiler) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let program = compiled(&example("threads.c"), C, folder.path());
+    let program = compile_program(&example("threads.c"), C, folder.path());
     let run = |filter: &str| Command::new(&program).env("SYMMC_LOG", filter).output().expect("it starts");
     let quiet = run("off");
     assert!(quiet.status.success() && !text(&quiet).contains("symmc::"), "{}", text(&quiet));
@@ -138,25 +141,25 @@ fn the_environment_filters_the_log() {
 
 #[test]
 fn the_examples_run_as_cpp() {
-    both(CPP);
+    check_threads_and_processes(CPP);
 }
 
 #[test]
 fn the_examples_run_with_the_static_library() {
-    both(STATIC);
+    check_threads_and_processes(STATIC);
 }
 
 #[test]
 fn the_examples_are_clean_under_address_sanitizer() {
-    both(SANITIZED);
+    check_threads_and_processes(SANITIZED);
 }
 
 /// With two GPUs the results equal those of the host. Otherwise the program names what is missing.
 #[test]
-fn the_example_on_gpus_runs_or_says_what_is_missing() {
+fn gpu_example_agrees_with_host_or_names_requirement() {
     let folder = tempfile::tempdir().expect("a folder");
-    for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
-        let program = compiled(&example("gpus.c"), way, folder.path());
+    for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has_compiler(way.compiler)) {
+        let program = compile_program(&example("gpus.c"), way, folder.path());
         let output = Command::new(&program).output().expect("it starts");
         let (said, error) =
             (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
@@ -171,34 +174,34 @@ fn the_example_on_gpus_runs_or_says_what_is_missing() {
 }
 
 #[test]
-fn a_rank_that_dies_or_stops_ends_the_runs_of_the_others_and_leaves_nothing_behind() {
+fn peers_end_without_leftovers_after_a_rank_fails() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dying.c");
     let folder = tempfile::tempdir().expect("a folder");
-    for way in [C, CPP, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
-        let program = compiled(&source, way, folder.path());
+    for way in [C, CPP, SANITIZED].into_iter().filter(|way| has_compiler(way.compiler)) {
+        let program = compile_program(&source, way, folder.path());
         for (victim, how) in [("0", "kill"), ("1", "kill"), ("2", "kill"), ("0", "stop"), ("2", "stop")] {
-            let out = ran(&program, &[Path::new(victim), Path::new(how)]);
+            let out = run_program(&program, &[Path::new(victim), Path::new(how)]);
             assert_eq!(out, "the others went on\n", "rank {victim}, {how}");
         }
     }
 }
 
 #[test]
-fn a_rank_that_frees_its_session_ends_that_of_its_peer_and_a_forked_child_none() {
+fn freeing_a_session_ends_its_peer_unlike_a_fork() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/leaving.c");
     let folder = tempfile::tempdir().expect("a folder");
-    for way in [C, CPP].into_iter().filter(|way| has(way.compiler)) {
-        assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "all left\n");
+    for way in [C, CPP].into_iter().filter(|way| has_compiler(way.compiler)) {
+        assert_eq!(run_program(&compile_program(&source, way, folder.path()), &[]), "all left\n");
     }
 }
 
 #[test]
-fn what_callers_do_wrong_is_a_status_with_a_text() {
+fn misuse_returns_a_status_with_a_message() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, said) in [("wrong.c", "all refused\n"), ("strange.c", "nothing broke\n")] {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
-        for way in [C, CPP, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
-            let out = ran(&compiled(&source, way, folder.path()), &[folder.path()]);
+        for way in [C, CPP, SANITIZED].into_iter().filter(|way| has_compiler(way.compiler)) {
+            let out = run_program(&compile_program(&source, way, folder.path()), &[folder.path()]);
             assert!(out.ends_with(said), "{out}");
         }
     }
@@ -208,8 +211,8 @@ fn what_callers_do_wrong_is_a_status_with_a_text() {
 fn rules_of_the_header_hold() {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rules.c");
     let folder = tempfile::tempdir().expect("a folder");
-    for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
-        let program = compiled(&source, way, folder.path());
+    for way in [C, CPP, STATIC, SANITIZED].into_iter().filter(|way| has_compiler(way.compiler)) {
+        let program = compile_program(&source, way, folder.path());
         // The log needs storage of the thread, too.
         for filter in ["off", "trace"] {
             let output = Command::new(&program).env("SYMMC_LOG", filter).output().expect("it starts");
@@ -228,17 +231,17 @@ fn random_trials(least: u64) -> (u64, u64) {
 }
 
 /// Runs a random program of this folder with its trials for each number of ranks.
-fn run_random(name: &str, trials: &[(u64, u64)], seed: u64, way: Way) {
-    if !has(way.compiler) {
+fn run_random(name: &str, trials: &[(u64, u64)], seed: u64, way: CompilerConfig) {
+    if !has_compiler(way.compiler) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name);
-    let program = compiled(&source, way, folder.path());
+    let program = compile_program(&source, way, folder.path());
     for (ranks, count) in trials {
         let numbers = [seed, *count, *ranks].map(|number| PathBuf::from(number.to_string()));
         let arguments: Vec<&Path> = numbers.iter().map(PathBuf::as_path).chain([folder.path()]).collect();
-        print!("{}", ran(&program, &arguments));
+        print!("{}", run_program(&program, &arguments));
     }
 }
 
@@ -258,11 +261,11 @@ fn random_faults_reach_the_other_ranks() {
 
 #[test]
 fn processes_of_a_launcher_find_each_other() {
-    if !has(C.compiler) {
+    if !has_compiler(C.compiler) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let program = compiled(&example("processes.c"), C, folder.path());
+    let program = compile_program(&example("processes.c"), C, folder.path());
     let port = std::process::id().to_string();
     let start = |rank: &str| {
         let places = [("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2")];
@@ -282,10 +285,10 @@ fn sessions_share_the_weights_of_a_file() {
     let model = root().join("examples/generate");
     let expected = std::fs::read_to_string(model.join("generated.txt")).expect("a text");
     let folder = tempfile::tempdir().expect("a folder");
-    for way in [C, CPP, SANITIZED].into_iter().filter(|way| has(way.compiler)) {
-        let program = compiled(&source, way, folder.path());
+    for way in [C, CPP, SANITIZED].into_iter().filter(|way| has_compiler(way.compiler)) {
+        let program = compile_program(&source, way, folder.path());
         let files = [&*model.join("prefill.pt2"), &*model.join("model.safetensors")];
-        assert_eq!(ran(&program, &files), expected[..1]);
+        assert_eq!(run_program(&program, &files), expected[..1]);
     }
 }
 
@@ -297,11 +300,11 @@ fn the_programs_of_the_page_compile_and_run() {
     let [whole, part] = programs.collect::<Vec<_>>()[..] else { panic!("expected two programs in C") };
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("page.c");
-    for way in [C, CPP].into_iter().filter(|way| has(way.compiler)) {
+    for way in [C, CPP].into_iter().filter(|way| has_compiler(way.compiler)) {
         std::fs::write(&source, whole).expect("written");
-        assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "");
+        assert_eq!(run_program(&compile_program(&source, way, folder.path()), &[]), "");
         std::fs::write(&source, format!("{part}\nint main(void) {{ return 0; }}\n")).expect("written");
-        assert_eq!(ran(&compiled(&source, way, folder.path()), &[]), "");
+        assert_eq!(run_program(&compile_program(&source, way, folder.path()), &[]), "");
     }
 }
 
@@ -325,10 +328,10 @@ fn the_libraries_have_every_function_of_the_header() {
     let folder = tempfile::tempdir().expect("a folder");
     let source = folder.path().join("all.c");
     std::fs::write(&source, program).expect("written");
-    for way in [C, STATIC].into_iter().filter(|way| has(way.compiler)) {
-        let way = Way { flags: &["-std=c11", "-Wno-cast-function-type"], ..way };
+    for way in [C, STATIC].into_iter().filter(|way| has_compiler(way.compiler)) {
+        let way = CompilerConfig { flags: &["-std=c11", "-Wno-cast-function-type"], ..way };
         assert_eq!(
-            ran(&compiled(&source, way, folder.path()), &[]),
+            run_program(&compile_program(&source, way, folder.path()), &[]),
             format!("{}\n", env!("CARGO_PKG_VERSION"))
         );
     }
@@ -350,8 +353,8 @@ fn install(arguments: &[&Path], destination: &str) -> Output {
 }
 
 #[test]
-fn what_is_installed_is_found_by_pkg_config_and_runs() {
-    if !has(C.compiler) {
+fn installed_library_builds_and_runs_through_pkg_config() {
+    if !has_compiler(C.compiler) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -377,7 +380,7 @@ fn what_is_installed_is_found_by_pkg_config_and_runs() {
         assert!(output.status.success(), "{}", text(&output));
         String::from_utf8(output.stdout).expect("text")
     };
-    if !has("pkg-config") {
+    if !has_compiler("pkg-config") {
         return;
     }
     for (more, is_static) in [("--print-errors", false), ("--static", true)] {
@@ -408,8 +411,8 @@ fn what_is_installed_is_found_by_pkg_config_and_runs() {
 }
 
 #[test]
-fn packages_are_made_behind_a_destination_and_other_places_are_refused() {
-    if !has(C.compiler) {
+fn install_honours_destdir_and_rejects_invalid_folders() {
+    if !has_compiler(C.compiler) {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");

@@ -9,8 +9,8 @@ use super::{Dim, DimAtom};
 use crate::symbol::SymbolTable;
 
 /// The maximum number of terms, and of atoms per term, that are rewritten.
-const MOST_TERMS: usize = 16;
-const MOST_ATOMS: usize = 4;
+const MAX_TERMS: usize = 16;
+const MAX_ATOMS: usize = 4;
 
 impl Dim {
     /// The bounds after rewriting each atom as its minimum plus the distance from it: never too narrow. `None`
@@ -19,12 +19,12 @@ impl Dim {
         let (terms, constant) = self.terms_and_constant();
         let is_product = terms.iter().any(|t| t.product.len() > 1);
         let signs = terms.iter().any(|t| t.factor > 0) && terms.iter().any(|t| t.factor < 0);
-        if !is_product || !signs || terms.len() > MOST_TERMS {
+        if !is_product || !signs || terms.len() > MAX_TERMS {
             return None;
         }
         let mut sums: BTreeMap<Vec<&DimAtom>, i128> = BTreeMap::from([(Vec::new(), i128::from(constant))]);
         for term in terms {
-            if term.product.len() > MOST_ATOMS {
+            if term.product.len() > MAX_ATOMS {
                 return None;
             }
             for above in 0..1u32 << term.product.len() {

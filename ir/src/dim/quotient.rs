@@ -6,7 +6,7 @@ use super::{Dim, DimAtom, DimTerm, DimTerms, floor_div, floor_mod, multiply_rang
 use crate::symbol::SymbolTable;
 
 /// A limit far below the point where arithmetic saturates.
-const LIMIT: i64 = 1 << 60;
+const MAX_MAGNITUDE: i64 = 1 << 60;
 
 impl Dim {
     /// The expression as `b` times the first result plus the second. No term of the second is a multiple of
@@ -34,7 +34,7 @@ impl Dim {
             let inner = Dim::from_terms(terms, floor_div(constant, common));
             return inner.floor_div(&Dim::from(b / common));
         }
-        if terms.first().is_some_and(|t| t.factor < 0) && terms.iter().all(|t| t.factor > -LIMIT) {
+        if terms.first().is_some_and(|t| t.factor < 0) && terms.iter().all(|t| t.factor > -MAX_MAGNITUDE) {
             return self.scale_by(-1).add_constant(b - 1).floor_div(&Dim::from(b)).scale_by(-1);
         }
         Dim::from_atom(DimAtom::FloorDiv(self.clone(), Dim::from(b)))
@@ -74,8 +74,8 @@ impl Dim {
         let by = m.checked_mul(b)?;
         let mut numbers = [constant].into_iter().chain(terms.iter().map(|t| t.factor));
         let is_sound =
-            numbers.all(|n| n.checked_mul(m).and_then(i64::checked_abs).is_some_and(|n| n < LIMIT));
-        if by >= LIMIT || !is_sound {
+            numbers.all(|n| n.checked_mul(m).and_then(i64::checked_abs).is_some_and(|n| n < MAX_MAGNITUDE));
+        if by >= MAX_MAGNITUDE || !is_sound {
             return None;
         }
         let mut rest = DimTerms::from(terms);
@@ -87,8 +87,8 @@ impl Dim {
 
     /// The same value with remainders written as differences, unless they nest deeply.
     fn expand_remainders(&self) -> Dim {
-        const DEEP: usize = 3;
-        if self.depth() > DEEP {
+        const MAX_SIMPLIFIED_DEPTH: usize = 3;
+        if self.depth() > MAX_SIMPLIFIED_DEPTH {
             return self.clone();
         }
         self.map_atoms(|atom| match atom {
@@ -110,7 +110,7 @@ impl Dim {
                 t.product.iter().fold(one, |range, a| multiply_ranges(range, a.bounds(symbols)));
             sum.saturating_add(low.saturating_abs().max(high.saturating_abs()))
         });
-        (most.saturating_mul(k) < LIMIT).then_some(k)
+        (most.saturating_mul(k) < MAX_MAGNITUDE).then_some(k)
     }
 }
 
@@ -131,10 +131,10 @@ impl DimTerm {
 
     /// The divisor `k` of a term `c*div(a, k)` where `c` is not a multiple of `k`, if both are small.
     fn missing_divisor(&self) -> Option<i64> {
-        const SMALL: i64 = 1 << 20;
+        const MAX_SPLIT_FACTOR: i64 = 1 << 20;
         let [DimAtom::FloorDiv(_, k)] = self.product.as_slice() else { return None };
-        let small = self.factor.checked_abs().is_some_and(|f| f < SMALL);
-        k.as_const().filter(|&k| small && k > 1 && k < SMALL && self.factor % k != 0)
+        let small = self.factor.checked_abs().is_some_and(|f| f < MAX_SPLIT_FACTOR);
+        k.as_const().filter(|&k| small && k > 1 && k < MAX_SPLIT_FACTOR && self.factor % k != 0)
     }
 }
 

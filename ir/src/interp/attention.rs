@@ -127,7 +127,7 @@ fn for_each_row(
     Ok(())
 }
 
-const MISSING: OpError = OpError::Attribute { what: "the operands of attention" };
+const MISSING_OPERANDS: OpError = OpError::Attribute { what: "the operands of attention" };
 
 /// Scaled dot-product attention, and the log-sum-exp of its rows; operands `q [.., h, l, e]`, `k [.., g, s, e]`,
 /// `v [.., g, s, f]`, mask, positions.
@@ -136,8 +136,8 @@ pub(super) fn attention(
     attributes: &ScoreAttributes<'_>,
     shape: &[usize],
 ) -> Result<(WideArray, WideArray)> {
-    let parts =
-        AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands).ok_or(MISSING)?;
+    let parts = AttentionOperands::from_operands(attributes.bounds, attributes.sink, operands)
+        .ok_or(MISSING_OPERANDS)?;
     let v = *parts.v;
     let dtype = operands[0].dtype;
     let rank = shape.len();
@@ -181,8 +181,9 @@ pub(super) fn attention_gradient(
     operands: &[&WideArray],
     attributes: &ScoreAttributes<'_>,
 ) -> Result<Vec<WideArray>> {
-    let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING)?;
-    let parts = AttentionOperands::from_operands(attributes.bounds, false, forward).ok_or(MISSING)?;
+    let (&[gradient, result, sums], forward) = operands.split_first_chunk::<3>().ok_or(MISSING_OPERANDS)?;
+    let parts =
+        AttentionOperands::from_operands(attributes.bounds, false, forward).ok_or(MISSING_OPERANDS)?;
     let q = *parts.q;
     let k = *parts.k;
     let v = *parts.v;

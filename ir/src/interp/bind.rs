@@ -131,7 +131,7 @@ pub(super) fn check_input(
 }
 
 /// The number of elements from which on memory is mapped on trial before a run.
-const LARGE: usize = 1 << 27;
+const MAX_UNTRIED_ELEMENTS: usize = 1 << 27;
 
 /// The shape of a value under the bindings. Fails if its elements, in the wide type, do not fit into memory.
 pub(super) fn concrete_shape(
@@ -144,7 +144,7 @@ pub(super) fn concrete_shape(
     let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d));
     let elements = numel.ok_or_else(|| extent_error(graph, bindings, value))?;
     let bytes = elements.checked_mul(size_of::<f64>());
-    if elements > LARGE
+    if elements > MAX_UNTRIED_ELEMENTS
         && bytes.is_none_or(|bytes| memmap2::MmapOptions::new().len(bytes).map_anon().is_err())
     {
         return Err(InterpError::TooLarge { value: graph.value_name(value).to_string(), elements });

@@ -27,7 +27,7 @@ pub struct Tolerance {
 }
 
 /// The maximum number of magnitudes for a median. Larger tensors are sampled evenly.
-const SAMPLES: usize = 1 << 20;
+const MAX_MEDIAN_SAMPLES: usize = 1 << 20;
 
 impl Tolerance {
     pub const EXACT: Tolerance = Tolerance { absolute: 0.0, relative: 0.0, may_overflow: false };
@@ -115,7 +115,7 @@ fn smallest_step(dtype: DType) -> f64 {
 /// The median of the magnitudes of finite elements other than 0 (the lower of two middle ones); 0 if there are
 /// none.
 fn typical_magnitude(tensor: &Tensor) -> f64 {
-    let stride = tensor.numel().div_ceil(SAMPLES).max(1);
+    let stride = tensor.numel().div_ceil(MAX_MEDIAN_SAMPLES).max(1);
     let elements = (0..tensor.numel()).step_by(stride).map(|i| tensor.get_f64(i).abs());
     let mut magnitudes: Vec<f64> = elements.filter(|x| x.is_finite() && *x > 0.0).collect();
     if magnitudes.is_empty() {

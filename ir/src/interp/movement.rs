@@ -13,7 +13,7 @@ use super::error::{OpError, Result};
 use crate::types::{DType, Scalar};
 
 /// A position outside every array, at which [`WideArray::gather_positions`] fills.
-const NOWHERE: usize = usize::MAX;
+const FILL_POSITION: usize = usize::MAX;
 
 pub(super) fn full(scalar: Scalar, dtype: DType, shape: &[usize]) -> WideArray {
     let n = numel(shape);
@@ -113,11 +113,13 @@ pub(super) fn pad(x: &WideArray, low: &[i64], value: Scalar, shape: &[usize]) ->
         let sources: Vec<usize> = (0..shape[axis])
             .map(|i| {
                 let source = (i as i64).checked_sub(low[axis]).and_then(|s| usize::try_from(s).ok());
-                source.filter(|&s| s < x.shape[axis]).map_or(NOWHERE, |s| s * dense[axis])
+                source.filter(|&s| s < x.shape[axis]).map_or(FILL_POSITION, |s| s * dense[axis])
             })
             .collect();
         let joined = positions.iter().flat_map(|&p| {
-            sources.iter().map(move |&s| if p == NOWHERE || s == NOWHERE { NOWHERE } else { p + s })
+            sources
+                .iter()
+                .map(move |&s| if p == FILL_POSITION || s == FILL_POSITION { FILL_POSITION } else { p + s })
         });
         positions = joined.collect();
     }

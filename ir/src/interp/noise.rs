@@ -54,7 +54,7 @@ fn dtype_noise(dtype: DType) -> f64 {
     dtype.facts().precision.map_or(0.0, |p| p.noise)
 }
 
-const MOST_F16: f64 = 65504.0;
+const MAX_F16: f64 = 65504.0;
 
 impl RoundingNoise {
     /// The results of an f32 reduction whose terms or sums exceed the range of a type that the numerics classes
@@ -116,8 +116,8 @@ impl RoundingNoise {
             return x;
         };
         let out = elements.iter().zip(p).zip(n).map(|((&x, &p), &n)| {
-            let up = p > MOST_F16;
-            let down = n > MOST_F16;
+            let up = p > MAX_F16;
+            let down = n > MAX_F16;
             match (up, down, self.seed % 4) {
                 (true, true, 0) => f64::NAN,
                 (true, true, 1) => f64::INFINITY,

@@ -26,7 +26,7 @@ use crate::types::DType;
 /// The float types to which a value, or any value it was computed from, was rounded.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct RoundingHistory {
-    /// One bit for each of [`FLOATS`].
+    /// One bit for each of [`FLOAT_DTYPES`].
     rounded_to: u8,
     /// Whether a step function of a rounded value is in the history.
     may_flip: bool,
@@ -34,7 +34,7 @@ pub struct RoundingHistory {
     may_overflow: bool,
 }
 
-const FLOATS: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
+const FLOAT_DTYPES: [DType; 4] = [DType::F64, DType::F32, DType::F16, DType::BF16];
 
 impl RoundingHistory {
     /// No rounding: every backend gives the same bits.
@@ -62,7 +62,10 @@ impl RoundingHistory {
 
     pub fn types(&self) -> impl Iterator<Item = DType> + use<> {
         let set = self.rounded_to;
-        FLOATS.into_iter().enumerate().filter_map(move |(i, dtype)| (set >> i & 1 == 1).then_some(dtype))
+        FLOAT_DTYPES
+            .into_iter()
+            .enumerate()
+            .filter_map(move |(i, dtype)| (set >> i & 1 == 1).then_some(dtype))
     }
 
     /// This history, extended by the effects that the numerics classes of a plan allow, as far as the planned
@@ -77,7 +80,7 @@ impl RoundingHistory {
     }
 
     fn and_rounded_to(self, dtype: DType) -> RoundingHistory {
-        let bit = FLOATS.iter().position(|f| *f == dtype).map_or(0, |i| 1 << i);
+        let bit = FLOAT_DTYPES.iter().position(|f| *f == dtype).map_or(0, |i| 1 << i);
         RoundingHistory { rounded_to: self.rounded_to | bit, ..self }
     }
 

@@ -21,24 +21,25 @@ struct ElementSpread {
     /// For a finite element the largest move to another finite number. For an infinite element the smallest
     /// finite magnitude that was seen, for NaN the largest.
     largest_move: f64,
-    /// The flags [`POSITIVE`], [`NEGATIVE`], [`NAN`] and [`FINITE`] of the values that were seen.
+    /// The flags [`POSITIVE_INFINITE_CLASS`], [`NEGATIVE_INFINITE_CLASS`], [`NAN_CLASS`] and [`FINITE_CLASS`] of the
+    /// values that were seen.
     classes: u8,
 }
 
-const POSITIVE: u8 = 1;
-const NEGATIVE: u8 = 2;
-const NAN: u8 = 4;
-const FINITE: u8 = 8;
+const POSITIVE_INFINITE_CLASS: u8 = 1;
+const NEGATIVE_INFINITE_CLASS: u8 = 2;
+const NAN_CLASS: u8 = 4;
+const FINITE_CLASS: u8 = 8;
 
 /// Correct results may differ by this factor times the largest move that was seen.
 pub(super) const SPREAD_FACTOR: f64 = 4.0;
 
 fn classify(x: f64) -> u8 {
     match x {
-        x if x.is_nan() => NAN,
-        f64::INFINITY => POSITIVE,
-        f64::NEG_INFINITY => NEGATIVE,
-        _ => FINITE,
+        x if x.is_nan() => NAN_CLASS,
+        f64::INFINITY => POSITIVE_INFINITE_CLASS,
+        f64::NEG_INFINITY => NEGATIVE_INFINITE_CLASS,
+        _ => FINITE_CLASS,
     }
 }
 
@@ -94,10 +95,10 @@ impl NoiseSpread {
             (false, _) => moves.explains_nonfinite(found),
             // Values on the way to an infinity that was seen are possible, too.
             (true, true) => {
-                let beyond = if found > expected { POSITIVE } else { NEGATIVE };
+                let beyond = if found > expected { POSITIVE_INFINITE_CLASS } else { NEGATIVE_INFINITE_CLASS };
                 (found - expected).abs() <= SPREAD_FACTOR * moves.largest_move || moves.classes & beyond != 0
             }
-            (true, false) if moves.classes & FINITE == 0 => false,
+            (true, false) if moves.classes & FINITE_CLASS == 0 => false,
             (true, false) if expected.is_nan() => found.abs() <= SPREAD_FACTOR * moves.largest_move,
             (true, false) => {
                 found.signum() == expected.signum() && found.abs() * SPREAD_FACTOR >= moves.largest_move
@@ -114,7 +115,7 @@ impl ElementSpread {
         }
         let x = noisy.get_f64(i);
         let expected = expected.get_f64(i);
-        let is_first = self.classes & FINITE == 0;
+        let is_first = self.classes & FINITE_CLASS == 0;
         self.classes |= classify(x);
         if !x.is_finite() {
             return;
@@ -129,7 +130,7 @@ impl ElementSpread {
     /// Whether a run with noise gave a non-finite number of this kind. After a NaN all of them are possible,
     /// because rounding decides which of several terms are infinite.
     fn explains_nonfinite(&self, found: f64) -> bool {
-        self.classes & (classify(found) | NAN) != 0
+        self.classes & (classify(found) | NAN_CLASS) != 0
     }
 }
 

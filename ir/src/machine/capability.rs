@@ -200,7 +200,7 @@ pub struct CollectiveLimits {
 
 impl CollectiveLimits {
     /// The variants by which a machine runs several collectives as one step.
-    pub const VARIANTS: [CollectiveVariant; 3] =
+    pub const JOINT_STEP_VARIANTS: [CollectiveVariant; 3] =
         [CollectiveVariant::Pull, CollectiveVariant::Push, CollectiveVariant::OneShot];
 }
 

@@ -67,7 +67,7 @@ pub const VERSION: u32 = 3;
 /// The maximum length of the name of a profile, which plans record.
 const MAX_NAME_BYTES: usize = 4096;
 
-const BUILTIN: [(&str, &str); 4] = [
+const BUILTIN_PROFILES: [(&str, &str); 4] = [
     ("host", include_str!("host.json")),
     ("h200x2", include_str!("h200x2.json")),
     ("h200x4", include_str!("h200x4.json")),
@@ -135,7 +135,7 @@ pub enum ProfileError {
 
 impl MachineProfile {
     pub fn builtin(name: &str) -> Option<MachineProfile> {
-        let (_, text) = BUILTIN.iter().find(|(n, _)| *n == name)?;
+        let (_, text) = BUILTIN_PROFILES.iter().find(|(n, _)| *n == name)?;
         MachineProfile::from_json(text).ok()
     }
 
@@ -149,7 +149,7 @@ impl MachineProfile {
     }
 
     pub fn builtin_names() -> Vec<&'static str> {
-        BUILTIN.iter().map(|(name, _)| *name).collect()
+        BUILTIN_PROFILES.iter().map(|(name, _)| *name).collect()
     }
 
     /// Fails if the text is not a profile or has another version. Fails also for a curve that is duplicated,
@@ -366,7 +366,7 @@ mod tests {
     #[test]
     fn builtin_profiles_read_and_round_trip() {
         for name in MachineProfile::builtin_names() {
-            let text = BUILTIN.iter().find(|b| b.0 == name).unwrap().1;
+            let text = BUILTIN_PROFILES.iter().find(|b| b.0 == name).unwrap().1;
             let profile = MachineProfile::from_json(text).unwrap();
             assert_eq!(profile.name, name);
             assert_eq!(MachineProfile::from_json(&profile.to_json()).unwrap(), profile);

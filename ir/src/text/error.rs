@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::message::escaped_line;
 
 /// The maximum number of characters of a line that an error carries.
-const CLIP: usize = 120;
+const MAX_LINE_CHARS: usize = 120;
 
 /// A parse error. It displays the text of the line, with a caret below the position.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -66,14 +66,14 @@ impl ParseFailure {
 
 /// The part of a line around a character, and the number of characters before that character in the part.
 fn clip_line(line: &str, caret: usize) -> (String, usize) {
-    let skip = if caret <= CLIP * 2 / 3 { 0 } else { caret - CLIP / 2 };
+    let skip = if caret <= MAX_LINE_CHARS * 2 / 3 { 0 } else { caret - MAX_LINE_CHARS / 2 };
     let mut rest = line.chars().skip(skip);
     let mut out = String::new();
     let lead = usize::from(skip > 0);
     if skip > 0 {
         out.push('…');
     }
-    out.extend(rest.by_ref().take(CLIP));
+    out.extend(rest.by_ref().take(MAX_LINE_CHARS));
     if rest.next().is_some() {
         out.push('…');
     }

@@ -2,7 +2,7 @@
 //!
 //! Reading, writing, [`op_dims`], [`operand_counts`](crate::infer::operand_counts), [`op_names`] and
 //! [`reference()`](super::reference()) are generated from it, as `table.rs` explains. Every example is part of
-//! the program [`PRELUDE`], and printing it gives the same text.
+//! the program [`EXAMPLE_PRELUDE`], and printing it gives the same text.
 //!
 //! The types of operands and results are in [`crate::infer`].
 
@@ -24,7 +24,7 @@ pub struct OpForm {
     pub operands: &'static str,
     /// The result, with the meaning of each attribute.
     pub meaning: &'static str,
-    /// Lines that use the op, in the program of [`PRELUDE`].
+    /// Lines that use the op, in the program of [`EXAMPLE_PRELUDE`].
     pub example: &'static str,
 }
 
@@ -37,7 +37,7 @@ pub struct OpSection {
 }
 
 /// The program whose statements the examples follow.
-pub const PRELUDE: &str = r#"program "examples" ranks 4
+pub const EXAMPLE_PRELUDE: &str = r#"program "examples" ranks 4
 symbol t in 1..=64
 group @all world
 group @pairs [[0, 1], [2, 3]]
@@ -383,7 +383,7 @@ ops! {
 }
 
 pub fn forms() -> impl Iterator<Item = &'static OpForm> {
-    SECTIONS.iter().flat_map(|s| s.forms)
+    OP_SECTIONS.iter().flat_map(|s| s.forms)
 }
 
 pub fn op_names() -> impl Iterator<Item = &'static str> {

@@ -132,9 +132,9 @@ impl TextWriter<'_> {
             self.push_str(" = hex\"");
             self.out.reserve(2 * data.data().len() + 2);
             for &byte in data.data() {
-                const DIGITS: &[u8; 16] = b"0123456789abcdef";
-                self.out.push(char::from(DIGITS[usize::from(byte >> 4)]));
-                self.out.push(char::from(DIGITS[usize::from(byte & 15)]));
+                const HEX_DIGITS: &[u8; 16] = b"0123456789abcdef";
+                self.out.push(char::from(HEX_DIGITS[usize::from(byte >> 4)]));
+                self.out.push(char::from(HEX_DIGITS[usize::from(byte & 15)]));
             }
             self.push_str("\"");
         }

@@ -2,13 +2,13 @@
 
 use std::fmt::{self, Write as _};
 
-use super::forms::{OpForm, PRELUDE, SECTIONS};
+use super::forms::{EXAMPLE_PRELUDE, OP_SECTIONS, OpForm};
 
 /// The grammar of the text form and each of its ops with operands, attributes and an example.
 pub fn reference() -> String {
     let mut out = String::from(include_str!("grammar.md"));
-    let _ = write!(out, "## Ops\nThe examples are nodes of this program:\n\n```text\n{PRELUDE}```\n");
-    for section in SECTIONS {
+    let _ = write!(out, "## Ops\nThe examples are nodes of this program:\n\n```text\n{EXAMPLE_PRELUDE}```\n");
+    for section in OP_SECTIONS {
         let _ = write!(out, "\n### {}\n{}\n", section.title, section.about);
         for form in section.forms {
             let _ = write!(out, "\n{form}");

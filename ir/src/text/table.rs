@@ -3,7 +3,7 @@
 //! `ops!` reads the rows of `forms.rs`: a name, operands, the variant of [`Op`] or of [`CollectiveKind`] with
 //! its attributes in the order of the text, a meaning and an example. It generates the names, the numbers of
 //! operands, the code that reads and writes attributes and lists their dims, and the documented
-//! [`SECTIONS`](super::forms::SECTIONS). A variant without a row does not compile.
+//! [`OP_SECTIONS`](super::forms::OP_SECTIONS). A variant without a row does not compile.
 //!
 //! An attribute is a field with its name, or field 0 if its name follows `@0`. Fields after `;` are not
 //! attributes; they distinguish two rows of one variant. Rows without a variant have hand-written code:
@@ -39,7 +39,7 @@ macro_rules! ops {
             $(kind $kind:ident { $($(@ $kind_at:tt)? $kind_key:ident),* })?
             : $meaning:literal => $example:literal;)*
     })*) => {
-        pub const SECTIONS: &[OpSection] = &[$(OpSection {
+        pub const OP_SECTIONS: &[OpSection] = &[$(OpSection {
             title: $title,
             about: $about,
             forms: &[$(OpForm { name: $name, operands: $operands, meaning: $meaning, example: $example }),*],

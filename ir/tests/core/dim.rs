@@ -7,14 +7,14 @@ use symmc_ir::{Dim, Symbol, SymbolBindings, SymbolId, SymbolTable};
 
 /// An expression before it is brought into normal form.
 #[derive(Clone, Debug)]
-enum Expr {
+enum RawExpr {
     Const(i64),
     Symbol(usize),
-    Apply(Function, Box<Expr>, Box<Expr>),
+    Apply(DimFunction, Box<RawExpr>, Box<RawExpr>),
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Function {
+enum DimFunction {
     Add,
     Sub,
     Mul,
@@ -24,21 +24,21 @@ enum Function {
     Min,
 }
 
-impl Expr {
+impl RawExpr {
     fn dim(&self) -> Dim {
         match self {
-            Expr::Const(c) => Dim::from(*c),
-            Expr::Symbol(s) => Dim::from(SymbolId::new(*s)),
-            Expr::Apply(f, a, b) => {
+            RawExpr::Const(c) => Dim::from(*c),
+            RawExpr::Symbol(s) => Dim::from(SymbolId::new(*s)),
+            RawExpr::Apply(f, a, b) => {
                 let (a, b) = (a.dim(), b.dim());
                 match f {
-                    Function::Add => a + b,
-                    Function::Sub => a - b,
-                    Function::Mul => a * b,
-                    Function::Div => a.floor_div(&b),
-                    Function::Mod => a.modulo(&b),
-                    Function::Max => a.max_with(&b),
-                    Function::Min => a.min_with(&b),
+                    DimFunction::Add => a + b,
+                    DimFunction::Sub => a - b,
+                    DimFunction::Mul => a * b,
+                    DimFunction::Div => a.floor_div(&b),
+                    DimFunction::Mod => a.modulo(&b),
+                    DimFunction::Max => a.max_with(&b),
+                    DimFunction::Min => a.min_with(&b),
                 }
             }
         }
@@ -46,18 +46,18 @@ impl Expr {
 
     fn eval(&self, symbols: &[i64]) -> Option<i128> {
         Some(match self {
-            Expr::Const(c) => i128::from(*c),
-            Expr::Symbol(s) => i128::from(symbols[*s]),
-            Expr::Apply(f, a, b) => {
+            RawExpr::Const(c) => i128::from(*c),
+            RawExpr::Symbol(s) => i128::from(symbols[*s]),
+            RawExpr::Apply(f, a, b) => {
                 let (a, b) = (a.eval(symbols)?, b.eval(symbols)?);
                 match f {
-                    Function::Add => a + b,
-                    Function::Sub => a - b,
-                    Function::Mul => a * b,
-                    Function::Div => floor_div(a, b)?,
-                    Function::Mod => a - b * floor_div(a, b)?,
-                    Function::Max => a.max(b),
-                    Function::Min => a.min(b),
+                    DimFunction::Add => a + b,
+                    DimFunction::Sub => a - b,
+                    DimFunction::Mul => a * b,
+                    DimFunction::Div => floor_div(a, b)?,
+                    DimFunction::Mod => a - b * floor_div(a, b)?,
+                    DimFunction::Max => a.max(b),
+                    DimFunction::Min => a.min(b),
                 }
             }
         })
@@ -91,19 +91,19 @@ fn bind(values: &[i64]) -> SymbolBindings {
     out
 }
 
-fn expr() -> impl Strategy<Value = Expr> {
-    let leaf = prop_oneof![(-6i64..=6).prop_map(Expr::Const), (0usize..3).prop_map(Expr::Symbol)];
+fn expr() -> impl Strategy<Value = RawExpr> {
+    let leaf = prop_oneof![(-6i64..=6).prop_map(RawExpr::Const), (0usize..3).prop_map(RawExpr::Symbol)];
     leaf.prop_recursive(4, 16, 2, |inner| {
         let function = prop_oneof![
-            3 => Just(Function::Add),
-            2 => Just(Function::Sub),
-            3 => Just(Function::Mul),
-            2 => Just(Function::Div),
-            2 => Just(Function::Mod),
-            1 => Just(Function::Max),
-            1 => Just(Function::Min),
+            3 => Just(DimFunction::Add),
+            2 => Just(DimFunction::Sub),
+            3 => Just(DimFunction::Mul),
+            2 => Just(DimFunction::Div),
+            2 => Just(DimFunction::Mod),
+            1 => Just(DimFunction::Max),
+            1 => Just(DimFunction::Min),
         ];
-        (function, inner.clone(), inner).prop_map(|(f, a, b)| Expr::Apply(f, a.into(), b.into()))
+        (function, inner.clone(), inner).prop_map(|(f, a, b)| RawExpr::Apply(f, a.into(), b.into()))
     })
 }
 
@@ -212,7 +212,7 @@ fn normal_form() {
 }
 
 #[test]
-fn division_rounds_down_and_remainder_has_the_sign_of_the_divisor() {
+fn division_rounds_down_with_remainders_signed_as_the_divisor() {
     for (a, b, quotient, rest) in
         [(7, 2, 3, 1), (-7, 2, -4, 1), (7, -2, -4, -1), (-7, -2, 3, -1), (6, -3, -2, 0)]
     {

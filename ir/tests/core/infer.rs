@@ -197,7 +197,7 @@ const REFUSED: &[(&str, &str)] = &[
 ];
 
 #[test]
-fn refused() {
+fn invalid_nodes_are_rejected() {
     for (node, message) in REFUSED {
         let op = node.split(' ').next().unwrap();
         assert_eq!(read(&format!("%o: f32[] = {node}")), Err(format!("%o: {op}: {message}")), "{node}");

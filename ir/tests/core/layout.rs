@@ -70,16 +70,16 @@ fn is_strided(positions: &[usize], shape: &[usize]) -> bool {
 }
 
 /// A source of small decisions.
-struct Choices(Vec<u32>);
+struct DecisionSource(Vec<u32>);
 
-impl Choices {
+impl DecisionSource {
     fn below(&mut self, n: usize) -> usize {
         self.0.pop().unwrap_or(0) as usize % n.max(1)
     }
 }
 
 /// A chain of views over an input, as far as the choices reach.
-fn chain(choices: &mut Choices, with_symbols: bool) -> Graph {
+fn chain(choices: &mut DecisionSource, with_symbols: bool) -> Graph {
     let mut b = GraphBuilder::new("views", Some(1));
     let n = Dim::from(b.symbol("n", 1, 4));
     let m = Dim::from(b.symbol("m", 2, 3));
@@ -140,7 +140,7 @@ proptest! {
 
     #[test]
     fn views_read_the_elements_of_their_layout(choices in prop::collection::vec(any::<u32>(), 40), symbolic in any::<bool>()) {
-        let graph = chain(&mut Choices(choices), symbolic);
+        let graph = chain(&mut DecisionSource(choices), symbolic);
         let layouts = compute_layouts(&graph);
         for n in 1..=4 {
             for m in 2..=3 {
@@ -161,7 +161,7 @@ proptest! {
 
     #[test]
     fn a_reshape_of_numbers_copies_only_where_it_must(choices in prop::collection::vec(any::<u32>(), 40)) {
-        let graph = chain(&mut Choices(choices), false);
+        let graph = chain(&mut DecisionSource(choices), false);
         let layouts = compute_layouts(&graph);
         let bindings = SymbolBindings::new();
         let copy = graph.values.iter().find(|(id, _)| layouts[*id].base.index() != 0);

@@ -66,7 +66,7 @@ fn ops_leave_these_ranks_with_the_same_bits() {
 }
 
 #[test]
-fn nothing_is_known_while_the_number_of_ranks_is_open() {
+fn open_rank_count_proves_no_replication() {
     let graph = text::parse("program \"t\" ranks ?\n%y: f32[8] = full value=1.0\nreturn %y\n").unwrap();
     let replication = &Replication::of_graph(&graph)[graph.outputs[0].value];
     assert!(!replication.are_replicas(0, 1) && !replication.is_uniform_within_cells(&[vec![0, 1]]));

@@ -43,7 +43,7 @@ return %a, %f, %g, %j, %k, %m, %n, %o, %p, %s
 "#;
 
 #[test]
-fn operands_of_collectives_differ_by_rank_and_selectors_do_not() {
+fn only_operands_of_collectives_are_drawn_per_rank() {
     let graph = text::parse(PROGRAM).unwrap_or_else(|e| panic!("{e}"));
     let bindings = SymbolBindings::new();
     for draw in [SeedScope::CollectiveOperands, SeedScope::Shared, SeedScope::PerRank] {

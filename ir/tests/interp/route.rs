@@ -26,7 +26,7 @@ fn routed(align: u32, layout: RouteLayout, capacity: usize) -> Result<Vec<Vec<Te
 }
 
 #[test]
-fn experts_get_their_slots_in_order_of_rank_token_and_slot() {
+fn expert_layout_orders_slots_by_rank_token_and_slot() {
     let found = routed(1, RouteLayout::Expert, 5).unwrap();
     // Expert 0 has the slots 0, 3 and 4, expert 1 has slot 2; expert 2 has slot 5, expert 3 has 1 and 7.
     let all = [0, 6, 3, 1, 2, 5, -1, 7];
@@ -58,7 +58,7 @@ fn sections_begin_at_multiples_of_the_alignment() {
 }
 
 #[test]
-fn experts_of_a_batch_have_equal_shares_of_the_capacity() {
+fn batched_layout_divides_capacity_equally_among_experts() {
     let found = routed(1, RouteLayout::Batched, 7).unwrap();
     assert_eq!(found[0][2].to_i64(), [0, 3, 4, 2, -1, -1, -1]);
     assert_eq!(found[0][3].to_i64(), [3, 1]);
@@ -74,7 +74,7 @@ fn experts_of_a_batch_have_equal_shares_of_the_capacity() {
 }
 
 #[test]
-fn a_rank_gets_each_token_once_in_the_layout_of_ranks() {
+fn rank_layout_sends_each_token_once_per_rank() {
     let found = routed(1, RouteLayout::Rank, 4).unwrap();
     // Rank 0 has experts of tokens 0 and 1 of rank 0, and of token 0 of rank 1.
     assert_eq!(found[0][2].to_i64(), [0, 2, 4, -1]);
@@ -87,7 +87,7 @@ fn a_rank_gets_each_token_once_in_the_layout_of_ranks() {
 }
 
 #[test]
-fn a_route_without_a_group_sorts_the_slots_of_one_rank() {
+fn local_route_sorts_the_slots_of_one_rank() {
     let op = route(3, 1, RouteLayout::Expert, RouteScope::Local);
     let ids = t(DType::I32, &[4, 1], &[2.0, 0.0, 2.0, 0.0]);
     let found = apply(op, &[ids], route_types(1, 4, 1, 4, 3)).unwrap();

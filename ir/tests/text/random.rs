@@ -14,9 +14,9 @@ use symmc_ir::{
 };
 
 /// A source of small decisions; after its end every decision is the first.
-struct Choices(Vec<u64>);
+struct DecisionSource(Vec<u64>);
 
-impl Choices {
+impl DecisionSource {
     fn next(&mut self) -> u64 {
         self.0.pop().unwrap_or(0)
     }
@@ -225,7 +225,7 @@ impl Choices {
 }
 
 /// A graph of random inputs and of the random nodes that type-check, under random names.
-fn graph(mut choices: Choices) -> Graph {
+fn graph(mut choices: DecisionSource) -> Graph {
     let c = &mut choices;
     let mut b = GraphBuilder::new(c.name(), Some(2));
     for (name, min, max) in [("n", 1, 64), ("div", 2, 2), ("größe", 0, 9)] {
@@ -251,7 +251,8 @@ fn graph(mut choices: Choices) -> Graph {
         let first = ValueId::new(c.below(known));
         let alike = b.graph().values.keys().filter(|&v| b.graph().ty(v) == b.graph().ty(first));
         let alike: Vec<ValueId> = alike.collect();
-        let any = |c: &mut Choices| if c.flag() { c.one(&alike) } else { ValueId::new(c.below(known)) };
+        let any =
+            |c: &mut DecisionSource| if c.flag() { c.one(&alike) } else { ValueId::new(c.below(known)) };
         let operands: Vec<ValueId> = (0..c.one(&[0, 1, 1, 2, 2, 3])).map(|_| any(c)).collect();
         if b.node("v", op.clone(), &operands).is_err() {
             let types = c.declared(&op, b.graph(), &operands);
@@ -273,7 +274,7 @@ fn graph(mut choices: Choices) -> Graph {
     graph
 }
 
-fn input(c: &mut Choices, b: &mut GraphBuilder) {
+fn input(c: &mut DecisionSource, b: &mut GraphBuilder) {
     let source = c.name();
     match c.below(3) {
         0 => {
@@ -294,7 +295,7 @@ proptest! {
 
     #[test]
     fn graphs_read_back_as_printed(choices in prop::collection::vec(any::<u64>(), 1000)) {
-        let graph = graph(Choices(choices));
+        let graph = graph(DecisionSource(choices));
         let text = print(&graph);
         let again = parse(&text).map_err(|e| TestCaseError::fail(format!("{e}\n{text}")))?;
         prop_assert_eq!(&again, &graph, "{}", text);
@@ -307,7 +308,7 @@ proptest! {
 
     #[test]
     fn attentions_read_back_as_printed(choices in prop::collection::vec(any::<u64>(), 100)) {
-        let c = &mut Choices(choices);
+        let c = &mut DecisionSource(choices);
         let mut b = GraphBuilder::new("p", Some(1));
         // Words of the text form are names as others are.
         for name in ["row", "operand", "chunk"] {
@@ -336,9 +337,9 @@ proptest! {
 }
 
 /// A generator of pseudo-random numbers (xorshift of Marsaglia, 64 bits).
-struct Random(u64);
+struct XorshiftRng(u64);
 
-impl Random {
+impl XorshiftRng {
     fn below(&mut self, n: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -348,7 +349,7 @@ impl Random {
 }
 
 /// Changes a text in a few places: bytes, whole words from elsewhere, cuts and doubled lines.
-fn mutate(text: &[u8], others: &[u8], random: &mut Random) -> Vec<u8> {
+fn mutate(text: &[u8], others: &[u8], random: &mut XorshiftRng) -> Vec<u8> {
     let mut out = text.to_vec();
     for _ in 0..1 + random.below(3) {
         let at = random.below(out.len());
@@ -376,7 +377,7 @@ fn any_text_reads_or_fails_cleanly() {
     let texts: Vec<String> = super::corpus().into_iter().map(|(_, text)| text).collect();
     let others = texts.concat().into_bytes();
     texts.iter().for_each(|text| fuzz::check(text.as_bytes()));
-    let mut random = Random(0x9e37_79b9_7f4a_7c15);
+    let mut random = XorshiftRng(0x9e37_79b9_7f4a_7c15);
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(1) {
         let text = &texts[random.below(texts.len())];

@@ -9,7 +9,7 @@ use crate::product::SkinnyProduct;
 use crate::walk::{DispatchWalk, UnitAssignment};
 
 /// The most steps between two of them.
-const REACH: usize = 8;
+const MAX_STEP_DISTANCE: usize = 8;
 
 /// All nodes except views, in an order in which products of one left operand are adjacent even if other
 /// nodes separate them in the program, as the norms of heads separate queries, keys and values. `None` if
@@ -36,7 +36,7 @@ fn position_after_batched(facts: &DispatchFacts<'_>, before: &[NodeId], id: Node
     let back = before
         .iter()
         .rev()
-        .take(REACH)
+        .take(MAX_STEP_DISTANCE)
         .position(|&n| is_matrix_product(facts, n) && batch_key(facts.graph, n) == key)?;
     let between = &before[before.len() - back..];
     let sources: Vec<NodeId> = facts.node(id).inputs.iter().filter_map(|&v| facts.defining_node(v)).collect();
@@ -62,7 +62,7 @@ pub fn assign_batched(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignm
     let facts = walk.facts;
     let read = walk.units_read_by(id);
     let key = batch_key(facts.graph, id);
-    for unit in walk.open_within(DispatchForm::Batch, REACH).filter(|unit| !read.contains(unit)) {
+    for unit in walk.open_within(DispatchForm::Batch, MAX_STEP_DISTANCE).filter(|unit| !read.contains(unit)) {
         let nodes = &walk.units[unit].nodes;
         let products = products(facts, nodes);
         if products.clone().count() >= batch.products as usize

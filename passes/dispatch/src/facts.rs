@@ -5,7 +5,7 @@ use symmc_ir::machine::{DispatchCapabilities, MachineProfile};
 use symmc_ir::{CollectiveVariant, Dim, DispatchForm, EntityMap, Graph, Node, NodeId, Op, ValueId};
 
 /// The alignment in bytes of addresses from which kernels read many bytes per access.
-pub const ALIGN: i64 = 16;
+pub const WIDE_ACCESS_BYTES: i64 = 16;
 
 pub struct DispatchFacts<'a> {
     pub graph: &'a Graph,
@@ -97,16 +97,17 @@ impl<'a> DispatchFacts<'a> {
         view_layout(&node.op, &self.layout(x)?, graph.ty(x), graph.ty(value))
     }
 
-    /// Whether a value is contiguous and starts at a multiple of [`ALIGN`] bytes of its base.
+    /// Whether a value is contiguous and starts at a multiple of [`WIDE_ACCESS_BYTES`] bytes of its base.
     pub fn is_run(&self, value: ValueId) -> bool {
         let ty = self.graph.ty(value);
         let layout = self.layout(value);
         layout.is_some_and(|l| l.is_contiguous(ty) && self.is_byte_aligned(&l.offset, value))
     }
 
-    /// Whether this many elements of a value are a multiple of [`ALIGN`] bytes.
+    /// Whether this many elements of a value are a multiple of [`WIDE_ACCESS_BYTES`] bytes.
     pub fn is_byte_aligned(&self, elements: &Dim, value: ValueId) -> bool {
-        (elements.clone() * Dim::from(self.graph.ty(value).dtype.size() as i64)).is_divisible_by(ALIGN)
+        (elements.clone() * Dim::from(self.graph.ty(value).dtype.size() as i64))
+            .is_divisible_by(WIDE_ACCESS_BYTES)
     }
 
     /// The least and the greatest value of a dim.

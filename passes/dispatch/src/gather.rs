@@ -12,7 +12,7 @@ use crate::facts::DispatchFacts;
 use crate::walk::{DispatchWalk, UnitAssignment};
 
 /// The variants whose kernels store rows.
-pub const VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::Pull];
+pub const ROW_STORE_VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::Pull];
 
 pub fn assign_gather(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
@@ -36,7 +36,7 @@ pub fn assign_gather(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignme
 fn ranks(facts: &DispatchFacts<'_>, id: NodeId) -> Option<i64> {
     let collective = facts.node(id).op.as_collective()?;
     let variant = collective.variant.or(facts.assumed)?;
-    let able = collective.kind == CollectiveKind::AllGather && VARIANTS.contains(&variant);
+    let able = collective.kind == CollectiveKind::AllGather && ROW_STORE_VARIANTS.contains(&variant);
     let ranks = facts.graph.group_size(collective.group).filter(|n| (2..=MAX_GPU_CELL_RANKS).contains(n))?;
     able.then_some(i64::from(ranks))
 }

@@ -6,7 +6,7 @@ use symmc_ir::{DispatchForm, NodeId, Op};
 use crate::walk::{DispatchWalk, UnitAssignment};
 
 /// The most steps between two of them.
-const REACH: usize = 8;
+const MAX_STEP_DISTANCE: usize = 8;
 
 pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let capabilities = walk.facts.capabilities();
@@ -17,7 +17,7 @@ pub fn assign_independent(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAss
     };
     let read = walk.units_read_by(id);
     let unit = walk
-        .open_within(form, REACH)
+        .open_within(form, MAX_STEP_DISTANCE)
         .find(|&unit| !read.contains(&unit) && walk.units[unit].nodes.len() < most as usize);
     Some(unit.map_or(UnitAssignment::Begins(form), |unit| UnitAssignment::Joins(unit, Vec::new())))
 }

@@ -174,7 +174,7 @@ pub fn fusible_collectives(
         }
     }
     let variants: BTreeSet<CollectiveVariant> =
-        reduction::VARIANTS.into_iter().chain(gather::VARIANTS).collect();
+        reduction::RESIDUAL_VARIANTS.into_iter().chain(gather::ROW_STORE_VARIANTS).collect();
     for variant in variants {
         facts.assumed = Some(variant);
         // Products join none of these units.

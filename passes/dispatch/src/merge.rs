@@ -17,7 +17,7 @@ use crate::map;
 use crate::walk::DispatchUnit;
 
 /// The most units between two that are merged. The results of one of them stay in memory for that long.
-const REACH: usize = 16;
+const MAX_UNIT_DISTANCE: usize = 16;
 /// The most units that are visited to find out whether one depends on another. Two units are not merged if
 /// there are more.
 const LOOKED_AT: usize = 256;
@@ -29,7 +29,7 @@ pub fn merge(facts: &DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<Dispatc
     for later in 0..merging.units.len() {
         // The nearest unit first. The merged nodes are in the earlier unit, so later units find both at
         // once.
-        for earlier in (later.saturating_sub(REACH)..later).rev() {
+        for earlier in (later.saturating_sub(MAX_UNIT_DISTANCE)..later).rev() {
             let count = merging.units[earlier].nodes.len() + merging.units[later].nodes.len();
             if count <= most && merging.may_merge(earlier, later) {
                 merging.merge_units(earlier, later);

@@ -12,8 +12,10 @@ use symmc_ir::{BinaryOp, DType, Dim, DispatchForm, NodeId, Op, ValueId};
 use crate::facts::DispatchFacts;
 use crate::walk::DispatchUnit;
 
-/// The fewest columns and the least K of a product.
-const LEAST: [u64; 2] = [32, 64];
+/// The fewest columns of a product.
+const MIN_COLUMNS: u64 = 32;
+/// The smallest K of a product.
+const MIN_K: u64 = 64;
 /// The most users of a left matrix that are searched for further products of it.
 const MAX_USERS: usize = 32;
 
@@ -273,7 +275,7 @@ impl SkinnyProduct {
         } else {
             out.readers.clone_from(users);
         }
-        (out.columns >= LEAST[0]).then_some(out)
+        (out.columns >= MIN_COLUMNS).then_some(out)
     }
 
     /// All columns of a product, for any readers.
@@ -311,7 +313,7 @@ impl SkinnyProduct {
             views: Vec::new(),
             readers: Vec::new(),
         };
-        (fits && out.columns >= LEAST[0] && out.k >= LEAST[1]).then_some(out)
+        (fits && out.columns >= MIN_COLUMNS && out.k >= MIN_K).then_some(out)
     }
 
     pub fn rows_of(&self, facts: &DispatchFacts<'_>) -> Dim {

@@ -17,10 +17,10 @@ use crate::facts::DispatchFacts;
 use crate::walk::{DispatchWalk, UnitAssignment};
 
 /// The elements of a row if rows only divide the work among blocks.
-const ROW: i64 = 1024;
+const DIVIDING_ROW_ELEMENTS: i64 = 1024;
 
 /// The variants whose kernels can add a residual.
-pub const VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::TwoShot];
+pub const RESIDUAL_VARIANTS: [CollectiveVariant; 2] = [CollectiveVariant::Ll, CollectiveVariant::TwoShot];
 
 pub fn assign_reduction(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment> {
     let facts = walk.facts;
@@ -87,7 +87,7 @@ fn assign_residual_sum(
 
     let fused = as_fused_reduction(facts, reduce)?;
     let rows = fused.variant == CollectiveVariant::TwoShot
-        || ty.numel().is_divisible_by(ROW)
+        || ty.numel().is_divisible_by(DIVIDING_ROW_ELEMENTS)
         || fits_block_row(facts, &fused, ty.shape.last()?, ty.dtype);
     let fits = facts.graph.defining_node(first) == Some(reduce)
         && [reduced, residual].into_iter().all(|v| facts.graph.ty(v) == ty && facts.is_run(v))

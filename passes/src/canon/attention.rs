@@ -278,11 +278,11 @@ fn emit_add(cx: &mut Rewriter, x: ValueId, y: ValueId) -> Option<ValueId> {
 
 /// Numbers that absorb scores of moderate size when added, and that every dtype except f16 represents as
 /// finite.
-const LOWEST: std::ops::RangeInclusive<f64> = f32::MIN as f64..=-1e38;
+const FINITE_HIDING_NUMBERS: std::ops::RangeInclusive<f64> = f32::MIN as f64..=-1e38;
 
-/// Whether fully hidden rows have equal weights: a single number from [`LOWEST`] hides.
+/// Whether fully hidden rows have equal weights: a single number from [`FINITE_HIDING_NUMBERS`] hides.
 fn hides_evenly(mask: &AdditiveMask) -> bool {
-    matches!(&mask.visible[..], [(_, number)] if LOWEST.contains(number))
+    matches!(&mask.visible[..], [(_, number)] if FINITE_HIDING_NUMBERS.contains(number))
 }
 
 /// The bounds and the remaining mask of a float mask that is split as `split`. `existing` are the bounds that
@@ -412,7 +412,9 @@ fn match_masked_scores(cx: &mut Rewriter, scores: ValueId) -> Option<MaskedScore
                 (out.before, out.factor) = (x, out.factor * factor);
             }
             (Op::BinaryScalar { op: BinaryOp::Max, scalar, .. }, &[x])
-                if out.factor == 1.0 && out.floor.is_none() && LOWEST.contains(&scalar.as_f64()) =>
+                if out.factor == 1.0
+                    && out.floor.is_none()
+                    && FINITE_HIDING_NUMBERS.contains(&scalar.as_f64()) =>
             {
                 out.floor = Some((scalar.as_f64(), MaskCondition::constant(true)));
                 (out.before, out.chose) = (x, true);

@@ -8,7 +8,7 @@ use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 /// The most bytes of collectives that are joined. Up to this size, latency dominates the time of a message.
 /// Larger collectives are faster apart, because each can run concurrently with computation.
-const MOST_JOINED: i64 = 256 << 10;
+const MAX_JOINED_BYTES: i64 = 256 << 10;
 
 pub const RULES: &[RewriteRule] = &[
     RewriteRule {
@@ -115,7 +115,7 @@ fn element_wise_of_gathers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Re
 fn concat_of_collectives(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Concat { axis } = node.op else { return None };
     let bytes = node.ty.bytes().upper_bound(cx.symbols());
-    if !are_distinct(&node.inputs) || bytes > MOST_JOINED {
+    if !are_distinct(&node.inputs) || bytes > MAX_JOINED_BYTES {
         return None;
     }
     let found: Option<Vec<_>> = node.inputs.iter().map(|&v| reshaped_collective_of(cx, v)).collect();

@@ -10,7 +10,7 @@ use symmc_ir::{
 };
 
 /// The most nodes of a function that is evaluated.
-const MOST_NODES: usize = 12;
+const MAX_FUNCTION_NODES: usize = 12;
 
 pub fn is_integer(dtype: DType) -> bool {
     !dtype.is_float() && dtype != DType::Bool
@@ -63,7 +63,7 @@ impl IntegerFunction {
         let (op, inputs) = defined?;
         let keeps_order = op.is_element_wise() || *op == Op::Reshape;
         let count = ty.numel();
-        if !keeps_order || self.nodes.len() == MOST_NODES {
+        if !keeps_order || self.nodes.len() == MAX_FUNCTION_NODES {
             return None;
         }
         for &input in inputs {
@@ -163,7 +163,7 @@ pub fn evaluated_bounds(
     let mut candidates = vec![value];
     let mut next = 0;
     let mut best: Option<[i64; 2]> = None;
-    while let Some(&candidate) = candidates.get(next).filter(|_| next <= MOST_NODES) {
+    while let Some(&candidate) = candidates.get(next).filter(|_| next <= MAX_FUNCTION_NODES) {
         next += 1;
         if candidate != value
             && is_integer(cx.graph.ty(candidate).dtype)

@@ -7,7 +7,7 @@
 use symmc_ir::{BinaryOp, DType, Dim, FloatAttribute, Op, Scalar, TensorType, UnaryOp, ValueId};
 
 use super::integer_functions::{IntegerFunction, is_integer};
-use super::ranges::{IntegerRange, MOST_VALUES, range_of};
+use super::ranges::{IntegerRange, MAX_EVALUATED_INTEGERS, range_of};
 use crate::rewrite::{CandidateNode, Rewrite, RewriteRule, Rewriter};
 
 pub const RULES: &[RewriteRule] = &[
@@ -169,7 +169,8 @@ fn comparison_of_casts(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
 /// differ from `value` where that equals no position: a histogram of few bins counts no other numbers.
 fn integer_with_equal_positions(cx: &mut Rewriter, value: ValueId, positions: ValueId) -> Option<ValueId> {
     let (&Op::Iota { start, step }, _) = cx.def(positions)? else { return None };
-    let count = cx.shape(positions).first()?.as_const().filter(|n| (0..=MOST_VALUES).contains(n))?;
+    let count =
+        cx.shape(positions).first()?.as_const().filter(|n| (0..=MAX_EVALUATED_INTEGERS).contains(n))?;
     let (function, of) = IntegerFunction::of_nearest_integer(cx.context(), &[value])?;
     let integers = range_of(cx.context(), of)?.few_integers(cx.symbols())?;
     let found = function.evaluate(cx.context(), &integers)?.to_f64();

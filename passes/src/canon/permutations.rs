@@ -34,7 +34,7 @@ pub const RULES: &[RewriteRule] = &[
 ];
 
 /// The deepest nesting of element-wise ops through which a permutation moves.
-const MOST_DEPTH: usize = 6;
+const MAX_DEPTH: usize = 6;
 
 /// The node that gives a value, and which of its results the value is.
 fn definition<'a>(cx: &'a Rewriter<'_>, value: ValueId) -> Option<(&'a Op, &'a [ValueId], usize)> {
@@ -136,7 +136,7 @@ fn take_of_permuted_map(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
     }
     let (op, inputs) = cx.def(x)?;
     let widens = *op == Op::Cast && cx.ty(inputs[0]).dtype.size() < cx.ty(x).dtype.size();
-    if cx.is_shared(x) || !(widens || avoids_permutation(cx, x, q, MOST_DEPTH)) {
+    if cx.is_shared(x) || !(widens || avoids_permutation(cx, x, q, MAX_DEPTH)) {
         return None;
     }
     // `product_without_expert` may remove this selection, but only where it reads the product directly.
@@ -190,7 +190,7 @@ fn reshape_of_take(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let one = Dim::from(1);
     let divides = node.ty.shape[added..] == shape[1..] && shape[1..].iter().any(|n| *n != one);
     // Axes of extent 1 are no division.
-    if !divides || leading.contains(&one) || !takes_rows(cx, x, MOST_DEPTH) {
+    if !divides || leading.contains(&one) || !takes_rows(cx, x, MAX_DEPTH) {
         return None;
     }
     let (op, inputs) = cx.def(x)?;

@@ -11,9 +11,9 @@ use symmc_ir::{
 use super::integer_functions::evaluated_bounds;
 
 /// The most nodes that are visited for the range of one value.
-const MOST_NODES: usize = 48;
+const MAX_VISITED_NODES: usize = 48;
 /// The most integers for which a function is evaluated.
-pub const MOST_VALUES: i64 = 4096;
+pub const MAX_EVALUATED_INTEGERS: i64 = 4096;
 
 /// Bounds of the elements of an integer or bool value, both inclusive.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -51,7 +51,7 @@ impl IntegerRange {
     /// All integers of the range, if they are few.
     pub fn few_integers(&self, symbols: &SymbolTable) -> Option<Vec<i64>> {
         let [least, greatest] = self.bounds(symbols);
-        let few = greatest.checked_sub(least).is_some_and(|n| (0..MOST_VALUES).contains(&n));
+        let few = greatest.checked_sub(least).is_some_and(|n| (0..MAX_EVALUATED_INTEGERS).contains(&n));
         few.then(|| (least..=greatest).collect())
     }
 
@@ -89,7 +89,7 @@ fn exact_integers(dtype: DType) -> Option<[i64; 2]> {
 
 /// The range of an integer or bool value.
 pub fn range_of(cx: ClosedFormContext<'_>, value: ValueId) -> Option<IntegerRange> {
-    RangeSearch { cx, left: MOST_NODES, evaluates: true }.range_of(value)
+    RangeSearch { cx, left: MAX_VISITED_NODES, evaluates: true }.range_of(value)
 }
 
 struct RangeSearch<'a> {
@@ -132,7 +132,7 @@ impl RangeSearch<'_> {
             return by_operands;
         }
         let few_integers = |integer: ValueId| {
-            let mut search = RangeSearch { cx: self.cx, left: MOST_NODES, evaluates: false };
+            let mut search = RangeSearch { cx: self.cx, left: MAX_VISITED_NODES, evaluates: false };
             search.range_of(integer)?.few_integers(symbols)
         };
         let bounds = evaluated_bounds(self.cx, value, few_integers);

@@ -26,7 +26,7 @@ pub struct CollectiveChange {
 }
 
 /// The name of the reason that no node needs a collective any more.
-const UNUSED: &str = "unused";
+const UNUSED_REASON: &str = "unused";
 /// The name of the reason that only a part of a collective is computed.
 const IN_PART: &str = "only_what_is_used";
 
@@ -92,16 +92,20 @@ pub fn collective_changes(
 }
 
 /// The longest type, in bytes, that a text shows.
-const SHOWN: usize = 500;
+const MAX_SHOWN_TYPE_BYTES: usize = 500;
 
 fn partial_use_text(part: &str, whole: &str) -> String {
     let what = "only the used part is communicated";
-    if part.len() + whole.len() > SHOWN { what.into() } else { format!("{what}: {part} of {whole}") }
+    if part.len() + whole.len() > MAX_SHOWN_TYPE_BYTES {
+        what.into()
+    } else {
+        format!("{what}: {part} of {whole}")
+    }
 }
 
 fn unused(name: &str) -> ReplacedCollective {
     let what = "its result is no longer needed".to_string();
-    ReplacedCollective { collective: name.into(), rule: UNUSED, what, by: Vec::new() }
+    ReplacedCollective { collective: name.into(), rule: UNUSED_REASON, what, by: Vec::new() }
 }
 
 fn collectives(graph: &Graph) -> impl Iterator<Item = (&str, &Node)> {

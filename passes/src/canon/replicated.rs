@@ -47,7 +47,7 @@ pub const RULES: &[RewriteRule] = &[
 /// The most bytes of a reduced value for which one all-reduce replaces a reduce_scatter and an all_gather.
 /// Up to this size, latency dominates the time of a message, and element-wise work on all pieces takes no
 /// longer than on one.
-const MOST_REDUCED: i64 = 256 << 10;
+const MAX_REDUCED_BYTES: i64 = 256 << 10;
 
 fn collective_of_replicated(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::Collective(Collective { kind, group, .. }), &[x]) = (&node.op, &node.inputs[..]) else {
@@ -173,7 +173,7 @@ fn gather_of_shards(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> 
 }
 
 /// The most values that are computed whole to replace one gather.
-const MOST_WHOLE: usize = 32;
+const MAX_WHOLE_VALUES: usize = 32;
 
 /// A gather of pieces that is computed from whole values.
 struct GatherOfPieces {
@@ -198,7 +198,7 @@ impl GatherOfPieces {
             if is_ready {
                 order.push(v);
             } else if seen.insert(v) {
-                if seen.len() > MOST_WHOLE {
+                if seen.len() > MAX_WHOLE_VALUES {
                     return None;
                 }
                 open.push((v, true));
@@ -218,7 +218,7 @@ impl GatherOfPieces {
                 is_known.then(Vec::new)
             }
             Op::Collective(Collective { kind: CollectiveKind::ReduceScatter(_), group, .. }) => {
-                let is_small = cx.ty(inputs[0]).bytes().upper_bound(cx.symbols()) <= MOST_REDUCED;
+                let is_small = cx.ty(inputs[0]).bytes().upper_bound(cx.symbols()) <= MAX_REDUCED_BYTES;
                 (is_small && self.has_cells_of(cx, *group) && !cx.is_shared(x)).then(Vec::new)
             }
             op if op.is_element_wise() && !op.divides_integers(cx.ty(x).dtype) && !cx.is_shared(x) => {
@@ -313,7 +313,7 @@ fn shard_of_all_reduce(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
 }
 
 /// The most element-wise nodes that a shard moves across.
-const MOST_MOVED: usize = 8;
+const MAX_MOVED_NODES: usize = 8;
 
 /// The number of copies needed to compute the piece of a value from pieces. A gather needs none, and neither
 /// does a sum without other readers.
@@ -383,7 +383,7 @@ fn shard_of_moved(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     }
     let copies: usize = divided
         .iter()
-        .map(|&(i, operand_axis)| copies_for_piece(cx, inputs[i], operand_axis, group, MOST_MOVED))
+        .map(|&(i, operand_axis)| copies_for_piece(cx, inputs[i], operand_axis, group, MAX_MOVED_NODES))
         .sum();
     if copies > most || cx.is_shared(moved) {
         return None;

@@ -35,7 +35,7 @@ pub const RULES: &[RewriteRule] = &[
 ];
 
 /// The most ops through which a piece is traced.
-const MOST_STEPS: usize = 16;
+const MAX_TRACED_OPS: usize = 16;
 
 /// Elements of a value: `start`, `start + step`, … of its axes from `lead` on, flattened.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -184,8 +184,8 @@ fn match_rotation(cx: &Rewriter, node: &CandidateNode, pairs: PairLayout) -> Opt
     let first_members =
         PieceRegion { lead: rows.len(), rows: rows.to_vec(), start: 0, step, len: half, negative: false };
     let second_members = PieceRegion { start: distance, ..first_members.clone() };
-    let a = match_sum(cx, &node, &first_members, MOST_STEPS)?;
-    let b = match_sum(cx, &node, &second_members, MOST_STEPS)?;
+    let a = match_sum(cx, &node, &first_members, MAX_TRACED_OPS)?;
+    let b = match_sum(cx, &node, &second_members, MAX_TRACED_OPS)?;
     // Pairs of neighbours may be written as halves, by concatenation; halves are never written as
     // neighbours.
     let operand_layouts: &[PairLayout] = match pairs {
@@ -328,7 +328,7 @@ impl RotaryPiece {
 /// A piece, followed by the pieces that it comes from, one op further each time.
 fn trace_chain(cx: &Rewriter, piece: &RotaryPiece) -> Vec<RotaryPiece> {
     std::iter::successors(Some(piece.clone()), |p| trace_operand(cx, &NodeRef::of_value(cx, p.value)?, &p.at))
-        .take(MOST_STEPS)
+        .take(MAX_TRACED_OPS)
         .collect()
 }
 

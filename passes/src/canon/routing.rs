@@ -138,7 +138,7 @@ fn ended_route(cx: &Rewriter, ends: ValueId) -> Option<(NodeId, i64)> {
 }
 
 /// The most experts of a route that this pass makes.
-const MOST_EXPERTS: i64 = 1024;
+const MAX_EXPERTS: i64 = 1024;
 
 /// Returns the graph with routes in place of sorts of the ids of experts, or `None` if there are none.
 pub fn recognise_routes(graph: &Graph) -> Option<Graph> {
@@ -230,7 +230,7 @@ impl<'a> RouteSearch<'a> {
         let ty = self.cx.graph.ty(ids);
         let fits = ty.rank() == 1 && matches!(ty.dtype, DType::I32 | DType::I64);
         let [least, greatest] = range_of(self.cx, ids).filter(|_| fits)?.bounds(&self.cx.graph.symbols);
-        (least >= 0 && greatest < MOST_EXPERTS).then_some(greatest + 1)
+        (least >= 0 && greatest < MAX_EXPERTS).then_some(greatest + 1)
     }
 
     /// Whether a vector has the elements 0, 1, 2, …

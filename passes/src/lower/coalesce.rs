@@ -35,7 +35,7 @@ use super::joint_costs::{self, JointLossModel, JointLosses};
 pub type CollectiveSet = Vec<NodeId>;
 
 /// The most bytes of a coalesced collective: start-up is a negligible part of larger ones.
-const MOST_BYTES: u64 = 1 << 28;
+const MAX_COALESCED_BYTES: u64 = 1 << 28;
 /// The most sets that are open at once: each is a bit of a word.
 const MAX_OPEN_SETS: usize = u64::BITS as usize;
 /// The least time that a member must save, in microseconds. Smaller savings are noise of the profile.
@@ -68,9 +68,9 @@ pub struct CoalesceConfig {
 }
 
 /// The name of the coalescing rule in decisions.
-pub const COALESCE: &str = "coalesce_collectives";
+pub const COALESCE_RULE: &str = "coalesce_collectives";
 /// The chosen alternative of a collective that another one replaces.
-const ABSORBED: &str = "absorbed";
+const ABSORBED_ALTERNATIVE: &str = "absorbed";
 
 /// Copies the overlap and the exit barriers that a schedule has for the members of each set to the coalesced
 /// collective, which has the name in `names`.
@@ -101,7 +101,7 @@ pub fn expand_decisions(
     context: &LowerContext,
     decisions: Vec<Decision>,
 ) -> Vec<Decision> {
-    let rule = AppliedRule { name: COALESCE.into(), us: None };
+    let rule = AppliedRule { name: COALESCE_RULE.into(), us: None };
     let set_of: HashMap<&str, &CollectiveSet> = names.iter().map(String::as_str).zip(sets).collect();
     let mut out = Vec::with_capacity(decisions.len());
     for mut decision in decisions {
@@ -126,14 +126,14 @@ pub fn expand_decisions(
                 0.0,
                 RegionSurroundings::default(),
             );
-            let mut alternatives = vec![alternative_without_copies(ABSORBED, 0.0)];
+            let mut alternatives = vec![alternative_without_copies(ABSORBED_ALTERNATIVE, 0.0)];
             if let Some(us) = plain_us {
                 alternatives.push(alternative_without_copies(plain.name(), us));
             }
             out.push(Decision {
                 collective: graph.node_name(id).to_string(),
                 nodes: Vec::new(),
-                chosen: ABSORBED.into(),
+                chosen: ABSORBED_ALTERNATIVE.into(),
                 bytes,
                 alternatives,
                 rules: vec![rule.clone()],
@@ -307,7 +307,7 @@ fn is_chain(graph: &Graph, nodes: &[NodeId]) -> bool {
 fn join_key(graph: &Graph, context: &LowerContext, node: &Node, joining: JoinMode) -> Option<JoinKey> {
     let (collective, bytes) = sized_collective(graph, context, node)?;
     MemberRows::for_kind(&collective.kind, context.ranks(collective.group))?;
-    if bytes == 0 || bytes >= MOST_BYTES {
+    if bytes == 0 || bytes >= MAX_COALESCED_BYTES {
         return None;
     }
     Some(match joining {
@@ -487,7 +487,7 @@ impl CoalesceWalk<'_> {
 
     /// The time that a set would save with one more member.
     fn saved_us(&self, id: NodeId, open: &OpenSet, candidate: &JoinCandidate) -> Option<f64> {
-        let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MOST_BYTES)?;
+        let bytes = open.bytes.checked_add(candidate.bytes).filter(|&bytes| bytes < MAX_COALESCED_BYTES)?;
         if open.members.len() >= self.most {
             return None;
         }

@@ -31,7 +31,7 @@ pub struct CoalescedProgram {
 }
 
 /// The largest relevant alignment, in bytes.
-const ALIGNMENT: i64 = 128;
+const MAX_ALIGNMENT_BYTES: i64 = 128;
 
 /// Returns the program in which each of these sets is one collective. `None` if a member cannot be coalesced
 /// or is in two sets, or if sets depend on each other.
@@ -282,10 +282,10 @@ fn sum_dims<'d>(dims: impl Iterator<Item = &'d Dim>) -> Dim {
     dims.fold(Dim::from(0), |sum, dim| sum + dim.clone())
 }
 
-/// The largest power of two, up to [`ALIGNMENT`], that divides the bytes of this many elements.
+/// The largest power of two, up to [`MAX_ALIGNMENT_BYTES`], that divides the bytes of this many elements.
 fn alignment(columns: &Dim, ty: &TensorType) -> i64 {
     let bytes = columns.clone() * Dim::from(ty.dtype.size() as i64);
-    let mut alignment = ALIGNMENT;
+    let mut alignment = MAX_ALIGNMENT_BYTES;
     while alignment > 1 && !bytes.is_divisible_by(alignment) {
         alignment /= 2;
     }

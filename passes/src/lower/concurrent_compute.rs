@@ -6,9 +6,9 @@
 //! counts instead ([`Overlap::Scheduled`]). [`symmc_ir::machine`] explains the use of these amounts, and the
 //! cost of running next to computation.
 //!
-//! Nodes more than [`WINDOW`] nodes before or after a region are not counted: moving a node that far would
-//! keep its memory occupied all the way. The work of this analysis therefore grows with the program, not
-//! with the product of nodes and regions.
+//! Nodes more than [`MAX_NODE_DISTANCE`] nodes before or after a region are not counted: moving a node that
+//! far would keep its memory occupied all the way. The work of this analysis therefore grows with the
+//! program, not with the product of nodes and regions.
 //!
 //! Estimates of computation are rough, so amounts are rounded down to three binary digits of microseconds.
 //! Amounts of a few microseconds become 0, because lanes rarely start at the same time. Regions that differ
@@ -21,11 +21,11 @@ use symmc_ir::{Graph, Node, NodeId, Op};
 use super::context::{AssumedSchedule, LowerContext, Overlap};
 
 /// The least amount that counts, in microseconds.
-const LEAST: u64 = 8;
+const MIN_COUNTED_US: u64 = 8;
 /// The number of regions that one word of bits describes.
-const WORD: usize = 64;
+const REGIONS_PER_WORD: usize = 64;
 /// The most nodes between a region and a node that is concurrent with it.
-const WINDOW: usize = 1 << 13;
+const MAX_NODE_DISTANCE: usize = 1 << 13;
 
 /// For each region, given by its nodes, the microseconds of computation that can run concurrently with it.
 /// The result is 0 on machines that do not model how communication slows computation.
@@ -81,7 +81,7 @@ fn share_us(graph: &Graph, node: NodeId, among: u32, context: &LowerContext) -> 
 fn group_into_words(regions: &[&[NodeId]]) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..regions.len()).collect();
     order.sort_by_key(|&r| regions[r].iter().min().copied());
-    order.chunks(WORD).map(<[usize]>::to_vec).collect()
+    order.chunks(REGIONS_PER_WORD).map(<[usize]>::to_vec).collect()
 }
 
 /// The estimated time of all computation of a program, in microseconds, one node after another.
@@ -104,9 +104,9 @@ fn independent_nodes(
     let nodes = word.iter().flat_map(|&r| regions[r]).map(|n| n.index());
     let near = nodes.clone().min().map_or(0..0, |first| {
         let last = nodes.max().unwrap_or(first);
-        first.saturating_sub(WINDOW)..last.saturating_add(WINDOW + 1).min(before.len())
+        first.saturating_sub(MAX_NODE_DISTANCE)..last.saturating_add(MAX_NODE_DISTANCE + 1).min(before.len())
     });
-    let all = if word.len() < WORD { (1 << word.len()) - 1 } else { u64::MAX };
+    let all = if word.len() < REGIONS_PER_WORD { (1 << word.len()) - 1 } else { u64::MAX };
     let mut needs = vec![0u64; near.len()];
     for (bit, &r) in word.iter().enumerate() {
         regions[r].iter().for_each(|n| needs[n.index() - near.start] |= 1 << bit);
@@ -160,9 +160,9 @@ fn is_outermost(graph: &Graph, node: NodeId, axis: usize) -> bool {
     shape.iter().take(axis).all(|d| d.as_const() == Some(1))
 }
 
-/// Rounds down to three binary digits, or to 0 below [`LEAST`].
+/// Rounds down to three binary digits, or to 0 below [`MIN_COUNTED_US`].
 fn round_down_us(us: u64) -> u64 {
-    if us < LEAST {
+    if us < MIN_COUNTED_US {
         return 0;
     }
     let dropped = (u64::BITS - us.leading_zeros()).saturating_sub(3);

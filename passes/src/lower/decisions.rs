@@ -28,9 +28,9 @@ pub struct RegionDecision {
 }
 
 /// The chosen alternative of a collective whose value is no longer needed.
-pub const ABSORBED: &str = "absorbed";
+pub const ABSORBED_ALTERNATIVE: &str = "absorbed";
 /// The alternative that every collective has.
-const PLAIN: &str = "plain";
+const PLAIN_ALTERNATIVE: &str = "plain";
 /// The most nodes between a collective and the parts that replace it.
 const MAX_DEPTH: usize = 16;
 
@@ -71,13 +71,13 @@ impl DecisionBuilder<'_> {
                     // Steps that an earlier, equal collective already claimed count with that one.
                     steps.retain(|&step| claimed.insert(step));
                     let way = if steps.is_empty() {
-                        ABSORBED.to_string()
+                        ABSORBED_ALTERNATIVE.to_string()
                     } else {
                         self.alternative_of_node(i, class, taken)?.0
                     };
                     (way, steps)
                 }
-                _ => (ABSORBED.to_string(), Vec::new()),
+                _ => (ABSORBED_ALTERNATIVE.to_string(), Vec::new()),
             };
             let alternatives = self.list_alternatives(i, class, &name)?;
             out.push(RegionDecision {
@@ -116,7 +116,7 @@ impl DecisionBuilder<'_> {
                 steps.push(step);
             }
         }
-        let first = decisions.iter_mut().filter(|d| d.chosen == ABSORBED).min_by_key(|d| {
+        let first = decisions.iter_mut().filter(|d| d.chosen == ABSORBED_ALTERNATIVE).min_by_key(|d| {
             let class = self.graph.find(self.imported.nodes[d.node].class);
             plan.class_operands.contains_key(&class)
         });
@@ -125,7 +125,7 @@ impl DecisionBuilder<'_> {
             first.root = root.unwrap_or(first.node);
             first.steps = steps;
             first.chosen = names.join(" + ");
-            first.alternatives.retain(|(name, _)| name != ABSORBED);
+            first.alternatives.retain(|(name, _)| name != ABSORBED_ALTERNATIVE);
             first.alternatives.push((first.chosen.clone(), sum));
             first.alternatives.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         }
@@ -173,16 +173,19 @@ impl DecisionBuilder<'_> {
 
     fn list_alternatives(&self, node: usize, class: Id, chosen: &str) -> Option<Vec<(String, Cost)>> {
         let mut out: Vec<(String, Cost)> = Vec::new();
-        if chosen == ABSORBED {
-            out.push((ABSORBED.to_string(), Cost::default()));
+        if chosen == ABSORBED_ALTERNATIVE {
+            out.push((ABSORBED_ALTERNATIVE.to_string(), Cost::default()));
         }
         let mut nodes: Vec<&Lang> = self.graph[class].nodes.iter().collect();
         nodes.sort_unstable();
         for n in nodes {
             self.collect_alternatives(node, class, n, &mut out);
         }
-        out.retain(|(name, _)| name != PLAIN);
-        out.push((PLAIN.to_string(), self.imported_cost(class, &self.imported.by_plain(self.graph, node))?));
+        out.retain(|(name, _)| name != PLAIN_ALTERNATIVE);
+        out.push((
+            PLAIN_ALTERNATIVE.to_string(),
+            self.imported_cost(class, &self.imported.by_plain(self.graph, node))?,
+        ));
         out.sort_by(|a, b| a.1.us.total_cmp(&b.1.us));
         let mut names = BTreeSet::new();
         out.retain(|(name, _)| names.insert(name.clone()));

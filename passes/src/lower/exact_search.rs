@@ -4,18 +4,18 @@
 //! compares all extractions. A needed class without a node tries each of its nodes in turn, cheapest first.
 //! A branch ends when its cost plus the least cost of the open classes is no less than the best extraction
 //! found. If several nodes are one collective of the same operands with different variants, only the
-//! cheapest can be part of the best extraction. The search gives up after [`MOST_STEPS`] and returns the
+//! cheapest can be part of the best extraction. The search gives up after [`MAX_TRIED_NODES`] and returns the
 //! best extraction so far.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use egg::{Id, Language};
 
-use super::extract::{self, CostModel, EPSILON, Extraction, is_plain};
+use super::extract::{self, CostModel, EQUAL_TIME_US, Extraction, is_plain};
 use super::language::{Lang, LangEGraph};
 
 /// The most nodes that are tried.
-const MOST_STEPS: usize = 1 << 14;
+const MAX_TRIED_NODES: usize = 1 << 14;
 
 /// Finds an extraction for these roots that costs less than `least` and that `is_allowed` accepts. It is the
 /// cheapest one if the search ends within its limit.
@@ -65,7 +65,7 @@ impl ExtractionSearch<'_> {
     fn search_open_classes(&mut self, open: &BTreeSet<Id>, us: f64) {
         let bound: f64 =
             open.iter().map(|&class| self.class_choices(class).first().map_or(f64::MAX, |way| way.us)).sum();
-        if us + bound >= self.least - EPSILON || self.steps >= MOST_STEPS {
+        if us + bound >= self.least - EQUAL_TIME_US || self.steps >= MAX_TRIED_NODES {
             return;
         }
         // Later classes need earlier ones more often than the reverse.
@@ -131,7 +131,7 @@ fn list_class_choices(graph: &LangEGraph, uses: &CostModel, class: Id) -> Vec<Cl
             collectives && way.needs == needs
         });
         match same {
-            Some(way) if cost.us < way.us - EPSILON => {
+            Some(way) if cost.us < way.us - EQUAL_TIME_US => {
                 *way = ClassChoice { node: node.clone(), us: cost.us, needs }
             }
             Some(_) => {}

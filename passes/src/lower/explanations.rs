@@ -5,7 +5,7 @@
 
 use egg::{FlatTerm, Id, Language, RecExpr};
 
-use super::decisions::{ABSORBED, RegionDecision};
+use super::decisions::{ABSORBED_ALTERNATIVE, RegionDecision};
 use super::extract::{self, CostModel, Extraction};
 use super::imported_region::ImportedRegion;
 use super::language::{self, Lang, LangEGraph};
@@ -22,7 +22,9 @@ impl DecisionExplainer<'_> {
     /// other decisions.
     pub fn name_variants(&self, decisions: &mut [RegionDecision]) -> Vec<usize> {
         let mut open = Vec::new();
-        for (i, decision) in decisions.iter_mut().enumerate().filter(|(_, d)| d.chosen != ABSORBED) {
+        for (i, decision) in
+            decisions.iter_mut().enumerate().filter(|(_, d)| d.chosen != ABSORBED_ALTERNATIVE)
+        {
             match self.variant_rule(decision) {
                 Some(rule) => {
                     let us = decision.alternatives.iter().find(|(name, _)| *name == decision.chosen);

@@ -85,7 +85,7 @@ pub type Extraction = BTreeMap<Id, Lang>;
 /// The most rounds of the search. A region needs about as many rounds as it is deep.
 const MAX_ROUNDS: usize = 64;
 /// Time differences below this count as equal, in microseconds.
-pub const EPSILON: f64 = 1e-9;
+pub const EQUAL_TIME_US: f64 = 1e-9;
 
 /// The cost of a node of a class without its operands; `None` if it cannot run.
 pub fn node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -> Option<Cost> {
@@ -284,7 +284,7 @@ fn search_best_nodes(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -
         for (&id, nodes) in classes.iter().zip(&nodes) {
             for (node, own) in nodes {
                 let Some(found) = assemble_best_node(graph, id, node, *own, &best) else { continue };
-                if best.get(&id).is_none_or(|b| found.total < b.total - EPSILON) {
+                if best.get(&id).is_none_or(|b| found.total < b.total - EQUAL_TIME_US) {
                     best.insert(id, found);
                     changed = true;
                 }

@@ -12,8 +12,8 @@ use symmc_ir::{
 use super::context::{LowerContext, RegionSurroundings};
 
 /// The microseconds that a collective loses if it runs with others, for each of
-/// [`CollectiveLimits::VARIANTS`]; `None` for variants that cannot run it.
-pub type JointLosses = [Option<f64>; CollectiveLimits::VARIANTS.len()];
+/// [`CollectiveLimits::JOINT_STEP_VARIANTS`]; `None` for variants that cannot run it.
+pub type JointLosses = [Option<f64>; CollectiveLimits::JOINT_STEP_VARIANTS.len()];
 
 /// The cost of running with others, apart from the collective's own bytes.
 pub struct JointLossModel<'a> {
@@ -47,7 +47,7 @@ impl<'a> JointLossModel<'a> {
         let (&[operand], &[result]) = (&node.inputs[..], &node.outputs[..]) else {
             return JointLosses::default();
         };
-        CollectiveLimits::VARIANTS.map(|variant| {
+        CollectiveLimits::JOINT_STEP_VARIANTS.map(|variant| {
             let contract = shared_contract(&Collective { variant: Some(variant), ..collective.clone() })?;
             let input = match self.graph.values[self.bases[operand]].def {
                 ValueDef::Input(input) => !self.bound.contains(&input),
@@ -82,7 +82,7 @@ pub fn best_joint_variant(
     let (first, _) = collectives.first()?;
     let all: Vec<(&CollectiveKind, u64)> = collectives.iter().map(|(c, bytes)| (&c.kind, *bytes)).collect();
     let mut best: Option<(CollectiveVariant, f64)> = None;
-    for (&variant, &lost_us) in CollectiveLimits::VARIANTS.iter().zip(losses) {
+    for (&variant, &lost_us) in CollectiveLimits::JOINT_STEP_VARIANTS.iter().zip(losses) {
         let Some(lost_us) = lost_us else { continue };
         let added_us = context.estimate_joint_us(&all, first.group, variant, lost_us, surroundings);
         let Some(us) = added_us.map(|us| us + lost_us) else { continue };

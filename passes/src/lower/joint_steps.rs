@@ -21,7 +21,7 @@ use super::joint_costs::{JointLossModel, JointLosses, best_joint_variant, sum_lo
 use crate::rewrite::{copy_inputs, copy_node};
 
 /// The name of the rule in decisions.
-pub const TOGETHER: &str = "run_collectives_together";
+pub const JOINT_STEP_RULE: &str = "run_collectives_together";
 
 /// Returns the program in which sets of collectives, given by the names of their results, are steps, and the
 /// number of these steps. Updates the decisions of the members. Sets that cannot be steps are unchanged.
@@ -138,7 +138,7 @@ impl JointStep {
             decision.alternatives.sort_by(|a, b| a.us.total_cmp(&b.us));
             // A rule with a time describes how the collective would run alone.
             decision.rules.retain(|rule| rule.us.is_none());
-            decision.rules.push(AppliedRule { name: TOGETHER.into(), us: Some(us) });
+            decision.rules.push(AppliedRule { name: JOINT_STEP_RULE.into(), us: Some(us) });
         }
     }
 

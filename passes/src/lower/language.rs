@@ -53,7 +53,7 @@ pub enum LangAttribute {
 }
 
 /// The spelling of [`LangAttribute::Even`] in rules.
-const EVEN: &str = "even";
+const EVEN_SPELLING: &str = "even";
 
 /// The number of attributes of a collective, which come before its operands.
 pub fn attribute_count(name: CollectiveName) -> usize {
@@ -157,7 +157,7 @@ impl fmt::Display for Lang {
         match self {
             Lang::Leaf(i) => write!(f, "leaf{i}"),
             Lang::Attr(LangAttribute::Reduce(op)) => write!(f, "{op}"),
-            Lang::Attr(LangAttribute::Even) => f.write_str(EVEN),
+            Lang::Attr(LangAttribute::Even) => f.write_str(EVEN_SPELLING),
             Lang::Attr(a) => write!(f, "{a:?}"),
             Lang::Collective(name, None, _) => write!(f, "{name}"),
             Lang::Collective(name, Some(v), _) => write!(f, "{name}.{v}"),
@@ -191,7 +191,7 @@ impl FromOp for Lang {
             return Ok(Lang::SumPieces([op, group, dtype, x]));
         }
         match (op, pair) {
-            (EVEN, _) if children.is_empty() => Ok(Lang::Attr(LangAttribute::Even)),
+            (EVEN_SPELLING, _) if children.is_empty() => Ok(Lang::Attr(LangAttribute::Even)),
             ("reshape", Ok(x)) => Ok(Lang::Reshape(x)),
             ("cast", Ok(x)) => Ok(Lang::Cast(x)),
             ("add", Ok(x)) => Ok(Lang::Add(x)),

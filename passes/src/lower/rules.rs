@@ -80,13 +80,13 @@ pub(super) fn variant_rule_name(
 }
 
 /// The names of operands in rules.
-const OPERANDS: [&str; 3] = ["?x", "?y", "?z"];
+const OPERAND_NAMES: [&str; 3] = ["?x", "?y", "?z"];
 
 fn variant_rule(kind: &CollectiveKind, variant: CollectiveVariant, operands: usize) -> VariantRule {
     let name = kind.name();
     let attributes = if language::attribute_count(kind.collective_name()) > 1 { "?own " } else { "" };
     let count = operands;
-    let operands = OPERANDS[..count].join(" ");
+    let operands = OPERAND_NAMES[..count].join(" ");
     VariantRule {
         name: variant_rule_name(kind, variant, count),
         from: format!("({name} {attributes}?g {operands})"),
@@ -400,7 +400,7 @@ fn groups_are_a_mesh(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
 }
 
 /// The most pieces that a rank sums after an exchange.
-const MOST_PIECES: u32 = 8;
+const MAX_SUMMED_PIECES: u32 = 8;
 
 fn pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
     let LangAttribute::Group(group) = language::class_attribute(graph, bound_class(subst, "?g")?)? else {
@@ -410,8 +410,8 @@ fn pieces_are_summed(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
         return None;
     };
     let ranks = graph.analysis.context.ranks(*group);
-    let sums =
-        matches!(op, CollectiveReduceOp::Sum | CollectiveReduceOp::Avg) && (2..=MOST_PIECES).contains(&ranks);
+    let sums = matches!(op, CollectiveReduceOp::Sum | CollectiveReduceOp::Avg)
+        && (2..=MAX_SUMMED_PIECES).contains(&ranks);
     let dtype = bound_type(graph, subst, "?x")?.dtype;
     if !sums || !dtype.is_float() {
         return None;

@@ -20,15 +20,15 @@ use super::region::{RegionForm, RegionKey};
 use super::solve::{CompiledRules, FusionCredit, RegionEGraphs, RegionSolution, solve_region};
 
 /// The most nodes of all cached e-graphs. Each takes about half a kilobyte.
-const MOST_KEPT: usize = 20_000;
+const MAX_CACHED_NODES: usize = 20_000;
 
 /// The most contexts for which solutions are cached. The oldest is evicted first.
-const MOST_SCOPES: usize = 512;
+const MAX_CACHED_SCOPES: usize = 512;
 
 /// The weight of a node of a region, in nodes of a program, in the decision whether to start threads.
 /// Solving a region takes longer than that. But if there are several buckets, several threads already run
 /// lowerings.
-const NODES: usize = 5;
+const REGION_NODE_WEIGHT: usize = 5;
 
 /// The solutions of regions that lowerings of one program share. Clones share one cache.
 #[derive(Clone, Default)]
@@ -76,7 +76,7 @@ impl SolutionCache {
             counts: self.counts.clone(),
             kept: AtomicUsize::new(0),
         });
-        if scopes.len() >= MOST_SCOPES {
+        if scopes.len() >= MAX_CACHED_SCOPES {
             scopes.remove(0);
         }
         scopes.push(scope.clone());
@@ -123,7 +123,9 @@ impl SolutionScope {
     pub fn solve_all(&self, regions: &[(&RegionKey, Vec<FusionCredit>)]) -> Vec<Option<SolveOutcome>> {
         let nodes: usize = regions.iter().map(|(key, _)| key.form.nodes.len()).sum();
         let regions = regions.iter().collect();
-        parallel::map(regions, nodes.saturating_mul(NODES), |(key, credits)| self.solve(key, credits))
+        parallel::map(regions, nodes.saturating_mul(REGION_NODE_WEIGHT), |(key, credits)| {
+            self.solve(key, credits)
+        })
     }
 
     fn solve(&self, key: &RegionKey, credits: &[FusionCredit]) -> Option<SolveOutcome> {
@@ -148,7 +150,7 @@ impl SolutionScope {
         let known = known.entry(key.form.clone()).or_default();
         if are_new && known.graphs.is_none() {
             let nodes = graphs.nodes();
-            if self.counts.kept.load(Relaxed).saturating_add(nodes) <= MOST_KEPT {
+            if self.counts.kept.load(Relaxed).saturating_add(nodes) <= MAX_CACHED_NODES {
                 self.counts.kept.fetch_add(nodes, Relaxed);
                 self.kept.fetch_add(nodes, Relaxed);
                 known.graphs = Some(graphs);

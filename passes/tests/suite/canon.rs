@@ -9,12 +9,12 @@ use std::collections::BTreeSet;
 use symmc_ir::{DType, text};
 use symmc_passes::canon::{LAST_RULES, RULES, canonicalize};
 
-use crate::common::{Case, bindings, check, difference};
+use crate::common::{ProgramCase, bindings, check, difference};
 
 #[test]
 fn cases() {
     let seen: RefCell<BTreeSet<String>> = RefCell::default();
-    check("canon", |case: &Case| {
+    check("canon", |case: &ProgramCase| {
         let (out, report) = canonicalize(&case.program).unwrap();
         for word in &case.words {
             let (rule, wanted) = word.strip_prefix('!').map_or((word.as_str(), true), |w| (w, false));

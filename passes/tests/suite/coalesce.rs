@@ -13,7 +13,7 @@ use crate::common::{bindings, difference};
 
 /// A program of collectives of all kinds that can be coalesced, element-wise ops between them, and values of
 /// several dtypes.
-fn grow(rng: &mut SplitMix) -> Graph {
+fn random_program(rng: &mut SplitMix) -> Graph {
     let mut b = GraphBuilder::new("random", Some(4));
     let t = b.symbol("t", 1, 3);
     let groups = [
@@ -81,7 +81,7 @@ fn needed(graph: &Graph) -> Vec<BTreeSet<NodeId>> {
 }
 
 /// A few collectives of one kind, one set of cells and one dtype, which may depend on each other.
-fn alike(graph: &Graph, rng: &mut SplitMix) -> Option<Vec<NodeId>> {
+fn similar_collectives(graph: &Graph, rng: &mut SplitMix) -> Option<Vec<NodeId>> {
     let what = |id: NodeId| {
         let node = &graph.nodes[id];
         let c = node.op.as_collective()?;
@@ -103,13 +103,13 @@ fn compare(graph: &Graph, lowered: &Graph, case: u64) {
 
 /// A set can be one collective exactly if no member depends on another, and then nothing changes.
 #[test]
-fn sets_whose_members_do_not_need_each_other_are_one_collective() {
+fn independent_collectives_coalesce_and_dependent_ones_are_rejected() {
     let profile = MachineProfile::builtin("h200x4").unwrap();
     let mut rng = SplitMix(23);
     let (mut coalesced, mut refused) = (0, 0);
     for case in 0..400 {
-        let graph = grow(&mut rng);
-        let Some(set) = alike(&graph, &mut rng) else { continue };
+        let graph = random_program(&mut rng);
+        let Some(set) = similar_collectives(&graph, &mut rng) else { continue };
         let needed = needed(&graph);
         let apart = set.iter().all(|&id| set.iter().all(|m| !needed[entity::Entity::index(id)].contains(m)));
         let config = LowerConfig { coalesced: vec![set.clone()], ..LowerConfig::new(profile.clone()) };
@@ -133,11 +133,11 @@ fn sets_whose_members_do_not_need_each_other_are_one_collective() {
 
 /// Sets that are found never depend on each other, even through other sets.
 #[test]
-fn sets_that_save_time_leave_a_program_that_can_be_ordered() {
+fn coalescible_sets_leave_an_acyclic_program() {
     let mut rng = SplitMix(5);
     let mut found = [0; 2];
     for case in 0..300 {
-        let graph = grow(&mut rng);
+        let graph = random_program(&mut rng);
         let config = LowerConfig::new(MachineProfile::builtin(rng.pick(&["h200x4", "host"])).unwrap());
         let window_us = rng.pick(&[0.0, 4.0, f64::INFINITY]);
         let reach = CoalesceReach { window_us, least_startup: rng.pick(&[0.0, 0.5]) };

@@ -60,15 +60,19 @@ fn numbers(dtype: DType) -> Vec<Scalar> {
 }
 
 /// A program under construction: every combination that type-checks and runs is an output.
-struct Sweep {
+struct FoldingSweep {
     builder: GraphBuilder,
     arguments: Vec<Arc<Tensor>>,
     outputs: Vec<String>,
 }
 
-impl Sweep {
+impl FoldingSweep {
     fn new() -> Self {
-        Sweep { builder: GraphBuilder::new("folding", Some(1)), arguments: Vec::new(), outputs: Vec::new() }
+        FoldingSweep {
+            builder: GraphBuilder::new("folding", Some(1)),
+            arguments: Vec::new(),
+            outputs: Vec::new(),
+        }
     }
 
     fn tensor(dtype: DType, elements: &[Scalar]) -> Tensor {
@@ -94,8 +98,8 @@ impl Sweep {
     fn constants(&mut self, dtype: DType, s: Scalar) -> Vec<ValueId> {
         let ty = |n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
         let full = self.builder.op_as("full", Op::Full(s), &[], ty(N as i64)).expect("a full");
-        let whole = self.input(InputKind::Constant, Sweep::tensor(dtype, &[s; N]));
-        let one = self.input(InputKind::Constant, Sweep::tensor(dtype, &[s]));
+        let whole = self.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[s; N]));
+        let one = self.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[s]));
         let expanded = self.builder.op_as("expanded", Op::Expand, &[one], ty(N as i64)).expect("an expand");
         vec![full, whole, expanded]
     }
@@ -158,8 +162,8 @@ fn scalar_ops() {
     let mut nodes = 0;
     for &dtype in DType::ALL {
         for &op in BinaryOp::ALL {
-            let mut sweep = Sweep::new();
-            let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
+            let mut sweep = FoldingSweep::new();
+            let data = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &specials(dtype)));
             for scalar in numbers(dtype) {
                 for scalar_left in [false, true] {
                     let of =
@@ -192,13 +196,13 @@ fn ops_of_two() {
     let mut nodes = 0;
     for &dtype in DType::ALL {
         for &op in BinaryOp::ALL {
-            let mut sweep = Sweep::new();
+            let mut sweep = FoldingSweep::new();
             let nonzero: Vec<Scalar> =
                 specials(dtype).into_iter().filter(|s| !divides_by_zero(op, dtype, *s)).collect();
-            let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
-            let divisors = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &nonzero));
+            let data = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &specials(dtype)));
+            let divisors = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &nonzero));
             for a in specials(dtype) {
-                let one = sweep.input(InputKind::Constant, Sweep::tensor(dtype, &[a]));
+                let one = sweep.input(InputKind::Constant, FoldingSweep::tensor(dtype, &[a]));
                 sweep.node(
                     Op::Binary(op),
                     &[one, divisors],
@@ -227,9 +231,9 @@ fn ops_of_two() {
 fn ops_of_one_and_casts() {
     let mut nodes = 0;
     for &dtype in DType::ALL {
-        let mut sweep = Sweep::new();
+        let mut sweep = FoldingSweep::new();
         let ty = |dtype, n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
-        let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)));
+        let data = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &specials(dtype)));
         let count = specials(dtype).len() as i64;
         for &op in UnaryOp::ALL {
             sweep.node(Op::Unary(op), &[data], None, format!("{op} of data ({dtype})"));
@@ -261,7 +265,7 @@ fn ops_of_one_and_casts() {
 }
 
 /// Selections, reductions and sorts of a constant.
-fn add_reductions(sweep: &mut Sweep, x: ValueId, conditions: &[ValueId], data: ValueId, name: &str) {
+fn add_reductions(sweep: &mut FoldingSweep, x: ValueId, conditions: &[ValueId], data: ValueId, name: &str) {
     for &condition in conditions {
         for operands in [[condition, x, data], [condition, data, x], [condition, x, x]] {
             sweep.node(Op::Select, &operands, None, format!("select of {name}"));
@@ -286,7 +290,7 @@ fn add_reductions(sweep: &mut Sweep, x: ValueId, conditions: &[ValueId], data: V
 }
 
 /// Pads, concatenations, slices, and reads and writes at known positions.
-fn add_movement(sweep: &mut Sweep, x: ValueId, positions: &[ValueId], data: ValueId, name: &str) {
+fn add_movement(sweep: &mut FoldingSweep, x: ValueId, positions: &[ValueId], data: ValueId, name: &str) {
     let dtype = sweep.builder.graph().ty(x).dtype;
     let ty = |n: i64| TensorType::new(dtype, vec![Dim::from(n)]);
     for value in specials(dtype) {
@@ -312,8 +316,8 @@ fn add_movement(sweep: &mut Sweep, x: ValueId, positions: &[ValueId], data: Valu
 fn selections_reductions_and_movement() {
     let mut nodes = 0;
     for &dtype in DType::ALL {
-        let mut sweep = Sweep::new();
-        let data = sweep.input(InputKind::Argument, Sweep::tensor(dtype, &specials(dtype)[..N]));
+        let mut sweep = FoldingSweep::new();
+        let data = sweep.input(InputKind::Argument, FoldingSweep::tensor(dtype, &specials(dtype)[..N]));
         let conditions: Vec<ValueId> =
             [false, true].into_iter().flat_map(|b| sweep.constants(DType::Bool, Scalar::Bool(b))).collect();
         let positions = sweep.constants(DType::I64, Scalar::Int(1));
@@ -333,7 +337,7 @@ fn selections_reductions_and_movement() {
 fn series() {
     let mut nodes = 0;
     for dtype in [DType::U8, DType::I32, DType::I64] {
-        let mut sweep = Sweep::new();
+        let mut sweep = FoldingSweep::new();
         let ty = |dtype| TensorType::new(dtype, vec![Dim::from(5)]);
         let far = [0, 1, -3, 250, i64::from(i32::MAX) - 2, i64::MAX - 3, i64::MIN + 1];
         for (start, step) in far.into_iter().flat_map(|start| [-2, 0, 1, 7].map(|step| (start, step))) {

@@ -13,13 +13,13 @@ use std::fmt::Write as _;
 use symmc_ir::machine::MachineProfile;
 use symmc_ir::{CollectiveVariant, Graph, InputId, NumericsClass, Op, text};
 use symmc_passes::lower::rules::{rewriting_rules, variant_rules};
-use symmc_passes::lower::{COALESCE, TOGETHER};
+use symmc_passes::lower::{COALESCE_RULE, JOINT_STEP_RULE};
 use symmc_passes::{CoalesceConfig, CoalesceReach, JoinMode, LowerConfig, find_coalescible, lower};
 use symmc_plan::{Decision, DecisionAlternative};
 
-use crate::common::{Case, bindings, check, difference};
+use crate::common::{ProgramCase, bindings, check, difference};
 
-fn config(case: &Case) -> (LowerConfig, Vec<String>) {
+fn config(case: &ProgramCase) -> (LowerConfig, Vec<String>) {
     let mut config = LowerConfig::new(MachineProfile::builtin("h200x4").unwrap());
     let mut rules = Vec::new();
     let mut only = Vec::new();
@@ -90,7 +90,7 @@ fn describe_alternative(alternative: &DecisionAlternative) -> String {
 }
 
 /// Checks the properties of every lowering.
-fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
+fn sound(case: &ProgramCase, out: &Graph, choices: &[Decision]) {
     for node in out.nodes.values() {
         let Op::Collective(c) = &node.op else { continue };
         assert!(c.variant.is_some_and(|v| v.contract(&c.kind).is_some()), "{}: {c:?}", case.at);
@@ -109,15 +109,15 @@ fn sound(case: &Case, out: &Graph, choices: &[Decision]) {
             // Only rules that run a collective have a time.
             let runs = variant_rules().iter().any(|way| way.name == rule.name);
             assert!(
-                runs || [COALESCE, TOGETHER].contains(&rule.name.as_str())
+                runs || [COALESCE_RULE, JOINT_STEP_RULE].contains(&rule.name.as_str())
                     || rewriting_rules().any(|(name, _)| name == rule.name),
                 "{}: {choice:?}",
                 case.at
             );
-            assert_eq!(rule.us.is_some(), runs || rule.name == TOGETHER, "{}: {choice:?}", case.at);
+            assert_eq!(rule.us.is_some(), runs || rule.name == JOINT_STEP_RULE, "{}: {choice:?}", case.at);
         }
         if let [rule] = &choice.rules[..]
-            && rule.name != COALESCE
+            && rule.name != COALESCE_RULE
         {
             assert_eq!(rule.us, us(&choice.chosen), "{}: {choice:?}", case.at);
         }
@@ -134,8 +134,9 @@ fn cases() {
         .map(|(name, _)| name.into())
         .chain(variant_rules().into_iter().map(|w| w.name))
         .collect();
-    let known: BTreeSet<String> = known.into_iter().chain([COALESCE.into(), TOGETHER.into()]).collect();
-    check("lower", |case: &Case| {
+    let known: BTreeSet<String> =
+        known.into_iter().chain([COALESCE_RULE.into(), JOINT_STEP_RULE.into()]).collect();
+    check("lower", |case: &ProgramCase| {
         let (config, rules) = config(case);
         let (out, choices, report) = lower(&case.program, &config).unwrap();
         sound(case, &out, &choices);
@@ -173,7 +174,7 @@ fn cases() {
 }
 
 #[test]
-fn residuals_are_saved_where_the_machine_adds_them_along_the_way() {
+fn residual_savings_need_a_machine_that_fuses_them() {
     let program = "program \"p\" ranks 4\ngroup @all world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
         %y: bf16[16, 4096] = all_reduce %h op=sum group=@all\n%z: bf16[16, 4096] = add %x, %y\nreturn %z\n";
     let program = text::parse(program).unwrap();

@@ -20,7 +20,7 @@ use crate::common::difference;
 type Named = (String, Vec<&'static str>);
 
 /// Writes a program.
-struct Writer {
+struct MaskWriter {
     r: SplitMix,
     text: String,
     next: usize,
@@ -30,13 +30,13 @@ struct Writer {
 const ROWS: &str = "l";
 const COLUMNS: &str = "l + m";
 
-impl Writer {
-    fn new(seed: u64) -> Writer {
+impl MaskWriter {
+    fn new(seed: u64) -> MaskWriter {
         let header = "program \"p\" ranks 1\nsymbol b in 1..=3\nsymbol l in 1..=9\nsymbol m in 0..=6\n\
                       arg %q: f32[b, 2, l, 4]\narg %k: f32[b, 1, l + m, 4]\narg %at: i64[]\narg %steps: i32[l]\n\
                       arg %lengths: i64[b]\narg %shown: bool[b, l + m]\narg %asked: bool[b, l]\nparam %sinks: f32[2]\n\
                       arg %given_sinks: f32[2]\n";
-        Writer { r: SplitMix(seed), text: header.into(), next: 0 }
+        MaskWriter { r: SplitMix(seed), text: header.into(), next: 0 }
     }
 
     fn emit(&mut self, dtype: &str, shape: &[&'static str], right: &str) -> Named {
@@ -325,7 +325,7 @@ const SINK: usize = 5;
 /// The same with sinks that the caller passes, which may be of any size.
 const GIVEN_SINK: usize = 6;
 
-impl Writer {
+impl MaskWriter {
     /// The weights of scores next to a sink of each head.
     fn sunk(&mut self, s: &str, sinks: &str) -> String {
         let wide = ["b", "2", ROWS, "l + m + 1"];
@@ -350,7 +350,7 @@ fn broadcast(x: &[&'static str], y: &[&'static str]) -> Vec<&'static str> {
 
 /// A program with a mask of some rules, and the style in which attention takes it.
 fn program(seed: u64) -> (String, usize) {
-    let mut w = Writer::new(seed);
+    let mut w = MaskWriter::new(seed);
     let style = w.r.below(7);
     let mut mask = None;
     for _ in 0..1 + w.r.below(3) {

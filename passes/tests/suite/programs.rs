@@ -37,7 +37,7 @@ fn attention_is_causal(graph: &Graph) -> bool {
 }
 
 /// Lowers for the machine of this many ranks and checks what holds of every program.
-fn lowered(canonical: &Graph, machine: &str) -> Graph {
+fn lower_for_machine(canonical: &Graph, machine: &str) -> Graph {
     let mut config = LowerConfig::new(MachineProfile::builtin(machine).unwrap());
     config.symbols = canonical.symbols.iter().map(|(id, s)| (id, (s.min, s.max.min(64)))).collect();
     let (out, choices, report) = lower(canonical, &config).unwrap();
@@ -76,20 +76,20 @@ fn values_are_kept() {
     ];
     for (name, ranks, machine, allowed) in programs {
         let source = program(name, ranks);
-        let out = lowered(&canonicalize(&source).unwrap().0, machine);
+        let out = lower_for_machine(&canonicalize(&source).unwrap().0, machine);
         let worst = difference(&source, &out, &bindings(&out, 3), 5);
         assert!(worst <= allowed, "{name}: differs by {worst}");
     }
 }
 
 #[test]
-fn a_model_from_onnx_is_recognised_and_keeps_its_values() {
+fn onnx_model_is_recognised_with_equal_values() {
     let source = gpt();
     let canonical = canonicalize(&source).unwrap().0;
     let found = ["layer_norm", "attention", "gelu", "softmax"].map(|op| count(&canonical, op));
     assert_eq!(found, [5, 2, 2, 0]);
     for machine in ["host", "h200x2"] {
-        let out = lowered(&canonical, machine);
+        let out = lower_for_machine(&canonical, machine);
         let worst = difference(&source, &out, &bindings(&out, 3), 5);
         assert!(worst <= 1e-5, "{machine}: differs by {worst}");
     }
@@ -102,6 +102,6 @@ fn a_large_model_is_recognised_and_solved_once() {
     let all = |g: &Graph| ["rms_norm", "attention", "silu", "all_reduce"].map(|op| count(g, op));
     assert_eq!(all(&canonical), [161, 80, 80, 160]);
     assert!(attention_is_causal(&canonical));
-    let out = lowered(&canonical, "h200x8");
+    let out = lower_for_machine(&canonical, "h200x8");
     assert!(out.nodes.values().filter_map(|n| n.op.as_collective()).all(|c| c.variant.is_some()));
 }

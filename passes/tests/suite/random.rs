@@ -14,9 +14,9 @@ use symmc_passes::{LowerConfig, lower};
 use crate::common::{bindings, difference};
 
 /// The choices that grow a program; past their end every choice is 0.
-struct Choices<'a>(std::slice::Iter<'a, u16>);
+struct GrowthChoices<'a>(std::slice::Iter<'a, u16>);
 
-impl Choices<'_> {
+impl GrowthChoices<'_> {
     fn below(&mut self, n: usize) -> usize {
         self.0.next().map_or(0, |&c| usize::from(c) % n.max(1))
     }
@@ -25,8 +25,8 @@ impl Choices<'_> {
     }
 }
 
-fn grow(choices: &[u16]) -> Graph {
-    let mut c = Choices(choices.iter());
+fn grow_program(choices: &[u16]) -> Graph {
+    let mut c = GrowthChoices(choices.iter());
     let mut b = GraphBuilder::new("random", Some(2));
     let t = b.symbol("t", 1, 6);
     let all = b.group("all", GroupMembers::World);
@@ -56,7 +56,7 @@ fn grow(choices: &[u16]) -> Graph {
 }
 
 fn node(
-    c: &mut Choices,
+    c: &mut GrowthChoices,
     b: &mut GraphBuilder,
     values: &[ValueId],
     t: SymbolId,
@@ -68,14 +68,14 @@ fn node(
     let y = c.of(values);
     let tx = b.graph().ty(x).clone();
     let rank = tx.rank();
-    let number = |c: &mut Choices| match tx.dtype {
+    let number = |c: &mut GrowthChoices| match tx.dtype {
         DType::Bool => Scalar::Bool(c.below(2) == 1),
         d if d.is_float() => {
             Scalar::Float(FloatAttribute(c.of(&[0.0, 1.0, 2.0, -0.0, 0.5, f64::NEG_INFINITY])))
         }
         _ => Scalar::Int(c.of(&[0, 1, 2, -1, 3])),
     };
-    let extent = |c: &mut Choices| c.of(&[0, 1, 2, 3, 4]);
+    let extent = |c: &mut GrowthChoices| c.of(&[0, 1, 2, 3, 4]);
     let dim = |i: i64| if i == 0 { Dim::from(t) } else { Dim::from(i) };
     let name = "n";
     match c.below(24) {
@@ -247,7 +247,7 @@ const RECOGNISED: [&str; 7] = [
 ];
 
 fn check(choices: &[u16]) {
-    let source = grow(choices);
+    let source = grow_program(choices);
     if symmc_ir::verify::verify(&source).is_err() {
         return;
     }

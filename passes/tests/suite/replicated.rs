@@ -50,13 +50,13 @@ fn kinds(n: u32, dtype: DType) -> Vec<CollectiveKind> {
     out
 }
 
-struct Sweep {
+struct CollectiveSweep {
     builder: GraphBuilder,
     groups: Vec<GroupId>,
     dtype: DType,
 }
 
-impl Sweep {
+impl CollectiveSweep {
     fn collective(&mut self, kind: CollectiveKind, group: GroupId, x: ValueId) -> ValueId {
         let op = Op::Collective(Collective { kind, group, variant: None });
         self.builder.op("c", op, &[x]).expect("the extents are multiples of all numbers of ranks")
@@ -163,7 +163,7 @@ fn no_bit_changes() {
                 .collect();
             let ty = TensorType::new(dtype, vec![Dim::from(n as i64)]);
             let x = builder.input(InputKind::Argument, "x", "", ty, None);
-            let mut sweep = Sweep { builder, groups, dtype };
+            let mut sweep = CollectiveSweep { builder, groups, dtype };
             match first.checked_sub(2) {
                 Some(at) => {
                     let group = sweep.groups[at];

@@ -9,7 +9,7 @@ use crate::common::{bindings, difference};
 
 /// One deviation from a rotary embedding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fault {
+enum RotaryFault {
     None,
     /// The sign is at the other half.
     Sign,
@@ -25,12 +25,18 @@ enum Fault {
     Numbers,
 }
 
-const FAULTS: [Fault; 6] =
-    [Fault::Sign, Fault::Difference, Fault::Order, Fault::OneOff, Fault::Other, Fault::Numbers];
+const FAULTS: [RotaryFault; 6] = [
+    RotaryFault::Sign,
+    RotaryFault::Difference,
+    RotaryFault::Order,
+    RotaryFault::OneOff,
+    RotaryFault::Other,
+    RotaryFault::Numbers,
+];
 
 /// A form in which it is written.
 #[derive(Clone, Debug)]
-struct Form {
+struct RotaryForm {
     dtype: DType,
     /// The dtype of the cosines; the rotated operand is cast to it and back.
     numbers: DType,
@@ -45,11 +51,11 @@ struct Form {
     rest: i64,
     first: i64,
     heads: i64,
-    fault: Fault,
+    fault: RotaryFault,
 }
 
-impl Form {
-    fn random(r: &mut SplitMix) -> Form {
+impl RotaryForm {
+    fn random(r: &mut SplitMix) -> RotaryForm {
         let (dtype, numbers) = r.pick(&[
             (DType::F32, DType::F32),
             (DType::BF16, DType::BF16),
@@ -57,7 +63,7 @@ impl Form {
             (DType::BF16, DType::F32),
             (DType::F64, DType::F64),
         ]);
-        Form {
+        RotaryForm {
             dtype,
             numbers,
             interleaved: r.one_in(2),
@@ -67,17 +73,17 @@ impl Form {
             rest: if r.one_in(2) { 0 } else { 1 + r.below(5) as i64 },
             first: if r.one_in(2) { 0 } else { 3 },
             heads: 1 + r.below(3) as i64,
-            fault: Fault::None,
+            fault: RotaryFault::None,
         }
     }
 }
 
-struct Written<'f> {
+struct RotaryWriter<'f> {
     b: GraphBuilder,
-    form: &'f Form,
+    form: &'f RotaryForm,
 }
 
-impl Written<'_> {
+impl RotaryWriter<'_> {
     fn ty(&self, x: ValueId) -> TensorType {
         self.b.graph().ty(x).clone()
     }
@@ -134,57 +140,57 @@ impl Written<'_> {
         let fault = self.form.fault;
         let add = |subtracts: bool| Op::Binary(if subtracts { BinaryOp::Sub } else { BinaryOp::Add });
         let [a, mut b] = self.members(x);
-        if fault == Fault::OneOff {
+        if fault == RotaryFault::OneOff {
             let (start, step) = if self.form.interleaved { (0, 2) } else { (self.form.half - 1, 1) };
             b = self.part(x, start, step, self.form.half);
         }
         if self.form.apart {
             let [ca, cb] = if self.form.by_pair { [cos; 2] } else { self.members(cos) };
             let [sa, mut sb] = if self.form.by_pair { [sin; 2] } else { self.members(sin) };
-            if fault == Fault::Numbers {
+            if fault == RotaryFault::Numbers {
                 sb = cb;
             }
-            let source = if fault == Fault::Other { self.members(other)[0] } else { a };
+            let source = if fault == RotaryFault::Other { self.members(other)[0] } else { a };
             let (aa, bb) = (self.mul(a, ca), self.mul(sb, source));
-            let (ab, ba) = if fault == Fault::Order {
+            let (ab, ba) = if fault == RotaryFault::Order {
                 (self.mul(a, sa), self.mul(b, cb))
             } else {
                 (self.mul(b, sa), self.mul(b, cb))
             };
-            let left = self.op(add(fault != Fault::Sign), &[aa, ab]);
-            let right = self.op(add(fault == Fault::Difference), &[ba, bb]);
+            let left = self.op(add(fault != RotaryFault::Sign), &[aa, ab]);
+            let right = self.op(add(fault == RotaryFault::Difference), &[ba, bb]);
             return self.pairs([left, right]);
         }
         let numbers = |w: &mut Self, v: ValueId| if w.form.by_pair { w.pairs([v, v]) } else { v };
         let (cos, sin) = (numbers(self, cos), numbers(self, sin));
         // Sines of pairs are the same on both sides of the rotation.
         let fault = match fault {
-            Fault::Numbers if self.form.by_pair => Fault::Difference,
+            RotaryFault::Numbers if self.form.by_pair => RotaryFault::Difference,
             fault => fault,
         };
-        if fault == Fault::Numbers {
+        if fault == RotaryFault::Numbers {
             let product = self.mul(x, sin);
             let [a, b] = self.members(product);
             let negative = self.op(Op::Unary(UnaryOp::Neg), &[b]);
             let (one, two) = (self.mul(cos, x), self.pairs([negative, a]));
             return self.op(add(false), &[one, two]);
         }
-        let negative = if fault == Fault::Sign { a } else { b };
+        let negative = if fault == RotaryFault::Sign { a } else { b };
         let negative = self.op(Op::Unary(UnaryOp::Neg), &[negative]);
         let halves = match fault {
-            Fault::Sign => [b, negative],
-            Fault::Order => [a, negative],
+            RotaryFault::Sign => [b, negative],
+            RotaryFault::Order => [a, negative],
             _ => [negative, a],
         };
         let rotated = self.pairs(halves);
-        let source = if fault == Fault::Other { other } else { x };
+        let source = if fault == RotaryFault::Other { other } else { x };
         let (one, two) = (self.mul(cos, source), self.mul(rotated, sin));
-        self.op(add(fault == Fault::Difference), &[one, two])
+        self.op(add(fault == RotaryFault::Difference), &[one, two])
     }
 }
 
 /// A program of this form.
-fn program(form: &Form) -> Graph {
+fn program(form: &RotaryForm) -> Graph {
     let mut b = GraphBuilder::new("rotary", Some(1));
     let t = b.symbol("t", 1, 5);
     let (turned, kept) = (2 * form.half, 2 * form.half + form.rest);
@@ -197,7 +203,7 @@ fn program(form: &Form) -> Graph {
     let other = arg("other", form.numbers, vec![n(form.heads), Dim::from(t), n(turned)]);
     let angles = if form.by_pair { form.half } else { turned };
     let numbers = ["cos", "sin"].map(|name| arg(name, form.numbers, vec![Dim::from(t), n(angles)]));
-    let mut w = Written { b, form };
+    let mut w = RotaryWriter { b, form };
     let rows = w.b.reshape("v", flat, vec![Dim::from(t), n(form.heads), n(all)]).unwrap();
     let x = w.op(Op::Permute { perm: vec![1, 0, 2] }, &[rows]);
     let mut part = w.part(x, form.first, 1, turned);
@@ -216,7 +222,7 @@ fn program(form: &Form) -> Graph {
     w.b.finish()
 }
 
-fn found(form: &Form) -> (usize, usize) {
+fn found(form: &RotaryForm) -> (usize, usize) {
     let source = program(form);
     verify::verify(&source).unwrap();
     let canonical = canonicalize(&source).unwrap().0;
@@ -232,10 +238,10 @@ fn found(form: &Form) -> (usize, usize) {
 }
 
 #[test]
-fn what_is_written_out_is_one_op_with_the_same_bits() {
+fn rotary_compositions_become_one_op_with_equal_bits() {
     let r = &mut SplitMix(5);
     for _ in 0..300 {
-        let form = Form::random(r);
+        let form = RotaryForm::random(r);
         assert_eq!(
             found(&form),
             (1, 0),
@@ -246,12 +252,12 @@ fn what_is_written_out_is_one_op_with_the_same_bits() {
 }
 
 #[test]
-fn what_is_nearly_so_is_left_as_it_is() {
+fn near_rotary_compositions_are_unchanged() {
     let r = &mut SplitMix(6);
     for _ in 0..60 {
-        let form = Form::random(r);
+        let form = RotaryForm::random(r);
         for fault in FAULTS {
-            let form = Form { fault, ..form.clone() };
+            let form = RotaryForm { fault, ..form.clone() };
             let (turned, _) = found(&form);
             assert_eq!(turned, 0, "{form:?}\n{}", text::print(&canonicalize(&program(&form)).unwrap().0));
         }

@@ -15,7 +15,7 @@ use crate::common::{bindings, difference};
 
 /// A combination of up to 4096 tokens.
 #[derive(Clone, Copy)]
-struct Combination {
+struct RowCombination {
     ranks: usize,
     cells: &'static str,
     /// The number of ranks of a cell.
@@ -46,7 +46,7 @@ enum RowsOrigin {
     Argument,
 }
 
-const USUAL: Combination = Combination {
+const USUAL: RowCombination = RowCombination {
     ranks: 2,
     cells: "[[0, 1]]",
     n: 2,
@@ -57,9 +57,9 @@ const USUAL: Combination = Combination {
     rows: RowsOrigin::Route,
 };
 
-impl Combination {
+impl RowCombination {
     fn program(&self) -> Graph {
-        let Combination { ranks, cells, n, slots: k, width, dtype, weights, rows } = *self;
+        let RowCombination { ranks, cells, n, slots: k, width, dtype, weights, rows } = *self;
         let mut text = format!("program \"p\" ranks {ranks}\nsymbol t in 1..=4096\ngroup @ep {cells}\n");
         text += &format!("arg %x: {dtype}[{}*t, {width}]\n", n * k);
         let rows = match rows {
@@ -136,29 +136,34 @@ fn count(graph: &Graph, kind: &CollectiveKind) -> usize {
 
 #[test]
 fn sums_return_where_they_are_fewer_bytes() {
-    let two_cells = Combination { ranks: 4, cells: "[[0, 2], [3, 1]]", ..USUAL };
-    let four = Combination { ranks: 4, cells: "[[0, 1, 2, 3]]", n: 4, ..USUAL };
-    let eight = Combination { ranks: 8, cells: "[[0, 1, 2, 3, 4, 5, 6, 7]]", n: 8, ..USUAL };
+    let two_cells = RowCombination { ranks: 4, cells: "[[0, 2], [3, 1]]", ..USUAL };
+    let four = RowCombination { ranks: 4, cells: "[[0, 1, 2, 3]]", n: 4, ..USUAL };
+    let eight = RowCombination { ranks: 8, cells: "[[0, 1, 2, 3, 4, 5, 6, 7]]", n: 8, ..USUAL };
     for (what, case, tokens, gathers) in [
         ("many tokens", USUAL, 4096, Some(2)),
         ("few tokens", USUAL, 8, None),
-        ("no weights", Combination { weights: None, ..USUAL }, 4096, Some(1)),
-        ("weights of another dtype", Combination { weights: Some("bf16"), ..USUAL }, 4096, Some(2)),
-        ("two slots", Combination { slots: 2, ..USUAL }, 4096, None),
-        ("four slots of f32", Combination { slots: 4, dtype: "f32", ..USUAL }, 4096, Some(2)),
-        ("f64", Combination { dtype: "f64", ..USUAL }, 4096, Some(2)),
+        ("no weights", RowCombination { weights: None, ..USUAL }, 4096, Some(1)),
+        ("weights of another dtype", RowCombination { weights: Some("bf16"), ..USUAL }, 4096, Some(2)),
+        ("two slots", RowCombination { slots: 2, ..USUAL }, 4096, None),
+        ("four slots of f32", RowCombination { slots: 4, dtype: "f32", ..USUAL }, 4096, Some(2)),
+        ("f64", RowCombination { dtype: "f64", ..USUAL }, 4096, Some(2)),
         ("two cells", two_cells, 4096, Some(2)),
         ("as many bytes", four, 4096, None),
-        ("fewer bytes among four", Combination { slots: 32, ..four }, 4096, Some(2)),
+        ("fewer bytes among four", RowCombination { slots: 32, ..four }, 4096, Some(2)),
         ("more bytes among eight", eight, 4096, None),
-        ("fewer bytes among eight", Combination { slots: 32, width: 64, ..eight }, 4096, Some(2)),
-        ("a row for each rank", Combination { rows: RowsOrigin::RouteByRank, ..USUAL }, 4096, None),
-        ("given ids", Combination { rows: RowsOrigin::RouteOfArgument, ..USUAL }, 4096, Some(2)),
-        ("a piece of all rows", Combination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(2)),
-        ("a piece of given rows", Combination { rows: RowsOrigin::ShardOfArgument, ..USUAL }, 4096, Some(2)),
-        ("a piece of own rows", Combination { rows: RowsOrigin::ShardOfOwn, ..USUAL }, 4096, Some(2)),
-        ("a piece of the slots", Combination { rows: RowsOrigin::ShardOfSlots, ..USUAL }, 4096, Some(2)),
-        ("rows of this rank", Combination { rows: RowsOrigin::Argument, ..USUAL }, 4096, Some(2)),
+        ("fewer bytes among eight", RowCombination { slots: 32, width: 64, ..eight }, 4096, Some(2)),
+        ("a row for each rank", RowCombination { rows: RowsOrigin::RouteByRank, ..USUAL }, 4096, None),
+        ("given ids", RowCombination { rows: RowsOrigin::RouteOfArgument, ..USUAL }, 4096, Some(2)),
+        ("a piece of all rows", RowCombination { rows: RowsOrigin::Shard, ..USUAL }, 4096, Some(2)),
+        (
+            "a piece of given rows",
+            RowCombination { rows: RowsOrigin::ShardOfArgument, ..USUAL },
+            4096,
+            Some(2),
+        ),
+        ("a piece of own rows", RowCombination { rows: RowsOrigin::ShardOfOwn, ..USUAL }, 4096, Some(2)),
+        ("a piece of the slots", RowCombination { rows: RowsOrigin::ShardOfSlots, ..USUAL }, 4096, Some(2)),
+        ("rows of this rank", RowCombination { rows: RowsOrigin::Argument, ..USUAL }, 4096, Some(2)),
     ] {
         let graph = case.program();
         let config = config(&graph, tokens);
@@ -227,7 +232,7 @@ fn ranks_may_have_different_tables() {
         ("a piece of own rows", RowsOrigin::ShardOfOwn, "given"),
         ("rows of this rank", RowsOrigin::Argument, "rows"),
     ] {
-        let graph = Combination { rows, ..USUAL }.program();
+        let graph = RowCombination { rows, ..USUAL }.program();
         let (program, _) = choose_row_sums(&graph, &config(&graph, 4096)).unwrap();
         assert_eq!(count(&program, &CollectiveKind::ReduceRows), 1, "{what}");
         let bindings = bindings(&graph, 2);
@@ -243,7 +248,7 @@ fn ranks_may_have_different_tables() {
 }
 
 #[test]
-fn a_piece_is_gathered_for_another_group_than_that_of_the_piece() {
+fn row_sums_gather_tables_for_other_groups() {
     let text = "program \"p\" ranks 4\ngroup @ep [[0, 1], [2, 3]]\ngroup @far [[0, 2], [1, 3]]\n\
         symbol t in 1..=4096\narg %x: bf16[16*t, 512]\narg %own: i64[t, 8]\n\
         %all: i64[2*t, 8] = all_gather %own group=@ep\n%rows: i64[t, 8] = shard %all axis=0 group=@ep\n\
@@ -268,8 +273,8 @@ fn sums_need_a_variant_that_pushes() {
 
 /// On two GPUs, rows were measured to be faster for up to 32 tokens (`docs/results/experts.md`).
 #[test]
-fn the_choice_is_the_form_that_was_measured_to_be_faster() {
-    let graph = Combination { width: 7168, ..USUAL }.program();
+fn row_sums_are_chosen_where_they_measured_faster() {
+    let graph = RowCombination { width: 7168, ..USUAL }.program();
     for (tokens, are_faster) in [(16, false), (32, false), (64, true), (128, true), (512, true), (4096, true)]
     {
         let (_, sums) = choose_row_sums(&graph, &config(&graph, tokens)).unwrap();

@@ -49,7 +49,7 @@ fn shape(spelling: &str, at_axis: i64) -> Vec<i64> {
     shape
 }
 
-fn list(shape: &[i64]) -> String {
+fn extent_list(shape: &[i64]) -> String {
     shape.iter().map(i64::to_string).collect::<Vec<_>>().join(", ")
 }
 
@@ -64,10 +64,10 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
     };
     let tail = own.split_once(", ").unwrap().1;
     writeln!(out, "arg %x: {dtype}[{own}]").unwrap();
-    writeln!(out, "arg %t: i64[{}]", list(&shape(spelling, 2))).unwrap();
-    writeln!(out, "arg %r: {dtype}[{}]", list(&shape(spelling, 1))).unwrap();
+    writeln!(out, "arg %t: i64[{}]", extent_list(&shape(spelling, 2))).unwrap();
+    writeln!(out, "arg %r: {dtype}[{}]", extent_list(&shape(spelling, 1))).unwrap();
     writeln!(out, "arg %q: i64[3]\narg %s: i64[]").unwrap();
-    writeln!(out, "arg %u: i32[{}]", list(&shape(spelling, 1))).unwrap();
+    writeln!(out, "arg %u: i32[{}]", extent_list(&shape(spelling, 1))).unwrap();
     let name = if spelling == "rows" { "v" } else { "g" };
     writeln!(out, "%{name}: {dtype}[{rows}, {tail}] = all_gather %x group=@g").unwrap();
     let all = n * s;
@@ -107,7 +107,7 @@ fn prelude(spelling: &str, dtype: &str, (ranks, members, n): (u32, &str, i64)) -
 
 /// The readers of a gathered value, as text. `V` stands for its type, `A` for its axis, `K` and `W` for its
 /// type with another extent, `R` for its type with one row, `N` for its extent, and `D` for its dtype.
-struct Reader {
+struct GatherReader {
     name: &'static str,
     /// Lines of the program; the results that are returned are `%y` and `%z`.
     lines: &'static [&'static str],
@@ -124,15 +124,19 @@ fn number(dtype: DType) -> bool {
     dtype != DType::Bool
 }
 
-const fn exact(name: &'static str, takes: fn(DType) -> bool, lines: &'static [&'static str]) -> Reader {
-    Reader { name, lines, takes, sums: false }
+const fn exact(name: &'static str, takes: fn(DType) -> bool, lines: &'static [&'static str]) -> GatherReader {
+    GatherReader { name, lines, takes, sums: false }
 }
 
-const fn summed(name: &'static str, takes: fn(DType) -> bool, lines: &'static [&'static str]) -> Reader {
-    Reader { name, lines, takes, sums: true }
+const fn summed(
+    name: &'static str,
+    takes: fn(DType) -> bool,
+    lines: &'static [&'static str],
+) -> GatherReader {
+    GatherReader { name, lines, takes, sums: true }
 }
 
-const READERS: &[Reader] = &[
+const READERS: &[GatherReader] = &[
     exact("argmax", any, &["%y: K[i64, 1] = argmax %v axis=A keep=true"]),
     exact("argmin", any, &["%y: K[i64, 1] = argmin %v axis=A keep=true"]),
     exact("max", any, &["%y: K[D, 1] = reduce %v op=max axes=[A] keep=true"]),
@@ -256,7 +260,12 @@ const READERS: &[Reader] = &[
 ];
 
 /// The program in which a reader reads a spelling; `None` if it does not support the dtype.
-fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: &Reader) -> Option<Graph> {
+fn program(
+    spelling: &str,
+    dtype: DType,
+    group: (u32, &'static str, i64),
+    reader: &GatherReader,
+) -> Option<Graph> {
     if !(reader.takes)(dtype) {
         return None;
     }
@@ -264,13 +273,14 @@ fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader
     let sum = if dtype.is_float() { name } else { "i64" };
     let (rank, axis) = axes_of(spelling);
     let all = EXTENT * group.2;
-    let of = |dtype: &str, extent: i64| format!("{dtype}[{}]", list(&shape(spelling, extent)));
+    let of = |dtype: &str, extent: i64| format!("{dtype}[{}]", extent_list(&shape(spelling, extent)));
     let mut out = prelude(spelling, name, group);
     let mut row = vec![1; rank];
     row[axis] = all;
     for line in reader.lines {
-        let mut line =
-            line.replace("R[bool]", &format!("bool[{}]", list(&row))).replace("[N]", &format!("[{all}]"));
+        let mut line = line
+            .replace("R[bool]", &format!("bool[{}]", extent_list(&row)))
+            .replace("[N]", &format!("[{all}]"));
         for dtype in ["D", "f32"] {
             line = line.replace(&format!("V[{dtype}]"), &of(dtype, all));
         }
@@ -284,7 +294,7 @@ fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader
         }
         let mut others = shape(spelling, 1);
         others.remove(axis);
-        line = line.replace("P[D, 3]", &of("D", 3)).replace("Q[D]", &format!("D[{}]", list(&others)));
+        line = line.replace("P[D, 3]", &of("D", 3)).replace("Q[D]", &format!("D[{}]", extent_list(&others)));
         let axes = (0..rank).map(|a| a.to_string()).collect::<Vec<_>>().join(", ");
         line = line.replace("ALL", &axes).replace("axis=A", &format!("axis={axis}"));
         line = line.replace("[A]", &format!("[{axis}]"));
@@ -312,7 +322,7 @@ fn program(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader
 
 /// The distribution of random elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Draw {
+enum ElementDraw {
     /// Few small integers, so that there are many equal elements.
     Ties,
     /// Numbers between -8 and 8.
@@ -321,13 +331,13 @@ enum Draw {
     Special,
 }
 
-const DRAWS: [Draw; 3] = [Draw::Ties, Draw::Uniform, Draw::Special];
+const DRAWS: [ElementDraw; 3] = [ElementDraw::Ties, ElementDraw::Uniform, ElementDraw::Special];
 
-fn element(draw: Draw, dtype: DType, random: &mut SplitMix) -> f64 {
+fn element(draw: ElementDraw, dtype: DType, random: &mut SplitMix) -> f64 {
     let small = random.below(4) as f64;
     match draw {
-        Draw::Uniform if dtype.is_float() => random.symmetric_unit() * 8.0,
-        Draw::Special if dtype.is_float() => random.pick(&[
+        ElementDraw::Uniform if dtype.is_float() => random.symmetric_unit() * 8.0,
+        ElementDraw::Special if dtype.is_float() => random.pick(&[
             f64::NAN,
             f64::INFINITY,
             -0.0,
@@ -346,7 +356,7 @@ fn element(draw: Draw, dtype: DType, random: &mut SplitMix) -> f64 {
     }
 }
 
-fn inputs(graph: &Graph, draw: Draw, positions: i64, random: &mut SplitMix) -> Vec<Vec<Arc<Tensor>>> {
+fn inputs(graph: &Graph, draw: ElementDraw, positions: i64, random: &mut SplitMix) -> Vec<Vec<Arc<Tensor>>> {
     // Rows without NaN, and rows of minus infinity, occur as well.
     let calm = random.one_in(2);
     let mut tensor = |value: symmc_ir::ValueId| {
@@ -398,7 +408,7 @@ fn communicated(graph: &Graph) -> i64 {
 }
 
 /// Runs one reader of one spelling on all draws.
-fn check(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: &Reader) -> bool {
+fn check(spelling: &str, dtype: DType, group: (u32, &'static str, i64), reader: &GatherReader) -> bool {
     let Some(source) = program(spelling, dtype, group, reader) else { return false };
     let at = format!("{} of {} {spelling} in {}", reader.name, dtype.name(), group.1);
     let found = reduce_shards_that_save(&source, 0).unwrap_or_else(|| panic!("{at}: nothing changed"));
@@ -556,7 +566,7 @@ fn positions_outside_of_the_axis_stay_errors() {
         let cropped = if name.contains("window") { 5 } else { 0 };
         let extent = EXTENT * group.2 - cropped;
         for (index, fails) in [(-1, true), (extent, true), (extent - 1, false), (0, false)] {
-            let mut inputs = inputs(&source, Draw::Ties, 1, &mut SplitMix(1));
+            let mut inputs = inputs(&source, ElementDraw::Ties, 1, &mut SplitMix(1));
             let t = &inputs[1][input];
             let last = t.numel() - 1;
             let elements: Vec<i64> = (0..=last).map(|i| if i == last { index } else { 0 }).collect();

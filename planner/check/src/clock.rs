@@ -23,7 +23,7 @@ use symmc_ir::collective::SyncScope;
 use super::ranks::{PairExchange, SimulatedRanks};
 use super::step::{CheckStep, StepSync};
 
-pub const LANES: usize = 2;
+pub const LANE_COUNT: usize = 2;
 
 /// A completed step, for comparison with later steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,7 +57,7 @@ pub enum OrderFault {
 #[derive(Clone, Debug)]
 struct LaneClock {
     shared: Arc<[u32]>,
-    own: [u32; LANES],
+    own: [u32; LANE_COUNT],
 }
 
 /// The clocks under which an access starts, one for each rank that makes it. A fact is known at the start of the
@@ -69,7 +69,7 @@ pub struct AccessStart<'a>(SmallVec<[KnownClock<'a>; 1]>);
 #[derive(Clone, Copy)]
 struct KnownClock<'a> {
     shared: &'a [u32],
-    own: Option<(usize, [u32; LANES])>,
+    own: Option<(usize, [u32; LANE_COUNT])>,
 }
 
 impl AccessStart<'_> {
@@ -77,7 +77,7 @@ impl AccessStart<'_> {
     pub fn knows(&self, rank: usize, lane: usize, tick: u32) -> bool {
         self.0.iter().all(|known| {
             let own = known.own.filter(|(r, _)| *r == rank).map_or(0, |(_, own)| own[lane]);
-            own >= tick || known.shared[rank * LANES + lane] >= tick
+            own >= tick || known.shared[rank * LANE_COUNT + lane] >= tick
         })
     }
 }
@@ -95,7 +95,7 @@ enum RendezvousClocks {
 
 #[derive(Clone)]
 pub struct VectorClocks {
-    /// The current clock of each lane of each rank, at index `rank * LANES + lane`.
+    /// The current clock of each lane of each rank, at index `rank * LANE_COUNT + lane`.
     now: Vec<LaneClock>,
     /// The tick of the start of this run.
     base: u32,
@@ -111,8 +111,8 @@ pub struct VectorClocks {
 
 impl VectorClocks {
     pub fn new(ranks: &SimulatedRanks) -> Self {
-        let lanes = ranks.count * LANES;
-        let nothing = LaneClock { shared: vec![0; lanes].into(), own: [0; LANES] };
+        let lanes = ranks.count * LANE_COUNT;
+        let nothing = LaneClock { shared: vec![0; lanes].into(), own: [0; LANE_COUNT] };
         VectorClocks {
             now: vec![nothing; lanes],
             base: 0,
@@ -125,7 +125,7 @@ impl VectorClocks {
     }
 
     fn lane_clock(&self, rank: usize, lane: usize) -> &LaneClock {
-        &self.now[rank * LANES + lane]
+        &self.now[rank * LANE_COUNT + lane]
     }
 
     /// The current clock of a lane of a rank: at the start of a run, or at the arrival of the current step.
@@ -157,10 +157,10 @@ impl VectorClocks {
         self.next = self.base + 2 + 2 * steps as u32;
         self.kept.clear();
         let mut joins = JoinCache::default();
-        for lanes in self.now.chunks_mut(LANES) {
+        for lanes in self.now.chunks_mut(LANE_COUNT) {
             let shared =
                 lanes[1..].iter().fold(lanes[0].shared.clone(), |all, l| joins.join_clocks(&all, &l.shared));
-            lanes.fill(LaneClock { shared, own: [self.base; LANES] });
+            lanes.fill(LaneClock { shared, own: [self.base; LANE_COUNT] });
         }
     }
 
@@ -177,7 +177,7 @@ impl VectorClocks {
             let Some(kept) = self.kept.get(wait) else { continue };
             let mut joins = JoinCache::default();
             for (rank, kept) in kept.iter().enumerate() {
-                self.now[rank * LANES + step.lane].join(kept, &mut joins);
+                self.now[rank * LANE_COUNT + step.lane].join(kept, &mut joins);
             }
         }
         let Some(sync) = step.sync else { return };
@@ -205,7 +205,7 @@ impl VectorClocks {
             });
             let mut clock = joined.to_vec();
             for &r in cell {
-                raise(&mut clock[r * LANES..(r + 1) * LANES], &self.lane_clock(r, lane).own);
+                raise(&mut clock[r * LANE_COUNT..(r + 1) * LANE_COUNT], &self.lane_clock(r, lane).own);
             }
             met.push(clock.into());
             self.joins += cell.len() as u64;
@@ -225,7 +225,7 @@ impl VectorClocks {
                 let other_clock = self.lane_clock(other, lane);
                 let mut clock = met[rank].shared.to_vec();
                 raise(&mut clock, &other_clock.shared);
-                raise(&mut clock[other * LANES..(other + 1) * LANES], &other_clock.own);
+                raise(&mut clock[other * LANE_COUNT..(other + 1) * LANE_COUNT], &other_clock.own);
                 met[rank].shared = clock.into();
                 self.joins += 1;
             }
@@ -316,24 +316,26 @@ impl VectorClocks {
         let completion = self.completion(index);
         match (std::mem::replace(&mut self.rendezvous, RendezvousClocks::None), step.sync) {
             (RendezvousClocks::Pairs(met), _) => {
-                met.into_iter().enumerate().for_each(|(r, clock)| self.now[r * LANES + step.lane] = clock);
+                met.into_iter()
+                    .enumerate()
+                    .for_each(|(r, clock)| self.now[r * LANE_COUNT + step.lane] = clock);
             }
             (RendezvousClocks::Cells(met), Some(sync)) if sync.meets == SyncScope::Group || sync.exit => {
                 for (cell, mut clock) in ranks.cells[sync.group].iter().zip(met) {
                     if sync.exit {
                         let mut touched = clock.to_vec();
-                        cell.iter().for_each(|&peer| touched[peer * LANES + step.lane] = last_touch);
+                        cell.iter().for_each(|&peer| touched[peer * LANE_COUNT + step.lane] = last_touch);
                         clock = touched.into();
                     }
-                    cell.iter().for_each(|&r| self.now[r * LANES + step.lane].shared = clock.clone());
+                    cell.iter().for_each(|&r| self.now[r * LANE_COUNT + step.lane].shared = clock.clone());
                 }
             }
             _ => {}
         }
-        let in_lane = self.now.iter_mut().skip(step.lane).step_by(LANES);
+        let in_lane = self.now.iter_mut().skip(step.lane).step_by(LANE_COUNT);
         in_lane.for_each(|clock| clock.own[step.lane] = completion);
         if waited_for {
-            let in_lane = self.now.iter().skip(step.lane).step_by(LANES);
+            let in_lane = self.now.iter().skip(step.lane).step_by(LANE_COUNT);
             self.kept.insert(index, in_lane.cloned().collect());
         }
     }
@@ -345,7 +347,7 @@ impl VectorClocks {
 
     /// Whether every lane of each of these ranks knows that all lanes of all of them have reached `tick`.
     pub fn all_know(&self, ranks: &[usize], tick: u32) -> bool {
-        (0..LANES).all(|lane| self.know_each_other(ranks, lane, 0..LANES, tick))
+        (0..LANE_COUNT).all(|lane| self.know_each_other(ranks, lane, 0..LANE_COUNT, tick))
     }
 
     /// Whether `lane` of each of these ranks knows that `lanes` of all of them have reached `tick`.
@@ -359,11 +361,12 @@ impl VectorClocks {
                 let unreached = ranks
                     .iter()
                     .copied()
-                    .filter(|&r| lanes.clone().any(|l| clock.shared[r * LANES + l] < tick));
+                    .filter(|&r| lanes.clone().any(|l| clock.shared[r * LANE_COUNT + l] < tick));
                 unreached.take(2).collect()
             });
             unknown.iter().all(|&r| {
-                r == rank && lanes.clone().all(|l| clock.own[l].max(clock.shared[rank * LANES + l]) >= tick)
+                r == rank
+                    && lanes.clone().all(|l| clock.own[l].max(clock.shared[rank * LANE_COUNT + l]) >= tick)
             })
         })
     }
@@ -469,7 +472,7 @@ pub(super) mod tests {
     }
 
     pub fn exchange_step(pairs: &[(u32, u32)]) -> CheckStep {
-        let sync = StepSync { meets: SyncScope::Pairs, landing: false, ..LL };
+        let sync = StepSync { meets: SyncScope::Pairs, landing: false, ..LL_SYNC };
         CheckStep { pairs: pairs.to_vec(), ..step(1, &[], Some(sync)) }
     }
 
@@ -491,7 +494,7 @@ pub(super) mod tests {
         faults
     }
 
-    const LL: StepSync = StepSync {
+    const LL_SYNC: StepSync = StepSync {
         group: 0,
         entry: false,
         meets: SyncScope::Group,
@@ -503,15 +506,15 @@ pub(super) mod tests {
     #[test]
     fn zones_in_turn_need_a_rendezvous_between_uses_of_one() {
         let ranks = ranks(3, &[group(GroupMembers::World, 3)], &[]);
-        let lines = [step(1, &[], Some(LL))];
+        let lines = [step(1, &[], Some(LL_SYNC))];
         assert_eq!(faults(&lines, 5, &ranks).len(), 0);
         // A variant that pushes into landing zones and does not meet.
-        let silent = [step(1, &[], Some(StepSync { meets: SyncScope::Nobody, ..LL }))];
+        let silent = [step(1, &[], Some(StepSync { meets: SyncScope::Nobody, ..LL_SYNC }))];
         assert_eq!(faults(&silent, 2, &ranks).len(), 0);
         let found = faults(&silent, 3, &ranks);
         assert!(matches!(found[..], [OrderFault::Landing(PastStep { step: 0, .. })]));
         // In one run, with a rendezvous in between.
-        let rendezvous = step(1, &[], Some(StepSync { landing: false, ..LL }));
+        let rendezvous = step(1, &[], Some(StepSync { landing: false, ..LL_SYNC }));
         let mixed = [silent[0].clone(), silent[0].clone(), rendezvous];
         assert_eq!(faults(&mixed, 4, &ranks).len(), 0);
     }
@@ -519,10 +522,10 @@ pub(super) mod tests {
     #[test]
     fn collectives_of_a_group_need_one_order() {
         let ranks = ranks(2, &[group(GroupMembers::World, 2)], &[]);
-        let first = step(1, &[], Some(LL));
-        let unordered = [first.clone(), step(0, &[], Some(LL))];
+        let first = step(1, &[], Some(LL_SYNC));
+        let unordered = [first.clone(), step(0, &[], Some(LL_SYNC))];
         assert!(matches!(faults(&unordered, 1, &ranks)[..], [OrderFault::Unordered(_)]));
-        assert_eq!(faults(&[first, step(0, &[0], Some(LL))], 3, &ranks).len(), 0);
+        assert_eq!(faults(&[first, step(0, &[0], Some(LL_SYNC))], 3, &ranks).len(), 0);
     }
 
     #[test]

@@ -285,7 +285,7 @@ pub enum CheckError {
     #[error("{reader} reads %{value}, which was overwritten at {lost}")]
     Lost { reader: AccessMoment, value: String, lost: AccessMoment },
 
-    /// The number of findings beyond the first [`MOST`](crate::MOST).
+    /// The number of findings beyond the first [`MAX_STORED_FINDINGS`](crate::MAX_STORED_FINDINGS).
     #[error("and {count} more findings")]
     More { count: usize },
 }

@@ -1,4 +1,4 @@
-//! The findings of a check: the first [`MOST`] of them, and the total number.
+//! The findings of a check: the first [`MAX_STORED_FINDINGS`] of them, and the total number.
 //!
 //! An untrusted plan may break a rule at each of its entries, so the number of stored and printed findings is
 //! bounded.
@@ -6,7 +6,7 @@
 use super::error::CheckError;
 
 /// The largest number of findings that are stored.
-pub const MOST: usize = 100;
+pub const MAX_STORED_FINDINGS: usize = 100;
 
 #[derive(Debug, Default)]
 pub struct Findings {
@@ -17,7 +17,7 @@ pub struct Findings {
 impl Findings {
     pub fn push(&mut self, finding: CheckError) {
         self.count += 1;
-        if self.kept.len() < MOST {
+        if self.kept.len() < MAX_STORED_FINDINGS {
             self.kept.push(finding);
         }
     }
@@ -27,7 +27,7 @@ impl Findings {
     }
 
     pub fn append(&mut self, other: Findings) {
-        let room = MOST - self.kept.len();
+        let room = MAX_STORED_FINDINGS - self.kept.len();
         self.kept.extend(other.kept.into_iter().take(room));
         self.count += other.count;
     }

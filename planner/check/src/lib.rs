@@ -104,6 +104,6 @@ mod time;
 
 pub use checked::CheckedPlan;
 pub use error::{AccessMoment, Accessor, CheckError, MemoryAccess, ProgramId, StepLocation, ValueSide};
-pub use findings::MOST;
+pub use findings::MAX_STORED_FINDINGS;
 pub use prove::{PlanProof, check, prove};
 pub use report::CheckReport;

@@ -23,8 +23,8 @@ use super::program::{PlanPrograms, PlannedProgram};
 pub struct SpaceId(pub usize);
 
 impl SpaceId {
-    const ORDINARY: SpaceId = SpaceId(0);
-    const SYMMETRIC: SpaceId = SpaceId(1);
+    const ORDINARY_ARENA: SpaceId = SpaceId(0);
+    const SYMMETRIC_ARENA: SpaceId = SpaceId(1);
     fn output(k: usize) -> SpaceId {
         SpaceId(2 + k)
     }
@@ -241,7 +241,7 @@ impl LocationResolver<'_> {
             low: origin.saturating_add(low as u64),
             high: origin.saturating_add(high as u64),
             rigid,
-            symmetric: space == Some(SpaceId::SYMMETRIC),
+            symmetric: space == Some(SpaceId::SYMMETRIC_ARENA),
         })
     }
 
@@ -277,11 +277,11 @@ impl LocationResolver<'_> {
         let bucket = self.index;
         let found = match memory {
             MemoryRef::Buffer(b) => self.bucket.buffers.get(b).map(|b| match b.arena {
-                ArenaKind::Ordinary => (Some(SpaceId::ORDINARY), b.offset, b.size),
-                ArenaKind::Symmetric => (Some(SpaceId::SYMMETRIC), b.offset, b.size),
+                ArenaKind::Ordinary => (Some(SpaceId::ORDINARY_ARENA), b.offset, b.size),
+                ArenaKind::Symmetric => (Some(SpaceId::SYMMETRIC_ARENA), b.offset, b.size),
             }),
             MemoryRef::Fixed(f) => {
-                self.plan.fixed.get(f).map(|f| (Some(SpaceId::SYMMETRIC), f.offset, f.size))
+                self.plan.fixed.get(f).map(|f| (Some(SpaceId::SYMMETRIC_ARENA), f.offset, f.size))
             }
             MemoryRef::Input(i) => graph.inputs.values().nth(i).map(|i| (None, 0, self.max_size(i.value))),
             MemoryRef::Output(k) => {

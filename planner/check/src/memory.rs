@@ -19,7 +19,7 @@ use super::error::Accessor;
 use super::location::SpaceId;
 
 /// The step number of accesses by the caller at the start of a run.
-pub const START: u32 = u32::MAX;
+pub const START_OF_RUN: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AccessRecord {

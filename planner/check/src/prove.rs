@@ -25,8 +25,8 @@ pub fn check(plan: &Plan) -> Result<CheckReport, Vec<CheckError>> {
 
 /// [`check`] that also returns the parsed programs, so that callers need not parse them again.
 ///
-/// Fails with the first [`MOST`](crate::MOST) findings and, as [`CheckError::More`], the number of all others.
-/// Findings about texts hide all other findings. Races and lost values are only searched for if there is no
+/// Fails with the first [`MAX_STORED_FINDINGS`](crate::MAX_STORED_FINDINGS) findings and, as
+/// [`CheckError::More`], the number of all others. Findings about texts hide all other findings. Races and lost values are only searched for if there is no
 /// other finding.
 pub fn prove(plan: &Plan) -> Result<PlanProof, Vec<CheckError>> {
     prove_plan(plan).map_err(Findings::into_errors)

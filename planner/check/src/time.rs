@@ -29,14 +29,14 @@ use super::clock::{AccessStart, OrderFault, VectorClocks};
 use super::cross_run::CrossRunConflicts;
 use super::error::{AccessMoment, Accessor, CheckError, MemoryAccess};
 use super::location::ValueLocation;
-use super::memory::{AccessHistory, AccessOrder, AccessRecord, AccessSpan, START};
+use super::memory::{AccessHistory, AccessOrder, AccessRecord, AccessSpan, START_OF_RUN};
 use super::program::PlanPrograms;
 use super::ranks::{PairExchange, SimulatedRanks};
 use super::report::CheckReport;
 use super::step::{BucketSchedule, CheckStep};
 
 /// The number of errors after which the search stops.
-const ENOUGH: usize = 100;
+const MAX_ERRORS: usize = 100;
 
 /// Simulates runs of all buckets and returns the races, lost values and order faults found, each once. The steps
 /// must have passed all other rules.
@@ -87,7 +87,7 @@ pub fn check(
         // The proofs of two buckets may find the same error in later runs.
         let new: Vec<CheckError> = found.into_iter().filter(|e| !errors.contains(e)).collect();
         errors.extend(new);
-        if errors.len() >= ENOUGH {
+        if errors.len() >= MAX_ERRORS {
             break;
         }
     }
@@ -262,7 +262,7 @@ impl RaceProof<'_> {
                 if !done && known.insert(clocks.summary(tick)) {
                     open.push(clocks);
                 }
-                if self.errors.len() >= ENOUGH {
+                if self.errors.len() >= MAX_ERRORS {
                     return;
                 }
             }
@@ -300,7 +300,7 @@ impl RaceProof<'_> {
                     clocks.forget(awaited);
                 }
             }
-            if self.errors.len() >= ENOUGH {
+            if self.errors.len() >= MAX_ERRORS {
                 return true;
             }
         }
@@ -341,7 +341,7 @@ impl RaceProof<'_> {
                 let start = clocks.now(self.ranks.examined[examined], 0);
                 let record = AccessRecord {
                     value,
-                    step: START,
+                    step: START_OF_RUN,
                     end: clocks.run_start(),
                     lane: 0,
                     write: true,
@@ -500,7 +500,7 @@ impl RaceProof<'_> {
 
     fn moment(&self, bucket: usize, step: u32) -> AccessMoment {
         match step {
-            START => AccessMoment::Start { bucket },
+            START_OF_RUN => AccessMoment::Start { bucket },
             step => AccessMoment::Step(self.schedules[bucket].step_location(step as usize)),
         }
     }

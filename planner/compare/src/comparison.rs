@@ -6,8 +6,8 @@
 use std::fmt;
 
 /// The largest number of entries of each list.
-pub const MOST: usize = 100;
-const MOST_PARTS: usize = 20;
+pub const MAX_LISTED_ENTRIES: usize = 100;
+const MAX_SHOWN_PARTS: usize = 20;
 
 /// The result of the comparison of a plan, or of a bucket, with its source.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
@@ -195,7 +195,7 @@ impl SourceComparison {
         let known = self.left_out.iter_mut().find(|(text, _)| text.ends_with(reason));
         if let Some((_, count)) = known {
             *count += 1;
-        } else if self.left_out.len() < MOST {
+        } else if self.left_out.len() < MAX_LISTED_ENTRIES {
             self.left_out.push((format!("{value}: {reason}"), 1));
         } else {
             self.more_left_out += 1;
@@ -204,14 +204,14 @@ impl SourceComparison {
 
     pub(crate) fn add_undecided(&mut self, what: String) {
         match self.undecided.len() {
-            n if n < MOST => self.undecided.push(what),
+            n if n < MAX_LISTED_ENTRIES => self.undecided.push(what),
             _ => self.more_undecided += 1,
         }
     }
 
     pub(crate) fn add_difference(&mut self, difference: String) {
         match self.differences.len() {
-            n if n < MOST => self.differences.push(difference),
+            n if n < MAX_LISTED_ENTRIES => self.differences.push(difference),
             _ => self.more_differences += 1,
         }
     }
@@ -254,10 +254,10 @@ impl fmt::Display for SourceComparison {
         writeln!(f, "{}", self.summary())?;
         let (partial, whole): (Vec<_>, Vec<_>) = self.parts.iter().partition(|part| part.is_partial());
         let all = partial.len() + whole.len();
-        for part in partial.into_iter().chain(whole).take(MOST_PARTS) {
+        for part in partial.into_iter().chain(whole).take(MAX_SHOWN_PARTS) {
             writeln!(f, "  compared: {part}")?;
         }
-        if let Some(more) = all.checked_sub(MOST_PARTS).filter(|more| *more > 0) {
+        if let Some(more) = all.checked_sub(MAX_SHOWN_PARTS).filter(|more| *more > 0) {
             writeln!(f, "  compared: {} more", count_text(more, "part"))?;
         }
         for (reason, times) in &self.left_out {

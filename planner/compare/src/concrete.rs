@@ -19,14 +19,14 @@ use symmc_ir::{
 use crate::axes::AxisSets;
 use crate::elements::ElementClass;
 use crate::number::{NumberedProgram, dtype_of_scalar, round_to_dtype};
-use crate::region::{ComparedRegion, MOST_NODES};
+use crate::region::{ComparedRegion, MAX_REGION_NODES};
 use crate::windows::{ValueWindow, WindowedOp, normalized, window_extents, window_op};
 
 /// The number of elements that are computed in the time in which one is drawn.
-const DRAWING: u128 = 4;
+const DRAW_COST: u128 = 4;
 /// The number of elements that are computed in the time in which one is sorted.
-const SORTING: u128 = 16;
-const MOST_INSTANCES: usize = 4 * MOST_NODES;
+const SORT_COST: u128 = 16;
+const MAX_INSTANCES: usize = 4 * MAX_REGION_NODES;
 
 /// The precision of floats in a concrete region.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -224,7 +224,7 @@ impl NeededWindows {
             let node = &program.graph.nodes[n];
             let computed = out.collect_operand_windows(program, node, sizes)?;
             instances += computed.len();
-            if instances > MOST_INSTANCES {
+            if instances > MAX_INSTANCES {
                 return Err("the part needs too many windows of its values".into());
             }
             out.nodes.push((n, computed));
@@ -486,7 +486,10 @@ pub fn estimate_work(graph: &Graph) -> u128 {
     let inputs = graph.inputs.values().map(|i| count_elements(graph, i.value)).fold(0, u128::saturating_add);
     let nodes =
         graph.nodes.values().map(|node| estimate_node_work(graph, node)).fold(0, u128::saturating_add);
-    inputs.saturating_mul(DRAWING).saturating_add(nodes).saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
+    inputs
+        .saturating_mul(DRAW_COST)
+        .saturating_add(nodes)
+        .saturating_mul(u128::from(graph.ranks.unwrap_or(1)))
 }
 
 fn estimate_node_work(graph: &Graph, node: &Node) -> u128 {
@@ -503,7 +506,7 @@ fn estimate_node_work(graph: &Graph, node: &Node) -> u128 {
         OpCost::AttentionGradient { .. } => count_attention_products(graph, node, 3).saturating_mul(3),
         OpCost::Bytes | OpCost::Sort => 0,
     };
-    values.saturating_mul(if cost == OpCost::Sort { SORTING } else { 1 }).saturating_add(products / 4)
+    values.saturating_mul(if cost == OpCost::Sort { SORT_COST } else { 1 }).saturating_add(products / 4)
 }
 
 /// The products of attention whose first operand, the queries, is the input with the index `queries`.

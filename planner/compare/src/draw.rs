@@ -110,7 +110,7 @@ struct ElementSite {
 }
 
 /// The largest number of constants of the programs near which values are drawn.
-const MOST_CRITICAL: usize = 12;
+const MAX_CRITICAL_CONSTANTS: usize = 12;
 /// The share of elements of a row that are NaN or infinite is 1 in this number.
 const SPECIAL_SHARE: usize = 8;
 
@@ -407,7 +407,12 @@ fn program_constants(pair: [&ConcreteRegion; 2]) -> Vec<f64> {
             Op::Full(s) | Op::BinaryScalar { scalar: s, .. } | Op::Pad { value: s, .. } => s.as_f64(),
             _ => continue,
         };
-        if x.is_finite() && x != 0.0 && x.abs() < 1e15 && !found.contains(&x) && found.len() < MOST_CRITICAL {
+        if x.is_finite()
+            && x != 0.0
+            && x.abs() < 1e15
+            && !found.contains(&x)
+            && found.len() < MAX_CRITICAL_CONSTANTS
+        {
             found.push(x);
         }
     }

@@ -33,18 +33,18 @@ use crate::influence::{
 };
 
 /// The relative shift of leaves that measures the effect of rounding.
-const SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
+const RELATIVE_SHIFT: f64 = 1.0 / (1u64 << 26) as f64;
 /// The factor by which the planned results may differ more than the shifted source.
-const TIMES: f64 = 4.0;
+const SHIFT_TOLERANCE_FACTOR: f64 = 4.0;
 /// The allowed relative difference of an element that does not move at all.
-const RELATIVE: f64 = 1.5e-7;
+const RELATIVE_TOLERANCE: f64 = 1.5e-7;
 /// The allowed difference, relative to the largest element.
-const OF_LARGEST: f64 = 1e-12;
+const TOLERANCE_OF_LARGEST: f64 = 1e-12;
 /// In the class `exact`, the number of elements of a narrow type for each that is rounded to another number must
 /// be larger.
 const MIN_ELEMENTS_PER_ROUNDING: usize = 128;
 /// The number of draws with the dtypes of the program.
-const DRAWS: u64 = 3;
+const DRAWS_OF_PROGRAM_DTYPES: u64 = 3;
 /// The largest number of runs with noise for one draw.
 const NOISY_RUNS: u64 = 4;
 /// The number of root elements that all wide draws have together, and the largest number of these draws.
@@ -210,8 +210,14 @@ impl PairComparer<'_> {
             DrawnRuns::Differs(what) => return DrawnComparison::Differs(what),
         };
         let moves = self.floats && !self.rounding.same_bits;
-        let shifted =
-            || run_region(&self.pair.wide[0], &self.drawing, draw, DrawChange { shift: SHIFT, ..change });
+        let shifted = || {
+            run_region(
+                &self.pair.wide[0],
+                &self.drawing,
+                draw,
+                DrawChange { shift: RELATIVE_SHIFT, ..change },
+            )
+        };
         let moved = if moves { shifted().ok() } else { None };
         for (rank, (found, expected)) in found.iter().zip(&expected).enumerate() {
             let difference = if self.rounding.same_bits {
@@ -304,7 +310,7 @@ impl PairComparer<'_> {
         let mut ran = false;
         let mut agrees = false;
         let mut roundings = NarrowDifferences::default();
-        for seed in 5..5 + DRAWS {
+        for seed in 5..5 + DRAWS_OF_PROGRAM_DTYPES {
             let draw = Draw::new(DrawKind::Moderate, seed);
             let typed = self.pair.typed.each_ref();
             let (expected, found) = match self.run_both(typed, draw, DrawChange::default()) {
@@ -613,7 +619,7 @@ fn find_difference(
         elements.find(|&i| {
             let x = found.get_f64(i);
             let y = expected.get_f64(i);
-            let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs().max(usual / TIMES));
+            let moves = moved.map_or(0.0, |m| (m.get_f64(i) - y).abs().max(usual / SHIFT_TOLERANCE_FACTOR));
             if x == y || x.is_nan() && y.is_nan() {
                 return false;
             }
@@ -626,7 +632,11 @@ fn find_difference(
                     _ => true,
                 };
             }
-            moves.is_finite() && (x - y).abs() > RELATIVE * y.abs() + TIMES * moves + OF_LARGEST * largest
+            moves.is_finite()
+                && (x - y).abs()
+                    > RELATIVE_TOLERANCE * y.abs()
+                        + SHIFT_TOLERANCE_FACTOR * moves
+                        + TOLERANCE_OF_LARGEST * largest
         })
     } else {
         elements.find(|&i| {

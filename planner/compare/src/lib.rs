@@ -22,7 +22,7 @@
 //! The passes are not used here.
 //!
 //! # Bounds
-//! The work is nearly linear in the plan. A part has at most `region::MOST_NODES` nodes on each side, and all
+//! The work is nearly linear in the plan. A part has at most `region::MAX_REGION_NODES` nodes on each side, and all
 //! parts together compute at most a fixed number of elements. The result names all parts, sizes and positions
 //! that are left out.
 
@@ -52,14 +52,14 @@ use symmc_ir::bounds::BoundsChecks;
 use symmc_plan::{Bucket, ParsedPlan};
 
 pub use comparison::{
-    ComparedPart, LimitKind, MOST, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
+    ComparedPart, LimitKind, MAX_LISTED_ENTRIES, PartLimit, SourceComparison, SourceDifferences, SourceStatus,
 };
 use gathers::separate_gathered_axes;
 use parts::ComparisonState;
 use walk::ComparisonWalk;
 
 /// The largest number of elements that are computed for one plan.
-const WORK: u128 = 1 << 29;
+const MAX_PLAN_WORK: u128 = 1 << 29;
 
 pub fn compare(plan: &ParsedPlan) -> SourceComparison {
     let source = Graph { ranks: Some(plan.ranks), ..plan.source_program().clone() };
@@ -81,7 +81,7 @@ pub fn compare(plan: &ParsedPlan) -> SourceComparison {
         agreeing: HashSet::new(),
         parts: HashMap::new(),
         numerics: plan.numerics,
-        remaining_work: WORK,
+        remaining_work: MAX_PLAN_WORK,
         bounds: BoundsChecks::derive(&source),
         source: source.clone(),
     };

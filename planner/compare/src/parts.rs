@@ -27,18 +27,18 @@ use crate::sizes::{NamedSizes, SizeConditions};
 use crate::windows::{AxisSpan, ValueWindow};
 
 /// The largest number of elements that one comparison may compute, over all of its draws.
-const ONE: u128 = 1 << 26;
+const MAX_COMPARISON_WORK: u128 = 1 << 26;
 /// The same for a comparison of samples, and for parts that select elements of several ranks.
 const MAX_SAMPLED_WORK: u128 = 1 << 28;
 /// Comparisons of more elements run on samples if these are much cheaper.
-const LARGE: u128 = 1 << 24;
+const MAX_UNSAMPLED_WORK: u128 = 1 << 24;
 /// Comparisons draw more often if they then compute at most this many elements.
-const THOROUGH: u128 = 1 << 23;
+const MAX_THOROUGH_WORK: u128 = 1 << 23;
 /// The number of positions of a sample along one axis, and the smallest extent that is sampled.
-const SAMPLE: i64 = 4;
-const LEAST_SAMPLED: i64 = 32;
+const SAMPLED_POSITIONS: i64 = 4;
+const MIN_SAMPLED_EXTENT: i64 = 32;
 /// The largest number of numbers around which samples are taken.
-const MOST_NUMBERS: usize = 4;
+const MAX_SAMPLED_NUMBERS: usize = 4;
 
 const TOO_MUCH: &str = "the comparison would have to compute too many elements";
 
@@ -293,8 +293,9 @@ impl<'a> ComparisonPart<'a> {
 
     /// A sample of the positions along the other axes as well. `None` if these axes are short.
     fn sample(&self, shape: &[i64]) -> Option<WindowSample> {
-        let axes: Vec<usize> =
-            (0..shape.len()).filter(|&axis| !self.alike_axes[axis] && shape[axis] >= LEAST_SAMPLED).collect();
+        let axes: Vec<usize> = (0..shape.len())
+            .filter(|&axis| !self.alike_axes[axis] && shape[axis] >= MIN_SAMPLED_EXTENT)
+            .collect();
         let longest = axes.iter().map(|&axis| shape[axis]).max()?;
         let count = self.sample_starts(longest).len();
         let mut windows: Vec<ValueWindow> =
@@ -308,7 +309,7 @@ impl<'a> ComparisonPart<'a> {
         let positions = axes.iter().map(|&axis| {
             let starts = self.sample_starts(shape[axis]);
             let spans: Vec<String> =
-                starts.iter().map(|start| format!("{start}..{}", start + SAMPLE)).collect();
+                starts.iter().map(|start| format!("{start}..{}", start + SAMPLED_POSITIONS)).collect();
             format!("positions {} of {} along axis {axis}", spans.join(", "), shape[axis])
         });
         let positions = positions.collect::<Vec<_>>().join("; ");
@@ -326,7 +327,7 @@ impl<'a> ComparisonPart<'a> {
             let starts = self.sample_starts(shape[axis]);
             let start = starts[choose_start(axis) % starts.len()];
             match (sampled.contains(&axis), self.alike_axes[axis]) {
-                (true, _) => Some(AxisSpan { start, count: SAMPLE }),
+                (true, _) => Some(AxisSpan { start, count: SAMPLED_POSITIONS }),
                 (false, true) => Some(AxisSpan { start: 0, count: self.uniform_extents()[1] }),
                 (false, false) => None,
             }
@@ -335,9 +336,9 @@ impl<'a> ComparisonPart<'a> {
     }
 
     fn sample_starts(&self, extent: i64) -> Vec<i64> {
-        let last = extent - SAMPLE;
-        let near = self.conditions.compared_numbers().filter_map(|n| n.checked_sub(SAMPLE / 2));
-        let near = near.filter(|start| (1..last).contains(start)).take(MOST_NUMBERS);
+        let last = extent - SAMPLED_POSITIONS;
+        let near = self.conditions.compared_numbers().filter_map(|n| n.checked_sub(SAMPLED_POSITIONS / 2));
+        let near = near.filter(|start| (1..last).contains(start)).take(MAX_SAMPLED_NUMBERS);
         [0, last, last / 2].into_iter().chain(near).collect()
     }
 
@@ -480,14 +481,14 @@ impl PartRun<'_, '_, '_> {
         if small.effort == DrawEffort::Thorough {
             return Ok(Some(small));
         }
-        let whole = if large.cost <= LARGE { large } else { small };
-        if whole.effort == DrawEffort::Usual || whole.cost <= LARGE {
+        let whole = if large.cost <= MAX_UNSAMPLED_WORK { large } else { small };
+        if whole.effort == DrawEffort::Usual || whole.cost <= MAX_UNSAMPLED_WORK {
             return Ok(Some(whole));
         }
         let shape = self.part.templates[0].root_shape(sizes)?;
         let sampled = self.part.sample(&shape).map(|sample| self.cost_sample(sizes, sample)).transpose()?;
         let sampled = sampled.filter(|s| s.cost <= MAX_SAMPLED_WORK && s.cost < whole.cost / 2);
-        Ok(sampled.or(Some(whole).filter(|whole| whole.cost <= ONE)))
+        Ok(sampled.or(Some(whole).filter(|whole| whole.cost <= MAX_COMPARISON_WORK)))
     }
 
     fn cost_sample(&self, sizes: &SymbolBindings, sample: WindowSample) -> Result<PreparedSample, String> {
@@ -503,7 +504,8 @@ impl PartRun<'_, '_, '_> {
         }
         let merges = |side: &ConcreteRegion| side.graph.ranks > Some(1) && selects_floats(&side.graph);
         let is_merge = pairs.iter().flat_map(|(_, pair)| pair).any(merges);
-        let most = [THOROUGH, if is_merge { MAX_SAMPLED_WORK } else { LARGE }, u128::MAX];
+        let most =
+            [MAX_THOROUGH_WORK, if is_merge { MAX_SAMPLED_WORK } else { MAX_UNSAMPLED_WORK }, u128::MAX];
         let affordable = costs.into_iter().zip(most).find(|((_, cost), most)| cost <= most);
         let (effort, cost) = affordable.map_or(costs[2], |(chosen, _)| chosen);
         Ok(PreparedSample { pairs, positions: sample.positions, effort, cost })

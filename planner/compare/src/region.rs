@@ -8,7 +8,7 @@ use symmc_ir::{NodeId, Op, ValueDef, ValueId};
 
 use crate::number::NumberedProgram;
 
-pub const MOST_NODES: usize = 400;
+pub const MAX_REGION_NODES: usize = 400;
 
 #[derive(Clone, Debug)]
 pub struct ComparedRegion {

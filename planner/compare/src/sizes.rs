@@ -21,9 +21,9 @@ use crate::region::ComparedRegion;
 /// The value of each symbol of a bucket.
 pub type NamedSizes = Vec<(String, i64)>;
 
-const MOST_SIZES: usize = 64;
+const MAX_COMPARED_SIZES: usize = 64;
 /// The largest number of conditions of a region for which sizes are searched.
-const MOST_CONDITIONS: usize = 4096;
+const MAX_CONDITIONS: usize = 4096;
 
 /// The dims of a pair of regions, and the numbers with which positions may be compared.
 #[derive(Default)]
@@ -122,7 +122,7 @@ impl SizeConditions {
             ends = Self::bucket_boundaries(&used, bucket, true);
         }
         let [low, near, high] = ends;
-        let mut search = ConditionSearch { symbols, left: MOST_CONDITIONS, left_out: 0 };
+        let mut search = ConditionSearch { symbols, left: MAX_CONDITIONS, left_out: 0 };
         let mut starts = vec![low.clone(), near.clone(), high.clone()];
         if !starts.iter().any(is_valid) {
             starts.extend(corners(&low, &high));
@@ -148,8 +148,8 @@ impl SizeConditions {
         }
         let mut seen = BTreeSet::new();
         out.retain(|sizes| seen.insert(sizes.clone()) && is_valid(sizes));
-        let cut = out.len().saturating_sub(MOST_SIZES);
-        out.truncate(MOST_SIZES);
+        let cut = out.len().saturating_sub(MAX_COMPARED_SIZES);
+        out.truncate(MAX_COMPARED_SIZES);
         ChosenSizes {
             upper: upper.as_ref().and_then(|upper| out.iter().position(|s| s == upper)),
             is_bounded: upper.is_some_and(|upper| upper != high),
@@ -262,7 +262,7 @@ fn last_valid_sizes(
     }
     let start = from.iter().find(|s| is_valid(s))?;
     let mut valid = 0;
-    let mut invalid = STEPS;
+    let mut invalid = SEARCH_STEPS;
     while invalid - valid > 1 {
         let middle = valid + (invalid - valid) / 2;
         if is_valid(&sizes_between(start, end, middle)) { valid = middle } else { invalid = middle }
@@ -271,11 +271,11 @@ fn last_valid_sizes(
 }
 
 /// The steps from the start to the end of the search of [`last_valid_sizes`].
-const STEPS: i128 = 1 << 40;
+const SEARCH_STEPS: i128 = 1 << 40;
 
 fn sizes_between(start: &NamedSizes, end: &NamedSizes, step: i128) -> NamedSizes {
     let sizes = start.iter().zip(end).map(|((name, from), (_, to))| {
-        let distance = (i128::from(*to) - i128::from(*from)) * step / STEPS;
+        let distance = (i128::from(*to) - i128::from(*from)) * step / SEARCH_STEPS;
         (name.clone(), i64::try_from(i128::from(*from) + distance).unwrap_or(*from))
     });
     sizes.collect()

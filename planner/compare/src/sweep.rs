@@ -11,7 +11,7 @@ use crate::draw::{Draw, DrawChange, DrawKind, LeafDraws};
 use crate::elements::ElementClass;
 use crate::judge::run_region;
 use crate::number::ValueNumbering;
-use crate::region::{MOST_NODES, find_region};
+use crate::region::{MAX_REGION_NODES, find_region};
 use crate::windows::{AxisSpan, ValueWindow};
 
 const HEAD: &str = "program \"p\" ranks 2\ngroup @w world\narg %x: f32[12, 16]\narg %y: f32[16, 12]\narg %r: f32[1, 16]\n\
@@ -78,7 +78,7 @@ fn at(
         numbering.number_node(&mut program, n);
     }
     let root = graph.outputs[0].value;
-    let region = find_region(&program, root, MOST_NODES, |_| false).expect("a small region");
+    let region = find_region(&program, root, MAX_REGION_NODES, |_| false).expect("a small region");
     let axes = AxisSets::new(&program, &region);
     let classes: BTreeSet<ElementClass> =
         region.leaves.iter().filter_map(|&v| Some(program.elements[v].as_ref()?.class)).collect();

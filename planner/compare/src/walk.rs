@@ -16,12 +16,12 @@ use crate::elements::{ElementClass, ElementView};
 use crate::judge::Verdict;
 use crate::number::{NumberedProgram, ValueNumbering, has_own_rounding};
 use crate::parts::{ComparisonState, PairedRegions, PartOutcome, ProgramPair};
-use crate::region::{ComparedRegion, MOST_NODES, find_region};
+use crate::region::{ComparedRegion, MAX_REGION_NODES, find_region};
 
 /// The number of suspect values in a row after which the first of them is reported as a difference.
-const MOST_SUSPECT: usize = 4;
+const MAX_SUSPECT_VALUES: usize = 4;
 /// The largest number of times that a part is extended by computing more of its leaves.
-const MOST_OPENED: usize = 12;
+const MAX_EXTENSIONS: usize = 12;
 /// The largest number of times that a part is extended although it agrees, because a leaf shows no influence.
 const MAX_UNSHOWN_STEPS: usize = 3;
 
@@ -150,7 +150,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
             Verdict::Differs(what) => {
                 let depth = 1 + regions.as_ref().map_or(0, |r| self.depth(r));
                 self.suspects.insert(p, SuspectValue { depth, of: s, what, at });
-                if output.is_some() || depth > MOST_SUSPECT {
+                if output.is_some() || depth > MAX_SUSPECT_VALUES {
                     self.resolve_suspect(s, p, known.unwrap_or(p), output);
                 }
             }
@@ -223,7 +223,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
     /// computation agrees, marks the values as equal instead.
     fn resolve_suspect(&mut self, s: ValueId, p: ValueId, first: ValueId, output: Option<usize>) {
         let mut first = first;
-        for _ in 0..=MOST_SUSPECT {
+        for _ in 0..=MAX_SUSPECT_VALUES {
             let of = self.suspects.get(&first).map_or(s, |suspect| suspect.of);
             let (found, at, _) = self.examine(of, first, true);
             if !self.accept_agreement(of, first, output, found, &at) {
@@ -280,7 +280,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         let (s, p) = self.strip_common_views(s, p);
         let mut opened = HashSet::new();
         let Some(first) = self.find_regions(s, p, &opened) else {
-            let reason = format!("a part has more than {MOST_NODES} nodes");
+            let reason = format!("a part has more than {MAX_REGION_NODES} nodes");
             return (Verdict::Unknown(reason), String::new(), None);
         };
         let (mut verdict, mut at) = self.compare(&first);
@@ -289,7 +289,7 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
         }
         let mut next = self.leaves_to_open(&first, thorough, false);
         let mut steps_without_influence = usize::from(matches!(verdict, Verdict::NoInfluence(_)));
-        for _ in 0..MOST_OPENED {
+        for _ in 0..MAX_EXTENSIONS {
             if next.is_empty() || steps_without_influence > MAX_UNSHOWN_STEPS {
                 break;
             }
@@ -373,11 +373,11 @@ impl<'a, 's> ComparisonWalk<'a, 's> {
 
     /// The regions of a pair of values back to values that both programs have, except those of the opened classes.
     fn find_regions(&self, s: ValueId, p: ValueId, opened: &HashSet<ElementClass>) -> Option<PairedRegions> {
-        let of_source = find_region(&self.source, s, MOST_NODES, |v| {
+        let of_source = find_region(&self.source, s, MAX_REGION_NODES, |v| {
             let elements = self.source.elements[v].as_ref();
             elements.is_some_and(|e| self.in_planned.contains(&e.class) && !opened.contains(&e.class))
         })?;
-        let of_planned = find_region(&self.planned, p, MOST_NODES, |v| {
+        let of_planned = find_region(&self.planned, p, MAX_REGION_NODES, |v| {
             let elements = self.planned.elements[v].as_ref();
             elements.is_some_and(|e| self.in_source.contains(&e.class) && !opened.contains(&e.class))
         })?;

@@ -88,8 +88,8 @@ struct SectionIndex {
 }
 
 impl SectionIndex {
-    const STARTS: u32 = 1;
-    const ENDS: u32 = 2;
+    const STARTS_FLAG: u32 = 1;
+    const ENDS_FLAG: u32 = 2;
 
     fn new(blocks: &[Block]) -> Self {
         let instants_of_blocks = blocks.iter().flat_map(|b| [b.start, b.end]);
@@ -105,21 +105,21 @@ impl SectionIndex {
         for b in blocks.iter().filter(|b| b.size > 0) {
             let start = times.instant_index(b.start);
             let end = times.instant_index(b.end);
-            times.before[start] |= Self::STARTS;
-            times.before[end] |= Self::ENDS;
+            times.before[start] |= Self::STARTS_FLAG;
+            times.before[end] |= Self::ENDS_FLAG;
             if b.end <= b.start && b.end > 0 {
-                times.before[0] |= Self::STARTS;
+                times.before[0] |= Self::STARTS_FLAG;
             }
         }
         // A section is the last start before an end. The end of time ends all lifetimes.
         let mut open = 0;
         for t in &mut times.before {
             let marks = *t;
-            if marks & Self::ENDS != 0 {
+            if marks & Self::ENDS_FLAG != 0 {
                 times.count += std::mem::take(&mut open);
             }
             *t = times.count;
-            if marks & Self::STARTS != 0 {
+            if marks & Self::STARTS_FLAG != 0 {
                 open = 1;
             }
         }

@@ -237,7 +237,7 @@ fn max_load(loads: &[u64]) -> (u64, Option<usize>) {
 const FIRST_ORDERS: usize = 2;
 
 /// The number of offset ranges read or moved that counts as one placement.
-const RANGES: u64 = 512;
+const RANGES_PER_PLACEMENT: u64 = 512;
 
 struct OrderSearch<'a> {
     blocks: &'a [Block],
@@ -259,7 +259,7 @@ impl<'a> OrderSearch<'a> {
     }
 
     fn work(&self) -> u64 {
-        self.placed + (self.passed + self.occupancy.moved) / RANGES
+        self.placed + (self.passed + self.occupancy.moved) / RANGES_PER_PLACEMENT
     }
 
     /// Whether the budget does not allow one more order.

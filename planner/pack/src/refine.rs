@@ -9,14 +9,14 @@ use crate::block::{Block, BlockSpans};
 use crate::orders::FoundPacking;
 
 /// The largest number of blocks for exact search.
-const BLOCKS: usize = 1_200;
+const MAX_EXACT_BLOCKS: usize = 1_200;
 
 /// The work with which each peak is tried first: a constant, and an amount per block.
 const FIRST_TRIAL: u64 = 4_000;
 const FIRST_TRIAL_EACH: u64 = 16;
 
 /// The first peak lies above the bound by the bound divided by this.
-const NEAR: u64 = 20;
+const FIRST_PEAK_DIVISOR: u64 = 20;
 
 /// Improves `best` within a budget of work. Returns the work together with the result. Returns no work if the
 /// problem is too large or of another kind.
@@ -28,13 +28,13 @@ pub fn refine(
     goal: u64,
     budget: u64,
 ) -> (FoundPacking, u64) {
-    let Some(exact) = ExactProblem::new(blocks, spans, BLOCKS) else {
+    let Some(exact) = ExactProblem::new(blocks, spans, MAX_EXACT_BLOCKS) else {
         return (best, 0);
     };
     let mut trials = ExactTrials { blocks, exact: &exact, best, least: goal, budget, spent: 0 };
     let mut at_goal = exact.search(goal);
     let mut work = FIRST_TRIAL.max(FIRST_TRIAL_EACH * blocks.len() as u64);
-    let near = bound + bound / NEAR;
+    let near = bound + bound / FIRST_PEAK_DIVISOR;
     if goal < near && near < trials.best.0 {
         trials.run(&mut exact.search(near), near, work);
     }

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 
 /// The number of gaps that are tried for a block before one is taken that has room for any alignment.
-const TRIED: usize = 16;
+const MAX_TRIED_GAPS: usize = 16;
 
 /// The peak and the offsets. `None` if there are wrapped lifetimes or given offsets.
 pub fn sweep(blocks: &[Block], spans: &BlockSpans, loads: &[u64]) -> Option<(u64, Vec<u64>)> {
@@ -90,7 +90,7 @@ impl<'a, L: Fn(u32) -> (u32, u32)> SweepPacker<'a, L> {
     fn place(&mut self, b: u32) {
         let Block { size, align, .. } = self.blocks[b as usize];
         let align = align.max(1);
-        let mut tight = self.gaps.range((size, 0, 0)..).take(TRIED);
+        let mut tight = self.gaps.range((size, 0, 0)..).take(MAX_TRIED_GAPS);
         let gap = tight
             .find(|&&(space, from, _)| from.next_multiple_of(align) + size <= from + space)
             .or_else(|| self.gaps.range((size + align - 1, 0, 0)..).next());

@@ -212,14 +212,14 @@ fn push_number(out: &mut String, mut number: u64) {
 }
 
 fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Block, TableError> {
-    const NATURAL: &str = "an integer from 0 to 2^62 - 1";
+    const EXPECTED_INTEGER: &str = "an integer from 0 to 2^62 - 1";
     let number = |at: usize, column: &'static str, expected: &'static str| {
         let value = cells[at].parse::<u64>().ok().filter(|&v| v < 1 << 62);
         value.ok_or_else(|| TableError::Cell { line, column, found: cells[at].into(), expected })
     };
     let (from, to) = if columns.inclusive { ("start", "end") } else { ("lower", "upper") };
-    let lower = number(columns.start, from, NATURAL)? as usize;
-    let upper = number(columns.end, to, NATURAL)? as usize + usize::from(columns.inclusive);
+    let lower = number(columns.start, from, EXPECTED_INTEGER)? as usize;
+    let upper = number(columns.end, to, EXPECTED_INTEGER)? as usize + usize::from(columns.inclusive);
     if lower >= upper {
         return Err(TableError::Lifetime { line, lower, upper });
     }
@@ -233,7 +233,7 @@ fn parse_block(columns: &TableColumns, cells: &[&str], line: usize) -> Result<Bl
     Ok(Block {
         start: lower,
         end: upper,
-        size: number(columns.size, "size", NATURAL)?,
+        size: number(columns.size, "size", EXPECTED_INTEGER)?,
         align: align.unwrap_or(1),
         offset: given
             .map(|at| number(at, "offset", "an integer from 0 to 2^62 - 1, or nothing"))

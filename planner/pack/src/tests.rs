@@ -128,13 +128,13 @@ fn contradictions_are_refused() {
 }
 
 #[test]
-fn nothing_packs_into_nothing() {
+fn empty_problem_has_empty_packing() {
     assert_eq!(pack(&[], &Config::default()), Ok(Packing { order: packed("").order, ..Packing::default() }));
     assert_eq!(packed("0..1:0").peak, 0);
 }
 
 #[test]
-fn a_problem_that_time_orders_is_packed_by_one_sweep() {
+fn time_ordered_problem_is_packed_in_one_sweep() {
     // On either side of the bound at 2, gaps merge again, and the last block finds a gap of its own size.
     let p = packed("0..4:4 1..3:4 2..6:4 3..5:3 4..6:4 6..8:12 0..1:8 3..4:1");
     assert_eq!((p.peak, p.work, p.order), (12, 8, "away from the bound"));
@@ -174,7 +174,7 @@ fn parts_of_one_shape_are_packed_once() {
 }
 
 #[test]
-fn blocks_of_no_size_do_not_keep_others_from_being_packed_in_parts() {
+fn empty_blocks_do_not_prevent_packing_in_parts() {
     // In the first problem one block wraps and has a given offset. In the second one lies between two equal
     // parts.
     let p = packed("0..2:8 1..3:4 0..0:0@64 2..8:0 7..9:8 8..10:4");
@@ -263,7 +263,7 @@ fn alignments_and_offsets_of_a_table_are_honoured() {
 }
 
 #[test]
-fn what_is_no_table_is_refused_with_its_line() {
+fn malformed_tables_are_rejected_with_the_line() {
     assert_eq!(read_error(""), TableError::Empty);
     assert_eq!(
         read_error("id,lower,size\n"),

@@ -81,7 +81,7 @@ fn format_error(error: serde_json::Error) -> PlanReadError {
 }
 
 /// The nesting depth to which lines are broken: plan, buckets, bucket, table.
-const DEPTH: usize = 4;
+const MAX_BROKEN_DEPTH: usize = 4;
 
 /// The formatter of [`Plan::to_json`].
 #[derive(Default)]
@@ -99,8 +99,8 @@ impl PlanFormatter {
     }
 
     fn close_bracket<W: ?Sized + io::Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
-        let broken = self.depth <= DEPTH && self.filled.pop() == Some(true);
-        if self.depth > DEPTH {
+        let broken = self.depth <= MAX_BROKEN_DEPTH && self.filled.pop() == Some(true);
+        if self.depth > MAX_BROKEN_DEPTH {
             self.filled.pop();
         }
         self.depth -= 1;
@@ -117,7 +117,7 @@ impl PlanFormatter {
         if let Some(filled) = self.filled.last_mut() {
             *filled = true;
         }
-        if self.depth <= DEPTH {
+        if self.depth <= MAX_BROKEN_DEPTH {
             self.break_line(writer)
         } else if first {
             Ok(())

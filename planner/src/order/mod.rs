@@ -65,12 +65,16 @@ pub fn backward_orders(tasks: &TaskGraph) -> [Vec<u32>; 2] {
 pub struct OverlapVariants<'a> {
     tasks: &'a TaskGraph,
     order: &'a [u32],
-    prefetches: [Prefetches; LEADS.len()],
+    prefetches: [Prefetches; PREFETCH_LEADS.len()],
 }
 
 impl<'a> OverlapVariants<'a> {
     pub fn new(tasks: &'a TaskGraph, order: &'a [u32]) -> OverlapVariants<'a> {
-        OverlapVariants { tasks, order, prefetches: LEADS.map(|lead| Prefetches::new(tasks, order, lead)) }
+        OverlapVariants {
+            tasks,
+            order,
+            prefetches: PREFETCH_LEADS.map(|lead| Prefetches::new(tasks, order, lead)),
+        }
     }
 
     /// The forms whose live bytes in both arenas stay within `budget`, by the model.
@@ -80,7 +84,7 @@ impl<'a> OverlapVariants<'a> {
 }
 
 /// The lead of prefetches over their latest start, in percent of their time, for each overlapped form.
-const LEADS: [u64; 2] = [25, 150];
+const PREFETCH_LEADS: [u64; 2] = [25, 150];
 
 /// The bytes plus the fraction `share` of them.
 pub fn with_slack(bytes: u64, share: f64) -> u64 {

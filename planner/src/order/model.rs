@@ -121,7 +121,7 @@ impl TaskGraph {
         shared.merge_operands();
         let together: Vec<usize> = program.graph.values.keys().map(|v| shared.find_root(v)).collect();
         let (classes, class_of) = shared.memory_classes();
-        let class = |v: &ValueId| Some(class_of[v.index()]).filter(|&c| c != NONE);
+        let class = |v: &ValueId| Some(class_of[v.index()]).filter(|&c| c != NO_CLASS);
         let touches = IndexLists::from_rows(steps.list.iter().map(|s| {
             let mut row: Vec<u32> = s.reads.iter().chain(&s.writes).filter_map(class).collect();
             row.sort_unstable();
@@ -187,7 +187,7 @@ fn order_output_copies_last(
     }
 }
 
-const NONE: u32 = u32::MAX;
+const NO_CLASS: u32 = u32::MAX;
 
 /// Sets of values that share memory in every order, as a union-find structure with one root value per set.
 struct SharedMemorySets<'a> {
@@ -293,7 +293,7 @@ impl<'a> SharedMemorySets<'a> {
     }
 
     fn memory_classes(&mut self) -> (Vec<MemoryClass>, Vec<u32>) {
-        let mut of = vec![NONE; self.toward.len()];
+        let mut of = vec![NO_CLASS; self.toward.len()];
         let mut classes = Vec::new();
         for (v, def) in self.steps.def.iter() {
             let root = self.find_root(v);
@@ -301,7 +301,7 @@ impl<'a> SharedMemorySets<'a> {
             if def.is_none() || self.output[root] {
                 continue;
             }
-            if of[root] == NONE {
+            if of[root] == NO_CLASS {
                 of[root] = classes.len() as u32;
                 let arena = usize::from(self.program.symmetric[ValueId::new(root)]);
                 classes.push(MemoryClass { bytes: self.sizes[root].next_multiple_of(ALIGN), arena });

@@ -13,8 +13,8 @@
 //! - *bfs*: the next step is the one whose operands were computed the longest ago (Inductor).
 //!
 //! Equal steps are taken in program order. All orders take time nearly linear in the number of operands of all
-//! steps. *lpmf* considers at most [`SCAN`] ready steps from each of two lists: those that leave the fewest
-//! bytes, and those that add the fewest. If these do not decide, the result is the best of the considered steps
+//! steps. *lpmf* considers at most [`MAX_SCANNED_STEPS`] ready steps from each of two lists: those that leave
+//! the fewest bytes, and those that add the fewest. If these do not decide, the result is the best of the considered steps
 //! only.
 
 use std::cmp::Reverse;
@@ -56,7 +56,7 @@ named_enum! {
 
 impl OrderStrategy {
     /// The orders that follow one simple rule.
-    pub const NAMED: &'static [OrderStrategy] = OrderStrategy::ALL.split_at(2).1;
+    pub const NAMED_ORDERS: &'static [OrderStrategy] = OrderStrategy::ALL.split_at(2).1;
 }
 
 /// The order with this name. `None` if it requires a search.
@@ -164,7 +164,7 @@ pub enum GreedyRule {
 
 /// The largest number of ready steps that are considered from each side, in the search for one that does not
 /// raise the peak.
-const SCAN: usize = 64;
+const MAX_SCANNED_STEPS: usize = 64;
 
 /// Appends one ready step after another by a rule.
 pub fn greedy(tasks: &TaskGraph, rule: GreedyRule) -> Vec<u32> {
@@ -323,7 +323,9 @@ impl<'a> GreedyScheduler<'a> {
     fn best_below_peak(&mut self) -> Option<u32> {
         let live = self.memory.live[0].saturating_add(self.memory.live[1]);
         let mut best = None;
-        for (&(_, _, s), &(added, stays, t)) in self.by_effect.iter().zip(&self.by_added).take(SCAN) {
+        for (&(_, _, s), &(added, stays, t)) in
+            self.by_effect.iter().zip(&self.by_added).take(MAX_SCANNED_STEPS)
+        {
             self.work += 1;
             if self.ready[s as usize].as_ref().is_some_and(|r| live.saturating_add(r.effect.2) <= self.peak) {
                 return Some(s);
@@ -372,7 +374,7 @@ mod tests {
                 let (order, work) = GreedyScheduler::new(tasks, rule).run();
                 let operands: usize = (0..tasks.len()).map(|s| tasks.touches.row(s).len()).sum();
                 assert_eq!(order.len(), tasks.len());
-                let most = 4 * operands + 2 * SCAN * tasks.len();
+                let most = 4 * operands + 2 * MAX_SCANNED_STEPS * tasks.len();
                 assert!(work <= most, "{wide}, {read}, {ends}: {work} of {operands} operands");
             }
         }

@@ -93,13 +93,13 @@ pub struct Prefetches {
 
 /// The largest number of steps that are moved ahead for one prefetch, and the nanoseconds that they may take in
 /// addition to the time of the prefetch: a cast of a small parameter takes longer than its gather.
-const MOVED: usize = 16;
-const MOVED_TIME: u64 = 20_000;
+const MAX_MOVED_STEPS: usize = 16;
+const MAX_MOVED_NS: u64 = 20_000;
 
 /// The turn of the first step, as an offset of all turns. If communication takes longer than computation,
 /// latest starts lie before the first step. The offset keeps them from being clamped to 0, so that prefetches
 /// keep the order of their uses.
-const FIRST: u64 = 1 << 60;
+const FIRST_TURN: u64 = 1 << 60;
 
 impl Prefetches {
     /// The prefetches of an order. They start earlier than their latest start by `lead` percent of their time.
@@ -116,10 +116,10 @@ impl Prefetches {
                 unused[s as usize] = tasks.after.row(s as usize).is_empty();
             }
         }
-        let mut turn = vec![FIRST; tasks.len()];
-        let mut now = FIRST;
+        let mut turn = vec![FIRST_TURN; tasks.len()];
+        let mut now = FIRST_TURN;
         // The begin of each step that is not moved, ascending.
-        let mut begins = vec![FIRST];
+        let mut begins = vec![FIRST_TURN];
         for &s in order {
             turn[s as usize] = now;
             if tasks.lane[s as usize] == Lane::Compute && !moved[s as usize] {
@@ -166,7 +166,7 @@ impl Prefetches {
 
 /// The steps that a collective needs before it can start, in order, if they are few enough to be moved ahead.
 /// There must be no other collective among them, and they must not take longer than the collective or than
-/// [`MOVED_TIME`].
+/// [`MAX_MOVED_NS`].
 fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
     let mut found = BTreeSet::new();
     let mut open = vec![collective];
@@ -177,7 +177,8 @@ fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
                 continue;
             }
             time = time.saturating_add(tasks.timed[b as usize].time);
-            let little = found.len() <= MOVED && time <= tasks.timed[collective].time.max(MOVED_TIME);
+            let little =
+                found.len() <= MAX_MOVED_STEPS && time <= tasks.timed[collective].time.max(MAX_MOVED_NS);
             if tasks.lane[b as usize] == Lane::Comm || !little {
                 return None;
             }
@@ -230,13 +231,13 @@ struct OverlapScheduler<'a> {
 }
 
 /// The indices in [`Scheduler::ready`] of prefetches, and of collectives that no step uses.
-const PREFETCH: usize = 3;
-const UNUSED: usize = 4;
+const READY_PREFETCH: usize = 3;
+const READY_UNUSED: usize = 4;
 
 /// The number of ready steps that are tried for one that fits the budget.
 const LOOKED_AT: usize = 8;
 /// The margin on the estimated time of a collective, in percent, that passes before its memory is taken over.
-const MARGIN: u64 = 25;
+const MEMORY_REUSE_MARGIN: u64 = 25;
 
 impl<'a> OverlapScheduler<'a> {
     fn new(tasks: &'a TaskGraph, from: &'a [u32], prefetches: &'a Prefetches, budget: u64) -> Self {
@@ -297,7 +298,7 @@ impl<'a> OverlapScheduler<'a> {
     /// The index of the queue in [`Self::ready`] for a step.
     fn ready_queue(&self, s: usize) -> usize {
         if self.prefetches.unused[s] {
-            return UNUSED;
+            return READY_UNUSED;
         }
         let waits = self.prefetches.moved[s] || self.prefetches.earliest[s].is_some();
         self.tasks.lane[s] as usize + if waits { 2 } else { 0 }
@@ -352,7 +353,7 @@ impl<'a> OverlapScheduler<'a> {
             return;
         }
         let progress = self.progress();
-        let found = [1, PREFETCH].into_iter().filter_map(|kind| {
+        let found = [1, READY_PREFETCH].into_iter().filter_map(|kind| {
             self.first_ready(kind)
                 .filter(|&s| self.prefetches.earliest[s].is_none_or(|e| e <= progress))
                 .find(|&s| self.fits(s))
@@ -360,7 +361,7 @@ impl<'a> OverlapScheduler<'a> {
         // A prefetch that has to start before this collective ends goes first.
         let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
         let found = found.min_by_key(|&s| self.start_priority(s)).or_else(|| {
-            self.first_ready(UNUSED)
+            self.first_ready(READY_UNUSED)
                 .filter(|&s| progress.saturating_add(concurrent_time(self.tasks, s)) <= next)
                 .find(|&s| self.fits(s))
         });
@@ -441,7 +442,7 @@ impl<'a> OverlapScheduler<'a> {
         let awaited = next.into_iter().flat_map(|s| self.tasks.before.row(s)).map(|&b| b as usize);
         let awaited = awaited.filter(|&b| self.tasks.lane[b] == Lane::Comm).map(|b| self.place[b]).max();
         while let Some(c) = self.ended.front() {
-            let late = (c.end - c.start).saturating_mul(MARGIN) / 100 + self.tasks.crossing;
+            let late = (c.end - c.start).saturating_mul(MEMORY_REUSE_MARGIN) / 100 + self.tasks.crossing;
             if Some(c.place) > awaited && c.end.saturating_add(late) > self.now {
                 break;
             }

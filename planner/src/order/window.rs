@@ -15,23 +15,23 @@ use super::memory::{LiveMemory, live_bytes_by_step, peak_bytes};
 use super::model::TaskGraph;
 
 /// The number of steps in a window. A set of them fits into one word.
-const WINDOW: usize = 40;
+const WINDOW_STEPS: usize = 40;
 
 /// The distances from the start of a window to the peak that are tried, in steps. They descend, so that each
 /// window starts after the previous one and the steps before it have run.
-const AHEAD: [usize; 3] = [4 * WINDOW / 5, WINDOW / 2, WINDOW / 5];
+const PEAK_DISTANCES: [usize; 3] = [4 * WINDOW_STEPS / 5, WINDOW_STEPS / 2, WINDOW_STEPS / 5];
 
 /// The number of sets of equal size that are followed, and the number of sets that are visited in all windows.
-const BEAM: usize = 100;
-const SETS: usize = 200_000;
+const BEAM_WIDTH: usize = 100;
+const MAX_VISITED_SETS: usize = 200_000;
 
 /// The number of rounds in which peaks are searched for.
-const ROUNDS: usize = 40;
+const MAX_ROUNDS: usize = 40;
 
 pub fn improve(tasks: &TaskGraph, order: &[u32]) -> Vec<u32> {
     let mut out = WindowImprover { tasks, order: order.to_vec(), known: HashMap::new(), sets: 0 };
     let mut stuck = [false; 2];
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_ROUNDS {
         for (arena, stuck) in stuck.iter_mut().enumerate() {
             *stuck = *stuck || !out.lower_peak(arena);
         }
@@ -64,14 +64,14 @@ impl WindowImprover<'_> {
         let mut from = 0;
         while let Some(at) = (from..before.len()).find(|&i| before[i][arena] == most[arena]) {
             let mut improved = false;
-            for ahead in AHEAD {
+            for ahead in PEAK_DISTANCES {
                 let start = at.saturating_sub(ahead).max(done);
-                let end = (start + WINDOW).min(self.order.len());
+                let end = (start + WINDOW_STEPS).min(self.order.len());
                 for &s in &self.order[done..start] {
                     memory.run(s as usize);
                 }
                 done = start;
-                if self.sets >= SETS {
+                if self.sets >= MAX_VISITED_SETS {
                     return false;
                 }
                 let window = StepWindow::new(self.tasks, &self.order[start..end], &memory, arena, most);
@@ -245,7 +245,7 @@ impl StepWindow {
                 let r = &reached[i as usize];
                 (r.peak, r.live[0] + r.live[1], i)
             });
-            level.truncate(BEAM);
+            level.truncate(BEAM_WIDTH);
         }
         let best = level.first().map(|&at| {
             let mut out = Vec::with_capacity(self.before.len());

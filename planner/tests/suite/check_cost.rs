@@ -32,7 +32,7 @@ fn proof(source: &Graph, buckets: &[BucketInput]) -> CheckReport {
 }
 
 #[test]
-fn places_at_many_offsets_are_compared_a_few_times_each() {
+fn place_comparisons_grow_only_with_pairs_of_symbols() {
     for symbols in [10, 40, 120] {
         let graph = concatenated(symbols);
         let report = proof(&graph, &[BucketInput { graph: graph.clone(), decisions: Vec::new() }]);
@@ -95,7 +95,7 @@ fn ranks_of_a_large_mesh_share_what_they_know() {
 /// Each output needs a copy with a new name. A search for each name from the first number on would take minutes
 /// here.
 #[test]
-fn copies_of_one_value_are_named_one_after_the_other() {
+fn copies_of_one_value_get_consecutive_names() {
     const COPIES: usize = 20_000;
     let source = format!(
         "program \"copies\" ranks 1\narg %x: f32[4]\n%x.out.3: f32[4] = neg %x\n{}return %x.out.3\n",

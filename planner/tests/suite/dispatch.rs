@@ -70,7 +70,7 @@ fn a_layer_of_few_tokens_is_its_kernels() {
 }
 
 #[test]
-fn the_norm_of_a_reduction_keeps_off_what_blocks_of_its_rows_send() {
+fn fused_norm_avoids_memory_its_row_blocks_send() {
     // A second layer follows, so that the norm of the second reduction is no output.
     let program =
         layer("1..=64", "ll").replace("return %nz", "%e: bf16[t, 4096] = matmul %nz, %dnt\nreturn %e");
@@ -82,7 +82,7 @@ fn the_norm_of_a_reduction_keeps_off_what_blocks_of_its_rows_send() {
 }
 
 #[test]
-fn few_long_rows_are_normalised_by_a_kernel_of_their_own() {
+fn norms_of_few_long_rows_get_a_separate_kernel() {
     let wide = |tokens: &str| layer(tokens, "ll").replace("4096", "8192");
     let normed = |tokens: &str| dispatches(&planned(&wide(tokens))).iter().any(|d| d == "reduction: r y ny");
     assert!(!normed("32..=32") && !normed("1..=8"));
@@ -116,7 +116,7 @@ fn residual(norm: &str, row: u32) -> String {
 }
 
 #[test]
-fn a_norm_is_done_with_the_rows_that_it_reads() {
+fn norm_is_fused_with_the_rows_it_reads() {
     let norm = "layer_norm %y, %w, %n axes=1 eps=1.0e-5";
     assert_eq!(dispatches(&planned(&residual(norm, 4096))), ["norm: s y ny"]);
     // An RMS norm takes the computation of its weight and the steps after it as well.
@@ -143,7 +143,7 @@ fn a_norm_is_done_with_the_rows_that_it_reads() {
 }
 
 #[test]
-fn the_norm_of_a_dispatch_writes_over_no_weight_and_stands_at_its_end() {
+fn edited_norm_dispatches_are_rejected() {
     let of = || planned(&residual("layer_norm %y, %w, %n axes=1 eps=1.0e-5", 4096));
     let mut over = of();
     let weight = over.buckets[0].places["w"].clone();
@@ -185,7 +185,7 @@ const BY_HEADS: &str =
     "%gq: bf16[1, t, 8, 128] = reshape %pq\n%hq: bf16[1, 8, t, 128] = permute %gq perm=[0, 2, 1, 3]\n";
 
 #[test]
-fn heads_of_few_rows_are_turned_by_the_products_that_give_them() {
+fn products_of_few_rows_also_transpose_heads() {
     let plan = planned(&heads("1..=64", BY_HEADS));
     assert_eq!(dispatches(&plan), ["batch: pq pk pv gq hq rq hk rk"]);
     for inner in ["pq", "pk"] {
@@ -234,7 +234,7 @@ fn normed_heads(between: &str) -> String {
 }
 
 #[test]
-fn products_of_one_left_operand_are_a_batch_with_norms_between_them() {
+fn products_sharing_an_operand_are_batched_across_norms() {
     let program = normed_heads("");
     assert_eq!(dispatches(&planned(&program)), ["batch: pq pk pv"]);
     // Far from the others.
@@ -255,7 +255,7 @@ fn products_of_one_left_operand_are_a_batch_with_norms_between_them() {
 }
 
 #[test]
-fn a_batch_that_turns_heads_is_no_wider_and_no_narrower_than_planned() {
+fn edited_batches_with_heads_are_rejected() {
     let edit = |changes: &[(&str, &str)]| {
         let mut plan = planned(&heads("1..=64", BY_HEADS));
         for (from, to) in changes {
@@ -299,7 +299,7 @@ const CACHES: &str = "program \"caches\" ranks 1\nsymbol t in 1..=64\narg %q: bf
     mutate %ck = %nk\nmutate %cv = %nv\n";
 
 #[test]
-fn caches_are_stored_into_by_one_kernel_where_they_lie() {
+fn caches_are_updated_in_place_by_one_kernel() {
     let plan = planned(CACHES);
     assert_eq!(dispatches(&plan), ["scatter: nk nv"]);
     let places = &plan.buckets[0].places;
@@ -313,7 +313,7 @@ fn caches_are_stored_into_by_one_kernel_where_they_lie() {
 }
 
 #[test]
-fn stores_of_a_dispatch_lie_on_nothing_that_another_reads() {
+fn edited_scatter_dispatches_are_rejected() {
     let of = || planned(CACHES);
     let edit = |from: &str, to: &str| {
         let mut plan = of();
@@ -341,7 +341,7 @@ fn stores_of_a_dispatch_lie_on_nothing_that_another_reads() {
 }
 
 #[test]
-fn two_products_are_worth_a_kernel_where_one_is_not() {
+fn two_fused_products_pay_off_where_one_does_not() {
     let program = |second: &str| {
         format!(
             "program \"gated\" ranks 1\nsymbol t in 1..=64\narg %x: bf16[t, 8192]\nparam %g: bf16[3584, 8192]\n\
@@ -357,7 +357,7 @@ fn two_products_are_worth_a_kernel_where_one_is_not() {
 }
 
 /// An all-gather along the last axis, and its reader.
-fn gathered(tokens: &str, variant: &str) -> String {
+fn last_axis_gather(tokens: &str, variant: &str) -> String {
     format!(
         "program \"gathered\" ranks 4\nsymbol t in {tokens}\ngroup @tp world\narg %x: bf16[t, 64]\nparam %w: bf16[256, 32]\n\
          %l: bf16[t, 64] = neg %x\n%g: bf16[4*t, 64] = all_gather %l group=@tp via={variant}\n\
@@ -367,9 +367,9 @@ fn gathered(tokens: &str, variant: &str) -> String {
 }
 
 #[test]
-fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
+fn last_axis_gather_is_fused_with_its_copy() {
     for variant in ["ll", "pull"] {
-        let plan = planned(&gathered("1..=64", variant));
+        let plan = planned(&last_axis_gather("1..=64", variant));
         assert_eq!(dispatches(&plan), ["gather: g r p f"], "{variant}");
         let steps: Vec<&str> = plan.buckets[0].steps.iter().map(|s| s.node.as_str()).collect();
         assert_eq!(steps, ["l", "g", "y"]);
@@ -377,9 +377,9 @@ fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
     }
     // Other variants, whose results are written by peers or by the library.
     for variant in ["push", "plain", "copies", "pull_copies", "nccl_window"] {
-        assert_eq!(dispatches(&planned(&gathered("1..=64", variant))), [""; 0], "{variant}");
+        assert_eq!(dispatches(&planned(&last_axis_gather("1..=64", variant))), [""; 0], "{variant}");
     }
-    let program = gathered("1..=64", "pull");
+    let program = last_axis_gather("1..=64", "pull");
     let apart = |from: &str, to: &str| {
         assert!(program.contains(from), "{from}");
         assert_eq!(dispatches(&planned(&program.replace(from, to))), [""; 0], "{to}");
@@ -407,9 +407,9 @@ fn a_gather_along_the_last_axis_is_one_step_with_its_copy() {
 }
 
 #[test]
-fn a_gather_is_no_wider_and_no_narrower_than_planned_and_lies_on_no_operand() {
+fn edited_gather_dispatches_are_rejected() {
     let edit = |changes: &[(&str, &str)]| {
-        let mut plan = planned(&gathered("1..=64", "pull"));
+        let mut plan = planned(&last_axis_gather("1..=64", "pull"));
         for (from, to) in changes {
             assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
             plan.programs[0] = plan.programs[0].replacen(from, to, 1);
@@ -430,11 +430,11 @@ fn a_gather_is_no_wider_and_no_narrower_than_planned_and_lies_on_no_operand() {
     // A copy of another value, or of a part.
     assert!(!edit(&[("permute %r perm=[1, 0, 2]", "permute %l perm=[1, 0, 2]")]).is_empty());
     // The copy over the operand, and without memory.
-    let mut plan = planned(&gathered("1..=64", "ll"));
+    let mut plan = planned(&last_axis_gather("1..=64", "ll"));
     let result = plan.buckets[0].places["f"].clone();
     plan.buckets[0].places["l"] = result;
     assert!(broken(&plan).contains("InPlace"), "{:?}", broken(&plan));
-    let mut plan = planned(&gathered("1..=64", "pull"));
+    let mut plan = planned(&last_axis_gather("1..=64", "pull"));
     plan.buckets[0].places.shift_remove("f");
     assert!(broken(&plan).contains("PlaceMissing"), "{:?}", broken(&plan));
 }
@@ -445,7 +445,7 @@ pub(crate) fn broken(plan: &Plan) -> BTreeSet<String> {
 }
 
 /// The plan of a layer with its program changed.
-fn edited(from: &str, to: &str) -> Plan {
+fn edit_layer(from: &str, to: &str) -> Plan {
     let mut plan = planned(&layer("1..=64", "ll"));
     assert!(plan.programs[0].contains(from), "{from}\n{}", plan.programs[0]);
     plan.programs[0] = plan.programs[0].replacen(from, to, 1);
@@ -453,7 +453,7 @@ fn edited(from: &str, to: &str) -> Plan {
 }
 
 #[test]
-fn a_dispatch_that_is_wider_or_narrower_than_planned_is_found() {
+fn edited_product_dispatches_are_rejected() {
     let last = "%m: bf16[t, 4096] = mul %s, %up\n}\n";
     // Without the last node, the node before it has a result that needs memory, and the last node has no step.
     let mut narrow = planned(&layer("1..=4096", "ll"));
@@ -462,16 +462,16 @@ fn a_dispatch_that_is_wider_or_narrower_than_planned_is_found() {
     assert!(found.contains("StepMissing") && found.contains("PlaceMissing"), "{found:?}");
     // With the following product, which is a step of its own.
     let down = "%d: bf16[t, 4096] = matmul %m, %dnt\n";
-    let mut wide = edited(last, &last[..last.len() - 2]);
+    let mut wide = edit_layer(last, &last[..last.len() - 2]);
     wide.programs[0] = wide.programs[0].replacen(down, &format!("{down}}}\n"), 1);
     assert_eq!(broken(&wide), BTreeSet::from(["Invalid".to_string()]));
     // Another form.
-    let other = edited("dispatch product {", "dispatch map {");
+    let other = edit_layer("dispatch product {", "dispatch map {");
     assert_eq!(broken(&other), BTreeSet::from(["Invalid".to_string()]));
 }
 
 #[test]
-fn results_lie_on_no_operand_that_the_form_reads_at_any_time() {
+fn result_over_a_product_operand_is_rejected() {
     // The gated product over the left matrix.
     let mut plan = planned(&layer("1..=64", "ll"));
     let left = plan.buckets[0].places["ny"].clone();
@@ -498,7 +498,7 @@ fn together(variant: &str, between: &str, nodes: &str) -> String {
 }
 
 #[test]
-fn collectives_of_a_set_are_one_step_with_one_pair_of_barriers() {
+fn coalesced_collectives_share_one_step_and_barriers() {
     let moved = "%a: bf16[64, 64] = all_gather %p group=@w via=V\n\
          %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n\
          %c: u8[16*t, 16] = all_gather %y group=@w via=V\n";
@@ -540,7 +540,7 @@ fn collectives_of_a_set_are_one_step_with_one_pair_of_barriers() {
 }
 
 #[test]
-fn collectives_of_a_set_need_not_be_neighbours_of_what_they_read() {
+fn coalesced_collectives_need_not_be_adjacent() {
     // The nodes between: a norm of rows, whose units the walk closes, and a reduction over rows, which it
     // defers.
     let between = "%n: f32[4*t, 12] = softmax %h axis=1 log=false\n%m: f32[12] = reduce %n op=sum axes=[0] keep=false\n\
@@ -580,7 +580,7 @@ fn an_exit_barrier_of_a_set_protects_all_operands() {
 }
 
 #[test]
-fn an_operand_of_a_set_is_not_overwritten_by_a_result() {
+fn result_over_an_operand_of_the_set_is_rejected() {
     let nodes = "%a: bf16[16, 64] = all_to_all %p splits=even group=@w via=V\n\
          %b: f32[4*t, 12] = all_to_all %h splits=even group=@w via=V\n\
          %c: u8[4*t, 16] = all_to_all %y splits=even group=@w via=V\n";

@@ -46,7 +46,7 @@ fn groups_of_experts_are_chosen_in_the_same_step() {
 }
 
 #[test]
-fn what_is_no_short_row_stays_by_itself() {
+fn selections_outside_the_limits_are_not_fused() {
     // Rows that are too long, selections over other axes, and integers that may be divided by zero.
     assert_eq!(forms(&CHOICE.replace("64]", "4096]")), ["rows: z w y"]);
     let over_rows = "arg %x: f32[8, 64]\n%s: f32[8, 64] = exp %x\n%v: f32[2, 64], %i: i64[2, 64] = topk %s axis=0 largest=true\n\
@@ -58,7 +58,7 @@ fn what_is_no_short_row_stays_by_itself() {
 }
 
 #[test]
-fn steps_between_two_parts_of_a_selection_keep_them_apart() {
+fn intermediate_steps_split_a_selection() {
     // The sort needs the selected elements, and the sum needs the sort.
     let body = "arg %x: f32[t, 64]\n%v: f32[t, 4], %i: i64[t, 4] = topk %x axis=1 largest=true\n\
         %f: f32[4*t] = reshape %v\n%o: f32[4*t], %p: i64[4*t] = sort %f axis=0 descending=false\n%r: f32[t, 4] = reshape %o\n\
@@ -77,7 +77,7 @@ fn a_weighted_sum_of_rows_is_one_step() {
 }
 
 #[test]
-fn rows_that_others_read_and_long_sums_stay_by_themselves() {
+fn shared_rows_and_long_sums_are_not_fused() {
     let returned = SUM.replace("return %y", "return %y\nreturn %r");
     assert_eq!(forms(&returned), ["fold: c m s y"]);
     let long = SUM.replace("t, 8", "t, 100");
@@ -88,7 +88,7 @@ fn rows_that_others_read_and_long_sums_stay_by_themselves() {
 }
 
 #[test]
-fn rows_that_are_taken_join_the_map_that_reads_them() {
+fn gathered_rows_join_the_map_that_reads_them() {
     let body = "arg %x: f32[t, 64]\nparam %b: f32[32, 64]\narg %i: i64[t]\n%r: f32[t, 64] = take %b, %i axis=0\n\
         %a: f32[t, 64] = add %x, %r\n%y: f32[t, 64] = exp %a\nreturn %y\n";
     assert_eq!(forms(body), ["map: r a y"]);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use symmc_check::check;
-use symmc_ir::text::forms::{PRELUDE, forms};
+use symmc_ir::text::forms::{EXAMPLE_PRELUDE, forms};
 use symmc_ir::text::{op_name, parse};
 use symmc_ir::{Graph, GraphOutput, Node, NodeId, Op, OutputKind, TensorType, ValueId};
 use symmc_planner::{BucketInput, PlanConfig, plan};
@@ -54,11 +54,12 @@ fn of_copies(examples: &Graph, target: NodeId) -> (Graph, Node) {
 }
 
 #[test]
-fn results_lie_on_operands_where_the_facts_of_the_op_allow_it() {
+fn results_alias_operands_exactly_where_op_facts_allow() {
     let (mut seen, mut left): (BTreeSet<&str>, BTreeSet<&str>) = Default::default();
     let mut compared = 0;
     let lines: Vec<&str> = forms().map(|form| form.example).collect();
-    let examples = parse(&format!("{PRELUDE}\n{}\n", lines.join("\n"))).unwrap_or_else(|e| panic!("{e}"));
+    let examples =
+        parse(&format!("{EXAMPLE_PRELUDE}\n{}\n", lines.join("\n"))).unwrap_or_else(|e| panic!("{e}"));
     for (target, example) in examples.nodes.iter() {
         let name = op_name(&example.op);
         if example.op.is_view() || example.op.as_collective().is_some() {

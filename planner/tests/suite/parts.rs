@@ -27,7 +27,7 @@ fn why<'p>(plan: &'p Plan, value: &str) -> &'p str {
 }
 
 #[test]
-fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
+fn early_piece_gets_separate_memory_at_the_peak() {
     // With %early inside, 4352 bytes of %all would be occupied together with the 8192 bytes of %big.
     let body = "arg %x: f32[64]\narg %y: f32[2048]\n%early: f32[64] = neg %x\n\
         %big: f32[2048] = exp %y\n%bigger: f32[2048] = cumsum %big axis=0\n%sum: f32[] = reduce %bigger op=sum axes=[0] keep=false\n\
@@ -43,7 +43,7 @@ fn what_is_taken_early_for_a_piece_is_not_taken_where_memory_peaks() {
 }
 
 #[test]
-fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own() {
+fn pieces_need_a_proof_that_they_end_within_outputs() {
     // Both symbols decide whether one row lies within all rows: an output's memory is as large as the output is
     // in that run.
     let row = "symbol m in 2..=16\nsymbol n in 2..=16\narg %x: f32[m, n]\n%first: f32[1, n] = slice %x axis=0 start=0 step=1\n\
@@ -67,7 +67,7 @@ fn what_is_not_known_to_lie_within_an_output_at_all_sizes_has_memory_of_its_own(
 }
 
 #[test]
-fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
+fn piece_that_peers_read_does_not_delay_another_piece() {
     // Peers read %b until the all-gather has met. Meanwhile %c is placed next to it in %all.
     let body = "group @g world\narg %x: f32[6, 4]\n%s: f32[6, 4] = neg %x\n\
         %p: f32[6, 4] = broadcast %s root=0 group=@g via=plain\n%b: f32[6, 4] = mul %p, %x\n\
@@ -81,7 +81,7 @@ fn a_part_that_peers_still_read_does_not_hold_back_another_part() {
 }
 
 #[test]
-fn what_is_not_known_to_begin_within_a_value_has_memory_of_its_own() {
+fn pieces_need_a_proof_that_they_begin_within_values() {
     // The last part begins at 416 t - 128 t u, whose lower bound is negative.
     for output in ["return %all\n", "%n: f32[12*t, 13 - 4*u] = exp %all\nreturn %n\n"] {
         let plan = planned(&format!(

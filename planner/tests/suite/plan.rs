@@ -184,7 +184,7 @@ fn rendezvous_through(variant: &str) -> String {
 }
 
 #[test]
-fn what_the_library_writes_waits_for_the_whole_rendezvous() {
+fn library_writes_wait_for_the_whole_rendezvous() {
     // The library may write a piece of r1 as soon as one peer has arrived, while another still reads a0. The
     // bytes that a push may take are not free for it.
     let pushed = planned_in_order(&rendezvous_through("push"));
@@ -228,7 +228,7 @@ fn rows(rows: &[usize]) -> String {
 }
 
 #[test]
-fn barriers_are_kept_where_dropping_them_would_exceed_the_limit() {
+fn barriers_are_kept_where_dropping_exceeds_the_limit() {
     let body = rows(&[64, 64, 16, 16, 16]);
     let config = PlanConfig { order: OrderStrategy::Program, ..PlanConfig::default() };
     let bucket = BucketInput { graph: graph(&body), decisions: Vec::new() };
@@ -284,7 +284,7 @@ fn a_broadcast_does_not_meet() {
 }
 
 #[test]
-fn a_put_writes_the_symmetric_arena_and_does_not_meet() {
+fn put_writes_symmetric_memory_without_a_rendezvous() {
     // The operand stays in place. Of a returned result only the copy leaves the arena.
     let p = planned(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
@@ -338,7 +338,7 @@ fn with_several_buckets_the_last_barrier_stays() {
 }
 
 #[test]
-fn collectives_by_ll_share_two_landing_zones_of_the_largest_size() {
+fn ll_collectives_share_two_landing_zones() {
     let body = "arg %x: f32[16, 16]\n\
          %s: f32[4, 16] = slice %x axis=0 start=0 step=1\n\
          %n: f32[4, 16] = neg %s\n\
@@ -389,7 +389,7 @@ fn parameters_are_bound_and_arguments_copied() {
 }
 
 #[test]
-fn a_bound_argument_needs_no_copy_but_its_last_barrier() {
+fn bound_argument_needs_only_its_last_barrier() {
     let bind = [InputId::new(1)].into_iter().collect();
     let p = planned_with(vec![graph(PULLED_INPUTS)], &PlanConfig { bind, ..PlanConfig::default() });
     assert!(p.buckets[0].copies.is_empty());
@@ -401,7 +401,7 @@ fn a_bound_argument_needs_no_copy_but_its_last_barrier() {
 }
 
 #[test]
-fn operands_that_peers_cannot_read_in_one_run_are_copied() {
+fn operands_unreadable_in_one_range_are_copied() {
     let p = planned(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n\
          %h: f32[16, 16] = matmul %x, %w\n\
@@ -451,7 +451,7 @@ fn a_result_does_not_become_symmetric_for_its_piece() {
 }
 
 #[test]
-fn what_is_needed_later_is_not_gathered_in_place() {
+fn operand_with_later_readers_is_not_gathered_in_place() {
     let p = planned(
         "arg %x: f32[4, 16]\n%n: f32[4, 16] = neg %x\n\
          %g: f32[16, 16] = all_gather %n group=@all via=plain\n\
@@ -621,7 +621,7 @@ fn an_operand_that_peers_still_read_is_not_overwritten() {
 }
 
 #[test]
-fn an_all_reduce_lies_on_its_operand_where_the_variant_allows_it() {
+fn all_reduce_overwrites_its_operand_where_the_variant_allows() {
     let two_shot = planned(&chain(&["@all via=two_shot", "@all via=two_shot", "@all via=plain"]));
     expect(
         &two_shot,
@@ -654,7 +654,7 @@ fn outputs_are_written_in_place_or_copied() {
 }
 
 #[test]
-fn a_part_of_an_output_is_copied_where_peers_read_it() {
+fn part_of_an_output_is_copied_for_peers() {
     let p = planned(
         "arg %x: f32[16, 16]\nparam %w: f32[16, 16]\n%h: f32[16, 16] = matmul %x, %w\n\
          %s: f32[4, 16] = slice %h axis=0 start=4 step=1\n\
@@ -711,7 +711,7 @@ const UNAWAITED: &str = "arg %x: f32[64, 64]\nparam %w: f32[64, 64]\n\
     return %ra, %rb, %rc, %rd\n";
 
 #[test]
-fn what_nobody_awaits_is_waited_for_where_its_memory_is_needed() {
+fn unawaited_collectives_are_awaited_before_memory_reuse() {
     let with = |slack| planned_with(vec![graph(UNAWAITED)], &PlanConfig { slack, ..PlanConfig::default() });
     let bound = |p: &Plan| p.buckets[0].totals.ordinary_bound / (64 * 64 * 4);
     let concurrent = |p: &Plan| p.buckets[0].steps.iter().filter(|s| s.lane == Lane::Comm).count();
@@ -752,7 +752,7 @@ fn decisions_stand_in_order_of_the_steps() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_refused_by_name() {
+fn unplannable_programs_are_rejected_by_name() {
     let error =
         |graphs: Vec<Graph>| try_plan(graphs, &PlanConfig::default()).expect_err("refused").to_string();
     let no_variant = graph("arg %x: f32[4]\n%r: f32[4] = all_reduce %x op=sum group=@all\nreturn %r\n");

@@ -103,7 +103,7 @@ fn a_step_a_buffer_and_a_place_are_lines() {
 }
 
 /// Half of the damage cuts, copies or overwrites bytes. The other half replaces one number by another.
-fn damage(r: &mut SplitMix, text: &mut Vec<u8>) {
+fn damage_text(r: &mut SplitMix, text: &mut Vec<u8>) {
     let (from, len) = (r.below(text.len()), r.below(40));
     let to = (from + len).min(text.len());
     match r.below(6) {
@@ -131,7 +131,7 @@ fn damaged_files_do_not_panic() {
     while start.elapsed() < Duration::from_secs(1) {
         let mut text = plans[r.below(plans.len())].clone();
         for _ in 0..1 + r.below(3) {
-            damage(&mut r, &mut text);
+            damage_text(&mut r, &mut text);
         }
         fuzz::check(&text);
     }

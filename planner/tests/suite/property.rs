@@ -11,11 +11,11 @@ use symmc_support::random::SplitMix;
 
 use crate::common::corrupt::{damage, flatten, mend};
 use crate::common::explore::{explore, sequences};
-use crate::common::{Config, planned, program};
+use crate::common::{RandomProgramConfig, planned, program};
 
-fn config(rng: &mut SplitMix) -> Config {
+fn config(rng: &mut SplitMix) -> RandomProgramConfig {
     let cells = rng.one_in(3);
-    Config {
+    RandomProgramConfig {
         ranks: if cells { 4 } else { rng.pick(&[2, 3]) },
         cells,
         symbols: rng.pick(&[0, 1, 1, 2]),
@@ -53,7 +53,7 @@ fn reuses(bucket: &Bucket, arena: ArenaKind) -> bool {
 
 /// Counts of properties that random plans share with plans of real programs.
 #[derive(Default, Debug)]
-struct Coverage {
+struct PlanCoverage {
     /// Plans with three or more collectives in flight.
     in_flight: usize,
     /// Plans among these with three or more variants.
@@ -68,7 +68,7 @@ struct Coverage {
     sets: usize,
 }
 
-impl Coverage {
+impl PlanCoverage {
     fn add(&mut self, plan: &Plan) {
         let mut variants = BTreeSet::new();
         for bucket in &plan.buckets {
@@ -88,7 +88,7 @@ impl Coverage {
         self.sets += usize::from(plan.programs.iter().any(|t| t.contains("dispatch collectives")));
     }
 
-    fn merge(&mut self, other: Coverage) {
+    fn merge(&mut self, other: PlanCoverage) {
         self.in_flight += other.in_flight;
         self.variants += other.variants;
         self.reuse += other.reuse;
@@ -161,7 +161,7 @@ const SEQUENCES: usize = 16;
 
 /// The outcomes of damaged plans.
 #[derive(Default, Debug)]
-struct Tally {
+struct DamageTally {
     /// The check accepts the plan, and the explorer finds nothing.
     accepted: usize,
     /// The number among these that have symbols.
@@ -177,7 +177,7 @@ struct Tally {
     /// The rules that rejected plans violate.
     kinds: BTreeSet<String>,
     /// The properties of the plans before they were damaged.
-    coverage: Coverage,
+    coverage: PlanCoverage,
 }
 
 /// The errors of a plan in some sequences of two or three runs.
@@ -193,7 +193,7 @@ fn findings(plan: &Plan, rng: &mut SplitMix) -> BTreeSet<String> {
 /// Damages one random plan and compares the check with the explorer. The check must be right whenever it
 /// accepts a plan. If extents are constant and no place depends on the rank, it must also be right when it
 /// rejects one: it then knows all bytes exactly.
-fn compare(seed: u64) -> Tally {
+fn compare(seed: u64) -> DamageTally {
     let mut rng = SplitMix(seed ^ 0xdead);
     let config = config(&mut rng);
     let exact = rng.one_in(4);
@@ -201,17 +201,18 @@ fn compare(seed: u64) -> Tally {
 }
 
 /// The same for a training step whose collectives may begin together.
-fn compare_sharded(seed: u64) -> Tally {
+fn compare_sharded(seed: u64) -> DamageTally {
     let mut rng = SplitMix(seed ^ 0xf1e1d);
-    let config = Config { sharded: true, ..config(&mut rng) };
+    let config = RandomProgramConfig { sharded: true, ..config(&mut rng) };
     compare_one(seed, config, false, rng)
 }
 
-fn compare_one(seed: u64, config: Config, exact: bool, mut rng: SplitMix) -> Tally {
-    let mut tally = Tally::default();
+fn compare_one(seed: u64, config: RandomProgramConfig, exact: bool, mut rng: SplitMix) -> DamageTally {
+    let mut tally = DamageTally::default();
     let symbols = if exact { 0 } else { config.symbols.max(1) };
     let sharded = config.sharded && !exact;
-    let config = Config { nodes: config.nodes.min(12), symbols, gathers: !exact, sharded, ..config };
+    let config =
+        RandomProgramConfig { nodes: config.nodes.min(12), symbols, gathers: !exact, sharded, ..config };
     let graph = program(&mut rng, &config);
     let made = planned(&graph, config.sharded, &mut rng);
     tally.coverage.add(&made);
@@ -245,10 +246,10 @@ fn compare_one(seed: u64, config: Config, exact: bool, mut rng: SplitMix) -> Tal
 }
 
 /// Compares at least `least` damaged plans, or `PROPTEST_CASES` if that is more.
-fn compare_all(least: u64, compare: impl Fn(u64) -> Tally + Sync) -> Tally {
+fn compare_all(least: u64, compare: impl Fn(u64) -> DamageTally + Sync) -> DamageTally {
     let asked = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok());
     let seeds = (0..asked.unwrap_or(0).max(least)).collect();
-    let mut tally = Tally::default();
+    let mut tally = DamageTally::default();
     for one in parallel::map(seeds, usize::MAX, compare) {
         tally.accepted += one.accepted;
         tally.accepted_with_symbols += one.accepted_with_symbols;
@@ -265,7 +266,7 @@ fn compare_all(least: u64, compare: impl Fn(u64) -> Tally + Sync) -> Tally {
 #[test]
 fn check_and_explorer_agree_on_collectives_in_flight() {
     let tally = compare_all(70, compare_sharded);
-    let Coverage { in_flight, variants, reuse, .. } = tally.coverage;
+    let PlanCoverage { in_flight, variants, reuse, .. } = tally.coverage;
     assert!(in_flight >= 25 && variants >= 25 && reuse >= 20, "{tally:?}");
     assert!(tally.accepted >= 10 && tally.rejected >= 5, "{tally:?}");
 }
@@ -276,7 +277,7 @@ fn check_and_explorer_agree_on_damaged_plans() {
     assert!(tally.accepted > 50 && tally.accepted_with_symbols > 30 && tally.rejected > 30, "{tally:?}");
     let expected = ["InPlace", "Lost", "Race", "Unordered"];
     assert!(expected.iter().all(|&k| tally.kinds.contains(k)), "{tally:?}");
-    let Coverage { in_flight, variants, reuse, sums, sets, .. } = tally.coverage;
+    let PlanCoverage { in_flight, variants, reuse, sums, sets, .. } = tally.coverage;
     assert!(in_flight >= 40 && variants >= 40 && reuse >= 25 && sums >= 25 && sets >= 20, "{tally:?}");
     assert_eq!(tally.coverage.missing(), [], "{tally:?}");
 }

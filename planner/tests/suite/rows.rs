@@ -38,7 +38,7 @@ fn the_gradient_of_a_norm_is_one_step() {
 }
 
 #[test]
-fn softmax_layer_norm_and_their_gradients_are_one_step_each() {
+fn softmax_layer_norm_and_their_gradients_are_single_steps() {
     let layer_norm = "arg %x: f32[D]\nparam %w: f32[N]\n%m: f32[t, 1] = reduce %x op=mean axes=[1] keep=true\n\
         %d: f32[D] = sub %x, %m\n%s: f32[D] = mul %d, %d\n%v: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n\
         %e: f32[t, 1] = add %v, 1e-5\n%r: f32[t, 1] = rsqrt %e\n%n: f32[D] = mul %d, %r\n%y: f32[D] = mul %n, %w\n\
@@ -76,7 +76,7 @@ fn norms_between_element_wise_nodes_are_one_step() {
 }
 
 #[test]
-fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
+fn nodes_over_other_rows_or_axes_are_not_fused() {
     // Over the first axis, without the axis, and of columns that are not adjacent in memory.
     let of = |reduce: &str| {
         let body = format!("arg %x: f32[2048, 2048]\n%a: f32[2048, 2048] = exp %x\n{reduce}\nreturn %r\n");
@@ -97,7 +97,7 @@ fn nodes_of_other_rows_and_other_axes_stay_by_themselves() {
 }
 
 #[test]
-fn what_becomes_of_a_weight_is_computed_with_the_rows_that_read_it() {
+fn weight_preparation_is_fused_with_rows_that_read_it() {
     let body = "arg %x: f32[D]\nparam %w: bf16[N]\n%wc: f32[N] = cast %w\n%w1: f32[N] = add %wc, 1.0\n\
         %s: f32[t, 1] = reduce %x op=max axes=[1] keep=true\n%d: f32[D] = div %x, %s\n%y: f32[D] = mul %d, %w1\nreturn %y\n";
     let plan = planned(&program("256..=512", 1024, body));
@@ -112,7 +112,7 @@ fn what_becomes_of_a_weight_is_computed_with_the_rows_that_read_it() {
 }
 
 #[test]
-fn few_long_rows_run_by_single_steps_where_these_are_faster() {
+fn few_long_rows_run_as_separate_faster_steps() {
     // One row is the work of one multiprocessor.
     let long = dispatches(&planned(&program("1..=1", 1 << 18, FORWARD)));
     assert!(long.iter().all(|d| d.starts_with("map")), "{long:?}");
@@ -123,7 +123,7 @@ fn few_long_rows_run_by_single_steps_where_these_are_faster() {
 }
 
 #[test]
-fn results_of_rows_lie_on_operands_that_no_later_node_reads() {
+fn row_results_overwrite_operands_without_later_readers() {
     // The operands are intermediate values, so that they may be overwritten.
     let before = BACKWARD
         .replace("arg %g", "arg %g0")

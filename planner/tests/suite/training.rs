@@ -77,7 +77,7 @@ fn is_in_place(plan: &Plan, pairs: &[(&str, &str)]) -> bool {
 }
 
 #[test]
-fn an_optimizer_step_is_one_map_for_each_parameter_in_place() {
+fn optimizer_step_is_one_in_place_map_per_parameter() {
     let plan = planned(&adamw(&["4096, 512"]));
     assert_eq!(dispatches(&plan), ["map: d0 s0 l0 nm0 e0 q0 t0 nv0 r0 u0 w0 x0 y0 np0"]);
     assert!(is_in_place(&plan, &[("p0", "np0"), ("m0", "nm0"), ("v0", "nv0")]));
@@ -109,7 +109,7 @@ fn momentum_and_sums_of_gradients_are_in_place() {
 }
 
 #[test]
-fn casts_of_shards_are_written_into_the_operands_of_their_gathers() {
+fn casts_of_shards_are_written_into_gather_operands() {
     for (variant, dtype) in
         [("copies", "bf16"), ("pull", "bf16"), ("ll", "bf16"), ("push", "f16"), ("plain", "bf16")]
     {
@@ -172,7 +172,7 @@ fn the_gradient_of_a_gated_product_is_one_map() {
 /// A map that waits for a gather of a parameter is merged with one that does not, if a product before both runs
 /// concurrently with the gather.
 #[test]
-fn maps_are_merged_over_gathers_that_run_beside_a_product() {
+fn maps_merge_across_gathers_that_overlap_a_product() {
     let gathered = GATED
         .replace("param %wd: bf16[256, 512]", "param %shard: bf16[128, 512]")
         .replace("%dh: bf16", "%wd: bf16[256, 512] = all_gather %shard group=@g via=pull\n%dh: bf16");

@@ -6,7 +6,7 @@ use symmc_plan::{PerRankOffset, Plan};
 use symmc_planner::{BucketInput, PlanConfig, plan};
 
 /// A collective in a window, whose result another group gathers in place.
-fn gathered(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
+fn window_and_gather(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
     let all = 16 * groups[1].split(']').next().map_or(0, |cell| cell.split(',').count());
     let program = format!(
         "program \"p\" ranks {ranks}\ngroup @g {}\ngroup @h {}\narg %x: f32[16, 16]\n%k: f32[16, 16] = neg %x\n\
@@ -22,7 +22,7 @@ fn gathered(ranks: u32, groups: [&str; 2], op: &str) -> Plan {
 }
 
 #[test]
-fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
+fn window_values_have_one_offset_within_a_cell() {
     let (rows, columns) = ("[[0, 1], [2, 3]]", "[[0, 2], [1, 3]]");
     for op in ["all_reduce %k op=sum", "all_to_all %k splits=even"] {
         for (ranks, groups, by_rank) in [
@@ -32,7 +32,7 @@ fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
             (4, ["[[0, 1, 2, 3]]", rows], false),
             (2, ["[[0, 1]]", "[[1, 0]]"], false),
         ] {
-            let mut plan = gathered(ranks, groups, op);
+            let mut plan = window_and_gather(ranks, groups, op);
             let place = &mut plan.buckets[0].places["a"];
             assert_eq!(place.by_rank.is_some(), by_rank, "{op} on {groups:?}");
             // Place it by rank in its own group, in which each rank has another number.
@@ -45,7 +45,7 @@ fn what_lies_in_a_window_lies_at_one_place_on_all_ranks_of_a_cell() {
 }
 
 #[test]
-fn the_operand_of_a_gather_in_a_window_lies_at_its_own_piece() {
+fn window_gather_operand_lies_at_its_own_piece() {
     let program = "program \"p\" ranks 2\ngroup @g world\narg %x: f32[16, 16]\n%k: f32[16, 16] = neg %x\n\
          %a: f32[32, 16] = all_gather %k group=@g via=nccl_window\n%c: f32[32, 16] = neg %a\nreturn %c\n";
     let graph = text::parse(program).expect("parses");

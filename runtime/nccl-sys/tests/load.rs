@@ -37,7 +37,7 @@ fn refusals(error: &LoadError) -> Vec<&LoadFailure> {
 
 /// A library is not even opened if another user could have put it there: its initialisers would run.
 #[test]
-fn a_library_in_a_folder_that_others_can_write_is_not_loaded() {
+fn library_in_a_writable_folder_is_not_loaded() {
     let dir = TempDir::new().expect("a folder");
     let mode = |path: &Path, mode| {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("permissions");
@@ -64,7 +64,7 @@ fn a_library_in_a_folder_that_others_can_write_is_not_loaded() {
 }
 
 #[test]
-fn what_cannot_be_used_is_listed() {
+fn unusable_libraries_are_listed() {
     let dir = TempDir::new().expect("a folder");
     let file = |name: &str| dir.path().join(name);
     let old = fake(&file("old.so"), &["-DVERSION=22605", "-DCONFIG=72"]);

@@ -18,7 +18,7 @@ const MESHES: [(u32, &str, &str); 5] = [
 ];
 
 /// The name of a kind in a program, with the rows of its operand for results of `rows` rows.
-fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
+fn spell_collective(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
     match kind {
         CollectiveKind::AllReduce(_) => ("all_reduce %x op=sum".into(), rows),
         CollectiveKind::AllGather => ("all_gather %x".into(), rows / n),
@@ -33,7 +33,7 @@ fn written(kind: &CollectiveKind, rows: usize, n: usize) -> (String, usize) {
 }
 
 #[test]
-fn peers_of_another_group_find_values_that_lie_by_rank() {
+fn peers_of_another_group_read_values_placed_by_rank() {
     let kinds = [
         CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
         CollectiveKind::AllGather,
@@ -49,7 +49,7 @@ fn peers_of_another_group_find_values_that_lie_by_rank() {
     for ((ranks, group, outer), kind) in MESHES.iter().flat_map(|m| kinds.iter().map(move |k| (m, k))) {
         let size = |cells: &str| cells.split(']').next().map_or(0, |cell| cell.split(',').count());
         let (rows, n) = (16, size(group));
-        let (op, from) = written(kind, rows, n);
+        let (op, from) = spell_collective(kind, rows, n);
         for via in CollectiveVariant::ALL.iter().filter(|v| v.contract(kind).is_some()) {
             for gather in gathers.clone() {
                 let program = format!(

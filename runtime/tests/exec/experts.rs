@@ -6,11 +6,11 @@ use std::sync::Arc;
 use symmc_ir::{DType, Tensor, interp};
 use symmc_support::random::SplitMix;
 
-use crate::support::{Planned, planned, run_with_inputs};
+use crate::support::{PlannedProgram, planned, run_with_inputs};
 
 /// The sizes of a routing.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct RoutingSizes {
     ranks: usize,
     tokens: usize,
     slots: usize,
@@ -20,16 +20,16 @@ struct Sizes {
     width: usize,
 }
 
-impl Sizes {
+impl RoutingSizes {
     /// Sizes whose capacity is enough for any routing.
-    fn draw(r: &mut SplitMix, ranks: usize) -> Sizes {
+    fn draw(r: &mut SplitMix, ranks: usize) -> RoutingSizes {
         let tokens = r.below(7);
         let slots = 1 + r.below(3);
         let local = 1 + r.below(4);
         let align = r.pick(&[1, 1, 3, 8]);
         let worst = ranks * tokens * slots;
         let capacity = worst + ranks.max(local) * (align - 1);
-        Sizes {
+        RoutingSizes {
             ranks,
             tokens,
             slots,
@@ -41,7 +41,7 @@ impl Sizes {
     }
 
     fn program(&self, layout: &str, dtype: &str, weighted: bool, via: &str) -> String {
-        let Sizes { ranks, tokens: t, slots: k, experts, align, capacity: c, width: d } = *self;
+        let RoutingSizes { ranks, tokens: t, slots: k, experts, align, capacity: c, width: d } = *self;
         let sections = if layout == "rank" { ranks } else { experts / ranks };
         let all = ranks * t;
         let cell: Vec<usize> = (0..ranks).collect();
@@ -70,7 +70,7 @@ impl Sizes {
     }
 
     /// Inputs of each rank. Some slots have no expert; with `to` all others go to one rank.
-    fn inputs(&self, planned: &Planned, r: &mut SplitMix, to: Option<usize>) -> Vec<Vec<Arc<Tensor>>> {
+    fn inputs(&self, planned: &PlannedProgram, r: &mut SplitMix, to: Option<usize>) -> Vec<Vec<Arc<Tensor>>> {
         let mut inputs = crate::support::inputs(&planned.graph, &Default::default(), r.below(1 << 20) as u64);
         let local = self.experts / self.ranks;
         for rank in &mut inputs {
@@ -88,7 +88,7 @@ impl Sizes {
 }
 
 /// Compares all outputs on all ranks with the interpreter. Sums are in the same order, so bits are equal.
-fn check(planned: &Planned, inputs: &[Vec<Arc<Tensor>>], what: &str) {
+fn check(planned: &PlannedProgram, inputs: &[Vec<Arc<Tensor>>], what: &str) {
     let expected = interp::run(&planned.graph, &Default::default(), inputs).expect("the interpreter runs it");
     let found = run_with_inputs(planned, inputs, 1);
     for (rank, (found, expected)) in found.into_iter().zip(&expected).enumerate() {
@@ -106,7 +106,7 @@ fn random_routings_agree_with_the_interpreter() {
     for ranks in [1, 2, 3, 4, 8] {
         for layout in ["expert", "rank", "batched"] {
             for via in ["pull", "plain"] {
-                let mut sizes = Sizes::draw(&mut r, ranks);
+                let mut sizes = RoutingSizes::draw(&mut r, ranks);
                 if layout == "batched" {
                     sizes.capacity = sizes.ranks * sizes.tokens * sizes.slots * sizes.experts / sizes.ranks;
                 }
@@ -125,7 +125,8 @@ fn random_routings_agree_with_the_interpreter() {
 #[test]
 fn large_rows_pass_through_staging_in_parts() {
     let mut r = SplitMix(8);
-    let sizes = Sizes { ranks: 2, tokens: 40, slots: 2, experts: 4, align: 1, capacity: 160, width: 20_000 };
+    let sizes =
+        RoutingSizes { ranks: 2, tokens: 40, slots: 2, experts: 4, align: 1, capacity: 160, width: 20_000 };
     for via in ["pull", "plain"] {
         let planned = planned(&sizes.program("expert", "f32", true, via));
         let inputs = sizes.inputs(&planned, &mut r, None);
@@ -134,14 +135,15 @@ fn large_rows_pass_through_staging_in_parts() {
 }
 
 #[test]
-fn a_capacity_that_is_too_small_is_an_error_with_node_count_and_capacity() {
+fn exceeded_capacity_is_reported_with_node_and_count() {
     let mut r = SplitMix(3);
     for (layout, message) in [
         ("expert", "rank 1 of the group receives 12 rows: expected at most 5, the capacity of the program"),
         ("batched", "expert 2 receives 6 rows: expected at most 2, its share of the capacity"),
         ("rank", "rank 1 of the group receives 6 rows: expected at most 5, the capacity of the program"),
     ] {
-        let sizes = Sizes { ranks: 2, tokens: 3, slots: 2, experts: 4, align: 1, capacity: 5, width: 2 };
+        let sizes =
+            RoutingSizes { ranks: 2, tokens: 3, slots: 2, experts: 4, align: 1, capacity: 5, width: 2 };
         let planned = planned(&sizes.program(layout, "f32", false, "pull"));
         let mut inputs = sizes.inputs(&planned, &mut r, None);
         for rank in &mut inputs {

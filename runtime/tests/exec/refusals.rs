@@ -9,18 +9,18 @@ use symmc_runtime::exec::{ByteSpan, Communicator, CustomKernelRegistry, ExecConf
 use symmc_runtime::host::expect_kernels;
 use symmc_runtime::{CollectiveCall, RunError};
 
-use crate::support::{Alone, Planned, Rank, bindings, inputs, planned, run_once};
+use crate::support::{NoCommunicator, PlannedProgram, RankBuffers, bindings, inputs, planned, run_once};
 
 /// A communicator that counts, and whose collectives wait until the run is aborted, or fail at once.
 #[derive(Default)]
-struct Scripted {
+struct ScriptedCommunicator {
     fails: bool,
     begun: AtomicUsize,
     aborted: Mutex<Vec<RunError>>,
     changed: Condvar,
 }
 
-impl Communicator for Scripted {
+impl Communicator for ScriptedCommunicator {
     fn begin_step(&self, _: usize) {
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
@@ -55,15 +55,16 @@ fn none() -> SymbolBindings {
 
 /// Runs the first rank of a plan on seeded inputs, after a change of its memory.
 fn run_changed(
-    planned: &Planned,
+    planned: &PlannedProgram,
     plan: &Plan,
     bindings: &SymbolBindings,
     change: impl FnOnce(&mut RankMemory),
 ) -> Result<(), RunError> {
-    let mut rank = Rank::new(planned, bindings, &inputs(&planned.graph, bindings, 1)[0]);
+    let mut rank = RankBuffers::new(planned, bindings, &inputs(&planned.graph, bindings, 1)[0]);
     let mut memory = rank.memory();
     change(&mut memory);
-    run_once(plan, &CustomKernelRegistry::new(), ExecConfig::default(), bindings, &memory, &Alone).map(|_| ())
+    run_once(plan, &CustomKernelRegistry::new(), ExecConfig::default(), bindings, &memory, &NoCommunicator)
+        .map(|_| ())
 }
 
 fn message(result: Result<(), RunError>) -> String {
@@ -97,8 +98,8 @@ fn opaque_ops_are_refused_by_name_before_anything_runs() {
     let planned = planned(
         "program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = exp %x\n%z: f32[4] = opaque \"aten.foo\" %y attributes=\"\"\nreturn %z\n",
     );
-    let comm = Scripted::default();
-    let mut rank = Rank::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
+    let comm = ScriptedCommunicator::default();
+    let mut rank = RankBuffers::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
     let memory = rank.memory();
     let result =
         run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &none(), &memory, &comm);
@@ -124,10 +125,10 @@ fn a_kernel_that_fails_names_its_step() {
     let planned = planned(
         "program \"p\" ranks 1\narg %x: f32[4, 2]\narg %i: i64[1]\n%y: f32[1, 2] = take %x, %i axis=0\nreturn %y\n",
     );
-    let comm = Scripted::default();
+    let comm = ScriptedCommunicator::default();
     let mut given = inputs(&planned.graph, &none(), 1).remove(0);
     given[1] = Arc::new(Tensor::from_f64(DType::I64, [1], &[9.0]).expect("an index"));
-    let mut rank = Rank::new(&planned, &none(), &given);
+    let mut rank = RankBuffers::new(&planned, &none(), &given);
     let memory = rank.memory();
     let result =
         run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &none(), &memory, &comm);
@@ -157,11 +158,17 @@ fn callers_memory_that_does_not_fit_is_refused() {
 fn symbols_out_of_every_bucket_are_refused() {
     let planned = planned(CHAIN);
     let fits = bindings(&planned.graph, &[("n", 8)]);
-    let mut rank = Rank::new(&planned, &fits, &inputs(&planned.graph, &fits, 1)[0]);
+    let mut rank = RankBuffers::new(&planned, &fits, &inputs(&planned.graph, &fits, 1)[0]);
     let memory = rank.memory();
     let n = bindings(&planned.graph, &[("n", 9)]);
-    let result =
-        run_once(&planned.plan, &CustomKernelRegistry::new(), ExecConfig::default(), &n, &memory, &Alone);
+    let result = run_once(
+        &planned.plan,
+        &CustomKernelRegistry::new(),
+        ExecConfig::default(),
+        &n,
+        &memory,
+        &NoCommunicator,
+    );
     assert_contains(&message(result.map(|_| ())), &["no bucket", "n=9"]);
 }
 
@@ -214,10 +221,10 @@ return %z
 "#;
 
 /// Runs the two lanes on threads; returns the error.
-fn run_lanes(comm: &Scripted, change: impl FnOnce(&mut Plan)) -> RunError {
+fn run_lanes(comm: &ScriptedCommunicator, change: impl FnOnce(&mut Plan)) -> RunError {
     let mut planned = planned(TWO_LANES);
     change(&mut planned.plan);
-    let mut rank = Rank::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
+    let mut rank = RankBuffers::new(&planned, &none(), &inputs(&planned.graph, &none(), 1)[0]);
     let memory = rank.memory();
     let config = ExecConfig { lanes: Lanes::Threads, ..ExecConfig::default() };
     match run_once(&planned.plan, &CustomKernelRegistry::new(), config, &none(), &memory, comm) {
@@ -227,8 +234,8 @@ fn run_lanes(comm: &Scripted, change: impl FnOnce(&mut Plan)) -> RunError {
 }
 
 #[test]
-fn a_failing_kernel_ends_a_collective_in_the_other_lane() {
-    let comm = Scripted::default();
+fn failing_kernel_does_not_wait_for_the_communication_lane() {
+    let comm = ScriptedCommunicator::default();
     // The kernel that fails must not wait for the collective.
     let error = run_lanes(&comm, |plan| {
         let steps = &plan.buckets[0].steps;
@@ -240,7 +247,7 @@ fn a_failing_kernel_ends_a_collective_in_the_other_lane() {
 
 #[test]
 fn a_failing_collective_ends_steps_that_wait_for_it() {
-    let comm = Scripted { fails: true, ..Scripted::default() };
+    let comm = ScriptedCommunicator { fails: true, ..ScriptedCommunicator::default() };
     let error = run_lanes(&comm, |_| ());
     let text = error.to_string();
     assert!(text.contains("%s") || text.contains("%y"), "{text}");

@@ -4,10 +4,12 @@ use symmc_ir::{DType, Tensor, interp};
 use symmc_runtime::custom::KernelSignature;
 use symmc_runtime::exec::{CustomKernelRegistry, ExecConfig, Lanes, Timing};
 
-use crate::support::{Alone, Rank, bindings, check_against_interpreter, inputs, planned, run_once};
+use crate::support::{
+    NoCommunicator, RankBuffers, bindings, check_against_interpreter, inputs, planned, run_once,
+};
 
 /// Checks a program in both modes for several values of its symbols.
-fn agrees(program: &str, values: &[&[(&str, i64)]]) {
+fn assert_agrees(program: &str, values: &[&[(&str, i64)]]) {
     let planned = planned(program);
     let none = (&CustomKernelRegistry::new(), &interp::ReferenceKernelRegistry::new());
     for lanes in [Lanes::Inline, Lanes::Threads] {
@@ -20,7 +22,7 @@ fn agrees(program: &str, values: &[&[(&str, i64)]]) {
 
 #[test]
 fn views_of_all_kinds() {
-    agrees(
+    assert_agrees(
         r#"program "views" ranks 1
 symbol n in 1..=40
 
@@ -74,7 +76,7 @@ return %s
         )
     };
     for via in [["plain", "plain", "plain"], ["one_shot", "pull", "ll"], ["two_shot", "pull", "push"]] {
-        agrees(&layer(via), &[&[("n", 1)], &[("n", 5)], &[("n", 24)]]);
+        assert_agrees(&layer(via), &[&[("n", 1)], &[("n", 5)], &[("n", 24)]]);
     }
 }
 
@@ -115,7 +117,7 @@ return %a
 fn exchange_with_sizes_on_the_device() {
     for via in ["plain", "pull"] {
         let text = EXCHANGE.replace("VIA", via);
-        agrees(&text, &[&[("n", 2)], &[("n", 9)]]);
+        assert_agrees(&text, &[&[("n", 2)], &[("n", 9)]]);
     }
 }
 
@@ -131,7 +133,7 @@ return %received
 "#;
 
 #[test]
-fn results_over_what_they_change_and_parts_that_are_read_later() {
+fn in_place_results_and_parts_match_the_interpreter() {
     let program = |via: &str| {
         format!(
             r#"program "over" ranks 2
@@ -164,13 +166,13 @@ return %out
         )
     };
     for via in ["plain", "put"] {
-        agrees(&program(via), &[&[("n", 3)], &[("n", 9)], &[("n", 70)]]);
+        assert_agrees(&program(via), &[&[("n", 3)], &[("n", 9)], &[("n", 70)]]);
     }
 }
 
 #[test]
 fn attention_over_a_mask_from_positions() {
-    agrees(
+    assert_agrees(
         r#"program "attention" ranks 1
 symbol n in 1..=90
 
@@ -195,8 +197,8 @@ return %f
 }
 
 #[test]
-fn attention_with_bounds_that_the_sizes_of_a_run_move() {
-    agrees(
+fn attention_bounds_follow_the_sizes_of_a_run() {
+    assert_agrees(
         r#"program "attention" ranks 1
 symbol n in 1..=90
 symbol m in 0..=40
@@ -232,9 +234,9 @@ mutate %log = %longer
 "#
         )
     };
-    agrees(&program("plain"), &[&[]]);
+    assert_agrees(&program("plain"), &[&[]]);
     // The one-shot variant needs its operand in the symmetric arena: the parameter is held there.
-    agrees(&program("one_shot"), &[&[]]);
+    assert_agrees(&program("one_shot"), &[&[]]);
 }
 
 #[test]
@@ -265,7 +267,7 @@ mutate %keys = %next
     let read = program("%z: f32[n, 8] = sub %next, %keys");
     assert!(!planned(&read).plan.to_json().contains("in one memory with output 2"));
     for program in [used, read] {
-        agrees(&program, &[&[("n", 4)], &[("n", 31)]]);
+        assert_agrees(&program, &[&[("n", 4)], &[("n", 31)]]);
     }
 }
 
@@ -300,20 +302,20 @@ return %y
 fn steps_are_timed_where_asked() {
     let planned = planned("program \"p\" ranks 1\narg %x: f32[4]\n%y: f32[4] = exp %x\nreturn %y\n");
     let none = bindings(&planned.graph, &[]);
-    let mut rank = Rank::new(&planned, &none, &inputs(&planned.graph, &none, 1)[0]);
+    let mut rank = RankBuffers::new(&planned, &none, &inputs(&planned.graph, &none, 1)[0]);
     let (memory, registry) = (rank.memory(), CustomKernelRegistry::new());
     let timed = ExecConfig { timing: Timing::Steps, ..ExecConfig::default() };
-    let report = run_once(&planned.plan, &registry, timed, &none, &memory, &Alone).expect("runs");
+    let report = run_once(&planned.plan, &registry, timed, &none, &memory, &NoCommunicator).expect("runs");
     assert_eq!(report.step_ns.map(|ns| ns.len()), Some(planned.plan.buckets[0].steps.len()));
-    let report =
-        run_once(&planned.plan, &registry, ExecConfig::default(), &none, &memory, &Alone).expect("runs");
+    let report = run_once(&planned.plan, &registry, ExecConfig::default(), &none, &memory, &NoCommunicator)
+        .expect("runs");
     assert_eq!(report.step_ns, None);
 }
 
 #[test]
 fn rows_without_elements_are_sent_and_counted() {
     for via in ["plain", "pull"] {
-        agrees(
+        assert_agrees(
             &format!(
                 "program \"rows\" ranks 2\nsymbol n in 0..=3\ngroup @w world\narg %x: i64[4, n]\narg %s: i64[2]\n\
                  %k: i64[4, n] = neg %x\n\

@@ -17,17 +17,17 @@ use symmc_runtime::host::{CommConfig, HostCommunicator};
 use symmc_runtime::{RunError, unread_plan_error};
 
 /// A program with its checked plan.
-pub struct Planned {
+pub struct PlannedProgram {
     pub graph: Graph,
     pub plan: Plan,
 }
 
-pub fn planned(program: &str) -> Planned {
+pub fn planned(program: &str) -> PlannedProgram {
     let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}"));
     let lowered = BucketInput { graph: graph.clone(), decisions: Vec::new() };
     let plan = plan(&graph, &[lowered], &PlanConfig::default()).unwrap_or_else(|e| panic!("{e}"));
     check(&plan).unwrap_or_else(|e| panic!("{e:?}"));
-    Planned { graph, plan }
+    PlannedProgram { graph, plan }
 }
 
 /// Values of symbols by name.
@@ -54,21 +54,21 @@ pub fn inputs(graph: &Graph, bindings: &SymbolBindings, seed: u64) -> Vec<Vec<Ar
 /// 64 bytes at a multiple of 64.
 #[derive(Clone)]
 #[repr(align(64))]
-struct Line([u8; 64]);
+struct AlignedLine([u8; 64]);
 
 /// Bytes at a multiple of 64.
-pub struct Block {
-    lines: Vec<Line>,
+pub struct AlignedBlock {
+    lines: Vec<AlignedLine>,
     len: usize,
 }
 
-impl Block {
+impl AlignedBlock {
     /// Memory that does not hold zeros, like memory that was used before.
     pub fn new(len: usize) -> Self {
-        Block { lines: vec![Line([0xa5; 64]); len.div_ceil(64)], len }
+        AlignedBlock { lines: vec![AlignedLine([0xa5; 64]); len.div_ceil(64)], len }
     }
     pub fn of(tensor: &Tensor) -> Self {
-        let mut out = Block::new(tensor.data().len());
+        let mut out = AlignedBlock::new(tensor.data().len());
         let bytes = out.lines.iter_mut().flat_map(|l| &mut l.0);
         bytes.zip(tensor.data()).for_each(|(to, &from)| *to = from);
         out
@@ -82,23 +82,23 @@ impl Block {
 }
 
 /// The memory and inputs of a rank.
-pub struct Rank {
-    pub ordinary: Block,
-    pub symmetric: Block,
-    pub inputs: Vec<Block>,
-    pub outputs: Vec<Block>,
+pub struct RankBuffers {
+    pub ordinary: AlignedBlock,
+    pub symmetric: AlignedBlock,
+    pub inputs: Vec<AlignedBlock>,
+    pub outputs: Vec<AlignedBlock>,
 }
 
-impl Rank {
+impl RankBuffers {
     /// Memory for a rank, with its inputs.
-    pub fn new(planned: &Planned, bindings: &SymbolBindings, inputs: &[Arc<Tensor>]) -> Self {
+    pub fn new(planned: &PlannedProgram, bindings: &SymbolBindings, inputs: &[Arc<Tensor>]) -> Self {
         let graph = &planned.graph;
         let size = |v| graph.ty(v).bytes().eval(bindings).expect("bound") as usize;
-        Rank {
-            ordinary: Block::new(planned.plan.arenas.ordinary as usize),
-            symmetric: Block::new(planned.plan.arenas.symmetric as usize),
-            inputs: inputs.iter().map(|t| Block::of(t)).collect(),
-            outputs: graph.outputs.iter().map(|o| Block::new(size(o.value))).collect(),
+        RankBuffers {
+            ordinary: AlignedBlock::new(planned.plan.arenas.ordinary as usize),
+            symmetric: AlignedBlock::new(planned.plan.arenas.symmetric as usize),
+            inputs: inputs.iter().map(|t| AlignedBlock::of(t)).collect(),
+            outputs: graph.outputs.iter().map(|o| AlignedBlock::new(size(o.value))).collect(),
         }
     }
 
@@ -106,8 +106,8 @@ impl Rank {
         RankMemory {
             ordinary: self.ordinary.span(),
             symmetric: self.symmetric.span(),
-            inputs: self.inputs.iter_mut().map(Block::span).collect(),
-            outputs: self.outputs.iter_mut().map(Block::span).collect(),
+            inputs: self.inputs.iter_mut().map(AlignedBlock::span).collect(),
+            outputs: self.outputs.iter_mut().map(AlignedBlock::span).collect(),
         }
     }
 
@@ -124,7 +124,7 @@ impl Rank {
             interp::seeded_inputs(graph, bindings, &interp::SeedConfig::new(7 + run), rank).expect("drawn");
         for ((input, block), tensor) in graph.inputs.values().zip(&mut self.inputs).zip(fresh) {
             if input.kind == InputKind::Argument {
-                *block = Block::of(&tensor);
+                *block = AlignedBlock::of(&tensor);
             }
         }
         let symmetric = ByteSpan { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
@@ -140,7 +140,7 @@ impl Rank {
     }
 
     pub fn outputs(&self, graph: &Graph, bindings: &SymbolBindings) -> Vec<Tensor> {
-        let read = |(o, block): (&symmc_ir::GraphOutput, &Block)| {
+        let read = |(o, block): (&symmc_ir::GraphOutput, &AlignedBlock)| {
             let ty = graph.ty(o.value);
             Tensor::new(ty.dtype, ty.concrete_shape(bindings).expect("bound"), block.bytes())
                 .expect("as long as its type")
@@ -150,9 +150,9 @@ impl Rank {
 }
 
 /// A communicator of a program without collectives.
-pub struct Alone;
+pub struct NoCommunicator;
 
-impl Communicator for Alone {
+impl Communicator for NoCommunicator {
     unsafe fn run_collective(&self, call: &symmc_runtime::CollectiveCall<'_>) -> Result<(), RunError> {
         Err(RunError::Invalid(format!("%{} is a collective", call.name)))
     }
@@ -173,7 +173,7 @@ pub fn run_once(
 /// Runs all ranks as threads, `repeats` times, and checks the outputs of each run against the interpreter,
 /// which keeps the inputs that earlier runs wrote.
 pub fn check_against_interpreter(
-    planned: &Planned,
+    planned: &PlannedProgram,
     registry: (&CustomKernelRegistry, &interp::ReferenceKernelRegistry),
     config: ExecConfig,
     values: &[(&str, i64)],
@@ -195,7 +195,7 @@ pub fn check_against_interpreter(
                 let comm = HostCommunicator::new(domain, rank, comm).expect("a communicator");
                 let plan = ParsedPlan::parse(Arc::new(planned.plan.clone())).expect("programs");
                 let mut executor = Executor::new(&plan, rank, registry.0, config).expect("a plan");
-                let mut own = Rank::new(planned, bindings, &given[rank as usize]);
+                let mut own = RankBuffers::new(planned, bindings, &given[rank as usize]);
                 for run in 0..repeats {
                     own.run(&mut executor, graph, bindings, (&comm, &config), (run, rank));
                     let found = own.outputs(graph, bindings);
@@ -246,7 +246,7 @@ fn interpreted(
 /// Runs all ranks as threads once with these inputs. Returns the outputs or the error of each rank. Ranks are
 /// delayed at random by the seed `chaos`.
 pub fn run_with_inputs(
-    planned: &Planned,
+    planned: &PlannedProgram,
     inputs: &[Vec<Arc<Tensor>>],
     chaos: u64,
 ) -> Vec<Result<Vec<Tensor>, RunError>> {
@@ -259,7 +259,7 @@ pub fn run_with_inputs(
     let run_rank = |rank: u32| {
         let config = CommConfig { chaos: Some(chaos), ..CommConfig::new(ranks, Duration::from_secs(20)) };
         let comm = HostCommunicator::new(domain.clone(), rank, config).expect("a communicator");
-        let mut own = Rank::new(planned, bindings, &inputs[rank as usize]);
+        let mut own = RankBuffers::new(planned, bindings, &inputs[rank as usize]);
         let symmetric = ByteSpan { ptr: comm.arena().as_ptr(), len: comm.arena().len() };
         let memory = RankMemory { symmetric, ..own.memory() };
         let config = ExecConfig::default();

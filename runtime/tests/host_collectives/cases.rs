@@ -14,7 +14,7 @@ use symmc_runtime::host::{CommConfig, HostCommunicator};
 
 /// One collective.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct CollectiveCase {
     pub kind: CollectiveKind,
     pub variant: CollectiveVariant,
     pub exit: Option<ExitBarrier>,
@@ -25,18 +25,23 @@ pub struct Case {
     pub in_place: bool,
 }
 
-impl Case {
-    pub fn new(kind: CollectiveKind, variant: CollectiveVariant, dtype: DType, elements: usize) -> Case {
+impl CollectiveCase {
+    pub fn new(
+        kind: CollectiveKind,
+        variant: CollectiveVariant,
+        dtype: DType,
+        elements: usize,
+    ) -> CollectiveCase {
         let droppable =
             variant.contract(&kind).is_some_and(|c| c.exit_barrier == ExitBarrierPolicy::Droppable);
         let exit = droppable.then_some(ExitBarrier::Kept);
-        Case { kind, variant, exit, dtype, elements, row: 1, in_place: false }
+        CollectiveCase { kind, variant, exit, dtype, elements, row: 1, in_place: false }
     }
 }
 
 /// The ranks that run the cases.
 #[derive(Clone, Debug)]
-pub struct Setup {
+pub struct RankSetup {
     pub ranks: u32,
     pub cells: Vec<Vec<u32>>,
     pub chaos: Option<u64>,
@@ -46,14 +51,14 @@ pub struct Setup {
     pub stale: Option<(usize, usize)>,
 }
 
-impl Setup {
-    pub fn new(ranks: usize, cells: Vec<Vec<u32>>) -> Setup {
-        Setup { ranks: ranks as u32, cells, chaos: None, first: 0, stale: None }
+impl RankSetup {
+    pub fn new(ranks: usize, cells: Vec<Vec<u32>>) -> RankSetup {
+        RankSetup { ranks: ranks as u32, cells, chaos: None, first: 0, stale: None }
     }
 }
 
 /// Every kind, operation, variant, exit and placement for cells of `n` ranks and about this many elements.
-pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
+pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<CollectiveCase> {
     let mut kinds = vec![
         CollectiveKind::AllGather,
         CollectiveKind::AllToAll(AllToAllSplits::Even),
@@ -74,13 +79,13 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
             for &dtype in dtypes {
                 let pieces = matches!(kind, CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll(_));
                 let elements = if pieces { elements * n } else { elements };
-                let case = Case::new(kind.clone(), variant, dtype, elements);
+                let case = CollectiveCase::new(kind.clone(), variant, dtype, elements);
                 out.push(case.clone());
                 if contract.exit_barrier == ExitBarrierPolicy::Droppable {
-                    out.push(Case { exit: Some(ExitBarrier::Dropped), ..case.clone() });
+                    out.push(CollectiveCase { exit: Some(ExitBarrier::Dropped), ..case.clone() });
                 }
                 if contract.in_place {
-                    out.push(Case { in_place: true, ..case });
+                    out.push(CollectiveCase { in_place: true, ..case });
                 }
             }
         }
@@ -89,13 +94,14 @@ pub fn every_way(n: usize, elements: usize, dtypes: &[DType]) -> Vec<Case> {
 }
 
 /// Runs the cases one after another on every rank and compares each result.
-pub fn run_cases(setup: &Setup, cases: &[Case]) {
+pub fn run_cases(setup: &RankSetup, cases: &[CollectiveCase]) {
     let n = setup.cells[0].len();
-    let most = |f: &dyn Fn(&Case) -> usize| cases.iter().map(f).max().unwrap_or(0).next_multiple_of(64);
-    let bytes = |c: &Case| c.elements * c.dtype.size();
+    let most =
+        |f: &dyn Fn(&CollectiveCase) -> usize| cases.iter().map(f).max().unwrap_or(0).next_multiple_of(64);
+    let bytes = |c: &CollectiveCase| c.elements * c.dtype.size();
     let zone = most(&|c| c.variant.landing_bytes(&c.kind, bytes(c) as u64, n as u64) as usize);
     let whole = most(&|c| bytes(c) * n) + 2 * n * SHIFT;
-    let layout = &Layout { zone, whole };
+    let layout = &ArenaLayout { zone, whole };
     let domain = SharedRunMemory::create(setup.ranks, 2, layout.size(), setup.first).unwrap();
     std::thread::scope(|s| {
         for cell in &setup.cells {
@@ -123,12 +129,12 @@ pub fn run_cases(setup: &Setup, cases: &[Case]) {
 const SHIFT: usize = 192;
 
 /// The symmetric arena: two landing zones, two operands in turn, two results in turn.
-struct Layout {
+struct ArenaLayout {
     zone: usize,
     whole: usize,
 }
 
-impl Layout {
+impl ArenaLayout {
     fn size(&self) -> usize {
         2 * self.zone + 4 * self.whole
     }
@@ -141,7 +147,7 @@ impl Layout {
 
     /// The operand and result of case `i`: in place, the shard inside the whole; otherwise half of the cases
     /// have the same offset on all ranks and half have different offsets.
-    fn case(&self, case: &Case, i: usize, n: usize) -> Places {
+    fn case(&self, case: &CollectiveCase, i: usize, n: usize) -> Places {
         let bytes = case.elements * case.dtype.size();
         let (operand, result) = (self.operand(i), self.result(i));
         let shift = i / 2 % 2 * SHIFT;
@@ -154,11 +160,18 @@ impl Layout {
     }
 }
 
-fn run_case(comm: &HostCommunicator, cell: &[u32], me: usize, i: usize, case: &Case, layout: &Layout) {
+fn run_case(
+    comm: &HostCommunicator,
+    cell: &[u32],
+    me: usize,
+    i: usize,
+    case: &CollectiveCase,
+    layout: &ArenaLayout,
+) {
     let n = cell.len();
     let operands: Vec<Vec<u8>> = cell.iter().map(|&r| operand(i, r, case)).collect();
     let splits: Vec<Vec<i64>> = cell.iter().map(|&r| splits(i, r, n, case)).collect();
-    let expected = expected(case, &operands, &splits, me);
+    let expected = expected_result(case, &operands, &splits, me);
     let starts = starts(cell, &layout.case(case, i, n));
     let [mut operand_at, result_at] = starts.each_ref().map(|list| CallRegion {
         memory: RegionMemory::Symmetric,
@@ -170,7 +183,7 @@ fn run_case(comm: &HostCommunicator, cell: &[u32], me: usize, i: usize, case: &C
     let mut private = operands[me].clone();
     let contract = case.variant.contract(&case.kind).expect("the variant runs the kind");
     if !contract.symmetric_operand && !case.in_place && i.is_multiple_of(3) {
-        operand_at = own(&mut private);
+        operand_at = private_region(&mut private);
     }
     let mut sizes: Vec<u8> = splits[me].iter().flat_map(|s| s.to_le_bytes()).collect();
     let mut received = vec![0xaau8; 8 * n];
@@ -189,7 +202,7 @@ fn run_case(comm: &HostCommunicator, cell: &[u32], me: usize, i: usize, case: &C
         operand: operand_at,
         result: result_at,
         landing: Some([0, layout.zone]),
-        splits: device.then(|| (own(&mut sizes), own(&mut received))),
+        splits: device.then(|| (private_region(&mut sizes), private_region(&mut received))),
         rows: None,
     };
     // SAFETY: all regions are as large as the call says, and no case writes what an earlier one still needs.
@@ -217,7 +230,7 @@ fn starts(cell: &[u32], places: &Places) -> [Vec<usize>; 2] {
 }
 
 /// Memory of this rank alone.
-fn own(bytes: &mut [u8]) -> CallRegion<'static> {
+fn private_region(bytes: &mut [u8]) -> CallRegion<'static> {
     CallRegion { memory: RegionMemory::Private(bytes.as_mut_ptr()), offset: 0, by_rank: None }
 }
 
@@ -246,7 +259,7 @@ fn hash(parts: [usize; 3]) -> u64 {
     x
 }
 
-fn operand(case: usize, rank: u32, c: &Case) -> Vec<u8> {
+fn operand(case: usize, rank: u32, c: &CollectiveCase) -> Vec<u8> {
     let mut out = vec![0; c.elements * c.dtype.size()];
     for i in 0..c.elements {
         let h = hash([case, rank as usize, i]);
@@ -259,13 +272,13 @@ fn operand(case: usize, rank: u32, c: &Case) -> Vec<u8> {
     out
 }
 
-fn splits(case: usize, rank: u32, n: usize, c: &Case) -> Vec<i64> {
+fn splits(case: usize, rank: u32, n: usize, c: &CollectiveCase) -> Vec<i64> {
     (0..n)
         .map(|p| (hash([case, rank as usize, p]) % (c.elements / c.row / n.max(1) + 1).max(1) as u64) as i64)
         .collect()
 }
 
-fn expected(case: &Case, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -> Vec<u8> {
+fn expected_result(case: &CollectiveCase, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -> Vec<u8> {
     let n = operands.len();
     let x = &operands[me];
     let piece = x.len() / n;
@@ -299,7 +312,7 @@ fn expected(case: &Case, operands: &[Vec<u8>], splits: &[Vec<i64>], me: usize) -
     }
 }
 
-fn reduced(op: CollectiveReduceOp, case: &Case, operands: &[Vec<u8>]) -> Vec<u8> {
+fn reduced(op: CollectiveReduceOp, case: &CollectiveCase, operands: &[Vec<u8>]) -> Vec<u8> {
     let mut out = vec![0; operands[0].len()];
     let d = case.dtype;
     for i in 0..case.elements {

@@ -3,7 +3,7 @@
 
 mod cases;
 
-use cases::{Case, Setup, every_way, run_cases};
+use cases::{CollectiveCase, RankSetup, every_way, run_cases};
 use symmc_ir::collective::{AllToAllSplits, CollectiveKind, CollectiveReduceOp, CollectiveVariant};
 use symmc_ir::types::DType;
 use symmc_plan::ExitBarrier;
@@ -19,7 +19,7 @@ fn every_kind_variant_and_operation() {
         for elements in [0, 1, 7, 65] {
             cases.extend(every_way(n, elements, &[DType::F32, DType::BF16, DType::I64]));
         }
-        run_cases(&Setup::new(n, world(n)), &cases);
+        run_cases(&RankSetup::new(n, world(n)), &cases);
     }
 }
 
@@ -29,29 +29,29 @@ fn every_dtype() {
     for elements in [3, 1031] {
         cases.extend(every_way(3, elements, DType::ALL));
     }
-    run_cases(&Setup::new(3, world(3)), &cases);
+    run_cases(&RankSetup::new(3, world(3)), &cases);
 }
 
 #[test]
 fn more_than_one_chunk() {
     for n in [2, 3] {
         let cases = every_way(n, 150_001, &[DType::F32, DType::U8]);
-        let sums = |c: &Case| match &c.kind {
+        let sums = |c: &CollectiveCase| match &c.kind {
             CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => {
                 *op == CollectiveReduceOp::Sum
             }
             _ => true,
         };
-        let cases: Vec<Case> = cases.into_iter().filter(sums).collect();
-        run_cases(&Setup::new(n, world(n)), &cases);
+        let cases: Vec<CollectiveCase> = cases.into_iter().filter(sums).collect();
+        run_cases(&RankSetup::new(n, world(n)), &cases);
     }
 }
 
 #[test]
 fn cells_work_side_by_side() {
     let cases = every_way(2, 100, &[DType::F32]);
-    run_cases(&Setup::new(4, vec![vec![0, 2], vec![1, 3]]), &cases);
-    run_cases(&Setup::new(4, vec![vec![3, 0], vec![2, 1]]), &cases);
+    run_cases(&RankSetup::new(4, vec![vec![0, 2], vec![1, 3]]), &cases);
+    run_cases(&RankSetup::new(4, vec![vec![3, 0], vec![2, 1]]), &cases);
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn chaos_changes_no_result() {
     for seed in 0..6 {
         for n in [2, 4] {
             let cases = every_way(n, 33 + seed as usize, &[DType::F32]);
-            run_cases(&Setup { chaos: Some(seed), ..Setup::new(n, world(n)) }, &cases);
+            run_cases(&RankSetup { chaos: Some(seed), ..RankSetup::new(n, world(n)) }, &cases);
         }
     }
 }
@@ -68,7 +68,10 @@ fn chaos_changes_no_result() {
 fn counters_and_epochs_wrap() {
     for back in [1, 2, 7, 40] {
         let cases = every_way(3, 50, &[DType::F32]);
-        run_cases(&Setup { first: u32::MAX - back, chaos: Some(1), ..Setup::new(3, world(3)) }, &cases);
+        run_cases(
+            &RankSetup { first: u32::MAX - back, chaos: Some(1), ..RankSetup::new(3, world(3)) },
+            &cases,
+        );
     }
 }
 
@@ -76,7 +79,7 @@ fn counters_and_epochs_wrap() {
 fn flags_of_the_last_turn_of_epochs_are_cleared() {
     // Large messages, then small ones, and the first of the epochs again for the next large one.
     let case = |elements| {
-        Case::new(
+        CollectiveCase::new(
             CollectiveKind::AllReduce(CollectiveReduceOp::Sum),
             CollectiveVariant::Ll,
             DType::F32,
@@ -84,9 +87,9 @@ fn flags_of_the_last_turn_of_epochs_are_cleared() {
         )
     };
     let cases = [500, 500, 10, 10, 10, 10, 500, 500].map(case);
-    let setup = Setup { first: u32::MAX - 6, stale: Some((2, 3 * 64)), ..Setup::new(3, world(3)) };
+    let setup = RankSetup { first: u32::MAX - 6, stale: Some((2, 3 * 64)), ..RankSetup::new(3, world(3)) };
     for seed in 0..4 {
-        run_cases(&Setup { chaos: Some(seed), ..setup.clone() }, &cases);
+        run_cases(&RankSetup { chaos: Some(seed), ..setup.clone() }, &cases);
     }
 }
 
@@ -100,11 +103,11 @@ fn dropped_exits_with_buffers_in_turn() {
             (CollectiveKind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll),
             (CollectiveKind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Pull),
         ] {
-            let case = Case::new(kind, variant, DType::F32, 60);
-            cases.push(Case { exit: case.exit.map(|_| ExitBarrier::Dropped), ..case });
+            let case = CollectiveCase::new(kind, variant, DType::F32, 60);
+            cases.push(CollectiveCase { exit: case.exit.map(|_| ExitBarrier::Dropped), ..case });
         }
     }
-    run_cases(&Setup { chaos: Some(3), ..Setup::new(3, world(3)) }, &cases);
+    run_cases(&RankSetup { chaos: Some(3), ..RankSetup::new(3, world(3)) }, &cases);
 }
 
 /// No barrier holds back a rank that is ahead: only the rank that it sends to, or that sends to it, does.
@@ -126,10 +129,10 @@ fn puts_alone_keep_pairs_in_step() {
         let kinds = &kinds(n as u32)[..mixed];
         let case = |i: usize| {
             let elements = [20, 1, 0, 300][i / 7 % 4];
-            Case::new(kinds[i % kinds.len()].clone(), CollectiveVariant::Put, DType::F32, elements)
+            CollectiveCase::new(kinds[i % kinds.len()].clone(), CollectiveVariant::Put, DType::F32, elements)
         };
-        let cases: Vec<Case> = (0..3000).map(case).collect();
-        run_cases(&Setup { chaos: Some(n as u64), ..Setup::new(n, world(n)) }, &cases);
+        let cases: Vec<CollectiveCase> = (0..3000).map(case).collect();
+        run_cases(&RankSetup { chaos: Some(n as u64), ..RankSetup::new(n, world(n)) }, &cases);
     }
 }
 
@@ -140,10 +143,10 @@ fn sizes_on_the_device() {
         for row in [1, 5, 40_000] {
             let kind = CollectiveKind::AllToAll(AllToAllSplits::Device);
             for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-                let case = Case::new(kind.clone(), variant, DType::F32, 4 * n * row);
-                cases.extend((0..3).map(|_| Case { row, ..case.clone() }));
+                let case = CollectiveCase::new(kind.clone(), variant, DType::F32, 4 * n * row);
+                cases.extend((0..3).map(|_| CollectiveCase { row, ..case.clone() }));
             }
         }
-        run_cases(&Setup { chaos: Some(2), ..Setup::new(n, world(n)) }, &cases);
+        run_cases(&RankSetup { chaos: Some(2), ..RankSetup::new(n, world(n)) }, &cases);
     }
 }

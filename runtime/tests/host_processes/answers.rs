@@ -6,7 +6,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::host::{CommConfig, SessionRank};
 
 use crate::Test;
-use crate::programs::{Task, command};
+use crate::programs::{RankTask, command};
 
 pub const TESTS: &[Test] = &[
     ("answers_of_any_length_arrive", answers_of_any_length_arrive),
@@ -48,7 +48,7 @@ fn launch(command: &RankCommand, task: &impl serde::Serialize) -> Result<Vec<Str
 
 fn answers_of_any_length_arrive() {
     for characters in [0, 1, 5, 30_000, 400_000] {
-        let answers = launch(&command(), &Task::Answer { characters }).expect("it ends well");
+        let answers = launch(&command(), &RankTask::Answer { characters }).expect("it ends well");
         assert_eq!(answers.len(), 3);
         for answer in answers {
             let found: (String, Vec<u8>) = serde_json::from_str(&answer).expect("it is what was sent");

@@ -10,7 +10,7 @@ use symmc_runtime::custom::{CustomCall, CustomError, CustomKernelRegistry, Kerne
 use symmc_runtime::host::{HostConfig, LaneThreads};
 
 use crate::Test;
-use crate::programs::{Owned, command, launch, run_threads};
+use crate::programs::{OwnedJob, command, launch, run_threads};
 
 pub const TESTS: &[Test] = &[
     ("custom_ops_give_the_numbers", custom_ops_give_the_numbers),
@@ -164,27 +164,27 @@ pub fn kernels_of(name: &str) -> CustomKernelRegistry {
 }
 
 /// The results of the program without custom ops.
-fn known(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> Owned {
-    let mut owned = Owned::new(&program(ranks, group, size, KNOWN_PROGRAM), n);
+fn known_job(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> OwnedJob {
+    let mut owned = OwnedJob::new(&program(ranks, group, size, KNOWN_PROGRAM), n);
     owned.repeats = repeats;
     owned
 }
 
-fn custom(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> Owned {
-    let mut owned = Owned::new(&program(ranks, group, size, CUSTOM_PROGRAM), n);
+fn custom(ranks: u32, group: &str, size: u32, n: i64, repeats: u32) -> OwnedJob {
+    let mut owned = OwnedJob::new(&program(ranks, group, size, CUSTOM_PROGRAM), n);
     owned.repeats = repeats;
     owned
 }
 
 /// The job of three ranks that join.
-pub fn joined() -> Owned {
+pub fn joined() -> OwnedJob {
     custom(3, "world", 3, 4, 1)
 }
 
 fn custom_ops_give_the_numbers() {
     for (ranks, n) in [(2, 5), (3, 1), (3, 64)] {
         let mut owned = custom(ranks, "world", ranks, n, 3);
-        let expected = known(ranks, "world", ranks, n, 3).expected();
+        let expected = known_job(ranks, "world", ranks, n, 3).expected();
         assert_eq!(owned.expected(), expected, "the interpreter runs the kernels");
         assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
         for threads in [LaneThreads::One, LaneThreads::Each] {
@@ -197,7 +197,7 @@ fn custom_ops_give_the_numbers() {
 fn custom_ops_give_the_numbers_under_chaos() {
     for ranks in [2, 3] {
         let mut owned = custom(ranks, "world", ranks, 3, 5);
-        let expected = known(ranks, "world", ranks, 3, 5).expected();
+        let expected = known_job(ranks, "world", ranks, 3, 5).expected();
         for seed in 0..12 {
             let threads = if seed % 2 == 0 { LaneThreads::Each } else { LaneThreads::One };
             owned.config = HostConfig { chaos: Some(seed), threads, ..owned.config };
@@ -212,24 +212,24 @@ fn custom_ops_give_the_numbers_under_chaos() {
 fn custom_ops_within_cells() {
     let cells = "[[0, 2], [3, 1]]";
     let owned = custom(4, cells, 2, 4, 2);
-    let expected = known(4, cells, 2, 4, 2).expected();
+    let expected = known_job(4, cells, 2, 4, 2).expected();
     assert_eq!(launch(&owned.job(), &command()).unwrap(), expected);
     assert_eq!(run_threads(&owned.job(), &kernels()).unwrap(), expected);
 }
 
 /// A program of one custom op on operands of one shape, and its group if it has one.
-fn single(name: &str, operands: &str, results: &str, group: &str, inputs: &str) -> Owned {
+fn single(name: &str, operands: &str, results: &str, group: &str, inputs: &str) -> OwnedJob {
     let text = format!(
         "program \"p\" ranks 2\nsymbol n in 1..=8\ngroup @g world\n\
          custom \"{name}\" symmetric operands {operands} results {results}{group}\n\
          arg %x: f32[n, 4]\narg %state: f32[n, 4]\n%e: f32[n, 4] = neg %x\n\
          %y: f32[n, 4] = custom \"{name}\" {inputs}\nreturn %y\nmutate %state = %e\n"
     );
-    Owned::new(&text, 2)
+    OwnedJob::new(&text, 2)
 }
 
 fn a_failing_kernel_ends_the_run() {
-    let expect = |owned: &Owned, op: &str, detail: &str| {
+    let expect = |owned: &OwnedJob, op: &str, detail: &str| {
         for result in [run_threads(&owned.job(), &kernels()), launch(&owned.job(), &command())] {
             match result.map_err(|e| e.cause().clone()) {
                 Err(RunError::Step { rank: 1, step, node, op: found, detail: why }) => {
@@ -304,7 +304,7 @@ fn a_kernel_of_another_signature_is_refused() {
 }
 
 fn a_kernel_gets_what_it_declares() {
-    let detail = |owned: Owned| match run_threads(&owned.job(), &kernels()) {
+    let detail = |owned: OwnedJob| match run_threads(&owned.job(), &kernels()) {
         Err(RunError::Step { detail, .. }) => detail,
         other => panic!("expected a failure, found {other:?}"),
     };

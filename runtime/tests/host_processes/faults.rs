@@ -13,7 +13,7 @@ use symmc_runtime::CustomKernelRegistry;
 use symmc_runtime::RunError;
 
 use crate::Test;
-use crate::programs::{Owned, command, launch, run_threads};
+use crate::programs::{OwnedJob, command, launch, run_threads};
 
 pub const TESTS: &[Test] = &[
     ("a_killed_rank_ends_the_run", a_killed_rank_ends_the_run),
@@ -36,7 +36,7 @@ pub fn send_part_of_a_message(fd: Option<&String>) {
 }
 
 fn a_rank_that_stops_inside_a_message_is_named() {
-    let mut owned = Owned::mixed(8);
+    let mut owned = OwnedJob::mixed(8);
     owned.config.limit = Duration::from_secs(2);
     let program = std::env::current_exe().expect("this binary has a path");
     let command = RankCommand { program, args: vec!["rank-partial".into()] };
@@ -46,15 +46,15 @@ fn a_rank_that_stops_inside_a_message_is_named() {
 }
 
 /// A run that takes much longer than any test.
-fn endless() -> Owned {
-    let mut owned = Owned::mixed(8);
+fn endless() -> OwnedJob {
+    let mut owned = OwnedJob::mixed(8);
     owned.repeats = u32::MAX;
     owned
 }
 
 /// Runs the endless job and sends a signal to a rank after a delay; returns the error and the time since the
 /// signal.
-fn disturb(owned: &Owned, rank: usize, delay: Duration, signal: Signal) -> (RunError, Duration) {
+fn disturb(owned: &OwnedJob, rank: usize, delay: Duration, signal: Signal) -> (RunError, Duration) {
     let (result, time) = std::thread::scope(|scope| {
         let run = scope.spawn(|| launch(&owned.job(), &command()));
         let ranks = loop {
@@ -148,7 +148,7 @@ fn ranks_die_with_the_launcher() {
 }
 
 fn programs_that_are_no_ranks() {
-    let owned = Owned::mixed(1);
+    let owned = OwnedJob::mixed(1);
     let run = |program: &str| {
         let program = PathBuf::from(program);
         launch(&owned.job(), &RankCommand { program, args: Vec::new() }).expect_err("the run fails")
@@ -170,7 +170,7 @@ fn programs_that_are_no_ranks() {
 }
 
 fn a_failing_step_ends_the_run() {
-    let mut owned = Owned::mixed(2);
+    let mut owned = OwnedJob::mixed(2);
     // The plan is edited so that no bucket covers the size; every rank detects this independently.
     owned.edit(|plan| {
         for bucket in &mut plan.buckets {

@@ -12,7 +12,7 @@ use symmc_runtime::RunError;
 use symmc_runtime::job::{RankJob, run_rank};
 use symmc_support::{BackingSlice, MappedFile};
 
-use crate::programs::{Owned, Task, command, launch, open};
+use crate::programs::{OwnedJob, RankTask, command, launch, open};
 use crate::{Test, custom};
 
 pub const TESTS: &[Test] = &[
@@ -36,8 +36,8 @@ pub fn shorten(path: &Path, length: u64, rank: u32) {
 }
 
 /// The mixed program, whose inputs lie in a file, except for the states; and the size of the file.
-fn with_file(path: &Path) -> (Owned, usize) {
-    let mut owned = Owned::mixed(16);
+fn with_file(path: &Path) -> (OwnedJob, usize) {
+    let mut owned = OwnedJob::mixed(16);
     owned.repeats = 3;
     let mut file = std::fs::File::create(path).expect("a file");
     let (mut end, mut parts) = (0, Vec::new());
@@ -58,11 +58,15 @@ fn with_file(path: &Path) -> (Owned, usize) {
 }
 
 /// The outputs of ranks that this launcher starts, and of ranks of another launcher.
-fn all_ways(owned: &Owned, name: &str) -> [Result<Vec<Vec<Tensor>>, RunError>; 2] {
-    [launch(&owned.job(), &command()), joined(owned, name, &|_| ())]
+fn all_ways(owned: &OwnedJob, name: &str) -> [Result<Vec<Vec<Tensor>>, RunError>; 2] {
+    [launch(&owned.job(), &command()), run_joined(owned, name, &|_| ())]
 }
 
-fn joined(owned: &Owned, name: &str, before: &(dyn Fn(u32) + Sync)) -> Result<Vec<Vec<Tensor>>, RunError> {
+fn run_joined(
+    owned: &OwnedJob,
+    name: &str,
+    before: &(dyn Fn(u32) + Sync),
+) -> Result<Vec<Vec<Tensor>>, RunError> {
     let run = format!("files, process {}, {name}", std::process::id());
     let rank = |rank: u32| {
         let place = Membership { rank, ranks: 4, run: run.clone() };
@@ -101,10 +105,10 @@ fn a_file_that_is_shortened_under_a_run_is_named() {
             let (owned, length) = (with_file(&path).0, cut as u64);
             let result = match way {
                 0 => {
-                    let task = |job| Task::RunOnShortened { path: path.clone(), length, job };
+                    let task = |job| RankTask::RunOnShortened { path: path.clone(), length, job };
                     symmc_runtime::job::launch_job(&owned.job(), &command(), task).map(|ran| ran.outputs)
                 }
-                _ => joined(&owned, &format!("cut to {cut}"), &|rank| shorten(&path, length, rank)),
+                _ => run_joined(&owned, &format!("cut to {cut}"), &|rank| shorten(&path, length, rank)),
             };
             let error = result.expect_err("the file changed");
             assert!(matches!(error.cause(), RunError::Invalid(_)), "way {way}, cut to {cut}: {error:?}");

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, raise};
 use symmc_control::{JoinTerm, Membership, TermContent};
 use symmc_runtime::job::{RankJob, SessionRequest, run_rank};
 
-use crate::programs::{Owned, open};
+use crate::programs::{OwnedJob, open};
 use crate::{Test, custom};
 
 pub const TESTS: &[Test] = &[
@@ -25,7 +25,7 @@ pub const TESTS: &[Test] = &[
 pub fn member() -> ExitCode {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
     let mut owned = match variable("WORLD_SIZE").as_str() {
-        "4" => Owned::mixed(4),
+        "4" => OwnedJob::mixed(4),
         _ => custom::joined(),
     };
     owned.repeats = variable("TEST_REPEATS").parse().unwrap_or(1);
@@ -40,7 +40,7 @@ pub fn member() -> ExitCode {
         // Ranks with different identities of their contents read them.
         settings.push(JoinTerm::content(
             "contents",
-            Arc::new(Stops { at: stops.clone(), name: variable("RANK") }),
+            Arc::new(StoppingContents { at: stops.clone(), name: variable("RANK") }),
         ));
     }
     let result = Membership::from_env().and_then(|place| {
@@ -86,12 +86,12 @@ fn stop() {
 }
 
 /// Contents whose reading stops the process.
-struct Stops {
+struct StoppingContents {
     at: String,
     name: String,
 }
 
-impl TermContent for Stops {
+impl TermContent for StoppingContents {
     fn identity(&self) -> std::io::Result<String> {
         Ok(self.name.clone())
     }
@@ -142,37 +142,37 @@ fn start_with(
     ranks.iter().map(spawn).collect()
 }
 
-fn ends(ranks: Vec<Child>) -> Vec<Output> {
+fn wait_for_all(ranks: Vec<Child>) -> Vec<Output> {
     ranks.into_iter().map(|r| r.wait_with_output().expect("a rank ends")).collect()
 }
 
-fn said(output: &Output) -> String {
+fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn joined_ranks_give_the_numbers() {
     for order in [[0, 1, 2, 3], [3, 2, 1, 0]] {
-        for output in ends(start(&order, 1, |_| "host".into(), 3)) {
-            assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+        for output in wait_for_all(start(&order, 1, |_| "host".into(), 3)) {
+            assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
         }
     }
 }
 
 fn joined_ranks_run_custom_ops() {
-    for output in ends(start(&[2, 0, 1], 8, |_| "host".into(), 3)) {
-        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
+    for output in wait_for_all(start(&[2, 0, 1], 8, |_| "host".into(), 3)) {
+        assert_eq!(output.status.code(), Some(0), "{}", stderr_text(&output));
     }
 }
 
 fn another_plan_is_refused_on_every_rank() {
     let machine = |rank| if rank == 2 { "another".to_string() } else { "host".to_string() };
     let mut texts: Vec<String> = Vec::new();
-    for output in ends(start(&[0, 1, 2, 3], 2, machine, 1)) {
+    for output in wait_for_all(start(&[0, 1, 2, 3], 2, machine, 1)) {
         assert_eq!(output.status.code(), Some(1));
-        texts.push(said(&output));
+        texts.push(stderr_text(&output));
     }
     let [hash, other] = ["host", "another"].map(|machine| {
-        let mut owned = Owned::mixed(4);
+        let mut owned = OwnedJob::mixed(4);
         owned.edit(|plan| plan.machine = machine.into());
         owned.plan.hash()
     });
@@ -191,22 +191,26 @@ fn a_joined_rank_that_dies_ends_the_run() {
         assert!(ranks.iter_mut().all(|r| matches!(r.try_wait(), Ok(None))), "the run is under way");
         ranks[victim].kill().expect("the rank is killed");
         let start = Instant::now();
-        let outputs = ends(ranks);
+        let outputs = wait_for_all(ranks);
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
         for (rank, output) in outputs.iter().enumerate().filter(|(rank, _)| *rank != victim) {
             assert_eq!(output.status.code(), Some(1));
-            let text = said(output);
+            let text = stderr_text(output);
             assert!(text.contains(&format!("rank {victim} died")), "rank {rank}: {text}");
         }
     }
 }
 
 fn the_same_rank_twice_is_refused() {
-    let outputs = ends(start(&[0, 1, 1, 2], 7, |_| "host".into(), 1));
+    let outputs = wait_for_all(start(&[0, 1, 1, 2], 7, |_| "host".into(), 1));
     for output in &outputs {
         assert_eq!(output.status.code(), Some(1));
     }
-    assert!(said(&outputs[0]).contains("two processes say that they are rank 1"), "{}", said(&outputs[0]));
+    assert!(
+        stderr_text(&outputs[0]).contains("two processes say that they are rank 1"),
+        "{}",
+        stderr_text(&outputs[0])
+    );
 }
 
 fn a_rank_that_stops_while_the_run_opens_is_named() {
@@ -220,8 +224,8 @@ fn a_rank_that_stops_while_the_run_opens_is_named() {
     let started: Vec<_> = (0..).zip(&cases).map(run).collect();
     for (mut ranks, point, victim) in started {
         let mut stopped = ranks.remove(victim as usize);
-        for output in ends(ranks) {
-            let text = said(&output);
+        for output in wait_for_all(ranks) {
+            let text = stderr_text(&output);
             assert_eq!(output.status.code(), Some(1), "{point}: {text}");
             let (name, culprit) = (format!("rank {victim}"), format!("(culprit Some({victim}))"));
             assert!(text.contains(&name) && text.contains(&culprit), "{point}, rank {victim}: {text}");

@@ -41,7 +41,7 @@ mutate %state = %next
 "#;
 
 /// A job with what it borrows.
-pub struct Owned {
+pub struct OwnedJob {
     pub plan: CheckedPlan,
     pub bindings: SymbolBindings,
     pub inputs: Vec<Vec<Arc<Tensor>>>,
@@ -49,15 +49,15 @@ pub struct Owned {
     pub repeats: u32,
 }
 
-impl Owned {
+impl OwnedJob {
     /// The mixed program with `n` bound to this.
-    pub fn mixed(n: i64) -> Owned {
-        Owned::new(MIXED, n)
+    pub fn mixed(n: i64) -> OwnedJob {
+        OwnedJob::new(MIXED, n)
     }
 
     /// A program whose only symbol is bound to this; its second input is the state that its second output
     /// replaces.
-    pub fn new(program: &str, n: i64) -> Owned {
+    pub fn new(program: &str, n: i64) -> OwnedJob {
         let graph = text::parse(program).expect("the program parses");
         let mut bindings = SymbolBindings::new();
         bindings.set(SymbolId::new(0), n);
@@ -76,7 +76,7 @@ impl Owned {
             (0..ranks).map(|rank| (0..graph.inputs.len()).map(|i| draw(rank, i)).collect()).collect();
         let plan = plan(&graph, "host");
         let config = HostConfig { limit: Duration::from_secs(20), ..HostConfig::default() };
-        Owned { plan, bindings, inputs, config, repeats: 1 }
+        OwnedJob { plan, bindings, inputs, config, repeats: 1 }
     }
 
     /// Changes the plan, which still passes the checker.
@@ -138,7 +138,7 @@ pub fn command() -> RankCommand {
 
 /// The task of a rank's process.
 #[derive(Serialize, Deserialize)]
-pub enum Task {
+pub enum RankTask {
     /// A job.
     Run(JobMessage),
     /// A job, before which rank 0 shortens the file of the inputs.
@@ -150,12 +150,12 @@ pub enum Task {
 /// Runs a rank's task, with these kernels of custom ops.
 pub fn work(rank: &mut LaunchedRank, kernels: &CustomKernelRegistry) -> Result<(), RunError> {
     match rank.receive_task()? {
-        Task::Run(job) => job.run(rank, &open(kernels)),
-        Task::RunOnShortened { path, length, job } => {
+        RankTask::Run(job) => job.run(rank, &open(kernels)),
+        RankTask::RunOnShortened { path, length, job } => {
             crate::files::shorten(&path, length, rank.rank());
             job.run(rank, &open(kernels))
         }
-        Task::Answer { characters } => crate::answers::answer(rank, characters),
+        RankTask::Answer { characters } => crate::answers::answer(rank, characters),
     }
 }
 
@@ -168,7 +168,7 @@ pub fn open(
 
 /// Runs a job on processes; returns the outputs of each rank.
 pub fn launch(job: &Job<'_>, command: &RankCommand) -> Result<Vec<Vec<Tensor>>, RunError> {
-    job::launch_job(job, command, Task::Run).map(|ran| ran.outputs)
+    job::launch_job(job, command, RankTask::Run).map(|ran| ran.outputs)
 }
 
 /// Runs a job on threads; returns the outputs of each rank.

@@ -13,7 +13,7 @@ use symmc_runtime::host::{HostConfig, LaneThreads};
 use symmc_support::{Backing, BackingSlice};
 
 use crate::Test;
-use crate::programs::{Owned, command, launch, run_threads};
+use crate::programs::{OwnedJob, command, launch, run_threads};
 
 pub const TESTS: &[Test] = &[
     ("processes_give_the_numbers", processes_give_the_numbers),
@@ -26,14 +26,14 @@ pub const TESTS: &[Test] = &[
 
 fn processes_give_the_numbers() {
     for n in [1, 5, 64] {
-        let owned = Owned::mixed(n);
+        let owned = OwnedJob::mixed(n);
         assert_eq!(launch(&owned.job(), &command()).unwrap(), owned.expected());
     }
 }
 
 fn threads_give_the_numbers() {
     for n in [1, 64] {
-        let mut owned = Owned::mixed(n);
+        let mut owned = OwnedJob::mixed(n);
         assert_eq!(run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(), owned.expected());
         owned.config.threads = LaneThreads::Each;
         assert_eq!(run_threads(&owned.job(), &CustomKernelRegistry::new()).unwrap(), owned.expected());
@@ -41,7 +41,7 @@ fn threads_give_the_numbers() {
 }
 
 fn chaos_changes_no_number() {
-    let mut owned = Owned::mixed(3);
+    let mut owned = OwnedJob::mixed(3);
     owned.repeats = 4;
     let expected = owned.expected();
     for seed in 0..12 {
@@ -58,7 +58,7 @@ fn chaos_changes_no_number() {
 }
 
 fn a_state_lives_through_repeats() {
-    let mut owned = Owned::mixed(2);
+    let mut owned = OwnedJob::mixed(2);
     owned.repeats = 7;
     // Counters wrap during these runs.
     owned.config.first = u32::MAX - 9;
@@ -82,7 +82,7 @@ impl Backing for OfFile {
 }
 
 fn inputs_in_a_file_are_read_from_there() {
-    let mut owned = Owned::mixed(3);
+    let mut owned = OwnedJob::mixed(3);
     owned.repeats = 3;
     let expected = owned.expected();
     let mut content = vec![0u8; 20];
@@ -114,7 +114,7 @@ fn inputs_in_a_file_are_read_from_there() {
 }
 
 fn inputs_that_do_not_fit_are_named() {
-    let refused = |owned: &Owned| {
+    let refused = |owned: &OwnedJob| {
         let (threads, processes) =
             (run_threads(&owned.job(), &CustomKernelRegistry::new()), launch(&owned.job(), &command()));
         assert_eq!(threads, processes);
@@ -123,16 +123,16 @@ fn inputs_that_do_not_fit_are_named() {
             other => panic!("expected a refusal, found {other:?}"),
         }
     };
-    let mut owned = Owned::mixed(3);
+    let mut owned = OwnedJob::mixed(3);
     owned.inputs[3][0] = owned.inputs[3][2].clone();
     assert_eq!(refused(&owned), "input %x on rank 3: expected f32[12, 8], found f32[8, 8]");
-    let mut owned = Owned::mixed(3);
+    let mut owned = OwnedJob::mixed(3);
     owned.inputs[1].pop();
     assert_eq!(refused(&owned), "rank 1: expected 3 inputs, found 2");
-    let mut owned = Owned::mixed(3);
+    let mut owned = OwnedJob::mixed(3);
     owned.inputs.pop();
     assert_eq!(refused(&owned), "the plan is for 4 ranks, found inputs for 3");
-    let mut owned = Owned::mixed(3);
+    let mut owned = OwnedJob::mixed(3);
     owned.bindings = Default::default();
     assert!(refused(&owned).contains("has no size"));
 }

@@ -3,7 +3,7 @@
 use symmc_cases::special;
 use symmc_ir::Tensor;
 
-use crate::support::{Placed, call};
+use crate::support::{PlacedTensor, call};
 
 #[test]
 fn every_op_at_the_edges_of_its_dtypes() {
@@ -11,10 +11,12 @@ fn every_op_at_the_edges_of_its_dtypes() {
     assert!(cases.len() > 3000, "{}", cases.len());
     let mut wrong = Vec::new();
     for case in &cases {
-        let operands: Vec<Placed> = case.operands.iter().map(|p| Placed::dense(&p.tensor)).collect();
-        let mut results: Vec<Placed> = case.rooms().iter().map(|p| Placed::dense(&p.tensor)).collect();
+        let operands: Vec<PlacedTensor> =
+            case.operands.iter().map(|p| PlacedTensor::dense(&p.tensor)).collect();
+        let mut results: Vec<PlacedTensor> =
+            case.rooms().iter().map(|p| PlacedTensor::dense(&p.tensor)).collect();
         let ended = call(&case.op, &operands, &mut results);
-        let found: Vec<Tensor> = results.iter().map(Placed::tensor).collect();
+        let found: Vec<Tensor> = results.iter().map(PlacedTensor::tensor).collect();
         match (&case.expected, ended) {
             (Ok(expected), Ok(())) => {
                 let pairs = found.iter().zip(expected);

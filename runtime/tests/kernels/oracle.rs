@@ -5,15 +5,17 @@ use symmc_cases::{OP_THEMES, agree};
 use symmc_ir::{DType, Tensor};
 use symmc_support::random::SplitMix;
 
-use crate::support::{Placed, call};
+use crate::support::{PlacedTensor, call};
 
 fn check(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
     let make = OP_THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
     let case = make(random);
     let (types, expected) = (case.types(), case.expected());
-    let operands: Vec<Placed> = case.operands.iter().map(|t| Placed::scattered(t, random)).collect();
-    let mut results: Vec<Placed> = types.iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();
+    let operands: Vec<PlacedTensor> =
+        case.operands.iter().map(|t| PlacedTensor::scattered(t, random)).collect();
+    let mut results: Vec<PlacedTensor> =
+        types.iter().map(|(d, shape)| PlacedTensor::room(*d, shape, random)).collect();
     let found = call(&case.op, &operands, &mut results);
     let context = format!("{:?} on {:?} giving {types:?}", case.op, case.operands);
     let expected = match (expected, found) {
@@ -37,18 +39,18 @@ fn check_bad_data(theme: &str, seed: u64) -> Result<(), TestCaseError> {
     let random = &mut SplitMix(seed);
     let make = OP_THEMES.into_iter().find(|t| t.0 == theme).expect("a theme").1;
     let case = make(random);
-    let mut results: Vec<Placed> =
-        case.types().iter().map(|(d, shape)| Placed::room(*d, shape, random)).collect();
+    let mut results: Vec<PlacedTensor> =
+        case.types().iter().map(|(d, shape)| PlacedTensor::room(*d, shape, random)).collect();
     let spoilt = case.operands.iter().map(|tensor| {
         let is_integer = matches!(tensor.dtype(), DType::I64 | DType::I32 | DType::U8);
         let bad = [0, 1, 7, 250, -1][random.below(5)];
         let elements = vec![bad; tensor.shape().iter().product()];
         let other = Tensor::from_i64(tensor.dtype(), tensor.shape().to_vec(), &elements);
-        Placed::dense(&other.filter(|_| is_integer).unwrap_or_else(|| Tensor::clone(tensor)))
+        PlacedTensor::dense(&other.filter(|_| is_integer).unwrap_or_else(|| Tensor::clone(tensor)))
     });
-    let operands: Vec<Placed> = spoilt.collect();
+    let operands: Vec<PlacedTensor> = spoilt.collect();
     let _ = call(&case.op, &operands, &mut results);
-    prop_assert!(results.iter().all(Placed::surroundings_are_untouched), "{:?}: wrote beyond", case.op);
+    prop_assert!(results.iter().all(PlacedTensor::surroundings_are_untouched), "{:?}: wrote beyond", case.op);
     Ok(())
 }
 

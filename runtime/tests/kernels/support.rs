@@ -1,6 +1,6 @@
 //! Tensors in arbitrary layouts, the call of a kernel on them, and comparison.
 
-use symmc_cases::Layout;
+use symmc_cases::ElementLayout;
 use symmc_ir::{DType, Op, Tensor};
 use symmc_runtime::kernels::{
     KernelError, Scratch, TensorLayout, TensorView, TensorViewMut, compute, compute_with, may_refuse_data,
@@ -13,28 +13,28 @@ const CANARY: u8 = 0xa5;
 
 /// A tensor that lies somewhere in memory under some strides.
 #[derive(Clone)]
-pub struct Placed {
+pub struct PlacedTensor {
     pub dtype: DType,
     pub shape: Vec<usize>,
-    pub layout: Layout,
+    pub layout: ElementLayout,
     words: Vec<u64>,
 }
 
-impl Placed {
+impl PlacedTensor {
     /// Memory for a tensor in a random layout.
     pub fn room(dtype: DType, shape: &[usize], random: &mut SplitMix) -> Self {
-        Self::with(dtype, shape, Layout::scattered(shape, random))
+        Self::with(dtype, shape, ElementLayout::scattered(shape, random))
     }
 
-    fn with(dtype: DType, shape: &[usize], layout: Layout) -> Self {
+    fn with(dtype: DType, shape: &[usize], layout: ElementLayout) -> Self {
         let bytes = (layout.extent(shape) + 4) * dtype.size();
         let words = vec![u64::from_ne_bytes([CANARY; 8]); bytes.div_ceil(8)];
-        Placed { dtype, shape: shape.to_vec(), layout, words }
+        PlacedTensor { dtype, shape: shape.to_vec(), layout, words }
     }
 
     /// Dense memory, filled with the tensor.
     pub fn dense(tensor: &Tensor) -> Self {
-        let mut out = Self::with(tensor.dtype(), tensor.shape(), Layout::dense(tensor.shape()));
+        let mut out = Self::with(tensor.dtype(), tensor.shape(), ElementLayout::dense(tensor.shape()));
         out.store(tensor);
         out
     }
@@ -105,15 +105,15 @@ impl Placed {
 
 /// Runs a kernel on placed operands. Checks that it uses no more memory than its stated needs, and refuses
 /// data only if it may.
-pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), KernelError> {
-    fn shaped(placed: &[Placed]) -> Vec<TensorLayout<'_>> {
+pub fn call(op: &Op, operands: &[PlacedTensor], results: &mut [PlacedTensor]) -> Result<(), KernelError> {
+    fn shaped(placed: &[PlacedTensor]) -> Vec<TensorLayout<'_>> {
         placed.iter().map(|p| (p.dtype, &p.shape[..], &p.layout.strides[..])).collect()
     }
     let told = scratch_needs(op, &shaped(operands), &shaped(results));
     let may_refuse = may_refuse_data(op, &shaped(operands));
     let mut scratch = Scratch::with_needs(&told);
-    let operands: Vec<TensorView<'_>> = operands.iter().map(Placed::view).collect();
-    let mut results: Vec<TensorViewMut<'_>> = results.iter_mut().map(Placed::view_mut).collect();
+    let operands: Vec<TensorView<'_>> = operands.iter().map(PlacedTensor::view).collect();
+    let mut results: Vec<TensorViewMut<'_>> = results.iter_mut().map(PlacedTensor::view_mut).collect();
     let done = compute_with(op, &operands, &mut results, &mut scratch);
     assert!(scratch.bytes() <= told.bytes(), "{op:?} on {operands:?}: told {told:?}, taken {scratch:?}");
     let refused = done.as_ref().err().and_then(KernelError::data_fault);
@@ -123,11 +123,11 @@ pub fn call(op: &Op, operands: &[Placed], results: &mut [Placed]) -> Result<(), 
 
 /// Runs a kernel on dense operands; returns its results.
 pub fn run(op: &Op, operands: &[Tensor], results: &[(DType, &[usize])]) -> Result<Vec<Tensor>, KernelError> {
-    let operands: Vec<Placed> = operands.iter().map(Placed::dense).collect();
+    let operands: Vec<PlacedTensor> = operands.iter().map(PlacedTensor::dense).collect();
     let room = |(dtype, shape): &(DType, &[usize])| Tensor::zeros(*dtype, *shape).expect("small");
-    let mut results: Vec<Placed> = results.iter().map(|r| Placed::dense(&room(r))).collect();
+    let mut results: Vec<PlacedTensor> = results.iter().map(|r| PlacedTensor::dense(&room(r))).collect();
     call(op, &operands, &mut results)?;
-    Ok(results.iter().map(Placed::tensor).collect())
+    Ok(results.iter().map(PlacedTensor::tensor).collect())
 }
 
 pub fn floats(dtype: DType, shape: &[usize], elements: &[f64]) -> Tensor {

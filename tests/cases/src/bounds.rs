@@ -20,7 +20,7 @@ const LARGEST: i64 = 7;
 /// The program of a seed.
 pub fn program(seed: u64) -> Graph {
     let mut r = SplitMix(seed ^ 0x00b0_07d5);
-    let mut grower = Grower::new(&mut r, seed);
+    let mut grower = BoundsGrower::new(&mut r, seed);
     let nodes = 2 + r.below(6);
     for _ in 0..nodes {
         (0..20).find(|_| grower.node(&mut r));
@@ -70,7 +70,7 @@ pub fn inputs(graph: &Graph, bindings: &SymbolBindings, rank: u32) -> Vec<Arc<Te
     graph.inputs.values().map(&mut input).collect()
 }
 
-struct Grower {
+struct BoundsGrower {
     builder: GraphBuilder,
     symbols: [SymbolId; 2],
     /// What nodes may take: all of one dtype.
@@ -79,14 +79,14 @@ struct Grower {
     ranks: u32,
 }
 
-impl Grower {
-    fn new(r: &mut SplitMix, seed: u64) -> Grower {
+impl BoundsGrower {
+    fn new(r: &mut SplitMix, seed: u64) -> BoundsGrower {
         let ranks = 1 + r.below(4) as u32 / 3;
         let mut builder = GraphBuilder::new(format!("bounds {seed}"), Some(ranks));
         let t = builder.symbol("t", r.below(2) as i64, LARGEST);
         let k = builder.symbol("k", r.below(2) as i64, LARGEST - 2);
         let dtype = r.pick(&[DType::I64, DType::F32, DType::I32]);
-        let mut out = Grower { builder, symbols: [t, k], values: Vec::new(), dtype, ranks };
+        let mut out = BoundsGrower { builder, symbols: [t, k], values: Vec::new(), dtype, ranks };
         for name in ["x", "y"] {
             let shape = match r.below(4) {
                 0 => vec![out.symbol(r), Dim::from(2)],

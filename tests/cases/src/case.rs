@@ -4,26 +4,26 @@ use symmc_ir::{DType, Op, Route, Tensor};
 use symmc_runtime::kernels::KernelError;
 
 use crate::compare::{agree, alike};
-use crate::layout::Placed;
-use crate::ops::Draft;
+use crate::layout::PlacedTensor;
+use crate::ops::OpDraft;
 use crate::random;
 
 /// One op with operands and what it must give.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub struct OpCase {
     /// What it is.
     pub name: String,
     /// The op.
     pub op: Op,
     /// Its operands.
-    pub operands: Vec<Placed>,
+    pub operands: Vec<PlacedTensor>,
     /// Its results, or the error that its data cause.
-    pub expected: Result<Vec<Placed>, KernelError>,
+    pub expected: Result<Vec<PlacedTensor>, KernelError>,
     /// The size of values that results are sums of; none where each number is held relative to itself ([`alike`]).
     pub scale: Option<f64>,
 }
 
-impl Case {
+impl OpCase {
     /// Holds a result against the expected one.
     ///
     /// # Errors
@@ -36,15 +36,15 @@ impl Case {
     }
 
     /// Its results, without contents if it must fail.
-    pub fn rooms(&self) -> Vec<Placed> {
+    pub fn rooms(&self) -> Vec<PlacedTensor> {
         self.expected.clone().unwrap_or_else(|error| {
             let operands: Vec<Tensor> = self.operands.iter().map(|p| p.tensor.clone()).collect();
             let types = match &self.op {
                 Op::Route(route) => route_types(route, operands[0].shape(), &error),
-                op => Draft::new(op.clone(), operands).types(),
+                op => OpDraft::new(op.clone(), operands).types(),
             };
             let zeros = |(dtype, shape): (_, Vec<usize>)| Tensor::zeros(dtype, shape);
-            types.into_iter().map(|t| Placed::dense(random::of(zeros(t)))).collect()
+            types.into_iter().map(|t| PlacedTensor::dense(random::of(zeros(t)))).collect()
         })
     }
 }

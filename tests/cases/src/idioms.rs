@@ -13,7 +13,7 @@ use symmc_ir::{
 use symmc_support::random::SplitMix;
 
 /// A program and what it may do to bits.
-pub struct Idioms {
+pub struct IdiomProgram {
     /// The program.
     pub graph: Graph,
     /// It has sums, over an axis, of which the order is open: rewriting may round these otherwise.
@@ -24,7 +24,7 @@ pub struct Idioms {
 const MOST: i64 = 4096;
 
 /// The program of a seed.
-pub fn program(seed: u64) -> Idioms {
+pub fn program(seed: u64) -> IdiomProgram {
     let mut r = SplitMix(seed ^ 0x1d10_4d5e);
     let ranks = r.pick(&[1, 2, 2, 3, 4, 4, 4, 6, 8]);
     let mut b = GraphBuilder::new(format!("idioms {seed}"), Some(ranks));
@@ -46,7 +46,7 @@ pub fn program(seed: u64) -> Idioms {
         _ => Dim::from(i64::from(ranks) * r.pick(&[1, 2, 4])),
     };
     let columns = Dim::from(r.pick(&[1, 3, 4, 8]));
-    let mut grower = Grower { b, r, groups, values: Vec::new(), has_open_sums: false };
+    let mut grower = IdiomGrower { b, r, groups, values: Vec::new(), has_open_sums: false };
     for i in 0..3 {
         let ty = TensorType::new(dtype, vec![rows.clone(), columns.clone()]);
         let name = format!("in{i}");
@@ -78,7 +78,7 @@ fn groups(b: &mut GraphBuilder, ranks: u32) -> Vec<GroupId> {
     groups
 }
 
-struct Grower {
+struct IdiomGrower {
     b: GraphBuilder,
     r: SplitMix,
     groups: Vec<GroupId>,
@@ -86,8 +86,8 @@ struct Grower {
     has_open_sums: bool,
 }
 
-impl Grower {
-    fn finish(mut self) -> Idioms {
+impl IdiomGrower {
+    fn finish(mut self) -> IdiomProgram {
         let last = self.values.len().saturating_sub(3);
         let mut returned: Vec<ValueId> = self.values[last..].to_vec();
         if self.r.one_in(3) {
@@ -99,7 +99,7 @@ impl Grower {
             let own = self.b.op("out", Op::Copy, &[value]).unwrap_or(value);
             self.b.output(own);
         }
-        Idioms { graph: self.b.finish(), has_open_sums: self.has_open_sums }
+        IdiomProgram { graph: self.b.finish(), has_open_sums: self.has_open_sums }
     }
 
     fn ty(&self, v: ValueId) -> TensorType {

@@ -8,14 +8,14 @@ use symmc_ir::{
 use symmc_runtime::kernels::{TensorView, TensorViewMut, compute, contiguous_strides};
 use symmc_support::random::SplitMix;
 
-use crate::case::Case;
-use crate::layout::Placed;
+use crate::case::OpCase;
+use crate::layout::PlacedTensor;
 use crate::ops::ends;
 use crate::random::{indices, of, tensor};
 
 /// Swaps the last two axes of how a tensor lies: its columns are contiguous then.
-pub(crate) fn columns_first(tensor: Tensor) -> Placed {
-    let mut out = Placed::dense(tensor);
+pub(crate) fn columns_first(tensor: Tensor) -> PlacedTensor {
+    let mut out = PlacedTensor::dense(tensor);
     let rank = out.layout.strides.len();
     let rows = out.tensor.shape()[rank - 2] as isize;
     out.layout.strides[rank - 1] = rows;
@@ -37,10 +37,10 @@ fn words(bytes: &[u8]) -> Vec<u64> {
 pub(crate) fn case(
     name: &str,
     op: Op,
-    operands: Vec<Placed>,
+    operands: Vec<PlacedTensor>,
     results: &[(DType, &[usize])],
     scale: f64,
-) -> Case {
+) -> OpCase {
     let data: Vec<Vec<u64>> = operands.iter().map(|p| words(p.tensor.data())).collect();
     let strides: Vec<Vec<isize>> = operands.iter().map(|p| contiguous_strides(p.tensor.shape())).collect();
     let views: Vec<TensorView<'_>> =
@@ -59,19 +59,19 @@ pub(crate) fn case(
     let tensors = results.iter().zip(&rooms).map(|((dtype, shape), room)| {
         let bytes = shape.iter().product::<usize>() * dtype.size();
         let data = room.iter().flat_map(|w| w.to_le_bytes()).take(bytes).collect();
-        Placed::dense(of(Tensor::new(*dtype, *shape, data)))
+        PlacedTensor::dense(of(Tensor::new(*dtype, *shape, data)))
     });
     let expected = computed.map(|()| tensors.collect());
-    Case { name: format!("large: {name}"), op, operands, expected, scale: Some(scale) }
+    OpCase { name: format!("large: {name}"), op, operands, expected, scale: Some(scale) }
 }
 
-pub(crate) fn list() -> Vec<Case> {
+pub(crate) fn list() -> Vec<OpCase> {
     let r = &mut SplitMix(7);
     let mut out = Vec::new();
     products(r, &mut out);
     grouped_products(r, &mut out);
     attentions(r, &mut out);
-    sunk(r, &mut out);
+    with_sinks(r, &mut out);
     bounded(r, &mut out);
     rows(r, &mut out);
     few_rows(&mut out);
@@ -85,7 +85,7 @@ pub(crate) fn list() -> Vec<Case> {
 
 /// Routings in each layout: on one rank and several, of few tokens and of more than a block places, of many experts, and
 /// with more rows or larger ids than fit.
-fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn routes(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let local = RouteScope::Local;
     let at =
         |rank, ranks: u32| RouteScope::Position { rank, cell: (0..ranks).map(|rank| 2 * rank + 1).collect() };
@@ -119,23 +119,23 @@ fn routes(r: &mut SplitMix, out: &mut Vec<Case>) {
             let mut ids = vec![3; 120];
             (ids[57], ids[91]) = (bad, 25);
             let ids = of(Tensor::from_i64(DType::I64, [60, 2], &ids));
-            out.push(routing("failing: route to no expert", &route, Placed::dense(ids), None));
+            out.push(routing("failing: route to no expert", &route, PlacedTensor::dense(ids), None));
         }
     }
 }
 
 /// Ids between two experts, with -1 here and there.
-fn random_ids(r: &mut SplitMix, dtype: DType, shape: [usize; 2], low: usize, high: usize) -> Placed {
+fn random_ids(r: &mut SplitMix, dtype: DType, shape: [usize; 2], low: usize, high: usize) -> PlacedTensor {
     let id = |r: &mut SplitMix| match high.checked_sub(low) {
         Some(count) if count > 0 && !r.one_in(9) => (low + r.below(count)) as i64,
         _ => -1,
     };
     let ids: Vec<i64> = (0..shape[0] * shape[1]).map(|_| id(r)).collect();
-    Placed::dense(of(Tensor::from_i64(dtype, shape, &ids)))
+    PlacedTensor::dense(of(Tensor::from_i64(dtype, shape, &ids)))
 }
 
 /// A routing with this capacity, or one that suffices.
-fn routing(name: &str, route: &Route, ids: Placed, capacity: Option<usize>) -> Case {
+fn routing(name: &str, route: &Route, ids: PlacedTensor, capacity: Option<usize>) -> OpCase {
     let [tokens, slots] = [ids.tensor.shape()[0], ids.tensor.shape()[1]];
     let ranks = route.rank_count(None).unwrap_or(1);
     let sections = route.section_count(ranks) as usize;
@@ -148,19 +148,19 @@ fn routing(name: &str, route: &Route, ids: Placed, capacity: Option<usize>) -> C
     let shapes: [&[usize]; 5] = [&[own, slots], &[tokens, slots], &[capacity], &[sections], &[sections]];
     let name = format!("{name} {route:?} of {:?} in {capacity}", ids.tensor.shape());
     let op = Op::Route(route.clone());
-    Case { scale: None, ..case(&name, op, vec![ids], &shapes.map(|shape| (DType::I64, shape)), 1.0) }
+    OpCase { scale: None, ..case(&name, op, vec![ids], &shapes.map(|shape| (DType::I64, shape)), 1.0) }
 }
 
-fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn products(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F16, DType::F32, DType::F64] {
         for m in [1, 3, 8, 16, 40, 200] {
             let (k, n) = (512, 384);
             let (x, y) = (tensor(r, dtype, &[m, k]), tensor(r, dtype, &[k, n]));
             let scale = 9.0 * (k as f64).sqrt();
             let name = |what: &str| format!("matmul {dtype} [{m}, {k}] by {what} [{k}, {n}]");
-            let rows = vec![Placed::dense(x.clone()), Placed::dense(y.clone())];
+            let rows = vec![PlacedTensor::dense(x.clone()), PlacedTensor::dense(y.clone())];
             out.push(case(&name("row-major"), Op::MATMUL, rows, &[(dtype, &[m, n])], scale));
-            let columns = vec![Placed::dense(x), columns_first(y)];
+            let columns = vec![PlacedTensor::dense(x), columns_first(y)];
             if matches!(dtype, DType::BF16 | DType::F16) {
                 let name = format!("unrounded {}", name("column-major"));
                 let result = [(DType::F32, &[m, n][..])];
@@ -178,36 +178,42 @@ fn products(r: &mut SplitMix, out: &mut Vec<Case>) {
     let bf16 = few.into_iter().chain(more).chain(narrow).map(|extents| (DType::BF16, extents));
     for (dtype, (m, k, n)) in bf16.chain(halves.map(|extents| (DType::F16, extents))) {
         let operands =
-            vec![Placed::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
+            vec![PlacedTensor::dense(tensor(r, dtype, &[m, k])), columns_first(tensor(r, dtype, &[k, n]))];
         let name = format!("matmul {dtype} [{m}, {k}] by column-major [{k}, {n}]");
         out.push(case(&name, Op::MATMUL, operands, &[(dtype, &[m, n])], 9.0 * (k as f64).sqrt()));
     }
     let dtype = DType::BF16;
-    let operands =
-        vec![Placed::dense(tensor(r, dtype, &[4, 30, 64])), Placed::dense(tensor(r, dtype, &[4, 64, 96]))];
+    let operands = vec![
+        PlacedTensor::dense(tensor(r, dtype, &[4, 30, 64])),
+        PlacedTensor::dense(tensor(r, dtype, &[4, 64, 96])),
+    ];
     out.push(case("batched matmul", Op::MATMUL, operands, &[(dtype, &[4, 30, 96])], 72.0));
 }
 
 /// Rows of a mixture of experts: few and many for each, more experts than a warp has lanes, weights in both layouts. And
 /// the gradients of the weights: groups divide K.
-fn grouped_products(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn grouped_products(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for [rows, groups, k, n] in
             [[7, 40, 72, 136], [300, 4, 200, 264], [90, 70, 136, 40], [65, 1, 64, 128], [140, 3, 328, 256]]
         {
             let ends = ends(r, groups, rows);
-            let x = Placed::dense(tensor(r, dtype, &[rows, k]));
+            let x = PlacedTensor::dense(tensor(r, dtype, &[rows, k]));
             let y = tensor(r, dtype, &[groups, k, n]);
-            for (what, y) in [("row-major", Placed::dense(y.clone())), ("column-major", columns_first(y))] {
-                let operands = vec![x.clone(), y, Placed::dense(ends.clone())];
+            for (what, y) in
+                [("row-major", PlacedTensor::dense(y.clone())), ("column-major", columns_first(y))]
+            {
+                let operands = vec![x.clone(), y, PlacedTensor::dense(ends.clone())];
                 let name = format!("grouped matmul {dtype} [{rows}, {k}] by {what} [{groups}, {k}, {n}]");
                 let scale = 9.0 * (k as f64).sqrt();
                 out.push(case(&name, Op::GroupedMatMul, operands, &[(dtype, &[rows, n])], scale));
             }
             let x = tensor(r, dtype, &[k, rows]);
-            let gradient = Placed::dense(tensor(r, dtype, &[rows, n]));
-            for (what, x) in [("row-major", Placed::dense(x.clone())), ("column-major", columns_first(x))] {
-                let operands = vec![x, gradient.clone(), Placed::dense(ends.clone())];
+            let gradient = PlacedTensor::dense(tensor(r, dtype, &[rows, n]));
+            for (what, x) in
+                [("row-major", PlacedTensor::dense(x.clone())), ("column-major", columns_first(x))]
+            {
+                let operands = vec![x, gradient.clone(), PlacedTensor::dense(ends.clone())];
                 let name = format!("grouped matmul {dtype} by terms, {what} [{k}, {rows}] by [{rows}, {n}]");
                 let scale = 9.0 * (rows as f64).sqrt();
                 out.push(case(&name, Op::GroupedMatMul, operands, &[(dtype, &[groups, k, n])], scale));
@@ -216,7 +222,7 @@ fn grouped_products(r: &mut SplitMix, out: &mut Vec<Case>) {
     }
 }
 
-fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn attentions(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     // Heads of q and of k, queries, keys, elements of q and k and of v.
     let shapes: [[usize; 6]; 11] = [
         [8, 8, 128, 128, 64, 64],
@@ -241,13 +247,13 @@ fn attentions(r: &mut SplitMix, out: &mut Vec<Case>) {
             for (causal, masked) in [kinds[(i + d) % 4], kinds[(i + d + 1) % 4]] {
                 let q = tensor(r, dtype, &[1, h, l, e]);
                 let mut operands = vec![
-                    Placed::dense(q),
-                    Placed::dense(tensor(r, dtype, &[1, g, s, e])),
-                    Placed::dense(tensor(r, dtype, &[1, g, s, f])),
+                    PlacedTensor::dense(q),
+                    PlacedTensor::dense(tensor(r, dtype, &[1, g, s, e])),
+                    PlacedTensor::dense(tensor(r, dtype, &[1, g, s, f])),
                 ];
                 match masked {
-                    1 => operands.push(Placed::dense(tensor(r, DType::Bool, &[1, 1, l, s]))),
-                    2 => operands.push(Placed::dense(tensor(r, dtype, &[h, 1, s]))),
+                    1 => operands.push(PlacedTensor::dense(tensor(r, DType::Bool, &[1, 1, l, s]))),
+                    2 => operands.push(PlacedTensor::dense(tensor(r, dtype, &[h, 1, s]))),
                     _ => {}
                 }
                 let op = Op::Attention {
@@ -310,7 +316,7 @@ fn of_ints(dtype: DType, shape: &[usize], all: &[i64]) -> Tensor {
 }
 
 /// Attention with bounds, whose values are not finite here and there: what is not seen adds nothing.
-fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn bounded(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     // Sequences, heads of q and of k, queries, keys, elements of q and k and of v.
     let shapes: [[usize; 7]; 6] = [
         [1, 4, 2, 150, 150, 64, 64],
@@ -330,7 +336,7 @@ fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
                 }
                 let values = of(Tensor::from_f64(dtype, [b, g, s, f], &values));
                 let first = [tensor(r, dtype, &[b, h, l, e]), tensor(r, dtype, &[b, g, s, e]), values];
-                let operands = first.into_iter().chain(positions).map(Placed::dense).collect();
+                let operands = first.into_iter().chain(positions).map(PlacedTensor::dense).collect();
                 let cap = (k % 3 == 1).then_some(FloatAttribute(1.5));
                 let op = Op::Attention {
                     scale: FloatAttribute(0.1),
@@ -347,7 +353,7 @@ fn bounded(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// With one more score for each head, in every way that there is.
-fn sunk(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn with_sinks(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let shapes = [
         [8, 2, 130, 130, 128, 128],
         [8, 1, 1, 700, 128, 128],
@@ -358,7 +364,7 @@ fn sunk(r: &mut SplitMix, out: &mut Vec<Case>) {
         for [h, g, l, s, e, f] in shapes {
             let operands = [[h, l, e], [g, s, e], [g, s, f]].map(|shape| tensor(r, dtype, &shape));
             let sinks = tensor(r, if l == 1 { DType::F32 } else { dtype }, &[h, 1, 1]);
-            let operands = operands.into_iter().chain([sinks]).map(Placed::dense).collect();
+            let operands = operands.into_iter().chain([sinks]).map(PlacedTensor::dense).collect();
             let bounds =
                 vec![AttentionBound::relative_to_row(BoundSide::Below, Dim::from((s - l + 1) as i64))];
             let op = Op::Attention {
@@ -375,7 +381,7 @@ fn sunk(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// With the log-sum-exp of each row, and the gradients of that attention.
-fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn gradients(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     // Heads of q and of k, queries, keys, elements of q and k and of v.
     let shapes = [
         [8, 2, 130, 130, 128, 128],
@@ -397,7 +403,7 @@ fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
                 }
             };
             let forward = [[h, l, e], [g, s, e], [g, s, f]].map(|shape| tensor(r, dtype, &shape));
-            let operands: Vec<Placed> = forward.into_iter().map(Placed::dense).collect();
+            let operands: Vec<PlacedTensor> = forward.into_iter().map(PlacedTensor::dense).collect();
             let shape = [h, g, l, s, e, f];
             let op = |bounds: &[AttentionBound]| Op::Attention {
                 scale: FloatAttribute(0.1),
@@ -411,7 +417,7 @@ fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
             let attention = case(&name, op(&bounds), operands.clone(), &results, 3.0);
             let found = attention.expected.clone().expect("attention takes any data");
             out.push(attention);
-            let gradient = Placed::dense(tensor(r, dtype, &[h, l, f]));
+            let gradient = PlacedTensor::dense(tensor(r, dtype, &[h, l, f]));
             let operands = std::iter::once(gradient).chain(found).chain(operands).collect();
             let results: [(DType, &[usize]); 3] =
                 [(dtype, &[h, l, e]), (dtype, &[g, s, e]), (dtype, &[g, s, f])];
@@ -426,16 +432,16 @@ fn gradients(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// Queries by heads, as views of what a product gives.
-fn rotary(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn rotary(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for (dtype, angles) in [(DType::BF16, DType::BF16), (DType::F16, DType::F32), (DType::F32, DType::F32)] {
         for (e, width) in [(128, 128), (80, 32), (64, 64), (36, 12)] {
             for interleaved in [false, true] {
                 let (h, l) = (3, 70);
-                let mut x = Placed::dense(tensor(r, dtype, &[2, h, l, e]));
+                let mut x = PlacedTensor::dense(tensor(r, dtype, &[2, h, l, e]));
                 x.layout.strides = [l * h * e, e, h * e, 1].map(|s| s as isize).to_vec();
                 let numbers = [1, l, if interleaved { width / 2 } else { width }];
                 let [cos, sin] =
-                    [0, 1].map(|_| Placed::dense(tensor(r, angles, &[&[1], &numbers[..]].concat())));
+                    [0, 1].map(|_| PlacedTensor::dense(tensor(r, angles, &[&[1], &numbers[..]].concat())));
                 let op = Op::RotaryEmbedding { width, interleaved };
                 let name = format!("rotary {dtype} {angles} [{e}, {width}] interleaved={interleaved}");
                 out.push(case(&name, op, vec![x, cos, sin], &[(dtype, &[2, h, l, e])], 0.0));
@@ -444,13 +450,13 @@ fn rotary(r: &mut SplitMix, out: &mut Vec<Case>) {
     }
 }
 
-fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F32] {
         for shape in [[3, 4096], [200, 128], [2, 16384], [2, 40000], [5, 1000], [700, 33], [1, 8192]] {
             let tail = &shape[1..];
-            let x = || Placed::dense(tensor(&mut SplitMix(3), dtype, &shape));
-            let w = Placed::dense(tensor(r, dtype, tail));
-            let b = Placed::dense(tensor(r, dtype, tail));
+            let x = || PlacedTensor::dense(tensor(&mut SplitMix(3), dtype, &shape));
+            let w = PlacedTensor::dense(tensor(r, dtype, tail));
+            let b = PlacedTensor::dense(tensor(r, dtype, tail));
             let same: &[(DType, &[usize])] = &[(dtype, &shape)];
             let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
             out.push(case(
@@ -495,10 +501,10 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// Reductions of all of a tensor, and of its columns, that leave few rows.
-fn few_rows(out: &mut Vec<Case>) {
+fn few_rows(out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F32, DType::I32, DType::Bool] {
         for (axes, shape) in [(vec![0, 1], [200, 96]), (vec![0], [2048, 40])] {
-            let x = || Placed::dense(tensor(&mut SplitMix(5), dtype, &shape));
+            let x = || PlacedTensor::dense(tensor(&mut SplitMix(5), dtype, &shape));
             let kept: Vec<usize> = (0..2).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect();
             let count = axes.iter().map(|&a| shape[a]).product::<usize>() as f64;
             let ops = match dtype {
@@ -522,18 +528,18 @@ fn few_rows(out: &mut Vec<Case>) {
 }
 
 /// A sum whose first half leaves the range of f32, and whose second half brings it back.
-fn sum_beyond_its_range(out: &mut Vec<Case>) {
+fn sum_beyond_its_range(out: &mut Vec<OpCase>) {
     let half = 10_000;
     let values: Vec<f64> = (0..2 * half).map(|i| if i < half { 3e38 } else { -3e38 }).collect();
-    let x = Placed::dense(of(Tensor::from_f64(DType::F32, [2 * half], &values)));
+    let x = PlacedTensor::dense(of(Tensor::from_f64(DType::F32, [2 * half], &values)));
     let sum = Op::Reduce { op: ReductionKind::Sum, axes: vec![0], keep: false };
     out.push(case("sum beyond f32, all of few rows", sum, vec![x], &[(DType::F32, &[])], 1.0));
 }
 
-fn others(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn others(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for dtype in [DType::BF16, DType::F32, DType::I64] {
         for n in [64, 1000, 4096, 5000, 20_000] {
-            let x = Placed::dense(tensor(r, dtype, &[3, n]));
+            let x = PlacedTensor::dense(tensor(r, dtype, &[3, n]));
             let both: &[(DType, &[usize])] = &[(dtype, &[3, n]), (DType::I64, &[3, n])];
             let sort = Op::Sort { axis: 1, descending: n % 3 == 0 };
             out.push(case(&format!("sort {dtype} {n}"), sort, vec![x.clone()], both, 1.0));
@@ -548,7 +554,7 @@ fn others(r: &mut SplitMix, out: &mut Vec<Case>) {
         }
         moved(r, dtype, out);
     }
-    let x = Placed::dense(tensor(r, DType::F32, &[100_003]));
+    let x = PlacedTensor::dense(tensor(r, DType::F32, &[100_003]));
     for op in [UnaryOp::Silu, UnaryOp::Gelu, UnaryOp::Exp, UnaryOp::Sin] {
         out.push(case(
             &format!("{op} of 100003"),
@@ -561,7 +567,7 @@ fn others(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// Sums, copies and indexing of a matrix in both orders of its axes.
-fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<Case>) {
+fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<OpCase>) {
     let x = tensor(r, dtype, &[300, 1500]);
     let y = tensor(r, dtype, &[300, 1500]);
     let same: &[(DType, &[usize])] = &[(dtype, &[300, 1500])];
@@ -569,38 +575,38 @@ fn moved(r: &mut SplitMix, dtype: DType, out: &mut Vec<Case>) {
     out.push(case(
         &format!("add {dtype}"),
         add.clone(),
-        vec![Placed::dense(x.clone()), Placed::dense(y.clone())],
+        vec![PlacedTensor::dense(x.clone()), PlacedTensor::dense(y.clone())],
         same,
         1.0,
     ));
     out.push(case(
         &format!("transposed add {dtype}"),
         add.clone(),
-        vec![Placed::dense(x.clone()), columns_first(y)],
+        vec![PlacedTensor::dense(x.clone()), columns_first(y)],
         same,
         1.0,
     ));
     out.push(case(&format!("transposed copy {dtype}"), Op::Copy, vec![columns_first(x.clone())], same, 1.0));
-    let row = Placed::dense(tensor(r, dtype, &[1500]));
-    out.push(case(&format!("add a row {dtype}"), add, vec![Placed::dense(x.clone()), row], same, 1.0));
-    let at = Placed::dense(indices(r, &[70], 300));
+    let row = PlacedTensor::dense(tensor(r, dtype, &[1500]));
+    out.push(case(&format!("add a row {dtype}"), add, vec![PlacedTensor::dense(x.clone()), row], same, 1.0));
+    let at = PlacedTensor::dense(indices(r, &[70], 300));
     let taken: &[(DType, &[usize])] = &[(dtype, &[70, 1500])];
     out.push(case(
         &format!("take {dtype}"),
         Op::Take { axis: 0 },
-        vec![Placed::dense(x.clone()), at.clone()],
+        vec![PlacedTensor::dense(x.clone()), at.clone()],
         taken,
         1.0,
     ));
-    let src = Placed::dense(tensor(r, dtype, &[70, 1500]));
+    let src = PlacedTensor::dense(tensor(r, dtype, &[70, 1500]));
     let add = Op::IndexAdd { axis: 0 };
     out.push(case(
         &format!("index_add {dtype}"),
         add,
-        vec![Placed::dense(x.clone()), at.clone(), src.clone()],
+        vec![PlacedTensor::dense(x.clone()), at.clone(), src.clone()],
         same,
         20.0,
     ));
     let put = Op::IndexPut { axis: 0, accumulate: false };
-    out.push(case(&format!("index_put {dtype}"), put, vec![Placed::dense(x), src, at], same, 1.0));
+    out.push(case(&format!("index_put {dtype}"), put, vec![PlacedTensor::dense(x), src, at], same, 1.0));
 }

@@ -5,21 +5,21 @@ use symmc_support::random::SplitMix;
 
 /// Where the elements of a tensor lie.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Layout {
+pub struct ElementLayout {
     /// The distance of neighbours along each axis, in elements.
     pub strides: Vec<isize>,
     /// Elements before the first.
     pub offset: usize,
 }
 
-impl Layout {
+impl ElementLayout {
     /// Row-major, from the first element on.
     pub fn dense(shape: &[usize]) -> Self {
         let mut strides = vec![1isize; shape.len()];
         for axis in (1..strides.len()).rev() {
             strides[axis - 1] = strides[axis] * shape[axis] as isize;
         }
-        Layout { strides, offset: 0 }
+        ElementLayout { strides, offset: 0 }
     }
 
     /// Axes in some order in memory, gaps between them and elements before them.
@@ -37,7 +37,7 @@ impl Layout {
             let gap = if random.one_in(3) { random.below(3) } else { 0 };
             stride *= shape[axis] + gap;
         }
-        Layout { strides, offset: random.below(5) }
+        ElementLayout { strides, offset: random.below(5) }
     }
 
     /// Elements from the start of the memory to behind the last of a tensor of this shape; at least 1 behind the
@@ -63,26 +63,26 @@ impl Layout {
 
 /// A tensor and how it lies in memory.
 #[derive(Clone, Debug)]
-pub struct Placed {
+pub struct PlacedTensor {
     /// Its elements.
     pub tensor: Tensor,
     /// Where they lie.
-    pub layout: Layout,
+    pub layout: ElementLayout,
 }
 
-impl Placed {
+impl PlacedTensor {
     /// Row-major, from the first byte on.
-    pub fn dense(tensor: Tensor) -> Placed {
-        let layout = Layout::dense(tensor.shape());
-        Placed { tensor, layout }
+    pub fn dense(tensor: Tensor) -> PlacedTensor {
+        let layout = ElementLayout::dense(tensor.shape());
+        PlacedTensor { tensor, layout }
     }
 
     /// In some layout, which is often plain.
-    pub fn scattered(tensor: Tensor, random: &mut SplitMix) -> Placed {
+    pub fn scattered(tensor: Tensor, random: &mut SplitMix) -> PlacedTensor {
         if random.one_in(3) {
-            return Placed::dense(tensor);
+            return PlacedTensor::dense(tensor);
         }
-        let layout = Layout::scattered(tensor.shape(), random);
-        Placed { tensor, layout }
+        let layout = ElementLayout::scattered(tensor.shape(), random);
+        PlacedTensor { tensor, layout }
     }
 }

@@ -26,18 +26,18 @@ mod special;
 mod stores;
 mod strided;
 
-pub use self::case::Case;
+pub use self::case::OpCase;
 pub use self::compare::{agree, alike};
 pub use self::kernels::KernelLibrary;
-pub use self::layout::{Layout, Placed};
+pub use self::layout::{ElementLayout, PlacedTensor};
 pub use self::library::HostLibrary;
 pub use self::lines::{every_line, near};
-pub use self::ops::{Draft, OP_THEMES, Theme};
+pub use self::ops::{OP_THEMES, OpDraft, Theme};
 pub use self::skip::{skip_test, skip_test_outside_ci};
 pub use self::special::special;
 
 /// All cases with expected results; equal ones each time.
-pub fn corpus() -> Vec<Case> {
+pub fn corpus() -> Vec<OpCase> {
     let mut out = small::list();
     out.extend(large::list());
     out.extend(stores::list());

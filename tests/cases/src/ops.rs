@@ -12,7 +12,7 @@ use symmc_support::random::SplitMix;
 use crate::random::{indices, of, tensor};
 
 /// A theme of random cases: its name, and who makes one.
-pub type Theme = (&'static str, fn(&mut SplitMix) -> Draft);
+pub type Theme = (&'static str, fn(&mut SplitMix) -> OpDraft);
 
 /// All themes.
 pub const OP_THEMES: [Theme; 11] = [
@@ -23,12 +23,12 @@ pub const OP_THEMES: [Theme; 11] = [
     ("normalisation", normalisation),
     ("attention", |r| {
         let draft = attention(r);
-        let draft = sunk(r, draft);
+        let draft = with_random_sink(r, draft);
         summed(r, draft)
     }),
     ("bounded attention", |r| {
         let draft = bounded_attention(r);
-        let draft = sunk(r, draft);
+        let draft = with_random_sink(r, draft);
         summed(r, draft)
     }),
     ("attention gradient", attention_gradient),
@@ -39,7 +39,7 @@ pub const OP_THEMES: [Theme; 11] = [
 
 /// An op with operands that fit it.
 #[derive(Clone, Debug)]
-pub struct Draft {
+pub struct OpDraft {
     /// The op.
     pub op: Op,
     /// Its operands.
@@ -50,14 +50,14 @@ pub struct Draft {
     pub scale: f64,
 }
 
-fn case(op: Op, operands: Vec<Tensor>) -> Draft {
-    Draft::new(op, operands)
+fn case(op: Op, operands: Vec<Tensor>) -> OpDraft {
+    OpDraft::new(op, operands)
 }
 
-impl Draft {
+impl OpDraft {
     /// An op that fixes the types of its results.
-    pub fn new(op: Op, operands: Vec<Tensor>) -> Draft {
-        Draft { op, operands, results: None, scale: 1.0 }
+    pub fn new(op: Op, operands: Vec<Tensor>) -> OpDraft {
+        OpDraft { op, operands, results: None, scale: 1.0 }
     }
 
     pub(crate) fn giving(mut self, dtype: DType, shape: &[usize]) -> Self {
@@ -145,7 +145,7 @@ fn narrower(r: &mut SplitMix, shape: &[usize]) -> Vec<usize> {
     shape[skip..].iter().map(|&n| if r.one_in(4) { 1 } else { n }).collect()
 }
 
-fn elementwise(r: &mut SplitMix) -> Draft {
+fn elementwise(r: &mut SplitMix) -> OpDraft {
     let s = shape(r, 0, 4);
     match r.below(5) {
         0 => {
@@ -190,7 +190,7 @@ fn any(r: &mut SplitMix, takes: impl Fn(DType) -> bool) -> DType {
     r.pick(&fit)
 }
 
-fn matmul(r: &mut SplitMix) -> Draft {
+fn matmul(r: &mut SplitMix) -> OpDraft {
     let dtype = if r.one_in(6) { r.pick(&INT_DTYPES) } else { r.pick(&FLOAT_DTYPES) };
     let batch = shape(r, 0, 2);
     let size = |r: &mut SplitMix| if r.one_in(5) { r.below(150) } else { 1 + r.below(6) };
@@ -206,7 +206,7 @@ fn matmul(r: &mut SplitMix) -> Draft {
     case(op, vec![tensor(r, dtype, &x), tensor(r, dtype, &y)]).scaled(k as f64)
 }
 
-fn grouped_matmul(r: &mut SplitMix) -> Draft {
+fn grouped_matmul(r: &mut SplitMix) -> OpDraft {
     let dtype = r.pick(&FLOAT_DTYPES);
     let size = |r: &mut SplitMix| if r.one_in(4) { r.below(90) } else { 1 + r.below(6) };
     let (rows, k, n, groups) = (size(r), size(r), size(r), size(r));
@@ -226,7 +226,7 @@ pub(crate) fn ends(r: &mut SplitMix, groups: usize, rows: usize) -> Tensor {
     of(Tensor::from_i64(r.pick(&[DType::I32, DType::I64]), [groups], &ends))
 }
 
-fn reduction(r: &mut SplitMix) -> Draft {
+fn reduction(r: &mut SplitMix) -> OpDraft {
     let s = shape(r, 1, 4);
     let axis = r.below(s.len());
     let n = s.iter().product::<usize>() as f64;
@@ -249,7 +249,7 @@ fn reduction(r: &mut SplitMix) -> Draft {
     }
 }
 
-fn normalisation(r: &mut SplitMix) -> Draft {
+fn normalisation(r: &mut SplitMix) -> OpDraft {
     let (s, dtype) = (shape(r, 1, 3), r.pick(&FLOAT_DTYPES));
     let axes = 1 + r.below(s.len());
     let tail = &s[s.len() - axes..];
@@ -269,7 +269,7 @@ fn normalisation(r: &mut SplitMix) -> Draft {
     }
 }
 
-fn attention(r: &mut SplitMix) -> Draft {
+fn attention(r: &mut SplitMix) -> OpDraft {
     let (batch, dtype) = (shape(r, 0, 2), r.pick(&FLOAT_DTYPES));
     let length = |r: &mut SplitMix| if r.one_in(4) { 1 + r.below(600) } else { 1 + r.below(9) };
     let (g, group, l, s) = (1 + r.below(3), 1 + r.below(3), length(r).min(150), length(r));
@@ -299,7 +299,7 @@ fn attention(r: &mut SplitMix) -> Draft {
 }
 
 /// Attention with bounds of every kind, and with capped scores.
-fn bounded_attention(r: &mut SplitMix) -> Draft {
+fn bounded_attention(r: &mut SplitMix) -> OpDraft {
     let mut draft = attention(r);
     let perm = if let Op::Permuted { perm, .. } = &draft.op { Some(perm.clone()) } else { None };
     let [q, k] = [0, 1].map(|i| draft.operands[i].shape().to_vec());
@@ -331,11 +331,11 @@ fn bounded_attention(r: &mut SplitMix) -> Draft {
         Some(perm) => Op::Permuted { op: Box::new(op), perm },
         None => op,
     };
-    Draft { op, ..draft }
+    OpDraft { op, ..draft }
 }
 
 /// Some with the log-sum-exp of each row.
-fn summed(r: &mut SplitMix, mut draft: Draft) -> Draft {
+fn summed(r: &mut SplitMix, mut draft: OpDraft) -> OpDraft {
     if let Op::Attention { log_sum_exp, .. } = unpermuted(&mut draft.op) {
         *log_sum_exp = r.one_in(3);
     }
@@ -351,7 +351,7 @@ fn unpermuted(op: &mut Op) -> &mut Op {
 }
 
 /// The gradient of attention, with bounds or without.
-fn attention_gradient(r: &mut SplitMix) -> Draft {
+fn attention_gradient(r: &mut SplitMix) -> OpDraft {
     let mut forward = if r.one_in(2) { attention(r) } else { bounded_attention(r) };
     let perm = if let Op::Permuted { perm, .. } = &forward.op { Some(perm.clone()) } else { None };
     let op = unpermuted(&mut forward.op).clone();
@@ -366,7 +366,7 @@ pub(crate) fn gradient_of(
     bounds: Vec<AttentionBound>,
     operands: Vec<Tensor>,
     perm: Option<Vec<usize>>,
-) -> Draft {
+) -> OpDraft {
     let op = Op::Attention { scale, cap: None, bounds: bounds.clone(), sink: false, log_sum_exp: true };
     let results = case(op, operands.clone()).expected().expect("attention takes any data");
     let gradient = tensor(r, results[0].dtype(), results[0].shape());
@@ -383,7 +383,7 @@ pub(crate) fn gradient_of(
 }
 
 /// Some with one more score of each row.
-fn sunk(r: &mut SplitMix, mut draft: Draft) -> Draft {
+fn with_random_sink(r: &mut SplitMix, mut draft: OpDraft) -> OpDraft {
     if r.one_in(4) {
         let q = draft.operands[0].shape();
         let rows = [&q[..q.len() - 1], &[1]].concat();
@@ -397,7 +397,7 @@ fn sunk(r: &mut SplitMix, mut draft: Draft) -> Draft {
     draft
 }
 
-fn rotary(r: &mut SplitMix) -> Draft {
+fn rotary(r: &mut SplitMix) -> OpDraft {
     let (rows, dtype) = (shape(r, 0, 3), r.pick(&FLOAT_DTYPES));
     let most = if r.one_in(3) { 20 } else { 4 };
     let width = 2 * (1 + r.below(most));
@@ -413,7 +413,7 @@ fn rotary(r: &mut SplitMix) -> Draft {
     case(op, std::iter::once(x).chain(angles).collect()).scaled(6.0)
 }
 
-fn indexing(r: &mut SplitMix) -> Draft {
+fn indexing(r: &mut SplitMix) -> OpDraft {
     let s = shape(r, 1, 4);
     let dtype = r.pick(DType::ALL);
     let axis = r.below(s.len());
@@ -475,7 +475,7 @@ fn smaller(r: &mut SplitMix, s: &[usize], axis: usize) -> Vec<usize> {
     s.iter().enumerate().map(|(a, &n)| extent(r, a, n)).collect()
 }
 
-fn movement(r: &mut SplitMix) -> Draft {
+fn movement(r: &mut SplitMix) -> OpDraft {
     let (s, dtype) = (shape(r, 1, 4), r.pick(DType::ALL));
     let axis = r.below(s.len());
     let x = tensor(r, dtype, &s);

@@ -18,7 +18,7 @@ use symmc_support::random::SplitMix;
 
 /// Whether collectives name the variants that run them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Variants {
+pub enum VariantMode {
     /// They do not: a pass chooses.
     Open,
     /// Each names one of those that can.
@@ -29,9 +29,9 @@ pub enum Variants {
 const RANKS: usize = 8;
 
 /// The program of a seed with about this many nodes.
-pub fn program(seed: u64, nodes: usize, variants: Variants) -> Graph {
+pub fn program(seed: u64, nodes: usize, variants: VariantMode) -> Graph {
     let mut r = SplitMix(seed);
-    let mut grower = Grower::new(&mut r, format!("random {seed}"), variants);
+    let mut grower = ProgramGrower::new(&mut r, format!("random {seed}"), variants);
     for k in 0..nodes {
         // Each node has a stream of its own, so that what is tried in vain changes nothing behind it.
         let mut r = SplitMix(seed ^ (k as u64 + 1) << 32);
@@ -41,13 +41,13 @@ pub fn program(seed: u64, nodes: usize, variants: Variants) -> Graph {
 }
 
 /// The ranks of a mesh and its groups.
-struct Mesh {
+struct RankMesh {
     ranks: u32,
     groups: Vec<GroupMembers>,
 }
 
-impl Mesh {
-    fn drawn(r: &mut SplitMix) -> Mesh {
+impl RankMesh {
+    fn drawn(r: &mut SplitMix) -> RankMesh {
         const SHAPES: [&[usize]; 18] = [
             &[2],
             &[3],
@@ -99,7 +99,7 @@ impl Mesh {
         while groups.len() > 4 {
             groups.remove(r.below(groups.len()));
         }
-        Mesh { ranks: ranks as u32, groups }
+        RankMesh { ranks: ranks as u32, groups }
     }
 }
 
@@ -126,7 +126,7 @@ fn shuffle<T>(r: &mut SplitMix, list: &mut [T]) {
     }
 }
 
-struct Grower {
+struct ProgramGrower {
     b: GraphBuilder,
     values: Vec<ValueId>,
     /// Extents that values have.
@@ -135,14 +135,14 @@ struct Grower {
     dtypes: Vec<DType>,
     /// The most bytes of a value.
     most: i64,
-    variants: Variants,
+    variants: VariantMode,
     /// The split sizes that callers give.
     sizes: Vec<ValueId>,
 }
 
-impl Grower {
-    fn new(r: &mut SplitMix, name: String, variants: Variants) -> Grower {
-        let mesh = Mesh::drawn(r);
+impl ProgramGrower {
+    fn new(r: &mut SplitMix, name: String, variants: VariantMode) -> ProgramGrower {
+        let mesh = RankMesh::drawn(r);
         let mut b = GraphBuilder::new(name, Some(mesh.ranks));
         let groups = mesh.groups.into_iter().enumerate().map(|(i, m)| b.group(&format!("g{i}"), m)).collect();
         let mut extents: Vec<Dim> = [1, 2, 3, 4, 8, 16].map(Dim::from).into();
@@ -155,7 +155,8 @@ impl Grower {
         let dtypes =
             vec![main, main, main, r.pick(&[DType::I64, DType::F32, DType::Bool, DType::F16, DType::F64])];
         let most = if r.one_in(10) { 1 << 19 } else { 1 << 13 };
-        let mut grower = Grower { b, values: vec![], extents, groups, dtypes, most, variants, sizes: vec![] };
+        let mut grower =
+            ProgramGrower { b, values: vec![], extents, groups, dtypes, most, variants, sizes: vec![] };
         (0..2 + r.below(4)).for_each(|i| grower.input(r, i));
         grower
     }
@@ -247,7 +248,7 @@ impl Grower {
             6 | 7 => CollectiveKind::ReduceScatter(r.pick(&sums)),
             8 | 9 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             10 => CollectiveKind::Broadcast { root: r.below(n as usize) as u32 },
-            _ => CollectiveKind::Permute { pairs: pairs(r, n) },
+            _ => CollectiveKind::Permute { pairs: random_pairs(r, n) },
         };
         let wider = if kind == CollectiveKind::AllGather { n } else { 1 };
         let ty = self.ty(x);
@@ -356,7 +357,7 @@ impl Grower {
     ) -> Option<Vec<ValueId>> {
         let runs: Vec<CollectiveVariant> =
             CollectiveVariant::ALL.iter().copied().filter(|v| v.contract(&kind).is_some()).collect();
-        let variant = (self.variants == Variants::Drawn).then(|| r.pick(&runs));
+        let variant = (self.variants == VariantMode::Drawn).then(|| r.pick(&runs));
         self.b.node("c", Op::Collective(Collective { kind, group, variant }), operands).ok()
     }
 
@@ -584,7 +585,7 @@ impl Grower {
 }
 
 /// Pairs of sender and receiver; nobody receives twice.
-fn pairs(r: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
+fn random_pairs(r: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
     let (mut from, mut to): (Vec<u32>, Vec<u32>) = ((0..n).collect(), (0..n).collect());
     shuffle(r, &mut from);
     shuffle(r, &mut to);

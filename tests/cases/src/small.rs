@@ -4,8 +4,8 @@ use symmc_ir::{BinaryOp, DType, Op, Tensor};
 use symmc_runtime::kernels::KernelError;
 use symmc_support::random::SplitMix;
 
-use crate::case::Case;
-use crate::layout::Placed;
+use crate::case::OpCase;
+use crate::layout::PlacedTensor;
 use crate::ops::OP_THEMES;
 use crate::random::of;
 
@@ -13,7 +13,7 @@ use crate::random::of;
 const COUNTS: [u64; OP_THEMES.len()] = [100, 40, 60, 60, 40, 24, 60, 40, 40, 60, 60];
 
 /// All small cases.
-pub(crate) fn list() -> Vec<Case> {
+pub(crate) fn list() -> Vec<OpCase> {
     let mut out = Vec::new();
     for ((theme, make), count) in OP_THEMES.into_iter().zip(COUNTS) {
         for seed in 0..count {
@@ -21,10 +21,16 @@ pub(crate) fn list() -> Vec<Case> {
             let draft = make(r);
             // A draft that the interpreter refuses for its data has no expected result.
             let Some(expected) = draft.expected() else { continue };
-            let operands = draft.operands.into_iter().map(|t| Placed::scattered(t, r)).collect();
-            let expected = expected.into_iter().map(|t| Placed::scattered(t, r)).collect();
+            let operands = draft.operands.into_iter().map(|t| PlacedTensor::scattered(t, r)).collect();
+            let expected = expected.into_iter().map(|t| PlacedTensor::scattered(t, r)).collect();
             let name = format!("{theme} {seed}: {:?}", draft.op);
-            out.push(Case { name, op: draft.op, operands, expected: Ok(expected), scale: Some(draft.scale) });
+            out.push(OpCase {
+                name,
+                op: draft.op,
+                operands,
+                expected: Ok(expected),
+                scale: Some(draft.scale),
+            });
         }
     }
     out.extend(failing());
@@ -32,12 +38,12 @@ pub(crate) fn list() -> Vec<Case> {
 }
 
 /// Data that are out of range.
-fn failing() -> Vec<Case> {
-    let x = || Placed::dense(of(Tensor::from_f64(DType::F32, [3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])));
-    let ints = |shape: &[usize], v: &[i64]| Placed::dense(of(Tensor::from_i64(DType::I64, shape, v)));
+fn failing() -> Vec<OpCase> {
+    let x = || PlacedTensor::dense(of(Tensor::from_f64(DType::F32, [3, 2], &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0])));
+    let ints = |shape: &[usize], v: &[i64]| PlacedTensor::dense(of(Tensor::from_i64(DType::I64, shape, v)));
     let index = |index| KernelError::Index { index, axis: 0, extent: 3 };
-    let src = || Placed::dense(of(Tensor::from_f64(DType::F32, [1, 2], &[7.0, 8.0])));
-    let make = |name: &str, op: Op, operands: Vec<Placed>, error: KernelError| Case {
+    let src = || PlacedTensor::dense(of(Tensor::from_f64(DType::F32, [1, 2], &[7.0, 8.0])));
+    let make = |name: &str, op: Op, operands: Vec<PlacedTensor>, error: KernelError| OpCase {
         name: format!("failing: {name}"),
         op,
         operands,
@@ -57,10 +63,10 @@ fn failing() -> Vec<Case> {
     out.push(make("index_put", put, vec![x(), src(), ints(&[1], &[-5])], index(-5)));
     for (end, bad) in [(1, [2, 1, 3]), (-1, [-1, 2, 3]), (4, [0, 4, 4]), (i64::MIN, [3, i64::MIN, i64::MAX])]
     {
-        let y = Placed::dense(of(Tensor::from_f64(DType::F32, [3, 2, 1], &[1.0; 6])));
+        let y = PlacedTensor::dense(of(Tensor::from_f64(DType::F32, [3, 2, 1], &[1.0; 6])));
         let error = KernelError::GroupEnd { end, rows: 3 };
         out.push(make("grouped_matmul", Op::GroupedMatMul, vec![x(), y, ints(&[3], &bad)], error.clone()));
-        let (y, turned) = (x(), Placed::dense(of(Tensor::from_f64(DType::F32, [2, 3], &[1.0; 6]))));
+        let (y, turned) = (x(), PlacedTensor::dense(of(Tensor::from_f64(DType::F32, [2, 3], &[1.0; 6]))));
         out.push(make(
             "grouped_matmul by terms",
             Op::GroupedMatMul,

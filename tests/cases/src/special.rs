@@ -5,13 +5,13 @@ use symmc_ir::attention::causal_bounds_if;
 use symmc_ir::{ArgOp, BinaryOp, DType, Dim, FloatAttribute, Op, ReductionKind, Scalar, Tensor, UnaryOp};
 use symmc_runtime::kernels::KernelError;
 
-use crate::case::Case;
-use crate::layout::Placed;
-use crate::ops::{Draft, FLOAT_DTYPES};
+use crate::case::OpCase;
+use crate::layout::PlacedTensor;
+use crate::ops::{FLOAT_DTYPES, OpDraft};
 use crate::random::of;
 
 /// The cases of every op.
-pub fn special() -> Vec<Case> {
+pub fn special() -> Vec<OpCase> {
     let mut drafts = Vec::new();
     for &dtype in DType::ALL {
         elementwise(dtype, &mut drafts);
@@ -25,14 +25,14 @@ pub fn special() -> Vec<Case> {
         attention(dtype, &mut drafts);
         rotary(dtype, &mut drafts);
     }
-    drafts.into_iter().filter(Draft::fits).map(case).collect()
+    drafts.into_iter().filter(OpDraft::fits).map(case).collect()
 }
 
-fn case(draft: Draft) -> Case {
-    let dense = |t: &Tensor| Placed::dense(t.clone());
+fn case(draft: OpDraft) -> OpCase {
+    let dense = |t: &Tensor| PlacedTensor::dense(t.clone());
     // What the interpreter refuses here is a division of integers by zero.
     let expected = draft.expected().ok_or(KernelError::ZeroDivisor);
-    Case {
+    OpCase {
         name: format!("special {:?} {:?}", draft.op, draft.operands.first().map(Tensor::dtype)),
         expected: expected.map(|results| results.iter().map(dense).collect()),
         operands: draft.operands.iter().map(dense).collect(),
@@ -80,61 +80,63 @@ fn integers(dtype: DType) -> Vec<i64> {
 }
 
 /// Elements of a dtype as a tensor of this shape.
-fn tensor(dtype: DType, shape: &[usize], elements: &Elements) -> Tensor {
+fn tensor(dtype: DType, shape: &[usize], elements: &ElementValues) -> Tensor {
     of(match elements {
-        Elements::Floats(v) => Tensor::from_f64(dtype, shape, v),
-        Elements::Ints(v) => Tensor::from_i64(dtype, shape, v),
+        ElementValues::Floats(v) => Tensor::from_f64(dtype, shape, v),
+        ElementValues::Ints(v) => Tensor::from_i64(dtype, shape, v),
     })
 }
 
 #[derive(Clone)]
-enum Elements {
+enum ElementValues {
     Floats(Vec<f64>),
     Ints(Vec<i64>),
 }
 
-impl Elements {
-    fn of(dtype: DType) -> Elements {
+impl ElementValues {
+    fn of(dtype: DType) -> ElementValues {
         match dtype.is_float() {
-            true => Elements::Floats(floats(dtype)),
-            false => Elements::Ints(integers(dtype)),
+            true => ElementValues::Floats(floats(dtype)),
+            false => ElementValues::Ints(integers(dtype)),
         }
     }
 
     fn len(&self) -> usize {
         match self {
-            Elements::Floats(v) => v.len(),
-            Elements::Ints(v) => v.len(),
+            ElementValues::Floats(v) => v.len(),
+            ElementValues::Ints(v) => v.len(),
         }
     }
 
     /// The elements at these positions, and ones where there is none.
-    fn at(&self, positions: &[Option<usize>]) -> Elements {
+    fn at(&self, positions: &[Option<usize>]) -> ElementValues {
         match self {
-            Elements::Floats(v) => {
-                Elements::Floats(positions.iter().map(|p| p.map_or(1.0, |p| v[p])).collect())
+            ElementValues::Floats(v) => {
+                ElementValues::Floats(positions.iter().map(|p| p.map_or(1.0, |p| v[p])).collect())
             }
-            Elements::Ints(v) => Elements::Ints(positions.iter().map(|p| p.map_or(1, |p| v[p])).collect()),
+            ElementValues::Ints(v) => {
+                ElementValues::Ints(positions.iter().map(|p| p.map_or(1, |p| v[p])).collect())
+            }
         }
     }
 
-    fn without_zero(&self) -> Elements {
+    fn without_zero(&self) -> ElementValues {
         match self {
-            Elements::Floats(v) => Elements::Floats(v.clone()),
-            Elements::Ints(v) => Elements::Ints(v.iter().copied().filter(|&x| x != 0).collect()),
+            ElementValues::Floats(v) => ElementValues::Floats(v.clone()),
+            ElementValues::Ints(v) => ElementValues::Ints(v.iter().copied().filter(|&x| x != 0).collect()),
         }
     }
 }
 
 /// All values along one axis.
 fn line(dtype: DType) -> Tensor {
-    let values = Elements::of(dtype);
+    let values = ElementValues::of(dtype);
     tensor(dtype, &[values.len()], &values)
 }
 
 /// Rows of all pairs of values, and rows of ones with one other value in several places.
 fn in_rows(dtype: DType) -> [Tensor; 2] {
-    let values = Elements::of(dtype);
+    let values = ElementValues::of(dtype);
     let n = values.len();
     let pairs: Vec<Option<usize>> = (0..n * n).flat_map(|i| [Some(i / n), Some(i % n)]).collect();
     let places = [0, 8, 18];
@@ -158,36 +160,36 @@ fn transposed(x: &Tensor) -> Tensor {
     of(Tensor::new(x.dtype(), [columns, rows], (0..rows * columns).flat_map(element).collect()))
 }
 
-fn elementwise(dtype: DType, out: &mut Vec<Draft>) {
+fn elementwise(dtype: DType, out: &mut Vec<OpDraft>) {
     let x = line(dtype);
     let n = x.numel();
-    let values = Elements::of(dtype);
-    out.extend(UnaryOp::ALL.iter().map(|&op| Draft::new(Op::Unary(op), vec![x.clone()])));
+    let values = ElementValues::of(dtype);
+    out.extend(UnaryOp::ALL.iter().map(|&op| OpDraft::new(Op::Unary(op), vec![x.clone()])));
     for &op in BinaryOp::ALL {
         let column = tensor(dtype, &[n, 1], &values);
-        out.push(Draft::new(Op::Binary(op), vec![column.clone(), x.clone()]));
+        out.push(OpDraft::new(Op::Binary(op), vec![column.clone(), x.clone()]));
         let other = values.without_zero();
         let other = tensor(dtype, &[other.len()], &other);
-        out.push(Draft::new(Op::Binary(op), vec![column, other]));
+        out.push(OpDraft::new(Op::Binary(op), vec![column, other]));
         for scalar in scalars(dtype) {
             for scalar_left in [false, true] {
-                out.push(Draft::new(Op::BinaryScalar { op, scalar, scalar_left }, vec![x.clone()]));
+                out.push(OpDraft::new(Op::BinaryScalar { op, scalar, scalar_left }, vec![x.clone()]));
             }
         }
     }
     let condition = of(Tensor::from_i64(DType::Bool, [2, 1], &[0, 1]));
-    out.push(Draft::new(Op::Select, vec![condition, x.clone(), x.clone()]));
+    out.push(OpDraft::new(Op::Select, vec![condition, x.clone(), x.clone()]));
     for &to in DType::ALL {
-        out.push(Draft::new(Op::Cast, vec![x.clone()]).giving(to, &[n]));
+        out.push(OpDraft::new(Op::Cast, vec![x.clone()]).giving(to, &[n]));
     }
     for scalar in scalars(dtype) {
-        out.push(Draft::new(Op::Full(scalar), vec![]).giving(dtype, &[3]));
+        out.push(OpDraft::new(Op::Full(scalar), vec![]).giving(dtype, &[3]));
     }
     if dtype != DType::Bool {
         let op = Op::Iota { start: i64::MAX - 1, step: 1 };
-        out.push(Draft::new(op, vec![]).giving(dtype, &[3]));
+        out.push(OpDraft::new(op, vec![]).giving(dtype, &[3]));
         let op = Op::Iota { start: 100, step: i64::MIN };
-        out.push(Draft::new(op, vec![]).giving(dtype, &[3]));
+        out.push(OpDraft::new(op, vec![]).giving(dtype, &[3]));
     }
 }
 
@@ -199,19 +201,19 @@ fn scalars(dtype: DType) -> Vec<Scalar> {
     }
 }
 
-fn reductions(dtype: DType, out: &mut Vec<Draft>) {
+fn reductions(dtype: DType, out: &mut Vec<OpDraft>) {
     for x in in_rows(dtype) {
         for (axis, x) in [(1, x.clone()), (0, transposed(&x))] {
             for &op in ReductionKind::ALL {
                 let op = Op::Reduce { op, axes: vec![axis], keep: false };
-                out.push(Draft::new(op, vec![x.clone()]));
+                out.push(OpDraft::new(op, vec![x.clone()]));
             }
             for &op in ArgOp::ALL {
-                out.push(Draft::new(Op::ArgReduce { op, axis, keep: true }, vec![x.clone()]));
+                out.push(OpDraft::new(Op::ArgReduce { op, axis, keep: true }, vec![x.clone()]));
             }
-            out.push(Draft::new(Op::CumSum { axis }, vec![x.clone()]));
+            out.push(OpDraft::new(Op::CumSum { axis }, vec![x.clone()]));
             for descending in [false, true] {
-                out.push(Draft::new(Op::Sort { axis, descending }, vec![x.clone()]));
+                out.push(OpDraft::new(Op::Sort { axis, descending }, vec![x.clone()]));
             }
         }
     }
@@ -219,17 +221,17 @@ fn reductions(dtype: DType, out: &mut Vec<Draft>) {
     for k in [1, x.numel() / 2, x.numel()] {
         for largest in [false, true] {
             let op = Op::TopK { axis: 0, largest };
-            out.push(Draft::new(op, vec![x.clone()]).giving(dtype, &[k]).giving(DType::I64, &[k]));
+            out.push(OpDraft::new(op, vec![x.clone()]).giving(dtype, &[k]).giving(DType::I64, &[k]));
         }
     }
 }
 
 /// Softmax and norms.
-fn rows(dtype: DType, out: &mut Vec<Draft>) {
+fn rows(dtype: DType, out: &mut Vec<OpDraft>) {
     for x in in_rows(dtype) {
         for log in [false, true] {
-            out.push(Draft::new(Op::Softmax { axis: 1, log }, vec![x.clone()]));
-            out.push(Draft::new(Op::Softmax { axis: 0, log }, vec![transposed(&x)]));
+            out.push(OpDraft::new(Op::Softmax { axis: 1, log }, vec![x.clone()]));
+            out.push(OpDraft::new(Op::Softmax { axis: 0, log }, vec![transposed(&x)]));
         }
         let n = x.shape()[1];
         let weight: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 2.0 } else { -0.5 }).collect();
@@ -237,13 +239,13 @@ fn rows(dtype: DType, out: &mut Vec<Draft>) {
         for eps in [0.0, 1e-6].map(FloatAttribute) {
             for round_first in [false, true] {
                 let op = Op::RmsNorm { axes: 1, eps, round_first };
-                out.push(Draft::new(op.clone(), vec![x.clone()]));
-                out.push(Draft::new(op, vec![x.clone(), weight.clone()]));
+                out.push(OpDraft::new(op.clone(), vec![x.clone()]));
+                out.push(OpDraft::new(op, vec![x.clone(), weight.clone()]));
             }
             let op = Op::LayerNorm { axes: 1, eps };
             let x = if eps == FloatAttribute(0.0) { without_least(&x) } else { x.clone() };
-            out.push(Draft::new(op.clone(), vec![x.clone()]));
-            out.push(Draft::new(op, vec![x.clone(), weight.clone(), weight.clone()]));
+            out.push(OpDraft::new(op.clone(), vec![x.clone()]));
+            out.push(OpDraft::new(op, vec![x.clone(), weight.clone(), weight.clone()]));
         }
     }
 }
@@ -257,24 +259,24 @@ fn without_least(x: &Tensor) -> Tensor {
 }
 
 /// Products in which one factor is special. Where a sum of f32 overflows, an exact one need not, so there are no two.
-fn products(dtype: DType, out: &mut Vec<Draft>) {
+fn products(dtype: DType, out: &mut Vec<OpDraft>) {
     let [_, x] = in_rows(dtype);
     for (m, n) in [(x.shape()[0], 1), (x.shape()[0], 5), (1, x.shape()[0])] {
         let ones = |shape: &[usize]| of(Tensor::from_f64(dtype, shape, &vec![0.5; shape.iter().product()]));
         match m {
-            1 => out.push(Draft::new(Op::MATMUL, vec![ones(&[1, 19]), transposed(&x)])),
+            1 => out.push(OpDraft::new(Op::MATMUL, vec![ones(&[1, 19]), transposed(&x)])),
             _ => {
-                out.push(Draft::new(Op::MATMUL, vec![x.clone(), ones(&[19, n])]));
+                out.push(OpDraft::new(Op::MATMUL, vec![x.clone(), ones(&[19, n])]));
                 let ends = of(Tensor::from_i64(DType::I64, [2], &[3, m as i64 - 1]));
-                out.push(Draft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[2, 19, n]), ends]));
+                out.push(OpDraft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[2, 19, n]), ends]));
                 let ends = of(Tensor::from_i64(DType::I64, [2], &[4, 18]));
-                out.push(Draft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[19, n]), ends]));
+                out.push(OpDraft::new(Op::GroupedMatMul, vec![x.clone(), ones(&[19, n]), ends]));
             }
         }
     }
 }
 
-fn attention(dtype: DType, out: &mut Vec<Draft>) {
+fn attention(dtype: DType, out: &mut Vec<OpDraft>) {
     let (l, s, e) = (2, 3, 2);
     // The last rows of keys and values are hidden from some rows by the masks, the first are not.
     for (value, last) in floats(dtype).into_iter().flat_map(|value| [(value, false), (value, true)]) {
@@ -297,17 +299,17 @@ fn attention(dtype: DType, out: &mut Vec<Draft>) {
                     sink: false,
                     log_sum_exp: false,
                 };
-                out.push(Draft::new(op.clone(), operands.clone()));
+                out.push(OpDraft::new(op.clone(), operands.clone()));
                 let mask = of(Tensor::from_i64(DType::Bool, [1, l, s], &[1, 0, 1, 0, 0, 0]));
                 let masked = [&operands[..3], &[mask]].concat();
-                out.push(Draft::new(op, masked));
+                out.push(OpDraft::new(op, masked));
             }
         }
     }
 }
 
 /// Pairs of which one element is special, turned by ordinary and by special numbers.
-fn rotary(dtype: DType, out: &mut Vec<Draft>) {
+fn rotary(dtype: DType, out: &mut Vec<OpDraft>) {
     let values = floats(dtype);
     let n = values.len();
     let rows: Vec<f64> = values.iter().flat_map(|&x| [x, 0.5, -1.5, x]).collect();
@@ -315,12 +317,12 @@ fn rotary(dtype: DType, out: &mut Vec<Draft>) {
     let [rows, ordinary] = [rows, ordinary].map(|v| of(Tensor::from_f64(dtype, [n, 4], &v)));
     for interleaved in [false, true] {
         let op = Op::RotaryEmbedding { width: 4, interleaved };
-        out.push(Draft::new(op.clone(), vec![rows.clone(), ordinary.clone(), ordinary.clone()]));
-        out.push(Draft::new(op, vec![ordinary.clone(), rows.clone(), ordinary.clone()]));
+        out.push(OpDraft::new(op.clone(), vec![rows.clone(), ordinary.clone(), ordinary.clone()]));
+        out.push(OpDraft::new(op, vec![ordinary.clone(), rows.clone(), ordinary.clone()]));
     }
 }
 
-fn indexing(dtype: DType, out: &mut Vec<Draft>) {
+fn indexing(dtype: DType, out: &mut Vec<OpDraft>) {
     let [x, _] = in_rows(dtype);
     let first = transposed(&x);
     let n = first.shape()[1];
@@ -332,24 +334,24 @@ fn indexing(dtype: DType, out: &mut Vec<Draft>) {
     let (x, src) = (row(0), row(1));
     for combine in std::iter::once(None).chain(ReductionKind::ALL.iter().copied().map(Some)) {
         let op = Op::ScatterElements { axis: 0, combine };
-        out.push(Draft::new(op, vec![x.clone(), index(&[1, n]), src.clone()]));
+        out.push(OpDraft::new(op, vec![x.clone(), index(&[1, n]), src.clone()]));
     }
-    out.push(Draft::new(Op::IndexAdd { axis: 0 }, vec![x.clone(), index(&[1]), src.clone()]));
+    out.push(OpDraft::new(Op::IndexAdd { axis: 0 }, vec![x.clone(), index(&[1]), src.clone()]));
     for accumulate in [false, true] {
         let op = Op::IndexPut { axis: 0, accumulate };
-        out.push(Draft::new(op, vec![x.clone(), src.clone(), index(&[1])]));
+        out.push(OpDraft::new(op, vec![x.clone(), src.clone(), index(&[1])]));
     }
-    out.push(Draft::new(Op::Take { axis: 0 }, vec![x.clone(), index(&[2])]));
-    out.push(Draft::new(Op::GatherElements { axis: 0 }, vec![x.clone(), index(&[1, n])]));
+    out.push(OpDraft::new(Op::Take { axis: 0 }, vec![x.clone(), index(&[2])]));
+    out.push(OpDraft::new(Op::GatherElements { axis: 0 }, vec![x.clone(), index(&[1, n])]));
 }
 
-fn movement(dtype: DType, out: &mut Vec<Draft>) {
+fn movement(dtype: DType, out: &mut Vec<OpDraft>) {
     let x = line(dtype);
     let n = x.numel();
-    out.push(Draft::new(Op::Copy, vec![x.clone()]));
-    out.push(Draft::new(Op::Concat { axis: 0 }, vec![x.clone(), x.clone()]));
+    out.push(OpDraft::new(Op::Copy, vec![x.clone()]));
+    out.push(OpDraft::new(Op::Concat { axis: 0 }, vec![x.clone(), x.clone()]));
     for value in scalars(dtype) {
         let op = Op::Pad { low: vec![Dim::from(1)], value };
-        out.push(Draft::new(op, vec![x.clone()]).giving(dtype, &[n + 2]));
+        out.push(OpDraft::new(op, vec![x.clone()]).giving(dtype, &[n + 2]));
     }
 }

@@ -3,12 +3,12 @@
 use symmc_ir::{DType, Op, ReductionKind, Tensor};
 use symmc_support::random::SplitMix;
 
-use crate::case::Case;
+use crate::case::OpCase;
 use crate::large::{case, columns_first};
-use crate::layout::Placed;
+use crate::layout::PlacedTensor;
 use crate::random::{indices, of, tensor};
 
-pub(crate) fn list() -> Vec<Case> {
+pub(crate) fn list() -> Vec<OpCase> {
     let r = &mut SplitMix(8);
     let mut out = Vec::new();
     rows(r, &mut out);
@@ -17,15 +17,15 @@ pub(crate) fn list() -> Vec<Case> {
     out
 }
 
-fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn rows(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for (height, width, places) in [(5, 3, 1100), (300, 24, 2500), (70_000, 1, 5000)] {
         let shape = [height, width];
         for dtype in [DType::BF16, DType::F32, DType::F64, DType::I64] {
-            let x = Placed::dense(tensor(r, dtype, &shape));
+            let x = PlacedTensor::dense(tensor(r, dtype, &shape));
             let source = tensor(r, dtype, &[places, width]);
-            let at = Placed::dense(indices(r, &[places], height));
+            let at = PlacedTensor::dense(indices(r, &[places], height));
             let result: &[(DType, &[usize])] = &[(dtype, &shape)];
-            let mut add = |what: &str, op: Op, operands: [Placed; 3]| {
+            let mut add = |what: &str, op: Op, operands: [PlacedTensor; 3]| {
                 out.push(case(
                     &format!("many places: {what} {dtype} {shape:?}"),
                     op,
@@ -34,7 +34,7 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
                     500.0,
                 ));
             };
-            let dense = Placed::dense(source.clone());
+            let dense = PlacedTensor::dense(source.clone());
             add("index_add", Op::IndexAdd { axis: 0 }, [x.clone(), at.clone(), dense.clone()]);
             for accumulate in [false, true] {
                 let put = Op::IndexPut { axis: 0, accumulate };
@@ -44,7 +44,7 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
                     put.clone(),
                     [x.clone(), columns_first(source.clone()), at.clone()],
                 );
-                let one = Placed::dense(of(Tensor::from_i64(
+                let one = PlacedTensor::dense(of(Tensor::from_i64(
                     DType::I64,
                     [places],
                     &vec![height as i64 - 1; places],
@@ -56,11 +56,11 @@ fn rows(r: &mut SplitMix, out: &mut Vec<Case>) {
 }
 
 /// Pieces of axes before and after the indexed ones.
-fn on_several_axes(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn on_several_axes(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     let shape = [2, 40, 9, 6];
-    let x = Placed::dense(tensor(r, DType::F32, &shape));
-    let source = Placed::dense(tensor(r, DType::F32, &[2, 30, 50, 6]));
-    let at = [indices(r, &[30, 1], 40), indices(r, &[30, 50], 9)].map(Placed::dense);
+    let x = PlacedTensor::dense(tensor(r, DType::F32, &shape));
+    let source = PlacedTensor::dense(tensor(r, DType::F32, &[2, 30, 50, 6]));
+    let at = [indices(r, &[30, 1], 40), indices(r, &[30, 50], 9)].map(PlacedTensor::dense);
     for accumulate in [false, true] {
         let operands = [x.clone(), source.clone()].into_iter().chain(at.clone()).collect();
         let put = Op::IndexPut { axis: 1, accumulate };
@@ -68,7 +68,7 @@ fn on_several_axes(r: &mut SplitMix, out: &mut Vec<Case>) {
     }
 }
 
-fn elements(r: &mut SplitMix, out: &mut Vec<Case>) {
+fn elements(r: &mut SplitMix, out: &mut Vec<OpCase>) {
     for axis in [0, 1] {
         let oriented = |mut shape: [usize; 2]| {
             shape.rotate_left(axis);
@@ -78,9 +78,9 @@ fn elements(r: &mut SplitMix, out: &mut Vec<Case>) {
         // A scatter takes at most as many elements as the operand has on other axes.
         for combine in std::iter::once(None).chain(ReductionKind::ALL.iter().copied().map(Some)) {
             for dtype in [DType::F16, DType::I32] {
-                let x = Placed::dense(tensor(r, dtype, &shape));
+                let x = PlacedTensor::dense(tensor(r, dtype, &shape));
                 let (index, source) = (indices(r, &few, 50), tensor(r, dtype, &few));
-                let operands = vec![x, Placed::dense(index), Placed::dense(source)];
+                let operands = vec![x, PlacedTensor::dense(index), PlacedTensor::dense(source)];
                 let name = format!("many places: scatter {combine:?} {dtype} axis {axis}");
                 let op = Op::ScatterElements { axis, combine };
                 out.push(case(&name, op, operands, &[(dtype, &shape)], 500.0));
@@ -92,11 +92,11 @@ fn elements(r: &mut SplitMix, out: &mut Vec<Case>) {
     let at = indices(r, &few, 6);
     let [x, source] = [tensor(r, DType::F32, &shape), tensor(r, DType::F32, &few)];
     let scatter = Op::ScatterElements { axis: 0, combine: Some(ReductionKind::Max) };
-    let operands = [x, at, source].map(Placed::dense).to_vec();
+    let operands = [x, at, source].map(PlacedTensor::dense).to_vec();
     out.push(case("large parts: scatter", scatter, operands, &[(DType::F32, &shape)], 1.0));
     // A result without elements.
-    let [x, source] = [0, 300].map(|n| Placed::dense(tensor(r, DType::F32, &[n])));
-    let index = Placed::dense(of(Tensor::from_i64(DType::I64, [300], &[0; 300])));
+    let [x, source] = [0, 300].map(|n| PlacedTensor::dense(tensor(r, DType::F32, &[n])));
+    let index = PlacedTensor::dense(of(Tensor::from_i64(DType::I64, [300], &[0; 300])));
     let scatter = Op::ScatterElements { axis: 0, combine: None };
     out.push(case(
         "failing: many places: nowhere",
@@ -108,8 +108,8 @@ fn elements(r: &mut SplitMix, out: &mut Vec<Case>) {
     // An index out of range among many.
     let mut index = vec![1; 3000];
     index[2077] = 4;
-    let index = Placed::dense(of(Tensor::from_i64(DType::I64, [3000], &index)));
-    let [x, source] = [4, 3000].map(|n| Placed::dense(tensor(r, DType::F32, &[n])));
+    let index = PlacedTensor::dense(of(Tensor::from_i64(DType::I64, [3000], &index)));
+    let [x, source] = [4, 3000].map(|n| PlacedTensor::dense(tensor(r, DType::F32, &[n])));
     let result: &[(DType, &[usize])] = &[(DType::F32, &[4])];
     let put = Op::IndexPut { axis: 0, accumulate: true };
     let operands = vec![x.clone(), source.clone(), index.clone()];

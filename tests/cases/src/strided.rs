@@ -3,9 +3,9 @@
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_support::random::SplitMix;
 
-use crate::case::Case;
-use crate::layout::{Layout, Placed};
-use crate::ops::Draft;
+use crate::case::OpCase;
+use crate::layout::{ElementLayout, PlacedTensor};
+use crate::ops::OpDraft;
 use crate::random::{indices, tensor};
 
 /// Rows, columns, elements between rows, and elements before the first.
@@ -22,12 +22,17 @@ const PLACES: [[usize; 4]; 9] = [
 ];
 
 /// A matrix of rows with `step` between columns.
-fn matrix(r: &mut SplitMix, dtype: DType, [rows, columns, gap, offset]: [usize; 4], step: usize) -> Placed {
+fn matrix(
+    r: &mut SplitMix,
+    dtype: DType,
+    [rows, columns, gap, offset]: [usize; 4],
+    step: usize,
+) -> PlacedTensor {
     let strides = vec![(columns * step + gap) as isize, step as isize];
-    Placed { tensor: tensor(r, dtype, &[rows, columns]), layout: Layout { strides, offset } }
+    PlacedTensor { tensor: tensor(r, dtype, &[rows, columns]), layout: ElementLayout { strides, offset } }
 }
 
-pub(crate) fn list() -> Vec<Case> {
+pub(crate) fn list() -> Vec<OpCase> {
     let r = &mut SplitMix(23);
     let mut out = Vec::new();
     for dtype in [DType::BF16, DType::F32, DType::U8, DType::I64] {
@@ -44,17 +49,17 @@ pub(crate) fn list() -> Vec<Case> {
     out
 }
 
-fn case(r: &mut SplitMix, name: String, dtype: DType, place: [usize; 4], step: usize, kind: usize) -> Case {
+fn case(r: &mut SplitMix, name: String, dtype: DType, place: [usize; 4], step: usize, kind: usize) -> OpCase {
     let x = matrix(r, dtype, place, step);
     let [rows, columns, ..] = place;
     let (op, others) = match kind {
-        0 => (Op::Binary(BinaryOp::Add), vec![Placed::dense(tensor(r, dtype, &[rows, columns]))]),
+        0 => (Op::Binary(BinaryOp::Add), vec![PlacedTensor::dense(tensor(r, dtype, &[rows, columns]))]),
         1 if dtype == DType::U8 => (Op::Copy, vec![]),
         1 => (Op::Unary(UnaryOp::Abs), vec![]),
-        _ => (Op::Take { axis: 0 }, vec![Placed::dense(indices(r, &[7], rows))]),
+        _ => (Op::Take { axis: 0 }, vec![PlacedTensor::dense(indices(r, &[7], rows))]),
     };
-    let operands: Vec<Placed> = std::iter::once(x).chain(others).collect();
-    let draft = Draft::new(op.clone(), operands.iter().map(|x| x.tensor.clone()).collect());
-    let results = draft.expected().unwrap_or_default().into_iter().map(Placed::dense);
-    Case { name, op, operands, expected: Ok(results.collect()), scale: Some(draft.scale) }
+    let operands: Vec<PlacedTensor> = std::iter::once(x).chain(others).collect();
+    let draft = OpDraft::new(op.clone(), operands.iter().map(|x| x.tensor.clone()).collect());
+    let results = draft.expected().unwrap_or_default().into_iter().map(PlacedTensor::dense);
+    OpCase { name, op, operands, expected: Ok(results.collect()), scale: Some(draft.scale) }
 }

@@ -42,27 +42,27 @@ pub fn config(group: &Group) -> SessionConfig {
 }
 
 /// Memory of the caller on a GPU.
-pub struct Block {
+pub struct DeviceBlock {
     memory: DeviceBuffer,
     /// Where it begins in that.
     from: usize,
     stream: Stream,
 }
 
-impl Block {
-    pub fn of(device: &Arc<Device>, bytes: usize) -> Result<Block> {
-        Block::at(device, bytes, 0)
+impl DeviceBlock {
+    pub fn of(device: &Arc<Device>, bytes: usize) -> Result<DeviceBlock> {
+        DeviceBlock::at(device, bytes, 0)
     }
 
     /// The same, so many bytes behind a multiple of 256.
-    pub fn at(device: &Arc<Device>, bytes: usize, from: usize) -> Result<Block> {
+    pub fn at(device: &Arc<Device>, bytes: usize, from: usize) -> Result<DeviceBlock> {
         device.enter()?;
         let memory = DeviceBuffer::new(device, "a block of the caller", bytes + from)?;
-        Ok(Block { memory, from, stream: Stream::new(device)? })
+        Ok(DeviceBlock { memory, from, stream: Stream::new(device)? })
     }
 
-    pub fn holding(device: &Arc<Device>, data: &[u8]) -> Result<Block> {
-        let block = Block::of(device, data.len())?;
+    pub fn holding(device: &Arc<Device>, data: &[u8]) -> Result<DeviceBlock> {
+        let block = DeviceBlock::of(device, data.len())?;
         block.write(data)?;
         Ok(block)
     }

@@ -7,19 +7,23 @@ use nccl_sys::{Comm, Nccl, UniqueId, data_type, red_op};
 use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{CheckedPlan, CompileConfig, GpuConfig, Group, MachineProfile, Program, Session};
 
-use crate::common::{Block, COUNTED_PROGRAM, RANK_COUNT, floats, on_ranks, opened, opened_on, values};
+use crate::common::{COUNTED_PROGRAM, DeviceBlock, RANK_COUNT, floats, on_ranks, opened, opened_on, values};
 
 /// An engine's stream and communicator.
-struct Engine {
+struct EngineHandles {
     device: Arc<Device>,
     stream: Stream,
     nccl: &'static Nccl,
     communicator: Comm,
 }
 
-impl Engine {
+impl EngineHandles {
     /// All ranks call this together.
-    fn new(group: &Group, device: &Arc<Device>, id: &(Mutex<Option<UniqueId>>, Barrier)) -> Result<Engine> {
+    fn new(
+        group: &Group,
+        device: &Arc<Device>,
+        id: &(Mutex<Option<UniqueId>>, Barrier),
+    ) -> Result<EngineHandles> {
         device.enter()?;
         let nccl = Nccl::load().map_err(|e| anyhow!("{e}"))?;
         if group.rank() == 0 {
@@ -30,7 +34,7 @@ impl Engine {
         let id = id.0.lock().unwrap_or_else(PoisonError::into_inner).context("no id")?;
         let made = nccl.comm_init_rank(RANK_COUNT, id, group.rank(), &nccl_sys::NcclConfig::default());
         let communicator = made.map_err(|e| anyhow!("{e}"))?;
-        Ok(Engine { device: device.clone(), stream: Stream::new(device)?, nccl, communicator })
+        Ok(EngineHandles { device: device.clone(), stream: Stream::new(device)?, nccl, communicator })
     }
 
     fn open(&self, plan: &CheckedPlan, group: &Group) -> Result<Session> {
@@ -44,7 +48,7 @@ impl Engine {
     }
 
     /// A sum of the engine's own over both ranks, behind what is on its stream.
-    fn sum(&self, block: &Block) -> Result<()> {
+    fn sum(&self, block: &DeviceBlock) -> Result<()> {
         let at = block.ptr().cast();
         let all_reduce = self.nccl.functions().all_reduce;
         // SAFETY: the block has 4 numbers; the communicator and the stream are there.
@@ -56,7 +60,7 @@ impl Engine {
 
     /// Whether stream, communicator and context work.
     fn works(&self) -> Result<()> {
-        let block = Block::holding(&self.device, &floats(&[1.0; 4]))?;
+        let block = DeviceBlock::holding(&self.device, &floats(&[1.0; 4]))?;
         (0..3).try_for_each(|_| self.sum(&block))?;
         self.stream.synchronize()?;
         ensure!(values(&block.read(16)?) == [8.0; 4], "sums of the engine's own");
@@ -81,9 +85,9 @@ pub fn lent() -> Result<()> {
         session.run()?;
         ensure!(values(session.read("y")?.data())[..4] == [2.0, 4.0, 6.0, 8.0], "a communicator of its own");
         session.close()?;
-        let engine = Engine::new(group, device, &id)?;
+        let engine = EngineHandles::new(group, device, &id)?;
         let mut session = engine.open(&plan, group)?;
-        let block = Block::holding(device, &floats(&[1.0; 4]))?;
+        let block = DeviceBlock::holding(device, &floats(&[1.0; 4]))?;
         for _ in 0..10 {
             session.enqueue()?;
             engine.sum(&block)?;

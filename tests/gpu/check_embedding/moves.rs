@@ -13,35 +13,35 @@ use symmc::{
     MachineProfile, OpenOptions, PortStorage, Program, RecordingCounts, Session, TensorFile, Workload,
 };
 
-use crate::common::{Block, WAIT_TIMEOUT, config, floats, on_ranks, opened, planned, values};
+use crate::common::{DeviceBlock, WAIT_TIMEOUT, config, floats, on_ranks, opened, planned, values};
 
 /// Memory of a caller for an input or output, and what an input holds before each run.
-struct Lent {
+struct LentPort {
     port: Port,
     bytes: usize,
-    data: Option<Block>,
-    block: Block,
+    data: Option<DeviceBlock>,
+    block: DeviceBlock,
 }
 
 /// A session all of whose inputs and outputs lie in memory of the caller.
-struct Caller<'d> {
+struct CallerSession<'d> {
     session: CudaSession,
     device: &'d Arc<Device>,
     stream: Stream,
-    lent: Vec<Lent>,
+    lent: Vec<LentPort>,
     /// Memory that runs in flight may use still.
-    old: Vec<Block>,
+    old: Vec<DeviceBlock>,
     /// What the outputs were after each run.
-    found: Vec<Vec<Block>>,
+    found: Vec<Vec<DeviceBlock>>,
 }
 
-impl Caller<'_> {
+impl CallerSession<'_> {
     fn open<'d>(
         plan: &CheckedPlan,
         work: &Workload,
         group: &Group,
         device: &'d Arc<Device>,
-    ) -> Result<Caller<'d>> {
+    ) -> Result<CallerSession<'d>> {
         let config = HostConfig { limit: WAIT_TIMEOUT, ..HostConfig::default() };
         let mut session = CudaSession::open(plan, group, &GpuConfig::new(group.rank()), &config)?;
         session.set_sizes(&work.bindings)?;
@@ -58,23 +58,23 @@ impl Caller<'_> {
                 session.write_input(i, data)?;
                 continue;
             }
-            let (block, bytes) = (Block::holding(device, data)?, data.len());
-            lent.push(Lent { port, bytes, data: Some(Block::holding(device, data)?), block });
+            let (block, bytes) = (DeviceBlock::holding(device, data)?, data.len());
+            lent.push(LentPort { port, bytes, data: Some(DeviceBlock::holding(device, data)?), block });
         }
         for (k, output) in
             session.resolved_program()?.outputs.iter().enumerate().filter(|(_, o)| o.mutates.is_none())
         {
-            let block = Block::of(device, output.bytes)?;
-            lent.push(Lent { port: Port::Output(k), bytes: output.bytes, data: None, block });
+            let block = DeviceBlock::of(device, output.bytes)?;
+            lent.push(LentPort { port: Port::Output(k), bytes: output.bytes, data: None, block });
         }
         let stream = Stream::new(device)?;
-        let mut caller = Caller { session, device, stream, lent, old: vec![], found: vec![] };
+        let mut caller = CallerSession { session, device, stream, lent, old: vec![], found: vec![] };
         (0..caller.lent.len()).try_for_each(|l| caller.lend(l))?;
         Ok(caller)
     }
 
     fn lend(&mut self, l: usize) -> Result<()> {
-        let Lent { port, bytes, block, .. } = &self.lent[l];
+        let LentPort { port, bytes, block, .. } = &self.lent[l];
         let memory = DeviceRange { address: block.address(), bytes: *bytes };
         // SAFETY: blocks live as long as the session.
         unsafe { self.session.bind_port(*port, Some(memory))? };
@@ -83,7 +83,7 @@ impl Caller<'_> {
 
     /// Has something lie elsewhere in the runs that come, at a place that is a multiple of 16 and of no more.
     fn shift(&mut self, l: usize) -> Result<()> {
-        let block = Block::at(self.device, self.lent[l].bytes, 16 * (1 + 2 * (self.old.len() % 5)))?;
+        let block = DeviceBlock::at(self.device, self.lent[l].bytes, 16 * (1 + 2 * (self.old.len() % 5)))?;
         self.old.push(std::mem::replace(&mut self.lent[l].block, block));
         self.lend(l)
     }
@@ -103,7 +103,7 @@ impl Caller<'_> {
         self.session.enqueue(Some(RawStream(self.stream.handle().cast())))?;
         let mut found = Vec::new();
         for lent in &self.lent {
-            let copy = Block::of(self.device, lent.bytes)?;
+            let copy = DeviceBlock::of(self.device, lent.bytes)?;
             // SAFETY: as above.
             unsafe { self.stream.copy(copy.address(), lent.block.address(), lent.bytes)? };
             found.push(copy);
@@ -120,7 +120,7 @@ impl Caller<'_> {
     fn compare(&mut self) -> Result<()> {
         self.session.wait(WAIT_TIMEOUT)?;
         self.stream.synchronize()?;
-        let read = |blocks: &Vec<Block>| -> Result<Vec<Vec<u8>>> {
+        let read = |blocks: &Vec<DeviceBlock>| -> Result<Vec<Vec<u8>>> {
             blocks.iter().zip(&self.lent).map(|(block, lent)| block.read(lent.bytes)).collect()
         };
         let first = read(self.found.first().context("a run")?)?;
@@ -156,7 +156,7 @@ pub fn moves(stem: &str) -> Result<()> {
     let work = Workload::gather(&program.graph, &program.weights, Some(&tensors), &DrawConfig::default())?;
     let plan = planned(&program, ArgumentBinding::All)?;
     let said = on_ranks(|group, device| {
-        let mut caller = Caller::open(&plan, &work, group, device)?;
+        let mut caller = CallerSession::open(&plan, &work, group, device)?;
         caller.run()?;
         let copies = caller.no_copies()?;
         let count = caller.lent.len();
@@ -203,8 +203,8 @@ pub fn copied() -> Result<()> {
             matches!(session.address("x")?.storage, PortStorage::Symmetric(_)),
             "the plan holds %x in symmetric memory"
         );
-        let x: Vec<Block> = (0..3)
-            .map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16 * 64])))
+        let x: Vec<DeviceBlock> = (0..3)
+            .map(|i| DeviceBlock::holding(device, &floats(&[i as f32 + 1.0; 16 * 64])))
             .collect::<Result<_>>()?;
         for run in 0..9 {
             // SAFETY: the blocks live until the session has ended.
@@ -232,9 +232,10 @@ pub fn in_flight(plan: &CheckedPlan) -> Result<()> {
     const RUNS: usize = 200;
     on_ranks(|group, device| {
         let mut session = opened(plan, group)?;
-        let inputs: Vec<Block> =
-            (0..3).map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16]))).collect::<Result<_>>()?;
-        let outputs = Block::of(device, RUNS * 64)?;
+        let inputs: Vec<DeviceBlock> = (0..3)
+            .map(|i| DeviceBlock::holding(device, &floats(&[i as f32 + 1.0; 16])))
+            .collect::<Result<_>>()?;
+        let outputs = DeviceBlock::of(device, RUNS * 64)?;
         for run in 0..RUNS {
             // SAFETY: the blocks live until the session has ended.
             unsafe {
@@ -262,9 +263,10 @@ pub fn kept_by_graphs(plan: &CheckedPlan) -> Result<()> {
         let mut session = opened(plan, group)?;
         device.enter()?;
         let stream = Stream::new(device)?;
-        let x: Vec<Block> =
-            (0..3).map(|i| Block::holding(device, &floats(&[i as f32 + 1.0; 16]))).collect::<Result<_>>()?;
-        let y: Vec<Block> = (0..3).map(|_| Block::of(device, 64)).collect::<Result<_>>()?;
+        let x: Vec<DeviceBlock> = (0..3)
+            .map(|i| DeviceBlock::holding(device, &floats(&[i as f32 + 1.0; 16])))
+            .collect::<Result<_>>()?;
+        let y: Vec<DeviceBlock> = (0..3).map(|_| DeviceBlock::of(device, 64)).collect::<Result<_>>()?;
         let mut graphs = Vec::new();
         session.run()?;
         for (x, y) in x.iter().zip(&y) {

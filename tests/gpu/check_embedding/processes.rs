@@ -11,9 +11,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use symmc::unstable::cuda::device::driver::{Device, Stream};
 use symmc::{ArgumentBinding, ErrorKind, GpuConfig, Group, Program, Session, SessionConfig};
-use symmc_tests::Processes;
+use symmc_tests::ProcessGuard;
 
-use crate::common::{Block, GPU_COUNT, floats, planned};
+use crate::common::{DeviceBlock, GPU_COUNT, floats, planned};
 use crate::recorded;
 
 /// No wait for a peer that does not answer takes longer.
@@ -26,7 +26,7 @@ const STEP_PROGRAM: &str = "program \"step\" ranks 2\ngroup @all world\narg %x: 
 static GROUP_COUNTER: AtomicU32 = AtomicU32::new(0);
 
 /// Starts so many ranks, of which each does a task.
-fn start(ranks: u32, task: &str) -> Result<Processes> {
+fn start(ranks: u32, task: &str) -> Result<ProcessGuard> {
     let port = 20000 + std::process::id() % 20000 + GROUP_COUNTER.fetch_add(1, Ordering::Relaxed);
     let start = |rank: u32| {
         let mut command = Command::new(std::env::current_exe()?);
@@ -39,7 +39,7 @@ fn start(ranks: u32, task: &str) -> Result<Processes> {
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         command.spawn().context("starting a rank")
     };
-    let mut all = Processes(Vec::new());
+    let mut all = ProcessGuard(Vec::new());
     for rank in 0..ranks {
         all.0.push(start(rank)?);
     }
@@ -75,7 +75,8 @@ pub fn programs(ranks: u32) -> Result<()> {
 /// Runs until a peer fails, and then sees whether what is the caller's is as it was.
 fn endure(group: &Group) -> Result<()> {
     let device = Device::open(group.rank() % GPU_COUNT)?;
-    let (x, y) = (Block::holding(&device, &floats(&[1.0; 64 * 256]))?, Block::of(&device, 64 * 256 * 4)?);
+    let (x, y) =
+        (DeviceBlock::holding(&device, &floats(&[1.0; 64 * 256]))?, DeviceBlock::of(&device, 64 * 256 * 4)?);
     let stream = Stream::new(&device)?;
     let plan = planned(&Program::from_text(STEP_PROGRAM)?, ArgumentBinding::None)?;
     // SAFETY: the stream lives until the session has ended.

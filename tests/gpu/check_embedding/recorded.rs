@@ -20,7 +20,7 @@ use crate::common::{GPU_COUNT, WAIT_TIMEOUT, on_ranks};
 
 /// Where inputs lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Memory {
+pub enum InputMemory {
     /// Where the session has them.
     Placed,
     /// In buffers of the caller.
@@ -28,15 +28,15 @@ pub enum Memory {
 }
 
 /// A program with the values of a run.
-pub struct Recorded {
+pub struct RecordedProgram {
     pub stem: String,
     pub program: Program,
     work: Workload,
 }
 
-impl Recorded {
+impl RecordedProgram {
     /// The program of a file of tensors under the folder of programs.
-    pub fn open(stem: &str) -> Result<Recorded> {
+    pub fn open(stem: &str) -> Result<RecordedProgram> {
         let folder = Path::new("tests/programs");
         let tensors = Arc::new(TensorFile::open(&folder.join(format!("{stem}.safetensors")))?);
         let files = files_in(folder, stem, tensors.ranks());
@@ -46,7 +46,7 @@ impl Recorded {
         let program = Program::open_files(&files, &options)?;
         let work = Workload::recorded(&program, &tensors)?;
         ensure!(work.expected.is_some(), "{stem}: no recorded outputs");
-        Ok(Recorded { stem: stem.to_string(), program, work })
+        Ok(RecordedProgram { stem: stem.to_string(), program, work })
     }
 
     pub fn ranks(&self) -> u32 {
@@ -65,7 +65,7 @@ impl Recorded {
     }
 
     /// Runs one rank on a GPU, and compares its outputs.
-    pub fn check(&self, plan: &CheckedPlan, group: &Group, gpu: u32, memory: Memory) -> Result<()> {
+    pub fn check(&self, plan: &CheckedPlan, group: &Group, gpu: u32, memory: InputMemory) -> Result<()> {
         let config = SessionConfig::default().with_timeout(WAIT_TIMEOUT).with_gpu(GpuConfig::new(gpu));
         let mut session = Session::open(plan, group, &config)?;
         let rank = group.rank() as usize;
@@ -81,7 +81,7 @@ impl Recorded {
         Ok(session.close()?)
     }
 
-    fn run(&self, session: &mut Session, rank: usize, memory: Memory) -> Result<Vec<Tensor>> {
+    fn run(&self, session: &mut Session, rank: usize, memory: InputMemory) -> Result<Vec<Tensor>> {
         let source = session.plan().source_program().clone();
         for (id, symbol) in source.symbols.iter() {
             session.set(&symbol.name, self.work.bindings.get(id).context("no value")?)?;
@@ -98,7 +98,7 @@ impl Recorded {
                 _ => format!("w.{}", input.source),
             };
             let tensor = tensor.load_to_memory()?;
-            if memory == Memory::Placed {
+            if memory == InputMemory::Placed {
                 session.write_tensor(&name, &tensor)?;
                 continue;
             }
@@ -150,10 +150,12 @@ pub fn of_one_rank() -> Result<()> {
     let lock =
         |list: &Mutex<Vec<String>>, text| list.lock().unwrap_or_else(PoisonError::into_inner).push(text);
     let one = |stem: &str, gpu| {
-        let recorded = Recorded::open(stem)?;
+        let recorded = RecordedProgram::open(stem)?;
         let plan = recorded.plan(ArgumentBinding::None)?;
         let group = Group::threads(1).remove(0);
-        [Memory::Placed, Memory::Bound].into_iter().try_for_each(|m| recorded.check(&plan, &group, gpu, m))
+        [InputMemory::Placed, InputMemory::Bound]
+            .into_iter()
+            .try_for_each(|m| recorded.check(&plan, &group, gpu, m))
     };
     std::thread::scope(|scope| {
         for worker in 0..4 * GPU_COUNT {
@@ -176,10 +178,10 @@ pub fn of_one_rank() -> Result<()> {
 /// Programs of two ranks, whose arguments the plan holds in symmetric memory and not.
 pub fn of_two_ranks() -> Result<()> {
     for stem in stems(2)? {
-        let recorded = Recorded::open(&stem)?;
+        let recorded = RecordedProgram::open(&stem)?;
         for bind in [ArgumentBinding::None, ArgumentBinding::All] {
             let plan = recorded.plan(bind)?;
-            for memory in [Memory::Placed, Memory::Bound] {
+            for memory in [InputMemory::Placed, InputMemory::Bound] {
                 on_ranks(|group, _| recorded.check(&plan, group, group.rank(), memory))?;
             }
         }
@@ -191,9 +193,9 @@ pub fn of_two_ranks() -> Result<()> {
 /// What one process does: all programs of the group's number of ranks, of which several may have one GPU.
 pub fn as_a_process(group: &Group) -> Result<()> {
     for stem in stems(group.ranks())? {
-        let recorded = Recorded::open(&stem)?;
+        let recorded = RecordedProgram::open(&stem)?;
         let plan = recorded.plan(ArgumentBinding::All)?;
-        for memory in [Memory::Placed, Memory::Bound] {
+        for memory in [InputMemory::Placed, InputMemory::Bound] {
             recorded.check(&plan, group, group.rank() % GPU_COUNT, memory)?;
         }
         println!("said: {stem}");

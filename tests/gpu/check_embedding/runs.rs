@@ -11,8 +11,8 @@ use symmc::{
 };
 
 use crate::common::{
-    Block, COUNTED_PROGRAM, GPU_COUNT, RANK_COUNT, WAIT_TIMEOUT, config, floats, on_ranks, opened, opened_as,
-    values,
+    COUNTED_PROGRAM, DeviceBlock, GPU_COUNT, RANK_COUNT, WAIT_TIMEOUT, config, floats, on_ranks, opened,
+    opened_as, values,
 };
 use crate::processes::free_memory;
 
@@ -20,11 +20,12 @@ use crate::processes::free_memory;
 pub fn changes(plan: &CheckedPlan) -> Result<()> {
     on_ranks(|group, device| {
         let mut session = opened(plan, group)?;
-        let state = Block::holding(device, &floats(&[0.0; 4]))?;
+        let state = DeviceBlock::holding(device, &floats(&[0.0; 4]))?;
         // SAFETY: the blocks live until the session has ended.
         unsafe { session.bind("state", state.ptr(), 16)? };
-        let blocks = [Block::of(device, 1024)?, Block::of(device, 1024)?, Block::of(device, 1024)?];
-        let output = Block::of(device, 1024)?;
+        let blocks =
+            [DeviceBlock::of(device, 1024)?, DeviceBlock::of(device, 1024)?, DeviceBlock::of(device, 1024)?];
+        let output = DeviceBlock::of(device, 1024)?;
         // SAFETY: as above.
         unsafe { session.bind("out.0", output.ptr(), 1024)? };
         for (run, n) in [2usize, 5, 64, 1, 5, 64, 2, 2, 2].into_iter().enumerate() {
@@ -97,8 +98,8 @@ pub fn wrong_pointers(plan: &CheckedPlan) -> Result<()> {
     on_ranks(|group, device| {
         let mut session = opened(plan, group)?;
         let other = Device::open(1 - group.rank())?;
-        let foreign = Block::of(&other, 1024)?;
-        let block = Block::of(device, 1024)?;
+        let foreign = DeviceBlock::of(&other, 1024)?;
+        let block = DeviceBlock::of(device, 1024)?;
         let mut host = vec![0u64; 128];
         let refusals = [
             ("x", host.as_mut_ptr().cast::<u8>(), 64, "host memory, or no memory"),
@@ -151,7 +152,7 @@ pub fn dropped(plan: &CheckedPlan) -> Result<()> {
         println!("the peer of a dropped session: {error}");
         drop(session);
         // The context of the caller works.
-        Block::holding(device, &[1; 64])?.read(64)?;
+        DeviceBlock::holding(device, &[1; 64])?.read(64)?;
         Ok(())
     })?;
     ensure!(start.elapsed() < Duration::from_secs(15), "it took {:?}", start.elapsed());
@@ -273,7 +274,7 @@ pub fn invalidated_capture() -> Result<()> {
     let device = Device::open(0)?;
     device.enter()?;
     let stream = Stream::new(&device)?;
-    let block = Block::holding(&device, &[0; 64])?;
+    let block = DeviceBlock::holding(&device, &[0; 64])?;
     let mut statuses = Vec::new();
     let graph = stream.capture(|| {
         // SAFETY: the block outlives the graph.

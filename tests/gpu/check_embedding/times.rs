@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use symmc::unstable::cuda::device::driver::Device;
 use symmc::{ArgumentBinding, Group, OpenOptions, Program, Session, SessionValue};
 
-use crate::common::{Block, RANK_COUNT, WAIT_TIMEOUT, config, on_ranks, planned};
+use crate::common::{DeviceBlock, RANK_COUNT, WAIT_TIMEOUT, config, on_ranks, planned};
 
 /// How often each is timed.
 const RUNS: usize = 1000;
 
 /// The median and the most of some times, in µs.
-fn told(mut times: Vec<Duration>) -> String {
+fn format_times(mut times: Vec<Duration>) -> String {
     times.sort();
     let us = |time: Option<&Duration>| time.map_or(0.0, |t| t.as_secs_f64() * 1e6);
     let near = times.get(times.len() * 99 / 100);
@@ -49,20 +49,23 @@ fn each(session: &mut Session, mut before: impl FnMut(&mut Session, usize) -> Re
 }
 
 /// Memory of the caller, with many places for something in it.
-struct Places {
-    block: Block,
+struct BlockPlaces {
+    block: DeviceBlock,
     bytes: usize,
 }
 
-impl Places {
+impl BlockPlaces {
     const STEP: usize = 256;
 
-    fn of(device: &Arc<Device>, value: &SessionValue) -> Result<Places> {
-        Ok(Places { block: Block::of(device, value.bytes + RUNS * Places::STEP)?, bytes: value.bytes })
+    fn of(device: &Arc<Device>, value: &SessionValue) -> Result<BlockPlaces> {
+        Ok(BlockPlaces {
+            block: DeviceBlock::of(device, value.bytes + RUNS * BlockPlaces::STEP)?,
+            bytes: value.bytes,
+        })
     }
 
     fn bind(&self, session: &mut Session, name: &str, place: usize) -> Result<()> {
-        let at = self.block.ptr().wrapping_add(place * Places::STEP);
+        let at = self.block.ptr().wrapping_add(place * BlockPlaces::STEP);
         // SAFETY: the block lives until something else is bound, and has room behind its last place.
         unsafe { session.bind(name, at, self.bytes)? };
         Ok(())
@@ -75,7 +78,7 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
     let outputs = session.outputs()?.into_iter().filter(|output| output.replaces.is_none());
     let mut all = Vec::new();
     for value in arguments.into_iter().chain(parameters).chain(outputs) {
-        let places = Places::of(device, &value)?;
+        let places = BlockPlaces::of(device, &value)?;
         places.bind(session, &value.name, 0)?;
         all.push((value.name, places));
     }
@@ -96,10 +99,10 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
     }
     session.run()?;
     Ok(vec![
-        format!("all {count:>4} bound: enqueue, nothing changed:     {}", told(same)),
-        format!("                enqueue, a new pointer:         {}", told(new)),
-        format!("                enqueue, all pointers new:      {}", told(every)),
-        format!("                enqueue, two sets in turn:      {}", told(turns)),
+        format!("all {count:>4} bound: enqueue, nothing changed:     {}", format_times(same)),
+        format!("                enqueue, a new pointer:         {}", format_times(new)),
+        format!("                enqueue, all pointers new:      {}", format_times(every)),
+        format!("                enqueue, two sets in turn:      {}", format_times(turns)),
         format!("                a run behind others:            {behind:>8.2}"),
         format!("                the same, a new pointer each:   {moving:>8.2}"),
     ])
@@ -107,7 +110,7 @@ fn all_bound(session: &mut Session, device: &Arc<Device>) -> Result<Vec<String>>
 
 /// The first argument in memory of the caller, which changes.
 fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device>) -> Result<Vec<String>> {
-    let (name, places) = (&argument.name, Places::of(device, argument)?);
+    let (name, places) = (&argument.name, BlockPlaces::of(device, argument)?);
     let two = enqueued(session, RUNS, |s, run| places.bind(s, name, run % 2))?;
     let new = enqueued(session, RUNS, |s, run| places.bind(s, name, run))?;
     let mut bind = Vec::with_capacity(RUNS);
@@ -118,9 +121,9 @@ fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device
     }
     session.unbind(name)?;
     Ok(vec![
-        format!("one bound:      bind:                           {}", told(bind)),
-        format!("                enqueue, two pointers in turn:  {}", told(two)),
-        format!("                enqueue, a new pointer:         {}", told(new)),
+        format!("one bound:      bind:                           {}", format_times(bind)),
+        format!("                enqueue, two pointers in turn:  {}", format_times(two)),
+        format!("                enqueue, a new pointer:         {}", format_times(new)),
     ])
 }
 
@@ -128,13 +131,13 @@ fn one_bound(session: &mut Session, argument: &SessionValue, device: &Arc<Device
 fn each_bound(session: &mut Session, values: &[SessionValue], device: &Arc<Device>) -> Result<String> {
     let mut times = Vec::new();
     for value in values {
-        let places = Places::of(device, value)?;
+        let places = BlockPlaces::of(device, value)?;
         let all = enqueued(session, 8, |s, run| places.bind(s, &value.name, run))?;
         times.extend(all.into_iter().skip(1));
         session.unbind(&value.name)?;
         session.run()?;
     }
-    Ok(format!("each in turn:   enqueue, a new pointer:         {}", told(times)))
+    Ok(format!("each in turn:   enqueue, a new pointer:         {}", format_times(times)))
 }
 
 /// Times of a program: opening, the host's part of a run, runs with other pointers, and the run.
@@ -159,7 +162,7 @@ pub fn times(file: &str, symbols: &[(String, i64)]) -> Result<()> {
         session.run()?;
         let mut lines = vec![format!("open {open:?}, first run {:?}", start.elapsed())];
         let same = enqueued(&mut session, RUNS, |_, _| Ok(()))?;
-        lines.push(format!("none bound:     enqueue, nothing changed:       {}", told(same)));
+        lines.push(format!("none bound:     enqueue, nothing changed:       {}", format_times(same)));
         let behind = each(&mut session, |_, _| Ok(()))?;
         lines.push(format!("                a run behind others:            {behind:>8.2}"));
         lines.extend(one_bound(&mut session, values.first().context("no argument")?, device)?);

@@ -113,7 +113,7 @@ fn mutate_plan(seed: u64, source: &Graph, mutants: usize, counts: &mut MutantCou
                 None => counts.equal += 1,
                 Some(difference) => {
                     counts.missed += 1;
-                    let Mutant { edit, graph, node, .. } = mutant;
+                    let PlanMutant { edit, graph, node, .. } = mutant;
                     let node = graph.node_name(node);
                     let graph = text::print(&graph);
                     return Err(format!("missed: {edit} of %{node}: {difference}\n{graph}"));
@@ -125,7 +125,7 @@ fn mutate_plan(seed: u64, source: &Graph, mutants: usize, counts: &mut MutantCou
 }
 
 /// A planned program with one edit, and its plan.
-struct Mutant {
+struct PlanMutant {
     /// The kind of the edit.
     edit: &'static str,
     /// The index of the edited program in the plan.
@@ -136,7 +136,7 @@ struct Mutant {
 }
 
 /// Edits a planned program. `None` if the edit gives no valid program.
-fn make_mutant(source: &Graph, plan: &Plan, r: &mut SplitMix) -> Option<Mutant> {
+fn make_mutant(source: &Graph, plan: &Plan, r: &mut SplitMix) -> Option<PlanMutant> {
     let edited = r.below(plan.programs.len());
     let mut graph = text::parse(&plan.programs[edited]).ok()?;
     graph.dispatches.clear();
@@ -162,7 +162,7 @@ fn make_mutant(source: &Graph, plan: &Plan, r: &mut SplitMix) -> Option<Mutant> 
     let mut mutant = Planner::new(source, &planner_buckets, &config).ok()?.plan().ok()?;
     mutant.numerics = plan.numerics;
     let checked = CheckedPlan::new(mutant).ok()?;
-    Some(Mutant { edit, program: edited, node, graph, plan: checked })
+    Some(PlanMutant { edit, program: edited, node, graph, plan: checked })
 }
 
 /// For each output whether an op sums floats or fuses several roundings on the way to it.
@@ -190,7 +190,7 @@ fn are_too_many(NarrowDifferences { elements, different }: NarrowDifferences) ->
 fn find_difference(
     source: &Graph,
     base: &Graph,
-    mutant: &Mutant,
+    mutant: &PlanMutant,
     seed: u64,
 ) -> Result<Option<String>, String> {
     let moves_rounding = mutant.edit == "round_first" && mutant.plan.numerics.is_exact();

@@ -1,7 +1,7 @@
 //! The programs whose plans are edited: the seed names the program.
 
 use symmc_cases::idioms;
-use symmc_cases::programs::{Variants, program as random_program};
+use symmc_cases::programs::{VariantMode, program as random_program};
 use symmc_ir::{Graph, text};
 use symmc_support::random::SplitMix;
 
@@ -12,7 +12,7 @@ const KINDS: u64 = 8;
 pub fn program(seed: u64) -> Result<Graph, String> {
     let mut r = SplitMix(seed ^ 0x9209_4a3d);
     let source = match seed % KINDS {
-        0 => return Ok(random_program(seed, 4 + r.below(12), Variants::Open)),
+        0 => return Ok(random_program(seed, 4 + r.below(12), VariantMode::Open)),
         1 => return Ok(idioms::program(seed).graph),
         2 => vocabulary(&mut r, seed / KINDS, false),
         3 => experts(&mut r),

@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::corrupt::{damage, flatten, mend};
-use common::{Config, planned, program};
+use common::{RandomProgramConfig, planned, program};
 use symmc::CheckedPlan;
 use symmc_ir::{CollectiveKind, CollectiveReduceOp, CollectiveVariant, text};
 use symmc_plan::Plan;
@@ -50,7 +50,7 @@ fn damaged_plans_that_are_accepted_run() {
     let failures = parallel::map((0..SEEDS).collect(), usize::MAX, |seed: u64| {
         let mut rng = SplitMix(seed ^ 0xacce);
         let cells = rng.one_in(3);
-        let config = Config {
+        let config = RandomProgramConfig {
             ranks: if cells { 4 } else { rng.pick(&[2, 3]) },
             cells,
             symbols: rng.pick(&[0, 1, 1, 2]),

@@ -125,7 +125,7 @@ fn sees(call: &str) -> String {
 }
 
 #[test]
-fn what_attention_sees_and_rotary_embeddings_are_known() {
+fn attention_bounds_and_rotary_embeddings_are_recognised() {
     let mut failures = Vec::new();
     for (stem, rotary, expected) in FAMILY_PROGRAMS {
         let graph = symmc::canonicalize_program(&open(stem).0).expect("a program");
@@ -148,7 +148,7 @@ fn what_attention_sees_and_rotary_embeddings_are_known() {
 /// At the largest sizes that a program takes, 4094 tokens in most and one sequence, each buffer of a plan has fewer bytes
 /// than pairs of tokens.
 #[test]
-fn no_buffer_of_a_plan_for_4096_tokens_holds_tokens_by_tokens() {
+fn no_plan_buffer_grows_with_the_square_of_tokens() {
     let (mut failures, mut large) = (Vec::new(), 0);
     for (stem, _, _) in FAMILY_PROGRAMS.into_iter().filter(|f| !SQUARE_BIAS_PROGRAMS.contains(&f.0)) {
         let program = open(stem).0;

@@ -21,19 +21,19 @@ fn words(name: &str) -> Vec<u8> {
 }
 
 /// One of the two programs with what its ranks run on.
-struct Part {
+struct PlannedPart {
     program: Program,
     plan: CheckedPlan,
     weights: Arc<TensorFile>,
 }
 
-impl Part {
-    fn open(name: &str) -> Part {
+impl PlannedPart {
+    fn open(name: &str) -> PlannedPart {
         let weights = Arc::new(TensorFile::open(&file("model.safetensors")).expect("weights"));
         let options = OpenOptions::default().with_tensors(weights.clone());
         let program = Program::open(&file(name), &options).expect("a program");
         let plan = symmc::compile(&program, &CompileConfig::default()).expect("a plan");
-        Part { program, plan, weights }
+        PlannedPart { program, plan, weights }
     }
 
     /// The position of the argument of this name among the inputs.
@@ -86,7 +86,7 @@ impl Part {
 /// The caches of each rank, whose elements that no token has written are not numbers.
 type Caches = Vec<Vec<Arc<Tensor>>>;
 
-fn unwritten(part: &Part) -> Caches {
+fn unwritten(part: &PlannedPart) -> Caches {
     let graph = &part.program.graph;
     let shape = |o: &symmc_ir::GraphOutput| match o.kind {
         OutputKind::Mutates(input) => {
@@ -103,8 +103,8 @@ fn unwritten(part: &Part) -> Caches {
 }
 
 /// The text that so many tokens of a backend are, the same on all ranks.
-fn written(backend: &Backend, tokens: usize) -> String {
-    let (prefill, decode) = (Part::open("prefill.pt2"), Part::open("decode.pt2"));
+fn generate_text(backend: &Backend, tokens: usize) -> String {
+    let (prefill, decode) = (PlannedPart::open("prefill.pt2"), PlannedPart::open("decode.pt2"));
     let prompt = words("prompt.txt");
     let mut caches = unwritten(&prefill);
     let mut next = prefill.next(backend, &prompt, 0, &mut caches);
@@ -121,13 +121,13 @@ fn written(backend: &Backend, tokens: usize) -> String {
 fn a_prompt_and_its_tokens_are_those_of_pytorch() {
     let expected = String::from_utf8(words("generated.txt")).expect("text");
     assert_eq!(expected.len(), 64);
-    assert_eq!(written(&Backend::Threads, expected.len()), expected);
-    assert_eq!(written(&Backend::Interpreter, 2), expected[..2]);
+    assert_eq!(generate_text(&Backend::Threads, expected.len()), expected);
+    assert_eq!(generate_text(&Backend::Interpreter, 2), expected[..2]);
 }
 
 #[test]
 fn both_programs_take_one_memory() {
-    let (prefill, decode) = (Part::open("prefill.pt2"), Part::open("decode.pt2"));
+    let (prefill, decode) = (PlannedPart::open("prefill.pt2"), PlannedPart::open("decode.pt2"));
     for (kind, named, count) in [(InputKind::Parameter, "", 21), (InputKind::Argument, "cache_", 5)] {
         let (a, b) = (prefill.memory(kind, named), decode.memory(kind, named));
         assert_eq!(a, b);
@@ -138,7 +138,7 @@ fn both_programs_take_one_memory() {
 #[test]
 fn caches_are_updated_where_they_lie() {
     for name in ["prefill.pt2", "decode.pt2"] {
-        let part = Part::open(name);
+        let part = PlannedPart::open(name);
         let graph = &part.program.graph;
         let of = |output: &symmc_ir::GraphOutput| match output.kind {
             OutputKind::Mutates(input) => Some(graph.inputs[input].source.clone()),
@@ -160,7 +160,7 @@ fn caches_are_updated_where_they_lie() {
 #[test]
 fn attention_sees_the_filled_part_of_the_cache() {
     for name in ["prefill.pt2", "decode.pt2"] {
-        let graph = symmc::canonicalize_program(&Part::open(name).program).expect("a program");
+        let graph = symmc::canonicalize_program(&PlannedPart::open(name).program).expect("a program");
         let printed = text::print(&graph);
         // The last layer of a prefill computes the last query alone.
         let bounds = match name {

@@ -10,7 +10,7 @@ use symmc::unstable::cuda::codegen::lowered::LoweredProgram;
 use symmc::{
     ArgumentBinding, CheckedPlan, CompileConfig, CustomKernelRegistry, MachineProfile, OpenOptions, Program,
 };
-use symmc_cases::programs::{self, Variants};
+use symmc_cases::programs::{self, VariantMode};
 use symmc_ir::text;
 use symmc_runtime::exec::{self, ResolvedProgram};
 use symmc_runtime::session::SessionLayout;
@@ -31,7 +31,7 @@ fn bounds(plan: &CheckedPlan, rank: u32) -> Vec<Arc<ResolvedProgram>> {
 }
 
 /// The program with the arenas of a rank somewhere.
-fn lowered(bound: &Arc<ResolvedProgram>, ranks: u32, seed: u64) -> Option<LoweredProgram> {
+fn lower_program(bound: &Arc<ResolvedProgram>, ranks: u32, seed: u64) -> Option<LoweredProgram> {
     let mut random = SplitMix(seed);
     let mut address = |first: u64| first + 256 * random.below(1 << 20) as u64;
     let addresses = AddressMap::new(bound, address(1 << 40), address(1 << 41)).expect("few inputs");
@@ -42,7 +42,7 @@ fn lowered(bound: &Arc<ResolvedProgram>, ranks: u32, seed: u64) -> Option<Lowere
 fn check_agreement(name: &str, plan: &CheckedPlan, seed: u64) -> usize {
     let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
         let alike = |bound: Arc<ResolvedProgram>| {
-            Some(lowered(&bound, plan.ranks, seed + u64::from(rank))?.launch_digests(&bound.steps))
+            Some(lower_program(&bound, plan.ranks, seed + u64::from(rank))?.launch_digests(&bound.steps))
         };
         bounds(plan, rank).into_iter().map(alike).collect()
     };
@@ -63,7 +63,7 @@ fn planned(program: &Program, bind: ArgumentBinding) -> Option<CheckedPlan> {
 }
 
 /// The recorded programs and the graphs, with the number of their ranks.
-fn recorded() -> Vec<(String, u32)> {
+fn recorded_programs() -> Vec<(String, u32)> {
     let known =
         RUNNABLE_PROGRAMS.iter().chain(&GRAPH_PROGRAMS).map(|&(stem, ranks)| (stem.to_string(), ranks));
     let folder = std::fs::read_dir(root().join("tests/programs/families")).expect("the families");
@@ -79,7 +79,7 @@ fn recorded() -> Vec<(String, u32)> {
 #[test]
 fn ranks_run_the_collectives_of_recorded_programs_alike() {
     let mut compared = 0;
-    for (number, (stem, ranks)) in recorded().iter().enumerate() {
+    for (number, (stem, ranks)) in recorded_programs().iter().enumerate() {
         let options = OpenOptions::default().with_ranks(*ranks);
         let program = Program::open_files(&files(stem, *ranks), &options).expect("a valid program");
         for bind in [ArgumentBinding::None, ArgumentBinding::All] {
@@ -94,7 +94,7 @@ fn ranks_run_the_collectives_of_recorded_programs_alike() {
 fn ranks_run_the_collectives_of_random_programs_alike() {
     let mut compared = 0;
     for seed in 0..150 {
-        let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
+        let graph = programs::program(seed, 4 + seed as usize % 20, VariantMode::Drawn);
         let program = Program::from_text(&text::print(&graph)).expect("a program");
         for bind in [ArgumentBinding::None, ArgumentBinding::All] {
             let Some(plan) = planned(&program, bind) else { continue };
@@ -109,7 +109,7 @@ fn ranks_run_the_collectives_of_random_programs_alike() {
 fn programs_that_take_turns_are_lowered_after_a_barrier() {
     let (mut plans, mut compared) = (0, 0);
     for seed in 0..60 {
-        let graph = programs::program(seed, 4 + seed as usize % 20, Variants::Drawn);
+        let graph = programs::program(seed, 4 + seed as usize % 20, VariantMode::Drawn);
         let program = Program::from_text(&text::print(&graph)).expect("a program");
         let Some(plan) = planned(&program, ArgumentBinding::All).filter(|plan| plan.ranks > 1) else {
             continue;
@@ -117,8 +117,9 @@ fn programs_that_take_turns_are_lowered_after_a_barrier() {
         let mut arrangement = SessionLayout::new(&plan, None);
         let number = arrangement.add_program(&plan, None).expect("there is no limit");
         let placement = arrangement.program_placement(number);
-        let lowered =
-            |bound: &Arc<ResolvedProgram>, rank: u32| lowered(bound, plan.ranks, seed + u64::from(rank));
+        let lowered = |bound: &Arc<ResolvedProgram>, rank: u32| {
+            lower_program(bound, plan.ranks, seed + u64::from(rank))
+        };
         let alike = |rank: u32| -> Vec<Option<Vec<u8>>> {
             let one = |bound: Arc<ResolvedProgram>| {
                 let alone = lowered(&bound, rank)?;

@@ -180,7 +180,7 @@ fn constants_that_differ_by_rank_come_from_the_tensors() {
 }
 
 #[test]
-fn groups_are_what_the_caller_says_and_never_silently_the_world() {
+fn unknown_groups_are_errors_rather_than_the_world() {
     let cells = |cells: [[u32; 2]; 2]| cells.iter().map(|c| c.to_vec()).collect::<Vec<_>>();
     let groups = [("3", cells([[0, 1], [2, 3]])), ("1", cells([[0, 2], [1, 3]]))];
     reproduced("mesh_2x2", OpenOptions::default().with_groups(groups));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use symmc_cases::programs::{Variants, program};
+use symmc_cases::programs::{VariantMode, program};
 use symmc_ir::{GraphOutput, OutputKind, Replication, SymbolBindings, Tensor, interp};
 
 /// Programs that are drawn.
@@ -12,7 +12,7 @@ const PROGRAMS: u64 = 400;
 fn values_have_the_bits_that_are_promised() {
     let (mut ran, mut pairs) = (0, 0);
     for seed in 0..PROGRAMS {
-        let mut graph = program(seed, 4 + seed as usize % 24, Variants::Open);
+        let mut graph = program(seed, 4 + seed as usize % 24, VariantMode::Open);
         let returned = |value| GraphOutput { value, kind: OutputKind::Returned };
         graph.outputs = graph.values.keys().map(returned).collect();
         let bindings = SymbolBindings::at_lower_bounds(&graph.symbols);

@@ -1,6 +1,6 @@
 //! Programs compute the same in every form that passes make of them ([`symmc_tests::rewrites`]).
 
-use symmc_tests::rewrites::{Rewritten, trial};
+use symmc_tests::rewrites::{RewriteCounts, trial};
 
 /// The trials of every test run.
 const SEEDS: u64 = 150;
@@ -9,7 +9,7 @@ const FAILED: [u64; 7] = [347, 593, 843, 2118, 2408, 2589, 3810];
 
 #[test]
 fn every_form_of_a_program_computes_the_same() {
-    let mut all = Rewritten::default();
+    let mut all = RewriteCounts::default();
     for seed in (0..SEEDS).chain(FAILED) {
         trial(seed, &mut all).unwrap_or_else(|e| panic!("{e}"));
     }

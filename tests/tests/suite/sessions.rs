@@ -21,7 +21,7 @@ use symmc_tests::{RECORDED_PROGRAMS, program};
 
 /// Where inputs and outputs lie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Memory {
+enum PortMemory {
     /// The session's, written and read by copies.
     Copied,
     /// The session's, written where they lie.
@@ -49,11 +49,11 @@ fn plan_of(text_of: &str, config: &CompileConfig) -> CheckedPlan {
 }
 
 /// Bytes whose start is aligned for every element.
-struct Aligned(Vec<u64>, usize);
+struct AlignedBytes(Vec<u64>, usize);
 
-impl Aligned {
-    fn of(bytes: usize) -> Aligned {
-        Aligned(vec![0; bytes.div_ceil(8).max(1)], bytes)
+impl AlignedBytes {
+    fn of(bytes: usize) -> AlignedBytes {
+        AlignedBytes(vec![0; bytes.div_ceil(8).max(1)], bytes)
     }
 
     fn ptr(&mut self) -> *mut u8 {
@@ -71,11 +71,11 @@ fn through_a_session(
     plan: &CheckedPlan,
     work: &Workload,
     group: &Group,
-    memory: Memory,
+    memory: PortMemory,
     runs: usize,
 ) -> Result<Vec<Tensor>, Error> {
     let source = plan.source_program();
-    let mut held: Vec<Aligned> = Vec::new();
+    let mut held: Vec<AlignedBytes> = Vec::new();
     let mut session = Session::open(plan, group, &config())?;
     for (id, symbol) in source.symbols.iter() {
         session.set(&symbol.name, work.bindings.get(id).expect("a value"))?;
@@ -87,15 +87,15 @@ fn through_a_session(
         }
         let name = source.value_name(input.value);
         match memory {
-            Memory::Copied => session.write(name, tensor.load_to_memory().expect("data").data())?,
-            Memory::Addressed => {
+            PortMemory::Copied => session.write(name, tensor.load_to_memory().expect("data").data())?,
+            PortMemory::Addressed => {
                 let at = session.address(name)?;
                 assert_eq!(at.bytes, tensor.data().len());
                 // SAFETY: no run is in progress, and the session has as many bytes there.
                 unsafe { std::ptr::copy(tensor.data().as_ptr(), at.as_ptr(), at.bytes) };
             }
-            Memory::Bound => {
-                let mut block = Aligned::of(tensor.data().len());
+            PortMemory::Bound => {
+                let mut block = AlignedBytes::of(tensor.data().len());
                 block.bytes().copy_from_slice(tensor.data());
                 // SAFETY: the block lives until the session has ended, and only the session uses it.
                 unsafe { session.bind(name, block.ptr(), tensor.data().len())? };
@@ -104,13 +104,13 @@ fn through_a_session(
         }
     }
     assert!(constants <= source.inputs.len());
-    let mut outputs: Vec<(usize, Aligned)> = Vec::new();
-    if memory == Memory::Bound {
+    let mut outputs: Vec<(usize, AlignedBytes)> = Vec::new();
+    if memory == PortMemory::Bound {
         for (k, output) in source.outputs.iter().enumerate().filter(|(_, o)| o.kind == OutputKind::Returned) {
             let number = source.outputs[..k].iter().filter(|o| o.kind == OutputKind::Returned).count();
             let name = format!("out.{number}");
             let bytes = session.outputs()?[k].bytes;
-            let mut block = Aligned::of(bytes);
+            let mut block = AlignedBytes::of(bytes);
             // SAFETY: as above.
             unsafe { session.bind(&name, block.ptr(), bytes)? };
             assert_eq!(session.address(&name)?.as_ptr(), block.ptr(), "{output:?}");
@@ -149,7 +149,7 @@ fn through_a_session(
 }
 
 #[test]
-fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
+fn recorded_programs_agree_for_all_placements_of_memory() {
     for stem in RECORDED_PROGRAMS {
         let tensors = TensorFile::open(&program(&format!("{stem}.safetensors"))).expect("recorded tensors");
         let tensors = Arc::new(tensors);
@@ -162,7 +162,7 @@ fn recorded_programs_give_the_same_in_sessions_wherever_memory_lies() {
             let config = CompileConfig::default().with_bind(bind.clone());
             let plan = symmc::compile(&program, &config).expect("a plan");
             let histories = plan.output_histories(plan.buckets[0].program, RunCount::One).expect("histories");
-            for memory in [Memory::Copied, Memory::Addressed, Memory::Bound] {
+            for memory in [PortMemory::Copied, PortMemory::Addressed, PortMemory::Bound] {
                 let found = on_ranks(plan.ranks, |group| {
                     through_a_session(&plan, &work, &group, memory, 1)
                         .unwrap_or_else(|e| panic!("{stem}, {bind:?}, {memory:?}: {e}"))
@@ -195,7 +195,7 @@ fn counted() -> CheckedPlan {
 }
 
 #[test]
-fn sizes_and_memory_change_between_runs_and_a_state_stays() {
+fn sizes_and_memory_may_change_while_state_persists() {
     let plan = counted();
     on_ranks(2, |group| {
         let rank = group.rank() as f32;
@@ -207,7 +207,7 @@ fn sizes_and_memory_change_between_runs_and_a_state_stays() {
         assert!(error.to_string().contains("%x") && error.is_bad_input(), "{error}");
         session.write("w", &floats(&[1.0, 2.0, 3.0, 4.0])).expect("four floats");
         session.write("state", &floats(&[0.0; 4])).expect("four floats");
-        let mut blocks: Vec<Aligned> = (0..3).map(|_| Aligned::of(64 * 16)).collect();
+        let mut blocks: Vec<AlignedBytes> = (0..3).map(|_| AlignedBytes::of(64 * 16)).collect();
         for (run, n) in [2usize, 5, 64, 1, 5].into_iter().enumerate() {
             session.set("n", n as i64).expect("it is served");
             let values = vec![run as f32 + rank; n * 4];
@@ -230,12 +230,12 @@ fn sizes_and_memory_change_between_runs_and_a_state_stays() {
 }
 
 #[test]
-fn memory_that_may_not_be_bound_is_refused_by_name() {
+fn invalid_bindings_are_rejected_by_name() {
     let plan = counted();
     on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
         session.set("n", 4).expect("it is served");
-        let mut block = Aligned::of(4096);
+        let mut block = AlignedBytes::of(4096);
         let at = block.ptr();
         let arena = session.address("y").expect("it lies somewhere");
         assert_eq!((arena.storage, arena.bytes), (PortStorage::Session, 64));
@@ -300,7 +300,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
     /// Memory that is lent bit by bit, and runs between, are refused where all of it at once is, by any order of changes.
     #[test]
-    fn what_is_lent_between_runs_is_refused_as_what_is_lent_at_once(
+    fn incremental_bindings_are_rejected_like_simultaneous_ones(
         steps in proptest::collection::vec((0..7usize, 0..72usize, 0..4usize, 1..=8i64), 1..40),
     ) {
         let text = "program \"lent\" ranks 1\nsymbol n in 1..=8\narg %a: f32[n]\narg %b: f32[n]\narg %c: f32[n]\n\
@@ -308,7 +308,7 @@ proptest! {
             return %y, %z\nmutate %state = %next\n";
         let plan = plan_of(text, &CompileConfig::default());
         let names = ["a", "b", "c", "state", "out.0", "out.1", "next"];
-        let mut block = Aligned::of(4 * 80);
+        let mut block = AlignedBytes::of(4 * 80);
         let at = block.ptr();
         let mut lent: Vec<(&str, usize)> = names.iter().enumerate().map(|(k, &name)| (name, 8 * k)).collect();
         let mut n = 8;
@@ -336,7 +336,7 @@ proptest! {
 }
 
 #[test]
-fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first() {
+fn symmetric_memory_held_between_runs_is_bound_before_them() {
     let text = "program \"held\" ranks 2\ngroup @all world\narg %x: f32[4096]\nparam %w: f32[4096]\nparam %state: f32[4096]\n\
         %a: f32[4096] = all_reduce %w op=sum group=@all\n%b: f32[4096] = all_reduce %x op=sum group=@all\n\
         %next: f32[4096] = all_reduce %state op=sum group=@all\n%y: f32[4096] = add %a, %b\nreturn %y\nmutate %state = %next\n";
@@ -356,14 +356,15 @@ fn what_a_plan_holds_in_symmetric_memory_for_all_runs_is_lent_before_the_first()
                 "{name}"
             );
         }
-        let mut blocks = [1.0f32, 2.0].map(|value| names.map(|_| (Aligned::of(4096 * 4), value)));
+        let mut blocks = [1.0f32, 2.0].map(|value| names.map(|_| (AlignedBytes::of(4096 * 4), value)));
         for (block, value) in blocks.iter_mut().flatten() {
             block.bytes().copy_from_slice(&floats(&[*value; 4096]));
         }
         let [first, second] = blocks.map(|blocks| blocks.map(|(block, _)| block));
         let (mut first, mut second) = (first, second);
         // SAFETY: the blocks outlive the session, and nobody else uses them.
-        let mut bind = |name: &str, block: &mut Aligned| unsafe { session.bind(name, block.ptr(), 4096 * 4) };
+        let mut bind =
+            |name: &str, block: &mut AlignedBytes| unsafe { session.bind(name, block.ptr(), 4096 * 4) };
         for (name, block) in names.iter().zip(&mut first) {
             bind(name, block).expect("no run has read it");
         }
@@ -415,7 +416,7 @@ fn values_say_what_they_are_at_the_sizes_set() {
 }
 
 #[test]
-fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
+fn differing_sizes_are_rejected_before_the_run() {
     let plan = counted();
     let started = Instant::now();
     let errors = on_ranks(2, |group| {
@@ -438,7 +439,7 @@ fn ranks_that_run_with_other_sizes_are_refused_before_they_touch_anything() {
 }
 
 #[test]
-fn ranks_with_other_plans_or_too_few_ranks_are_refused() {
+fn different_plans_or_missing_ranks_are_rejected() {
     let (one, other) = (counted(), plan_of(&COUNTED.replace("1..=64", "1..=63"), &CompileConfig::default()));
     let errors = on_ranks(2, |group| {
         let plan = if group.rank() == 0 { &one } else { &other };
@@ -462,7 +463,7 @@ fn fill(session: &mut Session) {
 }
 
 #[test]
-fn a_rank_that_drops_its_session_ends_the_others_by_name() {
+fn dropping_a_session_ends_the_others_by_name() {
     let plan = counted();
     let errors = on_ranks(2, |group| {
         let limit = Duration::from_millis(500);
@@ -517,14 +518,14 @@ fn memory_that_was_given_back_is_taken_again() {
 }
 
 /// Ranks that tell each other by a table in this process.
-struct Table<'a> {
+struct RankTable<'a> {
     rank: usize,
     round: usize,
     said: &'a std::sync::Mutex<Vec<Vec<Option<Vec<u8>>>>>,
     ranks: usize,
 }
 
-impl Bootstrap for Table<'_> {
+impl Bootstrap for RankTable<'_> {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
         let round = self.round;
         self.round += 1;
@@ -572,7 +573,7 @@ fn ranks_meet_by_means_of_the_caller() {
         for rank in 0..2 {
             let (plan, said) = (&plan, &said);
             scope.spawn(move || {
-                let mut table = Table { rank, round: 0, said, ranks: 2 };
+                let mut table = RankTable { rank, round: 0, said, ranks: 2 };
                 let group = Group::bootstrap(rank as u32, 2, &mut table).expect("a group");
                 let session = Session::open(plan, &group, &config()).expect("a session");
                 assert_eq!(session.rank(), rank as u32);
@@ -582,7 +583,7 @@ fn ranks_meet_by_means_of_the_caller() {
 }
 
 /// A rank whose means fail when the others have passed the barrier.
-struct FailsAfterBarrier<'a>(Table<'a>);
+struct FailsAfterBarrier<'a>(RankTable<'a>);
 
 impl Bootstrap for FailsAfterBarrier<'_> {
     fn all_gather(&mut self, mine: &[u8]) -> Result<Vec<Vec<u8>>, String> {
@@ -599,7 +600,7 @@ fn reports_a_failed_bootstrap_in_the_session() {
     let plan = counted();
     for victim in 0..2 {
         let said = std::sync::Mutex::new(Vec::new());
-        let table = |rank: usize| Table { rank, round: 0, said: &said, ranks: 2 };
+        let table = |rank: usize| RankTable { rank, round: 0, said: &said, ranks: 2 };
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut means = FailsAfterBarrier(table(victim));
@@ -617,7 +618,7 @@ fn reports_a_failed_bootstrap_in_the_session() {
 
 /// Rank 3 comes after rank 2 got the error, and gets it too.
 #[test]
-fn ranks_that_have_joined_get_an_error_before_others_come() {
+fn joined_ranks_fail_before_the_remaining_ranks_come() {
     let text = "program \"p\" ranks 4\narg %x: f32[4]\n%y: f32[4] = neg %x\nreturn %y\n";
     let plan = plan_of(text, &CompileConfig::default());
     let groups = Group::threads(4);
@@ -640,11 +641,11 @@ fn ranks_that_have_joined_get_an_error_before_others_come() {
 }
 
 #[test]
-fn who_drops_a_session_does_not_wait_for_others_to_drop_theirs() {
+fn dropping_a_session_does_not_wait_for_peers() {
     let (plan, said) = (counted(), std::sync::Mutex::new(Vec::new()));
     let limit = Duration::from_secs(40);
     let opened = |rank: usize| {
-        let mut table = Table { rank, round: 0, said: &said, ranks: 2 };
+        let mut table = RankTable { rank, round: 0, said: &said, ranks: 2 };
         let group = Group::bootstrap(rank as u32, 2, &mut table).expect("a group");
         let mut session = Session::open(&plan, &group, &config().with_timeout(limit)).expect("a session");
         fill(&mut session);

@@ -1,14 +1,14 @@
 //! Random programs on random meshes run as the interpreter says ([`symmc_tests::trials`]).
 
 use proptest::prelude::*;
-use symmc_tests::trials::{Done, shared_trial, trial};
+use symmc_tests::trials::{TrialOutcome, shared_trial, trial};
 
 /// The trials of every test run.
 const SEEDS: u64 = 160;
 
 #[test]
 fn programs_of_fixed_seeds_run_as_the_interpreter_says() {
-    let mut all = Done::default();
+    let mut all = TrialOutcome::default();
     for seed in 0..SEEDS {
         let done = trial(seed, 4 + (seed as usize * 7) % 26, None).unwrap_or_else(|e| panic!("{e}"));
         all.runs += done.runs;
@@ -19,8 +19,8 @@ fn programs_of_fixed_seeds_run_as_the_interpreter_says() {
 }
 
 #[test]
-fn programs_that_take_turns_in_a_session_run_as_the_interpreter_says() {
-    let mut all = Done::default();
+fn alternating_programs_agree_with_the_interpreter() {
+    let mut all = TrialOutcome::default();
     for seed in 0..40 {
         let done = shared_trial(seed, 4 + (seed as usize * 7) % 26).unwrap_or_else(|e| panic!("{e}"));
         all.runs += done.runs;

@@ -41,15 +41,15 @@ const CHECKED_CRATES: &[&str] = &[
 type Path = Vec<String>;
 
 /// What is imported, and the name that it has here; `*` for all that a module has.
-struct Use {
+struct ImportedName {
     path: Path,
     name: String,
 }
 
-struct Module {
+struct SourceModule {
     file: String,
     defined: BTreeSet<String>,
-    uses: Vec<Use>,
+    uses: Vec<ImportedName>,
     /// Paths in the code.
     paths: Vec<Path>,
 }
@@ -77,7 +77,7 @@ fn defined(line: &str) -> Option<&str> {
 }
 
 /// What a tree of imports names.
-fn expand(before: &[String], tree: &str, out: &mut Vec<Use>) {
+fn expand(before: &[String], tree: &str, out: &mut Vec<ImportedName>) {
     let tree = tree.trim();
     let Some((path, list)) = tree.split_once('{') else {
         let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(path, alias)| (path, Some(alias)));
@@ -87,7 +87,7 @@ fn expand(before: &[String], tree: &str, out: &mut Vec<Use>) {
             path.pop();
         }
         let Some(last) = path.last().cloned() else { return };
-        return out.push(Use { path, name: alias.map_or(last, str::to_string) });
+        return out.push(ImportedName { path, name: alias.map_or(last, str::to_string) });
     };
     let own = path.split("::").filter(|part| !part.is_empty()).map(str::to_string);
     let before: Path = before.iter().cloned().chain(own).collect();
@@ -108,7 +108,7 @@ fn expand(before: &[String], tree: &str, out: &mut Vec<Use>) {
     }
 }
 
-fn module(file: &str, text: &str) -> Module {
+fn module(file: &str, text: &str) -> SourceModule {
     let code = code(text);
     let (mut uses, mut rest, mut open) = (Vec::new(), String::new(), None::<String>);
     for line in code.lines() {
@@ -130,15 +130,15 @@ fn module(file: &str, text: &str) -> Module {
     let path = |text: &str| text.split("::").map(str::to_string).collect::<Path>();
     let paths = joined.filter(|text| text.contains("::")).map(path).collect();
     let defined = code.lines().filter_map(defined).map(str::to_string).collect();
-    Module { file: file.to_string(), defined, uses, paths }
+    SourceModule { file: file.to_string(), defined, uses, paths }
 }
 
 /// The modules of a crate by their paths.
-struct Crate(BTreeMap<Path, Module>);
+struct CrateModules(BTreeMap<Path, SourceModule>);
 
-impl Crate {
+impl CrateModules {
     /// Of the texts of its files, by where they lie below its sources.
-    fn new(files: &BTreeMap<String, String>) -> Crate {
+    fn new(files: &BTreeMap<String, String>) -> CrateModules {
         let mut modules = BTreeMap::new();
         for (file, text) in files {
             let parts = file.trim_end_matches(".rs").split('/').map(str::to_string);
@@ -147,7 +147,7 @@ impl Crate {
                 modules.insert(path, module(file, text));
             }
         }
-        Crate(modules)
+        CrateModules(modules)
     }
 
     /// A path in a module from the root of the crate; `None` if it leads to another crate.
@@ -231,7 +231,7 @@ fn no_file_needs_one_that_needs_it() {
         rust_files(&sources, &mut files);
         let name = |p: &std::path::Path| p.strip_prefix(&sources).expect("below it").display().to_string();
         let read = |p| (name(p), std::fs::read_to_string(p).expect("UTF-8 source"));
-        let circles = Crate::new(&files.iter().map(|p| read(p)).collect()).circles();
+        let circles = CrateModules::new(&files.iter().map(|p| read(p)).collect()).circles();
         assert!(circles.is_empty(), "{dir}: what both need belongs below both: {circles:#?}");
     }
 }
@@ -240,7 +240,7 @@ fn no_file_needs_one_that_needs_it() {
 fn names_are_followed_to_where_they_are_defined() {
     let circles = |files: &[(&str, &str)]| {
         let files = files.iter().map(|(name, text)| (name.to_string(), text.to_string()));
-        Crate::new(&files.collect()).circles()
+        CrateModules::new(&files.collect()).circles()
     };
     let lib = ("lib.rs", "mod a;\nmod b;\npub use a::A;\npub use b::*;\n");
     // By a re-export, by a path in the code, through a glob.

@@ -197,7 +197,7 @@ fn the_page_of_the_text_form_is_current() {
 }
 
 #[test]
-fn nothing_is_stubbed() {
+fn sources_contain_no_stubs_or_ignored_tests() {
     let words = [["to", "do!("].concat(), ["unimpl", "emented!("].concat(), ["#[ig", "nore"].concat()];
     for (name, text) in sources() {
         for word in &words {

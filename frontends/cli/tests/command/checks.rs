@@ -55,7 +55,7 @@ fn a_part_in_another_form_is_named() {
 }
 
 #[test]
-fn a_part_that_does_not_run_at_the_upper_end_is_not_complete() {
+fn part_too_slow_at_largest_sizes_is_not_complete() {
     let sorted = "program \"sorted\" ranks 2\nsymbol t in 1..=100000000\ngroup @w world\narg %x: f32[t]\n\
         arg %z: f32[2]\n%s: f32[2] = all_reduce %z op=sum group=@w\n%a: f32[t] = neg %x\n\
         %b: f32[t], %j: i64[t] = sort %a axis=0 descending=false\n%y: f32[t] = neg %b\nreturn %y\nreturn %s\n";

@@ -10,7 +10,7 @@ const SUM: &str = "program \"sum\" ranks 2\nsymbol tokens in 1..=64\ngroup @g wo
     %y: f32[tokens, 2] = mul %s, %w\n%n: i64[2] = all_reduce %i op=sum group=@g\nreturn %y\nreturn %n\n";
 
 /// The inputs and outputs of [`SUM`] on both ranks.
-fn recorded() -> Vec<Named<'static>> {
+fn recorded_tensors() -> Vec<Named<'static>> {
     let mut out: Vec<Named<'static>> = Vec::new();
     for [w, x, i, y, n] in [
         ["rank0.w.w", "rank0.in.0", "rank0.in.1", "rank0.out.0", "rank0.out.1"],
@@ -31,7 +31,7 @@ fn run(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> st
 }
 
 fn command(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -> std::process::Command {
-    let mut all = recorded();
+    let mut all = recorded_tensors();
     edit(&mut all);
     let (program, file) = (write(dir, "sum.symm", SUM.as_bytes()), tensors(dir, "t.safetensors", &all));
     symmc(&format!("run {program} --tensors {file} --backend threads {options}"))
@@ -39,14 +39,14 @@ fn command(dir: &Path, options: &str, edit: impl Fn(&mut Vec<Named<'static>>)) -
 
 /// Checks that the run is refused as bad input, with these parts in its message.
 #[track_caller]
-fn refused(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>)) {
+fn assert_rejected(options: &str, parts: &[&str], edit: impl Fn(&mut Vec<Named<'static>>)) {
     let dir = tempfile::tempdir().expect("a folder");
     let text = failure(&mut command(dir.path(), options, edit), 2);
     parts.iter().for_each(|part| assert!(text.contains(part), "{part:?} is missing in\n{text}"));
 }
 
 /// The tensor of this name, for edits.
-fn named<'a>(all: &'a mut [Named<'static>], name: &str) -> &'a mut Named<'static> {
+fn find_tensor<'a>(all: &'a mut [Named<'static>], name: &str) -> &'a mut Named<'static> {
     all.iter_mut().find(|t| t.0 == name).expect("recorded")
 }
 
@@ -55,28 +55,31 @@ fn outputs_recorded_otherwise_are_errors() {
     for strange in ["rank0.output.0", "rank0.out0", "rank0.out.zero", "rank00.out.0", "out.0", "rank0.OUT.0"]
     {
         let parts = ["rank0.out.0 is missing", strange, "t.safetensors", "--compare none"];
-        refused("", &parts, |all| named(all, "rank0.out.0").0 = strange);
+        assert_rejected("", &parts, |all| find_tensor(all, "rank0.out.0").0 = strange);
     }
     // The names are also reported if no tensor has the name of an output.
-    refused("", &["rank0.out.0 is missing", "rank0..1.output.0"], |all| {
+    assert_rejected("", &["rank0.out.0 is missing", "rank0..1.output.0"], |all| {
         all.retain(|t| !t.0.contains(".out.1"));
-        named(all, "rank0.out.0").0 = "rank0.output.0";
-        named(all, "rank1.out.0").0 = "rank1.output.0";
+        find_tensor(all, "rank0.out.0").0 = "rank0.output.0";
+        find_tensor(all, "rank1.out.0").0 = "rank1.output.0";
     });
-    refused("", &["sum returns 2 outputs", "rank1.out.2"], |all| {
+    assert_rejected("", &["sum returns 2 outputs", "rank1.out.2"], |all| {
         all.push(("rank1.out.2", "F32", &[1], f32s(&[0.0])));
     });
-    refused("", &["rank1.out.0 (%y)", "expected f32[2, 2]", "found f32[4]"], |all| {
-        named(all, "rank1.out.0").2 = &[4];
+    assert_rejected("", &["rank1.out.0 (%y)", "expected f32[2, 2]", "found f32[4]"], |all| {
+        find_tensor(all, "rank1.out.0").2 = &[4];
     });
-    refused("", &["rank1.out.1 (%n)", "expected i64[2]", "found f64[2]"], |all| {
-        named(all, "rank1.out.1").1 = "F64";
+    assert_rejected("", &["rank1.out.1 (%n)", "expected i64[2]", "found f64[2]"], |all| {
+        find_tensor(all, "rank1.out.1").1 = "F64";
     });
-    refused("--compare recorded", &["records no outputs"], |all| all.retain(|t| !t.0.contains(".out.")));
+    assert_rejected("--compare recorded", &["records no outputs"], |all| {
+        all.retain(|t| !t.0.contains(".out."))
+    });
     // Wrong recorded outputs do not matter if they are not compared.
     let dir = tempfile::tempdir().expect("a folder");
     for (compare, says) in [("none", "ran; not compared"), ("interpreter", "compared with the interpreter")] {
-        let out = run(dir.path(), &format!("--compare {compare}"), |all| named(all, "rank0.out.0").0 = "out");
+        let out =
+            run(dir.path(), &format!("--compare {compare}"), |all| find_tensor(all, "rank0.out.0").0 = "out");
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert!(out.status.success() && text.contains(says), "{text}");
     }
@@ -84,10 +87,12 @@ fn outputs_recorded_otherwise_are_errors() {
 
 #[test]
 fn recorded_outputs_of_other_arguments_are_errors() {
-    refused("--set tokens=7", &["tokens=2, not of tokens=7", "--compare interpreter"], |_| ());
-    refused("--set tokens=7 --compare recorded", &["tokens=2, not of tokens=7"], |_| ());
-    refused("--seed 1", &["generated arguments", "--compare none"], |_| ());
-    refused("", &["arguments of its outputs", "missing"], |all| all.retain(|t| !t.0.contains(".in.")));
+    assert_rejected("--set tokens=7", &["tokens=2, not of tokens=7", "--compare interpreter"], |_| ());
+    assert_rejected("--set tokens=7 --compare recorded", &["tokens=2, not of tokens=7"], |_| ());
+    assert_rejected("--seed 1", &["generated arguments", "--compare none"], |_| ());
+    assert_rejected("", &["arguments of its outputs", "missing"], |all| {
+        all.retain(|t| !t.0.contains(".in."))
+    });
     let dir = tempfile::tempdir().expect("a folder");
     assert!(run(dir.path(), "--set tokens=7 --compare interpreter", |_| ()).status.success());
     assert!(run(dir.path(), "--set tokens=2", |_| ()).status.success());
@@ -154,7 +159,7 @@ fn integers_are_compared_exactly_under_any_tolerance() {
     let dir = tempfile::tempdir().expect("a folder");
     for options in ["", "--atol 1e9 --rtol 1", "--compare recorded"] {
         let out = run(dir.path(), options, |all| {
-            named(all, "rank0.out.1").3 = i64s(&[(1 << 62) - 1, 100_003]);
+            find_tensor(all, "rank0.out.1").3 = i64s(&[(1 << 62) - 1, 100_003]);
         });
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
         assert_eq!(out.status.code(), Some(1), "{text}");
@@ -165,7 +170,7 @@ fn integers_are_compared_exactly_under_any_tolerance() {
         assert!(text.contains("found 100000, expected 100003"), "{text}");
         assert!(!text.contains("rank 1 output 1: FAILED"), "{text}");
     }
-    let out = run(dir.path(), "", |all| named(all, "rank0.out.1").3 = i64s(&[(1 << 62) - 1, 100_000]));
+    let out = run(dir.path(), "", |all| find_tensor(all, "rank0.out.1").3 = i64s(&[(1 << 62) - 1, 100_000]));
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     assert!(text.contains("found 4611686018427387904, expected 4611686018427387903"), "{text}");
 }
@@ -174,7 +179,7 @@ fn integers_are_compared_exactly_under_any_tolerance() {
 fn floats_are_compared_element_by_element() {
     let dir = tempfile::tempdir().expect("a folder");
     let code = |options: &str, elements: [f32; 4]| {
-        run(dir.path(), options, |all| named(all, "rank1.out.0").3 = f32s(&elements)).status.code()
+        run(dir.path(), options, |all| find_tensor(all, "rank1.out.0").3 = f32s(&elements)).status.code()
     };
     assert_eq!(code("", [2.0, 8.0, 6.0, 16.0001]), Some(0));
     assert_eq!(code("", [2.0, 8.0, 6.0, 16.01]), Some(1));
@@ -187,7 +192,7 @@ fn floats_are_compared_element_by_element() {
 }
 
 #[test]
-fn recorded_outputs_of_a_program_with_state_are_for_one_run() {
+fn recorded_outputs_of_stateful_programs_allow_one_run() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = "program \"count\" ranks 1\nparam %s: f32[1] source \"s\"\n%n: f32[1] = add %s, %s\n\
                    %y: f32[1] = mul %n, %n\nmutate %s = %n\nreturn %y\n";
@@ -205,8 +210,10 @@ fn recorded_outputs_of_a_program_with_state_are_for_one_run() {
 #[test]
 fn outputs_are_written_as_tensor_files_are_read() {
     let dir = tempfile::tempdir().expect("a folder");
-    let (program, file) =
-        (write(dir.path(), "sum.symm", SUM.as_bytes()), tensors(dir.path(), "t.safetensors", &recorded()));
+    let (program, file) = (
+        write(dir.path(), "sum.symm", SUM.as_bytes()),
+        tensors(dir.path(), "t.safetensors", &recorded_tensors()),
+    );
     for backend in ["host", "threads", "interpreter"] {
         let written = dir.path().join(format!("{backend}.safetensors"));
         let line = format!(
@@ -223,7 +230,8 @@ fn outputs_are_written_as_tensor_files_are_read() {
         let bytes = std::fs::read(&written).expect("outputs");
         let length = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
         let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).expect("a header");
-        for (name, dtype, shape, expected) in recorded().into_iter().filter(|t| t.0.contains(".out.")) {
+        for (name, dtype, shape, expected) in recorded_tensors().into_iter().filter(|t| t.0.contains(".out."))
+        {
             let entry = &header[name];
             assert_eq!(
                 (&entry["dtype"], &entry["shape"]),

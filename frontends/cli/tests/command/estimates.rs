@@ -85,7 +85,7 @@ fn a_summary_has_the_documented_fields_and_no_others() {
 }
 
 #[test]
-fn a_summary_names_the_rules_that_led_to_a_collective() {
+fn summary_names_the_rules_behind_each_collective() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("sum.symm");
     let text = "program \"sum\" ranks 4\ngroup @w world\narg %x: f32[4096, 1024]\narg %y: f32[4096, 1024]\n\

@@ -85,7 +85,7 @@ fn all_gone(ranks: &[i32]) {
 }
 
 #[test]
-fn a_signal_to_the_launcher_ends_all_by_that_signal() {
+fn signal_to_the_launcher_ends_all_ranks() {
     use std::os::unix::process::ExitStatusExt;
     for pause in [0, 20, 200] {
         let (mut launcher, ranks) = start(FOREVER);

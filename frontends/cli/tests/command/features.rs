@@ -6,7 +6,7 @@
 use crate::common::{failure, programs, stdout, symmc, write};
 
 /// Checks that a command line names the feature that it needs, if and only if the build lacks it.
-fn needs(feature: &str, on: bool, line: &str) {
+fn assert_needs_feature(feature: &str, on: bool, line: &str) {
     // With the feature the outcome depends on the GPUs of the machine.
     if on && feature == "cuda" {
         return;
@@ -21,7 +21,7 @@ fn needs(feature: &str, on: bool, line: &str) {
 }
 
 #[test]
-fn a_feature_that_is_off_is_named_where_it_is_needed() {
+fn errors_name_the_cargo_feature_that_is_missing() {
     let (torch, onnx, cuda) = (cfg!(feature = "torch"), cfg!(feature = "onnx"), cfg!(feature = "cuda"));
     let dir = tempfile::tempdir().expect("a folder");
     // Formats are recognised by content, not by names.
@@ -29,22 +29,22 @@ fn a_feature_that_is_off_is_named_where_it_is_needed() {
         write(dir.path(), to, &std::fs::read(programs().join(from)).expect("a program"))
     };
     for line in ["plan megatron_tp4_f32.pt2", "print hf_llama_tp2.pt2", "run moe_ep4.pt2"] {
-        needs("torch", torch, line);
+        assert_needs_feature("torch", torch, line);
     }
-    needs("torch", torch, &format!("plan {}", copy("moe_ep4.pt2", "archive")));
-    needs("onnx", onnx, "plan gpt_tp2_rank0.onnx gpt_tp2_rank1.onnx");
-    needs("onnx", onnx, &format!("print {}", copy("gpt_tp2_rank0.onnx", "model")));
+    assert_needs_feature("torch", torch, &format!("plan {}", copy("moe_ep4.pt2", "archive")));
+    assert_needs_feature("onnx", onnx, "plan gpt_tp2_rank0.onnx gpt_tp2_rank1.onnx");
+    assert_needs_feature("onnx", onnx, &format!("print {}", copy("gpt_tp2_rank0.onnx", "model")));
     for line in [
         "run ../../examples/data_parallel.symm --backend cuda",
         "bench collectives --ranks 2",
         "tune --ranks 2 -o x.json",
     ] {
-        needs("cuda", cuda, line);
+        assert_needs_feature("cuda", cuda, line);
     }
 }
 
 #[test]
-fn programs_as_text_are_planned_for_every_machine_and_run_on_host_ranks() {
+fn text_programs_plan_for_every_machine_and_run() {
     let program = "../../examples/data_parallel.symm";
     for machine in ["host", "h200x2"] {
         assert!(stdout(&format!("plan {program} --machine {machine}")).contains("%sum0"));

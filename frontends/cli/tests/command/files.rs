@@ -31,7 +31,7 @@ fn large(dir: &Path) -> (String, String) {
 }
 
 /// Starts a process for each line, as the ranks of a run under another launcher; returns their outputs.
-fn joined(lines: &[String], run: &str) -> Vec<Output> {
+fn run_joined(lines: &[String], run: &str) -> Vec<Output> {
     let size = lines.len().to_string();
     let start = |(rank, line): (usize, &String)| -> Child {
         let mut command = symmc(line);
@@ -45,7 +45,7 @@ fn joined(lines: &[String], run: &str) -> Vec<Output> {
 }
 
 #[test]
-fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
+fn joining_ranks_detect_every_differing_tensor_byte() {
     let dir = tempfile::tempdir().expect("a folder");
     let (program, file) = large(dir.path());
     let line = |file: &str| format!("run {program} --tensors {file}");
@@ -53,7 +53,7 @@ fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
     // The same bytes in another file.
     let copy = write(dir.path(), "copy.safetensors", &bytes);
     for (i, second) in [&file, &copy].into_iter().enumerate() {
-        for out in joined(&[line(&file), line(second)], &format!("1{i}")) {
+        for out in run_joined(&[line(&file), line(second)], &format!("1{i}")) {
             assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
         }
     }
@@ -63,7 +63,7 @@ fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
         let mut changed = bytes.clone();
         changed[at] ^= 1;
         let other = write(dir.path(), "other.safetensors", &changed);
-        for out in joined(&[line(&file), line(&other)], &format!("2{i}")) {
+        for out in run_joined(&[line(&file), line(&other)], &format!("2{i}")) {
             let text = String::from_utf8_lossy(&out.stderr).into_owned();
             assert_eq!(out.status.code(), Some(2), "{text}");
             assert!(text.contains("rank 1 runs with tensors=sha256:"), "{text}");
@@ -72,7 +72,7 @@ fn ranks_that_join_notice_every_byte_in_which_their_tensor_files_differ() {
 }
 
 #[test]
-fn programs_that_differ_between_ranks_are_named_on_all_of_them() {
+fn programs_that_differ_are_named_on_all_ranks() {
     let dir = tempfile::tempdir().expect("a folder");
     let of = |name: &str, op: &str| {
         let text = format!(
@@ -81,7 +81,7 @@ fn programs_that_differ_between_ranks_are_named_on_all_of_them() {
         );
         format!("run {} --seed 1", write(dir.path(), &format!("{name}.symm"), text.as_bytes()))
     };
-    for out in joined(&[of("adds", "sum"), of("chooses", "max")], "3") {
+    for out in run_joined(&[of("adds", "sum"), of("chooses", "max")], "3") {
         let text = String::from_utf8_lossy(&out.stderr).into_owned();
         assert_eq!(out.status.code(), Some(2), "{text}");
         assert!(text.contains("program adds") && text.contains("program chooses"), "{text}");
@@ -89,7 +89,7 @@ fn programs_that_differ_between_ranks_are_named_on_all_of_them() {
 }
 
 #[test]
-fn a_tensor_file_that_is_shortened_under_a_run_is_no_signal() {
+fn truncating_tensor_files_during_a_run_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let (program, file) = large(dir.path());
     let bytes = std::fs::read(&file).expect("tensors");

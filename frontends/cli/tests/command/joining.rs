@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use crate::common::{failure, symmc};
 
 /// A program in a folder of its own.
-struct Case {
+struct JoinCase {
     dir: tempfile::TempDir,
 }
 
-impl Case {
-    fn new() -> Case {
-        let case = Case { dir: tempfile::tempdir().expect("a folder") };
+impl JoinCase {
+    fn new() -> JoinCase {
+        let case = JoinCase { dir: tempfile::tempdir().expect("a folder") };
         case.write("p.symm", "p", 3, "relu");
         case
     }
@@ -57,18 +57,18 @@ const RUN: &str = "run p.symm --seed 1 --set tokens=5 --compare interpreter";
 /// How much later than its limit a process may end on a busy machine.
 const SLACK: Duration = Duration::from_secs(15);
 
-fn ends(ranks: Vec<Child>) -> Vec<Output> {
+fn wait_for_all(ranks: Vec<Child>) -> Vec<Output> {
     ranks.into_iter().map(|rank| rank.wait_with_output().expect("it ends")).collect()
 }
 
-fn said(output: &Output) -> String {
+fn stderr_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// Checks that all ranks end with this exit code, and that their messages have all of these parts.
 fn all_say(outputs: &[Output], code: i32, parts: &[&str]) {
     for (i, output) in outputs.iter().enumerate() {
-        let text = said(output);
+        let text = stderr_text(output);
         assert_eq!(output.status.code(), Some(code), "process {i}: {text}");
         assert!(parts.iter().all(|part| text.contains(part)), "process {i}: {text}; expected {parts:?}");
         assert!(!text.contains("panicked") && text.matches("error:").count() == 1, "process {i}: {text}");
@@ -77,7 +77,7 @@ fn all_say(outputs: &[Output], code: i32, parts: &[&str]) {
 
 #[test]
 fn the_variables_of_each_launcher_make_one_run() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let pid = std::process::id();
     let families: [&dyn Fn(u32) -> Vec<(&'static str, String)>; 4] = [
         &|rank| torch(rank, 3, "1"),
@@ -112,9 +112,9 @@ fn the_variables_of_each_launcher_make_one_run() {
     ];
     for family in families {
         for (rank, output) in
-            ends((0..3).rev().map(|r| case.start(RUN, &family(r))).collect()).iter().rev().enumerate()
+            wait_for_all((0..3).rev().map(|r| case.start(RUN, &family(r))).collect()).iter().rev().enumerate()
         {
-            let (text, error) = (String::from_utf8_lossy(&output.stdout), said(output));
+            let (text, error) = (String::from_utf8_lossy(&output.stdout), stderr_text(output));
             assert!(output.status.success(), "{:?}: {error}", family(0));
             // Each process ran only its own rank.
             let shown: Vec<&str> =
@@ -126,16 +126,16 @@ fn the_variables_of_each_launcher_make_one_run() {
 }
 
 #[test]
-fn leftover_variables_of_a_launcher_do_not_stop_a_run() {
-    let case = Case::new();
+fn leftover_launcher_variables_do_not_prevent_a_run() {
+    let case = JoinCase::new();
     let all = |environment: &[(&str, &str)], line: &str| {
         let environment: Vec<_> =
             environment.iter().map(|&(name, value)| (name, value.to_string())).collect();
         let output = case.start(line, &environment).wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{environment:?}: {}", said(&output));
+        assert!(output.status.success(), "{environment:?}: {}", stderr_text(&output));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!((0..3).all(|rank| text.contains(&format!("rank {rank} output"))), "{environment:?}: {text}");
-        said(&output)
+        stderr_text(&output)
     };
     let note = all(&[("RANK", "1")], RUN);
     assert!(note.contains("note: RANK") && note.contains("WORLD_SIZE"), "{note}");
@@ -162,8 +162,8 @@ fn contradictions_name_both_launchers() {
 }
 
 #[test]
-fn the_limit_holds_while_ranks_join_and_the_missing_are_named() {
-    let case = Case::new();
+fn joining_times_out_and_names_missing_ranks() {
+    let case = JoinCase::new();
     let line = format!("{RUN} --timeout 2");
     for (present, missing, port) in [
         (&[0, 2][..], "rank 1 did not join", "2"),
@@ -172,37 +172,37 @@ fn the_limit_holds_while_ranks_join_and_the_missing_are_named() {
     ] {
         let start = Instant::now();
         let ranks = present.iter().map(|&rank| case.rank(&line, rank, 3, port)).collect();
-        all_say(&ends(ranks), 1, &[missing, "2000 ms"]);
+        all_say(&wait_for_all(ranks), 1, &[missing, "2000 ms"]);
         assert!(start.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", start.elapsed());
     }
 }
 
 #[test]
 fn the_earliest_limit_ends_the_wait_of_all() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let start = Instant::now();
     let patient = case.rank(&format!("{RUN} --timeout 100"), 0, 3, "5");
     let other = case.rank(&format!("{RUN} --timeout 2"), 2, 3, "5");
-    all_say(&ends(vec![patient, other]), 1, &["rank 1 did not join"]);
+    all_say(&wait_for_all(vec![patient, other]), 1, &["rank 1 did not join"]);
     assert!(start.elapsed() < Duration::from_secs(2) + SLACK, "{:?}", start.elapsed());
 }
 
 #[test]
 fn a_late_rank_is_awaited() {
-    let case = Case::new();
+    let case = JoinCase::new();
     for late in 0..3 {
         let port = format!("6{late}");
         let mut ranks: Vec<Child> =
             (0..3).filter(|&rank| rank != late).map(|rank| case.rank(RUN, rank, 3, &port)).collect();
         std::thread::sleep(Duration::from_millis(1500));
         ranks.push(case.rank(RUN, late, 3, &port));
-        assert!(ends(ranks).iter().all(|output| output.status.success()));
+        assert!(wait_for_all(ranks).iter().all(|output| output.status.success()));
     }
 }
 
 #[test]
-fn a_rank_that_is_there_twice_is_named_to_all() {
-    let case = Case::new();
+fn duplicate_rank_is_named_on_all_ranks() {
+    let case = JoinCase::new();
     for twice in [1, 0] {
         let port = format!("7{twice}");
         // The second process with the rank starts when the first has joined.
@@ -211,33 +211,37 @@ fn a_rank_that_is_there_twice_is_named_to_all() {
         ranks.push(case.rank(RUN, twice, 3, &port));
         std::thread::sleep(Duration::from_millis(700));
         ranks.push(case.rank(RUN, 2, 3, &port));
-        all_say(&ends(ranks), 2, &[&format!("two processes say that they are rank {twice}")]);
+        all_say(&wait_for_all(ranks), 2, &[&format!("two processes say that they are rank {twice}")]);
     }
 }
 
 #[test]
-fn a_rank_that_dies_or_cannot_begin_is_named_to_all() {
-    let case = Case::new();
+fn all_ranks_name_a_rank_that_fails_before_joining() {
+    let case = JoinCase::new();
     let mut victim = case.rank(RUN, 2, 3, "8");
     let first = case.rank(RUN, 0, 3, "8");
     std::thread::sleep(Duration::from_millis(1500));
     victim.kill().expect("killed");
     victim.wait().expect("reaped");
     let start = Instant::now();
-    all_say(&ends(vec![first, case.rank(RUN, 1, 3, "8")]), 1, &["rank 2 died", "while the ranks joined"]);
+    all_say(
+        &wait_for_all(vec![first, case.rank(RUN, 1, 3, "8")]),
+        1,
+        &["rank 2 died", "while the ranks joined"],
+    );
     assert!(start.elapsed() < SLACK, "{:?}", start.elapsed());
     for missing in [1, 0] {
         let port = format!("9{missing}");
         let line = |rank| if rank == missing { RUN.replace("p.symm", "none.symm") } else { RUN.to_string() };
         let ranks = (0..3).map(|rank| case.rank(&line(rank), rank, 3, &port)).collect();
-        all_say(&ends(ranks), 2, &["none.symm"]);
+        all_say(&wait_for_all(ranks), 2, &["none.symm"]);
     }
 }
 
 /// A number of ranks that no program has is refused before memory is taken for each rank.
 #[test]
 fn impossible_numbers_of_ranks_take_no_memory() {
-    let case = Case::new();
+    let case = JoinCase::new();
     for rank in [0, 7] {
         let limited = format!("ulimit -v 2000000 && exec {} {RUN} --timeout 2", env!("CARGO_BIN_EXE_symmc"));
         let mut command = std::process::Command::new("sh");
@@ -248,8 +252,8 @@ fn impossible_numbers_of_ranks_take_no_memory() {
 }
 
 #[test]
-fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
-    let case = Case::new();
+fn descriptor_shortage_fails_all_ranks_with_one_code() {
+    let case = JoinCase::new();
     let mut codes = Vec::new();
     for rank in [0, 2] {
         for (i, limit) in [7, 8, 9, 10, 11, 12, 13, 14, 16, 18].into_iter().enumerate() {
@@ -260,15 +264,19 @@ fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
             let mut ranks = vec![command.spawn().expect("a shell starts")];
             ranks.extend((0..3).filter(|&other| other != rank).map(|other| case.rank(RUN, other, 3, &port)));
-            let outputs = ends(ranks);
-            let text = said(&outputs[0]);
+            let outputs = wait_for_all(ranks);
+            let text = stderr_text(&outputs[0]);
             let code = outputs[0].status.code();
             assert!(matches!(code, Some(0 | 2)), "rank {rank}, {limit} files: {code:?} {text}");
             // A process that cannot start as a rank is unknown to the others.
             let is_rank = text.contains(&format!("rank {rank}"));
             for output in outputs.iter().filter(|_| is_rank) {
-                assert_eq!(output.status.code(), code, "rank {rank}, {limit} files: {}", said(output));
-                assert!(said(output).contains("open files"), "rank {rank}, {limit} files: {}", said(output));
+                assert_eq!(output.status.code(), code, "rank {rank}, {limit} files: {}", stderr_text(output));
+                assert!(
+                    stderr_text(output).contains("open files"),
+                    "rank {rank}, {limit} files: {}",
+                    stderr_text(output)
+                );
             }
             codes.push((code, is_rank));
         }
@@ -279,7 +287,7 @@ fn few_descriptors_of_a_rank_are_an_error_on_all_ranks_with_one_code() {
 
 #[test]
 fn the_step_is_named_when_rank_0_dies() {
-    let case = Case::new();
+    let case = JoinCase::new();
     let line = format!("{RUN} --repeat 100000000");
     // Rank 0 may die before its first step or between two steps; after a few attempts it dies within one.
     let is_named = |attempt: u32| {
@@ -289,19 +297,21 @@ fn the_step_is_named_when_rank_0_dies() {
         let mut first = ranks.remove(0);
         first.kill().expect("killed");
         first.wait().expect("reaped");
-        let outputs = ends(ranks);
+        let outputs = wait_for_all(ranks);
         for output in &outputs {
-            assert_eq!(output.status.code(), Some(1), "{}", said(output));
-            assert!(said(output).contains("rank 0 di"), "{}", said(output));
+            assert_eq!(output.status.code(), Some(1), "{}", stderr_text(output));
+            assert!(stderr_text(output).contains("rank 0 di"), "{}", stderr_text(output));
         }
-        outputs.iter().all(|output| said(output).contains("rank 0 died") && said(output).contains("at step"))
+        outputs.iter().all(|output| {
+            stderr_text(output).contains("rank 0 died") && stderr_text(output).contains("at step")
+        })
     };
     assert!((0..8).any(is_named), "no step was named");
 }
 
 #[test]
 fn differences_are_named_on_all_ranks_with_one_code() {
-    let case = Case::new();
+    let case = JoinCase::new();
     case.write("q.symm", "q", 3, "relu");
     case.write("neg.symm", "p", 3, "neg");
     case.write("four.symm", "p", 4, "relu");
@@ -320,6 +330,6 @@ fn differences_are_named_on_all_ranks_with_one_code() {
         let line = "run p.symm --seed 1 --set tokens=5";
         let ranks =
             [line, line, other].into_iter().zip(0..).map(|(line, rank)| case.rank(line, rank, 3, &port));
-        all_say(&ends(ranks.collect()), 2, parts);
+        all_say(&wait_for_all(ranks.collect()), 2, parts);
     }
 }

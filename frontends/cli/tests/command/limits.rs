@@ -59,7 +59,7 @@ fn sweep(flag: char, limits: &[u32], commands: &[&str]) -> Vec<i32> {
 }
 
 /// Some limits let the command succeed and others make it fail, so the limits are near the command's needs.
-fn both(codes: &[i32]) {
+fn assert_near_limit(codes: &[i32]) {
     assert!(codes.contains(&0) && codes.contains(&2), "{codes:?}");
 }
 
@@ -67,13 +67,13 @@ fn both(codes: &[i32]) {
 fn little_memory_for_data_is_an_error_or_enough() {
     // The stack of a thread takes 2 MiB, so the lower limits leave room for no thread.
     let limits = [600, 900, 1200, 1500, 1800, 2100, 2300, 2600, 3000, 3400, 4000, 4700, 5500, 8000, 16000];
-    both(&sweep('d', &limits, &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND]));
+    assert_near_limit(&sweep('d', &limits, &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND]));
 }
 
 #[test]
 fn little_address_space_is_an_error_or_enough() {
     let limits = [9_000, 12_000, 16_000, 20_000, 24_000, 30_000, 40_000, 60_000, 100_000, 400_000];
-    both(&sweep('v', &limits, &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND]));
+    assert_near_limit(&sweep('v', &limits, &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND]));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_small_stack_is_enough() {
 
 #[test]
 fn few_open_files_are_an_error_or_enough() {
-    both(&sweep(
+    assert_near_limit(&sweep(
         'n',
         &[0, 3, 4, 5, 6, 7, 8, 10, 12, 14, 17, 20, 64],
         &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND],
@@ -94,7 +94,7 @@ fn few_open_files_are_an_error_or_enough() {
 #[test]
 fn small_files_are_an_error_or_enough() {
     // For the system, shared memory is a file. The unit of the limit is 512 bytes.
-    both(&sweep(
+    assert_near_limit(&sweep(
         'f',
         &[0, 1, 8, 100, 10_000, 1_000_000],
         &[PLAN_COMMAND, RUN_COMMAND, THREADS_COMMAND, DOCTOR_COMMAND],
@@ -102,7 +102,7 @@ fn small_files_are_an_error_or_enough() {
 }
 
 #[test]
-fn a_plan_that_cannot_be_written_leaves_what_was_there() {
+fn failed_write_keeps_the_previous_plan() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("plan.json");
     let line = format!("{PLAN_COMMAND} -o {}", file.display());
@@ -234,7 +234,7 @@ fn is_named((call, name): (u32, &str), error: i32, ranks: &[&str]) -> Option<boo
 /// call, or ends with exit code 2 and an error that names the call and the remedy.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn system_calls_that_are_refused_are_named_with_a_remedy() {
+fn refused_system_calls_are_named_with_a_remedy() {
     const UNNEEDED_SYSCALLS: [&str; 3] = ["setsockopt", "madvise", "sched_setaffinity"];
     let launching = LAUNCH_SYSCALLS.iter().map(|call| (*call, libc_error::EPERM, &[""][..]));
     let joining = JOIN_SYSCALLS.iter().map(|call| (*call, libc_error::ENOSYS, &["0", "1"][..]));
@@ -263,7 +263,7 @@ fn system_calls_that_are_refused_are_named_with_a_remedy() {
 /// A file that cannot be written to the disk does not replace an older one.
 #[cfg(target_arch = "x86_64")]
 #[test]
-fn a_plan_that_does_not_reach_the_disk_leaves_what_was_there() {
+fn failed_sync_keeps_the_previous_plan() {
     const FSYNC: u32 = 74;
     for (error, code) in [(libc_error::EIO, 2), (libc_error::ENOSYS, 0)] {
         let folder = tempfile::tempdir().expect("a folder");

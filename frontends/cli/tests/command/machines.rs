@@ -3,7 +3,7 @@
 use crate::common::{output, sum_program, symmc};
 
 #[test]
-fn a_machine_with_another_number_of_gpus_gets_a_note() {
+fn note_explains_a_mismatched_number_of_gpus() {
     let dir = tempfile::tempdir().expect("a folder");
     for (ranks, machine, expected) in [
         (8, "h200x4", Some(["8 ranks on h200x4, a machine of 4 GPUs", "--machine h200x8 is for 8 GPUs"])),

@@ -125,7 +125,7 @@ fn plans_of_every_class_state_it_check_and_run() {
 }
 
 #[test]
-fn sums_that_leave_the_range_of_f16_are_allowed_by_its_class_alone_and_said() {
+fn only_narrow_f16_allows_sums_to_overflow() {
     let dir = tempfile::tempdir().expect("a folder");
     let text = r#"program "p" ranks 4
 group @all world

@@ -3,7 +3,7 @@
 use crate::common::stdout;
 
 #[test]
-fn what_became_of_a_collective_is_reported() {
+fn explain_reports_the_replacement_of_a_collective() {
     let explain = |program: &str, value: &str| {
         stdout(&format!("plan optimised/{program}.symm --machine h200x4 --explain %{value}"))
     };

@@ -3,7 +3,7 @@
 use crate::common::{stdout, sum_program};
 
 #[test]
-fn a_run_reports_the_sizes_that_ran_and_the_machine_of_estimates() {
+fn reports_the_sizes_that_ran_and_the_estimated_machine() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = sum_program(dir.path(), "sums", 2, "symbol n in 1..=1024\n", "n");
     let run = format!("run {program} --seed 1 --variants two_shot --bucket n=1024");

@@ -30,7 +30,7 @@ fn a_saved_plan_has_the_report_of_its_program() {
 }
 
 #[test]
-fn options_that_do_not_apply_to_a_saved_plan_are_refused() {
+fn options_inapplicable_to_saved_plans_are_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = sum_program(dir.path(), "sums", 2, "symbol n in 1..=1024\n", "n");
     let file = dir.path().join("p.json").display().to_string();
@@ -50,7 +50,7 @@ fn options_that_do_not_apply_to_a_saved_plan_are_refused() {
 }
 
 #[test]
-fn a_saved_plan_for_a_tuned_machine_takes_its_profile() {
+fn saved_plan_needs_the_profile_of_its_tuned_machine() {
     let dir = tempfile::tempdir().expect("a folder");
     let profile = programs().join("../../ir/src/machine/h200x2.json");
     let profile = std::fs::read_to_string(profile).expect("a profile");

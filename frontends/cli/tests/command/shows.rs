@@ -67,7 +67,7 @@ fn a_plan_is_a_file_that_checks_and_runs() {
 }
 
 #[test]
-fn a_plan_that_computes_something_else_than_its_source_fails() {
+fn check_fails_when_a_plan_differs_from_its_source() {
     let dir = tempfile::tempdir().expect("a folder");
     let (program, plan) = (dir.path().join("p.symm"), dir.path().join("p.json"));
     let text = "program \"p\" ranks 2\ngroup @w world\narg %x: f32[64]\n\
@@ -281,7 +281,7 @@ fn explain_names_only_values_that_peers_access() {
 }
 
 #[test]
-fn barriers_are_kept_for_a_limit_of_the_symmetric_arena() {
+fn symmetric_limit_keeps_exit_barriers() {
     let free = stdout("plan moe_ep4.pt2");
     assert!(
         free.contains("exit barriers: 4 dropped at a cost of 16.0 KiB of the symmetric arena, 0 kept"),
@@ -364,7 +364,7 @@ fn empty_tensors_communicate() {
 }
 
 #[test]
-fn a_plan_for_gpus_reports_what_a_fused_residual_saves() {
+fn gpu_plan_reports_the_saving_of_a_fused_residual() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("residual.symm");
     let text = "program \"residual\" ranks 4\ngroup @g world\narg %x: bf16[16, 4096]\n%h: bf16[16, 4096] = neg %x\n\
@@ -384,7 +384,7 @@ fn large_values_are_compared_by_their_size() {
 }
 
 /// Starts a process as this rank of a run under another launcher.
-fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
+fn start_rank(line: &str, rank: u32, port: &str) -> std::process::Child {
     let mut command = symmc(line);
     command.envs([
         ("RANK", rank.to_string().as_str()),
@@ -400,7 +400,7 @@ fn joined(line: &str, rank: u32, port: &str) -> std::process::Child {
 fn ranks_that_another_launcher_started_join_and_must_agree() {
     let port = std::process::id().to_string();
     let same = "run megatron_tp4_f32.pt2 --tensors megatron_tp4_f32.safetensors";
-    let ranks: Vec<_> = (0..4).map(|r| joined(same, r, &port)).collect();
+    let ranks: Vec<_> = (0..4).map(|r| start_rank(same, r, &port)).collect();
     for (rank, child) in (0..).zip(ranks) {
         let out = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&out.stdout).into_owned();
@@ -418,7 +418,7 @@ fn ranks_that_another_launcher_started_join_and_must_agree() {
     for (i, (line, other, found, expected)) in differ.into_iter().enumerate() {
         let lines = [line, line, line, other];
         let ranks: Vec<_> =
-            (0..).zip(lines).map(|(r, line)| joined(line, r, &format!("{port}{i}"))).collect();
+            (0..).zip(lines).map(|(r, line)| start_rank(line, r, &format!("{port}{i}"))).collect();
         for child in ranks {
             let out = child.wait_with_output().expect("it ends");
             let text = String::from_utf8_lossy(&out.stderr).into_owned();
@@ -430,7 +430,7 @@ fn ranks_that_another_launcher_started_join_and_must_agree() {
 }
 
 #[test]
-fn pack_writes_offsets_and_says_when_the_capacity_is_not_met() {
+fn pack_writes_offsets_and_reports_exceeded_capacity() {
     let dir = tempfile::tempdir().expect("a folder");
     let file = dir.path().join("o.csv");
     let table = "../packing/idealloc/gpt2s_12_train.csv";

@@ -49,7 +49,7 @@ fn program() -> Fake {
 }
 
 /// The bytes with some of them replaced, removed or doubled.
-fn damaged(bytes: &[u8], random: &mut SplitMix) -> Vec<u8> {
+fn damage_bytes(bytes: &[u8], random: &mut SplitMix) -> Vec<u8> {
     let mut out = bytes.to_vec();
     for _ in 0..1 + random.below(4) {
         let at = random.below(out.len());
@@ -87,7 +87,7 @@ fn damaged_files_never_panic() {
     let started = Instant::now();
     let (mut runs, mut imported) = (0u32, 0u32);
     while started.elapsed() < Duration::from_secs(1) {
-        imported += u32::from(fuzz::check_bytes(&damaged(&bytes, &mut random)));
+        imported += u32::from(fuzz::check_bytes(&damage_bytes(&bytes, &mut random)));
         runs += 1;
     }
     assert!(runs > 100 && imported > 0 && imported < runs, "{imported} of {runs}");

@@ -11,14 +11,14 @@ use crate::ops::program;
 
 /// One version of an op: its largest numbers of operands and results, and its attributes as name, type and
 /// default.
-struct Definition {
+struct OpDefinition {
     since: i64,
     most: [Option<usize>; 2],
     attributes: Vec<(&'static str, &'static str, Option<&'static str>)>,
 }
 
-fn definitions() -> HashMap<&'static str, Vec<Definition>> {
-    let mut all: HashMap<&str, Vec<Definition>> = HashMap::new();
+fn definitions() -> HashMap<&'static str, Vec<OpDefinition>> {
+    let mut all: HashMap<&str, Vec<OpDefinition>> = HashMap::new();
     let lines = include_str!("../../src/ops/schemas.txt").lines();
     for line in lines.filter(|l| !l.starts_with(['#', 'n', 'o']) && !l.ends_with("deprecated")) {
         let words: Vec<&str> = line.split(' ').collect();
@@ -31,7 +31,7 @@ fn definitions() -> HashMap<&'static str, Vec<Definition>> {
         };
         let attributes = attributes.iter().map(attribute).collect();
         let since = since.parse().expect("a version");
-        all.entry(name).or_default().push(Definition { since, most, attributes });
+        all.entry(name).or_default().push(OpDefinition { since, most, attributes });
     }
     all
 }
@@ -55,7 +55,7 @@ const HARMLESS: &[(&str, &str)] = &[
 ];
 
 /// A program of `ops.txt` with its op and the schema of the op.
-fn cases(mut visit: impl FnMut(&'static str, &Definition, &dyn Fn() -> Fake)) {
+fn cases(mut visit: impl FnMut(&'static str, &OpDefinition, &dyn Fn() -> Fake)) {
     let all = definitions();
     for line in include_str!("ops.txt").lines().filter(|l| !l.is_empty() && !l.starts_with('#')) {
         let (version, call) = line.split_once(' ').expect("a version and a call");
@@ -70,7 +70,7 @@ fn cases(mut visit: impl FnMut(&'static str, &Definition, &dyn Fn() -> Fake)) {
 }
 
 /// The program as text, if it has no opaque ops.
-fn lowered(fake: &Fake) -> Option<String> {
+fn import_supported(fake: &Fake) -> Option<String> {
     let graph = fake.import().ok()?.graph;
     let opaque = graph.nodes.values().any(|n| matches!(n.op, Op::Opaque { .. }));
     (!opaque).then(|| symmc_ir::text::print(&graph))
@@ -92,7 +92,7 @@ fn every_attribute_is_read_or_refused() {
     // An attribute may affect only some of the cases.
     let (mut tried, mut read) = (BTreeSet::new(), BTreeSet::new());
     cases(|op, definition, fake| {
-        let plain = lowered(&fake());
+        let plain = import_supported(&fake());
         assert!(plain.is_some(), "{op}: {:?}", fake().import().map(|i| i.notes));
         for &(name, ty, default) in &definition.attributes {
             let given = fake().graph().node[0].attribute.iter().any(|a| a.name == name);
@@ -102,7 +102,7 @@ fn every_attribute_is_read_or_refused() {
                 let attributes = &mut with.graph().node[0].attribute;
                 attributes.retain(|a| a.name != name);
                 attributes.push(attribute(name, value));
-                lowered(&with) != plain
+                import_supported(&with) != plain
             });
             tried.insert((op, name));
             if changed || HARMLESS.contains(&(op, name)) {
@@ -118,7 +118,7 @@ fn every_attribute_is_read_or_refused() {
 fn every_operand_is_read_or_refused() {
     let (mut ignored, mut tried) = (BTreeSet::new(), 0);
     cases(|op, definition, fake| {
-        let plain = lowered(&fake());
+        let plain = import_supported(&fake());
         let given = fake().graph().node[0].input.len();
         for i in given..definition.most[0].unwrap_or(given) {
             let changed =
@@ -127,7 +127,7 @@ fn every_operand_is_read_or_refused() {
                     let inputs = &mut with.graph().node[0].input;
                     inputs.resize(i, String::new());
                     inputs.push("more".into());
-                    lowered(&with) != plain
+                    import_supported(&with) != plain
                 });
             tried += 1;
             if !changed && !HARMLESS.contains(&(op, format!("operand {i}").as_str())) {
@@ -139,7 +139,7 @@ fn every_operand_is_read_or_refused() {
 }
 
 #[test]
-fn what_a_definition_has_not_is_refused_by_name() {
+fn unknown_operands_and_attributes_are_rejected_by_name() {
     let mut ops = BTreeSet::new();
     cases(|op, definition, fake| {
         let refused = |with: Fake, part: &str| {
@@ -155,7 +155,7 @@ fn what_a_definition_has_not_is_refused_by_name() {
         let mut with = fake();
         let a = attribute(definition.attributes.first().map_or("no_such", |a| a.0), "{f32[1]:2}");
         with.graph().node[0].attribute.insert(0, a);
-        assert!(lowered(&with).is_none(), "{op}");
+        assert!(import_supported(&with).is_none(), "{op}");
         for (list, most) in definition.most.into_iter().enumerate() {
             let Some(most) = most else { continue };
             let mut with = fake();

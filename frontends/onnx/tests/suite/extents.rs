@@ -5,7 +5,7 @@ use symmc_ir::{BoundsChecks, Op, SymbolBindings};
 use crate::common::Fake;
 
 /// Checks that the program's text contains these words.
-fn has(fake: &Fake, line: &str) {
+fn assert_text_contains(fake: &Fake, line: &str) {
     let text = fake.text();
     assert!(text.contains(line), "{line:?} is missing in:\n{text}");
 }
@@ -27,7 +27,7 @@ fn shaped(version: i64, x: &str, nodes: &[(&str, &[&str], &[&str])]) -> Fake {
 }
 
 #[test]
-fn products_of_many_extents_are_given_up_before_they_expand() {
+fn large_products_of_extents_are_rejected_before_expansion() {
     // 40 factors of two terms each: 2^40 terms.
     let names: Vec<String> = (0..40).map(|i| format!("s{i}")).collect();
     let x = format!("f32[{}]", names.join(","));
@@ -37,7 +37,7 @@ fn products_of_many_extents_are_given_up_before_they_expand() {
             .output("y")
     };
     assert!(total("ReduceProd keepdims=1").error().contains("depends on data"));
-    has(&total("ReduceSum keepdims=1"), "s39 + 40");
+    assert_text_contains(&total("ReduceSum keepdims=1"), "s39 + 40");
     // A sum of 40 terms to the power of 64.
     let squares = ["n", "n2", "n4", "n8", "n16", "n32", "all"];
     let product = shaped(18, &x, &[("ReduceSum keepdims=1", &["shape"], &["n"])]);
@@ -62,8 +62,8 @@ fn shapes_split_by_an_attribute_have_its_lengths() {
         )
         .output("y")
     };
-    has(&split(11, "Split axis=0 split=[1,3]"), "%y: f32[s, 4, 5, b]");
-    has(&split(11, "Split axis=0"), "%y: f32[4, 5, b, s]");
+    assert_text_contains(&split(11, "Split axis=0 split=[1,3]"), "%y: f32[s, 4, 5, b]");
+    assert_text_contains(&split(11, "Split axis=0"), "%y: f32[4, 5, b, s]");
     for wrong in ["[1,2]", "[1,4]", "[1,1,2]", "[-1,5]"] {
         split(11, &format!("Split axis=0 split={wrong}")).error();
     }
@@ -72,16 +72,16 @@ fn shapes_split_by_an_attribute_have_its_lengths() {
 }
 
 #[test]
-fn remainders_of_negative_extents_have_the_sign_that_fmod_says() {
+fn fmod_decides_the_sign_of_negative_remainders() {
     let known = |call: &str, from: &str, to: &str| {
         shaped(18, "f32[a,b,c]", &[("Sub", &[from, to], &["d"]), (call, &["d", "m"], &["target"])])
             .node("Expand", &["one", "target"], &["y"])
             .output("y")
     };
     // -a mod 3 is never negative; fmod(-a, 3) is never positive.
-    has(&known("Mod", "k", "shape"), "mod(-a, 3)");
+    assert_text_contains(&known("Mod", "k", "shape"), "mod(-a, 3)");
     assert!(known("Mod fmod=1", "k", "shape").error().contains("depends on data"));
-    has(&known("Mod fmod=1", "shape", "k"), "mod(a, 3)");
+    assert_text_contains(&known("Mod fmod=1", "shape", "k"), "mod(a, 3)");
 }
 
 #[test]
@@ -90,13 +90,13 @@ fn shapes_sliced_by_attributes_are_known() {
         let fake = shaped(9, "f32[b,s,4]", &[(call, &["shape"], &["target"])]);
         fake.node("ConstantOfShape", &["target"], &["y"]).output("y")
     };
-    has(&slice("Slice starts=[0] ends=[1]"), "%y: f32[b]");
-    has(&slice("Slice starts=[-2] ends=[9223372036854775807] axes=[0]"), "%y: f32[s, 4]");
+    assert_text_contains(&slice("Slice starts=[0] ends=[1]"), "%y: f32[b]");
+    assert_text_contains(&slice("Slice starts=[-2] ends=[9223372036854775807] axes=[0]"), "%y: f32[s, 4]");
     slice("Slice starts=[0,1] ends=[1,2]").error();
 }
 
 #[test]
-fn reshapes_of_extents_copy_an_axis_unless_zeros_are_allowed() {
+fn zeros_in_reshapes_copy_an_axis_without_allowzero() {
     let reshape = |flag: &str, target: &[f64]| {
         shaped(18, "f32[a,b]", &[(&format!("Reshape{flag}"), &["shape", "to"], &["square"])])
             .stored("to", &format!("i64[{}]", target.len()), target)
@@ -104,9 +104,9 @@ fn reshapes_of_extents_copy_an_axis_unless_zeros_are_allowed() {
             .node("ConstantOfShape", &["target"], &["y"])
             .output("y")
     };
-    has(&reshape("", &[0.0, 1.0]), "%y: f32[a, b]");
-    has(&reshape("", &[0.0, -1.0]), "%y: f32[a, b]");
-    has(&reshape(" allowzero=1", &[1.0, -1.0]), "%y: f32[a, b]");
+    assert_text_contains(&reshape("", &[0.0, 1.0]), "%y: f32[a, b]");
+    assert_text_contains(&reshape("", &[0.0, -1.0]), "%y: f32[a, b]");
+    assert_text_contains(&reshape(" allowzero=1", &[1.0, -1.0]), "%y: f32[a, b]");
     reshape(" allowzero=1", &[0.0, 1.0]).error();
     reshape("", &[2.0, -1.0, -1.0]).error();
 }
@@ -131,7 +131,7 @@ fn ranges_of_floats_end_at_numbers() {
 }
 
 #[test]
-fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
+fn constants_constraining_extents_are_checked_at_run_time() {
     // The call on `x`, its results, and the sizes from 1 to 8 at which it runs. No sizes mean that it is
     // rejected.
     let cases: [(&str, &[&str], &[&str], &[i64]); 9] = [

@@ -17,7 +17,7 @@ fn import_all(fakes: &[&Fake]) -> Result<symmc_onnx::ImportOutput, symmc_onnx::I
     import(&files, &ImportOptions::default())
 }
 
-fn has(fake: &Fake, part: &str) {
+fn assert_error_contains(fake: &Fake, part: &str) {
     let error = fake.error();
     assert!(error.contains(part), "{part:?} is missing in: {error}");
 }
@@ -166,7 +166,7 @@ fn functions_take_the_place_of_their_calls() {
         .input("x", "f32[2,2]")
         .node("my::scaled", &["x"], &["y"])
         .output("y");
-    has(&fake, "nested more than 32 deep");
+    assert_error_contains(&fake, "nested more than 32 deep");
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn functions_that_double_do_not_explode() {
             ..proto::FunctionProto::default()
         });
     }
-    has(&fake.node("my::f29", &["x"], &["y"]).output("y"), "expand to more than");
+    assert_error_contains(&fake.node("my::f29", &["x"], &["y"]).output("y"), "expand to more than");
 }
 
 /// A branch of an `If` with the result `b`.
@@ -218,7 +218,7 @@ fn branches_by_constants_are_taken() {
     assert_eq!(body(&fake)[1], "%y.b: f32[2] = abs %x");
     let mut open = fake.clone().input("c", "bool[]");
     open.graph().node[0].input[0] = "c".into();
-    has(&open, "the condition depends on data");
+    assert_error_contains(&open, "the condition depends on data");
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn unknown_ops_are_opaque_where_their_types_are_declared() {
         "other::Thing stays opaque (1 node): this operator is not supported"
     );
     let bare = Fake::new(18).input("x", "f32[4]").node("Thing", &["x"], &["y"]).output("y");
-    has(
+    assert_error_contains(
         &bare,
         "node `y` (Thing): this operator is not supported, and the program does not declare the type of its result `y`",
     );
@@ -313,7 +313,7 @@ fn declared_types_are_held_against_results() {
         Fake::new(18).input("x", "f32[tokens,4]").declared("y", ty).node("Relu", &["x"], &["y"]).output("y")
     };
     for ty in ["f32[tokens,5]", "f16[tokens,4]", "f32[tokens]"] {
-        has(&wrong(ty), "the program declares");
+        assert_error_contains(&wrong(ty), "the program declares");
     }
     for ty in ["f32[tokens,4]", "f32[?,4]", "f32[other,4]", "f32[s7*2,4]"] {
         wrong(ty).import().unwrap_or_else(|e| panic!("{ty}: {e}"));
@@ -393,10 +393,10 @@ fn the_first_difference_between_ranks_is_named() {
     // An extent is shown with its name in the program.
     let groups = Fake::new(21).input("x", "f32[1,tokens,2]").stored("w", "f32[2]", &[1.0, 2.0]);
     let groups = groups.node("GroupNormalization num_groups=3", &["x", "w", "w"], &["y"]).output("y");
-    has(&groups, "expected 3 groups to divide tokens channels");
+    assert_error_contains(&groups, "expected 3 groups to divide tokens channels");
     let apart = Fake::new(18).input("x", "f32[tokens,3]").input("z", "f32[tokens,2]");
     let apart = apart.node("Add", &["x", "z"], &["y"]).output("y");
-    has(&apart, "the shapes [tokens, 3] and [tokens, 2] do not broadcast");
+    assert_error_contains(&apart, "the shapes [tokens, 3] and [tokens, 2] do not broadcast");
     // One file for two ranks.
     let file = rank("n", true).source("r.onnx");
     let imported = import(&[file.clone(), file], &ImportOptions::default()).expect("one program");
@@ -451,7 +451,7 @@ fn ranks_are_what_collectives_say() {
         "m.onnx: conflicting numbers of ranks: the caller says 4, the group_size of node `r` is 2"
     );
     fake = fake.node("com.microsoft::AllGather group_size=4", &["y"], &["z"]).output("z");
-    has(&fake, "the group_size of node `r` is 2, the group_size of node `z` is 4");
+    assert_error_contains(&fake, "the group_size of node `r` is 2, the group_size of node `z` is 4");
     let alone = Fake::new(18).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");
     assert_eq!(alone.import().expect("a program").graph.ranks, Some(1));
 }
@@ -489,11 +489,11 @@ fn collectives_count_where_they_are_put_in_place() {
         .output("y");
     assert_eq!(ranks(&fake), Some(2));
     let both = fake.node("my::called size=3", &["y"], &["z"]).output("z");
-    has(&both, "the group_size of node `y.b` is 2, the group_size of node `z.b` is 3");
+    assert_error_contains(&both, "the group_size of node `y.b` is 2, the group_size of node `z.b` is 3");
 }
 
 #[test]
-fn all_gather_joins_any_axis_and_all_to_all_exchanges_pieces() {
+fn all_gather_and_all_to_all_follow_their_axes() {
     let gather = |axis: i64| {
         Fake::new(18)
             .input("x", "f32[n,3]")
@@ -518,7 +518,7 @@ fn all_gather_joins_any_axis_and_all_to_all_exchanges_pieces() {
 }
 
 #[test]
-fn the_sum_before_a_norm_is_a_result_of_its_own() {
+fn norm_returns_the_sum_before_it() {
     let fake = Fake::new(18)
         .input("x", "f32[n,4]")
         .input("skip", "f32[n,4]")
@@ -564,7 +564,7 @@ fn sequences_are_their_elements() {
         &["p"],
         &["y"],
     );
-    has(&wrong.output("y"), "`p` is a sequence");
+    assert_error_contains(&wrong.output("y"), "`p` is a sequence");
 }
 
 #[test]
@@ -613,19 +613,22 @@ fn models_that_are_none_are_named() {
         fake.model.graph = None;
         fake
     };
-    has(&no_graph, "model.onnx: expected an ONNX model, found");
+    assert_error_contains(&no_graph, "model.onnx: expected an ONNX model, found");
     let mut old = Fake::new(6).input("x", "f32[2]").node("Relu", &["x"], &["y"]).output("y");
-    has(&old, "expected version 7 to 28 of ONNX's operators, found version 6");
+    assert_error_contains(&old, "expected version 7 to 28 of ONNX's operators, found version 6");
     old.model.opset_import.clear();
-    has(&old, "found none");
+    assert_error_contains(&old, "found none");
     let twice = Fake::new(18)
         .input("x", "f32[2]")
         .node("Relu", &["x"], &["y"])
         .node("Neg", &["x"], &["y"])
         .output("y");
-    has(&twice, "expected one definition of `y`, found two");
-    has(&Fake::new(18).input("x", "f32[2]").output("y"), "`y`: `y` is not defined before it is used");
-    has(
+    assert_error_contains(&twice, "expected one definition of `y`, found two");
+    assert_error_contains(
+        &Fake::new(18).input("x", "f32[2]").output("y"),
+        "`y`: `y` is not defined before it is used",
+    );
+    assert_error_contains(
         &Fake::new(18).input("x", "f32[2]").node("Relu", &["w"], &["y"]).output("y"),
         "`w` is not defined before it is used",
     );
@@ -645,15 +648,15 @@ fn stored_data_must_fit_their_type() {
     })
     .import()
     .expect("typed data");
-    has(
+    assert_error_contains(
         &with(&|t| t.dims = vec![2, 3]),
         "stored tensor `w`: expected 24 bytes for f32[2, 3], found 16 in raw_data",
     );
-    has(&with(&|t| t.raw_data = None), "found 0 in typed fields");
-    has(&with(&|t| t.dims = vec![-1, 2]), "extents, each 0 or more");
-    has(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
-    has(&with(&|t| t.data_type = 3), "found the element type int8");
-    has(&with(&|t| t.data_type = 99), "an element type of number 99");
+    assert_error_contains(&with(&|t| t.raw_data = None), "found 0 in typed fields");
+    assert_error_contains(&with(&|t| t.dims = vec![-1, 2]), "extents, each 0 or more");
+    assert_error_contains(&with(&|t| t.dims = vec![1 << 62, 1 << 62]), "expected fewer elements");
+    assert_error_contains(&with(&|t| t.data_type = 3), "found the element type int8");
+    assert_error_contains(&with(&|t| t.data_type = 99), "an element type of number 99");
     let unused = with(&|_| ()).held(proto::TensorProto {
         name: "odd".into(),
         data_type: 8,
@@ -700,7 +703,7 @@ fn typed_fields_hold_narrow_floats_and_bools() {
 }
 
 #[test]
-fn data_in_files_of_their_own_are_read_from_the_folder_alone() {
+fn external_data_is_read_only_within_its_folder() {
     let dir = tempfile::tempdir().expect("a folder");
     std::fs::create_dir(dir.path().join("in")).expect("a folder");
     let bytes: Vec<u8> = [0.0f32, 1.0, 2.0, 3.0, 4.0].iter().flat_map(|x| x.to_le_bytes()).collect();

@@ -82,7 +82,7 @@ fn every_op_gives_what_the_reference_evaluator_gives() {
 }
 
 #[test]
-fn the_log_of_a_sum_of_zeros_is_minus_infinity() {
+fn log_sum_exp_of_zeros_is_minus_infinity() {
     // ONNX's reference evaluator gives NaN; ONNX Runtime and NumPy give these values.
     let line =
         "20 ReduceLogSumExp keepdims=0 | f32[2,2]: -inf -inf 0 inf; const i64[1]: 1 | f32[2]: -inf inf";

@@ -7,7 +7,7 @@ use symmc_onnx::{ImportError, ImportOptions, ImportOutput, ModelSource, import, 
 
 use crate::common::{Fake, stored, tensor};
 
-fn given(fake: &Fake, extents: &[(&str, &str)]) -> Result<ImportOutput, ImportError> {
+fn import_with_extents(fake: &Fake, extents: &[(&str, &str)]) -> Result<ImportOutput, ImportError> {
     let parse = |(name, text): &(&str, &str)| {
         ((*name).to_string(), SymbolConstraint::parse(text).expect("an extent"))
     };
@@ -36,22 +36,23 @@ fn callers_bound_symbols_and_tie_them() {
     let symbols = error.symbols.expect("symbols");
     assert_eq!(symbols.named, ["batch", "seq", "rows"]);
     assert_eq!(symbols.unbounded, symbols.named);
-    let imported = given(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
+    let imported = import_with_extents(&fake, &[("rows", "batch"), ("batch", "1..8")]).expect("a program");
     assert_eq!(ranges(&imported), ["batch 1..8", "seq 0..1048576"]);
     assert_eq!(imported.unbounded, ["seq"]);
     assert_eq!(imported.notes, ["symbol seq has no upper bound in the program; assuming 1048576"]);
-    let error = given(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
+    let error = import_with_extents(&fake, &[("tokens", "1..8")]).expect_err("no such symbol").to_string();
     assert!(error.contains("`tokens`: expected a symbol of the program: batch, seq, rows"), "{error}");
 }
 
 #[test]
-fn every_symbol_without_a_bound_has_the_same_and_is_told() {
+fn unbounded_symbols_get_a_default_bound_and_are_listed() {
     let fake = Fake::new(20).input("x", "f32[a,b,c,d]").node("Relu", &["x"], &["y"]).output("y");
     let error = fake.import().expect_err("too large");
     assert!(error.to_string().contains("%x: expected at most"), "{error}");
     assert!(error.to_string().contains("as f32[a, b, c, d]"), "{error}");
     assert_eq!(error.symbols.expect("symbols").unbounded, ["a", "b", "c", "d"]);
-    let imported = given(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
+    let imported =
+        import_with_extents(&fake, &[("a", "..4"), ("b", "2"), ("c", "1..99")]).expect("a program");
     assert_eq!(ranges(&imported), ["a 0..4", "b 2..2", "c 1..99", "d 0..1048576"]);
 }
 
@@ -68,7 +69,7 @@ fn ranges_decide_what_shapes_compute() {
         .output("y");
     let error = fake.import().expect_err("more than the table has").to_string();
     assert!(error.contains("do not broadcast"), "{error}");
-    given(&fake, &[("seq", "1..64")]).expect("a program");
+    import_with_extents(&fake, &[("seq", "1..64")]).expect("a program");
 }
 
 #[test]
@@ -107,7 +108,7 @@ fn private() -> usize {
 }
 
 #[test]
-fn weights_within_a_file_are_read_when_they_are_used() {
+fn embedded_weights_are_read_lazily() {
     // A matrix of 256 MiB in a sparse file, after a name whose length misaligns its elements.
     const ROWS: u64 = 1 << 16;
     let (bytes, width) = (ROWS * 1024 * 4, 1024);
@@ -157,7 +158,7 @@ fn weights_within_a_file_are_read_when_they_are_used() {
 }
 
 #[test]
-fn weights_of_a_file_that_was_shortened_are_an_error() {
+fn weights_of_a_truncated_file_are_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");
     // Names whose lengths align and misalign the elements.
@@ -178,7 +179,7 @@ fn weights_of_a_file_that_was_shortened_are_an_error() {
 
 /// The lengths to which a large model is truncated between opening and decoding.
 #[test]
-fn a_model_that_is_shortened_before_it_is_decoded_is_an_error() {
+fn model_truncated_before_decoding_is_an_error() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("m.onnx");
     let big = Tensor::zeros(DType::F32, [5 << 20]).expect("a tensor");

@@ -32,12 +32,12 @@ fn plan(source: &str) -> Plan {
     symmc::compile(&program, &CompileConfig::default().with_buckets(buckets)).expect("a plan").into_plan()
 }
 
-fn compared(plan: Plan) -> SourceComparison {
+fn compare_plan(plan: Plan) -> SourceComparison {
     symmc::compare_with_source(&symmc::into_checked_plan(plan).unwrap_or_else(|e| panic!("{e}")))
 }
 
 /// A plan with one text of its programs replaced by another.
-fn edited(plan: &Plan, from: &str, to: &str) -> Plan {
+fn edit_program(plan: &Plan, from: &str, to: &str) -> Plan {
     let mut changed = plan.clone();
     for program in &mut changed.programs {
         assert!(program.contains(from), "{from} in\n{program}");
@@ -48,13 +48,13 @@ fn edited(plan: &Plan, from: &str, to: &str) -> Plan {
 
 #[test]
 fn a_plan_as_it_was_made_is_its_source() {
-    let found = compared(plan(PROGRAM));
+    let found = compare_plan(plan(PROGRAM));
     assert_eq!(found.buckets, [SourceStatus::Equal, SourceStatus::Equal], "{found:#?}");
     assert!(found.left_out.is_empty() && found.parts.is_empty() && found.elements == 0, "{found:#?}");
 }
 
 #[test]
-fn one_change_in_the_text_of_a_planned_program_is_found() {
+fn each_edit_of_a_planned_program_is_detected() {
     let plan = plan(PROGRAM);
     let mut tried = 0;
     for (from, to, output) in [
@@ -68,7 +68,7 @@ fn one_change_in_the_text_of_a_planned_program_is_found() {
         ("[0->1, 1->0]", "[0->0, 1->1]", "output 2 (%p)"),
         ("= add ", "= sub ", "output 0 (%m)"),
     ] {
-        let found = compared(edited(&plan, from, to));
+        let found = compare_plan(edit_program(&plan, from, to));
         let named = |d: &String| d.contains(output) && d.contains("on rank ") && d.contains("t=");
         assert!(found.differences.iter().any(named), "{from} to {to}: {found:#?}");
         assert_eq!(found.status(), SourceStatus::Different);
@@ -125,7 +125,7 @@ fn small_and_rare_changes_are_found_in_every_dtype() {
         of(&["f64", "f32", "bf16", "f16"], &floats).into_iter().chain(of(&["i64", "i32"], &integers))
     {
         let plan = plan(&program(dtype, from));
-        let same = compared(plan.clone());
+        let same = compare_plan(plan.clone());
         assert_eq!(same.status(), SourceStatus::Equal, "{dtype} {from}: {same:#?}");
         let mut changed = plan;
         for program in &mut changed.programs {
@@ -133,7 +133,7 @@ fn small_and_rare_changes_are_found_in_every_dtype() {
             assert!(graph.nodes.len() >= 3);
             *program = program.replace(&format!("= {from}"), &format!("= {to}"));
         }
-        let found = compared(changed);
+        let found = compare_plan(changed);
         assert_eq!(found.status(), SourceStatus::Different, "{dtype}: {from} to {to}: {found:#?}");
         tried += 1;
     }
@@ -150,12 +150,12 @@ fn roundings_that_are_dropped_or_added_are_found() {
     };
     let rounded = "%b: bf16[8, 64] = cast %a\n%z: f32[8, 64] = cast %b\n";
     let kept = plan(&program(rounded));
-    assert_eq!(compared(kept.clone()).status(), SourceStatus::Equal);
-    let dropped = edited(&kept, rounded, "%z: f32[8, 64] = copy %a\n");
+    assert_eq!(compare_plan(kept.clone()).status(), SourceStatus::Equal);
+    let dropped = edit_program(&kept, rounded, "%z: f32[8, 64] = copy %a\n");
     assert!(symmc::into_checked_plan(dropped.clone()).is_err(), "steps change with the nodes");
-    let narrower = edited(&kept, "%b: bf16[8, 64] = cast %a", "%b: f16[8, 64] = cast %a");
-    let narrower = edited(&narrower, "%z: f32[8, 64] = cast %b", "%z: f32[8, 64] = cast %b");
-    assert_eq!(compared(narrower).status(), SourceStatus::Different);
+    let narrower = edit_program(&kept, "%b: bf16[8, 64] = cast %a", "%b: f16[8, 64] = cast %a");
+    let narrower = edit_program(&narrower, "%z: f32[8, 64] = cast %b", "%z: f32[8, 64] = cast %b");
+    assert_eq!(compare_plan(narrower).status(), SourceStatus::Different);
 }
 
 #[test]
@@ -174,11 +174,11 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
             "min(t - 1, 8190)",
             "t - 1 - div(t, 8192)",
         ] {
-            let found = compared(edited(&plan, "start=t - 1", &format!("start={start}")));
+            let found = compare_plan(edit_program(&plan, "start=t - 1", &format!("start={start}")));
             assert_eq!(found.status(), SourceStatus::Different, "{start}: {found:#?}");
         }
         // The same at all sizes.
-        let found = compared(edited(&plan, "start=t - 1", "start=min(t - 1, 8191)"));
+        let found = compare_plan(edit_program(&plan, "start=t - 1", "start=min(t - 1, 8191)"));
         // The plan reduces the last row alone: at 8192 rows it is compared by parts.
         let is_equal = matches!(found.status(), SourceStatus::Equal | SourceStatus::EqualByParts);
         assert!(is_equal, "{found:#?}");
@@ -186,14 +186,14 @@ fn changes_that_act_at_some_sizes_alone_are_found() {
 }
 
 #[test]
-fn what_opaque_and_custom_ops_give_is_compared_with_what_they_are_given() {
+fn opaque_and_custom_ops_are_compared_by_their_operands() {
     let custom = "program \"c\" ranks 2\ngroup @w world\ncustom \"my::op\" symmetric operands [] results []\narg %x: f32[4, 8]\n\
         %a: f32[4, 8] = all_reduce %x op=sum group=@w\n%y: f32[4, 8] = custom \"my::op\" %a\n\
         %o: f32[4, 8] = opaque \"ns::f\" %y attributes=\"dim=1\"\n%z: f32[4, 8] = exp %o\nreturn %z\nreturn %a\n";
     let plan = plan(custom);
-    assert_eq!(compared(plan.clone()).status(), SourceStatus::Equal);
+    assert_eq!(compare_plan(plan.clone()).status(), SourceStatus::Equal);
     for (from, to) in [("op=sum", "op=max"), ("dim=1", "dim=0"), ("ns::f", "ns::g"), ("= exp ", "= tanh ")] {
-        let found = compared(edited(&plan, from, to));
+        let found = compare_plan(edit_program(&plan, from, to));
         assert_ne!(found.status(), SourceStatus::Equal, "{from}: {found:#?}");
         let expected = if from == "op=sum" || from == "= exp " {
             SourceStatus::Different
@@ -209,8 +209,8 @@ fn large_programs_are_compared() {
     let large = "program \"l\" ranks 2\ngroup @w world\narg %x: f32[4096, 4096]\n%y: f32[4096, 4096] = matmul %x, %x\n\
         %r: f32[4096, 4096] = all_reduce %y op=sum group=@w\nreturn %r\n";
     let plan = plan(large);
-    assert_eq!(compared(plan.clone()).status(), SourceStatus::Equal);
-    assert_eq!(compared(edited(&plan, "op=sum", "op=max")).status(), SourceStatus::Different);
+    assert_eq!(compare_plan(plan.clone()).status(), SourceStatus::Equal);
+    assert_eq!(compare_plan(edit_program(&plan, "op=sum", "op=max")).status(), SourceStatus::Different);
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn run(body: &str, indices: [[i64; 2]; 2]) -> Vec<Result<Vec<f64>, Error>> {
 }
 
 #[test]
-fn a_bad_index_of_one_rank_fails_the_run_of_all() {
+fn bad_index_on_one_rank_fails_all_ranks() {
     for body in [TAKE_BEFORE, TAKE_AFTER, TAKE_ALONE] {
         for culprit in [0, 1] {
             let mut indices = [[0, 3]; 2];

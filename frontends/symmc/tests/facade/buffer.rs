@@ -33,7 +33,7 @@ fn bind(session: &mut Session, name: &str, buffer: &SessionBuffer) -> Result<(),
 }
 
 #[test]
-fn sessions_change_one_buffer_where_it_lies_and_it_outlives_them() {
+fn sessions_share_a_buffer_in_place_which_outlives_them() {
     let mut sessions = [session(), session()];
     let state = sessions[0].allocate(16).expect("memory");
     assert_eq!((state.bytes(), state.read(0, 16).expect("all of it")), (16, vec![0; 16]));
@@ -57,7 +57,7 @@ fn sessions_change_one_buffer_where_it_lies_and_it_outlives_them() {
 }
 
 #[test]
-fn a_session_keeps_what_its_runs_use_although_nobody_else_does() {
+fn session_retains_buffers_that_callers_dropped() {
     let mut session = session();
     session.write("state", &bytes(&[1.0; 4])).expect("it fits");
     for round in 0..20 {
@@ -77,7 +77,7 @@ fn a_session_keeps_what_its_runs_use_although_nobody_else_does() {
 }
 
 #[test]
-fn what_a_buffer_has_not_is_refused_by_name() {
+fn invalid_buffer_accesses_are_rejected_by_name() {
     let mut session = session();
     let buffer = session.allocate(12).expect("memory");
     for (at, count) in [(0, 13), (12, 1), (usize::MAX, 1), (4, usize::MAX)] {

@@ -38,7 +38,7 @@ fn check(program: &Program, plan: &CheckedPlan) {
 }
 
 #[test]
-fn small_collectives_that_do_not_need_each_other_are_one() {
+fn independent_small_collectives_are_coalesced() {
     let both = |r: &str, s: &str| {
         format!(
             "%r: i32[4, 96] = {r}\n%s: i32[3] = {s}\n%t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n"
@@ -89,7 +89,7 @@ fn small_collectives_that_do_not_need_each_other_are_one() {
 }
 
 #[test]
-fn nothing_is_coalesced_where_the_configuration_forbids_it() {
+fn with_coalesce_false_prevents_coalescing() {
     let body = "%r: i32[4, 96] = all_reduce %a op=sum group=@w\n%s: i32[3] = all_reduce %b op=sum group=@w\n\
         %t: i32[4, 96] = neg %r\n%u: i32[3] = neg %s\nreturn %t\nreturn %u\n";
     let program = program(&(HEAD.to_string() + body));
@@ -121,7 +121,7 @@ fn decisions_name_what_was_coalesced() {
 
 /// The gradients of a data-parallel step: those of biases are coalesced, and matrices do not wait for all others.
 #[test]
-fn gradients_are_coalesced_as_far_as_the_run_becomes_faster() {
+fn gradients_are_coalesced_while_that_saves_time() {
     let mut text = "program \"p\" ranks 4\ngroup @w world\narg %x: bf16[1024, 1024]\n".to_string();
     let (mut last, mut returned) = ("x".to_string(), String::new());
     for i in 0..12 {

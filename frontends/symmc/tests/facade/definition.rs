@@ -30,7 +30,7 @@ fn zone(b: u64, n: u64) -> u64 {
 }
 
 #[test]
-fn landing_zones_of_a_reduce_scatter_hold_what_each_peer_gets() {
+fn reduce_scatter_landing_zones_hold_one_piece_per_peer() {
     let plan = planned("rs.symm", "h200x4", Some(vec![symmc::CollectiveVariant::Ll]));
     assert!(plan.programs[0].contains("via=ll"), "{}", plan.programs[0]);
     // %m has 4 * 64 rows of 64 floats, of which each of four peers gets a quarter.
@@ -49,7 +49,7 @@ fn landing_zones_of_a_reduce_scatter_hold_what_each_peer_gets() {
 }
 
 #[test]
-fn the_sum_of_a_reduction_has_a_place_also_where_only_its_norm_reads_it() {
+fn summed_residual_has_a_place_even_within_a_dispatch() {
     let plan = planned("mi.symm", "h200x4", None);
     let graph: Graph = text::parse(&plan.programs[0]).expect("it reads");
     let reduction = graph.dispatches.iter().find(|d| d.form == DispatchForm::Reduction).expect("a reduction");

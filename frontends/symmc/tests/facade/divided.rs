@@ -36,7 +36,7 @@ fn ranges(program: &Program, config: &CompileConfig) -> Vec<[i64; 2]> {
 }
 
 #[test]
-fn sizes_are_divided_where_products_stop_to_be_worth_a_kernel() {
+fn buckets_split_where_products_stop_using_special_kernels() {
     assert_eq!(ranges(&program(1, &[1024]), &on_gpus()), [[1, 7], [8, 4096]]);
     assert_eq!(ranges(&program(1, &[1024, 14336]), &on_gpus()), [[1, 7], [8, 64], [65, 4096]]);
     assert_eq!(ranges(&program(1, &[1024]), &CompileConfig::default()), [[1, 4096]], "on the host");

@@ -109,7 +109,7 @@ fn of_peers() -> Vec<(ErrorKind, Place, Vec<RunError>)> {
 }
 
 #[test]
-fn an_error_of_a_run_says_of_what_kind_it_is_and_where_it_happened() {
+fn run_errors_carry_kind_culprit_step_and_op() {
     for (kind, place, errors) in runs().into_iter().chain(of_peers()) {
         for run in errors {
             let error = Error::from(run.clone());
@@ -125,7 +125,7 @@ fn an_error_of_a_run_says_of_what_kind_it_is_and_where_it_happened() {
 }
 
 #[test]
-fn what_a_rank_reports_is_the_same_error_on_all_others() {
+fn all_ranks_report_the_same_error() {
     for (kind, (culprit, step, op), errors) in runs().into_iter().chain(of_peers()) {
         for run in errors {
             let own = run.reporter();
@@ -149,7 +149,7 @@ fn errors_cross_threads() {
 }
 
 #[test]
-fn a_fault_of_symmc_and_a_run_that_failed_are_not_bad_input() {
+fn failed_runs_and_defects_are_not_bad_input() {
     let bad = |kind: ErrorKind| Error::new(kind, "no").is_bad_input();
     use ErrorKind::{Check, Defect, Disagreement, Input, Peer, Resources, Run, Unsupported};
     assert!([Input, Unsupported, Resources, Disagreement].into_iter().all(bad));
@@ -157,7 +157,7 @@ fn a_fault_of_symmc_and_a_run_that_failed_are_not_bad_input() {
 }
 
 #[test]
-fn files_are_named_and_say_once_why_they_cannot_be_read() {
+fn file_errors_name_the_path_and_cause_once() {
     let path = Path::new("/nowhere/model.symm");
     let error = Program::open(path, &OpenOptions::default()).expect_err("no file");
     assert_eq!((error.kind(), error.path()), (ErrorKind::Input, Some(path)));
@@ -173,7 +173,7 @@ fn files_are_named_and_say_once_why_they_cannot_be_read() {
 }
 
 #[test]
-fn what_does_not_fit_a_limit_needs_resources() {
+fn exceeding_a_limit_is_a_resources_error() {
     let text = "program \"p\" ranks 2\ngroup @w world\n\
                 custom \"my::next\" symmetric operands [0] results [] group @w\narg %x: f32[64, 8]\n\
                 %y: f32[64, 8] = custom \"my::next\" %x\nreturn %y\n";
@@ -200,7 +200,7 @@ fn an_op_without_a_meaning_is_unsupported_by_name() {
 
 #[cfg(feature = "cuda")]
 #[test]
-fn what_gpus_cannot_run_is_unsupported_with_its_first_node() {
+fn unsupported_gpu_plans_name_their_first_node() {
     let text = "program \"p\" ranks 9\ngroup @w world\narg %x: f32[18, 7]\narg %n: i64[9]\n\
                 %y: f32[18, 7], %r: i64[9] = all_to_all %x, %n splits=device group=@w\nreturn %y\nreturn %r\n";
     let profile = symmc::MachineProfile::builtin("h200x8").expect("built in");

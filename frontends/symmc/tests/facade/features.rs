@@ -12,7 +12,7 @@ const GATED: [(&str, &str); 3] = [("symmc_cuda", "cuda"), ("symmc_onnx", "onnx")
 
 /// The findings in a module: code outside of its feature, and the modules in files with the features of each.
 #[derive(Default)]
-struct Found {
+struct ModuleFindings {
     bare: Vec<String>,
     files: Vec<(String, Vec<String>)>,
 }
@@ -29,7 +29,7 @@ fn features(attribute: &TokenStream) -> Vec<String> {
 }
 
 /// Walks tokens that stand behind these features.
-fn walk(tokens: TokenStream, behind: &[String], found: &mut Found) {
+fn walk(tokens: TokenStream, behind: &[String], found: &mut ModuleFindings) {
     let mut own: Vec<String> = Vec::new();
     let mut before = String::new();
     // A comma ends what an attribute is for, but not within an item's signature.
@@ -79,7 +79,7 @@ fn bare(files: &BTreeMap<PathBuf, String>) -> Vec<String> {
     while let Some((file, folder, behind)) = open.pop() {
         let text = files.get(&file).unwrap_or_else(|| panic!("there is no {}", file.display()));
         let tokens: TokenStream = text.parse().unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-        let mut found = Found::default();
+        let mut found = ModuleFindings::default();
         walk(tokens, &behind, &mut found);
         out.extend(found.bare.iter().map(|what| format!("{}: {what}", file.display())));
         for (name, behind) in found.files {
@@ -113,7 +113,7 @@ fn crates_of_features_stand_behind_them() {
 }
 
 #[test]
-fn what_stands_without_its_feature_is_found() {
+fn finds_code_that_lacks_its_feature_gate() {
     let found = |root: &str, inner: &str| {
         let files = [("lib.rs", root), ("inner.rs", inner)];
         bare(&files.map(|(name, text)| (PathBuf::from(name), text.to_string())).into()).len()

@@ -63,7 +63,7 @@ fn buckets_of_few_rows_gather_where_that_is_faster() {
 }
 
 #[test]
-fn one_bucket_for_all_sizes_is_judged_at_the_largest() {
+fn single_bucket_is_judged_at_its_largest_size() {
     let plan = symmc::compile(&greedy(256, 512), &config(&[256])).expect("a plan");
     let graph = text::parse(&plan.programs[plan.buckets[0].program]).expect("a program");
     assert_eq!(gathers(&graph), [false, false]);

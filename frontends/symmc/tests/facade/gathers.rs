@@ -17,7 +17,7 @@ const SPELLINGS: [&str; 3] = [
 ];
 
 #[test]
-fn a_gather_along_the_last_axis_is_one_step_with_the_same_bits() {
+fn last_axis_gather_is_one_step_with_equal_bits() {
     let profile = MachineProfile::builtin("h200x4").expect("built in");
     for (spelling, variant) in
         SPELLINGS.iter().flat_map(|s| [CollectiveVariant::Ll, CollectiveVariant::Pull].map(|v| (s, v)))

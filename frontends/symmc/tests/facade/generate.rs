@@ -24,11 +24,11 @@ fn example() -> Command {
     command
 }
 
-fn expected() -> String {
+fn expected_text() -> String {
     std::fs::read_to_string(folder().join("generated.txt")).expect("a text")
 }
 
-fn written(output: &Output) -> (String, String) {
+fn output_texts(output: &Output) -> (String, String) {
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).expect("text");
     (text(&output.stdout), text(&output.stderr))
 }
@@ -36,9 +36,9 @@ fn written(output: &Output) -> (String, String) {
 #[test]
 fn threads_write_the_tokens_of_pytorch() {
     let output = example().output().expect("it starts");
-    let (out, log) = written(&output);
+    let (out, log) = output_texts(&output);
     assert!(output.status.success(), "{log}");
-    assert_eq!(out, expected(), "{log}");
+    assert_eq!(out, expected_text(), "{log}");
     assert_eq!(out.len(), 64);
     assert!(log.contains("64 tokens, the first after"), "{log}");
 }
@@ -62,11 +62,11 @@ fn processes_of_a_launcher_write_them_once() {
     assert!(
         first.status.success() && second.status.success(),
         "{:?} {:?}",
-        written(&first),
-        written(&second)
+        output_texts(&first),
+        output_texts(&second)
     );
-    assert_eq!(written(&first).0, expected()[..20]);
-    assert_eq!(written(&second).0, "");
+    assert_eq!(output_texts(&first).0, expected_text()[..20]);
+    assert_eq!(output_texts(&second).0, "");
 }
 
 /// A folder with programs that are none of a generator, for as many ranks.
@@ -86,7 +86,7 @@ fn other_model() -> tempfile::TempDir {
 }
 
 #[test]
-fn what_cannot_be_generated_is_refused_by_name() {
+fn invalid_generate_options_are_rejected_by_name() {
     let long = "x".repeat(129);
     let other = other_model();
     let other = other.path().to_str().expect("a path");
@@ -105,7 +105,7 @@ fn what_cannot_be_generated_is_refused_by_name() {
     ];
     for (arguments, says) in cases {
         let output = example().args(arguments).output().expect("it starts");
-        let (out, log) = written(&output);
+        let (out, log) = output_texts(&output);
         assert_eq!((output.status.code(), out.as_str()), (Some(2), ""), "{arguments:?}: {log}");
         assert!(log.contains(says), "{arguments:?}: {log}");
     }

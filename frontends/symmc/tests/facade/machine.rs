@@ -44,7 +44,7 @@ fn numbers(value: &Value) -> Vec<String> {
 }
 
 #[test]
-fn impossible_numbers_are_refused_or_change_nothing_that_is_checked() {
+fn impossible_profile_numbers_are_rejected_or_harmless() {
     let program = Program::from_text(PROGRAM).expect("a program");
     let strange = [
         json!(1e308),
@@ -139,7 +139,7 @@ fn rates_outside_of_the_allowed_numbers_are_named() {
 /// GPUs refuse this plan, which runs on any other backend, whatever the profile tells of its devices.
 #[cfg(feature = "cuda")]
 #[test]
-fn only_plans_of_the_cuda_backend_are_lowered_for_gpus() {
+fn only_cuda_plans_are_lowered_for_gpus() {
     let program = Program::from_text(
         "program \"p\" ranks 2\ngroup @g world\narg %x: i32[64]\n%y: i32[64] = all_reduce %x op=avg group=@g\nreturn %y\n",
     );
@@ -156,7 +156,7 @@ fn only_plans_of_the_cuda_backend_are_lowered_for_gpus() {
 }
 
 #[test]
-fn a_time_that_is_too_long_is_named_with_its_curve() {
+fn excessive_time_is_reported_with_its_curve() {
     let whole = MachineProfile::builtin("host").expect("a profile").to_json();
     let mut changed: Value = serde_json::from_str(&whole).expect("JSON");
     changed["curves"][0]["points"][2][1] = json!(1e308);

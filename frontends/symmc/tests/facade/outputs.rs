@@ -39,7 +39,7 @@ fn a_stream_or_a_folder_is_refused_and_stays() {
 }
 
 #[test]
-fn a_link_is_replaced_by_the_file_and_its_target_stays() {
+fn writing_replaces_a_link_but_not_its_target() {
     let dir = tempfile::tempdir().expect("a folder");
     let (graph, output) = program();
     let (file, link) = (dir.path().join("file.safetensors"), dir.path().join("link.safetensors"));
@@ -81,7 +81,7 @@ fn outputs_of_all_types_are_aligned_and_read_back() {
 }
 
 #[test]
-fn a_file_that_is_read_is_not_overwritten_by_any_of_its_names() {
+fn input_files_are_not_overwritten_through_any_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let at = |name: &str| dir.path().join(name);
     std::fs::write(at("a.symm"), "x").expect("written");
@@ -99,7 +99,7 @@ fn a_file_that_is_read_is_not_overwritten_by_any_of_its_names() {
 }
 
 #[test]
-fn two_outputs_to_one_file_are_refused_by_all_its_names() {
+fn two_outputs_to_the_same_file_are_rejected() {
     let dir = tempfile::tempdir().expect("a folder");
     let at = |name: &str| dir.path().join(name);
     std::fs::write(at("there"), "x").expect("written");

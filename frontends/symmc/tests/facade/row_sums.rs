@@ -40,7 +40,7 @@ fn inputs_of_rank(rank: usize) -> Vec<Arc<Tensor>> {
 }
 
 #[test]
-fn sums_of_ranks_with_different_tables_are_those_of_their_own_rows() {
+fn row_sums_use_each_ranks_own_table() {
     let given = format!("%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}] = shard %table axis=0 group=@ep\n");
     let routed = format!(
         "%rows: i64[{TOKEN_COUNT}, {SLOTS_PER_TOKEN}], %all: i64[{all}, {SLOTS_PER_TOKEN}], %slots: i64[{ROW_CAPACITY}], %counts: i64[{ROW_CAPACITY}], \

@@ -109,7 +109,7 @@ fn arenas_are_as_large_as_the_largest_program_needs() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_and_the_session_goes_on() {
+fn session_survives_rejected_programs() {
     let (own, other) =
         (plan("own", 64, CollectiveVariant::OneShot, 2), plan("other", 32, CollectiveVariant::Ll, 2));
     on_ranks(2, |group| {

@@ -57,7 +57,7 @@ fn two_sessions_read_one_tensor_where_it_lies() {
 }
 
 #[test]
-fn tensors_that_others_replaced_are_kept_until_runs_have_ended_and_no_longer() {
+fn replaced_shared_tensors_live_until_their_runs_end() {
     let mut session = session();
     session.set("n", 8).expect("a size");
     session.write_tensor("kept", &tensor(&[4], &[0.0; 4])).expect("it fits");
@@ -76,7 +76,7 @@ fn tensors_that_others_replaced_are_kept_until_runs_have_ended_and_no_longer() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_by_name_and_changes_nothing() {
+fn invalid_shared_tensors_are_rejected_without_changes() {
     let mut session = session();
     let error = session.share("x", tensor(&[1, 4], &[0.0; 4])).expect_err("n is open");
     assert!(error.to_string().contains("set n"), "{error}");
@@ -102,7 +102,7 @@ fn what_does_not_fit_is_refused_by_name_and_changes_nothing() {
 }
 
 #[test]
-fn bound_memory_that_is_too_small_is_neither_written_nor_read() {
+fn undersized_bound_memory_is_neither_written_nor_read() {
     let mut session = session();
     session.set("n", 2).expect("a size");
     let mut memory = [7f32; 64];

@@ -101,7 +101,7 @@ fn two_buffers_take_turns_where_peers_read_them() {
 }
 
 #[test]
-fn ranks_that_have_other_bytes_bound_are_refused_before_they_touch_anything() {
+fn differing_symmetric_bindings_are_rejected_before_the_run() {
     let plan = sums();
     let errors = on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
@@ -132,7 +132,7 @@ fn ranks_that_have_other_bytes_bound_are_refused_before_they_touch_anything() {
 }
 
 #[test]
-fn what_cannot_be_symmetric_is_refused_by_name_and_does_no_harm() {
+fn invalid_symmetric_allocations_and_bindings_are_rejected_by_name() {
     let plan = sums();
     on_ranks(2, |group| {
         let mut session = Session::open(&plan, &group, &config()).expect("a session");
@@ -181,7 +181,7 @@ fn what_cannot_be_symmetric_is_refused_by_name_and_does_no_harm() {
 
 /// Programs of PyTorch, with every input in symmetric buffers, which are elsewhere in each run.
 #[test]
-fn programs_give_the_same_bits_with_their_inputs_in_symmetric_buffers() {
+fn symmetric_buffers_do_not_change_results() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/programs");
     let programs = [
         ("fsdp4_fw_graph", 4),

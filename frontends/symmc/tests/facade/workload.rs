@@ -51,7 +51,7 @@ const RECORDED_TENSORS: [(&str, &[usize], f32); 4] = [
 ];
 
 #[test]
-fn tensors_are_parts_of_the_mapped_file_where_their_elements_are_aligned() {
+fn aligned_tensors_are_borrowed_from_the_mapped_file() {
     let dir = tempfile::tempdir().expect("a folder");
     let tensor = file(&dir, &RECORDED_TENSORS).weight(1, "w").expect("known dtype").expect("recorded");
     assert!(tensor.backing_slice().is_some());
@@ -102,7 +102,7 @@ fn weights_of_ranks(second: f64) -> Weights {
 }
 
 #[test]
-fn weights_of_all_ranks_are_taken_where_no_file_has_others() {
+fn imported_weights_apply_unless_the_file_has_others() {
     let gather = |weights: &Weights, file: Option<&TensorFile>| {
         Workload::gather(&graph(), weights, file, &DrawConfig::default()).expect("inputs")
     };
@@ -137,7 +137,7 @@ fn a_parameter_that_the_file_lacks_is_an_error() {
 }
 
 #[test]
-fn a_parameter_without_a_source_is_stored_under_the_name_of_its_value() {
+fn sourceless_parameters_are_stored_by_value_name() {
     let dir = tempfile::tempdir().expect("a folder");
     let gather = |program: &str, names: &[(&str, f32)]| {
         let tensors: Vec<(&str, &[usize], f32)> =
@@ -253,7 +253,7 @@ fn a_size_that_is_set_draws_the_arguments() {
 }
 
 #[test]
-fn what_is_recorded_tells_every_symbol_and_has_no_more_arguments() {
+fn recordings_determine_every_symbol_and_argument() {
     let dir = tempfile::tempdir().expect("a folder");
     let program = WORKLOAD_PROGRAM.replace("param %w", "symbol k in 0..=3\nparam %w");
     let graph = text::parse(&program).expect("a program");
@@ -284,7 +284,7 @@ return %twice
 "#;
 
 #[test]
-fn state_lives_on_from_run_to_run_and_is_not_a_recorded_output() {
+fn state_persists_between_runs_and_is_not_recorded() {
     let dir = tempfile::tempdir().expect("a folder");
     let tensors: [(&str, &[usize], f32); 6] = [
         ("rank0.w.state", &[2], 10.0),

@@ -9,7 +9,7 @@ use syn::{
     Type,
 };
 
-use crate::tree::{Path, Target, Tree, is_public, name_of, needed};
+use crate::tree::{ModuleTree, Path, PathTarget, is_public, name_of, needed};
 
 /// The items that every program can name.
 const PRELUDE: [&str; 21] = [
@@ -37,17 +37,17 @@ const PRELUDE: [&str; 21] = [
 ];
 
 /// The public items of a crate.
-pub struct List {
+pub struct ItemList {
     /// Sorted.
     pub lines: Vec<String>,
     /// The items that are named in a signature and not exported: `Hidden in pub fn …`.
     pub leaks: Vec<String>,
 }
 
-impl List {
+impl ItemList {
     /// The list of a crate of this name.
-    pub fn of(tree: &Tree, name: &str) -> List {
-        let mut lister = Lister {
+    pub fn of(tree: &ModuleTree, name: &str) -> ItemList {
+        let mut lister = ItemLister {
             tree,
             name,
             places: BTreeMap::new(),
@@ -56,24 +56,24 @@ impl List {
             leaks: vec![],
         };
         let exports = lister.exports();
-        for Export { path, target, features } in &exports {
+        for ExportedName { path, target, features } in &exports {
             lister.export(path, target, features);
         }
-        let Lister { mut lines, leaks, .. } = lister;
+        let ItemLister { mut lines, leaks, .. } = lister;
         lines.sort();
-        List { lines, leaks }
+        ItemList { lines, leaks }
     }
 }
 
 /// A name that users of the crate have for something.
-struct Export {
+struct ExportedName {
     path: Path,
-    target: Target,
+    target: PathTarget,
     features: Vec<String>,
 }
 
-struct Lister<'t> {
-    tree: &'t Tree,
+struct ItemLister<'t> {
+    tree: &'t ModuleTree,
     name: &'t str,
     /// The path that users know an own item by, by where it is defined.
     places: BTreeMap<Path, Path>,
@@ -84,15 +84,15 @@ struct Lister<'t> {
 }
 
 /// A signature: what is shown, what in it is a type, the module that it stands in and the parameters it may name.
-struct Said<'s> {
+struct SignatureText<'s> {
     line: String,
     types: &'s str,
     module: &'s [String],
     generics: &'s [String],
 }
 
-impl Lister<'_> {
-    fn exports(&mut self) -> Vec<Export> {
+impl ItemLister<'_> {
+    fn exports(&mut self) -> Vec<ExportedName> {
         let mut out = Vec::new();
         for (path, module) in self.tree.0.iter().filter(|(_, m)| m.public) {
             if !path.is_empty() {
@@ -105,7 +105,7 @@ impl Lister<'_> {
                 };
                 if visible(item) {
                     let (own, features) = (with(&name), [&module.features[..], &needs].concat());
-                    out.push(Export { path: own.clone(), target: Target::Own(own), features });
+                    out.push(ExportedName { path: own.clone(), target: PathTarget::Own(own), features });
                 }
             }
             for u in module.uses.iter().filter(|u| u.public) {
@@ -116,36 +116,36 @@ impl Lister<'_> {
                     u.path.join("::")
                 );
                 let target = self.tree.resolve(path, &u.path);
-                out.push(Export {
+                out.push(ExportedName {
                     path: with(&u.name),
                     target,
                     features: [&module.features[..], &u.features].concat(),
                 });
             }
         }
-        for Export { path, target, .. } in &out {
+        for ExportedName { path, target, .. } in &out {
             match target {
-                Target::Own(own) if own == path => drop(self.places.insert(own.clone(), path.clone())),
-                Target::Foreign(of) => drop(self.foreign.insert((first(of), last(of)))),
-                Target::Own(_) => {}
+                PathTarget::Own(own) if own == path => drop(self.places.insert(own.clone(), path.clone())),
+                PathTarget::Foreign(of) => drop(self.foreign.insert((first(of), last(of)))),
+                PathTarget::Own(_) => {}
             }
         }
-        for Export { path, target, .. } in &out {
-            if let Target::Own(own) = target {
+        for ExportedName { path, target, .. } in &out {
+            if let PathTarget::Own(own) = target {
                 self.places.entry(own.clone()).or_insert_with(|| path.clone());
             }
         }
         out
     }
 
-    fn export(&mut self, path: &Path, target: &Target, needs: &[String]) {
+    fn export(&mut self, path: &Path, target: &PathTarget, needs: &[String]) {
         let shown = self.shown(path);
         let end = features(needs);
         let own = match target {
-            Target::Foreign(of) => {
+            PathTarget::Foreign(of) => {
                 return self.lines.push(format!("pub use {shown} = {}{end}", of.join("::")));
             }
-            Target::Own(own) => own,
+            PathTarget::Own(own) => own,
         };
         let place = self.places[own].clone();
         if place != *path {
@@ -167,7 +167,7 @@ impl Lister<'_> {
                 let named = named(&t.generics);
                 let types = tidy(&t.ty);
                 let line = format!("pub type {shown}{} = {types}{end}", tidy(&t.generics));
-                self.say(Said { line, types: &types, module, generics: &named });
+                self.say(SignatureText { line, types: &types, module, generics: &named });
             }
             Item::Struct(s) => {
                 let open = s.fields.iter().all(|f| is_public(&f.vis));
@@ -183,7 +183,7 @@ impl Lister<'_> {
                 for variant in &e.variants {
                     let types = fields(&variant.fields);
                     let line = format!("pub {shown}::{}{types}{end}", variant.ident);
-                    self.say(Said { line, types: &types, module, generics: &named(&e.generics) });
+                    self.say(SignatureText { line, types: &types, module, generics: &named(&e.generics) });
                 }
                 self.methods(own, shown, end);
             }
@@ -264,16 +264,21 @@ impl Lister<'_> {
         }
         let types = format!("{}({}){result}{clause}", tidy(&sig.generics), arguments.join(", "));
         let line = format!("pub {before}fn {shown}{types}{end}");
-        self.say(Said { line, types: &types, module, generics: &generics });
+        self.say(SignatureText { line, types: &types, module, generics: &generics });
     }
 
     fn typed(&mut self, before: &str, ty: &Type, module: &[String], end: &str) {
         let types = tidy(ty);
-        self.say(Said { line: format!("{before}{types}{end}"), types: &types, module, generics: &[] });
+        self.say(SignatureText {
+            line: format!("{before}{types}{end}"),
+            types: &types,
+            module,
+            generics: &[],
+        });
     }
 
     /// Adds a line, and what it names that is not exported.
-    fn say(&mut self, said: Said<'_>) {
+    fn say(&mut self, said: SignatureText<'_>) {
         self.look(said.types, said.module, said.generics, &said.line);
         self.lines.push(said.line);
     }
@@ -290,8 +295,8 @@ impl Lister<'_> {
 
     fn is_exported(&self, module: &[String], path: &[String]) -> bool {
         match self.tree.resolve(module, path) {
-            Target::Own(own) => self.places.contains_key(&own),
-            Target::Foreign(of) => {
+            PathTarget::Own(own) => self.places.contains_key(&own),
+            PathTarget::Foreign(of) => {
                 ["std", "core", "alloc"].contains(&&*of[0]) || self.foreign.contains(&(first(&of), last(&of)))
             }
         }
@@ -303,13 +308,13 @@ impl Lister<'_> {
 }
 
 /// Blocks of an own type, with the modules that they stand in.
-fn blocks<'t>(tree: &'t Tree, own: &Path) -> Vec<(&'t Path, &'t ItemImpl)> {
+fn blocks<'t>(tree: &'t ModuleTree, own: &Path) -> Vec<(&'t Path, &'t ItemImpl)> {
     let all = tree.0.iter().flat_map(|(path, m)| m.items.iter().map(move |item| (path, item)));
     all.filter_map(|(path, item)| {
         let Item::Impl(i) = item else { return None };
         let Type::Path(of) = &*i.self_ty else { return None };
         let of: Path = of.path.segments.iter().map(|s| s.ident.to_string()).collect();
-        let here = needed(&i.attrs).is_some() && tree.resolve(path, &of) == Target::Own(own.clone());
+        let here = needed(&i.attrs).is_some() && tree.resolve(path, &of) == PathTarget::Own(own.clone());
         here.then_some((path, i))
     })
     .collect()

@@ -10,8 +10,8 @@ mod tree;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use list::List;
-use tree::Tree;
+use list::ItemList;
+use tree::ModuleTree;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
@@ -30,10 +30,10 @@ fn sources(folder: &Path, from: &Path, out: &mut BTreeMap<String, String>) {
     }
 }
 
-fn facade() -> List {
+fn facade() -> ItemList {
     let mut files = BTreeMap::new();
     sources(&folder().join("src"), &folder().join("src"), &mut files);
-    List::of(&Tree::of(&files), "symmc")
+    ItemList::of(&ModuleTree::of(&files), "symmc")
 }
 
 #[test]
@@ -65,9 +65,9 @@ fn signatures_name_nothing_that_is_not_exported() {
 }
 
 /// The list of a crate of these files.
-fn list(files: &[(&str, &str)]) -> List {
+fn list(files: &[(&str, &str)]) -> ItemList {
     let files = files.iter().map(|(name, text)| (name.to_string(), text.to_string())).collect();
-    List::of(&Tree::of(&files), "own")
+    ItemList::of(&ModuleTree::of(&files), "own")
 }
 
 const ROOT_SOURCE: &str = r#"
@@ -108,7 +108,7 @@ const OPEN_SOURCE: &str =
     "pub const MOST: usize = 4;\npub use crate::make;\npub type All = Vec<super::Thing>;\n";
 
 #[test]
-fn a_list_has_what_users_can_name_and_nothing_else() {
+fn list_contains_exactly_the_public_items() {
     let found = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]);
     let expected = [
         "pub enum own::Sort",
@@ -134,7 +134,7 @@ fn a_list_has_what_users_can_name_and_nothing_else() {
 }
 
 #[test]
-fn a_list_changes_with_every_public_item_and_with_no_other() {
+fn list_changes_only_with_public_items() {
     let before = list(&[("lib.rs", ROOT_SOURCE), ("inner.rs", INNER_SOURCE), ("open.rs", OPEN_SOURCE)]).lines;
     let with = |from: &str, to: &str| {
         assert!(INNER_SOURCE.contains(from), "{from}");

@@ -10,18 +10,18 @@ pub type Path = Vec<String>;
 
 /// A module.
 #[derive(Default)]
-pub struct Module {
+pub struct SourceModule {
     pub public: bool,
     /// The features that it needs.
     pub features: Vec<String>,
     pub items: Vec<Item>,
     /// The names that its `use` declarations import.
-    pub uses: Vec<Use>,
+    pub uses: Vec<ImportedName>,
 }
 
 /// A name that a `use` declaration brings in.
 #[derive(Clone)]
-pub struct Use {
+pub struct ImportedName {
     pub name: String,
     pub path: Path,
     pub public: bool,
@@ -30,7 +30,7 @@ pub struct Use {
 
 /// The item that a path names.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Target {
+pub enum PathTarget {
     /// An item or a module of the crate.
     Own(Path),
     /// Something of another crate.
@@ -38,13 +38,13 @@ pub enum Target {
 }
 
 /// The modules of a crate by their paths.
-pub struct Tree(pub BTreeMap<Path, Module>);
+pub struct ModuleTree(pub BTreeMap<Path, SourceModule>);
 
-impl Tree {
+impl ModuleTree {
     /// The tree of these files, by their paths from the folder of `lib.rs`. Tests and what stands in for a feature that is
     /// off are left out.
-    pub fn of(files: &BTreeMap<String, String>) -> Tree {
-        let mut tree = Tree(BTreeMap::new());
+    pub fn of(files: &BTreeMap<String, String>) -> ModuleTree {
+        let mut tree = ModuleTree(BTreeMap::new());
         let root = parsed(files, &["lib.rs".to_string()]);
         tree.add(files, Path::new(), (true, Vec::new()), root);
         tree
@@ -57,7 +57,7 @@ impl Tree {
         (public, features): (bool, Vec<String>),
         items: Vec<Item>,
     ) {
-        let mut module = Module { public, features: features.clone(), ..Module::default() };
+        let mut module = SourceModule { public, features: features.clone(), ..SourceModule::default() };
         for item in items {
             match item {
                 Item::Mod(m) => {
@@ -76,7 +76,8 @@ impl Tree {
                     let mut found = Vec::new();
                     flatten(&u.tree, &mut Vec::new(), &mut found);
                     let public = is_public(&u.vis);
-                    let brought = |(name, path)| Use { name, path, public, features: features.clone() };
+                    let brought =
+                        |(name, path)| ImportedName { name, path, public, features: features.clone() };
                     module.uses.extend(found.into_iter().map(brought));
                 }
                 item => module.items.push(item),
@@ -86,20 +87,20 @@ impl Tree {
     }
 
     /// The item that a path names in a module.
-    pub fn resolve(&self, module: &[String], path: &[String]) -> Target {
+    pub fn resolve(&self, module: &[String], path: &[String]) -> PathTarget {
         self.resolve_within(module, path, 16)
     }
 
-    fn resolve_within(&self, module: &[String], path: &[String], depth: usize) -> Target {
-        let Some((head, rest)) = path.split_first() else { return Target::Own(module.to_vec()) };
+    fn resolve_within(&self, module: &[String], path: &[String], depth: usize) -> PathTarget {
+        let Some((head, rest)) = path.split_first() else { return PathTarget::Own(module.to_vec()) };
         let below = |from: &[String]| self.member(from, rest, depth);
         match head.as_str() {
-            _ if depth == 0 => Target::Foreign(path.to_vec()),
+            _ if depth == 0 => PathTarget::Foreign(path.to_vec()),
             "crate" => below(&[]),
             "self" => below(module),
             "super" => below(&module[..module.len().saturating_sub(1)]),
             _ if self.has(module, head) => self.member(module, path, depth),
-            _ => Target::Foreign(path.to_vec()),
+            _ => PathTarget::Foreign(path.to_vec()),
         }
     }
 
@@ -113,8 +114,8 @@ impl Tree {
     }
 
     /// The item that a path names, from a module on.
-    fn member(&self, module: &[String], path: &[String], depth: usize) -> Target {
-        let Some((head, rest)) = path.split_first() else { return Target::Own(module.to_vec()) };
+    fn member(&self, module: &[String], path: &[String], depth: usize) -> PathTarget {
+        let Some((head, rest)) = path.split_first() else { return PathTarget::Own(module.to_vec()) };
         let child = [module, std::slice::from_ref(head)].concat();
         if self.0.contains_key(&child) {
             return self.member(&child, rest, depth);
@@ -124,8 +125,8 @@ impl Tree {
             Some(u) if depth > 0 && u.path.first() != Some(head) => {
                 self.resolve_within(module, &[&u.path[..], rest].concat(), depth - 1)
             }
-            Some(u) => Target::Foreign([&u.path[..], rest].concat()),
-            None => Target::Own([&child[..], rest].concat()),
+            Some(u) => PathTarget::Foreign([&u.path[..], rest].concat()),
+            None => PathTarget::Own([&child[..], rest].concat()),
         }
     }
 }

@@ -7,7 +7,7 @@ use symmc_torch::{ImportOptions, import};
 
 use zip::CompressionMethod;
 
-use crate::common::container::{self, Wide, packed};
+use crate::common::container::{self, Zip64Records, packed};
 use crate::common::{self, Fake, meta, zipped};
 
 fn simple() -> Fake {
@@ -38,7 +38,7 @@ fn archives_with_and_without_a_root_folder_are_read() {
 }
 
 #[test]
-fn what_is_no_program_is_refused_by_name() {
+fn invalid_archives_are_rejected_with_the_cause() {
     let set = |name: &'static str, data: &'static [u8]| {
         changed(move |e| e.iter_mut().find(|e| e.0 == name).unwrap().1 = data.to_vec())
     };
@@ -86,7 +86,7 @@ fn truncated_archives_are_refused() {
 }
 
 #[test]
-fn of_several_programs_the_named_one_is_read() {
+fn named_program_is_selected_from_several() {
     let bytes = changed(|e| {
         let text = e.iter().find(|e| e.0 == "models/model.json").unwrap().1.clone();
         e.retain(|e| !e.0.starts_with("models/"));
@@ -172,7 +172,7 @@ fn bools_are_normalised() {
 }
 
 /// A weight and the program, compressed in one way, after an entry whose name has this many bytes.
-fn written(length: usize, method: CompressionMethod, wide: Wide) -> Vec<u8> {
+fn write_archive(length: usize, method: CompressionMethod, wide: Zip64Records) -> Vec<u8> {
     let fake = simple().parameter("w", "f32[2]", Some(&floats(&[1.0, 2.0])));
     let first = ("x".repeat(length), vec![7; 4]);
     let entries = std::iter::once(first).chain(fake.entries());
@@ -181,11 +181,11 @@ fn written(length: usize, method: CompressionMethod, wide: Wide) -> Vec<u8> {
 }
 
 #[test]
-fn what_pytorch_writes_opens_whatever_the_lengths_of_names() {
+fn archives_open_for_all_lengths_of_names() {
     for method in [CompressionMethod::Stored, CompressionMethod::Deflated] {
-        for wide in [Wide::No, Wide::Records, Wide::Entries] {
+        for wide in [Zip64Records::No, Zip64Records::Records, Zip64Records::Entries] {
             for length in 1..=80 {
-                let imported = import(&written(length, method, wide), &ImportOptions::default());
+                let imported = import(&write_archive(length, method, wide), &ImportOptions::default());
                 let imported = imported.unwrap_or_else(|e| panic!("{length} {method:?} {wide:?}: {e}"));
                 assert_eq!(imported.weights["w"].to_f64(), [1.0, 2.0], "{length} {method:?} {wide:?}");
             }
@@ -234,7 +234,7 @@ fn declaring(extra: &[(&str, &[u8])], size: impl Fn(u64) -> u64) -> Vec<u8> {
     if let Some(last) = entries.last_mut() {
         last.size = size(last.size);
     }
-    container::archive(&entries, Wide::Entries)
+    container::archive(&entries, Zip64Records::Entries)
 }
 
 #[test]
@@ -256,7 +256,7 @@ fn bombs_are_refused_before_they_unpack() {
     let mut entries: Vec<_> =
         simple().entries().iter().map(|(n, d)| packed(n, d, CompressionMethod::Stored)).collect();
     let long = entries.iter().map(|e| e.data.len()).max().unwrap();
-    let mut bytes = container::archive(&entries, Wide::Records);
+    let mut bytes = container::archive(&entries, Zip64Records::Records);
     let end = bytes.len();
     entries.clear();
     for at in directory(&bytes) {

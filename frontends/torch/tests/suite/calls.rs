@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use symmc_ir::{DType, Graph, OpCost, RoundingEffect, Tensor, ValueId};
 use symmc_torch::ImportError;
 
-use crate::ops::{Outcome, case, expected, imported, outcome};
+use crate::ops::{CallOutcome, case, expected, imported, outcome};
 
 /// The accepted difference between results, relative to the largest number of the result: a few roundings to
 /// its dtype.
@@ -38,18 +38,18 @@ fn arguments_left_out_mean_what_they_mean_in_pytorch() {
     for line in include_str!("calls.txt").lines() {
         let case = case(line);
         match outcome(&case) {
-            Ok(Outcome::Results(found)) => {
+            Ok(CallOutcome::Results(found)) => {
                 let pairs = found.iter().zip(expected(&case));
                 match pairs.into_iter().find_map(|(f, e)| differ(f, &e)) {
                     None => agreed += 1,
                     Some(how) => wrong.push(format!("{line}\n    {how}")),
                 }
             }
-            Ok(Outcome::Refused(error @ ImportError::Type { .. })) => {
+            Ok(CallOutcome::Refused(error @ ImportError::Type { .. })) => {
                 wrong.push(format!("{line}\n    {error}"))
             }
-            Ok(Outcome::Refused(error)) => refused.push(format!("{line}\n    {error}")),
-            Ok(Outcome::Opaque(op)) => refused.push(format!("{line}\n    opaque: {op}")),
+            Ok(CallOutcome::Refused(error)) => refused.push(format!("{line}\n    {error}")),
+            Ok(CallOutcome::Opaque(op)) => refused.push(format!("{line}\n    opaque: {op}")),
             Err(error) => wrong.push(format!("{line}\n    {error}")),
         }
     }

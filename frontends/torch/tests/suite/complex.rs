@@ -43,7 +43,7 @@ fn assert_near(found: &[f64], expected: &[f64]) {
 }
 
 /// Each complex number of `x` and the factor of its column.
-fn pairs() -> Vec<((f64, f64), (f64, f64))> {
+fn factor_pairs() -> Vec<((f64, f64), (f64, f64))> {
     let factor =
         |i: usize| (LENGTH_VALUES[i] * ANGLE_VALUES[i].cos(), LENGTH_VALUES[i] * ANGLE_VALUES[i].sin());
     (0..6).map(|i| ((X_VALUES[2 * i], X_VALUES[2 * i + 1]), factor(i % 3))).collect()
@@ -61,7 +61,7 @@ fn a_rotation_by_complex_factors_is_the_formula() {
         .node("aten.view_as_real.default", "self=%turned", &[("y", "f32[2,3,2]")])
         .output("y");
     let expected: Vec<f64> =
-        pairs().into_iter().flat_map(|((a, b), (c, d))| [a * c - b * d, a * d + b * c]).collect();
+        factor_pairs().into_iter().flat_map(|((a, b), (c, d))| [a * c - b * d, a * d + b * c]).collect();
     assert_near(&outputs(&fake)[0], &expected);
 }
 
@@ -81,8 +81,8 @@ fn parts_sums_and_views_are_those_of_complex_numbers() {
         .node("aten.complex.default", "real=%l imag=%t", &[("c", "c64[3]")])
         .node("aten.view_as_real.default", "self=%c", &[("pairs", "f32[3,2]")]);
     let found = outputs(&["re", "im", "y", "pairs"].iter().fold(fake, |f, o| f.output(o)));
-    assert_near(&found[0], &pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
-    assert_near(&found[1], &pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
+    assert_near(&found[0], &factor_pairs().iter().map(|p| p.1.0).collect::<Vec<_>>());
+    assert_near(&found[1], &factor_pairs().iter().map(|p| p.1.1).collect::<Vec<_>>());
     // Element 1 of the transpose is the first of the second row, element 4 the last of the first row.
     let (one, four) = (3, 2);
     let two = [one, four]
@@ -171,7 +171,7 @@ fn arithmetic_is_that_of_complex_numbers() {
 }
 
 #[test]
-fn what_moves_elements_and_adds_them_up_does_so_with_both_parts() {
+fn movement_and_sums_apply_to_both_complex_parts() {
     let (z, p) = numbers();
     let sum = |of: &[(f64, f64)]| of.iter().fold((0.0, 0.0), |a, b| (a.0 + b.0, a.1 + b.1));
     assert_call("aten.sum.default", "self=%z", "c64[]", &flat(&[sum(&z)]));
@@ -254,7 +254,7 @@ fn transforms_are_those_of_the_definition() {
 }
 
 #[test]
-fn half_a_transform_of_real_numbers_says_all_of_it() {
+fn half_transform_of_real_input_keeps_all_information() {
     let real: Vec<(f64, f64)> = ANGLE_VALUES.iter().map(|t| (*t, 0.0)).collect();
     let all = transformed(&real, -1.0);
     let half = "self=%t dim=[0] normalization=0 onesided=true";
@@ -294,7 +294,7 @@ fn long_transforms_are_refused() {
 }
 
 #[test]
-fn inputs_and_outputs_that_are_complex_are_floats_with_one_more_axis() {
+fn complex_inputs_and_outputs_gain_an_axis_of_floats() {
     let fake = Fake::new()
         .input("z", "c64[3]")
         .node("aten.mul.Tensor", "self=%z other=2.0", &[("y", "c64[3]")])
@@ -310,10 +310,10 @@ fn inputs_and_outputs_that_are_complex_are_floats_with_one_more_axis() {
 }
 
 #[test]
-fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
+fn complex_in_place_ops_equal_their_functional_forms() {
     let value = |(a, b): (f64, f64)| [a, b];
-    let x: Vec<(f64, f64)> = pairs().into_iter().map(|(z, _)| z).collect();
-    let p: Vec<(f64, f64)> = pairs().into_iter().map(|(_, p)| p).collect();
+    let x: Vec<(f64, f64)> = factor_pairs().into_iter().map(|(z, _)| z).collect();
+    let p: Vec<(f64, f64)> = factor_pairs().into_iter().map(|(_, p)| p).collect();
     let each = |f: &dyn Fn((f64, f64), (f64, f64), usize) -> (f64, f64)| -> Vec<f64> {
         (0..6).flat_map(|i| value(f(x[i], p[i], i))).collect()
     };
@@ -357,7 +357,7 @@ fn what_is_written_in_place_is_what_its_functional_counterpart_gives() {
 }
 
 #[test]
-fn views_of_complex_numbers_that_are_no_views_here_are_not_read_after_a_write() {
+fn copied_complex_views_cannot_be_read_after_a_write() {
     for (target, arguments, view) in [
         ("aten._conj.default", "self=%z", "c64[2,3]"),
         ("aten.select.int", "self=%z dim=0 index=1", "c64[3]"),
@@ -373,7 +373,7 @@ fn views_of_complex_numbers_that_are_no_views_here_are_not_read_after_a_write() 
 }
 
 #[test]
-fn what_is_not_known_of_complex_numbers_is_refused() {
+fn unsupported_complex_ops_are_rejected() {
     let whole = "not supported for complex numbers";
     for (target, arguments, result, expected) in [
         ("aten.tanh.default", "self=%z", "c64[2,3]", whole),

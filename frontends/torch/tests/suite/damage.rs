@@ -33,7 +33,7 @@ fn program() -> Fake {
 }
 
 /// The text with one word or character replaced, removed or doubled.
-fn damaged(text: &[u8], random: &mut SplitMix) -> Vec<u8> {
+fn damage_text(text: &[u8], random: &mut SplitMix) -> Vec<u8> {
     const WORDS: [&str; 14] = [
         "0",
         "-1",
@@ -87,14 +87,14 @@ fn damaged_programs_and_archives_never_panic() {
     let (mut runs, mut imported) = (0u32, 0u32);
     while started.elapsed() < Duration::from_secs(1) {
         let damaged = if runs % 4 == 0 {
-            damaged(&bytes, &mut random)
+            damage_text(&bytes, &mut random)
         } else if runs % 4 == 1 {
-            damaged(fake.program().to_string().as_bytes(), &mut random)
+            damage_text(fake.program().to_string().as_bytes(), &mut random)
         } else {
             let mut entries = entries.clone();
             let json: Vec<usize> = (0..entries.len()).filter(|&i| entries[i].0.ends_with("json")).collect();
             let at = json[random.below(json.len())];
-            entries[at].1 = damaged(&entries[at].1, &mut random);
+            entries[at].1 = damage_text(&entries[at].1, &mut random);
             zipped("r/", &entries)
         };
         imported += u32::from(symmc_torch::fuzz::check_bytes(&damaged));

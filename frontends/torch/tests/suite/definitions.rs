@@ -321,7 +321,7 @@ mutate %cache = %new
 }
 
 #[test]
-fn constants_of_a_definition_are_not_arguments_of_the_call() {
+fn constants_of_a_definition_cannot_be_written() {
     let definition = "program \"m::shift(Tensor(a!) x, Tensor w == any) -> ()\" ranks ?
 arg %x: f32[2]
 const %w: f32[2] = hex\"0000803f0000803f\"
@@ -386,7 +386,7 @@ fn results_of_a_definition_are_new_tensors() {
 }
 
 #[test]
-fn written_arguments_that_a_call_leaves_out_keep_their_place() {
+fn omitted_written_arguments_keep_the_positions_of_others() {
     let all =
         "program \"m::two(Tensor(a!)? low, Tensor(b!) out, Tensor x, Tensor(c!)? high=None) -> ()\" ranks ?
 arg %low: f32[2]

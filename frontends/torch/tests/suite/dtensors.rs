@@ -68,7 +68,7 @@ fn each_archive_has_the_part_of_its_rank() {
 }
 
 #[test]
-fn a_dtensor_in_a_wrapped_graph_is_the_tensor_of_its_rank() {
+fn dtensors_in_wrapped_graphs_are_local_tensors() {
     let mut fake = program(SAVED);
     let inner = json!({
         "inputs": [{"as_tensor": {"name": "v"}}], "outputs": [{"as_tensor": {"name": "local"}}],

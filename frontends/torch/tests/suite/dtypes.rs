@@ -19,7 +19,7 @@ const DTYPES: [(&str, char); 8] = [
 ];
 
 /// A line of the table.
-struct Line<'t> {
+struct TableLine<'t> {
     /// The dtype and the shape of each operand.
     operands: Vec<(&'t str, &'t str)>,
     target: &'t str,
@@ -33,11 +33,11 @@ struct Line<'t> {
 }
 
 /// The dtype and the shape of a type.
-fn typed(word: &str) -> (&str, &str) {
+fn split_type(word: &str) -> (&str, &str) {
     word.find('[').map(|at| word.split_at(at)).expect("a type")
 }
 
-fn line(text: &str) -> Line<'_> {
+fn line(text: &str) -> TableLine<'_> {
     let parts: Vec<&str> = text.split(" | ").collect();
     let [operands, call, results, varied, cells] = parts.as_slice() else { panic!("five parts: {text}") };
     let (target, arguments) = call.split_once(' ').expect("arguments");
@@ -45,8 +45,8 @@ fn line(text: &str) -> Line<'_> {
         Some(rest) => (true, rest),
         None => (false, *results),
     };
-    Line {
-        operands: operands.split(' ').map(typed).collect(),
+    TableLine {
+        operands: operands.split(' ').map(split_type).collect(),
         target,
         arguments,
         list,
@@ -57,7 +57,7 @@ fn line(text: &str) -> Line<'_> {
 }
 
 /// A call whose operands have the same dtype, except one of them.
-fn program(line: &Line<'_>, main: &str, other: &str, results: &[String]) -> Fake {
+fn program(line: &TableLine<'_>, main: &str, other: &str, results: &[String]) -> Fake {
     let first = line.operands[0].0;
     let mut fake = Fake::new();
     for (i, (dtype, shape)) in line.operands.iter().enumerate() {
@@ -89,7 +89,7 @@ fn is_opaque(graph: &Graph) -> bool {
 }
 
 /// The fault of a call for which PyTorch gives results of these dtypes.
-fn accepted(line: &Line<'_>, main: &str, other: &str, cell: &str) -> Option<String> {
+fn accepted(line: &TableLine<'_>, main: &str, other: &str, cell: &str) -> Option<String> {
     let letter = |c: char| DTYPES.iter().find(|d| d.1 == c).map(|d| d.0);
     let dtypes: Option<Vec<&str>> = cell.chars().map(letter).collect();
     let results: Vec<String> = dtypes?.iter().zip(&line.results).map(|(d, s)| format!("{d}{s}")).collect();
@@ -98,7 +98,7 @@ fn accepted(line: &Line<'_>, main: &str, other: &str, cell: &str) -> Option<Stri
 
 /// The fault of a call for which PyTorch raises an error: it is imported, perhaps with another dtype than the
 /// declared one.
-fn refused(line: &Line<'_>, main: &str, other: &str) -> Option<String> {
+fn import_failure(line: &TableLine<'_>, main: &str, other: &str) -> Option<String> {
     let results: Vec<String> = line.results.iter().map(|s| format!("{main}{s}")).collect();
     match import(&program(line, main, other, &results)) {
         Ok(graph) if is_opaque(&graph) => None,
@@ -117,7 +117,7 @@ fn operators_take_the_dtypes_that_pytorch_takes() {
             for ((other, _), cell) in DTYPES.iter().zip(row) {
                 let found = match *cell {
                     cell if cell.contains(',') => None,
-                    "." => refused(&line, main, other),
+                    "." => import_failure(&line, main, other),
                     cell => accepted(&line, main, other, cell),
                 };
                 cells += 1;

@@ -213,7 +213,7 @@ fn rows_come_back(n: usize, local: usize, sizes: &[Vec<usize>], align: usize, se
 }
 
 #[test]
-fn rows_that_do_not_fit_are_an_error_of_the_run() {
+fn routing_beyond_the_capacity_fails_the_run() {
     let fake = exchange("symm_mem.all_to_all_vdev_2d.default", "i64[2]", "2", "in_splits=%s major_align=41");
     let program = imported(&fake, 2).expect("a program");
     let fits = |own: [f64; 2]| {
@@ -484,7 +484,7 @@ fn sized(bound: Option<i64>, target: &str, arguments: &str, result: &str) -> Fak
 }
 
 #[test]
-fn rows_of_a_number_that_is_data_are_reduced_or_refused() {
+fn rows_of_dynamic_count_are_reduced_or_rejected() {
     let run_with = |fake: &Fake, count: f64| {
         let x: Vec<f64> = (0..12).map(|i| (i as f64) - 5.0).collect();
         results(
@@ -580,7 +580,7 @@ fn positions_are_repeated_by_counts_that_are_data() {
 }
 
 #[test]
-fn counts_that_do_not_add_up_to_the_output_size_are_errors() {
+fn counts_must_add_up_to_the_output_size() {
     let repeated = |fake: Fake, counts: &str, size: &str| {
         let positions = format!("i64[{size}]");
         let rows = format!("f32[{size},2]");
@@ -632,7 +632,7 @@ fn whole_rows_are_outputs_of_fixed_extents() {
 }
 
 #[test]
-fn the_extent_of_rows_that_add_up_to_a_fixed_number_is_that_number() {
+fn dynamic_rows_with_a_fixed_sum_have_that_extent() {
     let split = |sum: &str| {
         Fake::new()
             .input("x", "f32[6,2]")

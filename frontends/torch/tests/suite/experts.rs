@@ -21,12 +21,12 @@ const PROGRAMS: [(&str, usize, f64); 8] = [
     ("dispatched4", 4, 1e-6),
 ];
 
-struct Recorded(safetensors::SafeTensors<'static>);
+struct RecordedTensors(safetensors::SafeTensors<'static>);
 
-impl Recorded {
+impl RecordedTensors {
     fn open(name: &str) -> Self {
         let bytes = std::fs::read(file(name, "safetensors")).unwrap_or_else(|e| panic!("{name}: {e}"));
-        Recorded(safetensors::SafeTensors::deserialize(bytes.leak()).expect("recorded tensors"))
+        RecordedTensors(safetensors::SafeTensors::deserialize(bytes.leak()).expect("recorded tensors"))
     }
 
     fn tensor(&self, name: &str) -> Option<Tensor> {
@@ -64,7 +64,7 @@ fn exchanges_by_data_give_what_pytorch_gave() {
         let options = ImportOptions { ranks: Some(ranks as u32), definitions, ..ImportOptions::default() };
         let imported = import(&std::fs::read(file(name, "pt2")).expect("a program"), &options)
             .unwrap_or_else(|e| panic!("{name}: {e}"));
-        let recorded = Recorded::open(name);
+        let recorded = RecordedTensors::open(name);
         let inputs: Vec<Vec<Arc<Tensor>>> = (0..ranks)
             .map(|rank| {
                 let mut arguments = 0..;

@@ -129,7 +129,7 @@ fn callers_say_more_of_symbols() {
 }
 
 #[test]
-fn what_ranges_decide_is_left_out_of_extents() {
+fn extents_are_simplified_by_symbol_ranges() {
     // A table of 64 positions, cut to the length. Its extent is the length if that is at most 64.
     let fake = Fake::new()
         .range("s0", Some(2), None)
@@ -381,7 +381,7 @@ fn an_unknown_op_is_opaque_with_its_declared_results() {
 }
 
 #[test]
-fn a_use_of_a_known_op_that_has_no_counterpart_is_opaque() {
+fn unsupported_use_of_a_known_op_is_opaque() {
     for (target, arguments, result) in [
         ("aten.where.default", "condition=%x", "i64[2]"),
         ("aten.linalg_vector_norm.default", "self=%x ord=3", "f32[]"),
@@ -697,7 +697,7 @@ fn groups_in_wrapped_graphs_are_found() {
 }
 
 #[test]
-fn the_table_of_supported_ops_is_the_one_that_is_searched() {
+fn supported_ops_have_unique_names() {
     let ops = symmc_torch::supported_ops();
     assert!(ops.len() > 250, "{}", ops.len());
     assert!(ops.contains(&("aten.add", "add")));
@@ -709,7 +709,7 @@ fn the_table_of_supported_ops_is_the_one_that_is_searched() {
 
 /// PyTorch makes numbers from a bool mask for cuDNN, which would leave something of a large hidden score.
 #[test]
-fn columns_hidden_from_the_attention_of_cudnn_do_not_count() {
+fn hidden_columns_do_not_affect_cudnn_attention() {
     let masked = |hidden: &str, seen: &[f64]| {
         let low = format!("s={hidden} dtype=:f32");
         let attention = "query=%q key=%k value=%v attn_bias=%m compute_log_sumexp=false";

@@ -9,7 +9,7 @@ use symmc_torch::ImportError;
 
 use crate::common::Fake;
 
-pub(crate) struct Case<'t> {
+pub(crate) struct CallCase<'t> {
     pub operands: Vec<(&'t str, &'t str, Vec<f64>)>,
     pub target: &'t str,
     pub arguments: &'t str,
@@ -43,7 +43,7 @@ fn typed(text: &str) -> (&str, Vec<f64>) {
     (ty.trim(), numbers(data))
 }
 
-pub(crate) fn case(line: &str) -> Case<'_> {
+pub(crate) fn case(line: &str) -> CallCase<'_> {
     let parts: Vec<&str> = line.split('|').map(str::trim).collect();
     let [operands, call, results] = parts.as_slice() else { panic!("three parts: {line}") };
     let operand = |text| {
@@ -61,7 +61,7 @@ pub(crate) fn case(line: &str) -> Case<'_> {
         Some(rest) => (true, rest),
         None => (false, results),
     };
-    Case {
+    CallCase {
         operands: operands.split(';').filter(|t| !t.trim().is_empty()).map(operand).collect(),
         target,
         arguments,
@@ -80,7 +80,7 @@ pub(crate) fn tensor(ty: &str, data: &[f64]) -> Tensor {
 }
 
 /// The outcome of a call.
-pub(crate) enum Outcome {
+pub(crate) enum CallOutcome {
     /// The results for which the line has numbers.
     Results(Vec<Tensor>),
     /// The op stays opaque.
@@ -89,7 +89,7 @@ pub(crate) enum Outcome {
 }
 
 /// The graph of a call, imported as a program of one node.
-pub(crate) fn imported(case: &Case<'_>) -> Result<Graph, ImportError> {
+pub(crate) fn imported(case: &CallCase<'_>) -> Result<Graph, ImportError> {
     let mut fake = Fake::new();
     for (name, ty, _) in &case.operands {
         fake = fake.input(name, ty);
@@ -112,23 +112,23 @@ pub(crate) fn imported(case: &Case<'_>) -> Result<Graph, ImportError> {
 }
 
 /// Imports a call as a program of one node, and runs it in the reference interpreter.
-pub(crate) fn outcome(case: &Case<'_>) -> Result<Outcome, String> {
+pub(crate) fn outcome(case: &CallCase<'_>) -> Result<CallOutcome, String> {
     let graph = match imported(case) {
         Ok(graph) => graph,
-        Err(error) => return Ok(Outcome::Refused(error)),
+        Err(error) => return Ok(CallOutcome::Refused(error)),
     };
     if let Some(op) = graph.nodes.values().find(|n| matches!(n.op, Op::Opaque { .. })) {
-        return Ok(Outcome::Opaque(format!("{:?}", op.op)));
+        return Ok(CallOutcome::Opaque(format!("{:?}", op.op)));
     }
     let inputs: Vec<Arc<Tensor>> = case.operands.iter().map(|o| Arc::new(tensor(o.1, &o.2))).collect();
     let found =
         symmc_ir::interp::run(&graph, &SymbolBindings::new(), &[inputs]).map_err(|e| e.to_string())?;
     let found = found.into_iter().next().unwrap_or_default();
-    Ok(Outcome::Results(found))
+    Ok(CallOutcome::Results(found))
 }
 
 /// The results of a line for which it has numbers.
-pub(crate) fn expected(case: &Case<'_>) -> Vec<Tensor> {
+pub(crate) fn expected(case: &CallCase<'_>) -> Vec<Tensor> {
     let with_numbers = case.results.iter().filter(|r| !r.1.is_empty() || r.0.contains("[0"));
     with_numbers.map(|(ty, data)| tensor(ty, data)).collect()
 }
@@ -136,11 +136,11 @@ pub(crate) fn expected(case: &Case<'_>) -> Vec<Tensor> {
 fn check(line: &str) -> Result<(), String> {
     let case = case(line);
     let found = match outcome(&case)? {
-        Outcome::Refused(ImportError::Dtypes { .. }) if case.raises => return Ok(()),
+        CallOutcome::Refused(ImportError::Dtypes { .. }) if case.raises => return Ok(()),
         _ if case.raises => return Err("it is imported, and PyTorch raises".into()),
-        Outcome::Results(found) => found,
-        Outcome::Opaque(op) => return Err(format!("it stays opaque: {op}")),
-        Outcome::Refused(error) => return Err(error.to_string()),
+        CallOutcome::Results(found) => found,
+        CallOutcome::Opaque(op) => return Err(format!("it stays opaque: {op}")),
+        CallOutcome::Refused(error) => return Err(error.to_string()),
     };
     for (found, expected) in found.iter().zip(expected(&case)) {
         near(found, &expected)?;

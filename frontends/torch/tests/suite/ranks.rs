@@ -8,13 +8,13 @@ use symmc_torch::{ImportError, ImportOptions, ImportOutput, import_ranks};
 
 use crate::common::Fake;
 
-fn joined(ranks: &[Fake]) -> Result<ImportOutput, ImportError> {
+fn import_all_ranks(ranks: &[Fake]) -> Result<ImportOutput, ImportError> {
     let bytes: Vec<Vec<u8>> = ranks.iter().map(Fake::bytes).collect();
     import_ranks(&bytes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &ImportOptions::default())
 }
 
 fn refusal(ranks: &[Fake]) -> String {
-    joined(ranks).expect_err("they differ").to_string()
+    import_all_ranks(ranks).expect_err("they differ").to_string()
 }
 
 /// The results of each rank for these arguments, which are the same on all ranks.
@@ -72,7 +72,7 @@ fn numbers_that_differ_are_values_of_each_rank() {
     for n in 2..=5usize {
         let starts: Vec<i64> = (0..=n as i64).map(|r| r * 3).collect();
         let ranks: Vec<Fake> = (0..n).map(|rank| embedding(&starts, rank)).collect();
-        let imported = joined(&ranks).expect("one program");
+        let imported = import_all_ranks(&ranks).expect("one program");
         assert_eq!(imported.graph.ranks, Some(n as u32));
         assert_eq!(imported.other_rank_weights.len(), n - 1);
         let ids: Vec<i64> = (0..6).map(|i| i * 7 % (3 * n as i64)).collect();
@@ -137,7 +137,7 @@ fn slices_and_ranges_start_where_the_rank_says() {
         ),
     ] {
         let fake = |a: &str| Fake::new().input("x", "i64[6]").node(target, a, &[("y", result)]).output("y");
-        let imported = joined(&arguments.map(fake)).unwrap_or_else(|e| panic!("{target}: {e}"));
+        let imported = import_all_ranks(&arguments.map(fake)).unwrap_or_else(|e| panic!("{target}: {e}"));
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{target} {arguments:?}");
     }
 }
@@ -167,7 +167,7 @@ fn slices_are_written_where_the_rank_says() {
                 )
                 .output("y")
         };
-        let imported = joined(&slices.map(fake)).unwrap_or_else(|e| panic!("{slices:?}: {e}"));
+        let imported = import_all_ranks(&slices.map(fake)).unwrap_or_else(|e| panic!("{slices:?}: {e}"));
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{slices:?}");
     }
     let fake = |slice: &str| {
@@ -242,7 +242,7 @@ fn names_and_data_may_differ() {
             )
             .output(&format!("{name}_t"))
     };
-    let imported = joined(&[rank("a", 1.0, 2.0), rank("b", 3.0, 4.0)]).expect("one program");
+    let imported = import_all_ranks(&[rank("a", 1.0, 2.0), rank("b", 3.0, 4.0)]).expect("one program");
     assert_eq!(outputs(&imported, &[]), [[11.0], [15.0]]);
     let kinds: Vec<InputKind> = imported.graph.inputs.values().map(|i| i.kind).collect();
     assert_eq!(kinds, [InputKind::Parameter, InputKind::Parameter, InputKind::Constant]);
@@ -266,7 +266,7 @@ fn groups_have_the_cells_that_their_names_tell() {
             .output("q")
     };
     let mesh = [rank("3", "1"), rank("3", "2"), rank("4", "1"), rank("4", "2")];
-    let graph = joined(&mesh).expect("one program").graph;
+    let graph = import_all_ranks(&mesh).expect("one program").graph;
     let members: Vec<_> = graph.groups.values().map(|g| g.members.clone()).collect();
     let cells = |cells: [[u32; 2]; 2]| GroupMembers::Cells(cells.map(|c| c.to_vec()).to_vec());
     assert_eq!(members, [cells([[0, 1], [2, 3]]), cells([[0, 2], [1, 3]])]);
@@ -305,7 +305,7 @@ fn pieces_that_differ_between_ranks_are_exchanged() {
         ),
     ] {
         let ranks: Vec<Fake> = (0..3).map(|r| exchanging(r, to[r], from[r])).collect();
-        let imported = joined(&ranks).expect("one program");
+        let imported = import_all_ranks(&ranks).expect("one program");
         let found = outputs(&imported, std::slice::from_ref(&x));
         assert_eq!(found, expected.map(|e| e.to_vec()), "{to:?}");
     }
@@ -367,7 +367,7 @@ fn parts_are_one_program_in_every_spelling() {
             .chain(forms.into_iter().map(|form| (form, rows.clone())))
     {
         let ranks: Vec<Fake> = (0..3).map(|r| part(form, r)).collect();
-        let imported = joined(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
+        let imported = import_all_ranks(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{form}");
         let shards =
             imported.graph.nodes.values().filter(|n| matches!(n.op, Op::Shard { axis: 0, .. })).count();
@@ -390,7 +390,7 @@ fn pieces_are_those_of_a_group_with_the_positions() {
             .node("_c10d_functional.wait_tensor.default", "tensor=%all", &[("y", "i64[4]")])
             .output("y")
     };
-    let imported = joined(&[0, 1, 2, 3].map(rank)).expect("one program");
+    let imported = import_all_ranks(&[0, 1, 2, 3].map(rank)).expect("one program");
     let graph = &imported.graph;
     let groups: Vec<_> = graph.nodes.values().filter_map(|n| n.op.group()).collect();
     assert_eq!(graph.groups.len(), 1, "{:?}", graph.groups);
@@ -436,7 +436,7 @@ fn parts_are_written_in_place() {
         ("whole", [[2.0, 20.0, 40.0, 60.0, 80.0, 100.0]; 2]),
     ] {
         let ranks: Vec<Fake> = (0..2).map(|r| writing(form, r)).collect();
-        let imported = joined(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
+        let imported = import_all_ranks(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
         assert_eq!(outputs(&imported, std::slice::from_ref(&x)), expected, "{form}");
         // A view that was read before shows the written data.
         let graph = &imported.graph;
@@ -491,7 +491,7 @@ fn symbolic(form: &str, r: usize) -> Fake {
 fn parts_begin_at_multiples_of_sizes_that_vary() {
     for form in ["slice", "chunk"] {
         let ranks: Vec<Fake> = (0..3).map(|r| symbolic(form, r)).collect();
-        let imported = joined(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
+        let imported = import_all_ranks(&ranks).unwrap_or_else(|e| panic!("{form}: {e}"));
         assert!(imported.graph.nodes.values().any(|n| matches!(n.op, Op::Shard { .. })), "{form}");
         for size in 1..=4usize {
             let x = ints(&(0..3 * size as i64).collect::<Vec<_>>());

@@ -8,7 +8,7 @@ use serde_json::json;
 
 /// A call on `x` with the dynamic extent `s0`, and the sizes from 1 to 8 at which it runs. No sizes mean that
 /// it is rejected.
-struct Case {
+struct SizeCase {
     target: &'static str,
     arguments: &'static str,
     /// Results that are a list start with `list`.
@@ -21,13 +21,13 @@ const fn case(
     arguments: &'static str,
     results: &'static str,
     sizes: &'static [i64],
-) -> Case {
-    Case { target, arguments, results, sizes }
+) -> SizeCase {
+    SizeCase { target, arguments, results, sizes }
 }
 
 const X: &str = "f32[s0,3]";
 
-const CASES: &[Case] = &[
+const CASES: &[SizeCase] = &[
     case("split_with_sizes.default", "self=%x split_sizes=[2,3]", "list f32[2,3]; f32[3,3]", &[5]),
     case("split_with_sizes_copy.default", "self=%x split_sizes=[4] dim=-2", "list f32[4,3]", &[4]),
     case("split.Tensor", "self=%x split_size=2", "list f32[2,3]; f32[2,3]", &[4]),
@@ -67,7 +67,7 @@ const CASES: &[Case] = &[
 ];
 
 /// The program of a case, which returns `x` as well.
-fn program(case: &Case) -> Fake {
+fn program(case: &SizeCase) -> Fake {
     let inputs = [("x", X), ("y", "f32[4,3]"), ("z", "f32[2,4]"), ("i", "i64[4]"), ("w", "f32[2*s0,3]")];
     let mut fake = Fake::new().range("s0", Some(1), Some(8)).sym_int("n", "s0");
     for (name, expression) in [
@@ -102,7 +102,7 @@ fn program(case: &Case) -> Fake {
 }
 
 #[test]
-fn constants_that_constrain_a_dynamic_extent_are_checked_at_run_time() {
+fn constants_constraining_extents_are_checked_at_run_time() {
     for case in CASES {
         let what = format!("{} {}", case.target, case.arguments);
         let graph = match program(case).import() {

@@ -11,9 +11,9 @@ use symmc_torch::ImportOptions;
 use crate::common::Fake;
 
 /// Numbers that are the same in every run of the test.
-struct Random(u64);
+struct RandomNumbers(u64);
 
-impl Random {
+impl RandomNumbers {
     fn next(&mut self, below: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % below
@@ -25,7 +25,7 @@ impl Random {
 }
 
 /// An argument of a schema: its type and its name.
-struct Argument<'t> {
+struct SchemaArgument<'t> {
     ty: &'t str,
     name: &'t str,
 }
@@ -50,7 +50,7 @@ fn split(text: &str) -> Vec<&str> {
 }
 
 /// The target, the arguments and the types of the results of a line of `schemas.txt`.
-fn schema(line: &str) -> (String, Vec<Argument<'_>>, Vec<&str>) {
+fn schema(line: &str) -> (String, Vec<SchemaArgument<'_>>, Vec<&str>) {
     let (head, results) = line.rsplit_once(" -> ").expect("results");
     let (name, arguments) =
         head.strip_suffix(')').and_then(|h| h.split_once('(')).unwrap_or_else(|| panic!("arguments: {line}"));
@@ -66,7 +66,7 @@ fn schema(line: &str) -> (String, Vec<Argument<'_>>, Vec<&str>) {
                 .unwrap_or(p)
                 .rsplit_once(' ')
                 .unwrap_or_else(|| panic!("type and name: {line}"));
-            Argument { ty, name }
+            SchemaArgument { ty, name }
         })
         .collect();
     let results = results.strip_prefix('(').and_then(|r| r.strip_suffix(')')).map_or(vec![results], split);
@@ -113,12 +113,12 @@ fn value(
     fake: &mut Fake,
     calm: bool,
     shapes: &[&str],
-    of: &Argument<'_>,
-    rng: &mut Random,
+    of: &SchemaArgument<'_>,
+    rng: &mut RandomNumbers,
 ) -> Option<String> {
     let bare = of.ty.split(['(', '[', '?']).next().unwrap_or(of.ty);
     let list = of.ty.contains("[]") || of.ty.ends_with(']') || of.ty.ends_with("]?");
-    let tensor = |fake: &mut Fake, rng: &mut Random| {
+    let tensor = |fake: &mut Fake, rng: &mut RandomNumbers| {
         let name = format!("t{}", fake.inputs.len());
         let dtype = match (calm, of.name) {
             (true, "index" | "indices" | "target") => "i64",
@@ -159,7 +159,7 @@ fn value(
 }
 
 /// A program that calls an op once.
-fn call(line: &str, rng: &mut Random) -> (Fake, String, Vec<String>) {
+fn call(line: &str, rng: &mut RandomNumbers) -> (Fake, String, Vec<String>) {
     let (target, arguments, results) = schema(line);
     let mut fake = Fake::new();
     // One shape is often used for all tensors, so that more calls are valid.
@@ -235,7 +235,7 @@ fn every_rule_takes_odd_arguments_or_refuses_them() {
     let mut failures = Vec::new();
     let (mut imported, mut refused, mut never) = (0, 0, 0);
     for line in lines {
-        let mut rng = Random(line.bytes().fold(7, |h, b| h * 31 % 1_000_003 + u64::from(b)));
+        let mut rng = RandomNumbers(line.bytes().fold(7, |h, b| h * 31 % 1_000_003 + u64::from(b)));
         let mut ever = false;
         for _ in 0..CALLS_PER_SCHEMA {
             let (fake, call, names) = call(line, &mut rng);

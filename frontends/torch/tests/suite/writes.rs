@@ -31,7 +31,7 @@ fn run_ranks(fake: &Fake, ranks: u32, inputs: &[&[f64]]) -> Vec<Vec<Vec<f64>>> {
 }
 
 #[test]
-fn in_place_ops_rebind_every_name_of_what_they_write() {
+fn in_place_ops_rebind_every_alias() {
     let fake = Fake::new()
         .input("x", "f32[2]")
         .node("aten.clone.default", "self=%x", &[("c", "f32[2]")])
@@ -127,7 +127,7 @@ fn a_reshape_that_pytorch_copies_is_a_copy() {
 }
 
 #[test]
-fn writing_a_view_without_elements_of_its_own_is_refused() {
+fn writing_an_expanded_view_is_rejected() {
     let expanded = Fake::new()
         .input("x", "f32[1]")
         .node("aten.expand.default", "self=%x size=[3]", &[("e", "f32[3]")])
@@ -138,7 +138,7 @@ fn writing_a_view_without_elements_of_its_own_is_refused() {
 }
 
 #[test]
-fn writing_an_opaque_view_is_refused_where_its_base_is_read() {
+fn opaque_view_writes_are_rejected_if_base_is_read() {
     let fake = Fake::new()
         .input("x", "f32[3,3]")
         .node("aten.clone.default", "self=%x", &[("c", "f32[3,3]")])
@@ -156,7 +156,7 @@ fn writing_an_opaque_view_is_refused_where_its_base_is_read() {
 }
 
 #[test]
-fn views_by_strides_are_written_where_they_are_views_and_refused_where_they_are_read_by_index() {
+fn strided_views_are_written_unless_read_by_index() {
     let written = |op: &str, arguments: &str, shape: &str| {
         Fake::new()
             .input("x", "f32[2,3]")
@@ -189,7 +189,7 @@ fn views_by_strides_are_written_where_they_are_views_and_refused_where_they_are_
 }
 
 #[test]
-fn what_lies_elsewhere_in_memory_is_not_read_by_strides() {
+fn as_strided_reads_only_memory_of_its_operand() {
     let strided = |change: &dyn Fn(&mut Fake), arguments: &str| {
         let mut fake = Fake::new().input("x", "f32[2,3]").node(
             "aten.as_strided.default",
@@ -327,7 +327,7 @@ fn custom(results: &[(&str, &str)]) -> Fake {
 }
 
 #[test]
-fn a_custom_op_of_which_nothing_tells_is_refused_where_it_could_matter() {
+fn custom_ops_without_schema_are_rejected_when_effects_matter() {
     let error = custom(&[]).error();
     let expected = "it has no result, so it must have a side effect: the program does not state what this operator writes; \
                     declare its schema (such as `mylib::f(Tensor out, Tensor x) -> ()`";
@@ -456,7 +456,7 @@ fn random_numbers_and_other_effects_are_refused() {
 }
 
 #[test]
-fn what_is_only_able_to_write_or_draw_is_not_refused() {
+fn ops_that_cannot_write_or_draw_here_are_accepted() {
     let detached = Fake::new()
         .input("x", "f32[2]")
         .node("aten.lift_fresh_copy.default", "self=%x", &[("c", "f32[2]")])

@@ -27,9 +27,9 @@ const MAX_PARTS: usize = 8;
 /// The most values that one analysis visits.
 const MAX_VALUES: usize = 128;
 /// Constants up to this are of moderate size.
-const MODERATE: f64 = 1e30;
+const MAX_MODERATE_SCORE: f64 = 1e30;
 /// Weights are assumed to be no larger than this.
-const WEIGHT: f64 = 1e15;
+const MAX_WEIGHT: f64 = 1e15;
 
 /// Whether a number hides a score of this dtype.
 pub fn hides_score(dtype: DType, x: f64) -> bool {
@@ -164,15 +164,15 @@ fn hiding_number(cx: &Rewriter, dtype: DType, value: ValueId) -> Option<f64> {
 /// a score. A value that the caller passes may be a mask.
 pub fn is_moderate(cx: &Rewriter, value: ValueId) -> bool {
     let (low, high) = value_interval(cx, value, &mut MAX_VALUES.clone());
-    -MODERATE <= low && high <= MODERATE
+    -MAX_MODERATE_SCORE <= low && high <= MAX_MODERATE_SCORE
 }
 
-const ANY: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
+const UNBOUNDED_INTERVAL: (f64, f64) = (f64::NEG_INFINITY, f64::INFINITY);
 
 /// An interval that contains the elements of a value, provided that weights are of moderate size.
 fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64) {
     if *left == 0 {
-        return ANY;
+        return UNBOUNDED_INTERVAL;
     }
     *left -= 1;
     let ty = cx.ty(value);
@@ -186,9 +186,9 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
     let found = match cx.def(value) {
         None => match cx.graph().values[value].def {
             ValueDef::Input(input) if cx.graph().inputs[input].kind == InputKind::Parameter => {
-                (-WEIGHT, WEIGHT)
+                (-MAX_WEIGHT, MAX_WEIGHT)
             }
-            _ => ANY,
+            _ => UNBOUNDED_INTERVAL,
         },
         Some((op, inputs)) => {
             match super::index_expr(cx, value).linear().and_then(|x| x.range(cx.symbols(), &ty.shape)) {
@@ -202,7 +202,7 @@ fn value_interval(cx: &Rewriter, value: ValueId, left: &mut usize) -> (f64, f64)
 }
 
 fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> (f64, f64) {
-    let mut operand = |i: usize| inputs.get(i).map_or(ANY, |&x| value_interval(cx, x, left));
+    let mut operand = |i: usize| inputs.get(i).map_or(UNBOUNDED_INTERVAL, |&x| value_interval(cx, x, left));
     match op {
         Op::Binary(op) => binary_interval(*op, operand(0), operand(1)),
         Op::BinaryScalar { op, scalar, scalar_left } => {
@@ -238,7 +238,7 @@ fn op_interval(cx: &Rewriter, op: &Op, inputs: &[ValueId], left: &mut usize) -> 
         }
         Op::Cast | Op::Copy | Op::Reshape | Op::Expand => operand(0),
         Op::Permute { .. } | Op::Slice { .. } | Op::Take { .. } | Op::Index { .. } => operand(0),
-        _ => ANY,
+        _ => UNBOUNDED_INTERVAL,
     }
 }
 
@@ -251,14 +251,14 @@ fn binary_interval(op: BinaryOp, (a, b): (f64, f64), (c, d): (f64, f64)) -> (f64
         BinaryOp::Pow if a == b && a > 0.0 => hull(&[a.powf(c), a.powf(d)]),
         BinaryOp::Max => (a.max(c), b.max(d)),
         BinaryOp::Min => (a.min(c), b.min(d)),
-        _ => ANY,
+        _ => UNBOUNDED_INTERVAL,
     }
 }
 
 /// The smallest interval that contains these numbers.
 fn hull(numbers: &[f64]) -> (f64, f64) {
     if numbers.iter().any(|x| x.is_nan()) {
-        return ANY;
+        return UNBOUNDED_INTERVAL;
     }
     numbers.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)))
 }

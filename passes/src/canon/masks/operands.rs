@@ -10,7 +10,7 @@ use super::linear::{AxisIndex, ElementRef, LinearExpr};
 use crate::rewrite::Rewriter;
 
 /// A position beyond all extents.
-const FAR: i64 = 1 << 41;
+const BEYOND_ALL_POSITIONS: i64 = 1 << 41;
 
 /// Emits the operand of a bound as a value that broadcasts to the rows of the scores; `None` if it has none.
 pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim]) -> Option<ValueId> {
@@ -20,7 +20,11 @@ pub fn emit_bound_operand(cx: &mut Rewriter, limit: &PendingBound, scores: &[Dim
             let seen = emit_witness(cx, rows, scores)?;
             let ty = TensorType::new(DType::I64, cx.shape(seen).to_vec());
             let number = cx.emit("rows", Op::Cast, &[seen], ty.clone());
-            let op = Op::BinaryScalar { op: BinaryOp::Mul, scalar: Scalar::Int(FAR), scalar_left: false };
+            let op = Op::BinaryScalar {
+                op: BinaryOp::Mul,
+                scalar: Scalar::Int(BEYOND_ALL_POSITIONS),
+                scalar_left: false,
+            };
             Some(cx.emit("limit", op, &[number], ty))
         }
         BoundOperand::Chunk { of, less, by } => {

@@ -22,7 +22,7 @@ use symmc_ir::dim::SymbolBindings;
 use symmc_ir::interp::{self, SeedConfig, seeded_inputs};
 use symmc_ir::{Graph, Tensor, text};
 
-pub struct Case {
+pub struct ProgramCase {
     /// The location of the case, for messages.
     pub at: String,
     /// The words after its name.
@@ -31,7 +31,7 @@ pub struct Case {
 }
 
 /// Runs `pass` on every case of the files of `tests/<folder>` and compares the output.
-pub fn check(folder: &str, pass: impl Fn(&Case) -> String) {
+pub fn check(folder: &str, pass: impl Fn(&ProgramCase) -> String) {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(folder);
     let mut files: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|e| e.unwrap().path()).collect();
     files.sort();
@@ -47,7 +47,7 @@ pub fn check(folder: &str, pass: impl Fn(&Case) -> String) {
             let words = words.split([' ', ',']).filter(|w| !w.is_empty()).map(String::from).collect();
             let graph = text::parse(program).unwrap_or_else(|e| panic!("{at}: {e}"));
             symmc_ir::verify::verify(&graph).unwrap_or_else(|e| panic!("{at}: {}", e[0]));
-            let found = pass(&Case { at: at.clone(), words, program: graph });
+            let found = pass(&ProgramCase { at: at.clone(), words, program: graph });
             if found.trim() != expected.trim() {
                 write!(failures, "\n== {at}\n-- expected\n{}\n-- found\n{found}", expected.trim()).unwrap();
             }

@@ -570,7 +570,7 @@ fn custom(wait: usize, a: &str, b: &str) -> Plan {
 }
 
 #[test]
-fn what_peers_touch_in_a_custom_op_is_ordered() {
+fn memory_that_peers_access_in_custom_ops_is_ordered() {
     let good = custom(1, "sym:0", "sym:64");
     assert_eq!(kinds(&good), BTreeSet::new());
     let buffer = &good.buckets[0].buffers[1];
@@ -619,7 +619,7 @@ fn repeated(exit: Option<ExitBarrier>, x: &str) -> Plan {
 }
 
 #[test]
-fn a_pulled_operand_stays_into_the_next_run_of_any_bucket() {
+fn pulled_operands_stay_valid_into_the_next_run() {
     assert_eq!(kinds(&repeated(KEPT, "late")), BTreeSet::new());
     assert_eq!(kinds(&repeated(KEPT, "both")), BTreeSet::new());
     // A plain all-reduce meets the peers after the pull.
@@ -706,7 +706,7 @@ fn put_after_pull(ranks: u32, pairs: &str) -> Plan {
 }
 
 #[test]
-fn pairs_order_the_ranks_that_form_them_and_no_others() {
+fn permutation_pairs_order_only_their_own_ranks() {
     assert_eq!(kinds(&put_after_pull(2, "0->1, 1->0")), BTreeSet::new());
     // Sender and receiver both know that the other has arrived.
     assert_eq!(kinds(&put_after_pull(2, "0->1")), BTreeSet::new());
@@ -793,7 +793,7 @@ fn rows_are_written_over_the_first_operand_alone() {
 }
 
 #[test]
-fn an_input_in_the_memory_of_its_output_is_read_before_that_is_written() {
+fn aliased_input_is_read_before_its_output_is_written() {
     let plan = |nodes: &str, steps: &[Step]| {
         let text = format!(
             "program \"state\" ranks 2\ngroup @world world\n\narg %x: f32[4, 4]\nparam %s: f32[4, 4]\n{nodes}\n\

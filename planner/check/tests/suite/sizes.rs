@@ -31,7 +31,7 @@ fn behind_each_other(a: &str, b: &str, exit: Option<ExitBarrier>) -> Plan {
 }
 
 #[test]
-fn places_of_two_runs_are_compared_under_sizes_of_their_own() {
+fn places_of_consecutive_runs_use_independent_sizes() {
     let plans = |exit| {
         // With t=1 and then t=8, `%a` takes bytes that peers still read as `%b`. Both are disjoint within each run,
         // but may overlap between two runs.
@@ -51,7 +51,7 @@ fn places_of_two_runs_are_compared_under_sizes_of_their_own() {
 
 /// A bound parameter of `n` rows that is pulled without exit barrier: one bucket and program for each size.
 #[test]
-fn a_parameter_of_another_size_in_another_bucket_is_written_between_runs() {
+fn parameter_that_varies_by_bucket_is_written_between_runs() {
     let text = |range: &str, rows: &str| {
         format!(
             "program \"bound\" ranks 2\nsymbol n in {range}\ngroup @world world\n\nparam %x: f32[{rows}, 4]\n\

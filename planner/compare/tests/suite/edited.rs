@@ -11,7 +11,7 @@ fn read(name: &str) -> Plan {
     Plan::from_json(&text).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-fn compared(plan: Plan) -> SourceComparison {
+fn compare_plan(plan: Plan) -> SourceComparison {
     compare(&ParsedPlan::parse(plan.into()).unwrap_or_else(|e| panic!("{e}")))
 }
 
@@ -33,7 +33,7 @@ fn every_edited_plan_is_found() {
         "too_big.json",
         "window_dropped.json",
     ] {
-        let found = compared(read(name));
+        let found = compare_plan(read(name));
         println!("{name}: {found:#?}");
         assert_eq!(found.buckets[0], SourceStatus::Different, "{name}: {found:#?}");
         assert!(!found.differences.is_empty() && found.left_out.is_empty(), "{name}: {found:#?}");

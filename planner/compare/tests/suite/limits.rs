@@ -1,7 +1,7 @@
 //! Tests that a comparison reports what it does not cover.
 
 use crate::common::{compared, outcome};
-use symmc_compare::{LimitKind, MOST, SourceComparison, SourceStatus};
+use symmc_compare::{LimitKind, MAX_LISTED_ENTRIES, SourceComparison, SourceStatus};
 
 /// The limits of all parts.
 fn limits(all: &SourceComparison) -> Vec<(LimitKind, &str)> {
@@ -20,14 +20,14 @@ fn masked(seen: &str) -> String {
     )
 }
 
-fn fused(bounds: &str) -> String {
+fn fused_attention(bounds: &str) -> String {
     format!("{LONG}%y: f32[2, t, 16] = attention %q, %q, %q bounds=[{bounds}] scale=0.25\nreturn %y\n")
 }
 
 /// Attention over thousands of positions takes too long as a whole, so samples of its rows are compared at the upper end.
 #[test]
-fn rows_of_long_attention_are_compared_at_the_upper_end() {
-    let (source, planned) = (masked("gt"), fused("below row + (1), from row + (-1999)"));
+fn long_attention_is_sampled_at_the_largest_sizes() {
+    let (source, planned) = (masked("gt"), fused_attention("below row + (1), from row + (-1999)"));
     let all = compared(&source, &planned);
     assert!(all.is_complete(), "{all:#?}");
     assert_eq!(all.status(), SourceStatus::EqualByParts);
@@ -41,7 +41,7 @@ fn rows_of_long_attention_are_compared_at_the_upper_end() {
     for bounds in
         ["below row + (1)", "below row + (1), from row + (-1998)", "below row + (1), from row + (-2000)"]
     {
-        let all = compared(&source, &fused(bounds));
+        let all = compared(&source, &fused_attention(bounds));
         assert_eq!(all.status(), SourceStatus::Different, "{bounds}: {all:#?}");
     }
 }
@@ -148,7 +148,7 @@ fn sizes_that_the_source_rejects_are_not_chosen() {
 /// Every part that was not compared is counted, also those whose reasons are not listed.
 #[test]
 fn every_part_that_is_left_out_is_counted() {
-    let many = MOST + 50;
+    let many = MAX_LISTED_ENTRIES + 50;
     let ops = |attributes: &str| -> String {
         let one = |k: usize| {
             format!(
@@ -161,6 +161,6 @@ fn every_part_that_is_left_out_is_counted() {
     let (status, all) = outcome(&ops(""), &ops("a"));
     assert_eq!(status, SourceStatus::NotCompared);
     let listed: usize = all.left_out.iter().map(|(_, n)| n).sum();
-    assert_eq!((all.left_out.len(), listed + all.more_left_out), (MOST, many), "{all:#?}");
+    assert_eq!((all.left_out.len(), listed + all.more_left_out), (MAX_LISTED_ENTRIES, many), "{all:#?}");
     assert!(all.to_string().starts_with(&format!("not compared with its source in {many} parts")), "{all}");
 }

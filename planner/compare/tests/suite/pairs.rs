@@ -1,10 +1,10 @@
 //! Pairs of small programs. The second program of a pair takes the role of the planned one.
 
 use crate::common::outcome;
-use symmc_compare::{MOST, SourceStatus};
+use symmc_compare::{MAX_LISTED_ENTRIES, SourceStatus};
 
 #[test]
-fn what_only_moves_is_equal_node_for_node() {
+fn pure_movement_is_equal_node_for_node() {
     for (source, planned) in [
         (
             "%y: f32[t, 16] = neg %x\nreturn %y\n",
@@ -74,7 +74,7 @@ fn collectives_of_several_values_are_those_of_each() {
 }
 
 #[test]
-fn what_is_written_in_another_way_is_equal_by_comparison() {
+fn rewritten_programs_are_equal_by_comparison() {
     let norm = "%s: f32[t, 16] = mul %x, %x\n%m: f32[t, 1] = reduce %s op=mean axes=[1] keep=true\n\
         %e: f32[t, 1] = add %m, 1e-5\n%i: f32[t, 1] = rsqrt %e\n%y: f32[t, 16] = mul %x, %i\n";
     let fused = "%y: f32[t, 16] = rms_norm %x axes=1 eps=1e-5 round_first=true\n";
@@ -253,7 +253,7 @@ fn changes_of_structure_are_found() {
 }
 
 #[test]
-fn ops_without_a_meaning_are_equal_on_equal_operands_alone() {
+fn opaque_ops_are_equal_only_on_equal_operands() {
     let f = |attributes: &str, of: &str, n: usize| {
         format!("%o{n}: f32[t, 16] = opaque \"ns.f\" %{of} attributes=\"{attributes}\"\n")
     };
@@ -284,7 +284,7 @@ fn differences_are_bounded_and_work_grows_with_the_programs() {
     let (found, all) = outcome(&chain(300, "mul %x, 0.5"), &chain(300, "mul %x, 0.75"));
     assert_eq!(
         (found, all.differences.len(), all.more_differences),
-        (SourceStatus::Different, MOST, 300 - MOST)
+        (SourceStatus::Different, MAX_LISTED_ENTRIES, 300 - MAX_LISTED_ENTRIES)
     );
     // Equal parts count as one, however many there are.
     let layers = |n: usize, square: &str| {

@@ -81,7 +81,7 @@ fn finds_differences_for_few_values() {
 }
 
 #[test]
-fn a_read_that_no_result_needs_may_be_left_out() {
+fn unneeded_reads_may_be_omitted() {
     for (source, planned) in [
         ("%k: i64[t] = copy %i", "%k: i64[1] = copy %j"),
         ("%k: i64[t] = sub %i, 3", "%k: i64[1] = add %j, -3"),
@@ -193,7 +193,7 @@ fn a_wider_part_that_agrees_refutes_a_difference() {
 }
 
 #[test]
-fn copies_of_one_value_are_equal_to_values_that_are_equal() {
+fn copies_of_one_value_equal_other_equal_values() {
     let source = "%c: f32[t, 8] = all_reduce %x op=sum group=@w\n%d: f32[t, 8] = all_reduce %z op=sum group=@w\n\
         %v: f32[t, 8] = add %c, %d\n%k: f32[t, 8] = permute_ranks %v pairs=[0->0, 1->1] group=@w\n\
         %o1: f32[t, 8] = copy %v\n%o2: f32[t, 8] = copy %k\n%o3: f32[t, 8] = copy %k\nreturn %o1\nreturn %o2\nreturn %o3\n";
@@ -204,7 +204,7 @@ fn copies_of_one_value_are_equal_to_values_that_are_equal() {
 }
 
 /// Greedy sampling over a vocabulary that ranks divide: the source gathers all logits.
-fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
+fn greedy_sampling(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, String) {
     let head =
         format!("program \"greedy\" ranks {ranks}\ngroup @w world\narg %l: {dtype}[{tokens}, {shard}]\n");
     let source = format!(
@@ -219,7 +219,7 @@ fn gathered(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> (String, 
 
 /// The same with the largest element of each rank, and a merge of these.
 fn merged(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> String {
-    let (head, _) = gathered(ranks, shard, tokens, dtype);
+    let (head, _) = greedy_sampling(ranks, shard, tokens, dtype);
     let mut out = format!(
         "{head}%i: i64[{tokens}, 1] = argmax %l axis=1 keep=true\n%ir: i64[1, {tokens}, 1] = reshape %i\n\
          %gi: i64[{ranks}, {tokens}, 1] = all_gather %ir group=@w\n%e: {dtype}[{tokens}, 1] = gather_elements %l, %i axis=1\n\
@@ -248,7 +248,7 @@ fn merged(ranks: usize, shard: usize, tokens: usize, dtype: &str) -> String {
 #[test]
 fn finds_wrong_merges_of_large_vocabularies() {
     for (ranks, shard, tokens, dtype) in [(8, 2000, 4, "f32"), (4, 8000, 8, "bf16"), (2, 8, 3, "f32")] {
-        let (_, source) = gathered(ranks, shard, tokens, dtype);
+        let (_, source) = greedy_sampling(ranks, shard, tokens, dtype);
         let planned = merged(ranks, shard, tokens, dtype);
         let all = compared(&source, &planned);
         assert!(all.is_complete(), "{ranks} x {shard}: {all:#?}\n{planned}");

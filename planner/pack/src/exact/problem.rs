@@ -3,10 +3,10 @@
 use crate::block::{Block, BlockSpans, has_plain_lifetimes};
 
 /// The largest sum of sizes and alignments, in units.
-pub(super) const UNITS: u64 = 1 << 30;
+pub(super) const MAX_UNITS: u64 = 1 << 30;
 
 /// The noise on the keys of ranks in later turns, as a fraction.
-const NOISE: f64 = 0.05;
+const RANK_NOISE: f64 = 0.05;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ExactAnswer {
@@ -90,7 +90,7 @@ impl ExactProblem {
             };
             let noise =
                 if turn < 12 { 0.0 } else { mix_bits(turn << 32 | b as u64) as f64 / u64::MAX as f64 };
-            key * (1.0 + NOISE * noise)
+            key * (1.0 + RANK_NOISE * noise)
         });
         let keys: Vec<f64> = keys.collect();
         let mut order: Vec<usize> = (0..keys.len()).collect();
@@ -121,7 +121,7 @@ fn sets_up_to(sections: usize, words: usize, instants: impl Iterator<Item = usiz
 }
 
 /// The unit: the largest number that divides all sizes, and divides or is a multiple of every alignment. If the
-/// sum exceeds [`UNITS`] of these, the unit is a larger multiple that preserves alignments, and sizes are
+/// sum exceeds [`MAX_UNITS`] of these, the unit is a larger multiple that preserves alignments, and sizes are
 /// rounded up. Blocks that rest on one another lie at multiples of the unit.
 fn unit(blocks: &[Block]) -> Option<u64> {
     let sized = blocks.iter().filter(|b| b.size > 0);
@@ -129,7 +129,7 @@ fn unit(blocks: &[Block]) -> Option<u64> {
     while let Some(block) = find_uneven_block(blocks, unit) {
         unit = gcd(unit, block.align);
     }
-    while sized.clone().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > UNITS {
+    while sized.clone().map(|b| b.size.div_ceil(unit) + b.align / unit).sum::<u64>() > MAX_UNITS {
         unit *= 2;
     }
     find_uneven_block(blocks, unit).is_none().then_some(unit)

@@ -6,7 +6,7 @@
 
 use std::collections::HashSet;
 
-use super::problem::{ExactAnswer, ExactProblem, UNITS};
+use super::problem::{ExactAnswer, ExactProblem, MAX_UNITS};
 use super::skyline::Skyline;
 
 /// The number of failures that end each of the first turns.
@@ -19,16 +19,16 @@ const LATER_TURN: u64 = 120;
 const EQUAL_TURNS: u64 = 3;
 
 /// The number of blocks read in sections that counts as one placement.
-const READ: u64 = 2_048;
+const READS_PER_PLACEMENT: u64 = 2_048;
 
 /// The number of blocks and sections scanned that counts as one placement.
-const SCANNED: u64 = 4_096;
+const SCANS_PER_PLACEMENT: u64 = 4_096;
 
 /// The largest number of failures that are remembered.
-const REMEMBERED: usize = 1 << 20;
+const MAX_FAILURES: usize = 1 << 20;
 
 /// A marker for no question and no block.
-const NONE: u32 = u32::MAX;
+const NO_INDEX: u32 = u32::MAX;
 
 /// A stretch of sections whose blocks must still be placed, the question from which it came, and the next task.
 #[derive(Clone, Copy)]
@@ -44,7 +44,7 @@ struct NicheQuestion {
     task: SectionTask,
     section: usize,
     height: u32,
-    /// The blocks that may rest there, with the next one last. [`NONE`] means that none of them does.
+    /// The blocks that may rest there, with the next one last. [`NO_INDEX`] means that none of them does.
     answers: Vec<u32>,
     mark: usize,
     /// The number of tasks before its answers were given.
@@ -79,7 +79,7 @@ pub struct ExactSearch<'a> {
 
 impl ExactProblem {
     pub fn search(&self, capacity: u64) -> ExactSearch<'_> {
-        ExactSearch::new(self, (capacity / self.unit).min(UNITS) as u32)
+        ExactSearch::new(self, (capacity / self.unit).min(MAX_UNITS) as u32)
     }
 }
 
@@ -111,12 +111,12 @@ impl<'a> ExactSearch<'a> {
 
     /// The work so far, counted in placements.
     pub fn work(&self) -> u64 {
-        self.steps() + self.skyline.scanned / SCANNED
+        self.steps() + self.skyline.scanned / SCANS_PER_PLACEMENT
     }
 
     /// The work without scans. Trials are measured by it, so that long lifetimes do not shorten them.
     pub fn steps(&self) -> u64 {
-        self.placements + self.skyline.read / READ
+        self.placements + self.skyline.read / READS_PER_PLACEMENT
     }
 
     fn spent(&self) -> bool {
@@ -156,8 +156,8 @@ impl<'a> ExactSearch<'a> {
     fn run_turn(&mut self) -> TurnOutcome {
         self.stack.clear();
         self.tasks.clear();
-        let mut next = self.push_tasks(0, self.problem.sections, NONE, NONE);
-        while next != NONE {
+        let mut next = self.push_tasks(0, self.problem.sections, NO_INDEX, NO_INDEX);
+        while next != NO_INDEX {
             self.ask(next);
             next = loop {
                 if self.spent() || self.failures >= self.length {
@@ -239,7 +239,7 @@ impl<'a> ExactSearch<'a> {
                 answers.push(b);
             }
         }
-        answers.push(NONE);
+        answers.push(NO_INDEX);
         answers.reverse();
         (section, answers)
     }
@@ -287,7 +287,7 @@ impl<'a> ExactSearch<'a> {
             };
             self.placements += 1;
             let mut failed = Some(section);
-            if b != NONE {
+            if b != NO_INDEX {
                 self.skyline.place(b as usize, height);
                 let (from, to) = self.problem.life[b as usize];
                 self.stack[at].open = self.skyline.unplaced_in(from, to).next().is_none();
@@ -338,12 +338,12 @@ impl<'a> ExactSearch<'a> {
         let Some(NicheQuestion { task, key, .. }) = self.stack.pop() else {
             return false;
         };
-        if self.failed.len() < REMEMBERED {
+        if self.failed.len() < MAX_FAILURES {
             // All answers are undone, so the state is that of the question.
             self.failed.insert(key.unwrap_or_else(|| self.skyline.key(task.from, task.to)));
         }
         self.stack.truncate((task.parent as usize).saturating_add(1));
-        if task.parent == NONE {
+        if task.parent == NO_INDEX {
             return false;
         }
         let top = &self.stack[task.parent as usize];

@@ -19,7 +19,7 @@ use super::problem::{ExactProblem, mix_bits};
 
 /// A section is not examined by the job rules if it may waste more than this part of the capacity: the rules
 /// then cost more than they find.
-const ROOMY: u32 = 32;
+const ROOMY_CAPACITY_DIVISOR: u32 = 32;
 
 /// A value before a change, for undoing it.
 enum TrailEntry {
@@ -279,7 +279,7 @@ impl<'a> Skyline<'a> {
     /// Applies the rules for jobs to a section. Returns whether the blocks fit.
     fn propagate_jobs(&mut self, s: usize) -> bool {
         // If much space may be wasted, the rules conclude nothing.
-        if self.height[s] + self.remaining[s] + self.capacity / ROOMY < self.capacity {
+        if self.height[s] + self.remaining[s] + self.capacity / ROOMY_CAPACITY_DIVISOR < self.capacity {
             return true;
         }
         let under = self.capacity - self.remaining[s];

@@ -36,7 +36,7 @@ const CUSTOM: Contract = Contract {
 
 /// One run of a sequence: a bucket, and the value of each symbol by name.
 #[derive(Clone, Debug)]
-pub struct Run {
+pub struct BucketRun {
     /// The index of the bucket.
     pub bucket: usize,
     /// The binding.
@@ -44,7 +44,7 @@ pub struct Run {
 }
 
 /// Finds the errors of a plan in this sequence of runs: one line for each finding, sorted.
-pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
+pub fn explore(plan: &Plan, runs: &[BucketRun]) -> BTreeSet<String> {
     let read = |t: &String| {
         let graph = text::parse(t).expect("a planned program parses");
         let layouts = compute_layouts(&graph);
@@ -52,7 +52,7 @@ pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
         (graph, layouts, inner)
     };
     let programs: Vec<_> = plan.programs.iter().map(read).collect();
-    let mut world = World::new(plan);
+    let mut world = ExploredWorld::new(plan);
     for (r, run) in runs.iter().enumerate() {
         let bucket = &plan.buckets[run.bucket];
         let (graph, layouts, inner) = &programs[bucket.program];
@@ -60,7 +60,7 @@ pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
         for (id, s) in graph.symbols.iter() {
             bindings.set(id, run.symbols[&s.name]);
         }
-        let stage = Stage { run: r, plan, bucket, graph, layouts, inner, bindings };
+        let stage = RunStage { run: r, plan, bucket, graph, layouts, inner, bindings };
         world.unroll(&stage);
         world.play(&stage);
     }
@@ -69,13 +69,13 @@ pub fn explore(plan: &Plan, runs: &[Run]) -> BTreeSet<String> {
 }
 
 /// Every bucket at each combination of the ends and the middle of its symbols' ranges.
-fn points(plan: &Plan) -> Vec<Run> {
+fn points(plan: &Plan) -> Vec<BucketRun> {
     let ends = |[low, high]: [i64; 2]| BTreeSet::from([low, low.midpoint(high), high]);
     let mut all = Vec::new();
     for (bucket, b) in plan.buckets.iter().enumerate() {
-        let mut of_bucket = vec![Run { bucket, symbols: BTreeMap::new() }];
+        let mut of_bucket = vec![BucketRun { bucket, symbols: BTreeMap::new() }];
         for (symbol, range) in &b.symbols {
-            let with = |run: &Run, value| {
+            let with = |run: &BucketRun, value| {
                 let mut run = run.clone();
                 run.symbols.insert(symbol.clone(), value);
                 run
@@ -90,7 +90,7 @@ fn points(plan: &Plan) -> Vec<Run> {
 
 /// Sequences of `length` runs with independent buckets and sizes: all sequences over [`points`], or `most` of
 /// them at random.
-pub fn sequences(plan: &Plan, length: u32, most: usize, rng: &mut SplitMix) -> Vec<Vec<Run>> {
+pub fn sequences(plan: &Plan, length: u32, most: usize, rng: &mut SplitMix) -> Vec<Vec<BucketRun>> {
     let points = points(plan);
     let one = |number: usize| {
         let mut rest = number;
@@ -105,7 +105,7 @@ pub fn sequences(plan: &Plan, length: u32, most: usize, rng: &mut SplitMix) -> V
     if all <= most { (0..all).map(one).collect() } else { (0..most).map(|_| one(rng.below(all))).collect() }
 }
 
-struct Stage<'a> {
+struct RunStage<'a> {
     run: usize,
     plan: &'a Plan,
     bucket: &'a Bucket,
@@ -119,17 +119,17 @@ struct Stage<'a> {
 type Event = usize;
 
 /// Memory of a rank: an arena, or the caller's memory of an output or input.
-type Region = (usize, Memory2);
+type Region = (usize, MemoryKind);
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]
-enum Memory2 {
+enum MemoryKind {
     Ordinary,
     Symmetric,
     Output(usize),
     Input(usize),
 }
 
-struct Access {
+struct ByteAccess {
     region: Region,
     bytes: (usize, usize),
     begin: Event,
@@ -141,7 +141,7 @@ struct Access {
 }
 
 /// The points of a collective on each rank.
-struct Points<'a> {
+struct CollectivePoints<'a> {
     arrive: &'a [Event],
     met: &'a [Event],
     touched: &'a [Event],
@@ -151,11 +151,11 @@ struct Points<'a> {
 }
 
 #[derive(Default)]
-struct World {
+struct ExploredWorld {
     ranks: usize,
     /// For each event, the events that happen before it, as bits.
     before: Vec<Vec<u64>>,
-    accesses: Vec<Access>,
+    accesses: Vec<ByteAccess>,
     /// The last event of each rank, per lane.
     last: Vec<[Event; 2]>,
     /// For each group name the number of collectives by LL so far.
@@ -166,10 +166,10 @@ struct World {
     findings: BTreeSet<String>,
 }
 
-impl World {
+impl ExploredWorld {
     fn new(plan: &Plan) -> Self {
         let ranks = plan.ranks as usize;
-        let mut world = World { ranks, ..World::default() };
+        let mut world = ExploredWorld { ranks, ..ExploredWorld::default() };
         let launch = world.event(&[]);
         world.last = vec![[launch; 2]; ranks];
         world
@@ -209,7 +209,7 @@ impl World {
     }
 
     /// Adds the events and accesses of a run.
-    fn unroll(&mut self, stage: &Stage<'_>) {
+    fn unroll(&mut self, stage: &RunStage<'_>) {
         for rank in 0..self.ranks {
             let ends = self.last[rank];
             let start = self.event(&ends);
@@ -229,7 +229,7 @@ impl World {
     }
 
     /// Adds the events of one step on all ranks. Returns the completions.
-    fn step(&mut self, stage: &Stage<'_>, s: usize, done: &[Vec<Event>]) -> Vec<Event> {
+    fn step(&mut self, stage: &RunStage<'_>, s: usize, done: &[Vec<Event>]) -> Vec<Event> {
         let step = &stage.bucket.steps[s];
         let lane = usize::from(step.lane == Lane::Comm);
         let arrive: Vec<Event> = (0..self.ranks)
@@ -257,7 +257,7 @@ impl World {
     }
 
     /// A step that accesses only its own rank.
-    fn alone(&mut self, stage: &Stage<'_>, s: usize, arrive: &[Event]) -> Vec<Event> {
+    fn alone(&mut self, stage: &RunStage<'_>, s: usize, arrive: &[Event]) -> Vec<Event> {
         let completed: Vec<Event> = arrive.iter().map(|&a| self.event(&[a])).collect();
         for r in 0..self.ranks {
             for (_, _, x) in stage.operands(s) {
@@ -272,7 +272,7 @@ impl World {
 
     fn collective(
         &mut self,
-        stage: &Stage<'_>,
+        stage: &RunStage<'_>,
         s: usize,
         group: GroupId,
         contract: &Contract,
@@ -316,7 +316,8 @@ impl World {
             .collect();
         let now = (format!("step {s} of run {}", stage.run), completed.clone());
         self.last_on.insert(stage.graph.groups[group].name.clone(), now);
-        let points = Points { arrive, met: &met, touched: &touched, completed: &completed, puts: &puts };
+        let points =
+            CollectivePoints { arrive, met: &met, touched: &touched, completed: &completed, puts: &puts };
         (0..self.ranks).for_each(|r| self.touches(stage, s, group, contract, r, &points));
         if lines {
             self.landing(stage, group, s, arrive, &received, &met, &completed);
@@ -327,12 +328,12 @@ impl World {
     /// The accesses of a collective to the memory of rank `r`.
     fn touches(
         &mut self,
-        stage: &Stage<'_>,
+        stage: &RunStage<'_>,
         s: usize,
         group: GroupId,
         contract: &Contract,
         r: usize,
-        at: &Points<'_>,
+        at: &CollectivePoints<'_>,
     ) {
         let communicating = stage.communicating(s);
         let peers: Vec<usize> = stage.cell(group, r).into_iter().filter(|&q| q != r).collect();
@@ -374,7 +375,7 @@ impl World {
     }
 
     /// Collectives on one group must run in one order.
-    fn same_group(&mut self, stage: &Stage<'_>, group: GroupId, s: usize, arrive: &[Event]) {
+    fn same_group(&mut self, stage: &RunStage<'_>, group: GroupId, s: usize, arrive: &[Event]) {
         let name = &stage.graph.groups[group].name;
         let Some((then, last)) = self.last_on.get(name) else { return };
         if (0..self.ranks).any(|r| !self.happens_before(last[r], arrive[r])) {
@@ -385,7 +386,7 @@ impl World {
     #[allow(clippy::too_many_arguments)]
     fn landing(
         &mut self,
-        stage: &Stage<'_>,
+        stage: &RunStage<'_>,
         group: GroupId,
         s: usize,
         arrive: &[Event],
@@ -416,8 +417,8 @@ impl World {
             let at = |i: usize| fixed.offset as usize + i * slot;
             for &(q, receipt) in &received[r] {
                 let i = stage.cell(group, r).iter().position(|&x| x == q).unwrap_or(0);
-                self.accesses.push(Access {
-                    region: (r, Memory2::Symmetric),
+                self.accesses.push(ByteAccess {
+                    region: (r, MemoryKind::Symmetric),
                     bytes: (at(i), at(i + 1)),
                     begin: arrive[q],
                     end: receipt,
@@ -426,8 +427,8 @@ impl World {
                     text: format!("line of rank {q} for step {s} of run {}", stage.run),
                 });
             }
-            self.accesses.push(Access {
-                region: (r, Memory2::Symmetric),
+            self.accesses.push(ByteAccess {
+                region: (r, MemoryKind::Symmetric),
                 bytes: (at(0), at(n as usize)),
                 begin: met[r],
                 end: completed[r],
@@ -441,7 +442,7 @@ impl World {
     #[allow(clippy::too_many_arguments)]
     fn access(
         &mut self,
-        stage: &Stage<'_>,
+        stage: &RunStage<'_>,
         rank: usize,
         value: ValueId,
         begin: Event,
@@ -455,7 +456,7 @@ impl World {
         let text =
             format!("{who} {verb} of %{} at step {step} of run {}", stage.graph.value_name(value), stage.run);
         let step = (stage.run, step);
-        self.accesses.push(Access {
+        self.accesses.push(ByteAccess {
             region: (rank, memory),
             bytes: (low, high),
             begin,
@@ -467,8 +468,8 @@ impl World {
     }
 
     /// Simulates a run in the order of the list.
-    fn play(&mut self, stage: &Stage<'_>) {
-        let tags = Tags { stage, known: RefCell::default() };
+    fn play(&mut self, stage: &RunStage<'_>) {
+        let tags = ContentTags { stage, known: RefCell::default() };
         for rank in 0..self.ranks {
             for (id, input) in stage.graph.inputs.iter() {
                 if !stage.lasts(id) || stage.run == 0 || !stage.is_bound(id.index()) {
@@ -496,7 +497,7 @@ impl World {
         }
     }
 
-    fn store(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, value: ValueId, rank: usize) {
+    fn store(&mut self, stage: &RunStage<'_>, tags: &ContentTags<'_>, value: ValueId, rank: usize) {
         let (memory, low, high) = stage.bytes(value, rank);
         let bytes = self.memory.entry((rank, memory)).or_default();
         if bytes.len() < high {
@@ -505,7 +506,14 @@ impl World {
         bytes[low..high].copy_from_slice(&tags.of(value, rank));
     }
 
-    fn load(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, value: ValueId, rank: usize, reader: &str) {
+    fn load(
+        &mut self,
+        stage: &RunStage<'_>,
+        tags: &ContentTags<'_>,
+        value: ValueId,
+        rank: usize,
+        reader: &str,
+    ) {
         let (memory, low, high) = stage.bytes(value, rank);
         let bytes = self.memory.entry((rank, memory)).or_default();
         if bytes.get(low..high) != Some(&tags.of(value, rank)[..]) {
@@ -515,7 +523,7 @@ impl World {
     }
 
     /// Finds results on bytes that their step still reads.
-    fn over_operands(&mut self, stage: &Stage<'_>, tags: &Tags<'_>, s: usize, rank: usize) {
+    fn over_operands(&mut self, stage: &RunStage<'_>, tags: &ContentTags<'_>, s: usize, rank: usize) {
         let results = stage.results(s);
         for (i, &r) in results.iter().enumerate() {
             let (memory, low, high) = stage.bytes(r, rank);
@@ -543,8 +551,8 @@ impl World {
     /// `low` is written.
     fn harmless(
         &self,
-        stage: &Stage<'_>,
-        tags: &Tags<'_>,
+        stage: &RunStage<'_>,
+        tags: &ContentTags<'_>,
         (id, k, r): (NodeId, usize, ValueId),
         rank: usize,
         (at, element): (usize, usize),
@@ -608,7 +616,7 @@ impl World {
     }
 }
 
-impl Stage<'_> {
+impl RunStage<'_> {
     /// The node that the step names.
     fn first(&self, s: usize) -> NodeId {
         let name = &self.bucket.steps[s].node;
@@ -703,7 +711,7 @@ impl Stage<'_> {
     }
 
     /// The bytes of a base on a rank.
-    fn bytes(&self, base: ValueId, rank: usize) -> (Memory2, usize, usize) {
+    fn bytes(&self, base: ValueId, rank: usize) -> (MemoryKind, usize, usize) {
         let place: &ValuePlacement = &self.bucket.places[self.graph.value_name(base)];
         let dim =
             |text: &str| self.eval(&text::parse_dim(text, &self.graph.symbols).expect("a dim")) as usize;
@@ -718,22 +726,22 @@ impl Stage<'_> {
                 let buffer = &self.bucket.buffers[b];
                 at += buffer.offset as usize;
                 match buffer.arena {
-                    ArenaKind::Ordinary => Memory2::Ordinary,
-                    ArenaKind::Symmetric => Memory2::Symmetric,
+                    ArenaKind::Ordinary => MemoryKind::Ordinary,
+                    ArenaKind::Symmetric => MemoryKind::Symmetric,
                 }
             }
             MemoryRef::Fixed(f) => {
                 at += self.plan.fixed[f].offset as usize;
-                Memory2::Symmetric
+                MemoryKind::Symmetric
             }
-            MemoryRef::Output(k) => Memory2::Output(k),
-            MemoryRef::Input(i) => Memory2::Input(i),
+            MemoryRef::Output(k) => MemoryKind::Output(k),
+            MemoryRef::Input(i) => MemoryKind::Input(i),
         };
         (memory, at, at + self.eval(&self.graph.ty(base).bytes()) as usize)
     }
 
     /// For each element of a value in row-major order: its first byte and its number.
-    fn element_bytes(&self, v: ValueId, rank: usize) -> Vec<(Memory2, usize, usize)> {
+    fn element_bytes(&self, v: ValueId, rank: usize) -> Vec<(MemoryKind, usize, usize)> {
         let (memory, low, _) = self.bytes(self.base(v), rank);
         let (ty, layout) = (self.graph.ty(v), &self.layouts[v]);
         let shape: Vec<i64> = ty.shape.iter().map(|d| self.eval(d)).collect();
@@ -755,12 +763,12 @@ impl Stage<'_> {
 
 /// The content of bytes as numbers: equal numbers mean equal bytes. A value that is assembled from bytes of
 /// others has their numbers.
-struct Tags<'a> {
-    stage: &'a Stage<'a>,
+struct ContentTags<'a> {
+    stage: &'a RunStage<'a>,
     known: RefCell<HashMap<(ValueId, usize), Rc<Vec<u64>>>>,
 }
 
-impl Tags<'_> {
+impl ContentTags<'_> {
     /// The content of all bytes of a value on a rank.
     fn of(&self, value: ValueId, rank: usize) -> Rc<Vec<u64>> {
         if let Some(known) = self.known.borrow().get(&(value, rank)) {

@@ -26,7 +26,7 @@ use symmc_support::random::SplitMix;
 
 /// The properties of random programs.
 #[derive(Clone, Copy, Debug)]
-pub struct Config {
+pub struct RandomProgramConfig {
     /// The number of ranks.
     pub ranks: u32,
     /// Whether there are groups of half the ranks. The number of ranks is even then.
@@ -47,8 +47,8 @@ pub struct Config {
 const SYMBOLS: [&str; 2] = ["rows", "more"];
 
 /// A random program without variants. Extents are small; all rows have 16 bytes or 8.
-pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
-    let mut make = Maker::new(config);
+pub fn program(rng: &mut SplitMix, config: &RandomProgramConfig) -> Graph {
+    let mut make = ProgramMaker::new(config);
     for i in 0..1 + rng.below(3) {
         let kind = rng.pick(&[InputKind::Argument, InputKind::Argument, InputKind::Parameter]);
         // An input that is written once usually has one size.
@@ -70,18 +70,18 @@ pub fn program(rng: &mut SplitMix, config: &Config) -> Graph {
     make.b.finish()
 }
 
-struct Maker {
+struct ProgramMaker {
     b: GraphBuilder,
     groups: Vec<symmc_ir::GroupId>,
     /// Extents of leading axes are sums of multiples of these.
     units: Vec<Dim>,
     /// Values of shape `[k*unit, 4]`.
     values: Vec<ValueId>,
-    config: Config,
+    config: RandomProgramConfig,
 }
 
-impl Maker {
-    fn new(config: &Config) -> Self {
+impl ProgramMaker {
+    fn new(config: &RandomProgramConfig) -> Self {
         let mut b = GraphBuilder::new("random", Some(config.ranks));
         let n = config.ranks;
         let n_times = |factor: Dim| factor * Dim::from(i64::from(n));
@@ -97,7 +97,7 @@ impl Maker {
             let far = (0..half).map(|r| vec![r, r + half]).collect();
             groups.push(b.group("far", GroupMembers::Cells(far)));
         }
-        Maker { b, groups, units, values: Vec::new(), config: *config }
+        ProgramMaker { b, groups, units, values: Vec::new(), config: *config }
     }
 
     fn rows(&self, v: ValueId) -> Dim {
@@ -347,7 +347,7 @@ impl Maker {
             }
             5 | 6 => CollectiveKind::AllToAll(AllToAllSplits::Even),
             7 => CollectiveKind::Broadcast { root: rng.below(n as usize) as u32 },
-            8 | 9 => CollectiveKind::Permute { pairs: pairs(rng, n) },
+            8 | 9 => CollectiveKind::Permute { pairs: random_pairs(rng, n) },
             _ => CollectiveKind::AllReduce(CollectiveReduceOp::Max),
         };
         let name = kind.name();
@@ -468,7 +468,7 @@ impl Maker {
 }
 
 /// A ring, or some ranks that send to some others or to themselves.
-fn pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
+fn random_pairs(rng: &mut SplitMix, n: u32) -> Vec<(u32, u32)> {
     let shift = rng.below(n as usize) as u32;
     let all = (0..n).map(|r| (r, (r + shift) % n));
     let whole = rng.one_in(2);

@@ -76,7 +76,7 @@ fn node(
         0 => b.op(name, Op::Unary(UnaryOp::Relu), &[x]).ok(),
         1 | 2 => b.op(name, Op::Binary(BinaryOp::Add), &[x, y]).ok(),
         3 | 4 => b.op(name, Op::MATMUL, &[x, w]).ok(),
-        5 => turned(b, name, x, four),
+        5 => permute_axes(b, name, x, four),
         6 => {
             let scalar = Scalar::Float(FloatAttribute(2.0));
             b.op(name, Op::BinaryScalar { op: BinaryOp::Mul, scalar, scalar_left: false }, &[x]).ok()
@@ -124,7 +124,7 @@ fn node(
 }
 
 /// A permutation of the axes, which a reshape then has to copy.
-fn turned(b: &mut GraphBuilder, name: &str, x: ValueId, four: Dim) -> Option<ValueId> {
+fn permute_axes(b: &mut GraphBuilder, name: &str, x: ValueId, four: Dim) -> Option<ValueId> {
     let shape = b.graph().ty(x).shape.clone();
     let flat = b.reshape(&format!("{name}.flat"), x, vec![four, Dim::from(2), Dim::from(4)]).ok()?;
     let turned = b.op(&format!("{name}.turned"), Op::Permute { perm: vec![0, 2, 1] }, &[flat]).ok()?;

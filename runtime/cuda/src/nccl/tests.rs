@@ -57,23 +57,23 @@ fn a_call_is_done_when_the_communicator_says_so() {
 fn a_lent_communicator_has_the_ranks_that_were_said() {
     let nccl = fake("22809", false);
     // Rank 2 of four ranks, which are these ranks of the plan.
-    assert_eq!(borrowed(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
-    let other = borrowed(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
+    assert_eq!(borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 6), Ok(comm(3)));
+    let other = borrow_communicator(3, &[4, 5, 6, 7]).check_ranks(&nccl, 5).expect_err("another number");
     assert_eq!(
         other.to_string(),
         "the caller's communicator has 4 ranks, and this process is its rank 2: expected rank 5 of the plan in [4, 5, 6, 7]"
     );
-    assert!(borrowed(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
-    assert!(borrowed(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
+    assert!(borrow_communicator(3, &[0, 1, 2]).check_ranks(&nccl, 2).is_err(), "another number of ranks");
+    assert!(borrow_communicator(9, &[0, 1, 2, 3]).check_ranks(&nccl, 3).is_err(), "no number of the group");
 }
 
-fn borrowed(n: usize, ranks: &[u32]) -> BorrowedCommunicator {
+fn borrow_communicator(n: usize, ranks: &[u32]) -> BorrowedCommunicator {
     // SAFETY: the fake functions take any handle.
     unsafe { BorrowedCommunicator::new(comm(n).0, ranks.to_vec()) }
 }
 
 #[test]
-fn what_a_version_lacks_is_named() {
+fn missing_nccl_functions_are_named_with_their_version() {
     let first = fake("22707", false);
     assert_eq!(
         [CollectiveVariant::Plain, CollectiveVariant::NcclWindow].map(|variant| lacks(&first, variant)),
@@ -85,7 +85,7 @@ fn what_a_version_lacks_is_named() {
 }
 
 #[test]
-fn window_kernels_of_some_versions_skip_the_wait_of_dependent_launches() {
+fn some_nccl_versions_skip_the_pdl_wait() {
     let window = CollectiveVariant::NcclWindow;
     for (minor, patch) in [(28, 0), (28, 9), (29, 7), (30, 6)] {
         assert!(skips_pdl_wait(Version::new(2, minor, patch), window), "2.{minor}.{patch}");
@@ -119,7 +119,7 @@ fn call(kind: CollectiveKind, variant: CollectiveVariant) -> ResolvedCollective 
 }
 
 #[test]
-fn what_skips_the_wait_never_follows_a_kernel() {
+fn kernels_that_skip_the_wait_never_follow_kernels() {
     use CollectiveKind as Kind;
     let kinds = [
         Kind::AllReduce(CollectiveReduceOp::Sum),

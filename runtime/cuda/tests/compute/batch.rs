@@ -8,16 +8,22 @@ use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::Op;
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use crate::emulate::Library;
+use crate::emulate::EmulatedLibrary;
 use crate::machine;
-use crate::products::{Part, VALUE_SPACING, World, compiles, kernels, near, part, steps, value};
+use crate::products::{
+    DispatchPart, RandomMemory, VALUE_SPACING, compiles, kernels, near, part, steps, value,
+};
 
 /// The number of rows is too large for our kernels.
 const M: usize = 300;
 
 /// The lowered form of two products, given the places of their right matrices and results.
-fn lowered(left: LocatedTensor, right: [LocatedTensor; 2], results: [LocatedTensor; 2]) -> Vec<Gemm> {
-    let parts: Vec<Part> = right
+fn lower_two_products(
+    left: LocatedTensor,
+    right: [LocatedTensor; 2],
+    results: [LocatedTensor; 2],
+) -> Vec<Gemm> {
+    let parts: Vec<DispatchPart> = right
         .into_iter()
         .zip(results)
         .map(|(right, result)| part(Op::MATMUL, vec![left.clone(), right], result))
@@ -39,9 +45,9 @@ fn square(space: MemorySpace, place: usize) -> LocatedTensor {
 }
 
 #[test]
-fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
+fn products_sharing_a_left_matrix_batch_with_own_strides() {
     let [one, two, three, four, five] = [1, 2, 3, 4, 5].map(|place| square(MemorySpace::Ordinary, place));
-    let of = |right, results| lowered(five.clone(), right, results);
+    let of = |right, results| lower_two_products(five.clone(), right, results);
     let both = of([one.clone(), two.clone()], [three.clone(), four.clone()]);
     let [Gemm { batch: 2, a, b, c, .. }] = both[..] else { panic!("{both:?}") };
     let distance = VALUE_SPACING as isize / 2;
@@ -58,7 +64,7 @@ fn products_of_one_left_matrix_are_a_batch_at_their_own_distances() {
 #[test]
 fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
     let ordinary = |place| square(MemorySpace::Ordinary, place);
-    let count = |left, right, results| lowered(left, right, results).len();
+    let count = |left, right, results| lower_two_products(left, right, results).len();
     let apart = [ordinary(3), ordinary(4)];
     let weights = [ordinary(1), ordinary(2)];
     assert_eq!(count(square(MemorySpace::Symmetric, 0), weights.clone(), apart.clone()), 1);
@@ -71,7 +77,7 @@ fn products_that_lie_elsewhere_on_each_rank_stay_apart() {
 }
 
 /// Products of one left matrix with `m` rows and these numbers of columns.
-fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
+fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<DispatchPart> {
     let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
     let product = |(p, &n): (usize, &usize)| {
         // The weights are contiguous, and so are the results.
@@ -84,8 +90,8 @@ fn of_widths(m: usize, k: usize, widths: &[usize]) -> Vec<Part> {
 }
 
 #[test]
-fn products_of_other_widths_are_one_kernel_of_few_rows() {
-    let mut world = World::new();
+fn products_of_different_widths_share_a_kernel() {
+    let mut world = RandomMemory::new();
     let (base, whole) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
@@ -110,7 +116,7 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
         lowered.push((what, list, together));
     }
     compiles(&l.source);
-    let Some(library) = Library::build("batch", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("batch", &l.source.text(), l.source.names()) else { return };
     for (what, list, together) in &lowered {
         for part in list {
             let found = world.run(&library, together, &part.results[0]);
@@ -121,8 +127,13 @@ fn products_of_other_widths_are_one_kernel_of_few_rows() {
 
 /// Rotary embeddings of the products of [`of_widths`], with heads of these widths, by neighbours or by
 /// halves; a width of 0 means none.
-fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<Part> {
-    let turn = |(p, (product, &e)): (usize, (&Part, &usize))| {
+fn transpose_heads(
+    list: &[DispatchPart],
+    wide: &[usize],
+    interleaved: bool,
+    each: bool,
+) -> Vec<DispatchPart> {
+    let turn = |(p, (product, &e)): (usize, (&DispatchPart, &usize))| {
         let x = &product.results[0];
         let [m, n] = x.shape[..] else { panic!("rows and columns") };
         let heads = |strides: [usize; 3], of: &LocatedTensor| LocatedTensor {
@@ -144,8 +155,8 @@ fn turned(list: &[Part], wide: &[usize], interleaved: bool, each: bool) -> Vec<P
 }
 
 #[test]
-fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
-    let mut world = World::new();
+fn products_with_transposed_heads_share_a_kernel_bitwise() {
+    let mut world = RandomMemory::new();
     let (base, whole) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let clusters = |multiprocessors| KernelTarget { multiprocessors, wgmma: true, ..whole };
@@ -163,12 +174,12 @@ fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
         for (interleaved, each) in [(false, true), (true, false)] {
             let what = format!("{m} rows, {widths:?}, heads of {wide:?}, {interleaved}");
             let products = of_widths(m, k, widths);
-            let turns = turned(&products, wide, interleaved, each);
+            let turns = transpose_heads(&products, wide, interleaved, each);
             l.machine = machine;
             let works = batch::lower(&steps(&products), &|_| None, &mut l);
             let mut single = kernels(works.expect("it fits").expect("products"));
             single.extend(kernels(rotary::lower_together(&steps(&turns), &mut l).expect("it fits")));
-            let all: Vec<Part> = products.into_iter().chain(turns).collect();
+            let all: Vec<DispatchPart> = products.into_iter().chain(turns).collect();
             let one = batch::lower(&steps(&all), &|_| None, &mut l);
             let one = kernels(one.expect("it fits").expect("one kernel"));
             assert_eq!((one.len(), one[0].cluster, single[0].cluster), (1, split, split), "{what}");
@@ -176,9 +187,12 @@ fn products_whose_heads_are_turned_are_one_kernel_with_the_same_bits() {
         }
     }
     compiles(&l.source);
-    let Some(library) = Library::build("batch-turned", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("batch-turned", &l.source.text(), l.source.names()) else {
+        return;
+    };
     for (what, all, single, one) in &lowered {
-        let kept = |part: &&Part| all.iter().all(|other| other.operands[0].offset != part.results[0].offset);
+        let kept =
+            |part: &&DispatchPart| all.iter().all(|other| other.operands[0].offset != part.results[0].offset);
         for result in all.iter().filter(kept).map(|part| &part.results[0]) {
             let expected = world.run(&library, single, result);
             assert_eq!(world.run(&library, one, result), expected, "{what}, {result:?}");

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use symmc_cases::{Case, Placed};
+use symmc_cases::{OpCase, PlacedTensor};
 use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compile::{KernelSource, compile};
 use symmc_cuda::codegen::compute::gemm::GemmPlanner;
@@ -26,17 +26,17 @@ use symmc_runtime::kernels::KernelError;
 const CANARY_BYTE: u8 = 0xa5;
 
 /// The size of a tensor's memory in bytes.
-fn bytes(x: &Placed) -> usize {
+fn bytes(x: &PlacedTensor) -> usize {
     x.layout.extent(x.tensor.shape()) * x.tensor.dtype().size()
 }
 
 /// The byte offsets of all elements in row-major order.
-fn places(x: &Placed) -> impl Iterator<Item = usize> {
+fn places(x: &PlacedTensor) -> impl Iterator<Item = usize> {
     let size = x.tensor.dtype().size();
     x.layout.places(x.tensor.shape()).into_iter().map(move |at| at * size)
 }
 
-fn located(x: &Placed, start: usize) -> LocatedTensor {
+fn located(x: &PlacedTensor, start: usize) -> LocatedTensor {
     LocatedTensor {
         space: MemorySpace::Ordinary,
         offset: start + x.layout.offset * x.tensor.dtype().size(),
@@ -48,7 +48,7 @@ fn located(x: &Placed, start: usize) -> LocatedTensor {
 }
 
 /// The memory of a tensor, with the canary in its gaps.
-fn image(x: &Placed) -> Vec<u8> {
+fn image(x: &PlacedTensor) -> Vec<u8> {
     let mut out = vec![CANARY_BYTE; bytes(x)];
     let size = x.tensor.dtype().size();
     for (i, at) in places(x).enumerate() {
@@ -58,7 +58,7 @@ fn image(x: &Placed) -> Vec<u8> {
 }
 
 /// Reads the tensor with this layout from `memory`, if nothing else was written there.
-fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
+fn read_as(x: &PlacedTensor, memory: &[u8]) -> Result<Tensor, String> {
     let size = x.tensor.dtype().size();
     let mut data = Vec::with_capacity(x.tensor.data().len());
     let mut own = vec![false; memory.len()];
@@ -74,32 +74,32 @@ fn read_as(x: &Placed, memory: &[u8]) -> Result<Tensor, String> {
 
 /// A case that failed.
 #[derive(Clone, Debug)]
-pub struct Failure {
+pub struct CaseFailure {
     /// The name of the case.
     pub case: String,
     pub what: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for CaseFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.case, self.what)
     }
 }
 
 /// A case with the layout of its values in memory.
-pub struct Laid<'a> {
-    case: &'a Case,
+pub struct PlacedCase<'a> {
+    case: &'a OpCase,
     operands: Vec<LocatedTensor>,
     results: Vec<LocatedTensor>,
     /// The expected results, or places for the results of a case that must fail.
-    rooms: Vec<Placed>,
+    rooms: Vec<PlacedTensor>,
     /// The first byte of each result.
     starts: Vec<usize>,
     /// The initial contents of the memory: first bytes and data.
     image: Vec<(usize, Vec<u8>)>,
 }
 
-impl Laid<'_> {
+impl PlacedCase<'_> {
     /// The contents of the memory before the case runs: first bytes and data.
     pub fn image(&self) -> &[(usize, Vec<u8>)] {
         &self.image
@@ -132,7 +132,7 @@ impl Laid<'_> {
 const GUARD_BYTES: usize = 64;
 
 /// Lays out cases one after another; returns the total size in bytes.
-pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
+pub fn lay(cases: &[OpCase]) -> (Vec<PlacedCase<'_>>, usize) {
     let mut end = 0;
     let mut place = |bytes: usize| {
         let start = end;
@@ -154,13 +154,13 @@ pub fn lay(cases: &[Case]) -> (Vec<Laid<'_>>, usize) {
             starts.push(start);
             images.push((start, vec![CANARY_BYTE; bytes(r) + GUARD_BYTES]));
         }
-        out.push(Laid { case, operands, results, rooms, starts, image: images });
+        out.push(PlacedCase { case, operands, results, rooms, starts, image: images });
     }
     (out, end)
 }
 
 /// All cases lowered.
-pub struct Lowered {
+pub struct LoweredCases {
     /// The functions of all cases.
     pub source: KernelSource,
     /// The places where data can be out of range; the step is the index of the case.
@@ -170,11 +170,11 @@ pub struct Lowered {
 }
 
 /// Lowers cases in the memory of one port.
-pub fn lowered(cases: &[Case], machine: &KernelTarget) -> Lowered {
+pub fn lowered(cases: &[OpCase], machine: &KernelTarget) -> LoweredCases {
     lower_all(&lay(cases).0, machine)
 }
 
-fn lower_all(laid: &[Laid<'_>], machine: &KernelTarget) -> Lowered {
+fn lower_all(laid: &[PlacedCase<'_>], machine: &KernelTarget) -> LoweredCases {
     let port = DevicePtr::port(0).expect("a port");
     let at = |v: &LocatedTensor| port + v.offset as u64;
     let mut l = KernelLowering::new(&at, machine);
@@ -183,11 +183,11 @@ fn lower_all(laid: &[Laid<'_>], machine: &KernelTarget) -> Lowered {
         let step = BoundOperation { index, op: &c.case.op, operands: &c.operands, results: &c.results };
         works.push(lower(&step, &mut l));
     }
-    Lowered { source: l.source, assertions: l.assertions, works }
+    LoweredCases { source: l.source, assertions: l.assertions, works }
 }
 
 /// The workspace that is sufficient for all cases.
-pub fn workspace_bytes(cases: &[Case], machine: &KernelTarget) -> usize {
+pub fn workspace_bytes(cases: &[OpCase], machine: &KernelTarget) -> usize {
     let (laid, _) = lay(cases);
     let needed = laid.iter().map(|c| workspace(&c.case.op, &c.operands, &c.results, machine));
     needed.max().unwrap_or(0).max(GEMM_WORKSPACE)
@@ -197,7 +197,7 @@ pub fn workspace_bytes(cases: &[Case], machine: &KernelTarget) -> usize {
 ///
 /// # Errors
 /// The device cannot be used, or the code of the cases does not compile.
-pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize), CudaError> {
+pub fn run(device: &Arc<Device>, cases: &[OpCase]) -> Result<(Vec<CaseFailure>, usize), CudaError> {
     let (laid, bytes) = lay(cases);
     let stream = Stream::new(device)?;
     let memory = DeviceBuffer::new(device, "the cases", bytes)?;
@@ -216,13 +216,13 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
         ..machine
     };
     let planner = GemmPlanner::new(device)?;
-    let parts: Vec<&[Laid<'_>]> = laid.chunks(CASES_PER_MODULE).collect();
-    let lowered: Vec<Lowered> = parts.iter().map(|p| lower_all(p, &machine)).collect();
+    let parts: Vec<&[PlacedCase<'_>]> = laid.chunks(CASES_PER_MODULE).collect();
+    let lowered: Vec<LoweredCases> = parts.iter().map(|p| lower_all(p, &machine)).collect();
     let by_library = Cell::new(0);
     let mut out = Vec::new();
     for ((part, lowered), code) in parts.iter().zip(&lowered).zip(compile_all(&lowered, device.capability()))
     {
-        let runner = Runner {
+        let runner = CaseRunner {
             stream: &stream,
             module: Module::load(device, &code?)?,
             planner: &planner,
@@ -238,7 +238,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
                 Ok(works) => runner.case(c, works, &lowered.assertions),
                 Err(error) => Err(error.to_string()),
             };
-            out.extend(found.err().map(|what| Failure { case: c.case.name.clone(), what }));
+            out.extend(found.err().map(|what| CaseFailure { case: c.case.name.clone(), what }));
         }
     }
     Ok((out, by_library.get()))
@@ -248,7 +248,7 @@ pub fn run(device: &Arc<Device>, cases: &[Case]) -> Result<(Vec<Failure>, usize)
 const CASES_PER_MODULE: usize = 24;
 
 /// Compiles the parts concurrently.
-fn compile_all(parts: &[Lowered], capability: [u32; 2]) -> Vec<Result<Vec<u8>, CudaError>> {
+fn compile_all(parts: &[LoweredCases], capability: [u32; 2]) -> Vec<Result<Vec<u8>, CudaError>> {
     let next = AtomicUsize::new(0);
     let done: Vec<_> = parts.iter().map(|_| OnceLock::new()).collect();
     let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -267,7 +267,7 @@ fn compile_all(parts: &[Lowered], capability: [u32; 2]) -> Vec<Result<Vec<u8>, C
     done.into_iter().map(|d| d.into_inner().unwrap_or_else(missing)).collect()
 }
 
-struct Runner<'a> {
+struct CaseRunner<'a> {
     stream: &'a Stream,
     module: Module,
     planner: &'a GemmPlanner,
@@ -279,8 +279,13 @@ struct Runner<'a> {
     workspace: u64,
 }
 
-impl Runner<'_> {
-    fn case(&self, c: &Laid<'_>, works: &[GpuCommand], assertions: &DeviceAssertions) -> Result<(), String> {
+impl CaseRunner<'_> {
+    fn case(
+        &self,
+        c: &PlacedCase<'_>,
+        works: &[GpuCommand],
+        assertions: &DeviceAssertions,
+    ) -> Result<(), String> {
         let base = self.memory.address();
         let text = |e: CudaError| e.to_string();
         for (start, image) in &c.image {

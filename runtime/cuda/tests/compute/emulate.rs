@@ -1,7 +1,7 @@
 //! Runs the unmodified kernels, compiled for the host, and compares them with the interpreter. Skipped
 //! without a C++ compiler.
 
-use symmc_cases::{Case, KernelLibrary, corpus, special};
+use symmc_cases::{KernelLibrary, OpCase, corpus, special};
 use symmc_cuda::codegen::command::GpuCommand;
 use symmc_cuda::codegen::compute::{AttentionBackend, InputUse, KernelTarget};
 use symmc_cuda::device::launch::{KernelLaunch, PortBases};
@@ -11,12 +11,16 @@ use crate::check::{lay, lowered, workspace_bytes};
 use crate::library;
 
 /// Generated code as a library of the host.
-pub(crate) struct Library(KernelLibrary);
+pub(crate) struct EmulatedLibrary(KernelLibrary);
 
-impl Library {
+impl EmulatedLibrary {
     /// [`KernelLibrary::build`].
-    pub(crate) fn build<'a>(what: &str, text: &str, names: impl Iterator<Item = &'a str>) -> Option<Library> {
-        KernelLibrary::build(what, text, names).map(Library)
+    pub(crate) fn build<'a>(
+        what: &str,
+        text: &str,
+        names: impl Iterator<Item = &'a str>,
+    ) -> Option<EmulatedLibrary> {
+        KernelLibrary::build(what, text, names).map(EmulatedLibrary)
     }
 
     /// Runs a kernel.
@@ -86,7 +90,7 @@ const WAYS: &[&str] = &[
 ];
 
 /// A sample of small cases of every op, and the large cases that use special paths.
-fn sample() -> Vec<Case> {
+fn sample() -> Vec<OpCase> {
     let (mut small, mut bounded) = (0, 0);
     let mut takes = |name: &str| {
         if name.starts_with("large: bounded") {
@@ -107,7 +111,7 @@ fn sample() -> Vec<Case> {
 
 /// The outcome of the cases.
 #[derive(Default)]
-pub(crate) struct Ran {
+pub(crate) struct RunOutcome {
     /// The number of cases that ran.
     pub all: usize,
     /// The number of these that were attentions which the library supports.
@@ -133,12 +137,12 @@ const MACHINE: KernelTarget = KernelTarget {
 };
 
 /// Runs cases as emulated kernels; `None` without a compiler.
-pub(crate) fn run(what: &str, cases: &[Case], attention: AttentionBackend) -> Option<Ran> {
+pub(crate) fn run(what: &str, cases: &[OpCase], attention: AttentionBackend) -> Option<RunOutcome> {
     run_on(what, cases, KernelTarget { attention, ..MACHINE })
 }
 
 /// The same on a machine without memory.
-fn run_on(what: &str, cases: &[Case], machine: KernelTarget) -> Option<Ran> {
+fn run_on(what: &str, cases: &[OpCase], machine: KernelTarget) -> Option<RunOutcome> {
     let (laid, bytes) = lay(cases);
     let workspace_bytes = workspace_bytes(cases, &machine);
     // The status word and the workspace are after the cases.
@@ -150,9 +154,9 @@ fn run_on(what: &str, cases: &[Case], machine: KernelTarget) -> Option<Ran> {
     let bases = [base];
     let bases = PortBases(&bases);
     let text = all.source.text();
-    let library = Library::build(what, &text, all.source.names())?;
+    let library = EmulatedLibrary::build(what, &text, all.source.names())?;
     let pointer = |at: u64| std::ptr::with_exposed_provenance_mut::<u8>(at as usize);
-    let mut ran = Ran { text, ..Ran::default() };
+    let mut ran = RunOutcome { text, ..RunOutcome::default() };
     for ((case, laid), works) in cases.iter().zip(&laid).zip(&all.works) {
         let works = works.as_ref().unwrap_or_else(|e| panic!("{}: {e}", case.name));
         // Products of the library are not emulated.
@@ -235,7 +239,7 @@ fn grouped_products_are_the_same_with_all_tiles() {
 fn attention_is_the_same_with_few_and_many_splits() {
     let all = corpus();
     let ways = ["attention bf16 [8, 1, 1, 700,", "attention f32 [8, 1, 1, 700,", "sink attention f32 [8, 1"];
-    let cases: Vec<Case> =
+    let cases: Vec<OpCase> =
         ways.iter().filter_map(|way| all.iter().find(|c| c.name.contains(way)).cloned()).collect();
     assert_eq!(cases.len(), ways.len());
     for (name, multiprocessors, combine) in
@@ -251,7 +255,7 @@ fn attention_is_the_same_with_few_and_many_splits() {
 
 /// The cases at the edges of dtypes. Scalars are part of the kernel's text, so only some cases of each op
 /// with a scalar are used.
-fn edges() -> Vec<Case> {
+fn edges() -> Vec<OpCase> {
     let mut scalars = 0;
     let mut out = special();
     out.retain(|c| match c.op {

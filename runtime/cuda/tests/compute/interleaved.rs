@@ -5,9 +5,9 @@ use symmc_cuda::device::launch::{DevicePtr, KernelLaunch};
 use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use crate::emulate::Library;
+use crate::emulate::EmulatedLibrary;
 use crate::machine;
-use crate::products::{Part, kernels, part, steps};
+use crate::products::{DispatchPart, kernels, part, steps};
 
 /// Rows and groups of rows.
 const ROW_COUNT: usize = 21;
@@ -35,7 +35,7 @@ fn interleaved(place: usize, rows: usize, columns: usize, step: usize, number: u
 }
 
 /// `silu(gate + bias of its group) * (value + bias of its group)`, whose intermediate results begin at a place.
-fn gated(columns: usize, step: usize, first: usize) -> Vec<Part> {
+fn gated(columns: usize, step: usize, first: usize) -> Vec<DispatchPart> {
     let dense = |place| value(place, DType::BF16, &[ROW_COUNT, columns], &[columns as isize, 1]);
     let groups = value(2, DType::I64, &[ROW_COUNT], &[1]);
     let mut out = Vec::new();
@@ -77,7 +77,9 @@ fn parts_that_alternate_are_read_once() {
         assert_eq!([one.len(), each.len()], [1, 6], "{what}");
         lowered.push((what, columns, one, each));
     }
-    let Some(library) = Library::build("interleaved", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("interleaved", &l.source.text(), l.source.names()) else {
+        return;
+    };
     for (what, columns, one, each) in &lowered {
         memory.fill(0);
         let words = |place: usize, n: usize| -> &mut [u16] {

@@ -3,7 +3,7 @@
 //! The library here is a reference that treats non-finite data like cuDNN. In blocks of rows and columns in
 //! which some row sees some column, it multiplies hidden values by 0; a row that sees nothing is 0 / 0.
 
-use symmc_cases::{Case, corpus};
+use symmc_cases::{OpCase, corpus};
 use symmc_cuda::codegen::compute::AttentionBackend;
 use symmc_cuda::cudnn;
 use symmc_ir::tensor::{read_f64, write_f64};
@@ -195,7 +195,7 @@ unsafe fn score(x: &cudnn::CudnnAttention, [b, h, i]: [usize; 3], j: usize, grou
 
 /// Attention in the dtypes of the library: with bool and numeric masks, causal, with windows, and with some
 /// values that are not finite.
-fn sample() -> Vec<Case> {
+fn sample() -> Vec<OpCase> {
     let mut out = corpus();
     let fits = |x: &Tensor| {
         let elements = x.shape().last().copied().unwrap_or(0);
@@ -216,9 +216,9 @@ fn sample() -> Vec<Case> {
 }
 
 #[test]
-fn what_a_library_lets_in_is_taken_out_and_what_it_does_not_take_is_numbers_for_it() {
+fn cudnn_attention_agrees_with_the_interpreter() {
     let cases = sample();
-    let bools = |c: &&Case| c.operands.get(3).is_some_and(|m| m.tensor.dtype() == DType::Bool);
+    let bools = |c: &&OpCase| c.operands.get(3).is_some_and(|m| m.tensor.dtype() == DType::Bool);
     assert!(cases.iter().filter(bools).count() > 4);
     let Some(ran) = run("library", &cases, AttentionBackend::Measured) else { return };
     assert!(ran.wrong.is_empty(), "{} of {}\n{}", ran.wrong.len(), ran.all, ran.wrong.join("\n"));

@@ -70,7 +70,7 @@ fn every_case_is_lowered_and_compiles() {
     }
 }
 
-fn at(space: MemorySpace, offset: usize) -> LocatedTensor {
+fn located_at(space: MemorySpace, offset: usize) -> LocatedTensor {
     LocatedTensor {
         space,
         offset,
@@ -82,16 +82,17 @@ fn at(space: MemorySpace, offset: usize) -> LocatedTensor {
 }
 
 #[test]
-fn a_chain_is_one_kernel_that_stores_what_has_memory() {
+fn chain_is_one_kernel_storing_only_placed_values() {
     // The chain is `x + 1` to the second place, `relu` of that to the third, times `x` to an output.
-    let (x, out) = (at(MemorySpace::Input(0), 0), at(MemorySpace::Output(0), 0));
+    let (x, out) = (located_at(MemorySpace::Input(0), 0), located_at(MemorySpace::Output(0), 0));
     let add = Op::BinaryScalar { op: BinaryOp::Add, scalar: Scalar::Int(1), scalar_left: false };
     let (relu, mul) = (Op::Unary(UnaryOp::Relu), Op::Binary(BinaryOp::Mul));
     let address = |v: &LocatedTensor| {
         DevicePtr::from((v.offset + 0x10_0000 * (1 + usize::from(v.space == MemorySpace::Ordinary))) as u64)
     };
     let kernel = |addresses: [MemorySpace; 2]| {
-        let [a, b] = [(addresses[0], 0), (addresses[1], 4096)].map(|(space, offset)| [at(space, offset)]);
+        let [a, b] =
+            [(addresses[0], 0), (addresses[1], 4096)].map(|(space, offset)| [located_at(space, offset)]);
         let (first, last) = ([x.clone()], [b[0].clone(), x.clone()]);
         let out = [out.clone()];
         let steps = [

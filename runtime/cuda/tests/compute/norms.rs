@@ -5,11 +5,11 @@ use symmc_cuda::device::launch::DevicePtr;
 use symmc_ir::{BinaryOp, DType, FloatAttribute, Op, UnaryOp};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use crate::emulate::Library;
-use crate::products::{Part, World, compiles, inside, kernels, part, steps, value};
+use crate::emulate::EmulatedLibrary;
+use crate::products::{DispatchPart, RandomMemory, compiles, inside, kernels, part, steps, value};
 
 /// A residual, scaled by one number per row, and its norm: `norm((x + silu(h)) * c)`.
-fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
+fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<DispatchPart> {
     let row = |space, place| value(space, place, [m, n], [pitch as isize, 1]);
     let of_row = |i: usize| {
         let first = value(MemorySpace::Input(1), 5, [1, n], [0, 1]);
@@ -30,8 +30,8 @@ fn residual(norm: Op, m: usize, n: usize, pitch: usize) -> Vec<Part> {
 
 /// The norm of values that are computed from bools only, whose elements are narrower than the results.
 #[test]
-fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_steps() {
-    let mut world = World::new();
+fn norms_of_narrower_inputs_match_single_steps_bitwise() {
+    let mut world = RandomMemory::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let mut l = KernelLowering::new(&at, &machine);
@@ -58,7 +58,9 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
         lowered.push((narrow, list, single, one));
     }
     compiles(&l.source);
-    let Some(library) = Library::build("norms-narrow", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("norms-narrow", &l.source.text(), l.source.names()) else {
+        return;
+    };
     for (narrow, list, single, one) in &lowered {
         let result = &list[1].results[0];
         let expected = world.run(&library, single, result);
@@ -67,8 +69,8 @@ fn norms_of_what_narrower_elements_give_are_kernels_with_the_bits_of_single_step
 }
 
 #[test]
-fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
-    let mut world = World::new();
+fn fused_residual_norms_match_single_steps_bitwise() {
+    let mut world = RandomMemory::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     let rms = |round_first| Op::RmsNorm { axes: 1, eps: FloatAttribute(1e-5), round_first };
@@ -101,7 +103,7 @@ fn norms_of_rows_that_steps_give_have_the_bits_of_single_steps() {
         }
     }
     compiles(&l.source);
-    let Some(library) = Library::build("norms", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("norms", &l.source.text(), l.source.names()) else { return };
     for (what, known, list, single, one) in &lowered {
         let results =
             if *known { vec![&list[1].results[0], &list[3].results[0]] } else { vec![&list[3].results[0]] };

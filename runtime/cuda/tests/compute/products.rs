@@ -13,7 +13,7 @@ use symmc_ir::{BinaryOp, DType, Op, UnaryOp};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
-use crate::emulate::Library;
+use crate::emulate::EmulatedLibrary;
 
 /// More terms than the stages of a ring hold.
 const K: usize = 1800;
@@ -33,25 +33,25 @@ pub(crate) fn value(
 }
 
 /// A step of a dispatch.
-pub(crate) struct Part {
+pub(crate) struct DispatchPart {
     pub op: Op,
     pub operands: Vec<LocatedTensor>,
     pub results: [LocatedTensor; 1],
 }
 
-pub(crate) fn part(op: Op, operands: Vec<LocatedTensor>, result: LocatedTensor) -> Part {
-    Part { op, operands, results: [result] }
+pub(crate) fn part(op: Op, operands: Vec<LocatedTensor>, result: LocatedTensor) -> DispatchPart {
+    DispatchPart { op, operands, results: [result] }
 }
 
-pub(crate) fn steps(parts: &[Part]) -> Vec<BoundOperation<'_>> {
-    fn step(part: &Part) -> BoundOperation<'_> {
+pub(crate) fn steps(parts: &[DispatchPart]) -> Vec<BoundOperation<'_>> {
+    fn step(part: &DispatchPart) -> BoundOperation<'_> {
         BoundOperation { index: 0, op: &part.op, operands: &part.operands, results: &part.results }
     }
     parts.iter().map(step).collect()
 }
 
 /// The same steps, with all results except the last one internal to the dispatch.
-pub(crate) fn inside(mut parts: Vec<Part>) -> Vec<Part> {
+pub(crate) fn inside(mut parts: Vec<DispatchPart>) -> Vec<DispatchPart> {
     let last = parts.len() - 1;
     let own: Vec<MemorySpace> = parts[..last].iter().map(|p| p.results[0].space).collect();
     let places: Vec<usize> = parts[..last].iter().map(|p| p.results[0].offset / VALUE_SPACING).collect();
@@ -67,7 +67,7 @@ pub(crate) fn inside(mut parts: Vec<Part>) -> Vec<Part> {
 }
 
 /// `silu(x gate) * (x up)` for `m` rows.
-pub(crate) fn gated(m: usize) -> Vec<Part> {
+pub(crate) fn gated(m: usize) -> Vec<DispatchPart> {
     let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
     let weight = |place| value(MemorySpace::Input(1), place, [K, N], [1, K as isize]);
     let x = row(MemorySpace::Ordinary, 0, K);
@@ -86,7 +86,7 @@ pub(crate) fn gated(m: usize) -> Vec<Part> {
 }
 
 /// The same with both weights in one matrix, whose column halves are read separately.
-fn halved(m: usize) -> Vec<Part> {
+fn halved(m: usize) -> Vec<DispatchPart> {
     let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
     let (x, both) = (row(MemorySpace::Ordinary, 0, K), row(MemorySpace::Ordinary, 3, 2 * N));
     let weight = value(MemorySpace::Input(1), 1, [K, 2 * N], [1, K as isize]);
@@ -101,7 +101,7 @@ fn halved(m: usize) -> Vec<Part> {
 }
 
 /// `round(x w + bias)` for `m` rows.
-fn biased(m: usize) -> Vec<Part> {
+fn biased(m: usize) -> Vec<DispatchPart> {
     let wide = |v: LocatedTensor| LocatedTensor { dtype: DType::F32, ..v };
     let row = |space, place, n: usize| value(space, place, [m, n], [n as isize, 1]);
     let x = row(MemorySpace::Ordinary, 0, K);
@@ -119,7 +119,7 @@ fn biased(m: usize) -> Vec<Part> {
 
 #[test]
 fn the_library_adds_the_bias_of_many_rows() {
-    let world = World::new();
+    let world = RandomMemory::new();
     let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
     let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };
     for (m, by_library) in [(1, false), (65, true), (200, true)] {
@@ -156,13 +156,13 @@ pub(crate) fn compiles(source: &KernelSource) {
 }
 
 /// Memory with random values for the steps, and the target that kernels are lowered for.
-pub(crate) struct World {
+pub(crate) struct RandomMemory {
     memory: Vec<u128>,
     pub machine: KernelTarget,
 }
 
-impl World {
-    pub fn new() -> World {
+impl RandomMemory {
+    pub fn new() -> RandomMemory {
         let own = 7 * VALUE_SPACING;
         let mut memory = vec![0u128; (own + GEMM_WORKSPACE + STATUS_BYTES) / 16 + 16];
         let base = (memory.as_mut_ptr().expose_provenance() as u64).next_multiple_of(256);
@@ -178,7 +178,7 @@ impl World {
             inputs: InputUse::Read,
             attention: AttentionBackend::Kernels,
         };
-        World { memory, machine }
+        RandomMemory { memory, machine }
     }
 
     pub fn base(&self) -> u64 {
@@ -186,7 +186,12 @@ impl World {
     }
 
     /// Runs these kernels on the same initial memory, and returns the bytes of a result.
-    pub fn run(&mut self, library: &Library, kernels: &[KernelLaunch], result: &LocatedTensor) -> Vec<u8> {
+    pub fn run(
+        &mut self,
+        library: &EmulatedLibrary,
+        kernels: &[KernelLaunch],
+        result: &LocatedTensor,
+    ) -> Vec<u8> {
         let mut random = SplitMix(3);
         for half in self.memory.iter_mut() {
             // 16-bit floats with a random sign, an exponent near one and a random mantissa.
@@ -206,9 +211,9 @@ impl World {
     }
 }
 
-impl World {
+impl RandomMemory {
     /// The expected result of a matrix product of the values in memory.
-    pub fn product(&self, part: &Part) -> Vec<u8> {
+    pub fn product(&self, part: &DispatchPart) -> Vec<u8> {
         let [x, y] = &part.operands[..] else { panic!("a product has two operands") };
         let element = |v: &LocatedTensor, row: usize, column: usize| {
             let at = v.offset as isize + (row as isize * v.strides[0] + column as isize * v.strides[1]) * 2;
@@ -231,13 +236,13 @@ pub(crate) fn kernels(works: Vec<GpuCommand>) -> Vec<KernelLaunch> {
 }
 
 #[test]
-fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
-    let mut world = World::new();
+fn products_with_epilogues_match_single_steps_bitwise() {
+    let mut world = RandomMemory::new();
     let (base, machine) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<Part>));
-    let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<Part>));
-    let biased = [1, 30].map(|m| (m, biased as fn(usize) -> Vec<Part>));
+    let all = [1, 9, 30, 40].map(|m| (m, gated as fn(usize) -> Vec<DispatchPart>));
+    let halves = [1, 9].map(|m| (m, halved as fn(usize) -> Vec<DispatchPart>));
+    let biased = [1, 30].map(|m| (m, biased as fn(usize) -> Vec<DispatchPart>));
     let mut l = KernelLowering::new(&at, &machine);
     let mut lowered = Vec::new();
     for (m, of) in all.into_iter().chain(halves).chain(biased) {
@@ -250,7 +255,9 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
         lowered.push((m, list, single, one));
     }
     compiles(&l.source);
-    let Some(library) = Library::build("products", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("products", &l.source.text(), l.source.names()) else {
+        return;
+    };
     for (m, list, single, one) in &lowered {
         let result = &list[list.len() - 1].results[0];
         let expected = world.run(&library, single, result);
@@ -259,8 +266,8 @@ fn products_and_what_follows_are_one_kernel_with_the_same_bits() {
 }
 
 #[test]
-fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
-    let mut world = World::new();
+fn cluster_pairs_compute_the_same_sums_reordered() {
+    let mut world = RandomMemory::new();
     let (base, alone) = (world.base(), world.machine);
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
     // Pairs have 112 lines, 56 of each product.
@@ -278,7 +285,9 @@ fn pairs_of_blocks_add_up_the_same_sums_in_another_order() {
         lowered.push((m, list, [one, two]));
     }
     compiles(&l.source);
-    let Some(library) = Library::build("products-pairs", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("products-pairs", &l.source.text(), l.source.names()) else {
+        return;
+    };
     for (m, list, both) in &lowered {
         let result = &list[list.len() - 1].results[0];
         let [expected, found] = both.each_ref().map(|k| world.run(&library, k, result));
@@ -296,8 +305,8 @@ pub(crate) fn near(found: &[u8], expected: &[u8], what: &str) {
 }
 
 #[test]
-fn a_product_with_an_epilogue_is_divided_as_one_without() {
-    let world = World::new();
+fn epilogue_does_not_change_the_split_of_a_product() {
+    let world = RandomMemory::new();
     let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
     let machine = KernelTarget { multiprocessors: 132, wgmma: true, ..world.machine };
     let mut split = 0;
@@ -326,7 +335,7 @@ fn a_product_with_an_epilogue_is_divided_as_one_without() {
 
 #[test]
 fn products_that_wait_for_memory_do_not_split_k() {
-    let world = World::new();
+    let world = RandomMemory::new();
     let at = |v: &LocatedTensor| DevicePtr::from(world.base() + v.offset as u64);
     let of = |bandwidth| KernelTarget {
         multiprocessors: 132,

@@ -9,8 +9,8 @@ use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
-use crate::emulate::Library;
-use crate::products::{Part, VALUE_SPACING, kernels, part, steps};
+use crate::emulate::EmulatedLibrary;
+use crate::products::{DispatchPart, VALUE_SPACING, kernels, part, steps};
 
 /// The number of tokens, and of elements of a head.
 const L: usize = 19;
@@ -38,13 +38,13 @@ fn angles(place: usize) -> LocatedTensor {
     }
 }
 
-fn turn(x: LocatedTensor, result: LocatedTensor, interleaved: bool) -> Part {
+fn turn(x: LocatedTensor, result: LocatedTensor, interleaved: bool) -> DispatchPart {
     let op = Op::RotaryEmbedding { width: E, interleaved };
     part(op, vec![x, angles(0), angles(1)], result)
 }
 
 /// Queries with more heads to another place, and keys in place.
-fn both() -> Vec<Part> {
+fn queries_and_keys() -> Vec<DispatchPart> {
     let keys = heads(MemorySpace::Ordinary, 4, 2, false);
     vec![
         turn(heads(MemorySpace::Ordinary, 2, 6, true), heads(MemorySpace::Ordinary, 3, 6, false), false),
@@ -64,7 +64,7 @@ fn one_kernel_gives_the_bits_of_two() {
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let list = both();
+    let list = queries_and_keys();
     let steps = steps(&list);
     let mut l = KernelLowering::new(&at, &machine);
     let one = rotary::lower_together(&steps, &mut l).expect("they fit");
@@ -72,7 +72,7 @@ fn one_kernel_gives_the_bits_of_two() {
     let two: Vec<GpuCommand> = steps.iter().flat_map(&mut lower).collect();
     let (one, two) = (kernels(one), kernels(two));
     assert_eq!([one.len(), two.len()], [1, 2]);
-    let Some(library) = Library::build("rotary", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("rotary", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| {
         let at = std::ptr::with_exposed_provenance::<u16>(base as usize + place * VALUE_SPACING);
         // SAFETY: that many elements exist there, and nothing writes them during this time.

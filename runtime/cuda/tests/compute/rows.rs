@@ -17,20 +17,20 @@ use symmc_ir::{
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 use symmc_support::random::SplitMix;
 
-use crate::emulate::Library;
-use crate::products::{World, compiles, kernels, value};
+use crate::emulate::EmulatedLibrary;
+use crate::products::{RandomMemory, compiles, kernels, value};
 
 /// A program of one dispatch and views of its inputs, with all of its values in one memory.
-struct Placed {
+struct PlacedProgram {
     graph: Graph,
     /// The offset of each base in bytes.
     offsets: Vec<usize>,
     bytes: usize,
 }
 
-impl Placed {
+impl PlacedProgram {
     /// The listed results are in place of the inputs that they are paired with.
-    fn new(program: &str, overlays: &[(ValueId, ValueId)]) -> Placed {
+    fn new(program: &str, overlays: &[(ValueId, ValueId)]) -> PlacedProgram {
         let graph = text::parse(program).unwrap_or_else(|e| panic!("{e}\n{program}"));
         assert_eq!(verify::verify(&graph), Ok(()), "{program}");
         let mut offsets = Vec::new();
@@ -42,7 +42,7 @@ impl Placed {
         for (result, operand) in overlays {
             offsets[index(*result)] = offsets[index(*operand)];
         }
-        Placed { graph, offsets, bytes }
+        PlacedProgram { graph, offsets, bytes }
     }
 
     fn located(&self, value: ValueId) -> LocatedTensor {
@@ -71,24 +71,24 @@ fn size(ty: &TensorType) -> usize {
 }
 
 /// A program with memory for it, and the expected results.
-struct Case {
+struct DispatchCase {
     name: String,
-    placed: Placed,
+    placed: PlacedProgram,
     inputs: Vec<Arc<Tensor>>,
     expected: Vec<Tensor>,
     memory: Vec<u128>,
     kernels: Vec<KernelLaunch>,
 }
 
-impl Case {
-    fn new(name: String, placed: Placed, seed: u64) -> Case {
+impl DispatchCase {
+    fn new(name: String, placed: PlacedProgram, seed: u64) -> DispatchCase {
         let bindings = SymbolBindings::new();
         let inputs = interp::seeded_inputs(&placed.graph, &bindings, &interp::SeedConfig::new(seed), 0)
             .expect("drawn");
         let all = std::slice::from_ref(&inputs);
         let expected = interp::run(&placed.graph, &bindings, all).expect("it runs").remove(0);
         let memory = vec![0u128; placed.bytes.div_ceil(16) + 32];
-        Case { name, placed, inputs, expected, memory, kernels: Vec::new() }
+        DispatchCase { name, placed, inputs, expected, memory, kernels: Vec::new() }
     }
 
     fn base(&self) -> u64 {
@@ -126,7 +126,7 @@ impl Case {
         one
     }
 
-    fn run(&mut self, library: &Library) {
+    fn run(&mut self, library: &EmulatedLibrary) {
         self.memory.fill(0);
         let graph = &self.placed.graph;
         for (input, tensor) in graph.inputs.values().zip(&self.inputs) {
@@ -150,17 +150,17 @@ impl Case {
 }
 
 /// Runs the dispatches of programs as emulated kernels, if there is a compiler, and compares the outputs.
-fn check(what: &str, mut cases: Vec<Case>) {
+fn check(what: &str, mut cases: Vec<DispatchCase>) {
     let base = Cell::new(0);
     let at = |v: &LocatedTensor| DevicePtr::from(base.get() + v.offset as u64);
-    let machine = World::new().machine;
+    let machine = RandomMemory::new().machine;
     let mut l = KernelLowering::new(&at, &machine);
     for case in &mut cases {
         base.set(case.base());
         case.kernels = case.lower(&mut l);
     }
     compiles(&l.source);
-    let Some(library) = Library::build(what, &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build(what, &l.source.text(), l.source.names()) else { return };
     cases.iter_mut().for_each(|case| case.run(&library));
 }
 
@@ -198,9 +198,13 @@ fn rows_give_what_the_interpreter_gives() {
         let (name, program) = part.split_once('\n').expect("a name and a program");
         let overlays = overlays(program);
         on_operands += overlays.len();
-        cases.push(Case::new(name.into(), Placed::new(program, &[]), 5));
+        cases.push(DispatchCase::new(name.into(), PlacedProgram::new(program, &[]), 5));
         if !overlays.is_empty() {
-            cases.push(Case::new(format!("{name}, on operands"), Placed::new(program, &overlays), 6));
+            cases.push(DispatchCase::new(
+                format!("{name}, on operands"),
+                PlacedProgram::new(program, &overlays),
+                6,
+            ));
         }
     }
     assert!(on_operands > 5, "{on_operands}");
@@ -209,18 +213,18 @@ fn rows_give_what_the_interpreter_gives() {
 
 /// The choice of experts, and sums of rows.
 #[test]
-fn choices_and_sums_of_experts_give_what_the_interpreter_gives() {
+fn expert_selections_and_sums_match_the_interpreter() {
     let parts = include_str!("experts.symm").split("//# ").skip(1);
     let cases = parts.map(|part| {
         let (name, program) = part.split_once('\n').expect("a name and a program");
-        Case::new(name.into(), Placed::new(program, &[]), 7)
+        DispatchCase::new(name.into(), PlacedProgram::new(program, &[]), 7)
     });
     check("experts", cases.collect());
 }
 
 /// A value of a random program.
 #[derive(Clone)]
-struct Drawn {
+struct DrawnValue {
     name: String,
     dtype: &'static str,
     is_per_row: bool,
@@ -240,14 +244,17 @@ fn random_rows(r: &mut SplitMix) -> String {
     let n: i64 = r.pick(&[2, 3, 8, 31, 64, 130, 520, 1000, 2052, 4096, 9001]);
     let (whole, per_row) = (format!("{leading}, {n}"), format!("{leading}, 1"));
     let mut text = header(&whole, &per_row, n);
-    let mut values: Vec<Drawn> = Vec::new();
-    let node =
-        |text: &mut String, values: &mut Vec<Drawn>, dtype: &'static str, is_per_row: bool, what: String| {
-            let name = format!("%v{}", values.len());
-            let shape = if is_per_row { &per_row } else { &whole };
-            text.push_str(&format!("{name}: {dtype}[{shape}] = {what}\n"));
-            values.push(Drawn { name, dtype, is_per_row });
-        };
+    let mut values: Vec<DrawnValue> = Vec::new();
+    let node = |text: &mut String,
+                values: &mut Vec<DrawnValue>,
+                dtype: &'static str,
+                is_per_row: bool,
+                what: String| {
+        let name = format!("%v{}", values.len());
+        let shape = if is_per_row { &per_row } else { &whole };
+        text.push_str(&format!("{name}: {dtype}[{shape}] = {what}\n"));
+        values.push(DrawnValue { name, dtype, is_per_row });
+    };
     node(&mut text, &mut values, "f32", false, "abs %i".into());
     node(&mut text, &mut values, "bf16", false, "abs %j".into());
     node(&mut text, &mut values, "f32", true, "abs %r".into());
@@ -271,7 +278,7 @@ fn random_rows(r: &mut SplitMix) -> String {
                 (x.dtype, false, format!("rms_norm {} axes=1 eps=1e-5 round_first=true", x.name))
             }
             _ => {
-                let alike: Vec<&Drawn> = values.iter().filter(|y| y.dtype == x.dtype).collect();
+                let alike: Vec<&DrawnValue> = values.iter().filter(|y| y.dtype == x.dtype).collect();
                 let y = alike[r.below(alike.len())];
                 let op = r.pick(&["add", "mul", "max", "min"]);
                 (x.dtype, x.is_per_row && y.is_per_row, format!("{op} {}, {}", x.name, y.name))
@@ -280,11 +287,11 @@ fn random_rows(r: &mut SplitMix) -> String {
         node(&mut text, &mut values, dtype, is_per_row, what);
     }
     text.push_str("}\n");
-    text + &returned(r, &values)
+    text + &return_statements(r, &values)
 }
 
 /// The return statements for the last value and some others.
-fn returned(r: &mut SplitMix, values: &[Drawn]) -> String {
+fn return_statements(r: &mut SplitMix, values: &[DrawnValue]) -> String {
     let last = values.len() - 1;
     let named = values.iter().enumerate().skip(5).filter(|(k, _)| *k == last || r.one_in(4));
     named.map(|(_, value)| format!("return {}\n", value.name)).collect()
@@ -296,7 +303,7 @@ fn random_rows_give_what_the_interpreter_gives() {
     let case = |number| {
         let program = random_rows(&mut r);
         let overlays = if number % 2 == 0 { overlays(&program) } else { Vec::new() };
-        Case::new(format!("random {number}"), Placed::new(&program, &overlays), number)
+        DispatchCase::new(format!("random {number}"), PlacedProgram::new(&program, &overlays), number)
     };
     check("rows-random", (0..16).map(case).collect());
 }

@@ -8,8 +8,8 @@ use symmc_cuda::device::launch::{DevicePtr, PortBases};
 use symmc_ir::{DType, Op};
 use symmc_runtime::exec::{LocatedTensor, MemorySpace};
 
-use crate::emulate::Library;
-use crate::products::{Part, VALUE_SPACING, part, steps};
+use crate::emulate::EmulatedLibrary;
+use crate::products::{DispatchPart, VALUE_SPACING, part, steps};
 
 /// The numbers of heads, of positions of a cache, of tokens, and of elements of a head.
 const H: usize = 3;
@@ -35,12 +35,17 @@ fn positions() -> LocatedTensor {
     LocatedTensor { dtype: DType::I64, shape: [L].into(), strides: [1].into(), ..rows(0, 1, 1) }
 }
 
-fn store(cache: LocatedTensor, source: LocatedTensor, result: LocatedTensor, accumulate: bool) -> Part {
+fn store(
+    cache: LocatedTensor,
+    source: LocatedTensor,
+    result: LocatedTensor,
+    accumulate: bool,
+) -> DispatchPart {
     part(Op::IndexPut { axis: 1, accumulate }, vec![cache, source, positions()], result)
 }
 
 /// Keys in place of their cache, values of other heads in another place, and an accumulating store.
-fn all() -> Vec<Part> {
+fn cache_stores() -> Vec<DispatchPart> {
     vec![
         store(rows(1, H, POSITIONS), rows(2, H, L), rows(1, H, POSITIONS), false),
         store(rows(3, 2, POSITIONS), rows(4, 2, L), rows(5, 2, POSITIONS), false),
@@ -60,7 +65,7 @@ fn one_kernel_stores_the_bits_of_three() {
         ..crate::machine(GEMM_WORKSPACE, 225 << 10)
     };
     let at = |v: &LocatedTensor| DevicePtr::from(base + v.offset as u64);
-    let list = all();
+    let list = cache_stores();
     let steps = steps(&list);
     let mut l = KernelLowering::new(&at, &machine);
     let one = scatter::lower_together(&steps, &mut l).expect("they fit");
@@ -68,7 +73,7 @@ fn one_kernel_stores_the_bits_of_three() {
     let three: Vec<_> = steps.iter().flat_map(&mut lower).collect();
     // The store of values is preceded by a copy of their cache.
     assert_eq!([one.len(), three.len()], [2, 4]);
-    let Some(library) = Library::build("scatter", &l.source.text(), l.source.names()) else { return };
+    let Some(library) = EmulatedLibrary::build("scatter", &l.source.text(), l.source.names()) else { return };
     let words = |place: usize, n: usize| -> &mut [u16] {
         let at = std::ptr::with_exposed_provenance_mut::<u16>(base as usize + place * VALUE_SPACING);
         // SAFETY: that many elements exist there, and nothing else accesses them during this time.

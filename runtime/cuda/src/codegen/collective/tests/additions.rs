@@ -2,12 +2,12 @@
 
 use symmc_ir::tensor::{read_f64, write_f64};
 
-use super::emulate::{Given, Library, World, bytes_at};
+use super::emulate::{EmulatedWorld, EmulationLibrary, WorldConfig, bytes_at};
 use super::*;
 
 /// The destination of the sum.
 #[derive(Clone, Copy, PartialEq, Debug)]
-enum Sum {
+enum SumPlacement {
     Apart,
     OnOperand,
     OnResult,
@@ -16,36 +16,36 @@ enum Sum {
 
 /// An all-reduce and its addition.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct AdditionShape {
     dtype: DType,
     op: CollectiveReduceOp,
     /// The bytes of a slice.
     slice: usize,
     /// Whether the result is in place of the operand.
     in_place: bool,
-    sum: Sum,
+    sum: SumPlacement,
     /// Whether rank 1 runs the all-reduce without the addition.
     mixed: bool,
 }
 
-const fn shape(dtype: DType, slice: usize, in_place: bool, sum: Sum) -> Shape {
-    Shape { dtype, op: CollectiveReduceOp::Sum, slice, in_place, sum, mixed: false }
+const fn shape(dtype: DType, slice: usize, in_place: bool, sum: SumPlacement) -> AdditionShape {
+    AdditionShape { dtype, op: CollectiveReduceOp::Sum, slice, in_place, sum, mixed: false }
 }
 
 /// The chunks of all blocks together have 384 to 1536 bytes (2 ranks). Some shapes have one chunk, a part of
 /// one, two, or several with a partial last one.
-const SHAPES: [Shape; 11] = [
-    shape(DType::BF16, 3216, false, Sum::Apart),
-    shape(DType::F32, 2000, false, Sum::OnOperand),
-    shape(DType::F16, 768, false, Sum::OnResult),
-    shape(DType::BF16, 1552, false, Sum::OnResidual),
-    shape(DType::F32, 16, false, Sum::Apart),
-    shape(DType::F32, 3200, true, Sum::Apart),
-    shape(DType::BF16, 1536, true, Sum::OnResult),
-    shape(DType::F16, 400, true, Sum::OnResidual),
-    shape(DType::BF16, 16, true, Sum::OnOperand),
-    Shape { op: CollectiveReduceOp::Avg, ..shape(DType::F32, 752, true, Sum::OnResult) },
-    Shape { mixed: true, ..shape(DType::BF16, 2320, true, Sum::Apart) },
+const SHAPES: [AdditionShape; 11] = [
+    shape(DType::BF16, 3216, false, SumPlacement::Apart),
+    shape(DType::F32, 2000, false, SumPlacement::OnOperand),
+    shape(DType::F16, 768, false, SumPlacement::OnResult),
+    shape(DType::BF16, 1552, false, SumPlacement::OnResidual),
+    shape(DType::F32, 16, false, SumPlacement::Apart),
+    shape(DType::F32, 3200, true, SumPlacement::Apart),
+    shape(DType::BF16, 1536, true, SumPlacement::OnResult),
+    shape(DType::F16, 400, true, SumPlacement::OnResidual),
+    shape(DType::BF16, 16, true, SumPlacement::OnOperand),
+    AdditionShape { op: CollectiveReduceOp::Avg, ..shape(DType::F32, 752, true, SumPlacement::OnResult) },
+    AdditionShape { mixed: true, ..shape(DType::BF16, 2320, true, SumPlacement::Apart) },
 ];
 
 /// The distance between two values of a rank in bytes.
@@ -71,8 +71,8 @@ fn rounded(dtype: DType, x: f64) -> f64 {
 }
 
 /// A case on one rank: the addresses of its operand, result, residual and sum, and its kernel.
-struct Layer {
-    shape: Shape,
+struct RankAddition {
+    shape: AdditionShape,
     elements: usize,
     at: [Address; 4],
     /// Whether this rank adds the residual.
@@ -80,9 +80,9 @@ struct Layer {
     kernel: KernelLaunch,
 }
 
-impl Layer {
-    fn new(shape: Shape, peers: &PeerContext, source: &mut KernelSource) -> Layer {
-        let Shape { dtype, op, slice, in_place, sum, mixed } = shape;
+impl RankAddition {
+    fn new(shape: AdditionShape, peers: &PeerContext, source: &mut KernelSource) -> RankAddition {
+        let AdditionShape { dtype, op, slice, in_place, sum, mixed } = shape;
         let n = peers.arenas.len();
         let elements = n * slice / dtype.size();
         let mut call = collective(Kind::AllReduce(op), CollectiveVariant::TwoShot, n as u32, dtype, elements);
@@ -92,10 +92,10 @@ impl Layer {
         let [operand, apart, residual, other] = [0, 1, 2, 3].map(|i| base + (i * ROOM) as Address);
         let result = if in_place { operand } else { apart };
         let sum_at = match sum {
-            Sum::Apart => other,
-            Sum::OnOperand => operand,
-            Sum::OnResult => result,
-            Sum::OnResidual => residual,
+            SumPlacement::Apart => other,
+            SumPlacement::OnOperand => operand,
+            SumPlacement::OnResult => result,
+            SumPlacement::OnResidual => residual,
         };
         let adds = !(mixed && peers.rank == 1);
         let work = if adds {
@@ -107,12 +107,12 @@ impl Layer {
         };
         let Ok(Some(GpuCommand::Kernel(kernel))) = work else { panic!("expected a kernel, found {work:?}") };
         assert!(kernel.entry.contains("pushed"), "{shape:?}: {}", kernel.entry);
-        Layer { shape, elements, at: [operand, result, residual, sum_at], adds, kernel }
+        RankAddition { shape, elements, at: [operand, result, residual, sum_at], adds, kernel }
     }
 
     /// Runs this rank's kernel on the values of a round and compares the results.
-    fn run(&self, library: &Library, me: usize, n: usize, round: usize) {
-        let Layer { shape, elements, at, adds, .. } = *self;
+    fn run(&self, library: &EmulationLibrary, me: usize, n: usize, round: usize) {
+        let RankAddition { shape, elements, at, adds, .. } = *self;
         let dtype = shape.dtype;
         // SAFETY: each is a value of this rank's arena, which no peer touches outside of the kernel.
         let value = |at| unsafe { bytes_at(at, elements * dtype.size()) };
@@ -136,15 +136,17 @@ impl Layer {
 }
 
 /// Runs all cases, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
-fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
-    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+fn run(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
+    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
     let mut layers: Vec<Vec<_>> = Vec::new();
     for world in &made {
         let ranks = world.peers.iter();
-        layers.push(ranks.map(|peers| SHAPES.map(|shape| Layer::new(shape, peers, &mut source))).collect());
+        layers.push(
+            ranks.map(|peers| SHAPES.map(|shape| RankAddition::new(shape, peers, &mut source))).collect(),
+        );
     }
-    let Some(library) = Library::new(&source, name) else { return };
+    let Some(library) = EmulationLibrary::new(&source, name) else { return };
     for ranks in &layers {
         std::thread::scope(|scope| {
             for (me, layers) in ranks.iter().enumerate() {
@@ -159,18 +161,18 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 }
 
 #[test]
-fn a_large_two_shot_adds_the_residual_chunk_by_chunk() {
-    let given = Given {
-        thresholds: ProtocolThresholds { min_pushed_bytes: 16, ..Given::default().thresholds },
-        ..Given::default()
+fn large_two_shot_adds_residuals_chunk_by_chunk() {
+    let given = WorldConfig {
+        thresholds: ProtocolThresholds { min_pushed_bytes: 16, ..WorldConfig::default().thresholds },
+        ..WorldConfig::default()
     };
     run(&[2, 3, 4, 5, 7].map(|n| (n, given)), 2, "additions");
-    let disturbed = (0..6).map(|seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given }));
+    let disturbed = (0..6).map(|seed| (2 + seed as u32 % 3, WorldConfig { chaos: Some(seed), ..given }));
     run(&disturbed.collect::<Vec<_>>(), 1, "additions-chaos");
 }
 
 #[test]
-fn what_does_not_store_alone_takes_no_addition() {
+fn unsupported_residual_additions_are_not_lowered() {
     let mut source = KernelSource::new();
     let addition = Addition { residual: (1 << 30).into(), sum: (1 << 31).into() };
     let mut lowered = |dtype, elements, variant, addition: Addition| {

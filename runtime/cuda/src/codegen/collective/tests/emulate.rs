@@ -26,7 +26,7 @@ const PROTOCOL_THRESHOLDS: ProtocolThresholds =
 
 /// The settings of the ranks of a world.
 #[derive(Clone, Copy)]
-pub(super) struct Given {
+pub(super) struct WorldConfig {
     /// The initial values of counters and of LL flags.
     pub first: (u64, u32),
     pub limit_ns: u64,
@@ -37,9 +37,9 @@ pub(super) struct Given {
     pub thresholds: ProtocolThresholds,
 }
 
-impl Default for Given {
+impl Default for WorldConfig {
     fn default() -> Self {
-        Given {
+        WorldConfig {
             first: (0, 0),
             limit_ns: 20_000_000_000,
             chaos: None,
@@ -56,7 +56,7 @@ fn control_of(n: u32) -> ControlRegion {
 }
 
 /// The memory of one rank.
-struct Rank {
+struct RankMemory {
     arena: Vec<u128>,
     local: Vec<u128>,
     status: Vec<u128>,
@@ -80,18 +80,18 @@ pub(super) unsafe fn bytes_at<'a>(at: Address, len: usize) -> &'a mut [u8] {
 }
 
 /// Ranks in one process.
-pub(super) struct World {
-    ranks: Vec<Rank>,
+pub(super) struct EmulatedWorld {
+    ranks: Vec<RankMemory>,
     pub peers: Vec<PeerContext>,
 }
 
-impl World {
+impl EmulatedWorld {
     /// Creates `n` ranks.
-    pub fn new(n: u32, given: &Given) -> World {
-        let &Given { first, limit_ns, chaos, zone, grid, thresholds } = given;
+    pub fn new(n: u32, given: &WorldConfig) -> EmulatedWorld {
+        let &WorldConfig { first, limit_ns, chaos, zone, grid, thresholds } = given;
         let size = ARENA_BYTES.max(2 * zone);
-        let mut ranks: Vec<Rank> = (0..n)
-            .map(|_| Rank {
+        let mut ranks: Vec<RankMemory> = (0..n)
+            .map(|_| RankMemory {
                 arena: zeros(size.next_multiple_of(control::PAGE_BYTES) + control_of(n).bytes()),
                 local: zeros(local_bytes(2)),
                 status: zeros(STATUS_BYTES),
@@ -141,7 +141,7 @@ impl World {
             links: LinkAtomicity::Atomic,
         });
         let peers = peers.collect();
-        World { ranks, peers }
+        EmulatedWorld { ranks, peers }
     }
 
     /// The report of a rank's kernels about sizes on the device.
@@ -156,15 +156,15 @@ impl World {
 }
 
 /// A collective and the places of its values.
-pub(super) struct Case {
+pub(super) struct CollectiveCase {
     pub call: ResolvedCollective,
     /// The number of elements of the result.
     pub results: usize,
 }
 
 /// Cases for `n` ranks, each in separate memory after the landing zones.
-fn cases(n: u32) -> Vec<Case> {
-    let mut out: Vec<Case> = Vec::new();
+fn cases(n: u32) -> Vec<CollectiveCase> {
+    let mut out: Vec<CollectiveCase> = Vec::new();
     let mut end: usize = 2 * ZONE_BYTES;
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let mut add = |kind: Kind,
@@ -183,7 +183,7 @@ fn cases(n: u32) -> Vec<Case> {
         let mut call = collective(kind, variant, n as u32, dtype, elements);
         (call.operand, call.result) = (place(elements), place(results));
         (call.exit, call.landing) = (Some(exit), Some([0, ZONE_BYTES]));
-        out.push(Case { call, results });
+        out.push(CollectiveCase { call, results });
     };
     let kept = ExitBarrier::Kept;
     let dropped = ExitBarrier::Dropped;
@@ -257,7 +257,7 @@ fn permutes(n: u32) -> [Kind; 2] {
 }
 
 /// Moves operand and result to different offsets on each rank, like slices of what another group gathers.
-fn put_apart(case: &mut Case) {
+fn put_apart(case: &mut CollectiveCase) {
     let n = case.call.cell.len();
     for region in [&mut case.call.operand, &mut case.call.result] {
         let start = region.offset;
@@ -267,7 +267,7 @@ fn put_apart(case: &mut Case) {
 
 /// Moves the operand of an all-gather to its slice of the result, the result of a reduce-scatter to its slice
 /// of the operand, and any other operand to the result.
-fn put_in_place(case: &mut Case) {
+fn put_in_place(case: &mut CollectiveCase) {
     let call = &mut case.call;
     let bytes = call.elements * call.dtype.size();
     match call.kind {
@@ -297,8 +297,8 @@ pub(super) fn element(kind: &Kind, dtype: DType, rank: usize, i: usize, round: u
 }
 
 /// Element `i` of the result of rank `me`.
-pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
-    let Case { call, .. } = case;
+pub(super) fn expected(case: &CollectiveCase, me: usize, i: usize, round: usize) -> f64 {
+    let CollectiveCase { call, .. } = case;
     let n = call.cell.len();
     let operand = |rank: usize, i: usize| element(&call.kind, call.dtype, rank, i, round);
     let reduced = |op: CollectiveReduceOp, i: usize| {
@@ -332,19 +332,19 @@ pub(super) fn expected(case: &Case, me: usize, i: usize, round: usize) -> f64 {
 }
 
 /// Compiled host code.
-pub(super) struct Library(HostLibrary);
+pub(super) struct EmulationLibrary(HostLibrary);
 
 type Emulate = unsafe extern "C" fn(*const c_void, *const c_void, *const c_void, u32, u32);
 
-impl Library {
+impl EmulationLibrary {
     /// Compiles `source` for host threads; `None` without a compiler.
-    pub fn new(source: &KernelSource, name: &str) -> Option<Library> {
+    pub fn new(source: &KernelSource, name: &str) -> Option<EmulationLibrary> {
         let (before, after) = include_str!("emulate.h")
             .split_once("// ------------------------")
             .expect("a part after the kernels");
         let text = by_reference(&source.text().replace(DEVICE_SOURCE, before)) + "//" + after;
         let name = format!("collectives-{name}");
-        HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(Library)
+        HostLibrary::build(&name, &text, &["-std=c++20", "-pthread"]).map(EmulationLibrary)
     }
 
     pub fn run(&self, kernel: &KernelLaunch) {
@@ -372,7 +372,7 @@ fn by_reference(source: &str) -> String {
 }
 
 /// Runs all cases on all ranks, round by round, and compares the results.
-fn rounds(world: &World, rounds: usize, name: &str) {
+fn rounds(world: &EmulatedWorld, rounds: usize, name: &str) {
     let cases = cases(world.ranks.len() as u32);
     let mut source = KernelSource::new();
     let kernels: Vec<Vec<KernelLaunch>> = world
@@ -380,7 +380,7 @@ fn rounds(world: &World, rounds: usize, name: &str) {
         .iter()
         .map(|peers| cases.iter().map(|case| kernel(&case.call, peers, &mut source)).collect())
         .collect();
-    let Some(library) = Library::new(&source, name) else { return };
+    let Some(library) = EmulationLibrary::new(&source, name) else { return };
     let done = AtomicUsize::new(0);
     std::thread::scope(|scope| {
         for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
@@ -390,7 +390,7 @@ fn rounds(world: &World, rounds: usize, name: &str) {
             scope.spawn(move || {
                 for round in 0..rounds {
                     for (case, kernel) in cases.iter().zip(kernels) {
-                        one(case, kernel, peers, (me, round), library);
+                        run_case(case, kernel, peers, (me, round), library);
                         done.fetch_add(1, Ordering::Relaxed);
                     }
                 }
@@ -401,14 +401,14 @@ fn rounds(world: &World, rounds: usize, name: &str) {
 }
 
 /// Runs one case on one rank and compares its result.
-fn one(
-    case: &Case,
+fn run_case(
+    case: &CollectiveCase,
     kernel: &KernelLaunch,
     peers: &PeerContext,
     (me, round): (usize, usize),
-    library: &Library,
+    library: &EmulationLibrary,
 ) {
-    let Case { call, results } = case;
+    let CollectiveCase { call, results } = case;
     let size = call.dtype.size();
     let [operand, result] =
         [&call.operand, &call.result].map(|r| peers.arenas[me] + r.offset_on_rank(me as u32) as Address);
@@ -431,15 +431,15 @@ fn one(
 
 #[test]
 fn ranks_agree_round_after_round_and_flags_wrap_around() {
-    let given = Given::default();
-    rounds(&World::new(2, &Given { first: (0, 5), ..given }), 8, "2");
-    rounds(&World::new(3, &Given { first: (u64::MAX - 50, u32::MAX), ..given }), 5, "3");
-    rounds(&World::new(4, &Given { chaos: Some(7), ..given }), 3, "4");
+    let given = WorldConfig::default();
+    rounds(&EmulatedWorld::new(2, &WorldConfig { first: (0, 5), ..given }), 8, "2");
+    rounds(&EmulatedWorld::new(3, &WorldConfig { first: (u64::MAX - 50, u32::MAX), ..given }), 5, "3");
+    rounds(&EmulatedWorld::new(4, &WorldConfig { chaos: Some(7), ..given }), 3, "4");
 }
 
 #[test]
 fn a_rank_that_does_not_come_is_reported() {
-    let world = World::new(3, &Given { limit_ns: 20_000_000, ..Given::default() });
+    let world = EmulatedWorld::new(3, &WorldConfig { limit_ns: 20_000_000, ..WorldConfig::default() });
     let mut source = KernelSource::new();
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let calls = [
@@ -456,7 +456,7 @@ fn a_rank_that_does_not_come_is_reported() {
         });
         kernels.push(kernels_of_rank.collect());
     }
-    let Some(library) = Library::new(&source, "missing") else { return };
+    let Some(library) = EmulationLibrary::new(&source, "missing") else { return };
     std::thread::scope(|scope| {
         for kernels in &kernels {
             scope.spawn(|| kernels.iter().for_each(|k| library.run(k)));

@@ -55,7 +55,7 @@ fn collective(
 }
 
 /// The kinds and variants that have kernels.
-fn all(n: u32) -> Vec<(Kind, CollectiveVariant)> {
+fn kinds_and_variants(n: u32) -> Vec<(Kind, CollectiveVariant)> {
     let mut out = vec![
         (Kind::AllGather, CollectiveVariant::Ll),
         (Kind::AllToAll(AllToAllSplits::Even), CollectiveVariant::Ll),
@@ -101,9 +101,9 @@ fn kernel(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSou
 }
 
 #[test]
-fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
+fn grids_match_across_ranks_and_are_small_when_possible() {
     for n in [2, 3, 8] {
-        for (kind, variant) in all(n) {
+        for (kind, variant) in kinds_and_variants(n) {
             let mut last = 0;
             for elements in [24, 24 * 7, 24 * 1000, 24 * 5000] {
                 let call = collective(kind.clone(), variant, n, DType::BF16, elements);
@@ -127,7 +127,7 @@ fn grids_are_equal_on_all_ranks_and_small_for_little_work() {
 
 #[test]
 fn a_plan_that_says_how_many_blocks_is_followed() {
-    for (kind, variant) in all(2) {
+    for (kind, variant) in kinds_and_variants(2) {
         for blocks in [1, 5, 128] {
             let call = ResolvedCollective {
                 blocks: Some(blocks),
@@ -255,7 +255,7 @@ fn messages_stay_within_the_zone_that_the_contract_gives() {
 }
 
 #[test]
-fn words_and_lines_have_parts_of_a_zone_to_themselves() {
+fn ll_and_ll128_use_disjoint_parts_of_a_zone() {
     for n in 2..=MAX_RANKS as u32 {
         let most = LL_BYTES as usize / n as usize;
         let small = protocol_and_zone_part(n, most);
@@ -346,7 +346,7 @@ fn slots_of_a_zone_have_one_sender_each() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error_with_the_step() {
+fn invalid_collectives_are_errors_with_the_step() {
     let mut source = KernelSource::new();
     let mut call = collective(
         Kind::AllReduce(CollectiveReduceOp::Sum),
@@ -376,7 +376,7 @@ fn fails(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSour
 }
 
 #[test]
-fn the_library_keeps_what_is_its_own_and_one_rank_needs_nobody() {
+fn plain_is_left_to_nccl_except_on_one_rank() {
     let mut source = KernelSource::new();
     let sum = Kind::AllReduce(CollectiveReduceOp::Sum);
     let call = collective(sum.clone(), CollectiveVariant::Plain, 2, DType::F32, 4);
@@ -416,7 +416,7 @@ fn every_kernel_compiles() {
         for dtype in DType::ALL.iter().copied().filter(|&d| n == 4 || d == DType::BF16) {
             let whole = n == 4 && dtype == DType::BF16;
             let slow = [CollectiveReduceOp::Avg, CollectiveReduceOp::Prod, CollectiveReduceOp::Min];
-            for (kind, variant) in all(n) {
+            for (kind, variant) in kinds_and_variants(n) {
                 let wanted = match &kind {
                     Kind::AllReduce(op) | Kind::ReduceScatter(op) => whole || !slow.contains(op),
                     _ => whole || dtype == DType::BF16,
@@ -448,7 +448,7 @@ fn every_kernel_compiles() {
     assert!(names.iter().all(|n| n.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')));
     for (dtype, hidden) in [(DType::BF16, 4096), (DType::BF16, 8192), (DType::F32, 1024), (DType::F16, 64)] {
         for n in [2, 4, 8] {
-            fused(n, dtype, hidden, &mut source);
+            lower_with_norm(n, dtype, hidden, &mut source);
         }
     }
     [2, 4, 8].into_iter().for_each(|n| pushed_kernels(n, &mut source));
@@ -456,8 +456,8 @@ fn every_kernel_compiles() {
     [1, 2, 4, 8].into_iter().for_each(|n| row_exchange::kernels(n, &mut source));
     [2, 4, 8].into_iter().for_each(|n| several::kernels(n, &mut source));
     let mut small = KernelSource::new();
-    fused(4, DType::F16, 2048, &mut small);
-    for (kind, variant) in all(4) {
+    lower_with_norm(4, DType::F16, 2048, &mut small);
+    for (kind, variant) in kinds_and_variants(4) {
         let links = LinkAtomicity::MaySplit;
         let thresholds = ProtocolThresholds { ll_bytes: 1, ..ProtocolThresholds::default() };
         let call = collective(kind, variant, 4, DType::F16, 24 * 64);
@@ -506,7 +506,7 @@ fn pushed_kernels(n: u32, source: &mut KernelSource) {
 }
 
 /// All-reduce with a norm of 70 rows.
-fn fused(n: u32, dtype: DType, hidden: usize, source: &mut KernelSource) -> Option<GpuCommand> {
+fn lower_with_norm(n: u32, dtype: DType, hidden: usize, source: &mut KernelSource) -> Option<GpuCommand> {
     let call =
         collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, dtype, 70 * hidden);
     let norm = AllReduceNorm {
@@ -524,9 +524,9 @@ fn fused(n: u32, dtype: DType, hidden: usize, source: &mut KernelSource) -> Opti
 }
 
 #[test]
-fn a_norm_is_fused_where_a_block_holds_a_row() {
+fn norm_is_fused_where_a_block_holds_a_row() {
     let mut source = KernelSource::new();
-    let Some(GpuCommand::Kernel(kernel)) = fused(4, DType::BF16, 8192, &mut source) else {
+    let Some(GpuCommand::Kernel(kernel)) = lower_with_norm(4, DType::BF16, 8192, &mut source) else {
         panic!("no kernel")
     };
     assert_eq!((kernel.grid, kernel.block), ([70, 1, 1], [576, 1, 1]));
@@ -534,10 +534,10 @@ fn a_norm_is_fused_where_a_block_holds_a_row() {
         source.text().contains("ll_norm<BF16, Sum, 4, Ll128, 2, true, true>"),
         "two units for each thread"
     );
-    assert_eq!(fused(4, DType::BF16, 32768, &mut source), None);
-    assert_eq!(fused(4, DType::BF16, 30, &mut source), None);
-    assert_eq!(fused(4, DType::I64, 32, &mut source), None);
-    let whole = fused(8, DType::F32, 40, &mut source);
+    assert_eq!(lower_with_norm(4, DType::BF16, 32768, &mut source), None);
+    assert_eq!(lower_with_norm(4, DType::BF16, 30, &mut source), None);
+    assert_eq!(lower_with_norm(4, DType::I64, 32, &mut source), None);
+    let whole = lower_with_norm(8, DType::F32, 40, &mut source);
     assert!(matches!(whole, Some(GpuCommand::Kernel(k)) if k.block == [128, 1, 1]));
-    assert_eq!(fused(4, DType::BF16, 484, &mut source), None, "rows that waste their last line");
+    assert_eq!(lower_with_norm(4, DType::BF16, 484, &mut source), None, "rows that waste their last line");
 }

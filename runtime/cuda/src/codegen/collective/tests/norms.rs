@@ -3,14 +3,14 @@
 
 use symmc_ir::tensor::{read_f64, write_f64};
 
-use super::emulate::{Given, Library, World};
+use super::emulate::{EmulatedWorld, EmulationLibrary, WorldConfig};
 use super::*;
 
 const NORM_EPS: f64 = 1e-3;
 
 /// Rows that are reduced, added to a residual and optionally normalised.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct NormShape {
     dtype: DType,
     rows: usize,
     hidden: usize,
@@ -33,8 +33,8 @@ enum OnOperand {
     Norm,
 }
 
-const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape {
+const fn shape(dtype: DType, rows: usize, hidden: usize) -> NormShape {
+    NormShape {
         dtype,
         rows,
         hidden,
@@ -46,20 +46,20 @@ const fn shape(dtype: DType, rows: usize, hidden: usize) -> Shape {
     }
 }
 
-const fn in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { on_operand: OnOperand::Sum, ..shape(dtype, rows, hidden) }
+const fn in_place(dtype: DType, rows: usize, hidden: usize) -> NormShape {
+    NormShape { on_operand: OnOperand::Sum, ..shape(dtype, rows, hidden) }
 }
 
-const fn shifted(shift: usize, shape: Shape) -> Shape {
-    Shape { shift, ..shape }
+const fn shifted(shift: usize, shape: NormShape) -> NormShape {
+    NormShape { shift, ..shape }
 }
 
-const fn norm_in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { on_operand: OnOperand::Norm, ..shape(dtype, rows, hidden) }
+const fn norm_in_place(dtype: DType, rows: usize, hidden: usize) -> NormShape {
+    NormShape { on_operand: OnOperand::Norm, ..shape(dtype, rows, hidden) }
 }
 
-const fn reduction_in_place(dtype: DType, rows: usize, hidden: usize) -> Shape {
-    Shape { on_operand: OnOperand::Reduction, kept: true, ..shape(dtype, rows, hidden) }
+const fn reduction_in_place(dtype: DType, rows: usize, hidden: usize) -> NormShape {
+    NormShape { on_operand: OnOperand::Reduction, kept: true, ..shape(dtype, rows, hidden) }
 }
 
 /// Element `i` of the operand of `rank` in a round. All sums are exact in every float dtype.
@@ -75,7 +75,7 @@ fn weight(j: usize) -> f64 {
     0.5 + (j % 4) as f64
 }
 
-impl Shape {
+impl NormShape {
     /// The term that is added to the mean of the squares.
     fn eps(self) -> f64 {
         if self.unit == 1.0 { NORM_EPS } else { 0.0 }
@@ -83,8 +83,8 @@ impl Shape {
 }
 
 /// The values of one rank as bytes of the dtype, and its kernel.
-struct Layer {
-    shape: Shape,
+struct RankNorm {
+    shape: NormShape,
     operand: Vec<u8>,
     residual: Vec<u8>,
     reduced: Vec<u8>,
@@ -98,16 +98,24 @@ fn fill(dtype: DType, to: &mut [u8], f: impl Fn(usize) -> f64) {
     (0..to.len() / dtype.size()).for_each(|i| write_f64(dtype, to, i, f(i)));
 }
 
-impl Layer {
-    fn new(shape: Shape, peers: &PeerContext, zone: usize, source: &mut KernelSource) -> Layer {
-        let Shape { dtype, rows, hidden, .. } = shape;
+impl RankNorm {
+    fn new(shape: NormShape, peers: &PeerContext, zone: usize, source: &mut KernelSource) -> RankNorm {
+        let NormShape { dtype, rows, hidden, .. } = shape;
         let n = peers.arenas.len() as u32;
         let shift = shape.shift * dtype.size();
         let values = |elements: usize| vec![0u8; elements * dtype.size() + shift];
         let elements = rows * hidden;
         let [operand, residual, reduced, added, normed] = [(); 5].map(|()| values(elements));
-        let mut out =
-            Layer { shape, operand, residual, reduced, weight: values(hidden), added, normed, kernel: None };
+        let mut out = RankNorm {
+            shape,
+            operand,
+            residual,
+            reduced,
+            weight: values(hidden),
+            added,
+            normed,
+            kernel: None,
+        };
         fill(dtype, &mut out.weight[shift..], weight);
         let mut call =
             collective(Kind::AllReduce(CollectiveReduceOp::Sum), CollectiveVariant::Ll, n, dtype, elements);
@@ -136,8 +144,8 @@ impl Layer {
 
     /// Runs this rank's kernel on the values of a round and compares the results. Returns the bytes of the
     /// norm.
-    fn run(&mut self, library: &Library, me: usize, n: usize, round: usize) -> Vec<u8> {
-        let Shape { dtype, rows, hidden, normalised, kept, on_operand, unit, shift } = self.shape;
+    fn run(&mut self, library: &EmulationLibrary, me: usize, n: usize, round: usize) -> Vec<u8> {
+        let NormShape { dtype, rows, hidden, normalised, kept, on_operand, unit, shift } = self.shape;
         let shift = shift * dtype.size();
         fill(dtype, &mut self.operand[shift..], |i| operand(me, round, i) * unit);
         fill(dtype, &mut self.residual[shift..], |i| residual(round, i) * unit);
@@ -172,18 +180,23 @@ impl Layer {
 
 /// Runs all shapes, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
 /// Returns the bytes of all norms of each rank and world; `None` without a compiler.
-fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> Option<Vec<Vec<Vec<u8>>>> {
-    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+fn run(
+    worlds: &[(u32, WorldConfig)],
+    shapes: &[NormShape],
+    rounds: usize,
+    name: &str,
+) -> Option<Vec<Vec<Vec<u8>>>> {
+    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
-    let mut layers: Vec<Vec<Vec<Layer>>> = Vec::new();
+    let mut layers: Vec<Vec<Vec<RankNorm>>> = Vec::new();
     for (world, (_, given)) in made.iter().zip(worlds) {
         let mut ranks = Vec::new();
         for peers in &world.peers {
-            ranks.push(shapes.iter().map(|&s| Layer::new(s, peers, given.zone, &mut source)).collect());
+            ranks.push(shapes.iter().map(|&s| RankNorm::new(s, peers, given.zone, &mut source)).collect());
         }
         layers.push(ranks);
     }
-    let library = Library::new(&source, name)?;
+    let library = EmulationLibrary::new(&source, name)?;
     let all = layers.iter_mut().map(|ranks| {
         let n = ranks.len();
         std::thread::scope(|scope| {
@@ -200,7 +213,13 @@ fn run(worlds: &[(u32, Given)], shapes: &[Shape], rounds: usize, name: &str) -> 
 }
 
 /// Runs the layers of a rank, round after round; returns their norms.
-fn run_rounds(layers: &mut [Layer], library: &Library, me: usize, n: usize, rounds: usize) -> Vec<u8> {
+fn run_rounds(
+    layers: &mut [RankNorm],
+    library: &EmulationLibrary,
+    me: usize,
+    n: usize,
+    rounds: usize,
+) -> Vec<u8> {
     let mut norms = Vec::new();
     for round in 0..rounds {
         for layer in &mut *layers {
@@ -219,16 +238,16 @@ fn residual_and_norm_follow_the_reduction() {
         shape(DType::BF16, 7, 116),
         shape(DType::F16, 1, 8),
         shape(DType::F32, 2, 8),
-        Shape { normalised: false, ..shape(DType::BF16, 3, 8) },
+        NormShape { normalised: false, ..shape(DType::BF16, 3, 8) },
         shifted(1, shape(DType::F32, 3, 120)),
-        shifted(3, Shape { kept: true, ..shape(DType::BF16, 7, 116) }),
+        shifted(3, NormShape { kept: true, ..shape(DType::BF16, 7, 116) }),
         shifted(1, shape(DType::F16, 1, 8)),
     ];
-    run(&[(3, Given::default())], &shapes, 3, "norm");
+    run(&[(3, WorldConfig::default())], &shapes, 3, "norm");
     // A block that wrongly cleared messages to other blocks of its grid would lose them: many delays, each on
     // zones that must be cleared.
     run(
-        &(0..40).map(|seed| wrapped(3, seed, Given::default())).collect::<Vec<_>>(),
+        &(0..40).map(|seed| wrapped(3, seed, WorldConfig::default())).collect::<Vec<_>>(),
         &shapes,
         1,
         "norm-wrapped",
@@ -239,9 +258,9 @@ fn residual_and_norm_follow_the_reduction() {
 fn rows_whose_squares_do_not_fit_are_normalised() {
     let shapes = [shape(DType::F32, 3, 120), shape(DType::BF16, 7, 116), shape(DType::F32, 2, 8)];
     let units = [2f64.powi(66), 2f64.powi(100), 2f64.powi(-66), 2f64.powi(-110)];
-    let all: Vec<Shape> =
-        units.into_iter().flat_map(|unit| shapes.map(|shape| Shape { unit, ..shape })).collect();
-    run(&[(3, Given::default())], &all, 2, "norm-edges");
+    let all: Vec<NormShape> =
+        units.into_iter().flat_map(|unit| shapes.map(|shape| NormShape { unit, ..shape })).collect();
+    run(&[(3, WorldConfig::default())], &all, 2, "norm-edges");
 }
 
 #[test]
@@ -249,12 +268,12 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
     let shapes = [
         shape(DType::BF16, 9, 116),
         in_place(DType::F32, 5, 116),
-        Shape { kept: true, ..shape(DType::F16, 7, 108) },
-        Shape { kept: true, ..in_place(DType::BF16, 11, 92) },
-        shifted(1, Shape { kept: true, ..in_place(DType::BF16, 11, 92) }),
+        NormShape { kept: true, ..shape(DType::F16, 7, 108) },
+        NormShape { kept: true, ..in_place(DType::BF16, 11, 92) },
+        shifted(1, NormShape { kept: true, ..in_place(DType::BF16, 11, 92) }),
     ]
-    .map(|shape| Shape { normalised: false, ..shape });
-    let given = Given { zone: 32 << 10, ..Given::default() };
+    .map(|shape| NormShape { normalised: false, ..shape });
+    let given = WorldConfig { zone: 32 << 10, ..WorldConfig::default() };
     for n in [3, 5, 8] {
         for shape in &shapes {
             let bytes = shape.rows * shape.hidden * shape.dtype.size();
@@ -263,28 +282,28 @@ fn a_large_reduction_takes_the_residual_in_two_rounds() {
     }
     run(&[3, 5, 8].map(|n| (n, given)), &shapes, 3, "norm-twice");
     let disturbed =
-        (0..10).flat_map(|seed| [(3, Given { chaos: Some(seed), ..given }), wrapped(4, seed, given)]);
+        (0..10).flat_map(|seed| [(3, WorldConfig { chaos: Some(seed), ..given }), wrapped(4, seed, given)]);
     run(&disturbed.collect::<Vec<_>>(), &shapes, 1, "norm-twice-chaos");
 }
 
 /// A world whose flags wrap around with its first collective.
-fn wrapped(n: u32, seed: u64, given: Given) -> (u32, Given) {
+fn wrapped(n: u32, seed: u64, given: WorldConfig) -> (u32, WorldConfig) {
     let first = (u64::MAX - 9, u32::MAX);
-    (n, Given { first, chaos: Some(seed), limit_ns: 5_000_000_000, ..given })
+    (n, WorldConfig { first, chaos: Some(seed), limit_ns: 5_000_000_000, ..given })
 }
 
 /// Grids in which up to four blocks share a row.
 const SHARED_GRID: GridLimits = GridLimits { threads: 8, most_threads: 16, blocks: 8 };
 
 /// Rows, some of them shared, one after another in the same zones.
-const TEST_SHAPES: [Shape; 12] = [
+const TEST_SHAPES: [NormShape; 12] = [
     in_place(DType::BF16, 1, 232),
     shape(DType::BF16, 2, 232),
     in_place(DType::F32, 3, 116),
     shape(DType::BF16, 8, 116),
     in_place(DType::F16, 2, 228),
     shape(DType::F16, 3, 116),
-    Shape { normalised: false, ..in_place(DType::BF16, 2, 116) },
+    NormShape { normalised: false, ..in_place(DType::BF16, 2, 116) },
     norm_in_place(DType::BF16, 2, 232),
     norm_in_place(DType::F32, 1, 116),
     reduction_in_place(DType::F16, 2, 116),
@@ -293,18 +312,18 @@ const TEST_SHAPES: [Shape; 12] = [
 ];
 
 /// Messages by LL128, and by LL.
-fn forms() -> [Given; 2] {
-    let ll128 = Given { grid: SHARED_GRID, zone: 32 << 10, ..Given::default() };
-    [ll128, Given { thresholds: ProtocolThresholds { ll_bytes: 1 << 20, ..ll128.thresholds }, ..ll128 }]
+fn forms() -> [WorldConfig; 2] {
+    let ll128 = WorldConfig { grid: SHARED_GRID, zone: 32 << 10, ..WorldConfig::default() };
+    [ll128, WorldConfig { thresholds: ProtocolThresholds { ll_bytes: 1 << 20, ..ll128.thresholds }, ..ll128 }]
 }
 
 #[test]
-fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
+fn rows_sent_by_several_blocks_have_equal_bits() {
     let alone = GridLimits { blocks: 1, ..SHARED_GRID };
-    let mut worlds: Vec<(u32, Given)> = Vec::new();
+    let mut worlds: Vec<(u32, WorldConfig)> = Vec::new();
     for n in [2, 3, 5, 8] {
         for given in forms() {
-            worlds.extend([(n, given), (n, Given { grid: alone, ..given })]);
+            worlds.extend([(n, given), (n, WorldConfig { grid: alone, ..given })]);
         }
     }
     let Some(norms) = run(&worlds, &TEST_SHAPES, 2, "norm-shared") else { return };
@@ -316,10 +335,10 @@ fn rows_that_several_blocks_send_have_the_bits_of_rows_that_one_does() {
 
 #[test]
 fn shared_rows_stand_delays_and_flags_that_wrap_around() {
-    let mut worlds: Vec<(u32, Given)> = Vec::new();
+    let mut worlds: Vec<(u32, WorldConfig)> = Vec::new();
     for seed in 0..10 {
         let n = 2 + seed as u32 % 3;
-        worlds.extend(forms().map(|given| (n, Given { chaos: Some(seed), ..given })));
+        worlds.extend(forms().map(|given| (n, WorldConfig { chaos: Some(seed), ..given })));
         worlds.extend(forms().map(|given| wrapped(n, seed, given)));
     }
     run(&worlds, &TEST_SHAPES, 1, "norm-shared-chaos");
@@ -328,7 +347,7 @@ fn shared_rows_stand_delays_and_flags_that_wrap_around() {
 #[test]
 fn long_rows_are_shared() {
     let grid = GridLimits { threads: 128, most_threads: 288, blocks: 3 };
-    let given = Given { grid, zone: 512 << 10, ..Given::default() };
+    let given = WorldConfig { grid, zone: 512 << 10, ..WorldConfig::default() };
     let shapes = [
         in_place(DType::BF16, 1, 8192),
         shape(DType::BF16, 1, 4096),
@@ -338,7 +357,7 @@ fn long_rows_are_shared() {
         shape(DType::BF16, 8, 8192),
         shape(DType::F16, 1, 8188),
     ];
-    run(&[(2, given), (3, Given { chaos: Some(3), ..given })], &shapes, 2, "norm-long");
+    run(&[(2, given), (3, WorldConfig { chaos: Some(3), ..given })], &shapes, 2, "norm-long");
 }
 
 #[test]

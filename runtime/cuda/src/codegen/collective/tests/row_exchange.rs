@@ -5,12 +5,12 @@ use symmc_runtime::call::{RowTableKind, RowTables};
 use symmc_support::random::SplitMix;
 
 use super::super::control::InvalidRowEntry;
-use super::emulate::{Given, Library, World, bytes_at};
+use super::emulate::{EmulatedWorld, EmulationLibrary, WorldConfig, bytes_at};
 use super::*;
 
 /// An exchange of `tokens` tokens of each rank, of `width` elements and `slots` slots.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct ExchangeShape {
     kind: ExchangeKind,
     variant: CollectiveVariant,
     exit: ExitBarrier,
@@ -32,8 +32,8 @@ enum ExchangeKind {
     Reduce(Option<DType>),
 }
 
-const fn dispatch(dtype: DType, width: usize, tokens: usize, slots: usize, capacity: usize) -> Shape {
-    Shape {
+const fn dispatch(dtype: DType, width: usize, tokens: usize, slots: usize, capacity: usize) -> ExchangeShape {
+    ExchangeShape {
         kind: ExchangeKind::Dispatch,
         variant: CollectiveVariant::Pull,
         exit: ExitBarrier::Kept,
@@ -46,41 +46,41 @@ const fn dispatch(dtype: DType, width: usize, tokens: usize, slots: usize, capac
     }
 }
 
-const fn combine(weights: Option<DType>, shape: Shape) -> Shape {
-    Shape { kind: ExchangeKind::Combine(weights), ..shape }
+const fn combine(weights: Option<DType>, shape: ExchangeShape) -> ExchangeShape {
+    ExchangeShape { kind: ExchangeKind::Combine(weights), ..shape }
 }
 
-const fn reduce(weights: Option<DType>, shape: Shape) -> Shape {
-    Shape { kind: ExchangeKind::Reduce(weights), ..shape }
+const fn reduce(weights: Option<DType>, shape: ExchangeShape) -> ExchangeShape {
+    ExchangeShape { kind: ExchangeKind::Reduce(weights), ..shape }
 }
 
 /// Every unit; rows of several pieces and of a part of one; fewer and more slots than are handled at a time; no
 /// tokens, no rows, and no slots.
-const TEST_SHAPES: [Shape; 29] = [
+const TEST_SHAPES: [ExchangeShape; 29] = [
     dispatch(DType::BF16, 72, 6, 3, 40),
     dispatch(DType::F32, 300, 3, 2, 13),
     dispatch(DType::U8, 7, 9, 2, 50),
     dispatch(DType::U8, 48, 5, 9, 40),
     dispatch(DType::I64, 3, 4, 8, 33),
     dispatch(DType::F16, 5, 2, 1, 3),
-    Shape { shift: 1, ..dispatch(DType::BF16, 16, 7, 4, 30) },
+    ExchangeShape { shift: 1, ..dispatch(DType::BF16, 16, 7, 4, 30) },
     dispatch(DType::F64, 2, 0, 4, 5),
-    Shape { exit: ExitBarrier::Dropped, ..dispatch(DType::I32, 8, 11, 2, 50) },
+    ExchangeShape { exit: ExitBarrier::Dropped, ..dispatch(DType::I32, 8, 11, 2, 50) },
     combine(Some(DType::F32), dispatch(DType::BF16, 72, 6, 3, 40)),
     combine(Some(DType::BF16), dispatch(DType::F32, 300, 3, 2, 13)),
     combine(None, dispatch(DType::F16, 7, 9, 2, 50)),
     combine(Some(DType::F64), dispatch(DType::F64, 9, 5, 9, 40)),
     combine(Some(DType::F64), dispatch(DType::BF16, 24, 4, 8, 33)),
-    Shape { shift: 1, ..combine(Some(DType::F32), dispatch(DType::BF16, 16, 7, 4, 30)) },
+    ExchangeShape { shift: 1, ..combine(Some(DType::F32), dispatch(DType::BF16, 16, 7, 4, 30)) },
     combine(None, dispatch(DType::F64, 2, 4, 3, 0)),
-    Shape { exit: ExitBarrier::Dropped, ..combine(None, dispatch(DType::F32, 8, 11, 2, 50)) },
+    ExchangeShape { exit: ExitBarrier::Dropped, ..combine(None, dispatch(DType::F32, 8, 11, 2, 50)) },
     combine(Some(DType::F16), dispatch(DType::F16, 40, 0, 2, 8)),
     reduce(Some(DType::F32), dispatch(DType::BF16, 72, 6, 3, 40)),
     reduce(Some(DType::BF16), dispatch(DType::F32, 300, 3, 2, 13)),
     reduce(None, dispatch(DType::F16, 7, 9, 2, 50)),
     reduce(Some(DType::F64), dispatch(DType::F64, 10, 5, 9, 40)),
     reduce(Some(DType::F64), dispatch(DType::BF16, 24, 40, 8, 200)),
-    Shape { shift: 1, ..reduce(Some(DType::F32), dispatch(DType::BF16, 16, 7, 4, 30)) },
+    ExchangeShape { shift: 1, ..reduce(Some(DType::F32), dispatch(DType::BF16, 16, 7, 4, 30)) },
     reduce(None, dispatch(DType::F64, 2, 4, 3, 0)),
     reduce(None, dispatch(DType::F32, 8, 11, 2, 50)),
     reduce(Some(DType::F16), dispatch(DType::F16, 40, 0, 2, 8)),
@@ -97,7 +97,7 @@ const ROW_SLOTS: usize = 65 << 10;
 const WEIGHTS_OFFSET: usize = 67 << 10;
 const SUMS_OFFSET: usize = 78 << 10;
 
-impl Shape {
+impl ExchangeShape {
     fn row_bytes(&self) -> usize {
         self.width * self.dtype.size()
     }
@@ -118,16 +118,16 @@ impl Shape {
     }
 
     /// The same exchange without staging.
-    fn direct(self) -> Shape {
+    fn direct(self) -> ExchangeShape {
         let variant = match self.kind {
             ExchangeKind::Reduce(_) => CollectiveVariant::Push,
             ExchangeKind::Dispatch | ExchangeKind::Combine(_) => CollectiveVariant::Pull,
         };
-        Shape { variant, ..self }
+        ExchangeShape { variant, ..self }
     }
 
-    fn staged(self) -> Shape {
-        Shape { variant: CollectiveVariant::Plain, ..self }
+    fn staged(self) -> ExchangeShape {
+        ExchangeShape { variant: CollectiveVariant::Plain, ..self }
     }
 
     fn call(&self, number: usize, n: u32) -> ResolvedCollective {
@@ -181,17 +181,17 @@ fn pointers(call: &ResolvedCollective, peers: &PeerContext) -> CollectivePointer
 }
 
 /// The routing of a round: the global row of each slot of all ranks, and the slots of each rank's rows.
-struct Routing {
+struct RoundRouting {
     rows: Vec<i64>,
     slots: Vec<Vec<i64>>,
 }
 
-impl Routing {
+impl RoundRouting {
     /// Rows for random slots: everywhere, on one rank only, or for few slots; with gaps between them.
-    fn new(shape: &Shape, n: usize, round: usize) -> Routing {
+    fn new(shape: &ExchangeShape, n: usize, round: usize) -> RoundRouting {
         let mut random = SplitMix((round * 31 + shape.width + shape.capacity) as u64);
         let count = n * shape.tokens * shape.slots;
-        let mut out = Routing { rows: vec![-1; count], slots: vec![vec![-1; shape.capacity]; n] };
+        let mut out = RoundRouting { rows: vec![-1; count], slots: vec![vec![-1; shape.capacity]; n] };
         let mut next = vec![0; n];
         let only = round % n;
         for slot in 0..count {
@@ -214,7 +214,7 @@ impl Routing {
 }
 
 /// Element `i` of the operand of a rank.
-fn element(shape: &Shape, rank: usize, round: usize, i: usize) -> f64 {
+fn element(shape: &ExchangeShape, rank: usize, round: usize, i: usize) -> f64 {
     let x = ((i * 37 + rank * 101 + round * 13 + i / 251) % 256) as f64;
     if shape.dtype.is_float() { (x - 100.0) / 7.0 } else { x }
 }
@@ -231,7 +231,13 @@ fn rounded(dtype: DType, x: f64) -> f64 {
 }
 
 /// The expected element `i` of row `row` of the result.
-fn expected(shape: &Shape, routing: &Routing, me: usize, round: usize, [row, i]: [usize; 2]) -> f64 {
+fn expected(
+    shape: &ExchangeShape,
+    routing: &RoundRouting,
+    me: usize,
+    round: usize,
+    [row, i]: [usize; 2],
+) -> f64 {
     let of =
         |rank: usize, row: usize| rounded(shape.dtype, element(shape, rank, round, row * shape.width + i));
     match shape.kind {
@@ -254,8 +260,8 @@ fn accumulated(dtype: DType) -> fn(f64) -> f64 {
 
 /// Element `i` of the sum of the rows that `rank` has of token `row` of the rank `to`.
 fn sum_of_rank(
-    shape: &Shape,
-    routing: &Routing,
+    shape: &ExchangeShape,
+    routing: &RoundRouting,
     [rank, to]: [usize; 2],
     round: usize,
     [row, i]: [usize; 2],
@@ -278,14 +284,14 @@ fn sum_of_rank(
 }
 
 /// One exchange on one rank: writes operand and tables, runs the kernel, and compares the result.
-fn one(
-    (number, shape): (usize, &Shape),
+fn run_exchange(
+    (number, shape): (usize, &ExchangeShape),
     kernel: &KernelLaunch,
     base: Address,
     (me, n, round): (usize, usize, usize),
-    library: &Library,
+    library: &EmulationLibrary,
 ) {
-    let routing = Routing::new(shape, n, round);
+    let routing = RoundRouting::new(shape, n, round);
     let size = shape.dtype.size();
     let shift = shape.shift * size;
     let [rows, results] = shape.rows();
@@ -345,37 +351,37 @@ fn write_table(to: &mut [u8], table: &[i64]) {
 }
 
 /// All shapes by all variants.
-fn shapes() -> Vec<Shape> {
-    TEST_SHAPES.map(Shape::direct).into_iter().chain(TEST_SHAPES.map(Shape::staged)).collect()
+fn shapes() -> Vec<ExchangeShape> {
+    TEST_SHAPES.map(ExchangeShape::direct).into_iter().chain(TEST_SHAPES.map(ExchangeShape::staged)).collect()
 }
 
 /// Exchanges of eight ranks: sums in units of 16 bytes, in units of two words, and one by one, in pieces of
 /// several units and of a part of one.
-const SHAPES_OF_MANY: [Shape; 5] = [
+const SHAPES_OF_MANY: [ExchangeShape; 5] = [
     reduce(Some(DType::F32), dispatch(DType::BF16, 72, 6, 8, 16)),
     reduce(Some(DType::BF16), dispatch(DType::F32, 100, 3, 4, 8)),
-    Shape { shift: 1, ..reduce(None, dispatch(DType::F16, 37, 4, 3, 8)) },
+    ExchangeShape { shift: 1, ..reduce(None, dispatch(DType::F16, 37, 4, 3, 8)) },
     dispatch(DType::BF16, 24, 4, 8, 16),
     combine(Some(DType::F32), dispatch(DType::BF16, 24, 4, 8, 16)),
 ];
 
 /// Runs shapes on `n` ranks, round after round. Ranks synchronize only in the kernels.
-fn run(n: u32, shapes: &[Shape], rounds: usize, given: &Given) {
-    let world = World::new(n, given);
+fn run(n: u32, shapes: &[ExchangeShape], rounds: usize, given: &WorldConfig) {
+    let world = EmulatedWorld::new(n, given);
     let mut source = KernelSource::new();
     let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
     for peers in &world.peers {
         let calls = shapes.iter().enumerate().map(|(number, shape)| shape.call(number, n));
         kernels.push(calls.map(|call| lowered(&call, peers, &mut source)).collect());
     }
-    let Some(library) = Library::new(&source, &format!("row-exchange-{n}")) else { return };
+    let Some(library) = EmulationLibrary::new(&source, &format!("row-exchange-{n}")) else { return };
     std::thread::scope(|scope| {
         for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
             let library = &library;
             scope.spawn(move || {
                 for round in 0..rounds {
                     for (shape, kernel) in shapes.iter().enumerate().zip(kernels) {
-                        one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                        run_exchange(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
                     }
                 }
             });
@@ -388,15 +394,15 @@ fn run(n: u32, shapes: &[Shape], rounds: usize, given: &Given) {
 fn rows_go_where_the_tables_say() {
     for n in 1..=4 {
         let chaos = (n == 3).then_some(5);
-        run(n, &shapes(), 3, &Given { chaos, ..Given::default() });
+        run(n, &shapes(), 3, &WorldConfig { chaos, ..WorldConfig::default() });
     }
 }
 
 /// Among more than four ranks, the totals of one unit are made at a time.
 #[test]
 fn rows_of_eight_ranks_go_where_the_tables_say() {
-    let all: Vec<Shape> = SHAPES_OF_MANY.into_iter().flat_map(|s| [s.direct(), s.staged()]).collect();
-    run(8, &all, 3, &Given::default());
+    let all: Vec<ExchangeShape> = SHAPES_OF_MANY.into_iter().flat_map(|s| [s.direct(), s.staged()]).collect();
+    run(8, &all, 3, &WorldConfig::default());
 }
 
 /// The kernels of `n` ranks: for large rows, and for four ranks of every shape.
@@ -416,21 +422,21 @@ pub(super) fn kernels(n: u32, source: &mut KernelSource) {
 
 /// An exchange of two ranks in which rank 1 has a bad entry.
 struct BadEntry {
-    shape: Shape,
+    shape: ExchangeShape,
     entry: i64,
-    world: World,
+    world: EmulatedWorld,
     kernels: Vec<KernelLaunch>,
 }
 
 impl BadEntry {
-    fn new(shape: Shape, entry: i64, source: &mut KernelSource) -> BadEntry {
-        let world = World::new(2, &Given::default());
+    fn new(shape: ExchangeShape, entry: i64, source: &mut KernelSource) -> BadEntry {
+        let world = EmulatedWorld::new(2, &WorldConfig::default());
         let lowered = |peers| lowered(&shape.call(0, 2), peers, source);
         let kernels = world.peers.iter().map(lowered).collect();
         BadEntry { shape, entry, world, kernels }
     }
 
-    fn run_rank(&self, me: usize, library: &Library) {
+    fn run_rank(&self, me: usize, library: &EmulationLibrary) {
         let shape = &self.shape;
         let base = self.world.peers[me].arenas[me];
         // SAFETY: nothing else accesses the tables and the result now.
@@ -448,7 +454,7 @@ impl BadEntry {
 }
 
 #[test]
-fn entries_that_are_out_of_range_are_reported_and_skipped() {
+fn out_of_range_entries_are_reported_and_skipped() {
     let small = dispatch(DType::F32, 4, 3, 2, 8);
     let mut source = KernelSource::new();
     let mut cases = Vec::new();
@@ -461,10 +467,10 @@ fn entries_that_are_out_of_range_are_reported_and_skipped() {
         (ExchangeKind::Reduce(Some(DType::F32)), i64::MAX, 16),
     ] {
         assert!(bad >= limit);
-        let shape = Shape { kind, ..small };
+        let shape = ExchangeShape { kind, ..small };
         cases.extend([shape.staged(), shape.direct()].map(|shape| BadEntry::new(shape, bad, &mut source)));
     }
-    let Some(library) = Library::new(&source, "bad-entries") else { return };
+    let Some(library) = EmulationLibrary::new(&source, "bad-entries") else { return };
     for case in &cases {
         std::thread::scope(|scope| {
             let library = &library;
@@ -480,8 +486,8 @@ fn entries_that_are_out_of_range_are_reported_and_skipped() {
 }
 
 #[test]
-fn what_does_not_fit_is_an_error() {
-    let fails = |shape: Shape, change: &dyn Fn(&mut ResolvedCollective)| {
+fn invalid_row_exchanges_are_errors() {
+    let fails = |shape: ExchangeShape, change: &dyn Fn(&mut ResolvedCollective)| {
         let mut call = shape.call(0, 2);
         change(&mut call);
         let control = ControlRegion { groups: 2, max_exchange_ranks: 2, staging_bytes: 256 };
@@ -490,18 +496,18 @@ fn what_does_not_fit_is_an_error() {
         lower(7, &call, &ends, &peers, &mut KernelSource::new()).expect_err("it does not fit").to_string()
     };
     let shape = dispatch(DType::F32, 4, 3, 2, 8);
-    let plain = Shape { variant: CollectiveVariant::Plain, ..shape };
+    let plain = ExchangeShape { variant: CollectiveVariant::Plain, ..shape };
     let without_tables = fails(shape, &|call| call.rows = None);
     assert!(without_tables.contains("step 7 (dispatch_rows as pull): expected tables"), "{without_tables}");
     let other_size = fails(shape, &|call| call.elements += 4);
     assert!(other_size.contains("expected 3 rows of 4 elements, found 16 elements"), "{other_size}");
     let ints = fails(combine(Some(DType::I64), shape), &|_| {});
     assert!(ints.contains("expected floats, found i64"), "{ints}");
-    let many_slots = fails(combine(None, Shape { slots: 40, ..plain }), &|_| {});
+    let many_slots = fails(combine(None, ExchangeShape { slots: 40, ..plain }), &|_| {});
     assert!(many_slots.contains("expected fewer slots of a token, found 40"), "{many_slots}");
     let ordinary = fails(shape, &|call| call.operand.space = MemorySpace::Ordinary);
     assert!(ordinary.contains("Ordinary"), "{ordinary}");
-    let pushed = fails(Shape { variant: CollectiveVariant::Push, ..shape }, &|_| {});
+    let pushed = fails(ExchangeShape { variant: CollectiveVariant::Push, ..shape }, &|_| {});
     assert!(pushed.contains("GPUs have no kernel for it"), "{pushed}");
 }
 

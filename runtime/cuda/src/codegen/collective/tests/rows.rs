@@ -4,12 +4,12 @@ use symmc_ir::tensor::{read_f64, write_f64};
 
 use super::super::call::RankCollective;
 use super::super::{barrier, ll};
-use super::emulate::{Given, Library, World, bytes_at};
+use super::emulate::{EmulatedWorld, EmulationLibrary, WorldConfig, bytes_at};
 use super::*;
 
 /// The operand of each rank.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct RowsShape {
     variant: CollectiveVariant,
     dtype: DType,
     rows: usize,
@@ -20,12 +20,12 @@ struct Shape {
     exit: ExitBarrier,
 }
 
-const fn shape(variant: CollectiveVariant, dtype: DType, rows: usize, row: usize, shift: usize) -> Shape {
-    Shape { variant, dtype, rows, row, shift, exit: ExitBarrier::Kept }
+const fn shape(variant: CollectiveVariant, dtype: DType, rows: usize, row: usize, shift: usize) -> RowsShape {
+    RowsShape { variant, dtype, rows, row, shift, exit: ExitBarrier::Kept }
 }
 
 /// By LL in one piece, by LL128 with rows that end within a line, and by pull in units of 16, 4 and 1 bytes.
-const TEST_SHAPES: [Shape; 13] = [
+const TEST_SHAPES: [RowsShape; 13] = [
     shape(CollectiveVariant::Ll, DType::BF16, 3, 8, 0),
     shape(CollectiveVariant::Ll, DType::F32, 5, 4, 1),
     shape(CollectiveVariant::Ll, DType::U8, 1, 16, 3),
@@ -35,7 +35,7 @@ const TEST_SHAPES: [Shape; 13] = [
     shape(CollectiveVariant::Ll, DType::F32, 9, 12, 1),
     shape(CollectiveVariant::Pull, DType::BF16, 3, 8, 0),
     shape(CollectiveVariant::Pull, DType::F32, 50, 12, 0),
-    Shape { exit: ExitBarrier::Dropped, ..shape(CollectiveVariant::Pull, DType::BF16, 101, 8, 0) },
+    RowsShape { exit: ExitBarrier::Dropped, ..shape(CollectiveVariant::Pull, DType::BF16, 101, 8, 0) },
     shape(CollectiveVariant::Pull, DType::F32, 7, 12, 1),
     shape(CollectiveVariant::Pull, DType::F32, 11, 3, 0),
     shape(CollectiveVariant::Pull, DType::U8, 13, 5, 1),
@@ -51,15 +51,15 @@ fn element(rank: usize, round: usize, i: usize) -> f64 {
 }
 
 /// One case on one rank.
-struct Layer {
-    shape: Shape,
+struct RankRows {
+    shape: RowsShape,
     at: [Address; 2],
     kernel: KernelLaunch,
 }
 
-impl Layer {
-    fn new(number: usize, shape: Shape, peers: &PeerContext, source: &mut KernelSource) -> Layer {
-        let Shape { variant, dtype, rows, row, shift, exit } = shape;
+impl RankRows {
+    fn new(number: usize, shape: RowsShape, peers: &PeerContext, source: &mut KernelSource) -> RankRows {
+        let RowsShape { variant, dtype, rows, row, shift, exit } = shape;
         let n = peers.arenas.len();
         let mut call = collective(Kind::AllGather, variant, n as u32, dtype, rows * row);
         (call.exit, call.landing) = (Some(exit), Some([0, ZONE_BYTES / 2]));
@@ -75,12 +75,12 @@ impl Layer {
             CollectiveVariant::Pull => barrier::pull_rows(&running, bytes, exit),
             _ => ll::gather_rows(&running, bytes),
         };
-        Layer { shape, at, kernel: prepared.expect("it fits").launch(peers, source) }
+        RankRows { shape, at, kernel: prepared.expect("it fits").launch(peers, source) }
     }
 
     /// Runs this rank's kernel on the values of a round and compares the results.
-    fn run(&self, library: &Library, me: usize, n: usize, round: usize) {
-        let Shape { dtype, rows, row, .. } = self.shape;
+    fn run(&self, library: &EmulationLibrary, me: usize, n: usize, round: usize) {
+        let RowsShape { dtype, rows, row, .. } = self.shape;
         let elements = rows * row;
         // SAFETY: each is a value of this rank's arena. Peers do not write it, and read it only in the
         // kernel.
@@ -102,19 +102,19 @@ impl Layer {
 }
 
 /// Runs all cases, round after round, on all ranks of each world. Ranks synchronize only in the kernels.
-fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
-    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+fn run(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
+    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
-    let mut layers: Vec<Vec<Vec<Layer>>> = Vec::new();
+    let mut layers: Vec<Vec<Vec<RankRows>>> = Vec::new();
     for world in &made {
         let mut ranks = Vec::new();
         for peers in &world.peers {
             let shapes = TEST_SHAPES.iter().enumerate();
-            ranks.push(shapes.map(|(i, &shape)| Layer::new(i, shape, peers, &mut source)).collect());
+            ranks.push(shapes.map(|(i, &shape)| RankRows::new(i, shape, peers, &mut source)).collect());
         }
         layers.push(ranks);
     }
-    let Some(library) = Library::new(&source, name) else { return };
+    let Some(library) = EmulationLibrary::new(&source, name) else { return };
     for ranks in &layers {
         std::thread::scope(|scope| {
             for (me, layers) in ranks.iter().enumerate() {
@@ -130,9 +130,9 @@ fn run(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 
 #[test]
 fn rows_of_all_ranks_follow_each_other() {
-    let given = Given::default();
+    let given = WorldConfig::default();
     run(&[2, 3, 4, 7].map(|n| (n, given)), 2, "rows");
-    let disturbed = (0..4).map(|seed| (2 + seed as u32 % 3, Given { chaos: Some(seed), ..given }));
+    let disturbed = (0..4).map(|seed| (2 + seed as u32 % 3, WorldConfig { chaos: Some(seed), ..given }));
     run(&disturbed.collect::<Vec<_>>(), 1, "rows-chaos");
 }
 

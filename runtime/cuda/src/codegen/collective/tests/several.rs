@@ -3,19 +3,21 @@
 use symmc_ir::tensor::{read_f64, write_f64};
 use symmc_runtime::exec::{ResolvedMember, StepWork};
 
-use super::emulate::{Case, Given, Library, World, bytes_at, element, expected, results_of};
+use super::emulate::{
+    CollectiveCase, EmulatedWorld, EmulationLibrary, WorldConfig, bytes_at, element, expected, results_of,
+};
 use super::*;
 use crate::codegen::addresses::AddressMap;
 
 /// Collectives that run as one step.
-struct Set {
-    cases: Vec<Case>,
+struct JointCollectives {
+    cases: Vec<CollectiveCase>,
 }
 
 /// The offset of the values of sets in the arena of a rank.
 const START: usize = 16 << 10;
 
-impl Set {
+impl JointCollectives {
     /// These collectives by a variant, each with `elements` elements per rank in separate memory, which
     /// begins `shift` elements after a multiple of 64 bytes.
     fn new(
@@ -23,7 +25,7 @@ impl Set {
         variant: CollectiveVariant,
         exit: Option<ExitBarrier>,
         collectives: &[(Kind, DType, usize, usize)],
-    ) -> Set {
+    ) -> JointCollectives {
         let mut end = START;
         let cases = collectives.iter().map(|(kind, dtype, elements, shift)| {
             let elements = elements * if matches!(kind, Kind::AllGather) { 1 } else { n as usize };
@@ -35,9 +37,9 @@ impl Set {
             };
             let mut call = collective(kind.clone(), variant, n, *dtype, elements);
             (call.operand, call.result, call.exit) = (place(elements), place(results), exit);
-            Case { call, results }
+            CollectiveCase { call, results }
         });
-        Set { cases: cases.collect() }
+        JointCollectives { cases: cases.collect() }
     }
 
     /// The launches of a rank.
@@ -71,10 +73,10 @@ impl Set {
         kernel: &KernelLaunch,
         peers: &PeerContext,
         (me, round): (usize, usize),
-        library: &Library,
+        library: &EmulationLibrary,
     ) {
         let address_of = |r: &ResolvedRegion| peers.arenas[me] + r.offset as Address;
-        for Case { call, .. } in &self.cases {
+        for CollectiveCase { call, .. } in &self.cases {
             // SAFETY: a value of this rank's arena. No peer accesses it outside of the kernel, if that ends
             // with an exit, or before the next kernel has begun.
             let operand = unsafe { bytes_at(address_of(&call.operand), call.elements * call.dtype.size()) };
@@ -84,7 +86,7 @@ impl Set {
         }
         library.run(kernel);
         for case in &self.cases {
-            let Case { call, results } = case;
+            let CollectiveCase { call, results } = case;
             // SAFETY: as above.
             let result = unsafe { bytes_at(address_of(&call.result), results * call.dtype.size()) };
             for i in 0..*results {
@@ -108,7 +110,7 @@ fn sum(op: CollectiveReduceOp) -> Kind {
 }
 
 /// Sets of kinds, dtypes, odd sizes and addresses, and empty collectives.
-fn sets(n: u32) -> Vec<Set> {
+fn sets(n: u32) -> Vec<JointCollectives> {
     use CollectiveReduceOp::*;
     use DType::*;
     let kept = Some(ExitBarrier::Kept);
@@ -138,16 +140,16 @@ fn sets(n: u32) -> Vec<Set> {
     ];
     let gathers: Vec<_> = (0..16).map(|i| (Kind::AllGather, BF16, 1 + i % 5 * 8, 0)).collect();
     vec![
-        Set::new(n, CollectiveVariant::Pull, kept, &pulled),
-        Set::new(n, CollectiveVariant::Push, None, &pushed),
-        Set::new(n, CollectiveVariant::OneShot, kept, &summed),
-        Set::new(n, CollectiveVariant::Pull, kept, &gathers),
-        Set::new(n, CollectiveVariant::Pull, kept, &pulled[1..2]),
+        JointCollectives::new(n, CollectiveVariant::Pull, kept, &pulled),
+        JointCollectives::new(n, CollectiveVariant::Push, None, &pushed),
+        JointCollectives::new(n, CollectiveVariant::OneShot, kept, &summed),
+        JointCollectives::new(n, CollectiveVariant::Pull, kept, &gathers),
+        JointCollectives::new(n, CollectiveVariant::Pull, kept, &pulled[1..2]),
     ]
 }
 
-fn rounds(worlds: &[(u32, Given)], rounds: usize, name: &str) {
-    let made: Vec<World> = worlds.iter().map(|(n, given)| World::new(*n, given)).collect();
+fn rounds(worlds: &[(u32, WorldConfig)], rounds: usize, name: &str) {
+    let made: Vec<EmulatedWorld> = worlds.iter().map(|(n, given)| EmulatedWorld::new(*n, given)).collect();
     let mut source = KernelSource::new();
     let mut of_ranks = Vec::new();
     for world in &made {
@@ -159,7 +161,7 @@ fn rounds(worlds: &[(u32, Given)], rounds: usize, name: &str) {
         }
         of_ranks.push((sets, kernels));
     }
-    let Some(library) = Library::new(&source, name) else { return };
+    let Some(library) = EmulationLibrary::new(&source, name) else { return };
     for (world, (sets, kernels)) in made.iter().zip(&of_ranks) {
         std::thread::scope(|scope| {
             for (me, (peers, kernels)) in world.peers.iter().zip(kernels).enumerate() {
@@ -178,23 +180,23 @@ fn rounds(worlds: &[(u32, Given)], rounds: usize, name: &str) {
 
 #[test]
 fn several_collectives_give_what_each_gives() {
-    let given = Given::default();
-    rounds(&[2, 3, 4].map(|n| (n, Given { first: (5, 0), ..given })), 3, "several");
+    let given = WorldConfig::default();
+    rounds(&[2, 3, 4].map(|n| (n, WorldConfig { first: (5, 0), ..given })), 3, "several");
     rounds(
-        &[(2, Given { chaos: Some(3), ..given }), (4, Given { chaos: Some(4), ..given })],
+        &[(2, WorldConfig { chaos: Some(3), ..given }), (4, WorldConfig { chaos: Some(4), ..given })],
         1,
         "several-chaos",
     );
 }
 
 #[test]
-fn their_work_is_divided_among_the_threads_of_one_grid() {
+fn coalesced_work_is_divided_among_one_grid() {
     assert_eq!([kernel_of_gathers(2).grid[0], kernel_of_gathers(16).grid[0]], [2, 16]);
     let KernelParam::Value(turns) = &kernel_of_gathers(3).params[1] else { panic!("expected words") };
     let starts: Vec<u64> = turns.words().chunks(18).map(|turn| turn[17]).collect();
     assert_eq!(starts[..3], [0, 256, 512]);
     for rank in 0..4 {
-        let large = Set::new(
+        let large = JointCollectives::new(
             4,
             CollectiveVariant::Push,
             None,
@@ -206,7 +208,7 @@ fn their_work_is_divided_among_the_threads_of_one_grid() {
 }
 
 fn kernel_of_gathers(count: usize) -> KernelLaunch {
-    let set = Set::new(
+    let set = JointCollectives::new(
         4,
         CollectiveVariant::Pull,
         Some(ExitBarrier::Dropped),
@@ -215,19 +217,21 @@ fn kernel_of_gathers(count: usize) -> KernelLaunch {
     set.kernel(&peers(0, 4), &mut KernelSource::new())
 }
 
-fn lower_on_rank_0(set: &Set) -> Option<Vec<GpuCommand>> {
+fn lower_on_rank_0(set: &JointCollectives) -> Option<Vec<GpuCommand>> {
     set.lowered(&peers(0, 2), &mut KernelSource::new()).expect("it fits")
 }
 
 #[test]
-fn what_is_no_set_of_one_kernel_is_none() {
+fn unsupported_sets_are_not_lowered_to_one_kernel() {
     let gather = (Kind::AllGather, DType::F32, 4, 0);
     let kept = Some(ExitBarrier::Kept);
     assert!(
-        lower_on_rank_0(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 16])).is_some()
+        lower_on_rank_0(&JointCollectives::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 16]))
+            .is_some()
     );
     assert!(
-        lower_on_rank_0(&Set::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 17])).is_none(),
+        lower_on_rank_0(&JointCollectives::new(2, CollectiveVariant::Pull, kept, &vec![gather.clone(); 17]))
+            .is_none(),
         "too many"
     );
     for variant in [
@@ -237,20 +241,23 @@ fn what_is_no_set_of_one_kernel_is_none() {
         CollectiveVariant::Plain,
     ] {
         assert!(
-            lower_on_rank_0(&Set::new(2, variant, kept, &[gather.clone(), gather.clone()])).is_none(),
+            lower_on_rank_0(&JointCollectives::new(2, variant, kept, &[gather.clone(), gather.clone()]))
+                .is_none(),
             "{variant}"
         );
     }
-    let mut mixed = Set::new(2, CollectiveVariant::Pull, kept, &[gather.clone(), gather.clone()]);
+    let mut mixed =
+        JointCollectives::new(2, CollectiveVariant::Pull, kept, &[gather.clone(), gather.clone()]);
     mixed.cases[1].call.variant = CollectiveVariant::Push;
     assert!(lower_on_rank_0(&mixed).is_none(), "two variants");
-    let alone = Set::new(1, CollectiveVariant::Pull, kept, &[gather.clone(), gather]);
+    let alone = JointCollectives::new(1, CollectiveVariant::Pull, kept, &[gather.clone(), gather]);
     let works = alone.lowered(&peers(0, 1), &mut KernelSource::new()).expect("it fits").expect("copies");
     assert!(
         matches!(works[..], [GpuCommand::Copy { bytes: 16, .. }, GpuCommand::Copy { bytes: 16, .. }]),
         "{works:?}"
     );
-    let mut outside = Set::new(2, CollectiveVariant::Pull, kept, &[(Kind::AllGather, DType::F32, 4, 0)]);
+    let mut outside =
+        JointCollectives::new(2, CollectiveVariant::Pull, kept, &[(Kind::AllGather, DType::F32, 4, 0)]);
     outside.cases[0].call.operand.offset = ARENA;
     let error =
         outside.lowered(&peers(0, 2), &mut KernelSource::new()).expect_err("no such memory").to_string();

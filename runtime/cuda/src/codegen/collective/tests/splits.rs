@@ -2,12 +2,12 @@
 
 use symmc_support::random::SplitMix;
 
-use super::emulate::{Given, Library, World, bytes_at};
+use super::emulate::{EmulatedWorld, EmulationLibrary, WorldConfig, bytes_at};
 use super::*;
 
 /// Rows of `row` elements, `capacity` of them on each rank.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct SplitShape {
     dtype: DType,
     row: usize,
     capacity: usize,
@@ -16,13 +16,13 @@ struct Shape {
     shift: usize,
 }
 
-const fn shape(dtype: DType, row: usize, capacity: usize) -> Shape {
-    Shape { dtype, row, capacity, variant: CollectiveVariant::Plain, shift: 0 }
+const fn shape(dtype: DType, row: usize, capacity: usize) -> SplitShape {
+    SplitShape { dtype, row, capacity, variant: CollectiveVariant::Plain, shift: 0 }
 }
 
 /// Every unit; messages of no round, one round, a partial round and many rounds; grids of one and of several
 /// blocks.
-const TEST_SHAPES: [Shape; 9] = [
+const TEST_SHAPES: [SplitShape; 9] = [
     shape(DType::F32, 5, 24),
     shape(DType::F32, 4, 300),
     shape(DType::BF16, 3, 40),
@@ -30,8 +30,8 @@ const TEST_SHAPES: [Shape; 9] = [
     shape(DType::I64, 1, 90),
     shape(DType::F64, 2, 6),
     shape(DType::F32, 9, 0),
-    Shape { shift: 1, ..shape(DType::BF16, 8, 60) },
-    Shape { shift: 1, ..shape(DType::I32, 4, 33) },
+    SplitShape { shift: 1, ..shape(DType::BF16, 8, 60) },
+    SplitShape { shift: 1, ..shape(DType::I32, 4, 33) },
 ];
 
 const VALUE_BYTES: usize = 8 << 10;
@@ -39,7 +39,7 @@ const VALUE_BYTES: usize = 8 << 10;
 /// The offsets of a rank's operand, result, sizes and received sizes in its arena.
 const VALUE_OFFSETS: [usize; 4] = [0, VALUE_BYTES, 2 * VALUE_BYTES, 2 * VALUE_BYTES + 1024];
 
-fn call(shape: &Shape, n: u32) -> ResolvedCollective {
+fn call(shape: &SplitShape, n: u32) -> ResolvedCollective {
     let region = |offset| ResolvedRegion::uniform(MemorySpace::Symmetric, offset);
     let kind = Kind::AllToAll(AllToAllSplits::Device);
     ResolvedCollective {
@@ -52,7 +52,7 @@ fn call(shape: &Shape, n: u32) -> ResolvedCollective {
     }
 }
 
-fn lowered(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
+fn lower_exchange(call: &ResolvedCollective, peers: &PeerContext, source: &mut KernelSource) -> KernelLaunch {
     let address_of = |region: &ResolvedRegion| {
         DevicePtr::from(peers.arenas[peers.rank as usize] + region.offset as Address)
     };
@@ -99,12 +99,12 @@ fn byte(rank: usize, round: usize, i: usize) -> u8 {
 }
 
 /// One exchange on one rank: writes operand and sizes, runs the kernel, and compares the result.
-fn one(
-    shape: &Shape,
+fn run_exchange(
+    shape: &SplitShape,
     kernel: &KernelLaunch,
     base: Address,
     (me, n, round): (usize, usize, usize),
-    library: &Library,
+    library: &EmulationLibrary,
 ) {
     let row = shape.row * shape.dtype.size();
     let bytes = row * shape.capacity;
@@ -135,17 +135,17 @@ fn one(
 fn rows_go_where_the_sizes_say() {
     for n in 1..=4u32 {
         let chaos = (n == 3).then_some(5);
-        let world = World::new(n, &Given { chaos, ..Given::default() });
-        let mut shapes: Vec<Shape> = Vec::new();
+        let world = EmulatedWorld::new(n, &WorldConfig { chaos, ..WorldConfig::default() });
+        let mut shapes: Vec<SplitShape> = Vec::new();
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-            shapes.extend(TEST_SHAPES.iter().map(|shape| Shape { variant, ..*shape }));
+            shapes.extend(TEST_SHAPES.iter().map(|shape| SplitShape { variant, ..*shape }));
         }
         let mut source = KernelSource::new();
         let mut kernels: Vec<Vec<KernelLaunch>> = Vec::new();
         for peers in &world.peers {
-            kernels.push(shapes.iter().map(|s| lowered(&call(s, n), peers, &mut source)).collect());
+            kernels.push(shapes.iter().map(|s| lower_exchange(&call(s, n), peers, &mut source)).collect());
         }
-        let Some(library) = Library::new(&source, &format!("splits-{n}")) else { return };
+        let Some(library) = EmulationLibrary::new(&source, &format!("splits-{n}")) else { return };
         std::thread::scope(|scope| {
             for (me, (peers, kernels)) in world.peers.iter().zip(&kernels).enumerate() {
                 let shapes = &shapes;
@@ -153,7 +153,7 @@ fn rows_go_where_the_sizes_say() {
                 scope.spawn(move || {
                     for round in 0..3 {
                         for (shape, kernel) in shapes.iter().zip(kernels) {
-                            one(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
+                            run_exchange(shape, kernel, peers.arenas[me], (me, n as usize, round), library);
                         }
                     }
                 });
@@ -172,18 +172,18 @@ const UNFIT_SIZES: [([[i64; 3]; 3], u32, SplitDirection, [i64; 3]); 4] = [
 ];
 
 /// An exchange of three ranks whose sizes do not fit.
-struct Misfit {
+struct UnfitExchange {
     variant: CollectiveVariant,
     sizes: [[i64; 3]; 3],
     rank: u32,
     direction: SplitDirection,
     found: [i64; 3],
-    world: World,
+    world: EmulatedWorld,
     kernels: Vec<KernelLaunch>,
 }
 
-impl Misfit {
-    fn run_rank(&self, me: usize, library: &Library) {
+impl UnfitExchange {
+    fn run_rank(&self, me: usize, library: &EmulationLibrary) {
         let base = self.world.peers[me].arenas[me];
         // SAFETY: nothing else accesses the sizes.
         let sent = unsafe { bytes_at(base + VALUE_OFFSETS[2] as Address, 24) };
@@ -198,18 +198,18 @@ impl Misfit {
 }
 
 #[test]
-fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
+fn invalid_split_sizes_are_reported_without_moving_data() {
     let mut source = KernelSource::new();
     let mut cases = Vec::new();
     for (sizes, rank, direction, found) in UNFIT_SIZES {
         for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
-            let world = World::new(3, &Given::default());
-            let bad = call(&Shape { variant, ..shape(DType::F32, 2, 10) }, 3);
-            let kernels = world.peers.iter().map(|peers| lowered(&bad, peers, &mut source)).collect();
-            cases.push(Misfit { variant, sizes, rank, direction, found, world, kernels });
+            let world = EmulatedWorld::new(3, &WorldConfig::default());
+            let bad = call(&SplitShape { variant, ..shape(DType::F32, 2, 10) }, 3);
+            let kernels = world.peers.iter().map(|peers| lower_exchange(&bad, peers, &mut source)).collect();
+            cases.push(UnfitExchange { variant, sizes, rank, direction, found, world, kernels });
         }
     }
-    let Some(library) = Library::new(&source, "unfit") else { return };
+    let Some(library) = EmulationLibrary::new(&source, "unfit") else { return };
     for case in &cases {
         std::thread::scope(|scope| {
             let library = &library;
@@ -230,8 +230,8 @@ fn sizes_that_do_not_fit_are_reported_on_all_ranks_and_move_nothing() {
 pub(super) fn kernels(n: u32, source: &mut KernelSource) {
     for variant in [CollectiveVariant::Plain, CollectiveVariant::Pull] {
         for row in [1, 2, 4, 8, 16] {
-            let call = call(&Shape { variant, ..shape(DType::U8, row, 40) }, n);
-            lowered(&call, &with_control(peers(0, n)), source);
+            let call = call(&SplitShape { variant, ..shape(DType::U8, row, 40) }, n);
+            lower_exchange(&call, &with_control(peers(0, n)), source);
         }
     }
 }
@@ -242,8 +242,8 @@ fn the_unit_is_the_same_on_all_ranks() {
         let by_rank = Some([offset, offset + distance].into());
         let operand = ResolvedRegion { space: MemorySpace::Symmetric, offset, by_rank };
         let call = ResolvedCollective { operand, ..call(&shape(DType::F32, 4, 12), 2) };
-        let [first, second] =
-            [0, 1].map(|rank| lowered(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry);
+        let [first, second] = [0, 1]
+            .map(|rank| lower_exchange(&call, &with_control(peers(rank, 2)), &mut KernelSource::new()).entry);
         assert_eq!(first, second, "{offset} {distance}");
     }
 }
@@ -256,7 +256,7 @@ fn with_control(peers: PeerContext) -> PeerContext {
 }
 
 #[test]
-fn a_cell_that_the_control_region_has_no_room_for_is_refused() {
+fn cell_larger_than_the_control_region_is_rejected() {
     let small = PeerContext {
         control: ControlRegion { groups: 2, max_exchange_ranks: 2, staging_bytes: STAGING_BYTES },
         ..peers(0, 3)
