@@ -1,7 +1,7 @@
 """Faults of one rank within a call of a compiled function, for tests: what each rank must raise, and what the next calls must give.
 
-``python rank_faults.py TRIALS [SEED]`` does random trials on two and three ranks until that many errors were raised, and prints how the trials
-ended.
+``python rank_faults.py FAULTS [SEED]`` does random trials on two and three ranks until that many faults were raised, and prints how
+the trials ended.
 """
 
 import collections
@@ -408,16 +408,16 @@ def argument_without_memory(rank):
 
 
 @contextlib.contextmanager
-def alarmed(after, kind, method):
-    """In this context an alarm raises an error in calls of a method, this many seconds after their beginning."""
-    whole = getattr(kind, method)
+def alarmed(after):
+    """In this context an alarm raises an error in calls of joint graphs, this many seconds after their beginning."""
+    whole = JointGraph.__call__
 
-    def begun(*given, **named):
+    def begun(graph, inputs):
         signal.setitimer(signal.ITIMER_REAL, after)
-        return whole(*given, **named)
+        return whole(graph, inputs)
 
     try:
-        with mock.patch.object(kind, method, begun):
+        with mock.patch.object(JointGraph, "__call__", begun):
             yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -452,7 +452,7 @@ def random_faults(rank, trials, seed):
         dist.barrier()
         before, error, start = taken_rounds(kept), None, time.monotonic()
         try:
-            with alarmed(at, JointGraph, "__call__") if rank == victim else contextlib.nullcontext():
+            with alarmed(at) if rank == victim else contextlib.nullcontext():
                 call(run, function)
         except BaseException as failure:
             error = failure

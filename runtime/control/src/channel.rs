@@ -407,19 +407,22 @@ pub fn accept_connection(listener: &OwnedFd, until: Instant) -> Result<Option<Ow
 }
 
 #[cfg(test)]
+impl Channel {
+    /// Two connected channels: the peer of the first one is rank 0, that of the second one rank 1.
+    pub(crate) fn connected_pair() -> (Channel, Channel) {
+        use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
+        let (first, second) = pair.expect("sockets");
+        (Channel::new(first, 0), Channel::new(second, 1))
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-
     use super::*;
     use crate::memory::{MemorySegment, SegmentAccess};
-
-    fn pair() -> (Channel, Channel) {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let (a, b) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
-        (Channel::new(a, 0), Channel::new(b, 1))
-    }
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(50)
@@ -427,7 +430,7 @@ mod tests {
 
     #[test]
     fn messages_and_memory_arrive() {
-        let (a, b) = pair();
+        let (a, b) = Channel::connected_pair();
         a.send(&RankMessage::Ready).unwrap();
         assert_eq!(b.receive::<RankMessage>(Some(soon())).unwrap(), Some(RankMessage::Ready));
         let segments: Vec<MemorySegment> =
@@ -449,7 +452,7 @@ mod tests {
     /// taken, and no call waits for the rest.
     #[test]
     fn a_message_of_several_packets_is_taken_as_it_comes() {
-        let (a, b) = pair();
+        let (a, b) = Channel::connected_pair();
         assert_eq!(b.try_receive::<RankMessage>().unwrap(), ReceiveOutcome::Nothing);
         assert!(matches!(b.try_receive_fds(), Ok(ReceiveOutcome::Nothing)));
         a.send(&RankMessage::Ready).unwrap();
@@ -474,7 +477,7 @@ mod tests {
 
     #[test]
     fn packets_over_the_limits_are_refused_by_name() {
-        let (a, b) = pair();
+        let (a, b) = Channel::connected_pair();
         a.send_packet(&vec![b' '; MAX_MESSAGE_BYTES + 1], &[]).unwrap();
         let error = b.try_receive::<RankMessage>().unwrap_err().to_string();
         assert!(error.contains("exceeds the maximum of 131072 bytes"), "{error}");
@@ -496,7 +499,7 @@ mod tests {
 
     #[test]
     fn errors_of_any_length_arrive() {
-        let (a, b) = pair();
+        let (a, b) = Channel::connected_pair();
         let node = "\u{1b}n".repeat(200_000);
         let error = RunError::Step { rank: 1, step: 4, node, op: "take".into(), detail: "bad".into() };
         let error = RunError::Reported { reporter: 0, cause: Box::new(error) };
@@ -511,7 +514,7 @@ mod tests {
 
     #[test]
     fn silence_rubbish_and_the_end() {
-        let (a, b) = pair();
+        let (a, b) = Channel::connected_pair();
         assert!(b.receive::<RankMessage>(Some(soon())).is_err());
         a.send(&"rubbish").unwrap();
         assert!(b.receive::<RankMessage>(Some(soon())).is_err());

@@ -25,7 +25,7 @@ pub struct JoinedRank {
     close_timeout: Duration,
 }
 
-/// The longest time without a heartbeat after which rank 0 does not wait for a rank that it leaves.
+/// When rank 0 leaves, it does not wait for a rank that has shown no heartbeat for this long.
 const MAX_SILENCE_AT_CLOSE: Duration = Duration::from_secs(1);
 
 /// How a rank leaves a session in which it has no run in progress.
@@ -136,7 +136,8 @@ impl JoinedRank {
         drop(self.link);
         let Some(coordinator) = self.coordinator else { return };
         let until = Instant::now() + leaving.max_wait(self.close_timeout);
-        let (mut observer, mut clock) = (Observer::new(&control), ActiveClock::start());
+        let mut observer = Observer::new(&control);
+        let mut clock = ActiveClock::start();
         let mut pause = Duration::from_micros(50);
         while !coordinator.is_finished() && Instant::now() < until {
             let now = clock.now();
@@ -164,8 +165,6 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, mpsc};
 
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-
     use super::*;
     use crate::channel::Channel;
     use crate::link::CoordinatorLinkConfig;
@@ -175,19 +174,19 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(3600);
 
     /// Rank 0 leaves while rank 1 stays in a run that rank 0 has ended, and the coordinator continues. Returns
-    /// whether rank 0 waited for rank 1, whose run a watchdog ends after 30 seconds. `heartbeats`: how many
-    /// heartbeats of rank 1 there are.
-    fn waits_for_peer(leaving: LeaveMode, heartbeats: u32) -> bool {
+    /// whether rank 0 waited for rank 1, whose run a watchdog ends after 30 seconds. `is_stopped`: the heartbeat
+    /// of rank 1 has ended, instead of being unknown.
+    fn waits_for_peer(leaving: LeaveMode, is_stopped: bool) -> bool {
         let domain = SharedRunMemory::create(2, 1, 64, 0).expect("shared memory");
         let control = domain.control.clone();
         for rank in [0, 1] {
             control.begin_run(rank, Some((0, 0)));
         }
         control.begin_run(0, None);
-        (0..heartbeats).for_each(|_| control.publish_heartbeat(1));
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags);
-        let (ours, _theirs) = pair.expect("sockets");
+        if is_stopped {
+            control.publish_heartbeat(1);
+        }
+        let (ours, _theirs) = Channel::connected_pair();
         let opening = OpeningRank::new(0, CoordinatedBy::Rank0, LIMIT, Duration::ZERO);
         let config = CoordinatorLinkConfig {
             control: control.clone(),
@@ -196,7 +195,7 @@ mod tests {
             locate_step: LocateStep::default(),
             limit: LIMIT,
         };
-        let link = CoordinatorLink::new(Channel::new(ours, 0), config, opening);
+        let link = CoordinatorLink::new(ours, config, opening);
         let (left, has_left) = mpsc::channel::<()>();
         let is_late = Arc::new(AtomicBool::new(false));
         let notified = control.clone();
@@ -217,7 +216,7 @@ mod tests {
 
     #[test]
     fn dropped_session_does_not_wait_for_the_limit() {
-        assert!(!waits_for_peer(LeaveMode::Dropped, 0));
+        assert!(!waits_for_peer(LeaveMode::Dropped, false));
         assert_eq!(
             (LeaveMode::Closed.max_wait(LIMIT), LeaveMode::Dropped.max_wait(Duration::ZERO)),
             (LIMIT, Duration::ZERO)
@@ -226,6 +225,6 @@ mod tests {
 
     #[test]
     fn closed_session_does_not_wait_for_a_stopped_process() {
-        assert!(!waits_for_peer(LeaveMode::Closed, 1));
+        assert!(!waits_for_peer(LeaveMode::Closed, true));
     }
 }

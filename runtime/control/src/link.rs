@@ -338,8 +338,6 @@ fn expect_task(expected: JoinTask, found: JoinTask) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-
     use super::*;
     use crate::domain::SharedRunMemory;
 
@@ -352,8 +350,7 @@ mod tests {
         let domain = SharedRunMemory::create(3, 1, 64, 0).expect("shared memory");
         let control = domain.control.clone();
         control.publish_coordinator_heartbeat();
-        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
-        let (ours, _theirs) = pair.expect("sockets");
+        let (_theirs, ours) = Channel::connected_pair();
         let opening = OpeningRank::new(1, CoordinatedBy::Rank0, LIMIT, Duration::ZERO);
         let config = CoordinatorLinkConfig {
             control,
@@ -362,7 +359,7 @@ mod tests {
             locate_step: LocateStep::default(),
             limit: LIMIT,
         };
-        let link = CoordinatorLink::new(Channel::new(ours, 1), config, opening);
+        let link = CoordinatorLink::new(ours, config, opening);
         let started = Instant::now();
         assert!(link.await_verdict(LIMIT, SHORTEST_SILENCE).is_none());
         // The listening thread counts the silence from its beginning, so a later failure waits for nothing.

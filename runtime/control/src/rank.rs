@@ -206,20 +206,25 @@ fn map_next_segment(
 
 #[cfg(test)]
 mod tests {
-    use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
-
     use super::*;
 
-    /// The control channels of a launcher and a rank.
-    fn channel_pair() -> (Channel, Channel) {
-        let pair = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, SockFlag::SOCK_CLOEXEC);
-        let (ours, theirs) = pair.expect("sockets");
-        (Channel::new(ours, 0), Channel::new(theirs, 0))
+    /// The welcome of the only rank of a run with one group.
+    fn single_rank_welcome() -> WelcomeMessage {
+        WelcomeMessage {
+            rank: 0,
+            ranks: 1,
+            groups: 1,
+            arena: 64,
+            first: 0,
+            task: vec![],
+            files: 0,
+            limit: WELCOME,
+        }
     }
 
     /// The result of a rank that gets this welcome and the memory of a run of one rank and one group.
     fn map_welcome(welcome: &WelcomeMessage) -> Result<SharedRunMemory> {
-        let (launcher, rank) = channel_pair();
+        let (rank, launcher) = Channel::connected_pair();
         let domain = SharedRunMemory::create(1, 1, 64, 0).expect("shared memory");
         launcher.send(&CoordinatorMessage::Welcome(welcome.clone())).expect("sent");
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
@@ -233,20 +238,11 @@ mod tests {
     /// A launcher, or rank 0, may die between the packets of a welcome.
     #[test]
     fn receives_no_welcome_from_closed_connection() {
-        let welcome = WelcomeMessage {
-            rank: 0,
-            ranks: 1,
-            groups: 1,
-            arena: 64,
-            first: 0,
-            task: vec![],
-            files: 200,
-            limit: WELCOME,
-        };
+        let welcome = WelcomeMessage { files: 200, ..single_rank_welcome() };
         let domain = SharedRunMemory::create(1, 1, 64, 0).expect("shared memory");
         let fds: Vec<_> = domain.fds().into_iter().flatten().collect();
         for packets in 0..3 {
-            let (launcher, rank) = channel_pair();
+            let (rank, launcher) = Channel::connected_pair();
             if packets > 0 {
                 launcher.send(&CoordinatorMessage::Welcome(welcome.clone())).expect("sent");
             }
@@ -262,16 +258,7 @@ mod tests {
     /// Every number of a welcome, with values whose sums and products exceed their types.
     #[test]
     fn welcomes_with_impossible_numbers_are_errors() {
-        let valid = WelcomeMessage {
-            rank: 0,
-            ranks: 1,
-            groups: 1,
-            arena: 64,
-            first: 0,
-            task: vec![],
-            files: 0,
-            limit: WELCOME,
-        };
+        let valid = single_rank_welcome();
         map_welcome(&valid).expect("the memory of the run");
         let mut invalid: Vec<WelcomeMessage> = Vec::new();
         let counts = (10..64).map(|bit| 1usize << bit).chain([usize::MAX, usize::MAX / 640]);
