@@ -280,18 +280,24 @@ class _Notice:
 class Notices(Protocol):
     """How ranks that fail in a call end the waits of the others, through shared memory."""
 
-    def leave_notice(self, round: int, culprit: int, text: str) -> None: ...
+    def leave_notice(self, call: int, culprit: int, text: str) -> None: ...
 
-    def find_notice(self, round: int) -> tuple[int, str] | None: ...
+    def find_notice(self, first: int, last: int) -> tuple[int, str] | None: ...
 
 
 class JointCall:
     """One call that ranks make together. A rank that fails in it leaves a notice, which the others read wherever they wait: in an
     exchange, while a session opens, and in a run. The keys of exchanges in the store belong to this call alone, so ranks need not agree
-    on numbers, and nobody reads the failure of an earlier call."""
+    on numbers, and nobody reads the failure of an earlier call.
 
-    def __init__(self, board: str, number: int, ranks: RankGroup, notices: Notices):
-        self.topic, self.number, self.ranks, self.notices = f"symmc/call/{board}/{number}", number, ranks, notices
+    ``notices_from`` and ``notices_to`` are the numbers of the notices that end it: by default that of its round."""
+
+    def __init__(
+        self, board: str, round: int, ranks: RankGroup, notices: Notices, notices_from: int | None = None, notices_to: int | None = None
+    ):  # fmt: skip
+        self.topic, self.ranks, self.notices = f"symmc/call/{board}/{round}", ranks, notices
+        self.notices_from = round if notices_from is None else notices_from
+        self.notices_to = self.notices_from if notices_to is None else notices_to
         self.rounds: dict[tuple[int, ...], int] = {}
         self.is_reported = False
         self._token: Token | None = None
@@ -318,11 +324,11 @@ class JointCall:
         self.is_reported = True
         members, own = self.ranks.members, self.ranks.members[self.ranks.rank]
         culprit, text = _failure_of(error, own)
-        self.notices.leave_notice(self.number, members.index(culprit if culprit in members else own), text)
+        self.notices.leave_notice(self.notices_from, members.index(culprit if culprit in members else own), text)
 
     def raise_failure(self) -> None:
         """Raises if another rank has failed in the call."""
-        notice = self.notices.find_notice(self.number)
+        notice = self.notices.find_notice(self.notices_from, self.notices_to)
         if notice is not None:
             culprit, text = notice
             raise _reported_by_other(self.ranks.members[culprit], text)
