@@ -14,7 +14,7 @@ import sys
 import time
 import unittest.mock as mock
 
-from rank_faults import AT_COMPILATION, TIMEOUT, Fault, expect_errors, outcome, places, raise_fault
+from rank_faults import AT_COMPILATION, TIMEOUT, Alarm, Fault, expect_errors, outcome, places, raise_alarm, raising
 from with_torch import HAS_TORCH, on_ranks
 
 if HAS_TORCH:
@@ -25,6 +25,7 @@ if HAS_TORCH:
 
     import symmc
     import symmc.torch
+    from symmc.torch.importing.lift import LiftedGraph
     from symmc.torch.inductor import graph_calls, operators
 
     @torch.library.custom_op("symmc_test::checked", mutates_args=())
@@ -45,13 +46,13 @@ error_between = []
 @contextlib.contextmanager
 def in_calls(change):
     """In this context a change has effect in calls of planned forms, and not while Inductor compiles."""
-    whole = operators.PlannedForm.start
+    whole = operators._call_form
 
-    def start(*given, **named):
+    def call_form(*given, **named):
         with change():
             return whole(*given, **named)
 
-    with mock.patch.object(operators.PlannedForm, "start", start):
+    with mock.patch.object(operators, "_call_form", call_form):
         yield
 
 
@@ -208,6 +209,22 @@ def makes_same_calls_after_failure(rank):
                 raise AssertionError(f"{function.__name__}, {name} raises {error!r} on rank {victim}, new size: {new_size}") from failure
 
 
+def fails_before_first_agreement(rank):
+    """One rank fails in the first call of all ranks, before they can agree on calls."""
+    ranks, error = dist.get_world_size(), Fault("on purpose")
+    lifting = mock.patch.object(LiftedGraph, "from_module", raising("from_module", error))
+    changes = [lambda: lifting, places(error)["group"], places(error)["bootstrap"]]
+    for number, change in enumerate(changes):
+        victim = number % ranks
+        # Ranks have a board for each timeout.
+        run = Calls(summed, compiled_by_inductor(summed, TIMEOUT + 1 + number))
+        with in_calls(change) if rank == victim else contextlib.nullcontext():
+            found = outcome(run)
+        expect_errors(found, error, rank, victim)
+        for size in (16, 17):
+            run(size)
+
+
 def notifies_ranks_of_lost_call(rank):
     """An error between two forms ends a graph, and its rank calls no other one for a long time. The others raise meanwhile."""
     run, errors = Calls(summed_twice, compiled_by_inductor(summed_twice)), []
@@ -335,7 +352,7 @@ def fails_beside_pytorch(rank):
         torch.testing.assert_close(found_small, 2 * small)
 
     call()
-    forms = [form for known in operators._planned.values() for form in known.values()]
+    forms = [form for known in operators._planned.values() for form in known.values() if form.options.machine == "host"]
     assert sorted((bool(form.runner.symbols), form.is_left) for form in forms) == [(False, False), (True, True)]
     for victim in range(2):
         error = Fault("on purpose")
@@ -344,7 +361,8 @@ def fails_beside_pytorch(rank):
         assert found is error if rank == victim else isinstance(found, symmc.PeerError), repr(found)
         for _ in range(2):
             call()
-    with in_form(1, lambda: mock.patch.object(operators.PlannedForm, "_start", raise_fault)) if rank == 0 else contextlib.nullcontext():
+    in_pytorch = in_form(1, lambda: mock.patch.object(operators.PlannedForm, "_start", raising("_start", error)))
+    with in_pytorch if rank == 0 else contextlib.nullcontext():
         found = outcome(call)
     assert isinstance(found, Fault if rank == 0 else RuntimeError), repr(found)
     for _ in range(2):
@@ -355,7 +373,7 @@ def fails_beside_pytorch(rank):
 def random_faults(rank, trials, seed):
     """At a random moment of a graph one rank raises an error. Ends after this many such errors."""
     draw, ranks, ended = random.Random(seed), dist.get_world_size(), collections.Counter()
-    signal.signal(signal.SIGALRM, raise_fault)
+    signal.signal(signal.SIGALRM, raise_alarm)
     whole, delay, faults = graph_calls.enter, [], 0
 
     def enter(site):
@@ -364,6 +382,8 @@ def random_faults(rank, trials, seed):
         return whole(site)
 
     graph_calls.enter = enter
+    # Ranks that begin the trials have a board.
+    Calls(summed, compiled_by_inductor(summed))(2)
     for number in itertools.takewhile(lambda _: faults < trials, itertools.count()):
         function, victim, is_first = draw.choice(GRAPHS), draw.randrange(ranks), draw.random() < 0.4
         run, size = Calls(function, compiled_by_inductor(function)), number + 3
@@ -379,10 +399,8 @@ def random_faults(rank, trials, seed):
             raise AssertionError(text) from failure
         signal.setitimer(signal.ITIMER_REAL, 0)
         text = f"{text}: {error!r}"
-        # Errors of PyTorch while it saves the graph are errors of the graph, for all ranks.
-        is_of_export = isinstance(error, symmc.InputError) and "cannot save the graph: an alarm" in str(error)
-        is_expected = isinstance(error, Fault) if rank == victim else isinstance(error, symmc.PeerError) and error.culprit == victim
-        assert error is None or is_expected or is_of_export, text
+        is_expected = isinstance(error, Alarm) if rank == victim else isinstance(error, symmc.PeerError) and error.culprit == victim
+        assert error is None or is_expected, text
         outcomes = [None] * ranks
         dist.all_gather_object(outcomes, error is not None)
         faults += outcomes[victim]

@@ -6,6 +6,7 @@ from inductor_faults import RandomFaults as RandomInductorFaults
 from inductor_faults import (
     counts_nested_graphs_apart,
     ends_calls_of_all_groups,
+    fails_before_first_agreement,
     fails_beside_pytorch,
     fails_under_inductor,
     makes_same_calls_after_failure,
@@ -37,7 +38,7 @@ class OneRankFails(unittest.TestCase):
         on_ranks([fails_under_inductor, makes_same_calls_after_failure, recovers_after_timeout, refuses_different_calls, fails_beside_pytorch])
 
     def test_ends_calls_of_all_groups(self):
-        on_ranks([ends_calls_of_all_groups, notifies_ranks_of_lost_call, counts_nested_graphs_apart], 4)
+        on_ranks([ends_calls_of_all_groups, fails_before_first_agreement, notifies_ranks_of_lost_call, counts_nested_graphs_apart], 4)
 
     def test_notifies_ranks_while_store_is_stopped(self):
         on_ranks(fails_while_store_is_stopped, 3)

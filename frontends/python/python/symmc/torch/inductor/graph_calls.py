@@ -32,7 +32,7 @@ import torch.distributed as dist
 import symmc
 from symmc.torch.ranks import process_groups
 from symmc.torch.ranks.board import Board
-from symmc.torch.ranks.exchange import JointCall, RankGroup, WorldCache, peer_error, raised_by_all
+from symmc.torch.ranks.exchange import JointCall, RankGroup, StoreNotices, WorldCache, peer_error, raised_by_all
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
@@ -48,6 +48,7 @@ Groups = tuple[str, ...]
 class Form(Protocol):
     """A form, which has a session for its ranks."""
 
+    ranks: RankGroup
     is_left: bool
     """Whether PyTorch runs it."""
 
@@ -176,8 +177,8 @@ class CallHistory:
         self.culprit: int | None = None
         """The rank whose failure leaves a collective of PyTorch unfinished. No call works any more."""
         self.forms: weakref.WeakSet[Form] = weakref.WeakSet()
-        self.board: Board | None = None
-        """Where ranks agree; opened when it is needed, and again after an error has ended it."""
+        self.boards: dict[float, Board] = {}
+        """Where ranks agree, by the timeout of their waits; opened when it is needed, and again after an error has ended it."""
         self.lock = threading.Lock()
         """Held in calls on which ranks agree."""
 
@@ -225,10 +226,13 @@ class CallHistory:
         self.end_calls(error, is_left_in_pytorch=True)
 
     def _notify(self, error: BaseException) -> None:
-        if self.board is not None:
-            self._joint_call(self.board, self.board.rounds.round).report(error)
-            if self.board.rounds.has_ended:
-                self.board = None
+        opening = {form.ranks for form in self.forms if form.ranks.timeout not in self.boards}
+        for timeout, board in list(self.boards.items()):
+            self._joint_call(board, board.rounds.round).report(error)
+            if board.rounds.has_ended:
+                del self.boards[timeout]
+        for ranks in opening:
+            self._opening(ranks).report(error)
 
     def _end_sessions(self, error: BaseException) -> None:
         for form in list(self.forms):
@@ -236,9 +240,14 @@ class CallHistory:
                 form.abort(error)
 
     def _open_board(self, ranks: RankGroup) -> Board:
-        if self.board is None:
-            self.board = Board(ranks, remedy="")
-        return self.board
+        if ranks.timeout not in self.boards:
+            with self._opening(ranks):
+                self.boards[ranks.timeout] = Board(ranks, remedy="")
+        return self.boards[ranks.timeout]
+
+    def _opening(self, ranks: RankGroup) -> JointCall:
+        """The exchanges in which these ranks open a board in this epoch."""
+        return JointCall(f"{ranks.name}/{ranks.timeout:g}", self.epoch, ranks, StoreNotices(ranks))
 
     def _joint_call(self, board: Board, round: int) -> JointCall:
         # A rank that failed in a later epoch failed in this one as well.

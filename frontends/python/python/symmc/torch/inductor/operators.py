@@ -52,14 +52,8 @@ class PlannedForm:
     def __init__(self, text: str):
         self.world, self.text = _world.default_pg, text
         form = form_of(text)
-        self.module, self.symbols = form.module()
-        self.lifted, self.options = LiftedGraph.from_module(self.module), Options.of(form.options)
-        self.ranks, self.groups = process_groups.connect_groups(self.lifted.groups, self.options.timeout)
-        self.begin = _collective(self.module) if form.is_collective else None
-        """Starts a form that is a single collective, by PyTorch."""
-        self.runner = PlanRunner(self.lifted, self.symbols, self.ranks, self.groups, self.options)
-        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
-        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
+        self.options = Options.of(form.options)
+        self.ranks, self.groups = process_groups.connect_groups(form.groups, self.options.timeout)
         self.is_left = False
         """Whether PyTorch runs the form, as all ranks have decided."""
         self.has_taken_part = False
@@ -67,6 +61,13 @@ class PlannedForm:
         self.history = graph_calls.history_of(tuple(form.groups)) if len(self.ranks.members) > 1 else None
         if self.history is not None:
             self.history.forms.add(self)
+        self.module, self.symbols = form.module()
+        self.lifted = LiftedGraph.from_module(self.module)
+        self.begin = _collective(self.module) if form.is_collective else None
+        """Starts a form that is a single collective, by PyTorch."""
+        self.runner = PlanRunner(self.lifted, self.symbols, self.ranks, self.groups, self.options)
+        self.decided: tuple[tuple[int, ...] | None, bool] = (None, False)
+        """Sizes, and whether PyTorch runs them: where the plan has the vendor's library for them, which PyTorch calls as well."""
 
     def start(self, sizes: tuple[int, ...], inputs: tuple[torch.Tensor, ...], device: torch.device, stream=None):
         """Starts a run. Returns its results, and whether PyTorch runs it: then each result is to be waited for."""
