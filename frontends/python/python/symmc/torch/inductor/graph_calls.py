@@ -71,8 +71,10 @@ class CompiledGraph:
         self.total = sum(forms.values())
         self.sites: dict[int, FormSite] = {}
         """The places of forms, by number, as far as this process has called them."""
+        self.world = None
+        """The default process group in the last call."""
         self.finished = 0
-        """The number of calls that have called all forms."""
+        """The number of calls with these process groups that have called all forms."""
 
     def parts(self) -> dict[CallHistory, int]:
         """The number of its forms for each history."""
@@ -116,6 +118,8 @@ class GraphCall:
 
     def __init__(self, graph: CompiledGraph, code: CodeType | None):
         self.graph, self.world = graph, _world.default_pg
+        if graph.world is not self.world:
+            graph.world, graph.finished = self.world, 0
         self.finished = graph.finished + 1
         """The number of finished calls of the graph once this one has finished."""
         self.code = code
@@ -132,14 +136,17 @@ class GraphCall:
         if self.world is not _world.default_pg:
             # The process groups have been destroyed, and with them the sessions.
             return
-        taken = self.taken_parts()
+        taken, ended = self.taken_parts(), []
         for history, count in self.graph.parts().items():
             if taken.get(history, 0) == count:
                 history.parts_of_failed_calls += count
             elif history is shared_by:
                 history.epoch += 1
             else:
-                history.end_calls(error, self._may_leave_others_in_pytorch(history))
+                history.notify(error, self._may_leave_others_in_pytorch(history))
+                ended.append(history)
+        for history in ended:
+            history.end_sessions(error)
 
     def _may_leave_others_in_pytorch(self, history: CallHistory) -> bool:
         """Whether other ranks may have begun a collective by PyTorch in which this rank will not take part."""
@@ -212,29 +219,22 @@ class CallHistory:
             form.forget_plan()
         return call
 
-    def end_calls(self, error: BaseException, is_left_in_pytorch: bool) -> None:
-        """Ends the call of the other ranks, and all sessions that they may use in it."""
+    def notify(self, error: BaseException, is_left_in_pytorch: bool) -> None:
+        """Ends the call of the other ranks because of an error of this rank, and with it the epoch."""
+        opening = {form.ranks for form in self.forms if form.ranks.timeout not in self.boards}
         with contextlib.suppress(Exception):
-            self._notify(error)
+            for timeout, board in list(self.boards.items()):
+                self._joint_call(board, board.rounds.round).report(error)
+                if board.rounds.has_ended:
+                    del self.boards[timeout]
+            for ranks in opening:
+                self._opening(ranks).report(error)
         self.epoch += 1
         if is_left_in_pytorch and self.culprit is None:
             self.culprit = dist.get_rank()
-        self._end_sessions(error)
 
-    def leave_in_pytorch(self, error: BaseException) -> None:
-        """A collective that PyTorch runs has failed on this rank, after it had taken part."""
-        self.end_calls(error, is_left_in_pytorch=True)
-
-    def _notify(self, error: BaseException) -> None:
-        opening = {form.ranks for form in self.forms if form.ranks.timeout not in self.boards}
-        for timeout, board in list(self.boards.items()):
-            self._joint_call(board, board.rounds.round).report(error)
-            if board.rounds.has_ended:
-                del self.boards[timeout]
-        for ranks in opening:
-            self._opening(ranks).report(error)
-
-    def _end_sessions(self, error: BaseException) -> None:
+    def end_sessions(self, error: BaseException) -> None:
+        """Ends all sessions that the other ranks may use."""
         for form in list(self.forms):
             with contextlib.suppress(Exception):
                 form.abort(error)
@@ -255,7 +255,8 @@ class CallHistory:
 
     def _all_parts(self) -> int:
         """The number of forms of these ranks in which this rank has taken part."""
-        finished = sum(graph.finished * graph.parts().get(self, 0) for graph in list(_graphs.values()) if graph.finished)
+        graphs = [graph for graph in list(_graphs.values()) if graph.finished and graph.world is _world.default_pg]
+        finished = sum(graph.finished * graph.parts().get(self, 0) for graph in graphs)
         present = sum(call.taken_parts().get(self, 0) for call in _running.get(threading.get_ident(), ()))
         return finished + self.parts_of_failed_calls + present
 
@@ -276,7 +277,7 @@ class CallHistory:
         text = f"when a call failed, rank {first} had run {least} collectives and rank {last} had run {most}"
         error = symmc.DisagreementError(f"{text}: expected the same number, continue with the same call on all ranks")
         # Their sessions have counted different numbers of runs.
-        self._end_sessions(error)
+        self.end_sessions(error)
         raise raised_by_all(error)
 
 
@@ -327,7 +328,9 @@ def fail(error: BaseException, graph: CompiledGraph | None = None, shared_by: Ca
         if graph is not None and all(call.graph is not graph for call in calls):
             calls.append(GraphCall(graph, None))
         for call in calls:
-            call.end(error, shared_by)
+            # The error itself says more than one of its report.
+            with contextlib.suppress(Exception):
+                call.end(error, shared_by)
 
 
 def _begin(graph: CompiledGraph) -> GraphCall:

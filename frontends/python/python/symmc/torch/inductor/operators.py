@@ -86,6 +86,17 @@ class PlannedForm:
                     self.ranks.all_gather(b"", "a collective that PyTorch runs")
                 return self._start(sizes, inputs, device, stream)
 
+    def wait(self, results: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Waits for results of PyTorch."""
+        try:
+            return list(map(torch.ops._c10d_functional.wait_tensor.default, results))
+        except Exception as error:
+            if self.history is not None:
+                # This rank has taken part, others may wait for each other.
+                self.history.notify(error, is_left_in_pytorch=True)
+                self.history.end_sessions(error)
+            raise
+
     def took_part(self, error: BaseException) -> bool:
         """Whether this rank has begun its run in a call that failed with this error."""
         # A run that fails ends on all ranks.
@@ -227,16 +238,18 @@ def _plan_form(text: str, device: torch.device) -> PlannedForm:
     return _planned.setdefault(text, {}).setdefault(device, PlannedForm(text))
 
 
-def _call_form(text: str, site_text: str, sizes: list[int], inputs: list[torch.Tensor], prepare, stream=None):
-    """Starts a run of a form at its place in a graph, after ``prepare``. Returns the run."""
+def _call_form(text: str, site_text: str, sizes: list[int], inputs: list[torch.Tensor], begun_before, stream=None):
+    """Starts a run of a form at its place in a graph, after other runs. Returns the form, its results, and whether PyTorch runs it."""
     call, form, site, given = None, None, site_of(site_text), tuple(inputs)
+    device = given[0].device
     try:
         call = graph_calls.enter(site)
-        prepare()
-        form = site.form = _find_planned(text, given[0].device)
-        results, is_left = form.start(tuple(sizes), given, given[0].device, stream)
+        for begun in begun_before:
+            begun.wait()
+        form = site.form = _find_planned(text, device)
+        results, is_left = form.start(tuple(sizes), given, device, stream)
         graph_calls.take_part(call, site)
-        return _StartedRun(form, results, inputs, is_left)
+        return form, results, is_left
     except BaseException as raised:
         error = raised
         if form is not None:
@@ -255,10 +268,8 @@ def _call_form(text: str, site_text: str, sizes: list[int], inputs: list[torch.T
 class _StartedRun:
     """A run that was started and not yet waited for."""
 
-    def __init__(self, form: PlannedForm, results: list[torch.Tensor], inputs: list[torch.Tensor], is_left: bool):
-        self.form, self.results, self.inputs, self.is_left = form, results, inputs, is_left
-        self.end: torch.cuda.Event | None = None
-        """The end of the run, if it is on a stream of its own."""
+    def __init__(self, form: PlannedForm, results: list[torch.Tensor], inputs: list[torch.Tensor], end: torch.cuda.Event | None, is_left: bool):
+        self.form, self.results, self.inputs, self.end, self.is_left = form, results, inputs, end, is_left
         self.thread = threading.get_ident()
 
     def wait(self) -> list[torch.Tensor]:
@@ -266,23 +277,12 @@ class _StartedRun:
         if self.end is not None:
             torch.cuda.current_stream(self.results[0].device).wait_event(self.end)
         if self.is_left:
-            try:
-                self.results = list(map(torch.ops._c10d_functional.wait_tensor.default, self.results))
-            except Exception as error:
-                if self.form.history is not None:
-                    self.form.history.leave_in_pytorch(error)
-                raise
+            self.results = self.form.wait(self.results)
         return self.results
 
 
 _started: dict[int, _StartedRun] = {}
 """The started runs, by the address of their token in the graph."""
-
-
-def _wait_for_started_runs() -> None:
-    if _started:
-        for begun in list(_started.values()):
-            begun.wait()
 
 
 def _drop_started_runs() -> None:
@@ -302,7 +302,8 @@ def _side(gpu: int) -> torch.cuda.Stream:
 
 def _run(inputs: list[torch.Tensor], sizes: list[int], text: str, site: str) -> list[torch.Tensor]:
     """The results of a form on these inputs, with these values of its symbols."""
-    return _call_form(text, site, sizes, inputs, _wait_for_started_runs).wait()
+    form, results, is_left = _call_form(text, site, sizes, inputs, list(_started.values()) if _started else ())
+    return form.wait(results) if is_left else results
 
 
 def _start(inputs: list[torch.Tensor], sizes: list[int], text: str, site: str) -> torch.Tensor:
@@ -314,16 +315,11 @@ def _start(inputs: list[torch.Tensor], sizes: list[int], text: str, site: str) -
         side.wait_stream(torch.cuda.current_stream(device))
         return side.cuda_stream
 
-    begun = _call_form(text, site, sizes, inputs, _do_nothing, None if side is None else stream)
-    if side is not None and not begun.is_left:
-        begun.end = side.record_event()
+    form, results, is_left = _call_form(text, site, sizes, inputs, (), None if side is None else stream)
+    end = None if side is None or is_left else side.record_event()
     token = inputs[0].new_empty(1, dtype=torch.int64)
-    _started[token.data_ptr()] = begun
+    _started[token.data_ptr()] = _StartedRun(form, results, inputs, end, is_left)
     return token
-
-
-def _do_nothing() -> None:
-    pass
 
 
 def _wait(started: torch.Tensor, inputs: list[torch.Tensor], sizes: list[int], text: str) -> list[torch.Tensor]:
