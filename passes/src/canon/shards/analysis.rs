@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use symmc_ir::{
-    ArgOp, CollectiveKind, Dim, EntityMap, Graph, GroupId, Node, NodeId, Op, ReductionKind, Replication,
-    TensorType, ValueId,
+    ArgOp, CollectiveKind, Dim, EntityMap, Graph, GroupId, Node, NodeId, Op, OperandAxis, ReductionKind,
+    Replication, ResultAxis, TensorType, ValueId,
 };
 
 use super::gathered::{GatheredValue, GatheredWindow};
@@ -185,6 +185,8 @@ impl<'g> ShardAnalysis<'g> {
                 let shard = softmax(&mut self.terms, &g, *log)?;
                 Some(ShardFact::Gathered(GatheredValue { shard, ..g }))
             }
+            // Each rank has another part of the result of an op with a group.
+            op if node.inputs.len() > 1 || op.group().is_some() => None,
             op => {
                 let from = &self.graph.ty(node.inputs[0]).shape;
                 let (axis, extent) = gathered_axis_after(op, &g, from, ty, &self.terms)?;
@@ -365,22 +367,16 @@ fn gathered_axis_after(
     ty: &TensorType,
     terms: &ShardTerms<'_>,
 ) -> Option<(usize, Dim)> {
-    let axis = match op {
-        Op::Reshape => return g.axis_after_reshape(from, &ty.shape, terms),
-        Op::Permute { perm } => perm.iter().position(|&a| a == g.axis)?,
-        Op::Expand => g.axis + ty.rank() - from.len(),
-        Op::Copy => g.axis,
-        Op::Slice { axis, step: 1, .. } | Op::Softmax { axis, .. } | Op::CumSum { axis }
-            if *axis != g.axis =>
-        {
-            g.axis
+    let axes = op.axes(&[from], &[&ty.shape]);
+    match *axes.operands.first()?.get(g.axis)? {
+        OperandAxis::Aligned(axis) if axes.results[axis] == ResultAxis::Independent => {
+            Some((axis, g.shard_extent(terms).clone()))
         }
-        Op::Reduce { axes, keep, .. } => axis_after_reduction(axes, *keep, g.axis)?,
-        Op::ArgReduce { axis, keep, .. } => axis_after_reduction(&[*axis], *keep, g.axis)?,
-        _ => return None,
-    };
-    let extent = g.shard_extent(terms).clone();
-    (op != &Op::Expand || ty.shape[axis] == from[g.axis]).then_some((axis, extent))
+        OperandAxis::Outer(axis) if g.window.is_none() => {
+            Some((axis, ty.shape[axis].exact_div(&Dim::from(g.ranks))?))
+        }
+        _ => None,
+    }
 }
 
 fn value_rank(graph: &Graph, v: ValueId) -> usize {
@@ -394,6 +390,7 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
             Op::Permute { perm: std::iter::once(0).chain(perm.into_iter().map(|a| a + 1)).collect() }
         }
         Op::Slice { axis, start, step } => Op::Slice { axis: axis + 1, start, step },
+        Op::Pad { low, value } => Op::Pad { low: std::iter::once(Dim::from(0)).chain(low).collect(), value },
         Op::Softmax { axis, log } => Op::Softmax { axis: axis + 1, log },
         Op::CumSum { axis } => Op::CumSum { axis: axis + 1 },
         Op::Reduce { op, axes, keep } => {
@@ -404,12 +401,6 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
         Op::Expand if !same_rank => return None,
         op => op,
     })
-}
-
-/// The axis of the result of a reduction that corresponds to an axis of its operand.
-fn axis_after_reduction(axes: &[usize], keep: bool, axis: usize) -> Option<usize> {
-    let removed = if keep { 0 } else { axes.iter().filter(|&&a| a < axis).count() };
-    (!axes.contains(&axis)).then_some(axis - removed)
 }
 
 /// The all_gathers among more than one rank whose result has at least `bytes` bytes.
