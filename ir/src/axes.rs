@@ -10,6 +10,8 @@
 
 use crate::attention::AttentionOperands;
 use crate::dim::Dim;
+use crate::graph::{Graph, Node};
+use crate::ids::ValueId;
 use crate::op::Op;
 
 /// The axes of the operands and results of an op at certain shapes.
@@ -134,6 +136,16 @@ impl Op {
             _ => return None,
         }
         Some(op)
+    }
+}
+
+impl Graph {
+    /// The correspondence of axes for the shapes of a node.
+    pub fn node_axes(&self, node: &Node) -> AxisMap {
+        let shape = |v: &ValueId| &self.ty(*v).shape[..];
+        let operands: Vec<&[Dim]> = node.inputs.iter().map(shape).collect();
+        let results: Vec<&[Dim]> = node.outputs.iter().map(shape).collect();
+        node.op.axes(&operands, &results)
     }
 }
 

@@ -11,7 +11,7 @@ use symmc_ir::interp::{self, SeedConfig, SeedScope, seeded_inputs};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::text::{op_name, op_names, parse, print};
 use symmc_ir::{
-    AxisMap, Dim, Graph, GraphOutput, InputKind, Node, Op, OperandAxis, OutputKind, ResultAxis,
+    AxisMap, Dim, Graph, GraphOutput, InputKind, Node, NodeId, Op, OperandAxis, OutputKind, ResultAxis,
     SymbolBindings, Tensor, TensorType, ValueId,
 };
 use symmc_support::random::SplitMix;
@@ -55,15 +55,7 @@ impl NodeParts {
     }
 
     fn axes(&self) -> AxisMap {
-        let shapes = |values: &[ValueId]| -> Vec<Vec<Dim>> {
-            values.iter().map(|&v| self.graph.ty(v).shape.to_vec()).collect()
-        };
-        let operands = shapes(&self.operands);
-        let results = shapes(&self.results);
-        self.op.axes(
-            &operands.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-            &results.iter().map(Vec::as_slice).collect::<Vec<_>>(),
-        )
+        self.graph.node_axes(&self.graph.nodes[NodeId::new(0)])
     }
 
     fn extent(&self, value: ValueId, axis: usize) -> i64 {

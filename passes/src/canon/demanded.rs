@@ -213,9 +213,7 @@ fn narrow_node(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Narro
     if op.divides_integers(ty.dtype) || op.facts().rejected_data == RejectedData::Positions {
         return None;
     }
-    let shape = |v: &ValueId| &graph.ty(*v).shape[..];
-    let operand_shapes: Vec<&[Dim]> = node.inputs.iter().map(shape).collect();
-    let axes = op.axes(&operand_shapes, &[&ty.shape]);
+    let axes = graph.node_axes(node);
     match axes.results[part.axis] {
         ResultAxis::Independent => {}
         ResultAxis::Positional => op = op.starting_at(&part.start)?,
@@ -226,10 +224,10 @@ fn narrow_node(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Narro
     }
     let is_product = !matches!(op.facts().cost, OpCost::Bytes | OpCost::Sort);
     let mut operands = Vec::with_capacity(node.inputs.len());
-    for (operand, shape) in operand_shapes.iter().enumerate() {
+    for (operand, &v) in node.inputs.iter().enumerate() {
         let axis = axes.operand_axis(operand, part.axis);
         // Some columns of a matrix are not contiguous, so products have all of them.
-        if is_product && axis.is_some_and(|axis| axis + 1 == shape.len()) {
+        if is_product && axis.is_some_and(|axis| axis + 1 == graph.ty(v).rank()) {
             return None;
         }
         operands.push(axis.map_or(ValueDemand::Whole, |axis| part.demand_along(axis)));
