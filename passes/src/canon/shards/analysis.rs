@@ -208,18 +208,16 @@ impl<'g> ShardAnalysis<'g> {
         if node.op.divides_integers(ty.dtype) {
             return None;
         }
-        let rank = ty.rank();
-        let first =
-            node.inputs.iter().find_map(|&v| Some((self.as_gathered(v)?.clone(), value_rank(self.graph, v))));
-        let (first, first_rank) = first?;
+        let axes = self.graph.node_axes(node);
+        let (first, axis) = node.inputs.iter().enumerate().find_map(|(k, &v)| {
+            let g = self.as_gathered(v)?;
+            Some((g.clone(), axes.result_axis(k, g.axis)?))
+        })?;
         let extent = first.shard_extent(&self.terms).clone();
-        // The axis as counted in the result.
-        let axis = first.axis + rank - first_rank;
         let mut operands = Vec::with_capacity(node.inputs.len());
         let mut by_reader = false;
-        for &v in &node.inputs {
-            let aligned =
-                self.as_gathered(v).filter(|g| g.axis + rank - value_rank(self.graph, v) == axis).cloned();
+        for (k, &v) in node.inputs.iter().enumerate() {
+            let aligned = self.as_gathered(v).filter(|g| axes.result_axis(k, g.axis) == Some(axis)).cloned();
             let (shard, differs) = match aligned {
                 Some(g) => {
                     let is_same_part = (g.group, g.window) == (first.group, first.window);
@@ -227,9 +225,9 @@ impl<'g> ShardAnalysis<'g> {
                         return None;
                     }
                     self.join_gathers(first.base, g.base);
-                    (self.shard_of_rank(&g, rank), g.by_reader)
+                    (self.shard_of_rank(&g, ty.rank()), g.by_reader)
                 }
-                None => self.operand_of_shards(v, &GatheredValue { axis, ..first.clone() }, ty)?,
+                None => self.operand_of_shards(v, axes.operand_axis(k, axis), &first, ty.rank())?,
             };
             operands.push(shard);
             by_reader |= differs;
@@ -254,29 +252,29 @@ impl<'g> ShardAnalysis<'g> {
         self.terms.reshape(g.shard, shape)
     }
 
-    /// The term that combines with shards to give a value of this type, and whether it differs by reader.
+    /// The term that combines with shards of `rank` axes, and whether it differs by reader.
     ///
     /// If a value is broadcast along the axis of the shards, the term is the value itself if it is the same
     /// on all ranks, else its values on all ranks, gathered. For any other value, the term is this rank's
-    /// piece of it.
+    /// piece of it along `axis`.
     fn operand_of_shards(
         &mut self,
         v: ValueId,
+        axis: Option<usize>,
         x: &GatheredValue,
-        ty: &TensorType,
+        rank: usize,
     ) -> Option<(TermId, bool)> {
         let is_same = self.is_replicated(v, x.group);
-        let shape = &self.graph.ty(v).shape;
         let whole = self.terms.source(v);
-        let missing = ty.rank() - shape.len();
-        match x.axis.checked_sub(missing) {
-            Some(axis) if shape[axis].as_const() != Some(1) => {
-                let has_pieces = is_same && shape[axis] == ty.shape[x.axis] && x.window.is_none();
+        match axis {
+            Some(axis) => {
                 let piece = Op::Shard { axis, group: x.group };
+                let has_pieces = is_same && x.window.is_none();
                 Some((has_pieces.then(|| self.terms.op(piece, &[whole]))??, false))
             }
-            _ if is_same => Some((whole, false)),
-            _ => {
+            None if is_same => Some((whole, false)),
+            None => {
+                let missing = rank - self.graph.ty(v).rank();
                 let local = self.terms.with_leading(whole, missing + 1);
                 Some((self.terms.all_gather(x.group, local)?, true))
             }
@@ -377,10 +375,6 @@ fn gathered_axis_after(
         }
         _ => None,
     }
-}
-
-fn value_rank(graph: &Graph, v: ValueId) -> usize {
-    graph.ty(v).rank()
 }
 
 /// An op with one operand, changed for an operand with one more leading axis; `None` if that is impossible.
