@@ -50,6 +50,10 @@ const PROGRAMS: &[&str] = &[
      y f32[1,2] = aten.gather.default self=%rows dim=0 index=%j",
     "y f32[6,2] = aten.index_add.default self=%table dim=0 index=%flags source=%rows",
     "y f32[2] = aten.mean.dim self=%rows dim=[0]",
+    "q f32[1,u0,2] = aten.unsqueeze.default self=%rows dim=0\nk f32[1,6,2] = aten.unsqueeze.default self=%table dim=0\n\
+     y f32[1,u0,2] = aten.scaled_dot_product_attention.default query=%q key=%k value=%k",
+    "q f32[1,u0,2] = aten.unsqueeze.default self=%rows dim=0\nk f32[1,6,2] = aten.unsqueeze.default self=%table dim=0\n\
+     y f32[1,u0,2] = aten.scaled_dot_product_attention.default query=%q key=%k value=%k is_causal=true",
     "y f32[u0,3,2] = aten.expand.default self=%middle size=[-1,3,2]",
 ];
 
