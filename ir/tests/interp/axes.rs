@@ -11,8 +11,8 @@ use symmc_ir::interp::{self, SeedConfig, SeedScope, seeded_inputs};
 use symmc_ir::text::forms::op_dims_mut;
 use symmc_ir::text::{op_name, op_names, parse, print};
 use symmc_ir::{
-    AxisMap, Dim, Graph, GraphOutput, InputKind, Node, NodeId, Op, OperandAxis, OutputKind, ResultAxis,
-    SymbolBindings, Tensor, TensorType, ValueId,
+    AxisMap, DType, Dim, Graph, GraphOutput, InputKind, Node, NodeId, Op, OperandAxis, OutputKind,
+    ResultAxis, SymbolBindings, Tensor, TensorType, ValueId,
 };
 use symmc_support::random::SplitMix;
 
@@ -163,11 +163,22 @@ impl NodeParts {
     }
 }
 
-/// The symbols of a program at sizes that differ from its constant extents.
-fn small_sizes(graph: &Graph) -> SymbolBindings {
+/// Compares a node with parts of it. Returns whether there was a part.
+fn check_node(source: &Graph, node: &Node, sizes: &SymbolBindings, seed: u64) -> bool {
+    let mut parts = NodeParts::new(source, node, sizes);
+    let map = parts.axes();
+    parts.add_random_part(&map, &mut SplitMix(seed));
+    if node.op == Op::Reshape {
+        parts.add_outer_parts(&map);
+    }
+    !parts.graph.outputs.is_empty() && parts.compare(seed) > 0
+}
+
+/// The symbols of a program, each as near to `size` as its range permits.
+fn sizes_near(graph: &Graph, size: i64) -> SymbolBindings {
     let mut sizes = SymbolBindings::new();
     for (id, symbol) in graph.symbols.iter() {
-        sizes.set(id, symbol.max.min(10));
+        sizes.set(id, size.clamp(symbol.min, symbol.max));
     }
     sizes
 }
@@ -179,18 +190,11 @@ fn parts_of_results_follow_from_parts_of_operands() {
     for entry in Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus").read_dir().expect("a folder") {
         let path = entry.expect("a file").path();
         let source = parse(&std::fs::read_to_string(&path).expect("text")).expect("a program");
-        let sizes = small_sizes(&source);
         for (id, node) in source.nodes.iter() {
             seen.insert(op_name(&node.op));
-            for seed in 0..6 {
-                let mut random = SplitMix(seed ^ (id.index() as u64) << 8);
-                let mut parts = NodeParts::new(&source, node, &sizes);
-                let map = parts.axes();
-                parts.add_random_part(&map, &mut random);
-                if node.op == Op::Reshape {
-                    parts.add_outer_parts(&map);
-                }
-                if !parts.graph.outputs.is_empty() && parts.compare(seed) > 0 {
+            for seed in 0..8 {
+                let sizes = sizes_near(&source, if seed < 2 { 0 } else { 10 });
+                if check_node(&source, node, &sizes, seed ^ (id.index() as u64) << 8) {
                     compared.insert(op_name(&node.op));
                 }
             }
@@ -201,4 +205,30 @@ fn parts_of_results_follow_from_parts_of_operands() {
     let expected =
         ["attention_gradient", "route", "dispatch_rows", "combine_rows", "reduce_rows", "opaque", "custom"];
     assert_eq!(joint, expected, "the ops without a part");
+}
+
+#[test]
+fn reshapes_relate_axes_of_equal_elements() {
+    let mut compared = 0;
+    for seed in 0..400 {
+        let mut random = SplitMix(seed);
+        let factors: Vec<i64> =
+            (0..6).map(|_| [1, 2, 2, 3, 0][random.below(if seed < 40 { 5 } else { 4 })]).collect();
+        let mut random_shape = || {
+            let mut shape = vec![1];
+            for factor in &factors {
+                match shape.last_mut().filter(|_| random.one_in(2)) {
+                    Some(last) => *last *= factor,
+                    None => shape.push(*factor),
+                }
+            }
+            TensorType::new(DType::F32, shape.into_iter().map(Dim::from).collect::<Vec<_>>())
+        };
+        let mut source = Graph::new("reshape");
+        let x = source.add_input(InputKind::Argument, "x", "", random_shape(), None);
+        let node = source.add_node(Op::Reshape, vec![x], vec![("y".into(), random_shape())]);
+        let node = source.nodes[node].clone();
+        compared += usize::from(check_node(&source, &node, &SymbolBindings::new(), seed));
+    }
+    assert!(compared > 300, "{compared}");
 }

@@ -392,8 +392,9 @@ fn with_leading_axis(op: Op, same_rank: bool) -> Option<Op> {
         }
         Op::ArgReduce { op, axis, keep } => Op::ArgReduce { op, axis: axis + 1, keep },
         // An expansion adds its new axes in front.
-        Op::Expand if !same_rank => return None,
-        op => op,
+        Op::Expand if same_rank => Op::Expand,
+        op @ (Op::Reshape | Op::Copy | Op::RmsNorm { .. } | Op::LayerNorm { .. }) => op,
+        _ => return None,
     })
 }
 
