@@ -226,7 +226,7 @@ fn narrow_node(graph: &Graph, node: &Node, part: &DemandedSlice) -> Option<Narro
     let mut operands = Vec::with_capacity(node.inputs.len());
     for (operand, &v) in node.inputs.iter().enumerate() {
         let axis = axes.operand_axis(operand, part.axis);
-        // Some columns of a matrix are not contiguous, so products have all of them.
+        // Products keep all of their columns, so that matrices are read whole.
         if is_product && axis.is_some_and(|axis| axis + 1 == graph.ty(v).rank()) {
             return None;
         }
