@@ -107,6 +107,11 @@ impl HostCommunicator {
         &self.domain.arenas[self.rank as usize]
     }
 
+    /// The memory that the ranks share.
+    pub fn memory(&self) -> &SharedRunMemory {
+        &self.domain
+    }
+
     pub fn control(&self) -> &ControlSegment {
         &self.domain.control
     }

@@ -29,6 +29,9 @@ use crate::session::{
     check_proposals, encode_proposal, run_in_progress_error, session_ended_error,
 };
 
+/// The longest wait for peers in earlier runs before a session is aborted.
+const MAX_WAIT_BEFORE_ABORT: Duration = Duration::from_millis(200);
+
 /// A plan on one rank of the host.
 pub struct HostSession {
     /// `None` once the session has ended.
@@ -271,6 +274,26 @@ impl HostSession {
             let _span = enter_rank_span(self.rank);
             tracing::info!(target: "symmc::session", runs = self.runs, ?leaving, "closing the session");
             joined.leave_session(ProgressRecording::All, self.runs, leaving);
+        }
+    }
+
+    /// Waits a moment for peers that are still in a run that this rank has ended. They need nothing of this rank
+    /// there, and would fail in another run than this rank.
+    fn await_earlier_runs_of_peers(&self) {
+        let Some(joined) = &self.session_rank else { return };
+        let control = joined.comm().control();
+        let own = control.progress(self.rank);
+        let ended = if own.running { own.run } else { self.runs };
+        let is_late = |peer| {
+            let progress = control.progress(peer);
+            progress.running && progress.run < ended
+        };
+        let start = Instant::now();
+        while !control.is_aborted()
+            && start.elapsed() < MAX_WAIT_BEFORE_ABORT
+            && (0..joined.comm().ranks()).any(is_late)
+        {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -553,6 +576,7 @@ impl DeviceSession for HostSession {
     }
 
     fn abort(mut self: Box<Self>, reason: &str) {
+        self.await_earlier_runs_of_peers();
         self.abort_group(format!("aborted its session: {reason}"));
     }
 }

@@ -1,5 +1,6 @@
 //! A rank of a measurement: its memory, the calls of a case as a program, and replays of the recorded calls.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use indexmap::IndexMap;
@@ -113,7 +114,7 @@ impl<'a> RankBench<'a> {
             streams,
             nccl: Communicators::default(),
             arena,
-            status,
+            status: Arc::new(status),
             _memory: memory,
             device,
         };

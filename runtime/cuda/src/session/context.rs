@@ -18,6 +18,7 @@ use symmc_runtime::session::memory_usage::{self, ConstantStorage};
 use symmc_runtime::session::{CallerArena, MemoryUsage};
 
 use super::gpu::GpuConfig;
+use super::peer_watch::PeerWatch;
 use super::recording_cache::RecordingCache;
 use super::report::{self, COMPUTE_STATUS, PROGRESS, STATUS};
 use super::resources::{self, Resources};
@@ -43,6 +44,8 @@ pub(super) struct ExecutionContext {
     pub peers: PeerContext,
     pub machine: KernelTarget,
     pub ordinary_address: Address,
+    /// `None` without peers.
+    pub watch: Option<PeerWatch>,
 }
 
 impl ExecutionContext {
@@ -95,11 +98,11 @@ impl ExecutionContext {
             streams,
             nccl,
             arena,
-            status,
+            status: Arc::new(status),
             _memory: vec![ordinary, local, workspace],
             device: device.clone(),
         });
-        Ok(ExecutionContext { resources, peers, machine, ordinary_address: ordinary_at })
+        Ok(ExecutionContext { resources, peers, machine, ordinary_address: ordinary_at, watch: None })
     }
 
     /// Grows the context for these steps, if they need more than the largest sizes of the plan. All ranks

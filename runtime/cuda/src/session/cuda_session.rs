@@ -14,6 +14,7 @@ use symmc_runtime::session::{Port, SessionLayout, SessionPorts, arenas_released_
 use super::context::{ContextSizes, ExecutionContext};
 use super::gpu::{ALIGN, GpuConfig};
 use super::lru_cache::LruCache;
+use super::peer_watch::PeerWatch;
 use super::pending_runs::PendingRuns;
 use super::recording::Recording;
 use crate::codegen::unsupported::check_supported;
@@ -186,7 +187,11 @@ impl CudaSession {
         sizes: &ContextSizes,
         comm: &HostCommunicator,
     ) -> Result<ExecutionContext> {
-        ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)
+        let mut context = ExecutionContext::new(sizes, comm, &self.device, &self.gpu, &self.config)?;
+        if comm.ranks() > 1 {
+            context.watch = Some(PeerWatch::start(comm.memory(), &context.resources.status));
+        }
+        Ok(context)
     }
 
     pub fn device(&self) -> &Arc<Device> {

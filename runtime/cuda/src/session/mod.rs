@@ -18,6 +18,7 @@ mod gpu;
 mod lru_cache;
 mod memory;
 mod multi_program;
+mod peer_watch;
 mod pending_runs;
 mod program_bench;
 mod progress;

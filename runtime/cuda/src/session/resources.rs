@@ -34,7 +34,7 @@ pub(crate) struct ResourceParts<P = Vec<DeviceProgram>, M = DeviceBuffer> {
     pub nccl: Communicators,
     pub arena: SymmetricArena,
     /// The host asks kernels to end through these words, and kernels report in them.
-    pub status: PinnedBuffer,
+    pub status: Arc<PinnedBuffer>,
     /// Memory that only this rank accesses.
     pub _memory: M,
     pub device: Arc<Device>,

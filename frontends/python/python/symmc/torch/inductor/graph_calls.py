@@ -32,7 +32,7 @@ import torch.distributed as dist
 import symmc
 from symmc.torch.ranks import process_groups
 from symmc.torch.ranks.board import Board
-from symmc.torch.ranks.exchange import JointCall, RankGroup, StoreNotices, WorldCache, peer_error, raised_by_all
+from symmc.torch.ranks.exchange import JointCall, Notices, RankGroup, StoreNotices, WorldCache, peer_error, raised_by_all
 
 _world = dist.distributed_c10d._world if dist.is_available() else None
 
@@ -169,6 +169,32 @@ def _count_by_history(counts: Iterable[tuple[Groups, int]]) -> dict[CallHistory,
     return found
 
 
+_APART = "; the ranks were in different calls: continue with the same call on all of them"
+"""The end of errors of ranks that were in different calls when one of them failed."""
+
+_NO_PARTS = -1
+"""In a notice: the ranks were in different calls."""
+
+
+class _PartNotices:
+    """Notices on a board, with the number of forms that their rank had run before the call that failed."""
+
+    def __init__(self, board: Board, parts: int):
+        self.board, self.parts = board, parts
+
+    def leave_notice(self, call: int, culprit: int, text: str) -> None:
+        self.board.rounds.leave_notice(call, culprit, f"{self.parts}|{text}")
+
+    def find_notice(self, first: int, last: int) -> tuple[int, str] | None:
+        notice = self.board.rounds.find_notice(first, last)
+        return None if notice is None else (notice[0], notice[1].partition("|")[2])
+
+    def find_parts(self, epoch: int) -> set[int]:
+        """The number of a rank that failed in this epoch, if there is one."""
+        notice = self.board.rounds.find_notice(epoch, epoch)
+        return set() if notice is None else {int(notice[1].partition("|")[0])}
+
+
 class CallHistory:
     """The calls of graphs that connect this rank with the same other ranks, since the process groups exist."""
 
@@ -200,9 +226,9 @@ class CallHistory:
         """
         board = self._open_board(ranks)
         while True:
-            words = (self.epoch, self._all_parts() - self.parts_before, form.state(sizes), 0 if self.culprit is None else 1 + self.culprit)
+            words = (self.epoch, self._parts(), form.state(sizes), 0 if self.culprit is None else 1 + self.culprit)
             round = board.next_round(words)
-            call = self._joint_call(board, round[0])
+            call = self._joint_call(board, _PartNotices(board, words[1]), round[0])
             with call:
                 published = board.gather(round)
             epochs = [epoch for epoch, *_ in published]
@@ -221,10 +247,15 @@ class CallHistory:
 
     def notify(self, error: BaseException, is_left_in_pytorch: bool) -> None:
         """Ends the call of the other ranks because of an error of this rank, and with it the epoch."""
+        parts = self._parts()
         opening = {form.ranks for form in self.forms if form.ranks.timeout not in self.boards}
+        others = {parts}
         with contextlib.suppress(Exception):
+            for board in self.boards.values():
+                others |= _PartNotices(board, parts).find_parts(self.epoch)
             for timeout, board in list(self.boards.items()):
-                self._joint_call(board, board.rounds.round).report(error)
+                notices = _PartNotices(board, _NO_PARTS if _NO_PARTS in others else parts)
+                self._joint_call(board, notices).report(error)
                 if board.rounds.has_ended:
                     del self.boards[timeout]
             for ranks in opening:
@@ -232,6 +263,18 @@ class CallHistory:
         self.epoch += 1
         if is_left_in_pytorch and self.culprit is None:
             self.culprit = dist.get_rank()
+        if others != {parts}:
+            self._restart_parts(error, _NO_PARTS in others)
+
+    def _restart_parts(self, error: BaseException, is_known: bool) -> None:
+        """This rank was in another call than a rank that failed. Unless the others know it, the calls that they make now raise as well."""
+        self.parts_before = self._all_parts()
+        error.args = (f"{error}{_APART}".replace(2 * _APART, _APART),)
+        if not is_known:
+            with contextlib.suppress(Exception):
+                for board in self.boards.values():
+                    self._joint_call(board, _PartNotices(board, _NO_PARTS)).report(error)
+            self.epoch += 1
 
     def end_sessions(self, error: BaseException) -> None:
         """Ends all sessions that the other ranks may use."""
@@ -249,9 +292,12 @@ class CallHistory:
         """The exchanges in which these ranks open a board in this epoch."""
         return JointCall(f"{ranks.name}/{ranks.timeout:g}", self.epoch, ranks, StoreNotices(ranks))
 
-    def _joint_call(self, board: Board, round: int) -> JointCall:
+    def _joint_call(self, board: Board, notices: Notices, round: int = 0) -> JointCall:
         # A rank that failed in a later epoch failed in this one as well.
-        return JointCall(board.name, round, board.ranks, board.rounds, self.epoch, _LAST_EPOCH)
+        return JointCall(board.name, round, board.ranks, notices, self.epoch, _LAST_EPOCH)
+
+    def _parts(self) -> int:
+        return self._all_parts() - self.parts_before
 
     def _all_parts(self) -> int:
         """The number of forms of these ranks in which this rank has taken part."""
