@@ -77,14 +77,14 @@ fn shorten_line(line: &str) -> String {
         return line.to_string();
     }
     let mut out = String::new();
-    let mut rest = line;
-    while !rest.is_empty() {
-        let end = rest.find(char::is_whitespace).unwrap_or(rest.len());
-        let (word, after) = rest.split_at(end);
+    let mut remaining = line;
+    while !remaining.is_empty() {
+        let end = remaining.find(char::is_whitespace).unwrap_or(remaining.len());
+        let (word, after) = remaining.split_at(end);
         push_word(&mut out, word);
         let gap = after.find(|c: char| !c.is_whitespace()).unwrap_or(after.len());
         out.push_str(&after[..gap]);
-        rest = &after[gap..];
+        remaining = &after[gap..];
     }
     let count = out.chars().count();
     if count <= MAX_LINE_CHARS {

@@ -83,13 +83,13 @@ impl Tensor {
     }
     /// Fills `into` with bytes from `at` on. In contrast to [`data`](Self::data), a file that another process
     /// truncated is an error. Fails if there are fewer bytes, or as [`BackingSlice::read`].
-    pub fn read(&self, at: usize, into: &mut [u8]) -> io::Result<()> {
+    pub fn read(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {
-            TensorData::Shared(part) => part.read_from(at, into),
+            TensorData::Shared(slice) => slice.read_from(offset, into),
             TensorData::Owned(bytes) => {
-                let end = at.checked_add(into.len());
-                let found = end.and_then(|end| bytes.get(at..end));
-                into.copy_from_slice(found.ok_or(io::ErrorKind::UnexpectedEof)?);
+                let end = offset.checked_add(into.len());
+                let source = end.and_then(|end| bytes.get(offset..end));
+                into.copy_from_slice(source.ok_or(io::ErrorKind::UnexpectedEof)?);
                 Ok(())
             }
         }
@@ -267,27 +267,31 @@ pub fn round_to_odd(x: f64) -> f32 {
 /// Stores `x` as element `i` of `data`, rounded to nearest even (f16 and bf16 from f64 in one step), or
 /// truncated for integers.
 pub fn write_f64(dtype: DType, data: &mut [u8], i: usize, x: f64) {
-    let at = i * dtype.size();
+    let offset = i * dtype.size();
     match dtype {
-        DType::Bool => data[at] = u8::from(x != 0.0),
-        DType::U8 => data[at] = x as i64 as u8,
-        DType::I32 => data[at..at + 4].copy_from_slice(&(x as i64 as i32).to_le_bytes()),
-        DType::I64 => data[at..at + 8].copy_from_slice(&(x as i64).to_le_bytes()),
-        DType::F16 => data[at..at + 2].copy_from_slice(&half::f16::from_f32(round_to_odd(x)).to_le_bytes()),
-        DType::BF16 => data[at..at + 2].copy_from_slice(&half::bf16::from_f32(round_to_odd(x)).to_le_bytes()),
-        DType::F32 => data[at..at + 4].copy_from_slice(&(x as f32).to_le_bytes()),
-        DType::F64 => data[at..at + 8].copy_from_slice(&x.to_le_bytes()),
+        DType::Bool => data[offset] = u8::from(x != 0.0),
+        DType::U8 => data[offset] = x as i64 as u8,
+        DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i64 as i32).to_le_bytes()),
+        DType::I64 => data[offset..offset + 8].copy_from_slice(&(x as i64).to_le_bytes()),
+        DType::F16 => {
+            data[offset..offset + 2].copy_from_slice(&half::f16::from_f32(round_to_odd(x)).to_le_bytes())
+        }
+        DType::BF16 => {
+            data[offset..offset + 2].copy_from_slice(&half::bf16::from_f32(round_to_odd(x)).to_le_bytes())
+        }
+        DType::F32 => data[offset..offset + 4].copy_from_slice(&(x as f32).to_le_bytes()),
+        DType::F64 => data[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
     }
 }
 
 /// Stores `x` as element `i` of `data`; narrower integers wrap.
 pub fn write_i64(dtype: DType, data: &mut [u8], i: usize, x: i64) {
-    let at = i * dtype.size();
+    let offset = i * dtype.size();
     match dtype {
-        DType::Bool => data[at] = u8::from(x != 0),
-        DType::U8 => data[at] = x as u8,
-        DType::I32 => data[at..at + 4].copy_from_slice(&(x as i32).to_le_bytes()),
-        DType::I64 => data[at..at + 8].copy_from_slice(&x.to_le_bytes()),
+        DType::Bool => data[offset] = u8::from(x != 0),
+        DType::U8 => data[offset] = x as u8,
+        DType::I32 => data[offset..offset + 4].copy_from_slice(&(x as i32).to_le_bytes()),
+        DType::I64 => data[offset..offset + 8].copy_from_slice(&x.to_le_bytes()),
         _ => write_f64(dtype, data, i, x as f64),
     }
 }

@@ -141,14 +141,14 @@ pub fn for_each_offset<const N: usize>(
     if shape.contains(&0) {
         return;
     }
-    let Some((&last, outer)) = shape.split_last() else { return visit([0; N]) };
+    let Some((&inner, outer)) = shape.split_last() else { return visit([0; N]) };
     let mut coordinates = vec![0; outer.len()];
     let mut starts = [0; N];
     loop {
-        let mut at = starts;
-        for _ in 0..last {
-            visit(at);
-            for (a, s) in at.iter_mut().zip(&strides) {
+        let mut offsets = starts;
+        for _ in 0..inner {
+            visit(offsets);
+            for (a, s) in offsets.iter_mut().zip(&strides) {
                 *a += s[outer.len()];
             }
         }

@@ -78,8 +78,8 @@ impl Tolerance {
         let typical = typical_magnitude(expected);
         let moves = (0..expected.numel()).map(|i| (expected.get_f64(i), noisy.get_f64(i)));
         let finite = moves.filter(|(e, n)| e.is_finite() && n.is_finite() && e.abs() + typical > 0.0);
-        let most = finite.map(|(e, n)| (n - e).abs() / (e.abs() + typical)).fold(0.0, f64::max);
-        limit.with_relative((SPREAD_FACTOR * most).clamp(self.relative, limit.relative))
+        let max_deviation = finite.map(|(e, n)| (n - e).abs() / (e.abs() + typical)).fold(0.0, f64::max);
+        limit.with_relative((SPREAD_FACTOR * max_deviation).clamp(self.relative, limit.relative))
     }
 
     fn with_relative(self, relative: f64) -> Tolerance {
@@ -180,35 +180,38 @@ impl TensorComparison {
 
 impl fmt::Display for TensorComparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(what) = &self.type_mismatch {
-            return f.write_str(what);
+        if let Some(mismatch) = &self.type_mismatch {
+            return f.write_str(mismatch);
         }
         match (self.max_abs, self.of_tolerance) {
             (0.0, _) if self.beyond + self.sensitive == 0 => f.write_str("equal")?,
             (0.0, _) if self.sensitive == 0 => f.write_str("equal where both are numbers")?,
-            (most, share) if self.beyond == 0 => {
+            (largest, share) if self.beyond == 0 => {
                 write!(
                     f,
-                    "largest absolute difference {most:.2e}, at most {:.1} % of the tolerance",
+                    "largest absolute difference {largest:.2e}, at most {:.1} % of the tolerance",
                     100.0 * share
                 )?;
             }
-            (most, times) if times.is_finite() => {
-                write!(f, "largest absolute difference {most:.2e}, up to {times:.3e} times the tolerance")?;
+            (largest, times) if times.is_finite() => {
+                write!(
+                    f,
+                    "largest absolute difference {largest:.2e}, up to {times:.3e} times the tolerance"
+                )?;
             }
-            (most, _) => write!(f, "largest absolute difference {most:.2e}")?,
+            (largest, _) => write!(f, "largest absolute difference {largest:.2e}")?,
         }
         if self.overflowed > 0 {
             let some = self.overflowed;
-            let all = self.elements;
-            write!(f, ", {some} of {all} elements infinite or NaN, which the numerics class allows")?;
+            let total = self.elements;
+            write!(f, ", {some} of {total} elements infinite or NaN, which the numerics class allows")?;
         }
         if self.sensitive > 0 {
             let some = self.sensitive;
-            let all = self.elements;
+            let total = self.elements;
             write!(
                 f,
-                ", {some} of {all} elements beyond it, but no farther than noise on every rounding moves them"
+                ", {some} of {total} elements beyond it, but no farther than noise on every rounding moves them"
             )?;
         }
         if self.beyond > 0 {

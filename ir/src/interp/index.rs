@@ -67,16 +67,16 @@ fn element_positions(x: &WideArray, index: &WideArray, axis: usize) -> Result<Ve
     for a in (0..x.shape.len()).filter(|&a| a != axis) {
         if index.shape[a] > x.shape[a] {
             let limit = x.shape[a];
-            let found = index.shape[a];
-            return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found });
+            let extent = index.shape[a];
+            return Err(OpError::Extent { axis: a, what: "the extent of the index", limit, found: extent });
         }
     }
     let resolved = resolve_indices(index, axis, x.shape[axis])?;
-    let mut others = strides(&x.shape);
-    let stride = std::mem::take(&mut others[axis]);
+    let mut outer_strides = strides(&x.shape);
+    let stride = std::mem::take(&mut outer_strides[axis]);
     let mut out = Vec::with_capacity(resolved.len());
-    for_each_offset(&index.shape, [&others, &strides(&index.shape)], |[base, at]| {
-        out.push(base + resolved[at] * stride)
+    for_each_offset(&index.shape, [&outer_strides, &strides(&index.shape)], |[base, element]| {
+        out.push(base + resolved[element] * stride)
     });
     Ok(out)
 }

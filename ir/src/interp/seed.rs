@@ -225,9 +225,9 @@ fn values_sharing_elements(
     users: &EntityMap<ValueId, Vec<NodeId>>,
     value: ValueId,
 ) -> Vec<ValueId> {
-    let mut seen = EntityMap::filled(false, graph.values.len());
+    let mut visited = EntityMap::filled(false, graph.values.len());
     let mut out = vec![value];
-    seen[value] = true;
+    visited[value] = true;
     let mut next = 0;
     while next < out.len() {
         let v = out[next];
@@ -243,8 +243,8 @@ fn values_sharing_elements(
                     _ => false,
                 }
             });
-            if let Some(&result) = node.outputs.first().filter(|&&r| carries && !seen[r]) {
-                seen[result] = true;
+            if let Some(&result) = node.outputs.first().filter(|&&r| carries && !visited[r]) {
+                visited[result] = true;
                 out.push(result);
             }
         }
@@ -255,9 +255,9 @@ fn values_sharing_elements(
 /// Whether a collective takes the value as operand, directly, moved or changed element by element, and the
 /// value selects no elements.
 fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>, value: ValueId) -> bool {
-    let mut seen = EntityMap::filled(false, graph.values.len());
+    let mut visited = EntityMap::filled(false, graph.values.len());
     let mut reached = vec![value];
-    seen[value] = true;
+    visited[value] = true;
     let mut is_operand = false;
     let mut next = 0;
     while let Some(&v) = reached.get(next) {
@@ -272,7 +272,7 @@ fn is_collective_operand(graph: &Graph, users: &EntityMap<ValueId, Vec<NodeId>>,
                     _ if node.op.as_collective().is_some() => is_operand = true,
                     Element | Kept | Moved | Selected | Updated { .. } | Stored => {
                         let results =
-                            node.outputs.iter().filter(|&&r| !std::mem::replace(&mut seen[r], true));
+                            node.outputs.iter().filter(|&&r| !std::mem::replace(&mut visited[r], true));
                         reached.extend(results);
                     }
                     Absent | Row | Combined | Matrices | Unknown => {}

@@ -254,13 +254,13 @@ impl DispatchCapabilities {
 impl ProductLimits {
     /// Whether one kernel computes these products no slower than the library, for this number of rows and any
     /// smaller number, on a machine with `multiprocessors` multiprocessors.
-    pub fn is_profitable(&self, of: &ProductShape, multiprocessors: u32) -> bool {
+    pub fn is_profitable(&self, product: &ProductShape, multiprocessors: u32) -> bool {
         // Split-K is not used for few rows.
-        let few = self.split_k.map_or(of.rows, |p| u64::from(p.rows).saturating_sub(1));
-        [of.rows, of.rows.min(few)].into_iter().all(|rows| {
-            let of = ProductShape { rows, ..*of };
-            self.is_profitable_with_split_k(&of, multiprocessors)
-                || self.is_profitable_with_full_k(&of, multiprocessors)
+        let unsplit_rows = self.split_k.map_or(product.rows, |p| u64::from(p.rows).saturating_sub(1));
+        [product.rows, product.rows.min(unsplit_rows)].into_iter().all(|rows| {
+            let product = ProductShape { rows, ..*product };
+            self.is_profitable_with_split_k(&product, multiprocessors)
+                || self.is_profitable_with_full_k(&product, multiprocessors)
         })
     }
 
@@ -292,11 +292,11 @@ impl ProductLimits {
             && self.has_enough_columns_for_k(columns, of.k)
     }
 
-    pub fn waves_and_columns(&self, of: &ProductShape, multiprocessors: u32) -> (u64, u64) {
-        let all = of.columns.saturating_mul(of.count);
+    pub fn waves_and_columns(&self, product: &ProductShape, multiprocessors: u32) -> (u64, u64) {
+        let total_columns = product.columns.saturating_mul(product.count);
         let multiprocessors = u64::from(multiprocessors.max(1));
-        let waves = all.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
-        (waves, all.div_ceil(multiprocessors * waves).next_multiple_of(8))
+        let waves = total_columns.div_ceil(multiprocessors * u64::from(self.columns)).max(1);
+        (waves, total_columns.div_ceil(multiprocessors * waves).next_multiple_of(8))
     }
 
     /// As [`is_profitable`](Self::is_profitable), by split-K.

@@ -71,15 +71,15 @@ impl MachineProfile {
         let full = f64::from(timeline::FULL_RATE);
         let rates = sum_bytes_by_kind(collectives)
             .into_iter()
-            .map(|same| self.concurrent_rate(same.kind, variant, ranks));
-        let (taken, rate) = match self.occupied_compute_share_of_collectives(collectives, variant, ranks) {
-            Some(taken) => (taken * full, rates.fold(1.0, f64::min) * full),
+            .map(|summed| self.concurrent_rate(summed.kind, variant, ranks));
+        let (share, rate) = match self.occupied_compute_share_of_collectives(collectives, variant, ranks) {
+            Some(share) => (share * full, rates.fold(1.0, f64::min) * full),
             None => (0.0, full),
         };
         let time = timeline::us_to_ns(us);
-        let taken = taken as u32;
+        let share = share as u32;
         let rate = rate as u32;
-        Some(TimedStep { communicates: true, compute_share: taken, rate, ..TimedStep::compute(time) })
+        Some(TimedStep { communicates: true, compute_share: share, rate, ..TimedStep::compute(time) })
     }
 
     /// The estimated microseconds that a collective adds to a run in which `concurrent_us` of compute can
@@ -124,12 +124,12 @@ impl MachineProfile {
         variant: CollectiveVariant,
         ranks: u32,
     ) -> Option<f64> {
-        let mut most = 0.0;
-        for same in sum_bytes_by_kind(collectives) {
-            let taken = self.occupied_compute_share(same.kind, variant, same.bytes, ranks)?;
-            most = f64::max(most, taken);
+        let mut max_share = 0.0;
+        for summed in sum_bytes_by_kind(collectives) {
+            let share = self.occupied_compute_share(summed.kind, variant, summed.bytes, ranks)?;
+            max_share = f64::max(max_share, share);
         }
-        Some(most)
+        Some(max_share)
     }
 }
 

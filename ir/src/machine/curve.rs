@@ -195,9 +195,9 @@ pub(super) fn check_points(points: &[(u64, f64)]) -> Result<(), String> {
             return Err(format!("the bytes must ascend, found {bytes} after {before}"));
         }
         if !ALLOWED_NUMBERS.contains(&us) {
-            let least = ALLOWED_NUMBERS.start();
-            let most = ALLOWED_NUMBERS.end();
-            return Err(format!("{us:e} µs at {bytes} bytes, expected {least:e} to {most:e} µs"));
+            let min = ALLOWED_NUMBERS.start();
+            let max = ALLOWED_NUMBERS.end();
+            return Err(format!("{us:e} µs at {bytes} bytes, expected {min:e} to {max:e} µs"));
         }
     }
     Ok(())

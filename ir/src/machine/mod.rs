@@ -170,17 +170,17 @@ impl MachineProfile {
         if let Some(field) = zero_field.or_else(|| profile.dispatches.find_zero_limit()) {
             return Err(ProfileError::Zero { name: profile.name, field });
         }
-        if let Some((field, found)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
-            return Err(ProfileError::Throughput { name: profile.name, field, found });
+        if let Some((field, value)) = profile.throughput.as_ref().and_then(Throughput::find_invalid_field) {
+            return Err(ProfileError::Throughput { name: profile.name, field, found: value });
         }
         if let Some((field, message)) = profile.invalid_measurement() {
             return Err(ProfileError::Measurement { name: profile.name, field, message });
         }
         curve::check_points(&profile.copy.points).map_err(|m| error("copy".into(), m))?;
         for (i, curve) in profile.curves.iter().enumerate() {
-            let known = profile.curves[..i].iter().any(|c| c.key() == curve.key());
+            let is_duplicate = profile.curves[..i].iter().any(|c| c.key() == curve.key());
             let checked =
-                if known { Err("the curve is a duplicate".to_string()) } else { check_curve(curve) };
+                if is_duplicate { Err("the curve is a duplicate".to_string()) } else { check_curve(curve) };
             checked.map_err(|m| error(curve.to_string(), m))?;
         }
         Ok(profile)
@@ -228,8 +228,8 @@ impl MachineProfile {
             return None;
         }
         let curve = self.nearest_curve(kind, variant, exit, ranks)?;
-        let known = curve.points.last().is_some_and(|&(most, _)| bytes <= most);
-        (known || variant != CollectiveVariant::Ll).then(|| model::scale_to_ranks(curve, bytes, ranks))
+        let is_measured = curve.points.last().is_some_and(|&(max_bytes, _)| bytes <= max_bytes);
+        (is_measured || variant != CollectiveVariant::Ll).then(|| model::scale_to_ranks(curve, bytes, ranks))
     }
 
     /// The share of its time that a collective takes from concurrent computation. `None` if the number of
@@ -258,9 +258,9 @@ impl MachineProfile {
         ranks: u32,
     ) -> Option<f64> {
         let multiprocessors = self.multiprocessors?;
-        let most = self.max_blocks(kind, variant, bytes, ranks);
+        let max_blocks = self.max_blocks(kind, variant, bytes, ranks);
         let name = kind.collective_name();
-        Some(model::occupied_compute_share(name, variant, bytes, ranks, most, multiprocessors))
+        Some(model::occupied_compute_share(name, variant, bytes, ranks, max_blocks, multiprocessors))
     }
 
     /// The rate of a collective next to computation that fills the machine.
@@ -276,9 +276,9 @@ impl MachineProfile {
         variant: CollectiveVariant,
         ranks: u32,
     ) -> Option<&ContentionMeasurement> {
-        let of =
+        let measurements =
             self.contention.iter().filter(|c| (c.collective, c.variant) == (kind.measured_as(), variant));
-        of.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
+        measurements.min_by_key(|c| (c.ranks.abs_diff(ranks), c.ranks))
     }
 
     /// The curve that [`estimate_collective`](Self::estimate_collective) reads: the curve for `ranks` ranks, or
@@ -319,12 +319,13 @@ impl MachineProfile {
 
     /// The variants that have a curve for collectives of this kind, in order of [`CollectiveVariant::ALL`].
     pub fn supported_variants(&self, kind: &CollectiveKind) -> Vec<CollectiveVariant> {
-        let all = CollectiveVariant::ALL.iter().copied();
-        all.filter(|&variant| {
-            let curve = self.nearest_curve(kind, variant, None, 2);
-            curve.or(self.nearest_curve(kind, variant, Some(false), 2)).is_some()
-        })
-        .collect()
+        let variants = CollectiveVariant::ALL.iter().copied();
+        variants
+            .filter(|&variant| {
+                let curve = self.nearest_curve(kind, variant, None, 2);
+                curve.or(self.nearest_curve(kind, variant, Some(false), 2)).is_some()
+            })
+            .collect()
     }
 
     /// The estimated time in microseconds of copying `bytes` within the memory of one rank; 0 for no bytes.

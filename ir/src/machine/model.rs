@@ -25,19 +25,19 @@ pub fn occupied_compute_share(
     variant: CollectiveVariant,
     bytes: u64,
     ranks: u32,
-    most: Option<u32>,
+    max_blocks: Option<u32>,
     multiprocessors: u32,
 ) -> f64 {
     let facts = collective.facts();
     let in_one_round =
         !facts.reduces || matches!(variant, CollectiveVariant::OneShot | CollectiveVariant::Ll);
-    let whole = facts.preserves_positions() && in_one_round;
-    let moved = if whole { bytes } else { bytes / u64::from(ranks.max(1)) };
+    let moves_whole_tensor = facts.preserves_positions() && in_one_round;
+    let moved = if moves_whole_tensor { bytes } else { bytes / u64::from(ranks.max(1)) };
     let blocks = match variant {
         CollectiveVariant::Copies | CollectiveVariant::PullCopies | CollectiveVariant::CopyEngine => 0,
         CollectiveVariant::Plain | CollectiveVariant::NcclWindow => LIBRARY_BLOCKS,
-        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(most.map_or(64, u64::from)),
-        _ => moved.div_ceil(4 << 10).min(most.map_or(128, u64::from)),
+        CollectiveVariant::Ll => moved.div_ceil(1 << 10).min(max_blocks.map_or(64, u64::from)),
+        _ => moved.div_ceil(4 << 10).min(max_blocks.map_or(128, u64::from)),
     };
     (blocks as f64 / f64::from(multiprocessors.max(1)) + TRANSFER_SHARE).min(1.0)
 }

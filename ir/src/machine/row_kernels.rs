@@ -25,9 +25,11 @@ impl MachineProfile {
     /// The bytes that all multiprocessors would move in the time in which only those with rows move `moved`
     /// bytes.
     fn equivalent_full_speed_bytes(&self, rows: Option<u64>, moved: u64) -> u64 {
-        let all = u64::from(self.multiprocessors.unwrap_or(1));
-        let busy = rows.map_or(all, |rows| rows.saturating_mul(MAX_BANDWIDTH_SHARES).clamp(1, all));
-        let slowed = u128::from(moved) * u128::from(all) / u128::from(busy.max(1));
+        let multiprocessors = u64::from(self.multiprocessors.unwrap_or(1));
+        let busy = rows.map_or(multiprocessors, |rows| {
+            rows.saturating_mul(MAX_BANDWIDTH_SHARES).clamp(1, multiprocessors)
+        });
+        let slowed = u128::from(moved) * u128::from(multiprocessors) / u128::from(busy.max(1));
         u64::try_from(slowed).unwrap_or(u64::MAX)
     }
 

@@ -55,12 +55,12 @@ impl TimedStep {
     /// fills the machine in proportion to its own rate. From other computation it takes only a share of the
     /// memory bandwidth.
     fn concurrent_rates(&self, collective: &TimedStep) -> [u32; 2] {
-        let taken = collective.compute_share.min(FULL_RATE);
+        let compute_share = collective.compute_share.min(FULL_RATE);
         if !self.fills_machine {
-            return [FULL_RATE - taken.min(BANDWIDTH_SHARE), FULL_RATE];
+            return [FULL_RATE - compute_share.min(BANDWIDTH_SHARE), FULL_RATE];
         }
         let rate = collective.rate.clamp(1, FULL_RATE);
-        [FULL_RATE - (u64::from(taken) * u64::from(rate) / u64::from(FULL_RATE)) as u32, rate]
+        [FULL_RATE - (u64::from(compute_share) * u64::from(rate) / u64::from(FULL_RATE)) as u32, rate]
     }
 }
 
@@ -152,17 +152,17 @@ impl TimelineSimulation<'_> {
         }
         // The last unfinished step to wait for, and the last end of a step of the other lane that delays this
         // one by the crossing.
-        let mut last = None;
+        let mut awaited = None;
         let mut crossed = None;
         waits(step, &mut |w| match self.ended.get(w) {
-            Some(false) => last = last.max(Some(w)),
+            Some(false) => awaited = awaited.max(Some(w)),
             Some(true) if self.timed[w].communicates != (l == 1) && !self.inline[w] => {
                 crossed = crossed.max(Some((self.out.spans[w].1, w)));
             }
             _ => {}
         });
-        lane.awaited = last;
-        if last.is_some() {
+        lane.awaited = awaited;
+        if awaited.is_some() {
             return;
         }
         self.inline[step] = l == 1 && !computes;

@@ -102,8 +102,9 @@ where
             let node = &graph.nodes[n];
             let Some(&value) = node.inputs.get(k) else { continue };
             let base = (self.base)(value);
-            let most = read.entry(base).or_default();
-            *most = (*most).max(self.operand_read_bytes(graph, node, k, value).min((self.bytes)(base)));
+            let max_bytes = read.entry(base).or_default();
+            *max_bytes =
+                (*max_bytes).max(self.operand_read_bytes(graph, node, k, value).min((self.bytes)(base)));
         }
         let written = writes.map(|v| match graph.defining_node(v).map(|n| &graph.nodes[n]) {
             Some(node) => self.in_place_store_bytes(graph, node).unwrap_or_else(|| (self.bytes)(v)),
@@ -113,14 +114,16 @@ where
     }
 
     fn operand_read_bytes(&self, graph: &Graph, node: &Node, k: usize, value: ValueId) -> u64 {
-        let whole = (self.bytes)(value);
+        let all_bytes = (self.bytes)(value);
         use OperandUse::*;
         match node.op.operand_use(k) {
-            Selected => node.outputs.first().map_or(whole, |&result| (self.bytes)(result)),
-            Matrices => self.grouped_matrix_bytes(graph, node).map_or(whole, |most| whole.min(most)),
+            Selected => node.outputs.first().map_or(all_bytes, |&result| (self.bytes)(result)),
+            Matrices => self
+                .grouped_matrix_bytes(graph, node)
+                .map_or(all_bytes, |matrix_bytes| all_bytes.min(matrix_bytes)),
             Updated { is_read } => {
                 let stored = self.in_place_store_bytes(graph, node);
-                stored.map_or(whole, |stored| if is_read { stored } else { 0 })
+                stored.map_or(all_bytes, |stored| if is_read { stored } else { 0 })
             }
             Absent
             | Element
@@ -132,7 +135,7 @@ where
             | ExpertIds { .. }
             | Row
             | Combined
-            | Unknown => whole,
+            | Unknown => all_bytes,
         }
     }
 

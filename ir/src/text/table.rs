@@ -15,11 +15,11 @@
 //! [`CollectiveKind`]: crate::collective::CollectiveKind
 
 pub(super) const fn counts(operands: &str) -> (usize, usize) {
-    let mut rest = operands.as_bytes();
-    let mut named = !rest.is_empty() as usize;
+    let mut remaining = operands.as_bytes();
+    let mut named = !remaining.is_empty() as usize;
     let mut optional = 0;
     let mut repeated = false;
-    while let [first, tail @ ..] = rest {
+    while let [first, tail @ ..] = remaining {
         match *first {
             b',' => named += 1,
             b'?' => optional += 1,
@@ -27,7 +27,7 @@ pub(super) const fn counts(operands: &str) -> (usize, usize) {
             0xe2 => repeated = true,
             _ => {}
         }
-        rest = tail;
+        remaining = tail;
     }
     (named - optional, if repeated { usize::MAX } else { named })
 }

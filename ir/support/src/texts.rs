@@ -6,10 +6,10 @@ pub fn shorten_middle(text: &str, max_bytes: usize) -> String {
     if text.len() <= max_bytes {
         return text.to_string();
     }
-    let kept = max_bytes.saturating_sub(40) / 2;
+    let end_bytes = max_bytes.saturating_sub(40) / 2;
     let is_boundary = |&at: &usize| text.is_char_boundary(at);
-    let head = (0..=kept).rev().find(is_boundary).unwrap_or(0);
-    let tail = (text.len() - kept..text.len()).find(is_boundary).unwrap_or(text.len());
+    let head = (0..=end_bytes).rev().find(is_boundary).unwrap_or(0);
+    let tail = (text.len() - end_bytes..text.len()).find(is_boundary).unwrap_or(text.len());
     format!("{}… ({} more bytes) …{}", &text[..head], tail - head, &text[tail..])
 }
 
