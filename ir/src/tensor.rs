@@ -81,7 +81,7 @@ impl Tensor {
             TensorData::Shared(part) => Some(part),
         }
     }
-    /// Fills `into` with bytes from `at` on. In contrast to [`data`](Self::data), a file that another process
+    /// Fills `into` with bytes from `offset` on. In contrast to [`data`](Self::data), a file that another process
     /// truncated is an error. Fails if there are fewer bytes, or as [`BackingSlice::read`].
     pub fn read(&self, offset: usize, into: &mut [u8]) -> io::Result<()> {
         match &self.data {

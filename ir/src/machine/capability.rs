@@ -264,14 +264,14 @@ impl ProductLimits {
         })
     }
 
-    /// The maximum number of rows with which they are profitable; 0 if they never are. The rows of `of` are
-    /// ignored.
-    pub fn max_profitable_rows(&self, of: &ProductShape, multiprocessors: u32) -> u64 {
+    /// The maximum number of rows with which they are profitable; 0 if they never are. The rows of
+    /// `product` are ignored.
+    pub fn max_profitable_rows(&self, product: &ProductShape, multiprocessors: u32) -> u64 {
         let mut low = 0;
         let mut high = u64::from(self.rows);
         while low < high {
             let rows = low + (high - low).div_ceil(2);
-            if self.is_profitable(&ProductShape { rows, ..*of }, multiprocessors) {
+            if self.is_profitable(&ProductShape { rows, ..*product }, multiprocessors) {
                 low = rows
             } else {
                 high = rows - 1
@@ -282,14 +282,14 @@ impl ProductLimits {
 
     /// As [`is_profitable`](Self::is_profitable), if each multiprocessor has columns with all of K. The library
     /// is faster if there are many rows for the number of columns.
-    pub fn is_profitable_with_full_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
-        let (waves, columns) = self.waves_and_columns(of, multiprocessors);
+    pub fn is_profitable_with_full_k(&self, product: &ProductShape, multiprocessors: u32) -> bool {
+        let (waves, columns) = self.waves_and_columns(product, multiprocessors);
         // The library would compute one product after another.
-        let most_rows = if of.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
-        self.fits(of)
+        let most_rows = if product.count == 1 { columns * 9 / 10 } else { columns * 5 / 4 };
+        self.fits(product)
             && waves <= u64::from(self.waves)
-            && of.rows <= most_rows
-            && self.has_enough_columns_for_k(columns, of.k)
+            && product.rows <= most_rows
+            && self.has_enough_columns_for_k(columns, product.k)
     }
 
     pub fn waves_and_columns(&self, product: &ProductShape, multiprocessors: u32) -> (u64, u64) {
@@ -300,14 +300,14 @@ impl ProductLimits {
     }
 
     /// As [`is_profitable`](Self::is_profitable), by split-K.
-    pub fn is_profitable_with_split_k(&self, of: &ProductShape, multiprocessors: u32) -> bool {
+    pub fn is_profitable_with_split_k(&self, product: &ProductShape, multiprocessors: u32) -> bool {
         let Some(split_k) = self.split_k.filter(|_| multiprocessors > 1) else { return false };
-        let each = of.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
-        let columns = each.saturating_mul(of.count);
-        let most_rows = if of.count == 1 { columns } else { columns * 5 / 4 };
-        let rows = of.rows >= u64::from(split_k.rows) && of.rows <= most_rows;
-        let fits = self.fits(of) && rows && of.k >= u64::from(split_k.k);
-        fits && columns <= u64::from(split_k.columns) && self.has_enough_columns_for_k(columns, of.k)
+        let each = product.columns.div_ceil(u64::from(multiprocessors / 2)).next_multiple_of(8);
+        let columns = each.saturating_mul(product.count);
+        let most_rows = if product.count == 1 { columns } else { columns * 5 / 4 };
+        let rows = product.rows >= u64::from(split_k.rows) && product.rows <= most_rows;
+        let fits = self.fits(product) && rows && product.k >= u64::from(split_k.k);
+        fits && columns <= u64::from(split_k.columns) && self.has_enough_columns_for_k(columns, product.k)
     }
 
     fn fits(&self, of: &ProductShape) -> bool {

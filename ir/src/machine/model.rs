@@ -18,7 +18,7 @@ pub const MAX_GPU_CELL_RANKS: u32 = 8;
 
 /// The share of its time that a collective takes from concurrent compute on a GPU with `multiprocessors`
 /// multiprocessors. Copies and copy engines occupy none of these. A kernel has one block for every 4 KiB that
-/// it moves for a peer (1 KiB by `ll`), up to `most` blocks. If a profile does not state `most`, it is 128 (64
+/// it moves for a peer (1 KiB by `ll`), up to `max_blocks` blocks. If a profile does not state it, it is 128 (64
 /// by `ll`), which is how GPUs run them.
 pub fn occupied_compute_share(
     collective: CollectiveName,
