@@ -34,10 +34,10 @@ pub fn join_broadcasts(facts: &DispatchFacts<'_>, units: &mut [DispatchUnit]) {
 /// The unit of all readers of a node's result.
 fn find_only_reader(facts: &DispatchFacts<'_>, unit_of: &[usize], node: NodeId) -> Option<usize> {
     let &[result] = &facts.node(node).outputs[..] else { return None };
-    let (first, others) = facts.users[result].split_first()?;
-    let to = unit_of[first.index()];
-    let is_alone = !facts.returned[result] && others.iter().all(|n| unit_of[n.index()] == to);
-    (is_alone && to != usize::MAX).then_some(to)
+    let (first, other_readers) = facts.users[result].split_first()?;
+    let unit = unit_of[first.index()];
+    let is_alone = !facts.returned[result] && other_readers.iter().all(|n| unit_of[n.index()] == unit);
+    (is_alone && unit != usize::MAX).then_some(unit)
 }
 
 /// Whether a node can be one that the nodes of a unit broadcast.

@@ -92,8 +92,8 @@ impl<'a> MapMerger<'a> {
 
     /// Whether a collective reads a result of a unit, which then must not wait for anything else.
     fn is_communicated(&self, unit: &DispatchUnit) -> bool {
-        let mut given = unit.nodes.iter().flat_map(|&n| &self.facts.node(n).outputs);
-        given.any(|&v| self.facts.communicated[v])
+        let mut results = unit.nodes.iter().flat_map(|&n| &self.facts.node(n).outputs);
+        results.any(|&v| self.facts.communicated[v])
     }
 
     /// Whether both units wait for the same collectives, or for ones that can run concurrently with a
@@ -114,13 +114,13 @@ impl<'a> MapMerger<'a> {
         // Units before both need neither of them, down to a position that no merged unit spans.
         let front = unit.min(other);
         let first = (0..front).rev().find(|&u| !self.is_spanned[u]).map_or(0, |u| u + 1);
-        let mut seen = BTreeSet::from([unit]);
+        let mut visited = BTreeSet::from([unit]);
         let mut next: Vec<usize> = self.needed_units(unit).filter(|&u| u != other).collect();
         while let Some(u) = next.pop() {
-            if u == other || seen.len() > LOOKED_AT {
+            if u == other || visited.len() > LOOKED_AT {
                 return true;
             }
-            if u >= first && seen.insert(u) {
+            if u >= first && visited.insert(u) {
                 next.extend(self.needed_units(u));
             }
         }

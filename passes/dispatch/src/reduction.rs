@@ -141,11 +141,11 @@ fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
 fn fits_block_row(facts: &DispatchFacts<'_>, fused: &FusedReduction, elements: &Dim, dtype: DType) -> bool {
     let Some(bytes) = elements.as_const().and_then(|n| u64::try_from(n).ok()) else { return false };
     let bytes = bytes * dtype.size() as u64;
-    let most = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
+    let max_row_bytes = facts.capabilities().reduction.map_or(0, |r| u64::from(r.row));
     // Rows begin with a line of LL128, which has 120 bytes of data in 128 bytes. Short rows may need more
     // lines than landing zones have.
     let lines = bytes.div_ceil(120) * 128;
-    (1..=most).contains(&bytes)
+    (1..=max_row_bytes).contains(&bytes)
         && bytes.is_multiple_of(8)
         && (!fused.may_be_ll128() || lines * 15 <= bytes * 17)
 }

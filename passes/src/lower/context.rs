@@ -126,9 +126,12 @@ impl LowerContext {
         operands: &[&TensorType],
         results: &[&TensorType],
     ) -> CollectiveSizes {
-        let whole = kind.sized_type(operands, results).map_or(0, |ty| self.bytes(ty));
+        let total_bytes = kind.sized_type(operands, results).map_or(0, |ty| self.bytes(ty));
         let estimated = kind.estimated_bytes(operands, results);
-        CollectiveSizes { moved: estimated.map_or(whole, |bytes| self.upper_bound(&bytes)), whole }
+        CollectiveSizes {
+            moved: estimated.map_or(total_bytes, |bytes| self.upper_bound(&bytes)),
+            whole: total_bytes,
+        }
     }
 
     /// The time that a collective adds to a run; `None` if this variant may not run it.
@@ -196,7 +199,7 @@ impl LowerContext {
         let n = self.ranks(group);
         let RegionSurroundings { concurrent_us, exit_kept } = surroundings;
         let profile = &self.profile;
-        let kept =
+        let kept_us =
             profile.estimate_added_us_of_collectives(collectives, variant, Some(true), n, concurrent_us)?;
         let mut plain = 0.0;
         for &(kind, bytes) in collectives {
@@ -204,13 +207,13 @@ impl LowerContext {
                 profile.estimate_added_us(kind, CollectiveVariant::Plain, None, bytes, n, concurrent_us)?;
         }
         let droppable =
-            contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept + copy_us <= plain;
+            contract.exit_barrier == ExitBarrierPolicy::Droppable && !exit_kept && kept_us + copy_us <= plain;
         if !droppable {
-            return Some(kept);
+            return Some(kept_us);
         }
         let dropped =
             profile.estimate_added_us_of_collectives(collectives, variant, Some(false), n, concurrent_us);
-        dropped.or(Some(kept))
+        dropped.or(Some(kept_us))
     }
 }
 

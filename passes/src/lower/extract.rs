@@ -161,13 +161,13 @@ pub fn extract_cheapest(
     roots: &[Id],
     uses: &CostModel,
 ) -> Option<(Extraction, Extraction)> {
-    let mut taken = Extraction::new();
+    let mut extraction = Extraction::new();
     for &root in roots {
-        let best = search_best_nodes(graph, uses, &taken);
-        collect_extraction(graph, graph.find(root), &best, &mut taken)?;
+        let best = search_best_nodes(graph, uses, &extraction);
+        collect_extraction(graph, graph.find(root), &best, &mut extraction)?;
     }
-    let all = best_nodes_given(graph, uses, &taken);
-    Some((taken, all))
+    let best_nodes = best_nodes_given(graph, uses, &extraction);
+    Some((extraction, best_nodes))
 }
 
 /// The best node of every class, given the extracted nodes.
@@ -180,11 +180,11 @@ pub fn cheapest_variant(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostM
     let Lang::Collective(name, ..) = node else { return node.clone() };
     let canonical = canonical_node(graph, node);
     let mut nodes: Vec<Lang> = Vec::new();
-    for other in &graph[class].nodes {
-        let other = canonical_node(graph, other);
-        let is_variant = matches!(&other, Lang::Collective(kind, Some(_), _) if kind == name);
-        if is_variant && other.children() == canonical.children() {
-            nodes.push(other);
+    for variant in &graph[class].nodes {
+        let variant = canonical_node(graph, variant);
+        let is_variant = matches!(&variant, Lang::Collective(kind, Some(_), _) if kind == name);
+        if is_variant && variant.children() == canonical.children() {
+            nodes.push(variant);
         }
     }
     nodes.sort_by_key(|n| (!is_plain(n), n.clone()));

@@ -187,8 +187,8 @@ impl RowSumChooser<'_> {
     /// Whether the ranks of each cell are proven to have the same bits of a value. Arguments may differ between ranks.
     fn is_equal_on_ranks(&self, value: ValueId, group: GroupId) -> bool {
         self.graph.cells(group).is_some_and(|cells| {
-            let known = self.replication.get_or_init(|| Replication::of_graph(self.graph));
-            known[value].is_uniform_within_cells(&cells)
+            let replications = self.replication.get_or_init(|| Replication::of_graph(self.graph));
+            replications[value].is_uniform_within_cells(&cells)
         })
     }
 
@@ -308,8 +308,8 @@ fn replace(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> Option<Graph> 
 /// The pieces of the rows of all ranks that only the chosen nodes read.
 fn unused_pieces(graph: &Graph, chosen: &BTreeMap<NodeId, SumsForm>) -> BTreeSet<NodeId> {
     let mut unused = BTreeSet::new();
-    let known = chosen.iter().filter(|(_, form)| matches!(form.rows, OfAllRanks::Known(_)));
-    for (&n, _) in known {
+    let known_rows = chosen.iter().filter(|(_, form)| matches!(form.rows, OfAllRanks::Known(_)));
+    for (&n, _) in known_rows {
         let rows = graph.nodes[n].inputs.get(1).and_then(|&rows| graph.defining_node(rows));
         unused.extend(rows.filter(|&rows| matches!(graph.nodes[rows].op, Op::Shard { .. })));
     }

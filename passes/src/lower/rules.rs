@@ -281,8 +281,8 @@ fn compile_rule(
     when: RuleCondition,
 ) -> Result<Rewrite<Lang, RegionAnalysis>, String> {
     let from: Pattern<Lang> = from.parse().map_err(|e| format!("rule {name}: {e}"))?;
-    let to: Pattern<Lang> = to.parse().map_err(|e| format!("rule {name}: {e}"))?;
-    let applier = CheckedApplier { to: to.ast, when };
+    let target: Pattern<Lang> = to.parse().map_err(|e| format!("rule {name}: {e}"))?;
+    let applier = CheckedApplier { to: target.ast, when };
     Rewrite::new(name, from, applier).map_err(|e| format!("rule {name}: {e}"))
 }
 
@@ -393,9 +393,9 @@ fn groups_are_a_mesh(graph: &mut LangEGraph, subst: &mut Subst) -> Option<()> {
     if !adds || bound_type(graph, subst, "?x")?.dtype == DType::F16 {
         return None;
     }
-    let both = *graph.analysis.context.merged_groups.get(&(*inner, *outer))?;
-    let both = graph.add(Lang::Attr(LangAttribute::Group(both)));
-    subst.insert("?both".parse().ok()?, both);
+    let merged = *graph.analysis.context.merged_groups.get(&(*inner, *outer))?;
+    let merged = graph.add(Lang::Attr(LangAttribute::Group(merged)));
+    subst.insert("?both".parse().ok()?, merged);
     Some(())
 }
 
