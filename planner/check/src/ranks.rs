@@ -219,12 +219,12 @@ impl RankClasses {
     }
 
     fn representative(&mut self, rank: usize) -> usize {
-        let mut at = rank;
-        while self.parent[at] != at {
-            self.parent[at] = self.parent[self.parent[at]];
-            at = self.parent[at];
+        let mut root = rank;
+        while self.parent[root] != root {
+            self.parent[root] = self.parent[self.parent[root]];
+            root = self.parent[root];
         }
-        at
+        root
     }
 
     fn join(&mut self, a: usize, b: usize) {

@@ -209,8 +209,8 @@ fn join_ranks(
     values: &EntityMap<ValueId, Vec<ValueInfluence>>,
     ranks: u32,
 ) -> Vec<ValueInfluence> {
-    let all = node.inputs.iter().flat_map(|&v| &values[v]).map(|influence| (influence, false));
-    vec![ValueInfluence::join(all); ranks as usize]
+    let influences = node.inputs.iter().flat_map(|&v| &values[v]).map(|influence| (influence, false));
+    vec![ValueInfluence::join(influences); ranks as usize]
 }
 
 /// Whether a change of all elements of an operand changes a result, apart from chance.

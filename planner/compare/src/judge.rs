@@ -368,11 +368,12 @@ fn find_other_zero(found: &Tensor, expected: &Tensor) -> Option<String> {
     if !expected.dtype().is_float() {
         return None;
     }
-    let other = (0..expected.numel()).find(|&i| {
+    let differing = (0..expected.numel()).find(|&i| {
         let (x, y) = (found.get_f64(i), expected.get_f64(i));
         x == 0.0 && y == 0.0 && x.is_sign_negative() != y.is_sign_negative()
     });
-    other.map(|i| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i)))
+    differing
+        .map(|i| format!("element {i} is {}, expected {}", found.element_text(i), expected.element_text(i)))
 }
 
 fn has_float_leaves(sides: &[ConcreteRegion; 2]) -> bool {
@@ -405,15 +406,15 @@ fn choose_draws(sides: &[ConcreteRegion; 2], effort: DrawEffort, same_bits: bool
         return out;
     }
     let wide = wide_draws(graph);
-    let few = if same_bits { wide.div_ceil(2) } else { wide.div_ceil(4) };
+    let special_count = if same_bits { wide.div_ceil(2) } else { wide.div_ceil(4) };
     if floats {
         out.push(Draw::new(DrawKind::Small, 2));
     }
     out.push(Draw::new(DrawKind::Moderate, 3));
     out.extend((0..wide).map(|k| Draw::new(DrawKind::Wide, 100 + k)));
-    out.extend((0..few).map(|k| Draw::new(DrawKind::Special, 200 + k)));
+    out.extend((0..special_count).map(|k| Draw::new(DrawKind::Special, 200 + k)));
     if integers {
-        out.extend((0..few.max(2)).map(|k| Draw::new(DrawKind::Edges, 300 + k)));
+        out.extend((0..special_count.max(2)).map(|k| Draw::new(DrawKind::Edges, 300 + k)));
     }
     out
 }

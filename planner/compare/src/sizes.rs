@@ -146,8 +146,8 @@ impl SizeConditions {
                 out.push(sizes.collect());
             }
         }
-        let mut seen = BTreeSet::new();
-        out.retain(|sizes| seen.insert(sizes.clone()) && is_valid(sizes));
+        let mut distinct = BTreeSet::new();
+        out.retain(|sizes| distinct.insert(sizes.clone()) && is_valid(sizes));
         let cut = out.len().saturating_sub(MAX_COMPARED_SIZES);
         out.truncate(MAX_COMPARED_SIZES);
         ChosenSizes {
@@ -289,10 +289,10 @@ fn find_sign_change(f: &mut dyn FnMut(i64) -> Option<i64>, [low, high]: [i64; 2]
         return None;
     }
     let mut from = low;
-    let mut to = high;
-    while to - from > 1 {
-        let middle = from + (to - from) / 2;
-        if side(middle)? == first { from = middle } else { to = middle }
+    let mut end = high;
+    while end - from > 1 {
+        let middle = from + (end - from) / 2;
+        if side(middle)? == first { from = middle } else { end = middle }
     }
-    Some(to)
+    Some(end)
 }

@@ -25,11 +25,11 @@ impl<'a> LiveMemory<'a> {
     /// The state before the first step.
     pub fn new(tasks: &'a TaskGraph) -> Self {
         let classes = tasks.classes.len();
-        let left = (0..classes).map(|c| tasks.users.row(c).len() as u32).collect();
+        let remaining_users = (0..classes).map(|c| tasks.users.row(c).len() as u32).collect();
         LiveMemory {
             tasks,
             live: [0; 2],
-            remaining_users: left,
+            remaining_users,
             begun: vec![false; classes],
             gone: vec![false; classes],
         }

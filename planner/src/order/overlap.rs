@@ -48,29 +48,30 @@ pub fn overlap(tasks: &TaskGraph, order: &[u32], prefetches: &Prefetches, budget
 /// [`crate::liveness::Liveness::joined`]). A collective waits for all computation before it, because it may be
 /// given the bytes of that computation.
 pub fn simulate_order(tasks: &TaskGraph, order: &[u32], joined: &[u32]) -> Timeline {
-    let mut place = vec![0usize; tasks.len()];
-    order.iter().enumerate().for_each(|(at, &s)| place[s as usize] = at);
+    let mut position_of = vec![0usize; tasks.len()];
+    order.iter().enumerate().for_each(|(position, &s)| position_of[s as usize] = position);
     // For each position the last collective that is joined by then.
     let mut due = vec![None; tasks.len() + 1];
-    for (at, &s) in order.iter().enumerate() {
+    for (position, &s) in order.iter().enumerate() {
         if tasks.timed[s as usize].communicates {
-            let due = &mut due[joined[at] as usize];
-            *due = (*due).max(Some(at));
+            let due = &mut due[joined[position] as usize];
+            *due = (*due).max(Some(position));
         }
     }
     // A join in front of a collective also holds for the computation after it.
-    for at in 1..due.len() {
-        due[at] = due[at].max(due[at - 1]);
+    for position in 1..due.len() {
+        due[position] = due[position].max(due[position - 1]);
     }
     let steps: Vec<_> = order.iter().map(|&s| tasks.timed[s as usize]).collect();
     // For each position the last computation before it.
     let mut computed = vec![None; steps.len()];
-    for at in 1..steps.len() {
-        computed[at] = if steps[at - 1].communicates { computed[at - 1] } else { Some(at - 1) };
+    for position in 1..steps.len() {
+        computed[position] =
+            if steps[position - 1].communicates { computed[position - 1] } else { Some(position - 1) };
     }
-    simulate_timeline(&steps, tasks.crossing, |at, wait| {
-        tasks.before.row(order[at] as usize).iter().for_each(|&b| wait(place[b as usize]));
-        let reused = if steps[at].communicates { computed[at] } else { due[at] };
+    simulate_timeline(&steps, tasks.crossing, |position, wait| {
+        tasks.before.row(order[position] as usize).iter().for_each(|&b| wait(position_of[b as usize]));
+        let reused = if steps[position].communicates { computed[position] } else { due[position] };
         reused.into_iter().for_each(wait);
     })
 }
@@ -168,24 +169,24 @@ impl Prefetches {
 /// There must be no other collective among them, and they must not take longer than the collective or than
 /// [`MAX_MOVED_NS`].
 fn prefetch_inputs(tasks: &TaskGraph, collective: usize) -> Option<Vec<u32>> {
-    let mut found = BTreeSet::new();
+    let mut inputs = BTreeSet::new();
     let mut open = vec![collective];
     let mut time = 0u64;
     while let Some(s) = open.pop() {
         for &b in tasks.before.row(s) {
-            if !found.insert(b) {
+            if !inputs.insert(b) {
                 continue;
             }
             time = time.saturating_add(tasks.timed[b as usize].time);
             let little =
-                found.len() <= MAX_MOVED_STEPS && time <= tasks.timed[collective].time.max(MAX_MOVED_NS);
+                inputs.len() <= MAX_MOVED_STEPS && time <= tasks.timed[collective].time.max(MAX_MOVED_NS);
             if tasks.lane[b as usize] == Lane::Comm || !little {
                 return None;
             }
             open.push(b as usize);
         }
     }
-    Some(found.into_iter().collect())
+    Some(inputs.into_iter().collect())
 }
 
 /// A running step with its start and end. For a collective it also has the position in the order.
@@ -342,8 +343,8 @@ impl<'a> OverlapScheduler<'a> {
     /// the order, and that computation has not taken over the memory of earlier collectives at this position.
     fn fits(&self, s: usize) -> bool {
         let added = self.memory.added_bytes(s);
-        let held = if self.tasks.lane[s] == Lane::Comm { self.held } else { 0 };
-        let live = total_bytes(self.memory.live).saturating_add(held);
+        let held_bytes = if self.tasks.lane[s] == Lane::Comm { self.held } else { 0 };
+        let live = total_bytes(self.memory.live).saturating_add(held_bytes);
         added == [0; 2] || live.saturating_add(total_bytes(added)) <= self.budget
     }
 
@@ -353,19 +354,19 @@ impl<'a> OverlapScheduler<'a> {
             return;
         }
         let progress = self.progress();
-        let found = [1, READY_PREFETCH].into_iter().filter_map(|kind| {
+        let candidates = [1, READY_PREFETCH].into_iter().filter_map(|kind| {
             self.first_ready(kind)
                 .filter(|&s| self.prefetches.earliest[s].is_none_or(|e| e <= progress))
                 .find(|&s| self.fits(s))
         });
         // A prefetch that has to start before this collective ends goes first.
         let next = self.pending.first().map_or(u64::MAX, |&(turn, _)| turn);
-        let found = found.min_by_key(|&s| self.start_priority(s)).or_else(|| {
+        let chosen = candidates.min_by_key(|&s| self.start_priority(s)).or_else(|| {
             self.first_ready(READY_UNUSED)
                 .filter(|&s| progress.saturating_add(concurrent_time(self.tasks, s)) <= next)
                 .find(|&s| self.fits(s))
         });
-        if let Some(s) = found {
+        if let Some(s) = chosen {
             self.start_step(s);
         }
     }
@@ -377,15 +378,15 @@ impl<'a> OverlapScheduler<'a> {
             return;
         }
         self.take_over(None);
-        let mut found = self.first_due(|this, s| this.fits(s));
-        if found.is_none() && self.communicating.is_none() {
+        let mut chosen = self.first_due(|this, s| this.fits(s));
+        if chosen.is_none() && self.communicating.is_none() {
             // Nothing is in flight, so the memory of all ended collectives can be taken over.
             while !self.ended.is_empty() {
                 self.take_over_first();
             }
-            found = self.first_due(|this, s| this.fits(s)).or_else(|| self.first_due(|_, _| true));
+            chosen = self.first_due(|this, s| this.fits(s)).or_else(|| self.first_due(|_, _| true));
         }
-        if let Some(s) = found {
+        if let Some(s) = chosen {
             self.start_step(s);
         }
     }
@@ -393,12 +394,12 @@ impl<'a> OverlapScheduler<'a> {
     /// The first ready computation whose turn has come and for which `is_fine` holds.
     fn first_due(&self, is_fine: impl Fn(&Self, usize) -> bool) -> Option<usize> {
         let turn = self.frontier_turn();
-        let found = [0, 2].into_iter().filter_map(|kind| {
+        let candidates = [0, 2].into_iter().filter_map(|kind| {
             self.first_ready(kind)
                 .filter(|&s| !self.prefetches.moved[s] || self.prefetches.turn[s] <= turn)
                 .find(|&s| is_fine(self, s))
         });
-        found.min_by_key(|&s| self.start_priority(s))
+        candidates.min_by_key(|&s| self.start_priority(s))
     }
 
     /// Starts the first ready step although it may exceed the budget. Returns false if there is none.
@@ -475,11 +476,11 @@ impl<'a> OverlapScheduler<'a> {
             self.unblock_users(c.step);
         }
         if let Some(c) = self.computing.take_if(|r| r.end <= self.now) {
-            let place = self.out.order.len();
+            let position = self.out.order.len();
             self.out.order.push(c.step as u32);
-            self.out.joined[place] = place as u32 + 1;
+            self.out.joined[position] = position as u32 + 1;
             for c in self.joining.drain(..) {
-                self.out.joined[c] = place as u32;
+                self.out.joined[c] = position as u32;
             }
             self.held = 0;
             self.memory.end_step(c.step);
