@@ -201,9 +201,9 @@ impl RankBench<'_> {
                 // A value that is not a number is not close.
                 let close = (normed[i] - expected).abs() <= RELATIVE_TOLERANCE * expected.abs();
                 if added[i] != x || !close {
-                    let found = (added[i], normed[i]);
+                    let actual = (added[i], normed[i]);
                     return Ok(Some(format!(
-                        "row {row}, element {j}: expected {x}, {expected}, found {found:?}"
+                        "row {row}, element {j}: expected {x}, {expected}, found {actual:?}"
                     )));
                 }
             }

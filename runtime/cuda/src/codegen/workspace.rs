@@ -13,13 +13,13 @@ pub(crate) fn bytes_of_steps<'b>(
     steps: impl Iterator<Item = &'b ExecutableStep>,
     machine: &KernelTarget,
 ) -> usize {
-    let mut most = 0;
+    let mut max_bytes = 0;
     for work in steps.flat_map(|step| step.work.node_work()) {
         if let StepWork::Kernel { op, operands, results } = work {
-            most = most.max(compute::workspace(op, operands, results, machine));
+            max_bytes = max_bytes.max(compute::workspace(op, operands, results, machine));
         }
     }
-    most
+    max_bytes
 }
 
 /// An upper bound for the workspace bytes of a program at these sizes, independent of the available

@@ -114,11 +114,11 @@ impl Drop for CudnnDescriptor {
 
 impl CudnnDescriptor {
     pub fn new(cudnn: &'static CudnnLibrary, kind: DescriptorKind) -> Result<CudnnDescriptor> {
-        let mut at = ptr::null_mut();
+        let mut handle = ptr::null_mut();
         // SAFETY: the library writes a descriptor there.
-        let made = unsafe { (cudnn.functions.make)(kind as i32, &mut at) };
-        cudnn.check(&format!("making {kind:?}"), made)?;
-        Ok(CudnnDescriptor { cudnn, kind, at })
+        let status = unsafe { (cudnn.functions.make)(kind as i32, &mut handle) };
+        cudnn.check(&format!("making {kind:?}"), status)?;
+        Ok(CudnnDescriptor { cudnn, kind, at: handle })
     }
 
     pub fn with(self, attribute: DescriptorAttribute, value: AttributeValue<'_>) -> Result<CudnnDescriptor> {
@@ -177,14 +177,14 @@ impl CudnnDescriptor {
         let got = unsafe { get(self.at, attribute, DESCRIPTOR, 0, &mut count, ptr::null_mut()) };
         self.cudnn.check(&call, got)?;
         let room = (0..count).map(|_| CudnnDescriptor::new(self.cudnn, kind));
-        let mut all = room.collect::<Result<Vec<_>, _>>()?;
-        let mut handles: Vec<Handle> = all.iter().map(|d| d.at).collect();
+        let mut descriptors = room.collect::<Result<Vec<_>, _>>()?;
+        let mut handles: Vec<Handle> = descriptors.iter().map(|d| d.at).collect();
         let mut filled = 0i64;
         // SAFETY: as above; the library fills the listed descriptors.
         let got =
             unsafe { get(self.at, attribute, DESCRIPTOR, count, &mut filled, handles.as_mut_ptr().cast()) };
         self.cudnn.check(&call, got)?;
-        all.truncate(usize::try_from(filled).unwrap_or(0));
-        Ok(all)
+        descriptors.truncate(usize::try_from(filled).unwrap_or(0));
+        Ok(descriptors)
     }
 }

@@ -76,11 +76,11 @@ impl FileCache {
         let mut options = fs::OpenOptions::new();
         let mut file = options.write(true).create_new(true).mode(0o600).open(&draft)?;
         let written = file.write_all(&hash(name, data)).and_then(|()| file.write_all(data));
-        let kept = written.and_then(|()| fs::rename(&draft, folder.join(name)));
-        if kept.is_err() {
+        let renamed = written.and_then(|()| fs::rename(&draft, folder.join(name)));
+        if renamed.is_err() {
             let _ = fs::remove_file(&draft);
         }
-        kept
+        renamed
     }
 }
 

@@ -181,9 +181,9 @@ fn file_of_symbol(symbol: *const c_void) -> Option<PathBuf> {
     // SAFETY: an all-zero description is valid.
     let mut about: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: the loader looks up any address among the loaded files, and writes a description of it.
-    let known = unsafe { libc::dladdr(symbol, &mut about) } != 0 && !about.dli_fname.is_null();
+    let has_name = unsafe { libc::dladdr(symbol, &mut about) } != 0 && !about.dli_fname.is_null();
     // SAFETY: the name belongs to the loader and is valid while the library is loaded.
-    let name = known.then(|| unsafe { CStr::from_ptr(about.dli_fname) })?;
+    let name = has_name.then(|| unsafe { CStr::from_ptr(about.dli_fname) })?;
     Some(PathBuf::from(OsStr::from_bytes(name.to_bytes())))
 }
 

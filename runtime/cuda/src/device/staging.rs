@@ -110,15 +110,15 @@ impl Drop for StagingBuffers<'_> {
 /// file.
 fn copy_parallel(to: &mut [u8], from: InputData<'_>, start_at: usize) -> Result<(), RunError> {
     let share = to.len().div_ceil(THREADS).max(MIN_BYTES_PER_THREAD);
-    let parts: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
-    let helpers = parts.len().saturating_sub(1);
-    let parts = Mutex::new(parts);
+    let chunks: Vec<_> = (start_at..).step_by(share).zip(to.chunks_mut(share)).collect();
+    let helpers = chunks.len().saturating_sub(1);
+    let chunks = Mutex::new(chunks);
     let result = Mutex::new(Ok(()));
     let copy_parts = || loop {
         // The lock is released before the part is read.
-        let next = parts.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let Some((offset, part)) = next else { break };
-        if let Err(error) = from.read(offset, part) {
+        let next = chunks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let Some((offset, chunk)) = next else { break };
+        if let Err(error) = from.read(offset, chunk) {
             *result.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
         }
     };

@@ -107,12 +107,12 @@ impl PortUses {
         let mut uses = vec![PortUse::default(); ports];
         for (step, loaded) in steps.iter().enumerate() {
             for (number, work) in loaded.work.iter().enumerate() {
-                let place = WorkId { step, index: number };
+                let id = WorkId { step, index: number };
                 for port in work.ports() {
                     let Some(port) = uses.get_mut(port) else { continue };
                     port.by_library |= matches!(work, LoadedWork::Nccl(_));
-                    if port.places.last() != Some(&place) {
-                        port.places.push(place);
+                    if port.places.last() != Some(&id) {
+                        port.places.push(id);
                     }
                 }
             }
@@ -122,8 +122,8 @@ impl PortUses {
 
     /// The pieces of work that hold pointers to a port; `None` if a recording cannot change its base.
     pub fn work_ids(&self, port: usize) -> Option<&[WorkId]> {
-        let found = self.0.get(port)?;
-        (!found.by_library).then_some(&found.places)
+        let uses = self.0.get(port)?;
+        (!uses.by_library).then_some(&uses.places)
     }
 
     pub fn port_count(&self) -> usize {

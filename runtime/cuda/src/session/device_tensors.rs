@@ -146,22 +146,22 @@ fn forget_if_unused(identity: TensorIdentity, holders: usize) {
 /// Returns a tensor's copy on a GPU whose context is current; copies it first if necessary.
 pub(super) fn share_tensor(device: &Arc<Device>, tensor: &Arc<Tensor>) -> Result<SharedTensor, RunError> {
     let identity = (device.ordinal(), Arc::as_ptr(tensor).addr());
-    let place = lock_shared_tensors()
+    let entry = lock_shared_tensors()
         .entry(identity)
         .or_insert_with(|| {
             Arc::new(SharedTensorEntry { _tensor: Arc::downgrade(tensor), copy: Mutex::default() })
         })
         .clone();
-    let mut there = place.copy.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = there.upgrade().map_or_else(|| copy_to_gpu(device, identity, tensor).map(Arc::new), Ok);
-    if let Ok(copy) = &found {
+    let mut there = entry.copy.lock().unwrap_or_else(PoisonError::into_inner);
+    let shared = there.upgrade().map_or_else(|| copy_to_gpu(device, identity, tensor).map(Arc::new), Ok);
+    if let Ok(copy) = &shared {
         *there = Arc::downgrade(copy);
     }
     drop(there);
-    if found.is_err() {
+    if shared.is_err() {
         forget_if_unused(identity, 2);
     }
-    let copy = found?;
+    let copy = shared?;
     Ok(SharedTensor { range: DeviceMemory::range(&copy.memory), owner: copy })
 }
 

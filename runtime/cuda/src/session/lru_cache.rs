@@ -17,8 +17,8 @@ impl<K: PartialEq, V> LruCache<K, V> {
 
     /// The value of a key, which becomes the most recently used.
     pub fn get(&mut self, key: &K) -> Option<&V> {
-        let at = self.entries.iter().rposition(|(known, _)| known == key)?;
-        self.entries[at..].rotate_left(1);
+        let position = self.entries.iter().rposition(|(k, _)| k == key)?;
+        self.entries[position..].rotate_left(1);
         self.entries.last().map(|(_, value)| value)
     }
 
@@ -43,8 +43,8 @@ impl<K: PartialEq, V> LruCache<K, V> {
     }
 
     pub fn remove(&mut self, key: &K) -> Option<V> {
-        let at = self.entries.iter().position(|(known, _)| known == key)?;
-        Some(self.entries.remove(at).1)
+        let position = self.entries.iter().position(|(k, _)| k == key)?;
+        Some(self.entries.remove(position).1)
     }
 
     pub fn remove_at(&mut self, at: usize) -> Option<(K, V)> {

@@ -40,8 +40,8 @@ impl RunProgress {
             *self = RunProgress { word, changed: now, last: now };
             return Some((word as usize).checked_sub(1).map_or(ProgressUpdate::Alive, ProgressUpdate::Step));
         }
-        let others = limit.saturating_mul(runs.saturating_sub(1));
-        if now - self.changed >= others || now - self.last < limit / 4 {
+        let pending_limit = limit.saturating_mul(runs.saturating_sub(1));
+        if now - self.changed >= pending_limit || now - self.last < limit / 4 {
             return None;
         }
         self.last = now;

@@ -49,26 +49,28 @@ impl RecordingCache {
         memory: &[Arc<DeviceBuffer>],
         scratch: &Stream,
     ) -> Option<Arc<Recording>> {
-        if let Some(known) = self.recordings.get(key) {
-            return Some(known.clone());
+        if let Some(existing) = self.recordings.get(key) {
+            return Some(existing.clone());
         }
-        let found = self.find_for_enqueue(key, memory, |recording| {
+        let reusable = self.find_for_enqueue(key, memory, |recording| {
             recording.executable.program.pieces() + recording.copy_count() <= MAX_DIRECT_PIECES
         });
-        if let Some(found) = found {
-            return Some(Arc::new(found));
+        if let Some(reusable) = reusable {
+            return Some(Arc::new(reusable));
         }
         if self.unretargetable_sizes.contains(&key.sizes) {
             return None;
         }
-        let place = choose_retarget(
+        let position = choose_retarget(
             &self.recordings,
             &self.abandoned_keys,
             key,
-            |known, recording| if known.sizes == key.sizes { recording.retarget_cost(key) } else { None },
+            |candidate, recording| {
+                if candidate.sizes == key.sizes { recording.retarget_cost(key) } else { None }
+            },
             |recording| recording.executable.program.pieces(),
         )?;
-        let (old, near) = self.recordings.remove_at(place)?;
+        let (old, near) = self.recordings.remove_at(position)?;
         let moved = near.retarget(key, memory, scratch).map(Arc::new);
         match &moved {
             Some(moved) => {

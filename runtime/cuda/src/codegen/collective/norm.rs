@@ -81,8 +81,8 @@ pub fn lower_norm(
     let (CollectiveVariant::Ll, Kind::AllReduce(op)) = (call.variant, &call.kind) else { return Ok(None) };
     let row = norm.hidden * call.dtype.size();
     let optional = [norm.weight, norm.reduced, norm.normed].into_iter().flatten();
-    let all = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
-    let vector = all_multiples_of(all, 8);
+    let addresses = [norm.operand, norm.residual, norm.added].into_iter().chain(optional);
+    let vector = all_multiples_of(addresses, 8);
     let fits = matches!(call.dtype, DType::F32 | DType::F16 | DType::BF16)
         && call.cell.len() > 1
         && call.elements > 0

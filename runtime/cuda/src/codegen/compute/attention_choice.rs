@@ -68,49 +68,49 @@ fn prepare_chosen(
 /// attentions that kernels compute. Without earlier choices, all ranks call this with attentions of the same
 /// shapes.
 pub(crate) fn choose_attentions(
-    settled: Option<&AttentionChoices>,
+    choices: Option<&AttentionChoices>,
     search: Option<&GemmSearch<'_>>,
     device: &Arc<Device>,
     machine: &KernelTarget,
-    all: &[&AttentionCandidates],
+    candidates: &[&AttentionCandidates],
     launch: Launch<'_>,
 ) -> Result<(Vec<Option<PreparedAttention>>, AttentionChoices)> {
-    if let Some(settled) = settled.filter(|settled| settled.chosen.len() == all.len()) {
-        return prepare_chosen(settled, machine, all);
+    if let Some(choices) = choices.filter(|choices| choices.chosen.len() == candidates.len()) {
+        return prepare_chosen(choices, machine, candidates);
     }
-    let Some(search) = search else { return Ok(kernels_only(all)) };
-    if !do_all_ranks_measure(search.exchange, search.products, all.len())? {
-        return Ok(kernels_only(all));
+    let Some(search) = search else { return Ok(kernels_only(candidates)) };
+    if !do_all_ranks_measure(search.exchange, search.products, candidates.len())? {
+        return Ok(kernels_only(candidates));
     }
     // A rank without the library prepares nothing below, which informs the others.
     let planner = AttentionPlanner::new(device).ok().map(Arc::new);
     let prepare = |x: &AttentionCandidates| match &planner {
         // The trial run below writes the result.
-        Some(planner) if x.attention.results().into_iter().all(|at| search.may_write(at)) => {
+        Some(planner) if x.attention.results().into_iter().all(|address| search.may_write(address)) => {
             planner.prepare(&x.attention, machine.workspace, x.library_workspace_bytes)
         }
         _ => Ok(None),
     };
-    let chosen = choose_on_rank_0(search.exchange, all, |similar| {
+    let chosen = choose_on_rank_0(search.exchange, candidates, |similar| {
         let Some(planner) = &planner else { return Ok(false) };
         let until = Instant::now() + SEARCH_TIMEOUT.min(search.limit / 4);
         let [major, minor] = cuda_version()?;
         let shape = format!("{}, {} multiprocessors", similar[0].key(), machine.multiprocessors);
         let versions = format!("{major}.{minor} {}", planner.version());
         let name = entry_name(&["attention 5", search.device.name(), &versions, &shape], "algorithm");
-        if let Some([kept @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
-            return Ok(*kept == 1);
+        if let Some([cached @ (0 | 1)]) = FileCache::for_user().read(&name).as_deref() {
+            return Ok(*cached == 1);
         }
-        let found = measure(search, similar, &prepare, launch)?;
+        let uses_library = measure(search, similar, &prepare, launch)?;
         // A measurement that took too long may have been disturbed.
         if Instant::now() <= until {
-            FileCache::for_user().write(&name, &[u8::from(found)]);
+            FileCache::for_user().write(&name, &[u8::from(uses_library)]);
         }
-        Ok(found)
+        Ok(uses_library)
     })?;
     let mut warm = IndexSet::new();
-    let mut ready = Vec::with_capacity(all.len());
-    for (x, chosen) in all.iter().zip(chosen) {
+    let mut ready = Vec::with_capacity(candidates.len());
+    for (x, chosen) in candidates.iter().zip(chosen) {
         let prepared = if chosen { prepare(x).ok().flatten() } else { None };
         ready.push(prepared.filter(|p| !warm.insert(x.key()) || run_once(p, search).is_ok()));
     }
@@ -155,12 +155,12 @@ fn keep_if_prepared_everywhere<T>(
     prepared: Vec<Option<T>>,
 ) -> Result<Vec<Option<T>>> {
     let mine: Vec<u8> = prepared.iter().map(|p| u8::from(p.is_some())).collect();
-    let all = exchange.all_gather(&mine)?;
-    let kept = prepared
+    let flags_by_rank = exchange.all_gather(&mine)?;
+    let on_all_ranks = prepared
         .into_iter()
         .enumerate()
-        .map(|(i, p)| p.filter(|_| all.iter().all(|rank| rank.get(i) == Some(&1))));
-    Ok(kept.collect())
+        .map(|(i, p)| p.filter(|_| flags_by_rank.iter().all(|rank| rank.get(i) == Some(&1))));
+    Ok(on_all_ranks.collect())
 }
 
 /// The operands that are filled before attentions are timed, if they may be written. Inputs keep their data.

@@ -112,9 +112,9 @@ pub(super) fn band(
 ) -> Option<(VisibleBand, usize)> {
     let mut band = VisibleBand::default();
     let mut keys = i64::try_from(keys).ok()?;
-    let last = i64::try_from(queries).ok()?.checked_sub(1)?;
+    let last_row = i64::try_from(queries).ok()?.checked_sub(1)?;
     for &(bound, add) in bounds.iter().filter(|b| !b.0.operand) {
-        match (bound.side, bound.row && last > 0) {
+        match (bound.side, bound.row && last_row > 0) {
             (_, true) if bound.chunk.is_some() => return None,
             (BoundSide::Below, true) => band.below = Some(band.below.map_or(add, |b| b.min(add))),
             (BoundSide::From, true) => band.from = Some(band.from.map_or(add, |f| f.max(add))),
@@ -125,7 +125,7 @@ pub(super) fn band(
     }
     // A limit that hides nothing is dropped.
     band.below = band.below.filter(|&below| below < keys);
-    band.from = band.from.filter(|&from| from.saturating_add(last) > 0);
+    band.from = band.from.filter(|&from| from.saturating_add(last_row) > 0);
     (keys > 0).then_some((band, usize::try_from(keys).ok()?)).filter(|_| bounds.iter().all(|b| !b.0.operand))
 }
 

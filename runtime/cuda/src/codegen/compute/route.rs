@@ -66,11 +66,11 @@ impl RouteSizes {
         };
         let sections = sizes.sections;
         let expected = [sizes.slots / ranks, sizes.slots, sizes.capacity, sections, sections];
-        let found: Vec<usize> = results.iter().map(|r| r.shape.iter().product()).collect();
+        let counts: Vec<usize> = results.iter().map(|r| r.shape.iter().product()).collect();
         let are_ints =
             matches!(ids.dtype, DType::I32 | DType::I64) && results.iter().all(|r| r.dtype == DType::I64);
-        if found[..] != expected || !are_ints {
-            return Err(mismatch_error("the results of route", expected, found));
+        if counts[..] != expected || !are_ints {
+            return Err(mismatch_error("the results of route", expected, counts));
         }
         let largest = sizes.slots.max(sizes.capacity);
         if largest > i32::MAX as usize {

@@ -101,9 +101,9 @@ impl<M> ModuleCache<M> {
     pub fn find(&mut self, key: &CodeKey) -> Option<Arc<LoadedCode<M>>> {
         self.entries.retain(|code| code.key.gpu != key.gpu || code.key.context == key.context);
         let position = self.entries.iter().position(|code| code.key == *key)?;
-        let found = self.entries.remove(position);
-        self.entries.push(found.clone());
-        Some(found)
+        let entry = self.entries.remove(position);
+        self.entries.push(entry.clone());
+        Some(entry)
     }
 
     pub fn insert(&mut self, code: LoadedCode<M>) -> Arc<LoadedCode<M>> {
