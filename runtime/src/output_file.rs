@@ -33,12 +33,12 @@ impl Destination {
     /// Finds the kind of entry at a path. Fails if the path cannot be searched, for example because one of its folders
     /// is a file.
     pub fn detect(path: &Path) -> io::Result<Destination> {
-        let found = match fs::symlink_metadata(path) {
-            Ok(found) => found.file_type(),
+        let kind = match fs::symlink_metadata(path) {
+            Ok(metadata) => metadata.file_type(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Destination::File),
             Err(error) => return Err(error),
         };
-        Ok(match found {
+        Ok(match kind {
             kind if kind.is_dir() => Destination::Folder,
             kind if kind.is_symlink() && !is_system_link(path) => Destination::File,
             kind if kind.is_symlink() || is_stream(kind) => Destination::Stream,
@@ -125,9 +125,9 @@ fn sync_to_disk(file: &File) -> io::Result<()> {
 /// The permissions of the regular file at `path`, if it belongs to this user: a file of another user must not
 /// decide who may write the new one.
 fn replaced_mode(path: &Path) -> Option<u32> {
-    let found = fs::symlink_metadata(path).ok()?;
-    let belongs_to_user = found.is_file() && found.uid() == geteuid().as_raw();
-    belongs_to_user.then(|| found.permissions().mode() & 0o777)
+    let metadata = fs::symlink_metadata(path).ok()?;
+    let belongs_to_user = metadata.is_file() && metadata.uid() == geteuid().as_raw();
+    belongs_to_user.then(|| metadata.permissions().mode() & 0o777)
 }
 
 fn reject_folder(path: &Path) -> io::Result<()> {

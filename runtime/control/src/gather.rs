@@ -141,8 +141,8 @@ impl<'a> RankGatherer<'a> {
         while let Ok(Some(fd)) = accept_connection(self.listener, Instant::now()) {
             self.candidates.push(ConnectedProcess::new(fd, false));
         }
-        let all = "all ranks of this run have joined already: was a rank started twice?".to_string();
-        let error = RunError::Invalid(all);
+        let text = "all ranks of this run have joined already: was a rank started twice?".to_string();
+        let error = RunError::Invalid(text);
         let unknown = self.candidates.iter_mut().filter(|candidate| candidate.rank.is_none());
         unknown.for_each(|candidate| candidate.notify(&error));
     }
@@ -151,8 +151,8 @@ impl<'a> RankGatherer<'a> {
     fn process_next_event(&mut self) -> Result<()> {
         let present: Vec<usize> = (0..self.candidates.len()).filter(|&g| !self.candidates[g].gone).collect();
         let channels = present.iter().map(|&g| self.candidates[g].channel.fd());
-        let all = std::iter::once(self.listener.as_fd()).chain(channels);
-        let mut fds: Vec<PollFd> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let sockets = std::iter::once(self.listener.as_fd()).chain(channels);
+        let mut fds: Vec<PollFd> = sockets.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
         match poll(&mut fds, PollTimeout::try_from(TICK).unwrap_or(PollTimeout::ZERO)) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(RunError::from_system_call("waiting for ranks", "poll", e)),
@@ -244,9 +244,9 @@ impl<'a> RankGatherer<'a> {
             let detail = format!("rank {rank} of {ranks} came to a run of {expected} ranks");
             return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }
-        let known = self.candidates.iter().any(|g| g.rank == Some(rank));
+        let is_taken = self.candidates.iter().any(|g| g.rank == Some(rank));
         let candidate = &mut self.candidates[at];
-        if known || (rank == 0 && !candidate.own) {
+        if is_taken || (rank == 0 && !candidate.own) {
             let detail = format!("two processes say that they are rank {rank} of this run");
             return Err(RunError::Misplaced { rank, detail }.reported_by(self.place.rank));
         }

@@ -177,9 +177,10 @@ fn connect_rank(
     let limit = purpose.limit;
     tracing::debug!(target: "symmc::join", ranks = place.ranks, ?limit, "connecting to rank 0");
     let channel = connect_to_coordinator(place, until, limit)?;
-    let left = until.saturating_duration_since(Instant::now());
-    channel.send(&place.join_message(left))?;
-    let mut opening = OpeningRank::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(left));
+    let remaining = until.saturating_duration_since(Instant::now());
+    channel.send(&place.join_message(remaining))?;
+    let mut opening =
+        OpeningRank::new(place.rank, CoordinatedBy::Rank0, limit, limit.saturating_sub(remaining));
     opening.watch_process(channel.peer_process());
     tracing::debug!(target: "symmc::join", "connected, waiting until all ranks are");
     let mapped = await_welcome(place, &channel, &mut opening, limit)
@@ -233,8 +234,8 @@ fn await_welcome(
                 RunError::DiedOutside { rank: 0, how, when }.reported_by(place.rank)
             })?;
             if welcome.ranks != place.ranks {
-                let found = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
-                return Err(RunError::Protocol { rank: 0, detail: found });
+                let detail = format!("a run of {} ranks, expected {}", welcome.ranks, place.ranks);
+                return Err(RunError::Protocol { rank: 0, detail });
             }
             opening.expect_task(CoordinatorNotice::Welcome, JoinTask::Greet)?;
             return Ok((welcome, fds));

@@ -154,7 +154,7 @@ fn detect_launcher(
         return Ok(DetectedLauncher::default());
     }
     let mut note = None;
-    let mut found: Vec<(&LauncherFamily, u32, u32)> = Vec::new();
+    let mut detected: Vec<(&LauncherFamily, u32, u32)> = Vec::new();
     for family in FAMILIES.iter().filter(|f| launch == LauncherChoice::Auto || f.launch == launch) {
         if get(family.rank).is_none() {
             continue;
@@ -174,12 +174,12 @@ fn detect_launcher(
             continue;
         }
         let (rank, ranks) = family.rank_and_size(get).map_err(RunError::Invalid)?;
-        found.push((family, rank, ranks));
+        detected.push((family, rank, ranks));
     }
     if launch == LauncherChoice::Auto {
-        found.retain(|f| f.2 > 1);
+        detected.retain(|f| f.2 > 1);
     }
-    let Some(&(family, rank, ranks)) = found.first() else {
+    let Some(&(family, rank, ranks)) = detected.first() else {
         return match launch {
             LauncherChoice::Auto => Ok(DetectedLauncher { note, ..DetectedLauncher::default() }),
             _ => {
@@ -190,9 +190,9 @@ fn detect_launcher(
             }
         };
     };
-    let other =
-        found.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
-    if let Some(&(other, other_rank, other_ranks)) = other {
+    let contradicting =
+        detected.iter().find(|(_, other_rank, other_ranks)| (*other_rank, *other_ranks) != (rank, ranks));
+    if let Some(&(other, other_rank, other_ranks)) = contradicting {
         return Err(RunError::Invalid(format!(
             "two launchers contradict each other: {} says rank {rank} of {ranks} ({}), {} says rank {other_rank} of \
              {other_ranks} ({}); choose the launcher {} or {}, or none",
@@ -201,8 +201,8 @@ fn detect_launcher(
     }
     family.expect_one_host(ranks, get).map_err(RunError::Invalid)?;
     let run = family.run_identity(get, starter);
-    let place = Some(Membership { rank, ranks, run });
-    Ok(DetectedLauncher { membership: place, launcher: Some(family.name), note: None })
+    let membership = Some(Membership { rank, ranks, run });
+    Ok(DetectedLauncher { membership, launcher: Some(family.name), note: None })
 }
 
 impl LauncherFamily {
@@ -248,9 +248,11 @@ impl LauncherFamily {
     }
 
     fn expect_one_host(&self, ranks: u32, get: VariableLookup) -> Result<(), String> {
-        let here = self.local.and_then(get);
+        let local_ranks = self.local.and_then(get);
         let hosts = self.hosts.iter().find_map(|name| get(name));
-        if here.is_some_and(|n| n.trim() != ranks.to_string()) || hosts.is_some_and(|n| n.trim() != "1") {
+        if local_ranks.is_some_and(|n| n.trim() != ranks.to_string())
+            || hosts.is_some_and(|n| n.trim() != "1")
+        {
             return Err(format!(
                 "{}: the {ranks} ranks are on several hosts: host ranks share memory and must be on one",
                 self.name
@@ -261,9 +263,9 @@ impl LauncherFamily {
 
     /// Identifies this run among others of the user.
     fn run_identity(&self, get: VariableLookup, starter: &dyn Fn(&str) -> String) -> String {
-        let parts: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
-        let parts = if parts.iter().all(String::is_empty) { starter(self.rank) } else { parts.join("/") };
-        format!("{}/{parts}", self.rank)
+        let names: Vec<String> = self.run.iter().map(|name| get(name).unwrap_or_default()).collect();
+        let identity = if names.iter().all(String::is_empty) { starter(self.rank) } else { names.join("/") };
+        format!("{}/{identity}", self.rank)
     }
 }
 

@@ -131,9 +131,9 @@ impl Nccl {
         let mut text = unsafe { read_c_text((self.functions.get_error_string)(code)) };
         // SAFETY: the function also accepts a null communicator, and returns a static buffer of `MAX_TEXT_BYTES` bytes
         // that always ends with a zero.
-        let last = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
-        if !last.is_empty() {
-            text = format!("{text}; last message: {last}");
+        let last_message = unsafe { read_c_text((self.functions.get_last_error)(Comm::NULL)) };
+        if !last_message.is_empty() {
+            text = format!("{text}; last message: {last_message}");
         }
         NcclError { call, code, text }
     }

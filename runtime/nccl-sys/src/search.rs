@@ -86,9 +86,9 @@ impl LibrarySearch {
             prefixes.extend(programs.filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())));
         }
         prefixes.extend(self.home.iter().map(|home| home.join(".local")));
-        let mut seen = HashSet::new();
+        let mut visited = HashSet::new();
         let folders = prefixes.iter().flat_map(|prefix| package_folders_below(prefix));
-        folders.filter(|f| seen.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone()))).collect()
+        folders.filter(|f| visited.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone()))).collect()
     }
 }
 

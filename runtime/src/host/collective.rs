@@ -19,7 +19,7 @@ impl HostCommunicator {
     pub fn exchange_bytes(&self, mine: &[u8]) -> Result<Vec<Vec<u8>>> {
         let cell: Vec<u32> = (0..self.ranks()).collect();
         let mut operand = mine.to_vec();
-        let mut all = vec![0u8; operand.len() * cell.len()];
+        let mut gathered = vec![0u8; operand.len() * cell.len()];
         let call = CollectiveCall {
             step: 0,
             name: "exchange",
@@ -33,7 +33,7 @@ impl HostCommunicator {
             elements: operand.len(),
             row: 1,
             operand: private_region(&mut operand),
-            result: private_region(&mut all),
+            result: private_region(&mut gathered),
             landing: None,
             splits: None,
             rows: None,
@@ -42,7 +42,7 @@ impl HostCommunicator {
         unsafe { self.run_collective(&call)? };
         // The exchange was not a step of the plan.
         self.domain.control.end_step(self.rank);
-        Ok(all.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
+        Ok(gathered.chunks(operand.len().max(1)).map(<[u8]>::to_vec).collect())
     }
 
     /// Runs one collective on this rank. Fails with [`RunError::Step`] for a call that its variant or its

@@ -70,9 +70,9 @@ unsafe fn stream_bytes(to: *mut u8, from: *const u8, bytes: usize) {
         let to_mid = to.add(head);
         for i in 0..vectors {
             let from = from_mid.add(128 * i).cast::<__m256i>();
-            let to = to_mid.add(128 * i).cast::<__m256i>();
+            let destination = to_mid.add(128 * i).cast::<__m256i>();
             let x = [0, 1, 2, 3].map(|k| _mm256_loadu_si256(from.add(k)));
-            (0..4).for_each(|k| _mm256_stream_si256(to.add(k), x[k]));
+            (0..4).for_each(|k| _mm256_stream_si256(destination.add(k), x[k]));
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
     }

@@ -190,10 +190,10 @@ struct JobMemory {
 impl JobMemory {
     fn new(job: &Job<'_>, slots: &[TensorSlot]) -> Result<JobMemory> {
         let files = backing_files(job.inputs);
-        let mut known: BTreeMap<*const Tensor, usize> = BTreeMap::new();
+        let mut index_of_tensor: BTreeMap<*const Tensor, usize> = BTreeMap::new();
         let mut tensors: Vec<&Arc<Tensor>> = Vec::new();
         for tensor in job.inputs.iter().flatten().filter(|t| location_in_file(t, &files).is_none()) {
-            known.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
+            index_of_tensor.entry(Arc::as_ptr(tensor)).or_insert_with(|| {
                 tensors.push(tensor);
                 tensors.len() - 1
             });
@@ -206,7 +206,7 @@ impl JobMemory {
         let mut places = Vec::with_capacity(job.inputs.len());
         for inputs in job.inputs {
             let of_rank = inputs.iter().map(|t| {
-                let start = known.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
+                let start = index_of_tensor.get(&Arc::as_ptr(t)).map_or(0, |&i| starts[i]);
                 let copied = InputLocation { file: None, offset: start, len: t.data().len() };
                 location_in_file(t, &files).unwrap_or(copied)
             });
@@ -267,9 +267,9 @@ fn backing_files(inputs: &[Vec<Arc<Tensor>>]) -> Vec<Arc<dyn Backing>> {
 }
 
 fn location_in_file(tensor: &Tensor, files: &[Arc<dyn Backing>]) -> Option<InputLocation> {
-    let part = tensor.backing_slice()?;
-    let file = files.iter().position(|file| Arc::ptr_eq(file, part.backing()))?;
-    Some(InputLocation { file: Some(file), offset: part.range().start, len: part.range().len() })
+    let slice = tensor.backing_slice()?;
+    let file = files.iter().position(|file| Arc::ptr_eq(file, slice.backing()))?;
+    Some(InputLocation { file: Some(file), offset: slice.range().start, len: slice.range().len() })
 }
 
 /// Writes a tensor at `start` of a segment that was laid out for it.

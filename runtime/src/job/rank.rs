@@ -93,17 +93,17 @@ fn expect_membership(place: &Membership, plan: &Plan) -> Result<()> {
     }
     let rank = place.rank;
     let expected = plan.ranks;
-    let found = place.ranks;
-    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {found}")))
+    let run_ranks = place.ranks;
+    Err(RunError::Invalid(format!("rank {rank}: the plan is for {expected} ranks, the run has {run_ranks}")))
 }
 
 pub(super) fn expect_rank_count(job: &Job<'_>) -> Result<u32> {
     let ranks = job.plan.ranks;
-    let found = job.inputs.len();
-    if found == ranks as usize && ranks > 0 {
+    let input_ranks = job.inputs.len();
+    if input_ranks == ranks as usize && ranks > 0 {
         return Ok(ranks);
     }
-    Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {found}")))
+    Err(RunError::Invalid(format!("the plan is for {ranks} ranks, found inputs for {input_ranks}")))
 }
 
 /// Checks that the inputs of all ranks fit the program; returns the outputs of each rank.

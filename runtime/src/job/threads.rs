@@ -23,8 +23,8 @@ pub fn run_threads(job: &Job<'_>, open: &OpenSession<'_>) -> Result<JobResult> {
             let started =
                 parallel::spawn_scoped(scope, move || run_rank(place, &rank_job(job, place.rank), open));
             threads.push(started.map_err(|e| {
-                let what = format!("starting the thread of rank {}", place.rank);
-                place.decline(RunError::from_system_call(what, "clone", e))
+                let action = format!("starting the thread of rank {}", place.rank);
+                place.decline(RunError::from_system_call(action, "clone", e))
             }));
         }
         let results = threads.into_iter().map(|started| {

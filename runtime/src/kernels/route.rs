@@ -49,10 +49,10 @@ impl<'a> RouteSizes<'a> {
             expert_capacity: route.section_capacity(ranks, results[2].numel()),
         };
         let expected = [sizes.slots_per_rank, slots, sizes.capacity, sizes.sections, sizes.sections];
-        let found: Vec<usize> = results.iter().map(StridedView::numel).collect();
+        let counts: Vec<usize> = results.iter().map(StridedView::numel).collect();
         let divides = |whole: usize| ranks > 0 && whole.is_multiple_of(ranks);
-        if ids.rank() != 2 || !divides(ids.axis_len(0)) || !divides(sizes.experts) || found != expected {
-            return Err(KernelError::shape_mismatch("the results of route", &expected, &found));
+        if ids.rank() != 2 || !divides(ids.axis_len(0)) || !divides(sizes.experts) || counts != expected {
+            return Err(KernelError::shape_mismatch("the results of route", &expected, &counts));
         }
         Ok(sizes)
     }

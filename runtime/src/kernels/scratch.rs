@@ -109,9 +109,9 @@ impl Scratch {
     /// leaves the larger ones for the op's other requests.
     pub(super) fn allocate<C: PooledNumber>(&mut self, n: usize) -> ScratchBuffer<C> {
         let pool = C::pool(self);
-        let all = 0..pool.len();
-        let fits = all.clone().filter(|&i| pool[i].target_len >= n).min_by_key(|&i| pool[i].target_len);
-        let chosen = fits.or_else(|| all.max_by_key(|&i| pool[i].target_len));
+        let indices = 0..pool.len();
+        let fits = indices.clone().filter(|&i| pool[i].target_len >= n).min_by_key(|&i| pool[i].target_len);
+        let chosen = fits.or_else(|| indices.max_by_key(|&i| pool[i].target_len));
         let mut slot =
             chosen.map_or_else(|| PooledBuffer { target_len: 0, all: Vec::new() }, |i| pool.swap_remove(i));
         slot.target_len = slot.target_len.max(n);
@@ -141,8 +141,8 @@ pub struct ScratchNeeds {
 impl ScratchNeeds {
     pub(super) fn add<C: PooledNumber>(&mut self, n: usize) {
         let sizes = C::sizes(self);
-        let at = sizes.partition_point(|&other| other > n);
-        sizes.insert(at, n);
+        let position = sizes.partition_point(|&other| other > n);
+        sizes.insert(position, n);
     }
 
     /// Adds `bytes` bytes to the needs.

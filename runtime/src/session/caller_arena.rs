@@ -48,24 +48,24 @@ impl CallerArena {
         self.next == self.range.start
     }
 
-    /// Allocates a block. `asked` are the sizes that the ranks request, which all of them know. Fails if the
+    /// Allocates a block. `requests` are the sizes that the ranks request, which all of them know. Fails if the
     /// ranks request different sizes, or not enough memory is left; on all ranks with the same error.
-    pub fn allocate_block(&mut self, asked: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
-        let asked: Vec<u64> = asked
+    pub fn allocate_block(&mut self, requests: &[Vec<u8>], rank: u32) -> Result<Range<usize>> {
+        let sizes: Vec<u64> = requests
             .iter()
             .map(|bytes| <[u8; 8]>::try_from(&bytes[..]).map(u64::from_le_bytes).unwrap_or(0))
             .collect();
-        let mine = asked.get(rank as usize).copied().unwrap_or(0);
-        if asked.iter().any(|&other| other != mine) {
+        let mine = sizes.get(rank as usize).copied().unwrap_or(0);
+        if sizes.iter().any(|&other| other != mine) {
             return Err(RunError::Invalid(format!(
-                "symmetric memory of the caller: all ranks must allocate the same size, found {asked:?} bytes by rank"
+                "symmetric memory of the caller: all ranks must allocate the same size, found {sizes:?} bytes by rank"
             )));
         }
-        let left = self.range.end - self.next;
-        let block = usize::try_from(mine).ok().filter(|&bytes| bytes <= left);
+        let remaining = self.range.end - self.next;
+        let block = usize::try_from(mine).ok().filter(|&bytes| bytes <= remaining);
         let Some(bytes) = block else {
             return Err(RunError::Invalid(format!(
-                "symmetric memory of the caller: expected at most {left} bytes, found {mine}; its size is set when the \
+                "symmetric memory of the caller: expected at most {remaining} bytes, found {mine}; its size is set when the \
                  session is opened"
             )));
         };

@@ -58,15 +58,15 @@ impl SessionLayout {
     /// The program that a session is opened with. `room` is the size of the symmetric arena in bytes, if it
     /// cannot grow.
     pub fn new(plan: &ParsedPlan, room: Option<usize>) -> SessionLayout {
-        let mut all = SessionLayout {
+        let mut layout = SessionLayout {
             ranks: plan.ranks,
             fixed_capacity: room,
             programs: Vec::new(),
             groups: Vec::new(),
             barrier: None,
         };
-        all.append_program(plan);
-        all
+        layout.append_program(plan);
+        layout
     }
 
     /// The bytes of a symmetric arena that cannot grow, for a session that begins with this plan and may get
@@ -88,14 +88,14 @@ impl SessionLayout {
         self.append_program(plan);
         let needed = self.required_bytes();
         let capacity = self.fixed_capacity.unwrap_or(usize::MAX);
-        let found = self.groups.len();
-        let most = groups.unwrap_or(usize::MAX);
-        if needed <= capacity && found <= most {
+        let group_count = self.groups.len();
+        let max_groups = groups.unwrap_or(usize::MAX);
+        if needed <= capacity && group_count <= max_groups {
             return Ok(self.programs.len() - 1);
         }
         *self = before;
         Err(RunError::Invalid(if needed <= capacity {
-            format!("the programs of the session have {found} groups: expected at most {most}")
+            format!("the programs of the session have {group_count} groups: expected at most {max_groups}")
         } else {
             format!(
                 "the programs of the session need {needed} bytes of the symmetric arena: expected at most {capacity}"
@@ -187,12 +187,12 @@ impl SessionLayout {
     /// The number of a group with these cells that the program does not use already (`taken`): collectives of
     /// two groups of one program may run at the same time, whatever their cells are.
     fn assign_group(&mut self, cells: Option<CellRanks>, taken: &[usize]) -> usize {
-        let known = self
+        let existing = self
             .groups
             .iter()
             .enumerate()
             .find(|(number, known)| known.is_some() && **known == cells && !taken.contains(number));
-        known.map(|(number, _)| number).unwrap_or_else(|| {
+        existing.map(|(number, _)| number).unwrap_or_else(|| {
             self.groups.push(cells.clone());
             self.groups.len() - 1
         })
@@ -220,7 +220,7 @@ fn fixed_end(plan: &ParsedPlan) -> usize {
 /// The cells of each group of a plan by number; `None` if the group has landing zones, or if another program
 /// of the plan has another group of this number.
 fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
-    let mut all: Vec<Option<CellRanks>> = Vec::new();
+    let mut cells_by_group: Vec<Option<CellRanks>> = Vec::new();
     for program in plan.programs().flatten() {
         let graph = &program.graph;
         for (number, (id, group)) in graph.groups.iter().enumerate() {
@@ -229,14 +229,14 @@ fn cells_of_groups(plan: &ParsedPlan) -> Vec<Option<CellRanks>> {
                 _ => false,
             });
             let cells = graph.cells(id).filter(|_| !has_landing);
-            match all.get_mut(number) {
-                None => all.push(cells),
+            match cells_by_group.get_mut(number) {
+                None => cells_by_group.push(cells),
                 Some(known) if *known == cells => {}
                 Some(known) => *known = None,
             }
         }
     }
-    all
+    cells_by_group
 }
 
 /// The proposal that a rank sends when it opens another program: the plan, and whether the rank can open it.

@@ -100,12 +100,12 @@ pub(super) fn check_bound_memory<M>(
     if changed.is_some_and(<[Port]>::is_empty) {
         return Ok(());
     }
-    let all = used_memory(inputs, outputs, program);
-    let Some(changed) = changed else { return check_all_disjoint(&all) };
-    for (at, one) in all.iter().enumerate().filter(|(_, one)| changed.contains(&one.port)) {
-        one.state.expect_capacity(one.used_range.bytes)?;
-        all[..at].iter().try_for_each(|earlier| earlier.expect_disjoint(one))?;
-        all[at + 1..].iter().try_for_each(|later| one.expect_disjoint(later))?;
+    let memories = used_memory(inputs, outputs, program);
+    let Some(changed) = changed else { return check_all_disjoint(&memories) };
+    for (i, memory) in memories.iter().enumerate().filter(|(_, memory)| changed.contains(&memory.port)) {
+        memory.state.expect_capacity(memory.used_range.bytes)?;
+        memories[..i].iter().try_for_each(|earlier| earlier.expect_disjoint(memory))?;
+        memories[i + 1..].iter().try_for_each(|later| memory.expect_disjoint(later))?;
     }
     Ok(())
 }
@@ -143,10 +143,10 @@ fn used_memory<'p, M>(
 ) -> Vec<UsedMemory<'p, M>> {
     let mut is_replaced = vec![false; program.inputs.len()];
     program.outputs.iter().filter_map(|output| output.mutates).for_each(|i| is_replaced[i] = true);
-    let mut all = Vec::with_capacity(inputs.len() + outputs.len());
+    let mut memories = Vec::with_capacity(inputs.len() + outputs.len());
     for (i, (state, input)) in inputs.iter().zip(&program.inputs).enumerate() {
         let Some(binding) = state.binding else { continue };
-        all.push(UsedMemory {
+        memories.push(UsedMemory {
             state,
             port: Port::Input(i),
             binding,
@@ -157,7 +157,7 @@ fn used_memory<'p, M>(
     }
     for (k, (state, output)) in outputs.iter().zip(&program.outputs).enumerate() {
         let Some(binding) = state.binding else { continue };
-        all.push(UsedMemory {
+        memories.push(UsedMemory {
             state,
             port: Port::Output(k),
             binding,
@@ -166,7 +166,7 @@ fn used_memory<'p, M>(
             input: output.mutates,
         });
     }
-    all
+    memories
 }
 
 impl<M> UsedMemory<'_, M> {
