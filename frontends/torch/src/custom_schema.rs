@@ -51,8 +51,8 @@ pub(crate) struct DeclaredOp {
 
 impl DeclaredArgument {
     fn parse(part: &str) -> Result<Self, String> {
-        let at = part.find('=').unwrap_or(part.len());
-        let (declaration, values) = part.split_at_checked(at).unwrap_or((part, ""));
+        let declaration_end = part.find('=').unwrap_or(part.len());
+        let (declaration, values) = part.split_at_checked(declaration_end).unwrap_or((part, ""));
         let (ty, name) = declaration
             .trim()
             .rsplit_once(char::is_whitespace)
@@ -149,9 +149,12 @@ fn parse_results(text: &str, written: &[(String, String)]) -> Result<(usize, Vec
 
 /// The alias annotation of a type: `a!` in `Tensor(a!)[]`.
 fn alias(ty: &str) -> Option<&str> {
-    let rest = ty.trim().strip_prefix("Tensor")?;
-    let rest = rest.strip_prefix("[]").unwrap_or(rest);
-    rest.strip_prefix('(')?.split_once(')').map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
+    let annotation = ty.trim().strip_prefix("Tensor")?;
+    let annotation = annotation.strip_prefix("[]").unwrap_or(annotation);
+    annotation
+        .strip_prefix('(')?
+        .split_once(')')
+        .map(|(alias, _)| alias.split("->").next().unwrap_or(alias).trim())
 }
 
 /// The arguments and the results of a schema, which an arrow outside of brackets separates.
@@ -179,8 +182,8 @@ fn split_at_arrow(text: &str) -> Result<Option<(&str, &str)>, String> {
 fn split_at_accepted(text: &str) -> Result<Option<(&str, &str)>, String> {
     let outside = unquoted(text)?;
     let mut starts = outside.into_iter().map(|(at, _)| at);
-    let found = starts.find(|at| text.get(*at..).is_some_and(|rest| rest.starts_with("==")));
-    Ok(found.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?))))
+    let position = starts.find(|at| text.get(*at..).is_some_and(|rest| rest.starts_with("==")));
+    Ok(position.and_then(|at| Some((text.get(..at)?, text.get(at + 2..)?))))
 }
 
 #[cfg(test)]

@@ -117,16 +117,16 @@ fn split_text(text: &str, arguments: &[DeclaredArgument]) -> Result<Vec<TextPiec
     let mut pieces = Vec::new();
     for (number, line) in text.split_inclusive('\n').enumerate() {
         let states_group = line.trim_start().starts_with("group");
-        let mut rest = line;
-        while let Some(at) = find_placeholder(rest) {
-            let (before, found) = rest.split_at_checked(at).unwrap_or((rest, ""));
+        let mut remaining = line;
+        while let Some(at) = find_placeholder(remaining) {
+            let (before, found) = remaining.split_at_checked(at).unwrap_or((remaining, ""));
             pieces.push(TextPiece::Text(before.to_string()));
             let (placeholder, length) = read_placeholder(found, arguments, states_group)
                 .map_err(|message| format!("line {}: {message}", number + 1))?;
             pieces.push(TextPiece::Placeholder(placeholder));
-            rest = found.get(length..).unwrap_or("");
+            remaining = found.get(length..).unwrap_or("");
         }
-        pieces.push(TextPiece::Text(rest.to_string()));
+        pieces.push(TextPiece::Text(remaining.to_string()));
     }
     Ok(pieces)
 }
@@ -156,13 +156,13 @@ fn read_placeholder(
 ) -> Result<(Placeholder, usize), String> {
     let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let word = |from: usize| {
-        let rest = text.get(from..).unwrap_or("");
-        rest.get(..rest.find(|c| !is_part(c)).unwrap_or(rest.len())).unwrap_or("")
+        let tail = text.get(from..).unwrap_or("");
+        tail.get(..tail.find(|c| !is_part(c)).unwrap_or(tail.len())).unwrap_or("")
     };
     let name = word(1);
     let Some(argument) = arguments.iter().find(|a| a.name == name) else {
-        let known: Vec<&str> = arguments.iter().map(|a| a.name.as_str()).collect();
-        return Err(format!("`${name}` is no argument of the schema; it has {}", known.join(", ")));
+        let names: Vec<&str> = arguments.iter().map(|a| a.name.as_str()).collect();
+        return Err(format!("`${name}` is no argument of the schema; it has {}", names.join(", ")));
     };
     let end = 1 + name.len();
     let property = match text.get(end..) {
@@ -223,9 +223,9 @@ impl OpDefinitions {
         let definitions = self.find(target).map_or(&[][..], |all| all.as_slice());
         for definition in definitions {
             for argument in definition.declared.arguments.iter().filter(|a| definition.is_group(&a.name)) {
-                let given: Option<&'n Argument<'_>> =
+                let passed: Option<&'n Argument<'_>> =
                     node.inputs.iter().find(|i| *i.name == *argument.name).map(|i| &i.arg);
-                let name = match (given, &argument.default) {
+                let name = match (passed, &argument.default) {
                     (Some(Argument::String(name)), _) => name.to_string(),
                     (None, Some(Literal::Text(name))) => name.clone(),
                     _ => continue,

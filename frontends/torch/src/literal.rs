@@ -171,16 +171,16 @@ pub(crate) fn unquoted(text: &str) -> Result<Vec<(usize, char)>, String> {
 
 /// The parts between commas outside of brackets and strings.
 pub(crate) fn split_items(text: &str) -> Result<Vec<&str>, String> {
-    let mut parts = Vec::new();
+    let mut items = Vec::new();
     let mut depth = 0i32;
     let mut from = 0;
-    for (at, c) in unquoted(text)? {
+    for (position, c) in unquoted(text)? {
         match c {
             '(' | '[' => depth += 1,
             ')' | ']' => depth -= 1,
             ',' if depth == 0 => {
-                parts.push(text.get(from..at).unwrap_or("").trim());
-                from = at + 1;
+                items.push(text.get(from..position).unwrap_or("").trim());
+                from = position + 1;
             }
             _ => {}
         }
@@ -191,9 +191,9 @@ pub(crate) fn split_items(text: &str) -> Result<Vec<&str>, String> {
     if depth != 0 {
         return Err(format!("expected balanced brackets, found `{text}`"));
     }
-    parts.push(text.get(from..).unwrap_or("").trim());
-    parts.retain(|p| !p.is_empty());
-    Ok(parts)
+    items.push(text.get(from..).unwrap_or("").trim());
+    items.retain(|p| !p.is_empty());
+    Ok(items)
 }
 
 fn is_word(text: &str) -> bool {

@@ -99,9 +99,9 @@ impl<'p> ImportLowering<'p> {
         if !self.is_complex(name) {
             return self.declared_type(name);
         }
-        let part =
+        let component_dtype =
             |code| dtype::complex_component_dtype(code).ok_or_else(|| "no complex numbers".to_string());
-        let mut ty = self.type_with_dtype(name, part)?;
+        let mut ty = self.type_with_dtype(name, component_dtype)?;
         ty.shape.push(2.into());
         Ok(ty)
     }
@@ -143,9 +143,9 @@ impl<'p> ImportLowering<'p> {
         for input in &node.inputs {
             if let Argument::ByRank(b) = &input.arg {
                 let name = &*input.name;
-                let found = b.numbers.describe();
+                let numbers = b.numbers.describe();
                 return Err(RuleFailure::Invalid(format!(
-                    "{why}: expected the same `{name}` on all ranks, found {found}"
+                    "{why}: expected the same `{name}` on all ranks, found {numbers}"
                 )));
             }
             let names = tensor_names(&input.arg);
@@ -177,8 +177,8 @@ impl<'p> ImportLowering<'p> {
     pub fn check_declared(&self, node: &ExportedNode<'_>, name: &str, value: ValueId) -> Result<()> {
         let TensorType { dtype, shape } = self.component_type(name)?;
         let extents: Vec<Option<Dim>> = shape.into_iter().map(Some).collect();
-        let found = self.builder.graph().ty(value);
-        declared::check_declared_type(found, dtype, &extents, &self.symbols.table).map_err(|differ| {
+        let actual = self.builder.graph().ty(value);
+        declared::check_declared_type(actual, dtype, &extents, &self.symbols.table).map_err(|differ| {
             ImportError::Type {
                 node: node.name().into(),
                 op: node.target.to_string(),
@@ -216,7 +216,7 @@ impl<'p> ImportLowering<'p> {
             (Some(declared), found) => {
                 let expected = self.symbols.data.display(&declared.length);
                 let axis = declared.axis;
-                let found = match found {
+                let actual = match found {
                     Some(rows) => {
                         format!("`{}` along axis {}", self.symbols.data.display(&rows.length), rows.axis)
                     }
@@ -224,13 +224,13 @@ impl<'p> ImportLowering<'p> {
                 };
                 Err(RuleFailure::Invalid(format!(
                     "the number of elements of `{name}` along axis {axis} depends on data, which this operator does \
-                     not support: expected `{expected}`, found {found}"
+                     not support: expected `{expected}`, found {actual}"
                 )))
             }
             (None, Some(found)) => {
-                let found = self.symbols.data.display(&found.length);
+                let rows = self.symbols.data.display(&found.length);
                 Err(RuleFailure::Invalid(format!(
-                    "expected fixed extents of `{name}`, found `{found}` rows, which depend on data"
+                    "expected fixed extents of `{name}`, found `{rows}` rows, which depend on data"
                 )))
             }
             (None, None) => Ok(()),

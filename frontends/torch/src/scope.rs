@@ -91,14 +91,14 @@ impl<'p> NameScope<'p> {
 
     /// All names that are bound to tensors, sorted.
     pub fn tensors(&self) -> Vec<(&'p str, ValueId)> {
-        let mut all = Vec::new();
+        let mut tensors = Vec::new();
         for (name, binding) in &self.values {
             if let NameBinding::Value(value) = binding {
-                all.push((*name, *value));
+                tensors.push((*name, *value));
             }
         }
-        all.sort_unstable();
-        all
+        tensors.sort_unstable();
+        tensors
     }
 
     /// The value of a name. Fails if it is not defined before this node, or is not a tensor.

@@ -164,9 +164,9 @@ fn division_as_slice<'p>(
 }
 
 fn sum_argument<'p>(graph: &mut ExportedGraph<'p>, extents: &[String], name: &str) -> Argument<'p> {
-    let known: Option<i64> = extents.iter().try_fold(0i64, |sum, e| sum.checked_add(e.parse().ok()?));
-    if let Some(known) = known {
-        return Argument::Int(known);
+    let total: Option<i64> = extents.iter().try_fold(0i64, |sum, e| sum.checked_add(e.parse().ok()?));
+    if let Some(total) = total {
+        return Argument::Int(total);
     }
     let terms = extents.iter().map(|e| e.parse().map_or(e.clone(), |n: i64| format!("Integer({n})")));
     let terms: Vec<String> = terms.collect();

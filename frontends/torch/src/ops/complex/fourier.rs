@@ -185,29 +185,29 @@ fn axes_and_lengths(c: &OpCall<'_, '_>) -> RuleResult<(Vec<usize>, Option<Vec<Di
     let op = c.node.target.split('.').rev().nth(1).unwrap_or("");
     let x = c.first_tensor()?;
     let rank = c.rank(x) - usize::from(is_first_complex(c));
-    let asked = match c.opt_dims("s")? {
+    let requested = match c.opt_dims("s")? {
         Some(s) => Some(s),
         None => c.opt_dim("n")?.map(|n| vec![n]),
     };
-    let last = |count: usize| (rank.saturating_sub(count)..rank).collect::<Vec<_>>();
-    let axes = match (c.get("dim").is_some(), &asked) {
+    let last_axes = |count: usize| (rank.saturating_sub(count)..rank).collect::<Vec<_>>();
+    let axes = match (c.get("dim").is_some(), &requested) {
         (true, _) => signal_axes(c)?,
-        (false, _) if op.ends_with("fft2") => last(2),
-        (false, None) if op.ends_with("fftn") => last(rank),
-        (false, Some(s)) if op.ends_with("fftn") => last(s.len()),
-        (false, _) => last(1),
+        (false, _) if op.ends_with("fft2") => last_axes(2),
+        (false, None) if op.ends_with("fftn") => last_axes(rank),
+        (false, Some(s)) if op.ends_with("fftn") => last_axes(s.len()),
+        (false, _) => last_axes(1),
     };
-    if axes.is_empty() || asked.as_ref().is_some_and(|s| s.len() != axes.len()) {
+    if axes.is_empty() || requested.as_ref().is_some_and(|s| s.len() != axes.len()) {
         return Err(RuleFailure::Invalid(format!(
-            "expected a length for each of the axes {axes:?}, found {asked:?}"
+            "expected a length for each of the axes {axes:?}, found {requested:?}"
         )));
     }
     // A length of -1 keeps the extent.
-    let asked = asked.map(|lengths| {
+    let requested = requested.map(|lengths| {
         let lengths = lengths.into_iter().zip(&axes);
         lengths.map(|(n, &axis)| if n.as_const() == Some(-1) { c.extent(x, axis) } else { n }).collect()
     });
-    Ok((axes, asked))
+    Ok((axes, requested))
 }
 
 /// A complex-to-complex transform of `torch.fft`.
