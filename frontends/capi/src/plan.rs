@@ -250,8 +250,8 @@ pub unsafe extern "C" fn symmc_plan_compare(plan: *const symmc_plan, require_com
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn symmc_plan_comparison(plan: *const symmc_plan) -> *const c_char {
     // SAFETY: the caller ensures it.
-    let found = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
-    found.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
+    let comparison = unsafe { plan.as_ref() }.and_then(|plan| plan.comparison.get());
+    comparison.map_or(std::ptr::null(), |(_, text)| text.as_ptr())
 }
 
 /// Frees a plan. NULL is ignored.

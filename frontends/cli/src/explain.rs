@@ -24,29 +24,29 @@ use crate::units::{format_bytes, format_micros};
 pub fn explain(plan: &CheckedPlan, value: &str) -> Result<String> {
     let name = resolve_name(plan, value);
     let mut out = String::new();
-    let mut known = 0;
+    let mut bucket_count = 0;
     for bucket in &plan.buckets {
         let planned = PlannedBucket::new(plan, bucket)?;
         let Some(id) = planned.graph.values.iter().find(|(_, v)| v.name == name).map(|(id, _)| id) else {
             continue;
         };
-        known += 1;
+        bucket_count += 1;
         if plan.buckets.len() > 1 {
             writeln!(out, "{}:", bucket.describe_range())?;
         }
         out.push_str(&explain_value(plan, bucket, &planned, id)?);
     }
     let is_replaced = plan.replacements.iter().any(|r| r.collective == name);
-    if known == 0 && !is_replaced {
+    if bucket_count == 0 && !is_replaced {
         return explain_unknown(plan, name);
     }
     // If passes replaced the collective by one of a part, that one keeps the name, and all buckets have the value.
     let in_part = plan.replacements.iter().any(|r| r.collective == name && r.by[..] == [name.to_string()]);
-    if is_replaced && (known < plan.buckets.len() || in_part) {
-        if known > 0 && !in_part {
+    if is_replaced && (bucket_count < plan.buckets.len() || in_part) {
+        if bucket_count > 0 && !in_part {
             writeln!(out, "other buckets:")?;
         }
-        explain_replacements(plan, name, &mut out, usize::from(known > 0), &mut HashSet::new());
+        explain_replacements(plan, name, &mut out, usize::from(bucket_count > 0), &mut HashSet::new());
     }
     Ok(out)
 }

@@ -65,9 +65,9 @@ pub fn render_plan_with_times(plan: &CheckedPlan, times: Option<&report::Estimat
         }
         out.push_str(&step_table(bucket, &planned));
     }
-    let rest = report::common_lines(plan);
-    if !rest.is_empty() {
-        writeln!(out, "<pre>{}</pre>", escape_html(&rest))?;
+    let common_lines = report::common_lines(plan);
+    if !common_lines.is_empty() {
+        writeln!(out, "<pre>{}</pre>", escape_html(&common_lines))?;
     }
     out.push_str("</body></html>\n");
     Ok(out)

@@ -91,18 +91,18 @@ impl<'a> LimitSearch<'a> {
     fn try_leaner_variants(&mut self, form: &Pipeline<'_>, joined: &[JoinedSets]) -> Result<()> {
         let mut choice = VariantChoice { joined: joined.to_vec(), ..VariantChoice::default() };
         let first = form.lower(self.buckets, &choice)?.inputs;
-        let mut asked = largest_symmetric_request(&first);
+        let mut requested = largest_symmetric_request(&first);
         let mut descents = 0;
-        let mut all = vec![first];
-        while asked > 0 {
-            let most = if descents < EXACT_DESCENTS { asked - 1 } else { asked / 2 };
-            choice.symmetric = Some(most);
+        let mut lowered = vec![first];
+        while requested > 0 {
+            let limit = if descents < EXACT_DESCENTS { requested - 1 } else { requested / 2 };
+            choice.symmetric = Some(limit);
             let inputs = form.lower(self.buckets, &choice)?.inputs;
-            asked = largest_symmetric_request(&inputs).min(most);
+            requested = largest_symmetric_request(&inputs).min(limit);
             descents += 1;
-            all.push(inputs);
+            lowered.push(inputs);
         }
-        all.into_iter().try_for_each(|inputs| self.try_inputs(inputs))
+        lowered.into_iter().try_for_each(|inputs| self.try_inputs(inputs))
     }
 
     /// Tries the combination of the fastest input of each bucket.

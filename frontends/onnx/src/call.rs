@@ -158,8 +158,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     pub fn operand_name(&self, i: usize) -> Option<&'p str> {
         let node = self.node;
         self.read.borrow_mut().operands.insert(i);
-        let given = node.input.get(i).map(String::as_str).filter(|n| !n.is_empty());
-        given.filter(|n| !matches!(self.lowering.scope.get(n), Some((_, NameBinding::Omitted))))
+        let name = node.input.get(i).map(String::as_str).filter(|n| !n.is_empty());
+        name.filter(|n| !matches!(self.lowering.scope.get(n), Some((_, NameBinding::Omitted))))
     }
 
     pub fn opt_tensor(&mut self, i: usize) -> RuleResult<Option<ValueId>> {
@@ -314,8 +314,8 @@ impl<'c, 'p> OpCall<'c, 'p> {
     }
 
     pub fn int(&self, name: &str) -> RuleResult<i64> {
-        let found = self.opt_int(name)?;
-        found.ok_or_else(|| RuleFailure::Invalid(format!("expected an attribute `{name}`, found none")))
+        let value = self.opt_int(name)?;
+        value.ok_or_else(|| RuleFailure::Invalid(format!("expected an attribute `{name}`, found none")))
     }
 
     pub fn flag(&self, name: &str) -> RuleResult<bool> {
@@ -372,11 +372,11 @@ impl<'c, 'p> OpCall<'c, 'p> {
     /// The ascending axes in operand `i` or, in older versions, in the attribute `axes`. `None` if neither is
     /// present.
     pub fn axes(&mut self, i: usize, rank: usize) -> RuleResult<Option<Vec<usize>>> {
-        let given = match self.opt_consts(i, "axes")? {
+        let axes = match self.opt_consts(i, "axes")? {
             Some(axes) => Some(axes),
             None => self.opt_attribute_ints("axes")?.map(<[i64]>::to_vec),
         };
-        given.map(|axes| self.axes_within(&axes, rank)).transpose()
+        axes.map(|axes| self.axes_within(&axes, rank)).transpose()
     }
 
     // Results.

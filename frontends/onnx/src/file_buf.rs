@@ -73,9 +73,9 @@ impl Buf for FileBuf {
     fn copy_to_bytes(&mut self, count: usize) -> Bytes {
         let count = count.min(self.remaining());
         if count >= LARGE {
-            let part = self.mapping.slice(self.at..self.at + count);
+            let slice = self.mapping.slice(self.at..self.at + count);
             self.advance(count);
-            return part;
+            return slice;
         }
         let mut copy = vec![0; count];
         self.copy_to_slice(&mut copy);

@@ -188,22 +188,22 @@ struct AssignedRange<'r> {
 /// and one range are left, they belong together. Otherwise the symbol gets a range that covers all remaining
 /// ones, provided that there is one for each symbol.
 fn assign_ranges<'r>(order: &[String], ranges: &'r IndexMap<String, SymbolRange>) -> Vec<AssignedRange<'r>> {
-    let left: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
+    let unmatched: Vec<_> = ranges.iter().filter(|(name, _)| !order.contains(name)).collect();
     let unnamed = order.iter().filter(|name| !ranges.contains_key(*name)).count();
-    let all_equal = left.windows(2).all(|w| w[0].1 == w[1].1);
-    let all = left.iter().map(|(_, range)| **range).reduce(|a, b| SymbolRange {
+    let all_equal = unmatched.windows(2).all(|w| w[0].1 == w[1].1);
+    let combined = unmatched.iter().map(|(_, range)| **range).reduce(|a, b| SymbolRange {
         min: a.min.zip(b.min).map(|(a, b)| a.min(b)),
         max: a.max.zip(b.max).map(|(a, b)| a.max(b)),
     });
     order
         .iter()
-        .map(|name| match (ranges.get(name), left.as_slice()) {
+        .map(|name| match (ranges.get(name), unmatched.as_slice()) {
             (Some(range), _) => AssignedRange { torch: None, range: Some(*range), certain: true },
             (None, [(torch, range)]) if unnamed == 1 => {
                 AssignedRange { torch: Some(torch), range: Some(**range), certain: true }
             }
-            (None, _) if left.len() >= unnamed => {
-                AssignedRange { torch: None, range: all, certain: all_equal }
+            (None, _) if unmatched.len() >= unnamed => {
+                AssignedRange { torch: None, range: combined, certain: all_equal }
             }
             _ => AssignedRange { torch: None, range: None, certain: true },
         })

@@ -167,14 +167,14 @@ impl TensorFiles {
             Some(count) => format!("expected {count} bytes for {dtype}{shape:?}"),
             None => format!("expected fewer elements than {dtype}{shape:?} has"),
         };
-        let made = if tensor.data_location == proto::EXTERNAL {
-            let part = self.external_part(tensor, count.unwrap_or(usize::MAX))?;
-            tensor_over_part(dtype, &shape, part)
+        let loaded = if tensor.data_location == proto::EXTERNAL {
+            let slice = self.external_part(tensor, count.unwrap_or(usize::MAX))?;
+            tensor_over_part(dtype, &shape, slice)
         } else if let Some(raw) = tensor.raw_data.as_ref().filter(|raw| !raw.is_empty() || count == Some(0)) {
             if count != Some(raw.len()) {
                 return Err(format!("{}, found {} in raw_data", expected(), raw.len()));
             }
-            self.inline_part(raw).and_then(|part| tensor_over_part(dtype, &shape, part))
+            self.inline_part(raw).and_then(|slice| tensor_over_part(dtype, &shape, slice))
         } else {
             let bytes = typed_field_bytes(tensor, dtype);
             if count != Some(bytes.len()) {
@@ -182,7 +182,7 @@ impl TensorFiles {
             }
             Tensor::new(dtype, shape.clone(), bytes)
         };
-        made.ok_or_else(expected)
+        loaded.ok_or_else(expected)
     }
 
     /// A stored tensor whose data is in memory that no other process changes. Fails if
@@ -200,9 +200,9 @@ impl TensorFiles {
         }
         let file = self.open_data_file(location)?;
         let range: Option<Range<usize>> = start.checked_add(count).map(|end| start..end);
-        let found = file.bytes().len();
+        let len = file.bytes().len();
         range.and_then(|range| BackingSlice::new(file, range)).ok_or_else(|| {
-            format!("expected {count} bytes at offset {start} of `{location}`, found a file of {found} bytes")
+            format!("expected {count} bytes at offset {start} of `{location}`, found a file of {len} bytes")
         })
     }
 
@@ -227,13 +227,13 @@ impl TensorFiles {
         // Opening a pipe would wait for its writer.
         let kind = std::fs::metadata(&path).map_err(|e| data_file_error(&path, e))?.file_type();
         if !kind.is_file() {
-            let what = match kind {
+            let noun = match kind {
                 k if k.is_dir() => "folder",
                 k if k.is_fifo() => "named pipe",
                 k if k.is_socket() => "socket",
                 _ => "device",
             };
-            return Err(format!("expected an external data file, found the {what} {}", path.display()));
+            return Err(format!("expected an external data file, found the {noun} {}", path.display()));
         }
         let file = MappedFile::open(&path).map_err(|e| data_file_error(&path, e))?;
         let file = Arc::new(file);

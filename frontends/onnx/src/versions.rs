@@ -51,17 +51,20 @@ pub(crate) fn opset_versions(
             "com.microsoft" => ("ONNX Runtime's operators", 1..=1),
             other => (other, 0..=i64::MAX),
         };
-        let found = format!("version {}", import.version);
+        let version = format!("version {}", import.version);
         if !known.contains(&import.version) {
             let oldest = known.start();
             let newest = known.end();
             let range = if oldest == newest { oldest.to_string() } else { format!("{oldest} to {newest}") };
-            return Err(FailureReason::Version { expected: format!("version {range} of {who}"), found });
+            return Err(FailureReason::Version {
+                expected: format!("version {range} of {who}"),
+                found: version,
+            });
         }
         match versions.insert(domain, import.version) {
             Some(first) if first != import.version => {
                 let expected = format!("one version of {who}, {first}");
-                return Err(FailureReason::Version { expected, found });
+                return Err(FailureReason::Version { expected, found: version });
             }
             _ => {}
         }

@@ -175,13 +175,13 @@ fn add_data_errors(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let input = py.get_type::<InputError>();
     let runtime = py.get_type::<PyRuntimeError>();
     let indices = PyTuple::new(py, [&input, &py.get_type::<PyIndexError>(), &runtime])?;
-    let others = PyTuple::new(py, [&input, &runtime])?;
+    let data_bases = PyTuple::new(py, [&input, &runtime])?;
     let classes = [
         (&BAD_INDEX, "IndexRangeError", indices, "An index of a run is outside of the axis that it indexes."),
         (
             &BAD_DATA,
             "DataError",
-            others,
+            data_bases,
             "A step of a run rejects its data, for example an integer that is divided by zero.",
         ),
     ];

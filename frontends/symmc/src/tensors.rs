@@ -28,8 +28,9 @@ use crate::files::is_stream;
 /// Safetensors files cannot contain this dtype.
 pub(crate) fn safetensors_dtype(dtype: DType) -> Result<Dtype, String> {
     let name = dtype.name().to_uppercase();
-    let found: Result<Dtype, serde::de::value::Error> = Dtype::deserialize(name.as_str().into_deserializer());
-    found.map_err(|_| format!("safetensors files have no dtype {dtype}"))
+    let parsed: Result<Dtype, serde::de::value::Error> =
+        Dtype::deserialize(name.as_str().into_deserializer());
+    parsed.map_err(|_| format!("safetensors files have no dtype {dtype}"))
 }
 
 /// The longest header in bytes, as in the safetensors library.
@@ -137,8 +138,8 @@ impl TensorFile {
 
     /// A weight of a rank, loaded into memory that no other process changes.
     pub(crate) fn load_weight(&self, rank: u32, source: &str) -> Result<Option<Arc<Tensor>>, Error> {
-        let found = self.weight(rank, source)?;
-        found.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
+        let weight = self.weight(rank, source)?;
+        weight.map(|t| t.load_to_memory()).transpose().map_err(|e| Error::invalid_request(e.to_string()))
     }
 
     /// The first rank that has a weight of this name with another value than `data`, if there is one.
@@ -169,8 +170,8 @@ impl TensorFile {
     pub fn get(&self, name: &str) -> Result<Option<Arc<Tensor>>, Error> {
         let Some(info) = self.header.info(name) else { return Ok(None) };
         let stored = info.dtype.to_string();
-        let known = DType::ALL.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&stored));
-        let &dtype = known.ok_or_else(|| {
+        let matching = DType::ALL.iter().find(|dtype| dtype.name().eq_ignore_ascii_case(&stored));
+        let &dtype = matching.ok_or_else(|| {
             Error::format(&self.path, format!("{name}: the dtype {stored} is not supported"))
         })?;
         let (from, to) = info.data_offsets;
@@ -235,9 +236,9 @@ fn read_header(map: &MappedFile) -> Result<(usize, Metadata), HeaderError> {
 /// Splits `rank{r}.{rest}` into its parts.
 fn split_rank_prefix(name: &str) -> Option<(u32, &str)> {
     let (rank, rest) = name.strip_prefix("rank")?.split_once('.')?;
-    let known = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
+    let is_known_kind = ["w.", "in.", "out."].iter().any(|p| rest.starts_with(p));
     let rank = rank.parse().ok().filter(|&r: &u32| r < MAX_RANKS)?;
-    known.then_some((rank, rest))
+    is_known_kind.then_some((rank, rest))
 }
 
 #[cfg(test)]

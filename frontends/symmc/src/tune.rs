@@ -121,8 +121,8 @@ impl ProfileTuner<'_> {
 
     /// Measures the least time of a kernel, by many kernels of few elements that depend on each other.
     fn measure_kernels(&mut self) {
-        let found = self.time_program(&small_kernels_text(SMALL_KERNELS));
-        if let Some((us, planned)) = self.value_or_note("the time of small kernels", found) {
+        let measured = self.time_program(&small_kernels_text(SMALL_KERNELS));
+        if let Some((us, planned)) = self.value_or_note("the time of small kernels", measured) {
             let steps = planned.plan.buckets.first().map_or(1, |b| b.steps.len().max(1));
             self.update_throughput(|t| t.kernel_us = us / steps as f64);
         }
@@ -132,15 +132,15 @@ impl ProfileTuner<'_> {
     fn measure_products(&mut self) {
         let mut rates = Vec::new();
         for rows in MEASURED_ROWS {
-            let mut of = |dtype: &str| {
-                let found =
+            let mut rate_of = |dtype: &str| {
+                let measured =
                     self.time_program(&products_text(rows, dtype, PRODUCTS_PER_RUN)).map(|(us, planned)| {
                         let done = count_operations(&planned.graph);
                         (done.matmul_16bit.max(done.matmul)) as f64 / us / 1e6
                     });
-                self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), found)
+                self.value_or_note(&format!("the rate of products of {rows} rows in {dtype}"), measured)
             };
-            if let (Some(matmul_16bit), Some(matmul)) = (of("bf16"), of("f32")) {
+            if let (Some(matmul_16bit), Some(matmul)) = (rate_of("bf16"), rate_of("f32")) {
                 rates.push(ProductRate { rows, matmul_16bit, matmul });
             }
         }
@@ -151,8 +151,8 @@ impl ProfileTuner<'_> {
     }
 
     fn measure_attention(&mut self) {
-        let found = self.time_program(&attention_text());
-        if let Some((us, planned)) = self.value_or_note("the rate of attention", found) {
+        let measured = self.time_program(&attention_text());
+        if let Some((us, planned)) = self.value_or_note("the rate of attention", measured) {
             self.update_throughput(|t| {
                 t.attention = count_operations(&planned.graph).attention as f64 / us / 1e6
             });
@@ -170,13 +170,12 @@ impl ProfileTuner<'_> {
         let kinds = CollectiveKind::sample_kinds(self.ranks).into_iter();
         for kind in kinds.filter(|kind| !kind.moves_by_data()) {
             for variant in self.profile.supported_variants(&kind) {
-                let what = format!("the contention of {} by {}", kind.name(), variant.name());
-                let found = self.contention_of_variant(&kind, variant, product);
-                if let Some(of) = self.value_or_note(&what, found) {
-                    let others =
-                        |c: &ContentionMeasurement| (c.collective, c.variant) != (of.collective, of.variant);
-                    self.profile.contention.retain(others);
-                    self.profile.contention.push(of);
+                let label = format!("the contention of {} by {}", kind.name(), variant.name());
+                let measured = self.contention_of_variant(&kind, variant, product);
+                if let Some(measurement) = self.value_or_note(&label, measured) {
+                    let key = (measurement.collective, measurement.variant);
+                    self.profile.contention.retain(|c| (c.collective, c.variant) != key);
+                    self.profile.contention.push(measurement);
                 }
             }
         }
@@ -189,11 +188,11 @@ impl ProfileTuner<'_> {
         variant: CollectiveVariant,
         product: f64,
     ) -> Result<ContentionMeasurement, Error> {
-        let most = self.profile.nearest_curve(kind, variant, None, self.ranks);
-        let most = most.or(self.profile.nearest_curve(kind, variant, Some(false), self.ranks));
-        let most = most.and_then(|curve| curve.points.last()).map_or(COLLECTIVE_BYTES, |p| p.0);
+        let curve = self.profile.nearest_curve(kind, variant, None, self.ranks);
+        let curve = curve.or(self.profile.nearest_curve(kind, variant, Some(false), self.ranks));
+        let max_bytes = curve.and_then(|curve| curve.points.last()).map_or(COLLECTIVE_BYTES, |p| p.0);
         let bytes =
-            COLLECTIVE_BYTES.min(if variant == CollectiveVariant::Ll { most } else { COLLECTIVE_BYTES });
+            COLLECTIVE_BYTES.min(if variant == CollectiveVariant::Ll { max_bytes } else { COLLECTIVE_BYTES });
         let estimate = |exit| self.profile.estimate_collective(kind, variant, Some(exit), bytes, self.ranks);
         let (Some(kept), Some(dropped)) = (estimate(true), estimate(false).or(estimate(true))) else {
             return Err(Error::new(ErrorKind::Unsupported, "the profile has no curve".to_string()));
@@ -206,7 +205,7 @@ impl ProfileTuner<'_> {
         let (both, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [1, covering]))?;
         self.check_lanes(&planned)?;
-        let taken = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
+        let compute_share = ((both - kernel - product * covering as f64) / kept).clamp(0.0, 1.0);
         let many = ((product * 3.0 / dropped).ceil() as usize + 1).min(MAX_OPS_PER_PARTNER);
         let (both, planned) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 1]))?;
@@ -216,14 +215,14 @@ impl ProfileTuner<'_> {
         let (without, _) =
             self.time_program(&concurrent_text(kind, variant, self.ranks, bytes, [many, 0]))?;
         let longer = both - without;
-        let rate = (product - longer) / (product - longer * taken);
+        let rate = (product - longer) / (product - longer * compute_share);
         let rate = if rate.is_finite() { rate.clamp(0.05, 1.0) } else { 1.0 };
         Ok(ContentionMeasurement {
             collective: kind.collective_name(),
             variant,
             ranks: self.ranks,
             bytes,
-            taken,
+            taken: compute_share,
             rate,
         })
     }
@@ -231,8 +230,8 @@ impl ProfileTuner<'_> {
     /// Checks that no product waits for a collective, nor the other way round. The last step is exempt: it needs all collectives.
     fn check_lanes(&self, planned: &TunePlan) -> Result<(), Error> {
         let bucket = &planned.plan.buckets[0];
-        let last = bucket.steps.len().saturating_sub(1);
-        match bucket.steps[..last].iter().find(|step| !step.waits.is_empty()) {
+        let last_step = bucket.steps.len().saturating_sub(1);
+        match bucket.steps[..last_step].iter().find(|step| !step.waits.is_empty()) {
             None => Ok(()),
             Some(step) => Err(Error::new(
                 ErrorKind::Defect,
@@ -243,8 +242,8 @@ impl ProfileTuner<'_> {
 
     /// Measures the time between the lanes.
     fn measure_crossing(&mut self) {
-        let found = self.time_crossing_chain();
-        if let Some(us) = self.value_or_note("the time between lanes", found) {
+        let measured = self.time_crossing_chain();
+        if let Some(us) = self.value_or_note("the time between lanes", measured) {
             self.update_throughput(|t| t.crossing_us = us);
         }
     }
@@ -280,8 +279,8 @@ impl ProfileTuner<'_> {
 /// The operations of all nodes of a program without symbols.
 fn count_operations(graph: &Graph) -> OperationCounts {
     let size = |d: &Dim| d.as_const().and_then(|n| u64::try_from(n).ok()).unwrap_or(1);
-    let all = graph.nodes.values().map(|node| OperationCounts::count_node(graph, node, size));
-    all.fold(OperationCounts::default(), OperationCounts::plus)
+    let counts = graph.nodes.values().map(|node| OperationCounts::count_node(graph, node, size));
+    counts.fold(OperationCounts::default(), OperationCounts::plus)
 }
 
 fn small_kernels_text(count: usize) -> String {
@@ -346,14 +345,14 @@ fn concurrent_text(
         );
     }
     // A step at the end needs the results, so they keep their memory until then. No product waits for it.
-    let mut parts = String::new();
+    let mut slices = String::new();
     for i in 0..collectives {
-        parts += &format!("%d{i}: bf16[1, {PRODUCT_COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
+        slices += &format!("%d{i}: bf16[1, {PRODUCT_COLUMNS}] = slice %c{i} axis=0 start=0 step=1\n");
     }
     let names: Vec<String> = (0..collectives).map(|i| format!("%d{i}")).collect();
     let names = names.join(", ");
     format!(
-        "{inputs}{nodes}{body}{parts}%e: bf16[{collectives}, {PRODUCT_COLUMNS}] = concat {names} axis=0\n\
+        "{inputs}{nodes}{body}{slices}%e: bf16[{collectives}, {PRODUCT_COLUMNS}] = concat {names} axis=0\n\
          return %e\n{}",
         return_text(count)
     )

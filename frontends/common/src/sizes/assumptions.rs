@@ -39,8 +39,8 @@ impl SizeRelation {
 
     /// The name of the difference, and the smaller size.
     fn difference(&self) -> Option<(String, &String)> {
-        let least = self.least.as_ref()?;
-        Some((format!("{}_beyond_{least}", self.symbol), least))
+        let smaller = self.least.as_ref()?;
+        Some((format!("{}_beyond_{smaller}", self.symbol), smaller))
     }
 
     fn holds(&self, sizes: &CallSizes) -> bool {
@@ -89,17 +89,20 @@ impl SizeAssumptions {
             let expression = format!("{}*{} + {}", step.step, step.quotient(), step.rest);
             (step.symbol.clone(), expression)
         });
-        let mut known: SymbolExpressions = steps.collect();
-        known.extend(self.assumed.iter().map(|one| (one.symbol.clone(), one.expression.clone())));
+        let mut expressions: SymbolExpressions = steps.collect();
+        expressions.extend(
+            self.assumed.iter().map(|assumption| (assumption.symbol.clone(), assumption.expression.clone())),
+        );
         // The quotient is not a symbol of the file. It vanishes if it is defined by another relation.
-        let file_symbols = known.keys().filter(|symbol| !self.is_quotient(symbol));
+        let file_symbols = expressions.keys().filter(|symbol| !self.is_quotient(symbol));
         let dims = file_symbols.filter_map(|symbol| {
             let mut symbols = SizeSymbols::default();
             let mut dim = symbols.parse_dim(symbol)?;
             // This terminates because a relation only uses symbols that have no relation.
-            while let Some(inner) = dim.symbols().into_iter().find(|&id| known.contains_key(symbols.name(id)))
+            while let Some(inner) =
+                dim.symbols().into_iter().find(|&id| expressions.contains_key(symbols.name(id)))
             {
-                let value = symbols.parse_dim(&known[symbols.name(inner)])?;
+                let value = symbols.parse_dim(&expressions[symbols.name(inner)])?;
                 dim = dim.substitute(&|id| if id == inner { value.clone() } else { id.into() });
             }
             Some((symbol.clone(), dim.display(&symbols.0).to_string()))
@@ -169,20 +172,20 @@ impl SizeAssumptions {
         sizes: &CallSizes,
         mut open: impl FnMut(SymbolExpressions) -> Result<ImportAttempt<P, E>, E>,
     ) -> Result<P, E> {
-        let mut found = open(self.symbol_expressions())?;
+        let mut attempt = open(self.symbol_expressions())?;
         'refused: loop {
-            let refusal = match found {
+            let refusal = match attempt {
                 Ok(program) => return Ok(program),
                 Err(refusal) => refusal,
             };
             let before = self.assumed.clone();
             for candidate in self.candidate_relations(&refusal, sizes) {
                 self.assumed.extend_from_slice(&candidate);
-                found = open(self.symbol_expressions())?;
-                if found
+                attempt = open(self.symbol_expressions())?;
+                if attempt
                     .as_ref()
                     .err()
-                    .is_none_or(|found| self.is_different_rejection(found, &refusal, &candidate))
+                    .is_none_or(|rejection| self.is_different_rejection(rejection, &refusal, &candidate))
                 {
                     continue 'refused;
                 }
@@ -226,29 +229,29 @@ impl SizeAssumptions {
         let named = named.iter().map(String::as_str);
         let free: Vec<&str> =
             named.filter(|&symbol| sizes.contains_key(symbol) && !self.has_relation(symbol)).collect();
-        let others = |symbol| free.iter().copied().filter(move |&other| other != symbol);
+        let other_symbols = |symbol| free.iter().copied().filter(move |&other| other != symbol);
 
         let equal = combinations(&free, 2).into_iter().map(|pair| SizeRelation::new(pair[1], pair[0]));
         let products = free.iter().flat_map(|&symbol| {
-            let factors: Vec<&str> = others(symbol).filter(|&other| sizes[other] > 1).collect();
+            let factors: Vec<&str> = other_symbols(symbol).filter(|&other| sizes[other] > 1).collect();
             let products = (2..=MAX_TOGETHER).flat_map(|count| combinations(&factors, count));
             products.map(|factors| SizeRelation::new(symbol, factors.join("*"))).collect::<Vec<_>>()
         });
         let file_symbols = free.iter().copied().filter(|symbol| !self.is_quotient(symbol));
         let at_least = file_symbols
-            .flat_map(|symbol| others(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
+            .flat_map(|symbol| other_symbols(symbol).map(move |other| SizeRelation::at_least(symbol, other)));
         let possible = equal.chain(products).chain(at_least);
-        let possible = possible.filter(|one| one.holds(sizes) && !self.refuted.contains(one));
-        let mut found: Vec<_> = possible.map(|one| vec![one]).collect();
+        let possible = possible.filter(|relation| relation.holds(sizes) && !self.refuted.contains(relation));
+        let mut candidates: Vec<_> = possible.map(|relation| vec![relation]).collect();
 
         if self.may_fix_sizes {
             let last_first: Vec<&str> = free.iter().rev().copied().collect();
             let fixed = (1..=MAX_TOGETHER).flat_map(|count| combinations(&last_first, count));
             let numbers =
                 fixed.map(|symbols| symbols.iter().map(|s| SizeRelation::new(s, sizes[*s])).collect());
-            found.extend(numbers);
+            candidates.extend(numbers);
         }
-        found
+        candidates
     }
 
     fn has_relation(&self, symbol: &str) -> bool {

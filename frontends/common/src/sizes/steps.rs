@@ -43,8 +43,8 @@ impl SizeStep {
         if size.rem_euclid(self.step) == self.rest {
             return Ok(self.divide_down(size));
         }
-        let rest = if self.rest == 0 { String::new() } else { format!(" plus {}", self.rest) };
-        Err(range_error(&self.symbol, &format!("a multiple of {}{rest}", self.step), size.to_string()))
+        let remainder = if self.rest == 0 { String::new() } else { format!(" plus {}", self.rest) };
+        Err(range_error(&self.symbol, &format!("a multiple of {}{remainder}", self.step), size.to_string()))
     }
 }
 
@@ -58,13 +58,13 @@ struct PossibleRemainders {
 /// The step and the rest of each symbol, for the sizes that satisfy the guards. Symbols without a step are
 /// left out.
 pub fn find_size_steps(guards: &[String], symbols: &[String]) -> Vec<SizeStep> {
-    let mut known: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
+    let mut remainders: IndexMap<&str, Vec<PossibleRemainders>> = IndexMap::new();
     for (symbol, found) in guards.iter().filter_map(|guard| solve_guard(guard)) {
         if symbols.iter().any(|s| s == symbol) {
-            known.entry(symbol).or_default().push(found);
+            remainders.entry(symbol).or_default().push(found);
         }
     }
-    let steps = known.into_iter().filter_map(|(symbol, all)| {
+    let steps = remainders.into_iter().filter_map(|(symbol, all)| {
         let (step, rest) = common_step(&all)?;
         Some(SizeStep { symbol: symbol.to_string(), step, rest })
     });
@@ -109,11 +109,11 @@ fn common_step(all: &[PossibleRemainders]) -> Option<(i64, i64)> {
     let sizes: Vec<i64> = (0..period)
         .filter(|size| all.iter().all(|one| one.possible.contains(&(size % one.period))))
         .collect();
-    let rest = *sizes.first()?;
+    let remainder = *sizes.first()?;
     let count = sizes.len() as i64;
     let step = period / count;
-    let is_even = step * count == period && sizes.iter().all(|size| size % step == rest);
-    (step > 1 && is_even).then_some((step, rest))
+    let is_even = step * count == period && sizes.iter().all(|size| size % step == remainder);
+    (step > 1 && is_even).then_some((step, remainder))
 }
 
 #[cfg(test)]

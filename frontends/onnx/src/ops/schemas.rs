@@ -72,19 +72,19 @@ pub(crate) fn op_versions(op: &str) -> &'static [OpSchema] {
 fn schema_table() -> &'static SchemaTable {
     static ALL: OnceLock<SchemaTable> = OnceLock::new();
     ALL.get_or_init(|| {
-        let mut all = SchemaTable { newest: 0, others: HashSet::new(), versions: HashMap::new() };
+        let mut table = SchemaTable { newest: 0, others: HashSet::new(), versions: HashMap::new() };
         for line in include_str!("schemas.txt").lines() {
             let mut words = line.split(' ');
             match words.next() {
-                Some("newest") => all.newest = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
-                Some("others") => all.others.extend(words),
+                Some("newest") => table.newest = words.next().and_then(|w| w.parse().ok()).unwrap_or(0),
+                Some("others") => table.others.extend(words),
                 Some(name) if !name.starts_with('#') => {
-                    all.versions.entry(name).or_default().extend(parse_schema(words));
+                    table.versions.entry(name).or_default().extend(parse_schema(words));
                 }
                 _ => {}
             }
         }
-        all
+        table
     })
 }
 
@@ -128,14 +128,14 @@ impl CountRange {
 impl OperandDtypes {
     /// Parses `@T,T,V;T=hf;V=il`.
     fn parse_dtypes(word: &'static str) -> Option<OperandDtypes> {
-        let mut parts = word.strip_prefix('@')?.split(';');
-        let variables = parts.next()?.split(',').filter(|name| !name.is_empty());
+        let mut sections = word.strip_prefix('@')?.split(';');
+        let variables = sections.next()?.split(',').filter(|name| !name.is_empty());
         let variables = variables.map(|name| match name.strip_suffix('~') {
             Some(name) => (name, true),
             None => (name, false),
         });
-        let accepted = parts.map(|part| {
-            let (name, letters) = part.split_once('=')?;
+        let accepted = sections.map(|section| {
+            let (name, letters) = section.split_once('=')?;
             let dtypes = letters.chars().filter(|&c| c != NO_DTYPE).map(dtype_of_letter);
             Some((name, dtypes.collect::<Option<Vec<_>>>()?, letters))
         });
@@ -238,16 +238,16 @@ impl OpSchema {
             return Err(format!("{op} is not available from version {} of the operator set on", self.since));
         }
         // Operands at the end may be omitted by an empty name.
-        let given = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
-        self.operands.check_count("operand", given)?;
+        let count = node.input.iter().rposition(|n| !n.is_empty()).map_or(0, |i| i + 1);
+        self.operands.check_count("operand", count)?;
         self.results.check_count("result", node.output.len())?;
         for (i, a) in node.attribute.iter().enumerate() {
             let Some(known) = self.attribute(&a.name) else {
-                let known: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
-                let known = if known.is_empty() { "none".to_string() } else { known.join(", ") };
+                let names: Vec<&str> = self.attributes.iter().map(|a| a.name).collect();
+                let names = if names.is_empty() { "none".to_string() } else { names.join(", ") };
                 let since = self.since;
                 return Err(format!(
-                    "expected an attribute of {op} as of version {since} ({known}), found {}",
+                    "expected an attribute of {op} as of version {since} ({names}), found {}",
                     describe_attribute(a)
                 ));
             };

@@ -38,10 +38,11 @@ fn missing_driver_checks(error: &CudaError, module: Option<&str>) -> Vec<DoctorC
     };
     let mut checks = vec![GPUS_PART.problem("driver", CheckStatus::Missing, found, remedy)];
     let remedy = "see driver; plans run on host ranks without GPUs";
-    let rest = ["gpus", "peer access", "memory handles"];
-    checks.extend(
-        rest.map(|name| GPUS_PART.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)),
-    );
+    let names = ["gpus", "peer access", "memory handles"];
+    checks
+        .extend(names.map(|name| {
+            GPUS_PART.problem(name, CheckStatus::Missing, "none, as there is no driver", remedy)
+        }));
     checks.push(GPUS_PART.ok("profile", "host"));
     checks
 }
@@ -62,14 +63,14 @@ fn machine_checks(machine: &GpuInventory, module: Option<&str>) -> Vec<DoctorChe
 
 fn gpu_count_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const CHECK_NAME: &str = "gpus";
-    let seen = std::env::var("CUDA_VISIBLE_DEVICES").ok();
-    let seen = seen.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
+    let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+    let visible = visible.map_or(String::new(), |v| format!(" (CUDA_VISIBLE_DEVICES={v})"));
     match gpus.len() {
         0 => {
             let remedy = "make GPUs visible (CUDA_VISIBLE_DEVICES, docker run --gpus all); without GPUs plans run on host ranks";
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, format!("none{seen}"), remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, format!("none{visible}"), remedy)
         }
-        n => GPUS_PART.ok(CHECK_NAME, format!("{n}{seen}")),
+        n => GPUS_PART.ok(CHECK_NAME, format!("{n}{visible}")),
     }
 }
 
@@ -77,7 +78,7 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     let name = format!("gpu {}", gpu.ordinal);
     let [major, minor] = gpu.capability;
     let multicast = if gpu.multicast { "multicast" } else { "no multicast" };
-    let found = format!(
+    let finding = format!(
         "{}, compute capability {major}.{minor}, {} multiprocessors, {}, {multicast}",
         gpu.name,
         gpu.multiprocessors,
@@ -85,7 +86,7 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
     );
     let id = gpu.ordinal;
     match gpu.compute_mode {
-        ComputeMode::Shared => GPUS_PART.ok(&name, found),
+        ComputeMode::Shared => GPUS_PART.ok(&name, finding),
         ComputeMode::Exclusive => {
             let remedy = format!(
                 "let several processes use it (nvidia-smi -i {id} -c DEFAULT), or run one rank on it"
@@ -93,13 +94,18 @@ fn gpu_check(gpu: &GpuInfo) -> DoctorCheck {
             GPUS_PART.problem(
                 &name,
                 CheckStatus::Limited,
-                format!("{found}, for one process at a time"),
+                format!("{finding}, for one process at a time"),
                 remedy,
             )
         }
         ComputeMode::Prohibited => {
             let remedy = format!("allow compute on it (nvidia-smi -i {id} -c DEFAULT)");
-            GPUS_PART.problem(&name, CheckStatus::Missing, format!("{found}, not usable for compute"), remedy)
+            GPUS_PART.problem(
+                &name,
+                CheckStatus::Missing,
+                format!("{finding}, not usable for compute"),
+                remedy,
+            )
         }
     }
 }
@@ -109,10 +115,10 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
     const CHECK_NAME: &str = "peer access";
     let list_links = |access: GpuPeerAccess| {
         let links_of = |gpu: &GpuInfo| {
-            let others = gpu.peer_access.iter().enumerate();
-            let others = others.filter(|(o, found)| *o != gpu.ordinal as usize && **found == access);
-            let others: Vec<String> = others.map(|(o, _)| o.to_string()).collect();
-            (!others.is_empty()).then(|| format!("{} to {}", gpu.ordinal, others.join(",")))
+            let peers = gpu.peer_access.iter().enumerate();
+            let peers = peers.filter(|(o, found)| *o != gpu.ordinal as usize && **found == access);
+            let peers: Vec<String> = peers.map(|(o, _)| o.to_string()).collect();
+            (!peers.is_empty()).then(|| format!("{} to {}", gpu.ordinal, peers.join(",")))
         };
         gpus.iter().filter_map(links_of).collect::<Vec<_>>().join("; ")
     };
@@ -131,9 +137,9 @@ fn peer_access_check(gpus: &[GpuInfo]) -> DoctorCheck {
         }
         (_, true, false) => {
             let remedy = "kernels add fences on such links and are slower: look at nvidia-smi topo -m and nvlink --status";
-            let found =
+            let finding =
                 format!("every GPU accesses every other, but without atomic operations (PCIe): {peer}");
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, found, remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, remedy)
         }
         (_, false, _) => {
             let remedy = "run ranks on GPUs that can access each other; look at nvidia-smi topo -p2p r, MIG, and IOMMU or \
@@ -156,13 +162,13 @@ fn memory_handle_check(gpus: &[GpuInfo]) -> DoctorCheck {
             GPUS_PART.ok(CHECK_NAME, "memory of all GPUs passes between processes as file descriptors")
         }
         (_, false) => {
-            let found = format!(
+            let finding = format!(
                 "not of GPU {}: its driver exports no memory as file descriptors",
                 without.join(", ")
             );
             let remedy = "use bare metal, a container, or a passed-through GPU; symmetric memory needs the driver's virtual \
                           memory management";
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, found, remedy)
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Missing, finding, remedy)
         }
     }
 }
@@ -177,8 +183,8 @@ fn profile_check(gpus: &[GpuInfo]) -> DoctorCheck {
     match gpus.iter().find(|g| !g.name.contains(MEASURED_GPU)) {
         None => GPUS_PART.ok(CHECK_NAME, nearest),
         Some(other) => {
-            let found = format!("{nearest}, which was measured on {MEASURED_GPU}, not on {}", other.name);
-            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, found, "measure this machine (symmc tune)")
+            let finding = format!("{nearest}, which was measured on {MEASURED_GPU}, not on {}", other.name);
+            GPUS_PART.problem(CHECK_NAME, CheckStatus::Limited, finding, "measure this machine (symmc tune)")
         }
     }
 }

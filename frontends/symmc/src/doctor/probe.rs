@@ -41,10 +41,10 @@ type ProbeResult = Result<Vec<DoctorCheck>, String>;
 pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<DoctorCheck> {
     // A process that hangs is killed before the wait for its thread ends.
     let until = Instant::now() + clamp_wait(limit) + GRACE;
-    let asked = DoctorPart::ALL.map(|part| (part, start_probe(part, limit, prober.cloned())));
-    let wait = |(part, asked): (DoctorPart, Option<Receiver<ProbeResult>>)| {
-        let left = until.saturating_duration_since(Instant::now());
-        let answered = match asked.map(|a| a.recv_timeout(left)) {
+    let probes = DoctorPart::ALL.map(|part| (part, start_probe(part, limit, prober.cloned())));
+    let wait = |(part, probe): (DoctorPart, Option<Receiver<ProbeResult>>)| {
+        let remaining = until.saturating_duration_since(Instant::now());
+        let answered = match probe.map(|a| a.recv_timeout(remaining)) {
             Some(Ok(answer)) => answer,
             Some(Err(RecvTimeoutError::Timeout)) => {
                 Err(format!("no answer within {} s", limit.as_secs_f32()))
@@ -55,7 +55,7 @@ pub(super) fn check_all_parts(limit: Duration, prober: Option<&Prober>) -> Vec<D
         };
         answered.unwrap_or_else(|why| part.uniform_checks(CheckStatus::Unknown, &why, part_remedy(part)))
     };
-    asked.into_iter().flat_map(wait).collect()
+    probes.into_iter().flat_map(wait).collect()
 }
 
 /// Examines one part on this thread, without a timeout.
@@ -144,8 +144,8 @@ fn probe_in_process(prober: &Prober, part: DoctorPart, limit: Duration) -> Probe
     }
     let until = Instant::now() + clamp_wait(limit);
     let status = wait_for_exit(child, until)?;
-    let left = until.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
-    let text = receiver.recv_timeout(left).unwrap_or_default();
+    let remaining = until.saturating_duration_since(Instant::now()).max(POLL_INTERVAL);
+    let text = receiver.recv_timeout(remaining).unwrap_or_default();
     // Libraries may have written other lines.
     let text = String::from_utf8_lossy(&text);
     let checks = text.lines().rev().find_map(|line| serde_json::from_str::<Vec<DoctorCheck>>(line).ok());

@@ -39,8 +39,8 @@ pub(super) fn with_range_advice(message: String, symbols: &MentionedSymbols, siz
     if let (false, [first, others @ ..]) = (size, symbols.named.as_slice())
         && !others.is_empty()
     {
-        let same: Vec<String> = others.iter().map(|s| format!("{s}={first}")).collect();
-        out.push_str(&format!("; if extents are equal in every run, state it: {}", same.join(" ")));
+        let equalities: Vec<String> = others.iter().map(|s| format!("{s}={first}")).collect();
+        out.push_str(&format!("; if extents are equal in every run, state it: {}", equalities.join(" ")));
     }
     out
 }

@@ -23,9 +23,9 @@ impl HeldMemory {
         let old = self.held.iter().position(|(other, _)| *other == port);
         let old = old.map(|at| self.held.swap_remove(at).1);
         self.held.extend(owner.map(|owner| (port, owner)));
-        let found = old.is_some();
+        let existed = old.is_some();
         self.retired.extend(old);
-        found
+        existed
     }
 
     /// Drops former owners. The caller ensures that no run is in progress.

@@ -28,14 +28,14 @@ impl Session {
         };
         self.expect_read_only(name, input)?;
         self.expect_type(name, port, &tensor)?;
-        let kept = self.device.select()?.share_tensor(&tensor).map_err(|error| match error {
+        let shared = self.device.select()?.share_tensor(&tensor).map_err(|error| match error {
             RunError::Invalid(why) => RunError::Invalid(format!("{name}: {why}")),
             other => other,
         })?;
         // SAFETY: the session holds the owner until its runs have ended. Nothing writes the bytes while it is held: runs do not,
         // because no output replaces the input.
-        unsafe { self.device.select()?.bind_port(port, Some(kept.range))? };
-        self.hold_owner(port, Some(kept.owner));
+        unsafe { self.device.select()?.bind_port(port, Some(shared.range))? };
+        self.hold_owner(port, Some(shared.owner));
         Ok(())
     }
 

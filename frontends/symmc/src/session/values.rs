@@ -152,10 +152,10 @@ fn find_input(graph: &Graph, name: &str) -> Option<Port> {
     let has_stored_name = |id: &InputId| {
         !is_argument(id) && name.strip_prefix("w.") == Some(graph.checkpoint_name(&graph.inputs[*id]))
     };
-    let mut found = graph.inputs.keys().find(has_value_name);
-    found = found.or_else(|| graph.inputs.keys().find(has_source));
-    found = found.or_else(|| graph.inputs.keys().find(has_stored_name));
-    found.map(|id| Port::Input(id.index()))
+    let mut input = graph.inputs.keys().find(has_value_name);
+    input = input.or_else(|| graph.inputs.keys().find(has_source));
+    input = input.or_else(|| graph.inputs.keys().find(has_stored_name));
+    input.map(|id| Port::Input(id.index()))
 }
 
 fn find_output(graph: &Graph, name: &str) -> Option<Port> {
