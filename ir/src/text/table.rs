@@ -53,12 +53,12 @@ macro_rules! ops {
                 Op::Binary(op) => (op.name(), (2, 2)),
                 Op::BinaryScalar { op, .. } => (op.name(), (1, 1)),
                 Op::Attention { bounds, sink, .. } => {
-                    let more = attention::position_operand_count(bounds) + usize::from(*sink);
-                    ("attention", (3 + more, 4 + more))
+                    let extra = attention::position_operand_count(bounds) + usize::from(*sink);
+                    ("attention", (3 + extra, 4 + extra))
                 }
                 Op::AttentionGradient { bounds, .. } => {
-                    let more = attention::position_operand_count(bounds);
-                    ("attention_gradient", (6 + more, 7 + more))
+                    let extra = attention::position_operand_count(bounds);
+                    ("attention_gradient", (6 + extra, 7 + extra))
                 }
                 Op::Permuted { op, .. } => head(op),
                 Op::Collective(c) => (c.kind.name(), c.kind.operand_counts()),

@@ -520,10 +520,10 @@ fn full_mask(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
 
 fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let Op::Attention { scale, cap, bounds: old, sink, log_sum_exp } = &node.op else { return None };
-    let attention_operands = AttentionOperands::from_operands(old, *sink, &node.inputs)?;
-    let mask = *attention_operands.mask?;
-    let mut shape = cx.shape(*attention_operands.q).to_vec();
-    *shape.last_mut()? = cx.shape(*attention_operands.k).iter().rev().nth(1)?.clone();
+    let qkv = AttentionOperands::from_operands(old, *sink, &node.inputs)?;
+    let mask = *qkv.mask?;
+    let mut shape = cx.shape(*qkv.q).to_vec();
+    *shape.last_mut()? = cx.shape(*qkv.k).iter().rev().nth(1)?.clone();
     let view = AxisView::broadcast(cx.shape(mask), &shape)?;
     let VisibleBounds { mut bounds, operands: bound_operands, rows } = if cx.ty(mask).dtype == DType::Bool {
         let condition = masks::mask_condition(cx, mask).through_view(&view)?;
@@ -538,26 +538,19 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
     } else {
         let mask = additive::parse_additive_mask(cx, mask).through_view(&view)?;
         let split = bounds::split_condition(cx, &mask.condition()?, &shape).filter(|s| s.gained)?;
-        let zero_rows = mask.is_infinite()
-            || attention_operands.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
+        let zero_rows = mask.is_infinite() || qkv.sink.is_some_and(|&sink| additive::is_moderate(cx, sink));
         // The mean of the values is the result of hidden rows only if no sink takes a part of their weight.
         mask_bounds(cx, &mask, &split, old, &shape, zero_rows)
-            .filter(|visible| attention_operands.sink.is_none() || visible.rows.is_none())?
+            .filter(|visible| qkv.sink.is_none() || visible.rows.is_none())?
     };
     let count = attention::position_operand_count(&bounds);
     let (mask_operands, positions) = bound_operands.split_at(bound_operands.len().checked_sub(count)?);
     if mask_operands.first() == Some(&mask) {
         return None;
     }
-    let sunk = attention_operands.sink.copied();
-    let inputs = [
-        &[*attention_operands.q, *attention_operands.k, *attention_operands.v],
-        mask_operands,
-        attention_operands.positions,
-        positions,
-        sunk.as_slice(),
-    ]
-    .concat();
+    let sunk = qkv.sink.copied();
+    let inputs =
+        [&[*qkv.q, *qkv.k, *qkv.v], mask_operands, qkv.positions, positions, sunk.as_slice()].concat();
     bounds.retain(|b| b.operand || !old.contains(b));
     let bounds = [&old[..], &bounds].concat();
     let op = Op::Attention { scale: *scale, cap: *cap, bounds, sink: *sink, log_sum_exp: *log_sum_exp };
@@ -568,7 +561,7 @@ fn mask_of_positions(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite>
         // The sums of rows that see nothing would have to be replaced as well.
         return None;
     }
-    let v = *attention_operands.v;
+    let v = *qkv.v;
     let y = cx.emit("seen", op, &inputs, node.ty.clone());
     Some(Rewrite::Value(mean_for_hidden_rows(cx, y, rows, v)?))
 }

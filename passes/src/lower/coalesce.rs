@@ -500,17 +500,12 @@ impl CoalesceWalk<'_> {
             }
             JoinMode::Together => {
                 let members = open.members.iter().chain([&id]);
-                let collectives: Vec<(&Collective, u64)> = members
+                let sized: Vec<(&Collective, u64)> = members
                     .map(|&id| sized_collective(self.graph, self.context, &self.graph.nodes[id]))
                     .collect::<Option<_>>()?;
                 let losses = joint_costs::sum_losses(open.losses, candidate.losses);
-                joint_costs::best_joint_variant(
-                    self.context,
-                    &collectives,
-                    &losses,
-                    RegionSurroundings::default(),
-                )?
-                .1
+                joint_costs::best_joint_variant(self.context, &sized, &losses, RegionSurroundings::default())?
+                    .1
             }
         };
         Some(open.alone_us + candidate.alone_us - joined_us)

@@ -263,18 +263,13 @@ impl<'a> SharedMemorySets<'a> {
     /// Gives `operand`, which only step `s` reads, the memory of `result`.
     fn share_memory(&mut self, s: usize, operand: ValueId, result: ValueId) {
         let base = self.program.base[operand];
-        let is_only_reader = self.steps.def[base].is_some() && self.readers.steps_reading(base) == [s as u32];
+        let sole_reader = self.steps.def[base].is_some() && self.readers.steps_reading(base) == [s as u32];
         let from = self.find_root(base);
         let into = self.find_root(result);
         let [from_symmetric, into_symmetric] =
             [from, into].map(|v| self.program.symmetric[ValueId::new(v)] && !self.output[v]);
         let reaches = !from_symmetric || into_symmetric;
-        if is_only_reader
-            && self.program.covers_base[operand]
-            && !self.output[from]
-            && reaches
-            && from != into
-        {
+        if sole_reader && self.program.covers_base[operand] && !self.output[from] && reaches && from != into {
             self.toward[from] = into as u32;
         }
     }
