@@ -228,7 +228,7 @@ pub fn is_range_within_axis(first: &Dim, last: &Dim, extent: &Dim, symbols: &Sym
 fn is_index_in_bounds(cx: ClosedFormContext<'_>, op: &Op, inputs: &[ValueId]) -> bool {
     op.index_operands(inputs.len()).into_iter().all(|(position, axis)| {
         let index = inputs[position];
-        let ends = cx.closed_form(index).and_then(|known| known.value_range(&cx.graph.ty(index).shape));
+        let ends = cx.closed_form(index).and_then(|form| form.value_range(&cx.graph.ty(index).shape));
         let extent = &cx.graph.ty(inputs[0]).shape[axis];
         ends.is_some_and(|(first, last)| is_range_within_axis(&first, &last, extent, &cx.graph.symbols))
     })

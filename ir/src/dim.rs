@@ -348,13 +348,13 @@ impl Dim {
     }
 
     pub fn max_with(&self, other: &Dim) -> Dim {
-        let ([low, high], known) = self.order_by_bounds(other);
-        if known { high.clone() } else { Dim::from_atom(DimAtom::Max(low.clone(), high.clone())) }
+        let ([low, high], is_ordered) = self.order_by_bounds(other);
+        if is_ordered { high.clone() } else { Dim::from_atom(DimAtom::Max(low.clone(), high.clone())) }
     }
 
     pub fn min_with(&self, other: &Dim) -> Dim {
-        let ([low, high], known) = self.order_by_bounds(other);
-        if known { low.clone() } else { Dim::from_atom(DimAtom::Min(low.clone(), high.clone())) }
+        let ([low, high], is_ordered) = self.order_by_bounds(other);
+        if is_ordered { low.clone() } else { Dim::from_atom(DimAtom::Min(low.clone(), high.clone())) }
     }
 
     /// Both dims, and whether the first is known to be at most the second. If it is unknown, they are in the

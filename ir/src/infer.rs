@@ -436,7 +436,7 @@ fn infer_attention(parts: &AttentionOperands<'_, &TensorType>) -> Result<TensorT
     let r = q.rank();
     ensure(r >= 3, || format!("q, k and v need three axes or more, found {r}"))?;
     let check_equal =
-        |a: &Dim, b: &Dim, what: &str| ensure(a == b, || format!("{what} differ: {a:?} and {b:?}"));
+        |a: &Dim, b: &Dim, role: &str| ensure(a == b, || format!("{role} differ: {a:?} and {b:?}"));
     for a in 0..r - 3 {
         check_equal(&q.shape[a], &k.shape[a], "the batch extents of q and k")?;
         check_equal(&q.shape[a], &v.shape[a], "the batch extents of q and v")?;
@@ -756,7 +756,7 @@ fn infer_collective(
 ) -> Result<Vec<TensorType>, String> {
     let x = operands[0];
     let leading =
-        |what: &str| x.shape.first().cloned().ok_or_else(|| format!("{what} needs an operand with an axis"));
+        |name: &str| x.shape.first().cloned().ok_or_else(|| format!("{name} needs an operand with an axis"));
     Ok(match kind {
         CollectiveKind::AllReduce(_) => {
             ensure(x.dtype != DType::Bool, || "it is not defined on bool".into())?;

@@ -105,10 +105,10 @@ fn push_word(out: &mut String, word: &str) {
     let _ = write!(out, "… ({} more characters)", group_digits(count - WORD_HEAD));
 }
 
-/// A list of names for a message, in order: at most `most` of them, and the number of further names.
-pub fn list_names<T: AsRef<str>>(names: &[T], most: usize) -> String {
-    let shown: Vec<&str> = names.iter().take(most).map(AsRef::as_ref).collect();
-    match names.len().saturating_sub(most) {
+/// A list of names for a message, in order: at most `max_names` of them, and the number of further names.
+pub fn list_names<T: AsRef<str>>(names: &[T], max_names: usize) -> String {
+    let shown: Vec<&str> = names.iter().take(max_names).map(AsRef::as_ref).collect();
+    match names.len().saturating_sub(max_names) {
         0 => shown.join(", "),
         more => format!("{}, … ({} more)", shown.join(", "), group_digits(more)),
     }

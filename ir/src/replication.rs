@@ -148,7 +148,7 @@ impl CellMembership {
 
     fn shard(&self, x: &Replication) -> Replication {
         Replication::from_keys(
-            self.place.iter().zip(x.first.iter()).map(|((_, number), part)| (*number, *part)),
+            self.place.iter().zip(x.first.iter()).map(|((_, number), first)| (*number, *first)),
         )
     }
 

@@ -25,7 +25,7 @@ impl TensorData {
     fn bytes(&self) -> &[u8] {
         match self {
             TensorData::Owned(bytes) => bytes,
-            TensorData::Shared(part) => part.bytes(),
+            TensorData::Shared(slice) => slice.bytes(),
         }
     }
 }
@@ -78,7 +78,7 @@ impl Tensor {
     pub fn backing_slice(&self) -> Option<&BackingSlice> {
         match &self.data {
             TensorData::Owned(_) => None,
-            TensorData::Shared(part) => Some(part),
+            TensorData::Shared(slice) => Some(slice),
         }
     }
     /// Fills `into` with bytes from `offset` on. In contrast to [`data`](Self::data), a file that another process
@@ -97,14 +97,14 @@ impl Tensor {
     /// This tensor in memory that no other process changes: a copy if its data lie in a file. Fails if the file
     /// cannot be read, or changed since it was opened.
     pub fn load_to_memory(self: &Arc<Self>) -> io::Result<Arc<Tensor>> {
-        let Some(part) = self.backing_slice().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
-        let mut data = vec![0; part.range().len()];
-        part.read(&mut data)?;
+        let Some(slice) = self.backing_slice().filter(|p| p.is_volatile()) else { return Ok(self.clone()) };
+        let mut data = vec![0; slice.range().len()];
+        slice.read(&mut data)?;
         Ok(Arc::new(Tensor { dtype: self.dtype, shape: self.shape.clone(), data: TensorData::Owned(data) }))
     }
     pub fn data_mut(&mut self) -> &mut [u8] {
-        if let TensorData::Shared(part) = &self.data {
-            self.data = TensorData::Owned(part.bytes().to_vec());
+        if let TensorData::Shared(slice) = &self.data {
+            self.data = TensorData::Owned(slice.bytes().to_vec());
         }
         match &mut self.data {
             TensorData::Owned(bytes) => bytes,

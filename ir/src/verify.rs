@@ -122,9 +122,9 @@ pub fn verify(graph: &Graph) -> Result<(), Vec<Violation>> {
 /// sub-range. All sizes in that range may break a bound of the source; a run with such sizes never starts
 /// ([`crate::bounds`]).
 pub fn verify_derived(graph: &Graph) -> Result<(), Vec<Violation>> {
-    let Err(mut found) = verify(graph) else { return Ok(()) };
-    found.retain(|violation| violation.invariant != Invariant::Bounds);
-    if found.is_empty() { Ok(()) } else { Err(found) }
+    let Err(mut violations) = verify(graph) else { return Ok(()) };
+    violations.retain(|violation| violation.invariant != Invariant::Bounds);
+    if violations.is_empty() { Ok(()) } else { Err(violations) }
 }
 
 struct Verifier<'a> {

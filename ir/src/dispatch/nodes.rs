@@ -479,8 +479,9 @@ impl<'a> DispatchChecker<'a> {
         let Some(rows) = selects.and_then(|(_, n)| shape(n.inputs.first()?).first()) else {
             return Err(self.mismatch_error(self.dispatch.first, "a topk of rows among the nodes"));
         };
-        let has_rows =
-            |found: &[Dim]| found.first() == Some(rows) && found[1..].iter().all(|d| d.as_const().is_some());
+        let has_rows = |extents: &[Dim]| {
+            extents.first() == Some(rows) && extents[1..].iter().all(|d| d.as_const().is_some())
+        };
         let is_last = |axis: usize, v: &ValueId| axis > 0 && axis + 1 == shape(v).len();
         for (id, node) in self.iter_nodes() {
             let fits_op = match (&node.op, &node.inputs[..]) {

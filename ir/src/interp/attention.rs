@@ -49,8 +49,8 @@ impl ScoreAttributes<'_> {
             {
                 let elements = x.as_ints()?;
                 let mut row = 0;
-                for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[at]| {
-                    of_rows[row] = elements[at];
+                for_each_offset(&column, [&broadcast_strides(&x.shape, &column)], |[offset]| {
+                    of_rows[row] = elements[offset];
                     row += 1;
                 });
             }

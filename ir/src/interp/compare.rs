@@ -292,7 +292,7 @@ fn compare_within(
         // The worst element is the one that exceeds its allowed difference the most; NaN is the worst.
         let excess = if within { difference / allowed } else { 1.0 + difference - allowed };
         let excess = if excess.is_nan() { f64::INFINITY } else { excess };
-        if worst.is_none_or(|(most, _)| excess > most) {
+        if worst.is_none_or(|(largest, _)| excess > largest) {
             worst = Some((excess, i));
         }
     }

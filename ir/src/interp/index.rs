@@ -46,9 +46,9 @@ fn indexed_positions(x: &WideArray, axis: usize, indices: &[&WideArray]) -> Resu
     for (i, (index, stride)) in indices.iter().zip(strides(selected)).enumerate() {
         let resolved = resolve_indices(index, axis + i, selected[i])?;
         let mut next = within.iter_mut();
-        for_each_offset(&shape, [&broadcast_strides(&index.shape, &shape)], |[at]| {
+        for_each_offset(&shape, [&broadcast_strides(&index.shape, &shape)], |[offset]| {
             if let Some(w) = next.next() {
-                *w += resolved[at] * stride;
+                *w += resolved[offset] * stride;
             }
         });
     }
@@ -125,7 +125,7 @@ fn write_elements(
 /// The number of terms of each element: the element itself and what is written to it.
 fn count_terms(elements: usize, places: &[(usize, usize)]) -> Vec<u32> {
     let mut counts = vec![1u32; elements];
-    places.iter().for_each(|&(place, _)| counts[place] += 1);
+    places.iter().for_each(|&(target, _)| counts[target] += 1);
     counts
 }
 

@@ -219,7 +219,7 @@ impl<'a> Interpreter<'a> {
             let operands: Vec<Vec<WideArray>> =
                 cell.iter().map(|&r| self.load_operands(r as usize, node)).collect::<Result<_, _>>()?;
             let results = exchange(&cell, &operands)
-                .map_err(|(at, e)| self.error(cell.get(at).map_or(0, |&r| r as usize), node, e))?;
+                .map_err(|(index, e)| self.error(cell.get(index).map_or(0, |&r| r as usize), node, e))?;
             for (&rank, out) in cell.iter().zip(results) {
                 self.store_results(rank as usize, node, out);
             }

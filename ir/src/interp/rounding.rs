@@ -172,7 +172,7 @@ fn result_rounding(op: &Op, result: usize, from: DType, to: DType) -> RoundingEf
         RoundingEffect::Converts => cast_rounding(from, to),
         RoundingEffect::Unknown if to.is_float() => RoundingEffect::Jumps,
         RoundingEffect::Unknown => RoundingEffect::Steps,
-        known => known,
+        rounding => rounding,
     }
 }
 

@@ -85,9 +85,14 @@ impl<'a> SeededInputs<'a> {
         self.generate(id, rank, usize::MAX)
     }
 
-    /// The first elements of a float input on a rank, at most `most`, along one axis; other inputs in full.
-    pub fn generate_sample(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
-        self.generate(id, rank, most)
+    /// The first elements of a float input on a rank, at most `max_elements`, along one axis; other inputs in full.
+    pub fn generate_sample(
+        &self,
+        id: InputId,
+        rank: u32,
+        max_elements: usize,
+    ) -> Result<Arc<Tensor>, InterpError> {
+        self.generate(id, rank, max_elements)
     }
 
     /// One past the largest integer that an input may contain if it is an index; `None` if it is no index.
@@ -115,7 +120,7 @@ impl<'a> SeededInputs<'a> {
         }
     }
 
-    fn generate(&self, id: InputId, rank: u32, most: usize) -> Result<Arc<Tensor>, InterpError> {
+    fn generate(&self, id: InputId, rank: u32, max_elements: usize) -> Result<Arc<Tensor>, InterpError> {
         let SeededInputs { graph, bindings, config, users } = self;
         let input = &graph.inputs[id];
         if input.kind == InputKind::Constant {
@@ -146,7 +151,7 @@ impl<'a> SeededInputs<'a> {
                     _ if is_factor(graph, users, input.value) => (1.0, 0.1),
                     _ => (0.0, 0.1),
                 };
-                let elements: Vec<f64> = (0..numel(&shape).min(most))
+                let elements: Vec<f64> = (0..numel(&shape).min(max_elements))
                     .map(|_| round_to_dtype(dtype, center + spread * random.symmetric_unit()))
                     .collect();
                 let shape = if elements.len() < numel(&shape) { vec![elements.len()] } else { shape };

@@ -205,12 +205,12 @@ impl CollectiveLimits {
 }
 
 /// The path of a limit that is 0.
-fn find_zero_field(value: &serde_json::Value, at: &str) -> Option<String> {
+fn find_zero_field(value: &serde_json::Value, path: &str) -> Option<String> {
     match value {
         serde_json::Value::Object(fields) => {
-            fields.iter().find_map(|(name, v)| find_zero_field(v, &format!("{at}.{name}")))
+            fields.iter().find_map(|(name, v)| find_zero_field(v, &format!("{path}.{name}")))
         }
-        value => (value.as_u64() == Some(0)).then(|| at.to_string()),
+        value => (value.as_u64() == Some(0)).then(|| path.to_string()),
     }
 }
 
@@ -310,8 +310,8 @@ impl ProductLimits {
         fits && columns <= u64::from(split_k.columns) && self.has_enough_columns_for_k(columns, product.k)
     }
 
-    fn fits(&self, of: &ProductShape) -> bool {
-        (1..=u64::from(self.products)).contains(&of.count) && of.rows <= u64::from(self.rows)
+    fn fits(&self, product: &ProductShape) -> bool {
+        (1..=u64::from(self.products)).contains(&product.count) && product.rows <= u64::from(self.rows)
     }
 
     /// Whether stages of this many columns amortise their fixed cost, for this K.

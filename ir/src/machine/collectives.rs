@@ -111,10 +111,10 @@ impl MachineProfile {
         if hidden == 0.0 {
             return Some(us);
         }
-        let Some(taken) = self.occupied_compute_share_of_collectives(collectives, variant, ranks) else {
+        let Some(share) = self.occupied_compute_share_of_collectives(collectives, variant, ranks) else {
             return Some(us);
         };
-        Some(us - hidden + hidden * taken)
+        Some(us - hidden + hidden * share)
     }
 
     /// The share of its time that a step of collectives takes from concurrent computation.

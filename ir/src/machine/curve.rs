@@ -134,9 +134,9 @@ mod written {
         fn try_from(curve: CurveFields) -> Result<super::CollectiveCurve, String> {
             let CurveFields { collective, variant, exit, ranks, provenance, note, points, spread, blocks } =
                 curve;
-            let unknown = |what: &str, expected: String| {
+            let unknown = |field: &str, expected: String| {
                 let curve = describe_curve(&collective, &variant, exit, ranks);
-                format!("curve {curve}: unknown {what}, expected {expected}")
+                format!("curve {curve}: unknown {field}, expected {expected}")
             };
             let collective = CollectiveName::from_name(&collective).ok_or_else(|| {
                 let names: Vec<&str> = CollectiveName::ALL.iter().map(|c| c.name()).collect();

@@ -399,18 +399,18 @@ mod tests {
                     }
                     for bytes in [1, 1 << 12, 1 << 20, 1 << 30] {
                         let estimate = |exit| profile.estimate_collective(&kind, variant, exit, bytes, 4);
-                        let what = format!("{name} {} {variant} {bytes}", kind.name());
+                        let label = format!("{name} {} {variant} {bytes}", kind.name());
                         if variant == CollectiveVariant::Ll && bytes > 1 << 20 {
-                            assert_eq!(estimate(None), None, "{what}");
+                            assert_eq!(estimate(None), None, "{label}");
                             continue;
                         }
-                        assert!(estimate(None).is_some_and(|us| us > 0.0), "{what}");
+                        assert!(estimate(None).is_some_and(|us| us > 0.0), "{label}");
                         // Beyond the measured sizes two measured slopes may cross.
-                        assert!(bytes > 1 << 20 || estimate(Some(false)) <= estimate(Some(true)), "{what}");
+                        assert!(bytes > 1 << 20 || estimate(Some(false)) <= estimate(Some(true)), "{label}");
                         assert!(
                             exit == ExitBarrierPolicy::Droppable
                                 || estimate(Some(false)) == estimate(Some(true)),
-                            "{what}"
+                            "{label}"
                         );
                     }
                 }
@@ -516,11 +516,11 @@ mod tests {
         numbers(&text["dispatches"], "/dispatches", &mut paths);
         assert!(paths.len() > 15, "{paths:?}");
         for path in paths {
-            let kept = std::mem::replace(text.pointer_mut(&path).unwrap(), 0.into());
-            let found = MachineProfile::from_json(&text.to_string()).unwrap_err().to_string();
+            let original = std::mem::replace(text.pointer_mut(&path).unwrap(), 0.into());
+            let message = MachineProfile::from_json(&text.to_string()).unwrap_err().to_string();
             let field = path[1..].replace('/', ".");
-            assert_eq!(found, format!("profile h200x2: {field}: expected at least 1, found 0"));
-            *text.pointer_mut(&path).unwrap() = kept;
+            assert_eq!(message, format!("profile h200x2: {field}: expected at least 1, found 0"));
+            *text.pointer_mut(&path).unwrap() = original;
         }
     }
 
@@ -531,11 +531,11 @@ mod tests {
         for (count, columns, k) in
             [(1, 1024, 256), (2, 3584, 8192), (1, 512, 64), (1, 14336, 4096), (2, 64, 1024)]
         {
-            let most = limits.max_profitable_rows(&shape(count, 0, columns, k), 132);
+            let max_rows = limits.max_profitable_rows(&shape(count, 0, columns, k), 132);
             for rows in 1..=80 {
                 assert_eq!(
                     limits.is_profitable(&shape(count, rows, columns, k), 132),
-                    rows <= most,
+                    rows <= max_rows,
                     "{count} {columns} {k} {rows}"
                 );
             }
@@ -576,13 +576,13 @@ mod tests {
         assert!(added(CollectiveVariant::Copies, 0.0) > added(CollectiveVariant::Push, 0.0));
         assert!(added(CollectiveVariant::Copies, 1000.0) < added(CollectiveVariant::Push, 1000.0));
         // Time that is not overlapped counts in full.
-        let alone = added(CollectiveVariant::Copies, 0.0);
-        assert_eq!(added(CollectiveVariant::Copies, 30.0), alone - 30.0 + 30.0 / 3.0);
+        let base = added(CollectiveVariant::Copies, 0.0);
+        assert_eq!(added(CollectiveVariant::Copies, 30.0), base - 30.0 + 30.0 / 3.0);
         let host = MachineProfile::builtin("host").unwrap();
-        let [next_to_compute, alone] = [1000.0, 0.0].map(|us| {
+        let [next_to_compute, without_compute] = [1000.0, 0.0].map(|us| {
             host.estimate_added_us(&CollectiveKind::AllGather, CollectiveVariant::Push, None, 1 << 20, 2, us)
         });
-        assert_eq!(next_to_compute, alone);
+        assert_eq!(next_to_compute, without_compute);
     }
 
     #[test]

@@ -122,11 +122,11 @@ mod tests {
 
     #[test]
     fn kernels_take_blocks_and_every_variant_takes_the_transfer_share() {
-        let taken =
+        let share =
             |variant, bytes| occupied_compute_share(CollectiveName::AllGather, variant, bytes, 2, None, 128);
-        assert_eq!(taken(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);
-        assert_eq!(taken(CollectiveVariant::Push, 32 << 13), 0.25 + TRANSFER_SHARE);
-        assert_eq!(taken(CollectiveVariant::Push, 1 << 30), 1.0);
+        assert_eq!(share(CollectiveVariant::Copies, 1 << 30), TRANSFER_SHARE);
+        assert_eq!(share(CollectiveVariant::Push, 32 << 13), 0.25 + TRANSFER_SHARE);
+        assert_eq!(share(CollectiveVariant::Push, 1 << 30), 1.0);
         assert_eq!(
             super::occupied_compute_share(
                 CollectiveName::AllGather,
@@ -138,7 +138,7 @@ mod tests {
             ),
             0.125 + TRANSFER_SHARE
         );
-        assert_eq!(taken(CollectiveVariant::Plain, 1 << 30), 0.25 + TRANSFER_SHARE);
+        assert_eq!(share(CollectiveVariant::Plain, 1 << 30), 0.25 + TRANSFER_SHARE);
         assert_eq!(
             super::occupied_compute_share(
                 CollectiveName::AllReduce,

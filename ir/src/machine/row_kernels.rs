@@ -50,13 +50,14 @@ mod tests {
     #[test]
     fn few_rows_take_longer_by_the_multiprocessors_that_they_leave_idle() {
         let profile = MachineProfile::builtin("h200x2").expect("a profile");
-        let all = u64::from(profile.multiprocessors.expect("a GPU"));
+        let multiprocessors = u64::from(profile.multiprocessors.expect("a GPU"));
         let moved = 64 << 20;
-        let whole = profile.row_kernel_us(None, moved);
-        assert_eq!(profile.row_kernel_us(Some(all), moved), whole);
-        assert_eq!(profile.row_kernel_us(Some(1 << 40), moved), whole);
-        let times: Vec<f64> = (0..8).map(|k| profile.row_kernel_us(Some(all >> k), moved)).collect();
-        assert!(times.is_sorted() && times[7] > 16.0 * whole, "{times:?}");
+        let full_speed = profile.row_kernel_us(None, moved);
+        assert_eq!(profile.row_kernel_us(Some(multiprocessors), moved), full_speed);
+        assert_eq!(profile.row_kernel_us(Some(1 << 40), moved), full_speed);
+        let times: Vec<f64> =
+            (0..8).map(|k| profile.row_kernel_us(Some(multiprocessors >> k), moved)).collect();
+        assert!(times.is_sorted() && times[7] > 16.0 * full_speed, "{times:?}");
         assert!(profile.row_kernel_us(Some(0), 0).is_finite());
     }
 

@@ -131,8 +131,8 @@ impl OperationCounts {
             // operations.
             OpCost::AttentionGradient { bounds } => {
                 let forward = node.inputs.get(3..).unwrap_or_default();
-                let (all, block) = count_attention(graph, forward, bounds, &size);
-                out.attention = all.saturating_mul(5) / 2;
+                let (operations, block) = count_attention(graph, forward, bounds, &size);
+                out.attention = operations.saturating_mul(5) / 2;
                 out.attention_block = block.saturating_mul(5) / 2;
             }
             OpCost::Bytes | OpCost::Sort => {}

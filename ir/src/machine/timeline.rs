@@ -123,9 +123,9 @@ struct LaneState {
 impl LaneState {
     /// The time until the running step ends at this rate, or `None` if it does not end.
     fn time_left(&self, rate: u32) -> Option<u64> {
-        let (_, left) = self.running?;
-        let scaled = u128::from(left) * u128::from(FULL_RATE);
-        (rate > 0 || left == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
+        let (_, remaining) = self.running?;
+        let scaled = u128::from(remaining) * u128::from(FULL_RATE);
+        (rate > 0 || remaining == 0).then(|| scaled.div_ceil(u128::from(rate.max(1))) as u64)
     }
 }
 
@@ -193,16 +193,16 @@ impl TimelineSimulation<'_> {
         let computes = self.lanes[0].running.is_some();
         self.out.total = now.saturating_add(passed);
         for (l, (lane, rate)) in self.lanes.iter_mut().zip(rates).enumerate() {
-            let Some((step, left)) = lane.running else { continue };
+            let Some((step, remaining)) = lane.running else { continue };
             let done = (u128::from(passed) * u128::from(rate) / u128::from(FULL_RATE)) as u64;
             let over = lane.time_left(rate).is_some_and(|n| n <= passed);
             if l == 0 {
-                computed = done.min(left);
+                computed = done.min(remaining);
             } else {
                 self.out.exposed[step] += passed - computed.min(passed);
                 self.out.overlapped[step] += if computes { passed } else { 0 };
             }
-            lane.running = Some((step, left.saturating_sub(done))).filter(|_| !over);
+            lane.running = Some((step, remaining.saturating_sub(done))).filter(|_| !over);
             if over {
                 self.ended[step] = true;
                 self.out.spans[step].1 = self.out.total;

@@ -166,7 +166,7 @@ fn static_numel(shape: &[crate::Dim]) -> Option<u64> {
     shape
         .iter()
         .map(|d| u64::try_from(d.as_const()?).ok())
-        .try_fold(1u64, |all, d| Some(all.saturating_mul(d?)))
+        .try_fold(1u64, |count, d| Some(count.saturating_mul(d?)))
 }
 
 #[cfg(test)]

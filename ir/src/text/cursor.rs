@@ -42,7 +42,7 @@ impl<'a> TokenCursor<'a> {
     }
 
     pub fn is_mark(&self, mark: &str) -> bool {
-        matches!(self.token, Token::Mark(found) if found == mark)
+        matches!(self.token, Token::Mark(next) if next == mark)
     }
 
     pub fn is_value(&self) -> bool {
@@ -186,7 +186,7 @@ impl<'a> TokenCursor<'a> {
     /// A float, or an integer as a float.
     pub fn float(&mut self) -> ParseResult<FloatAttribute> {
         self.scalar().and_then(|s| match s {
-            (Scalar::Bool(_), at) => Err(ParseFailure::new(at, "expected a float, found a bool")),
+            (Scalar::Bool(_), position) => Err(ParseFailure::new(position, "expected a float, found a bool")),
             (number, _) => Ok(FloatAttribute(number.as_f64())),
         })
     }

@@ -135,12 +135,12 @@ fn build_binary_scalar(head: &OpHead<'_>, scalar: Scalar, before: usize) -> Pars
 fn unknown_op_error(name: &str, at: usize) -> ParseFailure {
     let mut close: Vec<(usize, &str)> = op_names()
         .filter(|_| name.len() <= 32)
-        .map(|known| (edit_distance(name, known), known))
-        .filter(|(d, known)| *d <= 1 + known.len() / 4)
+        .map(|candidate| (edit_distance(name, candidate), candidate))
+        .filter(|(d, candidate)| *d <= 1 + candidate.len() / 4)
         .collect();
     close.sort_unstable();
     close.dedup();
-    let hint = match close.iter().take(3).map(|(_, known)| format!("`{known}`")).collect::<Vec<_>>() {
+    let hint = match close.iter().take(3).map(|(_, candidate)| format!("`{candidate}`")).collect::<Vec<_>>() {
         names if names.is_empty() => String::new(),
         names => format!("; close names are {}", names.join(", ")),
     };

@@ -140,7 +140,7 @@ impl<'a> ProgramParser<'a> {
     }
 
     fn parse_group(&mut self) -> ParseResult<()> {
-        let (name, at) = self.cursor.group_name()?;
+        let (name, position) = self.cursor.group_name()?;
         let members = if self.cursor.eat_word("world")? {
             GroupMembers::World
         } else if self.cursor.is_mark("[") {
@@ -150,7 +150,7 @@ impl<'a> ProgramParser<'a> {
         };
         let id = self.graph.groups.push(GroupDef { name: name.to_string(), members });
         match self.groups.insert(name, id) {
-            Some(_) => Err(duplicate_error("group", &format!("@{}", self.graph.groups[id].name), at)),
+            Some(_) => Err(duplicate_error("group", &format!("@{}", self.graph.groups[id].name), position)),
             None => Ok(()),
         }
     }
@@ -173,7 +173,7 @@ impl<'a> ProgramParser<'a> {
     }
 
     fn parse_input(&mut self, kind: InputKind) -> ParseResult<()> {
-        let (name, at) = self.cursor.value_name()?;
+        let (name, position) = self.cursor.value_name()?;
         self.cursor.expect(":")?;
         let ty = self.parse_type()?;
         let mut source = String::new();
@@ -185,7 +185,7 @@ impl<'a> ProgramParser<'a> {
             _ => None,
         };
         let id = self.graph.add_input(kind, name.as_ref(), source, ty, data);
-        self.define_value(name, at, id)
+        self.define_value(name, position, id)
     }
 
     /// `= hex"…"` of the bytes of this type.

@@ -7,7 +7,7 @@ pub fn shorten_middle(text: &str, max_bytes: usize) -> String {
         return text.to_string();
     }
     let end_bytes = max_bytes.saturating_sub(40) / 2;
-    let is_boundary = |&at: &usize| text.is_char_boundary(at);
+    let is_boundary = |&index: &usize| text.is_char_boundary(index);
     let head = (0..=end_bytes).rev().find(is_boundary).unwrap_or(0);
     let tail = (text.len() - end_bytes..text.len()).find(is_boundary).unwrap_or(text.len());
     format!("{}… ({} more bytes) …{}", &text[..head], tail - head, &text[tail..])
