@@ -286,8 +286,12 @@ impl<'a> RegionSolver<'a> {
             .try_for_each(|(region, solution)| self.add_solution(region, solution))
     }
 
-    fn add_solution(&mut self, region: &RewriteRegion, found: Option<SolveOutcome>) -> Result<(), PassError> {
-        let (solution, is_new) = found.ok_or_else(|| unsolved_error(self.graph, region))?;
+    fn add_solution(
+        &mut self,
+        region: &RewriteRegion,
+        outcome: Option<SolveOutcome>,
+    ) -> Result<(), PassError> {
+        let (solution, is_new) = outcome.ok_or_else(|| unsolved_error(self.graph, region))?;
         self.solutions.push(solution);
         self.solved += usize::from(is_new);
         Ok(())

@@ -37,9 +37,9 @@ pub fn assign_map(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssignment>
 }
 
 /// Whether a node can join a unit that may have at most this many nodes.
-fn has_room(walk: &DispatchWalk<'_>, unit: usize, id: NodeId, most: usize) -> bool {
+fn has_room(walk: &DispatchWalk<'_>, unit: usize, id: NodeId, max_nodes: usize) -> bool {
     let nodes = &walk.units[unit].nodes;
-    nodes.len() < most && fits_map_unit(walk.facts, nodes, id)
+    nodes.len() < max_nodes && fits_map_unit(walk.facts, nodes, id)
 }
 
 /// Whether a node has the shape of the others, and reads their results at the same positions.

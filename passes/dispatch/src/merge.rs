@@ -24,14 +24,14 @@ const LOOKED_AT: usize = 256;
 
 /// Merges maps. The units are in an executable order, and those that were merged into others are left empty.
 pub fn merge(facts: &DispatchFacts<'_>, units: Vec<DispatchUnit>) -> Vec<DispatchUnit> {
-    let Some(most) = facts.capabilities().map.map(|map| map.nodes as usize) else { return units };
+    let Some(max_nodes) = facts.capabilities().map.map(|map| map.nodes as usize) else { return units };
     let mut merging = MapMerger::new(facts, units);
     for later in 0..merging.units.len() {
         // The nearest unit first. The merged nodes are in the earlier unit, so later units find both at
         // once.
         for earlier in (later.saturating_sub(MAX_UNIT_DISTANCE)..later).rev() {
             let count = merging.units[earlier].nodes.len() + merging.units[later].nodes.len();
-            if count <= most && merging.may_merge(earlier, later) {
+            if count <= max_nodes && merging.may_merge(earlier, later) {
                 merging.merge_units(earlier, later);
                 break;
             }
@@ -81,13 +81,13 @@ impl<'a> MapMerger<'a> {
 
     fn share_operands(&self, a: &DispatchUnit, b: &DispatchUnit) -> bool {
         let facts = self.facts;
-        let Some(whole) = a.nodes.first().and_then(|&n| facts.result_shape(n)) else { return false };
+        let Some(shape) = a.nodes.first().and_then(|&n| facts.result_shape(n)) else { return false };
         let mut touched_by_a: BTreeSet<ValueId> = BTreeSet::new();
         for node in a.nodes.iter().map(|&n| facts.node(n)) {
             touched_by_a.extend(node.inputs.iter().chain(&node.outputs));
         }
         let mut read = b.nodes.iter().flat_map(|&n| &facts.node(n).inputs);
-        read.any(|v| facts.graph.ty(*v).shape[..] == *whole && touched_by_a.contains(v))
+        read.any(|v| facts.graph.ty(*v).shape[..] == *shape && touched_by_a.contains(v))
     }
 
     /// Whether a collective reads a result of a unit, which then must not wait for anything else.

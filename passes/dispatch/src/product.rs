@@ -328,12 +328,12 @@ impl SkinnyProduct {
         let mut starts: Vec<i64> = Vec::new();
         for &n in users {
             let node = facts.node(n);
-            let &part = node.outputs.first()?;
+            let &result = node.outputs.first()?;
             let Op::Slice { axis: along, start, step: 1 } = &node.op else { return None };
-            let shape = &facts.graph.ty(part).shape;
+            let shape = &facts.graph.ty(result).shape;
             let first = self.views.is_empty();
-            let viewed = facts.users[part].iter().any(|&user| facts.is_view(user));
-            if *along != axis || facts.returned[part] || viewed || (!first && *shape != self.shape) {
+            let viewed = facts.users[result].iter().any(|&user| facts.is_view(user));
+            if *along != axis || facts.returned[result] || viewed || (!first && *shape != self.shape) {
                 return None;
             }
             self.shape.clone_from(shape);
@@ -342,7 +342,7 @@ impl SkinnyProduct {
                 starts.push(start);
             }
             self.views.push(n);
-            self.readers.extend(&facts.users[part]);
+            self.readers.extend(&facts.users[result]);
         }
         self.columns = u64::try_from(self.shape.last()?.as_const()?).ok()?;
         self.parts = starts.len() as u64;

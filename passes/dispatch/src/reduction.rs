@@ -131,7 +131,7 @@ fn assign_reduction_norm(walk: &DispatchWalk<'_>, id: NodeId) -> Option<UnitAssi
 /// in a separate one, for the least and the greatest sizes together.
 fn is_faster_fused(facts: &DispatchFacts<'_>, ty: &TensorType) -> bool {
     let Some((last, leading)) = ty.shape.split_last() else { return false };
-    let rows = leading.iter().fold(Dim::from(1), |all, n| all * n.clone());
+    let rows = leading.iter().fold(Dim::from(1), |rows, n| rows * n.clone());
     let row = facts.bounds(last)[1].saturating_mul(ty.dtype.size() as u64);
     let us = facts.bounds(&rows).map(|rows| facts.profile.norm_after_reduction_us(rows, row));
     us[0][0] + us[1][0] <= us[0][1] + us[1][1]

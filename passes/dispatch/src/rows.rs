@@ -91,8 +91,8 @@ fn reduced_row_shape<'a>(
     let (Op::Reduce { axes, keep: true, .. }, &[x]) = (&node.op, &node.inputs[..]) else { return None };
     let shape = &facts.graph.ty(x).shape[..];
     let (n, leading) = shape.split_last()?;
-    let [least, most] = facts.bounds(n);
-    let fits = axes[..] == [leading.len()] && least >= 2 && most <= u64::from(limits.row);
+    let [min, max] = facts.bounds(n);
+    let fits = axes[..] == [leading.len()] && min >= 2 && max <= u64::from(limits.row);
     fits.then_some(shape)
 }
 
@@ -108,7 +108,7 @@ fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
     };
     let row = &facts.graph.ty(x).shape[..];
     let Some(n) = row.last() else { return false };
-    let [least, most] = facts.bounds(n);
+    let [min, max] = facts.bounds(n);
     let reader_is_map = || {
         facts.users[result].iter().any(|&user| {
             let same_rows = facts.result_shape(user) == Some(row);
@@ -119,7 +119,7 @@ fn norm_fits_rows(facts: &DispatchFacts<'_>, id: NodeId) -> bool {
         let weight = node.inputs.get(1).and_then(|&w| facts.defining_node(w));
         weight.is_some_and(|n| facts.node(n).op.fits_map() && !reports(facts, n))
     };
-    least >= 2 && most <= u64::from(limits.row) && (reader_is_map() || weight_is_computed())
+    min >= 2 && max <= u64::from(limits.row) && (reader_is_map() || weight_is_computed())
 }
 
 fn row_of<'a>(facts: &DispatchFacts<'a>, unit: &DispatchUnit) -> Option<&'a [Dim]> {

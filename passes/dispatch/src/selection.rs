@@ -135,12 +135,13 @@ impl Selection<'_> {
     /// Whether a value that nodes of the selection compute is read along rows.
     fn reads_rows(&self, value: ValueId) -> bool {
         let base = self.facts.base[value];
-        let (Some(layout), Some(whole)) = (self.facts.layout(value), self.row_elements(base)) else {
+        let (Some(layout), Some(elements)) = (self.facts.layout(value), self.row_elements(base)) else {
             return false;
         };
         let Some((first, others)) = layout.strides.split_first() else { return false };
-        let starts_inside = layout.offset.as_const().is_some_and(|o| o >= 0 && o < whole as i64);
-        let steps = first.as_const() == Some(whole as i64) && others.iter().all(|s| s.as_const().is_some());
+        let starts_inside = layout.offset.as_const().is_some_and(|o| o >= 0 && o < elements as i64);
+        let steps =
+            first.as_const() == Some(elements as i64) && others.iter().all(|s| s.as_const().is_some());
         base == value || (self.row_elements(value).is_some() && starts_inside && steps)
     }
 

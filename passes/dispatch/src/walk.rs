@@ -61,8 +61,8 @@ impl<'a> DispatchWalk<'a> {
     }
 
     /// Adds the next node to a unit, or to a new one.
-    pub fn assign_node(&mut self, id: NodeId, place: Option<UnitAssignment>) {
-        let joined = match &place {
+    pub fn assign_node(&mut self, id: NodeId, assignment: Option<UnitAssignment>) {
+        let joined = match &assignment {
             Some(UnitAssignment::Joins(unit, _) | UnitAssignment::Ends(unit, _)) => vec![*unit],
             Some(UnitAssignment::Merges(units, _)) => units.clone(),
             _ => Vec::new(),
@@ -71,7 +71,7 @@ impl<'a> DispatchWalk<'a> {
         for unit in self.units_read_by(id).into_iter().filter(|u| !joined.contains(u)) {
             self.close(unit);
         }
-        let unit = match place {
+        let unit = match assignment {
             Some(UnitAssignment::Joins(unit, views)) => {
                 self.grow(unit, views.into_iter().chain([id]).collect());
                 unit

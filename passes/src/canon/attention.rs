@@ -61,7 +61,7 @@ fn recognize_attention(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrit
     let (softmax, guarded) = match_nan_guard(cx, skip_casts_and_reshapes(cx, weights));
     let softmax = skip_casts_and_reshapes(cx, softmax);
     let (softmax, sunk) = match match_sink_slice(cx, softmax) {
-        Some((whole, columns)) => (whole, Some(columns)),
+        Some((weights, columns)) => (weights, Some(columns)),
         None => (softmax, None),
     };
     let (Op::Softmax { axis, log: false }, &[scores]) = cx.def(softmax)? else { return None };
@@ -465,12 +465,12 @@ impl MaskedScores {
             return None;
         }
         // Every hidden score is raised to the floor.
-        if let Some((floor, all)) = &mut self.floor {
-            for (seen, number) in std::mem::take(&mut mask.visible) {
+        if let Some((floor, visible)) = &mut self.floor {
+            for (condition, number) in std::mem::take(&mut mask.visible) {
                 if number > *floor {
                     return None;
                 }
-                *all = std::mem::replace(all, MaskCondition::constant(true)).and(seen)?;
+                *visible = std::mem::replace(visible, MaskCondition::constant(true)).and(condition)?;
             }
         }
         mask.visible.iter_mut().for_each(|(_, number)| *number *= self.factor);
@@ -589,9 +589,9 @@ fn match_sink_slice(cx: &Rewriter, weights: ValueId) -> Option<(ValueId, Dim)> {
 /// greatest element of each row may be subtracted first.
 fn with_sink(cx: &Rewriter, value: ValueId, columns: &Dim) -> Option<(ValueId, ValueId)> {
     let mut value = skip_casts_and_reshapes(cx, value);
-    if let Some((Op::Binary(BinaryOp::Sub), &[x, most])) = cx.def(value)
+    if let Some((Op::Binary(BinaryOp::Sub), &[x, max])) = cx.def(value)
         && let Some((Op::Reduce { op: ReductionKind::Max, axes, keep: true }, &[reduced])) =
-            cx.def(skip_casts_and_reshapes(cx, most))
+            cx.def(skip_casts_and_reshapes(cx, max))
         && skip_casts_and_reshapes(cx, reduced) == skip_casts_and_reshapes(cx, x)
         && axes[..] == [cx.shape(reduced).len() - 1]
     {

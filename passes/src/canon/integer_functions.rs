@@ -85,7 +85,7 @@ impl IntegerFunction {
         let (mut graph, new, data) = self.build(cx, integers)?;
         let ty = TensorType::new(dtype, vec![Dim::from(i64::try_from(integers.len()).ok()?)]);
         let value = add_over(&mut graph, cx, &new, op, inputs, ty)?;
-        run(graph, value, data).map(|found| found.to_f64())
+        run(graph, value, data).map(|values| values.to_f64())
     }
 
     /// The last value of the function for these integers.
@@ -142,7 +142,7 @@ fn add_over(
     let mut operands = Vec::with_capacity(inputs.len());
     for operand in inputs {
         operands.push(match new.get(operand) {
-            Some(&known) => known,
+            Some(&value) => value,
             None => {
                 let full = TensorType::new(cx.graph.ty(*operand).dtype, ty.shape.clone());
                 add(Op::Full(full_element(cx, *operand)?), vec![], full)
@@ -169,8 +169,8 @@ pub fn evaluated_bounds(
             && is_integer(cx.graph.ty(candidate).dtype)
             && let Some(function) = IntegerFunction::of_integer(cx, value, candidate)
             && let Some(integers) = range(candidate)
-            && let Some(found) = function.evaluate(cx, &integers).map(|found| found.to_i64())
-            && let (Some(&least), Some(&greatest)) = (found.iter().min(), found.iter().max())
+            && let Some(values) = function.evaluate(cx, &integers).map(|values| values.to_i64())
+            && let (Some(&least), Some(&greatest)) = (values.iter().min(), values.iter().max())
         {
             let [low, high] = best.unwrap_or([least, greatest]);
             best = Some([low.max(least), high.min(greatest)]);

@@ -226,7 +226,7 @@ fn identity_of_integers(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewri
 
 fn ends_of_exact_cast(cx: &mut Rewriter, node: &CandidateNode) -> Option<Rewrite> {
     let (Op::GroupedMatMul, &[x, w, ends]) = (&node.op, &node.inputs[..]) else { return None };
-    let (of, _) = exact_cast(cx, ends)?;
-    let fits = matches!(cx.ty(of).dtype, DType::I32 | DType::I64);
-    fits.then(|| Rewrite::Node(Op::GroupedMatMul, vec![x, w, of]))
+    let (integers, _) = exact_cast(cx, ends)?;
+    let fits = matches!(cx.ty(integers).dtype, DType::I32 | DType::I64);
+    fits.then(|| Rewrite::Node(Op::GroupedMatMul, vec![x, w, integers]))
 }

@@ -207,7 +207,7 @@ impl RangeSearch<'_> {
     fn union_of(&mut self, values: &[ValueId]) -> Option<IntegerRange> {
         let (&first, others) = values.split_first()?;
         let first = self.range_of(first)?;
-        others.iter().try_fold(first, |all, &v| Some(all.union(&self.range_of(v)?)))
+        others.iter().try_fold(first, |range, &v| Some(range.union(&self.range_of(v)?)))
     }
 
     /// The range of sums of up to `count` elements that are not negative.

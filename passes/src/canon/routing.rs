@@ -343,7 +343,7 @@ impl Copy<'_> {
         let by_row = TensorType::new(DType::I64, ty.shape);
         let types = [by_slot.clone(), by_slot, by_row, by_expert.clone(), by_expert];
         let names = ["rows", "all_rows", "slots", "counts", "ends"];
-        let results = names.iter().zip(types).map(|(part, ty)| (format!("{name}.{part}"), ty)).collect();
+        let results = names.iter().zip(types).map(|(output, ty)| (format!("{name}.{output}"), ty)).collect();
         let node = self.to.add_node(op, vec![ids], results);
         let &[rows, _, slots, counts, ends] = &self.to.nodes[node].outputs[..] else { return None };
         Some(RouteValues { rows, slots, counts, ends })
@@ -389,14 +389,14 @@ impl FoundRoutes {
         let mut copy = Copy { graph, to, map };
         let mut added: EntityMap<ValueId, Option<RouteValues>> = EntityMap::filled(None, graph.values.len());
         for (id, node) in graph.nodes.iter() {
-            if let Some(&(number, part)) = self.parts.get(&id) {
+            if let Some(&(number, route_part)) = self.parts.get(&id) {
                 let route = &self.routes[number];
                 let values = match added[route.ids] {
                     Some(values) => values,
                     None => copy.add_route(route)?,
                 };
                 added[route.ids] = Some(values);
-                copy.add_part(id, part, route, values)?;
+                copy.add_part(id, route_part, route, values)?;
                 continue;
             }
             copy_node(graph, node, &mut copy.to, &mut copy.map)?;

@@ -67,10 +67,10 @@ enum Reads {
 
 impl Reads {
     fn add(&mut self, parts: &[AxisPart]) {
-        let Reads::Parts(known) = self else { return };
+        let Reads::Parts(read_parts) = self else { return };
         for part in parts {
-            if !known.contains(part) {
-                known.push(part.clone());
+            if !read_parts.contains(part) {
+                read_parts.push(part.clone());
             }
         }
     }

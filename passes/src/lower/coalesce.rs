@@ -514,7 +514,7 @@ impl CoalesceWalk<'_> {
     /// These open sets, and those on which they depend.
     fn dependency_closure(&self, sets: u64) -> u64 {
         let needed = self.open.iter().enumerate().filter(|(slot, _)| sets & (1 << slot) != 0);
-        needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |all, open| all | open.needs)
+        needed.filter_map(|(_, open)| open.as_ref()).fold(sets, |needs, open| needs | open.needs)
     }
 
     /// Closes the sets that began too long ago.

@@ -174,7 +174,7 @@ impl<'a> CoalescedBuilder<'a> {
         members.sort_by_key(|m| Reverse(alignment(&m.columns, self.to.ty(m.operand))));
         let name = self.from.node_name(first).to_string();
         let joined = match self.existing_joined_operand(&mut members, rows) {
-            Some(whole) => whole,
+            Some(operand) => operand,
             None => self.concat(&name, &members, rows)?,
         };
         let columns = sum_dims(members.iter().map(|m| &m.received));

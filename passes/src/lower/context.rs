@@ -71,7 +71,7 @@ impl AssumedSchedule {
         let concurrent_us = match &self.overlap {
             Overlap::Possible => 0.0,
             Overlap::Scheduled(us) => {
-                names.clone().filter_map(|name| us.get(name)).fold(0.0, |most, &us| us.max(most))
+                names.clone().filter_map(|name| us.get(name)).fold(0.0, |max, &us| us.max(max))
             }
         };
         RegionSurroundings {
@@ -181,7 +181,7 @@ impl LowerContext {
         bytes: u64,
     ) -> bool {
         let ranks = u64::from(self.ranks(group));
-        self.symmetric.is_none_or(|most| variant.symmetric_bytes(kind, bytes, ranks) <= most)
+        self.symmetric.is_none_or(|limit| variant.symmetric_bytes(kind, bytes, ranks) <= limit)
     }
 
     fn added_us(

@@ -245,7 +245,7 @@ impl DecisionBuilder<'_> {
         class: Id,
         node: &Lang,
         depth: usize,
-        parts: &mut Vec<(&'static str, &'static str)>,
+        choices: &mut Vec<(&'static str, &'static str)>,
         sum: &mut Cost,
     ) -> Option<()> {
         if depth > MAX_DEPTH {
@@ -256,11 +256,11 @@ impl DecisionBuilder<'_> {
                 self.imported.node_of_class(self.graph, child).is_some() && self.taken.contains_key(&child);
             if !elsewhere {
                 let below = self.taken.get(&child).or(self.best.get(&child))?;
-                self.collect_costs(child, below, depth + 1, parts, sum)?;
+                self.collect_costs(child, below, depth + 1, choices, sum)?;
             }
         }
         if let Lang::Collective(name, Some(variant), _) = node {
-            parts.push((name.name(), variant.name()));
+            choices.push((name.name(), variant.name()));
         }
         *sum += extract::node_cost(self.graph, class, node, self.uses)?;
         Some(())

@@ -231,10 +231,11 @@ mod tests {
                     .result_classes(&saturated.graph, &region.key.form, |used| used.outside);
                 let open = roots.iter().map(|&root| saturated.graph.find(root)).collect();
                 let expected = least(&saturated.graph, &uses, &open, &mut BTreeMap::new());
-                let found = find_cheaper_extraction(&saturated.graph, &roots, &uses, f64::MAX, &|_| true)
-                    .expect("there is a way");
-                let found = extract::extraction_us(&saturated.graph, &found, &uses).expect("it can be run");
-                assert!((found - expected).abs() < 1e-9, "{found} is not {expected}: {body}");
+                let extraction =
+                    find_cheaper_extraction(&saturated.graph, &roots, &uses, f64::MAX, &|_| true)
+                        .expect("there is a way");
+                let us = extract::extraction_us(&saturated.graph, &extraction, &uses).expect("it can be run");
+                assert!((us - expected).abs() < 1e-9, "{us} is not {expected}: {body}");
             }
         }
     }

@@ -93,8 +93,8 @@ pub fn node_cost(graph: &LangEGraph, class: Id, node: &Lang, uses: &CostModel) -
         return estimate_node_cost(graph, class, node, uses);
     }
     // Estimates of collectives take most of the time of a search, which needs each one many times.
-    if let Some(&known) = uses.costs.borrow().get(node) {
-        return known;
+    if let Some(&cost) = uses.costs.borrow().get(node) {
+        return cost;
     }
     let cost = estimate_node_cost(graph, class, node, uses);
     uses.costs.borrow_mut().insert(node.clone(), cost);
@@ -283,9 +283,9 @@ fn search_best_nodes(graph: &LangEGraph, uses: &CostModel, taken: &Extraction) -
         let mut changed = false;
         for (&id, nodes) in classes.iter().zip(&nodes) {
             for (node, own) in nodes {
-                let Some(found) = assemble_best_node(graph, id, node, *own, &best) else { continue };
-                if best.get(&id).is_none_or(|b| found.total < b.total - EQUAL_TIME_US) {
-                    best.insert(id, found);
+                let Some(candidate) = assemble_best_node(graph, id, node, *own, &best) else { continue };
+                if best.get(&id).is_none_or(|b| candidate.total < b.total - EQUAL_TIME_US) {
+                    best.insert(id, candidate);
                     changed = true;
                 }
             }

@@ -60,9 +60,9 @@ struct JointStep {
 }
 
 /// The program in which these sets are steps; `None` if they depend on each other.
-fn with_steps(graph: &Graph, found: &[JointStep]) -> Option<Graph> {
+fn with_steps(graph: &Graph, steps: &[JointStep]) -> Option<Graph> {
     let mut chosen = graph.clone();
-    for set in found {
+    for set in steps {
         for &id in &set.members {
             if let Op::Collective(c) = &mut chosen.nodes[id].op {
                 c.variant = Some(set.variant);
@@ -71,7 +71,7 @@ fn with_steps(graph: &Graph, found: &[JointStep]) -> Option<Graph> {
             }
         }
     }
-    let members: Vec<CollectiveSet> = found.iter().map(|set| set.members.clone()).collect();
+    let members: Vec<CollectiveSet> = steps.iter().map(|set| set.members.clone()).collect();
     make_adjacent(&chosen, &members)
 }
 

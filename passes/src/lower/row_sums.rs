@@ -140,7 +140,7 @@ impl RowSumChooser<'_> {
         let weights = weights.first().copied();
         let mut gathers_us = 0.0;
         let rows_ty = match rows {
-            OfAllRanks::Known(all) => graph.ty(all).clone(),
+            OfAllRanks::Known(rows) => graph.ty(rows).clone(),
             OfAllRanks::Gathered(own) => self.gathered(own, group, &mut gathers_us)?,
         };
         let weights_ty = match weights {
@@ -359,7 +359,7 @@ impl ProgramCopy<'_> {
     fn sums(&mut self, node: &Node, form: &SumsForm) -> Option<()> {
         let gathered = |own: ValueId| self.gathered.get(&(own, form.group)).copied();
         let rows = match form.rows {
-            OfAllRanks::Known(all) => self.map[all],
+            OfAllRanks::Known(rows) => self.map[rows],
             OfAllRanks::Gathered(own) => gathered(own),
         };
         let mut inputs = vec![self.map[form.x]?, rows?];

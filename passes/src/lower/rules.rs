@@ -56,9 +56,9 @@ pub fn variant_rules() -> Vec<VariantRule> {
     let mut out = Vec::new();
     for kind in CollectiveKind::sample_kinds(1) {
         let able = CollectiveVariant::ALL.iter().filter(|variant| variant.contract(&kind).is_some());
-        let (fewest, most) = kind.operand_counts();
+        let (fewest, greatest) = kind.operand_counts();
         for &variant in able {
-            out.extend((fewest..=most).map(|operands| variant_rule(&kind, variant, operands)));
+            out.extend((fewest..=greatest).map(|operands| variant_rule(&kind, variant, operands)));
         }
     }
     out
@@ -300,10 +300,10 @@ impl Applier<Lang, RegionAnalysis> for CheckedApplier {
         rule: Symbol,
     ) -> Vec<Id> {
         let mut changed = Vec::new();
-        for found in matches {
-            let Some(from) = found.ast.as_ref() else { continue };
-            for subst in &found.substs {
-                changed.extend(self.apply_one(graph, found.eclass, subst, Some(from), rule));
+        for matching in matches {
+            let Some(from) = matching.ast.as_ref() else { continue };
+            for subst in &matching.substs {
+                changed.extend(self.apply_one(graph, matching.eclass, subst, Some(from), rule));
             }
         }
         changed

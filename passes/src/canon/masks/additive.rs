@@ -63,7 +63,7 @@ impl AdditiveMask {
 
     /// The conjunction of all conditions.
     pub fn condition(&self) -> Option<MaskCondition> {
-        self.visible.iter().try_fold(MaskCondition::constant(true), |all, (c, _)| all.and(c.clone()))
+        self.visible.iter().try_fold(MaskCondition::constant(true), |acc, (c, _)| acc.and(c.clone()))
     }
 }
 

@@ -68,8 +68,8 @@ impl IndexExpr {
     pub fn map_linear(&self, f: impl Fn(&LinearExpr) -> Option<LinearExpr>) -> Option<IndexExpr> {
         Some(match self {
             IndexExpr::Linear(x) => IndexExpr::Linear(f(x)?),
-            IndexExpr::Max(all) => IndexExpr::Max(map_all(all, f)?),
-            IndexExpr::Min(all) => IndexExpr::Min(map_all(all, f)?),
+            IndexExpr::Max(operands) => IndexExpr::Max(map_all(operands, f)?),
+            IndexExpr::Min(operands) => IndexExpr::Min(map_all(operands, f)?),
             IndexExpr::Floor(x, by) => IndexExpr::Floor(f(x)?, *by),
             IndexExpr::Floors(x, y, by) => IndexExpr::Floors(f(x)?, f(y)?, *by),
         })

@@ -23,7 +23,7 @@ impl RunBoundary {
     fn column_at(self, row: usize, open: usize, columns: usize) -> usize {
         match self {
             RunBoundary::Open => open,
-            RunBoundary::At(at) => at,
+            RunBoundary::At(column) => column,
             RunBoundary::Row(by) => (row as i64).saturating_add(by).clamp(0, columns as i64) as usize,
         }
     }

@@ -120,8 +120,8 @@ impl ElementRef {
 
     /// The same elements at the positions of a view of the described value.
     pub fn through_view(&self, view: &AxisView) -> Option<ElementRef> {
-        let indices = self.axis_indices.iter().map(|place| match place {
-            AxisIndex::Fixed(_) => Some(place.clone()),
+        let indices = self.axis_indices.iter().map(|index| match index {
+            AxisIndex::Fixed(_) => Some(index.clone()),
             AxisIndex::Along { axis, start } => {
                 let (moved, from) = view.axes.get(*axis)?;
                 let start = start.clone() + from.clone();

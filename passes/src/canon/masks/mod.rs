@@ -79,15 +79,17 @@ fn exact_index_fact(cx: &Rewriter, number: IndexExpr, ty: &TensorType) -> Option
     let fits = match &number {
         IndexExpr::Linear(x) | IndexExpr::Floor(x, _) => x.fits_type(cx.symbols(), ty),
         IndexExpr::Floors(x, y, _) => x.fits_type(cx.symbols(), ty) && y.fits_type(cx.symbols(), ty),
-        IndexExpr::Max(all) | IndexExpr::Min(all) => all.iter().all(|x| x.fits_type(cx.symbols(), ty)),
+        IndexExpr::Max(operands) | IndexExpr::Min(operands) => {
+            operands.iter().all(|x| x.fits_type(cx.symbols(), ty))
+        }
     };
     fits.then_some(MaskFact::Number(number))
 }
 
 fn compute_fact(cx: &Rewriter, value: ValueId) -> Option<MaskFact> {
     let ty = cx.ty(value);
-    if let Some(known) = cx.known_elements(value) {
-        return from_known(cx, known, ty);
+    if let Some(elements) = cx.known_elements(value) {
+        return from_known(cx, elements, ty);
     }
     if let ValueDef::Input(input) = cx.graph().values[value].def {
         return constant_mask::constant_mask_fact(cx.graph(), value, cx.graph().inputs[input].data.as_ref()?);
@@ -211,7 +213,7 @@ impl FactOperand {
                 let fact = match (&*mask_fact(cx, v), cx.ty(v).dtype) {
                     (MaskFact::Unknown, DType::Bool) => MaskFact::Condition(mask_condition(cx, v)),
                     (MaskFact::Unknown, d) if !d.is_float() => MaskFact::Number(index_expr(cx, v)),
-                    (known, _) => known.clone(),
+                    (fact, _) => fact.clone(),
                 };
                 fact_through_view(&fact, &view)
             }
@@ -242,8 +244,8 @@ impl FactOperand {
 
 fn binary(cx: &Rewriter, op: BinaryOp, xy: [FactOperand; 2], value: ValueId) -> Option<MaskFact> {
     let ty = cx.ty(value);
-    if let Some(found) = binary_of_select_fact(cx, op, xy, ty) {
-        return Some(found);
+    if let Some(fact) = binary_of_select_fact(cx, op, xy, ty) {
+        return Some(fact);
     }
     if op.is_comparison()
         && let (Some(a), Some(b)) = (xy[0].to_index_expr(cx, &ty.shape), xy[1].to_index_expr(cx, &ty.shape))

@@ -98,9 +98,9 @@ fn emit_witness(cx: &mut Rewriter, witness: &AtomWitness, scores: &[Dim]) -> Opt
 pub fn emit_element(cx: &mut Rewriter, leaf: &ElementRef, shape: &[Dim]) -> Option<ValueId> {
     let mut value = leaf.value;
     let mut order = Vec::new();
-    for (axis, place) in leaf.axis_indices.iter().enumerate() {
-        let (start, count) = match place {
-            AxisIndex::Fixed(at) => (at.clone(), Dim::from(1)),
+    for (axis, index) in leaf.axis_indices.iter().enumerate() {
+        let (start, count) = match index {
+            AxisIndex::Fixed(position) => (position.clone(), Dim::from(1)),
             AxisIndex::Along { axis: to, start } => {
                 order.push((*to, axis));
                 (start.clone(), shape.get(*to)?.clone())
